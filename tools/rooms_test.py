@@ -83,6 +83,8 @@ TARGETS = targets()
 def room_of(package: str) -> str:
     """`ir/testing` is not a room; `tools/viz` belongs to `tools`."""
     parts = package.split("/")
+    if parts[:2] == ["worker", "targets"]:
+        return "/".join(parts[:4])
     return "/".join(parts[:2]) if parts[0] in ("codegen", "frontend", "remote", "worker") else parts[0]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SOFTWARE = Path("worker/cuda/emulated/worker").resolve()
+SOFTWARE = Path("tests/emulated_gpu/worker").resolve()
 WORKER = Path("python/torch_remote/bin/torch-remote-worker").resolve()
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH_REMOTE", "CUDA"))}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from python_processes import run_python
 
-WORKER = Path("worker/cuda/emulated/worker").resolve()
+WORKER = Path("tests/emulated_gpu/worker").resolve()
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH_REMOTE_WORKER", "CUDA"))}
 
 CLIENT = """

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-WORKER = Path("worker/cuda/emulated/worker")
+WORKER = Path("tests/emulated_gpu/worker")
 
 
 def run(*arguments):

@@ -158,7 +158,7 @@ def test_it_serves_a_program_on_the_gpu_in_software(folder, tmp_path):
     shutil.copytree(folder, there, symlinks=True)
     program = there / "torch_remote/bin/torch-remote-worker"
     program.unlink()
-    shutil.copy("worker/cuda/emulated/worker", program)
+    shutil.copy("tests/emulated_gpu/worker", program)
     with serving(there / "bin/torch-remote-worker", f"unix://{tmp_path}/w", "--device", "cuda:0") as address:
         said = client(address, TORCH_REMOTE_FUSION="1")
     assert said["session"] and not [name for name in said["session"] if "libtorch_cpu" in name or "python" in name]

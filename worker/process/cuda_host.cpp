@@ -7,19 +7,19 @@
 #include <string>
 
 #include "remote/wire/environment.h"
-#include "worker/cuda/aten_kernels.h"
-#include "worker/cuda/attention_runner.h"
-#include "worker/cuda/compiler.h"
-#include "worker/cuda/convolution_runner.h"
-#include "worker/cuda/cublaslt.h"
-#include "worker/cuda/cuda_device.h"
-#include "worker/cuda/cuda_runner.h"
-#include "worker/cuda/cudnn.h"
-#include "worker/cuda/cudnn_units.h"
-#include "worker/cuda/nccl_collectives.h"
-#include "worker/cuda/op_runner.h"
-#include "worker/cuda/product_runner.h"
 #include "worker/server/cache_folder.h"
+#include "worker/targets/cuda/compiled/compiler.h"
+#include "worker/targets/cuda/compiled/cuda_runner.h"
+#include "worker/targets/cuda/device/cuda_device.h"
+#include "worker/targets/cuda/device/nccl_collectives.h"
+#include "worker/targets/cuda/dnn/attention_runner.h"
+#include "worker/targets/cuda/dnn/convolution_runner.h"
+#include "worker/targets/cuda/dnn/cudnn.h"
+#include "worker/targets/cuda/dnn/cudnn_units.h"
+#include "worker/targets/cuda/gemm/cublaslt.h"
+#include "worker/targets/cuda/gemm/product_runner.h"
+#include "worker/targets/cuda/ops/aten_kernels.h"
+#include "worker/targets/cuda/ops/op_runner.h"
 
 namespace torch_remote::worker {
 

@@ -2,9 +2,9 @@
 
 #include <string>
 
-#include "worker/cuda/aten_kernels.h"
-#include "worker/cuda/library.h"
 #include "worker/server/server.h"
+#include "worker/targets/cuda/device/library.h"
+#include "worker/targets/cuda/ops/aten_kernels.h"
 
 namespace torch_remote::worker {
 

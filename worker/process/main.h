@@ -2,9 +2,9 @@
 
 #include <functional>
 
-#include "worker/cuda/probe.h"
 #include "worker/process/cuda_host.h"
 #include "worker/server/server.h"
+#include "worker/targets/cuda/probe.h"
 
 namespace torch_remote::worker {
 

@@ -1,0 +1,311 @@
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <set>
+
+#include "tests/emulated_gpu/cudnn_parts.h"
+
+// Descriptors, and the engines that graphs have.
+namespace torch_remote::worker::cuda::emulated {
+
+uint64_t DnnTensor::nbytes() const {
+  int64_t last = 0;
+  for (size_t d = 0; d < sizes.size(); ++d) last += (sizes[d] - 1) * strides[d];
+  return static_cast<uint64_t>(last + 1) * dnn::item_size(type);
+}
+int64_t DnnTensor::count() const {
+  int64_t count = 1;
+  for (const int64_t size : sizes) count *= size;
+  return count;
+}
+DnnTensor tensor_of(const dnn::DescriptorState& state) {
+  using dnn::Attribute;
+  return {one<dnn::Type>(state, Attribute::kTensorType),    list<int64_t>(state, Attribute::kTensorSizes),
+          list<int64_t>(state, Attribute::kTensorStrides),  one<int64_t>(state, Attribute::kTensorId),
+          one<int64_t>(state, Attribute::kTensorAlignment), one<bool>(state, Attribute::kTensorIsVirtual),
+          one<bool>(state, Attribute::kTensorIsNumber)};
+}
+
+std::string& message() {
+  thread_local std::string text;
+  return text;
+}
+dnn::Result fail(dnn::Result status, std::string why) {
+  message() = std::move(why);
+  return status;
+}
+
+std::optional<Call> enter(const char* name) {
+  std::optional<Call> call(std::in_place, name);
+  if (!call->ready()) call.reset();
+  return call;
+}
+
+namespace {
+
+using dnn::Attribute;
+using dnn::Descriptor;
+using dnn::Is;
+using dnn::Kind;
+using dnn::Value;
+using Status = dnn::Result;
+
+std::array<std::atomic<bool>, kEngines>& left_out() {
+  static std::array<std::atomic<bool>, kEngines> out;
+  return out;
+}
+
+template <typename State>
+Status make(State** object, State state = {}) {
+  *object = create(std::move(state));
+  return Status::kSuccess;
+}
+template <typename State>
+Status remove(State* object) {
+  return destroy(object) ? Status::kSuccess : Status::kBadParam;
+}
+
+Status handle_create(dnn::Handle* handle) { return enter("cudnnCreate") ? make(handle) : Status::kNotInitialized; }
+Status set_stream(dnn::Handle handle, Stream stream) {
+  if (!is_there(handle)) return Status::kBadParam;
+  handle->stream = stream;
+  return Status::kSuccess;
+}
+
+template <typename T>
+void put(dnn::DescriptorState& state, Attribute attribute, Is type, T value) {
+  Value& to = state.values[attribute];
+  to = {type, 1, std::vector<std::byte>(kItem<T>)};
+  std::memcpy(to.bytes.data(), static_cast<const void*>(&value), kItem<T>);
+}
+
+Status descriptor_create(Kind kind, Descriptor* descriptor) {
+  if (!enter("cudnnBackendCreateDescriptor")) return Status::kNotInitialized;
+  return make(descriptor, dnn::DescriptorState{.kind = kind, .values = {}});
+}
+
+bool is_convolution(const dnn::DescriptorState& graph) {
+  return first_of(list<Descriptor>(graph, Attribute::kGraphOperations)[0]->kind).has_value();
+}
+
+bool is_norm_graph(const dnn::DescriptorState& graph) {
+  return is_norm(list<Descriptor>(graph, Attribute::kGraphOperations)[0]->kind);
+}
+
+Status norm_of(const dnn::DescriptorState& graph, DnnNorm* norm) {
+  const auto operations = list<Descriptor>(graph, Attribute::kGraphOperations);
+  if (operations.size() != 1) return fail(Status::kNotSupportedGraphPattern, "more than a norm");
+  std::string why;
+  const Status status = read_norm(*operations[0], norm, &why);
+  return status == Status::kSuccess ? status : fail(status, why);
+}
+
+// Any graph of other operations.
+Status operations_of(const dnn::DescriptorState& graph, DnnOperations* operations) {
+  std::string why;
+  const Status status = read_operations(list<Descriptor>(graph, Attribute::kGraphOperations), operations, &why);
+  return status == Status::kSuccess ? status : fail(status, why);
+}
+
+// --- engines ---------------------------------------------------------------------------------------------------------
+
+// As of NVIDIA's there are several engines for attention, none of them a fallback for gradients.
+Status can(const DnnOperations& graph, Engine engine, dnn::HeuristicsMode mode) {
+  std::string why;
+  const Status status = can_attend(graph, &why);
+  if (status != Status::kSuccess) return fail(status, why);
+  const bool backward = graph.operations[0].kind == Kind::kPointwiseOperation;
+  const bool good = engine == Engine::kBroken || engine == Engine::kWorkspace ||
+                    (engine == Engine::kPlain && !(backward && mode == dnn::HeuristicsMode::kFallback));
+  return good ? Status::kSuccess : fail(Status::kNotSupported, "not of this engine");
+}
+
+Status can(const DnnNorm& norm, Engine engine) {
+  std::string why;
+  const Status status = can_norm(norm, &why);
+  if (status != Status::kSuccess) return fail(status, why);
+  const bool good = engine == Engine::kBroken || engine == Engine::kWorkspace || engine == Engine::kPlain;
+  return good ? Status::kSuccess : fail(Status::kNotSupported, "not of this engine");
+}
+
+Status can(const Graph& graph, Engine engine, dnn::HeuristicsMode mode) {
+  if (graph.convolution) return can(*graph.convolution, engine);
+  return graph.norm ? can(*graph.norm, engine) : can(graph.operations, engine, mode);
+}
+
+std::vector<dnn::Note> notes_of(Engine engine) {
+  if (engine == Engine::kLowPrecision) return {dnn::Note::kTensorCore, dnn::Note::kDownConvertInputs};
+  if (engine == Engine::kUnordered) return {dnn::Note::kNondeterministic};
+  return {};
+}
+
+Status descriptor_finalize(Descriptor descriptor) {
+  if (!is_there(descriptor)) return fail(Status::kBadParam, "no such descriptor");
+  dnn::DescriptorState& state = *descriptor;
+  if (state.finalized) return fail(Status::kBadParam, "it is finalized");
+  Status status = check_attributes(state);
+  if (status != Status::kSuccess) return status;
+  Graph graph;
+  DnnNorm norm;
+  switch (state.kind) {
+    case Kind::kTensor:
+      status = check_tensor(state);
+      break;
+    case Kind::kConvolution:
+      status = check_convolution(state);
+      break;
+    case Kind::kForward:
+    case Kind::kBackwardData:
+    case Kind::kBackwardFilter:
+      status = check_operation(state);
+      break;
+    case Kind::kPointwiseOperation:
+    case Kind::kMatmulOperation:
+    case Kind::kReductionOperation:
+    case Kind::kReshapeOperation: {
+      std::string why;
+      status = check_alone(state, &why);
+      if (status != Status::kSuccess) return fail(status, why);
+      break;
+    }
+    case Kind::kNormForward:
+    case Kind::kNormBackward: {
+      std::string why;
+      status = read_norm(state, &norm, &why);
+      if (status != Status::kSuccess) return fail(status, why);
+      break;
+    }
+    case Kind::kGraph:
+      status = read_graph(state, &graph);
+      break;
+    case Kind::kPlan: {
+      const Descriptor config = one<Descriptor>(state, Attribute::kPlanConfig);
+      if (config->kind != Kind::kEngineConfig) return fail(Status::kBadParamDescriptorType, "no engine's config");
+      if (engine_of(*config) == Engine::kBroken) return fail(Status::kNotSupported, "only proposed");
+      break;
+    }
+    case Kind::kVariantPack: {
+      const auto ids = list<int64_t>(state, Attribute::kPackIds);
+      if (ids.size() != list<DevicePointer>(state, Attribute::kPackPointers).size())
+        return fail(Status::kBadParamShapeMismatch, "as many ids as addresses");
+      if (std::set<int64_t>(ids.begin(), ids.end()).size() != ids.size())
+        return fail(Status::kBadParamDuplicatedEntries, "an id twice");
+      break;
+    }
+    case Kind::kEngine:
+    case Kind::kEngineConfig:
+      return fail(Status::kNotSupported, "engines come from heuristics here");
+    default:
+      break;
+  }
+  state.finalized = status == Status::kSuccess;
+  return status;
+}
+
+void fill(dnn::DescriptorState& state, Engine engine, Descriptor graph) {
+  put(state, kEngineNumber, Is::kInt64, static_cast<int64_t>(engine));
+  put(state, kEngineGraph, Is::kDescriptor, graph);
+  state.finalized = true;
+}
+
+Status get_attribute(Descriptor descriptor, Attribute attribute, Is type, int64_t asked, int64_t* count,
+                     void* elements) {
+  if (!enter("cudnnBackendGetAttribute")) return Status::kNotInitialized;
+  if (count == nullptr || elements == nullptr) return fail(Status::kBadParamNullPointer, "nowhere to put it");
+  if (!is_whole(descriptor)) return fail(Status::kBadParamNotFinalized, "it is not whole");
+  const dnn::DescriptorState& state = *descriptor;
+  *count = 0;
+  if (state.kind == Kind::kHeuristics && attribute == Attribute::kHeuristicsResults && type == Is::kDescriptor) {
+    const Descriptor graph = one<Descriptor>(state, Attribute::kHeuristicsGraph);
+    Graph what;
+    if (const Status status = read_graph(*graph, &what); status != Status::kSuccess) return status;
+    const auto mode = one<dnn::HeuristicsMode>(state, Attribute::kHeuristicsMode);
+    Status status = Status::kSuccess;
+    for (size_t i = 0; i < kEngines; ++i) {
+      const auto engine = static_cast<Engine>(i);
+      if (left_out()[i] || (mode == dnn::HeuristicsMode::kFallback && engine != Engine::kPlain)) continue;
+      // Of f64 only the fallback knows something.
+      if (mode != dnn::HeuristicsMode::kFallback && what.convolution && what.convolution->wide) continue;
+      const Status able = can(what, engine, mode);
+      if (able != Status::kSuccess) status = able;
+      if (able != Status::kSuccess || *count >= asked) continue;
+      const Descriptor to = static_cast<Descriptor*>(elements)[*count];
+      if (!is_there(to) || to->finalized || to->kind != Kind::kEngineConfig)
+        return fail(Status::kBadParam, "no empty config to fill");
+      fill(*to, engine, graph);
+      ++*count;
+    }
+    return *count == 0 ? status : Status::kSuccess;
+  }
+  if (state.kind == Kind::kEngineConfig && attribute == Attribute::kConfigEngine && type == Is::kDescriptor) {
+    const Descriptor to = *static_cast<Descriptor*>(elements);
+    if (asked != 1 || !is_there(to) || to->finalized || to->kind != Kind::kEngine)
+      return fail(Status::kBadParam, "no empty engine to fill");
+    fill(*to, engine_of(state), one<Descriptor>(state, kEngineGraph));
+    *count = 1;
+    return Status::kSuccess;
+  }
+  if (state.kind == Kind::kEngine && attribute == Attribute::kEngineNotes && type == Is::kNote) {
+    for (const dnn::Note note : notes_of(engine_of(state))) {
+      if (*count < asked) static_cast<dnn::Note*>(elements)[(*count)++] = note;
+    }
+    return Status::kSuccess;
+  }
+  if (state.kind == Kind::kPlan && attribute == Attribute::kPlanWorkspace && type == Is::kInt64 && asked >= 1) {
+    const Engine engine = engine_of(*one<Descriptor>(state, Attribute::kPlanConfig));
+    *static_cast<int64_t*>(elements) = engine == Engine::kWorkspace ? kWorkspaceBytes : 0;
+    *count = 1;
+    return Status::kSuccess;
+  }
+  return fail(Status::kBadParam, "nothing to be asked");
+}
+
+}  // namespace
+
+Status read_graph(const dnn::DescriptorState& state, Graph* graph) {
+  if (is_convolution(state)) return graph_of(state, &graph->convolution.emplace());
+  if (is_norm_graph(state)) return norm_of(state, &graph->norm.emplace());
+  return operations_of(state, &graph->operations);
+}
+
+dnn::Table cudnn() {
+  dnn::Table table;
+  table.get_version = [] { return size_t{92000}; };
+  table.get_cudart_version = [] { return size_t{13020}; };
+  table.create = handle_create;
+  table.destroy = [](dnn::Handle handle) { return remove(handle); };
+  table.set_stream = set_stream;
+  table.get_last_error = [](char* text, size_t size) {
+    const size_t length = std::min(message().size(), size - 1);
+    std::memcpy(text, message().data(), length);
+    text[length] = '\0';
+    message().clear();
+  };
+  table.descriptor_create = descriptor_create;
+  table.descriptor_destroy = [](Descriptor descriptor) { return remove(descriptor); };
+  table.descriptor_finalize = descriptor_finalize;
+  table.set_attribute = set_attribute;
+  table.get_attribute = get_attribute;
+  table.execute = execute;
+  add_rnn_functions(table);
+  return table;
+}
+
+void leave_out(Engine engine, bool out) { left_out()[static_cast<size_t>(engine)] = out; }
+
+std::string cudnn_left() {
+  std::string text;
+  const auto tell = [&](size_t count, const char* what) {
+    if (count == 0) return;
+    text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+  };
+  tell(count_objects<dnn::HandleState>(), "handle");
+  tell(count_objects<dnn::DescriptorState>(), "descriptor");
+  tell(count_objects<dnn::RnnDescriptorState>() + count_objects<dnn::RnnDataDescriptorState>() +
+           count_objects<dnn::TensorDescriptorState>(),
+       "descriptor of a recurrent layer");
+  return text;
+}
+
+}  // namespace torch_remote::worker::cuda::emulated

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "tests/emulated_gpu/cudnn_state.h"
+#include "tests/emulated_gpu/machine.h"
+#include "tests/emulated_gpu/objects.h"
+
+// What the files of the emulated cuDNN's graphs have of each other.
+namespace torch_remote::worker::cuda::emulated {
+
+inline constexpr size_t kEngines = 5;
+inline constexpr int64_t kWorkspaceBytes = 64 << 10;
+inline constexpr uint64_t kWorkspaceAlignment = 16;
+
+// Values that nobody sets: of engines, their configs and plans.
+inline constexpr auto kEngineNumber = static_cast<dnn::Attribute>(-1), kEngineGraph = static_cast<dnn::Attribute>(-2);
+
+// What cudnnGetLastErrorString says.
+std::string& message();
+dnn::Result fail(dnn::Result status, std::string why);
+// None: there is no GPU.
+std::optional<Call> enter(const char* name);
+
+// -- attributes (cudnn_attributes.cpp)
+
+dnn::Result set_attribute(dnn::Descriptor descriptor, dnn::Attribute attribute, dnn::Is type, int64_t count,
+                          const void* elements);
+// That all is set that must be.
+dnn::Result check_attributes(const dnn::DescriptorState& state);
+// It is there and finalized, as is all that it refers to.
+bool is_whole(dnn::Descriptor descriptor);
+// The first attribute of an operation of convolutions, of six.
+std::optional<dnn::Attribute> first_of(dnn::Kind kind);
+inline dnn::Attribute nth(dnn::Attribute first, int i) {
+  return static_cast<dnn::Attribute>(static_cast<int>(first) + i);
+}
+
+// -- convolutions (cudnn_convolution.cpp)
+
+dnn::Result check_tensor(const dnn::DescriptorState& state);
+dnn::Result check_convolution(const dnn::DescriptorState& state);
+dnn::Result check_operation(const dnn::DescriptorState& state);
+dnn::Result graph_of(const dnn::DescriptorState& state, DnnGraph* graph);
+dnn::Result can(const DnnGraph& graph, Engine engine);
+
+// -- graphs of all kinds (cudnn.cpp)
+
+struct Graph {
+  std::optional<DnnGraph> convolution;
+  std::optional<DnnNorm> norm;
+  DnnOperations operations;  // of other graphs
+};
+dnn::Result read_graph(const dnn::DescriptorState& state, Graph* graph);
+inline Engine engine_of(const dnn::DescriptorState& state) {
+  return static_cast<Engine>(one<int64_t>(state, kEngineNumber));
+}
+
+// -- runs (cudnn_execute.cpp)
+
+dnn::Result execute(dnn::Handle handle, dnn::Descriptor plan, dnn::Descriptor pack);
+
+}  // namespace torch_remote::worker::cuda::emulated

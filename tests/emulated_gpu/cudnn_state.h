@@ -1,0 +1,174 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/emulated_gpu/emulated_cudnn.h"
+#include "worker/targets/cuda/dnn/cudnn.h"
+
+// What the emulated cuDNN knows of descriptors, and what it computes.
+namespace torch_remote::worker::cuda::dnn {
+
+struct HandleState {
+  Stream stream = nullptr;
+};
+
+struct Value {
+  Is type = Is::kInt64;
+  int64_t count = 0;
+  std::vector<std::byte> bytes;
+};
+
+struct DescriptorState {
+  Kind kind = Kind::kTensor;
+  bool finalized = false;
+  std::map<Attribute, Value> values;
+};
+
+// Of recurrent layers; 0: nobody has set it.
+struct TensorDescriptorState {
+  Type type = Type::kFloat32;
+  std::vector<int> sizes, strides;
+};
+struct RnnDataDescriptorState {
+  Type type = Type::kFloat32;
+  int steps = 0, batch = 0, elements = 0;
+};
+struct RnnDescriptorState {
+  int mode = 0, inputs = 0, units = 0, directions = 0;
+  bool biases = false;
+  Type type = Type::kFloat32;
+};
+
+}  // namespace torch_remote::worker::cuda::dnn
+
+namespace torch_remote::worker::cuda::emulated {
+
+// A tensor of a graph, as its descriptor has it.
+struct DnnTensor {
+  dnn::Type type = dnn::Type::kFloat32;
+  std::vector<int64_t> sizes, strides;
+  int64_t id = 0, alignment = 0;
+  bool is_virtual = false;
+  bool is_number = false;  // of the host's, when it is called
+
+  uint64_t nbytes() const;
+  int64_t count() const;
+};
+
+// A graph: a convolution and, maybe, a bias behind its forward pass.
+struct DnnGraph {
+  dnn::Kind pass = dnn::Kind::kForward;
+  DnnTensor image, filter, output;  // the convolution's
+  DnnTensor bias, sum;
+  bool adds_bias = false;
+  bool wide = false;  // it computes in f64
+  std::vector<int64_t> padding, padding_after, stride, dilation;
+
+  const DnnTensor& result() const;
+  std::vector<const DnnTensor*> operands() const;  // that have memory, without the result
+};
+
+// Computes it. Addresses are this CPU's.
+struct DnnAddresses {
+  const std::byte *image = nullptr, *filter = nullptr, *output = nullptr, *bias = nullptr;
+  std::byte* result = nullptr;
+};
+void compute(const DnnGraph& graph, Engine engine, const DnnAddresses& addresses);
+
+// -- graphs of any operations, of which those of attention are computed
+
+struct DnnOperation {
+  dnn::Kind kind = dnn::Kind::kMatmulOperation;
+  dnn::PointwiseMode pointwise = dnn::PointwiseMode::kAdd;
+  dnn::ReductionMode reduction = dnn::ReductionMode::kAdd;
+  int64_t axis = 0;
+  std::vector<int64_t> operands;  // ids: left, right, third
+  int64_t result = 0;
+};
+
+struct DnnOperations {
+  std::vector<DnnOperation> operations;
+  std::map<int64_t, DnnTensor> tensors;
+  std::set<int64_t> made;  // by one of them
+
+  bool has_memory(const DnnTensor& tensor) const { return !tensor.is_virtual && !tensor.is_number; }
+};
+
+// -- a graph of batch norm, forward or back
+
+struct DnnNorm {
+  bool backward = false;
+  std::map<dnn::Attribute, DnnTensor> tensors;
+
+  const DnnTensor* find(dnn::Attribute attribute) const {
+    const auto found = tensors.find(attribute);
+    return found == tensors.end() ? nullptr : &found->second;
+  }
+  // That are written.
+  bool makes(dnn::Attribute attribute) const;
+};
+
+inline bool is_norm(dnn::Kind kind) { return kind == dnn::Kind::kNormForward || kind == dnn::Kind::kNormBackward; }
+// Whether an operation is one, when it is finalized, and what it is. An error: *why.
+dnn::Result read_norm(const dnn::DescriptorState& operation, DnnNorm* norm, std::string* why);
+// Whether there are engines for it.
+dnn::Result can_norm(const DnnNorm& norm, std::string* why);
+void compute(const DnnNorm& norm, const std::map<int64_t, std::byte*>& addresses,
+             const std::map<int64_t, float>& numbers);
+
+// Whether the sizes of an operation (no convolution) fit, when it is finalized. An error: *why.
+dnn::Result check_alone(const dnn::DescriptorState& state, std::string* why);
+// The operations of a graph, each finalized alone. An error: *why.
+dnn::Result read_operations(const std::vector<dnn::Descriptor>& descriptors, DnnOperations* graph, std::string* why);
+// Whether it is attention, as the library's engines know it.
+dnn::Result can_attend(const DnnOperations& graph, std::string* why);
+// By tensors' ids: where they are on this CPU, what numbers are.
+void compute(const DnnOperations& graph, const std::map<int64_t, std::byte*>& addresses,
+             const std::map<int64_t, float>& numbers);
+// Rows of elements that lie side by side, in bytes from the tensor's address: f(at, bytes).
+void for_each_row(const DnnTensor& tensor, const std::function<void(uint64_t at, uint64_t bytes)>& f);
+
+// -- recurrent layers
+
+void add_rnn_functions(dnn::Table& table);
+
+// -- descriptors
+
+inline const dnn::Value* find(const dnn::DescriptorState& state, dnn::Attribute attribute) {
+  const auto found = state.values.find(attribute);
+  return found == state.values.end() ? nullptr : &found->second;
+}
+// Elements may be pointers: what is copied are these.
+template <typename T>
+constexpr size_t kItem = sizeof(T);  // NOLINT(bugprone-sizeof-expression)
+template <typename T>
+std::vector<T> list(const dnn::DescriptorState& state, dnn::Attribute attribute) {
+  const dnn::Value* const value = find(state, attribute);
+  if (value == nullptr) return {};
+  std::vector<T> values(static_cast<size_t>(value->count));
+  std::memcpy(static_cast<void*>(values.data()), value->bytes.data(), values.size() * kItem<T>);
+  return values;
+}
+template <typename T>
+T one(const dnn::DescriptorState& state, dnn::Attribute attribute) {
+  const dnn::Value* const value = find(state, attribute);
+  T first = {};
+  if (value != nullptr && value->bytes.size() >= kItem<T>)
+    std::memcpy(static_cast<void*>(&first), value->bytes.data(), kItem<T>);
+  return first;
+}
+DnnTensor tensor_of(const dnn::DescriptorState& state);
+
+// Elements.
+float load_element(dnn::Type type, const std::byte* from);
+void store_element(dnn::Type type, float value, std::byte* to);
+
+}  // namespace torch_remote::worker::cuda::emulated

@@ -1,0 +1,189 @@
+#include "tests/emulated_gpu/open.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "tests/emulated_gpu/compile.h"
+#include "tests/emulated_gpu/emulated_cublaslt.h"
+#include "tests/emulated_gpu/emulated_cudnn.h"
+#include "tests/emulated_gpu/emulated_nccl.h"
+#include "tests/emulated_gpu/written.h"
+#include "worker/aten/testing/torch_cuda.h"
+#include "worker/runner/plugin_loader.h"
+#include "worker/targets/cuda/compiled/cuda_runner.h"
+#include "worker/targets/cuda/device/nccl_collectives.h"
+#include "worker/targets/cuda/dnn/attention_runner.h"
+#include "worker/targets/cuda/dnn/convolution_runner.h"
+#include "worker/targets/cuda/dnn/cudnn_units.h"
+#include "worker/targets/cuda/gemm/product_runner.h"
+#include "worker/targets/cuda/ops/aten_kernels.h"
+#include "worker/targets/cuda/ops/op_runner.h"
+
+namespace torch_remote::worker::cuda::emulated {
+
+namespace {
+
+// What the libtorch_cuda.so in software (worker/aten/testing) copies with. The GPU's context is current.
+template <typename F>
+void copy_for_torch(void* stream, F&& queue) {
+  const Driver& driver = gpus().driver();
+  auto* const on = static_cast<Stream>(stream);
+  Status status = to_status(driver, queue(driver, on), "a copy for torch");
+  if (status.ok()) status = to_status(driver, driver.stream_synchronize(on), "cuStreamSynchronize");
+  if (!status.ok()) throw std::runtime_error(status.message());
+}
+void read_for_torch(void* to, const void* from, size_t nbytes, void* stream) {
+  copy_for_torch(stream, [&](const Driver& driver, Stream on) {
+    return driver.memcpy_dtoh_async(to, reinterpret_cast<DevicePointer>(from), nbytes, on);
+  });
+}
+void write_for_torch(void* to, const void* from, size_t nbytes, void* stream) {
+  copy_for_torch(stream, [&](const Driver& driver, Stream on) {
+    return driver.memcpy_htod_async(reinterpret_cast<DevicePointer>(to), from, nbytes, on);
+  });
+}
+
+AtenSource aten_in_software(const std::string& plugin) {
+  const char* const library = std::getenv("TORCH_REMOTE_TEST_TORCH_CUDA");
+  AtenSource source;
+  if (library == nullptr || *library == '\0') {
+    source.missing = "this GPU is one in software; set TORCH_REMOTE_TEST_TORCH_CUDA";
+    return source;
+  }
+  source.library = source.found = library;
+  source.open = [plugin, path = source.library](const tr_runner_api** api) {
+    Status status = load_plugin(plugin, api);
+    if (!status.ok()) return status;
+    void* const opened = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+    if (opened == nullptr) return Status::internal(dlerror());
+    static const TorchCudaDriver driver{2, read_for_torch, write_for_torch};
+    reinterpret_cast<TorchCudaSetDriver>(dlsym(opened, "torch_remote_set_driver"))(&driver);
+    return status;
+  };
+  return source;
+}
+
+// TORCH_REMOTE_TEST_NCCL: "missing", or "refused 1", the rank whose GPU is another one's, too.
+Status nccl_in_software(nccl::Table* table) {
+  const char* const given = std::getenv("TORCH_REMOTE_TEST_NCCL");
+  const std::string_view what = given != nullptr ? given : "";
+  if (what == "missing") return {ErrorCode::kUnsupported, "cuda: no libnccl.so: TORCH_REMOTE_TEST_NCCL says so"};
+  *table = nccl(what.starts_with("refused ") ? std::atoi(given + 8) : -1);
+  return {};
+}
+
+}  // namespace
+
+EmulatedDriver& gpus() {
+  static EmulatedDriver* const driver = [] {  // to the end of the process
+    const char* seed = std::getenv("TORCH_REMOTE_TEST_DELAYS");
+    const char* checked = std::getenv("TORCH_REMOTE_TEST_CHECKED");
+    const char* others = std::getenv("TORCH_REMOTE_TEST_OTHERS");
+    const std::string_view bytes = others != nullptr ? others : "";
+    return new EmulatedDriver({.devices = 2,
+                               .seed = seed != nullptr ? std::strtoull(seed, nullptr, 10) : 1,
+                               .checked = checked != nullptr && *checked == '1',
+                               .others = bytes == "refused"   ? Options::Others::kRefused
+                                         : bytes == "garbled" ? Options::Others::kGarbled
+                                                              : Options::Others::kReadable});
+  }();
+  return *driver;
+}
+
+DeviceOpener device_opener(int ordinal) {
+  return [ordinal](remote::Transport&, const ServerOptions& options, const std::function<tr_client()>&,
+                   OpenDevice* opened) {
+    std::unique_ptr<CudaDevice> device;
+    Status status = CudaDevice::open(
+        {.driver = gpus().driver(), .ordinal = ordinal, .limit = options.memory_limit, .kernels = {.compile = compile}},
+        &device);
+    if (!status.ok()) return status;
+    const auto table = std::make_shared<CudnnTable>([](dnn::Table* opened_table) {
+      const char* const without = std::getenv("TORCH_REMOTE_TEST_WITHOUT_CUDNN");
+      if (without != nullptr && *without == '1') {
+        return Status{ErrorCode::kUnsupported, "cuda: no libcudnn.so: TORCH_REMOTE_TEST_WITHOUT_CUDNN is set"};
+      }
+      *opened_table = cudnn();
+      return Status();
+    });
+    const std::shared_ptr<WrittenUnits> written = make_written_units(*device, written_kernels());
+    const std::shared_ptr<WrittenUnits> units = make_cudnn_units(*device, table, "", written);
+    opened->runners.push_back(make_cuda_runner(*device, units));
+    opened->runners.push_back(make_product_runner(
+        *device,
+        [](lt::Table* products) {
+          *products = cublaslt();
+          return Status();
+        },
+        ""));
+    opened->runners.push_back(make_convolution_runner(*device, table, ""));
+    opened->runners.push_back(make_attention_runner(*device, table, "", written));
+    opened->runners.push_back(
+        make_op_runner(*device, units, std::make_shared<AtenKernels>(*device, aten_in_software(options.plugin))));
+    opened->collectives = make_nccl_collectives(device->shared_gpu(), nccl_in_software);
+    opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
+    opened->group_kinds = group_kinds() | product_group_kinds();
+    opened->dtypes = dtypes();
+    opened->device = std::move(device);
+    return status;
+  };
+}
+
+Status open_device(remote::Transport& transport, const ServerOptions& options,
+                   std::function<tr_client()> client_activity, OpenDevice* opened) {
+  return device_opener(0)(transport, options, std::move(client_activity), opened);
+}
+
+ProbeSource probe_source() {
+  return {.driver =
+              [](Driver* driver) {
+                *driver = gpus().driver();
+                return to_status(*driver, driver->init(0), "cuInit");
+              },
+          .cublaslt =
+              [](const LibraryPlaces&, lt::Table* table) {
+                *table = cublaslt();
+                return Status();
+              },
+          .cudnn =
+              [](const LibraryPlaces&, dnn::Table* table) {
+                *table = cudnn();
+                return Status();
+              },
+          .nccl = [](const LibraryPlaces&, nccl::Table* table) { return nccl_in_software(table); },
+          .nvrtc = [](const LibraryPlaces&, std::string*) { return Status(); },
+          .nvjitlink = [](const LibraryPlaces&, std::string*) { return Status(); },
+          .path = "in software"};
+}
+
+void tell_calls() {
+  const char* const path = std::getenv("TORCH_REMOTE_TEST_CALLS");
+  if (path == nullptr || *path == 0) return;
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGUSR1);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  std::string own = path;  // "%" is the process's number
+  if (const size_t at = own.find('%'); at != std::string::npos) own.replace(at, 1, std::to_string(getpid()));
+  std::thread([signals, path = std::move(own)] {
+    for (int signal = 0; sigwait(&signals, &signal) == 0;) {
+      const std::string part = path + ".part";
+      std::ofstream file(part, std::ios::trunc);
+      for (const auto& [name, count] : gpus().calls()) file << name << " " << count << "\n";
+      file.close();
+      std::filesystem::rename(part, path);
+    }
+  }).detach();
+}
+
+}  // namespace torch_remote::worker::cuda::emulated

@@ -1,0 +1,139 @@
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "codegen/emulator/memory.h"
+#include "tests/emulated_gpu/machine.h"
+
+// Memory of other processes.
+namespace torch_remote::worker::cuda::emulated {
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr uint64_t kMagic = 0x6870495F64756C45;
+
+// What is in a handle.
+struct Contents {
+  uint64_t magic = kMagic;
+  int64_t process = 0, descriptor = 0;
+  uint64_t inode = 0, bytes = 0;
+  int64_t device = 0;
+};
+static_assert(sizeof(Contents) <= sizeof(IpcMemoryHandle));
+
+uint64_t inode_of(int descriptor) {
+  struct stat found{};
+  return ::fstat(descriptor, &found) == 0 ? found.st_ino : 0;
+}
+
+// With the page that counts mapped.
+std::shared_ptr<SharedFile> take(int descriptor, size_t bytes) {
+  if (descriptor < 0) return nullptr;
+  auto file = std::make_shared<SharedFile>();
+  file->descriptor = descriptor;
+  file->inode = inode_of(descriptor);
+  void* const page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, static_cast<off_t>(bytes));
+  if (page == MAP_FAILED) return nullptr;
+  file->opened = static_cast<std::atomic<uint64_t>*>(page);
+  return file;
+}
+
+Result get_mem_handle(IpcMemoryHandle* handle, DevicePointer address) {
+  Call call("cuIpcGetMemHandle");
+  if (!call.ready()) return call.error;
+  const auto found = call.machine->allocations.find(address);
+  if (found == call.machine->allocations.end() || found->second.gpu != call.gpu || found->second.freeing ||
+      found->second.file == nullptr || found->second.is_others) {
+    return Result::kInvalidValue;  // also of pools, and of other processes
+  }
+  const Allocation& allocation = found->second;
+  const Contents contents{kMagic,           ::getpid(),       allocation.file->descriptor, allocation.file->inode,
+                          allocation.bytes, call.gpu->ordinal};
+  std::memcpy(handle->bytes, &contents, sizeof(contents));
+  return Result::kSuccess;
+}
+
+Result open_mem_handle(DevicePointer* address, IpcMemoryHandle handle, unsigned flags) {
+  Call call("cuIpcOpenMemHandle");
+  if (!call.ready()) return call.error;
+  Contents contents;
+  std::memcpy(&contents, handle.bytes, sizeof(contents));
+  if (contents.magic != kMagic || flags > kIpcLazyPeerAccess) return Result::kInvalidValue;
+  if (contents.process == ::getpid()) return Result::kInvalidContext;
+  Machine& machine = *call.machine;
+  if (machine.options.others == Options::Others::kRefused || (flags == 0 && contents.device != call.gpu->ordinal)) {
+    return Result::kPeerAccessUnsupported;
+  }
+  for (auto& [begin, allocation] : machine.allocations) {
+    if (!allocation.is_others || allocation.gpu != call.gpu || allocation.file->inode != contents.inode) continue;
+    ++allocation.opened;
+    *address = begin;
+    return Result::kSuccess;
+  }
+  const std::string path = "/proc/" + std::to_string(contents.process) + "/fd/" + std::to_string(contents.descriptor);
+  const auto file = SharedFile::open(path.c_str(), emulator::DeviceMemory::file_bytes(contents.bytes));
+  if (file == nullptr || file->inode != contents.inode) return Result::kInvalidHandle;
+  // Other bytes than the other process has: a file of its own.
+  const bool garbled = machine.options.others == Options::Others::kGarbled;
+  const auto mapped = garbled ? SharedFile::make(emulator::DeviceMemory::file_bytes(contents.bytes)) : file;
+  void* made = nullptr;
+  if (mapped == nullptr ||
+      !call.gpu->device->memory().map(mapped->descriptor, contents.bytes, /*fresh=*/garbled, &made).ok()) {
+    return Result::kOutOfMemory;
+  }
+  *address = reinterpret_cast<uint64_t>(made) | call.gpu->tag;
+  ++*file->opened;
+  machine.allocations[*address] = {call.gpu, contents.bytes, nullptr, false, file, /*is_others=*/true, 1};
+  return Result::kSuccess;
+}
+
+// Who still uses it then accesses what is not there.
+Result close_mem_handle(DevicePointer address) {
+  Call call("cuIpcCloseMemHandle");
+  if (!call.ready()) return call.error;
+  const auto found = call.machine->allocations.find(address);
+  if (found == call.machine->allocations.end() || found->second.gpu != call.gpu || !found->second.is_others) {
+    return Result::kInvalidValue;
+  }
+  if (--found->second.opened != 0) return Result::kSuccess;
+  --*found->second.file->opened;
+  call.machine->release(address);
+  return Result::kSuccess;
+}
+
+}  // namespace
+
+std::shared_ptr<SharedFile> SharedFile::make(size_t bytes) {
+  const int descriptor = ::memfd_create("emulated GPU", MFD_CLOEXEC);
+  if (descriptor < 0 || ::ftruncate(descriptor, static_cast<off_t>(bytes + kPage)) != 0) {
+    if (descriptor >= 0) ::close(descriptor);
+    return nullptr;
+  }
+  return take(descriptor, bytes);
+}
+
+std::shared_ptr<SharedFile> SharedFile::open(const char* path, size_t bytes) {
+  return take(::open(path, O_RDWR | O_CLOEXEC), bytes);
+}
+
+SharedFile::~SharedFile() {
+  if (opened != nullptr) (void)::munmap(opened, kPage);
+  if (descriptor >= 0) (void)::close(descriptor);
+}
+
+bool is_closed_elsewhere(const Allocation& allocation) {
+  return allocation.file == nullptr || *allocation.file->opened == 0;
+}
+
+void add_shared_memory_functions(Driver& driver) {
+  driver.ipc_get_mem_handle = get_mem_handle;
+  driver.ipc_open_mem_handle = open_mem_handle;
+  driver.ipc_close_mem_handle = close_mem_handle;
+}
+
+}  // namespace torch_remote::worker::cuda::emulated

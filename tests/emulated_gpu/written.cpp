@@ -1,0 +1,12 @@
+#include "tests/emulated_gpu/written.h"
+
+extern "C" {
+extern const uint8_t torch_remote_written_bitcode[];
+extern const uint8_t torch_remote_written_bitcode_end[];
+}
+
+namespace torch_remote::worker::cuda::emulated {
+
+KernelArchive written_kernels() { return {torch_remote_written_bitcode, torch_remote_written_bitcode_end}; }
+
+}  // namespace torch_remote::worker::cuda::emulated

@@ -1,0 +1,107 @@
+#include "worker/targets/cuda/compiled/compiler.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+// libnvJitLink keeps memory of its own when it refuses something.
+extern "C" __attribute__((visibility("default"))) const char* __lsan_default_suppressions() {  // NOLINT: LSan's name
+  return "leak:libnvJitLink";
+}
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+constexpr const char* kLibrary = "codegen/library/libtorch_remote_codegen.so";
+constexpr const char* kSum = R"(kernel(i0 | j0) {
+  a0: f32[i0, j0]
+  a1: f32[j0]
+  %0: f32 = load a0
+  %1: f32 = rows sum %0
+  store a1, %1
+})";
+
+// Where there is no nvJitLink.
+const LibraryPlaces kNowhere = {"/no/such/folder", "", 13000};
+
+struct Told {
+  std::vector<std::string> lines;
+  std::function<void(const std::string&)> tell = [this](const std::string& line) { lines.push_back(line); };
+};
+
+TEST(GpuCompiler, MakesPtxAndARecipe) {
+  KernelOptions options;
+  Told told;
+  ASSERT_TRUE(open_gpu_compiler(kLibrary, kNowhere, told.tell, &options).ok());
+  ASSERT_EQ(told.lines.size(), 1u);
+  EXPECT_NE(told.lines[0].find("pip install nvidia-nvjitlink"), std::string::npos) << told.lines[0];
+  EXPECT_TRUE(options.version.ends_with("\nptx")) << options.version;
+  const Compile& compile = options.compile;
+  for (const auto& [sm, target] : {std::pair(80u, "sm_80"), {86, "sm_80"}, {90, "sm_90"}, {120, "sm_90"}}) {
+    CompiledKernel kernel;
+    const Status status = compile(kSum, sm, &kernel);
+    ASSERT_TRUE(status.ok()) << status.message();
+    const std::string ptx(kernel.image.begin(), kernel.image.end());
+    EXPECT_EQ(ptx.back(), '\0');
+    EXPECT_NE(ptx.find(std::string(".target ") + target), std::string::npos) << sm;
+    EXPECT_EQ(kernel.recipe.totals.size(), 1u);
+  }
+}
+
+TEST(GpuCompiler, MakesMachineCodeWhereNvJitLinkIs) {
+  const char* const given = std::getenv("NVJITLINK");
+  ASSERT_NE(given, nullptr);
+  const std::string path = given;
+  KernelOptions options;
+  Told told;
+  const LibraryPlaces places = {path.substr(0, path.rfind('/')), "", 13000};
+  ASSERT_TRUE(open_gpu_compiler(kLibrary, places, told.tell, &options).ok());
+  EXPECT_EQ(told.lines, std::vector<std::string>());
+  EXPECT_NE(options.version.find("\ncubin "), std::string::npos) << options.version;
+  for (const uint32_t sm : {80u, 86u, 90u, 100u, 120u}) {
+    CompiledKernel kernel;
+    const Status status = options.compile(kSum, sm, &kernel);
+    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_GT(kernel.image.size(), 4u);
+    EXPECT_EQ(std::string(kernel.image.begin(), kernel.image.begin() + 4),
+              "\x7F"
+              "ELF")
+        << sm;
+    EXPECT_EQ(kernel.recipe.totals.size(), 1u);
+  }
+  EXPECT_EQ(told.lines, std::vector<std::string>());
+  // Of a processor that it does not know PTX is left, and that is said once.
+  for (int i = 0; i < 2; ++i) {
+    CompiledKernel kernel;
+    ASSERT_TRUE(options.compile(kSum, 999, &kernel).ok());
+    EXPECT_EQ(kernel.image.back(), 0);
+    EXPECT_EQ(told.lines.size(), 1u);
+  }
+}
+
+TEST(GpuCompiler, SaysWhatIsWrong) {
+  KernelOptions options;
+  Told told;
+  EXPECT_NE(
+      open_gpu_compiler("no/such/file.so", kNowhere, told.tell, &options).message().find("install torch_remote again"),
+      std::string::npos);
+  ASSERT_TRUE(open_gpu_compiler(kLibrary, kNowhere, told.tell, &options).ok());
+  const Compile& compile = options.compile;
+  CompiledKernel kernel;
+  EXPECT_EQ(compile("kernel(", 90, &kernel).code(), ErrorCode::kInternal);
+  EXPECT_TRUE(kernel.image.empty());
+  // Several rows add to a place in any order: there is no code for floats.
+  const Status status = compile(R"(kernel(i0 | j0) {
+    a0: i64[i0, j0]
+    a1: f32[_]
+    a2: f32[i0, j0]
+    %0: i64 = load a0
+    %1: f32 = load a2
+    store a1[%0], %1 adds
+  })",
+                                90, &kernel);
+  EXPECT_EQ(status.code(), ErrorCode::kUnsupported) << status.message();
+}
+
+}  // namespace
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,182 @@
+#include "worker/targets/cuda/compiled/cuda_runner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "codegen/lower/lower.h"
+#include "ir/fusion.h"
+#include "ir/sections.h"
+#include "worker/targets/cuda/launch/group_call.h"
+#include "worker/targets/cuda/launch/unit_program.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+constexpr uint64_t bit(ir::DType dtype) { return uint64_t{1} << static_cast<uint32_t>(dtype); }
+constexpr uint32_t bit(ir::GroupKind kind) { return 1u << static_cast<uint32_t>(kind); }
+
+bool has_kernel_dtypes(const ir::Graph& graph, const ir::Node& node) {
+  bool all = true;
+  ir::for_each_view(node, [&](uint32_t view, bool) { all = all && (dtypes() & bit(graph.views[view].dtype)) != 0; });
+  return all;
+}
+
+// Kernels written by hand (op_runner.h) read at indices of all forms.
+bool reads_at_indices(ir::Expansion expansion) {
+  return expansion == ir::Expansion::kIndexSelect || expansion == ir::Expansion::kGather ||
+         expansion == ir::Expansion::kTake || expansion == ir::Expansion::kIndex;
+}
+
+// A group of channels is a row, and sums of channels are of several rows: there is no code for more than one group.
+bool sums_groups(ir::Expansion expansion) { return expansion == ir::Expansion::kGroupNormBackward; }
+
+// Whether a kernel does the op alone.
+bool has_kernel(ir::Opcode opcode) {
+  const ir::Expansion expansion = ir::expansion_of(opcode);
+  return expansion != ir::Expansion::kNone && expansion != ir::Expansion::kNllLoss && !ir::goes_in_order(expansion) &&
+         !reads_at_indices(expansion) && !sums_groups(expansion) && !ir::is_join(opcode);
+}
+
+// Makes elements of operands that have none: no kernel has such points. (A size of 0 is a constant of the graph.)
+bool reduces_nothing(const ir::Graph& graph, const ir::Node& node) {
+  bool reads_none = false, makes_none = true;
+  const auto look_at = [&](uint32_t view, bool writes) {
+    const bool none = std::ranges::any_of(graph.views[view].sizes, [&](ir::Sym size) {
+      int64_t value = 1;
+      return graph.is_constant(size, &value) && value == 0;
+    });
+    reads_none |= !writes && none;
+    makes_none &= !writes || none;
+  };
+  const uint32_t items = ir::count_items(node);
+  if (items == 1) {
+    ir::for_each_view(node, look_at);
+    return reads_none && !makes_none;
+  }
+  for (uint32_t item = 0; item < items; ++item) {  // some tensors of a list may have elements
+    ir::Form form;
+    if (!ir::find_form(graph, node, item, &form)) return false;
+    reads_none = false;
+    makes_none = true;
+    for (const ir::Part& part : form.parts) look_at(part.view, part.writes);
+    if (reads_none && !makes_none) return true;
+  }
+  return false;
+}
+
+// By kernels that are made for these nodes.
+class KernelUnit final : public Unit {
+ public:
+  KernelUnit(CudaDevice& device, const ir::Graph& graph, const ir::Group& group)
+      : Unit(graph, group), device_(device) {}
+
+  Status run(std::span<const tr_buffer> buffers, uint64_t number) override {
+    return call_.run(device_, buffers, number);
+  }
+  const GroupCall& call() const { return call_; }
+
+ private:
+  Status begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override {
+    Status status = call_.ask(device_, graph(), group(), values);
+    for (const codegen::Launch& launch : call_.launches()) {
+      symbols->insert(symbols->end(), launch.depends.begin(), launch.depends.end());
+    }
+    return status;
+  }
+  Status finish() override { return call_.finish(device_, graph()); }
+  void set_numbers(std::span<const int64_t> values) override { call_.set_scalars(values); }
+
+  CudaDevice& device_;
+  GroupCall call_;
+};
+
+class CudaProgram final : public UnitProgram {
+ public:
+  CudaProgram(CudaDevice& device, std::shared_ptr<WrittenUnits> others, const LoadRequest& request, uint64_t& refused)
+      : UnitProgram(device, request, refused), others_(std::move(others)) {
+    make_units(request);
+  }
+
+  bool may_share(uint32_t first, uint32_t made, uint32_t source) const override {
+    const codegen::Launch* both = nullptr;
+    for (const codegen::Launch& launch : static_cast<const KernelUnit&>(unit_of_group(first)).call().launches()) {
+      const auto has = [&](const codegen::Binding& binding) {
+        return binding.buffer == made || binding.buffer == source;
+      };
+      if (std::ranges::none_of(launch.operands, has)) continue;
+      if (both != nullptr) return false;
+      both = &launch;
+    }
+    return both != nullptr && codegen::may_share(*both, made, source);
+  }
+
+ private:
+  std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
+    return std::make_unique<KernelUnit>(device(), graph, group);
+  }
+  std::unique_ptr<Unit> make_other(const ir::Graph& graph, const ir::Group& group) override {
+    return others_ != nullptr ? others_->make(graph, group) : nullptr;
+  }
+
+  const std::shared_ptr<WrittenUnits> others_;
+};
+
+class CudaRunner final : public Runner {
+ public:
+  CudaRunner(CudaDevice& device, std::shared_ptr<WrittenUnits> others) : device_(device), others_(std::move(others)) {}
+
+  std::string description() const override { return "CUDA kernels"; }
+
+  bool accepts(const ir::Graph& graph, uint32_t node) override {
+    ir::Form form;
+    return has_kernel(graph.nodes[node].opcode) && has_kernel_dtypes(graph, graph.nodes[node]) &&
+           !reduces_nothing(graph, graph.nodes[node]) && ir::find_form(graph, graph.nodes[node], 0, &form);
+  }
+
+  bool accepts_group(const ir::Graph& graph, const ir::Group& group) override {
+    for (uint32_t n = group.first; n <= group.last; ++n) {
+      const bool ordered = ir::goes_in_order(ir::expansion_of(graph.nodes[n].opcode));
+      const bool good = has_kernel_dtypes(graph, graph.nodes[n]) && !reduces_nothing(graph, graph.nodes[n]);
+      if (ordered || !good) return false;
+    }
+    return (group_kinds() >> static_cast<uint32_t>(group.kind) & 1) != 0;
+  }
+
+  uint64_t generation() const override { return refused_; }
+
+  Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
+    *program = std::make_unique<CudaProgram>(device_, others_, request, refused_);
+    return {};
+  }
+
+  bool has_op(const char* name) override {
+    const ir::Opcode opcode = ir::find_op(name);
+    return opcode != ir::kInvalidOpcode && has_kernel(opcode);
+  }
+
+  uint64_t kernels_compiled() const override { return device_.kernels().compiled(); }
+
+ private:
+  CudaDevice& device_;
+  const std::shared_ptr<WrittenUnits> others_;
+  uint64_t refused_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Runner> make_cuda_runner(CudaDevice& device, std::shared_ptr<WrittenUnits> others) {
+  return std::make_unique<CudaRunner>(device, std::move(others));
+}
+
+uint32_t group_kinds() {
+  return bit(ir::GroupKind::kPointwise) | bit(ir::GroupKind::kRowwise) | bit(ir::GroupKind::kReduce) |
+         bit(ir::GroupKind::kMultiTensor);
+}
+
+uint64_t dtypes() {
+  using enum ir::DType;
+  return bit(kBool) | bit(kUInt8) | bit(kInt8) | bit(kInt16) | bit(kInt32) | bit(kInt64) | bit(kFloat16) |
+         bit(kBFloat16) | bit(kFloat32) | bit(kFloat64);
+}
+
+}  // namespace torch_remote::worker::cuda

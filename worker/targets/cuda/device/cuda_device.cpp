@@ -1,0 +1,384 @@
+#include "worker/targets/cuda/device/cuda_device.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "worker/targets/cuda/device/copy_kernel.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+// So few bytes are given to the driver as they are.
+constexpr size_t kSmall = 64 << 10;
+
+// Kernels and staging memory have this part of what is free, when nobody says how much tensors may have.
+constexpr uint64_t kPart = 16;
+
+// How long `wait` looks again and again before it sleeps.
+constexpr auto kLooks = std::chrono::microseconds(50);
+
+}  // namespace
+
+// Dims are outer ones first; those that lie behind each other are one.
+struct CudaDevice::View {
+  DevicePointer data = 0;
+  uint32_t item_size = 0;
+  std::vector<int64_t> sizes, strides;
+
+  explicit View(const StridedBytes& bytes) : data(to_pointer(bytes.data)), item_size(bytes.item_size) {
+    for (size_t d = 0; d < bytes.sizes.size(); ++d) {
+      if (bytes.sizes[d] == 1) continue;
+      if (!sizes.empty() && strides.back() == bytes.strides[d] * bytes.sizes[d]) {
+        sizes.back() *= bytes.sizes[d];
+        strides.back() = bytes.strides[d];
+      } else {
+        sizes.push_back(bytes.sizes[d]);
+        strides.push_back(bytes.strides[d]);
+      }
+    }
+    if (sizes.empty()) {
+      sizes = {1};
+      strides = {1};
+    }
+  }
+
+  int64_t count() const {
+    int64_t count = 1;
+    for (const int64_t size : sizes) count *= size;
+    return count;
+  }
+  size_t nbytes() const { return static_cast<size_t>(count()) * item_size; }
+  bool is_packed() const { return sizes.size() == 1 && strides[0] == 1; }
+  // `part` places of the outermost dim, from `first` on.
+  View piece(int64_t first, int64_t part) const {
+    View result = *this;
+    result.data += static_cast<uint64_t>(first * strides[0]) * item_size;
+    result.sizes[0] = part;
+    if (part == 1 && sizes.size() > 1) {
+      result.sizes.erase(result.sizes.begin());
+      result.strides.erase(result.strides.begin());
+    }
+    return result;
+  }
+};
+
+Status CudaDevice::open(const Options& options, std::unique_ptr<CudaDevice>* device) {
+  std::shared_ptr<Gpu> gpu;
+  if (Status status = Gpu::open(options.driver, options.ordinal, &gpu); !status.ok()) return status;
+  const uint64_t limit = options.limit != 0 ? options.limit : gpu->free_memory() - gpu->free_memory() / kPart;
+  std::unique_ptr<CudaDevice> opened(new CudaDevice(gpu, options, limit));
+  Status status = opened->in_.open();
+  if (status.ok()) status = opened->out_.open();
+  if (status.ok()) *device = std::move(opened);
+  return status;
+}
+
+CudaDevice::CudaDevice(const std::shared_ptr<Gpu>& gpu, const Options& options, uint64_t limit)
+    : Device(CachingAllocator::create(make_segment_source(gpu), limit)),
+      gpu_(gpu),
+      kernels_(gpu, options.kernels),
+      late_(gpu),
+      in_(gpu, options.slot_bytes, options.slots),
+      out_(gpu, options.slot_bytes, options.slots),
+      peers_(make_peer_memory(gpu, this->memory(), options.kept_for_peers, [this] { queued(); })) {}
+
+CudaDevice::~CudaDevice() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  wake_.notify_all();
+  if (watcher_.joinable()) watcher_.join();
+  const Current current(*gpu_);
+  const Driver& driver = gpu_->driver();
+  for (const Stream stream : {gpu_->in(), gpu_->work(), gpu_->out()}) (void)driver.stream_synchronize(stream);
+  for (const Mark& mark : marks_) {
+    (void)driver.event_destroy(mark.work);
+    if (mark.out != nullptr) (void)driver.event_destroy(mark.out);
+  }
+  for (const Event event : events_) (void)driver.event_destroy(event);
+}
+
+// --- copies ----------------------------------------------------------------------------------------------------------
+
+CudaDevice::Held& CudaDevice::hold(std::shared_ptr<void> memory) {
+  const std::lock_guard lock(mutex_);
+  ++queued_;
+  return held_.emplace_back(Held{queued_, std::move(memory), {}});
+}
+
+bool CudaDevice::copy_on_host(Stream stream, const HostCopy& copy, Held& held) {
+  held.copies.push_back(copy);
+  const auto function = [](void* data) {
+    const HostCopy& copy = *static_cast<HostCopy*>(data);
+    std::memcpy(copy.to, copy.from, copy.bytes);
+  };
+  return check(gpu_->driver().launch_host_func(stream, function, &held.copies.back()), "cuLaunchHostFunc");
+}
+
+bool CudaDevice::stage_in(DevicePointer to, const std::byte* from, size_t bytes, Held& held) {
+  const Driver& driver = gpu_->driver();
+  const Stream in = gpu_->in(), work = gpu_->work();
+  const Staging::Slot& slot = in_.next();
+  return copy_on_host(in, {slot.pinned, from, bytes}, held) &&
+         check(driver.stream_wait_event(in, slot.emptied, 0), "cuStreamWaitEvent") &&
+         check(driver.memcpy_htod_async(slot.memory, slot.pinned, bytes, in), "cuMemcpyHtoDAsync") &&
+         check(driver.event_record(slot.filled, in), "cuEventRecord") &&
+         check(driver.stream_wait_event(work, slot.filled, 0), "cuStreamWaitEvent") &&
+         check(driver.memcpy_dtod_async(to, slot.memory, bytes, work), "cuMemcpyDtoDAsync") &&
+         check(driver.event_record(slot.emptied, work), "cuEventRecord");
+}
+
+void CudaDevice::copy_in(void* destination, std::span<const std::byte> source, std::shared_ptr<void> keep) {
+  if (source.empty() || gpu_->is_lost()) return;
+  const Current current(*gpu_);
+  const DevicePointer to = to_pointer(destination);
+  if (source.size() <= kSmall) {
+    const Result result = gpu_->driver().memcpy_htod_async(to, source.data(), source.size(), gpu_->work());
+    check(result, "cuMemcpyHtoDAsync");
+    hold(std::move(keep));  // the driver may read them later
+    return;
+  }
+  Held& held = hold(std::move(keep));
+  for (size_t at = 0; at < source.size(); at += in_.slot_bytes()) {
+    const size_t bytes = std::min(in_.slot_bytes(), source.size() - at);
+    if (!stage_in(to + at, source.data() + at, bytes, held)) return;
+  }
+}
+
+void CudaDevice::copy_out(const StridedBytes& source, std::byte* destination, std::shared_ptr<void> keep) {
+  const View view(source);
+  if (view.count() == 0 || gpu_->is_lost()) return;
+  const Current current(*gpu_);
+  Held& held = hold(std::move(keep));
+  used_out_ = true;
+  stage_out(view, destination, held);
+}
+
+// All of it if a slot has room, else parts of the outermost dim.
+bool CudaDevice::stage_out(const View& view, std::byte*& to, Held& held) {
+  const size_t bytes = view.nbytes();
+  const auto inner = static_cast<int64_t>(bytes / static_cast<size_t>(view.sizes[0]));
+  const bool has_code = view.sizes.size() + (view.item_size == 16 ? 1 : 0) <= codegen::kMaxRows + 1;
+  if (bytes > out_.slot_bytes() || (!has_code && !view.is_packed())) {
+    const int64_t part = has_code ? std::max<int64_t>(1, static_cast<int64_t>(out_.slot_bytes()) / inner) : 1;
+    for (int64_t first = 0; first < view.sizes[0]; first += part) {
+      if (!stage_out(view.piece(first, std::min(part, view.sizes[0] - first)), to, held)) return false;
+    }
+    return true;
+  }
+  const Driver& driver = gpu_->driver();
+  const Stream out = gpu_->out(), work = gpu_->work();
+  const Staging::Slot& slot = out_.next();
+  return check(driver.stream_wait_event(work, slot.emptied, 0), "cuStreamWaitEvent") && pack(view, slot.memory) &&
+         check(driver.event_record(slot.filled, work), "cuEventRecord") &&
+         check(driver.stream_wait_event(out, slot.filled, 0), "cuStreamWaitEvent") &&
+         check(driver.memcpy_dtoh_async(slot.pinned, slot.memory, bytes, out), "cuMemcpyDtoHAsync") &&
+         check(driver.event_record(slot.emptied, out), "cuEventRecord") &&
+         copy_on_host(out, {std::exchange(to, to + bytes), slot.pinned, bytes}, held);
+}
+
+// Elements side by side, by a kernel of one load and one store.
+bool CudaDevice::pack(const View& view, DevicePointer to) {
+  if (view.is_packed()) {
+    return check(gpu_->driver().memcpy_dtod_async(to, view.data, view.nbytes(), gpu_->work()), "cuMemcpyDtoDAsync");
+  }
+  std::vector<int64_t> packed(view.sizes.size(), 1);
+  for (size_t d = packed.size() - 1; d-- > 0;) packed[d] = packed[d + 1] * view.sizes[d + 1];
+  const ir::DType type = view.item_size == 16 ? ir::DType::kComplex128 : bits_type(view.item_size);
+  const Status status = queue_copy(*gpu_, kernels_, {view.data, to, type, type, view.sizes, view.strides, packed});
+  gpu_->queue().flush();  // an event comes behind it
+  return status.ok() ? !gpu_->is_lost() : check(Result::kNotSupported, status.message().c_str());
+}
+
+void CudaDevice::copy(void* destination, const void* source, uint64_t nbytes) {
+  if (nbytes == 0 || gpu_->is_lost()) return;
+  const Current current(*gpu_);
+  const Result result =
+      gpu_->driver().memcpy_dtod_async(to_pointer(destination), to_pointer(source), nbytes, gpu_->work());
+  check(result, "cuMemcpyDtoDAsync");
+  queued();
+}
+
+void CudaDevice::fill(void* destination, std::byte value, uint64_t nbytes) {
+  if (nbytes == 0 || gpu_->is_lost()) return;
+  const Current current(*gpu_);
+  const Result result =
+      gpu_->driver().memset_d8_async(to_pointer(destination), static_cast<unsigned char>(value), nbytes, gpu_->work());
+  check(result, "cuMemsetD8Async");
+  queued();
+}
+
+uint64_t CudaDevice::take_failure_record(uint64_t run, std::shared_ptr<const std::vector<IndexedOperand>> operands) {
+  const Current current(*gpu_);
+  if (late_.is_full()) {
+    queued();
+    (void)wait(record());
+    const std::lock_guard lock(mutex_);
+    late_.collect(done_, &failures_);
+  }
+  return late_.take(run, std::move(operands));
+}
+
+void CudaDevice::queued() {
+  const std::lock_guard lock(mutex_);
+  ++queued_;
+}
+
+// --- how far it is ---------------------------------------------------------------------------------------------------
+
+Event CudaDevice::new_event() {
+  if (!events_.empty()) {
+    const Event event = events_.back();
+    events_.pop_back();
+    return event;
+  }
+  Event event = nullptr;
+  check(gpu_->driver().event_create(&event, kEventDisableTiming | kEventBlockingSync), "cuEventCreate");
+  return event;
+}
+
+Ticket CudaDevice::record() {
+  const Current current(*gpu_);
+  std::vector<Held> finished;
+  const std::lock_guard lock(mutex_);
+  poll(&finished);
+  if (is_done(queued_)) return 0;
+  if (marked_ == queued_) return queued_;
+  if (!gpu_->is_lost()) late_.flush(queued_);
+  Mark mark{queued_, new_event(), used_out_ ? new_event() : nullptr};
+  const Driver& driver = gpu_->driver();
+  check(driver.event_record(mark.work, gpu_->work()), "cuEventRecord");
+  if (mark.out != nullptr) check(driver.event_record(mark.out, gpu_->out()), "cuEventRecord");
+  marks_.push_back(mark);
+  marked_ = queued_;
+  used_out_ = false;
+  return queued_;
+}
+
+bool CudaDevice::is_reached(Event event) {
+  if (event == nullptr) return true;
+  const Result result = gpu_->driver().event_query(event);
+  return result != Result::kNotReady && check(result, "cuEventQuery");
+}
+
+// What host memory is not needed any more goes when the caller lets `finished` go.
+void CudaDevice::poll(std::vector<Held>* finished) {
+  while (!marks_.empty() && !gpu_->is_lost()) {
+    const Mark& mark = marks_.front();
+    if (!is_reached(mark.work) || !is_reached(mark.out)) break;
+    done_ = mark.ticket;
+    events_.push_back(mark.work);
+    if (mark.out != nullptr) events_.push_back(mark.out);
+    marks_.pop_front();
+  }
+  while (!held_.empty() && held_.front().ticket <= done_) {
+    finished->push_back(std::move(held_.front()));
+    held_.pop_front();
+  }
+}
+
+bool CudaDevice::done(Ticket ticket) {
+  const Current current(*gpu_);
+  std::vector<Held> finished;
+  const std::lock_guard lock(mutex_);
+  if (!is_done(ticket)) poll(&finished);
+  return is_done(ticket);
+}
+
+Status CudaDevice::wait(Ticket ticket) {
+  const Current current(*gpu_);
+  const auto until = std::chrono::steady_clock::now() + kLooks;
+  for (;;) {
+    std::vector<Held> finished;
+    std::unique_lock lock(mutex_);
+    poll(&finished);
+    if (is_done(ticket) || marks_.empty()) return gpu_->status();
+    const Mark mark = marks_.front();
+    lock.unlock();
+    if (std::chrono::steady_clock::now() < until) {
+      std::this_thread::yield();
+      continue;
+    }
+    // (Another thread may see meanwhile that the mark is reached, and use its events again: then this waits too long.)
+    const Driver& driver = gpu_->driver();
+    check(driver.event_synchronize(mark.work), "cuEventSynchronize");
+    if (mark.out != nullptr) check(driver.event_synchronize(mark.out), "cuEventSynchronize");
+  }
+}
+
+// Events of the driver tell what lies between two: each look adds what passed since the one before.
+std::function<uint64_t()> CudaDevice::read_clock() {
+  const Current current(*gpu_);
+  Event made = nullptr;
+  if (gpu_->is_lost() || !check(gpu_->driver().event_create(&made, kEventBlockingSync), "cuEventCreate")) {
+    return [] { return uint64_t{0}; };
+  }
+  std::shared_ptr<void> event(made, [gpu = gpu_](void* last) {
+    const Current there(*gpu);
+    (void)gpu->driver().event_destroy(static_cast<Event>(last));
+  });
+  check(gpu_->driver().event_record(made, gpu_->work()), "cuEventRecord");
+  queued();
+  return [this, event] {
+    const Current there(*gpu_);
+    float milliseconds = 0;
+    if (clock_event_ && !gpu_->is_lost()) {
+      check(gpu_->driver().event_elapsed_time(&milliseconds, static_cast<Event>(clock_event_.get()),
+                                              static_cast<Event>(event.get())),
+            "cuEventElapsedTime");
+    }
+    clock_event_ = event;
+    clock_ns_ += static_cast<double>(milliseconds) * 1e6;
+    return static_cast<uint64_t>(clock_ns_);
+  };
+}
+
+void CudaDevice::notify(Ticket ticket, std::function<void()> then) {
+  if (done(ticket)) {
+    then();
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  waiting_.emplace(ticket, std::move(then));
+  if (!watcher_.joinable()) watcher_ = std::thread([this] { watch(); });
+  wake_.notify_one();
+}
+
+// Calls what waits; at the end, all that still does.
+void CudaDevice::watch() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    wake_.wait(lock, [this] { return closing_ || !waiting_.empty(); });
+    if (waiting_.empty()) return;
+    const Ticket ticket = waiting_.begin()->first;
+    lock.unlock();
+    (void)wait(ticket);
+    lock.lock();
+    std::vector<std::function<void()>> told;
+    while (!waiting_.empty() && is_done(waiting_.begin()->first)) {
+      told.push_back(std::move(waiting_.begin()->second));
+      waiting_.erase(waiting_.begin());
+    }
+    lock.unlock();
+    for (const auto& then : told) then();
+    lock.lock();
+  }
+}
+
+std::vector<LateFailure> CudaDevice::take_failures() {
+  const std::lock_guard lock(mutex_);
+  if (!gpu_->is_lost()) late_.collect(done_, &failures_);
+  return std::exchange(failures_, {});
+}
+
+std::vector<LateFailure> CudaDevice::await_failures() {
+  if (!late_.is_empty()) (void)wait(record());
+  const std::lock_guard lock(mutex_);
+  if (!gpu_->is_lost()) late_.collect(done_, &failures_);
+  return failures_;
+}
+
+}  // namespace torch_remote::worker::cuda

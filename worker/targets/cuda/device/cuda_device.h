@@ -1,0 +1,120 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "worker/device/device.h"
+#include "worker/targets/cuda/device/gpu.h"
+#include "worker/targets/cuda/device/kernel_store.h"
+#include "worker/targets/cuda/device/late_failures.h"
+#include "worker/targets/cuda/device/peer_memory.h"
+#include "worker/targets/cuda/device/staging.h"
+
+namespace torch_remote::worker::cuda {
+
+// Memory of a GPU. Work is queued on one stream; copies from and to the host go through staging memory, on streams of
+// their own, so that neither work nor a caller waits for them.
+class CudaDevice final : public Device {
+ public:
+  struct Options {
+    Driver driver;
+    int ordinal = 0;
+    uint64_t limit = 0;     // bytes of tensors; 0: what nobody uses now, less a part for kernels and staging
+    KernelOptions kernels;  // also of those that pack strided views
+    size_t slot_bytes = size_t{4} << 20;            // of staging memory
+    uint32_t slots = 4;                             // in each direction
+    uint64_t kept_for_peers = uint64_t{256} << 20;  // most bytes of what other processes read
+  };
+  static Status open(const Options& options, std::unique_ptr<CudaDevice>* device);
+  ~CudaDevice() override;
+
+  std::string description() const override { return gpu_->name(); }
+
+  void copy_in(void* destination, std::span<const std::byte> source, std::shared_ptr<void> keep) override;
+  void copy_out(const StridedBytes& source, std::byte* destination, std::shared_ptr<void> keep) override;
+  void copy(void* destination, const void* source, uint64_t nbytes) override;
+  void fill(void* destination, std::byte value, uint64_t nbytes) override;
+
+  bool asynchronous() const override { return true; }
+  Ticket record() override;
+  bool done(Ticket ticket) override;
+  Status wait(Ticket ticket) override;
+  void notify(Ticket ticket, std::function<void()> then) override;
+  std::function<uint64_t()> read_clock() override;
+  std::vector<LateFailure> take_failures() override;
+  std::vector<LateFailure> await_failures() override;
+  PeerMemory* peer_memory() override { return peers_.get(); }
+
+  // -- for its runners
+
+  Gpu& gpu() { return *gpu_; }
+  std::shared_ptr<Gpu> shared_gpu() { return gpu_; }
+  KernelStore& kernels() { return kernels_; }
+  // A record for a launch that may find an index out of its bounds. 0: the GPU is lost, or has no memory.
+  uint64_t take_failure_record(uint64_t run, std::shared_ptr<const std::vector<IndexedOperand>> operands);
+  // Something was queued on the work stream, which may use such records.
+  void queued();
+
+ private:
+  // A ticket's place in the streams.
+  struct Mark {
+    Ticket ticket = 0;
+    Event work = nullptr, out = nullptr;
+  };
+  // Memory of the host, between it and pinned memory.
+  struct HostCopy {
+    std::byte* to = nullptr;
+    const std::byte* from = nullptr;
+    size_t bytes = 0;
+  };
+  struct Held {
+    Ticket ticket = 0;
+    std::shared_ptr<void> memory;
+    std::deque<HostCopy> copies;  // that host functions are given
+  };
+  struct View;  // of copy_out, with dims that are joined
+
+  CudaDevice(const std::shared_ptr<Gpu>& gpu, const Options& options, uint64_t limit);
+
+  bool check(Result result, const char* what) { return gpu_->check(result, what); }
+  Held& hold(std::shared_ptr<void> memory);
+  bool stage_in(DevicePointer to, const std::byte* from, size_t bytes, Held& held);
+  bool stage_out(const View& view, std::byte*& to, Held& held);
+  bool pack(const View& view, DevicePointer to);
+  bool copy_on_host(Stream stream, const HostCopy& copy, Held& held);
+  Event new_event();
+  bool is_reached(Event event);
+  void poll(std::vector<Held>* finished);
+  bool is_done(Ticket ticket) const { return done_ >= ticket || gpu_->is_lost(); }
+  void watch();
+
+  const std::shared_ptr<Gpu> gpu_;
+  KernelStore kernels_;
+  LateFailures late_;
+  Staging in_, out_;
+  const std::unique_ptr<PeerMemory> peers_;
+  std::shared_ptr<void> clock_event_;  // the last one that was looked at
+  double clock_ns_ = 0;                // what the clock showed there
+  std::vector<LateFailure> failures_;  // that nobody has taken
+  bool used_out_ = false;              // since the last mark
+
+  mutable std::mutex mutex_;  // of what follows
+  Ticket queued_ = 0, marked_ = 0, done_ = 0;
+  std::deque<Mark> marks_;
+  std::vector<Event> events_;  // to be used again
+  std::deque<Held> held_;
+  std::multimap<Ticket, std::function<void()>> waiting_;
+  std::condition_variable wake_;
+  bool closing_ = false;
+  std::thread watcher_;  // calls what waits; started by the first one
+};
+
+}  // namespace torch_remote::worker::cuda

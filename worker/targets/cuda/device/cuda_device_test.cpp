@@ -1,0 +1,205 @@
+#include "worker/targets/cuda/device/cuda_device.h"
+
+#include <cstring>
+#include <numeric>
+
+#include "tests/emulated_gpu/compile.h"
+#include "tests/emulated_gpu/open.h"
+#include "worker/device/testing/conformance.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+using emulated::gpus;
+
+std::unique_ptr<CudaDevice> open_device(const Driver& driver, uint64_t limit, int ordinal = 0) {
+  std::unique_ptr<CudaDevice> device;
+  const Status status = CudaDevice::open({.driver = driver,
+                                          .ordinal = ordinal,
+                                          .limit = limit,
+                                          .kernels = {.compile = emulated::compile},
+                                          .slot_bytes = 256 << 10},
+                                         &device);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return device;
+}
+
+class OnGpus : public ::testing::Test {
+ protected:
+  using Bytes = std::vector<std::byte>;
+
+  std::shared_ptr<Bytes> bytes(size_t count, int first) {
+    auto made = std::make_shared<Bytes>(count);
+    for (size_t i = 0; i < count; ++i) (*made)[i] = static_cast<std::byte>(i * 7 + static_cast<size_t>(first));
+    return made;
+  }
+  tr_buffer allocate(Device& device, size_t count) {
+    tr_buffer buffer{};
+    EXPECT_TRUE(device.memory().allocate(count, &buffer));
+    return buffer;
+  }
+  std::shared_ptr<Bytes> read(Device& device, const void* data, size_t count) {
+    auto made = std::make_shared<Bytes>(count);
+    const auto size = static_cast<int64_t>(count);
+    const int64_t one = 1;
+    device.copy_out({data, 1, {&size, 1}, {&one, 1}}, made->data(), made);
+    return made;
+  }
+};
+
+TEST_F(OnGpus, TwoDevicesWorkBesideEachOther) {
+  const auto a = open_device(gpus().driver(), 64 << 20, 0), b = open_device(gpus().driver(), 64 << 20, 1);
+  EXPECT_EQ(a->description(), "GPU in software 0");
+  EXPECT_EQ(b->description(), "GPU in software 1");
+  const tr_buffer x = allocate(*a, 1 << 20), y = allocate(*b, 1 << 20);
+  for (int i = 0; i < 10; ++i) {
+    const auto to_a = bytes(1 << 20, i), to_b = bytes(1 << 20, i + 100);
+    a->copy_in(x.data, *to_a, to_a);
+    b->copy_in(y.data, *to_b, to_b);
+    const auto from_a = read(*a, x.data, 1 << 20), from_b = read(*b, y.data, 1 << 20);
+    ASSERT_TRUE(a->wait(a->record()).ok());
+    ASSERT_TRUE(b->wait(b->record()).ok());
+    EXPECT_EQ(*from_a, *to_a);
+    EXPECT_EQ(*from_b, *to_b);
+  }
+  x.release(x.owner);
+  y.release(y.owner);
+}
+
+TEST_F(OnGpus, ThereIsNoThirdOne) {
+  std::unique_ptr<CudaDevice> device;
+  const Status status =
+      CudaDevice::open({.driver = gpus().driver(), .ordinal = 2, .kernels = {.compile = emulated::compile}}, &device);
+  EXPECT_EQ(status.code(), ErrorCode::kUnsupported);
+  EXPECT_NE(status.message().find("there is no GPU 2; this machine has 2"), std::string::npos) << status.message();
+}
+
+TEST_F(OnGpus, GivesEverythingBack) {
+  EXPECT_EQ(gpus().left(), "");
+  tr_buffer kept{};
+  {
+    const auto device = open_device(gpus().driver(), 64 << 20);
+    kept = allocate(*device, 1000);
+    const auto given = bytes(1 << 20, 1);
+    const tr_buffer other = allocate(*device, 1 << 20);
+    device->copy_in(other.data, *given, given);
+    other.release(other.owner);
+  }
+  EXPECT_NE(gpus().left(), "");  // of what somebody still has
+  kept.release(kept.owner);
+  EXPECT_EQ(gpus().left(), "");
+  EXPECT_EQ(gpus().allocated(), 0u);
+}
+
+// A call never waits for copies, however large and slow these are.
+TEST_F(OnGpus, CopiesAreQueued) {
+  const auto device = open_device(gpus().driver(), 64 << 20);
+  const tr_buffer x = allocate(*device, 4 << 20);
+  const auto given = bytes(4 << 20, 1);
+  device->copy_in(x.data, *given, given);  // (makes what staging needs)
+  ASSERT_TRUE(device->wait(device->record()).ok());
+  gpus().slow_down(std::chrono::milliseconds(2));
+  const auto began = std::chrono::steady_clock::now();
+  device->copy_in(x.data, *given, given);
+  const auto got = read(*device, x.data, 4 << 20);
+  const Ticket ticket = device->record();
+  EXPECT_FALSE(device->done(ticket));
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(100));  // of hundreds
+  ASSERT_TRUE(device->wait(ticket).ok());
+  gpus().slow_down(std::chrono::microseconds(0));
+  EXPECT_EQ(*got, *given);
+  x.release(x.owner);
+}
+
+TEST_F(OnGpus, MemoryThatIsNotThereFailsOneAllocation) {
+  const auto device = open_device(gpus().driver(), uint64_t{1} << 40);  // more than there is
+  const tr_buffer x = allocate(*device, 1000);
+  tr_buffer none{};
+  EXPECT_FALSE(device->memory().allocate(uint64_t{9} << 30, &none));
+  gpus().fail_allocation(1);
+  const tr_buffer y = allocate(*device, 40 << 20);  // after memory was given back
+  EXPECT_EQ(device->memory().stats().failures, 1u);
+  const auto given = bytes(1000, 5);
+  device->copy_in(x.data, *given, given);
+  const auto got = read(*device, x.data, 1000);
+  ASSERT_TRUE(device->wait(device->record()).ok());
+  EXPECT_EQ(*got, *given);
+  x.release(x.owner);
+  y.release(y.owner);
+}
+
+TEST_F(OnGpus, ALostDeviceSaysSoAndNobodyWaitsForEver) {
+  auto device = open_device(gpus().driver(), 64 << 20);
+  const tr_buffer x = allocate(*device, 1 << 20);
+  device->gpu().set_doing("aten::relu");
+  gpus().lose_device(0, 5);
+  const auto given = bytes(1 << 20, 1);
+  std::weak_ptr<Bytes> held = given;
+  device->copy_in(x.data, *given, given);
+  device->fill(x.data, std::byte{1}, 1 << 20);
+  std::atomic<bool> told = false;
+  const Ticket ticket = device->record();
+  device->notify(ticket, [&] { told = true; });
+  const Status status = device->wait(ticket);
+  EXPECT_EQ(status.code(), ErrorCode::kLost);
+  EXPECT_NE(status.message().find("'aten::relu' was queued last"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("ECC"), std::string::npos) << status.message();
+  EXPECT_TRUE(device->done(ticket));
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!told && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  EXPECT_TRUE(told);
+  device->copy(x.data, x.data, 4);
+  EXPECT_EQ(device->wait(device->record()).code(), ErrorCode::kLost);
+  tr_buffer none{};
+  EXPECT_FALSE(device->memory().allocate(40 << 20, &none));
+  x.release(x.owner);
+  device = nullptr;
+  const auto again = open_device(gpus().driver(), 64 << 20);  // another context
+  again->fill(nullptr, std::byte{1}, 0);
+  EXPECT_TRUE(again->wait(again->record()).ok());
+}
+
+// Each wait for an event matters: with a driver that leaves them out, what comes back is something else now and then.
+TEST_F(OnGpus, WithoutEventsItWouldBeWrong) {
+  Driver hasty = gpus().driver();
+  hasty.stream_wait_event = [](Stream, Event, unsigned) { return Result::kSuccess; };
+  for (const Driver& driver : {gpus().driver(), hasty}) {
+    int wrong = 0;
+    const auto device = open_device(driver, 64 << 20);
+    const tr_buffer x = allocate(*device, 3 << 20);
+    std::vector<std::shared_ptr<Bytes>> alive;  // what is copied, and nobody waits for
+    for (int i = 0; i < 20; ++i) {
+      const auto given = bytes(3 << 20, i);
+      device->copy_in(x.data, *given, given);
+      const auto got = read(*device, x.data, 3 << 20);
+      alive.insert(alive.end(), {given, got});
+      ASSERT_TRUE(device->wait(device->record()).ok());
+      wrong += *got != *given ? 1 : 0;
+    }
+    (void)driver.ctx_synchronize();
+    x.release(x.owner);
+    EXPECT_EQ(wrong != 0, driver.stream_wait_event == hasty.stream_wait_event) << wrong;
+  }
+}
+
+TEST_F(OnGpus, IndexErrorsAreThoseOfTheCpu) {
+  EXPECT_EQ(index_error({0, "aten::embedding"}, 7, 3).message(), "index out of range in self");
+  EXPECT_EQ(index_error({0, "aten::nll_loss_forward"}, 7, 3).message(), "Target 7 is out of bounds.");
+  EXPECT_EQ(index_error({0, "aten::gather", 1}, -1, 3).message(),
+            "index -1 is out of bounds for dimension 1 with size 3");
+  EXPECT_EQ(index_error({0, "aten::gather"}, -1, 3).kind(), "IndexError");
+}
+
+}  // namespace
+}  // namespace torch_remote::worker::cuda
+
+namespace torch_remote::worker::testing {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceConformance,
+                         ::testing::Values(DeviceUnderTest{
+                             [](uint64_t limit) { return cuda::open_device(cuda::gpus().driver(), limit); },
+                             /*is_apart=*/true}));
+
+}  // namespace
+}  // namespace torch_remote::worker::testing

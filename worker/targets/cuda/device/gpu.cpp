@@ -1,0 +1,163 @@
+#include "worker/targets/cuda/device/gpu.h"
+
+#include <utility>
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+constexpr uint32_t kOldest = 80;  // sm_80: the first one that kernels are made for
+
+class PoolSource final : public SegmentSource {
+ public:
+  explicit PoolSource(std::shared_ptr<Gpu> gpu) : gpu_(std::move(gpu)) {}
+
+  Segment allocate(size_t size) override {
+    if (gpu_->is_lost()) return {};
+    const Current current(*gpu_);
+    DevicePointer address = take(size);
+    if (address % CachingAllocator::kPage != 0) {  // the driver promises less
+      give(*gpu_, address);
+      address = take(size + CachingAllocator::kPage);
+    }
+    if (address == 0) return {};
+    const DevicePointer begin =
+        (address + CachingAllocator::kPage - 1) / CachingAllocator::kPage * CachingAllocator::kPage;
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver's addresses are numbers
+    return {reinterpret_cast<std::byte*>(begin), size, std::shared_ptr<void>(nullptr, [gpu = gpu_, address](void*) {
+              const Current current(*gpu);
+              give(*gpu, address);
+            })};
+  }
+
+ private:
+  // 0: there is none, even after the pool gave back what it keeps.
+  DevicePointer take(size_t size) {
+    const Driver& driver = gpu_->driver();
+    DevicePointer address = 0;
+    Result result = driver.mem_alloc_from_pool_async(&address, size, gpu_->pool(), gpu_->stream());
+    if (result == Result::kOutOfMemory && driver.stream_synchronize(gpu_->work()) == Result::kSuccess &&
+        driver.mem_pool_trim_to(gpu_->pool(), 0) == Result::kSuccess) {
+      result = driver.mem_alloc_from_pool_async(&address, size, gpu_->pool(), gpu_->stream());
+    }
+    if (result != Result::kSuccess && result != Result::kOutOfMemory) gpu_->check(result, "cuMemAllocFromPoolAsync");
+    return result == Result::kSuccess ? address : 0;
+  }
+  static void give(Gpu& gpu, DevicePointer address) {
+    if (address != 0 && !gpu.is_lost()) {
+      gpu.check(gpu.driver().mem_free_async(address, gpu.work()), "cuMemFreeAsync");
+    }
+  }
+
+  std::shared_ptr<Gpu> gpu_;
+};
+
+}  // namespace
+
+Status Gpu::open(const Driver& driver, int ordinal, std::shared_ptr<Gpu>* opened) {
+  std::shared_ptr<Gpu> gpu(new Gpu(driver));
+  if (Status status = gpu->open_device(ordinal); !status.ok()) return status;
+  const Current current(*gpu);
+  if (Status status = gpu->open_context(); !status.ok()) return status;
+  *opened = std::move(gpu);
+  return {};
+}
+
+Status Gpu::open_device(int ordinal) {
+  ordinal_ = ordinal;
+  int count = 0, major = 0, minor = 0, processors = 0, pools = 0;
+  Status status = to_status(driver_, driver_.device_get_count(&count), "cuDeviceGetCount");
+  if (!status.ok()) return status;
+  if (ordinal < 0 || ordinal >= count) {
+    return {ErrorCode::kUnsupported, "cuda: there is no GPU " + std::to_string(ordinal) + "; this machine has " +
+                                         std::to_string(count) + " (CUDA_VISIBLE_DEVICES hides some)"};
+  }
+  char name[256] = {};
+  const auto attribute = [&](DeviceAttribute which, int* value) {
+    if (status.ok())
+      status = to_status(driver_, driver_.device_get_attribute(value, which, device_), "cuDeviceGetAttribute");
+  };
+  status = to_status(driver_, driver_.device_get(&device_, ordinal), "cuDeviceGet");
+  if (status.ok()) status = to_status(driver_, driver_.device_get_name(name, sizeof(name), device_), "cuDeviceGetName");
+  attribute(DeviceAttribute::kMajor, &major);
+  attribute(DeviceAttribute::kMinor, &minor);
+  attribute(DeviceAttribute::kMultiprocessors, &processors);
+  attribute(DeviceAttribute::kMemoryPools, &pools);
+  if (!status.ok()) return status;
+  name_ = name;
+  sm_ = static_cast<uint32_t>(10 * major + minor);
+  processors_ = static_cast<uint32_t>(processors);
+  if (sm_ < kOldest || pools == 0) {
+    return {ErrorCode::kUnsupported, "cuda: " + name_ + " (sm_" + std::to_string(sm_) +
+                                         ") is too old; kernels are made for sm_80 (A100) and later, and memory pools"
+                                         " are wanted"};
+  }
+  return to_status(driver_, driver_.primary_ctx_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
+}
+
+Status Gpu::open_context() {
+  MemoryPoolProperties properties;
+  properties.location = device_;
+  uint64_t keep = UINT64_MAX;  // what is freed stays the pool's, for the next segment
+  size_t unused = 0, total = 0;
+  Status status = to_status(driver_, driver_.mem_get_info(&unused, &total), "cuMemGetInfo");
+  free_memory_ = unused;
+  if (status.ok()) status = to_status(driver_, driver_.mem_pool_create(&pool_, &properties), "cuMemPoolCreate");
+  if (status.ok()) {
+    status = to_status(driver_, driver_.mem_pool_set_attribute(pool_, PoolAttribute::kReleaseThreshold, &keep),
+                       "cuMemPoolSetAttribute");
+  }
+  for (Stream* stream : {&work_, &in_, &out_}) {
+    if (!status.ok()) return status;
+    status = to_status(driver_, driver_.stream_create(stream, kStreamNonBlocking, 0), "cuStreamCreate");
+  }
+  queue_->set_stream(work_, pool_);
+  return status;
+}
+
+// Of a lost device nothing can be given back but the context.
+Gpu::~Gpu() {
+  if (context_ == nullptr) return;
+  {
+    const Current current(*this);
+    queue_->clear();
+    for (Stream stream : {work_, in_, out_}) {
+      if (stream == nullptr) continue;
+      (void)driver_.stream_synchronize(stream);
+      (void)driver_.stream_destroy(stream);
+    }
+    if (pool_ != nullptr) (void)driver_.mem_pool_destroy(pool_);
+  }
+  (void)driver_.primary_ctx_release(device_);
+}
+
+Gpu::Gpu(const Driver& driver)
+    : driver_(driver),
+      queue_(std::make_unique<WorkQueue>(
+          driver_, [this] { return is_lost(); }, [this](const Status& why) { lose(why); })) {}
+
+bool Gpu::check(Result result, const char* what) {
+  if (result == Result::kSuccess) return true;
+  lose(to_status(driver_, result, what));
+  return false;
+}
+
+void Gpu::lose(const Status& why) {
+  const std::lock_guard lock(mutex_);
+  if (status_.ok()) {
+    status_ = {ErrorCode::kLost, "remote: " + name_ + " is lost" +
+                                     (doing_.empty() ? "" : ", '" + std::string(doing_) + "' was queued last") + ": " +
+                                     why.message()};
+    lost_.store(true, std::memory_order_release);
+  }
+}
+
+Status Gpu::status() const {
+  const std::lock_guard lock(mutex_);
+  return status_;
+}
+
+std::unique_ptr<SegmentSource> make_segment_source(std::shared_ptr<Gpu> gpu) {
+  return std::make_unique<PoolSource>(std::move(gpu));
+}
+
+}  // namespace torch_remote::worker::cuda

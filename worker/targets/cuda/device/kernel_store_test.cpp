@@ -1,0 +1,142 @@
+// Kernels in memory, on disk and on threads of their own; on a GPU in software.
+#include "worker/targets/cuda/device/kernel_store.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <latch>
+
+#include "tests/emulated_gpu/compile.h"
+#include "tests/emulated_gpu/emulated_driver.h"
+#include "worker/targets/cuda/device/copy_kernel.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+
+class KernelStoreTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    options.folder = fs::path(::testing::TempDir()) / ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    fs::remove_all(options.folder);
+    options.version = "1";
+    options.compile = [this](std::string_view text, uint32_t sm, CompiledKernel* compiled) {
+      ++compiles;
+      return emulated::compile(text, sm, compiled);
+    };
+    driver = std::make_unique<emulated::EmulatedDriver>(emulated::Options{});
+    ASSERT_TRUE(Gpu::open(driver->driver(), 0, &gpu).ok());
+  }
+  void TearDown() override {
+    gpu = nullptr;
+    EXPECT_EQ(driver->left(), "");
+  }
+  static codegen::Kernel kernel(ir::DType type) {
+    const int64_t sizes[] = {4}, strides[] = {1};
+    return make_copy_kernel(
+        {.from_type = type, .to_type = type, .sizes = sizes, .from_strides = strides, .to_strides = strides});
+  }
+  Status get(KernelStore& store, ir::DType type) {
+    const LoadedKernel* loaded = nullptr;
+    Status status = store.get(kernel(type), &loaded);
+    EXPECT_TRUE(!status.ok() || loaded->module != nullptr);
+    return status;
+  }
+
+  KernelOptions options;
+  std::atomic<int> compiles = 0;
+  std::unique_ptr<emulated::EmulatedDriver> driver;
+  std::shared_ptr<Gpu> gpu;
+};
+
+TEST_F(KernelStoreTest, OnesOnDiskAreNotCompiledAgain) {
+  for (int i = 0; i < 2; ++i) {
+    KernelStore store(gpu, options);
+    EXPECT_TRUE(get(store, ir::DType::kFloat32).ok());
+    EXPECT_TRUE(get(store, ir::DType::kFloat32).ok());
+    EXPECT_EQ(store.compiled(), i == 0 ? 1u : 0u);
+  }
+  EXPECT_EQ(compiles, 1);
+  options.version = "2";  // another compiler
+  KernelStore store(gpu, options);
+  EXPECT_TRUE(get(store, ir::DType::kFloat32).ok());
+  EXPECT_EQ(compiles, 2);
+}
+
+TEST_F(KernelStoreTest, ADamagedOneIsCompiledAgain) {
+  {
+    KernelStore store(gpu, options);
+    EXPECT_TRUE(get(store, ir::DType::kFloat32).ok());
+  }
+  const fs::path path = fs::directory_iterator(options.folder)->path();
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(static_cast<std::streamoff>(fs::file_size(path) / 2));
+  file.put('\x5A');
+  file.put('\xA5');
+  file.close();
+  for (int i = 0; i < 2; ++i) {
+    KernelStore store(gpu, options);
+    EXPECT_TRUE(get(store, ir::DType::kFloat32).ok());
+    EXPECT_EQ(compiles, 2);
+  }
+}
+
+// Two at once, while the caller goes on; and a third one by whoever waits for it.
+TEST_F(KernelStoreTest, AskingDoesNotWait) {
+  std::latch begun(2), go(1);
+  options.threads = 2;
+  const std::thread::id caller = std::this_thread::get_id();
+  std::atomic<int> own = 0;
+  options.compile = [&](std::string_view text, uint32_t sm, CompiledKernel* compiled) {
+    if (std::this_thread::get_id() == caller) {
+      ++own;
+    } else {
+      begun.count_down();
+      go.wait();
+    }
+    return emulated::compile(text, sm, compiled);
+  };
+  KernelStore store(gpu, options);
+  KernelStore::Asked* const first = store.ask(kernel(ir::DType::kFloat32));
+  KernelStore::Asked* const second = store.ask(kernel(ir::DType::kFloat64));
+  begun.wait();
+  EXPECT_EQ(store.ask(kernel(ir::DType::kFloat32)), first);
+  store.ask(kernel(ir::DType::kInt8));
+  EXPECT_TRUE(get(store, ir::DType::kInt8).ok());
+  EXPECT_EQ(own, 1);
+  go.count_down();
+  const LoadedKernel* loaded = nullptr;
+  EXPECT_TRUE(store.get(*first, &loaded).ok());
+  EXPECT_TRUE(store.get(*second, &loaded).ok());
+  EXPECT_EQ(own, 1);
+  EXPECT_EQ(store.compiled(), 3u);
+}
+
+TEST_F(KernelStoreTest, WhatFailsIsTriedAgainButForWhatThereIsNoCodeOf) {
+  ErrorCode code = ErrorCode::kInternal;
+  options.compile = [&](std::string_view, uint32_t, CompiledKernel*) {
+    ++compiles;
+    return Status(code, "no");
+  };
+  KernelStore store(gpu, options);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(get(store, ir::DType::kFloat32).code(), ErrorCode::kInternal);
+  EXPECT_EQ(compiles, 3);
+  code = ErrorCode::kUnsupported;
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(get(store, ir::DType::kFloat64).code(), ErrorCode::kUnsupported);
+  EXPECT_EQ(compiles, 4);
+}
+
+// Threads that still compile, and kernels that nobody has waited for.
+TEST_F(KernelStoreTest, MayGoAtAnyTime) {
+  KernelStore store(gpu, options);
+  for (const ir::DType type : {ir::DType::kFloat32, ir::DType::kFloat64, ir::DType::kInt8, ir::DType::kInt64}) {
+    store.ask(kernel(type));
+  }
+}
+
+}  // namespace
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,88 @@
+#include "worker/targets/cuda/device/library.h"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+constexpr int kNewest = 13, kOldest = 12;
+
+std::string package_of(const Library& library, int major) {
+  std::string name(library.package);
+  if (major == kOldest || !library.version.empty()) name += "-cu" + std::to_string(major);
+  return name;
+}
+
+std::string soname_of(const Library& library, int major) {
+  return std::string(library.soname) + "." +
+         (library.version.empty() ? std::to_string(major) : std::string(library.version));
+}
+
+}  // namespace
+
+void* OpenLibrary::find(const char* symbol) const { return dlsym(handle, symbol); }
+
+std::vector<std::string> paths_of(const Library& library, const LibraryPlaces& places, int major) {
+  const std::string soname = soname_of(library, major);
+  if (!places.given.empty()) return {places.given + "/" + soname};
+  std::vector<std::string> paths;
+  if (!places.packages.empty()) {
+    const bool has_own = major == kOldest || !library.version.empty();
+    const std::string folder = has_own ? std::string(library.folder) : "cu" + std::to_string(major);
+    paths.push_back(places.packages + "/nvidia/" + folder + "/lib/" + soname);
+  }
+  paths.push_back(soname);
+  for (const char* variable : {"CUDA_PATH", "CUDA_HOME"}) {
+    const char* folder = std::getenv(variable);
+    if (folder == nullptr || *folder == '\0') continue;
+    for (const char* inner : {"/lib64/", "/lib/"}) paths.push_back(std::string(folder) + inner + soname);
+  }
+  for (const char* inner : {"/lib64/", "/lib/"}) paths.push_back(std::string("/usr/local/cuda") + inner + soname);
+  return paths;
+}
+
+Status open_library(const Library& library, const LibraryPlaces& places, OpenLibrary* opened) {
+  const int newest = places.driver >= 1000 * kNewest ? kNewest : kOldest;
+  const int oldest = library.version.empty() ? kOldest : newest;  // else all versions are one file
+  const auto take = [&](void* handle, int major) {
+    link_map* map = nullptr;
+    if (handle == nullptr || dlinfo(handle, RTLD_DI_LINKMAP, static_cast<void*>(&map)) != 0) return false;
+    *opened = {handle, map->l_name, major};
+    return true;
+  };
+  std::string why;
+  for (int major = newest; major >= oldest; --major) {
+    const std::string soname = soname_of(library, major);
+    if (take(dlopen(soname.c_str(), RTLD_NOW | RTLD_NOLOAD), major)) return {};
+  }
+  for (int major = newest; major >= oldest; --major) {
+    for (const std::string& path : paths_of(library, places, major)) {
+      if (take(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), major)) return {};
+      const std::string error = dlerror();
+      // Of a file that is there, what is wrong with it.
+      if (error.find("No such file") == std::string::npos) why = error;
+    }
+  }
+  std::string message = "cuda: there is no " + soname_of(library, newest) + " (" + std::string(library.name) + ")";
+  if (!places.given.empty()) message += " in " + places.given;
+  if (!why.empty()) message += ": " + why;
+  return {ErrorCode::kUnsupported, message + "; install it: pip install " + package_of(library, newest) +
+                                       ", or say in which folder it is: TORCH_REMOTE_CUDA_LIB=/usr/local/cuda/lib64"};
+}
+
+void open_beside(const OpenLibrary& library, std::string_view beginning) {
+  std::error_code error;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(std::filesystem::path(library.path).parent_path(), error)) {
+    if (entry.path().filename().native().starts_with(beginning)) {
+      (void)dlopen(entry.path().c_str(), RTLD_NOW | RTLD_LOCAL);
+    }
+  }
+}
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,349 @@
+#include "worker/targets/cuda/device/peer_memory.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "worker/device/no_memory.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+// As cuMemAlloc does: what is smaller would share its memory, and so its handle, with others.
+constexpr uint64_t kGrain = uint64_t{2} << 20;
+
+// NOLINTNEXTLINE(performance-no-int-to-ptr): the driver's addresses are numbers
+std::byte* to_address(DevicePointer pointer) { return reinterpret_cast<std::byte*>(pointer); }
+
+// What is in a PeerMemory::Place.
+struct Contents {
+  IpcMemoryHandle handle;
+  uint64_t offset = 0;
+  uint64_t once = 0;  // 1: it goes when it was read, so it is to be closed before
+};
+static_assert(sizeof(Contents) <= PeerMemory::kPlaceBytes);
+
+// All that other processes may have open. Thread safe.
+class Exports : public std::enable_shared_from_this<Exports> {
+ public:
+  Exports(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, uint64_t most_kept)
+      : gpu_(std::move(gpu)), memory_(memory), most_kept_(most_kept) {}
+
+  struct Region {
+    DevicePointer address = 0;
+    uint64_t size = 0;
+    IpcMemoryHandle handle;
+  };
+
+  // Memory that no one else uses. kOutOfMemory: there is none.
+  Status allocate(uint64_t size, Region* region) {
+    size = (size + kGrain - 1) / kGrain * kGrain;
+    const Current current(*gpu_);
+    const Driver& driver = gpu_->driver();
+    if (!memory_.charge(size)) return none(size);
+    Result result = driver.mem_alloc(&region->address, size);
+    if (result == Result::kSuccess) {
+      region->size = size;
+      result = driver.ipc_get_mem_handle(&region->handle, region->address);
+      if (result == Result::kSuccess) return {};
+      (void)driver.mem_free(region->address);
+    }
+    memory_.discharge(size);
+    if (result == Result::kOutOfMemory) return none(size);
+    return to_status(driver, result, "cuIpcGetMemHandle");
+  }
+
+  // It may have been given to another process, but that has closed it.
+  void free(const Region& region) {
+    const Current current(*gpu_);
+    if (!gpu_->is_lost()) gpu_->check(gpu_->driver().mem_free(region.address), "cuMemFree");
+    memory_.discharge(region.size);
+  }
+
+  // Is freed by the next call of free_read().
+  void add_read(const Region& region) {
+    const std::lock_guard lock(mutex_);
+    read_.push_back(region);
+  }
+  // (Which waits for all work of the GPU, if there is anything.)
+  void free_read() {
+    std::vector<Region> read;
+    {
+      const std::lock_guard lock(mutex_);
+      read.swap(read_);
+    }
+    for (const Region& region : read) free(region);
+  }
+
+  // -- of what is kept
+
+  Segment take_segment(size_t size) {
+    const std::lock_guard lock(mutex_);
+    const auto fits = [size](const Region& region) { return region.size >= size; };
+    const auto parked = std::ranges::find_if(parked_, fits);
+    Region region;
+    if (parked != parked_.end()) {
+      region = *parked;
+      parked_.erase(parked);
+    } else if (kept_bytes_ + size > most_kept_ || !allocate(size, &region).ok()) {
+      return {};
+    } else {
+      kept_bytes_ += region.size;
+      kept_[region.address] = region;
+    }
+    // What the allocator gives back stays open elsewhere: the next segment may be there.
+    return {to_address(region.address), size,
+            std::shared_ptr<void>(nullptr, [self = shared_from_this(), region](void*) { self->park(region); })};
+  }
+  // Of a block in such a segment.
+  Region find(const void* address) const {
+    const std::lock_guard lock(mutex_);
+    return std::prev(kept_.upper_bound(to_pointer(address)))->second;
+  }
+
+ private:
+  void park(const Region& region) {
+    const std::lock_guard lock(mutex_);
+    parked_.push_back(region);
+  }
+  static Status none(uint64_t size) { return no_memory_for("a copy to another device", size); }
+
+  const std::shared_ptr<Gpu> gpu_;
+  CachingAllocator& memory_;
+  const uint64_t most_kept_;
+  mutable std::mutex mutex_;
+  uint64_t kept_bytes_ = 0;
+  std::map<DevicePointer, Region> kept_;  // by address
+  std::vector<Region> parked_, read_;
+};
+
+// Segments are never given back to the driver: another process may have them open.
+class KeptSource final : public SegmentSource {
+ public:
+  explicit KeptSource(std::shared_ptr<Exports> exports) : exports_(std::move(exports)) {}
+  Segment allocate(size_t size) override { return exports_->take_segment(size); }
+
+ private:
+  const std::shared_ptr<Exports> exports_;
+};
+
+// Of a segment that is kept.
+class Block final : public PeerMemory::Piece {
+ public:
+  explicit Block(const tr_buffer& block) : block_(block) {}
+  void was_read() override {
+    if (block_.release != nullptr) block_.release(std::exchange(block_, {}).owner);
+  }
+
+ private:
+  tr_buffer block_{};  // stays for ever if nobody says that it was read
+};
+
+// One with memory of its own.
+class Whole final : public PeerMemory::Piece {
+ public:
+  Whole(std::shared_ptr<Exports> exports, const Exports::Region& region)
+      : exports_(std::move(exports)), region_(region) {}
+  void was_read() override { exports_->add_read(region_); }
+
+ private:
+  const std::shared_ptr<Exports> exports_;
+  const Exports::Region region_;
+};
+
+class CudaReader final : public PeerMemory::Reader, public std::enable_shared_from_this<CudaReader> {
+ public:
+  CudaReader(std::shared_ptr<Gpu> gpu, std::function<void()> queued)
+      : gpu_(std::move(gpu)), queued_(std::move(queued)) {}
+  ~CudaReader() override {
+    const Current current(*gpu_);
+    for (const Open& open : open_) (void)gpu_->driver().ipc_close_mem_handle(open.address);
+  }
+
+  Status take(const PeerMemory::Place& place, void* destination, uint64_t nbytes,
+              std::function<void()>* finish) override {
+    *finish = [] {};
+    if (nbytes == 0) return {};
+    Contents contents;
+    std::memcpy(&contents, place.data(), sizeof(contents));
+    const Current current(*gpu_);
+    DevicePointer begin = 0;
+    if (Status status = open(contents, &begin); !status.ok()) return status;
+    const Result result =
+        gpu_->driver().memcpy_dtod_async(to_pointer(destination), begin + contents.offset, nbytes, gpu_->work());
+    gpu_->check(result, "cuMemcpyDtoDAsync");
+    queued_();
+    if (contents.once != 0) {
+      *finish = [self = shared_from_this(), begin] { self->close(begin); };
+    }
+    return gpu_->status();
+  }
+
+ private:
+  struct Open {
+    IpcMemoryHandle handle;
+    DevicePointer address = 0;
+  };
+
+  Status open(const Contents& contents, DevicePointer* begin) {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::ranges::find_if(open_, [&](const Open& open) {
+      return std::memcmp(open.handle.bytes, contents.handle.bytes, sizeof(open.handle.bytes)) == 0;
+    });
+    if (found != open_.end()) {
+      *begin = found->address;
+      return {};
+    }
+    const Driver& driver = gpu_->driver();
+    const Result result = driver.ipc_open_mem_handle(begin, contents.handle, kIpcLazyPeerAccess);
+    if (result != Result::kSuccess) return to_status(driver, result, "cuIpcOpenMemHandle");
+    open_.push_back({contents.handle, *begin});
+    return {};
+  }
+
+  void close(DevicePointer begin) {
+    const Current current(*gpu_);
+    const std::lock_guard lock(mutex_);
+    std::erase_if(open_, [begin](const Open& open) { return open.address == begin; });
+    if (!gpu_->is_lost()) gpu_->check(gpu_->driver().ipc_close_mem_handle(begin), "cuIpcCloseMemHandle");
+  }
+
+  const std::shared_ptr<Gpu> gpu_;
+  const std::function<void()> queued_;
+  std::mutex mutex_;
+  std::vector<Open> open_;
+};
+
+// A stream of its own, for who is not the device's thread.
+class OwnStream {
+ public:
+  explicit OwnStream(const Driver& driver) : driver_(driver) {
+    status_ = to_status(driver, driver.stream_create(&stream_, kStreamNonBlocking, 0), "cuStreamCreate");
+  }
+  ~OwnStream() {
+    if (stream_ != nullptr) (void)driver_.stream_destroy(stream_);
+  }
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+
+  // `copy` queues it; it is done when this returns.
+  template <typename F>
+  Status run(const char* what, F&& copy) {
+    if (!status_.ok()) return status_;
+    Status status = to_status(driver_, copy(stream_), what);
+    if (!status.ok()) return status;
+    return to_status(driver_, driver_.stream_synchronize(stream_), "cuStreamSynchronize");
+  }
+
+ private:
+  const Driver& driver_;
+  Stream stream_ = nullptr;
+  Status status_;
+};
+
+class CudaPeerMemory final : public PeerMemory {
+ public:
+  CudaPeerMemory(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, uint64_t most_kept, std::function<void()> queued)
+      : gpu_(std::move(gpu)),
+        exports_(std::make_shared<Exports>(gpu_, memory, most_kept)),
+        kept_(CachingAllocator::create(std::make_unique<KeptSource>(exports_), UINT64_MAX)),
+        queued_(std::move(queued)) {}
+  ~CudaPeerMemory() override { exports_->free_read(); }
+
+  Status offer(std::span<const std::byte> content, Place* place, PiecePtr* piece) override {
+    DevicePointer address = 0;
+    if (Status status = allocate(content.size(), place, piece, &address); !status.ok()) return status;
+    const Current current(*gpu_);
+    const Driver& driver = gpu_->driver();
+    return OwnStream(driver).run("cuMemcpyHtoDAsync", [&](Stream stream) {
+      return driver.memcpy_htod_async(address, content.data(), content.size(), stream);
+    });
+  }
+
+  // Of some machines all calls succeed, and other bytes come (where the bus is set up wrongly): so it looks.
+  Status try_out(const Place& place, std::span<const std::byte> content) override {
+    Contents contents;
+    std::memcpy(&contents, place.data(), sizeof(contents));
+    const Current current(*gpu_);
+    const Driver& driver = gpu_->driver();
+    DevicePointer begin = 0;
+    const Result opened = driver.ipc_open_mem_handle(&begin, contents.handle, kIpcLazyPeerAccess);
+    if (opened != Result::kSuccess) return to_status(driver, opened, "cuIpcOpenMemHandle");
+    DevicePointer here = 0;
+    Status status = to_status(driver, driver.mem_alloc(&here, content.size()), "cuMemAlloc");
+    std::vector<std::byte> came(content.size());
+    if (status.ok()) {
+      OwnStream stream(driver);
+      status = stream.run("cuMemcpyDtoDAsync", [&](Stream on) {
+        return driver.memcpy_dtod_async(here, begin + contents.offset, came.size(), on);
+      });
+      if (status.ok()) {
+        status = stream.run("cuMemcpyDtoHAsync",
+                            [&](Stream on) { return driver.memcpy_dtoh_async(came.data(), here, came.size(), on); });
+      }
+    }
+    if (here != 0) (void)driver.mem_free(here);
+    (void)driver.ipc_close_mem_handle(begin);
+    if (status.ok() && !std::ranges::equal(came, content)) {
+      status = {ErrorCode::kUnsupported,
+                "cuda: other bytes come from the other GPU's memory than are there (see that ACS and the IOMMU leave "
+                "traffic between GPUs alone)"};
+    }
+    return status;
+  }
+
+  Status status() const override { return gpu_->status(); }
+
+  Status put(const void* source, uint64_t nbytes, Place* place, PiecePtr* piece) override {
+    exports_->free_read();
+    DevicePointer address = 0;
+    if (Status status = allocate(nbytes, place, piece, &address); !status.ok()) return status;
+    const Current current(*gpu_);
+    if (nbytes != 0) {
+      gpu_->check(gpu_->driver().memcpy_dtod_async(address, to_pointer(source), nbytes, gpu_->work()),
+                  "cuMemcpyDtoDAsync");
+      queued_();
+    }
+    return gpu_->status();
+  }
+
+  std::shared_ptr<Reader> make_reader() override { return std::make_shared<CudaReader>(gpu_, queued_); }
+
+ private:
+  Status allocate(uint64_t nbytes, Place* place, PiecePtr* piece, DevicePointer* address) {
+    Contents contents;
+    tr_buffer block{};
+    if (kept_->allocate(std::max<uint64_t>(nbytes, 1), &block)) {
+      const Exports::Region region = exports_->find(block.data);
+      *address = to_pointer(block.data);
+      contents = {region.handle, *address - region.address, 0};
+      *piece = std::make_shared<Block>(block);
+    } else {
+      Exports::Region region;
+      if (Status status = exports_->allocate(nbytes, &region); !status.ok()) return status;
+      *address = region.address;
+      contents = {region.handle, 0, 1};
+      *piece = std::make_shared<Whole>(exports_, region);
+    }
+    place->fill(std::byte{0});
+    std::memcpy(place->data(), &contents, sizeof(contents));
+    return {};
+  }
+
+  const std::shared_ptr<Gpu> gpu_;
+  const std::shared_ptr<Exports> exports_;
+  const CachingAllocator::Pointer kept_;
+  const std::function<void()> queued_;
+};
+
+}  // namespace
+
+std::unique_ptr<PeerMemory> make_peer_memory(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, uint64_t most_kept,
+                                             std::function<void()> queued) {
+  return std::make_unique<CudaPeerMemory>(std::move(gpu), memory, most_kept, std::move(queued));
+}
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <memory>
+
+#include "ir/status.h"
+#include "worker/targets/cuda/dnn/batch_norm_graph.h"
+#include "worker/targets/cuda/dnn/late_plans.h"
+
+namespace torch_remote::worker::cuda {
+
+// Of the tensors that a problem's pass has.
+struct BatchNormPointers {
+  DevicePointer input = 0, output = 0, scale = 0, bias = 0, mean = 0, deviation = 0;
+  DevicePointer mean_before = 0, variance_before = 0, mean_after = 0, variance_after = 0;
+  DevicePointer grad = 0, grad_input = 0, grad_scale = 0, grad_bias = 0;
+  float epsilon = 0, momentum = 0;
+};
+
+// cuDNN's batch norm.
+class BatchNormLibrary final : public LatePlans<BatchNormProblem> {
+ public:
+  static Status open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
+                     std::unique_ptr<BatchNormLibrary>* library);
+  ~BatchNormLibrary() override { close(); }
+
+  // As of run_plan. While plans are timed they do it several times: statistics that run are not to be written where
+  // they are read.
+  Status run(const Prepared& prepared, const BatchNormPointers& pointers);
+
+ private:
+  BatchNormLibrary(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options);
+
+  Status describe(const BatchNormProblem& problem, dnn::Handle handle, std::vector<dnn::Descriptor>* made,
+                  dnn::Descriptor* graph) const override;
+  bool suits(const BatchNormProblem& problem, const std::vector<dnn::Note>& notes, size_t level) const override;
+  Status call(const BatchNormProblem& problem, const dnn::Plan& plan, const BatchNormPointers& pointers,
+              DevicePointer memory, Stream stream) const;
+};
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,209 @@
+#include "worker/targets/cuda/dnn/batch_norm_plan.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "ir/op_table_generated.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+using ir::DType;
+
+std::vector<int64_t> channels_last(const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> strides(sizes.size());
+  strides[1] = 1;
+  int64_t step = sizes[1];
+  for (size_t d = sizes.size(); d-- > 2; step *= sizes[d]) strides[d] = step;
+  strides[0] = step;
+  return strides;
+}
+
+bool lies_channels_last(const OpTensor& tensor) {
+  const std::vector<int64_t> strides = channels_last(tensor.sizes);
+  for (size_t d = 0; d < tensor.sizes.size(); ++d) {
+    if (tensor.sizes[d] != 1 && tensor.strides[d] != strides[d]) return false;
+  }
+  return true;
+}
+
+class BatchNormPlanner {
+ public:
+  BatchNormPlanner(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, BatchNormPlan* plan,
+                   std::vector<ir::Sym>* symbols)
+      : planner_(graph, node, values, &plan->steps, symbols), plan_(*plan) {
+    plan_.epsilon = static_cast<float>(planner_.number("eps"));
+    plan_.momentum = static_cast<float>(planner_.number("momentum"));
+  }
+
+  Status forward();
+  Status backward();
+  void finish() { planner_.finish(); }
+
+ private:
+  struct Late {
+    OpTensor from, to;
+  };
+
+  Status take_input();
+  OpTensor image(const OpTensor& like) const;
+  Place read_image(const OpTensor& tensor);
+  Place write_image(const OpTensor& tensor);
+  OpTensor channels() const;
+  Place read_channels(const OpTensor& tensor);
+  // One that nobody wants goes nowhere else.
+  Place write_channels(const std::optional<OpTensor>& tensor);
+  bool is_read(const OpTensor& tensor) const {
+    return std::ranges::any_of(read_, [&](uint32_t buffer) { return buffer == tensor.place.buffer; });
+  }
+  void copy_late() {
+    plan_.before = plan_.steps.steps.size();
+    for (const Late& late : late_) planner_.copy(late.from, late.to);
+  }
+
+  OpPlanner planner_;
+  BatchNormPlan& plan_;
+  OpTensor input_;
+  std::vector<uint32_t> read_;  // buffers
+  std::vector<Late> late_;
+};
+
+Status BatchNormPlanner::take_input() {
+  const auto input = planner_.tensor("input");
+  if (!input || input->sizes.size() < 4 || input->sizes.size() > 5) return refuse("of other than 4 or 5 dims");
+  // Of one point, or of one channel, both layouts are the same: kernels do that.
+  if (!lies_channels_last(*input) || input->is_packed()) return refuse("of images that lie in another way");
+  input_ = *input;
+  plan_.problem.type = *dnn::narrow_type_of(input_.dtype);
+  plan_.problem.sizes = input_.sizes;
+  plan_.input = read_image(input_);
+  return {};
+}
+
+OpTensor BatchNormPlanner::image(const OpTensor& like) const {
+  OpTensor made = like;
+  made.dtype = input_.dtype;
+  made.strides = channels_last(like.sizes);
+  return made;
+}
+
+Place BatchNormPlanner::read_image(const OpTensor& tensor) {
+  read_.push_back(tensor.place.buffer);
+  if (tensor.dtype == input_.dtype && lies_channels_last(tensor) && tensor.place.offset % dnn::kAlignment == 0) {
+    return tensor.place;
+  }
+  OpTensor made = image(tensor);
+  made.place = planner_.scratch(made.nbytes());
+  planner_.copy(tensor, made);
+  return made.place;
+}
+
+Place BatchNormPlanner::write_image(const OpTensor& tensor) {
+  if (lies_channels_last(tensor) && tensor.place.offset % dnn::kAlignment == 0 && !is_read(tensor)) return tensor.place;
+  OpTensor made = image(tensor);
+  made.place = planner_.scratch(made.nbytes());
+  late_.push_back({made, tensor});
+  return made.place;
+}
+
+OpTensor BatchNormPlanner::channels() const {
+  OpTensor made;
+  made.dtype = DType::kFloat32;
+  made.sizes = {input_.sizes[1]};
+  made.strides = {1};
+  return made;
+}
+
+Place BatchNormPlanner::read_channels(const OpTensor& tensor) {
+  read_.push_back(tensor.place.buffer);
+  if (tensor.dtype == DType::kFloat32 && tensor.is_packed() && tensor.place.offset % dnn::kAlignment == 0) {
+    return tensor.place;
+  }
+  OpTensor made = channels();
+  made.place = planner_.scratch(made.nbytes());
+  planner_.copy(tensor, made);
+  return made.place;
+}
+
+Place BatchNormPlanner::write_channels(const std::optional<OpTensor>& tensor) {
+  const bool is_there = tensor && tensor->count() != 0;
+  if (is_there && tensor->dtype == DType::kFloat32 && tensor->is_packed() &&
+      tensor->place.offset % dnn::kAlignment == 0 && !is_read(*tensor)) {
+    return tensor->place;
+  }
+  OpTensor made = channels();
+  made.place = planner_.scratch(made.nbytes());
+  if (is_there) late_.push_back({made, *tensor});
+  return made.place;
+}
+
+Status BatchNormPlanner::forward() {
+  if (!planner_.flag("training")) return refuse("with given statistics");
+  if (Status status = take_input(); !status.ok()) return status;
+  const auto weight = planner_.tensor("weight"), bias = planner_.tensor("bias");
+  const auto mean = planner_.tensor("running_mean"), variance = planner_.tensor("running_var");
+  const auto result = planner_.result(0);
+  if (!weight || !bias || !result || mean.has_value() != variance.has_value()) return refuse("without operands");
+  plan_.scale = read_channels(*weight);
+  plan_.bias = read_channels(*bias);
+  plan_.problem.runs = mean.has_value();
+  if (mean) {
+    plan_.mean_before = read_channels(*mean);
+    plan_.variance_before = read_channels(*variance);
+    plan_.mean_after = write_channels(mean);  // somewhere else, as it is read
+    plan_.variance_after = write_channels(variance);
+  }
+  plan_.output = write_image(*result);
+  plan_.mean = write_channels(planner_.result(1));
+  plan_.deviation = write_channels(planner_.result(2));
+  copy_late();
+  return {};
+}
+
+Status BatchNormPlanner::backward() {
+  if (!planner_.flag("train")) return refuse("with given statistics");
+  if (Status status = take_input(); !status.ok()) return status;
+  plan_.problem.backward = true;
+  const auto grad = planner_.tensor("grad_out"), weight = planner_.tensor("weight"),
+             mean = planner_.tensor("save_mean"), deviation = planner_.tensor("save_invstd");
+  const auto grad_input = planner_.result(0);
+  if (!grad || !weight || !mean || !deviation || !grad_input || grad->sizes != input_.sizes) {
+    return refuse("without operands");
+  }
+  plan_.grad = read_image(*grad);
+  plan_.scale = read_channels(*weight);
+  plan_.mean = read_channels(*mean);
+  plan_.deviation = read_channels(*deviation);
+  plan_.grad_input = write_image(*grad_input);
+  plan_.grad_scale = write_channels(planner_.result(1));
+  plan_.grad_bias = write_channels(planner_.result(2));
+  copy_late();
+  return {};
+}
+
+}  // namespace
+
+bool is_batch_norm(const ir::Graph& graph, const ir::Node& node) {
+  const bool known = node.opcode == ir::ops::aten_native_batch_norm ||
+                     node.opcode == ir::ops::aten_native_batch_norm_backward ||
+                     node.opcode == ir::ops::aten__native_batch_norm_legit ||
+                     node.opcode == ir::ops::aten__native_batch_norm_legit_no_stats;
+  if (!known) return false;
+  bool good = true;
+  ir::for_each_view(node, [&](uint32_t view, bool) {
+    good = good && !graph.views[view].dynamic && dnn::narrow_type_of(graph.views[view].dtype);
+  });
+  return good;
+}
+
+Status plan_batch_norm(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, BatchNormPlan* plan,
+                       std::vector<ir::Sym>* symbols) {
+  *plan = {};
+  BatchNormPlanner planner(graph, node, values, plan, symbols);
+  Status status =
+      graph.nodes[node].opcode == ir::ops::aten_native_batch_norm_backward ? planner.backward() : planner.forward();
+  planner.finish();
+  return status;
+}
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,73 @@
+// NVIDIA's cuDNN plans our graphs of batch norm, for GPUs that are not here. It compiles kernels for that, and wants
+// them loaded: the driver is one that says that it did (testing/planning_driver.cpp). See docs/build.md.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "tests/emulated_gpu/real_cudnn.h"
+#include "worker/targets/cuda/dnn/batch_norm_graph.h"
+#include "worker/targets/cuda/dnn/cudnn_descriptors.h"
+#include "worker/targets/cuda/dnn/cudnn_plans.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+class BatchNormPlansTest : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    // Whoever opens a libcuda.so.1 from now on gets this one.
+    ASSERT_NE(dlopen("tests/emulated_gpu/libplanning_driver.so", RTLD_NOW | RTLD_GLOBAL), nullptr) << dlerror();
+    testing::open_real_cudnn(GetParam());
+  }
+  void TearDown() override { testing::close_real_cudnn(); }
+
+  // How many plans of the library's first proposals were made, or why none was.
+  static std::string plan(const BatchNormProblem& problem, size_t* plans) {
+    const dnn::Table table = testing::without_gpu();
+    dnn::Temporary temporary(table);
+    dnn::Descriptor graph = nullptr;
+    const auto handle = reinterpret_cast<dnn::Handle>(&testing::real);
+    Status status = describe_batch_norm(table, handle, problem, &temporary.made, &graph);
+    // What is wrong with it, but for what it cannot.
+    EXPECT_TRUE(status.ok() || status.code() == ErrorCode::kUnsupported) << status.message();
+    std::vector<dnn::Plan> made;
+    const auto any = [](const std::vector<dnn::Note>&) { return true; };
+    if (status.ok()) {
+      status = dnn::add_plans(table, handle, graph, dnn::HeuristicsMode::kA, uint64_t{1} << 30, 1, any, nullptr,
+                              &temporary.made, &made);
+    }
+    *plans = made.size();
+    std::string text = std::to_string(made.size()) + " plans";
+    for (const dnn::Plan& each : made) text += " " + each.choice + ":" + std::to_string(each.workspace);
+    return made.empty() ? "refused: " + status.message() : text;
+  }
+};
+
+TEST_P(BatchNormPlansTest, PlansWhatModelsHave) {
+  const std::vector<int64_t> shapes[] = {
+      {32, 64, 112, 112}, {32, 2048, 7, 7}, {4, 12, 7, 5}, {2, 16, 6, 7, 5}, {8, 3, 10, 10}};
+  for (const std::vector<int64_t>& sizes : shapes) {
+    for (const dnn::Type type : {dnn::Type::kFloat32, dnn::Type::kFloat16, dnn::Type::kBFloat16}) {
+      for (const auto& [backward, runs] : {std::pair{false, true}, {false, false}, {true, false}}) {
+        BatchNormProblem problem;
+        problem.type = type;
+        problem.backward = backward;
+        problem.runs = runs;
+        problem.sizes = sizes;
+        size_t plans = 0;
+        const std::string said = plan(problem, &plans);
+        // What the stand-in takes, this takes; and the other way round.
+        EXPECT_EQ(plans != 0, sizes[1] * dnn::item_size(type) % 16 == 0) << problem.key_of() << " " << said;
+        std::printf("sm_%d %s: %s\n", GetParam(), problem.key_of().c_str(), said.c_str());
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpus, BatchNormPlansTest, ::testing::Values(80, 90, 100));
+
+}  // namespace
+}  // namespace torch_remote::worker::cuda

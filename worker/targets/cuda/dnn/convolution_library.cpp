@@ -1,0 +1,172 @@
+#include "worker/targets/cuda/dnn/convolution_library.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "worker/targets/cuda/dnn/cudnn_descriptors.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+using dnn::Attribute;
+using dnn::Is;
+using dnn::Kind;
+
+enum Id : int64_t { kImageId = 1, kFilterId, kOutputId, kBiasId, kBetweenId };
+
+std::vector<int64_t> strides_of(const std::vector<int64_t>& sizes, bool channels_last) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t step = 1;
+  const auto lay = [&](size_t d) {
+    strides[d] = step;
+    step *= sizes[d];
+  };
+  if (channels_last) lay(1);
+  for (size_t d = sizes.size(); d-- > 2;) lay(d);
+  if (!channels_last) lay(1);
+  lay(0);
+  return strides;
+}
+
+}  // namespace
+
+ConvolutionLibrary::ConvolutionLibrary(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options)
+    : LatePlans(std::move(gpu), memory, std::move(options), "a convolution") {}
+
+Status ConvolutionLibrary::open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
+                                std::unique_ptr<ConvolutionLibrary>* opened) {
+  std::unique_ptr<ConvolutionLibrary> library(new ConvolutionLibrary(std::move(gpu), memory, std::move(options)));
+  Status status = library->begin("convolutions");
+  if (status.ok()) *opened = std::move(library);
+  return status;
+}
+
+Status ConvolutionLibrary::prepare(const ConvolutionProblem& problem, Prepared* prepared) {
+  *prepared = find(problem);
+  wait(*prepared);
+  return status(**prepared);
+}
+
+Status ConvolutionLibrary::describe(const ConvolutionProblem& problem, dnn::Handle handle,
+                                    std::vector<dnn::Descriptor>* made_for, dnn::Descriptor* graph) const {
+  const bool wide = problem.type == dnn::Type::kFloat64;
+  const dnn::Type precision = wide ? dnn::Type::kFloat64 : dnn::Type::kFloat32;
+  dnn::Builder builder(table(), made_for);
+  const auto tensor = [&](Id id, const std::vector<int64_t>& sizes, dnn::Type type, int64_t alignment) {
+    builder.make(Kind::kTensor)
+        .set_one(Attribute::kTensorType, Is::kDataType, type)
+        .set(Attribute::kTensorSizes, Is::kInt64, sizes)
+        .set(Attribute::kTensorStrides, Is::kInt64, strides_of(sizes, problem.channels_last))
+        .set_one(Attribute::kTensorId, Is::kInt64, static_cast<int64_t>(id))
+        .set_one(Attribute::kTensorAlignment, Is::kInt64, alignment);
+    if (id == kBetweenId) builder.set_one(Attribute::kTensorIsVirtual, Is::kBool, true);
+    return builder.finish();
+  };
+  const dnn::Descriptor image = tensor(kImageId, problem.image, problem.type, dnn::kAlignment);
+  const dnn::Descriptor filter = tensor(kFilterId, problem.filter, problem.type, dnn::kAlignment);
+  const dnn::Descriptor output = tensor(kOutputId, problem.output, problem.type, dnn::kAlignment);
+  // What the convolution makes, where that is not all.
+  const dnn::Descriptor made =
+      problem.adds_bias ? tensor(kBetweenId, problem.output, precision, dnn::kAlignment) : output;
+  builder.make(Kind::kConvolution)
+      .set_one(Attribute::kConvolutionType, Is::kDataType, precision)
+      .set_one(Attribute::kConvolutionMode, Is::kConvolutionMode, dnn::ConvolutionMode::kCrossCorrelation)
+      .set_one(Attribute::kConvolutionDims, Is::kInt64, static_cast<int64_t>(problem.stride.size()))
+      .set(Attribute::kConvolutionDilations, Is::kInt64, problem.dilation)
+      .set(Attribute::kConvolutionStrides, Is::kInt64, problem.stride)
+      .set(Attribute::kConvolutionPaddings, Is::kInt64, problem.padding)
+      .set(Attribute::kConvolutionPaddingsAfter, Is::kInt64, problem.padding_after);
+  const dnn::Descriptor convolution = builder.finish();
+  Kind kind = Kind::kForward;
+  Attribute first = Attribute::kForwardAlpha;
+  if (problem.pass == ConvolutionPass::kBackwardData) {
+    kind = Kind::kBackwardData;
+    first = Attribute::kBackwardDataAlpha;
+  } else if (problem.pass == ConvolutionPass::kBackwardFilter) {
+    kind = Kind::kBackwardFilter;
+    first = Attribute::kBackwardFilterAlpha;
+  }
+  const auto attribute = [&](int i) { return static_cast<Attribute>(static_cast<int>(first) + i); };
+  builder.make(kind);
+  for (const int i : {0, 1}) {  // 1 * what it makes + 0 * what was there
+    if (wide) {
+      builder.set_one(attribute(i), Is::kDouble, i == 0 ? 1.0 : 0.0);
+    } else {
+      builder.set_one(attribute(i), Is::kFloat, i == 0 ? 1.0F : 0.0F);
+    }
+  }
+  builder.set_one(attribute(2), Is::kDescriptor, convolution)
+      .set_one(attribute(3), Is::kDescriptor, filter)
+      .set_one(attribute(4), Is::kDescriptor, image)
+      .set_one(attribute(5), Is::kDescriptor, made);
+  std::vector<dnn::Descriptor> operations = {builder.finish()};
+  if (problem.adds_bias) {
+    std::vector<int64_t> sizes(problem.output.size(), 1);
+    sizes[1] = problem.output[1];
+    const dnn::Descriptor bias = tensor(kBiasId, sizes, problem.type, dnn::item_size(problem.type));
+    builder.make(Kind::kPointwise)
+        .set_one(Attribute::kPointwiseMode, Is::kPointwiseMode, dnn::PointwiseMode::kAdd)
+        .set_one(Attribute::kPointwisePrecision, Is::kDataType, precision);
+    const dnn::Descriptor add = builder.finish();
+    builder.make(Kind::kPointwiseOperation)
+        .set_one(Attribute::kPointwiseOperation, Is::kDescriptor, add)
+        .set_one(Attribute::kPointwiseLeft, Is::kDescriptor, made)
+        .set_one(Attribute::kPointwiseRight, Is::kDescriptor, bias)
+        .set_one(Attribute::kPointwiseResult, Is::kDescriptor, output);
+    operations.push_back(builder.finish());
+  }
+  builder.make(Kind::kGraph)
+      .set_one(Attribute::kGraphHandle, Is::kHandle, handle)
+      .set(Attribute::kGraphOperations, Is::kDescriptor, operations);
+  *graph = builder.finish();
+  return builder.status();
+}
+
+// --- plans -----------------------------------------------------------------------------------------------------------
+
+// F32 stays f32, if it may not be tf32. Only on the last level sums need not come out the same.
+bool ConvolutionLibrary::suits(const ConvolutionProblem& problem, const std::vector<dnn::Note>& notes,
+                               size_t level) const {
+  return std::ranges::none_of(notes, [&](dnn::Note note) {
+    if (note == dnn::Note::kNondeterministic) return level + 1 != levels();
+    return note == dnn::Note::kDownConvertInputs && problem.type == dnn::Type::kFloat32 && !problem.tf32;
+  });
+}
+
+Status ConvolutionLibrary::check(const ConvolutionProblem& problem, size_t level) const {
+  if (!problem.deterministic || level + 1 != levels()) return {};
+  // Torch's words.
+  return {ErrorCode::kUnsupported,
+          "A convolution of these sizes does not have a deterministic implementation, but you set "
+          "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation",
+          "RuntimeError"};
+}
+
+// --- calls -----------------------------------------------------------------------------------------------------------
+
+Status ConvolutionLibrary::call(const ConvolutionProblem& problem, const dnn::Plan& plan,
+                                const ConvolutionPointers& pointers, DevicePointer workspace, Stream stream) const {
+  std::vector<int64_t> ids = {kImageId, kFilterId, kOutputId};
+  std::vector<DevicePointer> addresses = {pointers.image, pointers.filter, pointers.output};
+  if (problem.adds_bias) {
+    ids.push_back(kBiasId);
+    addresses.push_back(pointers.bias);
+  }
+  return dnn::execute(table(), handle(), plan.plan, ids, addresses, workspace, stream);
+}
+
+Status ConvolutionLibrary::run(const Prepared& prepared, const ConvolutionPointers& pointers) {
+  const auto run_once = [&] {
+    return run_plan(prepared, {pointers.image, pointers.filter, pointers.output, pointers.bias}, 0,
+                    [this, prepared, pointers](const dnn::Plan& plan, DevicePointer workspace, Stream stream) {
+                      return call(prepared->problem(), plan, pointers, workspace, stream);
+                    });
+  };
+  Status done = run_once();
+  if (done.ok() || state(*prepared) != State::kWaiting) return done;
+  wait(prepared);
+  done = status(*prepared);
+  return done.ok() ? run_once() : done;
+}
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "ir/status.h"
+#include "worker/targets/cuda/dnn/convolution.h"
+#include "worker/targets/cuda/dnn/late_plans.h"
+
+namespace torch_remote::worker::cuda {
+
+using PreparedConvolution = LatePlan<ConvolutionProblem>;
+
+struct ConvolutionPointers {
+  DevicePointer image = 0, filter = 0, output = 0, bias = 0;
+};
+
+// cuDNN's convolutions. Nobody else does them, so whoever wants one waits for its plan.
+class ConvolutionLibrary final : public LatePlans<ConvolutionProblem> {
+ public:
+  static Status open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
+                     std::unique_ptr<ConvolutionLibrary>* library);
+  ~ConvolutionLibrary() override { close(); }
+
+  // kUnsupported: cuDNN does no such thing. Problems are known from then on, whatever the answer.
+  Status prepare(const ConvolutionProblem& problem, Prepared* prepared);
+  // As of run_plan. Where a file named a plan that does nothing, plans are asked for, and waited for.
+  Status run(const Prepared& prepared, const ConvolutionPointers& pointers);
+
+ private:
+  ConvolutionLibrary(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options);
+
+  Status describe(const ConvolutionProblem& problem, dnn::Handle handle, std::vector<dnn::Descriptor>* made,
+                  dnn::Descriptor* graph) const override;
+  // Sums that come out the same each time are preferred, however slow.
+  size_t levels() const override { return 2; }
+  bool suits(const ConvolutionProblem& problem, const std::vector<dnn::Note>& notes, size_t level) const override;
+  Status check(const ConvolutionProblem& problem, size_t level) const override;
+  size_t most(const ConvolutionProblem&) const override { return kTimed; }
+  bool is_only_way() const override { return true; }
+  Status call(const ConvolutionProblem& problem, const dnn::Plan& plan, const ConvolutionPointers& pointers,
+              DevicePointer workspace, Stream stream) const;
+
+  static constexpr size_t kTimed = 4;
+};
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,297 @@
+// Which of cuDNN's plans is chosen, when it is asked, and what is left of it. On a GPU in software, whose cuDNN is
+// strict (emulated_cudnn.h); that is tested here, too.
+#include "worker/targets/cuda/dnn/convolution_library.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "tests/emulated_gpu/emulated_cudnn.h"
+#include "tests/emulated_gpu/library_fixture.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+using dnn::Attribute;
+using dnn::Is;
+using dnn::Kind;
+using emulated::Engine;
+namespace fs = std::filesystem;
+
+constexpr Engine kAllEngines[] = {Engine::kLowPrecision, Engine::kUnordered, Engine::kBroken, Engine::kWorkspace,
+                                  Engine::kPlain};
+
+class ConvolutionLibraryTest : public emulated::LibraryTest<ConvolutionLibrary, PreparedConvolution, dnn::Table> {
+ protected:
+  ConvolutionLibraryTest() : LibraryTest(emulated::cudnn(), emulated::cudnn_left, kBytes) {}
+
+  void TearDown() override {
+    for (const Engine engine : kAllEngines) {
+      emulated::slow_down(engine, std::chrono::microseconds(0));
+      emulated::leave_out(engine, false);
+    }
+    LibraryTest::TearDown();
+  }
+
+  static ConvolutionProblem problem(ConvolutionPass pass = ConvolutionPass::kForward, int64_t size = 6) {
+    ConvolutionProblem problem;
+    problem.pass = pass;
+    problem.image = {2, 3, size, size};
+    problem.filter = {4, 3, 3, 3};
+    problem.output = {2, 4, size, size};
+    problem.padding = problem.padding_after = problem.stride = problem.dilation = {1, 1};
+    return problem;
+  }
+  Status prepare(const ConvolutionProblem& problem) {
+    const Current current(device->gpu());
+    return library->prepare(problem, &prepared);
+  }
+  Status run(int times = 1) {
+    const Current current(device->gpu());
+    const auto at = reinterpret_cast<DevicePointer>(memory.data);
+    Status status;
+    for (int i = 0; i < times && status.ok(); ++i) {
+      status = library->run(prepared, {at, at + (64 << 10), at + (128 << 10), at + (192 << 10)});
+      device->queued();
+      EXPECT_TRUE(device->wait(device->record()).ok());
+    }
+    return status;
+  }
+  uint64_t calls(const char* name = "cudnnBackendExecute") { return driver->calls()[name]; }
+  static std::vector<uint64_t> runs() {
+    std::vector<uint64_t> counts;
+    for (const Engine engine : kAllEngines) counts.push_back(emulated::runs_of(engine));
+    return counts;
+  }
+
+  static constexpr uint64_t kBytes = 256 << 10;
+};
+
+TEST_F(ConvolutionLibraryTest, TimesOnceBehindTheFirstUse) {
+  ASSERT_TRUE(prepare(problem()).ok());
+  EXPECT_EQ(prepared->plans(), 2u);  // what is only proposed, and what computes in tf32, is left out
+  ASSERT_TRUE(run().ok());
+  EXPECT_EQ(calls(), 1 + 1 + 2 * 2u);  // itself; the other one to warm up; each of both twice between marks
+  ASSERT_TRUE(run(5).ok());
+  EXPECT_EQ(calls("cuEventElapsedTime"), 2u);
+  ASSERT_TRUE(prepare(problem()).ok());
+  EXPECT_EQ(library->asked(), 1u);
+  ASSERT_TRUE(prepare(problem(ConvolutionPass::kForward, 7)).ok());
+  EXPECT_EQ(library->asked(), 2u);
+}
+
+// Only where it may be: then it is one of the plans, the library's favourite.
+TEST_F(ConvolutionLibraryTest, Tf32IsAskedFor) {
+  ConvolutionProblem low = problem();
+  low.tf32 = true;
+  ASSERT_TRUE(prepare(low).ok());
+  EXPECT_EQ(prepared->plans(), 3u);
+  emulated::slow_down(Engine::kWorkspace, std::chrono::milliseconds(20));
+  emulated::slow_down(Engine::kPlain, std::chrono::milliseconds(20));
+  ASSERT_TRUE(run(2).ok());
+  const auto before = runs();
+  ASSERT_TRUE(run(2).ok());
+  EXPECT_EQ(runs()[0] - before[0], 2u);
+  // A file's choice of one is not the other's.
+  ASSERT_TRUE(prepare(problem()).ok());
+  ASSERT_TRUE(run(2).ok());
+  EXPECT_EQ(runs()[0] - before[0], 2u);
+  EXPECT_EQ(library->found(), 0u);
+}
+
+TEST_F(ConvolutionLibraryTest, ADeterministicProblemIsNeverTimed) {
+  emulated::slow_down(Engine::kWorkspace, std::chrono::milliseconds(20));
+  ASSERT_TRUE(prepare(problem()).ok());
+  ASSERT_TRUE(run(3).ok());  // a file names the faster one
+  ConvolutionProblem same = problem();
+  same.deterministic = true;
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(prepare(same).ok());
+    const uint64_t elapsed = calls("cuEventElapsedTime");
+    const auto before = runs();
+    ASSERT_TRUE(run(3).ok());
+    EXPECT_EQ(runs()[3] - before[3], 3u);
+    EXPECT_EQ(calls("cuEventElapsedTime"), elapsed);
+    stop();
+    start();
+  }
+}
+
+TEST_F(ConvolutionLibraryTest, SumsThatVaryAreRefusedWhereTheyMayNot) {
+  emulated::leave_out(Engine::kWorkspace, true);
+  emulated::leave_out(Engine::kPlain, true);
+  ConvolutionProblem gradient = problem(ConvolutionPass::kBackwardFilter);
+  gradient.deterministic = true;
+  const Status status = prepare(gradient);
+  EXPECT_EQ(status.kind(), "RuntimeError");
+  EXPECT_NE(status.message().find("does not have a deterministic implementation, but you set "
+                                  "'torch.use_deterministic_algorithms(True)'"),
+            std::string::npos)
+      << status.message();
+  gradient.deterministic = false;
+  EXPECT_TRUE(prepare(gradient).ok());
+}
+
+TEST_F(ConvolutionLibraryTest, TakesTheFastestPlan) {
+  for (const Engine slow : {Engine::kWorkspace, Engine::kPlain}) {
+    for (const Engine engine : {Engine::kWorkspace, Engine::kPlain}) {
+      emulated::slow_down(engine, std::chrono::milliseconds(engine == slow ? 20 : 0));
+    }
+    ASSERT_TRUE(prepare(problem(ConvolutionPass::kForward, slow == Engine::kPlain ? 8 : 9)).ok());
+    ASSERT_TRUE(run(2).ok());
+    const auto before = runs();
+    ASSERT_TRUE(run(3).ok());
+    const auto after = runs();
+    for (size_t i = 0; i < before.size(); ++i) {
+      const bool fast = (slow == Engine::kPlain ? Engine::kWorkspace : Engine::kPlain) == kAllEngines[i];
+      EXPECT_EQ(after[i] - before[i], fast ? 3u : 0u) << i;
+    }
+  }
+}
+
+// Neither engines that take f32 for less, nor those whose sums come out in any order.
+TEST_F(ConvolutionLibraryTest, KeepsPrecisionAndOrder) {
+  const auto before = runs();
+  for (const auto pass :
+       {ConvolutionPass::kForward, ConvolutionPass::kBackwardData, ConvolutionPass::kBackwardFilter}) {
+    ASSERT_TRUE(prepare(problem(pass)).ok());
+    ASSERT_TRUE(run(3).ok());
+  }
+  const auto after = runs();
+  EXPECT_EQ(after[0], before[0]);
+  EXPECT_EQ(after[1], before[1]);
+  EXPECT_GT(after[4], before[4]);
+}
+
+TEST_F(ConvolutionLibraryTest, KeepsTheFastestPlanInAFile) {
+  emulated::slow_down(Engine::kWorkspace, std::chrono::milliseconds(20));
+  ASSERT_TRUE(prepare(problem()).ok());
+  ASSERT_TRUE(run(2).ok());
+  const std::string kept = file();
+  EXPECT_EQ(std::ranges::count(kept, '\n'), 1) << kept;
+  stop();
+  start();
+  ASSERT_TRUE(prepare(problem()).ok());
+  EXPECT_EQ(prepared->plans(), 1u);
+  EXPECT_EQ(library->found(), 1u);
+  EXPECT_EQ(library->asked(), 0u);
+  const auto before = runs();
+  ASSERT_TRUE(run(3).ok());
+  EXPECT_EQ(runs()[4], before[4] + 3);  // the plain one, and nothing is timed
+  EXPECT_EQ(file(), kept);
+  ASSERT_TRUE(prepare(problem(ConvolutionPass::kForward, 7)).ok());
+  EXPECT_EQ(library->asked(), 1u);
+  // A line that somebody changed says nothing.
+  stop();
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    std::string text = kept;
+    text[text.find(' ') + 1] = 'F';
+    std::ofstream(entry.path()) << text;
+  }
+  start();
+  ASSERT_TRUE(prepare(problem()).ok());
+  EXPECT_EQ(library->found(), 0u);
+  EXPECT_EQ(library->asked(), 1u);
+}
+
+TEST_F(ConvolutionLibraryTest, OnlyTheFallbackKnowsDoubles) {
+  ConvolutionProblem wide = problem();
+  wide.type = dnn::Type::kFloat64;
+  ASSERT_TRUE(prepare(wide).ok());
+  EXPECT_EQ(prepared->plans(), 1u);
+  ASSERT_TRUE(run(2).ok());
+  EXPECT_EQ(calls(), 2u);  // nothing to time
+  wide.channels_last = true;
+  EXPECT_EQ(prepare(wide).code(), ErrorCode::kUnsupported);
+}
+
+// What cannot be done is asked for once.
+TEST_F(ConvolutionLibraryTest, RemembersWhatIsNotDone) {
+  ConvolutionProblem biased = problem();
+  biased.adds_bias = true;
+  for (int i = 0; i < 3; ++i) {
+    const Status status = prepare(biased);
+    EXPECT_EQ(status.code(), ErrorCode::kUnsupported);
+    EXPECT_NE(status.message().find("a bias behind a convolution of these types"), std::string::npos);
+  }
+  EXPECT_EQ(library->asked(), 1u);
+  biased.type = dnn::Type::kFloat16;
+  EXPECT_TRUE(prepare(biased).ok());
+  EXPECT_TRUE(run(3).ok());
+}
+
+TEST_F(ConvolutionLibraryTest, WrongSizesAreErrors) {
+  ConvolutionProblem wrong = problem();
+  wrong.output[3] = 5;
+  EXPECT_EQ(prepare(wrong).code(), ErrorCode::kInternal);
+  ASSERT_TRUE(prepare(problem()).ok());
+}
+
+TEST_F(ConvolutionLibraryTest, WithoutMemoryTakesThePlanThatWantsLess) {
+  stop();
+  start(kBytes + (32 << 10));
+  ASSERT_TRUE(prepare(problem()).ok());
+  ASSERT_TRUE(run(3).ok());
+}
+
+// -- the library in software ------------------------------------------------------------------------------------------
+
+TEST_F(ConvolutionLibraryTest, DescriptorsAreStrict) {
+  const Current current(device->gpu());
+  dnn::Descriptor tensor = nullptr;
+  ASSERT_EQ(table.descriptor_create(Kind::kTensor, &tensor), dnn::Result::kSuccess);
+  const std::vector<int64_t> sizes = {1, 2, 3, 4}, strides = {24, 12, 4, 1};
+  const auto set = [&](Attribute attribute, Is type, int64_t count, const void* values) {
+    return table.set_attribute(tensor, attribute, type, count, values);
+  };
+  const int64_t number = 16;
+  const dnn::Type type = dnn::Type::kFloat32;
+  EXPECT_EQ(table.descriptor_finalize(tensor), dnn::Result::kBadParam);  // nothing is set
+  EXPECT_EQ(set(Attribute::kTensorSizes, Is::kInt64, 4, nullptr), dnn::Result::kBadParamNullPointer);
+  EXPECT_EQ(set(Attribute::kTensorSizes, Is::kFloat, 4, sizes.data()), dnn::Result::kBadParamAttributeType);
+  EXPECT_EQ(set(Attribute::kPackIds, Is::kInt64, 4, sizes.data()), dnn::Result::kBadParam);
+  EXPECT_EQ(set(Attribute::kTensorId, Is::kInt64, 2, sizes.data()), dnn::Result::kBadParamOutOfBound);
+  EXPECT_EQ(set(Attribute::kTensorSizes, Is::kInt64, 4, sizes.data()), dnn::Result::kSuccess);
+  EXPECT_EQ(set(Attribute::kTensorStrides, Is::kInt64, 3, strides.data()), dnn::Result::kSuccess);
+  EXPECT_EQ(set(Attribute::kTensorType, Is::kDataType, 1, &type), dnn::Result::kSuccess);
+  EXPECT_EQ(set(Attribute::kTensorId, Is::kInt64, 1, &number), dnn::Result::kSuccess);
+  EXPECT_EQ(set(Attribute::kTensorAlignment, Is::kInt64, 1, &number), dnn::Result::kSuccess);
+  EXPECT_EQ(table.descriptor_finalize(tensor), dnn::Result::kBadParamShapeMismatch);
+  EXPECT_EQ(set(Attribute::kTensorStrides, Is::kInt64, 4, strides.data()), dnn::Result::kSuccess);
+  EXPECT_EQ(table.descriptor_finalize(tensor), dnn::Result::kSuccess);
+  EXPECT_EQ(table.descriptor_finalize(tensor), dnn::Result::kBadParam);                  // twice
+  EXPECT_EQ(set(Attribute::kTensorId, Is::kInt64, 1, &number), dnn::Result::kBadParam);  // too late
+  // Others refer to what is finalized.
+  dnn::Descriptor graph = nullptr, raw = nullptr;
+  ASSERT_EQ(table.descriptor_create(Kind::kGraph, &graph), dnn::Result::kSuccess);
+  ASSERT_EQ(table.descriptor_create(Kind::kForward, &raw), dnn::Result::kSuccess);
+  EXPECT_EQ(table.set_attribute(graph, Attribute::kGraphOperations, Is::kDescriptor, 1, static_cast<const void*>(&raw)),
+            dnn::Result::kBadParamNotFinalized);
+  EXPECT_EQ(emulated::cudnn_left(), "1 handle, 3 descriptors");
+  for (const dnn::Descriptor made : {tensor, graph, raw}) {
+    EXPECT_EQ(table.descriptor_destroy(made), dnn::Result::kSuccess);
+    EXPECT_EQ(table.descriptor_destroy(made), dnn::Result::kBadParam);
+  }
+}
+
+TEST_F(ConvolutionLibraryTest, AddressesAreStrict) {
+  const Current current(device->gpu());
+  const auto at = reinterpret_cast<DevicePointer>(memory.data);
+  const auto fails = [&](const ConvolutionPointers& pointers, const char* why) {
+    static int64_t size = 20;  // each a problem of its own: one that was done is only queued
+    ASSERT_TRUE(prepare(problem(ConvolutionPass::kForward, ++size)).ok());
+    const Status status = library->run(prepared, pointers);
+    EXPECT_FALSE(status.ok());
+    EXPECT_NE(status.message().find(why), std::string::npos) << status.message();
+  };
+  fails({at + 4, at + (64 << 10), at + (128 << 10), 0}, "not aligned");
+  fails({at, at + (64 << 10), 0, 0}, "no such memory");
+  EXPECT_TRUE(driver->findings().empty());
+}
+
+}  // namespace
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,116 @@
+#include "worker/targets/cuda/dnn/cudnn_descriptors.h"
+
+#include <algorithm>
+#include <array>
+
+namespace torch_remote::worker::cuda::dnn {
+namespace {
+
+constexpr int64_t kMostConfigs = 64;  // that are asked for
+
+}  // namespace
+
+void destroy(const Table& table, std::vector<Descriptor>& made) {
+  for (size_t i = made.size(); i-- > 0;) (void)table.descriptor_destroy(made[i]);
+  made.clear();
+}
+
+Builder& Builder::make(Kind kind) {
+  current_ = nullptr;
+  if (!status_.ok()) return *this;
+  if (check(table_.descriptor_create(kind, &current_), "cudnnBackendCreateDescriptor")) keep_->push_back(current_);
+  return *this;
+}
+
+Builder& Builder::set_all(Attribute attribute, Is type, int64_t count, const void* values) {
+  if (status_.ok()) {
+    check(table_.set_attribute(current_, attribute, type, count, values), "cudnnBackendSetAttribute");
+  }
+  return *this;
+}
+
+Descriptor Builder::finish() {
+  if (status_.ok()) check(table_.descriptor_finalize(current_), "cudnnBackendFinalize");
+  return status_.ok() ? current_ : nullptr;
+}
+
+bool Builder::check(Result result, const char* what) {
+  if (status_.ok()) status_ = to_status(table_, result, what);
+  return status_.ok();
+}
+
+Status propose(const Table& table, Descriptor graph, HeuristicsMode mode, Temporary* made,
+               std::vector<Descriptor>* configs) {
+  configs->clear();
+  Builder builder(table, &made->made);
+  builder.make(Kind::kHeuristics)
+      .set_one(Attribute::kHeuristicsGraph, Is::kDescriptor, graph)
+      .set_one(Attribute::kHeuristicsMode, Is::kHeuristicsMode, mode);
+  const Descriptor heuristics = builder.finish();
+  configs->reserve(kMostConfigs);
+  for (int64_t i = 0; i < kMostConfigs && builder.status().ok(); ++i) {
+    builder.make(Kind::kEngineConfig);
+    configs->push_back(made->made.back());
+  }
+  if (!builder.status().ok()) return builder.status();
+  int64_t count = 0;
+  Status status = to_status(table,
+                            table.get_attribute(heuristics, Attribute::kHeuristicsResults, Is::kDescriptor,
+                                                kMostConfigs, &count, static_cast<void*>(configs->data())),
+                            "cudnnBackendGetAttribute");
+  configs->resize(status.ok() ? static_cast<size_t>(std::clamp<int64_t>(count, 0, kMostConfigs)) : 0);
+  return status;
+}
+
+bool find_notes(const Table& table, Descriptor config, std::vector<Note>* notes) {
+  Temporary temporary(table);
+  Descriptor engine = nullptr;
+  if (table.descriptor_create(Kind::kEngine, &engine) != Result::kSuccess) return false;
+  temporary.made.push_back(engine);
+  int64_t count = 0;
+  if (table.get_attribute(config, Attribute::kConfigEngine, Is::kDescriptor, 1, &count, static_cast<void*>(&engine)) !=
+      Result::kSuccess) {
+    return false;
+  }
+  notes->resize(kMostNotes);
+  if (table.get_attribute(engine, Attribute::kEngineNotes, Is::kNote, kMostNotes, &count, notes->data()) !=
+      Result::kSuccess) {
+    return false;
+  }
+  notes->resize(static_cast<size_t>(std::clamp<int64_t>(count, 0, kMostNotes)));
+  return true;
+}
+
+Status make_plan(const Table& table, Handle handle, Descriptor config, uint64_t most, std::vector<Descriptor>* made,
+                 Descriptor* plan, uint64_t* workspace) {
+  Builder builder(table, made);
+  builder.make(Kind::kPlan)
+      .set_one(Attribute::kPlanHandle, Is::kHandle, handle)
+      .set_one(Attribute::kPlanConfig, Is::kDescriptor, config);
+  *plan = builder.finish();
+  if (!builder.status().ok()) return builder.status();
+  int64_t bytes = 0, one = 0;
+  Status status =
+      to_status(table, table.get_attribute(*plan, Attribute::kPlanWorkspace, Is::kInt64, 1, &one, &bytes), "workspace");
+  if (!status.ok()) return status;
+  *workspace = static_cast<uint64_t>(bytes);
+  if (*workspace <= most) return {};
+  return {ErrorCode::kUnsupported, "cudnn: it wants " + std::to_string(bytes) + " bytes of memory"};
+}
+
+Status execute(const Table& table, Handle handle, Descriptor plan, const std::vector<int64_t>& ids,
+               const std::vector<DevicePointer>& addresses, DevicePointer workspace, Stream stream) {
+  Temporary temporary(table);
+  Builder builder(table, &temporary.made);
+  builder.make(Kind::kVariantPack)
+      .set(Attribute::kPackIds, Is::kInt64, ids)
+      .set(Attribute::kPackPointers, Is::kPointer, addresses)
+      .set_one(Attribute::kPackWorkspace, Is::kPointer, workspace);
+  const Descriptor pack = builder.finish();
+  if (!builder.status().ok()) return builder.status();
+  Status status = to_status(table, table.set_stream(handle, stream), "cudnnSetStream");
+  if (status.ok()) status = to_status(table, table.execute(handle, plan, pack), "cudnnBackendExecute");
+  return status;
+}
+
+}  // namespace torch_remote::worker::cuda::dnn

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "ir/rnn.h"
+#include "ir/status.h"
+#include "worker/device/memory.h"
+#include "worker/targets/cuda/device/gpu.h"
+#include "worker/targets/cuda/dnn/cudnn.h"
+
+// Recurrent layers by cuDNN: all steps of one, in one direction or both, and its gradients.
+namespace torch_remote::worker::cuda {
+
+// A layer, but for addresses. Input [steps, batch, inputs], output [steps, batch, directions * units], states
+// [directions, batch, units], all without gaps. f32 is never rounded to tf32.
+struct RnnProblem {
+  ir::RnnMode mode = ir::RnnMode::kTanh;
+  dnn::Type type = dnn::Type::kFloat32;
+  bool biases = true;
+  int64_t steps = 1, batch = 1, inputs = 1, units = 1, directions = 1;
+  auto operator<=>(const RnnProblem&) const = default;
+};
+
+// Bytes that its calls want, and where in the memory of all weights each of them lies: for each direction first those
+// of the input, gate by gate, then those of the hidden state. Matrices are [units, inputs or units].
+struct RnnSpace {
+  struct Weights {
+    uint64_t matrix = 0, bias = 0;  // bytes from the beginning
+  };
+  uint64_t weights = 0;
+  uint64_t forward_workspace = 0;  // of a pass that keeps nothing
+  uint64_t workspace = 0, reserve = 0;
+  std::vector<Weights> places;
+};
+
+// What a problem's calls need, made once.
+class PreparedRnn {
+ public:
+  ~PreparedRnn();
+  PreparedRnn(const PreparedRnn&) = delete;
+  PreparedRnn& operator=(const PreparedRnn&) = delete;
+
+  const RnnSpace& space() const { return space_; }
+
+ private:
+  friend class RnnLibrary;
+  explicit PreparedRnn(const dnn::Table& table) : table_(table) {}
+
+  const dnn::Table& table_;
+  RnnProblem problem_;
+  RnnSpace space_;
+  dnn::RnnDescriptor rnn_ = nullptr;
+  dnn::RnnDataDescriptor input_ = nullptr, output_ = nullptr;
+  dnn::TensorDescriptor state_ = nullptr;
+};
+
+// 0: it is not there, or not wanted. (Output and, backward, all but gradients of states and what the layer has not
+// must be.)
+struct RnnPointers {
+  DevicePointer input = 0, hx = 0, cx = 0, output = 0, hy = 0, cy = 0, weights = 0, workspace = 0, reserve = 0;
+  DevicePointer grad_output = 0, grad_hy = 0, grad_cy = 0, grad_input = 0, grad_hx = 0, grad_cx = 0;
+  DevicePointer grad_weights = 0;  // what is there is added to
+};
+
+// cuDNN's recurrent layers on one GPU's work stream. Used by one thread, with the GPU's context current. The table
+// outlives it.
+class RnnLibrary {
+ public:
+  struct Options {
+    const dnn::Table* table = nullptr;
+  };
+  static Status open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
+                     std::unique_ptr<RnnLibrary>* library);
+  ~RnnLibrary();
+
+  // kUnsupported: cuDNN does no such thing. Problems are known from then on, whatever the answer.
+  Status prepare(const RnnProblem& problem, std::shared_ptr<PreparedRnn>* prepared);
+
+  // Both are given to the library at once: they become no part of graphs, as it uses streams of its own.
+  Status forward(const PreparedRnn& prepared, const RnnPointers& pointers);
+  // The forward pass again, as what it keeps is cuDNN's affair, then the gradients. The output is written, too.
+  Status backward(const PreparedRnn& prepared, const RnnPointers& pointers);
+
+ private:
+  struct Known {
+    std::shared_ptr<PreparedRnn> prepared;
+    Status status;
+  };
+
+  RnnLibrary(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, const dnn::Table& table)
+      : gpu_(std::move(gpu)), memory_(memory), table_(table) {}
+
+  Status describe(PreparedRnn& prepared);
+  Status measure(PreparedRnn& prepared);
+  Status run_forward(const PreparedRnn& prepared, const RnnPointers& pointers, bool trains);
+
+  const std::shared_ptr<Gpu> gpu_;
+  CachingAllocator& memory_;
+  const dnn::Table& table_;
+  dnn::Handle handle_ = nullptr;
+  std::map<RnnProblem, Known> known_;
+};
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,428 @@
+#include "worker/targets/cuda/gemm/product_library.h"
+
+#include <algorithm>
+#include <bit>
+#include <charconv>
+#include <complex>
+#include <cstdio>
+#include <cstring>
+#include <optional>
+#include <sstream>
+#include <utility>
+
+#include "worker/targets/cuda/launch/run_memory.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+constexpr uint32_t kMostAlignment = 16;
+constexpr size_t kMostChoices = 4096;
+constexpr int kRepeats = 2;                              // of a proposal that is timed, after one that warms up
+constexpr size_t kHex = 16 * sizeof(lt::Algorithm) / 8;  // digits
+
+// Sizes of about this one are done alike: the next larger one with three digits in base 2.
+int64_t size_class(int64_t size) {
+  if (size <= 8) return size;
+  const auto shift = static_cast<int>(std::bit_width(static_cast<uint64_t>(size - 1))) - 3;
+  return (((size - 1) >> shift) + 1) << shift;
+}
+
+// Bytes, in powers of two, of which a distance is a multiple.
+uint64_t steps(int64_t elements, lt::Type type) {
+  const uint64_t bits = static_cast<uint64_t>(elements) * lt::item_size(type) | kMostAlignment;
+  return bits & (~bits + 1);
+}
+
+std::string key_of(const Problem& problem) {
+  std::ostringstream key;
+  const int64_t k = problem.op_a == lt::Operation::kNone ? problem.a.columns : problem.a.rows;
+  const auto size = [&](int64_t is) { return problem.deterministic ? is : size_class(is); };
+  key << (problem.deterministic ? "d" : "") << size(problem.d.rows) << "x" << size(problem.d.columns) << "x" << size(k)
+      << "b" << size(problem.batch) << "o" << static_cast<int>(problem.op_a) << static_cast<int>(problem.op_b) << "t"
+      << static_cast<int>(problem.compute) << "," << static_cast<int>(problem.scale);
+  for (const Stored* stored : {&problem.a, &problem.b, &problem.c, &problem.d}) {
+    key << "," << static_cast<int>(stored->type) << ":" << stored->alignment << ":" << steps(stored->ld, stored->type)
+        << ":" << (stored->batch_stride == 0 ? 0 : steps(stored->batch_stride, stored->type));
+  }
+  key << "e" << problem.epilogue << (problem.adds ? "+" : "") << (problem.is_scaled ? "s" : "")
+      << (problem.fast_accumulation ? "f" : "");
+  if ((problem.epilogue & lt::kBias) != 0) key << static_cast<int>(problem.bias) << ":" << problem.bias_alignment;
+  return key.str();
+}
+
+std::string to_hex(const lt::Algorithm& algorithm) {
+  std::string text;
+  char word[17];
+  for (const uint64_t data : algorithm.data) {
+    std::snprintf(word, sizeof(word), "%016llx", static_cast<unsigned long long>(data));
+    text += word;
+  }
+  return text;
+}
+
+std::optional<lt::Algorithm> from_hex(std::string_view text) {
+  lt::Algorithm algorithm;
+  if (text.size() != kHex) return std::nullopt;
+  const char* from = text.begin();
+  for (uint64_t& data : algorithm.data) {
+    const auto read = std::from_chars(from, from + 16, data, 16);
+    if (read.ec != std::errc() || read.ptr != from + 16) return std::nullopt;
+    from += 16;
+  }
+  return algorithm;
+}
+
+// A number in the type that cuBLASLt wants.
+class Scalar {
+ public:
+  Scalar(lt::Type type, Number number) {
+    switch (type) {
+      case lt::Type::kInt32:
+        set(static_cast<int32_t>(number.real));
+        break;
+      case lt::Type::kFloat64:
+        set(number.real);
+        break;
+      case lt::Type::kComplex64:
+        set(std::complex<float>(static_cast<float>(number.real), static_cast<float>(number.imaginary)));
+        break;
+      case lt::Type::kComplex128:
+        set(std::complex<double>(number.real, number.imaginary));
+        break;
+      default:
+        set(static_cast<float>(number.real));
+    }
+  }
+  const void* data() const { return bytes_; }
+
+ private:
+  template <typename T>
+  void set(T value) {
+    std::memcpy(bytes_, &value, sizeof(value));
+  }
+  alignas(16) std::byte bytes_[16] = {};
+};
+
+// Bytes from the first element to behind the last one.
+uint64_t reach(const Stored& stored, int64_t batch) {
+  return static_cast<uint64_t>((stored.columns - 1) * stored.ld + stored.rows + (batch - 1) * stored.batch_stride) *
+         lt::item_size(stored.type);
+}
+
+}  // namespace
+
+PreparedProduct::~PreparedProduct() {
+  for (const lt::Layout layout : {a_, b_, c_, d_}) {
+    if (layout != nullptr) (void)table_.layout_destroy(layout);
+  }
+  if (desc_ != nullptr) (void)table_.desc_destroy(desc_);
+}
+
+ProductLibrary::ProductLibrary(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options)
+    : gpu_(std::move(gpu)),
+      memory_(memory),
+      options_([&] {
+        // As much as torch gives it.
+        if (options.workspace == 0) options.workspace = gpu_->sm() >= 90 ? size_t{32} << 20 : size_t{8} << 20;
+        return options;
+      }()),
+      table_(*options_.table) {}
+
+Status ProductLibrary::open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
+                            std::unique_ptr<ProductLibrary>* opened) {
+  std::unique_ptr<ProductLibrary> library(new ProductLibrary(std::move(gpu), memory, std::move(options)));
+  Status status = lt::to_status(library->table_.create(&library->handle_), "cublasLtCreate");
+  if (!status.ok()) return status;
+  const std::string about = library->gpu_->name() + " sm_" + std::to_string(library->gpu_->sm()) + " cublasLt " +
+                            std::to_string(library->table_.get_version()) + " " +
+                            std::to_string(library->options_.workspace);
+  library->file_ = ChoiceFile(library->options_.folder, about, "products");
+  *opened = std::move(library);
+  return {};
+}
+
+ProductLibrary::~ProductLibrary() {
+  const Current current(*gpu_);
+  gpu_->queue().clear();
+  if (handle_ != nullptr) (void)table_.destroy(handle_);
+  if (gpu_->is_lost()) return;
+  for (const auto& [key, choice] : choices_) {
+    for (const Event event : choice->marks) (void)gpu_->driver().event_destroy(event);
+  }
+  if (workspace_ != 0) gpu_->check(gpu_->driver().mem_free_async(workspace_, gpu_->work()), "cuMemFreeAsync");
+}
+
+// --- descriptions ----------------------------------------------------------------------------------------------------
+
+Status ProductLibrary::prepare(const Problem& problem, std::shared_ptr<PreparedProduct>* made) {
+  std::shared_ptr<PreparedProduct> prepared(new PreparedProduct(table_));
+  prepared->problem_ = problem;
+  Status status = describe(*prepared);
+  if (status.ok()) status = choose(*prepared);
+  if (status.ok()) *made = std::move(prepared);
+  return status;
+}
+
+Status ProductLibrary::describe(PreparedProduct& prepared) {
+  const Problem& problem = prepared.problem_;
+  Status status =
+      lt::to_status(table_.desc_create(&prepared.desc_, problem.compute, problem.scale), "cublasLtMatmulDescCreate");
+  const auto set = [&]<typename T>(lt::DescAttribute attribute, T value) {
+    if (!status.ok()) return;
+    status = lt::to_status(table_.desc_set_attribute(prepared.desc_, attribute, &value, sizeof(value)),
+                           "cublasLtMatmulDescSetAttribute");
+  };
+  set(lt::DescAttribute::kTransposeA, problem.op_a);
+  set(lt::DescAttribute::kTransposeB, problem.op_b);
+  set(lt::DescAttribute::kEpilogue, problem.epilogue);
+  if ((problem.epilogue & lt::kBias) != 0) {
+    set(lt::DescAttribute::kBiasType, static_cast<int32_t>(problem.bias));
+    // The library wants to know what it is a multiple of.
+    prepared.bias_ = problem.bias_alignment;
+    set(lt::DescAttribute::kBiasPointer, prepared.bias_);
+  }
+  if (problem.is_scaled) {
+    prepared.a_scale_ = prepared.b_scale_ = kMostAlignment;
+    set(lt::DescAttribute::kAScalePointer, prepared.a_scale_);
+    set(lt::DescAttribute::kBScalePointer, prepared.b_scale_);
+    set(lt::DescAttribute::kFastAccumulation, static_cast<int8_t>(problem.fast_accumulation ? 1 : 0));
+  }
+  const auto lay = [&](const Stored& stored, lt::Layout* layout) {
+    if (!status.ok()) return;
+    status = lt::to_status(table_.layout_create(layout, stored.type, static_cast<uint64_t>(stored.rows),
+                                                static_cast<uint64_t>(stored.columns), stored.ld),
+                           "cublasLtMatrixLayoutCreate");
+    const auto set_layout = [&]<typename T>(lt::LayoutAttribute attribute, T value) {
+      if (!status.ok()) return;
+      status = lt::to_status(table_.layout_set_attribute(*layout, attribute, &value, sizeof(value)),
+                             "cublasLtMatrixLayoutSetAttribute");
+    };
+    if (problem.batch == 1) return;
+    set_layout(lt::LayoutAttribute::kBatchCount, problem.batch);
+    set_layout(lt::LayoutAttribute::kBatchStride, stored.batch_stride);
+  };
+  lay(problem.a, &prepared.a_);
+  lay(problem.b, &prepared.b_);
+  lay(problem.c, &prepared.c_);
+  lay(problem.d, &prepared.d_);
+  return status;
+}
+
+// --- proposals -------------------------------------------------------------------------------------------------------
+
+Status ProductLibrary::choose(PreparedProduct& prepared) {
+  const std::string key = key_of(prepared.problem_);
+  lt::Candidate checked;
+  if (const auto known = choices_.find(key); known != choices_.end()) {
+    // Another size of the same class may be one that it does not do.
+    Choice& choice = *known->second;
+    if (check(prepared, choice.candidates[choice.best].algorithm, &checked)) {
+      prepared.choice_ = known->second;
+      return {};
+    }
+  }
+  auto choice = std::make_shared<Choice>();
+  choice->key = key;
+  const std::string* const kept = prepared.problem_.deterministic ? nullptr : file_.find(key);
+  const std::optional<lt::Algorithm> algorithm = kept != nullptr ? from_hex(*kept) : std::nullopt;
+  if (algorithm && check(prepared, *algorithm, &checked)) {
+    ++found_;
+    checked.algorithm = *algorithm;
+    choice->candidates = {checked};
+    choice->decided = true;
+  } else if (Status status = ask(prepared, *choice); !status.ok()) {
+    return status;
+  }
+  if (choices_.size() >= kMostChoices) {
+    std::erase_if(choices_, [](const auto& entry) { return entry.second->marks.empty(); });
+  }
+  prepared.choice_ = choice;
+  choices_.emplace(key, std::move(choice));  // (one that does not do this size stays that of the others)
+  return {};
+}
+
+bool ProductLibrary::check(const PreparedProduct& prepared, const lt::Algorithm& algorithm,
+                           lt::Candidate* candidate) const {
+  const lt::Result result = table_.check_algorithm(handle_, prepared.desc_, prepared.a_, prepared.b_, prepared.c_,
+                                                   prepared.d_, &algorithm, candidate);
+  return result == lt::Result::kSuccess && candidate->workspace <= (no_workspace_ ? 0 : options_.workspace);
+}
+
+Status ProductLibrary::ask(PreparedProduct& prepared, Choice& choice) {
+  ++asked_;
+  const Problem& problem = prepared.problem_;
+  lt::Preference preference = nullptr;
+  Status status = lt::to_status(table_.preference_create(&preference), "cublasLtMatmulPreferenceCreate");
+  const auto set = [&]<typename T>(lt::PreferenceAttribute attribute, T value) {
+    if (!status.ok()) return;
+    status = lt::to_status(table_.preference_set_attribute(preference, attribute, &value, sizeof(value)),
+                           "cublasLtMatmulPreferenceSetAttribute");
+  };
+  const bool without = no_workspace_ && !problem.deterministic;
+  set(lt::PreferenceAttribute::kWorkspaceBytes, uint64_t{without ? 0 : options_.workspace});
+  set(lt::PreferenceAttribute::kReductionSchemes, lt::kReductionComputeType);
+  set(lt::PreferenceAttribute::kAlignmentA, problem.a.alignment);
+  set(lt::PreferenceAttribute::kAlignmentB, problem.b.alignment);
+  set(lt::PreferenceAttribute::kAlignmentC, problem.c.alignment);
+  set(lt::PreferenceAttribute::kAlignmentD, problem.d.alignment);
+  int count = 0;
+  choice.candidates.resize(static_cast<size_t>(options_.asked));
+  if (status.ok()) {
+    status =
+        lt::to_status(table_.find_algorithms(handle_, prepared.desc_, prepared.a_, prepared.b_, prepared.c_,
+                                             prepared.d_, preference, options_.asked, choice.candidates.data(), &count),
+                      "cublasLtMatmulAlgoGetHeuristic");
+  }
+  if (preference != nullptr) (void)table_.preference_destroy(preference);
+  if (!status.ok()) return status;
+  choice.candidates.resize(static_cast<size_t>(std::max(count, 0)));
+  std::erase_if(choice.candidates, [](const lt::Candidate& c) { return c.state != lt::Result::kSuccess; });
+  if (choice.candidates.empty()) return lt::to_status(lt::Result::kNotSupported, "cublasLtMatmulAlgoGetHeuristic");
+  choice.candidates.resize(
+      std::min(choice.candidates.size(), problem.deterministic ? size_t{1} : static_cast<size_t>(options_.timed)));
+  choice.decided = choice.candidates.size() == 1;
+  return {};
+}
+
+// --- calls -----------------------------------------------------------------------------------------------------------
+
+Status ProductLibrary::set_pointers(PreparedProduct& prepared, const ProductPointers& pointers) const {
+  Status status;
+  const auto set = [&](lt::DescAttribute attribute, DevicePointer pointer, DevicePointer* is) {
+    if (!status.ok() || pointer == *is) return;
+    status = lt::to_status(table_.desc_set_attribute(prepared.desc_, attribute, &pointer, sizeof(pointer)),
+                           "cublasLtMatmulDescSetAttribute");
+    *is = pointer;
+  };
+  if ((prepared.problem_.epilogue & lt::kBias) != 0)
+    set(lt::DescAttribute::kBiasPointer, pointers.bias, &prepared.bias_);
+  if (prepared.problem_.is_scaled) {
+    set(lt::DescAttribute::kAScalePointer, pointers.a_scale, &prepared.a_scale_);
+    set(lt::DescAttribute::kBScalePointer, pointers.b_scale, &prepared.b_scale_);
+  }
+  return status;
+}
+
+// It comes from the GPU's pool, as what kernels need does: it is no tensor's.
+bool ProductLibrary::take_workspace() {
+  if (workspace_ != 0) return true;
+  if (no_workspace_) return false;
+  const Result result =
+      gpu_->driver().mem_alloc_from_pool_async(&workspace_, options_.workspace, gpu_->pool(), gpu_->stream());
+  if (result != Result::kSuccess && result != Result::kOutOfMemory) gpu_->check(result, "cuMemAllocFromPoolAsync");
+  no_workspace_ = result != Result::kSuccess;
+  if (no_workspace_) workspace_ = 0;
+  return !no_workspace_;
+}
+
+Status ProductLibrary::call(const PreparedProduct& prepared, const lt::Candidate& candidate,
+                            const ProductPointers& pointers, const void* alpha, const void* beta, Stream stream) const {
+  const DevicePointer workspace = candidate.workspace != 0 ? workspace_ : 0;
+  return lt::to_status(table_.matmul(handle_, prepared.desc_, alpha, pointers.a, prepared.a_, pointers.b, prepared.b_,
+                                     beta, pointers.c, prepared.c_, pointers.d, prepared.d_, &candidate.algorithm,
+                                     workspace, workspace != 0 ? options_.workspace : 0, stream),
+                       "cublasLtMatmul");
+}
+
+Status ProductLibrary::run(const std::shared_ptr<PreparedProduct>& prepared, const ProductPointers& pointers,
+                           Number alpha, Number beta) {
+  if (gpu_->is_lost()) return {};
+  if (!prepared->problem_.adds) beta = {0, 0};
+  if (!prepared->choice_->marks.empty()) decide(*prepared->choice_);
+  const auto chosen = [&] { return prepared->choice_->candidates[prepared->choice_->best]; };
+  if (chosen().workspace != 0 && !take_workspace()) {
+    if (prepared->problem_.deterministic) return no_memory(options_.workspace, "a product");
+    // Another way, that needs none.
+    choices_.erase(prepared->choice_->key);
+    if (Status status = choose(*prepared); !status.ok()) return status;
+  }
+  const lt::Candidate candidate = chosen();
+  const auto queue = [this, prepared, pointers, alpha, beta, candidate](Stream stream) {
+    const Scalar alpha_value(prepared->problem_.scale, alpha), beta_value(prepared->problem_.scale, beta);
+    Status status = set_pointers(*prepared, pointers);
+    if (status.ok()) status = call(*prepared, candidate, pointers, alpha_value.data(), beta_value.data(), stream);
+    return status;
+  };
+  if (prepared->proven_) {
+    std::vector<uint64_t> words = {pointers.a,
+                                   pointers.b,
+                                   pointers.c,
+                                   pointers.d,
+                                   pointers.bias,
+                                   pointers.a_scale,
+                                   pointers.b_scale,
+                                   std::bit_cast<uint64_t>(alpha.real),
+                                   std::bit_cast<uint64_t>(alpha.imaginary),
+                                   std::bit_cast<uint64_t>(beta.real),
+                                   std::bit_cast<uint64_t>(beta.imaginary),
+                                   workspace_};
+    words.insert(words.end(), std::begin(candidate.algorithm.data), std::end(candidate.algorithm.data));
+    gpu_->queue().add({.words = std::move(words), .what = prepared, .queue = queue});
+    return {};
+  }
+  Status status = queue(gpu_->work());
+  prepared->proven_ = status.ok();
+  if (status.ok() && !prepared->choice_->decided && prepared->choice_->marks.empty()) {
+    const Scalar alpha_value(prepared->problem_.scale, alpha), beta_value(prepared->problem_.scale, beta);
+    time(*prepared, pointers, alpha_value.data(), beta_value.data());
+  }
+  return status;
+}
+
+// --- which proposal is best ------------------------------------------------------------------------------------------
+
+void ProductLibrary::time(const PreparedProduct& prepared, const ProductPointers& given, const void* alpha,
+                          const void* beta) {
+  Choice& choice = *prepared.choice_;
+  const bool wants_workspace =
+      std::ranges::any_of(choice.candidates, [](const lt::Candidate& c) { return c.workspace != 0; });
+  tr_buffer scratch{};
+  if ((wants_workspace && !take_workspace()) ||
+      !memory_.allocate(reach(prepared.problem_.d, prepared.problem_.batch), &scratch, Reach::kOwn)) {
+    choice.decided = true;  // as far as this process is concerned
+    return;
+  }
+  ProductPointers pointers = given;
+  pointers.d = reinterpret_cast<DevicePointer>(scratch.data);
+  const auto mark = [&] {
+    Event event = nullptr;
+    const Driver& driver = gpu_->driver();
+    if (!gpu_->check(driver.event_create(&event, kEventDefault), "cuEventCreate")) return;
+    choice.marks.push_back(event);
+    gpu_->check(driver.event_record(event, gpu_->work()), "cuEventRecord");
+  };
+  const Stream stream = gpu_->work();
+  // Each once to warm up, then again between two marks.
+  std::erase_if(choice.candidates, [&](const lt::Candidate& candidate) {
+    return !call(prepared, candidate, pointers, alpha, beta, stream).ok();
+  });
+  mark();
+  for (const lt::Candidate& candidate : choice.candidates) {
+    for (int i = 0; i < kRepeats; ++i) (void)call(prepared, candidate, pointers, alpha, beta, stream);
+    mark();
+  }
+  scratch.release(scratch.owner);  // who has it next uses it behind this
+}
+
+void ProductLibrary::decide(Choice& choice) {
+  const Driver& driver = gpu_->driver();
+  const Result result = driver.event_query(choice.marks.back());
+  if (result == Result::kNotReady || !gpu_->check(result, "cuEventQuery")) return;
+  float least = 0;
+  for (size_t i = 0; i < choice.candidates.size(); ++i) {
+    float milliseconds = 0;
+    if (!gpu_->check(driver.event_elapsed_time(&milliseconds, choice.marks[i], choice.marks[i + 1]),
+                     "cuEventElapsedTime")) {
+      return;
+    }
+    if (i != 0 && milliseconds >= least) continue;
+    least = milliseconds;
+    choice.best = i;
+  }
+  for (const Event event : choice.marks) gpu_->check(driver.event_destroy(event), "cuEventDestroy");
+  choice.marks.clear();
+  choice.decided = true;
+  file_.add(choice.key, to_hex(choice.candidates[choice.best].algorithm));
+}
+
+}  // namespace torch_remote::worker::cuda

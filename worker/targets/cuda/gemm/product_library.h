@@ -1,0 +1,104 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "ir/status.h"
+#include "worker/device/memory.h"
+#include "worker/targets/cuda/device/gpu.h"
+#include "worker/targets/cuda/gemm/cublaslt.h"
+#include "worker/targets/cuda/gemm/product.h"
+#include "worker/targets/cuda/launch/choice_file.h"
+
+namespace torch_remote::worker::cuda {
+
+// How problems of one kind are done: what the library proposes for them, and which of that is best. It is asked once;
+// then the first use has each proposal do it again behind the real work, into memory that nobody looks at, and later
+// ones look whether the GPU has come past that. The fastest one is kept, in a file, too. Of a deterministic problem the
+// library's favourite for just these sizes is taken, and neither time nor file looked at.
+struct Choice {
+  std::string key;
+  std::vector<lt::Candidate> candidates;  // the library's favourite first
+  size_t best = 0;
+  std::vector<Event> marks;  // around each of them, while they are timed; one more than candidates
+  bool decided = false;
+};
+
+// What a problem's calls need, made once.
+class PreparedProduct {
+ public:
+  ~PreparedProduct();
+  PreparedProduct(const PreparedProduct&) = delete;
+  PreparedProduct& operator=(const PreparedProduct&) = delete;
+
+ private:
+  friend class ProductLibrary;
+  explicit PreparedProduct(const lt::Table& table) : table_(table) {}
+
+  const lt::Table& table_;
+  Problem problem_;
+  lt::Desc desc_ = nullptr;
+  lt::Layout a_ = nullptr, b_ = nullptr, c_ = nullptr, d_ = nullptr;
+  DevicePointer bias_ = 0, a_scale_ = 0, b_scale_ = 0;  // as the description has them
+  std::shared_ptr<Choice> choice_;
+  bool proven_ = false;  // it was called
+};
+
+struct ProductPointers {
+  DevicePointer a = 0, b = 0, c = 0, d = 0, bias = 0, a_scale = 0, b_scale = 0;
+};
+
+// cuBLASLt on one GPU's work stream. Used by one thread, with the GPU's context current. The table outlives it.
+class ProductLibrary {
+ public:
+  struct Options {
+    const lt::Table* table = nullptr;
+    std::string folder;        // where choices are kept; empty: nowhere. Others cannot write there
+    size_t workspace = 0;      // bytes, at most; 0: as many as the GPU's kernels can use
+    int asked = 8, timed = 4;  // how many proposals are asked for, and looked at
+  };
+  static Status open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
+                     std::unique_ptr<ProductLibrary>* library);
+  ~ProductLibrary();
+
+  // kUnsupported: cuBLASLt does no such thing.
+  Status prepare(const Problem& problem, std::shared_ptr<PreparedProduct>* prepared);
+  // Queues it: at once the first time, as only the call itself tells whether it can be done.
+  Status run(const std::shared_ptr<PreparedProduct>& prepared, const ProductPointers& pointers, Number alpha,
+             Number beta);
+
+  // How often proposals were asked for, and found in the file instead.
+  uint64_t asked() const { return asked_; }
+  uint64_t found() const { return found_; }
+
+ private:
+  ProductLibrary(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options);
+
+  Status describe(PreparedProduct& prepared);
+  Status choose(PreparedProduct& prepared);
+  Status ask(PreparedProduct& prepared, Choice& choice);
+  bool check(const PreparedProduct& prepared, const lt::Algorithm& algorithm, lt::Candidate* candidate) const;
+  Status set_pointers(PreparedProduct& prepared, const ProductPointers& pointers) const;
+  Status call(const PreparedProduct& prepared, const lt::Candidate& candidate, const ProductPointers& pointers,
+              const void* alpha, const void* beta, Stream stream) const;
+  void time(const PreparedProduct& prepared, const ProductPointers& pointers, const void* alpha, const void* beta);
+  void decide(Choice& choice);
+  bool take_workspace();
+
+  const std::shared_ptr<Gpu> gpu_;
+  CachingAllocator& memory_;
+  const Options options_;
+  const lt::Table& table_;
+  lt::Handle handle_ = nullptr;
+  DevicePointer workspace_ = 0;
+  bool no_workspace_ = false;  // there was no memory for it
+  std::unordered_map<std::string, std::shared_ptr<Choice>> choices_;
+  ChoiceFile file_;
+  uint64_t asked_ = 0, found_ = 0;
+};
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,159 @@
+// Which of cuBLASLt's ways is chosen, when it is asked, and what is kept in a file. On a GPU in software.
+#include "worker/targets/cuda/gemm/product_library.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "tests/emulated_gpu/emulated_cublaslt.h"
+#include "tests/emulated_gpu/library_fixture.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+
+class ProductLibraryTest : public emulated::LibraryTest<ProductLibrary, PreparedProduct, lt::Table> {
+ protected:
+  ProductLibraryTest() : LibraryTest(emulated::cublaslt(), emulated::cublaslt_left, kBytes) {}
+
+  void TearDown() override {
+    for (const auto way : {emulated::Way::kVectors, emulated::Way::kParts, emulated::Way::kPlain}) {
+      emulated::slow_down(way, std::chrono::microseconds(0));
+    }
+    LibraryTest::TearDown();
+  }
+
+  // [m, 64] [64, 8], in one order.
+  static Problem problem(int64_t m) {
+    Problem problem;
+    problem.a = {.rows = m, .columns = 64, .ld = 64};
+    problem.b = {.rows = 64, .columns = 8, .ld = 64};
+    problem.c = problem.d = {.rows = m, .columns = 8, .ld = 64};
+    return problem;
+  }
+  void prepare(int64_t m, bool deterministic = false) {
+    const Current current(device->gpu());
+    Problem given = problem(m);
+    given.deterministic = deterministic;
+    const Status status = library->prepare(given, &prepared);
+    ASSERT_TRUE(status.ok()) << status.message();
+  }
+  void run(int times = 1) {
+    const Current current(device->gpu());
+    const auto at = reinterpret_cast<DevicePointer>(memory.data);
+    for (int i = 0; i < times; ++i) {
+      const Status status = library->run(prepared, {at, at + (64 << 10), at + (128 << 10), at + (128 << 10)}, {}, {});
+      ASSERT_TRUE(status.ok()) << status.message();
+      device->queued();
+      ASSERT_TRUE(device->wait(device->record()).ok());
+    }
+  }
+  uint64_t calls(const char* name = "cublasLtMatmul") { return driver->calls()[name]; }
+
+  static constexpr uint64_t kBytes = 256 << 10;
+};
+
+TEST_F(ProductLibraryTest, TimesOnceBehindTheFirstUse) {
+  prepare(48);
+  EXPECT_EQ(library->asked(), 1u);
+  run();
+  EXPECT_EQ(calls(), 1 + 3 * 3u);  // itself; each of three ways, to warm up and twice between marks
+  run(5);
+  EXPECT_EQ(calls(), 10 + 5u);
+  const uint64_t elapsed = calls("cuEventElapsedTime");
+  EXPECT_EQ(elapsed, 3u);
+  EXPECT_EQ(std::ranges::count(file(), '\n'), 1);
+  // Neither asked again, nor timed, for this problem or one of about its size.
+  prepare(48);
+  prepare(44);
+  run(2);
+  EXPECT_EQ(library->asked(), 1u);
+  EXPECT_EQ(calls("cublasLtMatmulAlgoGetHeuristic"), 1u);
+  EXPECT_EQ(calls("cuEventElapsedTime"), elapsed);
+  prepare(16);
+  EXPECT_EQ(library->asked(), 2u);
+}
+
+TEST_F(ProductLibraryTest, ADeterministicProblemIsNeverTimed) {
+  emulated::slow_down(emulated::Way::kVectors, std::chrono::milliseconds(20));
+  prepare(48);
+  run(3);  // a file names another one than the favourite
+  const std::string kept = file();
+  const uint64_t elapsed = calls("cuEventElapsedTime");
+  // Asked for each size anew, done once, in the one way.
+  for (const int64_t m : {48, 44}) {
+    const uint64_t asked = library->asked(), before = calls();
+    prepare(m, /*deterministic=*/true);
+    EXPECT_EQ(library->asked(), asked + 1);
+    run(3);
+    EXPECT_EQ(calls(), before + 3);
+  }
+  EXPECT_EQ(calls("cuEventElapsedTime"), elapsed);
+  EXPECT_EQ(file(), kept);
+}
+
+TEST_F(ProductLibraryTest, KeepsTheFastestWayInAFile) {
+  emulated::slow_down(emulated::Way::kVectors, std::chrono::milliseconds(20));
+  emulated::slow_down(emulated::Way::kPlain, std::chrono::milliseconds(20));
+  prepare(48);
+  run(2);
+  const std::string kept = file();
+  // The way that is kept is the one in parts, the second one.
+  EXPECT_NE(kept.find(" 0000314c45435554"
+                      "0000000000000001"),
+            std::string::npos)
+      << kept;
+  stop();
+  start();
+  prepare(48);
+  run(3);
+  EXPECT_EQ(library->asked(), 0u);
+  EXPECT_EQ(library->found(), 1u);
+  EXPECT_EQ(file(), kept);
+}
+
+TEST_F(ProductLibraryTest, ADamagedFileIsAskedAbout) {
+  prepare(48);
+  run(2);
+  std::string text = file();
+  stop();
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    text[text.find(' ') + 20] ^= 1;
+    std::ofstream(entry.path()) << text << "nonsense\n";
+  }
+  start();
+  prepare(48);
+  EXPECT_EQ(library->asked(), 1u);
+  run();
+}
+
+TEST_F(ProductLibraryTest, AFolderThatOthersCanWriteToIsNotUsed) {
+  prepare(48);
+  run(2);
+  stop();
+  fs::permissions(folder, fs::perms::others_write, fs::perm_options::add);
+  start();
+  prepare(48);
+  EXPECT_EQ(library->asked(), 1u);
+}
+
+TEST_F(ProductLibraryTest, DoesWithoutAWorkspaceWhereThereIsNoMemory) {
+  prepare(48);
+  driver->fail_allocation(1);
+  run(3);  // the workspace is wanted by one way that is timed, only
+  EXPECT_EQ(calls("cuEventElapsedTime"), 0u);
+}
+
+TEST_F(ProductLibraryTest, SaysThatThereIsNoSuchProduct) {
+  Problem wrong = problem(48);
+  wrong.a.type = lt::Type::kFloat16;
+  const Current current(device->gpu());
+  const Status status = library->prepare(wrong, &prepared);
+  EXPECT_EQ(status.code(), ErrorCode::kUnsupported) << status.message();
+}
+
+}  // namespace
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,253 @@
+#pragma once
+
+// What kernels need of CUDA C++, without CUDA's headers; for clang. Arithmetic is in f64 or i64 and rounded to a
+// tensor's dtype, which is an argument: these kernels wait for memory.
+
+#include "worker/targets/cuda/kernels/arguments.h"
+
+#define __global__ __attribute__((global))
+#define __device__ __attribute__((device))
+#define __shared__ __attribute__((shared))
+#define __launch_bounds__(threads) __attribute__((launch_bounds(threads)))
+
+#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+
+namespace torch_remote::worker::cuda {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned;
+
+// Of the launch, which has one dim.
+__device__ inline i64 thread() { return __nvvm_read_ptx_sreg_tid_x(); }
+__device__ inline i64 threads() { return __nvvm_read_ptx_sreg_ntid_x(); }
+__device__ inline i64 block() { return __nvvm_read_ptx_sreg_ctaid_x(); }
+__device__ inline i64 blocks() { return __nvvm_read_ptx_sreg_nctaid_x(); }
+__device__ inline i64 first_item() { return block() * threads() + thread(); }
+__device__ inline i64 all_threads() { return blocks() * threads(); }
+__device__ inline void sync() { __syncthreads(); }
+
+template <typename T>
+__device__ inline T* pointer(u64 address) {
+  return reinterpret_cast<T*>(address);
+}
+
+// x / y of numbers that are not negative; narrow division is much faster.
+__device__ inline i64 divide(i64 x, i64 y) {
+  if (((x | y) >> 32) == 0) return static_cast<u32>(x) / static_cast<u32>(y);
+  return x / y;
+}
+
+// -- dtypes
+
+enum : i64 {
+  kUInt8 = 0,
+  kInt8 = 1,
+  kInt16 = 2,
+  kInt32 = 3,
+  kInt64 = 4,
+  kFloat16 = 5,
+  kFloat32 = 6,
+  kFloat64 = 7,
+  kBool = 11,
+  kBFloat16 = 15,
+};
+__device__ inline bool is_float(i64 dtype) {
+  return dtype == kFloat16 || dtype == kFloat32 || dtype == kFloat64 || dtype == kBFloat16;
+}
+
+__device__ inline float from_bfloat16(u16 bits) { return __builtin_bit_cast(float, static_cast<u32>(bits) << 16); }
+__device__ inline u16 to_bfloat16(float x) {
+  const u32 bits = __builtin_bit_cast(u32, x);
+  if (x != x) return 0x7FC0;
+  return static_cast<u16>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+__device__ inline double load_float(u64 address, i64 i, i64 dtype) {
+  switch (dtype) {
+    case kFloat16:
+      return static_cast<double>(static_cast<float>(pointer<const _Float16>(address)[i]));
+    case kBFloat16:
+      return static_cast<double>(from_bfloat16(pointer<const u16>(address)[i]));
+    case kFloat32:
+      return static_cast<double>(pointer<const float>(address)[i]);
+    default:
+      return pointer<const double>(address)[i];
+  }
+}
+__device__ inline i64 load_whole(u64 address, i64 i, i64 dtype) {
+  switch (dtype) {
+    case kUInt8:
+      return pointer<const u8>(address)[i];
+    case kBool:
+      return pointer<const u8>(address)[i] != 0;
+    case kInt8:
+      return pointer<const signed char>(address)[i];
+    case kInt16:
+      return pointer<const short>(address)[i];
+    case kInt32:
+      return pointer<const int>(address)[i];
+    default:
+      return pointer<const i64>(address)[i];
+  }
+}
+__device__ inline void store_float(u64 address, i64 i, i64 dtype, double x) {
+  switch (dtype) {
+    case kFloat16:
+      pointer<_Float16>(address)[i] = static_cast<_Float16>(static_cast<float>(x));
+      break;
+    case kBFloat16:
+      pointer<u16>(address)[i] = to_bfloat16(static_cast<float>(x));
+      break;
+    case kFloat32:
+      pointer<float>(address)[i] = static_cast<float>(x);
+      break;
+    default:
+      pointer<double>(address)[i] = x;
+  }
+}
+__device__ inline void store_whole(u64 address, i64 i, i64 dtype, i64 x) {
+  switch (dtype) {
+    case kBool:
+      pointer<u8>(address)[i] = x != 0;
+      break;
+    case kUInt8:
+    case kInt8:
+      pointer<u8>(address)[i] = static_cast<u8>(x);
+      break;
+    case kInt16:
+      pointer<u16>(address)[i] = static_cast<u16>(x);
+      break;
+    case kInt32:
+      pointer<u32>(address)[i] = static_cast<u32>(x);
+      break;
+    default:
+      pointer<i64>(address)[i] = x;
+  }
+}
+// What a store of it would leave.
+__device__ inline double rounded(double x, i64 dtype) {
+  switch (dtype) {
+    case kFloat16:
+      return static_cast<double>(static_cast<float>(static_cast<_Float16>(static_cast<float>(x))));
+    case kBFloat16:
+      return static_cast<double>(from_bfloat16(to_bfloat16(static_cast<float>(x))));
+    case kFloat32:
+      return static_cast<double>(static_cast<float>(x));
+    default:
+      return x;
+  }
+}
+
+// An element of so many bytes. `kShared`: others may write the same there at the same time.
+template <typename T, bool kShared>
+__device__ inline void put(u64 to, i64 at, T x) {
+  if (kShared) {
+    pointer<volatile T>(to)[at] = x;
+  } else {
+    pointer<T>(to)[at] = x;
+  }
+}
+template <bool kShared = false>
+__device__ inline void move(u64 to, i64 to_at, u64 from, i64 from_at, i64 item) {
+  switch (item) {
+    case 1:
+      put<u8, kShared>(to, to_at, pointer<const u8>(from)[from_at]);
+      break;
+    case 2:
+      put<u16, kShared>(to, to_at, pointer<const u16>(from)[from_at]);
+      break;
+    case 4:
+      put<u32, kShared>(to, to_at, pointer<const u32>(from)[from_at]);
+      break;
+    case 8:
+      put<u64, kShared>(to, to_at, pointer<const u64>(from)[from_at]);
+      break;
+    default:
+      put<u64, kShared>(to, 2 * to_at, pointer<const u64>(from)[2 * from_at]);
+      put<u64, kShared>(to, 2 * to_at + 1, pointer<const u64>(from)[2 * from_at + 1]);
+  }
+}
+
+// -- what only data can tell
+
+// codegen::gpu::IndexRecord: the first one stays. All operands of a kernel are of one op, so `good` is not written.
+struct FailureRecord {
+  u32 operand, good;
+  i64 index, bound;
+};
+__device__ inline void fail(u64 record, u32 operand, i64 index, i64 bound) {
+  if ((record & kElsewhere) != 0) record = *pointer<const u64>(record & ~kElsewhere);
+  auto* const to = pointer<FailureRecord>(record);
+  u32 none = 0xFFFFFFFF;
+  if (!__atomic_compare_exchange_n(&to->operand, &none, operand, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return;
+  to->index = index;
+  to->bound = bound;
+}
+
+// -- elementary functions, in f64 to about 1 ulp
+
+constexpr double kLn2High = 0x1.62e42fefa38p-1, kLn2Low = 0x1.ef35793c7673p-45;
+
+__device__ inline double scaled(double x, i64 exponent) {  // x * 2^exponent, of normal results
+  return x * __builtin_bit_cast(double, static_cast<u64>(exponent + 1023) << 52);
+}
+
+// log(m 2^e) = e ln 2 + log(1 + f); log(1 + f) = f - s (f - r) with s = f / (2 + f) and r = 2 (s^2 / 3 + s^4 / 5 + ...)
+__device__ inline double log(double x) {
+  if (x != x || x < 0) return __builtin_nan("");
+  if (x == 0) return -__builtin_inf();
+  if (x == __builtin_inf()) return x;
+  i64 exponent = 0;
+  if (x < 0x1p-1022) {
+    x *= 0x1p54;
+    exponent = -54;
+  }
+  u64 bits = __builtin_bit_cast(u64, x);
+  exponent += static_cast<i64>(bits >> 52) - 1023;
+  double m = __builtin_bit_cast(double, (bits & 0xFFFFFFFFFFFFF) | 0x3FF0000000000000);
+  if (m > 0x1.6a09e667f3bcdp+0) {
+    m *= 0.5;
+    ++exponent;
+  }
+  const double f = m - 1, s = f / (2 + f), z = s * s;
+  double r = 2.0 / 23;
+  for (int k = 21; k >= 3; k -= 2) r = __builtin_fma(r, z, 2.0 / k);
+  r *= z;
+  const auto e = static_cast<double>(exponent);
+  return e * kLn2High - ((s * (f - r) - e * kLn2Low) - f);
+}
+
+__device__ inline double exp(double x) {
+  if (x != x) return x;
+  if (x > 709.79) return __builtin_inf();
+  if (x < -745.2) return 0;
+  const double k = __builtin_rint(x * 0x1.71547652b82fep+0);
+  double r = __builtin_fma(-k, kLn2High, x);
+  r = __builtin_fma(-k, kLn2Low, r);
+  double term = 1;
+  for (int n = 14; n >= 1; --n) term = __builtin_fma(term, r * (1.0 / n), 1.0);
+  const auto e = static_cast<i64>(k);
+  return e < -1000  ? scaled(scaled(term, e + 100), -100)
+         : e > 1000 ? scaled(scaled(term, e - 100), 100)
+                    : scaled(term, e);
+}
+
+// Of angles up to some thousand.
+__device__ inline void sine_cosine(double x, double* sine, double* cosine) {
+  const double k = __builtin_rint(x * 0x1.45f306dc9c883p-1);
+  double r = __builtin_fma(-k, 0x1.921fb54442d18p+0, x);
+  r = __builtin_fma(-k, 0x1.1a62633145c07p-54, r);
+  const double z = r * r;
+  double s = 1, c = 1;
+  for (int n = 17; n >= 3; n -= 2) s = __builtin_fma(s, z * (-1.0 / ((n - 1) * n)), 1.0);
+  for (int n = 18; n >= 2; n -= 2) c = __builtin_fma(c, z * (-1.0 / ((n - 1) * n)), 1.0);
+  s *= r;
+  const i64 quarter = static_cast<i64>(k) & 3;
+  const bool swaps = (quarter & 1) != 0;
+  const double a = swaps ? c : s, b = swaps ? s : c;
+  *sine = (quarter & 2) != 0 ? -a : a;
+  *cosine = quarter == 1 || quarter == 2 ? -b : b;
+}
+
+}  // namespace torch_remote::worker::cuda

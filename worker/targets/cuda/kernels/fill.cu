@@ -1,0 +1,139 @@
+// Elements that follow from their places.
+
+#include "worker/targets/cuda/kernels/device.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+// x to a whole number is exact where it can be.
+__device__ double power(double x, double exponent) {
+  constexpr double kMostWhole = 1100;
+  if (__builtin_rint(exponent) == exponent && exponent <= kMostWhole && exponent >= -kMostWhole) {
+    const auto times = static_cast<i64>(exponent < 0 ? -exponent : exponent);
+    double result = 1;
+    for (i64 i = 0; i < times; ++i) result *= x;
+    return exponent < 0 ? 1 / result : result;
+  }
+  if (x == 0 && exponent == exponent) return exponent > 0 ? 0 : __builtin_inf();
+  return exp(exponent * log(x));
+}
+// A whole number where it is one but for the error of `power`.
+__device__ double near_whole(double x) {
+  const double whole = __builtin_rint(x), apart = x < whole ? whole - x : x - whole;
+  return apart <= 0x1p-44 * (x < 0 ? -x : x) ? whole : x;
+}
+
+// Of linspace: each step of the sum is rounded, as on the CPU.
+__device__ double between(const BetweenArguments& f, double first, double last, i64 i) {
+  const double step = rounded(rounded(last - first, f.dtype) / static_cast<double>(f.count - 1), f.dtype);
+  if (i < f.count / 2) return first + rounded(step * static_cast<double>(i), f.dtype);
+  return last - rounded(step * static_cast<double>(f.count - 1 - i), f.dtype);
+}
+
+__device__ double end_of(double number, u64 at, i64 dtype) {
+  const double end = at != 0 ? *pointer<const double>(at) : number;
+  return is_float(dtype) ? rounded(end, dtype) : __builtin_trunc(end);
+}
+
+}  // namespace
+
+KERNEL(256) fill_range(const RangeArguments range) {
+  for (i64 i = first_item(); i < range.count; i += all_threads()) {
+    if (is_float(range.dtype)) {
+      store_float(range.out, i, range.dtype, range.first + range.step * static_cast<double>(i));
+    } else {
+      store_whole(range.out, i, range.dtype, range.whole_first + range.whole_step * i);
+    }
+  }
+}
+
+KERNEL(256) fill_between(const BetweenArguments f) {
+  const double first = end_of(f.first, f.first_at, f.dtype), last = end_of(f.last, f.last_at, f.dtype);
+  for (i64 i = first_item(); i < f.count; i += all_threads()) {
+    double x = f.count > 1 ? between(f, first, last, i) : first;
+    if (f.raises != 0) x = power(f.base, rounded(x, f.dtype));
+    if (is_float(f.dtype)) {
+      store_float(f.out, i * f.step, f.dtype, x);
+    } else {
+      store_whole(f.out, i * f.step, f.dtype, static_cast<i64>(f.raises != 0 ? near_whole(x) : x));
+    }
+  }
+}
+
+KERNEL(256) fill_bits(const FillArguments fill) {
+  for (i64 i = first_item(); i < fill.count; i += all_threads()) {
+    switch (fill.item) {
+      case 1:
+        pointer<u8>(fill.out)[i] = static_cast<u8>(fill.bits);
+        break;
+      case 2:
+        pointer<u16>(fill.out)[i] = static_cast<u16>(fill.bits);
+        break;
+      case 4:
+        pointer<u32>(fill.out)[i] = static_cast<u32>(fill.bits);
+        break;
+      default:
+        pointer<u64>(fill.out)[i] = fill.bits;
+    }
+  }
+}
+
+KERNEL(256) triangle(const TriangleArguments triangle) {
+  for (i64 i = first_item(); i < triangle.count; i += all_threads()) {
+    const i64 line = divide(i, triangle.columns), column = i - line * triangle.columns;
+    const i64 row = line - divide(line, triangle.rows) * triangle.rows;
+    const bool kept = triangle.upper != 0 ? column - row >= triangle.diagonal : column - row <= triangle.diagonal;
+    if (kept) {
+      move(triangle.out, i, triangle.in, i, triangle.item);
+      continue;
+    }
+    switch (triangle.item) {
+      case 1:
+        pointer<u8>(triangle.out)[i] = 0;
+        break;
+      case 2:
+        pointer<u16>(triangle.out)[i] = 0;
+        break;
+      case 4:
+        pointer<u32>(triangle.out)[i] = 0;
+        break;
+      case 8:
+        pointer<u64>(triangle.out)[i] = 0;
+        break;
+      default:
+        pointer<u64>(triangle.out)[2 * i] = 0;
+        pointer<u64>(triangle.out)[2 * i + 1] = 0;
+    }
+  }
+}
+
+KERNEL(256) sum_windows(const UnfoldedArguments f) {
+  const bool floats = is_float(f.dtype);
+  for (i64 at = first_item(); at < f.count; at += all_threads()) {
+    const i64 line = divide(at, f.inner), inner = at - line * f.inner;
+    const i64 outer = divide(line, f.length), t = line - outer * f.length;
+    const i64 begin = t < f.size ? 0 : divide(t - f.size, f.step) + 1;
+    const i64 end = divide(t, f.step) + 1 < f.windows ? divide(t, f.step) + 1 : f.windows;
+    double sum = 0;
+    i64 whole = 0;
+    for (i64 w = begin; w < end; ++w) {
+      const i64 from = ((outer * f.windows + w) * f.inner + inner) * f.size + t - w * f.step;
+      if (floats) {
+        sum += load_float(f.in, from, f.dtype);
+      } else {
+        whole += load_whole(f.in, from, f.dtype);
+      }
+    }
+    if (floats) {
+      store_float(f.out, at, f.dtype, sum);
+    } else {
+      store_whole(f.out, at, f.dtype, whole);
+    }
+  }
+}
+
+KERNEL(1) assert_nonzero(const AssertArguments given) {
+  if (*pointer<const i64>(given.number) == 0) fail(given.failure, 0, 0, 0);
+}
+
+}  // namespace torch_remote::worker::cuda

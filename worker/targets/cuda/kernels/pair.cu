@@ -1,0 +1,184 @@
+// Each row of one matrix with each row or column of another one: products, distances; sums of products of three. A
+// thread has an element of the result.
+
+#include "worker/targets/cuda/kernels/device.h"
+#include "worker/targets/cuda/kernels/pair_arguments.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+__device__ double magnitude(double x) { return x < 0 ? -x : x == 0 ? 0 : x; }
+__device__ double sign(double x) { return x > 0 ? 1 : x < 0 ? -1 : x; }
+__device__ double power(double x, double p) {
+  return x == 0 ? (p == 0 ? 1 : p > 0 ? 0 : __builtin_inf()) : exp(p * log(x));
+}
+
+// The number of a pair of rows, the first of them first.
+__device__ i64 pair_of(i64 rows, i64 first, i64 second) {
+  return first * (2 * rows - first - 1) / 2 + second - first - 1;
+}
+
+__device__ double distance(const DistanceArguments& f, i64 left, i64 right, u64 others) {
+  double sum = 0;
+  for (i64 i = 0; i < f.length; ++i) {
+    const double apart = magnitude(load_float(f.left, left + i, f.dtype) - load_float(others, right + i, f.dtype));
+    switch (f.how) {
+      case Distance::kZero:
+        sum += apart != 0 ? 1 : 0;
+        break;
+      case Distance::kOne:
+        sum += apart;
+        break;
+      case Distance::kTwo:
+        sum += apart * apart;
+        break;
+      case Distance::kInfinite:
+        if (sum == sum && !(apart <= sum)) sum = apart;
+        break;
+      case Distance::kPower:
+        sum += power(apart, f.p);
+    }
+  }
+  return f.how == Distance::kTwo ? __builtin_sqrt(sum) : f.how == Distance::kPower ? power(sum, 1 / f.p) : sum;
+}
+
+// Of a distance, by the element that differs by so much.
+__device__ double slope(const DistanceArguments& f, double apart, double distance) {
+  switch (f.how) {
+    case Distance::kZero:
+      return 0;
+    case Distance::kOne:
+      return sign(apart);
+    case Distance::kTwo:
+      return distance == 0 ? 0 : apart / distance;
+    case Distance::kInfinite:
+      return rounded(magnitude(apart), f.dtype) == distance ? sign(apart) : 0;
+    default:
+      if (distance == 0 || (apart == 0 && f.p < 2)) return 0;
+      return sign(apart) * power(magnitude(apart), f.p - 1) / power(distance, f.p - 1);
+  }
+}
+
+struct Whole {
+  using T = u64;
+  __device__ static T load(u64 from, i64 at, i64 dtype) { return static_cast<u64>(load_whole(from, at, dtype)); }
+  __device__ static void store(u64 to, i64 at, i64 dtype, T x) { store_whole(to, at, dtype, static_cast<i64>(x)); }
+  __device__ static T alpha(const PairProductArguments& f) { return static_cast<u64>(f.alpha); }
+  __device__ static T beta(const PairProductArguments& f) { return static_cast<u64>(f.beta); }
+};
+struct Real {
+  using T = double;
+  __device__ static T load(u64 from, i64 at, i64 dtype) { return load_float(from, at, dtype); }
+  __device__ static void store(u64 to, i64 at, i64 dtype, T x) { store_float(to, at, dtype, x); }
+  __device__ static T alpha(const PairProductArguments& f) { return f.real_alpha; }
+  __device__ static T beta(const PairProductArguments& f) { return f.real_beta; }
+};
+
+template <typename Kind>
+__device__ void multiply(const PairProductArguments& f) {
+  const i64 matrix = f.rows * f.columns, count = f.sums_batch != 0 ? matrix : f.batch * matrix;
+  for (i64 i = first_item(); i < count; i += all_threads()) {
+    const i64 b = divide(i, matrix), row = divide(i - b * matrix, f.columns), column = i - b * matrix - row * f.columns;
+    typename Kind::T sum = 0;
+    const i64 end = f.sums_batch != 0 ? f.batch : b + 1;
+    for (i64 n = f.sums_batch != 0 ? 0 : b; n < end; ++n) {
+      const i64 left = n * f.left_strides[0] + row * f.left_strides[1];
+      const i64 right = n * f.right_strides[0] + column * f.right_strides[2];
+      for (i64 k = 0; k < f.inner; ++k) {
+        sum += Kind::load(f.left, left + k * f.left_strides[2], f.dtype) *
+               Kind::load(f.right, right + k * f.right_strides[1], f.dtype);
+      }
+    }
+    sum *= Kind::alpha(f);
+    if (f.added != 0) {
+      const i64 at = b * f.added_strides[0] + row * f.added_strides[1] + column * f.added_strides[2];
+      sum += Kind::beta(f) * Kind::load(f.added, at, f.added_dtype);
+    }
+    Kind::store(f.out, i, f.out_dtype, sum);
+  }
+}
+
+struct Places {
+  i64 a, b, c;
+};
+// Of the element of that number, of some dims.
+__device__ Places places_in(const TripleArguments& f, i64 number, i64 begin, i64 end, Places places) {
+  for (i64 d = end - 1; d >= begin; --d) {
+    const i64 rest = divide(number, f.sizes[d]), at = number - rest * f.sizes[d];
+    number = rest;
+    places.a += at * f.a_strides[d];
+    places.b += at * f.b_strides[d];
+    places.c += at * f.c_strides[d];
+  }
+  return places;
+}
+template <typename Kind>
+__device__ void sum_of_triples(const TripleArguments& f) {
+  for (i64 i = first_item(); i < f.count; i += all_threads()) {
+    const Places begin = places_in(f, i, 0, f.kept, {0, 0, 0});
+    typename Kind::T sum = 0;
+    for (i64 term = 0; term < f.terms; ++term) {
+      const Places at = places_in(f, term, f.kept, f.rank, begin);
+      sum += Kind::load(f.a, at.a, f.dtype) * Kind::load(f.b, at.b, f.dtype) * Kind::load(f.c, at.c, f.dtype);
+    }
+    Kind::store(f.out, i, f.out_dtype, sum);
+  }
+}
+
+}  // namespace
+
+KERNEL(256) pair_triple_whole(const TripleArguments f) { sum_of_triples<Whole>(f); }
+KERNEL(256) pair_triple_float(const TripleArguments f) { sum_of_triples<Real>(f); }
+
+KERNEL(256) pair_product_whole(const PairProductArguments f) { multiply<Whole>(f); }
+KERNEL(256) pair_product_float(const PairProductArguments f) { multiply<Real>(f); }
+
+KERNEL(256) pair_distance(const DistanceArguments f) {
+  const i64 count = f.batch * f.rows * f.others;
+  for (i64 i = first_item(); i < count; i += all_threads()) {
+    const i64 row = divide(i, f.others), other = i - row * f.others, b = divide(row, f.rows);
+    store_float(f.out, i, f.dtype, distance(f, row * f.length, (b * f.others + other) * f.length, f.right));
+  }
+}
+
+KERNEL(256) pair_distance_backward(const DistanceArguments f) {
+  const i64 count = f.batch * f.rows * f.length;
+  for (i64 i = first_item(); i < count; i += all_threads()) {
+    const i64 row = divide(i, f.length), at = i - row * f.length, b = divide(row, f.rows);
+    const double x = load_float(f.left, i, f.dtype);
+    double sum = 0;
+    for (i64 other = 0; other < f.others; ++other) {
+      const double apart = x - load_float(f.right, (b * f.others + other) * f.length + at, f.dtype);
+      const i64 pair = row * f.others + other;
+      sum += load_float(f.grad, pair, f.dtype) * slope(f, apart, load_float(f.distance, pair, f.dtype));
+    }
+    store_float(f.out, i, f.dtype, sum);
+  }
+}
+
+KERNEL(256) pair_row_distance(const DistanceArguments f) {
+  const i64 count = f.rows * f.rows;
+  for (i64 i = first_item(); i < count; i += all_threads()) {
+    const i64 row = divide(i, f.rows), other = i - row * f.rows;
+    if (other <= row) continue;
+    store_float(f.out, pair_of(f.rows, row, other), f.dtype, distance(f, row * f.length, other * f.length, f.left));
+  }
+}
+
+KERNEL(256) pair_row_distance_backward(const DistanceArguments f) {
+  const i64 count = f.rows * f.length;
+  for (i64 i = first_item(); i < count; i += all_threads()) {
+    const i64 row = divide(i, f.length), at = i - row * f.length;
+    const double x = load_float(f.left, i, f.dtype);
+    double sum = 0;
+    for (i64 other = 0; other < f.rows; ++other) {
+      if (other == row) continue;
+      const i64 pair = other < row ? pair_of(f.rows, other, row) : pair_of(f.rows, row, other);
+      const double apart = x - load_float(f.left, other * f.length + at, f.dtype);
+      sum += load_float(f.grad, pair, f.dtype) * slope(f, apart, load_float(f.distance, pair, f.dtype));
+    }
+    store_float(f.out, i, f.dtype, sum);
+  }
+}
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,160 @@
+// Running sums and the like along a dim. Lines whose elements lie side by side have a block each, which goes along it
+// in tiles; of lines that lie beside each other a thread has one. What is added up is f64 or i64.
+
+#include "worker/targets/cuda/kernels/device.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kEach = 4;
+
+struct FloatScan {
+  using State = double;
+  __device__ static State load(const ScanArguments& scan, i64 at, i64) {
+    const double x = is_float(scan.in_dtype) ? load_float(scan.in, at, scan.in_dtype)
+                                             : static_cast<double>(load_whole(scan.in, at, scan.in_dtype));
+    return rounded(x, scan.out_dtype);
+  }
+  __device__ static void store(const ScanArguments& scan, i64 at, State x) {
+    store_float(scan.out, at, scan.out_dtype, x);
+  }
+};
+struct WholeScan {
+  using State = i64;
+  __device__ static State load(const ScanArguments& scan, i64 at, i64) {
+    return is_float(scan.in_dtype) ? static_cast<i64>(load_float(scan.in, at, scan.in_dtype))
+                                   : load_whole(scan.in, at, scan.in_dtype);
+  }
+  __device__ static void store(const ScanArguments& scan, i64 at, State x) {
+    store_whole(scan.out, at, scan.out_dtype, x);
+  }
+};
+
+struct FloatSum : FloatScan {
+  __device__ static State neutral() { return 0; }
+  __device__ static State combine(const ScanArguments&, State a, State b) { return a + b; }
+};
+struct FloatProduct : FloatScan {
+  __device__ static State neutral() { return 1; }
+  __device__ static State combine(const ScanArguments&, State a, State b) { return a * b; }
+};
+struct WholeSum : WholeScan {
+  __device__ static State neutral() { return 0; }
+  __device__ static State combine(const ScanArguments&, State a, State b) {
+    return static_cast<i64>(static_cast<u64>(a) + static_cast<u64>(b));
+  }
+};
+struct WholeProduct : WholeScan {
+  __device__ static State neutral() { return 1; }
+  __device__ static State combine(const ScanArguments&, State a, State b) {
+    return static_cast<i64>(static_cast<u64>(a) * static_cast<u64>(b));
+  }
+};
+struct LogSumExp : FloatScan {
+  __device__ static State neutral() { return -__builtin_inf(); }
+  __device__ static State combine(const ScanArguments&, State a, State b) {
+    if (a != a || b != b) return __builtin_nan("");
+    const double most = a > b ? a : b, least = a > b ? b : a;
+    if (most == least && (most == __builtin_inf() || most == -__builtin_inf())) return most;
+    const double e = exp(least - most);  // log(1 + e), also of small ones
+    const double sum = 1 + e;
+    return most + (sum == 1 ? e : log(sum) * (e / (sum - 1)));
+  }
+};
+
+// The most, or the least, so far, and the last place that has it. NaN is the most of all. No place: -1.
+template <typename T>
+struct Found {
+  T value;
+  i64 place;
+};
+template <typename Base, typename T>
+struct Most {
+  using State = Found<T>;
+  __device__ static State neutral() { return {0, -1}; }
+  __device__ static State load(const ScanArguments& scan, i64 at, i64 place) {
+    return {Base::load(scan, at, place), place};
+  }
+  __device__ static void store(const ScanArguments& scan, i64 at, State x) {
+    Base::store(scan, at, x.value);
+    pointer<i64>(scan.places)[at] = x.place;
+  }
+  __device__ static State combine(const ScanArguments& scan, State a, State b) {
+    if (a.place < 0 || b.place < 0) return a.place < 0 ? b : a;
+    const bool nan = a.value != a.value;
+    const bool later = scan.minimum != 0 ? b.value <= a.value : b.value >= a.value;
+    return b.value != b.value || (!nan && later) ? b : a;
+  }
+};
+
+template <typename Scan>
+__device__ void scan_line(const ScanArguments& scan, i64 line) {
+  using State = typename Scan::State;
+  __shared__ State shared[kThreads];
+  const i64 outer = divide(line, scan.inner), inner = line - outer * scan.inner;
+  const i64 begin = outer * scan.length * scan.inner + inner;
+  State before = Scan::neutral();
+  for (i64 tile = 0; tile < scan.length; tile += kThreads * kEach) {
+    State own[kEach];
+    State sum = Scan::neutral();
+    const i64 first = tile + thread() * kEach;
+    for (int i = 0; i < kEach; ++i) {
+      if (first + i < scan.length)
+        sum = Scan::combine(scan, sum, Scan::load(scan, begin + (first + i) * scan.inner, first + i));
+      own[i] = sum;
+    }
+    sync();  // the tile before was read
+    shared[thread()] = sum;
+    for (int apart = 1; apart < kThreads; apart *= 2) {
+      sync();
+      State more = shared[thread()];
+      if (thread() >= apart) more = Scan::combine(scan, shared[thread() - apart], more);
+      sync();
+      shared[thread()] = more;
+    }
+    sync();
+    const State mine = thread() == 0 ? before : Scan::combine(scan, before, shared[thread() - 1]);
+    for (int i = 0; i < kEach; ++i) {
+      if (first + i < scan.length)
+        Scan::store(scan, begin + (first + i) * scan.inner, Scan::combine(scan, mine, own[i]));
+    }
+    before = Scan::combine(scan, before, shared[kThreads - 1]);
+  }
+}
+
+template <typename Scan>
+__device__ void scan_lines(const ScanArguments& scan) {
+  for (i64 line = block(); line < scan.outer * scan.inner; line += blocks()) scan_line<Scan>(scan, line);
+}
+
+template <typename Scan>
+__device__ void scan_columns(const ScanArguments& scan) {
+  for (i64 line = first_item(); line < scan.outer * scan.inner; line += all_threads()) {
+    const i64 outer = divide(line, scan.inner), inner = line - outer * scan.inner;
+    i64 at = outer * scan.length * scan.inner + inner;
+    auto sum = Scan::neutral();
+    for (i64 i = 0; i < scan.length; ++i, at += scan.inner) {
+      sum = Scan::combine(scan, sum, Scan::load(scan, at, i));
+      Scan::store(scan, at, sum);
+    }
+  }
+}
+
+}  // namespace
+
+#define SCAN(name, Scan)                                                              \
+  KERNEL(kThreads) name##_lines(const ScanArguments scan) { scan_lines<Scan>(scan); } \
+  KERNEL(kThreads) name##_columns(const ScanArguments scan) { scan_columns<Scan>(scan); }
+
+using MostFloat = Most<FloatScan, double>;
+using MostWhole = Most<WholeScan, i64>;
+SCAN(scan_sum_float, FloatSum)
+SCAN(scan_sum_whole, WholeSum)
+SCAN(scan_product_float, FloatProduct)
+SCAN(scan_product_whole, WholeProduct)
+SCAN(scan_most_float, MostFloat)
+SCAN(scan_most_whole, MostWhole)
+SCAN(scan_log_sum_exp, LogSumExp)
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,110 @@
+// Sorting by keys of 64 bits whose order is that of the elements: chunks in shared memory, by a bitonic network, then
+// runs merged in pairs, each element finding its place by a binary search in the other run. Pairs of key and place are
+// all different, so that the order is one: equal elements stay as they were.
+
+#include "worker/targets/cuda/kernels/device.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+constexpr u64 kSign = u64{1} << 63;
+
+// NaN is behind everything, and all are alike; so are zeros.
+__device__ u64 key_of(u64 in, i64 at, i64 dtype) {
+  if (!is_float(dtype)) return static_cast<u64>(load_whole(in, at, dtype)) ^ kSign;
+  const double x = load_float(in, at, dtype);
+  if (x != x) return kKeyOfNan;
+  if (x == 0) return kSign;
+  const auto bits = __builtin_bit_cast(u64, x);
+  return (bits & kSign) != 0 ? ~bits : bits | kSign;
+}
+
+__device__ bool is_before(u64 a, u32 a_place, u64 b, u32 b_place) { return a != b ? a < b : a_place < b_place; }
+
+}  // namespace
+
+KERNEL(256) sort_keys(const SortKeysArguments sort) {
+  const i64 count = sort.outer * sort.length * sort.inner;
+  for (i64 i = first_item(); i < count; i += all_threads()) {
+    const i64 row = divide(i, sort.length), place = i - row * sort.length;
+    const i64 outer = divide(row, sort.inner), inner = row - outer * sort.inner;
+    const u64 key = key_of(sort.in, (outer * sort.length + place) * sort.inner + inner, sort.dtype);
+    pointer<u64>(sort.keys)[i] = sort.descending != 0 ? ~key : key;
+  }
+}
+
+// A block a chunk, of chunk / 2 threads or fewer.
+KERNEL(256) sort_chunks(const SortChunksArguments sort) {
+  __shared__ u64 keys[kSortChunk];
+  __shared__ u32 places[kSortChunk];
+  const i64 chunks = divide(sort.length + sort.chunk - 1, sort.chunk);
+  const i64 row = divide(block(), chunks), begin = (block() - row * chunks) * sort.chunk;
+  auto* const from = pointer<u64>(sort.keys) + row * sort.length;
+  auto* const to = pointer<u32>(sort.places) + row * sort.length;
+  for (i64 i = thread(); i < sort.chunk; i += threads()) {
+    const bool there = begin + i < sort.length;
+    keys[i] = there ? from[begin + i] : ~u64{0};
+    places[i] = there ? static_cast<u32>(begin + i) : ~u32{0};
+  }
+  for (i64 size = 2; size <= sort.chunk; size *= 2) {
+    for (i64 apart = size / 2; apart > 0; apart /= 2) {
+      sync();
+      for (i64 pair = thread(); pair < sort.chunk / 2; pair += threads()) {
+        const i64 low = 2 * pair - (pair & (apart - 1)), high = low + apart;
+        const bool up = (low & size) == 0;
+        const u64 a = keys[low], b = keys[high];
+        const u32 a_place = places[low], b_place = places[high];
+        if (is_before(b, b_place, a, a_place) == up) {
+          keys[low] = b;
+          keys[high] = a;
+          places[low] = b_place;
+          places[high] = a_place;
+        }
+      }
+    }
+  }
+  sync();
+  for (i64 i = thread(); i < sort.chunk && begin + i < sort.length; i += threads()) {
+    from[begin + i] = keys[i];
+    to[begin + i] = places[i];
+  }
+}
+
+KERNEL(256) sort_merge(const SortMergeArguments sort) {
+  for (i64 i = first_item(); i < sort.rows * sort.length; i += all_threads()) {
+    const i64 row = divide(i, sort.length), at = i - row * sort.length;
+    const u64* const keys = pointer<const u64>(sort.keys) + row * sort.length;
+    const u32* const places = pointer<const u32>(sort.places) + row * sort.length;
+    const u64 key = keys[at];
+    const u32 place = places[at];
+    const i64 run = divide(at, sort.width), other = (run ^ 1) * sort.width;
+    i64 low = other < sort.length ? other : sort.length;
+    i64 high = other + sort.width < sort.length ? other + sort.width : sort.length;
+    const i64 begin = low;
+    while (low < high) {
+      const i64 middle = (low + high) / 2;
+      if (is_before(keys[middle], places[middle], key, place)) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    const i64 to = row * sort.length + (run & ~i64{1}) * sort.width + (at - run * sort.width) + (low - begin);
+    pointer<u64>(sort.out_keys)[to] = key;
+    pointer<u32>(sort.out_places)[to] = place;
+  }
+}
+
+KERNEL(256) sort_take(const SortTakeArguments take) {
+  const i64 count = take.outer * take.count * take.inner;
+  for (i64 i = first_item(); i < count; i += all_threads()) {
+    const i64 line = divide(i, take.inner), inner = i - line * take.inner;
+    const i64 outer = divide(line, take.count), k = line - outer * take.count;
+    const i64 row = outer * take.inner + inner;
+    const i64 place = pointer<const u32>(take.places)[row * take.length + take.first + k];
+    if (take.values != 0) move(take.values, i, take.in, (outer * take.length + place) * take.inner + inner, take.item);
+    if (take.indices != 0) pointer<i64>(take.indices)[i] = place;
+  }
+}
+
+}  // namespace torch_remote::worker::cuda

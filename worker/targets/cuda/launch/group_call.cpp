@@ -1,0 +1,224 @@
+#include "worker/targets/cuda/launch/group_call.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "codegen/lower/lower.h"
+#include "ir/fusion.h"
+#include "worker/targets/cuda/device/copy_kernel.h"
+#include "worker/targets/cuda/launch/run_memory.h"
+
+namespace torch_remote::worker::cuda {
+
+Status take_in_loops(codegen::Launch* launch) {
+  codegen::Kernel& kernel = launch->kernel;
+  const bool reduces_rows = std::ranges::any_of(kernel.values, [](const codegen::Value& value) {
+    return value.kind == codegen::Kind::kReduce && value.over == codegen::Over::kRows;
+  });
+  const auto taken = reduces_rows ? 0u
+                                  : std::min(static_cast<uint32_t>(launch->outer.size()),
+                                             codegen::kMaxRows - std::min(kernel.rows, codegen::kMaxRows));
+  const size_t left = launch->outer.size() - taken;
+  for (size_t i = 0; i < kernel.operands.size(); ++i) {
+    codegen::Operand& operand = kernel.operands[i];
+    codegen::Binding& binding = launch->operands[i];
+    operand.dims <<= taken;
+    for (uint32_t d = 0; d < taken; ++d) {
+      if (binding.outer[left + d] != 0) operand.dims |= 1u << d;
+    }
+    const auto first = binding.outer.begin() + static_cast<std::ptrdiff_t>(left);
+    binding.strides.insert(binding.strides.begin(), first, binding.outer.end());
+    binding.outer.resize(left);
+    if (binding.packed) operand.strided = true;
+    binding.packed = false;
+  }
+  for (codegen::Value& value : kernel.values) {
+    if (value.kind == codegen::Kind::kIndex) value.a += taken;
+  }
+  kernel.rows += taken;
+  launch->sizes.insert(launch->sizes.begin(), launch->outer.begin() + static_cast<std::ptrdiff_t>(left),
+                       launch->outer.end());
+  launch->outer.resize(left);
+  const Status status = codegen::verify(kernel);
+  return status.ok() ? status : Status{ErrorCode::kUnsupported, status.message()};
+}
+
+namespace {
+
+// Bytes of its buffer that a view reaches: the first one, and the one behind the last.
+std::pair<int64_t, int64_t> reach(const ir::View& view, std::span<const int64_t> values) {
+  const auto item = static_cast<int64_t>(ir::item_size(view.dtype));
+  int64_t last = values[view.offset];
+  for (size_t d = 0; d < view.sizes.size(); ++d) last += (values[view.sizes[d]] - 1) * values[view.strides[d]];
+  return {values[view.offset] * item, (last + 1) * item};
+}
+
+// A copy of elements that lie anywhere to places anywhere else. (As a group it is one only where neighbours lie
+// alike.) Dims are those of what is written; `from` is broadcast to them. False: both may lie in the same memory, or
+// there are too many dims.
+bool lower_copy(const ir::View& from, const ir::View& to, std::span<const int64_t> values, codegen::Launch* launch) {
+  std::vector<int64_t> strides_from, strides_to;
+  launch->sizes.clear();
+  for (size_t d = 0; d < to.sizes.size(); ++d) {
+    const int64_t size = values[to.sizes[d]];
+    if (size == 1) continue;
+    launch->sizes.push_back(size);
+    strides_to.push_back(values[to.strides[d]]);
+    const size_t missing = to.sizes.size() - from.sizes.size();
+    const bool varies = d >= missing && values[from.sizes[d - missing]] != 1;
+    strides_from.push_back(varies ? values[from.strides[d - missing]] : 0);
+  }
+  if (launch->sizes.empty()) {
+    launch->sizes = {1};
+    strides_to = strides_from = {1};
+  }
+  if (std::ranges::find(launch->sizes, 0) == launch->sizes.end() && from.buffer == to.buffer) {
+    const auto [from_first, from_end] = reach(from, values);
+    const auto [to_first, to_end] = reach(to, values);
+    if (from_first < to_end && to_first < from_end) return false;
+  }
+  if (launch->sizes.size() > codegen::kMaxRows + 1) return false;
+  launch->kernel = make_copy_kernel({.from_type = from.dtype,
+                                     .to_type = to.dtype,
+                                     .sizes = launch->sizes,
+                                     .from_strides = strides_from,
+                                     .to_strides = strides_to});
+  for (const auto& [view, strides] : {std::pair(&from, &strides_from), std::pair(&to, &strides_to)}) {
+    codegen::Binding& binding = launch->operands.emplace_back();
+    binding.buffer = view->buffer;
+    binding.offset = values[view->offset];
+    binding.strides = *strides;
+  }
+  launch->nodes = {0, 0};
+  return codegen::verify(launch->kernel).ok();
+}
+
+// The node, if it is a copy.
+bool lower_copy_node(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, codegen::Launch* launch) {
+  ir::Form form;
+  if (!ir::find_form(graph, graph.nodes[node], 0, &form) || form.expansion != ir::Expansion::kCopy) return false;
+  const auto reads = [](const ir::Part& part) { return part.reads; };
+  const auto writes = [](const ir::Part& part) { return part.writes; };
+  const auto from = std::ranges::find_if(form.parts, reads), to = std::ranges::find_if(form.parts, writes);
+  if (form.parts.size() != 2 || from == form.parts.end() || to == form.parts.end()) return false;
+  return lower_copy(graph.views[from->view], graph.views[to->view], values, launch);
+}
+
+}  // namespace
+
+Status GroupCall::ask(CudaDevice& device, const ir::Graph& graph, const ir::Group& group,
+                      std::span<const int64_t> values) {
+  prepared_.clear();
+  if (Status status = codegen::lower_group(graph, group, values, &launches_, /*in_order=*/true); !status.ok()) {
+    codegen::Launch copy;
+    const bool is_copy = group.first == group.last && ir::count_items(graph.nodes[group.first]) == 1;
+    if (!is_copy || !lower_copy_node(graph, group.first, values, &copy)) return status;
+    launches_.clear();
+    launches_.push_back(std::move(copy));
+  }
+  for (codegen::Launch& launch : launches_) {
+    // (What an index is, is known when all is done.)
+    if (launch.checks_first) return {ErrorCode::kUnsupported, "an index decides what is written in place"};
+    if (launch.splits_numbers) return {ErrorCode::kUnsupported, "an element's number is taken apart into places"};
+    if (Status status = take_in_loops(&launch); !status.ok()) return status;
+    prepared_.emplace_back().asked = device.kernels().ask(launch.kernel);
+  }
+  return {};
+}
+
+Status GroupCall::finish(CudaDevice& device, const ir::Graph& graph) {
+  for (size_t i = 0; i < launches_.size(); ++i) {
+    if (Status status = prepare(device, graph, launches_[i], &prepared_[i]); !status.ok()) return status;
+  }
+  return {};
+}
+
+Status GroupCall::prepare(CudaDevice& device, const ir::Graph& graph, const codegen::Launch& launch,
+                          Prepared* prepared) {
+  if (Status status = device.kernels().get(*prepared->asked, &prepared->kernel); !status.ok()) return status;
+  bool has_indices = false;
+  auto indexed = std::make_shared<std::vector<IndexedOperand>>();
+  for (size_t i = 0; i < launch.operands.size(); ++i) {
+    const codegen::Binding& binding = launch.operands[i];
+    prepared->strides.insert(prepared->strides.end(), binding.strides.begin(), binding.strides.end());
+    prepared->bounds.insert(prepared->bounds.end(), binding.bounds.begin(), binding.bounds.end());
+    const bool is_indexed = launch.kernel.operands[i].indexed != 0;
+    has_indices |= is_indexed;
+    const uint32_t node = launch.nodes[i];
+    indexed->push_back(is_indexed ? IndexedOperand{node, ir::op_desc(graph.nodes[node].opcode).name}
+                                  : IndexedOperand{});
+  }
+  if (has_indices) prepared->indexed = std::move(indexed);
+  prepared->scratch = codegen::gpu::scratch_bytes(prepared->kernel->recipe, launch.sizes, launch.rest);
+  return {};
+}
+
+void GroupCall::set_scalars(std::span<const int64_t> values) {
+  for (codegen::Launch& launch : launches_) {
+    for (size_t i = 0; i < launch.scalars.size(); ++i) {
+      const ir::Sym symbol = launch.scalar_symbols[i];
+      if (symbol != ir::kNoSym) launch.scalars[i] = static_cast<uint64_t>(values[symbol]);
+    }
+  }
+}
+
+Status GroupCall::run(CudaDevice& device, std::span<const tr_buffer> buffers, uint64_t run_number) const {
+  for (size_t i = 0; i < launches_.size(); ++i) {
+    if (Status status = run(device, launches_[i], prepared_[i], buffers, run_number); !status.ok()) return status;
+  }
+  return {};
+}
+
+namespace {
+
+// To the next place of dims of these sizes, the last one first. False: that was the last place.
+bool next_place(std::vector<int64_t>& place, std::span<const int64_t> sizes) {
+  for (size_t d = place.size(); d-- > 0;) {
+    if (++place[d] < sizes[d]) return true;
+    place[d] = 0;
+  }
+  return false;
+}
+
+}  // namespace
+
+Status GroupCall::run(CudaDevice& device, const codegen::Launch& made, const Prepared& prepared,
+                      std::span<const tr_buffer> buffers, uint64_t run_number) {
+  if (std::ranges::find(made.outer, 0) != made.outer.end()) return {};
+  codegen::gpu::Call call;
+  call.sizes = made.sizes;
+  call.strides = prepared.strides;
+  call.bounds = prepared.bounds;
+  call.scalars = made.scalars;
+  call.rest = made.rest;
+  call.processors = device.gpu().processors();
+  // Given back when the launch is queued: who has it next uses it behind that.
+  tr_buffer scratch{};
+  if (prepared.scratch != 0) {
+    if (!device.memory().allocate(prepared.scratch, &scratch, Reach::kOwn))
+      return no_memory(prepared.scratch, "a kernel");
+    call.scratch = reinterpret_cast<uint64_t>(scratch.data);
+  }
+  bool good = true;
+  if (prepared.indexed) {
+    call.failure = device.take_failure_record(run_number, prepared.indexed);
+    good = call.failure != 0 || device.gpu().is_lost();
+  }
+  std::vector<uint64_t> data(made.operands.size());
+  std::vector<int64_t> place(made.outer.size());
+  do {
+    for (size_t i = 0; good && i < data.size(); ++i) {
+      const codegen::Binding& binding = made.operands[i];
+      int64_t offset = binding.offset;
+      for (size_t d = 0; d < place.size(); ++d) offset += place[d] * binding.outer[d];
+      data[i] = reinterpret_cast<uint64_t>(buffers[binding.buffer].data) +
+                static_cast<uint64_t>(offset) * ir::item_size(made.kernel.operands[i].dtype);
+    }
+    call.data = data;
+    if (good && !device.gpu().is_lost()) (void)launch(device.gpu(), *prepared.kernel, call);
+  } while (good && next_place(place, made.outer));
+  if (scratch.release != nullptr) scratch.release(scratch.owner);
+  return good ? Status() : no_memory(sizeof(codegen::gpu::IndexRecord), "a kernel");
+}
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,233 @@
+#include "worker/targets/cuda/launch/unit_program.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <string_view>
+
+#include "worker/targets/cuda/launch/run_memory.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+// Called where a stream comes to it; `data` is where the time goes, CLOCK_MONOTONIC in ns.
+void note_time(void* data) {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  *static_cast<uint64_t*>(data) =
+      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+
+void set_error(const Status& status, uint32_t node, tr_error* error) {
+  const char* kind = status.kind().empty() ? "RuntimeError" : status.kind().c_str();
+  std::snprintf(error->kind, sizeof(error->kind), "%s", kind);
+  std::snprintf(error->message, sizeof(error->message), "%s", status.message().c_str());
+  error->node = node;
+}
+
+}  // namespace
+
+// --- units -----------------------------------------------------------------------------------------------------------
+
+Unit::Unit(const ir::Graph& graph, const ir::Group& group)
+    : graph_(graph), group_(group), numbers_(graph, group, NumberChecks::Halves::kWide) {
+  for (uint32_t n = group.first; n <= group.last; ++n) {
+    ir::for_each_view(graph.nodes[n], [&](uint32_t view, bool) {
+      const uint32_t buffer = graph.views[view].buffer;
+      const bool has_memory = graph.buffers[buffer].kind == ir::BufferKind::kFresh && !graph.buffers[buffer].in_group &&
+                              !graph.views[view].dynamic;
+      if (has_memory) fresh_.push_back(buffer);
+    });
+  }
+}
+
+const Status& Unit::ask(std::span<const int64_t> values) {
+  held_ = numbers_.check(values);
+  const auto is_same = [&] {
+    for (size_t i = 0; i < symbols_.size(); ++i) {
+      if (values_[i] != values[symbols_[i]]) return false;
+    }
+    return true;
+  };
+  const bool may_work_now = !status_.ok() && status_.code() != ErrorCode::kUnsupported;
+  if (!asked_ || may_work_now || !is_same() || (!empty_ && !suits(values))) {
+    asked_ = true;
+    bound_ = false;
+    symbols_.clear();
+    values_.clear();
+    empty_ = makes_nothing(values);
+    if (!empty_ && has_complex_number() && !takes_complex_numbers()) {
+      status_ = {ErrorCode::kUnsupported, "a complex number beside real tensors"};
+    } else {
+      status_ = empty_ ? Status() : begin(values, &symbols_);
+    }
+    for (uint32_t n = group_.first; n <= group_.last; ++n) {
+      ir::for_each_view(graph_.nodes[n], [&](uint32_t index, bool) {
+        const ir::View& view = graph_.views[index];
+        if (view.dynamic) return;
+        symbols_.insert(symbols_.end(), view.sizes.begin(), view.sizes.end());
+        symbols_.insert(symbols_.end(), view.strides.begin(), view.strides.end());
+        symbols_.push_back(view.offset);
+      });
+    }
+    std::ranges::sort(symbols_);
+    const auto twice = std::ranges::unique(symbols_);
+    symbols_.erase(twice.begin(), twice.end());
+    for (const ir::Sym symbol : symbols_) values_.push_back(values[symbol]);
+  }
+  return status_;
+}
+
+// All that it writes has no elements.
+bool Unit::makes_nothing(std::span<const int64_t> values) const {
+  bool nothing = true, makes = false;
+  for (uint32_t n = group_.first; n <= group_.last; ++n) {
+    ir::for_each_view(graph_.nodes[n], [&](uint32_t index, bool writes) {
+      const ir::View& view = graph_.views[index];
+      const auto is_zero = [&](ir::Sym size) { return values[size] == 0; };
+      makes |= writes;
+      if (writes) nothing = nothing && !view.dynamic && std::ranges::any_of(view.sizes, is_zero);
+    });
+  }
+  return nothing && makes;
+}
+
+bool Unit::has_complex_number() const {
+  const auto is_complex_number = [](const ir::Arg& arg) {
+    return arg.tag == ir::ArgTag::kComplex ||
+           (arg.tag == ir::ArgTag::kScalarTensor && ir::is_complex(static_cast<ir::DType>(arg.b & 0xFF)));
+  };
+  for (uint32_t n = group_.first; n <= group_.last; ++n) {
+    const ir::Node& node = graph_.nodes[n];
+    bool has_tensor = false, has_number = false;
+    ir::for_each_view(node, [&](uint32_t view, bool) { has_tensor |= ir::is_complex(graph_.views[view].dtype); });
+    for (const ir::Arg& arg : node.args) {
+      has_number |= is_complex_number(arg) || std::ranges::any_of(arg.items, is_complex_number);
+    }
+    if (has_number && !has_tensor) return true;
+  }
+  return false;
+}
+
+const Status& Unit::bind(std::span<const int64_t> values) {
+  (void)ask(values);
+  if (!held_.ok()) return held_;
+  if (status_.ok() && !bound_ && !empty_) status_ = finish();
+  bound_ = status_.ok();
+  if (bound_ && !empty_) set_numbers(values);
+  return status_;
+}
+
+// --- programs --------------------------------------------------------------------------------------------------------
+
+UnitProgram::UnitProgram(CudaDevice& device, const LoadRequest& request, uint64_t& refused)
+    : device_(device), refused_(refused), graph_(request.graph), apart_(request.graph) {
+  // Done alone, a node leaves what a group would not.
+  for (ir::Buffer& buffer : apart_.buffers) buffer.in_group = false;
+}
+
+bool UnitProgram::creates_buffer(uint32_t buffer) const {
+  return std::ranges::any_of(graph_.views, [&](const ir::View& view) { return view.buffer == buffer && view.dynamic; });
+}
+
+void UnitProgram::make_units(const LoadRequest& request) {
+  for (const ir::Group& group : graph_.groups) {
+    if (request.nodes[group.first] == 0) continue;
+    if (auto unit = make_unit(graph_, group)) units_.emplace(group.first, std::move(unit));
+  }
+  for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
+    if (request.nodes[n] == 0) continue;
+    ir::Group group;
+    group.first = group.last = n;
+    if (auto unit = make_unit(apart_, group)) alone_.emplace(n, std::move(unit));
+    if (auto unit = make_other(apart_, group)) others_.emplace(n, std::move(unit));
+  }
+}
+
+bool UnitProgram::takes(uint32_t first, uint32_t, std::span<const int64_t> values) {
+  const auto unit = units_.find(first);
+  if (unit == units_.end()) return false;
+  (void)unit->second->ask(values);
+  return unit->second->is_good();
+}
+
+bool UnitProgram::run(tr_run& run, tr_error* error) {
+  const Current current(device_.gpu());
+  const std::span<const int64_t> values(run.symbols, graph_.symbols());
+  run.word_count = 0;
+  bool good = true;
+  if (run.symbols_changed != 0) {  // all that is not compiled yet, at once
+    for (uint32_t n = run.first; n < run.last;) n = unit_for(n, run.last, values).group().last + 1;
+  }
+  for (uint32_t n = run.first; good && n < run.last;) {
+    Unit& unit = unit_for(n, run.last, values);
+    const Status& bound = unit.bind(values);
+    note(run, n);
+    good = run_unit(run, unit, bound, error);
+    for (uint32_t inner = n + 1; inner <= unit.group().last; ++inner) note(run, inner);
+    n = unit.group().last + 1;
+  }
+  note(run, run.last);
+  device_.queued();
+  return good;
+}
+
+// The group that begins there, if it was said that it is done as one, and is; else the node.
+Unit& UnitProgram::unit_at(uint32_t node, uint32_t last) {
+  const auto found = units_.find(node);
+  if (found == units_.end()) return *alone_.at(node);
+  Unit& unit = *found->second;
+  const bool whole = unit.is_good() && unit.group().last < last && unit.group().last != node;
+  return whole ? unit : *alone_.at(node);
+}
+
+Unit& UnitProgram::unit_for(uint32_t node, uint32_t last, std::span<const int64_t> values) {
+  Unit& unit = unit_at(node, last);
+  const auto other = others_.find(node);
+  if (other == others_.end() || &unit != alone_.at(node).get()) {
+    (void)unit.ask(values);
+    return unit;
+  }
+  if (unit.ask(values).code() != ErrorCode::kUnsupported) return unit;
+  return other->second->ask(values).ok() ? *other->second : unit;
+}
+
+bool UnitProgram::run_unit(tr_run& run, Unit& unit, const Status& bound, tr_error* error) {
+  const uint32_t node = unit.group().first;
+  const std::string_view op = ir::op_desc(graph_.nodes[node].opcode).name;
+  device_.gpu().set_doing(op);
+  Status status = bound;
+  if (status.code() == ErrorCode::kUnsupported && unit.group().last != node) {
+    ++refused_;  // so the session asks again, whether it is taken
+    error->repeat = 1;
+  } else if (status.code() == ErrorCode::kUnsupported && status.kind().empty()) {
+    status = {ErrorCode::kUnsupported,
+              "remote: the GPU worker does not do '" + std::string(op) + "' like this (" + status.message() +
+                  "); compute it on the CPU (.cpu()), or give it contiguous tensors",
+              "NotImplementedError"};
+  }
+  if (status.ok()) status = allocate(run, unit);
+  if (status.ok() && !unit.is_empty()) status = unit.run(run);
+  if (!status.ok()) set_error(status, node, error);
+  return status.ok();
+}
+
+// Memory for what has none.
+Status UnitProgram::allocate(tr_run& run, const Unit& unit) {
+  for (const uint32_t buffer : unit.fresh()) {
+    if (run.buffers[buffer].data != nullptr) continue;
+    const auto nbytes = static_cast<uint64_t>(run.symbols[graph_.buffers[buffer].nbytes]);
+    if (device_.memory().allocate(nbytes, &run.buffers[buffer])) continue;
+    return no_memory(nbytes, "a result");
+  }
+  return {};
+}
+
+// When the work stream comes to a node, if somebody wants to know.
+void UnitProgram::note(const tr_run& run, uint32_t node) {
+  if (run.times == nullptr || device_.gpu().is_lost()) return;
+  Gpu& gpu = device_.gpu();
+  gpu.check(gpu.driver().launch_host_func(gpu.work(), note_time, run.times + (node - run.first)), "cuLaunchHostFunc");
+}
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,176 @@
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "worker/targets/cuda/kernels/arguments.h"
+#include "worker/targets/cuda/ops/op_plan.h"
+
+// Attention and its gradients.
+namespace torch_remote::worker::cuda {
+namespace {
+
+using ir::DType;
+
+// With fewer queries than warps that a GPU keeps busy the keys are cut, into so many at least. Depends on sizes alone.
+constexpr int64_t kEnoughWarps = 2048, kLeastPiece = 128, kMostPieces = 64;
+
+const char* name_of(std::string_view kernel, DType dtype) {
+  const struct {
+    std::string_view kernel;
+    const char *f32, *bf16, *f16, *f64;
+  } all[] = {
+      {"forward", "attention_forward_f32", "attention_forward_bf16", "attention_forward_f16", "attention_forward_f64"},
+      {"join", "attention_join_f32", "attention_join_bf16", "attention_join_f16", "attention_join_f64"},
+      {"delta", "attention_delta_f32", "attention_delta_bf16", "attention_delta_f16", "attention_delta_f64"},
+      {"values", "attention_backward_values_f32", "attention_backward_values_bf16", "attention_backward_values_f16",
+       "attention_backward_values_f64"},
+      {"queries", "attention_backward_queries_f32", "attention_backward_queries_bf16", "attention_backward_queries_f16",
+       "attention_backward_queries_f64"},
+      {"keys", "attention_backward_keys_f32", "attention_backward_keys_bf16", "attention_backward_keys_f16",
+       "attention_backward_keys_f64"}};
+  for (const auto& names : all) {
+    if (names.kernel != kernel) continue;
+    return dtype == DType::kFloat32    ? names.f32
+           : dtype == DType::kBFloat16 ? names.bf16
+           : dtype == DType::kFloat16  ? names.f16
+                                       : names.f64;
+  }
+  return nullptr;
+}
+
+// What both directions have.
+class Attention {
+ public:
+  explicit Attention(OpPlanner& planner) : planner_(planner) {}
+
+  Status find() {
+    const std::optional<OpTensor> query = planner_.tensor("query"), key = planner_.tensor("key"),
+                                  value = planner_.tensor("value");
+    if (!query || !key || !value || query->sizes.size() != 4 || key->sizes.size() != 4 || value->sizes.size() != 4) {
+      return refuse("of other than 4 dims");
+    }
+    dtype_ = query->dtype;
+    const bool same = key->dtype == dtype_ && value->dtype == dtype_;
+    if (!ir::is_float(dtype_) || ir::item_size(dtype_) < 2 || !same) return refuse("of these dtypes");
+    const bool fits = query->sizes[0] == key->sizes[0] && key->sizes[0] == value->sizes[0] &&
+                      key->sizes[1] == value->sizes[1] && key->sizes[2] == value->sizes[2] &&
+                      query->sizes[3] == key->sizes[3] && key->sizes[1] > 0 && query->sizes[1] % key->sizes[1] == 0;
+    if (!fits) return refuse("of sizes that do not go together");
+    const int most = dtype_ == DType::kFloat64 ? kMostAttentionWide : kMostAttention;
+    if (query->sizes[3] > most || value->sizes[3] > most) {
+      return refuse("of heads of more than " + std::to_string(most) + " elements");
+    }
+    call_.batch = query->sizes[0];
+    call_.heads = key->sizes[1];
+    call_.shared = query->sizes[1] / key->sizes[1];
+    call_.queries = query->sizes[2];
+    call_.keys = key->sizes[2];
+    call_.size = query->sizes[3];
+    call_.value_size = value->sizes[3];
+    call_.causal = planner_.flag("is_causal") ? 1 : 0;
+    call_.scale = planner_.has("scale") ? planner_.number("scale") : 1 / std::sqrt(static_cast<double>(call_.size));
+    add(&AttentionArguments::query, call_.query_strides, *query);
+    add(&AttentionArguments::key, call_.key_strides, *key);
+    add(&AttentionArguments::value, call_.value_strides, *value);
+    return find_bias();
+  }
+
+  Status forward() {
+    if (Status status = find(); !status.ok()) return status;
+    const std::optional<OpTensor> out = planner_.result(0), logsumexp = planner_.result(1);
+    if (!out) return refuse("without a result");
+    add(&AttentionArguments::out, call_.out_strides, *out, true);
+    if (logsumexp) add_logsumexp(*logsumexp);
+    const int64_t rows = call_.batch * call_.heads * call_.shared * call_.queries;
+    const int64_t wanted = std::min(kEnoughWarps / std::max<int64_t>(rows, 1), kMostPieces);
+    call_.pieces = std::clamp<int64_t>(call_.keys / kLeastPiece, 1, std::max<int64_t>(wanted, 1));
+    call_.piece_keys = (call_.keys + call_.pieces - 1) / call_.pieces;
+    if (call_.pieces > 1) {
+      const uint64_t item = dtype_ == DType::kFloat64 ? 8 : 4;
+      partial_ = planner_.scratch(item * static_cast<uint64_t>(rows * call_.pieces * (call_.value_size + 2)));
+    }
+    launch("forward", rows * call_.pieces);
+    if (call_.pieces > 1) launch("join", rows);
+    return {};
+  }
+
+  Status backward() {
+    if (Status status = find(); !status.ok()) return status;
+    const std::optional<OpTensor> grad = planner_.tensor("grad"), out = planner_.tensor("out"),
+                                  logsumexp = planner_.tensor("logsumexp");
+    if (!grad || !out || !logsumexp || grad->dtype != dtype_ || out->dtype != dtype_) return refuse("of these dtypes");
+    add(&AttentionArguments::grad, call_.grad_strides, *grad);
+    add(&AttentionArguments::out, call_.out_strides, *out);
+    add_logsumexp(*logsumexp);
+    const std::optional<OpTensor> query = planner_.result(0), key = planner_.result(1), value = planner_.result(2);
+    if (query) add(&AttentionArguments::grad_query, call_.grad_query_strides, *query, true);
+    if (key) add(&AttentionArguments::grad_key, call_.grad_key_strides, *key, true);
+    if (value) add(&AttentionArguments::grad_value, call_.grad_value_strides, *value, true);
+    const int64_t rows = call_.batch * call_.heads * call_.shared * call_.queries;
+    const uint64_t item = dtype_ == DType::kFloat64 ? 8 : 4;
+    delta_ = planner_.scratch(item * static_cast<uint64_t>(rows));
+    launch("delta", rows);
+    if (query) launch("queries", rows);
+    if (key) launch("keys", call_.batch * call_.heads * call_.keys);
+    if (value) launch("values", call_.batch * call_.heads * call_.keys);
+    return {};
+  }
+
+ private:
+  // Dims of size 1 are broadcast. Of a row's elements that lie apart there is a copy where they lie side by side.
+  void add(u64 AttentionArguments::* member, i64* strides, const OpTensor& given, bool written = false) {
+    OpTensor tensor = given;
+    const bool rows = member != &AttentionArguments::bias && !given.sizes.empty() && given.sizes.back() != 1;
+    if (rows && given.strides.back() != 1) {
+      tensor.strides = packed_strides(given.sizes);
+      tensor.place = written ? planner_.output(given) : planner_.packed(given);
+    }
+    const size_t missing = 4 - tensor.sizes.size();
+    for (size_t d = missing; d < 4; ++d) strides[d] = tensor.sizes[d - missing] == 1 ? 0 : tensor.strides[d - missing];
+    places_.push_back({member, tensor.place});
+  }
+  void add_logsumexp(const OpTensor& tensor) {
+    for (size_t d = 0; d < 3 && d < tensor.sizes.size(); ++d) call_.logsumexp_strides[d] = tensor.strides[d];
+    call_.logsumexp_dtype = static_cast<i64>(tensor.dtype);
+    places_.push_back({&AttentionArguments::logsumexp, tensor.place});
+  }
+  Status find_bias() {
+    const std::optional<OpTensor> bias = planner_.tensor("bias");
+    if (!bias) return {};
+    if (bias->dtype != DType::kBool && bias->dtype != dtype_) return refuse("with a bias of another dtype");
+    if (bias->sizes.size() > 4) return refuse("with a bias of more than 4 dims");
+    call_.bias_is_mask = bias->dtype == DType::kBool ? 1 : 0;
+    add(&AttentionArguments::bias, call_.bias_strides, *bias);
+    return {};
+  }
+  // Warps, four in a block.
+  void launch(std::string_view kernel, int64_t warps) {
+    planner_
+        .launch(KernelFile::kAttention, name_of(kernel, dtype_), call_, std::min<int64_t>((warps + 3) / 4, 1 << 20),
+                128)
+        .at_each(places_)
+        .at(&AttentionArguments::partial, partial_)
+        .at(&AttentionArguments::delta, delta_);
+  }
+
+  OpPlanner& planner_;
+  AttentionArguments call_;
+  DType dtype_ = DType::kFloat32;
+  Place partial_, delta_;
+  struct Member {
+    u64 AttentionArguments::* member;
+    Place place;
+  };
+  std::vector<Member> places_;
+};
+
+Status forward(OpPlanner& planner) { return Attention(planner).forward(); }
+Status backward(OpPlanner& planner) { return Attention(planner).backward(); }
+
+constexpr NamedPlan kAttentionPlans[] = {{"remote::attention", forward}, {"remote::attention_backward", backward}};
+
+}  // namespace
+
+std::span<const NamedPlan> attention_plans() { return kAttentionPlans; }
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,431 @@
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "worker/targets/cuda/kernels/arguments.h"
+#include "worker/targets/cuda/kernels/complex_arguments.h"
+#include "worker/targets/cuda/kernels/pointwise_arguments.h"
+#include "worker/targets/cuda/ops/op_plan.h"
+
+// Ops of complex numbers. Operands are brought to one dtype and one size; sums are sums of parts.
+namespace torch_remote::worker::cuda {
+namespace {
+
+using ir::ArgTag;
+using ir::DType;
+
+struct Number {
+  double real = 0, imaginary = 0;
+};
+
+// A number of the call; of a tensor it is none.
+bool number_of(OpPlanner& planner, std::string_view name, Number* number) {
+  const ir::Arg* const arg = planner.argument(name);
+  if (arg == nullptr || arg->tag == ArgTag::kView) return false;
+  const bool is_tensor = arg->tag == ArgTag::kScalarTensor;
+  if (arg->tag == ArgTag::kComplex || (is_tensor && ir::is_complex(static_cast<DType>(arg->b & 0xFF)))) {
+    *number = {std::bit_cast<double>(planner.value(arg->a)), std::bit_cast<double>(planner.value(arg->a + 1))};
+  } else {
+    *number = {planner.number(name), 0};
+  }
+  return true;
+}
+
+// An element of that dtype.
+OpTensor element(OpPlanner& planner, Number number, DType dtype) {
+  const DType part = part_of(dtype);
+  OpTensor one;
+  one.dtype = dtype;
+  one.place = planner.scratch(ir::item_size(dtype));
+  for (const bool imaginary : {false, true}) {
+    const double x = imaginary ? number.imaginary : number.real;
+    Place place = one.place;
+    if (imaginary) place.offset += ir::item_size(part);
+    planner
+        .launch(KernelFile::kFill, "fill_bits",
+                FillArguments{.count = 1, .item = ir::item_size(part), .bits = float_bits(x, part)}, 1, 32)
+        .at(&FillArguments::out, place);
+  }
+  return one;
+}
+// As often as `like` has elements.
+OpTensor spread(OpPlanner& planner, Number number, DType dtype, const OpTensor& like) {
+  const OpTensor one = element(planner, number, dtype);
+  OpTensor all = like;
+  all.dtype = dtype;
+  all.strides = packed_strides(all.sizes);
+  all.place = planner.scratch(all.nbytes());
+  planner.copy(one, all);
+  return all;
+}
+
+// An operand at all places of the result, in that dtype. None: it is not there.
+std::optional<Place> bring(OpPlanner& planner, std::string_view name, DType dtype, const OpTensor& to) {
+  if (const auto tensor = planner.tensor(name)) {
+    if (tensor->sizes == to.sizes) return planner.packed(*tensor, dtype);
+    OpTensor all = to;
+    all.dtype = dtype;
+    all.strides = packed_strides(all.sizes);
+    all.place = planner.scratch(all.nbytes());
+    planner.copy(*tensor, all);
+    return all.place;
+  }
+  Number number;
+  if (!number_of(planner, name, &number)) return std::nullopt;
+  return spread(planner, number, dtype, to).place;
+}
+
+// The complex dtype that an op computes in: that of its operands with dims, whatever the result's (`out=`); if none of
+// these is complex, that of its result or of operands without dims. None: all operands are real, and so is what is
+// computed.
+std::optional<DType> dtype_of(OpPlanner& planner, const OpTensor& to) {
+  DType dtype = to.dtype;
+  bool is_real = true;
+  bool has_complex = false, has_wide = false;  // with dims
+  for (const std::string_view name :
+       {"self", "other", "exponent", "tensor1", "tensor2", "end", "weight", "grad_output", "output"}) {
+    const auto tensor = planner.tensor(name);
+    const ir::Arg* const arg = planner.argument(name);
+    if (arg == nullptr) continue;
+    const bool is_number = arg->tag == ArgTag::kScalarTensor && ir::is_complex(static_cast<DType>(arg->b & 0xFF));
+    is_real &= tensor ? !ir::is_complex(tensor->dtype) : arg->tag != ArgTag::kComplex && !is_number;
+    if (!tensor) continue;
+    if (ir::is_complex(tensor->dtype) && !ir::is_complex(dtype)) dtype = tensor->dtype;
+    if (tensor->dtype == DType::kComplex128) dtype = DType::kComplex128;
+    if (tensor->sizes.empty()) continue;
+    has_complex |= ir::is_complex(tensor->dtype);
+    has_wide |= tensor->dtype == DType::kComplex128 || tensor->dtype == DType::kFloat64;
+  }
+  if (is_real) return std::nullopt;
+  if (has_complex) return has_wide ? DType::kComplex128 : DType::kComplex64;
+  if (dtype != DType::kComplex64 && dtype != DType::kComplex128) return std::nullopt;
+  return dtype;
+}
+
+// What the op makes of that; a result of another dtype (`out=`) gets a copy.
+DType made_of(ComplexOp what, DType dtype) {
+  if (what <= ComplexOp::kIsInfinite) return DType::kBool;
+  return what == ComplexOp::kAbs || what == ComplexOp::kAngle ? part_of(dtype) : dtype;
+}
+
+struct Names {
+  std::string_view a = "self", b = {}, c = {};
+};
+
+// Of the result's elements.
+Status compute(OpPlanner& planner, ComplexOp what, Names names = {}, Number times = {1, 0}) {
+  const auto to = planner.result(0);
+  if (!to) return refuse("without a result");
+  const auto dtype = dtype_of(planner, *to);
+  if (!dtype) return refuse("of these complex numbers");
+  const auto operand = [&](std::string_view name) {
+    return name.empty() ? Place() : bring(planner, name, *dtype, *to);
+  };
+  const std::optional<Place> a = operand(names.a), b = operand(names.b), c = operand(names.c);
+  if (!a || !b || !c) return refuse("of a number of the CPU");
+  OpTensor made = *to;
+  made.dtype = made_of(what, *dtype);
+  if (made.dtype == to->dtype) {
+    made.place = planner.output(*to);
+  } else {
+    made.strides = packed_strides(made.sizes);
+    made.place = planner.scratch(made.nbytes());
+  }
+  const bool is_inverse = what >= ComplexOp::kAsin && what <= ComplexOp::kAtanh;
+  planner
+      .launch(KernelFile::kComplex, is_inverse ? "complex_inverse" : "complex_pointwise",
+              ComplexArguments{.count = to->count(),
+                               .dtype = static_cast<i64>(part_of(*dtype)),
+                               .out_dtype = static_cast<i64>(part_of(made.dtype)),
+                               .what = what,
+                               .real = times.real,
+                               .imaginary = times.imaginary},
+              blocks_for(to->count()))
+      .at(&ComplexArguments::a, *a)
+      .at(&ComplexArguments::b, *b)
+      .at(&ComplexArguments::c, *c)
+      .at(&ComplexArguments::out, made.place);
+  if (made.dtype != to->dtype) planner.copy(made, *to);
+  return {};
+}
+
+template <ComplexOp kWhat>
+Status unary(OpPlanner& planner) {
+  return compute(planner, kWhat);
+}
+template <ComplexOp kWhat>
+Status binary(OpPlanner& planner) {
+  return compute(planner, kWhat, {.b = "other"});
+}
+
+Status add(OpPlanner& planner, const Names& names, double sign) {
+  Number alpha{1, 0};
+  if (planner.has("alpha") && !number_of(planner, "alpha", &alpha)) return refuse("times a tensor");
+  return compute(planner, ComplexOp::kAdd, names, {sign * alpha.real, sign * alpha.imaginary});
+}
+Status sum_of_both(OpPlanner& planner) { return add(planner, {.b = "other"}, 1); }
+Status difference(OpPlanner& planner) { return add(planner, {.b = "other"}, -1); }
+Status difference_from(OpPlanner& planner) { return add(planner, {.a = "other", .b = "self"}, -1); }
+
+template <ComplexOp kWhat>
+Status add_pair(OpPlanner& planner) {
+  Number times{1, 0};
+  if (planner.has("value") && !number_of(planner, "value", &times)) return refuse("times a tensor");
+  return compute(planner, kWhat, {.b = "tensor1", .c = "tensor2"}, times);
+}
+
+template <ComplexOp kWhat>
+Status backward(OpPlanner& planner) {
+  return compute(planner, kWhat, {.a = "grad_output", .b = "output"});
+}
+
+Status lerp(OpPlanner& planner) { return compute(planner, ComplexOp::kLerp, {.b = "end", .c = "weight"}); }
+
+Status divide(OpPlanner& planner) {
+  if (planner.has("rounding_mode")) return refuse("of complex numbers, rounded");
+  return compute(planner, ComplexOp::kDivide, {.b = "other"});
+}
+Status power(OpPlanner& planner) {
+  const ir::Arg* const exponent = planner.argument("exponent");
+  const bool of_tensor =
+      exponent != nullptr && (exponent->tag == ArgTag::kView || exponent->tag == ArgTag::kScalarTensor);
+  return compute(planner, of_tensor ? ComplexOp::kPower : ComplexOp::kPowerOfNumber, {.b = "exponent"});
+}
+
+// NaN is what does not equal itself.
+Status is_nan(OpPlanner& planner) { return compute(planner, ComplexOp::kNotEqual, {.b = "self"}); }
+
+// Of truth values: whether elements are not 0.
+template <Pointwise kWhat>
+Status logical(OpPlanner& planner) {
+  const auto to = planner.result(0);
+  if (!to || to->dtype != DType::kBool) return refuse("into another dtype");
+  const auto a = bring(planner, "self", DType::kBool, *to), b = bring(planner, "other", DType::kBool, *to);
+  if (!a || !b) return refuse("of a number of the CPU");
+  planner
+      .launch(KernelFile::kPointwise, "pointwise_whole",
+              PointwiseArguments{.count = to->count(),
+                                 .dtype = static_cast<i64>(DType::kBool),
+                                 .out_dtype = static_cast<i64>(DType::kBool),
+                                 .what = kWhat,
+                                 .has_b = 1},
+              blocks_for(to->count()))
+      .at(&PointwiseArguments::a, *a)
+      .at(&PointwiseArguments::b, *b)
+      .at(&PointwiseArguments::out, planner.output(*to));
+  return {};
+}
+
+// A complex number of two real ones: its size and angle, or its parts.
+Status polar(OpPlanner& planner) {
+  const auto size = planner.tensor("abs"), to = planner.result(0);
+  if (!size || !to) return refuse("without a result");
+  const DType part = part_of(to->dtype);
+  const auto a = bring(planner, "abs", part, *to), b = bring(planner, "angle", part, *to);
+  if (!a || !b) return refuse("of numbers");
+  planner
+      .launch(KernelFile::kComplex, "complex_pointwise",
+              ComplexArguments{.count = to->count(),
+                               .dtype = static_cast<i64>(part),
+                               .out_dtype = static_cast<i64>(part),
+                               .what = ComplexOp::kPolar},
+              blocks_for(to->count()))
+      .at(&ComplexArguments::a, *a)
+      .at(&ComplexArguments::b, *b)
+      .at(&ComplexArguments::out, planner.output(*to));
+  return {};
+}
+Status of_parts(OpPlanner& planner) {
+  const auto real = planner.tensor("real"), imaginary = planner.tensor("imag"), to = planner.result(0);
+  if (!real || !imaginary || !to) return refuse("of numbers");
+  OpTensor parts = parts_of(*to);
+  parts.sizes.pop_back();
+  parts.strides.pop_back();
+  planner.copy(*real, parts);
+  parts.place.offset += ir::item_size(parts.dtype);
+  planner.copy(*imaginary, parts);
+  return {};
+}
+
+// As of real numbers (op_pointwise.cpp).
+Status cross(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), other = planner.tensor("other"), to = planner.result(0);
+  const bool known = to && (to->dtype == DType::kComplex64 || to->dtype == DType::kComplex128);
+  if (!self || !other || !known || to->sizes.empty()) return refuse("of these dtypes");
+  const int64_t given = planner.whole("dim", -1);
+  const auto dim = static_cast<size_t>(given < 0 ? given + static_cast<int64_t>(to->sizes.size()) : given);
+  if (to->sizes[dim] != 3) return refuse("along such a dim");
+  const auto side = [&](const OpTensor& from, int64_t by) {
+    return turned(planner, from, *to, to->dtype, dim, by).place;
+  };
+  const Place product = planner.scratch(to->nbytes());
+  const auto part = static_cast<i64>(part_of(to->dtype));
+  ComplexArguments arguments{
+      .count = to->count(), .dtype = part, .out_dtype = part, .what = ComplexOp::kMultiply, .real = -1};
+  planner.launch(KernelFile::kComplex, "complex_pointwise", arguments, blocks_for(arguments.count))
+      .at(&ComplexArguments::a, side(*self, 1))
+      .at(&ComplexArguments::b, side(*other, 2))
+      .at(&ComplexArguments::out, product);
+  arguments.what = ComplexOp::kAddProduct;
+  planner.launch(KernelFile::kComplex, "complex_pointwise", arguments, blocks_for(arguments.count))
+      .at(&ComplexArguments::a, product)
+      .at(&ComplexArguments::b, side(*self, 2))
+      .at(&ComplexArguments::c, side(*other, 1))
+      .at(&ComplexArguments::out, planner.output(*to));
+  return {};
+}
+
+// That one where the condition says so, else the other one.
+Status choose(OpPlanner& planner, std::string_view condition, std::string_view there, std::string_view elsewhere) {
+  const auto to = planner.result(0);
+  if (!to || (to->dtype != DType::kComplex64 && to->dtype != DType::kComplex128)) return refuse("of these dtypes");
+  const auto a = bring(planner, there, to->dtype, *to), b = bring(planner, elsewhere, to->dtype, *to),
+             c = bring(planner, condition, DType::kBool, *to);
+  if (!a || !b || !c) return refuse("of a number of the CPU");
+  const auto part = static_cast<i64>(part_of(to->dtype));
+  planner
+      .launch(KernelFile::kComplex, "complex_pointwise",
+              ComplexArguments{.count = to->count(), .dtype = part, .out_dtype = part, .what = ComplexOp::kSelect},
+              blocks_for(to->count()))
+      .at(&ComplexArguments::a, *a)
+      .at(&ComplexArguments::b, *b)
+      .at(&ComplexArguments::c, *c)
+      .at(&ComplexArguments::out, planner.output(*to));
+  return {};
+}
+Status where(OpPlanner& planner) { return choose(planner, "condition", "self", "other"); }
+Status masked_fill(OpPlanner& planner) { return choose(planner, "mask", "value", "self"); }
+
+// Products along a dim: all of them, or each so far.
+Status product_along(OpPlanner& planner, const char* kernel, const Split& dims, int64_t grid) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  const bool known = to && (to->dtype == DType::kComplex64 || to->dtype == DType::kComplex128);
+  if (!self || !known) return refuse("of these dtypes");
+  const auto part = static_cast<i64>(part_of(to->dtype));
+  planner
+      .launch(KernelFile::kComplex, kernel,
+              ScanArguments{
+                  .outer = dims.outer, .length = dims.length, .inner = dims.inner, .in_dtype = part, .out_dtype = part},
+              grid)
+      .at(&ScanArguments::in, planner.packed(*self, to->dtype))
+      .at(&ScanArguments::out, planner.output(*to));
+  return {};
+}
+Status product(OpPlanner& planner) {
+  const auto self = planner.tensor("self");
+  if (!self) return refuse("of a number");
+  const Split dims = planner.has("dim") ? split(self->sizes, planner.whole("dim")) : Split{1, self->count(), 1};
+  return product_along(planner, "complex_product", dims, std::min<int64_t>(dims.outer * dims.inner, 1 << 16));
+}
+Status running_product(OpPlanner& planner) {
+  const auto self = planner.tensor("self");
+  if (!self) return refuse("of a number");
+  const Split dims = split(self->sizes, planner.whole("dim"));
+  return product_along(planner, "complex_running_product", dims, blocks_for(dims.outer * dims.inner));
+}
+
+Status fill(OpPlanner& planner) {
+  const auto to = planner.result(0), value = planner.tensor("value");
+  if (!to) return refuse("without a result");
+  if (value) {
+    planner.copy(planner.apart(*value, *to), *to);
+    return {};
+  }
+  Number number;
+  if (to->dtype == DType::kComplex32 || !number_of(planner, "value", &number)) return refuse("of such a number");
+  planner.copy(spread(planner, number, to->dtype, *to), *to);
+  return {};
+}
+
+constexpr NamedPlan kComplexPlans[] = {{"add", sum_of_both, true},
+                                       {"sub", difference, true},
+                                       {"mul", binary<ComplexOp::kMultiply>, true},
+                                       {"div", divide, true},
+                                       {"pow", power, true},
+                                       {"eq", binary<ComplexOp::kEqual>, true},
+                                       {"ne", binary<ComplexOp::kNotEqual>, true},
+                                       {"rsub", difference_from, true},
+                                       {"addcmul", add_pair<ComplexOp::kAddProduct>, true},
+                                       {"addcdiv", add_pair<ComplexOp::kAddQuotient>, true},
+                                       {"lerp", lerp, true},
+                                       {"isnan", is_nan, true},
+                                       {"isinf", unary<ComplexOp::kIsInfinite>, true},
+                                       {"logical_not", unary<ComplexOp::kEqual>, true},
+                                       {"logical_and", logical<Pointwise::kFmin>, true},
+                                       {"logical_or", logical<Pointwise::kFmax>, true},
+                                       {"logical_xor", logical<Pointwise::kNotEqual>, true},
+                                       {"neg", unary<ComplexOp::kNegative>, true},
+                                       {"conj_physical", unary<ComplexOp::kConjugate>, true},
+                                       {"_conj_physical", unary<ComplexOp::kConjugate>, true},
+                                       {"reciprocal", unary<ComplexOp::kReciprocal>, true},
+                                       {"square", unary<ComplexOp::kSquare>, true},
+                                       {"sqrt", unary<ComplexOp::kSquareRoot>, true},
+                                       {"exp", unary<ComplexOp::kExp>, true},
+                                       {"log", unary<ComplexOp::kLog>, true},
+                                       {"sin", unary<ComplexOp::kSine>, true},
+                                       {"cos", unary<ComplexOp::kCosine>, true},
+                                       {"tan", unary<ComplexOp::kTangent>, true},
+                                       {"sinh", unary<ComplexOp::kSinh>, true},
+                                       {"cosh", unary<ComplexOp::kCosh>, true},
+                                       {"tanh", unary<ComplexOp::kTanh>, true},
+                                       {"asin", unary<ComplexOp::kAsin>, true},
+                                       {"acos", unary<ComplexOp::kAcos>, true},
+                                       {"atan", unary<ComplexOp::kAtan>, true},
+                                       {"asinh", unary<ComplexOp::kAsinh>, true},
+                                       {"acosh", unary<ComplexOp::kAcosh>, true},
+                                       {"atanh", unary<ComplexOp::kAtanh>, true},
+                                       {"exp2", unary<ComplexOp::kExp2>, true},
+                                       {"expm1", unary<ComplexOp::kExpm1>, true},
+                                       {"log2", unary<ComplexOp::kLog2>, true},
+                                       {"log10", unary<ComplexOp::kLog10>, true},
+                                       {"log1p", unary<ComplexOp::kLog1p>, true},
+                                       {"rsqrt", unary<ComplexOp::kReciprocalRoot>, true},
+                                       {"tanh_backward", backward<ComplexOp::kTanhBackward>, true},
+                                       {"sigmoid_backward", backward<ComplexOp::kSigmoidBackward>, true},
+                                       {"sigmoid", unary<ComplexOp::kSigmoid>, true},
+                                       {"silu", unary<ComplexOp::kSilu>, true},
+                                       {"sinc", unary<ComplexOp::kSinc>, true},
+                                       {"sgn", unary<ComplexOp::kSign>, true},
+                                       {"abs", unary<ComplexOp::kAbs>, true},
+                                       {"angle", unary<ComplexOp::kAngle>, true},
+                                       {"polar", polar, true},
+                                       {"complex", of_parts, true},
+                                       {"where", where, true},
+                                       {"fill", fill, true},
+                                       {"masked_fill", masked_fill, true},
+                                       {"linalg_cross", cross, true},
+                                       {"prod", product, true},
+                                       {"cumprod", running_product, true},
+                                       {"sum", sum_of_parts, true},
+                                       {"mean", mean_of_parts, true},
+                                       {"var", variance_of_parts, true},
+                                       {"var_mean", variance_of_parts, true},
+                                       {"std", deviation_of_parts, true},
+                                       {"std_mean", deviation_of_parts, true}};
+
+}  // namespace
+
+std::optional<OpTensor> complex_number(OpPlanner& planner, std::string_view name, DType dtype) {
+  Number number;
+  if (dtype == DType::kComplex32 || !number_of(planner, name, &number)) return std::nullopt;
+  return element(planner, number, dtype);
+}
+
+OpTensor sizes_of(OpPlanner& planner, const OpTensor& tensor) {
+  OpTensor sizes = tensor;
+  sizes.dtype = part_of(tensor.dtype);
+  sizes.strides = packed_strides(sizes.sizes);
+  sizes.place = planner.scratch(sizes.nbytes());
+  const auto part = static_cast<i64>(sizes.dtype);
+  planner
+      .launch(KernelFile::kComplex, "complex_pointwise",
+              ComplexArguments{.count = sizes.count(), .dtype = part, .out_dtype = part, .what = ComplexOp::kAbs},
+              blocks_for(sizes.count()))
+      .at(&ComplexArguments::a, planner.packed(tensor))
+      .at(&ComplexArguments::out, sizes.place);
+  return sizes;
+}
+
+std::span<const NamedPlan> complex_plans() { return kComplexPlans; }
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,102 @@
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "worker/targets/cuda/kernels/ctc_arguments.h"
+#include "worker/targets/cuda/ops/op_plan.h"
+
+// The loss of labels whose places in time are not known (ctc_loss), and its gradient.
+namespace torch_remote::worker::cuda {
+namespace {
+
+using ir::DType;
+
+// Lengths of the call's, or a tensor's, as the kernels read them.
+Place lengths_of(OpPlanner& planner, std::string_view name, int64_t batch) {
+  if (const auto tensor = planner.tensor(name)) return planner.packed(*tensor, DType::kInt64);
+  std::vector<int64_t> lengths = planner.wholes(name);
+  lengths.resize(static_cast<size_t>(batch));
+  const Place place = planner.scratch(8 * static_cast<uint64_t>(batch));
+  planner.upload({place, [lengths = std::move(lengths)](std::span<const int64_t>) {
+                    std::vector<std::byte> bytes(8 * lengths.size());
+                    std::memcpy(bytes.data(), lengths.data(), bytes.size());
+                    return bytes;
+                  }});
+  return place;
+}
+
+// What both ways have; scores [time, batch, classes], alpha [batch, time, states].
+struct Read {
+  CtcArguments arguments;
+  Place targets, score_lengths, target_lengths;
+};
+Status read(OpPlanner& planner, const OpTensor& scores, const OpTensor& alpha, Read* made) {
+  const auto targets = planner.tensor("targets");
+  if (!targets || scores.sizes.size() != 3 || alpha.sizes.size() != 3 || targets->sizes.empty() ||
+      targets->sizes.size() > 2 || !ir::is_float(scores.dtype) || alpha.dtype != scores.dtype) {
+    return refuse("of other dims");
+  }
+  CtcArguments& arguments = made->arguments;
+  std::ranges::copy(scores.strides, arguments.score_strides);
+  arguments.target_stride = targets->sizes.size() == 2 ? targets->sizes[1] : 0;
+  arguments.time = scores.sizes[0];
+  arguments.batch = scores.sizes[1];
+  arguments.classes = scores.sizes[2];
+  arguments.states = alpha.sizes[2];
+  arguments.blank = planner.whole("blank");
+  arguments.zero_infinity = planner.flag("zero_infinity") ? 1 : 0;
+  arguments.dtype = static_cast<i64>(scores.dtype);
+  made->targets = planner.packed(*targets, DType::kInt64);
+  made->score_lengths = lengths_of(planner, "input_lengths", arguments.batch);
+  made->target_lengths = lengths_of(planner, "target_lengths", arguments.batch);
+  return {};
+}
+
+Status forward(OpPlanner& planner) {
+  const auto scores = planner.tensor("log_probs"), loss = planner.result(0), alpha = planner.result(1);
+  if (!scores || !loss || !alpha) return refuse("without a result");
+  Read given;
+  if (Status status = read(planner, *scores, *alpha, &given); !status.ok()) return status;
+  planner.launch(KernelFile::kCtc, "ctc_forward", given.arguments, given.arguments.batch)
+      .at(&CtcArguments::scores, scores->place)
+      .at(&CtcArguments::targets, given.targets)
+      .at(&CtcArguments::score_lengths, given.score_lengths)
+      .at(&CtcArguments::target_lengths, given.target_lengths)
+      .at(&CtcArguments::loss, planner.output(*loss))
+      .at(&CtcArguments::alpha, planner.output(*alpha));
+  return {};
+}
+
+Status backward(OpPlanner& planner) {
+  const auto grad = planner.tensor("grad"), scores = planner.tensor("log_probs"),
+             loss = planner.tensor("neg_log_likelihood"), alpha = planner.tensor("log_alpha");
+  if (!grad || !scores || !loss || !alpha) return refuse("without a result");
+  if (grad->sizes.size() > 1 || grad->dtype != scores->dtype) return refuse("of other dims");
+  Read given;
+  if (Status status = read(planner, *scores, *alpha, &given); !status.ok()) return status;
+  CtcArguments& arguments = given.arguments;
+  arguments.grad_stride = grad->sizes.empty() || grad->sizes[0] == 1 ? 0 : grad->strides[0];
+  const Place beta = planner.scratch(8 * static_cast<uint64_t>(2 * arguments.batch * arguments.states));
+  const Place of_loss = planner.packed(*loss), of_alpha = planner.packed(*alpha);
+  const auto launch = [=, from = scores->place, of_grad = grad->place](std::vector<OpStep>* steps, Place out) {
+    OpPlanner::add_launch(steps, KernelFile::kCtc, "ctc_backward", given.arguments, given.arguments.batch)
+        .at(&CtcArguments::scores, from)
+        .at(&CtcArguments::targets, given.targets)
+        .at(&CtcArguments::score_lengths, given.score_lengths)
+        .at(&CtcArguments::target_lengths, given.target_lengths)
+        .at(&CtcArguments::loss, of_loss)
+        .at(&CtcArguments::alpha, of_alpha)
+        .at(&CtcArguments::grad, of_grad)
+        .at(&CtcArguments::beta, beta)
+        .at(&CtcArguments::out, out);
+  };
+  return make_result(planner, scores->dtype, scores->sizes, launch);
+}
+
+constexpr NamedPlan kCtcPlans[] = {{"_ctc_loss", forward}, {"_ctc_loss_backward", backward}};
+
+}  // namespace
+
+std::span<const NamedPlan> ctc_plans() { return kCtcPlans; }
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,552 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "worker/targets/cuda/kernels/arguments.h"
+#include "worker/targets/cuda/ops/op_plan.h"
+
+// Elements that follow from their places, and what is made of copies.
+namespace torch_remote::worker::cuda {
+namespace {
+
+using ir::DType;
+
+Status range(OpPlanner& planner, const RangeArguments& range, const OpTensor& to) {
+  planner.launch(KernelFile::kFill, "fill_range", range, blocks_for(range.count))
+      .at(&RangeArguments::out, planner.output(to));
+  return {};
+}
+
+Status arange(OpPlanner& planner) {
+  const std::optional<OpTensor> to = planner.result(0);
+  if (!to) return refuse("without a result");
+  return range(planner,
+               {.count = to->count(),
+                .dtype = static_cast<i64>(to->dtype),
+                .first = planner.number("start"),
+                .step = planner.number("step", 1),
+                .whole_first = planner.whole("start"),
+                .whole_step = planner.whole("step", 1)},
+               *to);
+}
+
+// An end may be a tensor without dims.
+Status fill_between(OpPlanner& planner, bool raises) {
+  const std::optional<OpTensor> to = planner.result(0);
+  if (!to) return refuse("without a result");
+  const auto number = [&](std::string_view name) {
+    if (planner.tensor(name)) return 0.0;
+    return ir::is_float(to->dtype) ? planner.number(name) : static_cast<double>(planner.whole(name));
+  };
+  const auto place = [&](std::string_view name) {
+    const std::optional<OpTensor> end = planner.tensor(name);
+    return end ? planner.packed(*end, DType::kFloat64) : Place();
+  };
+  const Place first = place("start"), last = place("end");
+  planner
+      .launch(KernelFile::kFill, "fill_between",
+              BetweenArguments{.count = to->count(),
+                               .dtype = static_cast<i64>(to->dtype),
+                               .first = number("start"),
+                               .last = number("end"),
+                               .raises = raises ? 1 : 0,
+                               .base = raises ? planner.number("base", 10) : 0},
+              blocks_for(to->count()))
+      .at(&BetweenArguments::first_at, first)
+      .at(&BetweenArguments::last_at, last)
+      .at(&BetweenArguments::out, planner.output(*to));
+  return {};
+}
+
+// Of complex numbers: part by part.
+Status fill_between_complex(OpPlanner& planner, const OpTensor& to) {
+  const auto place = [&](std::string_view name) {
+    std::optional<OpTensor> end = planner.tensor(name);
+    if (!end) end = complex_number(planner, name, DType::kComplex128);
+    return end ? planner.packed(*end, DType::kComplex128) : Place();
+  };
+  Place first = place("start"), last = place("end"), out = planner.output(to);
+  if (first.buffer == kNowhere || last.buffer == kNowhere) return refuse("between these ends");
+  const DType part = part_of(to.dtype);
+  for (int i = 0; i < 2; ++i) {
+    planner
+        .launch(KernelFile::kFill, "fill_between",
+                BetweenArguments{.count = to.count(), .dtype = static_cast<i64>(part), .step = 2},
+                blocks_for(to.count()))
+        .at(&BetweenArguments::first_at, first)
+        .at(&BetweenArguments::last_at, last)
+        .at(&BetweenArguments::out, out);
+    first.offset += sizeof(double);
+    last.offset += sizeof(double);
+    out.offset += ir::item_size(part);
+  }
+  return {};
+}
+
+Status linspace(OpPlanner& planner) {
+  const std::optional<OpTensor> to = planner.result(0);
+  if (to && ir::is_complex(to->dtype)) return fill_between_complex(planner, *to);
+  return fill_between(planner, false);
+}
+Status logspace(OpPlanner& planner) { return fill_between(planner, true); }
+
+// A part of what is written: where it begins, and its sizes.
+OpTensor part(const OpTensor& whole, size_t dim, int64_t begin, int64_t size, int64_t step = 1) {
+  OpTensor made = whole;
+  made.place.offset += static_cast<uint64_t>(begin * whole.strides[dim]) * ir::item_size(whole.dtype);
+  made.sizes[dim] = size;
+  made.strides[dim] *= step;
+  return made;
+}
+
+// The result, in memory of its own if it is not packed or something else is there.
+std::optional<OpTensor> packed_result(OpPlanner& planner) {
+  std::optional<OpTensor> to = planner.result(0);
+  if (!to) return to;
+  to->place = planner.output(*to);
+  to->strides = packed_strides(to->sizes);
+  return to;
+}
+
+bool find_tensors(OpPlanner& planner, std::vector<OpTensor>* tensors) {
+  const ir::Arg* const list = planner.argument("tensors");
+  if (list == nullptr || list->tag != ir::ArgTag::kList) return false;
+  for (const ir::Arg& item : list->items) {
+    if (item.tag != ir::ArgTag::kView) return false;
+    tensors->push_back(planner.tensor_of(item.a));
+  }
+  return true;
+}
+
+size_t dim_in(int64_t dim, size_t rank) {
+  return static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(rank) : dim);
+}
+
+Status cat(OpPlanner& planner) {
+  std::vector<OpTensor> tensors;
+  const std::optional<OpTensor> to = packed_result(planner);
+  if (!to || to->sizes.empty() || !find_tensors(planner, &tensors)) return refuse("without a list");
+  const size_t dim = dim_in(planner.whole("dim"), to->sizes.size());
+  int64_t begin = 0;
+  for (const OpTensor& tensor : tensors) {
+    if (tensor.sizes.size() != to->sizes.size()) continue;  // of one dim, without elements
+    const int64_t size = tensor.sizes[dim];
+    planner.copy(tensor, part(*to, dim, begin, size));
+    begin += size;
+  }
+  return {};
+}
+
+Status stack(OpPlanner& planner) {
+  std::vector<OpTensor> tensors;
+  const std::optional<OpTensor> to = packed_result(planner);
+  if (!to || !find_tensors(planner, &tensors)) return refuse("without a list");
+  const size_t dim = dim_in(planner.whole("dim"), to->sizes.size());
+  int64_t begin = 0;
+  for (OpTensor& tensor : tensors) {
+    tensor.sizes.insert(tensor.sizes.begin() + static_cast<std::ptrdiff_t>(dim), 1);
+    tensor.strides.insert(tensor.strides.begin() + static_cast<std::ptrdiff_t>(dim), 0);
+    planner.copy(tensor, part(*to, dim, begin++, 1));
+  }
+  return {};
+}
+
+// Of a slice: its begin, and its size for that step.
+std::pair<int64_t, int64_t> slice_of(OpPlanner& planner, int64_t size, int64_t step) {
+  const auto place = [&](std::string_view name, int64_t otherwise) {
+    const int64_t given = planner.whole(name, otherwise);
+    return std::clamp<int64_t>(given < 0 ? given + size : given, 0, size);
+  };
+  const int64_t begin = place("start", 0), end = std::max(place("end", size), begin);
+  return {begin, (end - begin + step - 1) / step};
+}
+
+// Zeros, or `self`, with a part that is another tensor's.
+Status replace(OpPlanner& planner, std::string_view source, bool slices) {
+  const std::optional<OpTensor> from = planner.tensor(source), self = planner.tensor("self");
+  const std::optional<OpTensor> to = packed_result(planner);
+  if (!from || !to || to->sizes.empty()) return refuse("without a result");
+  const size_t dim = dim_in(planner.whole("dim"), to->sizes.size());
+  if (self) {
+    planner.copy(*self, *to);
+  } else {
+    planner.zero(to->place, to->nbytes());
+  }
+  const int64_t size = to->sizes[dim];
+  if (slices) {
+    const int64_t step = planner.whole("step", 1);
+    const auto [begin, count] = slice_of(planner, size, step);
+    planner.copy(*from, part(*to, dim, begin, count, step));
+    return {};
+  }
+  const int64_t index = planner.whole("index");
+  OpTensor one = *from;
+  one.sizes.insert(one.sizes.begin() + static_cast<std::ptrdiff_t>(dim), 1);
+  one.strides.insert(one.strides.begin() + static_cast<std::ptrdiff_t>(dim), 0);
+  planner.copy(one, part(*to, dim, index < 0 ? index + size : index, 1));
+  return {};
+}
+Status slice_backward(OpPlanner& planner) { return replace(planner, "grad_output", true); }
+Status select_backward(OpPlanner& planner) { return replace(planner, "grad_output", false); }
+Status slice_scatter(OpPlanner& planner) { return replace(planner, "src", true); }
+Status select_scatter(OpPlanner& planner) { return replace(planner, "src", false); }
+
+Status pad(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
+  const std::vector<int64_t> pads = planner.wholes("pad");
+  if (!self || !to || self->sizes.size() != to->sizes.size()) return refuse("without a result");
+  if (ir::is_complex(to->dtype)) {
+    const std::optional<OpTensor> value = complex_number(planner, "value", to->dtype);
+    if (!value) return refuse("without a number");
+    planner.copy(*value, *to);
+  } else {
+    planner
+        .launch(KernelFile::kFill, "fill_bits",
+                FillArguments{
+                    .count = to->count(), .item = ir::item_size(to->dtype), .bits = planner.bits("value", to->dtype)},
+                blocks_for(to->count()))
+        .at(&FillArguments::out, to->place);
+  }
+  OpTensor from = *self, inner = *to;
+  for (size_t i = 0; i + 1 < pads.size(); i += 2) {
+    const size_t dim = self->sizes.size() - 1 - i / 2;
+    const int64_t before = pads[i], after = pads[i + 1];
+    const int64_t size = self->sizes[dim] + std::min<int64_t>(before, 0) + std::min<int64_t>(after, 0);
+    from = part(from, dim, std::max<int64_t>(-before, 0), size);
+    inner = part(inner, dim, std::max<int64_t>(before, 0), size);
+  }
+  planner.copy(from, inner);
+  return {};
+}
+
+Status flip(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
+  if (!self || !to || self->sizes.size() > kMostDims) return refuse("of so many dims");
+  OpTensor from = *self;
+  if (from.count() == 0) return {};
+  for (const int64_t given : planner.wholes("dims")) {
+    if (from.sizes.empty()) break;
+    const size_t dim = dim_in(given, from.sizes.size());
+    from.place.offset += static_cast<uint64_t>((from.sizes[dim] - 1) * from.strides[dim]) * ir::item_size(from.dtype);
+    from.strides[dim] = -from.strides[dim];
+  }
+  IndexArguments copy{.count = from.count(), .rank = static_cast<i64>(from.sizes.size())};
+  copy.item = ir::item_size(from.dtype);
+  for (size_t d = 0; d < from.sizes.size(); ++d) {
+    copy.sizes[d] = from.sizes[d];
+    copy.self_strides[d] = from.strides[d];
+    copy.value_strides[d] = to->strides[d];
+  }
+  planner.launch(KernelFile::kIndex, "index_read", copy, blocks_for(copy.count))
+      .at(&IndexArguments::self, from.place)
+      .at(&IndexArguments::values, to->place);
+  return {};
+}
+
+// Two pieces a dim change places.
+void roll_dims(OpPlanner& planner, const OpTensor& from, const OpTensor& to,
+               std::span<const std::pair<size_t, int64_t>> shifts) {
+  if (shifts.empty()) return planner.copy(from, to);
+  const auto [dim, given] = shifts.front();
+  const int64_t size = from.sizes[dim];
+  if (size == 0) return;
+  const int64_t shift = (given % size + size) % size;
+  roll_dims(planner, part(from, dim, 0, size - shift), part(to, dim, shift, size - shift), shifts.subspan(1));
+  if (shift != 0) roll_dims(planner, part(from, dim, size - shift, shift), part(to, dim, 0, shift), shifts.subspan(1));
+}
+
+Status roll(OpPlanner& planner) {
+  std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
+  const std::vector<int64_t> shifts = planner.wholes("shifts"), dims = planner.wholes("dims");
+  if (!self || !to) return refuse("without a result");
+  std::vector<std::pair<size_t, int64_t>> pairs;
+  if (dims.empty()) {  // of all elements
+    self->place = planner.packed(*self);
+    for (OpTensor* const flat : {&*self, &*to}) {
+      flat->sizes = {flat->count()};
+      flat->strides = {1};
+    }
+    if (!shifts.empty()) pairs.emplace_back(0, shifts[0]);
+  } else if (self->sizes.empty() || dims.size() > 3) {
+    return refuse("of so many dims");
+  }
+  for (size_t i = 0; i < dims.size() && i < shifts.size(); ++i) {
+    const size_t dim = dim_in(dims[i], self->sizes.size());
+    const auto same = std::ranges::find(pairs, dim, &std::pair<size_t, int64_t>::first);
+    if (same != pairs.end()) {
+      same->second += shifts[i];
+    } else {
+      pairs.emplace_back(dim, shifts[i]);
+    }
+  }
+  roll_dims(planner, *self, *to, pairs);
+  return {};
+}
+
+Status triangle(OpPlanner& planner, bool upper) {
+  const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || self->sizes.size() < 2) return refuse("of no matrix");
+  const Place in = planner.packed(*self);
+  planner
+      .launch(KernelFile::kFill, "triangle",
+              TriangleArguments{.count = self->count(),
+                                .rows = self->sizes[self->sizes.size() - 2],
+                                .columns = self->sizes.back(),
+                                .diagonal = planner.whole("diagonal"),
+                                .upper = upper ? 1 : 0,
+                                .item = ir::item_size(self->dtype)},
+              blocks_for(self->count()))
+      .at(&TriangleArguments::in, in)
+      .at(&TriangleArguments::out, planner.output(*to));
+  return {};
+}
+Status lower_triangle(OpPlanner& planner) { return triangle(planner, false); }
+Status upper_triangle(OpPlanner& planner) { return triangle(planner, true); }
+
+// A matrix's diagonal, of the last two dims of `tensor`.
+OpTensor diagonal_of(const OpTensor& tensor, int64_t offset) {
+  const size_t rank = tensor.sizes.size();
+  const int64_t rows = tensor.sizes[rank - 2], columns = tensor.sizes[rank - 1];
+  const int64_t row = std::max<int64_t>(-offset, 0), column = std::max<int64_t>(offset, 0);
+  OpTensor made = tensor;
+  made.sizes.resize(rank - 1);
+  made.strides.resize(rank - 1);
+  made.sizes.back() = std::max<int64_t>(std::min(rows - row, columns - column), 0);
+  made.strides.back() = tensor.strides[rank - 2] + tensor.strides[rank - 1];
+  if (made.sizes.back() != 0) {
+    const int64_t first = row * tensor.strides[rank - 2] + column * tensor.strides[rank - 1];
+    made.place.offset += static_cast<uint64_t>(first) * ir::item_size(tensor.dtype);
+  }
+  return made;
+}
+
+// With these two dims behind the others.
+OpTensor with_matrices(const OpTensor& tensor, int64_t first, int64_t second) {
+  const size_t rank = tensor.sizes.size(), rows = dim_in(first, rank), columns = dim_in(second, rank);
+  OpTensor made = tensor;
+  made.sizes.clear();
+  made.strides.clear();
+  const auto add = [&](size_t d) {
+    made.sizes.push_back(tensor.sizes[d]);
+    made.strides.push_back(tensor.strides[d]);
+  };
+  for (size_t d = 0; d < rank; ++d) {
+    if (d != rows && d != columns) add(d);
+  }
+  add(rows);
+  add(columns);
+  return made;
+}
+
+// Elements of any dtype, also where one buffer has both.
+Status copy(OpPlanner& planner) {
+  const std::optional<OpTensor> from = planner.tensor("src"), to = planner.result(0);
+  if (!from || !to) return refuse("of a number");
+  planner.copy(planner.apart(*from, *to), *to);
+  return {};
+}
+
+void clear(OpPlanner& planner, const OpTensor& to) {
+  OpTensor zeros = to;
+  if (!to.is_packed()) {
+    zeros.strides = packed_strides(zeros.sizes);
+    zeros.place = planner.scratch(zeros.nbytes());
+  }
+  planner.zero(zeros.place, zeros.nbytes());
+  if (!to.is_packed()) planner.copy(zeros, to);
+}
+
+// Elements that lie anywhere, also in the same memory. (Compiled kernels fill those that lie in order.)
+Status fill(OpPlanner& planner) {
+  const std::optional<OpTensor> to = planner.result(0);
+  if (!to || planner.tensor("value")) return refuse("with what a tensor has");
+  if (to->sizes.size() > kMostDims) return refuse("of so many dims");
+  const int64_t item = ir::item_size(to->dtype);
+  const Place number = planner.scratch(static_cast<uint64_t>(item));
+  planner
+      .launch(KernelFile::kFill, "fill_bits",
+              FillArguments{.count = 1, .item = item, .bits = planner.bits("value", to->dtype)}, 1, 32)
+      .at(&FillArguments::out, number);
+  IndexArguments write{.count = to->count(), .rank = static_cast<i64>(to->sizes.size())};
+  write.item = item;
+  for (size_t d = 0; d < to->sizes.size(); ++d) {
+    write.sizes[d] = to->sizes[d];
+    write.self_strides[d] = to->strides[d];
+  }
+  planner.launch(KernelFile::kIndex, "index_write", write, blocks_for(write.count))
+      .at(&IndexArguments::self, to->place)
+      .at(&IndexArguments::values, number);
+  return {};
+}
+
+Status zero(OpPlanner& planner) {
+  const std::optional<OpTensor> to = planner.result(0);
+  if (!to) return refuse("without a result");
+  clear(planner, *to);
+  return {};
+}
+
+// Of each tensor of a list.
+Status zeros(OpPlanner& planner) {
+  const ir::Arg* const list = planner.argument("self");
+  if (list == nullptr || list->tag != ir::ArgTag::kList || planner.listed_result(0, 0)) return refuse("of numbers");
+  for (const ir::Arg& item : list->items) {
+    if (item.tag != ir::ArgTag::kView) return refuse("of numbers");
+    clear(planner, planner.tensor_of(item.a));
+  }
+  return {};
+}
+
+uint64_t one_of(DType dtype) { return ir::is_float(dtype) ? float_bits(1, dtype) : 1; }
+
+Status eye(OpPlanner& planner) {
+  const std::optional<OpTensor> to = packed_result(planner);
+  if (!to || to->sizes.size() != 2) return refuse("without a result");
+  planner.zero(to->place, to->nbytes());
+  const OpTensor diagonal = diagonal_of(*to, 0);
+  OpTensor ones = diagonal;
+  ones.dtype = part_of(to->dtype);
+  ones.strides = {1};
+  ones.place = planner.scratch(ones.nbytes());
+  planner
+      .launch(KernelFile::kFill, "fill_bits",
+              FillArguments{.count = ones.count(), .item = ir::item_size(ones.dtype), .bits = one_of(ones.dtype)},
+              blocks_for(ones.count()))
+      .at(&FillArguments::out, ones.place);
+  planner.copy(ones, diagonal);
+  return {};
+}
+
+Status embed_diagonal(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
+  if (!self || !to || to->sizes.size() < 2) return refuse("without a result");
+  planner.zero(to->place, to->nbytes());
+  planner.copy(*self, diagonal_of(with_matrices(*to, planner.whole("dim1", -2), planner.whole("dim2", -1)),
+                                  planner.whole("offset")));
+  return {};
+}
+
+// `self`, or zeros, with a diagonal that is another tensor's.
+Status replace_diagonal(OpPlanner& planner, std::string_view source) {
+  const std::optional<OpTensor> from = planner.tensor(source), self = planner.tensor("self");
+  const std::optional<OpTensor> to = packed_result(planner);
+  if (!from || !to || to->sizes.size() < 2) return refuse("without a result");
+  if (self) {
+    planner.copy(*self, *to);
+  } else {
+    planner.zero(to->place, to->nbytes());
+  }
+  const OpTensor matrices = with_matrices(*to, planner.whole("dim1", 0), planner.whole("dim2", 1));
+  planner.copy(*from, diagonal_of(matrices, planner.whole("offset")));
+  return {};
+}
+Status scatter_diagonal(OpPlanner& planner) { return replace_diagonal(planner, "src"); }
+Status diagonal_backward(OpPlanner& planner) { return replace_diagonal(planner, "grad_output"); }
+
+Status copy_diagonal(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
+  if (!self || !to || self->sizes.size() < 2) return refuse("without a result");
+  planner.copy(
+      diagonal_of(with_matrices(*self, planner.whole("dim1", 0), planner.whole("dim2", 1)), planner.whole("offset")),
+      *to);
+  return {};
+}
+
+// Rows and columns of what a triangle has, row by row.
+Status triangle_indices(OpPlanner& planner, bool upper) {
+  const std::optional<OpTensor> to = planner.result(0);
+  if (!to || to->sizes.size() != 2) return refuse("without a result");
+  const int64_t rows = planner.whole("row"), columns = planner.whole("col"), offset = planner.whole("offset");
+  OpTensor wide = *to;
+  wide.dtype = DType::kInt64;
+  wide.strides = packed_strides(wide.sizes);
+  wide.place = planner.scratch(wide.nbytes());
+  planner.upload({wide.place, [=, count = to->sizes[1]](std::span<const int64_t>) {
+                    std::vector<std::byte> bytes(static_cast<size_t>(count) * 16);
+                    int64_t made = 0;
+                    const auto put = [&](int64_t at, int64_t x) {
+                      std::memcpy(bytes.data() + 8 * static_cast<size_t>(at), &x, 8);
+                    };
+                    for (int64_t row = 0; row < rows; ++row) {
+                      const int64_t first = upper ? std::clamp<int64_t>(row + offset, 0, columns) : 0;
+                      const int64_t last = upper ? columns : std::clamp<int64_t>(row + offset + 1, 0, columns);
+                      for (int64_t column = first; column < last && made < count; ++column, ++made) {
+                        put(made, row);
+                        put(count + made, column);
+                      }
+                    }
+                    return bytes;
+                  }});
+  planner.copy(wide, *to);
+  return {};
+}
+Status lower_indices(OpPlanner& planner) { return triangle_indices(planner, false); }
+Status upper_indices(OpPlanner& planner) { return triangle_indices(planner, true); }
+
+// Windows along a dim, whose elements are the last dim, back to where they come from.
+Status unfold_backward(OpPlanner& planner) {
+  const std::optional<OpTensor> grad = planner.tensor("grad_in"), to = planner.result(0);
+  if (!grad || !to || grad->dtype != to->dtype || grad->sizes.empty()) return refuse("without a result");
+  if (to->dtype == DType::kBool) return refuse("of bools");
+  const bool is_complex = ir::is_complex(to->dtype);
+  UnfoldedArguments arguments{.count = to->count() * (is_complex ? 2 : 1),
+                              .length = 1,
+                              .inner = 1,
+                              .windows = 1,
+                              .size = planner.whole("size"),
+                              .step = planner.whole("step"),
+                              .dtype = static_cast<i64>(part_of(to->dtype))};
+  if (!to->sizes.empty()) {
+    const Split dims = split(to->sizes, planner.whole("dim"));
+    arguments.length = dims.length;
+    arguments.inner = dims.inner;
+    arguments.windows = grad->sizes[dim_in(planner.whole("dim"), to->sizes.size())];
+  }
+  OpTensor from = *grad;
+  if (is_complex) {  // parts are the last dim of those that stay
+    arguments.inner *= 2;
+    from = parts_of(*grad);
+    std::swap(from.sizes[from.sizes.size() - 2], from.sizes.back());
+    std::swap(from.strides[from.strides.size() - 2], from.strides.back());
+  }
+  const Place in = planner.packed(from);
+  planner.launch(KernelFile::kFill, "sum_windows", arguments, blocks_for(arguments.count))
+      .at(&UnfoldedArguments::in, in)
+      .at(&UnfoldedArguments::out, planner.output(*to));
+  return {};
+}
+
+constexpr NamedPlan kFillPlans[] = {{"arange", arange},
+                                    {"unfold_backward", unfold_backward, true},
+                                    {"linspace", linspace, true},
+                                    {"logspace", logspace},
+                                    {"cat", cat, true},
+                                    {"stack", stack, true},
+                                    {"_stack", stack, true},
+                                    {"slice_backward", slice_backward, true},
+                                    {"select_backward", select_backward, true},
+                                    {"slice_scatter", slice_scatter, true},
+                                    {"select_scatter", select_scatter, true},
+                                    {"constant_pad_nd", pad, true},
+                                    {"flip", flip, true},
+                                    {"roll", roll, true},
+                                    {"tril", lower_triangle, true},
+                                    {"triu", upper_triangle, true},
+                                    {"copy", copy, true},
+                                    {"fill", fill},
+                                    {"zero", zero, true},
+                                    {"_foreach_zero", zeros, true},
+                                    {"eye", eye, true},
+                                    {"diag_embed", embed_diagonal, true},
+                                    {"diagonal_copy", copy_diagonal, true},
+                                    {"diagonal_scatter", scatter_diagonal, true},
+                                    {"diagonal_backward", diagonal_backward, true},
+                                    {"tril_indices", lower_indices},
+                                    {"triu_indices", upper_indices}};
+
+}  // namespace
+
+std::span<const NamedPlan> fill_plans() { return kFillPlans; }
+
+}  // namespace torch_remote::worker::cuda

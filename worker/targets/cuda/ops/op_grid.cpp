@@ -1,0 +1,130 @@
+#include <algorithm>
+#include <utility>
+
+#include "worker/targets/cuda/kernels/grid_arguments.h"
+#include "worker/targets/cuda/ops/index_points.h"
+#include "worker/targets/cuda/ops/op_plan.h"
+
+// Images that are sampled at the points of a grid, and the gradients.
+namespace torch_remote::worker::cuda {
+namespace {
+
+using ir::DType;
+
+constexpr size_t kSpace = 3;
+
+// [batch, channels, space...] as kernels have it; the address is filled in later.
+ImageView view_of(const OpTensor& image, size_t space, i64* sizes) {
+  ImageView view;
+  view.strides[0] = image.strides[0];
+  view.strides[1] = image.strides[1];
+  for (size_t d = 0; d < space; ++d) {
+    view.strides[2 + kSpace - space + d] = image.strides[2 + d];
+    sizes[kSpace - space + d] = image.sizes[2 + d];
+  }
+  return view;
+}
+
+// What both ways have; `out` is the samples, or their gradient.
+Status read(OpPlanner& planner, const OpTensor& in, const OpTensor& grid, const OpTensor& out, GridArguments* f) {
+  const size_t rank = in.sizes.size(), space = rank - 2;
+  if (rank < 4 || rank > 5 || grid.sizes.size() != rank || out.sizes.size() != rank) return refuse("of other dims");
+  if (!ir::is_float(in.dtype) || grid.dtype != in.dtype || out.dtype != in.dtype) return refuse("of two dtypes");
+  f->space = static_cast<i64>(space);
+  f->in = view_of(in, space, f->in_sizes);
+  f->out = view_of(out, space, f->out_sizes);
+  f->batch = in.sizes[0];
+  f->channels = in.sizes[1];
+  f->grid_strides[0] = grid.strides[0];
+  for (size_t d = 0; d < space; ++d) f->grid_strides[1 + kSpace - space + d] = grid.strides[1 + d];
+  f->grid_strides[4] = grid.strides[rank - 1];
+  f->dtype = static_cast<i64>(in.dtype);
+  f->interpolation = static_cast<GridInterpolation>(planner.whole("interpolation_mode"));
+  f->padding = static_cast<GridPadding>(planner.whole("padding_mode"));
+  f->align_corners = planner.flag("align_corners") ? 1 : 0;
+  if (f->interpolation > GridInterpolation::kCubic || f->padding > GridPadding::kReflection) return refuse("so");
+  const i64 each = f->interpolation == GridInterpolation::kCubic     ? 4
+                   : f->interpolation == GridInterpolation::kNearest ? 1
+                                                                     : 2;
+  for (size_t d = 0; d < space; ++d) f->taps *= each;
+  return {};
+}
+
+Status forward(OpPlanner& planner) {
+  const auto in = planner.tensor("input"), grid = planner.tensor("grid"), to = planner.result(0);
+  if (!in || !grid || !to) return refuse("without a result");
+  GridArguments f;
+  if (Status status = read(planner, *in, *grid, *to, &f); !status.ok()) return status;
+  planner.launch(KernelFile::kGrid, "grid_forward", f, blocks_for(to->count()))
+      .at_word([](const GridArguments& words) { return &words.in.address; }, in->place)
+      .at_word([](const GridArguments& words) { return &words.out.address; }, to->place)
+      .at(&GridArguments::grid, grid->place);
+  return {};
+}
+
+// Points of the image that several points of the grid take get their shares in the order of these.
+Status spread(OpPlanner& planner, GridArguments f, const OpTensor& grid, const OpTensor& grad, const OpTensor& to) {
+  const i64 points = f.out_sizes[0] * f.out_sizes[1] * f.out_sizes[2];
+  const i64 space = f.in_sizes[0] * f.in_sizes[1] * f.in_sizes[2];
+  OpTensor sums = to;  // [batch, channels, space], in which sums of halves are rounded less
+  sums.dtype = to.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  sums.strides = packed_strides(to.sizes);
+  sums.place = planner.scratch(sums.nbytes());
+  planner.zero(sums.place, sums.nbytes());
+  f.value_dtype = static_cast<i64>(sums.dtype);
+  OpTensor places;
+  places.dtype = DType::kInt64;
+  places.sizes = {f.batch, points * f.taps};
+  places.strides = packed_strides(places.sizes);
+  places.place = planner.scratch(places.nbytes());
+  const auto count = static_cast<uint64_t>(places.count() * f.channels);
+  const Place values = planner.scratch(count * ir::item_size(sums.dtype));
+  planner.launch(KernelFile::kGrid, "grid_spread", f, blocks_for(f.batch * points))
+      .at_word([](const GridArguments& words) { return &words.out.address; }, grad.place)
+      .at(&GridArguments::grid, grid.place)
+      .at(&GridArguments::places, places.place)
+      .at(&GridArguments::values, values);
+  OpTensor flat = sums;
+  flat.sizes = {f.batch, f.channels, space};
+  flat.strides = packed_strides(flat.sizes);
+  Points all(planner, flat);
+  all.add_dim(f.batch, flat.strides[0], places.strides[0] * f.channels);
+  all.add_dim(places.sizes[1], 0, f.channels);
+  all.add_dim(f.channels, space, 1);
+  all.add_index(places, 2, 0, 2);
+  all.skip(-1);
+  const Status status = all.apply(values, 2, {.combine = Combine::kSum});
+  planner.copy(sums, to);
+  return status;
+}
+
+Status backward(OpPlanner& planner) {
+  const auto grad = planner.tensor("grad_output"), in = planner.tensor("input"), grid = planner.tensor("grid");
+  const auto to_image = planner.result(0), to_grid = planner.result(1);
+  if (!grad || !in || !grid) return refuse("without operands");
+  GridArguments f;
+  if (Status status = read(planner, *in, *grid, *grad, &f); !status.ok()) return status;
+  if (to_image && to_image->sizes == in->sizes) {
+    if (Status status = spread(planner, f, *grid, *grad, *to_image); !status.ok()) return status;
+  }
+  if (!to_grid) return {};
+  planner
+      .launch(KernelFile::kGrid, "grid_backward", f,
+              blocks_for(f.batch * f.out_sizes[0] * f.out_sizes[1] * f.out_sizes[2]))
+      .at_word([](const GridArguments& words) { return &words.in.address; }, in->place)
+      .at_word([](const GridArguments& words) { return &words.out.address; }, grad->place)
+      .at(&GridArguments::grid, grid->place)
+      .at(&GridArguments::grad_grid, planner.output(*to_grid));
+  return {};
+}
+
+constexpr NamedPlan kGridPlans[] = {{"grid_sampler_2d", forward},
+                                    {"grid_sampler_3d", forward},
+                                    {"grid_sampler_2d_backward", backward},
+                                    {"grid_sampler_3d_backward", backward}};
+
+}  // namespace
+
+std::span<const NamedPlan> grid_plans() { return kGridPlans; }
+
+}  // namespace torch_remote::worker::cuda

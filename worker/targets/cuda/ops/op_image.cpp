@@ -1,0 +1,478 @@
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "worker/targets/cuda/kernels/arguments.h"
+#include "worker/targets/cuda/kernels/image_arguments.h"
+#include "worker/targets/cuda/ops/op_plan.h"
+
+// Pooling, resampling and padding of images, and their gradients.
+namespace torch_remote::worker::cuda {
+namespace {
+
+using ir::DType;
+
+constexpr int kSpace = 3;
+
+// How many dims of space an op has: "avg_pool2d" has 2.
+int space_of(const OpPlanner& planner) {
+  const std::string_view op = planner.op();
+  for (const auto& [name, dims] : {std::pair{"1d", 1}, {"2d", 2}, {"3d", 3}}) {
+    if (op.find(name) != std::string_view::npos) return dims;
+  }
+  return 0;
+}
+
+// An image as kernels have it; false: it has other dims. The address is filled in later.
+struct Image {
+  ImageView view;
+  i64 batch = 1, channels = 1;
+  i64 sizes[kSpace] = {1, 1, 1};
+};
+bool read_image(const OpTensor& tensor, int space, Image* image) {
+  const size_t rank = tensor.sizes.size(), dims = static_cast<size_t>(space);
+  if (dims == 0 || (rank != dims + 1 && rank != dims + 2)) return false;
+  const size_t channel = rank - dims - 1;
+  if (channel == 1) {
+    image->batch = tensor.sizes[0];
+    image->view.strides[0] = tensor.strides[0];
+  }
+  image->channels = tensor.sizes[channel];
+  image->view.strides[1] = tensor.strides[channel];
+  for (size_t d = 0; d < dims; ++d) {
+    image->sizes[kSpace - dims + d] = tensor.sizes[channel + 1 + d];
+    image->view.strides[2 + kSpace - dims + d] = tensor.strides[channel + 1 + d];
+  }
+  return true;
+}
+
+// A list of the op, behind what the other dims have. An empty one stays as it is.
+bool read_list(OpPlanner& planner, std::string_view name, int space, i64* list) {
+  std::vector<int64_t> given = planner.wholes(name);
+  const auto dims = static_cast<size_t>(space);
+  if (given.size() == 1) given.resize(dims, given[0]);
+  if (given.empty()) return true;
+  if (given.size() != dims) return false;
+  std::ranges::copy(given, list + (kSpace - space));
+  return true;
+}
+
+// --- pooling ---------------------------------------------------------------------------------------------------------
+
+enum class Pool : uint8_t { kMax, kMean };
+
+Status pool(OpPlanner& planner, Pool how, bool adaptive, bool backward) {
+  const int space = space_of(planner);
+  const auto self = planner.tensor("self"), grad = planner.tensor("grad_output");
+  const auto result = planner.result(0);
+  auto places = backward ? planner.tensor("indices") : planner.result(1);
+  const auto& large = backward ? result : self;
+  const auto& small = backward ? grad : result;
+  const bool most = how == Pool::kMax;
+  if (!large || !small || (most && backward && !places)) return refuse("without operands");
+  if (!ir::is_float(small->dtype) || large->dtype != small->dtype) return refuse("of integers");
+  Image of_large, of_small, of_places;
+  if (!read_image(*large, space, &of_large) || !read_image(*small, space, &of_small)) return refuse("of such dims");
+  PoolArguments arguments{.large = of_large.view,
+                          .small = of_small.view,
+                          .batch = of_large.batch,
+                          .channels = of_large.channels,
+                          .adaptive = adaptive ? 1 : 0,
+                          .dtype = static_cast<i64>(small->dtype)};
+  std::ranges::copy(of_large.sizes, arguments.large_sizes);
+  std::ranges::copy(of_small.sizes, arguments.small_sizes);
+  if (most && places) {
+    if (!read_image(*places, space, &of_places)) return refuse("of such dims");
+    arguments.places = of_places.view;
+  }
+  if (!adaptive) {
+    bool good = read_list(planner, "kernel_size", space, arguments.kernel);
+    std::ranges::copy(arguments.kernel, arguments.stride);
+    good = good && read_list(planner, "stride", space, arguments.stride) &&
+           read_list(planner, "padding", space, arguments.padding) &&
+           read_list(planner, "dilation", space, arguments.dilation);
+    if (!good) return refuse("with lists of another length than the dims");
+    arguments.counts_padding = planner.flag("count_include_pad") ? 1 : 0;
+    arguments.divisor = planner.whole("divisor_override");
+  }
+  const char* const kernel =
+      most ? (backward ? "image_max_backward" : "image_max") : (backward ? "image_mean_backward" : "image_mean");
+  planner.launch(KernelFile::kImage, kernel, arguments, blocks_for(result->count()))
+      .at_word([](const PoolArguments& made) { return &made.large.address; }, large->place)
+      .at_word([](const PoolArguments& made) { return &made.small.address; }, small->place)
+      .at_word([](const PoolArguments& made) { return &made.places.address; },
+               most && places ? places->place : Place{});
+  return {};
+}
+
+template <Pool kHow, bool kAdaptive, bool kBackward>
+Status plan_pool(OpPlanner& planner) {
+  return pool(planner, kHow, kAdaptive, kBackward);
+}
+
+// --- resampling ------------------------------------------------------------------------------------------------------
+
+Status resample_floats(OpPlanner& planner, ResampleArguments arguments, bool backward, const OpTensor& in,
+                       const OpTensor& out) {
+  const int space = space_of(planner);
+  Image of_in, of_out;
+  if (!read_image(in, space, &of_in) || !read_image(out, space, &of_out)) return refuse("of such dims");
+  arguments.in = of_in.view;
+  arguments.out = of_out.view;
+  arguments.batch = of_in.batch;
+  arguments.channels = of_in.channels;
+  std::ranges::copy(of_in.sizes, arguments.in_sizes);
+  std::ranges::copy(of_out.sizes, arguments.out_sizes);
+  arguments.dtype = static_cast<i64>(in.dtype);
+  constexpr std::array<std::string_view, kSpace> kNames = {"scales_d", "scales_h", "scales_w"};
+  for (int d = kSpace - space; d < kSpace; ++d) {
+    const i64 from = of_in.sizes[d], to = of_out.sizes[d];
+    double scale = to != 0 ? static_cast<double>(from) / static_cast<double>(to) : 1;
+    const std::string_view name = space == 1 ? std::string_view("scales") : kNames[static_cast<size_t>(d)];
+    const double wanted = planner.number(name);
+    const bool same = arguments.how == Resample::kNearest && (to == from || to == 2 * from);
+    if (arguments.align_corners != 0) {
+      scale = to > 1 ? static_cast<double>(from - 1) / static_cast<double>(to - 1) : 0;
+    } else if (planner.has(name) && wanted > 0 && !same) {
+      scale = 1 / wanted;
+    }
+    arguments.scales[d] = scale;
+  }
+  const bool filters = arguments.how == Resample::kTriangle || arguments.how == Resample::kCubicFilter;
+  const char* const kernel = filters ? (backward ? "image_filter_backward" : "image_filter")
+                                     : (backward ? "image_resample_backward" : "image_resample");
+  planner.launch(KernelFile::kImage, kernel, arguments, blocks_for((backward ? in : out).count()))
+      .at_word([](const ResampleArguments& made) { return &made.in.address; }, in.place)
+      .at_word([](const ResampleArguments& made) { return &made.out.address; }, out.place);
+  return {};
+}
+
+// Half of each element: of a complex number its real or its imaginary part, of an i64 its low or its high bits.
+OpTensor half_of(const OpTensor& tensor, DType dtype, bool second) {
+  OpTensor half = tensor;
+  half.dtype = dtype;
+  for (int64_t& stride : half.strides) stride *= 2;
+  if (second) half.place.offset += ir::item_size(dtype);
+  return half;
+}
+
+// Of elements that are only picked, as floats that hold all of them.
+Status pick_wholes(OpPlanner& planner, const ResampleArguments& arguments, const OpTensor& in, const OpTensor& out) {
+  OpTensor from = in, to = out;
+  from.dtype = to.dtype = DType::kFloat64;
+  from.strides = packed_strides(from.sizes);
+  to.strides = packed_strides(to.sizes);
+  from.place = planner.scratch(from.nbytes());
+  to.place = planner.scratch(to.nbytes());
+  planner.copy(in, from);
+  if (Status status = resample_floats(planner, arguments, false, from, to); !status.ok()) return status;
+  planner.copy(to, out);
+  return {};
+}
+
+Status resample(OpPlanner& planner, const ResampleArguments& arguments, bool backward) {
+  const auto given = planner.tensor(backward ? "grad_output" : "self"), result = planner.result(0);
+  if (!given || !result) return refuse("without operands");
+  if (given->dtype != result->dtype) return refuse("of two dtypes");
+  const OpTensor &in = backward ? *result : *given, &out = backward ? *given : *result;
+  const DType dtype = result->dtype;
+  if (ir::is_float(dtype)) return resample_floats(planner, arguments, backward, in, out);
+  const bool pads = arguments.how == Resample::kReflect || arguments.how == Resample::kReplicate;
+  const bool picks = pads || arguments.how == Resample::kNearest || arguments.how == Resample::kNearestExact;
+  if (!picks || (backward && !ir::is_complex(dtype))) return refuse("of integers");
+  if (!ir::is_complex(dtype) && dtype != DType::kInt64) return pick_wholes(planner, arguments, in, out);
+  const DType part = dtype == DType::kInt64 ? DType::kInt32 : part_of(dtype);
+  for (const bool second : {false, true}) {
+    const OpTensor from = half_of(in, part, second), to = half_of(out, part, second);
+    Status status = dtype == DType::kInt64 ? pick_wholes(planner, arguments, from, to)
+                                           : resample_floats(planner, arguments, backward, from, to);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+template <Resample kHow, bool kBackward>
+Status plan_resample(OpPlanner& planner) {
+  return resample(planner, {.how = kHow, .align_corners = planner.flag("align_corners") ? 1 : 0}, kBackward);
+}
+
+// Pairs of numbers for each dim, the last dim first.
+template <Resample kHow, bool kBackward>
+Status plan_pad(OpPlanner& planner) {
+  ResampleArguments arguments{.how = kHow};
+  const std::vector<int64_t> padding = planner.wholes("padding");
+  for (size_t i = 0; i + 1 < padding.size() && i / 2 < kSpace; i += 2)
+    arguments.before[kSpace - 1 - i / 2] = padding[i];
+  return resample(planner, arguments, kBackward);
+}
+
+// --- what only moves -------------------------------------------------------------------------------------------------
+
+// An image's dims, those of space being the last two.
+struct Dims {
+  std::vector<int64_t> sizes, strides;
+  void add(int64_t size, int64_t stride) {
+    sizes.push_back(size);
+    strides.push_back(stride);
+  }
+};
+OpTensor as(const OpTensor& tensor, const Dims& dims) {
+  OpTensor made = tensor;
+  made.sizes = dims.sizes;
+  made.strides = dims.strides;
+  return made;
+}
+
+// Channels of `narrow` are those of `wide`, each with the points of a square of `factor` * `factor`.
+Status shuffle_pixels(OpPlanner& planner, bool into_space) {
+  const auto self = planner.tensor("self"), result = planner.result(0);
+  const int64_t factor = planner.whole(into_space ? "upscale_factor" : "downscale_factor");
+  if (!self || !result || self->sizes.size() < 3 || factor < 1) return refuse("of such dims");
+  const OpTensor &deep = into_space ? *self : *result, &wide = into_space ? *result : *self;
+  const size_t rank = wide.sizes.size(), c = rank - 3;
+  Dims of_deep, of_wide;
+  for (size_t d = 0; d < c; ++d) {
+    of_deep.add(deep.sizes[d], deep.strides[d]);
+    of_wide.add(wide.sizes[d], wide.strides[d]);
+  }
+  of_deep.add(wide.sizes[c], deep.strides[c] * factor * factor);
+  of_wide.add(wide.sizes[c], wide.strides[c]);
+  for (size_t d = 1; d <= 2; ++d) {  // rows, columns: of the image of channels, then within a square
+    of_deep.add(deep.sizes[c + d], deep.strides[c + d]);
+    of_wide.add(deep.sizes[c + d], wide.strides[c + d] * factor);
+    of_deep.add(factor, deep.strides[c] * (d == 1 ? factor : 1));
+    of_wide.add(factor, wide.strides[c + d]);
+  }
+  planner.copy(as(into_space ? deep : wide, into_space ? of_deep : of_wide),
+               as(into_space ? wide : deep, into_space ? of_wide : of_deep));
+  return {};
+}
+template <bool kIntoSpace>
+Status plan_pixels(OpPlanner& planner) {
+  return shuffle_pixels(planner, kIntoSpace);
+}
+
+Status plan_channels(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), result = planner.result(0);
+  const int64_t groups = planner.whole("groups");
+  if (!self || !result || self->sizes.size() < 3 || groups < 1) return refuse("of such dims");
+  Dims from, to;
+  const int64_t each = self->sizes[1] / groups;
+  from.add(self->sizes[0], self->strides[0]);
+  to.add(self->sizes[0], result->strides[0]);
+  from.add(groups, self->strides[1] * each);
+  to.add(groups, result->strides[1]);
+  from.add(each, self->strides[1]);
+  to.add(each, result->strides[1] * groups);
+  for (size_t d = 2; d < self->sizes.size(); ++d) {
+    from.add(self->sizes[d], self->strides[d]);
+    to.add(self->sizes[d], result->strides[d]);
+  }
+  planner.copy(as(*self, from), as(*result, to));
+  return {};
+}
+
+constexpr size_t kWindowDims = 2;
+struct WindowLists {
+  std::vector<int64_t> kernel, dilation, padding, stride;
+};
+bool read_windows(OpPlanner& planner, WindowLists* lists) {
+  for (const auto& [name, list] : {std::pair("kernel_size", &lists->kernel),
+                                   {"dilation", &lists->dilation},
+                                   {"padding", &lists->padding},
+                                   {"stride", &lists->stride}}) {
+    *list = planner.wholes(name);
+    if (list->size() == 1) list->resize(kWindowDims, (*list)[0]);
+    if (list->size() != kWindowDims) return false;
+  }
+  return true;
+}
+int64_t count_windows(const WindowLists& lists, size_t d, int64_t size) {
+  return (size + 2 * lists.padding[d] - lists.dilation[d] * (lists.kernel[d] - 1) - 1) / lists.stride[d] + 1;
+}
+
+// Windows of an image, as columns: of each place in a window the elements that all windows have there.
+Status plan_windows(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), result = planner.result(0);
+  WindowLists lists;
+  if (!read_windows(planner, &lists)) return refuse("with lists of another length than the dims");
+  const auto& [kernel, dilation, padding, stride] = lists;
+  if (!self || !result || self->sizes.size() < 3 || self->sizes.size() != result->sizes.size() + 1) {
+    return refuse("of such dims");
+  }
+  const size_t c = self->sizes.size() - 3;  // before it: a batch, or nothing
+  OpTensor all = *result;
+  all.strides = packed_strides(all.sizes);
+  all.place = planner.output(*result);
+  planner.zero(all.place, all.nbytes());
+  int64_t windows[kWindowDims];
+  for (size_t d = 0; d < kWindowDims; ++d) {
+    const int64_t size = self->sizes[c + 1 + d];
+    windows[d] = count_windows(lists, d, size);
+  }
+  const int64_t columns = windows[0] * windows[1];
+  for (int64_t place = 0; place < kernel[0] * kernel[1]; ++place) {
+    const int64_t at[kWindowDims] = {place / kernel[1], place % kernel[1]};
+    OpTensor from = *self, to = all;
+    to.sizes = from.sizes;
+    to.strides.resize(c);
+    to.strides.insert(to.strides.end(), {kernel[0] * kernel[1] * columns, windows[1], 1});
+    int64_t from_offset = 0, to_offset = place * columns;
+    for (size_t d = 0; d < kWindowDims; ++d) {  // windows whose place is within the image
+      const int64_t begin = at[d] * dilation[d] - padding[d], size = self->sizes[c + 1 + d];
+      const int64_t first = begin >= 0 ? 0 : (-begin + stride[d] - 1) / stride[d];
+      const int64_t end = begin >= size ? 0 : std::min(windows[d], (size - begin - 1) / stride[d] + 1);
+      from.sizes[c + 1 + d] = to.sizes[c + 1 + d] = std::max<int64_t>(end - first, 0);
+      from.strides[c + 1 + d] = self->strides[c + 1 + d] * stride[d];
+      from_offset += (begin + first * stride[d]) * self->strides[c + 1 + d];
+      to_offset += first * to.strides[c + 1 + d];
+    }
+    if (from.count() == 0) continue;
+    from.place.offset += static_cast<uint64_t>(from_offset) * ir::item_size(from.dtype);
+    to.place.offset += static_cast<uint64_t>(to_offset) * ir::item_size(to.dtype);
+    planner.copy(from, to);
+  }
+  return {};
+}
+
+// The other way: what all windows have at a point is added up.
+Status fold_floats(OpPlanner& planner, const WindowLists& lists, const OpTensor& columns, const OpTensor& to) {
+  FoldArguments arguments{.dtype = static_cast<i64>(to.dtype)};
+  Image image;
+  const size_t rank = columns.sizes.size();
+  if (!read_image(to, kWindowDims, &image) || rank + 1 != to.sizes.size()) return refuse("of such dims");
+  arguments.image = image.view;
+  arguments.batch = image.batch;
+  arguments.channels = image.channels;
+  std::ranges::copy(image.sizes, arguments.sizes);
+  if (rank == 3) arguments.column_strides[0] = columns.strides[0];
+  arguments.column_strides[1] = columns.strides[rank - 2];
+  arguments.column_strides[2] = columns.strides[rank - 1];
+  for (size_t d = 0; d < kWindowDims; ++d) arguments.windows[d] = count_windows(lists, d, image.sizes[d + 1]);
+  std::ranges::copy(lists.kernel, arguments.kernel);
+  std::ranges::copy(lists.stride, arguments.stride);
+  std::ranges::copy(lists.padding, arguments.padding);
+  std::ranges::copy(lists.dilation, arguments.dilation);
+  planner.launch(KernelFile::kImage, "image_fold", arguments, blocks_for(to.count()))
+      .at_word([](const FoldArguments& made) { return &made.image.address; }, to.place)
+      .at(&FoldArguments::columns, columns.place);
+  return {};
+}
+
+Status plan_fold(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), result = planner.result(0);
+  WindowLists lists;
+  if (!read_windows(planner, &lists)) return refuse("with lists of another length than the dims");
+  if (!self || !result || self->sizes.size() < 2) return refuse("of such dims");
+  const DType dtype = result->dtype;
+  if (self->dtype != dtype) return refuse("of two dtypes");
+  if (ir::is_complex(dtype)) {
+    const DType part = part_of(dtype);
+    for (const bool second : {false, true}) {
+      Status status = fold_floats(planner, lists, half_of(*self, part, second), half_of(*result, part, second));
+      if (!status.ok()) return status;
+    }
+    return {};
+  }
+  if (ir::is_float(dtype)) return fold_floats(planner, lists, *self, *result);
+  if (dtype != DType::kBool) return refuse("of integers");
+  OpTensor from = *self, to = *result;  // of bools: whether there is one
+  from.dtype = to.dtype = DType::kFloat32;
+  from.place = planner.packed(*self, from.dtype);
+  from.strides = packed_strides(from.sizes);
+  to.place = planner.scratch(to.nbytes());
+  to.strides = packed_strides(to.sizes);
+  if (Status status = fold_floats(planner, lists, from, to); !status.ok()) return status;
+  planner.copy(to, *result);
+  return {};
+}
+
+constexpr auto kMax = plan_pool<Pool::kMax, false, false>, kMaxBackward = plan_pool<Pool::kMax, false, true>,
+               kMean = plan_pool<Pool::kMean, false, false>, kMeanBackward = plan_pool<Pool::kMean, false, true>,
+               kAdaptiveMax = plan_pool<Pool::kMax, true, false>,
+               kAdaptiveMaxBackward = plan_pool<Pool::kMax, true, true>,
+               kAdaptiveMean = plan_pool<Pool::kMean, true, false>,
+               kAdaptiveMeanBackward = plan_pool<Pool::kMean, true, true>;
+template <bool kBackward>
+constexpr auto kNearest = plan_resample<Resample::kNearest, kBackward>;
+template <bool kBackward>
+constexpr auto kExact = plan_resample<Resample::kNearestExact, kBackward>;
+template <bool kBackward>
+constexpr auto kLinear = plan_resample<Resample::kLinear, kBackward>;
+template <bool kBackward>
+constexpr auto kCubic = plan_resample<Resample::kCubic, kBackward>;
+template <bool kBackward>
+constexpr auto kTriangle = plan_resample<Resample::kTriangle, kBackward>;
+template <bool kBackward>
+constexpr auto kCubicFilter = plan_resample<Resample::kCubicFilter, kBackward>;
+template <bool kBackward>
+constexpr auto kReflect = plan_pad<Resample::kReflect, kBackward>;
+template <bool kBackward>
+constexpr auto kReplicate = plan_pad<Resample::kReplicate, kBackward>;
+
+constexpr NamedPlan kImagePlans[] = {
+    {"max_pool2d_with_indices", kMax},
+    {"max_pool2d_with_indices_backward", kMaxBackward},
+    {"max_pool3d_with_indices", kMax},
+    {"max_pool3d_with_indices_backward", kMaxBackward},
+    {"adaptive_max_pool2d", kAdaptiveMax},
+    {"adaptive_max_pool2d_backward", kAdaptiveMaxBackward},
+    {"adaptive_max_pool3d", kAdaptiveMax},
+    {"adaptive_max_pool3d_backward", kAdaptiveMaxBackward},
+    {"avg_pool2d", kMean},
+    {"avg_pool2d_backward", kMeanBackward},
+    {"avg_pool3d", kMean},
+    {"avg_pool3d_backward", kMeanBackward},
+    {"_adaptive_avg_pool2d", kAdaptiveMean},
+    {"_adaptive_avg_pool2d_backward", kAdaptiveMeanBackward},
+    {"_adaptive_avg_pool3d", kAdaptiveMean},
+    {"_adaptive_avg_pool3d_backward", kAdaptiveMeanBackward},
+    {"upsample_nearest1d", kNearest<false>},
+    {"upsample_nearest1d_backward", kNearest<true>},
+    {"upsample_nearest2d", kNearest<false>},
+    {"upsample_nearest2d_backward", kNearest<true>},
+    {"upsample_nearest3d", kNearest<false>},
+    {"upsample_nearest3d_backward", kNearest<true>},
+    {"_upsample_nearest_exact1d", kExact<false>},
+    {"_upsample_nearest_exact1d_backward", kExact<true>},
+    {"_upsample_nearest_exact2d", kExact<false>},
+    {"_upsample_nearest_exact2d_backward", kExact<true>},
+    {"_upsample_nearest_exact3d", kExact<false>},
+    {"_upsample_nearest_exact3d_backward", kExact<true>},
+    {"upsample_linear1d", kLinear<false>},
+    {"upsample_linear1d_backward", kLinear<true>},
+    {"upsample_bilinear2d", kLinear<false>},
+    {"upsample_bilinear2d_backward", kLinear<true>},
+    {"upsample_trilinear3d", kLinear<false>},
+    {"upsample_trilinear3d_backward", kLinear<true>},
+    {"upsample_bicubic2d", kCubic<false>},
+    {"upsample_bicubic2d_backward", kCubic<true>},
+    {"_upsample_bilinear2d_aa", kTriangle<false>},
+    {"_upsample_bilinear2d_aa_backward", kTriangle<true>},
+    {"_upsample_bicubic2d_aa", kCubicFilter<false>},
+    {"_upsample_bicubic2d_aa_backward", kCubicFilter<true>},
+    {"reflection_pad1d", kReflect<false>, true},
+    {"reflection_pad1d_backward", kReflect<true>, true},
+    {"reflection_pad2d", kReflect<false>, true},
+    {"reflection_pad2d_backward", kReflect<true>, true},
+    {"reflection_pad3d", kReflect<false>, true},
+    {"reflection_pad3d_backward", kReflect<true>, true},
+    {"replication_pad1d", kReplicate<false>, true},
+    {"replication_pad1d_backward", kReplicate<true>, true},
+    {"replication_pad2d", kReplicate<false>, true},
+    {"replication_pad2d_backward", kReplicate<true>, true},
+    {"replication_pad3d", kReplicate<false>, true},
+    {"replication_pad3d_backward", kReplicate<true>, true},
+    {"pixel_shuffle", plan_pixels<true>, true},
+    {"pixel_unshuffle", plan_pixels<false>, true},
+    {"channel_shuffle", plan_channels, true},
+    {"native_channel_shuffle", plan_channels, true},
+    {"im2col", plan_windows, true},
+    {"col2im", plan_fold, true},
+};
+
+}  // namespace
+
+std::span<const NamedPlan> image_plans() { return kImagePlans; }
+
+}  // namespace torch_remote::worker::cuda

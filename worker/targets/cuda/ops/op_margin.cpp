@@ -1,0 +1,112 @@
+#include <algorithm>
+
+#include "worker/targets/cuda/kernels/margin_arguments.h"
+#include "worker/targets/cuda/ops/op_plan.h"
+
+// Losses of margins (multi_margin_loss, multilabel_margin_loss), and their gradients.
+namespace torch_remote::worker::cuda {
+namespace {
+
+using ir::DType;
+
+enum class MarginReduction : int64_t { kNone, kMean, kSum };
+MarginReduction margin_reduction(OpPlanner& planner) {
+  return static_cast<MarginReduction>(planner.whole("reduction", static_cast<int64_t>(MarginReduction::kMean)));
+}
+
+constexpr int64_t kMostMarginRows = 1 << 16;  // blocks
+
+// Rows of what has two dims, one, or none.
+bool read_margin_rows(OpPlanner& planner, const OpTensor& self, MarginArguments* arguments) {
+  if (self.sizes.size() > 2 || !ir::is_float(self.dtype)) return false;
+  arguments->rows = self.sizes.size() == 2 ? self.sizes[0] : 1;
+  arguments->length = self.sizes.empty() ? 1 : self.sizes.back();
+  arguments->dtype = static_cast<i64>(self.dtype);
+  arguments->margin = planner.number("margin", 1);
+  arguments->squares = planner.whole("p", 1) == 2 ? 1 : 0;
+  arguments->scale = 1 / static_cast<double>(arguments->length);
+  return true;
+}
+
+Status margin_loss(OpPlanner& planner, bool has_labels) {
+  const auto self = planner.tensor("self"), target = planner.tensor("target"), to = planner.result(0);
+  const auto weight = planner.tensor("weight");
+  std::optional<OpTensor> is_target;
+  if (has_labels) is_target = planner.result(1);
+  MarginArguments arguments;
+  if (!self || !target || !to || !read_margin_rows(planner, *self, &arguments))
+    return refuse("of other dims or dtypes");
+  const MarginReduction reduction = margin_reduction(planner);
+  const bool is_each = reduction == MarginReduction::kNone;
+  if (is_each ? to->count() != arguments.rows : to->count() != 1) return refuse("into another size");
+  // Rows that are added up are added up as f64.
+  const OpTensor rows{
+      .place = is_each ? planner.output(*to) : planner.scratch(sizeof(double) * static_cast<uint64_t>(arguments.rows)),
+      .dtype = DType::kFloat64,
+      .sizes = {arguments.rows},
+      .strides = {1}};
+  arguments.out_dtype = static_cast<i64>(is_each ? to->dtype : rows.dtype);
+  const Place in = planner.packed(*self), labels = planner.packed(*target, DType::kInt64);
+  const Place weights = weight ? planner.packed(*weight, self->dtype) : Place();
+  Place marks;
+  if (has_labels) marks = is_target ? planner.output(*is_target) : planner.scratch(self->nbytes());
+  planner.add_operand(-1);
+  planner
+      .launch(KernelFile::kMargin, has_labels ? "margin_labels" : "margin_class", arguments,
+              std::min(arguments.rows, kMostMarginRows), 128)
+      .at(&MarginArguments::in, in)
+      .at(&MarginArguments::target, labels)
+      .at(&MarginArguments::weight, weights)
+      .at(&MarginArguments::is_target, marks)
+      .at(&MarginArguments::out, rows.place)
+      .failure([](const MarginArguments& words) { return &words.failure; });
+  if (!is_each)
+    reduce_all(planner, reduction == MarginReduction::kMean ? ReduceAll::kMean : ReduceAll::kSum, rows, *to);
+  return {};
+}
+
+Status margin_loss_backward(OpPlanner& planner, bool has_labels) {
+  const auto self = planner.tensor("self"), target = planner.tensor("target"), grad = planner.tensor("grad_output");
+  const auto weight = planner.tensor("weight"), is_target = planner.tensor("is_target");
+  MarginArguments arguments;
+  if (!self || !target || !grad || (has_labels && !is_target) || !read_margin_rows(planner, *self, &arguments)) {
+    return refuse("of other dims or dtypes");
+  }
+  const MarginReduction reduction = margin_reduction(planner);
+  const bool is_each = reduction == MarginReduction::kNone;
+  if (grad->count() != (is_each ? arguments.rows : 1)) return refuse("of a gradient of another size");
+  arguments.grad_is_each = is_each ? 1 : 0;
+  if (reduction == MarginReduction::kMean) arguments.scale /= static_cast<double>(arguments.rows);
+  const Place in = planner.packed(*self), labels = planner.packed(*target, DType::kInt64);
+  const Place grads = planner.packed(*grad, self->dtype);
+  const Place weights = weight ? planner.packed(*weight, self->dtype) : Place();
+  const Place marks = has_labels ? planner.packed(*is_target, self->dtype) : Place();
+  planner.add_operand(-1);
+  const char* const kernel = has_labels ? "margin_labels_backward" : "margin_class_backward";
+  return make_result(planner, self->dtype, self->sizes, [=](std::vector<OpStep>* steps, Place to) {
+    OpPlanner::add_launch(steps, KernelFile::kMargin, kernel, arguments, std::min(arguments.rows, kMostMarginRows), 128)
+        .at(&MarginArguments::in, in)
+        .at(&MarginArguments::target, labels)
+        .at(&MarginArguments::weight, weights)
+        .at(&MarginArguments::is_target, marks)
+        .at(&MarginArguments::grad, grads)
+        .at(&MarginArguments::out, to)
+        .failure([](const MarginArguments& words) { return &words.failure; });
+  });
+}
+
+Status margin_of_class(OpPlanner& planner) { return margin_loss(planner, false); }
+Status margin_of_class_backward(OpPlanner& planner) { return margin_loss_backward(planner, false); }
+Status margin_of_labels(OpPlanner& planner) { return margin_loss(planner, true); }
+Status margin_of_labels_backward(OpPlanner& planner) { return margin_loss_backward(planner, true); }
+
+constexpr NamedPlan kMarginPlans[] = {{"multi_margin_loss", margin_of_class},
+                                      {"multi_margin_loss_backward", margin_of_class_backward},
+                                      {"multilabel_margin_loss_forward", margin_of_labels},
+                                      {"multilabel_margin_loss_backward", margin_of_labels_backward}};
+
+}  // namespace
+
+std::span<const NamedPlan> margin_plans() { return kMarginPlans; }
+
+}  // namespace torch_remote::worker::cuda

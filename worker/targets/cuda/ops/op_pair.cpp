@@ -1,0 +1,283 @@
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "worker/targets/cuda/kernels/arguments.h"
+#include "worker/targets/cuda/kernels/pair_arguments.h"
+#include "worker/targets/cuda/ops/op_plan.h"
+
+// Products of integers, for which cuBLASLt has no types, and of single rows that no compiled kernel has a form for;
+// products of three tensors; distances of rows.
+namespace torch_remote::worker::cuda {
+namespace {
+
+using ir::DType;
+
+// How a tensor's dims are those of [batch, rows, columns].
+enum class PairLies : uint8_t { kMatrix, kColumn, kRow };
+
+struct PairMatrix {
+  int64_t batch = 1, rows = 1, columns = 1;
+  int64_t strides[3] = {};
+};
+bool read(const OpTensor& tensor, PairLies lies, PairMatrix* matrix) {
+  const size_t rank = tensor.sizes.size(), wanted = lies == PairLies::kMatrix ? 2 : 1;
+  if (rank < wanted || rank > wanted + 1 || (lies != PairLies::kMatrix && rank != 1)) return false;
+  if (rank == 3) {
+    matrix->batch = tensor.sizes[0];
+    matrix->strides[0] = tensor.strides[0];
+  }
+  if (lies != PairLies::kRow) {
+    matrix->rows = tensor.sizes[lies == PairLies::kColumn ? 0 : rank - 2];
+    matrix->strides[1] = tensor.strides[lies == PairLies::kColumn ? 0 : rank - 2];
+  }
+  if (lies != PairLies::kColumn) {
+    matrix->columns = tensor.sizes[rank - 1];
+    matrix->strides[2] = tensor.strides[rank - 1];
+  }
+  return true;
+}
+
+struct ProductForm {
+  const char *left = "self", *right = "mat2";
+  PairLies left_lies = PairLies::kMatrix, right_lies = PairLies::kMatrix;
+  bool adds = false, sums_batch = false;
+};
+
+Status product(OpPlanner& planner, const ProductForm& form) {
+  const auto left = planner.tensor(form.left), right = planner.tensor(form.right), to = planner.result(0);
+  if (!left || !right || !to) return refuse("without a result");
+  const bool floats = ir::is_float(left->dtype);
+  for (const OpTensor* const one : {&*left, &*right, &*to}) {
+    if (ir::is_float(one->dtype) != floats || ir::is_complex(one->dtype)) return refuse("of these dtypes");
+  }
+  PairMatrix a, b;
+  if (!read(*left, form.left_lies, &a) || !read(*right, form.right_lies, &b) || a.columns != b.rows ||
+      a.batch != b.batch || left->dtype != right->dtype) {
+    return refuse("of sizes that do not fit");
+  }
+  PairProductArguments arguments{.batch = a.batch,
+                                 .rows = a.rows,
+                                 .columns = b.columns,
+                                 .inner = a.columns,
+                                 .sums_batch = form.sums_batch ? 1 : 0,
+                                 .dtype = static_cast<i64>(left->dtype),
+                                 .out_dtype = static_cast<i64>(to->dtype)};
+  std::ranges::copy(a.strides, arguments.left_strides);
+  std::ranges::copy(b.strides, arguments.right_strides);
+  std::optional<OpTensor> added;
+  if (form.adds) {
+    arguments.alpha = planner.whole("alpha", 1);
+    arguments.beta = planner.whole("beta", 1);
+    arguments.real_alpha = planner.number("alpha", 1);
+    arguments.real_beta = planner.number("beta", 1);
+    if (floats ? arguments.real_beta != 0 : arguments.beta != 0) added = planner.tensor("self");
+  }
+  if (added) {  // broadcast to the result's dims, which are the last ones of batch, rows and columns
+    if (ir::is_float(added->dtype) != floats || added->sizes.size() > to->sizes.size()) {
+      return refuse("with what is added");
+    }
+    const size_t first = form.right_lies == PairLies::kColumn ? 1 : 3 - to->sizes.size();
+    const size_t missing = to->sizes.size() - added->sizes.size();
+    for (size_t d = 0; d < added->sizes.size(); ++d) {
+      arguments.added_strides[first + missing + d] = added->sizes[d] == 1 ? 0 : added->strides[d];
+    }
+    arguments.added_dtype = static_cast<i64>(added->dtype);
+  }
+  planner
+      .launch(KernelFile::kPair, floats ? "pair_product_float" : "pair_product_whole", arguments,
+              blocks_for(to->count()))
+      .at(&PairProductArguments::left, left->place)
+      .at(&PairProductArguments::right, right->place)
+      .at(&PairProductArguments::added, added ? added->place : Place())
+      .at(&PairProductArguments::out, planner.output(*to));
+  return {};
+}
+
+Status matrix_product(OpPlanner& planner) { return product(planner, {}); }
+Status added_product(OpPlanner& planner) { return product(planner, {.left = "mat1", .right = "mat2", .adds = true}); }
+Status added_batch(OpPlanner& planner) { return product(planner, {.left = "batch1", .right = "batch2", .adds = true}); }
+Status summed_batch(OpPlanner& planner) {
+  return product(planner, {.left = "batch1", .right = "batch2", .adds = true, .sums_batch = true});
+}
+Status vector_product(OpPlanner& planner) {
+  return product(planner, {.left = "self", .right = "vec", .right_lies = PairLies::kColumn});
+}
+Status added_vector_product(OpPlanner& planner) {
+  return product(planner, {.left = "mat", .right = "vec", .right_lies = PairLies::kColumn, .adds = true});
+}
+Status outer_product(OpPlanner& planner) {
+  return product(
+      planner,
+      {.left = "vec1", .right = "vec2", .left_lies = PairLies::kColumn, .right_lies = PairLies::kRow, .adds = true});
+}
+Status inner_product(OpPlanner& planner, const char* right) {
+  return product(planner,
+                 {.left = "self", .right = right, .left_lies = PairLies::kRow, .right_lies = PairLies::kColumn});
+}
+Status dot(OpPlanner& planner) { return inner_product(planner, "tensor"); }
+Status vdot(OpPlanner& planner) { return inner_product(planner, "other"); }
+
+// -- products of three ------------------------------------------------------------------------------------------------
+
+// Which of so many dims a list has.
+std::vector<bool> listed_dims(OpPlanner& planner, std::string_view name, size_t rank) {
+  std::vector<bool> found(rank);
+  for (const int64_t dim : planner.wholes(name)) {
+    found[static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(rank) : dim)] = true;
+  }
+  return found;
+}
+
+// Each operand gets dims of size 1, then they are multiplied and added up over some dims.
+Status product_of_three(OpPlanner& planner) {
+  constexpr std::string_view kOperands[] = {"i1", "i2", "i3"}, kNewDims[] = {"expand1", "expand2", "expand3"};
+  const auto to = planner.result(0), first = planner.tensor("i1");
+  if (!to || !first || ir::is_complex(to->dtype)) return refuse("of these dtypes");
+  const size_t rank = first->sizes.size() + planner.wholes("expand1").size();
+  if (rank > kTripleRank) return refuse("of so many dims");
+  TripleArguments arguments{.count = to->count(),
+                            .rank = static_cast<i64>(rank),
+                            .dtype = static_cast<i64>(first->dtype),
+                            .out_dtype = static_cast<i64>(to->dtype)};
+  // Where the dims lie in the arguments: those of the result first.
+  const std::vector<bool> summed = listed_dims(planner, "sumdim", rank);
+  std::vector<size_t> places(rank);
+  arguments.kept = std::ranges::count(summed, false);
+  auto kept = size_t{0}, behind = static_cast<size_t>(arguments.kept);
+  for (size_t d = 0; d < rank; ++d) places[d] = summed[d] ? behind++ : kept++;
+  std::ranges::fill(arguments.sizes, 1);
+  i64* const strides[] = {arguments.a_strides, arguments.b_strides, arguments.c_strides};
+  Place operands[3];
+  for (size_t i = 0; i < 3; ++i) {
+    const auto operand = planner.tensor(kOperands[i]);
+    if (!operand || operand->dtype != first->dtype) return refuse("of two dtypes");
+    const std::vector<bool> is_new = listed_dims(planner, kNewDims[i], rank);
+    if (operand->sizes.size() + static_cast<size_t>(std::ranges::count(is_new, true)) != rank) {
+      return refuse("of sizes that do not fit");
+    }
+    operands[i] = operand->place;
+    for (size_t d = 0, own = 0; d < rank; ++d) {
+      if (is_new[d]) continue;
+      const int64_t size = operand->sizes[own], stride = operand->strides[own];
+      ++own;
+      if (size == 1) continue;
+      arguments.sizes[places[d]] = size;
+      strides[i][places[d]] = stride;
+    }
+  }
+  for (size_t d = static_cast<size_t>(arguments.kept); d < rank; ++d) arguments.terms *= arguments.sizes[d];
+  planner
+      .launch(KernelFile::kPair, ir::is_float(to->dtype) ? "pair_triple_float" : "pair_triple_whole", arguments,
+              blocks_for(arguments.count))
+      .at(&TripleArguments::a, operands[0])
+      .at(&TripleArguments::b, operands[1])
+      .at(&TripleArguments::c, operands[2])
+      .at(&TripleArguments::out, planner.output(*to));
+  return {};
+}
+
+// -- distances --------------------------------------------------------------------------------------------------------
+
+Distance distance_of(double p) {
+  return p == 0          ? Distance::kZero
+         : p == 1        ? Distance::kOne
+         : p == 2        ? Distance::kTwo
+         : std::isinf(p) ? Distance::kInfinite
+                         : Distance::kPower;
+}
+
+// Packed matrices of the batch that `batch` has.
+Place in_batch(OpPlanner& planner, const OpTensor& tensor, std::span<const int64_t> batch) {
+  OpTensor all = tensor;
+  all.sizes.assign(batch.begin(), batch.end());
+  all.sizes.insert(all.sizes.end(), tensor.sizes.end() - 2, tensor.sizes.end());
+  if (all.sizes == tensor.sizes) return planner.packed(tensor);
+  all.strides = packed_strides(all.sizes);
+  all.place = planner.scratch(all.nbytes());
+  planner.copy(tensor, all);
+  return all.place;
+}
+
+Status distances(OpPlanner& planner, bool backward) {
+  const auto left = planner.tensor("x1"), right = planner.tensor("x2"), to = planner.result(0);
+  const auto grad = planner.tensor("grad"), made = planner.tensor("cdist");
+  if (!left || !right || !to || (backward && (!grad || !made))) return refuse("without a result");
+  const std::vector<int64_t>& sizes = backward ? made->sizes : to->sizes;  // [..., rows, others]
+  if (sizes.size() < 2 || left->sizes.size() < 2 || right->sizes.size() < 2) return refuse("of no matrices");
+  const std::span<const int64_t> batch(sizes.data(), sizes.size() - 2);
+  DistanceArguments arguments{.rows = left->sizes[left->sizes.size() - 2],
+                              .others = right->sizes[right->sizes.size() - 2],
+                              .length = left->sizes.back(),
+                              .dtype = static_cast<i64>(left->dtype),
+                              .how = distance_of(planner.number("p", 2)),
+                              .p = planner.number("p", 2)};
+  for (const int64_t size : batch) arguments.batch *= size;
+  if (left->dtype != right->dtype || !ir::is_float(left->dtype)) return refuse("of two dtypes");
+  if (backward && (grad->sizes != sizes || arguments.batch * arguments.rows * arguments.length != to->count())) {
+    return refuse("of other sizes");
+  }
+  const Place of_left = in_batch(planner, *left, batch), of_right = in_batch(planner, *right, batch);
+  const Place grads = backward ? planner.packed(*grad, left->dtype) : Place();
+  const Place lengths = backward ? planner.packed(*made, left->dtype) : Place();
+  planner
+      .launch(KernelFile::kPair, backward ? "pair_distance_backward" : "pair_distance", arguments,
+              blocks_for(to->count()))
+      .at(&DistanceArguments::left, of_left)
+      .at(&DistanceArguments::right, of_right)
+      .at(&DistanceArguments::grad, grads)
+      .at(&DistanceArguments::distance, lengths)
+      .at(&DistanceArguments::out, planner.output(*to));
+  return {};
+}
+Status cdist(OpPlanner& planner) { return distances(planner, false); }
+Status cdist_backward(OpPlanner& planner) { return distances(planner, true); }
+
+// Of each row of a matrix to those behind it.
+Status row_distances(OpPlanner& planner, bool backward) {
+  const auto self = planner.tensor("self"), grad = planner.tensor("grad"), made = planner.tensor("pdist");
+  if (!self || (backward && (!grad || !made)) || self->sizes.size() != 2 || !ir::is_float(self->dtype)) {
+    return refuse("of other dims or dtypes");
+  }
+  const double p = planner.number("p", 2);
+  const int64_t rows = self->sizes[0], pairs = rows * (rows - 1) / 2;
+  if (backward && (grad->count() != pairs || made->count() != pairs)) return refuse("of other sizes");
+  const DistanceArguments arguments{
+      .rows = rows, .length = self->sizes[1], .dtype = static_cast<i64>(self->dtype), .how = distance_of(p), .p = p};
+  const Place in = planner.packed(*self), grads = backward ? planner.packed(*grad, self->dtype) : Place(),
+              lengths = backward ? planner.packed(*made, self->dtype) : Place();
+  const char* const kernel = backward ? "pair_row_distance_backward" : "pair_row_distance";
+  const std::vector<int64_t> sizes = backward ? self->sizes : std::vector<int64_t>{pairs};
+  const int64_t blocks = blocks_for(backward ? self->count() : rows * rows);
+  return make_result(planner, self->dtype, sizes, [=](std::vector<OpStep>* steps, Place to) {
+    OpPlanner::add_launch(steps, KernelFile::kPair, kernel, arguments, blocks)
+        .at(&DistanceArguments::left, in)
+        .at(&DistanceArguments::grad, grads)
+        .at(&DistanceArguments::distance, lengths)
+        .at(&DistanceArguments::out, to);
+  });
+}
+Status pdist(OpPlanner& planner) { return row_distances(planner, false); }
+Status pdist_backward(OpPlanner& planner) { return row_distances(planner, true); }
+
+constexpr NamedPlan kPairPlans[] = {{"mm", matrix_product},
+                                    {"bmm", matrix_product},
+                                    {"addmm", added_product},
+                                    {"baddbmm", added_batch},
+                                    {"addbmm", summed_batch},
+                                    {"mv", vector_product},
+                                    {"addmv", added_vector_product},
+                                    {"addr", outer_product},
+                                    {"dot", dot},
+                                    {"vdot", vdot},
+                                    {"_trilinear", product_of_three},
+                                    {"_cdist_forward", cdist},
+                                    {"_cdist_backward", cdist_backward},
+                                    {"_pdist_forward", pdist},
+                                    {"_pdist_backward", pdist_backward}};
+
+}  // namespace
+
+std::span<const NamedPlan> pair_plans() { return kPairPlans; }
+
+}  // namespace torch_remote::worker::cuda

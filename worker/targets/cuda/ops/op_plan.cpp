@@ -1,0 +1,365 @@
+#include "worker/targets/cuda/ops/op_plan.h"
+
+#include <algorithm>
+#include <bit>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "worker/targets/cuda/kernels/arguments.h"
+#include "worker/targets/cuda/kernels/complex_arguments.h"
+
+namespace torch_remote::worker::cuda {
+
+using ir::ArgTag;
+using ir::DType;
+
+int64_t OpTensor::count() const {
+  int64_t points = 1;
+  for (const int64_t size : sizes) points *= size;
+  return points;
+}
+
+bool OpTensor::is_packed() const {
+  int64_t step = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    if (sizes[d] != 1 && strides[d] != step) return count() == 0;
+    step *= sizes[d];
+  }
+  return true;
+}
+
+Split split(std::span<const int64_t> sizes, int64_t dim) {
+  Split made;
+  if (sizes.empty()) return made;
+  if (dim < 0) dim += static_cast<int64_t>(sizes.size());
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    int64_t& part = d < static_cast<size_t>(dim) ? made.outer : d > static_cast<size_t>(dim) ? made.inner : made.length;
+    part *= sizes[d];
+  }
+  return made;
+}
+
+std::vector<int64_t> packed_strides(std::span<const int64_t> sizes) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t step = 1;
+  for (size_t d = sizes.size(); d-- > 0; step *= sizes[d]) strides[d] = step;
+  return strides;
+}
+
+uint64_t float_bits(double x, DType dtype) {
+  if (dtype == DType::kFloat64) return std::bit_cast<uint64_t>(x);
+  if (dtype == DType::kFloat16) return std::bit_cast<uint16_t>(static_cast<_Float16>(static_cast<float>(x)));
+  const auto wide = std::bit_cast<uint32_t>(static_cast<float>(x));
+  if (dtype == DType::kFloat32) return wide;
+  if ((wide & 0x7FFFFFFF) > 0x7F800000) return 0x7FC0;
+  return (wide + 0x7FFF + (wide >> 16 & 1)) >> 16;  // bfloat16
+}
+
+DType part_of(DType dtype) {
+  switch (dtype) {
+    case DType::kComplex32:
+      return DType::kFloat16;
+    case DType::kComplex64:
+      return DType::kFloat32;
+    case DType::kComplex128:
+      return DType::kFloat64;
+    default:
+      return dtype;
+  }
+}
+
+OpTensor parts_of(const OpTensor& tensor) {
+  OpTensor parts = tensor;
+  parts.dtype = part_of(tensor.dtype);
+  for (int64_t& stride : parts.strides) stride *= 2;
+  parts.sizes.push_back(2);
+  parts.strides.push_back(1);
+  return parts;
+}
+
+// --- the node --------------------------------------------------------------------------------------------------------
+
+const ir::Arg* OpPlanner::argument(std::string_view name) const {
+  const ir::OpDesc& desc = ir::op_desc(node_.opcode);
+  for (size_t i = 0; i < desc.args.size() && i < node_.args.size(); ++i) {
+    if (desc.args[i].name == name) return node_.args[i].tag == ArgTag::kNone ? nullptr : &node_.args[i];
+  }
+  return nullptr;
+}
+
+int64_t OpPlanner::value(ir::Sym symbol) {
+  symbols_->push_back(symbol);
+  return values_[symbol];
+}
+
+namespace {
+
+// Whether a number is one of floats.
+bool holds_float(const ir::Arg& arg) {
+  return arg.tag == ArgTag::kFloat || arg.tag == ArgTag::kComplex ||
+         (arg.tag == ArgTag::kScalarTensor && ir::is_float(static_cast<DType>(arg.b & 0xFF)));
+}
+
+}  // namespace
+
+int64_t OpPlanner::whole(std::string_view name, int64_t otherwise) {
+  const ir::Arg* const given = argument(name);
+  if (given == nullptr) return otherwise;
+  return holds_float(*given) ? static_cast<int64_t>(std::bit_cast<double>(value(given->a))) : value(given->a);
+}
+
+double OpPlanner::number(std::string_view name, double otherwise) {
+  const ir::Arg* const given = argument(name);
+  if (given == nullptr) return otherwise;
+  return holds_float(*given) ? std::bit_cast<double>(value(given->a)) : static_cast<double>(value(given->a));
+}
+
+std::vector<int64_t> OpPlanner::wholes(std::string_view name) {
+  std::vector<int64_t> all;
+  const ir::Arg* const given = argument(name);
+  if (given == nullptr) return all;
+  for (const ir::Arg& item : given->items) all.push_back(value(item.a));
+  return all;
+}
+
+uint64_t OpPlanner::bits(std::string_view name, DType dtype) {
+  if (ir::is_float(dtype)) return float_bits(number(name), dtype);
+  if (dtype == DType::kBool) return number(name) != 0 ? 1 : 0;
+  return static_cast<uint64_t>(whole(name));
+}
+
+OpTensor OpPlanner::tensor_of(uint32_t index) const {
+  const ir::View& view = graph_.views[index];
+  OpTensor tensor;
+  tensor.view = index;
+  tensor.dtype = view.dtype;
+  if (view.dynamic) return tensor;
+  tensor.place = {view.buffer, static_cast<uint64_t>(values_[view.offset]) * ir::item_size(view.dtype)};
+  for (size_t d = 0; d < view.sizes.size(); ++d) {
+    tensor.sizes.push_back(values_[view.sizes[d]]);
+    tensor.strides.push_back(values_[view.strides[d]]);
+  }
+  return tensor;
+}
+
+std::optional<OpTensor> OpPlanner::tensor(std::string_view name) {
+  const ir::Arg* const given = argument(name);
+  if (given == nullptr || given->tag != ArgTag::kView) return std::nullopt;
+  return tensor_of(given->a);
+}
+
+std::optional<std::pair<OpTensor, size_t>> OpPlanner::mask() const {
+  const ir::Arg* const list = argument("indices");
+  if (list == nullptr || list->tag != ArgTag::kList) return std::nullopt;
+  std::optional<std::pair<OpTensor, size_t>> found;
+  for (size_t d = 0; d < list->items.size(); ++d) {
+    if (list->items[d].tag != ArgTag::kView) continue;
+    if (found) return std::nullopt;
+    found.emplace(tensor_of(list->items[d].a), d);
+  }
+  const bool is_mask = found && (found->first.dtype == DType::kBool || found->first.dtype == DType::kUInt8);
+  return is_mask ? found : std::nullopt;
+}
+
+std::optional<OpTensor> OpPlanner::result(size_t i) {
+  const ir::OpDesc& desc = ir::op_desc(node_.opcode);
+  if (i >= node_.results.size() || i >= desc.results.size()) return std::nullopt;
+  const ir::Arg& made = node_.results[i];
+  if (made.tag == ArgTag::kView && !graph_.views[made.a].dynamic) return tensor_of(made.a);
+  const int8_t alias = desc.results[i].alias;
+  if (alias < 0 || node_.args[static_cast<size_t>(alias)].tag != ArgTag::kView) return std::nullopt;
+  return tensor_of(node_.args[static_cast<size_t>(alias)].a);
+}
+
+std::optional<OpTensor> OpPlanner::listed_result(size_t list, size_t i) const {
+  if (list >= node_.results.size() || node_.results[list].tag != ArgTag::kList) return std::nullopt;
+  const std::vector<ir::Arg>& items = node_.results[list].items;
+  if (i >= items.size() || items[i].tag != ArgTag::kView) return std::nullopt;
+  return tensor_of(items[i].a);
+}
+
+std::optional<uint32_t> OpPlanner::dynamic_result(size_t i) const {
+  if (i >= node_.results.size() || node_.results[i].tag != ArgTag::kView) return std::nullopt;
+  return graph_.views[node_.results[i].a].dynamic ? std::optional(node_.results[i].a) : std::nullopt;
+}
+
+// --- its plan --------------------------------------------------------------------------------------------------------
+
+Place OpPlanner::scratch(uint64_t nbytes) {
+  plan_->scratch.push_back(std::max<uint64_t>(nbytes, 8));
+  return {kScratch + static_cast<uint32_t>(plan_->scratch.size() - 1), 0};
+}
+
+// Dims that lie behind each other on both sides are one.
+void OpPlanner::move(Place from, DType from_type, std::span<const int64_t> from_strides, const OpTensor& to) {
+  if (from_type != to.dtype && (ir::is_complex(from_type) || ir::is_complex(to.dtype))) {
+    return move_parts(from, from_type, from_strides, to);
+  }
+  Moved moved{from, to.place, from_type, to.dtype, {}, {}, {}};
+  for (size_t d = 0; d < to.sizes.size(); ++d) {
+    if (to.sizes[d] == 1) continue;
+    // All go to one place: what is there in the end is the last one.
+    if (to.strides[d] == 0 && to.sizes[d] > 1) {
+      moved.from.offset += static_cast<uint64_t>((to.sizes[d] - 1) * from_strides[d]) * ir::item_size(from_type);
+      continue;
+    }
+    if (!moved.sizes.empty() && moved.from_strides.back() == from_strides[d] * to.sizes[d] &&
+        moved.to_strides.back() == to.strides[d] * to.sizes[d]) {
+      moved.sizes.back() *= to.sizes[d];
+      moved.from_strides.back() = from_strides[d];
+      moved.to_strides.back() = to.strides[d];
+      continue;
+    }
+    moved.sizes.push_back(to.sizes[d]);
+    moved.from_strides.push_back(from_strides[d]);
+    moved.to_strides.push_back(to.strides[d]);
+  }
+  if (to.count() != 0) plan_->steps.emplace_back(std::move(moved));
+}
+
+void OpPlanner::move_parts(Place from, DType from_type, std::span<const int64_t> from_strides, const OpTensor& to) {
+  if (to.dtype == DType::kBool) {  // whether they are not 0
+    OpTensor elements = to, truths = to;
+    elements.dtype = from_type;
+    elements.strides = truths.strides = packed_strides(to.sizes);
+    elements.place = scratch(elements.nbytes());
+    truths.place = scratch(truths.nbytes());
+    move(from, from_type, from_strides, elements);
+    launch(KernelFile::kComplex, "complex_pointwise",
+           ComplexArguments{.count = to.count(),
+                            .dtype = static_cast<i64>(part_of(from_type)),
+                            .out_dtype = static_cast<i64>(DType::kBool),
+                            .what = ComplexOp::kNotEqual},
+           blocks_for(to.count()))
+        .at(&ComplexArguments::a, elements.place)
+        .at(&ComplexArguments::out, truths.place);
+    return move(truths.place, DType::kBool, truths.strides, to);
+  }
+  std::vector<int64_t> strides(from_strides.begin(), from_strides.end());
+  if (ir::is_complex(from_type)) {
+    for (int64_t& stride : strides) stride *= 2;
+    if (ir::is_complex(to.dtype)) {
+      strides.push_back(1);
+      return move(from, part_of(from_type), strides, parts_of(to));
+    }
+    return move(from, part_of(from_type), strides, to);  // what is imaginary is gone
+  }
+  OpTensor part = parts_of(to);
+  part.sizes.pop_back();
+  part.strides.pop_back();
+  move(from, from_type, strides, part);
+  part.place.offset += ir::item_size(part.dtype);
+  const Place nothing = scratch(8);
+  zero(nothing, 8);
+  move(nothing, part.dtype, std::vector<int64_t>(strides.size()), part);
+}
+
+void OpPlanner::copy(const OpTensor& from, const OpTensor& to) {
+  std::vector<int64_t> strides(to.sizes.size());
+  const size_t missing = to.sizes.size() - std::min(from.sizes.size(), to.sizes.size());
+  for (size_t d = missing; d < to.sizes.size(); ++d) {
+    strides[d] = from.sizes[d - missing] == 1 ? 0 : from.strides[d - missing];
+  }
+  move(from.place, from.dtype, strides, to);
+}
+
+Place OpPlanner::packed(const OpTensor& tensor, DType dtype) {
+  if (tensor.dtype == dtype && tensor.is_packed()) return tensor.place;
+  OpTensor there = tensor;
+  there.dtype = dtype;
+  there.strides = packed_strides(tensor.sizes);
+  there.place = scratch(there.nbytes());
+  copy(tensor, there);
+  return there.place;
+}
+
+OpTensor OpPlanner::apart(const OpTensor& tensor, const OpTensor& written) {
+  if (tensor.place.buffer != written.place.buffer) return tensor;
+  OpTensor there = tensor;
+  there.strides = packed_strides(tensor.sizes);
+  there.place = scratch(there.nbytes());
+  copy(tensor, there);
+  return there;
+}
+
+bool OpPlanner::is_read(uint32_t buffer) const {
+  bool read = false;
+  ir::for_each_access(node_, [&](uint32_t view, ir::Access access) {
+    read |= graph_.views[view].buffer == buffer && (access == ir::Access::kReads || access == ir::Access::kUpdates);
+  });
+  return read;
+}
+
+Place OpPlanner::output(const OpTensor& to) {
+  if (to.is_packed() && !is_read(to.place.buffer)) return to.place;
+  const Place place = scratch(to.nbytes());
+  late_.push_back({place, to});
+  return place;
+}
+
+void OpPlanner::finish() {
+  for (const Late& late : late_) move(late.from, late.to.dtype, packed_strides(late.to.sizes), late.to);
+  late_.clear();
+}
+
+uint32_t OpPlanner::add_operand(int64_t dim, std::string words) {
+  plan_->operands.push_back({number_, op(), dim, std::move(words)});
+  return static_cast<uint32_t>(plan_->operands.size() - 1);
+}
+
+Status make_result(OpPlanner& planner, DType dtype, const std::vector<int64_t>& sizes, const MakeResult& make) {
+  if (const std::optional<OpTensor> to = planner.result(0)) {
+    if (to->dtype != dtype || to->sizes != sizes) return refuse("into another dtype or size");
+    const Place out = planner.output(*to);
+    make(&planner.plan().steps, out);
+    return {};
+  }
+  const std::optional<uint32_t> view = planner.dynamic_result(0);
+  if (!view) return refuse("without a result");
+  const Place nothing = planner.scratch(8);
+  planner.zero(nothing, 8);
+  planner.plan().count = nothing;
+  const Place out{planner.graph().views[*view].buffer, 0};
+  planner.plan().then = [=, view = *view](int64_t, OpPlan* rest, std::vector<DynamicResult>* results) {
+    results->push_back({view, dtype, sizes});
+    make(&rest->steps, out);
+    return Status();
+  };
+  return {};
+}
+
+// --- the ops ---------------------------------------------------------------------------------------------------------
+
+const NamedPlan* find_op_plan(ir::Opcode opcode, bool of_complex) {
+  using Plans = std::unordered_map<std::string_view, const NamedPlan*>;
+  static const Plans all = [] {
+    Plans made;
+    for (const auto plans :
+         {random_plans(), scan_plans(), sort_plans(), index_plans(), select_plans(), fill_plans(), attention_plans(),
+          image_plans(), norm_plans(), rnn_plans(), reduce_plans(), pointwise_plans(), search_plans(), view_plans(),
+          pair_plans(), bag_plans(), grid_plans(), ctc_plans(), margin_plans()}) {
+      for (const NamedPlan& plan : plans) made.emplace(plan.name, &plan);
+    }
+    return made;
+  }();
+  static const Plans complex = [] {
+    Plans made;
+    for (const NamedPlan& plan : complex_plans()) made.emplace(plan.name, &plan);
+    return made;
+  }();
+  std::string_view name = ir::op_desc(opcode).name;
+  constexpr std::string_view kAten = "aten::";
+  if (name.starts_with(kAten)) {
+    name.remove_prefix(kAten.size());
+    name = name.substr(0, name.find('.'));
+    if (name.ends_with('_')) name.remove_suffix(1);
+  }
+  if (of_complex) {
+    if (const auto found = complex.find(name); found != complex.end()) return found->second;
+  }
+  const auto found = all.find(name);
+  return found == all.end() ? nullptr : found->second;
+}
+
+}  // namespace torch_remote::worker::cuda

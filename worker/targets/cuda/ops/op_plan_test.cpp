@@ -1,0 +1,93 @@
+#include "worker/targets/cuda/ops/op_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "worker/targets/cuda/kernels/arguments.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+using Call = OpPlanner::Call<TriangleArguments>;
+
+template <typename C>
+concept UsableLater = requires(C& call, Place place) { call.at(&TriangleArguments::in, place); };
+// A launch that has a name could be given operands behind steps that it should come before.
+static_assert(!UsableLater<Call> && !std::is_copy_constructible_v<Call> && !std::is_move_constructible_v<Call>);
+
+// A matrix that is read turned over, and what is made of it.
+class OpPlans : public testing::Test {
+ protected:
+  void SetUp() override {
+    const Status parsed = ir::parse_graph(R"(graph() {
+  b0: input
+  b1: fresh(48) survives
+  %0: f32[3, 4]{1, 3} @b0
+  %1: f32[3, 4] @b1 = aten::triu(%0, 0)
+})",
+                                          &graph_);
+    ASSERT_TRUE(parsed.ok()) << parsed.message();
+    ASSERT_TRUE(ir::evaluate(graph_, nullptr, &values_).ok());
+  }
+  OpPlanner planner() { return {graph_, 0, values_, &plan_, &symbols_}; }
+
+  // "move" and "launch", in the order in which they are done.
+  std::string steps() const {
+    std::string all;
+    for (const OpStep& step : plan_.steps) {
+      all += all.empty() ? "" : " ";
+      all += std::holds_alternative<Moved>(step) ? "move" : std::holds_alternative<OpLaunch>(step) ? "launch" : "other";
+    }
+    return all;
+  }
+
+  ir::Graph graph_;
+  std::vector<int64_t> values_;
+  std::vector<ir::Sym> symbols_;
+  OpPlan plan_;
+};
+
+TEST_F(OpPlans, OperandsThatALaunchAsksForArePackedBeforeIt) {
+  OpPlanner planner = this->planner();
+  const OpTensor self = *planner.tensor("self"), to = *planner.result(0);
+  planner.launch(KernelFile::kFill, "triangle", TriangleArguments{.count = 12}, 1)
+      .at(&TriangleArguments::in, planner.packed(self))
+      .at(&TriangleArguments::out, planner.output(to));
+  planner.finish();
+  ASSERT_EQ(steps(), "move launch");
+  const Place packed = std::get<Moved>(plan_.steps[0]).to;
+  const auto& launch = std::get<OpLaunch>(plan_.steps[1]);
+  ASSERT_EQ(launch.addresses.size(), 2u);
+  EXPECT_EQ(launch.addresses[0].place.buffer, packed.buffer);
+  EXPECT_EQ(launch.addresses[0].word, offsetof(TriangleArguments, in) / 8);
+  EXPECT_EQ(launch.addresses[1].place.buffer, 1u);
+}
+
+// Each of more than a vector of steps has room for at first.
+TEST_F(OpPlans, LaunchesKeepTheirOrderAndTheirWords) {
+  OpPlanner planner = this->planner();
+  const OpTensor self = *planner.tensor("self");
+  for (int64_t i = 1; i <= 9; ++i) {
+    planner.launch(KernelFile::kFill, "triangle", TriangleArguments{.count = i}, i)
+        .at(&TriangleArguments::in, planner.packed(self))
+        .at(&TriangleArguments::out, planner.packed(self));
+  }
+  ASSERT_EQ(plan_.steps.size(), 27u);
+  for (size_t i = 0; i < 9; ++i) {
+    const auto& launch = std::get<OpLaunch>(plan_.steps[3 * i + 2]);
+    EXPECT_EQ(launch.grid, i + 1);
+    EXPECT_EQ(launch.words[offsetof(TriangleArguments, count) / 8], i + 1);
+    EXPECT_EQ(launch.addresses[0].place.buffer, std::get<Moved>(plan_.steps[3 * i]).to.buffer);
+    EXPECT_EQ(launch.addresses[1].place.buffer, std::get<Moved>(plan_.steps[3 * i + 1]).to.buffer);
+  }
+}
+
+TEST_F(OpPlans, OfNoBlocksALaunchIsNoStep) {
+  OpPlanner planner = this->planner();
+  planner.launch(KernelFile::kFill, "triangle", TriangleArguments{}, 0).at(&TriangleArguments::in, Place{0, 0});
+  EXPECT_EQ(steps(), "");
+}
+
+}  // namespace
+}  // namespace torch_remote::worker::cuda

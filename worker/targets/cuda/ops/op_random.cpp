@@ -1,0 +1,168 @@
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <numbers>
+#include <numeric>
+#include <random>
+#include <string>
+#include <utility>
+
+#include "ir/philox.h"
+#include "worker/targets/cuda/kernels/arguments.h"
+#include "worker/targets/cuda/ops/op_plan.h"
+
+// Random fills: the numbers of worker/aten/random.cpp.
+namespace torch_remote::worker::cuda {
+namespace {
+
+using ir::DType;
+
+Status invalid(std::string what) { return {ErrorCode::kOpFailed, std::move(what), "RuntimeError"}; }
+
+// The largest integer up to which a dtype holds all of them.
+uint64_t last_integer(DType dtype) {
+  switch (dtype) {
+    case DType::kBool:
+      return 1;
+    case DType::kFloat64:
+      return uint64_t{1} << 53;
+    case DType::kFloat32:
+      return uint64_t{1} << 24;
+    case DType::kFloat16:
+      return uint64_t{1} << 11;
+    case DType::kBFloat16:
+      return uint64_t{1} << 8;
+    case DType::kUInt8:
+      return 0xFF;
+    default:
+      return (uint64_t{1} << (8 * ir::item_size(dtype) - 1)) - 1;
+  }
+}
+
+// Fills what the op fills.
+Status fill(OpPlanner& planner, RandomArguments draw, Place probabilities = {}) {
+  std::optional<OpTensor> to = planner.result(0);
+  if (!to) to = planner.tensor("self");
+  const ir::Arg* const generator = planner.argument("generator");
+  if (!to || generator == nullptr || generator->tag != ir::ArgTag::kGenerator) return refuse("without a generator");
+  draw.count = to->count();
+  draw.dtype = static_cast<i64>(to->dtype);
+  const bool is_complex = to->dtype == DType::kComplex64 || to->dtype == DType::kComplex128;
+  if (is_complex) {  // real and imaginary parts, which share the variance
+    if (draw.draw != Draw::kUniform && (draw.draw != Draw::kNormal || draw.a != 0)) return refuse("of complex numbers");
+    draw.count *= 2;
+    draw.dtype = static_cast<i64>(to->dtype == DType::kComplex64 ? DType::kFloat32 : DType::kFloat64);
+    if (draw.draw == Draw::kNormal) draw.b = draw.b * std::numbers::sqrt2 / 2;
+  } else if (draw.draw <= Draw::kExponential && !ir::is_float(to->dtype)) {
+    return refuse("of integers");
+  }
+  const Place place = planner.output(*to);
+  // A thread has a block of words, of which it makes two numbers or four.
+  planner.launch(KernelFile::kRandom, "random_fill", draw, blocks_for((draw.count + 1) / 2))
+      .at(&RandomArguments::out, place)
+      .at(&RandomArguments::probabilities, probabilities)
+      .parameters(&RandomArguments::numbers, {generator->a, generator->a + 1})
+      .failure([](const RandomArguments& words) { return &words.failure; }, draw.draw == Draw::kBelowEach);
+  if (draw.draw == Draw::kBelowEach) planner.add_operand(-1);
+  return {};
+}
+
+Status uniform(OpPlanner& planner) {
+  const RandomArguments draw{.draw = Draw::kUniform, .a = planner.number("from"), .b = planner.number("to", 1)};
+  if (!(draw.a <= draw.b)) return invalid("uniform_ expects to return a [from, to) range");
+  return fill(planner, draw);
+}
+
+Status normal(OpPlanner& planner) {
+  if (planner.tensor("mean") || planner.tensor("std")) return refuse("means and deviations of each element");
+  const RandomArguments draw{.draw = Draw::kNormal, .a = planner.number("mean"), .b = planner.number("std", 1)};
+  if (!(draw.b >= 0)) return invalid("normal expects std >= 0.0");
+  return fill(planner, draw);
+}
+
+Status exponential(OpPlanner& planner) {
+  const RandomArguments draw{.draw = Draw::kExponential, .a = planner.number("lambd", 1)};
+  if (!(draw.a > 0)) return invalid("exponential_ expects lambda > 0.0");
+  return fill(planner, draw);
+}
+
+Status geometric(OpPlanner& planner) {
+  const double p = planner.number("p");
+  if (!(p > 0 && p < 1)) return invalid("geometric_ expects p to be in (0, 1), but got p=" + std::to_string(p));
+  return fill(planner, {.draw = Draw::kGeometric, .a = std::log1p(-p)});
+}
+
+Status integers(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self");
+  if (!self) return refuse("without a tensor");
+  RandomArguments draw{.draw = Draw::kIntegers, .first = planner.whole("from")};
+  if (planner.has("to")) {
+    const int64_t to = planner.whole("to");
+    if (draw.first >= to) return invalid("random_ expects 'from' to be less than 'to'");
+    draw.range = static_cast<uint64_t>(to) - static_cast<uint64_t>(draw.first);
+  } else {
+    draw.range = last_integer(self->dtype) + 1 - static_cast<uint64_t>(draw.first);
+  }
+  return fill(planner, draw);
+}
+
+Status bernoulli(OpPlanner& planner) {
+  if (const std::optional<OpTensor> each = planner.tensor("p")) {
+    const std::optional<OpTensor> self = planner.tensor("self");
+    if (!self) return refuse("without a tensor");
+    OpTensor wide = *self;
+    wide.dtype = DType::kFloat64;
+    wide.strides = packed_strides(wide.sizes);
+    wide.place = planner.scratch(wide.nbytes());
+    planner.copy(*each, wide);
+    return fill(planner, {.draw = Draw::kBelowEach}, wide.place);
+  }
+  const double p = planner.number("p", 0.5);
+  if (!(p >= 0 && p <= 1)) return invalid("bernoulli_ expects p to be in [0, 1], but got p=" + std::to_string(p));
+  return fill(planner, {.draw = Draw::kBelow, .range = static_cast<uint64_t>(std::ldexp(p, 32))});
+}
+
+// Beyond this ATen takes 64 bits for each.
+constexpr int64_t kMostPermuted = UINT32_MAX / 20;
+
+// Fisher and Yates: each step needs the one before, so the host does it, with ATen's generator, as the CPU's worker.
+Status permutation(OpPlanner& planner) {
+  const std::optional<OpTensor> to = planner.result(0);
+  const ir::Arg* const generator = planner.argument("generator");
+  if (!to || generator == nullptr || generator->tag != ir::ArgTag::kGenerator) return refuse("without a generator");
+  OpTensor order = *to;
+  order.dtype = DType::kInt64;
+  order.strides = packed_strides(order.sizes);
+  const int64_t count = order.count();
+  if (count != planner.whole("n") || count == 0) return count == 0 ? Status() : refuse("of other sizes");
+  if (count > kMostPermuted) return refuse("of so many elements");
+  order.place = planner.scratch(order.nbytes());
+  const ir::Sym seed = generator->a;
+  planner.upload({order.place, [count, seed](std::span<const int64_t> values) {
+                    const ir::Philox philox(static_cast<uint64_t>(values[seed]),
+                                            static_cast<uint64_t>(values[seed + 1]));
+                    std::mt19937 numbers(static_cast<uint32_t>(philox.derived_seed()));
+                    std::vector<int64_t> made(static_cast<size_t>(count));
+                    std::iota(made.begin(), made.end(), 0);
+                    for (int64_t i = 0; i + 1 < count; ++i) {
+                      const uint64_t drawn = numbers();
+                      const auto other = static_cast<size_t>(i) + drawn % static_cast<uint64_t>(count - i);
+                      std::swap(made[static_cast<size_t>(i)], made[other]);
+                    }
+                    std::vector<std::byte> bytes(made.size() * sizeof(int64_t));
+                    std::memcpy(bytes.data(), made.data(), bytes.size());
+                    return bytes;
+                  }});
+  planner.copy(order, *to);
+  return {};
+}
+
+constexpr NamedPlan kRandomPlans[] = {
+    {"uniform", uniform, true}, {"normal", normal, true},  {"exponential", exponential}, {"random", integers},
+    {"bernoulli", bernoulli},   {"randperm", permutation}, {"geometric", geometric}};
+
+}  // namespace
+
+std::span<const NamedPlan> random_plans() { return kRandomPlans; }
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,76 @@
+#include "worker/targets/cuda/kernels/arguments.h"
+#include "worker/targets/cuda/ops/op_plan.h"
+
+// Running sums and the like along a dim.
+namespace torch_remote::worker::cuda {
+namespace {
+
+using ir::DType;
+
+// Lines side by side are done by a thread each, if there are so many.
+constexpr int64_t kBeside = 32;
+
+struct Kernels {
+  const char *lines, *columns;
+};
+
+Status scan(OpPlanner& planner, const Kernels& of_floats, const Kernels& of_integers, bool has_places, bool minimum) {
+  const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to) return refuse("without a result");
+  const bool is_complex = ir::is_complex(to->dtype), is_float = is_complex || ir::is_float(to->dtype);
+  if (!is_float && of_integers.lines == nullptr) return refuse("of integers");
+  // Torch has maxima of bools, and no sums.
+  if (to->dtype == ir::DType::kBool && !has_places) return refuse("of bools");
+  Split dims = split(self->sizes, planner.whole("dim"));
+  if (is_complex) dims.inner *= 2;  // parts lie side by side
+  const bool changes = is_complex || ir::is_complex(self->dtype);
+  const Place in = planner.packed(*self, changes ? to->dtype : self->dtype), out = planner.output(*to);
+  Place places;
+  if (has_places) {
+    const std::optional<OpTensor> indices = planner.result(1);
+    places = indices ? planner.output(*indices) : planner.scratch(static_cast<uint64_t>(self->count()) * 8);
+  }
+  const Kernels& kernels = is_float ? of_floats : of_integers;
+  const int64_t lines = dims.length == 0 ? 0 : dims.outer * dims.inner;
+  const bool beside = dims.inner >= kBeside;
+  const ScanArguments arguments{.outer = dims.outer,
+                                .length = dims.length,
+                                .inner = dims.inner,
+                                .in_dtype = static_cast<i64>(part_of(changes ? to->dtype : self->dtype)),
+                                .out_dtype = static_cast<i64>(part_of(to->dtype)),
+                                .minimum = minimum ? 1 : 0};
+  const int64_t grid = beside ? blocks_for(lines) : std::min<int64_t>(lines, 1 << 16);
+  planner.launch(KernelFile::kScan, beside ? kernels.columns : kernels.lines, arguments, grid)
+      .at(&ScanArguments::in, in)
+      .at(&ScanArguments::out, out)
+      .at(&ScanArguments::places, places);
+  return {};
+}
+
+Status sum(OpPlanner& planner) {
+  return scan(planner, {"scan_sum_float_lines", "scan_sum_float_columns"},
+              {"scan_sum_whole_lines", "scan_sum_whole_columns"}, false, false);
+}
+Status product(OpPlanner& planner) {
+  return scan(planner, {"scan_product_float_lines", "scan_product_float_columns"},
+              {"scan_product_whole_lines", "scan_product_whole_columns"}, false, false);
+}
+Status most(OpPlanner& planner, bool minimum) {
+  return scan(planner, {"scan_most_float_lines", "scan_most_float_columns"},
+              {"scan_most_whole_lines", "scan_most_whole_columns"}, true, minimum);
+}
+Status largest(OpPlanner& planner) { return most(planner, false); }
+Status smallest(OpPlanner& planner) { return most(planner, true); }
+Status log_sum_exp(OpPlanner& planner) {
+  return scan(planner, {"scan_log_sum_exp_lines", "scan_log_sum_exp_columns"}, {nullptr, nullptr}, false, false);
+}
+
+constexpr NamedPlan kScanPlans[] = {{"cumsum", sum, true},         {"cumprod", product},
+                                    {"cummax", largest},           {"cummin", smallest},
+                                    {"logcumsumexp", log_sum_exp}, {"_logcumsumexp", log_sum_exp}};
+
+}  // namespace
+
+std::span<const NamedPlan> scan_plans() { return kScanPlans; }
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,303 @@
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "worker/targets/cuda/kernels/arguments.h"
+#include "worker/targets/cuda/kernels/search_arguments.h"
+#include "worker/targets/cuda/ops/op_plan.h"
+
+// Searches in sorted rows, and what is counted or chosen of rows that are sorted first: bins, medians, modes; draws by
+// weight. Nothing is added up in an order that changes, so results are the same in each run.
+namespace torch_remote::worker::cuda {
+namespace {
+
+using ir::DType;
+
+bool is_float_number(const ir::Arg& arg) {
+  return arg.tag == ir::ArgTag::kFloat ||
+         (arg.tag == ir::ArgTag::kScalarTensor && ir::is_float(static_cast<DType>(arg.b & 0xFF)));
+}
+
+// searchsorted(sorted_sequence, self), bucketize(self, boundaries)
+Status search(OpPlanner& planner, std::string_view bounds_name) {
+  const auto bounds = planner.tensor(bounds_name), self = planner.tensor("self"), to = planner.result(0);
+  const ir::Arg* const given = planner.argument("self");
+  if (!bounds || given == nullptr || !to || bounds->sizes.empty()) return refuse("without bounds");
+  DType dtype = bounds->dtype;
+  if (self && self->dtype != dtype) {
+    if (self->sizes.empty()) return refuse("of a number of another dtype");
+    dtype = promote(dtype, self->dtype);
+  } else if (!self && is_float_number(*given) && !ir::is_float(dtype)) {
+    dtype = DType::kFloat32;
+  }
+  const auto sorter = planner.tensor("sorter");
+  SearchArguments arguments{.count = to->count(),
+                            .length = bounds->sizes.back(),
+                            .dtype = static_cast<i64>(dtype),
+                            .out_dtype = static_cast<i64>(to->dtype),
+                            .right = planner.flag("right") ? 1 : 0};
+  if (bounds->sizes.size() > 1) arguments.row = to->sizes.back();
+  if (const ir::Arg* const side = planner.argument("side"); side != nullptr && side->text == "right") {
+    arguments.right = 1;
+  }
+  if (!self) {
+    arguments.number = planner.number("self");
+    if (!is_float_number(*given)) arguments.whole = planner.whole("self");
+  }
+  const Place rows = planner.packed(*bounds, dtype), in = self ? planner.packed(*self, dtype) : Place();
+  const Place order = sorter ? planner.packed(*sorter) : Place();
+  planner.launch(KernelFile::kSearch, "search_sorted", arguments, blocks_for(arguments.count))
+      .at(&SearchArguments::bounds, rows)
+      .at(&SearchArguments::sorter, order)
+      .at(&SearchArguments::in, in)
+      .at(&SearchArguments::out, planner.output(*to));
+  return {};
+}
+Status search_sorted(OpPlanner& planner) { return search(planner, "sorted_sequence"); }
+Status bucketize(OpPlanner& planner) { return search(planner, "boundaries"); }
+
+Status count_bins(OpPlanner& planner) {
+  const auto self = planner.tensor("self");
+  const auto weights = planner.tensor("weights");
+  const auto to = planner.dynamic_result(0);
+  if (!self || !to || ir::is_float(self->dtype)) return refuse("of a known size");
+  const int64_t count = self->count(), least = planner.whole("minlength");
+  const DType dtype = !weights || count == 0              ? DType::kInt64
+                      : weights->dtype == DType::kFloat32 ? DType::kFloat32
+                                                          : DType::kFloat64;
+  Sorted sorted;
+  Place values;
+  const Place most = planner.scratch(8);
+  planner.plan().count = most;
+  if (count == 0) {
+    planner.zero(most, 8);
+  } else {
+    const Place in = planner.packed(*self);
+    if (weights) values = planner.packed(*weights, dtype);
+    if (Status status = sort_tensor(planner, *self, in, {1, count, 1}, false, &sorted); !status.ok()) return status;
+    planner.launch(KernelFile::kSearch, "search_count_bound", CountBoundArguments{.count = count}, 1, 32)
+        .at(&CountBoundArguments::keys, sorted.keys)
+        .at(&CountBoundArguments::out, most);
+  }
+  const Place out{planner.graph().views[*to].buffer, 0};
+  planner.plan().then = [=, view = *to](int64_t found, OpPlan* rest, std::vector<DynamicResult>* results) -> Status {
+    if (found < 0) {
+      return {ErrorCode::kOpFailed, "bincount only supports 1-d non-negative integral inputs.", "RuntimeError"};
+    }
+    const int64_t bins = std::max(found, least);
+    results->push_back({view, dtype, {bins}});
+    if (count == 0 && bins != 0) {
+      rest->steps.emplace_back(OpFill{out, static_cast<uint64_t>(bins) * ir::item_size(dtype), 0});
+      return {};
+    }
+    if (bins == 0) return {};
+    OpPlanner::add_launch(&rest->steps, KernelFile::kSearch, "search_count",
+                          CountArguments{.count = count, .bins = bins, .dtype = static_cast<i64>(dtype)},
+                          blocks_for(bins))
+        .at(&CountArguments::keys, sorted.keys)
+        .at(&CountArguments::places, sorted.places)
+        .at(&CountArguments::weights, values)
+        .at(&CountArguments::out, out);
+    return {};
+  };
+  return {};
+}
+
+Status histogram(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || self->dtype == DType::kBool || to->dtype != self->dtype) return refuse("of these dtypes");
+  const bool floats = ir::is_float(self->dtype);
+  const DType dtype = self->dtype;
+  HistogramArguments arguments{.count = self->count(),
+                               .bins = to->count(),
+                               .dtype = static_cast<i64>(dtype),
+                               .from = planner.number("min", 0),
+                               .to = planner.number("max", 0),
+                               .whole_from = planner.whole("min", 0),
+                               .whole_to = planner.whole("max", 0)};
+  const Place in = planner.packed(*self), counts = planner.scratch(8 * static_cast<uint64_t>(arguments.bins));
+  planner.zero(counts, 8 * static_cast<uint64_t>(arguments.bins));
+  OpTensor least = *self, most = *self;
+  const bool of_all = floats ? arguments.from == arguments.to : arguments.whole_from == arguments.whole_to;
+  if (of_all && arguments.count != 0) {
+    const OpTensor all{.place = in, .dtype = dtype, .sizes = {arguments.count}, .strides = {1}};
+    for (OpTensor* const one : {&least, &most}) {
+      one->sizes = one->strides = {};
+      one->place = planner.scratch(8);
+    }
+    reduce_all(planner, ReduceAll::kMin, all, least);
+    reduce_all(planner, ReduceAll::kMax, all, most);
+  } else {
+    least.place = most.place = {};
+  }
+  if (floats) planner.add_operand(-1);
+  planner
+      .launch(KernelFile::kSearch, floats ? "search_histogram" : "search_histogram_whole", arguments,
+              blocks_for(arguments.count))
+      .at(&HistogramArguments::in, in)
+      .at(&HistogramArguments::counts, counts)
+      .at(&HistogramArguments::least, least.place)
+      .at(&HistogramArguments::most, most.place)
+      .failure([](const HistogramArguments& words) { return &words.failure; }, floats);
+  if (!floats) {
+    planner.copy({.place = counts, .dtype = DType::kInt64, .sizes = {arguments.bins}, .strides = {1}}, *to);
+    return {};
+  }
+  planner.launch(KernelFile::kSearch, "search_histogram_out", arguments, blocks_for(arguments.bins))
+      .at(&HistogramArguments::counts, counts)
+      .at(&HistogramArguments::out, planner.output(*to));
+  return {};
+}
+
+// As CPU converts NaN: true, the lowest number of 32 or 64 bits, 0 of fewer.
+uint64_t bits_of_nan(DType dtype) {
+  if (ir::is_float(dtype)) return float_bits(std::numeric_limits<double>::quiet_NaN(), dtype);
+  if (dtype == DType::kBool) return 1;
+  const int64_t bits = 8 * ir::item_size(dtype);
+  return bits < 32 ? 0 : uint64_t{1} << (bits - 1);
+}
+
+// Of a dim, or of all elements.
+Status middle(OpPlanner& planner, Middle what) {
+  const auto self = planner.tensor("self"), values = planner.result(0), indices = planner.result(1);
+  if (!self || (!values && !indices)) return refuse("without a result");
+  const bool of_all = !planner.has("dim") && what != Middle::kMode;
+  const Split dims = of_all ? Split{1, self->count(), 1} : split(self->sizes, planner.whole("dim", -1));
+  const int64_t rows = dims.outer * dims.inner;
+  if (rows == 0) return {};
+  if (dims.length == 0) {
+    if (!values || what == Middle::kMode) return refuse("of nothing");
+    const uint64_t nan = bits_of_nan(values->dtype);
+    planner
+        .launch(KernelFile::kFill, "fill_bits",
+                FillArguments{.count = rows, .item = ir::item_size(values->dtype), .bits = nan}, blocks_for(rows))
+        .at(&FillArguments::out, planner.output(*values));
+    return {};
+  }
+  const Place in = planner.packed(*self);
+  Sorted sorted;
+  if (Status status = sort_tensor(planner, *self, in, dims, false, &sorted); !status.ok()) return status;
+  const MiddleArguments arguments{.rows = rows,
+                                  .length = dims.length,
+                                  .inner = dims.inner,
+                                  .item = ir::item_size(self->dtype),
+                                  .middle = what,
+                                  .floats = ir::is_float(self->dtype) ? 1 : 0};
+  planner.launch(KernelFile::kSearch, "search_middle", arguments, blocks_for(rows))
+      .at(&MiddleArguments::in, in)
+      .at(&MiddleArguments::keys, sorted.keys)
+      .at(&MiddleArguments::places, sorted.places)
+      .at(&MiddleArguments::values, values ? planner.output(*values) : Place())
+      .at(&MiddleArguments::indices, indices ? planner.output(*indices) : Place());
+  return {};
+}
+Status median(OpPlanner& planner) { return middle(planner, Middle::kMedian); }
+Status median_of_numbers(OpPlanner& planner) { return middle(planner, Middle::kMedianOfNumbers); }
+Status mode(OpPlanner& planner) { return middle(planner, Middle::kMode); }
+
+// -- draws by weight --------------------------------------------------------------------------------------------------
+
+Status multinomial(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  const ir::Arg* const generator = planner.argument("generator");
+  if (!self || !to || self->sizes.empty() || generator == nullptr || generator->tag != ir::ArgTag::kGenerator) {
+    return refuse("without a generator");
+  }
+  const int64_t length = self->sizes.back(), samples = planner.whole("num_samples");
+  const int64_t rows = self->sizes.size() == 1 ? 1 : self->sizes[0];
+  const bool replaces = planner.flag("replacement");
+  if (rows == 0) return {};
+  if (length == 0) {
+    return {ErrorCode::kOpFailed, "invalid multinomial distribution (sum of probabilities <= 0)", "RuntimeError"};
+  }
+  const Place in = planner.packed(*self);
+  MultinomialArguments arguments{.rows = rows,
+                                 .length = length,
+                                 .samples = samples,
+                                 .dtype = static_cast<i64>(self->dtype),
+                                 .is_strict = replaces && samples != 1 ? 1 : 0};
+  planner.add_operand(-1);
+  planner.launch(KernelFile::kRandom, "multinomial_check", arguments, std::min<int64_t>(rows, 1 << 16))
+      .at(&MultinomialArguments::in, in)
+      .failure([](const MultinomialArguments& words) { return &words.failure; });
+  if (replaces || samples == 1) {
+    const Place sums = planner.scratch(8 * static_cast<uint64_t>(rows * length)), out = planner.output(*to);
+    planner
+        .launch(KernelFile::kScan, "scan_sum_float_lines",
+                ScanArguments{.outer = rows,
+                              .length = length,
+                              .in_dtype = arguments.dtype,
+                              .out_dtype = static_cast<i64>(DType::kFloat64)},
+                std::min<int64_t>(rows, 1 << 16))
+        .at(&ScanArguments::in, in)
+        .at(&ScanArguments::out, sums);
+    planner.launch(KernelFile::kRandom, "multinomial_draw", arguments, blocks_for(rows * samples))
+        .at(&MultinomialArguments::sums, sums)
+        .at(&MultinomialArguments::out, out)
+        .parameters(&MultinomialArguments::numbers, {generator->a, generator->a + 1});
+    return {};
+  }
+  OpTensor keys;
+  keys.dtype = DType::kFloat64;
+  keys.sizes = {rows, length};
+  keys.strides = {length, 1};
+  keys.place = planner.scratch(keys.nbytes());
+  planner.launch(KernelFile::kRandom, "multinomial_keys", arguments, blocks_for(rows * length))
+      .at(&MultinomialArguments::in, in)
+      .at(&MultinomialArguments::out, keys.place)
+      .parameters(&MultinomialArguments::numbers, {generator->a, generator->a + 1});
+  Sorted sorted;
+  if (Status status = sort_tensor(planner, keys, keys.place, {rows, length, 1}, true, &sorted); !status.ok()) {
+    return status;
+  }
+  planner
+      .launch(KernelFile::kSort, "sort_take",
+              SortTakeArguments{.outer = rows, .length = length, .count = samples, .item = 8},
+              blocks_for(rows * samples))
+      .at(&SortTakeArguments::in, keys.place)
+      .at(&SortTakeArguments::places, sorted.places)
+      .at(&SortTakeArguments::indices, planner.output(*to));
+  return {};
+}
+
+constexpr NamedPlan kSearchPlans[] = {{"searchsorted", search_sorted},
+                                      {"bucketize", bucketize},
+                                      {"bincount", count_bins},
+                                      {"histc", histogram},
+                                      {"median", median},
+                                      {"nanmedian", median_of_numbers},
+                                      {"mode", mode},
+                                      {"multinomial", multinomial}};
+
+}  // namespace
+
+Status search_members(OpPlanner& planner, Place elements, const OpTensor& to, const OpTensor& members, bool inverts) {
+  const int64_t count = to.count(), length = members.count();
+  const Place keys = planner.scratch(8 * static_cast<uint64_t>(count));
+  planner
+      .launch(KernelFile::kSort, "sort_keys",
+              SortKeysArguments{.length = count, .dtype = static_cast<i64>(members.dtype)}, blocks_for(count))
+      .at(&SortKeysArguments::in, elements)
+      .at(&SortKeysArguments::keys, keys);
+  Sorted sorted;
+  if (length != 0) {
+    Status status = sort_tensor(planner, members, members.place, {1, length, 1}, false, &sorted);
+    if (!status.ok()) return status;
+  }
+  planner
+      .launch(KernelFile::kSearch, "search_members",
+              MemberArguments{.count = count,
+                              .length = length,
+                              .inverts = inverts ? 1 : 0,
+                              .floats = ir::is_float(members.dtype) ? 1 : 0},
+              blocks_for(count))
+      .at(&MemberArguments::keys, keys)
+      .at(&MemberArguments::sorted, sorted.keys)
+      .at(&MemberArguments::out, planner.output(to));
+  return {};
+}
+
+std::span<const NamedPlan> search_plans() { return kSearchPlans; }
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,269 @@
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "worker/targets/cuda/ops/op_plan.h"
+
+// Copies of views (`permute_copy` and the like): a view's sizes and strides, and one move.
+namespace torch_remote::worker::cuda {
+namespace {
+
+size_t dim_in(int64_t dim, size_t rank) {
+  return static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(rank) : dim);
+}
+
+// The elements of `from` in their order, whatever sizes both have.
+void copy_all(OpPlanner& planner, const OpTensor& from, const OpTensor& to) {
+  if (from.sizes == to.sizes) return planner.copy(from, to);
+  OpTensor same = to;
+  same.dtype = from.dtype;
+  same.place = planner.packed(from);
+  same.strides = packed_strides(to.sizes);
+  planner.copy(same, to);
+}
+
+// Of sizes only: the order of elements stays.
+Status copy_elements(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || self->count() != to->count()) return refuse("of other sizes");
+  copy_all(planner, *self, *to);
+  return {};
+}
+
+Status copy_expanded(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || self->sizes.size() > to->sizes.size()) return refuse("of other sizes");
+  planner.copy(*self, *to);
+  return {};
+}
+
+Status copy_strided(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  const std::vector<int64_t> strides = planner.wholes("stride");
+  if (!self || !to || strides.size() != to->sizes.size()) return refuse("of other sizes");
+  OpTensor from = *self;
+  from.sizes = to->sizes;
+  from.strides = strides;
+  if (planner.has("storage_offset")) {
+    from.place.offset = static_cast<uint64_t>(planner.whole("storage_offset")) * ir::item_size(from.dtype);
+  }
+  planner.copy(from, *to);
+  return {};
+}
+
+// The same elements, with some that are another tensor's: those of a view of the memory that `self` is all of.
+Status scatter_strided(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), from = planner.tensor("src"), to = planner.result(0);
+  const std::vector<int64_t> strides = planner.wholes("stride");
+  if (!self || !from || !to || strides.size() != from->sizes.size()) return refuse("of other sizes");
+  const bool alike = self->place.offset == 0 && to->place.offset == 0 && self->strides == to->strides;
+  if (!alike || !to->is_packed()) return refuse("of parts of memory");
+  planner.copy(*self, *to);
+  OpTensor part = *to;
+  part.sizes = from->sizes;
+  part.strides = strides;
+  part.place.offset = static_cast<uint64_t>(planner.whole("storage_offset")) * ir::item_size(part.dtype);
+  planner.copy(*from, part);
+  return {};
+}
+
+Status copy_permuted(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  const std::vector<int64_t> dims = planner.wholes("dims");
+  if (!self || !to || dims.size() != self->sizes.size()) return refuse("of other sizes");
+  OpTensor from = *self;
+  for (size_t d = 0; d < dims.size(); ++d) {
+    const size_t at = dim_in(dims[d], dims.size());
+    from.sizes[d] = self->sizes[at];
+    from.strides[d] = self->strides[at];
+  }
+  planner.copy(from, *to);
+  return {};
+}
+
+Status copy_transposed(OpPlanner& planner, int64_t first, int64_t second) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to) return refuse("without a result");
+  OpTensor from = *self;
+  if (const size_t rank = from.sizes.size(); rank > 1) {
+    const size_t a = dim_in(first, rank), b = dim_in(second, rank);
+    std::swap(from.sizes[a], from.sizes[b]);
+    std::swap(from.strides[a], from.strides[b]);
+  }
+  planner.copy(from, *to);
+  return {};
+}
+Status copy_transposed(OpPlanner& planner) {
+  return copy_transposed(planner, planner.whole("dim0"), planner.whole("dim1"));
+}
+Status copy_matrix_transposed(OpPlanner& planner) { return copy_transposed(planner, 0, 1); }
+
+OpTensor part(const OpTensor& whole, size_t dim, int64_t begin, int64_t size, int64_t step = 1) {
+  OpTensor made = whole;
+  made.place.offset += static_cast<uint64_t>(begin * whole.strides[dim]) * ir::item_size(whole.dtype);
+  made.sizes[dim] = size;
+  made.strides[dim] *= step;
+  return made;
+}
+
+OpTensor without(OpTensor tensor, size_t dim) {
+  tensor.sizes.erase(tensor.sizes.begin() + static_cast<std::ptrdiff_t>(dim));
+  tensor.strides.erase(tensor.strides.begin() + static_cast<std::ptrdiff_t>(dim));
+  return tensor;
+}
+
+// `[start, start + length)` of a dim, or one of it that is gone then.
+Status copy_narrow(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || self->sizes.empty()) return refuse("of other sizes");
+  const size_t dim = dim_in(planner.whole("dim"), self->sizes.size());
+  const int64_t start = planner.whole("start"), begin = start < 0 ? start + self->sizes[dim] : start;
+  planner.copy(part(*self, dim, begin, to->sizes[dim]), *to);
+  return {};
+}
+
+Status copy_slice(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || self->sizes.empty()) return refuse("of other sizes");
+  const size_t dim = dim_in(planner.whole("dim"), self->sizes.size());
+  const int64_t size = self->sizes[dim], start = planner.whole("start", 0);
+  const int64_t begin = std::clamp<int64_t>(start < 0 ? start + size : start, 0, size);
+  planner.copy(part(*self, dim, begin, to->sizes[dim], planner.whole("step", 1)), *to);
+  return {};
+}
+
+Status copy_selected(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || self->sizes.empty()) return refuse("of other sizes");
+  const size_t dim = dim_in(planner.whole("dim"), self->sizes.size());
+  const int64_t index = planner.whole("index");
+  planner.copy(without(part(*self, dim, index < 0 ? index + self->sizes[dim] : index, 1), dim), *to);
+  return {};
+}
+
+// Windows along a dim; their elements are the last dim.
+Status copy_unfolded(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  const int64_t size = planner.whole("size"), step = planner.whole("step");
+  if (!self || !to) return refuse("without a result");
+  OpTensor from = *self;
+  if (from.sizes.empty()) {
+    from.sizes = {size};
+    from.strides = {1};
+  } else {
+    const size_t dim = dim_in(planner.whole("dimension"), from.sizes.size());
+    const int64_t stride = from.strides[dim];
+    from.sizes[dim] = (from.sizes[dim] - size) / step + 1;
+    from.strides[dim] = stride * step;
+    from.sizes.push_back(size);
+    from.strides.push_back(stride);
+  }
+  planner.copy(from, *to);
+  return {};
+}
+
+// Pieces of a dim, one behind the other, of so many elements (the last size again and again); `drops`: each is one
+// element, without the dim.
+Status copy_pieces(OpPlanner& planner, const std::vector<int64_t>& sizes, bool drops = false) {
+  const auto self = planner.tensor("self");
+  if (!self || self->sizes.empty() || sizes.empty()) return refuse("of a number");
+  const size_t dim = dim_in(planner.whole("dim"), self->sizes.size());
+  int64_t begin = 0;
+  for (size_t i = 0; begin < self->sizes[dim]; ++i) {
+    const int64_t wanted = sizes[std::min(i, sizes.size() - 1)], size = std::min(wanted, self->sizes[dim] - begin);
+    if (wanted <= 0 && i >= sizes.size()) return refuse("into pieces without elements");
+    const OpTensor from = part(*self, dim, begin, size);
+    begin += size;
+    if (const auto to = planner.listed_result(0, i)) planner.copy(drops ? without(from, dim) : from, *to);
+  }
+  return {};
+}
+Status copy_split(OpPlanner& planner) { return copy_pieces(planner, {planner.whole("split_size")}); }
+Status copy_split_with_sizes(OpPlanner& planner) { return copy_pieces(planner, planner.wholes("split_sizes")); }
+Status copy_unbound(OpPlanner& planner) { return copy_pieces(planner, {1}, true); }
+
+// Chunks of a dim of several tensors, each padded with zeros to so many chunks of one size: those of the same number
+// behind each other, flat.
+Status join_chunks(OpPlanner& planner) {
+  const ir::Arg* const list = planner.argument("tensors");
+  const auto to = planner.result(0);
+  const int64_t chunks = planner.whole("num_chunks");
+  if (list == nullptr || !to || to->sizes.size() < 2 || chunks <= 0) return refuse("of such dims");
+  const size_t dim = to->sizes.size() - 2;
+  OpTensor all = *to;
+  all.strides = packed_strides(all.sizes);
+  all.place = planner.output(*to);
+  planner.zero(all.place, all.nbytes());
+  int64_t begin = 0;
+  for (const ir::Arg& item : list->items) {
+    if (item.tag != ir::ArgTag::kView) return refuse("of numbers");
+    const OpTensor from = planner.tensor_of(item.a);
+    if (from.sizes.size() <= dim) return refuse("of such dims");
+    const int64_t size = from.sizes[dim], length = (size + chunks - 1) / chunks;
+    const std::vector<int64_t> behind(from.sizes.begin() + static_cast<ptrdiff_t>(dim) + 1, from.sizes.end());
+    const std::vector<int64_t> strides = packed_strides(behind);
+    int64_t inner = 1;
+    for (const int64_t one : behind) inner *= one;
+    for (int64_t i = 0; i < chunks && i * length < size; ++i) {
+      const OpTensor piece = part(from, dim, i * length, std::min(length, size - i * length));
+      OpTensor made = all;
+      made.sizes = piece.sizes;
+      made.strides.resize(dim);
+      made.strides.push_back(inner);
+      made.strides.insert(made.strides.end(), strides.begin(), strides.end());
+      made.place.offset += static_cast<uint64_t>(i * all.strides[dim] + begin) * ir::item_size(all.dtype);
+      planner.copy(piece, made);
+    }
+    begin += length * inner;
+  }
+  return {};
+}
+
+constexpr NamedPlan kViewPlans[] = {{"alias_copy", copy_elements, true},
+                                    {"detach_copy", copy_elements, true},
+                                    {"view_copy", copy_elements, true},
+                                    {"_reshape_alias_copy", copy_elements, true},
+                                    {"squeeze_copy", copy_elements, true},
+                                    {"unsqueeze_copy", copy_elements, true},
+                                    {"expand_copy", copy_expanded, true},
+                                    {"as_strided_copy", copy_strided, true},
+                                    {"as_strided_scatter", scatter_strided, true},
+                                    {"permute_copy", copy_permuted, true},
+                                    {"transpose_copy", copy_transposed, true},
+                                    {"t_copy", copy_matrix_transposed, true},
+                                    {"narrow_copy", copy_narrow, true},
+                                    {"slice_copy", copy_slice, true},
+                                    {"select_copy", copy_selected, true},
+                                    {"unfold_copy", copy_unfolded, true},
+                                    {"split_copy", copy_split, true},
+                                    {"split_with_sizes_copy", copy_split_with_sizes, true},
+                                    {"unbind_copy", copy_unbound, true},
+                                    {"_chunk_cat", join_chunks, true}};
+
+}  // namespace
+
+OpTensor turned(OpPlanner& planner, const OpTensor& from, const OpTensor& to, ir::DType dtype,
+                std::optional<size_t> dim, int64_t by) {
+  OpTensor all = from, made = to;
+  const size_t missing = to.sizes.size() - from.sizes.size();
+  all.sizes = to.sizes;
+  all.strides.assign(to.sizes.size(), 0);
+  for (size_t d = missing; d < to.sizes.size(); ++d) {
+    if (from.sizes[d - missing] != 1) all.strides[d] = from.strides[d - missing];
+  }
+  made.dtype = dtype;
+  made.strides = packed_strides(made.sizes);
+  made.place = planner.scratch(made.nbytes());
+  if (!dim || by == 0) {
+    planner.copy(all, made);
+    return made;
+  }
+  const int64_t size = to.sizes[*dim];
+  planner.copy(part(all, *dim, by, size - by), part(made, *dim, 0, size - by));
+  planner.copy(part(all, *dim, 0, by), part(made, *dim, size - by, by));
+  return made;
+}
+
+std::span<const NamedPlan> view_plans() { return kViewPlans; }
+
+}  // namespace torch_remote::worker::cuda
