@@ -1,7 +1,7 @@
 """fuzz_target: a libFuzzer binary, and a test that replays its corpus."""
 
 def fuzz_target(name, srcs, corpus, deps = [], inputs = 3000, tags = [], **kwargs):
-    """Two targets from one source, which defines LLVMFuzzerTestOneInput (tests/fuzzers/fuzzer.h).
+    """Two targets from one source, which defines LLVMFuzzerTestOneInput (tests/libfuzzer/fuzzer.h).
 
     `NAME` is the fuzzer: `bazel build --config=fuzz`, run by hand (docs/build.md). `NAME_test` is a normal test: the
     corpus, each file of which the target must accept, and inputs that are made from it, always the same ones.
@@ -21,14 +21,14 @@ def fuzz_target(name, srcs, corpus, deps = [], inputs = 3000, tags = [], **kwarg
         srcs = srcs,
         linkopts = ["-fsanitize=fuzzer"],
         tags = tags + ["manual"],  # gcc has no libFuzzer
-        deps = deps + ["//tests/fuzzers:fuzzer"],
+        deps = deps + ["//tests/libfuzzer:fuzzer"],
     )
     native.cc_test(
         name = name + "_test",
-        srcs = srcs + ["//tests/fuzzers:replay.cpp"],
+        srcs = srcs + ["//tests/libfuzzer:replay.cpp"],
         args = ["--inputs=%d" % inputs, "$(locations %s)" % corpus],
         data = [corpus],
         tags = tags,
-        deps = deps + ["//tests/fuzzers:fuzzer"],
+        deps = deps + ["//tests/libfuzzer:fuzzer"],
         **kwargs
     )

@@ -1,4 +1,4 @@
-// Evaluates expressions of the op table, for a test that compares them with torch (tests/op_table/tree_test.py).
+// Evaluates expressions of the op table, for a test that compares them with torch (tests/op_table_facts/tree_test.py).
 //
 // stdin: requests, each a line "NAME DTYPE ARGUMENTS COUNT" and then ARGUMENTS * COUNT elements of that dtype, argument
 // after argument. stdout: for each request COUNT elements.

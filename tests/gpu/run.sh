@@ -44,7 +44,7 @@ if [ -n "$wheel" ]; then
   "$python" -m pip install --quiet "$wheel[cuda]" pytest numpy hypothesis transformers
 fi
 
-export PYTHONPATH="$root/tests/fuzz:$root/tests/models:$root/tests/cuda:$root/tests${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$root/tests/random_programs:$root/tests/models:$root/tests/gpu/emulated:$root/tests${PYTHONPATH:+:$PYTHONPATH}"
 if [ -n "$emulated" ]; then
   worker=$emulated
 elif [ -z "$worker" ]; then
@@ -81,7 +81,7 @@ if [ "$only" != bench ]; then
     for suite in "${suites[@]}"; do
       say "$suite$([ $fusion = 1 ] || echo ', op by op')"
       TORCH_REMOTE_FUSION=$fusion "$python" -m pytest -q -p no:cacheprovider --rootdir "$root/tests" \
-        "${choice[@]}" "$root/tests/cuda/$suite.py" || failed=1
+        "${choice[@]}" "$root/tests/gpu/emulated/$suite.py" || failed=1
     done
   done
 fi

@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "ir/graph.h"
-#include "tests/fuzzers/fuzzer.h"
-#include "tests/fuzzers/runner.h"
+#include "tests/libfuzzer/fuzzer.h"
+#include "tests/libfuzzer/runner.h"
 
 struct tr_runner {
   tr_host host;

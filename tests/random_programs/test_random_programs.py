@@ -1,5 +1,5 @@
 """A short run of the random programs; `random_programs.py --count 10000` is a longer one, and
-//tests/fuzz:random_programs_50000 the longest."""
+//tests/random_programs:random_programs_50000 the longest."""
 
 import os
 import re
@@ -32,7 +32,7 @@ def same(failure):
     if failure is None:
         return None
     devices = f" --devices {DEVICES}" if DEVICES > 1 else ""
-    command = f"bazel run //tests/fuzz:random_programs -- --seed {failure.program.seed}{devices}"
+    command = f"bazel run //tests/random_programs:random_programs -- --seed {failure.program.seed}{devices}"
     return f"{failure.report()}\nrepeat: {command}"
 
 

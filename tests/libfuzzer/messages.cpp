@@ -16,9 +16,9 @@
 #include "remote/transport/transport.h"
 #include "remote/wire/message.h"
 #include "remote/wire/wire.h"
-#include "tests/fuzzers/fuzzer.h"
-#include "tests/fuzzers/mend.h"
-#include "tests/fuzzers/runner.h"
+#include "tests/libfuzzer/fuzzer.h"
+#include "tests/libfuzzer/mend.h"
+#include "tests/libfuzzer/runner.h"
 #include "worker/server/server.h"
 
 namespace torch_remote::fuzzers {

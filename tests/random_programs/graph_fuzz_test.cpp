@@ -5,7 +5,7 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "tests/fuzz/graph_properties.h"
+#include "tests/random_programs/graph_properties.h"
 
 // With FUZZ_SECONDS for that long, from FUZZ_SEED or a random seed; else over a fixed number of inputs.
 namespace torch_remote::fuzz {

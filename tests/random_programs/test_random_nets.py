@@ -1,5 +1,5 @@
 """A short run of the random convolution nets; `random_nets.py --count 1000` is a longer one, as
-//tests/fuzz:random_nets_1000."""
+//tests/random_programs:random_nets_1000."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def one_thread() -> Iterator[None]:
 def test_nets_equal_cpu(device: torch.device, first: int) -> None:
     for seed in range(first, first + GROUP):
         text = difference(plan_of(seed), device)
-        assert text is None, f"{text}\nrepeat: bazel run //tests/fuzz:random_nets -- --seed {seed}"
+        assert text is None, f"{text}\nrepeat: bazel run //tests/random_programs:random_nets -- --seed {seed}"
 
 
 def test_nets_are_of_all_kinds() -> None:

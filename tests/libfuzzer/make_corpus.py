@@ -1,4 +1,4 @@
-"""Writes tests/fuzzers/corpus anew, out of real sessions: bazel run //tests/fuzzers:make_corpus.
+"""Writes tests/libfuzzer/corpus anew, out of real sessions: bazel run //tests/libfuzzer:make_corpus.
 
 Each script below runs on the device while its session is captured. What its worker got and answered becomes an input of
 each fuzz target (their sources say what an input is): the messages, the programs, the chunks of the capture, and the
@@ -223,7 +223,7 @@ def capture(session):
 
 
 def attachments(session):
-    """Commands of tests/fuzzers/attachments.cpp. Segments have numbers from 1 on, and the seals of the transport."""
+    """Commands of tests/libfuzzer/attachments.cpp. Segments have numbers from 1 on, and the seals of the transport."""
     announce, inside, lend, segments, allocate, receive, forget = range(1, 8)
     result, number, token = b"", 0, 0
     for _, _, _, attachment in frames(session, SENT):
@@ -247,8 +247,8 @@ def attachments(session):
 def main():
     workspace = os.environ.get("BUILD_WORKSPACE_DIRECTORY")
     if workspace is None:
-        sys.exit("make_corpus writes into the checkout: bazel run //tests/fuzzers:make_corpus")
-    corpus = Path(workspace) / "tests/fuzzers/corpus"
+        sys.exit("make_corpus writes into the checkout: bazel run //tests/libfuzzer:make_corpus")
+    corpus = Path(workspace) / "tests/libfuzzer/corpus"
     for target in ("messages", "captures", "attachments", "programs"):  # the others are written by hand
         shutil.rmtree(corpus / target, ignore_errors=True)
 

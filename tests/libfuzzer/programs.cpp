@@ -2,8 +2,8 @@
 // each pass to a graph that verifies and that the pass leaves alone the second time.
 #include "ir/graph.h"
 #include "passes/pass.h"
-#include "tests/fuzzers/fuzzer.h"
-#include "tests/fuzzers/mend.h"
+#include "tests/libfuzzer/fuzzer.h"
+#include "tests/libfuzzer/mend.h"
 
 namespace torch_remote::fuzzers {
 namespace {

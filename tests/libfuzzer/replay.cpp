@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "tests/fuzzers/fuzzer.h"
+#include "tests/libfuzzer/fuzzer.h"
 
 namespace torch_remote::fuzzers {
 namespace {
@@ -72,7 +72,7 @@ int replay(int argc, char** argv) {
     const uint64_t before = tally().accepted;
     LLVMFuzzerTestOneInput(corpus.back().data(), corpus.back().size());
     if (tally().accepted == before) {
-      wrong(argument + " is refused: is the corpus older than the format? bazel run //tests/fuzzers:make_corpus");
+      wrong(argument + " is refused: is the corpus older than the format? bazel run //tests/libfuzzer:make_corpus");
     }
   }
   if (corpus.empty()) wrong("no corpus");

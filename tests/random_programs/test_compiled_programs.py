@@ -19,7 +19,7 @@ def test_compiled_programs_equal_cpu(remote):
     gradients, torchs = 0, []
     for seed in range(FIRST, FIRST + PROGRAMS):
         result = check(seed)
-        repeat = f"repeat: bazel run //tests/fuzz:compiled_programs -- --seed {seed}"
+        repeat = f"repeat: bazel run //tests/random_programs:compiled_programs -- --seed {seed}"
         assert result.what is None, f"seed {seed}: {result.what}\n{function_of(seed).source}\n{repeat}"
         gradients += result.gradients
         if result.torchs is not None:

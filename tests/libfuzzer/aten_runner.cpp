@@ -1,5 +1,5 @@
 // The worker's own: programs run on torch.
-#include "tests/fuzzers/runner.h"
+#include "tests/libfuzzer/runner.h"
 
 extern "C" const tr_runner_api* torch_remote_runner_api();
 

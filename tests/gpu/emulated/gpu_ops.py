@@ -1,9 +1,9 @@
 """torch's own samples of its ops, on a worker that has kernels and libraries but no ATen: what it does equals CPU,
 gradients, too, the rest it refuses by name. gpu_ops.json says which is which.
 
-bazel run //tests/cuda:gpu_ops                    measures all, and writes gpu_ops.json
-bazel run //tests/cuda:gpu_ops -- --only X        measures the ops whose names contain X, and prints them
-bazel run //tests/cuda:gpu_ops -- --samples 1000  looks at all samples of each op, and says what is wrong
+bazel run //tests/gpu/emulated:gpu_ops                    measures all, and writes gpu_ops.json
+bazel run //tests/gpu/emulated:gpu_ops -- --only X        measures the ops whose names contain X, and prints them
+bazel run //tests/gpu/emulated:gpu_ops -- --samples 1000  looks at all samples of each op, and says what is wrong
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def main() -> int:
     if not args.only and not args.dtypes and args.samples == SAMPLES:
         text = ",\n".join(f'  {json.dumps(name)}: "{row}"' for name, row in sorted(marks.items()))
         folder = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", "."))
-        (folder / "tests/cuda/gpu_ops.json").write_text("{\n" + text + "\n}\n")
+        (folder / "tests/gpu/emulated/gpu_ops.json").write_text("{\n" + text + "\n}\n")
     return min(failed, 1)
 
 

@@ -21,7 +21,7 @@
 
 #include "remote/transport/transport.h"
 #include "remote/wire/wire.h"
-#include "tests/fuzzers/fuzzer.h"
+#include "tests/libfuzzer/fuzzer.h"
 
 namespace torch_remote::fuzzers {
 namespace {

@@ -14,7 +14,7 @@
 #include <string>
 
 #include "remote/transport/byte_stream.h"
-#include "tests/fuzzers/fuzzer.h"
+#include "tests/libfuzzer/fuzzer.h"
 
 namespace torch_remote::fuzzers {
 namespace {

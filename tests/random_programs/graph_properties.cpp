@@ -1,10 +1,10 @@
-#include "tests/fuzz/graph_properties.h"
+#include "tests/random_programs/graph_properties.h"
 
 #include <vector>
 
 #include "ir/graph.h"
 #include "passes/pass.h"
-#include "tests/fuzz/graph_inputs.h"
+#include "tests/random_programs/graph_inputs.h"
 
 namespace torch_remote::fuzz {
 namespace {

@@ -1,4 +1,4 @@
-#include "tests/fuzz/graph_inputs.h"
+#include "tests/random_programs/graph_inputs.h"
 
 #include <algorithm>
 #include <cctype>

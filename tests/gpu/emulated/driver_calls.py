@@ -1,7 +1,7 @@
 """How often the driver and NVIDIA's libraries are called in a step that has been there before, and how many bytes go to
 the GPU's worker: a training step of an MLP, and a step that generates with GPT-2. Counted on a GPU in software.
 
-bazel run //tests/cuda:driver_calls
+bazel run //tests/gpu/emulated:driver_calls
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random programs (tests/fuzz) on a worker that has no ATen.
+"""Random programs (tests/random_programs) on a worker that has no ATen.
 
 Left out and counted are steps that the worker refuses by name, and steps in which the result is the CPU's own.
 

@@ -4,7 +4,7 @@
 
 #include "worker/runner/plugin.h"
 
-// What the sessions of tests/fuzzers/messages.cpp run programs with: a target has one of the two files that define
+// What the sessions of tests/libfuzzer/messages.cpp run programs with: a target has one of the two files that define
 // these.
 namespace torch_remote::fuzzers {
 

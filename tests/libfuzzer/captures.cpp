@@ -12,8 +12,8 @@
 #include "remote/capture/capture_format.h"
 #include "remote/capture/capture_writer.h"
 #include "remote/wire/wire.h"
-#include "tests/fuzzers/fuzzer.h"
-#include "tests/fuzzers/mend.h"
+#include "tests/libfuzzer/fuzzer.h"
+#include "tests/libfuzzer/mend.h"
 
 namespace torch_remote::fuzzers {
 namespace {
