@@ -16,6 +16,6 @@ def vector_loops(name, loops, deps):
                 "-ffp-contract=fast",
                 "-Wno-maybe-uninitialized",  # in the compiler's own header
             ],
-            visibility = ["//visibility:private"],
+            visibility = ["//worker:__subpackages__"],
             deps = deps,
         )

@@ -30,7 +30,8 @@ bool fill(NodeEmitter& node) {
   return true;
 }
 
-// An element is kept if its random word is below (1 - p) * 2^32, as the op alone has it (worker/aten/random.cpp).
+// An element is kept if its random word is below (1 - p) * 2^32, as the op alone has it
+// (worker/targets/aten/random.cpp).
 bool dropout(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = type_of(node, "input");

@@ -3,7 +3,7 @@
 Torch computes exp, sin, sqrt and their like of contiguous float and double tensors with MKL's vector math. The first
 call of each such function chooses the code for this processor, and two threads that share it may get the code of the
 lowest accuracy: about 1e-4 off, once (pytorch/pytorch#188792). Who compares a device's numbers with these would take
-them for the device's fault. Workers do the same (worker/aten/first_calls.h).
+them for the device's fault. Workers do the same (worker/targets/aten/first_calls.h).
 """
 
 import torch

@@ -79,7 +79,7 @@ uint64_t spin_count() {
 }
 
 // Read when the libraries load. When the worker waits for messages, the runner puts the threads to sleep at once
-// (worker/aten/threads.h).
+// (worker/targets/aten/threads.h).
 void set_thread_pools() {
   setenv("OMP_WAIT_POLICY", "passive", /*overwrite=*/0);
   setenv("GOMP_SPINCOUNT", std::to_string(spin_count()).c_str(), 0);

@@ -6,13 +6,13 @@
 #include "remote/wire/environment.h"
 #include "worker/device/host_device.h"
 #include "worker/device/machine.h"
-#include "worker/kernels/compiler.h"
-#include "worker/kernels/kernel_runner.h"
-#include "worker/kernels/library_product.h"
-#include "worker/kernels/product.h"
 #include "worker/runner/plugin_runner.h"
 #include "worker/server/cache_folder.h"
 #include "worker/server/server.h"
+#include "worker/targets/cpu/compiled/compiler.h"
+#include "worker/targets/cpu/compiled/kernel_runner.h"
+#include "worker/targets/cpu/compiled/library_product.h"
+#include "worker/targets/cpu/compiled/product.h"
 
 namespace torch_remote::worker {
 namespace {

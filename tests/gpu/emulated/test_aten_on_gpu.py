@@ -1,4 +1,4 @@
-"""Ops that only torch's kernels do, on a GPU in software beside a libtorch for CUDA in software (worker/aten/testing):
+"""Ops that only torch's kernels do, on a GPU in software beside a libtorch for CUDA in software (worker/targets/aten/testing):
 the plugin, the dispatcher's key for CUDA, the stream, the worker's memory. What is computed is the CPU's."""
 
 import pytest

@@ -18,7 +18,7 @@
 #include "codegen/gpu/launch.h"
 #include "codegen/loop/loop_ir.h"
 #include "ir/status.h"
-#include "worker/kernels/kernel_files.h"
+#include "worker/runner/kernel_files.h"
 #include "worker/targets/cuda/device/gpu.h"
 
 namespace torch_remote::worker::cuda {

@@ -13,7 +13,7 @@
 // cuDNN 9, NVIDIA's library of convolutions and attention, as a table of the functions that are used of it: its graphs
 // of operations (the "backend API"). Nothing of it is linked or included: it is opened at run time, and its few types
 // are declared here (cudnn_types_test compares them with the real header). What fills the table in tests is a library
-// in software (worker/cuda/emulated).
+// in software (tests/emulated_gpu).
 namespace torch_remote::worker::cuda::dnn {
 
 // cudnnStatus_t. Each thousand is a kind of errors, of which there are others.

@@ -10,7 +10,7 @@
 
 // cuBLASLt, NVIDIA's library of matrix products, as a table of the functions that are used of it. Nothing of it is
 // linked or included: it is opened at run time, and its few types are declared here (cublaslt_types_test compares them
-// with the real header). What fills the table in tests is a library in software (worker/cuda/emulated).
+// with the real header). What fills the table in tests is a library in software (tests/emulated_gpu).
 namespace torch_remote::worker::cuda::lt {
 
 // cublasStatus_t. Functions of the table return these; there are others.

@@ -5,7 +5,7 @@
 
 namespace torch_remote::worker::cuda {
 
-// Files of kernels that are written by hand (worker/cuda/kernels); each is a module.
+// Files of kernels that are written by hand (worker/targets/cuda/kernels); each is a module.
 enum class KernelFile : uint8_t {
   kRandom,
   kScan,

@@ -14,8 +14,8 @@
 #include "worker/targets/cuda/device/cuda_device.h"
 #include "worker/targets/cuda/launch/unit_program.h"
 
-// Torch's kernels for a GPU, for ops that nothing else does: the plugin around libtorch (worker/aten), where a libtorch
-// for CUDA lies beside it. That is opened by the first op that needs it, which takes seconds.
+// Torch's kernels for a GPU, for ops that nothing else does: the plugin around libtorch (worker/targets/aten), where a
+// libtorch for CUDA lies beside it. That is opened by the first op that needs it, which takes seconds.
 namespace torch_remote::worker::cuda {
 
 struct AtenSource {

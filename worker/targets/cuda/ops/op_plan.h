@@ -20,7 +20,7 @@
 #include "worker/targets/cuda/kernels/kernel_images.h"
 #include "worker/targets/cuda/launch/place.h"
 
-// What is done for a node by kernels that are written by hand (worker/cuda/kernels). No GPU here.
+// What is done for a node by kernels that are written by hand (worker/targets/cuda/kernels). No GPU here.
 namespace torch_remote::worker::cuda {
 
 // A kernel, with its argument: a struct of kernels/arguments.h.

@@ -1,8 +1,0 @@
-#define TORCH_REMOTE_ISA v3
-#include "worker/kernels/product_loops.h"
-
-namespace torch_remote::worker::kernels {
-
-const ProductLoops kProductV3 = {v3::run, v3::convert};
-
-}  // namespace torch_remote::worker::kernels

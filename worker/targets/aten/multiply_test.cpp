@@ -1,0 +1,110 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "worker/targets/aten/testing.h"
+
+// Products apart from programs, in both ways, against double precision: matrices and batches, however they lie.
+namespace torch_remote::worker::aten {
+namespace {
+
+// The same numbers, with neighbours along rows.
+at::Tensor across(const at::Tensor& matrix) { return matrix.transpose(-1, -2).contiguous().transpose(-1, -2); }
+// Between lines that are longer.
+at::Tensor with_gaps(const at::Tensor& matrix) { return at::constant_pad_nd(matrix, {1, 2}).slice(-1, 1, -2); }
+
+tr_matrix matrix(const at::Tensor& tensor) {
+  const int64_t d = tensor.dim();
+  return {tensor.data_ptr(), d == 3 ? tensor.stride(0) : 0, tensor.stride(d - 2), tensor.stride(d - 1)};
+}
+
+class Multiply : public ::testing::TestWithParam<tr_product_way> {
+ protected:
+  // oneDNN has kernels for processors from AVX-512 on, or with AVX-NE-CONVERT.
+  static bool is_there() { return GetParam() == TR_PRODUCT_AS_OP || __builtin_cpu_supports("avx512bw"); }
+
+  int call(const at::Tensor& left, const at::Tensor& right, const at::Tensor& added, const at::Tensor& result) {
+    tr_product product{};
+    product.struct_size = sizeof(product);
+    product.dtype = static_cast<int>(left.scalar_type());
+    product.way = GetParam();
+    product.batches = left.dim() == 3 ? left.size(0) : 0;
+    product.rows = left.size(-2);
+    product.depth = left.size(-1);
+    product.columns = right.size(-1);
+    product.left = matrix(left);
+    product.right = matrix(right);
+    product.result = matrix(result);
+    if (added.defined()) product.added = matrix(added.expand(result.sizes()));
+    return runner_.api->multiply(runner_.runner, &product);
+  }
+
+  // Empty, or what is wrong.
+  std::string check(const at::Tensor& left, const at::Tensor& right, const at::Tensor& added) {
+    at::Tensor expected = at::matmul(left.to(at::kDouble), right.to(at::kDouble));
+    if (added.defined()) expected = expected + added.to(at::kDouble);
+    const at::Tensor result = at::full(expected.sizes(), std::numeric_limits<float>::quiet_NaN());
+    if (call(left, right, added, result) != 0) return "it is not done";
+    // What adding up so many products in float32 may cost.
+    const at::Tensor size = at::matmul(left.abs().to(at::kDouble), right.abs().to(at::kDouble)) + expected.abs();
+    const at::Tensor error = (result.to(at::kDouble) - expected).abs() / size;
+    const double most = error.max().item<double>();
+    return most <= 0x1p-22 ? "" : "an error of " + std::to_string(most * 0x1p24) + " units";
+  }
+
+  TestRunner runner_{false, uint64_t{8} << 30, 2};
+};
+
+TEST_P(Multiply, EqualsTheSumHoweverMatricesLie) {
+  if (!is_there()) GTEST_SKIP();
+  at::manual_seed(0);
+  using Layout = at::Tensor (*)(const at::Tensor&);
+  const std::vector<Layout> layouts = {[](const at::Tensor& t) { return t; }, across, with_gaps};
+  for (const std::vector<int64_t>& batch : std::vector<std::vector<int64_t>>{{}, {5}}) {
+    const auto sizes = [&](int64_t rows, int64_t columns) {
+      std::vector<int64_t> all = batch;
+      all.insert(all.end(), {rows, columns});
+      return all;
+    };
+    for (const auto& [rows, depth, columns] :
+         {std::array<int64_t, 3>{70, 33, 50}, {1, 64, 40}, {96, 128, 1}, {9, 1, 8}}) {
+      for (const Layout left : layouts) {
+        for (const Layout right : layouts) {
+          const at::Tensor a = left(at::randn(sizes(rows, depth))), b = right(at::randn(sizes(depth, columns)));
+          for (const at::Tensor& added : {at::Tensor(), at::randn({columns}), at::randn(sizes(rows, columns))}) {
+            EXPECT_EQ(check(a, b, added), "") << rows << " " << depth << " " << columns << " of " << batch.size();
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Multiply, KeepsNanAndInfinity) {
+  if (!is_there()) GTEST_SKIP();
+  const at::Tensor left = at::ones({20, 40}), right = at::ones({40, 30}), result = at::empty({20, 30});
+  left[3][39] = std::numeric_limits<float>::infinity();
+  right[39][7] = 0;
+  right[0][9] = std::numeric_limits<float>::quiet_NaN();
+  ASSERT_EQ(call(left, right, at::Tensor(), result), 0);
+  EXPECT_TRUE(at::equal(result.isnan(), at::matmul(left, right).isnan()));
+  EXPECT_TRUE(at::equal(result.isinf(), at::matmul(left, right).isinf()));
+}
+
+TEST_P(Multiply, OneDnnIsForFloatAlone) {
+  const at::Tensor left = at::ones({20, 40}, at::kDouble), right = at::ones({40, 30}, at::kDouble);
+  const at::Tensor result = at::zeros({20, 30}, at::kDouble);
+  const bool done = call(left, right, at::Tensor(), result) == 0;
+  EXPECT_EQ(done, GetParam() == TR_PRODUCT_AS_OP);
+  EXPECT_EQ(result[0][0].item<double>(), done ? 40 : 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, Multiply, ::testing::Values(TR_PRODUCT_AS_OP, TR_PRODUCT_ONEDNN),
+                         [](const auto& way) { return way.param == TR_PRODUCT_ONEDNN ? "OneDnn" : "AsOp"; });
+
+}  // namespace
+}  // namespace torch_remote::worker::aten

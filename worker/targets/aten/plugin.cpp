@@ -1,0 +1,189 @@
+#include "worker/runner/plugin.h"
+
+#include <ATen/Context.h>
+#include <c10/util/Exception.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+
+#include "worker/targets/aten/aten_program.h"
+#include "worker/targets/aten/errors.h"
+#include "worker/targets/aten/first_calls.h"
+#include "worker/targets/aten/gpu.h"
+#include "worker/targets/aten/host_memory.h"
+#include "worker/targets/aten/multiply.h"
+#include "worker/targets/aten/parallel.h"
+#include "worker/targets/aten/schema.h"
+#include "worker/targets/aten/special.h"
+#include "worker/targets/aten/threads.h"
+
+// The plugin's C ABI. No exception leaves this file.
+
+struct tr_runner {
+  tr_runner(const tr_host& host, int threads, bool inproc) : host(host), inproc(inproc), threads(threads, inproc) {}
+
+  tr_host host;
+  bool inproc;
+  bool much = false;  // there is to do in this run
+  torch_remote::worker::aten::Threads threads;
+};
+
+struct tr_program {
+  torch_remote::worker::aten::AtenProgram program;
+};
+
+namespace torch_remote::worker::aten {
+namespace {
+
+int create(const tr_host* host, int threads, int inproc, tr_runner** runner, tr_error* error) {
+  try {
+    TORCH_CHECK(host->abi == TR_RUNNER_ABI, "remote: the worker speaks version ", host->abi,
+                " of the runner interface, this plugin ", TR_RUNNER_ABI, "; install them from one package");
+    tr_host known{};  // an older host has fewer fields
+    std::memcpy(&known, host, std::min(sizeof(known), host->struct_size));
+    auto result = std::make_unique<tr_runner>(known, threads, inproc != 0);
+    // Before any other call: torch asks once whether there is CUDA, and remembers.
+    if (known.has_gpu != 0) open_gpu(result->host);
+    make_first_calls();
+    // Clients fill new memory themselves where they want that; what ops allocate inside is their own.
+    if (!inproc) at::globalContext().setDeterministicFillUninitializedMemory(false);
+    if (known.has_gpu == 0 && !inproc) {
+      use_host_memory(&result->host);
+      ask_for_products(&result->host);
+    }
+    *runner = result.release();
+    return 0;
+  } catch (...) {
+    describe_exception(error);
+    return 1;
+  }
+}
+
+void destroy(tr_runner* runner) {
+  leave_gpu(runner->host);
+  if (!runner->inproc) {
+    leave_host_memory();
+    ask_for_products(nullptr);
+  }
+  delete runner;
+}
+
+int load(tr_runner* runner, const uint8_t* bytes, size_t size, const tr_load_options* options, tr_program** out,
+         tr_error* error) {
+  try {
+    ir::Graph graph;
+    const Status status = ir::decode_program(bytes, size, &graph);
+    if (!status.ok()) {
+      set_error(error, "RuntimeError", status.message().c_str());
+      return 1;
+    }
+    *out = new tr_program{
+        AtenProgram(runner->host, runner->threads, std::move(graph), options->tune != 0, options->nodes)};
+    return 0;
+  } catch (...) {
+    describe_exception(error);
+    return 1;
+  }
+}
+
+void unload(tr_runner* runner, tr_program* program) { delete program; }
+
+int run(tr_runner* runner, tr_program* program, tr_run* run, tr_error* error) {
+  try {
+    std::optional<OnTarget> there;
+    if (!runner->inproc) there.emplace(runner->host, run->math);
+    program->program.run(*run, &error->node);
+    return 0;
+  } catch (...) {
+    describe_exception(error);
+    return 1;
+  }
+}
+
+int creates_buffer(const tr_program* program, uint32_t buffer) { return program->program.creates_buffer(buffer); }
+
+// As ops have it (AtenProgram::run): what is small wakes nobody, and leaves a core to a client that needs one.
+// `grains`: of some 10 us each.
+void choose_threads(tr_runner& runner, double grains) {
+  constexpr double kGrainsWorthWaking = 64;
+  Threads& threads = runner.threads;
+  const bool small = grains < kGrainsWorthWaking && !runner.much;
+  const bool parallel = grains >= 2 && !(small && threads.resting());
+  if (parallel && leaves_core(runner.host, threads, small)) {
+    threads.set_but_one();
+  } else {
+    threads.set(parallel);
+  }
+}
+
+// (Nothing here throws.)
+void parallel_for(tr_runner* runner, int64_t count, int64_t grain,
+                  void (*body)(void* context, int64_t begin, int64_t end), void* context) {
+  choose_threads(*runner, static_cast<double>(count) / static_cast<double>(grain));
+  in_parallel(count, grain, [&](int64_t begin, int64_t end) { body(context, begin, end); });
+}
+
+int has_op(tr_runner* runner, const char* name) {
+  try {
+    const Target target = target_of(runner->host);
+    if (target.is_gpu()) return can_run_on_gpu(name);
+    return find_special(name) != nullptr || can_run(name, target.key);
+  } catch (...) {  // no memory
+    return 0;
+  }
+}
+
+void begin(tr_runner* runner, int much) {
+  runner->much = much != 0;
+  if (much != 0 && !leaves_core(runner->host, runner->threads, false)) runner->threads.expect();
+}
+
+int multiply(tr_runner* runner, const tr_product* product) {
+  try {
+    const double work = static_cast<double>(std::max<int64_t>(product->batches, 1)) *
+                        static_cast<double>(product->rows) * static_cast<double>(product->columns) *
+                        static_cast<double>(product->depth);
+    choose_threads(*runner, work / kWorthThreads);
+    return run_product(*product) ? 0 : 1;
+  } catch (...) {
+    return 1;
+  }
+}
+
+// Threads that do not go to sleep at once do so after a while.
+void rest(tr_runner* runner) {
+  try {
+    runner->threads.rest();
+  } catch (...) {  // NOLINT(bugprone-empty-catch)
+  }
+}
+
+}  // namespace
+}  // namespace torch_remote::worker::aten
+
+extern "C" __attribute__((visibility("default"))) const tr_runner_api* torch_remote_runner_api() {
+  namespace aten = torch_remote::worker::aten;
+  static const std::string description = "ATen " TORCH_VERSION;
+  static const tr_runner_api api = {
+      .struct_size = sizeof(tr_runner_api),
+      .abi = TR_RUNNER_ABI,
+      .description = description.c_str(),
+      .create = aten::create,
+      .destroy = aten::destroy,
+      .load = aten::load,
+      .unload = aten::unload,
+      .run = aten::run,
+      .creates_buffer = aten::creates_buffer,
+      .parallel_for = aten::parallel_for,
+      .has_op = aten::has_op,
+      .rest = aten::rest,
+      .multiply = aten::multiply,
+      .begin = aten::begin,
+  };
+  return &api;
+}

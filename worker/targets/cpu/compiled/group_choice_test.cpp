@@ -1,0 +1,228 @@
+#include "worker/targets/cpu/compiled/group_choice.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ir/graph.h"
+#include "worker/targets/cpu/compiled/kernel_runner.h"
+
+// Which way is chosen, that it is kept, and what a program does with it.
+namespace torch_remote::worker::kernels {
+namespace {
+
+namespace fs = std::filesystem;
+using enum GroupWay;
+
+// Times each way until all is known; the first time of each way is a bad one.
+GroupWay tune(GroupTuner& tuner, const std::map<GroupWay, uint64_t>& ns, std::map<GroupWay, int>* asked = nullptr) {
+  std::map<GroupWay, int> counts;
+  for (int i = 0; tuner.open() && i < 1000; ++i) {
+    const GroupWay way = tuner.next();
+    const bool disturbed = counts[way] == 0 || counts[way] % 3 == 0;
+    tuner.add(ns.at(way) + (disturbed ? 1'000'000 : 0));
+    ++counts[way];
+  }
+  EXPECT_FALSE(tuner.open());
+  if (asked != nullptr) *asked = counts;
+  return tuner.best();
+}
+
+TEST(GroupTuner, TheFastestOneWins) {
+  GroupTuner tuner({kPlain, kStreams, kColumns, kNodes});
+  std::map<GroupWay, int> asked;
+  EXPECT_EQ(tune(tuner, {{kPlain, 1000}, {kStreams, 900}, {kColumns, 800}, {kNodes, 2000}}, &asked), kColumns);
+  for (const GroupWay way : {kPlain, kStreams, kColumns, kNodes}) {
+    EXPECT_EQ(asked[way], static_cast<int>(GroupTuner::kSamples));
+  }
+  EXPECT_EQ(tuner.ns(kColumns), 800u);
+  EXPECT_EQ(tuner.ns(kPlain), 1000u);
+}
+
+TEST(GroupTuner, WhatWinsByLittleDoesNot) {
+  GroupTuner tuner({kPlain, kStreams, kNodes});
+  EXPECT_EQ(tune(tuner, {{kPlain, 1000}, {kStreams, 970}, {kNodes, 920}}), kPlain);
+  GroupTuner nodes({kPlain, kNodes});
+  EXPECT_EQ(tune(nodes, {{kPlain, 1000}, {kNodes, 800}}), kNodes);
+}
+
+// On a busy machine: it looks longer, and then leaves all as it is.
+TEST(GroupTuner, TimesThatVaryAreNotBelieved) {
+  GroupTuner tuner({kPlain, kStreams});
+  uint32_t times = 0;
+  for (uint64_t ns = 1000; tuner.open(); ns = ns * 3 / 2, ++times) tuner.add(tuner.next() == kPlain ? 10 * ns : ns);
+  EXPECT_EQ(times, 2 * GroupTuner::kMostSamples);
+  EXPECT_FALSE(tuner.sure());
+  EXPECT_EQ(tuner.best(), kPlain);
+  // It settles in the end.
+  GroupTuner later({kPlain, kStreams});
+  for (times = 0; later.open(); ++times) {
+    const uint64_t disturbed = times < 14 ? 1'000'000 * times : 0;
+    later.add((later.next() == kPlain ? 1000 : 500) + disturbed);
+  }
+  EXPECT_GT(times, 2 * GroupTuner::kSamples);
+  EXPECT_TRUE(later.sure());
+  EXPECT_EQ(later.best(), kStreams);
+}
+
+TEST(GroupTuner, OneWayAloneIsNotTimed) {
+  GroupTuner alone({kPlain});
+  EXPECT_FALSE(alone.open());
+  EXPECT_EQ(alone.best(), kPlain);
+  GroupTuner two({kPlain, kStreams});
+  two.add(10);
+  two.drop(kStreams);
+  EXPECT_FALSE(two.open());
+  EXPECT_EQ(two.best(), kPlain);
+}
+
+class GroupChoicesTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::path(::testing::TempDir()) / ("choices_" + std::to_string(::getpid()) +
+                                                ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::remove_all(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  fs::path folder_;
+};
+
+TEST_F(GroupChoicesTest, AreKeptOnDisk) {
+  {
+    GroupChoices choices(folder_, "a machine");
+    EXPECT_FALSE(choices.find("a").has_value());
+    choices.keep("a", kColumns, true);
+    choices.keep("b", kNodes, true);
+    choices.keep("c", kStreams, false);
+    EXPECT_EQ(choices.find("a"), kColumns);
+    EXPECT_EQ(choices.find("c"), kStreams);
+  }
+  GroupChoices again(folder_, "a machine");
+  EXPECT_EQ(again.find("a"), kColumns);
+  EXPECT_EQ(again.find("b"), kNodes);
+  EXPECT_FALSE(again.find("c").has_value());
+  EXPECT_FALSE(GroupChoices(folder_, "another machine").find("a").has_value());
+  for (const auto& file : fs::directory_iterator(folder_)) fs::resize_file(file, fs::file_size(file) - 1);
+  EXPECT_FALSE(GroupChoices(folder_, "a machine").find("a").has_value());
+}
+
+constexpr const char* kProgram = R"(graph() {
+  b0: input survives
+  b1: fresh(1048576) survives
+  %0: f32[4096, 64]{128, 1} @b0
+  group pointwise {
+    %1: f32[4096, 64]{64, 1} @b1 = aten::neg(%0)
+  }
+})";
+
+class TunedProgram : public GroupChoicesTest {
+ protected:
+  // Code that does nothing but move the clock.
+  std::unique_ptr<Runner> start() {
+    CacheOptions cache;
+    cache.target = "none";
+    cache.compile = [this](std::string_view, const codegen::cpu::Variant& variant, std::vector<uint8_t>* bytes,
+                           uint32_t* first, uint32_t* last) {
+      compiled_.push_back(variant.columns);
+      // mov rax, the clock's address; add qword ptr [rax], what it takes; ret
+      const auto clock = reinterpret_cast<uint64_t>(&clock_);
+      const uint32_t takes = variant.columns == 0 ? 1'000'000 : 300'000;
+      *bytes = {0x48, 0xB8, 0, 0, 0, 0, 0, 0, 0, 0, 0x48, 0x81, 0x00, 0, 0, 0, 0, 0xC3};
+      std::memcpy(bytes->data() + 2, &clock, sizeof(clock));
+      std::memcpy(bytes->data() + 13, &takes, sizeof(takes));
+      *first = *last = 0;
+      return Status();
+    };
+    KernelRunnerOptions options;
+    options.cache = cache_ = std::make_shared<KernelCache>(std::move(cache));
+    options.choices = std::make_shared<GroupChoices>(folder_, "a machine");
+    options.clock = [this] { return clock_; };
+    options.tell_choice = [this](std::string_view ops, std::string_view way) {
+      told_.push_back(std::string(ops) + ": " + std::string(way));
+    };
+    return make_kernel_runner(std::move(options));
+  }
+
+  // Runs until nothing is to be found out, or so often; `nodes_ns`: what the nodes take, one by one. How often it ran.
+  int run(Runner& runner, bool tune, uint64_t nodes_ns) {
+    ir::Graph graph;
+    EXPECT_TRUE(ir::parse_graph(kProgram, &graph).ok());
+    std::vector<int64_t> values;
+    EXPECT_TRUE(ir::evaluate(graph, nullptr, &values).ok());
+    std::unique_ptr<RunnerProgram> program;
+    EXPECT_TRUE(runner.load({{}, graph, {1}, tune}, &program).ok());
+    program->takes(0, 1, values);
+    while (cache_->compiled() < 1) ::usleep(1000);
+    std::vector<float> x(size_t{4096} * 128), y(size_t{4096} * 64);
+    std::vector<tr_buffer> buffers(2);
+    buffers[0].data = x.data();
+    buffers[1].data = y.data();
+    taken_.clear();
+    for (int i = 0; i < 10'000; ++i) {
+      taken_.push_back(program->takes(0, 1, values));
+      if (program->tunes() && cache_->compiled() < 2) ::usleep(1000);
+      if (!program->tunes() && i > 2) return i;
+      if (!taken_.back()) {
+        program->took(0, nodes_ns);
+        continue;
+      }
+      tr_run call{};
+      call.last = 1;
+      call.buffers = buffers.data();
+      call.buffer_count = 2;
+      tr_error error{};
+      EXPECT_TRUE(program->run(call, &error));
+    }
+    ADD_FAILURE() << "it tunes for ever";
+    return 0;
+  }
+
+  std::vector<int64_t> compiled_;
+  std::shared_ptr<KernelCache> cache_;  // goes first, as its thread writes `compiled_`
+  std::vector<std::string> told_;
+  std::vector<bool> taken_;
+  uint64_t clock_ = 0;
+};
+
+TEST_F(TunedProgram, FindsTheFastestKernelOnceForAllProcesses) {
+  const std::unique_ptr<Runner> first = start();
+  EXPECT_GT(run(*first, true, 1'000'000'000), 20);  // three ways
+  EXPECT_EQ(compiled_, (std::vector<int64_t>{0, 64}));
+  ASSERT_EQ(told_.size(), 1u);
+  EXPECT_EQ(told_[0].find("aten::neg: a kernel for rows of this size; the kernel for all sizes took 1000000 ns; "), 0u)
+      << told_[0];
+  EXPECT_TRUE(taken_.back());
+  // The same process, another program; then another process.
+  EXPECT_EQ(run(*first, true, 1'000'000'000), 3);
+  told_.clear();
+  const std::unique_ptr<Runner> second = start();
+  EXPECT_EQ(run(*second, true, 1'000'000'000), 3);
+  EXPECT_EQ(told_, std::vector<std::string>{"aten::neg: a kernel for rows of this size, as was found before"});
+}
+
+TEST_F(TunedProgram, NodesOneByOneMayBeFaster) {
+  const std::unique_ptr<Runner> first = start();
+  run(*first, true, 1000);
+  EXPECT_FALSE(taken_.back());
+  EXPECT_EQ(told_[0].find("aten::neg: node by node; "), 0u) << told_[0];
+  const std::unique_ptr<Runner> second = start();
+  EXPECT_EQ(run(*second, true, 1000), 3);
+  EXPECT_FALSE(taken_.back());
+}
+
+TEST_F(TunedProgram, OthersAreNotTuned) {
+  const std::unique_ptr<Runner> runner = start();
+  EXPECT_EQ(run(*runner, false, 1000), 3);
+  EXPECT_EQ(compiled_, std::vector<int64_t>{0});
+  EXPECT_TRUE(told_.empty());
+  EXPECT_TRUE(fs::is_empty(folder_));
+}
+
+}  // namespace
+}  // namespace torch_remote::worker::kernels

@@ -1,0 +1,640 @@
+#include "worker/targets/cpu/compiled/kernel_runner.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "codegen/lower/lower.h"
+#include "ir/op_table_generated.h"
+#include "worker/runner/number_checks.h"
+#include "worker/targets/cpu/compiled/attention.h"
+#include "worker/targets/cpu/compiled/index_check.h"
+#include "worker/targets/cpu/compiled/launch.h"
+#include "worker/targets/cpu/compiled/library_product.h"
+#include "worker/targets/cpu/compiled/product.h"
+#include "worker/targets/cpu/compiled/reuse.h"
+
+namespace torch_remote::worker::kernels {
+namespace {
+
+// Bytes beside buffers: nobody counts them against the memory limit, so they must be few. ATen needs none for such
+// rows.
+constexpr size_t kMostScratch = 64 << 20;
+// Results of so many bytes may be worth storing past the caches: they do not fit beside what else is in the second one.
+constexpr uint64_t kStreamedBytes = 4 << 20;
+// Points of all groups of a run that are worth waking threads: some 600 us of one core.
+constexpr double kPointsWorthWaking = 1 << 20;
+
+// A group of a program, as the last run that looked at it had it.
+struct BoundGroup {
+  BoundGroup(const ir::Graph& graph, const ir::Group& made)
+      : group(made), numbers(graph, made, NumberChecks::Halves::kAny) {}
+
+  ir::Group group;
+  NumberChecks numbers;
+  std::vector<ir::Sym> places;   // symbols of its views
+  std::vector<ir::Sym> symbols;  // those and others that the launches depend on
+  std::vector<int64_t> values;   // theirs
+  bool bound = false;
+  bool fits = false;        // one loop nest does it with these values
+  bool taken = false;       // and it is done so
+  bool refused = false;     // somebody was told that it is not, and why
+  bool by_library = false;  // it is a product, and `library_product` does it
+  std::vector<codegen::Launch> launches;
+  // What may do the launches: kernels that serve all sizes, and in tuned programs variants of them.
+  struct Kernels {
+    GroupWay way = GroupWay::kPlain;
+    std::vector<std::shared_ptr<CompiledKernel>> of;  // each launch
+    Launches prepared;
+  };
+  std::vector<Kernels> kernels;  // the plain ones first; empty: there are none
+  // In tuned programs: how it is done in the next run, and who finds that out.
+  GroupWay way = GroupWay::kPlain, chosen = GroupWay::kPlain;
+  std::optional<GroupTuner> tuner;
+  bool timed = false;  // the next run counts
+  std::string key;     // of what is chosen
+
+  Kernels& by(GroupWay wanted) {
+    const auto found = std::ranges::find(kernels, wanted, &Kernels::way);
+    return found == kernels.end() ? kernels.front() : *found;
+  }
+  const Launches& plain() const { return kernels.front().prepared; }
+  // What a launch reads may lie where one writes: where an index is out of bounds, nothing may be done.
+  mutable bool shares = false;
+  // Instead of launches:
+  std::unique_ptr<Attention> attention;
+  // Of one product, ways that it may be done in.
+  std::unique_ptr<Product> product;
+  std::unique_ptr<LibraryProduct> library_product;
+
+  bool is_product() const { return product != nullptr || library_product != nullptr; }
+  double product_points() const { return product != nullptr ? product->points() : library_product->points(); }
+};
+
+void make_unique(std::vector<ir::Sym>& symbols) {
+  std::ranges::sort(symbols);
+  const auto twice = std::ranges::unique(symbols);
+  symbols.erase(twice.begin(), twice.end());
+}
+
+std::vector<ir::Sym> symbols_of_views(const ir::Graph& graph, const ir::Group& group) {
+  std::vector<ir::Sym> symbols;
+  for (uint32_t n = group.first; n <= group.last; ++n) {
+    ir::for_each_view(graph.nodes[n], [&](uint32_t index, bool) {
+      const ir::View& view = graph.views[index];
+      symbols.insert(symbols.end(), view.sizes.begin(), view.sizes.end());
+      symbols.insert(symbols.end(), view.strides.begin(), view.strides.end());
+      symbols.push_back(view.offset);
+    });
+  }
+  make_unique(symbols);
+  return symbols;
+}
+
+// A group norm of float32 images that lie channels last: of each place a kernel would read the few channels of a group,
+// as often as there are groups. The ATen plugin has loops for it (worker/targets/aten/images.h).
+bool norms_channels_last(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values) {
+  for (uint32_t n = group.first; n <= group.last; ++n) {
+    const ir::Node& node = graph.nodes[n];
+    if (node.opcode != ir::ops::aten_native_group_norm) continue;
+    const ir::View& input = graph.views[node.args[0].a];
+    if (input.dtype != ir::DType::kFloat32 || input.sizes.size() < 3) continue;
+    const int64_t channels = values[input.sizes[1]];
+    if (channels > 1 && values[input.strides[1]] == 1 && values[input.strides.back()] >= channels) return true;
+  }
+  return false;
+}
+
+// "softmax, mul.Tensor, 3 more"
+std::string describe(const ir::Graph& graph, const ir::Group& group) {
+  constexpr uint32_t kNamed = 4;
+  const uint32_t nodes = group.last - group.first + 1;
+  std::string text;
+  for (uint32_t n = 0; n < std::min(nodes, kNamed); ++n) {
+    text += (n == 0 ? "" : ", ") + std::string(ir::op_desc(graph.nodes[group.first + n].opcode).name);
+  }
+  return nodes <= kNamed ? text : text + ", " + std::to_string(nodes - kNamed) + " more";
+}
+
+// CLOCK_MONOTONIC in ns.
+uint64_t now() {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+          .count());
+}
+
+class KernelProgram : public RunnerProgram {
+ public:
+  // `refused` counts groups that no kernel does. `tunes`: it finds out by timing how its groups are done best.
+  KernelProgram(const KernelRunnerOptions& options, const ir::Graph& graph, std::atomic<uint64_t>& refused, bool tunes)
+      : options_(options), graph_(graph), refused_(refused), tunes_(tunes && options.choices != nullptr) {
+    for (const ir::Group& group : graph.groups) {
+      groups_.emplace_back(graph, group);
+      groups_.back().places = symbols_of_views(graph, group);
+    }
+  }
+
+  bool creates_buffer(uint32_t) const override { return false; }
+
+  bool takes(uint32_t first, uint32_t, std::span<const int64_t> values) override {
+    BoundGroup& group = group_at(first);
+    group.taken = takes(group, values);
+    summed_ = false;
+    return group.taken;
+  }
+
+  bool tunes() const override {
+    return tunes_ && std::ranges::any_of(groups_, [](const BoundGroup& group) {
+             return group.bound && group.fits && group.tuner.has_value() && group.tuner->open();
+           });
+  }
+
+  void took(uint32_t first, uint64_t ns) override {
+    BoundGroup& group = group_at(first);
+    if (std::exchange(group.timed, false) && group.way == GroupWay::kNodes) add_time(group, ns);
+  }
+
+  bool may_share(uint32_t first, uint32_t made, uint32_t source) const override {
+    const BoundGroup& group = group_at(first);
+    const codegen::Launch* both = nullptr;
+    if (std::ranges::any_of(group.launches, &codegen::Launch::computes_indices)) return false;
+    if (!std::ranges::all_of(group.launches, checks_little)) return false;
+    for (const codegen::Launch& launch : group.launches) {
+      const auto has = [&](const codegen::Binding& binding) {
+        return binding.buffer == made || binding.buffer == source;
+      };
+      if (std::ranges::none_of(launch.operands, has)) continue;
+      if (both != nullptr) return false;
+      both = &launch;
+    }
+    const bool shares = both != nullptr && codegen::may_share(*both, made, source);
+    group.shares |= shares;
+    return shares;
+  }
+
+  bool run(tr_run& run, tr_error* error) override {
+    const std::span<const tr_buffer> buffers(run.buffers, run.buffer_count);
+    for (uint32_t n = run.first; n < run.last;) {
+      BoundGroup& group = group_at(n);
+      if (n == first_taken()) options_.begins(points_ >= kPointsWorthWaking);
+      const uint64_t began = run.times != nullptr ? now() : 0;
+      codegen::cpu::IndexRecord failure;
+      if (group.attention != nullptr) {
+        group.attention->run(buffers, options_.threads);
+      } else if (group.by_library) {
+        if (!run_by_library(group, buffers, error)) return false;
+      } else if (group.product != nullptr) {
+        group.product->run(buffers, options_.threads);
+      } else if (may_begin(group, buffers, &failure)) {
+        run_kernels(group, buffers, &failure);
+      }
+      if (failure.operand != codegen::cpu::kNoFailure) {
+        std::snprintf(error->kind, sizeof(error->kind), "IndexError");
+        std::snprintf(error->message, sizeof(error->message),
+                      "index %lld is out of bounds for dimension with size %lld", static_cast<long long>(failure.index),
+                      static_cast<long long>(failure.bound));
+        error->node = group.group.first;
+        error->repeat = 1;
+        return false;
+      }
+      if (run.times != nullptr) note_times(run, group.group, began);
+      n = group.group.last + 1;
+    }
+    return true;
+  }
+
+ private:
+  // To look at all of its indices first costs little beside the rest.
+  static bool checks_little(const codegen::Launch& launch) {
+    constexpr int64_t kLittle = 16;
+    int64_t points = 1, indices = 0;
+    for (const int64_t size : launch.sizes) points *= size;
+    for (const int64_t size : launch.outer) points *= size;
+    for (const codegen::IndexCheck& check : launch.checks) {
+      int64_t count = 1;
+      for (size_t d = 0; d < check.sizes.size(); ++d) count *= check.strides[d] != 0 ? check.sizes[d] : 1;
+      indices += count;
+    }
+    return indices * kLittle <= points || indices == 0;
+  }
+
+  static bool may_begin(const BoundGroup& group, std::span<const tr_buffer> buffers,
+                        codegen::cpu::IndexRecord* failure) {
+    return std::ranges::all_of(group.launches, [&](const codegen::Launch& launch) {
+      if (!group.shares && !launch.checks_first) return true;
+      return std::ranges::all_of(launch.checks,
+                                 [&](const codegen::IndexCheck& check) { return are_inside(check, buffers, failure); });
+    });
+  }
+
+  bool takes(BoundGroup& group, std::span<const int64_t> values) {
+    if (!is_bound(group, values)) bind(group, values);
+    if (!group.fits) return false;
+    if (!group.numbers.check(values).ok()) return false;  // the op whose number it is says so
+    if (group.is_product()) return takes_product(group);
+    if (group.kernels.empty()) return true;
+    set_scalars(group, values);
+    const BoundGroup::Kernels& plain = group.kernels.front();
+    if (const auto state = state_of(plain); state != CompiledKernel::State::kReady) {
+      const auto failed = [](const auto& kernel) { return kernel->state == CompiledKernel::State::kFailed; };
+      if (state == CompiledKernel::State::kFailed)
+        refuse(group, (*std::ranges::find_if(plain.of, failed))->status.message());
+      return false;
+    }
+    if (tunes_) {
+      choose_way(group);
+    } else if (group.chosen != GroupWay::kPlain) {
+      use(group);
+    }
+    return group.way != GroupWay::kNodes;
+  }
+
+  bool takes_product(BoundGroup& group) const {
+    const ProductShape shape = group.product != nullptr ? group.product->shape() : group.library_product->shape();
+    const ProductChoices::Way way = options_.products->way(shape);
+    group.by_library = way == ProductChoices::Way::kOneDnn && group.library_product != nullptr;
+    return group.by_library || (way == ProductChoices::Way::kLoops && group.product != nullptr);
+  }
+
+  bool run_by_library(BoundGroup& group, std::span<const tr_buffer> buffers, tr_error* error) const {
+    if (group.library_product->run(buffers, options_.products->library())) return true;
+    group.fits = false;  // the op says why, or does it
+    std::snprintf(error->kind, sizeof(error->kind), "RuntimeError");
+    std::snprintf(error->message, sizeof(error->message), "oneDNN does not do this product of matrices");
+    error->node = group.group.first;
+    error->repeat = 1;
+    return false;
+  }
+
+  // That of all of them.
+  CompiledKernel::State state_of(const BoundGroup::Kernels& kernels) const {
+    auto all = CompiledKernel::State::kReady;
+    for (const std::shared_ptr<CompiledKernel>& kernel : kernels.of) {
+      if (options_.waits) options_.cache->wait(*kernel);
+      const auto state = kernel->state.load(std::memory_order_acquire);
+      if (state == CompiledKernel::State::kFailed) return state;
+      if (state == CompiledKernel::State::kWaits) all = state;
+    }
+    return all;
+  }
+
+  // -- Tuning ---------------------------------------------------------------------------------------------------------
+
+  // How the group is to be done in the next run: while its times are wanted, each way in turn.
+  void choose_way(BoundGroup& group) {
+    group.timed = false;
+    if (group.key.empty()) begin_tuning(group);
+    if (!group.tuner.has_value() || !group.tuner->open()) return use(group);
+    group.way = GroupWay::kPlain;
+    for (const BoundGroup::Kernels& kernels : group.kernels) {
+      const auto state = state_of(kernels);
+      if (state == CompiledKernel::State::kFailed) drop(group, kernels.way);
+      if (state == CompiledKernel::State::kWaits) return;
+    }
+    if (!group.tuner->open()) return;
+    group.way = group.tuner->next();
+    group.timed = true;
+  }
+
+  static bool may_stream(const BoundGroup& group) {
+    uint64_t stored = 0;
+    for (const codegen::Launch& launch : group.launches) stored += Launches::stored_bytes(launch);
+    return stored >= kStreamedBytes && std::ranges::any_of(group.launches, Launches::may_stream);
+  }
+
+  static codegen::cpu::Variant streaming(const codegen::Launch& launch) {
+    return {.streams = Launches::may_stream(launch)};
+  }
+
+  // Variants of the kernels of all launches. False: there are too many kernels.
+  template <typename F>
+  bool add_kernels(BoundGroup& group, GroupWay way, F&& variant_of) {
+    BoundGroup::Kernels kernels{way, {}, {}};
+    for (const codegen::Launch& launch : group.launches) {
+      const std::shared_ptr<CompiledKernel> kernel =
+          options_.cache->get(codegen::print(launch.kernel), launch.kernel, variant_of(launch));
+      if (kernel == nullptr) return false;
+      used_.insert(kernel);
+      kernels.of.push_back(kernel);
+      kernels.prepared.add(launch, *kernel);
+    }
+    group.kernels.push_back(std::move(kernels));
+    return true;
+  }
+
+  // What would have left the caches before somebody reads it goes past them.
+  void choose_streams(BoundGroup& group, std::span<const int64_t> values) {
+    if (tunes_ || options_.cache_bytes == 0 || !may_stream(group)) return;
+    // (What computes more does not wait for what it fetches, and would wait for its stores.)
+    if (!std::ranges::all_of(group.launches, Launches::waits_for_memory)) return;
+    if (bytes_until_read(graph_, group.group, values, options_.cache_bytes) <= options_.cache_bytes) return;
+    if (add_kernels(group, GroupWay::kStreams, streaming)) group.chosen = GroupWay::kStreams;
+  }
+
+  // Once its kernel is there: it is known what is best, or it is to be found out.
+  void begin_tuning(BoundGroup& group) {
+    group.key = "group";
+    for (const codegen::Launch& launch : group.launches) {
+      group.key += "\n" + codegen::print(launch.kernel) + (launch.in_turn ? "in turn, " : "");
+      for (const int64_t size : launch.sizes) group.key += std::to_string(size_class(size)) + " ";
+      for (const int64_t size : launch.outer) group.key += "* " + std::to_string(size_class(size));
+    }
+    std::vector<GroupWay> ways = {GroupWay::kPlain};
+    const auto offer = [&](GroupWay way, auto&& variant_of) {
+      if (add_kernels(group, way, variant_of)) ways.push_back(way);
+    };
+    const std::optional<GroupWay> known = options_.choices->find(group.key);
+    const auto wanted = [&](GroupWay way) { return !known.has_value() || *known == way; };
+    if (may_stream(group) && wanted(GroupWay::kStreams)) offer(GroupWay::kStreams, streaming);
+    if (std::ranges::any_of(group.launches, has_short_rows) && wanted(GroupWay::kColumns)) {
+      offer(GroupWay::kColumns, [](const codegen::Launch& launch) {
+        return codegen::cpu::Variant{.columns = has_short_rows(launch) ? launch.sizes.back() : 0};
+      });
+    }
+    // (Where runs wait for kernels, the same bits are wanted in each process.)
+    if (!options_.waits) ways.push_back(GroupWay::kNodes);
+    if (!known.has_value()) {
+      group.tuner.emplace(ways);
+      return;
+    }
+    const bool possible = std::ranges::count(ways, *known) != 0;
+    group.chosen = possible ? *known : GroupWay::kPlain;
+    if (options_.tell_choice)
+      options_.tell_choice(describe(graph_, group.group), std::string(name(group.chosen)) + ", as was found before");
+  }
+
+  // Code for rows of one size alone: its own size is told exactly, others by powers of two.
+  static int64_t size_class(int64_t size) {
+    if (size <= codegen::cpu::kMostFixedColumns) return size;
+    return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(size)));
+  }
+
+  static bool has_short_rows(const codegen::Launch& launch) {
+    const codegen::Kernel& kernel = launch.kernel;
+    return kernel.rows == 1 && kernel.columns > 0 && launch.rest == 0 && launch.sizes.back() > 0 &&
+           launch.sizes.back() <= codegen::cpu::kMostFixedColumns;
+  }
+
+  // What was chosen, if it is there by now.
+  void use(BoundGroup& group) {
+    group.way = group.chosen;
+    if (group.way == GroupWay::kNodes) return;
+    const BoundGroup::Kernels& kernels = group.by(group.way);
+    if (state_of(kernels) != CompiledKernel::State::kReady) group.way = GroupWay::kPlain;
+  }
+
+  void add_time(BoundGroup& group, uint64_t ns) {
+    group.tuner->add(ns);
+    if (!group.tuner->open()) decide(group);
+  }
+
+  void drop(BoundGroup& group, GroupWay way) {
+    const bool was_open = group.tuner->open();
+    group.tuner->drop(way);
+    if (was_open && !group.tuner->open()) decide(group);
+  }
+
+  void decide(BoundGroup& group) {
+    const GroupTuner& tuner = *group.tuner;
+    group.chosen = tuner.best();
+    options_.choices->keep(group.key, group.chosen, tuner.sure());
+    if (!options_.tell_choice) return;
+    std::string text(name(group.chosen));
+    if (!tuner.sure()) text += ", as times vary too much";
+    for (const GroupWay way : {GroupWay::kPlain, GroupWay::kStreams, GroupWay::kColumns, GroupWay::kNodes}) {
+      if (tuner.ns(way) != 0) text += "; " + std::string(name(way)) + " took " + std::to_string(tuner.ns(way)) + " ns";
+    }
+    options_.tell_choice(describe(graph_, group.group), text);
+  }
+
+  void run_kernels(BoundGroup& group, std::span<const tr_buffer> buffers, codegen::cpu::IndexRecord* failure) {
+    BoundGroup::Kernels* kernels = &group.by(group.way);
+    bool timed = std::exchange(group.timed, false);
+    if (kernels->way == GroupWay::kStreams && !kernels->prepared.may_stream_to(buffers)) {
+      kernels = &group.kernels.front();
+      if (timed) drop(group, GroupWay::kStreams);
+      timed = false;
+    }
+    const auto clock = [&] { return options_.clock ? options_.clock() : now(); };
+    const uint64_t began = timed ? clock() : 0;
+    kernels->prepared.run(buffers, options_.threads, failure);
+    if (timed) add_time(group, clock() - began);
+  }
+
+  // No kernel does it, with the sizes and strides of this run: once a group.
+  void refuse(BoundGroup& group, std::string_view why) const {
+    if (std::exchange(group.refused, true)) return;
+    refused_.fetch_add(1, std::memory_order_relaxed);
+    if (options_.tell_refusal) options_.tell_refusal(describe(graph_, group.group), why);
+  }
+
+  // The group's time is its first node's.
+  static void note_times(tr_run& run, const ir::Group& group, uint64_t began) {
+    const uint64_t ended = now();
+    run.times[group.first - run.first] = began;
+    for (uint32_t n = group.first + 1; n <= group.last + 1; ++n) run.times[n - run.first] = ended;
+  }
+
+  BoundGroup& group_at(uint32_t first) { return const_cast<BoundGroup&>(std::as_const(*this).group_at(first)); }
+  const BoundGroup& group_at(uint32_t first) const {
+    return *std::ranges::lower_bound(groups_, first, {}, [](const BoundGroup& g) { return g.group.first; });
+  }
+
+  static bool is_bound(const BoundGroup& group, std::span<const int64_t> values) {
+    if (!group.bound) return false;
+    for (size_t i = 0; i < group.symbols.size(); ++i) {
+      if (group.values[i] != values[group.symbols[i]]) return false;
+    }
+    return true;
+  }
+
+  void bind(BoundGroup& group, std::span<const int64_t> values) {
+    group.bound = true;
+    group.kernels.clear();
+    group.way = group.chosen = GroupWay::kPlain;
+    group.tuner.reset();
+    group.timed = false;
+    group.key.clear();
+    group.symbols = group.places;
+    if (group.group.kind == ir::GroupKind::kAttention) return bind_attention(group, values);
+    if (group.group.kind == ir::GroupKind::kMatmulEpilogue) return bind_product(group, values);
+    if (norms_channels_last(graph_, group.group, values)) {
+      group.fits = false;
+      remember(group, values);
+      return refuse(group, "a group norm's channels are neighbours");
+    }
+    const Status lowered = codegen::lower_group(graph_, group.group, values, &group.launches);
+    group.fits = lowered.ok();
+    for (const codegen::Launch& launch : group.launches) {
+      group.symbols.insert(group.symbols.end(), launch.depends.begin(), launch.depends.end());
+    }
+    remember(group, values);
+    if (!group.fits) return refuse(group, lowered.message());
+    BoundGroup::Kernels& kernels = group.kernels.emplace_back();
+    for (const codegen::Launch& launch : group.launches) {
+      const std::shared_ptr<CompiledKernel> kernel = options_.cache->get(codegen::print(launch.kernel), launch.kernel);
+      group.fits &= kernel != nullptr;
+      if (kernel == nullptr) continue;
+      used_.insert(kernel);
+      kernels.of.push_back(kernel);
+      kernels.prepared.add(launch, *kernel);
+    }
+    if (!group.fits) return refuse(group, "it is too large, or there are too many kernels");
+    group.fits = kernels.prepared.scratch() <= kMostScratch;
+    if (!group.fits) return refuse(group, "its rows are too long for what a thread keeps of them");
+    choose_streams(group, values);
+  }
+
+  // Numbers of a node that loops of our own take as they are when it is bound.
+  static void add_numbers(BoundGroup& group, const ir::Node& node) {
+    for (const ir::Arg& arg : node.args) {
+      const bool number = arg.tag == ir::ArgTag::kBool || arg.tag == ir::ArgTag::kInt || arg.tag == ir::ArgTag::kFloat;
+      if (number) group.symbols.push_back(arg.a);
+    }
+  }
+
+  void bind_product(BoundGroup& group, std::span<const int64_t> values) {
+    const ir::Node& node = graph_.nodes[group.group.first];
+    add_numbers(group, node);
+    remember(group, values);
+    const ProductLoops* loops = product_loops(host_target());
+    group.product.reset();
+    group.library_product.reset();
+    group.by_library = false;
+    if (loops != nullptr && options_.products != nullptr && group.group.first == group.group.last) {
+      group.product = Product::bind(graph_, node, values, *loops);
+      group.library_product = LibraryProduct::bind(graph_, node, values);
+    }
+    if (group.product != nullptr && group.product->scratch() > kMostScratch) group.product.reset();
+    group.fits = group.is_product();
+  }
+
+  void bind_attention(BoundGroup& group, std::span<const int64_t> values) {
+    const ir::Node& node = graph_.nodes[group.group.first];
+    add_numbers(group, node);
+    remember(group, values);
+    const AttentionLoops* loops = attention_loops(host_target());
+    if (loops != nullptr && group.group.first == group.group.last) {
+      group.attention = Attention::bind(graph_, node, values, *loops);
+    }
+    group.fits = group.attention != nullptr && group.attention->scratch() <= kMostScratch;
+    if (!group.fits) refuse(group, "no loops do attention of these sizes, strides and dtypes");
+  }
+
+  // With which values the group was bound.
+  static void remember(BoundGroup& group, std::span<const int64_t> values) {
+    make_unique(group.symbols);
+    group.values.clear();
+    for (const ir::Sym symbol : group.symbols) group.values.push_back(values[symbol]);
+  }
+
+  // Numbers that are arguments as they are.
+  static void set_scalars(BoundGroup& group, std::span<const int64_t> values) {
+    for (codegen::Launch& launch : group.launches) {
+      for (size_t i = 0; i < launch.scalars.size(); ++i) {
+        const ir::Sym symbol = launch.scalar_symbols[i];
+        if (symbol != ir::kNoSym) launch.scalars[i] = static_cast<uint64_t>(values[symbol]);
+      }
+    }
+  }
+
+  // The first node of the run's first group, if somebody is to know of it; sums up what all of them do.
+  uint32_t first_taken() {
+    if (!options_.begins) return ir::kNoNode;
+    if (summed_) return first_taken_;
+    summed_ = true;
+    first_taken_ = ir::kNoNode;
+    points_ = 0;
+    for (const BoundGroup& group : groups_) {
+      if (!group.taken) continue;
+      first_taken_ = std::min(first_taken_, group.group.first);
+      points_ += group.attention != nullptr ? group.attention->points()
+                 : group.is_product()       ? group.product_points()
+                                            : group.plain().points();
+    }
+    return first_taken_;
+  }
+
+  const KernelRunnerOptions& options_;
+  const ir::Graph& graph_;
+  std::atomic<uint64_t>& refused_;
+  const bool tunes_;
+  std::vector<BoundGroup> groups_;
+  // All that it had with any sizes, which may come back: the cache keeps what some program has.
+  std::set<std::shared_ptr<CompiledKernel>> used_;
+  bool summed_ = false;  // what follows is of those that are taken now
+  uint32_t first_taken_ = ir::kNoNode;
+  double points_ = 0;
+};
+
+class KernelRunner : public Runner {
+ public:
+  explicit KernelRunner(KernelRunnerOptions options) : options_(std::move(options)) {}
+
+  std::string description() const override { return options_.description; }
+  bool accepts(const ir::Graph&, uint32_t) override { return false; }
+  bool accepts_group(const ir::Graph&, const ir::Group& group) override {
+    return (group_kinds() >> static_cast<uint32_t>(group.kind) & 1) != 0;
+  }
+  uint64_t generation() const override {
+    return options_.cache->generation() + (options_.products != nullptr ? options_.products->generation() : 0);
+  }
+  // There is nothing to do: time to find out who is faster.
+  void rest() override {
+    if (options_.products == nullptr || !options_.products->wants_measuring()) return;
+    if (options_.begins) options_.begins(true);
+    options_.products->measure();
+  }
+  Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
+    *program = std::make_unique<KernelProgram>(options_, request.graph, refused_, request.tune);
+    return {};
+  }
+  bool has_op(const char*) override { return false; }
+  uint64_t kernels_compiled() const override { return options_.cache->compiled(); }
+  uint64_t groups_refused() const override { return refused_.load(std::memory_order_relaxed); }
+
+ private:
+  const KernelRunnerOptions options_;
+  std::atomic<uint64_t> refused_ = 0;
+};
+
+constexpr uint64_t bit(ir::DType dtype) { return uint64_t{1} << static_cast<uint32_t>(dtype); }
+constexpr uint32_t bit(ir::GroupKind kind) { return 1u << static_cast<uint32_t>(kind); }
+
+}  // namespace
+
+std::unique_ptr<Runner> make_kernel_runner(KernelRunnerOptions options) {
+  return std::make_unique<KernelRunner>(std::move(options));
+}
+
+uint32_t group_kinds() {
+  return bit(ir::GroupKind::kPointwise) | bit(ir::GroupKind::kRowwise) | bit(ir::GroupKind::kReduce) |
+         bit(ir::GroupKind::kMultiTensor) |
+         (host_target().empty() ? 0 : bit(ir::GroupKind::kAttention) | bit(ir::GroupKind::kMatmulEpilogue));
+}
+
+uint64_t dtypes() {
+  using enum ir::DType;
+  return bit(kBool) | bit(kUInt8) | bit(kInt8) | bit(kInt16) | bit(kInt32) | bit(kInt64) | bit(kFloat16) |
+         bit(kBFloat16) | bit(kFloat32) | bit(kFloat64);
+}
+
+std::string host_target() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("x86-64-v4")) return "x86-64-v4";
+  if (__builtin_cpu_supports("x86-64-v3")) return "x86-64-v3";
+#endif
+  return {};
+}
+
+}  // namespace torch_remote::worker::kernels

@@ -1,0 +1,159 @@
+#include "worker/targets/cpu/compiled/library_product.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "ir/number.h"
+#include "ir/op_table_generated.h"
+
+namespace torch_remote::worker::kernels {
+
+using ir::Arg;
+using ir::ArgTag;
+
+// Reads a node's arguments into a product; its functions say whether a library may do it.
+class LibraryProductBinder {
+ public:
+  LibraryProductBinder(const ir::Graph& graph, std::span<const int64_t> values, LibraryProduct* made)
+      : graph_(graph), values_(values), made_(made), product_(made->product_) {}
+
+  bool multiplies(const ir::Node& node, bool batches) {
+    return operands(node.args[0], node.args[1], node.results[0], batches);
+  }
+
+  bool multiplies_and_adds(const ir::Node& node, bool batches) {
+    const std::optional<double> beta = ir::number_of(node.args[3], values_),
+                                alpha = ir::number_of(node.args[4], values_);
+    if (alpha != 1.0 || (beta != 0.0 && beta != 1.0)) return false;
+    return operands(node.args[1], node.args[2], node.results[0], batches) && (beta == 0.0 || adds(node.args[0]));
+  }
+
+ private:
+  // With its numbers: of one matrix there is a batch of one.
+  struct Matrices {
+    const ir::View& view;
+    int64_t batches, rows, columns;
+    tr_matrix strides;
+  };
+
+  std::optional<Matrices> matrices(const Arg& arg, bool batches) const {
+    if (arg.tag != ArgTag::kView) return std::nullopt;
+    const ir::View& view = graph_.views[arg.a];
+    const size_t first = batches ? 1 : 0;
+    if (view.dynamic || view.dtype != ir::DType::kFloat32 || view.sizes.size() != first + 2) return std::nullopt;
+    const auto size = [&](size_t dim) { return values_[view.sizes[dim]]; };
+    const auto stride = [&](size_t dim) { return values_[view.strides[dim]]; };
+    return Matrices{view,
+                    batches ? size(0) : 1,
+                    size(first),
+                    size(first + 1),
+                    {nullptr, batches ? stride(0) : 0, stride(first), stride(first + 1)}};
+  }
+
+  LibraryProduct::Place place(const ir::View& view) const {
+    return {view.buffer, values_[view.offset] * static_cast<int64_t>(ir::item_size(view.dtype))};
+  }
+
+  // Neighbours lie along one of its dims.
+  static bool has_lines(const Matrices& m) {
+    return m.rows == 1 || m.columns == 1 || m.strides.row == 1 || m.strides.column == 1;
+  }
+
+  static bool has_no_gaps(const Matrices& m) {
+    return (m.columns == 1 || m.strides.column == 1) && (m.rows == 1 || m.strides.row == m.columns) &&
+           (m.batches == 1 || m.strides.batch == m.rows * m.columns);
+  }
+
+  bool operands(const Arg& left_arg, const Arg& right_arg, const Arg& result_arg, bool batches) {
+    const std::optional<Matrices> left = matrices(left_arg, batches), right = matrices(right_arg, batches),
+                                  result = matrices(result_arg, batches);
+    if (!left || !right || !result || left->columns != right->rows || result->rows != left->rows ||
+        result->columns != right->columns || left->batches != right->batches || result->batches != left->batches) {
+      return false;
+    }
+    if (left->rows < 1 || left->columns < 1 || right->columns < 1 || left->batches < 1) return false;
+    if (!has_lines(*left) || !has_lines(*right) || !has_no_gaps(*result)) return false;
+    product_.struct_size = sizeof(product_);
+    product_.dtype = static_cast<int>(ir::DType::kFloat32);
+    product_.batches = batches ? left->batches : 0;
+    product_.rows = left->rows;
+    product_.depth = left->columns;
+    product_.columns = right->columns;
+    product_.left = left->strides;
+    product_.right = right->strides;
+    product_.result = result->strides;
+    made_->left_ = place(left->view);
+    made_->right_ = place(right->view);
+    made_->result_ = place(result->view);
+    return true;
+  }
+
+  // It is broadcast along its dims of size 1, and along those that it does not have.
+  bool adds(const Arg& arg) {
+    if (arg.tag != ArgTag::kView || graph_.views[arg.a].dynamic) return false;
+    const ir::View& view = graph_.views[arg.a];
+    const size_t rank = view.sizes.size(), wanted_rank = product_.batches == 0 ? 2 : 3;
+    if (view.dtype != ir::DType::kFloat32 || rank > wanted_rank) return false;
+    const int64_t wanted[3] = {product_.batches, product_.rows, product_.columns};
+    int64_t strides[3] = {0, 0, 0};
+    for (size_t d = 0; d < rank; ++d) {
+      const int64_t size = values_[view.sizes[d]];
+      const size_t at = 3 - rank + d;
+      if (size != wanted[at] && size != 1) return false;
+      if (size != 1) strides[at] = values_[view.strides[d]];
+    }
+    product_.added = {nullptr, strides[0], strides[1], strides[2]};
+    made_->added_ = place(view);
+    made_->adds_ = true;
+    return true;
+  }
+
+  const ir::Graph& graph_;
+  const std::span<const int64_t> values_;
+  LibraryProduct* const made_;
+  tr_product& product_;
+};
+
+std::unique_ptr<LibraryProduct> LibraryProduct::bind(const ir::Graph& graph, const ir::Node& node,
+                                                     std::span<const int64_t> values) {
+  std::unique_ptr<LibraryProduct> made(new LibraryProduct());
+  LibraryProductBinder binder(graph, values, made.get());
+  const bool fits = node.opcode == ir::ops::aten_mm        ? binder.multiplies(node, false)
+                    : node.opcode == ir::ops::aten_bmm     ? binder.multiplies(node, true)
+                    : node.opcode == ir::ops::aten_addmm   ? binder.multiplies_and_adds(node, false)
+                    : node.opcode == ir::ops::aten_baddbmm ? binder.multiplies_and_adds(node, true)
+                                                           : false;
+  return fits ? std::move(made) : nullptr;
+}
+
+ProductShape shape_of(const tr_product& p) {
+  return {.type = ProductType::kFloat,
+          .rows = p.rows,
+          .columns = p.columns,
+          .depth = p.depth,
+          .batches = p.batches,
+          .left_across = p.left.column != 1 && p.depth != 1,
+          .right_along_columns = p.right.row != 1 && p.depth != 1};
+}
+
+double LibraryProduct::points() const {
+  const auto batches = static_cast<double>(std::max<int64_t>(product_.batches, 1));
+  return product_points(batches * static_cast<double>(product_.columns) * static_cast<double>(product_.depth),
+                        product_.rows);
+}
+
+bool LibraryProduct::run(std::span<const tr_buffer> buffers,
+                         const std::function<bool(const tr_product&)>& library) const {
+  const auto at = [&](const Place& place) -> void* {
+    return static_cast<std::byte*>(buffers[place.buffer].data) + place.offset;
+  };
+  tr_product product = product_;
+  product.way = TR_PRODUCT_ONEDNN;
+  product.left.data = at(left_);
+  product.right.data = at(right_);
+  product.result.data = at(result_);
+  if (adds_) product.added.data = at(added_);
+  return library(product);
+}
+
+}  // namespace torch_remote::worker::kernels

@@ -1,0 +1,217 @@
+#include "worker/targets/cpu/compiled/product_choice.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <chrono>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "ir/fusion.h"
+#include "worker/targets/cpu/compiled/product.h"
+
+namespace torch_remote::worker::kernels {
+namespace {
+
+// Columns and depth are measured at powers of two between these.
+constexpr int64_t kLeast = 64, kMost = 2048;
+// Of products that are not the loops', each size is, up to these; batches, so that it is not more multiplications.
+constexpr int64_t kMostRows = 256, kMostOther = 512, kMultiplications = 1 << 25;
+// Weights come from beyond the second cache, as those of a model do: so many bytes are gone through in turn.
+constexpr size_t kBeyondCache = 8 << 20;
+constexpr size_t kSamples = 7;
+// Of what takes a millisecond.
+constexpr size_t kSamplesOfLong = 3;
+constexpr int64_t kLong = 1 << 24;
+// What is not the library must win by so much.
+constexpr double kGain = 0.95;
+constexpr uint64_t kFileLimit = 256 << 20;  // as of all kernels
+
+// The power of two that is nearest.
+int64_t rounded(int64_t size, int64_t least, int64_t most) {
+  const auto below = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(size, 1))));
+  return std::clamp(size - below > 2 * below - size ? 2 * below : below, least, most);
+}
+
+int64_t rounded_rows(int64_t rows) {
+  constexpr std::array<int64_t, 6> kRows = {1, 2, 4, 8, 16, 32};
+  for (const int64_t most : kRows) {
+    if (rows <= most) return most;
+  }
+  return ir::kMostProductRows;
+}
+
+std::string name_of(const ProductShape& shape) {
+  constexpr const char* kTypes[] = {"f32", "bf16", "f16"};
+  return std::string("way of product ") + kTypes[static_cast<size_t>(shape.type)] + " " +
+         (shape.batches == 0 ? "" : std::to_string(shape.batches) + " of ") + std::to_string(shape.rows) +
+         (shape.left_across ? "'x" : "x") + std::to_string(shape.depth) + (shape.right_along_columns ? "'x" : "x") +
+         std::to_string(shape.columns);
+}
+
+int dtype_of(ProductType type) {
+  constexpr ir::DType kTypes[] = {ir::DType::kFloat32, ir::DType::kBFloat16, ir::DType::kFloat16};
+  return static_cast<int>(kTypes[static_cast<size_t>(type)]);
+}
+
+double seconds_of_machine() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+ProductChoices::Options with_clock(ProductChoices::Options options) {
+  if (!options.clock) options.clock = seconds_of_machine;
+  return options;
+}
+
+}  // namespace
+
+ProductChoices::ProductChoices(Options options)
+    : options_(with_clock(std::move(options))), files_(options_.folder, kFileLimit, options_.about) {}
+
+ProductShape ProductChoices::class_of(const ProductShape& shape) {
+  ProductShape known = shape;
+  if (shape.may_be_loops()) {
+    known.rows = rounded_rows(shape.rows);
+    known.columns = rounded(shape.columns, kLeast, kMost);
+    known.depth = rounded(shape.depth, kLeast, kMost);
+    return known;
+  }
+  known.rows = rounded(shape.rows, 1, kMostRows);
+  known.columns = rounded(shape.columns, 1, kMostOther);
+  known.depth = rounded(shape.depth, 1, kMostOther);
+  if (shape.batches != 0) {
+    const int64_t each = known.rows * known.columns * known.depth;
+    known.batches = rounded(shape.batches, 1, std::max<int64_t>(kMultiplications / each, 1));
+  }
+  return known;
+}
+
+ProductChoices::Way ProductChoices::way(const ProductShape& shape) {
+  if (options_.fixed || !options_.library) return fixed_way(shape);
+  if (!shape.may_be_loops() && !shape.may_be_onednn()) return Way::kLibrary;
+  const ProductShape known = class_of(shape);
+  if (const auto found = ways_.find(known); found != ways_.end()) return found->second;
+  std::vector<uint8_t> bytes;
+  const bool kept = files_.read(name_of(known), &bytes) && bytes.size() == 1 &&
+                    bytes[0] >= static_cast<uint8_t>(Way::kLoops) && bytes[0] <= static_cast<uint8_t>(Way::kOneDnn);
+  if (!kept) wanted_.push_back(known);
+  return ways_[known] = kept ? static_cast<Way>(bytes[0]) : Way::kUnknown;
+}
+
+// Where nothing may depend on times.
+ProductChoices::Way ProductChoices::fixed_way(const ProductShape& shape) {
+  if (shape.may_be_loops()) return Way::kLoops;
+  if (!options_.library || !shape.may_be_onednn()) return Way::kLibrary;
+  if (!has_onednn_) {
+    constexpr int64_t kSize = 8;
+    std::array<float, kSize * kSize> zeros{}, result{};
+    tr_product product{};
+    product.struct_size = sizeof(product);
+    product.dtype = dtype_of(ProductType::kFloat);
+    product.way = TR_PRODUCT_ONEDNN;
+    product.rows = product.columns = product.depth = kSize;
+    product.left = product.right = {zeros.data(), 0, kSize, 1};
+    product.result = {result.data(), 0, kSize, 1};
+    has_onednn_ = options_.library(product);
+  }
+  return *has_onednn_ ? Way::kOneDnn : Way::kLibrary;
+}
+
+bool ProductChoices::measure() {
+  if (wanted_.empty()) return false;
+  const ProductShape shape = wanted_.front();
+  wanted_.pop_front();
+  const Way way = measured(shape);
+  ways_[shape] = way;
+  files_.write(name_of(shape), {static_cast<uint8_t>(way)});
+  ++generation_;
+  return true;
+}
+
+ProductChoices::Way ProductChoices::measured(const ProductShape& shape) const {
+  const size_t item = shape.type == ProductType::kFloat ? 4 : 2;
+  const int64_t batches = std::max<int64_t>(shape.batches, 1);
+  const int64_t lefts = shape.rows * shape.depth, rights = shape.columns * shape.depth;
+  const int64_t results = shape.rows * shape.columns;
+  const size_t weights = static_cast<size_t>(batches * rights) * item;
+  const size_t copies = std::max<size_t>(2, kBeyondCache / weights);
+  // (Zeros take as long as other numbers. Memory that nobody has written to would be one page for all.)
+  std::vector<std::byte> left(static_cast<size_t>(batches * lefts) * sizeof(float)),
+      right(copies * weights, std::byte{0}), result(static_cast<size_t>(batches * results) * item);
+  size_t next = 0;
+  const auto weights_at = [&] { return right.data() + next++ % copies * weights; };
+
+  struct Candidate {
+    Way way;
+    std::function<bool()> run;
+    std::vector<double> times = {};
+    bool good = true;
+  };
+  std::vector<Candidate> candidates;
+  std::vector<float> converted(shape.type == ProductType::kFloat ? 0 : static_cast<size_t>(lefts));
+  if (shape.may_be_loops()) {
+    ProductCall call;
+    call.type = shape.type;
+    call.rows = shape.rows;
+    call.columns = shape.columns;
+    call.depth = call.left_line = call.right_line = shape.depth;
+    call.result_line = shape.columns;
+    call.result = result.data();
+    candidates.push_back({Way::kLoops, [&, call]() mutable {
+                            call.right = weights_at();
+                            call.left = reinterpret_cast<const float*>(left.data());
+                            if (!converted.empty()) {
+                              options_.loops->convert(shape.type, left.data(), lefts, converted.data());
+                              call.left = converted.data();
+                            }
+                            run_product(*options_.loops, call, options_.threads);
+                            return true;
+                          }});
+  }
+  tr_product product{};
+  product.struct_size = sizeof(product);
+  product.dtype = dtype_of(shape.type);
+  product.batches = shape.batches;
+  product.rows = shape.rows;
+  product.columns = shape.columns;
+  product.depth = shape.depth;
+  product.left =
+      shape.left_across ? tr_matrix{left.data(), lefts, 1, shape.rows} : tr_matrix{left.data(), lefts, shape.depth, 1};
+  product.right = shape.right_along_columns ? tr_matrix{nullptr, rights, shape.columns, 1}
+                                            : tr_matrix{nullptr, rights, 1, shape.depth};
+  product.result = {result.data(), results, shape.columns, 1};
+  const auto library = [&](tr_product_way way) {
+    product.way = way;
+    product.right.data = weights_at();
+    return options_.library(product);
+  };
+  candidates.push_back({Way::kLibrary, [&] { return library(TR_PRODUCT_AS_OP); }});
+  if (shape.may_be_onednn()) candidates.push_back({Way::kOneDnn, [&] { return library(TR_PRODUCT_ONEDNN); }});
+
+  const size_t samples = batches * rights * shape.rows >= kLong ? kSamplesOfLong : kSamples;
+  for (size_t i = 0; i <= samples; ++i) {  // the first ones wake threads
+    for (Candidate& candidate : candidates) {
+      if (!candidate.good) continue;
+      const double begin = options_.clock();
+      candidate.good = candidate.run();
+      if (i != 0) candidate.times.push_back(options_.clock() - begin);
+    }
+  }
+  const auto median = [](std::vector<double>& times) {
+    std::ranges::nth_element(times, times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2));
+    return times[times.size() / 2];
+  };
+  Way best = shape.may_be_loops() ? Way::kLoops : Way::kLibrary;
+  double least = std::numeric_limits<double>::infinity();
+  for (Candidate& candidate : candidates) {
+    if (!candidate.good) continue;
+    const double time = median(candidate.times) / (candidate.way == Way::kLibrary ? 1 : kGain);
+    if (time >= least) continue;
+    least = time;
+    best = candidate.way;
+  }
+  return best;
+}
+
+}  // namespace torch_remote::worker::kernels

@@ -1,0 +1,335 @@
+// Included once for each instruction set: depthwise_v3.cpp, depthwise_v4.cpp.
+#include "worker/targets/cpu/loops/depthwise_call.h"
+#include "worker/targets/cpu/loops/vector_block.h"
+
+namespace torch_remote::worker::aten::TORCH_REMOTE_ISA {
+namespace {
+
+using namespace kernels::TORCH_REMOTE_ISA;
+
+// Some rows of the results at a time: the rows of the input that they need are copied, with zeros around, into lines of
+// which any vector may be read. Where results are several columns of the input apart, a row becomes that many lines:
+// columns 0, s, 2 s, …; 1, s + 1, …; so that what neighbours read are neighbours.
+constexpr int64_t kBand = 12288;  // floats of these rows, about
+
+struct Lines {
+  int64_t size;                            // floats of a line
+  int64_t row;                             // of a row's lines
+  int64_t rows;                            // results of a band
+  int64_t columns[kMostDepthwiseColumns];  // where in a row's lines the kernel's columns begin
+
+  explicit Lines(const DepthwiseCall& call) {
+    const DepthwiseDim& width = call.width;
+    size = padded(width.output) + (width.kernel - 1) * width.dilation / width.stride + 1;
+    row = size * width.stride;
+    for (int64_t j = 0; j < width.kernel; ++j) {
+      const int64_t column = j * width.dilation;
+      columns[j] = column % width.stride * size + column / width.stride;
+    }
+    const int64_t whole = kBand / (row * call.height.stride);
+    rows = smaller(whole > 8 ? whole : 8, call.height.output);
+  }
+
+  int64_t rows_of_input(const DepthwiseCall& call, int64_t results) const {
+    return (results - 1) * call.height.stride + (call.height.kernel - 1) * call.height.dilation + 1;
+  }
+};
+
+inline void clear(float* data, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) data[i] = 0.0f;
+}
+
+// The rows of the input from `first` on, which may be outside of it.
+inline void copy_rows(const DepthwiseCall& call, const Lines& lines, const float* input, int64_t first, int64_t rows,
+                      float* to) {
+  const DepthwiseDim& width = call.width;
+  const int64_t stride = width.stride, count = smaller(width.input, lines.row - width.padding);
+  for (int64_t r = 0; r < rows; ++r, to += lines.row) {
+    clear(to, lines.row);
+    if (first + r < 0 || first + r >= call.height.input) continue;
+    const float* from = input + (first + r) * width.input;
+    if (stride == 1) {
+      for (int64_t c = 0; c < count; ++c) to[width.padding + c] = from[c];
+      continue;
+    }
+    for (int64_t phase = 0; phase < stride; ++phase) {
+      // The first column of the input that lies in this line.
+      const int64_t begin = ((phase - width.padding) % stride + stride) % stride;
+      float* line = to + phase * lines.size + (begin + width.padding) / stride;
+      for (int64_t c = begin; c < count; c += stride) *line++ = from[c];
+    }
+  }
+}
+
+// All bits of the first `count` lanes.
+inline Ints lanes_below(int64_t count) {
+  Ints lanes;
+#pragma GCC unroll 16
+  for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = lane;
+  return lanes < static_cast<int32_t>(smaller(count, kLanes));
+}
+
+inline void store_some(float* data, Floats value, int64_t count) {
+  if (count >= kLanes) return store(data, value);
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(data, static_cast<__mmask16>((1u << count) - 1), __builtin_bit_cast(__m512, value));
+#else
+  _mm256_maskstore_ps(data, __builtin_bit_cast(__m256i, lanes_below(count)), __builtin_bit_cast(__m256, value));
+#endif
+}
+
+// `Rows` rows of results that lie one below the other, of a kernel of `Height` rows: what is read of a row of the input
+// is used for all of them.
+template <int Height, int Rows, int Vectors>
+inline __attribute__((always_inline)) void convolve_rows(const DepthwiseCall& call, const Lines& lines,
+                                                         const float* input, const float* kernel, float bias,
+                                                         float* output, int64_t columns) {
+  Floats sum[Rows][Vectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < Vectors; ++v) sum[r][v] = splat(bias);
+  }
+  const int64_t width = call.width.kernel;
+  for (int64_t j = 0; j < width; ++j) {
+    const float* at = input + lines.columns[j];
+#pragma GCC unroll 16
+    for (int t = 0; t < Height + Rows - 1; ++t) {
+      Floats value[Vectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < Vectors; ++v) value[v] = load(at + t * lines.row + v * kLanes);
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r) {
+        if (t < r || t - r >= Height) continue;
+        const Floats factor = splat(kernel[(t - r) * width + j]);
+#pragma GCC unroll 2
+        for (int v = 0; v < Vectors; ++v) sum[r][v] += factor * value[v];
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < Vectors; ++v) {
+      store_some(output + r * call.width.output + v * kLanes, sum[r][v], columns - v * kLanes);
+    }
+  }
+}
+
+// `Rows` rows of results, `Vectors` vectors wide. Sums stay in registers.
+template <int Rows, int Vectors>
+inline __attribute__((always_inline)) void convolve_tile(const DepthwiseCall& call, const Lines& lines,
+                                                         const float* input, const float* kernel, float bias,
+                                                         float* output, int64_t columns) {
+  Floats sum[Rows][Vectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) sum[r][v] = splat(bias);
+  }
+  for (int64_t i = 0; i < call.height.kernel; ++i) {
+    const float* row = input + i * call.height.dilation * lines.row;
+    for (int64_t j = 0; j < call.width.kernel; ++j) {
+      const Floats factor = splat(*kernel++);
+      const float* at = row + lines.columns[j];
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+        for (int v = 0; v < Vectors; ++v) sum[r][v] += factor * load(at + r * lines.row + v * kLanes);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) {
+      store_some(output + r * call.width.output + v * kLanes, sum[r][v], columns - v * kLanes);
+    }
+  }
+}
+
+// All rows of a band, of some columns. (The last rows of a tile may be computed twice.) `Height`: of the kernel, where
+// rows lie one below the other; 0: any.
+template <int Height, int Rows, int Vectors>
+inline void convolve_columns(const DepthwiseCall& call, const Lines& lines, const float* input, const float* kernel,
+                             float bias, float* output, int64_t rows, int64_t columns) {
+  const int64_t line = call.width.output;
+  if (rows < Rows) {
+    for (int64_t r = 0; r < rows; ++r) {
+      convolve_tile<1, Vectors>(call, lines, input + r * lines.row, kernel, bias, output + r * line, columns);
+    }
+    return;
+  }
+  for (int64_t r = 0; r < rows; r += Rows) {
+    const int64_t first = smaller(r, rows - Rows);
+    if constexpr (Height > 0) {
+      convolve_rows<Height, Rows, Vectors>(call, lines, input + first * lines.row, kernel, bias, output + first * line,
+                                           columns);
+    } else {
+      convolve_tile<Rows, Vectors>(call, lines, input + first * lines.row, kernel, bias, output + first * line,
+                                   columns);
+    }
+  }
+}
+
+template <int Height>
+inline void convolve_band(const DepthwiseCall& call, const Lines& lines, const float* input, const float* kernel,
+                          float bias, float* output, int64_t rows) {
+  for (int64_t x = 0; x < call.width.output;) {
+    const int64_t left = call.width.output - x;
+    const int64_t vectors = left > kLanes ? 2 : 1;
+    if (vectors == 1) {
+      convolve_columns<Height, 8, 1>(call, lines, input + x, kernel, bias, output + x, rows, left);
+    } else {
+      convolve_columns<Height, 4, 2>(call, lines, input + x, kernel, bias, output + x, rows, left);
+    }
+    x += vectors * kLanes;
+  }
+}
+
+void convolve(const DepthwiseCall& call, const float* input, const float* kernel, float bias, float* output,
+              float* scratch) {
+  const Lines lines(call);
+  for (int64_t y = 0; y < call.height.output; y += lines.rows) {
+    const int64_t rows = smaller(lines.rows, call.height.output - y);
+    copy_rows(call, lines, input, y - call.height.padding, lines.rows_of_input(call, rows), scratch);
+    float* to = output + y * call.width.output;
+    switch (call.height.dilation == 1 ? call.height.kernel : 0) {
+      case 3:
+        convolve_band<3>(call, lines, scratch, kernel, bias, to, rows);
+        break;
+      case 5:
+        convolve_band<5>(call, lines, scratch, kernel, bias, to, rows);
+        break;
+      case 7:
+        convolve_band<7>(call, lines, scratch, kernel, bias, to, rows);
+        break;
+      default:
+        convolve_band<0>(call, lines, scratch, kernel, bias, to, rows);
+    }
+  }
+}
+
+// The share of a band in the gradients of `Rows` times `Columns` elements of the kernel, from (i, j) on. `mask`: lanes
+// of the last vector of a row that are there; what lies behind them in the input's lines may be infinite.
+template <int Rows, int Columns>
+inline void add_tile(const DepthwiseCall& call, const Lines& lines, const float* input, const float* grad_output,
+                     int64_t rows, int64_t i, int64_t j, Ints mask, float* sums) {
+  Floats sum[Rows][Columns];
+  float* const to = sums + (i * call.width.kernel + j) * kLanes;
+#pragma GCC unroll 4
+  for (int k = 0; k < Rows; ++k) {
+#pragma GCC unroll 8
+    for (int l = 0; l < Columns; ++l) sum[k][l] = load(to + (k * call.width.kernel + l) * kLanes);
+  }
+  const int64_t line = padded(call.width.output), below = call.height.dilation * lines.row;
+  for (int64_t y = 0; y < rows; ++y) {
+    const float* row = input + (y * call.height.stride + i * call.height.dilation) * lines.row;
+    const float* grad = grad_output + y * line;
+    const auto add = [&](int64_t x, bool last) __attribute__((always_inline)) {
+      const Floats factor = load(grad + x);
+#pragma GCC unroll 4
+      for (int k = 0; k < Rows; ++k) {
+#pragma GCC unroll 8
+        for (int l = 0; l < Columns; ++l) {
+          Floats value = load(row + k * below + lines.columns[j + l] + x);
+          if (last) value = __builtin_bit_cast(Floats, __builtin_bit_cast(Ints, value) & mask);
+          sum[k][l] += factor * value;
+        }
+      }
+    };
+    for (int64_t x = 0; x < line - kLanes; x += kLanes) add(x, false);
+    add(line - kLanes, true);
+  }
+#pragma GCC unroll 4
+  for (int k = 0; k < Rows; ++k) {
+#pragma GCC unroll 8
+    for (int l = 0; l < Columns; ++l) store(to + (k * call.width.kernel + l) * kLanes, sum[k][l]);
+  }
+}
+
+// `Columns` columns of the kernel, some rows of it at a time.
+template <int Columns>
+inline void add_columns(const DepthwiseCall& call, const Lines& lines, const float* input, const float* grad_output,
+                        int64_t rows, int64_t j, Ints mask, float* sums) {
+  constexpr int kRows = Columns <= 3 ? 3 : Columns <= 5 ? 2 : 1;  // sums that fit into the registers of AVX2
+  int64_t i = 0;
+  for (; i + kRows <= call.height.kernel; i += kRows) {
+    add_tile<kRows, Columns>(call, lines, input, grad_output, rows, i, j, mask, sums);
+  }
+  for (; i < call.height.kernel; ++i) {
+    add_tile<1, Columns>(call, lines, input, grad_output, rows, i, j, mask, sums);
+  }
+}
+
+// Copies a row; false: not all of it is finite.
+inline bool copy_finite(const float* from, int64_t count, float* to) {
+  constexpr uint32_t kExponent = 0x7F800000;
+  uint32_t infinite = 0;
+  for (int64_t x = 0; x < count; ++x) {
+    to[x] = from[x];
+    infinite |= (__builtin_bit_cast(uint32_t, from[x]) & kExponent) == kExponent ? 1 : 0;
+  }
+  return infinite == 0;
+}
+
+bool add(const DepthwiseCall& call, const float* input, const float* grad_output, float* sums, float* scratch) {
+  constexpr int64_t kColumns = 7;
+  const Lines lines(call);
+  const int64_t width = call.width.output, line = padded(width);
+  float* const grads = scratch + lines.rows_of_input(call, lines.rows) * lines.row;
+  const Ints mask = lanes_below(width - line + kLanes);
+  for (int64_t y = 0; y < call.height.output; y += lines.rows) {
+    const int64_t rows = smaller(lines.rows, call.height.output - y);
+    copy_rows(call, lines, input, y * call.height.stride - call.height.padding, lines.rows_of_input(call, rows),
+              scratch);
+    for (int64_t r = 0; r < rows; ++r) {
+      if (!copy_finite(grad_output + (y + r) * width, width, grads + r * line)) return false;
+      clear(grads + r * line + width, line - width);
+    }
+    for (int64_t j = 0; j < call.width.kernel; j += kColumns) {
+      switch (smaller(kColumns, call.width.kernel - j)) {
+        case 1:
+          add_columns<1>(call, lines, scratch, grads, rows, j, mask, sums);
+          break;
+        case 2:
+          add_columns<2>(call, lines, scratch, grads, rows, j, mask, sums);
+          break;
+        case 3:
+          add_columns<3>(call, lines, scratch, grads, rows, j, mask, sums);
+          break;
+        case 4:
+          add_columns<4>(call, lines, scratch, grads, rows, j, mask, sums);
+          break;
+        case 5:
+          add_columns<5>(call, lines, scratch, grads, rows, j, mask, sums);
+          break;
+        case 6:
+          add_columns<6>(call, lines, scratch, grads, rows, j, mask, sums);
+          break;
+        default:
+          add_columns<7>(call, lines, scratch, grads, rows, j, mask, sums);
+      }
+    }
+  }
+  return true;
+}
+
+int64_t scratch(const DepthwiseCall& call) {
+  const Lines lines(call);
+  return lines.rows_of_input(call, lines.rows) * lines.row + lines.rows * padded(call.width.output);
+}
+
+int64_t sums(const DepthwiseCall& call) { return call.height.kernel * call.width.kernel * kLanes; }
+
+void fold(const DepthwiseCall& call, float* sums, double* gradient) {
+  for (int64_t k = 0; k < call.height.kernel * call.width.kernel; ++k) {
+    double sum = 0.0;
+    for (int64_t lane = 0; lane < kLanes; ++lane) sum += static_cast<double>(sums[k * kLanes + lane]);
+    gradient[k] += sum;
+  }
+  clear(sums, call.height.kernel * call.width.kernel * kLanes);
+}
+
+}  // namespace
+}  // namespace torch_remote::worker::aten::TORCH_REMOTE_ISA

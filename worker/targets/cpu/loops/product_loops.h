@@ -1,0 +1,216 @@
+// Included once for each instruction set: product_v3.cpp, product_v4.cpp.
+#include "worker/targets/cpu/loops/product_call.h"
+#include "worker/targets/cpu/loops/vector_block.h"
+
+namespace torch_remote::worker::kernels::TORCH_REMOTE_ISA {
+namespace {
+
+constexpr int kColumns = static_cast<int>(kProductColumns);
+#if defined(__AVX512F__)
+constexpr int kMostRows = 6;  // 24 sums, 6 rows and a weight: 31 of 32 registers
+#else
+constexpr int kMostRows = 3;  // 12 sums, 3 rows and a weight: all 16
+#endif
+// Of a row: that many of a tile's weights and rows stay in the first caches, and sums of more are added up apart.
+constexpr int64_t kDepth = 1024;
+// Where a tile's rows and weights leave room in the first cache, all weights of a panel are done before the next rows:
+// so many bytes, which stay in the second cache.
+constexpr int64_t kShort = 512, kPanel = 1 << 18;
+
+typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
+static_assert(kColumns == 4);
+
+// kLanes elements as floats.
+template <ProductType Type>
+inline __attribute__((always_inline)) Floats load_as(const void* data, int64_t i) {
+  if constexpr (Type == ProductType::kFloat) return load(static_cast<const float*>(data) + i);
+  const uint16_t* const bits = static_cast<const uint16_t*>(data) + i;
+  if constexpr (Type == ProductType::kHalf) return floats_of_halves(bits);
+#if defined(__AVX512F__)
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(bits)));
+  return __builtin_bit_cast(Floats, _mm512_slli_epi32(wide, 16));
+#else
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i_u*>(bits)));
+  return __builtin_bit_cast(Floats, _mm256_slli_epi32(wide, 16));
+#endif
+}
+
+template <ProductType Type>
+inline float read(const void* data, int64_t i) {
+  if constexpr (Type == ProductType::kFloat) return static_cast<const float*>(data)[i];
+  if constexpr (Type == ProductType::kBFloat16) return float_of_bfloat16(static_cast<const uint16_t*>(data)[i]);
+  if constexpr (Type == ProductType::kHalf) return float_of_half(static_cast<const uint16_t*>(data)[i]);
+}
+
+template <ProductType Type>
+inline void write(void* data, int64_t i, float value) {
+  if constexpr (Type == ProductType::kFloat) static_cast<float*>(data)[i] = value;
+  if constexpr (Type == ProductType::kBFloat16) static_cast<uint16_t*>(data)[i] = bfloat16_of_float(value);
+  if constexpr (Type == ProductType::kHalf) static_cast<uint16_t*>(data)[i] = half_of_float(value);
+}
+
+// Calls f.operator()<type>() for the type that it is at run time.
+template <typename F>
+inline void with_type(ProductType type, F&& f) {
+  switch (type) {
+    case ProductType::kFloat:
+      return f.template operator()<ProductType::kFloat>();
+    case ProductType::kBFloat16:
+      return f.template operator()<ProductType::kBFloat16>();
+    case ProductType::kHalf:
+      return f.template operator()<ProductType::kHalf>();
+  }
+}
+
+// Adds up pairs of lanes that are Step apart: where bit `Step` of the lane is 0, a's, else b's.
+template <int Step>
+inline __attribute__((always_inline)) Floats fold(Floats a, Floats b) {
+  Ints low, high;
+#pragma GCC unroll 16
+  for (int lane = 0; lane < kLanes; ++lane) {
+    low[lane] = (lane & Step) == 0 ? lane : static_cast<int>(kLanes) + lane - Step;
+    high[lane] = (lane & Step) == 0 ? lane + Step : static_cast<int>(kLanes) + lane;
+  }
+  return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
+}
+
+// The sums of four vectors' lanes.
+inline __attribute__((always_inline)) Four sums_of_four(Floats a, Floats b, Floats c, Floats d) {
+  Floats sum = fold<2>(fold<1>(a, b), fold<1>(c, d));
+  sum = fold<4>(sum, sum);
+  if constexpr (kLanes == 16) sum = fold<8>(sum, sum);
+  return Four{sum[0], sum[1], sum[2], sum[3]};
+}
+
+// kLanes elements from `i` on, of which there are `count`, then zeros.
+template <ProductType Type>
+inline Floats load_rest(const void* data, int64_t i, int64_t count) {
+  Floats rest = splat(0.0f);
+  for (int64_t lane = 0; lane < count; ++lane) rest[lane] = read<Type>(data, i + lane);
+  return rest;
+}
+
+// sums[r][c], or added to what is there: of `Rows` rows and `Columns` columns, elements [from, end) of depth. `Fetch`:
+// the next columns' weights are in memory, and asked for.
+template <ProductType Type, int Rows, int Columns, bool Fetch>
+inline __attribute__((always_inline)) void add_up(const ProductCall& call, int64_t row, int64_t column, int64_t from,
+                                                  int64_t end, Four* sums) {
+  const float* left[Rows];
+  const void* right[Columns];
+  constexpr int64_t size = Type == ProductType::kFloat ? 4 : 2;
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) left[r] = call.left + (row + r) * call.left_line;
+#pragma GCC unroll 4
+  for (int c = 0; c < Columns; ++c) {
+    right[c] = static_cast<const char*>(call.right) + (column + c) * call.right_line * size;
+  }
+  Floats sum[Rows][kColumns];
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kColumns; ++c) sum[r][c] = splat(0.0f);
+  }
+  int64_t k = from;
+  for (; k + kLanes <= end; k += kLanes) {
+    Floats line[Rows];
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) line[r] = load(left[r] + k);
+#pragma GCC unroll 4
+    for (int c = 0; c < Columns; ++c) {
+      if constexpr (Fetch && Columns == kColumns) {
+        __builtin_prefetch(static_cast<const char*>(right[c]) + k * size + kColumns * call.right_line * size);
+      }
+      const Floats weight = load_as<Type>(right[c], k);
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r) sum[r][c] += line[r] * weight;
+    }
+  }
+  if (k < end) {
+    Floats line[Rows];
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) line[r] = load_rest<ProductType::kFloat>(left[r], k, end - k);
+#pragma GCC unroll 4
+    for (int c = 0; c < Columns; ++c) {
+      const Floats weight = load_rest<Type>(right[c], k, end - k);
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r) sum[r][c] += line[r] * weight;
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) {
+    const Four all = sums_of_four(sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
+    sums[r] = from == 0 ? all : sums[r] + all;
+  }
+}
+
+template <ProductType Type, int Rows, int Columns, bool Fetch>
+void run_tile(const ProductCall& call, int64_t row, int64_t column) {
+  Four sums[Rows] = {};
+  for (int64_t from = 0; from < call.depth; from += kDepth) {
+    add_up<Type, Rows, Columns, Fetch>(call, row, column, from, smaller(call.depth, from + kDepth), sums);
+  }
+  for (int r = 0; r < Rows; ++r) {
+    for (int c = 0; c < Columns; ++c) {
+      float value = call.alpha * sums[r][c];
+      if (call.added != nullptr) {
+        value += call.beta * read<Type>(call.added, (row + r) * call.added_row + (column + c) * call.added_column);
+      }
+      write<Type>(call.result, (row + r) * call.result_line + column + c, value);
+    }
+  }
+}
+
+template <ProductType Type, int Columns, bool Fetch>
+inline void run_rows(const ProductCall& call, int64_t row, int64_t count, int64_t column) {
+  switch (count) {
+    case 1:
+      return run_tile<Type, 1, Columns, Fetch>(call, row, column);
+    case 2:
+      return run_tile<Type, 2, Columns, Fetch>(call, row, column);
+    case 3:
+      return run_tile<Type, 3, Columns, Fetch>(call, row, column);
+#if defined(__AVX512F__)
+    case 4:
+      return run_tile<Type, 4, Columns, Fetch>(call, row, column);
+    case 5:
+      return run_tile<Type, 5, Columns, Fetch>(call, row, column);
+    case 6:
+      return run_tile<Type, 6, Columns, Fetch>(call, row, column);
+#endif
+    default:
+      return;
+  }
+}
+
+void run(const ProductCall& call, int64_t begin, int64_t end) {
+  // Rows in blocks of about the same size.
+  const int64_t blocks = (call.rows + kMostRows - 1) / kMostRows;
+  with_type(call.type, [&]<ProductType Type>() {
+    constexpr int64_t size = Type == ProductType::kFloat ? 4 : 2;
+    int64_t panel = kPanel / (call.depth * size) / kColumns * kColumns;
+    if (panel < kColumns || call.depth > kShort) panel = kColumns;
+    for (int64_t first = begin; first < end; first += panel) {
+      const int64_t last = smaller(end, first + panel);
+      for (int64_t b = 0; b < blocks; ++b) {
+        const int64_t row = call.rows * b / blocks, count = call.rows * (b + 1) / blocks - row;
+        int64_t column = first;
+        for (; column + kColumns <= last; column += kColumns) {
+          b == 0 ? run_rows<Type, kColumns, true>(call, row, count, column)
+                 : run_rows<Type, kColumns, false>(call, row, count, column);
+        }
+        for (; column < last; ++column) run_rows<Type, 1, false>(call, row, count, column);
+      }
+    }
+  });
+}
+
+void convert(ProductType type, const void* from, int64_t count, float* to) {
+  with_type(type, [&]<ProductType Type>() {
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) store(to + i, load_as<Type>(from, i));
+    for (; i < count; ++i) to[i] = read<Type>(from, i);
+  });
+}
+
+}  // namespace
+}  // namespace torch_remote::worker::kernels::TORCH_REMOTE_ISA

@@ -1,0 +1,8 @@
+#define TORCH_REMOTE_ISA v4
+#include "worker/targets/cpu/loops/product_loops.h"
+
+namespace torch_remote::worker::kernels {
+
+const ProductLoops kProductV4 = {v4::run, v4::convert};
+
+}  // namespace torch_remote::worker::kernels
