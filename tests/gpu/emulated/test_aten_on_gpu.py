@@ -1,5 +1,7 @@
-"""Ops that only torch's kernels do, on a GPU in software beside a libtorch for CUDA in software (worker/targets/aten/testing):
-the plugin, the dispatcher's key for CUDA, the stream, the worker's memory. What is computed is the CPU's."""
+"""Ops that only torch's kernels do, on a GPU in software: the plugin, the dispatcher's key for CUDA, the stream, and the
+worker's memory.
+
+A libtorch for CUDA in software (worker/targets/aten/testing) computes what the CPU does."""
 
 import pytest
 import torch
