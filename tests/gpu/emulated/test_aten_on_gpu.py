@@ -1,5 +1,4 @@
-"""Ops that only torch's kernels do, on a GPU in software: the plugin, the dispatcher's key for CUDA, the stream, and the
-worker's memory.
+"""Ops that only torch's kernels do, on a GPU in software: the plugin, the dispatcher's key for CUDA, the stream, memory.
 
 A libtorch for CUDA in software (worker/targets/aten/testing) computes what the CPU does."""
 
