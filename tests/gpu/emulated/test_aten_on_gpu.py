@@ -1,4 +1,4 @@
-"""Ops that only torch's kernels do, on a GPU in software: the plugin, the dispatcher's key for CUDA, the stream, memory.
+"""Ops that only torch's kernels do, on a GPU in software: the plugin, the dispatcher, the stream, memory.
 
 A libtorch for CUDA in software (worker/targets/aten/testing) computes what the CPU does."""
 

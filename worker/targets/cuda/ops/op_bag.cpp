@@ -243,7 +243,6 @@ Status embedding_renorm(OpPlanner& planner) {
       .at(&RenormArguments::indices, named)
       .at(&RenormArguments::marks, marks)
       .failure([](const RenormArguments& words) { return &words.failure; });
-  constexpr int64_t kMostBlocks = 1 << 16;
   planner.launch(KernelFile::kBag, "bag_renorm", arguments, std::min(arguments.rows, kMostBlocks), 128)
       .at(&RenormArguments::weight, to.place)
       .at(&RenormArguments::marks, marks);

@@ -12,8 +12,6 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-constexpr int64_t kMostBlocks = 1 << 16;
-
 // Without elements: means are 0, and nobody knows deviations.
 Status group_norm_of_nothing(OpPlanner& planner) {
   const auto mean = planner.result(1), rstd = planner.result(2);

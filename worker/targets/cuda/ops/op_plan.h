@@ -259,6 +259,9 @@ class OpPlanner {
   std::vector<Late> late_;
 };
 
+// Where a block does an item, and goes on to others.
+inline constexpr int64_t kMostBlocks = 1 << 16;
+
 // Blocks of 256 threads for so many items, each of which goes on to others.
 inline int64_t blocks_for(int64_t items) {
   constexpr int64_t kMost = 4096;

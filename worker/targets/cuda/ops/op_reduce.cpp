@@ -16,7 +16,7 @@ namespace {
 
 using ir::DType;
 
-constexpr int64_t kThreads = 256, kMostBlocks = 1 << 16;
+constexpr int64_t kThreads = 256;
 // Rows that are at least so long are cut, where there are few of them.
 constexpr int64_t kLong = 1 << 16, kPieces = 256;
 

@@ -14,7 +14,7 @@ namespace {
 using ir::DType;
 using ir::RnnMode;
 
-constexpr int64_t kTile = 16, kMostBlocks = 1 << 16;
+constexpr int64_t kTile = 16;
 
 // Elements of a matrix: strides may be any.
 struct GateMatrix {
