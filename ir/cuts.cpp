@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "ir/fusion.h"
+#include "ir/fusion/fusion.h"
 #include "ir/graph.h"
 #include "ir/work.h"
 

@@ -4,7 +4,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 #include "ir/trace.h"
 
 // Where what is recorded is cut into traces: at the same places in each step of a script, or every step would need

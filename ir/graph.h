@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ir/dtype.h"
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 #include "ir/status.h"
 #include "ir/trace.h"
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "ir/graph.h"
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 
 // What the schema's kinds of numbers are in a graph.
 namespace torch_remote::ir {

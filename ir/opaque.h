@@ -3,7 +3,7 @@
 #include <span>
 #include <string_view>
 
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 #include "ir/status.h"
 
 namespace torch_remote::ir {

@@ -8,7 +8,7 @@
 
 #include "ir/dtype.h"
 #include "ir/math_modes.h"
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 
 // A trace: what was recorded since the last cut, as two flat streams.
 //

@@ -4,7 +4,7 @@
 #include <array>
 #include <cmath>
 
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 
 namespace torch_remote::ir {
 namespace {

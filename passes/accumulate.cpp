@@ -2,7 +2,7 @@
 #include <utility>
 #include <vector>
 
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 #include "passes/pass.h"
 #include "passes/rewrite.h"
 

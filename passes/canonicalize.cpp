@@ -1,7 +1,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 #include "passes/pass.h"
 #include "passes/rewrite.h"
 #include "passes/shape_facts.h"

@@ -1,4 +1,4 @@
-#include "ir/domain.h"
+#include "ir/fusion/domain.h"
 
 #include <algorithm>
 

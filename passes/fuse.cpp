@@ -5,10 +5,10 @@
 #include <span>
 #include <vector>
 
-#include "ir/arrangement.h"
-#include "ir/domain.h"
-#include "ir/op_table_generated.h"
-#include "ir/sections.h"
+#include "ir/fusion/arrangement.h"
+#include "ir/fusion/domain.h"
+#include "ir/fusion/sections.h"
+#include "ir/ops/op_table_generated.h"
 #include "passes/pass.h"
 #include "passes/rewrite.h"
 #include "passes/shape_facts.h"
@@ -22,7 +22,7 @@
 // differ is done node by node, which the worker finds out.
 //
 // A group of one node stays only where a kernel of ours does it better than ATen. Rules and their effects:
-// docs/fusion.md. What joins tensors (cat) is in a group that is done in sections (ir/sections.h).
+// docs/fusion.md. What joins tensors (cat) is in a group that is done in sections (ir/fusion/sections.h).
 namespace torch_remote::passes {
 namespace {
 
@@ -264,7 +264,7 @@ class Fuser {
     std::vector<uint32_t> nodes;
     Domain domain;
     uint32_t items = 1;
-    bool joins = false;  // it is done in sections (ir/sections.h), and has no domain of its own
+    bool joins = false;  // it is done in sections (ir/fusion/sections.h), and has no domain of its own
     GroupKind kind = GroupKind::kPointwise;
   };
 

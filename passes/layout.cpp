@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 #include "passes/pass.h"
 #include "passes/shape_facts.h"
 

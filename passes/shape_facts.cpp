@@ -1,6 +1,6 @@
 #include "passes/shape_facts.h"
 
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 
 namespace torch_remote::passes {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ir/dtype.h"
-#include "ir/scalar_tree.h"
+#include "ir/ops/scalar_tree.h"
 #include "ir/status.h"
 
 // LoopIR: what one kernel computes, without saying how. docs/loop_ir.md has its grammar, and shows what becomes of it

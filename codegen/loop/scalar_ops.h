@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "ir/dtype.h"
-#include "ir/scalar_tree.h"
+#include "ir/ops/scalar_tree.h"
 
 // What LoopIR knows about each ScalarOp.
 namespace torch_remote::codegen {

@@ -10,7 +10,7 @@
 
 #include "codegen/loop/loop_ir.h"
 #include "codegen/lower/launch.h"
-#include "ir/domain.h"
+#include "ir/fusion/domain.h"
 
 // What the parts of the lowering share: a kernel under construction.
 namespace torch_remote::codegen {

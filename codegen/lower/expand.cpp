@@ -6,7 +6,7 @@
 #include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/emitter.h"
 
-// What kernels compute for ops that have no scalar tree (ir/fusion.h): the formulas. Sums and products
+// What kernels compute for ops that have no scalar tree (ir/fusion/fusion.h): the formulas. Sums and products
 // of f32 and halves are accumulated in f64.
 namespace torch_remote::codegen {
 namespace {
@@ -31,7 +31,7 @@ bool fill(NodeEmitter& node) {
 }
 
 // An element is kept if its random word is below (1 - p) * 2^32, as the op alone has it
-// (worker/targets/aten/random.cpp).
+// (worker/targets/aten/kernels/random.cpp).
 bool dropout(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = type_of(node, "input");

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "codegen/lower/emitter.h"
-#include "ir/arrangement.h"
+#include "ir/fusion/arrangement.h"
 
 // What the members of a group share while their kernel is made.
 namespace torch_remote::codegen {

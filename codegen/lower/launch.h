@@ -46,8 +46,8 @@ struct Launch {
   std::vector<ir::Sym> depends;         // on which symbols' values what is here depends, but for views and those
   // Of a reduction of all: after the rows one more, of so many places in the last column dim; 0: none.
   int64_t rest = 0;
-  // Its rows are those of the launch before it, of other columns (ir/sections.h): done in turn, some rows at a time,
-  // both find what they read in the cache.
+  // Its rows are those of the launch before it, of other columns (ir/fusion/sections.h): done in turn, some rows at a
+  // time, both find what they read in the cache.
   bool in_turn = false;
   std::vector<IndexCheck> checks;
   bool computes_indices = false;  // there are others, that the kernel computes

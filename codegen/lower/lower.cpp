@@ -10,9 +10,9 @@
 #include "codegen/loop/facts.h"
 #include "codegen/lower/emitter.h"
 #include "codegen/lower/group_emitter.h"
-#include "ir/arrangement.h"
-#include "ir/domain.h"
-#include "ir/sections.h"
+#include "ir/fusion/arrangement.h"
+#include "ir/fusion/domain.h"
+#include "ir/fusion/sections.h"
 
 namespace torch_remote::codegen {
 

@@ -11,7 +11,7 @@
 #include "frontend/compile/fx.h"
 #include "frontend/ops/registration.h"
 #include "frontend/record/schemas.h"
-#include "ir/composed_ops.h"
+#include "ir/ops/composed_ops.h"
 
 namespace torch_remote::frontend {
 namespace {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 
 namespace torch_remote::frontend {
 

@@ -10,7 +10,7 @@
 #include "frontend/compile/fx.h"
 #include "frontend/compile/graph_ops.h"
 #include "ir/number_kinds.h"
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 
 namespace torch_remote::frontend {
 namespace {

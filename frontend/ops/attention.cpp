@@ -13,7 +13,7 @@
 
 #include "frontend/device/tensor.h"
 #include "frontend/record/recorder.h"
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 
 // scaled_dot_product_attention, kept whole: recorded as `remote::attention`, which gives a log-sum-exp for the backward
 // pass, too. What that op does not take (dropout, a mask that needs a gradient, unequal head sizes, tangents of forward

@@ -27,8 +27,8 @@
 #include "frontend/record/direct_copy.h"
 #include "frontend/record/recorder.h"
 #include "frontend/record/storages.h"
-#include "ir/composed_ops.h"
-#include "ir/op_table_generated.h"
+#include "ir/ops/composed_ops.h"
+#include "ir/ops/op_table_generated.h"
 
 namespace torch_remote::frontend {
 namespace {

@@ -17,7 +17,7 @@
 #include "frontend/record/record_kernel.h"
 #include "frontend/record/schemas.h"
 #include "frontend/shapes/infer.h"
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 
 namespace torch_remote::frontend {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 
 // The kernels that record: one registered per ATen op, found by walking the dispatcher.
 namespace torch_remote::frontend {

@@ -13,7 +13,7 @@
 
 #include "frontend/device/tensor.h"
 #include "frontend/record/recorder.h"
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 
 // Recurrent nets. Left to itself torch takes a sequence apart, step by step: a program for each length, and tens of ops
 // a step. Here a layer is one op, as it is on CUDA: torch's `_cudnn_rnn`, whose gradient torch knows, recorded as

@@ -22,7 +22,7 @@
 #include "frontend/record/flush_log.h"
 #include "frontend/record/recorder.h"
 #include "frontend/record/storages.h"
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 
 namespace torch_remote::frontend {
 namespace {

@@ -24,7 +24,7 @@
 #include "frontend/record/trace_encoder.h"
 #include "ir/cuts.h"
 #include "ir/math_modes.h"
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 #include "ir/trace.h"
 
 namespace torch_remote::frontend {

@@ -3,7 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/function_schema.h>
 
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 
 // What an op's schema says to a recorder.
 namespace torch_remote::frontend {

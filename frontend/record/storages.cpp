@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "frontend/record/recorder.h"
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 
 namespace torch_remote::frontend {
 

@@ -12,7 +12,7 @@
 
 #include "frontend/device/generator.h"
 #include "frontend/device/tensor.h"
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 #include "ir/trace.h"
 
 namespace torch_remote::frontend {

@@ -12,7 +12,7 @@
 #include "frontend/shapes/call_checks.h"
 #include "frontend/shapes/metas/structured_metas.h"
 #include "frontend/shapes/shape_rules.h"
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 
 namespace torch_remote::frontend {
 namespace {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "frontend/shapes/call_checks.h"
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 
 namespace torch_remote::frontend {
 namespace {

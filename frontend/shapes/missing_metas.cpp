@@ -8,7 +8,7 @@
 #include <torch/library.h>
 
 #include "frontend/shapes/shape_rules.h"
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 
 namespace torch_remote::frontend {
 namespace {

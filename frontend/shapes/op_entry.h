@@ -10,7 +10,7 @@
 #include <unordered_map>
 
 #include "frontend/device/tensor.h"
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 
 // What is known of an op once it is registered, and what a call of it will give.
 namespace torch_remote::frontend {

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <span>
 
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 
 namespace torch_remote::frontend {
 ResultMeta& Inferred::add(c10::IntArrayRef sizes, c10::ScalarType dtype) {

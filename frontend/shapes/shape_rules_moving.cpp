@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "frontend/shapes/shape_rules.h"
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 
 // Ops that put elements elsewhere: joins, selections, copies of views, padding, sums along a dim.
 namespace torch_remote::frontend {

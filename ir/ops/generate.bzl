@@ -14,10 +14,10 @@ def op_table_files(name, outputs):
     native.genrule(
         name = name,
         srcs = matrix + [
-            "//ir:composed_ops.h",
-            "//ir:fusion.h",
-            "//ir:op_table.h",
-            "//ir:scalar_tree.h",
+            "//ir/ops:composed_ops.h",
+            "//ir/fusion:fusion.h",
+            "//ir/ops:op_table.h",
+            "//ir/ops:scalar_tree.h",
             "//ir/ops:conventions.toml",
             "//ir/ops:lists",
             "//ir/ops:tables",
@@ -25,11 +25,11 @@ def op_table_files(name, outputs):
         outs = outputs.values(),
         # torch's schemas are no declared input; its version in the command makes a new torch run the generator again.
         cmd = " ".join(
-            ["$(execpath //ir/ops:generate) --torch_version " + TORCH_VERSION] +
-            ["--table_header $(execpath //ir:op_table.h) --conventions $(execpath //ir/ops:conventions.toml)"] +
+            ["$(execpath //ir/ops/generator:generate) --torch_version " + TORCH_VERSION] +
+            ["--table_header $(execpath //ir/ops:op_table.h) --conventions $(execpath //ir/ops:conventions.toml)"] +
             ["--%s $(execpath %s)" % (form, file) for form, file in outputs.items()] +
             ["--matrix $(execpath %s)" % file for file in matrix] +
             ["$(execpaths //ir/ops:tables)"],
         ),
-        tools = ["//ir/ops:generate"],
+        tools = ["//ir/ops/generator:generate"],
     )

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 
 namespace torch_remote::ir {
 namespace {

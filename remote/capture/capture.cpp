@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 #include "remote/capture/capture_format.h"
 #include "remote/capture/capture_generated.h"
 #include "remote/wire/message.h"

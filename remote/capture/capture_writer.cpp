@@ -12,7 +12,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 #include "remote/capture/capture_generated.h"
 #include "remote/transport/forwarding_transport.h"
 

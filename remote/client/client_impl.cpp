@@ -6,7 +6,7 @@
 #include <chrono>
 #include <random>
 
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 #include "remote/client/event_log.h"
 #include "remote/wire/delta.h"
 #include "remote/wire/message.h"

@@ -3,7 +3,7 @@
 #include <set>
 #include <thread>
 
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 #include "remote/client/testing/client_fixture.h"
 
 namespace torch_remote::remote {

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "ir/graph.h"
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 
 namespace torch_remote::remote {
 namespace {

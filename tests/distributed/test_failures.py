@@ -14,7 +14,7 @@ import ranks
 import torch
 import torch.distributed as dist
 
-from torch_remote.remote._device import _process
+from torch_remote.device._device import _process
 
 
 def message(f):

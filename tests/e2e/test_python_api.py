@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import torch_remote.remote._absent as absent
+import torch_remote.device._absent as absent
 
 PAGE = Path("docs/python-api.md")
 

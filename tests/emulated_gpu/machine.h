@@ -16,8 +16,8 @@
 #include <thread>
 #include <vector>
 
-#include "codegen/emulator/emulator.h"
 #include "tests/emulated_gpu/emulated_driver.h"
+#include "tests/emulated_gpu/emulator/emulator.h"
 #include "worker/targets/cuda/device/driver.h"
 
 // What the functions of the emulated driver work on. All of it is guarded by Machine::mutex, but for what work does

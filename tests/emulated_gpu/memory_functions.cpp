@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "codegen/emulator/memory.h"
+#include "tests/emulated_gpu/emulator/memory.h"
 #include "tests/emulated_gpu/machine.h"
 
 // Memory, copies and fills.

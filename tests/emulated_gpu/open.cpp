@@ -17,9 +17,9 @@
 #include "tests/emulated_gpu/emulated_cublaslt.h"
 #include "tests/emulated_gpu/emulated_cudnn.h"
 #include "tests/emulated_gpu/emulated_nccl.h"
+#include "tests/emulated_gpu/libtorch/torch_cuda.h"
 #include "tests/emulated_gpu/written.h"
 #include "worker/runner/plugin_loader.h"
-#include "worker/targets/aten/testing/torch_cuda.h"
 #include "worker/targets/cuda/compiled/cuda_runner.h"
 #include "worker/targets/cuda/device/nccl_collectives.h"
 #include "worker/targets/cuda/dnn/attention_runner.h"
@@ -33,7 +33,7 @@ namespace torch_remote::worker::cuda::emulated {
 
 namespace {
 
-// What the libtorch_cuda.so in software (worker/targets/aten/testing) copies with. The GPU's context is current.
+// What the libtorch_cuda.so in software (tests/emulated_gpu/libtorch) copies with. The GPU's context is current.
 template <typename F>
 void copy_for_torch(void* stream, F&& queue) {
   const Driver& driver = gpus().driver();

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "codegen/emulator/memory.h"
+#include "tests/emulated_gpu/emulator/memory.h"
 #include "tests/emulated_gpu/machine.h"
 
 // Memory of other processes.

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <span>
 
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 #include "ir/program_generated.h"
 
 namespace torch_remote::fuzzers {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 #include "remote/transport/transport.h"
 #include "remote/wire/message.h"
 #include "remote/wire/wire.h"

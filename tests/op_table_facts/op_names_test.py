@@ -15,7 +15,7 @@ ROOT = HERE.parent.parent
 ALLOWED = HERE / "op_names_allowed.toml"
 FOLDERS = ("frontend", "ir", "passes", "python", "remote", "tools", "worker")
 # The table itself, and tests.
-APART = re.compile(r"^ir/ops/|(^|/)testing[./]|_test\.\w+$|(^|/)test_\w+\.py$")
+APART = re.compile(r"^ir/ops/(generator/|[^/]*\.toml$)|(^|/)testing[./]|_test\.\w+$|(^|/)test_\w+\.py$")
 QUALIFIED = re.compile(r'"(?:aten|prims)::[^"\s]*"')
 BARE_FOLDERS = ("frontend/", "passes/", "worker/")
 COMMENT = re.compile(r"(^|\s)(//|#).*", re.MULTILINE)

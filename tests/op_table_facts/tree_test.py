@@ -136,7 +136,7 @@ def call_of(op: dict, dtype: torch.dtype):
 
 
 def compute_dtype(dtype: torch.dtype, result: torch.dtype) -> torch.dtype:
-    """What the op computes in (ir/scalar_tree.h)."""
+    """What the op computes in (ir/ops/scalar_tree.h)."""
     if dtype in (torch.float16, torch.bfloat16):
         return torch.float32
     if not dtype.is_floating_point and result.is_floating_point:

@@ -7,7 +7,7 @@
 #include <exception>
 #include <memory>
 
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 
 namespace torch_remote::tools {
 namespace {

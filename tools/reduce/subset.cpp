@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 #include "tools/runs/compact.h"
 #include "tools/runs/execute.h"
 

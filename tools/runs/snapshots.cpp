@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <utility>
 
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 #include "ir/text.h"
 
 namespace torch_remote::tools {

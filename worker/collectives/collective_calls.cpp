@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 
 namespace torch_remote::worker::collective {
 namespace {

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 #include "worker/collectives/collective_calls.h"
 #include "worker/collectives/collectives.h"
 #include "worker/collectives/device_group.h"

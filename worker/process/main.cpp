@@ -24,7 +24,7 @@
 #include <utility>
 #include <vector>
 
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 #include "remote/net/tls.h"
 #include "remote/net/token.h"
 #include "remote/transport/stream_transport.h"

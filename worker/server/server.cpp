@@ -7,7 +7,7 @@
 #include <new>
 #include <thread>
 
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 #include "remote/wire/environment.h"
 #include "remote/wire/message.h"
 #include "worker/collectives/collective_runner.h"

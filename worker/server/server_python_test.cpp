@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 #include "worker/server/python.h"
 #include "worker/server/testing/server_fixture.h"
 

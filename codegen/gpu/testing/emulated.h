@@ -4,10 +4,10 @@
 #include <memory>
 #include <span>
 
-#include "codegen/emulator/emulator.h"
 #include "codegen/gpu/compile.h"
 #include "codegen/gpu/launch.h"
 #include "codegen/loop/loop_ir.h"
+#include "tests/emulated_gpu/emulator/emulator.h"
 
 // Compiled kernels on a GPU in software.
 namespace torch_remote::codegen::gpu::testing {

@@ -11,8 +11,8 @@ import torch
 import torch.fx as fx
 
 from torch_remote import _C
+from torch_remote.device import _device
 from torch_remote.profiling.explanation import GraphNode
-from torch_remote.remote import _device
 
 __all__ = ["Class", "Classes", "Where", "classify", "on_device", "table"]
 

@@ -26,8 +26,8 @@ from torch_remote.compile.plan import Refused, make_plan
 from torch_remote.compile.rewrites import move_constants, move_items, remove_checks, remove_tokens
 from torch_remote.compile.segment import segment
 from torch_remote.compile.whole_ops import whole_ops
+from torch_remote.device import _device, amp, memory, streams
 from torch_remote.profiling.explanation import note_graph
-from torch_remote.remote import _device, amp, memory, streams
 
 __all__ = ["backend"]
 

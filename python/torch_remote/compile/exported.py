@@ -19,7 +19,7 @@ from torch.export.passes import move_to_device_pass
 
 from torch_remote.compile.compiler import compile_graph
 from torch_remote.compile.whole_ops import keep_whole
-from torch_remote.remote import _device
+from torch_remote.device import _device
 
 _STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 

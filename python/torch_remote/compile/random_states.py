@@ -13,7 +13,7 @@ import torch.fx as fx
 from torch._guards import detect_fake_mode
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 
-from torch_remote.remote import random
+from torch_remote.device import random
 
 __all__ = ["add_examples", "run_and_save", "run_with"]
 

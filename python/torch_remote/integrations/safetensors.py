@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from torch_remote.device import _device
 from torch_remote.integrations.upstream import UnknownUpstream, existing, is_remote, replace
-from torch_remote.remote import _device
 
 __all__ = ["bridge"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torch_remote.remote import _device
+from torch_remote.device import _device
 
 _KEPT_BYTES = 256 << 20  # of results that are kept until they are computed
 

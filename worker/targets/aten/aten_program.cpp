@@ -17,12 +17,12 @@
 #include "ir/analysis.h"
 #include "ir/math_modes.h"
 #include "ir/work.h"
-#include "worker/targets/aten/depthwise.h"
+#include "worker/targets/aten/checks/relations.h"
 #include "worker/targets/aten/host_memory.h"
-#include "worker/targets/aten/images.h"
-#include "worker/targets/aten/packed_weights.h"
-#include "worker/targets/aten/relations.h"
-#include "worker/targets/aten/turn.h"
+#include "worker/targets/aten/kernels/depthwise.h"
+#include "worker/targets/aten/kernels/images.h"
+#include "worker/targets/aten/kernels/packed_weights.h"
+#include "worker/targets/aten/kernels/turn.h"
 
 namespace torch_remote::worker::aten {
 namespace {

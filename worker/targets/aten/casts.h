@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ir/graph.h"
-#include "worker/targets/aten/special.h"
+#include "worker/targets/aten/kernels/special.h"
 
 // Ops in dtypes that CUDA's kernels take and CPU's do not: computed on copies in a wider dtype. What they write goes
 // back into its own tensors, and a result gets the dtype that the program says. Which op in which dtype is one table

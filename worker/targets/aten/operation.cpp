@@ -9,10 +9,10 @@
 #include <unordered_set>
 
 #include "ir/philox.h"
-#include "worker/targets/aten/norm.h"
-#include "worker/targets/aten/pool.h"
-#include "worker/targets/aten/schema.h"
-#include "worker/targets/aten/upsample.h"
+#include "worker/targets/aten/checks/schema.h"
+#include "worker/targets/aten/kernels/norm.h"
+#include "worker/targets/aten/kernels/pool.h"
+#include "worker/targets/aten/kernels/upsample.h"
 
 namespace torch_remote::worker::aten {
 namespace {

@@ -11,10 +11,10 @@
 
 #include "ir/graph.h"
 #include "worker/targets/aten/casts.h"
+#include "worker/targets/aten/checks/guard.h"
+#include "worker/targets/aten/checks/hazard.h"
 #include "worker/targets/aten/gpu.h"
-#include "worker/targets/aten/guard.h"
-#include "worker/targets/aten/hazard.h"
-#include "worker/targets/aten/special.h"
+#include "worker/targets/aten/kernels/special.h"
 
 // One node, prepared: which kernel to call, and its arguments as IValues that are made once and changed only when the
 // symbols they come from change.

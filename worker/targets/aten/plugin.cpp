@@ -12,14 +12,14 @@
 #include <string>
 
 #include "worker/targets/aten/aten_program.h"
+#include "worker/targets/aten/checks/schema.h"
 #include "worker/targets/aten/errors.h"
 #include "worker/targets/aten/first_calls.h"
 #include "worker/targets/aten/gpu.h"
 #include "worker/targets/aten/host_memory.h"
-#include "worker/targets/aten/multiply.h"
-#include "worker/targets/aten/parallel.h"
-#include "worker/targets/aten/schema.h"
-#include "worker/targets/aten/special.h"
+#include "worker/targets/aten/kernels/multiply.h"
+#include "worker/targets/aten/kernels/parallel.h"
+#include "worker/targets/aten/kernels/special.h"
 #include "worker/targets/aten/threads.h"
 
 // The plugin's C ABI. No exception leaves this file.

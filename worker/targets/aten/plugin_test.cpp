@@ -7,8 +7,8 @@
 #include <cstring>
 #include <thread>
 
-#include "worker/targets/aten/guard.h"
-#include "worker/targets/aten/schema.h"
+#include "worker/targets/aten/checks/guard.h"
+#include "worker/targets/aten/checks/schema.h"
 #include "worker/targets/aten/testing.h"
 
 // Ops run through the plugin give what torch gives when called directly.

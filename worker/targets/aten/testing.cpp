@@ -8,7 +8,7 @@
 #include <cstring>
 #include <functional>
 
-#include "worker/targets/aten/schema.h"
+#include "worker/targets/aten/checks/schema.h"
 
 extern "C" const tr_runner_api* torch_remote_runner_api();
 

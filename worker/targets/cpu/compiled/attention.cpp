@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "ir/number.h"
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 #include "worker/targets/cpu/compiled/product_shape.h"
 #include "worker/targets/cpu/compiled/scratch.h"
 

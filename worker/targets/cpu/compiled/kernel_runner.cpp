@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "codegen/lower/lower.h"
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 #include "worker/runner/number_checks.h"
 #include "worker/targets/cpu/compiled/attention.h"
 #include "worker/targets/cpu/compiled/index_check.h"
@@ -101,7 +101,7 @@ std::vector<ir::Sym> symbols_of_views(const ir::Graph& graph, const ir::Group& g
 }
 
 // A group norm of float32 images that lie channels last: of each place a kernel would read the few channels of a group,
-// as often as there are groups. The ATen plugin has loops for it (worker/targets/aten/images.h).
+// as often as there are groups. The ATen plugin has loops for it (worker/targets/aten/kernels/images.h).
 bool norms_channels_last(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values) {
   for (uint32_t n = group.first; n <= group.last; ++n) {
     const ir::Node& node = graph.nodes[n];

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "ir/number.h"
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 
 namespace torch_remote::worker::kernels {
 

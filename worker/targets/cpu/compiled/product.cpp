@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <optional>
 
-#include "ir/fusion.h"
+#include "ir/fusion/fusion.h"
 #include "ir/number.h"
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 #include "worker/targets/cpu/compiled/scratch.h"
 
 namespace torch_remote::worker::kernels {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "ir/fusion.h"
+#include "ir/fusion/fusion.h"
 #include "worker/targets/cpu/compiled/product.h"
 
 namespace torch_remote::worker::kernels {

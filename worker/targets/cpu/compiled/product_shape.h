@@ -4,7 +4,7 @@
 #include <compare>
 #include <cstdint>
 
-#include "ir/fusion.h"
+#include "ir/fusion/fusion.h"
 #include "worker/targets/cpu/loops/product_call.h"
 
 namespace torch_remote::worker::kernels {

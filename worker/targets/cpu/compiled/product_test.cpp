@@ -13,7 +13,7 @@
 #include <tuple>
 #include <vector>
 
-#include "ir/fusion.h"
+#include "ir/fusion/fusion.h"
 #include "worker/targets/cpu/compiled/kernel_runner.h"
 #include "worker/targets/cpu/compiled/library_product.h"
 #include "worker/targets/cpu/compiled/testing/elements.h"

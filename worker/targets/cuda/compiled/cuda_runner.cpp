@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "codegen/lower/lower.h"
-#include "ir/fusion.h"
-#include "ir/sections.h"
+#include "ir/fusion/fusion.h"
+#include "ir/fusion/sections.h"
 #include "worker/targets/cuda/launch/group_call.h"
 #include "worker/targets/cuda/launch/unit_program.h"
 

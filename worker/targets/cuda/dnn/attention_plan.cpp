@@ -5,7 +5,7 @@
 #include <initializer_list>
 #include <optional>
 
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 
 namespace torch_remote::worker::cuda {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 
 namespace torch_remote::worker::cuda {
 namespace {

@@ -5,7 +5,7 @@
 #include <initializer_list>
 #include <utility>
 
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 
 namespace torch_remote::worker::cuda {
 namespace {

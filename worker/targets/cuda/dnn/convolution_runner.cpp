@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/dnn/convolution.h"
 #include "worker/targets/cuda/dnn/convolution_library.h"
 #include "worker/targets/cuda/dnn/late_plan_unit.h"

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <utility>
 
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 
 namespace torch_remote::worker::cuda {
 namespace {

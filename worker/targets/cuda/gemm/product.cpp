@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "ir/number.h"
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 
 namespace torch_remote::worker::cuda {
 namespace {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "ir/op_table_generated.h"
+#include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/gemm/product.h"
 #include "worker/targets/cuda/gemm/product_library.h"
 #include "worker/targets/cuda/launch/group_call.h"

@@ -17,7 +17,7 @@ inline constexpr u64 kElsewhere = 1;
 
 enum class Draw : i64 { kUniform, kNormal, kExponential, kIntegers, kBelow, kBelowEach, kGeometric };
 
-// Element i depends on seed, offset and i alone (ir/philox.h), as worker/targets/aten/random.cpp has it.
+// Element i depends on seed, offset and i alone (ir/philox.h), as worker/targets/aten/kernels/random.cpp has it.
 struct RandomArguments {
   u64 out = 0;                            // packed
   u64 numbers = 0, seed = 0, offset = 0;  // numbers: where seed and offset are in memory; 0: here

@@ -1,4 +1,4 @@
-// Random fills: the numbers of worker/targets/aten/random.cpp. A thread has the words of a block of Philox4x32-10.
+// Random fills: the numbers of worker/targets/aten/kernels/random.cpp. A thread has the words of a block of Philox4x32-10.
 
 #include "worker/targets/cuda/kernels/device.h"
 #include "worker/targets/cuda/kernels/search_arguments.h"

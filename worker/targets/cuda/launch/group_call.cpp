@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "codegen/lower/lower.h"
-#include "ir/fusion.h"
+#include "ir/fusion/fusion.h"
 #include "worker/targets/cuda/device/copy_kernel.h"
 #include "worker/targets/cuda/launch/run_memory.h"
 

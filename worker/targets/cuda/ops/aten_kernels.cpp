@@ -7,7 +7,7 @@
 #include <span>
 #include <utility>
 
-#include "ir/op_table.h"
+#include "ir/ops/op_table.h"
 #include "worker/runner/plugin_loader.h"
 
 namespace torch_remote::worker::cuda {

@@ -11,7 +11,7 @@
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
-// Random fills: the numbers of worker/targets/aten/random.cpp.
+// Random fills: the numbers of worker/targets/aten/kernels/random.cpp.
 namespace torch_remote::worker::cuda {
 namespace {
 

@@ -1,0 +1,112 @@
+#include "ir/fusion/arrangement.h"
+
+#include <algorithm>
+#include <bit>
+#include <iterator>
+
+namespace torch_remote::ir {
+namespace {
+
+// A row of a reduction of all has about so many elements.
+constexpr int64_t kPiece = 4096;
+
+Status unsupported(const char* what) { return {ErrorCode::kUnsupported, what}; }
+
+}  // namespace
+
+Status Arrangement::find() {
+  bool over_rows = false, over_all = false;
+  for (const Domain::Member& member : domain_.members()) {
+    over_all |= member.reduces == Reduces::kAll;
+    over_rows |= member.reduces == Reduces::kAll || member.reduces == Reduces::kRows;
+    for (const Domain::Access& access : member.accesses) over_rows |= access.part.over_rows;
+  }
+  find_reference();
+  if (domain_.columns() != 0) {
+    columns = merge(domain_.columns());
+    outer = merge(domain_.all() & ~domain_.columns() & ~domain_.kept_rows());
+  } else {
+    outer = merge(domain_.all());
+    if (!outer.empty()) {
+      columns = {outer.back()};
+      outer.pop_back();
+    }
+    if (over_all && outer.size() == 1 && columns.size() == 1) {
+      // Any two dims may be the columns.
+    } else if (over_all && outer.empty() && !columns.empty()) {
+      cut();
+    }
+  }
+  if (columns.size() > kMostColumnDims) return unsupported("more than two dims of columns");
+  if (!outer.empty()) {
+    row = {outer.back()};
+    outer.pop_back();
+  }
+  if (over_rows && !outer.empty()) return unsupported("a reduction over rows of several dims");
+  if (domain_.kept_rows() != 0) outer = merge(domain_.kept_rows());
+  return {};
+}
+
+// What is written most of, or read: memory is to be gone through in its order.
+void Arrangement::find_reference() {
+  for (const bool writes : {true, false}) {
+    for (const Domain::Member& member : domain_.members()) {
+      for (const Domain::Access& access : member.accesses) {
+        if (access.part.writes != writes) continue;
+        if (reference_ == nullptr || std::popcount(access.dims) > std::popcount(reference_->dims)) reference_ = &access;
+      }
+    }
+  }
+}
+
+std::vector<Merged> Arrangement::merge(DimMask mask) const {
+  std::vector<uint32_t> dims;
+  for (uint32_t d = 0; d < domain_.sizes().size(); ++d) {
+    if ((mask >> d & 1) != 0) dims.push_back(d);
+  }
+  if (reference_ != nullptr) {
+    // Those along which it varies, among each other; the others stay where they are.
+    std::vector<uint32_t> varying;
+    std::ranges::copy_if(dims, std::back_inserter(varying), [&](uint32_t d) { return reference_->strides[d] != 0; });
+    std::ranges::sort(varying, [&](uint32_t a, uint32_t b) {
+      const int64_t of_a = reference_->strides[a], of_b = reference_->strides[b];
+      return of_a != of_b ? of_a > of_b : a < b;
+    });
+    auto next = varying.begin();
+    for (uint32_t& d : dims) {
+      if (reference_->strides[d] != 0) d = *next++;
+    }
+  }
+  std::vector<Merged> merged;
+  for (const uint32_t d : dims) {
+    if (!merged.empty() && joins(merged.back(), d)) {
+      merged.back().dims.push_back(d);
+      merged.back().size *= domain_.sizes()[d];
+    } else {
+      merged.push_back({{d}, domain_.sizes()[d]});
+    }
+  }
+  return merged;
+}
+
+// Behind the last element along `d` comes the next one of the outer dim, in all views.
+bool Arrangement::joins(const Merged& outer_dim, uint32_t d) const {
+  for (const Domain::Member& member : domain_.members()) {
+    for (const Domain::Access& access : member.accesses) {
+      if (outer_dim.stride(access) != access.strides[d] * domain_.sizes()[d]) return false;
+    }
+  }
+  return true;
+}
+
+// Makes rows of one line: one if it is short, so that long and short ones have the same kernel.
+void Arrangement::cut() {
+  const int64_t size = columns[0].size;
+  piece = std::min(size, kPiece);
+  rest = size % piece;
+  row = {{columns[0].dims, size / piece}};
+  columns[0].size = piece;
+  outer = row;
+}
+
+}  // namespace torch_remote::ir

@@ -1,0 +1,454 @@
+#include "ir/fusion/domain.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace torch_remote::ir {
+namespace {
+
+// So that no product of sizes and strides overflows.
+constexpr int64_t kMostPoints = int64_t{1} << 40;
+
+DimMask split_mask(DimMask mask, uint32_t dim) {
+  const DimMask below = mask & ((2u << dim) - 1);
+  const DimMask above = (mask >> (dim + 1)) << (dim + 2);
+  return below | above | ((mask >> dim & 1) << (dim + 1));
+}
+
+DimMask unsplit_mask(DimMask mask, uint32_t dim) {
+  const DimMask below = mask & ((2u << dim) - 1);
+  const DimMask above = (mask >> (dim + 2)) << (dim + 1);
+  return below | above;
+}
+
+int64_t product(const std::vector<int64_t>& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+}
+
+bool same_place(const Domain::Access& a, const Domain::Access& b) {
+  return a.offset == b.offset && a.strides == b.strides && a.indexed.empty() && b.indexed.empty();
+}
+
+// Each point, with each index, writes another element.
+bool is_injective(const Domain::Access& access, const std::vector<int64_t>& sizes) {
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (access.strides[d] != 0) dims.emplace_back(access.strides[d], sizes[d]);
+  }
+  for (const Domain::Indexed& dim : access.indexed) {
+    if (dim.size > 1) dims.emplace_back(dim.stride, dim.size);
+  }
+  std::ranges::sort(dims);
+  int64_t reach = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride < reach) return false;
+    reach = stride * size;
+  }
+  return true;
+}
+
+// Neighbours are written each to where an index of its own says: element by element, which ATen does as fast.
+bool chooses_columns(const Domain::Member& member) {
+  if (std::ranges::none_of(member.accesses, [](const Domain::Access& access) { return access.part.in_order; })) {
+    return false;
+  }
+  const auto space = std::ranges::find_if(member.accesses, [&](const Domain::Access& access) {
+    return access.part.reads && access.indexed.empty() && access.dims != 0 && !access.part.is_index;
+  });
+  if (space == member.accesses.end()) return true;
+  uint32_t inner = 0;
+  for (uint32_t d = 1; d < space->strides.size(); ++d) {
+    const int64_t stride = space->strides[d];
+    if (stride != 0 && (space->strides[inner] == 0 || stride < space->strides[inner])) inner = d;
+  }
+  return std::ranges::any_of(member.accesses, [&](const Domain::Access& access) {
+    return access.part.is_index && access.strides[inner] != 0;
+  });
+}
+
+}  // namespace
+
+// A stretch of places: of the domain, or along an axis of a node.
+struct Domain::Axis {
+  uint32_t index = 0;
+  int64_t size = 1;
+  int64_t stride = -1;  // -1: not to be compared
+};
+
+int64_t Domain::points() const { return product(sizes_); }
+
+bool Domain::add(uint32_t node) {
+  const Marks marks = marks_;
+  const size_t members = members_.size();
+  splits_.clear();
+  if (try_add(node)) return true;
+  members_.resize(members);
+  undo_splits(0);
+  if (members == 0) sizes_.clear();
+  marks_ = marks;
+  return false;
+}
+
+bool Domain::try_add(uint32_t node) {
+  Member member;
+  member.node = node;
+  if (!find_form(*graph_, graph_->nodes[node], item_, &member.form)) return false;
+  if (!std::ranges::all_of(member.form.parts, [&](const Part& part) { return is_near(graph_->views[part.view]); })) {
+    return false;
+  }
+  // (Alone it reads one element a row, not all of it.)
+  if (member.form.expansion == Expansion::kNllLoss && maker(graph_->views[member.form.space].buffer) == nullptr) {
+    return false;
+  }
+  std::vector<std::vector<uint32_t>> dims_of_axis;
+  if (!map_axes(member.form, &dims_of_axis) || !place(member, dims_of_axis) || !find_level(member, dims_of_axis) ||
+      !goes_along_lines(member) || !may_access(member)) {
+    return false;
+  }
+  members_.push_back(std::move(member));
+  return has_one_layout() && is_dealt_one_way();
+}
+
+// Rows whose totals are wanted are dealt to threads, and what is written at indices has all rows in one thread, which
+// has some of the columns.
+bool Domain::is_dealt_one_way() const {
+  bool in_order = false, reduces = false;
+  for (const Member& member : members_) {
+    if (chooses_columns(member)) return false;
+    reduces |= member.reduces != Reduces::kNothing;
+    for (const Part& part : member.form.parts) {
+      in_order |= part.in_order;
+      reduces |= part.over_rows;
+    }
+  }
+  return !in_order || !reduces;
+}
+
+// No place of it is so far away that sums and products of strides overflow. (Sizes and strides may be anything where no
+// run was looked at.)
+bool Domain::is_near(const View& view) const {
+  constexpr int64_t kFarthest = int64_t{1} << 48;
+  int64_t reach = 0;
+  for (size_t d = 0; d < view.sizes.size(); ++d) {
+    const int64_t size = value(view.sizes[d]), stride = value(view.strides[d]);
+    if (size < 0 || size > kFarthest || stride < -kFarthest || stride > kFarthest ||
+        __builtin_mul_overflow(size, stride, &reach) || reach > kFarthest || reach < -kFarthest) {
+      return false;
+    }
+  }
+  return value(view.offset) >= -kFarthest && value(view.offset) <= kFarthest;
+}
+
+// Finds the dims along which each axis of the node's space lies; splits dims where the space is finer.
+bool Domain::map_axes(const Form& form, std::vector<std::vector<uint32_t>>* dims_of_axis) {
+  int64_t points = 1;
+  std::vector<int64_t> sizes;
+  if (!find_sizes(*graph_, form, values_, &sizes)) return false;
+  std::vector<Axis> axes;
+  for (uint32_t a = 0; a < sizes.size(); ++a) {
+    const int64_t size = sizes[a];
+    // (Of what is expanded, sizes may be anything.)
+    if (size <= 0 || __builtin_mul_overflow(points, size, &points) || points > kMostPoints) return false;
+    if (size != 1) axes.push_back({a, size, -1});
+  }
+  dims_of_axis->assign(sizes.size(), {});
+  if (members_.empty()) {
+    if (axes.size() > kMaxDomainDims) return false;
+    for (const Axis& axis : axes) {
+      (*dims_of_axis)[axis.index] = {static_cast<uint32_t>(sizes_.size())};
+      sizes_.push_back(axis.size);
+    }
+    return true;
+  }
+  if (map_by_operand(form, sizes, dims_of_axis)) return true;
+  if (points != this->points()) return false;
+  std::vector<Axis> dims(sizes_.size());
+  for (uint32_t d = 0; d < sizes_.size(); ++d) dims[d] = {d, sizes_[d], -1};
+  return match(std::move(dims), std::move(axes), dims_of_axis);
+}
+
+// By an operand that an earlier member made: where strides are the same, so are the places. This also finds what was
+// transposed in between, and what has fewer dims than the domain.
+bool Domain::map_by_operand(const Form& form, const std::vector<int64_t>& sizes,
+                            std::vector<std::vector<uint32_t>>* dims_of_axis) {
+  std::vector<AxisRange> axes;
+  for (const Part& part : form.parts) {
+    if (!part.reads || is_at_indices(part) || !find_axes(*graph_, form, part, &axes)) continue;
+    const View& view = graph_->views[part.view];
+    const Access* const made = maker(view.buffer);
+    if (made == nullptr || graph_->views[made->part.view].dtype != view.dtype) continue;
+    std::vector<Axis> wanted, dims;
+    for (uint32_t d = 0; d < axes.size(); ++d) {
+      int64_t size = value(view.sizes[d]), stride = value(view.strides[d]);
+      for (uint32_t a = axes[d].first + axes[d].count; a-- > axes[d].first;) {
+        const int64_t part = a == axes[d].first ? size : sizes[a];
+        if (size % part != 0) return false;
+        if (part != 1) wanted.push_back({a, part, stride});
+        size /= part;
+        stride *= part;
+      }
+    }
+    // All axes of the space that are not of one place must be found.
+    int64_t covered = 1, points = 1;
+    for (const Axis& axis : wanted) covered *= axis.size;
+    for (const int64_t size : sizes) points *= size;
+    if (covered != points) continue;
+    for (uint32_t d = 0; d < sizes_.size(); ++d) {
+      if (made->strides[d] != 0) dims.push_back({d, sizes_[d], made->strides[d]});
+    }
+    const auto outer_first = [](const Axis& a, const Axis& b) { return a.stride > b.stride; };
+    std::ranges::sort(wanted, outer_first);
+    std::ranges::sort(dims, outer_first);
+    const size_t before = splits_.size();
+    if (match(std::move(dims), std::move(wanted), dims_of_axis)) return true;
+    undo_splits(before);
+    dims_of_axis->assign(sizes.size(), {});
+  }
+  return false;
+}
+
+// Both lists name the same places, outer ones first. Where an axis ends inside of a dim, the dim is split.
+bool Domain::match(std::vector<Axis> dims, std::vector<Axis> axes, std::vector<std::vector<uint32_t>>* dims_of_axis) {
+  while (!dims.empty() && !axes.empty()) {
+    Axis& dim = dims.back();
+    Axis& axis = axes.back();
+    if (dim.stride != axis.stride) return false;
+    std::vector<uint32_t>& found = (*dims_of_axis)[axis.index];
+    if (dim.size <= axis.size) {
+      if (axis.size % dim.size != 0) return false;
+      found.insert(found.begin(), dim.index);
+      const int64_t size = dim.size;
+      dims.pop_back();
+      axis.size /= size;
+      if (axis.stride > 0) axis.stride *= size;
+      if (axis.size == 1) axes.pop_back();
+      continue;
+    }
+    if (dim.size % axis.size != 0 || sizes_.size() == kMaxDomainDims) return false;
+    // The inner part is the axis's; the outer one goes on.
+    const uint32_t at = dim.index;
+    const int64_t size = axis.size;
+    split(at, size);
+    for (Axis& other : dims) other.index += other.index > at;
+    for (std::vector<uint32_t>& known : *dims_of_axis) {
+      for (uint32_t& d : known) d += d > at;
+    }
+    found.insert(found.begin(), at + 1);
+    dim.size /= size;
+    if (dim.stride > 0) dim.stride *= size;
+    axes.pop_back();
+  }
+  return axes.empty() && dims.empty();
+}
+
+template <typename Change>
+void Domain::change_masks(const Change& change) {
+  for (DimMask* mask : {&marks_.columns, &marks_.kept_rows, &marks_.lines}) *mask = change(*mask);
+  for (Member& member : members_) {
+    member.space = change(member.space);
+    for (DimMask& axis : member.axes) axis = change(axis);
+    for (Access& access : member.accesses) access.dims = change(access.dims);
+  }
+}
+
+// Makes of a dim an outer one and, behind it, an inner one of so many places.
+void Domain::split(uint32_t dim, int64_t inner) {
+  splits_.push_back(dim);
+  sizes_[dim] /= inner;
+  sizes_.insert(sizes_.begin() + dim + 1, inner);
+  change_masks([&](DimMask mask) { return split_mask(mask, dim); });
+  for (Member& member : members_) {
+    for (Access& access : member.accesses) {
+      access.strides.insert(access.strides.begin() + dim + 1, access.strides[dim]);
+      access.strides[dim] *= inner;
+    }
+  }
+}
+
+// All but the first `left` splits.
+void Domain::undo_splits(size_t left) {
+  for (; splits_.size() > left; splits_.pop_back()) {
+    const uint32_t dim = splits_.back();
+    sizes_[dim] *= sizes_[dim + 1];
+    sizes_.erase(sizes_.begin() + dim + 1);
+    change_masks([&](DimMask mask) { return unsplit_mask(mask, dim); });
+    for (Member& member : members_) {
+      for (Access& access : member.accesses) access.strides.erase(access.strides.begin() + dim);
+    }
+  }
+}
+
+// The strides of the node's views.
+bool Domain::place(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis) {
+  const Form& form = member.form;
+  for (const auto& dims : dims_of_axis) {
+    DimMask axis = 0;
+    for (const uint32_t d : dims) axis |= 1u << d;
+    member.axes.push_back(axis);
+    member.space |= axis;
+  }
+  std::vector<int64_t> sizes;
+  if (!find_sizes(*graph_, form, values_, &sizes)) return false;
+  std::vector<AxisRange> axes;
+  for (const Part& part : form.parts) {
+    const View& view = graph_->views[part.view];
+    if (!find_axes(*graph_, form, part, &axes)) return false;
+    Access access{part, value(view.offset), std::vector<int64_t>(sizes_.size()), {}, 0};
+    for (size_t d = 0; d < axes.size(); ++d) {
+      int64_t size = value(view.sizes[d]), stride = value(view.strides[d]);
+      if (part.is_by_index(d)) access.indexed.push_back({size, stride});
+      if (part.along == Along::kNamed && axes[d].count == 1) {
+        if (size < sizes[axes[d].first]) return false;
+        size = sizes[axes[d].first];
+      }
+      for (uint32_t a = axes[d].first + axes[d].count; a-- > axes[d].first;) {
+        if (a == axes[d].first ? size != sizes[a] : size % sizes[a] != 0) return false;
+        size /= sizes[a];
+        for (const uint32_t dim : std::vector(dims_of_axis[a].rbegin(), dims_of_axis[a].rend())) {
+          access.strides[dim] = stride;
+          if (stride != 0) access.dims |= 1u << dim;
+          stride *= sizes_[dim];
+        }
+      }
+    }
+    if (part.writes && (part.in_order == access.indexed.empty() || !is_injective(access, sizes_))) return false;
+    member.accesses.push_back(std::move(access));
+  }
+  return true;
+}
+
+// Which reduction it is, and when its results are known.
+bool Domain::find_level(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis) {
+  bool late = false, early = false;  // it reads what is known when all rows are done, or what other members make before
+  for (const Access& access : member.accesses) {
+    if (!access.part.reads) continue;
+    if (const Access* made = maker(graph_->views[access.part.view].buffer)) (made->finish ? late : early) = true;
+  }
+  DimMask reduced = 0;
+  for (size_t axis = 0; axis < dims_of_axis.size(); ++axis) {
+    if ((member.form.reduced >> axis & 1) == 0) continue;
+    for (const uint32_t dim : dims_of_axis[axis]) reduced |= 1u << dim;
+  }
+  if (member.form.reduced == 0) {
+    if (late && (early || (member.space & ~marks_.columns) != 0)) return false;
+    for (Access& access : member.accesses) access.finish = late && access.part.writes;
+    return true;
+  }
+  if (late || reduced == 0) return false;
+  // (A matrix whose rows are to be added up is a library's: that is no faster here.)
+  const bool plain = (member.form.expansion >= Expansion::kSum && member.form.expansion != Expansion::kMatmul) ||
+                     is_loss(member.form.expansion);
+  const bool of_all = plain && reduced == all() && member.space == all() && marks_.columns != all();
+  if (!of_all && !choose_columns(member, reduced, plain)) return false;
+  if (of_all) {
+    member.reduces = Reduces::kAll;
+  } else if (reduced == marks_.columns && member.space == all()) {
+    member.reduces = Reduces::kColumns;
+  } else if (plain && reduced == (all() & ~marks_.columns)) {
+    member.reduces = Reduces::kRows;
+  } else {
+    return false;
+  }
+  for (Access& access : member.accesses) {
+    access.finish = access.part.writes && (member.reduces != Reduces::kColumns || access.part.over_rows);
+    if (access.finish && !keeps_rows(member, access)) return false;
+  }
+  return true;
+}
+
+// What is reduced over rows is so over the same ones in all of the group; those that are left are done apart. Of the
+// columns such a result has all or none, or it reduces the inner ones.
+bool Domain::keeps_rows(const Member& member, const Access& result) {
+  const DimMask rows = result.dims & ~marks_.columns, columns = result.dims & marks_.columns;
+  if (marks_.totals && marks_.kept_rows != rows) return false;
+  marks_.totals = true;
+  marks_.kept_rows = rows;
+  if (columns == 0 || columns == marks_.columns) return true;
+  const DimMask lines = marks_.columns & ~columns;
+  if (marks_.lines != 0 && marks_.lines != lines) return false;
+  marks_.lines = lines;
+  return std::ranges::all_of(members_, [&](const Member& other) { return goes_along_lines(other); }) &&
+         goes_along_lines(member);
+}
+
+// Where channels are in groups, whatever has all points lies in the same way. (Torch's gradient of a group norm takes
+// the incoming gradient to lie as the input does; where it does not, who calls that gets torch's numbers from torch.)
+bool Domain::has_one_layout() const {
+  const Access* first = nullptr;
+  bool pieces = false, same = true;
+  for (const Member& member : members_) {
+    pieces |= member.form.pieces != 0;
+    for (const Access& access : member.accesses) {
+      if (access.dims != all()) continue;
+      if (first == nullptr) first = &access;
+      same &= access.strides == first->strides;
+    }
+  }
+  return same || !pieces;
+}
+
+// Neighbours of all that the member reads and writes as a whole are neighbours in a line, if there are sums of lines.
+bool Domain::goes_along_lines(const Member& member) const {
+  if (marks_.lines == 0) return true;
+  return std::ranges::all_of(member.accesses, [&](const Access& access) {
+    uint32_t inner = kMaxDomainDims;
+    for (uint32_t d = 0; d < sizes_.size(); ++d) {
+      const bool least = inner == kMaxDomainDims || access.strides[d] < access.strides[inner];
+      if ((marks_.columns >> d & 1) != 0 && access.strides[d] != 0 && least) inner = d;
+    }
+    return access.dims != all() || (marks_.lines >> inner & 1) != 0;
+  });
+}
+
+// The first reduction says which dims are columns: those it goes along, or if these are not the inner ones, the others.
+bool Domain::choose_columns(const Member& member, DimMask reduced, bool plain) {
+  if (marks_.columns != 0) return true;
+  if (member.space != all()) return false;
+  const auto of_space = std::ranges::find_if(member.accesses, [&](const Access& access) {
+    return access.part.view == member.form.space && access.part.along == Along::kLast;
+  });
+  if (of_space == member.accesses.end()) return false;
+  uint32_t inner = 0;
+  for (uint32_t d = 1; d < sizes_.size(); ++d) {
+    if (of_space->strides[d] != 0 && (of_space->strides[inner] == 0 || of_space->strides[d] < of_space->strides[inner]))
+      inner = d;
+  }
+  if ((reduced >> inner & 1) != 0) {
+    marks_.columns = reduced;
+  } else if (plain) {
+    marks_.columns = all() & ~reduced;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// The access by which a member makes, or has written last, what is in a buffer; null: none has.
+const Domain::Access* Domain::maker(uint32_t buffer) const {
+  const Access* made = nullptr;
+  for (const Member& other : members_) {
+    for (const Access& known : other.accesses) {
+      if (known.part.writes && graph_->views[known.part.view].buffer == buffer) made = &known;
+    }
+  }
+  return made;
+}
+
+// A buffer that a member writes is read and written at the same places only.
+bool Domain::may_access(const Member& member) const {
+  for (const Access& access : member.accesses) {
+    const View& view = graph_->views[access.part.view];
+    const auto clashes = [&](const Access& other) {
+      const View& known = graph_->views[other.part.view];
+      if (known.buffer != view.buffer || (!other.part.writes && !access.part.writes) || &other == &access) return false;
+      return known.dtype != view.dtype || !same_place(access, other);
+    };
+    for (const Member& other : members_) {
+      if (std::ranges::any_of(other.accesses, clashes)) return false;
+    }
+    if (std::ranges::any_of(member.accesses, clashes)) return false;
+  }
+  return true;
+}
+
+}  // namespace torch_remote::ir

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ir/fusion/fusion.h"
+
+// What finds forms (fusion_forms.cpp, fusion_indices.cpp): a node's arguments by name, and a form under construction.
+namespace torch_remote::ir {
+
+class FormBuilder {
+ protected:
+  FormBuilder(const Graph& graph, const Node& node, Form* form)
+      : graph_(graph), node_(node), desc_(op_desc(node.opcode)), form_(*form) {}
+
+  bool is_one(Sym size) const {
+    int64_t known = 0;
+    return graph_.is_constant(size, &known) && known == 1;
+  }
+
+  bool is_float_argument(std::string_view name) const {
+    const Arg* arg = argument(name);
+    return arg != nullptr && arg->tag == ArgTag::kView && is_float(graph_.views[arg->a].dtype);
+  }
+
+  // -- arguments by name
+
+  const Arg* argument(std::string_view name) const {
+    for (size_t i = 0; i < desc_.args.size(); ++i) {
+      if (desc_.args[i].name == name) return &node_.args[i];
+    }
+    return nullptr;
+  }
+
+  std::optional<int64_t> constant(std::string_view name) const {
+    const Arg* arg = argument(name);
+    int64_t value = 0;
+    if (arg == nullptr || (arg->tag != ArgTag::kInt && arg->tag != ArgTag::kBool)) return std::nullopt;
+    if (!graph_.is_constant(arg->a, &value)) return std::nullopt;
+    return value;
+  }
+
+  // An undefined tensor is no part.
+  bool reads(std::string_view name, Along along = Along::kLast) {
+    const Arg* arg = argument(name);
+    if (arg == nullptr) return false;
+    if (arg->tag == ArgTag::kNone) return true;
+    if (arg->tag != ArgTag::kView) return false;
+    form_.parts.push_back({arg->a, along, true, false, false});
+    return true;
+  }
+
+  bool result(size_t index, Along along, bool over_rows = false) {
+    const Arg& arg = node_.results[index];
+    if (arg.tag == ArgTag::kView) form_.parts.push_back({arg.a, along, false, true, over_rows});
+    return arg.tag == ArgTag::kView || arg.tag == ArgTag::kNone;
+  }
+
+  bool space(std::string_view name) {
+    const Arg* arg = argument(name);
+    if (arg == nullptr || arg->tag != ArgTag::kView) return false;
+    form_.space = arg->a;
+    return !graph_.views[arg->a].dynamic;
+  }
+
+  bool space_of_result() {
+    form_.space = node_.results[0].a;
+    return node_.results[0].tag == ArgTag::kView;
+  }
+
+  // -- axes
+
+  size_t rank_of(uint32_t view) const { return graph_.views[view].sizes.size(); }
+
+  bool reads_index(std::string_view name, Along along) {
+    if (!is_index(name) || !reads(name, along)) return false;
+    form_.parts.back().is_index = true;
+    return true;
+  }
+  void reads_index(const Arg& arg, std::vector<uint32_t> axes) {
+    form_.parts.push_back({arg.a, Along::kNamed, true, false, false, false, std::move(axes), true});
+  }
+  bool is_index(const Arg& arg) const {
+    return arg.tag == ArgTag::kView &&
+           (graph_.views[arg.a].dtype == DType::kInt64 || graph_.views[arg.a].dtype == DType::kInt32);
+  }
+  bool is_index(std::string_view name) const {
+    const Arg* arg = argument(name);
+    return arg != nullptr && is_index(*arg);
+  }
+
+  const Graph& graph_;
+  const Node& node_;
+  const OpDesc& desc_;
+  Form& form_;
+};
+
+// The form of a node whose expansion reads or writes at indices, once `form` has that.
+bool find_index_form(const Graph& graph, const Node& node, Form* form);
+
+}  // namespace torch_remote::ir

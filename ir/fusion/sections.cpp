@@ -1,0 +1,634 @@
+#include "ir/fusion/sections.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "ir/fusion/fusion.h"
+#include "ir/ops/op_table_generated.h"
+
+namespace torch_remote::ir {
+namespace {
+
+// Each is a kernel's call.
+constexpr int64_t kMostSections = 8;
+
+// Places first, first + step, ... of a dim.
+struct Range {
+  uint32_t dim = 0;
+  int64_t first = 0, step = 1, count = 0;
+  bool operator==(const Range&) const = default;
+};
+
+// Places that both have. The first one is found by trying: if there is one, it is among `b.step` neighbours of `a`.
+Range intersection(const Range& a, const Range& b) {
+  Range both = {a.dim, 0, std::lcm(a.step, b.step), 0};
+  const int64_t begin = std::max(a.first, b.first);
+  const int64_t end = std::min(a.first + (a.count - 1) * a.step, b.first + (b.count - 1) * b.step) + 1;
+  int64_t place = a.first + (begin - a.first + a.step - 1) / a.step * a.step;
+  for (int64_t tries = 0; tries < b.step && place < end; ++tries, place += a.step) {
+    if ((place - b.first) % b.step != 0) continue;
+    both.first = place;
+    both.count = (end - 1 - place) / both.step + 1;
+    break;
+  }
+  return both;
+}
+
+// Each place of a dim of the result is an operand's, of which it has all in order; those without a view are zeros.
+struct Join {
+  struct Operand {
+    uint32_t view = kNone;
+    Range places;  // of the result
+  };
+  static constexpr uint32_t kNone = 0xFFFFFFFF;
+  uint32_t result = 0;  // view
+  uint32_t dim = 0;
+  std::vector<Operand> operands;
+};
+
+const Arg* argument(const Node& node, std::string_view name) {
+  const OpDesc& desc = op_desc(node.opcode);
+  for (size_t i = 0; i < desc.args.size(); ++i) {
+    if (desc.args[i].name == name) return &node.args[i];
+  }
+  return nullptr;
+}
+
+// How many symbols an argument names, one after the other.
+uint32_t count_symbols(const Arg& arg) {
+  switch (arg.tag) {
+    case ArgTag::kInt:
+    case ArgTag::kFloat:
+    case ArgTag::kBool:
+      return 1;
+    case ArgTag::kScalarTensor:
+      return is_complex(static_cast<DType>(arg.b & 0xFF)) ? 2 : 1;
+    case ArgTag::kComplex:
+    case ArgTag::kGenerator:
+      return 2;
+    default:
+      return 0;
+  }
+}
+
+// A section that may still have joins. Each view is one node's, and named by it once.
+class Cut {
+ public:
+  // All of the nodes. False: a join is not of a form that can be cut.
+  bool take(const Graph& graph, std::span<const int64_t> values, std::span<const uint32_t> nodes) {
+    for (const uint32_t n : nodes) count_params(graph, graph.nodes[n]);
+    section_.values.resize(section_.graph.params);
+    for (const uint32_t n : nodes) {
+      Node node = graph.nodes[n];
+      for (Arg& arg : node.args) take(graph, values, arg);
+      for (Arg& arg : node.results) take(graph, values, arg);
+      owners_.resize(section_.graph.views.size(), static_cast<uint32_t>(section_.graph.nodes.size()));
+      section_.graph.nodes.push_back(std::move(node));
+      section_.nodes.push_back(n);
+    }
+    if (dynamic_) return false;
+    gone_.assign(nodes.size(), false);
+    writes_.assign(section_.graph.views.size(), false);
+    for (const Node& node : section_.graph.nodes) {
+      for_each_view(node, [&](uint32_t v, bool writes) { writes_[v] = writes; });
+    }
+    auto views = std::make_shared<Views>();
+    views->of_buffer.resize(section_.graph.buffers.size());
+    views->of_node.resize(nodes.size());
+    for (uint32_t v = 0; v < owners_.size(); ++v) {
+      views->of_buffer[view(v).buffer].push_back(v);
+      views->of_node[owners_[v]].push_back(v);
+    }
+    views_ = std::move(views);
+    for (uint32_t n = 0; n < nodes.size(); ++n) {
+      if (is_join(section_.graph.nodes[n].opcode) && !find_join(n)) return false;
+    }
+    params_.clear();
+    pairs_.clear();
+    buffers_.clear();
+    return updates_same_places();
+  }
+
+  // The join that comes last, or kNoNode.
+  uint32_t last_join() const { return joins_.empty() ? kNoNode : joins_.rbegin()->first; }
+
+  size_t operands_of(uint32_t join) const { return joins_.at(join).operands.size(); }
+
+  // The places of the join's result where an operand lies are left: the join is a copy of it. False: other nodes do
+  // not allow it. Nothing is left of a section without places.
+  bool keep_operand(uint32_t node, size_t operand, bool* empty) {
+    const Join join = joins_.at(node);
+    joins_.erase(node);
+    const Range range = join.operands[operand].places;
+    *empty = range.count == 0;
+    if (*empty) return true;
+    Node& copy = section_.graph.nodes[node];
+    const uint32_t source = join.operands[operand].view;
+    copy.opcode = source == Join::kNone ? ops::aten_zero_ : ops::aten_copy_;
+    copy.args = {view_arg(join.result)};
+    if (source != Join::kNone) {
+      copy.args.push_back(view_arg(source));
+      Arg& blocking = copy.args.emplace_back();
+      blocking.tag = ArgTag::kBool;
+      blocking.a = constant(0);
+    }
+    for (size_t i = 0; i < join.operands.size(); ++i) {
+      if (i != operand && join.operands[i].view != Join::kNone) owners_[join.operands[i].view] = kNoNode;
+    }
+    copy.results.assign(op_desc(copy.opcode).results.size(), Arg{});
+    drop_others(node);
+    ranges_.assign(section_.graph.views.size(), std::nullopt);
+    if (!is_all(join.result, range)) {
+      ranges_[join.result] = range;
+      if (!through_buffer(join.result, range)) return false;
+    }
+    apply();
+    drop_others(node);
+    return true;
+  }
+
+  // Of a section without joins. `done`: of each node, the places at which sections before this one do it.
+  Section finish(std::vector<std::set<std::vector<int64_t>>>* done, bool* once) {
+    Graph& graph = section_.graph;
+    std::vector<Node> nodes;
+    std::vector<uint32_t> of;
+    for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
+      if (gone_[n]) continue;
+      // A cut leaves a node other places in each of its sections, or the same ones in all of them.
+      if (!(*done)[n].insert(places_of(n)).second) store_nothing(graph.nodes[n], once);
+      nodes.push_back(std::move(graph.nodes[n]));
+      of.push_back(section_.nodes[n]);
+    }
+    graph.nodes = std::move(nodes);
+    section_.nodes = std::move(of);
+    return std::move(section_);
+  }
+
+ private:
+  // -- The group's nodes ----------------------------------------------------------------------------------------------
+
+  // Arguments that differ from run to run are parameters; all else is what it is in this run.
+  void count_params(const Graph& graph, const Node& node) {
+    const auto visit = [&](const auto& self, const Arg& arg) -> void {
+      for (const Arg& item : arg.items) self(self, item);
+      const uint32_t count = count_symbols(arg);
+      if (count == 0 || (count == 1 && (graph.is_constant(arg.a) || params_.contains(arg.a)))) return;
+      if (count == 2 && pairs_.contains(arg.a)) return;
+      (count == 1 ? params_ : pairs_)[arg.a] = static_cast<Sym>(section_.symbols.size());
+      for (uint32_t i = 0; i < count; ++i) section_.symbols.push_back(arg.a + i);
+      section_.graph.params = static_cast<uint32_t>(section_.symbols.size());
+    };
+    for (const Arg& arg : node.args) visit(visit, arg);
+  }
+
+  void take(const Graph& graph, std::span<const int64_t> values, Arg& arg) {
+    for (Arg& item : arg.items) take(graph, values, item);
+    if (const uint32_t count = count_symbols(arg); count != 0) {
+      const bool known = count == 1 && graph.is_constant(arg.a);
+      const Sym symbol = known ? constant(values[arg.a]) : (count == 1 ? params_ : pairs_).at(arg.a);
+      for (uint32_t i = 0; i < count && !known; ++i) set(symbol + i, values[arg.a + i]);
+      arg.a = symbol;
+    }
+    if (arg.tag != ArgTag::kView) return;
+    View view = graph.views[arg.a];
+    const auto [buffer, added] =
+        buffers_.try_emplace(view.buffer, static_cast<uint32_t>(section_.graph.buffers.size()));
+    if (added) {
+      section_.buffers.push_back(view.buffer);
+      section_.graph.buffers.push_back(graph.buffers[view.buffer]);
+      section_.graph.buffers.back().nbytes = kNoSym;
+      section_.graph.buffers.back().reuses = kNoBuffer;
+    }
+    view.buffer = buffer->second;
+    if (view.dynamic) {
+      dynamic_ = true;
+      return;
+    }
+    for (Sym& size : view.sizes) size = constant(values[size]);
+    for (Sym& stride : view.strides) stride = constant(values[stride]);
+    view.offset = constant(values[view.offset]);
+    arg.a = static_cast<uint32_t>(section_.graph.views.size());
+    section_.graph.views.push_back(std::move(view));
+  }
+
+  void set(Sym symbol, int64_t value) {
+    if (section_.values.size() <= symbol) section_.values.resize(symbol + 1);
+    section_.values[symbol] = value;
+    if (section_.symbols.size() <= symbol) section_.symbols.resize(symbol + 1, kNoSym);
+  }
+
+  Sym constant(int64_t value) {
+    const Sym symbol = section_.graph.constant(value);
+    set(symbol, value);
+    return symbol;
+  }
+
+  static Arg view_arg(uint32_t view) {
+    Arg arg;
+    arg.tag = ArgTag::kView;
+    arg.a = view;
+    return arg;
+  }
+  const View& view(uint32_t index) const { return section_.graph.views[index]; }
+  int64_t value(Sym symbol) const { return section_.values[symbol]; }
+  int64_t size(uint32_t index, uint32_t dim) const { return value(view(index).sizes[dim]); }
+  int64_t stride(uint32_t index, uint32_t dim) const { return value(view(index).strides[dim]); }
+
+  // -- Joins ----------------------------------------------------------------------------------------------------------
+
+  bool find_join(uint32_t n) {
+    Node& node = section_.graph.nodes[n];
+    Join join;
+    if (node.results.size() != 1 || node.results[0].tag != ArgTag::kView) return false;
+    join.result = node.results[0].a;
+    const auto rank = static_cast<int64_t>(view(join.result).sizes.size());
+    int64_t dim = 0;
+    if (!number(node, "dim", &dim)) return false;
+    if (dim < 0) dim += rank;
+    if (dim < 0 || dim >= rank) return false;
+    join.dim = static_cast<uint32_t>(dim);
+    const bool found = expansion_of(node.opcode) == Expansion::kCat     ? find_operands(node, false, &join)
+                       : expansion_of(node.opcode) == Expansion::kStack ? find_operands(node, true, &join)
+                                                                        : find_slice(node, &join);
+    if (!found) return false;
+    int64_t places = 0;
+    for (const Join::Operand& operand : join.operands) places += operand.places.count;
+    if (places != size(join.result, join.dim)) return false;
+    joins_[n] = std::move(join);
+    return true;
+  }
+
+  bool number(const Node& node, std::string_view name, int64_t* found) {
+    const Arg* arg = argument(node, name);
+    if (arg == nullptr || arg->tag != ArgTag::kInt) return false;
+    *found = value(arg->a);
+    if (section_.symbols[arg->a] != kNoSym) section_.depends.push_back(section_.symbols[arg->a]);
+    return true;
+  }
+
+  bool find_operands(const Node& node, bool stacks, Join* join) {
+    const Arg* tensors = argument(node, "tensors");
+    if (tensors == nullptr || tensors->tag != ArgTag::kList) return false;
+    const size_t rank = view(join->result).sizes.size();
+    int64_t begin = 0;
+    for (const Arg& tensor : tensors->items) {
+      if (tensor.tag != ArgTag::kView) return false;
+      if (stacks) {
+        View& operand = section_.graph.views[tensor.a];
+        if (operand.sizes.size() + 1 != rank) return false;
+        operand.sizes.insert(operand.sizes.begin() + join->dim, constant(1));
+        operand.strides.insert(operand.strides.begin() + join->dim, constant(0));
+      }
+      // (Of other ranks is what cat leaves out: tensors of shape [0].)
+      if (view(tensor.a).sizes.size() != rank) return false;
+      const int64_t count = size(tensor.a, join->dim);
+      join->operands.push_back({tensor.a, {join->dim, begin, 1, count}});
+      begin += count;
+    }
+    return true;
+  }
+
+  // What was cut out lies among zeros.
+  bool find_slice(const Node& node, Join* join) {
+    const bool selects = expansion_of(node.opcode) == Expansion::kSelectBackward;
+    const Arg* grad = argument(node, "grad_output");
+    int64_t first = 0, end = 0, step = 1;
+    if (grad == nullptr || grad->tag != ArgTag::kView || !number(node, selects ? "index" : "start", &first) ||
+        (!selects && (!number(node, "end", &end) || !number(node, "step", &step))) || step < 1) {
+      return false;
+    }
+    const int64_t places = size(join->result, join->dim);
+    if (first < 0) first += places;
+    if (end < 0) end += places;
+    end = selects ? first + 1 : std::clamp(end, first, places);
+    if (first < 0 || first >= end || end > places) return false;
+    const int64_t count = (end - first - 1) / step + 1, last = first + (count - 1) * step;
+    View& inner = section_.graph.views[grad->a];
+    if (selects) {
+      inner.sizes.insert(inner.sizes.begin() + join->dim, constant(1));
+      inner.strides.insert(inner.strides.begin() + join->dim, constant(0));
+    }
+    if (inner.sizes.size() != view(join->result).sizes.size() || size(grad->a, join->dim) != count) return false;
+    const auto add = [&](uint32_t of, int64_t from, int64_t by, int64_t number) {
+      if (number > 0) join->operands.push_back({of, {join->dim, from, by, number}});
+    };
+    add(Join::kNone, 0, 1, first);
+    add(grad->a, first, step, count);
+    if (count > 1) {
+      if (step > kMostSections) return false;
+      for (int64_t k = 1; k < step; ++k) add(Join::kNone, first + k, step, count - 1);
+    }
+    add(Join::kNone, last + 1, 1, places - 1 - last);
+    return true;
+  }
+
+  // -- Narrower views -------------------------------------------------------------------------------------------------
+
+  bool is_all(uint32_t v, const Range& range) const {
+    return range.first == 0 && range.step == 1 && range.count == size(v, range.dim);
+  }
+
+  // Only these places of the view are left; and so of what its node reads and writes beside it, and of what other nodes
+  // read and write of its buffer.
+  bool narrow(uint32_t v, const Range& range) {
+    const bool begun = ranges_[v].has_value() || is_all(v, range);
+    return leave(v, range) && (begun || through_node(v, range));
+  }
+
+  // Likewise, but for its own node, which knows.
+  bool leave(uint32_t v, const Range& range) {
+    if (ranges_[v].has_value()) return *ranges_[v] == range;
+    if (is_all(v, range)) return true;
+    if (range.first < 0 || range.first + (range.count - 1) * range.step >= size(v, range.dim)) return false;
+    ranges_[v] = range;
+    return through_buffer(v, range);
+  }
+
+  bool through_node(uint32_t v, const Range& range) {
+    const uint32_t n = owners_[v];
+    if (const auto join = joins_.find(n); join != joins_.end()) return through_join(join->second, v, range);
+    Form form;
+    if (!find_form(section_.graph, section_.graph.nodes[n], 0, &form) || !is_done_apart(form)) return false;
+    std::vector<AxisRange> axes;
+    uint32_t axis = kNoNode;
+    for (const Part& part : form.parts) {
+      if (part.view != v) continue;
+      if (!find_axes(section_.graph, form, part, &axes) || axes[range.dim].count != 1) return false;
+      axis = axes[range.dim].first;
+    }
+    if (axis == kNoNode || (form.reduced >> axis & 1) != 0) return false;
+    for (const Part& part : form.parts) {
+      if (part.over_rows || !find_axes(section_.graph, form, part, &axes)) return false;
+      for (uint32_t d = 0; d < axes.size(); ++d) {
+        if (axes[d].count != 1 || axes[d].first != axis) continue;
+        if (!narrow(part.view, {d, range.first, range.step, range.count})) return false;
+      }
+    }
+    return true;
+  }
+
+  // What it computes at a place follows from the elements there, and not from where the place is or how many there are.
+  static bool is_done_apart(const Form& form) {
+    switch (form.expansion) {
+      case Expansion::kExpression:
+      case Expansion::kCopy:
+      case Expansion::kFill:
+      case Expansion::kGelu:
+      case Expansion::kGeluBackward:
+      case Expansion::kClamp:
+      case Expansion::kClampByTensors:
+      case Expansion::kNanToNum:
+      case Expansion::kLogSigmoid:
+      case Expansion::kPreluBackward:
+      case Expansion::kSoftmax:
+      case Expansion::kLogSoftmax:
+      case Expansion::kSoftmaxBackward:
+      case Expansion::kLogSoftmaxBackward:
+      case Expansion::kLayerNorm:
+      case Expansion::kSum:
+      case Expansion::kMean:
+      case Expansion::kMax:
+      case Expansion::kMin:
+      case Expansion::kProduct:
+      case Expansion::kAny:
+      case Expansion::kAll:
+      case Expansion::kVectorNorm:
+      case Expansion::kNanSum:
+      case Expansion::kCountNonzero:
+      case Expansion::kLogSumExp:
+      case Expansion::kEmbedding:
+      case Expansion::kIndexSelect:
+      case Expansion::kGather:
+      case Expansion::kTake:
+      case Expansion::kIndex:
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  bool through_join(Join& join, uint32_t v, const Range& range) {
+    std::vector<Join::Operand> operands = join.operands;
+    if (range.dim != join.dim) {
+      if (!narrow(join.result, range)) return false;
+      return std::ranges::all_of(operands, [&](const Join::Operand& operand) {
+        return operand.view == Join::kNone || narrow(operand.view, range);
+      });
+    }
+    if (v != join.result) return false;
+    join.operands.clear();
+    for (const Join::Operand& operand : operands) {
+      const Range& places = operand.places;
+      const Range both = intersection(range, places);
+      if (both.count > 0) {
+        // Where they are among the places that are left, and in the operand.
+        const Range left = {join.dim, (both.first - range.first) / range.step, both.step / range.step, both.count};
+        const Range inner = {join.dim, (both.first - places.first) / places.step, both.step / places.step, both.count};
+        join.operands.push_back({operand.view, left});
+        if (operand.view != Join::kNone && !leave(operand.view, inner)) return false;
+      } else if (operand.view != Join::kNone) {
+        owners_[operand.view] = kNoNode;
+      }
+    }
+    return true;
+  }
+
+  bool through_buffer(uint32_t v, const Range& range) {
+    const uint32_t buffer = view(v).buffer;
+    if (!is_written(buffer)) return true;
+    for (const uint32_t u : views_->of_buffer[buffer]) {
+      if (u == v || !is_live(u)) continue;
+      Range same;
+      if (!find_same(v, range, u, &same) || !narrow(u, same)) return false;
+    }
+    return true;
+  }
+
+  // The same elements, as places of another view.
+  bool find_same(uint32_t v, const Range& range, uint32_t u, Range* same) const {
+    const int64_t places = size(v, range.dim), apart = stride(v, range.dim);
+    if (apart == 0 || value(view(u).offset) != value(view(v).offset)) return false;
+    bool found = false;
+    for (uint32_t d = 0; d < view(u).sizes.size(); ++d) {
+      if (stride(u, d) != apart || size(u, d) == 1) continue;
+      if (found) return false;
+      found = true;
+      if (size(u, d) == places) {
+        *same = range;
+        same->dim = d;
+        continue;
+      }
+      // One dim where the other view has two.
+      if (range.dim == 0 || range.count != 1 || stride(v, range.dim - 1) != apart * places ||
+          size(u, d) != places * size(v, range.dim - 1)) {
+        return false;
+      }
+      *same = {d, range.first, places, size(v, range.dim - 1)};
+    }
+    return found;
+  }
+
+  void apply() {
+    for (uint32_t v = 0; v < ranges_.size(); ++v) {
+      if (!ranges_[v].has_value()) continue;
+      const Range& range = *ranges_[v];
+      View changed = view(v);
+      changed.offset = constant(value(changed.offset) + range.first * stride(v, range.dim));
+      changed.sizes[range.dim] = constant(range.count);
+      changed.strides[range.dim] = constant(range.step * stride(v, range.dim));
+      section_.graph.views[v] = std::move(changed);
+    }
+  }
+
+  // -- Nodes ----------------------------------------------------------------------------------------------------------
+
+  bool is_live(uint32_t v) const { return owners_[v] != kNoNode && !gone_[owners_[v]]; }
+
+  bool is_written(uint32_t buffer) const {
+    return std::ranges::any_of(views_->of_buffer[buffer], [&](uint32_t v) { return writes_[v] && is_live(v); });
+  }
+
+  // Leaves nodes that what a node computes comes from, or goes to; the others are another section's.
+  void drop_others(uint32_t node) {
+    std::vector<bool> reached(gone_.size(), false), seen(views_->of_buffer.size(), false);
+    std::vector<uint32_t> next = {node};
+    reached[node] = true;
+    while (!next.empty()) {
+      const uint32_t n = next.back();
+      next.pop_back();
+      for (const uint32_t v : views_->of_node[n]) {
+        const uint32_t buffer = view(v).buffer;
+        if (owners_[v] != n || seen[buffer]) continue;
+        seen[buffer] = true;
+        if (!is_written(buffer)) continue;
+        for (const uint32_t u : views_->of_buffer[buffer]) {
+          if (!is_live(u) || reached[owners_[u]]) continue;
+          reached[owners_[u]] = true;
+          next.push_back(owners_[u]);
+        }
+      }
+    }
+    for (uint32_t n = 0; n < gone_.size(); ++n) {
+      if (reached[n]) continue;
+      gone_[n] = true;
+      joins_.erase(n);
+    }
+  }
+
+  // What the group updates is at the same places each time: what one section updates, no other one reads.
+  bool updates_same_places() const {
+    for (uint32_t v = 0; v < owners_.size(); ++v) {
+      bool creates = false, writes = false;
+      for_each_access(section_.graph.nodes[owners_[v]], [&](uint32_t other, Access access) {
+        if (other != v) return;
+        creates |= access == Access::kCreates;
+        writes |= access == Access::kUpdates || access == Access::kOverwrites;
+      });
+      if (!writes || creates) continue;
+      for (const uint32_t u : views_->of_buffer[view(v).buffer]) {
+        if (view(u).offset != view(v).offset || view(u).sizes != view(v).sizes || view(u).strides != view(v).strides) {
+          return false;
+        }
+      }
+    }
+    return true;
+  }
+
+  std::vector<int64_t> places_of(uint32_t n) const {
+    std::vector<int64_t> places;
+    for (const uint32_t v : views_->of_node[n]) {
+      if (owners_[v] != n) continue;
+      places.push_back(value(view(v).offset));
+      for (const Sym size : view(v).sizes) places.push_back(value(size));
+      for (const Sym stride : view(v).strides) places.push_back(value(stride));
+    }
+    return places;
+  }
+
+  // It is done again, for what is computed from it here: another section has stored it.
+  void store_nothing(const Node& node, bool* once) {
+    for_each_access(node, [&](uint32_t v, Access access) {
+      if (access == Access::kCreates) section_.graph.buffers[view(v).buffer].in_group = true;
+      *once &= access == Access::kReads || access == Access::kCreates;
+    });
+  }
+
+  struct Views {
+    std::vector<std::vector<uint32_t>> of_buffer, of_node;
+  };
+
+  Section section_;
+  // While nodes are taken.
+  std::map<Sym, Sym> params_, pairs_;
+  std::map<uint32_t, uint32_t> buffers_;
+  std::shared_ptr<const Views> views_;        // all that were taken, in order
+  std::vector<uint32_t> owners_;              // of each view: its node, or kNoNode if nobody needs it here
+  std::vector<bool> writes_;                  // of each view: its node writes it
+  std::vector<bool> gone_;                    // of each node
+  std::map<uint32_t, Join> joins_;            // by node
+  std::vector<std::optional<Range>> ranges_;  // of each view, while it is cut
+  bool dynamic_ = false;
+};
+
+class Cutter {
+ public:
+  Cutter(size_t nodes, std::vector<Section>* sections) : sections_(*sections), done_(nodes) {}
+
+  bool run(Cut whole) {
+    const uint32_t join = whole.last_join();
+    if (join == kNoNode) {
+      if (std::ssize(sections_) == kMostSections) return false;
+      bool once = true;
+      sections_.push_back(whole.finish(&done_, &once));
+      return once;
+    }
+    const size_t operands = whole.operands_of(join);
+    if (static_cast<int64_t>(operands) > kMostSections) return false;
+    const auto keep = [&](Cut part, size_t operand) {
+      bool empty = false;
+      return part.keep_operand(join, operand, &empty) && (empty || run(std::move(part)));
+    };
+    for (size_t i = 0; i + 1 < operands; ++i) {
+      if (!keep(whole, i)) return false;
+    }
+    return operands == 0 || keep(std::move(whole), operands - 1);
+  }
+
+  bool is_complete() const {
+    return std::ranges::none_of(done_, [](const auto& places) { return places.empty(); });
+  }
+
+ private:
+  std::vector<Section>& sections_;
+  std::vector<std::set<std::vector<int64_t>>> done_;  // of each node
+};
+
+}  // namespace
+
+bool is_join(Opcode opcode) {
+  switch (expansion_of(opcode)) {
+    case Expansion::kCat:
+    case Expansion::kStack:
+    case Expansion::kSliceBackward:
+    case Expansion::kSelectBackward:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool find_sections(const Graph& graph, std::span<const int64_t> values, std::span<const uint32_t> nodes,
+                   std::vector<Section>* sections) {
+  sections->clear();
+  Cut whole;
+  if (!whole.take(graph, values, nodes)) return false;
+  Cutter cutter(nodes.size(), sections);
+  return cutter.run(std::move(whole)) && cutter.is_complete();
+}
+
+}  // namespace torch_remote::ir

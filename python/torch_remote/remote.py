@@ -1,0 +1,301 @@
+"""`torch.remote`: the device module, with what users of `torch.cuda` expect (docs/python-api.md)."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from torch_remote import _C
+from torch_remote.device import amp, memory, random, streams
+from torch_remote.device._absent import ABSENT
+from torch_remote.device._device import (
+    DeviceProperties,
+    _Device,
+    _index,
+    _is_in_bad_fork,  # noqa: F401 (torch asks for it)
+    _lazy_init,  # noqa: F401 (likewise)
+    can_device_access_peer,
+    cancel,
+    checkpoint,
+    current_device,
+    device,
+    device_count,
+    device_of,
+    get_device_capability,
+    get_device_name,
+    get_device_properties,
+    init,
+    is_available,
+    is_initialized,
+    list_gpu_processes,
+    restart,
+    restored,
+    set_device,
+    set_restore,
+    synchronize,
+    utilization,
+)
+from torch_remote.device.amp import get_amp_supported_dtype, is_bf16_supported, is_tf32_supported
+from torch_remote.device.memory import (
+    OutOfMemoryError,
+    device_memory_used,
+    empty_cache,
+    get_per_process_memory_fraction,
+    host_memory_stats,
+    host_memory_stats_as_nested_dict,
+    max_memory_allocated,
+    max_memory_cached,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_cached,
+    memory_reserved,
+    memory_stats,
+    memory_stats_as_nested_dict,
+    memory_summary,
+    reset_accumulated_host_memory_stats,
+    reset_accumulated_memory_stats,
+    reset_max_memory_allocated,
+    reset_max_memory_cached,
+    reset_peak_host_memory_stats,
+    reset_peak_memory_stats,
+    set_per_process_memory_fraction,
+)
+from torch_remote.device.random import (
+    get_rng_state,
+    get_rng_state_all,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    set_rng_state,
+    set_rng_state_all,
+)
+from torch_remote.device.streams import (
+    Event,
+    Stream,
+    StreamContext,
+    current_stream,
+    default_stream,
+    get_sync_debug_mode,
+    is_current_stream_capturing,
+    set_stream,
+    set_sync_debug_mode,
+    stream,
+)
+from torch_remote.enabled import is_enabled, set_enabled
+from torch_remote.errors import UnexpectedCompile, WorkerLost
+from torch_remote.graphs import Graph, from_text, trace
+from torch_remote.profiling import nvtx
+from torch_remote.profiling.benchmark import benchmark
+from torch_remote.profiling.explanation import explain
+from torch_remote.profiling.profiler import profile
+
+__all__ = [
+    "CopyPath",
+    "DeviceProperties",
+    "Event",
+    "Graph",
+    "OutOfMemoryError",
+    "Stream",
+    "StreamContext",
+    "UnexpectedCompile",
+    "WorkerLost",
+    "add_machine",
+    "amp",
+    "benchmark",
+    "can_device_access_peer",
+    "cancel",
+    "checkpoint",
+    "copy_paths",
+    "current_device",
+    "current_stream",
+    "default_generators",  # noqa: F822 (by __getattr__)
+    "default_stream",
+    "device",
+    "device_count",
+    "device_memory_used",
+    "device_of",
+    "empty_cache",
+    "expect_no_compile",
+    "explain",
+    "from_text",
+    "function",
+    "get_amp_supported_dtype",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "get_per_process_memory_fraction",
+    "get_rng_state",
+    "get_rng_state_all",
+    "get_sync_debug_mode",
+    "host_memory_stats",
+    "host_memory_stats_as_nested_dict",
+    "init",
+    "initial_seed",
+    "is_available",
+    "is_bf16_supported",
+    "is_current_stream_capturing",
+    "is_enabled",
+    "is_initialized",
+    "is_tf32_supported",
+    "list_gpu_processes",
+    "load_exported",
+    "load_file",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_cached",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory",
+    "memory_allocated",
+    "memory_cached",
+    "memory_reserved",
+    "memory_stats",
+    "memory_stats_as_nested_dict",
+    "memory_summary",
+    "nvtx",
+    "profile",
+    "random",
+    "reset_accumulated_host_memory_stats",
+    "reset_accumulated_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_max_memory_cached",
+    "reset_peak_host_memory_stats",
+    "reset_peak_memory_stats",
+    "reset_stats",
+    "restart",
+    "restored",
+    "seed",
+    "seed_all",
+    "set_device",
+    "set_enabled",
+    "set_per_process_memory_fraction",
+    "set_restore",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "set_sync_debug_mode",
+    "stats",
+    "stream",
+    "streams",
+    "synchronize",
+    "trace",
+    "utilization",
+]
+
+
+_initialized = True  # torch.utils.checkpoint asks: this device needs no set-up
+
+
+def __getattr__(name: str) -> Any:
+    if name == "default_generators":
+        return tuple(_C.default_generator(i) for i in range(device_count()))
+    why = f": {ABSENT[name]}" if name in ABSENT else ""
+    raise AttributeError(f"module 'torch.remote' has no attribute '{name}'{why}")
+
+
+def add_machine(machine: Any, **arguments: Any) -> torch.device:
+    """Starts a machine and gives its first device: a URL ("ssh://user@host", "tcp://host:4500"), a provider's name
+    ("local") or a torch_remote.RemoteMachine. Arguments are those of RemoteMachine."""
+    from torch_remote.providers import add_machine
+
+    return add_machine(machine, **arguments)
+
+
+def load_exported(program: Any, device: torch.device | str = "remote") -> torch.nn.Module:
+    """Puts an ExportedProgram, or a file of one, on the device: a module that is called as the exported one was.
+
+    See torch_remote.compile.exported.load_exported.
+    """
+    from torch_remote.compile.exported import load_exported  # torch.export takes a while to import
+
+    return load_exported(program, device)
+
+
+def function(function: Any = None, /, **options: Any) -> Any:
+    """torch_remote.function: makes a Python function run where the worker is, with tensors that stay there."""
+    from torch_remote.function import function as make
+
+    return make(function, **options)
+
+
+def load_file(
+    filename: str | os.PathLike[str],
+    device: _Device = None,
+    dtype: torch.dtype | None = None,
+    *,
+    progress: bool | None = None,
+    on_worker: bool | None = None,
+) -> dict[str, torch.Tensor]:
+    """Puts the tensors of a safetensors file, or of the shards that an index names, on a device, without a second copy
+    of them in this process; a worker that may reads them itself. Floating point becomes `dtype` on the way. See
+    torch_remote.weights.load_file."""
+    from torch_remote.weights import load_file
+
+    return load_file(filename, device, dtype, progress=progress, on_worker=on_worker)
+
+
+# -- what the recorder does -------------------------------------------------------------------------------------------
+
+
+def stats() -> dict[str, int]:
+    """Counters since start or `reset_stats()`, over all devices and all the workers that they had.
+
+    ops_recorded; flushes (traces sent), programs_built (misses), program_hits, programs_dropped
+    (as there were too many) and programs_kept (that there are now); kernels_compiled, groups_refused
+    (groups of ops that no kernel does: they run op by op, TORCH_REMOTE_WORKER_LOG=debug says why); client_fallbacks
+    (ops that ran in this process instead); direct_copies, relayed_copies (between devices: from worker to worker, and
+    through this process, `copy_paths()` says why); compiled_graphs and compiled_graph_splits (programs and ops outside
+    of programs, beyond one for each graph); connections (waits for a worker to greet), round_trips (waits for an
+    answer), back_pressure_waits (until less is on its way); bytes_sent, bytes_received (control),
+    bytes_uploaded, bytes_downloaded (tensors); worker_bytes, worker_peak_bytes (of the workers that there are now, as
+    of their last messages).
+    """
+    return _C.stats()
+
+
+class CopyPath(NamedTuple):
+    """How copies from one device to another went."""
+
+    source: torch.device
+    destination: torch.device
+    direct: int  # from worker to worker
+    relayed: int  # through this process
+    why: str  # the last one that was relayed; empty: none was
+    way: str  # of the last direct one: "from GPU to GPU", "over the network", and why that; empty: none was
+
+
+def copy_paths() -> list[CopyPath]:
+    """How copies between devices went since start or `reset_stats()`, for each two between which there were any."""
+    return [
+        CopyPath(torch.device("remote", source), torch.device("remote", destination), direct, relayed, why, way)
+        for source, destination, direct, relayed, why, way in _C.copy_paths()
+    ]
+
+
+def reset_stats() -> None:
+    """Sets the counters to 0."""
+    _C.reset_stats()
+
+
+@contextmanager
+def expect_no_compile(device: _Device = None) -> Iterator[None]:
+    """Raises UnexpectedCompile at its end if a program had to be built meanwhile.
+
+    The message names the first op that differs from the known programs, and its line. What is recorded but not yet
+    sent when the block ends is not judged (end it with an `.item()` or `synchronize()`).
+    """
+    index = _index(device)
+    _C.expect_no_compile(index, True)
+    try:
+        yield
+    finally:
+        _C.expect_no_compile(index, False)
+    message = _C.take_unexpected_compile(index)
+    if message:
+        raise UnexpectedCompile(f"torch.remote.expect_no_compile: {message}")

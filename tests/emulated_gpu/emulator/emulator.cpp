@@ -1,0 +1,137 @@
+#include "tests/emulated_gpu/emulator/emulator.h"
+
+#include <map>
+#include <mutex>
+
+#include "llvm/ADT/SmallVector.h"
+#include "llvm/Bitcode/BitcodeWriter.h"
+#include "llvm/IR/LLVMContext.h"
+#include "llvm/IR/Module.h"
+#include "llvm/IRReader/IRReader.h"
+#include "llvm/Support/MemoryBuffer.h"
+#include "llvm/Support/SourceMgr.h"
+#include "llvm/Support/raw_ostream.h"
+#include "tests/emulated_gpu/emulator/device.h"
+#include "tests/emulated_gpu/emulator/image.h"
+#include "tests/emulated_gpu/emulator/launch.h"
+
+namespace torch_remote::codegen::emulator {
+
+Device::Device(const DeviceOptions& options) : state_(std::make_unique<DeviceState>(options)) {}
+Device::~Device() = default;
+DeviceMemory& Device::memory() { return state_->memory; }
+
+struct Module::State {
+  struct Global {
+    void* address = nullptr;
+    size_t bytes = 0;
+  };
+
+  explicit State(Device& device) : device(device.state()) {}
+  ~State() {
+    for (const auto& [name, global] : globals) (void)device.memory.free(global.address).ok();
+  }
+
+  // Compiled when it is asked for first.
+  Status image(bool checked, Image** result) {
+    const std::lock_guard lock(mutex);
+    std::unique_ptr<Image>& image = images[checked ? 1 : 0];
+    if (!image) {
+      std::unique_ptr<Image> made;
+      if (Status status = Image::compile({bitcode.data(), bitcode.size()}, checked, device.tag, &made); !status)
+        return status;
+      if (Status status = place_globals(*made); !status) return status;
+      image = std::move(made);
+    }
+    *result = image.get();
+    return {};
+  }
+
+  // Both images use the same variables.
+  Status place_globals(Image& image) {
+    for (const GlobalFacts& facts : image.globals()) {
+      Global& global = globals[facts.name];
+      if (global.address == nullptr) {
+        if (Status status = device.memory.allocate(facts.bytes, &global.address, facts.name, true); !status) {
+          globals.erase(facts.name);
+          return status;
+        }
+        global.bytes = facts.bytes;
+        if (Status status = device.memory.write(global.address, image.first_bytes(facts), facts.bytes); !status) {
+          return status;
+        }
+      }
+      image.set_place(facts, global.address);
+    }
+    return {};
+  }
+
+  DeviceState& device;
+  llvm::SmallVector<char, 0> bitcode;
+  std::mutex mutex;
+  std::unique_ptr<Image> images[2];  // plain, checked
+  std::map<std::string, Global, std::less<>> globals;
+};
+
+Module::Module(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Module::~Module() = default;
+
+Status Module::load(Device& device, const llvm::Module& module, std::unique_ptr<Module>* loaded) {
+  auto state = std::make_unique<State>(device);
+  llvm::raw_svector_ostream stream(state->bitcode);
+  llvm::WriteBitcodeToFile(module, stream);
+  Image* image = nullptr;
+  if (Status status = state->image(/*checked=*/false, &image); !status) return status;
+  loaded->reset(new Module(std::move(state)));
+  return {};
+}
+
+Status Module::load(Device& device, std::string_view ir, std::unique_ptr<Module>* loaded) {
+  llvm::LLVMContext context;
+  llvm::SMDiagnostic problem;
+  const auto module = llvm::parseIR(llvm::MemoryBufferRef({ir.data(), ir.size()}, "kernels"), problem, context);
+  if (!module) {
+    std::string text;
+    llvm::raw_string_ostream stream(text);
+    problem.print("emulator", stream, /*ShowColors=*/false);
+    return Status::invalid(text);
+  }
+  return load(device, *module, loaded);
+}
+
+Status Module::facts(std::string_view kernel, KernelFacts* facts) const {
+  const KernelImage* found = state_->images[0]->kernel(kernel);
+  if (found == nullptr) return Status::invalid("emulator: the module has no kernel '" + std::string(kernel) + "'");
+  *facts = found->facts;
+  return {};
+}
+
+Status Module::global(std::string_view name, void** address, size_t* bytes) const {
+  const auto found = state_->globals.find(name);
+  if (found == state_->globals.end()) {
+    return Status::invalid("emulator: the module has no device variable '" + std::string(name) + "'");
+  }
+  *address = found->second.address;
+  *bytes = found->second.bytes;
+  return {};
+}
+
+Status Module::launch(std::string_view kernel, Dim3 grid, Dim3 block, size_t dynamic_shared, void* const* arguments,
+                      const LaunchOptions& options) {
+  Image* image = nullptr;
+  if (Status status = state_->image(options.checked, &image); !status) return status;
+  Launch launch;
+  launch.kernel = image->kernel(kernel);
+  if (launch.kernel == nullptr) {
+    return Status::invalid("emulator: the module has no kernel '" + std::string(kernel) + "'");
+  }
+  launch.sites = &image->sites();
+  launch.grid = grid;
+  launch.block = block;
+  launch.dynamic_shared = dynamic_shared;
+  launch.arguments = arguments;
+  launch.options = options;
+  return run_launch(state_->device, launch);
+}
+
+}  // namespace torch_remote::codegen::emulator

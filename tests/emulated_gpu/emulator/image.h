@@ -1,0 +1,45 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ir/status.h"
+#include "llvm/ADT/StringRef.h"
+#include "tests/emulated_gpu/emulator/rewrite.h"
+
+namespace llvm::orc {
+class LLJIT;
+}  // namespace llvm::orc
+
+namespace torch_remote::codegen::emulator {
+
+// A module that was rewritten and compiled for this CPU.
+class Image {
+ public:
+  // From bitcode; `tag`: that of the device.
+  static Status compile(llvm::StringRef bitcode, bool checked, uint64_t tag, std::unique_ptr<Image>* compiled);
+  ~Image();
+  Image(const Image&) = delete;
+  Image& operator=(const Image&) = delete;
+
+  const KernelImage* kernel(std::string_view name) const;
+  const std::vector<KernelImage>& kernels() const { return rewritten_.kernels; }
+  const std::vector<std::string>& sites() const { return rewritten_.sites; }
+  const std::vector<GlobalFacts>& globals() const { return rewritten_.globals; }
+  // The first bytes of a device variable.
+  const void* first_bytes(const GlobalFacts& global) const;
+  // Tells the code where a device variable is.
+  void set_place(const GlobalFacts& global, void* address);
+
+ private:
+  Image();
+  // Where a symbol is, or an error.
+  Status find(const std::string& name, void** address) const;
+
+  std::unique_ptr<llvm::orc::LLJIT> jit_;
+  Rewritten rewritten_;
+  std::vector<void*> images_, places_;  // of globals
+};
+
+}  // namespace torch_remote::codegen::emulator

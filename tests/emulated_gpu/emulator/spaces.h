@@ -1,0 +1,39 @@
+#pragma once
+
+#include <vector>
+
+#include "ir/status.h"
+#include "tests/emulated_gpu/emulator/builder.h"
+#include "tests/emulated_gpu/emulator/launch.h"
+
+namespace torch_remote::codegen::emulator {
+
+// Gives variables their places: those of shared memory are offsets in the block's, those of the device lie in its
+// memory.
+class Spaces {
+ public:
+  Spaces(llvm::Module& module, bool checked) : module_(module), b_(module), checked_(checked) {}
+
+  // Variables of shared memory, as kernels use them; before they are replaced.
+  void describe(llvm::Function& kernel, KernelImage* image);
+  // Replaces all variables. The device's are added to *globals.
+  Status replace(std::vector<GlobalFacts>* globals);
+
+ private:
+  struct Shared {
+    llvm::GlobalVariable* variable;
+    uint64_t offset, bytes;
+  };
+  void lay_out();
+  Status replace_device_variable(llvm::GlobalVariable& variable, std::vector<GlobalFacts>* globals);
+  void replace_uses(llvm::GlobalVariable& variable, llvm::function_ref<llvm::Value*()> address);
+
+  llvm::Module& module_;
+  Builder b_;
+  bool checked_;
+  bool laid_out_ = false;
+  std::vector<Shared> shared_;  // the dynamic ones last, all at one place
+  uint64_t dynamic_offset_ = 0;
+};
+
+}  // namespace torch_remote::codegen::emulator

@@ -1,0 +1,246 @@
+"""The components of the tree: docs/architecture.md lists them as they are, and none depends on itself.
+
+A component is a folder with a BUILD file. A C++ file may include files of its own folder, and public headers (`hdrs`)
+of targets that its target depends on. Which components use which follows from the targets' `deps`; the table of
+docs/architecture.md must state the same, and lists a component below all that it uses. Units (a header and its source,
+a Python module), components and Python packages form no cycles. Folders stay small.
+"""
+
+import ast
+import re
+import subprocess
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARIES = {
+    "cc_library",
+    "cc_binary",
+    "py_library",
+    "py_binary",
+    "room",
+    "flatbuffer_cc_library",
+    "portable_binary",
+    "unity_library",
+    "vector_loops",
+    "wheel",
+}
+FOLDERS = {"codegen", "frontend", "ir", "passes", "remote", "tools", "worker"}
+# Not components: what only tests use, and what is generated next to a component's sources.
+APART = re.compile(r"(^|/)testing$|^tests|^examples|^bazel|^docs|^$")
+
+
+@dataclass
+class Target:
+    package: str
+    name: str
+    srcs: list[str] = field(default_factory=list)
+    hdrs: list[str] = field(default_factory=list)
+    deps: list[str] = field(default_factory=list)
+    test: bool = False
+    library: bool = False
+
+
+def tracked(*patterns: str) -> list[str]:
+    listing = subprocess.run(["git", "ls-files", "--", *patterns], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [path for path in listing.stdout.split("\n") if path and (ROOT / path).exists()]
+
+
+def strings(node: ast.expr | None) -> list[str]:
+    return [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)] if node else []
+
+
+def label(package: str, text: str) -> str:
+    """`//a/b:c` of what a BUILD file of `package` names so."""
+    if text.startswith(":"):
+        return f"//{package}{text}"
+    return text if ":" in text or not text.startswith("//") else f"{text}:{text.rsplit('/', 1)[-1]}"
+
+
+def targets() -> dict[str, Target]:
+    found = {}
+    for path in tracked("*BUILD.bazel"):
+        package = str(Path(path).parent).removeprefix(".")
+        for call in ast.walk(ast.parse((ROOT / path).read_text())):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+                continue
+            of = {k.arg: k.value for k in call.keywords}
+            if "name" not in of or not ("srcs" in of or "hdrs" in of or "deps" in of):
+                continue
+            name = "".join(strings(of["name"])) or f"line {call.lineno}"
+            deps = [label(package, d) for key in ("deps", "data", "package") for d in strings(of.get(key))]
+            test = call.func.id.endswith("_test") or "testonly" in of or call.func.id not in LIBRARIES
+            library = call.func.id in ("cc_library", "unity_library")
+            target = Target(package, name, strings(of.get("srcs")), strings(of.get("hdrs")), deps, test, library)
+            found[f"//{package}:{name}"] = target
+    return found
+
+
+TARGETS = targets()
+
+
+def component_of(package: str) -> str:
+    """`ir/testing` is not a component; `tools/viz` belongs to `tools`."""
+    parts = package.split("/")
+    if parts[:2] == ["worker", "targets"]:
+        return "/".join(parts[:4])
+    return "/".join(parts[:2]) if parts[0] in ("codegen", "frontend", "remote", "worker") else parts[0]
+
+
+def arrows() -> dict[str, set[str]]:
+    """What each component uses, by BUILD files. Targets for tests count in a component that has no others."""
+    found: dict[str, set[str]] = defaultdict(set)
+    ships = {component_of(t.package) for t in TARGETS.values() if not t.test}
+    for target in TARGETS.values():
+        component = component_of(target.package)
+        if APART.search(target.package) or (target.test and (component in ships or not target.library)):
+            continue
+        found[component] |= set()
+        for dep in target.deps:
+            package = dep.removeprefix("//").split(":")[0]
+            if dep.startswith("//") and not APART.search(package) and component_of(package) != component:
+                found[component].add(component_of(package))
+    return found
+
+
+def table() -> dict[str, set[str]]:
+    """Of docs/architecture.md: a component, and what it uses."""
+    rows = re.findall(r"^\| `([a-z/_]+)/` \|.*\| ([^|]*) \|$", (ROOT / "docs/architecture.md").read_text(), re.M)
+    return {component: set(re.findall(r"`([a-z/_]+)`", uses)) for component, uses in rows}
+
+
+def test_the_table_is_that_of_the_build_files():
+    assert table() == dict(arrows())
+
+
+def test_a_component_is_listed_above_those_that_use_it():
+    order = list(table())
+    for component, uses in table().items():
+        for used in uses:
+            assert order.index(used) < order.index(component), f"{component} uses {used}"
+
+
+def includes(path: str) -> list[str]:
+    return re.findall(r'^#include "([^"]+)"', (ROOT / path).read_text(), re.M)
+
+
+def reachable(target: Target) -> set[str]:
+    """Labels of all that the target depends on."""
+    seen: set[str] = set()
+    stack = list(target.deps)
+    while stack:
+        dep = stack.pop()
+        if dep in seen:
+            continue
+        seen.add(dep)
+        if dep in TARGETS:
+            stack += TARGETS[dep].deps
+    return seen
+
+
+def test_files_include_what_their_targets_name():
+    checked, wrong = 0, []
+    generated = re.compile(r"_generated\.h$")
+    for target in TARGETS.values():
+        public = {f"{TARGETS[d].package}/{h}" for d in reachable(target) if d in TARGETS for h in TARGETS[d].hdrs}
+        for source in [s for s in target.srcs + target.hdrs if s.endswith((".cpp", ".h", ".cu"))]:
+            path = f"{target.package}/{source}"
+            if not (ROOT / path).exists():
+                continue  # generated
+            for header in includes(path):
+                checked += 1
+                if header.split("/")[0] not in FOLDERS:
+                    continue  # of a library
+                own = str(Path(header).parent) == target.package or header.startswith(f"{target.package}/")
+                if not own and header not in public and not generated.search(header):
+                    wrong.append(f"{path} includes {header}, which no target in its deps offers in hdrs")
+    assert not wrong, "\n".join(wrong)
+    assert checked > 600, checked
+
+
+def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """Strongly connected components of more than one node (Tarjan's algorithm)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in sorted(edges.get(node, ())):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            component = []
+            while not component or component[-1] != node:
+                component.append(stack.pop())
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for node in sorted(edges):
+        if node not in index:
+            visit(node)
+    return found
+
+
+def test_cycles_are_found():
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+def test_units_of_cpp_form_no_cycles():
+    edges: dict[str, set[str]] = defaultdict(set)
+    for path in tracked("*.cpp", "*.h"):
+        unit = path.rsplit(".", 1)[0]
+        edges[unit] |= {header.rsplit(".", 1)[0] for header in includes(path)} - {unit}
+    assert len(edges) > 200
+    assert not cycles(edges), cycles(edges)
+
+
+def imports_of_python() -> dict[str, set[str]]:
+    """Imports inside of functions count too; those of a package's __init__ by its submodules do not."""
+    files = {p.removeprefix("python/").removesuffix(".py").removesuffix("/__init__"): p for p in tracked("python/*.py")}
+    modules = {name.replace("/", "."): path for name, path in files.items()}
+    edges: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        edges[module] = set()
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                inside = [f"{node.module}.{alias.name}" for alias in node.names]
+                native = "torch_remote._C"
+                names = [name if name in modules or name == native else node.module for name in inside]
+            names = [name for name in names if name not in ("torch_remote", "torch_remote._C")]  # the native module
+            edges[module] |= {name for name in names if name in modules and name != module}
+    assert len(edges) > 30
+    return edges
+
+
+def test_modules_of_python_form_no_cycles():
+    edges = imports_of_python()
+    assert not cycles(edges), cycles(edges)
+
+
+def test_packages_of_python_form_no_cycles():
+    edges: dict[str, set[str]] = defaultdict(set)
+    for module, used in imports_of_python().items():
+        package = ".".join(module.split(".")[:2])
+        edges[package] |= {".".join(name.split(".")[:2]) for name in used} - {package}
+    assert not cycles(edges), cycles(edges)
+
+
+MOST_FILES = 45  # of a folder, corpora apart
+
+
+def test_folders_are_small():
+    files: dict[str, int] = defaultdict(int)
+    for path in tracked():
+        if not path.startswith("tests/libfuzzer/corpus/"):
+            files[str(Path(path).parent)] += 1
+    assert not {folder: count for folder, count in files.items() if count > MOST_FILES}

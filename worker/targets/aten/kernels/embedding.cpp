@@ -1,0 +1,67 @@
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "worker/targets/aten/checks/schema.h"
+#include "worker/targets/aten/kernels/special.h"
+
+// Bags of embeddings whose results have the sizes that torch foresees for devices other than the CPU, as programs made
+// by torch.compile want them: the bag of each index where CPU's kernel leaves that out, an entry a bag or an offset.
+namespace torch_remote::worker::aten {
+namespace {
+
+constexpr size_t kIndices = 1, kOffsets = 2;  // arguments
+constexpr size_t kOffset2Bag = 1;             // of the results output, offset2bag, bag_size, max_indices
+
+// The bag that each index is in.
+at::Tensor bags_of(const at::Tensor& indices, const at::Tensor& offsets) {
+  at::Tensor bags = at::zeros({indices.size(0) + 1}, offsets.options());
+  bags.index_add_(0, offsets, at::ones_like(offsets));
+  bags[0] -= 1;
+  return bags.cumsum(0).narrow(0, 0, indices.size(0));
+}
+
+// CPU's tensor may have other sizes than the program's: what fits is copied, and what nobody reads is zero.
+void store(const at::Tensor& result, const at::Tensor& value) {
+  if (result.sizes() == value.sizes()) {
+    result.copy_(value);
+    return;
+  }
+  result.zero_();
+  if (result.dim() != 1 || value.dim() != 1) return;
+  const int64_t count = std::min(result.size(0), value.size(0));
+  result.narrow(0, 0, count).copy_(value.narrow(0, 0, count));
+}
+
+void run(const SpecialCall& call, const c10::OperatorHandle& op) {
+  c10::Stack stack(call.args.begin(), call.args.end());
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+  const at::Tensor &indices = call.args[kIndices].toTensor(), &offsets = call.args[kOffsets].toTensor();
+  for (size_t i = 0; i < call.results.size(); ++i) {
+    const at::Tensor& result = call.results[i];
+    if (!result.defined()) continue;
+    const at::Tensor& value = stack[i].toTensor();
+    const bool left_out = i == kOffset2Bag && value.numel() == 0 && result.numel() != 0;
+    store(result, left_out ? bags_of(indices, offsets) : value);
+  }
+}
+
+}  // namespace
+
+Special find_embedding(std::string_view name) {
+  if (name == "aten::_embedding_bag") {
+    return [](const SpecialCall& call) {
+      static const c10::OperatorHandle op = find_operator("aten::_embedding_bag");
+      run(call, op);
+    };
+  }
+  if (name == "aten::_embedding_bag_forward_only") {
+    return [](const SpecialCall& call) {
+      static const c10::OperatorHandle op = find_operator("aten::_embedding_bag_forward_only");
+      run(call, op);
+    };
+  }
+  return nullptr;
+}
+
+}  // namespace torch_remote::worker::aten

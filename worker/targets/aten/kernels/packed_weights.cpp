@@ -1,0 +1,143 @@
+#include "worker/targets/aten/kernels/packed_weights.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/ConvUtils.h>
+#include <c10/util/Exception.h>
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "ir/ops/op_table_generated.h"
+
+namespace torch_remote::worker::aten {
+namespace {
+
+// Arguments of aten::convolution.
+enum : size_t { kInput, kWeight, kBias, kStride, kPadding, kDilation, kTransposed, kOutputPadding, kGroups };
+
+// One number, or one of each of both dims.
+std::vector<int64_t> both(const c10::IValue& given) {
+  std::vector<int64_t> numbers = given.toIntVector();
+  if (numbers.size() == 1) numbers.push_back(numbers[0]);
+  return numbers;
+}
+
+// What of a convolution decides in which order oneDNN wants its weights, beside the size of its images, for which any
+// order does.
+struct Kind {
+  std::vector<int64_t> stride, padding, dilation;
+  int64_t groups = 1;
+
+  explicit Kind(std::span<const c10::IValue> arguments)
+      : stride(both(arguments[kStride])),
+        padding(both(arguments[kPadding])),
+        dilation(both(arguments[kDilation])),
+        groups(arguments[kGroups].toInt()) {}
+  bool operator==(const Kind&) const = default;
+};
+
+struct Packed {
+  enum class State : uint8_t { kSeen, kMade };
+  State state = State::kSeen;
+  // Of the weights that it was made from.
+  c10::DimVector sizes, strides;
+  int64_t offset = 0;
+  at::Tensor tensor;         // their copy; undefined: there is none
+  std::optional<Kind> kind;  // of the convolution that it is fit for, in an order of oneDNN's
+
+  bool is_of(const at::Tensor& weight) const {
+    return weight.sizes() == c10::IntArrayRef(sizes) && weight.strides() == c10::IntArrayRef(strides) &&
+           weight.storage_offset() == offset;
+  }
+};
+
+// Whether torch would call oneDNN for it, with weights that may have an order of their own.
+bool is_done_by_onednn(std::span<const c10::IValue> arguments, const Kind& kind) {
+  const at::Tensor &input = arguments[kInput].toTensor(), &weight = arguments[kWeight].toTensor();
+  const bool float_type = input.scalar_type() == at::kFloat || input.scalar_type() == at::kBFloat16;
+  if (!float_type || weight.scalar_type() != input.scalar_type() || arguments[kTransposed].toBool() ||
+      input.numel() == 0 || weight.numel() == 0) {
+    return false;
+  }
+  const std::vector<int64_t> output_padding = both(arguments[kOutputPadding]);
+  const at::native::ConvBackend backend = at::native::select_conv_backend(
+      input, weight, arguments[kBias].toOptional<at::Tensor>(), c10::fromIntArrayRefSlow(kind.stride),
+      c10::fromIntArrayRefSlow(kind.padding), c10::fromIntArrayRefSlow(kind.dilation), false,
+      c10::fromIntArrayRefSlow(output_padding), kind.groups, at::OptionalSymIntArrayRef());
+  return backend == at::native::ConvBackend::Mkldnn;
+}
+
+c10::OperatorHandle find(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
+
+at::Tensor reordered(std::span<const c10::IValue> arguments, const Kind& kind) {
+  static const c10::OperatorHandle op = find("mkldnn::_reorder_convolution_weight");
+  c10::Stack stack{arguments[kWeight], kind.padding, kind.stride,
+                   kind.dilation,      kind.groups,  arguments[kInput].toTensor().sizes().vec()};
+  op.callBoxed(&stack);
+  return std::move(stack[0]).toTensor();
+}
+
+void release(void* data) { delete static_cast<Packed*>(data); }
+
+}  // namespace
+
+bool may_pack_weights(const ir::Node& node) {
+  return node.opcode == ir::ops::aten_convolution && node.args[0].tag == ir::ArgTag::kView &&
+         node.args[1].tag == ir::ArgTag::kView;
+}
+
+at::Tensor packed_weights(tr_attachment* attachment, std::span<const c10::IValue> arguments) {
+  constexpr auto kLast = c10::MemoryFormat::ChannelsLast;
+  const at::Tensor &input = arguments[kInput].toTensor(), &weight = arguments[kWeight].toTensor();
+  if (!attachment || input.dim() != 4 || weight.dim() != 4 || input.suggest_memory_format() != kLast) return {};
+  if (!attachment->data) {
+    auto seen = std::make_unique<Packed>();
+    seen->sizes = weight.sizes();
+    seen->strides = weight.strides();
+    seen->offset = weight.storage_offset();
+    *attachment = {seen.release(), release};
+    return {};
+  }
+  if (attachment->release != release) return {};
+  Packed& packed = *static_cast<Packed*>(attachment->data);
+  if (!packed.is_of(weight)) return {};
+  if (packed.state == Packed::State::kSeen) {
+    packed.state = Packed::State::kMade;
+    try {
+      Kind kind(arguments);
+      if (is_done_by_onednn(arguments, kind)) {
+        packed.tensor = reordered(arguments, kind);
+        packed.kind = std::move(kind);
+      } else if (!weight.is_contiguous(kLast)) {
+        packed.tensor = weight.contiguous(kLast);
+      }
+    } catch (const c10::OutOfMemoryError&) {  // as they are, then
+    }
+  }
+  if (!packed.kind) return packed.tensor;
+  // (Others may convolve the same weights.)
+  const bool fits = *packed.kind == Kind(arguments) && is_done_by_onednn(arguments, *packed.kind);
+  return fits ? packed.tensor : at::Tensor();
+}
+
+at::Tensor convolve(std::span<const c10::IValue> arguments, const at::Tensor& weight) {
+  static const c10::OperatorHandle op = find("mkldnn::_convolution_pointwise");
+  Kind kind(arguments);
+  c10::Stack stack{arguments[kInput],
+                   weight,
+                   arguments[kBias],
+                   std::move(kind.padding),
+                   std::move(kind.stride),
+                   std::move(kind.dilation),
+                   kind.groups,
+                   "none",
+                   c10::List<std::optional<at::Scalar>>(),
+                   c10::IValue()};
+  op.callBoxed(&stack);
+  return std::move(stack[0]).toTensor();
+}
+
+}  // namespace torch_remote::worker::aten

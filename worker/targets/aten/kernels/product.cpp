@@ -1,0 +1,33 @@
+#include <ATen/ATen.h>
+
+#include "worker/targets/aten/kernels/special.h"
+
+// Matrix products whose result has a dtype that the caller names (CUDA's overloads with `out_dtype`, of which torch has
+// none for the CPU): of operands in that dtype, so that nothing is rounded before the sum is done.
+namespace torch_remote::worker::aten {
+namespace {
+
+// (a, b, out_dtype) or (added, a, b, out_dtype, beta, alpha), of matrices or batches of them; `out` is last, if there.
+void product(const SpecialCall& call) {
+  const bool adds = call.args[2].isTensor();
+  const size_t first = adds ? 1 : 0;
+  const c10::ScalarType dtype = call.args[first + 2].toScalarType();
+  at::Tensor result = call.results[0].defined() ? call.results[0] : call.args.back().toTensor();
+  const at::Tensor a = call.args[first].toTensor().to(dtype), b = call.args[first + 1].toTensor().to(dtype);
+  const bool batches = a.dim() == 3;
+  if (!adds) {
+    batches ? at::bmm_out(result, a, b) : at::mm_out(result, a, b);
+    return;
+  }
+  const at::Tensor added = call.args[0].toTensor().to(dtype);
+  const at::Scalar beta = call.args[4].toScalar(), alpha = call.args[5].toScalar();
+  batches ? at::baddbmm_out(result, added, a, b, beta, alpha) : at::addmm_out(result, added, a, b, beta, alpha);
+}
+
+}  // namespace
+
+Special find_product(std::string_view name) {
+  return name.ends_with("mm.dtype") || name.ends_with("mm.dtype_out") ? product : nullptr;
+}
+
+}  // namespace torch_remote::worker::aten

@@ -1,0 +1,338 @@
+#include "ir/rnn.h"
+
+#include <ATen/TensorIndexing.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/lerp.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "worker/targets/aten/kernels/multiply.h"
+#include "worker/targets/aten/kernels/rnn_fused.h"
+#include "worker/targets/aten/kernels/rnn_layer.h"
+#include "worker/targets/aten/kernels/rnn_onednn.h"
+#include "worker/targets/aten/kernels/special.h"
+
+// Recurrent layers, recorded whole for any device as `remote::rnn`: one layer, in one direction or two, over all of
+// time. What can be done for all steps at once is one op (a matmul with the input's weights, the factors of the
+// gradients); what remains of a step are its matmul with the hidden state and a few pointwise ops.
+namespace torch_remote::worker::aten {
+namespace {
+
+using at::Tensor;
+using ir::RnnMode;
+using Direction = RnnDirection;
+using Gradients = RnnGradients;
+using Backward = RnnBackward;
+
+// For the backward pass, if there will be one: the gates, [T, B, G, H], and one part more, [T, B, H].
+void keep(const Direction& d, const Tensor& gates, const Tensor& last) {
+  if (!d.reserve.defined()) return;
+  d.kept(0, gates.size(2)).copy_(gates);
+  d.kept(gates.size(2), 1).copy_(last.unsqueeze(2));
+}
+// input @ w_ih^T + bias, [T, B, G, H].
+Tensor from_input(const Direction& d, const Tensor& bias) {
+  const Tensor rows = d.input.reshape({d.steps() * d.batch(), d.input.size(2)});
+  const Tensor all = bias.defined() ? at::addmm(bias, rows, d.w_ih.t()) : at::mm(rows, d.w_ih.t());
+  return all.view({d.steps(), d.batch(), d.gates(), d.hidden()});
+}
+Tensor both_biases(const Direction& d) { return d.b_ih.defined() ? d.b_ih + d.b_hh : Tensor(); }
+OneDnnLstm onednn(const Direction& d) { return {d.input, d.w_ih, d.w_hh, d.b_ih, d.b_hh, d.hx, d.cx, d.reverse}; }
+
+// By oneDNN, if it takes the layer.
+bool lstm_onednn(const Direction& d, Tensor* hy, Tensor* cy) {
+  OneDnnStates states;
+  if (!takes_onednn(onednn(d), d.reserve.defined()) || !onednn_forward(onednn(d), d.reserve, &states)) return false;
+  d.output.copy_(states.output);
+  *hy = states.hy;
+  *cy = states.cy;
+  return true;
+}
+
+// i, f, g, o = sigmoid, sigmoid, tanh, sigmoid; c = f * c + i * g; h = o * tanh(c). Kept: i, f, g, o, then c.
+Tensor lstm(const Direction& d, Tensor* cy) {
+  const Tensor gates = from_input(d, both_biases(d));
+  const Tensor cells = at::empty_like(d.output, at::MemoryFormat::Contiguous);
+  const Tensor w = d.w_hh.t();
+  Tensor h = d.hx, c = d.cx;
+  for (int64_t i = 0; i < d.steps(); ++i) {
+    const int64_t t = d.at(i);
+    const Tensor g = gates[t];  // [B, 4, H]
+    g.view({d.batch(), 4 * d.hidden()}).addmm_(h, w);
+    g.narrow(1, 0, 2).sigmoid_();
+    const Tensor fresh = g.select(1, 2).tanh_(), out = g.select(1, 3).sigmoid_();
+    Tensor next = cells[t];
+    at::mul_out(next, g.select(1, 1), c);
+    next.addcmul_(g.select(1, 0), fresh);
+    Tensor y = d.output[t];
+    at::mul_out(y, out, next.tanh());
+    h = y;
+    c = next;
+  }
+  keep(d, gates, cells);
+  *cy = c;
+  return h;
+}
+
+// r, z = sigmoid; n = tanh(x_n + r * h_n); h = n + z * (h - n). Kept: r, z, n, then h_n.
+Tensor gru(const Direction& d) {
+  const Tensor gates = from_input(d, d.b_ih);
+  const Tensor hidden_n = at::empty_like(d.output, at::MemoryFormat::Contiguous);
+  const Tensor w = d.w_hh.t();
+  Tensor h = d.hx;
+  for (int64_t i = 0; i < d.steps(); ++i) {
+    const int64_t t = d.at(i);
+    const Tensor g = gates[t];  // [B, 3, H]
+    const Tensor from_hidden =
+        (d.b_hh.defined() ? at::addmm(d.b_hh, h, w) : at::mm(h, w)).view({d.batch(), 3, d.hidden()});
+    g.narrow(1, 0, 2).add_(from_hidden.narrow(1, 0, 2)).sigmoid_();
+    hidden_n[t].copy_(from_hidden.select(1, 2));
+    const Tensor fresh = g.select(1, 2).addcmul_(g.select(1, 0), from_hidden.select(1, 2)).tanh_();
+    Tensor y = d.output[t];
+    at::lerp_out(y, fresh, h, g.select(1, 1));
+    h = y;
+  }
+  keep(d, gates, hidden_n);
+  return h;
+}
+
+Tensor simple(const Direction& d) {
+  const Tensor all = from_input(d, both_biases(d));
+  const Tensor w = d.w_hh.t();
+  Tensor h = d.hx;
+  for (int64_t i = 0; i < d.steps(); ++i) {
+    const Tensor y = d.output[d.at(i)];
+    const Tensor sum = all[d.at(i)].select(1, 0).addmm_(h, w);
+    y.copy_(d.mode == RnnMode::kTanh ? sum.tanh_() : sum.relu_());
+    h = y;
+  }
+  return h;
+}
+
+Tensor step_gradient(const Gradients& gradients, int64_t t, const Tensor& later) {
+  if (!gradients.output.defined()) return later;
+  return later.defined() ? gradients.output[t] + later : gradients.output[t];
+}
+
+Backward lstm_backward(const Direction& d, const Gradients& gradients) {
+  const Tensor gates = d.kept(0, 4), cells = d.kept(4, 1).select(2, 0);
+  const Tensor i = gates.select(2, 0), f = gates.select(2, 1), g = gates.select(2, 2), o = gates.select(2, 3);
+  const Tensor tanh_c = cells.tanh();
+  const Tensor to_o = tanh_c * o * (1 - o);                                                  // of h's gradient
+  const Tensor to_c = o * (1 - tanh_c * tanh_c);                                             // of h's gradient
+  const Tensor to_rest = at::empty({d.steps(), d.batch(), 3, d.hidden()}, gates.options());  // i, f, g; of c's gradient
+  to_rest.select(2, 0).copy_(g * i * (1 - i));
+  to_rest.select(2, 1).copy_(d.before(d.cx, cells) * f * (1 - f));
+  to_rest.select(2, 2).copy_(i * (1 - g * g));
+  const Tensor all = at::empty_like(gates, at::MemoryFormat::Contiguous);
+  Tensor h = gradients.hy, c = gradients.cy;
+  for (int64_t step = d.steps(); step-- > 0;) {
+    const int64_t t = d.at(step);
+    const Tensor gates_t = all[t];
+    h = step_gradient(gradients, t, h);
+    if (h.defined()) {
+      Tensor out = gates_t.select(1, 3);
+      at::mul_out(out, h, to_o[t]);
+      c = c.defined() ? c.addcmul(h, to_c[t]) : h * to_c[t];
+    } else {
+      gates_t.select(1, 3).zero_();
+      if (!c.defined()) c = at::zeros_like(d.cx);
+    }
+    Tensor rest = gates_t.narrow(1, 0, 3);
+    at::mul_out(rest, c.unsqueeze(1), to_rest[t]);
+    c = c * f[t];
+    h = at::mm(gates_t.view({d.batch(), 4 * d.hidden()}), d.w_hh);
+  }
+  const Tensor rows = all.view({d.steps() * d.batch(), 4 * d.hidden()});
+  return {rows, rows, h, c};
+}
+
+Backward gru_backward(const Direction& d, const Gradients& gradients) {
+  const Tensor gates = d.kept(0, 3), hidden_n = d.kept(3, 1).select(2, 0);
+  const Tensor r = gates.select(2, 0), z = gates.select(2, 1), n = gates.select(2, 2);
+  // Of h's gradient: r, z, n as the hidden state's matmul sees them.
+  const Tensor to_hidden = at::empty_like(gates, at::MemoryFormat::Contiguous);
+  const Tensor to_n = (1 - z) * (1 - n * n);
+  to_hidden.select(2, 0).copy_(to_n * hidden_n * r * (1 - r));
+  to_hidden.select(2, 1).copy_((d.before(d.hx, d.output) - n) * z * (1 - z));
+  to_hidden.select(2, 2).copy_(to_n * r);
+  const Tensor hidden = at::empty_like(gates, at::MemoryFormat::Contiguous);
+  const Tensor all = at::empty_like(d.output, at::MemoryFormat::Contiguous);
+  Tensor h = gradients.hy;
+  for (int64_t step = d.steps(); step-- > 0;) {
+    const int64_t t = d.at(step);
+    h = step_gradient(gradients, t, h);
+    if (!h.defined()) h = at::zeros_like(d.hx);
+    all[t].copy_(h);
+    Tensor here = hidden[t];
+    at::mul_out(here, h.unsqueeze(1), to_hidden[t]);
+    h = at::addmm(h * z[t], here.view({d.batch(), 3 * d.hidden()}), d.w_hh);
+  }
+  const Tensor input = hidden.clone();
+  input.select(2, 2).copy_(all * to_n);
+  const int64_t rows = d.steps() * d.batch(), width = 3 * d.hidden();
+  return {input.view({rows, width}), hidden.view({rows, width}), h, Tensor()};
+}
+
+Backward simple_backward(const Direction& d, const Gradients& gradients) {
+  const Tensor factor = d.mode == RnnMode::kTanh ? 1 - d.output * d.output : d.output.gt(0).to(d.output.scalar_type());
+  const Tensor all = at::empty_like(d.output, at::MemoryFormat::Contiguous);
+  Tensor h = gradients.hy;
+  for (int64_t step = d.steps(); step-- > 0;) {
+    const int64_t t = d.at(step);
+    h = step_gradient(gradients, t, h);
+    if (!h.defined()) h = at::zeros_like(d.hx);
+    Tensor here = all[t];
+    at::mul_out(here, h, factor[t]);
+    h = at::mm(here, d.w_hh);
+  }
+  const Tensor rows = all.view({d.steps() * d.batch(), d.hidden()});
+  return {rows, rows, h, Tensor()};
+}
+
+Tensor optional(const c10::IValue& value) { return value.isNone() ? Tensor() : value.toTensor(); }
+Tensor part(const Tensor& tensor, int64_t dim, int64_t index, int64_t count) {
+  if (!tensor.defined()) return {};
+  const int64_t size = tensor.size(dim) / count;
+  return tensor.narrow(dim, index * size, size);
+}
+
+// The layer's directions. `weights`: for each direction w_ih, w_hh and, if they are 4, b_ih, b_hh.
+std::vector<Direction> directions(int64_t mode, const Tensor& input, const std::vector<Tensor>& weights,
+                                  const Tensor& hx, const Tensor& cx, const Tensor& output, const Tensor& reserve) {
+  const int64_t count = hx.size(0), stride = count == 0 ? 0 : static_cast<int64_t>(weights.size()) / count;
+  TORCH_CHECK((stride == 2 || stride == 4) && static_cast<int64_t>(weights.size()) == count * stride && count <= 2,
+              "remote: a recurrent op is one layer, of one or two directions");
+  std::vector<Direction> all;
+  for (int64_t i = 0; i < count; ++i) {
+    const Tensor* w = &weights[i * stride];
+    const Tensor none;
+    all.push_back({static_cast<RnnMode>(mode), i == 1, input, hx[i], cx.defined() ? cx[i] : none, w[0], w[1],
+                   stride == 4 ? w[2] : none, stride == 4 ? w[3] : none, part(output, 2, i, count),
+                   reserve.defined() && reserve.numel() > 0 ? part(reserve, 0, i, count) : none});
+  }
+  return all;
+}
+
+// (input, weight, hx, cx, mode) -> (output, hy, cy, reserve)
+void rnn_forward(const SpecialCall& call) {
+  const int64_t mode = call.args[4].toInt();
+  // Nobody may want the output (its result is then undefined), but the steps need it.
+  const Tensor input = call.args[0].toTensor(), hx = call.args[2].toTensor();
+  Tensor output = call.results[0];
+  if (!output.defined()) output = at::empty({input.size(0), input.size(1), hx.size(0) * hx.size(2)}, input.options());
+  auto all =
+      directions(mode, input, call.args[1].toTensorVector(), hx, optional(call.args[3]), output, call.results[3]);
+  const RnnLoops* const loops = rnn_loops();
+  std::vector<RnnStates> fused;
+  if (loops != nullptr && std::ranges::all_of(all, takes_fused)) fused = fused_forward(*loops, all);
+  for (int64_t i = 0; i < static_cast<int64_t>(all.size()); ++i) {
+    Tensor hy, cy;
+    const Direction& d = all[i];
+    if (!fused.empty()) {
+      hy = fused[i].hy;
+      cy = fused[i].cy;
+    } else if (d.mode != RnnMode::kLstm) {
+      hy = d.mode == RnnMode::kGru ? gru(d) : simple(d);
+    } else if (!lstm_onednn(d, &hy, &cy)) {
+      hy = lstm(d, &cy);
+    }
+    if (call.results[1].defined()) call.results[1][i].copy_(hy);
+    if (call.results[2].defined() && cy.defined()) call.results[2][i].copy_(cy);
+  }
+}
+
+void add_or_store(const Tensor& result, const Tensor& value, bool first) {
+  first ? result.copy_(value) : result.add_(value);
+}
+
+// result = a @ b, or added to what is there: [T, B, I].
+void add_product(const Tensor& result, const Tensor& a, const Tensor& b, bool first) {
+  if (!result.is_contiguous()) return add_or_store(result, at::mm(a, b).view(result.sizes()), first);
+  multiply_into(result.view({a.size(0), b.size(1)}), a, b, !first);
+}
+
+// w_ih, w_hh and, where there are any, the biases; undefined: not wanted.
+void weight_gradients(const Direction& d, const Backward& b, std::span<const Tensor> w) {
+  const int64_t rows = d.steps() * d.batch();
+  if (w[0].defined()) {
+    multiply_into(w[0], b.from_input.t(), d.input.reshape({rows, d.input.size(2)}));
+  }
+  if (w[1].defined()) {
+    multiply_into(w[1], b.from_hidden.t(), d.before(d.hx, d.output).reshape({rows, d.hidden()}));
+  }
+  if (w.size() < 4 || (!w[2].defined() && !w[3].defined())) return;
+  const Tensor sum = b.from_input.sum(0);
+  if (w[2].defined()) w[2].copy_(sum);
+  if (w[3].defined()) w[3].copy_(b.from_hidden.is_same(b.from_input) ? sum : b.from_hidden.sum(0));
+}
+
+void backward_onednn(const Direction& d, const Gradients& gradients, std::span<const Tensor> results, int64_t index,
+                     int64_t stride) {
+  const OneDnnGradients all =
+      onednn_backward(onednn(d), d.reserve, d.output, gradients.output, gradients.hy, gradients.cy);
+  if (results[0].defined()) add_or_store(results[0], all.input, index == 0);
+  if (results[1].defined()) results[1][index].copy_(all.hx);
+  if (results[2].defined()) results[2][index].copy_(all.cx);
+  if (results.size() == 3) return;  // no gradients of weights
+  const Tensor* w = &results[3 + index * stride];
+  if (w[0].defined()) w[0].copy_(all.w_ih);
+  if (w[1].defined()) w[1].copy_(all.w_hh);
+  for (int64_t bias = 2; bias < stride; ++bias) {
+    if (w[bias].defined()) w[bias].copy_(all.bias);
+  }
+}
+
+// (input, weight, hx, cx, output, grad_output, grad_hy, grad_cy, mode, reserve) -> (grad_input, grad_hx, grad_cx,
+// grad_weights)
+void rnn_backward(const SpecialCall& call) {
+  const std::vector<Tensor> weights = call.args[1].toTensorVector();
+  auto all = directions(call.args[8].toInt(), call.args[0].toTensor(), weights, call.args[2].toTensor(),
+                        optional(call.args[3]), call.args[4].toTensor(), call.args[9].toTensor());
+  const Tensor grad_output = optional(call.args[5]), grad_hy = optional(call.args[6]), grad_cy = optional(call.args[7]);
+  const auto count = static_cast<int64_t>(all.size()), stride = static_cast<int64_t>(weights.size()) / count;
+  std::vector<Gradients> gradients;
+  for (int64_t i = 0; i < count; ++i) {
+    gradients.push_back({part(grad_output, 2, i, count), grad_hy.defined() ? grad_hy[i] : Tensor(),
+                         grad_cy.defined() && grad_cy.numel() > 0 ? grad_cy[i] : Tensor()});
+  }
+  const RnnLoops* const loops = rnn_loops();
+  std::vector<Backward> fused;
+  if (loops != nullptr && std::ranges::all_of(all, takes_fused)) fused = fused_backward(*loops, all, gradients);
+  for (int64_t i = 0; i < count; ++i) {
+    const Direction& d = all[i];
+    if (d.mode == RnnMode::kLstm && fused.empty() && is_onednn(d.reserve)) {
+      backward_onednn(d, gradients[i], call.results, i, stride);
+      continue;
+    }
+    const Backward b = !fused.empty()             ? fused[i]
+                       : d.mode == RnnMode::kLstm ? lstm_backward(d, gradients[i])
+                       : d.mode == RnnMode::kGru  ? gru_backward(d, gradients[i])
+                                                  : simple_backward(d, gradients[i]);
+    if (call.results[0].defined()) add_product(call.results[0], b.from_input, d.w_ih, i == 0);
+    if (call.results[1].defined()) call.results[1][i].copy_(b.hx);
+    if (call.results[2].defined()) call.results[2][i].copy_(b.cx);
+    if (call.results.size() == 3) continue;  // no gradients of weights
+    weight_gradients(d, b, {&call.results[3 + i * stride], static_cast<size_t>(stride)});
+  }
+}
+
+}  // namespace
+
+Special find_rnn(std::string_view name) {
+  if (name == "remote::rnn") return rnn_forward;
+  if (name == "remote::rnn_backward") return rnn_backward;
+  return nullptr;
+}
+
+}  // namespace torch_remote::worker::aten

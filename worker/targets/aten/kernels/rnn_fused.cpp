@@ -1,0 +1,286 @@
+#include "worker/targets/aten/kernels/rnn_fused.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+
+#include "worker/targets/aten/kernels/multiply.h"
+#include "worker/targets/aten/kernels/parallel.h"
+
+namespace torch_remote::worker::aten {
+namespace {
+
+using at::Tensor;
+
+// For so few steps w_hh is not packed: a library's product reads it as it lies.
+constexpr int64_t kFewSteps = 2;
+// Weights that each thread can keep in its second cache, and rows that it should have to make use of them.
+constexpr int64_t kCachedWeights = 1 << 18;  // floats
+constexpr int64_t kRowsOfThread = 4;
+// Multiplications of a step that are worth meeting other threads after it.
+constexpr int64_t kWorthMeeting = 1 << 16;
+constexpr int64_t kWorthThread = 1 << 20;  // and of all steps, to wake one
+
+// Elements of the last dim are neighbours.
+Tensor with_rows(const Tensor& tensor) {
+  return !tensor.defined() || tensor.size(-1) == 1 || tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
+}
+float* data(const Tensor& tensor) { return tensor.defined() ? tensor.mutable_data_ptr<float>() : nullptr; }
+
+RnnCell cell_of(ir::RnnMode mode) {
+  switch (mode) {
+    case ir::RnnMode::kRelu:
+      return RnnCell::kRelu;
+    case ir::RnnMode::kTanh:
+      return RnnCell::kTanh;
+    case ir::RnnMode::kLstm:
+      return RnnCell::kLstm;
+    case ir::RnnMode::kGru:
+      return RnnCell::kGru;
+  }
+  return RnnCell::kLstm;
+}
+
+// A direction as the loops have it, and who owns what they touch.
+struct Bound {
+  const RnnDirection& d;
+  RnnCall call;
+  Tensor hx, cx, w_hh, output, gates, cells, hidden_new, bias, weights, product;
+  // Backward.
+  Tensor grad_output, grad_hy, carry, from_input, from_hidden, grad_hx;
+
+  explicit Bound(const RnnDirection& direction) : d(direction) {
+    hx = d.hx.contiguous();
+    if (d.cx.defined()) cx = d.cx.contiguous();
+    w_hh = d.w_hh.contiguous();
+    output = with_rows(d.output);
+    call.cell = cell_of(d.mode);
+    call.reverse = d.reverse;
+    call.steps = d.steps();
+    call.batch = d.batch();
+    call.units = d.hidden();
+    call.hx = data(hx);
+    call.cx = data(cx);
+    call.output = data(output);
+    call.output_step = output.stride(0);
+    call.output_line = output.stride(1);
+  }
+
+  Tensor make(c10::IntArrayRef sizes) const { return at::empty(sizes, d.hx.options()); }
+  int64_t width() const { return d.gates() * d.hidden(); }
+  int64_t rows() const { return d.steps() * d.batch(); }
+  bool few() const { return d.steps() <= kFewSteps; }
+
+  void keep(const Tensor& kept_gates, const Tensor& rest) {
+    gates = kept_gates;
+    call.gates = data(gates);
+    if (d.mode == ir::RnnMode::kLstm) {
+      cells = rest;
+      call.cells = data(cells);
+      call.cells_step = rest.dim() == 2 ? 0 : d.batch() * d.hidden();
+    } else if (d.mode == ir::RnnMode::kGru) {
+      hidden_new = rest;
+      call.hidden_new = data(hidden_new);
+    }
+  }
+
+  void set_forward(const RnnLoops& loops) {
+    const bool keeps = d.reserve.defined() && ir::rnn_reserve(d.mode) > 0;
+    call.keep = keeps;
+    if (keeps) {
+      keep(d.kept(0, d.gates()), d.kept(d.gates(), 1));
+    } else {
+      keep(make({d.steps(), d.batch(), d.gates(), d.hidden()}),
+           d.mode == ir::RnnMode::kLstm ? make({d.batch(), d.hidden()}) : Tensor());
+    }
+    multiply_into(gates.view({rows(), width()}), d.input.reshape({rows(), d.input.size(2)}), d.w_ih.t());
+    set_bias();
+    if (!few()) weights = make({loops.forward_weights(call)});
+    call.weights = data(weights);
+  }
+
+  void set_backward(const RnnLoops& loops, const RnnGradients& gradients) {
+    if (ir::rnn_reserve(d.mode) > 0) keep(d.kept(0, d.gates()), d.kept(d.gates(), 1));
+    grad_output = with_rows(gradients.output);
+    if (grad_output.defined()) {
+      call.grad_output = data(grad_output);
+      call.grad_step = grad_output.stride(0);
+      call.grad_line = grad_output.stride(1);
+    }
+    if (gradients.hy.defined()) grad_hy = gradients.hy.contiguous();
+    call.grad_hy = data(grad_hy);
+    carry = gradients.cy.defined() ? gradients.cy.clone(at::MemoryFormat::Contiguous)
+                                   : at::zeros_like(d.hx, at::MemoryFormat::Contiguous);
+    call.carry = data(carry);
+    from_input = make({rows(), width()});
+    from_hidden = d.mode == ir::RnnMode::kGru ? make({rows(), width()}) : from_input;
+    call.from_input = data(from_input);
+    call.from_hidden = data(from_hidden);
+    grad_hx = make({d.batch(), d.hidden()});
+    call.grad_hx = data(grad_hx);
+    if (!few()) weights = make({loops.backward_weights(call)});
+    call.weights = data(weights);
+  }
+
+ private:
+  // Both biases of a gate are added to its sum; of a GRU's third one, each to its own part.
+  void set_bias() {
+    const int64_t own = d.mode == ir::RnnMode::kGru ? 2 * d.hidden() : width();
+    bias = make({width() + d.hidden()});
+    float* sum = data(bias);
+    std::fill_n(sum, bias.numel(), 0.0f);
+    call.bias = sum;
+    if (!d.b_ih.defined()) return;
+    const Tensor ih = d.b_ih.contiguous(), hh = d.b_hh.contiguous();
+    std::copy_n(ih.const_data_ptr<float>(), width(), sum);
+    for (int64_t i = 0; i < own; ++i) sum[i] += hh.const_data_ptr<float>()[i];
+    if (own < width()) std::copy_n(hh.const_data_ptr<float>() + own, d.hidden(), sum + width());
+  }
+};
+
+// A member's part of `count`.
+struct Share {
+  int64_t begin, end;
+  Share(int64_t count, int64_t index, int64_t members)
+      : begin(count * index / members), end(count * (index + 1) / members) {}
+};
+
+using Pack = void (*)(const RnnCall&, const float*, float*, int64_t, int64_t);
+using Step = void (*)(const RnnCall&, int64_t, const RnnPart&);
+
+// Steps first, first + by, ... up to `last`, of all directions, w_hh packed: by a team of threads.
+void run_packed(std::span<Bound> all, Pack pack, Step step, int64_t blocks, int64_t first, int64_t last) {
+  const RnnCall& call = all[0].call;
+  const int64_t work = call.batch * all[0].w_hh.numel(), directions = static_cast<int64_t>(all.size());
+  const int64_t by = first <= last ? 1 : -1;
+  const auto by_rows = [&](int64_t members) {
+    return call.batch >= kRowsOfThread * members && all[0].w_hh.numel() <= kCachedWeights;
+  };
+  const int64_t threads = at::get_num_threads();
+  const bool meets = work >= kWorthMeeting || by_rows(threads);
+  const int64_t most = meets ? threads : std::min(threads, directions);
+  in_team(work * call.steps * directions >= kWorthThread ? most : 1, [&](const TeamMember& member) {
+    // Each direction has members of its own, or all of them do one after the other.
+    const int64_t groups = directions > 1 && member.count % directions == 0 ? directions : 1;
+    const int64_t size = member.count / groups, index = member.index % size;
+    const std::span<Bound> mine = groups == 1 ? all : all.subspan(static_cast<size_t>(member.index / size), 1);
+    const Share packed(blocks, index, size);
+    for (Bound& bound : mine) {
+      pack(bound.call, bound.w_hh.const_data_ptr<float>(), data(bound.weights), packed.begin, packed.end);
+    }
+    member.wait();
+    const bool rows = by_rows(size);
+    const Share row(rows ? call.batch : 1, rows ? index : 0, rows ? size : 1);
+    const Share block(blocks, rows ? 0 : index, rows ? 1 : size);
+    const RnnPart part{row.begin, rows ? row.end : call.batch, block.begin, block.end};
+    for (const Bound& bound : mine) {
+      for (int64_t i = first; i != last + by; i += by) {
+        step(bound.call, i, part);
+        if (!rows && size > 1) member.wait();
+      }
+    }
+  });
+}
+
+// One step whose product is there, by threads that share its rows.
+void run_step(const RnnCall& call, Step step, int64_t blocks, int64_t i) {
+  const int64_t grain = std::max<int64_t>(1, 4096 / call.units);
+  in_parallel(call.batch, grain, [&](int64_t begin, int64_t end) { step(call, i, {begin, end, 0, blocks}); });
+}
+
+}  // namespace
+
+const RnnLoops* rnn_loops() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("x86-64-v4")) return &kRnnV4;
+  if (__builtin_cpu_supports("x86-64-v3")) return &kRnnV3;
+#endif
+  return nullptr;
+}
+
+// (A program may say anything of its sizes; torch's way tells what is wrong with them.)
+bool takes_fused(const RnnDirection& d) {
+  if (d.input.dim() != 3 || d.hx.dim() != 2 || d.hx.numel() == 0 || d.input.numel() == 0) return false;
+  const int64_t steps = d.steps(), batch = d.batch(), units = d.hidden(), width = d.gates() * units;
+  const auto is = [](const Tensor& tensor, c10::IntArrayRef sizes) {
+    return tensor.defined() && tensor.scalar_type() == at::kFloat && tensor.sizes().equals(sizes);
+  };
+  const bool lstm = d.mode == ir::RnnMode::kLstm;
+  const auto is_bias = [&](const Tensor& bias) { return d.b_ih.defined() ? is(bias, {width}) : !bias.defined(); };
+  const bool reserve = !d.reserve.defined() ||
+                       (d.reserve.scalar_type() == at::kFloat && d.reserve.dim() == 1 && d.reserve.is_contiguous() &&
+                        d.reserve.numel() >= ir::rnn_reserve(d.mode) * steps * batch * units);
+  return reserve && is(d.input, d.input.sizes()) && is(d.hx, {batch, units}) && (!lstm || is(d.cx, {batch, units})) &&
+         is(d.w_ih, {width, d.input.size(2)}) && is(d.w_hh, {width, units}) && is_bias(d.b_ih) && is_bias(d.b_hh) &&
+         is(d.output, {steps, batch, units});
+}
+
+std::vector<RnnStates> fused_forward(const RnnLoops& loops, std::span<const RnnDirection> directions) {
+  std::vector<Bound> all(directions.begin(), directions.end());
+  for (Bound& bound : all) bound.set_forward(loops);
+  const int64_t blocks = loops.forward_blocks(all[0].call), steps = all[0].d.steps();
+  if (!all[0].few()) {
+    run_packed(all, loops.pack_forward, loops.forward, blocks, 0, steps - 1);
+  } else {
+    for (Bound& bound : all) {
+      bound.product = bound.make({bound.d.batch(), bound.width()});
+      bound.call.product = data(bound.product);
+      for (int64_t i = 0; i < steps; ++i) {
+        at::mm_out(bound.product, i == 0 ? bound.hx : bound.output[bound.d.at(i - 1)], bound.w_hh.t());
+        run_step(bound.call, loops.forward, blocks, i);
+      }
+    }
+  }
+  std::vector<RnnStates> states;
+  for (const Bound& bound : all) {
+    const RnnDirection& d = bound.d;
+    if (!bound.output.is_same(d.output)) d.output.copy_(bound.output);
+    Tensor cy;
+    if (bound.cells.defined())
+      cy = bound.call.cells_step == 0 ? bound.cells : bound.cells[d.at(steps - 1)].select(1, 0);
+    states.push_back({bound.output[d.at(steps - 1)], cy});
+  }
+  return states;
+}
+
+std::vector<RnnBackward> fused_backward(const RnnLoops& loops, std::span<const RnnDirection> directions,
+                                        std::span<const RnnGradients> gradients) {
+  std::vector<Bound> all(directions.begin(), directions.end());
+  for (size_t i = 0; i < all.size(); ++i) {
+    const RnnDirection& d = directions[i];
+    TORCH_CHECK(d.reserve.defined() || ir::rnn_reserve(d.mode) == 0, "remote: the layer was run without gradients");
+    const auto fits = [](const Tensor& gradient, const Tensor& of) {
+      return !gradient.defined() || (gradient.scalar_type() == at::kFloat && gradient.sizes().equals(of.sizes()));
+    };
+    TORCH_CHECK(fits(gradients[i].output, d.output) && fits(gradients[i].hy, d.hx) && fits(gradients[i].cy, d.hx),
+                "remote: gradients of a recurrent layer have not the sizes of what it gave");
+    all[i].set_backward(loops, gradients[i]);
+  }
+  const int64_t blocks = loops.backward_blocks(all[0].call), steps = all[0].d.steps();
+  if (!all[0].few()) {
+    run_packed(all, loops.pack_backward, loops.backward, blocks, steps - 1, -1);
+  } else {
+    for (Bound& bound : all) {
+      const RnnDirection& d = bound.d;
+      bound.product = bound.make({d.batch(), d.hidden()});
+      bound.call.product = data(bound.product);
+      for (int64_t i = steps - 1; i >= -1; --i) {
+        if (i < steps - 1) {
+          at::mm_out(bound.product, bound.from_hidden.narrow(0, d.at(i + 1) * d.batch(), d.batch()), bound.w_hh);
+        }
+        run_step(bound.call, loops.backward, blocks, i);
+      }
+    }
+  }
+  std::vector<RnnBackward> results;
+  for (const Bound& bound : all) {
+    results.push_back({bound.from_input, bound.from_hidden, bound.grad_hx, bound.carry});
+  }
+  return results;
+}
+
+}  // namespace torch_remote::worker::aten
