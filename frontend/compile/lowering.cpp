@@ -335,6 +335,7 @@ struct Lowering::State {
       refuse("its argument '" + op.schema[*op.zero].name.cast<std::string>() + "' is not 0");
     }
     std::vector<py::object> taken;
+    taken.reserve(op.filling.size());
     for (const GraphOp::Filling& from : op.filling) {
       taken.push_back(py::reinterpret_borrow<py::object>(filling(from, given)));
     }

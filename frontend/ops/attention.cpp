@@ -135,6 +135,7 @@ Results forward(const Tensor& query, const Tensor& key, const Tensor& value, con
 
 Gradients backward(const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& bias,
                    std::array<bool, 4> mask, const Tensor& out, const Tensor& logsumexp, const Tensor&, const Tensor&,
+                   // NOLINTNEXTLINE(performance-unnecessary-value-param): the schema's types
                    c10::SymInt, c10::SymInt, double dropout, bool causal, const Tensor&, const Tensor&,
                    std::optional<double> scale) {
   TORCH_CHECK(!mask[3],
