@@ -10,7 +10,7 @@
 
 #include "worker/targets/cuda/device/driver.h"
 
-// For tests: NVIDIA's driver in software, as a table of functions. Kernels are run by codegen/emulator.
+// For tests: an emulated NVIDIA driver, as a table of functions. tests/emulated_gpu/emulator executes its kernels.
 //
 // A stream is a queue with a thread of its own, which waits for random times between its pieces of work: what relies on
 // an order that no event gives sees wrong numbers, for some seeds at least. Addresses of device memory are none of this
