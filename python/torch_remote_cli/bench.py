@@ -1,4 +1,4 @@
-"""`torch-remote bench`: how fast a machine and the way to it are."""
+"""`torch-remote bench`: measures how fast a machine and the connection to it are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from torch_remote_cli import output
 
-# Each figure is the middle of several, after one that does not count.
+# Each figure is the median of several measurements, after one that does not count.
 _SCRIPT = """
 import json, sys, time
 import torch, torch_remote
@@ -71,7 +71,7 @@ _ROWS = [
     ("round trip", "round_trip_us", "µs", 0),
     ("to the worker", "up_mb_per_s", "MB/s", 0),
     ("from the worker", "down_mb_per_s", "MB/s", 0),
-    ("1024 x 1024 products", "matmul_gflops", "GFLOP/s", 1),
+    ("1024 x 1024 matmul", "matmul_gflops", "GFLOP/s", 1),
     ("small ops", "ops_per_s", "a second", 0),
 ]
 
@@ -81,7 +81,7 @@ def bench(
     seconds: Annotated[float, typer.Option(min=0.01, help="For each figure.")] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Measure round trips, bandwidth each way, products of matrices and small ops."""
+    """Measure round trips, bandwidth each way, matmuls and small ops."""
     environment = dict(os.environ)
     if on is not None:
         environment["TORCH_REMOTE_WORKER"] = on

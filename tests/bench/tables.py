@@ -1,12 +1,14 @@
-"""Writes the tables of docs/benchmarks.md anew. Two comments around each name the benchmark that prints it.
+"""Writes the tables of docs/benchmarks.md anew. Two comments around each table name the benchmark that prints it.
 
-bazel run //tests/bench:tables                     all, an hour and more; on a machine that does nothing else
+bazel run //tests/bench:tables                     all of them, more than an hour; needs an otherwise idle machine
 bazel run //tests/bench:tables -- --only steps run
-bazel run //tests/bench:tables -- --list           what there is
+bazel run //tests/bench:tables -- --list           lists them
 
     <!-- table steps: ./bazelw run //tests/bench:steps -->
     (the table, with the date and the machine above it)
     <!-- end -->
+
+README.md quotes three figures of the page. They are written anew, too; alone with --only and no name after it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _TABLE = re.compile(
 @dataclass(frozen=True)
 class Table:
     name: str
-    program: str  # a file beside this one
+    program: str  # a file in this folder
     options: list[str]
 
 
@@ -41,7 +43,7 @@ def tables(page: str) -> list[Table]:
 
 
 def measure(table: Table) -> str:
-    """What the benchmark prints: from its first row on, or all of it."""
+    """The output of the benchmark, from the first table row on if there is one."""
     command = [sys.executable, str(Path(__file__).parent / f"{table.program}.py"), *table.options]
     print(f"{table.name}: {table.program} {' '.join(table.options)}", flush=True)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
@@ -55,12 +57,33 @@ def replaced(page: str, name: str, body: str) -> str:
     return _TABLE.sub(lambda m: m["begin"] + body + m["end"] if m["name"] == name else m[0], page)
 
 
+# What README.md says of the figure, the table, the row's first cell, and the column.
+_QUOTED = (
+    ("training step of eight models, eager, against CPU eager", "models", "geometric mean", 3),
+    ("training step of nine models with `torch.compile`, against Inductor", "steps", "geometric mean", 8),
+    ("recording `softmax` of 16x16, against the call of CPU eager", "run", "`softmax` 16x16", 3),
+)
+_QUOTES = re.compile(r"(?<=docs/benchmarks\.md -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+
+def with_quotes(readme: str, page: str) -> str:
+    """README.md with the figures that the page has."""
+    lines = ["", "| what | ratio | command |", "|---|---:|---|"]
+    for text, name, first, column in _QUOTED:
+        table = next(m for m in _TABLE.finditer(page) if m["name"] == name)
+        rows = (re.split(r" *\| *", line.strip().strip("|").strip()) for line in table["body"].splitlines())
+        cells = next(cells for cells in rows if cells[0] == first)
+        lines.append(f"| {text} | {cells[column]} | `./bazelw run //tests/bench:{table['program']}` |")
+    return _QUOTES.sub(lambda _: "\n".join([*lines, "", ""]), readme)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", help="names of tables")
+    parser.add_argument("--only", nargs="*", help="names of tables")
     parser.add_argument("--list", action="store_true", help="what there is, and stop")
     args = parser.parse_args()
-    path = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", ".")) / "docs" / "benchmarks.md"
+    root = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", "."))
+    path = root / "docs" / "benchmarks.md"
     known = tables(path.read_text(encoding="utf-8"))
     if args.list:
         for table in known:
@@ -69,11 +92,15 @@ def main() -> int:
     if unknown := set(args.only or ()) - {table.name for table in known}:
         parser.error(f"no table {', '.join(sorted(unknown))}; there are {', '.join(table.name for table in known)}")
     for table in known:
-        if args.only and table.name not in args.only:
+        if args.only is not None and table.name not in args.only:
             continue
         body = measure(table)
-        page = path.read_text(encoding="utf-8")  # again: somebody may have written meanwhile
+        page = path.read_text(encoding="utf-8")  # read again, because the file may have changed meanwhile
         path.write_text(replaced(page, table.name, body), encoding="utf-8")
+    readme = root / "README.md"
+    readme.write_text(
+        with_quotes(readme.read_text(encoding="utf-8"), path.read_text(encoding="utf-8")), encoding="utf-8"
+    )
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Every benchmark runs and gives numbers. No target is checked: the machine that runs tests is shared."""
+"""Every benchmark runs and prints numbers. No target is checked, because test machines are shared."""
 
 import importlib
 import math
@@ -64,7 +64,7 @@ def test_memory(remote, capsys):
 
 
 def test_tables_of_the_page(monkeypatch, capsys):
-    """Each names a program that takes its options, and is replaced alone."""
+    """Each table names a program that accepts its options, and is replaced without changing the others."""
     page = Path("docs/benchmarks.md").read_text(encoding="utf-8")
     known = tables.tables(page)
     assert {table.program for table in known} == {
@@ -82,6 +82,9 @@ def test_tables_of_the_page(monkeypatch, capsys):
         with pytest.raises(SystemExit) as left:
             importlib.import_module(table.program).main()
         assert left.value.code == 0
+    readme = Path("README.md").read_text(encoding="utf-8")
+    assert tables.with_quotes(readme, page) == readme, "run ./bazelw run //tests/bench:tables -- --only"
+    assert tables.with_quotes(readme, page.replace("| 0.25 | ≤ 1 |", "| 0.29 | ≤ 1 |")) != readme
     changed = tables.replaced(page, "steps", "\n| new |\n\n")
     assert changed.count("| new |") == 1
     assert tables.tables(changed) == known

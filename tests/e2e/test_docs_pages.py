@@ -1,4 +1,4 @@
-"""The examples of the users' pages do what the pages show."""
+"""The examples of the user documentation do what the pages show."""
 
 import re
 from pathlib import Path
@@ -18,9 +18,11 @@ def test_examples(page, tmp_path):
 
 def test_relative_links_lead_somewhere():
     top = [Path(f"{page}.md") for page in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG")]
-    for page in [*top, *(Path(f"docs/{page}.md") for page in PAGES)]:
+    for page in [*top, *sorted(Path("docs").rglob("*.md"))]:
         for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
             file = page.parent / target if target else page
+            if file.suffix not in (".md", ".png", ".svg"):  # tools/language.py looks at links to sources
+                continue
             assert file.exists(), f"{page}: {target}"
             if anchor:
                 titles = re.findall(r"^#+ (.*)$", file.read_text(), flags=re.MULTILINE)

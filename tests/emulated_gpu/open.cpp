@@ -3,10 +3,12 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -22,18 +24,13 @@
 #include "worker/runner/plugin_loader.h"
 #include "worker/targets/cuda/compiled/cuda_runner.h"
 #include "worker/targets/cuda/device/nccl_collectives.h"
-#include "worker/targets/cuda/dnn/attention_runner.h"
-#include "worker/targets/cuda/dnn/convolution_runner.h"
-#include "worker/targets/cuda/dnn/cudnn_units.h"
-#include "worker/targets/cuda/gemm/product_runner.h"
-#include "worker/targets/cuda/ops/aten_kernels.h"
-#include "worker/targets/cuda/ops/op_runner.h"
+#include "worker/targets/cuda/runners.h"
 
 namespace torch_remote::worker::cuda::emulated {
 
 namespace {
 
-// What the libtorch_cuda.so in software (tests/emulated_gpu/libtorch) copies with. The GPU's context is current.
+// Copies for the emulated libtorch_cuda.so (tests/emulated_gpu/libtorch). The GPU's context is current.
 template <typename F>
 void copy_for_torch(void* stream, F&& queue) {
   const Driver& driver = gpus().driver();
@@ -73,7 +70,7 @@ AtenSource aten_in_software(const std::string& plugin) {
   return source;
 }
 
-// TORCH_REMOTE_TEST_NCCL: "missing", or "refused 1", the rank whose GPU is another one's, too.
+// TORCH_REMOTE_TEST_NCCL is "missing", or "refused 1" with the rank that gets the error that its GPU is used twice.
 Status nccl_in_software(nccl::Table* table) {
   const char* const given = std::getenv("TORCH_REMOTE_TEST_NCCL");
   const std::string_view what = given != nullptr ? given : "";
@@ -85,7 +82,7 @@ Status nccl_in_software(nccl::Table* table) {
 }  // namespace
 
 EmulatedDriver& gpus() {
-  static EmulatedDriver* const driver = [] {  // to the end of the process
+  static EmulatedDriver* const driver = [] {  // never destroyed
     const char* seed = std::getenv("TORCH_REMOTE_TEST_DELAYS");
     const char* checked = std::getenv("TORCH_REMOTE_TEST_CHECKED");
     const char* others = std::getenv("TORCH_REMOTE_TEST_OTHERS");
@@ -101,7 +98,7 @@ EmulatedDriver& gpus() {
 }
 
 DeviceOpener device_opener(int ordinal) {
-  return [ordinal](remote::Transport&, const ServerOptions& options, const std::function<tr_client()>&,
+  return [ordinal](remote::Transport&, const DeviceOptions& options, const std::function<tr_client()>&,
                    OpenDevice* opened) {
     std::unique_ptr<CudaDevice> device;
     Status status = CudaDevice::open(
@@ -116,20 +113,15 @@ DeviceOpener device_opener(int ordinal) {
       *opened_table = cudnn();
       return Status();
     });
-    const std::shared_ptr<WrittenUnits> written = make_written_units(*device, written_kernels());
-    const std::shared_ptr<WrittenUnits> units = make_cudnn_units(*device, table, "", written);
-    opened->runners.push_back(make_cuda_runner(*device, units));
-    opened->runners.push_back(make_product_runner(
-        *device,
-        [](lt::Table* products) {
-          *products = cublaslt();
-          return Status();
-        },
-        ""));
-    opened->runners.push_back(make_convolution_runner(*device, table, ""));
-    opened->runners.push_back(make_attention_runner(*device, table, "", written));
-    opened->runners.push_back(
-        make_op_runner(*device, units, std::make_shared<AtenKernels>(*device, aten_in_software(options.plugin))));
+    Runners runners = make_runners(*device, {.cublaslt =
+                                                 [](lt::Table* products) {
+                                                   *products = cublaslt();
+                                                   return Status();
+                                                 },
+                                             .cudnn = table,
+                                             .kernels = written_kernels(),
+                                             .aten = aten_in_software(options.plugin)});
+    std::ranges::move(runners, std::back_inserter(opened->runners));
     opened->collectives = make_nccl_collectives(device->shared_gpu(), nccl_in_software);
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
     opened->group_kinds = group_kinds() | product_group_kinds();
@@ -139,7 +131,7 @@ DeviceOpener device_opener(int ordinal) {
   };
 }
 
-Status open_device(remote::Transport& transport, const ServerOptions& options,
+Status open_device(remote::Transport& transport, const DeviceOptions& options,
                    std::function<tr_client()> client_activity, OpenDevice* opened) {
   return device_opener(0)(transport, options, std::move(client_activity), opened);
 }
@@ -173,7 +165,7 @@ void tell_calls() {
   sigemptyset(&signals);
   sigaddset(&signals, SIGUSR1);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  std::string own = path;  // "%" is the process's number
+  std::string own = path;  // "%" stands for the pid
   if (const size_t at = own.find('%'); at != std::string::npos) own.replace(at, 1, std::to_string(getpid()));
   std::thread([signals, path = std::move(own)] {
     for (int signal = 0; sigwait(&signals, &signal) == 0;) {

@@ -1,4 +1,4 @@
-"""remote-dump, as a user calls it."""
+"""Tests remote-dump through its command line."""
 
 import json
 import re
@@ -37,6 +37,11 @@ def test_numbers_of_the_ops():
     numbers = re.findall(r"^  .*\(.*  // op (\d+)$", text, re.M)
     assert numbers == [str(n) for n in range(len(numbers))] and len(numbers) > 90
     assert output(OPT, "--passes", "none", stdin=text) == GRAPH.read_text()
+
+
+def test_runners_of_a_graph_are_not_known():
+    result = run(DUMP, "--runners", GRAPH)
+    assert result.returncode == 2 and "--runners needs a capture" in result.stderr
 
 
 def test_json_of_a_graph():

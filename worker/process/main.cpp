@@ -31,16 +31,14 @@
 #include "remote/transport/unix_transport.h"
 #include "remote/wire/environment.h"
 #include "worker/device/machine.h"
-#include "worker/process/cuda_host.h"
 #include "worker/process/listener.h"
 #include "worker/process/session_process.h"
-#include "worker/runner/plugin_loader.h"
 #include "worker/sandbox/sandbox.h"
-#include "worker/server/cache_folder.h"
 #include "worker/server/files.h"
+#include "worker/targets/cache_folder.h"
 
-// The worker's process. Serves one client over a socket that it is given or its standard input and output, or any
-// number over a socket that it listens on.
+// The worker's process. It serves one client over a given socket or over its standard input and output, or any number
+// of clients over a socket that it listens on.
 namespace torch_remote::worker {
 namespace {
 
@@ -60,10 +58,10 @@ constexpr const char* kExamples = R"(Examples:
 
 TORCH_REMOTE_WORKER_LOG=info (debug, trace) shows what it does; docs/workers.md has more.)";
 
-// Between two ops of a program OpenMP's threads may spin, but no longer than this.
+// OpenMP's threads may spin between two ops of a program, but no longer than this.
 constexpr std::chrono::microseconds kSpin{1000};
 
-// How often a spinning thread looks in that time. It pauses in between, for as long as the processor likes.
+// The number of iterations in that time. A spinning thread pauses in each; the duration depends on the processor.
 uint64_t spin_count() {
   constexpr int kPauses = 2000;
   const auto begin = std::chrono::steady_clock::now();
@@ -78,12 +76,12 @@ uint64_t spin_count() {
   return static_cast<uint64_t>(kSpin / std::max(each, std::chrono::nanoseconds(2)));
 }
 
-// Read when the libraries load. When the worker waits for messages, the runner puts the threads to sleep at once
-// (worker/targets/aten/threads.h).
+// The libraries read these variables when they are loaded. When the worker waits for messages, the runner puts the
+// threads to sleep at once (worker/targets/aten/threads.h).
 void set_thread_pools() {
   setenv("OMP_WAIT_POLICY", "passive", /*overwrite=*/0);
   setenv("GOMP_SPINCOUNT", std::to_string(spin_count()).c_str(), 0);
-  setenv("KMP_BLOCKTIME", "1", 0);  // ms
+  setenv("KMP_BLOCKTIME", "1", 0);  // Milliseconds.
 }
 
 void set_up_log() {
@@ -103,14 +101,14 @@ int fail(const std::string& message) {
   return 1;
 }
 
-// Returns when the client has gone.
+// Returns when the client is gone.
 Status serve_socket(int socket, const ServerOptions& options) {
   const std::unique_ptr<remote::Transport> transport = remote::make_unix_transport(socket, remote::Lending::kReadOnly);
   spdlog::debug("serving {}", transport->description());
   return serve(*transport, options);
 }
 
-// Likewise. What else would write to standard output writes to standard error.
+// Serves over pipes and returns when the client is gone. Other output to standard output goes to standard error.
 Status serve_stdio(const ServerOptions& options) {
   const int input = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3), output = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
   const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -147,23 +145,22 @@ void add_network_options(CLI::App& app, ListenOptions* options, std::string* tok
                "of these is cut");
 }
 
-// Of a GPU's worker, which has kernels of its own for the rest.
-constexpr const char* kWithoutAten = "most of linalg, fft and special functions are refused on a GPU";
-
-// --probe. The exit status: 0, all is there for GPUs; 1, something is missing; 2, no GPU can be used.
-int probe(const cuda::ProbeSource& source, const std::string& plugin, const std::string& codegen, bool as_json) {
-  cuda::Probe found = cuda::probe(source, library_places(), codegen);
-  found.cpu = {.name = "cpu", .path = plugin, .without = "--device cpu does not work"};
-  ServerOptions options;
-  if (const Status status = load_plugin(plugin, &options.runner); !status.ok()) found.cpu.set_missing(status);
-  const cuda::AtenSource aten = aten_source(plugin);
-  found.aten = {.name = "libtorch", .path = aten.found, .without = kWithoutAten};
-  if (!aten.open) found.aten.set_missing({ErrorCode::kUnsupported, aten.missing});
-  std::fputs((as_json ? to_json(found) : to_text(found)).c_str(), stdout);
-  return found.is_complete() ? 0 : found.has_gpu() ? 1 : 2;
+// --probe. Prints what all targets find, and returns the largest of their statuses.
+int probe(const std::vector<Target>& targets, const DeviceOptions& options, bool as_json) {
+  std::string text, json;
+  int status = 0;
+  for (const Target& target : targets) {
+    if (!target.probe) continue;
+    const Probed found = target.probe(options);
+    text += found.text;
+    json += (json.empty() ? "" : ", ") + found.json;
+    status = std::max(status, found.status);
+  }
+  std::fputs((as_json ? "{" + json + "}\n" : text).c_str(), stdout);
+  return status;
 }
 
-// The life of a session's process. `descriptor`: what the listener gave it.
+// Runs a session's process. `descriptor` comes from the listener.
 int serve_listener(int descriptor, ListenOptions listening, const ServerOptions& options) {
   SessionStart start;
   if (const Status status = read_session(descriptor, &start); !status.ok()) return fail(status.message());
@@ -171,10 +168,10 @@ int serve_listener(int descriptor, ListenOptions listening, const ServerOptions&
   const Status status = serve_session(std::move(start), std::move(listening), options);
   if (!status.ok()) spdlog::warn("{}", status.message());
   spdlog::default_logger()->flush();
-  _exit(status.ok() ? 0 : 1);  // libraries' threads may be at work
+  _exit(status.ok() ? 0 : 1);  // Threads of libraries may still be running.
 }
 
-// What --probe-sandbox prints: what a session of a worker that listens is confined by here.
+// Implements --probe-sandbox: prints how a session of a listening worker is confined on this machine.
 int probe_sandbox(const SandboxOptions& options) {
   SandboxReport report;
   if (const Status status = enter_sandbox(options, &report); !status.ok()) return fail(status.message());
@@ -182,7 +179,7 @@ int probe_sandbox(const SandboxOptions& options) {
   return 0;
 }
 
-// Ids of users by name or number; else an error for CLI11 to report.
+// Converts names or numbers of users to ids; returns an error for CLI11 if there is no such user.
 std::string read_users(const std::vector<std::string>& names, std::vector<uid_t>* users) {
   for (const std::string& name : names) {
     uid_t id = 0;
@@ -195,7 +192,7 @@ std::string read_users(const std::vector<std::string>& names, std::vector<uid_t>
   return {};
 }
 
-// What sessions may read and write, in addition to the folders of libraries.
+// Adds the paths that sessions may read and write, in addition to the folders of libraries.
 void allow_places(const std::string& files, const ServerOptions& options, SandboxOptions* sandbox) {
   for (const std::string& path : {options.plugin, options.codegen}) {
     std::error_code error;
@@ -206,7 +203,7 @@ void allow_places(const std::string& files, const ServerOptions& options, Sandbo
   sandbox->as_user = [](SandboxOptions* its) {
     const std::string cache = cache_folder();
     std::error_code error;
-    // Only what is there can be allowed.
+    // Only existing paths can be allowed.
     if (!cache.empty() && std::filesystem::create_directories(cache, error)) {
       std::filesystem::permissions(cache, std::filesystem::perms::owner_all, error);
     }
@@ -214,33 +211,22 @@ void allow_places(const std::string& files, const ServerOptions& options, Sandbo
   };
 }
 
-// Of the machine's memory, what one session of a worker that listens may have for tensors where nobody says more.
+// Default share of the machine's memory that one session of a listening worker may use for tensors.
 constexpr double kShare = 0.8;
-constexpr size_t kFewestSessions = 16;  // as many devices as a client may have
+constexpr size_t kFewestSessions = 16;  // The largest number of devices that a client may have.
 
-// "cpu", "cuda" or "cuda:1", or several GPUs with commas between: their numbers; none: the CPU. Else an error for CLI11
-// to tell.
-std::string read_devices(std::string_view text, std::vector<int>* gpus) {
-  constexpr std::string_view kCuda = "cuda";
-  gpus->clear();
-  if (text == "cpu") return {};
-  for (;;) {
-    const std::string_view name = text.substr(0, text.find(','));
-    int gpu = name == kCuda ? 0 : -1;
-    const bool has_number = name.starts_with("cuda:") && name.size() > kCuda.size() + 1;
-    const char* const end = name.data() + name.size();
-    if (has_number) {
-      const auto read = std::from_chars(name.data() + kCuda.size() + 1, end, gpu);
-      if (read.ec != std::errc() || read.ptr != end) gpu = -1;
-    }
-    if (gpu < 0) return "'" + std::string(name) + "' is no device; there are cpu, cuda:0, cuda:1, ...";
-    gpus->push_back(gpu);
-    if (name.size() == text.size()) return {};
-    text.remove_prefix(name.size() + 1);
+// "cpu; cuda:0, cuda:1, ...: an NVIDIA GPU", for --help.
+std::string describe(const std::vector<Target>& targets) {
+  std::string text;
+  for (const Target& target : targets) {
+    text += (text.empty() ? "" : "; ") + target.name;
+    if (target.numbered) text += ":0, " + target.name + ":1, ...";
+    text += ": " + target.about;
   }
+  return text;
 }
 
-int run(int argc, char** argv, const WorkerParts& parts) {
+int run(int argc, char** argv, const std::vector<Target>& targets) {
   CLI::App app("The process where tensors of the device 'remote' live. Local ones are started by themselves.",
                "torch-remote-worker");
   app.footer(kExamples);
@@ -249,7 +235,6 @@ int run(int argc, char** argv, const WorkerParts& parts) {
   std::string plugin, token_file;
   ListenOptions listening;
   ServerOptions options;
-  options.open_device = parts.open_device;
   auto* given = app.add_option("--socket-fd", socket, "serve one client over this connected socket, then end");
   auto* over_stdio = app.add_flag("--stdio", stdio, "serve one client over standard input and output, then end");
   app.add_option("--listen", listening.url,
@@ -260,17 +245,16 @@ int run(int argc, char** argv, const WorkerParts& parts) {
   app.add_option("--plugin", plugin, "the plugin that runs ops; default: libaten_plugin.so of the package");
   app.add_option("--codegen", options.codegen,
                  "the library that compiles kernels; default: libtorch_remote_codegen.so of the package");
-  std::vector<int> gpus;
+  ChosenDevices chosen{&targets.front(), {0}};
   app.add_option_function<std::string>(
          "--device",
-         [&gpus](const std::string& names) {
-           if (const std::string error = read_devices(names, &gpus); !error.empty()) {
-             throw CLI::ValidationError("--device", error);
-           }
+         [&](const std::string& names) {
+           const Status status = choose_devices(names, targets, &chosen);
+           if (!status.ok()) throw CLI::ValidationError("--device", status.message());
          },
-         "where tensors live: cpu, or an NVIDIA GPU (cuda:0, cuda:1, ...), which runs what kernels are made for; with "
-         "--listen also several (cuda:0,cuda:1): a session has the one that the fewest others have")
-      ->default_str("cpu");
+         "where tensors live. " + describe(targets) +
+             ". With --listen also several, with commas between: a session has the one that the fewest others have")
+      ->default_str(targets.front().name);
   app.add_option("--threads", options.threads, "threads of a session's runner; 0: its default")
       ->check(CLI::NonNegativeNumber);
   auto* limit = app.add_option("--memory-limit", options.memory_limit,
@@ -296,7 +280,7 @@ int run(int argc, char** argv, const WorkerParts& parts) {
   auto* most = app.add_option("--max-sessions", listening.most,
                               "clients at once, with --listen; 0: any number; default: twice the cores, 16 at least");
   int session = -1;
-  app.add_option("--session-fd", session)->group("");  // for the processes that a listener starts
+  app.add_option("--session-fd", session)->group("");  // For the processes that a listener starts.
   app.add_option("--session-user", listening.sandbox.user,
                  "the user that a session becomes once its client is known; needs a listener that runs as root");
   app.add_option_function<std::vector<std::string>>(
@@ -318,7 +302,7 @@ int run(int argc, char** argv, const WorkerParts& parts) {
                  "a file that others can read while this listens: sessions and what they do (torch-remote top)");
   add_network_options(app, &listening, &token_file);
   app.set_version_flag("--version", "torch-remote-worker, op table: " + ir::op_table_version());
-  // One line, which other programs show.
+  // One line, because other programs show it.
   app.failure_message([](const CLI::App*, const CLI::Error& error) {
     return std::string("remote: ") + error.what() + " (torch-remote-worker --help lists the options)\n";
   });
@@ -330,7 +314,7 @@ int run(int argc, char** argv, const WorkerParts& parts) {
   if (options.codegen.empty()) options.codegen = remote::package_folder() / "lib/libtorch_remote_codegen.so";
   options.plugin = plugin;
   if (probes_sandbox) return probe_sandbox(listening.sandbox);
-  if (probes) return probe(parts.probed, plugin, options.codegen, as_json);
+  if (probes) return probe(targets, options, as_json);
   if (allows_files->count() > 0) {
     if (const Status status = Files::in(folder.empty() ? "/" : folder, &options.files); !status.ok())
       return fail(status.message());
@@ -345,24 +329,26 @@ int run(int argc, char** argv, const WorkerParts& parts) {
     options.peer_host = host != nullptr && *host != '\0' ? host : "127.0.0.1";
   }
   set_thread_pools();
-  prctl(PR_SET_TIMERSLACK, 1000);  // ns: it sleeps until shortly before the client comes (remote/transport/pace.h)
-  // One that is stopped when its client dies goes on, and sees the end of the connection.
+  // Nanoseconds: the worker sleeps until shortly before the next message (remote/transport/pace.h).
+  prctl(PR_SET_TIMERSLACK, 1000);
+  // A stopped worker continues when its client dies, and notices the end of the connection.
   if (socket >= 0) prctl(PR_SET_PDEATHSIG, SIGCONT);
-  if (gpus.size() > 1 && listening.url.empty()) return fail("remote: one client has one device; several want --listen");
-  if (!gpus.empty()) options.open_device = parts.gpu_opener(gpus[0]);
-  if (gpus.size() > 1) std::ranges::transform(gpus, std::back_inserter(listening.devices), parts.gpu_opener);
-  const auto load = [&plugin, &gpus](ServerOptions* its) {
-    return gpus.empty() ? load_plugin(plugin, &its->runner) : Status();  // GPUs need none
-  };
+  const Target& target = *chosen.target;
+  if (chosen.numbers.size() > 1) {
+    if (listening.url.empty()) return fail("remote: one client has one device; several want --listen");
+    std::ranges::transform(chosen.numbers, std::back_inserter(listening.devices), target.open);
+  }
+  options.open_device = target.open(chosen.numbers.front());
+  const auto load = [&target](ServerOptions* its) { return target.load ? target.load(its) : Status(); };
   if (!listening.url.empty()) {
-    listening.gpu = !gpus.empty();
+    listening.opens_first = target.numbered;
     listening.load = load;
     if (most->count() == 0) listening.most = std::max(kFewestSessions, 2 * static_cast<size_t>(processor_cores()));
-    if (limit->count() == 0 && gpus.empty()) {
+    if (limit->count() == 0 && !target.gpu) {
       options.memory_limit = static_cast<uint64_t>(kShare * static_cast<double>(machine_memory()));
     }
-    listening.sandbox.files = gpus.empty();
-    listening.sandbox.gpu = !gpus.empty();
+    listening.sandbox.files = !target.gpu;
+    listening.sandbox.gpu = target.gpu;
     listening.sandbox.processes = !options.python.empty();
     listening.sandbox.network = !options.peer_host.empty();
     allow_places(folder, options, &listening.sandbox);
@@ -384,11 +370,12 @@ int run(int argc, char** argv, const WorkerParts& parts) {
 
 }  // namespace
 
-int run_worker(int argc, char** argv, const WorkerParts& parts) {
-  (void)remote::overwrite_what_openssl_frees();  // fails where a library has used it: then less is overwritten
+int run_worker(int argc, char** argv, const std::vector<Target>& targets) {
+  // Fails if a library has used OpenSSL already: then less is overwritten.
+  (void)remote::overwrite_what_openssl_frees();
   try {
-    return run(argc, argv, parts);
-  } catch (const std::exception& error) {  // of CLI11 and spdlog
+    return run(argc, argv, targets);
+  } catch (const std::exception& error) {  // From CLI11 and spdlog.
     return fail(error.what());
   }
 }

@@ -1,21 +1,15 @@
 #pragma once
 
-#include <functional>
+#include <vector>
 
-#include "worker/process/cuda_host.h"
-#include "worker/server/server.h"
-#include "worker/targets/cuda/probe.h"
+#include "worker/targets/target.h"
 
 namespace torch_remote::worker {
 
-// What a worker is made of. Tests have devices of their own.
-struct WorkerParts {
-  DeviceOpener open_device = open_host_device;                               // without --device cuda:N
-  std::function<DeviceOpener(int ordinal)> gpu_opener = cuda_device_opener;  // with it
-  cuda::ProbeSource probed = cuda::nvidia();                                 // what --probe looks at
-};
+// The targets of this worker. The first one is the default of --device.
+std::vector<Target> all_targets();
 
-// The worker's program: reads the command line, serves, and returns the exit status.
-int run_worker(int argc, char** argv, const WorkerParts& parts = {});
+// The worker's program: reads the command line, serves, and returns the exit status. Tests have targets of their own.
+int run_worker(int argc, char** argv, const std::vector<Target>& targets = all_targets());
 
 }  // namespace torch_remote::worker

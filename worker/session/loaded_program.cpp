@@ -1,6 +1,7 @@
 #include "worker/session/loaded_program.h"
 
 #include <algorithm>
+#include <bit>
 #include <iterator>
 #include <memory>
 #include <new>
@@ -11,7 +12,7 @@
 namespace torch_remote::worker {
 namespace {
 
-constexpr uint64_t kLarge = 128 << 10;  // bytes: what is done with so many takes longer than a block's coming and going
+constexpr uint64_t kLarge = 128 << 10;  // Bytes: work on so many takes longer than allocating and freeing a block.
 
 void describe_operand(const ir::Graph& graph, const ir::Arg& arg, const std::vector<int64_t>& values,
                       std::string* out) {
@@ -55,10 +56,10 @@ void describe_operand(const ir::Graph& graph, const ir::Arg& arg, const std::vec
   }
 }
 
-// The view is all of `nbytes` bytes, each element once.
+// Whether the view covers all of `nbytes` bytes, each element once.
 bool is_whole(const ir::View& view, const std::vector<int64_t>& values, uint64_t nbytes) {
   if (view.dynamic || values[view.offset] != 0) return false;
-  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
+  std::vector<std::pair<int64_t, int64_t>> dims;  // Stride, size.
   for (size_t d = 0; d < view.sizes.size(); ++d) {
     const int64_t size = values[view.sizes[d]];
     if (size == 0) return nbytes == 0;
@@ -90,13 +91,14 @@ void find_updates(LoadedProgram& program) {
 
 Status no_memory_to_load(size_t size) { return no_memory_for("a program of " + std::to_string(size) + " bytes"); }
 
-// What a program takes at most while it is decoded, for each of its bytes.
+// Upper bound of the memory needed while a program is decoded, per byte of it.
 constexpr uint64_t kDecoded = 16;
 
-// What a number takes that names no program.
+// Bytes charged for a number that names no decoded program.
 constexpr uint64_t kNumber = 4096;
 
-// Bytes that a program takes here and in the runner, about: more than in fact, so that nothing is free.
+// Estimates the bytes that a program takes, here and in the runner. Too large rather than too small, so that no program
+// is free.
 uint64_t footprint(const ir::Graph& graph, size_t words) {
   uint64_t args = 0, dims = 0, text = 0;
   for (const ir::Node& node : graph.nodes) {
@@ -138,9 +140,7 @@ void describe_graph(LoadedProgram& program) {
   program.bindings.ids.assign(program.inputs.size(), 0);
 }
 
-constexpr uint32_t kNobody = ~uint32_t{0};
-
-// The first runner that says so, or kNobody.
+// Returns the first runner for which `accepts` returns true, or kNobody.
 template <typename F>
 uint32_t first_runner(const Runners& runners, F&& accepts) {
   const auto found =
@@ -148,25 +148,35 @@ uint32_t first_runner(const Runners& runners, F&& accepts) {
   return found == runners.end() ? kNobody : static_cast<uint32_t>(found - runners.begin());
 }
 
-Status nobody_does(const Runners& runners, const ir::Node& node) {
-  return {ErrorCode::kOpFailed,
-          "remote: nothing in this worker does the op '" + std::string(ir::op_desc(node.opcode).name) + "' (it has " +
-              (runners.empty() ? "no runner" : descriptions(runners)) +
-              "); install libtorch beside it, or compute that on the CPU",
-          "NotImplementedError"};
-}
-
-// Who does each node alone. It stays so.
-Status find_runners(LoadedProgram& program, const Runners& runners) {
+// Finds the runners that may execute each node alone.
+void find_runners(LoadedProgram& program, const Runners& runners) {
   const ir::Graph& graph = program.graph;
   for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
-    program.alone.push_back(first_runner(runners, [&](Runner& runner) { return runner.accepts(graph, n); }));
-    if (program.alone[n] == kNobody) return nobody_does(runners, graph.nodes[n]);
+    uint64_t may = 0;
+    for (size_t r = 0; r < runners.size(); ++r) {
+      if (!runners[r]->accepts(graph, n)) continue;
+      may |= uint64_t{1} << r;
+      if (!runners[r]->may_decline()) break;
+    }
+    program.may.push_back(may);
+    // The runner was not asked with values yet.
+    program.alone.push_back(may == 0 ? kNobody : static_cast<uint32_t>(std::countr_zero(may)));
   }
-  return {};
 }
 
-// Which groups may be done as one, and by whom.
+// Returns the first runner that takes the node. If none does, asks again and waits for plans that are being built.
+uint32_t first_taker(const LoadedProgram& program, uint32_t node) {
+  for (const bool wait : {program.waits, true}) {
+    for (uint64_t rest = program.may[node]; rest != 0; rest &= rest - 1) {
+      const auto runner = static_cast<uint32_t>(std::countr_zero(rest));
+      if (program.loaded[runner].program->takes_node(node, program.values, wait)) return runner;
+    }
+    if (wait) break;
+  }
+  return kNobody;
+}
+
+// Finds the groups that a runner may execute as one, and that runner.
 std::vector<Step> find_groups(const ir::Graph& graph, const Runners& runners) {
   std::vector<Step> groups;
   for (const ir::Group& group : graph.groups) {
@@ -176,10 +186,10 @@ std::vector<Step> find_groups(const ir::Graph& graph, const Runners& runners) {
   return groups;
 }
 
-// The groups that are taken, and between them nodes that one runner does alone.
+// Makes steps of the groups that are taken; the nodes between them form steps of one runner each.
 std::vector<Step> make_steps(const LoadedProgram& program) {
   std::vector<Step> steps;
-  size_t next = 0;  // group
+  size_t next = 0;  // Index of the next group.
   for (uint32_t n = 0; n < program.graph.nodes.size();) {
     while (next < program.groups.size() && program.groups[next].last <= n) ++next;
     const bool inside = next < program.groups.size() && program.groups[next].first <= n;
@@ -197,7 +207,7 @@ std::vector<Step> make_steps(const LoadedProgram& program) {
   return steps;
 }
 
-// The groups that a runner does as one.
+// Returns the groups of this runner.
 std::vector<Step> groups_of(const std::vector<Step>& steps, uint32_t runner) {
   std::vector<Step> groups;
   std::ranges::copy_if(steps, std::back_inserter(groups),
@@ -205,10 +215,11 @@ std::vector<Step> groups_of(const std::vector<Step>& steps, uint32_t runner) {
   return groups;
 }
 
-// Makes the steps of those groups that are taken, and says who makes which memory.
+// Makes the steps for the groups that are taken, and finds which buffers the runners allocate.
 void apply_steps(LoadedProgram& program) {
   const ir::Graph& graph = program.graph;
   program.steps = make_steps(program);
+  ++program.choice;
   program.held = program.lifetimes;
   program.created.assign(graph.buffers.size(), false);
   program.temporary.assign(graph.buffers.size(), false);
@@ -218,9 +229,9 @@ void apply_steps(LoadedProgram& program) {
     ir::Lifetime& life = program.held[b];
     bool has_memory = true;
     if (life.first != ir::kNoNode) {
-      // Whoever does the node that makes a buffer says whether it makes the memory too.
+      // The runner of the node that creates a buffer says whether it allocates the memory, too.
       const auto first = step_of(program, life.first), last = step_of(program, life.last);
-      program.created[b] = program.loaded[first->runner].program->creates_buffer(b);
+      program.created[b] = first->runner != kNobody && program.loaded[first->runner].program->creates_buffer(b);
       has_memory = !(first->whole && buffer.in_group);
       if (first->whole) life.first = first->first;
       if (last->whole) life.last = last->last - 1;
@@ -230,7 +241,8 @@ void apply_steps(LoadedProgram& program) {
   }
 }
 
-// Finds the groups, and has the runners load what is theirs: at first, and again where their groups are others.
+// Finds the groups and has the runners load their nodes: on the first call all of them, later those whose groups
+// changed.
 Status load_groups(LoadedProgram& program, const Runners& runners, std::span<const uint8_t> bytes) {
   const ir::Graph& graph = program.graph;
   program.accepted.clear();
@@ -245,14 +257,14 @@ Status load_groups(LoadedProgram& program, const Runners& runners, std::span<con
     if (!first && groups == groups_of(before, r)) continue;
     LoadRequest request{bytes, graph, std::vector<uint8_t>(graph.nodes.size()), program.tune};
     bool any = !groups.empty();
-    for (size_t n = 0; n < graph.nodes.size(); ++n) any |= request.nodes[n] = program.alone[n] == r;
+    for (size_t n = 0; n < graph.nodes.size(); ++n) any |= request.nodes[n] = program.may[n] >> r & 1;
     for (const Step& step : groups) {
       std::fill(request.nodes.begin() + step.first, request.nodes.begin() + step.last, 1);
     }
     program.loaded[r] = {};
     if (!any) continue;
     if (Status status = runners[r]->load(request, &program.loaded[r].program); !status.ok()) {
-      program.steps.clear();  // all of it the next time
+      program.steps.clear();  // The next call loads everything again.
       return status;
     }
   }
@@ -263,17 +275,17 @@ Status load_groups(LoadedProgram& program, const Runners& runners, std::span<con
   return {};
 }
 
-bool tunes(const LoadedProgram& program) {
-  return program.tune && std::ranges::any_of(program.loaded, [](const LoadedProgram::Loaded& loaded) {
-           return loaded.program != nullptr && loaded.program->tunes();
-         });
+bool some_program(const LoadedProgram& program, bool (RunnerProgram::*says)() const) {
+  return std::ranges::any_of(program.loaded, [&](const LoadedProgram::Loaded& loaded) {
+    return loaded.program != nullptr && (*loaded.program.*says)();
+  });
 }
 
 bool may_grow(const LoadedProgram& program) { return !program.graph.groups.empty(); }
 
 void load(LoadedProgram& program, const Runners& runners, std::span<const std::byte> bytes) {
   ir::Graph& graph = program.graph;
-  // A copy: what is verified must be what is decoded.
+  // Decodes a copy: the bytes may change between verification and decoding.
   const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
   std::vector<uint8_t> copy(data, data + bytes.size());
   program.status = ir::decode_program(copy.data(), copy.size(), &graph);
@@ -289,8 +301,8 @@ void load(LoadedProgram& program, const Runners& runners, std::span<const std::b
   program.charged = takes;
   program.decoded = true;
   describe_graph(program);
-  program.status = find_runners(program, runners);
-  if (program.status.ok()) program.status = load_groups(program, runners, copy);
+  find_runners(program, runners);
+  program.status = load_groups(program, runners, copy);
   if (program.status.ok() && may_grow(program)) program.bytes = std::move(copy);
 }
 
@@ -309,7 +321,7 @@ std::shared_ptr<LoadedProgram> load_program(uint32_t number, const Runners& runn
     program->memory = memory;
     return program;
   };
-  // Held while it is decoded.
+  // Charged while the program is decoded.
   const uint64_t decoding = kDecoded * bytes.size();
   const bool room = memory->charge(decoding);
   std::shared_ptr<LoadedProgram> program;
@@ -326,7 +338,7 @@ std::shared_ptr<LoadedProgram> load_program(uint32_t number, const Runners& runn
     program = make();
     program->status = no_memory_to_load(bytes.size());
   }
-  if (program->charged == 0) {  // not even decoded, but its number is taken
+  if (program->charged == 0) {  // The program was not decoded, but its number is taken.
     program->charged = kNumber;
     memory->charge_anyway(kNumber);
   }
@@ -334,25 +346,84 @@ std::shared_ptr<LoadedProgram> load_program(uint32_t number, const Runners& runn
 }
 
 void update_groups(LoadedProgram& program, const Runners& runners) {
-  if (program.bytes.empty()) return;
-  bool more = false;
-  for (size_t r = 0; r < runners.size(); ++r) more |= program.accepted[r] != runners[r]->generation();
-  if (more) program.status = load_groups(program, runners, program.bytes);
+  bool changed = false;
+  for (size_t r = 0; r < program.accepted.size(); ++r) {
+    const uint64_t generation = runners[r]->generation();
+    changed |= std::exchange(program.accepted[r], generation) != generation;
+  }
+  if (!changed) return;
+  program.chosen = false;
+  if (!program.bytes.empty()) program.status = load_groups(program, runners, program.bytes);
 }
 
 void choose_steps(LoadedProgram& program) {
   if (program.chosen) return;
   program.chosen = true;
   bool changed = false;
+  uint32_t next = 0;  // Index of the next node.
+  const auto choose_alone = [&](uint32_t end) {
+    for (; next < end; ++next) {
+      const uint32_t runner = first_taker(program, next);
+      changed |= std::exchange(program.alone[next], runner) != runner;
+    }
+  };
   for (size_t g = 0; g < program.groups.size(); ++g) {
     const Step& step = program.groups[g];
+    choose_alone(step.first);
     const bool takes = program.loaded[step.runner].program->takes(step.first, step.last, program.values);
     changed |= takes != (program.taken[g] != 0);
     program.taken[g] = takes;
+    if (!takes) continue;
+    for (; next < step.last; ++next) program.alone[next] = kUnasked;
   }
-  const bool times = tunes(program);
+  choose_alone(static_cast<uint32_t>(program.graph.nodes.size()));
+  const bool times = program.tune && some_program(program, &RunnerProgram::tunes);
   changed |= std::exchange(program.times, times) != times;
+  program.asks_again = times || some_program(program, &RunnerProgram::asks_again);
   if (changed) apply_steps(program);
+  program.work = 0;
+  for (const Step& step : program.steps) {
+    if (step.runner != kNobody) program.work += program.loaded[step.runner].program->work(step.first, step.last);
+  }
+}
+
+uint32_t runner_of(LoadedProgram& program, uint32_t node) {
+  uint32_t& runner = program.alone[node];
+  if (runner == kUnasked) {
+    runner = first_taker(program, node);
+    ++program.choice;
+  }
+  return runner;
+}
+
+std::string reasons(const LoadedProgram& program, const Runners& runners, uint32_t node) {
+  std::string all;
+  const auto add = [&](uint32_t runner, const std::string& reason) {
+    if (!reason.empty()) all += (all.empty() ? "" : "; ") + runners[runner]->name() + ": " + reason;
+  };
+  for (size_t g = 0; g < program.groups.size(); ++g) {
+    const Step& group = program.groups[g];
+    if (node < group.first || node >= group.last) continue;
+    if (program.taken[g] != 0) return {};
+    add(group.runner, program.loaded[group.runner].program->why_not_group(group.first));
+  }
+  const uint32_t taker = program.alone[node];
+  if (taker == kUnasked) return all;
+  for (uint32_t r = 0; r < std::min<size_t>(taker, runners.size()); ++r) {
+    const bool asked = (program.may[node] >> r & 1) != 0 && program.loaded[r].program != nullptr;
+    add(r, asked ? program.loaded[r].program->why_not(node) : runners[r]->why_nothing());
+  }
+  return all;
+}
+
+Status refusal(const LoadedProgram& program, const Runners& runners, uint32_t node) {
+  std::string why = reasons(program, runners, node);
+  if (why.empty()) why = "it has " + (runners.empty() ? "no runner" : descriptions(runners));
+  return {ErrorCode::kOpFailed,
+          "remote: nothing in this worker does the op '" +
+              std::string(ir::op_desc(program.graph.nodes[node].opcode).name) + "' like this (" + why +
+              "); compute it on the CPU (.cpu()), or give it contiguous tensors",
+          "NotImplementedError"};
 }
 
 void end_tuned_run(LoadedProgram& program, bool complete) {
@@ -361,8 +432,6 @@ void end_tuned_run(LoadedProgram& program, bool complete) {
     const Step& step = program.groups[g];
     if (ns != 0 && complete) program.loaded[step.runner].program->took(step.first, ns);
   }
-  // (Once more when all is known.)
-  if (program.times) program.chosen = false;
 }
 
 std::vector<Step>::const_iterator step_of(const LoadedProgram& program, uint32_t node) {
@@ -377,8 +446,8 @@ uint32_t next_cut(const LoadedProgram& program, uint32_t node) {
 
 namespace {
 
-// Whose memory a large temporary takes over that is made at `node`; kNoBuffer: nobody's. `owns`: those that still have
-// memory of their own.
+// Finds the buffer whose memory the large temporary `made`, created at `node`, takes over; kNoBuffer: none. `owns`: the
+// buffers that still have memory of their own.
 uint32_t find_source(const LoadedProgram& program, uint32_t made, uint32_t node, const std::vector<bool>& owns) {
   const auto may = [&](uint32_t from, uint32_t last) {
     return owns[from] && program.held[from].first < node && program.held[from].last == last &&
@@ -419,9 +488,10 @@ void find_stages(LoadedProgram& program, const std::vector<bool>& in_block) {
     born[program.held[b].first].push_back(b);
     dying[program.held[b].last].push_back(b);
   }
-  std::vector<bool> owns = in_block;  // its memory goes when it is dead
+  std::vector<bool> owns = in_block;  // Its memory is freed when it is dead.
   std::vector<bool> freed(program.created.size(), false);
-  // What a runner makes goes with the last node to touch it, if that is the same runner's.
+  // A buffer that a runner allocates is released with the last node that touches it, if the same runner executes that
+  // node.
   for (uint32_t b = 0; b < program.created.size(); ++b) {
     const auto& [first, last] = program.held[b];
     if (!program.created[b] || graph.buffers[b].survives ||
@@ -471,7 +541,6 @@ void place_buffers(LoadedProgram& program) {
   find_stages(program, in_block);
 }
 
-// Bytes that the program's views of a buffer reach, for one whose size nobody knows.
 uint64_t reach(const ir::Graph& graph, const std::vector<int64_t>& values, uint32_t buffer) {
   uint64_t bytes = 0;
   for (const ir::View& view : graph.views) {

@@ -11,24 +11,26 @@
 #include "worker/runner/plugin_runner.h"
 #include "worker/runner/testing/fake_runner.h"
 #include "worker/session/loaded_program.h"
+#include "worker/session/profile.h"
 #include "worker/session/session.h"
 
-// Nodes and groups of one program are done by several runners.
+// Several runners execute the nodes and groups of one program.
 namespace torch_remote::worker {
 namespace {
 
-// Accepts ops by name, and groups of these once it is told that it can. Computes what the fake runner does. Notes
-// what it is asked to run.
+// Accepts ops by name, and groups of these ops if `groups` is set. Computes with the fake runner. Records what it is
+// asked to run.
 class PartRunner final : public Runner {
  public:
   PartRunner(HostDevice& device, std::set<std::string> ops) : ops_(std::move(ops)) {
     EXPECT_TRUE(make_plugin_runner(testing::fake_runner(), {.memory = &device.memory()}, &inner_).ok());
   }
 
-  std::string description() const override { return "part"; }
+  std::string name() const override { return "part"; }
   bool accepts(const ir::Graph& graph, uint32_t node) override {
     return ops_.contains(std::string(ir::op_desc(graph.nodes[node].opcode).name));
   }
+  bool may_decline() const override { return true; }
   bool accepts_group(const ir::Graph&, const ir::Group&) override { return groups; }
   uint64_t generation() const override { return groups ? 1 : 0; }
   bool has_op(const char* name) override { return ops_.contains(name); }
@@ -45,19 +47,24 @@ class PartRunner final : public Runner {
 
   struct Ran {
     uint32_t first, last;
-    uint64_t missing;  // buffers of nodes without memory
+    uint64_t missing;  // Number of buffers of these nodes that have no memory.
     bool operator==(const Ran&) const = default;
   };
   std::vector<Ran> ran;
   bool groups = false;
-  bool tunes = false;          // the program that was loaded last is to be tuned
-  int64_t takes_up_to = 1000;  // the first symbol's value, in groups
-  bool repeats = false;        // says of groups that their nodes are to be done one by one
+  bool tunes = false;          // The program that was loaded last is to be tuned.
+  int64_t takes_up_to = 1000;  // Takes groups up to this value of the first symbol.
+  int64_t nodes_up_to = 1000;  // Takes nodes up to this value of the first symbol.
+  bool builds = false;         // A plan is being built: declines nodes unless it may wait.
+  bool asks_again = false;
+  int asked_of_nodes = 0;
+  bool repeats = false;        // Reports in a run that a group's nodes must execute one by one.
+  bool repeats_nodes = false;  // Reports in a run that it does not execute nodes, either.
   int loads = 0;
-  // Of a tuned program: which answers it gives, run by run; then it tunes no more, and gives the last one.
+  // For a tuned program: its answers, run by run. Then it stops tuning and gives the last answer.
   std::vector<bool> ways;
   size_t asked = 0;
-  std::vector<uint32_t> took;  // first nodes of groups whose nodes were timed
+  std::vector<uint32_t> took;  // First nodes of the groups whose nodes were timed.
 
  private:
   class PartProgram final : public RunnerProgram {
@@ -70,6 +77,13 @@ class PartRunner final : public Runner {
       ++runner_.asked;
       return runner_.ways[std::min(runner_.asked, runner_.ways.size()) - 1];
     }
+    bool takes_node(uint32_t, std::span<const int64_t> values, bool wait) override {
+      ++runner_.asked_of_nodes;
+      return values[0] <= runner_.nodes_up_to && (wait || !runner_.builds);
+    }
+    std::string why_not(uint32_t) const override { return runner_.builds ? "its plan is being built" : "too large"; }
+    std::string why_not_group(uint32_t) const override { return "no such group"; }
+    bool asks_again() const override { return runner_.asks_again; }
     bool tunes() const override { return runner_.asked < runner_.ways.size(); }
     void took(uint32_t first, uint64_t ns) override {
       EXPECT_GT(ns, 0u);
@@ -83,7 +97,8 @@ class PartRunner final : public Runner {
         });
       }
       runner_.ran.push_back({run.first, run.last, missing.size()});
-      if (runner_.repeats && run.last - run.first > 1) {
+      if (runner_.repeats && (run.last - run.first > 1 || runner_.repeats_nodes)) {
+        if (runner_.repeats_nodes) runner_.nodes_up_to = 0;
         error->node = run.first;
         error->repeat = 1;
         return false;
@@ -101,7 +116,7 @@ class PartRunner final : public Runner {
   std::unique_ptr<Runner> inner_;
 };
 
-// b3 is of no use outside of the group.
+// b3 is not needed outside of the group.
 constexpr const char* kProgram = R"(graph(s0, s1) {
   b0: input survives
   b1: input survives
@@ -198,7 +213,7 @@ TEST_F(StepsTest, EachNodeIsDoneByTheFirstThatAcceptsIt) {
   EXPECT_EQ(read(102, 3), (Floats{111, 882, 2973}));
 }
 
-// A group that is accepted later is done as one from then on, and its inner buffer has no memory.
+// A group that is accepted later executes as one from then on, and its inner buffer has no memory.
 TEST_F(StepsTest, AGroupIsSwappedInBetweenTwoRuns) {
   start();
   load(1, kProgram);
@@ -214,7 +229,7 @@ TEST_F(StepsTest, AGroupIsSwappedInBetweenTwoRuns) {
   EXPECT_EQ(read(302, 2), (Floats{111, 882}));
 }
 
-// Whether a group is done as one may depend on sizes: it gets memory inside in those runs in which it is not.
+// Whether a group executes as one may depend on sizes: its inner buffer gets memory only in runs in which it does not.
 TEST_F(StepsTest, AGroupIsDoneAsOneWhereTheSizesAllowIt) {
   start();
   part->groups = true;
@@ -231,7 +246,8 @@ TEST_F(StepsTest, AGroupIsDoneAsOneWhereTheSizesAllowIt) {
   EXPECT_EQ(read(202, 2), (Floats{111, 882}));
 }
 
-// While a runner times its ways it is asked before each run, and told what the nodes of a group took that it declined.
+// While a runner times its algorithms it is asked before each run. It learns how long the nodes of a declined group
+// took.
 TEST_F(StepsTest, GroupsOfTunedProgramsMayChangeFromRunToRun) {
   start();
   part->groups = true;
@@ -244,9 +260,9 @@ TEST_F(StepsTest, GroupsOfTunedProgramsMayChangeFromRunToRun) {
   const Ran whole{1, 3, 1}, alone{1, 3, 0};
   EXPECT_EQ(part->ran, (std::vector<Ran>{whole, alone, alone, whole, alone, alone, alone, alone}));
   EXPECT_EQ(part->asked, 5u);
-  EXPECT_EQ(part->took, (std::vector<uint32_t>{1, 1}));  // in the runs that counted
+  EXPECT_EQ(part->took, (std::vector<uint32_t>{1, 1}));  // In the runs that counted.
   for (uint64_t base = 100; base < 900; base += 100) EXPECT_EQ(read(base + 2, 3), (Floats{111, 882, 2973})) << base;
-  // Others are asked once.
+  // Programs that are not tuned ask once.
   part->asked = 0;
   part->took.clear();
   load(2, kProgram);
@@ -256,7 +272,7 @@ TEST_F(StepsTest, GroupsOfTunedProgramsMayChangeFromRunToRun) {
   EXPECT_TRUE(part->took.empty());
 }
 
-// Nodes of a group that is timed are steps of their own, beside others of the same runner.
+// Nodes of a group that is timed are steps of their own, next to other nodes of the same runner.
 TEST_F(StepsTest, NodesThatAreTimedAreCutFromTheirNeighbours) {
   start();
   part->groups = true;
@@ -300,7 +316,7 @@ TEST_F(StepsTest, AGroupOfOneNodeIsAGroup) {
   EXPECT_EQ(read(100, 3), (Floats{2, 4, 6}));
 }
 
-// What a group cannot do as one in the end is done node by node, with the same results.
+// A group that turns out not to execute as one runs node by node, with the same results.
 TEST_F(StepsTest, AGroupIsRepeatedNodeByNode) {
   start();
   part->groups = part->repeats = true;
@@ -308,12 +324,13 @@ TEST_F(StepsTest, AGroupIsRepeatedNodeByNode) {
   upload(1, {1, 2, 3});
   upload(2, {10, 20, 30});
   EXPECT_EQ(run(1, {3, 12}, {1, 2}, 100), nullptr);
-  EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 3, 1}, {1, 2, 1}, {2, 3, 0}}));  // it gets its memory when it is needed
+  // The inner buffer gets its memory when it is needed.
+  EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 3, 1}, {1, 2, 1}, {2, 3, 0}}));
   EXPECT_EQ(read(101, 3), (Floats{110, 880, 2970}));
   EXPECT_EQ(read(102, 3), (Floats{111, 882, 2973}));
 }
 
-// Where one of a group's nodes must not run, those that can are done alone.
+// If one of a group's nodes must not run, the others execute alone.
 TEST_F(StepsTest, AGroupIsTakenApartWhereSomethingIsMissing) {
   start();
   part->groups = true;
@@ -339,13 +356,13 @@ TEST_F(StepsTest, AGroupIsTakenApartWhereSomethingIsMissing) {
   EXPECT_NE(run(2, {3, 12}, {1}, 100), nullptr);
   part->ran.clear();
   run(1, {3, 12}, {100, 1}, 200);
-  EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 2, 1}}));  // it gets its memory when it is needed
+  EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 2, 1}}));  // The inner buffer gets its memory when it is needed.
   EXPECT_EQ(read(201, 3), (Floats{1, 4, 9}));
   EXPECT_EQ(read(200, 3), Floats());
   EXPECT_NE(error.find("no exponentials here"), std::string::npos) << error;
 }
 
-// Long runs are done in pieces, and never cut inside of a group that is done as one.
+// Long runs are cut into pieces, but never inside of a group that executes as one.
 TEST_F(StepsTest, RunsAreCutBetweenGroups) {
   start();
   part->groups = true;
@@ -370,6 +387,141 @@ TEST_F(StepsTest, RunsAreCutBetweenGroups) {
     EXPECT_EQ(ran.first % kNodes, 0u);
     EXPECT_EQ(ran.last - ran.first, static_cast<uint32_t>(kNodes));
   }
+}
+
+// Two runners accept the multiplications: sizes decide which one executes them.
+TEST_F(StepsTest, ANodeThatIsDeclinedGoesToTheNextRunner) {
+  start();
+  part->nodes_up_to = 2;
+  load(1, kProgram);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 100), nullptr);
+  EXPECT_EQ(part->ran, (std::vector<Ran>{}));
+  EXPECT_EQ(run(1, {2, 8}, {1, 2}, 200), nullptr);
+  EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 3, 0}}));
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 300), nullptr);
+  EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 3, 0}}));
+  for (const uint64_t base : {100, 300}) EXPECT_EQ(read(base + 2, 3), (Floats{111, 882, 2973})) << base;
+  EXPECT_EQ(read(202, 2), (Floats{111, 882}));
+}
+
+// A runner is asked when the values change, and in between only if it wants to be.
+TEST_F(StepsTest, RunnersAreAskedAboutNodesOnce) {
+  start();
+  load(1, kProgram);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  for (uint64_t base = 100; base < 400; base += 100) EXPECT_EQ(run(1, {3, 12}, {1, 2}, base), nullptr);
+  EXPECT_EQ(part->asked_of_nodes, 2);
+  EXPECT_EQ(run(1, {2, 8}, {1, 2}, 400), nullptr);
+  EXPECT_EQ(part->asked_of_nodes, 4);
+  part->asks_again = true;
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 500), nullptr);
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 600), nullptr);
+  EXPECT_EQ(part->asked_of_nodes, 8);
+}
+
+// A plan that is being built is waited for if no other runner takes the node.
+TEST_F(StepsTest, PlansAreWaitedForWhereNobodyElseTakesANode) {
+  start();
+  part->builds = true;
+  load(1, kProgram);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 100), nullptr);
+  EXPECT_TRUE(part->ran.empty());
+  EXPECT_EQ(read(102, 3), (Floats{111, 882, 2973}));
+  session.reset();
+  runners.clear();
+  start(/*with_plugin=*/false);
+  part->builds = true;
+  load(2, R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1 = aten::mul.Tensor(%0, %0)
+})");
+  upload(1, {1, 2, 3});
+  EXPECT_EQ(run(2, {3, 12}, {1}, 100), nullptr);
+  EXPECT_EQ(part->ran, (std::vector<Ran>{{0, 1, 0}}));
+  EXPECT_EQ(read(100, 3), (Floats{1, 4, 9}));
+}
+
+// If a runner finds out only in a run that it cannot execute a node, the next runner does, in the same run.
+TEST_F(StepsTest, ANodeThatIsDeclinedInARunGoesToTheNextRunner) {
+  start();
+  part->repeats = part->repeats_nodes = true;
+  load(1, kProgram);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 100), nullptr);
+  EXPECT_FALSE(part->ran.empty());
+  EXPECT_EQ(read(101, 3), (Floats{110, 880, 2970}));
+  EXPECT_EQ(read(102, 3), (Floats{111, 882, 2973}));
+}
+
+// The error is the node's alone: the other nodes run.
+TEST_F(StepsTest, WhatEverybodyDeclinesIsAnErrorWithTheReasons) {
+  start(/*with_plugin=*/false);
+  load(1, R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1) survives
+  b2: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1 = aten::mul.Tensor(%0, %0)
+  %2: f32[s0]{1} @b2 = aten::add.Tensor(%0, %0, alpha=1)
+})");
+  upload(1, {1, 2, 3});
+  EXPECT_NE(run(1, {2, 8}, {1}, 100), nullptr);  // No runner accepts the sum.
+  EXPECT_EQ(read(100, 2), (Floats{1, 4}));
+  EXPECT_EQ(read(101, 2), Floats());
+  EXPECT_NE(error.find("'aten::add.Tensor' like this (it has part)"), std::string::npos) << error;
+  part->nodes_up_to = 2;
+  EXPECT_NE(run(1, {3, 12}, {1}, 200), nullptr);  // Now no runner takes the multiplication, either.
+  EXPECT_EQ(read(200, 3), Floats());
+  EXPECT_NE(error.find("'aten::mul.Tensor' like this (part: too large)"), std::string::npos) << error;
+  EXPECT_NE(run(1, {2, 8}, {1}, 300), nullptr);
+  EXPECT_EQ(read(300, 2), (Floats{1, 4}));
+}
+
+// For nodes of runs with other values, and of a group that is declined first and taken later.
+TEST_F(StepsTest, AProfileSaysWhoExecutedANodeAndWhyOthersDidNot) {
+  start();
+  part->nodes_up_to = 2;
+  load(1, kProgram);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  Profile profile(100);
+  session->set_profile(&profile);
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 100), nullptr);
+  const auto described = [&] {
+    flatbuffers::FlatBufferBuilder builder;
+    builder.Finish(
+        profile.encode_programs(builder, [&](uint32_t number) { return session->find_program(number); }, runners));
+    using Programs = flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram>>;
+    std::vector<std::string> all;
+    for (const wire::ProfileProgram* program : *flatbuffers::GetRoot<Programs>(builder.GetBufferPointer())) {
+      for (uint32_t i = 0; i < program->labels()->size(); ++i) {
+        all.push_back(program->runners()->Get(i)->str() + "|" + program->declined()->Get(i)->str());
+      }
+    }
+    profile.handed_over();
+    return all;
+  };
+  using Texts = std::vector<std::string>;
+  EXPECT_EQ(described(), (Texts{"fake|", "fake|part: too large", "fake|part: too large", "fake|", "|"}));
+  EXPECT_EQ(run(1, {2, 8}, {1, 2}, 200), nullptr);
+  EXPECT_EQ(described(), (Texts{"fake|", "part|", "part|", "fake|", "|"}));
+  EXPECT_EQ(run(1, {2, 8}, {1, 2}, 300), nullptr);
+  EXPECT_EQ(described(), Texts());  // Nothing has changed.
+  part->groups = true;
+  part->takes_up_to = 2;
+  EXPECT_EQ(run(1, {2, 8}, {1, 2}, 400), nullptr);
+  EXPECT_EQ(described().back(), "part|");
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 500), nullptr);
+  EXPECT_EQ(described()[1], "fake|part: no such group; part: too large");
+  session->set_profile(nullptr);
 }
 
 TEST_F(StepsTest, WhatNobodyDoesIsNamed) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -15,69 +14,54 @@
 
 #include "codegen/lower/lower.h"
 #include "ir/ops/op_table_generated.h"
+#include "worker/device/monotonic_clock.h"
 #include "worker/runner/number_checks.h"
-#include "worker/targets/cpu/compiled/attention.h"
 #include "worker/targets/cpu/compiled/index_check.h"
 #include "worker/targets/cpu/compiled/launch.h"
-#include "worker/targets/cpu/compiled/library_product.h"
-#include "worker/targets/cpu/compiled/product.h"
+#include "worker/targets/cpu/compiled/loop_program.h"
 #include "worker/targets/cpu/compiled/reuse.h"
 
 namespace torch_remote::worker::kernels {
 namespace {
 
-// Bytes beside buffers: nobody counts them against the memory limit, so they must be few. ATen needs none for such
-// rows.
-constexpr size_t kMostScratch = 64 << 20;
-// Results of so many bytes may be worth storing past the caches: they do not fit beside what else is in the second one.
+// Results of at least this size may be worth streaming stores: they do not fit into the L2 cache next to other data.
 constexpr uint64_t kStreamedBytes = 4 << 20;
-// Points of all groups of a run that are worth waking threads: some 600 us of one core.
-constexpr double kPointsWorthWaking = 1 << 20;
-
-// A group of a program, as the last run that looked at it had it.
+// A group of a program, bound to the values of the last run that asked for it.
 struct BoundGroup {
   BoundGroup(const ir::Graph& graph, const ir::Group& made)
       : group(made), numbers(graph, made, NumberChecks::Halves::kAny) {}
 
   ir::Group group;
   NumberChecks numbers;
-  std::vector<ir::Sym> places;   // symbols of its views
-  std::vector<ir::Sym> symbols;  // those and others that the launches depend on
-  std::vector<int64_t> values;   // theirs
+  std::vector<ir::Sym> places;   // symbols of the group's views
+  std::vector<ir::Sym> symbols;  // these, and others that the launches depend on
+  std::vector<int64_t> values;   // the symbols' values
   bool bound = false;
-  bool fits = false;        // one loop nest does it with these values
-  bool taken = false;       // and it is done so
-  bool refused = false;     // somebody was told that it is not, and why
-  bool by_library = false;  // it is a product, and `library_product` does it
+  bool fits = false;     // loop nests can compute it with these values
+  bool taken = false;    // kernels execute it
+  bool refused = false;  // the refusal was reported
+  std::string why;       // why it is not taken
   std::vector<codegen::Launch> launches;
-  // What may do the launches: kernels that serve all sizes, and in tuned programs variants of them.
+  // The kernels that can execute the launches: those for all sizes and, in tuned programs, variants of them.
   struct Kernels {
     GroupWay way = GroupWay::kPlain;
-    std::vector<std::shared_ptr<CompiledKernel>> of;  // each launch
+    std::vector<std::shared_ptr<CompiledKernel>> of;  // one per launch
     Launches prepared;
   };
-  std::vector<Kernels> kernels;  // the plain ones first; empty: there are none
-  // In tuned programs: how it is done in the next run, and who finds that out.
+  std::vector<Kernels> kernels;  // the plain ones first; empty if there are none
+  // In tuned programs: the algorithm of the next run, and the tuner that finds the best one.
   GroupWay way = GroupWay::kPlain, chosen = GroupWay::kPlain;
   std::optional<GroupTuner> tuner;
-  bool timed = false;  // the next run counts
-  std::string key;     // of what is chosen
+  bool timed = false;  // the next run is timed
+  std::string key;     // identifies the group among the choices
 
   Kernels& by(GroupWay wanted) {
     const auto found = std::ranges::find(kernels, wanted, &Kernels::way);
     return found == kernels.end() ? kernels.front() : *found;
   }
   const Launches& plain() const { return kernels.front().prepared; }
-  // What a launch reads may lie where one writes: where an index is out of bounds, nothing may be done.
+  // A launch may read memory that another one writes. If an index is out of bounds, nothing must have been written.
   mutable bool shares = false;
-  // Instead of launches:
-  std::unique_ptr<Attention> attention;
-  // Of one product, ways that it may be done in.
-  std::unique_ptr<Product> product;
-  std::unique_ptr<LibraryProduct> library_product;
-
-  bool is_product() const { return product != nullptr || library_product != nullptr; }
-  double product_points() const { return product != nullptr ? product->points() : library_product->points(); }
 };
 
 void make_unique(std::vector<ir::Sym>& symbols) {
@@ -100,8 +84,8 @@ std::vector<ir::Sym> symbols_of_views(const ir::Graph& graph, const ir::Group& g
   return symbols;
 }
 
-// A group norm of float32 images that lie channels last: of each place a kernel would read the few channels of a group,
-// as often as there are groups. The ATen plugin has loops for it (worker/targets/aten/kernels/images.h).
+// Whether the group contains a group norm of channels-last float32 images. A kernel would read the few channels of a
+// group at each position, once per group. The ATen plugin has loops for it (worker/targets/aten/kernels/images.h).
 bool norms_channels_last(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values) {
   for (uint32_t n = group.first; n <= group.last; ++n) {
     const ir::Node& node = graph.nodes[n];
@@ -114,7 +98,7 @@ bool norms_channels_last(const ir::Graph& graph, const ir::Group& group, std::sp
   return false;
 }
 
-// "softmax, mul.Tensor, 3 more"
+// For example "softmax, mul.Tensor, 3 more".
 std::string describe(const ir::Graph& graph, const ir::Group& group) {
   constexpr uint32_t kNamed = 4;
   const uint32_t nodes = group.last - group.first + 1;
@@ -125,16 +109,9 @@ std::string describe(const ir::Graph& graph, const ir::Group& group) {
   return nodes <= kNamed ? text : text + ", " + std::to_string(nodes - kNamed) + " more";
 }
 
-// CLOCK_MONOTONIC in ns.
-uint64_t now() {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-          .count());
-}
-
 class KernelProgram : public RunnerProgram {
  public:
-  // `refused` counts groups that no kernel does. `tunes`: it finds out by timing how its groups are done best.
+  // `refused` counts groups that no kernel supports. `tunes`: times the groups' algorithms and uses the best.
   KernelProgram(const KernelRunnerOptions& options, const ir::Graph& graph, std::atomic<uint64_t>& refused, bool tunes)
       : options_(options), graph_(graph), refused_(refused), tunes_(tunes && options.choices != nullptr) {
     for (const ir::Group& group : graph.groups) {
@@ -148,7 +125,6 @@ class KernelProgram : public RunnerProgram {
   bool takes(uint32_t first, uint32_t, std::span<const int64_t> values) override {
     BoundGroup& group = group_at(first);
     group.taken = takes(group, values);
-    summed_ = false;
     return group.taken;
   }
 
@@ -181,22 +157,26 @@ class KernelProgram : public RunnerProgram {
     return shares;
   }
 
+  std::string why_not_group(uint32_t first) const override {
+    const BoundGroup& group = group_at(first);
+    return group.taken ? "" : group.why;
+  }
+
+  double work(uint32_t first, uint32_t last) const override {
+    double points = 0;
+    for (const BoundGroup& group : groups_) {
+      if (group.taken && group.group.first >= first && group.group.last < last) points += group.plain().points();
+    }
+    return points;
+  }
+
   bool run(tr_run& run, tr_error* error) override {
     const std::span<const tr_buffer> buffers(run.buffers, run.buffer_count);
     for (uint32_t n = run.first; n < run.last;) {
       BoundGroup& group = group_at(n);
-      if (n == first_taken()) options_.begins(points_ >= kPointsWorthWaking);
-      const uint64_t began = run.times != nullptr ? now() : 0;
+      const uint64_t began = run.times != nullptr ? monotonic_ns() : 0;
       codegen::cpu::IndexRecord failure;
-      if (group.attention != nullptr) {
-        group.attention->run(buffers, options_.threads);
-      } else if (group.by_library) {
-        if (!run_by_library(group, buffers, error)) return false;
-      } else if (group.product != nullptr) {
-        group.product->run(buffers, options_.threads);
-      } else if (may_begin(group, buffers, &failure)) {
-        run_kernels(group, buffers, &failure);
-      }
+      if (may_begin(group, buffers, &failure)) run_kernels(group, buffers, &failure);
       if (failure.operand != codegen::cpu::kNoFailure) {
         std::snprintf(error->kind, sizeof(error->kind), "IndexError");
         std::snprintf(error->message, sizeof(error->message),
@@ -213,7 +193,7 @@ class KernelProgram : public RunnerProgram {
   }
 
  private:
-  // To look at all of its indices first costs little beside the rest.
+  // Whether checking all of a launch's indices first is cheap compared with the launch.
   static bool checks_little(const codegen::Launch& launch) {
     constexpr int64_t kLittle = 16;
     int64_t points = 1, indices = 0;
@@ -239,13 +219,16 @@ class KernelProgram : public RunnerProgram {
   bool takes(BoundGroup& group, std::span<const int64_t> values) {
     if (!is_bound(group, values)) bind(group, values);
     if (!group.fits) return false;
-    if (!group.numbers.check(values).ok()) return false;  // the op whose number it is says so
-    if (group.is_product()) return takes_product(group);
+    if (const Status numbers = group.numbers.check(values); !numbers.ok()) {  // the op with the bad number reports it
+      group.why = numbers.message();
+      return false;
+    }
     if (group.kernels.empty()) return true;
     set_scalars(group, values);
     const BoundGroup::Kernels& plain = group.kernels.front();
     if (const auto state = state_of(plain); state != CompiledKernel::State::kReady) {
       const auto failed = [](const auto& kernel) { return kernel->state == CompiledKernel::State::kFailed; };
+      group.why = "its kernel is being compiled";
       if (state == CompiledKernel::State::kFailed)
         refuse(group, (*std::ranges::find_if(plain.of, failed))->status.message());
       return false;
@@ -255,27 +238,11 @@ class KernelProgram : public RunnerProgram {
     } else if (group.chosen != GroupWay::kPlain) {
       use(group);
     }
+    if (group.way == GroupWay::kNodes) group.why = "its nodes one by one were faster, or are being timed";
     return group.way != GroupWay::kNodes;
   }
 
-  bool takes_product(BoundGroup& group) const {
-    const ProductShape shape = group.product != nullptr ? group.product->shape() : group.library_product->shape();
-    const ProductChoices::Way way = options_.products->way(shape);
-    group.by_library = way == ProductChoices::Way::kOneDnn && group.library_product != nullptr;
-    return group.by_library || (way == ProductChoices::Way::kLoops && group.product != nullptr);
-  }
-
-  bool run_by_library(BoundGroup& group, std::span<const tr_buffer> buffers, tr_error* error) const {
-    if (group.library_product->run(buffers, options_.products->library())) return true;
-    group.fits = false;  // the op says why, or does it
-    std::snprintf(error->kind, sizeof(error->kind), "RuntimeError");
-    std::snprintf(error->message, sizeof(error->message), "oneDNN does not do this product of matrices");
-    error->node = group.group.first;
-    error->repeat = 1;
-    return false;
-  }
-
-  // That of all of them.
+  // Whether all kernels are ready; kFailed if one has failed.
   CompiledKernel::State state_of(const BoundGroup::Kernels& kernels) const {
     auto all = CompiledKernel::State::kReady;
     for (const std::shared_ptr<CompiledKernel>& kernel : kernels.of) {
@@ -289,7 +256,7 @@ class KernelProgram : public RunnerProgram {
 
   // -- Tuning ---------------------------------------------------------------------------------------------------------
 
-  // How the group is to be done in the next run: while its times are wanted, each way in turn.
+  // Chooses how the next run executes the group: while times are needed, the algorithms alternate.
   void choose_way(BoundGroup& group) {
     group.timed = false;
     if (group.key.empty()) begin_tuning(group);
@@ -315,7 +282,7 @@ class KernelProgram : public RunnerProgram {
     return {.streams = Launches::may_stream(launch)};
   }
 
-  // Variants of the kernels of all launches. False: there are too many kernels.
+  // Adds variants of the kernels of all launches. Returns false if there are too many kernels.
   template <typename F>
   bool add_kernels(BoundGroup& group, GroupWay way, F&& variant_of) {
     BoundGroup::Kernels kernels{way, {}, {}};
@@ -331,16 +298,16 @@ class KernelProgram : public RunnerProgram {
     return true;
   }
 
-  // What would have left the caches before somebody reads it goes past them.
+  // Uses streaming stores for results that would leave the caches before they are read.
   void choose_streams(BoundGroup& group, std::span<const int64_t> values) {
     if (tunes_ || options_.cache_bytes == 0 || !may_stream(group)) return;
-    // (What computes more does not wait for what it fetches, and would wait for its stores.)
+    // Kernels that compute more are not limited by memory loads, but would be by streaming stores.
     if (!std::ranges::all_of(group.launches, Launches::waits_for_memory)) return;
     if (bytes_until_read(graph_, group.group, values, options_.cache_bytes) <= options_.cache_bytes) return;
     if (add_kernels(group, GroupWay::kStreams, streaming)) group.chosen = GroupWay::kStreams;
   }
 
-  // Once its kernel is there: it is known what is best, or it is to be found out.
+  // Called once the kernel is ready. Uses the known choice, or starts a tuner.
   void begin_tuning(BoundGroup& group) {
     group.key = "group";
     for (const codegen::Launch& launch : group.launches) {
@@ -360,7 +327,7 @@ class KernelProgram : public RunnerProgram {
         return codegen::cpu::Variant{.columns = has_short_rows(launch) ? launch.sizes.back() : 0};
       });
     }
-    // (Where runs wait for kernels, the same bits are wanted in each process.)
+    // Runs that wait for kernels need the same bits in each process, so they never use kNodes.
     if (!options_.waits) ways.push_back(GroupWay::kNodes);
     if (!known.has_value()) {
       group.tuner.emplace(ways);
@@ -372,7 +339,8 @@ class KernelProgram : public RunnerProgram {
       options_.tell_choice(describe(graph_, group.group), std::string(name(group.chosen)) + ", as was found before");
   }
 
-  // Code for rows of one size alone: its own size is told exactly, others by powers of two.
+  // The size in a group's key. It is exact where code may be specialized for it; other sizes are rounded down to a
+  // power of two.
   static int64_t size_class(int64_t size) {
     if (size <= codegen::cpu::kMostFixedColumns) return size;
     return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(size)));
@@ -384,7 +352,7 @@ class KernelProgram : public RunnerProgram {
            launch.sizes.back() <= codegen::cpu::kMostFixedColumns;
   }
 
-  // What was chosen, if it is there by now.
+  // Uses the chosen algorithm if its kernels are ready.
   void use(BoundGroup& group) {
     group.way = group.chosen;
     if (group.way == GroupWay::kNodes) return;
@@ -424,22 +392,23 @@ class KernelProgram : public RunnerProgram {
       if (timed) drop(group, GroupWay::kStreams);
       timed = false;
     }
-    const auto clock = [&] { return options_.clock ? options_.clock() : now(); };
+    const auto clock = [&] { return options_.clock ? options_.clock() : monotonic_ns(); };
     const uint64_t began = timed ? clock() : 0;
     kernels->prepared.run(buffers, options_.threads, failure);
     if (timed) add_time(group, clock() - began);
   }
 
-  // No kernel does it, with the sizes and strides of this run: once a group.
+  // Counts and reports, once per group, that no kernel supports it with the sizes and strides of this run.
   void refuse(BoundGroup& group, std::string_view why) const {
+    group.why = why;
     if (std::exchange(group.refused, true)) return;
     refused_.fetch_add(1, std::memory_order_relaxed);
     if (options_.tell_refusal) options_.tell_refusal(describe(graph_, group.group), why);
   }
 
-  // The group's time is its first node's.
+  // The group's time is assigned to its first node.
   static void note_times(tr_run& run, const ir::Group& group, uint64_t began) {
-    const uint64_t ended = now();
+    const uint64_t ended = monotonic_ns();
     run.times[group.first - run.first] = began;
     for (uint32_t n = group.first + 1; n <= group.last + 1; ++n) run.times[n - run.first] = ended;
   }
@@ -465,8 +434,6 @@ class KernelProgram : public RunnerProgram {
     group.timed = false;
     group.key.clear();
     group.symbols = group.places;
-    if (group.group.kind == ir::GroupKind::kAttention) return bind_attention(group, values);
-    if (group.group.kind == ir::GroupKind::kMatmulEpilogue) return bind_product(group, values);
     if (norms_channels_last(graph_, group.group, values)) {
       group.fits = false;
       remember(group, values);
@@ -494,50 +461,14 @@ class KernelProgram : public RunnerProgram {
     choose_streams(group, values);
   }
 
-  // Numbers of a node that loops of our own take as they are when it is bound.
-  static void add_numbers(BoundGroup& group, const ir::Node& node) {
-    for (const ir::Arg& arg : node.args) {
-      const bool number = arg.tag == ir::ArgTag::kBool || arg.tag == ir::ArgTag::kInt || arg.tag == ir::ArgTag::kFloat;
-      if (number) group.symbols.push_back(arg.a);
-    }
-  }
-
-  void bind_product(BoundGroup& group, std::span<const int64_t> values) {
-    const ir::Node& node = graph_.nodes[group.group.first];
-    add_numbers(group, node);
-    remember(group, values);
-    const ProductLoops* loops = product_loops(host_target());
-    group.product.reset();
-    group.library_product.reset();
-    group.by_library = false;
-    if (loops != nullptr && options_.products != nullptr && group.group.first == group.group.last) {
-      group.product = Product::bind(graph_, node, values, *loops);
-      group.library_product = LibraryProduct::bind(graph_, node, values);
-    }
-    if (group.product != nullptr && group.product->scratch() > kMostScratch) group.product.reset();
-    group.fits = group.is_product();
-  }
-
-  void bind_attention(BoundGroup& group, std::span<const int64_t> values) {
-    const ir::Node& node = graph_.nodes[group.group.first];
-    add_numbers(group, node);
-    remember(group, values);
-    const AttentionLoops* loops = attention_loops(host_target());
-    if (loops != nullptr && group.group.first == group.group.last) {
-      group.attention = Attention::bind(graph_, node, values, *loops);
-    }
-    group.fits = group.attention != nullptr && group.attention->scratch() <= kMostScratch;
-    if (!group.fits) refuse(group, "no loops do attention of these sizes, strides and dtypes");
-  }
-
-  // With which values the group was bound.
+  // Stores the values that the group was bound with.
   static void remember(BoundGroup& group, std::span<const int64_t> values) {
     make_unique(group.symbols);
     group.values.clear();
     for (const ir::Sym symbol : group.symbols) group.values.push_back(values[symbol]);
   }
 
-  // Numbers that are arguments as they are.
+  // Updates numbers that are kernel arguments.
   static void set_scalars(BoundGroup& group, std::span<const int64_t> values) {
     for (codegen::Launch& launch : group.launches) {
       for (size_t i = 0; i < launch.scalars.size(); ++i) {
@@ -547,53 +478,28 @@ class KernelProgram : public RunnerProgram {
     }
   }
 
-  // The first node of the run's first group, if somebody is to know of it; sums up what all of them do.
-  uint32_t first_taken() {
-    if (!options_.begins) return ir::kNoNode;
-    if (summed_) return first_taken_;
-    summed_ = true;
-    first_taken_ = ir::kNoNode;
-    points_ = 0;
-    for (const BoundGroup& group : groups_) {
-      if (!group.taken) continue;
-      first_taken_ = std::min(first_taken_, group.group.first);
-      points_ += group.attention != nullptr ? group.attention->points()
-                 : group.is_product()       ? group.product_points()
-                                            : group.plain().points();
-    }
-    return first_taken_;
-  }
-
   const KernelRunnerOptions& options_;
   const ir::Graph& graph_;
   std::atomic<uint64_t>& refused_;
   const bool tunes_;
   std::vector<BoundGroup> groups_;
-  // All that it had with any sizes, which may come back: the cache keeps what some program has.
+  // Every kernel that this program has used with any sizes, which may come back. The cache drops kernels that no
+  // program holds.
   std::set<std::shared_ptr<CompiledKernel>> used_;
-  bool summed_ = false;  // what follows is of those that are taken now
-  uint32_t first_taken_ = ir::kNoNode;
-  double points_ = 0;
 };
 
 class KernelRunner : public Runner {
  public:
   explicit KernelRunner(KernelRunnerOptions options) : options_(std::move(options)) {}
 
+  std::string name() const override { return "compiled kernels"; }
   std::string description() const override { return options_.description; }
   bool accepts(const ir::Graph&, uint32_t) override { return false; }
   bool accepts_group(const ir::Graph&, const ir::Group& group) override {
-    return (group_kinds() >> static_cast<uint32_t>(group.kind) & 1) != 0;
+    const bool loops = group.kind == ir::GroupKind::kAttention || group.kind == ir::GroupKind::kMatmulEpilogue;
+    return !loops && (group_kinds() >> static_cast<uint32_t>(group.kind) & 1) != 0;
   }
-  uint64_t generation() const override {
-    return options_.cache->generation() + (options_.products != nullptr ? options_.products->generation() : 0);
-  }
-  // There is nothing to do: time to find out who is faster.
-  void rest() override {
-    if (options_.products == nullptr || !options_.products->wants_measuring()) return;
-    if (options_.begins) options_.begins(true);
-    options_.products->measure();
-  }
+  uint64_t generation() const override { return options_.cache->generation(); }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
     *program = std::make_unique<KernelProgram>(options_, request.graph, refused_, request.tune);
     return {};

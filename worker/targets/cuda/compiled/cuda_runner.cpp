@@ -21,23 +21,25 @@ bool has_kernel_dtypes(const ir::Graph& graph, const ir::Node& node) {
   return all;
 }
 
-// Kernels written by hand (op_runner.h) read at indices of all forms.
+// Hand-written kernels (op_runner.h) read at indices of all forms.
 bool reads_at_indices(ir::Expansion expansion) {
   return expansion == ir::Expansion::kIndexSelect || expansion == ir::Expansion::kGather ||
          expansion == ir::Expansion::kTake || expansion == ir::Expansion::kIndex;
 }
 
-// A group of channels is a row, and sums of channels are of several rows: there is no code for more than one group.
+// A row is one group of channels, but the sums of a channel run over several rows. There is no code for more than one
+// group.
 bool sums_groups(ir::Expansion expansion) { return expansion == ir::Expansion::kGroupNormBackward; }
 
-// Whether a kernel does the op alone.
+// Whether a compiled kernel can execute the op as a single node.
 bool has_kernel(ir::Opcode opcode) {
   const ir::Expansion expansion = ir::expansion_of(opcode);
   return expansion != ir::Expansion::kNone && expansion != ir::Expansion::kNllLoss && !ir::goes_in_order(expansion) &&
          !reads_at_indices(expansion) && !sums_groups(expansion) && !ir::is_join(opcode);
 }
 
-// Makes elements of operands that have none: no kernel has such points. (A size of 0 is a constant of the graph.)
+// It reads only operands without elements but writes elements; a kernel cannot iterate over such operands. (A size of 0
+// is a constant of the graph.)
 bool reduces_nothing(const ir::Graph& graph, const ir::Node& node) {
   bool reads_none = false, makes_none = true;
   const auto look_at = [&](uint32_t view, bool writes) {
@@ -53,7 +55,7 @@ bool reduces_nothing(const ir::Graph& graph, const ir::Node& node) {
     ir::for_each_view(node, look_at);
     return reads_none && !makes_none;
   }
-  for (uint32_t item = 0; item < items; ++item) {  // some tensors of a list may have elements
+  for (uint32_t item = 0; item < items; ++item) {  // Some tensors of a list may have elements.
     ir::Form form;
     if (!ir::find_form(graph, node, item, &form)) return false;
     reads_none = false;
@@ -64,7 +66,7 @@ bool reduces_nothing(const ir::Graph& graph, const ir::Node& node) {
   return false;
 }
 
-// By kernels that are made for these nodes.
+// Executes nodes with kernels compiled for them.
 class KernelUnit final : public Unit {
  public:
   KernelUnit(CudaDevice& device, const ir::Graph& graph, const ir::Group& group)
@@ -92,8 +94,8 @@ class KernelUnit final : public Unit {
 
 class CudaProgram final : public UnitProgram {
  public:
-  CudaProgram(CudaDevice& device, std::shared_ptr<WrittenUnits> others, const LoadRequest& request, uint64_t& refused)
-      : UnitProgram(device, request, refused), others_(std::move(others)) {
+  CudaProgram(CudaDevice& device, const LoadRequest& request, uint64_t& refused)
+      : UnitProgram(device, request, refused) {
     make_units(request);
   }
 
@@ -114,18 +116,13 @@ class CudaProgram final : public UnitProgram {
   std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
     return std::make_unique<KernelUnit>(device(), graph, group);
   }
-  std::unique_ptr<Unit> make_other(const ir::Graph& graph, const ir::Group& group) override {
-    return others_ != nullptr ? others_->make(graph, group) : nullptr;
-  }
-
-  const std::shared_ptr<WrittenUnits> others_;
 };
 
 class CudaRunner final : public Runner {
  public:
-  CudaRunner(CudaDevice& device, std::shared_ptr<WrittenUnits> others) : device_(device), others_(std::move(others)) {}
+  explicit CudaRunner(CudaDevice& device) : device_(device) {}
 
-  std::string description() const override { return "CUDA kernels"; }
+  std::string name() const override { return "CUDA kernels"; }
 
   bool accepts(const ir::Graph& graph, uint32_t node) override {
     ir::Form form;
@@ -142,10 +139,11 @@ class CudaRunner final : public Runner {
     return (group_kinds() >> static_cast<uint32_t>(group.kind) & 1) != 0;
   }
 
+  bool may_decline() const override { return true; }
   uint64_t generation() const override { return refused_; }
 
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    *program = std::make_unique<CudaProgram>(device_, others_, request, refused_);
+    *program = std::make_unique<CudaProgram>(device_, request, refused_);
     return {};
   }
 
@@ -158,15 +156,12 @@ class CudaRunner final : public Runner {
 
  private:
   CudaDevice& device_;
-  const std::shared_ptr<WrittenUnits> others_;
   uint64_t refused_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<Runner> make_cuda_runner(CudaDevice& device, std::shared_ptr<WrittenUnits> others) {
-  return std::make_unique<CudaRunner>(device, std::move(others));
-}
+std::unique_ptr<Runner> make_cuda_runner(CudaDevice& device) { return std::make_unique<CudaRunner>(device); }
 
 uint32_t group_kinds() {
   return bit(ir::GroupKind::kPointwise) | bit(ir::GroupKind::kRowwise) | bit(ir::GroupKind::kReduce) |

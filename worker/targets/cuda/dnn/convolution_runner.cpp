@@ -8,7 +8,7 @@
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/dnn/convolution.h"
 #include "worker/targets/cuda/dnn/convolution_library.h"
-#include "worker/targets/cuda/dnn/late_plan_unit.h"
+#include "worker/targets/cuda/dnn/late_plan_runner.h"
 #include "worker/targets/cuda/launch/group_call.h"
 #include "worker/targets/cuda/launch/run_memory.h"
 #include "worker/targets/cuda/launch/unit_program.h"
@@ -24,12 +24,12 @@ std::string list(std::span<const int64_t> numbers) {
   return text;
 }
 
-// What a compiled kernel does with a bias: adds it to an image, or sums an image up.
+// A compiled kernel that adds a bias to an image, or sums an image to a bias.
 class BiasKernel {
  public:
   Status ask(CudaDevice& device, const ChannelBias& work) {
     OpTensor image = work.image;
-    for (size_t d = image.sizes.size(); d-- > 2;) {  // dims of 1 are nothing to a kernel
+    for (size_t d = image.sizes.size(); d-- > 2;) {  // Kernels do not need dims of size 1.
       if (image.sizes[d] != 1) continue;
       image.sizes.erase(image.sizes.begin() + static_cast<std::ptrdiff_t>(d));
       image.strides.erase(image.strides.begin() + static_cast<std::ptrdiff_t>(d));
@@ -93,7 +93,7 @@ class ConvolutionUnit final : public Unit {
   Convolutions& convolutions_;
   ir::MathModes math_ = 0;
   ConvolutionPlan plan_;
-  std::vector<std::shared_ptr<PreparedConvolution>> prepared_;  // of each call
+  std::vector<std::shared_ptr<PreparedConvolution>> prepared_;  // One per call.
   bool call_adds_bias_ = false;
   std::optional<BiasKernel> bias_;
 };
@@ -104,10 +104,7 @@ Status ConvolutionUnit::begin(std::span<const int64_t> values, std::vector<ir::S
   const Current current(convolutions_.device().gpu());
   ConvolutionLibrary* const library = convolutions_.get();
   if (library == nullptr) {
-    const Status& why = convolutions_.status();
-    // What is missing is told like an op that nobody does.
-    return why.code() == ErrorCode::kUnsupported ? Status(why.code(), "remote: " + why.message(), "NotImplementedError")
-                                                 : why;
+    return {ErrorCode::kUnsupported, convolutions_.status().message()};
   }
   Status status;
   for (const ConvolutionLayout layout : {ConvolutionLayout::kPreferred, ConvolutionLayout::kOther}) {
@@ -137,7 +134,7 @@ Status ConvolutionUnit::prepare(ConvolutionLibrary& library) {
       call_adds_bias_ = status.ok();
       if (call_adds_bias_) continue;
       if (status.code() != ErrorCode::kUnsupported) return status;
-      problem.adds_bias = false;  // a kernel does it
+      problem.adds_bias = false;  // A kernel adds the bias.
     }
     if (Status status = library.prepare(problem, &prepared_[i]); !status.ok()) return status;
   }
@@ -197,9 +194,10 @@ class ConvolutionRunner final : public Runner {
   ConvolutionRunner(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder)
       : convolutions_(device, std::move(table), std::move(folder)) {}
 
-  std::string description() const override { return "cuDNN"; }
+  std::string name() const override { return "cuDNN convolution"; }
 
   bool accepts(const ir::Graph& graph, uint32_t node) override { return is_convolution(graph, graph.nodes[node]); }
+  bool may_decline() const override { return true; }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
     *program = std::make_unique<ConvolutionProgram>(convolutions_, request, refused_);
     return {};
@@ -208,6 +206,7 @@ class ConvolutionRunner final : public Runner {
     const ir::Opcode opcode = ir::find_op(name);
     return opcode != ir::kInvalidOpcode && is_convolution_op(opcode);
   }
+  uint64_t generation() const override { return refused_; }
 
  private:
   Convolutions convolutions_;

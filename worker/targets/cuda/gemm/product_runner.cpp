@@ -15,7 +15,7 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-// The library, as soon as somebody needs it.
+// The library, opened on first use.
 class Products {
  public:
   Products(CudaDevice& device, OpenProducts open, std::string folder)
@@ -28,8 +28,7 @@ class Products {
   ProductLibrary* get(Status* status) {
     if (library_ == nullptr && status_.ok()) {
       if (opened_.valid()) status_ = opened_.get();
-      // What is missing is told like an op that nobody does.
-      if (!status_.ok()) status_ = {status_.code(), "remote: " + status_.message(), "NotImplementedError"};
+      if (!status_.ok()) status_ = {ErrorCode::kUnsupported, status_.message()};
       if (status_.ok()) {
         status_ = ProductLibrary::open(device_.shared_gpu(), device_.memory(), {.table = &table_, .folder = folder_},
                                        &library_);
@@ -48,7 +47,7 @@ class Products {
   std::unique_ptr<ProductLibrary> library_;
 };
 
-// gelu of a matrix, in place, by a kernel.
+// gelu of a matrix in place, with a compiled kernel.
 class Gelu {
  public:
   Status bind(CudaDevice& device, ir::DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides) {
@@ -189,7 +188,7 @@ class ProductRunner final : public Runner {
   ProductRunner(CudaDevice& device, OpenProducts open, std::string folder)
       : products_(device, std::move(open), std::move(folder)) {}
 
-  std::string description() const override { return "cuBLASLt"; }
+  std::string name() const override { return "cuBLASLt"; }
 
   bool accepts(const ir::Graph& graph, uint32_t node) override {
     Product product;
@@ -199,6 +198,7 @@ class ProductRunner final : public Runner {
     Product product;
     return find_epilogue(graph, group, &product);
   }
+  bool may_decline() const override { return true; }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
     *program = std::make_unique<ProductProgram>(products_, request, refused_);
     return {};

@@ -1,22 +1,18 @@
 #include "worker/targets/cuda/launch/unit_program.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <string>
 #include <string_view>
 
+#include "worker/device/monotonic_clock.h"
 #include "worker/targets/cuda/launch/run_memory.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
 
-// Called where a stream comes to it; `data` is where the time goes, CLOCK_MONOTONIC in ns.
-void note_time(void* data) {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  *static_cast<uint64_t*>(data) =
-      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
-}
+// Called when a stream reaches it; `data` points to where the time goes, CLOCK_MONOTONIC in ns.
+void note_time(void* data) { *static_cast<uint64_t*>(data) = monotonic_ns(); }
 
 void set_error(const Status& status, uint32_t node, tr_error* error) {
   const char* kind = status.kind().empty() ? "RuntimeError" : status.kind().c_str();
@@ -41,8 +37,9 @@ Unit::Unit(const ir::Graph& graph, const ir::Group& group)
   }
 }
 
-const Status& Unit::ask(std::span<const int64_t> values) {
+const Status& Unit::ask(std::span<const int64_t> values, bool wait) {
   held_ = numbers_.check(values);
+  waits_ = wait;
   const auto is_same = [&] {
     for (size_t i = 0; i < symbols_.size(); ++i) {
       if (values_[i] != values[symbols_[i]]) return false;
@@ -78,7 +75,7 @@ const Status& Unit::ask(std::span<const int64_t> values) {
   return status_;
 }
 
-// All that it writes has no elements.
+// Everything that it writes has no elements.
 bool Unit::makes_nothing(std::span<const int64_t> values) const {
   bool nothing = true, makes = false;
   for (uint32_t n = group_.first; n <= group_.last; ++n) {
@@ -122,7 +119,7 @@ const Status& Unit::bind(std::span<const int64_t> values) {
 
 UnitProgram::UnitProgram(CudaDevice& device, const LoadRequest& request, uint64_t& refused)
     : device_(device), refused_(refused), graph_(request.graph), apart_(request.graph) {
-  // Done alone, a node leaves what a group would not.
+  // A node that is executed alone writes results that a group would keep in registers.
   for (ir::Buffer& buffer : apart_.buffers) buffer.in_group = false;
 }
 
@@ -140,7 +137,6 @@ void UnitProgram::make_units(const LoadRequest& request) {
     ir::Group group;
     group.first = group.last = n;
     if (auto unit = make_unit(apart_, group)) alone_.emplace(n, std::move(unit));
-    if (auto unit = make_other(apart_, group)) others_.emplace(n, std::move(unit));
   }
 }
 
@@ -151,16 +147,34 @@ bool UnitProgram::takes(uint32_t first, uint32_t, std::span<const int64_t> value
   return unit->second->is_good();
 }
 
+bool UnitProgram::takes_node(uint32_t node, std::span<const int64_t> values, bool wait) {
+  const auto found = alone_.find(node);
+  if (found == alone_.end()) return false;
+  (void)found->second->ask(values, wait);
+  return !found->second->declines();
+}
+
+std::string UnitProgram::why_not(uint32_t node) const {
+  const auto found = alone_.find(node);
+  return found == alone_.end() ? "" : found->second->status().message();
+}
+
+std::string UnitProgram::why_not_group(uint32_t first) const {
+  const auto found = units_.find(first);
+  return found == units_.end() ? "" : found->second->status().message();
+}
+
+bool UnitProgram::asks_again() const {
+  return std::ranges::any_of(alone_, [](const auto& entry) { return entry.second->asks_again(); });
+}
+
 bool UnitProgram::run(tr_run& run, tr_error* error) {
   const Current current(device_.gpu());
   const std::span<const int64_t> values(run.symbols, graph_.symbols());
   run.word_count = 0;
   bool good = true;
-  if (run.symbols_changed != 0) {  // all that is not compiled yet, at once
-    for (uint32_t n = run.first; n < run.last;) n = unit_for(n, run.last, values).group().last + 1;
-  }
   for (uint32_t n = run.first; good && n < run.last;) {
-    Unit& unit = unit_for(n, run.last, values);
+    Unit& unit = unit_at(n, run.last);
     const Status& bound = unit.bind(values);
     note(run, n);
     good = run_unit(run, unit, bound, error);
@@ -172,7 +186,7 @@ bool UnitProgram::run(tr_run& run, tr_error* error) {
   return good;
 }
 
-// The group that begins there, if it was said that it is done as one, and is; else the node.
+// The unit of the group that begins at `node`, if the group is within the range and can run; else the node's unit.
 Unit& UnitProgram::unit_at(uint32_t node, uint32_t last) {
   const auto found = units_.find(node);
   if (found == units_.end()) return *alone_.at(node);
@@ -181,38 +195,23 @@ Unit& UnitProgram::unit_at(uint32_t node, uint32_t last) {
   return whole ? unit : *alone_.at(node);
 }
 
-Unit& UnitProgram::unit_for(uint32_t node, uint32_t last, std::span<const int64_t> values) {
-  Unit& unit = unit_at(node, last);
-  const auto other = others_.find(node);
-  if (other == others_.end() || &unit != alone_.at(node).get()) {
-    (void)unit.ask(values);
-    return unit;
-  }
-  if (unit.ask(values).code() != ErrorCode::kUnsupported) return unit;
-  return other->second->ask(values).ok() ? *other->second : unit;
-}
-
 bool UnitProgram::run_unit(tr_run& run, Unit& unit, const Status& bound, tr_error* error) {
   const uint32_t node = unit.group().first;
   const std::string_view op = ir::op_desc(graph_.nodes[node].opcode).name;
   device_.gpu().set_doing(op);
   Status status = bound;
-  if (status.code() == ErrorCode::kUnsupported && unit.group().last != node) {
-    ++refused_;  // so the session asks again, whether it is taken
-    error->repeat = 1;
-  } else if (status.code() == ErrorCode::kUnsupported && status.kind().empty()) {
-    status = {ErrorCode::kUnsupported,
-              "remote: the GPU worker does not do '" + std::string(op) + "' like this (" + status.message() +
-                  "); compute it on the CPU (.cpu()), or give it contiguous tensors",
-              "NotImplementedError"};
-  }
   if (status.ok()) status = allocate(run, unit);
   if (status.ok() && !unit.is_empty()) status = unit.run(run);
+  if (status.code() == ErrorCode::kUnsupported) {
+    unit.decline(status);
+    ++refused_;  // So the session asks again whether the group or node is taken.
+    error->repeat = 1;
+  }
   if (!status.ok()) set_error(status, node, error);
   return status.ok();
 }
 
-// Memory for what has none.
+// Allocates results that have no memory yet.
 Status UnitProgram::allocate(tr_run& run, const Unit& unit) {
   for (const uint32_t buffer : unit.fresh()) {
     if (run.buffers[buffer].data != nullptr) continue;
@@ -223,7 +222,7 @@ Status UnitProgram::allocate(tr_run& run, const Unit& unit) {
   return {};
 }
 
-// When the work stream comes to a node, if somebody wants to know.
+// Notes when the work stream reaches the node, if the run is profiled.
 void UnitProgram::note(const tr_run& run, uint32_t node) {
   if (run.times == nullptr || device_.gpu().is_lost()) return;
   Gpu& gpu = device_.gpu();

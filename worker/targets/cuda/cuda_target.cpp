@@ -1,27 +1,29 @@
-#include "worker/process/cuda_host.h"
+#include "worker/targets/cuda/cuda_target.h"
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <memory>
 #include <string>
 
 #include "remote/wire/environment.h"
-#include "worker/server/cache_folder.h"
+#include "worker/targets/cache_folder.h"
 #include "worker/targets/cuda/compiled/compiler.h"
 #include "worker/targets/cuda/compiled/cuda_runner.h"
 #include "worker/targets/cuda/device/cuda_device.h"
 #include "worker/targets/cuda/device/nccl_collectives.h"
-#include "worker/targets/cuda/dnn/attention_runner.h"
-#include "worker/targets/cuda/dnn/convolution_runner.h"
 #include "worker/targets/cuda/dnn/cudnn.h"
-#include "worker/targets/cuda/dnn/cudnn_units.h"
 #include "worker/targets/cuda/gemm/cublaslt.h"
 #include "worker/targets/cuda/gemm/product_runner.h"
-#include "worker/targets/cuda/ops/aten_kernels.h"
-#include "worker/targets/cuda/ops/op_runner.h"
+#include "worker/targets/cuda/runners.h"
 
 namespace torch_remote::worker {
+namespace {
+
+// Without torch's kernels, the worker has only its hand-written ones for the rest.
+constexpr const char* kWithoutAten = "most of linalg, fft and special functions are refused on a GPU";
 
 cuda::LibraryPlaces library_places() {
   cuda::LibraryPlaces places;
@@ -36,8 +38,8 @@ cuda::AtenSource aten_source(const std::string& plugin) {
   return cuda::find_aten(given ? folder : remote::package_folder().parent_path() / "torch/lib", plugin);
 }
 
-DeviceOpener cuda_device_opener(int ordinal) {
-  return [ordinal](remote::Transport&, const ServerOptions& options, const std::function<tr_client()>&,
+DeviceOpener open_gpu(int ordinal) {
+  return [ordinal](remote::Transport&, const DeviceOptions& options, const std::function<tr_client()>&,
                    OpenDevice* opened) {
     cuda::CudaDevice::Options device_options;
     device_options.ordinal = ordinal;
@@ -58,15 +60,13 @@ DeviceOpener cuda_device_opener(int ordinal) {
     if (!status.ok()) return status;
     const auto cudnn = std::make_shared<cuda::CudnnTable>(
         [places](cuda::dnn::Table* table) { return cuda::dnn::open(places, table); });
-    const std::shared_ptr<cuda::WrittenUnits> written = cuda::make_written_units(*device, cuda::written_kernels());
-    const std::shared_ptr<cuda::WrittenUnits> units = cuda::make_cudnn_units(*device, cudnn, cache_folder(), written);
-    opened->runners.push_back(cuda::make_cuda_runner(*device, units));
-    opened->runners.push_back(cuda::make_product_runner(
-        *device, [places](cuda::lt::Table* table) { return cuda::lt::open(places, table); }, cache_folder()));
-    opened->runners.push_back(cuda::make_convolution_runner(*device, cudnn, cache_folder()));
-    opened->runners.push_back(cuda::make_attention_runner(*device, cudnn, cache_folder(), written));
-    opened->runners.push_back(cuda::make_op_runner(
-        *device, units, std::make_shared<cuda::AtenKernels>(*device, aten_source(options.plugin))));
+    Runners runners = cuda::make_runners(
+        *device, {.cublaslt = [places](cuda::lt::Table* table) { return cuda::lt::open(places, table); },
+                  .cudnn = cudnn,
+                  .kernels = cuda::written_kernels(),
+                  .aten = aten_source(options.plugin),
+                  .folder = cache_folder()});
+    std::ranges::move(runners, std::back_inserter(opened->runners));
     opened->collectives = cuda::make_nccl_collectives(
         device->shared_gpu(), [places](cuda::nccl::Table* table) { return cuda::nccl::open(places, table); });
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
@@ -75,6 +75,23 @@ DeviceOpener cuda_device_opener(int ordinal) {
     opened->device = std::move(device);
     return status;
   };
+}
+
+}  // namespace
+
+Target cuda_target(cuda::ProbeSource source) {
+  return {.name = "cuda",
+          .about = "an NVIDIA GPU, which executes the ops that have kernels",
+          .numbered = true,
+          .gpu = true,
+          .open = open_gpu,
+          .probe = [source = std::move(source)](const DeviceOptions& options) {
+            cuda::Probe found = cuda::probe(source, library_places(), options.codegen);
+            const cuda::AtenSource aten = aten_source(options.plugin);
+            found.aten = {.name = "libtorch", .path = aten.found, .without = kWithoutAten};
+            if (!aten.open) found.aten.set_missing({ErrorCode::kUnsupported, aten.missing});
+            return cuda::to_probed(found);
+          }};
 }
 
 }  // namespace torch_remote::worker

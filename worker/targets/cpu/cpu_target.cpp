@@ -1,36 +1,42 @@
+#include "worker/targets/cpu/cpu_target.h"
+
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <chrono>
+#include <iterator>
 
 #include "ir/math_modes.h"
 #include "remote/wire/environment.h"
 #include "worker/device/host_device.h"
 #include "worker/device/machine.h"
+#include "worker/runner/plugin_loader.h"
 #include "worker/runner/plugin_runner.h"
-#include "worker/server/cache_folder.h"
-#include "worker/server/server.h"
+#include "worker/targets/cache_folder.h"
+#include "worker/targets/cpu/compiled/attention_runner.h"
 #include "worker/targets/cpu/compiled/compiler.h"
 #include "worker/targets/cpu/compiled/kernel_runner.h"
 #include "worker/targets/cpu/compiled/library_product.h"
 #include "worker/targets/cpu/compiled/product.h"
+#include "worker/targets/cpu/compiled/product_runner.h"
+#include "worker/targets/probed_part.h"
 
 namespace torch_remote::worker {
 namespace {
 
 using Way = kernels::ProductChoices::Way;
 
-// Before a kernel that was asked for is compiled: most first steps are over by then.
+// Delay before a requested kernel is compiled: most first steps are over by then.
 constexpr std::chrono::milliseconds kCompileDelay{200};
 
-// The runner of compiled kernels, where there is a compiler and a processor that it compiles for.
-// *products: who knows which products are done how, if it is opened.
-std::unique_ptr<Runner> open_kernels(const ServerOptions& options, Runner& plugin,
-                                     std::shared_ptr<kernels::ProductChoices>* products) {
+// Opens the runners of compiled kernels, attention and matmuls, if there is a compiler and it supports this processor.
+// *products then holds the algorithm choices for matmuls.
+Runners open_kernels(const DeviceOptions& options, Runner& plugin, std::shared_ptr<kernels::ProductChoices>* products) {
   const std::string target = kernels::host_target();
-  if (options.codegen.empty() || options.inproc) return nullptr;
+  if (options.codegen.empty() || options.inproc) return {};
   if (target.empty()) {
     spdlog::info("this processor has neither AVX2 nor AVX-512: ops are run one by one");
-    return nullptr;
+    return {};
   }
   kernels::CacheOptions cache;
   cache.folder = cache_folder();
@@ -39,7 +45,7 @@ std::unique_ptr<Runner> open_kernels(const ServerOptions& options, Runner& plugi
   if (!cache.urgent) cache.delay = kCompileDelay;
   if (const Status status = kernels::open_compiler(options.codegen, target, &cache); !status.ok()) {
     spdlog::warn("{}; ops are run one by one", status.message());
-    return nullptr;
+    return {};
   }
   cache.tell_failure = [](const Status& why) { spdlog::warn("{}; ops are run one by one", why.message()); };
   kernels::KernelRunnerOptions made;
@@ -49,40 +55,42 @@ std::unique_ptr<Runner> open_kernels(const ServerOptions& options, Runner& plugi
     spdlog::debug("no kernel for a group ({}): {}; its ops are run one by one", ops, why);
   };
   made.threads = plugin.threads();
-  made.begins = plugin.begins();
   made.tell_choice = [](std::string_view ops, std::string_view way) {
     spdlog::debug("a tuned group ({}) is done by {}", ops, way);
   };
   const std::string about = target + ", " + processor_name() + ", " + plugin.description() + ", " +
                             std::to_string(options.threads) + " of " + std::to_string(processor_cores()) + " threads";
   made.choices = std::make_shared<kernels::GroupChoices>(cache.folder, about + ", " + cache.version);
-  made.products = std::make_shared<kernels::ProductChoices>(
+  *products = std::make_shared<kernels::ProductChoices>(
       kernels::ProductChoices::Options{.loops = kernels::product_loops(target),
                                        .threads = made.threads,
                                        .library = plugin.products(),
                                        .fixed = cache.urgent,
                                        .folder = cache.folder,
                                        .about = about});
-  *products = made.products;
   made.cache = std::make_shared<kernels::KernelCache>(std::move(cache));
-  return kernels::make_kernel_runner(std::move(made));
+  Runners runners;
+  runners.push_back(kernels::make_attention_runner({made.threads, made.tell_refusal}));
+  runners.push_back(kernels::make_product_runner({made.threads, *products, plugin.begins()}));
+  runners.push_back(kernels::make_kernel_runner(std::move(made)));
+  return runners;
 }
 
 }  // namespace
 
-Status open_host_device(remote::Transport& transport, const ServerOptions& options,
-                        std::function<tr_client()> client_activity, OpenDevice* opened) {
+Status open_cpu(remote::Transport& transport, const DeviceOptions& options, std::function<tr_client()> client_activity,
+                OpenDevice* opened) {
   auto device = std::make_unique<HostDevice>(
       HostDevice::Options{.transport = &transport,
                           .inproc = options.inproc,
-                          // Memory that the client does not see is what it was when it was looked at.
+                          // Memory that the client cannot access does not change after it is checked.
                           .trusted = options.trusted || !transport.shares_memory(),
                           .limit = options.memory_limit});
   std::unique_ptr<Runner> plugin;
   const auto products = std::make_shared<std::shared_ptr<kernels::ProductChoices>>();
   const auto product_way = [products, on = device.get()](const tr_product& product) {
     if (*products == nullptr) return TR_PRODUCT_AS_OP;
-    // What was measured is another way on another day.
+    // A measured choice may differ from one process to the next.
     if ((on->math() & ir::kDeterministic) != 0 && !(*products)->is_fixed()) return TR_PRODUCT_AS_OP;
     return (*products)->way(kernels::shape_of(product)) == Way::kOneDnn ? TR_PRODUCT_ONEDNN : TR_PRODUCT_AS_OP;
   };
@@ -91,15 +99,38 @@ Status open_host_device(remote::Transport& transport, const ServerOptions& optio
       &plugin);
   if (!status.ok()) return status;
   device->set_threads(plugin->threads());
-  if (std::unique_ptr<Runner> runner = open_kernels(options, *plugin, products.get())) {
+  if (Runners runners = open_kernels(options, *plugin, products.get()); !runners.empty()) {
     opened->targets = {kernels::host_target()};
     opened->group_kinds = kernels::group_kinds();
     opened->dtypes = kernels::dtypes();
-    opened->runners.push_back(std::move(runner));
+    std::ranges::move(runners, std::back_inserter(opened->runners));
   }
   opened->runners.push_back(std::move(plugin));
   opened->device = std::move(device);
   return {};
+}
+
+namespace {
+
+// The part "cpu": the plugin, without which this target executes nothing.
+Probed probe_cpu(const DeviceOptions& options) {
+  ProbedPart part{.name = "cpu", .path = options.plugin, .without = "--device cpu does not work"};
+  const tr_runner_api* runner = nullptr;
+  if (const Status status = load_plugin(options.plugin, &runner); !status.ok()) part.set_missing(status);
+  Probed probed;
+  add_part(part, &probed.text);
+  probed.json = "\"cpu\": " + json_of(part);
+  return probed;
+}
+
+}  // namespace
+
+Target cpu_target() {
+  return {.name = "cpu",
+          .about = "this machine's memory and processor",
+          .load = [](DeviceOptions* options) { return load_plugin(options->plugin, &options->runner); },
+          .open = [](int) { return open_cpu; },
+          .probe = probe_cpu};
 }
 
 }  // namespace torch_remote::worker
