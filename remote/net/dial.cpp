@@ -8,12 +8,12 @@
 #include "remote/net/resuming_transport.h"
 #include "remote/net/tcp.h"
 #include "remote/net/token.h"
+#include "remote/net/worker_url.h"
 #include "remote/wire/environment.h"
 
 namespace torch_remote::remote {
 namespace {
 
-constexpr std::string_view kTcp = "tcp://", kTls = "tls://";
 // A bit more than the bytes that may be in flight (remote/client/types.h).
 constexpr size_t kMostKept = (size_t{512} << 20) + (size_t{32} << 20);
 // An outage shorter than this causes no message.
@@ -25,10 +25,10 @@ class Dialer {
  public:
   static Status open(const std::string& url, const DialOptions& options, std::shared_ptr<Dialer>* dialer) {
     auto made = std::make_shared<Dialer>();
-    made->side_.tls = url.starts_with(kTls);
-    if (Status status = parse_address(std::string_view(url).substr(kTcp.size()), url, &made->address_); !status) {
-      return status;
-    }
+    WorkerUrl parsed;
+    if (Status status = parse_worker_url(url, &parsed); !status) return status;
+    made->side_.tls = parsed.is_tls();
+    made->address_ = std::move(parsed.address);
     made->side_.host = made->address_.host;
     made->side_.name = made->address_.text();
     made->token_ = options.token;
@@ -131,8 +131,6 @@ Status dial_options_from_environment(DialOptions* options) {
   options->tls = tls_files_from_environment();
   return read_token_from_environment(&options->token);
 }
-
-bool is_network_url(std::string_view url) { return url.starts_with(kTcp) || url.starts_with(kTls); }
 
 Status dial(const std::string& url, const DialOptions& options, const KeepWaiting& keep_waiting,
             std::unique_ptr<Transport>* transport) {

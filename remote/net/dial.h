@@ -23,9 +23,6 @@ Status dial_options_from_environment(DialOptions* options);
 // Reads the last three of these.
 TlsFiles tls_files_from_environment();
 
-// Whether the URL begins like one that `dial` accepts.
-bool is_network_url(std::string_view url);
-
 // Starts a session with the worker at tcp://HOST:PORT or tls://HOST:PORT. If the connection breaks while the transport
 // lives, the session is resumed automatically.
 Status dial(const std::string& url, const DialOptions& options, const KeepWaiting& keep_waiting,

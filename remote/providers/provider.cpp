@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "remote/net/dial.h"
+#include "remote/net/worker_url.h"
 #include "remote/providers/child_process.h"
 #include "remote/transport/forwarding_transport.h"
 #include "remote/transport/stream_transport.h"
@@ -22,10 +23,17 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::string_view kUnix = "unix://", kSocket = "socket:", kChannel = "channel:";
+constexpr std::string_view kSocket = "socket:", kChannel = "channel:";
 constexpr auto kAfterEndOfFile = 500ms;  // the connection ends shortly before the process does
 constexpr auto kAfterGoodbye = 2s;
 constexpr auto kAfterTerminate = 1s;
+
+// The path in a unix:// URL.
+std::string path_of(std::string_view name) {
+  WorkerUrl url;
+  (void)parse_worker_url(name, &url);
+  return url.path;
+}
 
 // The connection to a child process. When it is lost, the error says how the child ended.
 class ChildTransport : public ForwardingTransport {
@@ -223,7 +231,7 @@ Status connect_worker(const Endpoint& endpoint, const KeepWaiting& keep_waiting,
         std::make_unique<StreamTransport>(std::move(stream), StreamTransport::Options()));
     return {};
   }
-  if (url.starts_with(kUnix)) return connect_unix_worker(url.substr(kUnix.size()), worker);
+  if (scheme_of(url) == WorkerUrl::Scheme::kUnix) return connect_unix_worker(path_of(url), worker);
   if (!is_network_url(url)) {
     return Status::invalid("remote: a provider says that its worker is at '" + url +
                            "', which is no address; it must give unix://PATH, tcp://HOST:PORT or tls://HOST:PORT");
@@ -249,7 +257,7 @@ Status connect_worker(const Endpoint& endpoint, const KeepWaiting& keep_waiting,
 }
 
 bool is_worker_name(std::string_view name) {
-  if (name == "local" || name == "inproc" || name.starts_with(kUnix)) return true;
+  if (name == "local" || name == "inproc" || scheme_of(name) == WorkerUrl::Scheme::kUnix) return true;
   return is_network_url(name) && name.find('?') == std::string_view::npos;  // with options it is a machine's URL
 }
 
@@ -258,7 +266,7 @@ Status start_worker(const std::string& name, const WorkerFiles& files, int threa
   if (name == "local")
     return start_local_worker({files.worker, files.plugin, files.torch_lib, threads, files.python}, worker);
   if (name == "inproc") return start_inproc_worker(files.inproc, files.plugin, files.python, worker);
-  if (name.starts_with(kUnix)) return connect_unix_worker(name.substr(kUnix.size()), worker);
+  if (scheme_of(name) == WorkerUrl::Scheme::kUnix) return connect_unix_worker(path_of(name), worker);
   if (is_network_url(name)) return connect_network_worker(name, keep_waiting, worker);
   return Status::invalid("remote: '" + name +
                          "' is not a worker (TORCH_REMOTE_WORKER or --worker); use 'local' (the default), 'inproc', "

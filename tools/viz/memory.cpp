@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "ir/analysis.h"
-#include "worker/session/layout.h"
+#include "ir/arena.h"
 
 namespace torch_remote::tools {
 namespace {
@@ -44,12 +44,12 @@ MemoryChart memory_chart(const ir::Graph& graph, const std::vector<int64_t>& val
     shown[b] = buffer.kind == ir::BufferKind::kFresh && lifetimes[b].first != ir::kNoNode;
     if (buffer.survives) lifetimes[b].last = last_node;
     // The placement uses units of kAlignment bytes.
-    nbytes[b] = size_of(buffer, values) * (chart.sizes_known ? 1 : worker::Layout::kAlignment);
+    nbytes[b] = size_of(buffer, values) * (chart.sizes_known ? 1 : ir::ArenaLayout::kAlignment);
   }
-  worker::Layout layout;
-  worker::place(graph, lifetimes, shown, nbytes, &layout);
-  if (layout.size == worker::Layout::kNotThere) return chart;  // does not fit into any memory
-  const uint64_t unit = chart.sizes_known ? 1 : worker::Layout::kAlignment;
+  ir::ArenaLayout layout;
+  ir::place_in_arena(graph, lifetimes, shown, nbytes, &layout);
+  if (layout.size == ir::ArenaLayout::kNotThere) return chart;  // does not fit into any memory
+  const uint64_t unit = chart.sizes_known ? 1 : ir::ArenaLayout::kAlignment;
   chart.height = layout.size / unit;
   std::vector<int64_t> change(graph.nodes.size() + 1);
   for (uint32_t b = 0; b < graph.buffers.size(); ++b) {

@@ -28,6 +28,7 @@
 
 #include "remote/net/handshake.h"
 #include "remote/net/tcp.h"
+#include "remote/net/worker_url.h"
 #include "remote/transport/unix_transport.h"
 #include "worker/process/control_socket.h"
 #include "worker/process/session_process.h"
@@ -42,7 +43,6 @@ using Clock = std::chrono::steady_clock;
 using remote::Answer;
 using remote::Opening;
 
-constexpr std::string_view kUnix = "unix://", kTcp = "tcp://", kTls = "tls://";
 // A client that ends one session and begins another may be faster than the exit of the old session's process.
 constexpr std::chrono::milliseconds kForOneToEnd{500};
 constexpr std::chrono::milliseconds kForRoom{100};
@@ -141,7 +141,7 @@ class Listener {
   Status run();
 
  private:
-  bool network() const { return !url_.starts_with(kUnix); }
+  bool network() const { return at_.is_network(); }
   Status open_network();
   void wait_for_something(std::vector<pollfd>& polled);
   Status accept_all();
@@ -178,9 +178,9 @@ class Listener {
   const ListenOptions& options_;
   const ServerOptions& server_;
   const Trial trial_;
-  std::string url_;
+  std::string url_;  // Of at_, for messages.
+  remote::WorkerUrl at_;
   int listener_ = -1;
-  bool tls_ = false;
   const pid_t self_ = getpid();
   sigset_t waiting_{};  // The signal mask while it waits.
   std::list<Incoming> incoming_;
@@ -201,14 +201,16 @@ class Listener {
 Status Listener::open() {
   url_ = options_.url;
   Status status;
-  if (url_.starts_with(kUnix)) {
+  if (!remote::scheme_of(url_)) {
+    return Status::invalid("remote: --listen wants unix://PATH, tcp://HOST:PORT or tls://HOST:PORT, not '" + url_ +
+                           "'");
+  }
+  if (status = remote::parse_worker_url(url_, &at_); !status.ok()) return status;
+  if (!network()) {
     const bool others = !options_.users.empty();
-    status = bind_unix(url_.substr(kUnix.size()), url_, others ? 0666 : 0600, &listener_);
-  } else if (url_.starts_with(kTcp) || url_.starts_with(kTls)) {
-    status = open_network();
+    status = bind_unix(at_.path, url_, others ? 0666 : 0600, &listener_);
   } else {
-    status =
-        Status::invalid("remote: --listen wants unix://PATH, tcp://HOST:PORT or tls://HOST:PORT, not '" + url_ + "'");
+    status = open_network();
   }
   if (!status.ok()) return status;
   if (!options_.status_file.empty()) {
@@ -233,20 +235,15 @@ Status Listener::open() {
 }
 
 Status Listener::open_network() {
-  const bool tls = tls_ = url_.starts_with(kTls);
-  remote::Address address;
-  if (Status status = remote::parse_address(std::string_view(url_).substr(kTcp.size()), url_, &address); !status) {
-    return status;
-  }
-  if (tls) {  // Sessions read the files themselves; this finds errors before a client connects.
+  if (at_.is_tls()) {  // Sessions read the files themselves; this finds errors before a client connects.
     std::shared_ptr<const remote::TlsContext> context;
     if (Status status = remote::TlsContext::for_worker(options_.tls, &context); !status) return status;
   }
   bool loopback = false;
-  const bool any_port = address.port == 0;
-  if (Status status = remote::listen_tcp(&address, &listener_, &loopback); !status) return status;
-  url_ = (tls ? "tls://" : "tcp://") + address.text();
-  const bool knows_clients = !options_.token.empty() || (tls && !options_.tls.authorities.empty());
+  const bool any_port = at_.address.port == 0;
+  if (Status status = remote::listen_tcp(&at_.address, &listener_, &loopback); !status) return status;
+  url_ = at_.text();
+  const bool knows_clients = !options_.token.empty() || (at_.is_tls() && !options_.tls.authorities.empty());
   if (!loopback && !knows_clients) {
     return Status::invalid("remote: " + url_ +
                            " can be reached from other machines, and whoever connects runs programs here: give a token "
@@ -363,7 +360,9 @@ std::string Listener::busy() const {
          (one ? " uses it" : " use it") +
          "; wait until one ends, start the worker with a larger --max-sessions, or start another one: "
          "torch-remote-worker --listen " +
-         (network() ? url_.substr(0, kTcp.size()) + "HOST:ANOTHER_PORT" : "unix://ANOTHER_PATH");
+         (at_.is_tls() ? "tls://HOST:ANOTHER_PORT"
+          : network()  ? "tcp://HOST:ANOTHER_PORT"
+                       : "unix://ANOTHER_PATH");
 }
 
 size_t Listener::next_device() const {
@@ -473,8 +472,8 @@ bool Listener::read_opening(Incoming& incoming) {
   const int client = std::exchange(incoming.socket, -1);
   Opening opening;
   std::string text;
-  const Answer::Code code =
-      remote::check_opening({incoming.bytes.data(), incoming.have}, tls_, !options_.token.empty(), &opening, &text);
+  const Answer::Code code = remote::check_opening({incoming.bytes.data(), incoming.have}, at_.is_tls(),
+                                                  !options_.token.empty(), &opening, &text);
   if (code != Answer::kGoOn) {
     answer(client, code, text);
   } else if (opening.resumes()) {

@@ -17,6 +17,7 @@
 
 #include "remote/net/resuming_transport.h"
 #include "remote/net/tcp.h"
+#include "remote/net/worker_url.h"
 #include "remote/transport/stream_transport.h"
 #include "worker/process/control_socket.h"
 
@@ -39,7 +40,8 @@ std::unique_ptr<remote::StreamTransport> frames_over(remote::Applicant& applican
 }
 
 std::string describe(int socket, const ListenOptions& options) {
-  return (options.url.starts_with("tls://") ? "tls " : "tcp ") + remote::peer_of(socket);
+  return (remote::scheme_of(options.url) == remote::WorkerUrl::Scheme::kTls ? "tls " : "tcp ") +
+         remote::peer_of(socket);
 }
 
 // Asks the listener to admit the client; it answers within a second.

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "remote/net/tls.h"
+#include "remote/net/worker_url.h"
 #include "remote/transport/unix_transport.h"
 #include "worker/process/network_session.h"
 #include "worker/process/status_file.h"
@@ -262,7 +263,7 @@ Status serve_session(SessionStart start, ListenOptions options, ServerOptions se
   try {
     if (start.network) {
       std::shared_ptr<const remote::TlsContext> tls;
-      if (options.url.starts_with("tls://")) {
+      if (remote::scheme_of(options.url) == remote::WorkerUrl::Scheme::kTls) {
         if (Status status = remote::TlsContext::for_worker(options.tls, &tls); !status) return status;
       }
       return serve_network_client(start.client, start.opening, start.control, std::move(options), std::move(tls),

@@ -537,7 +537,7 @@ void place_buffers(LoadedProgram& program) {
     in_block[b] = true;
     in_arena[b] = false;
   }
-  place(program.graph, program.held, in_arena, program.nbytes, &program.layout);
+  ir::place_in_arena(program.graph, program.held, in_arena, program.nbytes, &program.layout);
   find_stages(program, in_block);
 }
 

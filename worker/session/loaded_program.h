@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "ir/arena.h"
 #include "ir/graph.h"
 #include "ir/math_modes.h"
 #include "remote/wire/delta.h"
 #include "worker/device/memory.h"
 #include "worker/runner/runner.h"
-#include "worker/session/layout.h"
 
 namespace torch_remote::worker {
 
@@ -99,7 +99,7 @@ struct LoadedProgram {
   bool evaluated = false;  // `values` are computed from `params`.
   bool chosen = false;     // `steps` are chosen for `values` and for what the runners take now.
   bool placed = false;     // `layout` belongs to `values` and `nbytes`, and all views lie inside their buffers.
-  Layout layout;           // Places the small temporaries.
+  ir::ArenaLayout layout;  // Places the small temporaries.
   std::vector<Stage> stages;
   uint32_t piece = 8;  // Number of nodes after which a long run looks for a cancellation.
 };

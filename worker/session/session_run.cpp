@@ -230,10 +230,11 @@ void Session::unshare_written(Run& run) {
 // Allocates memory for the small temporaries that no runner allocates itself. Returns false if there is not enough.
 bool Session::allocate_arena(Run& run) {
   const LoadedProgram& program = run.program;
-  const Layout& layout = program.layout;
-  if (layout.size == Layout::kNotThere || !memory_->allocate(layout.size, &run.arena, Reach::kOwn)) return false;
+  const ir::ArenaLayout& layout = program.layout;
+  if (layout.size == ir::ArenaLayout::kNotThere || !memory_->allocate(layout.size, &run.arena, Reach::kOwn))
+    return false;
   for (size_t b = 0; b < run.buffers.size(); ++b) {
-    if (layout.offsets[b] == Layout::kNotThere) continue;
+    if (layout.offsets[b] == ir::ArenaLayout::kNotThere) continue;
     run.buffers[b] = borrowed(static_cast<std::byte*>(run.arena.data) + layout.offsets[b], program.nbytes[b]);
   }
   return true;

@@ -5,7 +5,14 @@
 namespace torch_remote::worker {
 namespace {
 
-const std::vector<Target> kTargets = {{.name = "cpu"}, {.name = "gpu", .numbered = true}};
+Target target(const char* name, bool numbered) {
+  Target made;
+  made.name = name;
+  made.numbered = numbered;
+  return made;
+}
+
+const std::vector<Target> kTargets = {target("cpu", false), target("gpu", true)};
 
 std::string choose(std::string_view text, ChosenDevices* chosen) {
   return choose_devices(text, kTargets, chosen).message();

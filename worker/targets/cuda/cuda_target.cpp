@@ -84,6 +84,7 @@ Target cuda_target(cuda::ProbeSource source) {
           .about = "an NVIDIA GPU, which executes the ops that have kernels",
           .numbered = true,
           .gpu = true,
+          .load = {},
           .open = open_gpu,
           .probe = [source = std::move(source)](const DeviceOptions& options) {
             cuda::Probe found = cuda::probe(source, library_places(), options.codegen);

@@ -1,9 +1,9 @@
-#include "worker/session/layout.h"
+#include "ir/arena.h"
 
 #include <algorithm>
 #include <map>
 
-namespace torch_remote::worker {
+namespace torch_remote::ir {
 namespace {
 
 constexpr uint64_t kLargestArena = uint64_t{1} << 50;
@@ -59,22 +59,22 @@ class FreeList {
 
 }  // namespace
 
-void place(const ir::Graph& graph, const std::vector<ir::Lifetime>& lifetimes, const std::vector<bool>& in_arena,
-           const std::vector<uint64_t>& nbytes, Layout* layout) {
+void place_in_arena(const Graph& graph, const std::vector<Lifetime>& lifetimes, const std::vector<bool>& in_arena,
+                    const std::vector<uint64_t>& nbytes, ArenaLayout* layout) {
   const size_t count = graph.buffers.size();
-  layout->offsets.assign(count, Layout::kNotThere);
+  layout->offsets.assign(count, ArenaLayout::kNotThere);
   layout->size = 0;
   std::vector<uint32_t> by_first, by_last;
   std::vector<uint64_t> sizes(count, 0);
   std::vector<bool> owns(count, false);  // Its memory is freed when it dies.
   uint64_t total = 0;
   for (uint32_t b = 0; b < count; ++b) {
-    if (!in_arena[b] || lifetimes[b].first == ir::kNoNode) continue;
+    if (!in_arena[b] || lifetimes[b].first == kNoNode) continue;
     if (nbytes[b] > kLargestArena || total > kLargestArena) {
-      layout->size = Layout::kNotThere;
+      layout->size = ArenaLayout::kNotThere;
       return;
     }
-    sizes[b] = (nbytes[b] + Layout::kAlignment - 1) / Layout::kAlignment * Layout::kAlignment;
+    sizes[b] = (nbytes[b] + ArenaLayout::kAlignment - 1) / ArenaLayout::kAlignment * ArenaLayout::kAlignment;
     total += sizes[b];
     by_first.push_back(b);
   }
@@ -91,8 +91,7 @@ void place(const ir::Graph& graph, const std::vector<ir::Lifetime>& lifetimes, c
       if (owns[*dying]) free.give(layout->offsets[*dying], sizes[*dying]);
     }
     const uint32_t from = graph.buffers[b].reuses;
-    if (from != ir::kNoBuffer && in_arena[from] && owns[from] && sizes[b] <= sizes[from] &&
-        lifetimes[from].last == now) {
+    if (from != kNoBuffer && in_arena[from] && owns[from] && sizes[b] <= sizes[from] && lifetimes[from].last == now) {
       layout->offsets[b] = layout->offsets[from];
       sizes[b] = sizes[from];
       owns[from] = false;
@@ -105,4 +104,4 @@ void place(const ir::Graph& graph, const std::vector<ir::Lifetime>& lifetimes, c
   layout->size = free.end();
 }
 
-}  // namespace torch_remote::worker
+}  // namespace torch_remote::ir

@@ -8,9 +8,9 @@
 #include "ir/graph.h"
 
 // The layout of a program's temporaries in its arena, for one set of sizes.
-namespace torch_remote::worker {
+namespace torch_remote::ir {
 
-struct Layout {
+struct ArenaLayout {
   static constexpr uint64_t kNotThere = std::numeric_limits<uint64_t>::max();
   static constexpr uint64_t kAlignment = 64;
   uint64_t size = 0;              // Bytes; kNotThere: larger than an arena can be.
@@ -20,7 +20,7 @@ struct Layout {
 // Places the buffers that `in_arena` marks, in the order of their first nodes. Each goes to the best fit in the memory
 // that is free by then. A buffer takes over the memory of the buffer that the graph's plan names, if it fits.
 // `lifetimes` are those of the graph, or longer ones.
-void place(const ir::Graph& graph, const std::vector<ir::Lifetime>& lifetimes, const std::vector<bool>& in_arena,
-           const std::vector<uint64_t>& nbytes, Layout* layout);
+void place_in_arena(const Graph& graph, const std::vector<Lifetime>& lifetimes, const std::vector<bool>& in_arena,
+                    const std::vector<uint64_t>& nbytes, ArenaLayout* layout);
 
-}  // namespace torch_remote::worker
+}  // namespace torch_remote::ir
