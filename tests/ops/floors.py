@@ -1,22 +1,22 @@
 """Records what the normal run of the op tests compares, so that a change by which less is compared fails.
 
-floors.py                     measures, and writes floors.json; fails if more calls than before are not compared
+floors.py                     measures, and writes matrix.json; fails if more calls than before are not compared
 floors.py --allow-less        writes it in any case
 
-For each op of op_db and layout, floors.json has the number of calls whose values are compared with CPU. It also lists
-which overloads of the op table each group of ops reaches, and what is not compared, with the reason.
+Its part of matrix.json is "normal run". "ops" has, for each op of op_db, the number of calls whose values are compared
+with CPU, by layout. "overloads" lists which overloads of the op table each group of ops reaches. "not compared" lists
+the others, with the reason.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import matrix
 import torch
 from harness import (
     CPU_IS_WRONG,
@@ -63,8 +63,11 @@ class Unit:
         return [ops[name] for name in self.names]
 
 
+KEY = "normal run"  # of matrix.json
+
+
 def load() -> dict[str, Any]:
-    return json.loads((Path(__file__).parent / "floors.json").read_text())
+    return matrix.load()[KEY]
 
 
 def units(more: dict[str, list[str]]) -> list[Unit]:
@@ -139,21 +142,20 @@ def why_overload(name: str, table: dict[str, Any], compared: set[str]) -> str:
 
 def measure(device: torch.device) -> dict[str, Any]:
     table = load_table()
-    ops: dict[str, dict[str, int]] = {}
+    ops: dict[str, list[int]] = {name: [0] * len(LAYOUTS) for name in NAMES}
     not_compared: dict[str, dict[str, str]] = {}
     excused: set[str] = set()
-    for layout in LAYOUTS:
-        counts, reasons = {}, {}
+    for i, layout in enumerate(LAYOUTS):
+        reasons = {}
         for names in GROUPS:
             report = run_ops(names, layout, device)
             excused |= report.excused.keys()
             for name in names:
-                if report.compared[name]:
-                    counts[name] = report.compared[name]
-                else:
+                ops[name][i] = report.compared[name]
+                if not report.compared[name]:
                     reasons[name] = why_op(name, layout, report)
             print_failures(report)
-        ops[layout], not_compared[layout] = counts, reasons
+        not_compared[layout] = reasons
     by_unit: dict[str, list[str]] = {}
     compared: set[str] = set()
 
@@ -212,12 +214,13 @@ def main() -> int:
     if args.device != "cpu":
         import torch_remote  # noqa: F401
     new = measure(torch.device(args.device))
-    file = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", ".")) / "tests/ops/floors.json"
-    more = not_compared(new) - not_compared(json.loads(file.read_text())) if file.exists() else set()
+    file = matrix.path()
+    data = json.loads(file.read_text())
+    more = not_compared(new) - not_compared(data[KEY])
     if more and not args.allow_less:
         print(f"{len(more)} are not compared any more: {sorted(more)[:20]}", file=sys.stderr)
         return 1
-    file.write_text(json.dumps(new, indent=1) + "\n")
+    file.write_text(matrix.text(data | {KEY: new}))
     print(f"{len(not_compared(new))} not compared, wrote {file}")
     return 0
 
