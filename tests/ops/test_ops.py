@@ -20,7 +20,7 @@ def check(report):
 def test_ops_equal_cpu(device, names, layout):
     report = floors.run_ops(names, layout, device)
     check(report)
-    least = {name: FLOORS["ops"].get(name, [0] * len(LAYOUTS))[LAYOUTS.index(layout)] for name in names}
+    least = {name: FLOORS["ops"].get(name, [0] * len(LAYOUTS))[list(LAYOUTS).index(layout)] for name in names}
     less = {name: (report.compared[name], least[name]) for name in names if report.compared[name] < least[name]}
     assert not less, f"fewer calls were compared than should be: {less}"
     for name in names:
