@@ -29,6 +29,9 @@ std::vector<uint32_t> runners_of(const LoadedProgram& program) {
     const auto step = std::ranges::find(program.groups, group.first, &Step::first);
     const bool taken = step != program.groups.end() && program.taken[step - program.groups.begin()] != 0;
     runners.push_back(taken ? step->runner : kNobody);
+    for (uint32_t n = group.first; taken && n <= group.last; ++n) {
+      if (runners[n] == kUnasked) runners[n] = step->runner;
+    }
   }
   return runners;
 }
@@ -86,8 +89,10 @@ void Profile::ops(const LoadedProgram& program, uint32_t variant, uint64_t seque
   const std::vector<ir::Group>& groups = program.graph.groups;
   for (uint32_t n = first; n < last && times_[n - first] != 0; ++n) {
     const auto group = std::ranges::lower_bound(groups, n, {}, &ir::Group::first);
-    if (group != groups.end() && group->first == n && group->last < last && ran_as_one(*group, first)) {
-      const auto number = static_cast<uint32_t>(program.graph.nodes.size() + (group - groups.begin()));
+    const auto number = static_cast<uint32_t>(program.graph.nodes.size() + (group - groups.begin()));
+    // All time of a kernel is its first node's (tr_run::times). A group of one node has the node's label.
+    if (group != groups.end() && group->first == n && group->last > n && group->last < last &&
+        variants_[variant].runners[number] != kNobody) {
       add({times_[n - first], times_[n - first + 1], sequence, variant, number});
       n = group->last;
       continue;
@@ -95,12 +100,6 @@ void Profile::ops(const LoadedProgram& program, uint32_t variant, uint64_t seque
     const uint64_t end = times_[n - first + 1];  // 0: the node failed.
     add({times_[n - first], end ? end : now, sequence, variant, n});
   }
-}
-
-bool Profile::ran_as_one(const ir::Group& group, uint32_t first) const {
-  const auto times = std::span(times_).subspan(group.first - first + 1, group.last - group.first + 1);
-  return times.size() > 1 && times[0] != 0 &&
-         std::ranges::all_of(times, [&](uint64_t time) { return time == times[0]; });
 }
 
 uint32_t Profile::variant(const LoadedProgram& program, const std::vector<int64_t>& values) {

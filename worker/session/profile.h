@@ -69,9 +69,6 @@ class Profile {
   };
 
   void add(const wire::ProfileEvent& event);
-  // Whether the group ran as one kernel, so that its first node has all of the time (tr_run::times). `first` is the
-  // node that times_[0] belongs to.
-  bool ran_as_one(const ir::Group& group, uint32_t first) const;
 
   const size_t limit_;
   std::vector<wire::ProfileEvent> events_;
