@@ -37,8 +37,8 @@ Status choose_devices(std::string_view text, std::span<const Target> targets, Ch
       return Status::invalid("'" + std::string(name) + "' is no device; there are " + names_of(targets));
     }
     if (chosen->target != nullptr && chosen->target != &*target) {
-      return Status::invalid("the devices of one worker are of one target, not '" + chosen->target->name + "' and '" +
-                             target->name + "'");
+      return Status::invalid("'" + std::string(name) + "' is no device of '" + chosen->target->name +
+                             "': the devices of one worker are of one target");
     }
     if (!target->numbered && !chosen->numbers.empty())
       return Status::invalid("there is one device '" + target->name + "'");
