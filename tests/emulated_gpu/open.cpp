@@ -3,10 +3,12 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -22,12 +24,7 @@
 #include "worker/runner/plugin_loader.h"
 #include "worker/targets/cuda/compiled/cuda_runner.h"
 #include "worker/targets/cuda/device/nccl_collectives.h"
-#include "worker/targets/cuda/dnn/attention_runner.h"
-#include "worker/targets/cuda/dnn/convolution_runner.h"
-#include "worker/targets/cuda/dnn/cudnn_units.h"
-#include "worker/targets/cuda/gemm/product_runner.h"
-#include "worker/targets/cuda/ops/aten_kernels.h"
-#include "worker/targets/cuda/ops/op_runner.h"
+#include "worker/targets/cuda/runners.h"
 
 namespace torch_remote::worker::cuda::emulated {
 
@@ -116,20 +113,15 @@ DeviceOpener device_opener(int ordinal) {
       *opened_table = cudnn();
       return Status();
     });
-    const std::shared_ptr<WrittenUnits> written = make_written_units(*device, written_kernels());
-    const std::shared_ptr<WrittenUnits> units = make_cudnn_units(*device, table, "", written);
-    opened->runners.push_back(make_cuda_runner(*device, units));
-    opened->runners.push_back(make_product_runner(
-        *device,
-        [](lt::Table* products) {
-          *products = cublaslt();
-          return Status();
-        },
-        ""));
-    opened->runners.push_back(make_convolution_runner(*device, table, ""));
-    opened->runners.push_back(make_attention_runner(*device, table, "", written));
-    opened->runners.push_back(
-        make_op_runner(*device, units, std::make_shared<AtenKernels>(*device, aten_in_software(options.plugin))));
+    Runners runners = make_runners(*device, {.cublaslt =
+                                                 [](lt::Table* products) {
+                                                   *products = cublaslt();
+                                                   return Status();
+                                                 },
+                                             .cudnn = table,
+                                             .kernels = written_kernels(),
+                                             .aten = aten_in_software(options.plugin)});
+    std::ranges::move(runners, std::back_inserter(opened->runners));
     opened->collectives = make_nccl_collectives(device->shared_gpu(), nccl_in_software);
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
     opened->group_kinds = group_kinds() | product_group_kinds();

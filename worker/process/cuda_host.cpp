@@ -2,7 +2,9 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <memory>
 #include <string>
 
@@ -12,14 +14,10 @@
 #include "worker/targets/cuda/compiled/cuda_runner.h"
 #include "worker/targets/cuda/device/cuda_device.h"
 #include "worker/targets/cuda/device/nccl_collectives.h"
-#include "worker/targets/cuda/dnn/attention_runner.h"
-#include "worker/targets/cuda/dnn/convolution_runner.h"
 #include "worker/targets/cuda/dnn/cudnn.h"
-#include "worker/targets/cuda/dnn/cudnn_units.h"
 #include "worker/targets/cuda/gemm/cublaslt.h"
 #include "worker/targets/cuda/gemm/product_runner.h"
-#include "worker/targets/cuda/ops/aten_kernels.h"
-#include "worker/targets/cuda/ops/op_runner.h"
+#include "worker/targets/cuda/runners.h"
 
 namespace torch_remote::worker {
 
@@ -58,15 +56,13 @@ DeviceOpener cuda_device_opener(int ordinal) {
     if (!status.ok()) return status;
     const auto cudnn = std::make_shared<cuda::CudnnTable>(
         [places](cuda::dnn::Table* table) { return cuda::dnn::open(places, table); });
-    const std::shared_ptr<cuda::WrittenUnits> written = cuda::make_written_units(*device, cuda::written_kernels());
-    const std::shared_ptr<cuda::WrittenUnits> units = cuda::make_cudnn_units(*device, cudnn, cache_folder(), written);
-    opened->runners.push_back(cuda::make_cuda_runner(*device, units));
-    opened->runners.push_back(cuda::make_product_runner(
-        *device, [places](cuda::lt::Table* table) { return cuda::lt::open(places, table); }, cache_folder()));
-    opened->runners.push_back(cuda::make_convolution_runner(*device, cudnn, cache_folder()));
-    opened->runners.push_back(cuda::make_attention_runner(*device, cudnn, cache_folder(), written));
-    opened->runners.push_back(cuda::make_op_runner(
-        *device, units, std::make_shared<cuda::AtenKernels>(*device, aten_source(options.plugin))));
+    Runners runners = cuda::make_runners(
+        *device, {.cublaslt = [places](cuda::lt::Table* table) { return cuda::lt::open(places, table); },
+                  .cudnn = cudnn,
+                  .kernels = cuda::written_kernels(),
+                  .aten = aten_source(options.plugin),
+                  .folder = cache_folder()});
+    std::ranges::move(runners, std::back_inserter(opened->runners));
     opened->collectives = cuda::make_nccl_collectives(
         device->shared_gpu(), [places](cuda::nccl::Table* table) { return cuda::nccl::open(places, table); });
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};

@@ -4,7 +4,7 @@
 
 #include "worker/server/server.h"
 #include "worker/targets/cuda/device/library.h"
-#include "worker/targets/cuda/ops/aten_kernels.h"
+#include "worker/targets/cuda/ops/aten_runner.h"
 
 namespace torch_remote::worker {
 

@@ -12,8 +12,9 @@
 #include "worker/device/strided_copy.h"
 #include "worker/runner/plugin.h"
 
-// Who does nodes of programs on one device: an ATen plugin, compiled kernels, libraries. A device has a list of them;
-// each node, or group of nodes, is done by the first that accepts it.
+// Runners execute the nodes of programs on one device: compiled kernels, libraries, an ATen plugin. A device has one
+// ordered list of runners. Each group, and each node outside of such groups, is executed by the first runner that
+// accepts it and takes it with the values of the run.
 //
 // The memory of buffers is the device's: what a runner does with it is queued behind what was queued there before.
 namespace torch_remote::worker {
@@ -37,15 +38,26 @@ class RunnerProgram {
   // beforehand.
   virtual bool creates_buffer(uint32_t buffer) const = 0;
 
-  // Whether it does nodes [first, last), a group that it accepted, as one in runs with these values of the symbols.
-  // Asked when they change, and when the runner's generation does. Where it does not, its nodes are done one by one.
+  // Whether it executes nodes [first, last), a group that it accepted, in runs with these values of the symbols. Asked
+  // when the values change, when the runner's generation does, and before the next run if `asks_again`. If it declines,
+  // the nodes are executed one by one.
   virtual bool takes(uint32_t first, uint32_t last, std::span<const int64_t> values) { return true; }
+  // The same for a node that it accepted, outside of groups that are taken. If it declines, the next runner is asked.
+  // `wait`: nobody else takes the node, or results must not depend on time: it waits for a plan that is being built.
+  virtual bool takes_node(uint32_t node, std::span<const int64_t> values, bool wait) { return true; }
+  // Why it declined the node when it was asked last, for an error: "its strides overlap".
+  virtual std::string why_not(uint32_t node) const { return {}; }
+  // It wants to be asked again before the next run, as an answer may change.
+  virtual bool asks_again() const { return false; }
 
-  // Of a program that is to be tuned (LoadRequest::tune): whether it is still timing several ways to do its groups. It
-  // wants to be asked `takes` again before the next run then, of each group.
+  // Of a program that is to be tuned (LoadRequest::tune): whether it is still timing several algorithms for its groups.
   virtual bool tunes() const { return false; }
   // While it does: the nodes of a group that `takes` declined took so long in the run, one by one.
   virtual void took(uint32_t first, uint64_t ns) {}
+
+  // What it does of nodes [first, last), which it takes: points that loops on the host's threads go through, so that
+  // threads are woken for many.
+  virtual double work(uint32_t first, uint32_t last) const { return 0; }
 
   // Of a group that it does as one with the values that it was last asked about: whether what it makes in buffer `made`
   // may lie where buffer `source` does, which nobody else needs afterwards and which is at least as large.
@@ -80,12 +92,17 @@ class Runner {
 
   virtual std::string description() const = 0;  // "ATen 2.13.0"; empty: not worth a word
 
-  // Whether it does the node.
+  // Whether it may execute the node: with which values, its program's `takes` says.
   virtual bool accepts(const ir::Graph& graph, uint32_t node) = 0;
-  // Whether it does the group's nodes as one. Each alone is accepted by somebody, too: so they are done where one of
-  // them must not be, because what it needs is not there.
+  // Whether its programs may decline nodes that it accepted (RunnerProgram::takes_node); else no other runner loads
+  // them.
+  virtual bool may_decline() const { return false; }
+  // Of a runner that accepts nothing on this machine: why, and how to change that. Empty: it accepts some nodes.
+  virtual std::string why_nothing() const { return {}; }
+  // Whether it executes the group's nodes as one. A node of the group that must not run, as an operand of it failed, is
+  // left out, and the others are executed one by one.
   virtual bool accepts_group(const ir::Graph& graph, const ir::Group& group) { return false; }
-  // Grows when it accepts more groups than before: loaded programs are looked at again, between two runs.
+  // Grows when it accepts or takes more, or less, than before: loaded programs ask it again, between two runs.
   virtual uint64_t generation() const { return 0; }
 
   virtual Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) = 0;

@@ -1,6 +1,8 @@
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <chrono>
+#include <iterator>
 
 #include "ir/math_modes.h"
 #include "remote/wire/environment.h"
@@ -9,10 +11,12 @@
 #include "worker/runner/plugin_runner.h"
 #include "worker/server/cache_folder.h"
 #include "worker/server/server.h"
+#include "worker/targets/cpu/compiled/attention_runner.h"
 #include "worker/targets/cpu/compiled/compiler.h"
 #include "worker/targets/cpu/compiled/kernel_runner.h"
 #include "worker/targets/cpu/compiled/library_product.h"
 #include "worker/targets/cpu/compiled/product.h"
+#include "worker/targets/cpu/compiled/product_runner.h"
 
 namespace torch_remote::worker {
 namespace {
@@ -22,15 +26,14 @@ using Way = kernels::ProductChoices::Way;
 // Before a kernel that was asked for is compiled: most first steps are over by then.
 constexpr std::chrono::milliseconds kCompileDelay{200};
 
-// The runner of compiled kernels, where there is a compiler and a processor that it compiles for.
-// *products: who knows which products are done how, if it is opened.
-std::unique_ptr<Runner> open_kernels(const ServerOptions& options, Runner& plugin,
-                                     std::shared_ptr<kernels::ProductChoices>* products) {
+// The runners of compiled kernels, attention and products, where there is a compiler and a processor that it compiles
+// for. *products: who knows which products are done how, if it is opened.
+Runners open_kernels(const ServerOptions& options, Runner& plugin, std::shared_ptr<kernels::ProductChoices>* products) {
   const std::string target = kernels::host_target();
-  if (options.codegen.empty() || options.inproc) return nullptr;
+  if (options.codegen.empty() || options.inproc) return {};
   if (target.empty()) {
     spdlog::info("this processor has neither AVX2 nor AVX-512: ops are run one by one");
-    return nullptr;
+    return {};
   }
   kernels::CacheOptions cache;
   cache.folder = cache_folder();
@@ -39,7 +42,7 @@ std::unique_ptr<Runner> open_kernels(const ServerOptions& options, Runner& plugi
   if (!cache.urgent) cache.delay = kCompileDelay;
   if (const Status status = kernels::open_compiler(options.codegen, target, &cache); !status.ok()) {
     spdlog::warn("{}; ops are run one by one", status.message());
-    return nullptr;
+    return {};
   }
   cache.tell_failure = [](const Status& why) { spdlog::warn("{}; ops are run one by one", why.message()); };
   kernels::KernelRunnerOptions made;
@@ -49,23 +52,25 @@ std::unique_ptr<Runner> open_kernels(const ServerOptions& options, Runner& plugi
     spdlog::debug("no kernel for a group ({}): {}; its ops are run one by one", ops, why);
   };
   made.threads = plugin.threads();
-  made.begins = plugin.begins();
   made.tell_choice = [](std::string_view ops, std::string_view way) {
     spdlog::debug("a tuned group ({}) is done by {}", ops, way);
   };
   const std::string about = target + ", " + processor_name() + ", " + plugin.description() + ", " +
                             std::to_string(options.threads) + " of " + std::to_string(processor_cores()) + " threads";
   made.choices = std::make_shared<kernels::GroupChoices>(cache.folder, about + ", " + cache.version);
-  made.products = std::make_shared<kernels::ProductChoices>(
+  *products = std::make_shared<kernels::ProductChoices>(
       kernels::ProductChoices::Options{.loops = kernels::product_loops(target),
                                        .threads = made.threads,
                                        .library = plugin.products(),
                                        .fixed = cache.urgent,
                                        .folder = cache.folder,
                                        .about = about});
-  *products = made.products;
   made.cache = std::make_shared<kernels::KernelCache>(std::move(cache));
-  return kernels::make_kernel_runner(std::move(made));
+  Runners runners;
+  runners.push_back(kernels::make_attention_runner({made.threads, made.tell_refusal}));
+  runners.push_back(kernels::make_product_runner({made.threads, *products, plugin.begins()}));
+  runners.push_back(kernels::make_kernel_runner(std::move(made)));
+  return runners;
 }
 
 }  // namespace
@@ -91,11 +96,11 @@ Status open_host_device(remote::Transport& transport, const ServerOptions& optio
       &plugin);
   if (!status.ok()) return status;
   device->set_threads(plugin->threads());
-  if (std::unique_ptr<Runner> runner = open_kernels(options, *plugin, products.get())) {
+  if (Runners runners = open_kernels(options, *plugin, products.get()); !runners.empty()) {
     opened->targets = {kernels::host_target()};
     opened->group_kinds = kernels::group_kinds();
     opened->dtypes = kernels::dtypes();
-    opened->runners.push_back(std::move(runner));
+    std::ranges::move(runners, std::back_inserter(opened->runners));
   }
   opened->runners.push_back(std::move(plugin));
   opened->device = std::move(device);

@@ -1,6 +1,7 @@
 #include "worker/session/loaded_program.h"
 
 #include <algorithm>
+#include <bit>
 #include <iterator>
 #include <memory>
 #include <new>
@@ -138,8 +139,6 @@ void describe_graph(LoadedProgram& program) {
   program.bindings.ids.assign(program.inputs.size(), 0);
 }
 
-constexpr uint32_t kNobody = ~uint32_t{0};
-
 // The first runner that says so, or kNobody.
 template <typename F>
 uint32_t first_runner(const Runners& runners, F&& accepts) {
@@ -148,22 +147,31 @@ uint32_t first_runner(const Runners& runners, F&& accepts) {
   return found == runners.end() ? kNobody : static_cast<uint32_t>(found - runners.begin());
 }
 
-Status nobody_does(const Runners& runners, const ir::Node& node) {
-  return {ErrorCode::kOpFailed,
-          "remote: nothing in this worker does the op '" + std::string(ir::op_desc(node.opcode).name) + "' (it has " +
-              (runners.empty() ? "no runner" : descriptions(runners)) +
-              "); install libtorch beside it, or compute that on the CPU",
-          "NotImplementedError"};
-}
-
-// Who does each node alone. It stays so.
-Status find_runners(LoadedProgram& program, const Runners& runners) {
+// Who may execute each node alone.
+void find_runners(LoadedProgram& program, const Runners& runners) {
   const ir::Graph& graph = program.graph;
   for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
-    program.alone.push_back(first_runner(runners, [&](Runner& runner) { return runner.accepts(graph, n); }));
-    if (program.alone[n] == kNobody) return nobody_does(runners, graph.nodes[n]);
+    uint64_t may = 0;
+    for (size_t r = 0; r < runners.size(); ++r) {
+      if (!runners[r]->accepts(graph, n)) continue;
+      may |= uint64_t{1} << r;
+      if (!runners[r]->may_decline()) break;
+    }
+    program.may.push_back(may);
+    program.alone.push_back(may == 0 ? kNobody : static_cast<uint32_t>(std::countr_zero(may)));  // not asked yet
   }
-  return {};
+}
+
+// The first runner that takes the node. Only if there is none, plans that are being built are waited for.
+uint32_t first_taker(const LoadedProgram& program, uint32_t node) {
+  for (const bool wait : {program.waits, true}) {
+    for (uint64_t rest = program.may[node]; rest != 0; rest &= rest - 1) {
+      const auto runner = static_cast<uint32_t>(std::countr_zero(rest));
+      if (program.loaded[runner].program->takes_node(node, program.values, wait)) return runner;
+    }
+    if (wait) break;
+  }
+  return kNobody;
 }
 
 // Which groups may be done as one, and by whom.
@@ -220,7 +228,7 @@ void apply_steps(LoadedProgram& program) {
     if (life.first != ir::kNoNode) {
       // Whoever does the node that makes a buffer says whether it makes the memory too.
       const auto first = step_of(program, life.first), last = step_of(program, life.last);
-      program.created[b] = program.loaded[first->runner].program->creates_buffer(b);
+      program.created[b] = first->runner != kNobody && program.loaded[first->runner].program->creates_buffer(b);
       has_memory = !(first->whole && buffer.in_group);
       if (first->whole) life.first = first->first;
       if (last->whole) life.last = last->last - 1;
@@ -245,7 +253,7 @@ Status load_groups(LoadedProgram& program, const Runners& runners, std::span<con
     if (!first && groups == groups_of(before, r)) continue;
     LoadRequest request{bytes, graph, std::vector<uint8_t>(graph.nodes.size()), program.tune};
     bool any = !groups.empty();
-    for (size_t n = 0; n < graph.nodes.size(); ++n) any |= request.nodes[n] = program.alone[n] == r;
+    for (size_t n = 0; n < graph.nodes.size(); ++n) any |= request.nodes[n] = program.may[n] >> r & 1;
     for (const Step& step : groups) {
       std::fill(request.nodes.begin() + step.first, request.nodes.begin() + step.last, 1);
     }
@@ -263,10 +271,10 @@ Status load_groups(LoadedProgram& program, const Runners& runners, std::span<con
   return {};
 }
 
-bool tunes(const LoadedProgram& program) {
-  return program.tune && std::ranges::any_of(program.loaded, [](const LoadedProgram::Loaded& loaded) {
-           return loaded.program != nullptr && loaded.program->tunes();
-         });
+bool some_program(const LoadedProgram& program, bool (RunnerProgram::*says)() const) {
+  return std::ranges::any_of(program.loaded, [&](const LoadedProgram::Loaded& loaded) {
+    return loaded.program != nullptr && (*loaded.program.*says)();
+  });
 }
 
 bool may_grow(const LoadedProgram& program) { return !program.graph.groups.empty(); }
@@ -289,8 +297,8 @@ void load(LoadedProgram& program, const Runners& runners, std::span<const std::b
   program.charged = takes;
   program.decoded = true;
   describe_graph(program);
-  program.status = find_runners(program, runners);
-  if (program.status.ok()) program.status = load_groups(program, runners, copy);
+  find_runners(program, runners);
+  program.status = load_groups(program, runners, copy);
   if (program.status.ok() && may_grow(program)) program.bytes = std::move(copy);
 }
 
@@ -334,25 +342,68 @@ std::shared_ptr<LoadedProgram> load_program(uint32_t number, const Runners& runn
 }
 
 void update_groups(LoadedProgram& program, const Runners& runners) {
-  if (program.bytes.empty()) return;
-  bool more = false;
-  for (size_t r = 0; r < runners.size(); ++r) more |= program.accepted[r] != runners[r]->generation();
-  if (more) program.status = load_groups(program, runners, program.bytes);
+  bool changed = false;
+  for (size_t r = 0; r < program.accepted.size(); ++r) {
+    const uint64_t generation = runners[r]->generation();
+    changed |= std::exchange(program.accepted[r], generation) != generation;
+  }
+  if (!changed) return;
+  program.chosen = false;
+  if (!program.bytes.empty()) program.status = load_groups(program, runners, program.bytes);
 }
 
 void choose_steps(LoadedProgram& program) {
   if (program.chosen) return;
   program.chosen = true;
   bool changed = false;
+  uint32_t next = 0;  // node
+  const auto choose_alone = [&](uint32_t end) {
+    for (; next < end; ++next) {
+      const uint32_t runner = first_taker(program, next);
+      changed |= std::exchange(program.alone[next], runner) != runner;
+    }
+  };
   for (size_t g = 0; g < program.groups.size(); ++g) {
     const Step& step = program.groups[g];
+    choose_alone(step.first);
     const bool takes = program.loaded[step.runner].program->takes(step.first, step.last, program.values);
     changed |= takes != (program.taken[g] != 0);
     program.taken[g] = takes;
+    if (!takes) continue;
+    for (; next < step.last; ++next) program.alone[next] = kUnasked;
   }
-  const bool times = tunes(program);
+  choose_alone(static_cast<uint32_t>(program.graph.nodes.size()));
+  const bool times = program.tune && some_program(program, &RunnerProgram::tunes);
   changed |= std::exchange(program.times, times) != times;
+  program.asks_again = times || some_program(program, &RunnerProgram::asks_again);
   if (changed) apply_steps(program);
+  program.work = 0;
+  for (const Step& step : program.steps) {
+    if (step.runner != kNobody) program.work += program.loaded[step.runner].program->work(step.first, step.last);
+  }
+}
+
+uint32_t runner_of(LoadedProgram& program, uint32_t node) {
+  uint32_t& runner = program.alone[node];
+  if (runner == kUnasked) runner = first_taker(program, node);
+  return runner;
+}
+
+Status refusal(const LoadedProgram& program, const Runners& runners, uint32_t node) {
+  std::string reasons;
+  for (uint32_t r = 0; r < runners.size(); ++r) {
+    const bool asked = (program.may[node] >> r & 1) != 0 && program.loaded[r].program != nullptr;
+    const std::string reason = asked ? program.loaded[r].program->why_not(node) : runners[r]->why_nothing();
+    if (reason.empty()) continue;
+    const std::string name = runners[r]->description();
+    reasons += (reasons.empty() ? "" : "; ") + (name.empty() ? "" : name + ": ") + reason;
+  }
+  if (reasons.empty()) reasons = "it has " + (runners.empty() ? "no runner" : descriptions(runners));
+  return {ErrorCode::kOpFailed,
+          "remote: nothing in this worker does the op '" +
+              std::string(ir::op_desc(program.graph.nodes[node].opcode).name) + "' like this (" + reasons +
+              "); compute it on the CPU (.cpu()), or give it contiguous tensors",
+          "NotImplementedError"};
 }
 
 void end_tuned_run(LoadedProgram& program, bool complete) {
@@ -361,8 +412,6 @@ void end_tuned_run(LoadedProgram& program, bool complete) {
     const Step& step = program.groups[g];
     if (ns != 0 && complete) program.loaded[step.runner].program->took(step.first, ns);
   }
-  // (Once more when all is known.)
-  if (program.times) program.chosen = false;
 }
 
 std::vector<Step>::const_iterator step_of(const LoadedProgram& program, uint32_t node) {

@@ -28,11 +28,14 @@ struct Stage {
   std::vector<uint32_t> erase;    // indices into `inputs` of those that are dead afterwards
 };
 
+inline constexpr uint32_t kNobody = ~uint32_t{0};       // no runner
+inline constexpr uint32_t kUnasked = ~uint32_t{0} - 1;  // a runner that is not known yet
+
 // Nodes [first, last), and who does them.
 struct Step {
   uint32_t first = 0, last = 0;
-  uint32_t runner = 0;
-  bool whole = false;  // a group that is done as one: never cut
+  uint32_t runner = 0;  // kNobody: it fails
+  bool whole = false;   // a group that is done as one: never cut
   // The group whose nodes these are, where somebody wants to know how long they take one by one.
   uint32_t timed = ir::kNoNode;
   bool operator==(const Step&) const = default;
@@ -59,10 +62,14 @@ struct LoadedProgram {
   std::vector<Step> groups;        // those that a runner may do as one
   std::vector<uint8_t> taken;      // of each of these: it is done as one, in runs with the present values
   std::vector<uint64_t> took;      // of each of these: ns of its nodes in this run, where somebody wants to know
-  std::vector<uint32_t> alone;     // of each node: the runner that does it alone
+  std::vector<uint64_t> may;       // of each node: the runners that accept it, as bits
+  std::vector<uint32_t> alone;     // of each node: the runner that executes it alone, kNobody or kUnasked
   std::vector<uint64_t> accepted;  // of each runner: its generation when `steps` were made
   bool tune = false;
   bool times = false;                  // some runner is tuning: who does a group may change from run to run
+  double work = 0;                     // of all steps (RunnerProgram::work)
+  bool asks_again = false;             // `steps` are chosen again before the next run
+  bool waits = false;                  // for plans that are being built: results must not depend on time
   CachingAllocator* memory = nullptr;  // that it is charged to
   uint64_t charged = 0;
 
@@ -87,7 +94,7 @@ struct LoadedProgram {
   std::vector<uint64_t> nbytes;  // of the buffers
   ir::MathModes math = 0;
   bool evaluated = false;  // `values` are those of `params`
-  bool chosen = false;     // `steps` are those for `values`, and what the runners accept
+  bool chosen = false;     // `steps` are those for `values`, and what the runners take
   bool placed = false;     // `layout` is that of `values` and `nbytes`, and all views lie inside their buffers
   Layout layout;           // of the small temporaries
   std::vector<Stage> stages;
@@ -110,11 +117,17 @@ uint32_t next_cut(const LoadedProgram& program, uint32_t node);
 std::shared_ptr<LoadedProgram> load_program(uint32_t number, const Runners& runners, CachingAllocator* memory,
                                             std::span<const std::byte> bytes, bool tune);
 
-// Looks at the groups again if a runner accepts more by now.
+// Has the runners asked again if the generation of one has changed.
 void update_groups(LoadedProgram& program, const Runners& runners);
 
-// Which groups are done as one with the present values.
+// Chooses who executes what with the present values.
 void choose_steps(LoadedProgram& program);
+
+// The runner that executes a node alone with the present values, or kNobody.
+uint32_t runner_of(LoadedProgram& program, uint32_t node);
+
+// The error of a node that nobody executes: each runner's reason, and what to do.
+Status refusal(const LoadedProgram& program, const Runners& runners, uint32_t node);
 
 // After a run: tells the runners that tune how long nodes took. `complete`: all of them were done so, each once.
 void end_tuned_run(LoadedProgram& program, bool complete);

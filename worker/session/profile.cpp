@@ -24,12 +24,6 @@ std::vector<ir::Sym> size_symbols(const ir::Graph& graph) {
 
 }  // namespace
 
-uint64_t monotonic_ns() {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-          .count());
-}
-
 // All the room at once, so that recording moves nothing; pages that are not touched take no memory.
 Profile::Profile(uint64_t limit) : limit_(std::min(limit, kMaxEvents)) { events_.reserve(limit_); }
 

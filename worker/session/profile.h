@@ -9,6 +9,7 @@
 #include "ir/graph.h"
 #include "remote/wire/wire.h"
 #include "remote/wire/wire_generated.h"
+#include "worker/device/monotonic_clock.h"
 #include "worker/session/loaded_program.h"
 
 // What a worker did and when, while a client records a profile. One thread. Memory is bounded: events that are too many
@@ -16,8 +17,6 @@
 // Nothing is described while it is recorded: the sizes that a run's ops had are kept as numbers, and become text when
 // the client asks.
 namespace torch_remote::worker {
-
-uint64_t monotonic_ns();
 
 class Profile {
  public:

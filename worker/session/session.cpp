@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "remote/wire/delta.h"
+#include "remote/wire/environment.h"
 #include "worker/device/no_memory.h"
 
 namespace torch_remote::worker {
@@ -69,9 +70,15 @@ Memory::~Memory() {
 }
 
 Session::Session(Device* device, const Runners* runners)
-    : device_(device), runners_(runners), memory_(&device->memory()) {
+    : device_(device),
+      runners_(runners),
+      memory_(&device->memory()),
+      waits_(remote::is_set("TORCH_REMOTE_WAIT_COMPILE")) {
   const auto found = std::ranges::find_if(*runners, [](const auto& r) { return r->works_in_background(); });
   if (found != runners->end()) background_runner_ = static_cast<uint32_t>(found - runners->begin());
+  for (const auto& runner : *runners) {
+    if (!begins_) begins_ = runner->begins();
+  }
   memory_->set_reclaim([this] { return reclaim(); });
 }
 

@@ -234,6 +234,7 @@ class Session {
   bool call_in_pieces(Run& run, uint32_t first, uint32_t last);
   bool look(Run& run);
   bool call(Run& run, uint32_t first, uint32_t last, bool alone = false);
+  bool call_alone(Run& run, uint32_t node, uint64_t* times);
   bool call_runner(Run& run, uint32_t runner, uint32_t first, uint32_t last, uint64_t* times);
   tr_run describe(Run& run, uint32_t runner, uint32_t first, uint32_t last, uint64_t* times) const;
   uint64_t* times_of(Run& run, uint32_t first, uint32_t last);
@@ -281,7 +282,9 @@ class Session {
   std::unordered_map<uint64_t, MemoryPtr> checkpoint_;
   std::unordered_map<uint32_t, std::shared_ptr<LoadedProgram>> programs_;
   InFlight in_flight_;
-  uint32_t background_runner_ = UINT32_MAX;  // of `runners_`: whose nodes are begun
+  std::function<void(bool much)> begins_;  // of a runner that lends its threads; may be null
+  uint32_t background_runner_ = kNobody;   // of `runners_`: whose nodes are begun
+  const bool waits_;                       // for plans that are being built
   std::vector<Begun> begun_;
   std::unordered_map<uint64_t, FailurePtr> late_failures_;  // by sequence; of runs that somebody waits for
   std::unordered_map<uint64_t, std::vector<Kept>> kept_;    // by buffer; the oldest first

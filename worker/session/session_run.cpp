@@ -1,11 +1,13 @@
 #include "worker/session/session_run.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <new>
 #include <ranges>
 #include <utility>
 
 #include "remote/wire/delta.h"
+#include "worker/device/monotonic_clock.h"
 #include "worker/device/no_memory.h"
 #include "worker/runner/plugin_runner.h"
 
@@ -13,6 +15,8 @@ namespace torch_remote::worker {
 namespace {
 
 constexpr uint64_t kLookEvery = 2'000'000;  // ns of a run
+// RunnerProgram::work of a run that is worth waking threads: some 600 us of one core.
+constexpr double kPointsWorthWaking = 1 << 20;
 
 }  // namespace
 
@@ -95,10 +99,12 @@ void Session::run_decoded(LoadedProgram& program, const RunRequest& request, std
   } else {
     words->resize(program.words);
     unshare_written(run);
+    if (program.work > 0 && begins_) begins_(program.work >= kPointsWorthWaking);
     const bool careful = !run.poison.empty() || !run.behind.empty() || (last_untold() != 0 && program.updates);
     const bool complete = !careful && allocate_arena(run) && execute(run);
     if (!complete) execute_one_by_one(run);
     if (program.tune) end_tuned_run(program, complete);
+    if (program.asks_again) program.chosen = false;
     note_in_flight(run);
   }
   finish(run);
@@ -165,6 +171,7 @@ Status Session::prepare(Run& run) {
   device_->set_math(run.request.math);
   if (std::exchange(program.math, run.request.math) != run.request.math) {  // runners may choose otherwise
     program.chosen = false;
+    program.waits = waits_ || (run.request.math & ir::kDeterministic) != 0;
     for (LoadedProgram::Loaded& loaded : program.loaded) loaded.is_current = false;
   }
   if (!program.evaluated) {
@@ -321,7 +328,7 @@ bool Session::call(Run& run, uint32_t first, uint32_t last, bool alone) {
   error_.repeat = 0;
   bool good = true;
   if (alone) {
-    good = call_runner(run, program.alone[first], first, last, times);
+    good = call_alone(run, first, times);
   } else {
     auto step = step_of(program, first);
     for (uint32_t n = first; good && n < last; ++step) {
@@ -356,8 +363,31 @@ bool Session::call(Run& run, uint32_t first, uint32_t last, bool alone) {
   return false;
 }
 
+// Has the first runner execute a node that takes it, or the next one if the first finds out only now that it does not.
+bool Session::call_alone(Run& run, uint32_t node, uint64_t* times) {
+  for (uint32_t before = kNobody;;) {
+    const uint32_t runner = runner_of(run.program, node);
+    error_.repeat = 0;
+    if (call_runner(run, runner, node, node + 1, times)) return true;
+    if (error_.repeat == 0 || runner == background_runner_) return false;
+    if (runner == before) {  // it takes what it cannot do
+      error_.repeat = 0;
+      return false;
+    }
+    before = runner;
+    run.program.alone[node] = kUnasked;
+  }
+}
+
 // Has one runner do nodes [first, last), all of them its own.
 bool Session::call_runner(Run& run, uint32_t runner, uint32_t first, uint32_t last, uint64_t* times) {
+  if (runner == kNobody) {
+    const Status status = refusal(run.program, *runners_, first);
+    error_.node = first;
+    std::snprintf(error_.kind, sizeof(error_.kind), "%s", status.kind().c_str());
+    std::snprintf(error_.message, sizeof(error_.message), "%s", status.message().c_str());
+    return false;
+  }
   if (runner == background_runner_) {
     for (uint32_t n = first; n < last; ++n) {
       if (!begin(run, n, times ? times + (n - first) : nullptr)) return false;

@@ -29,6 +29,7 @@ class PartRunner final : public Runner {
   bool accepts(const ir::Graph& graph, uint32_t node) override {
     return ops_.contains(std::string(ir::op_desc(graph.nodes[node].opcode).name));
   }
+  bool may_decline() const override { return true; }
   bool accepts_group(const ir::Graph&, const ir::Group&) override { return groups; }
   uint64_t generation() const override { return groups ? 1 : 0; }
   bool has_op(const char* name) override { return ops_.contains(name); }
@@ -52,7 +53,12 @@ class PartRunner final : public Runner {
   bool groups = false;
   bool tunes = false;          // the program that was loaded last is to be tuned
   int64_t takes_up_to = 1000;  // the first symbol's value, in groups
+  int64_t nodes_up_to = 1000;  // likewise, of nodes
+  bool builds = false;         // a plan: declines nodes unless it may wait
+  bool asks_again = false;
+  int asked_of_nodes = 0;
   bool repeats = false;        // says of groups that their nodes are to be done one by one
+  bool repeats_nodes = false;  // finds out in a run that it does not execute nodes, either
   int loads = 0;
   // Of a tuned program: which answers it gives, run by run; then it tunes no more, and gives the last one.
   std::vector<bool> ways;
@@ -70,6 +76,12 @@ class PartRunner final : public Runner {
       ++runner_.asked;
       return runner_.ways[std::min(runner_.asked, runner_.ways.size()) - 1];
     }
+    bool takes_node(uint32_t, std::span<const int64_t> values, bool wait) override {
+      ++runner_.asked_of_nodes;
+      return values[0] <= runner_.nodes_up_to && (wait || !runner_.builds);
+    }
+    std::string why_not(uint32_t) const override { return runner_.builds ? "its plan is being built" : "too large"; }
+    bool asks_again() const override { return runner_.asks_again; }
     bool tunes() const override { return runner_.asked < runner_.ways.size(); }
     void took(uint32_t first, uint64_t ns) override {
       EXPECT_GT(ns, 0u);
@@ -83,7 +95,8 @@ class PartRunner final : public Runner {
         });
       }
       runner_.ran.push_back({run.first, run.last, missing.size()});
-      if (runner_.repeats && run.last - run.first > 1) {
+      if (runner_.repeats && (run.last - run.first > 1 || runner_.repeats_nodes)) {
+        if (runner_.repeats_nodes) runner_.nodes_up_to = 0;
         error->node = run.first;
         error->repeat = 1;
         return false;
@@ -370,6 +383,102 @@ TEST_F(StepsTest, RunsAreCutBetweenGroups) {
     EXPECT_EQ(ran.first % kNodes, 0u);
     EXPECT_EQ(ran.last - ran.first, static_cast<uint32_t>(kNodes));
   }
+}
+
+// Two runners accept the multiplications: who executes them depends on sizes.
+TEST_F(StepsTest, ANodeThatIsDeclinedGoesToTheNextRunner) {
+  start();
+  part->nodes_up_to = 2;
+  load(1, kProgram);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 100), nullptr);
+  EXPECT_EQ(part->ran, (std::vector<Ran>{}));
+  EXPECT_EQ(run(1, {2, 8}, {1, 2}, 200), nullptr);
+  EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 3, 0}}));
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 300), nullptr);
+  EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 3, 0}}));
+  for (const uint64_t base : {100, 300}) EXPECT_EQ(read(base + 2, 3), (Floats{111, 882, 2973})) << base;
+  EXPECT_EQ(read(202, 2), (Floats{111, 882}));
+}
+
+// It is asked when the values change, and in between only if it wants to be.
+TEST_F(StepsTest, RunnersAreAskedAboutNodesOnce) {
+  start();
+  load(1, kProgram);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  for (uint64_t base = 100; base < 400; base += 100) EXPECT_EQ(run(1, {3, 12}, {1, 2}, base), nullptr);
+  EXPECT_EQ(part->asked_of_nodes, 2);
+  EXPECT_EQ(run(1, {2, 8}, {1, 2}, 400), nullptr);
+  EXPECT_EQ(part->asked_of_nodes, 4);
+  part->asks_again = true;
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 500), nullptr);
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 600), nullptr);
+  EXPECT_EQ(part->asked_of_nodes, 8);
+}
+
+// A plan that is being built is waited for if nobody else takes the node.
+TEST_F(StepsTest, PlansAreWaitedForWhereNobodyElseTakesANode) {
+  start();
+  part->builds = true;
+  load(1, kProgram);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 100), nullptr);
+  EXPECT_TRUE(part->ran.empty());
+  EXPECT_EQ(read(102, 3), (Floats{111, 882, 2973}));
+  session.reset();
+  runners.clear();
+  start(/*with_plugin=*/false);
+  part->builds = true;
+  load(2, R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1 = aten::mul.Tensor(%0, %0)
+})");
+  upload(1, {1, 2, 3});
+  EXPECT_EQ(run(2, {3, 12}, {1}, 100), nullptr);
+  EXPECT_EQ(part->ran, (std::vector<Ran>{{0, 1, 0}}));
+  EXPECT_EQ(read(100, 3), (Floats{1, 4, 9}));
+}
+
+// What a runner finds out only in a run that it does not execute goes to the next one, in the same run.
+TEST_F(StepsTest, ANodeThatIsDeclinedInARunGoesToTheNextRunner) {
+  start();
+  part->repeats = part->repeats_nodes = true;
+  load(1, kProgram);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 100), nullptr);
+  EXPECT_FALSE(part->ran.empty());
+  EXPECT_EQ(read(101, 3), (Floats{110, 880, 2970}));
+  EXPECT_EQ(read(102, 3), (Floats{111, 882, 2973}));
+}
+
+// An error of the node alone: the others run.
+TEST_F(StepsTest, WhatEverybodyDeclinesIsAnErrorWithTheReasons) {
+  start(/*with_plugin=*/false);
+  load(1, R"(graph(s0, s1) {
+  b0: input survives
+  b1: fresh(s1) survives
+  b2: fresh(s1) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s0]{1} @b1 = aten::mul.Tensor(%0, %0)
+  %2: f32[s0]{1} @b2 = aten::add.Tensor(%0, %0, alpha=1)
+})");
+  upload(1, {1, 2, 3});
+  EXPECT_NE(run(1, {2, 8}, {1}, 100), nullptr);  // nobody accepts the sum
+  EXPECT_EQ(read(100, 2), (Floats{1, 4}));
+  EXPECT_EQ(read(101, 2), Floats());
+  EXPECT_NE(error.find("'aten::add.Tensor' like this (it has part)"), std::string::npos) << error;
+  part->nodes_up_to = 2;
+  EXPECT_NE(run(1, {3, 12}, {1}, 200), nullptr);  // nor, now, the product
+  EXPECT_EQ(read(200, 3), Floats());
+  EXPECT_NE(error.find("'aten::mul.Tensor' like this (part: too large)"), std::string::npos) << error;
+  EXPECT_NE(run(1, {2, 8}, {1}, 300), nullptr);
+  EXPECT_EQ(read(300, 2), (Floats{1, 4}));
 }
 
 TEST_F(StepsTest, WhatNobodyDoesIsNamed) {

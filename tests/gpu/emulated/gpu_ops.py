@@ -213,7 +213,7 @@ def check(
                 wrong.append(f"{what}: {type(error).__name__}: {text[:300]}")
                 continue
             refusals += 1
-            refused.setdefault(known[1] or known[2], f"{name_of(op)} {dtype}: {text.splitlines()[0][:200]}")
+            refused.setdefault(known[1], f"{name_of(op)} {dtype}: {text.splitlines()[0][:200]}")
             continue
         done += 1
         if found is not None:

@@ -224,7 +224,7 @@ def test_what_no_kernel_does_is_named(remote):
     y = torch.linalg.matrix_exp(x)
     with pytest.raises(
         NotImplementedError,
-        match=r"nothing in this worker does the op 'aten::linalg_matrix_exp'.*compute that on the CPU",
+        match=r"nothing in this worker does the op 'aten::linalg_matrix_exp'.*compute it on the CPU",
     ):
         y.cpu()
     same(x + 1, x.cpu() + 1)

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "worker/targets/cpu/compiled/attention_runner.h"
 #include "worker/targets/cpu/compiled/kernel_runner.h"
 #include "worker/targets/cpu/compiled/testing/elements.h"
 
@@ -378,7 +379,7 @@ TEST(Attention, IsTheRunnersGroup) {
     std::vector<int64_t> values;
     const int64_t params[] = {3, 12, 96};
     EXPECT_TRUE(ir::evaluate(graph, params, &values).ok());
-    const std::unique_ptr<Runner> runner = make_kernel_runner({});
+    const std::unique_ptr<Runner> runner = make_attention_runner({});
     if (!runner->accepts_group(graph, graph.groups[0])) return false;
     std::unique_ptr<RunnerProgram> program;
     EXPECT_TRUE(runner->load({{}, graph, {}, false}, &program).ok());

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -15,25 +14,18 @@
 
 #include "codegen/lower/lower.h"
 #include "ir/ops/op_table_generated.h"
+#include "worker/device/monotonic_clock.h"
 #include "worker/runner/number_checks.h"
-#include "worker/targets/cpu/compiled/attention.h"
 #include "worker/targets/cpu/compiled/index_check.h"
 #include "worker/targets/cpu/compiled/launch.h"
-#include "worker/targets/cpu/compiled/library_product.h"
-#include "worker/targets/cpu/compiled/product.h"
+#include "worker/targets/cpu/compiled/loop_program.h"
 #include "worker/targets/cpu/compiled/reuse.h"
 
 namespace torch_remote::worker::kernels {
 namespace {
 
-// Bytes beside buffers: nobody counts them against the memory limit, so they must be few. ATen needs none for such
-// rows.
-constexpr size_t kMostScratch = 64 << 20;
 // Results of so many bytes may be worth storing past the caches: they do not fit beside what else is in the second one.
 constexpr uint64_t kStreamedBytes = 4 << 20;
-// Points of all groups of a run that are worth waking threads: some 600 us of one core.
-constexpr double kPointsWorthWaking = 1 << 20;
-
 // A group of a program, as the last run that looked at it had it.
 struct BoundGroup {
   BoundGroup(const ir::Graph& graph, const ir::Group& made)
@@ -45,10 +37,9 @@ struct BoundGroup {
   std::vector<ir::Sym> symbols;  // those and others that the launches depend on
   std::vector<int64_t> values;   // theirs
   bool bound = false;
-  bool fits = false;        // one loop nest does it with these values
-  bool taken = false;       // and it is done so
-  bool refused = false;     // somebody was told that it is not, and why
-  bool by_library = false;  // it is a product, and `library_product` does it
+  bool fits = false;     // one loop nest does it with these values
+  bool taken = false;    // and it is done so
+  bool refused = false;  // somebody was told that it is not, and why
   std::vector<codegen::Launch> launches;
   // What may do the launches: kernels that serve all sizes, and in tuned programs variants of them.
   struct Kernels {
@@ -70,14 +61,6 @@ struct BoundGroup {
   const Launches& plain() const { return kernels.front().prepared; }
   // What a launch reads may lie where one writes: where an index is out of bounds, nothing may be done.
   mutable bool shares = false;
-  // Instead of launches:
-  std::unique_ptr<Attention> attention;
-  // Of one product, ways that it may be done in.
-  std::unique_ptr<Product> product;
-  std::unique_ptr<LibraryProduct> library_product;
-
-  bool is_product() const { return product != nullptr || library_product != nullptr; }
-  double product_points() const { return product != nullptr ? product->points() : library_product->points(); }
 };
 
 void make_unique(std::vector<ir::Sym>& symbols) {
@@ -125,13 +108,6 @@ std::string describe(const ir::Graph& graph, const ir::Group& group) {
   return nodes <= kNamed ? text : text + ", " + std::to_string(nodes - kNamed) + " more";
 }
 
-// CLOCK_MONOTONIC in ns.
-uint64_t now() {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-          .count());
-}
-
 class KernelProgram : public RunnerProgram {
  public:
   // `refused` counts groups that no kernel does. `tunes`: it finds out by timing how its groups are done best.
@@ -148,7 +124,6 @@ class KernelProgram : public RunnerProgram {
   bool takes(uint32_t first, uint32_t, std::span<const int64_t> values) override {
     BoundGroup& group = group_at(first);
     group.taken = takes(group, values);
-    summed_ = false;
     return group.taken;
   }
 
@@ -181,22 +156,21 @@ class KernelProgram : public RunnerProgram {
     return shares;
   }
 
+  double work(uint32_t first, uint32_t last) const override {
+    double points = 0;
+    for (const BoundGroup& group : groups_) {
+      if (group.taken && group.group.first >= first && group.group.last < last) points += group.plain().points();
+    }
+    return points;
+  }
+
   bool run(tr_run& run, tr_error* error) override {
     const std::span<const tr_buffer> buffers(run.buffers, run.buffer_count);
     for (uint32_t n = run.first; n < run.last;) {
       BoundGroup& group = group_at(n);
-      if (n == first_taken()) options_.begins(points_ >= kPointsWorthWaking);
-      const uint64_t began = run.times != nullptr ? now() : 0;
+      const uint64_t began = run.times != nullptr ? monotonic_ns() : 0;
       codegen::cpu::IndexRecord failure;
-      if (group.attention != nullptr) {
-        group.attention->run(buffers, options_.threads);
-      } else if (group.by_library) {
-        if (!run_by_library(group, buffers, error)) return false;
-      } else if (group.product != nullptr) {
-        group.product->run(buffers, options_.threads);
-      } else if (may_begin(group, buffers, &failure)) {
-        run_kernels(group, buffers, &failure);
-      }
+      if (may_begin(group, buffers, &failure)) run_kernels(group, buffers, &failure);
       if (failure.operand != codegen::cpu::kNoFailure) {
         std::snprintf(error->kind, sizeof(error->kind), "IndexError");
         std::snprintf(error->message, sizeof(error->message),
@@ -240,7 +214,6 @@ class KernelProgram : public RunnerProgram {
     if (!is_bound(group, values)) bind(group, values);
     if (!group.fits) return false;
     if (!group.numbers.check(values).ok()) return false;  // the op whose number it is says so
-    if (group.is_product()) return takes_product(group);
     if (group.kernels.empty()) return true;
     set_scalars(group, values);
     const BoundGroup::Kernels& plain = group.kernels.front();
@@ -256,23 +229,6 @@ class KernelProgram : public RunnerProgram {
       use(group);
     }
     return group.way != GroupWay::kNodes;
-  }
-
-  bool takes_product(BoundGroup& group) const {
-    const ProductShape shape = group.product != nullptr ? group.product->shape() : group.library_product->shape();
-    const ProductChoices::Way way = options_.products->way(shape);
-    group.by_library = way == ProductChoices::Way::kOneDnn && group.library_product != nullptr;
-    return group.by_library || (way == ProductChoices::Way::kLoops && group.product != nullptr);
-  }
-
-  bool run_by_library(BoundGroup& group, std::span<const tr_buffer> buffers, tr_error* error) const {
-    if (group.library_product->run(buffers, options_.products->library())) return true;
-    group.fits = false;  // the op says why, or does it
-    std::snprintf(error->kind, sizeof(error->kind), "RuntimeError");
-    std::snprintf(error->message, sizeof(error->message), "oneDNN does not do this product of matrices");
-    error->node = group.group.first;
-    error->repeat = 1;
-    return false;
   }
 
   // That of all of them.
@@ -424,7 +380,7 @@ class KernelProgram : public RunnerProgram {
       if (timed) drop(group, GroupWay::kStreams);
       timed = false;
     }
-    const auto clock = [&] { return options_.clock ? options_.clock() : now(); };
+    const auto clock = [&] { return options_.clock ? options_.clock() : monotonic_ns(); };
     const uint64_t began = timed ? clock() : 0;
     kernels->prepared.run(buffers, options_.threads, failure);
     if (timed) add_time(group, clock() - began);
@@ -439,7 +395,7 @@ class KernelProgram : public RunnerProgram {
 
   // The group's time is its first node's.
   static void note_times(tr_run& run, const ir::Group& group, uint64_t began) {
-    const uint64_t ended = now();
+    const uint64_t ended = monotonic_ns();
     run.times[group.first - run.first] = began;
     for (uint32_t n = group.first + 1; n <= group.last + 1; ++n) run.times[n - run.first] = ended;
   }
@@ -465,8 +421,6 @@ class KernelProgram : public RunnerProgram {
     group.timed = false;
     group.key.clear();
     group.symbols = group.places;
-    if (group.group.kind == ir::GroupKind::kAttention) return bind_attention(group, values);
-    if (group.group.kind == ir::GroupKind::kMatmulEpilogue) return bind_product(group, values);
     if (norms_channels_last(graph_, group.group, values)) {
       group.fits = false;
       remember(group, values);
@@ -494,42 +448,6 @@ class KernelProgram : public RunnerProgram {
     choose_streams(group, values);
   }
 
-  // Numbers of a node that loops of our own take as they are when it is bound.
-  static void add_numbers(BoundGroup& group, const ir::Node& node) {
-    for (const ir::Arg& arg : node.args) {
-      const bool number = arg.tag == ir::ArgTag::kBool || arg.tag == ir::ArgTag::kInt || arg.tag == ir::ArgTag::kFloat;
-      if (number) group.symbols.push_back(arg.a);
-    }
-  }
-
-  void bind_product(BoundGroup& group, std::span<const int64_t> values) {
-    const ir::Node& node = graph_.nodes[group.group.first];
-    add_numbers(group, node);
-    remember(group, values);
-    const ProductLoops* loops = product_loops(host_target());
-    group.product.reset();
-    group.library_product.reset();
-    group.by_library = false;
-    if (loops != nullptr && options_.products != nullptr && group.group.first == group.group.last) {
-      group.product = Product::bind(graph_, node, values, *loops);
-      group.library_product = LibraryProduct::bind(graph_, node, values);
-    }
-    if (group.product != nullptr && group.product->scratch() > kMostScratch) group.product.reset();
-    group.fits = group.is_product();
-  }
-
-  void bind_attention(BoundGroup& group, std::span<const int64_t> values) {
-    const ir::Node& node = graph_.nodes[group.group.first];
-    add_numbers(group, node);
-    remember(group, values);
-    const AttentionLoops* loops = attention_loops(host_target());
-    if (loops != nullptr && group.group.first == group.group.last) {
-      group.attention = Attention::bind(graph_, node, values, *loops);
-    }
-    group.fits = group.attention != nullptr && group.attention->scratch() <= kMostScratch;
-    if (!group.fits) refuse(group, "no loops do attention of these sizes, strides and dtypes");
-  }
-
   // With which values the group was bound.
   static void remember(BoundGroup& group, std::span<const int64_t> values) {
     make_unique(group.symbols);
@@ -547,23 +465,6 @@ class KernelProgram : public RunnerProgram {
     }
   }
 
-  // The first node of the run's first group, if somebody is to know of it; sums up what all of them do.
-  uint32_t first_taken() {
-    if (!options_.begins) return ir::kNoNode;
-    if (summed_) return first_taken_;
-    summed_ = true;
-    first_taken_ = ir::kNoNode;
-    points_ = 0;
-    for (const BoundGroup& group : groups_) {
-      if (!group.taken) continue;
-      first_taken_ = std::min(first_taken_, group.group.first);
-      points_ += group.attention != nullptr ? group.attention->points()
-                 : group.is_product()       ? group.product_points()
-                                            : group.plain().points();
-    }
-    return first_taken_;
-  }
-
   const KernelRunnerOptions& options_;
   const ir::Graph& graph_;
   std::atomic<uint64_t>& refused_;
@@ -571,9 +472,6 @@ class KernelProgram : public RunnerProgram {
   std::vector<BoundGroup> groups_;
   // All that it had with any sizes, which may come back: the cache keeps what some program has.
   std::set<std::shared_ptr<CompiledKernel>> used_;
-  bool summed_ = false;  // what follows is of those that are taken now
-  uint32_t first_taken_ = ir::kNoNode;
-  double points_ = 0;
 };
 
 class KernelRunner : public Runner {
@@ -583,17 +481,10 @@ class KernelRunner : public Runner {
   std::string description() const override { return options_.description; }
   bool accepts(const ir::Graph&, uint32_t) override { return false; }
   bool accepts_group(const ir::Graph&, const ir::Group& group) override {
-    return (group_kinds() >> static_cast<uint32_t>(group.kind) & 1) != 0;
+    const bool loops = group.kind == ir::GroupKind::kAttention || group.kind == ir::GroupKind::kMatmulEpilogue;
+    return !loops && (group_kinds() >> static_cast<uint32_t>(group.kind) & 1) != 0;
   }
-  uint64_t generation() const override {
-    return options_.cache->generation() + (options_.products != nullptr ? options_.products->generation() : 0);
-  }
-  // There is nothing to do: time to find out who is faster.
-  void rest() override {
-    if (options_.products == nullptr || !options_.products->wants_measuring()) return;
-    if (options_.begins) options_.begins(true);
-    options_.products->measure();
-  }
+  uint64_t generation() const override { return options_.cache->generation(); }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
     *program = std::make_unique<KernelProgram>(options_, request.graph, refused_, request.tune);
     return {};

@@ -8,7 +8,6 @@
 #include "worker/runner/runner.h"
 #include "worker/targets/cpu/compiled/group_choice.h"
 #include "worker/targets/cpu/compiled/kernel_cache.h"
-#include "worker/targets/cpu/compiled/product_choice.h"
 #include "worker/targets/cpu/compiled/reuse.h"
 
 // The runner of compiled kernels on this machine's memory: it does groups, no node alone.
@@ -17,12 +16,9 @@ namespace torch_remote::worker::kernels {
 struct KernelRunnerOptions {
   std::shared_ptr<KernelCache> cache;
   ParallelFor threads;  // null: its caller's thread
-  // Told when a run begins: whether its groups are together worth waking threads. May be null.
-  std::function<void(bool much)> begins;
   // A group is done as one from its first run on: runs wait until it is compiled (TORCH_REMOTE_WAIT_COMPILE).
   bool waits = false;
-  std::shared_ptr<ProductChoices> products;  // null: products are not done
-  std::shared_ptr<GroupChoices> choices;     // null: no program is tuned
+  std::shared_ptr<GroupChoices> choices;  // null: no program is tuned
   // Of the last cache: what is read only after more than that has been gone through is stored past it. 0: nothing is.
   uint64_t cache_bytes = last_cache_bytes();
   std::function<uint64_t()> clock;  // ns, by which ways are timed; null: this machine's
@@ -34,7 +30,8 @@ struct KernelRunnerOptions {
 };
 std::unique_ptr<Runner> make_kernel_runner(KernelRunnerOptions options);
 
-// The kinds of groups and the dtypes that it may be given, as bits of ir::Capabilities.
+// The kinds of groups that it, the attention runner and the product runner may be given, and the dtypes, as bits of
+// ir::Capabilities.
 uint32_t group_kinds();
 uint64_t dtypes();
 

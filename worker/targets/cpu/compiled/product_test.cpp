@@ -16,6 +16,7 @@
 #include "ir/fusion/fusion.h"
 #include "worker/targets/cpu/compiled/kernel_runner.h"
 #include "worker/targets/cpu/compiled/library_product.h"
+#include "worker/targets/cpu/compiled/product_choice.h"
 #include "worker/targets/cpu/compiled/testing/elements.h"
 
 // Products of a few rows against double precision, with both sets of loops: sizes that fill no tile, strides, half

@@ -92,8 +92,8 @@ class KernelUnit final : public Unit {
 
 class CudaProgram final : public UnitProgram {
  public:
-  CudaProgram(CudaDevice& device, std::shared_ptr<WrittenUnits> others, const LoadRequest& request, uint64_t& refused)
-      : UnitProgram(device, request, refused), others_(std::move(others)) {
+  CudaProgram(CudaDevice& device, const LoadRequest& request, uint64_t& refused)
+      : UnitProgram(device, request, refused) {
     make_units(request);
   }
 
@@ -114,16 +114,11 @@ class CudaProgram final : public UnitProgram {
   std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
     return std::make_unique<KernelUnit>(device(), graph, group);
   }
-  std::unique_ptr<Unit> make_other(const ir::Graph& graph, const ir::Group& group) override {
-    return others_ != nullptr ? others_->make(graph, group) : nullptr;
-  }
-
-  const std::shared_ptr<WrittenUnits> others_;
 };
 
 class CudaRunner final : public Runner {
  public:
-  CudaRunner(CudaDevice& device, std::shared_ptr<WrittenUnits> others) : device_(device), others_(std::move(others)) {}
+  explicit CudaRunner(CudaDevice& device) : device_(device) {}
 
   std::string description() const override { return "CUDA kernels"; }
 
@@ -142,10 +137,11 @@ class CudaRunner final : public Runner {
     return (group_kinds() >> static_cast<uint32_t>(group.kind) & 1) != 0;
   }
 
+  bool may_decline() const override { return true; }
   uint64_t generation() const override { return refused_; }
 
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    *program = std::make_unique<CudaProgram>(device_, others_, request, refused_);
+    *program = std::make_unique<CudaProgram>(device_, request, refused_);
     return {};
   }
 
@@ -158,15 +154,12 @@ class CudaRunner final : public Runner {
 
  private:
   CudaDevice& device_;
-  const std::shared_ptr<WrittenUnits> others_;
   uint64_t refused_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<Runner> make_cuda_runner(CudaDevice& device, std::shared_ptr<WrittenUnits> others) {
-  return std::make_unique<CudaRunner>(device, std::move(others));
-}
+std::unique_ptr<Runner> make_cuda_runner(CudaDevice& device) { return std::make_unique<CudaRunner>(device); }
 
 uint32_t group_kinds() {
   return bit(ir::GroupKind::kPointwise) | bit(ir::GroupKind::kRowwise) | bit(ir::GroupKind::kReduce) |

@@ -4,8 +4,7 @@
 
 #include "worker/targets/cuda/dnn/attention_library.h"
 #include "worker/targets/cuda/dnn/attention_plan.h"
-#include "worker/targets/cuda/dnn/late_plan_unit.h"
-#include "worker/targets/cuda/launch/unit_program.h"
+#include "worker/targets/cuda/dnn/late_plan_runner.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -13,7 +12,11 @@ namespace {
 struct Attention {
   using Library = AttentionLibrary;
   using Plan = AttentionPlan;
+  static constexpr const char* kRunner = "cuDNN's attention";
   static constexpr const char* kWhat = "attention";
+
+  static bool accepts(const ir::Graph& graph, const ir::Node& node) { return is_attention(graph, node); }
+  static bool has_op(ir::Opcode opcode) { return is_attention_op(opcode); }
 
   static Status plan(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, Plan* plan,
                      std::vector<ir::Sym>* symbols) {
@@ -35,53 +38,11 @@ struct Attention {
   }
 };
 
-class AttentionProgram final : public UnitProgram {
- public:
-  AttentionProgram(LateLibrary<AttentionLibrary>& libraries, WrittenUnits& written, const LoadRequest& request,
-                   uint64_t& refused)
-      : UnitProgram(libraries.device(), request, refused), libraries_(libraries), written_(written) {
-    make_units(request);
-  }
-
- private:
-  std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
-    if (group.first != group.last || !is_attention(graph, graph.nodes[group.first])) return nullptr;
-    return std::make_unique<LatePlanUnit<Attention>>(libraries_, written_, graph, group);
-  }
-
-  LateLibrary<AttentionLibrary>& libraries_;
-  WrittenUnits& written_;
-};
-
-class AttentionRunner final : public Runner {
- public:
-  AttentionRunner(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder,
-                  std::shared_ptr<WrittenUnits> written)
-      : written_(std::move(written)), libraries_(device, std::move(table), std::move(folder)) {}
-
-  std::string description() const override { return "cuDNN's attention"; }
-
-  bool accepts(const ir::Graph& graph, uint32_t node) override { return is_attention(graph, graph.nodes[node]); }
-  Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    *program = std::make_unique<AttentionProgram>(libraries_, *written_, request, refused_);
-    return {};
-  }
-  bool has_op(const char* name) override {
-    const ir::Opcode opcode = ir::find_op(name);
-    return opcode != ir::kInvalidOpcode && is_attention_op(opcode);
-  }
-
- private:
-  const std::shared_ptr<WrittenUnits> written_;
-  LateLibrary<AttentionLibrary> libraries_;
-  uint64_t refused_ = 0;
-};
-
 }  // namespace
 
 std::unique_ptr<Runner> make_attention_runner(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder,
-                                              std::shared_ptr<WrittenUnits> units) {
-  return std::make_unique<AttentionRunner>(device, std::move(table), std::move(folder), std::move(units));
+                                              std::shared_ptr<OpKernels> kernels) {
+  return std::make_unique<LatePlanRunner<Attention>>(device, std::move(table), std::move(folder), std::move(kernels));
 }
 
 }  // namespace torch_remote::worker::cuda

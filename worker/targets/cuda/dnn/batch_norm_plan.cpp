@@ -183,12 +183,13 @@ Status BatchNormPlanner::backward() {
 
 }  // namespace
 
+bool is_batch_norm_op(ir::Opcode opcode) {
+  return opcode == ir::ops::aten_native_batch_norm || opcode == ir::ops::aten_native_batch_norm_backward ||
+         opcode == ir::ops::aten__native_batch_norm_legit || opcode == ir::ops::aten__native_batch_norm_legit_no_stats;
+}
+
 bool is_batch_norm(const ir::Graph& graph, const ir::Node& node) {
-  const bool known = node.opcode == ir::ops::aten_native_batch_norm ||
-                     node.opcode == ir::ops::aten_native_batch_norm_backward ||
-                     node.opcode == ir::ops::aten__native_batch_norm_legit ||
-                     node.opcode == ir::ops::aten__native_batch_norm_legit_no_stats;
-  if (!known) return false;
+  if (!is_batch_norm_op(node.opcode)) return false;
   bool good = true;
   ir::for_each_view(node, [&](uint32_t view, bool) {
     good = good && !graph.views[view].dynamic && dnn::narrow_type_of(graph.views[view].dtype);

@@ -15,6 +15,8 @@ namespace torch_remote::worker::cuda {
 
 // Whether there is something for the node's op and dtypes: one that trains, or its gradients.
 bool is_batch_norm(const ir::Graph& graph, const ir::Node& node);
+// Whether nodes of the op may be.
+bool is_batch_norm_op(ir::Opcode opcode);
 
 // What is done for a node: the first `before` steps, the call, the other steps.
 struct BatchNormPlan {

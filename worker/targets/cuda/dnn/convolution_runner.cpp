@@ -8,7 +8,7 @@
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/dnn/convolution.h"
 #include "worker/targets/cuda/dnn/convolution_library.h"
-#include "worker/targets/cuda/dnn/late_plan_unit.h"
+#include "worker/targets/cuda/dnn/late_plan_runner.h"
 #include "worker/targets/cuda/launch/group_call.h"
 #include "worker/targets/cuda/launch/run_memory.h"
 #include "worker/targets/cuda/launch/unit_program.h"
@@ -104,10 +104,7 @@ Status ConvolutionUnit::begin(std::span<const int64_t> values, std::vector<ir::S
   const Current current(convolutions_.device().gpu());
   ConvolutionLibrary* const library = convolutions_.get();
   if (library == nullptr) {
-    const Status& why = convolutions_.status();
-    // What is missing is told like an op that nobody does.
-    return why.code() == ErrorCode::kUnsupported ? Status(why.code(), "remote: " + why.message(), "NotImplementedError")
-                                                 : why;
+    return {ErrorCode::kUnsupported, convolutions_.status().message()};
   }
   Status status;
   for (const ConvolutionLayout layout : {ConvolutionLayout::kPreferred, ConvolutionLayout::kOther}) {
@@ -200,6 +197,7 @@ class ConvolutionRunner final : public Runner {
   std::string description() const override { return "cuDNN"; }
 
   bool accepts(const ir::Graph& graph, uint32_t node) override { return is_convolution(graph, graph.nodes[node]); }
+  bool may_decline() const override { return true; }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
     *program = std::make_unique<ConvolutionProgram>(convolutions_, request, refused_);
     return {};
@@ -208,6 +206,7 @@ class ConvolutionRunner final : public Runner {
     const ir::Opcode opcode = ir::find_op(name);
     return opcode != ir::kInvalidOpcode && is_convolution_op(opcode);
   }
+  uint64_t generation() const override { return refused_; }
 
  private:
   Convolutions convolutions_;

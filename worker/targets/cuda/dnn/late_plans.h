@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -89,6 +90,11 @@ class LatePlans {
   // be gone by then.
   void wait(const Prepared& prepared);
 
+  // Whether nobody has asked for the plans yet, as the problem was not used often enough.
+  bool is_unasked(const LatePlan<Problem>& prepared);
+  // Grows with each problem whose plans are built, or refused.
+  uint64_t built() const { return built_.load(std::memory_order_acquire); }
+
   // How often proposals were asked for, and how often a file said which one to take.
   uint64_t asked();
   uint64_t found();
@@ -148,6 +154,7 @@ class LatePlans {
   std::deque<Prepared> asked_for_;
   bool closing_ = false;
   uint64_t asked_ = 0, found_ = 0;
+  std::atomic<uint64_t> built_ = 0;
   std::thread thread_;  // from the first question on
 };
 
@@ -203,6 +210,12 @@ LateState LatePlans<Problem>::state(const LatePlan<Problem>& prepared) {
   const std::lock_guard lock(mutex_);
   if (!prepared.is_made_) return State::kWaiting;
   return prepared.status_.ok() ? State::kReady : State::kRefused;
+}
+
+template <typename Problem>
+bool LatePlans<Problem>::is_unasked(const LatePlan<Problem>& prepared) {
+  const std::lock_guard lock(mutex_);
+  return !prepared.is_asked_ && !prepared.is_made_;
 }
 
 template <typename Problem>
@@ -268,6 +281,7 @@ void LatePlans<Problem>::serve() {
       prepared->status_ = std::move(status);
       prepared->is_made_ = true;
     }
+    built_.fetch_add(1, std::memory_order_release);
     prepared.reset();
     made_.notify_all();
   }

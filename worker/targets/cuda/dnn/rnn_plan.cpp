@@ -176,8 +176,10 @@ Status RnnPlanner::backward() {
 
 }  // namespace
 
+bool is_rnn_op(ir::Opcode opcode) { return opcode == ir::ops::remote_rnn || opcode == ir::ops::remote_rnn_backward; }
+
 bool is_rnn(const ir::Graph& graph, const ir::Node& node) {
-  if (node.opcode != ir::ops::remote_rnn && node.opcode != ir::ops::remote_rnn_backward) return false;
+  if (!is_rnn_op(node.opcode)) return false;
   std::optional<DType> dtype;
   bool same = true;
   ir::for_each_view(node, [&](uint32_t view, bool) {

@@ -16,6 +16,8 @@ namespace torch_remote::worker::cuda {
 
 // Whether there is something for the node's op and dtypes.
 bool is_rnn(const ir::Graph& graph, const ir::Node& node);
+// Whether nodes of the op may be.
+bool is_rnn_op(ir::Opcode opcode);
 
 // kUnsupported: the message says why.
 Status find_rnn_problem(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, RnnProblem* problem,

@@ -28,8 +28,7 @@ class Products {
   ProductLibrary* get(Status* status) {
     if (library_ == nullptr && status_.ok()) {
       if (opened_.valid()) status_ = opened_.get();
-      // What is missing is told like an op that nobody does.
-      if (!status_.ok()) status_ = {status_.code(), "remote: " + status_.message(), "NotImplementedError"};
+      if (!status_.ok()) status_ = {ErrorCode::kUnsupported, status_.message()};
       if (status_.ok()) {
         status_ = ProductLibrary::open(device_.shared_gpu(), device_.memory(), {.table = &table_, .folder = folder_},
                                        &library_);
@@ -199,6 +198,7 @@ class ProductRunner final : public Runner {
     Product product;
     return find_epilogue(graph, group, &product);
   }
+  bool may_decline() const override { return true; }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
     *program = std::make_unique<ProductProgram>(products_, request, refused_);
     return {};

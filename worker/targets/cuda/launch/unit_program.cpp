@@ -1,22 +1,18 @@
 #include "worker/targets/cuda/launch/unit_program.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <string>
 #include <string_view>
 
+#include "worker/device/monotonic_clock.h"
 #include "worker/targets/cuda/launch/run_memory.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
 
 // Called where a stream comes to it; `data` is where the time goes, CLOCK_MONOTONIC in ns.
-void note_time(void* data) {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  *static_cast<uint64_t*>(data) =
-      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
-}
+void note_time(void* data) { *static_cast<uint64_t*>(data) = monotonic_ns(); }
 
 void set_error(const Status& status, uint32_t node, tr_error* error) {
   const char* kind = status.kind().empty() ? "RuntimeError" : status.kind().c_str();
@@ -41,8 +37,9 @@ Unit::Unit(const ir::Graph& graph, const ir::Group& group)
   }
 }
 
-const Status& Unit::ask(std::span<const int64_t> values) {
+const Status& Unit::ask(std::span<const int64_t> values, bool wait) {
   held_ = numbers_.check(values);
+  waits_ = wait;
   const auto is_same = [&] {
     for (size_t i = 0; i < symbols_.size(); ++i) {
       if (values_[i] != values[symbols_[i]]) return false;
@@ -140,7 +137,6 @@ void UnitProgram::make_units(const LoadRequest& request) {
     ir::Group group;
     group.first = group.last = n;
     if (auto unit = make_unit(apart_, group)) alone_.emplace(n, std::move(unit));
-    if (auto unit = make_other(apart_, group)) others_.emplace(n, std::move(unit));
   }
 }
 
@@ -151,16 +147,29 @@ bool UnitProgram::takes(uint32_t first, uint32_t, std::span<const int64_t> value
   return unit->second->is_good();
 }
 
+bool UnitProgram::takes_node(uint32_t node, std::span<const int64_t> values, bool wait) {
+  const auto found = alone_.find(node);
+  if (found == alone_.end()) return false;
+  (void)found->second->ask(values, wait);
+  return !found->second->declines();
+}
+
+std::string UnitProgram::why_not(uint32_t node) const {
+  const auto found = alone_.find(node);
+  return found == alone_.end() ? "" : found->second->status().message();
+}
+
+bool UnitProgram::asks_again() const {
+  return std::ranges::any_of(alone_, [](const auto& entry) { return entry.second->asks_again(); });
+}
+
 bool UnitProgram::run(tr_run& run, tr_error* error) {
   const Current current(device_.gpu());
   const std::span<const int64_t> values(run.symbols, graph_.symbols());
   run.word_count = 0;
   bool good = true;
-  if (run.symbols_changed != 0) {  // all that is not compiled yet, at once
-    for (uint32_t n = run.first; n < run.last;) n = unit_for(n, run.last, values).group().last + 1;
-  }
   for (uint32_t n = run.first; good && n < run.last;) {
-    Unit& unit = unit_for(n, run.last, values);
+    Unit& unit = unit_at(n, run.last);
     const Status& bound = unit.bind(values);
     note(run, n);
     good = run_unit(run, unit, bound, error);
@@ -181,33 +190,18 @@ Unit& UnitProgram::unit_at(uint32_t node, uint32_t last) {
   return whole ? unit : *alone_.at(node);
 }
 
-Unit& UnitProgram::unit_for(uint32_t node, uint32_t last, std::span<const int64_t> values) {
-  Unit& unit = unit_at(node, last);
-  const auto other = others_.find(node);
-  if (other == others_.end() || &unit != alone_.at(node).get()) {
-    (void)unit.ask(values);
-    return unit;
-  }
-  if (unit.ask(values).code() != ErrorCode::kUnsupported) return unit;
-  return other->second->ask(values).ok() ? *other->second : unit;
-}
-
 bool UnitProgram::run_unit(tr_run& run, Unit& unit, const Status& bound, tr_error* error) {
   const uint32_t node = unit.group().first;
   const std::string_view op = ir::op_desc(graph_.nodes[node].opcode).name;
   device_.gpu().set_doing(op);
   Status status = bound;
-  if (status.code() == ErrorCode::kUnsupported && unit.group().last != node) {
-    ++refused_;  // so the session asks again, whether it is taken
-    error->repeat = 1;
-  } else if (status.code() == ErrorCode::kUnsupported && status.kind().empty()) {
-    status = {ErrorCode::kUnsupported,
-              "remote: the GPU worker does not do '" + std::string(op) + "' like this (" + status.message() +
-                  "); compute it on the CPU (.cpu()), or give it contiguous tensors",
-              "NotImplementedError"};
-  }
   if (status.ok()) status = allocate(run, unit);
   if (status.ok() && !unit.is_empty()) status = unit.run(run);
+  if (status.code() == ErrorCode::kUnsupported) {
+    unit.decline(status);
+    ++refused_;  // so the session asks again, whether it is taken
+    error->repeat = 1;
+  }
   if (!status.ok()) set_error(status, node, error);
   return status.ok();
 }

@@ -4,6 +4,8 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "ir/graph.h"
@@ -21,11 +23,20 @@ class Unit {
 
   const ir::Group& group() const { return group_; }
   // Begins to make it anew if one of the values that it depends on is another, or if what went wrong may go right now.
-  const Status& ask(std::span<const int64_t> values);
+  // `wait`: for a plan that is being built (RunnerProgram::takes).
+  const Status& ask(std::span<const int64_t> values, bool wait = false);
   // Makes it, then: waits for its kernels. kOpFailed: one of its numbers is none that torch takes.
   const Status& bind(std::span<const int64_t> values);
   // It was asked for, and nothing says that it cannot be done with these values.
   bool is_good() const { return asked_ && status_.ok() && held_.ok(); }
+  // Somebody else may do it with the values that it was asked about last.
+  bool declines() const { return held_.ok() && status_.code() == ErrorCode::kUnsupported; }
+  // It turned out that it cannot be done with the values that it was asked about last.
+  void decline(Status why) { status_ = std::move(why); }
+  // Of the values that it was asked about last.
+  const Status& status() const { return status_; }
+  // It is declined because of a plan that is not asked for yet: whether it is depends on how often it is used.
+  virtual bool asks_again() const { return false; }
   // There is nothing to do: no result has elements.
   bool is_empty() const { return empty_; }
 
@@ -38,6 +49,7 @@ class Unit {
 
  protected:
   const ir::Graph& graph() const { return graph_; }
+  bool waits() const { return waits_; }  // see `ask`
 
  private:
   // kUnsupported: it cannot be done with these values. `symbols`: which beside sizes, strides and offsets it depends
@@ -60,7 +72,7 @@ class Unit {
   std::vector<uint32_t> fresh_;
   std::vector<ir::Sym> symbols_;
   std::vector<int64_t> values_;  // of these
-  bool asked_ = false, bound_ = false, empty_ = false;
+  bool asked_ = false, bound_ = false, empty_ = false, waits_ = false;
   Status status_;
   const NumberChecks numbers_;
   Status held_;  // whether the last values' numbers are
@@ -73,8 +85,11 @@ class UnitProgram : public RunnerProgram {
   UnitProgram(CudaDevice& device, const LoadRequest& request, uint64_t& refused);
 
   bool creates_buffer(uint32_t buffer) const override;
-  // Groups that look as if they could be done; that of one there is no kernel is found out when it is compiled.
+  // What looks as if it could be done; that there is no kernel for it is found out when that is compiled.
   bool takes(uint32_t first, uint32_t last, std::span<const int64_t> values) override;
+  bool takes_node(uint32_t node, std::span<const int64_t> values, bool wait) override;
+  std::string why_not(uint32_t node) const override;
+  bool asks_again() const override;
   bool run(tr_run& run, tr_error* error) override;
 
  protected:
@@ -84,13 +99,9 @@ class UnitProgram : public RunnerProgram {
   CudaDevice& device() const { return device_; }
 
  private:
-  // Null: such a group is not done as one.
+  // Null: it does not execute such a group, or a node alone.
   virtual std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) = 0;
-  // Who does a single node that the other one cannot do; null: nobody.
-  virtual std::unique_ptr<Unit> make_other(const ir::Graph&, const ir::Group&) { return nullptr; }
   Unit& unit_at(uint32_t node, uint32_t last);
-  // That one, or else the other one.
-  Unit& unit_for(uint32_t node, uint32_t last, std::span<const int64_t> values);
   bool run_unit(tr_run& run, Unit& unit, const Status& bound, tr_error* error);
   Status allocate(tr_run& run, const Unit& unit);
   void note(const tr_run& run, uint32_t node);
@@ -98,8 +109,8 @@ class UnitProgram : public RunnerProgram {
   CudaDevice& device_;
   uint64_t& refused_;
   const ir::Graph& graph_;
-  ir::Graph apart_;                                                   // as if there were no groups
-  std::map<uint32_t, std::unique_ptr<Unit>> units_, alone_, others_;  // by their first node
+  ir::Graph apart_;                                          // as if there were no groups
+  std::map<uint32_t, std::unique_ptr<Unit>> units_, alone_;  // by their first node
 };
 
 }  // namespace torch_remote::worker::cuda

@@ -1,7 +1,5 @@
 #include "worker/targets/cuda/ops/op_runner.h"
 
-#include <array>
-#include <map>
 #include <string>
 #include <utility>
 
@@ -11,90 +9,6 @@
 
 namespace torch_remote::worker::cuda {
 namespace {
-
-// Modules that are loaded, and functions in them.
-class OpKernels {
- public:
-  OpKernels(CudaDevice& device, KernelArchive archive) : device_(device), archive_(archive) {}
-  ~OpKernels() {
-    if (gpu().is_lost()) return;
-    const Current current(gpu());
-    gpu().queue().clear();
-    for (const Module module : modules_) {
-      if (module != nullptr) (void)gpu().driver().module_unload(module);
-    }
-    if (count_ != nullptr) (void)gpu().driver().mem_free_host(count_);
-  }
-  OpKernels(const OpKernels&) = delete;
-  OpKernels& operator=(const OpKernels&) = delete;
-
-  CudaDevice& device() { return device_; }
-
-  // The GPU's context is current, as in what follows.
-  Status find(KernelFile file, const char* name, Function* function) {
-    Function& known = functions_[name];
-    if (known == nullptr) {
-      Module& module = modules_[static_cast<size_t>(file)];
-      if (module == nullptr) {
-        if (Status status = load(file, &module); !status.ok()) return status;
-      }
-      const Result result = gpu().driver().module_get_function(&known, module, name);
-      if (result != Result::kSuccess) return to_status(gpu().driver(), result, "cuModuleGetFunction");
-    }
-    *function = known;
-    return {};
-  }
-
-  // `record`: of indices that may be wrong; `values`: the run's, of what has parameters.
-  Status launch(const OpLaunch& launch, const RunMemory& memory, uint64_t record, std::span<const int64_t> values) {
-    Function function = nullptr;
-    if (Status status = find(launch.file, launch.kernel, &function); !status.ok()) return status;
-    Work work{.function = function, .grid = launch.grid, .block = {launch.block, 1}, .one_parameter = true};
-    work.words = launch.words;
-    for (const OpLaunch::Address& word : launch.addresses) work.words[word.word] = memory.address(word.place);
-    for (const OpLaunch::Parameter& word : launch.parameters) {
-      work.words[word.word] = static_cast<uint64_t>(values[word.symbol]);
-    }
-    work.numbers = launch.numbers.value_or(0);
-    work.number_count = launch.parameters.size();
-    work.failure = launch.failure;
-    if (launch.failure) work.words[*launch.failure] = record;
-    gpu().queue().add(std::move(work));
-    return {};
-  }
-
-  // Waits for what is queued.
-  Status read(DevicePointer from, int64_t* count) {
-    const Driver& driver = gpu().driver();
-    if (count_ == nullptr) {
-      void* memory = nullptr;
-      const Result result = driver.mem_host_alloc(&memory, sizeof(*count_), 0);
-      if (result != Result::kSuccess) return to_status(driver, result, "cuMemHostAlloc");
-      count_ = static_cast<int64_t*>(memory);
-    }
-    const bool good =
-        gpu().check(driver.memcpy_dtoh_async(count_, from, sizeof(*count_), gpu().work()), "cuMemcpyDtoHAsync") &&
-        gpu().check(driver.stream_synchronize(gpu().work()), "cuStreamSynchronize");
-    *count = good ? *count_ : 0;
-    return {};
-  }
-
- private:
-  Gpu& gpu() { return device_.gpu(); }
-
-  Status load(KernelFile file, Module* module) {
-    const KernelArchive image = find_image(archive_, file, gpu().sm());
-    if (image.empty()) return {ErrorCode::kInternal, "remote: the worker has no kernels for " + gpu().name()};
-    const Result result = gpu().driver().module_load_data_ex(module, image.data(), 0, nullptr, nullptr);
-    return result == Result::kSuccess ? Status() : to_status(gpu().driver(), result, "cuModuleLoadDataEx");
-  }
-
-  CudaDevice& device_;
-  const KernelArchive archive_;
-  std::array<Module, kKernelFiles> modules_ = {};
-  std::map<std::string_view, Function> functions_;
-  int64_t* count_ = nullptr;  // pinned
-};
 
 constexpr std::string_view kForWhat = "a kernel";
 
@@ -206,109 +120,56 @@ Status OpUnit::run(tr_run& run) {
   return do_plan(rest, run.number, memory);
 }
 
-// What nobody does: an error of this node alone.
-class RefusedUnit final : public Unit {
- public:
-  RefusedUnit(const ir::Graph& graph, const ir::Group& group, AtenKernels* aten) : Unit(graph, group), aten_(aten) {}
-  Status run(std::span<const tr_buffer>, uint64_t) override { return {}; }
-
- private:
-  Status begin(std::span<const int64_t>, std::vector<ir::Sym>*) override {
-    const std::string op(ir::op_desc(graph().nodes[group().first].opcode).name);
-    const std::string aten = aten_ != nullptr ? aten_->why_not(op) : "no libtorch";
-    return {ErrorCode::kUnsupported,
-            "remote: nothing in this worker does the op '" + op + "' (it has kernels and NVIDIA's libraries, " + aten +
-                "); compute that on the CPU (.cpu())",
-            "NotImplementedError"};
-  }
-  void set_numbers(std::span<const int64_t>) override {}
-
-  AtenKernels* const aten_;  // may be null
-};
+const NamedPlan* plan_of(const ir::Graph& graph, const ir::Node& node) {
+  bool has_complex = false;
+  ir::for_each_view(node, [&](uint32_t view, bool) { has_complex |= ir::is_complex(graph.views[view].dtype); });
+  return find_op_plan(node.opcode, has_complex);
+}
 
 class OpProgram final : public UnitProgram {
  public:
-  OpProgram(CudaDevice& device, std::shared_ptr<WrittenUnits> units, std::shared_ptr<AtenKernels> aten,
-            const LoadRequest& request, uint64_t& refused)
-      : UnitProgram(device, request, refused), units_(std::move(units)), aten_(std::move(aten)) {
-    if (aten_ && aten_->is_there()) {
-      bytes_ = std::make_shared<const std::vector<uint8_t>>(request.bytes.begin(), request.bytes.end());
-    }
+  OpProgram(OpKernels& kernels, const LoadRequest& request, uint64_t& refused)
+      : UnitProgram(kernels.device(), request, refused), kernels_(kernels) {
     make_units(request);
   }
 
  private:
   std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
-    if (group.first != group.last) return nullptr;
-    if (auto unit = units_->make(graph, group)) return unit;
-    return std::make_unique<RefusedUnit>(graph, group, aten_.get());
-  }
-  std::unique_ptr<Unit> make_other(const ir::Graph& graph, const ir::Group& group) override {
-    return bytes_ ? aten_->make_unit(graph, group, bytes_) : nullptr;
+    const NamedPlan* const plan = plan_of(graph, graph.nodes[group.first]);
+    if (group.first != group.last || plan == nullptr) return nullptr;
+    return std::make_unique<OpUnit>(kernels_, graph, group, *plan);
   }
 
-  const std::shared_ptr<WrittenUnits> units_;
-  const std::shared_ptr<AtenKernels> aten_;            // may be null
-  std::shared_ptr<const std::vector<uint8_t>> bytes_;  // of the program, for these
+  OpKernels& kernels_;
 };
 
 class OpRunner final : public Runner {
  public:
-  OpRunner(CudaDevice& device, std::shared_ptr<WrittenUnits> units, std::shared_ptr<AtenKernels> aten)
-      : device_(device), units_(std::move(units)), aten_(std::move(aten)) {}
+  explicit OpRunner(std::shared_ptr<OpKernels> kernels) : kernels_(std::move(kernels)) {}
 
-  std::string description() const override { return "written kernels"; }
+  std::string description() const override { return "hand-written kernels"; }
 
-  // Also what nobody does: so the rest of a program runs.
-  bool accepts(const ir::Graph&, uint32_t) override { return true; }
+  bool accepts(const ir::Graph& graph, uint32_t node) override { return plan_of(graph, graph.nodes[node]) != nullptr; }
+  bool may_decline() const override { return true; }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    *program = std::make_unique<OpProgram>(device_, units_, aten_, request, refused_);
+    *program = std::make_unique<OpProgram>(*kernels_, request, refused_);
     return {};
   }
   bool has_op(const char* name) override {
     const ir::Opcode opcode = ir::find_op(name);
-    if (opcode != ir::kInvalidOpcode && (find_op_plan(opcode) != nullptr || find_op_plan(opcode, true) != nullptr)) {
-      return true;
-    }
-    return aten_ && aten_->has_op(name);
+    return opcode != ir::kInvalidOpcode && (find_op_plan(opcode) != nullptr || find_op_plan(opcode, true) != nullptr);
   }
+  uint64_t generation() const override { return refused_; }
 
  private:
-  CudaDevice& device_;
-  const std::shared_ptr<WrittenUnits> units_;
-  const std::shared_ptr<AtenKernels> aten_;  // may be null
+  const std::shared_ptr<OpKernels> kernels_;
   uint64_t refused_ = 0;
-};
-
-class OpUnits final : public WrittenUnits {
- public:
-  OpUnits(CudaDevice& device, KernelArchive archive) : kernels_(device, archive) {}
-
-  std::unique_ptr<Unit> make(const ir::Graph& graph, const ir::Group& group) override {
-    bool has_complex = false;
-    ir::for_each_view(graph.nodes[group.first],
-                      [&](uint32_t view, bool) { has_complex |= ir::is_complex(graph.views[view].dtype); });
-    const NamedPlan* const plan = find_op_plan(graph.nodes[group.first].opcode, has_complex);
-    if (group.first != group.last || plan == nullptr) return nullptr;
-    return std::make_unique<OpUnit>(kernels_, graph, group, *plan);
-  }
-  Status launch(const OpLaunch& launch, const RunMemory& memory) override {
-    return kernels_.launch(launch, memory, 0, {});
-  }
-
- private:
-  OpKernels kernels_;
 };
 
 }  // namespace
 
-std::shared_ptr<WrittenUnits> make_written_units(CudaDevice& device, KernelArchive kernels) {
-  return std::make_shared<OpUnits>(device, kernels);
-}
-
-std::unique_ptr<Runner> make_op_runner(CudaDevice& device, std::shared_ptr<WrittenUnits> units,
-                                       std::shared_ptr<AtenKernels> aten) {
-  return std::make_unique<OpRunner>(device, std::move(units), std::move(aten));
+std::unique_ptr<Runner> make_op_runner(std::shared_ptr<OpKernels> kernels) {
+  return std::make_unique<OpRunner>(std::move(kernels));
 }
 
 }  // namespace torch_remote::worker::cuda

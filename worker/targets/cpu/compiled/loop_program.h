@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ir/graph.h"
+#include "worker/runner/number_checks.h"
+#include "worker/runner/runner.h"
+
+namespace torch_remote::worker::kernels {
+
+// Scratch memory that a call may use, in bytes: nobody counts it against the memory limit, so it must be little.
+constexpr size_t kMostScratch = 64 << 20;
+
+// A program of a runner that executes groups of one node each with hand-written loops. The loops are prepared ("bound")
+// for the values of a run, and serve until a size, a stride or a number is another one.
+class LoopProgram : public RunnerProgram {
+ public:
+  LoopProgram(const ir::Graph& graph, ir::GroupKind kind);
+
+  bool creates_buffer(uint32_t) const override { return false; }
+  bool takes(uint32_t first, uint32_t last, std::span<const int64_t> values) override;
+  double work(uint32_t first, uint32_t last) const override;
+  bool run(tr_run& run, tr_error* error) override;
+
+ protected:
+  const ir::Graph& graph() const { return graph_; }
+  // How many groups there are; the functions below name them by their index.
+  size_t count() const { return groups_.size(); }
+  // The loops do not do the group with these values although they were bound to them.
+  void give_up(size_t index) { groups_[index].fits = false; }
+
+ private:
+  struct Bound {
+    Bound(const ir::Graph& graph, const ir::Group& made)
+        : group(made), numbers(graph, made, NumberChecks::Halves::kAny) {}
+    ir::Group group;
+    NumberChecks numbers;
+    std::vector<ir::Sym> symbols;  // that the loops depend on
+    std::vector<int64_t> values;   // theirs
+    bool is_bound = false, fits = false;
+  };
+
+  // False: there are no loops for these values.
+  virtual bool bind(size_t index, const ir::Node& node, std::span<const int64_t> values) = 0;
+  // Whether the loops are to be used in the next run.
+  virtual bool wants(size_t) { return true; }
+  virtual bool execute(size_t index, std::span<const tr_buffer> buffers, tr_error* error) = 0;
+  // What it does, in points of compiled kernels (Launches::points).
+  virtual double points(size_t index) const = 0;
+
+  size_t index_of(uint32_t first) const;
+
+  const ir::Graph& graph_;
+  std::vector<Bound> groups_;
+};
+
+}  // namespace torch_remote::worker::kernels

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "worker/device/strided_copy.h"
+#include "worker/runner/runner.h"
+#include "worker/targets/cpu/compiled/product_choice.h"
+
+namespace torch_remote::worker::kernels {
+
+struct ProductRunnerOptions {
+  ParallelFor threads;  // null: its caller's thread
+  std::shared_ptr<ProductChoices> products;
+  // Called before products are measured (Runner::begins). May be null.
+  std::function<void(bool much)> begins;
+};
+
+// The runner of GEMMs on this machine's memory, with hand-written loops for few rows, and with the library of the ATen
+// plugin (Runner::products): groups of one node of the kind kMatmulEpilogue. `products` knows which is faster.
+std::unique_ptr<Runner> make_product_runner(ProductRunnerOptions options);
+
+}  // namespace torch_remote::worker::kernels

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "worker/runner/runner.h"
+#include "worker/targets/cuda/device/cuda_device.h"
+#include "worker/targets/cuda/dnn/cudnn_table.h"
+#include "worker/targets/cuda/ops/op_kernels.h"
+
+namespace torch_remote::worker::cuda {
+
+// The runner of batch norm that trains, of half types in channels-last layout, by cuDNN. `folder`: where it stores
+// which algorithms are fastest; empty: nowhere. The device outlives it.
+std::unique_ptr<Runner> make_batch_norm_runner(CudaDevice& device, std::shared_ptr<CudnnTable> table,
+                                               std::string folder, std::shared_ptr<OpKernels> kernels);
+
+}  // namespace torch_remote::worker::cuda

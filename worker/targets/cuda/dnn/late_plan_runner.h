@@ -1,0 +1,192 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "worker/targets/cuda/device/cuda_device.h"
+#include "worker/targets/cuda/dnn/cudnn_table.h"
+#include "worker/targets/cuda/dnn/late_plans.h"
+#include "worker/targets/cuda/launch/run_memory.h"
+#include "worker/targets/cuda/launch/unit_program.h"
+#include "worker/targets/cuda/ops/op_kernels.h"
+
+// Runners whose nodes are one call of cuDNN each. The plans of these calls are built in the background (late_plans.h):
+// until there is one, and where cuDNN refuses it, a node is declined.
+namespace torch_remote::worker::cuda {
+
+// A library, as soon as somebody needs it.
+template <typename Library>
+class LateLibrary {
+ public:
+  LateLibrary(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder = "")
+      : device_(device), table_(std::move(table)), folder_(std::move(folder)) {}
+
+  CudaDevice& device() { return device_; }
+  // Null: there is none, and `status` says why.
+  Library* get() {
+    if (library_ == nullptr && status_.ok()) {
+      const dnn::Table* const table = table_->get(&status_);
+      if (table != nullptr) {
+        typename Library::Options options;
+        options.table = table;
+        if constexpr (requires { options.folder; }) options.folder = folder_;
+        status_ = Library::open(device_.shared_gpu(), device_.memory(), options, &library_);
+      }
+    }
+    return library_.get();
+  }
+  const Status& status() const { return status_; }
+  // Plans that were built, or refused.
+  uint64_t built() const { return library_ == nullptr ? 0 : library_->built(); }
+
+ private:
+  CudaDevice& device_;
+  const std::shared_ptr<CudnnTable> table_;
+  const std::string folder_;
+  Status status_;
+  std::unique_ptr<Library> library_;
+};
+
+// A `Kind` has
+//   Library    one of LatePlans
+//   Plan       what executes a node: `steps`, of which `before` come before the call, and its `problem`
+//   kRunner    the runner's description
+//   kWhat      for errors
+//   accepts    whether a node is of this kind; has_op: whether nodes of an opcode may be
+//   plan       the plan for one run's values (as OpPlanner has them); kUnsupported: the message says why. `symbols` are
+//              all that the op has then, too
+//   run        queues the call; `at` gives a place's address
+template <typename Kind>
+class LatePlanUnit final : public Unit {
+ public:
+  using Library = typename Kind::Library;
+
+  LatePlanUnit(LateLibrary<Library>& libraries, OpKernels& kernels, const ir::Graph& graph, const ir::Group& group)
+      : Unit(graph, group), libraries_(libraries), kernels_(kernels) {}
+
+  Status run(std::span<const tr_buffer> buffers, uint64_t) override {
+    Status status = run_plan(buffers);
+    // Others want less memory, but would not give the same bits.
+    if (status.code() != ErrorCode::kOutOfMemory || is_deterministic()) return status;
+    return {ErrorCode::kUnsupported, status.message()};
+  }
+  bool asks_again() const override { return prepared_ != nullptr && libraries_.get()->is_unasked(*prepared_); }
+
+ private:
+  Status begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override {
+    const Current current(libraries_.device().gpu());
+    math_ = libraries_.device().math();
+    prepared_ = nullptr;
+    if (Status planned = Kind::plan(graph(), group().first, values, &plan_, symbols); !planned.ok()) return planned;
+    Library* const library = libraries_.get();
+    if (library == nullptr) return {ErrorCode::kUnsupported, libraries_.status().message()};
+    plan_.problem.deterministic = is_deterministic();
+    prepared_ = library->find(plan_.problem);
+    state_ = library->state(*prepared_);
+    if (state_ == LateState::kWaiting && (waits() || is_deterministic())) {
+      library->wait(prepared_);
+      state_ = library->state(*prepared_);
+    }
+    switch (state_) {
+      case LateState::kReady:
+        return {};
+      case LateState::kWaiting:
+        library->note_use(prepared_);
+        return {ErrorCode::kUnsupported, "its plan is being built"};
+      case LateState::kRefused: {
+        const Status why = library->status(*prepared_);
+        return {ErrorCode::kUnsupported, why.message()};
+      }
+    }
+    return Status::internal("cuda: an unknown state of a plan");
+  }
+
+  // Not for longer than there is no plan.
+  bool suits(std::span<const int64_t>) const override {
+    if (libraries_.device().math() != math_) return false;
+    if (prepared_ == nullptr) return true;
+    return state_ != LateState::kWaiting && libraries_.get()->state(*prepared_) == state_;
+  }
+  void set_numbers(std::span<const int64_t>) override {}
+
+  Status do_step(const OpStep& step, const RunMemory& memory) {
+    if (const auto* const moved = std::get_if<Moved>(&step)) return memory.copy(*moved);
+    return kernels_.launch(std::get<OpLaunch>(step), memory, 0, {});
+  }
+
+  Status run_plan(std::span<const tr_buffer> buffers) {
+    CudaDevice& device = libraries_.device();
+    RunMemory memory(device, buffers);
+    if (Status status = memory.allocate(plan_.steps.scratch, Kind::kWhat); !status.ok()) return status;
+    if (device.gpu().is_lost()) return {};
+    const std::vector<OpStep>& steps = plan_.steps.steps;
+    Status status;
+    for (size_t i = 0; i < plan_.before && status.ok(); ++i) status = do_step(steps[i], memory);
+    if (status.ok()) {
+      status =
+          Kind::run(*libraries_.get(), prepared_, plan_, [&](const Place& place) { return memory.address(place); });
+    }
+    for (size_t i = plan_.before; i < steps.size() && status.ok(); ++i) status = do_step(steps[i], memory);
+    return status;
+  }
+  bool is_deterministic() const { return (math_ & ir::kDeterministic) != 0; }
+
+  LateLibrary<Library>& libraries_;
+  OpKernels& kernels_;
+  ir::MathModes math_ = 0;
+  typename Kind::Plan plan_;
+  typename Library::Prepared prepared_;  // null: cuDNN is not asked
+  LateState state_ = LateState::kRefused;
+};
+
+template <typename Kind>
+class LatePlanProgram final : public UnitProgram {
+ public:
+  LatePlanProgram(LateLibrary<typename Kind::Library>& libraries, OpKernels& kernels, const LoadRequest& request,
+                  uint64_t& refused)
+      : UnitProgram(libraries.device(), request, refused), libraries_(libraries), kernels_(kernels) {
+    make_units(request);
+  }
+
+ private:
+  std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
+    if (group.first != group.last || !Kind::accepts(graph, graph.nodes[group.first])) return nullptr;
+    return std::make_unique<LatePlanUnit<Kind>>(libraries_, kernels_, graph, group);
+  }
+
+  LateLibrary<typename Kind::Library>& libraries_;
+  OpKernels& kernels_;
+};
+
+template <typename Kind>
+class LatePlanRunner final : public Runner {
+ public:
+  LatePlanRunner(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder,
+                 std::shared_ptr<OpKernels> kernels)
+      : kernels_(std::move(kernels)), libraries_(device, std::move(table), std::move(folder)) {}
+
+  std::string description() const override { return Kind::kRunner; }
+
+  bool accepts(const ir::Graph& graph, uint32_t node) override { return Kind::accepts(graph, graph.nodes[node]); }
+  bool may_decline() const override { return true; }
+  Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
+    *program = std::make_unique<LatePlanProgram<Kind>>(libraries_, *kernels_, request, refused_);
+    return {};
+  }
+  bool has_op(const char* name) override {
+    const ir::Opcode opcode = ir::find_op(name);
+    return opcode != ir::kInvalidOpcode && Kind::has_op(opcode);
+  }
+  uint64_t generation() const override { return refused_ + libraries_.built(); }
+
+ private:
+  const std::shared_ptr<OpKernels> kernels_;
+  LateLibrary<typename Kind::Library> libraries_;
+  uint64_t refused_ = 0;
+};
+
+}  // namespace torch_remote::worker::cuda

@@ -1,0 +1,185 @@
+#include "worker/targets/cuda/ops/aten_runner.h"
+
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ir/graph.h"
+#include "ir/ops/op_table.h"
+#include "worker/runner/plugin_loader.h"
+#include "worker/runner/plugin_runner.h"
+#include "worker/targets/cuda/launch/unit_program.h"
+
+namespace torch_remote::worker::cuda {
+namespace {
+
+constexpr const char* kInstall = "install torch for CUDA, of the version that this was built for, beside the worker";
+
+// The plugin, once somebody needs it.
+class AtenPlugin {
+ public:
+  AtenPlugin(CudaDevice& device, AtenSource source) : device_(device), source_(std::move(source)) {}
+
+  CudaDevice& device() { return device_; }
+  const AtenSource& source() const { return source_; }
+  // Null: it cannot be opened, and `status` says why.
+  Runner* get();
+  const Status& status() const { return status_; }
+
+ private:
+  CudaDevice& device_;
+  const AtenSource source_;
+  bool opened_ = false;
+  Status status_;  // then
+  std::unique_ptr<Runner> runner_;
+};
+
+class AtenUnit final : public Unit {
+ public:
+  AtenUnit(AtenPlugin& plugin, const ir::Graph& graph, const ir::Group& group,
+           std::shared_ptr<const std::vector<uint8_t>> bytes)
+      : Unit(graph, group), plugin_(plugin), bytes_(std::move(bytes)) {}
+
+  Status run(std::span<const tr_buffer>, uint64_t) override { return Status::internal("cuda: torch's ops need a run"); }
+
+  Status run(tr_run& run) override {
+    CudaDevice& device = plugin_.device();
+    (void)device.gpu().work();  // what is queued before is there before
+    tr_run own = run;
+    own.first = group().first;
+    own.last = group().first + 1;
+    own.symbols_changed = 1;  // since it ran last
+    own.words = run.words + run.word_count;
+    own.word_capacity = run.word_capacity - run.word_count;
+    own.word_count = 0;
+    own.times = nullptr;
+    own.attachments = nullptr;
+    own.math = device.math();
+    tr_error error{};
+    error.struct_size = sizeof(error);
+    const bool good = program_->run(own, &error);
+    run.word_count += own.word_count;
+    return good ? Status() : runner_error(error);
+  }
+
+ private:
+  bool takes_complex_numbers() const override { return true; }
+  Status begin(std::span<const int64_t>, std::vector<ir::Sym>*) override {
+    if (asked_) return status_;
+    asked_ = true;
+    const std::string op(ir::op_desc(graph().nodes[group().first].opcode).name);
+    Runner* const runner = plugin_.get();
+    if (runner == nullptr) {
+      status_ = {ErrorCode::kUnsupported, "torch's libraries for CUDA cannot be used: " + plugin_.status().message()};
+    } else if (!runner->has_op(op.c_str())) {
+      status_ = {ErrorCode::kUnsupported, "torch has no CUDA kernel for '" + op +
+                                              "', or it must not be used: random numbers, and ops that take "
+                                              "positions from tensors, are not left to torch"};
+    } else {
+      std::vector<uint8_t> nodes(graph().nodes.size());
+      nodes[group().first] = 1;
+      status_ = runner->load({*bytes_, graph(), std::move(nodes)}, &program_);
+      bytes_ = nullptr;
+    }
+    return status_;
+  }
+  void set_numbers(std::span<const int64_t>) override {}
+
+  AtenPlugin& plugin_;
+  std::shared_ptr<const std::vector<uint8_t>> bytes_;
+  std::unique_ptr<RunnerProgram> program_;
+  bool asked_ = false;
+  Status status_;
+};
+
+Runner* AtenPlugin::get() {
+  if (opened_) return runner_.get();
+  opened_ = true;
+  const Current current(device_.gpu());
+  const auto begin = std::chrono::steady_clock::now();
+  const tr_runner_api* api = nullptr;
+  status_ = source_.open(&api);
+  if (status_.ok()) {
+    PluginOptions options;
+    options.memory = &device_.memory();
+    options.gpu = PluginGpu{device_.gpu().ordinal(), device_.gpu().stream(), source_.library};
+    status_ = make_plugin_runner(api, std::move(options), &runner_);
+  }
+  if (status_.ok()) {
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    spdlog::info("opened {} for {} in {:.2f} s", runner_->description(), device_.gpu().name(), took.count());
+  } else {
+    spdlog::warn("torch's kernels for GPUs are there, and cannot be used: {}", status_.message());
+  }
+  if (!status_.ok()) runner_ = nullptr;
+  return runner_.get();
+}
+
+class AtenProgram final : public UnitProgram {
+ public:
+  AtenProgram(AtenPlugin& plugin, const LoadRequest& request, uint64_t& refused)
+      : UnitProgram(plugin.device(), request, refused),
+        plugin_(plugin),
+        bytes_(std::make_shared<const std::vector<uint8_t>>(request.bytes.begin(), request.bytes.end())) {
+    make_units(request);
+  }
+
+ private:
+  std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
+    return group.first == group.last ? std::make_unique<AtenUnit>(plugin_, graph, group, bytes_) : nullptr;
+  }
+
+  AtenPlugin& plugin_;
+  const std::shared_ptr<const std::vector<uint8_t>> bytes_;
+};
+
+class AtenRunner final : public Runner {
+ public:
+  AtenRunner(CudaDevice& device, AtenSource source) : plugin_(device, std::move(source)) {}
+
+  std::string description() const override { return "ATen"; }
+  // What it does not have is found out when it is asked: opening torch takes seconds.
+  bool accepts(const ir::Graph&, uint32_t) override { return is_there(); }
+  std::string why_nothing() const override { return is_there() ? "" : plugin_.source().missing; }
+  bool may_decline() const override { return true; }
+  Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
+    *program = std::make_unique<AtenProgram>(plugin_, request, refused_);
+    return {};
+  }
+  bool has_op(const char* name) override {
+    Runner* const runner = is_there() ? plugin_.get() : nullptr;
+    return runner != nullptr && runner->has_op(name);
+  }
+  uint64_t generation() const override { return refused_; }
+
+ private:
+  bool is_there() const { return plugin_.source().open != nullptr; }
+
+  AtenPlugin plugin_;
+  uint64_t refused_ = 0;
+};
+
+}  // namespace
+
+AtenSource find_aten(const std::string& folder, const std::string& plugin) {
+  AtenSource source;
+  const std::string library = folder + "/libtorch_cuda.so";
+  if (access(library.c_str(), R_OK) != 0) {
+    source.missing = "there is no " + library + "; " + kInstall;
+    return source;
+  }
+  source.found = library;
+  source.open = [plugin](const tr_runner_api** api) { return load_plugin(plugin, api); };
+  return source;
+}
+
+std::unique_ptr<Runner> make_aten_runner(CudaDevice& device, AtenSource source) {
+  return std::make_unique<AtenRunner>(device, std::move(source));
+}
+
+}  // namespace torch_remote::worker::cuda

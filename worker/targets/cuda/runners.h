@@ -1,0 +1,27 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "worker/runner/runner.h"
+#include "worker/targets/cuda/device/cuda_device.h"
+#include "worker/targets/cuda/dnn/cudnn_table.h"
+#include "worker/targets/cuda/gemm/product_runner.h"
+#include "worker/targets/cuda/kernels/kernel_images.h"
+#include "worker/targets/cuda/ops/aten_runner.h"
+
+namespace torch_remote::worker::cuda {
+
+struct RunnerSources {
+  OpenProducts cublaslt;
+  std::shared_ptr<CudnnTable> cudnn;
+  KernelArchive kernels;  // hand-written; outlives the runners
+  AtenSource aten;
+  std::string folder = {};  // where libraries store which algorithms are fastest; empty: nowhere
+};
+
+// The runners of a GPU, in the order in which they are asked: compiled kernels, cuBLASLt, cuDNN (convolutions,
+// attention, batch norm, recurrent layers), hand-written kernels, ATen. The device outlives them.
+Runners make_runners(CudaDevice& device, RunnerSources sources);
+
+}  // namespace torch_remote::worker::cuda
