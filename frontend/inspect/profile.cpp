@@ -143,7 +143,8 @@ py::dict to_python(const WorkerRecording& session) {
   all["lost"] = session.recorded.lost;
   py::list programs;
   for (const remote::WorkerProfile::ProfiledProgram& program : session.recorded.programs) {
-    programs.append(py::make_tuple(program.program, program.labels, program.records));
+    programs.append(
+        py::make_tuple(program.program, program.labels, program.records, program.runners, program.declined));
   }
   all["programs"] = programs;
   return all;

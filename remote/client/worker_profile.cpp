@@ -11,6 +11,15 @@ static_assert(static_cast<int>(ProfileCommand::kClock) == static_cast<int>(wire:
 static_assert(static_cast<int>(ProfileCommand::kStart) == static_cast<int>(wire::ProfileCommand::Start));
 static_assert(static_cast<int>(ProfileCommand::kStop) == static_cast<int>(wire::ProfileCommand::Stop));
 
+namespace {
+
+void append(const flatbuffers::Vector<flatbuffers::Offset<flatbuffers::String>>* from, std::vector<std::string>* to) {
+  if (from == nullptr) return;
+  for (const flatbuffers::String* text : *from) to->push_back(text->str());
+}
+
+}  // namespace
+
 void decode_worker_clock(const Frame& reply, uint64_t begin, uint64_t end, WorkerProfile* profile) {
   const auto* message = flatbuffers::GetRoot<wire::ProfileReply>(reply.control.data());
   profile->process = message->process();
@@ -27,11 +36,12 @@ Status append_worker_profile(const Frame& part, WorkerProfile* profile) {
     for (const wire::ProfileProgram* program : *message->programs()) {
       WorkerProfile::ProfiledProgram& known = profile->programs.emplace_back();
       known.program = program->program();
-      if (program->labels()) {
-        for (const flatbuffers::String* label : *program->labels()) known.labels.push_back(label->str());
-      }
+      append(program->labels(), &known.labels);
+      append(program->runners(), &known.runners);
+      append(program->declined(), &known.declined);
       if (program->records()) known.records.assign(program->records()->begin(), program->records()->end());
-      if (known.labels.size() != known.records.size()) {
+      const size_t nodes = known.labels.size();
+      if (known.records.size() != nodes || known.runners.size() != nodes || known.declined.size() != nodes) {
         return Status::invalid("remote: the worker's profile of program " + std::to_string(known.program) +
                                " names other nodes than it has");
       }

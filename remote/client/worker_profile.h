@@ -14,8 +14,10 @@ namespace torch_remote::remote {
 struct WorkerProfile {
   struct ProfiledProgram {
     uint32_t program = 0;
-    std::vector<std::string> labels;  // of each node: "aten::relu(f32[4])"
-    std::vector<uint32_t> records;    // of each node: the record of the trace
+    std::vector<std::string> labels;    // of each node: "aten::relu(f32[4])"
+    std::vector<uint32_t> records;      // of each node: the record of the trace
+    std::vector<std::string> runners;   // of each node: who executed it: "ATen 2.13.0"
+    std::vector<std::string> declined;  // of each node: "compiled kernels: it is being compiled"; or ""
   };
 
   uint32_t process = 0;

@@ -133,7 +133,9 @@ AttachmentPtr FakeWorker::encode_profile(flatbuffers::FlatBufferBuilder& builder
   const std::vector labels{builder.CreateString("aten::relu(f32[4])")};
   const auto label_vector = builder.CreateVector(labels);
   const auto records = builder.CreateVector(std::vector<uint32_t>{0});
-  const std::vector programs{wire::CreateProfileProgram(builder, 1, label_vector, records)};
+  const std::vector names{builder.CreateString("ATen")}, reasons{builder.CreateString("")};
+  const auto runners = builder.CreateVector(names), declined = builder.CreateVector(reasons);
+  const std::vector programs{wire::CreateProfileProgram(builder, 1, label_vector, records, runners, declined)};
   builder.Finish(
       wire::CreateProfileReply(builder, 0, 4242, kFakeClock, kFakeClock + 1, 3, builder.CreateVector(programs)));
   return attachment;

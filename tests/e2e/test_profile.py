@@ -116,6 +116,16 @@ def test_all_ops_of_a_program_run_on_the_worker_and_know_their_lines(remote):
     assert build["tid"] != flush["tid"]
 
 
+def test_the_runner_of_each_op_is_named(remote):
+    x = torch.randn(8, 8).to(remote)
+    with torch.remote.profile() as profile:
+        (x @ x).relu().sum().item()
+    aten = f"ATen {torch.__version__.partition('+')[0]}"
+    ops = [e for e in profile.events if e.get("cat") == "op"]
+    assert [e["args"]["runner"] for e in ops] == [aten] * 3
+    assert re.search(rf"aten::relu +1 .* {aten}$", profile.summary(), re.M)
+
+
 def test_ranges_that_the_user_names(remote):
     nvtx = torch.remote.nvtx
     x = torch.ones(4, device=remote)

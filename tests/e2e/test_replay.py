@@ -63,10 +63,10 @@ class Tools:
             "TORCH_REMOTE_TORCH_LIB": str(Path(torch.__file__).parent / "lib"),
         }
 
-    def capture(self, name: str, blocks: int, cut: int) -> Path:
+    def capture(self, name: str, blocks: int, cut: int, **variables: str) -> Path:
         script, path = self.folder / f"{name}.py", self.folder / f"{name}.rreplay"
         script.write_text(textwrap.dedent(TRAIN.format(blocks=blocks, cut=cut)))
-        environment = {**os.environ, "TORCH_REMOTE_CAPTURE": str(path)}
+        environment = {**os.environ, "TORCH_REMOTE_CAPTURE": str(path), **variables}
         run_python(script, env=environment, check=True, timeout=120)
         return path
 
@@ -269,8 +269,26 @@ def test_times_of_programs_and_ops(tools, small):
     nodes = [entry for entry in found["times"] if entry["program"] == 1]
     assert programs[1]["what"] == f"{len(nodes)} ops" and all(entry["p50_us"] > 0 for entry in nodes)
     assert sum(entry["p50_us"] for entry in nodes) < 2 * programs[1]["p50_us"] < 1e6
+    assert {entry["runner"] for entry in nodes} == {f"ATen {torch.__version__.partition('+')[0]}"}  # nothing is fused
     (tools.folder / "times.json").write_text(json.dumps(found))
     tools.run("remote-viz", small, "--program", 1, "--times", "times.json", "-o", "net.html")
+
+
+def test_who_executes_each_op(tools):
+    fused = tools.capture("fused", blocks=1, cut=1024, TORCH_REMOTE_FUSION="1")
+    (program,) = [p["program"] for p in tools.json("remote-dump", fused)["programs"] if p["runs"] > 1][:1]
+    (found,) = tools.json("remote-dump", fused, "--runners", "--program", program)["graphs"]
+    ops = [node["op"] for node in found["graph"]["nodes"]]
+    runners = dict(zip(ops, found["runners"], strict=True))
+    assert runners["aten::native_layer_norm"] == {"runner": "compiled kernels", "in_kernel": True, "declined": ""}
+    matmul = runners["aten::mm"] if "aten::mm" in runners else runners["aten::addmm"]
+    if matmul["runner"] != "matmul loops":
+        assert matmul["runner"].startswith("ATen") and matmul["declined"].startswith("matmul loops: ")
+    text = tools.run("remote-dump", fused, "--runners", "--program", program).stdout
+    assert text.count("  // compiled kernels, with its group\n") == sum(n["in_kernel"] for n in found["runners"])
+    assert len(re.findall(r"^  .*aten::.*  // \S", text, re.M)) == len(ops)
+    plain = tools.run("remote-dump", fused, "--runners", "--numbers").stdout
+    assert "// op 0: " in plain and "did not run" not in plain
 
 
 @pytest.mark.parametrize(
@@ -284,6 +302,9 @@ def test_times_of_programs_and_ops(tools, small):
         ("remote-replay", ["/nonexistent"], "/nonexistent"),
         ("remote-replay", ["--run", 1], "--run goes with --compare passes"),
         ("remote-replay", ["--run", 0, "--bench"], "--run"),
+        ("remote-dump", ["--runners", "--before-passes"], "leave out --before-passes"),
+        ("remote-dump", ["--runners", "--worker", "teapot"], "'teapot' is not a worker"),
+        ("remote-dump", ["--worker", "local"], "--runners"),
         ("remote-replay", ["--threads", -1], "--threads"),
         ("remote-reduce", ["--mismatch", "train.rreplay"], "if it is the input, it goes before --mismatch"),
         ("remote-reduce", [], "choose one of --mismatch and --command"),

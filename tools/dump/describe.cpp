@@ -186,20 +186,23 @@ struct EventJson {
 
 }  // namespace
 
-std::string graph_text(const ir::Graph& graph, bool numbers) {
+std::string graph_text(const ir::Graph& graph, std::span<const std::string> remarks) {
   const std::string head = "// " + counted(graph.nodes.size(), "op") + ", " + counted(graph.buffers.size(), "buffer") +
                            ", " + counted(graph.params, "parameter") + "\n";
   const std::string text = ir::print(graph);
   ir::Graph same;
   ir::TextLines lines;
-  if (!numbers || !ir::parse_graph(text, &same, &lines).ok()) return head + text;
+  if (remarks.empty() || !ir::parse_graph(text, &same, &lines).ok()) return head + text;
   std::string out = head;
   size_t begin = 0;
   size_t node = 0;
   for (uint32_t line = 1; begin < text.size(); ++line) {
     const size_t end = text.find('\n', begin);
     out.append(text, begin, end - begin);
-    if (node < lines.nodes.size() && lines.nodes[node] == line) out += "  // op " + std::to_string(node++);
+    if (node < lines.nodes.size() && lines.nodes[node] == line) {
+      if (!remarks[node].empty()) out += "  // " + remarks[node];
+      ++node;
+    }
     out += '\n';
     begin = end + 1;
   }

@@ -12,9 +12,9 @@ namespace torch_remote::tools {
 
 inline constexpr const char* kCaptureSchema = "torch-remote.capture/1";
 
-// A graph with a comment above it: how many ops, buffers and parameters. remote-opt reads it. `numbers`: each op with
-// its number in a comment behind it.
-std::string graph_text(const ir::Graph& graph, bool numbers);
+// A graph with a comment above it: how many ops, buffers and parameters. remote-opt reads it. `remarks`: of each op, in
+// a comment behind it; or none.
+std::string graph_text(const ir::Graph& graph, std::span<const std::string> remarks);
 
 std::string capture_text(const std::string& name, const remote::CaptureReader& reader, const CaptureSummary& summary);
 Json capture_json(const std::string& name, const remote::CaptureReader& reader, const CaptureSummary& summary);

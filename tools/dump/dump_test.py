@@ -39,6 +39,11 @@ def test_numbers_of_the_ops():
     assert output(OPT, "--passes", "none", stdin=text) == GRAPH.read_text()
 
 
+def test_runners_of_a_graph_are_not_known():
+    result = run(DUMP, "--runners", GRAPH)
+    assert result.returncode == 2 and "--runners needs a capture" in result.stderr
+
+
 def test_json_of_a_graph():
     graph = json.loads(output(DUMP, "--json", GRAPH))
     assert graph["schema"] == "torch-remote.graph/1" and len(graph["nodes"]) > 90

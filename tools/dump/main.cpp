@@ -9,6 +9,7 @@
 #include "tools/dump/capture_summary.h"
 #include "tools/dump/describe.h"
 #include "tools/dump/graph_diff.h"
+#include "tools/dump/runners.h"
 
 // remote-dump: what is in a graph, a program or a capture, and what differs between two of them.
 namespace torch_remote::tools {
@@ -25,6 +26,7 @@ constexpr const char* kExamples = R"(Examples:
   remote-dump train.rreplay --program 3        one program, and which parameters changed
   remote-dump train.rreplay --program 3 --before-passes
   remote-dump train.rreplay --events           every message of the session
+  remote-dump train.rreplay --program 3 --runners   who executes each op on this machine, and why
   remote-dump --diff before.rreplay after.rreplay
   remote-dump --json program.bin | jq '.nodes[].op'
 
@@ -32,9 +34,9 @@ Exit status: 0 done (--diff: no difference), 1 --diff found one, 2 bad arguments
 
 struct Options {
   std::vector<std::string> inputs;
-  std::string output;
+  std::string output, worker = "local";
   Choice choice;
-  bool all = false, params = false, events = false, json = false, numbers = false, diff = false;
+  bool all = false, params = false, events = false, json = false, numbers = false, runners = false, diff = false;
 };
 
 bool read_options(int argc, char** argv, Options* options, int* exit) {
@@ -53,12 +55,23 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
   app.add_flag("--params", options->params, "of a capture: all parameters in use, not only those that differ");
   app.add_flag("--events,--runs", options->events, "of a capture: runs, uploads, reads and errors, one a line");
   app.add_flag("--numbers", options->numbers, "put each op's number behind it");
+  auto* runners = app.add_flag("--runners", options->runners,
+                               "of a capture: runs its programs on a worker, and puts behind each op who executes it, "
+                               "and why runners that come before did not take it");
+  app.add_option("--worker", options->worker, "of --runners: local (a child process), inproc, unix://PATH")
+      ->type_name("NAME")
+      ->needs(runners);
   app.add_flag("--diff", options->diff, "compare two inputs: the first op that differs, and a unified diff");
   if (!parse_arguments(app, argc, argv, exit)) return false;
   if (options->diff && options->inputs == std::vector<std::string>{"-", "-"}) {
     *exit = fail(kName, "--diff needs two inputs; only one of them can be the standard input");
     return false;
   }
+  if (options->runners && (options->diff || options->events || options->choice.before_passes)) {
+    *exit = fail(kName, "--runners shows what a worker executes: leave out --before-passes, --events and --diff");
+    return false;
+  }
+  options->all |= options->runners && options->choice.program == 0;
   if (options->inputs.size() == (options->diff ? 2u : 1u)) return true;
   if (!options->diff && options->inputs.empty()) {
     options->inputs.emplace_back("-");
@@ -70,30 +83,61 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
 
 // -- one input --------------------------------------------------------------------------------------------------------
 
+// What stands behind each op.
+std::vector<std::string> remarks(const ir::Graph& graph, const Options& options,
+                                 const std::vector<NodeRunner>* runners) {
+  std::vector<std::string> texts;
+  for (size_t n = 0; n < graph.nodes.size() && (options.numbers || options.runners); ++n) {
+    texts.push_back(options.numbers ? "op " + std::to_string(n) : "");
+    if (!options.runners) continue;
+    if (options.numbers) texts[n] += ": ";
+    texts[n] += runners == nullptr ? "did not run" : to_string((*runners)[n]);
+  }
+  return texts;
+}
+
 Status show_graph(const Input& input, const Options& options, std::string* out) {
   if (options.choice.program != 0 || options.all || options.events || options.params) {
     return Status::invalid(input.name + " is one graph: --program, --all, --events and --params are for captures");
   }
+  if (options.runners) {
+    return Status::invalid(input.name +
+                           " is one graph: who executes an op depends on the sizes of a run, so --runners "
+                           "needs a capture (TORCH_REMOTE_CAPTURE=file)");
+  }
   ir::Graph graph;
   if (Status status = load_graph(input, options.choice, &graph); !status.ok()) return status;
-  *out = options.json ? dump(graph_json(graph), 1) : graph_text(graph, options.numbers);
+  *out = options.json ? dump(graph_json(graph), 1) : graph_text(graph, remarks(graph, options, nullptr));
   return {};
 }
 
-Status add_program(const Input& input, const Options& options, const ProgramSummary& program, std::string* text,
-                   Json* json) {
+// One object an op; null: the program did not run.
+Json runners_json(const std::vector<NodeRunner>* runners) {
+  if (runners == nullptr) return nullptr;
+  Json nodes = Json::array();
+  for (const NodeRunner& node : *runners) {
+    nodes.push_back({{"runner", node.runner}, {"in_kernel", node.in_kernel}, {"declined", node.declined}});
+  }
+  return nodes;
+}
+
+Status add_program(const Input& input, const Options& options, const ProgramSummary& program, const NodeRunners& known,
+                   std::string* text, Json* json) {
   ir::Graph graph;
   if (Status status = graph_of(input, *program.program, options.choice.before_passes, &graph); !status.ok()) {
     return status;
   }
+  const auto found = known.find(program.program->number);
+  const std::vector<NodeRunner>* runners = found == known.end() ? nullptr : &found->second;
   if (options.json) {
     json->push_back({{"program", program.program->number},
                      {"runs", program.runs},
                      {"params", params_json(program, graph)},
                      {"graph", graph_json(graph)}});
+    if (options.runners) json->back()["runners"] = runners_json(runners);
   } else {
     if (!text->empty()) *text += '\n';
-    *text += params_text(program, graph, options.params) + graph_text(graph, options.numbers);
+    *text += params_text(program, graph, options.params) + graph_text(graph, remarks(graph, options, runners));
   }
   return {};
 }
@@ -134,9 +178,15 @@ Status show_capture(const Input& input, const Options& options, std::string* out
     if (Status status = add_events(input, options, *reader, &text, &events); !status.ok()) return status;
     json["events"] = std::move(events);
   } else {
+    NodeRunners runners;
+    if (options.runners) {
+      if (Status status = find_runners(*reader, options.worker, options.choice.program, &runners); !status.ok()) {
+        return status;
+      }
+    }
     for (const ProgramSummary& program : summary.programs) {
       if (!options.all && program.program->number != options.choice.program) continue;
-      if (Status status = add_program(input, options, program, &text, &graphs); !status.ok()) return status;
+      if (Status status = add_program(input, options, program, runners, &text, &graphs); !status.ok()) return status;
     }
     if (!graphs.empty()) json["graphs"] = std::move(graphs);
   }

@@ -52,6 +52,7 @@ class CollectiveRunner final : public Runner {
   explicit CollectiveRunner(CollectiveOptions options)
       : options_(std::move(options)), copies_(options_.host, options_.told, options_.device) {}
 
+  std::string name() const override { return "collectives"; }
   std::string description() const override { return {}; }  // part of every worker
   bool accepts(const ir::Graph& graph, uint32_t node) override {
     return ir::op_desc(graph.nodes[node].opcode).name.starts_with(collective::kNamespace);

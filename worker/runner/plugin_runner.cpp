@@ -50,7 +50,7 @@ class PluginRunner final : public Runner {
     return {ErrorCode::kInternal, std::string("remote: the runner does not start: ") + error.message, error.kind};
   }
 
-  std::string description() const override { return api_->description; }
+  std::string name() const override { return api_->description; }
   bool accepts(const ir::Graph&, uint32_t) override { return true; }
   bool has_op(const char* name) override { return api_->has_op(runner_, name) != 0; }
   void rest() override { api_->rest(runner_); }

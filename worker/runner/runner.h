@@ -45,8 +45,10 @@ class RunnerProgram {
   // The same for a node that it accepted, outside of groups that are taken. If it declines, the next runner is asked.
   // `wait`: nobody else takes the node, or results must not depend on time: it waits for a plan that is being built.
   virtual bool takes_node(uint32_t node, std::span<const int64_t> values, bool wait) { return true; }
-  // Why it declined the node when it was asked last, for an error: "its strides overlap".
+  // Why it declined the node, or the group that begins at `first`, when it was asked last: "its strides overlap". For
+  // errors and profiles. Empty: it took it, or has no reason to give.
   virtual std::string why_not(uint32_t node) const { return {}; }
+  virtual std::string why_not_group(uint32_t first) const { return {}; }
   // It wants to be asked again before the next run, as an answer may change.
   virtual bool asks_again() const { return false; }
 
@@ -90,7 +92,10 @@ class Runner {
  public:
   virtual ~Runner() = default;
 
-  virtual std::string description() const = 0;  // "ATen 2.13.0"; empty: not worth a word
+  // Short, in profiles and errors: "cuDNN attention".
+  virtual std::string name() const = 0;
+  // In the description of a worker: "ATen 2.13.0". Empty: not worth a word.
+  virtual std::string description() const { return name(); }
 
   // Whether it may execute the node: with which values, its program's `takes` says.
   virtual bool accepts(const ir::Graph& graph, uint32_t node) = 0;

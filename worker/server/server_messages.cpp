@@ -283,7 +283,8 @@ Server::Programs Server::take_profile(Profile& profile, AttachmentPtr* events) {
     return {};
   }
   std::ranges::copy(bytes, (*events)->bytes().begin());
-  const Programs programs = profile.encode_programs(builder_, [this](uint32_t n) { return session_->find_program(n); });
+  const Programs programs =
+      profile.encode_programs(builder_, [this](uint32_t n) { return session_->find_program(n); }, on_.runners);
   profile.handed_over();
   return programs;
 }

@@ -38,6 +38,7 @@ class InFlight {
     uint64_t base = 0;             // id of the first survivor
     std::vector<Call> calls;       // in order
     bool answered = false;         // somebody waits for what its last node tells
+    uint32_t profile_variant = 0;  // Profile::variant, while a profile is recorded
     FailurePtr failure;            // of that
   };
 

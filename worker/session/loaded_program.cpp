@@ -217,6 +217,7 @@ std::vector<Step> groups_of(const std::vector<Step>& steps, uint32_t runner) {
 void apply_steps(LoadedProgram& program) {
   const ir::Graph& graph = program.graph;
   program.steps = make_steps(program);
+  ++program.choice;
   program.held = program.lifetimes;
   program.created.assign(graph.buffers.size(), false);
   program.temporary.assign(graph.buffers.size(), false);
@@ -385,23 +386,39 @@ void choose_steps(LoadedProgram& program) {
 
 uint32_t runner_of(LoadedProgram& program, uint32_t node) {
   uint32_t& runner = program.alone[node];
-  if (runner == kUnasked) runner = first_taker(program, node);
+  if (runner == kUnasked) {
+    runner = first_taker(program, node);
+    ++program.choice;
+  }
   return runner;
 }
 
-Status refusal(const LoadedProgram& program, const Runners& runners, uint32_t node) {
-  std::string reasons;
-  for (uint32_t r = 0; r < runners.size(); ++r) {
-    const bool asked = (program.may[node] >> r & 1) != 0 && program.loaded[r].program != nullptr;
-    const std::string reason = asked ? program.loaded[r].program->why_not(node) : runners[r]->why_nothing();
-    if (reason.empty()) continue;
-    const std::string name = runners[r]->description();
-    reasons += (reasons.empty() ? "" : "; ") + (name.empty() ? "" : name + ": ") + reason;
+std::string reasons(const LoadedProgram& program, const Runners& runners, uint32_t node) {
+  std::string all;
+  const auto add = [&](uint32_t runner, const std::string& reason) {
+    if (!reason.empty()) all += (all.empty() ? "" : "; ") + runners[runner]->name() + ": " + reason;
+  };
+  for (size_t g = 0; g < program.groups.size(); ++g) {
+    const Step& group = program.groups[g];
+    if (node < group.first || node >= group.last) continue;
+    if (program.taken[g] != 0) return {};
+    add(group.runner, program.loaded[group.runner].program->why_not_group(group.first));
   }
-  if (reasons.empty()) reasons = "it has " + (runners.empty() ? "no runner" : descriptions(runners));
+  const uint32_t taker = program.alone[node];
+  if (taker == kUnasked) return all;
+  for (uint32_t r = 0; r < std::min<size_t>(taker, runners.size()); ++r) {
+    const bool asked = (program.may[node] >> r & 1) != 0 && program.loaded[r].program != nullptr;
+    add(r, asked ? program.loaded[r].program->why_not(node) : runners[r]->why_nothing());
+  }
+  return all;
+}
+
+Status refusal(const LoadedProgram& program, const Runners& runners, uint32_t node) {
+  std::string why = reasons(program, runners, node);
+  if (why.empty()) why = "it has " + (runners.empty() ? "no runner" : descriptions(runners));
   return {ErrorCode::kOpFailed,
           "remote: nothing in this worker does the op '" +
-              std::string(ir::op_desc(program.graph.nodes[node].opcode).name) + "' like this (" + reasons +
+              std::string(ir::op_desc(program.graph.nodes[node].opcode).name) + "' like this (" + why +
               "); compute it on the CPU (.cpu()), or give it contiguous tensors",
           "NotImplementedError"};
 }

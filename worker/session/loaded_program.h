@@ -68,6 +68,7 @@ struct LoadedProgram {
   bool tune = false;
   bool times = false;                  // some runner is tuning: who does a group may change from run to run
   double work = 0;                     // of all steps (RunnerProgram::work)
+  uint64_t choice = 0;                 // grows when a node is executed by another runner than before
   bool asks_again = false;             // `steps` are chosen again before the next run
   bool waits = false;                  // for plans that are being built: results must not depend on time
   CachingAllocator* memory = nullptr;  // that it is charged to
@@ -125,6 +126,10 @@ void choose_steps(LoadedProgram& program);
 
 // The runner that executes a node alone with the present values, or kNobody.
 uint32_t runner_of(LoadedProgram& program, uint32_t node);
+
+// Why runners that come before the one that executes the node do not: "compiled kernels: it is being compiled". Empty
+// if there are none, or they gave no reason.
+std::string reasons(const LoadedProgram& program, const Runners& runners, uint32_t node);
 
 // The error of a node that nobody executes: each runner's reason, and what to do.
 Status refusal(const LoadedProgram& program, const Runners& runners, uint32_t node);

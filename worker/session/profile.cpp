@@ -22,6 +22,17 @@ std::vector<ir::Sym> size_symbols(const ir::Graph& graph) {
   return symbols;
 }
 
+// Of each node alone, and of each group.
+std::vector<uint32_t> runners_of(const LoadedProgram& program) {
+  std::vector<uint32_t> runners = program.alone;
+  for (const ir::Group& group : program.graph.groups) {
+    const auto step = std::ranges::find(program.groups, group.first, &Step::first);
+    const bool taken = step != program.groups.end() && program.taken[step - program.groups.begin()] != 0;
+    runners.push_back(taken ? step->runner : kNobody);
+  }
+  return runners;
+}
+
 }  // namespace
 
 // All the room at once, so that recording moves nothing; pages that are not touched take no memory.
@@ -66,14 +77,12 @@ uint64_t* Profile::times(size_t nodes) {
   return times_.data();
 }
 
-void Profile::ops(const LoadedProgram& program, const std::vector<int64_t>& values, uint64_t sequence, uint32_t first,
-                  uint32_t last) {
+void Profile::ops(const LoadedProgram& program, uint32_t variant, uint64_t sequence, uint32_t first, uint32_t last) {
   const uint64_t now = monotonic_ns();
   if (count_ == limit_) {
     dropped_ += last - first;
     return;
   }
-  const uint32_t variant = variant_of(program, values);
   const std::vector<ir::Group>& groups = program.graph.groups;
   for (uint32_t n = first; n < last && times_[n - first] != 0; ++n) {
     const auto group = std::ranges::lower_bound(groups, n, {}, &ir::Group::first);
@@ -94,15 +103,15 @@ bool Profile::ran_as_one(const ir::Group& group, uint32_t first) const {
          std::ranges::all_of(times, [&](uint64_t time) { return time == times[0]; });
 }
 
-uint32_t Profile::variant_of(const LoadedProgram& program, const std::vector<int64_t>& values) {
+uint32_t Profile::variant(const LoadedProgram& program, const std::vector<int64_t>& values) {
   auto [found, is_new] = known_.try_emplace(program.number);
   Known& known = found->second;
   if (is_new) known.symbols = size_symbols(program.graph);
   sizes_.clear();
   for (const ir::Sym symbol : known.symbols) sizes_.push_back(values[symbol]);
-  if (is_new || variants_[known.variant].sizes != sizes_) {
+  if (is_new || variants_[known.variant].choice != program.choice || variants_[known.variant].sizes != sizes_) {
     known.variant = static_cast<uint32_t>(variants_.size());
-    variants_.push_back({program.number, sizes_});
+    variants_.push_back({program.number, sizes_, program.choice, runners_of(program)});
   }
   return known.variant;
 }
@@ -115,17 +124,24 @@ void Profile::forget(uint32_t program) {
 }
 
 flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram>>> Profile::encode_programs(
-    flatbuffers::FlatBufferBuilder& builder, const Find& find) const {
+    flatbuffers::FlatBufferBuilder& builder, const Find& find, const Runners& runners) const {
   std::vector<flatbuffers::Offset<wire::ProfileProgram>> programs;
   std::vector<int64_t> values;
   for (const Variant& variant : std::span(variants_).subspan(first_variant_)) {
-    std::vector<flatbuffers::Offset<flatbuffers::String>> labels;
+    std::vector<flatbuffers::Offset<flatbuffers::String>> labels, names, declined;
     std::vector<uint32_t> records;
+    for (const uint32_t runner : variant.runners) {
+      names.push_back(builder.CreateSharedString(runner < runners.size() ? runners[runner]->name() : ""));
+    }
     if (const LoadedProgram* program = find(variant.program)) {
       const std::vector<ir::Sym>& symbols = known_.at(variant.program).symbols;
       values.assign(program->graph.symbols(), 0);
       for (size_t i = 0; i < symbols.size(); ++i) values[symbols[i]] = variant.sizes[i];
-      for (const ir::Node& node : program->graph.nodes) {
+      for (uint32_t n = 0; n < program->graph.nodes.size(); ++n) {
+        const ir::Node& node = program->graph.nodes[n];
+        // Reasons of another choice are not known any more.
+        const bool known = program->choice == variant.choice && builder.GetSize() < kMaxLabelBytes;
+        declined.push_back(builder.CreateSharedString(known ? reasons(*program, runners, n) : ""));
         labels.push_back(builder.CreateSharedString(builder.GetSize() < kMaxLabelBytes
                                                         ? describe_node(program->graph, node, values)
                                                         : std::string(ir::op_desc(node.opcode).name)));
@@ -138,11 +154,16 @@ flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram
         }
         labels.push_back(builder.CreateSharedString(label));
         records.push_back(program->graph.nodes[group.first].source);
+        declined.push_back(builder.CreateSharedString(""));
       }
     }
+    names.resize(labels.size());
     const auto label_vector = builder.CreateVector(labels);
     const auto record_vector = builder.CreateVector(records);
-    programs.push_back(wire::CreateProfileProgram(builder, variant.program, label_vector, record_vector));
+    const auto name_vector = builder.CreateVector(names);
+    const auto declined_vector = builder.CreateVector(declined);
+    programs.push_back(wire::CreateProfileProgram(builder, variant.program, label_vector, record_vector, name_vector,
+                                                  declined_vector));
   }
   return builder.CreateVector(programs);
 }

@@ -28,9 +28,10 @@ class Profile {
 
   // Where a runner puts the times of `nodes` nodes (tr_run::times), all 0.
   uint64_t* times(size_t nodes);
-  // The nodes [first, last) of a program have run, with these values of its symbols, as far as `times` says.
-  void ops(const LoadedProgram& program, const std::vector<int64_t>& values, uint64_t sequence, uint32_t first,
-           uint32_t last);
+  // The number of a program with these values of its symbols, and with the runners that execute its nodes now.
+  uint32_t variant(const LoadedProgram& program, const std::vector<int64_t>& values);
+  // The nodes [first, last) of such a program have run, as far as `times` says.
+  void ops(const LoadedProgram& program, uint32_t variant, uint64_t sequence, uint32_t first, uint32_t last);
 
   // Another program takes this number: the ops of the one that had it lose their names.
   void forget(uint32_t program);
@@ -49,16 +50,18 @@ class Profile {
   void give_up();
 
   // ProfileReply::programs, those that were not handed over yet. `find` gives a program by its number, or null if there
-  // is none.
+  // is none. `runners`: those of the programs.
   using Find = std::function<const LoadedProgram*(uint32_t number)>;
   flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram>>> encode_programs(
-      flatbuffers::FlatBufferBuilder& builder, const Find& find) const;
+      flatbuffers::FlatBufferBuilder& builder, const Find& find, const Runners& runners) const;
 
  private:
-  // A program with one set of sizes.
+  // A program with one set of sizes, and one choice of runners.
   struct Variant {
-    uint32_t program = 0;        // 0: forgotten
-    std::vector<int64_t> sizes;  // of Known::symbols
+    uint32_t program = 0;           // 0: forgotten
+    std::vector<int64_t> sizes;     // of Known::symbols
+    uint64_t choice = 0;            // LoadedProgram's
+    std::vector<uint32_t> runners;  // of each node alone, then of each group; kNobody, kUnasked: none
   };
   struct Known {
     std::vector<ir::Sym> symbols;  // that are sizes of its views, each once
@@ -68,7 +71,6 @@ class Profile {
   void add(const wire::ProfileEvent& event);
   // Whether the group was one kernel: all its time is its first node's (tr_run::times); `first` is that of times_.
   bool ran_as_one(const ir::Group& group, uint32_t first) const;
-  uint32_t variant_of(const LoadedProgram& program, const std::vector<int64_t>& values);
 
   const size_t limit_;
   std::vector<wire::ProfileEvent> events_;

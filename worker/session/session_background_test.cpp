@@ -41,6 +41,7 @@ class Slow final : public BackgroundWork {
 
 class SlowRunner final : public Runner {
  public:
+  std::string name() const override { return "slow"; }
   std::string description() const override { return ""; }
   bool accepts(const ir::Graph& graph, uint32_t node) override {
     return ir::op_desc(graph.nodes[node].opcode).name.starts_with("slow::");

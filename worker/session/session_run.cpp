@@ -346,7 +346,9 @@ bool Session::call(Run& run, uint32_t first, uint32_t last, bool alone) {
       if (good) n = end;
     }
   }
-  if (profile_ && !device_->asynchronous()) profile_->ops(program, program.values, run.request.sequence, first, last);
+  if (profile_ && !device_->asynchronous()) {
+    profile_->ops(program, profile_->variant(program, program.values), run.request.sequence, first, last);
+  }
   const uint32_t end = good ? last : std::clamp(error_.node, first, last - 1);
   if (!run.after.empty() || run.check) pass_on(run, first, end);
   run.next = last;
@@ -433,7 +435,7 @@ void Session::note_in_flight(Run& run) {
   const LoadedProgram& program = run.program;
   in_flight_.add({device_->record(), run_count_, run.request.sequence, programs_[program.number], program.values,
                   nbytes_, program.bindings.ids, run.request.base, std::move(run.calls), run.request.answered,
-                  nullptr});
+                  profile_ ? profile_->variant(program, program.values) : 0, nullptr});
 }
 
 FailurePtr Session::take_late_failure(uint64_t sequence) {
@@ -463,7 +465,7 @@ void Session::settle() {
     for (const InFlight::Call& call : run.calls) {
       if (call.times.empty()) continue;
       std::ranges::copy(call.times, profile_->times(call.last - call.first));
-      profile_->ops(*run.program, run.values, run.sequence, call.first, call.last);
+      profile_->ops(*run.program, run.profile_variant, run.sequence, call.first, call.last);
     }
   });
 }

@@ -11,6 +11,7 @@
 #include "worker/runner/plugin_runner.h"
 #include "worker/runner/testing/fake_runner.h"
 #include "worker/session/loaded_program.h"
+#include "worker/session/profile.h"
 #include "worker/session/session.h"
 
 // Nodes and groups of one program are done by several runners.
@@ -25,7 +26,7 @@ class PartRunner final : public Runner {
     EXPECT_TRUE(make_plugin_runner(testing::fake_runner(), {.memory = &device.memory()}, &inner_).ok());
   }
 
-  std::string description() const override { return "part"; }
+  std::string name() const override { return "part"; }
   bool accepts(const ir::Graph& graph, uint32_t node) override {
     return ops_.contains(std::string(ir::op_desc(graph.nodes[node].opcode).name));
   }
@@ -81,6 +82,7 @@ class PartRunner final : public Runner {
       return values[0] <= runner_.nodes_up_to && (wait || !runner_.builds);
     }
     std::string why_not(uint32_t) const override { return runner_.builds ? "its plan is being built" : "too large"; }
+    std::string why_not_group(uint32_t) const override { return "no such group"; }
     bool asks_again() const override { return runner_.asks_again; }
     bool tunes() const override { return runner_.asked < runner_.ways.size(); }
     void took(uint32_t first, uint64_t ns) override {
@@ -479,6 +481,45 @@ TEST_F(StepsTest, WhatEverybodyDeclinesIsAnErrorWithTheReasons) {
   EXPECT_NE(error.find("'aten::mul.Tensor' like this (part: too large)"), std::string::npos) << error;
   EXPECT_NE(run(1, {2, 8}, {1}, 300), nullptr);
   EXPECT_EQ(read(300, 2), (Floats{1, 4}));
+}
+
+// Nodes of runs with other values, and of the group that is declined and then taken.
+TEST_F(StepsTest, AProfileSaysWhoExecutedANodeAndWhyOthersDidNot) {
+  start();
+  part->nodes_up_to = 2;
+  load(1, kProgram);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  Profile profile(100);
+  session->set_profile(&profile);
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 100), nullptr);
+  const auto described = [&] {
+    flatbuffers::FlatBufferBuilder builder;
+    builder.Finish(
+        profile.encode_programs(builder, [&](uint32_t number) { return session->find_program(number); }, runners));
+    using Programs = flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram>>;
+    std::vector<std::string> all;
+    for (const wire::ProfileProgram* program : *flatbuffers::GetRoot<Programs>(builder.GetBufferPointer())) {
+      for (uint32_t i = 0; i < program->labels()->size(); ++i) {
+        all.push_back(program->runners()->Get(i)->str() + "|" + program->declined()->Get(i)->str());
+      }
+    }
+    profile.handed_over();
+    return all;
+  };
+  using Texts = std::vector<std::string>;
+  EXPECT_EQ(described(), (Texts{"fake|", "fake|part: too large", "fake|part: too large", "fake|", "|"}));
+  EXPECT_EQ(run(1, {2, 8}, {1, 2}, 200), nullptr);
+  EXPECT_EQ(described(), (Texts{"fake|", "part|", "part|", "fake|", "|"}));
+  EXPECT_EQ(run(1, {2, 8}, {1, 2}, 300), nullptr);
+  EXPECT_EQ(described(), Texts());  // nothing has changed
+  part->groups = true;
+  part->takes_up_to = 2;
+  EXPECT_EQ(run(1, {2, 8}, {1, 2}, 400), nullptr);
+  EXPECT_EQ(described().back(), "part|");
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 500), nullptr);
+  EXPECT_EQ(described()[1], "fake|part: no such group; part: too large");
+  session->set_profile(nullptr);
 }
 
 TEST_F(StepsTest, WhatNobodyDoesIsNamed) {

@@ -191,7 +191,10 @@ class _Writer:
         for op in worker.ops:
             # On narrow spans viewers show the first letters only: "softmax", not "aten:".
             name = op.name.removeprefix("aten::")
-            yield self.span(name, "op", pid, pid, op.begin, op.end, op=op.label, line=op.line, program=op.program)
+            yield self.span(
+                name, "op", pid, pid, op.begin, op.end, op=op.label, line=op.line, runner=op.runner,
+                declined=op.declined or None, program=op.program,
+            )  # fmt: skip
 
     def marks(self) -> Iterator[Event]:
         def mark(text: str, pid: int, tid: int, at: int = self.recording.end, **args: str) -> Event:

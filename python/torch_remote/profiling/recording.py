@@ -60,6 +60,8 @@ class WorkerMessage:
 class WorkerOp:
     label: str  # "aten::relu(f32[4])", or of a kernel that did several: "kernel: aten::relu(f32[4]); aten::neg(f32[4])"
     line: str
+    runner: str  # who executed it: "ATen 2.13.0", "compiled kernels"; "" if it failed
+    declined: str  # runners that come before that one, and why they did not: "compiled kernels: it is being compiled"
     program: int
     sequence: int
     begin: int
@@ -144,11 +146,13 @@ def _read_worker(raw: dict[str, Any], worker: Worker, message_types: dict[int, s
             if kind != "profile":
                 worker.messages.append(WorkerMessage(kind, sequence, ours(begin), ours(end)))
             continue
-        number, labels, records = programs[program]
+        number, labels, records, runners, declined = programs[program]
         run = worker.runs.get(sequence)
         record = records[node]
         line = run.lines[record] if run and record < len(run.lines) else ""
-        worker.ops.append(WorkerOp(labels[node], line, number, sequence, ours(begin), ours(end)))
+        worker.ops.append(
+            WorkerOp(labels[node], line, runners[node], declined[node], number, sequence, ours(begin), ours(end))
+        )
 
 
 def read(raw: dict[str, Any], ranges: list[Range]) -> Recording:

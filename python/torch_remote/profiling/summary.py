@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from torch_remote.profiling.events import LAST_MOMENTS
 from torch_remote.profiling.recording import ClientEvent, Recording, Worker
 
+_TEXTS = ("line", "runner", "declined by")  # titles of columns
+
 
 def _time(ns: float) -> str:
     for limit, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
@@ -21,12 +23,12 @@ def _percentile(ordered: Sequence[int], share: float) -> int:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Columns as wide as they must be; all but the first are numbers, the last is text if it has no title."""
+    """Columns as wide as they must be; all but the first and `_TEXTS` are numbers."""
     rows = [header, *rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     return [
         "  " + "  ".join(
-            cell.ljust(width) if i == 0 or header[i] == "line" else cell.rjust(width)
+            cell.ljust(width) if i == 0 or header[i] in _TEXTS else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
@@ -144,16 +146,31 @@ def _worker(recording: Recording, worker: Worker, rows: int) -> list[str]:
     lines += _table(
         ["message", "count", "total", "p50", "p99"], [[kind, *_spread(times)] for kind, times in kinds.items()]
     )
-    ops: dict[str, list[int]] = defaultdict(list)
+    ops: dict[tuple[str, str], list[int]] = defaultdict(list)
+    declined: dict[tuple[str, str], list[int]] = defaultdict(list)
     for op in worker.ops:
-        ops[op.name].append(op.end - op.begin)
+        ops[op.name, op.runner].append(op.end - op.begin)
+        if op.declined:
+            declined[op.name, op.declined].append(op.end - op.begin)
     slowest = sorted(ops.items(), key=lambda item: -sum(item[1]))
     lines += _table(
-        ["op", "count", "total", "p50", "p99", "share"],
-        [[name, *_spread(times), f"{100 * sum(times) / max(in_ops, 1):.1f} %"] for name, times in slowest[:rows]],
+        ["op", "count", "total", "p50", "p99", "share", "runner"],
+        [
+            [name, *_spread(times), f"{100 * sum(times) / max(in_ops, 1):.1f} %", runner]
+            for (name, runner), times in slowest[:rows]
+        ],
     )
     if len(slowest) > rows:
         lines.append(f"  and {len(slowest) - rows} more")
+    if declined:
+        lines.append("ops that an earlier runner declined, and why")
+        slowest = sorted(declined.items(), key=lambda item: -sum(item[1]))
+        lines += _table(
+            ["op", "count", "total", "declined by"],
+            [[name, str(len(times)), _time(sum(times)), why] for (name, why), times in slowest[:rows]],
+        )
+        if len(slowest) > rows:
+            lines.append(f"  and {len(slowest) - rows} more")
     return lines
 
 

@@ -156,7 +156,7 @@ class DelayedRunner final : public Runner {
     device_.enqueue_and_wait([this] { inner_ = nullptr; });
   }
 
-  std::string description() const override { return inner_->description() + ", delayed"; }
+  std::string name() const override { return inner_->name() + ", delayed"; }
   bool accepts(const ir::Graph& graph, uint32_t node) override { return inner_->accepts(graph, node); }
   bool has_op(const char* name) override {
     bool has = false;

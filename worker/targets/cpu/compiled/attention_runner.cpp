@@ -11,6 +11,8 @@
 namespace torch_remote::worker::kernels {
 namespace {
 
+constexpr const char* kNoLoops = "there are no loops for attention of these sizes, strides and dtypes";
+
 class AttentionProgram final : public LoopProgram {
  public:
   AttentionProgram(const AttentionRunnerOptions& options, const ir::Graph& graph, std::atomic<uint64_t>& refused)
@@ -27,7 +29,7 @@ class AttentionProgram final : public LoopProgram {
     if (std::exchange(loops_[index].refused, true)) return false;
     refused_.fetch_add(1, std::memory_order_relaxed);
     if (options_.tell_refusal) {
-      options_.tell_refusal(ir::op_desc(node.opcode).name, "no loops do attention of these sizes, strides and dtypes");
+      options_.tell_refusal(ir::op_desc(node.opcode).name, kNoLoops);
     }
     return false;
   }
@@ -35,6 +37,7 @@ class AttentionProgram final : public LoopProgram {
     loops_[index].attention->run(buffers, options_.threads);
     return true;
   }
+  std::string reason(size_t) const override { return kNoLoops; }
   double points(size_t index) const override { return loops_[index].attention->points(); }
 
   struct Loops {
@@ -50,6 +53,7 @@ class AttentionRunner final : public Runner {
  public:
   explicit AttentionRunner(AttentionRunnerOptions options) : options_(std::move(options)) {}
 
+  std::string name() const override { return "attention loops"; }
   std::string description() const override { return {}; }
   bool accepts(const ir::Graph&, uint32_t) override { return false; }
   bool accepts_group(const ir::Graph&, const ir::Group& group) override {

@@ -40,6 +40,7 @@ struct BoundGroup {
   bool fits = false;     // one loop nest does it with these values
   bool taken = false;    // and it is done so
   bool refused = false;  // somebody was told that it is not, and why
+  std::string why;       // it is not taken
   std::vector<codegen::Launch> launches;
   // What may do the launches: kernels that serve all sizes, and in tuned programs variants of them.
   struct Kernels {
@@ -156,6 +157,11 @@ class KernelProgram : public RunnerProgram {
     return shares;
   }
 
+  std::string why_not_group(uint32_t first) const override {
+    const BoundGroup& group = group_at(first);
+    return group.taken ? "" : group.why;
+  }
+
   double work(uint32_t first, uint32_t last) const override {
     double points = 0;
     for (const BoundGroup& group : groups_) {
@@ -213,12 +219,16 @@ class KernelProgram : public RunnerProgram {
   bool takes(BoundGroup& group, std::span<const int64_t> values) {
     if (!is_bound(group, values)) bind(group, values);
     if (!group.fits) return false;
-    if (!group.numbers.check(values).ok()) return false;  // the op whose number it is says so
+    if (const Status numbers = group.numbers.check(values); !numbers.ok()) {  // the op whose number it is says so
+      group.why = numbers.message();
+      return false;
+    }
     if (group.kernels.empty()) return true;
     set_scalars(group, values);
     const BoundGroup::Kernels& plain = group.kernels.front();
     if (const auto state = state_of(plain); state != CompiledKernel::State::kReady) {
       const auto failed = [](const auto& kernel) { return kernel->state == CompiledKernel::State::kFailed; };
+      group.why = "its kernel is being compiled";
       if (state == CompiledKernel::State::kFailed)
         refuse(group, (*std::ranges::find_if(plain.of, failed))->status.message());
       return false;
@@ -228,6 +238,7 @@ class KernelProgram : public RunnerProgram {
     } else if (group.chosen != GroupWay::kPlain) {
       use(group);
     }
+    if (group.way == GroupWay::kNodes) group.why = "its nodes one by one were faster, or are being timed";
     return group.way != GroupWay::kNodes;
   }
 
@@ -388,6 +399,7 @@ class KernelProgram : public RunnerProgram {
 
   // No kernel does it, with the sizes and strides of this run: once a group.
   void refuse(BoundGroup& group, std::string_view why) const {
+    group.why = why;
     if (std::exchange(group.refused, true)) return;
     refused_.fetch_add(1, std::memory_order_relaxed);
     if (options_.tell_refusal) options_.tell_refusal(describe(graph_, group.group), why);
@@ -478,6 +490,7 @@ class KernelRunner : public Runner {
  public:
   explicit KernelRunner(KernelRunnerOptions options) : options_(std::move(options)) {}
 
+  std::string name() const override { return "compiled kernels"; }
   std::string description() const override { return options_.description; }
   bool accepts(const ir::Graph&, uint32_t) override { return false; }
   bool accepts_group(const ir::Graph&, const ir::Group& group) override {

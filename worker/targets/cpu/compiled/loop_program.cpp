@@ -53,7 +53,13 @@ bool LoopProgram::takes(uint32_t first, uint32_t, std::span<const int64_t> value
     bound.fits = bind(index, graph_.nodes[first], values);
   }
   // The op whose number is wrong reports it.
-  return bound.fits && bound.numbers.check(values).ok() && wants(index);
+  bound.taken = bound.fits && bound.numbers.check(values).ok() && wants(index);
+  return bound.taken;
+}
+
+std::string LoopProgram::why_not_group(uint32_t first) const {
+  const size_t index = index_of(first);
+  return groups_[index].taken ? "" : reason(index);
 }
 
 double LoopProgram::work(uint32_t first, uint32_t last) const {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "ir/graph.h"
@@ -22,6 +23,7 @@ class LoopProgram : public RunnerProgram {
 
   bool creates_buffer(uint32_t) const override { return false; }
   bool takes(uint32_t first, uint32_t last, std::span<const int64_t> values) override;
+  std::string why_not_group(uint32_t first) const override;
   double work(uint32_t first, uint32_t last) const override;
   bool run(tr_run& run, tr_error* error) override;
 
@@ -40,7 +42,7 @@ class LoopProgram : public RunnerProgram {
     NumberChecks numbers;
     std::vector<ir::Sym> symbols;  // that the loops depend on
     std::vector<int64_t> values;   // theirs
-    bool is_bound = false, fits = false;
+    bool is_bound = false, fits = false, taken = false;
   };
 
   // False: there are no loops for these values.
@@ -48,6 +50,8 @@ class LoopProgram : public RunnerProgram {
   // Whether the loops are to be used in the next run.
   virtual bool wants(size_t) { return true; }
   virtual bool execute(size_t index, std::span<const tr_buffer> buffers, tr_error* error) = 0;
+  // Why `bind` or `wants` said no.
+  virtual std::string reason(size_t index) const = 0;
   // What it does, in points of compiled kernels (Launches::points).
   virtual double points(size_t index) const = 0;
 

@@ -55,6 +55,13 @@ class ProductProgram final : public LoopProgram {
     error->repeat = 1;
     return false;
   }
+  std::string reason(size_t index) const override {
+    const Ways& ways = ways_[index];
+    if (ways.loops == nullptr && ways.library == nullptr) {
+      return "neither loops nor oneDNN compute this matmul with these strides and dtypes";
+    }
+    return "ATen's matmul of this shape is faster on this machine, or is being timed";
+  }
   double points(size_t index) const override {
     const Ways& ways = ways_[index];
     return ways.loops != nullptr ? ways.loops->points() : ways.library->points();
@@ -68,6 +75,7 @@ class ProductRunner final : public Runner {
  public:
   explicit ProductRunner(ProductRunnerOptions options) : options_(std::move(options)) {}
 
+  std::string name() const override { return "matmul loops"; }
   std::string description() const override { return {}; }
   bool accepts(const ir::Graph&, uint32_t) override { return false; }
   bool accepts_group(const ir::Graph&, const ir::Group& group) override {

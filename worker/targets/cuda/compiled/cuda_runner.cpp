@@ -120,7 +120,7 @@ class CudaRunner final : public Runner {
  public:
   explicit CudaRunner(CudaDevice& device) : device_(device) {}
 
-  std::string description() const override { return "CUDA kernels"; }
+  std::string name() const override { return "CUDA kernels"; }
 
   bool accepts(const ir::Graph& graph, uint32_t node) override {
     ir::Form form;

@@ -12,7 +12,7 @@ namespace {
 struct Attention {
   using Library = AttentionLibrary;
   using Plan = AttentionPlan;
-  static constexpr const char* kRunner = "cuDNN's attention";
+  static constexpr const char* kRunner = "cuDNN attention";
   static constexpr const char* kWhat = "attention";
 
   static bool accepts(const ir::Graph& graph, const ir::Node& node) { return is_attention(graph, node); }

@@ -12,7 +12,7 @@ namespace {
 struct BatchNorm {
   using Library = BatchNormLibrary;
   using Plan = BatchNormPlan;
-  static constexpr const char* kRunner = "cuDNN's batch norm";
+  static constexpr const char* kRunner = "cuDNN batch norm";
   static constexpr const char* kWhat = "batch norm";
 
   static bool accepts(const ir::Graph& graph, const ir::Node& node) { return is_batch_norm(graph, node); }

@@ -194,7 +194,7 @@ class ConvolutionRunner final : public Runner {
   ConvolutionRunner(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder)
       : convolutions_(device, std::move(table), std::move(folder)) {}
 
-  std::string description() const override { return "cuDNN"; }
+  std::string name() const override { return "cuDNN convolution"; }
 
   bool accepts(const ir::Graph& graph, uint32_t node) override { return is_convolution(graph, graph.nodes[node]); }
   bool may_decline() const override { return true; }

@@ -54,7 +54,7 @@ class LateLibrary {
 // A `Kind` has
 //   Library    one of LatePlans
 //   Plan       what executes a node: `steps`, of which `before` come before the call, and its `problem`
-//   kRunner    the runner's description
+//   kRunner    the runner's name
 //   kWhat      for errors
 //   accepts    whether a node is of this kind; has_op: whether nodes of an opcode may be
 //   plan       the plan for one run's values (as OpPlanner has them); kUnsupported: the message says why. `symbols` are
@@ -169,7 +169,7 @@ class LatePlanRunner final : public Runner {
                  std::shared_ptr<OpKernels> kernels)
       : kernels_(std::move(kernels)), libraries_(device, std::move(table), std::move(folder)) {}
 
-  std::string description() const override { return Kind::kRunner; }
+  std::string name() const override { return Kind::kRunner; }
 
   bool accepts(const ir::Graph& graph, uint32_t node) override { return Kind::accepts(graph, graph.nodes[node]); }
   bool may_decline() const override { return true; }

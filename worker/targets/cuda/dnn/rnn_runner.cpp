@@ -101,7 +101,7 @@ class RnnRunner final : public Runner {
  public:
   RnnRunner(CudaDevice& device, std::shared_ptr<CudnnTable> table) : libraries_(device, std::move(table)) {}
 
-  std::string description() const override { return "cuDNN's recurrent layers"; }
+  std::string name() const override { return "cuDNN recurrent layers"; }
 
   bool accepts(const ir::Graph& graph, uint32_t node) override { return is_rnn(graph, graph.nodes[node]); }
   bool may_decline() const override { return true; }

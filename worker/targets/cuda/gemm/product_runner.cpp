@@ -188,7 +188,7 @@ class ProductRunner final : public Runner {
   ProductRunner(CudaDevice& device, OpenProducts open, std::string folder)
       : products_(device, std::move(open), std::move(folder)) {}
 
-  std::string description() const override { return "cuBLASLt"; }
+  std::string name() const override { return "cuBLASLt"; }
 
   bool accepts(const ir::Graph& graph, uint32_t node) override {
     Product product;

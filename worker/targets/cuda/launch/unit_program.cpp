@@ -159,6 +159,11 @@ std::string UnitProgram::why_not(uint32_t node) const {
   return found == alone_.end() ? "" : found->second->status().message();
 }
 
+std::string UnitProgram::why_not_group(uint32_t first) const {
+  const auto found = units_.find(first);
+  return found == units_.end() ? "" : found->second->status().message();
+}
+
 bool UnitProgram::asks_again() const {
   return std::ranges::any_of(alone_, [](const auto& entry) { return entry.second->asks_again(); });
 }

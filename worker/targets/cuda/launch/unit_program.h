@@ -89,6 +89,7 @@ class UnitProgram : public RunnerProgram {
   bool takes(uint32_t first, uint32_t last, std::span<const int64_t> values) override;
   bool takes_node(uint32_t node, std::span<const int64_t> values, bool wait) override;
   std::string why_not(uint32_t node) const override;
+  std::string why_not_group(uint32_t first) const override;
   bool asks_again() const override;
   bool run(tr_run& run, tr_error* error) override;
 

@@ -142,7 +142,7 @@ class AtenRunner final : public Runner {
  public:
   AtenRunner(CudaDevice& device, AtenSource source) : plugin_(device, std::move(source)) {}
 
-  std::string description() const override { return "ATen"; }
+  std::string name() const override { return "ATen"; }
   // What it does not have is found out when it is asked: opening torch takes seconds.
   bool accepts(const ir::Graph&, uint32_t) override { return is_there(); }
   std::string why_nothing() const override { return is_there() ? "" : plugin_.source().missing; }

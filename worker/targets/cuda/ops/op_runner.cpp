@@ -147,7 +147,7 @@ class OpRunner final : public Runner {
  public:
   explicit OpRunner(std::shared_ptr<OpKernels> kernels) : kernels_(std::move(kernels)) {}
 
-  std::string description() const override { return "hand-written kernels"; }
+  std::string name() const override { return "hand-written kernels"; }
 
   bool accepts(const ir::Graph& graph, uint32_t node) override { return plan_of(graph, graph.nodes[node]) != nullptr; }
   bool may_decline() const override { return true; }
