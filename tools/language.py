@@ -7,7 +7,7 @@
 
 The rules: no doc sentence of more than 25 words, no doc paragraph of more than 720 characters, no sentence that begins
 with "Of", "That", "Those" or "Likewise", and no word that has a standard term (the list below names it). Code, tables
-and headings are left out.
+and headings are left out. In addition, each relative link of a page must lead to a file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ WORDS = {
 COINED = re.compile(r"\b(?:" + "|".join(f"(?P<w{i}>{word})" for i, word in enumerate(WORDS)) + r")\b", re.IGNORECASE)
 OPENING = re.compile(r"^(?:Of|That|Those|Likewise)\b")
 # A full stop, a question mark or a semicolon is not enough: "e.g. this", "2.13".
-SENTENCE = re.compile(r"(?<=[.!?])[)\"]?\s+(?=[A-Z`(\"])")
+SENTENCE = re.compile(r"(?<=[.!?])[)\"]?\s+(?=[A-Z0-9`(\"*\[])")
 
 
 @dataclass
@@ -160,6 +160,18 @@ def tracked() -> list[str]:
     return [path for path in listing.stdout.split() if path not in left_out and (ROOT / path).exists()]
 
 
+def broken_links() -> Iterator[str]:
+    """Relative links of pages to files that are not there. Links to headings: tests/e2e/test_docs_pages.py."""
+    listing = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for page in listing.stdout.split():
+        if not (ROOT / page).exists():
+            continue
+        text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for target in re.findall(r"\]\((?!https?:|mailto:)([^)#\s]+)(?:#[^)]*)?\)", text):
+            if not ((ROOT / page).parent / target).exists():
+                yield f"{page}: there is no {target}"
+
+
 def folder_of(path: str) -> str:
     return path if path.endswith(".md") else str(Path(path).parent)
 
@@ -181,6 +193,9 @@ def main() -> int:
             for finding in findings(str(Path(path).resolve().relative_to(ROOT))):
                 print(finding)
         return 0
+    if broken := list(broken_links()):
+        print("\n".join(broken))
+        return 1
     counts: dict[str, Counter[str]] = {}
     found: dict[tuple[str, str], list[Finding]] = {}
     for path in tracked():

@@ -60,8 +60,8 @@ def page(matrix: dict, gpu: dict[str, str]) -> str:
     total = [sum(12 - cells[i].count("·") for cells in rows.values() if cells[i]) for i in (0, 1)]
     lines = [
         HEAD,
-        f"Equal to CPU: {equal[0]:,} of {total[0]:,} pairs of op and dtype on a CPU worker, {equal[1]:,} of {total[1]:,} "
-        f"on a GPU worker. {len(both)} of {len(rows)} ops were measured on both.",
+        f"On a CPU worker, {equal[0]:,} of {total[0]:,} pairs of op and dtype are equal to CPU.",
+        f"On a GPU worker, {equal[1]:,} of {total[1]:,} are. {len(both)} of {len(rows)} ops were measured on both.",
         "",
         "| op | CPU worker | GPU worker |",
         "|---|---|---|",

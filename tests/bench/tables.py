@@ -7,6 +7,8 @@ bazel run //tests/bench:tables -- --list           what there is
     <!-- table steps: ./bazelw run //tests/bench:steps -->
     (the table, with the date and the machine above it)
     <!-- end -->
+
+README.md quotes three figures of the page. They are written anew, too; alone with --only and no name after it.
 """
 
 from __future__ import annotations
@@ -55,12 +57,33 @@ def replaced(page: str, name: str, body: str) -> str:
     return _TABLE.sub(lambda m: m["begin"] + body + m["end"] if m["name"] == name else m[0], page)
 
 
+# What README.md says of the figure, the table, the row's first cell, and the column.
+_QUOTED = (
+    ("training step of eight models, eager, against CPU eager", "models", "geometric mean", 3),
+    ("training step of nine models with `torch.compile`, against Inductor", "steps", "geometric mean", 8),
+    ("recording `softmax` of 16x16, against the call of CPU eager", "run", "`softmax` 16x16", 3),
+)
+_QUOTES = re.compile(r"(?<=docs/benchmarks\.md -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+
+def with_quotes(readme: str, page: str) -> str:
+    """README.md with the figures that the page has."""
+    lines = ["", "| what | ratio | command |", "|---|---:|---|"]
+    for text, name, first, column in _QUOTED:
+        table = next(m for m in _TABLE.finditer(page) if m["name"] == name)
+        rows = (re.split(r" *\| *", line.strip().strip("|").strip()) for line in table["body"].splitlines())
+        cells = next(cells for cells in rows if cells[0] == first)
+        lines.append(f"| {text} | {cells[column]} | `./bazelw run //tests/bench:{table['program']}` |")
+    return _QUOTES.sub(lambda _: "\n".join([*lines, "", ""]), readme)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", help="names of tables")
+    parser.add_argument("--only", nargs="*", help="names of tables")
     parser.add_argument("--list", action="store_true", help="what there is, and stop")
     args = parser.parse_args()
-    path = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", ".")) / "docs" / "benchmarks.md"
+    root = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", "."))
+    path = root / "docs" / "benchmarks.md"
     known = tables(path.read_text(encoding="utf-8"))
     if args.list:
         for table in known:
@@ -69,11 +92,13 @@ def main() -> int:
     if unknown := set(args.only or ()) - {table.name for table in known}:
         parser.error(f"no table {', '.join(sorted(unknown))}; there are {', '.join(table.name for table in known)}")
     for table in known:
-        if args.only and table.name not in args.only:
+        if args.only is not None and table.name not in args.only:
             continue
         body = measure(table)
         page = path.read_text(encoding="utf-8")  # again: somebody may have written meanwhile
         path.write_text(replaced(page, table.name, body), encoding="utf-8")
+    readme = root / "README.md"
+    readme.write_text(with_quotes(readme.read_text(encoding="utf-8"), path.read_text(encoding="utf-8")), encoding="utf-8")
     return 0
 
 

@@ -82,6 +82,9 @@ def test_tables_of_the_page(monkeypatch, capsys):
         with pytest.raises(SystemExit) as left:
             importlib.import_module(table.program).main()
         assert left.value.code == 0
+    readme = Path("README.md").read_text(encoding="utf-8")
+    assert tables.with_quotes(readme, page) == readme, "run ./bazelw run //tests/bench:tables -- --only"
+    assert tables.with_quotes(readme, page.replace("| 0.25 | ≤ 1 |", "| 0.29 | ≤ 1 |")) != readme
     changed = tables.replaced(page, "steps", "\n| new |\n\n")
     assert changed.count("| new |") == 1
     assert tables.tables(changed) == known

@@ -18,10 +18,11 @@ def test_examples(page, tmp_path):
 
 def test_relative_links_lead_somewhere():
     top = [Path(f"{page}.md") for page in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG")]
-    sources = ("BUILD", ".bzl", ".cpp", ".h", ".json", ".py", ".toml")  # they are not here
     for page in [*top, *sorted(Path("docs").rglob("*.md"))]:
         for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
             file = page.parent / target if target else page
+            if file.suffix not in (".md", ".png", ".svg"):  # tools/language.py looks at links to sources
+                continue
             assert file.exists(), f"{page}: {target}"
             if anchor:
                 titles = re.findall(r"^#+ (.*)$", file.read_text(), flags=re.MULTILINE)

@@ -16,7 +16,7 @@ struct NodeRunner {
   bool in_kernel = false;  // one kernel executed the whole group that the node is in
 };
 
-// Of each node, by the program's number. A program without runs is left out.
+// The runners of each program's nodes, by the program's number. A program without runs is left out.
 using NodeRunners = std::map<uint32_t, std::vector<NodeRunner>>;
 
 // Replays the capture, from its beginning, on a worker ("local", "unix://PATH"). Each program also runs with the

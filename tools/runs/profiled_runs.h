@@ -12,13 +12,13 @@
 namespace torch_remote::tools {
 
 struct ProfiledRuns {
-  // Of the nodes, then of the groups that ran as one kernel.
+  // One node, or one group that ran as one kernel.
   struct Row {
     std::vector<uint64_t> ns;  // of each run in which the worker timed it; empty: never
     std::string runner;        // who executed it in the last of them: "ATen 2.13.0"
     std::string declined;      // runners that come before that one, and why they did not take it; may be empty
   };
-  std::vector<Row> rows;
+  std::vector<Row> rows;       // of the nodes, then of the groups
   std::vector<uint64_t> runs;  // ns of each run's message
 };
 

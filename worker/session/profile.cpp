@@ -22,7 +22,7 @@ std::vector<ir::Sym> size_symbols(const ir::Graph& graph) {
   return symbols;
 }
 
-// Of each node alone, and of each group.
+// The runner of each node alone, then of each group.
 std::vector<uint32_t> runners_of(const LoadedProgram& program) {
   std::vector<uint32_t> runners = program.alone;
   for (const ir::Group& group : program.graph.groups) {
