@@ -12,7 +12,6 @@
 // When a wait raises a failed copy, it also waits for the devices that the copy may have come from. Their failures
 // become part of the error, and count as reported. After a failure, and after torch.remote.cancel(), the next copy
 // connects the two workers again.
-// connects the two workers anew.
 namespace torch_remote::frontend {
 
 // Copies all elements of `from` to `to`, a new tensor on another device with the same sizes and dtype. Both are
