@@ -56,8 +56,8 @@ class CompiledGraphBuilder {
   ir::Sym float_constant(double value);  // the double's bits
   // Two consecutive symbols, the real and the imaginary part. They are never shared with equal constants.
   ir::Sym complex_constant(pybind11::handle value);
-  // Adds a guard that fixes the value of a symbolic int, and returns the value; for another value Dynamo compiles again.
-  // Returns nothing if it is too late for a guard, or if the guard would fix a tensor's size.
+  // Adds a guard that fixes the value of a symbolic int, and returns the value; for another value Dynamo compiles
+  // again. Returns nothing if it is too late for a guard, or if the guard would fix a tensor's size.
   std::optional<int64_t> guarded_value(pybind11::handle value);
 
   // -- values of nodes
