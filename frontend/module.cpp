@@ -299,9 +299,9 @@ std::pair<uint64_t, uint64_t> memory_room(int device, bool trim) {
   return {room.limit, room.free};
 }
 
-// Finishes a graph. `places` has an entry for each node that may be an input: either the position among a call's
-// arguments, or a constant tensor and its copy on the CPU. None means that the call's arguments are the inputs, in
-// order.
+// Finishes a graph. `places` maps each node that may be an input to the source of its value. The source is a position
+// among a call's arguments, or a constant tensor and its copy on the CPU. None means that the call's arguments are the
+// inputs, in order.
 std::unique_ptr<CompiledGraph> finish(Lowering& lowering, const py::list& outputs,
                                       const std::optional<py::dict>& places, bool low_latency, bool tune) {
   std::unique_ptr<CompiledGraphSpec> spec = lowering.finish(outputs);

@@ -99,7 +99,7 @@ class CompiledGraphBuilder {
   Size size() const { return {graph_.nodes.size(), spec_->sources.size(), spec_->randoms.size()}; }
   void cut_to(const Size& size);
 
-  // -- the end
+  // -- outputs
 
   // Adds the next result of a call: a node's value, or an object that a call returns unchanged.
   void add_output(pybind11::handle object);
@@ -109,7 +109,7 @@ class CompiledGraphBuilder {
   static constexpr uint32_t kNotInput = 0xFFFFFFFF;
 
   ir::Sym size_of(const c10::SymInt& size);
-  // The symbol of an expression that an offered node determines, as its value or as a size. That node becomes an input.
+  // The symbol of an expression that an offered node determines, as its value or as a size. The node becomes an input.
   std::optional<ir::Sym> offered_symbol(pybind11::handle expr);
   void make_tensor_input(pybind11::handle val, GraphInput& in, Value& value);
   // The symbol of an input's size: a known one, or a new parameter that the input sets.

@@ -1,7 +1,7 @@
 #pragma once
 
-// Memory for the results of `.cpu()`. Freed large blocks are cached and reused while their pages are resident, up to
-// 256 MiB.
+// Memory for the results of `.cpu()`. Freed large blocks are cached, up to 256 MiB, because reusing mapped pages is
+// faster than mapping new ones.
 namespace torch_remote::frontend {
 
 // Returns the cached memory to the system. Thread safe.

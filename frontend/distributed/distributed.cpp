@@ -50,7 +50,7 @@ class PythonObject {
 };
 
 // The work of a recorded op. The device executes ops in order, so later ops see its results without a wait. wait() only
-// calls `on_wait`, once; it returns the rank that a message came from, or -1.
+// calls `on_wait`, once. `on_wait` returns the rank that a message came from, or -1.
 class RemoteWork final : public c10d::Work {
  public:
   RemoteWork(Tensors results, py::object on_wait)

@@ -223,7 +223,7 @@ struct RemoteHooks final : at::PrivateUse1HooksInterface {
 // -- guard, with streams and events
 // ------------------------------------------------------------------------------
 
-// A device executes the ops of all streams in one order: the order of the calls. That order satisfies every event that
+// A device executes the ops of all streams in one order: the order of the calls. This order satisfies every event that
 // the program may record. So a stream is just a number, and waiting for another stream does nothing.
 constexpr uint32_t kStreams = 32;  // in addition to the default stream 0; the size of CUDA's stream pools
 thread_local std::array<c10::StreamId, kMaxDevices> current_streams{};

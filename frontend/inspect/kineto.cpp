@@ -31,7 +31,7 @@ namespace {
 using libkineto::ActivityType;
 using remote::Event;
 
-constexpr uint64_t kMaxEvents = 4'000'000;  // limit on a worker's events
+constexpr uint64_t kMaxEvents = 4'000'000;  // limit on the events of this process, and on those of each worker
 
 // Releases the GIL if this thread holds it: torch.profiler calls with and without it.
 class WithoutGil {

@@ -106,7 +106,7 @@ class Observer final : public ConnectionObserver {
   }
 };
 
-// -- for Python
+// -- conversion to Python
 // -----------------------------------------------------------------------------------------------------------
 
 // Source lines as text, without duplicates.

@@ -15,9 +15,9 @@
 #include "frontend/record/recorder.h"
 #include "ir/ops/op_table_generated.h"
 
-// scaled_dot_product_attention as one op, `remote::attention`, which also returns the log-sum-exp for the backward
-// pass. torch's composite handles what that op does not support: dropout, a mask that needs a gradient, unequal head
-// sizes, and tangents of forward AD. It also handles all calls under sdpa_kernel(SDPBackend.MATH).
+// scaled_dot_product_attention as one op. It is recorded as `remote::attention`, which also returns the log-sum-exp for
+// the backward pass. torch's composite handles what that op does not support: dropout, a mask that needs a gradient,
+// unequal head sizes, and tangents of forward AD. It also handles all calls under sdpa_kernel(SDPBackend.MATH).
 namespace torch_remote::frontend {
 namespace {
 

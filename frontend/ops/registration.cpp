@@ -120,7 +120,7 @@ bool wanted(const c10::OperatorHandle& handle, bool in_table) {
   const auto& name = handle.operator_name();
   if (name.name.rfind("aten::", 0) != 0) return false;
   if (is_own_kernel(c10::toString(name))) return false;
-  // Composites keep their autograd. Those that also have a CPU kernel have a derivative formula of their own.
+  // Composites keep their autograd. Composites that also have a CPU kernel have a derivative formula of their own.
   if (handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
       !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
     return false;

@@ -12,11 +12,13 @@
 // The kernels that record calls. One is registered per ATen op; the ops are found by walking the dispatcher.
 namespace torch_remote::frontend {
 
-// Registers a recording kernel for every op that needs one: all ops of the op table, and all others that have a native
-// kernel for some device. It leaves out these ops: CompositeImplicit ops, because a backend kernel would suppress their
-// decomposition and so their autograd; pure views; composites outside of the table, which decompose into recorded ops;
-// and the ops of kernels.cpp. Also registers a fallback for ops that are registered later (custom ops). Called once per
-// process.
+// Registers a recording kernel for all ops of the op table, and for all other ops that have a native kernel for some
+// device. These are left out:
+//   CompositeImplicit ops: a backend kernel would suppress their decomposition, and so their autograd
+//   pure views, which only change metadata
+//   composites outside of the table, which decompose into recorded ops
+//   the ops of kernels.cpp
+// Also registers a fallback for ops that are registered later (custom ops). Called once per process.
 void register_ops();
 
 // The op's description, for graphs, which name ops without calling them. Null if a record cannot hold its arguments.
@@ -26,7 +28,8 @@ bool is_recorded(const c10::OperatorHandle& handle);
 // Whether the worker has an op that is not torch's own. The worker is asked once.
 bool worker_has_op(const c10::OperatorHandle& handle);
 
-// The ops whose shapes came from the dispatcher's Meta key (tier 3, not cached), and how often they did.
+// The ops whose shapes came from the dispatcher's Meta key (tier 3), and the number of such calls. Cache hits do not
+// count.
 std::vector<std::pair<std::string, uint64_t>> meta_key_calls();
 
 }  // namespace torch_remote::frontend

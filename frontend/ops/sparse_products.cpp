@@ -77,7 +77,7 @@ template Tensor softmax_backward<true>(const Tensor& grad, const Tensor& output,
 // -- matmuls ----------------------------------------------------------------------------------------------------------
 
 // Multiplies each sparse matrix of a batch (or one matrix) by its own strided matrix. Each element adds a multiple of a
-// row to a row; each block adds the result of a small GEMM to as many rows as it has. `dense` is [batches, rows,
+// row to a row. Each block adds the result of a small GEMM to as many rows as it has. `dense` is [batches, rows,
 // columns].
 static Tensor times(const Tensor& sparse, const Tensor& dense) {
   const Places of = places_of(sparse);

@@ -10,7 +10,7 @@
 
 // Views that torch would otherwise compose of as_strided. They are made directly, because they are frequent.
 //
-// torch.compile calls some of them with fake tensors, whose sizes are symbols. Those use torch's implementation.
+// torch.compile calls some of them with fake tensors, whose sizes are symbols. These calls use torch's implementation.
 namespace torch_remote::frontend {
 namespace {
 

@@ -11,8 +11,8 @@ namespace torch_remote::frontend {
 // Raises if the arguments of an in-place op are invalid.
 void check_in_place_call(const OpEntry& op, const c10::IValue* args);
 
-// Resizes the out tensors of an out overload by the shape rule of its functional overload, which may cover cases that
-// torch's meta kernel does not. Returns false if there is no such rule.
+// Resizes the out tensors of an out overload by the shape rule of its functional overload. The rule may cover cases
+// that torch's meta kernel does not. Returns false if there is no such rule.
 bool resize_out(const OpEntry& op, const c10::IValue* args);
 
 // The type of record_call (record_kernel.h).

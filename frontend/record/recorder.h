@@ -40,7 +40,7 @@ struct RunnableGraph {
     uint32_t session = 0;
   };
   std::array<Loaded, 2> loaded;  // [1]: for deterministic runs
-  std::vector<uint64_t> inputs;  // kept for its capacity
+  std::vector<uint64_t> inputs;  // reused, to keep its capacity
 };
 
 // One run that was sent while tracing: a trace, or a run of a graph with the parameters and sources of `trace`.
@@ -181,8 +181,8 @@ class Recorder {
     uint64_t thread = 0;  // the thread; 0 if it has ended
     TraceEncoder encoder;
     ir::Cuts cuts;
-    Pass pass = Pass::kForward;       // the last record's, or kUnknown
-    Pass last_pass = Pass::kForward;  // the last record's
+    Pass pass = Pass::kForward;       // pass of the last record, or kUnknown
+    Pass last_pass = Pass::kForward;  // pass of the last record
     uint64_t trace_began = 0;         // ns, for a profile; 0: unknown
     uint32_t trace_thread = 0;        // profile's number of the thread that recorded the first op
     ir::MathModes math = 0;           // modes of the last matmul, convolution or attention

@@ -37,10 +37,10 @@ struct TraceEncoders {
   }
 };
 
-// Encodes the calls of one thread on one device into the trace that is being recorded: their arguments, the tensors
-// among them as views of buffers, and their results. Storages and tensors remember their index in the first trace that
-// uses them. While that trace is being recorded, an encoder of another thread keeps its own indices for them. Not
-// thread safe: the recorder calls it with its lock held.
+// Encodes the calls of one thread on one device into the trace that is being recorded. It writes their arguments, the
+// tensors among them as views of buffers, and their results. Storages and tensors remember their index in the first
+// trace that uses them. While that trace is being recorded, an encoder of another thread keeps its own indices for
+// them. Not thread safe: the recorder calls it with its lock held.
 class TraceEncoder {
  public:
   // `shared` must outlive the encoder.
@@ -66,7 +66,7 @@ class TraceEncoder {
 
   // Whether the op copies by joining many tensors, none of which this trace has created. The recorder makes such an op
   // a trace of its own, in which each tensor is a separate input. Which of the tensors share memory is random, for
-  // example in a batch sampled from a replay buffer, and must not be part of the key.
+  // example in a batch sampled from a replay buffer. So it must not be part of the key.
   bool joins_inputs(const ir::OpDesc& op, const c10::IValue* args) const;
 
   // Empties the trace. No tensor has an index in it afterwards.

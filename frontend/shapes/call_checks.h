@@ -5,9 +5,9 @@
 #include "frontend/shapes/op_entry.h"
 
 // Checks of arguments and metadata that torch's kernels make, but neither a shape rule nor torch's meta function does.
-// Without them such a call would fail on the worker, and the error would be raised only at the next sync.
-// ir/ops/call_checks.toml says which op has which check. Messages and types of errors are those of torch's CPU kernels.
-// The worker finds errors that depend on data.
+// Without them such a call would fail on the worker, and the error would be raised only at the next sync. The file
+// ir/ops/call_checks.toml maps ops to checks. Messages and types of errors are those of torch's CPU kernels. The worker
+// finds errors that depend on data.
 namespace torch_remote::frontend {
 
 enum class CheckWhen : uint8_t {
@@ -31,8 +31,8 @@ uint64_t find_refused_dtypes(std::string_view name);
 // Raises torch's error if the call would compute in one of `op.refused_dtypes`. Some operand has such a dtype.
 [[gnu::cold]] void check_kernel_dtype(const OpEntry& op, const c10::IValue* args);
 
-// Checks a call of `op.single` that a multi-tensor op makes for one of its tensors: the checks of every such call, and
-// the dtypes that the multi-tensor op itself refuses.
+// Checks a call of `op.single` that a multi-tensor op makes for one of its tensors. It makes the checks of every such
+// call, and refuses the dtypes that the multi-tensor op itself refuses.
 void check_single_call(const OpEntry& op, const c10::IValue* single_args);
 
 // Helpers of the checks.

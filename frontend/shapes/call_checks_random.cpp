@@ -65,7 +65,7 @@ void random(const OpEntry& op, const IValue* args) {
   templates::random_from_to_impl<NoKernel, RemoteGenerator>(self, from, to, std::nullopt);
 }
 
-// bernoulli_(self, p), bernoulli(self, p), p a number
+// bernoulli_(self, p), bernoulli(self, p), where p is a number
 void bernoulli(const OpEntry& op, const IValue* args) {
   if (args[1].isDouble()) {
     const double p = args[1].toDouble();

@@ -1,5 +1,5 @@
 // Meta functions that torch lacks, or has for fewer dtypes than kernels. Without one, an eager call needs a round trip,
-// and torch.compile runs the op while it traces; a random op then consumes numbers that belong to the program. Also
+// and torch.compile runs the op while it traces. A random op then consumes numbers that belong to the program. Also
 // meta functions for eager calls of ops whose meta in torch has other strides than the CPU kernel.
 #include <ATen/ATen.h>
 #include <ATen/TensorIterator.h>

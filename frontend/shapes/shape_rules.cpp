@@ -178,8 +178,8 @@ bool is_odd_bool(const at::Tensor& t, ScalarType dtype) {
   return t.scalar_type() == ScalarType::Bool && dtype != ScalarType::Bool;
 }
 
-// Collects the tensor operands. Returns the common dtype if no promotion is needed: all operands of rank > 0 have it,
-// and all operands of rank 0 have it or are of no higher category. Otherwise returns Undefined.
+// Collects the tensor operands. Returns the common dtype if no promotion is needed, otherwise Undefined. All operands
+// of rank > 0 must have that dtype. All operands of rank 0 must have it or be of no higher category.
 ScalarType collect(const OpEntry& op, const IValue* args, c10::SmallVector<const at::Tensor*, 4>& operands) {
   ScalarType dtype = ScalarType::Undefined;
   const auto& descs = op.desc->args;

@@ -121,7 +121,7 @@ CodeTable::Kind kind_of(PyCodeObject* code) {
   return kind;
 }
 
-// Chains of callers, stored as a tree: a number identifies a frame together with the number of its caller. 0 means no
+// Chains of callers, stored as a tree. A number identifies a frame together with the number of its caller; 0 means no
 // caller, or that the table is full. Entries are never removed, and their code objects stay alive.
 class Callers {
  public:

@@ -9,9 +9,9 @@
 
 #include "ir/trace.h"
 
-// Finds the line of user code for a record. capture_source reads the interpreter's frames without the GIL, which is
-// safe because only the thread itself changes its frames. It costs some nanoseconds per frame. Text is made only when
-// an error or a log line needs it.
+// Finds the line of user code for a record. capture_source reads the interpreter's frames without the GIL. This is safe
+// because only the thread itself changes its frames. It costs some nanoseconds per frame. Text is made only when an
+// error or a log line needs it.
 namespace torch_remote::frontend {
 
 // The innermost frame of this thread outside of torch and torch_remote, with its callers. In threads of the autograd
