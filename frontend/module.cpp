@@ -184,7 +184,7 @@ at::Tensor read_file(int device, const std::string& path, const FileVersion& ver
 }
 
 // Returns the worker's session, the call's ticket, and the first buffer id of its results. Tickets and buffer ids are
-// per session: after a restart another call may have the same ticket. So wait_call and end_call take the session, too.
+// per session: after a restart another call may have the same ticket. So the functions below take the session, too.
 std::array<uint64_t, 3> call(int device, const py::bytes& request, const std::vector<at::Tensor>& tensors) {
   check_not_forked();
   const auto text = static_cast<std::string_view>(request);
