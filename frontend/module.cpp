@@ -32,7 +32,8 @@
 #include "frontend/source/source.h"
 #include "remote/wire/environment.h"
 
-// torch_remote._C: what the Python package needs. Everything that may wait gives the GIL back.
+// The extension module torch_remote._C: the functions that the Python package calls. Functions that may wait release
+// the GIL.
 
 namespace torch_remote::frontend {
 namespace {
@@ -47,7 +48,7 @@ void initialize(const std::string& worker, const std::string& plugin, const std:
   register_profilers();
 }
 
-// Graphs of torch.compile and load_exported, and where they had to be taken apart.
+// Number of graphs from torch.compile and load_exported, and how often such a graph had to be split.
 std::atomic<uint64_t> compiled_graphs{0}, compiled_graph_splits{0};
 
 py::dict stats() {
@@ -132,7 +133,7 @@ py::object worker_info(int device) {
   return info;
 }
 
-// Name, what is allowed, meaning (remote/wire/environment.h).
+// Name, allowed values and meaning of each variable (remote/wire/environment.h).
 std::vector<std::array<std::string, 3>> environment_variables() {
   std::vector<std::array<std::string, 3>> all;
   for (const remote::EnvironmentVariable& variable : remote::environment_variables()) {
@@ -141,7 +142,7 @@ std::vector<std::array<std::string, 3>> environment_variables() {
   return all;
 }
 
-// Of the device's worker, which is started if there is none: what it computes on.
+// Describes the hardware of the device's worker. Starts the worker if there is none.
 py::dict machine(int device) {
   check_not_forked();
   remote::MachineInfo info;
@@ -161,9 +162,10 @@ py::dict machine(int device) {
   return all;
 }
 
-using FileVersion = std::tuple<uint64_t, uint64_t, int64_t>;  // size, inode, time in ns
+using FileVersion = std::tuple<uint64_t, uint64_t, int64_t>;  // size in bytes, inode, modification time in ns
 
-// A file as the device's worker sees it: its version, if it may be read there; whether files may be at all; why not.
+// Looks up a file on the worker's machine. Returns its version if the worker may read it, whether the worker may read
+// files at all, and why it may not.
 std::tuple<std::optional<FileVersion>, bool, std::string> find_file(int device, const std::string& path) {
   check_not_forked();
   py::gil_scoped_release release;
@@ -181,8 +183,8 @@ at::Tensor read_file(int device, const std::string& path, const FileVersion& ver
   return tensor_of_file(path, {size, inode, modified}, offset, sizes, dtype, checked_device(device));
 }
 
-// The worker's session, and the ticket and the base of the call. Tickets and buffers have their numbers by session, so
-// whoever waits for a call or ends it names the session, too: after a restart another call has the same ticket.
+// Returns the worker's session, the call's ticket, and the first buffer id of its results. Tickets and buffer ids are
+// per session: after a restart another call may have the same ticket. So the functions below take the session, too.
 std::array<uint64_t, 3> call(int device, const py::bytes& request, const std::vector<at::Tensor>& tensors) {
   check_not_forked();
   const auto text = static_cast<std::string_view>(request);
@@ -195,13 +197,14 @@ std::array<uint64_t, 3> call(int device, const py::bytes& request, const std::ve
   return Recorder::get(checked_device(device)).call(std::as_bytes(std::span(text)), tensors);
 }
 
-// The device's client if it is still the one of this session.
+// The device's client if it still has this session, else null.
 remote::Client* client_of_session(int device, uint64_t session) {
   remote::Client* worker = existing_client(checked_device(device));
   return worker != nullptr && worker->session() == session ? worker : nullptr;
 }
 
-// The answer and the results' sizes; nothing if the time is over. Negative: there is no end to it.
+// Returns the answer and the results' sizes in bytes, or nothing after `seconds`. If `seconds` is negative, the wait
+// has no time limit.
 std::optional<std::pair<py::bytes, std::vector<uint64_t>>> wait_call(int device, uint64_t session, uint64_t ticket,
                                                                      double seconds) {
   check_not_forked();
@@ -231,20 +234,20 @@ std::optional<std::pair<py::bytes, std::vector<uint64_t>>> wait_call(int device,
                    std::move(result.sizes));
 }
 
-// Does nothing if the session is over: its functions ended with it.
+// Does nothing if the session has ended, because its functions ended with it.
 void end_call(int device, uint64_t session, uint64_t ticket, bool kill) {
   check_not_forked();
   py::gil_scoped_release release;
   if (remote::Client* worker = client_of_session(device, session)) check(worker->end_call(ticket, kill));
 }
 
-// Nobody waits for it, and nobody has its results.
+// Drops a call that no one waits for and whose results no tensor holds.
 void forget_call(int device, uint64_t session, uint64_t ticket, uint64_t base) {
   py::gil_scoped_release release;
   if (remote::Client* worker = client_of_session(device, session)) check(worker->forget_call(ticket, base));
 }
 
-// A result of a call: `nbytes` in the buffer `id`.
+// Makes a tensor of one result of a call: the buffer `id` with `nbytes` bytes.
 at::Tensor result_tensor(int device, uint64_t id, uint64_t nbytes, const std::vector<int64_t>& sizes,
                          at::ScalarType dtype) {
   check_not_forked();
@@ -286,7 +289,7 @@ double set_fraction(int device, double fraction) {
   return fraction;
 }
 
-// Limit and free bytes, after the worker gave back what it does not need if `trim`.
+// Returns the memory limit and the free bytes. With `trim`, the worker first releases cached memory.
 std::pair<uint64_t, uint64_t> memory_room(int device, bool trim) {
   check_not_forked();
   py::gil_scoped_release release;
@@ -296,8 +299,9 @@ std::pair<uint64_t, uint64_t> memory_room(int device, bool trim) {
   return {room.limit, room.free};
 }
 
-// Ends a graph. `places`: of each node that may be an input, where a call's arguments have it, or the tensor that it
-// always is and its copy on the CPU; None: the arguments are the inputs.
+// Finishes a graph. `places` maps each node that may be an input to the source of its value. The source is a position
+// among a call's arguments, or a constant tensor and its copy on the CPU. None means that the call's arguments are the
+// inputs, in order.
 std::unique_ptr<CompiledGraph> finish(Lowering& lowering, const py::list& outputs,
                                       const std::optional<py::dict>& places, bool low_latency, bool tune) {
   std::unique_ptr<CompiledGraphSpec> spec = lowering.finish(outputs);

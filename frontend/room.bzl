@@ -21,7 +21,8 @@ def room(name, srcs, deps, hdrs = [], alone = [], visibility = ["//frontend:__su
         copts = [
             "-O3",
             "-falign-functions=64",
-            # Else what is inlined in one function depends on how much others of the unit have taken.
+            # The budget for inlining grows with the unit, so what is inlined into one function depends on the other
+            # functions. A large limit takes that dependency away.
             "--param=inline-unit-growth=400",
         ],
         tags = ["torch"],

@@ -20,14 +20,14 @@ using ir::Sym;
 
 struct CompiledGraph::Call {
   std::vector<at::Tensor> tensors;    // by input; undefined for numbers
-  std::vector<at::Tensor> originals;  // of written inputs that were copied to other strides
+  std::vector<at::Tensor> originals;  // written inputs that were copied to other strides, by input
   std::vector<int64_t> params;
-  std::vector<int64_t> values;  // of the host's symbols
+  std::vector<int64_t> values;  // values of the host graph's symbols
   std::vector<RemoteStorage*> inputs;
   std::vector<c10::Storage> made;
   struct Replaced {
     c10::Storage memory;
-    RemoteStorage* lost;  // whose memory it becomes; null: nobody's
+    RemoteStorage* lost;  // storage that takes over `memory`; null if none
   };
   std::vector<Replaced> replaced;
 };
@@ -59,7 +59,7 @@ void CompiledGraph::take_tensor(Call& call, size_t index, py::handle argument) {
   TORCH_CHECK_TYPE(THPVariable_Check(argument.ptr()), "remote: argument '", name,
                    "' of a compiled graph must be a tensor, got ", Py_TYPE(argument.ptr())->tp_name);
   const at::Tensor& tensor = THPVariable_Unpack(argument.ptr());
-  // (A Python float that Dynamo made a tensor of is of another precision than its example.)
+  // A Python float that Dynamo passes as a tensor may have another precision than the example value.
   const bool number = in.kind == GraphInput::Kind::kNumber && c10::isFloatingType(in.dtype) &&
                       c10::isFloatingType(tensor.scalar_type());
   TORCH_CHECK(number || tensor.scalar_type() == in.dtype, "remote: argument '", name,
@@ -159,7 +159,7 @@ void CompiledGraph::draw_random(Call& call) {
 void CompiledGraph::replace_lost(Call& call) const {
   using Elements = GraphInput::Elements;
   Recorder& recorder = Recorder::get(spec_->device);
-  size_t place = 0;  // among call.inputs
+  size_t place = 0;  // index in call.inputs
   for (size_t i = 0; i < call.tensors.size(); ++i) {
     const at::Tensor& tensor = call.tensors[i];
     if (!tensor.defined()) continue;

@@ -11,25 +11,25 @@
 
 namespace torch_remote::frontend {
 
-// The tensor, whose contents are `copy`'s again if they were lost with a worker.
+// Returns the tensor. If its contents were lost with a worker, restores them from `copy` first.
 at::Tensor restored(at::Tensor tensor, const at::Tensor& copy);
 
-// A lowered graph as a function of Python's. One message a call; nothing is recorded.
+// A lowered graph as a Python function. A call sends one message and records nothing.
 class CompiledGraph {
  public:
-  // Where an input comes from.
+  // The source of an input's value.
   struct Place {
-    size_t position = 0;     // among the arguments of a call
-    pybind11::object fixed;  // instead: the same at every call
-    at::Tensor copy;         // of that, on the CPU; undefined: it is not a worker's
-    std::string name;        // of its node, for errors: of an exported program, the argument's own
+    size_t position = 0;     // index among the arguments of a call
+    pybind11::object fixed;  // if set, the value at every call
+    at::Tensor copy;         // copy of `fixed` on the CPU; undefined if `fixed` is not on a worker
+    std::string name;        // its node's name, for errors; in an exported program, the argument's name
   };
-  // `places`: of the graph's inputs.
+  // `places` has one entry per input of the graph.
   CompiledGraph(std::unique_ptr<CompiledGraphSpec> spec, std::vector<Place> places,
                 const remote::ProgramOptions& options);
 
-  // Takes the arguments out of the list (so that their memory can go as soon as nobody else has them) and returns the
-  // results as a list. Raises for arguments that the graph was not made for.
+  // Removes the arguments from the list, so that their memory can be freed early, and returns the results as a list.
+  // Raises for arguments that the graph does not support.
   pybind11::list call(pybind11::list& arguments);
 
  private:
@@ -38,9 +38,9 @@ class CompiledGraph {
   void take(Call& call, const pybind11::list& arguments);
   void take_tensor(Call& call, size_t index, pybind11::handle argument);
   void draw_random(Call& call);
-  // Copies an input to the strides (and the lazy conjugate) that the graph was made for, if it has others.
+  // Copies an input to the strides and the lazy conjugate or negative that the graph expects, if they differ.
   void fix_strides(Call& call, size_t index);
-  // Puts new memory in the place of inputs that were lost with a worker and that the graph does not read.
+  // Substitutes new memory for inputs that were lost with a worker and that the graph does not read.
   void replace_lost(Call& call) const;
   pybind11::list results(Call& call, const pybind11::list& arguments);
 

@@ -158,7 +158,7 @@ const Value* CompiledGraphBuilder::find_value(py::handle node) const {
 
 const Value& CompiledGraphBuilder::value_of(py::handle node) {
   if (const Value* known = find_value(node)) return *known;
-  // A number that sizes tell, whoever computes it.
+  // A number that is determined by sizes, whichever node computes it.
   const py::object val = meta_entry(node, names().val);
   if (val && torch::is_symint(val)) {
     if (const auto symbol = symbols_.find_node(val.attr(names().node))) {
@@ -173,7 +173,7 @@ const Value& CompiledGraphBuilder::value_of(py::handle node) {
 }
 
 const Value& CompiledGraphBuilder::make_input(py::handle node, bool random_state) {
-  // Once: a tensor that is becoming an input is asked for its own sizes.
+  // Erase first: a tensor that is becoming an input must not be offered for its own sizes.
   if (outside_.erase(node.ptr()) == 0) refuse("it needs what the program computes, as a number");
   const py::object val = meta_entry(node, names().val);
   if (!val) refuse("a node has no example value");
@@ -359,7 +359,8 @@ Value CompiledGraphBuilder::view_of(const Value& base, py::handle val) {
   check_plain(tensor);
   check_device(device_of(val));
   const Geometry g = geometry(tensor);
-  // Fake tensors count offsets from where their input's begins; so far may that itself be from the storage's.
+  // A fake tensor's offset is relative to the fake storage, where the input starts at `starts_[in].offset`. The real
+  // input may start elsewhere, so the view starts at the same distance from the input's real offset.
   const uint32_t buffer = graph_.views[base.view].buffer;
   const uint32_t in = input_of_buffer_[buffer];
   const auto offset = symbols_.find(tensor.sym_storage_offset());
@@ -368,7 +369,7 @@ Value CompiledGraphBuilder::view_of(const Value& base, py::handle val) {
   if (in != kNotInput) {
     const auto start = symbols_.find(starts_[in].offset);
     if (!start) refuse("a storage offset is an expression that no program can hold");
-    // From the input's elements to those of this view.
+    // Scales from the input's element size to that of this view.
     const auto from = static_cast<int64_t>(c10::elementSize(spec_->inputs[in].dtype));
     const auto to = static_cast<int64_t>(tensor.element_size());
     const auto scaled = [&](Sym offset) {
@@ -428,7 +429,7 @@ GraphOutput CompiledGraphBuilder::output(py::handle object) {
       return out;
     case Value::Kind::kTensor:
       break;
-    default:  // an input of a kind that nothing here changes
+    default:  // an input that the graph does not change
       for (const py::handle input : input_nodes_) {
         if (input.is(object)) {
           out.kind = GraphOutput::Kind::kInput;
@@ -449,7 +450,7 @@ GraphOutput CompiledGraphBuilder::output(py::handle object) {
   out.offset = view.offset;
   if (in == kNotInput) {
     out.kind = GraphOutput::Kind::kFresh;
-    out.index = view.buffer;  // of the buffer, until they are numbered
+    out.index = view.buffer;  // a buffer, until close_symbols numbers the new storages
     graph_.buffers[view.buffer].survives = true;
     return out;
   }
@@ -512,7 +513,7 @@ void CompiledGraphBuilder::on_host(std::vector<Sym>& list) {
 void CompiledGraphBuilder::note_accesses() {
   using Elements = GraphInput::Elements;
   for (const ir::Node& node : graph_.nodes) {
-    // What the node reads counts before what it overwrites.
+    // Reads of a node come before its overwrites.
     for (const bool overwrites : {false, true}) {
       ir::for_each_access(node, [&](uint32_t v, ir::Access access) {
         const uint32_t index = input_of_buffer_[graph_.views[v].buffer];
@@ -552,7 +553,7 @@ void CompiledGraphBuilder::close_symbols() {
     if (out.offset != kNoSym) out.offset = on_host(symbols_.closed(out.offset));
   }
   for (GraphRandom& random : spec_->randoms) on_host(random.elements);
-  std::unordered_map<uint32_t, uint32_t> places;  // of surviving buffers
+  std::unordered_map<uint32_t, uint32_t> places;  // surviving buffers to their positions in fresh_nbytes
   for (uint32_t b = 0; b < graph_.buffers.size(); ++b) {
     if (graph_.buffers[b].kind != ir::BufferKind::kFresh || !graph_.buffers[b].survives) continue;
     places.emplace(b, static_cast<uint32_t>(spec_->fresh_nbytes.size()));

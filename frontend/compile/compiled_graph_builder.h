@@ -16,22 +16,22 @@
 
 namespace torch_remote::frontend {
 
-// Raised where a node cannot be part of a graph: it stays out.
+// Thrown when a node cannot be part of a graph. The node then stays out of it.
 struct Refused {
   std::string why;
 };
 [[noreturn]] void refuse(std::string why);
 
-// What a node stands for.
+// The value of an FX node.
 struct Value {
   enum class Kind : uint8_t { kNone, kTensor, kNumber, kInt, kFloat, kBool, kRandomState, kList };
   Kind kind = Kind::kNone;
   uint32_t view = 0;            // kTensor
-  ir::Sym symbol = ir::kNoSym;  // kNumber, kInt, kFloat, kBool; kRandomState: the seed, the position follows
+  ir::Sym symbol = ir::kNoSym;  // kNumber, kInt, kFloat, kBool; kRandomState: the seed, followed by the position
   c10::ScalarType dtype = c10::ScalarType::Float;  // kNumber
-  bool host = false;                               // kTensor: one on the CPU, computed in the program too
-  bool conj = false, neg = false;                  // kTensor: lazily; the view has what torch's memory has
-  std::vector<Value> items;                        // kList: a list, or several results
+  bool host = false;                               // kTensor: a 0-dim CPU tensor that the program computes, too
+  bool conj = false, neg = false;                  // kTensor: lazy; the view describes torch's memory
+  std::vector<Value> items;                        // kList: items of a list, or several results
 };
 
 // Sizes and strides of a tensor.
@@ -39,8 +39,8 @@ struct Geometry {
   std::vector<ir::Sym> sizes, strides;
 };
 
-// The parts of a graph that is lowered: symbols, the values of FX nodes, inputs, buffers and views, nodes. Lowering
-// (lowering.cpp) says which. With the GIL; anything may raise Refused.
+// Builds a graph: symbols, values of FX nodes, inputs, buffers, views and nodes. Lowering (lowering.cpp) decides which
+// ones to add. All methods require the GIL, and may throw Refused.
 class CompiledGraphBuilder {
  public:
   CompiledGraphBuilder(c10::DeviceIndex device, bool trust_ranges);
@@ -50,57 +50,58 @@ class CompiledGraphBuilder {
 
   // -- numbers
 
-  // The symbol of a Python number, SymInt or node in a place for `tag` (kNone: whatever it is, which is then set).
+  // The symbol of a Python number, SymInt or node that is used as a `tag`. If `tag` is kNone, any kind of number is
+  // accepted, and `tag` is set to its kind.
   ir::Sym number_symbol(pybind11::handle value, ir::ArgTag& tag);
-  ir::Sym float_constant(double value);  // its bits
-  // Real and imaginary part, neighbours: not shared with equal constants.
+  ir::Sym float_constant(double value);  // the double's bits
+  // Two consecutive symbols, the real and the imaginary part. They are never shared with equal constants.
   ir::Sym complex_constant(pybind11::handle value);
-  // What a symbolic int is in this compilation, for good: for another value Dynamo compiles again. None where it is too
-  // late for a guard, or where one would say what a tensor's size must be.
+  // Adds a guard that fixes the value of a symbolic int, and returns the value; for another value Dynamo compiles
+  // again. Returns nothing if it is too late for a guard, or if the guard would fix a tensor's size.
   std::optional<int64_t> guarded_value(pybind11::handle value);
 
   // -- values of nodes
 
-  // A node whose value a call can be given: it becomes an input when a node needs it or, if it is one that
-  // `tells_size`, a size.
+  // Offers a node whose value a call can provide. It becomes an input when another node needs it. With `tells_size`, it
+  // also becomes an input when a size that it determines is needed.
   void offer(pybind11::object node, bool tells_size);
   void remember(pybind11::handle node, Value value);
-  // Of a node that is in the graph, or null.
+  // The value of a node that is in the graph, or null.
   const Value* find_value(pybind11::handle node) const;
-  // Of a node that is in the graph, or becomes its input.
+  // The value of a node. If the node is not in the graph, it becomes an input.
   const Value& value_of(pybind11::handle node);
-  // Makes a node that was offered an argument of the call. `random_state`: as one of a generator.
+  // Makes an offered node an input. With `random_state`, the argument is the state of a generator.
   const Value& make_input(pybind11::handle node, bool random_state = false);
   // The nodes that became inputs, in order.
   const pybind11::list& input_nodes() const { return input_nodes_; }
 
   // -- memory
 
-  // A view of new memory.
+  // A view of a new buffer.
   uint32_t fresh_view(c10::ScalarType dtype, const Geometry& g);
-  // A new tensor like this fake one. `host`: it may be one of the CPU's.
+  // A new tensor with the metadata of this fake tensor. With `host`, it may be a CPU tensor.
   Value fresh(pybind11::handle val, bool host = false);
-  // A view of `base`'s buffer, like this fake tensor (or list of them).
+  // A view of `base`'s buffer with the metadata of this fake tensor, or a list of views for a list of fake tensors.
   Value view_of(const Value& base, pybind11::handle val);
-  ir::Sym elements(pybind11::handle val);  // of a fake tensor
+  ir::Sym elements(pybind11::handle val);  // number of elements of a fake tensor
 
   // -- nodes
 
-  // `fx`: where the user's line is told.
+  // `fx` is the FX node that has the source line.
   ir::Node& add_node(const ir::OpDesc& desc, std::vector<ir::Arg> args, pybind11::handle fx);
   void add_random(GraphRandom random) { spec_->randoms.push_back(std::move(random)); }
   const std::vector<GraphRandom>& randoms() const { return spec_->randoms; }
 
-  // How much there is; `cut_to` forgets what was added since. Inputs stay.
+  // Counts what was added; `cut_to` removes what was added since. Inputs stay.
   struct Size {
     size_t nodes = 0, sources = 0, randoms = 0;
   };
   Size size() const { return {graph_.nodes.size(), spec_->sources.size(), spec_->randoms.size()}; }
   void cut_to(const Size& size);
 
-  // -- the end
+  // -- outputs
 
-  // The next result of a call: a node, or an object that a call returns as it is.
+  // Adds the next result of a call: a node's value, or an object that a call returns unchanged.
   void add_output(pybind11::handle object);
   std::unique_ptr<CompiledGraphSpec> finish();
 
@@ -108,27 +109,27 @@ class CompiledGraphBuilder {
   static constexpr uint32_t kNotInput = 0xFFFFFFFF;
 
   ir::Sym size_of(const c10::SymInt& size);
-  // Of an expression that a node outside gives, as a number or as a size.
+  // The symbol of an expression that an offered node determines, as its value or as a size. The node becomes an input.
   std::optional<ir::Sym> offered_symbol(pybind11::handle expr);
   void make_tensor_input(pybind11::handle val, GraphInput& in, Value& value);
-  // A size of an input: known, or a parameter that it gives.
+  // The symbol of an input's size: a known one, or a new parameter that the input sets.
   ir::Sym input_size(GraphInput& in, const c10::SymInt& size, uint32_t dim);
-  static void check_plain(const at::Tensor& tensor);  // strided, of a dtype that programs hold
+  static void check_plain(const at::Tensor& tensor);  // refuses layouts and dtypes that programs do not support
   void check_device(c10::Device on) const;
   uint32_t new_buffer(ir::BufferKind kind, ir::Sym nbytes, uint32_t input_index);
   uint32_t new_view(uint32_t buffer, c10::ScalarType dtype, const std::vector<ir::Sym>& sizes,
                     const std::vector<ir::Sym>& strides, ir::Sym offset);
   Geometry geometry(const at::Tensor& tensor);
-  // Bytes of the memory that a tensor reaches from offset 0.
+  // Bytes from a storage's start to the end of a tensor that begins at offset 0.
   ir::Sym extent(const Geometry& g, size_t item_size);
   GraphOutput output(pybind11::handle object);
 
-  // Final numbers of symbols, and what the host evaluates.
+  // Assigns the final numbers of symbols, and copies the expressions that the host evaluates.
   void close_symbols();
   void close_arg(ir::Arg& arg);
   // Sets GraphInput::written, elements and reader.
   void note_accesses();
-  // Copies what `symbol` is made of to the host's graph; the symbol there.
+  // Copies the expression of `symbol` to the host's graph, and returns its symbol there.
   ir::Sym on_host(ir::Sym symbol);
   void on_host(std::vector<ir::Sym>& list);
 
@@ -137,18 +138,18 @@ class CompiledGraphBuilder {
   ir::Graph graph_;
   Symbols symbols_;
   std::unordered_set<PyObject*> outside_;   // nodes that may become inputs
-  pybind11::dict offered_;                  // by the sizes (sympy expressions) that they tell
-  std::vector<PyObject*> offered_tensors_;  // whose sizes nobody has asked for yet
+  pybind11::dict offered_;                  // by the sizes (sympy expressions) that they determine
+  std::vector<PyObject*> offered_tensors_;  // whose sizes are not in `offered_` yet
   std::unordered_map<PyObject*, Value> values_;
-  std::vector<pybind11::object> kept_;  // the nodes in `values_` and `outside_`
+  std::vector<pybind11::object> kept_;  // keeps alive the nodes in `values_` and `outside_`
   pybind11::list input_nodes_;
-  std::vector<uint32_t> input_of_buffer_;  // or kNotInput
+  std::vector<uint32_t> input_of_buffer_;  // by buffer; kNotInput for others
   struct Start {
     uint32_t view = 0;
-    c10::SymInt offset;  // the fake tensor's
+    c10::SymInt offset;  // the fake tensor's offset
   };
-  std::vector<Start> starts_;                        // by input; of tensors
-  std::unordered_map<PyObject*, uint32_t> outputs_;  // by node: the first one that it is
+  std::vector<Start> starts_;                        // by input; for tensors
+  std::unordered_map<PyObject*, uint32_t> outputs_;  // by node: its first output
   std::unordered_map<ir::Sym, ir::Sym> host_symbols_;
 };
 

@@ -10,31 +10,32 @@
 
 #include "ir/graph.h"
 
-// A graph with what a call of it from Python takes and gives.
+// A graph together with the arguments and results of a call from Python.
 namespace torch_remote::frontend {
 
-// An argument of a call. Symbols are those of CompiledGraphSpec::host.
+// An argument of a call. All symbols are those of CompiledGraphSpec::host.
 struct GraphInput {
   enum class Kind : uint8_t {
     kTensor,
-    kNumber,  // a 0-dim CPU tensor in a tensor's place: its value is a parameter
+    kNumber,  // a 0-dim CPU tensor used as an operand; its value is a parameter
     kInt,
     kFloat,
     kBool,
-    kRandomState,  // a CPU tensor of RemoteGenerator::get_state's form
+    kRandomState,  // a CPU tensor in the format of RemoteGenerator::get_state
   };
   Kind kind = Kind::kTensor;
   c10::ScalarType dtype = c10::ScalarType::Float;  // kTensor, kNumber
-  // The parameter that the argument gives (complex numbers and random states: two); of a tensor the storage offset.
+  // The parameter that the argument sets; complex numbers and random states set two. For a tensor it is the storage
+  // offset.
   ir::Sym param = ir::kNoSym;
   bool written = false;  // kTensor
-  // kTensor: what happens to its elements first. kUnused: nothing does, only its sizes matter.
+  // kTensor: the first access to its elements. kUnused means that only its sizes matter.
   enum class Elements : uint8_t { kUnused, kOverwritten, kRead };
   Elements elements = Elements::kUnused;
-  ir::SourceRef reader;                                   // kRead: the line
-  bool conj = false, neg = false;                         // kTensor: lazily
-  std::vector<ir::Sym> sizes, strides;                    // kTensor: what the graph was made for
-  std::vector<std::pair<uint32_t, ir::Sym>> size_params;  // kTensor: dims that give a parameter
+  ir::SourceRef reader;                                   // kRead: source line of the first read
+  bool conj = false, neg = false;                         // kTensor: lazy
+  std::vector<ir::Sym> sizes, strides;                    // kTensor: those that the graph expects
+  std::vector<std::pair<uint32_t, ir::Sym>> size_params;  // kTensor: dims that set a parameter
 };
 
 // A result of a call.
@@ -44,21 +45,21 @@ struct GraphOutput {
     kInputView,    // a view of the index-th argument
     kInput,        // the index-th argument itself
     kInt,          // the number `offset`
-    kRandomState,  // a CPU tensor: where the random numbers at the parameter `offset` came from
-    kSame,         // the index-th result again: the same object
+    kRandomState,  // a CPU tensor: the generator state whose numbers start at the parameter `offset`
+    kSame,         // the same object as the index-th result
     kObject,       // `object`: None or a constant
   };
   Kind kind = Kind::kObject;
   uint32_t index = 0;
   c10::ScalarType dtype = c10::ScalarType::Float;
-  bool conj = false, neg = false;  // lazily
+  bool conj = false, neg = false;  // lazy
   std::vector<ir::Sym> sizes, strides;
   ir::Sym offset = ir::kNoSym;
   pybind11::object object;
 };
 
-// Random numbers that a call draws, in order: the parameters `seed` and seed + 1, for as many elements as the largest
-// of these counts.
+// Random numbers that a call draws, in order. They set the parameters `seed` and seed + 1. The generator advances for
+// as many elements as the largest of `elements`.
 struct GraphRandom {
   ir::Sym seed;
   std::vector<ir::Sym> elements;
@@ -67,8 +68,8 @@ struct GraphRandom {
 struct CompiledGraphSpec {
   c10::DeviceIndex device = 0;
   std::shared_ptr<const ir::Graph> graph;
-  std::vector<ir::SourceRef> sources;  // of its nodes
-  // The same parameters, and the expressions that a call needs to know on this side.
+  std::vector<ir::SourceRef> sources;  // of the graph's nodes
+  // Has the same parameters as `graph`, and the expressions whose values the client needs at a call.
   ir::Graph host;
   std::vector<GraphInput> inputs;
   std::vector<GraphOutput> outputs;

@@ -3,10 +3,10 @@
 #include <c10/core/Device.h>
 #include <torch/csrc/utils/pybind.h>
 
-// Nodes of torch.fx graphs. With the GIL.
+// Helpers for nodes of torch.fx graphs. They require the GIL.
 namespace torch_remote::frontend {
 
-// Strings and objects of Python's that are needed again and again.
+// Cached Python strings and objects.
 struct FxNames {
   pybind11::str meta{"meta"}, val{"val"}, target{"target"}, args{"args"}, kwargs{"kwargs"}, node{"node"},
       fake_device{"fake_device"}, stack_trace{"stack_trace"};
@@ -19,11 +19,11 @@ struct FxNames {
 const FxNames& names();
 
 bool is_fx_node(pybind11::handle object);
-// The entry of a dict, or null; borrowed.
+// The entry of a dict, or null. Returns a borrowed reference.
 PyObject* lookup(pybind11::handle dict, pybind11::handle key);
-// An entry of a node's `meta`; null: there is none.
+// An entry of a node's `meta`, or null if there is none.
 pybind11::object meta_entry(pybind11::handle node, const pybind11::str& key);
-// The device that a fake tensor stands for.
+// The device that a fake tensor represents.
 c10::Device device_of(pybind11::handle tensor);
 
 }  // namespace torch_remote::frontend

@@ -23,7 +23,7 @@ size_t place_of(std::string_view name, const c10::FunctionSchema& schema) {
   return static_cast<size_t>(schema.argumentIndexWithName(std::string(name)).value());
 }
 
-// What the other op takes: some of the node's own arguments, and constants.
+// The arguments of the other op: some of the node's own arguments, and constants.
 std::vector<GraphOp::Filling> filling(const ir::ComposedOp& composed, const c10::FunctionSchema& schema) {
   std::vector<GraphOp::Filling> all;
   for (const ir::ComposedArgument& argument : composed.with) {
@@ -41,7 +41,7 @@ std::vector<GraphOp::Filling> filling(const ir::ComposedOp& composed, const c10:
   return all;
 }
 
-// False: it is recorded as it is, or not at all.
+// Returns false if the op is recorded as it is, or not at all.
 bool classify_composed(const ir::ComposedOp& composed, const c10::OperatorHandle& handle, GraphOp& op) {
   switch (composed.as) {
     case ir::ComposedAs::kNothing:
@@ -90,7 +90,7 @@ void classify(const c10::OperatorHandle& handle, const std::string& name, GraphO
   op.desc = desc;
 }
 
-// As FX nodes hold it: a dtype, where the schema has its number.
+// The default as FX nodes hold it: a dtype object where the schema has its number.
 py::object default_of(const c10::Argument& argument) {
   const auto& value = argument.default_value();
   if (!value) return {};
@@ -146,7 +146,7 @@ const GraphOp& graph_op(py::handle target) {
       classify(*handle, name, op);
     }
   }
-  Py_INCREF(target.ptr());  // its address means it for good
+  Py_INCREF(target.ptr());  // keeps it alive, so that its address stays unique
   return known->emplace(target.ptr(), std::move(op)).first->second;
 }
 

@@ -76,7 +76,7 @@ struct Lowering::State {
     refuse("a list stands in a tensor's place");
   }
 
-  // The view of a tensor whose lazy conjugate or negative is taken: no op of a program knows lazy ones.
+  // The view of a tensor after its lazy conjugate or negative is resolved: programs have no lazy tensors.
   uint32_t resolved(const Value& value) {
     uint32_t view = value.view;
     if (value.conj) view = applied("aten::_conj_physical", view);
@@ -160,7 +160,7 @@ struct Lowering::State {
     if (ir::is_number_list(desc.kind)) {
       arg.tag = ArgTag::kList;
       if (!py::isinstance<py::list>(value) && !py::isinstance<py::tuple>(value)) {
-        arg.items.push_back(checked_number(desc, value));  // torch takes one for int[1]
+        arg.items.push_back(checked_number(desc, value));  // torch accepts a single int for int[1]
         return arg;
       }
       for (const py::handle item : value) arg.items.push_back(checked_number(desc, item));
@@ -192,7 +192,7 @@ struct Lowering::State {
     return args;
   }
 
-  // A random op's seed and offset, drawn at each call.
+  // Draws a random op's seed and offset at each call.
   void draw(const ir::OpDesc& desc, const std::vector<Arg>& args, std::vector<Sym> counts) {
     if (!(desc.flags & ir::kOpRandom) || replayed != kNoSym) return;
     GraphRandom random{kNoSym, std::move(counts)};
@@ -207,7 +207,7 @@ struct Lowering::State {
     builder.add_random(std::move(random));
   }
 
-  // However many elements the example says that a mask selects.
+  // Refuses masks as indices: the number of elements that they select depends on data, unlike in the example value.
   void check_no_mask(const std::vector<Arg>& args) const {
     for (const Arg& arg : args) {
       for (const Arg& index : arg.items) {
@@ -235,9 +235,10 @@ struct Lowering::State {
       const ir::ResultDesc& result = desc.results[i];
       Value one;
       if (mask != nullptr && i < mask->items.size() && mask->items[i].a == symbols.constant(0)) {
-        // not wanted
+        // this result is not wanted
       } else if (i > 0 && is_batch_norm_at_rest(desc, args)) {
-        // The CPU's op returns no statistics then, whatever the example says; nobody's result depends on them.
+        // In eval mode the CPU op returns no statistics, although the example value has some. No result depends on
+        // them.
         one = builder.fresh(val[py::int_(i)]);
       } else if (result.alias >= 0) {
         one.kind = Value::Kind::kTensor;
@@ -270,7 +271,7 @@ struct Lowering::State {
     return value;
   }
 
-  // The argument of a backward op that says which results are wanted, if it has one.
+  // The argument of a backward op that says which results are wanted, or null.
   static const Arg* result_mask(const ir::OpDesc& desc, const std::vector<Arg>& args) {
     for (size_t i = 0; i < args.size(); ++i) {
       if (desc.args[i].kind == ArgKind::kBoolList && desc.args[i].name.ends_with("put_mask")) return &args[i];
@@ -278,7 +279,7 @@ struct Lowering::State {
     return nullptr;
   }
 
-  // Batch norm that is not training.
+  // Whether the op is batch norm in eval mode.
   bool is_batch_norm_at_rest(const ir::OpDesc& desc, const std::vector<Arg>& args) {
     if (!desc.name.starts_with("aten::_native_batch_norm") && desc.name != "aten::native_batch_norm") return false;
     for (size_t i = 0; i < args.size(); ++i) {
@@ -291,7 +292,7 @@ struct Lowering::State {
     return value.kind == Value::Kind::kTensor ? number(ArgTag::kView, value.view) : Arg();
   }
 
-  // New memory that an op fills, in place or as its `out`; `given` are the node's arguments.
+  // New memory that an op fills, in place or as its `out`. `given` are the node's arguments.
   Value fill(py::handle fx, py::handle val, const GraphOp& op, const std::vector<py::object>& given) {
     const ir::OpDesc& desc = *op.desc;
     hosts_only = true;
@@ -329,7 +330,7 @@ struct Lowering::State {
     return from.place ? py::handle(given[*from.place]) : py::handle(from.fixed);
   }
 
-  // A node of another op, which makes the first results; `given` are the node's arguments.
+  // A node of another op, which computes the first results. `given` are the node's arguments.
   Value other(py::handle fx, py::handle val, const GraphOp& op, const std::vector<py::object>& given) {
     if (op.zero && given[*op.zero].cast<double>() != 0) {
       refuse("its argument '" + op.schema[*op.zero].name.cast<std::string>() + "' is not 0");
@@ -380,9 +381,9 @@ struct Lowering::State {
     return call(fx, target, args, std::move(val));
   }
 
-  // -- random numbers that are drawn again, for torch.utils.checkpoint
+  // -- replayed random numbers, for torch.utils.checkpoint
 
-  // An op, and where its random numbers came from.
+  // An op together with the generator state that its random numbers start from.
   Value run_and_save(py::handle fx, py::handle val, const py::tuple& args) {
     if (!val) refuse("it has no example value");
     const size_t before = builder.randoms().size();
@@ -404,7 +405,7 @@ struct Lowering::State {
     return state.symbol;
   }
 
-  // `target` called with these arguments and fx's keywords, like this example.
+  // `target` called with these arguments and fx's keyword arguments; `val` is its example value.
   Value call(py::handle fx, py::handle target, const py::tuple& args, py::object val) {
     const GraphOp& op = graph_op(target);
     if (op.how == How::kNot) refuse(op.why_not);
@@ -432,10 +433,10 @@ struct Lowering::State {
   }
 
   CompiledGraphBuilder builder;
-  Symbols& symbols;         // the builder's
-  py::handle fx_node;       // the one at hand
-  bool hosts_only = false;  // no tensor of the device was among its arguments
-  Sym replayed = kNoSym;    // seed and position that it takes instead of new ones
+  Symbols& symbols;         // of the builder
+  py::handle fx_node;       // the node being lowered
+  bool hosts_only = false;  // no argument of the node is a tensor of the device
+  Sym replayed = kNoSym;    // parameters of the seed and position to use instead of new ones
   std::string why_not;
 };
 
@@ -446,7 +447,7 @@ Lowering::~Lowering() = default;
 void Lowering::offer(py::object node, bool tells_size) { state_->builder.offer(std::move(node), tells_size); }
 
 bool Lowering::add(const py::object& node) {
-  // Inputs that are met on the way stay; a node and its results are all or nothing.
+  // If the node is refused, inputs that it added stay, but the node and its results are removed.
   CompiledGraphBuilder& builder = state_->builder;
   const CompiledGraphBuilder::Size before = builder.size();
   try {
@@ -469,7 +470,7 @@ bool Lowering::is_host(py::handle node) const {
 
 bool Lowering::returns(py::handle node) {
   try {
-    (void)state_->builder.value_of(node);  // what was offered becomes an input
+    (void)state_->builder.value_of(node);  // an offered node becomes an input
     return !is_host(node);
   } catch (const Refused&) {
     return false;
@@ -481,7 +482,7 @@ void Lowering::constant(const py::object& node, const at::Tensor& tensor) {
   Value value;
   value.kind = Value::Kind::kNumber;
   value.dtype = tensor.scalar_type();
-  const c10::Scalar number = at::native::_local_scalar_dense_cpu(tensor);  // whatever modes are on
+  const c10::Scalar number = at::native::_local_scalar_dense_cpu(tensor);  // works under any dispatch mode
   if (number.isComplex()) {
     value.symbol = builder.complex_constant(py::cast(number.toComplexDouble()));
   } else if (number.isFloatingPoint()) {

@@ -8,12 +8,12 @@
 
 #include "frontend/compile/compiled_graph_spec.h"
 
-// torch.compile's way into the IR: nodes of an FX graph, as AOTAutograd makes it (functional but for writes to its
-// inputs, with a fake tensor in each node's meta["val"]), become nodes of an ir::Graph. Sizes that Dynamo left symbolic
-// are the graph's parameters; everything else that is known is a constant.
+// Lowers FX graphs of torch.compile to the IR. AOTAutograd makes these graphs: they are functional except for writes to
+// their inputs, and each node has a fake tensor in meta["val"]. Sizes that Dynamo left symbolic become the graph's
+// parameters. All other sizes are constants.
 namespace torch_remote::frontend {
 
-// Builds one graph out of FX nodes, in their order. With the GIL.
+// Builds one graph from FX nodes, which are added in order. Requires the GIL.
 class Lowering {
  public:
   // `trust_ranges`: see Symbols.
@@ -22,21 +22,22 @@ class Lowering {
 
   // See CompiledGraphBuilder::offer.
   void offer(pybind11::object node, bool tells_size);
-  // A node that is always this 0-dim CPU tensor.
+  // Declares a node that always has the value of this 0-dim CPU tensor.
   void constant(const pybind11::object& node, const at::Tensor& value);
-  // Takes a call_function node in. False if it cannot run in a program of this device (another device, data-dependent
-  // sizes, numbers for Python, an op that the worker lacks); then nothing has changed, and why_not says why.
+  // Adds a call_function node. Returns false if it cannot run in a program of this device: another device,
+  // data-dependent sizes, numbers for Python, an op that the worker lacks. Then nothing has changed, and why_not gives
+  // the reason.
   bool add(const pybind11::object& node);
   const std::string& why_not() const;
-  // Whether the node is a 0-dim CPU tensor that the program computes too, for its own use.
+  // Whether the node is a 0-dim CPU tensor that the program also computes, for its own use.
   bool is_host(pybind11::handle node) const;
-  // Whether the node can be among the results: none of the CPU's that the program computes for itself can. One that was
-  // offered becomes an input if it must.
+  // Whether the node can be a result. CPU tensors that the program computes for its own use cannot. An offered node
+  // becomes an input.
   bool returns(pybind11::handle node);
-  size_t size() const;  // nodes of the graph
+  size_t size() const;  // number of nodes in the graph
 
-  // Ends it. `outputs`: nodes, or objects that a call returns as they are. The inputs that a call must be given, as
-  // nodes, are then in `inputs()`.
+  // Finishes the graph. `outputs` are nodes, or objects that a call returns unchanged. Afterwards `inputs()` has the
+  // nodes whose values a call must provide.
   std::unique_ptr<CompiledGraphSpec> finish(const pybind11::list& outputs);
   pybind11::list inputs() const;
 

@@ -14,7 +14,7 @@ namespace py = pybind11;
 
 namespace {
 
-// As Python's binding makes it: a number in a tensor's place too.
+// Converts as torch's Python binding does, including a number that is passed as a tensor.
 c10::IValue ivalue_of(py::handle value, const c10::Argument& argument) {
   if (THPVariable_Check(value.ptr())) return THPVariable_Unpack(value.ptr());
   const bool tensor = argument.type()->isSubtypeOf(*c10::OptionalType::ofTensor());
@@ -89,7 +89,7 @@ void Plan::use_op(Step& step, const py::tuple& args, const py::dict& kwargs) {
     arguments.emplace_back(value);
     try {
       constants.push_back(arguments.back().is_constant() ? ivalue_of(value, its) : c10::IValue());
-    } catch (const std::exception&) {  // what only Python converts
+    } catch (const std::exception&) {  // only Python can convert it
       return;
     }
   }

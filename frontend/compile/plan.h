@@ -11,23 +11,23 @@
 
 namespace torch_remote::frontend {
 
-// Stands in the arguments of a plan's steps, and in its results, for a value that a call has.
+// Placeholder for a runtime value, in the arguments of a plan's steps and in its results.
 struct Slot {
   size_t index = 0;
 };
 
-// What a call of a compiled graph runs where that is more than one program: programs and Python's calls, in order. A
-// function of a list, which it empties; values die as soon as nothing needs them. With the GIL.
+// The steps of a compiled graph that is more than one program: programs and Python calls, in order. A function of a
+// list, which it empties. Values are released as soon as no later step needs them. Requires the GIL.
 class Plan {
  public:
-  // The arguments of a call are the values of the first slots.
+  // The first slots have the arguments of a call.
   explicit Plan(size_t arguments) : arguments_(arguments) {}
-  // The next step. `call` takes these arguments, with slots in them, and its result goes to a slot; of a program's,
-  // which takes and returns lists, `results` are the items' slots. `last` are slots that nothing needs after its
-  // arguments are taken.
+  // Adds the next step. `call` receives these arguments, after their slots are filled in, and `results` has the slot of
+  // its result. A program takes and returns lists; then `results` has the slots of the items. `last` are slots that no
+  // step needs once this step has its arguments.
   void add(pybind11::object call, const pybind11::tuple& args, const pybind11::dict& kwargs,
            std::vector<size_t> results, std::vector<size_t> last);
-  // Ends it. `results`, with slots in them, are what a call returns.
+  // Finishes the plan. A call returns `results`, after their slots are filled in.
   void finish(size_t slots, pybind11::handle results);
 
   pybind11::object call(pybind11::list& arguments) const;
@@ -35,7 +35,7 @@ class Plan {
  private:
   using Values = std::vector<pybind11::object>;
 
-  // An argument with slots in it.
+  // An argument that may contain slots.
   class Argument {
    public:
     explicit Argument(pybind11::handle value);
@@ -45,27 +45,27 @@ class Plan {
    private:
     enum class Kind { kConstant, kSlot, kList, kTuple, kDict, kSlice };
     Kind kind_ = Kind::kConstant;
-    pybind11::object constant_;  // of a dict, its keys
+    pybind11::object constant_;  // for a dict, its keys
     size_t slot_ = 0;
     std::vector<Argument> items_;
   };
 
   struct Step {
     pybind11::object call;
-    CompiledGraph* program = nullptr;  // `call`, if it is one
-    std::vector<Argument> args;        // those by keyword last
+    CompiledGraph* program = nullptr;  // `call`, if it is a program
+    std::vector<Argument> args;        // keyword arguments last
     pybind11::tuple keywords;
     std::vector<size_t> results, last;
-    // Of an ATen op, which is called without Python: what its arguments are, constants already as it takes them.
+    // For an ATen op, which is called without Python. `constants` has its constant arguments, already converted.
     std::optional<c10::OperatorHandle> op;
     std::vector<c10::IValue> constants;
   };
-  // Makes the step one without Python, if it can be.
+  // Makes the step call its op without Python, if possible.
   static void use_op(Step& step, const pybind11::tuple& args, const pybind11::dict& kwargs);
   static pybind11::object call_op(const Step& step, const Values& args);
 
   std::vector<Step> steps_;
-  std::vector<Argument> results_;  // one
+  std::vector<Argument> results_;  // exactly one
   size_t arguments_ = 0, slots_ = 0;
 };
 

@@ -47,7 +47,7 @@ std::optional<Sym> Symbols::defined(py::handle expr) const {
 }
 
 py::handle Symbols::node_of(const c10::SymInt& value) {
-  if (!value.is_heap_allocated()) return {};  // maybe_as_int would ask sympy, at length
+  if (!value.is_heap_allocated()) return {};  // maybe_as_int would call sympy, which is slow
   auto* node = dynamic_cast<torch::impl::PythonSymNodeImpl*>(value.toSymNodeImplUnowned());
   return node == nullptr ? py::handle() : node->getPyObj();
 }
@@ -59,7 +59,7 @@ std::optional<Sym> Symbols::find(const c10::SymInt& value) {
 }
 
 std::optional<Sym> Symbols::find_node(py::handle node) {
-  // The expression as it was made is at hand; what the ShapeEnv has learned since takes longer to get.
+  // The original expression is cheap to get. The one with what the ShapeEnv has learned since is expensive.
   if (const auto found = find_expr(node.attr(expr_names().raw_expr))) return found;
   return find_expr(node.attr(expr_names().expr));
 }
@@ -98,7 +98,8 @@ std::optional<Sym> Symbols::fold(ExprKind kind, const py::tuple& args) {
   return all;
 }
 
-// What torch makes sizes of (torch.utils._sympy.functions); they are never negative where that matters.
+// Converts the functions in torch's sizes (torch.utils._sympy.functions). Operands are never negative where that
+// matters.
 std::optional<Sym> Symbols::convert(py::handle expr) {
   if (is_true(expr, expr_names().is_integer)) return constant(py::int_(py::reinterpret_borrow<py::object>(expr)));
   if (is_true(expr, expr_names().is_symbol)) return std::nullopt;

@@ -12,15 +12,16 @@
 
 namespace torch_remote::frontend {
 
-// torch's symbolic sizes (sympy expressions over the symbols of a ShapeEnv) as symbols of an ir::Graph. With the GIL.
+// Maps torch's symbolic sizes (sympy expressions over the symbols of a ShapeEnv) to symbols of an ir::Graph. Requires
+// the GIL.
 class Symbols {
  public:
-  // Parameters are numbered from 0 and expressions from kFirstExpr on, so that both can grow; `close` makes them
-  // neighbours.
+  // Parameters are numbered from 0 and expressions from kFirstExpr, so that both can grow. `close` renumbers the
+  // expressions to follow the parameters.
   static constexpr ir::Sym kFirstExpr = 1u << 22;
 
-  // `trust_ranges`: sizes are as large as the ShapeEnv says they are at least. Dynamo's guards see to it;
-  // torch.export's checks let 0 and 1 pass where it says 2.
+  // `trust_ranges`: sizes are at least the lower bound in the ShapeEnv. Dynamo's guards ensure that; torch.export's
+  // checks let 0 and 1 pass where the bound is 2.
   Symbols(ir::Graph& graph, bool trust_ranges) : graph_(graph), trust_ranges_(trust_ranges) {
     graph_.params = kFirstExpr;
   }
@@ -30,23 +31,23 @@ class Symbols {
   ir::Sym constant(int64_t value) { return graph_.constant(value); }
   ir::Sym expr(ir::ExprKind kind, ir::Sym a, ir::Sym b) { return graph_.expr(kind, a, b); }
 
-  // This expression has this value. `node`: a torch SymNode with it, for what the ShapeEnv knows of its range.
+  // Binds an expression to a symbol. `node` is a torch SymNode with the expression; its ShapeEnv knows the range.
   void define(pybind11::handle node, ir::Sym symbol);
-  // What was defined, nothing more.
+  // Looks up a defined expression, without converting it.
   std::optional<ir::Sym> defined(pybind11::handle expr) const;
-  // The SymNode of a symbolic size; null of a plain one.
+  // The SymNode of a symbolic size; null for a plain integer.
   static pybind11::handle node_of(const c10::SymInt& value);
-  // The symbol of a size; none if it is made of symbols that nothing defines or by functions that a graph lacks.
+  // The symbol of a size. Nothing if it uses undefined symbols, or functions that a graph lacks.
   std::optional<ir::Sym> find(const c10::SymInt& value);
-  // Likewise of a Python SymInt's `.node`.
+  // The same for the `.node` of a Python SymInt.
   std::optional<ir::Sym> find_node(pybind11::handle node);
-  // As find, for a tensor's size: one that may be 0 or 1 is told from those that may not (see ir::View).
+  // As find, for a tensor's size. A parameter that may be 0 or 1 gets another symbol than the parameter (see ir::View).
   std::optional<ir::Sym> find_size(const c10::SymInt& value);
 
-  // Asked for the value of an expression that is not made of what is defined.
+  // Called for an expression that cannot be made of defined ones; returns its symbol, if any.
   std::function<std::optional<ir::Sym>(pybind11::handle expr)> on_unknown;
 
-  // Ends the numbering: what `symbol` is from now on.
+  // Ends the numbering. Afterwards `closed` maps symbols to their final numbers.
   void close();
   ir::Sym closed(ir::Sym symbol) const { return symbol < kFirstExpr ? symbol : symbol - kFirstExpr + params_; }
 
@@ -58,10 +59,10 @@ class Symbols {
   ir::Graph& graph_;
   const bool trust_ranges_;
   ir::Sym params_ = 0;
-  std::vector<bool> may_be_small_;                    // by parameter: 0 or 1 is possible
-  std::unordered_map<PyObject*, ir::Sym> by_object_;  // of expressions in `kept_`
+  std::vector<bool> may_be_small_;                    // by parameter: it may be 0 or 1
+  std::unordered_map<PyObject*, ir::Sym> by_object_;  // keys are expressions in `kept_`
   std::vector<pybind11::object> kept_;
-  pybind11::dict by_value_;  // sympy compares by value; holds the symbol's number
+  pybind11::dict by_value_;  // sympy compares by value; has the symbol's number
 };
 
 }  // namespace torch_remote::frontend

@@ -2,7 +2,7 @@
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
-// torch.autocast("remote"): the same lists as for CUDA.
+// torch.autocast("remote") uses the same op lists as CUDA.
 namespace at::autocast {
 namespace {
 

@@ -4,25 +4,26 @@
 
 #include <atomic>
 
-// torch's autograd engine counts devices once, at the first backward pass of the process, and has a queue and a thread
-// for each. Of a device that came later (a machine that was added, or all of this one's where a backward pass on the
-// CPU came before `import torch_remote`) it knows nothing: a pass that would use these threads would fail. Recording
-// does not block, so such a pass loses nothing by running in the thread that asked for it. Where several threads record
-// it gains: in the engine's one thread their passes would take turns, and no two steps would be recorded alike.
+// torch's autograd engine counts devices once, at the first backward pass of the process, and makes a queue and a
+// thread for each. Devices may come later: an added machine, or all devices if a CPU backward pass ran before `import
+// torch_remote`. A pass that needs a thread for such a device would fail.
+// So such a pass runs in the thread that requested it. Recording does not block, so it loses nothing. With several
+// recording threads it gains: in the engine's single thread their passes would interleave, and no two steps would
+// record the same trace.
 namespace torch_remote::frontend {
 
 namespace detail {
 inline constinit std::atomic<bool> threads_run_backward{false};
 }  // namespace detail
 
-// From now on every thread runs its backward passes over this device itself.
+// From now on, every thread runs its own backward passes over this device.
 inline void every_thread_runs_backward() noexcept {
   detail::threads_run_backward.store(true, std::memory_order_relaxed);
 }
 
-// The engine asks for streams of this device's tensors before it chooses a queue for them: where a pass begins, at each
-// node, and at each gradient that comes from elsewhere. It saves and restores the flag that this sets around nodes,
-// so that once for each thread would not do.
+// Called when the engine asks for the streams of this device's tensors, before it chooses a queue. It asks at the start
+// of a pass, at each node, and at each gradient from another device. The engine saves and restores this flag around
+// nodes, so setting it once per thread would not be enough.
 inline void choose_backward_thread() noexcept {
   if (!detail::threads_run_backward.load(std::memory_order_relaxed)) [[likely]]
     return;

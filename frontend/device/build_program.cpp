@@ -34,11 +34,11 @@ Status open_capture(std::shared_ptr<remote::CaptureWriter>* writer) {
 
 namespace {
 
-// The steps of a build, for a profile.
+// Times the steps of a build, for a profile.
 class BuildSteps {
  public:
   explicit BuildSteps(uint32_t program) : program_(program) { next(); }
-  // The next one begins now.
+  // The next step begins now.
   void next() { began_ = remote::monotonic_ns(); }
   void done(std::string_view name) {
     if (!EventLog::on()) return;
@@ -57,7 +57,7 @@ class BuildSteps {
   uint64_t began_ = 0;
 };
 
-// Readable by this user alone, and through no link that another one put there. What cannot be written is left out.
+// Creates the file readable only by this user, and follows no symbolic link. Write errors are ignored.
 void write_dump(const std::filesystem::path& path, std::string_view text) {
   const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (file < 0) return;

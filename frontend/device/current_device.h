@@ -2,11 +2,11 @@
 
 #include <c10/core/Device.h>
 
-// The device of calls that name none, one a thread.
+// The current device of each thread, which calls without a device use.
 namespace torch_remote::frontend {
 
 namespace detail {
-// Read without a call.
+// Initial-exec TLS, so a read needs no call.
 [[gnu::tls_model("initial-exec")]] extern constinit thread_local c10::DeviceIndex current_device;
 }  // namespace detail
 

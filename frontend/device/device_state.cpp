@@ -1,5 +1,5 @@
 #include <torch/csrc/python_headers.h>
-// Python's headers first.
+// Python's headers come first.
 #include <c10/core/AutogradState.h>
 #include <pthread.h>
 #include <torch/csrc/Exceptions.h>
@@ -26,7 +26,7 @@
 namespace torch_remote::frontend {
 namespace {
 
-// Which worker a connection has; another one after a restore.
+// The worker of a connection. A restore replaces it.
 struct Place {
   std::mutex mutex;
   std::unique_ptr<remote::Worker> worker;
@@ -35,18 +35,18 @@ struct Place {
 struct Connection {
   std::shared_ptr<Place> place;
   std::unique_ptr<remote::Client> client;
-  std::unique_ptr<Restore> restore;  // null: what is lost is lost
+  std::unique_ptr<Restore> restore;  // null if lost tensors are not restored
 };
 
 struct State {
-  std::mutex mutex;  // of `connections` and `connecting`; not held while a worker is waited for
+  std::mutex mutex;  // guards `connections` and `connecting`; not held while waiting for a worker
   std::condition_variable changed;
-  std::array<bool, kMaxDevices> connecting{};            // a thread is at it
-  std::array<std::atomic<bool>, kMaxDevices> give_up{};  // and is to stop
+  std::array<bool, kMaxDevices> connecting{};            // a thread is connecting the device
+  std::array<std::atomic<bool>, kMaxDevices> give_up{};  // and must stop
   std::array<std::atomic<bool>, kMaxDevices> on_cpu{};
   std::array<std::atomic<remote::Client*>, kMaxDevices> clients{};
   std::array<Connection, kMaxDevices> connections;
-  std::mutex ended_mutex;  // a client is forgotten, and added to `ended`, with it held
+  std::mutex ended_mutex;  // held while a client is removed and its counters are added to `ended`
   std::array<remote::Counters, kMaxDevices> ended;
   std::array<std::atomic<double>, kMaxDevices> memory_fraction;
 
@@ -63,7 +63,8 @@ State& state() {
   return *instance;
 }
 
-// In the child: the parent's worker is not ours. Nothing of it is touched, not even to free it.
+// Runs in the child. The worker belongs to the parent, so the child touches nothing of the connection, not even to free
+// it.
 void after_fork_in_child() {
   State& s = state();
   if (!s.used.load()) return;
@@ -121,7 +122,7 @@ Status start(c10::DeviceIndex device, const remote::KeepWaiting& go_on, Connecti
   return status;
 }
 
-// Tells the worker how much memory it may use.
+// Sends the worker its memory limit.
 Status limit_memory(remote::Client& worker, double fraction, const remote::KeepWaiting& keep_waiting) {
   remote::MemoryRequest request;
   request.limit = static_cast<uint64_t>(fraction * static_cast<double>(worker.machine().memory));
@@ -131,11 +132,11 @@ Status limit_memory(remote::Client& worker, double fraction, const remote::KeepW
 
 void stop(Connection& connection) {
   connection.restore.reset();
-  connection.client.reset();  // says goodbye
+  connection.client.reset();  // sends the goodbye message
   connection.place.reset();
 }
 
-// GIL held. The class lives in the Python package.
+// Requires the GIL. The exception class lives in the Python package.
 void set_worker_lost(const std::string& message) {
   const py::object make = py::module_::import("torch_remote.errors").attr("worker_lost");
   py::object session = py::none(), acknowledged = py::none(), device = py::none();
@@ -150,7 +151,7 @@ void set_worker_lost(const std::string& message) {
   PyErr_SetObject(py::type::of(error).ptr(), error.ptr());
 }
 
-// An exception that has been raised in Python by a signal handler while waiting without the GIL.
+// The Python exception that a signal handler raised during a wait without the GIL.
 thread_local std::unique_ptr<python_error> interrupted;
 
 }  // namespace
@@ -178,8 +179,8 @@ remote::WorkerFiles& paths() {
 
 namespace {
 
-// True: this thread connects the device, and then calls end_turn. False: another one did, or the wait for it was
-// interrupted, which *status then says.
+// Returns true if this thread must connect the device and then call end_turn. Returns false if another thread has
+// connected it, or if the wait was interrupted, in which case *status is set.
 bool take_turn(c10::DeviceIndex device, Status* status) {
   State& s = state();
   std::unique_lock lock(s.mutex);
@@ -196,7 +197,7 @@ bool take_turn(c10::DeviceIndex device, Status* status) {
   return s.connecting[device] = true;
 }
 
-// `client`: of the connection; null if there is none.
+// `client` is the connection's client, or null if there is none.
 void end_turn(c10::DeviceIndex device, Connection connection, remote::Client* client) {
   State& s = state();
   std::lock_guard lock(s.mutex);
@@ -224,8 +225,9 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
     if (!connecting) return s.clients[device].load(std::memory_order_acquire);
     if (!s.used.exchange(true)) {
       pthread_atfork(nullptr, nullptr, after_fork_in_child);
-      // Recording does not block, so a backward pass gains nothing from the autograd engine's thread of this device,
-      // and would pay for two switches to it. Of this thread only; torch.autograd.set_multithreading_enabled undoes it.
+      // Recording does not block, so a backward pass gains nothing from the autograd engine's thread for this device
+      // and would pay for two thread switches. This changes only the calling thread;
+      // torch.autograd.set_multithreading_enabled reverts it.
       c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
     }
     Connection connection;
@@ -362,7 +364,7 @@ void check_not_forked() {
 
 namespace {
 
-// Python's own KeyboardInterrupt says nothing.
+// Adds a message to Python's KeyboardInterrupt, which has none.
 void name_the_way_out() {
   if (!PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) return;
   PyObject *type, *value, *traceback;

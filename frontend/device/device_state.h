@@ -9,59 +9,61 @@
 #include "remote/client/client.h"
 #include "remote/providers/provider.h"
 
-// The connection of each device: started on first use, ended with the process, or by torch.remote.restart().
+// The connection of each device: starts at the first use, and ends with the process or with torch.remote.restart().
 namespace torch_remote::frontend {
 
 inline constexpr int kMaxDevices = 16;
 
-// As many as TORCH_REMOTE_WORKER names workers (with commas between them) when this is first called, and those that
-// were added since. It never becomes less.
+// Number of devices: one for each worker in the comma-separated TORCH_REMOTE_WORKER when this is first called, and one
+// for each that was added later. It never decreases.
 int device_count() noexcept;
-// The index, or an error if there is no such device.
+// Returns the index, or raises if there is no such device.
 c10::DeviceIndex checked_device(int index);
 
-// Set once, by the Python package, before first use.
+// Set once by the Python package, before the first use.
 remote::WorkerFiles& paths();
 
-// The device's client; starts the worker if there is none, which Ctrl-C ends (as it ends any wait). Throws (torch's
-// exceptions) if that fails: the message names the fix. Thread safe; call it with no lock held and without the GIL, as
-// a worker may take long to start. Threads that want the same device wait for the one that connects; other devices do
-// not.
+// The device's client. Starts the worker if there is none; Ctrl-C interrupts that, like any wait. On failure it throws
+// torch's exceptions, whose message names the fix. Thread safe. Call it with no lock held and without the GIL, as a
+// worker may take long to start. Threads that want the same device wait for the thread that connects; other devices do
+// not wait.
 remote::Client& client(c10::DeviceIndex device);
-// The same without raising: null and *status set.
+// Like client(), but returns null and sets *status instead of raising.
 remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept;
-// The client if there is one; never starts anything.
+// The client if there is one. Never starts a worker.
 remote::Client* existing_client(c10::DeviceIndex device) noexcept;
-// The device's worker, the last one that there was, makes kernels for CPUs.
+// Whether the device's current or last worker computes on a CPU.
 bool runs_on_cpu(c10::DeviceIndex device) noexcept;
 
-// Of all workers that the device has had since reset_counters; worker_bytes and its peak of the one that it has.
+// Counters over all workers that the device has had since reset_counters. worker_bytes and its peak are those of the
+// current worker.
 remote::Counters counters(c10::DeviceIndex device);
 void reset_counters(c10::DeviceIndex device);
 
-// The share of its memory, in [0, 1], that this device's worker may use; also of workers that are started later.
+// The fraction of its memory, in [0, 1], that the device's worker may use. It also applies to workers that start later.
 double memory_fraction(c10::DeviceIndex device);
 void set_memory_fraction(c10::DeviceIndex device, double fraction);
 
-// Ends the worker (if any) and forgets it; the next use starts another one.
+// Ends the worker, if there is one. The next use of the device starts another one.
 void restart(c10::DeviceIndex device);
 
-// Who wants to know of workers.
+// Receives a call when a worker is connected or ended.
 class ConnectionObserver {
  public:
   virtual ~ConnectionObserver() = default;
-  // It has just been connected to. Must not wait for long.
+  // Called right after the connection. Must return quickly.
   virtual void connected(c10::DeviceIndex device, remote::Client& worker) noexcept = 0;
-  // It is about to be ended.
+  // Called right before the worker is ended.
   virtual void ending(remote::Client& worker) noexcept = 0;
 };
-// At import, or never.
+// Call it at import, or never.
 void observe_connections(ConnectionObserver* observer);
 
-// Throws c10::Error / torch.OutOfMemoryError / WorkerLost / KeyboardInterrupt for a failed status.
+// Throws the exception for a failed status: c10::Error, torch.OutOfMemoryError, WorkerLost or KeyboardInterrupt.
 [[noreturn]] void raise(const Status& status);
 [[noreturn]] void raise(const remote::OpError& error);
-// What it says: what failed, where it was recorded, which updates were skipped, what else failed. Takes the GIL.
+// The error message: what failed, where it was recorded, which updates were skipped, and what else failed. Takes the
+// GIL.
 std::string describe(const remote::OpError& error);
 inline void check(const Status& status) {
   if (!status) raise(status);
@@ -70,13 +72,14 @@ inline void check(const Status& status) {
 // Pid of a local worker, -1 if there is none.
 int worker_process(c10::DeviceIndex device);
 
-// Passed to every wait: looks for Ctrl-C.
+// The callback of every wait. Returns false after Ctrl-C.
 bool keep_waiting();
 
-// Takes the exception that is set in this thread: what `raise` raises for the next kInterrupted. GIL held.
+// Stores the Python exception that is set in this thread. `raise` throws it for the next kInterrupted. Requires the
+// GIL.
 void keep_raised();
 
-// True in a child of fork() whose parent had used the device. Every use then raises, as CUDA does.
+// True in a child of fork() whose parent had used the device. Every use then raises, as on CUDA.
 bool in_bad_fork();
 void check_not_forked();
 

@@ -6,9 +6,9 @@
 #include <atomic>
 #include <mutex>
 
-// The random number generator: a seed and a position, nothing else. Philox4x32-10 counter blocks (Salmon et al.,
-// "Parallel random numbers: as easy as 1, 2, 3", SC'11) are drawn by the worker; which ones is decided when an op is
-// recorded, so numbers depend neither on cuts nor on the worker.
+// The random number generator consists of a seed and a position. The worker computes Philox4x32-10 counter blocks
+// (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11). The client chooses the blocks when it records
+// an op, so the numbers depend neither on where traces are cut nor on the worker.
 namespace torch_remote::frontend {
 
 // Philox position of a random record: a seed and the first counter block.
@@ -21,7 +21,7 @@ class RemoteGenerator final : public c10::GeneratorImpl {
  public:
   explicit RemoteGenerator(c10::DeviceIndex device);
 
-  // Takes the counter blocks that an op over `elements` elements may use: one block (four 32-bit words) for two
+  // Reserves the counter blocks that an op over `elements` elements may use: one block (four 32-bit words) per two
   // elements.
   RandomState take(int64_t elements);
 
@@ -43,7 +43,7 @@ class RemoteGenerator final : public c10::GeneratorImpl {
   uint64_t offset_ = 0;
 };
 
-// The form of states: a byte tensor of 16 on the CPU, seed and position. Raises for another tensor.
+// Converts a generator state: a byte tensor of 16 elements on the CPU, seed and position. Raises for another tensor.
 RandomState random_state_of(const c10::TensorImpl& tensor);
 c10::intrusive_ptr<c10::TensorImpl> random_state_tensor(RandomState state);
 

@@ -15,15 +15,15 @@
 #include "frontend/device/tensor.h"
 
 // Memory for large CPU tensors that are read from the device. Fresh memory costs a page fault every 4 KiB, which takes
-// longer than the copy; so what such a tensor lets go is kept for the next one of its size. It is ordinary memory of
-// this process: a forked child has a copy, anybody may write to it, and the kernel may take it back while it is kept.
+// longer than the copy. So the memory of such a tensor is cached for the next tensor of its size. It is ordinary
+// private memory: a forked child has a copy, and the kernel may reclaim its pages while it is cached.
 namespace torch_remote::frontend {
 namespace {
 
 using at::Tensor;
 
-constexpr size_t kLarge = size_t{1} << 20;      // from so many bytes on
-constexpr size_t kMaxKept = size_t{256} << 20;  // bytes without use
+constexpr size_t kLarge = size_t{1} << 20;      // minimum size in bytes
+constexpr size_t kMaxKept = size_t{256} << 20;  // bytes in the cache
 constexpr size_t kHugePage = size_t{2} << 20;
 
 struct Mapping {
@@ -35,7 +35,7 @@ void unmap(const Mapping& mapping) {
   if (mapping.data) munmap(mapping.data, mapping.size);
 }
 
-// No data: there is no memory.
+// Returns a mapping without data if there is no memory.
 Mapping map(size_t size) {
   const size_t alignment = size >= 2 * kHugePage ? kHugePage : 0;  // so that huge pages fit
   void* raw = mmap(nullptr, size + alignment, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -45,18 +45,18 @@ Mapping map(size_t size) {
   const size_t before = -reinterpret_cast<uintptr_t>(data) % alignment;
   if (before) munmap(data, before);
   if (before < alignment) munmap(data + before + size, alignment - before);
-  madvise(data + before, size, MADV_HUGEPAGE);  // a wish
+  madvise(data + before, size, MADV_HUGEPAGE);  // a hint; errors are ignored
   return {data + before, size};
 }
 
-// Close sizes share memory: 4, 5, 6 or 7 times a power of two.
+// Rounds up to 4, 5, 6 or 7 times a power of two, so that close sizes share memory.
 size_t rounded(size_t size) {
   const size_t step = std::bit_floor(size - 1) / 4;
   return (size + step - 1) / step * step;
 }
 
-// Lives as long as the process. Whoever cannot have the lock at once does without what is kept: in a forked child a
-// thread that is not there may hold it for ever.
+// The cache of free mappings; lives as long as the process. All functions only try to lock, and do without the cache if
+// that fails. In a forked child, a thread that does not exist there may hold the lock forever.
 class Kept {
  public:
   Mapping take(size_t size) {
@@ -111,14 +111,14 @@ void let_go(void* context) {
   kept().put(*mapping);
 }
 
-// A dense CPU tensor, contents undefined.
+// A dense CPU tensor with uninitialized contents.
 Tensor empty_host(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype) {
   const auto meta = c10::scalarTypeToTypeMeta(dtype);
   const size_t nbytes = at::detail::computeStorageNbytes(sizes, strides, meta.itemsize());
   const size_t size = rounded(nbytes);
   Mapping mapping = kept().take(size);
   if (!mapping.data) mapping = map(size);
-  if (!mapping.data) return at::detail::empty_strided_cpu(sizes, strides, dtype);  // or what torch says about it
+  if (!mapping.data) return at::detail::empty_strided_cpu(sizes, strides, dtype);  // raises torch's error
   auto context = std::make_unique<Mapping>(mapping);
   c10::DataPtr data(mapping.data, context.get(), let_go, c10::Device(c10::kCPU));
   (void)context.release();
@@ -130,7 +130,7 @@ Tensor empty_host(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarT
   return tensor;
 }
 
-// Torch's own, but for what large tensors become on the CPU.
+// Torch's implementation, except for large device tensors that are copied to the CPU.
 Tensor to_copy(const Tensor& self, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
                std::optional<c10::Device> device, std::optional<bool> pin_memory, bool non_blocking,
                std::optional<c10::MemoryFormat> format) {

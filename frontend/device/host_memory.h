@@ -1,9 +1,10 @@
 #pragma once
 
-// Memory for what `.cpu()` returns: large blocks are kept for the next one, warm, up to 256 MiB.
+// Memory for the results of `.cpu()`. Freed large blocks are cached, up to 256 MiB, because reusing mapped pages is
+// faster than mapping new ones.
 namespace torch_remote::frontend {
 
-// Gives what is kept back to the system. Thread safe.
+// Returns the cached memory to the system. Thread safe.
 void release_host_memory();
 
 }  // namespace torch_remote::frontend

@@ -16,7 +16,7 @@
 namespace torch_remote::frontend {
 namespace {
 
-constexpr std::chrono::seconds kAgain{1};  // after failures that wait to be told
+constexpr std::chrono::seconds kAgain{1};  // delay before the next attempt after unreported failures
 
 struct Given {
   std::mutex mutex;

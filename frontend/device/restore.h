@@ -15,42 +15,43 @@
 #include "remote/capture/replay_transport.h"
 #include "remote/client/client.h"
 
-// restore="replay": a device whose worker is lost gets another one, with the same tensors.
+// restore="replay": a device whose worker is lost gets a new worker with the same tensors.
 namespace torch_remote::frontend {
 
 struct RestoreOptions {
   bool replay = false;
-  std::string folder;  // for the log; empty: the system's for temporary files
+  std::string folder;  // for the log; empty: the system's folder for temporary files
   uint64_t limit = uint64_t{1} << 30;
   std::chrono::seconds every{300};
 };
 
-// For workers that the device is connected to later. Throws if it has one (device_state.cpp, as the next two).
+// Sets the options for later connections of the device. Throws if it is connected. Implemented in device_state.cpp, as
+// checkpoint() and times_restored() are.
 void set_restore(c10::DeviceIndex device, const RestoreOptions& options);
-// Without looking.
+// Stores the options without checking for a connection.
 void keep_restore_options(c10::DeviceIndex device, const RestoreOptions& options);
-// What was set, or what the environment says.
+// The options that were set, or else those of the environment.
 Status restore_options(c10::DeviceIndex device, RestoreOptions* options);
 
-// A checkpoint of what the device's worker has, so that only what follows is done again. Waits. Throws if nothing is
-// restored.
+// Makes a checkpoint of the worker's buffers, so that a restore replays only what follows it. Waits for it. Throws if
+// the device is not restored.
 void checkpoint(c10::DeviceIndex device);
-// How many workers the device has lost and had replaced since it was connected.
+// Number of lost workers that were replaced since the device was connected.
 uint64_t times_restored(c10::DeviceIndex device);
 
-// Of one connection: makes checkpoints when they are due, on a thread of its own.
+// Makes the checkpoints of one connection when they are due, on its own thread.
 class Restore {
  public:
   using Connect = std::function<Status(const remote::KeepWaiting& go_on, std::unique_ptr<remote::Transport>*)>;
-  // Puts what restores between the client and its worker.
+  // Wraps the client's transport in the one that logs and replays messages.
   static Status wrap(const RestoreOptions& options, Connect connect, std::unique_ptr<remote::Transport>* transport,
                      std::unique_ptr<Restore>* restore);
-  // Before the client goes.
+  // Destroy it before the client.
   ~Restore();
-  // The client that has the transport now.
+  // Starts the thread. `client` is the client that owns the transport.
   void start(remote::Client& client);
 
-  // *kept is false where failures wait to be told.
+  // Sets *kept to false if failures have not been reported yet; then there is no checkpoint.
   Status checkpoint(const remote::KeepWaiting& keep_waiting, bool* kept);
   uint64_t restored() const { return transport_->restored(); }
 
@@ -59,9 +60,9 @@ class Restore {
   void loop();
   bool closing();
 
-  remote::ReplayTransport* transport_ = nullptr;  // the client's
+  remote::ReplayTransport* transport_ = nullptr;  // owned by the client
   remote::Client* client_ = nullptr;
-  std::mutex making_;  // a checkpoint
+  std::mutex making_;  // held while a checkpoint is made
   std::mutex mutex_;
   std::condition_variable changed_;
   bool due_ = false, closing_ = false;

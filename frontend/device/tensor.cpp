@@ -15,9 +15,9 @@
 namespace torch_remote::frontend {
 namespace {
 
-// Tokens are 64 bytes apart, as allocations would be, in address space that is no memory. Beside it, for each token,
-// the storage that has it now. A dead storage's token is used again, by the thread that freed it first, so the table's
-// pages in use are as many as there are live storages.
+// Tokens are addresses 64 bytes apart, like real allocations, in reserved address space without access. A second array
+// maps each token to the storage that owns it. Tokens are reused, first by the thread that freed them, so the array
+// touches only as many pages as there are live storages.
 constexpr uint64_t kTokens = uint64_t{1} << 28;
 constexpr uint64_t kTokenStride = 64;
 
@@ -40,18 +40,18 @@ const TokenSpace& token_space() {
 
 std::atomic<uint64_t> next_token{0};
 
-// Free tokens, in one list a thread, which is a plain pointer so that its use needs no call. Lists that are full, and
-// those of threads that ended, are for whoever needs one.
+// Free tokens, one list per thread. The thread-local is a raw pointer, so that its use needs no call. Full lists, and
+// the lists of threads that ended, go to `spare`, where any thread takes them.
 struct FreeTokens {
   static constexpr uint32_t kMost = 4096;
   uint32_t count = 0;
   std::array<uint32_t, kMost> tokens;
-  FreeTokens* next = nullptr;  // in `spare`
+  FreeTokens* next = nullptr;  // next list in `spare`
 };
-// (Read without a call; a few bytes of the room that libc keeps for such.)
+// Initial-exec TLS is read without a call. It takes 8 bytes of the static TLS that libc reserves for such libraries.
 [[gnu::tls_model("initial-exec")]] constinit thread_local FreeTokens* free_tokens = nullptr;
 constinit std::mutex spare_mutex;
-std::atomic<FreeTokens*> spare{nullptr};  // changed with the mutex held
+std::atomic<FreeTokens*> spare{nullptr};  // changed with spare_mutex held
 
 struct ThreadEnd {
   ~ThreadEnd() {
@@ -97,7 +97,7 @@ bool is_token(const void* address) {
 
 c10::intrusive_ptr<c10::StorageImpl> make_remote_storage(c10::StorageImpl::use_byte_size_t, c10::SymInt nbytes,
                                                          c10::DataPtr data, c10::Allocator* allocator, bool resizable) {
-  // Of torch.UntypedStorage(n, device=...): torch has made that device the current one.
+  // Called for torch.UntypedStorage(n, device=...), after torch has made that device the current one.
   if (data.get() == nullptr) data = make_token(data.device().has_index() ? data.device().index() : current_device());
   return c10::make_intrusive<RemoteStorage>(std::move(nbytes), std::move(data), allocator, resizable);
 }
@@ -139,7 +139,7 @@ void RemoteStorage::release_resources() {
 }
 
 void RemoteStorage::forget() noexcept {
-  // A storage that was never recorded and never uploaded costs nothing to forget.
+  // A storage that was never recorded or uploaded needs no call to the recorder.
   if (id != 0 || buffer.epoch != 0) storage_died(this);
   if (!is_token(token_)) return;
   const uint64_t number = token_number(std::exchange(token_, nullptr));
@@ -150,7 +150,7 @@ void RemoteStorage::forget() noexcept {
 template <typename Version>
 c10::intrusive_ptr<c10::TensorImpl> RemoteTensorImpl::copy(Version&& version_counter,
                                                            bool allow_tensor_metadata_change) const {
-  // Python subclasses and modes get to see a detach: the base class knows how.
+  // Python subclasses and dispatch modes must see a detach, which the base class implements.
   if (c10::impl::TorchDispatchModeTLS::stack_len() > 0 || key_set_.has(c10::DispatchKey::Python)) {
     return TensorImpl::shallow_copy_and_detach(std::forward<Version>(version_counter), allow_tensor_metadata_change);
   }

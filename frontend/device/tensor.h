@@ -7,18 +7,18 @@
 #include <cstdint>
 #include <typeinfo>
 
-// Tensors of the device `remote`: stock tensors but for two small things. The storage knows its buffer on the worker;
-// the tensor remembers which view it is in the current trace, so that a trace holds each view's sizes once.
+// Tensors of the device `remote` are ordinary tensors with two additions. The storage knows its buffer on the worker.
+// The tensor remembers which view of the current trace it is, so a trace holds each view's sizes once.
 namespace torch_remote::frontend {
 
-// Where a storage or a tensor stands in the trace that is being recorded; stale unless `epoch` is the recorder's.
+// Index of a storage or a tensor in the trace that is being recorded. Stale unless `epoch` equals the recorder's epoch.
 struct TraceSlot {
   uint32_t epoch = 0;
   uint32_t number = 0;
 };
 
-// No bytes on the client. The data pointer is a unique token in memory that nobody can read: a stray dereference
-// faults, comparing pointers works.
+// A storage has no bytes on the client. Its data pointer is a unique token in unreadable address space: dereferencing
+// it faults, and comparing pointers works.
 class RemoteStorage final : public c10::StorageImpl {
  public:
   static constexpr uint64_t kLost = ~uint64_t{0};
@@ -27,11 +27,11 @@ class RemoteStorage final : public c10::StorageImpl {
   ~RemoteStorage() override;
   void release_resources() override;
 
-  // Guarded by the device's recorder.
-  uint64_t id = 0;       // the worker's buffer; 0: none yet; kLost: its contents went with a worker
-  uint32_t session = 0;  // of the recorder, when `id` was given
-  TraceSlot buffer;      // ordinal in the current trace
-  TraceSlot stock_view;  // of `stock_impl`, a TensorImpl that is not ours (made by `param.data = ...`)
+  // All members below are guarded by the device's recorder.
+  uint64_t id = 0;       // the worker's buffer; 0: none yet; kLost: its contents went with a lost worker
+  uint32_t session = 0;  // the recorder's session when `id` was assigned
+  TraceSlot buffer;      // index among the current trace's buffers
+  TraceSlot stock_view;  // for `stock_impl`, a TensorImpl of torch's own class (made by `param.data = ...`)
   const c10::TensorImpl* stock_impl = nullptr;
 
  private:
@@ -40,8 +40,8 @@ class RemoteStorage final : public c10::StorageImpl {
   const void* token_ = nullptr;
 };
 
-// Called by a storage that was recorded or uploaded and goes away, from any thread; the recorder's. Null until there is
-// one.
+// The recorder's callback for a storage that was recorded or uploaded and is destroyed. Called from any thread. Null
+// until a recorder exists.
 extern void (*storage_died)(RemoteStorage* storage) noexcept;
 
 class RemoteTensorImpl final : public c10::TensorImpl {
@@ -63,8 +63,8 @@ class RemoteTensorImpl final : public c10::TensorImpl {
 
 inline bool is_remote(const at::TensorBase& tensor) { return tensor.device().type() == c10::DeviceType::PrivateUse1; }
 
-// The live storage whose token this is, for a stock StorageImpl over it (torch makes one with at::from_blob when it
-// pickles a storage). Raises if there is none.
+// The live storage that owns this token. Torch makes a stock StorageImpl over a token when it pickles a storage
+// (at::from_blob). Raises if no storage owns it.
 RemoteStorage* storage_of_token(const void* token);
 
 inline RemoteStorage* storage_of(const c10::Storage& storage) {
@@ -77,7 +77,7 @@ inline RemoteStorage* storage_of(const at::TensorBase& tensor) {
   return storage_of(tensor.unsafeGetTensorImpl()->unsafe_storage());
 }
 
-// The slot that remembers this tensor's view.
+// The slot in which this tensor remembers its view.
 inline TraceSlot& view_slot(const c10::TensorImpl* impl, RemoteStorage* storage) {
   if (typeid(*impl) == typeid(RemoteTensorImpl)) return static_cast<const RemoteTensorImpl*>(impl)->view;
   if (storage->stock_impl != impl) {
@@ -87,17 +87,18 @@ inline TraceSlot& view_slot(const c10::TensorImpl* impl, RemoteStorage* storage)
   return storage->stock_view;
 }
 
-// A storage of bytes that nobody has written, for `make_tensor` and the like.
+// A storage with uninitialized contents, for `make_tensor` and similar functions.
 c10::Storage new_storage(int64_t nbytes, c10::DeviceIndex device);
 
-// Raises for more dims than a trace can hold: where a tensor gets its sizes, so that the error is told there.
+// Raises if there are more dims than a trace can hold. Called where a tensor gets its sizes, so the error appears
+// there.
 void check_rank(c10::IntArrayRef sizes);
 
-// A new, undefined tensor with a storage of its own that just holds it. Sizes and strides in elements.
+// A new, uninitialized tensor with its own storage, which is just large enough. Sizes and strides are in elements.
 at::Tensor make_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype,
                        c10::DeviceIndex device);
 at::Tensor make_contiguous_tensor(c10::IntArrayRef sizes, c10::ScalarType dtype, c10::DeviceIndex device);
-// A tensor on a storage that is there.
+// A tensor on an existing storage.
 at::Tensor tensor_on(c10::Storage storage, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                      int64_t offset);
 // Another view of the same storage.
@@ -105,7 +106,7 @@ at::Tensor make_view(const at::Tensor& base, c10::IntArrayRef sizes, c10::IntArr
 at::Tensor make_view(const at::Tensor& base, c10::Storage storage, caffe2::TypeMeta dtype, c10::IntArrayRef sizes,
                      c10::IntArrayRef strides, int64_t offset);
 
-// The unique token that stands for a storage's memory.
+// A unique token that stands for a storage's memory.
 at::DataPtr make_token(c10::DeviceIndex device);
 
 void register_storage();

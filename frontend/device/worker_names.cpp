@@ -1,5 +1,5 @@
 #include <torch/csrc/python_headers.h>
-// Python's headers first.
+// Python's headers come first.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -16,7 +16,7 @@
 namespace torch_remote::frontend {
 namespace {
 
-// Those that the environment names.
+// The workers that TORCH_REMOTE_WORKER names.
 std::vector<std::string> environment_names() {
   const char* setting = std::getenv("TORCH_REMOTE_WORKER");
   std::istringstream all(setting != nullptr ? setting : "");
@@ -28,7 +28,7 @@ std::vector<std::string> environment_names() {
 
 struct KnownNames {
   std::mutex mutex;
-  std::array<std::string, kMostWorkers> given;  // empty: the environment's
+  std::array<std::string, kMostWorkers> given;  // empty: the environment's name
   std::atomic<int> count{static_cast<int>(std::min<size_t>(environment_names().size(), kMostWorkers))};
 };
 
@@ -37,7 +37,7 @@ KnownNames& known_names() {
   return *instance;
 }
 
-// What Python says of a worker.
+// Asks the Python registry for the worker's endpoint.
 Status ask_python(c10::DeviceIndex device, const std::string& name, void (*keep_raised)(), remote::Endpoint* endpoint) {
   const py::gil_scoped_acquire gil;
   try {
@@ -74,7 +74,7 @@ c10::DeviceIndex add_device(const std::string& worker) {
       index < kMostWorkers, "remote: there are ", kMostWorkers,
       " devices, which is the most; stop a machine that is not needed (machine.stop(), torch_remote.machines())");
   all.given[index] = worker;
-  every_thread_runs_backward();  // before anybody can use it
+  every_thread_runs_backward();  // before the new device can be used
   all.count.store(index + 1);
   return static_cast<c10::DeviceIndex>(index);
 }
@@ -103,7 +103,7 @@ Status worker_name(c10::DeviceIndex device, std::string* name) {
     *name = all.given[device];
   }
   if (!name->empty()) return {};
-  const std::vector<std::string> list = environment_names();  // as it is now
+  const std::vector<std::string> list = environment_names();  // its current value
   if (list.size() > kMostWorkers || static_cast<size_t>(device) >= list.size()) {
     return Status::invalid("remote: TORCH_REMOTE_WORKER names " + std::to_string(list.size()) +
                            " workers, and remote:" + std::to_string(device) + " is used; at most " +

@@ -19,14 +19,14 @@ namespace {
 using c10::intrusive_ptr;
 using Tensors = std::vector<at::Tensor>;
 
-// Torch may let go of these on any thread, and after Python is gone.
+// Holds a Python object for torch, which may release it on any thread, also after the interpreter has ended.
 class PythonObject {
  public:
   explicit PythonObject(py::object object) : object_(std::move(object)) {}
   ~PythonObject() {
     try {
       reset();
-    } catch (...) {  // Python ends: nobody needs the memory
+    } catch (...) {  // The interpreter is ending: leak the object.
       (void)object_.release();
     }
   }
@@ -42,15 +42,15 @@ class PythonObject {
     py::gil_scoped_acquire acquire;
     object_ = py::object();
   }
-  // With the GIL held.
+  // Requires the GIL.
   const py::object& get() const { return object_; }
 
  private:
   py::object object_;
 };
 
-// An op that was recorded. What comes after it on the device is done after it, so waiting is nothing but what `on_wait`
-// does, once: it returns the rank that a message came from, or -1.
+// The work of a recorded op. The device executes ops in order, so later ops see its results without a wait. wait() only
+// calls `on_wait`, once. `on_wait` returns the rank that a message came from, or -1.
 class RemoteWork final : public c10d::Work {
  public:
   RemoteWork(Tensors results, py::object on_wait)
@@ -234,7 +234,8 @@ class RemoteBackend final : public c10d::Backend {
   PythonObject group_;
 };
 
-// Once torch's own classes for them are there. They are in no module: nobody makes one but by the functions below.
+// Registers both classes once torch has registered their base classes. They belong to no module, because only the
+// functions below create them.
 void register_classes() {
   static bool registered = false;  // under the GIL
   if (registered) return;

@@ -95,7 +95,7 @@ class RemoteAllocator final : public c10::DeviceAllocator {
   }
 
  private:
-  // A device without a worker has nothing to count yet.
+  // A device without a worker has no memory statistics yet.
   static void ask_if_connected(DeviceIndex device, const remote::MemoryRequest& request) {
     if (existing_client(checked_device(device)) != nullptr) (void)Recorder::get(device).memory(request);
   }
@@ -106,7 +106,7 @@ RemoteAllocator& allocator() {
   return *instance;
 }
 
-// Plain host memory that knows it is "pinned": copies to the worker read it directly.
+// Pageable host memory that torch sees as pinned. Copies to the worker read it directly.
 class PinnedAllocator final : public at::HostAllocator {
  public:
   at::DataPtr allocate(size_t size) override {
@@ -166,7 +166,7 @@ class PinnedAllocator final : public at::HostAllocator {
     static auto* instance = new std::map<uintptr_t, size_t>;
     return *instance;
   }
-  // Of all ranges; with mutex() held.
+  // Statistics over all ranges; guarded by mutex().
   static c10::CachingAllocator::Stat& blocks() {
     static c10::CachingAllocator::Stat stat;
     return stat;
@@ -223,9 +223,9 @@ struct RemoteHooks final : at::PrivateUse1HooksInterface {
 // -- guard, with streams and events
 // ------------------------------------------------------------------------------
 
-// All streams of a device are done in one order, that of the calls, which is one that any program with enough events
-// allows. So a stream is a number, and waiting for another stream is nothing to do.
-constexpr uint32_t kStreams = 32;  // beside the default one, which is 0; as many as CUDA's pools have
+// A device executes the ops of all streams in one order: the order of the calls. This order satisfies every event that
+// the program may record. So a stream is just a number, and waiting for another stream does nothing.
+constexpr uint32_t kStreams = 32;  // in addition to the default stream 0; the size of CUDA's stream pools
 thread_local std::array<c10::StreamId, kMaxDevices> current_streams{};
 
 Stream stream_of(Device device, c10::StreamId id) {
@@ -240,21 +240,21 @@ Stream next_stream(Device device) {
   return stream_of(first.device(), 1 + number % kStreams);
 }
 
-// A point in program order. One that is to be timed sends what is recorded, and a mark behind it. Another one does so
-// when somebody asks about it: it may then wait for what was recorded behind it, too.
+// A point in program order. A timed event flushes the recorded ops and sends a mark behind them. An untimed event does
+// that only when it is queried or waited for, so it may also wait for ops that were recorded after it.
 struct Event {
   enum class State : uint8_t { kRecorded, kMarked, kDone };
 
   DeviceIndex device = 0;
   bool timed = false;
   State state = State::kRecorded;
-  bool has_time = false;  // `mark` is there
-  bool asked = false;     // whether something failed
+  bool has_time = false;  // `mark` is filled in
+  bool asked = false;     // whether failures were reported for an event without a mark
   uint64_t session = 0;
-  uint64_t ticket = 0;  // of the client with this session
+  uint64_t ticket = 0;  // in the client with this session
   remote::Mark mark;
 
-  // Null if the worker that was given the mark is gone.
+  // The client that holds the mark. Null if no mark was sent or if that worker is gone.
   remote::Client* marker() const {
     remote::Client* worker = state == State::kMarked ? existing_client(device) : nullptr;
     return worker != nullptr && worker->session() == session ? worker : nullptr;
@@ -319,7 +319,7 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
   Stream getDefaultStream(Device device) const override { return stream_of(device, 0); }
   Stream getStreamFromGlobalPool(Device device, bool) const override { return next_stream(device); }
   Stream getNewStream(Device device, int) const override { return next_stream(device); }
-  Stream exchangeStream(Stream stream) const override {  // asks for the one that there is
+  Stream exchangeStream(Stream stream) const override {  // getStream calls choose_backward_thread
     const Stream previous = getStream(stream.device());
     current_streams[previous.device_index()] = stream.id();
     return previous;
@@ -344,14 +344,14 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
     auto* e = static_cast<Event*>(event);
     if (e == nullptr) return;
     e->wait();
-    const bool unknown = !e->has_time && !std::exchange(e->asked, true);  // done without a mark
+    const bool unknown = !e->has_time && !std::exchange(e->asked, true);  // completed without a mark
     if (std::exchange(e->mark.failed, false) || unknown) Recorder::get(e->device).synchronize();
   }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override {
     const std::unique_ptr<Event> e(static_cast<Event*>(event));
     if (e != nullptr) e->forget();
   }
-  // torch has seen that both are recorded with timing, and done.
+  // torch has checked that both events were recorded with timing and are complete.
   double elapsedTime(void* first, void* second, const DeviceIndex) const override {
     auto* from = static_cast<Event*>(first);
     auto* to = static_cast<Event*>(second);
@@ -364,7 +364,7 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
     TORCH_CHECK(from->session == to->session, "remote: elapsed_time() of events on two workers; record both again");
     return (static_cast<double>(to->mark.reached) - static_cast<double>(from->mark.reached)) * 1e-6;
   }
-  // Whatever stream it is: a device has one order. Whether all is done that was sent.
+  // Whether all ops sent to the device are done. The stream does not matter, because a device has one order.
   bool queryStream(const Stream& stream) const override {
     Recorder::get(stream.device_index()).flush("stream");
     remote::Client* worker = existing_client(stream.device_index());
@@ -386,7 +386,7 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, RemoteGuard)
 
-// What torch keeps from others: whether its engine has counted devices. Never made, only looked through.
+// Reads a protected member of torch's engine: whether it has counted devices. Never instantiated.
 struct EngineState : torch::autograd::Engine {
   static bool has_counted(Engine& engine) { return engine.*(&EngineState::thread_pool_shared_) != nullptr; }
 };

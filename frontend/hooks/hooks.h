@@ -2,7 +2,7 @@
 
 namespace torch_remote::frontend {
 
-// Hooks, device guard, allocators: what torch asks of a device. Called once, at import; starts nothing.
+// Registers the hooks, the device guard and the allocators with torch. Called once, at import; starts no worker.
 void register_device();
 
 }  // namespace torch_remote::frontend

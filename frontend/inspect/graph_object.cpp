@@ -20,7 +20,7 @@ namespace py = pybind11;
 using ir::BufferKind;
 using ir::Sym;
 
-// The first view of a buffer; null: it has none.
+// The first view of a buffer, or null if it has none.
 const ir::View* first_view(const ir::Graph& graph, uint32_t buffer) {
   for (const ir::View& view : graph.views) {
     if (view.buffer == buffer) return &view;
@@ -28,7 +28,7 @@ const ir::View* first_view(const ir::Graph& graph, uint32_t buffer) {
   return nullptr;
 }
 
-// The view that a buffer is made as; its first one if no node makes it.
+// The view as which a node creates the buffer; the buffer's first view if no node creates it.
 const ir::View* made_view(const ir::Graph& graph, uint32_t buffer) {
   for (const ir::Node& node : graph.nodes) {
     for (const ir::Arg& result : node.results) {
@@ -73,7 +73,7 @@ std::unique_ptr<GraphObject> GraphObject::optimized() const {
   ir::Graph graph = graph_;
   passes::PipelineOptions options;
   options.verify = true;
-  // A graph belongs to no worker: as for one that makes kernels of all kinds.
+  // A graph belongs to no worker, so assume one that can compile kernels of all kinds.
   options.context.worker.group_kinds = (1u << ir::kGroupKinds) - 1;
   options.context.worker.dtypes = ~uint64_t{0};
   options.context.sample = params_;
@@ -207,7 +207,7 @@ std::vector<at::Tensor> GraphObject::run(const std::vector<at::Tensor>& inputs,
 
 namespace {
 
-// What was sent since tracing began: one graph for each trace, and each run of a compiled graph.
+// The runs sent since tracing began: one graph for each trace, and one for each run of a compiled graph.
 std::vector<std::unique_ptr<GraphObject>> take_traced(int device) {
   std::vector<TracedRun> runs;
   {

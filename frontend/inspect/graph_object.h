@@ -16,24 +16,25 @@ namespace torch_remote::frontend {
 // torch.remote.Graph: a graph that Python can read and run.
 class GraphObject {
  public:
-  // `params`: those of the run that it was recorded from; empty if there was none.
+  // `params` are those of the recorded run, or empty if there was no run.
   GraphObject(ir::Graph graph, std::vector<ir::SourceRef> sources, std::vector<int64_t> params);
 
-  // Raises ValueError, "line:column: ...".
+  // Parses a graph. Raises ValueError, whose message begins with "line:column: ".
   static std::unique_ptr<GraphObject> from_text(const std::string& text);
 
   std::string to_text() const;
   pybind11::bytes to_program() const;
-  // After the passes; with groups, if its params are known and fusion is on.
+  // The graph after the passes. It has groups if its params are known and fusion is on.
   std::unique_ptr<GraphObject> optimized() const;
-  // By name: how often each op is there, in the order of the first ones.
+  // How often each op occurs, by name, in the order of first occurrence.
   std::vector<std::pair<std::string, size_t>> ops() const;
   const std::vector<int64_t>& params() const { return params_; }
   void set_params(std::vector<int64_t> params);
   const ir::Graph& graph() const { return graph_; }
 
-  // Runs it on tensors of one device: one for each input buffer, in order. `params` by number override what the tensors
-  // and the recorded run say. Returns a tensor for each fresh buffer that survives.
+  // Runs the graph on tensors of one device, one for each input buffer, in order. `params` maps parameter numbers to
+  // values; they override the values that the tensors and the recorded run imply. Returns a tensor for each fresh
+  // buffer that survives.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, const std::map<uint32_t, int64_t>& params);
 
  private:

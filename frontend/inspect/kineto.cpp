@@ -1,7 +1,7 @@
 #include "frontend/inspect/kineto.h"
 
 #include <torch/csrc/python_headers.h>
-// Python's headers first. kineto's want these; the wheel has no libfmt to link to.
+// Python's headers come first; kineto's headers need the macros below. The wheel has no libfmt to link to.
 #define FMT_HEADER_ONLY 1
 #define KINETO_NAMESPACE libkineto
 #include <kineto/libkineto.h>
@@ -31,9 +31,9 @@ namespace {
 using libkineto::ActivityType;
 using remote::Event;
 
-constexpr uint64_t kMaxEvents = 4'000'000;  // what a worker keeps at most
+constexpr uint64_t kMaxEvents = 4'000'000;  // limit on the events of this process, and on those of each worker
 
-// torch.profiler may call with the GIL or without.
+// Releases the GIL if this thread holds it: torch.profiler calls with and without it.
 class WithoutGil {
  public:
   WithoutGil() : state_(Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
@@ -56,8 +56,8 @@ int64_t realtime_ahead() {
   return now.count() - static_cast<int64_t>(before + (after - before) / 2);
 }
 
-// A worker's time as ours. As torch_remote/profile_recording.py does it: if 0 lies within the bounds the clocks count
-// as one, else their difference is interpolated between the samples.
+// Converts a worker's time to ours, as torch_remote/profile_recording.py does. If 0 lies within the bounds, the clocks
+// count as equal. Else their difference is interpolated between the samples.
 class WorkerClock {
  public:
   explicit WorkerClock(const std::vector<ClockSample>& samples) {
@@ -91,12 +91,12 @@ std::string json_escaped(std::string_view text) {
   return escaped;
 }
 
-// Which records were made while which op of torch ran: torch gives each op a number before it runs. Ops nest; the
-// innermost one made the record.
+// Maps records to the torch op that was running when they were made. Torch gives each op a number before it runs. Ops
+// nest; a record belongs to the innermost op.
 class Correlations {
  public:
   void push(uint64_t id) {
-    while (!open_.empty() && open_.back().owner != this) open_.pop_back();  // of a recording that ended meanwhile
+    while (!open_.empty() && open_.back().owner != this) open_.pop_back();  // left by a recording that has ended
     Open& open = open_.emplace_back();
     open.owner = this;
     open.id = id;
@@ -115,7 +115,7 @@ class Correlations {
       ids_[i].push_back({open.records[i] == Recorder::kNoRecords ? first : open.records[i], now, open.id});
     }
   }
-  // Of each record of a device from `first` on; 0: none.
+  // The number of the op that made this record of the device; 0 if there is none.
   int32_t id_of(c10::DeviceIndex device, uint64_t record) {
     if (!sorted_) sort();
     const auto& ids = by_record_[device];
@@ -133,7 +133,7 @@ class Correlations {
     uint64_t begin, end, id;
   };
 
-  // Spans are in the order of their ends, so inner ones come first.
+  // Spans are in the order of their ends, so inner spans come before outer ones, and try_emplace keeps the inner id.
   void sort() {
     for (int i = 0; i < kMaxDevices; ++i) {
       for (const Span& span : ids_[i]) {
@@ -202,7 +202,7 @@ class KinetoSession final : public libkineto::IActivityProfilerSession {
     recording_.reset();
   }
 
-  std::unique_ptr<libkineto::DeviceInfo> getDeviceInfo() override { return nullptr; }  // written with the trace
+  std::unique_ptr<libkineto::DeviceInfo> getDeviceInfo() override { return nullptr; }  // processTrace writes it
   std::vector<libkineto::ResourceInfo> getResourceInfos() override { return {}; }
   std::unique_ptr<libkineto::CpuTraceBuffer> getTraceBuffer() override { return std::move(trace_); }
 
@@ -228,9 +228,9 @@ class KinetoSession final : public libkineto::IActivityProfilerSession {
     return "";
   }
 
-  // A worker's ops, each with the op of torch that recorded it, and an arrow from the flush that sent it.
+  // Writes a worker's ops, each with the torch op that recorded it, and an arrow from the flush that sent it.
   void write(const WorkerRecording& worker, const libkineto::getLinkedActivityCallback& linked) {
-    std::map<uint64_t, const Event*> flushes, runs;  // by the run's sequence
+    std::map<uint64_t, const Event*> flushes, runs;  // by sequence number of the run
     for (const Event& event : recording_->client.events) {
       if (event.session != worker.session) continue;
       if (event.kind == Event::Kind::kFlush) flushes.emplace(event.sequence, &event);
@@ -243,7 +243,7 @@ class KinetoSession final : public libkineto::IActivityProfilerSession {
       const remote::WorkerProfile::ProfiledProgram& program = worker.recorded.programs[event.program];
       const std::string& label = program.labels[event.node];
       const uint32_t record = program.records[event.node];
-      // As torch names them: without the overload.
+      // Torch names ops without the overload.
       libkineto::GenericTraceActivity& op =
           add(ActivityType::CONCURRENT_KERNEL, label.substr(0, label.find_first_of(".(")));
       op.startTime = ours(clock.ours(event.begin));
@@ -340,8 +340,9 @@ class Profiler final : public libkineto::IActivityProfiler {
 // -- the autograd profiler without kineto: torch.autograd.profiler.profile(use_device="remote")
 // ---------------------------------------------------------------------------------------------------------------------
 
-// It puts a marker before and after each op and asks what lies between. There is nothing on a worker yet when an op has
-// been recorded, so a marker waits: an op's device time is then that of its own run, with the way there and back.
+// The autograd profiler records a marker before and after each op and asks for the time between them. A recorded op has
+// not reached the worker yet, so a marker waits for it. An op's device time is therefore that of its own run, plus the
+// round trip.
 struct Markers final : torch::profiler::impl::ProfilerStubs {
   void record(c10::DeviceIndex* device, torch::profiler::impl::ProfilerVoidEventStub* event,
               int64_t* cpu_ns) const override {
@@ -355,7 +356,7 @@ struct Markers final : torch::profiler::impl::ProfilerStubs {
       try {
         (void)Recorder::get(current).memory({});
       } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
-        // It tells no op's failure, and a worker's is raised by whatever comes next.
+        // memory() does not raise failures of ops, and the next call raises the loss of a worker.
       }
     }
     const uint64_t now = remote::monotonic_ns();

@@ -1,10 +1,10 @@
 #pragma once
 
-// torch.profiler: what the workers do appears in its tables and traces (ProfilerActivity.PrivateUse1), by the plug-in
-// interface of its library, kineto; and the older autograd profiler's markers.
+// Shows the workers' ops in the tables and traces of torch.profiler (ProfilerActivity.PrivateUse1), through the plugin
+// interface of its library kineto. Also implements the markers of the older autograd profiler.
 namespace torch_remote::frontend {
 
-// Called once, at import; starts nothing.
+// Called once, at import; starts no worker.
 void register_profilers();
 
 }  // namespace torch_remote::frontend

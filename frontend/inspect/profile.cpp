@@ -1,4 +1,4 @@
-// Python's headers first.
+// Python's headers come first.
 #include "frontend/inspect/profile.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -23,9 +23,9 @@ using remote::EventLog;
 using remote::ProfileCommand;
 
 constexpr int kClockSamples = 8;
-constexpr std::chrono::seconds kLastWords{1};  // for a worker that is ended
+constexpr std::chrono::seconds kLastWords{1};  // time limit for the events of a worker that is being ended
 
-// Held for moments only: never while waiting for a worker or for the GIL.
+// The mutex is never held while waiting for a worker or for the GIL.
 struct State {
   std::mutex mutex;
   uint64_t limit = 0;
@@ -38,7 +38,7 @@ State& state() {
   return *instance;
 }
 
-// The tightest bounds of several round trips.
+// Intersects the bounds of several round trips.
 Status sample_clock(remote::Client& worker, const remote::KeepWaiting& keep_waiting, ClockSample* sample) {
   *sample = {0, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()};
   for (int i = 0; i < kClockSamples; ++i) {
@@ -67,7 +67,7 @@ void stop_session(remote::Client& worker, const remote::KeepWaiting& keep_waitin
   remote::WorkerProfile recorded;
   Status status = sample_clock(worker, keep_waiting, &sample);
   const bool sampled = status.ok();
-  // A worker that is gone had handed over some of it.
+  // The client of a lost worker still has the events that the worker sent earlier.
   if (sampled || status.code() == ErrorCode::kLost) {
     status = worker.profile(ProfileCommand::kStop, 0, keep_waiting, &recorded);
   }
@@ -87,7 +87,7 @@ void for_each_device(F&& f) {
   for (int i = 0; i < device_count(); ++i) f(static_cast<c10::DeviceIndex>(i));
 }
 
-// Workers that come and go while a profile is recorded are in it.
+// Adds workers that are connected or ended while a profile is recorded.
 class Observer final : public ConnectionObserver {
  public:
   void connected(c10::DeviceIndex device, remote::Client& worker) noexcept override {
@@ -106,10 +106,10 @@ class Observer final : public ConnectionObserver {
   }
 };
 
-// -- for Python
+// -- conversion to Python
 // -----------------------------------------------------------------------------------------------------------
 
-// Lines as text, each once.
+// Source lines as text, without duplicates.
 class Lines {
  public:
   int number(const ir::SourceRef& source) {
@@ -150,7 +150,7 @@ py::dict to_python(const WorkerRecording& session) {
   return all;
 }
 
-// `first_difference` as the log has it.
+// Describes `first_difference` in the words of the flush log.
 py::object why_missed(const Event& event) {
   if (event.hit) return py::none();
   if (event.first_difference == SIZE_MAX) return py::cast("no program known");

@@ -8,39 +8,39 @@
 #include "remote/client/client.h"
 #include "remote/client/event_log.h"
 
-// Starts and stops the recording of events, here and on the workers: for torch.remote.profile, where Python
-// (torch_remote/profiler.py) makes a trace of what was recorded, and for torch.profiler (kineto.cpp).
+// Starts and stops the recording of events in this process and on the workers. It serves torch.remote.profile, where
+// Python (torch_remote/profiler.py) makes a trace of the events, and torch.profiler (kineto.cpp).
 namespace torch_remote::frontend {
 
-// The worker's clock is ahead of ours by least to most ns, at the time `at`.
+// At the time `at`, the worker's clock is ahead of ours by at least `least` and at most `most` ns.
 struct ClockSample {
   uint64_t at = 0;
   int64_t least = 0, most = 0;
 };
 
-// What one worker did.
+// The recording of one worker.
 struct WorkerRecording {
   c10::DeviceIndex device = 0;
   uint64_t session = 0;
   std::string description;
   std::vector<ClockSample> clock;
   remote::WorkerProfile recorded;
-  Status status;  // of asking for it
+  Status status;  // result of the request for `recorded`
   bool stopped = false;
 };
 
-// Times are CLOCK_MONOTONIC of this process, in ns; those of `workers` are their own.
+// Times are CLOCK_MONOTONIC of this process in ns, except those of `workers`, which are in each worker's clock.
 struct Recording {
   uint64_t begin = 0, end = 0;
   remote::EventLog::Recorded client;
   std::vector<WorkerRecording> workers;
-  bool interrupted = false;  // by Ctrl-C, while it was ended
+  bool interrupted = false;  // by Ctrl-C, while the recording was stopped
 };
 
-// Sends what is recorded so far, then starts. False if a recording is going on. Without the GIL.
+// Flushes the recorded ops, then starts. Returns false if a recording is in progress. Call it without the GIL.
 bool start_recording(uint64_t limit);
-// Everything that was recorded. What the worker is still at work on is waited for; if that fails, the rest is given
-// nevertheless. Without the GIL.
+// Waits for the workers' pending ops, then returns all events. If the wait fails, it returns the events that it has.
+// Call it without the GIL.
 Recording stop_recording();
 
 // Adds profile_start and profile_stop to the module.

@@ -15,9 +15,9 @@
 #include "frontend/record/recorder.h"
 #include "ir/ops/op_table_generated.h"
 
-// scaled_dot_product_attention, kept whole: recorded as `remote::attention`, which gives a log-sum-exp for the backward
-// pass, too. What that op does not take (dropout, a mask that needs a gradient, unequal head sizes, tangents of forward
-// AD) goes through torch's composite, as all does under sdpa_kernel(SDPBackend.MATH).
+// scaled_dot_product_attention as one op. It is recorded as `remote::attention`, which also returns the log-sum-exp for
+// the backward pass. torch's composite handles what that op does not support: dropout, a mask that needs a gradient,
+// unequal head sizes, and tangents of forward AD. It also handles all calls under sdpa_kernel(SDPBackend.MATH).
 namespace torch_remote::frontend {
 namespace {
 
@@ -27,7 +27,7 @@ using OptionalTensor = std::optional<Tensor>;
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using Results = std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>;
 
-// Sizes may be symbols (torch.compile); one that only a guard could compare is taken for different.
+// Sizes may be symbols (torch.compile). Sizes that only a guard could compare count as different.
 bool same(const c10::SymInt& a, const c10::SymInt& b) { return TORCH_GUARD_OR_FALSE(a.sym_eq(b)); }
 bool same_size(const Tensor& a, int64_t i, const Tensor& b, int64_t j) { return same(a.sym_size(i), b.sym_size(j)); }
 bool spans(const c10::SymInt& size, const c10::SymInt& wanted) { return same(size, wanted) || same(size, 1); }
@@ -43,13 +43,14 @@ bool takes_mask(const std::optional<Tensor>& mask, const Tensor& query, const Te
           (spans(mask->sym_size(0), query.sym_size(0)) && spans(mask->sym_size(1), query.sym_size(1))));
 }
 
-// As many heads for keys, or for as many queries each. torch.compile takes shared ones apart itself.
+// Whether the numbers of heads fit: equal, or, if `grouped`, several query heads per key head. torch.compile expands
+// grouped heads itself.
 bool heads_match(const Tensor& query, const Tensor& key, bool grouped) {
   if (!grouped || query.key_set().has(c10::DispatchKey::Python)) return !grouped && same_size(query, 1, key, 1);
   return key.size(1) > 0 && query.size(1) % key.size(1) == 0;
 }
 
-// Forward AD, on whatever level of torch.func.
+// Whether the tensor has a tangent of forward AD, on any level of torch.func.
 bool has_tangent(const Tensor& tensor) {
   if (tensor._fw_grad(/*level=*/0).defined()) return true;
   if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) return has_tangent(batched->value());
@@ -57,7 +58,7 @@ bool has_tangent(const Tensor& tensor) {
   return false;
 }
 
-// What every fused kernel wants, CUDA's too.
+// The requirements of every fused kernel, including CUDA's.
 bool is_usual(const Tensor& query, const Tensor& key, const Tensor& value) {
   const c10::ScalarType dtype = query.scalar_type();
   const bool floating = dtype == c10::kFloat || dtype == c10::kDouble || dtype == c10::kBFloat16 || dtype == c10::kHalf;
@@ -75,13 +76,13 @@ bool takes(const Tensor& query, const Tensor& key, const Tensor& value, const st
   return flash;
 }
 
-// The first one in the user's order of preference that takes the call. The names of CUDA's fused kernels all mean the
-// one of this device.
+// Returns the first backend in the user's order of preference that supports the call. The names of CUDA's fused kernels
+// all mean this device's fused kernel.
 int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
                double dropout, bool causal, std::optional<double>, bool grouped) {
   constexpr auto kMath = static_cast<int64_t>(sdp::SDPBackend::math);
   at::Context& context = at::globalContext();
-  std::optional<bool> fused;  // takes the call
+  std::optional<bool> fused;  // whether the fused kernel supports the call
   for (const at::SDPBackend backend : context.sDPPriorityOrder()) {
     if (backend == at::SDPBackend::math) {
       if (context.userEnabledMathSDP()) return kMath;
@@ -98,7 +99,7 @@ int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value, cons
   TORCH_CHECK(fused.has_value(),
               "remote: No viable backend for scaled_dot_product_attention was found. This is likely due to turning off "
               "both the math kernel and the fused kernels; enable one with torch.nn.attention.sdpa_kernel");
-  // Dropout, for instance, CUDA's fused kernels do take: code that names them goes on.
+  // CUDA's fused kernels support more, for example dropout. So code that enables only them falls back to math here.
   TORCH_CHECK(is_usual(query, key, value),
               "remote: No available kernel. Aborting execution. Fused attention takes query, key and value of 4 "
               "dimensions and one floating dtype, but got ",
@@ -108,7 +109,7 @@ int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value, cons
   return kMath;
 }
 
-// [b, h, n, d] over memory laid out as [b, n, h, d].
+// A tensor [b, h, n, d] whose memory is laid out as [b, n, h, d].
 Tensor heads_tensor(int64_t b, int64_t h, int64_t n, int64_t d, c10::ScalarType dtype, c10::DeviceIndex device) {
   return make_tensor({b, h, n, d}, {n * h * d, d, h * d, 1}, dtype, device);
 }
@@ -119,7 +120,8 @@ Results forward(const Tensor& query, const Tensor& key, const Tensor& value, con
               "remote: fused attention has no dropout; scaled_dot_product_attention chooses another way");
   const c10::DeviceIndex device = query.device().index();
   const int64_t b = query.size(0), h = query.size(1), n = query.size(2);
-  // As empty_like has them; that would be filled in deterministic mode, and the op makes it.
+  // Has the strides of empty_like. empty_like would fill the memory in deterministic mode, but the op overwrites it
+  // all.
   const Tensor out = query.is_non_overlapping_and_dense()
                          ? make_tensor(query.sizes(), query.strides(), query.scalar_type(), device)
                          : make_tensor(query.sizes(), at::infer_dense_strides(query.sizes(), query.strides()),
@@ -161,20 +163,20 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 // -- the gradient's derivatives
 // ------------------------------------------------------------------------------------------------------
 
-// Keys or values, [b, h, n, d], for each of so many heads; consecutive ones share theirs.
+// Expands keys or values [b, h, n, d] to `heads` heads, of which consecutive ones share keys or values.
 Tensor for_heads(const Tensor& shared, int64_t heads) {
   if (shared.size(1) == heads) return shared;
   return shared.unsqueeze(2).expand({-1, -1, heads / shared.size(1), -1, -1}).flatten(1, 2);
 }
 
-// The gradient of what heads share.
+// Sums the gradient over the heads that share keys or values.
 Tensor of_shared(const Tensor& gradient, const Tensor& shared) {
   const int64_t heads = shared.size(1), each = gradient.size(1) / heads;
   if (each == 1) return gradient;
   return gradient.unflatten(1, {heads, each}).sum(2);
 }
 
-// The gradients of softmax(query key^T * factor + bias) value as ops that know their own derivatives.
+// The gradients of softmax(query key^T * factor + bias) value, composed of differentiable ops.
 Gradients composite(const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& bias,
                     bool causal, std::optional<double> scale) {
   const auto type = query.scalar_type();
@@ -196,7 +198,7 @@ Gradients composite(const Tensor& grad, const Tensor& query, const Tensor& key, 
           of_shared(weights.transpose(2, 3).matmul(g), value).to(type), Tensor()};
 }
 
-// The fused op, unless a derivative of its results may be wanted: then what it consists of.
+// Calls the fused op, or the composite if a derivative of the result may be needed.
 Gradients differentiable_backward(const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
                                   const Tensor& bias, std::array<bool, 4> mask, const Tensor& out,
                                   const Tensor& logsumexp, const Tensor& cum_q, const Tensor& cum_k, c10::SymInt max_q,
@@ -232,14 +234,14 @@ class Batch {
     }
   }
 
-  // [b, ...] of each sample, as [samples * b, ...].
+  // Turns [b, ...] of each sample into [samples * b, ...].
   Tensor fold(const Tensor& operand) const {
     if (!operand.defined()) return operand;
     const auto [tensor, dim] = at::functorch::unwrapTensorAtLevel(operand, level_);
     return dim.has_value() ? tensor.movedim(*dim, 0).flatten(0, 1) : repeat(tensor.unsqueeze(0)).flatten(0, 1);
   }
 
-  // What is added to scores: [n, m], or [b or 1, h or 1, n, m].
+  // The same for a bias of the scores: [n, m], or [b or 1, h or 1, n, m].
   Tensor fold_bias(const Tensor& operand, const c10::SymInt& b) const {
     if (!operand.defined()) return operand;
     const auto [tensor, dim] = at::functorch::unwrapTensorAtLevel(operand, level_);

@@ -6,8 +6,8 @@ namespace {
 
 using at::Tensor;
 
-// What graphs of torch.jit.trace call in place of aten::convolution. The flags are CUDA's, as they were when the graph
-// was traced; a convolution here follows those of now.
+// Graphs of torch.jit.trace call this op in place of aten::convolution. Its flags are CUDA's settings at the time of
+// tracing; here a convolution follows the current settings.
 Tensor convolution_of_graph(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                             c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                             bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups, bool /*benchmark*/,

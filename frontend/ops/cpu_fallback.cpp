@@ -1,5 +1,5 @@
 #include <torch/csrc/python_headers.h>
-// Python's headers first.
+// Python's headers come first.
 #include <ATen/native/CPUFallback.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
@@ -31,7 +31,7 @@ Setting setting() {
   return Setting::kAllow;
 }
 
-// True the first time.
+// Returns true the first time.
 bool is_news(const std::string& name) {
   static std::mutex mutex;
   static auto* warned = new std::unordered_set<std::string>;
@@ -47,7 +47,7 @@ void run_on_client(const c10::OperatorHandle& op, torch::jit::Stack* stack, std:
   TORCH_CHECK_NOT_IMPLEMENTED(what != Setting::kError, "remote: '", name, "' ", std::string(why),
                               "; TORCH_REMOTE_FALLBACK=allow runs such ops on this process's CPU (warn: and says so)");
   if (what == Setting::kWarn && is_news(name)) {
-    // Not TORCH_WARN: not every way into an op turns that into a Python warning with the caller's line.
+    // TORCH_WARN would not do: only some callers of ops turn it into a Python warning with the caller's line.
     const std::string text =
         c10::str("remote: '", name, "' ", why, "; it runs on this process's CPU, with copies there ",
                  "and back (TORCH_REMOTE_FALLBACK=warn)");

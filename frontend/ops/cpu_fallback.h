@@ -5,21 +5,21 @@
 #include <cstdint>
 #include <string_view>
 
-// Ops that even the worker cannot run: custom ops that are registered in this process alone, and ops with arguments
-// that cannot be recorded. TORCH_REMOTE_FALLBACK says what becomes of them:
+// Ops that the worker cannot run: custom ops that are registered only in this process, and ops with arguments that
+// cannot be recorded. TORCH_REMOTE_FALLBACK decides what happens to them:
 //   error  (default) the call raises, and names the setting
-//   warn   runs on this process's CPU, with copies there and back; one warning an op
-//   allow  likewise, without a warning
+//   warn   runs on this process's CPU, with copies there and back; one warning per op
+//   allow  the same without a warning
 // Each such call is counted in torch.remote.stats()["client_fallbacks"].
 namespace torch_remote::frontend {
 
-// The op's name and `why` are for the error. Replaces the arguments on the stack by the results.
+// `why` and the op's name are for the error message. Replaces the arguments on the stack by the results.
 void run_on_client(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::string_view why);
 
 uint64_t client_fallbacks();
 void reset_client_fallbacks();
 
-// False if the device's worker lacks the op (torch's own ops are never lacking). Waits for the worker's answer.
+// Returns false if the device's worker lacks the op, which is never the case for torch's own ops. Waits for the answer.
 bool worker_has(const c10::OperatorHandle& op);
 
 }  // namespace torch_remote::frontend

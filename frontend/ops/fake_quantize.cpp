@@ -3,8 +3,9 @@
 
 #include <limits>
 
-// Training for quantization (torch.ao.quantization). The op that observes and rounds in one gives what it observes for
-// each channel its size when it first sees it; on a worker memory keeps its size, so that is done here.
+// Quantization-aware training (torch.ao.quantization). The fused op that observes and rounds resizes its per-channel
+// statistics when it first sees the number of channels. Buffers on a worker cannot be resized, so the client resizes
+// here.
 namespace torch_remote::frontend {
 namespace {
 

@@ -3,8 +3,8 @@
 
 #include <string>
 
-// torch.fft in half precision. These ops are composites whose check of the dtype knows CUDA alone; here they compute in
-// float32, on sizes of any factors (CUDA's: powers of two), and round the result.
+// torch.fft in half precision. These ops are composites whose dtype check allows half precision only on CUDA. Here they
+// compute in float32 and round the result. Sizes may have any factors; on CUDA they must be powers of two.
 namespace torch_remote::frontend {
 namespace {
 
@@ -23,7 +23,7 @@ void transform(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack)
   const size_t base = stack->size() - arguments.size();
   const at::Tensor self = (*stack)[base].toTensor();
   if (!is_half(self)) {
-    // What the dispatcher has for the CPU is the composite, whose ops go where their tensors are.
+    // The dispatcher's CPU kernel is the composite, whose ops run on the device of their tensors.
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     return;
   }

@@ -82,8 +82,8 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<c10::Sc
   return tensor;
 }
 
-// Zeros that torch hands out instead of computing a gradient that is zero. Real ones here: an op that took a tensor
-// without memory would read what is not there.
+// torch uses this op for gradients that are zero. The result is a real tensor of zeros, because ops would read a tensor
+// without memory.
 Tensor efficient_zero_tensor(IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
                              std::optional<c10::Device> device, std::optional<bool> pin_memory) {
   return empty(size, dtype, layout, device, pin_memory, std::nullopt).zero_();
@@ -92,7 +92,7 @@ Tensor efficient_zero_tensor(IntArrayRef size, std::optional<c10::ScalarType> dt
 // -- views: metadata
 // ------------------------------------------------------------------------------------------------------
 
-// torch.compile calls these on fake tensors too, with symbols for sizes: torch knows how.
+// torch.compile calls these views with fake tensors, too, whose sizes are symbols. Then torch's implementation is used.
 template <typename... Lists>
 bool symbolic(const Tensor& self, const Lists&... lists) {
   return self.unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
@@ -212,11 +212,11 @@ void copy_to_device(const Tensor& self, const Tensor& source) {
   if (whole && !Recorder::get(device).has_buffer(storage)) {
     upload_into(source, storage, device);
   } else if (whole && source.dim() > 0) {
-    // All of it is overwritten: the uploaded buffer takes the old one's place, and nothing is copied on the worker.
+    // The tensor is overwritten completely, so the uploaded buffer replaces the old one without a copy on the worker.
     const Tensor fresh = upload_tensor(source, device);
     Recorder::get(device).move_buffer(storage_of(fresh), storage);
   } else if (source.dim() == 0) {
-    record_copy(self, source);  // its value becomes a parameter
+    record_copy(self, source);  // the value becomes a parameter
   } else {
     record_copy(self, upload_tensor(source, device));
   }
@@ -231,7 +231,7 @@ void copy_to_host(const Tensor& self, const Tensor& source) {
   if (alike && self.is_contiguous()) {
     recorder.read(source, self.mutable_data_ptr(), "copy to cpu");
   } else if (alike && self.strides().equals(source.strides()) && self.is_non_overlapping_and_dense()) {
-    // In the order of their memory: nobody has to pack it.
+    // Both have the same dense layout, so read the elements in memory order, without packing.
     recorder.read(make_view(source, {source.numel()}, {1}, source.storage_offset()), self.mutable_data_ptr(),
                   "copy to cpu");
   } else {
@@ -241,10 +241,10 @@ void copy_to_host(const Tensor& self, const Tensor& source) {
   }
 }
 
-// Between devices: from worker to worker, or through this process if they do not reach each other.
+// Copies between devices: directly from worker to worker, or through this process if they cannot connect.
 void copy_across(const Tensor& self, const Tensor& source) {
   const DeviceIndex device = self.device().index();
-  // In the order of their memory, if that is one: nobody has to pack it.
+  // If both have the same dense layout, copy the elements in memory order, without packing.
   const bool flat = self.scalar_type() == source.scalar_type() && self.sizes().equals(source.sizes()) &&
                     self.strides().equals(source.strides()) && self.is_non_overlapping_and_dense();
   const auto in_memory = [](const Tensor& t) { return make_view(t, {t.numel()}, {1}, t.storage_offset()); };
@@ -257,16 +257,16 @@ void copy_across(const Tensor& self, const Tensor& source) {
                      (flat || self.is_contiguous());
   if (whole && !Recorder::get(device).has_buffer(storage)) {
     Recorder::get(device).move_buffer(storage_of(fresh), storage);
-  } else {  // an op: if the copy fails, the tensor keeps what it has
+  } else {  // an op, so that the tensor keeps its contents if the copy fails
     record_copy(flat ? in_memory(self) : self, fresh);
   }
 }
 
 Tensor& copy_(Tensor& self, const Tensor& given, bool non_blocking) {
   if (self.is_same(given)) return self;
-  // A lazy conjugate or negative is resolved where the bytes are.
+  // A lazy conjugate or negative is resolved on the device of the bytes.
   if (is_remote(self) && self.is_conj()) {
-    // (Of what is real the conjugate has imaginary parts, too: -0.)
+    // The conjugate of a real number has the imaginary part -0, so real sources are conjugated, too.
     self.conj().copy_(given.is_complex() ? given.conj() : given.to(self.scalar_type()).conj(), non_blocking);
     return self;
   }
@@ -279,7 +279,7 @@ Tensor& copy_(Tensor& self, const Tensor& given, bool non_blocking) {
   TORCH_CHECK(self.sizes().equals(sizes), "output with shape ", self.sizes(), " doesn't match the broadcast shape ",
               c10::IntArrayRef(sizes));
   if (self.numel() == 0) return self;
-  // Onto itself: nothing to do, as on CPU also if elements overlap.
+  // A copy onto itself does nothing, even if elements overlap, as on CPU.
   if (is_remote(self) && is_remote(source) && self.is_alias_of(source) && self.sizes().equals(source.sizes()) &&
       self.strides().equals(source.strides()) && self.storage_offset() == source.storage_offset() &&
       self.scalar_type() == source.scalar_type()) {
@@ -335,13 +335,13 @@ Tensor lazy_clone(const Tensor& self) { return clone_tensor(self, std::nullopt);
 // -- the rest
 // -------------------------------------------------------------------------------------------------------------
 
-// As for CUDA: `module.to("remote")` keeps its Parameter objects, so that an optimizer made before goes on working.
+// Allows `module.to("remote")` to keep its Parameter objects, as on CUDA, so that an existing optimizer keeps working.
 bool has_compatible_shallow_copy_type(const Tensor& self, const Tensor& from) {
   const auto dense = [](const Tensor& t) { return t.layout() == c10::kStrided && (t.is_cpu() || is_remote(t)); };
   return self.key_set() == from.key_set() || (dense(self) && dense(from));
 }
 
-void record_stream(Tensor&, c10::Stream) {}  // one stream: program order
+void record_stream(Tensor&, c10::Stream) {}  // all streams have one order
 
 const Tensor& as_strided_(const Tensor& self, SymIntArrayRef sym_size, SymIntArrayRef sym_stride,
                           std::optional<c10::SymInt> offset) {

@@ -2,10 +2,10 @@
 
 #include <string_view>
 
-// Kernels that are not "record this op": factories, views, copies between devices, storages, host reads.
+// Kernels that do more than record their op: factories, views, copies between devices, storages, reads of host values.
 namespace torch_remote::frontend {
 
-// True for the ops that kernels.cpp and autocast.cpp register themselves ("aten::empty.memory_format").
+// Whether kernels.cpp or autocast.cpp registers the op itself ("aten::empty.memory_format").
 bool is_own_kernel(std::string_view name);
 
 }  // namespace torch_remote::frontend

@@ -1,9 +1,9 @@
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
-// Tensors that are not one strided block of memory: quantized, and nested ones (but for torch.jagged, which is made of
-// strided tensors). The device has none; what would make or use one says so at the call. So does what is not there for
-// sparse ones (sparse.h).
+// Tensors that are not one strided block of memory: quantized tensors, and nested ones except for torch.jagged, which
+// consist of strided tensors. The device does not support them; ops that would make or use one raise at the call. Ops
+// that are missing for sparse tensors (sparse.h) raise, too.
 namespace torch_remote::frontend {
 namespace {
 
@@ -27,13 +27,13 @@ TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, library) { refuse_all<kSparse>(libra
 TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, library) { refuse_all<kNested>(library); }
 TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, library) { refuse_all<kQuantized>(library); }
 
-// nn.TransformerEncoder asks at rest whether padding is at the ends, and then packs the sequences into a nested tensor;
-// where it is not, they stay padded. That is the way to go here, whatever the mask.
+// In eval mode, nn.TransformerEncoder asks whether all padding is at the ends. If so, it packs the sequences into a
+// nested tensor; if not, they stay padded. On this device they always stay padded.
 bool left_aligned(const at::Tensor&, const at::Tensor&) { return false; }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_nested_tensor_from_mask_left_aligned", &left_aligned);
-  // Autograd would ask the tensor that it makes for its sizes, where no error may come from.
+  // Without this kernel autograd would ask the resulting tensor for its sizes, and must not raise there.
   library.impl("_nested_tensor_from_tensor_list", torch::CppFunction::makeFromBoxedFunction<&refuse<kNested>>());
 }
 

@@ -28,7 +28,7 @@ IValue lend(const T& value) {
   return IValue(value);
 }
 
-// Arguments of a call, tensors of its caller's among them.
+// The arguments of a call. Tensors are borrowed from the caller.
 template <size_t count>
 class Lent {
  public:
@@ -48,7 +48,7 @@ class Lent {
   std::array<IValue, count> values_;
 };
 
-// With operands of its own, which may become others.
+// Copies the operands to a stack, because record_call may replace them.
 template <class... Args>
 Tensor call_boxed(const OpEntry& op, const Args&... args) {
   torch::jit::Stack stack{IValue(args)...};
@@ -100,7 +100,7 @@ c10::KernelFunction in_place(const OpEntry& op) {
   return c10::KernelFunction::makeFromUnboxedFunctor<false, Kernel>(std::make_unique<Kernel>(&op));
 }
 
-// "TTs": two tensors and a number; empty: there is something else among the arguments.
+// The kinds of a schema's arguments; "TTs" means two tensors and a number. Empty if there are arguments of other kinds.
 std::string arguments_of(const c10::FunctionSchema& schema) {
   std::string all;
   for (const c10::Argument& argument : schema.arguments()) {

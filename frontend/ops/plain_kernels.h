@@ -8,11 +8,11 @@
 
 namespace torch_remote::frontend {
 
-// A kernel for calls from C++ with arguments as they are, of an op whose schema is one of the most used ones; it serves
-// boxed calls, too. Nothing: the op has another schema, or may do more than make one tensor or write to one.
+// An unboxed kernel for an op with one of the most common schemas; it also serves boxed calls. Returns nothing if the
+// op has another schema, or may do more than create one tensor or write to one.
 //
-// A boxed call copies its operands to a stack. torch counts who has a tensor, and at the first one beside Python, and
-// when that one has let go, it takes Python's lock: 60 ns each time.
+// A boxed call copies its operands to a stack. torch takes the GIL when a tensor gets its first owner other than its
+// Python object, and again when it loses this owner. Each time costs 60 ns.
 std::optional<c10::KernelFunction> plain_kernel(const OpEntry& op);
 
 }  // namespace torch_remote::frontend

@@ -33,8 +33,8 @@ class RecordKernel final : public c10::OperatorKernel {
   const OpEntry* op_;
 };
 
-// Of a gradient that is sparse if a flag says so (embedding bags): torch's kernel for the CPU, which only calls ops
-// then.
+// The kernel of a backward op whose gradient is sparse if the argument `sparse` is set (embedding bags). For a sparse
+// gradient it calls torch's CPU kernel, which then only calls other ops.
 class SparseIfKernel final : public c10::OperatorKernel {
  public:
   SparseIfKernel(const OpEntry* op, int flag) : op_(op), flag_(static_cast<size_t>(flag)) {}
@@ -50,8 +50,9 @@ class SparseIfKernel final : public c10::OperatorKernel {
   size_t flag_;
 };
 
-// Of an op that torch has a kernel for on CPU alone: elsewhere its composite, as on CUDA. (That is CPU's kernel, too,
-// which looks where its operands are.)
+// The kernel of an op for which torch has a kernel only on CPU. If the worker does not compute on a CPU, it calls the
+// op's composite, as CUDA does. The composite is reached through torch's CPU kernel, which checks where its operands
+// are.
 class CpuAloneKernel final : public c10::OperatorKernel {
  public:
   explicit CpuAloneKernel(const OpEntry* op) : op_(op) {}
@@ -69,9 +70,10 @@ class CpuAloneKernel final : public c10::OperatorKernel {
   const OpEntry* op_;
 };
 
-// torch's tracer (torch.jit.trace) records most ops when they are called, and is off inside them. It leaves out
-// convolution and records the op that torch's composite kernel calls. So that kernel runs where the tracer is still on:
-// an op that is sent from here would be in no graph, and its result a constant of the graph.
+// torch's tracer (torch.jit.trace) records most ops when they are called, and is disabled inside them. It leaves out
+// convolution and records the op that torch's composite kernel calls. So this kernel runs the composite while the
+// tracer is enabled. A convolution that is recorded here would be missing in the traced graph, and its result would be
+// a constant.
 class UntracedKernel final : public c10::OperatorKernel {
  public:
   explicit UntracedKernel(const OpEntry* op) : op_(op) {}
@@ -103,7 +105,7 @@ c10::KernelFunction kernel_of(const c10::OperatorHandle& handle, const OpEntry* 
 }
 
 struct Entries {
-  std::mutex mutex;  // registration, and the fallback's first call of an op
+  std::mutex mutex;  // held during registration, and during the fallback's first call of an op
   std::deque<OpEntry> all;
   std::unordered_map<std::string, OpEntry*> by_name;
 };
@@ -118,7 +120,7 @@ bool wanted(const c10::OperatorHandle& handle, bool in_table) {
   const auto& name = handle.operator_name();
   if (name.name.rfind("aten::", 0) != 0) return false;
   if (is_own_kernel(c10::toString(name))) return false;
-  // Composites keep their autograd; those for which CPU has a kernel, too, have a formula of their own.
+  // Composites keep their autograd. Composites that also have a CPU kernel have a derivative formula of their own.
   if (handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
       !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
     return false;
@@ -147,7 +149,7 @@ const OpEntry* entry_of(ir::Opcode opcode) {
   return found != entries().by_name.end() ? found->second : nullptr;
 }
 
-// True if the functional overload takes the other one's first arguments: then it can be inferred with them.
+// Whether the functional overload takes the other overload's first arguments. Then its rule can infer their results.
 bool is_prefix(const OpEntry& functional, const OpEntry& other) {
   if (functional.arg_count > other.arg_count) return false;
   for (uint32_t i = 0; i < functional.arg_count; ++i) {
@@ -170,7 +172,7 @@ bool ask_worker(OpEntry& entry) {
   return known == OpEntry::Known::kYes;
 }
 
-// Ops registered later: custom ops without a kernel for this device.
+// Handles ops that are registered later: custom ops without a kernel for this device.
 void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
   OpEntry* entry = entry_of(handle);
   if (entry == nullptr) {
@@ -205,7 +207,8 @@ void register_ops() {
     const OpEntry* functional = entry_of(entry.desc->functional);
     if (functional != nullptr && is_prefix(*functional, entry)) entry.functional = functional;
     if (!(entry.desc->flags & ir::kOpOut)) continue;
-    // One that also writes to its arguments is another op's out overload than the table's functional one.
+    // If its functional overload in the table has fewer results, look for the overload of which this op is the out
+    // variant.
     if (entry.functional != nullptr && entry.functional->desc->results.size() == entry.desc->results.size()) continue;
     const std::string_view name = entry.desc->name;
     const auto sibling = table.by_name.find(std::string(name.substr(0, name.rfind('.'))));

@@ -9,23 +9,27 @@
 
 #include "ir/ops/op_table.h"
 
-// The kernels that record: one registered per ATen op, found by walking the dispatcher.
+// The kernels that record calls. One is registered per ATen op; the ops are found by walking the dispatcher.
 namespace torch_remote::frontend {
 
-// Registers a kernel that records for every op that needs one: all that the op table lists, and every other op that has
-// a native kernel somewhere. Left out: CompositeImplicit ops (a backend kernel would suppress their decomposition and
-// so their autograd), pure views (metadata), composites outside the table (they decompose into ops that are recorded),
-// and the ops of kernels.cpp. Also a fallback for ops registered later (custom ops). Once per process.
+// Registers a recording kernel for all ops of the op table, and for all other ops that have a native kernel for some
+// device. These are left out:
+//   CompositeImplicit ops: a backend kernel would suppress their decomposition, and so their autograd
+//   pure views, which only change metadata
+//   composites outside of the table, which decompose into recorded ops
+//   the ops of kernels.cpp
+// Also registers a fallback for ops that are registered later (custom ops). Called once per process.
 void register_ops();
 
-// For graphs, which name ops without calling them: the op's description, null if no record can hold its arguments.
+// The op's description, for graphs, which name ops without calling them. Null if a record cannot hold its arguments.
 const ir::OpDesc* graph_desc(const c10::OperatorHandle& handle);
-// Whether a call of it is recorded as it is, rather than as what torch composes it of.
+// Whether a call is recorded as this op, not as the ops that torch composes it of.
 bool is_recorded(const c10::OperatorHandle& handle);
-// Whether the worker has an op that is not torch's own; asks it once.
+// Whether the worker has an op that is not torch's own. The worker is asked once.
 bool worker_has_op(const c10::OperatorHandle& handle);
 
-// Ops whose shapes came from the dispatcher's Meta key (tier 3, not remembered), with how often.
+// The ops whose shapes came from the dispatcher's Meta key (tier 3), and the number of such calls. Cache hits do not
+// count.
 std::vector<std::pair<std::string, uint64_t>> meta_key_calls();
 
 }  // namespace torch_remote::frontend

@@ -15,15 +15,15 @@
 #include "frontend/record/recorder.h"
 #include "ir/ops/op_table_generated.h"
 
-// Recurrent nets. Left to itself torch takes a sequence apart, step by step: a program for each length, and tens of ops
-// a step. Here a layer is one op, as it is on CUDA: torch's `_cudnn_rnn`, whose gradient torch knows, recorded as
-// `remote::rnn`.
+// Recurrent layers. torch's composite loops over the time steps: a new program for each sequence length, and tens of
+// ops per step. Here a layer is one op, as on CUDA: torch's `_cudnn_rnn`, for which torch has a derivative formula. It
+// is recorded as `remote::rnn`.
 //
-// Cells, packed sequences and projections go torch's way, as does all under torch.func and
-// torch.backends.cudnn.flags(enabled=False), and, once more, a layer whose gradient is differentiated itself. Torch's
-// way has fused LSTM and GRU cells on every device but the CPU, and kernels of them for CUDA alone: here they are
-// spelled out in ops that are recorded and fused. Their workspace is what the backward pass needs: the gates after
-// their activations.
+// torch's composite handles cells, packed sequences, projections, everything under torch.func, and
+// torch.backends.cudnn.flags(enabled=False). It also recomputes a layer whose gradient is differentiated itself. On
+// every device but the CPU the composite calls fused LSTM and GRU cells, for which torch has kernels only on CUDA. Here
+// these cells are composed of ops that are recorded and fused. Their workspace has what the backward pass needs: the
+// gates after their activations.
 namespace torch_remote::frontend {
 namespace {
 
@@ -34,7 +34,7 @@ Tensor with_biases(const Tensor& gates, const std::optional<Tensor>& bias) {
   return bias.has_value() && bias->defined() ? gates.add(*bias) : gates;
 }
 
-// Gates in order: input, forget, cell, output. cy = f * cx + i * g; hy = o * tanh(cy).
+// Order of the gates: input, forget, cell, output. cy = f * cx + i * g; hy = o * tanh(cy).
 std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor& input_gates, const Tensor& hidden_gates, const Tensor& cx,
                                              const std::optional<Tensor>& input_bias,
                                              const std::optional<Tensor>& hidden_bias) {
@@ -63,7 +63,7 @@ std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const std::optional<Tensor
   return {grad_gates, grad_c.mul(f), has_bias ? grad_gates.sum(0) : Tensor()};
 }
 
-// Gates in order: reset, input, new. hy = new + input * (hx - new), new = tanh(i_n + reset * h_n).
+// Order of the gates: reset, input, new. hy = new + input * (hx - new), new = tanh(i_n + reset * h_n).
 std::tuple<Tensor, Tensor> gru_cell(const Tensor& input_gates, const Tensor& hidden_gates, const Tensor& hx,
                                     const std::optional<Tensor>& input_bias, const std::optional<Tensor>& hidden_bias) {
   const auto in = with_biases(input_gates, input_bias).chunk(3, 1);
@@ -98,9 +98,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 
 using ir::RnnMode;
 
-// What a direction keeps for its gradient, in elements. The parts of ir/rnn.h, or, where the worker computes an LSTM by
-// oneDNN (bfloat16), oneDNN's workspace, a header and the last cell state. The workspace's size is
-// oneDNN's own affair: this is what 3.x takes at most, and a worker that finds it too little does without.
+// Number of elements that one direction keeps for its gradient: the parts in ir/rnn.h. If the worker computes an LSTM
+// with oneDNN (bfloat16), it keeps oneDNN's workspace, a header and the last cell state instead. The workspace's size
+// is internal to oneDNN. This is an upper bound for 3.x; if it is too small, the worker does not use oneDNN.
 int64_t reserve_size(RnnMode mode, int64_t steps, int64_t batch, int64_t inputs, int64_t units, int64_t item_size) {
   const int64_t own = ir::rnn_reserve(mode) * steps * batch * units;
   if (mode != RnnMode::kLstm || item_size != 2) return own;
@@ -119,7 +119,7 @@ void check_layer(int64_t proj_size, int64_t layers, bool batch_first, double dro
                               "dropout; call torch.lstm, torch.gru, torch.rnn_tanh or torch.rnn_relu");
 }
 
-// (output, hy, cy, reserve, the flat weights that CUDA makes)
+// Returns (output, hy, cy, reserve, weight_buf). CUDA returns its flat weights in weight_buf; here it is empty.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> layer_forward(
     const Tensor& input, at::TensorList weight, int64_t, const std::optional<Tensor>&, const Tensor& hx,
     const std::optional<Tensor>& cx, int64_t number, c10::SymInt, c10::SymInt proj_size, int64_t layers,
@@ -170,7 +170,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 using SingleStateRnn = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, at::TensorList, bool, int64_t, double,
                                                   bool, bool, bool);
 
-// The layer once more, step by step. (output, hy, cy); cy is undefined but for an LSTM.
+// Computes the layer again with torch's composite. Returns (output, hy, cy); cy is defined only for an LSTM.
 std::vector<Tensor> layer_in_steps(RnnMode mode, const Tensor& input, at::TensorList hidden, at::TensorList weight,
                                    bool has_biases, bool bidirectional) {
   const auto single = [&](SingleStateRnn* torchs) -> std::vector<Tensor> {
@@ -193,7 +193,7 @@ std::vector<Tensor> layer_in_steps(RnnMode mode, const Tensor& input, at::Tensor
   return {output, hy, cy};
 }
 
-// A gradient with create_graph: CUDA refuses it, CPU takes layers apart anyway.
+// The gradient with create_graph. CUDA raises for it; on CPU layers are composites anyway.
 std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> layer_backward_with_graph(
     const Tensor& input, at::TensorList weight, int64_t weight_stride, const Tensor& weight_buf, const Tensor& hx,
     const std::optional<Tensor>& cx, const Tensor& output, const std::optional<Tensor>& grad_output,
@@ -214,7 +214,7 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> layer_backward_with_grap
                                           batch_first, dropout, train, bidirectional, batch_sizes, dropout_state,
                                           reserve, mask);
   }
-  // Tensors of their own, which the gradients stop at: one operand may be made of another one.
+  // Aliases at which the gradients stop, because one operand may be computed from another one.
   std::vector<Tensor> own, wanted;
   std::vector<size_t> places;
   for (size_t i = 0; i < operands.size(); ++i) {
@@ -251,7 +251,7 @@ struct Net {
   RnnMode mode;
   Tensor input;                // [steps, batch, inputs], or batch first
   std::vector<Tensor> hidden;  // hx, and cx for an LSTM: [layers * directions, batch, units]
-  std::vector<Tensor> params;  // of each layer and direction: w_ih, w_hh, and b_ih, b_hh if it has biases
+  std::vector<Tensor> params;  // per layer and direction: w_ih, w_hh, and with biases b_ih, b_hh
   bool has_biases;
   int64_t layers;
   double dropout;
@@ -261,7 +261,7 @@ struct Net {
   int64_t stride() const { return has_biases ? 4 : 2; }
 };
 
-// By torch.func (vmap, grad, ...) or forward AD, which have no rules for the op.
+// Whether torch.func (vmap, grad, ...) or forward AD wraps the tensor. They have no rules for the op.
 bool is_transformed(const Tensor& tensor) {
   constexpr c10::DispatchKeySet kWrappers({c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper});
   return tensor.key_set().has_any(kWrappers) || tensor._fw_grad(/*level=*/0).defined();
@@ -269,7 +269,7 @@ bool is_transformed(const Tensor& tensor) {
 
 bool is_shape(const Tensor& tensor, c10::IntArrayRef sizes) { return tensor.sizes().equals(sizes); }
 
-// False: torch's own way covers it, or says what is wrong.
+// Whether `remote::rnn` supports the layer. If not, torch's composite computes it, or raises.
 bool is_plain(const Net& net) {
   if (!at::globalContext().userEnabledCuDNN()) return false;
   if (net.input.dim() != 3 || net.input.numel() == 0 || net.layers < 1) return false;
@@ -302,7 +302,7 @@ bool is_plain(const Net& net) {
   return true;
 }
 
-// As on CUDA: in the lower precision.
+// Casts to the lower precision, as on CUDA.
 void autocast(Net& net) {
   if (!at::autocast::is_autocast_enabled(at::kPrivateUse1)) return;
   const auto cast = [](Tensor& tensor) {
@@ -319,7 +319,7 @@ bool needs_gradient(const Net& net) {
                                          std::any_of(net.params.begin(), net.params.end(), needs));
 }
 
-// (output, hy, cy); cy is undefined but for an LSTM.
+// Returns (output, hy, cy); cy is defined only for an LSTM.
 std::tuple<Tensor, Tensor, Tensor> run(const Net& net) {
   const bool lstm = net.mode == RnnMode::kLstm, gradient = needs_gradient(net);
   const int64_t directions = net.directions(), params = directions * net.stride(), units = net.hidden[0].size(2);
@@ -343,7 +343,8 @@ std::tuple<Tensor, Tensor, Tensor> run(const Net& net) {
   return {net.batch_first ? x.transpose(0, 1) : x, join(hy), join(cy)};
 }
 
-// Torch's way adds to what the states give in place: they must have the batch that torch.func.vmap hides in the input.
+// torch's composite adds in place to tensors made from the states. So the states need the batch dim that
+// torch.func.vmap hides in the input.
 std::vector<Tensor> batched_states(const Tensor& input, at::TensorList states) {
   std::vector<Tensor> result = states.vec();
   if (!is_transformed(input) || input.numel() == 0) return result;
@@ -384,7 +385,7 @@ void register_layers(torch::Library& library) {
   library.impl("rnn_relu.input", &single_state<RnnMode::kRelu, at::native::rnn_relu>);
 }
 
-// They are made of ops that know their gradients: with and without autograd (inference mode) alike.
+// The layers consist of differentiable ops, so the same kernels serve with and without autograd (inference mode).
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) { register_layers(library); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) { register_layers(library); }
 

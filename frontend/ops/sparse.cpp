@@ -5,13 +5,13 @@
 #include <initializer_list>
 #include <string>
 
-// Which kernels are torch's own, and which are ours.
+// Registers torch's kernels and ours.
 namespace torch_remote::frontend {
 namespace {
 
 using c10::DispatchKey;
 
-// The kernel that torch has for the CPU and this layout.
+// Calls torch's kernel for the CPU and this layout.
 template <DispatchKey key>
 void as_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   op.redispatchBoxed(c10::DispatchKeySet(key), stack);
@@ -22,7 +22,7 @@ void all_as_on_cpu(torch::Library& library, std::initializer_list<const char*> n
   for (const char* name : names) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&as_on_cpu<key>>());
 }
 
-// What keeps zeros: it is done to the values.
+// Ops that map 0 to 0: they apply to the values.
 constexpr const char* kOfValues[] = {"abs",    "asin",  "asinh", "atan", "atanh", "ceil", "deg2rad", "erf",
                                      "erfinv", "expm1", "floor", "frac", "log1p", "neg",  "rad2deg", "round",
                                      "sgn",    "sign",  "sin",   "sinh", "sqrt",  "tan",  "tanh",    "trunc"};

@@ -8,12 +8,12 @@
 #include <tuple>
 #include <utility>
 
-// Sparse tensors: torch's own classes, whose indices and values are tensors of this device. Most of torch's kernels for
-// them only call ops on these; they are named in sparse.cpp and run as they are. Those that go through memory are
-// written anew from such ops. All else is refused by name (layouts.cpp).
+// Sparse tensors are torch's own classes, whose indices and values are tensors of this device. Most of torch's kernels
+// for them only call ops on these tensors; sparse.cpp lists these kernels, which run unchanged. The kernels that access
+// memory are reimplemented here with such ops. All other ops raise (layouts.cpp).
 //
-// Indices are of int64, [sparse dims, elements]; values are [elements, dense dims...]. What depends on how many
-// elements there will be waits for the worker: coalescing, joins, products of two sparse tensors.
+// Indices are int64 with the shape [sparse dims, elements]; values have [elements, dense dims...]. Ops whose number of
+// result elements depends on data wait for the worker: coalescing, joins, matmuls of two sparse tensors.
 namespace torch_remote::frontend::sparse {
 
 using at::IntArrayRef;
@@ -21,12 +21,12 @@ using at::Scalar;
 using at::Tensor;
 
 Tensor make_coo(const Tensor& like, const Tensor& indices, const Tensor& values, bool coalesced);
-// The elements' places in the sparse dims, in row-major order.
+// The elements' linear positions in the sparse dims, in row-major order.
 Tensor places(const Tensor& indices, IntArrayRef sizes);
-// rows[index[i]] += values[i], `count` of them. Of bool it is `or`, as addition is there.
+// rows[index[i]] += values[i], for `count` rows. For bool the sum is a logical or, like torch's addition.
 Tensor sums_of(const Tensor& values, const Tensor& index, int64_t count);
 Tensor coalesce(const Tensor& self);
-// A sparse tensor becomes another one: its indices and values are exchanged.
+// Replaces the contents of `self` by the indices and values of `other`.
 Tensor& become(Tensor& self, const Tensor& other);
 Tensor sum_of(const Tensor& self, const Tensor& other, const Scalar& alpha);
 Tensor& add_to(Tensor& self, const Tensor& other, const Scalar& alpha);
@@ -40,27 +40,28 @@ Tensor& multiplied_out(const Tensor& self, const Tensor& other, Tensor& out);
 Tensor like_first_dim(const Tensor& condition, const Tensor& values);
 Tensor mask(const Tensor& self, const Tensor& mask);
 Tensor project(const Tensor& self, const Tensor& onto, bool);
-// For each of `wanted` all places in `keys` (of any order) that hold it, in order: pairs (which one, the place).
+// For each element of `wanted`, finds all its positions in `keys`, which need not be sorted. Returns two tensors with
+// the pairs (index in `wanted`, position in `keys`), ordered by the index.
 std::pair<Tensor, Tensor> join(const Tensor& wanted, const Tensor& keys);
 Tensor select_index(const Tensor& self, int64_t dim, const Tensor& index);
-// The gradient of a sum over `dims`: that of the element which each element went into.
+// The gradient of a sum over `dims`: each element gets the gradient of the element that it was added to.
 Tensor sum_backward(const Tensor& grad, const Tensor& self, IntArrayRef dims);
 template <bool log>
 Tensor softmax(const Tensor& given, int64_t dim, bool);
 template <bool log>
 Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, const Tensor&);
-// The elements (or blocks) of a matrix or a batch of matrices, of COO or compressed. Rows and columns of elements, or
-// of blocks, are numbered through all matrices of the batch.
+// The elements (or blocks) of a matrix or a batch of matrices, in COO or a compressed layout. Rows and columns of
+// elements, or of blocks, are numbered through all matrices of the batch.
 struct Places {
   Tensor rows, columns;
-  Tensor values;                          // [places, block..., dense dims...]; a block of an element is [1, 1]
-  std::array<int64_t, 2> block = {1, 1};  // rows and columns
+  Tensor values;                          // [positions, block..., dense dims...]; the block of an element is [1, 1]
+  std::array<int64_t, 2> block = {1, 1};  // rows and columns of a block
   int64_t batches = 1;
 };
 Places places_of(const Tensor& matrix);
-// A compressed tensor with other values at the same places.
+// A compressed tensor with the same indices and other values.
 Tensor with_values(const Tensor& self, const Tensor& values);
-// beta * self + alpha * (one sparse @ the other one): of matrices, of batches of these.
+// beta * self + alpha * (mat1 @ mat2), where one of the matrices is sparse. The same for batches of matrices below.
 Tensor product(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha);
 Tensor& product_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha,
                     Tensor& out);
@@ -68,21 +69,22 @@ Tensor& product_in_place(Tensor& self, const Tensor& mat1, const Tensor& mat2, c
 Tensor batch_sum(const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta,
                  const Scalar& alpha);
 Tensor batch_product(const Tensor& self, const Tensor& other);
-// Of a matrix and a vector.
+// The matmul of a sparse matrix and a vector.
 Tensor matrix_vector(const Tensor& self, const Tensor& vector);
 Tensor& vector_product_out(const Tensor& self, const Tensor& matrix, const Tensor& vector, const Scalar& beta,
                            const Scalar& alpha, Tensor& out);
 Tensor sparse_product(const Tensor& self, const Tensor& other);
-// A sparse matrix times a strided one: of the rows that have elements, whole rows.
+// A sparse matrix times a strided one (hspmm). The result has only the rows that have elements, each as a dense row.
 Tensor rows_of_product(const Tensor& mat1, const Tensor& mat2);
-// beta * self + alpha * that, all of it sparse.
+// beta * self + alpha * (mat1 @ mat2) as a sparse tensor (sspaddmm).
 Tensor& sparse_sum_with_product_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
                                     const Scalar& alpha, Tensor& out);
-// beta * self + alpha * (mat1 @ mat2), where `self` has elements.
+// beta * self + alpha * (mat1 @ mat2), at the elements of `self`.
 Tensor sampled_product(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
                        const Scalar& alpha);
-// A product whose terms are not added up but reduced in another way; and of maxima and minima, where somebody may want
-// gradients, which element each came from (as many as there are: none).
+// A matmul whose terms are reduced by `reduce` instead of added. For maxima and minima that may need gradients, the
+// second result has the index of the element that each result came from. The number of elements means that there is
+// none.
 std::tuple<Tensor, Tensor> reduced_product(const Tensor& self, const Tensor& other, c10::string_view reduce);
 std::tuple<Tensor, Tensor> reduced_product_backward(const Tensor& self, const Tensor& grad, const Tensor& other,
                                                     c10::string_view reduce, const Tensor& from,
@@ -96,10 +98,11 @@ Tensor compressed_multiplied(const Tensor& self, const Tensor& other);
 Tensor compressed_multiplied_by_number(const Tensor& self, const Scalar& other);
 Tensor compressed_sum(const Tensor& self, const Tensor& other, const Scalar& alpha);
 Tensor compressed_product(const Tensor& self, const Tensor& other);
-// How many of the rows of sorted elements lie before each row, and all.
+// The CSR row pointers of elements that are sorted by row: the number of elements before each row, followed by the
+// total.
 Tensor to_csr(const Tensor& rows, int64_t size, bool int32);
 Tensor to_coo(const Tensor& crow, const Tensor& columns, bool int32, bool transpose);
-// What torch's own looks at in memory.
+// The checks for which torch's implementation reads memory.
 void validate(bool is_row_major, const Tensor& compressed, const Tensor& plain, int64_t compressed_size,
               int64_t plain_size, int64_t nnz);
 

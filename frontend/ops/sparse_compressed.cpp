@@ -7,7 +7,7 @@
 
 #include "frontend/ops/sparse.h"
 
-// CSR, CSC, BSR and BSC, and batches of these: as COO where that is enough.
+// CSR, CSC, BSR and BSC, and batches of these. Where it suffices, they are converted to COO.
 namespace torch_remote::frontend::sparse {
 
 using at::sparse_csr::getCompressedPlainIndices;
@@ -26,7 +26,7 @@ static std::array<int64_t, 2> block_of(const Tensor& matrix) {
   return {matrix.values().size(dim), matrix.values().size(dim + 1)};
 }
 
-// The compressed dim of each element, of all batches one after the other: numbers in [0, batches * lines).
+// The index of each element along the compressed dim, in [0, batches * lines): the batches follow each other.
 static Tensor lines_of(const Tensor& compressed, const Tensor& plain) {
   const int64_t lines = compressed.size(-1) - 1;
   const Tensor counts = compressed.slice(-1, 1).sub(compressed.slice(-1, 0, lines)).to(at::kLong).reshape({-1});
@@ -83,7 +83,7 @@ Tensor compressed_to_dense(const Tensor& self, std::optional<at::ScalarType> typ
   return blocks.view(sizes).transpose(1, 2).reshape(self.sizes());
 }
 
-// Of a matrix of COO, CSR or CSC.
+// Converts a COO, CSR or CSC matrix to blocks.
 static Tensor in_blocks(const Tensor& self, at::Layout layout, IntArrayRef block) {
   TORCH_CHECK(self.dim() == 2, "remote: sparse tensors become sparse ones in blocks if they are matrices, not ",
               self.sizes(), "; to_dense() first");
@@ -121,7 +121,7 @@ static Tensor flipped(const Tensor& self, at::Layout layout) {
   const Tensor line_of_one = of.batches > 1 ? line.remainder(lines) : line;
   const Tensor order = at::argsort(other.mul(lines).add(line_of_one), /*stable=*/true, 0, /*descending=*/false);
   const Tensor before = to_csr(other.index_select(0, order), of.batches * others, false);
-  // Where each batch begins, it counts from 0.
+  // Each batch counts from 0.
   const Tensor batch = at::arange(of.batches, before.options()).unsqueeze(1);
   const Tensor at = batch.mul(others).add(at::arange(others + 1, before.options()));
   const Tensor begins = before.index_select(0, at.view({-1})).view({of.batches, others + 1}).sub(batch.mul(each));
@@ -154,7 +154,7 @@ Tensor to_blocks(const Tensor& self, IntArrayRef block, std::optional<int64_t>) 
 template Tensor to_blocks<at::kSparseBsr>(const Tensor& self, IntArrayRef block, std::optional<int64_t> dense_dim);
 template Tensor to_blocks<at::kSparseBsc>(const Tensor& self, IntArrayRef block, std::optional<int64_t> dense_dim);
 
-// A result of COO in the layout of an operand.
+// Converts a COO result to the layout of an operand.
 static Tensor like(const Tensor& matrix, const Tensor& coo) {
   return is_in_blocks(matrix.layout()) ? in_blocks(coo, matrix.layout(), block_of(matrix))
                                        : coo.to_sparse(matrix.layout());
@@ -176,7 +176,8 @@ Tensor compressed_multiplied_by_number(const Tensor& self, const Scalar& other) 
   return with_values(self, self.values().mul(other));
 }
 
-// Batches have as many elements in each matrix, which only those with the same places surely have in their sum.
+// All matrices of a batch must have the same number of elements. A sum is sure to have that only if both operands have
+// the same indices.
 static Tensor sum_of_batches(const Tensor& self, const Tensor& other, const Scalar& alpha) {
   const auto [compressed, plain] = getCompressedPlainIndices(self);
   const auto [other_compressed, other_plain] = getCompressedPlainIndices(other);
@@ -207,13 +208,14 @@ Tensor compressed_product(const Tensor& self, const Tensor& other) {
   return product(left, other.t(), left, 0, 1).t();
 }
 
-// How many of the rows of sorted elements lie before each row, and all.
+// The CSR row pointers of elements that are sorted by row: the number of elements before each row, followed by the
+// total.
 Tensor to_csr(const Tensor& rows, int64_t size, bool int32) {
   const Tensor begins = at::arange(size + 1, rows.options());
   return at::searchsorted(rows.contiguous(), begins, int32);
 }
 
-// Of batches: the batch's dims, then row and column.
+// Converts CSR indices to COO indices; for batches, the batch's dims come before row and column.
 Tensor to_coo(const Tensor& crow, const Tensor& columns, bool int32, bool transpose) {
   const auto type = int32 ? at::kInt : at::kLong;
   const int64_t lines = crow.size(-1) - 1;
@@ -230,7 +232,7 @@ Tensor to_coo(const Tensor& crow, const Tensor& columns, bool int32, bool transp
   return at::stack(all);
 }
 
-// What torch's own looks at in memory.
+// The checks for which torch's implementation reads memory.
 void validate(bool is_row_major, const Tensor& compressed, const Tensor& plain, int64_t compressed_size,
               int64_t plain_size, int64_t nnz) {
   const char* names[2] = {is_row_major ? "crow_indices" : "ccol_indices", is_row_major ? "col_indices" : "row_indices"};

@@ -13,7 +13,7 @@ Tensor make_coo(const Tensor& like, const Tensor& indices, const Tensor& values,
                                                       values, values.options().layout(at::kSparse), coalesced);
 }
 
-// The elements' places in the sparse dims, in row-major order.
+// The elements' linear positions in the sparse dims, in row-major order.
 Tensor places(const Tensor& indices, IntArrayRef sizes) {
   if (indices.size(0) == 0) return at::zeros({indices.size(1)}, indices.options());
   Tensor place = indices.select(0, 0);
@@ -33,7 +33,7 @@ static Tensor indices_of(const Tensor& places, int64_t sparse_dim, IntArrayRef s
   return at::stack(all);
 }
 
-// rows[index[i]] += values[i], `count` of them. Of bool it is `or`, as addition is there.
+// rows[index[i]] += values[i], for `count` rows. For bool the sum is a logical or, like torch's addition.
 Tensor sums_of(const Tensor& values, const Tensor& index, int64_t count) {
   std::vector<int64_t> sizes = values.sizes().vec();
   sizes[0] = count;
@@ -57,7 +57,7 @@ static c10::List<std::optional<Tensor>> each_of(const Tensor& indices) {
   return all;
 }
 
-// The elements of a strided tensor at those places: like a sparse tensor's values.
+// The elements of a strided tensor at these indices, in the shape of a sparse tensor's values.
 static Tensor values_at(const Tensor& dense, const Tensor& indices) {
   if (indices.size(0) != 0) return at::index(dense, each_of(indices));
   std::vector<int64_t> sizes = dense.sizes().vec();
@@ -130,7 +130,7 @@ Tensor& difference_out(const Tensor& self, const Tensor& other, const Scalar& al
   return sum_out(self, other, -alpha, out);
 }
 
-// Where sorted numbers hold others: places, to be used where `found`.
+// Positions of the wanted numbers in the sorted ones; valid where `found` is true.
 struct Search {
   Tensor at, found;
 };
@@ -140,7 +140,7 @@ static Search search(const Tensor& sorted, const Tensor& wanted) {
   return {at, sorted.index_select(0, at).eq(wanted)};
 }
 
-// The product of what both have.
+// The element-wise product, at the indices that both tensors have.
 static Tensor intersection(const Tensor& self, const Tensor& other) {
   TORCH_CHECK(self.sizes() == other.sizes(), "mul operands have incompatible sizes ", self.sizes(), " and ",
               other.sizes());
@@ -192,7 +192,7 @@ Tensor like_first_dim(const Tensor& condition, const Tensor& values) {
   return condition.view(sizes);
 }
 
-// The elements of a sparse tensor at those places of its sparse dims; 0 where it has none.
+// The elements of a sparse tensor at these indices of its sparse dims; 0 where it has none.
 static Tensor values_of(const Tensor& sparse, const Tensor& indices) {
   const Tensor all = coalesce(sparse);
   if (all._nnz() == 0) {
@@ -215,7 +215,8 @@ Tensor mask(const Tensor& self, const Tensor& mask) {
 
 Tensor project(const Tensor& self, const Tensor& onto, bool) { return mask(self, onto); }
 
-// For each of `wanted` all places in `keys` (of any order) that hold it, in order: pairs (which one, the place).
+// For each element of `wanted`, finds all its positions in `keys`, which need not be sorted. Returns two tensors with
+// the pairs (index in `wanted`, position in `keys`), ordered by the index.
 std::pair<Tensor, Tensor> join(const Tensor& wanted, const Tensor& keys) {
   const auto [sorted, order] = at::sort(keys, /*stable=*/true, 0, false);
   const Tensor begin = at::searchsorted(sorted, wanted), end = at::searchsorted(sorted, wanted, false, /*right=*/true);
@@ -251,7 +252,7 @@ Tensor select_index(const Tensor& self, int64_t dim, const Tensor& index) {
   return make(indices, self._values().index_select(0, at), dim == 0 && self.is_coalesced());
 }
 
-// The gradient of a sum over `dims`: that of the element which each element went into.
+// The gradient of a sum over `dims`: each element gets the gradient of the element that it was added to.
 Tensor sum_backward(const Tensor& grad, const Tensor& self, IntArrayRef dims) {
   std::vector<bool> gone(self.dim());
   for (const int64_t dim : dims) gone[at::maybe_wrap_dim(dim, self.dim())] = true;

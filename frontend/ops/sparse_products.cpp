@@ -11,10 +11,10 @@
 
 namespace torch_remote::frontend::sparse {
 
-// -- softmax: of the elements that are there
+// -- softmax over the specified elements
 // ---------------------------------------------------------------------------
 
-// Which elements of a coalesced tensor are along one line of `dim`, a number for each line.
+// Groups the elements of a coalesced tensor by line along `dim`: the number of each element's line, and the count.
 struct Lines {
   Tensor number;
   int64_t count = 0;
@@ -74,10 +74,11 @@ template Tensor softmax<true>(const Tensor& given, int64_t dim, bool);
 template Tensor softmax_backward<false>(const Tensor& grad, const Tensor& output, int64_t dim, const Tensor&);
 template Tensor softmax_backward<true>(const Tensor& grad, const Tensor& output, int64_t dim, const Tensor&);
 
-// -- products of matrices ---------------------------------------------------------------------------------------------
+// -- matmuls ----------------------------------------------------------------------------------------------------------
 
-// The matrices of a batch (or one), each times its own strided matrix: each element adds a multiple of a row to a row,
-// each block a product of matrices to as many rows as it has. `dense`: [batches, rows, columns].
+// Multiplies each sparse matrix of a batch (or one matrix) by its own strided matrix. Each element adds a multiple of a
+// row to a row. Each block adds the result of a small GEMM to as many rows as it has. `dense` is [batches, rows,
+// columns].
 static Tensor times(const Tensor& sparse, const Tensor& dense) {
   const Places of = places_of(sparse);
   const int64_t rows = sparse.size(-2), columns = dense.size(-1), height = of.block[0], width = of.block[1];
@@ -95,7 +96,7 @@ static Tensor scaled_sum(const Tensor& self, Tensor product, const Scalar& beta,
   return (beta.equal(1) ? added : added.mul(beta)).add(product);
 }
 
-// beta * self + alpha * (one sparse @ the other one)
+// beta * self + alpha * (mat1 @ mat2), where one of the matrices is sparse.
 Tensor product(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha) {
   const bool first = mat1.layout() != at::kStrided;
   TORCH_CHECK(first != (mat2.layout() != at::kStrided) && self.layout() == at::kStrided,
@@ -108,7 +109,7 @@ Tensor product(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const
   return scaled_sum(self, first ? times(mat1, mat2).squeeze(0) : times(mat2.t(), mat1.t()).squeeze(0).t(), beta, alpha);
 }
 
-// beta * self + alpha * (one sparse @ the other one), of batches
+// The same for batches of matrices.
 Tensor batch_sum(const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta,
                  const Scalar& alpha) {
   const bool first = batch1.layout() != at::kStrided;
@@ -136,7 +137,7 @@ Tensor& product_in_place(Tensor& self, const Tensor& mat1, const Tensor& mat2, c
   return self.copy_(product(self, mat1, mat2, beta, alpha));
 }
 
-// Of a matrix and a vector.
+// The matmul of a sparse matrix and a vector.
 Tensor matrix_vector(const Tensor& self, const Tensor& vector) {
   TORCH_CHECK(self.dim() == 2 && vector.dim() == 1 && self.size(1) == vector.size(0), "size mismatch, got input (",
               self.sizes(), "), vec (", vector.sizes(), ")");
@@ -163,7 +164,7 @@ Tensor sparse_product(const Tensor& self, const Tensor& other) {
                                                                values.options().layout(at::kSparse), false));
 }
 
-// The rows of a product that have elements, and their numbers.
+// The rows of a matmul's result that have elements: their numbers and their contents.
 static std::pair<Tensor, Tensor> filled_rows(const Tensor& mat1, const Tensor& mat2) {
   const Places of = places_of(coalesce(mat1));
   const auto [rows, which, counts] = at::_unique2(of.rows, true, true);
@@ -233,13 +234,13 @@ Tensor sampled_product(const Tensor& self, const Tensor& mat1, const Tensor& mat
   return with_values(self, scaled_sum(values, left.mul(right).sum(-1).view(values.sizes()), beta, alpha));
 }
 
-// -- products that are reduced in other ways --------------------------------------------------------------------------
+// -- matmuls with other reductions ------------------------------------------------------------------------------------
 
 using at::native::ReductionType;
 
 static bool is_added_up(ReductionType kind) { return kind == ReductionType::SUM || kind == ReductionType::MEAN; }
 
-// How many elements each row has, at least 1; a column.
+// The number of elements in each row, at least 1, as a column.
 static Tensor counts_of(const Tensor& self) {
   const Tensor ends = self.crow_indices();
   return ends.slice(0, 1).sub(ends.slice(0, 0, -1)).clamp_min(1).unsqueeze(1);
@@ -286,7 +287,7 @@ std::tuple<Tensor, Tensor> reduced_product_backward(const Tensor& self, const Te
     if (wanted[1]) of_other = at::zeros_like(other).index_add_(0, of.columns, terms.mul(values.unsqueeze(1)));
     return {of_self, of_other};
   }
-  // One element of none, for rows that have none.
+  // Appends a zero, which rows without elements refer to.
   const auto with_none = [](const Tensor& each) { return at::cat({each, at::zeros({1}, each.options())}); };
   const Tensor place = from.reshape({-1});
   const Tensor column = with_none(of.columns).index_select(0, place).view(from.sizes());

@@ -14,7 +14,7 @@ using at::Tensor;
 // [batch, length, embed_dim] to [batch, heads, length, embed_dim / heads].
 Tensor heads_of(const Tensor& t, int64_t heads) { return t.unflatten(-1, {heads, -1}).transpose(1, 2); }
 
-// True where weights are left out, of a shape that broadcasts to [batch, heads, length, length].
+// True where the mask excludes a weight. The shape broadcasts to [batch, heads, length, length].
 Tensor left_out(const Tensor& mask, std::optional<int64_t> mask_type) {
   TORCH_CHECK(mask_type.has_value(), "Mask Type should be defined");
   TORCH_CHECK(*mask_type >= 0 && *mask_type <= 2,

@@ -5,15 +5,16 @@
 #include <optional>
 #include <tuple>
 
-// What nn.MultiheadAttention and nn.TransformerEncoderLayer call at rest: one op each in torch, here what they consist
-// of, in eager code and in graphs of torch.compile.
+// The ops that nn.MultiheadAttention and nn.TransformerEncoderLayer call in eval mode. Each is one op in torch; here it
+// is composed of other ops, in eager mode and in graphs of torch.compile.
 namespace torch_remote::frontend {
 
-// aten::_native_multi_head_attention. `query`, `key`, `value`: [batch, length, embed_dim], all of one shape;
-// `qkv_weight` [3 embed_dim, embed_dim]. A true (or not zero) element of the mask is left out; its shape by
-// `mask_type`: 0 [length, length], 1 [batch, length] of keys, 2 that of the weights. A query of which everything is
-// left out gets NaN, as on CPU. Results: [batch, length, embed_dim], and the weights if they are needed: [batch,
-// num_head, length, length], or without heads their mean.
+// aten::_native_multi_head_attention. `query`, `key` and `value` have the shape [batch, length, embed_dim], and
+// `qkv_weight` has [3 embed_dim, embed_dim]. Elements of the mask that are true (or not zero) are masked out. Its shape
+// depends on `mask_type`: 0 [length, length]; 1 [batch, length], over keys; 2 that of the weights. A query whose keys
+// are all masked out gets NaN, as on CPU.
+// Results: [batch, length, embed_dim], and the attention weights if `need_weights`: [batch, num_head, length, length],
+// or their mean over heads.
 std::tuple<at::Tensor, at::Tensor> multi_head_attention(const at::Tensor& query, const at::Tensor& key,
                                                         const at::Tensor& value, int64_t embed_dim, int64_t num_head,
                                                         const at::Tensor& qkv_weight, const at::Tensor& qkv_bias,
@@ -21,7 +22,7 @@ std::tuple<at::Tensor, at::Tensor> multi_head_attention(const at::Tensor& query,
                                                         const std::optional<at::Tensor>& mask, bool need_weights,
                                                         bool average_attn_weights, std::optional<int64_t> mask_type);
 
-// aten::_transformer_encoder_layer_fwd. `src`: [batch, length, embed_dim].
+// aten::_transformer_encoder_layer_fwd. `src` has the shape [batch, length, embed_dim].
 at::Tensor transformer_encoder_layer(const at::Tensor& src, int64_t embed_dim, int64_t num_heads,
                                      const at::Tensor& qkv_weight, const at::Tensor& qkv_bias,
                                      const at::Tensor& proj_weight, const at::Tensor& proj_bias, bool use_gelu,

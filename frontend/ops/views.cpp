@@ -8,9 +8,9 @@
 
 #include "frontend/device/tensor.h"
 
-// Views that torch would otherwise compose of as_strided: made directly, because there are many of them.
+// Views that torch would otherwise compose of as_strided. They are made directly, because they are frequent.
 //
-// torch.compile calls some of them on fake tensors, whose sizes are symbols: those go torch's way, which takes symbols.
+// torch.compile calls some of them with fake tensors, whose sizes are symbols. These calls use torch's implementation.
 namespace torch_remote::frontend {
 namespace {
 
@@ -19,7 +19,7 @@ using c10::IntArrayRef;
 
 bool symbolic(const Tensor& self) { return self.unsafeGetTensorImpl()->has_symbolic_sizes_strides(); }
 
-// The same view again: the trace knows it already.
+// The same view again. It copies the slot, so that the trace finds the view.
 Tensor alias_view(const Tensor& self) {
   if (symbolic(self)) return at::native::alias(self);
   Tensor result = make_view(self, self.sizes(), self.strides(), self.storage_offset());

@@ -32,12 +32,12 @@ using c10::DeviceIndex;
 using c10::IValue;
 using ir::ArgKind;
 
-constexpr int64_t kAnswer = 512;                  // bytes of what a worker answers
-constexpr int64_t kFirstPair = int64_t{1} << 32;  // process groups have numbers, too
+constexpr int64_t kAnswer = 512;                  // bytes of a worker's answer
+constexpr int64_t kFirstPair = int64_t{1} << 32;  // process groups have ids below it
 constexpr size_t kSecret = 32;                    // bytes
 constexpr std::string_view kReceive = "remote_c10d::copy_receive";
 
-// The ops: worker/collectives/collective_runner.cpp has their arguments.
+// Declares the ops; worker/collectives/collective_runner.cpp defines their arguments.
 const ir::OpDesc& op(std::string_view name, const std::vector<ir::OpaqueArg>& args) {
   const bool writes = std::ranges::any_of(args, &ir::OpaqueArg::writes);
   const uint32_t flags = writes ? uint32_t{ir::kOpInPlace} : 0;
@@ -60,22 +60,22 @@ const Ops& ops() {
   return *all;
 }
 
-// The workers of two devices, as far as they know each other.
+// The connection between the workers of two devices.
 struct Link {
   std::mutex mutex;
   std::array<DeviceIndex, 2> devices{};
-  std::array<uint64_t, 2> sessions{};  // of which the rest is true; 0: nothing was tried
-  int64_t pair = 0;                    // 0: they are not connected
-  std::string why;                     // not
-  std::string way;                     // that bytes go, if they are
-  int64_t copies = 0;                  // since they are
-  std::atomic<bool> renew{false};      // something failed since
-  std::atomic<bool> at_once{false};    // and what goes on is not to be waited for
+  std::array<uint64_t, 2> sessions{};  // sessions for which the members below hold; 0: not tried yet
+  int64_t pair = 0;                    // id of the connection; 0: none
+  std::string why;                     // why there is no connection
+  std::string way;                     // transport of the connection
+  int64_t copies = 0;                  // number of copies over the connection
+  std::atomic<bool> renew{false};      // a copy failed or was cancelled: connect again
+  std::atomic<bool> at_once{false};    // and do not wait for pending copies
 };
 
 struct Path {
   std::atomic<uint64_t> direct{0}, relayed{0};
-  std::atomic<bool> used{false};  // ever, directly
+  std::atomic<bool> used{false};  // a direct copy was ever made
   std::mutex mutex;
   std::string why;
   std::string way;
@@ -94,7 +94,7 @@ State& state() {
 
 Link& link_of(DeviceIndex a, DeviceIndex b) { return state().links[std::min(a, b)][std::max(a, b)]; }
 
-// Who waits for a mutex must not have the GIL, which its owner may need.
+// Releases the GIL while waiting for a mutex, because the mutex's owner may need the GIL.
 class WithoutGil {
  public:
   WithoutGil() {
@@ -113,7 +113,7 @@ void send_recorded(DeviceIndex device) { Recorder::get(device).flush_own("copy b
 
 std::string name_of(DeviceIndex device) { return "remote:" + std::to_string(device); }
 
-// Has the worker answer, which is waited for.
+// Records an op whose result is the worker's answer, and waits for it.
 std::string ask(DeviceIndex device, const ir::OpDesc& op, const std::vector<IValue>& rest) {
   const Tensor answer = make_contiguous_tensor({kAnswer}, c10::ScalarType::Byte, device);
   std::vector<IValue> args{answer};
@@ -146,7 +146,8 @@ std::string new_secret() {
   return digits;
 }
 
-// `waits`: the device whose worker the other one's connects to. False: it does not, and why is added.
+// Lets the worker of `other` connect to the worker of `waits`, which listens. If that fails, returns false and appends
+// the reason to *why.
 bool connect_to(DeviceIndex waits, DeviceIndex other, int64_t pair, std::string* why, std::string* way) {
   const auto refused = [&](DeviceIndex device, const std::string& answer) {
     *why += (why->empty() ? "" : "; ") + name_of(device) + ": " + (answer.empty() ? "no answer" : answer.substr(1));
@@ -168,7 +169,7 @@ bool connect_to(DeviceIndex waits, DeviceIndex other, int64_t pair, std::string*
   return refused(other, answer);
 }
 
-// Connects the two workers, if that was not tried yet or something happened since. With the link's mutex.
+// Connects the two workers if that was not tried yet, or if the connection must be renewed. Requires the link's mutex.
 void update(Link& link, DeviceIndex from, DeviceIndex to) {
   link.devices = {std::min(from, to), std::max(from, to)};
   const std::array<uint64_t, 2> sessions{client(link.devices[0]).session(), client(link.devices[1]).session()};
@@ -191,7 +192,7 @@ void update(Link& link, DeviceIndex from, DeviceIndex to) {
   link.sessions = sessions;
 }
 
-// Why a copy between these has to go through this process, whatever their workers can do; null: it does not.
+// The reason why a copy must go through this process, whatever the workers support; null if there is none.
 const char* refused(DeviceIndex from, DeviceIndex to) {
   if (sync_each_op()) return "TORCH_REMOTE_SYNC=1 runs each op alone";
   const char* capture = std::getenv("TORCH_REMOTE_CAPTURE");
@@ -219,13 +220,14 @@ bool has_failed_copy(const remote::OpError& error) {
          std::ranges::any_of(error.more, [](const remote::OpError& other) { return other.op == kReceive; });
 }
 
-// What went wrong at a device, also of what is recorded and not sent yet. False: nothing, or it cannot be asked.
+// Collects the failures of a device, including those of recorded ops that were not sent yet. Returns false if there are
+// none, or if the device cannot be asked.
 bool take_failures(DeviceIndex device, remote::OpError* error) {
   remote::Client* worker = existing_client(device);
-  if (worker == nullptr || !worker->health().ok()) return false;  // which its own use says
+  if (worker == nullptr || !worker->health().ok()) return false;  // its next use raises it
   try {
     Recorder::get(device).flush("a copy failed");
-  } catch (...) {  // it is told where that device is used next
+  } catch (...) {  // the next use of that device raises it
     return false;
   }
   (void)worker->synchronize(keep_waiting, error);
@@ -282,17 +284,17 @@ bool copy_directly(const Tensor& to, const Tensor& from) {
   Path& path = state().paths[source][destination];
   path.used = true;
   try {
-    // Both go out now, what is sent first: so an end that waits always waits for something that is on its way.
+    // Send both ops now, the send first. So a receive only ever waits for a send that is already issued.
     record(ops().send, {from, link.pair, number});
     send_recorded(source);
     record(ops().receive, {to, link.pair, number});
     send_recorded(destination);
-  } catch (...) {  // one of them may be missing
+  } catch (...) {  // one of the two ops may be missing
     link.renew = link.at_once = true;
     for (const DeviceIndex device : {source, destination}) {
       try {
         leave(device, link.pair, /*at_once=*/true);
-      } catch (...) {  // its worker is lost, or the user is in a hurry
+      } catch (...) {  // its worker is lost, or the user pressed Ctrl-C
         continue;
       }
     }

@@ -7,26 +7,27 @@
 #include <string>
 #include <vector>
 
-// Copies between devices that go from worker to worker (worker/collectives/direct_copies.h), as an op of each of the
-// two. Any thread; with no lock held.
-//
-// Where a wait raises that a copy failed, the devices that it may have come from are waited for, too: what they say
-// becomes part of the error, and counts as known. After a failure, and after torch.remote.cancel(), the next copy
-// connects the two workers anew.
+// Copies between devices that go directly from worker to worker (worker/collectives/direct_copies.h). Each copy is one
+// op on each of the two devices. Call these functions from any thread, with no lock held.
+// When a wait raises a failed copy, it also waits for the devices that the copy may have come from. Their failures
+// become part of the error, and count as reported. After a failure, and after torch.remote.cancel(), the next copy
+// connects the two workers again.
 namespace torch_remote::frontend {
 
-// Has all elements of `from` sent to `to`, on another device: a new tensor of the same sizes and dtype; both are
-// contiguous. Waits for no worker, but for the first copy between two workers, which connects them. False: nothing was
-// done, and the bytes have to go through this process; copy_paths() says why. Throws what recording throws.
+// Copies all elements of `from` to `to`, a new tensor on another device with the same sizes and dtype. Both are
+// contiguous. Waits for a worker only at the first copy between two workers, which connects them. Returns false if
+// nothing was recorded and the bytes have to go through this process; copy_paths() then has the reason. Throws what
+// recording throws.
 bool copy_directly(const at::Tensor& to, const at::Tensor& from);
 
-// How copies from one device to another went since start or reset_copy_paths().
+// How the copies from one device to another went since the start or reset_copy_paths().
 struct CopyPath {
   c10::DeviceIndex from = 0, to = 0;
   uint64_t direct = 0;
-  uint64_t relayed = 0;  // through this process
-  std::string why;       // the last one that was relayed
-  std::string way;       // of the last direct one: "from GPU to GPU", "over the network", "over the network, as ..."
+  uint64_t relayed = 0;  // number of copies through this process
+  std::string why;       // reason of the last relayed copy
+  // transport of the last direct copy: "from GPU to GPU", "over the network", "over the network, as ..."
+  std::string way;
 };
 std::vector<CopyPath> copy_paths();
 void reset_copy_paths();

@@ -17,7 +17,7 @@ using c10::IValue;
 using ir::ArgKind;
 using torch::jit::Stack;
 
-// What TensorIterator checks of an in-place op.
+// The checks of TensorIterator for an in-place op.
 void check_in_place(const at::Tensor& self, const ResultMeta& result) {
   TORCH_CHECK(self.sizes().equals(result.sizes), "output with shape ", self.sizes(),
               " doesn't match the broadcast shape ", c10::IntArrayRef(result.sizes));
@@ -25,14 +25,14 @@ void check_in_place(const at::Tensor& self, const ResultMeta& result) {
               " can't be cast to the desired output type ", self.scalar_type());
 }
 
-// Neither complex nor a bool, which subtraction refuses.
+// Whether the number is neither complex nor bool; subtraction refuses bools.
 bool is_real(const IValue& number) { return number.isDouble() || number.isInt(); }
 
 bool has_complex_number(const OpEntry& op, const IValue* args) {
   return std::any_of(args, args + op.arg_count, [](const IValue& arg) { return arg.isComplexDouble(); });
 }
 
-// True for the usual: one of tensors of floats, sizes alike, that share no memory. Nothing can be wrong with it.
+// True for the common case, which needs no checks: float tensors of equal sizes that share no memory, and real numbers.
 bool is_plain_foreach(const OpEntry& op, const IValue* args, size_t i, const at::Tensor& self) {
   if (self.scalar_type() != c10::ScalarType::Float || !self.is_non_overlapping_and_dense()) return false;
   for (uint32_t a = 1; a < op.arg_count; ++a) {
@@ -49,8 +49,8 @@ bool is_plain_foreach(const OpEntry& op, const IValue* args, size_t i, const at:
   return true;
 }
 
-// A multi-tensor op, in-place: elsewhere it is a composite of in-place ops, which check dtypes and overlaps and count
-// versions.
+// Checks an in-place multi-tensor op. On other devices it is a composite of in-place ops, which check dtypes and
+// overlaps and bump version counters, so this function does the same.
 void check_foreach(const OpEntry& op, const IValue* args) {
   const auto written = args[0].toListRef();
   for (uint32_t a = 1; a < op.arg_count; ++a) {
@@ -71,8 +71,8 @@ void check_foreach(const OpEntry& op, const IValue* args) {
   }
 }
 
-// masked_fill_ as scripts use it: a mask of bools that fits, and a number. False: ask torch. Raises if the dtype cannot
-// hold the number.
+// Whether it is masked_fill_ as scripts use it: a bool mask that broadcasts to `self`, and a number. If not, torch's
+// meta kernel checks the call. Raises if the dtype cannot hold the number.
 bool is_plain_masked_fill(const IValue* args) {
   const at::Tensor& self = args[0].toTensor();
   const at::Tensor& mask = args[1].toTensor();
@@ -85,7 +85,7 @@ bool is_plain_masked_fill(const IValue* args) {
   return true;
 }
 
-// index_put_ with operands that do not overlap, and values that fit.
+// Whether index_put_ has operands that do not overlap, and values that broadcast.
 bool is_plain_index_put(const IValue* args) {
   const at::Tensor& self = args[0].toTensor();
   const at::Tensor& values = args[2].toTensor();
@@ -99,7 +99,7 @@ bool is_plain_index_put(const IValue* args) {
   return !sizes || at::is_expandable_to(values.sizes(), *sizes);
 }
 
-// What CPU does by copying `self` to itself, and so without looking at it.
+// Whether torch's CPU kernel implements the op as a copy of `self` to itself, which skips the overlap check.
 bool is_copied(const OpEntry& op, const at::Tensor& self) {
   if (op.has(ir::kFactKeepsIntegers)) return c10::isIntegralType(self.scalar_type(), true);
   return op.has(ir::kFactKeepsReals) && !self.is_complex();
@@ -119,8 +119,8 @@ void check_in_place_call(const OpEntry& op, const IValue* args) {
       !is_copied(op, self)) {
     at::assert_no_internal_overlap(self);
   }
-  if (op.fills && op.arg_count == 2) {  // fill_, and what takes only a generator
-    // For a single float CPU takes any real number.
+  if (op.fills && op.arg_count == 2) {  // fill_, and ops whose only argument is a generator
+    // For a tensor of one floating-point element, the CPU kernel takes any real number.
     const bool real = args[1].isScalar() && !args[1].toScalar().isComplex();
     const bool any = real && self.numel() == 1 && c10::isFloatingType(self.scalar_type());
     if (args[1].isScalar() && !any) check_fits(self.scalar_type(), args[1].toScalar());
@@ -136,7 +136,7 @@ void check_in_place_call(const OpEntry& op, const IValue* args) {
   if (!pointwise || functional->rule == nullptr || !functional->rule(*functional, args, inferred) ||
       inferred.results.size() != 1) {
     check_mutation(op, args);
-    // torch's meta of mul_.Scalar and others takes a complex number for a tensor of real ones.
+    // torch's meta kernels of mul_.Scalar and others accept a complex number for a real tensor.
     if (!pointwise || self.is_complex() || !has_complex_number(op, args)) return;
     if (infer(*functional, args, inferred) == Tier::kDynamic || inferred.results.size() != 1) return;
   }
@@ -174,8 +174,8 @@ bool resize_out(const OpEntry& op, const IValue* args) {
 bool converts_result(const OpEntry& op, const IValue* args) {
   const OpEntry* functional = op.functional;
   if (functional == nullptr || op.desc->family != ir::Family::kPointwise)
-    return false;     // (sums are made in out's dtype)
-  bool alike = true;  // as what is given to `out` is: then so is the result
+    return false;     // reductions compute in the dtype of `out`
+  bool alike = true;  // all tensors have the same floating-point dtype, and then so does the result
   for (uint32_t i = functional->arg_count; i < op.arg_count; ++i) {
     if (!args[i].isTensor()) return false;
     const c10::ScalarType dtype = args[i].toTensor().scalar_type();
@@ -246,7 +246,7 @@ bool run_through_functional(const OpEntry& op, Stack& stack, RecordCall record) 
     for (size_t j = 0; j < results.size(); ++j) give(results[j], list[j]);
   }
   stack.resize(base);
-  if (op.desc->results.empty()) return true;  // overloads of lists return nothing
+  if (op.desc->results.empty()) return true;  // foreach overloads return nothing
   for (IValue& out : outs) stack.push_back(std::move(out));
   return true;
 }

@@ -5,32 +5,34 @@
 
 #include "frontend/shapes/infer.h"
 
-// Overloads that write their arguments: what CPU's kernels would check is checked at the call.
+// Overloads that write their arguments. These functions check at the call what torch's CPU kernels would check.
 namespace torch_remote::frontend {
 
-// Raises what is wrong with the arguments of an in-place op.
+// Raises if the arguments of an in-place op are invalid.
 void check_in_place_call(const OpEntry& op, const c10::IValue* args);
 
-// An out overload whose functional one has a rule of ours: what torch's meta may not know. False if there is none.
+// Resizes the out tensors of an out overload by the shape rule of its functional overload. The rule may cover cases
+// that torch's meta kernel does not. Returns false if there is no such rule.
 bool resize_out(const OpEntry& op, const c10::IValue* args);
 
-// record_kernel.h
+// The type of record_call (record_kernel.h).
 using RecordCall = void (*)(const OpEntry& op, torch::jit::Stack& stack);
 
-// Whether a pointwise op's result has another dtype than what an out overload writes: kernels that are generated would
-// compute in the latter, where integers wrap elsewhere.
+// Whether a pointwise op's result has another dtype than the out tensor. Generated kernels would compute in the dtype
+// of the out tensor, where integers overflow at other values.
 bool converts_result(const OpEntry& op, const c10::IValue* args);
 
-// Whether an out overload would write elements that share memory by a kernel that may not (ir::writes_by_strides). The
-// copy of a result raises where CPU does.
+// Whether an out overload would write to a tensor with overlapping elements, by a kernel that does not write by strides
+// (ir::writes_by_strides). The copy of a result raises the same error as on CPU.
 bool writes_shared_elements(const OpEntry& op, const c10::IValue* args);
 
-// An out overload that one of these is true of, or whose shapes cannot be told beforehand: the functional one, and a
-// copy. Replaces the arguments on the stack. False if there is none.
+// Runs the functional overload, then copies its result to the out tensors. Use it if converts_result or
+// writes_shared_elements is true, or if the shapes depend on data. Replaces the arguments on the stack. Returns false
+// if there is no functional overload.
 bool run_through_functional(const OpEntry& op, torch::jit::Stack& stack, RecordCall record);
 
-// An in-place op that gives `self` the size of the functional overload's result: that one, and a copy. False if the
-// size stays.
+// For an in-place op that resizes `self`: runs the functional overload, resizes `self` and copies the result to it.
+// Returns false if the size stays.
 bool run_with_resize(const OpEntry& op, torch::jit::Stack& stack, RecordCall record);
 
 }  // namespace torch_remote::frontend

@@ -25,7 +25,7 @@ using torch::jit::Stack;
               " (when checking argument of remote '", op.desc->name, "'); move one with .to(...)");
 }
 
-// What brought a call here without a tensor of the device: a generator of it.
+// Raises the error for a call without a tensor of the device. Such a call got here by a generator of the device.
 [[noreturn]] void no_device(const OpEntry& op, const IValue* args) {
   for (uint32_t i = 0; i < op.arg_count; ++i) {
     if (!args[i].isTensor() || !args[i].toTensor().defined()) continue;
@@ -37,7 +37,7 @@ using torch::jit::Stack;
   TORCH_CHECK(false, "remote: '", op.desc->name, "' was called without a tensor on the device");
 }
 
-// Device of the call: that of its first remote tensor, or of its device argument; -1: none.
+// The device of the call: that of its first remote tensor, or of its device argument; -1 if there is neither.
 c10::DeviceIndex find_device(const OpEntry& op, const IValue* args) {
   for (uint32_t i = 0; i < op.arg_count; ++i) {
     const IValue& value = args[i];
@@ -69,7 +69,7 @@ void check_operand(const OpEntry& op, const ir::ArgDesc& arg, const at::Tensor& 
   wrong_device(op, arg, t, device);
 }
 
-// Returns the dtypes of operands that are tensors, as bits.
+// Returns a bit mask of the dtypes of the operands that are tensors.
 uint64_t check_operands(const OpEntry& op, IValue* args, c10::DeviceIndex device) {
   uint64_t dtypes = 0;
   for (uint32_t i = 0; i < op.arg_count; ++i) {
@@ -84,7 +84,7 @@ uint64_t check_operands(const OpEntry& op, IValue* args, c10::DeviceIndex device
     IValue& value = args[i];
     if (value.isTensor()) {
       check_operand(op, arg, value.toTensor(), device);
-      // Lazy conjugates and negatives reach the ops that torch lets handle them: nothing is lazy in a trace.
+      // Resolve lazy conjugates and negatives: torch lets some ops handle them, but a trace has none.
       const at::Tensor& t = value.toTensor();
       if (t.defined()) dtypes |= uint64_t{1} << static_cast<int>(t.scalar_type());
       if (t.defined() && (t.is_conj() || t.is_neg())) {
@@ -140,7 +140,7 @@ std::optional<RandomState> take_random(const OpEntry& op, const IValue* args, co
   return chosen.get<RemoteGenerator>()->take(elements);
 }
 
-// Replaces the arguments, from `base` on, by the results; takes the tensors.
+// Replaces the arguments from `base` on by the results. Moves from `results`.
 void push_results(const OpEntry& op, Stack& stack, size_t base, std::span<at::Tensor> results,
                   c10::ArrayRef<uint32_t> list_lengths) {
   if (op.one_tensor) {
@@ -244,7 +244,7 @@ void run_dynamic(const OpEntry& op, Stack& stack, size_t base, c10::DeviceIndex 
   for (IValue& value : values) stack.push_back(std::move(value));
 }
 
-// What is checked of every call; the device that it is for.
+// The checks of every call. Returns the call's device.
 c10::DeviceIndex check_call(const OpEntry& op, IValue* args) {
   const c10::DeviceIndex device = find_device(op, args);
   if (device < 0) no_device(op, args);

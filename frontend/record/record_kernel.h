@@ -10,8 +10,8 @@ namespace torch_remote::frontend {
 // Checks the call, infers the results and records it. Replaces the arguments on the stack by the results.
 void record_call(const OpEntry& op, torch::jit::Stack& stack);
 
-// Likewise, of a functional op with one tensor as its result, and of one in place that resizes nothing: arguments are
-// read, and may be lent (c10::MaybeOwned). No operand is a lazy conjugate or negative.
+// The same for a functional op whose only result is a tensor, and for an in-place op that never resizes. Arguments are
+// only read and may be borrowed (c10::MaybeOwned). No operand may be a lazy conjugate or negative.
 at::Tensor record_plain_call(const OpEntry& op, c10::IValue* args);
 void record_plain_in_place_call(const OpEntry& op, c10::IValue* args);
 

@@ -18,7 +18,7 @@ namespace {
 using remote::Event;
 using remote::EventLog;
 
-// Torch's flags, as they are now. (NoTF32Guard is by thread: torch's own, around what must not be tf32.)
+// Torch's current flags. NoTF32Guard is a thread-local of torch around ops that must not use TF32.
 ir::MathModes math_modes() {
   const at::Context& context = at::globalContext();
   const auto allows = [&](at::Float32Op op) {
@@ -33,13 +33,13 @@ ir::MathModes math_modes() {
   return modes;
 }
 
-// Whether torch's flags (TF32, deterministic algorithms) mean anything for such ops. (Recurrent layers are composites.)
+// Whether torch's flags (TF32, deterministic algorithms) affect ops of this family. Recurrent layers are kComposite.
 bool has_math_modes(ir::Family family) {
   using enum ir::Family;
   return family == kMatmul || family == kConv || family == kAttention || family == kNorm || family == kComposite;
 }
 
-// What the call reads and writes of the device.
+// Visits the device storages that the call reads and writes.
 template <typename Visit>
 void for_each_operand(const ir::OpDesc& op, const c10::IValue* args, const Visit& visit) {
   const auto visit_value = [&](const c10::IValue& value, bool writes) {
@@ -56,12 +56,12 @@ void for_each_operand(const ir::OpDesc& op, const c10::IValue* args, const Visit
   }
 }
 
-// At exit, while another thread still records.
+// The status if another thread still records at exit.
 Status worker_ended() { return {ErrorCode::kLost, "remote: the worker has been ended"}; }
 
 }  // namespace
 
-// Never destroyed: tensors may die during exit.
+// Never destroyed, because tensors may die during exit.
 const std::array<Recorder*, kMaxDevices> Recorder::all_ = [] {
   std::array<Recorder*, kMaxDevices> all{};
   for (int i = 0; i < kMaxDevices; ++i) all[i] = new Recorder(static_cast<c10::DeviceIndex>(i));
@@ -92,17 +92,17 @@ Recorder::Lane& Recorder::find_lane(std::unique_lock<FastMutex>& lock, Status* s
   if (Lane* lane = existing_lane()) return *(lane_ = lane);
   const bool first = !several_threads_ && lane_->thread == 0 && lane_->empty();
   if (!first && !several_threads_) {
-    // What is recorded does not say what it writes: it goes first.
+    // With a single thread, recorded ops do not note what they write. So they are sent first.
     if (*status = connect_locked(lock); !status->ok()) return *lane_;
     several_threads_ = true;
-    // The engine's thread would do the backward passes of all threads in turns.
+    // The engine's single thread would interleave the backward passes of all threads.
     every_thread_runs_backward();
     if (*status = flush_locked(lock, *lane_, {"another thread"}); !status->ok()) return *lane_;
   }
   const auto ended = std::ranges::find(lanes_, uint64_t{0}, [](const auto& lane) { return lane->thread; });
   if (ended != lanes_.end()) {
     lane_ = ended->get();
-    (void)flush_locked(lock, *lane_, {"a thread ended"});  // what could not be sent is lost, and told so
+    (void)flush_locked(lock, *lane_, {"a thread ended"});  // if that fails, its tensors are lost, and their use raises
     lane_->first = lane_->sent;
     lane_->pass = lane_->last_pass = Pass::kForward;
   } else {
@@ -112,7 +112,7 @@ Recorder::Lane& Recorder::find_lane(std::unique_lock<FastMutex>& lock, Status* s
   static thread_local const struct Leaver {
     ~Leaver() { thread_ends(); }
   } leaver;
-  (void)&leaver;  // made where it is first reached
+  (void)&leaver;  // constructed where it is first reached
   return *lane_;
 }
 
@@ -128,7 +128,7 @@ Status Recorder::send_others_of(std::unique_lock<FastMutex>& lock, const Lane* o
                                 bool writes, const Cause& cause, bool* flushed) {
   Status status;
   for (const auto& lane : lanes_) {
-    // (While one thread records nobody notes what it writes.)
+    // While only one thread records, records do not note what they write.
     if (lane.get() == own || !lane->encoder.precedes(storage, writes || !several_threads_)) continue;
     const Status sent = flush_locked(lock, *lane, cause);
     if (status.ok()) status = sent;
@@ -140,7 +140,7 @@ Status Recorder::send_others_of(std::unique_lock<FastMutex>& lock, const Lane* o
 Status Recorder::send_before(std::unique_lock<FastMutex>& lock, const Lane& own, const ir::OpDesc& op,
                              const c10::IValue* args, bool* flushed) {
   Status status;
-  // Collectives and messages: all ranks do them in one order, that of the calls.
+  // All ranks execute collectives and messages in one order: the order of the calls.
   if (op.opcode >= ir::kFirstOpaque && op.name.starts_with("remote_c10d::")) {
     for (const auto& lane : lanes_) {
       if (lane.get() == &own || lane->empty()) continue;
@@ -165,7 +165,7 @@ void Recorder::note_written(Lane& lane, const ir::OpDesc& op, const c10::IValue*
 
 // --- recording -------------------------------------------------------------------------------------------------------
 
-// The trace will never run: what it would have made is lost.
+// Drops a trace that will never run. The tensors that it would have created are lost.
 void Recorder::forget_trace(Lane& lane) {
   const ir::Trace& trace = lane.encoder.trace();
   for (const ir::TraceBuffer& buffer : trace.buffers) {
@@ -205,7 +205,7 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
       const Status entered = enter_math(lock, lane, math_modes(), &flushed);
       if (status.ok()) status = entered;
     }
-    // What could not be sent is told by its own error, not by those of tensors that went with it.
+    // If sending failed, raise that error, not the follow-up errors of tensors that were lost with it.
     if (status.ok()) {
       lane.encoder.append(op, args, results, list_lengths, source, random, joins);
       records_.fetch_add(1, std::memory_order_relaxed);
@@ -226,7 +226,7 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
   if (sync_each_op()) synchronize();
 }
 
-// Between forward and backward, and between backward and optimizer.
+// Cuts between forward and backward, and between backward and optimizer.
 Status Recorder::enter_pass(std::unique_lock<FastMutex>& lock, Lane& lane, Pass pass, bool* flushed) {
   Status status;
   if (pass != lane.last_pass && lane.cuts.at_boundary()) {
@@ -283,7 +283,7 @@ Status Recorder::connect_locked(std::unique_lock<FastMutex>& lock) const {
 
 Status Recorder::flush_all_locked(std::unique_lock<FastMutex>& lock, const Cause& cause, const ir::SourceRef& line) {
   Status status;
-  for (size_t i = 0; i < lanes_.size(); ++i) {  // others may come while a worker is being started
+  for (size_t i = 0; i < lanes_.size(); ++i) {  // other threads may add lanes while a worker starts
     const Status sent = flush_locked(lock, *lanes_[i], cause, nullptr, line);
     if (status.ok()) status = sent;
   }
@@ -357,7 +357,7 @@ bool Recorder::run(RunnableGraph& graph, std::span<const int64_t> params, std::s
         status = send_others_of(lock, &lane, storage, /*writes=*/true, {"another thread"}, &flushed);
       }
       if (!runs_on_cpu(device_)) lane.math = math_modes();
-      lane.determinism = determinism();  // the trace is empty
+      lane.determinism = determinism();  // the trace is empty here
       for (const RemoteStorage* storage : inputs) lost = lost || encoders_.is_lost(storage);
       if (status.ok() && !lost) status = run_locked(lane, graph, params, inputs, results);
     }
@@ -569,7 +569,7 @@ void Recorder::storage_died(RemoteStorage* storage) noexcept {
     holder = nullptr;
     for (const auto& lane : lanes_) {
       if (!lane->encoder.holds(storage)) continue;
-      // Only the last run that reads it frees it.
+      // The last run that reads the buffer frees it, so send the other traces first.
       if (holder != nullptr) (void)flush_locked(lock, *holder, {"another thread"});
       holder = lane.get();
     }

@@ -29,227 +29,232 @@
 
 namespace torch_remote::frontend {
 
-// A graph that runs without being recorded. `run` has it loaded when a worker does not have it yet.
+// A graph that runs without being recorded. `run` loads it if the worker does not have it yet.
 struct RunnableGraph {
   std::shared_ptr<const ir::Graph> graph;
-  std::vector<ir::SourceRef> sources;  // of its nodes
+  std::vector<ir::SourceRef> sources;  // of the graph's nodes
   remote::ProgramOptions options;
   // Guarded by the recorder.
   struct Loaded {
     remote::ProgramPtr program;
     uint32_t session = 0;
   };
-  std::array<Loaded, 2> loaded;  // as ever, and for runs that must be deterministic
-  std::vector<uint64_t> inputs;  // kept for its capacity
+  std::array<Loaded, 2> loaded;  // [1]: for deterministic runs
+  std::vector<uint64_t> inputs;  // reused, to keep its capacity
 };
 
-// What was sent while tracing: a trace, or a run of a graph with `trace`'s parameters and sources.
+// One run that was sent while tracing: a trace, or a run of a graph with the parameters and sources of `trace`.
 struct TracedRun {
   ir::Trace trace;
   std::vector<uint64_t> survivors;
-  std::shared_ptr<const ir::Graph> graph;  // null: the trace
+  std::shared_ptr<const ir::Graph> graph;  // null for a trace
 };
 
-// The first miss under expect_no_compile.
+// The first cache miss under expect_no_compile.
 struct UnexpectedCompile {
-  std::string op;  // of the first record that differs; empty: only which tensors outlive the trace differs
+  std::string op;  // first record that differs; empty if only the tensors that outlive the trace differ
   ir::SourceRef source;
   size_t record = 0;
   size_t records = 0;
-  bool compiled_graph = false;  // torch.compile's, at its first run
+  bool compiled_graph = false;  // the first run of a graph of torch.compile
 };
 
-// Records ops of one device, from any thread: one lock a device. Nothing in here needs or waits for the GIL while the
-// lock is held. Each thread's ops are a trace of their own, in its program order, and cut where that alone says so: how
-// threads take turns is chance, and not to be in keys. What one thread has recorded is sent when another one is about
-// to record what must come behind it: so the traces that there are at any time may run in any order.
+// Records ops of one device, from any thread. There is one lock per device. Code that holds the lock neither needs nor
+// waits for the GIL.
+// Each thread's ops form a trace of their own, in program order, and only that thread's ops decide where it is cut. The
+// interleaving of threads is random and must not be part of a key. Before a thread records an op that must run after
+// another thread's recorded ops, those ops are sent. So the unsent traces may run in any order.
 class Recorder {
  public:
   static Recorder& get(c10::DeviceIndex device) { return *all_[device < 0 ? 0 : device]; }
 
-  // Appends one record to this thread's trace. `args` are the schema's arguments, in order; tensors on this device, or
-  // numbers as 0-dim CPU tensors; anything else must have been refused before. `results` the new tensors (undefined
-  // ones too) for the results that alias no argument, flattened; `list_lengths` the length of each list result. Cuts
-  // and sends the trace if this is a place to cut.
+  // Appends one record to this thread's trace. `args` are the schema's arguments, in order. Operands are tensors on
+  // this device, or numbers as 0-dim CPU tensors; the caller has refused all others. `results` are the new tensors,
+  // flattened, for the results that alias no argument; they may be undefined. `list_lengths` has the length of each
+  // list result. If the trace must be cut after this record, it is sent.
   void record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayRef<at::Tensor> results,
               c10::ArrayRef<uint32_t> list_lengths, std::optional<RandomState> random);
 
-  // Likewise for an op whose results only the run can tell; waits. Returns RunReply's words; `results` are storages
-  // without sizes, which the caller then sets.
+  // Records an op whose result shapes depend on data, and waits for it. Returns RunReply's words. `results` are
+  // storages without sizes, which the caller then sets.
   std::vector<int64_t> record_and_wait(const ir::OpDesc& op, const c10::IValue* args,
                                        c10::ArrayRef<c10::Storage> results, std::optional<RandomState> random);
 
-  // Sends what is recorded, then a run of a graph. `results` are new storages, for its fresh buffers that survive, in
-  // their order. False if an input's contents were lost: then the graph has not run. With no lock and without the GIL.
+  // Flushes this thread's trace, then runs a graph. `results` are new storages for the graph's surviving fresh buffers,
+  // in order. Returns false, without running the graph, if an input's contents were lost. Call it with no lock held and
+  // without the GIL.
   [[nodiscard]] bool run(RunnableGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
                          std::span<RemoteStorage* const> results);
 
-  // Sends what all threads have recorded, if anything. `reason` for the log: "item", "cpu", "synchronize", ... `waits`:
-  // and then waits for it.
+  // Sends the recorded ops of all threads. `reason` is for the log: "item", "cpu", "synchronize", ... `waits` says that
+  // the caller then waits for them.
   void flush(const char* reason, bool waits = false);
-  // Sends what this thread has recorded.
+  // Sends this thread's recorded ops.
   void flush_own(const char* reason);
-  // flush, then wait until the worker is done; raises what went wrong there.
+  // Flushes, then waits until the worker is done. Raises the worker's failures.
   void synchronize();
-  // flush, then ask about the worker's memory; raises nothing that went wrong with ops.
+  // Flushes, then asks for the worker's memory state. Does not raise failures of ops.
   remote::MemoryRoom memory(const remote::MemoryRequest& request);
-  // Has the worker call a Python function with these tensors (remote::Client::call). Does not wait.
+  // Lets the worker call a Python function with these tensors (remote::Client::call), without waiting. Returns the
+  // session, the ticket, and the first buffer id of the results.
   std::array<uint64_t, 3> call(std::span<const std::byte> request, const std::vector<at::Tensor>& tensors);
-  // Its result: the buffer `id`.
+  // Makes `storage` the owner of the buffer `id`, a result of the call.
   void take_result(RemoteStorage* storage, uint64_t id) { give_buffer(storage, id); }
-  // A file as the worker sees it. Waits.
+  // Looks up a file on the worker's machine. Waits.
   remote::FoundFile find_file(const std::string& path);
 
-  // Has the worker drop what it has not done, and what is recorded. From any thread; does not wait for the worker.
+  // Drops recorded ops and the ops that the worker has not executed. Call it from any thread; it does not wait.
   void cancel();
-  // At exit: waits likewise, and prints on stderr what went wrong and nobody has seen. Raises nothing.
+  // At exit: waits for the worker, and prints failures that were never raised on stderr. Raises nothing.
   void report_unseen() noexcept;
 
-  // Copies a remote tensor's elements to `destination`, packed in row-major order; exactly numel * itemsize bytes
-  // travel.
+  // Copies a remote tensor's elements to `destination`, packed in row-major order. Exactly numel * itemsize bytes are
+  // transferred.
   void read(const at::Tensor& tensor, void* destination, const char* reason);
-  // A new buffer for `storage`, which must have none, with the bytes that `fill` writes.
+  // Gives `storage`, which must have no buffer, a new buffer with the bytes that `fill` writes.
   void upload(RemoteStorage* storage, size_t nbytes, const std::function<void(std::byte*)>& fill);
-  // The same of bytes of a file that the worker reads.
+  // The same with bytes of a file that the worker reads.
   void read_file(RemoteStorage* storage, size_t nbytes, const std::string& path, const remote::FileVersion& version,
                  uint64_t offset);
 
-  // Exchanges the buffers of two storages (one that was resized, or is overwritten whole, takes a new one's).
+  // Exchanges the buffers of two storages, for a storage that is resized or completely overwritten.
   void move_buffer(RemoteStorage* from, RemoteStorage* to);
-  // True if something has been or will be written to the storage.
+  // Whether something was written to the storage, or a recorded op will write to it.
   bool has_buffer(const RemoteStorage* storage);
 
-  // Called by a storage that goes away, from any thread, with or without the GIL.
+  // Called when a storage is destroyed, from any thread, with or without the GIL.
   void storage_died(RemoteStorage* storage) noexcept;
 
   uint64_t ops_recorded() const {
     return records_.load(std::memory_order_relaxed) - reset_at_.load(std::memory_order_relaxed);
   }
   void reset_counters() { reset_at_.store(records_.load(std::memory_order_relaxed), std::memory_order_relaxed); }
-  // remote::Event::first_record of what is no trace: a compiled graph's run. Of numbers: there are none.
+  // The value of remote::Event::first_record for the run of a compiled graph. In Numbers: the thread has no records.
   static constexpr uint64_t kNoRecords = ~uint64_t{0};
-  // The numbers of this thread's records (remote::Event::first_record), which are consecutive: its first one's and the
-  // next one's.
+  // The numbers of this thread's records (remote::Event::first_record), which are consecutive: that of its first record
+  // and that of the next one.
   struct Numbers {
     uint64_t first = kNoRecords, next = kNoRecords;
   };
   Numbers numbers();
 
-  // Tensors of a worker that is gone have no bytes any more: forget what is recorded and start again.
+  // Drops the recorded ops and the worker; all tensors lose their contents. The next use starts a new worker.
   void restart();
-  // Whether the contents of a tensor that had some went with a worker.
+  // Whether the tensor had contents and lost them with a worker.
   bool is_lost(const RemoteStorage* storage);
 
-  // For torch.remote.profile, which tells when a trace begins from now on.
+  // For torch.remote.profile: from now on, the time at which each trace begins is noted.
   void profile_starts();
-  // Sends what is recorded, at this line of the user's; raises nothing.
+  // Sends the recorded ops; `line` is the source line that ends the profile. Raises nothing.
   void profile_ends(const ir::SourceRef& line);
 
   void set_limits(const ir::CutLimits& limits);
   bool is_tracing();
-  // Keeps what is sent from now on, and cuts nowhere but where the code waits. Both flush. Without the GIL.
+  // start_tracing keeps everything that is sent from now on, and disables cuts except where the code waits. Both
+  // functions flush. Call them without the GIL.
   void start_tracing();
   std::vector<TracedRun> stop_tracing();
-  // Notes the first miss from now on.
+  // Notes the first cache miss from now on.
   void expect_no_compile(bool expect);
-  // What was noted: where the trace that missed differs from what is known. Empty if nothing missed.
+  // Describes the noted miss: where the trace differs from the known programs. Empty if nothing missed.
   std::string take_unexpected_compile();
 
   c10::DeviceIndex device() const { return device_; }
 
  private:
-  // kUnknown, which is another one than any record's, makes the next record call enter_pass: so a profile learns when a
+  // kUnknown differs from the pass of every record, so the next record calls enter_pass. A profile thus learns when a
   // trace begins, at no cost for other records.
   enum class Pass : uint8_t { kForward, kBackward, kUnknown };
 
-  // Why a trace is sent: for the log, and for where such a trace is cut the next time.
+  // Why a trace is sent. Used by the log, and by the plan of where to cut such a trace the next time.
   struct Cause {
     const char* name;
-    bool waits = false;    // the user's code waits for it
-    bool planned = false;  // more of the same stretch comes
+    bool waits = false;    // user code waits for it
+    bool planned = false;  // a planned cut within a stretch (ir/cuts.h)
   };
 
-  // What one thread records.
+  // The recording state of one thread.
   struct Lane {
     Lane(TraceEncoders& encoders, ir::CutPlans& plans, uint64_t number)
         : encoder(encoders), cuts(plans), first(number << 40), sent(first) {}
 
-    uint64_t thread = 0;  // whose it is; 0: nobody's, as that thread has ended
+    uint64_t thread = 0;  // the thread; 0 if it has ended
     TraceEncoder encoder;
     ir::Cuts cuts;
-    Pass pass = Pass::kForward;       // the last record's, or kUnknown
-    Pass last_pass = Pass::kForward;  // the last record's
-    uint64_t trace_began = 0;         // ns, for a profile; 0: not known
-    uint32_t trace_thread = 0;        // that recorded the first op, as profiles number them
-    ir::MathModes math = 0;           // the last product's, convolution's or attention's
-    bool math_in_trace = false;       // and that is still to be sent
-    ir::MathModes determinism = 0;    // kDeterministic and kMayDiffer, of all records of the trace
-    uint64_t first;                   // the number of the thread's first record
-    uint64_t sent;                    // and of the trace's: so many are sent or dropped
+    Pass pass = Pass::kForward;       // pass of the last record, or kUnknown
+    Pass last_pass = Pass::kForward;  // pass of the last record
+    uint64_t trace_began = 0;         // ns, for a profile; 0: unknown
+    uint32_t trace_thread = 0;        // profile's number of the thread that recorded the first op
+    ir::MathModes math = 0;           // modes of the last matmul, convolution or attention
+    bool math_in_trace = false;       // and that op has not been sent
+    ir::MathModes determinism = 0;    // kDeterministic and kMayDiffer of all records of the trace
+    uint64_t first;                   // number of the thread's first record
+    uint64_t sent;                    // number of the trace's first record; earlier ones were sent or dropped
 
     bool empty() const { return encoder.trace().empty(); }
   };
 
   explicit Recorder(c10::DeviceIndex device);
 
-  // Not 0, and another one for each thread that there is.
+  // An id that is not 0 and differs for each live thread.
   static uint64_t this_thread() noexcept { return static_cast<uint64_t>(pthread_self()); }
-  // This thread's. The lock is given back meanwhile if this is the second thread and there is no worker yet. Where
-  // *status is not good, the lane is not to be used.
+  // This thread's lane. If this is the second thread and there is no worker yet, the lock is released meanwhile. If
+  // *status is not OK, the lane must not be used.
   Lane& lane(std::unique_lock<FastMutex>& lock, Status* status) {
     if (lane_->thread == this_thread()) [[likely]]
       return *lane_;
     return find_lane(lock, status);
   }
   [[gnu::cold, gnu::noinline]] Lane& find_lane(std::unique_lock<FastMutex>& lock, Status* status);
-  // This thread's, or null.
+  // This thread's lane, or null.
   Lane* existing_lane() const;
-  // The thread ends: whoever sends what next sends its trace, too, and a new thread takes its lane.
+  // Called when the thread ends. The next flush also sends its trace, and a new thread reuses its lane.
   static void thread_ends() noexcept;
 
-  // Whether other threads have recorded what is not sent.
+  // Whether other threads have recorded ops that are not sent.
   bool others_record(const Lane& own) const {
     return several_threads_ &&
            std::ranges::any_of(lanes_, [&](const auto& lane) { return lane.get() != &own && !lane->empty(); });
   }
-  // Sends what other threads have recorded that a call must come behind.
+  // Sends other threads' recorded ops that the call depends on.
   [[gnu::cold, gnu::noinline]] Status send_before(std::unique_lock<FastMutex>& lock, const Lane& own,
                                                   const ir::OpDesc& op, const c10::IValue* args, bool* flushed);
-  // Sends the others' traces that the storage is in: those that write it, and if it is to be written (`writes`) all.
+  // Sends the other threads' traces that write the storage, or, with `writes`, all of them that use it.
   [[gnu::cold, gnu::noinline]] Status send_others_of(std::unique_lock<FastMutex>& lock, const Lane* own,
                                                      const RemoteStorage* storage, bool writes, const Cause& cause,
                                                      bool* flushed);
-  // Notes what the last record writes, for who looks at it from other threads.
+  // Notes the storages that the last record writes, for other threads.
   [[gnu::cold, gnu::noinline]] void note_written(Lane& lane, const ir::OpDesc& op, const c10::IValue* args) const;
 
-  // `lock` holds mutex_ and the worker is there, or the status says why not. While a worker is being started the lock
-  // is free: other threads go on recording.
+  // On success `lock` holds mutex_ and there is a worker. The lock is released while a worker starts, so other threads
+  // keep recording.
   Status connect_locked(std::unique_lock<FastMutex>& lock) const;
-  // Sends a trace; see connect_locked. Never raises: what went wrong must not be raised before the lock is given back
-  // (that takes the GIL). `line`: where the user's code makes it necessary, if a profile is recorded and it is not the
-  // last record's.
+  // Sends a trace; see connect_locked. Never raises, because raising takes the GIL and must happen after the lock is
+  // released. `line` is the user's line that forces the flush, if a profile is recorded and it is not the last
+  // record's.
   Status flush_locked(std::unique_lock<FastMutex>& lock, Lane& lane, const Cause& cause, uint64_t* ticket = nullptr,
                       const ir::SourceRef& line = {});
-  // All traces.
+  // Sends the traces of all threads.
   Status flush_all_locked(std::unique_lock<FastMutex>& lock, const Cause& cause, const ir::SourceRef& line = {});
-  // To what a run makes: consecutive ones from `base`, or none if it was not sent.
+  // Assigns buffer ids to the storages that a run creates: consecutive ones from `base`, or kLost if it was not sent.
   void give_ids(std::span<RemoteStorage* const> made, bool sent, uint64_t base) const;
   Status run_locked(Lane& lane, RunnableGraph& graph, std::span<const int64_t> params,
                     std::span<RemoteStorage* const> inputs, std::span<RemoteStorage* const> results);
   void log_flush(Lane& lane, const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line,
                  uint64_t started, uint64_t first_record);
-  // A record of another pass than the last one comes. Cuts if this is a good place.
+  // Called when the next record's pass differs from the last one's. Cuts if the trace is long enough.
   Status enter_pass(std::unique_lock<FastMutex>& lock, Lane& lane, Pass pass, bool* flushed);
-  // torch.use_deterministic_algorithms, as it is now.
+  // The current setting of torch.use_deterministic_algorithms.
   static ir::MathModes determinism();
-  // A product or convolution comes, of which the user has said this. Sends what has one under other modes.
+  // Called before an op that depends on math modes (TF32, deterministic cuDNN). Sends a trace that has such an op under
+  // other modes.
   Status enter_math(std::unique_lock<FastMutex>& lock, Lane& lane, ir::MathModes math, bool* flushed);
-  // torch.use_deterministic_algorithms was called since the lane's last record. Sends what came before.
+  // Called if torch.use_deterministic_algorithms changed since the lane's last record. Sends the records before.
   [[gnu::cold, gnu::noinline]] Status enter_determinism(std::unique_lock<FastMutex>& lock, Lane& lane,
                                                         ir::MathModes determinism, bool* flushed);
-  // A storage whose buffer was asked for.
+  // Makes `storage` the owner of a buffer that the worker was asked to make.
   void give_buffer(RemoteStorage* storage, uint64_t id);
-  // Waits, interruptibly, while the worker is far behind. Without the lock.
+  // Waits, interruptibly, while the worker is far behind. Call it without the lock.
   void throttle();
   void forget_trace(Lane& lane);
 
@@ -259,32 +264,32 @@ class Recorder {
   FastMutex mutex_;
   TraceEncoders encoders_;
   ir::CutPlans plans_;
-  std::vector<std::unique_ptr<Lane>> lanes_;  // the first is there from the beginning
-  Lane* lane_;                                // the one that recorded last
-  bool several_threads_ = false;              // have ever recorded
+  std::vector<std::unique_ptr<Lane>> lanes_;  // never empty
+  Lane* lane_;                                // the lane that recorded last
+  bool several_threads_ = false;              // more than one thread has recorded
   std::vector<RemoteStorage*> survivors_;     // scratch of flush_locked
   bool expect_no_compile_ = false;
   bool tracing_ = false;
   std::vector<TracedRun> traced_;
-  ir::CutLimits limits_before_;  // tracing
+  ir::CutLimits limits_before_;  // limits outside of tracing
   std::optional<UnexpectedCompile> unexpected_compile_;
   std::atomic<uint64_t> records_{0};
-  std::atomic<uint64_t> reset_at_{0};  // records_, when ops_recorded() was set to 0
+  std::atomic<uint64_t> reset_at_{0};  // value of records_ at the last reset_counters()
 };
 
-// Who knows what one device's failures have to do with another one's (direct_copy.h).
+// Relates one device's failures to another device's (direct_copy.h).
 class FailureObserver {
  public:
   virtual ~FailureObserver() = default;
-  // A wait for the device is about to raise this. May add to it, and wait. With no lock held.
+  // A wait for the device is about to raise `error`. May add to it, and may wait. Called with no lock held.
   virtual void raises(c10::DeviceIndex device, remote::OpError& error) = 0;
-  // What the device has not done is dropped.
+  // The device's pending ops are about to be dropped.
   virtual void cancels(c10::DeviceIndex device) noexcept = 0;
 };
-// At start, or never.
+// Call it at start, or never.
 void observe_failures(FailureObserver* observer);
 
-// At exit: ends all workers, and prints the failures that nobody has seen. `wait`: for what they still have to do.
+// At exit: ends all workers. With `wait`, first waits for their pending ops and prints failures that were never raised.
 void shutdown(bool wait);
 
 }  // namespace torch_remote::frontend

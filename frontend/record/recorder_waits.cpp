@@ -1,4 +1,4 @@
-// What waits for the worker, and bytes that go to it or come from it beside traces.
+// The recorder's waits for the worker, and its transfers of bytes apart from traces.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -33,7 +33,7 @@ std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::
   Status status;
   {
     std::unique_lock<FastMutex> lock(mutex_);
-    status = connect_locked(lock);  // before the record, which must be the trace's last one
+    status = connect_locked(lock);  // connect before recording: the record must be the trace's last one
     if (status.ok()) {
       Lane& lane = this->lane(lock, &status);
       bool flushed = false;
@@ -111,7 +111,7 @@ void Recorder::cancel() {
   remote::Client* worker = existing_client(device_);
   if (worker == nullptr) return;
   if (failure_observer != nullptr) failure_observer->cancels(device_);
-  check(worker->cancel());  // makes room for what is sent next
+  check(worker->cancel());  // frees space for the messages below
   Status status;
   {
     std::unique_lock<FastMutex> lock(mutex_);
@@ -141,7 +141,7 @@ void Recorder::report_unseen() noexcept try {
                static_cast<unsigned long long>(count), count == 1 ? "" : "s", count == 1 ? "it" : "them",
                describe(error).c_str());
 } catch (...) {
-  return;  // the process ends, whatever it is
+  return;  // the process exits in any case
 }
 
 void Recorder::read(const at::Tensor& tensor, void* destination, const char* reason) {
@@ -166,7 +166,7 @@ void Recorder::read(const at::Tensor& tensor, void* destination, const char* rea
   }
   report_flushes();
   check(status);
-  if (id == 0) {  // never written: as undefined as torch.empty's memory, but not somebody else's
+  if (id == 0) {  // never written: undefined like torch.empty's memory, but without another tensor's bytes
     std::memset(destination, 0, nbytes);
     return;
   }

@@ -81,7 +81,7 @@ ArgKind kind_of(const c10::Argument& argument) {
     case ArgKind::kString:
       return ArgKind::kOptionalString;
     default:
-      return plain;  // dtype, layout, device, memory format, generator: one kind, given or not
+      return plain;  // dtype, layout, device, memory format and generator have one kind, optional or not
   }
 }
 

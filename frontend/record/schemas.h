@@ -5,13 +5,13 @@
 
 #include "ir/ops/op_table.h"
 
-// What an op's schema says to a recorder.
+// What the recorder needs to know of an op's schema.
 namespace torch_remote::frontend {
 
-// True if a result is a view of an argument.
+// Whether a result is a view of an argument.
 bool is_view_schema(const c10::FunctionSchema& schema);
 
-// An OpDesc for an op outside the table, made once; null if the schema has something that cannot be recorded.
+// The OpDesc of an op outside the op table, created once. Null if the schema has an argument that cannot be recorded.
 const ir::OpDesc* describe(const c10::OperatorHandle& handle);
 
 }  // namespace torch_remote::frontend

@@ -26,7 +26,7 @@ void resize_storage(const c10::Storage& holder, size_t nbytes) {
     storage->set_nbytes(nbytes);
     return;
   }
-  // Another buffer with the same first bytes takes the old one's place.
+  // A new buffer with the same first bytes replaces the old one.
   const int64_t kept = static_cast<int64_t>(std::min(old, nbytes));
   Tensor target = make_contiguous_tensor({static_cast<int64_t>(nbytes)}, c10::ScalarType::Byte, device);
   auto* fresh = storage_of(target);

@@ -94,7 +94,7 @@ void TraceEncoder::encode_operand(const at::Tensor& tensor) {
     encode_view(tensor);
     return;
   }
-  // A 0-dim CPU tensor: its value is a parameter. (The caller has refused all other tensors.)
+  // The value of a 0-dim CPU tensor is a parameter. The caller has refused all other CPU tensors.
   const c10::ScalarType dtype = tensor.scalar_type();
   const bool wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number();
   trace_.word(ir::kScalarOperand | static_cast<uint32_t>(dtype) << 8 | wrapped);
@@ -320,7 +320,8 @@ void TraceEncoder::begin(const ir::OpDesc& op, const c10::IValue* args, const ir
   try {
     encode(op, args, random);
   } catch (...) {
-    // The record goes, and with it what it said about tensors: in another epoch only what is left counts.
+    // Drop the record, and with a new epoch all indices that it assigned. Then assign those of the remaining buffers
+    // again.
     trace_.rollback_record(buffers, views);
     next_epoch();
     for (size_t i = 0; i < trace_.buffers.size(); ++i) {
@@ -333,7 +334,7 @@ void TraceEncoder::begin(const ir::OpDesc& op, const c10::IValue* args, const ir
     if (overwritten.empty()) throw;
     try {
       begin(op, args, source, random);
-    } catch (...) {  // something else is wrong, too
+    } catch (...) {  // the call has another error, too
       for (RemoteStorage* storage : overwritten) storage->id = RemoteStorage::kLost;
       throw;
     }

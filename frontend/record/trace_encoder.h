@@ -19,31 +19,31 @@ namespace torch_remote::frontend {
 
 inline std::span<const int64_t> span_of(c10::IntArrayRef values) { return {values.data(), values.size()}; }
 
-// Says that a tensor's contents were lost, and what can be done.
+// Raises an error that says that a tensor's contents were lost, and what to do.
 [[noreturn]] void raise_lost();
 
 class TraceEncoder;
 
-// What the traces of one device have in common.
+// State that the traces of one device share.
 struct TraceEncoders {
-  uint32_t session = 1;  // counts workers; buffer ids of another session mean nothing
-  uint32_t epoch = 0;    // the last trace's
+  uint32_t session = 1;  // counts workers; buffer ids of other sessions are invalid
+  uint32_t epoch = 0;    // epoch of the newest trace
   std::vector<const TraceEncoder*> all;
-  bool several = false;  // there have ever been
+  bool several = false;  // there was ever more than one encoder
 
-  // Whether the storage's contents, of which there were some, went with a worker.
+  // Whether the storage had contents and lost them with a worker.
   bool is_lost(const RemoteStorage* storage) const {
     return storage->id != 0 && (storage->id == RemoteStorage::kLost || storage->session != session);
   }
 };
 
-// Writes calls of ops into a trace that is being recorded: their arguments, the tensors among them as views of
-// buffers, and their results. Of one device and thread. Storages and tensors remember where they stand in the first
-// trace that they are in; of other threads' traces, while that one is recorded, the encoder knows it. Not thread safe:
-// the recorder calls it with its lock held.
+// Encodes the calls of one thread on one device into the trace that is being recorded. It writes their arguments, the
+// tensors among them as views of buffers, and their results. Storages and tensors remember their index in the first
+// trace that uses them. While that trace is being recorded, an encoder of another thread keeps its own indices for
+// them. Not thread safe: the recorder calls it with its lock held.
 class TraceEncoder {
  public:
-  // `shared` outlives it.
+  // `shared` must outlive the encoder.
   explicit TraceEncoder(TraceEncoders& shared) : shared_(shared) {
     shared_.all.push_back(this);
     shared_.several = shared_.all.size() > 1;
@@ -56,20 +56,20 @@ class TraceEncoder {
   ir::Trace& trace() { return trace_; }
   const ir::Trace& trace() const { return trace_; }
 
-  // Appends one record; see Recorder::record. Raises if it cannot be recorded; the trace is then what it was.
+  // Appends one record; see Recorder::record. If it cannot be recorded, raises and leaves the trace unchanged.
   void append(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayRef<at::Tensor> results,
               c10::ArrayRef<uint32_t> list_lengths, const ir::SourceRef& source, std::optional<RandomState> random,
               bool joins);
-  // Likewise for an op whose results only the run can tell.
+  // The same for an op whose result shapes depend on data.
   void append_dynamic(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayRef<c10::Storage> results,
                       const ir::SourceRef& source, std::optional<RandomState> random);
 
-  // Whether the op, one that copies, joins many tensors, none of them made by this trace. Such an op is a trace of its
-  // own, in which each tensor is an input of its own: which of them share memory, with each other or with what was
-  // recorded before, is chance (a batch out of a replay memory), and not to be in the key.
+  // Whether the op copies by joining many tensors, none of which this trace has created. The recorder makes such an op
+  // a trace of its own, in which each tensor is a separate input. Which of the tensors share memory is random, for
+  // example in a batch sampled from a replay buffer. So it must not be part of the key.
   bool joins_inputs(const ir::OpDesc& op, const c10::IValue* args) const;
 
-  // The trace is empty from now on: no tensor stands in it.
+  // Empties the trace. No tensor has an index in it afterwards.
   void clear() {
     trace_.clear();
     next_epoch();
@@ -77,21 +77,21 @@ class TraceEncoder {
 
   // Whether the storage is a buffer of the trace.
   bool holds(const RemoteStorage* storage) const { return find_buffer(storage) != kNone; }
-  // Likewise, and a record that writes the storage (`writes`), or reads it, has to come behind the trace.
+  // Whether a record of another thread that reads the storage, or writes it (`writes`), must run after this trace.
   bool precedes(const RemoteStorage* storage, bool writes) const {
     const uint32_t buffer = find_buffer(storage);
     return buffer != kNone && (writes || trace_.buffers[buffer].fresh || trace_.buffers[buffer].written);
   }
-  // The last record has written the storage.
+  // Notes that the last record writes the storage.
   void note_written(const RemoteStorage* storage) { trace_.buffers[find_buffer(storage)].written = true; }
 
-  // The storage goes away: its buffer of the trace has no owner from now on. False if it is none.
+  // The storage is destroyed: its buffer in the trace has no owner any more. Returns false if it is not in the trace.
   bool forget_storage(RemoteStorage* storage);
-  // Each gets the other's buffer. No other trace has one of them.
+  // Exchanges the buffers of two storages. No other trace may use either of them.
   void swap_buffers(RemoteStorage* a, RemoteStorage* b);
 
  private:
-  // The record's beginning: all but its results.
+  // Encodes a record without its results.
   void begin(const ir::OpDesc& op, const c10::IValue* args, const ir::SourceRef& source,
              std::optional<RandomState> random);
   void encode(const ir::OpDesc& op, const c10::IValue* args, std::optional<RandomState> random);
@@ -103,22 +103,23 @@ class TraceEncoder {
   static constexpr uint32_t kNone = ~uint32_t{0};
   using Numbers = std::unordered_map<const void*, uint32_t>;
 
-  // The storage's buffer.
+  // The index of the storage's buffer, or kNone.
   uint32_t find_buffer(const RemoteStorage* storage) const {
     if (storage->buffer.epoch == epoch_) return storage->buffer.number;
     return apart_ ? find_apart(apart_buffers_, storage) : kNone;
   }
   [[gnu::cold, gnu::noinline]] static uint32_t find_apart(const Numbers& numbers, const void* object);
-  // From now on that is the storage's or tensor's number.
+  // Makes `number` the index of the storage or tensor.
   void enter(const void* object, TraceSlot& slot, uint32_t number, Numbers& apart) {
     if (shared_.several && enter_apart(object, slot, number, apart)) [[unlikely]]
       return;
     slot = {epoch_, number};
   }
-  // If its slot says where it stands in another trace that is being recorded.
+  // Stores the index in `apart` if the object's slot belongs to another trace that is being recorded. Returns whether
+  // it did.
   [[gnu::cold, gnu::noinline]] bool enter_apart(const void* object, const TraceSlot& slot, uint32_t number,
                                                 Numbers& apart);
-  // The storage is the trace's next buffer.
+  // Makes the storage the trace's next buffer.
   void enter_buffer(RemoteStorage* storage) {
     enter(storage, storage->buffer, static_cast<uint32_t>(trace_.buffers.size()), apart_buffers_);
   }
@@ -129,19 +130,19 @@ class TraceEncoder {
     apart_buffers_.clear();
     apart_views_.clear();
   }
-  // Raises if the storage is lost.
+  // Raises if the storage's contents are lost.
   void check_not_lost(const RemoteStorage* storage);
-  // Lost storages that the op overwrites, all of each: from now on they count as never written.
+  // Finds lost storages that the op overwrites completely and does not read. From now on they count as never written.
   std::vector<RemoteStorage*> forget_overwritten(const ir::OpDesc& op, const c10::IValue* args) const;
 
   ir::Trace trace_;
-  uint32_t epoch_ = 0;     // of the trace; tensors' slots are valid if they carry it
-  bool apart_ = false;     // one of these has something
-  Numbers apart_buffers_;  // of storages that another trace's epoch is on
-  Numbers apart_views_;    // of tensors
+  uint32_t epoch_ = 0;     // of the trace; a slot is valid if it has this epoch
+  bool apart_ = false;     // one of the maps below is not empty
+  Numbers apart_buffers_;  // indices of storages whose slots belong to another trace
+  Numbers apart_views_;    // the same for tensors
   TraceEncoders& shared_;
   bool met_lost_ = false;  // check_not_lost has raised
-  bool joining_ = false;   // the arguments of an op that joins_inputs are written
+  bool joining_ = false;   // the arguments of an op with joins_inputs are being encoded
 };
 
 }  // namespace torch_remote::frontend

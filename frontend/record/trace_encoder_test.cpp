@@ -11,7 +11,7 @@
 
 namespace torch_remote::frontend {
 namespace detail {
-constinit thread_local c10::DeviceIndex current_device = 0;  // device_state.cpp has it
+constinit thread_local c10::DeviceIndex current_device = 0;  // defined in device_state.cpp
 }
 
 namespace {
@@ -30,7 +30,7 @@ at::Tensor tensor(c10::IntArrayRef sizes) { return make_contiguous_tensor(sizes,
 class TraceEncoderTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    // Tensors of the device have no memory here, but torch asks for its allocator.
+    // Device tensors have no memory here, but torch asks for their allocator.
     c10::SetAllocator(c10::DeviceType::PrivateUse1, c10::GetAllocator(c10::DeviceType::CPU));
     storage_died = [](RemoteStorage*) noexcept {};
   }
@@ -41,7 +41,7 @@ class TraceEncoderTest : public testing::Test {
     encoder.append(ir::op_desc(ir::find_op(name)), args.data(), results, {}, {}, std::nullopt, joins);
   }
 
-  // As if the worker had the tensor.
+  // A tensor whose contents are on the worker.
   at::Tensor uploaded(c10::IntArrayRef sizes, uint64_t id) const {
     at::Tensor made = tensor(sizes);
     storage_of(made)->id = id;
@@ -85,8 +85,8 @@ TEST_F(TraceEncoderTest, AnotherViewOfAKnownBufferNamesIt) {
   append("aten::neg", {x}, {tensor({2, 3})});
   append("aten::neg", {across}, {y});
   EXPECT_EQ(words(1)[1], new_view_word(ViewOrigin::kKnownBuffer, 2));
-  EXPECT_EQ(words(1)[2], 0u);  // the ordinal of x's buffer
-  // A tensor whose sizes were changed in place is another view, whatever its slot says.
+  EXPECT_EQ(words(1)[2], 0u);  // index of x's buffer
+  // A tensor whose sizes were changed in place is a new view, although its slot has an index.
   x.unsafeGetTensorImpl()->set_sizes_and_strides(c10::IntArrayRef({3, 2}), c10::IntArrayRef({2, 1}));
   append("aten::neg", {x}, {z});
   EXPECT_EQ(words(2)[1], new_view_word(ViewOrigin::kKnownBuffer, 2));
@@ -136,7 +136,7 @@ TEST_F(TraceEncoderTest, ARecordThatFailsLeavesTheTraceAsItWas) {
   EXPECT_THROW(append("aten::add.Tensor", {uploaded({2}, 9), lost, 1}, {tensor({2})}), c10::Error);
   EXPECT_EQ(encoder.trace().code, code);
   EXPECT_EQ(encoder.trace().buffers.size(), 2u);
-  // And the next record finds the buffers, and describes their views anew.
+  // The next record finds the buffers, and encodes their views again.
   append("aten::add.Tensor", {x, y, 1}, {tensor({2})});
   EXPECT_EQ(words(1)[1], new_view_word(ViewOrigin::kKnownBuffer, 1));
   EXPECT_EQ(words(1)[2], 0u);
@@ -147,7 +147,7 @@ TEST_F(TraceEncoderTest, ALostTensorThatIsOverwrittenWholeIsFresh) {
   const at::Tensor x = uploaded({2}, 7), lost = uploaded({2}, RemoteStorage::kLost);
   append("aten::copy_", {lost, x, false}, {});
   EXPECT_EQ(words(0)[1], new_view_word(ViewOrigin::kFreshBuffer, 1));
-  // Not if it is read, too, or if only a part is written.
+  // It stays lost if the op also reads it, or writes only a part of it.
   const at::Tensor read = uploaded({2}, RemoteStorage::kLost);
   EXPECT_THROW(append("aten::copy_", {read, read, false}, {}), c10::Error);
   const at::Tensor part = make_view(uploaded({4}, RemoteStorage::kLost), {2}, {1}, 0);
@@ -197,7 +197,7 @@ TEST_F(TraceEncoderTest, TwoThreadsTracesMayReadTheSame) {
   append_to_other(x, z);
   append("aten::neg", {x}, {tensor({2})});
   append_to_other(x, tensor({2}));
-  // Each has described it once.
+  // Each trace has encoded the view of x only once.
   for (const ir::Trace* trace : {&encoder.trace(), &other.trace()}) {
     EXPECT_EQ(trace->buffers.size(), 3u);
     EXPECT_EQ(trace->views.size(), 3u);
@@ -205,7 +205,7 @@ TEST_F(TraceEncoderTest, TwoThreadsTracesMayReadTheSame) {
     EXPECT_EQ(trace->code[trace->records[1].code + 1], 0u);
   }
   EXPECT_EQ(encoder.trace().key(), other.trace().key());
-  // Reading it goes before or behind these, writing it and reading what they make does not.
+  // A read of x may run before or after these traces. A write of x, and a read of their results, may not.
   const RemoteStorage* read = storage_of(x);
   EXPECT_FALSE(encoder.precedes(read, false));
   EXPECT_FALSE(other.precedes(read, false));
@@ -216,7 +216,7 @@ TEST_F(TraceEncoderTest, TwoThreadsTracesMayReadTheSame) {
   EXPECT_TRUE(other.precedes(storage_of(z), false));
   other.note_written(read);
   EXPECT_TRUE(other.precedes(read, false));
-  // The one that is sent takes nothing from the other one.
+  // Clearing one trace does not affect the other one.
   encoder.clear();
   EXPECT_FALSE(encoder.holds(read));
   EXPECT_TRUE(other.holds(read));
@@ -252,9 +252,9 @@ TEST_F(TraceEncoderTest, ManyInputsThatAreJoinedAreInputsOfTheirOwn) {
   const std::vector<IValue> args = {rows, 0};
   ASSERT_TRUE(encoder.joins_inputs(cat, args.data()));
   append("aten::cat", args, {tensor({8})}, /*joins=*/true);
-  // That they share memory is not in the key: each is an input with a buffer.
+  // Shared memory is not part of the key: each tensor is an input with its own buffer.
   EXPECT_EQ(encoder.trace().buffers.size(), 5u);
-  // What this trace has made is none.
+  // A tensor that this trace has created is not an input.
   encoder.clear();
   const at::Tensor made = tensor({2});
   append("aten::neg", {uploaded({2}, 9)}, {made});

@@ -6,10 +6,10 @@
 
 namespace torch_remote::frontend {
 
-// The user's line that waits, if a profile wants to know it. Without a lock held.
+// The user's line that waits, if a profile is recorded. Call it with no lock held.
 inline ir::SourceRef wait_line() { return remote::EventLog::on() ? user_line() : ir::SourceRef(); }
 
-// A wait of the user's code, as long as this object lives.
+// A wait of user code, for the lifetime of this object.
 class WaitSpan {
  public:
   WaitSpan(const char* reason, const ir::SourceRef& line) : span_(remote::Event::Kind::kWait) {

@@ -32,11 +32,11 @@ namespace checks {
 using c10::IValue;
 using c10::ScalarType;
 
-// -- matrix products: torch promotes nothing here --------------------------------------------------------------------
+// -- matmuls: torch promotes no dtypes here ---------------------------------------------------------------------------
 
 void mm(const OpEntry&, const IValue* args) {
   const at::Tensor &a = tensor_at(args, 0), &b = tensor_at(args, 1);
-  if (a.dim() != 2 || b.dim() != 2 || a.size(1) != b.size(0)) return;  // the meta function says so
+  if (a.dim() != 2 || b.dim() != 2 || a.size(1) != b.size(0)) return;  // the meta function raises
   TORCH_CHECK(a.dtype() == b.dtype(), "expected m1 and m2 to have the same dtype, but got: ", a.dtype(),
               " != ", b.dtype());
 }
@@ -44,7 +44,7 @@ void mm(const OpEntry&, const IValue* args) {
 void bmm(const OpEntry&, const IValue* args) {
   const at::Tensor &a = tensor_at(args, 0), &b = tensor_at(args, 1);
   const bool fits = a.dim() == 3 && b.dim() == 3 && a.size(2) == b.size(1) && a.size(0) == b.size(0);
-  if (fits && a.numel() != 0 && b.numel() != 0) check_same_dtype(a, b);  // else the kernel does not look
+  if (fits && a.numel() != 0 && b.numel() != 0) check_same_dtype(a, b);  // otherwise the kernel does not check
 }
 
 void addbmm(const OpEntry&, const IValue* args) {
@@ -55,7 +55,7 @@ void addbmm(const OpEntry&, const IValue* args) {
               b.scalar_type());
 }
 
-// CPU makes the result first and calls addmv with it.
+// CPU creates the result first and calls addmv with it.
 void mv(const OpEntry&, const IValue* args) {
   const at::Tensor &matrix = tensor_at(args, 0), &vector = tensor_at(args, 1);
   const int64_t rows = matrix.size(0);
@@ -77,13 +77,13 @@ void dot(const OpEntry&, const IValue* args) {
               " elements respectively");
 }
 
-// -- what is written -------------------------------------------------------------------------------------------------
+// -- written tensors --------------------------------------------------------------------------------------------------
 
 void no_overlap_inside(const OpEntry& op, const IValue* args) {
   if (const at::Tensor* out = written_at(op, args, 0)) at::assert_no_internal_overlap(*out);
 }
 
-// addmm(self, a, b): also where beta is 0. (In place, torch's meta function looks at `self`.)
+// addmm(self, a, b): `self` is checked even if beta is 0. For the in-place op, torch's meta function checks `self`.
 void addmm(const OpEntry& op, const IValue* args) {
   no_overlap_inside(op, args);
   const at::Tensor &self = tensor_at(args, 0), &a = tensor_at(args, 1), &b = tensor_at(args, 2);
@@ -96,7 +96,7 @@ void addmm(const OpEntry& op, const IValue* args) {
   (void)at::inferExpandGeometry(self.sizes(), self.strides(), {a.size(0), b.size(1)});
 }
 
-// Neither with itself nor with what is read.
+// The written tensor overlaps neither itself nor an operand that is read.
 void no_overlap(const OpEntry& op, const IValue* args) {
   const at::Tensor* out = written_at(op, args, 0);
   if (out == nullptr) return;
@@ -107,7 +107,7 @@ void no_overlap(const OpEntry& op, const IValue* args) {
   }
 }
 
-// tril_ and triu_ work in place if each matrix follows the one before, and copy the result otherwise.
+// tril_ and triu_ work in place if the matrices are contiguous in memory, and copy the result otherwise.
 void triangle(const OpEntry& op, const IValue* args) {
   if (!(op.desc->flags & ir::kOpInPlace)) return;
   const at::Tensor& self = tensor_at(args, 0);
@@ -123,15 +123,15 @@ void triangle(const OpEntry& op, const IValue* args) {
   }
 }
 
-// cumsum, cumprod: a copy if there is nothing to add up. (An `out` of another size is resized, and then has no
-// overlap.)
+// cumsum, cumprod: a tensor of rank 0 or without elements is only copied. An `out` of other sizes is resized, and then
+// does not overlap.
 void cumulative(const OpEntry& op, const IValue* args) {
   const at::Tensor* out = written_at(op, args, 0);
   if (out == nullptr || out->dim() == 0 || out->numel() == 0) return;
   if (out->sizes() == tensor_at(args, 0).sizes()) at::assert_no_internal_overlap(*out);
 }
 
-// In place, the elements of one operand are read while those of another are written.
+// In place, elements of one operand are read while those of another are written, so they must not overlap.
 void apart(const OpEntry& op, const IValue* args) {
   if (!(op.desc->flags & ir::kOpInPlace)) return;
   for (uint32_t i = 1; i < op.arg_count; ++i) {
@@ -244,7 +244,7 @@ void masked_select(const OpEntry& op, const IValue* args) {
   no_overlap(op, args);
 }
 
-// as_strided_scatter(self, src, size, stride, storage_offset): a view of a packed copy.
+// as_strided_scatter(self, src, size, stride, storage_offset): the result is a view of a contiguous copy.
 void as_strided_scatter(const OpEntry&, const IValue* args) {
   const at::Tensor& self = tensor_at(args, 0);
   const c10::DimVector size = int_list(args[2]), stride = int_list(args[3]);
@@ -256,7 +256,7 @@ void as_strided_scatter(const OpEntry&, const IValue* args) {
 
 // -- searching and counting ------------------------------------------------------------------------------------------
 
-// bucketize(self, boundaries, ...), self a tensor or a number
+// bucketize(self, boundaries, ...), where self is a tensor or a number
 void bucketize(const OpEntry&, const IValue* args) {
   const at::Tensor& boundaries = tensor_at(args, 1);
   TORCH_CHECK(boundaries.dim() == 1, "boundaries tensor must be 1 dimension, but got dim(", boundaries.dim(), ")");
@@ -349,7 +349,7 @@ bool is_bool(const IValue& value) {
   return value.isTensor() ? value.toTensor().scalar_type() == ScalarType::Bool : value.isBool();
 }
 
-// sub(self, other, alpha), other a tensor or a number
+// sub(self, other, alpha), where other is a tensor or a number
 void subtraction(const OpEntry&, const IValue* args) {
   TORCH_CHECK(!is_bool(args[0]) || !is_bool(args[1]),
               "Subtraction, the `-` operator, with two bool tensors is not supported. Use the `^` or `logical_xor()` "
@@ -359,7 +359,7 @@ void subtraction(const OpEntry&, const IValue* args) {
               "use the `~` or `logical_not()` operator instead.");
 }
 
-// clamp_min(self, min), clamp_max; min a tensor or a number
+// clamp_min(self, min), clamp_max, where min is a tensor or a number
 void clamp_number(const OpEntry& op, const IValue* args) {
   if (args[1].isTensor() || tensor_at(args, 0).numel() == 0) return;
   TORCH_CHECK_NOT_IMPLEMENTED(!is_bool(args[0]) || !is_bool(args[1]), "\"", op.desc->name.substr(6, 9),
@@ -372,7 +372,7 @@ void extremum(const OpEntry& op, const IValue* args) {
   TORCH_CHECK(!complex, op.desc->name.substr(6, 7), " not implemented for complex tensors.");
 }
 
-// renorm(self, p, dim, maxnorm): by a norm of each slice.
+// renorm(self, p, dim, maxnorm): it scales by a norm of each slice.
 void renorm(const OpEntry& op, const IValue* args) {
   TORCH_CHECK(is_floating_or_complex(tensor_at(args, 0).scalar_type()),
               "linalg.vector_norm: Expected a floating point or complex tensor as input. Got ",
@@ -380,14 +380,15 @@ void renorm(const OpEntry& op, const IValue* args) {
   no_overlap_inside(op, args);
 }
 
-// logit_(self, eps)
+// heaviside(self, values)
 void heaviside(const OpEntry&, const IValue* args) {
   const at::Tensor &self = tensor_at(args, 0), &values = tensor_at(args, 1);
-  if (self.is_complex() || values.is_complex()) return;  // the kernel says something else
+  if (self.is_complex() || values.is_complex()) return;  // the kernel raises another error
   TORCH_CHECK(self.scalar_type() == values.scalar_type(),
               "heaviside is not yet implemented for tensors with different dtypes.");
 }
 
+// logit(self, eps)
 void logit(const OpEntry& op, const IValue* args) {
   const at::Tensor* out = written_at(op, args, 0);
   TORCH_CHECK(out == nullptr || !c10::isIntegralType(out->scalar_type(), true), "result type ",
@@ -423,14 +424,14 @@ void ormqr(const OpEntry&, const IValue* args) {
   const at::Tensor &input = tensor_at(args, 0), &tau = tensor_at(args, 1), &other = tensor_at(args, 2);
   if (input.dim() < 2 || other.dim() < 2 || tau.dim() != input.dim() - 1) return;
   const int64_t dim = args[3].toBool() ? -2 : -1;
-  if (other.size(dim) < tau.size(-1) || other.size(dim) != input.size(-2)) return;  // the meta function says so
+  if (other.size(dim) < tau.size(-1) || other.size(dim) != input.size(-2)) return;  // the meta function raises
   TORCH_CHECK(tau.size(-1) == std::min(other.size(dim), input.size(-1)),
               "torch.ormqr: tau.shape[-1] must be equal to min(other.shape[", dim, "], input.shape[-1])");
 }
 
 // -- multi-tensor ----------------------------------------------------------------------------------------------------
 
-// (self, ord, dtype)
+// _foreach_norm(self, ord, dtype)
 void check_norm(const IValue* args) {
   const auto dtype = args[2].isNone() ? std::nullopt : std::optional(args[2].toScalarType());
   const at::Scalar ord = args[1].toScalar();
@@ -448,7 +449,7 @@ void check_norm(const IValue* args) {
   }
 }
 
-// All lists of numbers and tensors are as long as the first.
+// All lists of numbers and tensors must be as long as the first one.
 void foreach (const OpEntry& op, const IValue* args) {
   if (!args[0].isTensorList()) return;
   if (op.desc->shape_function == ir::ShapeFunction::kForeachNorm) check_norm(args);

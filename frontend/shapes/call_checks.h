@@ -4,40 +4,41 @@
 
 #include "frontend/shapes/op_entry.h"
 
-// What torch's kernels refuse for their arguments and metadata alone, and neither a shape rule nor torch's meta
-// function does: without these checks such a call would fail on the worker, and be told at the next sync. Which op has
-// which check says ir/ops/call_checks.toml; texts and types are those of torch's CPU kernels. What only data can tell
-// is the worker's to find.
+// Checks of arguments and metadata that torch's kernels make, but neither a shape rule nor torch's meta function does.
+// Without them such a call would fail on the worker, and the error would be raised only at the next sync. The file
+// ir/ops/call_checks.toml maps ops to checks. Messages and types of errors are those of torch's CPU kernels. The worker
+// finds errors that depend on data.
 namespace torch_remote::frontend {
 
 enum class CheckWhen : uint8_t {
   kAlways,
-  kUnlessRuled,  // not where the op's shape rule answers, or a fast path of in_place.cpp: these decline wrong calls
+  // only if neither the op's shape rule nor a fast path of in_place.cpp accepts the call; these decline invalid calls
+  kUnlessRuled,
 };
 
 struct CallCheckRow {
-  std::string_view op;  // without "aten::", overload and "_": stands for the functional, in-place and out overloads
+  std::string_view op;  // without "aten::", overload and "_"; valid for the functional, in-place and out overloads
   CheckWhen when;
-  CallCheck check;  // its arguments are the op's, in order; operands are on one device
+  CallCheck check;  // takes the op's arguments, in order; operands are on one device
 };
 
-// The row of an op; null if it has none.
+// The row of an op, or null if it has none.
 const CallCheckRow* find_call_check(const ir::OpDesc& desc);
 
-// The dtypes that the kernel of an overload does not compute in (kernel_dtypes.cpp), as bits.
+// A bit mask of the dtypes that the overload's kernel does not support (kernel_dtypes.cpp).
 uint64_t find_refused_dtypes(std::string_view name);
 
-// Raises torch's error if a call would be computed in one of `op.refused_dtypes`; some operand has one.
+// Raises torch's error if the call would compute in one of `op.refused_dtypes`. Some operand has such a dtype.
 [[gnu::cold]] void check_kernel_dtype(const OpEntry& op, const c10::IValue* args);
 
-// A call that a multi-tensor op makes for one of its tensors: what is checked of every call of `op.single`, and the
-// dtypes that the multi-tensor op refuses itself.
+// Checks a call of `op.single` that a multi-tensor op makes for one of its tensors. It makes the checks of every such
+// call, and refuses the dtypes that the multi-tensor op itself refuses.
 void check_single_call(const OpEntry& op, const c10::IValue* single_args);
 
-// Shorthands of the checks.
+// Helpers of the checks.
 inline const at::Tensor& tensor_at(const c10::IValue* args, int i) { return args[i].toTensor(); }
 bool is_out(const OpEntry& op);
-// The i-th tensor that is written: an argument of an out overload, or `self` of an in-place one; null: there is none.
+// The i-th tensor that is written: an argument of an out overload, or `self` of an in-place one. Null if there is none.
 const at::Tensor* written_at(const OpEntry& op, const c10::IValue* args, int i);
 void check_same_dtype(const at::Tensor& a, const at::Tensor& b);  // "expected scalar type ... but found ..."
 

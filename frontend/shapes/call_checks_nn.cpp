@@ -1,4 +1,4 @@
-// Layers: convolution, embedding, norms, pooling, losses.
+// Checks of layers: convolution, embedding, norms, pooling, losses.
 #include <ATen/native/ConvUtils.h>
 #include <ATen/native/GridSamplerUtils.h>
 #include <ATen/native/LossMulti.h>
@@ -35,7 +35,7 @@ void convolution(const OpEntry&, const IValue* args) {
   TORCH_CHECK(weight.dim() > 2, "weight should have at least three dimensions");
   TORCH_CHECK(args[8].toInt() > 0, "non-positive groups is not supported");
   const auto bias = given(args[2]) ? std::optional(meta_like(tensor_at(args, 2))) : std::nullopt;
-  // Torch checks the call before it chooses. (What it would choose here is no matter.)
+  // torch checks the call before it chooses a backend; the chosen backend is ignored here.
   at::native::select_conv_backend(meta_like(input), meta_like(weight), bias, lists[0], lists[1], lists[2],
                                   args[6].toBool(), lists[3], args[8].toInt(), std::nullopt);
   const c10::DimVector dilation = int_list(args[5]);

@@ -1,5 +1,5 @@
-// Random ops: bounds and moments, by torch's own templates with kernels that draw nothing. Common arguments go past
-// them.
+// Checks of random ops: bounds and moments. They call torch's own templates with kernels that draw nothing. Common
+// arguments return early.
 #include <ATen/ExpandUtils.h>
 #include <ATen/native/DistributionTemplates.h>
 #include <ATen/native/TensorFactories.h>
@@ -32,12 +32,12 @@ void check_dtype(const at::Tensor& self, const char* kernel) {
 void uniform(const OpEntry&, const IValue* args) {
   const double from = args[1].toDouble(), to = args[2].toDouble();
   at::Tensor self = tensor_at(args, 0);
-  constexpr double kSmall = 65504;  // within any type's range
+  constexpr double kSmall = 65504;  // within the range of every floating-point dtype
   if (is_plain_float(self.scalar_type()) && from >= -kSmall / 2 && from <= to && to <= kSmall / 2) return;
   templates::uniform_impl_<NoKernel, RemoteGenerator>(self, from, to, std::nullopt);
 }
 
-// normal_(self, mean, std) and normal(mean, std), where these are numbers
+// normal_(self, mean, std), and normal(mean, std) with numbers
 void normal(const OpEntry& op, const IValue* args) {
   const bool in_place = op.desc->flags & ir::kOpInPlace;
   const IValue &mean = args[in_place ? 1 : 0], &std = args[in_place ? 2 : 1];
@@ -65,7 +65,7 @@ void random(const OpEntry& op, const IValue* args) {
   templates::random_from_to_impl<NoKernel, RemoteGenerator>(self, from, to, std::nullopt);
 }
 
-// bernoulli_(self, p), bernoulli(self, p), p a number
+// bernoulli_(self, p), bernoulli(self, p), where p is a number
 void bernoulli(const OpEntry& op, const IValue* args) {
   if (args[1].isDouble()) {
     const double p = args[1].toDouble();
@@ -121,7 +121,7 @@ void multinomial(const OpEntry& op, const IValue* args) {
   TORCH_CHECK(samples > 0, "cannot sample n_sample <= 0 samples");
   TORCH_CHECK(args[2].toBool() || samples <= self.size(-1),
               "cannot sample n_sample > prob_dist.size(-1) samples without replacement");
-  constexpr int64_t kMostCategories = int64_t{1} << 24;  // float32's consecutive integers
+  constexpr int64_t kMostCategories = int64_t{1} << 24;  // float32 represents all integers up to here
   TORCH_CHECK(self.size(-1) <= kMostCategories, "number of categories cannot exceed 2^24");
 }
 

@@ -1,4 +1,4 @@
-// Which dtypes CPU's kernels do not compute in.
+// The dtypes that torch's CPU kernels do not support.
 #include <ATen/native/TypeProperties.h>
 
 #include <algorithm>
@@ -26,17 +26,18 @@ constexpr uint64_t kReals = kReduced | kFloat | kDouble;
 constexpr uint64_t kComplex = kComplexHalf | kComplexFloat | kComplexDouble;
 
 struct Row {
-  std::string_view op;      // functional overload; in-place and out ones have its row, too
-  std::string_view kernel;  // as torch's error names it
+  std::string_view op;      // functional overload; the row also applies to in-place and out overloads
+  std::string_view kernel;  // kernel's name in torch's error
   uint64_t dtypes;
-  bool takes_scalars = false;  // tensors without dims are taken all the same
+  bool takes_scalars = false;  // tensors of rank 0 are accepted anyway
 };
 
 constexpr Row kRows[] = {
 #include "frontend/shapes/kernel_dtypes.inc"
 };
 
-// What an op computes in: the dtype that it is given, that of its operands and number together, or that of the first.
+// The dtype that an op computes in: a given dtype, the common dtype of operands and number, or the first operand's
+// dtype.
 ScalarType computed_in(const OpEntry& op, const IValue* args) {
   if (op.dtype >= 0 && !args[op.dtype].isNone()) return args[op.dtype].toScalarType();
   const bool together = op.desc->family == ir::Family::kPointwise;
@@ -53,9 +54,10 @@ ScalarType computed_in(const OpEntry& op, const IValue* args) {
   return at::native::result_type(state);
 }
 
-// Raises if `op` is to compute in `dtype`, and the rows of one of these names refuse it.
+// Raises if `op` computes in `dtype` and a row with one of these names refuses it.
 void refuse(const OpEntry& op, const IValue* args, ScalarType dtype, std::initializer_list<std::string_view> names) {
-  const bool looks = op.desc->family == ir::Family::kPointwise;  // others that have nothing to do may not look
+  // other kernels may return before their check if there are no elements
+  const bool looks = op.desc->family == ir::Family::kPointwise;
   for (uint32_t i = 0; !looks && i < op.arg_count; ++i) {
     if (args[i].isTensor() && args[i].toTensor().defined() && args[i].toTensor().numel() == 0) return;
   }

@@ -1,6 +1,6 @@
-// Shape functions that torch lacks, or has for fewer dtypes than kernels. Without one, an eager call is a round trip,
-// and torch.compile runs the op while it traces: a random one then takes numbers that the program was to have. And
-// those of eager calls of ops of which torch's say other strides than CPU's kernels make.
+// Meta functions that torch lacks, or has for fewer dtypes than kernels. Without one, an eager call needs a round trip,
+// and torch.compile runs the op while it traces. A random op then consumes numbers that belong to the program. Also
+// meta functions for eager calls of ops whose meta in torch has other strides than the CPU kernel.
 #include <ATen/ATen.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/WrapDimUtils.h>
@@ -27,7 +27,7 @@ at::Tensor dirichlet_grad(const at::Tensor& x, const at::Tensor&, const at::Tens
 
 at::Tensor standard_gamma_grad(const at::Tensor& self, const at::Tensor&) { return at::empty_like(self); }
 
-// The last two dims must be one after the other in memory, in either order, and rows begin at multiples of 16 bytes.
+// The last two dims must be dense in memory, in either order, and rows must begin at multiples of 16 bytes.
 void check_rows(const at::Tensor& mat) {
   const int64_t last = mat.dim() - 1, alignment = 16 / static_cast<int64_t>(mat.element_size());
   const auto packed = [&](int64_t inner, int64_t outer) {
@@ -41,9 +41,9 @@ void check_rows(const at::Tensor& mat) {
   TORCH_CHECK(TORCH_GUARD_OR_TRUE((rows % alignment).sym_eq(0)), "strides should be multiple of 16 bytes");
 }
 
-// Matrix products of groups (mixtures of experts), in the three dtypes that kernels take, their checks in their order;
-// torch's own function knows bfloat16 alone. Sizes [m, k] x [g, k, n] and `offs` where groups of rows end: [m, n].
-// Rows of the result begin at multiples of 16 bytes.
+// Grouped GEMM (mixtures of experts), in the three dtypes that kernels support, with their checks in their order.
+// torch's own meta supports only bfloat16. For [m, k] x [g, k, n], `offs` has the ends of the groups of rows, and the
+// result is [m, n]. Rows of the result begin at multiples of 16 bytes.
 at::Tensor grouped_mm(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& offs,
                       const std::optional<at::Tensor>& bias, std::optional<c10::ScalarType> dtype) {
   for (const auto& [mat, name] : {std::pair(&a, "mat_a"), {&b, "mat_b"}}) {
@@ -89,7 +89,7 @@ at::Tensor grouped_mm(const at::Tensor& a, const at::Tensor& b, const std::optio
   return at::empty_strided_symint(sizes, strides, a.options().dtype(type));
 }
 
-// -- batch norm over several processes: statistics of half types are f32
+// -- batch norm over several processes: statistics of half-precision inputs are float32
 
 at::Tensor channels_of(const at::Tensor& input) {
   TORCH_CHECK(input.dim() >= 2, "batch norm over several processes expects an input of 2 dimensions or more");
@@ -126,9 +126,9 @@ at::Tensor batch_norm_backward_elemt(const at::Tensor&, const at::Tensor& input,
   return at::empty_like(input);
 }
 
-// -- of CPU's strides -------------------------------------------------------------------------------------------------
+// -- metas with the strides of CPU kernels ----------------------------------------------------------------------------
 
-// Packed: torch's has the gradient in the layout of `self`.
+// Contiguous. In torch's meta the gradient has the strides of `self`.
 at::Tensor glu_backward(const at::Tensor&, const at::Tensor& self, int64_t dim) {
   TORCH_CHECK(self.dim() > 0, "glu does not support 0-dimensional tensors");
   const int64_t halved = at::maybe_wrap_dim(dim, self.dim());
@@ -137,14 +137,14 @@ at::Tensor glu_backward(const at::Tensor&, const at::Tensor& self, int64_t dim) 
   return at::empty(self.sizes(), self.options());
 }
 
-// Packed: torch's has the layout of CUDA's.
+// Contiguous. torch's meta has the strides of CUDA's kernel.
 at::Tensor nonzero_static(const at::Tensor& self, int64_t size, int64_t) {
   TORCH_CHECK(size >= 0, "nonzero_static: 'size' must be an non-negative integer");
   return at::empty({size, self.dim()}, self.options().dtype(at::kLong));
 }
 
-// CPU has a kernel for whole exponents, which it gives its operands as they are; for others it multiplies by a power of
-// two, made from a number (then it lies packed) or from a tensor.
+// For integer exponents the CPU kernel gets its operands unchanged. For others, CPU multiplies by a power of two that
+// is made from a number (and then contiguous) or from a tensor.
 at::Tensor ldexp(const at::Tensor& self, const at::Tensor& other) {
   const auto dtype = self.scalar_type();
   if (c10::isFloatingType(dtype) && c10::isIntegralType(other.scalar_type(), /*includeBool=*/true)) {
@@ -163,7 +163,7 @@ at::Tensor ldexp(const at::Tensor& self, const at::Tensor& other) {
   return at::mul(self, number ? at::pow(2.0, other).contiguous() : at::pow(at::full({}, 2.0, self.options()), other));
 }
 
-// CPU subtracts with `other` as its first operand, whose order of dims it is that counts first.
+// CPU subtracts with `other` as the first operand, so `other`'s order of dims takes precedence.
 at::Tensor rsub(const at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
   const at::Tensor result = at::sub(other, self, alpha);
   ResultMeta laid_out;
@@ -171,7 +171,7 @@ at::Tensor rsub(const at::Tensor& self, const at::Tensor& other, const at::Scala
   return at::empty_strided(laid_out.sizes, laid_out.strides, result.options());
 }
 
-// Losses of one vector are numbers, also where nothing is reduced: torch's have a list of one.
+// The loss of a single vector is 0-dim, even without reduction. In torch's meta it has the shape [1].
 std::tuple<at::Tensor, at::Tensor> multilabel_margin_loss(const at::Tensor& self, const at::Tensor& target,
                                                           int64_t reduction) {
   const bool each = reduction == at::Reduction::None && target.dim() > 1;

@@ -12,12 +12,12 @@
 #include "frontend/device/tensor.h"
 #include "ir/ops/op_table.h"
 
-// What is known of an op once it is registered, and what a call of it will give.
+// The registered data of an op, and the metadata of a call's results.
 namespace torch_remote::frontend {
 
 struct OpEntry;
 
-// What a tensor result will be. Strides in elements.
+// Metadata of a tensor result. Strides are in elements.
 struct ResultMeta {
   enum class State : uint8_t { kDefined, kUndefined };
   c10::DimVector sizes;
@@ -26,7 +26,7 @@ struct ResultMeta {
   State state = State::kDefined;
 };
 
-// The results that alias no argument, lists flattened.
+// The results that alias no argument, with lists flattened.
 struct Inferred {
   c10::SmallVector<ResultMeta, 2> results;
   c10::SmallVector<uint32_t, 2> list_lengths;
@@ -37,10 +37,10 @@ struct Inferred {
   void add_undefined();
 };
 
-// False: this rule does not cover the call (also when the call is wrong: a later tier raises PyTorch's own message).
+// Returns false if this rule does not cover the call, or if the call is invalid; a later tier raises PyTorch's message.
 using ShapeRuleFunction = bool (*)(const OpEntry& op, const c10::IValue* args, Inferred& out);
 
-// Raises what is wrong with a call (call_checks.h).
+// Raises if a call is invalid (call_checks.h).
 using CallCheck = void (*)(const OpEntry& op, const c10::IValue* args);
 
 struct OpEntry {
@@ -50,28 +50,28 @@ struct OpEntry {
   const ir::OpDesc* desc;
   uint32_t arg_count;
   ShapeRuleFunction rule = nullptr;
-  CallCheck check = nullptr;          // of every call
-  CallCheck check_unruled = nullptr;  // of calls that no rule or fast path accepts: these decline wrong ones
+  CallCheck check = nullptr;          // for every call
+  CallCheck check_unruled = nullptr;  // for calls that no rule or fast path accepts; these decline invalid calls
   const c10::KernelFunction* structured = nullptr;
-  const OpEntry* functional = nullptr;  // of an in-place or out overload: what to infer with
-  const OpEntry* single = nullptr;      // of a multi-tensor op: what CPU calls for each tensor
-  uint64_t refused_dtypes = 0;          // by ScalarType: those that its kernel does not compute in
-  bool dynamic = false;                 // tier 4, but where `sized_by` is given
-  int sized_by = -1;                    // the argument that tells how large a dynamic result is
-  bool takes_numbers = false;           // 0-dim CPU tensors as operands
-  bool fills = false;                   // in-place, and nothing can be wrong with its arguments' shapes
+  const OpEntry* functional = nullptr;  // for an in-place or out overload: the op to infer with
+  const OpEntry* single = nullptr;      // for a multi-tensor op: the op that CPU calls for each tensor
+  uint64_t refused_dtypes = 0;          // bit mask by ScalarType of the dtypes that its kernel does not support
+  bool dynamic = false;                 // needs a round trip, unless the argument `sized_by` is given
+  int sized_by = -1;                    // index of the argument that has the size of a dynamic result
+  bool takes_numbers = false;           // accepts 0-dim CPU tensors as operands
+  bool fills = false;                   // an in-place op whose arguments' shapes are always valid
   bool one_tensor = false;              // its only result is a new tensor
 
   bool has(ir::OpFacts fact) const { return (desc->facts & fact) != 0; }
 
-  // Positions of arguments by name, for the rules; -1: the op has none of that name.
+  // Indices of arguments by name, for the rules; -1 if the op has no argument of that name.
   int dim = -1, keepdim = -1, dtype = -1;
 
-  // Of ops registered after this package was imported.
+  // For ops that are registered after this package was imported.
   enum class Known : uint8_t { kNotAsked, kYes, kNo };
   std::atomic<Known> worker_has{Known::kNotAsked};
 
-  // Tier 3's memory. Guarded by `memo_mutex`.
+  // The cache of tier 3; guarded by `memo_mutex`.
   mutable std::mutex memo_mutex;
   mutable std::unordered_map<std::string, Inferred> memo;
   mutable std::atomic<uint64_t> meta_calls{0};  // calls that reached the dispatcher's Meta key

@@ -43,7 +43,8 @@ using c10::IValue;
 using c10::ScalarType;
 using ir::ArgKind;
 
-// TensorIteratorBase::reorder_dimensions over operands broadcast to `out.sizes`, then strides in that order.
+// Applies TensorIteratorBase::reorder_dimensions to operands that are broadcast to `out.sizes`, and sets strides in
+// that order.
 void permuted_strides(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out) {
   const int64_t rank = static_cast<int64_t>(out.sizes.size());
   const auto stride_of = [&](const at::Tensor& t, int64_t dim) -> int64_t {
@@ -51,7 +52,7 @@ void permuted_strides(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out
     if (d < 0 || (t.size(d) == 1 && out.sizes[dim] != 1)) return 0;
     return t.stride(d);
   };
-  c10::SmallVector<int64_t, 8> perm(rank);  // fastest first
+  c10::SmallVector<int64_t, 8> perm(rank);  // innermost first
   for (int64_t i = 0; i < rank; ++i) perm[i] = rank - 1 - i;
   // 1: dim0 must come after dim1, -1: it must not, 0: undecided.
   const auto compare = [&](int64_t dim0, int64_t dim1) {
@@ -172,13 +173,13 @@ int dtype_category(ScalarType t) {
   return c10::isComplexType(t) ? 3 : c10::isFloatingType(t) ? 2 : t == ScalarType::Bool ? 0 : 1;
 }
 
-// A bool of rank 0 beside numbers: subtraction refuses it.
+// Whether the tensor is a bool among numbers: subtraction refuses it.
 bool is_odd_bool(const at::Tensor& t, ScalarType dtype) {
   return t.scalar_type() == ScalarType::Bool && dtype != ScalarType::Bool;
 }
 
-// Collects the tensor operands. The common dtype if no promotion is needed: all of rank > 0 agree, and everything of
-// rank 0 is of no higher category (or agrees too). Otherwise Undefined.
+// Collects the tensor operands. Returns the common dtype if no promotion is needed, otherwise Undefined. All operands
+// of rank > 0 must have that dtype. All operands of rank 0 must have it or be of no higher category.
 ScalarType collect(const OpEntry& op, const IValue* args, c10::SmallVector<const at::Tensor*, 4>& operands) {
   ScalarType dtype = ScalarType::Undefined;
   const auto& descs = op.desc->args;
@@ -197,7 +198,7 @@ ScalarType collect(const OpEntry& op, const IValue* args, c10::SmallVector<const
     }
   }
   if (operands.empty()) return ScalarType::Undefined;
-  if (dtype == ScalarType::Undefined) {  // only rank 0
+  if (dtype == ScalarType::Undefined) {  // all operands have rank 0
     for (const at::Tensor* t : operands) {
       if (t->unsafeGetTensorImpl()->is_wrapped_number()) continue;
       if (dtype != ScalarType::Undefined && dtype != t->scalar_type()) return ScalarType::Undefined;
@@ -213,7 +214,8 @@ ScalarType collect(const OpEntry& op, const IValue* args, c10::SmallVector<const
     }
     if (t->dim() == 0 && t->scalar_type() != dtype && !t->unsafeGetTensorImpl()->is_wrapped_number() &&
         dtype_category(t->scalar_type()) == category) {
-      // Same category, both of rank 0 and not wrapped: a promotion. With an operand of rank > 0 that one decides.
+      // Two tensors of rank 0 and the same category, not wrapped, need a promotion, unless an operand of rank > 0
+      // decides.
       bool decided = false;
       for (const at::Tensor* other : operands) decided |= other->dim() > 0;
       if (!decided) return ScalarType::Undefined;
@@ -233,7 +235,7 @@ bool all_remote_or_scalar(c10::ArrayRef<const at::Tensor*> operands) {
   return false;
 }
 
-// What most calls are: two contiguous tensors of floats, of one dtype and the same sizes, and perhaps a real number.
+// The common case: two contiguous float tensors of one dtype and equal sizes, and perhaps a real number.
 bool two_alike(const OpEntry& op, const IValue* args, Inferred& out) {
   if (op.arg_count < 2 || op.arg_count > 3 || op.has(ir::kFactWrapsNumber) || !args[0].isTensor() ||
       !args[1].isTensor())
@@ -255,7 +257,7 @@ bool pointwise(const OpEntry& op, const IValue* args, Inferred& out) {
          add_broadcast(operands, dtype, out, op.has(ir::kFactWrapsNumber));
 }
 
-// lerp: no promotion at all.
+// lerp: no promotion.
 bool lerp(const OpEntry& op, const IValue* args, Inferred& out) {
   const ScalarType dtype = args[0].toTensor().scalar_type();
   for (uint32_t i = 1; i < op.arg_count; ++i) {
@@ -264,7 +266,7 @@ bool lerp(const OpEntry& op, const IValue* args, Inferred& out) {
   return pointwise(op, args, out);
 }
 
-// add, sub, mul, bitwise and the like: integers stay integers too.
+// add, sub, mul, bitwise ops and similar ones: integers stay integers.
 bool pointwise_any(const OpEntry& op, const IValue* args, Inferred& out) {
   if (two_alike(op, args, out)) return true;
   c10::SmallVector<const at::Tensor*, 4> operands;
@@ -273,8 +275,9 @@ bool pointwise_any(const OpEntry& op, const IValue* args, Inferred& out) {
          add_broadcast(operands, dtype, out, op.has(ir::kFactWrapsNumber));
 }
 
-// CPU's kernels bring operands to one dtype first, and the copies lie dense, which may decide how the result lies:
-// `copies` stand for those that would be others.
+// CPU kernels first convert operands to one dtype. The converted copies are dense, which may change the result's
+// strides. So this function replaces operands that would be converted by stand-ins with these strides, stored in
+// `copies`.
 template <class Operands>
 void convert_operands(Operands& operands, ScalarType dtype, c10::SmallVector<at::Tensor, 2>& copies) {
   copies.reserve(operands.size());
@@ -285,7 +288,7 @@ void convert_operands(Operands& operands, ScalarType dtype, c10::SmallVector<at:
   }
 }
 
-// Like torch for operands of several dtypes, for ops without a structured meta.
+// Promotes operands of several dtypes like torch, for ops without a structured meta.
 bool promoted(const OpEntry& op, const IValue* args, Inferred& out) {
   if (pointwise_any(op, args, out)) return true;
   if (op.structured != nullptr) return false;
@@ -297,7 +300,7 @@ bool promoted(const OpEntry& op, const IValue* args, Inferred& out) {
     if (kind == ArgKind::kTensor) {
       operands.push_back(&args[i].toTensor());
       state = at::native::update_result_type_state(*operands.back(), state);
-    } else if (kind == ArgKind::kScalar && i < 2) {  // what comes later is alpha
+    } else if (kind == ArgKind::kScalar && i < 2) {  // later numbers are alpha
       state = at::native::update_result_type_state(args[i].toScalar(), state);
     }
   }
@@ -312,7 +315,7 @@ bool promoted(const OpEntry& op, const IValue* args, Inferred& out) {
   return add_broadcast(operands, dtype, out, op.has(ir::kFactWrapsNumber));
 }
 
-// Elementwise ops into a tensor made by empty_like: it has the strides of `self` also where they matter to no element.
+// Elementwise ops whose result is made by empty_like: it has the strides of `self`, also in dims of size 1.
 bool like_number(const OpEntry& op, const IValue* args, Inferred& out) {
   const ScalarType dtype = args[0].toTensor().scalar_type();
   return dtype != ScalarType::Bool && !c10::isComplexType(dtype) && like(op, args, out);
@@ -325,7 +328,7 @@ bool like_float(const OpEntry& op, const IValue* args, Inferred& out) {
   return true;
 }
 
-// Of complex numbers CPU's kernel resizes an empty result, which is contiguous whatever its operand is.
+// angle of complex numbers: the CPU kernel resizes an empty result, so the result is always contiguous.
 bool angle(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& self = args[0].toTensor();
   if (!self.is_complex()) return false;
@@ -348,7 +351,7 @@ bool gelu(const OpEntry& op, const IValue* args, Inferred& out) {
   return (name == "none" || name == "tanh") && pointwise(op, args, out);
 }
 
-// clamp(self, min, max): one of them is given.
+// clamp(self, min, max): at least one bound is given.
 bool clamp(const OpEntry& op, const IValue* args, Inferred& out) {
   return !(args[1].isNone() && args[2].isNone()) && pointwise(op, args, out);
 }
@@ -360,7 +363,7 @@ bool addcdiv(const OpEntry& op, const IValue* args, Inferred& out) {
          pointwise(op, args, out);
 }
 
-template <bool kComplex>  // if complex numbers can be compared so
+template <bool kComplex>  // whether the op compares complex numbers
 bool comparison(const OpEntry& op, const IValue* args, Inferred& out) {
   c10::SmallVector<const at::Tensor*, 4> operands;
   for (size_t i = 0; i < op.desc->args.size(); ++i) {
@@ -451,8 +454,8 @@ bool reduction(const OpEntry& op, const IValue* args, Inferred& out) {
   return op.desc->results.size() <= 2;
 }
 
-// Products of matrices (rank 2) or batches of them (rank 3); with `kAdds` another operand comes first, which broadcasts
-// to the result. The overloads with `out_dtype` give that, and take an operand to add in either dtype.
+// GEMMs (rank 2) or batched GEMMs (rank 3). With `kAdds`, the first operand is added and broadcasts to the result. The
+// overloads with `out_dtype` return that dtype, and accept an added operand of either dtype.
 template <int64_t kRank, bool kAdds>
 bool product(const OpEntry& op, const IValue* args, Inferred& out) {
   const at::Tensor& a = args[kAdds].toTensor();
@@ -478,13 +481,13 @@ bool product(const OpEntry& op, const IValue* args, Inferred& out) {
   return true;
 }
 
-// addmm, and baddbmm with `out_dtype`, whose meta torch does not have.
+// addmm, and baddbmm with `out_dtype`, for which torch has no meta.
 bool added_product(const OpEntry& op, const IValue* args, Inferred& out) {
   return (op.desc->opcode == ir::ops::aten_baddbmm_dtype ? product<3, true> : product<2, true>)(op, args, out);
 }
 
-// Each result like the first list's tensor of the same position; integers may promote, and complex numbers do, so
-// floats only.
+// Each result has the metadata of the tensor at the same index of the first list. Only for floats: integers may be
+// promoted, and complex numbers are.
 bool foreach_like(const OpEntry& op, const IValue* args, Inferred& out) {
   if (!args[0].isTensorList()) return false;
   const auto tensors = args[0].toListRef();
@@ -493,7 +496,7 @@ bool foreach_like(const OpEntry& op, const IValue* args, Inferred& out) {
     if (!is_remote(t) || !is_plain_float(t.scalar_type()) || !t.is_non_overlapping_and_dense()) return false;
   }
   for (uint32_t a = 1; a < op.arg_count; ++a) {
-    if (args[a].isBool()) return false;  // subtraction refuses it
+    if (args[a].isBool()) return false;  // subtraction refuses bools
     if (args[a].isComplexDouble() || (args[a].isTensor() && args[a].toTensor().is_complex())) return false;
     if (!args[a].isList()) continue;
     const auto others = args[a].toListRef();
@@ -523,7 +526,7 @@ bool foreach_like(const OpEntry& op, const IValue* args, Inferred& out) {
   return true;
 }
 
-// _foreach_norm(self, ord, dtype): numbers.
+// _foreach_norm(self, ord, dtype): 0-dim results.
 bool foreach_norm(const OpEntry& op, const IValue* args, Inferred& out) {
   const auto tensors = args[0].toListRef();
   for (const IValue& item : tensors) {
@@ -534,7 +537,7 @@ bool foreach_norm(const OpEntry& op, const IValue* args, Inferred& out) {
   return true;
 }
 
-// Functional optimizer steps (_fused_adam, ...): result i is a list like argument i.
+// Functional optimizer steps (_fused_adam, ...): result i is a list with the metadata of argument i.
 bool copied_lists(const OpEntry& op, const IValue* args, Inferred& out) {
   for (size_t i = 0; i < op.desc->results.size(); ++i) {
     if (!args[i].isTensorList()) return false;
@@ -549,7 +552,7 @@ bool copied_lists(const OpEntry& op, const IValue* args, Inferred& out) {
   return true;
 }
 
-// isin(number, test_elements): a number. (The sizes of torch's structured meta are [0].)
+// isin(number, test_elements): a 0-dim result. torch's structured meta has the sizes [0].
 bool number_is_in(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& elements = args[1].toTensor();
   const bool computed = c10::isIntegralType(elements.scalar_type(), false) || is_plain_float(elements.scalar_type());
@@ -570,7 +573,7 @@ bool arange(const OpEntry& op, const IValue* args, Inferred& out) {
     bounds[op.dtype == 1 ? 1 : i] = value.toDouble();
   }
   const double span = bounds[1] - bounds[0];
-  constexpr double kExact = 9007199254740992.0;  // 2^53: beyond it doubles are not integers' equals
+  constexpr double kExact = 9007199254740992.0;  // 2^53: doubles do not represent all larger integers
   if (bounds[2] == 0 || !std::isfinite(span) || span / bounds[2] < 0 || std::abs(span) >= kExact) return false;
   const ScalarType dtype = dtype_arg(op, args, integral ? ScalarType::Long : c10::get_default_dtype_as_scalartype());
   if (c10::isIntegralType(dtype, true) != integral) return false;  // the kernel rounds the bounds first

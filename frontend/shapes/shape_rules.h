@@ -4,18 +4,18 @@
 
 #include "frontend/shapes/op_entry.h"
 
-// What the files of shape rules share.
+// Declarations that the files of shape rules share.
 namespace torch_remote::frontend {
 
-// Null for kNone.
+// Returns null for kNone.
 ShapeRuleFunction find_shape_rule(ir::ShapeFunction function);
 
-// The functions of each file; null for another one's.
+// The functions of each file. Null if another file has the function.
 ShapeRuleFunction find_moving_rule(ir::ShapeFunction function);
 ShapeRuleFunction find_nn_rule(ir::ShapeFunction function);
 ShapeRuleFunction find_linalg_rule(ir::ShapeFunction function);
 
-// A shape function of ours for an op of which torch's has other strides than CPU's kernel (missing_metas.cpp); null:
+// Our meta function for an op whose meta in torch has other strides than the CPU kernel (missing_metas.cpp). Null if
 // there is none.
 const c10::KernelFunction* find_own_meta(ir::Opcode opcode);
 
@@ -37,8 +37,8 @@ inline bool same_float(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && is_remote(a) && is_remote(b);
 }
 
-// Contiguous, and not channels-last as well (which size-1 dims allow): then the memory format of a result is not in
-// doubt.
+// Contiguous, and not also channels-last, which dims of size 1 allow. Then the memory format of a result is
+// unambiguous.
 inline bool plain(const at::Tensor& t) {
   return t.suggest_memory_format() == c10::MemoryFormat::Contiguous && t.is_contiguous();
 }
@@ -54,18 +54,18 @@ inline c10::DimVector int_list(const c10::IValue& value) {
   return list;
 }
 
-// Whether an optional tensor argument is there.
+// Whether an optional tensor argument is given.
 inline bool given(const c10::IValue& value) { return !value.isNone() && value.toTensor().defined(); }
 
-// Sizes, strides and dtype of a TensorIterator result over these operands: broadcast, and the operands' permutation
-// kept (TensorIteratorBase::reorder_dimensions). False if the sizes do not broadcast. `number`: there is also a number,
-// which torch makes an operand of rank 0.
+// Sizes, strides and dtype of a TensorIterator result over these operands: sizes are broadcast, and the operands' order
+// of dims is preserved (TensorIteratorBase::reorder_dimensions). Returns false if the sizes do not broadcast. `number`
+// says that there is also a number, which torch makes an operand of rank 0.
 bool broadcast_result(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out, bool number = false);
 
-// The rule of what is like its first argument.
+// The rule of ops whose result has the metadata of the first argument.
 bool like(const OpEntry& op, const c10::IValue* args, Inferred& out);
 
-// A result over the operands, broadcast. (A rule that declines may leave a result behind: infer() forgets it.)
+// Adds a result over the broadcast operands. A rule that declines may leave a result behind; infer() removes it.
 bool add_broadcast(c10::ArrayRef<const at::Tensor*> operands, c10::ScalarType dtype, Inferred& out,
                    bool number = false);
 

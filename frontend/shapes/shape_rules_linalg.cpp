@@ -1,4 +1,4 @@
-// Linear algebra, Fourier transforms, histograms: ops whose results CPU lays out in a way of their own.
+// Rules of linear algebra, Fourier transforms and histograms: ops whose CPU results have unusual strides.
 #include <algorithm>
 
 #include "frontend/shapes/shape_rules.h"
@@ -13,8 +13,8 @@ using c10::ScalarType;
 
 // -- Fourier transforms ----------------------------------------------------------------------------------------------
 
-// Sizes and strides of a transform's result as MKL leaves them: the other dims first, in the order of the input's
-// strides, then the transformed ones in the order given.
+// Sizes and strides of a transform's result, as MKL leaves them. The other dims come first, in the order of the input's
+// strides, then the transformed dims in the given order.
 void add_transformed(IntArrayRef strides, IntArrayRef sizes, const DimVector& dims, ScalarType dtype, Inferred& out) {
   const auto rank = static_cast<int64_t>(sizes.size());
   DimVector order;
@@ -37,7 +37,7 @@ DimVector by_stride(const at::Tensor& self, DimVector dims, size_t count) {
   return dims;
 }
 
-// False unless these are dims of the tensor, none twice.
+// Returns false unless these are distinct dims of the tensor.
 bool take_dims(const at::Tensor& self, const IValue& value, DimVector& dims) {
   dims = int_list(value);
   for (size_t i = 0; i < dims.size(); ++i) {
@@ -76,7 +76,7 @@ bool fft_r2c(const OpEntry&, const IValue* args, Inferred& out) {
   return true;
 }
 
-// _fft_c2r(self, dim, normalization, last_dim_size): complex to complex over all dims but the last one, then that one.
+// _fft_c2r(self, dim, normalization, last_dim_size): complex to complex over all dims but the last, then the last dim.
 bool fft_c2r(const OpEntry& op, const IValue* args, Inferred& out) {
   const at::Tensor& self = args[0].toTensor();
   const int64_t last = args[3].toInt();
@@ -100,7 +100,7 @@ bool fft_c2r(const OpEntry& op, const IValue* args, Inferred& out) {
 
 // -- the rest --------------------------------------------------------------------------------------------------------
 
-// linalg_eig(self) -> values, vectors; LAPACK leaves the vectors column by column.
+// linalg_eig(self) -> values, vectors. LAPACK returns the vectors in column-major order.
 bool linalg_eig(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& self = args[0].toTensor();
   const int64_t rank = self.dim();
@@ -114,7 +114,7 @@ bool linalg_eig(const OpEntry&, const IValue* args, Inferred& out) {
   return true;
 }
 
-// _histogramdd_bin_edges(self, bins, range, weight, density): one more edge than bins, for each dim.
+// _histogramdd_bin_edges(self, bins, range, weight, density): for each dim, one more edge than bins.
 bool histogram_edges(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& self = args[0].toTensor();
   const DimVector bins = int_list(args[1]);

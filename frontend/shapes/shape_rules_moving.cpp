@@ -7,7 +7,7 @@
 #include "frontend/shapes/shape_rules.h"
 #include "ir/ops/op_table_generated.h"
 
-// Ops that put elements elsewhere: joins, selections, copies of views, padding, sums along a dim.
+// Rules of ops that move elements: concatenation, selection, copies of views, padding, cumulative sums.
 namespace torch_remote::frontend {
 namespace {
 
@@ -53,7 +53,7 @@ bool stack(const OpEntry& op, const IValue* args, Inferred& out) {
   const int64_t rank = first.dim() + 1;
   int64_t dim = args[1].toInt();
   if (dim < -rank || dim >= rank) return false;
-  if (rank >= 4) {  // with dims of 1, contiguous may be taken for channels last
+  if (rank >= 4) {  // with dims of size 1, contiguous may count as channels-last
     for (const int64_t size : first.sizes()) {
       if (size <= 1) return false;
     }
@@ -101,7 +101,7 @@ bool cumulative(const OpEntry& op, const IValue* args, Inferred& out) {
   return true;
 }
 
-// view_copy(self, size): where no view can be, CPU reshapes.
+// view_copy(self, size): CPU reshapes if no view is possible.
 bool view_copy(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& self = args[0].toTensor();
   if (!is_remote(self)) return false;
@@ -109,7 +109,7 @@ bool view_copy(const OpEntry&, const IValue* args, Inferred& out) {
   return true;
 }
 
-// roll(self, shifts, dims): CPU joins two parts for each dim, and the joint takes their memory format.
+// roll(self, shifts, dims): CPU concatenates two parts for each dim, and the result takes their memory format.
 bool roll(const OpEntry& op, const IValue* args, Inferred& out) {
   const at::Tensor& self = args[0].toTensor();
   const auto shifts = int_list(args[1]), dims = int_list(args[2]);
@@ -119,7 +119,7 @@ bool roll(const OpEntry& op, const IValue* args, Inferred& out) {
     return true;
   }
   if (dims.size() != shifts.size() || dims.empty()) return false;
-  if (self.numel() == 0) return like(op, args, out);  // and looks at no dim
+  if (self.numel() == 0) return like(op, args, out);  // and dims are not checked
   const int64_t rank = self.dim();
   at::Tensor rolled = self;
   for (size_t i = 0; i < dims.size(); ++i) {
@@ -160,7 +160,7 @@ bool pad(const OpEntry&, const IValue* args, Inferred& out) {
   }
   if (grows) {
     out.add(sizes, self.scalar_type());
-  } else {  // narrowed and cloned
+  } else {  // the result is a clone of a narrowed view
     const at::Tensor narrowed = make_view(self, sizes, self.strides(), 0);
     if (narrowed.is_non_overlapping_and_dense()) {
       out.add(sizes, self.strides(), self.scalar_type());

@@ -1,4 +1,4 @@
-// Layers: convolution, embedding, softmax, norms, dropout, losses.
+// Rules of layers: convolution, embedding, softmax, norms, dropout, losses.
 #include <ATen/ExpandUtils.h>
 #include <ATen/native/ConvUtils.h>
 #include <ATen/native/cpu/mixed_data_type.h>
@@ -13,13 +13,13 @@ using c10::IValue;
 using c10::MemoryFormat;
 using c10::ScalarType;
 
-// An optional tensor argument, undefined if it is not given.
+// An optional tensor argument; undefined if it is not given.
 const at::Tensor& optional_tensor(const IValue& value) {
   static const auto* none = new at::Tensor;
   return value.isNone() ? *none : value.toTensor();
 }
 
-// The same tensor as a CPU one without memory, for asking torch how CPU would decide.
+// A CPU tensor with the same metadata and no memory, to ask torch for decisions that it makes on CPU.
 at::Tensor cpu_like(const at::Tensor& t, IntArrayRef sizes, IntArrayRef strides) {
   c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(t.storage().nbytes())),
@@ -30,13 +30,13 @@ at::Tensor cpu_like(const at::Tensor& t, IntArrayRef sizes, IntArrayRef strides)
   return at::Tensor(std::move(impl));
 }
 
-// A tensor of rank 3 is convolved as one of rank 4, with a dim of 1 in the third place.
+// A tensor of rank 3 is convolved as one of rank 4, with a third dim of size 1.
 at::Tensor cpu_like_with_height(const at::Tensor& t) {
   return cpu_like(t, {t.size(0), t.size(1), 1, t.size(2)},
                   {t.stride(0), t.stride(1), t.size(2) * t.stride(2), t.stride(2)});
 }
 
-// True if the tensor is contiguous and nothing else, also with that additional dim.
+// Whether the tensor is contiguous and not also channels-last, also with that additional dim.
 bool plain_for_convolution(const at::Tensor& t) {
   if (!plain(t)) return false;
   if (t.dim() != 3) return true;
@@ -45,7 +45,7 @@ bool plain_for_convolution(const at::Tensor& t) {
   return !c10::is_channels_last_strides_2d<int64_t>(sizes, strides);
 }
 
-// A number for each spatial dim, or one for all of them.
+// One number for each spatial dim. The argument may have one for all of them.
 c10::DimVector for_each_dim(const IValue& value, size_t dims) {
   c10::DimVector list = int_list(value);
   if (list.size() == 1) list.resize(dims, list[0]);
@@ -57,8 +57,8 @@ struct ConvolutionFormat {
   MemoryFormat weight_grad = MemoryFormat::Contiguous;
 };
 
-// The memory format in which CPU convolves: it depends on the implementation that torch chooses by sizes and layouts.
-// `rest` begins with stride: stride, padding, dilation, transposed, output_padding, groups.
+// The memory format of a convolution on CPU. It depends on the backend that torch chooses by sizes and strides. `rest`
+// has the arguments from stride on: stride, padding, dilation, transposed, output_padding, groups.
 ConvolutionFormat convolution_format(at::Tensor input, at::Tensor weight, const IValue* rest) {
   ConvolutionFormat format;
   if (plain_for_convolution(input) && plain_for_convolution(weight)) return format;
@@ -69,7 +69,7 @@ ConvolutionFormat convolution_format(at::Tensor input, at::Tensor weight, const 
     for (const int64_t item : for_each_dim(rest[i == 3 ? 4 : i], input.dim() - 2)) lists[i].emplace_back(item);
   }
   if (flat) {
-    if (!input.is_contiguous()) {  // CPU copies it
+    if (!input.is_contiguous()) {  // CPU makes it contiguous
       c10::DimVector packed;
       contiguous_strides(input.sizes(), packed);
       input = cpu_like(input, input.sizes(), packed);
@@ -86,7 +86,7 @@ ConvolutionFormat convolution_format(at::Tensor input, at::Tensor weight, const 
   format.result = at::native::_determine_backend_memory_format(input, weight, backend);
   format.weight_grad = format.result;
   const bool mkldnn = backend == at::native::ConvBackend::Mkldnn || backend == at::native::ConvBackend::MkldnnTranspose;
-  if (groups > 1 && !mkldnn) {  // group by group, then joined
+  if (groups > 1 && !mkldnn) {  // computed group by group, then concatenated
     const bool last = input.suggest_memory_format() == MemoryFormat::ChannelsLast ||
                       weight.suggest_memory_format() == MemoryFormat::ChannelsLast;
     format.weight_grad = last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous;
@@ -103,11 +103,11 @@ void add_convolved(Inferred& out, IntArrayRef sizes, MemoryFormat format, Scalar
   }
 }
 
-// Whether torch convolves without an implementation (ConvBackend::Empty).
+// Whether torch convolves without a backend (ConvBackend::Empty).
 bool is_empty_convolution(const at::Tensor& input) { return input.size(0) == 0 || input.size(1) == 0; }
 
-// What CPU makes of an empty input: the input times a number, resized. So its strides are those of that product where
-// the sizes are the input's, and the result is contiguous where they are not.
+// For an empty input, CPU multiplies the input by a number and resizes the result. If the sizes are the input's, the
+// result has the strides of that multiplication; otherwise it is contiguous.
 void add_empty_convolved(Inferred& out, IntArrayRef sizes, const at::Tensor& input) {
   ResultMeta product;
   product.dtype = input.scalar_type();
@@ -170,7 +170,7 @@ bool convolution(const OpEntry&, const IValue* args, Inferred& out) {
   return true;
 }
 
-// A gradient, or an undefined one where the output mask says no.
+// A gradient, or an undefined tensor if the output mask excludes it.
 void add_wanted(Inferred& out, const IValue& wanted, IntArrayRef sizes, const at::Tensor& like,
                 MemoryFormat format = MemoryFormat::Contiguous) {
   if (wanted.toBool()) {
@@ -188,7 +188,7 @@ bool convolution_backward(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& weight = args[2].toTensor();
   if (!same_float(grad, input) || !same_float(input, weight) || input.dim() < 3) return false;
   const auto mask = args[10].toListRef();
-  if (is_empty_convolution(input)) {  // zeros_like of both
+  if (is_empty_convolution(input)) {  // zeros_like of input and weight
     for (const auto& [wanted, like] : {std::pair(mask[0], &input), std::pair(mask[1], &weight)}) {
       if (!wanted.toBool()) {
         out.add_undefined();
@@ -228,8 +228,8 @@ bool embedding_backward(const OpEntry&, const IValue* args, Inferred& out) {
 }
 
 // _embedding_bag(weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset,
-// padding_idx) -> output, offset2bag, bag_size, max_indices. The last three are for the backward pass, and empty or not
-// by what CPU needs there.
+// padding_idx) -> output, offset2bag, bag_size, max_indices. The last three are for the backward pass; CPU leaves those
+// empty that it does not need there.
 template <bool kForwardOnly>
 bool embedding_bag(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& weight = args[0].toTensor();
@@ -325,7 +325,8 @@ bool layer_norm_backward(const OpEntry&, const IValue* args, Inferred& out) {
 }
 
 // native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps) -> output, save_mean,
-// save_invstd, and its like; `updates`: _batch_norm_with_update, always training and with a fourth result
+// save_invstd, and similar ops. `updates` stands for _batch_norm_with_update, which always trains and has a fourth
+// result.
 bool batch_norm_like(const IValue* args, bool running, bool training, bool updates, Inferred& out) {
   const at::Tensor& input = args[0].toTensor();
   if (!is_remote(input) || input.dim() < 2 || !is_plain_float(input.scalar_type())) return false;
@@ -366,12 +367,12 @@ bool batch_norm_with_update(const OpEntry&, const IValue* args, Inferred& out) {
   return batch_norm_like(args, true, true, true, out);
 }
 
-// Inference that neither reads nor writes batch statistics; it has batch_norm_with_update's four results.
+// In eval mode batch statistics are neither read nor written. It has the four results of batch_norm_with_update.
 bool batch_norm_no_update(const OpEntry&, const IValue* args, Inferred& out) {
   return batch_norm_like(args, true, false, true, out);
 }
 
-// The functional forms of batch norms that write running statistics: these are two more results.
+// The functional forms of batch norms that write running statistics return these as two more results.
 bool with_running_statistics(const IValue* args, bool good, Inferred& out) {
   if (!good) return false;
   for (const int i : {3, 4}) out.add(args[i].toTensor().sizes(), args[i].toTensor().scalar_type());
@@ -392,7 +393,7 @@ bool batch_norm_backward(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& grad = args[0].toTensor();
   const at::Tensor& input = args[1].toTensor();
   if (!same_float(grad, input) || input.dim() < 2) return false;
-  for (int i : {2, 3, 4, 5, 6}) {  // the gradients of the weights are of its dtype or the statistics'
+  for (int i : {2, 3, 4, 5, 6}) {  // the weights' gradients have the weights' or the statistics' dtype
     if (given(args[i]) && args[i].toTensor().scalar_type() != input.scalar_type()) return false;
   }
   const auto mask = args[9].toListRef();
@@ -451,7 +452,7 @@ bool log_sigmoid_backward(const OpEntry& op, const IValue* args, Inferred& out) 
          like(op, args, out);
 }
 
-// _prelu_kernel_backward(grad, self, weight) -> gradients of both, of the same sizes
+// _prelu_kernel_backward(grad, self, weight) -> gradients of self and weight, with equal sizes
 bool prelu_backward(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& grad = args[0].toTensor();
   const at::Tensor& self = args[1].toTensor();
@@ -461,7 +462,7 @@ bool prelu_backward(const OpEntry&, const IValue* args, Inferred& out) {
   return add_broadcast({&self, &weight, &grad}, dtype, out) && add_broadcast({&self, &weight, &grad}, dtype, out);
 }
 
-// CPU's kernel gives what has no elements itself.
+// A tensor without elements: the CPU kernel returns it unchanged, with its strides.
 bool channel_shuffle(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& self = args[0].toTensor();
   if (self.numel() != 0 || self.dim() <= 2 || args[1].toInt() <= 0 || self.size(1) % args[1].toInt() != 0) return false;
@@ -489,7 +490,7 @@ bool dropout_backward(const OpEntry&, const IValue* args, Inferred& out) {
                        out);
 }
 
-// Elementwise over operands of one dtype, into memory that is packed however they lie.
+// Elementwise over operands of one dtype; the result is contiguous whatever the operands' strides are.
 bool add_packed(c10::ArrayRef<const at::Tensor*> operands, Inferred& out) {
   const ScalarType dtype = operands[0]->scalar_type();
   for (const at::Tensor* t : operands) {
@@ -501,12 +502,13 @@ bool add_packed(c10::ArrayRef<const at::Tensor*> operands, Inferred& out) {
   return true;
 }
 
-// mse_loss_backward(grad, self, target, reduction) and its like.
+// mse_loss_backward(grad, self, target, reduction) and similar ops.
 bool loss_backward(const OpEntry&, const IValue* args, Inferred& out) {
   return add_packed({&args[1].toTensor(), &args[2].toTensor(), &args[0].toTensor()}, out);
 }
 
-// binary_cross_entropy_with_logits(self, target, weight, pos_weight, reduction): made in place of 1 - target.
+// binary_cross_entropy_with_logits(self, target, weight, pos_weight, reduction): the kernel computes the result in
+// place of 1 - target.
 bool loss_with_logits(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& self = args[0].toTensor();
   const at::Tensor& target = args[1].toTensor();
@@ -517,7 +519,7 @@ bool loss_with_logits(const OpEntry&, const IValue* args, Inferred& out) {
   return add_broadcast({&target}, target.scalar_type(), out, true);
 }
 
-// normal(mean, std, generator), one of them or both a tensor.
+// normal(mean, std, generator), where one or both of them are tensors.
 bool normal(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor* operands[2];
   size_t count = 0;

@@ -37,7 +37,7 @@ std::optional<c10::DimVector> indexed_sizes(const IValue* args) {
     first = std::min(first, i);
     last = i;
   }
-  // Dims that are picked together stay in their place; where others lie between, they come first.
+  // Consecutive indexed dims stay in their position; otherwise the dims of the indices come first.
   bool together = true;
   for (size_t i = first; i <= last && i < indices.size(); ++i) {
     together &= !indices[i].isNone() && indices[i].toTensor().defined();

@@ -5,14 +5,14 @@
 
 #include <optional>
 
-// What is written into a tensor: does it fit?
+// Checks whether values fit into the tensor that they are written to.
 namespace torch_remote::frontend {
 
 // Raises if the dtype cannot hold the number.
 void check_fits(c10::ScalarType dtype, const c10::Scalar& number);
 
-// Sizes of self[indices], of the arguments of index_put and its like; none if only data can tell (a mask). Raises if
-// the indices do not fit together.
+// The sizes of self[indices], from the arguments of index_put and similar ops. Nothing if they depend on data (a mask).
+// Raises if the indices do not broadcast.
 std::optional<c10::DimVector> indexed_sizes(const c10::IValue* args);
 
 }  // namespace torch_remote::frontend

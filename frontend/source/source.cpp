@@ -1,5 +1,5 @@
 #include <Python.h>
-// Python's headers first. The frame's layout is internal to CPython and differs between versions.
+// Python's headers come first. The frame's layout is internal to CPython and differs between versions.
 #define Py_BUILD_CORE
 #include <internal/pycore_frame.h>
 #undef Py_BUILD_CORE
@@ -26,13 +26,13 @@ namespace torch_remote::frontend {
 namespace {
 
 std::vector<std::string>& library_folders() {
-  static auto* folders = new std::vector<std::string>;  // written at import, read with the GIL
+  static auto* folders = new std::vector<std::string>;  // written at import; read with the GIL held
   return *folders;
 }
 
-// Every code object seen, with whether it is the user's. Open addressing; entries are never removed, and the code
-// objects are kept alive, so that an address means one code object for good. Read without a lock, written with the GIL
-// held.
+// All code objects seen so far, and whether each is user code. A hash table with open addressing. Entries are never
+// removed and code objects are kept alive, so an address identifies a code object forever. It is read without a lock
+// and written with the GIL held.
 class CodeTable {
  public:
   enum class Kind { kUnknown, kUser, kLibrary };
@@ -47,7 +47,7 @@ class CodeTable {
     }
   }
 
-  // GIL held. kUnknown: the table is full, and the code object is not kept.
+  // Requires the GIL. Returns kUnknown if the table is full; the code object is then not kept alive.
   Kind insert(PyCodeObject* code) {
     const Kind known = find(code);
     if (known != Kind::kUnknown) return known;
@@ -121,8 +121,8 @@ CodeTable::Kind kind_of(PyCodeObject* code) {
   return kind;
 }
 
-// Chains of callers, as a tree: each number is a frame and the number of its caller. 0: none, or too many to know.
-// Frames are kept for good, as their code objects are.
+// Chains of callers, stored as a tree. A number identifies a frame together with the number of its caller; 0 means no
+// caller, or that the table is full. Entries are never removed, and their code objects stay alive.
 class Callers {
  public:
   struct Frame {
@@ -132,7 +132,7 @@ class Callers {
   };
   static constexpr uint32_t kMost = 1 << 20;
 
-  // Without the GIL.
+  // Does not need the GIL.
   uint32_t number(uint32_t caller, PyCodeObject* code, const void* at, int32_t instruction) {
     std::lock_guard lock(mutex_);
     const auto [found, added] = numbers_.try_emplace({caller, at}, static_cast<uint32_t>(frames_.size()));
@@ -165,17 +165,18 @@ Callers& callers() {
   return *instance;
 }
 
-// The chain of this thread's last record. Where each frame is, innermost first: an address inside a code object that is
-// kept, so that equal addresses are the same place. A record with the same callers costs one comparison a frame.
+// The call chain of this thread's last record, innermost frame first. `at` has each frame's address inside a code
+// object that stays alive, so equal addresses mean the same instruction. A record with the same callers costs one
+// comparison per frame.
 struct LastCallers {
-  static constexpr uint32_t kMost = 128;  // the frames outside of these are not looked at
+  static constexpr uint32_t kMost = 128;  // frames outside of these are ignored
   uint32_t count = 0;
   uint32_t number = 0;
   std::array<const void*, kMost> at{};
-  std::array<uint32_t, kMost> numbers{};  // of the chain from that frame on
+  std::array<uint32_t, kMost> numbers{};  // number of the chain that starts at that frame
 };
 
-[[gnu::tls_model("initial-exec")]] thread_local LastCallers* last_callers = nullptr;  // a cheap way to the owner's
+[[gnu::tls_model("initial-exec")]] thread_local LastCallers* last_callers = nullptr;  // owned by new_callers
 
 const void* place_of(_PyInterpreterFrame* frame) {
 #if PY_VERSION_HEX >= 0x030D0000
@@ -185,7 +186,7 @@ const void* place_of(_PyInterpreterFrame* frame) {
 #endif
 }
 
-// This frame, or the next outer one that runs Python code.
+// This frame, or the nearest outer frame that runs Python code.
 _PyInterpreterFrame* python_frame(_PyInterpreterFrame* frame) {
 #if PY_VERSION_HEX >= 0x030D0000
   while (frame != nullptr && code_of(frame) == nullptr) frame = frame->previous;
@@ -207,7 +208,7 @@ _PyInterpreterFrame* python_frame(_PyInterpreterFrame* frame) {
        frame = python_frame(frame->previous)) {
     frames[count++] = frame;
   }
-  // What the two chains have in common, from the outermost frame on, has its numbers.
+  // The outermost frames that both chains share already have numbers.
   uint32_t same = 0;
   while (same < std::min(count, last.count) && last.at[last.count - 1 - same] == place_of(frames[count - 1 - same])) {
     ++same;
@@ -222,7 +223,7 @@ _PyInterpreterFrame* python_frame(_PyInterpreterFrame* frame) {
     std::move(last.numbers.begin() + last.count - same, last.numbers.begin() + last.count,
               last.numbers.begin() + count - same);
   }
-  last.count = last.number = 0;  // until it is complete
+  last.count = last.number = 0;  // invalid until the loop below has finished
   for (uint32_t i = count - same; i-- > 0;) {
     PyCodeObject* code = code_of(frames[i]);
     if (kind_of(code) == CodeTable::Kind::kUnknown) return 0;
@@ -235,7 +236,7 @@ _PyInterpreterFrame* python_frame(_PyInterpreterFrame* frame) {
   return last.number = number;
 }
 
-// The number of the chain that begins with this frame.
+// The number of the chain that starts with this frame.
 [[gnu::always_inline]] inline uint32_t callers_of(_PyInterpreterFrame* frame) {
   const LastCallers* last = last_callers;
   if (last == nullptr) return new_callers(frame);
@@ -248,7 +249,7 @@ _PyInterpreterFrame* python_frame(_PyInterpreterFrame* frame) {
   return last->number;
 }
 
-// The forward lines by autograd sequence number, for the backward pass.
+// Source lines of forward ops by autograd sequence number, for the backward pass.
 struct ForwardLine {
   std::atomic<uint64_t> sequence{~uint64_t{0}};
   std::atomic<uint64_t> code{0};
@@ -263,7 +264,7 @@ std::array<ForwardLine, kForwardLines>& forward_lines() {
 
 constexpr uint32_t kBackward = 0x8000'0000;
 
-// Inline: a call more is felt by each op.
+// Inlined, because another function call is measurable per op.
 [[gnu::always_inline]] inline ir::SourceRef frame_source(PyThreadState* state) {
   ir::SourceRef innermost;
   int depth = 0;
@@ -302,7 +303,7 @@ ir::SourceRef capture_source(bool* backward) {
   if (state == nullptr) return {};
   const ir::SourceRef source = frame_source(state);
   if (source.code != 0 && c10::GradMode::is_enabled()) {
-    // The op's node has been made already: its number is the one before the next.
+    // The op's autograd node exists already: its sequence number is the next one minus 1.
     const uint64_t sequence = at::sequence_number::peek() - 1;
     ForwardLine& line = forward_lines()[sequence % kForwardLines];
     line.code.store(source.code, std::memory_order_relaxed);
@@ -317,7 +318,7 @@ namespace {
 
 constexpr int32_t kText = -2;  // SourceRef::instruction: `code` is a str
 
-// "train.py:12 in forward" of each of its entries '  File "train.py", line 12, in forward', innermost last.
+// Turns each entry '  File "train.py", line 12, in forward' into "train.py:12 in forward"; the innermost is last.
 std::vector<std::string> lines_of_text(PyObject* text) {
   std::vector<std::string> lines;
   const char* utf8 = PyUnicode_AsUTF8(text);
@@ -337,7 +338,7 @@ std::vector<std::string> lines_of_text(PyObject* text) {
 }  // namespace
 
 ir::SourceRef text_source(PyObject* stack_trace) {
-  static PyObject* const kept = PyDict_New();  // equal texts once; never given back, as code objects are not
+  static PyObject* const kept = PyDict_New();  // interns equal texts; never freed, as code objects are not
   PyObject* text = PyDict_SetDefault(kept, stack_trace, stack_trace);
   if (text == nullptr) {
     PyErr_Clear();
@@ -355,7 +356,7 @@ bool is_backward(const ir::SourceRef& source) { return (source.callers & kBackwa
 
 namespace {
 
-// "train.py:12 in forward". GIL held.
+// "train.py:12 in forward". Requires the GIL.
 std::string line_of(PyCodeObject* code, int32_t instruction) {
   const char* file = PyUnicode_AsUTF8(code->co_filename);
   const char* name = PyUnicode_AsUTF8(code->co_qualname);
@@ -365,8 +366,8 @@ std::string line_of(PyCodeObject* code, int32_t instruction) {
   return std::string(file) + ":" + std::to_string(line) + " in " + (name != nullptr ? name : "?");
 }
 
-// The library that a file belongs to: "torch", "transformers", "python" for the standard library; "" for the user's
-// own code. GIL held.
+// The library that a file belongs to: "torch", "transformers", or "python" for the standard library; "" for user code.
+// Requires the GIL.
 std::string library_of(std::string_view file) {
   if (file.starts_with("<frozen")) return "python";
   for (const std::string_view folder : {"/site-packages/", "/dist-packages/"}) {
@@ -392,7 +393,7 @@ std::string library_of(std::string_view file) {
   return !standard.empty() && file.starts_with(standard) ? "python" : "";
 }
 
-// Frames of libraries, one after the other.
+// A run of consecutive library frames.
 struct Skipped {
   size_t frames = 0;
   std::vector<std::string> libraries;
@@ -409,10 +410,10 @@ struct Skipped {
   }
 };
 
-// Lines for callers, given innermost first; for those of libraries one for as many as follow each other. GIL held.
+// Formats callers, which are added innermost first. Consecutive library frames become one line. Requires the GIL.
 class CallerLines {
  public:
-  // Returns false when enough frames were seen.
+  // Returns false once the limit on lines is reached.
   bool add(std::string_view file, const std::string& line) {
     constexpr size_t kMost = 24;
     if (std::string library = library_of(file); !library.empty()) {
@@ -425,7 +426,7 @@ class CallerLines {
     return more;
   }
 
-  // Outermost first. (Nobody misses the libraries outside of the user's program.)
+  // Outermost first. Library frames outside of the user's program are left out.
   std::string text() const {
     std::string text;
     for (size_t i = lines_.size(); i-- > 0;) {

@@ -9,38 +9,39 @@
 
 #include "ir/trace.h"
 
-// The user's line of a record. Capturing reads the interpreter's frames without the GIL (a thread's own frames are only
-// changed by that thread) and costs some nanoseconds a frame; text is made only when an error or a log line needs it.
+// Finds the line of user code for a record. capture_source reads the interpreter's frames without the GIL. This is safe
+// because only the thread itself changes its frames. It costs some nanoseconds per frame. Text is made only when an
+// error or a log line needs it.
 namespace torch_remote::frontend {
 
-// The innermost frame of this thread that is not inside torch or torch_remote, and which frames called it; in the
-// autograd engine's threads the frame of the forward op whose backward runs. Must not be called with a recorder's lock
-// held: a code object seen first is kept alive, and that takes the GIL. `backward`: this thread runs a backward node.
+// The innermost frame of this thread outside of torch and torch_remote, with its callers. In threads of the autograd
+// engine it is the frame of the forward op whose backward node runs. `backward` is set if this thread runs a backward
+// node. Do not call it with a recorder's lock held: it keeps new code objects alive, and for that it takes the GIL.
 ir::SourceRef capture_source(bool* backward);
 
-// The line that a stack trace as torch.fx keeps it (a str) ends with. With the GIL; the text is kept.
+// The source for a stack trace as torch.fx stores it (a str): its last line. Requires the GIL; keeps the text alive.
 ir::SourceRef text_source(PyObject* stack_trace);
 
-// The innermost such frame, for what is no record: a wait.
+// The innermost such frame, for a wait, which has no record.
 ir::SourceRef user_line();
 
-// Whether the record is of a backward pass: it then points to the forward op.
+// Whether the record belongs to a backward pass. Its source is then the forward op.
 bool is_backward(const ir::SourceRef& source);
 
-// "train.py:12 in forward", or "" if nothing is known; "train.py:12 in forward (backward)" for a backward op. Takes the
+// "train.py:12 in forward", or "train.py:12 in forward (backward)" for a backward op; "" if nothing is known. Takes the
 // GIL.
 std::string describe_source(const ir::SourceRef& source);
 
-// For an error: the callers, outermost first, and the line, each on a line of its own:
+// For error messages: the callers, outermost first, then the source, each on its own line:
 //   called from train.py:88 in <module>
 //     3 frames of torch
 //   recorded at train.py:12 in forward
-// Frames of libraries between are only counted. "" if nothing is known. Takes the GIL.
+// Consecutive library frames are only counted. Returns "" if nothing is known. Takes the GIL.
 std::string describe_stack(const ir::SourceRef& source);
 
 std::vector<std::string> describe_sources(std::span<const ir::SourceRef> sources);
 
-// Frames in files below this folder are not the user's.
+// Registers a folder whose files are not user code.
 void add_library_folder(const std::string& folder);
 
 }  // namespace torch_remote::frontend

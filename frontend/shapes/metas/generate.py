@@ -1,6 +1,6 @@
-"""Writes the sources of structured_metas: for each structured op, a row with its `at::meta::` function.
+"""Writes the sources of structured_metas. Each structured op gets a row with its `at::meta::` function.
 
-generate.py OUT_0.cpp OUT_1.cpp ...    the rows are dealt out to the files, in order
+generate.py OUT_0.cpp OUT_1.cpp ...    partitions the rows over the files, in order
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchgen.model import NativeFunction, SchemaKind
 
 
 def structured_functions() -> list[NativeFunction]:
-    """Functional, in-place and out overloads whose shape inference is a C++ function of its own."""
+    """The functional, in-place and out overloads whose shape inference is a separate C++ function."""
     folder = os.path.join(os.path.dirname(torchgen.__file__), "packaged", "ATen", "native")
     parsed = parse_native_yaml(os.path.join(folder, "native_functions.yaml"), os.path.join(folder, "tags.yaml"))
     functions = [

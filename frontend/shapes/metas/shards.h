@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-// What the generated files give to structured_metas.cpp; several files so that they compile in parallel.
+// The generated files' interface to structured_metas.cpp. There are several files, so that they compile in parallel.
 namespace torch_remote::frontend::metas {
 
 struct StructuredMeta {

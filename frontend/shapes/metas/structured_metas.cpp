@@ -21,7 +21,7 @@ Table* make_table() {
 }  // namespace
 
 const c10::KernelFunction* find_structured_meta(const c10::OperatorName& name) {
-  static const Table* table = make_table();  // never freed: kernels may run during exit
+  static const Table* table = make_table();  // never freed, because kernels may run during exit
   const auto found = table->find(c10::toString(name));
   return found == table->end() ? nullptr : &found->second;
 }
