@@ -42,7 +42,7 @@ class Pace {
 
   Plan plan_;
   std::array<uint32_t, kBuckets> weights_{};  // weight of the recent waits per bucket; the sum is at most 2^16
-  // Mean and mean deviation, in ns, of the waits that took longer than `first`. We estimate them as TCP does its
+  // Mean and mean absolute error, in ns, of the waits that took longer than `first`. We estimate them as TCP does its
   // round-trip time (V. Jacobson, "Congestion Avoidance and Control", 1988).
   int64_t mean_ = 0;
   int64_t deviation_ = 0;

@@ -16,7 +16,7 @@
 // both ends refer to the segment by its number.
 //
 // The two ends exchange frames of type wire::Type::kTransport. The control bytes are an 8-byte SegmentMessage, then
-// kAnnounce  number, size (8 bytes each); the segment's descriptor is sent along
+//   kAnnounce  number, size (8 bytes each); the segment's descriptor is sent along
 //   kGiveBack  `count` tokens of attachments that their receiver has released
 //   kRetire    numbers of segments that their owner will not use again
 namespace torch_remote::remote {

@@ -190,13 +190,13 @@ Status StreamTransport::write_some(Pieces& pieces, int& descriptor) {
   return status.code() == ErrorCode::kTimeout ? status : lost(status.message());
 }
 
-// The peer may be blocked because it is sending, too. So we receive meanwhile, as long as the queue has room.
+// The peer may be blocked because it is sending, too. So we receive meanwhile, as long as the queue has space.
 Status StreamTransport::wait_to_write() {
   std::unique_lock receiving(receiving_, std::try_to_lock);
   if (receiving.owns_lock() && !receive_status_) receiving.unlock();  // nothing more can come
   const bool full = receiving.owns_lock() && queued_ >= kMaxQueued;   // then the silence is ours, not the other end's
   const bool pump = receiving.owns_lock() && !full;
-  if (receiving.owns_lock() && !pump) receiving.unlock();  // another thread may make room
+  if (receiving.owns_lock() && !pump) receiving.unlock();  // another thread may free space
   const std::chrono::nanoseconds most_silence = most_silence_;
   if (most_silence.count() > 0) {
     const uint64_t moved = bytes_sent() + bytes_received();

@@ -6,16 +6,16 @@
 
 // The new value of one parameter is encoded as
 //
-//   value := varint(zigzag(now - last) << 1)      if that takes at most 8 bytes
-//            | varint(3 + 2 * age)                  if this message already gave this word to another parameter and
-//                                                   it is among the last 8 such words that took 3 bytes or more; age 0
-//                                                   is the newest. Step sizes and learning rates repeat per tensor.
-//            | 1 bits                               otherwise; bits: the new word, 8 bytes, little endian
+//   value := varint(zigzag(now - last) << 1)   if that takes at most 8 bytes
+//          | varint(3 + 2 * age)               if this message already gave this word to another parameter and it is
+//                                              among the last 8 such words that took 3 bytes or more; age 0 is the
+//                                              newest. Step sizes and learning rates repeat per tensor.
+//          | 1 bits                            otherwise; bits: the new word, 8 bytes, little endian
 //
 // The id of one binding is encoded as
 //
-//   id := 0                                       this binding switches to the other rule, which yields the id
-//         | varint(1 + zigzag(id - previous))       previous: the last id encoded this way; initially `base`
+//   id := 0                                    this binding switches to the other rule, which yields the id
+//       | varint(1 + zigzag(id - previous))    previous: the last id encoded this way; initially `base`
 //
 // At first both ends have zeros and the rule "same id as in the last run".
 namespace torch_remote::remote {
