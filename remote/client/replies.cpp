@@ -158,7 +158,7 @@ void Replies::take_deferred(OpError* error) {
   error->not_listed = std::exchange(not_listed_, 0);
 }
 
-// --- what comes ------------------------------------------------------------------------------------------------------
+// --- incoming messages -----------------------------------------------------------------------------------------------
 
 Status Replies::handle(Frame& frame) {
   totals_.bytes_received += sizeof(wire::Header) + frame.control.size();
