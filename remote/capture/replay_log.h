@@ -12,8 +12,8 @@
 #include "ir/status.h"
 #include "remote/capture/capture_writer.h"
 
-// A log on disk of what another worker needs to reach the same state: programs, the contents of buffers at the last
-// checkpoint, and the messages since then. The files are captures (capture_format.h) that are unlinked, so they
+// A log on disk from which another worker can reach the same state. It has the programs, the contents of buffers at the
+// last checkpoint, and the messages since then. The files are captures (capture_format.h) that are unlinked, so they
 // disappear when the process ends.
 namespace torch_remote::remote {
 
@@ -26,7 +26,7 @@ struct LoggedFrame {
 // Thread safe.
 class ReplayLog {
  public:
-  // Creates `folder` if it does not exist. `limit` is the number of bytes of messages since a checkpoint at most.
+  // Creates `folder` if it does not exist. `limit` is the most bytes of messages that it writes since a checkpoint.
   static Status open(const std::string& folder, uint64_t limit, std::unique_ptr<ReplayLog>* log);
 
   // Appends a message that is sent next. If this fails, the log is unusable until the next checkpoint.

@@ -228,7 +228,7 @@ class Replaying final : public ReplayTransport {
   std::string kind_;           // of the first worker
   int process_ = 0;            // pid of the current worker
   std::set<uint64_t> calls_;   // calls of Python functions without a reply so far
-  uint64_t delivered_ = 0;     // sequence of the last reply that the client received
+  uint64_t delivered_ = 0;     // sequence of the last reply that the client received; replies come in order
   uint64_t acknowledged_ = 0;  // as far as the client knows
   std::thread restorer_;
   std::atomic<Clock::time_point> last_checkpoint_{Clock::now()};

@@ -183,7 +183,7 @@ class Client {
   virtual Status wait_mark(uint64_t ticket, const KeepWaiting& keep_waiting, Mark* mark) = 0;
   // Whether everything that was sent is done, as far as this end knows. Does not wait.
   virtual bool is_idle() = 0;
-  // Says that nobody will wait for this mark. Never throws.
+  // Says that nobody will wait for this ticket. Never throws.
   virtual void forget(uint64_t ticket) noexcept = 0;
 
   // Asks whether the worker can execute the op of this name ("mylib::scale.out"). Waits.

@@ -17,16 +17,16 @@
 // The handshake between a client and a worker over a network, before the first frame. Each message has a fixed size,
 // except for texts of at most kMaxText bytes.
 //
-//   client  Opening   the client hello: version, scheme, a nonce; to resume a session, a tag that only its client can
-//   make worker  Answer    the server hello: continue, and a nonce; or an error [TLS 1.3, except for a new session over
-//   tcp:// without a token] client  Request   the number of frames that it has received, and a proof worker  Result the
-//   result: success, the number of frames that it has received and a proof; or an error
+//   client  Opening   the client hello: version, scheme, a nonce; to resume a session, a tag that proves its client
+//   worker  Answer    the server hello: continue, and a nonce; or an error
+//   [TLS 1.3, except for a new session over tcp:// without a token]
+//   client  Request   the number of frames that it has received, and a proof
+//   worker  Result    success, the number of frames that it has received and a proof; or an error
 //
 // The two ends authenticate each other as follows:
 //   tcp:// with a token    TLS with a pre-shared key, derived from the token and all plaintext messages
 //   tls://                 TLS with certificates; with a token, each end also proves that it knows the token, by an
-//   HMAC over a
-//                          secret of this connection (RFC 9266)
+//                          HMAC over a secret of this connection (RFC 9266)
 //   resumed session        TLS with a pre-shared key, derived from the session's key and all plaintext messages
 //   tcp:// without a token no authentication and no encryption: both ends insist on the loopback interface
 //

@@ -20,7 +20,7 @@ namespace torch_remote::remote {
 // next one. Callers of send and receive only notice the delay.
 //
 // Each direction counts its frames. A sent frame is kept (tensor bytes by reference) until the other end acknowledges
-// it. On a new connection each end reports how many frames it has received and gets the others again, in the same
+// it. On a new connection each end reports how many frames it has received and gets the other frames again, in the same
 // order. So each frame is received exactly once. A partly received frame is sent again from its beginning. An idle end
 // sends heartbeats. A connection over which nothing arrives for three heartbeats is cut.
 //

@@ -31,7 +31,7 @@ constexpr size_t kMostRead = 16 * kRecord;  // most bytes that one call of read 
 constexpr size_t kRecordHeader = 5;         // bytes before each record
 constexpr size_t kMostKeyFile = 64 << 10;
 constexpr long kMaxCertificates = 16 << 10;  // most bytes of certificates that the other end may send
-// The identity of the pre-shared key. It tells nothing about the key.
+// The identity of the pre-shared key, which reveals nothing about the key.
 constexpr std::string_view kIdentity = "torch-remote";
 
 // The text of OpenSSL's last error, which is then cleared.
@@ -61,8 +61,8 @@ void* reallocate(void* memory, size_t size, const char* file, int line) {
 // --- a socket for OpenSSL --------------------------------------------------------------------------------------------
 
 // OpenSSL allocates the length that a client hello states, up to 128 KiB, before it has read the hello. So a worker
-// checks the plaintext first: each handshake record must begin with a client hello that is shorter than 4 KiB, as those
-// of real clients are.
+// checks the plaintext first. Each handshake record must begin with a client hello shorter than 4 KiB; those of real
+// clients are.
 class HelloGuard {
  public:
   bool good(const char* data, size_t size) {

@@ -59,7 +59,7 @@ class Transport {
   virtual AttachmentPtr allocate(size_t size) = 0;
 
   // Makes an attachment of existing memory without a copy. The other end must be able to reach the memory: it is in an
-  // attachment of this connection, whichever end created it, or, in process, anywhere. A byte stream accepts any memory
+  // attachment of this connection, made by either end. In process it may be anywhere. A byte stream accepts any memory
   // because it sends the bytes from there. Otherwise returns null. The memory must not change until `keep` is released,
   // which happens when the peer gives it back or has received the bytes. A thread of this end that is in send, receive
   // or the destructor releases it. Thread safe.

@@ -12,8 +12,8 @@
 namespace torch_remote::remote {
 
 // Encoding: (skip count value*)*. `skip` words are unchanged, then `count` words change by `value`: a signed wrapping
-// difference, or the new bits of a word that changed much (see delta.cpp). `last` becomes `now`. Before the first run
-// of a program all words are 0. Their number never changes, and both ends know it from the program.
+// difference, or the new bits after a large change (see delta.cpp). `last` becomes `now`. Before the first run of a
+// program all words are 0. Their number never changes, and both ends know it from the program.
 void encode_params(std::span<const int64_t> now, std::vector<int64_t>& last, std::vector<uint8_t>& out);
 // Applies `bytes` to `last`, whose size the receiver has set from the program. Returns kInvalid for bytes that do not
 // decode or that go past the end of `last`. Sets `changed` if `bytes` has any change.
