@@ -34,7 +34,7 @@ std::optional<CapturedError> captured(const wire::Error* error) {
   return CapturedError{wire::to_status(*error), error->program(), error->record(), error->sequence()};
 }
 
-// The verifier does not ask where the elements of a vector are aligned.
+// The flatbuffers verifier does not check the alignment of a vector's elements.
 std::vector<int64_t> copied(const flatbuffers::Vector<int64_t>* vector) {
   if (vector == nullptr || vector->size() == 0) return {};
   std::vector<int64_t> result(vector->size());
@@ -217,7 +217,8 @@ void find_interface(CapturedProgram& program) {
   }
 }
 
-// Whether runs of one graph can be runs of the other.
+// Whether the graphs have the same numbers of parameters, inputs and survivors, so that a run of one is a run of the
+// other.
 bool same_interface(const ir::Graph& a, const ir::Graph& b) {
   const auto interface = [](const ir::Graph& graph) {
     std::pair<size_t, size_t> counts;
@@ -293,7 +294,7 @@ Status CaptureReader::next(std::optional<CaptureEvent>* event) {
       case wire::Type::kProgress:
         status = progress(chunk, &made, &is_event);
         break;
-      default:  // greetings, questions: nothing that a replay needs
+      default:  // hello messages and questions, which a replay does not need
         is_event = false;
     }
     if (!status) return status;

@@ -3,12 +3,12 @@
 #include <cstddef>
 #include <cstdint>
 
-// The bytes of a capture: a file header, then chunks. Little endian; headers, chunks and attachments are aligned to 64
-// bytes, and what lies between is zero. A file that ends inside a chunk was being written when its process died:
-// everything before that chunk counts.
+// The format of a capture: a file header, then chunks. Integers are little endian. Headers, chunks and attachments are
+// aligned to 64 bytes; the padding is zero. If a file ends inside a chunk, its process died while writing it, and
+// everything before that chunk is valid.
 //
-// The format's version changes when a reader of the old one would misread a new file. Flatbuffers
-// (remote/capture/capture.fbs, remote/wire/wire.fbs) may grow fields without that.
+// The format version changes when a reader of the old version would misread a new file. The flatbuffers
+// (remote/capture/capture.fbs, remote/wire/wire.fbs) may get new fields without that.
 namespace torch_remote::capture {
 
 inline constexpr char kMagic[8] = {'T', 'R', 'R', 'E', 'P', 'L', 'A', 'Y'};
@@ -23,29 +23,29 @@ struct FileHeader {
 static_assert(sizeof(FileHeader) == kAlignment);
 
 enum class ChunkType : uint32_t {
-  kInfo = 1,     // control: Info
-  kSent,         // control: wire::Header and control message of a frame to the worker; attachment: the frame's
-  kReceived,     // likewise, from the worker
-  kSourceGraph,  // control: SourceGraph; attachment: the program
+  kInfo = 1,  // control: Info
+  kSent,      // control: wire::Header and control message of a frame to the worker; attachment: the frame's attachment
+  kReceived,  // the same for a frame from the worker
+  kSourceGraph,  // control: SourceGraph; attachment: the encoded graph
   kEnd,          // control: End
 };
 
-// Followed by `control` bytes, padding, `attachment` bytes, padding. The header has a checksum of its own, so that a
-// damaged length is not taken for the end of a file that is still being written.
+// Followed by `control` bytes, padding, `attachment` bytes, padding. The header has its own checksum, so that a damaged
+// length is not mistaken for the end of a file that is still being written.
 struct ChunkHeader {
   uint32_t header_checksum;  // CRC-32C of the rest of the header
   ChunkType type;
-  uint64_t time;        // nanoseconds since the capture began
+  uint64_t time;        // ns since the start of the capture
   uint64_t attachment;  // bytes
   uint32_t control;     // bytes
-  uint32_t checksum;    // CRC-32C of what follows the header, padding included
+  uint32_t checksum;    // CRC-32C of everything after the header, including padding
 };
 static_assert(sizeof(ChunkHeader) == 32);
-inline constexpr size_t kHeaderChecked = offsetof(ChunkHeader, type);  // where the header's checksum begins
+inline constexpr size_t kHeaderChecked = offsetof(ChunkHeader, type);  // where the checked part of the header begins
 
 constexpr uint64_t align(uint64_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Bytes of a chunk. `attachment` is no more than a file can have.
+// Size of a chunk in bytes. `attachment` must be at most the size of a file, so that the sum cannot overflow.
 constexpr uint64_t chunk_bytes(uint64_t control, uint64_t attachment) {
   return align(sizeof(ChunkHeader) + control) + align(attachment);
 }

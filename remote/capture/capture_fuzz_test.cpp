@@ -1,5 +1,5 @@
-// Damaged captures whose checksums are right, so that the damage reaches what reads the messages. With FUZZ_SECONDS for
-// that long, else over a fixed number of seeds.
+// Reads damaged captures with correct checksums, so that the damage reaches the code that decodes messages. Runs for
+// FUZZ_SECONDS if that is set, else over a fixed number of seeds.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -52,7 +52,7 @@ void write_random_session(Rng& rng, const std::string& path) {
   }
 }
 
-// Where its chunks begin, and the end.
+// The offsets of the chunks and of the end.
 std::vector<size_t> chunks_of(const Bytes& bytes) {
   std::vector<size_t> places{sizeof(capture::FileHeader)};
   while (places.back() < bytes.size()) {
@@ -84,8 +84,8 @@ Bytes damaged(Rng& rng, const Bytes& whole) {
   Bytes result(whole.begin(), whole.begin() + static_cast<ptrdiff_t>(places[0]));
   for (size_t i = 0; i + 1 < places.size(); ++i) {
     const uint64_t choice = rng() % 100;
-    const size_t from = choice < 3 ? rng() % (places.size() - 1) : i;  // another chunk in its place
-    if (i > 0 && choice >= 97) continue;                               // it is not there
+    const size_t from = choice < 3 ? rng() % (places.size() - 1) : i;  // replaces the chunk with another one
+    if (i > 0 && choice >= 97) continue;                               // removes the chunk
     Bytes chunk(whole.begin() + static_cast<ptrdiff_t>(places[from]),
                 whole.begin() + static_cast<ptrdiff_t>(places[from + 1]));
     if (rng() % places.size() < 2) {
@@ -99,7 +99,7 @@ Bytes damaged(Rng& rng, const Bytes& whole) {
   return result;
 }
 
-// Reads everything. What is accepted must make sense.
+// Reads everything and checks that accepted events are consistent.
 Status read_all(Bytes bytes) {
   std::unique_ptr<CaptureReader> reader;
   if (Status status = CaptureReader::parse(std::move(bytes), &reader); !status) return status;
@@ -144,7 +144,7 @@ TEST(CaptureFuzz, DamagedCapturesGiveErrors) {
   std::filesystem::remove(name);
   std::printf("%zu captures, %zu of them accepted\n", tried, accepted);
   EXPECT_GT(tried, 100u);
-  EXPECT_GT(accepted, tried / 100);  // else the damage is only ever in the container
+  EXPECT_GT(accepted, tried / 100);  // otherwise only the container was ever damaged
 }
 
 }  // namespace

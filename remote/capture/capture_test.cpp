@@ -53,7 +53,7 @@ class CaptureTest : public testing::Test {
     EXPECT_TRUE(status.ok()) << status.message();
     return writer;
   }
-  // Two uploads, a program, three runs, a read.
+  // Writes two uploads, a program, three runs and a read.
   void write_session() {
     SessionWriter session(open());
     session.upload(1, bytes_of("abcdefgh"));
@@ -127,7 +127,7 @@ TEST_F(CaptureTest, GivesBackWhatWasSent) {
     const CapturedProgram& program = *as<ProgramEvent>(all[2]).program;
     ASSERT_TRUE(program.source.has_value());
     EXPECT_EQ(*program.source, graph(kTwoInputs));
-    EXPECT_EQ(program.graph, *program.source);  // with the lines, which did not travel
+    EXPECT_EQ(program.graph, *program.source);  // including the lines, which were not sent to the worker
     EXPECT_EQ(program.inputs, (std::vector<uint32_t>{0, 1}));
     EXPECT_EQ(program.survivors, (std::vector<uint32_t>{2}));
     const auto& last = as<RunEvent>(all[5]);
@@ -246,12 +246,12 @@ TEST_F(CaptureTest, TwoWritersOfOneFileAreRefused) {
   EXPECT_NE(status.message().find("%p"), std::string::npos) << status.message();
 }
 
-// A capture has tensors in it.
+// A capture contains tensors, so other users must not read it.
 TEST_F(CaptureTest, OnlyTheUserReadsACapture) {
   const mode_t before = umask(0);
   open();
   EXPECT_EQ(fs::status(path).permissions(), fs::perms::owner_read | fs::perms::owner_write);
-  fs::permissions(path, fs::perms::all);  // an older one, which is written anew
+  fs::permissions(path, fs::perms::all);  // an existing capture, which is overwritten
   open();
   EXPECT_EQ(fs::status(path).permissions(), fs::perms::owner_read | fs::perms::owner_write);
   umask(before);

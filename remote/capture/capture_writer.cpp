@@ -22,7 +22,7 @@ namespace {
 using capture::ChunkHeader;
 using capture::ChunkType;
 
-// Kept for the chunk that says that the limit was reached.
+// Reserved for the chunk that says that the limit was reached.
 constexpr uint64_t kEndBytes = capture::chunk_bytes(64, 0);
 
 constexpr std::byte kZeros[capture::kAlignment] = {};
@@ -57,7 +57,7 @@ class CapturingTransport : public ForwardingTransport {
   CapturingTransport(std::unique_ptr<Transport> inner, std::shared_ptr<CaptureWriter> writer)
       : ForwardingTransport(std::move(inner)), writer_(std::move(writer)) {}
 
-  // Written before it is sent: afterwards the memory is the worker's, which may use it as the buffer that it fills.
+  // We write the frame before sending it. Once it is sent, the worker owns the memory and may overwrite it.
   Status send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) override {
     writer_->sent(header, control, bytes_of(attachment));
     return inner().send(header, control, std::move(attachment));
@@ -87,8 +87,8 @@ Status CaptureWriter::open(const CaptureOptions& options, std::shared_ptr<Captur
   const auto fail = [&](const std::string& why) {
     return Status::invalid("remote: cannot write the capture '" + options.path + "': " + why);
   };
-  // A capture has the tensors that were sent: only this user reads it, and it is not written through a link, or to a
-  // file, that another user put there.
+  // A capture contains tensors, so only this user may read it. We do not follow a symbolic link, or write to a file
+  // that belongs to another user.
   const int file = ::open(options.path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (file < 0) return fail(errno == ELOOP ? "it is a symbolic link; name the file itself" : std::strerror(errno));
   struct stat about{};
@@ -160,7 +160,7 @@ void CaptureWriter::put_end(uint64_t limit) {
 void CaptureWriter::frame(ChunkType type, wire::Header& header, std::span<const uint8_t> control,
                           std::span<const std::byte> attachment) {
   header.length = static_cast<uint32_t>(control.size());
-  header.checksum = 0;  // the chunk has one
+  header.checksum = 0;  // the chunk has a checksum
   write_chunk(type, {&header, sizeof(header)}, {control.data(), control.size()}, attachment);
 }
 

@@ -12,42 +12,43 @@
 #include "remote/capture/capture_format.h"
 #include "remote/transport/transport.h"
 
-// Writes a capture: everything that passes between a client and its worker in one session, so that remote-replay can
-// run it again without the program that recorded it. `capture_frames` gives a transport that does so; what a client
-// does not send (the graphs before the passes) is added by hand. remote/capture/capture.h reads it.
+// Writes a capture: all frames between a client and its worker in one session. remote-replay can then run the session
+// again without the script that recorded it. capture_frames() wraps a transport to do so. The graphs before the passes,
+// which a client does not send, are added with source_graph(). remote/capture/capture.h reads captures.
 namespace torch_remote::remote {
 
 struct CaptureOptions {
   std::string path;                    // an existing file is overwritten
-  uint64_t limit = uint64_t{4} << 30;  // bytes; then the capture ends and the session goes on
+  uint64_t limit = uint64_t{4} << 30;  // in bytes; when it is reached, the capture ends and the session continues
   std::string torch_version = {};      // for the reader
 };
 
-// Thread safe. A chunk is in the file (one write) before the call returns, so that a process that dies leaves all that
-// it did. What goes wrong while writing (limit, full disk) is said once on stderr and ends the capture, not the
-// session.
+// Thread safe. A chunk is written to the file with one system call before a call returns, so that nothing is lost if
+// the process dies. An error while writing (limit reached, disk full) is printed once to stderr; it ends the capture
+// but not the session.
 class CaptureWriter {
  public:
-  // kInvalid if the file cannot be written, or another process or session is writing it.
+  // Returns kInvalid if the file cannot be written, or if another process or session is writing it.
   static Status open(const CaptureOptions& options, std::shared_ptr<CaptureWriter>* writer);
-  // Writes the mark of a complete capture.
+  // Writes the last chunk, which marks the capture as complete.
   ~CaptureWriter();
   CaptureWriter(const CaptureWriter&) = delete;
   CaptureWriter& operator=(const CaptureWriter&) = delete;
 
-  // A frame on its way. `header.length` and `header.checksum` need not be set.
+  // Records a frame. `header.length` and `header.checksum` need not be set.
   void sent(wire::Header header, std::span<const uint8_t> control, std::span<const std::byte> attachment);
   void received(wire::Header header, std::span<const uint8_t> control, std::span<const std::byte> attachment);
 
-  // The graph that program `number` will be made from (ir::encode_program of it): before the program is sent.
+  // Records the graph from which program `number` is built, encoded with ir::encode_program. Must be called before the
+  // program is sent.
   void source_graph(uint32_t number, std::span<const uint8_t> program);
 
-  // Bytes in the file.
+  // Bytes written to the file.
   uint64_t written() const;
-  // False once something went wrong.
+  // False after an error.
   bool is_open() const { return open_; }
 
-  // In a forked child: closes the child's copy of the file, writes nothing. Takes no lock.
+  // For a forked child: closes the child's descriptor and writes nothing. Takes no lock.
   void abandon();
 
  private:
@@ -58,7 +59,7 @@ class CaptureWriter {
   CaptureWriter(int file, const CaptureOptions& options);
   void frame(capture::ChunkType type, wire::Header& header, std::span<const uint8_t> control,
              std::span<const std::byte> attachment);
-  // A control part in two pieces (the second may be empty) and an attachment.
+  // Writes a control part of two pieces, the second of which may be empty, and an attachment.
   void write_chunk(capture::ChunkType type, Piece first, Piece second, std::span<const std::byte> attachment);
   void put(capture::ChunkType type, Piece first, Piece second, std::span<const std::byte> attachment);
   void put_end(uint64_t limit);
@@ -67,21 +68,23 @@ class CaptureWriter {
   const int file_;
   const std::string path_;
   const uint64_t limit_;
-  const uint64_t began_;  // steady clock, ns
+  const uint64_t began_;  // steady clock, in ns
   std::atomic<bool> open_{true};
   mutable std::mutex mutex_;
-  uint64_t written_ = 0;  // bytes
+  uint64_t written_ = 0;  // in bytes
 };
 
-// A transport that passes everything on to `inner` and writes each frame to `writer`.
+// Returns a transport that forwards everything to `inner` and records each frame with `writer`.
 std::unique_ptr<Transport> capture_frames(std::unique_ptr<Transport> inner, std::shared_ptr<CaptureWriter> writer);
 
-// A number of bytes, with K, M or G for powers of 1024. `name`: of the setting, for the error.
+// Parses a number of bytes, with K, M or G for powers of 1024. `name` is the name of the setting, for the error
+// message.
 Status parse_bytes(const char* name, const char* text, uint64_t* bytes);
 
-// What TORCH_REMOTE_CAPTURE and TORCH_REMOTE_CAPTURE_LIMIT (null or empty: not set) ask for. `path` is empty if nothing
-// is to be captured. In the path, %p stands for the process. A process's first session has the name as given, its
-// second one "name.2.rreplay" for "name.rreplay". The limit is a number of bytes, with K, M or G for powers of 1024.
+// Parses TORCH_REMOTE_CAPTURE and TORCH_REMOTE_CAPTURE_LIMIT; null or empty means not set. `path` stays empty if there
+// is nothing to capture. In the path, %p stands for the process id. The first session of a process gets the name as
+// given, the second one "name.2.rreplay" instead of "name.rreplay". The limit is a number of bytes, with K, M or G for
+// powers of 1024.
 Status capture_options(const char* path, const char* limit, CaptureOptions* options);
 
 }  // namespace torch_remote::remote

@@ -23,13 +23,13 @@ Status damaged(uint64_t offset) {
   return Status::invalid("remote: the log of the session is damaged at byte " + std::to_string(offset));
 }
 
-// Of a LoadProgram.
+// The number of the program in a LoadProgram message.
 uint32_t program_of(const LoggedFrame& frame) {
   const auto* message = wire::verify<wire::LoadProgram>(frame.control);
   return message != nullptr ? message->program() : 0;
 }
 
-// A file's bytes up to `size`.
+// Maps a file's bytes up to `size`.
 class Mapped {
  public:
   Mapped(int file, uint64_t size) : size_(size), data_(mmap(nullptr, size, PROT_READ, MAP_SHARED, file, 0)) {}
@@ -64,7 +64,7 @@ Status ReplayLog::open(const std::string& folder, uint64_t limit, std::unique_pt
 }
 
 Status ReplayLog::make(FilePtr* file) const {
-  // A folder of its own, so that nobody else can open the file before it has no name any more.
+  // The file gets a new folder, so that nobody else can open it before it is unlinked.
   std::string folder = folder_ + "/torch-remote-XXXXXX";
   if (mkdtemp(folder.data()) == nullptr) {
     return Status::invalid("remote: the log of the session in '" + folder_ + "': " + std::strerror(errno));
@@ -201,7 +201,7 @@ void ReplayLog::compact() {
     file->writer->sent(frame.header, frame.control, frame.attachment);
     return Status();
   });
-  if (!copied || !file->writer->is_open()) return;  // as it was, it is as good
+  if (!copied || !file->writer->is_open()) return;  // keep the old file, which is still valid
   programs_ = std::move(file);
   program_count_ = count;
   gone_.clear();

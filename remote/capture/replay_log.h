@@ -12,9 +12,9 @@
 #include "ir/status.h"
 #include "remote/capture/capture_writer.h"
 
-// What a client sent, on disk, as far as another worker must hear it to come to the same state: its programs, what
-// buffers held at the last checkpoint, and the messages since. The files are captures (capture_format.h) that have no
-// name any more, so nothing is left of them when the process ends.
+// A log on disk from which another worker can reach the same state. It has the programs, the contents of buffers at the
+// last checkpoint, and the messages since then. The files are captures (capture_format.h) that are unlinked, so they
+// disappear when the process ends.
 namespace torch_remote::remote {
 
 struct LoggedFrame {
@@ -26,39 +26,39 @@ struct LoggedFrame {
 // Thread safe.
 class ReplayLog {
  public:
-  // `folder` is made if it is not there; `limit`: bytes of messages since a checkpoint that are written at most.
+  // Creates `folder` if it does not exist. `limit` is the most bytes of messages that it writes since a checkpoint.
   static Status open(const std::string& folder, uint64_t limit, std::unique_ptr<ReplayLog>* log);
 
-  // A message that goes out next. Not ok: it could not be written, and the log is of no use until the next checkpoint.
+  // Appends a message that is sent next. If this fails, the log is unusable until the next checkpoint.
   Status append(const wire::Header& header, std::span<const uint8_t> control, std::span<const std::byte> attachment);
-  // One that was appended did not go out after all.
+  // Marks an appended message as not sent.
   void forget(uint64_t sequence);
-  // What is appended from here on comes behind the checkpoint that `begin_checkpoint` began.
+  // Starts a new checkpoint: messages appended from now on come after it.
   Status cut();
-  // The messages before this one cannot be repeated: only what a later checkpoint holds counts.
+  // Marks earlier messages as not repeatable. The log is unusable until a later checkpoint.
   void spoil(const std::string& why);
-  // Ok, or why the session cannot be rebuilt from this.
+  // Returns ok, or the reason why the session cannot be rebuilt from this log.
   Status usable() const;
   // Bytes of messages since the last checkpoint.
   uint64_t size() const;
 
-  // A checkpoint, after cut: its buffers, then commit, or abandon.
+  // Writes a checkpoint. After cut(), begin it, add its buffers, then commit or abandon it.
   Status begin_checkpoint();
   Status add_buffer(uint64_t buffer, std::span<const std::byte> bytes);
   Status commit_checkpoint();
   void abandon_checkpoint();
 
-  // Where a reader is. The log must not get another checkpoint meanwhile: hold_checkpoints.
+  // A reader's position. No checkpoint may be committed meanwhile: see hold_checkpoints().
   struct Place {
     size_t file = 0;
     uint64_t offset = 0;
   };
   using Visit = std::function<Status(const LoggedFrame&)>;
-  // All programs that a message since the last checkpoint may run, then that checkpoint's buffers.
+  // Visits all programs that a message since the last checkpoint may run, then the buffers of that checkpoint.
   Status visit_state(const Visit& visit) const;
-  // The messages from `place` on, which is moved behind those that were visited.
+  // Visits the messages from `place` on and moves `place` behind them.
   Status visit_messages(Place* place, const Visit& visit) const;
-  // While one of these lives, commit_checkpoint waits.
+  // While this lock is held, commit_checkpoint waits.
   std::unique_lock<std::mutex> hold_checkpoints() { return std::unique_lock(reading_); }
 
   void abandon();
@@ -66,28 +66,28 @@ class ReplayLog {
  private:
   struct File {
     std::shared_ptr<CaptureWriter> writer;
-    int descriptor = -1;  // to read
+    int descriptor = -1;  // for reading
     ~File();
   };
   using FilePtr = std::shared_ptr<File>;
   ReplayLog(std::string folder, uint64_t limit) : folder_(std::move(folder)), limit_(limit) {}
   Status make(FilePtr* file) const;
-  // With mutex_ held: programs that were dropped before the last checkpoint go, if they are most of what is there.
+  // Requires mutex_. Removes programs that were dropped before the last checkpoint, if they are at least half of all.
   void compact();
   static Status visit_file(const File& file, uint64_t* offset, const Visit& visit);
 
   const std::string folder_;
   const uint64_t limit_;
-  std::mutex reading_;  // before mutex_
+  std::mutex reading_;  // taken before mutex_
   mutable std::mutex mutex_;
   FilePtr programs_, state_, next_state_;
   std::vector<FilePtr> messages_;
-  size_t cut_at_ = 0;  // index of the file that begins behind the checkpoint that is being made
+  size_t cut_at_ = 0;  // index of the first file after the checkpoint that is being made
   std::set<uint64_t> forgotten_;
-  // Programs that were dropped: since the last checkpoint, behind the one that is being made, before the last one.
+  // Dropped programs: since the last checkpoint; since the cut; before the last checkpoint (gone_).
   std::vector<uint32_t> dropped_, dropped_since_cut_;
   std::set<uint32_t> gone_;
-  size_t program_count_ = 0;  // in programs_
+  size_t program_count_ = 0;  // number of programs in programs_
   std::string spoiled_, spoiled_since_cut_;
   bool cutting_ = false;
 };

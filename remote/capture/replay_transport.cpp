@@ -20,20 +20,20 @@ namespace {
 using wire::Type;
 using Clock = std::chrono::steady_clock;
 
-// As a client does (remote/client/types.h).
+// The same limits as a client's (remote/client/types.h).
 constexpr uint64_t kMostOnTheWay = 64;  // messages
 constexpr uint64_t kMostBytesOnTheWay = uint64_t{256} << 20;
 constexpr const char* kCalled = "a Python function ran beside the worker, which is not done again";
-constexpr int kMostDeaths = 3;  // of workers, one after the other, that get no further
+constexpr int kMostDeaths = 3;  // successive deaths of workers without progress in between
 constexpr std::chrono::seconds kHello{120};
 constexpr std::chrono::milliseconds kBetweenAttempts{300};
 
 Type type_of(const wire::Header& header) { return static_cast<Type>(header.type); }
-// Replies come in the order of their messages, but those of calls.
+// Whether the message is a reply whose order is that of the client's messages. Replies to calls come in any order.
 bool is_reply(Type type) { return type != Type::kProgress && type != Type::kProfilePart && type != Type::kCallReply; }
 bool is_timeout(const Status& status) { return status.code() == ErrorCode::kTimeout; }
 
-// Messages that do the same again. What is not known is taken for one that does not.
+// Whether a message has the same effect when it is sent again. We assume that unknown types do not.
 bool repeats(Type type) {
   switch (type) {
     case Type::kLoadProgram:
@@ -55,7 +55,7 @@ bool repeats(Type type) {
   }
 }
 
-// Memory of one worker's transport; after a restore it is copied to the next one's.
+// An attachment of one worker's transport. After a restore it is copied to the next worker's transport.
 class Owned : public Attachment {
  public:
   Owned(AttachmentPtr inner, uint64_t generation) : inner_(std::move(inner)), generation_(generation) {}
@@ -68,7 +68,7 @@ class Owned : public Attachment {
   const uint64_t generation_;
 };
 
-// What two workers must have in common to compute the same bits.
+// Describes what two workers must have in common to compute the same bits.
 std::string kind_of(const wire::HelloReply& hello) {
   const auto text = [](const flatbuffers::String* s) { return s != nullptr ? s->str() : std::string(); };
   std::string kind =
@@ -83,7 +83,7 @@ std::string kind_of(const wire::HelloReply& hello) {
   return kind;
 }
 
-// Whether a worker's message says that memory ran out. Another worker may have had more.
+// Whether a worker's message reports that it ran out of memory. Another worker might not have.
 bool ran_out(const Frame& frame) {
   const auto code = [](const wire::Error* error) {
     return error != nullptr && error->code() == static_cast<uint8_t>(ErrorCode::kOutOfMemory);
@@ -115,7 +115,7 @@ bool ran_out(const Frame& frame) {
   }
 }
 
-// Locks: send_mutex_ makes the log's order that of the connection; mutex_, taken after it, is held for moments.
+// Locks: send_mutex_ makes the order of the log that of the connection. mutex_ is taken after it, for short times.
 class Replaying final : public ReplayTransport {
  public:
   Replaying(std::unique_ptr<Transport> first, ReplayOptions options, std::unique_ptr<ReplayLog> log)
@@ -155,7 +155,7 @@ class Replaying final : public ReplayTransport {
     inner_->abandon();
   }
   bool shares_memory() const override { return current().first->shares_memory(); }
-  // The session's, also where a listener is the peer: so that another one is seen.
+  // The pid of the session's process, even if the peer is a listener, so that a replaced worker has another pid.
   int peer_process() const override {
     std::lock_guard lock(mutex_);
     return process_;
@@ -185,7 +185,7 @@ class Replaying final : public ReplayTransport {
     return {inner_, generation_};
   }
   Status greet(wire::Header header, std::span<const uint8_t> control);
-  // With mutex_ held. False: the client has had it.
+  // Requires mutex_. Returns false if the client already received this frame.
   bool note(const Frame& frame);
   void lose(uint64_t generation, const Status& why);
   bool closing() const {
@@ -193,14 +193,14 @@ class Replaying final : public ReplayTransport {
     return closing_;
   }
 
-  // The restoring thread's.
+  // The following belong to the restoring thread.
   void restore_loop();
   void restore(const Status& why);
   void drain_lost();
   Status replay(std::shared_ptr<Transport> fresh);
   Status greet_again(Transport& fresh);
   Status send_again(Transport& fresh, const LoggedFrame& frame, uint64_t sequence);
-  // What came; waits at most so long.
+  // Receives available frames; waits for the first one for at most `timeout`.
   Status take(Transport& fresh, std::chrono::nanoseconds timeout);
   void say(const std::string& what) const {
     if (options_.tell) options_.tell(what);
@@ -212,7 +212,7 @@ class Replaying final : public ReplayTransport {
   std::mutex send_mutex_;
   wire::Header hello_header_;
   std::vector<uint8_t> hello_;
-  using Limit = std::optional<std::vector<uint8_t>>;  // the Memory message that set one
+  using Limit = std::optional<std::vector<uint8_t>>;  // the last Memory message that set a limit
   Limit limit_, limit_at_cut_;
 
   mutable std::mutex mutex_;
@@ -220,24 +220,24 @@ class Replaying final : public ReplayTransport {
   std::shared_ptr<Transport> inner_;
   uint64_t generation_ = 1;
   State state_ = State::kLive;
-  Status why_;  // it was lost, or is for good
+  Status why_;  // why the worker was lost, or why it cannot be restored
   std::chrono::nanoseconds busy_{0};
   bool receiving_ = false, woken_ = false, closing_ = false;
   Limit state_limit_;          // as of the last checkpoint
-  std::deque<Frame> came_;     // for the client, before what comes from inner_
+  std::deque<Frame> came_;     // frames for the client, before those from inner_
   std::string kind_;           // of the first worker
-  int process_ = 0;            // of the worker that is there
-  std::set<uint64_t> calls_;   // of Python functions, without an answer so far
-  uint64_t delivered_ = 0;     // sequence of the last reply that the client has, which come in order
-  uint64_t acknowledged_ = 0;  // as the client knows it
+  int process_ = 0;            // pid of the current worker
+  std::set<uint64_t> calls_;   // calls of Python functions without a reply so far
+  uint64_t delivered_ = 0;     // sequence of the last reply that the client received; replies come in order
+  uint64_t acknowledged_ = 0;  // as far as the client knows
   std::thread restorer_;
   std::atomic<Clock::time_point> last_checkpoint_{Clock::now()};
 
-  // The restoring thread's.
-  bool pass_on_ = false;  // what comes may be for the client
-  uint64_t there_ = 0;    // sequence that the new worker is at
+  // The following belong to the restoring thread.
+  bool pass_on_ = false;  // whether frames may be for the client
+  uint64_t there_ = 0;    // the last sequence that the new worker acknowledged
   uint64_t bytes_on_the_way_ = 0;
-  std::deque<std::pair<uint64_t, uint64_t>> on_the_way_;  // sequence, bytes
+  std::deque<std::pair<uint64_t, uint64_t>> on_the_way_;  // pairs of sequence and bytes
   uint64_t acknowledged_at_death_ = 0;
   int deaths_ = 0;
   int fresh_process_ = 0;
@@ -254,7 +254,7 @@ Replaying::~Replaying() {
 
 // --- the client's side -----------------------------------------------------------------------------------------------
 
-// The greeting asks for a worker whose bits come again.
+// Sends the client hello with `repeatable` set, so that the worker computes the same bits again.
 Status Replaying::greet(wire::Header header, std::span<const uint8_t> control) {
   const auto* hello = wire::verify<wire::Hello>(control);
   if (hello == nullptr) return Status::internal("remote: the client's greeting is damaged");
@@ -289,7 +289,7 @@ Status Replaying::send(wire::Header header, std::span<const uint8_t> control, At
     if (message != nullptr && message->limit()) limit_.emplace(control.begin(), control.end());
   }
   if (repeats(type)) {
-    // Before it goes out: afterwards the memory is the worker's, which may use it as the buffer that it fills.
+    // We log the message before sending it. Once it is sent, the worker owns the memory and may overwrite it.
     const bool logged = log_->append(header, control, bytes).ok();
     if (!logged && !live) return log_->usable();
     if (keeps) {
@@ -351,7 +351,7 @@ bool Replaying::note(const Frame& frame) {
   acknowledged_ = std::max(acknowledged_, sequence);
   if (type == Type::kCallReply) {
     calls_.erase(sequence);
-    log_->spoil(kCalled);  // what it made is no message's
+    log_->spoil(kCalled);  // the results of the call are in no message
   }
   if (ran_out(frame)) {
     log_->spoil("memory ran out on the worker, which another one need not repeat");
@@ -398,7 +398,7 @@ Status Replaying::receive(Frame* frame, std::chrono::nanoseconds timeout) {
 void Replaying::lose(uint64_t generation, const Status& why) {
   if (state_ != State::kLive || generation != generation_) return;
   why_ = why;
-  if (delivered_ == 0) {  // nobody has greeted yet: there is nothing to restore
+  if (delivered_ == 0) {  // the handshake is not done yet, so there is nothing to restore
     state_ = State::kFailed;
     return;
   }
@@ -430,7 +430,7 @@ void Replaying::restore_loop() {
   }
 }
 
-// What the lost one said before counts, and is in order.
+// Takes the frames that the lost worker sent before its death, which are valid.
 void Replaying::drain_lost() {
   std::unique_lock lock(mutex_);
   const std::shared_ptr<Transport> old = inner_;
@@ -563,7 +563,7 @@ Status Replaying::send_again(Transport& fresh, const LoggedFrame& logged, uint64
   return fresh.send(header, logged.control, std::move(attachment));
 }
 
-// Messages are counted from 1 for what makes the state, and by the client's numbers from there on.
+// The messages that restore the state are numbered from 1. The messages after them keep the client's numbers.
 Status Replaying::replay(std::shared_ptr<Transport> fresh) {
   const auto no_checkpoint = log_->hold_checkpoints();
   std::unique_lock lock(mutex_, std::defer_lock);

@@ -10,40 +10,40 @@
 #include "ir/status.h"
 #include "remote/transport/transport.h"
 
-// A session that outlives its worker: what the client sends is written to disk, and when the worker is lost it is sent
-// again, to another worker, from the last checkpoint on. The client notices nothing but the time.
+// A session that survives its worker. The client's messages are written to disk. When the worker is lost, they are sent
+// to another worker, from the last checkpoint on. The client only notices the delay.
 //
-// That the new worker comes to the same bits is up to the greeting: it asks the worker to choose nothing by what takes
-// how long (Hello::repeatable). Another kind of worker (processor, number of cores, versions) is refused.
+// To get the same bits from the new worker, the client hello asks it not to choose algorithms by timing
+// (Hello::repeatable). A different kind of worker (processor, number of cores, versions) is refused.
 namespace torch_remote::remote {
 
 struct ReplayOptions {
   std::string folder;                  // for the log
-  uint64_t limit = uint64_t{1} << 30;  // bytes of messages since the last checkpoint
-  // Another worker, when one is lost; called on a thread of the transport's, again and again for `patience` if it fails
-  // while `go_on` says so.
+  uint64_t limit = uint64_t{1} << 30;  // limit on bytes of messages since the last checkpoint
+  // Connects to another worker when one is lost. Called on a thread of the transport. If it fails, it is called again
+  // for up to `patience`; it should stop when `go_on` returns false.
   std::function<Status(const KeepWaiting& go_on, std::unique_ptr<Transport>* transport)> connect;
   std::chrono::seconds patience{60};
-  std::chrono::seconds every{300};                    // a checkpoint is due after so long
-  std::function<void(const std::string&)> tell = {};  // what happens, for people; on any thread
-  std::function<void()> due = {};  // a checkpoint should be made; called while a message is sent, must not wait
+  std::chrono::seconds every{300};                    // a checkpoint is due after this time
+  std::function<void(const std::string&)> tell = {};  // receives log messages for users, on any thread
+  std::function<void()> due = {};  // asks for a checkpoint; called during a send, so it must not wait
 };
 
-// The client's end. Destroying it ends the restoring thread.
+// The client's end. The destructor ends the restoring thread.
 class ReplayTransport : public Transport {
  public:
   static Status open(std::unique_ptr<Transport> first, ReplayOptions options,
                      std::unique_ptr<ReplayTransport>* transport);
 
-  // A checkpoint that the client has begun (remote/client/checkpoint.h): what each buffer held, and the end, from which
-  // on the messages before it are forgotten; or it is given up. One thread at a time.
+  // A checkpoint that the client has begun (remote/client/checkpoint.h): begin it, add each buffer, then commit or
+  // abandon it. A commit forgets the messages before it. One thread at a time.
   virtual Status begin_checkpoint() = 0;
   virtual Status add_buffer(uint64_t buffer, std::span<const std::byte> bytes) = 0;
   virtual Status commit_checkpoint() = 0;
   virtual void abandon_checkpoint() = 0;
-  // Whether one is due: much was sent since the last one, or what was sent cannot be repeated.
+  // Whether a checkpoint is due: much was sent since the last one, time has passed, or a message cannot be repeated.
   virtual bool checkpoint_due() const = 0;
-  // How many workers were replaced.
+  // Number of workers that were replaced.
   virtual uint64_t restored() const = 0;
 };
 

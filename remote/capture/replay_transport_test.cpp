@@ -27,7 +27,7 @@ Pair unix_pair() {
   return {make_unix_transport(sockets[0]), make_unix_transport(sockets[1])};
 }
 
-// A client whose workers are fake ones, over each transport.
+// A client with fake workers, over each transport.
 class ReplayTest : public testing::TestWithParam<Pair (*)()> {
  protected:
   void begin(uint64_t limit = 1 << 20) {
@@ -70,7 +70,7 @@ class ReplayTest : public testing::TestWithParam<Pair (*)()> {
     const auto worker = std::move(workers.back());
     worker->die();
   }
-  // And another one is there.
+  // Kills the worker and waits until another one has replaced it.
   void lose() {
     kill();
     const Status status = synchronize();
@@ -115,7 +115,7 @@ class ReplayTest : public testing::TestWithParam<Pair (*)()> {
     const Status status = client->run(program, {params, inputs, 1}, &base, &info);
     EXPECT_TRUE(status.ok()) << status.message();
   }
-  // What a worker heard of this type.
+  // The messages of this type that a worker received.
   static std::vector<FakeWorker::Message> of(FakeWorker& worker, wire::Type type) {
     std::vector<FakeWorker::Message> all;
     for (auto& message : worker.messages()) {
@@ -144,7 +144,7 @@ class ReplayTest : public testing::TestWithParam<Pair (*)()> {
   ReplayTransport* replaying = nullptr;
   std::unique_ptr<Client> client;
   ProgramPtr program;
-  // Waits for it: a thread of the transport's own tells what it did when others may go on already.
+  // Waits for a log message. The transport's thread may log it after other threads have continued.
   bool tells(const std::string& what) {
     for (int i = 0; i < 1000; ++i) {
       {
@@ -163,7 +163,7 @@ class ReplayTest : public testing::TestWithParam<Pair (*)()> {
 
 INSTANTIATE_TEST_SUITE_P(Transports, ReplayTest, testing::Values(make_inproc_transport, unix_pair));
 
-// Another worker gets the programs that may still run, and those that a message since the checkpoint runs.
+// A new worker gets only the programs that can still run, and those that a message since the checkpoint runs.
 TEST_P(ReplayTest, ProgramsThatWereDroppedAreNotSentAgain) {
   begin();
   const uint64_t buffer = upload("data");
@@ -172,12 +172,12 @@ TEST_P(ReplayTest, ProgramsThatWereDroppedAreNotSentAgain) {
     run(i, buffer);
   }
   ASSERT_TRUE(synchronize().ok());
-  load();  // drops all before
+  load();  // drops all earlier programs
   run(200, buffer);
   ASSERT_TRUE(synchronize().ok());
   checkpoint();
   run(200, buffer);
-  load();  // drops the one before, which ran since
+  load();  // drops the previous program, which ran since the checkpoint
   run(201, buffer);
   ASSERT_TRUE(synchronize().ok());
   lose();
@@ -234,7 +234,7 @@ TEST_P(ReplayTest, ACheckpointStandsForAllThatWasBefore) {
   run(5, a);
   run(9, b);
   checkpoint();
-  run(5, a);  // says all of its parameters again
+  run(5, a);  // sends all of its parameters again
   run(6, a);
   EXPECT_EQ(read(b, 4), "defg");
   lose();
@@ -246,7 +246,7 @@ TEST_P(ReplayTest, ACheckpointStandsForAllThatWasBefore) {
   EXPECT_EQ(runs[1].params, std::vector<int64_t>{6});
   EXPECT_EQ(runs[1].inputs, std::vector<uint64_t>{a});
   const uint64_t c = upload("late");
-  lose();  // once more, from the same checkpoint
+  lose();  // again, from the same checkpoint
   EXPECT_EQ(read(c, 4), "late");
   EXPECT_EQ(read(b, 4), "defg");
   EXPECT_EQ(replaying->restored(), 2u);
@@ -310,7 +310,7 @@ TEST_P(ReplayTest, TheLogHasALimit) {
   EXPECT_FALSE(replaying->checkpoint_due());
   const uint64_t b = upload(std::string(9'000, 'b'));
   EXPECT_TRUE(replaying->checkpoint_due());
-  upload(std::string(9'000, 'c'));  // does not fit
+  upload(std::string(9'000, 'c'));  // exceeds the limit
   checkpoint();
   const uint64_t d = upload(std::string(9'000, 'd'));
   lose();
@@ -329,7 +329,7 @@ TEST_P(ReplayTest, AnEndWhileItIsRebuilt) {
   refuse = true;
   kill();
   std::this_thread::sleep_for(20ms);
-  client = nullptr;  // does not wait for the patience to end
+  client = nullptr;  // does not wait until `patience` is over
 }
 
 TEST_P(ReplayTest, NothingIsLeftInTheFolder) {

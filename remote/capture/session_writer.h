@@ -11,32 +11,32 @@
 #include "remote/capture/capture_writer.h"
 #include "remote/wire/delta.h"
 
-// Writes the capture of a session that no client had: what remote-replay cuts out of a capture and what remote-reduce
-// leaves of it.
+// Writes the capture of a session that no client recorded: a part that remote-replay cuts out of a capture, or what
+// remote-reduce leaves of it.
 namespace torch_remote::remote {
 
-// The messages in order, as a client would send them. Not thread safe.
+// Appends messages in order, as a client would send them. Not thread safe.
 class SessionWriter {
  public:
   explicit SessionWriter(std::shared_ptr<CaptureWriter> writer) : writer_(std::move(writer)) {}
 
   void upload(uint64_t buffer, std::span<const std::byte> bytes);
-  // `source`: the graph before the passes, or null.
+  // `source` is the graph before the passes, or null.
   void load(uint32_t number, const ir::Graph* source, const ir::Graph& program);
-  // Of a program that was loaded. `params` and `inputs` have as many elements as it wants.
+  // Appends a run of a loaded program, which determines the sizes of `params` and `inputs`.
   void run(uint32_t number, std::span<const int64_t> params, std::span<const uint64_t> inputs, uint64_t base,
            std::vector<uint64_t> frees = {});
-  // A view of a buffer (sizes and strides in elements), and its bytes, packed.
+  // Appends a read of a view (sizes and strides in elements) and its reply, the packed bytes.
   void read(uint64_t buffer, uint32_t item_size, std::span<const int64_t> sizes, std::span<const int64_t> strides,
             int64_t offset, std::span<const std::byte> bytes);
 
  private:
-  // What `builder` holds; returns its sequence.
+  // Writes the message in `builder` and returns its sequence.
   uint64_t send(wire::Type type, flatbuffers::FlatBufferBuilder& builder, std::span<const std::byte> attachment,
                 uint16_t flags = 0);
 
   const std::shared_ptr<CaptureWriter> writer_;
-  std::map<uint32_t, LastRun> last_runs_;  // by program
+  std::map<uint32_t, LastRun> last_runs_;  // last run of each program, by number
   uint64_t sequence_ = 0;
 };
 

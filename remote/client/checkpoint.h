@@ -9,8 +9,9 @@
 #include "ir/status.h"
 #include "remote/client/client.h"
 
-// What all buffers of a session hold at one point of it, read while the session goes on: for who wants to begin there
-// (remote/capture/replay_transport.h). One at a time. The clients are Client::connect's.
+// Checkpoints: the contents of all buffers of a session at one point, which are read while the session continues. A
+// replay can start from one (remote/capture/replay_transport.h). There is at most one at a time. `client` must come
+// from Client::connect.
 namespace torch_remote::remote {
 
 struct CheckpointBuffer {
@@ -19,14 +20,14 @@ struct CheckpointBuffer {
 };
 using TakeBytes = std::function<Status(std::span<const std::byte>)>;
 
-// From here on runs say all of their parameters once. *kept is false, and nothing is kept, where failures wait to be
-// told. Waits.
+// Makes a checkpoint; later runs send all of their parameters once. If there are unreported failures, *kept is false
+// and no checkpoint is made. Waits.
 Status begin_checkpoint(Client& client, const KeepWaiting& keep_waiting, bool* kept,
                         std::vector<CheckpointBuffer>* buffers);
-// What a buffer held then. Waits. `take` sees the bytes in place, once.
+// Reads a buffer's contents in the checkpoint. `take` sees the bytes once, in place. Waits.
 Status read_checkpoint(Client& client, const CheckpointBuffer& buffer, const TakeBytes& take,
                        const KeepWaiting& keep_waiting);
-// The worker forgets it. Waits.
+// Makes the worker drop the checkpoint. Waits.
 Status drop_checkpoint(Client& client, const KeepWaiting& keep_waiting);
 
 }  // namespace torch_remote::remote

@@ -17,32 +17,33 @@
 #include "remote/client/worker_profile.h"
 #include "remote/transport/transport.h"
 
-// The client's end: finds or builds the program of a trace, sends runs, uploads and reads, and matches replies.
+// The client's end of a connection. It finds or builds the program of a trace, sends runs, uploads and reads, and
+// matches replies.
 namespace torch_remote::remote {
 
 struct Counters {
   uint64_t flushes = 0;
   uint64_t programs_built = 0;
   uint64_t program_hits = 0;
-  uint64_t programs_dropped = 0;  // by this client and its worker, as there were too many
+  uint64_t programs_dropped = 0;  // by this client and on its worker, because of the limit on programs
   uint64_t programs_kept = 0;
   uint64_t kernels_compiled = 0;
-  uint64_t groups_refused = 0;       // of programs, that no kernel of the worker does
-  uint64_t round_trips = 0;          // waits for an answer
-  uint64_t connections = 0;          // waits for a worker's greeting
-  uint64_t back_pressure_waits = 0;  // waits until less is on its way
-  uint64_t bytes_sent = 0;           // control
-  uint64_t bytes_received = 0;       // control
+  uint64_t groups_refused = 0;       // fusion groups for which the worker has no kernel
+  uint64_t round_trips = 0;          // waits for a reply
+  uint64_t connections = 0;          // waits for a worker's hello
+  uint64_t back_pressure_waits = 0;  // waits because too many messages are in flight
+  uint64_t bytes_sent = 0;           // control bytes
+  uint64_t bytes_received = 0;       // control bytes
   uint64_t bytes_uploaded = 0;
   uint64_t bytes_downloaded = 0;
   uint64_t worker_bytes = 0;
   uint64_t worker_peak_bytes = 0;
 
-  // Of several clients: the sum.
+  // Adds another client's counters.
   void add(const Counters& other);
 };
 
-// Each of them, under the name that users see it by. A level is what there is now; the others count events.
+// A counter under the name that users see. A level is a current value; the others count events.
 struct CounterField {
   const char* name;
   uint64_t Counters::* value;
@@ -74,119 +75,122 @@ struct FlushInfo {
   uint32_t program = 0;
   size_t bytes = 0;       // control bytes of the run message
   uint64_t sequence = 0;  // of the run message
-  // On a miss: the first record that differs from the known program that agrees longest with this trace; == ops if a
-  // known one only differs in which buffers outlive it; SIZE_MAX if there is no other program.
+  // On a miss: index of the first record that differs from the known program with the longest common prefix. It equals
+  // `ops` if a known program differs only in which buffers survive. It is SIZE_MAX if there is no other program.
   size_t first_difference = 0;
 };
 
-// Of one run of such a program.
+// Arguments of one run of a loaded program.
 struct RunArguments {
-  std::span<const int64_t> params;   // as many as the graph has
-  std::span<const uint64_t> inputs;  // buffer ids, in the order of the graph's input buffers
-  uint64_t made = 0;                 // how many fresh buffers survive
+  std::span<const int64_t> params;   // one for each parameter of the graph
+  std::span<const uint64_t> inputs;  // buffer ids in the order of the graph's input buffers
+  uint64_t made = 0;                 // number of fresh buffers that survive
   ir::MathModes math = 0;
 };
 
-// A point of a session's work that its device has reached.
+// A point of the session's work that the device has reached.
 struct Mark {
-  uint64_t reached = 0;  // ns on the device's clock, which begins anywhere
-  bool failed = false;   // there are failures for synchronize() to tell
+  uint64_t reached = 0;  // ns on the device's clock, whose origin is arbitrary
+  bool failed = false;   // there are failures for synchronize() to report
 };
 
-// A result of a run that wants a reply: sizes of a dynamic one, or one word for a host result.
+// A result of a run that wants a reply: the sizes of a dynamic tensor, or one word for a host result.
 using Words = std::vector<int64_t>;
 
-// Thread safe. Messages go out in the order of the calls; nothing here waits for the worker except read, synchronize,
-// wait_results, and any call while too much is on its way (back-pressure).
+// Thread safe. Messages are sent in the order of the calls. A call waits for the worker only if its comment says so, or
+// while too many messages are in flight (back-pressure).
 class Client {
  public:
-  // Says hello over `transport` and checks version and op table; waits for the answer as long as `keep_waiting` (if it
-  // is not empty) says so, at most two minutes. Starts no thread; the builder's starts at the first miss.
+  // Sends the client hello over `transport` and checks the version and the op table. Waits for the reply for at most
+  // two minutes, and stops when `keep_waiting`, if not empty, returns false. Starts no thread; the builder's thread
+  // starts at the first miss.
   static Status connect(std::unique_ptr<Transport> transport, BuildFunction build, const KeepWaiting& keep_waiting,
                         std::unique_ptr<Client>* client);
   virtual ~Client() = default;
 
-  // Sends the trace for execution and clears it; the fresh surviving buffers' ids (consecutive, in order of their
-  // ordinals) start at *base (set also when there are none). A hit costs no allocation. The trace's storages must not
-  // die during the call. Does not wait for the worker but for credits. `ticket`: not null for a trace whose last record
-  // has dynamic or host results; the run then wants a reply, and the ticket must be passed to wait_results once.
+  // Sends the trace for execution and clears it. The fresh buffers that survive get consecutive ids from *base on, in
+  // the order of their ordinals; *base is also set if there are none. A hit allocates no memory. The trace's storages
+  // must not die during the call. Waits for credits but not for the worker otherwise. Pass `ticket` if the trace's last
+  // record has dynamic or host results. The run then wants a reply, and the ticket must be passed to wait_results once.
   virtual Status flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint64_t* ticket = nullptr) = 0;
 
-  // Has a graph built and sent, off this thread: a program for `run`. `sources` has one for each record that the nodes
-  // name; `sample` has the parameters of a run as most will be. The graph must verify.
+  // Builds a program for run() from a graph and sends it, on the builder's thread. `sources` has one entry for each
+  // record that the nodes name. `sample` has typical parameters of a run. The graph must verify.
   virtual Status load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources,
                       std::span<const int64_t> sample, const ProgramOptions& options, ProgramPtr* program) = 0;
-  // What programs may take on the worker: kMostProgramBytes until this says otherwise. Beyond that, those of traces
-  // that were not used for longest are dropped, here and there, and are built again when they come back. Programs that
-  // were loaded go when nobody has them any more.
+  // Sets how many bytes programs may take on the worker; kMostProgramBytes by default. Beyond that, the least recently
+  // used programs of traces are dropped, here and on the worker, and built again when needed. Loaded programs are
+  // dropped when nobody references them any more.
   virtual void limit_programs(uint64_t bytes) = 0;
-  // Sends a run of it; `base` and `ticket` as in flush. If it could not be built, says why.
+  // Sends a run of a loaded program; `base` and `ticket` as in flush. Fails with the build's error if the program could
+  // not be built.
   virtual Status run(const ProgramPtr& program, const RunArguments& arguments, uint64_t* base, FlushInfo* info,
                      uint64_t* ticket = nullptr) = 0;
-  // Waits for the results of a run that wanted a reply. Called without the recorder's lock.
+  // Waits for the results of a run that wanted a reply. Must be called without the recorder's lock.
   virtual Status wait_results(uint64_t ticket, Words* words, const KeepWaiting& keep_waiting, OpError* error) = 0;
 
-  // A new buffer of `size` bytes; `fill` writes them, once. Returns its id.
+  // Creates a buffer of `size` bytes, which `fill` writes once. Sets *id.
   virtual Status upload(size_t size, const std::function<void(std::byte* destination)>& fill, uint64_t* id) = 0;
 
-  // Whether the worker may read a file that it sees. Waits.
+  // Asks whether the worker may read a file that it sees. Waits.
   virtual Status find_file(std::string_view path, const KeepWaiting& keep_waiting, FoundFile* file) = 0;
-  // A new buffer with bytes of such a file, which the worker reads. Returns its id.
+  // Creates a buffer with bytes of such a file, which the worker reads. Sets *id.
   virtual Status read_file(std::string_view path, const FileVersion& version, uint64_t offset, uint64_t size,
                            uint64_t* id) = 0;
 
-  // Has the worker call a Python function: `request` says which. Does not wait. `ticket`: to be given to wait_call
-  // until it has ended, or to forget. Results will be the buffers from *base on, at most kMostResults.
+  // Makes the worker call a Python function, which `request` names. Does not wait. `ticket` must be passed to wait_call
+  // until the call has ended, or to forget_call. The results become the buffers from *base on, at most kMostResults.
   virtual Status call(std::span<const std::byte> request, const std::vector<CallInput>& inputs, uint64_t* ticket,
                       uint64_t* base) = 0;
-  // An interrupted wait can be taken up again.
+  // Waits for a call to end. After an interruption the wait can be repeated.
   virtual Status wait_call(uint64_t ticket, const KeepWaiting& keep_waiting, CallResult* result, OpError* error) = 0;
-  // Interrupts a call, as Ctrl-C does, or ends its process. Does not wait.
+  // Interrupts a call, as Ctrl-C does, or kills its process. Does not wait.
   virtual Status end_call(uint64_t ticket, bool kill) = 0;
-  // Nobody waits for it or wants its results, which are freed if they are there. The call itself goes on.
+  // Says that nobody waits for the call or wants its results, which are freed if they exist. The call itself continues.
   virtual Status forget_call(uint64_t ticket, uint64_t base) = 0;
 
-  // Reads a strided view of a buffer, packed. An error is of what the buffer's contents depend on. `take` sees the
-  // bytes once, in place.
+  // Reads a strided view of a buffer, packed. Waits. `take` sees the bytes once, in place. `error` reports a failure
+  // that the buffer's contents depend on.
   virtual Status read(uint64_t buffer, uint32_t item_size, std::span<const int64_t> sizes,
                       std::span<const int64_t> strides, int64_t offset,
                       const std::function<void(std::span<const std::byte>)>& take, const KeepWaiting& keep_waiting,
                       OpError* error) = 0;
 
-  // The id goes out with the next message. Never blocks for long, never throws: called from destructors.
+  // Frees a buffer; the id is sent with the next message. Never blocks for long and never throws, because destructors
+  // call it.
   virtual void free(uint64_t id) = 0;
 
-  // Waits until everything is done. An error: all failures that no wait has told yet.
+  // Waits until everything is done. `error` reports all failures that no earlier wait reported.
   virtual Status synchronize(const KeepWaiting& keep_waiting, OpError* error) = 0;
 
-  // Has the worker do something with its memory, and asks for the room that there is then; memory_use() is of then,
-  // too. Waits. Failures that were not told yet stay for the next synchronize.
+  // Sends a request to the worker's allocator and returns the memory available after it; memory_use() is updated as
+  // well. Waits. Unreported failures remain for the next synchronize.
   virtual Status memory(const MemoryRequest& request, const KeepWaiting& keep_waiting, MemoryRoom* room) = 0;
 
-  // Has the worker drop what was sent and has not been done: what that would have made is poisoned, what it would have
-  // written stays as it is. Does not wait.
+  // Cancels messages that were sent but are not done. Buffers that they would have created are poisoned; buffers that
+  // they would have written keep their contents. Does not wait.
   virtual Status cancel() = 0;
 
-  // Waits while the worker is far behind: back-pressure that can be interrupted. Call it after flushes and uploads,
-  // with no lock held.
+  // Waits while the worker is far behind. Unlike other back-pressure, this wait can be interrupted. Call it after
+  // flushes and uploads, with no lock held.
   virtual Status throttle(const KeepWaiting& keep_waiting) = 0;
 
-  // Marks this point: the worker tells when it gets there. Does not wait. `ticket`: to be given to wait_mark or forget
-  // once.
+  // Marks this point of the session's work; the worker reports when it gets there. Does not wait. `ticket` must be
+  // passed to wait_mark or forget once.
   virtual Status mark(uint64_t* ticket) = 0;
-  // Whether it got there, as far as is known; does not wait. Never raises what failed.
+  // Whether the mark was reached, as far as this end knows. Does not wait and never reports failures.
   virtual bool is_reached(uint64_t ticket) = 0;
   virtual Status wait_mark(uint64_t ticket, const KeepWaiting& keep_waiting, Mark* mark) = 0;
-  // Whether everything that was sent is done, as far as is known; does not wait.
+  // Whether everything that was sent is done, as far as this end knows. Does not wait.
   virtual bool is_idle() = 0;
-  // Nobody wants to know. Never throws.
+  // Says that nobody will wait for this ticket. Never throws.
   virtual void forget(uint64_t ticket) noexcept = 0;
 
-  // Whether the worker can run the op of this name ("mylib::scale.out"). Waits.
+  // Asks whether the worker can execute the op of this name ("mylib::scale.out"). Waits.
   virtual Status has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) = 0;
 
-  // Has the worker record what it does, or stop that; Clock only says what time it is there. Waits. `limit`:
-  // events that it may record. A Stop that fails gives what the worker had handed over.
+  // Makes the worker record what it executes, or stop recording; kClock only reads its clock. Waits. `limit` is the
+  // number of events to record at most. A failed kStop returns what the worker had sent before.
   virtual Status profile(ProfileCommand command, uint64_t limit, const KeepWaiting& keep_waiting,
                          WorkerProfile* profile) = 0;
 
@@ -195,15 +199,15 @@ class Client {
   // As of the worker's last message.
   virtual MemoryUse memory_use() const = 0;
   virtual MachineInfo machine() const = 0;
-  // kLost once the worker is gone, with why.
+  // Returns kLost and the reason once the worker is gone.
   virtual Status health() const = 0;
-  // For log lines and WorkerLost.
+  // For log lines and the exception WorkerLost.
   virtual std::string description() const = 0;
   virtual uint64_t session() const = 0;
   virtual uint64_t last_acknowledged() const = 0;
   virtual uint64_t last_sent() const = 0;
 
-  // Forked child: forget everything without touching the connection (no destructor of it runs).
+  // For a forked child: forgets everything without touching the connection, and no destructor runs.
   virtual void abandon() = 0;
 };
 

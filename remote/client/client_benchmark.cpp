@@ -1,4 +1,4 @@
-// What the client adds to a step, and what moving tensor bytes costs. Run it on an idle machine:
+// Measures what the client adds to a training step, and the cost of moving tensor bytes. Run it on an idle machine:
 //   bazel run //remote/client:client_benchmark
 #include <sys/socket.h>
 
@@ -50,8 +50,8 @@ void check(const Status& status) {
   std::exit(1);
 }
 
-// A training step: every tenth op reads a weight, the others what was made before; some parameters change in each step
-// (learning rate, seeds, step counts).
+// Records a training step. Every tenth op reads a weight, the others read the previous result. Some parameters change
+// in each step (learning rate, seeds, step counts).
 void record_step(ir::Trace& trace, int step, uint64_t previous) {
   const int64_t sizes[] = {64, 1024}, strides[] = {1024, 1};
   uint32_t last = 0;
@@ -126,7 +126,7 @@ void benchmark_flush() {
   std::printf("round trip: min %.1f us, median %.1f us\n", r.minimum, r.median);
 }
 
-// One direction: `from` fills memory once from an array, the other end reads the bytes where they are.
+// Measures one direction: `from` copies an array into an attachment, and the other end reads the bytes in place.
 void benchmark_bulk(size_t size) {
   auto [a, b] = unix_pair();
   std::vector<std::byte> source(size, std::byte{1}), destination(size);
@@ -135,14 +135,14 @@ void benchmark_bulk(size_t size) {
     auto begin = Clock::now();
     std::memcpy(destination.data(), source.data(), size);
     local.push_back(microseconds(Clock::now() - begin));
-    // Raw: from an array into warm shared memory, which is what no transport can do without.
+    // Raw: a copy from an array into warm shared memory, which no transport can avoid.
     {
       AttachmentPtr memory = a->allocate(size);
       begin = Clock::now();
       std::memcpy(memory->bytes().data(), source.data(), size);
       raw.push_back(microseconds(Clock::now() - begin));
     }
-    // Up: the worker uses it in place.
+    // Up: the worker uses the bytes in place.
     Frame frame;
     begin = Clock::now();
     {
@@ -152,7 +152,7 @@ void benchmark_bulk(size_t size) {
     }
     check(b->receive(&frame, std::chrono::seconds(10)));
     upload.push_back(microseconds(Clock::now() - begin));
-    // Down: the worker shares what it has, the client copies it out.
+    // Down: the worker shares its memory, and the client copies the bytes out.
     AttachmentPtr held = frame.attachment;
     begin = Clock::now();
     check(b->send({}, {}, b->share(held->bytes().data(), size, held)));

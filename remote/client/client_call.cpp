@@ -2,7 +2,7 @@
 
 #include "remote/client/client_impl.h"
 
-// Python functions beside the worker.
+// Calls of Python functions next to the worker.
 namespace torch_remote::remote {
 
 Status ClientImpl::call(std::span<const std::byte> request, const std::vector<CallInput>& inputs, uint64_t* ticket,
@@ -34,7 +34,7 @@ Status ClientImpl::wait_call(uint64_t ticket, const KeepWaiting& keep_waiting, C
   if (abandoned_) return forked();
   Frame frame;
   if (Status status = wait(ticket, keep_waiting, &frame, error, /*again=*/true); !status) return status;
-  const auto* reply = flatbuffers::GetRoot<wire::CallReply>(frame.control.data());  // verified when it came
+  const auto* reply = flatbuffers::GetRoot<wire::CallReply>(frame.control.data());  // verified on receipt
   *result = {};
   if (frame.attachment) {
     const auto bytes = frame.attachment->bytes();

@@ -15,9 +15,9 @@ Status begin_checkpoint(Client& client, const KeepWaiting& keep_waiting, bool* k
     ++it.checkpoints_;
   };
   Frame frame;
-  OpError none;  // such a reply has no error
+  OpError none;  // this reply has no error
   if (Status status = it.ask(wire::Type::kSynchronize, encode, keep_waiting, &frame, &none); !status) return status;
-  const auto* reply = flatbuffers::GetRoot<wire::SynchronizeReply>(frame.control.data());  // verified when it came
+  const auto* reply = flatbuffers::GetRoot<wire::SynchronizeReply>(frame.control.data());  // verified on receipt
   *kept = reply->kept();
   buffers->clear();
   if (reply->buffers() == nullptr || reply->sizes() == nullptr) return {};

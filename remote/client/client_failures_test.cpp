@@ -13,30 +13,30 @@ TEST_P(ClientTest, ABuildThatFailsIsReportedOnceAndTheRestGoesOn) {
     TraceWriter(trace).op(0, 5, 10, true).op(0, 5, 10, true);
     flush(&base);
     TraceWriter(trace).op(0, 5, 10, true).op(0, 5, 10, true);
-    flush();  // hits the failed program or tries it again, depending on how far the builder is
+    flush();  // hits the failed program or builds it again, depending on the builder's progress
     const uint64_t id = upload("still here");
     const Status status = synchronize();
     EXPECT_EQ(status.code(), reason == &fail_build ? ErrorCode::kUnsupported : ErrorCode::kInternal);
     EXPECT_EQ(error.status.message(),
               reason == &fail_build ? "remote: no such thing" : "remote: building a program failed: out of luck");
     EXPECT_EQ(error.source.code, 0xC0DEu);
-    (void)synchronize();  // the second run's
+    (void)synchronize();  // the second run's failure
     EXPECT_TRUE(synchronize().ok());
     std::string text;
     EXPECT_TRUE(read(id, 10, &text).ok());
     EXPECT_EQ(text, "still here");
-    // What the run should have made is not there, and why is known.
+    // The buffer that the run should have created does not exist, and its read reports why.
     EXPECT_EQ(read(base + 1, 10, &text).code(), status.code());
     *reason = false;
   }
   const int before = builds;
   TraceWriter(trace).op(0, 5, 10, true).op(0, 5, 10, true);
-  EXPECT_FALSE(flush().hit);  // tried again
+  EXPECT_FALSE(flush().hit);  // builds it again
   EXPECT_TRUE(synchronize().ok());
   EXPECT_EQ(builds, before + 1);
   std::vector<uint64_t> frees;
   for (const auto& message : worker->messages()) frees.insert(frees.end(), message.frees.begin(), message.frees.end());
-  EXPECT_EQ(frees, (std::vector<uint64_t>{91, 90}));  // although the runs that carried them were not sent
+  EXPECT_EQ(frees, (std::vector<uint64_t>{91, 90}));  // although the runs that would have carried them were not sent
 }
 
 TEST_P(ClientTest, ABuildThatFailsEndsTheWaitForItsResults) {
@@ -53,7 +53,7 @@ TEST_P(ClientTest, ABuildThatFailsEndsTheWaitForItsResults) {
   Words words;
   EXPECT_EQ(client->wait_results(ticket, &words, kPatient, &error).code(), ErrorCode::kUnsupported);
   later.join();
-  EXPECT_TRUE(synchronize().ok());  // reported once
+  EXPECT_TRUE(synchronize().ok());  // the failure is reported only once
 }
 
 TEST_P(ClientTest, AFailedOpOfALoadedGraphHasItsSource) {
@@ -81,7 +81,7 @@ TEST_P(ClientTest, AGraphThatCannotBeBuiltSaysWhyAtEveryRun) {
   const uint64_t inputs[] = {9};
   uint64_t made;
   FlushInfo info;
-  ASSERT_TRUE(client->run(program, {params, inputs, 1}, &made, &info).ok());  // nobody knows yet
+  ASSERT_TRUE(client->run(program, {params, inputs, 1}, &made, &info).ok());  // the build has not failed yet
   release_builds();
   EXPECT_EQ(synchronize().code(), ErrorCode::kUnsupported);
   EXPECT_EQ(client->run(program, {params, inputs, 1}, &made, &info).message(), "remote: no such thing");
@@ -127,8 +127,8 @@ TEST_P(ClientTest, AFailureThatProgressAnnouncesIsToldByTheNextSynchronize) {
   const uint64_t id = upload("x");
   TraceWriter(trace).op(0, 5, 10, true);
   flush();
-  while (client->last_acknowledged() < 4) {  // upload, load, run after hello: by Progress alone
-    upload("y");                             // takes what has come
+  while (client->last_acknowledged() < 4) {  // upload, load and run after the hello are acknowledged by Progress alone
+    upload("y");                             // receives what has come
     std::this_thread::sleep_for(1ms);
   }
   std::string text;

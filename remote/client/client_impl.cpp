@@ -40,7 +40,7 @@ Status ClientImpl::hello(const KeepWaiting& keep_waiting) {
   flatbuffers::FlatBufferBuilder builder;
   builder.Finish(wire::CreateHello(builder, ir::op_table_fingerprint(), builder.CreateString(ir::op_table_version()),
                                    static_cast<uint32_t>(getpid())));
-  // Proposed; the worker's answer has the one that counts.
+  // We propose a session number; the one in the worker's reply counts.
   session_ = std::random_device()() | uint64_t{std::random_device()()} << 32;
   sequence_ = kHelloSequence;
   replies_.sending(sequence_, 0);
@@ -48,7 +48,7 @@ Status ClientImpl::hello(const KeepWaiting& keep_waiting) {
                                        {builder.GetBufferPointer(), builder.GetSize()}, nullptr);
       status.code() != ErrorCode::kOk && status.code() != ErrorCode::kLost) {
     return status;
-  }  // if it is gone already, receive knows why
+  }  // if the worker is gone already, receive reports why
   const auto deadline = std::chrono::steady_clock::now() + kHelloTimeout;
   Frame frame;
   Status status;
@@ -113,7 +113,7 @@ Status ClientImpl::drop_programs() {
   programs_.trim(most_program_bytes_, &dropped_);
   if (dropped_.empty()) return {};
   counters_.programs_dropped.fetch_add(dropped_.size(), std::memory_order_relaxed);
-  if (Status status = replies_.reserve(3, 0); !status) return status;  // and what goes out behind it
+  if (Status status = replies_.reserve(3, 0); !status) return status;  // for Unload and the messages that follow it
   builder_.Clear();
   builder_.Finish(wire::CreateUnload(builder_, builder_.CreateVector(dropped_)));
   return send(wire::Type::kUnload, false, nullptr, nullptr);
@@ -125,7 +125,7 @@ void ClientImpl::find_copies(const CachedProgram& program, const ir::Trace& trac
   for (const ProgramFacts::Copy& copy : program.facts.copies) {
     const ir::TraceView &from = trace.views[copy.from], &to = trace.views[copy.to];
     const int64_t *source = trace.params.data() + from.params, *target = trace.params.data() + to.params;
-    // All of a buffer of the same size, in the same order.
+    // The copy must cover a whole buffer of the same size, in the same order.
     const size_t rank = from.rank;
     uint64_t nbytes = ir::item_size(from.dtype);
     for (size_t i = 0; i < rank; ++i) nbytes *= static_cast<uint64_t>(source[i]);
@@ -159,7 +159,7 @@ std::span<const uint8_t> ClientImpl::encode_run(CachedProgram& program, std::spa
                                                 ir::MathModes math) {
   params_.clear();
   bindings_.clear();
-  // Who begins with a checkpoint knows of no run before it.
+  // A replay that starts at a checkpoint does not know earlier runs, so each program sends all of its parameters once.
   const bool afresh = program.checkpoint != checkpoints_;
   if (afresh) program.last = {};
   program.checkpoint = checkpoints_;
@@ -205,7 +205,8 @@ Status ClientImpl::flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint
   if (!hit) {
     info->first_difference = programs_.first_difference(trace);
     if (Status status = drop_programs(); !status) return status;
-    // The program is loaded before the run, which brings frees, is seen. The trace uses none of them.
+    // The worker sees LoadProgram before the run that would bring these frees. The trace uses none of these buffers, so
+    // we free them first.
     if (Status status = send_frees(); !status) return status;
     program = programs_.add(key, trace, survivors_);
   }
@@ -345,7 +346,7 @@ void ClientImpl::free(uint64_t id) {
   try {
     frees_.push_back(id);
   } catch (const std::bad_alloc&) {
-    return;  // the worker keeps the buffer until the session ends: better than an exception in a destructor
+    return;  // the worker keeps the buffer until the session ends, which is better than an exception in a destructor
   }
 }
 
@@ -365,7 +366,7 @@ Status ClientImpl::wait_results(uint64_t ticket, Words* words, const KeepWaiting
   if (abandoned_) return forked();
   Frame frame;
   if (Status status = wait(ticket, keep_waiting, &frame, error); !status) return status;
-  const auto* reply = flatbuffers::GetRoot<wire::RunReply>(frame.control.data());  // verified when it came
+  const auto* reply = flatbuffers::GetRoot<wire::RunReply>(frame.control.data());  // verified on receipt
   words->clear();
   if (reply->words()) words->assign(reply->words()->begin(), reply->words()->end());
   return {};
@@ -387,7 +388,8 @@ Status ClientImpl::cancel() {
   if (Status status = health(); !status) return status;
   uint64_t through;
   {
-    // Whoever holds it may wait for credits, which come soon: what is sent then is not to be dropped for sure.
+    // Another thread may hold order_ while it waits for credits, which come soon. We need not cancel what it sends
+    // after that.
     std::unique_lock order(order_, std::try_to_lock);
     through = order.owns_lock() ? sequence_ : replies_.last_sent();
   }
@@ -406,9 +408,9 @@ Status ClientImpl::memory(const MemoryRequest& request, const KeepWaiting& keep_
     builder_.Finish(message.Finish());
   };
   Frame frame;
-  OpError none;  // such a reply has no error
+  OpError none;  // this reply has no error
   if (Status status = ask(wire::Type::kMemory, encode, keep_waiting, &frame, &none); !status) return status;
-  const auto* reply = flatbuffers::GetRoot<wire::MemoryReply>(frame.control.data());  // verified when it came
+  const auto* reply = flatbuffers::GetRoot<wire::MemoryReply>(frame.control.data());  // verified on receipt
   *room = {reply->limit(), reply->free()};
   return {};
 }
@@ -426,12 +428,12 @@ bool ClientImpl::is_reached(uint64_t ticket) {
 Status ClientImpl::wait_mark(uint64_t ticket, const KeepWaiting& keep_waiting, Mark* mark) {
   if (abandoned_) return forked();
   Frame frame;
-  OpError none;  // such a reply has no error
+  OpError none;  // this reply has no error
   const bool waits = !is_reached(ticket);
   Status status = waits ? wait(ticket, keep_waiting, &frame, &none, /*again=*/true)
                         : replies_.wait(ticket, keep_waiting, &frame, &none);
   if (!status) return status;
-  const auto* reply = flatbuffers::GetRoot<wire::MarkReply>(frame.control.data());  // verified when it came
+  const auto* reply = flatbuffers::GetRoot<wire::MarkReply>(frame.control.data());  // verified on receipt
   *mark = {reply->reached(), reply->failed()};
   return {};
 }
@@ -451,9 +453,9 @@ Status ClientImpl::find_file(std::string_view path, const KeepWaiting& keep_wait
     builder_.Finish(wire::CreateFile(builder_, builder_.CreateString(path.data(), path.size())));
   };
   Frame frame;
-  OpError none;  // such a reply has no error
+  OpError none;  // this reply has no error
   if (Status status = ask(wire::Type::kFile, encode, keep_waiting, &frame, &none); !status) return status;
-  const auto* reply = flatbuffers::GetRoot<wire::FileReply>(frame.control.data());  // verified when it came
+  const auto* reply = flatbuffers::GetRoot<wire::FileReply>(frame.control.data());  // verified on receipt
   *file = {};
   if (const wire::FileVersion* version = reply->version()) {
     file->readable = true;
@@ -470,7 +472,7 @@ Status ClientImpl::has_op(std::string_view name, const KeepWaiting& keep_waiting
   };
   Frame frame;
   if (Status status = ask(wire::Type::kHasOp, encode, keep_waiting, &frame, error); !status) return status;
-  *known = flatbuffers::GetRoot<wire::HasOpReply>(frame.control.data())->known();  // verified when it came
+  *known = flatbuffers::GetRoot<wire::HasOpReply>(frame.control.data())->known();  // verified on receipt
   return {};
 }
 
@@ -479,11 +481,12 @@ Status ClientImpl::profile(ProfileCommand command, uint64_t limit, const KeepWai
   if (abandoned_) return forked();
   const auto encode = [&] {
     builder_.Finish(wire::CreateProfile(builder_, static_cast<wire::ProfileCommand>(command), limit));
-    if (command == ProfileCommand::kStart) replies_.start_profile(limit, sequence_ + 1);  // this message's
+    // the sequence of this message
+    if (command == ProfileCommand::kStart) replies_.start_profile(limit, sequence_ + 1);
   };
   const uint64_t sent = monotonic_ns();
   Frame reply;
-  OpError none;  // such a reply has no error
+  OpError none;  // this reply has no error
   Status status = ask(wire::Type::kProfile, encode, keep_waiting, &reply, &none);
   *profile = command == ProfileCommand::kStop ? replies_.take_profile() : WorkerProfile();
   if (!status) return status;
@@ -492,7 +495,8 @@ Status ClientImpl::profile(ProfileCommand command, uint64_t limit, const KeepWai
 }
 
 std::string ClientImpl::description() const {
-  // A worker that replaced the first one has a pid of its own; that of a listener is no session's.
+  // If the worker was replaced, the transport has a new peer. Otherwise the peer may be a listener, so we use the pid
+  // from the server hello.
   const int peer = transport_->peer_process();
   return description_ + ", pid " + std::to_string(peer != peer_ ? peer : process_) + ", over " +
          transport_->description();
@@ -522,7 +526,7 @@ Counters ClientImpl::all_counters() const {
 
 Counters ClientImpl::counters() const {
   if (abandoned_) return {};
-  std::lock_guard lock(base_mutex_);  // first: a reset in between would make differences negative
+  std::lock_guard lock(base_mutex_);  // taken first: a reset in between would make the differences negative
   Counters all = all_counters();
   for (const CounterField& field : kCounterFields) {
     if (!field.level) all.*field.value -= base_.*field.value;

@@ -17,7 +17,7 @@
 #include "remote/client/read_view.h"
 #include "remote/client/replies.h"
 
-// The client over one transport: client_impl.cpp connects, sends and asks, client_read.cpp reads.
+// The client over one transport: client_impl.cpp connects, sends and asks; client_read.cpp reads.
 namespace torch_remote::remote {
 
 struct AtomicCounters {
@@ -25,8 +25,9 @@ struct AtomicCounters {
       connections{0}, bytes_sent{0}, bytes_uploaded{0}, bytes_downloaded{0};
 };
 
-// Locks: order_ decides the order of messages and is held while one is encoded and sent; frees_mutex_ is for the list
-// that destructors add to. Replies, Outbox and ProgramCache have their own, taken after these, each for a moment.
+// Locks: order_ defines the order of messages and is held while a message is encoded and sent. frees_mutex_ guards the
+// list that destructors append to. Replies, Outbox and ProgramCache have their own locks, which are taken after these
+// two, each for a short time.
 class ClientImpl final : public Client {
  public:
   ClientImpl(std::unique_ptr<Transport> transport, BuildFunction build)
@@ -105,35 +106,35 @@ class ClientImpl final : public Client {
     return h;
   }
 
-  // With order_ held:
-  // What came, health, and credits for `messages` and for the list of frees that may precede them.
+  // The following require order_.
+  // Takes received messages, checks health, and reserves credits for `messages` and for a list of frees before them.
   Status begin(size_t messages, size_t bytes);
-  // Into frees_now_ and frees_bytes_: what is to be freed.
+  // Moves the pending frees to frees_now_ and encodes them to frees_bytes_.
   void take_frees();
   Status send_frees();
-  // Sends what builder_ holds. `wants_reply`: it will be waited for.
+  // Sends the message in builder_. With `wants_reply`, the caller will wait for the reply.
   Status send(wire::Type type, bool wants_reply, AttachmentPtr attachment, uint64_t* sequence);
-  // Before a program is added: drops what there is no room for, here and on the worker.
+  // Before a program is added: drops programs beyond the limit, here and on the worker.
   Status drop_programs();
-  // Into copies_: which buffers the trace that runs next makes as copies of its inputs.
+  // Sets copies_: the buffers that the next trace creates as copies of its inputs.
   void find_copies(const CachedProgram& program, const ir::Trace& trace);
-  // A Run message: of inputs_ and what is to be freed.
+  // Encodes a Run message with inputs_ and the pending frees.
   std::span<const uint8_t> encode_run(CachedProgram& program, std::span<const int64_t> now, uint64_t base,
                                       ir::MathModes math);
   void count_flush(const CachedProgram& program, bool hit, std::span<const uint8_t> control, FlushInfo* info);
-  // The header of the next message, a run, which will be waited for if there is a ticket.
+  // The header of the next message, a Run. With a ticket, the caller will wait for the reply.
   wire::Header run_header(uint64_t* ticket, FlushInfo* info);
   void log_run(const FlushInfo& info, const std::vector<ir::SourceRef>& sources) const;
 
-  // Since the connection was made.
+  // The counters since the connection was made.
   Counters all_counters() const;
 
-  // Without it:
+  // The following must be called without order_.
   Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error, bool again = false);
-  // Sends a question, which `encode` writes into builder_ (with order_ held).
+  // Sends a question, which `encode` writes into builder_ with order_ held.
   template <typename Encode>
   Status send_question(wire::Type type, Encode&& encode, uint64_t* sequence);
-  // Sends a question, which `encode` writes into builder_ (with order_ held), and waits for the reply.
+  // Sends a question, which `encode` writes into builder_ with order_ held, and waits for the reply.
   template <typename Encode>
   Status ask(wire::Type type, Encode&& encode, const KeepWaiting& keep_waiting, Frame* reply, OpError* error);
 
@@ -142,22 +143,24 @@ class ClientImpl final : public Client {
   friend Status read_checkpoint(Client&, const CheckpointBuffer&, const TakeBytes&, const KeepWaiting&);
   friend Status drop_checkpoint(Client&, const KeepWaiting&);
 
-  // Reading (client_read.cpp). With order_ held:
-  // Sends a Read. `ahead`: nobody waits for it yet.
+  // Reads (client_read.cpp). The following require order_.
+  // Sends a Read. `ahead` marks a speculative read, for which nobody waits yet.
   Status send_read(const ReadView& view, bool ahead, uint64_t* sequence);
-  // Likewise of a buffer's first bytes, which will be kept: *snapshot.
+  // Sends a Read of a buffer's first `nbytes` bytes, which are cached: *snapshot.
   Status send_read_whole(uint64_t buffer, uint64_t nbytes, bool ahead, SnapshotPtr* snapshot);
-  // Reads of what is likely to be read next: behind a message that has made room for them, or by themselves.
+  // Send speculative reads. The first function follows a message that reserved credits for them; the second reserves
+  // its own.
   Status send_guesses(const std::vector<ReadAhead::Guess>& guesses);
   Status send_guesses_alone(const std::vector<ReadAhead::Guess>& guesses);
-  // Asks for a view, which lies in the first `end` bytes, unless it is there or on its way, and for what is likely to
-  // be read next. *snapshot: the view is a part of it; null: the message has the view only.
+  // Requests a view, which is in the first `end` bytes of its buffer, unless it is cached or already requested. Also
+  // requests what is likely to be read next. If *snapshot is set, the view is a part of it; if it is null, the reply
+  // has only the view.
   Status ask_for(const ReadView& view, uint64_t end, uint64_t* sequence, SnapshotPtr* snapshot);
-  // Without it:
-  // Waits for a snapshot's bytes.
+  // The following must be called without order_.
+  // Waits for the bytes of a snapshot.
   Status take_whole(const ReadView& view, Snapshot& snapshot, const KeepWaiting& keep_waiting, OpError* error);
   static Status check_size(const Frame& frame, uint64_t expected);
-  // What to say of a read that failed with `status`.
+  // The error to report for a read that failed with `status`.
   Status why_not_read(uint64_t buffer, Status status, OpError* error) const;
 
   const std::unique_ptr<Transport> transport_;
@@ -168,7 +171,7 @@ class ClientImpl final : public Client {
   Outbox outbox_;
   std::atomic<bool> abandoned_ = false;
   uint64_t session_ = 0;
-  std::string description_;  // of the runners
+  std::string description_;  // names the runners
   int process_ = 0, peer_ = 0;
   MachineInfo machine_;
 
@@ -176,9 +179,9 @@ class ClientImpl final : public Client {
   uint64_t sequence_ = 0;
   uint64_t next_id_ = 1;
   uint64_t checkpoints_ = 0;
-  uint64_t uses_ = 0;  // of programs
+  uint64_t uses_ = 0;  // number of uses of programs so far
   uint64_t most_program_bytes_ = kMostProgramBytes;
-  // Kept for their capacity.
+  // Buffers that are reused for their capacity.
   flatbuffers::FlatBufferBuilder builder_{16 << 10};
   ReadAhead read_ahead_;
   std::vector<uint32_t> dropped_;
@@ -190,7 +193,7 @@ class ClientImpl final : public Client {
   std::vector<uint64_t> frees_;
 
   mutable std::mutex base_mutex_;
-  Counters base_;  // what had been counted at the last reset
+  Counters base_;  // the counters at the last reset
 };
 
 template <typename Encode>

@@ -39,7 +39,7 @@ TEST_P(ClientTest, WhatAWorkerHandedOverSurvivesIt) {
   worker->hand_over_profile({{10, 20, 5, 0, 0}, {20, 30, 5, 0, 0}});
   ASSERT_TRUE(synchronize().ok());
   worker->hand_over_profile({{30, 40, 6, 1, 0}});  // nobody receives it before the worker dies
-  worker->hand_over_profile({{50, 60, 6, 1, 0}});  // more than it was asked for
+  worker->hand_over_profile({{50, 60, 6, 1, 0}});  // exceeds the limit
   worker = nullptr;
   const uint64_t before = monotonic_ns();
   EXPECT_EQ(client->profile(ProfileCommand::kStop, 0, kPatient, &profile).code(), ErrorCode::kLost);
@@ -52,7 +52,7 @@ TEST_P(ClientTest, WhatAWorkerHandedOverSurvivesIt) {
 
 TEST_P(ClientTest, AProfilesPartsAndItsEndAreOne) {
   WorkerProfile profile;
-  worker->hand_over_profile({{1, 2, 5, 0, 0}});  // nobody asked for it
+  worker->hand_over_profile({{1, 2, 5, 0, 0}});  // sent although no profile was started
   ASSERT_TRUE(client->profile(ProfileCommand::kStart, 10, kPatient, &profile).ok());
   worker->hand_over_profile({{10, 20, 5, 0, 0}});
   worker->set_profile({{20, 30, 5, 1, 0}});
@@ -82,7 +82,7 @@ TEST_P(ClientTest, TheEventLogHasRunsMessagesAndWaits) {
   TraceWriter(trace).op(0, 6, 10, true);
   flush();
   ASSERT_TRUE(synchronize().ok());
-  ASSERT_TRUE(synchronize().ok());  // whoever sent the first one may log that after its answer
+  ASSERT_TRUE(synchronize().ok());  // the thread that sent the first one may log the send after the reply came
   const EventLog::Recorded recorded = EventLog::stop();
   EXPECT_FALSE(EventLog::on());
   EXPECT_EQ(recorded.dropped, 0u);
@@ -97,7 +97,7 @@ TEST_P(ClientTest, TheEventLogHasRunsMessagesAndWaits) {
   EXPECT_EQ(events[kRun][0].sequence, info.sequence);
   EXPECT_FALSE(events[kRun][0].hit);
   EXPECT_TRUE(events[kRun][1].hit);
-  EXPECT_EQ(events[kRun][0].sources, events[kRun][1].sources);  // equal, so one
+  EXPECT_EQ(events[kRun][0].sources, events[kRun][1].sources);  // equal sources share one copy
   EXPECT_EQ(events[kRun][0].sources->at(0).code, 0xC0DEu);
   std::vector<std::string_view> sent;
   for (const Event& event : events[kSend]) {
@@ -114,7 +114,7 @@ TEST_P(ClientTest, TheEventLogHasRunsMessagesAndWaits) {
   ASSERT_FALSE(events[kAcknowledged].empty());
   EXPECT_EQ(events[kAcknowledged].back().sequence, info.sequence + 3);
   ASSERT_TRUE(synchronize().ok());
-  EXPECT_TRUE(EventLog::stop().events.empty());  // off: nothing was added
+  EXPECT_TRUE(EventLog::stop().events.empty());  // nothing was added while it was off
 }
 
 TEST_P(ClientTest, TheEventLogIsBounded) {

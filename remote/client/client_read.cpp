@@ -33,13 +33,13 @@ Status ClientImpl::ask_for(const ReadView& view, uint64_t end, uint64_t* sequenc
       read_ahead_.used(view.buffer);
       if (known.state == Snapshot::State::kAsked) known.state = Snapshot::State::kWaitedFor;
       *sequence = known.sequence;
-      // What was sent for this read is a round, too: it may not have to wait itself, but what is read next would.
+      // This read ends the round of the runs sent before it. It may not have to wait itself, but the next read would.
       if (read_ahead_.round_is_open()) {
         if (Status status = send_guesses_alone(read_ahead_.waits_for(view.buffer, end)); !status) return status;
       }
       return replies_.health();
     }
-    // Another thread waits for it, or there is more to read than it has.
+    // Another thread waits for the snapshot, or the view needs more bytes than it has.
     *snapshot = nullptr;
     if (usable) read_ahead_.drop(view.buffer);
     if (Status status = begin(1, 0); !status) return status;
@@ -77,7 +77,7 @@ Status ClientImpl::send_guesses(const std::vector<ReadAhead::Guess>& guesses) {
 Status ClientImpl::take_whole(const ReadView& view, Snapshot& snapshot, const KeepWaiting& keep_waiting,
                               OpError* error) {
   Frame frame;
-  // What was asked for ahead came with another round trip.
+  // A speculative read shares the round trip of another read, so we do not count it.
   Status status = snapshot.ahead ? replies_.wait(snapshot.sequence, keep_waiting, &frame, error)
                                  : wait(snapshot.sequence, keep_waiting, &frame, error);
   if (status.ok()) status = check_size(frame, snapshot.bytes.size());
@@ -105,7 +105,8 @@ Status ClientImpl::check_size(const Frame& frame, uint64_t expected) {
 }
 
 Status ClientImpl::why_not_read(uint64_t buffer, Status status, OpError* error) const {
-  // A program that could not be built did not make this buffer; the worker only knows that it is not there.
+  // If a program could not be built, its buffers do not exist. The worker only knows that they are missing; we know
+  // why.
   if (status.code() == ErrorCode::kInterrupted) return status;
   std::optional<OpError> missing = replies_.missing(buffer);
   if (!missing) return status;
@@ -121,7 +122,7 @@ Status ClientImpl::read(uint64_t buffer, uint32_t item_size, std::span<const int
   const ReadView view{buffer, item_size, sizes, strides, offset};
   uint64_t packed, end;
   if (!extent(view, &packed, &end)) return Status::invalid("remote: a read of a tensor with impossible sizes");
-  if (packed > kMostReadAhead) end = UINT64_MAX;  // in the plain way
+  if (packed > kMostReadAhead) end = UINT64_MAX;  // read only the view, not the whole buffer
   uint64_t sequence = 0;
   SnapshotPtr snapshot;
   bool there = false;
@@ -148,7 +149,7 @@ Status ClientImpl::read(uint64_t buffer, uint32_t item_size, std::span<const int
     }
     return {};
   }
-  if (snapshot) {  // it could not be had ahead: in the plain way, which tells why
+  if (snapshot) {  // the speculative read failed: an ordinary read reports why
     *error = {};
     std::lock_guard order(order_);
     if (Status status = begin(1, 0); !status) return status;

@@ -82,7 +82,7 @@ TEST_P(ClientTest, TheSecondRunOfATraceIsAHitWithTheRightParametersAndIds) {
 }
 
 TEST(ClientConnect, EndsWhenNobodyWantsToWait) {
-  auto [a, b] = make_inproc_transport();  // nobody answers at the other end
+  auto [a, b] = make_inproc_transport();  // the other end never answers
   std::unique_ptr<Client> client;
   int asked = 0;
   const auto twice = [&] { return ++asked <= 2; };
@@ -100,7 +100,7 @@ TEST_P(ClientTest, AMissNamesTheFirstRecordThatDiffers) {
   EXPECT_EQ(flush().first_difference, 1u);
   TraceWriter(trace).op(3, 5, 10, true);
   EXPECT_EQ(flush().first_difference, 0u);
-  TraceWriter(trace).op(0, 5, 10, true).op(1, 6, 20, true).op(0, 7, 30, true);  // another buffer outlives it
+  TraceWriter(trace).op(0, 5, 10, true).op(1, 6, 20, true).op(0, 7, 30, true);  // another buffer survives
   EXPECT_EQ(flush().first_difference, 3u);
   TraceWriter(trace).op(0, 5, 10, true).op(1, 6, 20, false).op(0, 7, 30, true).op(1, 8, 1, true);
   EXPECT_EQ(flush().first_difference, 3u);
@@ -117,7 +117,7 @@ TEST_P(ClientTest, MarksAreReachedInOrderAndMayBeForgotten) {
   client->forget(second);
   Mark mark;
   const auto release_and_wait = [&] {
-    release_builds();  // not before the wait has begun
+    release_builds();  // only after the wait has begun
     return true;
   };
   ASSERT_TRUE(client->wait_mark(third, release_and_wait, &mark).ok());
@@ -127,8 +127,8 @@ TEST_P(ClientTest, MarksAreReachedInOrderAndMayBeForgotten) {
   EXPECT_EQ(mark.reached, first * 1000);
   EXPECT_FALSE(mark.failed);
   EXPECT_TRUE(client->is_idle());
-  EXPECT_EQ(client->counters().round_trips, 1u);  // the first one was there already
-  client->forget(third);                          // nothing
+  EXPECT_EQ(client->counters().round_trips, 1u);  // the first mark's reply was already there
+  client->forget(third);                          // has no effect
 }
 
 TEST_P(ClientTest, AWaitForAMarkThatIsInterruptedCanBeTakenUpAgain) {
@@ -145,7 +145,7 @@ TEST_P(ClientTest, AWaitForAMarkThatIsInterruptedCanBeTakenUpAgain) {
   EXPECT_EQ(mark.reached, ticket * 1000);
 }
 
-// Structures without end: what is kept of them is bounded, and what is used stays.
+// A script with ever new structures: the cache stays bounded, and programs in use stay in it.
 TEST_P(ClientTest, ProgramsThatWereNotUsedForLongestAreDropped) {
   constexpr uint32_t kStructures = 2000;
   client->limit_programs(uint64_t{50} * 4096);
@@ -164,7 +164,7 @@ TEST_P(ClientTest, ProgramsThatWereNotUsedForLongestAreDropped) {
     EXPECT_FALSE(structure(n).hit) << n;
     EXPECT_TRUE(used().hit) << n;
     if (n % 16 == 0) {
-      ASSERT_TRUE(synchronize().ok());  // built by now, so that it counts
+      ASSERT_TRUE(synchronize().ok());  // wait for the build, so that the program's size counts
     }
     most = std::max(most, client->counters().programs_kept);
   }
@@ -193,7 +193,7 @@ TEST_P(ClientTest, AProgramThatWasLoadedGoesWithWhoeverHadIt) {
   ASSERT_TRUE(client->load(small_graph(), {}, sample, {}, &given_up).ok());
   ASSERT_TRUE(synchronize().ok());
   given_up = nullptr;
-  client->limit_programs(1);  // which is not said of programs that somebody has
+  client->limit_programs(1);  // the limit does not apply to loaded programs in use
   ProgramPtr last;
   ASSERT_TRUE(client->load(small_graph(), {}, sample, {}, &last).ok());
   ASSERT_TRUE(synchronize().ok());
@@ -213,7 +213,7 @@ TEST_P(ClientTest, FreesGoWithTheNextMessage) {
   client->free(12);
   client->free(3);
   TraceWriter(trace).op(0, 5, 10, true);
-  flush();  // loads a program, which needs memory, too
+  flush();  // sends the frees first, because a program needs memory, too
   client->free(9);
   TraceWriter(trace).op(0, 5, 10, true);
   EXPECT_TRUE(flush().hit);
@@ -239,7 +239,7 @@ TEST_P(ClientTest, MessagesQueueBehindABuildInOrderAndNobodyWaitsForIt) {
   TraceWriter(trace).op(0, 5, 10, true);
   EXPECT_FALSE(flush(&base).hit);
   TraceWriter(trace).op(0, base, 10, true);
-  EXPECT_TRUE(flush().hit);  // of a program that is not built yet
+  EXPECT_TRUE(flush().hit);  // hits a program that is not built yet
   upload("a");
   TraceWriter(trace).op(1, 5, 10, true);
   EXPECT_FALSE(flush().hit);
@@ -259,7 +259,7 @@ TEST_P(ClientTest, ResultsOfARunComeBack) {
   FlushInfo info;
   uint64_t base, ticket;
   ASSERT_TRUE(client->flush(trace, &base, &info, &ticket).ok());
-  uint64_t after = upload("x");  // others may send before the results are waited for
+  uint64_t after = upload("x");  // other messages may be sent before the results are waited for
   std::string text;
   ASSERT_TRUE(read(after, 1, &text).ok());
   Words words;
@@ -303,14 +303,14 @@ TEST_P(ClientTest, ReadsOfAllSizesArriveWhole) {
     const uint64_t id = upload(text);
     ASSERT_TRUE(read(id, size, &got).ok());
     EXPECT_EQ(got, text);
-    EXPECT_EQ(read(id, size + 1, &got).code(), ErrorCode::kInternal);  // not what was asked for
+    EXPECT_EQ(read(id, size + 1, &got).code(), ErrorCode::kInternal);  // larger than the buffer
   }
   EXPECT_EQ(client->counters().bytes_uploaded, 3'101'001u);
   EXPECT_EQ(client->counters().bytes_downloaded, 3'101'001u);
 }
 
 TEST_P(ClientTest, ManyThreadsWaitAtOnceAndEachGetsItsOwnReply) {
-  const int64_t size = 5000;  // more than is kept
+  const int64_t size = 5000;  // larger than what is cached
   std::vector<std::string> texts;
   std::vector<uint64_t> ids;
   for (char i = 0; i < 4; ++i)
@@ -340,7 +340,7 @@ TEST_P(ClientTest, WhatWasReadIsNotAskedForAgain) {
     EXPECT_EQ(text, "he");
   }
   EXPECT_EQ(client->counters().round_trips, 1u);
-  TraceWriter(trace).op(0, id, 5, true);  // which may write it, as far as is known at first
+  TraceWriter(trace).op(0, id, 5, true);  // the client does not know yet that the program does not write it
   flush();
   ASSERT_TRUE(read(id, 5, &text).ok());
   EXPECT_EQ(client->counters().round_trips, 2u);
@@ -388,7 +388,7 @@ TEST_P(ClientTest, TheClientRunsAheadOnlySoFar) {
   });
   while (sent < 30) std::this_thread::yield();
   std::this_thread::sleep_for(100ms);
-  EXPECT_LE(sent, static_cast<int>(kMaxUnacknowledged) + 1);  // + 1: pausing may have let one through
+  EXPECT_LE(sent, static_cast<int>(kMaxUnacknowledged) + 1);  // + 1: one message may have got through before the pause
   worker->pause(false);
   sender.join();
   EXPECT_EQ(sent, 300);

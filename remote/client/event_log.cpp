@@ -11,13 +11,13 @@
 namespace torch_remote::remote {
 namespace {
 
-// The line is; who called it makes no difference to an event.
+// Compares the source lines only; the call stack makes no difference to an event.
 bool same(const ir::SourceRef& a, const ir::SourceRef& b) { return a.code == b.code && a.instruction == b.instruction; }
 
 struct Log {
   std::mutex mutex;
   size_t limit = 0;
-  std::deque<Event> events;  // grows without moving
+  std::deque<Event> events;  // a deque grows without moving its elements
   uint64_t dropped = 0;
   std::map<std::pair<uint64_t, uint32_t>, SourcesPtr> sources;  // of the latest run, by session and program
 };

@@ -56,7 +56,7 @@ Status Outbox::send(const wire::Header& header, std::span<const uint8_t> control
   bool queue;
   {
     std::lock_guard lock(mutex_);
-    queue = busy_;  // turns true only in calls of ours, one of which this is
+    queue = busy_;  // only push() sets it, which no other thread calls during this call
   }
   if (!queue) return send_now(header, control, std::move(attachment));
   push({header, {control.begin(), control.end()}, std::move(attachment), run ? *run : RunInfo(), nullptr});
@@ -111,7 +111,7 @@ Status Outbox::send_now(const wire::Header& header, std::span<const uint8_t> con
     last_sent_ = header.sequence;
     return status;
   }
-  if (status.code() == ErrorCode::kOutOfMemory) return status;  // the connection is as good as before
+  if (status.code() == ErrorCode::kOutOfMemory) return status;  // the connection still works
   replies_.lose(status);
   return replies_.health();
 }
@@ -164,7 +164,7 @@ Status Outbox::build_program(BuildJob& job, const RunInfo& run, const wire::Head
     if (job.graph) {
       request.graph = job.graph.get();
       request.sample = job.sample;
-      request.sources = run.program->sources;  // they never change
+      request.sources = run.program->sources;  // sources of a graph's program never change
     } else {
       request.trace = &job.trace;
       request.sample = job.trace.params;
@@ -200,7 +200,7 @@ Status Outbox::build_program(BuildJob& job, const RunInfo& run, const wire::Head
                   {builder.GetBufferPointer(), builder.GetSize()}, std::move(attachment));
 }
 
-// Sequences stay without gaps: Free messages take the places of LoadProgram and Run.
+// Free messages replace LoadProgram and Run, so that sequences have no gaps.
 void Outbox::send_failed_run(Item& item, const BuildJob* job, const Status& why) {
   if (job) {
     (void)send_now(header_like(item.header, wire::Type::kFree, job->load_sequence), span_of(free_message(nullptr)),

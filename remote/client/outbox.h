@@ -13,54 +13,55 @@
 #include "remote/client/types.h"
 #include "remote/transport/transport.h"
 
-// Puts messages on the way, in order. As long as no program is being built that is the caller's thread; what is sent
-// while one is queues behind it and goes out on the builder's thread.
+// Sends messages in order. While no program is being built, they are sent on the caller's thread. While one is, later
+// messages queue behind it and are sent on the builder's thread.
 namespace torch_remote::remote {
 
-// A run, as far as the outbox must know it if its program cannot be built.
+// What the outbox must know of a run if its program cannot be built.
 struct RunInfo {
   ProgramPtr program;
   uint64_t base = 0;
-  uint64_t made = 0;  // buffers from base on
+  uint64_t made = 0;  // number of buffers that the run creates, from `base` on
 };
 
-// A trace, or a graph, whose program the worker does not have.
+// A trace or graph whose program the worker does not have.
 struct BuildJob {
   ir::Trace trace;
   std::vector<uint64_t> survivors;
-  std::shared_ptr<const ir::Graph> graph;  // null: the trace
+  std::shared_ptr<const ir::Graph> graph;  // null: use the trace
   std::vector<int64_t> sample;             // of the graph
-  uint64_t load_sequence = 0;              // of its LoadProgram message
+  uint64_t load_sequence = 0;              // of the LoadProgram message
 };
 
 class Outbox {
  public:
-  // Control bytes sent so far are counted in `bytes_sent`, programs in `programs_built`.
-  // `worker` does not change once a program is built.
+  // Adds the control bytes that are sent to `bytes_sent` and counts programs in `programs_built`. `worker` must not
+  // change once a program is built.
   Outbox(Transport& transport, Replies& replies, BuildFunction build, const ir::Capabilities& worker,
          std::atomic<uint64_t>& bytes_sent, std::atomic<uint64_t>& programs_built);
   ~Outbox() { end(); }
-  // Ends the builder's thread after what it builds now; what still waits is not sent. Returns the sequence of the last
-  // message that was, 0 if none.
+  // Ends the builder's thread after its current build; queued messages are not sent. Returns the sequence of the last
+  // message that was sent, 0 if none.
   uint64_t end();
 
-  // One thread at a time calls these two. Messages that wait are copied. For a Run, `run` is set.
+  // The following functions must be called by one thread at a time. Queued messages are copied. A Run message needs
+  // `run`.
   Status send(const wire::Header& header, std::span<const uint8_t> control, AttachmentPtr attachment,
               const RunInfo* run = nullptr);
-  // Builds the program and sends LoadProgram; this header is like those of the messages to send.
+  // Builds the program and sends LoadProgram. `header` has the session of the messages to send.
   void build(std::unique_ptr<BuildJob> job, const wire::Header& header, ProgramPtr program);
-  // Builds the program, sends LoadProgram and then this Run message. If that fails: a Free message in its place, so
-  // that the buffers it would have freed are, and Replies::fail.
+  // Builds the program, then sends LoadProgram and this Run message. If the build fails, it sends a Free message
+  // instead, so that the run's frees are not lost, and calls Replies::fail.
   void build_and_send(std::unique_ptr<BuildJob> job, const wire::Header& header, std::span<const uint8_t> control,
                       const RunInfo& run);
 
-  // Exchanges `trace` for an empty one, with capacity if one came back from the builder. The job gets the old one.
+  // Exchanges `trace` for an empty one, which has capacity if the builder returned one. The job gets the old trace.
   std::unique_ptr<BuildJob> job_for(ir::Trace& trace);
 
  private:
   struct Item {
     wire::Header header;
-    std::vector<uint8_t> control;  // empty: nothing is sent but the program
+    std::vector<uint8_t> control;  // empty: only the program is sent
     AttachmentPtr attachment;
     RunInfo run;
     std::unique_ptr<BuildJob> job;
@@ -83,11 +84,11 @@ class Outbox {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> items_;
-  bool busy_ = false;  // the builder's thread has messages that were not sent yet
+  bool busy_ = false;  // the builder's thread has messages that are not sent yet
   bool ending_ = false;
   std::vector<std::unique_ptr<BuildJob>> spare_;
   std::thread builder_;
-  uint64_t last_sent_ = 0;  // of whoever sends now: the caller, or the builder while busy_
+  uint64_t last_sent_ = 0;  // written by the sending thread: the caller's, or the builder's while busy_
 };
 
 }  // namespace torch_remote::remote

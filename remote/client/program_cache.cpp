@@ -20,7 +20,7 @@ ProgramFacts facts_of(const ir::Graph& graph) {
   constexpr size_t kMostCopies = 8;
   constexpr ir::Opcode copy = ir::ops::aten_copy_;
   const size_t count = graph.buffers.size();
-  // Numbers among the inputs and among the fresh ones that survive.
+  // Index of each buffer among the inputs or among the fresh buffers that survive, and its number of writes.
   std::vector<uint32_t> input(count), made(count), writes(count);
   uint32_t inputs = 0, survivors = 0;
   for (size_t b = 0; b < count; ++b) {
@@ -105,7 +105,7 @@ void ProgramCache::remove(const ProgramPtr& program) {
   drop(program);
 }
 
-// With mutex_ held.
+// Requires mutex_.
 void ProgramCache::drop(const ProgramPtr& program) {
   constexpr size_t kDescribed = 256;
   const auto [begin, end] = by_key_.equal_range(program->key.lo);
@@ -156,7 +156,7 @@ size_t ProgramCache::size() const {
   return by_number_.size();
 }
 
-// With mutex_ held.
+// Requires mutex_.
 const CachedProgram* ProgramCache::numbered(uint32_t number) const {
   if (const auto found = by_number_.find(number); found != by_number_.end()) return found->second.get();
   const auto found = std::ranges::find(dropped_, number, [](const ProgramPtr& program) { return program->number; });
@@ -165,7 +165,7 @@ const CachedProgram* ProgramCache::numbered(uint32_t number) const {
 
 size_t ProgramCache::first_difference(const ir::Trace& trace) const {
   if (by_key_.empty()) return SIZE_MAX;
-  size_t longest = 0;  // words that agree
+  size_t longest = 0;  // length of the longest common prefix, in words
   for (const auto& [key, program] : by_key_) {
     const auto& code = program->code;
     const size_t n = std::min(code.size(), trace.code.size());

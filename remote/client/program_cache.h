@@ -14,83 +14,85 @@
 #include "remote/client/types.h"
 #include "remote/wire/delta.h"
 
-// The programs that the worker has, found by the traces they were built from.
+// The programs that the worker has, found by the traces from which they were built.
 namespace torch_remote::remote {
 
 // What a program's nodes do to whole buffers.
 struct ProgramFacts {
-  std::vector<bool> written;  // of its input buffers, in the order of the bindings: whether it writes them
-  // Fresh buffers that are written once, by a copy of an input: `to` and `from` are views of the trace.
+  std::vector<bool> written;  // for each input buffer, in the order of the bindings: whether the program writes it
+  // Fresh buffers that the program writes once, by copying an input. `to` and `from` are views of the trace.
   struct Copy {
-    uint32_t input;  // among the input buffers
-    uint32_t made;   // among the fresh buffers that survive
+    uint32_t input;  // index among the input buffers
+    uint32_t made;   // index among the fresh buffers that survive
     uint32_t from, to;
   };
   std::vector<Copy> copies;
 };
 ProgramFacts facts_of(const ir::Graph& graph);
 
-// What a program of so many encoded bytes takes on a worker, with its nodes' forms for the runners and their kernels.
+// Estimated memory on a worker of a program with this many encoded bytes, including the runners' plans and the kernels.
 inline uint64_t bytes_on_worker(size_t encoded) { return 4096 + 16 * uint64_t{encoded}; }
 
-// A program that the worker has, or is being built for it.
+// A program that the worker has, or that is being built for it.
 struct CachedProgram {
   uint32_t number = 0;  // from 1
   ir::Hash128 key;
-  std::vector<uint32_t> code;       // of the trace
-  std::vector<uint64_t> survivors;  // bit i: buffer i outlives the trace
-  std::vector<ir::Opcode> ops;      // of each record
+  std::vector<uint32_t> code;       // the code of the trace
+  std::vector<uint64_t> survivors;  // bit i: buffer i survives the trace
+  std::vector<ir::Opcode> ops;      // opcode of each record
   ProgramOptions options;
 
-  bool of_graph = false;  // whoever runs it has it, and nobody finds it
+  bool of_graph = false;  // made by load(): its callers own it, and find() never returns it
 
-  // For those of traces: grows with each use. Guarded by whoever orders the messages.
+  // For programs of traces: time of the last use, as a counter. Guarded by the lock on message order.
   uint64_t used = 0;
-  // What it takes on the worker, about: set by the builder.
+  // Estimated memory on the worker, in bytes; set by the builder.
   std::atomic<uint64_t> takes = 0;
 
-  // What the worker's end of the delta coding holds, too. Guarded by whoever orders the messages.
+  // The last run, from which the next one is delta encoded; the worker stores it as well. Guarded by the lock on
+  // message order.
   LastRun last;
-  uint64_t checkpoint = 0;  // what `last` is since; likewise
+  uint64_t checkpoint = 0;  // the checkpoint after which `last` is valid; guarded in the same way
 
-  // The worker will never have it, because of `failure`; set by the builder, last.
+  // The build failed, so the worker will never have this program; `failure` says why. The builder sets this last.
   std::atomic<bool> failed = false;
   Status failure;
-  bool ran = false;  // guarded like `last`
+  bool ran = false;  // guarded in the same way as `last`
 
-  // Set by the builder before `facts_known`.
+  // The builder sets `facts` before `facts_known`.
   ProgramFacts facts;
   std::atomic<bool> facts_known = false;
 
-  // Of the runs from this sequence on. Guarded by the cache.
+  // The sources of the runs from `sources_since` on. Guarded by the cache.
   std::vector<ir::SourceRef> sources;
   uint64_t sources_since = 0;
 };
 
-// Finding and adding is for one thread at a time; `describe` may run beside them.
+// Only one thread at a time may find and add; `describe` may run concurrently.
 class ProgramCache {
  public:
-  // The program built from such a trace, or null. The hash is confirmed by comparing everything it was made of.
+  // Returns the program built from an equal trace, or null. After the hash, the traces themselves are compared.
   ProgramPtr find(const ir::Hash128& key, const ir::Trace& trace, std::span<const uint64_t> survivors) const;
-  // A new one with the next number. `trace` is copied.
+  // Adds a program of a trace, with the next number. Copies `trace`.
   ProgramPtr add(const ir::Hash128& key, const ir::Trace& trace, std::span<const uint64_t> survivors);
-  // A new one of a graph: never found, only described.
+  // Adds a program of a graph. find() does not return it; describe() knows it.
   ProgramPtr add(const ir::Graph& graph, std::vector<ir::SourceRef> sources, const ProgramOptions& options);
-  // Forgets one that could not be built, so that the next such trace is built again.
+  // Removes a program that could not be built, so that the next equal trace is built again.
   void remove(const ProgramPtr& program);
-  // Forgets those of graphs that nobody has any more, and, if the rest take more than `most` bytes on the worker, those
-  // of traces that were not used for longest: an eighth more than needed, so that this is seldom. Their numbers are
-  // added to *dropped: the worker is to forget them, too. What they were is still described for a while.
+  // Removes programs of graphs that nobody references any more. If the others take more than `most` bytes on the
+  // worker, it also removes the least recently used programs of traces. It frees an eighth of `most` more than needed,
+  // so that this happens rarely. The numbers are appended to *dropped, for the worker to unload. describe() still knows
+  // them for a while.
   void trim(uint64_t most, std::vector<uint32_t>* dropped);
   size_t size() const;
 
-  // FlushInfo::first_difference of a trace that is not there.
+  // FlushInfo::first_difference for a trace that is not cached.
   size_t first_difference(const ir::Trace& trace) const;
 
-  // The program's run of this sequence was recorded from these places. Takes them if they are not the last run's.
+  // Sets the sources of a program's run with this sequence. Takes `sources` if they differ from the last run's.
   void set_sources(CachedProgram& program, uint64_t sequence, std::vector<ir::SourceRef>& sources);
-  // Where a record of a program's run comes from, if that is still known, and its op's name; false if there is no such
-  // record.
+  // Sets the op's name of a record of a program's run, and where the record comes from if that is still known. Returns
+  // false if there is no such record.
   bool describe(uint32_t program, uint32_t record, uint64_t sequence, ir::SourceRef* source, std::string* op) const;
 
  private:
@@ -98,15 +100,15 @@ class ProgramCache {
   void drop(const ProgramPtr& program);
   const CachedProgram* numbered(uint32_t number) const;
 
-  std::unordered_multimap<uint64_t, ProgramPtr> by_key_;  // by the key's lower half
-  mutable std::mutex mutex_;                              // for what follows and CachedProgram::sources
+  std::unordered_multimap<uint64_t, ProgramPtr> by_key_;  // by the lower half of the key
+  mutable std::mutex mutex_;                              // guards the following members and CachedProgram::sources
   uint32_t last_number_ = 0;
   std::unordered_map<uint32_t, ProgramPtr> by_number_;
-  std::deque<ProgramPtr> dropped_;  // lately; without what finds them
-  // Of earlier runs: a failure may be told long after.
+  std::deque<ProgramPtr> dropped_;  // recently dropped programs, without the data that find() needs
+  // Sources of earlier runs, because a failure may be reported long after its run.
   struct Earlier {
     uint32_t program;
-    uint64_t since, until;  // sequences
+    uint64_t since, until;  // range of sequences: since <= sequence < until
     std::vector<ir::SourceRef> sources;
   };
   std::deque<Earlier> earlier_;

@@ -17,7 +17,7 @@ void ReadAhead::runs(const CachedProgram& program, std::span<const uint64_t> inp
   for (const Copy& copy : copies) {
     const auto source = snapshots_.find(copy.source);
     if (source == snapshots_.end() || source->second->state == Snapshot::State::kFailed) continue;
-    const SnapshotPtr shared = source->second;  // the map may grow
+    const SnapshotPtr shared = source->second;  // keep() may rehash the map
     if (shared->bytes.size() == run.made[copy.index]) keep(base + copy.index, shared, shared->sequence);
   }
   const bool known = program.facts_known.load(std::memory_order_acquire);
@@ -44,7 +44,7 @@ void ReadAhead::keep(uint64_t buffer, SnapshotPtr snapshot, uint64_t sequence) {
   drop(buffer);
   if (order_.size() >= kMostSnapshots) {
     const uint64_t oldest = order_.front();
-    order_.pop_front();  // before the drop, which may empty the list
+    order_.pop_front();  // before drop(), which may empty the list
     drop(oldest);
   }
   order_.push_back(buffer);
@@ -95,7 +95,7 @@ ReadAhead::Entry* ReadAhead::find_entry(const Run& run, uint32_t index) {
 
 const std::vector<ReadAhead::Guess>& ReadAhead::waits_for(uint64_t buffer, uint64_t least) {
   guesses_.clear();
-  // The rounds that ended before: there this could have been asked for.
+  // This buffer could have been requested when the round of its run ended, so we record it for that round.
   buffer = origin(buffer);
   if (const Run* run = find_run(buffer); run != nullptr && run->round != 0) {
     const auto index = static_cast<uint32_t>(buffer - run->base);
@@ -114,7 +114,7 @@ const std::vector<ReadAhead::Guess>& ReadAhead::waits_for(uint64_t buffer, uint6
   if (found == read_after_.end()) return guesses_;
   std::erase_if(found->second, [](const Entry& entry) { return entry.unused >= kMostUnused; });
   for (Entry& entry : found->second) {
-    for (uint64_t n = number_; n >= first; --n) {  // the program's last run in this round
+    for (uint64_t n = number_; n >= first; --n) {  // finds the program's last run in this round
       const Run& run = runs_[n % kRuns];
       if (run.program != entry.program || entry.index >= run.made.size()) continue;
       const uint64_t other = run.base + entry.index;

@@ -1,4 +1,4 @@
-// What is asked for ahead, what is kept, and when it goes.
+// Tests which reads are sent speculatively, what is cached, and when it is dropped.
 #include "remote/client/read_ahead.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@ namespace {
 
 class ReadAheadTest : public testing::Test {
  protected:
-  // A run of a program that makes buffers of these sizes. Returns the first one's id.
+  // A run of a program that creates buffers of these sizes. Returns the first one's id.
   uint64_t run(uint32_t program, std::vector<uint64_t> made, std::vector<uint64_t> inputs = {},
                std::vector<bool> written = {}, std::vector<ReadAhead::Copy> copies = {}) {
     CachedProgram its;
@@ -20,7 +20,7 @@ class ReadAheadTest : public testing::Test {
     ahead.runs(its, inputs, base, made, copies);
     return base;
   }
-  // The script reads it. What is asked for beside it.
+  // The script reads a buffer. Returns the buffers that are requested speculatively along with it.
   std::vector<uint64_t> read(uint64_t buffer) {
     std::vector<uint64_t> asked;
     const bool there = ahead.find(buffer) != nullptr;
@@ -55,7 +55,7 @@ TEST_F(ReadAheadTest, WhatWasReadAfterAProgramIsAskedForAfterItsNextRun) {
   EXPECT_EQ(read(base), std::vector<uint64_t>{base + 2});
   EXPECT_EQ(ahead.find(base + 2)->bytes.size(), 40u);
   EXPECT_FALSE(ahead.find(base + 1));
-  // Another program's results are nobody's guess.
+  // No read is predicted for another program.
   base = run(2, {8, 16, 32});
   EXPECT_TRUE(read(base).empty());
 }
@@ -70,7 +70,8 @@ TEST_F(ReadAheadTest, ResultsOfEarlierRunsOfTheRoundToo) {
   }
 }
 
-// A policy that checks what it drew: the action is there when it is read, and what was computed of it is read later.
+// Models a policy that checks its sample: the action is cached when it is read, and a result computed from it is read
+// later.
 TEST_F(ReadAheadTest, AReadThatNeedNotWaitEndsARoundToo) {
   for (int step = 0; step < 4; ++step) {
     const uint64_t drawn = run(1, {4, 4});
@@ -101,7 +102,8 @@ TEST_F(ReadAheadTest, ACopyLeadsToWhatItIsACopyOf) {
     const uint64_t copy = run(2, {8}, {base + 1}, {false}, {{0, base + 1}});
     if (step > 0) {
       EXPECT_EQ(asked, std::vector<uint64_t>{base + 1});
-      EXPECT_EQ(ahead.find(copy), ahead.find(base + 1));  // and it is on its way
+      // the copy shares the snapshot, whose bytes are still in flight
+      EXPECT_EQ(ahead.find(copy), ahead.find(base + 1));
     }
     read(copy);
   }
@@ -124,7 +126,7 @@ TEST_F(ReadAheadTest, AWriteEndsIt) {
   run(2, {}, {7, 8}, {false, true});
   EXPECT_TRUE(ahead.find(7));
   EXPECT_FALSE(ahead.find(8));
-  EXPECT_EQ(ahead.unwanted().size(), 1u);  // its reply
+  EXPECT_EQ(ahead.unwanted().size(), 1u);  // the reply of the snapshot that was still in flight
 }
 
 TEST_F(ReadAheadTest, AProgramOfWhichNothingIsKnownMayWrite) {
@@ -138,7 +140,7 @@ TEST_F(ReadAheadTest, AProgramOfWhichNothingIsKnownMayWrite) {
 
 TEST_F(ReadAheadTest, SoDoesFreeing) {
   keep(7, Snapshot::State::kThere, 4);
-  keep(71, Snapshot::State::kThere, 4);  // the same bit of the filter
+  keep(71, Snapshot::State::kThere, 4);  // shares a bit of the filter with 7
   const uint64_t ids[] = {7, 9};
   ahead.freed(ids);
   EXPECT_FALSE(ahead.find(7));
@@ -153,7 +155,7 @@ TEST_F(ReadAheadTest, ACopyKeepsWhatItsSourceLost) {
   EXPECT_TRUE(ahead.find(copy));
 }
 
-// The list of what is kept, oldest first, has places whose snapshots are gone; it empties with the last snapshot.
+// The list of snapshots, oldest first, also has entries whose snapshots are gone. It is cleared with the last snapshot.
 TEST_F(ReadAheadTest, TheLastOneMakesRoomForTheNext) {
   constexpr uint64_t kMost = 256;
   const auto keep_new = [&](uint64_t id) { keep(id, Snapshot::State::kThere, 4); };

@@ -5,7 +5,7 @@
 namespace torch_remote::remote {
 namespace {
 
-// The view's elements, packed, from dim `dim` on. Returns the end of what was written.
+// Copies the view's elements from dim `dim` on, packed. Returns the end of the written bytes.
 std::byte* gather_from(const ReadView& view, const std::byte* from, size_t dim, std::byte* to) {
   if (dim == view.sizes.size()) {
     std::memcpy(to, from, view.item_size);
@@ -29,7 +29,7 @@ bool extent(const ReadView& view, uint64_t* packed, uint64_t* end) {
     first_is_inside = first_is_inside && view.strides[i] >= 0;
     last += static_cast<__int128>(view.sizes[i] - 1) * view.strides[i];
   }
-  // Larger than anything that is read ahead where it is not a plain number.
+  // UINT64_MAX is larger than any buffer that is read ahead.
   const __int128 bytes = (last + 1) * view.item_size;
   *end = first_is_inside && bytes >= 0 && bytes < INT64_MAX ? static_cast<uint64_t>(bytes) : UINT64_MAX;
   return true;

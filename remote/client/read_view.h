@@ -6,7 +6,7 @@
 
 namespace torch_remote::remote {
 
-// A view of a buffer: sizes and strides in elements.
+// A view of a buffer; sizes, strides and offset are in elements.
 struct ReadView {
   uint64_t buffer;
   uint32_t item_size;
@@ -14,14 +14,14 @@ struct ReadView {
   int64_t offset;
 };
 
-// Bytes of the elements, packed, and of the buffer as far as the last of them. False if they are none that a tensor
-// has.
+// Sets *packed to the bytes of the view's elements, and *end to the bytes of the buffer up to the last element. *end is
+// UINT64_MAX if the view reaches before the buffer or the number overflows. Returns false for sizes that no tensor has.
 bool extent(const ReadView& view, uint64_t* packed, uint64_t* end);
 
-// Copies the view's elements, packed. `from`: the first one.
+// Copies the view's elements, packed. `from` points to the first one.
 void gather(const ReadView& view, const std::byte* from, std::byte* to);
 
-// The elements are one piece of memory, in row-major order.
+// Whether the elements are contiguous in row-major order.
 bool is_contiguous(std::span<const int64_t> sizes, std::span<const int64_t> strides);
 
 }  // namespace torch_remote::remote

@@ -12,7 +12,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kMaxMissing = 64;  // failed builds that reads still hear of
+constexpr size_t kMaxMissing = 64;  // number of failed runs whose errors reads can still report
 
 bool is_timeout(const Status& status) { return status.code() == ErrorCode::kTimeout; }
 
@@ -158,7 +158,7 @@ void Replies::take_deferred(OpError* error) {
   error->not_listed = std::exchange(not_listed_, 0);
 }
 
-// --- what comes ------------------------------------------------------------------------------------------------------
+// --- incoming messages -----------------------------------------------------------------------------------------------
 
 Status Replies::handle(Frame& frame) {
   totals_.bytes_received += sizeof(wire::Header) + frame.control.size();
@@ -204,7 +204,7 @@ Status Replies::handle_profile_part(Frame& frame) {
     return Status::invalid("remote: what the worker says about a profile is damaged");
   }
   const size_t events = frame.attachment ? frame.attachment->bytes().size() / sizeof(wire::ProfileEvent) : 0;
-  // Left of an older profile, or more than was asked for.
+  // The part belongs to an older profile, or exceeds the limit.
   if (frame.header.sequence < profile_since_ || profile_.events.size() + events > profile_limit_) return {};
   return append_worker_profile(frame, &profile_);
 }
@@ -225,7 +225,8 @@ Status Replies::handle_reply(Frame& frame) {
   }
   const auto slot = slots_.find(frame.header.sequence);
   if (slot == slots_.end()) {
-    if (error && !message->error()->told()) defer(*std::move(error));  // whoever asked was interrupted
+    // the thread that sent the question was interrupted
+    if (error && !message->error()->told()) defer(*std::move(error));
     return {};
   }
   if (slot->second.unwanted) {
@@ -311,7 +312,7 @@ void Replies::fail(uint64_t sequence, uint64_t base, uint64_t count, OpError err
     }
   }
   changed_.notify_all();
-  transport_.wake();  // whoever receives may be the one that waits for it
+  transport_.wake();  // the thread that receives may be the one that waits for this reply
 }
 
 std::optional<OpError> Replies::missing(uint64_t buffer) const {
@@ -332,7 +333,7 @@ void Replies::set_lost(const Status& why) {
 void Replies::lose(const Status& why) {
   {
     std::unique_lock lock(mutex_);
-    while (!receiving_ && lost_.ok()) {  // what it said before may matter more
+    while (!receiving_ && lost_.ok()) {  // messages from before the loss may have a better reason
       if (!receive_as_leader(lock, std::chrono::nanoseconds::zero())) break;
     }
     set_lost(why);

@@ -15,10 +15,11 @@
 #include "remote/transport/transport.h"
 #include "remote/wire/wire_generated.h"
 
-// What comes from the worker: replies, matched by sequence; acknowledgements, which give credits back; failures.
+// Handles messages from the worker: replies, which are matched by sequence; acknowledgements, which return credits;
+// failures.
 //
-// There is no thread for it. Whoever waits receives, one at a time (the leader); the others wait for it, and one of
-// them takes over when it has what it wanted.
+// No thread is dedicated to this. One waiting thread at a time, the leader, receives. The others wait for the leader,
+// and one of them takes over when it has its reply.
 namespace torch_remote::remote {
 
 // Thread safe.
@@ -26,52 +27,53 @@ class Replies {
  public:
   Replies(Transport& transport, const ProgramCache& programs) : transport_(transport), programs_(programs) {}
 
-  // Waits until `messages` more with `bytes` of uploads may be on their way.
+  // Waits until `messages` more messages with `bytes` bytes of uploads may be in flight.
   Status reserve(size_t messages, size_t bytes);
-  // Waits until a quarter of what may be on its way is free: reserve then hardly ever waits. Unlike it, this asks
-  // `keep_waiting`, which takes locks of the caller's (Python's): call it with none held.
+  // Waits until a quarter of the limit on messages in flight is free, so that reserve() hardly ever waits. Unlike
+  // reserve(), this calls `keep_waiting`, which takes locks of the caller (the GIL): call it with none held.
   Status throttle(const KeepWaiting& keep_waiting);
-  // This message, the next one, is about to be sent.
+  // Says that this message, the next one in order, is about to be sent.
   void sending(uint64_t sequence, size_t bytes);
-  // Its reply will be waited for.
+  // Says that a thread will wait for this message's reply.
   void expect(uint64_t sequence);
-  // Its reply will not be waited for any more.
+  // Says that no thread will wait for this message's reply any more.
   void forget(uint64_t sequence);
-  // Takes what has come already.
+  // Handles the messages that have already arrived.
   void drain();
-  // Whether a wait for it would return at once: it has come, or the worker is lost.
+  // Whether wait() would return at once: the reply is there, or the worker is lost.
   bool has(uint64_t sequence) const;
 
-  // Waits for the reply to a message that was announced by `expect`. A failure that it tells is returned and set in
-  // *error. After an interruption its reply is not expected any more; `again`: it is, and can be waited for again.
+  // Waits for the reply to a message that was passed to expect(). A failure in the reply is returned and stored in
+  // *error. After an interruption the reply is no longer expected, unless `again` is set: then the wait can be
+  // repeated.
   Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error, bool again = false);
 
-  // Failures that nobody has waited for: of programs that could not be built, and in replies to interrupted waits.
-  // Those of *error, a synchronisation's, come after them in it.
+  // Adds the deferred failures to *error, a synchronize's error, whose own failures come last. Deferred failures are
+  // those of programs that could not be built, and those in replies to interrupted waits.
   void take_deferred(OpError* error);
 
-  // What the worker records after this message is kept as it comes, at most `limit` events.
+  // Says that profile parts from this message on are to be stored, at most `limit` events.
   void start_profile(uint64_t limit, uint64_t sequence);
-  // What came since then.
+  // Returns the profile parts that came since start_profile.
   WorkerProfile take_profile();
 
-  // A run that cannot be sent: `error` is told by the wait for this run (`sequence`), by reads of the buffers
-  // [base, base + count) that it should have made, or else by take_deferred.
+  // Records `error` for a run that cannot be sent. The wait for that run (`sequence`) reports it, and so do reads of
+  // the buffers [base, base + count) that it should have created. Without such a wait, take_deferred reports it.
   void fail(uint64_t sequence, uint64_t base, uint64_t count, OpError error);
-  // The error of `fail` that made this buffer impossible.
+  // The error that fail() recorded for this buffer, if any.
   std::optional<OpError> missing(uint64_t buffer) const;
 
-  // The connection failed while sending.
+  // Says that the connection failed during a send.
   void lose(const Status& why);
-  // ok, or kLost with why.
+  // Returns ok, or kLost with the reason.
   Status health() const;
   uint64_t acknowledged() const;
-  // What is acknowledged is not all done: ops go on in the background of the worker.
+  // Whether acknowledged ops still run in the background of the worker.
   bool at_work() const;
   uint64_t last_sent() const;
 
   struct Totals {
-    uint64_t bytes_received = 0;  // control
+    uint64_t bytes_received = 0;  // control bytes
     uint64_t kernels_compiled = 0;
     uint64_t groups_refused = 0;
     uint64_t back_pressure_waits = 0;
@@ -82,7 +84,7 @@ class Replies {
  private:
   struct Slot {
     bool done = false;
-    bool unwanted = false;  // goes, with its error, when it comes
+    bool unwanted = false;  // nobody waits: the reply and its error are dropped when they come
     Frame reply;
     std::optional<OpError> error;
   };
@@ -94,16 +96,16 @@ class Replies {
     uint64_t sequence, bytes;
   };
 
-  // Receives, or waits for who does, until done(), loss or an interruption.
+  // Receives as the leader, or waits for the leader, until done(), loss or an interruption.
   template <class Done>
   Status wait_until(std::unique_lock<std::mutex>& lock, const KeepWaiting* keep_waiting, Done done);
   Status receive_as_leader(std::unique_lock<std::mutex>& lock, std::chrono::nanoseconds timeout);
 
-  // What came for this message, which is then forgotten.
+  // Waits for this message's reply and removes its slot.
   Status take(std::unique_lock<std::mutex>& lock, uint64_t sequence, const KeepWaiting& keep_waiting, bool again,
               Slot* result);
 
-  // With mutex_ held.
+  // The following require mutex_.
   Status handle(Frame& frame);
   template <class Message>
   Status handle_reply(Frame& frame);
@@ -124,9 +126,10 @@ class Replies {
   uint64_t lost_at_ = 0;
   std::map<uint64_t, Slot> slots_;  // by sequence
   std::vector<OpError> deferred_;
-  uint64_t not_listed_ = 0;  // beside these
+  uint64_t not_listed_ = 0;  // failures in excess of deferred_
   std::deque<Missing> missing_;
-  std::array<Credit, kMaxUnacknowledged> credits_;  // a ring: not acknowledged yet, in order
+  // ring buffer of the messages that are not acknowledged yet, in order
+  std::array<Credit, kMaxUnacknowledged> credits_;
   size_t first_credit_ = 0;
   size_t credit_count_ = 0;
   size_t unacknowledged_bytes_ = 0;
@@ -134,9 +137,9 @@ class Replies {
   uint64_t acknowledged_ = 0;
   bool at_work_ = false;
   Totals totals_;
-  WorkerProfile profile_;  // so far
+  WorkerProfile profile_;  // what was received so far
   uint64_t profile_limit_ = 0;
-  uint64_t profile_since_ = 0;  // sequence
+  uint64_t profile_since_ = 0;  // sequence of the Start message
 };
 
 }  // namespace torch_remote::remote

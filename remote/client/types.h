@@ -14,45 +14,45 @@
 #include "ir/trace.h"
 #include "remote/transport/transport.h"  // KeepWaiting
 
-// What the parts of the client's end share.
+// Types that several parts of the client use.
 namespace torch_remote::remote {
 
-// How far the client may run ahead of the worker: about three steps of training, which are some 10 runs each. Twice as
-// many as the worker acknowledges at once (wire.fbs), so that it never runs dry.
+// Limit on unacknowledged messages: about three training steps, each of which is some 10 runs. It is twice the number
+// that the worker acknowledges at once (wire.fbs), so the worker does not run out of work.
 inline constexpr size_t kMaxUnacknowledged = 64;
-// Bytes of uploads that the worker has not acknowledged; a single larger one may go alone.
+// Limit on bytes of unacknowledged uploads; a single larger upload may be in flight alone.
 inline constexpr size_t kMaxUnacknowledgedBytes = size_t{512} << 20;
 
-// What programs may take on a worker, unless the user says otherwise: hundreds of the largest traces.
+// Default limit on the memory of programs on a worker: enough for hundreds of the largest traces.
 inline constexpr uint64_t kMostProgramBytes = uint64_t{512} << 20;
 
-// A failure on the worker, with where it was recorded.
+// A failure on the worker, with the source of the op that failed.
 struct OpError {
   Status status;
   ir::SourceRef source;  // of the record that failed
-  std::string op;        // schema name; empty if no single op is to blame
-  uint64_t skipped = 0;  // updates in place that depend on it and did not happen
-  // Of synchronize: the other failures that no wait has told.
+  std::string op;        // schema name; empty if the failure is not due to a single op
+  uint64_t skipped = 0;  // in-place updates that were skipped because of this failure
+  // From synchronize: the other failures that no wait has reported.
   std::vector<OpError> more = {};
-  uint64_t not_listed = 0;  // and how many there are beside these
+  uint64_t not_listed = 0;  // number of further failures that are not listed
 };
 
-// A program to be built: of a recorded trace, or of a graph that came by another way.
+// A program to build, from a recorded trace or from a graph.
 struct BuildRequest {
   uint32_t program = 0;  // its number
   const ir::Trace* trace = nullptr;
-  const std::vector<uint64_t>* survivors = nullptr;  // of `trace`
-  const ir::Graph* graph = nullptr;                  // instead of a trace
+  const std::vector<uint64_t>* survivors = nullptr;  // surviving buffers of `trace`
+  const ir::Graph* graph = nullptr;                  // if set, used instead of a trace
   std::span<const int64_t> sample;                   // parameters of the first run
-  std::span<const ir::SourceRef> sources;            // one a record
-  const ir::Capabilities* worker = nullptr;          // whom it is for
+  std::span<const ir::SourceRef> sources;            // one per record
+  const ir::Capabilities* worker = nullptr;          // the worker that will execute it
   bool deterministic = false;                        // ProgramOptions
 };
 
-// What `Client` needs to know to build: runs on the builder's thread. `program` gets the encoded flatbuffer.
+// Builds a program: runs on the builder's thread and sets `program` to the encoded flatbuffer.
 using BuildFunction = std::function<Status(const BuildRequest& request, std::vector<uint8_t>* program)>;
 
-// Which of a path's contents is meant.
+// Identifies one version of a file's contents.
 struct FileVersion {
   uint64_t size = 0;  // bytes
   uint64_t inode = 0;
@@ -62,12 +62,12 @@ struct FileVersion {
 // A file as the worker sees it.
 struct FoundFile {
   FileVersion version;
-  bool readable = false;  // for its client
-  bool allowed = false;   // it reads files for its clients at all
-  std::string why;        // not readable
+  bool readable = false;  // whether the worker may read this file for its client
+  bool allowed = false;   // whether it reads files for its clients at all
+  std::string why;        // why it may not read the file
 };
 
-// A tensor that a Python function beside the worker gets: a strided view of a buffer.
+// A tensor passed to a Python function next to the worker: a strided view of a buffer.
 struct CallInput {
   uint64_t buffer = 0;
   uint32_t item_size = 0;
@@ -75,27 +75,28 @@ struct CallInput {
   int64_t offset = 0;  // elements
 };
 
-// Resulting tensors of one call, at most.
+// Most tensors that one call may return.
 inline constexpr uint64_t kMostResults = 4096;
 
-// What a call came to.
+// The outcome of a call.
 struct CallResult {
-  std::vector<std::byte> answer;  // what the function's process says
+  std::vector<std::byte> answer;  // what the function's process answered
   std::vector<uint64_t> sizes;    // bytes of the resulting buffers
 };
 
-// What is asked of the worker for a program.
+// What a program asks of the worker.
 struct ProgramOptions {
-  // From now on both ends wait busily for what comes soon (Transport::busy_wait), for all programs of the session:
-  // calls are answered sooner, for up to a millisecond of a core whenever one waits.
+  // From now on both ends spin for expected messages (Transport::busy_wait), for all programs of the session. This
+  // lowers the latency of calls and costs up to a millisecond of a core per wait.
   bool low_latency = false;
-  // The worker may time several ways to run it and keep the fastest, so that results' last bits differ between runs.
+  // The worker may time several algorithms and keep the fastest, so the last bits of results may differ between runs.
   bool tune = false;
-  // The bits of an op must depend on its operands alone, so the program changes no op because of its neighbours.
+  // The bits of an op's result must depend on its operands alone, so passes must not change an op because of its
+  // neighbors.
   bool deterministic = false;
 };
 
-// A program that was loaded by itself, for runs that are not recorded. Belongs to one client.
+// A program from load(), for runs that are not recorded. It belongs to one client.
 struct CachedProgram;
 using ProgramPtr = std::shared_ptr<CachedProgram>;
 

@@ -5,41 +5,41 @@
 #include <string>
 #include <vector>
 
-// What a worker says about its machine and its memory (wire.fbs: HelloReply, WorkerUse, Memory, MemoryReply).
+// What a worker reports about its machine and its memory (wire.fbs: HelloReply, WorkerUse, Memory, MemoryReply).
 namespace torch_remote::remote {
 
-// What it computes on.
+// The hardware that computes.
 struct MachineInfo {
   std::string processor;             // "AMD EPYC 7R13 Processor"
-  uint32_t cores = 0;                // that it may use
-  uint64_t memory = 0;               // bytes that it may use
-  std::vector<std::string> targets;  // of kernels: "sm_90"
+  uint32_t cores = 0;                // number of cores that the worker may use
+  uint64_t memory = 0;               // bytes that the worker may use
+  std::vector<std::string> targets;  // targets of compiled kernels: "sm_90"
 };
 
-// Of one kind of thing: now, the most there was, and all that came and went.
+// Statistics of one quantity: its current value, its peak, and the totals allocated and freed.
 struct MemoryStat {
   uint64_t current = 0, peak = 0, allocated = 0, freed = 0;
 };
 
 struct MemoryUse {
-  MemoryStat allocated, reserved;    // bytes, in buffers and held by the allocator
-  MemoryStat allocations, segments;  // the same, in pieces
-  uint64_t retries = 0;              // allocations that succeeded after a trim
-  uint64_t failures = 0;             // allocations that did not succeed
+  MemoryStat allocated, reserved;    // bytes in buffers, and bytes that the allocator holds
+  MemoryStat allocations, segments;  // the numbers of buffers and segments
+  uint64_t retries = 0;              // allocations that succeeded after the allocator trimmed its memory
+  uint64_t failures = 0;             // allocations that failed
 };
 
-// What is to be done with the memory, in this order.
+// Requests to the worker's allocator, executed in the order of the fields.
 struct MemoryRequest {
-  bool trim = false;              // give back what is reserved and not in use
+  bool trim = false;              // give back memory that is reserved but not in use
   std::optional<uint64_t> limit;  // bytes that may be reserved from now on
   bool reset_peak = false;
   bool reset_totals = false;
 };
 
-// In bytes.
+// Available memory, in bytes.
 struct MemoryRoom {
   uint64_t limit = 0;
-  uint64_t free = 0;  // that may still be reserved, and that the machine has
+  uint64_t free = 0;  // may still be reserved, and the machine has it
 };
 
 }  // namespace torch_remote::remote

@@ -8,37 +8,38 @@
 #include "remote/transport/transport.h"
 #include "remote/wire/wire.h"
 
-// What a worker says about a profile (wire.fbs, ProfileReply).
+// What a worker reports in a profile (wire.fbs, ProfileReply).
 namespace torch_remote::remote {
 
 struct WorkerProfile {
   struct ProfiledProgram {
     uint32_t program = 0;
-    std::vector<std::string> labels;    // of each node: "aten::relu(f32[4])"
-    std::vector<uint32_t> records;      // of each node: the record of the trace
-    std::vector<std::string> runners;   // of each node: who executed it: "ATen 2.13.0"
-    std::vector<std::string> declined;  // of each node: "compiled kernels: it is being compiled"; or ""
+    std::vector<std::string> labels;    // of each node and group: "aten::relu(f32[4])"
+    std::vector<uint32_t> records;      // of each node and group: the record of the trace
+    std::vector<std::string> runners;   // of each node and group: the runner that executed it: "ATen 2.13.0"
+    std::vector<std::string> declined;  // of each node and group: the runners that declined it, with reasons, or ""
   };
 
   uint32_t process = 0;
-  // When this exchange began and ended here, ns. The worker's clock is ahead of ours by at least clock_least and at
-  // most clock_most ns: it took the message after we sent it, and replied before we had the reply.
+  // When this exchange began and ended here, in ns. The worker's clock is ahead of ours by at least clock_least and at
+  // most clock_most ns. The bounds follow from the order of events: the worker took the message after we sent it, and
+  // replied before we received the reply.
   uint64_t begin = 0, end = 0;
   int64_t clock_least = 0, clock_most = 0;
-  uint64_t lost = 0;  // of Stop: when we learned that the worker is gone, ns; 0: it is not
-  // Of Stop, also if that fails: what the worker had sent until then. Each event names a program of `programs` and a
-  // node of it, or is a message.
+  uint64_t lost = 0;  // for kStop: when we noticed that the worker is gone, in ns; 0: it is not
+  // For kStop, also if it fails: what the worker sent until then. Each event names a program of `programs` and one of
+  // its nodes, or is a whole message.
   std::vector<wire::ProfileEvent> events;
   std::vector<ProfiledProgram> programs;
   uint64_t dropped = 0;
 };
 
-// A Profile message: command is a wire::ProfileCommand.
+// The command of a Profile message, as wire::ProfileCommand.
 enum class ProfileCommand : uint8_t { kClock, kStart, kStop };
 
-// Of a ProfileReply that has been verified: process and clocks. `begin`, `end`: of the exchange.
+// Sets process and clocks from a verified ProfileReply. `begin` and `end` are the times of the exchange.
 void decode_worker_clock(const Frame& reply, uint64_t begin, uint64_t end, WorkerProfile* profile);
-// Adds what was recorded, of a reply or a part of a profile, to `profile`. Checks what its events name.
+// Adds the events and programs of a reply, or of a part of a profile, to `profile`. Checks what the events name.
 Status append_worker_profile(const Frame& part, WorkerProfile* profile);
 
 }  // namespace torch_remote::remote

@@ -14,13 +14,13 @@ namespace torch_remote::remote {
 namespace {
 
 constexpr std::string_view kTcp = "tcp://", kTls = "tls://";
-// As much as may be on its way (remote/client/types.h), and a bit.
+// A bit more than the bytes that may be in flight (remote/client/types.h).
 constexpr size_t kMostKept = (size_t{512} << 20) + (size_t{32} << 20);
-// How long a broken connection is nobody's concern.
+// An outage shorter than this causes no message.
 constexpr std::chrono::seconds kQuiet{3};
-constexpr std::string_view kPrefix = "remote: ";  // of messages
+constexpr std::string_view kPrefix = "remote: ";  // of error messages
 
-// Who connects to one worker.
+// Connects to one worker.
 class Dialer {
  public:
   static Status open(const std::string& url, const DialOptions& options, std::shared_ptr<Dialer>* dialer) {
@@ -44,7 +44,8 @@ class Dialer {
     return {};
   }
 
-  // One connection: for a new session, or for that one. *ended: the listener says that it has none such.
+  // Makes one connection, for a new session or for `resumed`. *ended is true if the listener says that it has no such
+  // session.
   Status connect(const Resumed* resumed, const KeepWaiting& keep_waiting, Greeted* greeted,
                  std::unique_ptr<StreamTransport>* transport, bool* ended) const {
     const Patience patience(time_, keep_waiting);
@@ -70,9 +71,9 @@ class Dialer {
   std::atomic<bool> interrupted_{false};
 };
 
-// A client that was cut off, and comes back. It tries until the lease is over (ResumingTransport ends it), whatever the
-// network answers in between: a tunnel or a load balancer that is started anew refuses, too. Only the listener itself
-// can say that the session is gone.
+// Reconnects a client whose connection broke. It tries until the lease is over, which ResumingTransport ends. Errors of
+// the network do not stop it, because a tunnel or load balancer that restarts refuses connections, too. Only the
+// listener itself can say that the session is gone.
 class Returning {
  public:
   Returning(std::shared_ptr<Dialer> dialer, const Greeted& greeted) : dialer_(std::move(dialer)), greeted_(greeted) {}
@@ -117,7 +118,7 @@ class Returning {
   uint64_t attempts_ = 0;
   Patience::Clock::time_point broken_since_;
   std::string why_;
-  bool said_ = false;  // of this outage
+  bool said_ = false;  // whether the message about this outage was printed
 };
 
 }  // namespace

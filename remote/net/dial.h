@@ -14,19 +14,20 @@ namespace torch_remote::remote {
 struct DialOptions {
   std::string token;  // empty: none
   TlsFiles tls;
-  std::chrono::milliseconds time{20'000};  // for one connection
+  std::chrono::milliseconds time{20'000};  // time limit for one connection
 };
 
-// TORCH_REMOTE_TOKEN_FILE, TORCH_REMOTE_TOKEN, TORCH_REMOTE_TLS_CA, TORCH_REMOTE_TLS_CERT, TORCH_REMOTE_TLS_KEY.
+// Reads TORCH_REMOTE_TOKEN_FILE, TORCH_REMOTE_TOKEN, TORCH_REMOTE_TLS_CA, TORCH_REMOTE_TLS_CERT and
+// TORCH_REMOTE_TLS_KEY.
 Status dial_options_from_environment(DialOptions* options);
-// The last three of these.
+// Reads the last three of these.
 TlsFiles tls_files_from_environment();
 
-// Whether it begins like an address that `dial` takes.
+// Whether the URL begins like one that `dial` accepts.
 bool is_network_url(std::string_view url);
 
-// Begins a session with the worker at tcp://HOST:PORT or tls://HOST:PORT, which is resumed by itself while the
-// transport lives.
+// Starts a session with the worker at tcp://HOST:PORT or tls://HOST:PORT. If the connection breaks while the transport
+// lives, the session is resumed automatically.
 Status dial(const std::string& url, const DialOptions& options, const KeepWaiting& keep_waiting,
             std::unique_ptr<Transport>* transport);
 

@@ -36,7 +36,7 @@ struct Result {
 };
 static_assert(sizeof(Result) == 56);
 
-// Of derived keys and proofs: each has one use.
+// Labels of derived keys and proofs; each has one purpose.
 constexpr std::string_view kTokenKey = "torch-remote 2: connection by token";
 constexpr std::string_view kResumedKey = "torch-remote 2: connection of a session";
 constexpr std::string_view kClientProves = "torch-remote 2: the client proves";
@@ -49,13 +49,13 @@ std::span<const uint8_t> bytes_of(std::string_view text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
 }
 
-// Of the worker's texts: letters of ASCII only, as they end in a terminal.
+// Replaces everything but printable ASCII in a worker's text, because it is printed to a terminal.
 std::string printable(std::string text) {
   std::ranges::replace_if(text, [](unsigned char c) { return c < 0x20 || c > 0x7E; }, '?');
   return text;
 }
 
-// What both said in the clear.
+// The plaintext part of the handshake: the client hello and the worker's nonce.
 using Preamble = std::array<uint8_t, sizeof(Opening) + sizeof(Digest)>;
 
 Preamble preamble_of(const Opening& opening, const Digest& nonce) {
@@ -80,10 +80,10 @@ Digest prove(std::string_view token, std::string_view who, const Digest& binding
   return hmac_sha256(bytes_of(token), message);
 }
 
-// The stream over a socket that both have said the preamble on, its binding, and the key of a session that begins.
+// Makes the stream of a socket on which the preamble was exchanged, its binding, and the key of a new session.
 Status secure(int socket, const TlsContext* tls, const TlsPeer& peer, const Preamble& said, const Patience& patience,
               std::string description, Applicant* made) {
-  if (tls == nullptr) {  // everybody on this machine may use it
+  if (tls == nullptr) {  // any process on this machine may connect
     made->stream = make_socket_stream(socket, std::move(description));
     made->binding = derive_key({}, said, kBinding);
     made->key = derive_key({}, said, kSessionKey);
@@ -113,7 +113,7 @@ Status write_all(ByteStream& stream, const void* data, size_t size, const Patien
   return {};
 }
 
-// Exactly so many bytes: what comes behind them is somebody else's.
+// Reads exactly `size` bytes, because later bytes belong to other code.
 Status read_all(ByteStream& stream, void* data, size_t size, const Patience& patience) {
   auto* p = static_cast<char*>(data);
   while (size > 0) {
@@ -130,7 +130,7 @@ Status read_all(ByteStream& stream, void* data, size_t size, const Patience& pat
   return {};
 }
 
-// The same on a bare socket, before there is a stream.
+// Sends or receives on a bare socket, before there is a stream.
 Status exchange(int socket, bool sends, void* data, size_t size, const Patience& patience, size_t* done) {
   auto* p = static_cast<char*>(data);
   for (*done = 0; *done < size;) {

@@ -14,45 +14,45 @@
 #include "remote/net/token.h"
 #include "remote/transport/byte_stream.h"
 
-// What a client and a worker that is reached over a network say before the first frame. All of it has a fixed size, but
-// for texts of at most kMaxText bytes.
+// The handshake between a client and a worker over a network, before the first frame. Each message has a fixed size,
+// except for texts of at most kMaxText bytes.
 //
-//   client  Opening   version, scheme, a nonce; of a session that goes on, a tag that only its client can make
-//   worker  Answer    go on, and a nonce; or why not
-//   [TLS 1.3, but for a new session over tcp:// without a token]
-//   client  Request   how many frames it has, and a proof
-//   worker  Result    yes, with how many frames it has and a proof; or why not
+//   client  Opening   the client hello: version, scheme, a nonce; to resume a session, a tag that proves its client
+//   worker  Answer    the server hello: continue, and a nonce; or an error
+//   [TLS 1.3, except for a new session over tcp:// without a token]
+//   client  Request   the number of frames that it has received, and a proof
+//   worker  Result    success, the number of frames that it has received and a proof; or an error
 //
-// How the two authenticate each other:
-//   tcp:// with a token    TLS with a pre-shared key, derived from the token and all that was said in the clear
-//   tls://                 TLS with certificates; with a token, each proves by HMAC over a secret of this connection
-//                          (RFC 9266) that it knows the token
-//   a session that goes on TLS with a pre-shared key, derived from the session's key and all that was said in the clear
-//   tcp:// without a token not at all, and nothing is encrypted: both ends insist on the loopback interface
+// The two ends authenticate each other as follows:
+//   tcp:// with a token    TLS with a pre-shared key, derived from the token and all plaintext messages
+//   tls://                 TLS with certificates; with a token, each end also proves that it knows the token, by an
+//                          HMAC over a secret of this connection (RFC 9266)
+//   resumed session        TLS with a pre-shared key, derived from the session's key and all plaintext messages
+//   tcp:// without a token no authentication and no encryption: both ends insist on the loopback interface
 //
-// The session's key comes out of its first connection (a TLS exporter); later connections need neither token nor
-// certificate. Each connection has its own pre-shared key, as the worker's nonce is part of it. So what one end said
-// can be said to nobody again, and what is left in memory of one connection opens no other one. A client proves first:
-// who only finds the port gets nothing to guess tokens with.
+// The session's key comes from its first connection (a TLS exporter), so later connections need neither token nor
+// certificate. Each connection has its own pre-shared key, because the worker's nonce is part of it. So messages cannot
+// be replayed, and key material left in memory opens no other connection. The client proves first, so a stranger who
+// finds the port gets nothing that helps to guess the token.
 namespace torch_remote::remote {
 
 inline constexpr size_t kMaxText = 1024;
-// What a client, and what a worker does for one, may take until it is let in.
+// Time limits for a client until it is admitted, and for what the worker does meanwhile.
 inline constexpr std::chrono::seconds kOpeningTime{10};
 inline constexpr std::chrono::seconds kProofTime{10};
 
-// Little endian.
+// The client hello; little endian.
 struct Opening {
   static constexpr std::array<char, 4> kMagic = {'T', 'R', 'R', 'C'};
   static constexpr uint8_t kVersion = 2;
-  enum Flags : uint8_t { kTls = 1, kHasToken = 2 };  // the scheme is tls://
+  enum Flags : uint8_t { kTls = 1, kHasToken = 2 };  // kTls: the scheme is tls://
 
   std::array<char, 4> magic = kMagic;
   uint8_t version = kVersion;
   uint8_t flags = 0;
   uint16_t reserved = 0;
-  uint64_t attempt = 0;           // of this client to go on with its session, from 1 on; 0: a new session
-  std::array<uint8_t, 16> tag{};  // of that attempt (`is_from`)
+  uint64_t attempt = 0;           // counts this client's attempts to resume its session, from 1; 0: a new session
+  std::array<uint8_t, 16> tag{};  // proves that the session's client made this attempt (see is_from)
   Digest nonce{};
 
   bool resumes() const { return attempt != 0; }
@@ -75,22 +75,22 @@ struct Answer {
   std::array<char, 4> magic = kMagic;
   uint8_t version = Opening::kVersion;
   uint8_t code = kGoOn;
-  uint16_t text = 0;  // bytes that follow, of others than kGoOn
+  uint16_t text = 0;  // bytes of text that follow, if code is not kGoOn
 };
 static_assert(sizeof(Answer) == 8);
 
-// What both ends know of a connection when it is open.
+// What both ends know of a connection after the handshake.
 struct Greeted {
   Digest key{};                                // of the session
-  uint64_t received = 0;                       // frames that the other end has
-  std::chrono::milliseconds lease{60'000};     // that a session lives without a connection
-  std::chrono::milliseconds heartbeat{5'000};  // an end that has nothing to say says so that often
+  uint64_t received = 0;                       // frames that the other end has received
+  std::chrono::milliseconds lease{60'000};     // how long a session lives without a connection
+  std::chrono::milliseconds heartbeat{5'000};  // how often an idle end sends a message
 };
 
-// Lets a listener, which does not know the session's key, see whose session an opening is for.
+// Derives the key with which a listener recognizes the session of an opening, without knowing the session's key.
 Digest routing_key(const Digest& session_key);
-// Only who knows the session's key can make such an opening. A listener takes each attempt once, and none that is older
-// than one that it took: what was overheard cannot be said again.
+// Whether the session's client made this opening: that requires the session's key. A listener accepts each attempt
+// once, and no attempt older than the last one, so an overheard opening cannot be replayed.
 bool is_from(const Opening& opening, const Digest& routing_key);
 
 // --- the client's side -----------------------------------------------------------------------------------------------
@@ -98,62 +98,66 @@ bool is_from(const Opening& opening, const Digest& routing_key);
 struct ClientSide {
   bool tls = false;                          // the scheme is tls://
   std::string_view token;                    // may be empty
-  const TlsContext* certificates = nullptr;  // of tls://
+  const TlsContext* certificates = nullptr;  // for tls://
   const TlsContext* keys = nullptr;
-  std::string host, name;  // the latter is "host:port", for errors
+  std::string host, name;  // name is "host:port", for errors
 };
-// A session that goes on.
+// A session to resume.
 struct Resumed {
   Digest key{};
   uint64_t attempt = 0;
-  uint64_t received = 0;  // frames that this end has
+  uint64_t received = 0;  // frames that this end has received
 };
 
-// Makes a connected socket, which it owns, a connection of a new session, or of that one. Errors name the fix.
-// kUnsupported: it will not do, whatever is tried again. *ended: the listener says that it has no such session.
+// Runs the client's part of the handshake on a connected socket, which it owns, for a new session or for `resumed`.
+// Errors name the fix. kUnsupported means that another attempt would fail as well. *ended is true if the listener says
+// that it has no such session.
 Status join(int socket, const ClientSide& side, const Resumed* resumed, const Patience& patience, Greeted* greeted,
             std::unique_ptr<ByteStream>* stream, bool* ended);
 
 // --- the worker's side -----------------------------------------------------------------------------------------------
 
-// Whether so many bytes are enough for `check_opening`: all, or what shows that they are none of this version.
+// Whether these bytes are enough for check_opening: a whole opening, or enough to see that they are not one of this
+// version.
 bool is_whole(std::span<const uint8_t> bytes);
-// What to answer to an opening's bytes, and why; kGoOn: nothing is wrong with it so far. Accepts any bytes.
+// The answer to an opening's bytes, with the reason in *text. kGoOn means that nothing is wrong so far. Accepts any
+// bytes.
 Answer::Code check_opening(std::span<const uint8_t> bytes, bool tls, bool has_token, Opening* opening,
                            std::string* text);
-// The bytes of an answer that ends the connection. The text is cut at kMaxText.
+// Encodes an answer that ends the connection. The text is truncated to kMaxText.
 std::string encode_answer(Answer::Code code, const std::string& text = {});
 
 struct WorkerSide {
   std::string_view token;                    // may be empty
-  const TlsContext* certificates = nullptr;  // of tls://
+  const TlsContext* certificates = nullptr;  // for tls://
   const TlsContext* keys = nullptr;
-  const Digest* session = nullptr;  // the key of the one that goes on
+  const Digest* session = nullptr;  // key of the session to resume; null: a new session
 };
-// A client that is known, and waits for the result.
+// An authenticated client that waits for the result.
 struct Applicant {
   std::unique_ptr<ByteStream> stream;
-  TlsStream* tls = nullptr;  // the same
+  TlsStream* tls = nullptr;  // `stream`, if it uses TLS
   Digest binding{};          // a secret of the connection
   Digest key{};              // of the session
-  Digest proof{};            // the worker's
-  uint64_t received = 0;     // frames that it has
+  Digest proof{};            // the worker's proof
+  uint64_t received = 0;     // frames that the client has received
 };
 
-// Answers an opening and finds out whether the client may be let in. Owns the socket. kUnsupported: it may not.
+// Answers an opening and authenticates the client. Owns the socket. kUnsupported means that the client is not admitted.
 Status hear(int socket, const Opening& opening, const WorkerSide& side, const Patience& patience,
             const std::string& description, Applicant* applicant);
-// `received`: frames that this end has, which are not to become more over another connection.
+// Sends success. `received` is the number of frames that this end has received; it must not grow over another
+// connection any more.
 Status let_in(Applicant& applicant, uint64_t received, std::chrono::milliseconds lease,
               std::chrono::milliseconds heartbeat, const Patience& patience);
 void refuse(Applicant& applicant, const std::string& why, const Patience& patience);
 
 // --- parts of these, for fuzzers -------------------------------------------------------------------------------------
 
-// A client's request and what it gets for it.
+// Sends a client's request and reads the result.
 Status request(ByteStream& stream, const Digest& binding, std::string_view token, uint64_t received,
                const std::string& name, const Patience& patience, Greeted* greeted);
-// A worker reads a request; kUnsupported: its proof is wrong, and the client was told.
+// Reads a client's request. kUnsupported means that its proof is wrong; the client was informed.
 Status hear_request(ByteStream& stream, const Digest& binding, std::string_view token, const Patience& patience,
                     uint64_t* received);
 

@@ -1,4 +1,4 @@
-// What a stranger makes a worker allocate before it has proved anything: less than SECURITY.md says.
+// Tests that an unauthenticated client makes a worker allocate less than SECURITY.md says.
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <openssl/crypto.h>
@@ -19,7 +19,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Of OpenSSL's, in the thread that counts.
+// OpenSSL's allocations on the thread that counts.
 thread_local bool t_counts = false;
 thread_local int64_t t_now = 0, t_most = 0;
 
@@ -46,13 +46,13 @@ void count_free(void* memory, const char*, int) {
   note(memory, size_of(memory), nullptr);
   std::free(memory);
 }
-// Before OpenSSL allocates anything.
+// Runs before OpenSSL allocates anything.
 const bool g_counting = CRYPTO_set_mem_functions(count_malloc, count_realloc, count_free) == 1;
 
 constexpr int64_t kLimit = 64 << 10;
-constexpr int64_t kCertificate = 16 << 10;  // what a client's certificate, and the check of it, take
+constexpr int64_t kCertificate = 16 << 10;  // memory for a client's certificate and its verification
 
-// A record of a TLS handshake with that much of a client hello that is longer still.
+// TLS handshake records with the first `size` bytes of an even longer client hello.
 std::string long_hello(size_t size) {
   std::string bytes;
   std::string message = {1, 0, 0x3F, static_cast<char>(0xF0)};
@@ -76,7 +76,7 @@ ssize_t receive_all(int socket, std::span<char> to) {
   return static_cast<ssize_t>(have);
 }
 
-// What the worker allocates for one that says this behind its opening.
+// The memory that the worker allocates for a client that sends `words` after its opening.
 int64_t taken(const WorkerSide& side, const std::string& words) {
   const auto [a, b] = testing::tcp_sockets();
   std::thread stranger([&, a = a] {
@@ -117,7 +117,7 @@ TEST(HandshakeMemory, OfAStrangerIsLittle) {
       {.token = token, .certificates = clients.get(), .keys = keys.get(), .session = nullptr},
       {.token = {}, .certificates = nullptr, .keys = keys.get(), .session = &session}};
   const std::string noise(1 << 20, 'x');
-  // The first one of a process has OpenSSL look up its algorithms, which has nothing to do with the stranger.
+  // The first handshake of a process makes OpenSSL look up its algorithms, which must not count.
   (void)taken(sides[0], {});
   for (const WorkerSide& side : sides) {
     for (const std::string& words : {std::string(), noise, long_hello(100), long_hello(200'000)}) {
@@ -128,7 +128,8 @@ TEST(HandshakeMemory, OfAStrangerIsLittle) {
   }
 }
 
-// What OpenSSL takes for a client that speaks TLS up to the proof, which it cannot give.
+// The memory that OpenSSL allocates for a client that completes the TLS handshake but cannot prove that it knows the
+// token.
 int64_t taken_by_hands(const TlsContext& server, const TlsContext& client) {
   const auto [a, b] = testing::tcp_sockets();
   std::thread stranger([&, a = a] {
@@ -167,7 +168,7 @@ TEST(HandshakeMemory, OfAStrangerThatShakesHandsIsLittle) {
     TlsFiles strangers = wants_certificates ? files.of("client") : TlsFiles();
     strangers.authorities = files.file("ca.pem");
     ASSERT_TRUE(TlsContext::for_client(strangers, &client).ok());
-    // The first one of a process has OpenSSL look up its algorithms, which has nothing to do with the stranger.
+    // The first handshake of a process makes OpenSSL look up its algorithms, which must not count.
     (void)taken_by_hands(*server, *client);
     const int64_t most = taken_by_hands(*server, *client);
     EXPECT_LT(most, kLimit + (wants_certificates ? kCertificate : 0)) << wants_certificates;

@@ -1,4 +1,4 @@
-// Who is let in, and what the others are told.
+// Tests which clients are admitted, and which errors the others get.
 #include "remote/net/handshake.h"
 
 #include <gtest/gtest.h>
@@ -19,12 +19,12 @@ const std::string kToken = "0123456789abcdef0123456789abcdef";
 
 bool says(const Status& status, const std::string& part) { return status.message().find(part) != std::string::npos; }
 
-// Carries what passes between two sockets, and keeps it.
+// Forwards bytes between two sockets and records them.
 class Tap {
  public:
   Tap(int a, int b) : a_(a), b_(b), thread_([this] { run(); }) {}
   ~Tap() { finish(); }
-  // What a and b said, when both have ended.
+  // What a and b sent, after both have closed.
   const std::array<std::string, 2>& finish() {
     if (thread_.joinable()) thread_.join();
     return said_;
@@ -65,10 +65,10 @@ std::shared_ptr<const TlsContext> keys(TlsContext::Side side) {
 
 struct Joined {
   Status client, worker;
-  Greeted greeted;  // the client
+  Greeted greeted;  // what the client knows
   Applicant applicant;
-  std::unique_ptr<ByteStream> stream;  // the client's
-  std::array<std::string, 2> said;     // by client and worker
+  std::unique_ptr<ByteStream> stream;  // the client's stream
+  std::array<std::string, 2> said;     // what client and worker sent
 };
 
 struct Case {
@@ -76,12 +76,12 @@ struct Case {
   const Resumed* clients_session = nullptr;
   const Digest* workers_session = nullptr;
   std::string refusal;
-  const TlsFiles* clients_files = nullptr;  // tls://
+  const TlsFiles* clients_files = nullptr;  // for tls://
   const TlsFiles* workers_files = nullptr;
-  Answer::Code answered = Answer::kGoOn;  // what the listener's check must say
+  Answer::Code answered = Answer::kGoOn;  // expected result of the listener's check
 };
 
-// A whole handshake, with a listener's part.
+// Runs a whole handshake, including the listener's part.
 Joined join_each_other(const Case& c) {
   const auto [a, heard] = testing::tcp_sockets();
   const auto [carried, b] = testing::tcp_sockets();
@@ -136,7 +136,7 @@ Joined join_each_other(const Case& c) {
   result.client = join(a, side, c.clients_session, Patience(10s), &result.greeted, &result.stream, &ended);
   EXPECT_FALSE(ended);
   other.join();
-  if (result.client.ok() && result.worker.ok()) {  // what is said then arrives
+  if (result.client.ok() && result.worker.ok()) {  // now data can be sent over the connection
     int none = -1;
     const char secret[] = "what nobody else should read";
     const iovec out{const_cast<char*>(secret), sizeof(secret)};
@@ -167,7 +167,7 @@ TEST(Handshake, ATokenMeansEncryptionAndIsNeverSent) {
   EXPECT_FALSE(contains(joined.said, kToken));
   EXPECT_FALSE(contains(joined.said, kToken.substr(0, 8)));
   EXPECT_FALSE(contains(joined.said, text_of(joined.greeted.key)));
-  EXPECT_NE(join_each_other({}).greeted.key, joined.greeted.key);  // each session has its own
+  EXPECT_NE(join_each_other({}).greeted.key, joined.greeted.key);  // each session has its own key
 }
 
 TEST(Handshake, WithoutTokensEverybodyOnThisMachineIsLetIn) {
@@ -208,7 +208,7 @@ TEST(Handshake, OverTlsBothProveTheTokenToo) {
   EXPECT_TRUE(joined.client.ok()) << joined.client.message();
   EXPECT_EQ(joined.greeted.key, joined.applicant.key);
   EXPECT_FALSE(contains(joined.said, kToken));
-  // A proof of another connection is none: it is over a secret of this one.
+  // A proof from another connection is refused, because it covers a secret of that connection.
   const auto [a, b] = testing::tcp_sockets();
   const auto stream = make_socket_stream(a, "the worker");
   const Digest here{1}, there{2};
@@ -222,12 +222,12 @@ TEST(Handshake, OverTlsBothProveTheTokenToo) {
   other.join();
 }
 
-// Who answers to a client without knowing the token learns nothing and is not believed.
+// A server that does not know the token learns nothing, and the client does not trust it.
 TEST(Handshake, AWorkerThatDoesNotKnowTheTokenIsNotBelieved) {
   const auto [a, b] = testing::key_streams({1}, {2});
   EXPECT_EQ(a.status.code(), ErrorCode::kUnsupported);
   EXPECT_EQ(b.status.code(), ErrorCode::kUnsupported);
-  // Also with a certificate.
+  // The same holds if the server has a certificate.
   const testing::Certificates files;
   std::shared_ptr<const TlsContext> server;
   ASSERT_TRUE(TlsContext::for_worker(files.of("worker"), &server).ok());
@@ -253,7 +253,7 @@ TEST(Handshake, ASessionGoesOnWithItsKeyAndNoOther) {
     EXPECT_EQ(joined.greeted.key, session.key);
     EXPECT_EQ(joined.applicant.key, session.key);
     EXPECT_FALSE(contains(joined.said, "what nobody else should read"));
-    // Who knows the token gets nowhere.
+    // Without the session's key, knowing the token does not help.
     joined = join_each_other(
         {.clients_token = token, .workers_token = token, .clients_session = &stolen, .workers_session = &session.key});
     EXPECT_FALSE(joined.client.ok());
@@ -269,13 +269,13 @@ TEST(Handshake, OnlyTheClientOfASessionMakesItsOpenings) {
   std::memcpy(&opening, joined.said[0].data(), sizeof(opening));
   EXPECT_TRUE(is_from(opening, routing_key(session.key)));
   EXPECT_FALSE(is_from(opening, routing_key({4, 5, 7})));
-  ++opening.attempt;  // the next one is nobody else's to make
+  ++opening.attempt;  // only the session's client can make the next attempt
   EXPECT_FALSE(is_from(opening, routing_key(session.key)));
   EXPECT_FALSE(is_from(Opening(), routing_key(session.key)));
   EXPECT_FALSE(contains(joined.said, text_of(routing_key(session.key))));
 }
 
-// What was heard on one connection is of no use on another one.
+// Messages recorded on one connection cannot be replayed on another one.
 TEST(Handshake, WhatWasHeardCannotBeSaidAgain) {
   const std::string heard = join_each_other({}).said[0];
   Opening opening;
@@ -289,7 +289,7 @@ TEST(Handshake, WhatWasHeardCannotBeSaidAgain) {
     const WorkerSide side{.token = kToken, .keys = its_keys.get()};
     const Status status = hear(b, opening, side, Patience(10s), "a stranger", &applicant);
     EXPECT_TRUE(says(status, "its proof is wrong")) << status.message();
-    // Nothing but the answer and an alert: no flight of the worker's, which only follows a proof.
+    // The worker only sent the answer and an alert. Its first TLS flight would come after a valid proof.
     std::string answer(4096, '\0');
     answer.resize(static_cast<size_t>(std::max<ssize_t>(recv(a, answer.data(), answer.size(), 0), 0)));
     constexpr size_t kAnswer = sizeof(Answer) + sizeof(Digest);
@@ -321,7 +321,7 @@ TEST(Handshake, ASilentOrEndlessPeerIsLeftInTime) {
   }
 }
 
-// --- the opening -----------------------------------------------------------------------------------------------------
+// --- the client hello ------------------------------------------------------------------------------------------------
 
 TEST(Opening, IsCheckedForProtocolVersionAndTls) {
   const auto check = [](Opening opening, bool tls, size_t size = sizeof(Opening)) {
@@ -344,7 +344,7 @@ TEST(Opening, IsCheckedForProtocolVersionAndTls) {
   EXPECT_EQ(check(other, false), Answer::kRefused);
   EXPECT_EQ(check(plain, false, 3), Answer::kRefused);
   EXPECT_EQ(check(plain, false, 63), Answer::kRefused);
-  // One of an older version is shorter, and is not waited for.
+  // An opening of an older version is shorter, so the worker must not wait for more bytes.
   EXPECT_EQ(check(version, false, 24), Answer::kOtherVersion);
   EXPECT_TRUE(is_whole({reinterpret_cast<const uint8_t*>(&version), 24}));
   EXPECT_TRUE(is_whole({reinterpret_cast<const uint8_t*>(&other), 4}));
@@ -352,7 +352,7 @@ TEST(Opening, IsCheckedForProtocolVersionAndTls) {
   EXPECT_FALSE(is_whole({reinterpret_cast<const uint8_t*>(&plain), 4}));
 }
 
-// What a client says to a worker that answers so.
+// The error of a client whose worker sends this answer.
 Status open_against(const std::string& answer, bool tls = false, std::chrono::milliseconds time = 10s) {
   const auto [a, b] = testing::tcp_sockets();
   (void)!send(b, answer.data(), answer.size(), MSG_NOSIGNAL);
@@ -470,7 +470,7 @@ TEST_F(Tls, AWorkerMayWantCertificatesOfItsClients) {
     client.authorities = files.file("ca.pem");
     auto [a, b] = testing::tls_streams(client, worker, "127.0.0.1");
     EXPECT_EQ(b.status.ok(), certificate == "client");
-    // The client knows when it reads.
+    // The client learns of it when it reads.
     Greeted greeted;
     if (b.status.ok() || !a.status.ok()) return a.status;
     b.stream = nullptr;
@@ -492,7 +492,7 @@ TEST_F(Tls, FilesThatCannotBeUsedAreNamed) {
                    "cannot use the key"));
 }
 
-// --- dialling --------------------------------------------------------------------------------------------------------
+// --- dialing ---------------------------------------------------------------------------------------------------------
 
 Status dial_to(const std::string& url, const DialOptions& options = {}, const KeepWaiting& keep_waiting = {}) {
   std::unique_ptr<Transport> transport;

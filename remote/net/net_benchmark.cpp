@@ -1,4 +1,4 @@
-// How much of what a bare socket moves is left: 64 MiB in one attachment, again and again, over loopback.
+// Measures the throughput of transports relative to a bare socket: 64 MiB attachments, sent repeatedly over loopback.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -23,8 +23,8 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kSize = size_t{64} << 20;
 constexpr int kTimes = 24;
 
-// GB/s. `wall`: as it was. `processor`: as if each of both ends had a core of its own, whatever else runs here: by the
-// processor's time of the end that takes more.
+// In GB/s. `wall` is measured by wall-clock time. `processor` is measured by the CPU time of the busier end, as if each
+// end had a core of its own.
 struct Rate {
   double wall = 0, processor = 0;
 };

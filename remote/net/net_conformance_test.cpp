@@ -1,4 +1,4 @@
-// Transports over a network do what every transport must.
+// Runs the conformance suite with the transports over a network.
 #include "remote/net/resuming_transport.h"
 #include "remote/net/testing/net_pairs.h"
 #include "remote/transport/stream_transport.h"
@@ -37,7 +37,7 @@ TransportPair key_pair() {
   return {over(std::move(a.stream)), over(std::move(b.stream))};
 }
 
-// Of sessions whose first connection is the only one.
+// Sessions that cannot reconnect.
 TransportPair resuming_pair() {
   auto [a, b] = tcp_streams();
   const auto make = [](Stream stream) {

@@ -12,7 +12,7 @@
 
 namespace torch_remote::remote {
 
-// How long connecting may take, and who may interrupt it.
+// Limits how long connecting may take, and lets the user interrupt it.
 class Patience {
  public:
   using Clock = std::chrono::steady_clock;
@@ -20,14 +20,14 @@ class Patience {
   explicit Patience(std::chrono::milliseconds time, KeepWaiting keep_waiting = {})
       : deadline_(Clock::now() + time), keep_waiting_(std::move(keep_waiting)) {}
 
-  // kTimeout at the end, kInterrupted.
+  // Returns kTimeout after the deadline, or kInterrupted.
   Status check() const {
     if (keep_waiting_ && !keep_waiting_()) return {ErrorCode::kInterrupted, "remote: connecting was interrupted"};
     if (Clock::now() >= deadline_) return {ErrorCode::kTimeout, "remote: timeout"};
     return {};
   }
 
-  // Until one of the events comes; at most kWaitStep between two checks.
+  // Waits for one of the events, with at most kWaitStep between two checks.
   Status wait(int descriptor, short events) const {
     for (;;) {
       if (Status status = check(); !status) return status;

@@ -9,14 +9,15 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// What was received is acknowledged after so much, and with each heartbeat: seldom, as it wakes who sends.
+// We acknowledge after this many frames or bytes, and with each heartbeat. More often would wake the sender needlessly.
 constexpr uint64_t kFrames = 64;
 constexpr size_t kBytes = 256 << 10;
-// Likewise by an end that sends, or is about to wait: memory that the other one keeps should not be kept for long.
+// An end that sends, or is about to wait, acknowledges after fewer bytes, so that the other end can release memory
+// soon.
 constexpr size_t kBytesBeforeWaiting = 64 << 10;
-// How long a sender without room leaves receiving to another thread before it looks again.
+// How long a sender that waits for space leaves receiving to another thread before it tries again.
 constexpr auto kOtherReceives = 2ms;
-constexpr int kMissed = 3;                                 // heartbeats
+constexpr int kMissed = 3;                                 // heartbeats after which a silent connection is cut
 constexpr auto kFirstPause = 5ms, kLongestPause = 1000ms;  // between attempts to connect
 
 Status timed_out() { return {ErrorCode::kTimeout, "remote: timeout"}; }
@@ -131,7 +132,7 @@ Status ResumingTransport::take(Lock& lock, std::chrono::nanoseconds timeout, Fra
   lock.lock();
   receives_ = false;
   if (suspected_) keeper_changed_.notify_all();
-  if (connection != connection_) {  // was cut meanwhile; the frame comes again
+  if (connection != connection_) {  // cut meanwhile; the frame is sent again
     status = timed_out();
   } else if (status.code() == ErrorCode::kLost) {
     set_broken(connection, status);
@@ -186,7 +187,7 @@ void ResumingTransport::acknowledge(Lock& lock, bool now) {
 }
 
 Status ResumingTransport::receive(Frame* frame, std::chrono::nanoseconds timeout) {
-  *frame = Frame();  // lets an attachment go before anything is locked
+  *frame = Frame();  // releases an old attachment before any lock is taken
   Lock lock(mutex_);
   Clock::time_point deadline;
   bool confirmed = false;
@@ -225,7 +226,7 @@ void ResumingTransport::wait_for(Lock& lock, std::chrono::nanoseconds time) {
   changed_.wait_until(lock, Clock::now() + std::min<std::chrono::nanoseconds>(time, 1h));
 }
 
-// --- the user's other wishes -----------------------------------------------------------------------------------------
+// --- other requests of the user --------------------------------------------------------------------------------------
 
 void ResumingTransport::busy_wait(std::chrono::nanoseconds time) {
   std::lock_guard lock(mutex_);
@@ -308,7 +309,7 @@ void ResumingTransport::keep() {
       if (options_.reconnect_always) {
         try_to_reconnect(lock);
       } else {
-        // While somebody receives, that thread learns that the connection was cut.
+        // While a thread receives, that thread notices that the connection was cut.
         const auto has_work = [&] { return ending_ || !lost_.ok() || !connection_ || (suspected_ && !receives_); };
         keeper_changed_.wait_for(lock, tick, has_work);
       }
@@ -326,7 +327,7 @@ void ResumingTransport::keep() {
   }
 }
 
-// Takes what nobody waits for, says that this end is there, and looks whether the other one is.
+// Receives what no thread waits for, sends heartbeats, and checks whether the other end is alive.
 void ResumingTransport::look_after(Lock& lock) {
   const ConnectionPtr connection = connection_;
   while (connection == connection_ && lost_.ok() && !receives_ && queued_ < kMaxQueued) {
@@ -335,7 +336,7 @@ void ResumingTransport::look_after(Lock& lock) {
     if (received_ == before && acknowledged_ == known) break;
   }
   if (connection != connection_ || !lost_.ok() || ending_) return;
-  if (suspected_ && !receives_) {  // there is no room for more
+  if (suspected_ && !receives_) {  // the queue is full; the other end will send the rest again
     return set_broken(connection, {ErrorCode::kLost, "remote: the connection (" + description_ + ") broke"});
   }
   const auto now = Clock::now();
@@ -347,7 +348,7 @@ void ResumingTransport::look_after(Lock& lock) {
     acknowledge(lock, true);
     if (connection != connection_) return;
   }
-  // A queue that is full is not the other end's silence.
+  // If our queue is full we do not read, so the silence is ours.
   if (const uint64_t progress = connection->bytes_received(); progress != progress_ || queued_ >= kMaxQueued) {
     progress_ = progress;
     progressed_ = now;
@@ -380,7 +381,7 @@ void ResumingTransport::try_to_reconnect(Lock& lock) {
 
 void ResumingTransport::install(Lock& lock, Connection made) {
   const ConnectionPtr connection = std::move(made.transport);
-  changed_.wait(lock, [&] { return !sends_; });  // the old connection was cut: soon
+  changed_.wait(lock, [&] { return !sends_; });  // soon, because the old connection was cut
   if (made.received < acknowledged_) {
     return set_lost({ErrorCode::kLost, "remote: the other end has lost messages that it had"});
   }
@@ -390,13 +391,14 @@ void ResumingTransport::install(Lock& lock, Connection made) {
   untold_bytes_ = 0;
   if (busy_wait_.count() > 0) connection->busy_wait(busy_wait_);
   if (leaves_busy_cores_) connection->leave_busy_cores();
-  // Nobody else looks whether the other end is there while this thread sends.
+  // While the keeper resends below, no other thread checks whether the other end is alive.
   connection->most_silence(kMissed * options_.heartbeat);
   connection_ = connection;
   resumed_.fetch_add(1, std::memory_order_relaxed);
   progress_ = sent_ = 0;
   progressed_ = sent_since_ = Clock::now();
-  // From here on others receive, also that some of this has arrived. Whoever sends waits for its turn.
+  // From now on other threads receive from it, including acknowledgements of resent frames. Senders wait until sends_
+  // is false.
   sends_ = true;
   Status status;
   for (uint64_t next = 0; status.ok(); ++next) {

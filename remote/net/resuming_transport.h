@@ -16,40 +16,42 @@
 
 namespace torch_remote::remote {
 
-// One end of a session that outlives its connections: what is lost with one is sent again over the next, and whoever
-// sends and receives here sees nothing of it but the time it takes.
+// One end of a session that survives its connections. Frames that are lost with a connection are sent again over the
+// next one. Callers of send and receive only notice the delay.
 //
-// Each direction counts its frames. What was sent is kept until the other end says that it has it (tensor bytes by
-// reference); when connections change, each end says how many it has, and gets the rest, the same frames in the same
-// order. So each is received exactly once. An end that has nothing to say says that (a heartbeat); a connection over
-// which nothing moved for three of these is cut. Partly received frames are sent again from their beginning.
+// Each direction counts its frames. A sent frame is kept (tensor bytes by reference) until the other end acknowledges
+// it. On a new connection each end reports how many frames it has received and gets the other frames again, in the same
+// order. So each frame is received exactly once. A partly received frame is sent again from its beginning. An idle end
+// sends heartbeats. A connection over which nothing arrives for three heartbeats is cut.
 //
-// A thread of its own (the keeper) does what nobody waits for: heartbeats, cuts, new connections.
+// A dedicated thread, the keeper, sends heartbeats, cuts connections and makes new ones.
 class ResumingTransport : public Transport {
  public:
   struct Connection {
     std::unique_ptr<StreamTransport> transport;
-    uint64_t received = 0;  // frames of this session that the other end has
+    uint64_t received = 0;  // frames of this session that the other end has received
   };
-  // How an end gets its next connection. Called by the keeper, also while the old one seems good (a worker's client may
-  // know earlier that it is not): `broken` says whether it is. Waits for about `step` at most. kTimeout: not yet.
-  // kLost: it may be tried again, with why it failed. Anything else ends the session, with that message. Before it says
-  // how many frames this end has, it calls `freeze`, which ends the old connection and returns that number.
+  // Makes the next connection of an end. The keeper calls it. With Options::reconnect_always it is also called while
+  // the old connection works, because a worker's client may notice earlier that it is broken. `broken` says whether
+  // this end considers it broken. It should wait for about `step` at most. kTimeout: there is no connection yet. kLost:
+  // the attempt failed and may be repeated. Any other error ends the session with that message. Before it reports the
+  // number of received frames, it must call `freeze`, which ends the old connection and returns that number.
   using Freeze = std::function<uint64_t()>;
   using Reconnect =
       std::function<Status(bool broken, std::chrono::milliseconds step, const Freeze& freeze, Connection* connection)>;
 
   struct Options {
-    std::chrono::milliseconds lease{60'000};  // a session ends when it has no connection for so long
+    std::chrono::milliseconds lease{60'000};  // the session ends after this time without a connection
     std::chrono::milliseconds heartbeat{5'000};
-    // The most bytes of frames that are kept, or one frame of any size. Sending waits beyond that. The end that may
-    // keep less than kMaxQueued can always take what the other one sends again.
+    // Limit on the bytes of kept frames; a single frame may exceed it. Beyond it send waits. If an end keeps less than
+    // kMaxQueued, its peer can queue everything that it resends. So it can always go on to receive what the peer
+    // resends.
     size_t most_kept = size_t{32} << 20;
-    bool reconnect_always = false;    // whether Reconnect is to be called while the connection is good, too
-    std::function<void()> interrupt;  // from another thread: has Reconnect return soon
+    bool reconnect_always = false;    // call Reconnect also while the connection works
+    std::function<void()> interrupt;  // called on another thread; makes Reconnect return soon
   };
   ResumingTransport(Connection first, Options options, Reconnect reconnect);
-  // Tells the other end that the session is over.
+  // Informs the other end that the session is over.
   ~ResumingTransport() override;
 
   AttachmentPtr allocate(size_t size) override { return pool_->allocate(size); }
@@ -66,7 +68,7 @@ class ResumingTransport : public Transport {
   bool is_peer(int process) const override;
   std::string description() const override { return description_; }
 
-  // Connections after the first one so far.
+  // The number of connections after the first one so far.
   uint64_t resumed() const { return resumed_.load(std::memory_order_relaxed); }
 
  private:
@@ -80,15 +82,15 @@ class ResumingTransport : public Transport {
   };
   using Lock = std::unique_lock<std::mutex>;
 
-  // With mutex_ held, which they may let go meanwhile:
+  // The following require mutex_ and may release it temporarily.
   bool has_room(size_t bytes) const { return kept_.empty() || kept_bytes_ + bytes <= options_.most_kept; }
-  // Takes one frame from the connection: into *frame, or for later if that is null.
+  // Receives one frame from the connection into *frame, or into the queue if `frame` is null.
   Status take(Lock& lock, std::chrono::nanoseconds timeout, Frame* frame);
-  // A frame came. True if it is for the user.
+  // Counts a received frame. Returns true if it is for the user.
   bool count(const Frame& frame);
   void drop_acknowledged(uint64_t through);
   void acknowledge(Lock& lock, bool now);
-  // Sending failed: what has come already is taken before the connection counts as broken.
+  // A send failed. We cut the connection, but receive what has already arrived before it counts as broken.
   void suspect(const ConnectionPtr& connection);
   void set_broken(const ConnectionPtr& connection, const Status& why);
   void set_lost(const Status& why);
@@ -106,10 +108,11 @@ class ResumingTransport : public Transport {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  // Apart: what others wait for changes with each message, and would wake the keeper each time.
+  // The keeper's own condition. The state for which other threads wait changes with each message and would wake the
+  // keeper every time.
   std::condition_variable keeper_changed_;
   ConnectionPtr connection_;  // null: broken
-  bool suspected_ = false;    // it was cut by this end
+  bool suspected_ = false;    // this end has cut the connection
   Status lost_;
   Status broken_why_;
   Clock::time_point broken_since_;
@@ -117,20 +120,20 @@ class ResumingTransport : public Transport {
   std::chrono::nanoseconds busy_wait_{0};
   bool leaves_busy_cores_ = false;
 
-  // Sending.
-  bool sends_ = false;  // somebody has the turn
+  // State of sending.
+  bool sends_ = false;  // a thread is sending
   std::deque<std::shared_ptr<const Kept>> kept_;
   size_t kept_bytes_ = 0;
-  uint64_t acknowledged_ = 0;  // frames that the other end has; kept_ are those behind
-  // Receiving.
+  uint64_t acknowledged_ = 0;  // frames that the other end has received; kept_ has the later ones
+  // State of receiving.
   bool receives_ = false;
   bool woken_ = false;
-  std::deque<Frame> queue_;  // taken while somebody sent
-  size_t queued_ = 0;        // bytes of these
-  uint64_t received_ = 0;    // frames
-  uint64_t told_ = 0;        // of these the other end knows
+  std::deque<Frame> queue_;  // frames received during a send
+  size_t queued_ = 0;        // bytes of queue_
+  uint64_t received_ = 0;    // number of frames received
+  uint64_t told_ = 0;        // number of received frames that we acknowledged
   size_t untold_bytes_ = 0;
-  // The keeper's.
+  // State of the keeper.
   uint64_t progress_ = 0, sent_ = 0;
   Clock::time_point progressed_, sent_since_;
   std::atomic<uint64_t> resumed_{0};

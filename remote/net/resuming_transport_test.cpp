@@ -1,4 +1,4 @@
-// Sessions over connections that break: everything arrives once, in order, as it was sent.
+// Tests sessions over connections that break: every frame arrives once, in order and unchanged.
 #include "remote/net/resuming_transport.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,8 @@ uint64_t value_of(std::span<const uint8_t> bytes) {
   return value;
 }
 
-// Both ends of a session over connections through a proxy. Instead of a handshake each says how many frames it has.
+// Both ends of a session over connections through a proxy. Instead of a handshake, each end sends the number of frames
+// that it has received.
 class Session {
  public:
   Session(bool tls, uint32_t seed, size_t between, size_t cuts, ResumingTransport::Options options) : tls_(tls) {
@@ -74,7 +75,7 @@ class Session {
 
   std::unique_ptr<testing::CuttingProxy> proxy;
   std::unique_ptr<ResumingTransport> client, worker;
-  std::atomic<bool> gone{false};  // nobody listens any more
+  std::atomic<bool> gone{false};  // connections fail, as if nobody listened any more
 
  private:
   static Status exchange(ByteStream& stream, uint64_t mine, uint64_t* theirs) {
@@ -139,7 +140,7 @@ class Session {
   int listener_ = -1;
 };
 
-// The size of the n-th frame's tensor bytes: mostly none, some small, some large.
+// Bytes of the n-th frame's attachment: mostly none, some small, some large.
 size_t attached(uint64_t n) { return n % 7 == 0 ? 200'000 + n % 1000 : n % 3 == 0 ? n % 5000 : 0; }
 
 void send_all(Transport& transport, uint64_t count) {
@@ -176,7 +177,7 @@ void receive_all(Transport& transport, uint64_t count) {
   }
 }
 
-// TORCH_REMOTE_TEST_CUTS: how many cuts, for runs by hand.
+// TORCH_REMOTE_TEST_CUTS sets the number of cuts for manual runs.
 size_t wanted_cuts(size_t normally) {
   const char* text = std::getenv("TORCH_REMOTE_TEST_CUTS");
   return text ? static_cast<size_t>(std::atoll(text)) : normally;
@@ -213,7 +214,7 @@ ResumingTransport::Options quick() {
 
 TEST(ResumingTransport, ASilentConnectionIsCutAndAnIdleOneIsNot) {
   Session session(false, 1, 0, 0, quick());
-  std::this_thread::sleep_for(500ms);  // more than three heartbeats, without a word of the user's
+  std::this_thread::sleep_for(500ms);  // more than three heartbeats without a frame of the user
   EXPECT_EQ(session.client->resumed(), 0u);
   session.proxy->stall(true);
   std::this_thread::sleep_for(250ms);
@@ -294,7 +295,7 @@ std::unique_ptr<ResumingTransport> with_one_connection(int socket) {
   return std::make_unique<ResumingTransport>(Connection{over(socket), 0}, ResumingTransport::Options(), gone);
 }
 
-// A batch of 64 KiB each step must not cost a frame back each time, which wakes who sends.
+// If each step uploads a batch of 64 KiB, the receiver must not acknowledge every one, because that wakes the sender.
 TEST(ResumingTransport, UploadsAreConfirmedSeveralAtATime) {
   constexpr int kFrames = 32;
   const auto [a, b] = testing::tcp_sockets();

@@ -39,8 +39,8 @@ int look_up(const Address& address, int flags, Addresses* found) {
   return error;
 }
 
-// A name server may be silent for long, and the call cannot be interrupted: it has a thread of its own, which is left
-// behind then.
+// A name server may not answer for long, and getaddrinfo cannot be interrupted. So it runs on a thread of its own,
+// which is detached.
 Status resolve(const Address& address, const Patience& patience, Addresses* found) {
   if (look_up(address, AI_NUMERICHOST, found) == 0) return {};
   struct Answer {
@@ -67,7 +67,7 @@ Status resolve(const Address& address, const Patience& patience, Addresses* foun
   return {};
 }
 
-// 0 when connected, else an errno.
+// Sets *error to 0 if connected, else to an errno.
 Status connect_one(const addrinfo& to, const Patience& patience, int* socket, int* error) {
   const int made = ::socket(to.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (made < 0) {
@@ -181,7 +181,7 @@ void set_up_tcp(int socket) {
   const auto set = [socket](int level, int name, int value) { setsockopt(socket, level, name, &value, sizeof(value)); };
   set(IPPROTO_TCP, TCP_NODELAY, 1);
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(IPPROTO_TCP, TCP_KEEPIDLE, 30);  // seconds
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 30);  // seconds, as for the next option
   set(IPPROTO_TCP, TCP_KEEPINTVL, 10);
   set(IPPROTO_TCP, TCP_KEEPCNT, 3);
 }

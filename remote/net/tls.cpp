@@ -25,16 +25,16 @@
 namespace torch_remote::remote {
 namespace {
 
-constexpr size_t kRecord = 16 << 10;        // the most bytes of one
-constexpr size_t kSmallRecord = 1 << 10;    // of those until the other end is known
-constexpr size_t kMostRead = 16 * kRecord;  // the most bytes that one call of read returns
+constexpr size_t kRecord = 16 << 10;        // most bytes of a TLS record
+constexpr size_t kSmallRecord = 1 << 10;    // most bytes of a record that we send before the handshake is done
+constexpr size_t kMostRead = 16 * kRecord;  // most bytes that one call of read returns
 constexpr size_t kRecordHeader = 5;         // bytes before each record
 constexpr size_t kMostKeyFile = 64 << 10;
-constexpr long kMaxCertificates = 16 << 10;  // bytes that an end may send of them
-// Says which key is meant, and nothing about it.
+constexpr long kMaxCertificates = 16 << 10;  // most bytes of certificates that the other end may send
+// The identity of the pre-shared key, which reveals nothing about the key.
 constexpr std::string_view kIdentity = "torch-remote";
 
-// What OpenSSL says of the last failure; forgets it.
+// The text of OpenSSL's last error, which is then cleared.
 std::string openssl_error() {
   const unsigned long code = ERR_peek_last_error();
   const char* reason = ERR_reason_error_string(code);
@@ -60,8 +60,9 @@ void* reallocate(void* memory, size_t size, const char* file, int line) {
 
 // --- a socket for OpenSSL --------------------------------------------------------------------------------------------
 
-// OpenSSL allocates what the length of a client's hello says, up to 128 KiB, before it has read it. So what a worker
-// hears in the clear goes through this: records with a whole hello of a length that clients have.
+// OpenSSL allocates the length that a client hello states, up to 128 KiB, before it has read the hello. So a worker
+// checks the plaintext first. Each handshake record must begin with a client hello shorter than 4 KiB; those of real
+// clients are.
 class HelloGuard {
  public:
   bool good(const char* data, size_t size) {
@@ -90,8 +91,8 @@ class HelloGuard {
  private:
   static constexpr size_t kMostHello = 4096;
 
-  std::array<uint8_t, 5> header_{};   // of a record
-  std::array<uint8_t, 4> message_{};  // its first bytes
+  std::array<uint8_t, 5> header_{};   // header of the current record
+  std::array<uint8_t, 4> message_{};  // first bytes of the current record's message
   size_t have_ = 0, at_ = 0, left_ = 0;
 };
 
@@ -99,11 +100,12 @@ struct Socket {
   int descriptor = -1;
   bool guards = false;
   HelloGuard guard;
-  std::array<char, kRecordHeader> header{};  // of the next record, as far as it was read with the one before it
+  // the part of the next record's header that was read with the previous record
+  std::array<char, kRecordHeader> header{};
   size_t header_size = 0;
 };
 
-// OpenSSL's own BIO of a socket would raise SIGPIPE.
+// OpenSSL's own socket BIO would raise SIGPIPE.
 int write_socket(BIO* bio, const char* data, int size) {
   const int socket = static_cast<const Socket*>(BIO_get_data(bio))->descriptor;
   BIO_clear_retry_flags(bio);
@@ -115,8 +117,8 @@ int write_socket(BIO* bio, const char* data, int size) {
   return static_cast<int>(n);
 }
 
-// OpenSSL asks for a record's header, then for its body. A body is read together with the next record's header, so each
-// record takes one call. OpenSSL's own read-ahead would move what is left in its buffer at each record.
+// OpenSSL reads a record's header, then its body. We read a body together with the next record's header, so that each
+// record takes one system call. OpenSSL's own read-ahead would move the rest of its buffer at each record.
 int read_socket(BIO* bio, char* data, int size) {
   auto& from = *static_cast<Socket*>(BIO_get_data(bio));
   BIO_clear_retry_flags(bio);
@@ -165,7 +167,7 @@ BIO* make_bio(Socket* socket) {
 
 // --- contexts --------------------------------------------------------------------------------------------------------
 
-// Without copies of the file that stay in memory: stdio's buffers would.
+// Loads a private key without leaving copies of the file in memory, as stdio's buffers would.
 bool load_key(SSL_CTX* context, const std::string& file) {
   const int descriptor = open(file.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor < 0) {
@@ -207,26 +209,26 @@ Status load_authorities(SSL_CTX* context, const std::string& file, const char* h
 
 Status new_context(const SSL_METHOD* method, SSL_CTX** context) {
   ERR_clear_error();
-  // Nothing of this is to run when the process ends: threads may still use it.
+  // OpenSSL must not clean up at exit, because threads may still use it.
   OPENSSL_init_ssl(OPENSSL_INIT_NO_ATEXIT, nullptr);
   *context = SSL_CTX_new(method);
   if (*context == nullptr) return Status::internal("remote: OpenSSL cannot be used: " + openssl_error());
   SSL_CTX_set_min_proto_version(*context, TLS1_3_VERSION);
-  // Buffers go when they are empty, so that the stream can ask for larger ones after the handshake.
+  // Buffers are released when they are empty, so that the stream can ask for larger ones after the handshake.
   SSL_CTX_set_mode(*context,
                    SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_RELEASE_BUFFERS);
   SSL_CTX_set_options(*context, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION);
   SSL_CTX_set_max_cert_list(*context, kMaxCertificates);
-  // The quickest one first, where the processor has instructions for it.
+  // The fastest one comes first, for processors with AES instructions.
   SSL_CTX_set_ciphersuites(*context, "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256");
   SSL_CTX_set_max_send_fragment(*context, kSmallRecord);
-  SSL_CTX_set_num_tickets(*context, 0);  // sessions of TLS are not resumed; ours are
+  SSL_CTX_set_num_tickets(*context, 0);  // we resume our own sessions, not those of TLS
   return {};
 }
 
-// --- keys that both ends know ----------------------------------------------------------------------------------------
+// --- pre-shared keys -------------------------------------------------------------------------------------------------
 
-// What OpenSSL takes such a key as.
+// The form in which OpenSSL takes a pre-shared key.
 SSL_SESSION* session_of(SSL* ssl) {
   static constexpr unsigned char kCipher[] = {0x13, 0x01};  // TLS_AES_128_GCM_SHA256
   const auto* key = static_cast<const Digest*>(SSL_get_app_data(ssl));
@@ -254,7 +256,7 @@ int find_key(SSL* ssl, const unsigned char* identity, size_t size, SSL_SESSION**
   return 1;
 }
 
-// --- what went wrong -------------------------------------------------------------------------------------------------
+// --- errors ----------------------------------------------------------------------------------------------------------
 
 std::string date_of(const ASN1_TIME* time) {
   BIO* text = BIO_new(BIO_s_mem());
@@ -295,7 +297,8 @@ std::string not_trusted(SSL* ssl, long why, const std::string& host) {
   }
 }
 
-// What the other end says with an alert, which comes after the handshake where a worker wants a certificate.
+// The text for an alert of the other end. If a worker requires a certificate, the alert comes after the client's
+// handshake.
 std::string alert_text(int reason) {
   switch (reason) {
     case SSL_R_TLSV13_ALERT_CERTIFICATE_REQUIRED:
@@ -314,7 +317,7 @@ std::string alert_text(int reason) {
 
 // --- the stream ------------------------------------------------------------------------------------------------------
 
-// OpenSSL's object is not thread safe: what one call does, 16 KiB at most, has a lock.
+// OpenSSL's object is not thread safe, so a lock guards each call, which handles at most 16 KiB.
 class Stream : public TlsStream {
  public:
   Stream(int socket, const TlsContext& context, std::string description)
@@ -325,11 +328,11 @@ class Stream : public TlsStream {
     SSL_set_bio(ssl_, bio, bio);
   }
   ~Stream() override {
-    if (shaken_) SSL_shutdown(ssl_);  // says that this is the end, if it can
+    if (shaken_) SSL_shutdown(ssl_);  // sends a close_notify alert, if possible
     ERR_clear_error();
     SSL_free(ssl_);
     shutdown(socket_, SHUT_WR);
-    // As in make_socket_stream: what was sent must arrive.
+    // As in make_socket_stream: we read first, so that the kernel delivers what was sent.
     char bytes[4096];
     for (int i = 0; i < 256 && recv(socket_, bytes, sizeof(bytes), MSG_DONTWAIT) > 0; ++i) {
     }
@@ -350,7 +353,7 @@ class Stream : public TlsStream {
     std::lock_guard lock(mutex_);
     SSL_clear_mode(ssl_, SSL_MODE_RELEASE_BUFFERS);
     SSL_set_max_send_fragment(ssl_, kRecord);
-    SSL_set_split_send_fragment(ssl_, kRecord);  // the smaller limit would stay for what goes out
+    SSL_set_split_send_fragment(ssl_, kRecord);  // without this call the smaller limit would still apply to sends
   }
 
   Status read(std::span<const iovec> to, size_t* bytes, std::deque<int>*) override {
@@ -361,7 +364,7 @@ class Stream : public TlsStream {
         Status status = read_record(static_cast<char*>(piece.iov_base) + at, piece.iov_len - at, &n);
         if (!status && all > 0) return *bytes = all, Status();
         if (!status) return status;
-        if (n == 0) return *bytes = all, Status();  // the end; the next call finds it again
+        if (n == 0) return *bytes = all, Status();  // the end of the stream; the next call will find it again
         all += n;
         at += n;
         if (all >= kMostRead) return *bytes = all, Status();
@@ -374,7 +377,7 @@ class Stream : public TlsStream {
   Status write(std::span<const iovec> from, size_t* bytes, int*) override {
     const void* data = from.front().iov_base;
     size_t size = from.front().iov_len;
-    if (size < kRecord && from.size() > 1) {  // one record of small pieces
+    if (size < kRecord && from.size() > 1) {  // sends small pieces as one record
       gathered_.clear();
       for (const iovec& piece : from) {
         const auto* p = static_cast<const char*>(piece.iov_base);
@@ -408,7 +411,7 @@ class Stream : public TlsStream {
     return why(n);
   }
 
-  // With mutex_ held, and the result of a call that failed.
+  // Requires mutex_. Turns the result of a failed call into an error.
   Status why(int result) {
     const int saved = errno;
     switch (SSL_get_error(ssl_, result)) {
@@ -435,7 +438,7 @@ class Stream : public TlsStream {
   Socket wire_;
   SSL* const ssl_;
   bool shaken_ = false;
-  std::vector<char> gathered_;  // of who writes
+  std::vector<char> gathered_;  // used by the writing thread
 };
 
 Status Stream::shake_hands(const TlsContext& context, const TlsPeer& peer, const Patience& patience) {
@@ -447,7 +450,7 @@ Status Stream::shake_hands(const TlsContext& context, const TlsPeer& peer, const
       return Status::internal("remote: the certificate cannot be used: " + openssl_error());
     }
   }
-  SSL_set_app_data(ssl_, const_cast<Digest*>(peer.key));  // while the handshake lasts
+  SSL_set_app_data(ssl_, const_cast<Digest*>(peer.key));  // only during the handshake
   if (client && peer.key == nullptr) {
     const std::string& host = peer.host;
     in6_addr number;
@@ -494,7 +497,7 @@ Status Stream::shake_hands(const TlsContext& context, const TlsPeer& peer, const
   wire_.guards = false;
   SSL_set_app_data(ssl_, nullptr);
   SSL_certs_clear(ssl_);
-  // Who does not know the key can still propose a handshake without it.
+  // A peer that does not know the key can still propose a handshake without it.
   if (peer.key != nullptr && SSL_session_reused(ssl_) != 1) {
     return {ErrorCode::kUnsupported, "remote: " + description_ + " does not know the key"};
   }
@@ -516,7 +519,7 @@ Status TlsContext::for_keys(Side side, std::shared_ptr<const TlsContext>* contex
   SSL_CTX* made = nullptr;
   if (Status status = new_context(client ? TLS_client_method() : TLS_server_method(), &made); !status) return status;
   context->reset(new TlsContext(side, made));
-  // Nobody's certificate is trusted.
+  // No certificate is trusted.
   if (client) SSL_CTX_set_verify(made, SSL_VERIFY_PEER, nullptr);
   SSL_CTX_set_ciphersuites(made, "TLS_AES_128_GCM_SHA256");
   SSL_CTX_set_psk_use_session_callback(made, offer_key);

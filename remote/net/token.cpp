@@ -78,11 +78,11 @@ void wipe(std::string* secret) {
 
 Digest hmac_sha256(std::span<const uint8_t> key, std::span<const uint8_t> message) {
   Digest digest{};
-  static constexpr uint8_t kNone = 0;  // OpenSSL wants a place even for no bytes
+  static constexpr uint8_t kNone = 0;  // OpenSSL needs a non-null pointer even for an empty key
   unsigned int size = digest.size();
   if (HMAC(EVP_sha256(), key.empty() ? &kNone : key.data(), static_cast<int>(key.size()), message.data(),
            message.size(), digest.data(), &size) == nullptr) {
-    std::abort();  // a proof that is not one would let anybody in
+    std::abort();  // without a valid proof anybody would be admitted
   }
   return digest;
 }

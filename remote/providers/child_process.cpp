@@ -21,7 +21,7 @@ std::string describe(int status) {
   return text;
 }
 
-// posix_spawn's two argument objects.
+// The two argument objects of posix_spawn.
 struct SpawnArguments {
   posix_spawn_file_actions_t files;
   posix_spawnattr_t attributes;
@@ -38,13 +38,13 @@ struct SpawnArguments {
 
 }  // namespace
 
-// posix_spawn, not fork: it does not copy this process, and runs no handlers of a library's.
+// posix_spawn instead of fork: it neither copies this process nor runs the atfork handlers of libraries.
 Status ChildProcess::start(const std::vector<std::string>& arguments, const std::string& variable, int socket,
                            int* pid) {
   SpawnArguments spawn;
   posix_spawn_file_actions_addopen(&spawn.files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_adddup2(&spawn.files, STDERR_FILENO, STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&spawn.files, socket, kSocket);  // the copy stays open at exec
+  posix_spawn_file_actions_adddup2(&spawn.files, socket, kSocket);  // unlike `socket`, kSocket stays open across exec
 #if defined(__GLIBC_PREREQ) && __GLIBC_PREREQ(2, 34)
   posix_spawn_file_actions_addclosefrom_np(&spawn.files, kSocket + 1);
 #endif
@@ -78,7 +78,7 @@ bool ChildProcess::reap() {
   if (reaped == pid_) {
     end_ = describe(status);
   } else if (reaped < 0 && errno == ECHILD) {
-    end_ = "ended";  // something else in this process waits for all children
+    end_ = "ended";  // other code in this process waits for all children
   }
   return end_.has_value();
 }
@@ -96,7 +96,7 @@ std::optional<std::string> ChildProcess::wait(std::chrono::milliseconds timeout)
 }
 
 void ChildProcess::signal(int number) {
-  std::lock_guard lock(mutex_);  // while it is not reaped, its pid is nobody else's
+  std::lock_guard lock(mutex_);  // until the child is reaped, its pid cannot be reused
   if (!reap()) kill(pid_, number);
 }
 

@@ -13,25 +13,25 @@ namespace torch_remote::remote {
 // A child of this process. Thread safe.
 class ChildProcess {
  public:
-  // Takes over a child that was started.
+  // Takes ownership of a child that is already running.
   explicit ChildProcess(int pid) : pid_(pid) {}
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
 
-  // Starts arguments[0] in a process group of its own, with `socket` as descriptor kSocket, nothing else but the
-  // standard ones (its output goes to our standard error), and one more environment variable.
+  // Starts arguments[0] in a new process group with one more environment variable, `variable`. The child gets `socket`
+  // as descriptor kSocket and the standard descriptors, but no others. Its output goes to our stderr.
   static constexpr int kSocket = 3;
   static Status start(const std::vector<std::string>& arguments, const std::string& variable, int socket, int* pid);
 
   int pid() const { return pid_; }
-  // How it ended ("exited with status 1", "was killed by signal 9 (Killed)"), or nothing if it still runs after
+  // How the child ended ("exited with status 1", "was killed by signal 9 (Killed)"), or nullopt if it still runs after
   // `timeout`.
   std::optional<std::string> wait(std::chrono::milliseconds timeout);
-  // Does nothing if it has ended.
+  // Sends a signal; does nothing if the child has ended.
   void signal(int number);
 
  private:
-  bool reap();  // with mutex_ held; true if it has ended
+  bool reap();  // requires mutex_; returns true if the child has ended
 
   const int pid_;
   std::mutex mutex_;

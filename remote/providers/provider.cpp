@@ -23,11 +23,11 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::string_view kUnix = "unix://", kSocket = "socket:", kChannel = "channel:";
-constexpr auto kAfterEndOfFile = 500ms;  // the connection ends a moment before the process does
+constexpr auto kAfterEndOfFile = 500ms;  // the connection ends shortly before the process does
 constexpr auto kAfterGoodbye = 2s;
 constexpr auto kAfterTerminate = 1s;
 
-// The connection to a child: when it is lost, how the child ended says why.
+// The connection to a child process. When it is lost, the error says how the child ended.
 class ChildTransport : public ForwardingTransport {
  public:
   ChildTransport(std::unique_ptr<Transport> transport, std::shared_ptr<ChildProcess> child)
@@ -112,7 +112,7 @@ class InprocWorker : public Worker {
   std::unique_ptr<Transport> take_transport() override { return std::move(transport_); }
   int process() const override { return -1; }
   void abandon() override {
-    thread_.detach();  // there is none in the child
+    thread_.detach();  // the forked child does not have this thread
     if (transport_) transport_.release()->abandon();
   }
 
@@ -250,7 +250,7 @@ Status connect_worker(const Endpoint& endpoint, const KeepWaiting& keep_waiting,
 
 bool is_worker_name(std::string_view name) {
   if (name == "local" || name == "inproc" || name.starts_with(kUnix)) return true;
-  return is_network_url(name) && name.find('?') == std::string_view::npos;  // with options it is a machine's
+  return is_network_url(name) && name.find('?') == std::string_view::npos;  // with options it is a machine's URL
 }
 
 Status start_worker(const std::string& name, const WorkerFiles& files, int threads, const KeepWaiting& keep_waiting,

@@ -26,7 +26,7 @@ class ProviderTest : public testing::Test {
  protected:
   void SetUp() override {
     unsetenv("TEST_WORKER");
-    char name[] = "/tmp/provider_test.XXXXXX";  // short: a socket's path has 107 bytes at most
+    char name[] = "/tmp/provider_test.XXXXXX";  // short, because a socket path has at most 107 bytes
     folder = mkdtemp(name);
     for (const char* name : {"plugin.so", "libtorch_cpu.so", "not_executable"})
       std::ofstream(folder + "/" + name) << "x";
@@ -34,7 +34,7 @@ class ProviderTest : public testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(folder); }
 
-  // Starts it and takes its first message: what it sees of the world.
+  // Starts the worker and returns its first message: its arguments and environment.
   std::string start() {
     const Status status = start_local_worker(options, &worker);
     EXPECT_TRUE(status.ok()) << status.message();
@@ -53,7 +53,7 @@ class ProviderTest : public testing::Test {
 bool exists(int pid) { return kill(pid, 0) == 0; }
 
 TEST_F(ProviderTest, StartsAWorkerWithItsArgumentsAndNothingOfOurs) {
-  const int inheritable = open("/dev/null", O_RDONLY);  // no O_CLOEXEC
+  const int inheritable = open("/dev/null", O_RDONLY);  // inheritable, because it has no O_CLOEXEC
   options.threads = 5;
   EXPECT_EQ(start(), "--socket-fd 3 --plugin " + folder + "/plugin.so --allow-files=/ --threads 5 " + folder);
   close(inheritable);
@@ -129,7 +129,7 @@ TEST_F(ProviderTest, TheWorkerDiesWithItsParent) {
   ASSERT_EQ(read(pids[0], &pid, sizeof(pid)), static_cast<ssize_t>(sizeof(pid)));
   waitpid(parent, nullptr, 0);
   ASSERT_GT(pid, 0);
-  // It is the init process's child now, which may leave it a zombie here: a zombie has no memory map.
+  // The child now belongs to the init process, which may leave it a zombie. A zombie has no memory map.
   const auto running = [&] {
     std::ifstream maps("/proc/" + std::to_string(pid) + "/maps");
     return maps.is_open() && maps.peek() != std::ifstream::traits_type::eof();

@@ -1,4 +1,4 @@
-// A worker for provider_test: sends every frame back. $TEST_WORKER says how it misbehaves.
+// A worker for provider_test that echoes every frame. $TEST_WORKER selects how it misbehaves.
 #include <fcntl.h>
 #include <unistd.h>
 

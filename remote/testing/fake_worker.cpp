@@ -23,7 +23,7 @@ flatbuffers::Offset<wire::Error> error_of(FlatBufferBuilder& builder, const Stat
                                  status.message().c_str(), program, record, sequence);
 }
 
-// Some numbers, all different.
+// Some numbers that differ from each other.
 wire::WorkerUse worker_use(uint64_t allocated) {
   const auto stat = [](uint64_t n) { return wire::MemoryStat(n, 2 * n, 4 * n, 3 * n); };
   return {stat(allocated), stat(10 * allocated), stat(3), stat(7), 1, 2, 4 * allocated, 5 * allocated};
@@ -107,7 +107,7 @@ void FakeWorker::send_raw(wire::Type type, uint64_t sequence, std::vector<uint8_
   wire::Header header;
   header.type = static_cast<uint8_t>(type);
   header.sequence = sequence;
-  std::lock_guard lock(mutex_);  // the worker's thread ends the transport
+  std::lock_guard lock(mutex_);  // the worker's thread destroys the transport
   EXPECT_TRUE(transport_ && transport_->send(header, control, nullptr).ok());
 }
 
@@ -270,7 +270,7 @@ bool FakeWorker::handle(Frame& frame) {
     case wire::Type::kCall: {
       const std::vector<uint64_t> sizes = {4, 8};
       builder.Finish(wire::CreateCallReply(builder, 0, builder.CreateVector(sizes)));
-      answer(wire::Type::kCallReply, builder, frame.attachment);  // what was called
+      answer(wire::Type::kCallReply, builder, frame.attachment);  // the request is the result
       break;
     }
     case wire::Type::kEndCall:

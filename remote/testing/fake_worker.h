@@ -15,8 +15,7 @@
 #include "remote/transport/transport.h"
 #include "remote/wire/delta.h"
 
-// The worker's end of the protocol without executing anything, for the client's tests: it decodes what comes and keeps
-// it.
+// The worker's end of the protocol for tests of the client. It decodes and logs messages but executes nothing.
 namespace torch_remote::remote {
 
 class FakeWorker {
@@ -46,11 +45,11 @@ class FakeWorker {
     thread_.join();
   }
 
-  // A program is what make_program gives: how many parameters and inputs a run of it has.
+  // Makes the program that a build would return: its numbers of parameters and inputs.
   static std::vector<uint8_t> make_program(const ir::Trace& trace);
   static std::vector<uint8_t> make_program(const ir::Graph& graph);
 
-  // While paused nothing is taken from the transport.
+  // While paused, the worker receives nothing.
   void pause(bool paused) {
     std::lock_guard lock(mutex_);
     paused_ = paused;
@@ -63,7 +62,7 @@ class FakeWorker {
     changed_.notify_all();
     if (transport_) transport_->wake();
   }
-  // Called on the worker's thread for each Run; a failure is reported as a worker would.
+  // `f` is called on the worker's thread for each Run. A failure that it returns is reported as by a real worker.
   void on_run(std::function<Failure(const Message&)> f) {
     std::lock_guard lock(mutex_);
     on_run_ = std::move(f);
@@ -72,28 +71,28 @@ class FakeWorker {
     std::lock_guard lock(mutex_);
     words_ = std::move(words);
   }
-  // While held, replies are not sent; they go out when it is called with false.
+  // While held, replies are queued. They are sent when this is called with false.
   void hold_replies(bool hold) {
     std::lock_guard lock(mutex_);
     hold_replies_ = hold;
     if (transport_) transport_->wake();
   }
-  // The events of its profile; the one program that it describes is number 1, of one node.
+  // Sets the events of the worker's profile. It describes one program: number 1, with one node.
   void set_profile(std::vector<wire::ProfileEvent> events) {
     std::lock_guard lock(mutex_);
     profile_ = std::move(events);
   }
-  // Sends these at once, as a worker does now and then.
+  // Sends these events at once as a profile part, as a worker does from time to time.
   void hand_over_profile(const std::vector<wire::ProfileEvent>& events);
-  static constexpr uint64_t kFakeClock = uint64_t{1} << 60;  // what its clock says, always
-  // Sends this frame as it is.
+  static constexpr uint64_t kFakeClock = uint64_t{1} << 60;  // what the worker's clock always says
+  // Sends a frame with these contents.
   void send_raw(wire::Type type, uint64_t sequence, std::vector<uint8_t> control);
-  // Without the log, messages and what they upload are forgotten.
+  // Without the log, the contents of messages and uploads are not stored.
   void log_messages(bool log) { log_ = log; }
-  // The client begins anew with messages that it does not count in the usual way.
+  // Allows gaps in the sequence: the client starts with messages that have unusual sequences.
   void allow_gaps() { gaps_ = true; }
 
-  // What came so far, without the greeting.
+  // The messages so far, without the hello.
   std::vector<Message> messages() {
     std::lock_guard lock(mutex_);
     return messages_;
@@ -108,10 +107,10 @@ class FakeWorker {
   bool handle(Frame& frame);
   void run(Frame& frame, Message& message);
   void reply(wire::Type type, uint64_t sequence, std::span<const uint8_t> control, AttachmentPtr attachment);
-  // Replies to the message at hand, once it is in messages().
+  // Replies to the current message, once it is in messages().
   void answer(wire::Type type, const flatbuffers::FlatBufferBuilder& builder, const AttachmentPtr& attachment);
   void progress();
-  // The control message of a profile with these events, and what goes beside it.
+  // Encodes the control message of a profile with these events, and returns its attachment.
   AttachmentPtr encode_profile(flatbuffers::FlatBufferBuilder& builder, const std::vector<wire::ProfileEvent>& events);
 
   std::unique_ptr<Transport> transport_;
@@ -125,8 +124,8 @@ class FakeWorker {
   std::vector<wire::ProfileEvent> profile_;
   std::vector<Message> messages_;
 
-  // The thread's own.
-  std::map<uint32_t, LastRun> last_runs_;  // by program; those that it has
+  // The following belong to the worker's thread.
+  std::map<uint32_t, LastRun> last_runs_;  // by program; those that are loaded
   std::map<uint64_t, std::vector<std::byte>> buffers_, checkpoint_;
   std::vector<std::function<void()>> held_;
   std::function<void()> answer_;

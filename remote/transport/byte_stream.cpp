@@ -18,13 +18,13 @@
 namespace torch_remote::remote {
 namespace {
 
-constexpr size_t kMaxDescriptors = 16;  // that come with one message; our own ends send one at a time
+constexpr size_t kMaxDescriptors = 16;  // in one message; our own ends send one at a time
 
 Status timed_out() { return {ErrorCode::kTimeout, "remote: timeout"}; }
 Status broken() { return {ErrorCode::kLost, std::strerror(errno)}; }
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
-// As the kernel's table of connections has it: "0100007F:1F90".
+// An address as /proc/net/tcp writes it: "0100007F:1F90".
 std::string table_name(const sockaddr_storage& address) {
   char text[48] = "";
   if (address.ss_family == AF_INET) {
@@ -40,7 +40,7 @@ std::string table_name(const sockaddr_storage& address) {
   return text;
 }
 
-// "socket:[1234]", as /proc names the descriptors of the other end's socket; empty if it is not on this machine.
+// The other end's socket as /proc/PID/fd names it, "socket:[1234]"; empty if that socket is not on this machine.
 std::string peers_socket(int socket) {
   sockaddr_storage own{}, peer{};
   socklen_t own_size = sizeof(own), peer_size = sizeof(peer);
@@ -135,7 +135,7 @@ class SocketStream : public ByteStream {
       *bytes = static_cast<size_t>(n);
       return {};
     }
-    if (errno == ETOOMANYREFS) {  // too many descriptors in flight, which poll does not see
+    if (errno == ETOOMANYREFS) {  // too many descriptors are in flight, which poll does not report
       usleep(1000);
       return timed_out();
     }
@@ -150,7 +150,7 @@ class SocketStream : public ByteStream {
   int peer_process() const override {
     ucred peer{};
     socklen_t size = sizeof(peer);
-    // A socket pair's other end is known by its maker, which may be this process.
+    // For a socketpair the kernel reports the process that created it, which may be this one.
     const bool known =
         is_unix_ && getsockopt(socket_, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.pid != getpid();
     return known && peer.pid > 0 ? peer.pid : 0;
@@ -164,7 +164,8 @@ class SocketStream : public ByteStream {
   }
 
  private:
-  // TCP forgets what the peer has not received yet if it is closed with bytes that were not read.
+  // If a TCP socket is closed with unread bytes, the kernel drops what the peer has not received yet. So we read them
+  // first.
   void linger() const {
     shutdown(socket_, SHUT_WR);
     char bytes[4096];
@@ -194,7 +195,7 @@ class PipeStream : public ByteStream {
   PipeStream(int input, int output, std::string description)
       : input_(input), output_(output), description_(std::move(description)) {
     for (const int pipe : {input_, output_}) fcntl(pipe, F_SETFL, fcntl(pipe, F_GETFL) | O_NONBLOCK);
-    fcntl(output_, F_SETPIPE_SZ, 1 << 20);  // fewer switches between the two ends; a hint
+    fcntl(output_, F_SETPIPE_SZ, 1 << 20);  // fewer context switches between the two ends; a hint that may fail
   }
   ~PipeStream() override { abandon(); }
 
@@ -225,7 +226,8 @@ class PipeStream : public ByteStream {
 
   int input() const override { return input_; }
   int output() const override { return output_; }
-  // A pipe has no such call. The ends become pipes whose other end is closed, under the same numbers.
+  // Pipes have no shutdown(). Instead we replace both descriptors, under the same numbers, by pipes whose other end is
+  // closed.
   void shut_down() override {
     ended_ = true;
     int ends[2];

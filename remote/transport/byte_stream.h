@@ -12,43 +12,45 @@
 
 namespace torch_remote::remote {
 
-// Bytes to and from another process, in order. Nothing here waits: whoever has to, polls the descriptors. One thread
-// may read while another one writes.
+// An ordered stream of bytes to and from another process. No call blocks; a caller that must wait polls the
+// descriptors. One thread may read while another one writes.
 class ByteStream {
  public:
-  virtual ~ByteStream() = default;  // closes it
+  virtual ~ByteStream() = default;  // closes the stream
 
-  // Takes what is there, as far as `to` has room: *bytes; 0 at the end of the stream. kTimeout: nothing is there now,
-  // not in memory of this end's either; kLost: it broke. `descriptors`: where those that came along go.
+  // Reads the available bytes, as many as fit into `to`; *bytes is 0 at the end of the stream. Returns kTimeout if none
+  // are available, neither from the kernel nor in this end's own buffers, and kLost if the stream broke. Descriptors
+  // that came along are appended to `descriptors`.
   virtual Status read(std::span<const iovec> to, size_t* bytes, std::deque<int>* descriptors) = 0;
-  // Sends what the other end takes now, from the first byte on: *bytes. kTimeout: nothing; the next call must begin
-  // with the same bytes. `*descriptor`, if it is not -1, goes along with the first byte, is closed and set to -1; only
-  // Unix sockets can.
+  // Sends as many bytes as the other end accepts now; *bytes is their number. Returns kTimeout if it accepts none; the
+  // next call must then begin with the same bytes. If `*descriptor` is not -1, it is sent along with the first byte,
+  // closed and set to -1. Only Unix sockets support this.
   virtual Status write(std::span<const iovec> from, size_t* bytes, int* descriptor) = 0;
 
-  // What to poll before reading and writing; they may be the same.
+  // The descriptors to poll before reading and writing; they may be the same.
   virtual int input() const = 0;
   virtual int output() const = 0;
 
-  // Ends it in both directions, for both ends, without closing. From any thread.
+  // Ends the stream in both directions and for both ends, without closing it. Any thread may call this.
   virtual void shut_down() = 0;
-  // In a forked child: closes the child's descriptors and does nothing else.
+  // For a forked child: closes the child's descriptors and does nothing else.
   virtual void abandon() = 0;
 
-  // The process at the other end, if it is another one on this machine, else 0.
+  // The other end's process id if it is another process on this machine, else 0.
   virtual int peer_process() const { return 0; }
-  // As Transport's.
+  // As Transport::is_peer.
   virtual bool is_peer(int process) const { return process != 0 && process == peer_process(); }
   virtual std::string description() const = 0;
 };
 
-// Whether that process is another one on this machine and has the other end of this TCP connection. False, too, if this
-// process may not look.
+// Whether `process` is another process on this machine that has the other end of this TCP connection. Also false if
+// this process may not read its /proc entry.
 bool is_tcp_peer(int socket, int process);
 
-// A connected stream socket: Unix or TCP. Owns the descriptor.
+// Makes a stream of a connected Unix or TCP socket, whose descriptor it owns.
 std::unique_ptr<ByteStream> make_socket_stream(int socket, std::string description);
-// Two pipes, or a socket twice: a program's standard input and output. Owns both. The process must ignore SIGPIPE.
+// Makes a stream of two pipes, or of a socket passed twice, such as standard input and output. It owns both
+// descriptors. The process must ignore SIGPIPE.
 std::unique_ptr<ByteStream> make_pipe_stream(int input, int output, std::string description);
 
 }  // namespace torch_remote::remote

@@ -6,7 +6,7 @@
 namespace torch_remote::remote {
 namespace {
 
-// Memory for a long control message grows with what has come, so that a header alone cannot make us allocate much.
+// The buffer of a long control message grows with the bytes received. So a header alone cannot make us allocate much.
 constexpr size_t kFirstControl = 1 << 20;
 constexpr size_t kSkippedAtOnce = 256 << 10;
 

@@ -4,51 +4,52 @@
 
 #include "remote/transport/transport.h"
 
-// Bytes of a stream into frames.
+// Parses a stream of bytes into frames.
 //
 //   frame := header control [attachment bytes?]
 //
-// `attachment` (32 bytes) is there if the header has kAttachment; `bytes` if the attachment is kInline.
+// `attachment` (32 bytes) is present if the header has kAttachment, and `bytes` if the attachment is kInline.
 namespace torch_remote::remote {
 
 enum AttachmentFlags : uint32_t {
-  kInline = 1,            // its bytes follow
-  kReceiversSegment = 2,  // it lies in a segment that the receiver made
+  kInline = 1,            // its bytes follow in the stream
+  kReceiversSegment = 2,  // it is in a segment that the receiver created
 };
 
-// Little endian.
+// The attachment part of a frame; little endian.
 struct AttachmentHeader {
   uint64_t size = 0;
-  uint64_t offset = 0;   // in the segment
-  uint64_t token = 0;    // to give it back
-  uint32_t segment = 0;  // of the sender's, unless kReceiversSegment
+  uint64_t offset = 0;   // bytes from the start of the segment
+  uint64_t token = 0;    // names the attachment when the receiver gives it back
+  uint32_t segment = 0;  // number among the sender's segments, or the receiver's with kReceiversSegment
   uint32_t flags = 0;
 };
 static_assert(sizeof(AttachmentHeader) == 32);
 
 class FrameParser {
  public:
-  // What depends on the transport. An error makes the connection useless.
+  // Handles what depends on the transport. After an error the connection is unusable.
   class Handler {
    public:
     virtual ~Handler() = default;
-    // The memory of an attachment: where its bytes are, or for kInline will be put; null: there is none, and they are
-    // skipped.
+    // Sets `attachment` to the memory that has the attachment's bytes, or, for kInline, that will receive them. If it
+    // is null, there is no memory and the bytes are skipped.
     virtual Status attachment(const AttachmentHeader& header, AttachmentPtr* attachment) = 0;
-    // A frame of type kTransport.
+    // Handles a frame of type kTransport.
     virtual Status transport_message(std::span<const uint8_t> control) = 0;
   };
 
   explicit FrameParser(Handler& handler) : handler_(handler) { begin_frame(); }
 
-  // Where the next bytes belong; never empty. They may be received straight into it.
+  // Where the next bytes belong; never empty. The caller may receive directly into it and then call advance().
   std::span<uint8_t> rest() { return {piece_ + have_, size_ - have_}; }
-  // That many bytes of `rest` are there now. Complete frames go to `frames`. Nothing may be parsed after an error.
+  // Says that the first `bytes` bytes of rest() were filled. Complete frames are appended to `frames`. After an error
+  // nothing more may be parsed.
   Status advance(size_t bytes, std::deque<Frame>& frames);
-  // Copies bytes into place.
+  // Copies `bytes` to where they belong and advances.
   Status parse(std::span<const uint8_t> bytes, std::deque<Frame>& frames);
 
-  // False in the middle of a frame.
+  // False if a frame is incomplete.
   bool between_frames() const { return state_ == State::kHeader && have_ == 0; }
 
  private:
@@ -75,7 +76,7 @@ class FrameParser {
   wire::Header header_bytes_;
   AttachmentHeader attachment_bytes_;
   uint64_t to_skip_ = 0;
-  std::vector<uint8_t> skipped_;  // made when it is needed
+  std::vector<uint8_t> skipped_;  // allocated on first use
 };
 
 }  // namespace torch_remote::remote

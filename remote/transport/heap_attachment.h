@@ -9,7 +9,7 @@
 #include "remote/transport/memory_pool.h"
 #include "remote/transport/transport.h"
 
-// Attachments in this process's own memory.
+// Attachments in memory of this process alone.
 namespace torch_remote::remote {
 
 struct FreeMemory {
@@ -17,7 +17,7 @@ struct FreeMemory {
 };
 using HeapMemory = std::unique_ptr<std::byte, FreeMemory>;
 
-// Null if there is none.
+// Returns null if there is no memory.
 inline HeapMemory allocate_heap(size_t size) {
   if (size > physical_memory()) return nullptr;
   const size_t rounded = (size + kAttachmentAlignment - 1) / kAttachmentAlignment * kAttachmentAlignment;
@@ -35,11 +35,11 @@ class HeapAttachment : public Attachment {
   size_t size_;
 };
 
-// Large heap memory comes from fresh pages and goes back to the system each time, so it is pooled as segments are.
-// Thread safe.
+// Pools large heap memory as shared segments are pooled. Otherwise malloc returns it to the system each time and takes
+// fresh pages. Thread safe.
 class HeapPool : public std::enable_shared_from_this<HeapPool> {
  public:
-  // Null if there is no memory.
+  // Returns null if there is no memory.
   AttachmentPtr allocate(size_t size);
 
  private:
@@ -80,12 +80,12 @@ inline AttachmentPtr HeapPool::allocate(size_t size) {
     HeapMemory memory = allocate_heap(size);
     return memory ? std::make_shared<HeapAttachment>(std::move(memory), size) : nullptr;
   }
-  if (size > physical_memory()) return nullptr;  // also: rounding up cannot overflow
+  if (size > physical_memory()) return nullptr;  // also rules out an overflow in size_class
   HeapMemory memory = take(size_class(size));
   return memory ? std::make_shared<Pooled>(shared_from_this(), std::move(memory), size) : nullptr;
 }
 
-// Memory of somebody else, which `keep` holds.
+// An attachment in memory that this object does not own; `keep` keeps that memory alive.
 class KeptAttachment : public Attachment {
  public:
   KeptAttachment(const void* memory, size_t size, std::shared_ptr<void> keep)

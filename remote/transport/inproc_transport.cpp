@@ -8,7 +8,7 @@
 namespace torch_remote::remote {
 namespace {
 
-// What one end has to take: frames, and loans that the other end gave back.
+// The incoming side of one end: frames, and lent attachments that the other end gave back.
 struct Mailbox {
   std::mutex mutex;
   std::condition_variable changed;
@@ -19,7 +19,8 @@ struct Mailbox {
   bool woken = false;
 };
 
-// What the receiver holds. It goes back to its owner's mailbox, so that nothing of the owner's runs on our thread.
+// An attachment as the receiver holds it. On release the lent attachment goes to the owner's mailbox, so that the
+// owner's destructors do not run on the receiver's thread.
 class LentAttachment : public Attachment {
  public:
   LentAttachment(AttachmentPtr lent, std::shared_ptr<Mailbox> owner)
@@ -87,7 +88,7 @@ class InprocTransport : public Transport {
   }
 
   Status receive(Frame* frame, std::chrono::nanoseconds timeout) override {
-    *frame = Frame();  // lets an attachment go before the lock is taken
+    *frame = Frame();  // releases an old attachment before the lock is taken
     const auto deadline =
         std::chrono::steady_clock::now() + std::min<std::chrono::nanoseconds>(timeout, std::chrono::years(1));
     std::unique_lock lock(in_->mutex);
@@ -129,7 +130,7 @@ class InprocTransport : public Transport {
   void release_returned() {
     std::vector<std::shared_ptr<void>> returned;
     std::lock_guard lock(in_->mutex);
-    returned.swap(in_->returned);  // destroyed after the lock is let go
+    returned.swap(in_->returned);  // destroyed after the lock is released
   }
 
   std::shared_ptr<Mailbox> in_;

@@ -8,16 +8,17 @@
 #include <utility>
 #include <vector>
 
-// Memory that was let go, kept for the next attachment of its size so that its pages are warm.
+// Released memory that is cached for the next attachment of the same size class, because its pages are already mapped.
 namespace torch_remote::remote {
 
-// From this size on, tensor bytes are worth a segment of their own.
+// Attachments of at least this many bytes get a segment of their own.
 inline constexpr size_t kSmallAttachment = 32 << 10;
-// What one end of a connection keeps at most without using it.
+// Most unused bytes that one end of a connection caches.
 inline constexpr size_t kMaxPooledBytes = size_t{512} << 20;
 inline constexpr size_t kAttachmentAlignment = 64;
 
-// More than the machine has is refused at once: the kernel would promise it, and end the process when it is used.
+// Requests for more than the machine has are refused at once. The kernel would overcommit, and kill the process when it
+// touches the memory.
 inline size_t physical_memory() {
   static const size_t bytes = [] {
     struct sysinfo info;
@@ -26,19 +27,19 @@ inline size_t physical_memory() {
   return bytes;
 }
 
-// Rounds up to 4, 5, 6 or 7 times a power of two, a multiple of 64 KiB from 256 KiB on: close sizes share memory, and
-// at most a fifth of it stays unused.
+// Rounds up to 4, 5, 6 or 7 times a power of two; from 256 KiB on that is a multiple of 64 KiB. So similar sizes share
+// memory, and at most a fifth of it is unused.
 inline size_t size_class(size_t size) {
   if (size <= 4096) return 4096;
   const size_t step = std::bit_floor(size - 1) / 4;
   return (size + step - 1) / step * step;
 }
 
-// Memory is T, which knows how to free itself. Not thread safe.
+// A pool of objects T that own memory and free it in their destructor. Not thread safe.
 template <class T>
 class MemoryPool {
  public:
-  // The most recently put one of this size, or T().
+  // Returns the entry of this size that was added last, or T() if there is none.
   T take(size_t size) {
     for (size_t i = entries_.size(); i-- > 0;) {
       if (entries_[i].first != size) continue;
@@ -50,7 +51,7 @@ class MemoryPool {
     return T();
   }
 
-  // Adds one; what is too much goes to `evicted`, oldest first.
+  // Adds an entry. Entries beyond the limit move to `evicted`, oldest first.
   void put(size_t size, T memory, std::vector<T>* evicted) {
     entries_.emplace_back(size, std::move(memory));
     bytes_ += size;

@@ -9,12 +9,13 @@ namespace {
 
 constexpr int64_t kMicrosecond = 1000;
 constexpr int64_t kFirstBucket = 8 * kMicrosecond;
-// What being woken costs, and how much a moment of looking costs beside a moment of waiting: the core is mostly free.
+// Cost of one wake-up, and the factor by which spinning for a time is cheaper than waiting for it: the core is mostly
+// idle anyway.
 constexpr int64_t kWakeUp = 100 * kMicrosecond;
 constexpr int64_t kCheapness = 8;
-// Sleeping ends late by about so much: it is to end before the other end comes.
+// A sleep overruns by about this much. It must end before the expected message comes.
 constexpr int64_t kMargin = 80 * kMicrosecond;
-constexpr uint32_t kLeastSuspended = 32, kMostSuspended = 1024;  // waits
+constexpr uint32_t kLeastSuspended = 32, kMostSuspended = 1024;  // in waits
 
 size_t bucket_of(int64_t ns, size_t buckets) {
   const auto n = static_cast<uint64_t>(std::max<int64_t>(ns, 0) / kFirstBucket);
@@ -23,12 +24,12 @@ size_t bucket_of(int64_t ns, size_t buckets) {
 
 }  // namespace
 
-// The time that costs least on the average, were the next wait one of the recent ones.
+// The initial spin time with the lowest expected cost, if the next wait resembles the recent ones.
 Pace::Duration Pace::best_first() const {
   int64_t all = 0;
   for (const uint32_t weight : weights_) all += weight;
   int64_t best = all * kWakeUp, best_time = 0;
-  int64_t looked = 0, came = 0;  // of the waits that end in time
+  int64_t looked = 0, came = 0;  // over the waits that end within `time`
   for (size_t i = 0; i + 1 < kBuckets; ++i) {
     const int64_t time = kFirstBucket << i;
     looked += weights_[i] * time;
@@ -50,7 +51,7 @@ void Pace::came(Duration after) {
   weights_[bucket_of(ns, kBuckets)] += 1u << 12;
   if (after > plan_.first && after <= kFar) {
     const int64_t error = ns - mean_;
-    // At first, or where the rhythm is another one: from here on.
+    // At the start, or when the rhythm changed, the estimate restarts from this wait.
     if (std::abs(error) > 8 * deviation_ + mean_ / 2) {
       mean_ = ns;
       deviation_ = ns / 4;

@@ -1,4 +1,4 @@
-// How long an end looks before it sleeps: as long as it pays, and no longer.
+// Tests how long an end spins before it sleeps: as long as that pays, and no longer.
 #include "remote/transport/pace.h"
 
 #include <gtest/gtest.h>
@@ -85,7 +85,7 @@ TEST(Pace, WhereSomebodyNeedsTheCoreItStopsLookingForAWhile) {
   for (; pace.plan().first == 0ns && waits < 1000; ++waits) pace.came(20us);
   EXPECT_GE(waits, 16);
   EXPECT_LT(waits, 100);
-  // Longer each time that it happens again.
+  // Repeated contention suspends spinning for longer each time.
   pace.contended();
   int longer = 0;
   for (; pace.plan().first == 0ns && longer < 1000; ++longer) pace.came(20us);

@@ -13,14 +13,14 @@ namespace torch_remote::remote {
 namespace {
 
 constexpr size_t kHugePage = 2 << 20;
-// More would be an attack: a segment is 32 KiB at least.
+// Only an attacker has more: a segment has at least 32 KiB.
 constexpr size_t kMaxSegments = 1 << 16;
 
 std::byte* map_shared(int descriptor, size_t size, bool writable) {
   void* data =
       mmap(nullptr, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
   if (data == MAP_FAILED) return nullptr;
-  // Advice: where it is not taken, nothing is lost. A forked child has no use for the connection, and must not keep its
+  // Both calls are hints, so errors do not matter. A forked child does not use the connection and must not keep its
   // memory alive.
   if (size >= kHugePage) (void)madvise(data, size, MADV_HUGEPAGE);
   (void)madvise(data, size, MADV_DONTFORK);
@@ -66,7 +66,7 @@ std::shared_ptr<SharedSegment> SharedSegment::create(size_t size, Lending lendin
   if (descriptor < 0) return nullptr;
   std::byte* data = nullptr;
   if (ftruncate(descriptor, static_cast<off_t>(size)) == 0) data = map_shared(descriptor, size, /*writable=*/true);
-  // A mapping that is there already stays writable.
+  // F_SEAL_FUTURE_WRITE leaves the existing mapping writable.
   const int against_writing = lending == Lending::kReadOnly ? F_SEAL_FUTURE_WRITE : 0;
   if (data && fcntl(descriptor, F_ADD_SEALS, against_writing | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     munmap(std::exchange(data, nullptr), size);
@@ -106,7 +106,7 @@ SharedSegment::~SharedSegment() {
 
 // --- attachments -----------------------------------------------------------------------------------------------------
 
-// A whole segment of ours, in use. Its end puts the segment back into the pool.
+// A whole segment of this end. The destructor puts the segment back into the pool.
 class SharedMemory::OwnAttachment : public Attachment {
  public:
   OwnAttachment(std::shared_ptr<SharedMemory> memory, SharedSegmentPtr segment, size_t size)
@@ -120,7 +120,7 @@ class SharedMemory::OwnAttachment : public Attachment {
   size_t size_;
 };
 
-// Part of a segment of either end.
+// A part of a segment of either end.
 class SharedMemory::SharedAttachment : public Attachment {
  public:
   SharedAttachment(SharedSegmentPtr segment, std::span<std::byte> bytes, std::shared_ptr<void> keep)
@@ -128,12 +128,13 @@ class SharedMemory::SharedAttachment : public Attachment {
   std::span<std::byte> bytes() override { return bytes_; }
 
  private:
-  SharedSegmentPtr segment_;  // keeps it mapped
+  SharedSegmentPtr segment_;  // keeps the segment mapped
   std::span<std::byte> bytes_;
   std::shared_ptr<void> keep_;
 };
 
-// What the peer lent us. Its end gives it back. `keep`: what we lent, if it is a part of that.
+// Memory that the peer lent us. The destructor gives it back. If it is a part of memory that we lent, `keep` is that
+// attachment.
 class SharedMemory::BorrowedAttachment : public Attachment {
  public:
   BorrowedAttachment(std::shared_ptr<SharedMemory> memory, SharedSegmentPtr segment, AttachmentPtr keep,
@@ -157,7 +158,7 @@ class SharedMemory::BorrowedAttachment : public Attachment {
 // --- the set of segments ---------------------------------------------------------------------------------------------
 
 AttachmentPtr SharedMemory::allocate(size_t size) {
-  if (size > physical_memory()) return nullptr;  // also: rounding up cannot overflow
+  if (size > physical_memory()) return nullptr;  // also rules out an overflow in size_class
   const size_t rounded = size_class(size);
   SharedSegmentPtr segment;
   {
@@ -247,7 +248,7 @@ Status SharedMemory::borrow(const AttachmentHeader& header, AttachmentPtr* attac
     };
     if (header.offset > segment->size() || header.size > segment->size() - header.offset) return bad_segment(what());
     bytes = {segment->data() + header.offset, header.size};
-    // Around what the peer has from us lies what it must not touch.
+    // The peer may name only what we lent it, not the rest of our segment.
     if (ours && !(lent = find_lent(bytes.data(), bytes.size()))) return bad_segment(what() + ", which was not lent");
   }
   *attachment = std::make_shared<BorrowedAttachment>(shared_from_this(), std::move(segment), std::move(lent), bytes,

@@ -12,13 +12,13 @@
 #include "remote/transport/memory_pool.h"
 #include "remote/transport/transport.h"
 
-// Tensor bytes in memory that both processes map: memfd segments. The descriptor of one travels once; from then on both
-// ends name it by its number.
+// Tensor bytes in memory that both processes map: memfd segments. A segment's descriptor is sent once; from then on
+// both ends refer to the segment by its number.
 //
-// Messages between the two ends (wire::Type::kTransport), control: 8-byte SegmentMessage, then
-//   kAnnounce  number, size (8 bytes each); a descriptor comes with it
-//   kGiveBack  `count` tokens: the receiver of these attachments let them go
-//   kRetire    number: its maker will not use it again
+// The two ends exchange frames of type wire::Type::kTransport. The control bytes are an 8-byte SegmentMessage, then
+//   kAnnounce  number, size (8 bytes each); the segment's descriptor is sent along
+//   kGiveBack  `count` tokens of attachments that their receiver has released
+//   kRetire    numbers of segments that their owner will not use again
 namespace torch_remote::remote {
 
 enum class SegmentOp : uint32_t { kAnnounce = 1, kGiveBack, kRetire };
@@ -30,14 +30,15 @@ struct SegmentMessage {
 
 inline constexpr size_t kMaxTokens = 512;  // in one message
 
-// A mapped memfd. Unmapped by the destructor.
+// A mapped memfd. The destructor unmaps it.
 class SharedSegment {
  public:
-  // A new one, sealed so that no one can shrink it under the other's feet, and, if so wanted, so that this mapping is
-  // the only one that can write to it. Null if there is no memory or descriptor, or the kernel cannot seal so.
+  // Creates a segment that is sealed against shrinking, so that neither end can take pages away from the other. With
+  // Lending::kReadOnly only this mapping can write to it. Returns null if memory or descriptors are exhausted, or if
+  // the kernel lacks the seals.
   static std::shared_ptr<SharedSegment> create(size_t size, Lending lending);
-  // The peer's; read-only if it is sealed against writing. Takes the descriptor. Refuses one that is not sealed against
-  // shrinking, or smaller than `size`: touching it could kill this process.
+  // Maps a segment of the peer, read-only if it is sealed against writing. Closes the descriptor. Refuses a segment
+  // that is smaller than `size` or not sealed against shrinking: access to it could kill this process with SIGBUS.
   static Status map(int descriptor, uint64_t size, std::shared_ptr<SharedSegment>* segment);
   ~SharedSegment();
   SharedSegment(const SharedSegment&) = delete;
@@ -49,7 +50,7 @@ class SharedSegment {
     const size_t offset = static_cast<size_t>(static_cast<const std::byte*>(memory) - data_);
     return memory >= data_ && offset <= size_ && size <= size_ - offset;
   }
-  // The caller closes it. -1 the second time.
+  // Returns the descriptor, which the caller must close. Later calls return -1.
   int take_descriptor() { return std::exchange(descriptor_, -1); }
   bool announced() const { return descriptor_ < 0; }
 
@@ -61,7 +62,7 @@ class SharedSegment {
 
   std::byte* data_;
   size_t size_;
-  int descriptor_;  // until it is announced
+  int descriptor_;  // -1 after the segment was announced
 };
 using SharedSegmentPtr = std::shared_ptr<SharedSegment>;
 
@@ -70,28 +71,28 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
  public:
   explicit SharedMemory(Lending lending) : lending_(lending) {}
 
-  // An attachment in a segment of ours, for kSmallAttachment bytes and more.
+  // Allocates an attachment in a segment of this end; for sizes from kSmallAttachment on.
   AttachmentPtr allocate(size_t size);
-  // Null if the memory lies in no segment.
+  // Returns null if the memory is not in a segment.
   AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> keep);
 
-  // Lends an attachment that lies in a segment to the peer: false if it does not, or after close. If the peer does not
-  // know the segment yet, `outgoing` announces it.
+  // Lends an attachment to the peer. Returns false if it is not in a segment, or after close. If the peer does not know
+  // the segment yet, outgoing() announces it.
   bool lend(const AttachmentPtr& attachment, AttachmentHeader* header);
-  // The peer lends us one: a part of a segment of its own, or of what we have lent it.
+  // Accepts an attachment that the peer lends us: a part of one of its segments, or of memory that we lent it.
   Status borrow(const AttachmentHeader& header, AttachmentPtr* attachment);
 
-  // Messages that the peer must have before what was lent last; appends whole frames, with `max_tokens` (rounded up to
-  // kMaxTokens) given back at most. Call it after each `lend`: the descriptor to send along, which the caller closes,
-  // or -1.
+  // Appends, as whole frames, the messages that the peer must have before the attachment that was lent last. They give
+  // back at most `max_tokens` attachments, rounded up to a multiple of kMaxTokens. Must be called after each lend().
+  // Sets *descriptor if a descriptor must be sent along; the caller closes it.
   void outgoing(size_t max_tokens, std::vector<uint8_t>& frames, int* descriptor);
   bool has_outgoing();
-  // What the peer let go is added to `released`, to be destroyed without any lock. Takes the first of `descriptors` for
-  // an announcement.
+  // Handles a message of the peer. Attachments that the peer gave back are appended to `released`; the caller destroys
+  // them without holding a lock. An announcement takes the first of `descriptors`.
   Status incoming(std::span<const uint8_t> control, std::deque<int>& descriptors,
                   std::vector<std::shared_ptr<void>>& released);
 
-  // The connection is gone: nobody will give anything back.
+  // Says that the connection is gone, so that nothing will be given back.
   void close();
 
  private:
@@ -101,7 +102,7 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
 
   void put_back(SharedSegmentPtr segment);
   void give_back(uint64_t token);
-  // With mutex_ held.
+  // The following require mutex_.
   SharedSegmentPtr find(const void* memory, size_t size);
   AttachmentPtr find_lent(const std::byte* memory, size_t size) const;
   Status announced(std::span<const uint8_t> body, std::deque<int>& descriptors);
@@ -109,7 +110,7 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   const Lending lending_;
   std::mutex mutex_;
   bool closed_ = false;
-  std::map<const std::byte*, SharedSegmentPtr> by_address_;  // both ends'
+  std::map<const std::byte*, SharedSegmentPtr> by_address_;  // segments of both ends
   std::unordered_map<uint32_t, SharedSegmentPtr> own_;
   std::unordered_map<uint32_t, SharedSegmentPtr> peers_;
   MemoryPool<SharedSegmentPtr> pool_;

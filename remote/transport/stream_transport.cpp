@@ -26,16 +26,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kReceiveBuffer = 64 << 10;
-constexpr size_t kMaxDescriptors = 16;  // that came and were not announced yet; our own ends send one at a time
-// How long a sender leaves receiving to another thread before it looks again.
+constexpr size_t kMaxDescriptors = 16;  // received and not announced yet; our own ends send one at a time
+// How long a sender leaves receiving to another thread before it tries again.
 constexpr std::chrono::milliseconds kOtherReceives{2};
-constexpr int kLookAgain = 20;  // ms: how often one whose wait ends with silence looks for that
-// A core that is given away and comes back so late was needed by somebody.
+constexpr int kLookAgain = 20;  // in ms; how often a sender with a silence limit checks it
+// If sched_yield returns this late, another thread needed the core.
 constexpr std::chrono::microseconds kCoreNeeded{200};
 
 Status timed_out() { return {ErrorCode::kTimeout, "remote: timeout"}; }
 
-// Has this thread go on on another core than it is on. False if it may use no other.
+// Moves this thread to another core. Returns false if it may not run on any other.
 bool move_to_another_core() {
   cpu_set_t allowed, others;
   const int here = sched_getcpu();
@@ -48,7 +48,7 @@ bool move_to_another_core() {
 
 }  // namespace
 
-// Bytes in several places, sent one after the other.
+// Several buffers that are sent one after the other.
 class StreamTransport::Pieces {
  public:
   void add(const void* data, size_t size) {
@@ -169,7 +169,7 @@ Status StreamTransport::send(wire::Header header, std::span<const uint8_t> contr
 
 Status StreamTransport::lend(AttachmentPtr& attachment, AttachmentHeader* header) {
   if (memory_->lend(attachment, header)) return {};
-  // Memory that only this process has: another connection's.
+  // The memory belongs to this process alone, for example to another connection, so we copy it.
   AttachmentPtr copy = memory_->allocate(attachment->bytes().size());
   if (!copy)
     return {ErrorCode::kOutOfMemory,
@@ -190,13 +190,13 @@ Status StreamTransport::write_some(Pieces& pieces, int& descriptor) {
   return status.code() == ErrorCode::kTimeout ? status : lost(status.message());
 }
 
-// The peer may be blocked because it sends too: what it sends is received meanwhile, as far as there is room for it.
+// The peer may be blocked because it is sending, too. So we receive meanwhile, as long as the queue has space.
 Status StreamTransport::wait_to_write() {
   std::unique_lock receiving(receiving_, std::try_to_lock);
   if (receiving.owns_lock() && !receive_status_) receiving.unlock();  // nothing more can come
-  const bool full = receiving.owns_lock() && queued_ >= kMaxQueued;   // which is not the other end's silence
+  const bool full = receiving.owns_lock() && queued_ >= kMaxQueued;   // then the silence is ours, not the other end's
   const bool pump = receiving.owns_lock() && !full;
-  if (receiving.owns_lock() && !pump) receiving.unlock();  // another thread may make room
+  if (receiving.owns_lock() && !pump) receiving.unlock();  // another thread may free space
   const std::chrono::nanoseconds most_silence = most_silence_;
   if (most_silence.count() > 0) {
     const uint64_t moved = bytes_sent() + bytes_received();
@@ -218,11 +218,11 @@ Status StreamTransport::wait_to_write() {
   released.swap(released_);
   receiving.unlock();
   if (!status && status.code() != ErrorCode::kTimeout && status.code() != ErrorCode::kLost) return status;
-  return {};  // if the peer is gone, writing says so
+  return {};  // if the peer is gone, the next write reports it
 }
 
-// A stream that poll calls writable has a good part of its buffer (200 KB; a pipe: a page) free: so few bytes go out
-// whole.
+// When poll reports a stream as writable, much of its buffer is free (200 KB; of a pipe, one page). So a small message
+// is sent whole.
 bool StreamTransport::writable() const {
   pollfd writable{stream_->output(), POLLOUT, 0};
   return poll(&writable, 1, 0) > 0 && (writable.revents & POLLOUT);
@@ -231,7 +231,7 @@ bool StreamTransport::writable() const {
 void StreamTransport::flush_memory_messages() {
   if (!memory_) return;
   std::unique_lock lock(sending_, std::try_to_lock);
-  if (!lock.owns_lock() || !send_status_) return;  // whoever sends takes them along
+  if (!lock.owns_lock() || !send_status_) return;  // the sending thread sends them along
   if (!memory_->has_outgoing() || !writable()) return;
   memory_frames_.clear();
   int descriptor = -1;
@@ -266,18 +266,19 @@ Status StreamTransport::send_at_once(wire::Header header, std::span<const uint8_
 // --- receiving -------------------------------------------------------------------------------------------------------
 
 Status StreamTransport::receive(Frame* frame, std::chrono::nanoseconds timeout) {
-  *frame = Frame();                             // lets an attachment go before anything is locked
-  std::vector<std::shared_ptr<void>> released;  // destroyed after the lock is let go
+  *frame = Frame();                             // releases an old attachment before any lock is taken
+  std::vector<std::shared_ptr<void>> released;  // destroyed after the lock is released
   std::unique_lock lock(receiving_, std::defer_lock);
-  // A sender may take what comes, for as long as the other end takes nothing: who does not want to wait must not.
+  // A sender may hold the lock for as long as the other end accepts nothing. A caller with a zero timeout must not wait
+  // for it.
   if (timeout.count() > 0) {
     lock.lock();
   } else if (!lock.try_lock()) {
     return timed_out();
   }
   Clock::time_point began, deadline;
-  bool waits = false;               // since `began`
-  for (Clock::time_point look;;) {  // until then, without sleeping
+  bool waits = false;               // whether the wait has begun, at `began`
+  for (Clock::time_point look;;) {  // when to stop spinning; zero: do not spin
     const Status status = !frames_.empty() ? Status() : look != Clock::time_point() ? read_busily(look) : read_some();
     if (!released_.empty()) {
       released.swap(released_);
@@ -345,7 +346,7 @@ Status StreamTransport::read_busily(Clock::time_point deadline) {
     if (status.code() != ErrorCode::kTimeout) return status;
     const auto now = Clock::now();
     if (now - before > kCoreNeeded) {
-      // Maybe by the other end, while the other cores are free.
+      // Perhaps the other end needs it while other cores are idle.
       if (moved || !leaves_busy_cores_ || !move_to_another_core()) {
         pace_.contended();
         return status;
@@ -364,7 +365,7 @@ Status StreamTransport::read_some() {
   for (size_t i = before; i < frames_.size(); ++i) queued_ += bytes_of(frames_[i]);
   if (!status && status.code() != ErrorCode::kTimeout) {
     receive_status_ = status;
-    // Bytes that are no frames: neither end can go on, and the other one must learn of it.
+    // The bytes are not frames, so neither end can continue. The shutdown informs the other end.
     if (status.code() != ErrorCode::kLost) {
       stream_->shut_down();
       if (memory_) memory_->close();

@@ -18,14 +18,15 @@
 
 namespace torch_remote::remote {
 
-// Frames over a stream of bytes; tensor bytes too, unless there is shared memory.
+// Sends frames over a stream of bytes. Tensor bytes go through the stream as well, unless there is shared memory.
 //
-// Sending and receiving have a mutex each. A thread that holds one only ever tries the other, so they cannot lock up.
+// Sending and receiving have one mutex each. A thread that holds one of them only tries to lock the other, so there is
+// no deadlock.
 class StreamTransport : public Transport, private FrameParser::Handler {
  public:
   struct Options {
-    std::shared_ptr<SharedMemory> memory;  // with the peer; null: there is none
-    // Of one attachment that comes through the stream. What is more is skipped: Frame::refused.
+    std::shared_ptr<SharedMemory> memory;  // shared with the peer; null if there is none
+    // Most bytes of an attachment that comes through the stream. A larger one is skipped: see Frame::refused.
     uint64_t most_attached = UINT64_MAX;
   };
   StreamTransport(std::unique_ptr<ByteStream> stream, Options options);
@@ -44,13 +45,13 @@ class StreamTransport : public Transport, private FrameParser::Handler {
   bool is_peer(int process) const override { return stream_->is_peer(process); }
   std::string description() const override { return stream_->description(); }
 
-  // A small frame without attachment, if it can go out whole without waiting: *sent.
+  // Sends a small frame without attachment if it can go out whole without waiting; *sent says whether it did.
   Status send_at_once(wire::Header header, std::span<const uint8_t> control, bool* sent);
-  // From now on a send that waits while nothing comes or goes for so long ends with kLost.
+  // From now on a send fails with kLost if no byte moves in either direction for this long.
   void most_silence(std::chrono::nanoseconds time) { most_silence_ = time; }
-  // Ends the connection for both ends: waits end with kLost. From any thread.
+  // Ends the connection for both ends, whose waits fail with kLost. Any thread may call this.
   void cut() { stream_->shut_down(); }
-  // Bytes that came and went so far. From any thread.
+  // Total bytes received and sent. Any thread may call these.
   uint64_t bytes_received() const { return received_.load(std::memory_order_relaxed); }
   uint64_t bytes_sent() const { return sent_.load(std::memory_order_relaxed); }
 
@@ -58,28 +59,28 @@ class StreamTransport : public Transport, private FrameParser::Handler {
   class Pieces;
   using Clock = std::chrono::steady_clock;
 
-  // FrameParser::Handler, with receiving_ held.
+  // FrameParser::Handler; requires receiving_.
   Status attachment(const AttachmentHeader& header, AttachmentPtr* attachment) override;
   Status transport_message(std::span<const uint8_t> control) override;
 
-  // With receiving_ held: looks for something until `deadline`. kTimeout if nothing came.
+  // Requires receiving_. Polls for input until `deadline`. Returns kTimeout if none came.
   Status read_busily(Clock::time_point deadline);
-  // What the wait that began at `began` does next: looks until the time that is returned, or, if that is past, sleeps
-  // until *sleep_until.
+  // The next step of the wait that began at `began`. The caller spins until the returned time. If that is past, it
+  // sleeps until *sleep_until.
   Clock::time_point look_until(Clock::time_point began, Clock::time_point now, Clock::time_point* sleep_until) const;
-  // Sleeps until something comes, or wake(), or then. False if it was woken.
+  // Sleeps until input arrives, wake() is called, or `then`. Returns false if wake() ended the sleep.
   bool sleep_until(Clock::time_point then);
-  // With receiving_ held: takes what is there. kTimeout if there is nothing; errors stick.
+  // Requires receiving_. Reads what is available; kTimeout if nothing is. Other errors are permanent.
   Status read_some();
   Status read_some_from_stream();
-  // What a frame takes in the queue.
+  // Bytes that a frame occupies in the queue.
   size_t bytes_of(const Frame& frame) const;
-  // With sending_ held.
+  // The following require sending_.
   Status lend(AttachmentPtr& attachment, AttachmentHeader* header);
-  Status write_some(Pieces& pieces, int& descriptor);  // kTimeout if the peer does not take more now
+  Status write_some(Pieces& pieces, int& descriptor);  // kTimeout if the peer accepts no more now
   Status wait_to_write();
   bool writable() const;
-  // Tells the peer what we gave back although no frame of ours goes out. Never waits.
+  // Sends the attachments that we gave back, if no other frame takes them along. Never waits.
   void flush_memory_messages();
   Status lost(const std::string& what);
 
@@ -93,20 +94,20 @@ class StreamTransport : public Transport, private FrameParser::Handler {
   std::vector<uint8_t> memory_frames_;
   Status send_status_;
   std::atomic<uint64_t> sent_{0};  // bytes; written with sending_ held
-  std::atomic<std::chrono::nanoseconds> most_silence_{std::chrono::nanoseconds::zero()};  // zero: any
-  uint64_t moved_ = 0;  // bytes, when it was last seen that some did: then
+  std::atomic<std::chrono::nanoseconds> most_silence_{std::chrono::nanoseconds::zero()};  // zero: no limit
+  uint64_t moved_ = 0;  // total bytes moved when the silence limit was last checked; moved_at_ is when that changed
   Clock::time_point moved_at_;
 
   std::atomic<std::chrono::nanoseconds> busy_wait_{std::chrono::nanoseconds::zero()};
   std::atomic<bool> leaves_busy_cores_ = false;
   std::mutex receiving_;
   Pace pace_;
-  std::atomic<bool> looks_{false};  // whether the next wait looks before it sleeps
+  std::atomic<bool> looks_{false};  // whether the next wait spins before it sleeps
   FrameParser parser_{*this};
   std::vector<uint8_t> buffer_;
   std::deque<Frame> frames_;
-  size_t queued_ = 0;            // bytes of these
-  std::deque<int> descriptors_;  // came, not yet announced
+  size_t queued_ = 0;            // bytes of frames_
+  std::deque<int> descriptors_;  // received, not announced yet
   std::vector<std::shared_ptr<void>> released_;
   Status receive_status_;
   std::atomic<uint64_t> received_{0};  // bytes; written with receiving_ held

@@ -12,15 +12,15 @@
 #include "ir/status.h"
 #include "remote/wire/wire.h"
 
-// Moves frames between a client and a worker, in order. One object is one end of one connection. Implementations: in
-// process (tests), a Unix socket with shared memory (the local default), and plain streams of bytes (TCP, TLS, pipes).
+// A Transport moves frames between a client and a worker, in order. One object is one end of one connection. There are
+// implementations within a process (tests), over a Unix socket with shared memory (the local default), and over byte
+// streams (TCP, TLS, pipes).
 namespace torch_remote::remote {
 
-// Memory for tensor bytes that both ends can get at as cheaply as the transport allows: shared memory over a Unix
-// socket, plain memory elsewhere. Whoever makes one writes the bytes into it once; the other end reads them in place.
-// Reference counted through shared_ptr; when the last reference at the receiving end goes, the sender may use the
-// memory again. May outlive the transport. In shared memory the peer can still write to the bytes: copy what must not
-// change once checked.
+// Memory for tensor bytes that both ends access as cheaply as the transport allows: shared memory over a Unix socket,
+// ordinary memory elsewhere. Its creator writes the bytes once; the other end reads them in place. It is reference
+// counted. When the receiver drops the last reference, the sender may reuse the memory. An attachment may outlive its
+// transport. In shared memory the peer can still write to the bytes, so copy what must not change after a check.
 class Attachment {
  public:
   virtual ~Attachment() = default;
@@ -28,84 +28,88 @@ class Attachment {
 };
 using AttachmentPtr = std::shared_ptr<Attachment>;
 
-// For Transport::busy_wait, where programs of low latency run: longer than a training loop's code takes between calls.
+// Argument of Transport::busy_wait for low-latency programs. It is longer than the code of a training loop takes
+// between calls.
 inline constexpr std::chrono::milliseconds kBusyWait{1};
 
-// Called while waiting, every kWaitStep, without any lock: returns false to give up (Ctrl-C); the reply is then dropped
-// when it comes.
+// Called during a wait every kWaitStep, without any lock. Returns false to give up, for example after Ctrl-C; the reply
+// is then dropped when it comes.
 using KeepWaiting = std::function<bool()>;
 inline constexpr std::chrono::milliseconds kWaitStep{50};
 
-// Of frames that were received and not asked for yet, in bytes: far more than what a client may send before it is
-// acknowledged, or a worker before it is asked again. A peer that sends on without receiving has to wait.
+// Limit in bytes for frames that were received but not yet taken. It is far above what a client may send without an
+// acknowledgement, or a worker without a request. A peer that keeps sending and does not receive has to wait.
 inline constexpr size_t kMaxQueued = size_t{64} << 20;
 
 struct Frame {
-  wire::Header header;  // length and checksum are filled in by send
+  wire::Header header;  // send() fills in length and checksum
   std::vector<uint8_t> control;
-  AttachmentPtr attachment;  // may be null
-  uint64_t refused = 0;      // bytes of an attachment that came and found no memory here; `attachment` is null then
+  AttachmentPtr attachment;  // null: none
+  uint64_t refused = 0;      // bytes of an attachment for which this end had no memory; `attachment` is null then
 };
 
 class Transport {
  public:
   virtual ~Transport() = default;
 
-  // Memory of `size` bytes to be sent by this end, aligned to 64 bytes, contents undefined. Null if there is none (out
-  // of memory). Thread safe. Attachments that were let go are used again, so that their pages are warm. Large ones cost
-  // microseconds; pages that are not touched take no memory, but each holds a descriptor until it is first sent: make
-  // few of those that may never be.
+  // Allocates `size` bytes for this end to send, aligned to 64 bytes, with undefined contents. Returns null if out of
+  // memory. Thread safe. Released attachments are reused, so that their pages are already mapped. Large ones cost
+  // microseconds. Untouched pages take no memory, but each segment holds a descriptor until it is first sent, so avoid
+  // attachments that may never be sent.
   virtual AttachmentPtr allocate(size_t size) = 0;
 
-  // Makes an attachment of memory without a copy, if it lies where the other end can reach it (in an attachment of this
-  // connection that either one made; anywhere in process) or would be sent from anyway (a plain stream), else null. It
-  // must not change until `keep` is released: when the peer has given it back or has its bytes, on a thread of this end
-  // that is in send, receive or the destructor. Thread safe.
+  // Makes an attachment of existing memory without a copy. The other end must be able to reach the memory: it is in an
+  // attachment of this connection, made by either end. In process it may be anywhere. A byte stream accepts any memory
+  // because it sends the bytes from there. Otherwise returns null. The memory must not change until `keep` is released,
+  // which happens when the peer gives it back or has received the bytes. A thread of this end that is in send, receive
+  // or the destructor releases it. Thread safe.
   virtual AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> keep) = 0;
 
-  // Sends one frame: control as given (not copied if it can go out at once). Blocks while the peer does not take it,
-  // but receives meanwhile, into a queue of kMaxQueued bytes and a frame, so two ends that each send less than that at
-  // the same time cannot lock up. kLost if the peer is gone. Thread safe; frames of one thread stay in order.
+  // Sends one frame; `control` is not copied if it can go out at once. Blocks while the peer accepts nothing. Meanwhile
+  // it receives into a queue of kMaxQueued bytes and one frame, so two ends that both send less than that cannot
+  // deadlock. Returns kLost if the peer is gone. Thread safe; frames of one thread stay in order.
   virtual Status send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) = 0;
 
-  // The next frame. kTimeout after `timeout` (zero: only what is there already), kLost when the peer is gone and
-  // everything it sent was received, kInvalid for bytes that are no frame of ours (the connection is then useless). One
-  // thread at a time.
+  // Receives the next frame. Returns kTimeout after `timeout`; zero takes only what is already there. Returns kLost
+  // when the peer is gone and all its frames were received. Returns kInvalid for bytes that are not a frame; the
+  // connection is then unusable. One thread at a time.
   virtual Status receive(Frame* frame, std::chrono::nanoseconds timeout) = 0;
 
-  // From now on receive looks again and again for so long before it sleeps, and yields the core in between: what comes
-  // meanwhile costs the sender no wake-up and is met sooner. A hint; zero: sleep at once, as at first. Thread safe.
+  // From now on receive spins for this long before it sleeps, and yields the core meanwhile. A frame that comes during
+  // that time needs no wake-up and is received sooner. This is a hint; with zero, the default, it sleeps at once.
+  // Thread safe.
   virtual void busy_wait(std::chrono::nanoseconds time) {}
 
-  // From now on a thread that looks, and finds that somebody else needs its core, goes on on another one: a scheduler
-  // that would rather wake no core puts both ends on one, where they take turns. For an end whose threads are its own.
+  // From now on a spinning thread moves to another core when another thread needs its core. To avoid waking cores, a
+  // scheduler may put both ends on one core, where they alternate. For an end that owns its threads.
   virtual void leave_busy_cores() {}
 
-  // Wakes a thread that waits in receive (it returns kTimeout). If none does, the next one that would wait does not.
+  // Wakes a thread that waits in receive, which then returns kTimeout. If none waits, the next receive that would wait
+  // returns at once.
   virtual void wake() = 0;
 
-  // In a forked child: closes the child's copies of the descriptors, so that the peer still sees the parent's end
-  // close. Takes no lock. Nothing but leaking the object may follow.
+  // For a forked child: closes the child's copies of the descriptors, so that the peer still notices when the parent's
+  // end closes. Takes no lock. Afterwards the object may only be leaked.
   virtual void abandon() = 0;
 
-  // Whether the peer sees the memory of attachments, this end's and those that it sent: then it could still write to
-  // what came from it.
+  // Whether the peer maps the memory of attachments, both this end's and its own. If so, it can still write to
+  // attachments that it sent.
   virtual bool shares_memory() const { return true; }
 
-  // The process at the other end, if it is another one on this machine, else 0.
+  // The other end's process id if it is another process on this machine, else 0.
   virtual int peer_process() const { return 0; }
-  // Whether the process at the other end, which says this number, is another one on this machine. May take a
+  // Whether the other end, which claims to be process `process`, is another process on this machine. May take a
   // millisecond.
   virtual bool is_peer(int process) const { return process != 0 && process == peer_process(); }
 
   virtual std::string description() const = 0;  // "unix (shared memory), pid 123"
 };
 
-// Two ends in one process.
+// Returns two connected ends in this process.
 std::pair<std::unique_ptr<Transport>, std::unique_ptr<Transport>> make_inproc_transport();
 
-// One end of a connected Unix stream socket; owns the descriptor. Attachments of 32 KiB and more live in memfd segments
-// whose descriptors travel once, over the socket; smaller ones go through it.
+// Makes one end of a connected Unix stream socket; owns the descriptor. Attachments from 32 KiB on are memfd segments,
+// whose descriptors are sent once over the socket. Smaller ones go through the socket.
 std::unique_ptr<Transport> make_unix_transport(int socket);
 
 }  // namespace torch_remote::remote

@@ -1,5 +1,5 @@
-// What only the Unix transport has to do: bytes from a socket, descriptors and shared memory that a hostile or broken
-// peer sends.
+// Tests what only the Unix transport handles: bytes from a socket, and descriptors and shared memory from a hostile or
+// broken peer.
 #include "remote/transport/unix_transport.h"
 
 #include <fcntl.h>
@@ -24,7 +24,7 @@ using namespace std::chrono_literals;
 using Bytes = std::vector<uint8_t>;
 
 constexpr auto kLong = 60s;
-Transport* volatile abandoned;  // where the leak checker finds it
+Transport* volatile abandoned;  // keeps the object reachable for the leak checker
 
 template <class T>
 void append(Bytes& out, const T& value) {
@@ -48,7 +48,7 @@ Bytes frame_of(const Bytes& control, wire::Type type = wire::Type::kRun) {
   return bytes;
 }
 
-// The transport's own messages; kinds as in shared_memory.h.
+// Messages of the transport itself; the op codes are those of shared_memory.h.
 Bytes segment_message(uint32_t op, std::vector<uint64_t> words) {
   Bytes control;
   append(control, op);
@@ -60,7 +60,7 @@ Bytes announce(uint64_t number, uint64_t size) { return segment_message(1, {numb
 Bytes give_back(uint64_t token) { return segment_message(2, {token}); }
 Bytes retire(uint64_t number) { return segment_message(3, {number}); }
 
-// A frame with an attachment in a segment (or inline with flags 1).
+// A frame with an attachment in a segment, or inline with flags 1.
 Bytes attached(uint32_t segment, uint64_t offset, uint64_t size, uint32_t flags = 0) {
   Bytes bytes;
   append(bytes, header_of({}, wire::Type::kUpload, wire::kAttachment));
@@ -107,7 +107,7 @@ class UnixTransportTest : public testing::Test {
   void write(const Bytes& bytes) {
     ASSERT_EQ(::send(raw, bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
   }
-  // The bytes, with descriptors, which are closed here.
+  // Sends the bytes along with descriptors, which it then closes.
   void write_with(const Bytes& bytes, std::vector<int> descriptors) {
     iovec piece = {const_cast<uint8_t*>(bytes.data()), bytes.size()};
     std::vector<char> ancillary(CMSG_SPACE(descriptors.size() * sizeof(int)));
@@ -129,10 +129,10 @@ class UnixTransportTest : public testing::Test {
     const Status status = receive();
     EXPECT_EQ(status.code(), ErrorCode::kInvalid);
     EXPECT_NE(status.message().find(why), std::string::npos) << status.message();
-    // It stays so, and the other end learns of it.
+    // The error is permanent, and the other end is informed.
     EXPECT_EQ(receive().code(), ErrorCode::kInvalid);
     EXPECT_EQ(transport->send({}, {}, nullptr).code(), ErrorCode::kLost);
-    char bytes[4096];  // what it sent before
+    char bytes[4096];  // sent by the transport before the error
     while (recv(raw, bytes, sizeof(bytes), MSG_DONTWAIT) > 0) {
     }
     EXPECT_TRUE(recv(raw, bytes, 1, MSG_DONTWAIT) == 0 || (errno != EAGAIN && errno != EWOULDBLOCK));
@@ -232,7 +232,7 @@ TEST_F(UnixTransportTest, AnHonestSegmentWorksAndMayHoldManyAttachments) {
   AttachmentPtr first = frame.attachment;
   ASSERT_TRUE(receive().ok());
   EXPECT_EQ(frame.attachment->bytes().data(), first->bytes().data() + 100);
-  // A segment that its maker retired stays mapped as long as something in it is held.
+  // A segment that its owner retired stays mapped while an attachment in it is held.
   write(retire(3));
   write(frame_of({1}));
   frame = Frame();
@@ -270,14 +270,14 @@ TEST_F(UnixTransportTest, BadAttachmentsAreRefused) {
   }
   write(attached(2, 0, 1));
   expect_refused("segment 2, which does not exist");
-  write(attached(1, 0, 1, 2));  // in a segment of ours, of which there are none
+  write(attached(1, 0, 1, 2));  // flags 2: in one of our segments, of which there are none
   expect_refused("segment 1, which does not exist");
   write(attached(0, 0, uint64_t{1} << 50, 1));
   expect_refused("came through the socket");
 }
 
 TEST_F(UnixTransportTest, OfThisEndsMemoryOnlyWhatIsLentCanBeNamed) {
-  constexpr uint32_t kOurs = 2;  // the flag of an attachment that lies in a segment of the receiver's
+  constexpr uint32_t kOurs = 2;  // flag of an attachment in a segment of the receiver
   constexpr size_t kSize = 256 << 10;
   AttachmentPtr whole;
   const auto lend_half = [&] {
@@ -298,7 +298,7 @@ TEST_F(UnixTransportTest, OfThisEndsMemoryOnlyWhatIsLentCanBeNamed) {
     expect_refused("was not lent");
     lend_half();
   }
-  // Given back, it is nobody else's any more; what was named before stays what it was.
+  // Once it was given back, the peer may not name it any more. Attachments named before stay valid.
   write(attached(1, kSize / 4, 100, kOurs));
   ASSERT_TRUE(receive().ok());
   const std::weak_ptr<Attachment> held = whole;
@@ -314,7 +314,7 @@ TEST_F(UnixTransportTest, OfThisEndsMemoryOnlyWhatIsLentCanBeNamed) {
   expect_refused("was not lent");
 }
 
-// What the receiver of `descriptor` could try.
+// Tries every way in which the receiver of `descriptor` could write to the memory.
 bool can_write(int descriptor, size_t size) {
   const std::string path = "/proc/self/fd/" + std::to_string(descriptor);
   const int again = open(path.c_str(), O_RDWR | O_CLOEXEC);
@@ -360,7 +360,7 @@ TEST_F(UnixTransportTest, WhatIsLentReadOnlyCannotBeWrittenByTheReceiver) {
   int descriptor = -1;
   std::memcpy(&descriptor, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(int));
   EXPECT_FALSE(can_write(descriptor, kSize));
-  // Its maker still can, and the other end sees it.
+  // The segment's owner can still write, and the other end sees it.
   auto* seen = static_cast<uint8_t*>(mmap(nullptr, kSize, PROT_READ, MAP_SHARED, descriptor, 0));
   ASSERT_NE(seen, MAP_FAILED);
   lent->bytes()[100] = std::byte{9};
@@ -385,7 +385,7 @@ TEST_F(UnixTransportTest, BadMessagesOfTheTransportAreRefused) {
   expect_refused("unknown kind 77");
   write(frame_of({1, 2, 3}, wire::Type::kTransport));
   expect_refused("truncated");
-  write(frame_of({2, 0, 0, 0, 255, 255, 255, 255}, wire::Type::kTransport));  // many tokens, none there
+  write(frame_of({2, 0, 0, 0, 255, 255, 255, 255}, wire::Type::kTransport));  // claims many tokens but has none
   expect_refused("wrong length");
   Bytes bytes;
   append(bytes, header_of({}, wire::Type::kTransport, wire::kAttachment));
@@ -404,9 +404,9 @@ TEST_F(UnixTransportTest, DescriptorsThatNobodyAnnouncedDoNotPileUp) {
   EXPECT_EQ(status.code(), ErrorCode::kInvalid);
 }
 
-// It sends all the time and takes nothing of what this end sends, which therefore waits and reads meanwhile.
+// The peer keeps sending and reads nothing, so this end waits in send and receives meanwhile.
 TEST_F(UnixTransportTest, APeerThatDoesNotReadFillsNoQueueWithoutEnd) {
-  const Bytes large(16 << 20, 1);  // more than the socket takes
+  const Bytes large(16 << 20, 1);  // more than the socket buffers
   std::thread sender([&] { EXPECT_TRUE(transport->send({}, large, nullptr).ok()); });
   const Bytes sent = frame_of(Bytes(1 << 20, 2));
   size_t frames = 0, place = 0;
@@ -416,8 +416,8 @@ TEST_F(UnixTransportTest, APeerThatDoesNotReadFillsNoQueueWithoutEnd) {
     if (n > 0 && (place += static_cast<size_t>(n)) == sent.size()) ++frames, place = 0;
   }
   EXPECT_GE(frames * sent.size(), kMaxQueued);
-  EXPECT_LT(frames * sent.size(), kMaxQueued + (kMaxQueued >> 2));  // those that the socket holds, too
-  // Once it reads, all goes on.
+  EXPECT_LT(frames * sent.size(), kMaxQueued + (kMaxQueued >> 2));  // includes the frames that the socket buffers
+  // When the peer reads again, everything continues.
   for (size_t taken = 0; taken < sizeof(wire::Header) + large.size();) {
     Bytes bytes(1 << 20);
     const ssize_t n = recv(raw, bytes.data(), bytes.size(), 0);
@@ -450,7 +450,7 @@ TEST_F(UnixTransportTest, RandomDamageNeverDoesHarm) {
     do {
       status = receive();
       if (status.ok() && frame.attachment) {
-        for (std::byte& byte : frame.attachment->bytes()) byte = std::byte{1};  // all of it may be touched
+        for (std::byte& byte : frame.attachment->bytes()) byte = std::byte{1};  // all of it must be accessible
       }
     } while (status.ok());
     EXPECT_NE(status.code(), ErrorCode::kTimeout);
@@ -476,18 +476,18 @@ TEST_F(UnixTransportTest, ADescriptorIsHeldOnlyUntilItsSegmentWasSent) {
 }
 
 TEST_F(UnixTransportTest, MemoryThatIsNotUsedAgainIsGivenToTheSystem) {
-  // The pool keeps 512 MiB; pages of these are never touched.
+  // The pool caches at most 512 MiB. The pages of these attachments are never touched.
   for (int i = 0; i < 8; ++i) {
     std::vector<AttachmentPtr> several;
     for (int j = 0; j < 4; ++j)
       several.push_back(transport->allocate((size_t{100} + static_cast<size_t>(i) * 60) << 20));
   }
-  EXPECT_LT(open_descriptors(), before + 15);  // segments that were never sent hold one each
+  EXPECT_LT(open_descriptors(), before + 15);  // each segment that was never sent holds one
 }
 
 TEST_F(UnixTransportTest, AnAbandonedEndIsClosed) {
   transport->abandon();
-  abandoned = transport.release();  // in a forked child nothing is destroyed
+  abandoned = transport.release();  // as in a forked child, where nothing is destroyed
   char byte;
   EXPECT_EQ(recv(raw, &byte, 1, 0), 0);
 }
@@ -498,7 +498,7 @@ std::chrono::nanoseconds processor_time() {
   return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
-// However soon the other end came before: what does not come costs no more than a look.
+// Even if the other end used to answer soon, a wait without a message costs no more than a short spin.
 TEST_F(UnixTransportTest, AnEndThatHasNothingToDoSleeps) {
   for (const auto gap : {20us, 1000us}) {
     std::thread other([&] {
@@ -515,7 +515,7 @@ TEST_F(UnixTransportTest, AnEndThatHasNothingToDoSleeps) {
   }
 }
 
-// What comes at its time is there at its time, and each frame once.
+// Frames that come in a rhythm are received in order and exactly once.
 TEST_F(UnixTransportTest, FramesInARhythmComeInOrder) {
   std::thread other([&] {
     for (uint8_t i = 0; i < 120; ++i) {

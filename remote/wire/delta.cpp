@@ -4,26 +4,26 @@
 #include <array>
 #include <cstring>
 
-// One parameter's new value:
+// The new value of one parameter is encoded as
 //
-//   value := varint(zigzag(now - last) << 1)      if that takes 8 bytes at most
-//          | varint(3 + 2 * age)                  a word that this message has given to another parameter: one of the
-//                                                 last 8 that took 3 bytes or more, 0 is the newest (step sizes and
-//                                                 learning rates come once for each tensor)
-//          | 1 bits                               otherwise; bits: the new word, 8 bytes, little endian
+//   value := varint(zigzag(now - last) << 1)   if that takes at most 8 bytes
+//          | varint(3 + 2 * age)               if this message already gave this word to another parameter and it is
+//                                              among the last 8 such words that took 3 bytes or more; age 0 is the
+//                                              newest. Step sizes and learning rates repeat per tensor.
+//          | 1 bits                            otherwise; bits: the new word, 8 bytes, little endian
 //
-// One binding's:
+// The id of one binding is encoded as
 //
-//   id := 0                                       the other rule from now on, and it gives this id
-//       | varint(1 + zigzag(id - previous))       previous: the last id that was written this way, `base` at first
+//   id := 0                                    this binding switches to the other rule, which yields the id
+//       | varint(1 + zigzag(id - previous))    previous: the last id encoded this way; initially `base`
 //
-// Both ends start from zeros and the rule "the same as last time".
+// At first both ends have zeros and the rule "same id as in the last run".
 namespace torch_remote::remote {
 namespace {
 
-constexpr uint64_t kMaxDifference = uint64_t{1} << 55;  // with its tag bit, 8 bytes of LEB128
+constexpr uint64_t kMaxDifference = uint64_t{1} << 55;  // encodes to 8 bytes of LEB128 with the tag bit
 
-constexpr uint64_t kSmallDifference = uint64_t{1} << 13;  // with its tag bit, 2 bytes
+constexpr uint64_t kSmallDifference = uint64_t{1} << 13;  // encodes to 2 bytes of LEB128 with the tag bit
 
 uint64_t zigzag(uint64_t difference) { return difference << 1 ^ (0 - (difference >> 63)); }
 uint64_t unzigzag(uint64_t v) { return v >> 1 ^ (0 - (v & 1)); }
@@ -62,13 +62,13 @@ class Reader {
   const uint8_t* end_;
 };
 
-// The last words that were not small differences.
+// The last words that this message encoded in 3 bytes or more.
 class Recent {
  public:
   static constexpr size_t kCount = 8;
 
   void add(uint64_t word) { words_[next_++ % kCount] = word; }
-  // kCount: it is not there.
+  // Returns kCount if the word is not stored.
   size_t age(uint64_t word) const {
     for (size_t age = 0; age < std::min(next_, kCount); ++age) {
       if (words_[(next_ - 1 - age) % kCount] == word) return age;
@@ -86,8 +86,8 @@ class Recent {
   size_t next_ = 0;
 };
 
-// Index of the first difference at or after `i`, or n. Most of a step's parameters are as they were: whole blocks are
-// compared by memcmp.
+// Index of the first difference at or after `i`, or n. Most parameters do not change between steps, so memcmp compares
+// whole blocks first.
 size_t skip_equal(const int64_t* a, const int64_t* b, size_t i, size_t n) {
   constexpr size_t kBlock = 64;
   while (i + kBlock <= n && std::memcmp(a + i, b + i, kBlock * sizeof(int64_t)) == 0) i += kBlock;
@@ -192,7 +192,7 @@ void encode_bindings(std::span<const uint64_t> now, uint64_t base, Bindings& las
         last.relative[i] = !last.relative[i];
         out.push_back(0);
       } else {
-        // 1 + zigzag wraps to 0 for a difference of -2^63 only; ids are counted from 1 and never get there.
+        // 1 + zigzag wraps to 0 only for a difference of -2^63. Ids count from 1, so no difference gets that large.
         put_varint(1 + zigzag(now[i] - previous), out);
         previous = now[i];
       }
@@ -246,7 +246,7 @@ Status decode_frees(std::span<const uint8_t> bytes, std::vector<uint64_t>* ids) 
   uint64_t id = 0;
   while (!reader.at_end()) {
     uint64_t difference;
-    // A difference of 0 would be a double free, or the id 0, which is no buffer's.
+    // A difference of 0 would be a double free or the id 0, which no buffer has.
     if (!reader.varint(&difference) || difference == 0 || id + difference < id)
       return damaged("list of buffers to free");
     ids->push_back(id += difference);

@@ -16,7 +16,7 @@ int64_t bits(double v) {
   return word;
 }
 
-// Sends `now` from one end to the other; returns how many bytes it took.
+// Sends `now` from one end to the other and returns the number of bytes sent.
 struct ParamsLink {
   std::vector<int64_t> sender, receiver;
   bool changed = false;
@@ -54,7 +54,7 @@ TEST(Params, AFewChangesCostAFewBytes) {
 }
 
 TEST(Params, AWordForManyParametersTravelsOnce) {
-  // Steps as an optimizer takes them: one new number for each of 200 tensors, another for every second of them.
+  // This resembles an optimizer step: one new word for each of 200 tensors, and another one for every second of them.
   std::vector<int64_t> now(400), mine, theirs(400);
   for (int step = 1; step < 20; ++step) {
     for (size_t i = 0; i < now.size(); i += 2) {
@@ -68,7 +68,7 @@ TEST(Params, AWordForManyParametersTravelsOnce) {
     ASSERT_TRUE(decode_params(bytes, theirs, &changed).ok());
     EXPECT_EQ(theirs, now);
   }
-  // The 9th last word is forgotten.
+  // Only the last 8 words are stored, so the ninth is sent again.
   std::vector<uint8_t> bytes;
   for (size_t i = 0; i < now.size(); ++i) now[i] = std::bit_cast<int64_t>(1.0 + static_cast<double>(i % 9));
   encode_params(now, mine, bytes);
@@ -76,7 +76,7 @@ TEST(Params, AWordForManyParametersTravelsOnce) {
   ASSERT_TRUE(decode_params(bytes, theirs, &changed).ok());
   EXPECT_EQ(theirs, now);
   EXPECT_GT(bytes.size(), 400u * 7);
-  // A reference to a word that was not sent.
+  // A message that refers to a word that it did not send is refused.
   EXPECT_FALSE(decode_params(std::vector<uint8_t>{0, 1, 3}, theirs, &changed).ok());
 }
 
@@ -132,7 +132,7 @@ TEST(Params, DamagedBytesAreRefusedAndNothingIsWrittenPastTheEnd) {
     std::vector<uint8_t> garbage(random() % 24);
     for (auto& b : garbage) b = static_cast<uint8_t>(random() % 8 ? random() % 8 : random());
     std::vector<int64_t> last(5);
-    (void)decode_params(garbage, last, &changed);  // the sanitizers watch
+    (void)decode_params(garbage, last, &changed);  // must not trip the sanitizers
   }
 }
 

@@ -88,7 +88,7 @@ std::vector<std::string_view> words(std::string_view text) {
   }
 }
 
-// Levenshtein's distance.
+// Levenshtein distance.
 size_t distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});

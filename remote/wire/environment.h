@@ -6,32 +6,33 @@
 
 #include "ir/status.h"
 
-// The environment variables TORCH_REMOTE_*. This is the one list of them: what is not in it is refused, and the table
-// of docs/workers.md is compared with it. Those that begin with TORCH_REMOTE_TEST_ are this project's tests' own.
+// The environment variables TORCH_REMOTE_*. This is the only list of them: check_environment() refuses any other name,
+// and a test compares the table in docs/workers.md with it. Names that begin with TORCH_REMOTE_TEST_ are reserved for
+// the project's tests.
 namespace torch_remote::remote {
 
 struct EnvironmentVariable {
   std::string_view name;
-  // What it may be: words with '|' between them (the first is the default, unless it is empty), "number" (of 1 or
-  // more), or "" (any text; who reads it checks it). The empty text counts as not set.
+  // The allowed values: words with '|' between them (the first is the default, unless it is empty), "number" (1 or
+  // more), or "" (any text; the code that reads it validates it). An empty value counts as not set.
   std::string_view allowed;
   std::string_view meaning;  // one line of Markdown
 };
 
 std::span<const EnvironmentVariable> environment_variables();
 
-// Not ok if a variable TORCH_REMOTE_* of this process is unknown or has a value that is not allowed: the message names
-// what is, or the known name that is nearest. Looked at where a device is used first and where a worker listens: what
-// is set wrongly is never ignored, and never keeps a program from importing the package.
+// Fails if a TORCH_REMOTE_* variable of this process is unknown or has a value that is not allowed. The message names
+// the allowed values or the most similar known name. Called at the first use of a device and when a worker starts to
+// listen. So a wrong setting is never ignored, but never prevents the import of the package.
 Status check_environment();
 
-// Whether a switch is on: set, and neither empty nor 0.
+// Whether a switch is on, that is, set to a value other than "" and "0".
 bool is_set(const char* name);
 
-// A variable's text; empty if it is not set, which is the same.
+// The value of a variable; "" if it is not set.
 const char* setting(const char* name);
 
-// The folder of the Python package: $TORCH_REMOTE_PACKAGE, or the one that this program is in (bin/..).
+// The folder of the Python package: $TORCH_REMOTE_PACKAGE, or the package whose bin/ holds this executable.
 std::filesystem::path package_folder();
 
 }  // namespace torch_remote::remote

@@ -8,7 +8,7 @@
 namespace torch_remote::remote {
 namespace {
 
-// Sets a variable for the life of this.
+// Sets an environment variable for the lifetime of this object.
 class Setting {
  public:
   Setting(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
@@ -31,7 +31,7 @@ TEST(Environment, WhatIsAllowedPasses) {
   EXPECT_EQ(message_with("TORCH_REMOTE_WORKER_THREADS", "16"), "");
   EXPECT_EQ(message_with("TORCH_REMOTE_DUMP", "/any/folder"), "");
   EXPECT_EQ(message_with("TORCH_REMOTE_TEST_OF_OUR_OWN", "x"), "");
-  EXPECT_EQ(message_with("TORCH_REMOTELY", "x"), "");  // not ours
+  EXPECT_EQ(message_with("TORCH_REMOTELY", "x"), "");  // has another prefix
 }
 
 TEST(Environment, TheEmptyTextCountsAsNotSet) {

@@ -6,11 +6,11 @@
 #include "ir/status.h"
 #include "remote/wire/wire_generated.h"
 
-// Reading control messages that came from the other end.
+// Helpers to read control messages from the other end.
 namespace torch_remote::wire {
 
-// The message of type T in a frame's control bytes, or null if they are none: truncated, or with offsets that lead out
-// of it. It points into `control`.
+// Returns the message of type T in a frame's control bytes, which the result points into. Returns null if they do not
+// verify, that is, if they are truncated or an offset leads outside of them.
 template <class T>
 const T* verify(std::span<const uint8_t> control) {
   flatbuffers::Verifier verifier(control.data(), control.size());
@@ -21,7 +21,7 @@ inline std::span<const uint8_t> bytes(const flatbuffers::Vector<uint8_t>* vector
   return vector ? std::span<const uint8_t>(vector->data(), vector->size()) : std::span<const uint8_t>();
 }
 
-// Never ok: an error whose code says nothing is kInternal.
+// Never returns ok: an error without a known code becomes kInternal.
 inline Status to_status(const Error& error) {
   const auto code = error.code() > 0 && error.code() <= static_cast<uint8_t>(ErrorCode::kInternal)
                         ? static_cast<ErrorCode>(error.code())

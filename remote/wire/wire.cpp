@@ -6,9 +6,9 @@
 namespace torch_remote::wire {
 namespace {
 
-constexpr uint32_t kPolynomial = 0x82F63B78;  // Castagnoli's, bits reversed
+constexpr uint32_t kPolynomial = 0x82F63B78;  // the Castagnoli polynomial, bit-reversed
 
-// tables[k][b]: the checksum of byte b followed by k zero bytes, so that eight bytes are looked up at once ("slicing by
+// tables[k][b] is the checksum of byte b followed by k zero bytes. With it we process eight bytes per step ("slicing by
 // 8", Kounavis and Berry 2008).
 using Tables = std::array<std::array<uint32_t, 256>, 8>;
 

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-// The framing: the same over every transport.
+// Framing, which all transports share.
 namespace torch_remote::wire {
 
 inline constexpr uint32_t kMagic = 0x4D525254;  // "TRRM"
@@ -22,12 +22,12 @@ enum class Type : uint8_t {
   kSynchronize,
   kSynchronizeReply,
   kProgress,
-  kGoodbye,  // the client is done; no control message
+  kGoodbye,  // the client ends the session; without a control message
   kHasOp,
   kHasOpReply,
   kProfile,
   kProfileReply,
-  kProfilePart,  // from the worker, without being asked: a ProfileReply's part so far
+  kProfilePart,  // unsolicited, from the worker: the part of a profile that was recorded since the last one
   kMemory,
   kMemoryReply,
   kCancel,
@@ -40,23 +40,24 @@ enum class Type : uint8_t {
   kCallReply,
   kEndCall,
   kUnload,
-  kReceived = 190,   // of a session that can be resumed: how many messages the other end has (header's sequence)
-  kEnd,              // likewise: it is over
-  kTransport = 200,  // from here on: the transport's own (segments announced, attachments given back)
+  kReceived = 190,   // resumable sessions: the sender has received all messages up to the header's sequence
+  kEnd,              // resumable sessions: the session is over
+  kTransport = 200,  // from here on: messages of the transport itself (segments are announced, attachments returned)
 };
 
-// For people: "run", "upload", ...; "message" for a number that is none.
+// The name of a message for users and logs: "run", "upload", ...; "message" for an unknown number.
 const char* name(Type type);
 
 enum Flags : uint16_t {
   kWantsReply = 1,
-  kAttachment = 2,  // tensor bytes come with this frame, in the way of the transport
-  kAtWork = 8,      // of a worker's: what it acknowledges is done but for ops that go on in the background
-  kLooks = 4,       // with kWantsReply, by the transport: the sender looks for the reply before it sleeps
+  kAttachment = 2,  // the frame has tensor bytes; how they travel depends on the transport
+  kAtWork = 8,      // from the worker: everything acknowledged is done, except for ops that still run in the background
+  kLooks = 4,       // set by the transport along with kWantsReply: the sender spins for the reply before it sleeps
 };
 
-// Little endian, 32 bytes, at the start of every frame. `sequence` counts the client's messages of a session from 1;
-// what the worker sends has that of the message it answers, or of the last one that is done. A Cancel has none: 0.
+// Every frame starts with this header: 32 bytes, little endian. `sequence` counts the client's messages of a session
+// from 1. A message of the worker has the sequence of the message that it answers, or of the last one that is done. A
+// Cancel has sequence 0.
 struct Header {
   uint32_t magic = kMagic;
   uint8_t version = kVersion;
@@ -69,24 +70,25 @@ struct Header {
 };
 static_assert(sizeof(Header) == 32);
 
-// What a worker recorded: a profile's attachment is an array of these. Times are its CLOCK_MONOTONIC, in ns.
+// An event that a worker recorded. The attachment of a profile is an array of these. Times are the worker's
+// CLOCK_MONOTONIC in ns.
 struct ProfileEvent {
   static constexpr uint32_t kMessage = 0xFFFFFFFF;
 
   uint64_t begin = 0;
   uint64_t end = 0;
-  uint64_t sequence = 0;        // of the message; of an op: of the Run message that it belongs to
-  uint32_t program = kMessage;  // an op: index in the programs of all parts. kMessage: a whole message
-  uint32_t node = 0;            // an op: of that program. A message: its Type
+  uint64_t sequence = 0;        // of the message; for an op, of its Run message
+  uint32_t program = kMessage;  // for an op: index among the programs of all parts; kMessage: a whole message
+  uint32_t node = 0;            // for an op: its node in that program; for a message: its Type
 };
 static_assert(sizeof(ProfileEvent) == 32);
 
 inline constexpr uint32_t kMaxControl = 256u << 20;
 
-// CRC-32C (Castagnoli, RFC 3720 appendix B.4), with the processor's instruction where there is one. `before`: of the
-// bytes that come before these.
+// CRC-32C (Castagnoli, RFC 3720 appendix B.4), computed with the processor's instruction if it has one. `before` is the
+// checksum of the bytes that precede these.
 uint32_t crc32c(const void* data, size_t size, uint32_t before = 0);
-// The same without it.
+// The same checksum without that instruction.
 uint32_t crc32c_portable(const void* data, size_t size, uint32_t before = 0);
 
 }  // namespace torch_remote::wire

@@ -48,7 +48,7 @@ TEST(Message, DamagedBytesDoNotVerify) {
   ASSERT_NE(hello, nullptr);
   EXPECT_EQ(hello->table_version()->str(), "table");
   for (size_t size = 0; size < 12; ++size) EXPECT_EQ(verify<Hello>({bytes.data(), size}), nullptr) << size;
-  bytes[0] = 0xF0;  // root offset past the end
+  bytes[0] = 0xF0;  // the root offset leads past the end
   EXPECT_EQ(verify<Hello>(bytes), nullptr);
 }
 

@@ -16,14 +16,15 @@
 #include "remote/client/client.h"
 #include "remote/testing/fake_worker.h"
 
-// A client and a fake worker at the other end, over each transport.
+// A client with a fake worker at the other end, over each transport.
 namespace torch_remote::remote {
 
 using namespace std::chrono_literals;
 using Type = wire::Type;
 
 inline const KeepWaiting kPatient;
-inline std::vector<Client*>* const forked_clients = new std::vector<Client*>;  // where the leak checker finds them
+// keeps them reachable for the leak checker
+inline std::vector<Client*>* const forked_clients = new std::vector<Client*>;
 
 using Pair = std::pair<std::unique_ptr<Transport>, std::unique_ptr<Transport>>;
 
@@ -40,12 +41,12 @@ struct Kind {
 inline constexpr Kind kTransports[] = {{"inproc", make_inproc_transport}, {"unix", unix_pair}};
 inline std::string name_of(const testing::TestParamInfo<Kind>& info) { return info.param.name; }
 
-// Records like a recorder. Opcodes are the first ones of the table, whatever they are.
+// Appends records as a recorder does. The opcodes are the first ones of the op table; the ops themselves do not matter.
 class TraceWriter {
  public:
   explicit TraceWriter(ir::Trace& trace) : trace_(trace) {}
 
-  // One op that reads a buffer and makes one; `size` is the size of both.
+  // Records an op that reads one buffer and creates one; `size` is the number of elements of both.
   TraceWriter& op(uint32_t opcode, uint64_t input, int64_t size, bool survives, int64_t value = 0) {
     const int64_t sizes[] = {size}, strides[] = {1};
     trace_.begin_record(opcode, {0xC0DE, static_cast<int32_t>(trace_.records.size()), 0});
@@ -61,7 +62,7 @@ class TraceWriter {
   ir::Trace& trace_;
 };
 
-// One input, one parameter, one fresh buffer that survives.
+// A graph with one input, one parameter, and one fresh buffer that survives.
 inline std::shared_ptr<const ir::Graph> small_graph() {
   auto graph = std::make_shared<ir::Graph>();
   graph->params = 1;
@@ -95,7 +96,7 @@ class ClientTest : public testing::TestWithParam<Kind> {
     *program = request.trace ? FakeWorker::make_program(*request.trace) : FakeWorker::make_program(*request.graph);
     return {};
   }
-  ir::Capabilities built_for;  // by the last build
+  ir::Capabilities built_for;  // capabilities that the last build got
   void hold_builds() {
     gate = std::promise<void>();
     build_gate = gate.get_future().share();
@@ -152,7 +153,7 @@ class ClientTest : public testing::TestWithParam<Kind> {
   std::string transport;
   ir::Trace trace;
   OpError error;
-  std::unique_ptr<FakeWorker> worker;  // outlives the client
+  std::unique_ptr<FakeWorker> worker;  // must outlive the client
   std::unique_ptr<Client> client;
 };
 

@@ -6,9 +6,9 @@
 namespace torch_remote::remote::testing {
 
 struct CertificateOptions {
-  std::string name = "localhost";   // subjectAltName: a name of a machine, or the number of an address
+  std::string name = "localhost";   // subjectAltName: a host name or an IP address
   long from = -3600, until = 3600;  // seconds from now
-  std::string authority = "";       // files AUTHORITY.pem and AUTHORITY.key; empty: it signs itself
+  std::string authority = "";       // files AUTHORITY.pem and AUTHORITY.key; empty: self-signed
   bool is_authority = false;
 };
 

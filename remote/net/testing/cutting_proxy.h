@@ -16,10 +16,10 @@
 
 namespace torch_remote::remote::testing {
 
-// Connects clients on, and cuts connections in the middle of whatever passes: after a random number of bytes.
+// A TCP proxy that cuts connections after a random number of bytes.
 class CuttingProxy {
  public:
-  // `between`: the most bytes until a cut; 0: none. `cuts`: how many there will be.
+  // `between` is the largest number of bytes until a cut; 0: no cuts. `cuts` is the total number of cuts.
   CuttingProxy(uint16_t to, uint32_t seed, size_t between, size_t cuts)
       : to_(to), random_(seed), between_(between), cuts_(cuts) {
     bool loopback;
@@ -35,9 +35,9 @@ class CuttingProxy {
   uint16_t port() const { return address_.port; }
   size_t cuts() const { return done_; }
   size_t connections() const { return connections_; }
-  // Cuts what there is now.
+  // Cuts the current connection.
   void cut() { cut_ = true; }
-  // Nothing passes any more, and nobody is told.
+  // While `stalls` is set, the proxy forwards nothing but keeps the connections open.
   void stall(bool stalls) { stalls_ = stalls; }
 
  private:
@@ -62,7 +62,7 @@ class CuttingProxy {
     return poll(&polled, 1, 10) > 0;
   }
 
-  // Until one end is gone or the cut comes.
+  // Forwards until one end closes or the cut comes.
   void forward(int a, int b) {
     const bool cuts = between_ > 0 && done_ < cuts_;
     size_t left = cuts ? std::uniform_int_distribution<size_t>(1, between_)(random_) : SIZE_MAX;
@@ -79,7 +79,7 @@ class CuttingProxy {
         left -= static_cast<size_t>(n);
         if (left == 0) {
           ++done_;
-          // Every other one without a good-bye: a reset.
+          // Every second cut is a reset instead of a regular close.
           if (done_ % 2) {
             const linger now{1, 0};
             for (const int socket : {a, b}) setsockopt(socket, SOL_SOCKET, SO_LINGER, &now, sizeof(now));

@@ -1,6 +1,6 @@
-// make_certificates FOLDER: an authority (ca.pem) and a certificate for 127.0.0.1 from it (worker.pem); certificates
-// that are no good there: of no authority (stranger.pem), that has expired (old.pem), for another host (named.pem). All
-// with their keys.
+// make_certificates FOLDER writes certificates and their keys: an authority (ca.pem) and a certificate for 127.0.0.1
+// that it signed (worker.pem). Clients must refuse the others: self-signed (stranger.pem), expired (old.pem), for
+// another host (named.pem).
 #include <string>
 
 #include "remote/net/testing/certificates.h"

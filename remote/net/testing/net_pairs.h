@@ -15,7 +15,7 @@
 #include "remote/net/testing/certificates.h"
 #include "remote/net/tls.h"
 
-// Two connected ends in one process.
+// Pairs of connected ends in one process.
 namespace torch_remote::remote::testing {
 
 inline constexpr std::chrono::seconds kPatience{30};
@@ -35,7 +35,7 @@ inline std::pair<int, int> tcp_sockets() {
   return {a, b};
 }
 
-// A folder with an authority ("ca"), and a worker's certificate for 127.0.0.1 ("worker") from it.
+// A folder with an authority ("ca") and a certificate for 127.0.0.1 that it signed ("worker").
 class Certificates {
  public:
   Certificates() {
@@ -64,7 +64,7 @@ struct TlsEnd {
   }
 };
 
-// Both ends shake hands at the same time.
+// Runs the TLS handshake of both ends at the same time.
 inline std::pair<TlsEnd, TlsEnd> shake_hands(const TlsContext& client, const TlsPeer& worker, const TlsContext& server,
                                              const TlsPeer& peer) {
   auto [a, b] = tcp_sockets();
@@ -83,7 +83,7 @@ inline std::pair<TlsEnd, TlsEnd> tls_streams(const TlsFiles& client, const TlsFi
   return shake_hands(*ca, {.host = host}, *cb, {});
 }
 
-// Ends that know these keys.
+// Ends that authenticate by these pre-shared keys.
 inline std::pair<TlsEnd, TlsEnd> key_streams(const Digest& client, const Digest& worker) {
   std::shared_ptr<const TlsContext> ca, cb;
   EXPECT_TRUE(TlsContext::for_keys(TlsContext::Side::kClient, &ca).ok());

@@ -16,7 +16,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kLong = 60s;  // longer than any machine needs; a test that waits that long has failed
+constexpr auto kLong = 60s;  // longer than any machine needs; a test that waits this long has failed
 
 class TransportTest : public testing::TestWithParam<TransportKind> {
  protected:
@@ -50,7 +50,7 @@ class TransportTest : public testing::TestWithParam<TransportKind> {
            (size == 0 || std::memcmp(attachment.bytes().data(), bytes.data(), size) == 0);
   }
 
-  // Sends, and receives what comes at the other end meanwhile: much may not fit in between.
+  // Sends a frame and receives it at the other end at the same time, because the transport may not buffer all of it.
   static Frame deliver(Transport& from, Transport& to, wire::Header h, std::vector<uint8_t> control,
                        AttachmentPtr attachment) {
     std::thread sender([&from, h, control = std::move(control), attachment = std::move(attachment)]() mutable {
@@ -62,7 +62,7 @@ class TransportTest : public testing::TestWithParam<TransportKind> {
     return frame;
   }
 
-  // Whether sending fails, now or (over a network) soon.
+  // Whether a send fails, now or (over a network) soon.
   static bool learns_of_loss(Transport& transport) {
     for (int i = 0; i < 1000; ++i) {
       const Status status = transport.send(header(1), {}, nullptr);
@@ -72,7 +72,7 @@ class TransportTest : public testing::TestWithParam<TransportKind> {
     return false;
   }
 
-  // Whether it is released soon, with both ends taking what comes.
+  // Whether the attachment is released soon while both ends receive.
   bool is_released(const std::weak_ptr<Attachment>& alive) {
     Frame frame;
     for (int i = 0; i < 1000 && !alive.expired(); ++i) {
@@ -82,7 +82,7 @@ class TransportTest : public testing::TestWithParam<TransportKind> {
     return alive.expired();
   }
 
-  // Gives a transport the chance to take what the peer gave back.
+  // Lets a transport take what the peer gave back.
   static void pump(Transport& transport) {
     Frame frame;
     EXPECT_EQ(transport.receive(&frame, 20ms).code(), ErrorCode::kTimeout);
@@ -178,10 +178,10 @@ TEST_P(TransportTest, MemoryStaysUntouchedWhileThePeerHoldsItAndIsUsedAgainAfter
     EXPECT_TRUE(holds(*held.attachment, kSize, 1));
     if (!a->shares_memory()) return;
     held = Frame();
-    pump(*b);  // tells it
+    pump(*b);  // gives the memory back to the other end
     pump(*a);
     EXPECT_EQ(a->allocate(kSize)->bytes().data(), first);
-    EXPECT_EQ(a->allocate(kSize - 1000)->bytes().data(), first);  // close in size: the same memory
+    EXPECT_EQ(a->allocate(kSize - 1000)->bytes().data(), first);  // a similar size gets the same memory
   }
 }
 
@@ -212,7 +212,7 @@ TEST_P(TransportTest, SharingSendsPartOfAnAttachmentWithoutACopyAndReleasesItOnc
   ASSERT_TRUE(std::ranges::equal(frame.attachment->bytes(), expected));
   if (a->shares_memory()) {
     ASSERT_FALSE(alive.expired());
-    // No copy: what is written now is seen there.
+    // There is no copy: the receiver sees what is written now.
     std::memset(part, 0xAB, kPart);
     EXPECT_EQ(frame.attachment->bytes()[kPart - 1], std::byte{0xAB});
   }
@@ -257,7 +257,7 @@ TEST_P(TransportTest, AttachmentsOutliveTheTransport) {
 TEST_P(TransportTest, WhatNobodyReceivedIsReleased) {
   AttachmentPtr whole = attachment(*a, 200'000, 1);
   std::weak_ptr<Attachment> alive = whole;
-  // It may wait for the other end, which goes.
+  // The send may block until the other end is closed.
   std::thread sender([&, shared = a->share(whole->bytes().data(), 200'000, whole)]() mutable {
     (void)a->send(header(1), {}, std::move(shared));
   });
@@ -277,8 +277,8 @@ TEST_P(TransportTest, ReceiveTimesOut) {
   EXPECT_GE(std::chrono::steady_clock::now() - begin, 30ms);
 }
 
-// Over a network what was sent may still be on its way: then it is asked for again. All of it is there soon, so who had
-// to be asked twice for each frame would not take what is there.
+// Over a network the frames may arrive later, so the test asks again. They all arrive soon. A transport that must be
+// asked twice for every frame does not take what is available.
 TEST_P(TransportTest, ZeroTimeoutTakesWhatIsThere) {
   constexpr uint64_t kFrames = 20;
   for (uint64_t i = 1; i <= kFrames; ++i) ASSERT_TRUE(a->send(header(i), pattern(50, 0), nullptr).ok());
@@ -306,7 +306,7 @@ TEST_P(TransportTest, WakeEndsAWait) {
     Frame frame;
     status = a->receive(&frame, kLong);
   });
-  std::this_thread::sleep_for(5ms);  // either order must work: before the wait too
+  std::this_thread::sleep_for(5ms);  // so that wake() usually comes during the wait; it must also work before it
   a->wake();
   receiver.join();
   EXPECT_EQ(status.code(), ErrorCode::kTimeout);
@@ -393,7 +393,7 @@ TEST_P(TransportTest, ManyThreadsMaySendWhileOthersReceive) {
       Frame frame;
       ASSERT_TRUE(transport.receive(&frame, kLong).ok());
       const uint64_t t = frame.header.sequence / kFrames, i = frame.header.sequence % kFrames;
-      EXPECT_EQ(i, next[t]++);  // each thread's frames stay in order
+      EXPECT_EQ(i, next[t]++);  // frames of one thread stay in order
       EXPECT_EQ(frame.control, pattern(i * 50, t));
       if (i % 2) {
         EXPECT_TRUE(holds(*frame.attachment, i % 5 == 0 ? 200'000 : i % 3 == 0 ? 50'000 : i, t + i));

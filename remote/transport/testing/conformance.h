@@ -6,7 +6,7 @@
 
 #include "remote/transport/transport.h"
 
-// What every transport must do. A test that defines `transport_kinds` and links this checks its transports.
+// The conformance suite of transports. A test that defines `transport_kinds` and links this checks its transports.
 namespace torch_remote::remote {
 
 using TransportPair = std::pair<std::unique_ptr<Transport>, std::unique_ptr<Transport>>;
