@@ -93,13 +93,13 @@ struct LoadedProgram {
   // Set by the runs.
   std::vector<int64_t> params;
   remote::Bindings bindings;
-  std::vector<int64_t> values;   // Of the symbols.
-  std::vector<uint64_t> nbytes;  // Of the buffers.
+  std::vector<int64_t> values;   // Values of the symbols.
+  std::vector<uint64_t> nbytes;  // Sizes of the buffers.
   ir::MathModes math = 0;
   bool evaluated = false;  // `values` are computed from `params`.
   bool chosen = false;     // `steps` are chosen for `values` and for what the runners take now.
   bool placed = false;     // `layout` belongs to `values` and `nbytes`, and all views lie inside their buffers.
-  Layout layout;           // Of the small temporaries.
+  Layout layout;           // Places the small temporaries.
   std::vector<Stage> stages;
   uint32_t piece = 8;  // Number of nodes after which a long run looks for a cancellation.
 };

@@ -61,7 +61,7 @@ class Profile {
     uint32_t program = 0;           // 0: forgotten
     std::vector<int64_t> sizes;     // Values of Known::symbols.
     uint64_t choice = 0;            // LoadedProgram::choice.
-    std::vector<uint32_t> runners;  // Of each node alone, then of each group; kNobody, kUnasked: none.
+    std::vector<uint32_t> runners;  // The runner of each node alone, then of each group; kNobody, kUnasked: none.
   };
   struct Known {
     std::vector<ir::Sym> symbols;  // Symbols that are sizes of the program's views, each once.

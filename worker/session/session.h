@@ -171,7 +171,7 @@ class Session {
   FailurePtr announce();
   // Marks the failure as known to the client.
   void tell(const FailurePtr& failure);
-  // Returns the failures that the client does not know yet, in order; the caller passes each to tell(). `more` counts
+  // Returns the failures that the client does not know yet, in order; the caller marks them as known. `more` counts
   // failures that are not in the list.
   std::vector<FailurePtr> take_failures(uint64_t* more);
 
@@ -285,7 +285,7 @@ class Session {
   std::unordered_map<uint64_t, MemoryPtr> checkpoint_;
   std::unordered_map<uint32_t, std::shared_ptr<LoadedProgram>> programs_;
   InFlight in_flight_;
-  std::function<void(bool much)> begins_;  // Of a runner that lends its threads; may be null.
+  std::function<void(bool much)> begins_;  // From a runner that lends its threads; may be null.
   uint32_t background_runner_ = kNobody;   // Index into `runners_`: the runner whose nodes execute in the background.
   const bool waits_;                       // Runs wait for plans that are being built.
   std::vector<Begun> begun_;

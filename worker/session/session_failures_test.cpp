@@ -1,4 +1,4 @@
-// What a failure leaves behind: what is poisoned, what is undone, and what the client is told.
+// The consequences of a failure: what is poisoned, what is undone, and what the client learns.
 #include "worker/session/testing/session_fixture.h"
 
 namespace torch_remote::worker {
