@@ -31,7 +31,7 @@ class FilesTest : public ::testing::Test {
 
   static void write(const fs::path& path, const std::string& text) { std::ofstream(path) << text; }
 
-  // "": it may be read.
+  // Returns "" if the file may be read.
   std::string why(const std::string& path) {
     OpenFile file;
     return files->open(path, &file).message();

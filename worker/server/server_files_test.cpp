@@ -1,4 +1,4 @@
-// Files that a session reads for its client, and what a client that means harm gets of it.
+// Files that a session reads for its client, and attempts of a hostile client.
 #include <unistd.h>
 
 #include <filesystem>
@@ -27,7 +27,7 @@ class ServerFilesTest : public ServerTest {
     fs::remove_all(folder);
   }
 
-  // What the worker says of a file; an error's text in `why`.
+  // Asks the worker for a file. `why` receives the error's text.
   bool find(const std::string& path) {
     FlatBufferBuilder builder;
     builder.Finish(wire::CreateFile(builder, builder.CreateString(path)));
@@ -140,7 +140,7 @@ TEST_F(ServerFilesTest, ReadsOfNoBufferOrNoPathEndTheSession) {
   }
 }
 
-// On a device whose memory nobody else reaches.
+// On a device whose memory only the device can access.
 TEST_F(ServerFilesTest, OnADeviceToo) {
   options.open_device = testing::open_delayed_device;
   start(options);

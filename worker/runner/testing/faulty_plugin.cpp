@@ -11,8 +11,8 @@
 
 // A plugin with a bug, for tests of the tools that find bugs. $TORCH_REMOTE_TEST_PLUGIN, a correct plugin, does the
 // work. $TORCH_REMOTE_TEST_FAULT names the bug:
-// operands  the operands of aten::sub.Tensor are exchanged
-// memory    the result of aten::tanh overwrites a result of aten::sigmoid that is still needed (temporaries only)
+//   operands  the operands of aten::sub.Tensor are exchanged
+//   memory    the result of aten::tanh overwrites a result of aten::sigmoid that is still needed (temporaries only)
 
 struct tr_program {
   tr_program* real = nullptr;
