@@ -18,7 +18,6 @@
 // of all tensors and combines them in the order of the ranks; an all-gather of the parts follows (Thakur, Rabenseifner
 // and Gropp, Optimization of Collective Communication Operations in MPICH, 2005). So a rank sends 2 (size - 1) / size
 // of a tensor, as in a ring, in two steps. All ranks get the same bits, which depend only on the tensors.
-// as in a ring, in two steps; all ranks get the same bits, which depend on nothing but the tensors.
 namespace torch_remote::worker {
 
 class Collectives {

@@ -36,7 +36,7 @@ struct Label {
   enum Kind : uint8_t { kCollective = 1, kPoint = 2, kFailure = 3 };
 
   uint8_t kind = kCollective;
-  uint8_t op = 0;  // CollectiveOp (worker/collectives/collectives.h)
+  uint8_t op = 0;  // CollectiveOp.
   uint8_t dtype = 0;
   uint8_t reduction = 0;
   int32_t root = 0;

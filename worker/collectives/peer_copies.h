@@ -15,9 +15,9 @@
 // location of a piece, and later the confirmation that it was read.
 //
 //   sender                                     receiver
-//   its device copies to memory for others
-//   when that is done: kPlace, number ->       its device reads there, when the session's order has come to that
-//   the memory is free again      <- kTaken, number     when that is done
+//   its device copies to a PeerMemory piece
+//   when that is done: kPlace, number ->       its device reads the piece, in the order of the session
+//   the piece is free again       <- kTaken, number     when that is done
 //
 // For the session's thread, except `meet`.
 namespace torch_remote::worker {

@@ -30,7 +30,7 @@ struct Nonce {
   std::array<uint8_t, 16> bytes{};
 };
 
-// The handshake. The connecting end sends Greeting, the accepting end sends Answer; then both send a proof.
+// The handshake: client hello (connecting end), server hello (accepting end), then a proof from each end.
 struct Answer {
   Nonce nonce;
   uint32_t offers = 0;

@@ -37,7 +37,7 @@ std::string overflows(const std::string& type) {
 TEST(NumberChecks, IntegersThatADTypeDoesNotHold) {
   EXPECT_EQ(said("u8", "aten::add.Tensor(%0, %0, alpha=255)"), "");
   EXPECT_EQ(said("u8", "aten::add.Tensor(%0, %0, alpha=256)"), overflows("uint8_t"));
-  EXPECT_EQ(said("u8", "aten::add.Tensor(%0, %0, alpha=-255)"), "");  // bits of 1
+  EXPECT_EQ(said("u8", "aten::add.Tensor(%0, %0, alpha=-255)"), "");  // As uint8, -255 has the bits of 1.
   EXPECT_EQ(said("u8", "aten::add.Tensor(%0, %0, alpha=-256)"), overflows("uint8_t"));
   EXPECT_EQ(said("i8", "aten::clamp(%0, -129, 5)"), overflows("int8_t"));
   EXPECT_EQ(said("i8", "aten::clamp(%0, none, 127)"), "");

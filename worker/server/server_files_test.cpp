@@ -88,7 +88,7 @@ TEST_F(ServerFilesTest, AHostileClientGetsNothingAndHarmsNobody) {
   options.memory_limit = 1 << 20;
   start(options);
   ASSERT_EQ(hello(), "");
-  std::ofstream(folder / "sparse").seekp((1 << 30) - 1).put(0);  // larger than the session may be
+  std::ofstream(folder / "sparse").seekp((1 << 30) - 1).put(0);  // Larger than the session's limit.
   ASSERT_TRUE(find("sparse"));
   read_file(1, "sparse", 0, 1 << 30);
   EXPECT_NE(synchronize().find(" out of memory."), std::string::npos);

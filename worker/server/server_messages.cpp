@@ -187,7 +187,7 @@ Status Server::checkpoint(Frame& frame, wire::Checkpoint what) {
   const wire::WorkerUse use = worker_use();
   builder_.Finish(wire::CreateSynchronizeReply(builder_, 0, &use, 0, 0, kept, ids, bytes));
   Status status = reply(Type::kSynchronizeReply, frame.header.sequence);
-  builder_.Reset();  // There may be very many.
+  builder_.Reset();  // The lists may be long.
   return status;
 }
 
@@ -195,7 +195,7 @@ Status Server::mark(Frame& frame) {
   const auto* message = wire::verify<wire::Mark>(frame.control);
   if (!message) return damaged("mark");
   const uint64_t sequence = frame.header.sequence;
-  session_->wait_for_background();  // For calls that came before.
+  session_->wait_for_background();  // The mark also covers ops that are running in the background.
   return when_done(sequence, [this, sequence, clock = on_.device->read_clock()] {
     builder_.Clear();
     builder_.Finish(wire::CreateMarkReply(builder_, 0, clock(), session_->has_untold()));

@@ -59,7 +59,7 @@ void describe_operand(const ir::Graph& graph, const ir::Arg& arg, const std::vec
 // Whether the view covers all of `nbytes` bytes, each element once.
 bool is_whole(const ir::View& view, const std::vector<int64_t>& values, uint64_t nbytes) {
   if (view.dynamic || values[view.offset] != 0) return false;
-  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
+  std::vector<std::pair<int64_t, int64_t>> dims;  // Stride, size.
   for (size_t d = 0; d < view.sizes.size(); ++d) {
     const int64_t size = values[view.sizes[d]];
     if (size == 0) return nbytes == 0;
@@ -189,7 +189,7 @@ std::vector<Step> find_groups(const ir::Graph& graph, const Runners& runners) {
 // Makes steps of the groups that are taken; the nodes between them form steps of one runner each.
 std::vector<Step> make_steps(const LoadedProgram& program) {
   std::vector<Step> steps;
-  size_t next = 0;  // group
+  size_t next = 0;  // Index of the next group.
   for (uint32_t n = 0; n < program.graph.nodes.size();) {
     while (next < program.groups.size() && program.groups[next].last <= n) ++next;
     const bool inside = next < program.groups.size() && program.groups[next].first <= n;
@@ -360,7 +360,7 @@ void choose_steps(LoadedProgram& program) {
   if (program.chosen) return;
   program.chosen = true;
   bool changed = false;
-  uint32_t next = 0;  // node
+  uint32_t next = 0;  // Index of the next node.
   const auto choose_alone = [&](uint32_t end) {
     for (; next < end; ++next) {
       const uint32_t runner = first_taker(program, next);

@@ -22,7 +22,7 @@ struct Stage {
     uint32_t buffer = 0;
     uint32_t from = ir::kNoBuffer;  // The buffer whose memory this one takes over.
   };
-  uint32_t first = 0, last = 0;   // nodes [first, last)
+  uint32_t first = 0, last = 0;   // Nodes [first, last).
   std::vector<Block> allocate;    // Survivors and large temporaries that this stage touches first.
   std::vector<uint32_t> release;  // Large temporaries that are dead after this stage.
   std::vector<uint32_t> erase;    // Indices into `inputs` of the inputs that are dead after this stage.

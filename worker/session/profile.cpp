@@ -92,7 +92,7 @@ void Profile::ops(const LoadedProgram& program, uint32_t variant, uint64_t seque
       n = group->last;
       continue;
     }
-    const uint64_t end = times_[n - first + 1];  // 0: the node failed
+    const uint64_t end = times_[n - first + 1];  // 0: the node failed.
     add({times_[n - first], end ? end : now, sequence, variant, n});
   }
 }

@@ -58,7 +58,7 @@ class Profile {
  private:
   // A program with one set of sizes and one choice of runners.
   struct Variant {
-    uint32_t program = 0;           // 0: forgotten
+    uint32_t program = 0;           // 0: forget() was called.
     std::vector<int64_t> sizes;     // Values of Known::symbols.
     uint64_t choice = 0;            // LoadedProgram::choice.
     std::vector<uint32_t> runners;  // The runner of each node alone, then of each group; kNobody, kUnasked: none.

@@ -292,7 +292,7 @@ class Session {
   // By sequence; only for runs whose words the client waits for.
   std::unordered_map<uint64_t, FailurePtr> late_failures_;
   std::unordered_map<uint64_t, std::vector<Kept>> kept_;  // By buffer id; the oldest first.
-  std::vector<FailurePtr> untold_;                        // at most kMaxUntold
+  std::vector<FailurePtr> untold_;                        // At most kMaxUntold.
   uint64_t forgotten_ = 0;                                // Failures that untold_ had no space for.
   uint64_t failures_ = 0;
   FailurePtr check_;  // The first failed check that the client does not know.
