@@ -15,7 +15,7 @@
 // process.
 //
 // Data is sent directly to the ranks that need it. A reduction is a pairwise exchange, in which each rank gets its part
-// of all tensors and combines them in the order of the ranks; an all-gather of the parts follows (Thakur, Rabenseifner
+// of all tensors and combines them in the order of the ranks. An all-gather of the parts follows (Thakur, Rabenseifner
 // and Gropp, Optimization of Collective Communication Operations in MPICH, 2005). So a rank sends 2 (size - 1) / size
 // of a tensor, as in a ring, in two steps. All ranks get the same bits, which depend only on the tensors.
 namespace torch_remote::worker {

@@ -23,7 +23,7 @@
 //
 // Such a *pair* has a number that the client assigns, and is a mesh of two ranks; one end waits for the other to
 // connect. Each copy has a number of its own, and ends on both sides. If a copy is left out because its operand failed,
-// the other end is notified: its receive fails with the same error, and later copies still work.
+// the other end is notified. Its receive then fails with the same error, and later copies still work.
 // Bytes that the other end does not ask for yet stay in the sender's memory. An error of the connection ends all copies
 // of the pair; the client then makes another pair.
 //
@@ -45,11 +45,11 @@ class DirectCopies {
 
   // Begins a pair at the end that waits. Returns "+HOST:PORT" with its address, or "-" and the reason for an error.
   std::string listen(int64_t pair);
-  // Waits there for the other end. `plan`, which both ends get, is lines of text: the secret in hexadecimal digits, the
+  // Waits there for the other end. Both ends get the same `plan`. Its lines are the secret in hexadecimal digits, the
   // names of the waiting end and of the other one, and the waiting end's address.
   Status accept(int64_t pair, std::string_view plan, Interrupted interrupted, Work* work);
-  // Begins a pair at the other end. `answered` is called on any thread: with "+" and a description of the path of the
-  // bytes, or with "-" and the reason why there is no connection.
+  // Begins a pair at the other end. `answered` is called on any thread. Its argument is "+" and a description of the
+  // bytes' path, or "-" and the reason why there is no connection.
   Status connect(int64_t pair, std::string_view plan, Interrupted interrupted,
                  std::function<void(const std::string& answer)> answered, Work* work);
 

@@ -80,8 +80,9 @@ class Mesh {
   uint32_t offers_of(int rank) const;  // 0 for ranks that were not added.
 
   // Sends and receives all messages concurrently. Messages to one peer, and from one peer, keep the given order.
-  // Messages that arrive before a receive asks for them are stored: up to `most_kept` bytes from a peer while no
-  // receive waits for it, and without limit otherwise. So ranks that send to each other do not wait for each other.
+  // Messages that arrive before a receive asks for them are stored. While no receive waits for a peer, at most
+  // `most_kept` bytes from it are stored; otherwise there is no limit. So ranks that send to each other do not wait for
+  // each other.
   // If the session's memory limit leaves no space for a message, the message is not read until a receive asks for it. A
   // receive that asks for a later message then fails.
   // Errors are kOpFailed, and name the other rank and the op. A sender may send an error instead of a message

@@ -67,8 +67,8 @@ std::unique_ptr<SegmentSource> make_anonymous_source();
 // Which processes access a block's bytes: the client too, through the transport's memory, or this process alone.
 enum class Reach : uint8_t { kShared, kOwn };
 
-// Thread safe. Lives until `close` was called and the last block was released, so that a library may hold a block
-// longer than the session that it came from.
+// Thread safe. Lives until `close` was called and the last block was released. So a library may hold a block longer
+// than the session that it came from.
 class CachingAllocator {
  public:
   static constexpr size_t kAlignment = 64;

@@ -9,8 +9,8 @@
 
 #include "ir/status.h"
 
-// Memory of a device that devices of other processes on this machine read directly, so that copies between two sessions
-// go from device to device (worker/collectives/peer_copies.h). Data to send is first copied there, and stays until the
+// Memory of a device that devices of other processes on this machine read directly. Copies between two sessions then go
+// from device to device (worker/collectives/peer_copies.h). Data to send is first copied there, and stays until the
 // other end confirms that it was read.
 namespace torch_remote::worker {
 

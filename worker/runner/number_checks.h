@@ -10,7 +10,7 @@
 namespace torch_remote::worker {
 
 // Checks scalar arguments of a group's ops. torch's kernels first convert such a number to the dtype that they compute
-// in, and raise an error on the host if that dtype cannot hold it (300 as uint8, 1e39 as float). Other kernels would
+// in. If that dtype cannot hold it (300 as uint8, 1e39 as float), they raise an error on the host. Other kernels would
 // continue with different bits.
 class NumberChecks {
  public:

@@ -46,7 +46,7 @@ typedef struct tr_host {
   uint32_t abi;
   void* context;
   int (*allocate)(void* context, uint64_t nbytes, tr_buffer* buffer);
-  // May be null. Ask it during a run, before an op of tens of microseconds: a runner whose threads would take all cores
+  // May be null. Ask it during a run, before an op of tens of microseconds. A runner whose threads would take all cores
   // should leave one to a client that needs it.
   tr_client (*client_activity)(void* context);
   // May be null. Returns the fastest algorithm (tr_product_way) for a matmul of these sizes; its matrices need no data.
@@ -83,9 +83,9 @@ typedef struct tr_run {
   // 0: the same values as in the program's last run (sizes, scalars and offsets can stay as they are).
   uint32_t symbols_changed;
   uint32_t first, last;  // Range of nodes.
-  // One per graph buffer. In: `data` is set, or null for a buffer that a node of this range creates; the runner then
-  // allocates it, or hands over what the op returned. Out: filled in; null again for a buffer that the runner
-  // allocated, that does not survive, and that no later node needs.
+  // One per graph buffer. In: `data` is set, or null for a buffer that a node of this range creates. The runner
+  // allocates such a buffer, or hands over what the op returned. Out: filled in; null again for a buffer that the
+  // runner allocated, that does not survive, and that no later node needs.
   tr_buffer* buffers;
   uint32_t buffer_count;
   // Dynamic and host results of the range's nodes, as in RunReply (remote/wire/wire.fbs): dtype, rank, sizes and

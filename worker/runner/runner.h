@@ -63,8 +63,8 @@ class RunnerProgram {
   // through. Much work is worth waking threads for.
   virtual double work(uint32_t first, uint32_t last) const { return 0; }
 
-  // For a group that the runner executes as one with the values that it was last asked about: whether buffer `made` may
-  // share the memory of buffer `source`. No later node needs `source`, and it is at least as large.
+  // Whether buffer `made` may share the memory of buffer `source`, in a group that the runner executes as one. The
+  // values are those that it was last asked about. No later node needs `source`, and it is at least as large.
   virtual bool may_share(uint32_t first, uint32_t made, uint32_t source) const { return false; }
 
   // Executes nodes [run.first, run.last), for all of which the program was loaded. Returns when they are queued;
@@ -122,8 +122,8 @@ class Runner {
   // Whether nodes are executed with begin(), one at a time, and not with run(). True for at most one runner of a
   // device.
   virtual bool works_in_background() const { return false; }
-  // For a runner that works in the background: a node of a program (even of one that could not be loaded) does not run,
-  // because an operand failed. Other processes may wait for it. `values`: values of the graph's symbols.
+  // For a runner that works in the background: a node does not run, because an operand failed. The program may be one
+  // that could not be loaded. Other processes may wait for it. `values`: values of the graph's symbols.
   virtual void leave_out(const ir::Graph& graph, uint32_t node, const int64_t* values, const Status& why) {}
   // Ends the session: background ops end now, in whatever state, before this returns.
   virtual void end() {}

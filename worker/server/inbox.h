@@ -16,9 +16,8 @@ namespace torch_remote::worker {
 // Whether the client that sends the message does nothing until it is answered.
 bool is_waited_for(const remote::Frame& frame);
 
-// A session's messages, in order. During a long run it receives messages early and stores them, so that a Cancel among
-// them takes effect at once, and so that it knows what the client is doing. For one thread, except for wake() and
-// is_over().
+// A session's messages, in order. During a long run it receives messages early and stores them. So a Cancel among them
+// takes effect at once, and it knows what the client is doing. For one thread, except for wake() and is_over().
 class Inbox {
  public:
   explicit Inbox(remote::Transport& transport) : transport_(transport), client_load_(0) {}

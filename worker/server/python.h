@@ -17,9 +17,9 @@
 // their own (python_process.py of the package), one at a time in each. There are up to kMostProcesses processes, or as
 // many as cores; further calls wait.
 //
-// Requests and results are `Parts`: memory in a memfd, with the number of parts, the offset and size of each (64 bits,
-// little endian), and the parts. Part 0 is for the Python code at both ends: it identifies the function, or holds the
-// result. The other parts are elements of tensors, packed.
+// Requests and results are `Parts` in a memfd: the number of parts, the offset and size of each (64 bits, little
+// endian), and the parts. Part 0 is for the Python code at both ends: it identifies the function, or holds the result.
+// The other parts are elements of tensors, packed.
 //
 // A process reports when it takes a call. If a process that has answered a call before ends without taking the next
 // one, another process gets that call. So a call that follows a killed one never fails because of it.

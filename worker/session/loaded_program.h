@@ -41,8 +41,8 @@ struct Step {
   bool operator==(const Step&) const = default;
 };
 
-// A program as a session holds it: the graph, the runners' forms of it, and the results of the last run's preparation,
-// so that the next run with the same sizes costs little.
+// A program as a session holds it: the graph, the runners' forms of it, and the results of the last run's preparation.
+// The latter make the next run with the same sizes cheap.
 struct LoadedProgram {
   ~LoadedProgram();
 

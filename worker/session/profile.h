@@ -40,8 +40,8 @@ class Profile {
   std::span<const wire::ProfileEvent> events() const { return events_; }
   uint64_t dropped() const { return dropped_; }
 
-  // Nanoseconds after `now` when events() should be handed over: 0 if there are many events or the first one is old,
-  // and kNever if no event requires it. Events of the handing over itself never do.
+  // Nanoseconds after `now` when events() should be handed over. 0 if there are many events or the first one is old;
+  // kNever if no event requires it. Events of the handing over itself never do.
   uint64_t due_in(uint64_t now) const;
   static constexpr uint64_t kNever = UINT64_MAX;
   // The events, and the programs, were handed over.

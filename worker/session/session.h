@@ -23,19 +23,20 @@
 // The state that a worker holds for one client: buffers and programs. For one thread.
 //
 // An op that fails does not stop a session. A node that fails poisons the buffers that it creates. A buffer that it
-// would have written in place keeps its bytes and is *behind*: it lacks that update. A node is skipped, with the same
-// consequences, if it reads a poisoned buffer, or one that is behind because of a failure that the client does not know
-// yet. All other nodes run, in this run and in later ones. A node that overwrites all of a buffer makes it valid again.
+// would have written in place keeps its bytes and is *behind*: it lacks that update. A node that reads a poisoned
+// buffer is skipped, with the same consequences. So is a node that reads a buffer that is behind, if the client does
+// not know the failure yet. All other nodes run, in this run and in later ones. A node that overwrites all of a buffer
+// makes it valid again.
 //
 // A read of a poisoned buffer returns the original failure. A read of a buffer that is behind returns the failure if
 // the client does not know it yet, and the bytes from then on. The same holds for a buffer that was written after a
 // failed check (a node without results that writes nothing), but its bytes lack nothing. Where two failures meet, the
 // earlier one counts.
 //
-// From a failure until the client knows it, older contents are *kept*: the first node that writes a buffer in place
+// From a failure until the client knows it, older contents are *kept*. The first node that writes a buffer in place
 // leaves a copy of its bytes. If a later update of the same buffer is skipped for that failure, the copy comes back.
 // For example, a momentum that decayed for a gradient that does not exist gets its old value. There are two exceptions:
-// contents that the client has read since stay, and so do contents for which memory was too scarce to make a copy.
+// contents that the client has read since, and contents for which there was not enough memory for a copy.
 //
 // The results of reads do not depend on where programs begin and end.
 namespace torch_remote::worker {

@@ -6,7 +6,7 @@
 
 // Background ops: the runner has begun them, and the session continues. A node that reads or writes what such an op
 // writes waits for the op; so does a node that writes what the op reads. All of that memory is retained until the op is
-// done. If the op fails, the consequences are those of a failure where it was begun: buffers that it would have created
+// done. If the op fails, the consequences are those of a failure where it was begun. Buffers that it would have created
 // are poisoned, and those that it would have written lack the update.
 namespace torch_remote::worker {
 

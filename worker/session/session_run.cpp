@@ -475,7 +475,7 @@ void Session::settle() {
 }
 
 // The slow path: node by node, skipping those with operands that failed. Temporaries are freed as soon as they are
-// dead, and memory is allocated only when it is needed, so that a program that does not fit at once may still run.
+// dead, and memory is allocated only when it is needed. So a program that does not fit at once may still run.
 void Session::execute_one_by_one(Run& run) {
   const LoadedProgram& program = run.program;
   const ir::Graph& graph = program.graph;
