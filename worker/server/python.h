@@ -15,7 +15,7 @@
 
 // Python functions that a session calls for its client, if the worker was started to do so. Calls run in processes of
 // their own (python_process.py of the package), one at a time in each. There are up to kMostProcesses processes, or as
-// many as cores; further calls wait.
+// many as there are cores if that is more; further calls wait.
 //
 // Requests and results are `Parts` in a memfd: the number of parts, the offset and size of each (64 bits, little
 // endian), and the parts. Part 0 is for the Python code at both ends: it identifies the function, or holds the result.
