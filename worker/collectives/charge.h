@@ -10,7 +10,7 @@
 
 namespace torch_remote::worker {
 
-// Bytes of this process that count against the session's memory limit, until this goes.
+// Bytes of this process that count against the session's memory limit, until this object is destroyed.
 class Charge {
  public:
   Charge() = default;
@@ -25,7 +25,7 @@ class Charge {
     return *this;
   }
 
-  // Before they are allocated. `memory` null: there is no limit. Not ok: they are more than what is left.
+  // Call it before the allocation. `memory` null: there is no limit. Returns an error if the bytes exceed what is left.
   Status take(CachingAllocator* memory, uint64_t nbytes, std::string_view what) {
     drop();
     if (memory == nullptr || nbytes == 0) return {};

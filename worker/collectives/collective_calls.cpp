@@ -22,7 +22,7 @@ constexpr auto kOps = std::to_array<OpForm>({
     {"all_to_all", "Ttiill"},     // output, input, group, sequence, elements from and for each rank
     {"gather", "Ttiii"},          // output, input, group, sequence, root
     {"scatter", "Ttiii"},         // output, input, group, sequence, root
-    {"barrier", "Tii"},           // token, which is set to 0, group, sequence
+    {"barrier", "Tii"},           // token (is set to 0), group, sequence
     {"send", "tiii"},             // tensor, group, to, tag
     {"recv", "Tiii"},             // tensor, group, from, tag
     {"recv_any", "TTii"},         // tensor, from (i64[1]), group, tag

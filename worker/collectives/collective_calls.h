@@ -14,7 +14,7 @@
 #include "worker/collectives/device_collectives.h"
 #include "worker/collectives/reduction.h"
 
-// Ops of process groups and of copies between workers: their names and arguments, and what hosts do for one.
+// Ops of process groups and of copies between workers: their names and arguments, and their execution on the host.
 namespace torch_remote::worker::collective {
 
 inline constexpr std::string_view kNamespace = "remote_c10d::";
@@ -44,30 +44,30 @@ enum class Op : uint8_t {
   kCopyLeave,
 };
 
-// A letter an argument: t, a tensor; i, a number; s, a text; l, a list of numbers. Tensors that are written are large.
+// One letter per argument: t is a tensor, T a tensor that is written, i an integer, s a string, l a list of integers.
 struct OpForm {
   std::string_view name, args;
 };
 const OpForm& form_of(Op op);
-// Of an op's name, with its namespace. None: there is no such op.
+// Finds an op by its name, with the namespace; nullopt: there is no such op.
 std::optional<Op> find_op(std::string_view name);
-// Which arguments an op has was decided by the client's schema: none of it is to be trusted.
+// Checks the arguments of a node. The client's schema chose them, so none is trusted.
 Status check_node(const ir::Node& node, const OpForm& form);
 
-// What it reads others get.
+// Whether other workers receive the op's operands.
 bool sends_data(Op op);
-// What devices may do for it.
+// The op that devices may execute for it; kNone: none.
 CollectiveOp name_of(Op op);
 
-// What a node says, with the values of a run.
+// The arguments of a node, with the values of a run.
 struct Call {
   struct Tensor {
     ir::DType dtype = ir::DType::kUInt8;
-    void* data = nullptr;  // on the device
+    void* data = nullptr;  // On the device.
     uint64_t nbytes = 0;
-    std::span<std::byte> bytes;  // here
+    std::span<std::byte> bytes;  // In this process.
     std::vector<std::byte> copy;
-    Charge charge = {};  // of `copy`
+    Charge charge = {};  // The charge for `copy`.
   };
   std::vector<Tensor> tensors;
   std::vector<int64_t> numbers;
@@ -75,10 +75,10 @@ struct Call {
   std::string_view text;
 };
 
-// Bytes for each rank.
+// Bytes per rank.
 std::vector<uint64_t> bytes_of(const std::vector<int64_t>& counts, ir::DType dtype);
 
-// By this process and those of the other ranks.
+// Executes the op together with the processes of the other ranks.
 Status perform(Op op, const Call& call, Reduction reduction, Collectives&& collectives);
 
 }  // namespace torch_remote::worker::collective

@@ -35,10 +35,10 @@ using collective::Op;
 
 struct Group {
   std::unique_ptr<PeerListener> listener;
-  std::unique_ptr<Lane> lane;  // once it was joined
+  std::unique_ptr<Lane> lane;  // Set once the group was joined.
   std::chrono::milliseconds time{0};
-  uint64_t sequence = 0;  // of the last collective op
-  // Of all ranks' devices, and whether it was asked for.
+  uint64_t sequence = 0;  // Number of the last collective op.
+  // The group of all ranks' devices, and whether meet() was called.
   std::shared_ptr<DeviceCollectives::Group> devices;
   bool met = false;
 };
@@ -53,7 +53,7 @@ class CollectiveRunner final : public Runner {
       : options_(std::move(options)), copies_(options_.host, options_.told, options_.device) {}
 
   std::string name() const override { return "collectives"; }
-  std::string description() const override { return {}; }  // part of every worker
+  std::string description() const override { return {}; }  // Part of every worker.
   bool accepts(const ir::Graph& graph, uint32_t node) override {
     return ir::op_desc(graph.nodes[node].opcode).name.starts_with(collective::kNamespace);
   }
@@ -67,7 +67,7 @@ class CollectiveRunner final : public Runner {
     copies_.end();
   }
 
-  // `call` and the memory that it names stay until the op is done.
+  // `call` and the memory that it refers to stay valid until the op is done.
   Status begin(Op op, const std::shared_ptr<Call>& call, WorkPtr* work);
 
  private:
@@ -75,10 +75,10 @@ class CollectiveRunner final : public Runner {
   Status listen(Call& call);
   Status join(Call& call, WorkPtr* work);
   Status collective(Op op, const std::shared_ptr<Call>& call, WorkPtr* work);
-  // Whether the devices do it. Where nobody asked yet, all ranks' are asked now.
+  // Finds out whether the devices execute the op. The first call asks all ranks.
   Status find_devices(Op op, const Call& call, bool* by_devices);
   Status collective_on_devices(Op op, const std::shared_ptr<Call>& call, WorkPtr* work);
-  // The op comes next in the group's order. Not ok: one was left out.
+  // Checks that the op comes next in the group's order. Returns an error if one was left out.
   Status take_turn(Group& group, uint64_t sequence);
   Status message(Op op, const std::shared_ptr<Call>& call, WorkPtr* work);
   Status copy(Op op, const std::shared_ptr<Call>& call, WorkPtr* work);
@@ -165,7 +165,7 @@ Status CollectiveProgram::read_tensor(const tr_run& run, const ir::Arg& arg, Cal
   return {};
 }
 
-// The elements, in this process.
+// Makes the elements available in this process.
 Status CollectiveProgram::fetch(Call::Tensor& tensor) const {
   Device& device = *runner_.options_.device;
   if (device.is_host_memory()) {
@@ -180,8 +180,9 @@ Status CollectiveProgram::fetch(Call::Tensor& tensor) const {
   return device.wait(device.record());
 }
 
-// Of what the node reads, on a device that finds out late what went wrong: others must not get what was not made. Of
-// runs before this one nobody knows any more what they made: there any failure counts that nobody was told of.
+// Returns the failure of what the node reads, on a device that reports failures late: other workers must not receive
+// invalid data. For earlier runs the affected buffers are not known any more, so any of their failures that was not
+// reported yet counts.
 Status CollectiveProgram::find_failure(const tr_run& run, uint32_t number) const {
   for (const LateFailure& late : runner_.options_.device->await_failures()) {
     if (late.run != run.number) return late.error;
@@ -231,7 +232,7 @@ Status CollectiveProgram::begin_node(tr_run& run, uint32_t number, bool stays, W
   bool by_devices = false;
   if (Status status = runner_.find_devices(op, call, &by_devices); !status.ok()) return status;
   Device& device = *runner_.options_.device;
-  // A copy stays until the other end has taken it, which may be late: there may be any number of them.
+  // The copy stays until the other end has taken it, which may be late, and the number of copies is not bounded.
   if ((op == Op::kSend || op == Op::kCopySend) && !between_devices && !by_devices &&
       !(stays && device.is_host_memory())) {
     Call::Tensor& sent = call.tensors[0];
@@ -245,7 +246,7 @@ Status CollectiveProgram::begin_node(tr_run& run, uint32_t number, bool stays, W
   }
   if (sends_data(op)) {
     Status failure = find_failure(run, number);
-    if (!failure.ok() && op == Op::kCopySend) {  // which is the other end's
+    if (!failure.ok() && op == Op::kCopySend) {  // The other end reports the failure.
       runner_.copies_.leave_out(call.numbers[0], call.numbers[1], failure);
       return {};
     }
@@ -266,7 +267,7 @@ Status CollectiveProgram::begin_node(tr_run& run, uint32_t number, bool stays, W
     sent.bytes = sent.copy;
   }
   if (Status status = runner_.begin(op, shared, work); !status.ok()) return status;
-  // Who sends or connects waits for nobody: what is sent is in memory that stays, and a plan has been read.
+  // Sends and connects need no wait: sent data is in memory that stays valid, and the plan was read.
   if (op == Op::kSend || op == Op::kJoin || op == Op::kCopySend || op == Op::kCopyAccept ||
       (stays && device.is_host_memory())) {
     return {};
@@ -329,7 +330,7 @@ Status CollectiveRunner::listen(Call& call) {
   std::memcpy(port.bytes.data(), &number, sizeof(number));
   std::ranges::fill(host.bytes, std::byte{0});
   std::memcpy(host.bytes.data(), options_.host.data(), options_.host.size());
-  groups_.erase(call.numbers[0]);  // what still uses its listener ends before that does
+  groups_.erase(call.numbers[0]);  // An op that still uses the old listener ends first.
   groups_.emplace(call.numbers[0], std::move(group));
   return {};
 }
@@ -341,7 +342,7 @@ OpLimits CollectiveRunner::limits_of(const Group& group) const {
   return limits;
 }
 
-// Whether an op that begins now is to end.
+// Whether an op that begins now must end.
 std::function<bool()> CollectiveRunner::interrupted() const {
   return [ended = ended_, interrupted = options_.interrupted, sequence = options_.sequence()] {
     return *ended || (interrupted && interrupted(sequence));
@@ -407,13 +408,13 @@ Status CollectiveRunner::collective(Op op, const std::shared_ptr<Call>& call, Wo
   }
   *work = group->lane->add([op, call, reduction, sequence, limits = limits_of(*group)](Mesh& mesh) {
     const Status status = perform(op, *call, reduction, Collectives(mesh, sequence, limits));
-    // An op that this rank could not do leaves the others without it.
+    // An op that this rank could not execute fails on the other ranks, too.
     return status.ok() ? status : mesh.fail(status);
   });
   return {};
 }
 
-// What is wrong with an op, too, is told by the hosts' way: whatever it is, all ranks decide alike.
+// Invalid arguments are left to the hosts' path, which reports them. All ranks decide alike.
 Status CollectiveRunner::find_devices(Op op, const Call& call, bool* by_devices) {
   *by_devices = false;
   if (!options_.collectives || name_of(op) == CollectiveOp::kNone) return {};
@@ -422,7 +423,7 @@ Status CollectiveRunner::find_devices(Op op, const Call& call, bool* by_devices)
   if (!group->met) {
     std::string why;
     const WorkPtr work = group->lane->add([this, group, &why, limits = limits_of(*group)](Mesh& mesh) {
-      // All are connected here.
+      // All ranks are connected here.
       if (!all_offer(mesh)) return mesh.status();
       return worker::meet(mesh, *options_.collectives, limits, &group->devices, &why);
     });
@@ -552,7 +553,7 @@ Status CollectiveRunner::copy_between_devices(Op op, const Call& call) {
   return copies_.receive_to(pair, number, tensor.dtype, tensor.data, tensor.nbytes, interrupted(), options_.look);
 }
 
-// The other end of a copy is not to wait for what does not come, nor is what comes to wait for this one.
+// Makes sure that the other end does not wait for data that never arrives, and that data which arrives is dropped.
 void CollectiveRunner::leave_out(const ir::Graph& graph, uint32_t index, const int64_t* values, const Status& why) {
   const ir::Node& node = graph.nodes[index];
   const std::optional<Op> op = collective::find_op(ir::op_desc(node.opcode).name);

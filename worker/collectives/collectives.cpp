@@ -8,7 +8,7 @@
 namespace torch_remote::worker {
 namespace {
 
-// Of a tensor that is reduced, for each rank at a time: what comes is kept until all of it is there.
+// Bytes of a tensor that are reduced at a time, per rank: they are buffered until all of them have arrived.
 constexpr size_t kPiece = size_t{1} << 20;  // bytes
 
 void copy(std::span<const std::byte> from, std::span<std::byte> to) {
@@ -93,7 +93,7 @@ Status Collectives::all_reduce(ir::DType dtype, Reduction reduction, Bytes data)
   Label label = this->label(CollectiveOp::kAllReduce, dtype, data.size());
   label.reduction = static_cast<uint8_t>(reduction);
   const size_t size = static_cast<size_t>(mesh_.size());
-  // A small one goes as a whole to everybody: one step.
+  // A small tensor is sent to every rank as a whole: one step.
   if (data.size() * (size - 1) <= kPiece / 4) {
     const std::vector<Part> whole(size, Part{0, data.size()});
     return combine(label, data, whole, data);
@@ -115,7 +115,7 @@ Status Collectives::reduce(ir::DType dtype, Reduction reduction, int root, Bytes
   const size_t most = kPiece * static_cast<size_t>(size);
   std::vector<std::byte> result;
   size_t begin = 0;
-  do {  // also of no elements: all ranks must have come
+  do {  // Also runs once without elements: all ranks must have called it.
     const Bytes piece = data.subspan(begin, std::min(most, data.size() - begin));
     std::vector<Part> parts;
     parts.reserve(static_cast<size_t>(mesh_.size()));
@@ -139,7 +139,7 @@ Status Collectives::reduce(ir::DType dtype, Reduction reduction, int root, Bytes
   return {};
 }
 
-// By a binomial tree.
+// Uses a binomial tree.
 Status Collectives::broadcast(ir::DType dtype, int root, Bytes data) {
   if (Status status = check_root(root); !status.ok()) return status;
   Label label = this->label(CollectiveOp::kBroadcast, dtype, data.size());

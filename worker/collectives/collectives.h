@@ -11,17 +11,18 @@
 #include "worker/collectives/mesh.h"
 #include "worker/collectives/reduction.h"
 
-// Collective ops of a group: each rank calls the same ones in the same order. Tensors are dense memory of this process.
+// Collective ops of a group: each rank calls the same ops in the same order. Tensors are contiguous memory of this
+// process.
 //
-// All of them send directly to who needs it: reducing is a pairwise exchange, in which each rank gets its part of all
-// tensors and combines them in the order of the ranks, then a gathering of the parts (Thakur, Rabenseifner and Gropp,
-// Optimization of Collective Communication Operations in MPICH, 2005). So a rank sends 2 (size - 1) / size of a tensor,
-// as in a ring, in two steps; all ranks get the same bits, which depend on nothing but the tensors.
+// Data is sent directly to the ranks that need it. A reduction is a pairwise exchange, in which each rank gets its part
+// of all tensors and combines them in the order of the ranks. An all-gather of the parts follows (Thakur, Rabenseifner
+// and Gropp, Optimization of Collective Communication Operations in MPICH, 2005). So a rank sends 2 (size - 1) / size
+// of a tensor, as in a ring, in two steps. All ranks get the same bits, which depend only on the tensors.
 namespace torch_remote::worker {
 
 class Collectives {
  public:
-  // `sequence`: of the op, the same on all ranks; it tells those apart that some rank left out.
+  // `sequence` is the op's number, the same on all ranks. It detects that a rank left an op out.
   Collectives(Mesh& mesh, uint64_t sequence, const OpLimits& limits)
       : mesh_(mesh), sequence_(sequence), limits_(limits) {}
 
@@ -30,17 +31,17 @@ class Collectives {
 
   // In place.
   Status all_reduce(ir::DType dtype, Reduction reduction, Bytes data);
-  // The result is the root's; the others keep what they have.
+  // The root gets the result; the other ranks keep their data.
   Status reduce(ir::DType dtype, Reduction reduction, int root, Bytes data);
   Status broadcast(ir::DType dtype, int root, Bytes data);
-  // `output`: one input after the other.
+  // `output` holds all inputs, in the order of the ranks.
   Status all_gather(ir::DType dtype, Source input, Bytes output);
-  // `input`: one output's size for each rank.
+  // `input` has the size of one output per rank.
   Status reduce_scatter(ir::DType dtype, Reduction reduction, Source input, Bytes output);
-  // Bytes for and from each rank, one after the other.
+  // The sizes are the bytes for and from each rank; the data is in the order of the ranks.
   Status all_to_all(ir::DType dtype, Source input, std::span<const uint64_t> input_sizes, Bytes output,
                     std::span<const uint64_t> output_sizes);
-  // Input and output as in all_gather; only the root has an output.
+  // As all_gather(), but only the root has an output.
   Status gather(ir::DType dtype, int root, Source input, Bytes output);
   // Only the root has an input.
   Status scatter(ir::DType dtype, int root, Source input, Bytes output);
@@ -49,12 +50,12 @@ class Collectives {
 
  private:
   struct Part {
-    size_t begin = 0, size = 0;  // bytes
+    size_t begin = 0, size = 0;  // Bytes.
   };
   Part part_of(size_t nbytes, size_t item_size, int rank) const;
-  // parts[rank] of all ranks' `input`, combined, to `output`.
+  // Combines parts[rank] of all ranks' `input` into `output`, where `rank` is this rank.
   Status combine(const Label& label, Source input, std::span<const Part> parts, Bytes output);
-  // parts[i] of `output` is rank i's; this one's is there.
+  // parts[i] of `output` comes from rank i; this rank's part is in place already.
   Status share(const Label& label, Bytes output, std::span<const Part> parts);
   Status all_reduce_piece(const Label& label, Bytes data);
   Status run(std::span<const Outgoing> sends, std::span<Incoming> receives) {
@@ -69,12 +70,12 @@ class Collectives {
   std::vector<std::byte> scratch_;
 };
 
-// Messages between two ranks, apart from collective ops: those of one tag keep their order.
+// Messages between two ranks, independent of collective ops. Messages with the same tag keep their order.
 Label message_label(ir::DType dtype, uint64_t tag, size_t nbytes);
-// Not ok: this rank exchanges no messages with that one.
+// Returns an error if this rank exchanges no messages with `peer`.
 Status check_peer(const Mesh& mesh, int peer);
 Status send(Mesh& mesh, ir::DType dtype, std::span<const std::byte> data, int to, uint64_t tag, const OpLimits& limits);
-// `from`: may be kAnyPeer; who it was, then.
+// `from` may be kAnyPeer; it then receives the sender's rank.
 Status receive(Mesh& mesh, ir::DType dtype, std::span<std::byte> data, int* from, uint64_t tag, const OpLimits& limits);
 
 }  // namespace torch_remote::worker

@@ -39,7 +39,7 @@ GroupPlan plan_of(int rank, const std::vector<std::unique_ptr<PeerListener>>& al
   return plan;
 }
 
-// Calls f(rank, mesh) on a thread for each rank.
+// Calls f(rank, mesh) on one thread per rank.
 void with_ranks(int size, const std::function<void(int, Mesh&)>& f) {
   const auto all = listeners(size);
   std::vector<std::thread> threads;
@@ -68,7 +68,7 @@ std::span<std::byte> bytes(std::vector<T>& values) {
 
 const OpLimits kLimits{.time = 20s};
 
-// Sizes around what is cut into parts and pieces: none, fewer than ranks, small, several pieces with a rest.
+// Sizes around the limits of parts and pieces: none, fewer than ranks, small, several pieces with a rest.
 const std::vector<size_t> kSizes = {0, 1, 2, 7, 1000, 70'001, 1'300'003};
 
 class Ranks : public testing::TestWithParam<int> {};
@@ -149,7 +149,7 @@ TEST_P(Ranks, GatherAndScatter) {
 TEST_P(Ranks, AllToAll) {
   const int size = GetParam();
   with_ranks(size, [&](int rank, Mesh& mesh) {
-    // From rank a to rank b go a + 2 b elements, a * 100 + b each.
+    // Rank a sends a + 2 b elements to rank b, each with the value a * 100 + b.
     std::vector<int32_t> input, expected;
     std::vector<uint64_t> from, to;
     for (int other = 0; other < size; ++other) {
@@ -228,7 +228,7 @@ TEST(Failures, MismatchedCallsAreNamedOnAllRanks) {
     messages[rank] = status.message();
     if (!status.ok()) ++failed;
     told.arrive_and_wait();
-    // A broken mesh stays so, and says why.
+    // A broken mesh stays broken, and reports the reason.
     EXPECT_EQ(Collectives(mesh, 2, kLimits).barrier().message(), messages[rank]);
   });
   EXPECT_EQ(failed, 3);
@@ -240,7 +240,7 @@ TEST(Failures, MismatchedCallsAreNamedOnAllRanks) {
 TEST(Failures, ATimeOutNamesRankAndOp) {
   with_ranks(2, [](int rank, Mesh& mesh) {
     if (rank == 1) {
-      std::this_thread::sleep_for(300ms);  // it does something else
+      std::this_thread::sleep_for(300ms);  // The rank does other work.
       return;
     }
     std::vector<float> data(4);
@@ -254,7 +254,7 @@ TEST(Failures, ATimeOutNamesRankAndOp) {
 }
 
 TEST(Failures, ARankThatIsGoneIsNamedByAll) {
-  std::latch told(2);  // a worker keeps what is broken
+  std::latch told(2);  // A worker keeps a broken mesh.
   with_ranks(3, [&](int rank, Mesh& mesh) {
     if (rank == 2) return;
     std::vector<float> data(1'000'000);
@@ -290,7 +290,7 @@ TEST(Failures, WrongArgumentsBreakNothingButTheirCall) {
 
 TEST(Joining, StrangersAreSentAway) {
   const auto all = listeners(2);
-  // Somebody who says nothing sensible, and one who does not know the secret.
+  // One peer sends nonsense, another does not know the secret.
   int noise = -1;
   ASSERT_TRUE(remote::connect_tcp(all[0]->address(), remote::Patience(5s), &noise).ok());
   const std::vector<char> rubbish(100, 'x');
@@ -309,7 +309,7 @@ TEST(Joining, StrangersAreSentAway) {
   ::close(noise);
 }
 
-// Ranks 0 and 2 need each other only; rank 1 comes later, to both.
+// Ranks 0 and 2 need only each other; rank 1 connects later, to both.
 TEST(Joining, InSteps) {
   const auto all = listeners(3);
   std::vector<std::unique_ptr<Mesh>> meshes(3);
@@ -350,12 +350,12 @@ TEST(Joining, WhoIsMissingIsNamed) {
   EXPECT_NE(status.message().find("for those of ranks 1, 2, which did not come in time"), std::string::npos)
       << status.message();
   GroupPlan plan = plan_of(1, all);
-  plan.addresses[0].port = 1;  // nobody listens there
+  plan.addresses[0].port = 1;  // No process listens there.
   EXPECT_NE(join(*all[1], plan, {.time = 5s}, other).message().find("rank 0 at 127.0.0.1:1 is not reached"),
             std::string::npos);
 }
 
-// What a worker of another rank sends unasked counts against the session's memory, before it has come.
+// A message that no receive asked for counts against the session's memory before it arrives.
 TEST(Limits, AMessageThatSaysItHasALotIsNotAllocated) {
   const auto memory = CachingAllocator::create(make_anonymous_source(), uint64_t{1} << 20);
   int ends[2];
@@ -363,7 +363,7 @@ TEST(Limits, AMessageThatSaysItHasALotIsNotAllocated) {
   Mesh mesh(0, 2, {.memory = memory.get()});
   mesh.add(1, ends[0]);
   const Label unasked = message_label(DType::kUInt8, 1, uint64_t{100} << 30);
-  // As worker/collectives/mesh.cpp has it.
+  // As in worker/collectives/mesh.cpp.
   struct [[gnu::packed]] {
     uint32_t magic = 0x4D435254;
     uint8_t kind, op, dtype, reduction;
@@ -380,10 +380,10 @@ TEST(Limits, AMessageThatSaysItHasALotIsNotAllocated) {
   header.count = unasked.count;
   header.nbytes = uint64_t{100} << 30;
   ASSERT_EQ(::send(ends[1], &header, sizeof(header), 0), static_cast<ssize_t>(sizeof(header)));
-  // While nobody asks for anything it waits there.
+  // While no receive asks for anything, the message waits there.
   for (int i = 0; i < 3; ++i) mesh.drive(mesh.wakes());
   EXPECT_OK(mesh.status());
-  // What is behind it cannot be read.
+  // Messages after it cannot be read.
   std::vector<uint8_t> data(8);
   int from = 1;
   const Status status = receive(mesh, DType::kUInt8, bytes(data), &from, 2, kLimits);
@@ -408,7 +408,7 @@ TEST(Limits, WhatIsKeptCountsUntilItIsTaken) {
     EXPECT_OK(send(other, DType::kUInt8, bytes(large), 0, 2, kLimits));
   });
   for (int i = 0; i < 5; ++i) mesh.drive(mesh.wakes());
-  EXPECT_FALSE(memory->charge(500'000));  // the first one is kept, and the second one waits for room
+  EXPECT_FALSE(memory->charge(500'000));  // The first message is stored, and the second one waits for memory.
   int from = 1;
   for (const uint64_t tag : {1, 2}) {
     std::ranges::fill(got, 0);

@@ -11,14 +11,14 @@
 namespace torch_remote::worker {
 namespace {
 
-// What a rank says of meeting: whether it goes on and, the first one, by which id.
+// A rank's message in meet(): whether it continues and, from rank 0, the id.
 struct Note {
   uint8_t good = 0;
   DeviceCollectives::Id id{};
 };
 
-// Messages of this file's own: users' have tags without the highest bit. `sequence`: of the collective op, 0 of
-// meeting.
+// Labels of this file's own messages; tags of users have the highest bit clear. `sequence`: number of the collective
+// op, or 0 in meet().
 constexpr uint64_t kOwn = uint64_t{1} << 63;
 Label note_label(CollectiveOp op, uint64_t sequence, uint64_t step) {
   Label label;
@@ -28,7 +28,7 @@ Label note_label(CollectiveOp op, uint64_t sequence, uint64_t step) {
   return label;
 }
 
-// What comes from all other ranks while this one waits for its device.
+// Receives one message from each other rank, while this one waits for its device.
 template <typename T>
 class FromAll {
  public:
@@ -44,7 +44,7 @@ class FromAll {
     }
   }
 
-  // Goes on until all is there.
+  // Returns when all have arrived.
   Status wait() {
     Status status;
     for (const auto& state : states_) {
@@ -53,7 +53,7 @@ class FromAll {
     }
     return status;
   }
-  // Of those that are there: f(rank, note).
+  // Calls f(rank, note) for each message that has arrived.
   template <typename F>
   void for_each(F&& f) const {
     for (const auto& state : states_) {
@@ -67,7 +67,7 @@ class FromAll {
     const int rank;
     T note{};
     Status status;
-    std::atomic<bool> finished{false};  // behind it, what is before is there
+    std::atomic<bool> finished{false};  // Publishes `note` and `status`.
   };
   Mesh& mesh_;
   std::vector<std::shared_ptr<State>> states_;
@@ -82,7 +82,7 @@ Status tell_all(Mesh& mesh, const Label& label, const T& note, const OpLimits& l
   return mesh.exchange(sends, {}, limits);
 }
 
-// While a device is waited for the connections are looked at.
+// Drives the connections while a device is waited for.
 DeviceCollectives::GoesOn looking(Mesh& mesh, const OpLimits& limits, std::function<bool()> wanted) {
   const auto until = std::chrono::steady_clock::now() + limits.time;
   return [&mesh, until, wanted = std::move(wanted), interrupted = limits.interrupted] {
@@ -115,7 +115,7 @@ Status meet(Mesh& mesh, DeviceCollectives& collectives, const OpLimits& limits,
     if (const Status came = mesh.exchange({}, receives, limits); !came.ok()) return came;
     if (note.good == 0) status = {ErrorCode::kOpFailed, "rank 0 has no id"};
   }
-  if (note.good == 0) {  // which all know
+  if (note.good == 0) {  // All ranks know it.
     *why = status.message();
     return {};
   }
@@ -141,7 +141,7 @@ Status meet(Mesh& mesh, DeviceCollectives& collectives, const OpLimits& limits,
 
 Status run_on_devices(Mesh& mesh, DeviceCollectives::Group& group, const Label& label,
                       const DeviceCollectives::Call& call, const OpLimits& limits) {
-  // All are here, with the same op.
+  // All ranks are here, with the same op.
   const uint8_t here = 1;
   FromAll<uint8_t> others(mesh, label, limits);
   Status status = tell_all(mesh, label, here, limits);
@@ -150,7 +150,7 @@ Status run_on_devices(Mesh& mesh, DeviceCollectives::Group& group, const Label& 
   const Label done = note_label(static_cast<CollectiveOp>(label.op), label.sequence, 3);
   FromAll<uint8_t> ended(mesh, done, limits);
   status = group.run(call, looking(mesh, limits, [] { return true; }), [&mesh] { mesh.wake(); });
-  if (!mesh.status().ok()) return mesh.status();  // which says more
+  if (!mesh.status().ok()) return mesh.status();  // The mesh's status says more.
   if (!status.ok() && limits.interrupted && limits.interrupted()) {
     return mesh.fail({ErrorCode::kOpFailed, "remote: " + describe(label) + " was cancelled", "RuntimeError"});
   }

@@ -7,21 +7,21 @@
 #include "worker/collectives/label.h"
 #include "worker/collectives/mesh.h"
 
-// The same ops over a mesh's group, by the devices: what goes over the connections is who is there, with which op, and
-// who is done. So an op that differs from rank to rank, a rank that is gone, and time are told as they are where the
-// hosts do it, and end what the device waits for.
+// The same ops over a mesh's group, executed by the devices. The connections only carry control messages: which ranks
+// are present, with which op, and which are done. So a mismatched op, a lost rank and a timeout are reported as for ops
+// on the hosts, and end the device's wait.
 namespace torch_remote::worker {
 
-// Whether all ranks' devices may do it, by what they said when they were connected.
+// Whether the devices of all ranks may support these ops, as reported when the ranks connected.
 inline constexpr uint32_t kOffersDeviceCollectives = 1;
 bool all_offer(const Mesh& mesh);
 
-// Called by all ranks at the same place in the order of ops. Null: one of them cannot, and the hosts do it; *why says
-// what this one saw. An error is the mesh's.
+// Called by all ranks at the same position in the order of ops. A null group: the device of one rank cannot join, so
+// the hosts execute the ops; *why is the reason that this rank knows. An error is an error of the mesh.
 Status meet(Mesh& mesh, DeviceCollectives& collectives, const OpLimits& limits,
             std::shared_ptr<DeviceCollectives::Group>* group, std::string* why);
 
-// `label`: as of the hosts' op.
+// `label` is that of the op on the hosts.
 Status run_on_devices(Mesh& mesh, DeviceCollectives::Group& group, const Label& label,
                       const DeviceCollectives::Call& call, const OpLimits& limits);
 

@@ -7,7 +7,7 @@
 namespace torch_remote::worker {
 namespace {
 
-// A copy takes as long as what comes before it: who is gone is noticed by the connection.
+// A copy takes as long as earlier work does: a lost peer is noticed by the connection.
 constexpr std::chrono::hours kNoLimit{24 * 365};
 
 Status damaged() { return Status::invalid("remote: a damaged plan of direct copies"); }
@@ -32,11 +32,11 @@ Status read_plan(std::string_view text, GroupPlan* plan) {
   plan->addresses.resize(2);
   const std::string_view address = take_line(text);
   if (!remote::parse_address(address, address, plan->addresses.data()).ok()) return damaged();
-  plan->addresses[1].port = 1;  // not 0: it is to be connected
+  plan->addresses[1].port = 1;  // Not 0: this rank is to be connected.
   return {};
 }
 
-// What is sent: a failure is the other end's.
+// A send: failures are reported by the other end.
 class Sent final : public BackgroundWork {
  public:
   explicit Sent(std::shared_ptr<BackgroundWork> work) : work_(std::move(work)) {}
@@ -49,7 +49,7 @@ class Sent final : public BackgroundWork {
   const Status good_;
 };
 
-// Once they are connected: whether copies go from device to device, and in words which way they go.
+// Finds out, once both are connected, whether copies go from device to device. `way` describes their path in words.
 Status find_way(Mesh& mesh, int peer, PeerMemory* memory, const OpLimits& limits, bool* between_devices,
                 std::string* way) {
   std::string why;
@@ -167,7 +167,7 @@ Status DirectCopies::receive_to(int64_t pair, int64_t number, ir::DType dtype, v
 Status DirectCopies::send(int64_t pair, int64_t number, ir::DType dtype, std::span<const std::byte> bytes,
                           std::shared_ptr<void> keep, Interrupted interrupted, Work* work) {
   Pair* const found = find(pair);
-  if (found == nullptr || !found->lane) return {};  // nor is there anybody who waits for it
+  if (found == nullptr || !found->lane) return {};  // Then no receive waits for it, either.
   const Label label = label_of(CollectiveOp::kCopy, number, dtype, bytes.size());
   *work = std::make_shared<Sent>(
       found->lane->send({found->other(), label, bytes}, limits_of(*found, std::move(interrupted)), std::move(keep)));

@@ -21,13 +21,14 @@
 
 // Copies between two sessions of one client: the bytes go over a connection between their workers.
 //
-// Such a *pair* has a number that the client gives it, and is a mesh of two: one end waits for the other one. Each copy
-// has a number of its own, and comes to an end on both sides: one that is left out, as what it needs has failed, is
-// told to the other end, which fails likewise and goes on. Bytes that nobody asks for yet stay where they are, in the
-// sender's memory. What ends the connection ends all copies of the pair; the client then makes another pair.
+// Such a *pair* has a number that the client assigns, and is a mesh of two ranks; one end waits for the other to
+// connect. Each copy has a number of its own, and ends on both sides. If a copy is left out because its operand failed,
+// the other end is notified. Its receive then fails with the same error, and later copies still work.
+// Bytes that the other end does not ask for yet stay in the sender's memory. An error of the connection ends all copies
+// of the pair; the client then makes another pair.
 //
-// Where both devices read each other's memory, which they try out when they are connected, bytes go from device to
-// device (worker/collectives/peer_copies.h), and only where they lie goes over the connection.
+// The ends test whether each device can read the other's memory when they connect. If both can, bytes go from device to
+// device (worker/collectives/peer_copies.h), and only their location goes over the connection.
 //
 // For the session's thread.
 namespace torch_remote::worker {
@@ -35,61 +36,62 @@ namespace torch_remote::worker {
 class DirectCopies {
  public:
   using Work = std::shared_ptr<BackgroundWork>;
-  using Interrupted = std::function<bool()>;  // for any thread
+  using Interrupted = std::function<bool()>;  // Called on any thread.
 
-  // `host`: where it waits for others, an address that they reach it by; empty: it neither waits nor connects.
-  // `told`: as of Lane. `device`: the session's; null: one that is this process's memory.
+  // `host`: the address at which it waits for other workers; empty: it neither waits nor connects. `told`: see Lane.
+  // `device`: the session's; null: its memory is this process's memory.
   DirectCopies(std::string host, std::function<void()> told, Device* device = nullptr)
       : host_(std::move(host)), told_(std::move(told)), device_(device) {}
 
-  // Begins a pair at the end that waits. Returns "+HOST:PORT" with its address, or "-" and why it does not.
+  // Begins a pair at the end that waits. Returns "+HOST:PORT" with its address, or "-" and the reason for an error.
   std::string listen(int64_t pair);
-  // Waits there for the other end. `plan`, of both ends: lines of text, the secret in hexadecimal digits, the names of
-  // the end that waits and of the other one, the former's address.
+  // Waits there for the other end. Both ends get the same `plan`. Its lines are the secret in hexadecimal digits, the
+  // names of the waiting end and of the other one, and the waiting end's address.
   Status accept(int64_t pair, std::string_view plan, Interrupted interrupted, Work* work);
-  // Begins a pair at the other end. `answered` is called by any thread, with "+" and the way that bytes will go (in
-  // words), or "-" and why there is no connection.
+  // Begins a pair at the other end. `answered` is called on any thread. Its argument is "+" and a description of the
+  // bytes' path, or "-" and the reason why there is no connection.
   Status connect(int64_t pair, std::string_view plan, Interrupted interrupted,
                  std::function<void(const std::string& answer)> answered, Work* work);
 
-  // Whether the pair's copies go from device to device: send_from and receive_to instead of send and receive. Waits
-  // until it is connected.
+  // Whether the pair's copies go from device to device: then use send_from() and receive_to() instead of send() and
+  // receive(). Waits until the pair is connected.
   bool is_between_devices(int64_t pair);
 
-  // Waits for nobody. `bytes` stay until it is done: `keep` holds what else must. It never fails here: the other end
-  // misses what does not come.
+  // Does not wait for the other end. `bytes` must stay valid until it is done; `keep` owns other memory that it needs.
+  // It never fails here: the other end reports bytes that do not arrive.
   Status send(int64_t pair, int64_t number, ir::DType dtype, std::span<const std::byte> bytes,
               std::shared_ptr<void> keep, Interrupted interrupted, Work* work);
   Status receive(int64_t pair, int64_t number, ir::DType dtype, std::span<std::byte> bytes, std::shared_ptr<void> keep,
                  Interrupted interrupted, Work* work);
-  // Likewise, of the device's memory: queued there when they return.
+  // As send() and receive(), for the device's memory. The copies are queued there when the functions return.
   Status send_from(int64_t pair, int64_t number, ir::DType dtype, const void* data, uint64_t nbytes,
                    Interrupted interrupted);
   Status receive_to(int64_t pair, int64_t number, ir::DType dtype, void* data, uint64_t nbytes, Interrupted interrupted,
                     const std::function<void()>& look);
-  // Instead of send: the other end's receive fails like this.
+  // Call it instead of send(): the other end's receive fails with this error.
   void leave_out(int64_t pair, int64_t number, const Status& why);
-  // Instead of receive: what comes is dropped. Also after a receive that failed, where nothing comes any more.
+  // Call it instead of receive(): bytes that arrive are dropped. It is safe after a failed receive, where nothing
+  // arrives.
   void drop(int64_t pair, int64_t number, ir::DType dtype, uint64_t nbytes);
 
-  // Ends a pair, when its copies are done or, `now`, as it is. `look`: as of BackgroundWork::wait.
+  // Ends a pair: when its copies are done or, if `now`, at once. `look`: see BackgroundWork::wait.
   void leave(int64_t pair, bool now, const std::function<void()>& look);
   void end();
 
-  static constexpr std::chrono::seconds kReach{5};  // for connecting
+  static constexpr std::chrono::seconds kReach{5};  // Time limit for connecting.
 
  private:
   struct Pair {
     std::unique_ptr<PeerListener> listener;
-    std::shared_ptr<Lane> lane;  // once it was connected
-    bool waits = false;          // this end waited: it is rank 0
-    int64_t asked = 0;           // number of the last copy that this end asked for; they grow
+    std::shared_ptr<Lane> lane;  // Set once the pair is connecting.
+    bool waits = false;          // This end waited for the connection: it is rank 0.
+    int64_t asked = 0;           // Number of the last copy that this end asked for; the numbers grow.
     std::shared_ptr<std::atomic<bool>> ended = std::make_shared<std::atomic<bool>>(false);
-    Work connected;  // when that is done, `between_devices` is known
+    Work connected;  // When it is done, `between_devices` is known.
     std::shared_ptr<bool> between_devices = std::make_shared<bool>(false);
-    std::unique_ptr<PeerCopies> peers = {};  // made when they are needed
+    std::unique_ptr<PeerCopies> peers = {};  // Created when needed.
 
-    int other() const { return waits ? 1 : 0; }  // rank
+    int other() const { return waits ? 1 : 0; }  // The other end's rank.
   };
   PeerMemory* peer_memory() const { return device_ != nullptr ? device_->peer_memory() : nullptr; }
   Pair* find(int64_t pair);

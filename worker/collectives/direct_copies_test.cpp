@@ -24,7 +24,7 @@ class DirectCopiesTest : public testing::Test {
   std::string plan(const std::string& answer, const std::string& secret = kSecret) const {
     return secret + "\nremote:0\nremote:1\n" + answer.substr(1);
   }
-  // What the other end is answered.
+  // Returns the answer that the other end gets.
   std::string connect(int64_t pair, const std::string& plan) {
     std::promise<std::string> answer;
     Work work;
@@ -72,7 +72,7 @@ class DirectCopiesTest : public testing::Test {
 
 TEST_F(DirectCopiesTest, GoBothWaysAtOnceAndInOrder) {
   meet();
-  const size_t count = 5'000'000;  // more than the kernel keeps
+  const size_t count = 5'000'000;  // More than the kernel buffers.
   const std::vector<float> up = numbers(count, 1), down = numbers(count, 2), small = numbers(3, 7);
   std::vector<float> got_up(count), got_down(count), got_small(3), got_nothing;
   const Work sent[] = {send(here, 1, up), send(there, 2, down), send(here, 3, small), send(here, 4, {})};
@@ -87,8 +87,8 @@ TEST_F(DirectCopiesTest, GoBothWaysAtOnceAndInOrder) {
 
 TEST_F(DirectCopiesTest, WhatNobodyAsksForStaysWithItsSender) {
   meet();
-  const std::vector<float> values = numbers(25'000'000, 1);                // 100 MB, of which sockets take a few
-  const Work sent = send(here, 1, values), back = send(there, 2, values);  // both ends look for what they can do
+  const std::vector<float> values = numbers(25'000'000, 1);                // 100 MB, of which sockets buffer a few.
+  const Work sent = send(here, 1, values), back = send(there, 2, values);  // Both ends check what they can do.
   std::this_thread::sleep_for(500ms);
   EXPECT_FALSE(sent->done());
   EXPECT_FALSE(back->done());
@@ -112,7 +112,8 @@ TEST_F(DirectCopiesTest, OneThatIsLeftOutFailsAloneAndLikeItsCause) {
   here.leave_out(1, 2, {ErrorCode::kOpFailed, std::string(100'000, 'x'), ""});
   const std::vector<float> good = numbers(2, 3);
   const Work sent = send(here, 3, good);
-  EXPECT_TRUE(finish(receive(there, 3, got)).ok());  // what was left out came before, and nobody had asked for it
+  // The left-out copy arrived earlier, and no receive had asked for it.
+  EXPECT_TRUE(finish(receive(there, 3, got)).ok());
   EXPECT_EQ(got, good);
   const Status kept = finish(receive(there, 2, late));
   EXPECT_EQ(kept.kind(), "RuntimeError");
@@ -177,7 +178,7 @@ TEST_F(DirectCopiesTest, APairIsLeftAtOnceOrWhenItIsDone) {
   const std::string address = here.listen(1);
   Work work;
   ASSERT_TRUE(here.accept(1, plan(address), nullptr, &work).ok());
-  here.leave(1, true, nullptr);  // nobody comes
+  here.leave(1, true, nullptr);  // No client connects.
   EXPECT_TRUE(work->done());
   meet(2);
   const std::vector<float> values = numbers(25'000'000, 1);

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-// What is said of each message between the workers of a group.
+// The labels of messages between the workers of a group.
 namespace torch_remote::worker {
 
 enum class CollectiveOp : uint8_t {
@@ -20,7 +20,7 @@ enum class CollectiveOp : uint8_t {
   kBarrier,
   kMessage,
   kCopy,     // worker/collectives/direct_copies.h
-  kLeftOut,  // instead of a copy: why there is none
+  kLeftOut,  // Sent instead of a copy: the reason why there is none.
   kMeet,     // worker/collectives/peer_copies.h
   kPlace,
   kTaken,
@@ -31,17 +31,18 @@ std::string_view name(CollectiveOp op);  // "all_reduce"
 bool has_reduction(CollectiveOp op);
 bool has_root(CollectiveOp op);
 
-// What a message belongs to. Two ranks that are in the same op say the same.
+// Identifies what a message belongs to. Two ranks in the same op use equal labels.
 struct Label {
   enum Kind : uint8_t { kCollective = 1, kPoint = 2, kFailure = 3 };
 
   uint8_t kind = kCollective;
-  uint8_t op = 0;  // CollectiveOp (worker/collectives/collectives.h)
+  uint8_t op = 0;  // CollectiveOp.
   uint8_t dtype = 0;
   uint8_t reduction = 0;
   int32_t root = 0;
-  uint64_t sequence = 0;  // of the collective, counted by the client; of a message from one to another: its tag
-  uint64_t count = 0;     // elements of the collective; 0: differs from rank to rank
+  // Number of the collective op, counted by the client; for a message between two ranks: its tag.
+  uint64_t sequence = 0;
+  uint64_t count = 0;  // Elements of the collective op; 0: it differs from rank to rank.
   bool operator==(const Label&) const = default;
 };
 

@@ -10,7 +10,7 @@
 namespace torch_remote::worker {
 namespace {
 
-constexpr std::chrono::milliseconds kLook{20};  // between two looks of who waits
+constexpr std::chrono::milliseconds kLook{20};  // Between two looks of a waiting thread.
 
 }  // namespace
 
@@ -35,8 +35,8 @@ class Lane::Op final : public BackgroundWork {
     --lane_.undone_;
   }
 
-  Lane& lane_;             // outlives what is not done
-  const Perform perform_;  // null: a message
+  Lane& lane_;             // Outlives ops that are not done.
+  const Perform perform_;  // Null: a message.
   const bool connects_;
   std::vector<Outgoing> sends_;
   std::vector<Incoming> receives_;
@@ -108,7 +108,7 @@ std::shared_ptr<BackgroundWork> Lane::put(OpPtr op) {
   } else if (connecting_ != 0) {
     messages_.push_back(op);
   } else {
-    begin(op);  // with the lock: they begin in their order
+    begin(op);  // With the lock, so that messages begin in order.
   }
   if (op->done()) return op;
   lock.unlock();
@@ -125,7 +125,7 @@ void Lane::begin(const OpPtr& op) {
               });
 }
 
-// The first op of the queue.
+// Executes the first op of the queue.
 void Lane::perform(Lock& lock) {
   const OpPtr op = std::move(queue_.front());
   queue_.pop_front();
@@ -145,15 +145,16 @@ void Lane::perform(Lock& lock) {
   op->finish(std::move(status));
   lock.unlock();
   changed_.notify_all();
-  mesh_.wake();  // whoever waits for it drives meanwhile
+  mesh_.wake();  // A thread that waits for this op is driving meanwhile.
   lock.lock();
 }
 
-// What somebody does who waits. `wakes`: what the mesh said before it was seen that there is something to wait for.
+// One step of a waiting thread. `wakes`: the value of Mesh::wakes() before the caller checked what it waits for.
 void Lane::step(Lock& lock, uint64_t wakes, bool for_message, const std::function<void()>& look) {
-  // Not who waits for a message: the other ranks may come to the op only behind what this one does with it.
+  // Not for a wait for a message: the other ranks may reach the op only after they get what this rank sends later.
   if (!performing_ && !queue_.empty() && !for_message) return perform(lock);
-  if (performing_ && !for_message) {  // who does that drives, and is not to be disturbed by each of its turns
+  // The performing thread drives; a waiting thread must not be woken by each of its rounds.
+  if (performing_ && !for_message) {
     changed_.wait_for(lock, kLook);
     lock.unlock();
   } else {

@@ -14,21 +14,21 @@
 #include "worker/collectives/mesh.h"
 #include "worker/runner/runner.h"
 
-// The ops of one group, done beside what else the worker does.
+// Executes the ops of one group in the background of the session.
 //
-// Ops of all ranks are done one after the other, in the order in which they are added, as on every rank. Messages
-// between two ranks go on beside them and beside each other: who sends waits for nobody, so ranks that send to each
-// other, in whatever order and in whatever groups, do not stop each other. Connecting comes before all that is added
-// behind it.
+// Collective ops execute one after the other, in the order in which they are added, which is the same on every rank.
+// Messages between two ranks run concurrently with these ops and with each other. A send never waits for the receiver,
+// so ranks that send to each other cannot deadlock, in any order and any groups. A connect comes before all ops and
+// messages that are added after it.
 //
-// A thread that begins with the first op does them; whoever waits for one does what it finds undone.
+// A thread, started with the first op, executes the ops. A caller that waits for an op also executes queued ops.
 namespace torch_remote::worker {
 
 class Lane {
  public:
-  // `told` is called by any thread when something is done. May be null.
+  // `told` is called on any thread when an op is done. May be null.
   Lane(int rank, int size, std::function<void()> told, MeshOptions options = {});
-  // Breaks the mesh if something is not done.
+  // Breaks the mesh if an op is not done.
   ~Lane();
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
@@ -39,13 +39,13 @@ class Lane {
   std::shared_ptr<BackgroundWork> connect(Perform perform);
   std::shared_ptr<BackgroundWork> add(Perform perform);
 
-  // `bytes` must stay until it is done: `keep` holds what else must.
+  // `bytes` must stay valid until it is done; `keep` owns other memory that it needs.
   std::shared_ptr<BackgroundWork> send(const Outgoing& message, const OpLimits& limits, std::shared_ptr<void> keep);
-  // `came` is told who sent it; may be null.
+  // `came` is called with the sender's rank; may be null.
   std::shared_ptr<BackgroundWork> receive(const Incoming& message, const OpLimits& limits,
                                           std::function<void(int from)> came);
 
-  // Returns when all that was added is done.
+  // Returns when all ops that were added are done.
   void wait_all(const std::function<void()>& look);
 
  private:
@@ -65,12 +65,12 @@ class Lane {
 
   Mesh mesh_;
   const std::function<void()> told_;
-  std::mutex mutex_;  // for what follows
+  std::mutex mutex_;  // Guards the members below.
   std::condition_variable changed_;
-  std::deque<OpPtr> queue_;     // not begun, but for messages
-  std::deque<OpPtr> messages_;  // that wait until all is connected
-  size_t connecting_ = 0;       // ops that connect and are not done
-  bool performing_ = false;     // somebody does one that was in the queue
+  std::deque<OpPtr> queue_;     // Collective ops and connects that have not begun.
+  std::deque<OpPtr> messages_;  // Messages that wait until all ranks are connected.
+  size_t connecting_ = 0;       // Number of connects that are not done.
+  bool performing_ = false;     // A thread is executing an op that was in the queue.
   bool ending_ = false;
   std::thread thread_;
   std::atomic<size_t> undone_{0};

@@ -12,7 +12,7 @@
 #include "worker/collectives/collectives.h"
 #include "worker/collectives/peers.h"
 
-// Ranks are threads, each with a lane for each group.
+// Ranks are threads, each with one lane per group.
 namespace torch_remote::worker {
 namespace {
 
@@ -89,9 +89,9 @@ bool are_all(const Values& values, int32_t value) {
   return std::ranges::count(values, value) == static_cast<std::ptrdiff_t>(values.size());
 }
 
-constexpr size_t kMuch = 17 << 20;  // numbers: more than a mesh keeps, and sockets take
+constexpr size_t kMuch = 17 << 20;  // Number of values: more than a mesh stores and sockets buffer.
 
-// Two ranks that send to each other much, in different groups, which they use in different orders for the first time.
+// Two ranks send large messages to each other in two groups, and use the groups for the first time in different orders.
 TEST(Lane, GroupsDoNotWaitForEachOther) {
   const auto first = listeners(2), second = listeners(2);
   with_ranks(2, [&](int rank) {
@@ -100,7 +100,7 @@ TEST(Lane, GroupsDoNotWaitForEachOther) {
     const auto make = [&](int number) {
       (number == 0 ? a : b) = std::make_unique<Member>(rank, number == 0 ? first : second);
     };
-    make(rank);  // rank 0 the first group, rank 1 the second
+    make(rank);  // Rank 0 begins with the first group, rank 1 with the second.
     make(1 - rank);
     group[0] = a.get();
     group[1] = b.get();
@@ -134,7 +134,7 @@ TEST(Lane, ManyLargeMessagesBothWaysBeforeOneIsTaken) {
   });
 }
 
-// Rank 1 comes to the collective op only when it has what rank 0 sends behind it.
+// Rank 1 reaches the collective op only when it has the message that rank 0 sends after it.
 TEST(Lane, MessagesPassCollectiveOpsThatWait) {
   const auto all = listeners(2);
   with_ranks(2, [&](int rank) {
@@ -181,7 +181,7 @@ TEST(Lane, MessagesKeepTheirOrderWhileTheRanksConnect) {
 TEST(Lane, TellsWhenSomethingIsDoneThatNobodyWaitsFor) {
   const auto all = listeners(2);
   with_ranks(2, [&](int rank) {
-    std::latch told(3);  // connected, sent, received
+    std::latch told(3);  // Connected, sent, received.
     Member member(rank, all, [&] { told.count_down(); });
     const Values out{rank};
     Values in{-1};

@@ -20,7 +20,7 @@
 #include "worker/device/no_memory.h"
 
 namespace torch_remote::worker {
-// What goes before a message's bytes; little endian, as both ends are.
+// Precedes a message's bytes. Little endian, as both ends are.
 struct MessageHeader {
   uint32_t magic = 0;
   uint8_t kind = 0, op = 0, dtype = 0, reduction = 0;
@@ -35,9 +35,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr uint32_t kMagic = 0x4D435254;             // "TRCM"
-constexpr size_t kDropped = size_t{1} << 16;        // bytes that are read at once of what nobody wants
-constexpr std::chrono::milliseconds kTelling{500};  // the others why this rank failed
-constexpr std::chrono::milliseconds kLook{20};      // between two looks whether the op is to end
+constexpr size_t kDropped = size_t{1} << 16;        // Bytes that are read and dropped at a time.
+constexpr std::chrono::milliseconds kTelling{500};  // Time to send the other ranks the reason for a failure.
+constexpr std::chrono::milliseconds kLook{20};      // Between two checks whether an op must end.
 
 MessageHeader encode(const Label& label, size_t nbytes) {
   return {kMagic,     label.kind, label.op,       label.dtype, label.reduction,
@@ -48,7 +48,7 @@ Label decode(const MessageHeader& header) {
   return {header.kind, header.op, header.dtype, header.reduction, header.root, header.sequence, header.count};
 }
 
-// Of a message: does it belong to what is asked for, as far as its place in the order says?
+// Whether a message that arrives belongs to a receive, according to its position in the order.
 bool belongs(const Label& come, const Label& asked) {
   if (come.kind != asked.kind) return false;
   return come.kind == Label::kCollective || come.sequence == asked.sequence;
@@ -73,7 +73,7 @@ bool is_left_out(const Label& label) {
   return label.kind == Label::kPoint && label.op == static_cast<uint8_t>(CollectiveOp::kLeftOut);
 }
 
-// What `Mesh::exchange` says of such a message.
+// The error that `Mesh::exchange` returns for such a message.
 Status left_out(std::span<const std::byte> bytes) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   const size_t line = std::min(text.find('\n'), text.size());
@@ -89,9 +89,9 @@ struct Mesh::Exchange {
   OpLimits limits;
   Finished finished;
   Clock::time_point deadline;
-  size_t left = 0;  // messages in both directions
+  size_t left = 0;  // Messages in both directions.
   bool done = false;
-  Status left_out;  // one of them
+  Status left_out;  // The error of a message that was left out.
 };
 
 struct Mesh::Peer {
@@ -116,18 +116,18 @@ struct Mesh::Peer {
   };
 
   int socket = -1;
-  int error = 0;  // why it is closed: an errno; 0: the other end closed it
-  // What comes: a header, then bytes for `target` (null: for `kept`).
+  int error = 0;  // The errno with which it was closed; 0: the other end closed it.
+  // Receiving: a header, then bytes for `target` (null: for `kept`).
   MessageHeader header;
   size_t header_read = 0, bytes_read = 0;
   Incoming* target = nullptr;
   Exchange* target_of = nullptr;
   std::vector<std::byte> bytes;
-  Charge charge;      // of `bytes`
-  bool held = false;  // the header is there, and no room for its bytes
+  Charge charge;      // The charge for `bytes`.
+  bool held = false;  // The header is there, but there is no memory for the bytes.
   std::deque<Kept> kept;
   size_t kept_bytes = 0;
-  // What goes.
+  // Sending.
   std::deque<Sent> queue;
   MessageHeader sent_header;
   size_t header_sent = 0, bytes_sent = 0;
@@ -146,7 +146,7 @@ Mesh::~Mesh() {
 void Mesh::add(int rank, int socket, uint32_t offers) {
   const std::lock_guard lock(mutex_);
   peers_[rank] = std::make_unique<Peer>(socket, offers);
-  if (driving_) (void)::eventfd_write(woken_, 1);  // to look at it, too
+  if (driving_) (void)::eventfd_write(woken_, 1);  // So that it polls the new socket, too.
 }
 
 std::string Mesh::name_of(int rank) const {
@@ -178,7 +178,7 @@ void Mesh::wake() {
 
 // --- failures --------------------------------------------------------------------------------------------------------
 
-// Ends the message that is on its way, as far as that goes soon, and says why there is no other one.
+// Completes the message that is being sent, as far as that is possible soon, and sends the reason for the failure.
 void Mesh::tell(Peer& peer, const std::string& text, Clock::time_point until) const {
   Label label;
   label.kind = Label::kFailure;
@@ -216,14 +216,14 @@ Status Mesh::fail(const Status& why) {
 void Mesh::fail_all(const Status& why) {
   if (!status_.ok()) return;
   status_ = why;
-  // The others should not have to wait until their time is over.
+  // The other ranks should not have to wait until their timeout.
   const std::string text = why.message().substr(0, kMostText);
   const auto until = Clock::now() + kTelling;
   for (const auto& peer : peers_) {
     if (!peer) continue;
     if (peer->socket >= 0) {
       tell(*peer, text, until);
-      // Not closed: what was not read here would have the kernel drop what was sent.
+      // The socket is not closed: with unread data, close() would make the kernel drop sent data.
       ::shutdown(peer->socket, SHUT_WR);
     }
     peer->queue.clear();
@@ -247,7 +247,7 @@ Status Mesh::gone(int rank, const Exchange& exchange, int error) const {
                                                    : "; what it had not sent is lost"));
 }
 
-// Not ok: somebody who is needed is gone.
+// Returns an error if a peer that is needed is gone.
 Status Mesh::find_gone() const {
   const auto is_gone = [this](int rank) { return peers_[rank] && peers_[rank]->socket < 0; };
   const auto is_left = [](const auto& peer) { return peer && peer->socket >= 0; };
@@ -270,7 +270,7 @@ Status Mesh::find_gone() const {
   return {};
 }
 
-// Not ok: it must not go on.
+// Returns an error if the exchange must end.
 Status Mesh::over(const Exchange& exchange) const {
   const auto label = [&]() -> std::string {
     for (const Incoming& receive : exchange.receives) {
@@ -315,7 +315,7 @@ void Mesh::finish_done() {
   std::erase_if(exchanges_, [](const auto& exchange) { return exchange->done; });
 }
 
-// Somebody waits for what comes from this rank.
+// Whether a receive waits for this rank.
 bool Mesh::is_awaited(int rank) const {
   return std::ranges::any_of(exchanges_, [rank](const auto& exchange) {
     return std::ranges::any_of(exchange->receives, [rank](const Incoming& receive) {
@@ -324,14 +324,14 @@ bool Mesh::is_awaited(int rank) const {
   });
 }
 
-// Whether what comes from this rank is read now.
+// Whether data from this rank is read now.
 bool Mesh::reads(int rank) const {
   const Peer& peer = *peers_[rank];
   if (peer.held) return is_awaited(rank);
   return peer.header_read != 0 || peer.kept_bytes < options_.most_kept || is_awaited(rank);
 }
 
-// For a message that nobody has asked for yet.
+// Allocates memory for a message that no receive has asked for yet.
 Status Mesh::make_room(int rank) {
   Peer& peer = *peers_[rank];
   const Status room = peer.charge.take(options_.memory, peer.header.nbytes, "what " + name_of(rank) + " sends");
@@ -341,7 +341,7 @@ Status Mesh::make_room(int rank) {
   return {};
 }
 
-// A header is there: finds out where its bytes belong.
+// A header has arrived: finds out where its bytes go.
 Status Mesh::take_label(int rank) {
   Peer& peer = *peers_[rank];
   const MessageHeader& header = peer.header;
@@ -380,7 +380,7 @@ Status Mesh::take_label(int rank) {
   return make_room(rank);
 }
 
-// Such a message is there: tells who asks for it, or keeps it until somebody does.
+// A left-out message has arrived: fails the receive that asks for it, or stores it.
 void Mesh::take_left_out(int rank) {
   Peer& peer = *peers_[rank];
   const Label label = decode(peer.header);
@@ -479,7 +479,7 @@ Status Mesh::write(int rank) {
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return {};
     if (sent < 0) {
-      // What it said before it went may still be read: why it failed.
+      // The peer's last message, with the reason for its failure, may still be readable.
       peer.error = errno;
       if (Status status = read(rank); !status.ok()) return status;
       peer.close_socket();
@@ -496,7 +496,7 @@ Status Mesh::write(int rank) {
   return {};
 }
 
-// Whether what this rank sent before it was asked for is it.
+// Looks for a stored message from this rank that matches the receive. Returns whether one was found.
 bool Mesh::take_kept(int rank, Exchange& exchange, Incoming& receive, Status* status) {
   Peer& peer = *peers_[rank];
   const auto found =
@@ -515,7 +515,7 @@ bool Mesh::take_kept(int rank, Exchange& exchange, Incoming& receive, Status* st
     --exchange.left;
     return true;
   }
-  // One that is being read: it goes on into its own memory.
+  // A message that is being read: the rest of it goes directly to the receive's memory.
   if (peer.header_read != sizeof(MessageHeader) || peer.target != nullptr || is_left_out(decode(peer.header)) ||
       !belongs(decode(peer.header), receive.label)) {
     return false;
@@ -531,7 +531,7 @@ bool Mesh::take_kept(int rank, Exchange& exchange, Incoming& receive, Status* st
   return true;
 }
 
-// Queues what goes, and looks for what came before.
+// Queues the sends, and looks for messages that arrived earlier.
 Status Mesh::queue(Exchange& exchange) {
   const auto missing = [this](int rank) { return rank < 0 || rank >= size() || !peers_[rank]; };
   const auto misses = [&](const Incoming& receive) { return receive.peer != kAnyPeer && missing(receive.peer); };
@@ -565,7 +565,7 @@ Status Mesh::move() {
   return find_gone();
 }
 
-// Everything that can be done without waiting.
+// Does everything that is possible without waiting.
 void Mesh::advance() {
   if (!status_.ok()) return;
   Status status;
@@ -588,7 +588,7 @@ void Mesh::start(const std::shared_ptr<Exchange>& exchange) {
     return;
   }
   advance();
-  if (!exchange->done && driving_) (void)::eventfd_write(woken_, 1);  // to look when it can be sent, too
+  if (!exchange->done && driving_) (void)::eventfd_write(woken_, 1);  // So that it polls for sending, too.
 }
 
 void Mesh::begin(std::vector<Outgoing> sends, std::vector<Incoming> receives, const OpLimits& limits,
@@ -598,7 +598,7 @@ void Mesh::begin(std::vector<Outgoing> sends, std::vector<Incoming> receives, co
       Exchange{std::move(sends), std::move(receives), limits, std::move(finished), {}, 0, false, {}}));
 }
 
-// One look of who drives.
+// One round of the driving thread.
 void Mesh::round(Lock& lock, uint64_t wakes) {
   driving_ = true;
   const size_t before = exchanges_.size();

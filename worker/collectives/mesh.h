@@ -18,50 +18,50 @@
 #include "worker/collectives/label.h"
 #include "worker/device/memory.h"
 
-// A TCP connection between each two workers of a group, and messages over them.
+// A TCP connection between each pair of workers of a group, and messages over these connections.
 namespace torch_remote::worker {
 
 struct Outgoing {
-  int peer = 0;  // rank
+  int peer = 0;  // Rank of the receiver.
   Label label;
   std::span<const std::byte> bytes;
 };
 
 struct Incoming {
-  int peer = 0;  // kAnyPeer: whoever sends such a message first
+  int peer = 0;  // Rank of the sender; kAnyPeer: any rank that sends such a message first.
   Label label;
-  std::span<std::byte> bytes;  // as many as must come
-  bool done = false;           // set when it is there; `peer` is who sent it then
-  uint64_t dropped = 0;        // nobody wants it: as many bytes come, and `bytes` is empty
+  std::span<std::byte> bytes;  // The message must have exactly this size.
+  bool done = false;           // Set when the message has arrived; `peer` is the sender then.
+  uint64_t dropped = 0;        // The message is not wanted: this many bytes arrive and are dropped; `bytes` is empty.
   uint64_t nbytes() const { return bytes.size() + dropped; }
 };
 
 inline constexpr int kAnyPeer = -1;
 
-// What goes wrong in a collective op or a copy: `kind` is Python's exception.
+// An error in a collective op or a copy; `kind` is the Python exception class.
 inline Status collective_failed(std::string message, const char* kind = "RuntimeError") {
   return {ErrorCode::kOpFailed, std::move(message), kind};
 }
 
-// How long an op may take, and who may end it earlier.
+// The time limit of an op, and a function that may end it earlier.
 struct OpLimits {
   std::chrono::milliseconds time{1'800'000};
-  std::function<bool()> interrupted = {};  // may be null; asked every 20 ms or so, by any thread: the client is gone,
-                                           // or gave up
+  // May be null. Called about every 20 ms, on any thread; returns true if the client is gone or gave up.
+  std::function<bool()> interrupted = {};
 };
 
 struct MeshOptions {
-  // In errors, one a rank: "remote:1"; empty: they are ranks of a process group.
+  // Names for error messages, one per rank: "remote:1"; empty: they are ranks of a process group.
   std::vector<std::string> names = {};
-  // Bytes that are kept of a peer from which nobody waits for anything.
+  // Bytes that are stored from a peer while no receive waits for it.
   size_t most_kept = size_t{64} << 20;
-  // What is kept counts against the limit of this, which must outlive the mesh; null: there is none.
+  // Stored bytes count against the limit of this allocator, which must outlive the mesh; null: there is no limit.
   CachingAllocator* memory = nullptr;
 };
 
-// One rank's end. For any number of threads: exchanges of several go on at the same time, and whoever waits for one
-// does the work of all. Once something failed, the mesh is broken: the other ranks are told why, and every later call
-// returns that.
+// One rank's end of the connections. Thread safe: exchanges of several threads run concurrently, and a thread that
+// waits for one exchange drives all of them. After an error the mesh is broken: the other ranks receive the reason, and
+// every later call returns it.
 class Mesh {
  public:
   Mesh(int rank, int size, MeshOptions options = {});
@@ -73,42 +73,46 @@ class Mesh {
   int size() const { return static_cast<int>(peers_.size()); }
   std::string name_of(int rank) const;  // "rank 1"
 
-  // A connected socket that does not block, which the mesh takes over. `offers`: bits, what that rank says of itself.
+  // Adds a connected, non-blocking socket, which the mesh owns from now on. `offers`: bits with capabilities of that
+  // rank.
   void add(int rank, int socket, uint32_t offers = 0);
   bool has(int rank) const;
-  uint32_t offers_of(int rank) const;  // 0 of those that were not added
+  uint32_t offers_of(int rank) const;  // 0 for ranks that were not added.
 
-  // Sends and receives all of it, at once: what goes to one peer, and what comes from one, in the order given. What
-  // comes meanwhile and is asked for later is kept: up to `most_kept` bytes of a peer from which nobody waits for
-  // anything, else all of it; so ranks that send to each other do not wait for each other. A message for which the
-  // session's memory limit leaves no room is not read until somebody asks for it; if somebody asks for a later one
-  // instead, that fails. Errors name the other rank
-  // and the op: kOpFailed. Instead of a message its sender may say why there is none (CollectiveOp::kLeftOut; its bytes
-  // are the error's kind, a newline and the message): then the exchange that asks for it fails, and nothing else does.
+  // Sends and receives all messages concurrently. Messages to one peer, and from one peer, keep the given order.
+  // Messages that arrive before a receive asks for them are stored. While no receive waits for a peer, at most
+  // `most_kept` bytes from it are stored; otherwise there is no limit. So ranks that send to each other do not wait for
+  // each other.
+  // If the session's memory limit leaves no space for a message, the message is not read until a receive asks for it. A
+  // receive that asks for a later message then fails.
+  // Errors are kOpFailed, and name the other rank and the op. A sender may send an error instead of a message
+  // (CollectiveOp::kLeftOut; its bytes are the error's kind, a newline and the message). Then only the exchange that
+  // asks for this message fails.
   Status exchange(std::span<const Outgoing> sends, std::span<Incoming> receives, const OpLimits& limits);
 
-  // Likewise, without waiting. Somebody has to call drive() until `finished` was called: by whoever did that, once, and
-  // maybe by begin() itself. It must not call the mesh. `bytes` must stay until then.
+  // Begins an exchange without waiting. The caller must make sure that some thread calls drive() until `finished` was
+  // called. `finished` is called once, by the thread that completes the exchange, maybe by begin() itself. It must not
+  // call the mesh. `bytes` must stay valid until then.
   using Finished = std::function<void(const Status& status, std::span<const Incoming> receives)>;
   void begin(std::vector<Outgoing> sends, std::vector<Incoming> receives, const OpLimits& limits, Finished finished);
-  // Does what can be done, and waits at most 20 ms for more: less if something was finished, or after a wake() that
-  // wakes() did not count.
+  // Does all work that is possible without waiting, and waits at most 20 ms for more. It waits less if an exchange
+  // finishes, or after a wake() that `wakes` does not include.
   void drive(uint64_t wakes);
   void wake();
   uint64_t wakes() const { return wakes_; }
 
-  // Breaks the mesh, as if an op had failed. Returns `why`, or what broke it before.
+  // Breaks the mesh, as if an op had failed. Returns `why`, or the reason that broke it earlier.
   Status fail(const Status& why);
   Status status() const;
 
-  static constexpr size_t kMostText = 2000;  // of a failure
+  static constexpr size_t kMostText = 2000;  // Maximum length of an error's text.
 
  private:
   struct Peer;
   struct Exchange;
   using Lock = std::unique_lock<std::mutex>;
 
-  // All with the lock.
+  // The functions below need the lock.
   void start(const std::shared_ptr<Exchange>& exchange);
   void tell(Peer& peer, const std::string& text, std::chrono::steady_clock::time_point until) const;
   void fail_all(const Status& why);
@@ -131,15 +135,16 @@ class Mesh {
   void round(Lock& lock, uint64_t wakes);
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;  // something was finished, or nobody drives any more
+  std::condition_variable changed_;  // Signaled when an exchange finishes, or when a thread stops driving.
   bool driving_ = false;
-  int woken_ = -1;  // an eventfd, for who drives
+  int woken_ = -1;  // An eventfd that wakes the driving thread.
   std::atomic<uint64_t> wakes_{0};
   int rank_ = 0;
   const MeshOptions options_;
-  std::vector<std::byte> dropped_;                  // where bytes go that nobody wants
-  std::vector<std::unique_ptr<Peer>> peers_;        // null for this rank, and those that were not added
-  std::list<std::shared_ptr<Exchange>> exchanges_;  // not finished, in the order in which they began
+  std::vector<std::byte> dropped_;            // Receives bytes that are dropped.
+  std::vector<std::unique_ptr<Peer>> peers_;  // Null for this rank, and for ranks that were not added.
+  // Exchanges that are not finished, in the order in which they began.
+  std::list<std::shared_ptr<Exchange>> exchanges_;
   Status status_;
 };
 

@@ -13,18 +13,18 @@
 namespace torch_remote::worker {
 namespace {
 
-constexpr size_t kContent = 64;  // bytes that are read to see that they can be
+constexpr size_t kContent = 64;  // Bytes that are read as a test.
 constexpr size_t kText = 400;
 
-// What each end says first.
+// The first message of each end.
 struct Greeting {
-  std::array<char, kText> why{};  // it has no such memory, and why; empty: it has
+  std::array<char, kText> why{};  // The reason why it has no such memory; empty: it has.
   PeerMemory::Place place{};
   std::array<std::byte, kContent> content{};
 };
-// What it says then.
+// The second message of each end.
 struct Verdict {
-  std::array<char, kText> why{};  // it does not read the other one's memory; empty: it does
+  std::array<char, kText> why{};  // The reason why it cannot read the other end's memory; empty: it can.
 };
 
 void put_text(std::string_view text, std::array<char, kText>& to) {
@@ -37,7 +37,7 @@ Status swap(Mesh& mesh, int peer, int step, const OpLimits& limits, const T& min
   Label label;
   label.kind = Label::kPoint;
   label.op = static_cast<uint8_t>(CollectiveOp::kMeet);
-  label.count = static_cast<uint64_t>(step);  // copies have numbers from 1 on, these have none
+  label.count = static_cast<uint64_t>(step);  // Copies have numbers from 1 on; these messages have number 0.
   const std::array<Outgoing, 1> sends{{{peer, label, std::as_bytes(std::span(&mine, 1))}}};
   std::array<Incoming, 1> receives{{{peer, label, std::as_writable_bytes(std::span(theirs, 1))}}};
   return mesh.exchange(sends, receives, limits);
@@ -102,7 +102,7 @@ Status PeerCopies::meet(Mesh& mesh, int peer, PeerMemory* mine, const OpLimits& 
   const std::string none_here = text_of(here.why), none_there = text_of(there.why);
   const std::string name_here = mesh.name_of(mesh.rank()), name_there = mesh.name_of(peer);
   if (mine == nullptr || !none_here.empty() || !none_there.empty()) {
-    if (piece) piece->was_read();  // nobody will
+    if (piece) piece->was_read();  // Nothing reads it.
     const auto tell = [why](const std::string& name, const std::string& none) {
       if (none.empty()) return;
       *why += (why->empty() ? "" : "; ") + name + (none == "-" ? " is no GPU" : ": " + none);
@@ -111,7 +111,7 @@ Status PeerCopies::meet(Mesh& mesh, int peer, PeerMemory* mine, const OpLimits& 
       *why = "-";
       return {};
     }
-    // The same words at both ends.
+    // Both ends use the same words.
     tell(mesh.rank() < peer ? name_here : name_there, mesh.rank() < peer ? none_here : none_there);
     tell(mesh.rank() < peer ? name_there : name_here, mesh.rank() < peer ? none_there : none_here);
     return {};
@@ -138,11 +138,11 @@ Status PeerCopies::send(const Label& label, const void* data, uint64_t nbytes, c
   const auto sent = std::make_shared<Sent>();
   PeerMemory& memory = *device_.peer_memory();
   if (Status status = memory.put(data, nbytes, &sent->place, &sent->piece); !status.ok()) return status;
-  // (It is in memory that stays: where nobody says that it was read, somebody may still be reading.)
+  // The piece lies in memory that stays: without a confirmation the other end may still be reading it.
   (void)lane_->receive({peer_, taken(label), {}}, limits, [sent](int) { sent->piece->was_read(); });
   device_.notify(device_.record(), [lane = std::weak_ptr(lane_), peer = peer_, label, limits, sent, &memory] {
     const std::shared_ptr<Lane> there = lane.lock();
-    if (!there || !memory.status().ok()) return;  // the other end sees that this one is gone
+    if (!there || !memory.status().ok()) return;  // The other end notices that this end is gone.
     (void)there->send({peer, label_as(label, CollectiveOp::kPlace), sent->place}, limits, sent);
   });
   return {};
@@ -171,7 +171,7 @@ void PeerCopies::drop(const Label& label, const OpLimits& limits) {
   const auto place = std::make_shared<PeerMemory::Place>();
   (void)lane_->add([place, label, limits, peer = peer_](Mesh& mesh) {
     std::array<Incoming, 1> receives{{{peer, label_as(label, CollectiveOp::kPlace), *place}}};
-    // A failure is one of the other end's, which nobody here waits for, or the connection's.
+    // A failure belongs to the other end, and no one waits for it here, or it is the connection's.
     if (!mesh.exchange({}, receives, limits).ok()) return Status();
     const std::array<Outgoing, 1> sends{{{peer, taken(label), {}}}};
     (void)mesh.exchange(sends, {}, limits);

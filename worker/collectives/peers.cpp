@@ -23,14 +23,14 @@ using remote::Patience;
 
 constexpr std::array<char, 4> kMagic = {'T', 'R', 'G', 'P'};
 constexpr uint8_t kVersion = 2;
-// What somebody who connected has to prove who it is.
+// Time for a connecting peer to prove its identity.
 constexpr std::chrono::milliseconds kProofTime{5'000};
 
 struct Nonce {
   std::array<uint8_t, 16> bytes{};
 };
 
-// Connecting end, accepting end: greeting, answer; proof, proof.
+// The handshake: client hello (connecting end), server hello (accepting end), then a proof from each end.
 struct Answer {
   Nonce nonce;
   uint32_t offers = 0;
@@ -140,7 +140,7 @@ Status connect(const GroupPlan& plan, int to, const Patience& patience, Socket* 
   return {};
 }
 
-// Not ok: this one does not belong here, for whatever reason.
+// Authenticates a connecting peer. Returns an error if it does not belong to the group, for any reason.
 Status let_in(const GroupPlan& plan, int socket, const Mesh& mesh, const Patience& patience, int* rank,
               uint32_t* offers) {
   Greeting greeting;

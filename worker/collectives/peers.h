@@ -10,15 +10,15 @@
 #include "remote/net/tcp.h"
 #include "worker/collectives/mesh.h"
 
-// How the workers of a group find each other: each listens, and connects to those of lower rank.
+// How the workers of a group connect: each listens, and connects to those of lower rank.
 //
-// Both ends of a connection prove that they know the group's secret, by HMAC-SHA256 over a nonce of each, who proves,
-// both ranks and the group's size, before anything else is read. What follows is not encrypted.
+// Both ends of a connection prove that they know the group's secret before any other data is read. The proof is an
+// HMAC-SHA256 over a nonce of each end, the role of the prover, both ranks and the group's size. Data is not encrypted.
 namespace torch_remote::worker {
 
 class PeerListener {
  public:
-  // Port 0 of `host`.
+  // Listens on port 0 of `host`.
   static Status open(const std::string& host, std::unique_ptr<PeerListener>* listener);
   ~PeerListener();
   PeerListener(const PeerListener&) = delete;
@@ -35,24 +35,24 @@ class PeerListener {
 
 struct GroupPlan {
   int rank = 0;
-  std::vector<remote::Address> addresses;  // one a rank; of those that are to be connected now, the others have port 0
-  std::vector<uint8_t> secret;             // at least remote::kLeastToken bytes
-  uint32_t offers = 0;                     // bits, what this rank says of itself (Mesh::offers_of)
-  std::vector<std::string> names = {};     // for errors, one a rank: "remote:1"; empty: "rank 1"
+  std::vector<remote::Address> addresses;  // One per rank; port 0: the rank is not connected now.
+  std::vector<uint8_t> secret;             // At least remote::kLeastToken bytes.
+  uint32_t offers = 0;                     // Bits with capabilities of this rank (Mesh::offers_of).
+  std::vector<std::string> names = {};     // For errors, one per rank: "remote:1"; empty: "rank 1".
 
   std::string name_of(int of) const { return names.empty() ? "rank " + std::to_string(of) : names[of]; }
 };
 
-// What clients write plans in. The text's first line, which is taken from it; empty at its end.
+// Parses plans, which clients write. Removes and returns the first line of `text`; empty at the end.
 std::string_view take_line(std::string_view& text);
-// A secret in hexadecimal digits. False: they are none.
+// Reads a secret in hexadecimal digits. Returns false for other characters.
 bool read_secret(std::string_view digits, std::vector<uint8_t>* secret);
 
-// Waits until all that the plan names are in the mesh; they do the same with this one. Others of the group may come
-// meanwhile. Whoever connects and does not prove that it belongs here is sent away.
+// Waits until all ranks that the plan names are in the mesh; they do the same with this one. Other ranks of the group
+// may connect meanwhile. A connection without a valid proof is closed.
 Status join(const PeerListener& listener, const GroupPlan& plan, const OpLimits& limits, Mesh& mesh);
 
-// Only connects to that one, which is of lower rank.
+// Only connects to that rank, which must be lower.
 Status join_rank(const GroupPlan& plan, int to, const OpLimits& limits, Mesh& mesh);
 
 }  // namespace torch_remote::worker

@@ -18,7 +18,7 @@ namespace {
 using ir::DType;
 
 constexpr auto kNames = std::to_array<std::string_view>({"sum", "avg", "product", "min", "max", "band", "bor", "bxor"});
-constexpr int64_t kBlock = 1024;  // elements that are combined at a time, in the first level cache
+constexpr int64_t kBlock = 1024;  // Elements that are combined at a time, in the L1 cache.
 
 // --- half types, as floats -------------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ void combine(Reduction reduction, const T* from, T* to, int64_t count) {
         return each([](T a, T b) { return a + b; });
     }
   } else {
-    using U = std::common_type_t<std::make_unsigned_t<T>, unsigned>;  // wraps around
+    using U = std::common_type_t<std::make_unsigned_t<T>, unsigned>;  // Unsigned: wraps around.
     switch (reduction) {
       case Reduction::kProduct:
         return each([](T a, T b) { return static_cast<T>(static_cast<U>(a) * static_cast<U>(b)); });
@@ -129,7 +129,7 @@ void divide(T* values, int64_t count, size_t by) {
   }
 }
 
-// In blocks: all sources of one are read before its result is written.
+// Works in blocks: all sources of a block are read before its result is written.
 template <typename T>
 void reduce_as(Reduction reduction, std::span<const void* const> sources, void* result, int64_t count) {
   std::array<T, kBlock> sum;
@@ -210,7 +210,7 @@ void reduce(DType dtype, Reduction reduction, std::span<const void* const> sourc
       return reduce_as<int64_t>(reduction, sources, result, count);
     case DType::kUInt64:
       return reduce_as<uint64_t>(reduction, sources, result, count);
-    default:  // check_reduction refuses them
+    default:  // check_reduction() refuses these types.
       return;
   }
 }

@@ -63,7 +63,8 @@ TEST(Reduction, NansWinWhereverTheyAre) {
   }
 }
 
-// 1 + 2^-9 + 2^-9: rounded each time it would stay 1 (bf16 has 8 bits), and 2048 + 1 + 1 would stay 2048 (f16 has 11).
+// 1 + 2^-9 + 2^-9: if each step were rounded, it would stay 1 (bf16 has 8 bits), and 2048 + 1 + 1 would stay 2048 (f16
+// has 11 bits).
 TEST(Reduction, HalfTypesAreRoundedOnce) {
   const auto bf16 = [](float value) { return static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16); };
   EXPECT_EQ(reduced<uint16_t>(DType::kBFloat16, Reduction::kSum, {{bf16(1)}, {bf16(0.00390625f)}, {bf16(0.00390625f)}}),
@@ -71,7 +72,7 @@ TEST(Reduction, HalfTypesAreRoundedOnce) {
   EXPECT_EQ(reduced<uint16_t>(DType::kBFloat16, Reduction::kSum, {{bf16(std::nanf(""))}, {bf16(1)}})[0] & 0x7FC0,
             0x7FC0);
   std::vector<uint16_t> large(11, 0x6800), one(11, 0x3C00),
-      expected(11, 0x6801);  // 2048, 1, 2050: vector loop and rest
+      expected(11, 0x6801);  // 2048, 1, 2050: the vector loop and the rest.
   EXPECT_EQ(reduced<uint16_t>(DType::kFloat16, Reduction::kSum, {large, one, one}), expected);
 }
 

@@ -29,7 +29,7 @@ CachingAllocator::Pointer make_memory(const HostDevice::Options& options) {
   if (options.inproc || !options.transport || !options.transport->shares_memory()) {
     return CachingAllocator::create(make_anonymous_source(), limit);
   }
-  // The client never reads temporaries: they lie in huge pages, which shared memory seldom has.
+  // The client never reads temporaries, so they use huge pages, which shared memory seldom has.
   return CachingAllocator::create(std::make_unique<TransportSource>(*options.transport), limit,
                                   make_anonymous_source());
 }

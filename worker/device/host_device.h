@@ -8,19 +8,20 @@
 
 namespace torch_remote::worker {
 
-// This machine's memory. All is done when a call returns.
+// This machine's memory. All work is done when its call returns.
 class HostDevice final : public Device {
  public:
   struct Options {
-    // Where the client is, that reads this memory in place; must outlive the device and all memory lent. Null: nobody.
+    // Connects to the client that reads this memory in place. It must outlive the device and all memory lent. Null: no
+    // client does.
     remote::Transport* transport = nullptr;
-    bool inproc = false;   // the client is in this process
-    bool trusted = false;  // what it sends may be used where it lies
-    uint64_t limit = 0;    // bytes of tensors; 0: what the machine or the control group has
+    bool inproc = false;   // The client is in this process.
+    bool trusted = false;  // Memory that the client sends may be used in place.
+    uint64_t limit = 0;    // Bytes of tensors; 0: what the machine or the control group has.
   };
   explicit HostDevice(const Options& options);
 
-  // Threads for large copies. Those of a runner, so that there is one pool.
+  // Sets the threads for large copies: those of a runner, so that there is one thread pool.
   void set_threads(ParallelFor parallel) { parallel_ = std::move(parallel); }
 
   std::string description() const override;
@@ -38,7 +39,7 @@ class HostDevice final : public Device {
 
   bool is_host_memory() const override { return true; }
   bool adopts() const override { return trusted_; }
-  uint64_t lends_from() const override { return transport_ ? 32u << 10 : UINT64_MAX; }  // less is copied
+  uint64_t lends_from() const override { return transport_ ? 32u << 10 : UINT64_MAX; }  // Smaller pieces are copied.
   remote::AttachmentPtr lend(const void* data, uint64_t nbytes, std::shared_ptr<void> keep) override;
 
  private:

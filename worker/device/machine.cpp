@@ -19,14 +19,14 @@ namespace {
 
 constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
 
-// The number that a file begins with; kNone if there is none ("max").
+// Returns the number that a file begins with; kNone if there is none ("max").
 uint64_t read_number(const char* path) {
   std::ifstream file(path);
   uint64_t value;
   return file >> value ? value : kNone;
 }
 
-// The number behind a key, in a file with a line for each key.
+// Returns the number after a key, in a file with one line per key.
 uint64_t read_number(const char* path, std::string_view key) {
   std::ifstream file(path);
   for (std::string word; file >> word; file.ignore(std::numeric_limits<std::streamsize>::max(), '\n')) {
@@ -49,7 +49,8 @@ uint64_t available_memory() {
   if (const uint64_t kib = read_number("/proc/meminfo", "MemAvailable:"); kib != kNone) {
     available = std::min(available, kib << 10);
   }
-  // Of a control group: its limit less what it uses; but the kernel takes back pages of files that nobody touches.
+  // In a control group: its limit minus what it uses. The kernel reclaims inactive file pages, so they do not count as
+  // used.
   const uint64_t most = read_number("/sys/fs/cgroup/memory.max");
   const uint64_t now = read_number("/sys/fs/cgroup/memory.current");
   if (most != kNone && now != kNone) {
@@ -82,7 +83,7 @@ uint64_t ProcessLoad::used() const {
 }
 
 bool ProcessLoad::busy(uint64_t now) {
-  constexpr uint64_t kWindow = 10'000'000;  // ns: more than two ticks
+  constexpr uint64_t kWindow = 10'000'000;  // Nanoseconds: more than two ticks.
   if (!known()) return false;
   if (now - since_ < kWindow) return busy_;
   const uint64_t used_now = used();
@@ -111,11 +112,12 @@ OtherLoad::~OtherLoad() {
   if (file_ >= 0) close(file_);
 }
 
-// A line for each core: "cpu1 ", and ticks as user, niced user, system, idle, waiting, interrupts, and soft ones.
+// The file has a line for each core: "cpu1 ", and ticks as user, niced user, system, idle, waiting, interrupts, and
+// soft ones.
 bool OtherLoad::used(uint64_t* ns) const {
-  char text[16384];  // cores come first
+  char text[16384];  // The lines of the cores come first.
   ssize_t size = file_ < 0 ? -1 : pread(file_, text, sizeof(text) - 1, 0);
-  while (size > 0 && text[size - 1] != '\n') --size;  // whole lines
+  while (size > 0 && text[size - 1] != '\n') --size;  // Complete lines only.
   cpu_set_t cores;
   if (size <= 0 || sched_getaffinity(0, sizeof(cores), &cores) != 0) return false;
   text[size] = 0;
@@ -127,7 +129,7 @@ bool OtherLoad::used(uint64_t* ns) const {
     if (std::sscanf(line, "cpu%u %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64,
                     &core, &user, &nice, &system, &idle, &waiting, &interrupts, &soft) != 8) {
       if (any) break;
-      continue;  // of all cores
+      continue;  // The sum over all cores.
     }
     any = true;
     if (core < CPU_SETSIZE && CPU_ISSET(core, &cores)) ticks += user + system + interrupts + soft;
@@ -137,7 +139,7 @@ bool OtherLoad::used(uint64_t* ns) const {
 }
 
 bool OtherLoad::busy(uint64_t now, uint64_t client, uint64_t idle) {
-  constexpr uint64_t kLook = 20'000'000, kWindow = 100'000'000;  // ns: two of the file's ticks, and ten
+  constexpr uint64_t kLook = 20'000'000, kWindow = 100'000'000;  // Nanoseconds: two of the file's ticks, and ten.
   constexpr uint64_t kForget = 1'000'000'000;
   if (file_ < 0 || now - since_ < kLook) return busy_;
   uint64_t all;
@@ -149,7 +151,7 @@ bool OtherLoad::busy(uint64_t now, uint64_t client, uint64_t idle) {
   }
   const bool decides = time_ >= kWindow;
   if (decides || now - decided_ > kForget) {
-    // Who was busy is until it uses less than a quarter.
+    // Hysteresis: others count as busy until they use less than a quarter.
     busy_ = decides && others_ > static_cast<int64_t>(time_ / (busy_ ? 4 : 2));
     decided_ = now;
     time_ = 0;

@@ -21,7 +21,7 @@ uint64_t now() {
   return static_cast<uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(time.tv_nsec);
 }
 
-// Asks now and then until the answer comes, for a while.
+// Polls for a while, until the answer is `busy`.
 bool becomes(ProcessLoad& load, bool busy) {
   for (int i = 0; i < 200; ++i) {
     if (load.busy(now()) == busy) return true;
@@ -60,14 +60,14 @@ TEST(ProcessLoad, AProcessElsewhereIsNeverBusy) {
   EXPECT_FALSE(load.busy(now()));
 }
 
-// What /proc/stat says of the first core that this process may run on, and of another one.
+// The contents of /proc/stat for the first core that this process may run on, and for another one.
 class Stat {
  public:
   Stat() : path_(::testing::TempDir() + "/stat" + std::to_string(getpid())) { write(); }
   ~Stat() { std::remove(path_.c_str()); }
 
   const std::string& path() const { return path_; }
-  // Each in ticks.
+  // All values are in ticks.
   void write(uint64_t user = 0, uint64_t nice = 0, uint64_t system = 0, uint64_t idle = 0, uint64_t elsewhere = 0) {
     cpu_set_t cores;
     ASSERT_EQ(sched_getaffinity(0, sizeof(cores), &cores), 0);
@@ -85,7 +85,7 @@ class Stat {
 
 constexpr uint64_t kMillisecond = 1'000'000;
 
-// Time that passes in steps of 50 ms, and what is used meanwhile, in ms.
+// Time that passes in steps of 50 ms, and the processor time used meanwhile, in ms.
 class Passing {
  public:
   bool step(uint64_t others, uint64_t client = 0, uint64_t idle = 0, uint64_t nice = 0, uint64_t elsewhere = 0) {
@@ -112,12 +112,12 @@ class Passing {
 TEST(OtherLoad, TellsCoresThatOthersUse) {
   if (processor_cores() < 2) GTEST_SKIP() << "one core is not left to anybody";
   Passing time;
-  EXPECT_FALSE(time.step(50));  // nothing to compare with
-  EXPECT_FALSE(time.step(50));  // half of the time that decides
+  EXPECT_FALSE(time.step(50));  // There is nothing to compare with.
+  EXPECT_FALSE(time.step(50));  // Half of the time that a decision needs.
   EXPECT_TRUE(time.step(50));
   EXPECT_TRUE(time.step(0));
   EXPECT_TRUE(time.soon(kMillisecond));
-  EXPECT_TRUE(time.step(40));  // two fifths of 100 ms: less than half, but it has been busy
+  EXPECT_TRUE(time.step(40));  // Two fifths of 100 ms: less than half, but the state is busy.
   time.step(10);
   EXPECT_FALSE(time.step(10));
   time.step(20);
@@ -129,10 +129,10 @@ TEST(OtherLoad, IsNeitherTheClientsNorWhatGivesWayNorElsewhere) {
   Passing time;
   for (int i = 0; i < 5; ++i) EXPECT_FALSE(time.step(0, 50, 0, 50, 50));
   time.step(50, 0, 0, 50, 50);
-  EXPECT_TRUE(time.step(50, 0, 0, 50, 50));  // what is not theirs hides nothing
+  EXPECT_TRUE(time.step(50, 0, 0, 50, 50));  // Time that does not count hides nothing.
 }
 
-// Another worker that has its turn while this one waits is in nobody's way.
+// Another worker that computes while this one waits is harmless.
 TEST(OtherLoad, IsWhatTheyUseWhileSomethingIsToBeDone) {
   if (processor_cores() < 2) GTEST_SKIP() << "one core is not left to anybody";
   Passing time;
@@ -142,9 +142,9 @@ TEST(OtherLoad, IsWhatTheyUseWhileSomethingIsToBeDone) {
   }
   time.step(50, 0, 10);
   EXPECT_TRUE(time.step(50));
-  for (int i = 0; i < 19; ++i) EXPECT_TRUE(time.step(50, 0, 50));  // nothing new is known
+  for (int i = 0; i < 19; ++i) EXPECT_TRUE(time.step(50, 0, 50));  // There is no new information.
   time.step(50, 0, 50);
-  EXPECT_FALSE(time.step(50, 0, 50));  // and what was known is old
+  EXPECT_FALSE(time.step(50, 0, 50));  // The old information has expired.
 }
 
 TEST(OtherLoad, NobodyKnowsWithoutAFile) {

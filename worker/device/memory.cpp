@@ -17,7 +17,7 @@ class AnonymousSource : public SegmentSource {
  public:
   Segment allocate(size_t size) override {
     const size_t rounded = round_up(size, kHugePage);
-    const size_t mapped = rounded + kHugePage;  // room to align
+    const size_t mapped = rounded + kHugePage;  // Space for alignment.
     if (mapped < size) return {};
     void* raw = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED) return {};
@@ -26,7 +26,7 @@ class AnonymousSource : public SegmentSource {
     if (data > base) munmap(base, data - base);
     std::byte* end = data + rounded;
     if (end < base + mapped) munmap(end, base + mapped - end);
-    madvise(data, rounded, MADV_HUGEPAGE);  // a wish
+    madvise(data, rounded, MADV_HUGEPAGE);  // Only a hint.
     return {data, rounded, std::shared_ptr<void>(data, [rounded](void* p) { munmap(p, rounded); })};
   }
 };
@@ -58,7 +58,7 @@ CachingAllocator::~CachingAllocator() {
 
 // Classes 0..7: 64, 128, ... 512 bytes. Then four per doubling: 640, 768, 896, 1024, 1280, ...
 uint32_t CachingAllocator::class_of(size_t size) {
-  const uint32_t units = size <= kSmallest ? 0 : static_cast<uint32_t>((size - 1) / kSmallest);  // less one
+  const uint32_t units = size <= kSmallest ? 0 : static_cast<uint32_t>((size - 1) / kSmallest);  // Minus one.
   if (units < 8) return units;
   const uint32_t shift = std::bit_width(units) - 3;
   return 8 + (shift - 1) * 4 + (units >> shift) - 4;
@@ -84,7 +84,7 @@ bool CachingAllocator::take(uint64_t nbytes, tr_buffer* buffer, Reach reach) {
   Block* block = nullptr;
   if (nbytes <= kSmallMax) {
     block = take_small(class_of(nbytes));
-  } else if (nbytes <= limit_) {  // also keeps the rounding from overflowing
+  } else if (nbytes <= limit_) {  // The check also keeps the rounding from overflowing.
     block = take_large(round_up(nbytes, kPage), reach);
   }
   if (!block) return false;
@@ -224,7 +224,7 @@ bool CachingAllocator::fits(uint64_t nbytes) const {
 
 bool CachingAllocator::add_segment(size_t size, Reach reach) {
   SegmentSource& source = *sources_[static_cast<size_t>(reach)];
-  // A segment has room for more than this one block, unless that wastes much of it or is what breaks the limit.
+  // A segment has space for more than this block, unless that wastes much of it or exceeds the limit.
   Segment memory;
   if (size < kSegment / 2 && fits(kSegment)) memory = source.allocate(kSegment);
   if (!memory.data && fits(size)) memory = source.allocate(size);
@@ -245,7 +245,7 @@ bool CachingAllocator::add_segment(size_t size, Reach reach) {
 }
 
 void CachingAllocator::free_slabs() {
-  // All free blocks leave their lists, then those of the slabs that stay return.
+  // Removes all free blocks from their lists, then returns those of slabs that stay.
   const auto unused = [](const std::unique_ptr<Slab>& slab) { return slab->in_use == 0; };
   if (std::none_of(slabs_.begin(), slabs_.end(), unused)) return;
   for (Block*& list : free_small_) {

@@ -13,19 +13,19 @@
 
 #include "worker/device/buffer.h"
 
-// Where tensor bytes live: a caching allocator over large segments.
+// A caching allocator over large segments.
 //
-// Up to 32 KiB a block comes from a free list of its size class (multiples of 64 bytes, then four classes per
-// doubling), which is carved from slabs. Larger blocks are whole pages, taken best fit, split and joined again with
-// free neighbours. Every block is aligned to 64 bytes, large ones to 4096.
+// A block of up to 32 KiB comes from a free list of its size class (multiples of 64 bytes, then four classes per
+// doubling). Slabs supply these blocks. Larger blocks are whole pages, allocated best fit, split, and joined again with
+// free neighbors. Every block is aligned to 64 bytes, large ones to 4096.
 namespace torch_remote::worker {
 
-// Of one kind of thing. Unsigned numbers that are never below 0.
+// Counters of one kind of resource. They are unsigned and never below 0.
 struct MemoryStat {
   uint64_t current = 0;
-  uint64_t peak = 0;       // the most `current` was
-  uint64_t allocated = 0;  // all that came
-  uint64_t freed = 0;      // all that went
+  uint64_t peak = 0;       // Maximum of `current`.
+  uint64_t allocated = 0;  // Sum of all increases.
+  uint64_t freed = 0;      // Sum of all decreases.
 
   void increase(uint64_t by) {
     current += by;
@@ -39,17 +39,17 @@ struct MemoryStat {
 };
 
 struct MemoryStats {
-  MemoryStat allocated;    // bytes of blocks that are in use, and external ones
-  MemoryStat reserved;     // bytes of segments, and external ones
-  MemoryStat allocations;  // blocks in use, and external ones
+  MemoryStat allocated;    // Bytes of blocks in use, and of external memory.
+  MemoryStat reserved;     // Bytes of segments, and of external memory.
+  MemoryStat allocations;  // Blocks in use, and external ones.
   MemoryStat segments;
-  uint64_t retries = 0;   // allocations that succeeded after segments were given back
-  uint64_t failures = 0;  // allocations that did not succeed
+  uint64_t retries = 0;   // Allocations that succeeded after segments were released.
+  uint64_t failures = 0;  // Allocations that failed.
 };
 
-// A large piece of memory; `keep` gives it back when it goes.
+// A large piece of memory; destroying `keep` releases it.
 struct Segment {
-  std::byte* data = nullptr;  // null: there is none
+  std::byte* data = nullptr;  // Null: the allocation failed.
   size_t size = 0;
   std::shared_ptr<void> keep;
 };
@@ -57,17 +57,17 @@ struct Segment {
 class SegmentSource {
  public:
   virtual ~SegmentSource() = default;
-  // At least `size` bytes (a multiple of 4096), aligned to 4096. Called with the allocator locked.
+  // Returns at least `size` bytes (a multiple of 4096), aligned to 4096. Called with the allocator locked.
   virtual Segment allocate(size_t size) = 0;
 };
 
 // Anonymous memory, in huge pages where the kernel has them.
 std::unique_ptr<SegmentSource> make_anonymous_source();
 
-// Who will see a block's bytes: the client too, through the transport's memory, or this process alone.
+// Which processes access a block's bytes: the client too, through the transport's memory, or this process alone.
 enum class Reach : uint8_t { kShared, kOwn };
 
-// Thread safe. Lives until `close` was called and the last block came back, so that a library may keep a block longer
+// Thread safe. Lives until `close` was called and the last block was released. So a library may hold a block longer
 // than the session that it came from.
 class CachingAllocator {
  public:
@@ -82,38 +82,39 @@ class CachingAllocator {
   };
   using Pointer = std::unique_ptr<CachingAllocator, Closer>;
 
-  // `limit`: bytes that may be reserved in all, external ones included. `own`: where large blocks of Reach::kOwn come
-  // from, if not from `source`.
+  // `limit`: bytes that may be reserved in all, external memory included. `own`: the source of large blocks of
+  // Reach::kOwn, if that is not `source`.
   static Pointer create(std::unique_ptr<SegmentSource> source, uint64_t limit,
                         std::unique_ptr<SegmentSource> own = nullptr);
 
-  // False if there is no memory. `buffer->nbytes` is the size asked for; a block of 0 bytes has an address too.
+  // Returns false if there is no memory. `buffer->nbytes` is the size asked for; a block of 0 bytes has an address,
+  // too.
   bool allocate(uint64_t nbytes, tr_buffer* buffer, Reach reach = Reach::kShared);
-  // Called, without the lock, by an allocation that is about to fail: it may give blocks back, and returns whether it
-  // did; then the allocation tries once more. Set it while no other thread allocates.
+  // `reclaim` is called, without the lock, by an allocation that is about to fail. It may release blocks, and returns
+  // whether it did; then the allocation tries once more. Set it while no other thread allocates.
   void set_reclaim(std::function<bool()> reclaim) { reclaim_ = std::move(reclaim); }
 
-  // Counts memory that is not from here (tensors adopted from messages) in the statistics and against the limit.
+  // Counts memory from elsewhere (tensors adopted from messages) in the statistics and against the limit.
   void add_external(uint64_t nbytes);
   void remove_external(uint64_t nbytes);
 
-  // Counts what this process itself keeps for the client (programs) against the limit, but not in the statistics, which
-  // are about tensors. False if there is not so much left.
+  // Counts other data that this process holds for the client (programs) against the limit. It is not in the statistics,
+  // which are about tensors. Returns false if so much is not left.
   bool charge(uint64_t nbytes);
-  // Likewise what is there already; tensors find less room then.
+  // Counts data that exists already, even beyond the limit; less memory is left for tensors then.
   void charge_anyway(uint64_t nbytes);
   void discharge(uint64_t nbytes);
-  // What is charged alone is more than the limit.
+  // Whether the charged bytes alone exceed the limit.
   bool overcharged() const;
-  // External memory came that there was no room for, also after unused segments were given back.
+  // Whether external memory exceeds the limit, even after unused segments are released.
   bool over_limit();
 
-  // Gives segments without a block in use back to their source.
+  // Releases segments without a block in use.
   void trim();
 
   MemoryStats stats() const;
   void reset_peak();
-  // What came and went counts from 0 again.
+  // Resets the sums of increases and decreases to 0.
   void reset_totals();
   uint64_t limit() const;
   void set_limit(uint64_t limit);
@@ -125,15 +126,15 @@ class CachingAllocator {
     CachingAllocator* allocator = nullptr;
     std::byte* data = nullptr;
     size_t size = 0;
-    Block* next_free = nullptr;  // small ones
-    Slab* slab = nullptr;        // small ones
-    Block* previous = nullptr;   // large ones: neighbours in the segment
+    Block* next_free = nullptr;  // Small blocks only.
+    Slab* slab = nullptr;        // Small blocks only.
+    Block* previous = nullptr;   // Large blocks only: neighbors in the segment.
     Block* next = nullptr;
     OwnedSegment* segment = nullptr;
     bool in_use = false;
   };
   struct Slab {
-    Block* memory = nullptr;  // the large block it is carved from
+    Block* memory = nullptr;  // The large block that the slab divides.
     uint32_t size_class = 0;
     uint32_t in_use = 0;
     std::vector<Block> blocks;
@@ -172,18 +173,18 @@ class CachingAllocator {
   void close();
 
   mutable std::mutex mutex_;
-  std::array<std::unique_ptr<SegmentSource>, 2> sources_;  // by reach; there may be no own one
+  std::array<std::unique_ptr<SegmentSource>, 2> sources_;  // By reach; the second one may be null.
   uint64_t limit_;
   uint64_t charged_ = 0;
   MemoryStats stats_;
-  uint64_t blocks_in_use_ = 0;  // without external ones
+  uint64_t blocks_in_use_ = 0;  // Without external ones.
   bool closed_ = false;
   std::function<bool()> reclaim_;
   std::array<Block*, kClasses> free_small_{};
   std::vector<std::unique_ptr<Slab>> slabs_;
-  std::array<std::set<Block*, BySize>, 2> free_large_;  // by reach
+  std::array<std::set<Block*, BySize>, 2> free_large_;  // By reach.
   std::vector<std::unique_ptr<OwnedSegment>> segments_;
-  std::vector<Block*> spare_blocks_;  // records of large blocks, for reuse
+  std::vector<Block*> spare_blocks_;  // Records of large blocks, for reuse.
 };
 
 }  // namespace torch_remote::worker

@@ -13,7 +13,7 @@
 namespace torch_remote::worker {
 namespace {
 
-// Plain memory that counts what is out.
+// Ordinary memory that counts what is allocated.
 struct Counted {
   size_t segments = 0;
   size_t bytes = 0;
@@ -82,13 +82,13 @@ TEST(Memory, OwnBlocksComeFromTheirOwnSource) {
   EXPECT_EQ(shared->segments, 1u);
   release(a);
   release(b);
-  // Each is found again where it belongs.
+  // Each block is found again in its own source.
   const tr_buffer c = get(Reach::kShared, 1 << 20), d = get(Reach::kOwn, 1 << 20);
   EXPECT_EQ(c.data, b.data);
   EXPECT_EQ(d.data, a.data);
   release(c);
   release(d);
-  // The limit counts both, and what one does not need the other may have.
+  // The limit counts both sources, and either may use what the other does not need.
   const tr_buffer large = get(Reach::kOwn, 150 << 20);
   tr_buffer none{};
   EXPECT_FALSE(allocator->allocate(100 << 20, &none, Reach::kShared));
@@ -146,7 +146,7 @@ TEST(Memory, TheLimitHoldsAndFailureLeavesAllIntact) {
   EXPECT_FALSE(f.allocator->allocate(UINT64_MAX - 4000, &buffer));
   EXPECT_LE(f.counted->bytes, 64u << 20);
   release(a);
-  release(f.get(60 << 20));  // the cached 40 MiB go back to make room
+  release(f.get(60 << 20));  // The cached 40 MiB are released to make space.
   EXPECT_LE(f.counted->bytes, 64u << 20);
 }
 
@@ -189,7 +189,7 @@ TEST(Memory, OutlivesItsOwnerUntilTheLastBlockReturns) {
   EXPECT_EQ(f.counted->segments, 0u);
 }
 
-// Against a model: blocks never overlap, contents stay, statistics add up.
+// Compares with a model: blocks never overlap, contents stay, statistics add up.
 TEST(Memory, RandomUseAgreesWithAModel) {
   for (uint32_t seed = 0; seed < 20; ++seed) {
     SCOPED_TRACE(seed);
@@ -258,7 +258,7 @@ TEST(Memory, ALowerLimitFailsWhatComesNext) {
   EXPECT_EQ(f.allocator->stats().failures, 1u);
   ASSERT_TRUE(f.allocator->allocate(16 << 20, &buffer));
   release(buffer);
-  // Room that was given back counts again.
+  // Memory that was released counts again.
   release(kept);
   ASSERT_TRUE(f.allocator->allocate(39 << 20, &buffer));
   EXPECT_EQ(f.allocator->stats().retries, 1u);
@@ -325,7 +325,7 @@ TEST(CachingAllocator, WhatIsChargedIsNotThereForTensors) {
   EXPECT_TRUE(allocator->allocate(4 << 20, &second));
   buffer.release(buffer.owner);
   second.release(second.owner);
-  EXPECT_TRUE(allocator->charge(8 << 20));  // what is not in use makes room
+  EXPECT_TRUE(allocator->charge(8 << 20));  // Unused memory is released for it.
   EXPECT_FALSE(allocator->over_limit());
   allocator->add_external(1);
   EXPECT_TRUE(allocator->over_limit());

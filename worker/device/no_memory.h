@@ -9,8 +9,8 @@
 
 namespace torch_remote::worker {
 
-// The worker's memory is used up, or what its session may have of it. `what` it was wanted for, if that is worth a
-// word, and how many bytes, if somebody knows. As on CUDA, XPU and MPS the text has " out of memory.", which libraries
+// The error when the worker's memory, or what its session may use of it, is exhausted. `what` the memory is for may be
+// empty; `nbytes` is the size, if it is known. As on CUDA, XPU and MPS the text has " out of memory.", which libraries
 // look for.
 inline Status no_memory_for(std::string_view what, std::optional<uint64_t> nbytes = {}) {
   std::string message = "remote: the worker is out of memory.";

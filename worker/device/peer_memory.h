@@ -9,20 +9,20 @@
 
 #include "ir/status.h"
 
-// Memory of a device that devices of other processes on this machine read by themselves, so that copies between two
-// sessions go from device to device (worker/collectives/peer_copies.h). What is sent is first copied there, and stays
-// until the other end says that it was read.
+// Memory of a device that devices of other processes on this machine read directly. Copies between two sessions then go
+// from device to device (worker/collectives/peer_copies.h). Data to send is first copied there, and stays until the
+// other end confirms that it was read.
 namespace torch_remote::worker {
 
 class PeerMemory {
  public:
   virtual ~PeerMemory() = default;
 
-  // Where a piece lies, for the other process: what the two devices alone understand.
+  // The location of a piece, for the other process. Only the two devices know its format.
   static constexpr size_t kPlaceBytes = 96;
   using Place = std::array<std::byte, kPlaceBytes>;
 
-  // Memory that another process may be reading. It is used again only after was_read(), for any thread.
+  // Memory that another process may be reading. It is reused only after was_read(). Thread safe.
   class Piece {
    public:
     virtual ~Piece() = default;
@@ -30,26 +30,26 @@ class PeerMemory {
   };
   using PiecePtr = std::shared_ptr<Piece>;
 
-  // -- for any thread
+  // -- Thread safe.
 
-  // A few bytes, which are there when the call returns.
+  // Stores a few bytes, which are in place when the call returns.
   virtual Status offer(std::span<const std::byte> content, Place* place, PiecePtr* piece) = 0;
-  // Whether this device reads these bytes there. It waits for that.
+  // Checks that this device can read these bytes there. Waits for the read.
   virtual Status try_out(const Place& place, std::span<const std::byte> content) = 0;
   // Ok, unless the device is lost.
   virtual Status status() const = 0;
 
-  // -- queued, for the device's thread
+  // -- Queued work, for the device's thread.
 
   // Copies to such memory.
   virtual Status put(const void* source, uint64_t nbytes, Place* place, PiecePtr* piece) = 0;
 
-  // What reads the memory of one other process, which it keeps open until it goes: when all that it was asked for is
+  // Reads the memory of one other process. It holds that memory open until it is destroyed, after all its reads are
   // done.
   class Reader {
    public:
     virtual ~Reader() = default;
-    // `finish` is to be called by any thread when it is done, and before the other end is told that it was read.
+    // Queues a read. `*finish` must be called when the read is done, on any thread, before the other end is notified.
     virtual Status take(const Place& place, void* destination, uint64_t nbytes, std::function<void()>* finish) = 0;
   };
   virtual std::shared_ptr<Reader> make_reader() = 0;

@@ -7,15 +7,15 @@
 namespace torch_remote::worker {
 namespace {
 
-constexpr int64_t kTile = 64;             // elements each way: both sides of a tile stay in the first cache
-constexpr int64_t kGrainBytes = 1 << 18;  // what a thread should have to do, at least
+constexpr int64_t kTile = 64;             // Elements per side: both sides of a tile stay in the L1 cache.
+constexpr int64_t kGrainBytes = 1 << 18;  // Minimum work of a thread.
 
 struct Dim {
-  int64_t size, from, to;  // strides in elements
+  int64_t size, from, to;  // Strides in elements.
 };
 
-// What is to be copied, in as few dims as it takes: rows along `row`; where these are far apart in the source and those
-// along `column` are not, tiles of both. The rest is `outer`.
+// The copy, in as few dims as possible: rows along `row`. If the elements of a row are farther apart in the source than
+// those along `column`, tiles of both are copied. The remaining dims are `outer`.
 struct Plan {
   std::vector<Dim> outer;
   Dim column{1, 0, 0}, row{1, 1, 1};
@@ -50,7 +50,7 @@ Plan make_plan(std::span<const int64_t> sizes, std::span<const int64_t> strides)
   return plan;
 }
 
-// 16 bytes that move as a whole.
+// 16 bytes that are copied as a whole.
 struct Wide {
   uint64_t words[2];
 };
@@ -78,7 +78,7 @@ void copy_tile(const Plan& plan, const std::byte* from, std::byte* to, int64_t f
   }
 }
 
-// Units [begin, end): each is one tile of the columns at one place of the outer dims.
+// Copies units [begin, end). A unit is one tile of the columns, for one index of the outer dims.
 template <typename T>
 void copy_units(const Plan& plan, const std::byte* from, std::byte* to, int64_t begin, int64_t end) {
   const int64_t tiles = plan.tiles();

@@ -10,7 +10,7 @@
 namespace torch_remote::worker {
 namespace {
 
-// Element by element, as the definition says.
+// Copies element by element, following the definition.
 void reference(const std::byte* source, std::byte* destination, uint32_t item_size, const std::vector<int64_t>& sizes,
                const std::vector<int64_t>& strides) {
   std::vector<int64_t> at(sizes.size());
@@ -26,7 +26,7 @@ void reference(const std::byte* source, std::byte* destination, uint32_t item_si
   }
 }
 
-// Splits the work the way threads would, and counts the parts.
+// Splits the work as threads would, and counts the parts.
 struct Splitter {
   int parts = 0;
   ParallelFor parallel() {
@@ -43,7 +43,7 @@ void check(uint32_t item_size, const std::vector<int64_t>& sizes, const std::vec
     extent += std::max<int64_t>(sizes[i] - 1, 0) * strides[i];
     count *= sizes[i];
   }
-  constexpr size_t kOffset = 3;  // elements need not be aligned
+  constexpr size_t kOffset = 3;  // Elements need not be aligned.
   std::vector<std::byte> source(extent * item_size + kOffset);
   for (std::byte& byte : source) byte = static_cast<std::byte>(random());
   constexpr auto kGuard = std::byte{0xA5};
@@ -76,9 +76,9 @@ TEST(StridedCopyTest, CopiesRandomViews) {
 TEST(StridedCopyTest, CopiesLargeViewsInParts) {
   std::mt19937 random(2);
   const std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>> views = {
-      {{700, 500}, {1, 700}},        // a transpose
-      {{700, 500}, {503, 1}},        // rows with gaps
-      {{3, 200, 300}, {1, 900, 3}},  // channels last
+      {{700, 500}, {1, 700}},        // A transpose.
+      {{700, 500}, {503, 1}},        // Rows with gaps.
+      {{3, 200, 300}, {1, 900, 3}},  // Channels last.
       {{5, 7, 70, 90}, {441000, 1, 630, 7}},
       {{400000}, {2}},
       {{300, 400}, {0, 1}},

@@ -4,28 +4,29 @@
 
 #include "ir/status.h"
 
-// Between a listener and a session's process: whole messages, of one byte that says what it is and a few more; a
-// descriptor may come with one.
+// Messages between a listener and a session's process. A message has one byte for its type and a short body; a
+// descriptor may come with it.
 namespace torch_remote::worker {
 
 enum class Control : char {
-  kAsks = 'a',      // from the session: its client is known, is there room? The session's routing key follows
-  kAdmitted = 'y',  // to it: there is
-  kRefused = 'n',   // to it: there is not; why follows
-  kReturns = 'r',   // to it: its client comes back; the opening follows, the socket comes with it
+  // From the session: its client is authenticated and asks to be admitted. Body: the session's routing key.
+  kAsks = 'a',
+  kAdmitted = 'y',  // To the session: the client is admitted.
+  kRefused = 'n',   // To the session: the client is refused. Body: the reason.
+  kReturns = 'r',   // To the session: its client reconnects. Body: the client hello; the socket comes with it.
 };
 
 struct ControlMessage {
   Control type{};
   std::string body;
-  int descriptor = -1;  // the receiver's to close
+  int descriptor = -1;  // The receiver closes it.
 };
 
-// Two ends; the caller closes them.
+// Creates the two ends; the caller closes them.
 Status make_control_sockets(int ends[2]);
-// False if the other end is gone, or cannot take more now.
+// Returns false if the other end is gone, or cannot take more now.
 bool send_control(int socket, Control type, const std::string& body, int descriptor = -1);
-// kTimeout if there is nothing, kLost if the other end is gone.
+// Returns kTimeout if there is no message, kLost if the other end is gone.
 Status receive_control(int socket, ControlMessage* message);
 
 }  // namespace torch_remote::worker

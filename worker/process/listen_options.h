@@ -14,25 +14,26 @@
 namespace torch_remote::worker {
 
 struct ListenOptions {
-  std::string url;       // unix://PATH, tcp://HOST:PORT, tls://HOST:PORT; no host: 127.0.0.1; port 0: any
-  size_t most = 0;       // clients at once, 0: any number. A further one is refused at once with the reason
-  std::string token;     // that clients over a network must know; empty: none
-  remote::TlsFiles tls;  // with `authorities`, clients need a certificate
-  // Of a Unix socket, in addition to this process's own and root.
+  std::string url;  // unix://PATH, tcp://HOST:PORT, tls://HOST:PORT. No host: 127.0.0.1; port 0: any free port.
+  // Maximum number of concurrent clients; 0: any number. Further clients are refused at once, with the reason.
+  size_t most = 0;
+  std::string token;     // The token that clients over a network must know; empty: none.
+  remote::TlsFiles tls;  // With `authorities`, clients need a certificate.
+  // Users whose processes may connect to a Unix socket, in addition to this process's user and root.
   std::vector<uid_t> users;
-  // A session has the one of these that the fewest others have, the first of those; empty: what ServerOptions says.
+  // A session gets the device with the fewest sessions, the first one among equals. Empty: the device of ServerOptions.
   std::vector<DeviceOpener> devices;
-  bool gpu = false;  // they, or it, are GPUs: opened once, by a process that ends then, before anybody comes
-  std::chrono::milliseconds lease{60'000};     // that a session outlives its connection over a network
+  bool gpu = false;  // The devices are GPUs. A short-lived process opens them once, before any client connects.
+  std::chrono::milliseconds lease{60'000};     // How long a session over a network survives a lost connection.
   std::chrono::milliseconds heartbeat{5'000};  // remote/net/resuming_transport.h
-  std::string status_file;  // where others see what sessions do (worker/process/status_file.h); empty: nowhere
-  // Loads what sessions need into this process: called in theirs.
+  std::string status_file;  // A file that shows to others what sessions do (worker/process/status_file.h); empty: none.
+  // Loads into this process what sessions need; called in a session's process.
   std::function<Status(ServerOptions*)> load;
-  std::vector<std::string> command;  // of this program: its name and arguments. Sessions are started with it
-  SandboxOptions sandbox;            // of sessions
+  std::vector<std::string> command;  // Name and arguments of this program, to start sessions with.
+  SandboxOptions sandbox;            // The sandbox of sessions.
 };
 
-// What a client that is refused has for its first message.
+// Time that a client that will be refused has for its first message.
 inline constexpr std::chrono::seconds kToRefuse{5};
 
 }  // namespace torch_remote::worker

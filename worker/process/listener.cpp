@@ -43,23 +43,23 @@ using remote::Answer;
 using remote::Opening;
 
 constexpr std::string_view kUnix = "unix://", kTcp = "tcp://", kTls = "tls://";
-// A client that ends one session and begins another one may be quicker than the old session's process.
+// A client that ends one session and begins another may be faster than the exit of the old session's process.
 constexpr std::chrono::milliseconds kForOneToEnd{500};
 constexpr std::chrono::milliseconds kForRoom{100};
 constexpr std::chrono::milliseconds kForEnd{50};
-// Over a Unix socket: clients that wait for room, and those that are refused, which have a process each as long as it
-// takes to tell them.
+// Limits for a Unix socket: clients that wait to be admitted, and clients that are being refused. Each of the latter
+// has a process until it has its answer.
 constexpr size_t kMostWaiting = 64, kMostRefused = 16;
-// Over a network: connections that have not said their opening (the oldest goes), and processes whose client has not
-// proved who it is.
+// Limits for a network: connections without a client hello yet (the oldest is dropped), and processes whose client is
+// not authenticated.
 constexpr size_t kMostOpening = 64, kMostUnproven = 32;
-constexpr size_t kMostEnded = 256;  // sessions whose end is known
+constexpr size_t kMostEnded = 256;  // Number of ended sessions whose end is remembered.
 
 Status system_error(const std::string& what) {
   return {ErrorCode::kUnsupported, "remote: " + what + ": " + std::strerror(errno)};
 }
 
-// A socket that a dead worker left goes. One that still answers is somebody's, and so is what is no socket.
+// Removes the socket of a dead worker. Keeps a socket that still answers, and any other file.
 Status make_way(const std::string& path, const sockaddr_un& address) {
   struct stat there{};
   if (lstat(path.c_str(), &there) != 0) return {};
@@ -77,7 +77,7 @@ Status make_way(const std::string& path, const sockaddr_un& address) {
   return {};
 }
 
-// `mode`: of the socket's file, whatever the umask.
+// `mode`: mode of the socket's file, independent of the umask.
 Status bind_unix(const std::string& path, const std::string& url, mode_t mode, int* listener) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -103,7 +103,7 @@ ucred peer_of(int client) {
   return peer;
 }
 
-// One that connected over a network and says its opening.
+// A network connection that has not sent its whole client hello.
 struct Incoming {
   int socket = -1;
   Clock::time_point deadline;
@@ -116,16 +116,17 @@ struct SessionProcess {
 
   pid_t pid = 0;
   State state = State::kServing;
-  std::string client;                      // "process 12", "127.0.0.1:4000"
-  int control = -1;                        // of one whose client came over a network
-  std::optional<remote::Digest> routing;   // whose openings are its client's (remote/net/handshake.h)
-  uint64_t attempts = 0;                   // of these that were taken
-  std::optional<Clock::time_point> asked;  // for room
-  size_t device = 0;                       // of ListenOptions::devices
+  std::string client;  // "process 12", "127.0.0.1:4000"
+  int control = -1;    // Control socket of a network session; else -1.
+  // Recognizes the client hellos of this session's client (remote/net/handshake.h).
+  std::optional<remote::Digest> routing;
+  uint64_t attempts = 0;                   // The latest attempt number in these client hellos.
+  std::optional<Clock::time_point> asked;  // When it asked to be admitted.
+  size_t device = 0;                       // Index into ListenOptions::devices.
   SessionStatus* counts = nullptr;
 };
 
-// Its process has closed its end.
+// Whether the session's process has closed its end.
 bool is_gone(const SessionProcess& session) {
   pollfd polled{session.control, POLLIN, 0};
   return session.control < 0 || (poll(&polled, 1, 0) > 0 && (polled.revents & POLLHUP));
@@ -152,25 +153,25 @@ class Listener {
   bool has_room() const { return options_.most == 0 || serving() < options_.most; }
   std::string busy() const;
   size_t next_device() const;
-  // Starts a session's process, or says why not.
+  // Starts a session's process, or returns the reason why it cannot.
   Status start(const SessionStart& start, pid_t* pid) const;
 
   void accept_unix(int client);
   void let_in_unix();
   void begin_unix(int client, SessionProcess::State state);
   void begin_network(int client);
-  // False: it is done with.
+  // Returns false if the connection is finished.
   bool read_opening(Incoming& incoming);
   void answer(int client, Answer::Code code, const std::string& text);
   void begin_session(int client, const Opening& opening);
   void hand_over(int client, const Opening& opening);
-  // False: the other end is gone.
+  // Returns false if the other end is gone.
   bool read_control(SessionProcess& session);
   void let_in(SessionProcess& session);
-  // For a session's process that is about to be made, and after that.
+  // Reserves a status slot for a session's process that is about to be started.
   SessionStatus* begin_status(const std::string& client) { return status_ ? status_->begin(client) : nullptr; }
   uint64_t slot_of(const SessionStatus* counts) const {
-    return counts != nullptr ? status_->number_of(counts) : WorkerStatus::kSessions;  // that is none
+    return counts != nullptr ? status_->number_of(counts) : WorkerStatus::kSessions;  // An invalid slot.
   }
   SessionProcess& add_session(pid_t pid, SessionProcess::State state, std::string client, SessionStatus* counts);
 
@@ -181,20 +182,20 @@ class Listener {
   int listener_ = -1;
   bool tls_ = false;
   const pid_t self_ = getpid();
-  sigset_t waiting_{};  // the signals that are not taken while it waits
+  sigset_t waiting_{};  // The signal mask while it waits.
   std::list<Incoming> incoming_;
   struct Waiting {
     int client = -1;
     Clock::time_point until;
   };
-  std::deque<Waiting> waiting_for_room_;  // over a Unix socket, in the order in which they came
+  std::deque<Waiting> waiting_for_room_;  // Over a Unix socket, in the order of arrival.
   std::list<SessionProcess> sessions_;
   struct Ended {
     remote::Digest routing{};
     std::string how;
   };
   std::deque<Ended> ended_;
-  std::unique_ptr<StatusFile> status_;  // null if nobody wants it
+  std::unique_ptr<StatusFile> status_;  // Null if no status file is wanted.
 };
 
 Status Listener::open() {
@@ -213,7 +214,7 @@ Status Listener::open() {
   if (!options_.status_file.empty()) {
     if (status = StatusFile::create(options_.status_file, options_.most, &status_); !status.ok()) return status;
   }
-  // They end waits, and come at no other time.
+  // SIGCHLD ends a wait, and arrives at no other time.
   struct sigaction child{};
   child.sa_handler = [](int) {};
   sigaction(SIGCHLD, &child, nullptr);
@@ -237,7 +238,7 @@ Status Listener::open_network() {
   if (Status status = remote::parse_address(std::string_view(url_).substr(kTcp.size()), url_, &address); !status) {
     return status;
   }
-  if (tls) {  // sessions read the files themselves; that they can is seen before anybody comes
+  if (tls) {  // Sessions read the files themselves; this finds errors before a client connects.
     std::shared_ptr<const remote::TlsContext> context;
     if (Status status = remote::TlsContext::for_worker(options_.tls, &context); !status) return status;
   }
@@ -311,14 +312,14 @@ Status Listener::accept_all() {
     if (errno == EBADF || errno == EINVAL || errno == ENOTSOCK || errno == EOPNOTSUPP) {
       return system_error("cannot accept clients");
     }
-    // No descriptors or no memory just now, which may be one client's doing: the others must not suffer from it.
+    // Out of descriptors or memory, which one client may have caused: the others must not suffer from it.
     spdlog::warn("cannot accept a client: {}", std::strerror(errno));
     std::this_thread::sleep_for(kForRoom);
     return {};
   }
 }
 
-// Forgets the processes that have ended.
+// Removes the processes that have ended.
 void Listener::reap() {
   int status;
   for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
@@ -408,7 +409,7 @@ void Listener::accept_unix(int client) {
   }
 }
 
-// Those that wait, if there is some room, or was none for a while.
+// Admits or refuses waiting clients: admits while there is capacity, refuses after a timeout.
 void Listener::let_in_unix() {
   using State = SessionProcess::State;
   reap();
@@ -467,7 +468,7 @@ bool Listener::read_opening(Incoming& incoming) {
     return false;
   }
   incoming.have += static_cast<size_t>(n);
-  // Another protocol is answered before it has said so much.
+  // Another protocol is recognized after fewer bytes.
   if (!remote::is_whole({incoming.bytes.data(), incoming.have})) return true;
   const int client = std::exchange(incoming.socket, -1);
   Opening opening;
@@ -485,13 +486,13 @@ bool Listener::read_opening(Incoming& incoming) {
   return false;
 }
 
-// A socket that nothing was sent to takes so few bytes.
+// A new socket's send buffer takes so few bytes without blocking.
 void Listener::answer(int client, Answer::Code code, const std::string& text) {
   const std::string bytes = remote::encode_answer(code, text);
   (void)!send(client, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   spdlog::info("{} is refused ({})", remote::peer_of(client), static_cast<int>(code));
   shutdown(client, SHUT_WR);
-  char rest[256];  // what is not read would take the answer with it
+  char rest[256];  // Unread data would reset the connection and discard the answer.
   while (recv(client, rest, sizeof(rest), MSG_DONTWAIT) > 0) {
   }
 }
@@ -536,7 +537,7 @@ void Listener::hand_over(int client, const Opening& opening) {
   };
   reap();
   auto session = find();
-  // A process that dies closes its sockets a moment before it can be asked how it died.
+  // A dying process closes its sockets a moment before waitpid() reports how it died.
   for (int i = 0; i < kForEnd.count() && session != sessions_.end() && is_gone(*session); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     reap();
@@ -547,7 +548,7 @@ void Listener::hand_over(int client, const Opening& opening) {
         std::ranges::find_if(ended_, [&](const Ended& it) { return remote::is_from(opening, it.routing); });
     return answer(client, Answer::kUnknownSession, ended != ended_.end() ? ended->how : std::string());
   }
-  if (opening.attempt <= session->attempts) {  // was overheard, or given up by the client since
+  if (opening.attempt <= session->attempts) {  // The client hello is a replay, or the client has given it up since.
     spdlog::info("{} says again what the client of {} said", remote::peer_of(client), session->client);
     return;
   }
@@ -573,7 +574,7 @@ bool Listener::read_control(SessionProcess& session) {
   }
 }
 
-// Answers one that asked for room, if there is some, or was none for a while.
+// Answers a session that asked to be admitted: yes while there is capacity, no after a timeout.
 void Listener::let_in(SessionProcess& session) {
   if (!session.asked) return;
   if (has_room()) {

@@ -6,11 +6,12 @@
 
 namespace torch_remote::worker {
 
-// Serves clients that connect: each in a process of its own. So clients share nothing, none waits for another one, and
-// one whose session crashes or runs out of memory harms none. The sessions end with this process, which loads nothing
-// of what they need, and of what clients send reads the 24 bytes of an opening (remote/net/handshake.h): TLS and proofs
-// are their processes' business, each of which has seconds for it. A client that comes back to its session is handed to
-// that one's process. Returns only if it cannot listen: why.
+// Serves clients that connect, each in a process of its own. Clients share no memory, do not wait for each other, and
+// are not affected by another session that crashes or runs out of memory.
+// The sessions end with this process. This process loads none of the libraries that sessions need. It reads only the 24
+// bytes of a client hello (remote/net/handshake.h); TLS and authentication happen in the session's process, which has
+// seconds for them. A client that reconnects is handed to the process of its session.
+// Returns only if it cannot listen, with the reason.
 Status listen(const ListenOptions& options, const ServerOptions& server);
 
 }  // namespace torch_remote::worker

@@ -39,8 +39,8 @@
 #include "worker/server/cache_folder.h"
 #include "worker/server/files.h"
 
-// The worker's process. Serves one client over a socket that it is given or its standard input and output, or any
-// number over a socket that it listens on.
+// The worker's process. It serves one client over a given socket or over its standard input and output, or any number
+// of clients over a socket that it listens on.
 namespace torch_remote::worker {
 namespace {
 
@@ -60,10 +60,10 @@ constexpr const char* kExamples = R"(Examples:
 
 TORCH_REMOTE_WORKER_LOG=info (debug, trace) shows what it does; docs/workers.md has more.)";
 
-// Between two ops of a program OpenMP's threads may spin, but no longer than this.
+// OpenMP's threads may spin between two ops of a program, but no longer than this.
 constexpr std::chrono::microseconds kSpin{1000};
 
-// How often a spinning thread looks in that time. It pauses in between, for as long as the processor likes.
+// The number of iterations in that time. A spinning thread pauses in each; the duration depends on the processor.
 uint64_t spin_count() {
   constexpr int kPauses = 2000;
   const auto begin = std::chrono::steady_clock::now();
@@ -78,12 +78,12 @@ uint64_t spin_count() {
   return static_cast<uint64_t>(kSpin / std::max(each, std::chrono::nanoseconds(2)));
 }
 
-// Read when the libraries load. When the worker waits for messages, the runner puts the threads to sleep at once
-// (worker/targets/aten/threads.h).
+// The libraries read these variables when they are loaded. When the worker waits for messages, the runner puts the
+// threads to sleep at once (worker/targets/aten/threads.h).
 void set_thread_pools() {
   setenv("OMP_WAIT_POLICY", "passive", /*overwrite=*/0);
   setenv("GOMP_SPINCOUNT", std::to_string(spin_count()).c_str(), 0);
-  setenv("KMP_BLOCKTIME", "1", 0);  // ms
+  setenv("KMP_BLOCKTIME", "1", 0);  // Milliseconds.
 }
 
 void set_up_log() {
@@ -103,14 +103,14 @@ int fail(const std::string& message) {
   return 1;
 }
 
-// Returns when the client has gone.
+// Returns when the client is gone.
 Status serve_socket(int socket, const ServerOptions& options) {
   const std::unique_ptr<remote::Transport> transport = remote::make_unix_transport(socket, remote::Lending::kReadOnly);
   spdlog::debug("serving {}", transport->description());
   return serve(*transport, options);
 }
 
-// Likewise. What else would write to standard output writes to standard error.
+// Serves over pipes and returns when the client is gone. Other output to standard output goes to standard error.
 Status serve_stdio(const ServerOptions& options) {
   const int input = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3), output = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
   const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -147,10 +147,10 @@ void add_network_options(CLI::App& app, ListenOptions* options, std::string* tok
                "of these is cut");
 }
 
-// Of a GPU's worker, which has kernels of its own for the rest.
+// The effect on a GPU, which has hand-written kernels for other ops.
 constexpr const char* kWithoutAten = "most of linalg, fft and special functions are refused on a GPU";
 
-// --probe. The exit status: 0, all is there for GPUs; 1, something is missing; 2, no GPU can be used.
+// Implements --probe. Exit status: 0: GPUs have everything; 1: something is missing; 2: no GPU can be used.
 int probe(const cuda::ProbeSource& source, const std::string& plugin, const std::string& codegen, bool as_json) {
   cuda::Probe found = cuda::probe(source, library_places(), codegen);
   found.cpu = {.name = "cpu", .path = plugin, .without = "--device cpu does not work"};
@@ -163,7 +163,7 @@ int probe(const cuda::ProbeSource& source, const std::string& plugin, const std:
   return found.is_complete() ? 0 : found.has_gpu() ? 1 : 2;
 }
 
-// The life of a session's process. `descriptor`: what the listener gave it.
+// Runs a session's process. `descriptor` comes from the listener.
 int serve_listener(int descriptor, ListenOptions listening, const ServerOptions& options) {
   SessionStart start;
   if (const Status status = read_session(descriptor, &start); !status.ok()) return fail(status.message());
@@ -171,10 +171,10 @@ int serve_listener(int descriptor, ListenOptions listening, const ServerOptions&
   const Status status = serve_session(std::move(start), std::move(listening), options);
   if (!status.ok()) spdlog::warn("{}", status.message());
   spdlog::default_logger()->flush();
-  _exit(status.ok() ? 0 : 1);  // libraries' threads may be at work
+  _exit(status.ok() ? 0 : 1);  // Threads of libraries may still be running.
 }
 
-// What --probe-sandbox prints: what a session of a worker that listens is confined by here.
+// Implements --probe-sandbox: prints how a session of a listening worker is confined on this machine.
 int probe_sandbox(const SandboxOptions& options) {
   SandboxReport report;
   if (const Status status = enter_sandbox(options, &report); !status.ok()) return fail(status.message());
@@ -182,7 +182,7 @@ int probe_sandbox(const SandboxOptions& options) {
   return 0;
 }
 
-// Ids of users by name or number; else an error for CLI11 to report.
+// Converts names or numbers of users to ids; returns an error for CLI11 if there is no such user.
 std::string read_users(const std::vector<std::string>& names, std::vector<uid_t>* users) {
   for (const std::string& name : names) {
     uid_t id = 0;
@@ -195,7 +195,7 @@ std::string read_users(const std::vector<std::string>& names, std::vector<uid_t>
   return {};
 }
 
-// What sessions may read and write, in addition to the folders of libraries.
+// Adds the paths that sessions may read and write, in addition to the folders of libraries.
 void allow_places(const std::string& files, const ServerOptions& options, SandboxOptions* sandbox) {
   for (const std::string& path : {options.plugin, options.codegen}) {
     std::error_code error;
@@ -206,7 +206,7 @@ void allow_places(const std::string& files, const ServerOptions& options, Sandbo
   sandbox->as_user = [](SandboxOptions* its) {
     const std::string cache = cache_folder();
     std::error_code error;
-    // Only what is there can be allowed.
+    // Only existing paths can be allowed.
     if (!cache.empty() && std::filesystem::create_directories(cache, error)) {
       std::filesystem::permissions(cache, std::filesystem::perms::owner_all, error);
     }
@@ -214,12 +214,12 @@ void allow_places(const std::string& files, const ServerOptions& options, Sandbo
   };
 }
 
-// Of the machine's memory, what one session of a worker that listens may have for tensors where nobody says more.
+// Default share of the machine's memory that one session of a listening worker may use for tensors.
 constexpr double kShare = 0.8;
-constexpr size_t kFewestSessions = 16;  // as many devices as a client may have
+constexpr size_t kFewestSessions = 16;  // The largest number of devices that a client may have.
 
-// "cpu", "cuda" or "cuda:1", or several GPUs with commas between: their numbers; none: the CPU. Else an error for CLI11
-// to tell.
+// Parses "cpu", "cuda" or "cuda:1", or several GPUs separated by commas, to the numbers of GPUs; none: the CPU. Returns
+// an error for CLI11 to report.
 std::string read_devices(std::string_view text, std::vector<int>* gpus) {
   constexpr std::string_view kCuda = "cuda";
   gpus->clear();
@@ -296,7 +296,7 @@ int run(int argc, char** argv, const WorkerParts& parts) {
   auto* most = app.add_option("--max-sessions", listening.most,
                               "clients at once, with --listen; 0: any number; default: twice the cores, 16 at least");
   int session = -1;
-  app.add_option("--session-fd", session)->group("");  // for the processes that a listener starts
+  app.add_option("--session-fd", session)->group("");  // For the processes that a listener starts.
   app.add_option("--session-user", listening.sandbox.user,
                  "the user that a session becomes once its client is known; needs a listener that runs as root");
   app.add_option_function<std::vector<std::string>>(
@@ -318,7 +318,7 @@ int run(int argc, char** argv, const WorkerParts& parts) {
                  "a file that others can read while this listens: sessions and what they do (torch-remote top)");
   add_network_options(app, &listening, &token_file);
   app.set_version_flag("--version", "torch-remote-worker, op table: " + ir::op_table_version());
-  // One line, which other programs show.
+  // One line, because other programs show it.
   app.failure_message([](const CLI::App*, const CLI::Error& error) {
     return std::string("remote: ") + error.what() + " (torch-remote-worker --help lists the options)\n";
   });
@@ -345,14 +345,15 @@ int run(int argc, char** argv, const WorkerParts& parts) {
     options.peer_host = host != nullptr && *host != '\0' ? host : "127.0.0.1";
   }
   set_thread_pools();
-  prctl(PR_SET_TIMERSLACK, 1000);  // ns: it sleeps until shortly before the client comes (remote/transport/pace.h)
-  // One that is stopped when its client dies goes on, and sees the end of the connection.
+  // Nanoseconds: the worker sleeps until shortly before the next message (remote/transport/pace.h).
+  prctl(PR_SET_TIMERSLACK, 1000);
+  // A stopped worker continues when its client dies, and notices the end of the connection.
   if (socket >= 0) prctl(PR_SET_PDEATHSIG, SIGCONT);
   if (gpus.size() > 1 && listening.url.empty()) return fail("remote: one client has one device; several want --listen");
   if (!gpus.empty()) options.open_device = parts.gpu_opener(gpus[0]);
   if (gpus.size() > 1) std::ranges::transform(gpus, std::back_inserter(listening.devices), parts.gpu_opener);
   const auto load = [&plugin, &gpus](ServerOptions* its) {
-    return gpus.empty() ? load_plugin(plugin, &its->runner) : Status();  // GPUs need none
+    return gpus.empty() ? load_plugin(plugin, &its->runner) : Status();  // GPUs do not need the plugin.
   };
   if (!listening.url.empty()) {
     listening.gpu = !gpus.empty();
@@ -385,10 +386,11 @@ int run(int argc, char** argv, const WorkerParts& parts) {
 }  // namespace
 
 int run_worker(int argc, char** argv, const WorkerParts& parts) {
-  (void)remote::overwrite_what_openssl_frees();  // fails where a library has used it: then less is overwritten
+  // Fails if a library has used OpenSSL already: then less is overwritten.
+  (void)remote::overwrite_what_openssl_frees();
   try {
     return run(argc, argv, parts);
-  } catch (const std::exception& error) {  // of CLI11 and spdlog
+  } catch (const std::exception& error) {  // From CLI11 and spdlog.
     return fail(error.what());
   }
 }

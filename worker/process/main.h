@@ -8,11 +8,11 @@
 
 namespace torch_remote::worker {
 
-// What a worker is made of. Tests have devices of their own.
+// The parts of a worker that tests replace.
 struct WorkerParts {
-  DeviceOpener open_device = open_host_device;                               // without --device cuda:N
-  std::function<DeviceOpener(int ordinal)> gpu_opener = cuda_device_opener;  // with it
-  cuda::ProbeSource probed = cuda::nvidia();                                 // what --probe looks at
+  DeviceOpener open_device = open_host_device;                               // Without --device cuda:N.
+  std::function<DeviceOpener(int ordinal)> gpu_opener = cuda_device_opener;  // With --device cuda:N.
+  cuda::ProbeSource probed = cuda::nvidia();                                 // What --probe examines.
 };
 
 // The worker's program: reads the command line, serves, and returns the exit status.

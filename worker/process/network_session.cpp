@@ -27,8 +27,8 @@ using remote::Opening;
 using remote::Patience;
 using remote::ResumingTransport;
 
-// A client that comes back: how long its handshake may take, and how many there are at once. Newest first: it connects
-// again where it has given the earlier one up.
+// Limits for reconnecting clients: time for a handshake, and concurrent handshakes. Newer ones replace older ones: a
+// client that connects again has given up its earlier connection.
 constexpr std::chrono::seconds kReturnTime{5};
 constexpr size_t kMostReturns = 2;
 constexpr std::chrono::seconds kWriteTime{1};
@@ -42,7 +42,7 @@ std::string describe(int socket, const ListenOptions& options) {
   return (options.url.starts_with("tls://") ? "tls " : "tcp ") + remote::peer_of(socket);
 }
 
-// Asks the listener, which answers within a second.
+// Asks the listener to admit the client; it answers within a second.
 Status ask_for_room(int control, const remote::Digest& session_key) {
   const auto lost = [] { return Status(ErrorCode::kLost, "remote: the worker ends"); };
   const remote::Digest routing = remote::routing_key(session_key);
@@ -61,8 +61,8 @@ Status ask_for_room(int control, const remote::Digest& session_key) {
   }
 }
 
-// Later connections, as the listener hands them over. Each handshake has a thread of its own: whatever the other end
-// does, the session's keeper goes on with heartbeats and confirmations.
+// Later connections, as the listener hands them over. Each handshake has a thread of its own, so that the session's
+// keeper continues with heartbeats and acknowledgements whatever the other end does.
 class Arrivals {
  public:
   Arrivals(int control, const ListenOptions& options, uint64_t most_attached, const remote::Digest& session,
@@ -105,7 +105,7 @@ class Arrivals {
   struct Arrival {
     std::thread thread;
     std::atomic<bool> given_up{false}, done{false};
-    Status status;  // these two once it is done
+    Status status;  // `status` and `applicant` are valid once `done`.
     remote::Applicant applicant;
   };
 
@@ -132,7 +132,7 @@ class Arrivals {
     return {};
   }
 
-  // The newest client that is known goes on; what it gave up before goes.
+  // Continues with the newest authenticated client, and drops older connections.
   bool take_known(const ResumingTransport::Freeze& freeze, ResumingTransport::Connection* connection) {
     for (size_t i = arrivals_.size(); i-- > 0;) {
       if (!arrivals_[i]->done) continue;
@@ -146,7 +146,7 @@ class Arrivals {
       while (i-- > 0) drop(arrivals_.begin());
       remote::Applicant& applicant = arrival->applicant;
       connection->received = applicant.received;
-      // So few bytes go out at once.
+      // So few bytes are sent without blocking.
       if (Status status = let_in(applicant, freeze(), options_.lease, options_.heartbeat, Patience(kWriteTime));
           !status.ok()) {
         spdlog::warn("{}", status.message());
@@ -171,7 +171,7 @@ class Arrivals {
   const remote::Digest session_;
   const std::shared_ptr<const remote::TlsContext> keys_;
   const int wake_;
-  std::deque<std::unique_ptr<Arrival>> arrivals_;  // the keeper's; newest last
+  std::deque<std::unique_ptr<Arrival>> arrivals_;  // Used by the session's keeper thread; the newest is last.
 };
 
 }  // namespace
@@ -203,7 +203,8 @@ Status serve_network_client(int socket, const Opening& opening, int control, Lis
   spdlog::debug("serving {}", first.transport->description());
   ServerOptions its = server;
   if (status = options.load(&its); !status.ok()) its.unavailable = status;
-  its.greeting = std::max<std::chrono::milliseconds>(its.greeting, options.lease);  // it may have to be sent again
+  // The client may have to send it again after a reconnect.
+  its.greeting = std::max<std::chrono::milliseconds>(its.greeting, options.lease);
   Arrivals arrivals(control, options, most_attached, applicant.key, std::move(keys));
   ResumingTransport::Options how;
   how.lease = options.lease;

@@ -10,12 +10,13 @@
 
 namespace torch_remote::worker {
 
-// The life of a session's process whose client came over a network and said `opening`: answers, lets the client in or
-// not, asks the listener (over `control`) for room, loads what sessions need, serves, and takes its client's later
-// connections from the listener. Owns both descriptors. `tls` is null for tcp://; `counts` may be null.
+// Runs a session's process whose client connected over a network and sent `opening` (the client hello). It completes
+// the handshake, asks the listener (over `control`) to admit the client, loads what sessions need, and serves. Later
+// connections of its client come from the listener. Owns both descriptors. `tls` is null for tcp://; `counts` may be
+// null.
 //
-// After the first handshake neither token nor private key is needed: the token in `options` is overwritten and `tls` is
-// let go, so a caller that keeps no other copy (give both away with std::move) has none left in the process.
+// After the first handshake neither the token nor the private key is needed: the token in `options` is overwritten and
+// `tls` is released. If the caller has no other copies (pass both with std::move), none is left in the process.
 Status serve_network_client(int socket, const remote::Opening& opening, int control, ListenOptions options,
                             std::shared_ptr<const remote::TlsContext> tls, const ServerOptions& server,
                             SessionStatus* counts);

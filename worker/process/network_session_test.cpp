@@ -1,5 +1,5 @@
-// A session's process whose client comes over a network: what it still knows after the first handshake, and what goes
-// on while clients come back.
+// A session's process whose client connects over a network: what it still knows after the first handshake, and what
+// continues while clients reconnect.
 #include "worker/process/network_session.h"
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ using remote::Digest;
 using remote::Opening;
 using remote::Patience;
 
-// As the worker's program begins.
+// As at the start of the worker's program.
 const bool g_overwrites = remote::overwrite_what_openssl_frees();
 
 int read_opening(int socket, Opening* opening) {
@@ -47,7 +47,7 @@ int read_opening(int socket, Opening* opening) {
   return static_cast<int>(have);
 }
 
-// A session, in a process that is made before there are secrets, and what its listener does, in this one.
+// A session in a process that is forked before there are secrets. This process acts as its listener.
 class Session {
  public:
   explicit Session(std::chrono::milliseconds heartbeat) {
@@ -65,7 +65,7 @@ class Session {
     close(begin_[0]);
   }
 
-  // "token", or with TLS "token\ncertificate\nkey".
+  // `secrets`: "token", or with TLS "token\ncertificate\nkey".
   void start(const std::string& secrets, int socket) {
     Opening opening;
     EXPECT_EQ(read_opening(socket, &opening), static_cast<int>(sizeof(opening)));
@@ -90,7 +90,7 @@ class Session {
     close(socket);
   }
 
-  // What of these its memory has.
+  // Returns those of the secrets that are in the session's memory.
   std::vector<std::string> has(const std::vector<std::string>& secrets) const {
     std::vector<std::string> found;
     const std::string folder = "/proc/" + std::to_string(pid_);
@@ -154,7 +154,7 @@ class Session {
   Digest routing_{};
 };
 
-// The client's end of it, by hand.
+// The client's end, implemented by hand.
 class Client {
  public:
   explicit Client(std::string token, const remote::TlsFiles* files = nullptr) : token_(std::move(token)) {
@@ -180,7 +180,7 @@ class Client {
     return std::make_unique<remote::StreamTransport>(std::move(stream), remote::StreamTransport::Options());
   }
 
-  // Says it comes back, and nothing more.
+  // Sends the client hello of a reconnect, and nothing more.
   void come_back_silently(uint64_t attempt, int socket) {
     const remote::Resumed resumed{greeted.key, attempt, 0};
     remote::Greeted unused;
@@ -227,7 +227,7 @@ TEST(NetworkSession, KeepsNeitherTokenNorPrivateKeyAfterTheFirstHandshake) {
     ASSERT_NE(connection, nullptr);
     std::vector<std::string> secrets = {token};
     if (tls) {
-      // Its base64, and the bytes of the number.
+      // The base64 text of the key, and the bytes of its numbers.
       std::istringstream lines(file(files.file("worker.key")));
       std::string line;
       std::getline(lines, line);
@@ -242,15 +242,15 @@ TEST(NetworkSession, KeepsNeitherTokenNorPrivateKeyAfterTheFirstHandshake) {
       if (EVP_PKEY_get_bn_param(key, "priv", &number) == 1 || EVP_PKEY_get_bn_param(key, "d", &number) == 1) {
         std::string bytes(static_cast<size_t>(BN_num_bytes(number)), '\0');
         BN_bn2bin(number, reinterpret_cast<unsigned char*>(bytes.data()));
-        secrets.push_back(bytes);                            // as in a file
-        secrets.emplace_back(bytes.rbegin(), bytes.rend());  // as in OpenSSL's memory
+        secrets.push_back(bytes);                            // Byte order in a file.
+        secrets.emplace_back(bytes.rbegin(), bytes.rend());  // Byte order in OpenSSL's memory.
       }
       ASSERT_GT(secrets.size(), 3u);
       BN_free(number);
       EVP_PKEY_free(key);
     }
     std::vector<std::string> left = secrets;
-    for (int i = 0; i < 500 && !left.empty(); ++i) {  // the client knows a moment before the worker is through
+    for (int i = 0; i < 500 && !left.empty(); ++i) {  // The client finishes the handshake a moment before the worker.
       left = session.has(secrets);
       if (!left.empty()) std::this_thread::sleep_for(10ms);
     }
@@ -259,9 +259,9 @@ TEST(NetworkSession, KeepsNeitherTokenNorPrivateKeyAfterTheFirstHandshake) {
       ADD_FAILURE() << "secret " << std::ranges::find(secrets, secret) - secrets.begin() << " of " << secrets.size()
                     << " is left, tls: " << tls;
     }
-    // The test would see one: the session's own key stays.
+    // Checks the search itself: the session's own key stays in memory.
     EXPECT_FALSE(session.has({std::string(client.greeted.key.begin(), client.greeted.key.end())}).empty());
-    // And the session goes on without them.
+    // The session continues without the secrets.
     const auto [c, d] = remote::testing::tcp_sockets();
     std::thread again([&, d = d] { session.hand_over(d); });
     const remote::Resumed resumed{client.greeted.key, 1, 0};
@@ -270,7 +270,7 @@ TEST(NetworkSession, KeepsNeitherTokenNorPrivateKeyAfterTheFirstHandshake) {
   }
 }
 
-// How many frames come in so long.
+// Counts the frames that arrive in this time.
 int heard(remote::StreamTransport& connection, std::chrono::milliseconds time) {
   int count = 0;
   const auto until = std::chrono::steady_clock::now() + time;
@@ -293,15 +293,15 @@ TEST(NetworkSession, HeartbeatsGoOnWhileSilentClientsComeBack) {
   listener.join();
   ASSERT_NE(connection, nullptr);
   std::vector<int> silent;
-  for (uint64_t attempt = 1; attempt <= 8; ++attempt) {  // as many as there may be, each newer than the one before
+  for (uint64_t attempt = 1; attempt <= 8; ++attempt) {  // The maximum number, each newer than the one before.
     const auto [c, d] = remote::testing::tcp_sockets();
-    // A second descriptor keeps the connection open when `join` has given up.
+    // A second descriptor keeps the connection open after `join` has given up.
     silent.push_back(dup(c));
     client.come_back_silently(attempt, c);
     session.hand_over(d);
   }
   std::atomic<bool> ends{false};
-  std::thread speaks([&] {  // an idle client says that it is there
+  std::thread speaks([&] {  // An idle client sends heartbeats.
     while (!ends) {
       wire::Header header;
       header.type = static_cast<uint8_t>(wire::Type::kReceived);
@@ -310,7 +310,7 @@ TEST(NetworkSession, HeartbeatsGoOnWhileSilentClientsComeBack) {
       std::this_thread::sleep_for(50ms);
     }
   });
-  // Each may stay 5 s. Without their own threads nothing would come in that time, nor would the connection live.
+  // Each may take 5 s. Without threads of their own, no heartbeat would be sent and the connection would be lost.
   EXPECT_GE(heard(*connection, 2s), 8);
   // The client itself does not wait behind them.
   const auto [e, f] = remote::testing::tcp_sockets();

@@ -27,7 +27,7 @@
 namespace torch_remote::worker {
 namespace {
 
-// Where descriptors are in the new process: the memory file, then those of SessionStart.
+// Descriptors in the new process: the memory file, then those of SessionStart.
 constexpr int kFirst = 3, kAbove = 16;
 constexpr size_t kMostBytes = 1 << 18, kMostText = 4096;
 
@@ -35,11 +35,11 @@ Status system_error(const std::string& what) {
   return Status::internal("remote: " + what + ": " + std::strerror(errno));
 }
 
-// What SessionStart is made of, one after the other.
+// Serializes the fields of SessionStart.
 class Writer {
  public:
   ~Writer() { explicit_bzero(bytes_.data(), bytes_.size()); }
-  Writer() { bytes_.reserve(kMostBytes); }  // no copies of secrets are left behind by growing
+  Writer() { bytes_.reserve(kMostBytes); }  // Growing would leave copies of secrets behind.
   void number(uint64_t value) { raw(&value, sizeof(value)); }
   void text(std::string_view text) {
     number(text.size());
@@ -111,7 +111,7 @@ bool has_secret(std::string_view variable) {
   return variable.starts_with("TORCH_REMOTE_TOKEN") || variable.starts_with("TORCH_REMOTE_TLS_");
 }
 
-// Read by the worker, the C library, torch, OpenMP, BLAS libraries, NVIDIA's, and sanitizers.
+// Variables that the worker, the C library, torch, OpenMP, BLAS libraries, NVIDIA's libraries and sanitizers read.
 bool is_for_libraries(std::string_view variable) {
   constexpr std::string_view kPrefixes[] = {
       "TORCH",   "PYTORCH_", "ATEN_",           "OMP_",    "GOMP_",    "KMP_",      "MKL_",  "OPENBLAS_", "DNNL_",
@@ -122,7 +122,7 @@ bool is_for_libraries(std::string_view variable) {
   return std::ranges::any_of(kPrefixes, [variable](std::string_view prefix) { return variable.starts_with(prefix); });
 }
 
-// posix_spawn's two argument objects.
+// The two argument objects of posix_spawn.
 struct Spawn {
   Spawn() {
     posix_spawn_file_actions_init(&files);
@@ -140,10 +140,10 @@ struct Spawn {
 
 void tie_to_listener(pid_t listener) {
   prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (getppid() != listener) _exit(0);  // it ended before that
+  if (getppid() != listener) _exit(0);  // The listener ended before prctl().
 }
 
-// While it is on, memory that is freed is overwritten, so that copies of secrets do not stay in it.
+// While this is on, freed memory is overwritten, so that no copies of secrets stay in it.
 void overwrite_freed(bool on) {
 #if defined(__GLIBC__)
   mallopt(M_PERTURB, on ? 0x5A : 0);
@@ -161,7 +161,7 @@ Status start_session(const SessionStart& start, const std::vector<std::string>& 
                      bool whole_environment, pid_t* pid) {
   int file = -1;
   if (Status status = write_file(start, &file); !status.ok()) return status;
-  // Copies above all places where they are to be, so that none is overwritten before it is there.
+  // Copies the descriptors above all target numbers, so that none is overwritten before it is duplicated.
   std::array<int, 4> copies;
   size_t count = 0;
   bool room = true;
@@ -183,7 +183,7 @@ Status start_session(const SessionStart& start, const std::vector<std::string>& 
   posix_spawnattr_setsigmask(&spawn.attributes, &mask);
   posix_spawnattr_setsigdefault(&spawn.attributes, &defaults);
   posix_spawnattr_setflags(&spawn.attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  // Before the others: one of them may take a value or not.
+  // The option comes before the others, because one of them may have an optional value.
   const std::string option = "--session-fd=" + std::to_string(kFirst);
   std::vector<char*> arguments;
   for (const std::string& argument : command) {
@@ -197,7 +197,7 @@ Status start_session(const SessionStart& start, const std::vector<std::string>& 
     environment.push_back(*variable);
   }
   environment.push_back(nullptr);
-  // This very program, also if another one was installed at its path meanwhile.
+  // /proc/self/exe is this very program, even if another one was installed at its path meanwhile.
   int error = EMFILE;
   if (room) {
     error = posix_spawn(pid, "/proc/self/exe", &spawn.files, &spawn.attributes, arguments.data(), environment.data());
@@ -251,7 +251,7 @@ Status serve_session(SessionStart start, ListenOptions options, ServerOptions se
     overwrite_freed(false);
     SandboxReport report;
     Status status = enter_sandbox(sandbox, &report);
-    tie_to_listener(listener);  // a change of user undoes that
+    tie_to_listener(listener);  // A change of user resets it.
     spdlog::debug("confined: {}", report.text());
     return status;
   };

@@ -19,7 +19,7 @@ uint64_t now() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
 }
 
-// One thread writes, so nothing gets lost between the two.
+// Only one thread writes, so the load and the store need not be atomic together.
 void add(std::atomic<uint64_t>& to, uint64_t value) { to.store(to.load(kRelaxed) + value, kRelaxed); }
 
 uint64_t size_of(std::span<const uint8_t> control, const remote::AttachmentPtr& attachment) {
@@ -32,7 +32,7 @@ Status StatusFile::create(const std::string& path, size_t most, std::unique_ptr<
   const auto failed = [&path] {
     return Status::invalid("remote: cannot write the status file " + path + ": " + std::strerror(errno));
   };
-  // Another name until it is whole, and never through a link that somebody put there.
+  // Writes under another name until the file is complete, and never through an existing link.
   const std::string partial = path + ".part";
   (void)unlink(partial.c_str());
   const int descriptor = open(partial.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -106,7 +106,7 @@ Status CountingTransport::send(wire::Header header, std::span<const uint8_t> con
 }
 
 Status CountingTransport::receive(remote::Frame* frame, std::chrono::nanoseconds timeout) {
-  // A look in the middle of a run, which waits for nothing, does not end the work.
+  // A receive without waiting, in the middle of a run, does not end the work.
   const bool waits = timeout != std::chrono::nanoseconds::zero();
   if (busy_since_ != 0) {
     const uint64_t until = now();

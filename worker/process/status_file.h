@@ -13,57 +13,58 @@
 #include "ir/status.h"
 #include "remote/transport/forwarding_transport.h"
 
-// What a listener and its sessions' processes do, in a file that others map and read
-// (python/torch_remote_cli/status_file.py has the layout, too): its numbers are written by one process each, and read
-// at any time.
+// Activity of a listener and its sessions' processes, in a file that others map and read
+// (python/torch_remote_cli/status_file.py declares the layout, too). Each number is written by one process, and may be
+// read at any time.
 namespace torch_remote::worker {
 
-// Of one session; all 0 while nobody has it.
+// One session; all fields are 0 while the slot is unused.
 struct SessionStatus {
   std::atomic<uint64_t> process;
-  std::atomic<uint64_t> began;         // seconds since 1970
-  std::atomic<uint64_t> messages;      // from the client
-  std::atomic<uint64_t> bytes_in;      // with tensors
-  std::atomic<uint64_t> bytes_out;     // likewise
-  std::atomic<uint64_t> busy;          // ns between a message's coming and the wait for the next one
-  std::atomic<uint64_t> last_message;  // ns of CLOCK_MONOTONIC
-  char client[72];                     // "process 12", "127.0.0.1:4000"; ends with 0
+  std::atomic<uint64_t> began;         // Seconds since 1970.
+  std::atomic<uint64_t> messages;      // Messages from the client.
+  std::atomic<uint64_t> bytes_in;      // Includes tensors.
+  std::atomic<uint64_t> bytes_out;     // Includes tensors.
+  std::atomic<uint64_t> busy;          // Nanoseconds from the arrival of a message to the wait for the next one.
+  std::atomic<uint64_t> last_message;  // CLOCK_MONOTONIC in ns.
+  char client[72];                     // "process 12", "127.0.0.1:4000"; NUL terminated.
 };
 static_assert(sizeof(SessionStatus) == 128 && std::atomic<uint64_t>::is_always_lock_free);
 
 struct WorkerStatus {
   static constexpr uint64_t kMagic = 0x0031544154535254;  // "TRSTAT1"
-  static constexpr size_t kSessions = 256;                // those beyond are not shown
+  static constexpr size_t kSessions = 256;                // Further sessions are not shown.
 
   std::atomic<uint64_t> magic;
-  std::atomic<uint64_t> process;                    // the listener
-  std::atomic<uint64_t> most;                       // sessions at once; 0: any number
-  std::atomic<uint64_t> sessions, refused, killed;  // so far; killed: by a signal
-  // Of sessions that have ended.
+  std::atomic<uint64_t> process;                    // The listener.
+  std::atomic<uint64_t> most;                       // Maximum number of concurrent sessions; 0: any number.
+  std::atomic<uint64_t> sessions, refused, killed;  // Totals so far; killed: by a signal.
+  // Sums over sessions that have ended.
   std::atomic<uint64_t> messages, bytes_in, bytes_out, busy;
   uint64_t spare[6];
   SessionStatus session[kSessions];
 };
 static_assert(offsetof(WorkerStatus, session) == 128);
 
-// The listener's. Sessions' processes get its descriptor and the number of their session.
+// The listener's end. Sessions' processes get its descriptor and the number of their session.
 class StatusFile {
  public:
-  // Makes the file, readable by this user only, or replaces one that was left. `most`: see WorkerStatus.
+  // Creates the file, readable only by this user; replaces an old one. `most`: see WorkerStatus.
   static Status create(const std::string& path, size_t most, std::unique_ptr<StatusFile>* file);
   ~StatusFile();
   StatusFile(const StatusFile&) = delete;
   StatusFile& operator=(const StatusFile&) = delete;
 
   WorkerStatus& all() { return *all_; }
-  // For a session's process that is about to be made; null if there is no room.
+  // Reserves a slot for a session's process that is about to be started; null if all are in use.
   SessionStatus* begin(std::string_view client);
-  // It has ended: what it did is added to what all did.
+  // The session has ended: adds its numbers to the totals.
   void end(SessionStatus* session);
 
   int descriptor() const { return descriptor_; }
   size_t number_of(const SessionStatus* session) const { return static_cast<size_t>(session - all_->session); }
-  // In a session's process: its numbers, which stay mapped. Null if that is no such file. Closes the descriptor.
+  // In a session's process: maps the session's slot, for good. Null if this is not a status file. Closes the
+  // descriptor.
   static SessionStatus* attach(int descriptor, size_t number);
 
  private:
@@ -74,7 +75,7 @@ class StatusFile {
   WorkerStatus* const all_;
 };
 
-// Counts what goes over a session's transport.
+// Counts the traffic of a session's transport.
 class CountingTransport : public remote::ForwardingTransport {
  public:
   CountingTransport(std::unique_ptr<remote::Transport> transport, SessionStatus* counts)
@@ -85,7 +86,7 @@ class CountingTransport : public remote::ForwardingTransport {
 
  private:
   SessionStatus* const counts_;
-  uint64_t busy_since_ = 0;  // 0: it waits
+  uint64_t busy_since_ = 0;  // 0: it waits.
 };
 
 }  // namespace torch_remote::worker

@@ -26,7 +26,7 @@ TEST(StatusFile, IsReadByOthersAndGoesWithTheListener) {
   EXPECT_EQ(found.st_size, static_cast<off_t>(sizeof(WorkerStatus)));
   SessionStatus* session = file->begin("127.0.0.1:4000");
   ASSERT_NE(session, nullptr);
-  // In a process that was forked, as a session's is.
+  // In a forked process, such as a session's.
   if (const pid_t child = fork(); child == 0) {
     session->bytes_in = 5;
     _exit(0);
@@ -87,7 +87,7 @@ TEST(CountingTransport, CountsBytesAndTimeBetweenMessages) {
   EXPECT_EQ(counts.messages, 2u);
   EXPECT_EQ(counts.bytes_in, 2 * (sizeof(wire::Header) + 1100));
   EXPECT_EQ(counts.bytes_out, sizeof(wire::Header) + 100);
-  EXPECT_GE(counts.busy, 2'000'000u);  // the second one goes on
+  EXPECT_GE(counts.busy, 2'000'000u);  // The second message is still being handled.
 }
 
 TEST(CountingTransport, ALookInTheMiddleOfWorkDoesNotEndIt) {
@@ -95,7 +95,7 @@ TEST(CountingTransport, ALookInTheMiddleOfWorkDoesNotEndIt) {
   SessionStatus counts{};
   CountingTransport transport(std::move(worker), &counts);
   remote::Frame frame;
-  // One that waits for nothing is no work either.
+  // A receive that does not wait is no work, either.
   EXPECT_FALSE(transport.receive(&frame, std::chrono::nanoseconds::zero()).ok());
   usleep(2000);
   EXPECT_FALSE(transport.receive(&frame, std::chrono::nanoseconds::zero()).ok());
@@ -107,7 +107,7 @@ TEST(CountingTransport, ALookInTheMiddleOfWorkDoesNotEndIt) {
     EXPECT_FALSE(transport.receive(&frame, std::chrono::nanoseconds::zero()).ok());
   }
   EXPECT_GE(counts.busy, 10'000'000u);
-  // The wait for the next message ends it.
+  // The wait for the next message ends the work.
   EXPECT_FALSE(transport.receive(&frame, std::chrono::milliseconds(1)).ok());
   const uint64_t busy = counts.busy;
   EXPECT_FALSE(transport.receive(&frame, std::chrono::milliseconds(20)).ok());

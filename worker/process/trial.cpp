@@ -24,7 +24,7 @@ Status system_error(const std::string& what) {
   return {ErrorCode::kUnsupported, "remote: " + what + ": " + std::strerror(errno)};
 }
 
-// In that process: as a session does, but with its libraries' folders looked for before it is confined.
+// Runs in the trial process. Does what a session does, but finds the folders of libraries before it enters the sandbox.
 Status try_all(const ListenOptions& options, const ServerOptions& server, Trial* found) {
   ServerOptions its = server;
   Status status = options.load(&its);
@@ -37,7 +37,7 @@ Status try_all(const ListenOptions& options, const ServerOptions& server, Trial*
     std::vector<DeviceOpener> devices = options.devices;
     if (devices.empty()) devices.push_back(server.open_device);
     for (const DeviceOpener& open : devices) {
-      auto* opened = new OpenDevice;  // goes with the process
+      auto* opened = new OpenDevice;  // Lives until the process ends.
       if (status = open(*transport, its, {}, opened); !status.ok()) break;
     }
   }
@@ -69,7 +69,7 @@ Status try_to_load(const ListenOptions& options, const ServerOptions& server, Tr
     } catch (const std::exception& error) {
       status = Status::internal(std::string("remote: ") + error.what());
     }
-    // Why not, or lines: nothing, what the sandbox is, folders.
+    // Sends the error, or these lines: an empty one, the sandbox, folders.
     std::string text = status.message();
     if (status.ok()) {
       text = '\n' + found->confined;

@@ -10,14 +10,14 @@
 
 namespace torch_remote::worker {
 
-// What a process that did what sessions do found out.
+// The results of a trial run.
 struct Trial {
-  std::vector<std::string> libraries;  // folders of the libraries that sessions need
-  std::string confined;                // what their sandbox is (worker/sandbox/sandbox.h)
+  std::vector<std::string> libraries;  // Folders of the libraries that sessions need.
+  std::string confined;                // Describes the sandbox of sessions (worker/sandbox/sandbox.h).
 };
 
-// Loads what sessions need, opens GPUs, and confines itself, in a process that ends then: what is missing is an error
-// before anybody comes.
+// Loads what sessions need, opens the GPUs, and enters the sandbox, in a process that then ends. So missing parts cause
+// an error before a client connects.
 Status try_to_load(const ListenOptions& options, const ServerOptions& server, Trial* found);
 
 }  // namespace torch_remote::worker

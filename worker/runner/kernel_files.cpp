@@ -25,10 +25,10 @@ uint64_t hash(std::string_view text, uint64_t seed) {
   return value * 0x9E3779B97F4A7C15;
 }
 
-// A file: this, the text, the kernel.
+// A file consists of this header, the text, and the kernel.
 struct Header {
   char magic[8] = {'T', 'R', 'K', 'E', 'R', 'N', '0', '2'};
-  uint64_t checksum = 0;  // of text and kernel
+  uint64_t checksum = 0;  // Checksum of text and kernel.
   uint32_t text_size = 0, size = 0;
 };
 
@@ -39,7 +39,8 @@ uint64_t checksum(std::string_view text, const std::vector<uint8_t>& bytes) {
 constexpr std::string_view kSuffix = ".kernel";
 constexpr size_t kDigits = 32;
 
-// Whether path_of() or write() makes files of this name: digits, suffix, and while it is written the process.
+// Whether path_of() or write() makes files of this name: digits, the suffix, and a process id while the file is
+// written.
 bool is_own_name(std::string_view name) {
   const auto all = [](std::string_view text, std::string_view of) {
     return text.find_first_not_of(of) == std::string_view::npos;
@@ -51,7 +52,7 @@ bool is_own_name(std::string_view name) {
   return name.empty() || (name.size() > 1 && name[0] == '.' && all(name.substr(1), "0123456789"));
 }
 
-// Others must not be able to put code there.
+// Whether only this user can write to the folder: others must not be able to add code.
 bool is_private(const fs::path& folder) {
   struct stat info{};
   return ::stat(folder.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid() &&
@@ -66,7 +67,7 @@ KernelFiles::KernelFiles(std::string folder, uint64_t limit, std::string about)
   std::error_code error;
   const fs::path made(folder_);
   fs::create_directories((made.has_filename() ? made : made.parent_path()).parent_path(), error);
-  (void)::mkdir(folder_.c_str(), 0700);  // one that is there stays as it is
+  (void)::mkdir(folder_.c_str(), 0700);  // Fails for an existing folder, which keeps its mode.
   if (!is_private(made)) folder_.clear();
 }
 
@@ -95,7 +96,7 @@ bool KernelFiles::read(const std::string& text, std::vector<uint8_t>* bytes) con
          header.checksum == checksum(stored, *bytes);
 }
 
-// Under a name of its own first, so that others never see half of it.
+// Writes to a temporary name first, so that other processes never see a partial file.
 void KernelFiles::write(const std::string& text, const std::vector<uint8_t>& bytes) const {
   if (folder_.empty()) return;
   Header header;
@@ -127,7 +128,7 @@ void KernelFiles::prune() const {
   for (const fs::directory_entry& entry : fs::directory_iterator(folder_, error)) {
     if (!is_own_name(entry.path().filename().native()) || entry.is_symlink(error)) continue;
     const uint64_t size = entry.file_size(error);
-    if (error) continue;  // another process has removed it
+    if (error) continue;  // Another process has removed it.
     files.push_back({entry.last_write_time(error), size, entry.path()});
     total += size;
   }

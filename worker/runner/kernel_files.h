@@ -7,18 +7,18 @@
 namespace torch_remote::worker::kernels {
 
 // Compiled kernels on disk, by their text: one file each, in a folder that only the user can write to. Several
-// processes may use it. Any thread.
+// processes may use it. Thread safe.
 class KernelFiles {
  public:
-  // `folder` is made (mode 0700) if it is not there; one that is there keeps its mode, and where others can write to it
-  // nothing is cached. `limit`: bytes of all cached files, the oldest ones go first; other files in the folder are left
-  // alone. `about`: what makes of one text several kernels: target, version of the compiler.
+  // `folder` is created with mode 0700 if it does not exist. An existing folder keeps its mode; if others can write to
+  // it, nothing is cached. `limit`: bytes of all cached files; the oldest ones are removed first. Other files in the
+  // folder are left alone. `about`: what distinguishes kernels of the same text: the target, the compiler's version.
   KernelFiles(std::string folder, uint64_t limit, std::string about);
 
-  // False: it is not there, or damaged.
+  // Returns false if the file does not exist or is damaged.
   bool read(const std::string& text, std::vector<uint8_t>* bytes) const;
   void write(const std::string& text, const std::vector<uint8_t>& bytes) const;
-  // Removes what is too much.
+  // Removes files beyond the limit.
   void prune() const;
 
  private:

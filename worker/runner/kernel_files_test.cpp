@@ -38,7 +38,7 @@ class KernelFilesTest : public ::testing::Test {
 };
 
 TEST_F(KernelFilesTest, PruningLeavesFilesOfOthersAlone) {
-  // A sparse file of 300 MB that is older than all kernels, and names that are nearly ours.
+  // A sparse file of 300 MB that is older than all kernels, and names that almost match ours.
   const std::string digits(32, 'a');
   const std::vector<std::string> foreign = {
       "model.pt", digits, digits + ".kernels", digits + ".kernel.", digits + ".kernel.12x", "x" + digits + ".kernel"};
@@ -51,13 +51,13 @@ TEST_F(KernelFilesTest, PruningLeavesFilesOfOthersAlone) {
   fs::create_symlink(folder_ / "model.pt", folder_ / (std::string(32, 'b') + ".kernel"));
   const KernelFiles files(folder_, kLimit, "about");
   for (int i = 0; i < 3; ++i) files.write("kernel " + std::to_string(i), bytes_);
-  files.prune();  // 60 KB are within the limit: what is foreign does not count
+  files.prune();  // 60 KB are within the limit: foreign files do not count.
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(files.read("kernel " + std::to_string(i), &found_)) << i;
   for (int i = 3; i < 6; ++i) files.write("kernel " + std::to_string(i), bytes_);
   files.prune();
   int left = 0;
   for (int i = 0; i < 6; ++i) left += files.read("kernel " + std::to_string(i), &found_) ? 1 : 0;
-  EXPECT_EQ(left, 1);  // half of the limit
+  EXPECT_EQ(left, 1);  // Pruning leaves half of the limit.
   for (const std::string& name : foreign) EXPECT_TRUE(fs::exists(folder_ / name)) << name;
   EXPECT_TRUE(fs::exists(folder_ / (digits + ".kernel")));
   EXPECT_TRUE(fs::is_symlink(folder_ / (std::string(32, 'b') + ".kernel")));

@@ -13,12 +13,12 @@ using ir::ArgKind;
 using ir::ArgTag;
 using ir::DType;
 
-// Arguments of kind Scalar by what kernels make of them. Others (`other` of a comparison, `p` of a norm) are operands
-// like tensors, or doubles.
+// Rules for arguments of kind Scalar, by what kernels do with them. Scalar arguments without a rule (`other` of a
+// comparison, `p` of a norm) are operands like tensors, or doubles.
 struct Rule {
   std::string_view name;
-  std::string_view beside;  // the op has that argument, too; empty: any op
-  bool wide = false;        // kernels for CUDA compute with a float where elements are half types
+  std::string_view beside;  // The op has this argument, too; empty: any op.
+  bool wide = false;        // torch's CUDA kernels use a float for half types.
 };
 constexpr Rule kRules[] = {
     {"value", "tensor1", true},    // addcmul, addcdiv
@@ -29,8 +29,8 @@ constexpr Rule kRules[] = {
     {"exponent", ""},              //
     {"lambd", ""},                 // shrinking
     {"alpha", "index"},            // index_add
-    {"alpha", "", true},           // sums, products of matrices, elu
-    {"beta", "", true},            // products of matrices, softplus
+    {"alpha", "", true},           // Sums, matmuls, elu.
+    {"beta", "", true},            // Matmuls, softplus.
     {"scale", "", true},           // elu
     {"input_scale", "", true},     //
     {"negative_slope", "", true},  //
@@ -56,8 +56,8 @@ const Rule* find_rule(const ir::OpDesc& desc, const ir::ArgDesc& arg) {
   return nullptr;
 }
 
-// That of the first result or, of ops in place, of the first argument. None: of lists, which torch's kernels do in more
-// than one way.
+// The view of the first result or, for in-place ops, of the first argument. Null for lists, because torch's kernels
+// treat them in more than one way.
 const ir::View* first_view(const ir::Graph& graph, const ir::Node& node) {
   for (const std::vector<ir::Arg>* const args : {&node.results, &node.args}) {
     if (args->empty() || args->front().tag == ArgTag::kNone) continue;
@@ -66,7 +66,7 @@ const ir::View* first_view(const ir::Graph& graph, const ir::Node& node) {
   return nullptr;
 }
 
-// What C++ calls it, and so torch's messages.
+// The C++ name of the type, as torch's messages have it.
 std::string_view name_in_messages(DType dtype) {
   switch (dtype) {
     case DType::kUInt8:
@@ -98,7 +98,7 @@ std::string_view name_in_messages(DType dtype) {
   }
 }
 
-// As c10::overflows: what is negative may be an unsigned number's bits, infinities and NaN are floats'.
+// Like c10::overflows: a negative number may be the bits of an unsigned one; floats hold infinities and NaN.
 template <typename To>
 bool holds(int64_t number) {
   if constexpr (std::is_unsigned_v<To>) {
@@ -145,7 +145,7 @@ bool holds(DType dtype, T number) {
   }
 }
 
-// Of a number that this dtype does not hold.
+// The error for a number that this dtype does not hold.
 Status overflow(DType dtype) {
   return {ErrorCode::kOpFailed,
           "value cannot be converted to type " + std::string(name_in_messages(dtype)) + " without overflow",

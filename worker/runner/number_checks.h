@@ -9,18 +9,18 @@
 
 namespace torch_remote::worker {
 
-// Numbers that are arguments of a group's ops and that torch's kernels convert to the dtype that they compute in before
-// anything is done: one that this does not hold (300 as an uint8, 1e39 as a float) is an error, of the host's side.
-// Kernels that are not torch's would go on with other bits.
+// Checks scalar arguments of a group's ops. torch's kernels first convert such a number to the dtype that they compute
+// in. If that dtype cannot hold it (300 as uint8, 1e39 as float), they raise an error on the host. Other kernels would
+// continue with different bits.
 class NumberChecks {
  public:
   enum class Halves : uint8_t {
-    kWide,  // computed in float where torch's kernels for CUDA do: what a float holds is held
-    kAny,   // whatever a kernel of torch may refuse
+    kWide,  // For half types: ops that torch's CUDA kernels compute in float accept all that a float holds.
+    kAny,   // Refuses everything that any of torch's kernels may refuse.
   };
   NumberChecks(const ir::Graph& graph, const ir::Group& group, Halves halves);
 
-  // kOpFailed, with torch's words: the first that is not held.
+  // Returns kOpFailed, with torch's message, for the first number that its dtype cannot hold.
   Status check(std::span<const int64_t> values) const;
 
  private:

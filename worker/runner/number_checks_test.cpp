@@ -13,7 +13,8 @@ using Halves = NumberChecks::Halves;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// What is said of one node, of elements of that dtype: `%0` is given, `%1` is made, `s0` is that number.
+// Returns the error for one node on elements of `dtype`. `%0` is its operand, `%1` its result, and `s0` has the value
+// `number`.
 std::string said(const std::string& dtype, const std::string& node, Halves halves = Halves::kWide, double number = 0) {
   ir::Graph graph;
   const Status parsed = ir::parse_graph("graph(s0) {\n  b0: input\n  b1: fresh(64) survives\n  %0: " + dtype +
@@ -36,7 +37,7 @@ std::string overflows(const std::string& type) {
 TEST(NumberChecks, IntegersThatADTypeDoesNotHold) {
   EXPECT_EQ(said("u8", "aten::add.Tensor(%0, %0, alpha=255)"), "");
   EXPECT_EQ(said("u8", "aten::add.Tensor(%0, %0, alpha=256)"), overflows("uint8_t"));
-  EXPECT_EQ(said("u8", "aten::add.Tensor(%0, %0, alpha=-255)"), "");  // bits of 1
+  EXPECT_EQ(said("u8", "aten::add.Tensor(%0, %0, alpha=-255)"), "");  // As uint8, -255 has the bits of 1.
   EXPECT_EQ(said("u8", "aten::add.Tensor(%0, %0, alpha=-256)"), overflows("uint8_t"));
   EXPECT_EQ(said("i8", "aten::clamp(%0, -129, 5)"), overflows("int8_t"));
   EXPECT_EQ(said("i8", "aten::clamp(%0, none, 127)"), "");
@@ -58,7 +59,7 @@ TEST(NumberChecks, FloatsThatADTypeDoesNotHold) {
             overflows("int64_t"));
 }
 
-// CUDA's kernels compute most of half types in float; what any kernel may refuse is more.
+// torch's CUDA kernels compute most ops on half types in float; kAny refuses more.
 TEST(NumberChecks, NumbersOfHalfTypes) {
   EXPECT_EQ(said("f16", "aten::threshold(%0, 1e5, 1.0)"), overflows("c10::Half"));
   EXPECT_EQ(said("f16", "aten::softplus(%0, 1.0, 1e5)"), "");
@@ -67,7 +68,7 @@ TEST(NumberChecks, NumbersOfHalfTypes) {
   EXPECT_EQ(said("f16", "aten::leaky_relu(%0, 1e39)"), overflows("float"));
 }
 
-// Operands like tensors, of which only bits are left; and those that are doubles.
+// Arguments that are operands like tensors, of which only bits are left, and arguments that are doubles.
 TEST(NumberChecks, OperandsAndOrdersOfNormsAreNotLookedAt) {
   EXPECT_EQ(said("u8", "aten::mul.Scalar(%0, 300)"), "");
   EXPECT_EQ(said("f16", "aten::nan_to_num(%0, 1e10, none, none)"), "");

@@ -13,131 +13,138 @@
 #include "worker/runner/plugin.h"
 
 // Runners execute the nodes of programs on one device: compiled kernels, libraries, an ATen plugin. A device has one
-// ordered list of runners. Each group, and each node outside of such groups, is executed by the first runner that
-// accepts it and takes it with the values of the run.
+// ordered list of runners. The first runner that accepts a group, and takes it with the values of the run, executes it.
+// The same holds for each node outside of such groups.
 //
-// The memory of buffers is the device's: what a runner does with it is queued behind what was queued there before.
+// Buffers lie in the device's memory. A runner queues its work after all work that the device has queued already.
 namespace torch_remote::worker {
 
-// An op that goes on after the call that began it: it waits for others, not for this machine.
+// An op that continues after the call that began it: it waits for other processes, not for this machine.
 class BackgroundWork {
  public:
   virtual ~BackgroundWork() = default;
-  virtual bool done() const = 0;  // for any thread
-  // Returns when it is done. `look` is called now and then meanwhile; may be null.
+  virtual bool done() const = 0;  // Thread safe.
+  // Returns when the op is done. `look` is called now and then meanwhile; it may be null.
   virtual void wait(const std::function<void()>& look) = 0;
-  virtual const Status& status() const = 0;  // of what is done
+  virtual const Status& status() const = 0;  // Valid when the op is done.
 };
 
-// A program, as one runner has it.
+// One runner's form of a program.
 class RunnerProgram {
  public:
   virtual ~RunnerProgram() = default;
 
-  // The runner makes the memory of this graph buffer itself (an op without a real out variant): nobody must allocate it
-  // beforehand.
+  // Whether the runner allocates this graph buffer itself (an op without a real out variant). The session must not
+  // allocate it beforehand.
   virtual bool creates_buffer(uint32_t buffer) const = 0;
 
-  // Whether it executes nodes [first, last), a group that it accepted, in runs with these values of the symbols. Asked
-  // when the values change, when the runner's generation does, and before the next run if `asks_again`. If it declines,
-  // the nodes are executed one by one.
+  // Whether the runner executes nodes [first, last), a group that it accepted, in runs with these symbol values. It is
+  // asked when the values or the runner's generation change, and before the next run if asks_again(). If it declines,
+  // the nodes execute one by one.
   virtual bool takes(uint32_t first, uint32_t last, std::span<const int64_t> values) { return true; }
-  // The same for a node that it accepted, outside of groups that are taken. If it declines, the next runner is asked.
-  // `wait`: nobody else takes the node, or results must not depend on time: it waits for a plan that is being built.
+  // Whether the runner executes a node that it accepted, outside of groups that are taken. If it declines, the next
+  // runner is asked. `wait`: it waits for a plan that is being built, because no other runner takes the node, or
+  // because results must not depend on timing.
   virtual bool takes_node(uint32_t node, std::span<const int64_t> values, bool wait) { return true; }
-  // Why it declined the node, or the group that begins at `first`, when it was asked last: "its strides overlap". For
-  // errors and profiles. Empty: it took it, or has no reason to give.
+  // The reason why the runner declined the node, or the group that begins at `first`, when it was asked last: "its
+  // strides overlap". For errors and profiles. Empty: it took the node, or has no reason to give.
   virtual std::string why_not(uint32_t node) const { return {}; }
   virtual std::string why_not_group(uint32_t first) const { return {}; }
-  // It wants to be asked again before the next run, as an answer may change.
+  // Whether the runner wants to be asked again before the next run, because an answer may change.
   virtual bool asks_again() const { return false; }
 
-  // Of a program that is to be tuned (LoadRequest::tune): whether it is still timing several algorithms for its groups.
+  // For a program that is to be tuned (LoadRequest::tune): whether several algorithms for its groups are still being
+  // timed.
   virtual bool tunes() const { return false; }
-  // While it does: the nodes of a group that `takes` declined took so long in the run, one by one.
+  // Reports, while tunes(), how long the nodes of a group that `takes` declined took in the run, one by one.
   virtual void took(uint32_t first, uint64_t ns) {}
 
-  // What it does of nodes [first, last), which it takes: points that loops on the host's threads go through, so that
-  // threads are woken for many.
+  // The amount of work in nodes [first, last), which the runner takes: points that loops on the host's threads go
+  // through. Much work is worth waking threads for.
   virtual double work(uint32_t first, uint32_t last) const { return 0; }
 
-  // Of a group that it does as one with the values that it was last asked about: whether what it makes in buffer `made`
-  // may lie where buffer `source` does, which nobody else needs afterwards and which is at least as large.
+  // Whether buffer `made` may share the memory of buffer `source`, in a group that the runner executes as one. The
+  // values are those that it was last asked about. No later node needs `source`, and it is at least as large.
   virtual bool may_share(uint32_t first, uint32_t made, uint32_t source) const { return false; }
 
-  // Does nodes [run.first, run.last), all of them ones that it was loaded for. Returns when they are queued; what they
-  // tell the host (`words`) is known by then. False with *error: nodes before error->node ran, that one did not, later
-  // ones were not tried. What only data can tell on an asynchronous device comes as a LateFailure
-  // (worker/device/device.h): that node's results are undefined then, later ones ran. So are `times` written later
-  // there: the run keeps them until its ticket is done.
+  // Executes nodes [run.first, run.last), for all of which the program was loaded. Returns when they are queued;
+  // results for the host (`words`) are known by then. Returns false with *error if a node failed: nodes before
+  // error->node ran, that one did not, later ones were not tried.
+  // On an asynchronous device, a failure that depends on data is reported later, as a LateFailure
+  // (worker/device/device.h). The results of that node are undefined then, and later nodes ran. `times` are written
+  // later there, too: the session retains them until the run's ticket is done.
   virtual bool run(tr_run& run, tr_error* error) = 0;
 
-  // Of a runner that works in the background: begins node run.first, instead of run(). *work is null if it is done.
-  // `stays`: what it reads and writes is there, and nobody else touches it, until it is done; else it is used in this
-  // call only. Its failure is that of *work, unless the node could not be begun.
+  // Begins node run.first, instead of run(); for a runner that works in the background. *work is null if the op is done
+  // already. `stays`: the op's operands outlive the op, and no other node touches them until it is done. Otherwise the
+  // op may use them in this call only. The op reports its failure in *work, unless it could not be begun.
   virtual bool begin(tr_run& run, bool stays, std::shared_ptr<BackgroundWork>* work, tr_error* error) {
     return this->run(run, error);
   }
 };
 
 struct LoadRequest {
-  std::span<const uint8_t> bytes;  // ir/program.fbs, decoded and verified:
+  std::span<const uint8_t> bytes;  // An encoded ir/program.fbs, which is decoded to `graph` and verified.
   const ir::Graph& graph;
-  std::vector<uint8_t> nodes;  // one a node: whether runs will ask for it
-  bool tune = false;           // the first runs may time several ways
+  std::vector<uint8_t> nodes;  // One per node: whether runs will ask for it.
+  bool tune = false;           // The first runs may time several algorithms.
 };
 
-// Used by one thread. Outlives its programs.
+// For one thread. Outlives its programs.
 class Runner {
  public:
   virtual ~Runner() = default;
 
-  // Short, in profiles and errors: "cuDNN attention".
+  // A short name for profiles and errors: "cuDNN attention".
   virtual std::string name() const = 0;
-  // In the description of a worker: "ATen 2.13.0". Empty: not worth a word.
+  // The name in a worker's description: "ATen 2.13.0". Empty: it is left out.
   virtual std::string description() const { return name(); }
 
-  // Whether it may execute the node: with which values, its program's `takes` says.
+  // Whether the runner may execute the node. RunnerProgram::takes_node decides with which values.
   virtual bool accepts(const ir::Graph& graph, uint32_t node) = 0;
-  // Whether its programs may decline nodes that it accepted (RunnerProgram::takes_node); else no other runner loads
-  // them.
+  // Whether the runner's programs may decline nodes that it accepted (RunnerProgram::takes_node). If not, no runner
+  // after it loads them.
   virtual bool may_decline() const { return false; }
-  // Of a runner that accepts nothing on this machine: why, and how to change that. Empty: it accepts some nodes.
+  // For a runner that accepts nothing on this machine: the reason, and how to change that. Empty: it accepts some
+  // nodes.
   virtual std::string why_nothing() const { return {}; }
-  // Whether it executes the group's nodes as one. A node of the group that must not run, as an operand of it failed, is
-  // left out, and the others are executed one by one.
+  // Whether the runner executes the group's nodes as one. If a node of the group must not run, because an operand
+  // failed, it is left out, and the others execute one by one.
   virtual bool accepts_group(const ir::Graph& graph, const ir::Group& group) { return false; }
-  // Grows when it accepts or takes more, or less, than before: loaded programs ask it again, between two runs.
+  // Grows when the runner accepts or takes different nodes. Loaded programs then ask it again, between two runs.
   virtual uint64_t generation() const { return 0; }
 
   virtual Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) = 0;
 
-  // Whether programs may have the op of this name ("aten::add.Tensor").
+  // Whether programs may use the op of this name ("aten::add.Tensor").
   virtual bool has_op(const char* name) = 0;
 
-  // Whether its programs' nodes are begun, one at a time, and not run. One runner of a device at most.
+  // Whether nodes are executed with begin(), one at a time, and not with run(). True for at most one runner of a
+  // device.
   virtual bool works_in_background() const { return false; }
-  // Of such a runner: a node of a program, maybe one that could not be loaded, is not done, as something that it needs
-  // has failed. Others may wait for it. `values`: of the graph's symbols.
+  // For a runner that works in the background: a node does not run, because an operand failed. The program may be one
+  // that could not be loaded. Other processes may wait for it. `values`: values of the graph's symbols.
   virtual void leave_out(const ir::Graph& graph, uint32_t node, const int64_t* values, const Status& why) {}
-  // The session ends: what goes on in the background ends now, in whatever state, before this returns.
+  // Ends the session: background ops end now, in whatever state, before this returns.
   virtual void end() {}
 
-  // Kernels compiled so far.
+  // Number of kernels compiled so far.
   virtual uint64_t kernels_compiled() const { return 0; }
-  // Groups of its programs that it accepted and found no kernel for.
+  // Number of groups that the runner accepted and found no kernel for.
   virtual uint64_t groups_refused() const { return 0; }
 
-  // The worker is about to wait, for nobody knows how long: threads that spin should sleep.
+  // The worker is about to wait for an unknown time: threads that spin should sleep.
   virtual void rest() {}
 
-  // Its threads, for the host's own work; null: it has none to offer.
+  // The runner's threads, for the host's own work; null: it has none to offer.
   virtual ParallelFor threads() { return nullptr; }
 
-  // To be told when a run begins in which others use its threads (tr_runner_api::begin); null: it need not be told.
+  // Returns a function to call when a run begins in which others use the runner's threads (tr_runner_api::begin); null:
+  // the call is not needed.
   virtual std::function<void(bool much)> begins() { return nullptr; }
 
-  // Its products, for others to use and to compare theirs with: true if it has done it. Null: it has none to offer.
+  // Returns the runner's matmul, for other runners to use and to compare theirs with. The function returns whether it
+  // computed the matmul. Null: the runner has none to offer.
   virtual std::function<bool(const tr_product& product)> products() { return nullptr; }
 };
 

@@ -22,7 +22,7 @@ namespace {
 
 #if defined(__x86_64__)
 constexpr uint32_t kArchitecture = AUDIT_ARCH_X86_64;
-constexpr uint32_t kOtherNumbers = 0x40000000;  // x32's
+constexpr uint32_t kOtherNumbers = 0x40000000;  // The x32 ABI.
 #elif defined(__aarch64__)
 constexpr uint32_t kArchitecture = AUDIT_ARCH_AARCH64;
 constexpr uint32_t kOtherNumbers = 0x40000000;
@@ -30,8 +30,9 @@ constexpr uint32_t kOtherNumbers = 0x40000000;
 
 #if defined(__x86_64__) || defined(__aarch64__)
 
-// Ways into other processes, around file permissions, into the kernel, or out of this filter. Headers of the system
-// that builds may be older than the kernel that runs, so numbers above 424, which all architectures share, are written.
+// System calls that reach other processes, circumvent file permissions, expose the kernel, or circumvent this filter.
+// The build's kernel headers may be older than the running kernel, so numbers from 424 on, which all architectures
+// share, are literals.
 constexpr uint32_t kNever[] = {
     // Other processes.
     __NR_ptrace,
@@ -48,7 +49,7 @@ constexpr uint32_t kNever[] = {
     448 /* process_mrelease */,
     __NR_migrate_pages,
     __NR_move_pages,
-    // Files by other ways than open.
+    // Access to files without open().
     __NR_name_to_handle_at,
     __NR_open_by_handle_at,
     __NR_mount,
@@ -71,13 +72,13 @@ constexpr uint32_t kNever[] = {
     __NR_quotactl,
     443 /* quotactl_fd */,
     __NR_acct,
-    // Rings do what their queues say, unseen by filters.
+    // Rings execute queued operations, which filters do not see.
     425 /* io_uring_setup */,
     426 /* io_uring_enter */,
     427 /* io_uring_register */,
     __NR_io_setup,
     __NR_io_submit,
-    // The kernel's larger surfaces.
+    // Large attack surfaces of the kernel.
     __NR_bpf,
     __NR_perf_event_open,
     __NR_userfaultfd,
@@ -100,7 +101,7 @@ constexpr uint32_t kNever[] = {
     __NR_personality,
     __NR_lookup_dcookie,
     __NR_nfsservctl,
-    // Memory and queues that processes share by name.
+    // Named memory and queues that processes share.
     __NR_shmget,
     __NR_shmat,
     __NR_msgget,
@@ -109,7 +110,7 @@ constexpr uint32_t kNever[] = {
     __NR_semget,
     __NR_mq_open,
     __NR_mq_unlink,
-    // Another user.
+    // Change of user.
     __NR_setuid,
     __NR_setgid,
     __NR_setreuid,
@@ -142,13 +143,13 @@ constexpr uint32_t kConnections[] = {__NR_connect, __NR_bind, __NR_listen, __NR_
 
 sock_filter statement(uint16_t code, uint32_t value) { return BPF_STMT(code, value); }
 
-// A program that falls through to "allowed" at its end.
+// A filter program that ends with "allow".
 class Program {
  public:
   void load(size_t offset) { add(statement(BPF_LD | BPF_W | BPF_ABS, static_cast<uint32_t>(offset))); }
   void load_argument(int index) { load(offsetof(seccomp_data, args) + 8 * static_cast<size_t>(index)); }
   void answer(uint32_t action) { add(statement(BPF_RET | BPF_K, action)); }
-  // The next `count` statements are for those whose loaded value is `value`.
+  // The next `count` statements run only if the loaded value is `value`.
   void unless_equal_skip(uint32_t value, uint8_t count) { add(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, 0, count)); }
   void if_equal_skip(uint32_t value, uint8_t count) { add(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, count, 0)); }
   void unless_set_skip(uint32_t bits, uint8_t count) { add(BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, bits, 0, count)); }
@@ -158,7 +159,7 @@ class Program {
     unless_equal_skip(number, 1);
     answer(SECCOMP_RET_ERRNO | static_cast<uint32_t>(error));
   }
-  // That call is refused unless its argument is one of `values`. The number is still loaded for other calls.
+  // Refuses a system call unless its argument is one of `values`. For other calls, the number stays loaded.
   void only(uint32_t number, int argument, std::initializer_list<uint32_t> values) {
     const auto count = static_cast<uint8_t>(values.size());
     unless_equal_skip(number, static_cast<uint8_t>(count + 3));
@@ -194,7 +195,7 @@ bool confine_calls(const SandboxOptions& options, std::string* why) {
   for (const uint32_t number : kNever) program.refuse(number);
   if (!options.processes) {
     for (const uint32_t number : kProcesses) program.refuse(number);
-    // Its flags are in memory, where a filter does not look: glibc takes clone then.
+    // Its flags are in memory, which a filter cannot read. On ENOSYS glibc uses clone().
     program.refuse(__NR_clone3, ENOSYS);
     const auto self = static_cast<uint32_t>(getpid());
     program.only(__NR_kill, 0, {self});
@@ -206,7 +207,7 @@ bool confine_calls(const SandboxOptions& options, std::string* why) {
     program.if_set_skip(CLONE_THREAD, 1);
     program.answer(SECCOMP_RET_ERRNO | EPERM);
     program.answer(SECCOMP_RET_ALLOW);
-    // socketpair() reaches nobody; other families than these two are never opened.
+    // socketpair() connects to no other process; address families other than these are never opened.
     if (options.network && options.gpu) {
       program.only(__NR_socket, 0, {AF_INET, AF_INET6, AF_UNIX, AF_NETLINK});
     } else if (options.network) {
@@ -219,7 +220,8 @@ bool confine_calls(const SandboxOptions& options, std::string* why) {
     }
   }
   const sock_fprog code = program.done();
-  // A client harms nobody but itself by what it learns of its own process: no slower speculation for that.
+  // Speculation within this process reveals only the client's own data, so the mitigation that slows it down is not
+  // needed.
   const uint32_t flags = SECCOMP_FILTER_FLAG_TSYNC | SECCOMP_FILTER_FLAG_SPEC_ALLOW;
   if (syscall(__NR_seccomp, SECCOMP_SET_MODE_FILTER, flags, &code) == 0) return true;
   *why = errno == ENOSYS || errno == EINVAL ? "this kernel has no seccomp filters"

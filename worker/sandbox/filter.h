@@ -6,14 +6,14 @@
 
 namespace torch_remote::worker {
 
-// The two parts of a sandbox that are the kernel's own interfaces. Both return false, and why, where the kernel has
-// none. PR_SET_NO_NEW_PRIVS must be set.
+// The two kernel interfaces of a sandbox. Both functions return false, with the reason, if the kernel does not support
+// them. PR_SET_NO_NEW_PRIVS must be set.
 
-// Its version; 0: there is no Landlock, and why.
+// The version of Landlock; 0: it is not available, with the reason.
 int landlock_version(std::string* why);
-// Landlock: opens of files.
+// Landlock: restricts opening files.
 bool confine_files(const SandboxOptions& options, std::string* why);
-// Seccomp: system calls that no session makes fail with EPERM; all threads, also later ones.
+// Seccomp: system calls that no session needs fail with EPERM, in all threads, including later ones.
 bool confine_calls(const SandboxOptions& options, std::string* why);
 
 }  // namespace torch_remote::worker

@@ -11,13 +11,13 @@
 namespace torch_remote::worker {
 namespace {
 
-// Headers of the system that builds may be older than the kernel that runs (linux/landlock.h).
+// The build's kernel headers may be older than the running kernel (linux/landlock.h).
 constexpr long kCreateRuleset = 444, kAddRule = 445, kRestrictSelf = 446;
 constexpr uint32_t kVersion = 1, kPathBeneath = 1;
 
 constexpr uint64_t kExecute = 1, kWriteFile = 2, kReadFile = 4, kReadFolder = 8, kRemoveFile = 1 << 5,
                    kMakeFile = 1 << 8, kRefer = 1 << 13, kTruncate = 1 << 14, kDeviceControl = 1 << 15;
-constexpr uint64_t kFirstRights = (1 << 13) - 1;  // of version 1
+constexpr uint64_t kFirstRights = (1 << 13) - 1;  // The rights of version 1.
 constexpr uint64_t kAbstractSockets = 1, kSignals = 2;
 
 struct Ruleset {
@@ -29,10 +29,10 @@ struct [[gnu::packed]] PathRule {
   int32_t descriptor = -1;
 };
 
-// Rights of a file, where a folder has more.
+// The rights that apply to a file; a folder has more.
 constexpr uint64_t kOfFiles = kExecute | kWriteFile | kReadFile | kTruncate | kDeviceControl;
 
-// What is not there needs no right.
+// Allows access to a path; a path that does not exist needs no right.
 void allow(int ruleset, uint64_t handled, const std::string& path, uint64_t rights) {
   const int descriptor = open(path.c_str(), O_PATH | O_CLOEXEC);
   struct stat info{};
@@ -42,7 +42,7 @@ void allow(int ruleset, uint64_t handled, const std::string& path, uint64_t righ
     if (!S_ISDIR(info.st_mode)) rule.allowed &= kOfFiles;
     (void)syscall(kAddRule, ruleset, kPathBeneath, &rule, 0);
   }
-  // A file of /proc is another one for the kernel once nobody has it open; the rule would be about the old one.
+  // A file of /proc gets a new inode when it is no longer open, so the rule would apply to the old one.
   if (!path.starts_with("/proc/")) close(descriptor);
 }
 

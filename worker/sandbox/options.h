@@ -6,16 +6,16 @@
 
 namespace torch_remote::worker {
 
-// Of a session's process (worker/sandbox/sandbox.h).
+// Options for a session's process (worker/sandbox/sandbox.h).
 struct SandboxOptions {
-  bool files = true;                                  // false: Landlock stays off
-  bool processes = false;                             // it may start some
-  bool network = false;                               // it may open TCP connections and wait for them
-  bool gpu = false;                                   // a driver that opens local sockets is used
-  std::vector<std::string> readable;                  // files and folders, with what is in them
-  std::vector<std::string> writable;                  // folders in which files may be made, changed and removed
-  std::string user;                                   // to become; empty: none
-  std::function<void(SandboxOptions*)> as_user = {};  // adds what is known once it is that user; may be null
+  bool files = true;                                  // False: Landlock stays off.
+  bool processes = false;                             // It may start processes.
+  bool network = false;                               // It may open TCP connections and listen for them.
+  bool gpu = false;                                   // It uses a driver that opens local sockets.
+  std::vector<std::string> readable;                  // Files, and folders with their contents.
+  std::vector<std::string> writable;                  // Folders in which files may be created, changed and removed.
+  std::string user;                                   // The user to become; empty: no change.
+  std::function<void(SandboxOptions*)> as_user = {};  // Adds options that are known only as that user; may be null.
 };
 
 }  // namespace torch_remote::worker

@@ -33,7 +33,7 @@ constexpr std::pair<Confinement, const char*> kNames[] = {
     {Confinement::kUser, "own user"},
 };
 
-// What the C library, OpenMP and the worker read of the system.
+// Files of the system that the C library, OpenMP and the worker read.
 constexpr const char* kOfTheSystem[] = {
     "/lib",
     "/lib64",
@@ -60,7 +60,7 @@ constexpr const char* kOfTheSystem[] = {
     "/dev/random",
     "/dev/zero",
 };
-// Names of hosts, for who opens connections.
+// Files for host names, for processes that open connections.
 constexpr const char* kOfTheNetwork[] = {"/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/host.conf",
                                          "/etc/gai.conf"};
 
@@ -165,7 +165,7 @@ Status enter_sandbox(const SandboxOptions& options, SandboxReport* report) {
     if (Status status = become(options.user); !status.ok()) return status;
     add(report, Confinement::kUser, true, {});
   }
-  protect_secrets(report);  // again: another user's process may be traced by that user
+  protect_secrets(report);  // Again, because a process that changes its user may be traced by that user.
   add(report, Confinement::kNoNewPrivileges, prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0, reason());
   std::string why;
   if (options.files && !options.processes) {

@@ -7,41 +7,41 @@
 #include "ir/status.h"
 #include "worker/sandbox/options.h"
 
-// What a session's process may still do, once its client is known and before anything of the client's is read: limits
-// that the kernel enforces, so that they also hold for a client that took the process over. None of them can be undone.
-// A kernel without one of them is no error: the report says which are active, and why the others are not.
+// Restricts a session's process, once its client is authenticated and before data of the client is read. The kernel
+// enforces the limits, so they also hold if a client takes over the process. None of them can be undone. A kernel that
+// lacks one of them is not an error: the report lists the active ones, and why the others are not active.
 namespace torch_remote::worker {
 
 enum class Confinement : uint32_t {
-  kNoNewPrivileges = 1,  // setuid programs and file capabilities give nothing (PR_SET_NO_NEW_PRIVS)
-  kNotDumpable = 2,      // other processes of the user can neither trace it nor read its memory (PR_SET_DUMPABLE)
-  kNoCoreFile = 4,       // RLIMIT_CORE
-  kFiles = 8,            // no file but those that are named (Landlock); no signals to processes outside either
-  kSystemCalls = 16,     // what no session needs (seccomp)
-  kNoProcesses = 32,     // part of that: no program is started, no process forked
-  kNoNetwork = 64,       // part of that: no socket is opened
-  kUser = 128,           // another user than the listener's
+  kNoNewPrivileges = 1,  // setuid programs and file capabilities have no effect (PR_SET_NO_NEW_PRIVS).
+  kNotDumpable = 2,      // Other processes of the user can neither trace it nor read its memory (PR_SET_DUMPABLE).
+  kNoCoreFile = 4,       // RLIMIT_CORE.
+  kFiles = 8,            // Only named files are accessible, and no signals to processes outside (Landlock).
+  kSystemCalls = 16,     // System calls that no session needs fail (seccomp).
+  kNoProcesses = 32,     // Part of kSystemCalls: no program is started, no process forked.
+  kNoNetwork = 64,       // Part of kSystemCalls: no socket is opened.
+  kUser = 128,           // The process runs as a user other than the listener's.
 };
 
 struct SandboxReport {
-  uint32_t active = 0;               // bits of Confinement
-  std::vector<std::string> missing;  // what is not active, and why
+  uint32_t active = 0;               // Bits of Confinement.
+  std::vector<std::string> missing;  // What is not active, and why.
 
   bool has(Confinement what) const { return (active & static_cast<uint32_t>(what)) != 0; }
   // "no new privileges, not dumpable, ...", then what is not active, and why.
   std::string text() const;
 };
 
-// What costs nothing and can be done before the client is known: no core file, no memory that others read.
+// Protections that need no knowledge of the client: no core file, no access to memory by other processes.
 void protect_secrets(SandboxReport* report = nullptr);
 
-// Confines the calling process; there must be no other thread. Not ok: the user cannot be taken, or there is no such
-// user; nothing else fails.
+// Confines the calling process, which must have only one thread. Fails only if the user does not exist or cannot be
+// taken.
 Status enter_sandbox(const SandboxOptions& options, SandboxReport* report);
 
-// The name of each bit.
+// The name of a bit.
 const char* name_of(Confinement what);
-// As programs read it: {"active": ["files", ...], "missing": [...]}.
+// For programs: {"active": ["files", ...], "missing": [...]}.
 std::string to_json(const SandboxReport& report);
 
 // The folders of the libraries that this process has loaded.

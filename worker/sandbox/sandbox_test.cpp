@@ -30,7 +30,7 @@
 namespace torch_remote::worker {
 namespace {
 
-// What `act` returns, called by a process of its own that is confined so (or not at all), which ends then.
+// Runs `act` in a process of its own that is confined like this (or not at all), and returns its result.
 int confined(const SandboxOptions* options, const std::function<int(const SandboxReport&)>& act) {
   std::fflush(nullptr);
   const pid_t pid = fork();
@@ -63,13 +63,13 @@ class SandboxTest : public testing::Test {
     options_.writable = {folder_ + "/cache"};
   }
 
-  // `act` gives 0 where nothing confines, and `error` in a sandbox, if that has the part; then so does the report.
+  // `act` returns 0 without a sandbox. In a sandbox with this part it returns `error`, and the report has the part.
   void expect_closed(Confinement part, int error, const std::function<int()>& act) {
     EXPECT_EQ(confined(nullptr, [&](const SandboxReport&) { return act(); }), 0) << "without a sandbox";
     const auto checked = [&](const SandboxReport& report) {
       const int result = act();
       if (report.has(part)) return result == error ? 0 : result == 0 ? 101 : result;
-      // Where the kernel has no such thing, the report must say that.
+      // If the kernel lacks the part, the report must say so.
       for (const std::string& what : report.missing) {
         if (what.starts_with(name_of(part))) return 0;
       }
@@ -89,7 +89,7 @@ TEST_F(SandboxTest, FilesThatAreNotNamedAreClosed) {
   expect_closed(Confinement::kFiles, EACCES, [&] { return open_file(folder_ + "/new", O_WRONLY | O_CREAT); });
   expect_closed(Confinement::kFiles, EACCES, [&] { return open_file(folder_ + "/open/file", O_WRONLY); });
   expect_closed(Confinement::kFiles, EACCES, [&] { return open_file(folder_, O_RDONLY | O_DIRECTORY); });
-  // By a link from where files are open.
+  // Through a link in an accessible folder.
   ASSERT_EQ(symlink(secret.c_str(), (folder_ + "/cache/link").c_str()), 0);
   expect_closed(Confinement::kFiles, EACCES, [&] { return open_file(folder_ + "/cache/link"); });
   expect_closed(Confinement::kFiles, EACCES, [&] { return open_file("/etc/passwd"); });
@@ -120,7 +120,7 @@ TEST_F(SandboxTest, FilesThatAreNamedAreOpen) {
 TEST_F(SandboxTest, NoSocketsUnlessTheNetworkIsAllowed) {
   const auto tcp = [] { return error_of(socket(AF_INET, SOCK_STREAM, 0)); };
   const auto local = [] { return error_of(socket(AF_UNIX, SOCK_STREAM, 0)); };
-  const auto waiting = [] {  // one that listens, connected to
+  const auto waiting = [] {  // Connects to a listening socket.
     const int listener = socket(AF_INET, SOCK_STREAM, 0), client = socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in at{};
     at.sin_family = AF_INET;
@@ -281,7 +281,7 @@ TEST_F(SandboxTest, AnotherUserIsTaken) {
     EXPECT_EQ(confined(nullptr, fails("nobody", "needs a listener that runs as root")), 0);
     return;
   }
-  // In a container whose root is alone there is nobody to become.
+  // In a container that maps only root there is no other user.
   std::ifstream map("/proc/self/uid_map");
   uint64_t first = 0, outside = 0, count = 0;
   map >> first >> outside >> count;

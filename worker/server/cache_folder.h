@@ -4,8 +4,8 @@
 
 namespace torch_remote::worker {
 
-// Where compiled kernels are kept, and what is known of libraries' ones: TORCH_REMOTE_KERNEL_CACHE, or the user's
-// cache. Empty: nowhere.
+// Returns the folder for compiled kernels and measured algorithm choices: $TORCH_REMOTE_KERNEL_CACHE, or a folder in
+// the user's cache. Empty: nothing is stored.
 std::string cache_folder();
 
 }  // namespace torch_remote::worker

@@ -15,7 +15,7 @@
 namespace torch_remote::worker {
 namespace {
 
-constexpr size_t kMostAtOnce = size_t{1} << 30;  // bytes; read() takes no more than 2 GiB
+constexpr size_t kMostAtOnce = size_t{1} << 30;  // Bytes; read() takes no more than 2 GiB.
 
 Status refused(const std::string& path, const std::string& why) {
   return {ErrorCode::kUnsupported, "remote: the worker does not read '" + path + "': " + why};
@@ -26,7 +26,7 @@ FileVersion version_of(const struct stat& about) {
           int64_t{about.st_mtim.tv_sec} * 1'000'000'000 + about.st_mtim.tv_nsec};
 }
 
-// What an open descriptor's path is, behind all links; empty if that is not known.
+// The path of an open descriptor, with all links resolved; empty if it is not known.
 std::string real_path(int descriptor) {
   char path[PATH_MAX];
   const ssize_t size = readlink(("/proc/self/fd/" + std::to_string(descriptor)).c_str(), path, sizeof(path));
@@ -84,11 +84,11 @@ Status Files::open(const std::string& path, OpenFile* file) const {
   if (path.empty() || path.size() >= PATH_MAX || path.find('\0') != std::string::npos) {
     return refused("", "that is no path");
   }
-  // Looked at before anything is opened, so that nobody learns what there is outside.
+  // Checked before the file is opened, so that a client cannot probe for files outside of the folder.
   const std::string named = (std::filesystem::path(folder_) / path).lexically_normal();
   const Status outside = refused(path, "it is outside of the folder that --allow-files names");
   if (!named.starts_with(folder_)) return outside;
-  OpenFile place(::open(named.c_str(), O_PATH | O_CLOEXEC));  // opens no device, waits for no pipe
+  OpenFile place(::open(named.c_str(), O_PATH | O_CLOEXEC));  // O_PATH opens no device and does not wait for a pipe.
   if (place.descriptor_ < 0) return refused(path, std::strerror(errno));
   if (!real_path(place.descriptor_).starts_with(folder_)) return outside;
   struct stat about;

@@ -9,18 +9,18 @@
 
 #include "ir/status.h"
 
-// Files of this machine that a worker reads for its clients, if it was started to do so. A client is not trusted with
-// anything: it names a path, a version, an offset and a size, and learns nothing of what lies outside of the folder.
+// Files of this machine that a worker reads for its clients, if it was started to do so. A client is not trusted: it
+// names a path, a version, an offset and a size, and learns nothing about files outside of the folder.
 namespace torch_remote::worker {
 
 struct FileVersion {
-  uint64_t size = 0;  // bytes
+  uint64_t size = 0;  // Bytes.
   uint64_t inode = 0;
-  int64_t modified = 0;  // ns since 1970
+  int64_t modified = 0;  // Nanoseconds since 1970.
   bool operator==(const FileVersion&) const = default;
 };
 
-// An open file. It is read, not mapped: one that gets shorter meanwhile is an error, and not a signal.
+// An open file. It is read, not mapped, so that a file that is truncated meanwhile causes an error and not a signal.
 class OpenFile {
  public:
   OpenFile() = default;
@@ -30,7 +30,7 @@ class OpenFile {
   OpenFile& operator=(OpenFile&& other) noexcept;
 
   const FileVersion& version() const { return version_; }
-  // All of `bytes`, from `offset` on.
+  // Reads all of `bytes`, from `offset` on.
   Status read(uint64_t offset, std::span<std::byte> bytes) const;
 
  private:
@@ -42,22 +42,23 @@ class OpenFile {
 // Thread safe.
 class Files {
  public:
-  // `folder`: what lies in it, however deep, may be read, where this process may. An error if there is no such folder.
+  // Clients may read what lies in `folder`, at any depth, if this process may. Returns an error if there is no such
+  // folder.
   static Status in(const std::string& folder, std::shared_ptr<const Files>* files);
 
-  // A regular file whose real path, behind all links, is in the folder. Messages name no path that the client does not
-  // know.
+  // Opens a regular file whose real path, with all links resolved, is in the folder. Error messages name only paths
+  // that the client knows.
   Status open(const std::string& path, OpenFile* file) const;
-  // Likewise; of this version and no other, and with so many bytes from `offset` on.
+  // Opens the file only if it has this version, and at least `size` bytes from `offset` on.
   Status open(const std::string& path, const FileVersion& version, uint64_t offset, uint64_t size,
               OpenFile* file) const;
 
  private:
   explicit Files(std::string folder) : folder_(std::move(folder)) {}
-  const std::string folder_;  // the real path, with a slash at its end
+  const std::string folder_;  // The real path, with a slash at its end.
 };
 
-// Why a worker without Files reads none.
+// The error of a worker without Files.
 Status no_files();
 
 }  // namespace torch_remote::worker

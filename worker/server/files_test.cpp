@@ -31,7 +31,7 @@ class FilesTest : public ::testing::Test {
 
   static void write(const fs::path& path, const std::string& text) { std::ofstream(path) << text; }
 
-  // "": it may be read.
+  // Returns "" if the file may be read.
   std::string why(const std::string& path) {
     OpenFile file;
     return files->open(path, &file).message();
@@ -63,11 +63,11 @@ TEST_F(FilesTest, WhatLiesOutsideIsNot) {
   for (const char* path : {"../out", "deep/../../out", "/etc/passwd", "..", "/", "../in/../out", "../inside",
                            "../not_there", "/not/there", "."}) {
     EXPECT_TRUE(outside(path) || why(path).find("no regular file") != std::string::npos) << path << ": " << why(path);
-    EXPECT_EQ(why(path).find("No such"), std::string::npos) << path;  // nobody learns what there is
+    EXPECT_EQ(why(path).find("No such"), std::string::npos) << path;  // A client cannot probe for files outside.
   }
   fs::create_directories(root / "in2");
   write(root / "in2/c", "c");
-  EXPECT_TRUE(outside((root / "in2/c").string()));  // "in" is the beginning of "in2"
+  EXPECT_TRUE(outside((root / "in2/c").string()));  // "in" is a prefix of "in2".
   EXPECT_NE(why(""), "");
   EXPECT_NE(why(std::string("a\0b", 3)), "");
   EXPECT_NE(why(std::string(1 << 16, 'a')), "");
@@ -84,10 +84,10 @@ TEST_F(FilesTest, LinksCountByWhereTheyLead) {
   EXPECT_EQ(why("to_deep/b"), "");
   EXPECT_TRUE(outside("to_out"));
   EXPECT_TRUE(outside("to_root/out"));
-  EXPECT_EQ(why("to_root/in/a"), "");  // it is in the folder
+  EXPECT_EQ(why("to_root/in/a"), "");  // The target is in the folder.
   EXPECT_TRUE(outside("to_all/etc/passwd"));
   EXPECT_NE(why("round"), "");
-  fs::create_symlink(root / "in", root / "named");  // the folder's own name may be a link
+  fs::create_symlink(root / "in", root / "named");  // The folder's own name may be a link.
   std::shared_ptr<const Files> linked;
   ASSERT_TRUE(Files::in(root / "named", &linked).ok());
   OpenFile file;
@@ -95,7 +95,7 @@ TEST_F(FilesTest, LinksCountByWhereTheyLead) {
 }
 
 TEST_F(FilesTest, OnlyRegularFilesAreRead) {
-  ASSERT_EQ(mkfifo((root / "in/pipe").c_str(), 0600), 0);  // opening one would wait for who writes
+  ASSERT_EQ(mkfifo((root / "in/pipe").c_str(), 0600), 0);  // Opening it would wait for a writer.
   EXPECT_NE(why("pipe").find("no regular file"), std::string::npos);
   EXPECT_NE(why("deep").find("no regular file"), std::string::npos);
   EXPECT_NE(why("no_such").find("No such file"), std::string::npos);

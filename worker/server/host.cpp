@@ -23,11 +23,11 @@ namespace {
 
 using Way = kernels::ProductChoices::Way;
 
-// Before a kernel that was asked for is compiled: most first steps are over by then.
+// Delay before a requested kernel is compiled: most first steps are over by then.
 constexpr std::chrono::milliseconds kCompileDelay{200};
 
-// The runners of compiled kernels, attention and products, where there is a compiler and a processor that it compiles
-// for. *products: who knows which products are done how, if it is opened.
+// Opens the runners of compiled kernels, attention and matmuls, if there is a compiler and it supports this processor.
+// *products then holds the algorithm choices for matmuls.
 Runners open_kernels(const ServerOptions& options, Runner& plugin, std::shared_ptr<kernels::ProductChoices>* products) {
   const std::string target = kernels::host_target();
   if (options.codegen.empty() || options.inproc) return {};
@@ -80,14 +80,14 @@ Status open_host_device(remote::Transport& transport, const ServerOptions& optio
   auto device = std::make_unique<HostDevice>(
       HostDevice::Options{.transport = &transport,
                           .inproc = options.inproc,
-                          // Memory that the client does not see is what it was when it was looked at.
+                          // Memory that the client cannot access does not change after it is checked.
                           .trusted = options.trusted || !transport.shares_memory(),
                           .limit = options.memory_limit});
   std::unique_ptr<Runner> plugin;
   const auto products = std::make_shared<std::shared_ptr<kernels::ProductChoices>>();
   const auto product_way = [products, on = device.get()](const tr_product& product) {
     if (*products == nullptr) return TR_PRODUCT_AS_OP;
-    // What was measured is another way on another day.
+    // A measured choice may differ from one process to the next.
     if ((on->math() & ir::kDeterministic) != 0 && !(*products)->is_fixed()) return TR_PRODUCT_AS_OP;
     return (*products)->way(kernels::shape_of(product)) == Way::kOneDnn ? TR_PRODUCT_ONEDNN : TR_PRODUCT_AS_OP;
   };

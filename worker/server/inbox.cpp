@@ -9,14 +9,14 @@
 namespace torch_remote::worker {
 namespace {
 
-constexpr size_t kSmallAttachment = 32 << 10;  // larger ones lie in the client's memory, if it is shared
-constexpr size_t kMaxAhead = 256 << 20;        // bytes of messages that are taken while a run goes on
-// How often a long run looks for what the client does, and how long nobody must have looked to know nothing of it.
+constexpr size_t kSmallAttachment = 32 << 10;  // Larger ones lie in the client's memory, if it is shared.
+constexpr size_t kMaxAhead = 256 << 20;        // Bytes of messages that are received early during a run.
+// How often a long run looks at the client's activity, and the time without a look after which nothing is known of it.
 constexpr uint64_t kLookAtClient = 100'000, kForgetClient = 20'000'000;  // ns
-// A client that has waited for so long has stopped looking for the answer (remote/transport/pace.h), and sleeps.
+// A client that has waited this long has stopped polling (remote/transport/pace.h) and sleeps.
 constexpr uint64_t kClientLooks = 1'000'000;  // ns
 
-// What a message takes here until it is handled, at most.
+// Upper bound of the memory that a message takes here until it is handled.
 size_t bytes_of(const remote::Frame& frame, bool shares_memory) {
   const size_t attached = shares_memory || !frame.attachment ? kSmallAttachment : frame.attachment->bytes().size();
   return sizeof(remote::Frame) + frame.control.size() + attached;
@@ -96,7 +96,7 @@ Status Inbox::receive(remote::Frame* frame, std::chrono::nanoseconds timeout) {
     return {};
   }
   if (!ahead_status_.ok()) return ahead_status_;
-  if (woken_) timeout = std::chrono::nanoseconds::zero();  // look_ahead() may have taken the wake-up
+  if (woken_) timeout = std::chrono::nanoseconds::zero();  // look_ahead() may have consumed the wake-up.
   for (;;) {
     Status status = transport_.receive(frame, timeout);
     if (status.ok() && note_cancel(*frame)) continue;

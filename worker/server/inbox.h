@@ -13,54 +13,54 @@
 
 namespace torch_remote::worker {
 
-// Whether the client that sends it does nothing until it is answered.
+// Whether the client that sends the message does nothing until it is answered.
 bool is_waited_for(const remote::Frame& frame);
 
-// A session's messages, in order. While a long run goes on it takes what has come, for later, so that a Cancel among it
-// is seen at once, and knows what the client does meanwhile. One thread, but for wake().
+// A session's messages, in order. During a long run it receives messages early and stores them. So a Cancel among them
+// takes effect at once, and it knows what the client is doing. For one thread, except for wake() and is_over().
 class Inbox {
  public:
   explicit Inbox(remote::Transport& transport) : transport_(transport), client_load_(0) {}
 
-  // From now on the client's process is looked at, if it is on this machine. `says`: which one it says it is.
+  // Starts observing the client's process, if it is on this machine. `says`: the process id that the client claims.
   void watch_client(int says) {
     const int known = transport_.peer_process();
     client_load_ = ProcessLoad(known == 0 && transport_.is_peer(says) ? says : known);
   }
 
-  // Likewise, what other processes of this machine use while something is to be done here: whoever does is a client
-  // that computes.
+  // Starts observing what other processes of this machine use while this worker has work. They count as a client that
+  // computes.
   void watch_others() { others_.emplace(); }
 
-  // The next message; none is a Cancel. kTimeout after `timeout`, or after wake().
+  // Returns the next message, which is never a Cancel. Returns kTimeout after `timeout`, or after wake().
   Status receive(remote::Frame* frame, std::chrono::nanoseconds timeout);
-  // When that was called last, ns.
+  // When receive() was called last, in ns.
   uint64_t asked() const { return asked_; }
-  // This message is handled from now on.
+  // Records that this message is handled from now on.
   void begin(const remote::Frame& frame);
 
-  // From any thread: has receive() return, this time or the next one, until forget_wake().
+  // Thread safe. Makes receive() return, this time and the following ones, until forget_wake().
   void wake() {
     woken_ = true;
     transport_.wake();
   }
   void forget_wake() { woken_ = false; }
 
-  // The run of this sequence is to be dropped, as far as is known.
+  // Whether the run with this sequence is cancelled, as far as is known.
   bool is_cancelled(uint64_t sequence) const { return sequence <= cancelled_; }
-  // Likewise, with a look at what has come.
+  // As is_cancelled(), but receives pending messages first.
   bool looks_cancelled(uint64_t sequence) {
     look_ahead();
     return is_cancelled(sequence);
   }
 
-  // Likewise, or that the client is gone. For any thread.
+  // Whether the run is cancelled or the client is gone. Thread safe.
   bool is_over(uint64_t sequence) const { return is_cancelled(sequence) || gone_; }
 
-  // Asked in the middle of a run: what the client does now.
+  // What the client is doing now; called during a run.
   tr_client client_activity();
 
-  // Takes what has come, for later, and looks for a Cancel among it.
+  // Receives pending messages early, and looks for a Cancel among them.
   void look_ahead();
 
  private:
@@ -70,23 +70,24 @@ class Inbox {
 
   remote::Transport& transport_;
   std::atomic<bool> woken_{false};
-  std::deque<remote::Frame> ahead_;     // received, and not yet handled
-  size_t ahead_bytes_ = 0;              // of them; what is too much waits in the socket
-  Status ahead_status_;                 // why nothing more comes
-  std::atomic<bool> gone_{false};       // the client
-  std::atomic<uint64_t> cancelled_{0};  // runs up to this sequence are dropped
-  uint64_t looked_ = 0;                 // when, ns
-  uint64_t asked_ = 0;                  // when receive() was called, ns
-  bool waited_for_ = false;             // the message that is being handled
-  uint32_t waits_ahead_ = 0;            // such messages in ahead_
+  std::deque<remote::Frame> ahead_;     // Messages that were received and not handled yet.
+  size_t ahead_bytes_ = 0;              // Their bytes; messages beyond the limit wait in the socket.
+  Status ahead_status_;                 // The reason why no more messages arrive.
+  std::atomic<bool> gone_{false};       // The client is gone.
+  std::atomic<uint64_t> cancelled_{0};  // Runs up to this sequence are dropped.
+  uint64_t looked_ = 0;                 // When look_ahead() ran last, in ns.
+  uint64_t asked_ = 0;                  // When receive() was called last, in ns.
+  bool waited_for_ = false;             // The client waits for the message that is being handled.
+  uint32_t waits_ahead_ = 0;            // Number of messages in ahead_ that the client waits for.
   ProcessLoad client_load_;
   std::optional<OtherLoad> others_;
-  uint64_t idle_ = 0;           // how long nothing has come, and so nothing was to be done, ns
-  uint64_t client_looked_ = 0;  // when it was last asked what the client does, ns; 0: since the last message
-  uint64_t client_asked_ = 0;   // likewise, at any time
-  uint64_t waits_since_ = 0;    // when it was first seen to wait, ns; 0: it does not
-  bool client_looks_ = false;   // when it waits, at first
-  // It was answered, and sent something that it does not wait for: how much it used while it waited says nothing now.
+  uint64_t idle_ = 0;           // Total time in which no message arrived, so that there was no work, in ns.
+  uint64_t client_looked_ = 0;  // When client_activity() last looked, in ns; 0: not since the last message.
+  uint64_t client_asked_ = 0;   // When it last looked at the client's process, in ns.
+  uint64_t waits_since_ = 0;    // When the client was first seen waiting, in ns; 0: it does not wait.
+  bool client_looks_ = false;   // The client polls when it begins to wait.
+  // The client was answered and sent a message that it does not wait for. The processor time that it used while it
+  // waited is no evidence now.
   bool client_resumed_ = false;
   tr_client client_activity_ = TR_CLIENT_RESTS;
 };

@@ -44,7 +44,7 @@ class InboxTest : public ::testing::Test {
     ASSERT_TRUE(client->send(header, {builder.GetBufferPointer(), builder.GetSize()}, nullptr).ok());
   }
 
-  // The sequence of the next message; 0: there is none.
+  // Returns the sequence of the next message; 0: there is none.
   uint64_t next(std::chrono::nanoseconds timeout = 0ns) {
     remote::Frame frame;
     const Status status = inbox->receive(&frame, timeout);
@@ -63,7 +63,7 @@ class InboxTest : public ::testing::Test {
 TEST_F(InboxTest, MessagesKeepTheirOrderWhetherTakenEarlyOrNot) {
   send(1);
   send(2);
-  EXPECT_FALSE(inbox->looks_cancelled(1));  // takes both
+  EXPECT_FALSE(inbox->looks_cancelled(1));  // Receives both.
   send(3);
   EXPECT_EQ(next(), 1u);
   EXPECT_EQ(next(), 2u);
@@ -79,9 +79,9 @@ TEST_F(InboxTest, ACancelIsSeenBeforeWhatCameBeforeItIsHandled) {
   EXPECT_TRUE(inbox->looks_cancelled(1));
   EXPECT_TRUE(inbox->is_cancelled(2));
   EXPECT_FALSE(inbox->is_cancelled(3));
-  cancel(1);  // one that comes late takes nothing back
+  cancel(1);  // A late Cancel has no effect.
   EXPECT_TRUE(inbox->looks_cancelled(2));
-  for (uint64_t sequence : {1, 2, 3}) EXPECT_EQ(next(), sequence);  // and is no message
+  for (uint64_t sequence : {1, 2, 3}) EXPECT_EQ(next(), sequence);  // A Cancel is not returned as a message.
   EXPECT_EQ(next(), 0u);
 }
 
@@ -108,12 +108,12 @@ TEST_F(InboxTest, MessagesThatNobodyHandlesWaitOutside) {
       sent = i;
     }
   });
-  while (sent < 15) EXPECT_FALSE(inbox->looks_cancelled(1));  // 256 MB are taken
+  while (sent < 15) EXPECT_FALSE(inbox->looks_cancelled(1));  // 256 MB are received early.
   for (int i = 0; i < 50; ++i) {
     EXPECT_FALSE(inbox->looks_cancelled(1));
     std::this_thread::sleep_for(1ms);
   }
-  EXPECT_LE(sent, 18u);  // and no more, however often it looks
+  EXPECT_LE(sent, 18u);  // No more are received, however often it looks.
   for (uint64_t i = 1; i <= kMessages; ++i) EXPECT_EQ(next(10s), i);
   sender.join();
 }
@@ -123,7 +123,7 @@ TEST_F(InboxTest, WhatCameBeforeTheClientWentIsHandled) {
   send(2);
   EXPECT_FALSE(inbox->looks_cancelled(1));
   client.reset();
-  EXPECT_FALSE(inbox->looks_cancelled(1));  // sees the end
+  EXPECT_FALSE(inbox->looks_cancelled(1));  // Notices the end of the connection.
   EXPECT_EQ(next(), 1u);
   EXPECT_EQ(next(), 2u);
   for (int i = 0; i < 2; ++i) {
@@ -134,7 +134,7 @@ TEST_F(InboxTest, WhatCameBeforeTheClientWentIsHandled) {
 
 TEST_F(InboxTest, AWakeIsKeptUntilItIsForgotten) {
   inbox->wake();
-  EXPECT_FALSE(inbox->looks_cancelled(1));  // may take the transport's wake-up
+  EXPECT_FALSE(inbox->looks_cancelled(1));  // May consume the transport's wake-up.
   const auto before = std::chrono::steady_clock::now();
   EXPECT_EQ(next(60s), 0u);
   EXPECT_EQ(next(60s), 0u);
@@ -145,7 +145,7 @@ TEST_F(InboxTest, AWakeIsKeptUntilItIsForgotten) {
     send(1);
   });
   uint64_t found = next(60s);
-  if (found == 0) found = next(60s);  // the transport's own, if nobody has taken it
+  if (found == 0) found = next(60s);  // The transport's own wake-up, if it is still pending.
   EXPECT_EQ(found, 1u);
   sender.join();
 }
@@ -199,7 +199,7 @@ TEST_F(InboxTest, AClientThatWasAnsweredComputes) {
     std::this_thread::sleep_for(1ms);
     activity = activity_in_a_run();
   }
-  EXPECT_EQ(activity, TR_CLIENT_RESTS);  // it uses nothing, for some time now
+  EXPECT_EQ(activity, TR_CLIENT_RESTS);  // It has used no processor time for a while.
   send(++sequence, 8, wire::kWantsReply);
   EXPECT_EQ(next(), sequence);
   EXPECT_EQ(activity_in_a_run(), TR_CLIENT_COMPUTES);

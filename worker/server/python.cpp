@@ -20,7 +20,7 @@ namespace torch_remote::worker {
 namespace {
 
 constexpr uint64_t kAligned = 64;
-constexpr int kSocket = 3;  // at the process
+constexpr int kSocket = 3;  // Descriptor number in the process.
 
 uint64_t align(uint64_t size) { return (size + kAligned - 1) / kAligned * kAligned; }
 
@@ -30,7 +30,7 @@ Status system_error(const char* what) {
 
 Status damaged() { return Status::internal("remote: the Python process answered with what is no answer"); }
 
-// A packet with one descriptor.
+// Sends a packet with one descriptor.
 bool send_descriptor(int socket, int descriptor) {
   char byte = 0;
   iovec data{&byte, 1};
@@ -52,7 +52,7 @@ bool send_descriptor(int socket, int descriptor) {
   return sent == 1;
 }
 
-// What a process sends: a packet without a descriptor when it takes a call, one with a descriptor that answers it.
+// A process sends a packet without a descriptor when it takes a call, and one with a descriptor to answer it.
 enum class Packet { kTaken, kAnswer, kEnd };
 
 Packet receive_packet(int socket, int* descriptor) {
@@ -82,7 +82,7 @@ std::string describe(int status) {
   return "was killed by signal " + std::to_string(number) + " (" + strsignal(number) + ")";
 }
 
-// The worker's environment without its secrets: a function is its client's, and the token lets in every client.
+// The worker's environment without its secrets: the client writes the function, and the token admits every client.
 std::vector<char*> environment() {
   constexpr std::string_view kSecret = "TORCH_REMOTE_TOKEN=";
   std::vector<char*> kept;
@@ -176,10 +176,10 @@ Status Parts::read(size_t part, uint64_t offset, std::byte* bytes, uint64_t size
 struct Python::Process {
   pid_t pid = -1;
   int socket = -1;
-  uint64_t call = 0;      // that it does; 0: none
-  Parts untaken;          // the call's request until the process has taken it
-  bool answered = false;  // a call
-  bool ended = false;     // and was waited for
+  uint64_t call = 0;      // The call that it executes; 0: none.
+  Parts untaken;          // The call's request, until the process has taken it.
+  bool answered = false;  // It has answered a call.
+  bool ended = false;     // It has ended and was reaped.
   std::thread listener;
 
   ~Process() {
@@ -227,7 +227,7 @@ Status Python::start(std::unique_ptr<Process>* process) {
   posix_spawnattr_setsigdefault(&attributes, &defaults);
   posix_spawnattr_setpgroup(&attributes, 0);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-  // Without the folder of the program in sys.path, which has modules of the package.
+  // Keeps the program's folder, which has modules of the package, out of sys.path.
   const std::string code = "import sys; exec(compile(open(sys.argv[1]).read(), sys.argv[1], 'exec'))";
   const char* arguments[] = {interpreter_.c_str(), "-c", code.c_str(), program_.c_str(), nullptr};
   auto made = std::make_unique<Process>();
@@ -251,23 +251,24 @@ void Python::listen(Process* process) {
     const Packet packet = receive_packet(process->socket, &descriptor);
     PythonResult result;
     if (packet == Packet::kTaken) {
-      Parts taken;  // goes without the lock
+      Parts taken;  // Destroyed without the lock.
       std::lock_guard lock(mutex_);
       taken = std::move(process->untaken);
       continue;
     }
     if (packet == Packet::kEnd) {
       int status = 0;
-      kill(-process->pid, SIGKILL);  // it may have closed its end and live on; it is not reaped yet
+      // It may have closed its end and still run. It is not reaped yet, so the process id is valid.
+      kill(-process->pid, SIGKILL);
       siginfo_t info{};
       while (waitid(P_PID, static_cast<id_t>(process->pid), &info, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
       }
-      std::lock_guard lock(mutex_);  // from here on its number may be another's
+      std::lock_guard lock(mutex_);  // After waitpid() another process may get the id.
       while (waitpid(process->pid, &status, 0) < 0 && errno == EINTR) {
       }
       process->ended = true;
       if (process->call != 0 && process->answered && process->untaken.count() != 0) {
-        // It ended between two calls (an earlier one was killed, or interrupted), and another process does this one.
+        // It ended between two calls (an earlier one was killed or interrupted), so another process executes this one.
         waiting_.emplace_front(std::exchange(process->call, 0), std::move(process->untaken));
       }
       result.status = {ErrorCode::kOpFailed,
@@ -296,13 +297,14 @@ void Python::finish(Process* process, PythonResult result) {
 void Python::give(Process* process, uint64_t call, Parts request) {
   process->call = call;
   process->untaken = std::move(request);
-  (void)send_descriptor(process->socket, process->untaken.descriptor());  // if it is gone, its listener says so
+  // If the process is gone, its listener reports that.
+  (void)send_descriptor(process->socket, process->untaken.descriptor());
 }
 
 Status Python::call(uint64_t call, Parts request) {
   {
     Process* chosen = nullptr;
-    std::vector<std::unique_ptr<Process>> gone;  // joined without the lock
+    std::vector<std::unique_ptr<Process>> gone;  // Joined without the lock.
     std::lock_guard lock(mutex_);
     const auto alive = std::stable_partition(processes_.begin(), processes_.end(), [](auto& p) { return !p->ended; });
     std::move(alive, processes_.end(), std::back_inserter(gone));
@@ -339,15 +341,16 @@ void Python::end(uint64_t call, bool kill) {
   }
   for (const auto& process : processes_) {
     if (process->call != call || process->ended) continue;
-    if (kill) process->untaken = {};                                       // no other process does it
-    ::kill(kill ? -process->pid : process->pid, kill ? SIGKILL : SIGINT);  // with what it has started
+    if (kill) process->untaken = {};  // No other process executes it.
+    // SIGKILL also ends the processes that it has started.
+    ::kill(kill ? -process->pid : process->pid, kill ? SIGKILL : SIGINT);
   }
 }
 
 std::vector<PythonResult> Python::take_results() {
   std::unique_lock lock(mutex_);
   const auto ended = [](const auto& process) { return process->ended; };
-  while (!waiting_.empty() && std::ranges::any_of(processes_, ended)) {  // another one takes its place
+  while (!waiting_.empty() && std::ranges::any_of(processes_, ended)) {  // A new process replaces it.
     auto [call, request] = std::move(waiting_.front());
     waiting_.pop_front();
     lock.unlock();

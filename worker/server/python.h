@@ -13,16 +13,16 @@
 
 #include "ir/status.h"
 
-// Python functions that a session calls for its client, if the worker was started to do so. Each call is in a process
-// of its own (python_process.py of the package), which does one after the other; there are as many as calls at once, up
-// to kMostProcesses (or as many as there are cores): further calls wait.
+// Python functions that a session calls for its client, if the worker was started to do so. Calls run in processes of
+// their own (python_process.py of the package), one at a time in each. There are up to kMostProcesses processes, or as
+// many as there are cores if that is more; further calls wait.
 //
-// What goes to such a process and comes back is memory of parts, in a file without name (memfd): the number of parts,
-// the offset and size of each (64 bits, little endian), the parts. Part 0 is for the Python at the ends: which
-// function; what it returned. The others are tensors' elements, packed.
+// Requests and results are `Parts` in a memfd: the number of parts, the offset and size of each (64 bits, little
+// endian), and the parts. Part 0 is for the Python code at both ends: it identifies the function, or holds the result.
+// The other parts are elements of tensors, packed.
 //
-// A process says so when it takes a call. One that ends before that, after it answered another call, has not begun:
-// the call is given to another process. So a call that follows one that was killed never fails because of it.
+// A process reports when it takes a call. If a process that has answered a call before ends without taking the next
+// one, another process gets that call. So a call that follows a killed one never fails because of it.
 namespace torch_remote::worker {
 
 inline constexpr uint64_t kMostParts = 4097;
@@ -32,8 +32,7 @@ struct Part {
   uint64_t offset = 0, size = 0;
 };
 
-// Memory of parts. It is written to where it is mapped, and read with pread: what another process may change under a
-// reader's feet is not mapped.
+// The writer of Parts maps them. The reader uses pread, because another process may change the memory at any time.
 class Parts {
  public:
   Parts() = default;
@@ -41,14 +40,14 @@ class Parts {
   Parts(Parts&& other) noexcept;
   Parts& operator=(Parts&& other) noexcept;
 
-  // To be written: parts of these sizes.
+  // Creates parts of these sizes, to be written.
   static Status make(const std::vector<uint64_t>& sizes, Parts* parts);
-  // Of another process: owns the descriptor. An error unless all parts lie inside.
+  // Opens the parts of another process, and owns the descriptor. Returns an error unless all parts lie inside.
   static Status open(int descriptor, Parts* parts);
 
   size_t count() const { return table_.size(); }
   uint64_t size(size_t part) const { return table_[part].size; }
-  std::byte* data(size_t part) const { return mapped_ + table_[part].offset; }  // of one that was made
+  std::byte* data(size_t part) const { return mapped_ + table_[part].offset; }  // Only for parts from make().
   Status read(size_t part, uint64_t offset, std::byte* bytes, uint64_t size) const;
   int descriptor() const { return descriptor_; }
 
@@ -61,25 +60,25 @@ class Parts {
 
 struct PythonResult {
   uint64_t call = 0;
-  Status status;  // not ok: the process did not get that far
+  Status status;  // Not ok: the process did not finish the call.
   Parts parts;
 };
 
-// One thread, but for the threads that it has.
+// For one thread; it has threads of its own.
 class Python {
  public:
-  // `wake` is called when there are results, by any thread.
+  // `wake` is called by any thread when there are results.
   Python(std::string interpreter, std::string program, std::function<void()> wake);
   // Ends all calls.
   ~Python();
   Python(const Python&) = delete;
 
-  // Begins a call. `call` is no number of another.
+  // Begins a call. `call` must differ from all other calls.
   Status call(uint64_t call, Parts request);
-  // Of one that has not ended; others are none of its business.
-  // One that still waits for a process ends at once.
+  // Interrupts or kills a call that has not ended; other numbers are ignored. A call that still waits for a process
+  // ends at once.
   void end(uint64_t call, bool kill);
-  // Those of calls that have ended since the last time.
+  // Returns the results of calls that have ended since the last call of this function.
   std::vector<PythonResult> take_results();
 
  private:
@@ -87,14 +86,14 @@ class Python {
 
   Status start(std::unique_ptr<Process>* process);
   void listen(Process* process);
-  // Of a process that has ended a call: that is its result, and it gets the next one. With the lock.
+  // Records the result of a process's call, and gives the process the next one. Needs the lock.
   void finish(Process* process, PythonResult result);
-  // With the lock.
+  // Needs the lock.
   static void give(Process* process, uint64_t call, Parts request);
 
   const std::string interpreter_, program_;
   const std::function<void()> wake_;
-  std::mutex mutex_;  // for what follows, and what processes do
+  std::mutex mutex_;  // Guards the members below, and the state of processes.
   std::vector<std::unique_ptr<Process>> processes_;
   std::deque<std::pair<uint64_t, Parts>> waiting_;
   std::vector<PythonResult> results_;

@@ -18,8 +18,8 @@
 namespace torch_remote::worker {
 namespace {
 
-// What is done is told after so many messages, or that long after the last time: a client that may not have more on its
-// way waits for one message then, not for 32.
+// Completed messages are acknowledged after this many, or this long after the last acknowledgement. A client at its
+// limit of unacknowledged messages then waits for one slow message, not for 32.
 constexpr uint64_t kAcknowledgeEvery = 32;
 constexpr uint64_t kAcknowledgeAfter = 5'000'000;  // ns
 constexpr std::chrono::seconds kIdle{3600};
@@ -48,7 +48,7 @@ Status Server::run() {
       return {};
     }
     if (frame.header.type == static_cast<uint8_t>(Type::kGoodbye)) {
-      session_->wait_for_background();  // others may need what this one sends
+      session_->wait_for_background();  // Other workers may need what this one sends.
       return {};
     }
     inbox_.begin(frame);
@@ -65,7 +65,7 @@ Status Server::run() {
   }
 }
 
-// The next message. Before it waits, it tells the client what is done.
+// Returns the next message. Before it waits, it acknowledges what is done.
 Status Server::next(Frame* frame) {
   Status status = inbox_.receive(frame, std::chrono::nanoseconds::zero());
   if (status.code() != ErrorCode::kTimeout) {
@@ -103,7 +103,7 @@ Status Server::next(Frame* frame) {
 
 Status Server::open_device(int client) {
   inbox_.watch_client(client);
-  // How many threads an op has must not depend on what others happen to do, where bits are to come again.
+  // For reproducible results, an op's number of threads must not depend on other processes.
   std::function<tr_client()> activity = [] { return TR_CLIENT_RESTS; };
   if (!repeats()) {
     inbox_.watch_others();
@@ -111,7 +111,7 @@ Status Server::open_device(int client) {
   }
   Status status = options_.open_device(transport_, options_, std::move(activity), &on_);
   if (!status.ok()) return status;
-  // Before those that take any op.
+  // They come before runners that accept any op.
   CollectiveOptions collectives;
   collectives.device = on_.device.get();
   collectives.collectives = on_.collectives;
@@ -183,7 +183,7 @@ Status Server::send(Type type, uint64_t sequence, AttachmentPtr attachment) {
   return transport_.send(header, {builder_.GetBufferPointer(), builder_.GetSize()}, std::move(attachment));
 }
 
-// A reply acknowledges its message and all before it.
+// A reply acknowledges its message and all earlier ones.
 Status Server::reply(Type type, uint64_t to, AttachmentPtr attachment) {
   done_ = acknowledged_ = to;
   told_ = inbox_.asked();
@@ -191,7 +191,7 @@ Status Server::reply(Type type, uint64_t to, AttachmentPtr attachment) {
   return send(type, to, std::move(attachment));
 }
 
-// A device that is lost is done with everything, but nothing of it is there: the session ends.
+// All tickets of a lost device are done, but its memory is gone: the session ends.
 Status Server::still_there(Ticket ticket) {
   const Status status = on_.device->wait(ticket);
   if (!status.ok()) spdlog::error("{}", status.message());
@@ -230,7 +230,7 @@ flatbuffers::Offset<wire::Error> Server::tell(const FailurePtr& failure) {
   return error;
 }
 
-// Memory to answer with. It counts against the limit until the client has given it back.
+// Allocates memory for a reply. It counts against the limit until the client has released it.
 AttachmentPtr Server::allocate(uint64_t nbytes) {
   if (nbytes < on_.device->lends_from()) return nbytes <= limit_ ? transport_.allocate(nbytes) : nullptr;
   tr_buffer buffer{};
@@ -259,7 +259,8 @@ Status Server::handle(Frame& frame) {
   }
 }
 
-// Of this process's own. Whoever waits for an answer gets the error; what else a message was to do is not done.
+// The memory of this process itself ran out. A client that waits for an answer gets the error; the message has no other
+// effect.
 Status Server::out_of_memory(const Frame& frame) {
   const Type type = static_cast<Type>(frame.header.type);
   const std::string what = "a message of type " + std::to_string(frame.header.type);
@@ -351,7 +352,7 @@ Status Server::handle_profiled(Frame& frame) {
   const uint64_t begin = monotonic_ns();
   Status status = handle(frame);
   if (profile_) {
-    // A client that gets its reply may take the processor before this thread comes back from sending.
+    // A client that gets its reply may preempt this thread before it returns from sending.
     const uint64_t end = replied_ >= begin ? replied_ : monotonic_ns();
     profile_->message(static_cast<Type>(frame.header.type), frame.header.sequence, begin, end);
   }

@@ -4,11 +4,11 @@
 #include "remote/transport/transport.h"
 #include "worker/server/server_options.h"
 
-// One session: receives a client's messages, has them done in order, answers.
+// One session: receives a client's messages, handles them in order, and answers.
 namespace torch_remote::worker {
 
-// Runs on the calling thread until the client says goodbye or is gone (ok), or something is wrong with the connection
-// or the messages (that error; the session is over). Everything the client had is freed before it returns.
+// Runs on the calling thread. Returns ok when the client says goodbye or is lost. Returns an error if the connection or
+// a message is faulty; the session is over then. Everything that the client had is freed before it returns.
 Status serve(remote::Transport& transport, const ServerOptions& options);
 
 }  // namespace torch_remote::worker

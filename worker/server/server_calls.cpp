@@ -55,7 +55,7 @@ FailurePtr Server::begin_call(Frame& frame, const wire::Call& message) {
     python_ = std::make_unique<Python>(options_.python, options_.python_program, [this] { inbox_.wake(); });
   }
   if (Status status = python_->call(sequence, std::move(parts)); !status.ok()) return refuse(std::move(status));
-  std::ignore = charged.release();  // until the call ends
+  std::ignore = charged.release();  // Until the call ends.
   calls_[sequence] = {message.base(), total};
   return nullptr;
 }

@@ -17,7 +17,7 @@ class DelayedServerTest : public ServerTest {
   }
 };
 
-// x + y and x * y; then x is made twice as much.
+// x + y and x * y; then x is doubled.
 constexpr const char* kStep = R"(graph(s0, s1) {
   b0: input survives
   b1: input survives
@@ -46,7 +46,7 @@ TEST_F(DelayedServerTest, AnswersInOrderWithWhatWasThere) {
   EXPECT_EQ(synchronize(), "");
 }
 
-// What a mark says is of its place in the work, not of when somebody looked.
+// A mark reports when the device reached it, not when the host looked.
 TEST_F(DelayedServerTest, MarksAreOfTheDevicesClock) {
   load(1, kStep);
   upload(1, {1, 2, 3});
@@ -60,7 +60,7 @@ TEST_F(DelayedServerTest, MarksAreOfTheDevicesClock) {
   }
 }
 
-// Nothing is said to be done that is not: a client that counts on it could take its memory back.
+// Work is never acknowledged before it is done: a client that relies on it could reuse its memory.
 TEST_F(DelayedServerTest, AcknowledgesWhatIsDone) {
   load(1, kStep);
   std::vector<float> large(1 << 16, 1);
@@ -74,8 +74,8 @@ TEST_F(DelayedServerTest, AcknowledgesWhatIsDone) {
   EXPECT_EQ(first, std::vector<float>{std::ldexp(1.f, 100)});
 }
 
-// The result of a node that fails late, what was made of it since, and what that was added to, are not there; all else
-// is, and what was overwritten since is good again.
+// A node fails late. Its result, and everything computed from it or updated with it since, are invalid. All else is
+// valid, including buffers that were overwritten since.
 TEST_F(DelayedServerTest, AFailureThatComesLateSpoilsWhatUsedIt) {
   load(1, R"(graph(s0, s1) {
   b0: input survives
@@ -93,9 +93,9 @@ TEST_F(DelayedServerTest, AFailureThatComesLateSpoilsWhatUsedIt) {
 })");
   for (uint64_t id = 1; id <= 4; ++id) upload(id, {1, 2, 3});
   run(1, {3, 12}, {1}, 100);
-  run(2, {3, 12}, {2, 100}, 200);  // 200 and 201 of what failed; 2 is doubled, of itself
+  run(2, {3, 12}, {2, 100}, 200);  // 200 and 201 are computed from the failed result; 2 is doubled from itself.
   run(2, {3, 12}, {3, 4}, 300);
-  run(2, {3, 12}, {200, 4}, 400);  // 200 is added to itself
+  run(2, {3, 12}, {200, 4}, 400);  // 200 is added to itself.
   std::string error;
   const auto failed = [&](uint64_t id) {
     error.clear();
@@ -113,7 +113,7 @@ TEST_F(DelayedServerTest, AFailureThatComesLateSpoilsWhatUsedIt) {
   EXPECT_EQ(synchronize(), "");
 }
 
-// A read of no bytes tells a failure, too.
+// A read of no bytes reports a failure, too.
 TEST_F(DelayedServerTest, AFailureThatComesLateIsToldWhereNothingIsRead) {
   load(1, R"(graph(s0) {
   b0: input survives
@@ -130,7 +130,7 @@ TEST_F(DelayedServerTest, AFailureThatComesLateIsToldWhereNothingIsRead) {
   }
 }
 
-// Nor is what a run tells of its last node said to be good.
+// The result words of a run's last node are not reported as valid, either.
 TEST_F(DelayedServerTest, AFailureThatComesLateIsToldWithTheWordsOfTheRun) {
   load(1, R"(graph(s0, s1) {
   b0: input survives

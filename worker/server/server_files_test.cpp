@@ -1,4 +1,4 @@
-// Files that a session reads for its client, and what a client that means harm gets of it.
+// Files that a session reads for its client, and attempts of a hostile client.
 #include <unistd.h>
 
 #include <filesystem>
@@ -27,7 +27,7 @@ class ServerFilesTest : public ServerTest {
     fs::remove_all(folder);
   }
 
-  // What the worker says of a file; an error's text in `why`.
+  // Asks the worker for a file. `why` receives the error's text.
   bool find(const std::string& path) {
     FlatBufferBuilder builder;
     builder.Finish(wire::CreateFile(builder, builder.CreateString(path)));
@@ -88,7 +88,7 @@ TEST_F(ServerFilesTest, AHostileClientGetsNothingAndHarmsNobody) {
   options.memory_limit = 1 << 20;
   start(options);
   ASSERT_EQ(hello(), "");
-  std::ofstream(folder / "sparse").seekp((1 << 30) - 1).put(0);  // larger than the session may be
+  std::ofstream(folder / "sparse").seekp((1 << 30) - 1).put(0);  // Larger than the session's limit.
   ASSERT_TRUE(find("sparse"));
   read_file(1, "sparse", 0, 1 << 30);
   EXPECT_NE(synchronize().find(" out of memory."), std::string::npos);
@@ -140,7 +140,7 @@ TEST_F(ServerFilesTest, ReadsOfNoBufferOrNoPathEndTheSession) {
   }
 }
 
-// On a device whose memory nobody else reaches.
+// On a device whose memory only the device can access.
 TEST_F(ServerFilesTest, OnADeviceToo) {
   options.open_device = testing::open_delayed_device;
   start(options);

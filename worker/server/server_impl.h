@@ -18,7 +18,7 @@
 #include "worker/session/profile.h"
 #include "worker/session/session.h"
 
-// What serve() runs.
+// The implementation of serve().
 namespace torch_remote::worker {
 
 using remote::AttachmentPtr;
@@ -29,7 +29,7 @@ inline Status damaged(const char* what) {
   return Status::invalid(std::string("remote: the client sent a damaged ") + what + " message");
 }
 
-// A copy: flatbuffers' verifier looks at the alignment of a vector, not of its elements.
+// Copies, because flatbuffers' verifier checks the alignment of a vector, but not of its elements.
 inline std::vector<int64_t> elements(const flatbuffers::Vector<int64_t>* vector) {
   std::vector<int64_t> copy(vector ? vector->size() : 0);
   if (!copy.empty()) std::memcpy(copy.data(), vector->Data(), copy.size() * sizeof(int64_t));
@@ -43,7 +43,7 @@ class Server {
   Status run();
 
  private:
-  // Whether bits must not depend on what takes how long.
+  // Whether results must not depend on timing.
   bool repeats() const { return waits_ || options_.repeatable; }
   ir::MathModes math_of(const wire::Run& run) const;
   Status hello();
@@ -67,11 +67,11 @@ class Server {
   Status find_file(Frame& frame);
   Status read_file(Frame& frame);
   struct PendingCall {
-    uint64_t base = 0;    // buffer of its first result; 0: nobody wants them
-    uint64_t nbytes = 0;  // of its request, charged to the client
+    uint64_t base = 0;    // Buffer of the call's first result; 0: the client does not want the results.
+    uint64_t nbytes = 0;  // Bytes of the request, charged to the client.
   };
   Status call(Frame& frame);
-  // Copies what a call gets; null if nothing stands against it.
+  // Copies the operands of a call. Returns null, or the reason why it cannot begin.
   FailurePtr begin_call(Frame& frame, const wire::Call& message);
   Status end_call(Frame& frame);
   Status answer_calls();
@@ -81,58 +81,58 @@ class Server {
   Status memory(Frame& frame);
   wire::WorkerUse worker_use() const;
   Status acknowledge();
-  // Puts what was recorded since the last time into *events and builder_.
+  // Encodes the events since the last call into *events and builder_.
   using Programs = flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram>>>;
   Programs take_profile(Profile& profile, AttachmentPtr* events);
-  // Sends that to the client if it is time, or `now`.
+  // Sends them to the client if it is time, or if `now`.
   Status hand_over_profile(bool now = false);
 
   flatbuffers::Offset<wire::Error> encode(const FailurePtr& failure);
-  // Likewise; the client knows it then.
+  // Encodes the failure and marks it as known to the client.
   flatbuffers::Offset<wire::Error> tell(const FailurePtr& failure);
   AttachmentPtr allocate(uint64_t nbytes);
-  // Sends what builder_ holds.
+  // Sends the contents of builder_.
   Status send(Type type, uint64_t sequence, AttachmentPtr attachment = nullptr);
   Status reply(Type type, uint64_t to, AttachmentPtr attachment = nullptr);
 
-  // Calls finish() when the device has done what was asked of it so far: now, or from settle(). Replies go out in the
-  // order of their messages.
+  // Calls finish() when the device has done its queued work: now, or later from settle(). Replies are sent in the order
+  // of their messages.
   template <typename F>
   Status when_done(uint64_t sequence, F&& finish);
-  // Goes on with what waits for the device.
+  // Finishes messages whose device work is done.
   Status settle();
   Status still_there(Ticket ticket);
-  // Waits until the device has done all.
+  // Waits until the device has done all work.
   Status drain();
 
   remote::Transport& transport_;
   ServerOptions options_;
   Inbox inbox_;
-  const bool waits_;  // runs wait for their kernels (TORCH_REMOTE_WAIT_COMPILE)
+  const bool waits_;  // Runs wait for their kernels (TORCH_REMOTE_WAIT_COMPILE).
   OpenDevice on_;
-  CachingAllocator* memory_ = nullptr;  // the device's
-  uint64_t limit_ = 0;                  // of it, the most that a client can set
+  CachingAllocator* memory_ = nullptr;  // The device's.
+  uint64_t limit_ = 0;                  // The largest limit that a client can set.
   std::unique_ptr<Session> session_;
-  std::unique_ptr<Profile> profile_;       // while one is recorded
-  std::unique_ptr<Python> python_;         // once a function was called
-  std::map<uint64_t, PendingCall> calls_;  // that are not answered yet, by sequence
+  std::unique_ptr<Profile> profile_;       // Set while a profile is recorded.
+  std::unique_ptr<Python> python_;         // Set once a function was called.
+  std::map<uint64_t, PendingCall> calls_;  // Calls that are not answered yet, by sequence.
   flatbuffers::FlatBufferBuilder builder_{4096};
   std::vector<int64_t> words_;
   uint64_t session_number_ = 0;
-  uint64_t running_ = 0;  // sequence of the last run
+  uint64_t running_ = 0;  // Sequence of the last run.
   const std::thread::id thread_ = std::this_thread::get_id();
-  bool said_at_work_ = false;  // the last message to the client
+  bool said_at_work_ = false;  // The last message to the client said that a background op is running.
   struct Pending {
     Ticket ticket = 0;
     uint64_t sequence = 0;
     std::function<Status()> finish;
   };
-  std::deque<Pending> pending_;  // messages that the device is not done with
-  Ticket notified_ = 0;          // the device tells when it gets there
-  uint64_t done_ = 0;            // sequence of the last message that is done
-  uint64_t acknowledged_ = 0;    // the client knows that
-  uint64_t told_ = 0;            // since then, as far as the inbox was asked, ns
-  uint64_t replied_ = 0;         // when the last reply went out, if a profile is recorded
+  std::deque<Pending> pending_;  // Messages whose device work is not done.
+  Ticket notified_ = 0;          // The device calls back at this ticket.
+  uint64_t done_ = 0;            // Sequence of the last message that is done.
+  uint64_t acknowledged_ = 0;    // Sequence that the client knows as done.
+  uint64_t told_ = 0;            // Time of the last acknowledgement, measured by Inbox::asked(), in ns.
+  uint64_t replied_ = 0;         // When the last reply was sent, while a profile is recorded.
 };
 
 template <typename F>

@@ -9,8 +9,8 @@
 namespace torch_remote::worker {
 namespace {
 
-constexpr uint64_t kAcknowledgeBytes = 16u << 20;  // of one upload
-constexpr uint64_t kOfProfile = 16;                // which part of the limit a profile may take beside it
+constexpr uint64_t kAcknowledgeBytes = 16u << 20;  // An upload of at least this size is acknowledged at once.
+constexpr uint64_t kOfProfile = 16;                // A profile may take this fraction of the limit, in addition to it.
 
 Status cancelled_read() { return {ErrorCode::kOpFailed, "remote: a file was not read: cancelled"}; }
 
@@ -27,7 +27,7 @@ Status Server::load_program(Frame& frame) {
 Status Server::unload(Frame& frame) {
   const auto* message = wire::verify<wire::Unload>(frame.control);
   if (!message || !message->programs()) return damaged("unload");
-  if (profile_) {  // what was recorded of them needs them
+  if (profile_) {  // The recorded events of the programs refer to them.
     if (Status status = hand_over_profile(/*now=*/true); !status.ok()) return status;
   }
   for (const uint32_t program : *message->programs()) session_->unload_program(program);
@@ -134,7 +134,8 @@ Status Server::read(Frame& frame) {
                                              : session_->locate(request, sequence, &located);
   const int64_t all[] = {static_cast<int64_t>(located.nbytes)}, one[] = {1};
   if (message->checkpoint())
-    request = {0, 1, all, one, 0, request.ahead};  // what the buffer holds now is another matter
+    // The checkpoint's size may differ from that of the present contents.
+    request = {0, 1, all, one, 0, request.ahead};
   AttachmentPtr attachment;
   std::shared_ptr<QueuedRead> queued;
   if (!failure && located.packed) attachment = on_.device->lend(located.data, located.nbytes, located.keep);
@@ -186,7 +187,7 @@ Status Server::checkpoint(Frame& frame, wire::Checkpoint what) {
   const wire::WorkerUse use = worker_use();
   builder_.Finish(wire::CreateSynchronizeReply(builder_, 0, &use, 0, 0, kept, ids, bytes));
   Status status = reply(Type::kSynchronizeReply, frame.header.sequence);
-  builder_.Reset();  // there may be many
+  builder_.Reset();  // The lists may be long.
   return status;
 }
 
@@ -194,7 +195,7 @@ Status Server::mark(Frame& frame) {
   const auto* message = wire::verify<wire::Mark>(frame.control);
   if (!message) return damaged("mark");
   const uint64_t sequence = frame.header.sequence;
-  session_->wait_for_background();  // that was called before, too
+  session_->wait_for_background();  // The mark also covers ops that are running in the background.
   return when_done(sequence, [this, sequence, clock = on_.device->read_clock()] {
     builder_.Clear();
     builder_.Finish(wire::CreateMarkReply(builder_, 0, clock(), session_->has_untold()));
@@ -255,7 +256,7 @@ Status Server::profile(Frame& frame) {
   const auto* message = wire::verify<wire::Profile>(frame.control);
   if (!message) return damaged("profile");
   if (Status status = drain(); !status.ok()) return status;
-  session_->wait_for_background();  // is of before
+  session_->wait_for_background();  // These ops began before the profile starts or ends.
   std::unique_ptr<Profile> done;
   if (message->command() == wire::ProfileCommand::Start) {
     profile_ = std::make_unique<Profile>(std::min(message->limit(), limit_ / kOfProfile / sizeof(wire::ProfileEvent)));
@@ -270,7 +271,7 @@ Status Server::profile(Frame& frame) {
   builder_.Finish(wire::CreateProfileReply(builder_, 0, static_cast<uint32_t>(getpid()), received, monotonic_ns(),
                                            done ? done->dropped() : 0, programs));
   Status status = reply(Type::kProfileReply, frame.header.sequence, std::move(events));
-  builder_.Reset();  // what it held may have been large
+  builder_.Reset();  // The contents may have been large.
   return status;
 }
 
@@ -278,7 +279,7 @@ Server::Programs Server::take_profile(Profile& profile, AttachmentPtr* events) {
   const std::span<const std::byte> bytes = std::as_bytes(profile.events());
   if (bytes.empty()) return {};
   *events = allocate(bytes.size());
-  if (!*events) {  // no memory
+  if (!*events) {  // Out of memory.
     profile.give_up();
     return {};
   }

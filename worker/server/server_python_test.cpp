@@ -1,5 +1,4 @@
-// Python functions that a session calls for its client: who may, what comes back, what a process that dies or lies
-// does.
+// Python functions that a session calls for its client: permissions, results, and processes that die or misbehave.
 #include <unistd.h>
 
 #include <filesystem>
@@ -14,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Instead of python_process.py. The first part says what to do; what is sent back is all parts of the request.
+// Replaces python_process.py. The first part selects what to do; the answer repeats all parts of the request.
 constexpr const char* kProgram = R"(
 import mmap, os, socket, struct, sys, time
 connection = socket.socket(fileno=3)
@@ -72,7 +71,7 @@ class ServerPythonTest : public ServerTest {
     fs::remove(program);
   }
 
-  // Its sequence.
+  // Returns the sequence of the call.
   uint64_t call(const std::string& word, const std::vector<uint64_t>& buffers, uint64_t base,
                 const std::vector<int64_t>& sizes = {4}) {
     FlatBufferBuilder builder;
@@ -91,7 +90,7 @@ class ServerPythonTest : public ServerTest {
     builder.Finish(wire::CreateEndCall(builder, its, kill, unwanted));
     send(Type::kEndCall, builder);
   }
-  // Of the next call that ends; the error's text, or empty.
+  // Waits for the next call that ends; returns the error's text, or an empty string.
   std::string wait() {
     Frame frame;
     if (!receive(Type::kCallReply, &frame)) return "no reply";
@@ -166,12 +165,12 @@ TEST_F(ServerPythonTest, CallsAreInterruptedAndEnded) {
   call("echo", {}, 100);
   EXPECT_EQ(wait(), "");
   const uint64_t sleeps = call("sleep", {1}, 1000);
-  end(sleeps + 1000, true);  // of none
+  end(sleeps + 1000, true);  // Not the number of a call.
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   end(sleeps, false);
   EXPECT_EQ(wait(), "");
   EXPECT_EQ(read(1000, {4}, {1}), (Floats{1, 2, 3, 4}));
-  end(sleeps, false, 1000);  // too late: they are freed
+  end(sleeps, false, 1000);  // Too late: the results are freed.
   std::string error;
   (void)read(1000, {4}, {1}, &error);
   EXPECT_NE(error, "");
@@ -197,7 +196,7 @@ TEST_F(ServerPythonTest, ACallThatAnEndingProcessGetsIsDoneByAnother) {
     EXPECT_EQ(wait(), "");
     EXPECT_EQ(answer, "echo");
   }
-  // One that is ended does not begin anew elsewhere.
+  // A call that was ended does not start again elsewhere.
   call("leave", {}, 100);
   EXPECT_EQ(wait(), "");
   end(call("sleep", {}, 100), true);
@@ -235,7 +234,7 @@ TEST_F(ServerPythonTest, MemoryOfCallsCounts) {
   upload(1, std::vector<float>(4'000'000));
   call("echo", {1, 1, 1}, 100, {4'000'000});
   EXPECT_NE(wait().find("none left for a call"), std::string::npos);
-  for (int i = 0; i < 8; ++i) {  // it is given back
+  for (int i = 0; i < 8; ++i) {  // The memory is released.
     call("echo", {1}, 200 + static_cast<uint64_t>(i), {0});
     EXPECT_EQ(wait(), "");
     call("die", {1}, 1000, {4'000'000});

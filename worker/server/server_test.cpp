@@ -23,9 +23,9 @@ TEST_F(ServerTest, WhatIsUnloadedTakesNothingAndCannotRun) {
     if (number % 100 == 0) {
       EXPECT_EQ(synchronize(), "");
     }
-    unload({number, 5000});  // the second one was never sent
+    unload({number, 5000});  // The second one was never sent.
   }
-  EXPECT_EQ(read(100, {3}, {1}), (Floats{2, 4, 6}));  // what it made stays
+  EXPECT_EQ(read(100, {3}, {1}), (Floats{2, 4, 6}));  // The results of the program stay.
   run(7, {3, 12}, {1}, 5000);
   thread.join();
   EXPECT_NE(result.message().find("program 7, which was not sent"), std::string::npos) << result.message();
@@ -63,7 +63,7 @@ TEST_F(ServerTest, ReadsOfAllSizesAndStrides) {
   std::vector<float> values(20000);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
   upload(1, values);
-  EXPECT_EQ(read(1, {20000}, {1}), values);  // shared
+  EXPECT_EQ(read(1, {20000}, {1}), values);  // Shared memory.
   EXPECT_EQ(read(1, {2, 2}, {1, 2}), (Floats{0, 2, 1, 3}));
   EXPECT_EQ(read(1, {2}, {0}), (Floats{0, 0}));
   EXPECT_EQ(read(1, {0}, {1}), Floats());
@@ -82,7 +82,7 @@ TEST_F(ServerTest, ManyMessagesAreAcknowledgedTogether) {
   for (int i = 0; i < 640; ++i) run(1, {3, 12}, {1}, 100);
   const uint64_t last = sequence;
   const auto begin = std::chrono::steady_clock::now();
-  begin_serving();  // all wait for it now, so that it never catches up before the last
+  begin_serving();  // All messages are queued by now, so the server does not catch up before the last one.
   Frame frame;
   while (acknowledged < last) ASSERT_TRUE(receive(Type::kProgress, &frame));
   const auto fives = (std::chrono::steady_clock::now() - begin) / std::chrono::milliseconds(5);
@@ -90,7 +90,7 @@ TEST_F(ServerTest, ManyMessagesAreAcknowledgedTogether) {
   EXPECT_LE(acknowledgements, 640 / 32 + 2 + fives);
 }
 
-// A client that may not have more on its way waits for one of them.
+// A client at its limit of unacknowledged messages waits for one of them.
 TEST_F(ServerTest, MessagesThatTakeLongAreAcknowledgedSoon) {
   connect();
   send_hello();
@@ -120,17 +120,17 @@ TEST_F(ServerTest, FailuresAreAnnouncedAndToldOnce) {
   EXPECT_EQ(synchronize(), failure);
   EXPECT_EQ(synchronize(), "");
   std::string error;
-  EXPECT_EQ(read(1, {2}, {1}, &error), (Floats{1, 2}));  // as it was before the op that failed
+  EXPECT_EQ(read(1, {2}, {1}, &error), (Floats{1, 2}));  // As before the op that failed.
   EXPECT_EQ(error, "");
   run(1, {2}, {1}, 100);
   read(1, {2}, {1}, &error);
   EXPECT_EQ(error, failure);
   EXPECT_EQ(read(1, {2}, {1}, &error), (Floats{1, 2}));
   EXPECT_EQ(synchronize(), "");
-  // Whether the second one was announced before the read came is a matter of time.
+  // Whether the second failure was announced before the read depends on timing.
   const size_t announced = errors.size();
   EXPECT_LE(announced, 2u);
-  // A run that wants a reply reports its failure in it, and only there.
+  // A run that wants a reply reports its failure in it, and nowhere else.
   run(1, {2}, {1}, 200, wire::kWantsReply);
   ASSERT_TRUE(receive(Type::kRunReply, &frame));
   const auto* reply = wire::verify<wire::RunReply>(frame.control);
@@ -152,7 +152,7 @@ TEST_F(ServerTest, AMarkSaysWhenItWasReachedAndWhetherSomethingFailedBefore) {
   const Marked second = mark(), third = mark();
   EXPECT_LT(first.reached, second.reached);
   EXPECT_LE(second.reached, third.reached);
-  EXPECT_TRUE(second.failed && third.failed);  // a mark tells nothing
+  EXPECT_TRUE(second.failed && third.failed);  // A mark reports no failure.
   EXPECT_NE(synchronize(), "");
   EXPECT_FALSE(mark().failed);
 }
@@ -168,11 +168,11 @@ TEST_F(ServerTest, ReadingWhatNoFailureConcernsTellsNone) {
   run(1, {2}, {1}, 100);
   run(2, {2}, {2}, 100);
   std::string error;
-  EXPECT_EQ(read(2, {2}, {1}, &error), (std::vector<float>{3, 4}));  // not written since the check
+  EXPECT_EQ(read(2, {2}, {1}, &error), (std::vector<float>{3, 4}));  // Not written since the check.
   EXPECT_EQ(error, "");
   EXPECT_EQ(synchronize(), "index out of range in self [aten::neg_(f32[2])]");
   EXPECT_EQ(more, 1u);
-  // In the reply, if the run itself wants one; and no second time.
+  // A run that wants a reply has the failure in it, and it is not reported again.
   run(2, {2}, {2}, 100, wire::kWantsReply);
   Frame frame;
   ASSERT_TRUE(receive(Type::kRunReply, &frame));
@@ -209,7 +209,7 @@ TEST_F(ServerTest, AProfileHasTheMessagesAndOpsBetweenStartAndStop) {
   upload(2, {1, 2});
   run(1, {2, 8}, {2}, 102);
   run(2, {2}, {2}, 103);
-  run(1, {2, 8}, {99}, 104);  // of a buffer that is not there: skipped
+  run(1, {2, 8}, {99}, 104);  // The buffer does not exist: the op is skipped.
   const Frame frame = profile(wire::ProfileCommand::Stop);
   const auto* reply = wire::verify<wire::ProfileReply>(frame.control);
   EXPECT_EQ(reply->dropped(), 0u);
@@ -234,11 +234,11 @@ TEST_F(ServerTest, AProfileHasTheMessagesAndOpsBetweenStartAndStop) {
   EXPECT_EQ(messages, (std::vector<uint64_t>{before + 1, before + 2, before + 3, before + 4, before + 5}));
 
   recorded = {};
-  profile(wire::ProfileCommand::Stop);  // nothing is recorded any more
+  profile(wire::ProfileCommand::Stop);  // Nothing is recorded any more.
   EXPECT_TRUE(recorded.events.empty());
 }
 
-// So that it survives a worker that dies.
+// So that the events survive a worker that dies.
 TEST_F(ServerTest, AProfileIsHandedOverNowAndThen) {
   start();
   ASSERT_EQ(hello(), "");
@@ -248,18 +248,18 @@ TEST_F(ServerTest, AProfileIsHandedOverNowAndThen) {
   profile(wire::ProfileCommand::Start, 100'000);
   run(1, {3, 12}, {1}, 100);
   Frame part;
-  ASSERT_TRUE(receive(Type::kProfilePart, &part));  // while the server has nothing to do
+  ASSERT_TRUE(receive(Type::kProfilePart, &part));  // While the server is idle.
   ASSERT_EQ(recorded.labels.size(), 1u);
   EXPECT_EQ(recorded.labels[0].at(0), "aten::add.Tensor(f32[3], f32[3])");
   const size_t before = recorded.events.size();
-  EXPECT_GE(before, 2u);  // the run and its op
+  EXPECT_GE(before, 2u);  // The run and its op.
 
   for (int i = 0; i < 20'000; ++i) run(1, {3, 12}, {1}, 100);
-  ASSERT_TRUE(receive(Type::kProfilePart, &part));  // while it is busy
+  ASSERT_TRUE(receive(Type::kProfilePart, &part));  // While the server is busy.
   EXPECT_GE(recorded.events.size(), before + 100);
   run(2, {3}, {1}, 101);
   profile(wire::ProfileCommand::Stop);
-  EXPECT_EQ(recorded.labels.size(), 2u);  // each is described once
+  EXPECT_EQ(recorded.labels.size(), 2u);  // Each program is described once.
   size_t runs = 0, ops = 0;
   for (const ProfileEvent& event : recorded.events) {
     if (event.program != ProfileEvent::kMessage) {
@@ -301,7 +301,7 @@ TEST_F(ServerTest, AProfileSurvivesAProgramThatIsReplaced) {
   EXPECT_EQ(recorded.labels[1].at(0), "aten::neg_(f32[3])");
 }
 
-// Who changes what it sent after it was looked at gains nothing by it, unless the worker is its own.
+// Changing an upload after it was checked has no effect, unless the worker trusts the client.
 TEST_F(ServerTest, AnUploadIsWhatItWasWhenItCame) {
   for (const bool trusted : {false, true}) {
     sequence = 0;
@@ -420,7 +420,7 @@ TEST_F(ServerTest, BuffersWithoutBytesAreBounded) {
   EXPECT_EQ(result.code(), ErrorCode::kOutOfMemory) << result.message();
 }
 
-// A vector of numbers of 8 bytes that begins 4 bytes off, which flatbuffers' verifier lets pass.
+// A vector of 8-byte numbers that begins at a 4-byte offset, which flatbuffers' verifier accepts.
 TEST_F(ServerTest, SizesThatAreNotAlignedAreRead) {
   start();
   ASSERT_EQ(hello(), "");
@@ -452,7 +452,7 @@ TEST_F(ServerTest, SizesThatAreNotAlignedAreRead) {
   EXPECT_EQ(misaligned, 1);
 }
 
-// Messages of random bytes end the session with an error, or do nothing; they never crash it.
+// Messages of random bytes end the session with an error, or have no effect; they never crash it.
 TEST_F(ServerTest, HostileMessages) {
   std::mt19937 random(11);
   for (int round = 0; round < 200; ++round) {
@@ -491,8 +491,6 @@ TEST_F(ServerTest, HostileMessages) {
     thread.join();
   }
 }
-
-// -- a device that does its work late
 
 }  // namespace
 }  // namespace torch_remote::worker

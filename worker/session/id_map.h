@@ -7,12 +7,12 @@
 
 namespace torch_remote::worker {
 
-// A hash map from buffer ids to T: open addressing, linear probing, deletion by shifting back. Ids come in runs of
-// consecutive numbers, which the multiplicative hash spreads; any 64-bit id but 0 may be asked for.
+// A hash map from buffer ids to T: open addressing, linear probing, deletion by shifting back. Ids come in sequences of
+// consecutive numbers, which the multiplicative hash spreads. Any 64-bit id except 0 may be looked up.
 template <class T>
 class IdMap {
  public:
-  // Null if there is none.
+  // Returns null if there is no entry.
   T* find(uint64_t id) {
     if (slots_.empty() || id == 0) return nullptr;
     for (size_t i = home(id);; i = next(i)) {
@@ -21,7 +21,7 @@ class IdMap {
     }
   }
 
-  // The id's entry, made if there is none. `id` is not 0. Pointers to entries are void after this.
+  // Returns the id's entry and creates it if there is none. `id` is not 0. Invalidates pointers to entries.
   T& operator[](uint64_t id) {
     if (T* found = find(id)) return *found;
     if ((size_ + 1) * 2 > slots_.size()) grow();
@@ -32,7 +32,7 @@ class IdMap {
     return slots_[i].value;
   }
 
-  // False if there was none.
+  // Returns false if there was no entry.
   bool erase(uint64_t id) {
     T* found = find(id);
     if (!found) return false;
@@ -41,7 +41,7 @@ class IdMap {
     slots_[hole] = Slot{};
     --size_;
     for (size_t i = next(hole); slots_[i].id != 0; i = next(i)) {
-      // An entry may move back to the hole if its home is not between the two.
+      // An entry may move back to the hole if its home slot does not lie between the two.
       const size_t distance = (i - home(slots_[i].id)) & (slots_.size() - 1);
       if (distance >= ((i - hole) & (slots_.size() - 1))) {
         slots_[hole] = std::exchange(slots_[i], Slot{});
@@ -53,7 +53,7 @@ class IdMap {
 
   size_t size() const { return size_; }
 
-  // Calls visit(id, value) for all, in any order.
+  // Calls visit(id, value) for all entries, in any order.
   template <class Visit>
   void for_each(Visit&& visit) const {
     for (const Slot& slot : slots_) {

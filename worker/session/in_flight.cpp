@@ -5,8 +5,8 @@
 namespace torch_remote::worker {
 namespace {
 
-// Follows a failure through a run, whose buffers at its beginning are `spoilt` as far as they are named there. `from`:
-// the node that failed in this run; kNoNode: none did.
+// Follows a failure through a run. On entry, `spoilt` has the ids of buffers that are invalid when the run begins; on
+// return, those that are invalid when it ends. `from`: the node of this run that failed; kNoNode: none did.
 void spread_through(InFlight::Run& run, uint32_t from, const FailurePtr& failure,
                     std::unordered_set<uint64_t>& spoilt) {
   const bool check = failure->check;
@@ -14,7 +14,7 @@ void spread_through(InFlight::Run& run, uint32_t from, const FailurePtr& failure
   const ir::Graph& graph = program.graph;
   std::vector<bool> bad(graph.buffers.size());
   for (size_t i = 0; i < program.inputs.size(); ++i) bad[program.inputs[i]] = spoilt.contains(run.inputs[i]);
-  // What comes after a failed check is doubtful whatever it read.
+  // Everything that is written after a failed check is doubtful, whatever it read.
   bool after_check = check && from == ir::kNoNode;
   for (uint32_t n = from == ir::kNoNode ? 0 : from; n < graph.nodes.size(); ++n) {
     bool reads_bad = n == from || after_check;

@@ -8,17 +8,17 @@ namespace {
 
 constexpr uint64_t kLargestArena = uint64_t{1} << 50;
 
-// Free memory of the arena, by offset; neighbours are joined.
+// Free memory of the arena, by offset; adjacent ranges are joined.
 class FreeList {
  public:
-  // Best fit; grows the arena if nothing is large enough.
+  // Takes the best fit; grows the arena if no free range is large enough.
   uint64_t take(uint64_t size) {
     auto best = free_.end();
     for (auto it = free_.begin(); it != free_.end(); ++it) {
       if (it->second >= size && (best == free_.end() || it->second < best->second)) best = it;
     }
     if (best == free_.end()) {
-      // The last free piece, if it ends the arena, is the beginning of the new one.
+      // A free range at the end of the arena becomes the beginning of the new one.
       uint64_t offset = end_;
       if (!free_.empty() && free_.rbegin()->first + free_.rbegin()->second == end_) {
         offset = free_.rbegin()->first;
@@ -66,7 +66,7 @@ void place(const ir::Graph& graph, const std::vector<ir::Lifetime>& lifetimes, c
   layout->size = 0;
   std::vector<uint32_t> by_first, by_last;
   std::vector<uint64_t> sizes(count, 0);
-  std::vector<bool> owns(count, false);  // its memory goes back when it dies
+  std::vector<bool> owns(count, false);  // Its memory is freed when it dies.
   uint64_t total = 0;
   for (uint32_t b = 0; b < count; ++b) {
     if (!in_arena[b] || lifetimes[b].first == ir::kNoNode) continue;

@@ -7,18 +7,19 @@
 #include "ir/analysis.h"
 #include "ir/graph.h"
 
-// Where a program's temporaries lie in its arena, for given sizes.
+// The layout of a program's temporaries in its arena, for one set of sizes.
 namespace torch_remote::worker {
 
 struct Layout {
   static constexpr uint64_t kNotThere = std::numeric_limits<uint64_t>::max();
   static constexpr uint64_t kAlignment = 64;
-  uint64_t size = 0;              // kNotThere: more than an arena can have
-  std::vector<uint64_t> offsets;  // of each buffer; kNotThere: not in the arena
+  uint64_t size = 0;              // Bytes; kNotThere: larger than an arena can be.
+  std::vector<uint64_t> offsets;  // One per buffer; kNotThere: the buffer is not in the arena.
 };
 
-// Places the buffers with in_arena: in the order of their first nodes, best fit into what is free by then. A buffer
-// takes over the memory that the graph's plan says, if it fits. `lifetimes` are the graph's, or longer.
+// Places the buffers that `in_arena` marks, in the order of their first nodes. Each goes to the best fit in the memory
+// that is free by then. A buffer takes over the memory of the buffer that the graph's plan names, if it fits.
+// `lifetimes` are those of the graph, or longer ones.
 void place(const ir::Graph& graph, const std::vector<ir::Lifetime>& lifetimes, const std::vector<bool>& in_arena,
            const std::vector<uint64_t>& nbytes, Layout* layout);
 

@@ -12,7 +12,7 @@
 namespace torch_remote::worker {
 namespace {
 
-constexpr uint64_t kLarge = 128 << 10;  // bytes: what is done with so many takes longer than a block's coming and going
+constexpr uint64_t kLarge = 128 << 10;  // Bytes: work on so many takes longer than allocating and freeing a block.
 
 void describe_operand(const ir::Graph& graph, const ir::Arg& arg, const std::vector<int64_t>& values,
                       std::string* out) {
@@ -56,10 +56,10 @@ void describe_operand(const ir::Graph& graph, const ir::Arg& arg, const std::vec
   }
 }
 
-// The view is all of `nbytes` bytes, each element once.
+// Whether the view covers all of `nbytes` bytes, each element once.
 bool is_whole(const ir::View& view, const std::vector<int64_t>& values, uint64_t nbytes) {
   if (view.dynamic || values[view.offset] != 0) return false;
-  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
+  std::vector<std::pair<int64_t, int64_t>> dims;  // Stride, size.
   for (size_t d = 0; d < view.sizes.size(); ++d) {
     const int64_t size = values[view.sizes[d]];
     if (size == 0) return nbytes == 0;
@@ -91,13 +91,14 @@ void find_updates(LoadedProgram& program) {
 
 Status no_memory_to_load(size_t size) { return no_memory_for("a program of " + std::to_string(size) + " bytes"); }
 
-// What a program takes at most while it is decoded, for each of its bytes.
+// Upper bound of the memory needed while a program is decoded, per byte of it.
 constexpr uint64_t kDecoded = 16;
 
-// What a number takes that names no program.
+// Bytes charged for a number that names no decoded program.
 constexpr uint64_t kNumber = 4096;
 
-// Bytes that a program takes here and in the runner, about: more than in fact, so that nothing is free.
+// Estimates the bytes that a program takes, here and in the runner. Too large rather than too small, so that no program
+// is free.
 uint64_t footprint(const ir::Graph& graph, size_t words) {
   uint64_t args = 0, dims = 0, text = 0;
   for (const ir::Node& node : graph.nodes) {
@@ -139,7 +140,7 @@ void describe_graph(LoadedProgram& program) {
   program.bindings.ids.assign(program.inputs.size(), 0);
 }
 
-// The first runner that says so, or kNobody.
+// Returns the first runner for which `accepts` returns true, or kNobody.
 template <typename F>
 uint32_t first_runner(const Runners& runners, F&& accepts) {
   const auto found =
@@ -147,7 +148,7 @@ uint32_t first_runner(const Runners& runners, F&& accepts) {
   return found == runners.end() ? kNobody : static_cast<uint32_t>(found - runners.begin());
 }
 
-// Who may execute each node alone.
+// Finds the runners that may execute each node alone.
 void find_runners(LoadedProgram& program, const Runners& runners) {
   const ir::Graph& graph = program.graph;
   for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
@@ -158,11 +159,12 @@ void find_runners(LoadedProgram& program, const Runners& runners) {
       if (!runners[r]->may_decline()) break;
     }
     program.may.push_back(may);
-    program.alone.push_back(may == 0 ? kNobody : static_cast<uint32_t>(std::countr_zero(may)));  // not asked yet
+    // The runner was not asked with values yet.
+    program.alone.push_back(may == 0 ? kNobody : static_cast<uint32_t>(std::countr_zero(may)));
   }
 }
 
-// The first runner that takes the node. Only if there is none, plans that are being built are waited for.
+// Returns the first runner that takes the node. If none does, asks again and waits for plans that are being built.
 uint32_t first_taker(const LoadedProgram& program, uint32_t node) {
   for (const bool wait : {program.waits, true}) {
     for (uint64_t rest = program.may[node]; rest != 0; rest &= rest - 1) {
@@ -174,7 +176,7 @@ uint32_t first_taker(const LoadedProgram& program, uint32_t node) {
   return kNobody;
 }
 
-// Which groups may be done as one, and by whom.
+// Finds the groups that a runner may execute as one, and that runner.
 std::vector<Step> find_groups(const ir::Graph& graph, const Runners& runners) {
   std::vector<Step> groups;
   for (const ir::Group& group : graph.groups) {
@@ -184,10 +186,10 @@ std::vector<Step> find_groups(const ir::Graph& graph, const Runners& runners) {
   return groups;
 }
 
-// The groups that are taken, and between them nodes that one runner does alone.
+// Makes steps of the groups that are taken; the nodes between them form steps of one runner each.
 std::vector<Step> make_steps(const LoadedProgram& program) {
   std::vector<Step> steps;
-  size_t next = 0;  // group
+  size_t next = 0;  // Index of the next group.
   for (uint32_t n = 0; n < program.graph.nodes.size();) {
     while (next < program.groups.size() && program.groups[next].last <= n) ++next;
     const bool inside = next < program.groups.size() && program.groups[next].first <= n;
@@ -205,7 +207,7 @@ std::vector<Step> make_steps(const LoadedProgram& program) {
   return steps;
 }
 
-// The groups that a runner does as one.
+// Returns the groups of this runner.
 std::vector<Step> groups_of(const std::vector<Step>& steps, uint32_t runner) {
   std::vector<Step> groups;
   std::ranges::copy_if(steps, std::back_inserter(groups),
@@ -213,7 +215,7 @@ std::vector<Step> groups_of(const std::vector<Step>& steps, uint32_t runner) {
   return groups;
 }
 
-// Makes the steps of those groups that are taken, and says who makes which memory.
+// Makes the steps for the groups that are taken, and finds which buffers the runners allocate.
 void apply_steps(LoadedProgram& program) {
   const ir::Graph& graph = program.graph;
   program.steps = make_steps(program);
@@ -227,7 +229,7 @@ void apply_steps(LoadedProgram& program) {
     ir::Lifetime& life = program.held[b];
     bool has_memory = true;
     if (life.first != ir::kNoNode) {
-      // Whoever does the node that makes a buffer says whether it makes the memory too.
+      // The runner of the node that creates a buffer says whether it allocates the memory, too.
       const auto first = step_of(program, life.first), last = step_of(program, life.last);
       program.created[b] = first->runner != kNobody && program.loaded[first->runner].program->creates_buffer(b);
       has_memory = !(first->whole && buffer.in_group);
@@ -239,7 +241,8 @@ void apply_steps(LoadedProgram& program) {
   }
 }
 
-// Finds the groups, and has the runners load what is theirs: at first, and again where their groups are others.
+// Finds the groups and has the runners load their nodes: on the first call all of them, later those whose groups
+// changed.
 Status load_groups(LoadedProgram& program, const Runners& runners, std::span<const uint8_t> bytes) {
   const ir::Graph& graph = program.graph;
   program.accepted.clear();
@@ -261,7 +264,7 @@ Status load_groups(LoadedProgram& program, const Runners& runners, std::span<con
     program.loaded[r] = {};
     if (!any) continue;
     if (Status status = runners[r]->load(request, &program.loaded[r].program); !status.ok()) {
-      program.steps.clear();  // all of it the next time
+      program.steps.clear();  // The next call loads everything again.
       return status;
     }
   }
@@ -282,7 +285,7 @@ bool may_grow(const LoadedProgram& program) { return !program.graph.groups.empty
 
 void load(LoadedProgram& program, const Runners& runners, std::span<const std::byte> bytes) {
   ir::Graph& graph = program.graph;
-  // A copy: what is verified must be what is decoded.
+  // Decodes a copy: the bytes may change between verification and decoding.
   const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
   std::vector<uint8_t> copy(data, data + bytes.size());
   program.status = ir::decode_program(copy.data(), copy.size(), &graph);
@@ -318,7 +321,7 @@ std::shared_ptr<LoadedProgram> load_program(uint32_t number, const Runners& runn
     program->memory = memory;
     return program;
   };
-  // Held while it is decoded.
+  // Charged while the program is decoded.
   const uint64_t decoding = kDecoded * bytes.size();
   const bool room = memory->charge(decoding);
   std::shared_ptr<LoadedProgram> program;
@@ -335,7 +338,7 @@ std::shared_ptr<LoadedProgram> load_program(uint32_t number, const Runners& runn
     program = make();
     program->status = no_memory_to_load(bytes.size());
   }
-  if (program->charged == 0) {  // not even decoded, but its number is taken
+  if (program->charged == 0) {  // The program was not decoded, but its number is taken.
     program->charged = kNumber;
     memory->charge_anyway(kNumber);
   }
@@ -357,7 +360,7 @@ void choose_steps(LoadedProgram& program) {
   if (program.chosen) return;
   program.chosen = true;
   bool changed = false;
-  uint32_t next = 0;  // node
+  uint32_t next = 0;  // Index of the next node.
   const auto choose_alone = [&](uint32_t end) {
     for (; next < end; ++next) {
       const uint32_t runner = first_taker(program, next);
@@ -443,8 +446,8 @@ uint32_t next_cut(const LoadedProgram& program, uint32_t node) {
 
 namespace {
 
-// Whose memory a large temporary takes over that is made at `node`; kNoBuffer: nobody's. `owns`: those that still have
-// memory of their own.
+// Finds the buffer whose memory the large temporary `made`, created at `node`, takes over; kNoBuffer: none. `owns`: the
+// buffers that still have memory of their own.
 uint32_t find_source(const LoadedProgram& program, uint32_t made, uint32_t node, const std::vector<bool>& owns) {
   const auto may = [&](uint32_t from, uint32_t last) {
     return owns[from] && program.held[from].first < node && program.held[from].last == last &&
@@ -485,9 +488,10 @@ void find_stages(LoadedProgram& program, const std::vector<bool>& in_block) {
     born[program.held[b].first].push_back(b);
     dying[program.held[b].last].push_back(b);
   }
-  std::vector<bool> owns = in_block;  // its memory goes when it is dead
+  std::vector<bool> owns = in_block;  // Its memory is freed when it is dead.
   std::vector<bool> freed(program.created.size(), false);
-  // What a runner makes goes with the last node to touch it, if that is the same runner's.
+  // A buffer that a runner allocates is released with the last node that touches it, if the same runner executes that
+  // node.
   for (uint32_t b = 0; b < program.created.size(); ++b) {
     const auto& [first, last] = program.held[b];
     if (!program.created[b] || graph.buffers[b].survives ||
@@ -537,7 +541,6 @@ void place_buffers(LoadedProgram& program) {
   find_stages(program, in_block);
 }
 
-// Bytes that the program's views of a buffer reach, for one whose size nobody knows.
 uint64_t reach(const ir::Graph& graph, const std::vector<int64_t>& values, uint32_t buffer) {
   uint64_t bytes = 0;
   for (const ir::View& view : graph.views) {

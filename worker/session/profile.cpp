@@ -7,10 +7,10 @@
 namespace torch_remote::worker {
 namespace {
 
-// Of one reply. Nodes beyond it are named without their operands.
+// Limit of one reply. Nodes beyond it are named without their operands.
 constexpr size_t kMaxLabelBytes = size_t{64} << 20;
 
-// What is lost at most if the worker dies.
+// At most this much is lost if the worker dies.
 constexpr uint64_t kHandOverAfter = 100'000'000;  // ns
 constexpr size_t kHandOverEvents = size_t{1} << 14;
 
@@ -35,7 +35,7 @@ std::vector<uint32_t> runners_of(const LoadedProgram& program) {
 
 }  // namespace
 
-// All the room at once, so that recording moves nothing; pages that are not touched take no memory.
+// Reserves all memory at once, so that recording never moves events. Pages that are not touched take no memory.
 Profile::Profile(uint64_t limit) : limit_(std::min(limit, kMaxEvents)) { events_.reserve(limit_); }
 
 void Profile::add(const wire::ProfileEvent& event) {
@@ -92,7 +92,7 @@ void Profile::ops(const LoadedProgram& program, uint32_t variant, uint64_t seque
       n = group->last;
       continue;
     }
-    const uint64_t end = times_[n - first + 1];  // 0: the node failed
+    const uint64_t end = times_[n - first + 1];  // 0: the node failed.
     add({times_[n - first], end ? end : now, sequence, variant, n});
   }
 }
@@ -139,7 +139,7 @@ flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram
       for (size_t i = 0; i < symbols.size(); ++i) values[symbols[i]] = variant.sizes[i];
       for (uint32_t n = 0; n < program->graph.nodes.size(); ++n) {
         const ir::Node& node = program->graph.nodes[n];
-        // Reasons of another choice are not known any more.
+        // The reasons for an earlier choice of runners are not known any more.
         const bool known = program->choice == variant.choice && builder.GetSize() < kMaxLabelBytes;
         declined.push_back(builder.CreateSharedString(known ? reasons(*program, runners, n) : ""));
         labels.push_back(builder.CreateSharedString(builder.GetSize() < kMaxLabelBytes

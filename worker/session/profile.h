@@ -12,76 +12,77 @@
 #include "worker/device/monotonic_clock.h"
 #include "worker/session/loaded_program.h"
 
-// What a worker did and when, while a client records a profile. One thread. Memory is bounded: events that are too many
-// are counted and dropped. Now and then it is handed over to the client, which has it then if this process dies.
-// Nothing is described while it is recorded: the sizes that a run's ops had are kept as numbers, and become text when
-// the client asks.
+// What a worker did and when, while a client records a profile. For one thread. Memory is bounded: events beyond the
+// limit are counted and dropped. Events are handed over to the client now and then, so that it has them if this process
+// dies. Recording formats nothing: the sizes of a run's ops are stored as numbers, and become text when the client
+// asks.
 namespace torch_remote::worker {
 
 class Profile {
  public:
-  // Keeps at most `limit` events, and no more than kMaxEvents.
+  // Stores at most `limit` events, and no more than kMaxEvents.
   explicit Profile(uint64_t limit);
   static constexpr uint64_t kMaxEvents = uint64_t{1} << 22;
 
   void message(wire::Type type, uint64_t sequence, uint64_t begin, uint64_t end);
 
-  // Where a runner puts the times of `nodes` nodes (tr_run::times), all 0.
+  // Returns where a runner writes the times of `nodes` nodes (tr_run::times), all of them 0.
   uint64_t* times(size_t nodes);
-  // The number of a program with these values of its symbols, and with the runners that execute its nodes now.
+  // Returns the number of the variant: a program with these symbol values, and with the current runners of its nodes.
   uint32_t variant(const LoadedProgram& program, const std::vector<int64_t>& values);
-  // The nodes [first, last) of such a program have run, as far as `times` says.
+  // Adds the nodes [first, last) of the variant, as far as `times` says that they ran.
   void ops(const LoadedProgram& program, uint32_t variant, uint64_t sequence, uint32_t first, uint32_t last);
 
-  // Another program takes this number: the ops of the one that had it lose their names.
+  // Another program takes this number: ops of the previous one lose their names.
   void forget(uint32_t program);
 
-  // What was not handed over yet.
+  // Events that were not handed over yet.
   std::span<const wire::ProfileEvent> events() const { return events_; }
   uint64_t dropped() const { return dropped_; }
 
-  // In how many ns events() should be handed over, at the time `now`: 0 when there are many of them or the first is
-  // old. Events of handing over alone need not be.
+  // Nanoseconds after `now` when events() should be handed over. 0 if there are many events or the first one is old;
+  // kNever if no event requires it. Events of the handing over itself never do.
   uint64_t due_in(uint64_t now) const;
   static constexpr uint64_t kNever = UINT64_MAX;
-  // They were, and so were the programs.
+  // The events, and the programs, were handed over.
   void handed_over();
-  // They cannot be: counts them as dropped.
+  // The events cannot be handed over: counts them as dropped.
   void give_up();
 
-  // ProfileReply::programs, those that were not handed over yet. `find` gives a program by its number, or null if there
-  // is none. `runners`: those of the programs.
+  // Encodes ProfileReply::programs: the variants that were not handed over yet. `find` returns the program with a
+  // number, or null if there is none. `runners` are those that executed the programs.
   using Find = std::function<const LoadedProgram*(uint32_t number)>;
   flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram>>> encode_programs(
       flatbuffers::FlatBufferBuilder& builder, const Find& find, const Runners& runners) const;
 
  private:
-  // A program with one set of sizes, and one choice of runners.
+  // A program with one set of sizes and one choice of runners.
   struct Variant {
-    uint32_t program = 0;           // 0: forgotten
-    std::vector<int64_t> sizes;     // of Known::symbols
-    uint64_t choice = 0;            // LoadedProgram's
-    std::vector<uint32_t> runners;  // of each node alone, then of each group; kNobody, kUnasked: none
+    uint32_t program = 0;           // 0: forget() was called.
+    std::vector<int64_t> sizes;     // Values of Known::symbols.
+    uint64_t choice = 0;            // LoadedProgram::choice.
+    std::vector<uint32_t> runners;  // The runner of each node alone, then of each group; kNobody, kUnasked: none.
   };
   struct Known {
-    std::vector<ir::Sym> symbols;  // that are sizes of its views, each once
-    uint32_t variant = 0;          // of its last run
+    std::vector<ir::Sym> symbols;  // Symbols that are sizes of the program's views, each once.
+    uint32_t variant = 0;          // The variant of the last run.
   };
 
   void add(const wire::ProfileEvent& event);
-  // Whether the group was one kernel: all its time is its first node's (tr_run::times); `first` is that of times_.
+  // Whether the group ran as one kernel, so that its first node has all of the time (tr_run::times). `first` is the
+  // node that times_[0] belongs to.
   bool ran_as_one(const ir::Group& group, uint32_t first) const;
 
   const size_t limit_;
   std::vector<wire::ProfileEvent> events_;
-  uint64_t count_ = 0;  // of all events, also those that were handed over
-  uint64_t since_ = 0;  // when the first of events_ ended; 0: none that counts
+  uint64_t count_ = 0;  // Number of all events, including those that were handed over.
+  uint64_t since_ = 0;  // When the first entry of events_ that counts ended; 0: none counts.
   uint64_t dropped_ = 0;
   std::vector<uint64_t> times_;
   std::vector<Variant> variants_;
-  size_t first_variant_ = 0;                   // that was not handed over
-  std::unordered_map<uint32_t, Known> known_;  // by number
-  std::vector<int64_t> sizes_;                 // scratch
+  size_t first_variant_ = 0;                   // Index of the first variant that was not handed over.
+  std::unordered_map<uint32_t, Known> known_;  // By program number.
+  std::vector<int64_t> sizes_;                 // Scratch.
 };
 
 }  // namespace torch_remote::worker

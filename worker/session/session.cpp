@@ -10,7 +10,7 @@
 namespace torch_remote::worker {
 namespace {
 
-// Bytes of a view, packed; false if they are more than fit a number, or a size is negative.
+// The size of a view, packed. Returns false if it overflows, or if a size is negative.
 bool packed_bytes(const ReadRequest& request, uint64_t* bytes) {
   uint64_t product = request.item_size;
   bool empty = false;
@@ -23,7 +23,7 @@ bool packed_bytes(const ReadRequest& request, uint64_t* bytes) {
   return true;
 }
 
-// The view's elements lie inside `nbytes`. Torch has no negative strides.
+// Whether the view's elements lie inside `nbytes`. Torch has no negative strides.
 bool inside(const ReadRequest& request, uint64_t nbytes) {
   if (std::ranges::any_of(request.strides, [](int64_t stride) { return stride < 0; })) return false;
   __int128 last = request.offset;
@@ -39,18 +39,19 @@ bool is_packed(const ReadRequest& request) {
   for (size_t i = request.sizes.size(); i-- > 0;) {
     if (request.sizes[i] == 1) continue;
     if (request.strides[i] != expected) return false;
-    expected *= request.sizes[i];  // fits: packed_bytes has looked
+    expected *= request.sizes[i];  // Cannot overflow: packed_bytes() has checked it.
   }
   return true;
 }
 
 bool valid_item_size(uint32_t size) { return size == 1 || size == 2 || size == 4 || size == 8 || size == 16; }
 
-// What buffers take beside their contents counts against the limit: kPerBuffer each, charged for so many at a time.
+// The overhead of buffers counts against the limit: kPerBuffer bytes each, charged for kChargedAtOnce buffers at a
+// time.
 constexpr size_t kChargedAtOnce = 4096;
 constexpr uint64_t kPerBuffer = 256;
 
-constexpr uint64_t kPiece = 32u << 20;  // bytes of a buffer that is filled
+constexpr uint64_t kPiece = 32u << 20;  // Bytes of a buffer that are filled at a time.
 
 Status no_memory_to_upload(uint64_t nbytes) {
   return no_memory_for("an upload of " + std::to_string(nbytes) + " bytes");
@@ -105,8 +106,9 @@ void Session::erase_freed() {
   for (const uint64_t id : frees_) kept_.erase(id);
 }
 
-// A run brings what the client has freed since the last message, and that goes when the run is done. Where memory runs
-// out before, what the run does not use gives its memory back at once. The entries stay, as there are pointers to some.
+// A run message lists the buffers that the client has freed since its last message; they are erased when the run is
+// done. If memory runs out earlier, this releases the memory of those that the run does not use. Their entries stay, as
+// there are pointers to some of them.
 bool Session::reclaim() {
   if (running_ == nullptr || std::this_thread::get_id() != thread_) return false;
   const std::unordered_set<uint64_t> bound(running_->bindings.ids.begin(), running_->bindings.ids.end());
@@ -123,13 +125,13 @@ bool Session::reclaim() {
 void Session::load_program(uint32_t number, std::span<const std::byte> bytes, bool tune) {
   if (profile_) profile_->forget(number);
   std::shared_ptr<LoadedProgram>& program = programs_[number];
-  program = nullptr;  // its memory
+  program = nullptr;  // Frees its memory first.
   program = worker::load_program(number, *runners_, memory_, bytes, tune);
 }
 
 void Session::unload_program(uint32_t number) {
   if (profile_) profile_->forget(number);
-  programs_.erase(number);  // what a device or the background still does of it keeps it
+  programs_.erase(number);  // Work on a device or in the background still holds it.
 }
 
 const LoadedProgram* Session::find_program(uint32_t number) const {
@@ -219,8 +221,8 @@ FailurePtr Session::locate(const ReadRequest& request, uint64_t sequence, Locate
     return refuse("remote: a read reaches beyond buffer " + std::to_string(request.buffer) + " of " +
                   std::to_string(entry->memory->nbytes()) + " bytes");
   }
-  // After this read the older contents never come back. A read ahead may be one that the client never makes: it is
-  // refused, and the client asks again if it needs the value.
+  // After this read the older contents never come back. The client may never use the result of a prefetch, so a
+  // prefetch is refused; the client asks again if it needs the value.
   if (kept_.contains(request.buffer)) {
     if (request.ahead) return refuse("remote: a read ahead of a buffer whose older contents may come back");
     kept_.erase(request.buffer);

@@ -20,33 +20,35 @@
 #include "worker/session/loaded_program.h"
 #include "worker/session/profile.h"
 
-// What a worker keeps for one client: its buffers and programs. One thread.
+// The state that a worker holds for one client: buffers and programs. For one thread.
 //
-// Errors of ops do not stop a session. A node that fails poisons what it makes; what it would have written in place
-// keeps its bytes, and is *behind*: it lacks that update. A node that reads a poisoned buffer, or one that is behind by
-// a failure that the client does not know yet, is skipped as if it had failed likewise. All other nodes run, in this
-// run and in later ones. A node that overwrites all of a buffer makes it good again.
+// An op that fails does not stop a session. A node that fails poisons the buffers that it creates. A buffer that it
+// would have written in place keeps its bytes and is *behind*: it lacks that update. A node that reads a poisoned
+// buffer is skipped, with the same consequences. So is a node that reads a buffer that is behind, if the client does
+// not know the failure yet. All other nodes run, in this run and in later ones. A node that overwrites all of a buffer
+// makes it valid again.
 //
-// Reading a poisoned buffer gives the failure that it goes back to. Reading one that is behind gives the failure if the
-// client does not know it yet, and the bytes from then on. So does reading what was written after a failed check (a
-// node that makes and writes nothing); its bytes lack nothing. Where two failures meet, the earlier one counts.
+// A read of a poisoned buffer returns the original failure. A read of a buffer that is behind returns the failure if
+// the client does not know it yet, and the bytes from then on. The same holds for a buffer that was written after a
+// failed check (a node without results that writes nothing), but its bytes lack nothing. Where two failures meet, the
+// earlier one counts.
 //
-// From a failure until the client knows it, what is written in place is *kept*: the first node to do so leaves a copy
-// of the bytes before. Where a later update of the same buffer is skipped for that failure, the copy comes back. So a
-// momentum that decayed for a gradient which is not there is what it was. What the client has read since stays what it
-// read; and what was written stays where there was not plenty of memory for a copy.
+// From a failure until the client knows it, older contents are *kept*. The first node that writes a buffer in place
+// leaves a copy of its bytes. If a later update of the same buffer is skipped for that failure, the copy comes back.
+// For example, a momentum that decayed for a gradient that does not exist gets its old value. There are two exceptions:
+// contents that the client has read since, and contents for which there was not enough memory for a copy.
 //
-// What is read does not depend on where programs begin and end.
+// The results of reads do not depend on where programs begin and end.
 namespace torch_remote::worker {
 
-// Memory of a buffer. Shared between the session and the messages that lend it to the client.
+// The memory of a buffer. Shared between the session and the messages that lend it to the client.
 class Memory {
  public:
-  // Gives the tr_buffer back when it goes.
+  // Releases the tr_buffer on destruction.
   explicit Memory(const tr_buffer& buffer) : data_(buffer.data), nbytes_(buffer.nbytes), buffer_(buffer) {}
-  // Of a poisoned buffer: none, only how much it would be.
+  // A poisoned buffer: only a size, no memory.
   explicit Memory(uint64_t nbytes) : data_(nullptr), nbytes_(nbytes) {}
-  // Memory of somebody else; `keep` holds it. Counted in the allocator's statistics.
+  // Memory owned by `keep`. Counted in the allocator's statistics.
   Memory(void* data, uint64_t nbytes, std::shared_ptr<void> keep, CachingAllocator* counted);
   ~Memory();
   Memory(const Memory&) = delete;
@@ -54,13 +56,13 @@ class Memory {
 
   void* data() const { return data_; }
   uint64_t nbytes() const { return nbytes_; }
-  // Notes that this run has it as an input. False if it has it twice.
+  // Records that this run has it as an input. Returns false if the run has it as an input already.
   bool bind(uint64_t run) { return std::exchange(bound_by_, run) != run; }
-  // An op in the background writes it.
+  // Whether an op in the background writes it.
   bool is_being_written() const { return writers_ != 0; }
   void begin_writing() { ++writers_; }
   void end_writing() { --writers_; }
-  // What a runner keeps of the contents, as long as they stay.
+  // Data that a runner derives from the contents; dropped when they change.
   tr_attachment* attachment() { return &attachment_; }
   void contents_change() {
     if (attachment_.release) attachment_.release(attachment_.data);
@@ -84,8 +86,8 @@ struct RunRequest {
   uint64_t base = 0;
   std::span<const uint8_t> params, bindings, frees;
   uint64_t sequence = 0;
-  bool answered = false;  // the client waits for the words of its last node
-  bool afresh = false;    // params and bindings are those of a first run
+  bool answered = false;  // The client waits for the result words of the last node.
+  bool afresh = false;    // Params and bindings are encoded as for a first run.
   ir::MathModes math = 0;
 };
 
@@ -94,120 +96,122 @@ struct ReadRequest {
   uint32_t item_size = 0;
   std::span<const int64_t> sizes, strides;
   int64_t offset = 0;
-  bool ahead = false;  // the client may not want it
+  bool ahead = false;  // A prefetch: the client may not need it.
 };
 
 class Session {
  public:
-  // Both outlive the session.
+  // Device and runners must outlive the session.
   Session(Device* device, const Runners* runners);
   ~Session();
 
-  // A program that cannot be loaded is no error of the session: its runs fail.
+  // A program that cannot be loaded is not an error of the session: its runs fail.
   void load_program(uint32_t number, std::span<const std::byte> bytes, bool tune = false);
-  // It is not run any more. Nothing, if there is no such program.
+  // The program does not run any more. Does nothing if there is no such program.
   void unload_program(uint32_t number);
 
-  // Only a message that does not make sense is an error; the session is then useless. `words`: the results of the last
-  // node that the client wants to know; `failure`: why it must not have them, or null.
+  // Returns an error only for a malformed message; the session is then unusable. `words` receives the results of the
+  // last node that the client wants to know. `failure` is the reason why they are invalid, or null.
   Status run(const RunRequest& request, std::vector<int64_t>* words, FailurePtr* failure);
 
-  // Asked now and then in the middle of a long run: true to drop the rest of it.
+  // `cancelled` is called now and then during a long run; it returns true to drop the rest of the run.
   void set_cancelled(std::function<bool(uint64_t sequence)> cancelled) { cancelled_ = std::move(cancelled); }
-  // A run that is dropped as a whole.
+  // Drops a whole run.
   Status run_cancelled(const RunRequest& request, FailurePtr* failure);
 
-  // A new buffer with these bytes, of which `keep` is the owner: where they lie if the device adopts them, else a copy,
-  // for the client may go on writing to what it sent. 0 is no id.
+  // Creates a buffer with these bytes, which `keep` owns. If the device adopts memory, the buffer uses the bytes where
+  // they lie. Otherwise it gets a copy, because the client may write to what it sent. An id of 0 is invalid.
   Status upload(uint64_t id, std::span<std::byte> bytes, std::shared_ptr<void> keep);
-  // A new buffer without them, as there is no memory.
+  // Creates a buffer without contents, because memory ran out.
   Status upload_failed(uint64_t id, uint64_t nbytes);
 
-  // A new buffer whose bytes `fill` writes, a piece at a time: those from `offset` on. If it fails, that is the
-  // buffer's failure; so is `refused`, of one that is not to be filled.
+  // Creates a buffer whose bytes `fill` writes, one piece at a time; a piece begins at `offset`. If `fill` fails, that
+  // is the buffer's failure. If `refused` is not ok, it is the failure, and nothing is filled.
   using Fill = std::function<Status(uint64_t offset, std::span<std::byte> piece)>;
   Status make_buffer(uint64_t id, uint64_t nbytes, uint64_t sequence, const Status& refused, const Fill& fill);
 
   Status free(std::span<const uint8_t> ids);
-  // Those of these numbers that are there.
+  // Frees the buffers with these ids that exist.
   void free_range(uint64_t first, uint64_t count);
 
-  // Where a view's elements lie. `packed`: they are one row-major piece of memory already. The memory is not written to
-  // while `keep` is held: a later op that writes the buffer does so to a copy.
+  // The location of a view's elements. `packed`: they are contiguous and row-major already. While `keep` is held, the
+  // memory is not written: a later op that writes the buffer writes to a copy.
   struct Located {
-    const std::byte* data = nullptr;  // in the device's memory
-    uint64_t nbytes = 0;              // of the elements, packed
+    const std::byte* data = nullptr;  // In the device's memory.
+    uint64_t nbytes = 0;              // Size of the elements, packed.
     bool packed = false;
     std::shared_ptr<void> keep;
   };
   FailurePtr locate(const ReadRequest& request, uint64_t sequence, Located* located);
-  // Queues packing the elements into `destination`, which `keep` holds. Once the device's next ticket is done and
-  // settle() was called, they are there, or the result says why not. Null: they are there.
+  // Queues packing the elements into `destination`, which `keep` owns. Afterwards the caller waits for the device's
+  // next ticket and calls settle(); then the result says why the elements are invalid. A null result: they are there
+  // now.
   std::shared_ptr<QueuedRead> copy_out(const ReadRequest& request, const Located& located,
                                        std::span<std::byte> destination, std::shared_ptr<void> keep);
 
-  // Keeps what all buffers hold now until drop_checkpoint, and says which these are: who writes to one later writes to
-  // a copy. Those that have no contents are left out. There is no failure that the client does not know.
+  // Retains the present contents of all buffers until drop_checkpoint(), and lists them. Later writes go to a copy.
+  // Buffers without contents are left out. The caller makes sure that the client knows all failures.
   void keep_checkpoint(std::vector<uint64_t>* buffers, std::vector<uint64_t>* sizes);
   void drop_checkpoint() { checkpoint_.clear(); }
-  // All of such a buffer, as it was then.
+  // All of a buffer of the checkpoint, as it was then.
   FailurePtr locate_kept(uint64_t buffer, uint64_t sequence, Located* located) const;
 
-  // Looks what the device, and what goes on in the background, has done meanwhile, and takes note of what failed there.
+  // Checks what the device and background ops have done meanwhile, and records their failures.
   void settle();
-  // Whether an op goes on in the background. What it writes is waited for where it is used.
+  // Whether an op is running in the background. Nodes that use what it writes wait for it.
   bool is_at_work() const { return !begun_.empty(); }
-  // Returns when none does.
+  // Returns when no op is running in the background.
   void wait_for_background();
-  // Why the words of the run with this sequence are not what they should be, if that was found late; else null. To be
-  // asked once, when its ticket is done.
+  // The failure that invalidates the result words of the run with this sequence, if it was found after the run
+  // returned; else null. Call it once, when the run's ticket is done.
   FailurePtr take_late_failure(uint64_t sequence);
 
   // Whether there are failures that the client does not know yet.
   bool has_untold() const { return !untold_.empty() || forgotten_ != 0; }
-  // A failure to announce before it is told, once; or null.
+  // Returns a failure that was not announced yet, and marks it as announced; null if there is none.
   FailurePtr announce();
-  // The client knows it from now on.
+  // Marks the failure as known to the client.
   void tell(const FailurePtr& failure);
-  // The failures that the client does not know yet, in order; the caller tells them. There were `more` than are listed.
+  // Returns the failures that the client does not know yet, in order; the caller marks them as known. `more` counts
+  // failures that are not in the list.
   std::vector<FailurePtr> take_failures(uint64_t* more);
 
-  // From now on the runners are asked when their ops run; null: no longer.
+  // Records when ops run, from now on; null: stops recording.
   void set_profile(Profile* profile) { profile_ = profile; }
-  // Not ok: what the session keeps beside the contents of buffers (their entries, programs, failures) is more than its
-  // limit, which only a client that wants that comes to. The session is to end.
+  // Not ok if the session's data besides buffer contents (buffer entries, programs, failures) exceeds its limit. Only a
+  // client that provokes it gets there. The caller ends the session.
   Status within_limit();
 
-  // Null if there is no such program, or it could not be decoded.
+  // Returns null if there is no such program, or it could not be decoded.
   const LoadedProgram* find_program(uint32_t number) const;
 
   size_t buffers() const { return buffers_.size(); }
 
  private:
   struct Entry {
-    MemoryPtr memory;    // without data: poisoned
-    FailurePtr failure;  // why, or which update the contents lack
-    FailurePtr check;    // a failed one that they come after
+    MemoryPtr memory;    // Without data: poisoned.
+    FailurePtr failure;  // The reason for the poison, or the failure whose update the contents lack.
+    FailurePtr check;    // The failed check after which the contents were written.
     bool poisoned() const { return memory->data() == nullptr; }
   };
-  // What a buffer was.
+  // Older contents of a buffer.
   struct Kept {
-    uint64_t failure;   // number of the last one before the copy was made
-    MemoryPtr memory;   // null: there is no copy
-    FailurePtr behind;  // which update it lacks
+    uint64_t failure;   // Number of the last failure before the copy was made.
+    MemoryPtr memory;   // Null: there is no copy.
+    FailurePtr behind;  // The failure whose update the copy lacks.
   };
-  // An op that goes on in the background.
+  // An op that runs in the background.
   struct Begun {
     std::shared_ptr<BackgroundWork> work;
     std::shared_ptr<LoadedProgram> program;
-    std::vector<int64_t> values;  // of its symbols
+    std::vector<int64_t> values;  // Values of the program's symbols.
     uint32_t node = 0;
     uint64_t sequence = 0;
     struct Use {
       uint64_t id = 0;
       MemoryPtr memory;
       bool writes = false;
-      bool makes = false;  // the buffer is new: without the op it has no contents
+      bool makes = false;  // The buffer is new: without the op it has no contents.
     };
     std::vector<Use> uses = {};
   };
@@ -240,7 +244,7 @@ class Session {
   uint64_t* times_of(Run& run, uint32_t first, uint32_t last);
   void note_in_flight(Run& run);
 
-  // What goes on in the background (session_background.cpp).
+  // Background ops (session_background.cpp).
   void await_inputs(const LoadedProgram& program);
   bool await_operands(Run& run, uint32_t first, uint32_t last);
   void await_writers(const MemoryPtr& memory);
@@ -253,7 +257,7 @@ class Session {
   void execute_one_by_one(Run& run);
   void finish(Run& run);
 
-  // Failures, and what they leave (session_failures.cpp).
+  // Failures and their consequences (session_failures.cpp).
   FailurePtr make_failure(Failure failure) const;
   FailurePtr note(Failure failure);
   FailurePtr cancellation(uint64_t sequence);
@@ -276,33 +280,34 @@ class Session {
 
   Device* device_;
   const Runners* runners_;
-  CachingAllocator* memory_;  // the device's
+  CachingAllocator* memory_;  // The device's.
   Profile* profile_ = nullptr;
   IdMap<Entry> buffers_;
   std::unordered_map<uint64_t, MemoryPtr> checkpoint_;
   std::unordered_map<uint32_t, std::shared_ptr<LoadedProgram>> programs_;
   InFlight in_flight_;
-  std::function<void(bool much)> begins_;  // of a runner that lends its threads; may be null
-  uint32_t background_runner_ = kNobody;   // of `runners_`: whose nodes are begun
-  const bool waits_;                       // for plans that are being built
+  std::function<void(bool much)> begins_;  // From a runner that lends its threads; may be null.
+  uint32_t background_runner_ = kNobody;   // Index into `runners_`: the runner whose nodes execute in the background.
+  const bool waits_;                       // Runs wait for plans that are being built.
   std::vector<Begun> begun_;
-  std::unordered_map<uint64_t, FailurePtr> late_failures_;  // by sequence; of runs that somebody waits for
-  std::unordered_map<uint64_t, std::vector<Kept>> kept_;    // by buffer; the oldest first
-  std::vector<FailurePtr> untold_;                          // at most kMaxUntold
-  uint64_t forgotten_ = 0;                                  // more than these
+  // By sequence; only for runs whose words the client waits for.
+  std::unordered_map<uint64_t, FailurePtr> late_failures_;
+  std::unordered_map<uint64_t, std::vector<Kept>> kept_;  // By buffer id; the oldest first.
+  std::vector<FailurePtr> untold_;                        // At most kMaxUntold.
+  uint64_t forgotten_ = 0;                                // Failures that untold_ had no space for.
   uint64_t failures_ = 0;
-  FailurePtr check_;  // the first failed check that the client does not know
+  FailurePtr check_;  // The first failed check that the client does not know.
   std::function<bool(uint64_t sequence)> cancelled_;
-  // A program that could not be decoded does not say which buffers its runs make: those from this id on that do not
-  // exist.
+  // A program that could not be decoded does not say which buffers its runs create. Ids from this one on that do not
+  // exist fail with this failure.
   FailurePtr undecoded_failure_;
   uint64_t undecoded_base_ = 0;
   // Scratch of run().
   std::vector<uint64_t> frees_;
   std::vector<uint64_t> nbytes_;
   const LoadedProgram* running_ = nullptr;
-  std::thread::id thread_;  // that runs programs
-  size_t counted_ = 0;      // buffers that are charged
+  std::thread::id thread_;  // The thread that runs programs.
+  size_t counted_ = 0;      // Number of buffers that are charged.
   uint64_t run_count_ = 0;
   tr_error error_{};
 };

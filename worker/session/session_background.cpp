@@ -4,13 +4,13 @@
 
 #include "worker/session/session_run.h"
 
-// Ops that go on in the background: the runner has begun them, and the session goes on. What such an op writes is
-// waited for where something reads or writes it, and what it reads where something writes it; all of that memory stays
-// until the op is done. Then its failure is noted, as if it had failed where it was begun: what it would have made is
-// poisoned, what it would have written lacks the update.
+// Background ops: the runner has begun them, and the session continues. A node that reads or writes what such an op
+// writes waits for the op; so does a node that writes what the op reads. All of that memory is retained until the op is
+// done. If the op fails, the consequences are those of a failure where it was begun. Buffers that it would have created
+// are poisoned, and those that it would have written lack the update.
 namespace torch_remote::worker {
 
-// Where the node's operands lie, if all of that outlives the run.
+// Finds the memory of the node's operands. Returns whether all of it outlives the run.
 bool Session::find_uses(Run& run, uint32_t node, std::vector<Begun::Use>* uses) {
   const LoadedProgram& program = run.program;
   const ir::Graph& graph = program.graph;
@@ -44,8 +44,8 @@ bool Session::find_uses(Run& run, uint32_t node, std::vector<Begun::Use>* uses) 
   return all;
 }
 
-// Memory for what is new and has none yet, as there was not enough for all of the program. Bytes that are not there; 0:
-// the node has what it needs.
+// Allocates memory for new buffers that have none yet, because there was not enough for the whole program. Returns the
+// bytes that could not be allocated; 0: the node has what it needs.
 uint64_t Session::give_operands(Run& run, uint32_t node) {
   const ir::Graph& graph = run.program.graph;
   uint64_t lacks = 0;
@@ -78,7 +78,7 @@ bool Session::begin(Run& run, uint32_t node, uint64_t* times) {
   begun.values = program.values;
   begun.node = node;
   begun.sequence = run.request.sequence;
-  begun_.reserve(begun_.size() + 1);  // once it has begun nothing may fail
+  begun_.reserve(begun_.size() + 1);  // After the op has begun, nothing may throw.
   tr_run call = describe(run, background_runner_, node, node + 1, times);
   LoadedProgram::Loaded& loaded = program.loaded[background_runner_];
   const bool good = loaded.program->begin(call, stays, &begun.work, &error_);
@@ -93,18 +93,18 @@ bool Session::begin(Run& run, uint32_t node, uint64_t* times) {
 
 void Session::wait(Begun& begun) {
   begun.work->wait([&] {
-    if (cancelled_) (void)cancelled_(begun.sequence);  // it looks for what the client wants now
+    if (cancelled_) (void)cancelled_(begun.sequence);  // Looks for new messages of the client.
   });
 }
 
-// What the end of one that is done leaves. Its failure, or null.
+// Handles the end of an op that is done. Returns its failure, or null.
 FailurePtr Session::take_end(Begun& begun) {
   for (const Begun::Use& use : begun.uses) {
     if (use.writes) use.memory->end_writing();
   }
   const Status& status = begun.work->status();
   if (status.ok()) return nullptr;
-  const bool cancelled = cancelled_ && cancelled_(begun.sequence);  // then the client has asked for it
+  const bool cancelled = cancelled_ && cancelled_(begun.sequence);  // Then the client has asked for it.
   FailurePtr failure = cancelled ? cancellation(begun.sequence)
                                  : note(failure_of(*begun.program, begun.values, begun.node, status, begun.sequence));
   for (const Begun::Use& use : begun.uses) {
@@ -146,7 +146,8 @@ void Session::await_writers(const MemoryPtr& memory) {
   }
 }
 
-// Inputs that a run of the program writes are unshared before it begins. Others are waited for where they are read.
+// Waits for inputs that a run of the program writes, because they are unshared before the run. Other inputs are waited
+// for where they are read.
 void Session::await_inputs(const LoadedProgram& program) {
   settle_begun();
   for (size_t i = 0; i < program.inputs.size() && !begun_.empty(); ++i) {
@@ -157,7 +158,8 @@ void Session::await_inputs(const LoadedProgram& program) {
   }
 }
 
-// Before nodes [first, last) are done. False if something that they need has failed, which the run knows then.
+// Waits, before nodes [first, last) execute, for the background ops that they depend on. Returns false if one failed;
+// the run has recorded its consequences then.
 bool Session::await_operands(Run& run, uint32_t first, uint32_t last) {
   const ir::Graph& graph = run.program.graph;
   bool good = true;
@@ -187,7 +189,7 @@ bool Session::await_operands(Run& run, uint32_t first, uint32_t last) {
             continue;
           }
           run.set_poison(b, failure);
-          run.buffers[b] = borrowed(nullptr, nbytes_[b]);  // the memory goes with what was begun
+          run.buffers[b] = borrowed(nullptr, nbytes_[b]);  // The memory is released with the background op.
           if (!run.made.empty()) run.made[b] = nullptr;
           if (!run.attachments.empty()) run.attachments[b] = nullptr;
         }

@@ -2,11 +2,11 @@
 
 #include "worker/session/testing/session_fixture.h"
 
-// Ops that go on in the background: who waits for them, and what their failure leaves.
+// Ops that go on in the background: which nodes wait for them, and what their failure leaves behind.
 namespace torch_remote::worker {
 namespace {
 
-// An op that adds 100 to a tensor, or only looks at it, when somebody waits for it or end() is called.
+// An op that adds 100 to a tensor, or only reads it, when a caller waits for it or end() is called.
 class Slow final : public BackgroundWork {
  public:
   Slow(float* data, size_t count, bool writes, Status failure)
@@ -29,7 +29,7 @@ class Slow final : public BackgroundWork {
   }
 
   int waits = 0;
-  std::vector<float> seen;  // at its end
+  std::vector<float> seen;  // The tensor's values at the end of the op.
 
  private:
   float* data_;
@@ -59,9 +59,9 @@ class SlowRunner final : public Runner {
   }
 
   std::vector<std::shared_ptr<Slow>> begun;
-  int done_at_once = 0;  // as what they use does not stay
+  int done_at_once = 0;  // Because the memory that they use does not outlive the run.
   bool ended = false;
-  Status failure;  // of those that are begun now
+  Status failure;  // The failure of ops that are begun from now on.
   std::vector<std::string> left_out;
 
  private:
@@ -121,7 +121,7 @@ constexpr const char* kZero = R"(graph(s0) {
   aten::zero_(%0)
 })";
 
-// What it writes is new.
+// The tensor that the op writes is new.
 constexpr const char* kMakes = R"(graph(s0, s1) {
   op slow::add_(Tensor! self) -> ()
   b0: fresh(s1) survives
@@ -158,7 +158,7 @@ constexpr const char* kMakesAndRepairs = R"(graph(s0, s1) {
   aten::zero_(%0)
 })";
 
-// b0 is doubled, then updated; b2 is made of what is there then, and of what is updated beside it.
+// b0 is doubled, then updated in the background. b2 is computed from the doubled value, and from the updated one.
 constexpr const char* kAmong = R"(graph(s0, s1) {
   op slow::add_(Tensor! self) -> ()
   b0: input survives
@@ -241,7 +241,7 @@ TEST_F(BackgroundTest, TwoOfOneTensorAreDoneInTheirOrder) {
   load(1, kSlow);
   load(2, kZero);
   EXPECT_EQ(run(1, {3}, {1}), nullptr);
-  EXPECT_EQ(run(2, {3}, {1}), nullptr);  // overwrites what it writes
+  EXPECT_EQ(run(2, {3}, {1}), nullptr);  // Overwrites what the op writes.
   EXPECT_EQ(run(1, {3}, {1}), nullptr);
   session->wait_for_background();
   EXPECT_EQ(slow->begun[1]->seen, (Floats{0, 0, 0}));
@@ -264,7 +264,7 @@ TEST_F(BackgroundTest, WhatDoesNotOutliveTheRunIsUsedAtOnce) {
   EXPECT_EQ(read(100, 3), (Floats{103, 106, 109}));
 }
 
-// Like a message that is sent: the tensor may be written to, and freed.
+// As for a message that is sent: the tensor may be written and freed meanwhile.
 TEST_F(BackgroundTest, WhatIsReadStaysAsItWas) {
   load(1, kLooks);
   load(2, kZero);
@@ -305,7 +305,7 @@ TEST_F(BackgroundTest, AFailureIsThatOfWhatDependsOnIt) {
   read(1, 3, &why);
   EXPECT_EQ(why, failure);
   EXPECT_EQ(told(), failure);
-  EXPECT_EQ(read(1, 3), (Floats{1, 2, 3}));  // it lacks the update
+  EXPECT_EQ(read(1, 3), (Floats{1, 2, 3}));  // The update is missing.
 }
 
 TEST_F(BackgroundTest, WhatAFailedOneWouldHaveMadeIsNotThere) {
@@ -317,7 +317,7 @@ TEST_F(BackgroundTest, WhatAFailedOneWouldHaveMadeIsNotThere) {
   EXPECT_NE(run(2, {3, 12}, {}, 101), nullptr);
   ASSERT_NE(told(), nullptr);
   FailurePtr why;
-  for (const uint64_t id : {100, 101, 102}) {  // also now that it is known
+  for (const uint64_t id : {100, 101, 102}) {  // Also now that the client knows the failure.
     read(id, 3, &why);
     ASSERT_NE(why, nullptr) << id;
     EXPECT_NE(why->status.message().find("nobody came"), std::string::npos);
@@ -331,7 +331,7 @@ TEST_F(BackgroundTest, WhatAFailedOneWouldHaveMadeIsNotThere) {
   EXPECT_NE(why, nullptr);
 }
 
-// Others may wait for it.
+// Other processes may wait for it.
 TEST_F(BackgroundTest, OneThatIsNotBegunIsLeftOut) {
   load(1, kLooks);
   load(2, kMakes);
@@ -340,9 +340,9 @@ TEST_F(BackgroundTest, OneThatIsNotBegunIsLeftOut) {
   slow->failure = {ErrorCode::kOpFailed, "nobody came", "RuntimeError"};
   EXPECT_EQ(run(2, {3, 12}, {}, 100), nullptr);
   session->wait_for_background();
-  EXPECT_TRUE(slow->left_out.empty());  // it was begun
+  EXPECT_TRUE(slow->left_out.empty());  // It was begun.
   EXPECT_NE(run(3, {3, 12}, {100}, 101), nullptr);
-  EXPECT_TRUE(slow->left_out.empty());  // an op of another runner
+  EXPECT_TRUE(slow->left_out.empty());  // The op belongs to another runner.
   EXPECT_NE(run(1, {3}, {100}), nullptr);
   ASSERT_EQ(slow->left_out.size(), 1u);
   EXPECT_EQ(slow->left_out[0].find("slow::look of 3: nobody came"), 0u) << slow->left_out[0];
@@ -359,7 +359,7 @@ TEST_F(BackgroundTest, OneThatIsNotBegunIsLeftOut) {
   EXPECT_NE(slow->left_out[2].find("cancelled"), std::string::npos) << slow->left_out[2];
 }
 
-// Two new tensors, of which memory has room for one.
+// Two new tensors; memory has space for one.
 TEST_F(BackgroundTest, OneWithoutMemoryForWhatItMakesIsLeftOut) {
   load(1, kMakesTwo);
   device.memory().set_limit(device.memory().stats().reserved.current + (uint64_t{100} << 20));
@@ -387,7 +387,7 @@ TEST_F(BackgroundTest, OneThatWasCancelledIsNothingToTell) {
   EXPECT_NE(why->status.message().find("cancelled"), std::string::npos) << why->status.message();
 }
 
-// It is found out when half of the program was done.
+// The failure is found in the middle of the program.
 TEST_F(BackgroundTest, AFailureInTheMiddleOfARun) {
   load(1, kAmong);
   slow->failure = {ErrorCode::kOpFailed, "nobody came", "RuntimeError"};

@@ -13,7 +13,7 @@ constexpr size_t kMaxUntold = 64;
 
 Status out_of_memory(uint64_t nbytes) { return no_memory_for({}, nbytes); }
 
-// Counted against the limit as long as somebody has it.
+// A failure counts against the limit as long as it is referenced.
 FailurePtr Session::make_failure(Failure failure) const {
   const uint64_t bytes = 2 * sizeof(Failure) + failure.status.message().size();
   auto shared = std::make_unique<Failure>(std::move(failure));
@@ -53,7 +53,7 @@ void Session::tell(const FailurePtr& failure) {
   std::erase_if(kept_, [](const auto& of_buffer) { return of_buffer.second.empty(); });
 }
 
-// The number of the last failure that the client does not know and that is no check's; 0: none.
+// The number of the last failure that the client does not know and that is not a failed check; 0: none.
 uint64_t Session::last_untold() const {
   for (size_t i = untold_.size(); i-- > 0;) {
     if (!untold_[i]->check) return untold_[i]->number;
@@ -66,7 +66,7 @@ std::vector<FailurePtr> Session::take_failures(uint64_t* more) {
   return std::exchange(untold_, {});
 }
 
-// Nobody has to be told of it: the client asked for it.
+// The failure counts as known: the client asked for it.
 FailurePtr Session::cancellation(uint64_t sequence) {
   FailurePtr failure = make_failure(
       {{ErrorCode::kOpFailed, "remote: cancelled by torch.remote.cancel()", "RuntimeError"}, 0, 0, sequence});
@@ -75,7 +75,7 @@ FailurePtr Session::cancellation(uint64_t sequence) {
   return failure;
 }
 
-// The first failed check that the client does not know.
+// Returns the first failed check that the client does not know.
 FailurePtr Session::pending_check() {
   if (check_ && check_->told) {
     const auto next = std::ranges::find_if(untold_, [](const FailurePtr& f) { return f->check; });
@@ -89,8 +89,9 @@ FailurePtr Session::no_such_buffer(uint64_t id, uint64_t sequence) const {
   return make_failure({Status::invalid("remote: the worker has no buffer " + std::to_string(id)), 0, 0, sequence});
 }
 
-// The check at node `index` failed. What it looked at may have been made together with something else (a factorization
-// and the number that tells whether it is one): that, and what was made of it since, comes after the check, too.
+// The check at node `index` failed. Another result of the node that computed its operand may be invalid, too: for
+// example a factorization, where the check reads the `info` output. Such results, and everything computed from them
+// since, count as written after the check.
 void Session::doubt_made_with(Run& run, uint32_t index, const FailurePtr& failure) {
   const ir::Graph& graph = run.program.graph;
   std::vector<bool> looked_at(graph.buffers.size()), doubtful(graph.buffers.size());
@@ -112,7 +113,7 @@ void Session::doubt_made_with(Run& run, uint32_t index, const FailurePtr& failur
   }
 }
 
-// The earliest failure of what the node needs and is not there; null: it can run.
+// Returns the earliest failure that makes an operand of the node unusable; null: the node can run.
 FailurePtr Session::blocked(const Run& run, uint32_t index) const {
   if (run.poison.empty() && run.behind.empty()) return nullptr;
   const ir::Graph& graph = run.program.graph;
@@ -127,13 +128,13 @@ FailurePtr Session::blocked(const Run& run, uint32_t index) const {
   return first;
 }
 
-// The node overwrites all of the buffer and reads nothing of it.
+// Whether the node overwrites all of the buffer and reads nothing of it.
 bool Session::covers(const Run& run, uint32_t index, uint32_t buffer) const {
   return overwrites_all(run.program.graph, run.program.values, nbytes_[buffer], index, buffer);
 }
 
-// Memory for a buffer that was poisoned, before a node overwrites it. If there is none: false, and the buffer stays
-// without.
+// Allocates memory for a buffer that was poisoned, before a node overwrites it. Returns false if there is none; the
+// buffer then stays without memory.
 bool Session::give_memory(Run& run, uint32_t buffer) {
   tr_buffer& memory = run.buffers[buffer];
   if (memory.data) return true;
@@ -144,7 +145,7 @@ bool Session::give_memory(Run& run, uint32_t buffer) {
   return false;
 }
 
-// Runs a node. What it overwrites is good if it succeeds.
+// Runs a node. The buffers that it overwrites become valid if it succeeds.
 void Session::call_and_repair(Run& run, uint32_t index) {
   const ir::Graph& graph = run.program.graph;
   const ir::Node& node = graph.nodes[index];
@@ -165,7 +166,7 @@ void Session::call_and_repair(Run& run, uint32_t index) {
   });
 }
 
-// The node is about to write, after this failure: copies of what that takes the place of, for put_back().
+// The node is about to write, after this failure: copies the contents that it replaces, for put_back().
 void Session::keep(Run& run, uint32_t index, uint64_t failure) {
   const LoadedProgram& program = run.program;
   const ir::Graph& graph = program.graph;
@@ -188,7 +189,7 @@ void Session::keep(Run& run, uint32_t index, uint64_t failure) {
   });
 }
 
-// A copy is made only where as much memory as it takes stays free; else there is none, and the update is not undone.
+// Makes a copy only if as much memory as it takes stays free. Otherwise there is no copy, and the update is not undone.
 Session::Kept Session::copy_of(const Run& run, uint32_t buffer, uint64_t failure) {
   Kept kept{failure, nullptr, run.behind_of(buffer)};
   const uint64_t nbytes = nbytes_[buffer], used = memory_->stats().allocated.current, limit = memory_->limit();
@@ -202,7 +203,7 @@ Session::Kept Session::copy_of(const Run& run, uint32_t buffer, uint64_t failure
   return kept;
 }
 
-// An update is skipped for this failure: the buffer is again what it was when that happened.
+// An update is skipped for this failure: restores the contents that the buffer had when the failure happened.
 void Session::put_back(Run& run, uint32_t buffer, const FailurePtr& failure) {
   if (run.kept.empty() || !untold(failure)) return;
   std::vector<Kept>& kept = run.kept[buffer];
@@ -215,7 +216,7 @@ void Session::put_back(Run& run, uint32_t buffer, const FailurePtr& failure) {
   kept.erase(first, kept.end());
 }
 
-// Who waits elsewhere for what the node was to do is told.
+// Informs the background runner that the node does not run: another process may wait for it.
 void Session::leave_out(const LoadedProgram& program, uint32_t index, const FailurePtr& failure) const {
   if (background_runner_ == UINT32_MAX) return;
   Runner& runner = *(*runners_)[background_runner_];
@@ -224,7 +225,8 @@ void Session::leave_out(const LoadedProgram& program, uint32_t index, const Fail
   }
 }
 
-// The node does not run. What it would have made is poisoned; what it would have written keeps what it had.
+// Skips the node. Buffers that it would have created are poisoned; those that it would have written keep their
+// contents.
 void Session::skip(Run& run, uint32_t index, const FailurePtr& failure) {
   const LoadedProgram& program = run.program;
   const ir::Node& node = program.graph.nodes[index];
@@ -244,7 +246,7 @@ void Session::skip(Run& run, uint32_t index, const FailurePtr& failure) {
   });
 }
 
-// The older value's bytes become those of the buffer that holds the newer one.
+// Copies the older value's bytes to the buffer that holds the newer one.
 void Session::keep_older_value(Run& run, uint32_t index, const FailurePtr& failure) {
   const ir::Graph& graph = run.program.graph;
   const ir::Node& node = graph.nodes[index];
@@ -265,7 +267,7 @@ void Session::keep_older_value(Run& run, uint32_t index, const FailurePtr& failu
   ++failure->skipped;
 }
 
-// Nodes [first, last) ran: what they wrote comes after the checks that their operands came after.
+// Nodes [first, last) ran: what they wrote inherits the failed checks of their operands.
 void Session::pass_on(Run& run, uint32_t first, uint32_t last) const {
   const ir::Graph& graph = run.program.graph;
   if (run.after.empty()) run.after.resize(run.buffers.size());
@@ -289,7 +291,8 @@ void Session::pass_on(Run& run, uint32_t first, uint32_t last) const {
   }
 }
 
-// None of the run's nodes ran: what they would have made is poisoned, what they would have written lacks the update.
+// None of the run's nodes ran: the buffers that they would have created are poisoned, and those that they would have
+// written lack the update.
 void Session::fail_all(Run& run, const FailurePtr& failure) {
   LoadedProgram& program = run.program;
   const ir::Graph& graph = program.graph;

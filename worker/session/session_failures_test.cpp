@@ -1,10 +1,10 @@
-// What a failure leaves: what is poisoned, what is undone, who is told.
+// The consequences of a failure: what is poisoned, what is undone, and what the client learns.
 #include "worker/session/testing/session_fixture.h"
 
 namespace torch_remote::worker {
 namespace {
 
-// The first result is there, the in-place op fails, what hangs on it is skipped, the last op does not.
+// The first op succeeds, the in-place op fails, ops that depend on it are skipped, and the last op runs.
 constexpr const char* kFails = R"(graph(s0, s1) {
   b0: input survives
   b1: input survives
@@ -19,7 +19,7 @@ constexpr const char* kFails = R"(graph(s0, s1) {
   %4: f32[s0]{1} @b4 = aten::relu(%0)
 })";
 
-// An op fails that makes one tensor and is needed by an update in place and a result.
+// An op fails that creates one tensor; an in-place update and a result need that tensor.
 constexpr const char* kPoisons = R"(graph(s0, s1) {
   b0: input survives
   b1: input survives
@@ -68,10 +68,10 @@ TEST_F(SessionTest, AFailureNamesItsNode) {
   EXPECT_EQ(failure->skipped, 1u);
   EXPECT_EQ(told(), nullptr);
   EXPECT_EQ(read(100, 2), (Floats{2, 4}));
-  EXPECT_EQ(read(2, 2), (Floats{3, 4}));  // what it would have written
+  EXPECT_EQ(read(2, 2), (Floats{3, 4}));  // The op that failed would have written it.
   FailurePtr why;
   read(101, 2, &why);
-  EXPECT_EQ(why, failure);  // made of that
+  EXPECT_EQ(why, failure);  // Computed from the missing update.
   EXPECT_EQ(read(102, 2), (Floats{1, 2}));
 }
 
@@ -89,7 +89,7 @@ TEST_F(SessionTest, AFailurePoisonsWhatItWouldHaveMadeAndLeavesWhatItWouldHaveWr
   EXPECT_EQ(failure->skipped, 1u);
   session->tell(failure);
   EXPECT_EQ(read(2, 2), (Floats{3, 4}));
-  for (const uint64_t poisoned : {100, 101, 102}) {  // 101: of what lacks the update
+  for (const uint64_t poisoned : {100, 101, 102}) {  // 101 is computed from the buffer that lacks the update.
     read(poisoned, 2, &why);
     EXPECT_EQ(why, failure);
   }
@@ -105,10 +105,10 @@ TEST_F(SessionTest, LaterProgramsInheritTheFailureAndDoTheRest) {
   upload(3, {5, 6});
   upload(4, {7, 8});
   const FailurePtr root = run(1, {2, 8}, {1, 2});
-  EXPECT_EQ(run(2, {2}, {2, 3}, 200), root);  // 2 is behind, then 3 is
+  EXPECT_EQ(run(2, {2}, {2, 3}, 200), root);  // 2 is behind, then 3 is.
   EXPECT_EQ(run(2, {2}, {3, 4}, 200), root);
   EXPECT_EQ(run(3, {2, 8}, {4}, 200), root);
-  EXPECT_EQ(run(2, {2}, {100, 4}, 200), root);  // poisoned
+  EXPECT_EQ(run(2, {2}, {100, 4}, 200), root);  // 100 is poisoned.
   EXPECT_EQ(root->skipped, 4u);
   FailurePtr why;
   for (const uint64_t id : {2, 3, 4, 200}) {
@@ -136,14 +136,14 @@ TEST_F(SessionTest, OverwritingAllOfAPoisonedBufferRepairsIt) {
   upload(2, {3, 4, 5});
   const FailurePtr root = run(1, {3, 12}, {1, 2});
   FailurePtr why;
-  EXPECT_EQ(run(2, {2}, {100}, 200), root);  // a part
+  EXPECT_EQ(run(2, {2}, {100}, 200), root);  // Overwrites only a part.
   read(100, 3, &why);
   EXPECT_EQ(why, root);
   EXPECT_EQ(run(2, {3}, {100}, 200), nullptr);
   EXPECT_EQ(read(100, 3), (Floats{0, 0, 0}));
   EXPECT_EQ(run(3, {3}, {1, 100}, 200), nullptr);
   EXPECT_EQ(read(100, 3), (Floats{1, 2, 3}));
-  // What lacks an update lacks nothing after all of it was overwritten.
+  // A buffer that is behind lacks nothing after all of it was overwritten.
   EXPECT_EQ(run(2, {2}, {2}, 200), root);
   EXPECT_EQ(run(2, {3}, {2}, 200), nullptr);
   EXPECT_EQ(read(2, 3), (Floats{0, 0, 0}));
@@ -167,7 +167,7 @@ TEST_F(SessionTest, AnOverwritingOpThatReadsWhatItOverwritesRepairsNothing) {
   EXPECT_EQ(why, root);
 }
 
-// A value that `lift` gave a buffer of its own goes back to the older one, wherever that lies.
+// A value that `lift` gave a buffer of its own falls back to the older value, in whichever buffer that is.
 TEST_F(SessionTest, AValueThatAnOpInPlaceWouldHaveReplacedStays) {
   load(1, R"(graph(s0, s1) {
   b0: input survives
@@ -187,7 +187,7 @@ TEST_F(SessionTest, AValueThatAnOpInPlaceWouldHaveReplacedStays) {
   EXPECT_EQ(read(100, 2), (Floats{2, 4}));
 }
 
-// What was written in place between a failure and an update that is skipped for it is as it was when the failure came.
+// In-place writes between a failure and an update that is skipped for it are undone.
 TEST_F(SessionTest, AnUpdateBeforeASkippedOneIsUndone) {
   load(1, kPoisons);
   load(2, kAddsInPlace);
@@ -195,7 +195,7 @@ TEST_F(SessionTest, AnUpdateBeforeASkippedOneIsUndone) {
   upload(2, {3, 4});
   upload(3, {5, 6});
   upload(4, {7, 8});
-  EXPECT_EQ(run(2, {2}, {1, 3}), nullptr);  // before the failure
+  EXPECT_EQ(run(2, {2}, {1, 3}), nullptr);  // Before the failure.
   const FailurePtr root = run(1, {2, 8}, {1, 2}, 200);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(run(2, {2}, {1, 3}), nullptr);
   EXPECT_EQ(run(2, {2}, {1, 4}), nullptr);
@@ -204,9 +204,9 @@ TEST_F(SessionTest, AnUpdateBeforeASkippedOneIsUndone) {
   EXPECT_EQ(root->skipped, 3u);
   session->tell(root);
   EXPECT_EQ(read(3, 2), (Floats{6, 8}));
-  EXPECT_EQ(read(4, 2), (Floats{8, 10}));  // nothing of it was skipped
+  EXPECT_EQ(read(4, 2), (Floats{8, 10}));  // None of its updates was skipped.
   EXPECT_EQ(run(2, {2}, {1, 3}), nullptr);
-  EXPECT_EQ(run(2, {2}, {200, 3}), root);  // the client knows it: this is another update
+  EXPECT_EQ(run(2, {2}, {200, 3}), root);  // The client knows the failure: this is another update.
   EXPECT_EQ(read(3, 2), (Floats{7, 10}));
 }
 
@@ -225,7 +225,7 @@ TEST_F(SessionTest, WhatTheClientHasReadStays) {
   EXPECT_EQ(read(3, 2), (Floats{6, 8}));
 }
 
-// Nodes of the run that fails count from the one that does; a write to a part is one to the buffer.
+// In the run that fails, writes count from the failing node on. A write to a part of a buffer is a write to the buffer.
 TEST_F(SessionTest, AnUpdateIsUndoneInsideOfARun) {
   load(1, R"(graph(s0, s1) {
   b0: input survives
@@ -260,7 +260,7 @@ TEST_F(SessionTest, AnUpdateIsUndoneInsideOfARun) {
   }
 }
 
-// The older values of a buffer that `lift` divided have other places.
+// The older values of a buffer that `lift` divided have other memory.
 TEST_F(SessionTest, AnUpdateThatWasLiftedIsUndone) {
   load(1, R"(graph(s0, s1) {
   b0: input survives
@@ -319,7 +319,7 @@ TEST_F(SessionTest, AListThatIsSkippedIsUndoneAsAWhole) {
   EXPECT_EQ(read(4, 2), (Floats{1, 2}));
 }
 
-// Each failure undoes what came after it, and no more.
+// Each failure undoes the updates after it, and no others.
 TEST_F(SessionTest, SeveralFailures) {
   load(1, kPoisons);
   load(2, kAddsInPlace);
@@ -328,7 +328,7 @@ TEST_F(SessionTest, SeveralFailures) {
   for (uint64_t id = 3; id <= 6; ++id) upload(id, {0, 0});
   const FailurePtr first = run(1, {2, 8}, {1, 2}, 100);
   for (uint64_t id = 3; id <= 6; ++id) run(2, {2}, {1, id});
-  const FailurePtr second = run(1, {2, 8}, {1, 7}, 200);  // there is no buffer 7
+  const FailurePtr second = run(1, {2, 8}, {1, 7}, 200);  // There is no buffer 7.
   ASSERT_NE(second, nullptr);
   ASSERT_NE(second, first);
   const FailurePtr third = run(1, {2, 8}, {1, 8}, 300);
@@ -339,7 +339,7 @@ TEST_F(SessionTest, SeveralFailures) {
   session->tell(third);
   EXPECT_EQ(read(3, 2), (Floats{1, 1}));
   run(2, {2}, {200, 5});
-  run(2, {2}, {300, 6});  // told
+  run(2, {2}, {300, 6});  // The client knows the failure.
   session->tell(second);
   EXPECT_EQ(read(5, 2), (Floats{1, 1}));
   run(2, {2}, {100, 6});
@@ -348,7 +348,7 @@ TEST_F(SessionTest, SeveralFailures) {
   EXPECT_EQ(read(6, 2), (Floats{0, 0}));
 }
 
-// What is undone lacks what it lacked.
+// A buffer whose contents come back is behind by what the old contents lacked.
 TEST_F(SessionTest, WhatWasOverwrittenAndIsUndoneIsStillBehind) {
   load(1, kPoisons);
   load(2, kAddsInPlace);
@@ -365,7 +365,7 @@ TEST_F(SessionTest, WhatWasOverwrittenAndIsUndoneIsStillBehind) {
   EXPECT_EQ(why, first);
   session->tell(first);
   EXPECT_EQ(read(2, 2), (Floats{3, 4}));
-  // What was poisoned has nothing to go back to.
+  // A buffer that was poisoned has no older contents.
   EXPECT_EQ(run(3, {2}, {100}), nullptr);
   EXPECT_EQ(run(2, {2}, {200, 100}), second);
   session->tell(second);
@@ -389,7 +389,7 @@ TEST_F(SessionTest, CopiesGoWithTheirBufferOrWhenTheFailureIsTold) {
   EXPECT_EQ(device.memory().stats().allocated.current, before + 56);
   session->tell(root);
   EXPECT_EQ(device.memory().stats().allocated.current, before - 8);
-  run(2, {2}, {1, 4});  // nothing is kept
+  run(2, {2}, {1, 4});  // No copy is kept.
   EXPECT_EQ(device.memory().stats().allocated.current, before - 8);
 }
 
@@ -425,7 +425,7 @@ TEST_F(SessionTest, WhatIsWrittenAfterAFailedCheckTellsItOnce) {
   EXPECT_EQ(told(), nullptr);
 }
 
-// It skips nothing, so it undoes nothing.
+// A failed check skips nothing, so it undoes nothing.
 TEST_F(SessionTest, AFailedCheckIsNotWhatUpdatesGoBackTo) {
   load(1, R"(graph(s0) {
   op test::check(Tensor self) -> ()
@@ -441,14 +441,14 @@ TEST_F(SessionTest, AFailedCheckIsNotWhatUpdatesGoBackTo) {
   for (uint64_t id = 1; id <= 3; ++id) upload(id, {1, 2});
   const FailurePtr check = run(1, {2}, {1, 3});
   ASSERT_NE(check, nullptr);
-  EXPECT_EQ(run(3, {2}, {3, 3}), check);  // it runs
+  EXPECT_EQ(run(3, {2}, {3, 3}), check);  // The run executes.
   const FailurePtr failure = run(2, {2, 8}, {1, 2});
   ASSERT_NE(failure, check);
   run(3, {2}, {1, 3});
   EXPECT_EQ(run(3, {2}, {100, 3}, 200), failure);
   EXPECT_EQ(check->skipped, 0u);
   FailurePtr why;
-  for (const FailurePtr& expected : {check, failure}) {  // in order
+  for (const FailurePtr& expected : {check, failure}) {  // In order.
     read(3, 2, &why);
     EXPECT_EQ(why, expected);
     session->tell(expected);
@@ -456,7 +456,7 @@ TEST_F(SessionTest, AFailedCheckIsNotWhatUpdatesGoBackTo) {
   EXPECT_EQ(read(3, 2), (Floats{4, 8}));
 }
 
-// A run is looked at between its nodes, and what is dropped is as if it had failed.
+// A run looks for cancellations between its nodes; nodes that are dropped count as failed.
 TEST_F(SessionTest, ACancelledRunLeavesWhatItWouldHaveWritten) {
   load(1, kTwoOps);
   load(2, kAddsInPlace);
@@ -471,7 +471,7 @@ TEST_F(SessionTest, ACancelledRunLeavesWhatItWouldHaveWritten) {
   EXPECT_EQ(failure->status.message(), "remote: cancelled by torch.remote.cancel()");
   read(100, 3, &why);
   EXPECT_EQ(why, failure);
-  EXPECT_EQ(told(), nullptr);  // the client asked for it
+  EXPECT_EQ(told(), nullptr);  // The client asked for the cancellation.
   EXPECT_EQ(run(2, {3}, {100, 2}, 200), failure);
   EXPECT_EQ(read(2, 3), (Floats{10, 20, 30}));
   EXPECT_EQ(run(1, {3, 12}, {1, 2}, 300), nullptr);
@@ -504,10 +504,10 @@ TEST_F(SessionTest, AResultWrittenByAnOpThatFailedIsPoisoned) {
   read(100, 2, &why);
   ASSERT_NE(why, nullptr);
   EXPECT_EQ(why->status.kind(), "ValueError");
-  EXPECT_EQ(device.memory().stats().allocated.current, 8u);  // the upload
+  EXPECT_EQ(device.memory().stats().allocated.current, 8u);  // The upload.
 }
 
-// Half of the memory that is left is enough for the first copy only.
+// Half of the remaining memory suffices for the first copy only.
 TEST_F(SmallSessionTest, WithoutMemoryForACopyAnUpdateStays) {
   load(1, kPoisons);
   load(2, kAddsInPlace);

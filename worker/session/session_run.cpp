@@ -14,8 +14,8 @@
 namespace torch_remote::worker {
 namespace {
 
-constexpr uint64_t kLookEvery = 2'000'000;  // ns of a run
-// RunnerProgram::work of a run that is worth waking threads: some 600 us of one core.
+constexpr uint64_t kLookEvery = 2'000'000;  // Nanoseconds of a run between two looks for a cancellation.
+// RunnerProgram::work from which a run is worth waking threads: some 600 us of one core.
 constexpr double kPointsWorthWaking = 1 << 20;
 
 }  // namespace
@@ -29,8 +29,8 @@ Failure failure_of(const LoadedProgram& program, const std::vector<int64_t>& val
   return {{status.code(), message, status.kind()}, program.number, node.source, sequence, check};
 }
 
-// Applies the message to what is kept of the program's last run. *program is null, without an error, for a program
-// whose bytes could not be decoded.
+// Applies the message to the state of the program's last run. *program is null, without an error, if the program's
+// bytes could not be decoded.
 Status Session::decode(const RunRequest& request, LoadedProgram** program) {
   *program = nullptr;
   const auto found = programs_.find(request.program);
@@ -74,7 +74,7 @@ Status Session::run(const RunRequest& request, std::vector<int64_t>* words, Fail
   thread_ = std::this_thread::get_id();
   try {
     run_decoded(*program, request, words, failure);
-  } catch (const std::bad_alloc&) {  // of what this process itself needs; all of that is free again
+  } catch (const std::bad_alloc&) {  // Memory of this process itself ran out; all that the run took is free again.
     words->clear();
     drop(*program, request, note({no_memory_for("the run of a program"), program->number, 0, request.sequence}),
          failure);
@@ -112,7 +112,7 @@ void Session::run_decoded(LoadedProgram& program, const RunRequest& request, std
   *failure = run.failure;
 }
 
-// Does nothing of a run; what it would have made or written has failed because of `why`.
+// Executes nothing of a run: `why` is the failure of all that it would have created or written.
 void Session::drop(LoadedProgram& program, const RunRequest& request, const FailurePtr& why, FailurePtr* failure) {
   Run run{program, request, nullptr};
   run.buffers.resize(program.graph.buffers.size());
@@ -164,12 +164,12 @@ void Session::bind_inputs(Run& run) {
   }
 }
 
-// Values of the symbols, sizes of the buffers, places in the arena: as far as they are not those of the last run.
+// Computes the symbol values, buffer sizes and arena offsets that differ from those of the last run.
 Status Session::prepare(Run& run) {
   LoadedProgram& program = run.program;
   const ir::Graph& graph = program.graph;
   device_->set_math(run.request.math);
-  if (std::exchange(program.math, run.request.math) != run.request.math) {  // runners may choose otherwise
+  if (std::exchange(program.math, run.request.math) != run.request.math) {  // Runners may choose differently.
     program.chosen = false;
     program.waits = waits_ || (run.request.math & ir::kDeterministic) != 0;
     for (LoadedProgram::Loaded& loaded : program.loaded) loaded.is_current = false;
@@ -195,14 +195,14 @@ Status Session::prepare(Run& run) {
   program.placed = false;
   Status status = ir::check_extents(graph, program.values, nbytes_);
   if (!status.ok()) return status;
-  choose_steps(program);  // runners look at values that were checked
+  choose_steps(program);  // After check_extents(): runners read the values.
   program.nbytes = nbytes_;
   place_buffers(program);
   program.placed = true;
   return {};
 }
 
-// An input that the program writes while the client reads its memory gets memory of its own.
+// Gives memory of its own to an input that the program writes while its memory is shared, for example by a read.
 void Session::unshare_written(Run& run) {
   const LoadedProgram& program = run.program;
   for (size_t i = 0; i < program.inputs.size(); ++i) {
@@ -227,7 +227,7 @@ void Session::unshare_written(Run& run) {
   }
 }
 
-// Memory for the small temporaries that the runner does not make itself. False if there is not enough.
+// Allocates memory for the small temporaries that no runner allocates itself. Returns false if there is not enough.
 bool Session::allocate_arena(Run& run) {
   const LoadedProgram& program = run.program;
   const Layout& layout = program.layout;
@@ -239,7 +239,8 @@ bool Session::allocate_arena(Run& run) {
   return true;
 }
 
-// The fast way: stage by stage. False if a node failed or memory ran out; run.next is then the node to go on with.
+// The fast path: stage by stage. Returns false if a node failed or memory ran out; run.next is the node to continue
+// with.
 bool Session::execute(Run& run) {
   const LoadedProgram& program = run.program;
   for (const Stage& stage : program.stages) {
@@ -278,8 +279,8 @@ bool Session::take_memory(Run& run, const Stage& stage) {
   return true;
 }
 
-// Of the nodes that are left, those of groups are done one by one: what a group's result may overwrite is then still
-// needed. So both have memory of their own again.
+// The remaining nodes execute one by one, even those of groups. A buffer that a group's result may overwrite is then
+// still needed, so both get memory of their own again.
 void Session::take_apart(Run& run, const Stage& stage) {
   const LoadedProgram& program = run.program;
   for (const auto& [b, from] : std::views::reverse(stage.allocate)) {
@@ -289,8 +290,8 @@ void Session::take_apart(Run& run, const Stage& stage) {
   }
 }
 
-// As many nodes at once as take some milliseconds, so that a cancellation is seen in time. A program that takes less is
-// run as a whole from its second run on.
+// Executes as many nodes at a time as take some milliseconds, so that a cancellation is noticed in time. A program that
+// takes less runs as a whole from its second run on.
 bool Session::call_in_pieces(Run& run, uint32_t first, uint32_t last) {
   uint32_t& piece = run.program.piece;
   while (last - first > piece) {
@@ -313,13 +314,14 @@ bool Session::call_in_pieces(Run& run, uint32_t first, uint32_t last) {
   return good;
 }
 
-// Whether the rest of the run is to be dropped.
+// Looks for a cancellation. Returns whether the rest of the run is dropped.
 bool Session::look(Run& run) {
   if (cancelled_ && cancelled_(run.request.sequence)) run.cancelled = cancellation(run.request.sequence);
   return run.cancelled != nullptr;
 }
 
-// Runs nodes [first, last), or one as if it were in no group. False if one failed: run.next is then the one after it.
+// Runs nodes [first, last); `alone`: one node, as if it were in no group. Returns false if a node failed: run.next is
+// then the node after it.
 bool Session::call(Run& run, uint32_t first, uint32_t last, bool alone) {
   const LoadedProgram& program = run.program;
   uint64_t* const times = profile_ ? times_of(run, first, last) : nullptr;
@@ -333,7 +335,7 @@ bool Session::call(Run& run, uint32_t first, uint32_t last, bool alone) {
     auto step = step_of(program, first);
     for (uint32_t n = first; good && n < last; ++step) {
       const uint32_t end = std::min(step->last, last);
-      if (!begun_.empty() && !await_operands(run, n, end)) {  // what it needs has failed meanwhile
+      if (!begun_.empty() && !await_operands(run, n, end)) {  // An operand has failed meanwhile.
         error_.node = n;
         error_.repeat = 1;
         good = false;
@@ -365,14 +367,15 @@ bool Session::call(Run& run, uint32_t first, uint32_t last, bool alone) {
   return false;
 }
 
-// Has the first runner execute a node that takes it, or the next one if the first finds out only now that it does not.
+// Executes a node with the first runner that takes it. If that runner finds out only now that it cannot, the next one
+// is tried.
 bool Session::call_alone(Run& run, uint32_t node, uint64_t* times) {
   for (uint32_t before = kNobody;;) {
     const uint32_t runner = runner_of(run.program, node);
     error_.repeat = 0;
     if (call_runner(run, runner, node, node + 1, times)) return true;
     if (error_.repeat == 0 || runner == background_runner_) return false;
-    if (runner == before) {  // it takes what it cannot do
+    if (runner == before) {  // The runner takes a node that it cannot execute.
       error_.repeat = 0;
       return false;
     }
@@ -381,7 +384,7 @@ bool Session::call_alone(Run& run, uint32_t node, uint64_t* times) {
   }
 }
 
-// Has one runner do nodes [first, last), all of them its own.
+// Executes nodes [first, last) with one runner, which takes all of them.
 bool Session::call_runner(Run& run, uint32_t runner, uint32_t first, uint32_t last, uint64_t* times) {
   if (runner == kNobody) {
     const Status status = refusal(run.program, *runners_, first);
@@ -422,14 +425,14 @@ tr_run Session::describe(Run& run, uint32_t runner, uint32_t first, uint32_t las
   return call;
 }
 
-// Where a runner puts the times of nodes [first, last).
+// Returns where a runner writes the times of nodes [first, last).
 uint64_t* Session::times_of(Run& run, uint32_t first, uint32_t last) {
   if (!device_->asynchronous()) return profile_->times(last - first);
   run.calls.push_back({first, last, std::vector<uint64_t>(last - first + 1)});
   return run.calls.back().times.data();
 }
 
-// On an asynchronous device what the run has queued may still fail: it is kept until its ticket is done.
+// On an asynchronous device the queued work may still fail: the run is retained until its ticket is done.
 void Session::note_in_flight(Run& run) {
   if (!device_->asynchronous()) return;
   const LoadedProgram& program = run.program;
@@ -446,7 +449,8 @@ FailurePtr Session::take_late_failure(uint64_t sequence) {
 void Session::settle() {
   if (!begun_.empty()) settle_begun();
   if (in_flight_.empty()) return;
-  const size_t done = in_flight_.count_done(*device_);  // before their failures are taken, so that all are there
+  // Read before the failures, so that the failures of all this work are there.
+  const size_t done = in_flight_.count_done(*device_);
   for (const LateFailure& late : device_->take_failures()) {
     const InFlight::Run* run = in_flight_.find(late.run);
     if (!run) continue;
@@ -470,8 +474,8 @@ void Session::settle() {
   });
 }
 
-// The slow way: node by node, past those that read what is not there. Temporaries are freed as soon as they are dead,
-// and what has no memory yet gets it when it is needed, so that a program that does not fit at once may still run.
+// The slow path: node by node, skipping those with operands that failed. Temporaries are freed as soon as they are
+// dead, and memory is allocated only when it is needed. So a program that does not fit at once may still run.
 void Session::execute_one_by_one(Run& run) {
   const LoadedProgram& program = run.program;
   const ir::Graph& graph = program.graph;
@@ -505,11 +509,11 @@ void Session::finish(Run& run) {
       continue;
     }
     Entry* entry = buffers_.find(id);
-    if (run.buffers[b].owner && !run.poison_of(b)) {  // repaired
+    if (run.buffers[b].owner && !run.poison_of(b)) {  // The buffer was repaired.
       put(id, {std::make_shared<Memory>(run.buffers[b]), run.behind_of(b), run.after_of(b)});
       run.buffers[b] = {};
     } else if (entry && !entry->poisoned()) {
-      // (Poisoned in this run only if it could not be written to.)
+      // A buffer is poisoned in this run only if it could not be written.
       if (run.poison_of(b)) {
         entry->failure = run.poison_of(b);
       } else if (!run.behind.empty()) {

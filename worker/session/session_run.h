@@ -4,8 +4,8 @@
 
 #include "worker/session/session.h"
 
-// What the parts of a session share about a run: session_run.cpp has it done, session_failures.cpp knows what failures
-// leave.
+// Declarations that the parts of a session share about a run. session_run.cpp executes a run; session_failures.cpp
+// tracks what a failure leaves behind.
 namespace torch_remote::worker {
 
 inline tr_buffer borrowed(void* data, uint64_t nbytes) { return {data, nbytes, nullptr, nullptr}; }
@@ -17,13 +17,13 @@ inline void release(tr_buffer& buffer) {
 
 Status out_of_memory(uint64_t nbytes);
 
-// Of a node that failed.
+// Describes the failure of node `index`.
 Failure failure_of(const LoadedProgram& program, const std::vector<int64_t>& values, uint32_t index,
                    const Status& status, uint64_t sequence);
 
-// One run, while it goes on.
+// One run, while it executes.
 struct Session::Run {
-  // Whatever it still has, if it ends early.
+  // Releases what the run still holds if it ends early.
   ~Run() {
     for (tr_buffer& buffer : buffers) release(buffer);
     release(arena);
@@ -33,22 +33,25 @@ struct Session::Run {
   const RunRequest& request;
   std::vector<int64_t>* words;
   size_t words_used = 0;
-  std::vector<tr_buffer> buffers = {};  // of the graph. With an owner: to be kept or released by the run
-  std::vector<FailurePtr> poison = {};  // of the graph's buffers; empty while there is none
-  std::vector<FailurePtr> behind = {};  // likewise: which update they lack
-  std::vector<FailurePtr> after = {};   // likewise: which failed check they come after
+  // One per graph buffer. The run releases an entry with an owner, or hands it on.
+  std::vector<tr_buffer> buffers = {};
+  std::vector<FailurePtr> poison = {};  // One per graph buffer; empty while no buffer is poisoned.
+  std::vector<FailurePtr> behind = {};  // One per graph buffer, or empty: the failure whose update the buffer lacks.
+  // One per graph buffer, or empty: the failed check after which the buffer was written.
+  std::vector<FailurePtr> after = {};
   std::vector<std::vector<Kept>> kept = {};
-  FailurePtr check = nullptr;      // everything that is written now comes after this failed check
-  FailurePtr cancelled = nullptr;  // the rest of it
-  uint64_t since_look = 0;         // ns of work, without looking whether it is
+  FailurePtr check = nullptr;      // The failed check after which everything is written now.
+  FailurePtr cancelled = nullptr;  // Set if the rest of the run is cancelled.
+  uint64_t since_look = 0;         // Nanoseconds of work since the last look for a cancellation.
   tr_buffer arena{};
-  FailurePtr failure = nullptr;                  // of the last node: it did not run, or its operands are behind
-  uint32_t next = 0;                             // the node to go on with
-  bool one_by_one = false;                       // its nodes, from `next` on
-  bool aliased = false;                          // one buffer is bound twice, which no client of ours does
-  std::vector<tr_attachment*> attachments = {};  // of the graph's buffers; empty: nobody asks for them
-  std::vector<MemoryPtr> made = {};  // of the graph's buffers: survivors that an op in the background uses; else empty
-  std::vector<InFlight::Call> calls = {};  // of a profile, while an asynchronous device does them
+  FailurePtr failure = nullptr;  // The failure of the last node: it did not run, or its operands lack an update.
+  uint32_t next = 0;             // The node to continue with.
+  bool one_by_one = false;       // Nodes execute one at a time, from `next` on.
+  bool aliased = false;          // One buffer is bound twice; our own client never does this.
+  std::vector<tr_attachment*> attachments = {};  // One per graph buffer; empty: no runner uses attachments.
+  // One per graph buffer: survivors that a background op uses. Empty if there are none.
+  std::vector<MemoryPtr> made = {};
+  std::vector<InFlight::Call> calls = {};  // For a profile, while an asynchronous device executes the calls.
 
   void set_poison(uint32_t buffer, const FailurePtr& reason) {
     if (poison.empty()) poison.resize(buffers.size());

@@ -154,7 +154,7 @@ TEST_F(SessionTest, ReadsBeyondTheBufferAreRefused) {
   EXPECT_TRUE(refused({6}, {1}, 1));
   EXPECT_TRUE(refused({6}, {1}, -1));
   EXPECT_TRUE(refused({2}, {-1}, 0));
-  EXPECT_TRUE(refused({2}, {-1}, 5));  // inside, but torch has no such views
+  EXPECT_TRUE(refused({2}, {-1}, 5));  // Inside the buffer, but torch has no negative strides.
   EXPECT_TRUE(refused({1}, {-1}, 0));
   EXPECT_TRUE(refused({2, 2}, {-2, 1}, 2));
   EXPECT_TRUE(refused({-1}, {1}, 0));
@@ -184,7 +184,7 @@ TEST_F(SessionTest, WhatTheClientReadsDoesNotChangeUnderIt) {
   EXPECT_EQ(run(1, {2}, {1, 2}), nullptr);
   EXPECT_EQ(reinterpret_cast<const float*>(located.data)[0], 1);
   EXPECT_EQ(read(1, 2), (Floats{11, 12}));
-  // Nobody looks any more: in place again.
+  // No read holds the memory any more: in place again.
   located = {};
   Session::Located now, later;
   session->locate({1, 4, {&size, 1}, {&stride, 1}, 0}, 1, &now);
@@ -230,7 +230,7 @@ TEST_F(SmallSessionTest, OutOfMemoryNamesTheOpAndLeavesTheRest) {
 }
 
 TEST_F(SmallSessionTest, WhatAProgramTakesCountsAgainstTheLimit) {
-  ir::Graph claims;  // so many parameters, in a few hundred bytes
+  ir::Graph claims;  // Very many parameters, in a few hundred bytes.
   claims.params = 1 << 24;
   const std::vector<uint8_t> program = ir::encode_program(claims);
   session->load_program(1, std::as_bytes(std::span(program)));
@@ -241,7 +241,7 @@ TEST_F(SmallSessionTest, WhatAProgramTakesCountsAgainstTheLimit) {
   EXPECT_EQ(failure->status.code(), ErrorCode::kOutOfMemory) << failure->status.message();
   EXPECT_EQ(failure->status.kind(), "OutOfMemoryError");
   told();
-  // Any number of small ones.
+  // A large number of small programs.
   uint32_t number = 2;
   for (FailurePtr last; !last && number < 20000; ++number) {
     load(number, kTwoOps);
@@ -251,7 +251,7 @@ TEST_F(SmallSessionTest, WhatAProgramTakesCountsAgainstTheLimit) {
   }
   EXPECT_LT(number, 20000u);
   EXPECT_GT(number, 1000u);
-  // The session lives on, and what a program took comes back with it.
+  // The session survives, and unloading a program gives its memory back.
   upload(1, {1, 2, 3});
   upload(2, {10, 20, 30});
   for (uint32_t n = 2; n < number; ++n) load(n, "graph() {\n}");
@@ -262,7 +262,7 @@ TEST_F(SmallSessionTest, WhatAProgramTakesCountsAgainstTheLimit) {
   EXPECT_EQ(read(100, 3), (Floats{11, 44, 99}));
 }
 
-// What a session keeps for its client beside tensors' bytes ends somewhere.
+// The data that a session holds besides tensors' bytes is bounded.
 TEST_F(SmallSessionTest, WhatFailsCountsAgainstTheLimit) {
   const std::vector<uint8_t> nonsense(10, 7);
   uint32_t number = 1;
@@ -306,7 +306,7 @@ TEST_F(SessionTest, WithoutMemoryOfItsOwnTheSessionLivesOn) {
   EXPECT_EQ(read(1, 2), (Floats{1, 2}));
 }
 
-// Three temporaries of 20 MiB, two alive at any time: they fit only because memory is used again.
+// Three temporaries of 20 MiB, two alive at any time: they fit only because memory is reused.
 TEST_F(SmallSessionTest, TemporariesShareMemory) {
   load(1, R"(graph(s0, s1, s2, s3) {
   b0: input survives
@@ -364,7 +364,7 @@ TEST_F(SmallSessionTest, ABufferBoundTwiceIsNotFreedTooEarly) {
   EXPECT_FALSE(exists(1));
 }
 
-// What a run frees and does not use gives its memory to the run; what it uses stays.
+// Buffers that a run frees and does not use give their memory to the run; buffers that it uses stay.
 TEST_F(SmallSessionTest, WhatARunFreesMakesRoomForIt) {
   load(1, R"(graph(s0, s1) {
   b0: input survives
@@ -374,7 +374,7 @@ TEST_F(SmallSessionTest, WhatARunFreesMakesRoomForIt) {
 })");
   upload(1, {1, 2});
   uint64_t last = 0;
-  for (uint64_t i = 0; i < 8; ++i) {  // 24 MiB each, beside a segment of 32 for small blocks
+  for (uint64_t i = 0; i < 8; ++i) {  // 24 MiB each, in addition to a segment of 32 MiB for small blocks.
     const uint64_t base = 100 + i;
     const std::vector<uint64_t> frees = i == 0 ? std::vector<uint64_t>{} : std::vector<uint64_t>{last};
     const int64_t more = static_cast<int64_t>(4096 * i);
@@ -384,7 +384,7 @@ TEST_F(SmallSessionTest, WhatARunFreesMakesRoomForIt) {
     last = base;
   }
   EXPECT_EQ(device.memory().stats().failures, 0u);
-  // An input that the same run frees is there until the run is done.
+  // An input that the same run frees exists until the run is done.
   ASSERT_EQ(run(1, {2, 8}, {1}, 200, {last}), nullptr);
   upload(2, std::vector<float>(6 << 20, 3));
   const FailurePtr failure = run(1, {2, 60 << 20}, {2}, 300, {2});
@@ -395,7 +395,7 @@ TEST_F(SmallSessionTest, WhatARunFreesMakesRoomForIt) {
   EXPECT_EQ(read(400, 2), (Floats{2, 4}));
 }
 
-// Memory that was reserved and is unused does not count against what is adopted.
+// Reserved, unused memory does not count against adopted uploads.
 TEST_F(SmallSessionTest, UnusedSegmentsMakeRoomForUploads) {
   load(1, kTwoOps);
   upload(1, {1, 2});
@@ -405,7 +405,7 @@ TEST_F(SmallSessionTest, UnusedSegmentsMakeRoomForUploads) {
   EXPECT_EQ(read(2, 1), (Floats{3}));
 }
 
-// Random programs' bytes, cut or changed, never crash.
+// Bytes of random programs, truncated or changed, never crash.
 TEST_F(SessionTest, DamagedProgramsDoNotCrash) {
   ir::Graph graph;
   ASSERT_TRUE(ir::parse_graph(kTwoOps, &graph).ok());

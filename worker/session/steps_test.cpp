@@ -14,12 +14,12 @@
 #include "worker/session/profile.h"
 #include "worker/session/session.h"
 
-// Nodes and groups of one program are done by several runners.
+// Several runners execute the nodes and groups of one program.
 namespace torch_remote::worker {
 namespace {
 
-// Accepts ops by name, and groups of these once it is told that it can. Computes what the fake runner does. Notes
-// what it is asked to run.
+// Accepts ops by name, and groups of these ops if `groups` is set. Computes with the fake runner. Records what it is
+// asked to run.
 class PartRunner final : public Runner {
  public:
   PartRunner(HostDevice& device, std::set<std::string> ops) : ops_(std::move(ops)) {
@@ -47,24 +47,24 @@ class PartRunner final : public Runner {
 
   struct Ran {
     uint32_t first, last;
-    uint64_t missing;  // buffers of nodes without memory
+    uint64_t missing;  // Number of buffers of these nodes that have no memory.
     bool operator==(const Ran&) const = default;
   };
   std::vector<Ran> ran;
   bool groups = false;
-  bool tunes = false;          // the program that was loaded last is to be tuned
-  int64_t takes_up_to = 1000;  // the first symbol's value, in groups
-  int64_t nodes_up_to = 1000;  // likewise, of nodes
-  bool builds = false;         // a plan: declines nodes unless it may wait
+  bool tunes = false;          // The program that was loaded last is to be tuned.
+  int64_t takes_up_to = 1000;  // Takes groups up to this value of the first symbol.
+  int64_t nodes_up_to = 1000;  // Takes nodes up to this value of the first symbol.
+  bool builds = false;         // A plan is being built: declines nodes unless it may wait.
   bool asks_again = false;
   int asked_of_nodes = 0;
-  bool repeats = false;        // says of groups that their nodes are to be done one by one
-  bool repeats_nodes = false;  // finds out in a run that it does not execute nodes, either
+  bool repeats = false;        // Reports in a run that a group's nodes must execute one by one.
+  bool repeats_nodes = false;  // Reports in a run that it does not execute nodes, either.
   int loads = 0;
-  // Of a tuned program: which answers it gives, run by run; then it tunes no more, and gives the last one.
+  // For a tuned program: its answers, run by run. Then it stops tuning and gives the last answer.
   std::vector<bool> ways;
   size_t asked = 0;
-  std::vector<uint32_t> took;  // first nodes of groups whose nodes were timed
+  std::vector<uint32_t> took;  // First nodes of the groups whose nodes were timed.
 
  private:
   class PartProgram final : public RunnerProgram {
@@ -116,7 +116,7 @@ class PartRunner final : public Runner {
   std::unique_ptr<Runner> inner_;
 };
 
-// b3 is of no use outside of the group.
+// b3 is not needed outside of the group.
 constexpr const char* kProgram = R"(graph(s0, s1) {
   b0: input survives
   b1: input survives
@@ -213,7 +213,7 @@ TEST_F(StepsTest, EachNodeIsDoneByTheFirstThatAcceptsIt) {
   EXPECT_EQ(read(102, 3), (Floats{111, 882, 2973}));
 }
 
-// A group that is accepted later is done as one from then on, and its inner buffer has no memory.
+// A group that is accepted later executes as one from then on, and its inner buffer has no memory.
 TEST_F(StepsTest, AGroupIsSwappedInBetweenTwoRuns) {
   start();
   load(1, kProgram);
@@ -229,7 +229,7 @@ TEST_F(StepsTest, AGroupIsSwappedInBetweenTwoRuns) {
   EXPECT_EQ(read(302, 2), (Floats{111, 882}));
 }
 
-// Whether a group is done as one may depend on sizes: it gets memory inside in those runs in which it is not.
+// Whether a group executes as one may depend on sizes: its inner buffer gets memory only in runs in which it does not.
 TEST_F(StepsTest, AGroupIsDoneAsOneWhereTheSizesAllowIt) {
   start();
   part->groups = true;
@@ -246,7 +246,8 @@ TEST_F(StepsTest, AGroupIsDoneAsOneWhereTheSizesAllowIt) {
   EXPECT_EQ(read(202, 2), (Floats{111, 882}));
 }
 
-// While a runner times its ways it is asked before each run, and told what the nodes of a group took that it declined.
+// While a runner times its algorithms it is asked before each run. It learns how long the nodes of a declined group
+// took.
 TEST_F(StepsTest, GroupsOfTunedProgramsMayChangeFromRunToRun) {
   start();
   part->groups = true;
@@ -259,9 +260,9 @@ TEST_F(StepsTest, GroupsOfTunedProgramsMayChangeFromRunToRun) {
   const Ran whole{1, 3, 1}, alone{1, 3, 0};
   EXPECT_EQ(part->ran, (std::vector<Ran>{whole, alone, alone, whole, alone, alone, alone, alone}));
   EXPECT_EQ(part->asked, 5u);
-  EXPECT_EQ(part->took, (std::vector<uint32_t>{1, 1}));  // in the runs that counted
+  EXPECT_EQ(part->took, (std::vector<uint32_t>{1, 1}));  // In the runs that counted.
   for (uint64_t base = 100; base < 900; base += 100) EXPECT_EQ(read(base + 2, 3), (Floats{111, 882, 2973})) << base;
-  // Others are asked once.
+  // Programs that are not tuned ask once.
   part->asked = 0;
   part->took.clear();
   load(2, kProgram);
@@ -271,7 +272,7 @@ TEST_F(StepsTest, GroupsOfTunedProgramsMayChangeFromRunToRun) {
   EXPECT_TRUE(part->took.empty());
 }
 
-// Nodes of a group that is timed are steps of their own, beside others of the same runner.
+// Nodes of a group that is timed are steps of their own, next to other nodes of the same runner.
 TEST_F(StepsTest, NodesThatAreTimedAreCutFromTheirNeighbours) {
   start();
   part->groups = true;
@@ -315,7 +316,7 @@ TEST_F(StepsTest, AGroupOfOneNodeIsAGroup) {
   EXPECT_EQ(read(100, 3), (Floats{2, 4, 6}));
 }
 
-// What a group cannot do as one in the end is done node by node, with the same results.
+// A group that turns out not to execute as one runs node by node, with the same results.
 TEST_F(StepsTest, AGroupIsRepeatedNodeByNode) {
   start();
   part->groups = part->repeats = true;
@@ -323,12 +324,13 @@ TEST_F(StepsTest, AGroupIsRepeatedNodeByNode) {
   upload(1, {1, 2, 3});
   upload(2, {10, 20, 30});
   EXPECT_EQ(run(1, {3, 12}, {1, 2}, 100), nullptr);
-  EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 3, 1}, {1, 2, 1}, {2, 3, 0}}));  // it gets its memory when it is needed
+  // The inner buffer gets its memory when it is needed.
+  EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 3, 1}, {1, 2, 1}, {2, 3, 0}}));
   EXPECT_EQ(read(101, 3), (Floats{110, 880, 2970}));
   EXPECT_EQ(read(102, 3), (Floats{111, 882, 2973}));
 }
 
-// Where one of a group's nodes must not run, those that can are done alone.
+// If one of a group's nodes must not run, the others execute alone.
 TEST_F(StepsTest, AGroupIsTakenApartWhereSomethingIsMissing) {
   start();
   part->groups = true;
@@ -354,13 +356,13 @@ TEST_F(StepsTest, AGroupIsTakenApartWhereSomethingIsMissing) {
   EXPECT_NE(run(2, {3, 12}, {1}, 100), nullptr);
   part->ran.clear();
   run(1, {3, 12}, {100, 1}, 200);
-  EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 2, 1}}));  // it gets its memory when it is needed
+  EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 2, 1}}));  // The inner buffer gets its memory when it is needed.
   EXPECT_EQ(read(201, 3), (Floats{1, 4, 9}));
   EXPECT_EQ(read(200, 3), Floats());
   EXPECT_NE(error.find("no exponentials here"), std::string::npos) << error;
 }
 
-// Long runs are done in pieces, and never cut inside of a group that is done as one.
+// Long runs are cut into pieces, but never inside of a group that executes as one.
 TEST_F(StepsTest, RunsAreCutBetweenGroups) {
   start();
   part->groups = true;
@@ -387,7 +389,7 @@ TEST_F(StepsTest, RunsAreCutBetweenGroups) {
   }
 }
 
-// Two runners accept the multiplications: who executes them depends on sizes.
+// Two runners accept the multiplications: sizes decide which one executes them.
 TEST_F(StepsTest, ANodeThatIsDeclinedGoesToTheNextRunner) {
   start();
   part->nodes_up_to = 2;
@@ -404,7 +406,7 @@ TEST_F(StepsTest, ANodeThatIsDeclinedGoesToTheNextRunner) {
   EXPECT_EQ(read(202, 2), (Floats{111, 882}));
 }
 
-// It is asked when the values change, and in between only if it wants to be.
+// A runner is asked when the values change, and in between only if it wants to be.
 TEST_F(StepsTest, RunnersAreAskedAboutNodesOnce) {
   start();
   load(1, kProgram);
@@ -420,7 +422,7 @@ TEST_F(StepsTest, RunnersAreAskedAboutNodesOnce) {
   EXPECT_EQ(part->asked_of_nodes, 8);
 }
 
-// A plan that is being built is waited for if nobody else takes the node.
+// A plan that is being built is waited for if no other runner takes the node.
 TEST_F(StepsTest, PlansAreWaitedForWhereNobodyElseTakesANode) {
   start();
   part->builds = true;
@@ -446,7 +448,7 @@ TEST_F(StepsTest, PlansAreWaitedForWhereNobodyElseTakesANode) {
   EXPECT_EQ(read(100, 3), (Floats{1, 4, 9}));
 }
 
-// What a runner finds out only in a run that it does not execute goes to the next one, in the same run.
+// If a runner finds out only in a run that it cannot execute a node, the next runner does, in the same run.
 TEST_F(StepsTest, ANodeThatIsDeclinedInARunGoesToTheNextRunner) {
   start();
   part->repeats = part->repeats_nodes = true;
@@ -459,7 +461,7 @@ TEST_F(StepsTest, ANodeThatIsDeclinedInARunGoesToTheNextRunner) {
   EXPECT_EQ(read(102, 3), (Floats{111, 882, 2973}));
 }
 
-// An error of the node alone: the others run.
+// The error is the node's alone: the other nodes run.
 TEST_F(StepsTest, WhatEverybodyDeclinesIsAnErrorWithTheReasons) {
   start(/*with_plugin=*/false);
   load(1, R"(graph(s0, s1) {
@@ -471,19 +473,19 @@ TEST_F(StepsTest, WhatEverybodyDeclinesIsAnErrorWithTheReasons) {
   %2: f32[s0]{1} @b2 = aten::add.Tensor(%0, %0, alpha=1)
 })");
   upload(1, {1, 2, 3});
-  EXPECT_NE(run(1, {2, 8}, {1}, 100), nullptr);  // nobody accepts the sum
+  EXPECT_NE(run(1, {2, 8}, {1}, 100), nullptr);  // No runner accepts the sum.
   EXPECT_EQ(read(100, 2), (Floats{1, 4}));
   EXPECT_EQ(read(101, 2), Floats());
   EXPECT_NE(error.find("'aten::add.Tensor' like this (it has part)"), std::string::npos) << error;
   part->nodes_up_to = 2;
-  EXPECT_NE(run(1, {3, 12}, {1}, 200), nullptr);  // nor, now, the product
+  EXPECT_NE(run(1, {3, 12}, {1}, 200), nullptr);  // Now no runner takes the multiplication, either.
   EXPECT_EQ(read(200, 3), Floats());
   EXPECT_NE(error.find("'aten::mul.Tensor' like this (part: too large)"), std::string::npos) << error;
   EXPECT_NE(run(1, {2, 8}, {1}, 300), nullptr);
   EXPECT_EQ(read(300, 2), (Floats{1, 4}));
 }
 
-// Nodes of runs with other values, and of the group that is declined and then taken.
+// For nodes of runs with other values, and of a group that is declined first and taken later.
 TEST_F(StepsTest, AProfileSaysWhoExecutedANodeAndWhyOthersDidNot) {
   start();
   part->nodes_up_to = 2;
@@ -512,7 +514,7 @@ TEST_F(StepsTest, AProfileSaysWhoExecutedANodeAndWhyOthersDidNot) {
   EXPECT_EQ(run(1, {2, 8}, {1, 2}, 200), nullptr);
   EXPECT_EQ(described(), (Texts{"fake|", "part|", "part|", "fake|", "|"}));
   EXPECT_EQ(run(1, {2, 8}, {1, 2}, 300), nullptr);
-  EXPECT_EQ(described(), Texts());  // nothing has changed
+  EXPECT_EQ(described(), Texts());  // Nothing has changed.
   part->groups = true;
   part->takes_up_to = 2;
   EXPECT_EQ(run(1, {2, 8}, {1, 2}, 400), nullptr);

@@ -36,7 +36,7 @@ Bytes random_bytes(size_t count, uint32_t seed) {
   return bytes;
 }
 
-// Queues reading; the bytes are there when the next ticket is done.
+// Queues a read; the bytes are there when the next ticket is done.
 std::shared_ptr<Bytes> read_later(Device& device, const void* data, size_t count) {
   auto bytes = std::make_shared<Bytes>(count);
   const auto size = static_cast<int64_t>(count);
@@ -126,7 +126,7 @@ TEST_P(DeviceConformance, HoldsHostMemoryUntilItIsDoneWithIt) {
     const std::span<const std::byte> source = *bytes;
     device->copy_in(block.data(), source, std::move(bytes));
     EXPECT_EQ(read(*device, block.data(), kCount), copy);
-    EXPECT_TRUE(held.expired());  // the ticket is done
+    EXPECT_TRUE(held.expired());  // The ticket is done.
   }
 }
 
@@ -140,7 +140,7 @@ TEST_P(DeviceConformance, TicketsTellHowFarItIs) {
   for (int i = 0; i < 100; ++i) {
     device->fill(block.data(), std::byte{1}, 1 << 20);
     const Ticket ticket = device->record();
-    if (ticket == 0) continue;  // it was done by then
+    if (ticket == 0) continue;  // The work was done by then.
     EXPECT_GE(ticket, last);
     last = ticket;
     tickets.push_back(ticket);
@@ -170,7 +170,7 @@ TEST_P(DeviceConformance, TellsOnceWhenATicketIsDone) {
   for (const std::atomic<int>& count : told) EXPECT_EQ(count, 1);
 }
 
-// What was queued before memory was given back does not see what its next owner does with it.
+// Work that was queued before memory was freed does not see what the next owner writes to it.
 TEST_P(DeviceConformance, MemoryIsUsedAgainOnlyByLaterWork) {
   constexpr size_t kCount = 100'000;
   std::vector<std::shared_ptr<Bytes>> reads;

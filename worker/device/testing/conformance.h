@@ -8,12 +8,13 @@
 
 #include "worker/device/device.h"
 
-// What every device must do. INSTANTIATE_TEST_SUITE_P(Name, DeviceConformance, Values(DeviceUnderTest{...})) runs it.
+// The conformance suite of devices.
+// INSTANTIATE_TEST_SUITE_P(Name, DeviceConformance, Values(DeviceUnderTest{...})) runs it.
 namespace torch_remote::worker::testing {
 
 struct DeviceUnderTest {
   std::function<std::unique_ptr<Device>(uint64_t limit)> make;
-  // Nobody but the device can get at its memory: whoever looks there dies.
+  // Only the device can access its memory: other accesses crash.
   bool is_apart = false;
 };
 

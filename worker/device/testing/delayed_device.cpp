@@ -11,7 +11,7 @@
 
 namespace torch_remote::worker::testing {
 
-// Two ranges of one size: addresses that nobody can reach, and where what they name really lies.
+// Two ranges of one size: addresses without access, and the memory that they stand for.
 class AddressSpace {
  public:
   AddressSpace() : addresses_(map(PROT_NONE)), reachable_(map(PROT_READ | PROT_WRITE)) {}
@@ -23,7 +23,7 @@ class AddressSpace {
   std::byte* to_reachable(const void* address) const { return reachable_ + offset(addresses_, address); }
   std::byte* to_address(const void* reachable) const { return addresses_ + offset(reachable_, reachable); }
 
-  // Offset of a piece of this size, or kNone.
+  // Returns the offset of a piece of this size, or kNone.
   static constexpr size_t kNone = ~size_t{0};
   size_t take(size_t size) {
     std::lock_guard lock(mutex_);
@@ -53,20 +53,20 @@ class AddressSpace {
   }
   static size_t offset(const std::byte* base, const void* inside) {
     const auto offset = static_cast<size_t>(static_cast<const std::byte*>(inside) - base);
-    if (offset >= kSize) std::abort();  // of another space: somebody mixed them up
+    if (offset >= kSize) std::abort();  // An address of another space: the caller mixed them up.
     return offset;
   }
 
   std::byte* addresses_;
   std::byte* reachable_;
   std::mutex mutex_;
-  std::multimap<size_t, size_t> free_;  // by size
+  std::multimap<size_t, size_t> free_;  // By size.
   size_t end_ = 0;
 };
 
 namespace {
 
-// Segments at reachable addresses, or at the others.
+// Segments at accessible addresses, or at the others.
 class SpaceSource final : public SegmentSource {
  public:
   SpaceSource(std::shared_ptr<AddressSpace> space, bool reachable) : space_(std::move(space)), reachable_(reachable) {}
@@ -116,7 +116,7 @@ void DelayedDevice::work() {
       std::this_thread::sleep_for(std::chrono::microseconds(random_() % (static_cast<uint64_t>(longest_.count()) + 1)));
     }
     next();
-    next = nullptr;  // what it held goes before the ticket is done
+    next = nullptr;  // What the work held is released before its ticket is done.
     lock.lock();
     ++done_;
     std::vector<std::function<void()>> told;

@@ -14,9 +14,9 @@
 
 #include "worker/device/device.h"
 
-// For tests: a device as far from this machine's memory as a GPU is. Its addresses are mapped without any access, so
-// whoever looks there but the device dies; and what is asked of it is done by a thread of its own, later: after delays
-// that a seed decides, so that what relies on work being done, and did not wait for it, sees that it is not.
+// A device for tests, as separate from this machine's memory as a GPU. Its addresses are mapped without any access, so
+// that other code crashes if it uses them. A thread of its own does the work later, after delays that depend on a seed.
+// Code that relies on work being done without waiting for it then fails.
 namespace torch_remote::worker::testing {
 
 class AddressSpace;
@@ -25,8 +25,8 @@ class DelayedDevice final : public Device {
  public:
   struct Options {
     uint64_t seed = 1;
-    uint64_t limit = uint64_t{1} << 32;      // bytes of tensors
-    std::chrono::microseconds longest{200};  // delay before some of the work
+    uint64_t limit = uint64_t{1} << 32;      // Bytes of tensors.
+    std::chrono::microseconds longest{200};  // Delay before some of the work.
   };
   explicit DelayedDevice(const Options& options);
   ~DelayedDevice() override;
@@ -46,17 +46,17 @@ class DelayedDevice final : public Device {
   std::function<uint64_t()> read_clock() override;
   std::vector<LateFailure> take_failures() override;
 
-  // -- for its runners
+  // -- For its runners.
 
-  // Work, done in order with all other.
+  // Queues work, which runs in order with all other work.
   void enqueue(std::function<void()> work);
   void enqueue_and_wait(std::function<void()> work);
-  // To be called by work.
+  // Reports a failure; called by work.
   void fail(LateFailure failure);
-  // Where memory of the device can be reached by work, and back. Null is null.
+  // Converts an address of the device to one that work can access, and back. Null stays null.
   void* reachable(const void* address) const;
   void* address(const void* reachable) const;
-  // Memory of the device that is for work alone: reachable, and handed out while work is done.
+  // Memory of the device for work alone: allocated while work runs, at addresses that it can access.
   CachingAllocator& scratch() { return *scratch_; }
 
  private:
@@ -66,7 +66,7 @@ class DelayedDevice final : public Device {
   std::shared_ptr<AddressSpace> space_;
   CachingAllocator::Pointer scratch_;
   const std::chrono::microseconds longest_;
-  std::mt19937_64 random_;  // of the thread
+  std::mt19937_64 random_;  // Used by thread_.
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -15,9 +15,9 @@
 
 #include "worker/process/main.h"
 
-// For tests: the worker, whose sessions look at what they can reach before they open their device, and print it to
-// standard error: a line "probe NAME ERRNO" for each attempt, 0 if it succeeded. $TORCH_REMOTE_TEST_SECRET: a file
-// that no session may read. $TORCH_REMOTE_TEST_SIBLING: a process of the same user.
+// For tests: a worker whose sessions test what they can access before they open their device. They print a line "probe
+// NAME ERRNO" to standard error for each attempt; 0 means that it succeeded. $TORCH_REMOTE_TEST_SECRET: a file that no
+// session may read. $TORCH_REMOTE_TEST_SIBLING: a process of the same user.
 namespace torch_remote::worker {
 namespace {
 

@@ -19,7 +19,7 @@ std::vector<std::byte> bytes_of(const std::vector<T>& values) {
   return {bytes.begin(), bytes.end()};
 }
 
-// A device, a runner, and programs in their memory.
+// A device, a runner, and programs in the device's memory.
 class Bench {
  public:
   explicit Bench(const RunnerUnderTest& test, uint64_t limit = uint64_t{1} << 30) {
@@ -48,7 +48,7 @@ class Bench {
       }
     }
 
-    // Parameters of the next runs.
+    // Sets the parameters of the next runs.
     void set(std::vector<int64_t> params) {
       const Status status = ir::evaluate(graph, params.data(), &values_);
       EXPECT_TRUE(status.ok()) << status.message();
@@ -62,7 +62,7 @@ class Bench {
       ASSERT_TRUE(bench_.device->memory().allocate(bytes->size(), &buffers[buffer]));
       bench_.device->copy_in(buffers[buffer].data, *bytes, bytes);
     }
-    // Memory for what the program makes and the runner does not: as a session gives it.
+    // Allocates buffers that the runner does not allocate, as a session does.
     void allocate() {
       for (uint32_t b = 0; b < buffers.size(); ++b) {
         if (graph.buffers[b].kind == ir::BufferKind::kInput || buffers[b].data || program_->creates_buffer(b)) continue;
@@ -125,7 +125,7 @@ class Bench {
   std::unique_ptr<Runner> runner;
 };
 
-// s0 elements in s1 bytes: x + y, times x, and the positive part of that.
+// s0 elements in s1 bytes: x + y, then times x, then relu.
 constexpr const char* kChain = R"(graph(s0, s1) {
   b0: input survives
   b1: input survives
@@ -144,7 +144,7 @@ TEST_P(RunnerConformance, ComputesAndFollowsSizesAndAddresses) {
   Bench::TestProgram program(bench, kChain);
   ASSERT_TRUE(program.status.ok()) << program.status.message();
   for (const int64_t size : {3, 5, 2, 2, 70'000}) {
-    for (int round = 0; round < 2; ++round) {  // at other addresses, with the symbols as they were
+    for (int round = 0; round < 2; ++round) {  // At other addresses, with unchanged symbols.
       Floats x, y, product, positive;
       for (int64_t i = 0; i < size; ++i) {
         x.push_back(static_cast<float>(i % 100));
@@ -248,7 +248,7 @@ TEST_P(RunnerConformance, TellsWhatOnlyDataCanTell) {
     program.set({static_cast<int64_t>(given.size())});
     program.give(0, given);
     ASSERT_TRUE(program.run()) << program.error.message;
-    ASSERT_EQ(program.word_count, 6u);  // dtype, rank, two sizes, two strides
+    ASSERT_EQ(program.word_count, 6u);  // dtype, rank, two sizes, two strides.
     EXPECT_EQ(program.words[0], static_cast<int64_t>(ir::DType::kInt64));
     EXPECT_EQ(program.words[1], 2);
     EXPECT_EQ(program.words[2], static_cast<int64_t>(found.size()));
@@ -273,7 +273,7 @@ TEST_P(RunnerConformance, TellsWhatOnlyDataCanTell) {
   }
 }
 
-// Known at once, or when the device is done: then nodes behind it ran.
+// The failure is known at once, or when the device is done; in the second case the nodes after it ran.
 TEST_P(RunnerConformance, NamesTheNodeThatFails) {
   Bench bench(GetParam());
   Bench::TestProgram program(bench, R"(graph(s0, s1) {
@@ -397,7 +397,7 @@ TEST_P(RunnerConformance, KnowsWhatItHas) {
   EXPECT_FALSE(bench.runner->has_op("aten::no_such_op_at_all"));
 }
 
-// Random sequences over few buffers, in place and not, some of it read in between, against the definition.
+// Random sequences over few buffers, in place and not, with reads in between, compared with the definition.
 TEST_P(RunnerConformance, ComputesRandomPrograms) {
   Bench bench(GetParam());
   std::mt19937 random(3);
@@ -406,7 +406,7 @@ TEST_P(RunnerConformance, ComputesRandomPrograms) {
     const int nodes = 1 + random() % 12;
     const int64_t size = 2 + random() % 40;
     std::string buffers, body;
-    std::vector<Floats> values(kInputs, Floats(size));  // of the views
+    std::vector<Floats> values(kInputs, Floats(size));  // One per view.
     for (int i = 0; i < kInputs; ++i) {
       buffers += "  b" + std::to_string(i) + ": input survives\n";
       body += "  %" + std::to_string(i) + ": f32[s0]{1} @b" + std::to_string(i) + "\n";

@@ -9,7 +9,7 @@
 namespace torch_remote::worker::testing {
 namespace {
 
-// What the nodes of a program need before they are queued.
+// What must exist before the nodes of a program are queued.
 struct Needs {
   explicit Needs(const ir::Graph& graph)
       : symbols(graph.symbols()), dynamic(graph.buffers.size()), nodes(graph.nodes.size()) {
@@ -27,12 +27,12 @@ struct Needs {
   }
 
   struct OfNode {
-    std::vector<uint32_t> fresh;  // buffers that it touches
+    std::vector<uint32_t> fresh;  // Fresh buffers that the node touches.
     bool tells_host = false;
   };
   size_t symbols;
-  std::vector<ir::Sym> nbytes;  // of the buffers
-  std::vector<bool> dynamic;    // of the buffers: made by the op
+  std::vector<ir::Sym> nbytes;  // One per buffer.
+  std::vector<bool> dynamic;    // One per buffer: the op allocates it.
   std::vector<OfNode> nodes;
 };
 
@@ -67,7 +67,7 @@ class DelayedProgram final : public RunnerProgram {
     call->run.symbols = call->symbols.data();
     call->run.buffers = call->buffers.data();
     call->run.words = call->words.data();
-    // Their owner is whoever gave them.
+    // The buffers stay owned by the caller.
     for (tr_buffer& buffer : call->buffers) buffer = {device_.reachable(buffer.data), buffer.nbytes, nullptr, nullptr};
     const auto work = [call, inner = inner_, needs = needs_, device = &device_] {
       do_run(*call, *inner, *needs, *device);
@@ -104,7 +104,7 @@ class DelayedProgram final : public RunnerProgram {
     return true;
   }
 
-  // On the device's thread.
+  // Runs on the device's thread.
   static void do_run(Call& call, RunnerProgram& inner, const Needs& needs, DelayedDevice& device) {
     const uint32_t first = call.run.first, last = call.run.last;
     uint64_t* const times = call.run.times;
@@ -131,7 +131,7 @@ class DelayedProgram final : public RunnerProgram {
     call.run.word_count = words;
   }
 
-  // Memory that an op made goes back when the device is done with what uses it.
+  // Hands memory that an op allocated to the caller. It is released when the device is done with work that uses it.
   tr_buffer hand_over(const tr_buffer& made) {
     struct Owner {
       DelayedDevice* device;

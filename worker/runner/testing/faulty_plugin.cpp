@@ -9,14 +9,14 @@
 #include "ir/graph.h"
 #include "worker/runner/plugin.h"
 
-// A plugin with a bug, for tests of the tools that find such: $TORCH_REMOTE_TEST_PLUGIN, a plugin without it,
-// does the work, but for $TORCH_REMOTE_TEST_FAULT:
+// A plugin with a bug, for tests of the tools that find bugs. $TORCH_REMOTE_TEST_PLUGIN, a correct plugin, does the
+// work. $TORCH_REMOTE_TEST_FAULT names the bug:
 //   operands  the operands of aten::sub.Tensor are exchanged
-//   memory    a temporary that aten::tanh makes lies where one lies that aten::sigmoid made and that is still needed
+//   memory    the result of aten::tanh overwrites a result of aten::sigmoid that is still needed (temporaries only)
 
 struct tr_program {
   tr_program* real = nullptr;
-  std::vector<std::pair<uint32_t, uint32_t>> shared;  // the second buffer lies where the first does
+  std::vector<std::pair<uint32_t, uint32_t>> shared;  // The second buffer uses the memory of the first one.
 };
 
 namespace {
@@ -30,7 +30,7 @@ struct Temporary {
   uint32_t buffer, first, last;
 };
 
-// Buffers that die in the run, and that the results of this op are.
+// Buffers that hold the results of this op and die in the run.
 std::vector<Temporary> temporaries(const ir::Graph& graph, std::string_view op) {
   std::vector<Temporary> found;
   for (uint32_t n = 0; n < graph.nodes.size(); ++n) {

@@ -26,7 +26,7 @@ using remote::Frame;
 using wire::ProfileEvent;
 using wire::Type;
 
-// x + x, of s0 elements in s1 bytes.
+// x + x, for s0 elements in s1 bytes.
 inline constexpr const char* kDouble = R"(graph(s0, s1) {
   b0: input survives
   b1: fresh(s1) survives
@@ -77,7 +77,7 @@ class ServerTest : public ::testing::Test {
     (void)client->send(header, control, std::move(attachment));
   }
 
-  // The next message of this type; counts acknowledgements on the way.
+  // Receives the next message of this type; counts acknowledgements before it.
   bool receive(Type type, Frame* frame) {
     for (;;) {
       if (!client->receive(frame, std::chrono::seconds(20)).ok()) return false;
@@ -139,7 +139,7 @@ class ServerTest : public ::testing::Test {
     send(Type::kRun, builder, nullptr, flags);
   }
 
-  // Elements of a buffer; the error's message in `error`.
+  // Reads elements of a buffer; `error` receives the error's message.
   std::vector<float> read(uint64_t id, std::vector<int64_t> sizes, std::vector<int64_t> strides,
                           std::string* error = nullptr) {
     FlatBufferBuilder builder;
@@ -168,7 +168,7 @@ class ServerTest : public ::testing::Test {
     return reply->error() ? reply->error()->message()->str() : "";
   }
 
-  // What the reply to a mark says.
+  // The reply to a mark.
   struct Marked {
     uint64_t reached = 0;
     bool failed = false;
@@ -184,10 +184,10 @@ class ServerTest : public ::testing::Test {
     return {reply->reached(), reply->failed()};
   }
 
-  // A profile from its parts.
+  // A profile, assembled from its parts.
   struct Recorded {
     std::vector<ProfileEvent> events;
-    std::vector<std::vector<std::string>> labels;  // of each program
+    std::vector<std::vector<std::string>> labels;  // One vector per program.
     uint64_t dropped = 0;
   };
   void record(const Frame& frame) {
@@ -206,7 +206,7 @@ class ServerTest : public ::testing::Test {
     std::memcpy(recorded.events.data() + before, frame.attachment->bytes().data(), bytes);
   }
 
-  // The reply; `recorded` is complete after Stop, and empty after Start.
+  // Returns the reply. `recorded` is complete after Stop, and empty after Start.
   Frame profile(wire::ProfileCommand command, uint64_t limit = 0) {
     FlatBufferBuilder builder;
     builder.Finish(wire::CreateProfile(builder, command, limit));
@@ -227,9 +227,9 @@ class ServerTest : public ::testing::Test {
   int acknowledgements = 0;
   uint64_t acknowledged = 0;
   int misaligned = 0;
-  size_t more = 0;  // failures that the last synchronisation told beside the first
+  size_t more = 0;  // Failures of the last synchronization after the first one.
   std::vector<std::string> errors;
-  std::map<uint32_t, remote::LastRun> last_runs;  // by program
+  std::map<uint32_t, remote::LastRun> last_runs;  // By program.
 };
 
 }  // namespace torch_remote::worker

@@ -16,7 +16,7 @@
 
 namespace torch_remote::worker {
 
-// A session and the client's end of its delta coding.
+// A session, and the client's end of its delta coding.
 class SessionTest : public ::testing::Test {
  protected:
   explicit SessionTest(uint64_t limit = uint64_t{1} << 32) : device({.trusted = true, .limit = limit}) {
@@ -37,7 +37,7 @@ class SessionTest : public ::testing::Test {
     clients[number] = {};
   }
 
-  // Runs; `base` 100 unless told. Returns why the last node's results are not there, or null.
+  // Runs a program; `base` is 100 by default. Returns the failure of the last node's results, or null.
   FailurePtr run(uint32_t number, std::vector<int64_t> params, std::vector<uint64_t> inputs, uint64_t base = 100,
                  std::vector<uint64_t> frees = {}) {
     std::vector<uint8_t> encoded_params, encoded_bindings, encoded_frees;
@@ -56,7 +56,7 @@ class SessionTest : public ::testing::Test {
     ASSERT_TRUE(session->upload(id, std::as_writable_bytes(std::span(*floats)), floats).ok());
   }
 
-  // All elements of a buffer of f32; *failure set if it cannot be read.
+  // Reads all elements of a buffer of f32. Sets *failure if it cannot be read.
   std::vector<float> read(uint64_t id, int64_t count, FailurePtr* failure = nullptr) {
     const int64_t one = 1;
     Session::Located located;
@@ -72,7 +72,7 @@ class SessionTest : public ::testing::Test {
     return values;
   }
 
-  // The first failure that the client does not know; it knows all of them now.
+  // Returns the first failure that the client does not know, and marks all as known.
   FailurePtr told() {
     uint64_t more = 0;
     const std::vector<FailurePtr> all = session->take_failures(&more);
@@ -89,18 +89,18 @@ class SessionTest : public ::testing::Test {
   HostDevice device;
   Runners runners;
   std::unique_ptr<Session> session;
-  std::map<uint32_t, remote::LastRun> clients;  // by program
+  std::map<uint32_t, remote::LastRun> clients;  // By program.
   std::vector<int64_t> words;
   uint64_t sequence = 0;
 };
 
-// With 64 MiB.
+// A session with 64 MiB.
 class SmallSessionTest : public SessionTest {
  protected:
   SmallSessionTest() : SessionTest(64 << 20) {}
 };
 
-// s0 elements, s1 bytes: x + y, then times x.
+// s0 elements, s1 bytes: x + y, then the sum times x.
 inline constexpr const char* kTwoOps = R"(graph(s0, s1) {
   b0: input survives
   b1: input survives
