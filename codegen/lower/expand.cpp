@@ -30,7 +30,7 @@ bool fill(NodeEmitter& node) {
   return true;
 }
 
-// An element survives if its random word is below (1 - p) * 2^32, as in the op's own kernel
+// An element survives if its random word is below (1 - p) * 2^32, as when the op runs alone
 // (worker/targets/aten/kernels/random.cpp).
 bool dropout(NodeEmitter& node) {
   Emitter& e = node.e;

@@ -44,8 +44,8 @@ struct Launch {
   std::vector<Binding> operands;
   std::vector<uint64_t> scalars;
   std::vector<ir::Sym> scalar_symbols;  // for each scalar: the symbol that it comes from, or kNoSym
-  std::vector<ir::Sym>
-      depends;  // symbols, except those of views and scalar_symbols, whose values this launch depends on
+  // Symbols, except those of views and scalar_symbols, whose values this launch depends on.
+  std::vector<ir::Sym> depends;
   // For a full reduction: one more row follows the others, with this size of the last column dim. 0: there is none.
   int64_t rest = 0;
   // Its rows are those of the previous launch, with other columns (ir/fusion/sections.h). If the two launches alternate
@@ -58,8 +58,8 @@ struct Launch {
   // The kernel splits an element's number into indices along several dims. A failing index is one of these, not the
   // number.
   bool splits_numbers = false;
-  std::vector<uint32_t>
-      nodes;  // for each of the kernel's operands: the graph's node that an error message about its indices names
+  // For each of the kernel's operands: the graph's node that an error message about its indices names.
+  std::vector<uint32_t> nodes;
 };
 
 }  // namespace torch_remote::codegen
