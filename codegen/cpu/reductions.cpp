@@ -28,7 +28,7 @@ MlirValue Reductions::neutral(Reduction reduction, DType dtype, mlir::Type type)
   return ops_.integer(type, largest ? ~lowest : lowest);
 }
 
-// For argmax, a lane starts with the place of its own first element, which is before all its other places. That element
+// For argmax, a lane starts with the place of its own first element, which is before all its other places. This element
 // then replaces the initial value, or equals it and has this place already.
 MlirValues Reductions::begin(const Value& reduce, DType dtype, int64_t half) {
   MlirValues result{neutral(reduce.reduction, dtype, Ops::vector_of(ops_.type(dtype)))};
