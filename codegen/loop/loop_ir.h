@@ -50,12 +50,12 @@ enum class Kind : uint8_t {
   // `op` of a, b, c, all of one type, except that the condition of `where` is bool; comparisons return bool.
   kScalarOp,
   kFma,  // a * b + c, rounded once
-  // A * 2^b, rounded once. b must be an integer, and a * 2^(b / 2) a normal number; otherwise the result is arbitrary.
+  // a * 2^b, rounded once. b must be an integer, and a * 2^(b / 2) a normal number; otherwise the result is arbitrary.
   kLdexp,
   // `reduction` of a over all columns, or all rows, or all rows and the last column; a sum over columns or lines may be
   // f64 if a is f32.
   kReduce,
-  // I32: word c % 4 of block c / 4 of Philox4x32-10, with seed a and offset b (all i64), as in ir/philox.h.
+  // i32: word c % 4 of block c / 4 of Philox4x32-10, with seed a and offset b (all i64), as in ir/philox.h.
   kRandom,
   kRunning,  // `reduction` (sum, product or logsumexp) of a along the last column, from its first place to this one
 };
@@ -65,7 +65,7 @@ enum class Reduction : uint8_t {
   kProduct,
   kMax,  // NaN if one is NaN
   kMin,
-  // I64: the row-major place among the columns of the first largest element, or of the first NaN if there is one.
+  // i64: the row-major place among the columns of the first largest element, or of the first NaN if there is one.
   kArgMax,
   kArgMin,
   kLogSumExp,  // for floats, and only as a running reduction: log(exp(a) + exp(b)), computed as in `log_add_exp`
