@@ -390,7 +390,7 @@ class FunctionEmitter {
     for (const uint32_t value : loop.vectors) vectors_[half][value] = define_vector(loop, value, half, at);
   }
 
-  // With 32 registers we interleave both vectors: a chain of functions mostly waits for its own results, and the
+  // With 32 registers we interleave both vectors. A chain of functions mostly waits for its own results, and the
   // processor does not look far enough ahead to find the other vector's instructions. Loads at indices branch, so with
   // these we emit one vector after the other.
   void define_pair(const LoopPlan& loop, const Point& low, const Point& high) {

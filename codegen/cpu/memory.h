@@ -40,8 +40,8 @@ class Memory {
 
   // Whether a row of the operand is contiguous, and different rows have different addresses.
   bool has_lines(uint32_t operand) const;
-  // Prefetches an operand for which `has_lines` is true: the elements of a pair of vectors from `column` on, in this
-  // row or in the next one.
+  // Prefetches the elements of a pair of vectors from `column` on, in this row or in the next one. The operand must
+  // have lines (`has_lines`).
   void prefetch(uint32_t operand, MlirValue column, bool next_row, bool writes);
 
   // Loads or stores contiguous elements, given a pointer to the first one. A scalar if `at` has no column. Active lanes

@@ -251,8 +251,8 @@ class RowsBody : Body {
     }
     first_ = first;
     find_spots();
-    // Each exchange has its own shared memory. If there are several, a thread that comes to one again knows that all
-    // others have left it, because they have come to the next one since.
+    // Each exchange has its own shared memory. If there are several, no barrier is needed: a thread that comes to one
+    // again has met all others at the next one.
     if (exchanges_ == 1) team_.barrier();
     for (size_t number = 0; number < plan_.values.size(); ++number) {
       values_.define(plan_.values[number]);

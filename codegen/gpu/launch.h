@@ -9,8 +9,8 @@
 #include "codegen/loop/loop_ir.h"
 #include "ir/status.h"
 
-// How compiled GPU kernels are launched: a recipe, which is plain data that belongs to the code, and the launches that
-// a call computes from it. Needs no compiler.
+// How compiled GPU kernels are launched. A recipe is plain data that belongs to the code; a call computes launches from
+// it. Needs no compiler.
 namespace torch_remote::codegen::gpu {
 
 // -- The recipe of a kernel, for all sizes ----------------------------------------------------------------------------

@@ -29,8 +29,8 @@ class Memory {
   MlirValue columns();  // size of the last column dim; 0 if the outer one is empty
   MlirValue scalar(uint32_t number);
 
-  // These set the row (a row-major number; null: place 0 of all row dims), and the place along the outer column dim, at
-  // which operands are addressed.
+  // These set the row and the place along the outer column dim at which operands are addressed. A row is a row-major
+  // number; null means place 0 of all row dims.
   void enter_row(MlirValue row);
   void enter_outer(MlirValue place);
   MlirValue row_place(uint32_t dim) { return row_places_[dim]; }

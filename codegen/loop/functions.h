@@ -135,7 +135,7 @@ Term polynomial(double first, std::span<const double> coefficients, Term x);
 struct Pair {
   Term high, low;
 };
-// Exact operations (Dekker; Knuth): quick_sum is a + b for |a| >= |b|, exact_sum is a + b for any numbers,
+// Exact operations (Dekker; Knuth). quick_sum is a + b for |a| >= |b|, exact_sum is a + b for any numbers,
 // exact_product is a * b.
 Pair quick_sum(Term a, Term b);
 Pair exact_sum(Term a, Term b);

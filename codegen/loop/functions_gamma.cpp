@@ -9,8 +9,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// For a >= 0, erfc(a) is exp(-a^2) t q(t) with t = k / (k + a) (Shepherd and Laframboise, Chebyshev approximation of (1
-// + 2x) exp(x^2) erfc(x), 1981, with another t).
+// For a >= 0, erfc(a) is exp(-a^2) t q(t) with t = k / (k + a). See Shepherd and Laframboise, Chebyshev approximation
+// of (1 + 2x) exp(x^2) erfc(x), 1981, which has another t.
 Term erfc_middle(const Format& format, Term a) {
   const Term t = 3.0 / (a + 3.0);
   const Scaled e = scaled_exp(format, -(a * a));

@@ -3,9 +3,9 @@
 #include "codegen/loop/function_tables.h"
 #include "codegen/loop/functions.h"
 
-// The logarithm, and functions that use it. x = 2^e m with sqrt(1/2) <= m < sqrt(2). log(m) is a polynomial of m - 1
-// (f32) or of (m - 1) / (m + 1) (f64; Tang, Table-driven implementation of the logarithm function, 1990, without the
-// table).
+// The logarithm, and functions that use it. We split x = 2^e m with sqrt(1/2) <= m < sqrt(2). In f32, log(m) is a
+// polynomial of m - 1. In f64 it is a polynomial of (m - 1) / (m + 1), as in Tang, Table-driven implementation of the
+// logarithm function, 1990, but without the table.
 namespace torch_remote::codegen::functions {
 namespace {
 

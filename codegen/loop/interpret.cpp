@@ -53,8 +53,7 @@ class Interpreter {
   int64_t points(DimSet dims) const {
     return by_line(dims) ? arguments_.sizes[kernel_.rows] : over_columns(dims) ? columns_ : 1;
   }
-  // The place among all columns that belongs to a point of these dims: the first place of a line, if there is one point
-  // per line.
+  // The place among all columns of a point of these dims. If there is one point per line, it is the line's first place.
   int64_t place_of(DimSet dims, int64_t point) const { return by_line(dims) ? point * line_ : point; }
   Cell cell(uint32_t value, int64_t place) const {
     const DimSet dims = facts_[value].dims;

@@ -15,10 +15,10 @@
 // LoopIR defines what one kernel computes, but not how. docs/loop_ir.md has its grammar, and shows how CPUs and GPUs
 // execute it.
 //
-// A kernel computes *values* at the points of a domain of rows and columns. A value is defined by earlier values at the
-// same point: it is a loaded element, arithmetic, or a reduction over all columns or all rows. The dims over which a
-// value varies follow from this definition. All loads read the memory as it was before the kernel. Sizes, strides and
-// scalars are arguments, so one kernel serves all of them.
+// A kernel computes *values* at the points of a domain of rows and columns. A value is a loaded element, arithmetic on
+// earlier values at the same point, or a reduction over all columns or all rows. The dims over which a value varies
+// follow from this definition. All loads read the memory as it was before the kernel. Sizes, strides and scalars are
+// arguments, so one kernel serves all of them.
 namespace torch_remote::codegen {
 
 inline constexpr uint32_t kMaxRows = 6;
@@ -52,7 +52,7 @@ enum class Kind : uint8_t {
   kFma,  // a * b + c, rounded once
   // a * 2^b, rounded once. b must be an integer, and a * 2^(b / 2) a normal number; otherwise the result is arbitrary.
   kLdexp,
-  // `reduction` of a over all columns, or all rows, or all rows and the last column; a sum over columns or lines may be
+  // `reduction` of a over all columns, or all rows, or all rows and the last column. A sum over columns or lines may be
   // f64 if a is f32.
   kReduce,
   // i32: word c % 4 of block c / 4 of Philox4x32-10, with seed a and offset b (all i64), as in ir/philox.h.
@@ -187,14 +187,14 @@ struct IndexFailure {
 };
 
 // Running reductions are the same on all targets. Each kRunningBlock consecutive places of the last column are a block.
-// For d = 1, 2, 4, ..., the result d places before (the initial value if that is outside the block) is added to each
-// place. Then the last result of the previous block is added.
+// For d = 1, 2, 4, ..., each place is combined with the one d places before it. If that is outside the block, the
+// initial value takes its place. Finally each place is combined with the last result of the previous block.
 inline constexpr int64_t kRunningBlock = 16;
 
 // The order in which a target reduces.
 //
 // Over columns: element k of the last column dim goes to lane k % lanes. A lane adds its elements of up to `block`
-// consecutive k, starting from 0 (for sums), and then adds these block sums one after the other. At the end the lanes
+// consecutive k, starting from 0 (for sums). It then adds these block sums one after the other. At the end the lanes
 // are added up.
 //
 // Over lines: as over columns along the last column, then as over rows.
@@ -205,7 +205,7 @@ inline constexpr int64_t kRunningBlock = 16;
 // To add up lanes, the upper half is added to the lower half until one lane is left. This is done first within each
 // groups[0] adjacent lanes, then within each groups[1], then over all that are left.
 //
-// A sum that is wider than its operand (`is_wide_sum`): a lane adds its elements of each `narrow` consecutive k of a
+// Wide sums (`is_wide_sum`) are wider than their operand. A lane adds its elements of each `narrow` consecutive k of a
 // block in f32, starting from 0. If the operand is a `mul`, its factors are added by fma. The upper half of the lanes
 // is added to the lower half until `wide_lanes` are left, and these are added to lanes of f64.
 struct Order {

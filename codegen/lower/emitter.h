@@ -45,8 +45,8 @@ class Emitter {
   V rounded(V value, ir::DType half);
   V columns(Reduction reduction, V value);
   V sum_columns(V value) { return columns(Reduction::kSum, convert(value, sum_type(type(value)))); }
-  // The sum over columns or lines, in `sum_type`. An f32 is added in short sums in f32 (`Order::narrow`), with an error
-  // of a few units in the last place of the largest short sum. This error is negligible if all numbers have one sign.
+  // The sum over columns or lines, in `sum_type`. An f32 is added in short sums in f32 (`Order::narrow`). Their error
+  // is a few units in the last place of the largest one, which is negligible if all numbers have one sign.
   V wide_sum(V value, Over over = Over::kColumns);
   // Whether the value is an absolute value or a square.
   bool has_no_sign(V value) const;
@@ -122,8 +122,8 @@ class NodeEmitter {
   // The number of points that the member reduces, as an argument of the kernel.
   V reduced_points(ir::DType type);
   int64_t count_reduced() const;
-  // The sum of a value, in `sum_type`, over all dims along which the result does not vary, except kept rows. kNone if
-  // there is no such reduction.
+  // The sum of a value, in `sum_type`, over all dims along which the result does not vary, except kept rows. Returns
+  // kNone if there is no such reduction.
   V sum_for(size_t result, V value);
   // The member's reduction of a value, in the value's type.
   V reduce(Reduction reduction, V value);

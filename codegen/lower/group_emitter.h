@@ -65,8 +65,8 @@ struct NodeEmitter::Group {
   }
 
   // Stores the values that are used outside of the group. If a buffer is written several times, the last value is
-  // stored. Returns false if an operand must be zeroed first and varies along other dims than the last column, with
-  // stride 1, and its index: the code that sets it to 0 requires this.
+  // stored. An operand that must be zeroed first may only vary along the last column, with stride 1, and its index.
+  // Otherwise the result is false, because the code that sets it to 0 cannot handle it.
   bool store() {
     for (const auto& [buffer, written] : made) {
       if (graph.buffers[buffer].in_group) continue;

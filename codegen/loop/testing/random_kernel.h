@@ -23,8 +23,8 @@ struct RandomKernelOptions {
 };
 
 // Makes a kernel that verifies; any construct may occur. Its results are defined to the last bit. What LoopIR leaves
-// open does not reach a store: conversions to integers that do not fit, bits and sign of a NaN, two rows that store to
-// one place.
+// undefined does not reach a store: conversions that do not fit, bits and sign of a NaN, several rows that store to one
+// place.
 Kernel random_kernel(Rng& rng, const RandomKernelOptions& options = {});
 
 }  // namespace torch_remote::codegen::testing
