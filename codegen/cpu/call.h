@@ -16,7 +16,8 @@ struct IndexRecord {
 // The variants of a kernel's code. They assume more about the arguments, and give the same results bit for bit.
 struct Variant {
   // Stores along the columns bypass the caches. Operands that are stored to in this way must begin at a multiple of
-  // kStreamAlign bytes, and so must their rows. A fence is needed before another thread reads the results.
+  // kStreamAlign bytes, and their strides must be multiples of it. A fence is needed before another thread reads the
+  // results.
   bool streams = false;
   // The size of the last column dim, at most kMostFixedColumns. 0: any size.
   int64_t columns = 0;
