@@ -36,10 +36,10 @@ namespace {
 
 struct Target {
   std::string_view name;
-  const char* features;  // beyond those of the processor of that name
+  const char* features;  // beyond those that the name implies
   Features has;
 };
-// Tuning of x86-64-v4 avoids wide registers for code that is not vectors throughout.
+// For x86-64-v4, LLVM avoids 512-bit registers by default, because most code has few vectors. Ours is all vectors.
 constexpr Target kTargets[] = {{"x86-64-v4", "-prefer-256-bit,+prfchw", {.avx512 = true}}, {"x86-64-v3", "", {}}};
 constexpr const char* kTriple = "x86_64-unknown-linux-gnu";
 
@@ -49,9 +49,8 @@ Status unknown(std::string_view name) {
   return {ErrorCode::kUnsupported, "codegen: no target '" + std::string(name) + "'; there are " + known};
 }
 
-// Addresses here are a base and an index already, which is what x86 has; the pass that looks for better ones finds
-// none, and takes a quarter of the time. It can be turned off in this way only. (This LLVM is linked into this program
-// or library alone.)
+// Addresses already consist of a base and an index, which x86 supports. Loop strength reduction finds nothing better,
+// and takes a quarter of the time. It can be disabled only by this global option. No other code uses this copy of LLVM.
 void disable_strength_reduction() {
   const auto& options = llvm::cl::getRegisteredOptions();
   const auto found = options.find("disable-lsr");
@@ -76,7 +75,7 @@ std::unique_ptr<llvm::TargetMachine> make_machine(const Target& target) {
                                  options, llvm::Reloc::PIC_, llvm::CodeModel::Small, llvm::CodeGenOptLevel::Default));
 }
 
-// What a thread that compiles keeps for the next kernel.
+// State that a compiling thread reuses for the next kernel.
 class Compiler {
  public:
   Compiler() {
@@ -131,14 +130,14 @@ class Compiler {
     module.setTargetTriple(machine.getTargetTriple().str());
     for (llvm::Function& function : module) {
       if (function.isDeclaration()) continue;
-      function.addFnAttr(llvm::Attribute::NoUnwind);  // no tables for exceptions
-      function.addFnAttr("no-builtins");              // loops do not become calls of memset or memcpy
+      function.addFnAttr(llvm::Attribute::NoUnwind);  // omits exception tables
+      function.addFnAttr("no-builtins");              // loops must not become calls of memset or memcpy
       function.addFnAttr("prefer-vector-width", "512");
     }
   }
 
-  // Loops are as they should be already, and nothing is called. What is left to do: simplify, take what does not change
-  // out of loops, merge what is computed twice. LLVM's whole O3 takes five times as long, for the same inner loops.
+  // The loops are already in their final form, and nothing is called. It remains to simplify, to move invariants out of
+  // loops, and to merge common subexpressions. LLVM's whole O3 takes five times as long and gives the same inner loops.
   static void optimize(llvm::Module& module, llvm::TargetMachine& machine) {
     llvm::LoopAnalysisManager loops;
     llvm::FunctionAnalysisManager functions;
@@ -162,8 +161,9 @@ class Compiler {
     }
   }
 
-  // Comparisons of numbers that come from a half type have become ones of that type, and where they choose the smaller
-  // number the backend would call fminf, which code on its own does not have. It compares them as floats anyway.
+  // LLVM's passes narrow comparisons of numbers that were loaded from a half type to that type. If such a comparison
+  // selects the smaller number, the backend would call fminf, but our code cannot call functions. It compares them as
+  // floats anyway.
   static void widen_comparisons(llvm::Module& module) {
     for (llvm::Function& function : module) {
       for (llvm::Instruction& instruction : llvm::instructions(function)) {
@@ -183,7 +183,7 @@ class Compiler {
     llvm::SmallString<0> result;
     llvm::raw_svector_ostream stream(result);
     llvm::legacy::PassManager passes;
-    // It can write both: this is X86.
+    // Cannot fail: X86 supports both file types.
     machine.addPassesToEmitFile(passes, stream, nullptr, type);
     passes.run(module);
     return result;

@@ -9,7 +9,7 @@
 
 #include "codegen/cpu/testing/harness.h"
 
-// How long kernels take to be compiled, and to run on one thread:
+// Measures how long kernels take to compile, and to run on one thread:
 //   ./bazelw run //codegen/cpu:compile_benchmark
 namespace torch_remote::codegen::cpu {
 namespace {
@@ -22,7 +22,7 @@ double seconds(const std::function<void()>& work) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// The best of several runs, as others use the machine, too.
+// The best of several runs, because other processes use the machine, too.
 double best(const std::function<void()>& work, int runs) {
   double least = seconds(work);
   for (int i = 1; i < runs; ++i) least = std::min(least, seconds(work));
@@ -216,14 +216,14 @@ void compile_times(std::string_view target) {
   }
 }
 
-// Bytes that a call reads or writes, once each.
+// Bytes that a call reads or writes, each counted once.
 double traffic(const testing::Case& arguments) {
   double bytes = 0;
   for (const testing::Bytes& operand : arguments.data) bytes += static_cast<double>(operand.size());
   return bytes;
 }
 
-// Numbers around 0 in all operands of floats: denormals, which are slow, would be another benchmark.
+// Fills all float operands with numbers around 0, without denormals: these are slow, and need a benchmark of their own.
 void fill(const Kernel& kernel, testing::Case* arguments) {
   for (size_t o = 0; o < kernel.operands.size(); ++o) {
     testing::Bytes& bytes = arguments->data[o];

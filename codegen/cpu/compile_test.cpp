@@ -12,7 +12,8 @@
 
 #include "codegen/cpu/testing/harness.h"
 
-// Compiled code against the interpreter, bit for bit, on kernels that are written here; random_test has random ones.
+// Compares compiled code with the interpreter, bit for bit, for kernels that this file contains. random_test does so
+// for random kernels.
 namespace torch_remote::codegen::cpu {
 namespace {
 
@@ -24,7 +25,7 @@ using testing::make_case;
 using testing::run_compiled;
 using testing::run_interpreter;
 
-// Around the vector, the pair of vectors and the block.
+// Sizes around those of a vector, a pair of vectors, and a block.
 const std::vector<int64_t> kColumns = {0, 1, 15, 16, 17, 31, 32, 33, 100, 4095, 4096, 4097, 5000};
 
 Kernel parsed(const std::string& text) {
@@ -59,7 +60,7 @@ void compare(const Compiled& code, const Case& arguments, const std::string& wha
   EXPECT_EQ(record.bound, failure.bound) << what;
 }
 
-// All column sizes, on all targets that this machine has.
+// Checks all column sizes, on all targets that this machine supports.
 void check(const std::string& text, std::vector<int64_t> rows = {3}, const std::vector<int64_t>& bounds = {}) {
   const Kernel kernel = parsed(text);
   for (const std::string_view target : testing::targets()) {
@@ -71,7 +72,7 @@ void check(const std::string& text, std::vector<int64_t> rows = {3}, const std::
       for (uint64_t seed = 0; seed < (size > 1000 ? 1 : 2); ++seed) {
         compare(code, make_case(kernel, sizes, bounds, seed), std::string(target) + ", " + std::to_string(size));
       }
-      // Code for rows of this size alone.
+      // This code is for rows of this size only.
       if (kernel.columns == 0 || size == 0 || size > kMostFixedColumns) continue;
       const Compiled fixed = compiled(kernel, target, nullptr, {.columns = size});
       compare(fixed, make_case(kernel, sizes, bounds, 2), std::string(target) + ", fixed at " + std::to_string(size));
@@ -114,7 +115,7 @@ TEST(Compile, HalfTypes) {
 }
 
 TEST(Compile, RunningSums) {
-  // The last places of blocks and lines are carried on; the sums are used in several loops, and kept.
+  // The last places of blocks and lines carry over. Several loops use the sums, which are kept.
   check(R"(kernel(i0 | j0) {
   a0: f32[i0, j0]
   a1: f32[i0, j0]
@@ -192,7 +193,7 @@ TEST(Compile, Conversions) {
 })");
 }
 
-// Three loops; what is worth it is kept between them.
+// The kernel has three loops, between which expensive values are kept.
 TEST(Compile, RowsWithReductions) {
   check(R"(kernel(i0 | j0) {
   a0: bf16[i0, j0]
@@ -341,7 +342,7 @@ TEST(Compile, RandomNumbers) {
   %5: i32 = random %0, %1, %4
   store a1, %5
 })",
-        {5});  // the first number of a row is any of a block's four
+        {5});  // the first number of a row may be any of a block's four
 }
 
 TEST(Compile, WithoutColumns) {
@@ -359,7 +360,7 @@ TEST(Compile, WithoutColumns) {
         {200}, {10});
 }
 
-// A store may lie on an operand, point by point: all loads of a place come before its stores.
+// A store may overwrite an operand point by point: all loads of a place come before its stores.
 TEST(Compile, InPlace) {
   const Kernel kernel = parsed(R"(kernel(i0 | j0) {
   a0: f32[i0, j0]
@@ -393,7 +394,7 @@ TEST(Compile, InPlace) {
   }
 }
 
-// -- What the code looks like -----------------------------------------------------------------------------------------
+// -- Properties of the machine code -----------------------------------------------------------------------------------
 
 constexpr const char* kChain = R"(kernel(i0 | j0) {
   a0: bf16[i0, j0]
@@ -434,7 +435,7 @@ constexpr const char* kGelu = R"(kernel(i0 | j0) {
 
 TEST(Compile, Gelu) { check(kGelu); }
 
-// Vectors and scalars; results from 0 over denormals to infinity.
+// Covers vectors and scalars, with results from 0 over denormals to infinity.
 TEST(Compile, PowersOfTwo) {
   check(R"(kernel(i0 | j0) {
   a0: f32[i0, j0]
@@ -472,9 +473,9 @@ TEST(Compile, UsesWideRegistersAndCallsNothing) {
     EXPECT_EQ(narrow.find("%zmm"), std::string::npos);
     for (const std::string& assembly : {wide, narrow}) {
       EXPECT_EQ(assembly.find("call"), std::string::npos) << assembly;
-      // Denormals would be 0.
+      // This instruction treats denormals as 0.
       EXPECT_EQ(assembly.find("vcvtneps2bf16"), std::string::npos);
-      // No element is computed alone.
+      // No elements are computed one by one.
       for (const char* alone : {"addss", "subss", "mulss", "divss", "sqrtss", "132ss", "213ss", "231ss"}) {
         EXPECT_EQ(assembly.find(alone), std::string::npos) << alone << "\n" << assembly;
       }
@@ -482,7 +483,7 @@ TEST(Compile, UsesWideRegistersAndCallsNothing) {
   }
 }
 
-// All element sizes, with rows that begin at aligned places; the rest of a row is stored as usual.
+// Covers all element sizes, with rows that begin at aligned addresses. The remainder of a row is stored ordinarily.
 TEST(Compile, StreamsPastTheCaches) {
   const Kernel kernel = parsed(R"(kernel(i0 | j0) {
   a0: f32[i0, j0]
@@ -549,7 +550,7 @@ TEST(Compile, RowsOfAKnownSizeNeedNoLoop) {
     return count;
   };
   EXPECT_LT(jumps(fixed), jumps(any));
-  EXPECT_LE(jumps(fixed), 2u) << fixed;  // over the rows
+  EXPECT_LE(jumps(fixed), 2u) << fixed;  // only the loop over the rows
   Code code;
   EXPECT_EQ(compile(parsed(kGelu), {.variant = {.columns = 65}}, &code).code(), ErrorCode::kInvalid);
 }

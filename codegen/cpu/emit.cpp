@@ -14,7 +14,7 @@
 #include "codegen/cpu/reductions.h"
 #include "codegen/loop/facts.h"
 
-// The loops of a function: rows, phases, blocks, pairs of vectors, and what remains.
+// Emits the loops of a function: rows, phases, blocks, pairs of vectors, and the remainder.
 namespace torch_remote::codegen::cpu {
 namespace {
 
@@ -25,7 +25,7 @@ using Int = ll::ICmpPredicate;
 constexpr Order kOrder;
 constexpr int64_t kHalves = 2;
 constexpr uint32_t kSlotAlign = 64;
-// Vectors of a loop whose code is repeated.
+// Loops with at most this many vector values are unrolled (`pairs`).
 constexpr size_t kMostUnrolled = 8;
 static_assert(kOrder.lanes == kHalves * kLanes && kOrder.block % kOrder.narrow == 0 &&
               kOrder.narrow % kOrder.lanes == 0 && kOrder.wide_lanes == kLanes / 2);
@@ -44,7 +44,7 @@ class FunctionEmitter {
         entry_(entry),
         scalars_(kernel.values.size()) {}
 
-  // Emits the body at the builder's place.
+  // Emits the body at the builder's insertion point.
   void run() {
     memory_.enter_row({});
     define(plan_.before);
@@ -73,12 +73,12 @@ class FunctionEmitter {
     for (const uint32_t s : plan_.stores) store(kernel_.stores[s], {});
   }
 
-  // -- What comes next -----------------------------------------------------------------------------------------------
+  // -- Prefetching ----------------------------------------------------------------------------------------------------
 
-  // Where a row is gone through several times, memory would rest in all loops but the first one, and what computes in
-  // the first. So the longest of the others fetches what the next row reads, and what this row is written to, as long
-  // as it is not there yet. (One loop that only reads, and so waits for memory alone, fetches for itself: the processor
-  // does so only up to the end of a page.)
+  // If a row is processed in several loops, only the first one loads from memory, and computation waits for it. In the
+  // other loops memory would be idle. So the longest of these prefetches what the next row reads, and the locations to
+  // which results are written. A single loop with reductions is limited by memory. It prefetches for itself, because
+  // the processor's prefetcher stops at the end of a page.
   void look_ahead() {
     if (plan_.finish || kernel_.rows == 0 || kernel_.columns != 1 || plan_.loops.empty()) return;
     const bool reduces = !plan_.loops[0].reduces.empty() || !plan_.loops[0].totals.empty();
@@ -132,7 +132,7 @@ class FunctionEmitter {
     for (size_t i = 0; i < loop.reduces.size(); ++i) scalars_[loop.reduces[i]] = results[i];
   }
 
-  // All of the loop; what its reductions come to.
+  // Emits the whole loop over a row, and returns the results of its reductions.
   MlirValues sums_over_row(const LoopPlan& loop) {
     MlirValues results = begin(loop.reduces);
     if (kernel_.columns == 2) {
@@ -150,7 +150,7 @@ class FunctionEmitter {
     return sums;
   }
 
-  // What a reduction comes to, of the partial results of all of a loop; its own begin at `*next` in each half.
+  // The result of a reduction, given all partial results of a loop. This reduction's own begin at `*next` in each half.
   MlirValue end(uint32_t reduce, mlir::ValueRange results, size_t* next) {
     const Value& value = kernel_.values[reduce];
     const size_t parts = Reductions::parts(value), at = std::exchange(*next, *next + parts);
@@ -159,14 +159,14 @@ class FunctionEmitter {
     return reductions_.end(value, type(value.a), results.slice(at, parts), results.slice(half + at, parts));
   }
 
-  // What partial results of a loop are carried for: its reductions over columns, and then those over lines.
+  // The reductions for which a loop carries partial results: those over columns, then those over lines.
   std::vector<uint32_t> sums_of(const LoopPlan& loop) const {
     std::vector<uint32_t> sums = loop.reduces;
     for (const uint32_t total : loop.lines) sums.push_back(schedule_.totals[total]);
     return sums;
   }
 
-  // The last column dim, at one place of the outer one.
+  // Emits the loop over the last column dim, at one place of the outer one.
   MlirValues line(const LoopPlan& loop, MlirValue outer, mlir::ValueRange carried) {
     outer_ = outer;
     define(loop.outers);
@@ -178,7 +178,7 @@ class FunctionEmitter {
     }
     if (!inner) return MlirValues(carried);
     if (loop.lines.empty()) return places(loop, carried);
-    // Sums of lines begin anew.
+    // Sums of lines start anew in each line.
     MlirValues before;
     const size_t half = carried.size() / kHalves;
     for (int64_t h = 0; h < kHalves; ++h) {
@@ -198,13 +198,13 @@ class FunctionEmitter {
     return after;
   }
 
-  // All places of the last column dim.
+  // Emits the code for all places of the last column dim.
   MlirValues places(const LoopPlan& loop, mlir::ValueRange carried) {
     const std::vector<uint32_t> sums = sums_of(loop);
     const bool blocks = std::any_of(sums.begin(), sums.end(), [&](uint32_t sum) {
       return Reductions::is_ordered(kernel_.values[sum]) && !is_wide(sum);
     });
-    if (variant_.columns != 0) {  // less than a block, and than a short sum
+    if (variant_.columns != 0) {  // fewer than in a block or a short sum
       const auto all = [&](mlir::ValueRange before) {
         return with_short_sums(sums, before, [&](mlir::ValueRange narrow) { return known_range(loop, narrow); });
       };
@@ -219,11 +219,11 @@ class FunctionEmitter {
 
   using Work = llvm::function_ref<MlirValues(mlir::ValueRange)>;
 
-  // The lanes of wide sums: the lower half's partial results. The upper half has none.
+  // The type of a wide sum's partial result. Only the lower half has one.
   mlir::Type wide_type() const { return mlir::VectorType::get(kOrder.wide_lanes, ops_.b.getF64Type()); }
   bool is_wide(uint32_t sum) const { return is_wide_sum(kernel_, kernel_.values[sum]); }
 
-  // Where the partial results of wide sums are among all of a loop.
+  // Calls `change` with the positions of the wide sums' partial results among all those of a loop.
   void for_wide(const std::vector<uint32_t>& sums, llvm::function_ref<void(size_t, const Value&)> change) {
     size_t at = 0;
     for (int64_t half = 0; half < kHalves; ++half) {
@@ -234,7 +234,7 @@ class FunctionEmitter {
     }
   }
 
-  // While `work` goes over a block, all sums but wide ones begin anew.
+  // `work` covers a block. In it, all sums except wide ones start anew; afterwards they are added to `before`.
   MlirValues in_block(const std::vector<uint32_t>& sums, mlir::ValueRange before, Work work) {
     MlirValues block = begin(sums);
     for_wide(sums, [&](size_t at, const Value&) { block[at] = before[at]; });
@@ -242,14 +242,14 @@ class FunctionEmitter {
     return combine(sums, before, block);
   }
 
-  // While `work` goes over at most kOrder.narrow places, wide sums begin anew in their operand's type.
+  // `work` covers at most kOrder.narrow places. In it, wide sums start anew in the type of their operand.
   MlirValues with_short_sums(const std::vector<uint32_t>& sums, mlir::ValueRange before, Work work) {
     MlirValues values(before);
     for_wide(sums, [&](size_t at, const Value& sum) { values[at] = reductions_.begin(sum, type(sum.a), 0)[0]; });
     values = work(values);
     const size_t half = values.size() / kHalves;
     for_wide(sums, [&](size_t at, const Value& sum) {
-      if (at >= half) {  // is part of the lower half's
+      if (at >= half) {  // is included in the lower half's sum
         values[at] = before[at];
         return;
       }
@@ -261,7 +261,7 @@ class FunctionEmitter {
     return values;
   }
 
-  // Short sums one after the other, if there are any.
+  // Emits short sums one after the other if there are wide sums, else the plain range.
   MlirValues range(const LoopPlan& loop, MlirValue start, MlirValue end, mlir::ValueRange carried) {
     const std::vector<uint32_t> sums = sums_of(loop);
     if (std::none_of(sums.begin(), sums.end(), [&](uint32_t sum) { return is_wide(sum); })) {
@@ -279,7 +279,7 @@ class FunctionEmitter {
     return ops_.branch(ops_.compare(Int::slt, rest, end), remaining, [&] { return most; }, types, false);
   }
 
-  // All of kOrder.narrow places; without a loop where that is little code.
+  // Emits kOrder.narrow places: without a loop if that is little code.
   MlirValues pairs(const LoopPlan& loop, MlirValue first, mlir::ValueRange before) {
     if (loop.vectors.size() > kMostUnrolled) {
       MlirValue last = ops_.add(first, ops_.i64(kOrder.narrow));
@@ -294,8 +294,8 @@ class FunctionEmitter {
     return results;
   }
 
-  // Pairs of vectors, then what remains: the same for one masked vector after the other. There the halves change places
-  // each time, so that one piece of code does for both.
+  // Emits a loop over pairs of vectors, then one over masked single vectors for the remainder. In the latter the halves
+  // swap after each vector, so that the same code serves both.
   MlirValues short_range(const LoopPlan& loop, MlirValue start, MlirValue end, mlir::ValueRange carried) {
     MlirValue count = ops_.sub(end, start);
     MlirValue pairs = ops_.add(start, ops_.bit_and(count, ops_.i64(-int64_t{kOrder.lanes})));
@@ -324,7 +324,7 @@ class FunctionEmitter {
     return after;
   }
 
-  // A vector of which `left` lanes are places.
+  // Emits a vector of which the first `left` lanes are active.
   MlirValues some(const LoopPlan& loop, MlirValue column, MlirValue left, mlir::ValueRange before) {
     const size_t half = before.size() / kHalves;
     const Point at = {outer_, column, ops_.compare(Int::slt, ops_.ramp(left.getType(), 0), ops_.splat(left))};
@@ -336,8 +336,7 @@ class FunctionEmitter {
     return after;
   }
 
-  // The same as `short_range` over all columns, of which there are as many as the variant says: without a loop or a
-  // test.
+  // The same as `short_range` over all columns, whose number the variant fixes: no loop and no test is needed.
   MlirValues known_range(const LoopPlan& loop, mlir::ValueRange carried) {
     MlirValues results(carried);
     int64_t column = 0, stop = variant_.columns;
@@ -352,7 +351,7 @@ class FunctionEmitter {
     return results;
   }
 
-  // What reductions of a loop begin with, for both halves; of each half all parts of all reductions.
+  // The initial partial results for both halves: in each half, all parts of all reductions.
   MlirValues begin(const std::vector<uint32_t>& sums) {
     MlirValues result;
     for (int64_t half = 0; half < kHalves; ++half) {
@@ -385,14 +384,15 @@ class FunctionEmitter {
     return result;
   }
 
-  // All values of 16 places.
+  // Emits all values of 16 places.
   void define_vectors(const LoopPlan& loop, int64_t half, const Point& at) {
     vectors_[half].assign(kernel_.values.size(), {});
     for (const uint32_t value : loop.vectors) vectors_[half][value] = define_vector(loop, value, half, at);
   }
 
-  // Of both vectors in turn where there are 32 registers: a chain of functions waits for itself most of the time, and
-  // the processor does not look far enough ahead to find the other vector's. (Loads at indices branch, one by one.)
+  // With 32 registers we interleave both vectors. A chain of functions mostly waits for its own results, and the
+  // processor does not look far enough ahead to find the other vector's instructions. Loads at indices branch, so with
+  // these we emit one vector after the other.
   void define_pair(const LoopPlan& loop, const Point& low, const Point& high) {
     const bool branches = std::any_of(loop.vectors.begin(), loop.vectors.end(),
                                       [&](uint32_t value) { return !kernel_.values[value].indices.empty(); });
@@ -407,7 +407,7 @@ class FunctionEmitter {
     }
   }
 
-  // The reductions with them.
+  // Adds a vector's elements to the partial results of the loop's reductions.
   MlirValues reduce(const LoopPlan& loop, int64_t half, const Point& at, mlir::ValueRange before) {
     MlirValues after;
     for (const uint32_t reduce : sums_of(loop)) {
@@ -428,18 +428,18 @@ class FunctionEmitter {
     return mask ? ops_.select(mask, more, sum) : more;
   }
 
-  // The places of a vector's lanes along the columns, row-major.
+  // The row-major numbers of a vector's lanes among the columns.
   MlirValue place_in_row(const Point& at) {
     return ops_.add(ops_.splat(line_index(at, true)), ops_.ramp(ops_.b.getI64Type(), 0));
   }
 
-  // Where in a line of memory a point is: a line over both column dims, or over the last one only.
+  // The index of a point in a line of memory, which covers both column dims or only the last one.
   MlirValue line_index(const Point& at, bool both) {
     if (!at.outer || !both) return at.column;
     return ops_.add(ops_.mul(at.outer, columns()), at.column);
   }
 
-  // What becomes of them; after all loads of these places.
+  // Emits keeps, totals and stores of a vector, after all loads of its places.
   void write(const LoopPlan& loop, int64_t half, const Point& at) {
     for (const uint32_t k : loop.keeps) {
       const uint32_t value = schedule_.kept[k];
@@ -455,7 +455,7 @@ class FunctionEmitter {
 
   MlirValue scalar(uint32_t value) { return scalars_[value]; }
 
-  // A value as a vector; a scalar is the same in all lanes.
+  // A value as a vector; a scalar is broadcast to all lanes.
   MlirValue vector(uint32_t value, int64_t half) {
     MlirValue& found = vectors_[half][value];
     if (!found) {
@@ -502,7 +502,7 @@ class FunctionEmitter {
     return compose(value, at, [&](uint32_t input) { return vector(input, half); });
   }
 
-  // -- Running sums: a block is a vector, and what the blocks before came to is in all lanes of another one.
+  // -- Running sums: a block is one vector. Another vector has the result of all previous blocks, in every lane.
 
   MlirValue slot(uint32_t v) {
     MlirValue& found = slots_[v];
@@ -545,7 +545,7 @@ class FunctionEmitter {
     return ir::is_float(value.type) ? ops_.number(of, static_cast<double>(none)) : ops_.integer(of, none);
   }
 
-  // At the beginning of a line.
+  // Resets the running sums at the beginning of a line.
   void begin_running(const LoopPlan& loop) {
     for (const uint32_t v : loop.vectors) {
       const Value& value = kernel_.values[v];
@@ -554,8 +554,9 @@ class FunctionEmitter {
     }
   }
 
-  // A vector of `nothing`, of which LLVM does not know what is in it: to put zeros before a vector it takes vexpandps,
-  // of which AMD's processors do one in several cycles, and not the one instruction that moves two vectors along.
+  // Returns `none` in a form that LLVM cannot see through. To shift known zeros into a vector, LLVM would use
+  // vexpandps, which takes several cycles on AMD's processors. The alternative is one instruction that shifts a pair of
+  // vectors.
   MlirValue opaque(const Value& value, MlirValue none) {
     if (!ops_.features.avx512) return none;
     MlirValue& found = nothings_[{value.reduction, value.type}];
@@ -576,7 +577,7 @@ class FunctionEmitter {
     MlirValue none = opaque(value, nothing(value, x.getType()));
     constexpr int32_t kCount = kLanes;
     for (int32_t apart = 1; apart < kCount; apart *= 2) {
-      llvm::SmallVector<int32_t, kLanes> from;  // of x and none, which comes before it
+      llvm::SmallVector<int32_t, kLanes> from;  // lanes of x, or of `none`, which stands for the places before x
       for (int32_t lane = 0; lane < kCount; ++lane) {
         from.push_back(lane < apart ? kCount + kCount - apart + lane : lane - apart);
       }
@@ -590,7 +591,7 @@ class FunctionEmitter {
     return x;
   }
 
-  // Of random words whose numbers are neighbours in neighbouring lanes, of one seed and offset: the first lane's.
+  // If a vector's random words have one seed and offset, and consecutive numbers in its lanes: the first lane's number.
   std::optional<MlirValue> first_number(const Value& value, const Point& at) {
     const auto is_scalar = [&](uint32_t v) { return plan_.scopes[v] != Scope::kVector; };
     const auto is_place = [&](uint32_t v) {
@@ -605,7 +606,7 @@ class FunctionEmitter {
     return std::nullopt;
   }
 
-  // In the main loop, the words of both vectors are made with the first one's.
+  // In the main loop, the words of the second vector are computed with those of the first one.
   MlirValue random(uint32_t v, const Value& value, MlirValue first, int64_t half, const Point& at) {
     if (at.mask) return ops_.random_vector(scalar(value.a), scalar(value.b), first);
     if (half == 0) {
@@ -625,7 +626,7 @@ class FunctionEmitter {
     return result;
   }
 
-  // A value of earlier ones; `get` gives these, as wide as the value.
+  // A value that depends on earlier ones; `get` returns these, as wide as the value.
   MlirValue compose(const Value& value, const Point& at, llvm::function_ref<MlirValue(uint32_t)> get) {
     switch (value.kind) {
       case Kind::kLoad: {
@@ -642,7 +643,7 @@ class FunctionEmitter {
     }
   }
 
-  // What is made of values of this list at its point alone.
+  // A value that depends only on values of this list at the same point.
   MlirValue computed(const std::vector<Value>& values, const Value& value,
                      llvm::function_ref<MlirValue(uint32_t)> get) {
     const auto input = [&](uint32_t number) { return number == kNone ? MlirValue() : get(number); };
@@ -660,7 +661,7 @@ class FunctionEmitter {
     }
   }
 
-  // -- Lines ----------------------------------------------------------------------------------------------------------
+  // -- Lines of memory ------------------------------------------------------------------------------------------------
 
   uint32_t totalled(uint32_t total) const { return kernel_.values[schedule_.totals[total]].a; }
 
@@ -669,7 +670,7 @@ class FunctionEmitter {
     return ops_.at(memory_.kept(plan_.kept_as[value]), ops_.memory_type(type(value)), index);
   }
 
-  // Where a total's element is, in the first chunk's line.
+  // The address of a total's element in the first chunk's line.
   MlirValue total_pointer(uint32_t total, const Point& at) {
     const uint32_t value = schedule_.totals[total];
     MlirValue index;
@@ -691,14 +692,14 @@ class FunctionEmitter {
     memory_.store_line(reductions_.combine(value, value.type, before, x)[0], pointer, value.type, to);
   }
 
-  // A value that does not vary over the outer column dim is added at the first place of that only.
+  // A value that does not vary over the outer column dim is added only at the first place of that dim.
   MlirValue once(uint32_t total, const Point& at) {
     if (!at.outer || !at.column || varies_over(total, kernel_.rows)) return at.mask;
     MlirValue first = ops_.splat(ops_.compare(Int::eq, at.outer, ops_.i64(0)));
     return at.mask ? ops_.bit_and(at.mask, first) : first;
   }
 
-  // Of `finish`: the lines of all chunks, one after the other.
+  // In `finish`: combines the lines of all chunks, in order.
   MlirValue total_of_chunks(uint32_t number, const Point& at) {
     const Value& value = kernel_.values[number];
     const auto total = static_cast<uint32_t>(std::find(schedule_.totals.begin(), schedule_.totals.end(), number) -
@@ -727,13 +728,14 @@ class FunctionEmitter {
   const Plan& plan_;
   mlir::Block* entry_;
   MlirValue row_, outer_;
-  uint32_t ahead_ = kNone;                          // the loop that fetches
-  std::vector<uint32_t> reads_next_, writes_next_;  // operands
-  std::vector<MlirValue> scalars_;                  // of each value that is a scalar where the code is
-  std::map<uint32_t, MlirValue> slots_;             // of running sums: what comes before a block, a register in the end
+  uint32_t ahead_ = kNone;                          // the loop that prefetches
+  std::vector<uint32_t> reads_next_, writes_next_;  // operands that it prefetches
+  std::vector<MlirValue> scalars_;                  // for each value: its scalar at the current place, if it has one
+  // For running sums: the result of previous blocks, which LLVM keeps in a register.
+  std::map<uint32_t, MlirValue> slots_;
   std::map<std::pair<Reduction, DType>, MlirValue> nothings_;
-  std::map<uint32_t, MlirValue> words_;      // of values that are random words: the second vector's
-  std::vector<MlirValue> vectors_[kHalves];  // of each value, as the vectors of the places where the code is
+  std::map<uint32_t, MlirValue> words_;      // for random values: the words of the second vector
+  std::vector<MlirValue> vectors_[kHalves];  // for each value: its vectors at the current places
 };
 
 void emit_function(mlir::ImplicitLocOpBuilder& builder, std::string_view name, const Kernel& kernel,

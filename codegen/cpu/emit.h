@@ -11,9 +11,9 @@ namespace torch_remote::codegen::cpu {
 inline constexpr const char* kRowsName = "rows";
 inline constexpr const char* kFinishName = "finish";
 
-// A module of the LLVM dialect with RowsFunction and, if the kernel needs one, FinishFunction. The kernel verifies, has
-// at most one row dim, and no function that `expand_functions` would expand. `features`: of the
-// target.
+// Builds a module of the LLVM dialect with RowsFunction and, if the kernel needs one, FinishFunction. The kernel must
+// verify, have at most one row dim, and have no function that `expand_functions` would expand. `features` are those of
+// the target.
 mlir::OwningOpRef<mlir::ModuleOp> emit(const Kernel& kernel, const Features& features, const Variant& variant,
                                        mlir::MLIRContext& context);
 

@@ -14,15 +14,16 @@
 
 #include "codegen/cpu/testing/harness.h"
 
-// Times kernels in turn, each over the same operands:
+// Times several kernels alternately, each on the same operands:
 //   ./bazelw run //codegen/cpu:kernels_in_turn -- ROWS COLUMNS CALLS THREADS FILE...
-// FILE holds LoopIR. A round runs each kernel over CALLS sets of operands for each thread. Printed are the median time
-// of an element, and the median and quartiles of its ratio to the first kernel's time in the same round.
+// Each FILE contains a kernel in LoopIR. A round runs each kernel on CALLS sets of operands per thread. The tool prints
+// the median time per element. It also prints the median and quartiles of the time relative to the first kernel's time
+// in the same round.
 namespace torch_remote::codegen::cpu {
 namespace {
 
 constexpr int kRounds = 41;
-constexpr int64_t kLeastElements = 1 << 22;  // of a thread, that are timed
+constexpr int64_t kLeastElements = 1 << 22;  // least number of timed elements per thread
 
 struct Call {
   testing::Case arguments;
@@ -32,8 +33,8 @@ struct Call {
 struct Timed {
   std::string file;
   testing::Compiled code;
-  std::vector<std::vector<std::shared_ptr<Call>>> calls;  // of each thread
-  std::vector<double> seconds, ratios;                    // of each round
+  std::vector<std::vector<std::shared_ptr<Call>>> calls;  // per thread
+  std::vector<double> seconds, ratios;                    // per round
 };
 
 void fill(const Kernel& kernel, testing::Case* arguments) {
@@ -48,7 +49,7 @@ void fill(const Kernel& kernel, testing::Case* arguments) {
   }
 }
 
-// The operands are those of `first`, if that is another one.
+// Compiles the kernel. It uses the operands of `first`, if `first` is prepared already.
 bool prepare(int64_t rows, int64_t columns, int calls, int threads, const Timed& first, Timed* timed) {
   std::ifstream in(timed->file);
   const std::string text((std::istreambuf_iterator<char>(in)), {});
@@ -91,7 +92,7 @@ void run(const Timed& timed, const std::vector<std::shared_ptr<Call>>& calls) {
   }
 }
 
-// Of `repeats` times all calls.
+// Seconds that `repeats` repetitions of all calls take.
 double seconds(const Timed& timed, int repeats) {
   const auto work = [&](size_t thread) {
     for (int i = 0; i < repeats; ++i) run(timed, timed.calls[thread]);
@@ -120,7 +121,7 @@ int main_of(int argc, char** argv) {
   if (argc < 6) return 2;
   const int64_t rows = std::atol(argv[1]), columns = std::atol(argv[2]);
   const int calls = std::atoi(argv[3]), threads = std::atoi(argv[4]);
-  // Small operands stay in the cache.
+  // Calls with small operands are repeated; these stay in the cache.
   const int repeats = static_cast<int>(std::max<int64_t>(1, kLeastElements / (rows * columns * calls)));
   std::vector<Timed> all(static_cast<size_t>(argc) - 5);
   for (size_t i = 0; i < all.size(); ++i) {

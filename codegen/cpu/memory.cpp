@@ -35,7 +35,7 @@ Memory::Memory(Ops& ops, const Kernel& kernel, const Variant& variant, MlirValue
 
 // -- The call ---------------------------------------------------------------------------------------------------------
 
-// An array of the call.
+// Loads the address of one of the call's arrays.
 MlirValue Memory::field(size_t offset) {
   MlirValue& found = fields_[offset];
   if (!found) {
@@ -47,7 +47,7 @@ MlirValue Memory::field(size_t offset) {
   return found;
 }
 
-// An element of it; all are of 8 bytes.
+// Loads an element of such an array; all elements have 8 bytes.
 MlirValue Memory::element(size_t array, uint32_t number, mlir::Type type) {
   MlirValue& found = elements_[{array, number}];
   if (!found) {
@@ -117,7 +117,7 @@ Memory::Place Memory::place(uint32_t operand, mlir::ValueRange indices, const Po
   const mlir::Type element = ops_.memory_type(kernel_.operands[operand].dtype);
   const bool moves = at.column && along_columns(operand), strided = kernel_.operands[operand].strided;
   const uint32_t last = kernel_.dims() - 1;
-  // A vector has one pointer, or (apart) a pointer for each lane: that one and an offset.
+  // Adjacent lanes share one pointer. Otherwise (`apart`) each lane has that pointer plus an offset.
   MlirValue pointer = pointers_[operand], allowed = at.mask, offsets;
   bool apart = at.column && (!moves || strided);
   if (moves) {
@@ -144,7 +144,7 @@ Memory::Place Memory::place(uint32_t operand, mlir::ValueRange indices, const Po
   return {pointer, allowed, !apart};
 }
 
-// Whether an index is in its bounds; where it is not, the first one of a lane that is a place is recorded.
+// Whether an index is in bounds. If it is not, the first failing index of an active lane is recorded.
 MlirValue Memory::checked(uint32_t operand, uint32_t dim, MlirValue index, const Point& at) {
   MlirValue bound = element(offsetof(Call, bounds), first_bound_[operand] + dim, ops_.b.getI64Type());
   MlirValue bounds = is_vector(index) ? ops_.splat(bound) : bound;
@@ -178,15 +178,14 @@ void Memory::record(uint32_t operand, MlirValue index, MlirValue bound) {
   });
 }
 
-// -- What comes next
-// ---------------------------------------------------------------------------------------------------
+// -- Prefetching ------------------------------------------------------------------------------------------------------
 
 bool Memory::has_lines(uint32_t operand) const {
   const Operand& of = kernel_.operands[operand];
   return along_columns(operand) && !of.strided && of.indexed == 0 && (of.dims & kernel_.row_dims()) != 0;
 }
 
-// 0 for rows that are too long to be in the cache while they wait.
+// Bytes from a row to the next one. 0 if rows are too long to stay in the cache until they are used.
 MlirValue Memory::next_row_bytes(uint32_t operand) {
   MlirValue& found = next_rows_[operand];
   if (!found) {
@@ -240,8 +239,8 @@ void Memory::store_line(MlirValue value, MlirValue pointer, DType dtype, const P
   }
 }
 
-// As many elements as there are lanes in the mask: 16, or 8, 4, 2, 1 for each bit of their number. (LLVM would test and
-// move each lane alone, which takes it ten times as long as all the rest.)
+// Copies as many elements as `mask` has lanes: pieces of 16, 8, 4, 2 and 1, one for each bit of their number. LLVM
+// would test and move each lane by itself. Compiling that takes ten times as long as all the rest.
 void Memory::copy_some(MlirValue from, MlirValue to, DType dtype, MlirValue mask) {
   const mlir::Type word = ops_.b.getIntegerType(kLanes), element = ops_.memory_type(dtype);
   MlirValue lanes = ops_.b.create<ll::BitcastOp>(word, mask);
@@ -257,7 +256,7 @@ void Memory::copy_some(MlirValue from, MlirValue to, DType dtype, MlirValue mask
   }
 }
 
-// Memory for 16 narrow elements.
+// Memory for 16 elements of at most two bytes.
 MlirValue Memory::scratch() {
   if (scratch_) return scratch_;
   mlir::OpBuilder::InsertionGuard guard(ops_.b);
@@ -309,14 +308,14 @@ void Memory::store(const Store& store, MlirValue value, mlir::ValueRange indices
   ops_.only_if(to.allowed, false, write);
 }
 
-// 16 elements, past the caches. (A store that was not known to be aligned would become one of the usual ones.)
+// Stores 16 elements past the caches. If the alignment were not known, LLVM would emit an ordinary store.
 void Memory::stream(MlirValue value, MlirValue pointer, DType dtype) {
   const auto align = static_cast<uint32_t>(std::min<int64_t>(kStreamAlign, kLanes * ir::item_size(dtype)));
   ops_.b.create<ll::StoreOp>(ops_.to_memory(value, dtype), pointer, align, /*isVolatile=*/false,
                              /*isNonTemporal=*/true);
 }
 
-// Lanes may have the same place: each one sees what those before it wrote.
+// Several lanes may address the same place, so each one must see what the lanes before it wrote.
 void Memory::add_lane_by_lane(MlirValue value, const Place& to, DType dtype) {
   ops_.loop(ops_.i64(0), ops_.i64(kLanes), 1, {}, [&](MlirValue lane, mlir::ValueRange) {
     const auto of_lane = [&](MlirValue x) -> MlirValue { return ops_.b.create<ll::ExtractElementOp>(x, lane); };

@@ -8,51 +8,52 @@
 #include "codegen/cpu/call.h"
 #include "codegen/cpu/ops.h"
 
-// Loads and stores of operands, and of lines of kept values and totals.
+// Loads and stores of operands, and of the lines of memory for kept values and totals.
 namespace torch_remote::codegen::cpu {
 
-// Where code is that computes something: a scalar (no `column`), or 16 places along the last column dim.
+// The place for which code is emitted: a scalar (no `column`), or 16 places along the last column dim.
 struct Point {
-  MlirValue outer;   // the place along the outer one of two column dims
-  MlirValue column;  // that of the first lane along the last one
-  MlirValue mask;    // lanes that are places; null: all are
+  MlirValue outer;   // index along the outer one of two column dims
+  MlirValue column;  // index of the first lane along the last column dim
+  MlirValue mask;    // active lanes; null: all
 };
 
 class Memory {
  public:
-  // `call` is the function's argument, `entry` its first block: what is read from the call is read there.
+  // `call` is the function's argument. Values that are read from it are loaded once, in `entry`, the function's first
+  // block.
   Memory(Ops& ops, const Kernel& kernel, const Variant& variant, MlirValue call, mlir::Block* entry);
 
   MlirValue size(uint32_t column);
   MlirValue scalar(uint32_t number);
   MlirValue kept(uint32_t number);
   MlirValue total(uint32_t number);
-  MlirValue chunk_bytes(uint32_t number);  // from a chunk's line of a total to the next one's
+  MlirValue chunk_bytes(uint32_t number);  // bytes from one chunk's line of a total to the next
 
-  // Operands are addressed from the row, and from the place along the outer column.
+  // These set the row, and the place along the outer column dim, at which operands are addressed.
   void enter_row(MlirValue row);
   void enter_outer(MlirValue place);
 
-  // Indices are scalars, or vectors of one for each lane.
+  // Each index is a scalar, or a vector with one index per lane.
   MlirValue load(uint32_t operand, mlir::ValueRange indices, const Point& at);
   void store(const Store& store, MlirValue value, mlir::ValueRange indices, const Point& at);
 
-  // Whether a row of the operand lies side by side, and other rows elsewhere.
+  // Whether a row of the operand is contiguous, and different rows have different addresses.
   bool has_lines(uint32_t operand) const;
-  // Fetches what such an operand has at the columns from `column` on, as far as a pair of vectors goes: of this row or
-  // of the next one.
+  // Prefetches the elements of a pair of vectors from `column` on, in this row or in the next one. The operand must
+  // have lines (`has_lines`).
   void prefetch(uint32_t operand, MlirValue column, bool next_row, bool writes);
 
-  // Elements that lie side by side, from a pointer to the first one. (A scalar, if `at` has no column.) Lanes that are
-  // places come first.
+  // Loads or stores contiguous elements, given a pointer to the first one. A scalar if `at` has no column. Active lanes
+  // must be the first ones.
   MlirValue load_line(MlirValue pointer, ir::DType dtype, const Point& at);
   void store_line(MlirValue value, MlirValue pointer, ir::DType dtype, const Point& at);
 
  private:
-  // What a load or a store touches.
+  // The memory that a load or store accesses.
   struct Place {
     MlirValue pointer;  // to the first element, or a vector of pointers
-    MlirValue allowed;  // where it may: i1 or a vector of them; null: everywhere
+    MlirValue allowed;  // where access is allowed: i1 or a vector of i1; null: everywhere
     bool side_by_side = false;
   };
   Place place(uint32_t operand, mlir::ValueRange indices, const Point& at);
@@ -76,7 +77,7 @@ class Memory {
   MlirValue call_;
   mlir::Block* entry_;
   MlirValue scratch_;
-  std::vector<uint32_t> first_stride_, first_bound_;  // of each operand
+  std::vector<uint32_t> first_stride_, first_bound_;  // for each operand
   std::map<size_t, MlirValue> fields_;
   std::map<uint32_t, MlirValue> next_rows_;
   std::map<std::pair<size_t, uint32_t>, MlirValue> elements_;

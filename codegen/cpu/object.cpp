@@ -16,7 +16,8 @@ using llvm::object::ELF64LE;
 using File = llvm::object::ELFFile<ELF64LE>;
 namespace elf = llvm::ELF;
 
-// Memory behind the code is read ahead by nobody, but sections begin where their widest constants want.
+// Sections begin at the alignment of their widest constants, at most that of the blob. The blob needs no padding at its
+// end, because nothing reads past it.
 constexpr uint64_t kMostAlignment = 64;
 
 class Linker {
@@ -28,7 +29,7 @@ class Linker {
     if (!sections) return failed(sections.takeError());
     sections_ = *sections;
     code_->bytes.clear();
-    // Code first: where the functions begin is then near the blob's beginning.
+    // Code comes first, so that the functions begin near the start of the blob.
     for (const bool executable : {true, false}) {
       for (size_t i = 0; i < sections_.size(); ++i) {
         if (Status status = place(i, executable); !status) return status;
@@ -74,7 +75,7 @@ class Linker {
     return {};
   }
 
-  // Where a symbol is in the blob.
+  // Finds a symbol's offset in the blob.
   Status address(const File::Elf_Shdr& table, uint32_t number, uint64_t* result) {
     auto symbol = file_.getSymbol(&table, number);
     if (!symbol) return failed(symbol.takeError());
@@ -142,7 +143,7 @@ class Linker {
   File file_;
   Code* code_;
   llvm::ArrayRef<File::Elf_Shdr> sections_;
-  std::map<uint64_t, uint64_t> places_;  // of a section in the blob
+  std::map<uint64_t, uint64_t> places_;  // by section number: the section's offset in the blob
 };
 
 }  // namespace

@@ -6,9 +6,9 @@
 
 namespace torch_remote::codegen::cpu {
 
-// Lays the code and the constants of an ELF object file of x86-64 one after the other and resolves what refers from one
-// to the other, so that they can lie anywhere. Whatever names something outside, or needs more than that (data that is
-// written, other relocations), is an error that names it.
+// Makes position-independent code from an x86-64 ELF object file. It puts the code and the constants one after the
+// other, and resolves the references between them. References to other symbols, writable data and other relocations are
+// errors that name them.
 Status link_object(llvm::MemoryBufferRef object, Code* code);
 
 }  // namespace torch_remote::codegen::cpu

@@ -13,7 +13,7 @@
 #include "llvm/Support/TargetSelect.h"
 #include "llvm/Target/TargetMachine.h"
 
-// What the little linker refuses. (That what it makes runs is what all other tests of this room show.)
+// Tests what the linker refuses. All other tests of this component show that its output runs.
 namespace torch_remote::codegen::cpu {
 namespace {
 

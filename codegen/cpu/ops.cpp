@@ -80,7 +80,7 @@ MlirValue Ops::splat(MlirValue scalar) {
   return b.create<ll::ShuffleVectorOp>(one, one, llvm::SmallVector<int32_t, kLanes>(kLanes, 0));
 }
 
-// -- Small ones -------------------------------------------------------------------------------------------------------
+// -- Single operations ------------------------------------------------------------------------------------------------
 
 MlirValue Ops::add(MlirValue x, MlirValue y) { return b.create<ll::AddOp>(x, y); }
 MlirValue Ops::sub(MlirValue x, MlirValue y) { return b.create<ll::SubOp>(x, y); }
@@ -104,8 +104,8 @@ MlirValue Ops::equal(MlirValue x, MlirValue y) {
   return compare(Int::eq, x, y);
 }
 
-// (x > y ? x : y) is one instruction, which gives y where one of them is NaN. That a NaN is the result's is said with
-// another NaN than x: else LLVM would take both conditions together, and that instruction would not be found.
+// (x > y ? x : y) is one instruction, which gives y if one of them is NaN. For a NaN in x we then select a NaN
+// constant, not x. Otherwise LLVM would merge the two conditions and no longer find that instruction.
 MlirValue Ops::max(DType dtype, MlirValue x, MlirValue y) { return or_nan(x, select(less(dtype, y, x), x, y)); }
 
 MlirValue Ops::min(DType dtype, MlirValue x, MlirValue y) { return or_nan(x, select(less(dtype, x, y), x, y)); }
@@ -249,7 +249,7 @@ MlirValue Ops::integer_op(ScalarOp op, DType dtype, MlirValue x, MlirValue y) {
   }
 }
 
-// As integers of one bit that are "not 0" afterwards: 1 + 1 is 1, 1 - 1 is 0.
+// Like C++, bools are computed as integers and converted back by `!= 0`: 1 + 1 is 1, 1 - 1 is 0.
 MlirValue Ops::bool_op(ScalarOp op, MlirValue x, MlirValue y) {
   switch (op) {
     case ScalarOp::kAdd:
@@ -273,9 +273,9 @@ MlirValue Ops::bool_op(ScalarOp op, MlirValue x, MlirValue y) {
   }
 }
 
-// Towards zero; of a division by zero 0; what is too large wraps around. The machine would stop in both cases.
-// Quotients of up to 32 bits are divisions of floats with more than twice as many: these are vectors' instructions, and
-// exact, as no quotient that is not whole comes nearer to a whole one than they can tell.
+// Rounds towards zero. Division by zero gives 0, and overflow wraps around; the machine's instruction would trap in
+// both cases. Up to 32 bits we divide floats with a wider significand, because that has vector instructions. It is
+// exact: a quotient that is not an integer differs from the nearest integer by more than the rounding error.
 MlirValue Ops::quotient(DType dtype, MlirValue x, MlirValue y) {
   const bool signs = is_signed(dtype);
   MlirValue zero = integer(x.getType(), 0), one = integer(x.getType(), 1), minus_one = integer(x.getType(), -1);
@@ -294,7 +294,7 @@ MlirValue Ops::quotient(DType dtype, MlirValue x, MlirValue y) {
   return select(by_zero, zero, result);
 }
 
-// A shift by less than nothing or by all bits or more leaves what shifting bit by bit would: 0, or the sign.
+// A negative count, or one of at least all bits, gives what shifting bit by bit would: 0, or the sign.
 MlirValue Ops::shifted(ScalarOp op, DType dtype, MlirValue x, MlirValue y) {
   MlirValue far = compare(Int::uge, y, integer(y.getType(), width_of(y)));
   MlirValue zero = integer(x.getType(), 0), most = integer(y.getType(), width_of(y) - 1);
@@ -307,13 +307,13 @@ MlirValue Ops::shifted(ScalarOp op, DType dtype, MlirValue x, MlirValue y) {
 
 // -- Powers of two ----------------------------------------------------------------------------------------------------
 
-// One instruction, or two products of which the first one is exact.
+// One instruction with AVX-512, else two multiplications, of which the first one is exact.
 MlirValue Ops::ldexp(MlirValue x, MlirValue power, DType dtype) {
   const bool single = dtype == DType::kFloat32;
   if (features.avx512 && llvm::isa<mlir::VectorType>(x.getType())) return scale_vector(x, power, single);
   const mlir::Type word = same_width(x.getType(), single ? b.getI32Type() : b.getI64Type());
   const int64_t mantissa = single ? 23 : 52, bias = single ? 127 : 1023;
-  // The low bits of the sum are the power and twice the bias.
+  // The low bits of the sum are the power plus twice the bias.
   MlirValue magic = number(x.getType(), (single ? 0x1.8p23 : 0x1.8p52) + 2 * static_cast<double>(bias));
   MlirValue sum = b.create<ll::BitcastOp>(word, MlirValue(b.create<ll::FAddOp>(power, magic)));
   MlirValue half = b.create<ll::AShrOp>(sum, integer(word, 1)), shift = integer(word, mantissa);
@@ -323,7 +323,7 @@ MlirValue Ops::ldexp(MlirValue x, MlirValue power, DType dtype) {
   return b.create<ll::FMulOp>(MlirValue(b.create<ll::FMulOp>(x, factor(half))), factor(sub(sum, half)));
 }
 
-// By vscalefps and vscalefpd; the latter take 8 numbers at a time.
+// Uses vscalefps and vscalefpd; the latter takes 8 numbers at a time.
 MlirValue Ops::scale_vector(MlirValue x, MlirValue power, bool single) {
   constexpr int64_t kAsIsRounded = 4;  // the current rounding direction
   const auto call = [&](llvm::StringRef name, MlirValue part, MlirValue by, mlir::Type mask) -> MlirValue {
@@ -347,8 +347,8 @@ MlirValue Ops::scale_vector(MlirValue x, MlirValue power, bool single) {
 
 // -- Conversions ------------------------------------------------------------------------------------------------------
 
-// Towards zero; frozen, as LLVM may not assume anything about what is out of range: it may become an index. Narrow
-// integers are the lower bits of a 32-bit one.
+// Rounds towards zero. The result may become an index, so LLVM must assume nothing about a number that is out of range:
+// we freeze it. Narrow integers are the low bits of a 32-bit one.
 MlirValue Ops::to_integer(MlirValue x, DType to) {
   const mlir::Type wide = ir::item_size(to) == 8 ? b.getI64Type() : mlir::Type(b.getI32Type());
   MlirValue result = b.create<ll::FPToSIOp>(same_width(x.getType(), wide), x);
@@ -371,7 +371,7 @@ MlirValue Ops::convert(MlirValue x, DType from, DType to) {
   }
   if (ir::is_float(to)) {
     if (is_signed(from)) return b.create<ll::SIToFPOp>(target, x);
-    // Unsigned ones are narrow: signed instructions know them, too.
+    // Unsigned integers are narrow, so signed instructions convert them correctly after widening.
     x = b.create<ll::ZExtOp>(same_width(x.getType(), b.getI32Type()), x);
     return b.create<ll::SIToFPOp>(target, x);
   }
@@ -418,7 +418,7 @@ MlirValue Ops::to_memory(MlirValue x, DType memory) {
   }
 }
 
-// To the nearest, halves to even, in integers: the machine's own instruction takes denormals for zero.
+// Rounds to nearest even, with integer operations: the machine's instruction treats denormals as zero.
 MlirValue Ops::round_to_bfloat16(MlirValue x) {
   const mlir::Type i32 = same_width(x.getType(), b.getI32Type());
   MlirValue word = b.create<ll::BitcastOp>(i32, x), sixteen = integer(i32, 16);
@@ -430,8 +430,8 @@ MlirValue Ops::round_to_bfloat16(MlirValue x) {
 }
 
 // Philox4x32-10, a counter-based generator (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3",
-// SC 2011). Words are the lower halves of 64 bits: products need no more, and nobody looks at the upper ones (the
-// machine's product of lower halves takes the masks for its own).
+// SC 2011). Words are the lower halves of 64-bit numbers. Multiplications use only these, so the upper halves may have
+// any bits. The machine's multiplication of lower halves absorbs the masks.
 std::array<MlirValue, 4> Ops::philox(MlirValue seed, MlirValue offset, MlirValue block) {
   const mlir::Type type = block.getType();
   MlirValue low = integer(type, 0xFFFFFFFF), half = integer(type, 32);
@@ -466,7 +466,7 @@ MlirValue Ops::lanes(MlirValue x, MlirValue y, llvm::ArrayRef<int32_t> which) {
   return b.create<ll::ShuffleVectorOp>(x, y, which);
 }
 
-// All words of kLanes / 2 blocks, that of number `first` among the first four: in order, twice kLanes of them.
+// Returns 2 * kLanes words in order: all words of kLanes / 2 blocks. Word number `first` is among the first four.
 MlirValue Ops::random_blocks(MlirValue seed, MlirValue offset, MlirValue first) {
   constexpr int32_t kWords = kLanes, kBlocks = kWords / 2;
   const auto low = [](int32_t count) {
@@ -482,7 +482,7 @@ MlirValue Ops::random_blocks(MlirValue seed, MlirValue offset, MlirValue first) 
   const auto narrow = [&](MlirValue x) -> MlirValue {
     return b.create<ll::TruncOp>(vector_of(b.getI32Type(), kBlocks), x);
   };
-  // Two words of each block side by side, then four.
+  // We interleave two words of each block, then all four.
   llvm::SmallVector<int32_t, kLanes> pairs;
   llvm::SmallVector<int32_t, 2 * kLanes> fours;
   for (int32_t i = 0; i < kBlocks; ++i) {
@@ -493,7 +493,7 @@ MlirValue Ops::random_blocks(MlirValue seed, MlirValue offset, MlirValue first) 
                fours);
 }
 
-// kLanes words from that of `first` on, which is among the first four.
+// Returns kLanes words, from word number `first` on, which is among the first four.
 MlirValue Ops::window(MlirValue words, MlirValue first) {
   std::array<MlirValue, 4> found;
   for (int32_t begin = 0; begin < 4; ++begin) {
@@ -550,7 +550,7 @@ mlir::Block* Ops::new_block(mlir::TypeRange types) {
   return b.createBlock(region, region->end(), types, llvm::SmallVector<mlir::Location, 4>(types.size(), b.getLoc()));
 }
 
-// Tested at its end, as loops of optimised code are.
+// The condition is tested at the end of the loop, as in optimized code.
 MlirValues Ops::loop(MlirValue begin, MlirValue end, int64_t step, mlir::ValueRange carried, Body body) {
   llvm::SmallVector<mlir::Type, 4> types(carried.getTypes());
   mlir::Block* exit = new_block(types);

@@ -11,14 +11,14 @@
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/IR/ImplicitLocOpBuilder.h"
 
-// What LoopIR's values are in the LLVM dialect: each function makes operations on scalars or on vectors alike.
+// Translates LoopIR's values to the LLVM dialect. Each function accepts scalars and vectors.
 namespace torch_remote::codegen::cpu {
 
 inline constexpr int64_t kLanes = 16;  // of a vector
 
-// What not every target has.
+// Instructions that only some targets have.
 struct Features {
-  bool avx512 = false;  // masked loads and stores of 8 and 16 bits, and scaling by powers of two, are instructions
+  bool avx512 = false;  // masked loads and stores of 8 and 16 bits, and scaling by powers of two
 };
 
 using MlirValue = mlir::Value;
@@ -26,49 +26,49 @@ using MlirValues = llvm::SmallVector<mlir::Value, 4>;
 
 class Ops {
  public:
-  // `features`: of the target.
+  // `features` are those of the target.
   explicit Ops(mlir::ImplicitLocOpBuilder& builder, Features features = {}) : b(builder), features(features) {}
 
   mlir::ImplicitLocOpBuilder& b;
   const Features features;
 
-  // -- Types: of a value (bool is i1), and of an element in memory (bool is i8, halves are i16).
+  // -- Types: of a value (bool is i1), and of an element in memory (bool is i8, half types are i16).
   mlir::Type type(ir::DType dtype);
   mlir::Type memory_type(ir::DType dtype);
   static mlir::VectorType vector_of(mlir::Type element, int64_t lanes = kLanes);
-  // A type of that element, as wide as `like`.
+  // The type of `element` or of a vector of it, as wide as `like`.
   static mlir::Type same_width(mlir::Type like, mlir::Type element);
 
-  // -- Constants, of a scalar or (the same number in all lanes) a vector type.
+  // -- Constants of a scalar type, or of a vector type with the same number in all lanes.
   MlirValue number(mlir::Type type, double value);
   MlirValue integer(mlir::Type type, int64_t value);
   MlirValue i64(int64_t value) { return integer(b.getI64Type(), value); }
-  // first, first + 1, ...
+  // The vector first, first + 1, ...
   MlirValue ramp(mlir::Type element, int64_t first);
   MlirValue splat(MlirValue scalar);
 
   // -- Values.
-  // `dtype` is that of the operands (of `where`: of the second one).
+  // `dtype` is that of the operands; for `where`, of the second one.
   MlirValue scalar_op(ir::ScalarOp op, ir::DType dtype, MlirValue x, MlirValue y, MlirValue z);
   MlirValue fma(MlirValue x, MlirValue y, MlirValue z);
   MlirValue ldexp(MlirValue x, MlirValue power, ir::DType dtype);
   MlirValue convert(MlirValue x, ir::DType from, ir::DType to);
   MlirValue bits(MlirValue x, ir::DType from, ir::DType to);
   MlirValue random(MlirValue seed, MlirValue offset, MlirValue number);
-  // The same for a vector of numbers first, first + 1, ...; or for two vectors of them. All are scalars. A word of a
-  // block is one of its four numbers', so a block is computed once.
+  // The same for a vector of the numbers first, first + 1, ..., or for two such vectors. All arguments are scalars. A
+  // Philox block has the words of four numbers, so each block is computed only once.
   MlirValue random_vector(MlirValue seed, MlirValue offset, MlirValue first);
   std::pair<MlirValue, MlirValue> random_vectors(MlirValue seed, MlirValue offset, MlirValue first);
   MlirValue from_memory(MlirValue x, ir::DType memory);
   MlirValue to_memory(MlirValue x, ir::DType memory);
-  // NaN if one is NaN; of two zeros y.
+  // NaN if one of them is NaN; y if both are zero.
   MlirValue max(ir::DType dtype, MlirValue x, MlirValue y);
   MlirValue min(ir::DType dtype, MlirValue x, MlirValue y);
-  MlirValue is_nan(MlirValue x);  // of floats
+  MlirValue is_nan(MlirValue x);  // x is a float
   MlirValue less(ir::DType dtype, MlirValue x, MlirValue y);
   MlirValue equal(MlirValue x, MlirValue y);
 
-  MlirValue add(MlirValue x, MlirValue y);  // of integers, as all below
+  MlirValue add(MlirValue x, MlirValue y);  // this and all below: integers
   MlirValue sub(MlirValue x, MlirValue y);
   MlirValue mul(MlirValue x, MlirValue y);
   MlirValue bit_and(MlirValue x, MlirValue y);
@@ -82,11 +82,11 @@ class Ops {
   MlirValue load(mlir::Type type, MlirValue pointer, ir::DType memory);
   void store(MlirValue value, MlirValue pointer, ir::DType memory);
 
-  // -- Control flow. For index = begin, begin + step, ... below end; `body` gives the carried values' next ones.
+  // -- Control flow. Loops over begin, begin + step, ... below `end`. `body` returns the next values of `carried`.
   using Body = llvm::function_ref<MlirValues(MlirValue index, mlir::ValueRange carried)>;
   MlirValues loop(MlirValue begin, MlirValue end, int64_t step, mlir::ValueRange carried, Body body);
   using Arm = llvm::function_ref<MlirValues()>;
-  // Both arms give values of the same types. `rare`: the first arm is seldom taken.
+  // Both arms return values of the same types. `rare`: the first arm is seldom taken.
   MlirValues branch(MlirValue condition, Arm yes, Arm no, mlir::TypeRange types, bool rare);
   void only_if(MlirValue condition, bool rare, llvm::function_ref<void()> yes);
 
@@ -96,7 +96,7 @@ class Ops {
   MlirValue lanes(MlirValue x, MlirValue y, llvm::ArrayRef<int32_t> which);
   MlirValue window(MlirValue words, MlirValue first);
   MlirValue scale_vector(MlirValue x, MlirValue power, bool single);
-  MlirValue or_nan(MlirValue x, MlirValue y);  // y, but NaN where x is
+  MlirValue or_nan(MlirValue x, MlirValue y);  // y, but NaN where x is NaN
   MlirValue float_op(ir::ScalarOp op, MlirValue x, MlirValue y);
   MlirValue integer_op(ir::ScalarOp op, ir::DType dtype, MlirValue x, MlirValue y);
   MlirValue bool_op(ir::ScalarOp op, MlirValue x, MlirValue y);

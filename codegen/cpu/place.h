@@ -8,7 +8,7 @@
 
 namespace torch_remote::codegen::cpu {
 
-// Machine code in memory of its own, which can be executed but no longer written.
+// Machine code in its own memory, which is executable and read-only.
 class PlacedCode {
  public:
   PlacedCode() = default;
@@ -16,13 +16,13 @@ class PlacedCode {
   PlacedCode& operator=(PlacedCode&& other) noexcept;
   ~PlacedCode();
 
-  // Copies the bytes to the beginning of a page.
+  // Copies the bytes to new memory, which begins at a page boundary.
   static Status place(std::span<const uint8_t> bytes, PlacedCode* code);
 
   const uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
 
-  // What begins at a byte of it.
+  // The function at this offset.
   template <typename Function>
   Function function(size_t offset) const {
     return reinterpret_cast<Function>(reinterpret_cast<uintptr_t>(data_) + offset);

@@ -52,12 +52,12 @@ class Planner {
     }
     if (plan_.finish) return;
     for (uint32_t k = 0; k < schedule_.kept.size(); ++k) {
-      // A value of the outer dim alone costs one computation a line: it is computed again instead.
+      // A value that varies over the outer dim only costs one computation per line, so it is recomputed instead.
       if (plan_.scopes[schedule_.kept[k]] == Scope::kVector) plan_.kept_as[schedule_.kept[k]] = k;
     }
   }
 
-  // What the function is there for, and everything that this needs.
+  // Finds the stores and totals that the function computes, and all values that these need.
   void collect_sinks() {
     needed_.assign(kernel_.values.size(), false);
     for (uint32_t s = 0; s < kernel_.stores.size(); ++s) {

@@ -5,45 +5,47 @@
 
 #include "codegen/loop/loop_ir.h"
 
-// Which value is computed in which loop of a function: a kernel's Schedule, seen from what is stored.
+// Assigns the values of a kernel to the loops of a function. It is derived from the kernel's Schedule and its stores.
 namespace torch_remote::codegen::cpu {
 
-// Where a value is a single number, and when: a vector along the last column dim, or a scalar.
+// How often a value is computed. At kVector it is a vector along the last column dim, elsewhere a scalar.
 enum class Scope : uint8_t {
-  kFunction,  // before the rows
-  kRow,       // once a row
-  kOuter,     // once a place of the outer one of two column dims
-  kVector,    // varies along the last column dim
+  kFunction,  // once, before the rows
+  kRow,       // once per row
+  kOuter,     // once per place of the outer one of two column dims
+  kVector,    // for each vector along the last column dim
 };
 
-// A loop over the columns of a row. Numbers of values ascend, so operands come before their users.
+// A loop over the columns of a row. All lists of values are in ascending order, so operands come before their users.
 struct LoopPlan {
   uint32_t number = 0;
-  std::vector<uint32_t> outers;        // values computed once a place of the outer column dim
-  std::vector<uint32_t> vectors;       // values computed as vectors
-  std::vector<uint32_t> reduces;       // reductions over columns that end with this loop
-  std::vector<uint32_t> keeps;         // of Schedule::kept: written here
-  std::vector<uint32_t> totals;        // of Schedule::totals: added to here, point by point
-  std::vector<uint32_t> lines;         // of Schedule::totals: added to here, by sums of lines
-  std::vector<uint32_t> stores;        // of Kernel::stores
-  std::vector<uint32_t> outer_stores;  // of Kernel::stores: once a place of the outer column dim
-  // A bool of the row. Where it is false, all that the loop computes is sums of zeros, and the loop is left out.
+  std::vector<uint32_t> outers;   // values computed once per place of the outer column dim
+  std::vector<uint32_t> vectors;  // values computed as vectors
+  std::vector<uint32_t> reduces;  // reductions over columns that end with this loop
+  std::vector<uint32_t> keeps;    // indices into Schedule::kept of values that this loop writes
+  std::vector<uint32_t> totals;   // indices into Schedule::totals: added to here, point by point
+  std::vector<uint32_t> lines;    // indices into Schedule::totals: added to here, line by line
+  std::vector<uint32_t> stores;   // indices into Kernel::stores
+  // Indices into Kernel::stores: executed once per place of the outer column dim.
+  std::vector<uint32_t> outer_stores;
+  // A bool that is constant in a row, or kNone. Where it is false, the loop would only add zeros, and is skipped.
   uint32_t condition = kNone;
 };
 
-// What one function does. Rows function: `before`, then for each row values[0], loops[0], values[1], loops[1], ... and
-// the row's own totals and stores. The finish function has no rows and does the same once.
+// The structure of one function. The rows function computes `before`. Then, for each row, it executes values[0],
+// loops[0], values[1], loops[1], ... and the row's own totals and stores. The finish function does the same once,
+// without rows.
 struct Plan {
   bool finish = false;
   std::vector<Scope> scopes;     // of each value
-  std::vector<uint32_t> levels;  // of each value: the first loop that can use it
+  std::vector<uint32_t> levels;  // for each value: the first loop that can use it
   std::vector<uint32_t> before;
   std::vector<LoopPlan> loops;
-  std::vector<std::vector<uint32_t>> values;  // one list more than loops
+  std::vector<std::vector<uint32_t>> values;  // has one list more than `loops`
   std::vector<uint32_t> totals;
   std::vector<uint32_t> stores;
-  std::vector<uint32_t> kept_as;  // of each value: its number in Schedule::kept, or kNone
-  std::vector<uint32_t> kept_in;  // of each value: the loop that keeps it; later ones load it
+  std::vector<uint32_t> kept_as;  // for each value: its index in Schedule::kept, or kNone
+  std::vector<uint32_t> kept_in;  // for each value: the loop that keeps it; later loops load it
 
   bool empty() const { return loops.empty() && stores.empty() && totals.empty(); }
 };

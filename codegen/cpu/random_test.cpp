@@ -8,8 +8,8 @@
 #include "codegen/loop/testing/random_kernel.h"
 #include "codegen/loop/testing/test_data.h"
 
-// Random kernels, compiled for all targets of this machine, against the interpreter: bit for bit. CODEGEN_KERNELS says
-// how many, CODEGEN_SEED where to begin.
+// Compares random kernels, compiled for all targets of this machine, with the interpreter bit for bit. CODEGEN_KERNELS
+// sets the number of kernels, CODEGEN_SEED the first seed.
 namespace torch_remote::codegen::cpu {
 namespace {
 
@@ -41,7 +41,7 @@ void check(uint64_t seed, bool functions, Checked* checked) {
       ASSERT_TRUE(interpreted.ok()) << interpreted.message() << "\n" << print(kernel);
       IndexRecord record;
       testing::run_compiled(code, got.arguments(), &record);
-      // Which of several wrong indices is the first one depends on the order of loops.
+      // The order of loops determines which of several failing indices is the first one.
       ASSERT_EQ(record.operand == kNoFailure, failure.operand == kNone) << "seed " << seed << "\n"
                                                                         << print(code.kernel);
       ASSERT_EQ(expected.difference(got), "") << "seed " << seed << ", " << target << ", " << before.describe() << "\n"

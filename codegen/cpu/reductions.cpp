@@ -28,7 +28,8 @@ MlirValue Reductions::neutral(Reduction reduction, DType dtype, mlir::Type type)
   return ops_.integer(type, largest ? ~lowest : lowest);
 }
 
-// A lane's own place is before all others of it: its first element replaces it, or is it.
+// For argmax, a lane starts with the place of its own first element, which is before all its other places. This element
+// then replaces the initial value, or equals it and has this place already.
 MlirValues Reductions::begin(const Value& reduce, DType dtype, int64_t half) {
   MlirValues result{neutral(reduce.reduction, dtype, Ops::vector_of(ops_.type(dtype)))};
   if (is_arg(reduce)) result.push_back(ops_.ramp(ops_.b.getI64Type(), half * kLanes));
@@ -72,7 +73,7 @@ MlirValues Reductions::combine(const Value& reduce, DType dtype, mlir::ValueRang
       return {ops_.min(dtype, x[0], y[0])};
     case Reduction::kArgMax:
     case Reduction::kArgMin:
-    case Reduction::kLogSumExp:  // (is running only)
+    case Reduction::kLogSumExp:  // exists only as a running reduction
       break;
   }
   MlirValue same = ops_.equal(x[0], y[0]);

@@ -2,30 +2,30 @@
 
 #include "codegen/cpu/ops.h"
 
-// Reductions in the order of docs/loop_ir.md: 32 lanes are two vectors of partial results ("halves").
+// Reductions in the order that docs/loop_ir.md defines. The 32 lanes are two vectors of partial results ("halves").
 namespace torch_remote::codegen::cpu {
 
 class Reductions {
  public:
   explicit Reductions(Ops& ops) : ops_(ops) {}
 
-  // How many values a partial result is: that of argmax is a value and its place.
+  // The number of values in a partial result: for argmax and argmin, a value and its place.
   static size_t parts(const Value& reduce) { return is_arg(reduce) ? 2 : 1; }
-  // Whether the order is seen in the result: sums and products of floats.
+  // Whether the order affects the result, as it does for sums and products of floats.
   static bool is_ordered(const Value& reduce);
 
-  // What `dtype`, the operand's, begins with.
+  // The initial value of a reduction whose operand has this dtype.
   MlirValue neutral(Reduction reduction, ir::DType dtype, mlir::Type type);
-  // Of one half: 0 or 1.
+  // The initial partial result of one half (0 or 1).
   MlirValues begin(const Value& reduce, ir::DType dtype, int64_t half);
-  // With one more element in each lane that is in the mask; `place` is the lanes' place, for argmax.
+  // Adds one element to each lane in `mask` (null: all lanes). `place` has the lanes' places, for argmax and argmin.
   MlirValues accumulate(const Value& reduce, ir::DType dtype, mlir::ValueRange before, MlirValue x, MlirValue place,
                         MlirValue mask);
-  // Two partial results of the same lanes, the first one's elements first.
+  // Combines two partial results of the same lanes, with `x` as the first operand.
   MlirValues combine(const Value& reduce, ir::DType dtype, mlir::ValueRange x, mlir::ValueRange y);
-  // The upper half of the lanes is added to the lower one, until there is one.
+  // Combines both halves, then adds the upper half of the lanes to the lower half until one lane is left.
   MlirValue end(const Value& reduce, ir::DType dtype, mlir::ValueRange low, mlir::ValueRange high);
-  // The same of one partial result: once, and until there is one lane.
+  // The same steps for one partial result: `halved` halves it once, `fold` continues until one lane is left.
   MlirValues halved(const Value& reduce, ir::DType dtype, const MlirValues& lanes);
   MlirValue fold(const Value& reduce, ir::DType dtype, MlirValues lanes);
 

@@ -9,10 +9,10 @@
 #include "llvm/IR/Module.h"
 #include "llvm/Support/raw_ostream.h"
 
-// What compilers tell of their steps: how long they took, and what they made.
+// What the compilers report about their steps: the time they took, and the text of intermediate forms.
 namespace torch_remote::codegen {
 
-// Of this thread's processor time: what others do meanwhile does not count.
+// Measures this thread's processor time, so that other threads' work does not count.
 class Stopwatch {
  public:
   // Milliseconds since the last lap.

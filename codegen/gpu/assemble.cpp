@@ -10,7 +10,7 @@
 namespace torch_remote::codegen::gpu {
 namespace {
 
-// What is used of the library, declared here: its header comes with 100 MB of it.
+// We declare what we use of the library, because its header comes in a package of 100 MB.
 using Handle = void*;
 constexpr int kSuccess = 0, kPtx = 2;
 
@@ -27,7 +27,7 @@ struct Functions {
   int (*info)(Handle, char*) = nullptr;
 };
 
-// The number before `what` in a line of the log.
+// Returns the number before `what` in a line of the log.
 uint32_t number_before(std::string_view line, std::string_view what) {
   size_t at = line.find(what);
   if (at == std::string_view::npos) return 0;
@@ -36,7 +36,7 @@ uint32_t number_before(std::string_view line, std::string_view what) {
   return static_cast<uint32_t>(std::strtoul(std::string(line.substr(begin, at - begin)).c_str(), nullptr, 10));
 }
 
-// The assembler tells of each function: "Function properties for 'NAME'" or "Compiling entry function 'NAME'", then
+// The assembler reports for each function "Function properties for 'NAME'" or "Compiling entry function 'NAME'", then
 // stack and spills, then "Used N registers, ...".
 std::vector<FunctionFacts> read_facts(const std::vector<Function>& functions, std::string_view log) {
   std::vector<FunctionFacts> result;
@@ -83,7 +83,7 @@ class NvJitLink : public Assembler {
 
  private:
   Status link(Handle handle, GpuCode* code) const {
-    // The size counts the 0 at the end.
+    // The size includes the terminating 0.
     if (functions_.add(handle, kPtx, code->ptx.c_str(), code->ptx.size() + 1, "kernel") != kSuccess ||
         functions_.complete(handle) != kSuccess) {
       return Status::internal("gpu: libnvJitLink does not assemble: " +
@@ -114,7 +114,7 @@ class NvJitLink : public Assembler {
 
 }  // namespace
 
-// The library stays open: other code may hold what it made.
+// The library is never closed, because other code may use what it made.
 Status Assembler::open(const std::string& path, std::unique_ptr<Assembler>* assembler) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {

@@ -10,14 +10,15 @@
 
 namespace torch_remote::codegen::gpu {
 
-// Makes machine code of PTX, by NVIDIA's libnvJitLink (12 or later), which needs no GPU. Any number of threads at once.
+// Makes machine code of PTX with NVIDIA's libnvJitLink (12 or later), which needs no GPU. Any number of threads may use
+// it at once.
 class Assembler {
  public:
-  // `path`: of the library, or its name where the system finds it.
+  // `path` is the library's path, or its name if the dynamic linker finds it.
   static Status open(const std::string& path, std::unique_ptr<Assembler>* assembler);
   virtual ~Assembler() = default;
 
-  // For processors of that number (80, 90, 100); fills cubin and facts of code->functions.
+  // Assembles for compute capability `sm` (80, 90, 100). Sets `cubin`, `log` and `facts` of *code.
   virtual Status assemble(uint32_t sm, GpuCode* code) const = 0;
 };
 

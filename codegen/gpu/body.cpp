@@ -6,7 +6,7 @@
 
 #include "codegen/gpu/values.h"
 
-// The loops of a function: which thread does which places, phase by phase.
+// Emits the loops of a function: which thread computes which places, phase by phase.
 namespace torch_remote::codegen::gpu {
 namespace {
 
@@ -17,7 +17,7 @@ using cpu::Scope;
 
 constexpr int64_t kLinesAtOnce = 4;
 
-// What all functions have.
+// The common part of all functions.
 class Body {
  public:
   Body(mlir::ImplicitLocOpBuilder& builder, const Plans& plans, const cpu::Plan& plan, const Recipe& recipe,
@@ -52,8 +52,8 @@ class Body {
     memory_.store_lanes(store, values_.lanes(store.value, slot), values_.indices(store.indices, slot), at);
   }
 
-  // Rows, or chunks of rows that are done one by one: `row` gets the carried values that `write` finally gets. `count`
-  // is that of this function's items.
+  // Computes an item: a row, or a chunk of rows one by one. `row` returns the carried values of the next row, and
+  // `write` gets the final ones. `number` counts the items of this launch.
   template <typename Row, typename Write>
   void item(MlirValue number, MlirValues first, Row&& row, Write&& write) {
     if (totals() == 0) {
@@ -82,7 +82,7 @@ class Body {
 
 // -- Points -----------------------------------------------------------------------------------------------------------
 
-// A thread has so many columns of a row, or of all rows of a chunk.
+// A thread computes some adjacent columns of a row, or of all rows of a chunk.
 class PointsBody : Body {
  public:
   PointsBody(mlir::ImplicitLocOpBuilder& builder, const Plans& plans, const Recipe& recipe, mlir::Block* entry,
@@ -165,7 +165,7 @@ class PointsBody : Body {
     return sums;
   }
 
-  // Of a total that does not vary over a column dim only the thread at the first place there.
+  // If a total does not vary over a column dim, only the thread at the first place of that dim writes it.
   void write(MlirValue chunk, const Spot& at, const MlirValues& sums) {
     size_t next = 0;
     for (uint32_t t = 0; t < totals(); next += width(t++)) {
@@ -200,7 +200,7 @@ class PointsBody : Body {
 
 // -- Rows -------------------------------------------------------------------------------------------------------------
 
-// A team of threads has a row, or the rows of a chunk one after the other.
+// A team of threads computes a row, or the rows of a chunk one after the other.
 class RowsBody : Body {
  public:
   RowsBody(mlir::ImplicitLocOpBuilder& builder, const Plans& plans, const Recipe& recipe, bool held, mlir::Block* entry,
@@ -228,7 +228,7 @@ class RowsBody : Body {
   }
 
  private:
-  // Where the slots are; found again for each row rather than kept.
+  // Computes the places of the slots. This is repeated for each row, to save registers.
   void find_spots() {
     spots_.clear();
     for (uint32_t slot = 0; held_ && slot < recipe_.slots; ++slot) {
@@ -236,7 +236,7 @@ class RowsBody : Body {
     }
   }
 
-  // Sums that are in registers while rows go by. Others are added to their line of memory.
+  // Number of sums that stay in registers from row to row. Sums that do not are added to their line of memory.
   size_t width(uint32_t t) const {
     if (total_scope(t) < Scope::kOuter) return 1;
     return held_ ? size_t{recipe_.slots} * lanes_ : 0;
@@ -251,8 +251,8 @@ class RowsBody : Body {
     }
     first_ = first;
     find_spots();
-    // Exchanges have memory of their own. If there are several, who comes to one again knows that all others have left
-    // it: they came to the next one since.
+    // Each exchange has its own shared memory. If there are several, no barrier is needed: a thread that comes to one
+    // again has met all others at the next one.
     if (exchanges_ == 1) team_.barrier();
     for (size_t number = 0; number < plan_.values.size(); ++number) {
       values_.define(plan_.values[number]);
@@ -269,7 +269,7 @@ class RowsBody : Body {
       sums[next] = team_.combine(total(t), sums[next], values_.scalar(total(t).a));
     }
     if (!plan_.stores.empty()) {
-      team_.barrier();  // all have loaded what was there
+      team_.barrier();  // all threads have loaded the old contents
       m_.only_if(m_.is_zero(thread_), false, [&] {
         for (const uint32_t s : plan_.stores) store_scalar(s);
       });
@@ -407,7 +407,7 @@ class RowsBody : Body {
     }
   }
 
-  // The chunk's first row finds nothing there.
+  // In the chunk's first row, the line has no contents yet.
   void add_one(uint32_t t, MlirValue line, MlirValue place, MlirValue x) {
     MlirValue later = m_.bit_xor(first_, m_.truth(true));
     MlirValue before = m_.only_if_gives(later, MlirValues{team_.neutral(total(t))},
@@ -437,14 +437,14 @@ class RowsBody : Body {
 
   const bool held_;
   uint32_t exchanges_ = 0;
-  std::vector<Spot> spots_;  // of each slot
+  std::vector<Spot> spots_;  // for each slot
   MlirValue thread_, first_column_, step_;
   MlirValue first_, chunk_;  // whether the row is the chunk's first one; the chunk's number
 };
 
 // -- Finish -----------------------------------------------------------------------------------------------------------
 
-// A block has so many columns, and for each of these threads that add up chunks' lines. One of them goes on.
+// A block computes some columns. For each, several threads add up the chunks' lines, and one of them computes the rest.
 class FinishBody : Body {
  public:
   FinishBody(mlir::ImplicitLocOpBuilder& builder, const Plans& plans, const Recipe& recipe, mlir::Block* entry,
@@ -461,7 +461,7 @@ class FinishBody : Body {
     for (const auto& values : plan_.values) values_.define(values);
     if (!plan_.loops.empty()) columns(first);
     if (plan_.stores.empty()) return;
-    if (recipe_.finish_alone) m_.barrier();  // all have loaded what was there
+    if (recipe_.finish_alone) m_.barrier();  // all threads have loaded the old contents
     first = m_.bit_and(first, m_.bit_and(m_.is_zero(m_.thread_x()), m_.is_zero(m_.block())));
     m_.only_if(first, false, [&] {
       for (const uint32_t s : plan_.stores) store_scalar(s);
@@ -504,7 +504,7 @@ class FinishBody : Body {
     const uint32_t folds = kFinishThreads / recipe_.finish_columns;
     MlirValue end = memory_.parameter(ParameterKind::kChunks), place = memory_.line_place(t, at);
     if (valid) end = m_.select(valid, end, i64(0));
-    // Several lines at a time: loads are under way together.
+    // Several lines are loaded at a time, so that the loads overlap.
     MlirValue sum = team_.neutral(total(t)), next = m_.thread_y();
     for (const int64_t lines : {kLinesAtOnce, int64_t{1}}) {
       MlirValue last = m_.sub(end, i64((lines - 1) * folds));

@@ -7,7 +7,7 @@
 
 namespace torch_remote::codegen::gpu {
 
-// What a function does, at the builder's place in its first block; *shared becomes as large as it needs.
+// Emits the code of a function at the builder's place in its first block. Enlarges *shared to the size that it needs.
 void emit_body(mlir::ImplicitLocOpBuilder& builder, Function function, const Plans& plans, const Recipe& recipe,
                mlir::Block* entry, SharedMemory* shared);
 

@@ -28,8 +28,8 @@
 namespace torch_remote::codegen::gpu {
 namespace {
 
-// PTX that drivers since CUDA 12.0 take. What is made for a processor runs on later ones, too, and this LLVM knows none
-// after 90.
+// We write PTX that all drivers since CUDA 12.0 accept. Code for a processor also runs on later ones, and this LLVM
+// knows none after 90.
 struct Target {
   uint32_t sm;
   const char* processor;
@@ -54,7 +54,7 @@ std::unique_ptr<llvm::TargetMachine> make_machine(const Target& target) {
       kTriple, target.processor, kPtxVersion, options, std::nullopt, std::nullopt, llvm::CodeGenOptLevel::Aggressive));
 }
 
-// What a thread that compiles keeps for the next kernel.
+// State that a compiling thread reuses for the next kernel.
 class Compiler {
  public:
   Compiler() {
@@ -118,7 +118,7 @@ class Compiler {
   }
 
  private:
-  // Null if there is none.
+  // Returns null if there is no such target.
   llvm::TargetMachine* machine(const GpuTarget& target) {
     for (const Target& candidate : kTargets) {
       if (candidate.sm != target.sm) continue;
@@ -129,8 +129,9 @@ class Compiler {
     return nullptr;
   }
 
-  // Of LLVM's O3 what simplifies and merges. Nothing is taken out of loops: it would take registers, which a thread has
-  // few of; the assembler knows how many. What a thread does side by side is written out already.
+  // Runs the passes of LLVM's O3 that simplify and merge. Invariants stay in loops: moving them takes registers, of
+  // which a thread has few, and only the assembler knows how many. The adjacent elements of a thread are already
+  // unrolled.
   static void optimize(llvm::Module& module, llvm::TargetMachine& machine) {
     llvm::LoopAnalysisManager loops;
     llvm::FunctionAnalysisManager functions;
@@ -158,7 +159,7 @@ class Compiler {
     llvm::SmallString<0> result;
     llvm::raw_svector_ostream stream(result);
     llvm::legacy::PassManager passes;
-    // It can write that: this is NVPTX.
+    // Cannot fail: NVPTX supports this file type.
     machine.addPassesToEmitFile(passes, stream, nullptr, llvm::CodeGenFileType::AssemblyFile);
     passes.run(module);
     return std::string(result);

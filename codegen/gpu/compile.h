@@ -15,41 +15,41 @@ class LLVMContext;
 class Module;
 }  // namespace llvm
 
-// LoopIR -> MLIR's LLVM and NVVM dialects -> LLVM -> PTX -> machine code of an NVIDIA GPU.
+// Compiles LoopIR to MLIR's LLVM and NVVM dialects, to LLVM IR, to PTX, and to machine code of an NVIDIA GPU.
 namespace torch_remote::codegen::gpu {
 
 struct GpuTarget {
-  uint32_t sm = 90;  // 80, 90 or 100
+  uint32_t sm = 90;  // compute capability: 80, 90 or 100
 };
 
-// Milliseconds of processor time that a compilation took.
+// Processor time that the steps of a compilation took, in milliseconds.
 struct CompileTimes {
-  double expand = 0;     // functions as arithmetic
-  double emit = 0;       // MLIR
-  double translate = 0;  // LLVM IR
+  double expand = 0;     // replace functions by arithmetic
+  double emit = 0;       // build the MLIR module
+  double translate = 0;  // translate to LLVM IR
   double optimize = 0;
-  double generate = 0;  // PTX
+  double generate = 0;  // write PTX
   double assemble = 0;
   double total() const { return expand + emit + translate + optimize + generate + assemble; }
 };
 
 struct CompileOptions {
-  const Assembler* assembler = nullptr;  // makes the cubin; without one there is none (drivers take PTX, too)
-  // For tests and tools: what was made on the way.
+  const Assembler* assembler = nullptr;  // makes the cubin; null: there is no cubin (drivers accept PTX, too)
+  // Outputs for tests and tools: intermediate forms, if not null.
   std::string* mlir = nullptr;
   std::string* llvm = nullptr;
   CompileTimes* times = nullptr;
 };
 
-// Of a kernel that verifies; functions that were not expanded are expanded. kUnsupported: no code here does what it
-// does. Threads: any number at once.
+// Compiles a verified kernel; functions that are not expanded yet are expanded. Returns kUnsupported if GPUs cannot
+// compute it. Any number of threads may call it at once.
 Status compile(const Kernel& kernel, const GpuTarget& target, const CompileOptions& options, GpuCode* code);
 
-// The same up to what PTX is made of: the module after LLVM's optimisations. For a GPU in software.
+// Compiles only to the LLVM module after optimizations, from which `compile` makes PTX. The GPU emulator uses it.
 Status compile_to_llvm(const Kernel& kernel, const GpuTarget& target, llvm::LLVMContext& context,
                        std::unique_ptr<llvm::Module>* module, Recipe* recipe);
 
-// What this compiler is: part of the key of caches.
+// The compiler's version, which is part of the key of caches.
 std::string_view compiler_version();
 
 }  // namespace torch_remote::codegen::gpu

@@ -11,7 +11,7 @@
 #include "codegen/gpu/testing/kernels.h"
 #include "codegen/loop/testing/random_kernel.h"
 
-// NVIDIA's assembler keeps some memory of each program.
+// NVIDIA's assembler leaks some memory for each program.
 extern "C" const char* __lsan_default_suppressions();
 extern "C" const char* __lsan_default_suppressions() { return "leak:libnvJitLink"; }
 
@@ -51,32 +51,31 @@ size_t count(std::string_view text, std::string_view what) {
   return result;
 }
 
-// The text of one function.
+// Returns the text of one function.
 std::string_view function(std::string_view text, std::string_view name) {
   const size_t begin = text.find(".entry " + std::string(name) + "(");
   if (begin == std::string_view::npos) return {};
   return text.substr(begin, text.find("\n}", begin) - begin);
 }
 
-// -- What the code looks like
-// -------------------------------------------------------------------------------------------
+// -- Properties of the PTX --------------------------------------------------------------------------------------------
 
 TEST(Ptx, ElementsAreMovedIn16Bytes) {
   const std::string add = ptx("add");
   EXPECT_EQ(count(add, "ld.global.v4.f32"), 2u);
   EXPECT_EQ(count(add, "st.global.v4.f32"), 1u);
-  EXPECT_EQ(count(add, "ld.global.f32"), 2u * 4);  // where a vector is not full, or not aligned
+  EXPECT_EQ(count(add, "ld.global.f32"), 2u * 4);  // if a vector is not full, or not aligned
   const std::string halves = ptx("swiglu_bf16");
   EXPECT_EQ(count(halves, "ld.global.v4.b32") + count(halves, "ld.global.v4.u32"), 2u);
   EXPECT_EQ(count(halves, "st.global.v4.b32"), 1u);
 }
 
-// A product and a sum are two roundings, and denormals are numbers.
+// Products and sums are rounded separately, and denormals are preserved.
 TEST(Ptx, ArithmeticIsWhatTheKernelSays) {
   const std::string text = ptx("layer_norm");
   EXPECT_EQ(count(text, ".ftz"), 0u);
   EXPECT_EQ(count(text, ".approx"), 0u);
-  EXPECT_EQ(count(text, "mul.f32"), 0u);  // without .rn it may become part of an fma
+  EXPECT_EQ(count(text, "mul.f32"), 0u);  // without .rn the assembler may fuse it into an fma
   EXPECT_EQ(count(text, "add.f32"), 0u);
   EXPECT_GT(count(text, "mul.rn.f32"), 0u);
   EXPECT_GT(count(text, "fma.rn.f32"), 0u);
@@ -86,7 +85,7 @@ TEST(Ptx, ArithmeticIsWhatTheKernelSays) {
 TEST(Ptx, RowsMeetInShufflesAndOneBarrierAReduction) {
   const std::string text = ptx("softmax");
   const std::string_view held = function(text, "rows_held");
-  // Max: 5 steps and one that tells all, then the same for 16 warps; the sum: 5, then 4.
+  // The max takes 5 steps and a broadcast, then 4 and a broadcast for 16 warps. The sum takes 5, then 4.
   EXPECT_EQ(count(held, "shfl.sync"), (5u + 1 + 4 + 1) + (5 + 4));
   EXPECT_EQ(count(held, "bar.sync"), 2u);
   EXPECT_EQ(count(held, "ld.global.v4.f32"), 2u);  // both slots once
@@ -109,7 +108,7 @@ TEST(Ptx, IndicesAreCheckedAndAddedAtomically) {
   EXPECT_EQ(count(ptx("add"), "atom."), 0u);
 }
 
-// One branch, before all else, and none where there are no scalars; memory is read behind it, once for each.
+// There is one branch, before all else, and none without scalars. After it, each scalar is read from memory once.
 TEST(Ptx, ScalarsAreParametersOrInMemory) {
   const std::string adamw = ptx("adamw");
   const std::string_view points = function(adamw, "points");
@@ -118,7 +117,7 @@ TEST(Ptx, ScalarsAreParametersOrInMemory) {
   EXPECT_EQ(count(points, "ld.param.f64"), 3u);
   EXPECT_LT(branch, points.find("ld.global.f64"));
   EXPECT_LT(points.rfind("ld.global.f64"), points.find("%tid.x"));
-  EXPECT_EQ(count(ptx("gelu"), "ld.param"), 4u);  // two addresses, a size, which are aligned
+  EXPECT_EQ(count(ptx("gelu"), "ld.param"), 4u);  // two addresses, a size, and kAligned
 }
 
 TEST(Ptx, FunctionsAreThoseOfTheRecipe) {
@@ -146,8 +145,7 @@ TEST(Compile, WhatItCannotDo) {
   EXPECT_EQ(status.code(), ErrorCode::kUnsupported);
 }
 
-// -- Machine code
-// -------------------------------------------------------------------------------------------------------
+// -- Machine code -----------------------------------------------------------------------------------------------------
 
 void report(std::string_view kernel, uint32_t sm, const GpuCode& code) {
   for (const FunctionFacts& facts : code.facts) {
@@ -157,7 +155,7 @@ void report(std::string_view kernel, uint32_t sm, const GpuCode& code) {
   }
 }
 
-// Bytes, on sm_80, whose assembler is the least sparing one: of the gradient of a layer norm, and of a cross entropy.
+// Spilled bytes on sm_80, where the assembler spills most: in the gradients of layer norm and cross entropy.
 constexpr uint32_t kMostSpills = 40;
 
 TEST(Cubin, NamedKernelsAreAssembledNearlyWithoutSpills) {

@@ -53,7 +53,7 @@ void emit_function(mlir::ImplicitLocOpBuilder& builder, Function function, const
   code->setAttr(NVVMDialect::getKernelFuncAttrName(), builder.getUnitAttr());
   const auto threads = static_cast<int32_t>(most_threads(function));
   code->setAttr(NVVMDialect::getMaxntidAttrName(), builder.getDenseI32ArrayAttr({threads, 1, 1}));
-  // Registers of a thread are limited to what lets so many blocks run on a processor at once.
+  // This limits the registers of a thread, so that kPointsBlocks blocks can run on a multiprocessor at once.
   if (function == Function::kPoints) {
     code->setAttr(NVVMDialect::getMinctasmAttrName(), builder.getI32IntegerAttr(kPointsBlocks));
   }

@@ -8,10 +8,10 @@
 
 namespace torch_remote::codegen::gpu {
 
-// A module of the LLVM and NVVM dialects with the functions of the recipe.
+// Builds a module of the LLVM and NVVM dialects with the functions of the recipe.
 mlir::OwningOpRef<mlir::ModuleOp> emit(const Plans& plans, const Recipe& recipe, mlir::MLIRContext& context);
 
-// Those that a recipe has.
+// The functions that a recipe has.
 std::vector<Function> functions(const Recipe& recipe);
 
 }  // namespace torch_remote::codegen::gpu

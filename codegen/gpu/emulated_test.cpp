@@ -11,8 +11,8 @@
 #include "codegen/loop/testing/random_kernel.h"
 #include "codegen/loop/testing/test_data.h"
 
-// Compiled kernels on a GPU in software, against the interpreter: bit for bit. CODEGEN_KERNELS says how many random
-// ones, CODEGEN_SEED where to begin.
+// Compares compiled kernels on the GPU emulator with the interpreter, bit for bit. CODEGEN_KERNELS sets the number of
+// random kernels, CODEGEN_SEED the first seed.
 namespace torch_remote::codegen::gpu {
 namespace {
 
@@ -35,7 +35,7 @@ std::vector<void*> pointers(Case& values) {
   return result;
 }
 
-// Of both with the same arguments; "" if they are equal.
+// Compares both with the same arguments; returns "" if they are equal.
 std::string difference(const Kernel& kernel, Emulated& code, const Case& before, const emulator::LaunchOptions& options,
                        bool elsewhere = false) {
   Kernel expanded = kernel;
@@ -81,7 +81,7 @@ TEST_P(Named, IsInterpreted) {
 INSTANTIATE_TEST_SUITE_P(Gpu, Named, ::testing::Range(size_t{0}, testing::named_kernels().size()),
                          [](const auto& info) { return std::string(testing::named_kernels()[info.param].name); });
 
-// Whole numbers, whose sum does not depend on its order.
+// The numbers are integers, so their sum does not depend on the order.
 TEST(Sum, ARowOfAnotherLengthIsAddedToo) {
   std::unique_ptr<Emulated> code;
   ASSERT_TRUE(Emulated::make(parsed(testing::named_kernel("sum").text), {.sm = 80}, &code).ok());

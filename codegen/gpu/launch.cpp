@@ -9,20 +9,20 @@ namespace torch_remote::codegen::gpu {
 namespace {
 
 constexpr int64_t kMostGrid = std::numeric_limits<int32_t>::max();
-// Of a processor, if there are so many: enough to fill it several times, so that blocks that end early do not matter.
+// Most blocks per multiprocessor. These fill it several times, so that blocks that end early do not matter.
 constexpr int64_t kBlocksOfProcessor = 32;
 constexpr int64_t kMostChunks = 2048;
-constexpr int64_t kPointsItems = 1 << 17;  // chunks times threads of one: what fills a device
-constexpr int64_t kLeastPointsRows = 8;    // of a chunk: a line is written once for so many that are read
+constexpr int64_t kPointsItems = 1 << 17;  // chunks times threads per chunk: enough to fill a device
+constexpr int64_t kLeastPointsRows = 8;    // per chunk: for each line that is written, at least this many are read
 constexpr int64_t kRowsChunks = 1024;
 constexpr int64_t kLeastRows = 4;
-constexpr int64_t kMostLines = 1 << 23;  // elements of all chunks' lines
+constexpr int64_t kMostLines = 1 << 23;  // elements of the lines of all chunks
 constexpr uint64_t kAlign = 16;
-constexpr uint32_t kNoBlocks = 1u << 30;  // Order::block: rows are not cut
+constexpr uint32_t kNoBlocks = 1u << 30;  // Order::block: rows are not divided
 
 int64_t divide_up(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
-// Sizes, and what follows from them.
+// Sizes, and numbers that follow from them.
 struct Extents {
   Extents(const Recipe& recipe, std::span<const int64_t> sizes) {
     for (uint32_t d = 0; d < recipe.rows; ++d) rows *= sizes[d];
@@ -32,8 +32,8 @@ struct Extents {
     lines = std::max<int64_t>(1, outer);
   }
   int64_t rows = 1, outer = 1, last = 1;
-  int64_t vectors;  // threads that have a line of the last column
-  int64_t lines;    // of these, in a row
+  int64_t vectors;  // threads for a line of the last column
+  int64_t lines;    // lines in a row
 };
 
 int64_t elements(const Recipe& recipe, const Total& total, std::span<const int64_t> sizes) {
@@ -44,7 +44,7 @@ int64_t elements(const Recipe& recipe, const Total& total, std::span<const int64
   return count;
 }
 
-// Rows that are reduced one by one. It depends on sizes alone.
+// The number of rows in a chunk, which are reduced one by one. It depends only on sizes.
 int64_t chunk_rows(const Recipe& recipe, std::span<const int64_t> sizes) {
   if (recipe.totals.empty()) return 1;
   const Extents extents(recipe, sizes);
@@ -60,7 +60,7 @@ int64_t count_chunks(const Recipe& recipe, std::span<const int64_t> sizes) {
   return divide_up(Extents(recipe, sizes).rows, chunk_rows(recipe, sizes));
 }
 
-// The threads of a row: as few as hold it; for longer ones as many as there may be.
+// The threads of a row: as few as can hold it in registers. Longer rows get as many as they need, up to a maximum.
 struct Team {
   Team(const Recipe& recipe, const Extents& extents) {
     const int64_t wanted = divide_up(extents.vectors, std::max(recipe.slots, 1u));
@@ -78,7 +78,7 @@ uint64_t line_bytes(const Recipe& recipe, const Total& total, std::span<const in
   return static_cast<uint64_t>(elements(recipe, total, sizes)) * total.item_size;
 }
 
-// Makes the launches of a call.
+// Computes the launches of a call.
 class Launcher {
  public:
   Launcher(const Recipe& recipe, const Call& call, std::vector<Launch>* launches)
@@ -123,7 +123,7 @@ class Launcher {
       blocks = divide_up(items * extents.lines * extents.vectors, kPointsThreads);
     } else {
       const Team team(recipe_, extents);
-      // As many as have something to do: one without a row would load what belongs to no row, and may be stored to.
+      // No team may be without a row: it would load memory that belongs to no row, and may be stored to.
       const int64_t most = team.threads == kWarp ? kShortTeams : 1;
       const auto teams = static_cast<uint32_t>(std::min(items, most));
       launch.function = team.is_held ? Function::kHeld : Function::kLooped;
@@ -192,7 +192,7 @@ class Launcher {
     for (const Parameter& parameter : recipe_.parameters) launch->parameters.push_back(value(parameter));
   }
 
-  // Operands all of whose vectors are at multiples of what is accessed at once.
+  // Bit i is set if all vectors of operand i are at multiples of the size of one access.
   uint64_t aligned(std::span<const uint64_t> data, const std::vector<size_t>& first_stride) const {
     uint64_t bits = 0;
     for (size_t i = 0; i < recipe_.operands.size() && i < 64; ++i) {
@@ -211,8 +211,8 @@ class Launcher {
   const Recipe& recipe_;
   const Call& call_;
   std::vector<Launch>* launches_;
-  int64_t chunk_ = 1, full_ = 0;  // rows of a chunk; chunks without the rest
-  std::vector<uint64_t> lines_;   // of each total
+  int64_t chunk_ = 1, full_ = 0;  // rows per chunk; number of chunks without the rest
+  std::vector<uint64_t> lines_;   // for each total: the address of the first line
 };
 
 Status check(const Recipe& recipe, const Call& call) {

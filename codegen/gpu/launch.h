@@ -9,43 +9,43 @@
 #include "codegen/loop/loop_ir.h"
 #include "ir/status.h"
 
-// How compiled kernels of a GPU are launched: plain data that belongs to the code, and what a call makes of it. No
-// compiler here.
+// How compiled GPU kernels are launched. A recipe is plain data that belongs to the code; a call computes launches from
+// it. Needs no compiler.
 namespace torch_remote::codegen::gpu {
 
-// -- The recipe: of a kernel, for all sizes ---------------------------------------------------------------------------
+// -- The recipe of a kernel, for all sizes ----------------------------------------------------------------------------
 
-// What a thread goes over. docs/loop_ir.md tells both.
+// How work is assigned to threads; see docs/loop_ir.md.
 enum class Shape : uint8_t {
-  kPoints,  // no reductions over columns: a thread has `vector` columns of a row, or of a chunk of rows
-  kRows,    // a row, or a chunk of rows, has a team of threads
+  kPoints,  // no reductions over columns: a thread computes `vector` columns of a row, or of a chunk of rows
+  kRows,    // a team of threads computes a row, or a chunk of rows
 };
 
-// Functions of the code.
+// The functions of a kernel's code.
 enum class Function : uint8_t {
   kPoints,
-  kHeld,    // rows whose columns are all held in registers
+  kHeld,    // rows whose columns all stay in registers
   kLooped,  // longer rows: each phase loads them again
-  kFinish,  // what follows from reductions over rows
+  kFinish,  // computes what depends on reductions over rows
 };
 std::string_view name(Function function);
 
-// All functions of a kernel have the same parameters, each of 8 bytes.
+// All functions of a kernel have the same parameters. Each parameter has 8 bytes.
 enum class ParameterKind : uint8_t {
-  kData,        // of operand `a`: address of its element at place 0 of all dims
+  kData,        // of operand `a`: the address of its element at place 0 of all dims
   kSize,        // of dim `a`
-  kStride,      // elements, of operand `a` along `b`: a dim, or (from dims() on) an indexed dim
-  kBound,       // of the indexed dim number `a` of all operands'
-  kScalar,      // `a`
+  kStride,      // in elements, of operand `a` along `b`: a dim, or (from dims() on) an indexed dim
+  kBound,       // of indexed dim number `a`, counted over all operands
+  kScalar,      // scalar number `a`
   kAligned,     // bit i: operand i may be accessed in vectors
-  kFailure,     // address of an IndexRecord, or kElsewhere
-  kLines,       // of total `a`: address of the first chunk's line
-  kChunk,       // rows of a chunk
-  kChunks,      // all that there are
-  kFirstChunk,  // of this launch
-  kNumbers      // where the scalars are in memory, in their order; 0: they are parameters
+  kFailure,     // address of an IndexRecord, which may have the bit kElsewhere
+  kLines,       // of total `a`: the address of the first chunk's line
+  kChunk,       // number of rows in a chunk
+  kChunks,      // number of all chunks
+  kFirstChunk,  // first chunk of this launch
+  kNumbers      // address of all scalars in memory, in order; 0: the scalars are parameters
 };
-// An address of an IndexRecord with this bit is that of 8 bytes in memory which have the record's.
+// An address with this bit set points to 8 bytes that contain the address of the IndexRecord.
 inline constexpr uint64_t kElsewhere = 1;
 struct Parameter {
   ParameterKind kind = ParameterKind::kData;
@@ -53,34 +53,36 @@ struct Parameter {
   bool operator==(const Parameter&) const = default;
 };
 
-// The partial result of a reduction over rows: each chunk has a line of it in scratch memory.
+// The partial result of a reduction over rows. Each chunk has a line of it in scratch memory.
 struct Total {
   uint32_t item_size = 0;
-  DimSet dims = 0;  // columns that it varies over
+  DimSet dims = 0;  // columns over which it varies
   bool operator==(const Total&) const = default;
 };
 
 struct Recipe {
   Shape shape = Shape::kPoints;
-  uint32_t rows = 0, columns = 0;  // dims
-  uint32_t vector = 1;             // elements along the last column that a thread has side by side
-  uint32_t slots = 0;              // vectors of a row that a thread holds; 0: there is no kHeld
-  uint32_t finish_columns = 0;     // columns that a block of kFinish does at a time; 0: there is no kFinish
-  bool finish_alone = false;       // kFinish is for one block: it stores where all blocks would load
+  uint32_t rows = 0, columns = 0;  // numbers of dims
+  uint32_t vector = 1;             // number of adjacent elements along the last column that a thread has
+  uint32_t slots = 0;              // number of vectors of a row that a thread holds; 0: there is no kHeld
+  // Number of columns that a block of kFinish computes at a time; 0: there is no kFinish.
+  uint32_t finish_columns = 0;
+  bool finish_alone = false;  // kFinish must run as one block, because it stores where all blocks would load
   std::vector<Operand> operands;
   std::vector<Total> totals;
   std::vector<Parameter> parameters;
   bool operator==(const Recipe&) const = default;
 };
 
-// A recipe as bytes, for where code is kept. They name no types of the compiler: a change of what they mean is a change
-// of the compiler's version.
+// The recipe as bytes, for caches of code. The bytes contain no types of the compiler. If their meaning changes, the
+// compiler's version must change.
 std::vector<uint8_t> encode(const Recipe& recipe);
-// kInvalid: they are no recipe.
+// Returns kInvalid if the bytes are no recipe.
 Status decode(std::span<const uint8_t> bytes, Recipe* recipe);
 
-// The first index that was found out of its bounds; `operand` is kNone before the launch. Of several any one is told,
-// and all of their operands: bit min(operand, 31) of `good` is 0 for each. Before the launch all of its bits are 1.
+// An index that was out of bounds; `operand` is kNone before the launch. If several indices are, the record has any one
+// of them. `good` shows all of their operands: bit min(operand, 31) is 0 for each. All its bits are 1 before the
+// launch.
 struct IndexRecord {
   uint32_t operand = kNone;
   uint32_t good = ~uint32_t{0};
@@ -90,18 +92,19 @@ struct IndexRecord {
 
 // -- A call -----------------------------------------------------------------------------------------------------------
 
-// As `Arguments`, with addresses of device memory.
+// Like `Arguments`, with addresses of device memory.
 struct Call {
-  std::span<const int64_t> sizes;  // of the dims
-  std::span<const uint64_t> data;  // of each operand
+  std::span<const int64_t> sizes;  // of all dims
+  std::span<const uint64_t> data;  // for each operand
   std::span<const int64_t> strides;
   std::span<const int64_t> bounds;
   std::span<const uint64_t> scalars;
-  int64_t rest = 0;           // after the rows (of one dim) one more, of so many places in the last column; 0: none
-  uint64_t scratch = 0;       // scratch_bytes, at a multiple of 16
-  uint64_t failure = 0;       // as kFailure; may be 0 if no operand is indexed
-  uint64_t numbers = 0;       // as kNumbers
-  uint32_t processors = 132;  // multiprocessors of the device: how many blocks are worth while. Results are the same.
+  // One more row follows the others (of one row dim), with this size of the last column dim; 0: there is none.
+  int64_t rest = 0;
+  uint64_t scratch = 0;       // scratch_bytes() bytes, aligned to 16
+  uint64_t failure = 0;       // see kFailure; may be 0 if no operand is indexed
+  uint64_t numbers = 0;       // see kNumbers
+  uint32_t processors = 132;  // multiprocessors of the device, which limit the grid; results do not depend on it
 };
 
 struct Launch {
@@ -109,28 +112,28 @@ struct Launch {
   uint32_t grid = 0;
   std::array<uint32_t, 2> block = {1, 1};  // x, y
   uint32_t shared_bytes = 0;               // dynamic
-  std::vector<uint64_t> parameters;        // each by value
+  std::vector<uint64_t> parameters;        // each passed by value
 };
 
-// In bytes; 0 without reductions over rows.
+// Bytes of scratch memory for a call; 0 without reductions over rows.
 uint64_t scratch_bytes(const Recipe& recipe, std::span<const int64_t> sizes, int64_t rest = 0);
 
-// To be done one after the other; none if there is nothing to do.
+// Computes the launches of a call, which must run in this order. There are none if there is nothing to compute.
 Status make_launches(const Recipe& recipe, const Call& call, std::vector<Launch>* launches);
 
-// In which order the launches for these sizes reduce.
+// The order in which the launches for these sizes reduce.
 Order order(const Recipe& recipe, std::span<const int64_t> sizes);
 
-// -- What compiler and launches agree on ------------------------------------------------------------------------------
+// -- Constants of the compiler and of launches ------------------------------------------------------------------------
 
 inline constexpr uint32_t kWarp = 32;
-inline constexpr uint32_t kPointsThreads = 256;  // of a block
-inline constexpr uint32_t kTeamThreads = 512;    // of a team, at most, and of its block
-inline constexpr uint32_t kLoopedThreads = 256;  // of a team whose row is not held
-inline constexpr uint32_t kShortTeams = 8;       // teams of one warp in a block
+inline constexpr uint32_t kPointsThreads = 256;  // per block
+inline constexpr uint32_t kTeamThreads = 512;    // at most, per team, and so per block
+inline constexpr uint32_t kLoopedThreads = 256;  // at most, per team whose row is not in registers
+inline constexpr uint32_t kShortTeams = 8;       // teams of one warp per block
 inline constexpr uint32_t kFinishThreads = 512;
 
-// Elements of 16 bytes, or of all that a thread has side by side if that is less.
+// Bytes of one access: 16, or all adjacent elements of a thread if these are fewer.
 inline uint32_t access_bytes(uint32_t item_size, uint32_t vector) {
   return item_size * vector < 16 ? item_size * vector : 16;
 }

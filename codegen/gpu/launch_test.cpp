@@ -9,7 +9,7 @@ using ir::DType;
 
 constexpr uint32_t kProcessors = 132;
 
-// Of two operands [i0, j0], f32.
+// A recipe with two f32 operands [i0, j0].
 Recipe rows_recipe() {
   Recipe recipe;
   recipe.shape = Shape::kRows;
@@ -102,7 +102,7 @@ TEST(Launch, ChunksOfRowsThenFinish) {
   const auto all = launches(sum_recipe(), {10000, 512}, {0x1000}, {512, 1}, 0, 0x100);
   ASSERT_EQ(all.size(), 2u);
   EXPECT_EQ(all[0].parameters, (std::vector<uint64_t>{0x1000, 10000, 512, 0x100, 10, 1000, 0}));
-  EXPECT_EQ(all[0].grid, 125u);  // eight chunks a block
+  EXPECT_EQ(all[0].grid, 125u);  // eight chunks per block
   EXPECT_EQ(all[1].function, Function::kFinish);
   EXPECT_EQ(all[1].block, (std::array<uint32_t, 2>{1, 512}));
   EXPECT_EQ(all[1].grid, 1u);

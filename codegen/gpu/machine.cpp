@@ -27,7 +27,7 @@ MlirValue Machine::blocks() { return special<nv::GridDimXOp>(); }
 void Machine::barrier() { b.create<nv::Barrier0Op>(); }
 void Machine::warp_barrier() { b.create<nv::SyncWarpOp>(i32(-1)); }
 
-// Shuffles are of 32 bits.
+// Shuffles move 32 bits, so wider values take two of them.
 template <typename Shuffle>
 MlirValue Machine::in_words(MlirValue x, Shuffle&& shuffle) {
   const mlir::Type type = x.getType(), i32_type = b.getI32Type(), i64_type = b.getI64Type();
@@ -71,7 +71,7 @@ MlirValue Machine::to_memory(MlirValue x, DType memory) {
   return b.create<ll::BitcastOp>(b.getI16Type(), b.create<ll::FPTruncOp>(b.getBF16Type(), x));
 }
 
-// As Ops has it, in words of 32 bits.
+// The same as in Ops, with words of 32 bits.
 MlirValue Machine::random(MlirValue seed, MlirValue offset, MlirValue number) {
   const mlir::Type word = b.getI32Type(), wide = b.getI64Type();
   const auto lower = [&](MlirValue x) -> MlirValue { return b.create<ll::TruncOp>(word, x); };

@@ -4,19 +4,19 @@
 
 #include "codegen/cpu/ops.h"
 
-// What a thread of a GPU has beside scalar arithmetic: where it is, and how it meets others.
+// The operations of a GPU thread: scalar arithmetic, its position in the grid, and communication with other threads.
 namespace torch_remote::codegen::gpu {
 
 using cpu::MlirValue;
 using cpu::MlirValues;
 
-constexpr unsigned kGlobalSpace = 1, kSharedSpace = 3;  // NVPTX's address spaces
+constexpr unsigned kGlobalSpace = 1, kSharedSpace = 3;  // address spaces of NVPTX
 
 class Machine : public cpu::Ops {
  public:
   explicit Machine(mlir::ImplicitLocOpBuilder& builder) : cpu::Ops(builder, cpu::Features{}) {}
 
-  // Of this thread in its block, of the block in the grid; i64.
+  // Index of this thread in its block, size of the block, index of the block, size of the grid; i64.
   MlirValue thread_x();
   MlirValue thread_y();
   MlirValue threads_x();
@@ -24,27 +24,27 @@ class Machine : public cpu::Ops {
   MlirValue block();
   MlirValue blocks();
 
-  void barrier();       // all threads of the block
-  void warp_barrier();  // all lanes of the warp
+  void barrier();       // for all threads of the block
+  void warp_barrier();  // for all lanes of the warp
 
-  // What another lane of the warp has, for a value of any type. All lanes come here.
+  // The value of another lane of the warp, of any type. All lanes must execute this.
   MlirValue from_across(MlirValue x, uint32_t distance);  // lane ^ distance
-  MlirValue from_above(MlirValue x, uint32_t distance);   // lane + distance; its own if there is none
+  MlirValue from_above(MlirValue x, uint32_t distance);   // lane + distance; this lane's own value if there is none
   MlirValue from_first(MlirValue x);                      // lane 0
 
   MlirValue i32(int64_t value) { return integer(b.getI32Type(), value); }
   MlirValue truth(bool value) { return integer(b.getI1Type(), value ? 1 : 0); }
   MlirValue less_than(MlirValue x, MlirValue y) { return compare(mlir::LLVM::ICmpPredicate::slt, x, y); }
   MlirValue is_zero(MlirValue x);
-  MlirValue divide(MlirValue x, MlirValue y);  // of numbers that are not negative
+  MlirValue divide(MlirValue x, MlirValue y);  // for numbers that are not negative
   MlirValue divide_up(MlirValue x, MlirValue y);
 
-  // Those of Ops with the machine's own instructions.
+  // These replace functions of Ops, using the GPU's instructions.
   MlirValue to_memory(MlirValue x, ir::DType memory);
   MlirValue random(MlirValue seed, MlirValue offset, MlirValue number);
-  // For index = begin, begin + step, ... below end.
+  // Loops over begin, begin + step, ... below `end`.
   MlirValues loop(MlirValue begin, MlirValue end, MlirValue step, mlir::ValueRange carried, Body body);
-  // The arms of a branch one of which gives what there is without it.
+  // Returns the results of `yes` if the condition is true, else `otherwise`.
   MlirValues only_if_gives(MlirValue condition, mlir::ValueRange otherwise, llvm::function_ref<MlirValues()> yes);
 
  private:

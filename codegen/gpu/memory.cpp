@@ -44,7 +44,7 @@ MlirValue Memory::columns() {
   return m().select(m().is_zero(size(kernel_.rows)), m().i64(0), last);
 }
 
-// All threads go the same way, once. What a function does not use of them is not read.
+// All threads take the same branch, once. Scalars that a function does not use are not read.
 void Memory::read_scalars() {
   MlirValue from = parameter(ParameterKind::kNumbers);
   for (uint32_t s = 0; s < kernel_.scalars.size(); ++s) scalars_.push_back(parameter(ParameterKind::kScalar, s));
@@ -112,13 +112,13 @@ bool Memory::along_columns(uint32_t operand) const {
   return kernel_.columns > 0 && (kernel_.operands[operand].dims >> (kernel_.dims() - 1) & 1) != 0;
 }
 
-// Whether lanes are neighbours in memory.
+// Whether lanes are adjacent in memory.
 bool Memory::is_plain(uint32_t operand, const Indices& indices) const {
   return along_columns(operand) && !kernel_.operands[operand].strided &&
          std::ranges::all_of(indices, [](const MlirValues& index) { return index.size() == 1; });
 }
 
-// Whether an index is in its bounds. One that is not is recorded, if the place is valid (null: it is).
+// Whether an index is in bounds. If it is not, and the place is valid (null: it is), the index is recorded.
 MlirValue Memory::checked(uint32_t operand, uint32_t dim, MlirValue index, MlirValue valid) {
   MlirValue bound = parameter(ParameterKind::kBound, first_bound_[operand] + dim);
   MlirValue outside = m().compare(Int::uge, index, bound);
@@ -126,7 +126,8 @@ MlirValue Memory::checked(uint32_t operand, uint32_t dim, MlirValue index, MlirV
   return m().compare(Int::ult, index, bound);
 }
 
-// A thread that finds no failure recorded writes its own. Each thread clears the bit of its operand in `good`.
+// The first thread that finds the record free writes its failure. Each failing thread clears the bit of its operand in
+// `good`.
 void Memory::record(uint32_t operand, MlirValue index, MlirValue bound) {
   MlirValue to = parameter(ParameterKind::kFailure);
   MlirValue bit = m().i64(kElsewhere), word = m().b.create<ll::PtrToIntOp>(m().b.getI64Type(), to);
@@ -241,7 +242,7 @@ void Memory::add_atomically(MlirValue value, MlirValue pointer, DType dtype) {
                                 ll::AtomicOrdering::monotonic);
 }
 
-// Places that indices say may be the same for several threads; others are this one's.
+// If indices choose the places, several threads may add to one place. Otherwise each thread has its own places.
 void Memory::store_if(const Store& store, MlirValue value, const Place& to) {
   const DType dtype = kernel_.operands[store.operand].dtype;
   const auto write = [&] {

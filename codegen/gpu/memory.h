@@ -8,46 +8,48 @@
 #include "codegen/gpu/launch.h"
 #include "codegen/gpu/machine.h"
 
-// Parameters, and loads and stores of operands and of lines of totals.
+// Kernel parameters, and loads and stores of operands and of lines of totals.
 namespace torch_remote::codegen::gpu {
 
-// Where code is that computes something: a scalar, or so many places side by side along the last column dim.
+// The place for which code is emitted: a scalar, or several adjacent places (lanes) along the last column dim.
 struct Spot {
-  MlirValue outer;   // the place along the outer one of two column dims
-  MlirValue column;  // that of the first lane along the last one; null: a scalar is computed
-  MlirValue left;    // i32: so many lanes are places, the first ones
+  MlirValue outer;   // index along the outer one of two column dims
+  MlirValue column;  // index of the first lane along the last column dim; null: a scalar
+  MlirValue left;    // i32: number of active lanes, which are the first ones
 };
 
 class Memory {
  public:
-  // `lanes`: side by side. `entry` is the function's first block, and has its parameters.
+  // `lanes` is the number of adjacent places. `entry` is the function's first block, which has its parameters.
   Memory(Machine& machine, const Kernel& kernel, const Recipe& recipe, uint32_t lanes, mlir::Block* entry);
 
   MlirValue parameter(ParameterKind kind, uint32_t a = 0, uint32_t b = 0);
   MlirValue size(uint32_t dim) { return parameter(ParameterKind::kSize, dim); }
-  MlirValue rows();     // of all row dims
-  MlirValue columns();  // of the last column dim; 0 if there is no place along the outer one
+  MlirValue rows();     // number of places of all row dims
+  MlirValue columns();  // size of the last column dim; 0 if the outer one is empty
   MlirValue scalar(uint32_t number);
 
-  // Operands are addressed from a row (number of it in row-major order; null: from place 0), and from the place along
-  // the outer column.
+  // These set the row and the place along the outer column dim at which operands are addressed. A row is a row-major
+  // number; null means place 0 of all row dims.
   void enter_row(MlirValue row);
   void enter_outer(MlirValue place);
   MlirValue row_place(uint32_t dim) { return row_places_[dim]; }
 
   Spot spot(MlirValue outer, MlirValue column);
-  // i1: a lane is a place; all are. Computed where it is asked for: to keep it would take a register for each lane.
+  // i1: whether a lane is active; whether all are. They are computed at each use, because keeping them would take a
+  // register for each lane.
   MlirValue valid(const Spot& at, uint32_t lane);
   MlirValue full(const Spot& at);
 
-  // Indices: of each indexed dim one scalar, or one for each lane.
+  // For each indexed dim: one index, or one for each lane.
   using Indices = std::vector<MlirValues>;
   MlirValue load(uint32_t operand, const Indices& indices);
   MlirValues load_lanes(uint32_t operand, const Indices& indices, const Spot& at);
   void store(const Store& store, MlirValue value, const Indices& indices);
   void store_lanes(const Store& store, const MlirValues& values, const Indices& indices, const Spot& at);
 
-  // Of a total's line: the place of an element in a chunk, for a spot or (no column) for its outer place.
+  // A total's line: its address in a chunk, and the index of an element in it. A spot without column has one element
+  // per outer place.
   MlirValue line(uint32_t total, MlirValue chunk);
   MlirValue line_place(uint32_t total, const Spot& at);
   MlirValue load_place(MlirValue line, MlirValue place, ir::DType dtype);
@@ -60,7 +62,7 @@ class Memory {
   bool is_plain(uint32_t operand, const Indices& indices) const;
   MlirValue checked(uint32_t operand, uint32_t dim, MlirValue index, MlirValue valid);
   void record(uint32_t operand, MlirValue index, MlirValue bound);
-  // Address, and whether it may be accessed (null: it may).
+  // An address, and whether it may be accessed (null: always).
   struct Place {
     MlirValue pointer, allowed;
   };
@@ -80,8 +82,8 @@ class Memory {
   const uint32_t lanes_;
   mlir::Block* entry_;
   std::map<std::tuple<ParameterKind, uint32_t, uint32_t>, uint32_t> parameters_;
-  MlirValues scalars_;                 // words
-  std::vector<uint32_t> first_bound_;  // of each operand
+  MlirValues scalars_;                 // for each scalar: its 8 bytes
+  std::vector<uint32_t> first_bound_;  // for each operand
   std::vector<MlirValue> row_pointers_, pointers_;
   std::vector<MlirValue> row_places_;
 };

@@ -9,12 +9,12 @@
 namespace torch_remote::codegen::gpu {
 namespace {
 
-constexpr uint32_t kAccess = 16;         // bytes that a thread loads at once
+constexpr uint32_t kAccess = 16;         // bytes per load of a thread
 constexpr uint32_t kMostVector = 8;      // elements
-constexpr size_t kMostParameters = 512;  // of 8 bytes: what all drivers take
-constexpr uint32_t kMostLanes = 24;      // of registers for what a thread holds of a row
+constexpr size_t kMostParameters = 512;  // of 8 bytes; all drivers accept this many
+constexpr uint32_t kMostLanes = 24;      // most registers for the part of a row that a thread holds
 
-// What a thread may hold of a row, by how many operations are written out for each element.
+// The elements of a row that a thread may hold, by the number of operations per element, all of which are unrolled.
 struct Held {
   uint32_t elements, operations;
 };
@@ -35,7 +35,7 @@ class Chooser {
     recipe_.columns = kernel_.columns;
     recipe_.operands = kernel_.operands;
     const bool reduces = std::ranges::any_of(plans_.main.loops, [](const auto& loop) { return !loop.reduces.empty(); });
-    // Threads of a team wait for each other before one of them stores what all of them load.
+    // The threads of a team synchronize before one of them stores what all of them load.
     if (reduces || loads_what_it_stores(plans_.main)) recipe_.shape = Shape::kRows;
     choose_vector();
     if (recipe_.shape == Shape::kRows && kernel_.columns == 1) choose_slots();
@@ -52,7 +52,7 @@ class Chooser {
   }
 
  private:
-  // Whether something that is not a column's is stored to a place that many threads may load.
+  // Whether a store outside of the columns may write what many threads load.
   bool loads_what_it_stores(const cpu::Plan& plan) const {
     return std::ranges::any_of(plan.stores, [&](uint32_t s) {
       const Operand& stored = kernel_.operands[kernel_.stores[s].operand];
@@ -87,7 +87,7 @@ class Chooser {
     recipe_.vector = std::min(kAccess / narrowest, most);
   }
 
-  // Registers that an element takes which is held from one phase to a later one, or over all rows of a chunk.
+  // Registers per element for values that are held from one phase to a later one, or over all rows of a chunk.
   uint32_t held_registers() const {
     std::vector<uint32_t> first(kernel_.values.size(), kNone);
     std::vector<bool> held(kernel_.values.size());
@@ -158,7 +158,7 @@ class Chooser {
   const Plans& plans_;
   const Kernel& kernel_;
   Recipe& recipe_;
-  uint32_t operations_ = 0;  // over columns, of all phases
+  uint32_t operations_ = 0;  // per element, of all phases
 };
 
 }  // namespace

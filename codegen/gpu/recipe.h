@@ -5,11 +5,11 @@
 #include "codegen/loop/loop_ir.h"
 #include "ir/status.h"
 
-// Which shape a kernel's code has: chosen when it is compiled, from the kernel alone.
+// Chooses the structure of a kernel's code at compile time, from the kernel alone.
 namespace torch_remote::codegen::gpu {
 
-// A kernel after `expand_functions`, and what each of its functions computes. Nothing is kept in memory between phases:
-// what is not held in registers is computed again.
+// A kernel after `expand_functions`, and the plans of its functions. No values are kept in memory between phases: those
+// that are not in registers are recomputed.
 struct Plans {
   explicit Plans(const Kernel& expanded);
   const Kernel& kernel;
@@ -17,7 +17,7 @@ struct Plans {
   cpu::Plan main, finish;
 };
 
-// kUnsupported: nothing here computes such a kernel, and the message says why.
+// Returns kUnsupported with a reason if a GPU cannot compute the kernel.
 Status make_recipe(const Plans& plans, Recipe* recipe);
 
 }  // namespace torch_remote::codegen::gpu

@@ -3,7 +3,7 @@
 
 #include "codegen/gpu/launch.h"
 
-// A recipe is a row of words of 4 bytes, in the order of its members; before a list comes how long it is.
+// A recipe is encoded as words of 4 bytes, in the order of its members. The length of a list precedes its elements.
 namespace torch_remote::codegen::gpu {
 namespace {
 
@@ -27,7 +27,7 @@ class Reader {
  public:
   explicit Reader(std::span<const uint8_t> bytes) : bytes_(bytes) {}
 
-  // 0 behind the end.
+  // Returns 0 past the end.
   uint32_t word() {
     uint32_t value = 0;
     good_ = good_ && bytes_.size() >= sizeof(value);

@@ -12,13 +12,13 @@ namespace ll = mlir::LLVM;
 
 namespace {
 
-constexpr uint32_t kWarps = kTeamThreads / kWarp;  // of a team, at most
+constexpr uint32_t kWarps = kTeamThreads / kWarp;  // most warps of a team
 constexpr int64_t kNoPlace =
-    std::numeric_limits<int64_t>::max();  // of argmax: nothing was better than what it begins with
+    std::numeric_limits<int64_t>::max();  // argmax: no element was better than the initial value
 
 }  // namespace
 
-// -- A thread's own ---------------------------------------------------------------------------------------------------
+// -- Within a thread --------------------------------------------------------------------------------------------------
 
 Partial Team::begin(const Value& reduce, uint32_t lanes) {
   const DType dtype = is_wide_sum(kernel_, reduce) ? reduce.type : kernel_.values[reduce.a].type;
@@ -66,7 +66,8 @@ bool Team::has_sides(const Partial& partial) {
 
 DType Team::part_type(const Partial& partial, size_t part) const { return part == 0 ? partial.dtype : DType::kInt64; }
 
-// Over the first so many lanes of a warp; the others have the same again, or do not matter. All get the result.
+// Reduces over the first `threads` lanes of a warp. The other lanes have copies of these, or are ignored. All lanes get
+// the result.
 void Team::fold_warp(Partial& partial, uint32_t threads) {
   MlirValues& mine = partial.lanes[0];
   const bool sides = has_sides(partial);
@@ -104,7 +105,7 @@ void Team::barrier() {
       {}, false);
 }
 
-// Each warp's results meet in shared memory, from where each warp takes all of them.
+// Each warp writes its results to shared memory, and then reads the results of all warps.
 MlirValues Team::several_warps(std::vector<Partial>& partials) {
   MlirValue thread = machine_.thread_x();
   MlirValue lane = machine_.bit_and(thread, machine_.i64(kWarp - 1));
@@ -185,7 +186,7 @@ MlirValue Team::fold(const Value& reduce, MlirValue x, uint32_t columns, uint32_
   }
   machine_.barrier();
   MlirValue result = load(machine_.i64(0));
-  machine_.barrier();  // the memory is used again
+  machine_.barrier();  // the memory is reused
   return result;
 }
 

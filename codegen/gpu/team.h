@@ -10,16 +10,16 @@
 // Reductions across threads, in the order of docs/loop_ir.md.
 namespace torch_remote::codegen::gpu {
 
-// Memory that a block shares: places of 8 bytes.
+// Shared memory of a block, in places of 8 bytes.
 struct SharedMemory {
   std::string name;
   uint32_t places = 0;
 };
 
-// Partial results of one reduction: of each lane a value, and for argmax its place.
+// A thread's partial results of one reduction: for each lane a value, and for argmax its place.
 struct Partial {
   const Value* reduce = nullptr;
-  ir::DType dtype = ir::DType::kFloat32;  // of what is reduced
+  ir::DType dtype = ir::DType::kFloat32;  // type of the partial values
   std::vector<MlirValues> lanes;
 };
 
@@ -29,18 +29,18 @@ class Team {
       : machine_(machine), reductions_(machine), kernel_(kernel), shared_(shared) {}
 
   Partial begin(const Value& reduce, uint32_t lanes);
-  // With one more element in a lane, if that is a place. `place` is for argmax.
+  // Adds one element to a lane, if `valid`. `place` is for argmax and argmin.
   void accumulate(Partial& partial, uint32_t lane, MlirValue x, MlirValue place, MlirValue valid);
-  // Of the same lanes, `later` behind it.
+  // Adds the partial results of later elements in the same lanes.
   void combine(Partial& partial, const Partial& later);
 
-  // Over all threads of a row: a warp, or as many warps as the block has. Each gets the results. Each call has shared
-  // memory of its own.
+  // Reduces over all threads of a row: a warp, or all warps of the block. All threads get the results. Each call has
+  // its own shared memory.
   std::vector<MlirValue> reduce(std::vector<Partial>& partials);
-  // All threads of a row come here.
+  // Synchronizes all threads of a row.
   void barrier();
 
-  // Of each column of a block, of threads that stand one behind the other (y), `folds` of them. All get the result.
+  // Reduces each column of a block over `folds` threads, which differ in y. All threads get the result.
   MlirValue fold(const Value& reduce, MlirValue x, uint32_t columns, uint32_t folds);
 
   MlirValue neutral(const Value& reduce);
@@ -48,7 +48,7 @@ class Team {
 
  private:
   static bool is_arg(const Value& reduce) { return cpu::Reductions::parts(reduce) == 2; }
-  // Whether it matters which of two numbers comes first: of two zeros.
+  // Whether the order of two numbers matters, as it does for two zeros.
   static bool has_sides(const Partial& partial);
   ir::DType part_type(const Partial& partial, size_t part) const;
   void fold_lanes(Partial& partial);

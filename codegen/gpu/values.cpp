@@ -5,7 +5,7 @@
 
 namespace torch_remote::codegen::gpu {
 
-// That loads are under way to at once.
+// Most registers that wait for loads at the same time.
 constexpr uint32_t kRegistersOfLoads = 24;
 
 Values::Values(Machine& machine, Memory& memory, const Kernel& kernel, const cpu::Plan& plan, uint32_t lanes,
@@ -67,14 +67,14 @@ void Values::define(std::span<const uint32_t> values, MlirValue outer) {
   }
 }
 
-// One whose place follows from the spot alone.
+// Whether it is a load whose address does not depend on other vector values.
 bool Values::is_early_load(uint32_t value) const {
   return kernel_.values[value].kind == Kind::kLoad &&
          std::ranges::none_of(kernel_.values[value].indices, [&](uint32_t index) { return is_vector(index); });
 }
 
 void Values::define_lanes(std::span<const uint32_t> values, std::span<const Spot> spots) {
-  uint32_t registers = 1;  // of a slot's loads
+  uint32_t registers = 1;  // for the loads of one slot
   for (const uint32_t v : values) {
     if (is_early_load(v)) registers += width_ * ((ir::item_size(type(v)) + 3) / 4);
   }
@@ -111,7 +111,7 @@ void Values::define_in(uint32_t v, size_t slot, const Spot& at) {
   lanes_[slot][v] = std::move(result);
 }
 
-// A value of earlier ones.
+// Computes a value from earlier ones.
 MlirValue Values::compose(const Value& value, llvm::function_ref<MlirValue(uint32_t)> get) {
   const auto input = [&](uint32_t number) { return number == kNone ? MlirValue() : get(number); };
   switch (value.kind) {

@@ -6,21 +6,21 @@
 #include "codegen/gpu/memory.h"
 #include "codegen/gpu/recipe.h"
 
-// A kernel's values where the code is: scalars, or one for each lane of each of the thread's slots.
+// The values of a kernel at the current place: scalars, or one value for each lane of each slot of the thread.
 namespace torch_remote::codegen::gpu {
 
 class Values {
  public:
   Values(Machine& machine, Memory& memory, const Kernel& kernel, const cpu::Plan& plan, uint32_t lanes, size_t slots);
 
-  // Reductions are defined from outside; `define` leaves them alone.
+  // Reductions are set from outside; `define` skips them.
   void set(uint32_t value, MlirValue scalar) { scalars_[value] = scalar; }
   void set_lanes(uint32_t value, size_t slot, MlirValues lanes) { lanes_[slot][value] = std::move(lanes); }
 
-  // Scalars, at a place of the outer column dim if there is one.
+  // Defines scalars, at a place of the outer column dim if there is one.
   void define(std::span<const uint32_t> values, MlirValue outer = {});
-  // Lanes, of each slot at its spot; those that are defined already stay. Loads come first, those of several
-  // slots if there are few, so that they are under way together.
+  // Defines lanes, for each slot at its spot. Values that are defined already are skipped. Loads come first. If they
+  // need few registers, the loads of several slots come together, so that they overlap.
   void define_lanes(std::span<const uint32_t> values, std::span<const Spot> spots);
   void forget_lanes();
 
@@ -43,7 +43,7 @@ class Values {
   const cpu::Plan& plan_;
   const uint32_t width_;
   std::vector<MlirValue> scalars_;
-  std::vector<std::vector<MlirValues>> lanes_;  // of each slot, of each value
+  std::vector<std::vector<MlirValues>> lanes_;  // indexed by slot, then by value
 };
 
 }  // namespace torch_remote::codegen::gpu

@@ -1,6 +1,7 @@
 #pragma once
 
-// The C ABI of libtorch_remote_codegen.so: who opens it shares no C++ library with it, and pays for LLVM only then.
+// The C ABI of libtorch_remote_codegen.so. A program that opens the library shares no C++ library with it, and loads
+// LLVM only then.
 
 #include <stddef.h>
 #include <stdint.h>
@@ -9,48 +10,49 @@
 extern "C" {
 #endif
 
-// Changes when the meaning of a field does.
+// Grows when the meaning of a field changes.
 #define TR_CODEGEN_ABI 3
 #define TR_CODEGEN_ENTRY "torch_remote_codegen_api"
 
-// Variant (codegen/cpu/call.h).
+// The C form of Variant (codegen/cpu/call.h).
 typedef struct tr_variant {
   size_t struct_size;
   int streams;
   int64_t columns;
 } tr_variant;
 
-// What is made: machine code that can lie anywhere (codegen/cpu/compile.h), or what is wrong.
+// The output of compile_cpu: position-independent machine code (codegen/cpu/compile.h), or an error message.
 typedef struct tr_code {
   size_t struct_size;
-  // Called once, from within the call that compiles; copies the bytes.
+  // Called once during compile_cpu, on the calling thread; must copy the bytes.
   void (*take)(void* context, const uint8_t* bytes, size_t size);
   void* context;
-  uint32_t rows;       // where RowsFunction begins
-  uint32_t finish;     // where FinishFunction begins; as `rows` if the kernel has none
+  uint32_t rows;       // offset of RowsFunction in the bytes
+  uint32_t finish;     // offset of FinishFunction; equals `rows` if the kernel has none
   char message[1024];  // NUL terminated
 } tr_code;
 
-// What is made for a GPU.
+// The output of compile_gpu.
 typedef struct tr_gpu_code {
   size_t struct_size;
-  // Each called once, from within the call that compiles; they copy the bytes. `take_image`: PTX, which ends with 0
-  // (and the size counts that). `take_recipe`: how it is launched (codegen/gpu/launch.h, `decode`).
+  // Each is called once during compile_gpu, on the calling thread, and must copy the bytes. `take_image` receives PTX;
+  // its size includes the terminating 0. `take_recipe` receives how to launch the code (codegen/gpu/launch.h,
+  // `decode`).
   void (*take_image)(void* context, const uint8_t* bytes, size_t size);
   void (*take_recipe)(void* context, const uint8_t* bytes, size_t size);
   void* context;
-  int unsupported;     // out: 1: it makes no code of such a kernel
+  int unsupported;     // out: 1 if this kernel cannot be compiled for a GPU
   char message[1024];  // NUL terminated
 } tr_gpu_code;
 
 typedef struct tr_codegen_api {
   size_t struct_size;
   uint32_t abi;
-  const char* version;  // of the compiler: "LLVM 19.1.7, codegen 1"
-  // The kernel in LoopIR's text form, for "x86-64-v4" or "x86-64-v3". 0, or 1 with a message. Any thread, any number at
-  // once.
+  const char* version;  // of the compiler, such as "LLVM 19.1.7, codegen 4"
+  // Compiles a kernel in LoopIR's text form for "x86-64-v4" or "x86-64-v3". Returns 0, or 1 with a message. Any number
+  // of threads may call it at once.
   int (*compile_cpu)(const char* text, size_t size, const char* target, const tr_variant* variant, tr_code* code);
-  // Likewise for processors of that number: 80, 90 or 100.
+  // Compiles a kernel for GPUs of compute capability `sm`: 80, 90 or 100. Otherwise as compile_cpu.
   int (*compile_gpu)(const char* text, size_t size, uint32_t sm, tr_gpu_code* code);
 } tr_codegen_api;
 

@@ -10,7 +10,7 @@
 #include "codegen/gpu/launch.h"
 #include "codegen/library/codegen_api.h"
 
-// The library as a worker opens it: this test has no compiler of its own.
+// This test opens the library as a worker does; it does not link the compiler itself.
 namespace torch_remote::codegen {
 namespace {
 
@@ -120,7 +120,7 @@ TEST_F(Library, SaysWhatIsWrong) {
   EXPECT_TRUE(bytes_.empty());
 }
 
-// Nothing of LLVM or of the C++ library can be found in it, or be taken from the program that opens it.
+// The library exposes no symbols of LLVM or the C++ library, and takes none from the program that opens it.
 TEST_F(Library, HidesEverythingElse) {
   for (const char* name : {"LLVMContextCreate", "_ZN4llvm11LLVMContextC1Ev", "LLVMInitializeX86Target"}) {
     EXPECT_EQ(dlsym(handle_, name), nullptr) << name;

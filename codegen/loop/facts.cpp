@@ -54,7 +54,7 @@ Facts facts(const Kernel& kernel, const Value& value, std::span<const Facts> ear
     result.dims &= ~kernel.row_dims();
     if (value.over == Over::kLines) result.dims &= ~kernel.last_column();
     result.finish = true;
-    result.reduced = false;  // the total itself is there in `finish`, whatever it was made of
+    result.reduced = false;  // the total itself is available in `finish`, whatever its operand was
   }
   return result;
 }

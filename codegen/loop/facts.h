@@ -7,57 +7,58 @@
 
 #include "codegen/loop/loop_ir.h"
 
-// What follows from the definition of each value.
+// Properties that follow from the definition of each value.
 namespace torch_remote::codegen {
 
 struct Facts {
-  DimSet dims = 0;       // that it varies over
-  bool finish = false;   // there is a reduction over rows in what it is made of, or it is one
-  bool reduced = false;  // there is a reduction over columns in what it is made of, or it is one
+  DimSet dims = 0;       // dims over which it varies
+  bool finish = false;   // it is a reduction over rows, or depends on one
+  bool reduced = false;  // it is a reduction over columns, or depends on one
   bool operator==(const Facts&) const = default;
 };
 
-// Whether it is a reduction that is known when all rows are done.
+// Whether the value is a reduction whose result is known only after all rows.
 inline bool is_total(const Value& value) { return value.kind == Kind::kReduce && value.over != Over::kColumns; }
 
-// Whether it is a sum over columns or lines, in f64, of an f32: short sums are f32 (`Order::narrow`).
+// Whether the value is a sum of an f32 over columns or lines in f64. Its short sums are f32 (`Order::narrow`).
 bool is_wide_sum(const Kernel& kernel, const Value& value);
 
-// Whether it is such a sum of products (`mul`): the short sums are made by fma, so products are not rounded.
+// Whether the value is a wide sum of products (`mul`). Its short sums use fma, so products are not rounded.
 bool sums_products(const Kernel& kernel, const Value& value);
 
-// Of a sum over columns of `where condition, x, 0` whose condition does not vary over columns: the condition. Where it
-// is false, code may leave the sum out. Else kNone.
+// For a sum over columns of `where condition, x, 0`, whose condition does not vary over columns: the condition, else
+// kNone. Where the condition is false, code may skip the sum.
 uint32_t condition_of_sum(const Kernel& kernel, std::span<const Facts> values, uint32_t value);
 
-// The values that a value is made of.
+// The values that a value uses directly.
 struct Inputs {
   std::array<uint32_t, 3 + kMaxIndexed> values;
   uint32_t count = 0;
   const uint32_t* begin() const { return values.data(); }
   const uint32_t* end() const { return values.data() + count; }
 };
-// Of a value that verifies.
+// The value must verify.
 Inputs inputs(const Value& value);
 
-// Of the next value, from those of the earlier ones. The value verifies but for what this tells.
+// The facts of the next value, given those of all earlier ones. Except for rules about these facts, it must verify.
 Facts facts(const Kernel& kernel, const Value& value, std::span<const Facts> earlier);
-// Of all values of a kernel that verifies.
+// The facts of all values of a kernel that verifies.
 std::vector<Facts> facts(const Kernel& kernel);
 
-// Where a store writes: all dims of its operand, of its value and of its indices. It is done after all rows if one of
-// these is known only then.
+// The dims of a store: those of its operand, its value and its indices. It executes after all rows if one of these is
+// known only then.
 struct StoreFacts {
   DimSet dims = 0;
   bool finish = false;
 };
 StoreFacts facts(const Kernel& kernel, const Store& store, std::span<const Facts> values);
 
-// Which values are computed at all, and when: those that a store is made of. What `finish` needs beside the totals it
-// computes once more, so a value may be in both.
+// The values that a store uses, directly or indirectly; others are never computed. `finish` recomputes what it needs in
+// addition to the totals, so a value may be in both lists.
 struct Uses {
   std::vector<bool> rows;
-  std::vector<bool> finish;  // a reduction over rows: its total is wanted, and its operand is in `rows`
+  // A reduction over rows is in this list if its total is used; its operand is then in `rows`.
+  std::vector<bool> finish;
 };
 Uses uses(const Kernel& kernel, std::span<const Facts> values);
 

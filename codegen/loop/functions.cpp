@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-// Which function is written how.
+// Selects the expansion of each function.
 namespace torch_remote::codegen {
 namespace {
 
@@ -12,7 +12,7 @@ using namespace functions;
 
 using Unary = Term (*)(const Format&, Term);
 
-// `single` is nullptr where f32 is computed in f64 (the middle format).
+// `single` is nullptr if f32 is computed in f64 (the middle format).
 struct UnaryFunction {
   ScalarOp op;
   Unary single, wide;
@@ -60,7 +60,7 @@ Term binary_in_double(Binary function, Term x, Term y) {
   return function(middle_format(), x.as(DType::kFloat64), y.as(DType::kFloat64)).as(DType::kFloat32);
 }
 
-// Exponents that need no logarithm. sqrt differs from pow of -0 and -infinity.
+// Exponents that need no logarithm. sqrt differs from pow for -0 and -infinity.
 std::optional<Term> power_of_constant(Term x, double exponent) {
   if (exponent == 0) return x.constant(1);
   if (exponent == 1) return x;
@@ -87,7 +87,7 @@ std::optional<Term> of_floats(ScalarOp op, Term x, Term y) {
       return 1.0 / sqrt(x);
     case ScalarOp::kReciprocal:
       return 1.0 / x;
-    case ScalarOp::kSign:  // 0 of NaN
+    case ScalarOp::kSign:  // 0 for NaN
       return where(x > 0.0, 1.0, where(x < 0.0, x.type(), -1.0, 0.0));
     case ScalarOp::kIsNan:
       return x != x;
@@ -154,7 +154,8 @@ void expand_functions(Kernel& kernel) {
   std::vector<uint32_t> places(kernel.values.size(), kNone);
   for (size_t i = 0; i < kernel.values.size(); ++i) {
     Value value = kernel.values[i];
-    const bool has_operands = value.kind != Kind::kScalar && value.kind != Kind::kIndex;  // there `a` is a number
+    // For these two kinds, `a` is not a value.
+    const bool has_operands = value.kind != Kind::kScalar && value.kind != Kind::kIndex;
     for (uint32_t* operand : {&value.a, &value.b, &value.c}) {
       if (has_operands && *operand != kNone) *operand = places[*operand];
     }

@@ -9,7 +9,7 @@
 
 #include "codegen/loop/loop_ir.h"
 
-// Inside of expand_functions: how an elementary function is written as values of a kernel.
+// Internal to expand_functions: expresses elementary functions as values of a kernel.
 namespace torch_remote::codegen::functions {
 
 using ir::DType;
@@ -17,25 +17,26 @@ using ir::ScalarOp;
 
 class Builder;
 
-// A value that is being made use of; operators append to the builder. A number beside it is a constant of its type.
+// A value in an expression. Operators on terms append values to the builder. A number as the other operand becomes a
+// constant of the term's type.
 struct Term {
   Builder* builder = nullptr;
   uint32_t id = kNone;
 
   DType type() const;
-  Term constant(double number) const;  // of this term's type
-  Term whole(int64_t number) const;    // of this term's type, one of integers
+  Term constant(double number) const;  // of this term's type, which is a floating-point type
+  Term whole(int64_t number) const;    // of this term's type, which is an integer type
   Term as(DType type) const;           // converted
   Term bits(DType type) const;
 };
 
-// Appends values to a kernel. Equal ones are made once.
+// Appends values to a kernel. Equal values are appended only once.
 class Builder {
  public:
   explicit Builder(std::vector<Value>& values) : values_(values) {}
 
   Term make(const Value& value);
-  // Of the kernel that is rewritten: made whether it is known or not.
+  // Appends a value of the kernel that is rewritten, even if an equal value exists.
   uint32_t append(const Value& value);
   Term op(ScalarOp op, Term a, Term b = {}, Term c = {});
   Term constant(DType type, double number);
@@ -86,12 +87,12 @@ Term operator<=(Term a, Number b);
 Term operator>(Term a, Number b);
 Term operator>=(Term a, Number b);
 
-// Of bools.
+// For bools.
 Term operator&&(Term a, Term b);
 Term operator||(Term a, Term b);
 Term operator!(Term a);
 
-// Of integers.
+// For integers.
 Term operator&(Term a, Whole b);
 Term operator|(Term a, Term b);
 Term operator^(Term a, Term b);
@@ -121,7 +122,7 @@ Term floor(Term a);
 Term copysign(Term a, Term b);
 Term max(Term a, Term b);
 Term min(Term a, Term b);
-// As one machine instruction; NaN stays NaN.
+// Each is one machine instruction. NaN stays NaN.
 Term at_most(Term a, double bound);
 Term at_least(Term a, double bound);
 
@@ -130,30 +131,31 @@ Term polynomial(std::span<const double> coefficients, Term x);
 // first + x (c[0] + x (c[1] + ...)).
 Term polynomial(double first, std::span<const double> coefficients, Term x);
 
-// A number as the unevaluated sum of two: `low` is at most half a unit in the last place of `high`.
+// The unevaluated sum of two numbers: `low` is at most half a unit in the last place of `high`.
 struct Pair {
   Term high, low;
 };
-// Exact (Dekker; Knuth): a + b for |a| >= |b|, for any, a * b.
+// Exact operations (Dekker; Knuth). quick_sum is a + b for |a| >= |b|, exact_sum is a + b for any numbers,
+// exact_product is a * b.
 Pair quick_sum(Term a, Term b);
 Pair exact_sum(Term a, Term b);
 Pair exact_product(Term a, Term b);
-// To about twice the precision of the type.
+// Operations with about twice the precision of the type.
 Pair multiply(Pair a, Pair b);
 Pair add(Pair a, Pair b);  // |a| >= |b|
 
-// What differs between formats. Functions of f32 that would need pairs are computed in f64 with polynomials that are
-// only as good as f32 needs (`kMiddle`), and rounded at the end.
+// Selects what differs between formats. f32 functions that would need pairs are computed in f64 (`kMiddle`) and rounded
+// at the end. Their polynomials are only as accurate as f32 needs.
 enum class Precision : uint8_t { kSingle, kMiddle, kDouble };
 
 struct Format {
   Precision precision;
   DType type;     // f32 or f64
-  DType integer;  // of the same width
-  int mantissa;   // bits after the point: 23, 52
-  int bias;       // of the exponent: 127, 1023
-  double magic;   // 1.5 * 2^mantissa: adding it rounds to an integer, which stands in the low bits of the sum
-  double least;   // smallest normal number
+  DType integer;  // has the same width
+  int mantissa;   // bits after the binary point: 23, 52
+  int bias;       // of the exponent field: 127, 1023
+  double magic;   // 1.5 * 2^mantissa: adding it rounds to an integer, which is in the low bits of the sum
+  double least;   // the smallest normal number
 };
 
 inline bool is_single(const Format& format) { return format.type == DType::kFloat32; }
@@ -164,27 +166,28 @@ const Format& double_format();
 std::span<const double> pick(const Format& format, std::span<const double> single, std::span<const double> middle,
                              std::span<const double> wide);
 
-// An integer and a fraction: x is about k + f. `sum` has k in its low bits.
+// An integer near a number. The low bits of `sum` contain it, too.
 struct Split {
   Term sum, whole;
 };
-// `scale` * x, rounded to the nearest integer, plus `offset` in the low bits of `sum` (|result| < 2^(mantissa - 2)).
+// Rounds `scale` * x to the nearest integer. The low bits of `sum` contain this integer plus `offset`. |result| must be
+// less than 2^(mantissa - 2).
 Split split(const Format& format, Term x, double scale, int offset);
-// 2 to the number in the low bits of `sum`, which holds the bias already.
+// 2^n, where the low bits of `sum` contain n plus the bias.
 Term power_of_two(const Format& format, Term sum);
-// value * 2^exponent is e^x; of x in the range where that is neither 0 nor infinite, or a little beyond.
+// value * 2^exponent is e^x, for x in the range where e^x is neither 0 nor infinite, or slightly outside of it.
 struct Scaled {
   Term value, exponent;
 };
 Scaled scaled_exp(const Format& format, Term x);
-// x where |x| < bound: where a formula loses the sign of 0 or bits of tiny numbers.
+// x where |x| < bound, else `result`. Needed where a formula loses the sign of 0 or bits of tiny numbers.
 Term unless_tiny(Term x, double bound, Term result);
 
-// -- Functions; x has the type of the format ------------------------------------------------------------------------
+// -- Functions; x has the type of the format --------------------------------------------------------------------------
 
 Term exp(const Format& format, Term x);
 Term exp2(const Format& format, Term x);
-// 2^(high + low), |low| small.
+// 2^(high + low), where |low| is small.
 Term exp2(const Format& format, Pair x);
 Term expm1(const Format& format, Term x);
 Term sigmoid_single(const Format& format, Term x);
@@ -194,7 +197,7 @@ Term sinh(const Format& format, Term x);
 Term cosh(const Format& format, Term x);
 
 Term log(const Format& format, Term x);
-// Of positive finite x, in f64; both parts may be as large.
+// The logarithm of a positive finite x, in f64, as a sum whose parts may be of similar size.
 Pair long_log(const Format& format, Term x);
 Term log1p(const Format& format, Term x);
 // log(exp(x) + exp(y)).
@@ -221,11 +224,11 @@ Term atan2(const Format& format, Term y, Term x);
 
 Term hypot(const Format& format, Term x, Term y);
 Term fmod(const Format& format, Term x, Term y);
-// What follows from rest = fmod(x, y).
+// The remainder and the floor division, given rest = fmod(x, y).
 Term remainder_from(Term rest, Term y);
 Term floor_div_from(Term rest, Term x, Term y);
 
-// Of integers.
+// For integers.
 Term whole_fmod(Term a, Term b);
 Term whole_remainder(Term a, Term b);
 Term whole_floor_div(Term a, Term b);

@@ -2,27 +2,27 @@
 
 #include "codegen/loop/functions.h"
 
-// Remainders, hypot, and powers of integers.
+// Remainders, hypot, and integer powers.
 namespace torch_remote::codegen::functions {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// a - n b with n near a / b, steps times: |result| <= |b| / 2 if |a / b| < 2^(52 steps). Each difference has no more
-// bits than b, so that all of them are exact.
+// Subtracts n b from a, with n near a / b, `steps` times. |result| <= |b| / 2 if |a / b| < 2^(52 steps). No difference
+// has more bits than b, so all of them are exact.
 Term reduced(Term a, Term b, int steps) {
   for (int i = 0; i < steps; ++i) a = fma(-round(a / b), b, a);
   return a;
 }
 
-// f32 in f64, where 1 / b is not denormal and is good enough: a step takes off 51 bits of 277.
+// f32 arguments in f64, where 1 / b is not denormal and accurate enough: each step removes 51 of 277 bits.
 Term fmod_of_single(Term a, Term b) {
   const Term inverse = 1.0 / b;
   for (int i = 0; i < 6; ++i) a = fma(-round(a * inverse), b, a);
   return a;
 }
 
-// a / b may be beyond the range: multiples of b are taken off first.
+// a / b may overflow, so multiples of a scaled-up b are subtracted first.
 Term fmod_of_double(Term a, Term b) {
   const Term tiny = b < 0x1p-50;
   const Term half_up = where(tiny, b * 0x1p537, b);
@@ -55,7 +55,7 @@ Term hypot(const Format& format, Term x, Term y) {
 
 Term remainder_from(Term rest, Term y) { return where((rest != 0.0) && ((rest < 0.0) != (y < 0.0)), rest + y, rest); }
 
-// As CPython does it.
+// The algorithm is that of CPython.
 Term floor_div_from(Term rest, Term x, Term y) {
   const Term down = (rest != 0.0) && ((rest < 0.0) != (y < 0.0));
   const Term quotient = (x - rest) / y;
@@ -66,7 +66,7 @@ Term floor_div_from(Term rest, Term x, Term y) {
   return where(y == 0.0, ratio, where(lower == 0.0, copysign(x.constant(0), ratio), nearest));
 }
 
-// A division by zero gives 0.
+// LoopIR's integer division by zero gives 0.
 Term whole_fmod(Term a, Term b) { return a - (a / b) * b; }
 
 Term whole_remainder(Term a, Term b) {
@@ -91,8 +91,8 @@ Term whole_power(Term a, uint64_t exponent) {
   return result;
 }
 
-// Of an odd number the 2^(w - 2)th power is 1 in w bits, so that w - 2 bits of the exponent count; of an even one the
-// wth power is 0.
+// In w bits, the 2^(w - 2)th power of an odd number is 1, so only w - 2 bits of the exponent matter. The wth power of
+// an even number is 0.
 Term whole_pow(Term a, Term b) {
   const int width = 8 * static_cast<int>(ir::item_size(a.type()));
   Term result = a.whole(1);

@@ -6,14 +6,14 @@
 #include "codegen/loop/function_tables.h"
 #include "codegen/loop/functions.h"
 
-// exp and what is made of it. The argument is split into a multiple of the logarithm of 2, in two parts (Cody and
-// Waite, Software Manual for the Elementary Functions, 1980), and a rest for a polynomial.
+// exp, and functions that use it. A multiple of ln 2, which has two parts (Cody and Waite, Software Manual for the
+// Elementary Functions, 1980), is subtracted from the argument. A polynomial takes the remainder.
 namespace torch_remote::codegen::functions {
 namespace {
 
 constexpr double kLog2E = 0x1.71547652b82fep+0;
 
-// ln 2: `high` times an exponent is exact.
+// ln 2 in two parts. The product of `high` and an exponent is exact.
 struct Ln2 {
   double high, low;
 };
@@ -33,7 +33,7 @@ Reduced reduce(const Format& format, Term x) {
   return {power_of_two(format, n.sum), rest};
 }
 
-// e^r - 1 for |r| <= ln 2 / 2.
+// Returns e^r - 1 for |r| <= ln 2 / 2.
 Term expm1_of_rest(const Format& format, Term r) {
   using namespace tables;
   const auto q = pick(format, kExpm1_32, kExpm1_64, kExpm1_64);
@@ -81,7 +81,7 @@ Term exp2(const Format& format, Term x) { return exp2(format, Pair{x, {}}); }
 
 Term unless_tiny(Term x, double bound, Term result) { return where(abs(x) < bound, x, result); }
 
-// 2^n (e^r - 1) + (2^n - 1), halved so that 2^n does not overflow before the sum does.
+// 2^n (e^r - 1) + (2^n - 1). All terms are halved, so that 2^n does not overflow before the sum does.
 Term expm1(const Format& format, Term x) {
   const auto [least, most] = is_single(format) ? std::pair(-25.0, 89.0) : std::pair(-40.0, 710.0);
   const Reduced n = reduce(format, at_least(at_most(x, most), least));
@@ -89,9 +89,9 @@ Term expm1(const Format& format, Term x) {
   return unless_tiny(x, is_single(format) ? 0x1p-25 : 0x1p-54, half + half);
 }
 
-// f32, 13 operations beside the quotient: with x = -n ln 2 - r it is e^-r / (e^-r + 2^n), both times 2^-24, so that
-// neither 2^150 nor 2^-150 is beyond the range and denormal results are right. (2.41 units at most, of all arguments;
-// torch's own 1 / (1 + exp(-x)) has as much.)
+// f32, with 13 operations in addition to the division. With x = r - n ln 2, the result is e^r / (e^r + 2^n). Both are
+// scaled by 2^-24, so that neither 2^150 nor 2^-150 is out of range, and denormal results are right. The error over all
+// arguments is at most 2.41 ulp, as large as that of torch's 1 / (1 + exp(-x)).
 Term sigmoid_single(const Format& format, Term x) {
   using namespace tables;
   constexpr int kDown = 24;
@@ -104,8 +104,8 @@ Term sigmoid_single(const Format& format, Term x) {
   return power / (power_of_two(format, n.sum) + power);
 }
 
-// f64, with t = exp(-|x|) and q = t / (1 + t): 1 - q or, for negative x, t - t q, so that nothing overflows, small
-// results keep their precision and errors of q count little.
+// f64. With t = exp(-|x|) and q = t / (1 + t), the result is 1 - q, or t - t q for negative x. Nothing overflows, small
+// results keep their precision, and errors of q count little.
 Term sigmoid(const Format& format, Term x) {
   const Scaled e = scaled_exp(format, at_least(-abs(x), -746.0));
   const Term power = ldexp(e.value, e.exponent);
@@ -113,16 +113,18 @@ Term sigmoid(const Format& format, Term x) {
   return fma(base, power / (-1.0 - power), base);
 }
 
-// For |x| <= 0.55 a polynomial; else 1 - 2 / (exp(2|x|) + 1), in which the quotient is not above a half, so that its
-// errors count little and one part of ln 2 is enough. (f32: 1.6 units at most. One path for all arguments, (1 - t) / (1
-// + t) with t = exp(-2|x|) and 1 - t by expm1, has 20 operations where this has 26, but 1.97 units: near 1, where this
-// has little more than a half; then 1 - tanh^2, in the gradient of gelu, is worse than torch's by more than may be.)
+// A polynomial for |x| <= 0.55, else 1 - 2 / (exp(2|x|) + 1). The quotient is then at most a half, so its errors count
+// little and one part of ln 2 is enough. In f32 the error is at most 1.6 ulp.
+//
+// One formula for all arguments is (1 - t) / (1 + t) with t = exp(-2|x|) and 1 - t by expm1. It has 20 operations
+// instead of 26, but errors of 1.97 ulp near 1, where ours has little more than a half. With it, 1 - tanh^2 in the
+// gradient of gelu would differ too much from torch's.
 Term tanh(const Format& format, Term x) {
   using namespace tables;
   const bool single = is_single(format);
   const Term a = abs(x);
   const Term bounded = at_most(a, single ? 10.0 : 20.0);
-  // Half of the rest: its powers' coefficients are doubled, exactly.
+  // r is half of the remainder, so the coefficient of each power r^k is multiplied by 2^k, which is exact.
   const Split n = split(format, bounded, 2 * kLog2E, format.bias);
   const Term r = fma(n.whole, single ? -0x1.62e43p-2 : -0x1.62e42fefa39efp-2, bounded);
   const auto q = pick(format, kExp32, kExp64, kExp64);
@@ -141,7 +143,7 @@ Term tanh(const Format& format, Term x) {
 
 namespace {
 
-// exp(a) / 2.
+// Returns exp(a) / 2.
 Term half_exp(const Format& format, Term a) {
   const Scaled e = scaled_exp(format, at_most(a, is_single(format) ? 90.0 : 711.0));
   return ldexp(e.value, e.exponent - 1.0);
@@ -149,7 +151,7 @@ Term half_exp(const Format& format, Term a) {
 
 }  // namespace
 
-// For |x| <= 1 a polynomial; else h - 1 / 4h with h = exp(|x|) / 2.
+// A polynomial for |x| <= 1, else h - 1 / (4 h) with h = exp(|x|) / 2.
 Term sinh(const Format& format, Term x) {
   using namespace tables;
   const Term a = abs(x);
@@ -164,15 +166,17 @@ Term cosh(const Format& format, Term x) {
   return h + 0.25 / h;
 }
 
-// 1 - erfc(x) = -(exp(log(erfc(|x|))) - 1), in which the logarithm is a polynomial: one path for small and large |x|.
-// (1.94 units at most, of all arguments. A quotient of polynomials, x P(x^2) / Q(x^2), has 16 operations where this has
-// 25, but 5 units near 1, as each rounding of P and Q counts there, and results beyond 1.)
+// 1 - erfc(x) = -(exp(log(erfc(|x|))) - 1), where the logarithm is a polynomial: one formula for small and large |x|.
+// The error over all arguments is at most 1.94 ulp.
+//
+// A quotient of polynomials, x P(x^2) / Q(x^2), has 16 operations instead of 25. But its error near 1 is 5 ulp, because
+// each rounding of P and Q counts there, and some results exceed 1.
 Term erf_single(const Format& format, Term x) {
   using namespace tables;
   const Term a = at_most(abs(x), 3.93);
   const Term minus = -a;
   const Term y = fma(minus, polynomial(kErf32, a), minus);
-  // One part of ln 2 is enough: an error of y is made smaller by erfc(|x|).
+  // One part of ln 2 is enough, because erfc(|x|) scales down an error of y.
   const Split n = split(format, y, kLog2E, format.bias);
   const Term r = fma(n.whole, -0x1.62e43p-1, y);
   const Term power = power_of_two(format, n.sum);

@@ -3,21 +3,21 @@
 #include "codegen/loop/function_tables.h"
 #include "codegen/loop/functions.h"
 
-// erf, erfc, lgamma. erf of f32, which is in inner loops, is in functions_exp.cpp.
+// erf, erfc, lgamma. The f32 erf, which is used in inner loops, is in functions_exp.cpp.
 namespace torch_remote::codegen::functions {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// erfc of a >= 0 is exp(-a^2) t q(t) with t = k / (k + a) (Shepherd and Laframboise, Chebyshev approximation of
-// (1 + 2x) exp(x^2) erfc(x), 1981, with another t).
+// For a >= 0, erfc(a) is exp(-a^2) t q(t) with t = k / (k + a). See Shepherd and Laframboise, Chebyshev approximation
+// of (1 + 2x) exp(x^2) erfc(x), 1981, which has another t.
 Term erfc_middle(const Format& format, Term a) {
   const Term t = 3.0 / (a + 3.0);
   const Scaled e = scaled_exp(format, -(a * a));
   return ldexp(polynomial(tables::kErfcMid, fma(t, 2.0, -1.0)) * t * e.value, e.exponent);
 }
 
-// e^(high + low): a pair times 2^exponent.
+// e^(high + low), as a pair times 2^exponent.
 struct LongScaled {
   Pair value;
   Term exponent;
@@ -31,13 +31,13 @@ LongScaled long_exp(const Format& format, Pair x) {
   return {{e.high, fma(r.low, e.high, e.low + less.low)}, n.whole};
 }
 
-// With t, the square and the exponential in pairs. What t was rounded by moves a, and the derivative of
-// g(a) = exp(a^2) erfc(a) is 2 a g(a) - 2 / sqrt(pi).
+// The quotient t, the square and the exponential are pairs. The rounding error of t acts like a change of a. For it we
+// use the derivative of g(a) = exp(a^2) erfc(a), which is 2 a g(a) - 2 / sqrt(pi).
 Term erfc_double(const Format& format, Term a) {
   const Pair below = exact_sum(a.constant(4), a);
   const Term t = 4.0 / below.high;
   const Term t_low = fma(-t, below.high, 4.0) - t * below.low;  // times 4 / t
-  const std::span<const double> table = tables::kErfc64;        // the first coefficient is in two parts
+  const std::span<const double> table = tables::kErfc64;        // the first coefficient has two parts
   const Term rest = polynomial(table.subspan(1), fma(t, 2.0, -1.0));
   const Pair q = quick_sum(t.constant(table[0]), rest);
   const Pair product = exact_product(t, q.high);
@@ -49,8 +49,8 @@ Term erfc_double(const Format& format, Term a) {
   return ldexp(multiply(e.value, {g.high, g_low}).high, e.exponent);
 }
 
-// log |gamma(a)| of a > 0: near 1 and 2 polynomials with these zeros, below log(a) is subtracted, up to 8 the logarithm
-// of (a - 1) (a - 2) ... is added, then Stirling's series.
+// log |gamma(a)| for a > 0. Near 1 and 2 we use polynomials with zeros there. Below 0.5, log(a) is subtracted. Up to 8,
+// the logarithm of (a - 1) (a - 2) ... is added. From 8 on we use Stirling's series.
 Term lgamma_of_positive(const Format& format, Term a) {
   using namespace tables;
   const Term low = a < 0.5, large = a >= 8.0;
@@ -89,7 +89,7 @@ Term erf(const Format& format, Term x) {
   return copysign(where(a < 1.0, small, 1.0 - erfc_double(format, a)), x);
 }
 
-// gamma(-a) gamma(a) = -pi / (a sin(pi a)).
+// For negative x: gamma(-a) gamma(a) = -pi / (a sin(pi a)).
 Term lgamma(const Format& format, Term x) {
   const Term a = abs(x);
   const Term positive = lgamma_of_positive(format, a);

@@ -3,8 +3,9 @@
 #include "codegen/loop/function_tables.h"
 #include "codegen/loop/functions.h"
 
-// log and what is made of it: x = 2^e m with sqrt(1/2) <= m < sqrt(2), and log(m) is a polynomial of m - 1 (f32) or of
-// (m - 1) / (m + 1) (f64; Tang, Table-driven implementation of the logarithm function, 1990, without the table).
+// The logarithm, and functions that use it. We split x = 2^e m with sqrt(1/2) <= m < sqrt(2). In f32, log(m) is a
+// polynomial of m - 1. In f64 it is a polynomial of (m - 1) / (m + 1), as in Tang, Table-driven implementation of the
+// logarithm function, 1990, but without the table.
 namespace torch_remote::codegen::functions {
 namespace {
 
@@ -23,7 +24,7 @@ Constant log10_e(const Format& format) {
   return is_single(format) ? Constant{0x1.bcb7b2p-2, -0x1.5b235ep-27}
                            : Constant{0x1.bcb7b1526e50ep-2, 0x1.95355baaafad3p-57};
 }
-// `high` times an exponent is exact.
+// The product of `high` and an exponent is exact.
 Constant ln_2(const Format& format) {
   return is_single(format) ? Constant{0x1.62e4p-1, 0x1.7f7d1cp-20} : Constant{0x1.62e42fefap-1, 0x1.cf79abc9e3b3ap-40};
 }
@@ -31,21 +32,21 @@ Constant log10_2(const Format& format) {
   return is_single(format) ? Constant{0x1.344p-2, 0x1.3509f8p-18} : Constant{0x1.34413509ep-2, 0x1.79fef311f12b3p-38};
 }
 
-// x = 2^exponent (1 + f), and what f was made of.
+// A number x as 2^exponent (1 + f).
 struct Parts {
-  Term exponent;  // as a number
+  Term exponent;  // as a floating-point number
   Term f;
-  Term bits;  // exponent, shifted to its place in the format
+  Term bits;  // the exponent as an integer, shifted to the exponent field of the format
 };
 
 Term as_number(const Format& format, Term integer) {
   if (is_single(format)) return integer.as(format.type);
-  // Not every machine converts 64-bit integers.
+  // Not every machine converts 64-bit integers to f64.
   const auto magic = static_cast<int64_t>(0x4338000000000000);  // the bits of 1.5 * 2^52
   return (integer + magic).bits(format.type) - format.magic;
 }
 
-// Of positive x. Denormal numbers are made larger first, if there can be any.
+// Splits a positive x. If `denormal`, x may be denormal, and such numbers are scaled up first.
 Parts parts_of(const Format& format, Term x, bool denormal) {
   const bool single = is_single(format);
   const int64_t root = single ? 0x3f3504f3 : 0x3fe6a09e667f3bcd;  // the bits of sqrt(1/2)
@@ -62,7 +63,7 @@ Parts parts_of(const Format& format, Term x, bool denormal) {
   return {as_number(format, exponent), (bits - shifted).bits(format.type) - 1.0, shifted};
 }
 
-// log(1 + f) - f.
+// Returns log(1 + f) - f.
 Term log1p_less(const Format& format, Term f) {
   using namespace tables;
   if (is_single(format)) {
@@ -77,7 +78,7 @@ Term log1p_less(const Format& format, Term f) {
   return fma(s, fma(z, polynomial(q, z), half_square), -half_square);
 }
 
-// The formula is right for positive finite x.
+// Adds the special cases of logarithms. `result` is right for positive finite x.
 Term with_limits(Term x, Term result) {
   const Term other = where(x == 0.0, -kInfinity, where(x < 0.0, kNan, x));
   return where((x > 0.0) && (x < kInfinity), result, other);
@@ -89,7 +90,7 @@ Term natural(const Format& format, const Parts& parts) {
   return fma(parts.exponent, ln2.high, parts.f + rest);
 }
 
-// exponent * unit + log(1 + f) * factor, where `unit.high` times an exponent is exact.
+// Returns exponent * unit + log(1 + f) * factor. The product of `unit.high` and an exponent must be exact.
 Term to_base(const Format& format, const Parts& parts, Constant unit, Constant factor) {
   const Pair log = quick_sum(parts.f, log1p_less(format, parts.f));
   const Pair product = exact_product(log.high, log.high.constant(factor.high));
@@ -99,23 +100,23 @@ Term to_base(const Format& format, const Parts& parts, Constant unit, Constant f
   return sum.high + (sum.low + below);
 }
 
-// 1 + x = 2^e (1 + f); f keeps the bits of x that 1 + x loses.
+// Splits 1 + x = 2^e (1 + f); f retains the bits of x that 1 + x loses.
 Parts parts_of_successor(const Format& format, Term x) {
   const Term sum = x + 1.0;
   Parts parts = parts_of(format, sum, false);
   const int64_t one = is_single(format) ? 0x3f800000 : 0x3ff0000000000000;
   const Term factor = (one - parts.bits).bits(format.type);
-  // Of large x the factor may be out of range; the 1 is lost anyhow.
+  // For large x the factor may be out of range, but the 1 does not matter there.
   parts.f = where(x > (is_single(format) ? 0x1p26 : 0x1p55), parts.f, fma(x, factor, factor - 1.0));
   return parts;
 }
 
-// log(1 + x.high + x.low), where the low part matters. `twice`: plus ln 2.
+// Returns log(1 + x.high + x.low), including the effect of the low part, plus ln 2 where `twice` is true.
 Term log1p_of(const Format& format, Pair x, Term twice) {
   Parts parts = parts_of_successor(format, x.high);
   const int64_t one = 0x3ff0000000000000;
   const Term factor = where(x.high > 0x1p55, 0.0, (one - parts.bits).bits(format.type));
-  // log(1 + f + d) is about log(1 + f) + d / (1 + f), and (1 - s)^2 is near enough to 1 / (1 + f).
+  // log(1 + f + d) is about log(1 + f) + d / (1 + f), and s^2 is close enough to 1 / (1 + f).
   const Term s = 1.0 - parts.f / (parts.f + 2.0);
   const Term low = x.low * factor * s * s;
   if (twice.builder != nullptr) parts.exponent = where(twice, parts.exponent + 1.0, parts.exponent);
@@ -125,7 +126,7 @@ Term log1p_of(const Format& format, Pair x, Term twice) {
   return with_limits(x.high + 1.0, head.high + (head.low + rest));
 }
 
-// sqrt(x.high + x.low) of x >= 0.
+// Returns sqrt(x.high + x.low) for x >= 0.
 Pair square_root(Pair x) {
   const Term root = sqrt(x.high);
   const Term low = (fma(-root, root, x.high) + x.low) / (root + root);
@@ -161,7 +162,7 @@ Term log10(const Format& format, Term x) {
   return with_limits(x, to_base(format, parts_of(format, x, true), log10_2(format), log10_e(format)));
 }
 
-// log(a + sqrt(a^2 + 1)), as log1p for the sake of small a. In f64 with pairs; beyond 2^30 it is log(2 a).
+// log(a + sqrt(a^2 + 1)), in terms of log1p because of small a. f64 uses pairs; above 2^30 the result is log(2 a).
 Term asinh(const Format& format, Term x) {
   const Term a = abs(x);
   if (format.precision == Precision::kMiddle) {
@@ -211,7 +212,7 @@ Term atanh(const Format& format, Term x) {
 
 namespace {
 
-// log2(m 2^e), as a pair with a relative error of about 2^-66: 2 s + 2/3 s^3 + s^5 q(s^2), s = f / (2 + f).
+// Returns log2(m 2^e) as a pair with a relative error of about 2^-66: 2 s + 2/3 s^3 + s^5 q(s^2), with s = f / (2 + f).
 Pair long_log2(const Format& format, const Parts& parts) {
   using namespace tables;
   const Term f = parts.f;
@@ -226,12 +227,12 @@ Pair long_log2(const Format& format, const Parts& parts) {
   const Pair log = add({s.high + s.high, s.low + s.low}, cubic);
   const Constant factor = log2_e(format);
   const Pair scaled = multiply(log, {f.constant(factor.high), f.constant(factor.low)});
-  // The exponent is 0 or not below log2(m).
+  // The exponent is 0, or its magnitude is not below that of log2(m).
   const Pair sum = exact_sum(parts.exponent, scaled.high);
   return quick_sum(sum.high, sum.low + scaled.low);
 }
 
-// |x|^y without special cases but 0 and infinity.
+// Returns a^y for a = |x|. The special cases are limited to 0 and infinity.
 Term power_of_magnitude(const Format& format, Term a, Term y) {
   const Parts parts = parts_of(format, a, format.precision == Precision::kDouble);
   const Term regular = (a > 0.0) && (a < kInfinity);
@@ -249,7 +250,7 @@ Term power_of_magnitude(const Format& format, Term a, Term y) {
 
 }  // namespace
 
-// 2^(y log2 |x|); the sign, and what C's Annex F says of special cases.
+// 2^(y log2 |x|), with the sign and with the special cases of C's Annex F.
 Term pow(const Format& format, Term x, Term y) {
   const Term a = abs(x);
   const Term magnitude = where((a == 1.0) && (y == y), 1.0, power_of_magnitude(format, a, y));

@@ -3,7 +3,7 @@
 
 #include "codegen/loop/functions.h"
 
-// Terms: how values are appended.
+// The operations of terms, which append values.
 namespace torch_remote::codegen::functions {
 namespace {
 
@@ -172,7 +172,7 @@ Term copysign(Term a, Term b) { return a.builder->op(ScalarOp::kCopysign, a, b);
 Term max(Term a, Term b) { return a.builder->op(ScalarOp::kMax, a, b); }
 Term min(Term a, Term b) { return a.builder->op(ScalarOp::kMin, a, b); }
 
-// A comparison with NaN is false.
+// Comparisons with NaN are false, so NaN is returned.
 Term at_most(Term a, double bound) { return where(a > bound, bound, a); }
 Term at_least(Term a, double bound) { return where(a < bound, bound, a); }
 

@@ -127,7 +127,7 @@ void add_pairs(std::vector<T>* xs, std::vector<T>* ys) {
   }
 }
 
-// Pairs of all sizes, of one size, and points at which something happens.
+// Makes pairs of all sizes, pairs of similar size, and points at which the behavior changes.
 template <typename T>
 void make_pairs(std::vector<T>* xs, std::vector<T>* ys) {
   std::mt19937_64 random(2);
@@ -140,7 +140,7 @@ void make_pairs(std::vector<T>* xs, std::vector<T>* ys) {
     xs->push_back(x);
     ys->push_back(x * factor(random));
   }
-  // As different in size as can be, and the smaller ones with few bits or many.
+  // The sizes are as different as possible, and the smaller numbers have few or many bits.
   for (int i = 0; i < 20'000; ++i) {
     const T mantissa = 1 + std::ldexp(static_cast<T>(random() >> 11), -53) / 2;
     xs->push_back(std::ldexp(mantissa, std::numeric_limits<T>::max_exponent - 1));
@@ -168,7 +168,7 @@ std::string text(const Function& function, const Error& error) {
   return line;
 }
 
-// The rows of docs/loop_ir.md.
+// A row of the table in docs/loop_ir.md.
 std::string row(const Function& function, double ulps32, double ulps64) {
   const auto cost = [&](DType type) { return testing::cost_of(function.op, function.arity, type); };
   const auto with_divisions = [](const testing::Cost& cost) {
@@ -184,7 +184,7 @@ std::string row(const Function& function, double ulps32, double ulps64) {
          with_divisions(cost(DType::kFloat64)) + " |";
 }
 
-// Errors that the page has are those that are allowed: in f32 over all arguments, in f64 over the ones tried here.
+// The errors in the page are the bounds of this test: over all arguments in f32, over the arguments tried here in f64.
 TEST(Functions, AreAsAccurateAndAsLongAsThePageSays) {
   std::ifstream file("docs/loop_ir.md");
   const std::string page(std::istreambuf_iterator<char>(file), {});
@@ -192,7 +192,7 @@ TEST(Functions, AreAsAccurateAndAsLongAsThePageSays) {
     const Error single = worst32(function), wide = worst64(function);
     EXPECT_LE(single.ulps, function.bound32) << "f32 " << text(function, single);
     EXPECT_LE(wide.ulps, function.bound64) << "f64 " << text(function, wide);
-    // Two units beyond torch's own kernels are allowed, which have one or, of sigmoid, 2.4.
+    // Bounds are at most 2 ulp. torch's kernels have 1 ulp, except that sigmoid has 2.4.
     EXPECT_LE(function.bound32, function.op == ScalarOp::kSigmoid ? 2.5 : 2);
     EXPECT_LE(function.bound64, 2);
     const std::string expected = row(function, function.bound32, function.bound64);
@@ -202,7 +202,7 @@ TEST(Functions, AreAsAccurateAndAsLongAsThePageSays) {
   }
 }
 
-// Near zeros of lgamma at negative numbers the error is absolute.
+// Near zeros of lgamma at negative numbers we check the absolute error.
 TEST(Functions, LgammaOfNegativeNumbers) {
   std::vector<double> xs;
   std::mt19937_64 random(3);
@@ -257,7 +257,7 @@ T number_in(Cell cell) {
   }
 }
 
-// The interpreter's arithmetic, element by element.
+// Compares with the interpreter's arithmetic, element by element.
 template <typename T>
 void expect_same(ScalarOp op, int arity, DType type, const std::vector<T>& xs, const std::vector<T>& ys) {
   const bool answers = info(op).answers;
@@ -353,7 +353,7 @@ TEST(Functions, OfIntegersAreExact) {
   expect_whole<int64_t>(DType::kInt64);
 }
 
-// -- What is made of a kernel -----------------------------------------------------------------------------------------
+// -- Expanded kernels -------------------------------------------------------------------------------------------------
 
 Kernel parsed(std::string_view text) {
   Kernel kernel;
@@ -427,7 +427,7 @@ TEST(Functions, EqualPartsAreSharedAndTheRestStays) {
   expand_functions(once);
   expand_functions(twice);
   expand_functions(none);
-  EXPECT_LT(twice.values.size(), once.values.size() + 15);  // the reduction is one
+  EXPECT_LT(twice.values.size(), once.values.size() + 15);  // there is only one argument reduction
   EXPECT_EQ(none, before);
 }
 
@@ -453,7 +453,7 @@ TEST(Functions, PowersOfConstantsNeedNoLogarithm) {
   }
 }
 
-// The evaluator that the tests above use computes what the interpreter does.
+// Checks the evaluator that the tests above use against the interpreter.
 TEST(Functions, FastEvaluatorAgreesWithTheInterpreter) {
   const std::vector<float> in = {0, -0.0F, 1, 2.5F, -7, 1e6F, 3e30F, 1e-40F, 0.3F, -0.4F, INFINITY, NAN};
   for (const Function& function : testing::functions()) {

@@ -6,16 +6,16 @@
 
 // sin, cos, tan and their inverses.
 //
-// An argument is reduced to n quarters of a turn and a rest r, |r| <= pi / 4, for polynomials. Up to 2^46 pi / 2 is
-// subtracted in parts (Cody and Waite). Larger ones are multiplied with those bits of 1 / (2 pi) that make up the
-// fraction (Payne and Hanek, Radian reduction for trigonometric functions, 1983). There are no branches in LoopIR, so
-// both are always computed.
+// An argument is reduced to n quarter turns and a remainder r, |r| <= pi / 4, for which there are polynomials. Up to
+// 2^46, multiples of pi / 2 are subtracted in parts (Cody and Waite). Larger arguments are multiplied by those bits of
+// 1 / (2 pi) that determine the fraction (Payne and Hanek, Radian reduction for trigonometric functions, 1983). LoopIR
+// has no branches, so both reductions are always computed.
 namespace torch_remote::codegen::functions {
 namespace {
 
 constexpr double kFar = 0x1p46;
 constexpr double kQuarters = 0x1.45f306dc9c883p-1;  // 2 / pi
-// pi / 2 is their sum.
+// pi / 2 is the sum of these three.
 constexpr double kQuarter1 = 0x1.921fb54442d18p+0;
 constexpr double kQuarter2 = 0x1.1a62633145c07p-54;
 constexpr double kQuarter3 = -0x1.f1976b7ed8fbcp-110;
@@ -23,12 +23,13 @@ constexpr double kQuarter3 = -0x1.f1976b7ed8fbcp-110;
 Term fraction(Term x) { return x - round(x); }
 
 struct Angle {
-  Term quarters;  // i64; the low two bits count
-  Pair rest;      // without `low` for f32
+  Term quarters;  // i64; only the low two bits matter
+  Pair rest;      // has no `low` for f32
 };
 
-// Of an f32 that was converted to f64: products with 29 bits of 1 / (2 pi) are exact. Bits before the 23rd give whole
-// turns. The sum is good to 2^-54; no f32 is nearer to a multiple of pi / 2 than about 2^-30 of a turn.
+// x is an f32 that was converted to f64, so its products with 29 bits of 1 / (2 pi) are exact. Bits before the 23rd
+// give whole turns. The sum is accurate to 2^-54, and no f32 is closer to a multiple of pi / 2 than about 2^-30 of a
+// turn.
 Term far_single(Term x) {
   const std::span<const double> bits = tables::kTurn32;
   Term sum = fraction(x * bits[0]);
@@ -47,13 +48,13 @@ Angle reduce_single(Term x) {
   return {n.sum.bits(DType::kInt64), {rest, {}}};
 }
 
-// The five words of 50 bits of 1 / (2 pi) from word `first` on.
+// Returns the five words of 50 bits of 1 / (2 pi) from word `first` on.
 std::array<Term, 5> words_from(Term first) {
   std::vector<Term> words;
   for (const double word : tables::kTurn64) words.push_back(first.builder->constant(DType::kFloat64, word));
   for (const int64_t step : {16, 8, 4, 2, 1}) {
     const Term far = (first & step) != 0;
-    // Words first to first + step + 3 are all that is wanted after this step.
+    // After this step only words first to first + step + 3 are needed.
     const size_t wanted = static_cast<size_t>(step) + 4;
     std::vector<Term> chosen;
     for (size_t i = 0; i < words.size() && i < wanted; ++i) {
@@ -65,17 +66,18 @@ std::array<Term, 5> words_from(Term first) {
   return {words[0], words[1], words[2], words[3], words[4]};
 }
 
-// The fraction of x / (2 pi), of |x| >= 2^46. x is scaled so that the first word that matters stands after the point.
+// Returns the fraction of x / (2 pi), for |x| >= 2^46. x is scaled so that the first word that matters comes right
+// after the binary point.
 Pair far_turns(Term x) {
   const Term field = (x.bits(DType::kInt64) >> 52) & 0x7ff;
-  const Term above = field - 1075;  // bits of 1 / (2 pi) that give whole turns
+  const Term above = field - 1075;  // number of bits of 1 / (2 pi) that give only whole turns
   const Term first = where(above < 0, above.whole(0), (above * above.whole(1311)) >> 16);  // above / 50
   const Term scaled = (x.bits(DType::kInt64) - ((first * first.whole(50)) << 52)).bits(DType::kFloat64);
   const std::array<Term, 5> words = words_from(first);
   std::array<Pair, 4> products;
   double unit = 1;
   for (size_t i = 0; i < products.size(); ++i, unit *= 0x1p-50) products[i] = exact_product(scaled, words[i] * unit);
-  // Multiples of about 2^-103 below 1, so that errors of these sums add up exactly.
+  // These numbers are multiples of about 2^-103 below 1, so the errors of these sums add up exactly.
   Pair sum = exact_sum(fraction(products[0].high), fraction(products[0].low));
   for (const Term part : {fraction(products[1].high), fraction(products[1].low), fraction(products[2].high)}) {
     const Pair next = exact_sum(sum.high, part);
@@ -101,13 +103,13 @@ Angle reduce_double(Term x) {
   const Pair far = multiply(fourths, {x.constant(kQuarter1), x.constant(kQuarter2)});
 
   const Term is_far = abs(x) >= kFar;
-  // Of infinity the far path gives any number: infinity - infinity is NaN.
+  // For infinity the far path gives an arbitrary number. We add infinity - infinity, which is NaN.
   const Term invalid = x - x;
   return {where(is_far, quarters.sum.bits(DType::kInt64), n.sum.bits(DType::kInt64)),
           {where(is_far, far.high + invalid, near.high), where(is_far, far.low, near.low)}};
 }
 
-// sin and cos of the rest. Without `low` where r has none.
+// sin and cos of the remainder. The results have no `low` if r has none.
 Pair sine(const Format& format, Pair r) {
   using namespace tables;
   const Term z = r.high * r.high;
@@ -125,7 +127,7 @@ Pair cosine(const Format& format, Pair r) {
   return quick_sum(head.high, head.low + fma(z * z, q, -(r.high * r.low)));
 }
 
-// sin of the angle, plus `turned` quarters.
+// sin of the angle plus `turned` quarter turns.
 Term wave(const Format& format, Term x, int64_t turned) {
   const bool single = is_single(format);
   const Angle angle = single ? reduce_single(x.as(DType::kFloat64)) : reduce_double(x);
@@ -142,7 +144,7 @@ Term wave(const Format& format, Term x, int64_t turned) {
   return (value.bits(format.integer) ^ sign).bits(format.type);
 }
 
-// What the rounded quotient misses is divided once more.
+// Returns a / b: the remainder of the rounded quotient is divided, too.
 Term quotient(Pair a, Pair b) {
   const Term q = a.high / b.high;
   return q + (fma(-q, b.high, a.high) + fma(-q, b.low, a.low)) / b.high;
@@ -156,7 +158,7 @@ Term sin(const Format& format, Term x) {
 
 Term cos(const Format& format, Term x) { return wave(format, x, 1); }
 
-// `x` of the middle format is one that was f32.
+// In the middle format, `x` is an f32 that was converted.
 Term tan(const Format& format, Term x) {
   const bool middle = format.precision == Precision::kMiddle;
   const Angle angle = middle ? reduce_single(x) : reduce_double(x);
@@ -206,7 +208,7 @@ Term acos(const Format& format, Term x) {
   const Inverse inverse = inverse_sine(format, x);
   const Constant half = half_pi(format);
   const Term sum = inverse.head + inverse.rest;
-  // pi / 2 - (head + rest); twice that for x < -1/2.
+  // pi / 2 - (head + rest); for x < -1/2 the result is twice that.
   const Pair difference = quick_sum(x.constant(half.high), -inverse.head);
   const Term turned = difference.high + (difference.low + (half.low - inverse.rest));
   const Term large = where(x < 0.0, turned, sum);
@@ -215,7 +217,7 @@ Term acos(const Format& format, Term x) {
 
 namespace {
 
-// atan of 0 <= t <= 1.
+// Returns atan(t) for 0 <= t <= 1.
 Term inverse_tangent(const Format& format, Term t) {
   using namespace tables;
   const Term z = t * t;
@@ -232,7 +234,7 @@ Term atan(const Format& format, Term x) {
   return copysign(where(large, half.high - (r - half.low), r), x);
 }
 
-// The angle from the nearer axis, then added to or subtracted from it.
+// Computes the angle from the nearer axis, then adds it to that axis's angle or subtracts it.
 Term atan2(const Format& format, Term y, Term x) {
   const Term a = abs(x), b = abs(y);
   const Term steep = b > a;

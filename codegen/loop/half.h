@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-// f16 and bf16 in memory. To them: to the nearest, halves to even; a NaN becomes 0x7E00, 0x7FC0.
+// Conversions between f32 and the f16 and bf16 of memory. They round to nearest even; NaN becomes 0x7E00 or 0x7FC0.
 namespace torch_remote::codegen {
 
 inline float from_bf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
@@ -29,11 +29,11 @@ inline uint16_t to_f16(float x) {
   const uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7FFFFFFF;
   if (magnitude >= 0x47800000) return static_cast<uint16_t>(sign | 0x7C00);  // 65536 and more
   if (magnitude < 0x38800000) {
-    // Below the smallest normal number: in units of 2^-24, which the addition rounds to.
+    // Below the smallest normal number, results are multiples of 2^-24. The addition rounds to such a multiple.
     const float units = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(units) - std::bit_cast<uint32_t>(0.5f)));
   }
-  // The carry of the rounding goes into the exponent, and to infinity at its end.
+  // A carry from rounding increments the exponent, up to infinity.
   return static_cast<uint16_t>(sign | (magnitude - (112u << 23) + 0xFFF + (magnitude >> 13 & 1)) >> 13);
 }
 

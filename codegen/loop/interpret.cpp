@@ -9,8 +9,8 @@
 #include "codegen/loop/scalar_math.h"
 #include "codegen/loop/scalar_ops.h"
 
-// Row by row, value by value: a value over columns is computed for all of them before the next one is, and a row's
-// stores are done after its values, so its loads see what was there before. (No other row's place is stored to.)
+// Computes row by row, value by value. A value over columns is computed for all columns before the next value. A row's
+// stores follow all its values, so loads read the memory before the kernel. No row stores to another row's places.
 namespace torch_remote::codegen {
 namespace {
 
@@ -39,7 +39,7 @@ class Interpreter {
   const IndexFailure& failure() const { return failure_; }
 
  private:
-  // A reduction over rows: what the chunk has, and in each lane the chunks before it.
+  // The state of a reduction over rows: the current chunk, and the previous chunks in each lane.
   struct Total {
     uint32_t value;
     std::vector<Cell> chunk;
@@ -48,20 +48,19 @@ class Interpreter {
 
   bool over_columns(DimSet dims) const { return (dims & kernel_.column_dims()) != 0; }
   DType type(uint32_t value) const { return kernel_.values[value].type; }
-  // Over the outer one of two columns only: there is one for each line.
+  // Whether a value varies only over the outer one of two columns, so that there is one number per line.
   bool by_line(DimSet dims) const { return over_columns(dims) && (dims & kernel_.last_column()) == 0; }
   int64_t points(DimSet dims) const {
     return by_line(dims) ? arguments_.sizes[kernel_.rows] : over_columns(dims) ? columns_ : 1;
   }
-  // The place along all columns of one of them.
+  // The place among all columns of a point of these dims. If there is one point per line, it is the line's first place.
   int64_t place_of(DimSet dims, int64_t point) const { return by_line(dims) ? point * line_ : point; }
   Cell cell(uint32_t value, int64_t place) const {
     const DimSet dims = facts_[value].dims;
     return cells_[value][static_cast<size_t>(by_line(dims) ? place / line_ : over_columns(dims) ? place : 0)];
   }
 
-  // -- Arguments
-  // -------------------------------------------------------------------------------------------------------
+  // -- Arguments ------------------------------------------------------------------------------------------------------
 
   Status check() {
     size_t strides = 0, bounds = 0;
@@ -97,8 +96,7 @@ class Interpreter {
     return {};
   }
 
-  // -- Rows and what comes after them
-  // ----------------------------------------------------------------------------------
+  // -- Rows, and the values after them --------------------------------------------------------------------------------
 
   void rows() {
     int64_t count = 1;
@@ -144,7 +142,7 @@ class Interpreter {
     }
   }
 
-  // Of lanes that stand `stride` apart, the upper half is added to the lower one until there is one, the first one.
+  // Adds the upper half of the lanes to the lower half until only lane `first` is left. Lanes are `stride` apart.
   template <typename Step>
   static void fold(size_t first, size_t stride, size_t count, Step&& step) {
     for (size_t half = count / 2; half > 0; half /= 2) {
@@ -171,8 +169,7 @@ class Interpreter {
     stores(true);
   }
 
-  // -- Values
-  // ----------------------------------------------------------------------------------------------------------
+  // -- Values ---------------------------------------------------------------------------------------------------------
 
   void compute(uint32_t index) {
     const Value& value = kernel_.values[index];
@@ -192,7 +189,7 @@ class Interpreter {
     }
   }
 
-  // The places of a line, beginning with cell `first`.
+  // Computes a running reduction along the line whose first cell is `first`.
   void run_along(uint32_t index, const Value& value, int64_t first) {
     const Cell none = identity(value.reduction, value.type);
     Cell before = none;
@@ -247,7 +244,7 @@ class Interpreter {
     return reduce_lines(value, 0, length == 0 ? 0 : columns_ / length);
   }
 
-  // As Order says. Each line of the last column dim begins a block.
+  // Reduces some lines as Order defines. Each line of the last column dim begins a block.
   Cell reduce_lines(const Value& value, int64_t first, int64_t last) const {
     const auto step = [&](Cell& so_far, Cell next) { so_far = combine(value.reduction, value.type, so_far, next); };
     const std::vector<Cell> none(order_.lanes, identity(value.reduction, value.type));
@@ -267,7 +264,7 @@ class Interpreter {
         for (uint32_t lane = 0; lane < order_.lanes; ++lane) step(lanes[lane], block[lane]);
       }
     }
-    size_t left = 1;  // lanes that were added up are the first one of so many
+    size_t left = 1;  // lanes are added up so far in groups of this size; the first lane of each has the sum
     for (const size_t group : {size_t{order_.groups[0]}, size_t{order_.groups[1]}, size_t{order_.lanes}}) {
       for (size_t first = 0; first < order_.lanes; first += group) {
         fold(first, left, group / left, [&](size_t lower, size_t upper) { step(lanes[lower], lanes[upper]); });
@@ -277,7 +274,7 @@ class Interpreter {
     return lanes[0];
   }
 
-  // To the lanes, of places `begin` to `end` of the line that starts at place `line`.
+  // Adds the elements of places `begin` to `end` to the lanes, as short sums. `line` is the first place of the line.
   void add_short_sums(const Value& value, int64_t line, int64_t begin, int64_t end, std::vector<Cell>* lanes) const {
     const DType narrow = type(value.a);
     const Value& operand = kernel_.values[value.a];
@@ -312,15 +309,14 @@ class Interpreter {
     return to_cell(best);
   }
 
-  // -- Memory
-  // ----------------------------------------------------------------------------------------------------------
+  // -- Memory ---------------------------------------------------------------------------------------------------------
 
   void go_to(int64_t point) {
     if (kernel_.columns != 0) place_[kernel_.dims() - 1] = point % line_;
     if (kernel_.columns == 2) place_[kernel_.rows] = point / line_;
   }
 
-  // An element of an operand; nullptr if an index is out of its bounds. `sequence`: of the value or store that asks.
+  // The address of an operand's element; nullptr if an index is out of bounds. `sequence` numbers values, then stores.
   uint8_t* find(uint32_t operand, const std::vector<uint32_t>& indices, int64_t point, size_t sequence) {
     const int64_t* const strides = arguments_.strides.data() + first_stride_[operand];
     const int64_t* const bounds = arguments_.bounds.data() + first_bound_[operand];
@@ -338,7 +334,8 @@ class Interpreter {
     return static_cast<uint8_t*>(arguments_.data[operand]) + offset * item_size(kernel_.operands[operand].dtype);
   }
 
-  // The first one: of the first row, there of the first place of the columns, there of the first line of the text.
+  // Records the first failure: of the first row, there of the first place among the columns, there of the first line of
+  // text.
   void fail(const IndexFailure& failure, int64_t point, size_t sequence) {
     const std::pair<int64_t, size_t> at = {point, sequence};
     if (failed_before_ || (failure_.operand != kNone && at >= failed_at_)) return;
@@ -370,11 +367,11 @@ class Interpreter {
   const Order order_;
   const std::vector<Facts> facts_;
   const Uses uses_;
-  std::vector<size_t> first_stride_, first_bound_;  // of each operand
-  int64_t columns_ = 1;                             // places of all column dims
-  int64_t line_ = 1;                                // and of the last one, if there are any
-  std::array<int64_t, kMaxDims> place_ = {};        // in the domain
-  std::vector<std::vector<Cell>> cells_;            // of each value, in this row
+  std::vector<size_t> first_stride_, first_bound_;  // for each operand
+  int64_t columns_ = 1;                             // number of places of all column dims
+  int64_t line_ = 1;                                // number of places of the last column dim, at least 1
+  std::array<int64_t, kMaxDims> place_ = {};        // current place in the domain
+  std::vector<std::vector<Cell>> cells_;            // of each value, in the current row
   std::vector<Total> totals_;
   IndexFailure failure_;
   std::pair<int64_t, size_t> failed_at_;

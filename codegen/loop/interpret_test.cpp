@@ -22,7 +22,7 @@ using ir::DType;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// A kernel and what it is called with; operands are dense unless strides are given.
+// A kernel and its arguments. Operands are dense unless strides are given.
 class Call {
  public:
   Call(const std::string& text, std::vector<int64_t> sizes) : sizes_(std::move(sizes)) {
@@ -88,7 +88,7 @@ TEST(Interpret, Softmax) {
   EXPECT_EQ(y[4], 3.783506e-44f) << "denormals are there";
 }
 
-// Numbers of which each order of adding has another sum.
+// The sum of these numbers depends on the order of additions.
 TEST(Interpret, ColumnsAreAddedInLanesAndBlocks) {
   std::vector<float> x(23);
   for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i * i));
@@ -116,7 +116,7 @@ TEST(Interpret, ColumnsAreAddedInLanesAndBlocks) {
 }
 
 TEST(Interpret, EachLineOfTheLastColumnBeginsABlock) {
-  std::vector<float> x = {0x1p24f, 1, 1, -0x1p24f};  // two lines of two
+  std::vector<float> x = {0x1p24f, 1, 1, -0x1p24f};  // two lines of two elements
   std::vector<float> sum(1);
   Call call(
       "kernel(| j0, j1) {\n a0: f32[j0, j1]\n a1: f32[]\n %0: f32 = load a0\n %1: f32 = columns sum %0\n store a1, "
@@ -169,7 +169,7 @@ TEST(Interpret, RowsKeepTheColumns) {
   EXPECT_EQ(most, (std::vector<int64_t>{4, 4, 4}));
 }
 
-// A sum for each place of the outer column dim: along its lines, and of these in all rows.
+// Computes one sum for each place of the outer column dim: along its lines, then over all rows.
 TEST(Interpret, LinesKeepTheOuterColumn) {
   std::vector<float> x = {1, 2, 3, 4, 5, 6, 1e8f, 1, 1, 1, 1, -1e8f}, sum(2), most(2);
   Call call(R"(kernel(i0 | j0, j1) {
@@ -239,7 +239,7 @@ TEST(Interpret, RunningLogarithmsOfSums) {
   constexpr size_t kLength = 40, kRows = 4;
   std::vector<double> x(kRows * kLength), made(x.size());
   for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<double>(i * 37 % 101) * 9 - 300;
-  std::fill_n(x.begin() + kLength, 20, -kInfinity);  // nothing, and then something
+  std::fill_n(x.begin() + kLength, 20, -kInfinity);  // only -inf first, then numbers
   x[2 * kLength + 3] = x[2 * kLength + 30] = kInfinity;
   x[3 * kLength + 18] = kNan;
   void* const data[] = {x.data(), made.data()};
@@ -247,7 +247,7 @@ TEST(Interpret, RunningLogarithmsOfSums) {
   ASSERT_TRUE(interpret(kernel, {.sizes = sizes, .data = data, .strides = strides, .bounds = {}, .scalars = {}}).ok());
   for (size_t row = 0; row < kRows; ++row) {
     double most = -kInfinity;
-    long double sum = 0;  // of what lies above `most`
+    long double sum = 0;  // relative to exp(most)
     for (size_t k = 0; k < kLength; ++k) {
       const double next = x[row * kLength + k];
       if (next > most) {
@@ -462,7 +462,7 @@ TEST(Interpret, Conversions) {
   EXPECT_EQ(from_cell<int64_t>(bits_as(DType::kInt8, to_cell(int64_t{255}))), -1);
 }
 
-// Every number of 16 bits is itself, and what lies between two of them goes to the nearer one, or the even one.
+// Every 16-bit number converts to itself. Numbers between two of them round to the nearer one, or to the even one.
 template <uint16_t (*to)(float), float (*from)(uint16_t)>
 void rounds_to_nearest(uint16_t infinity) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
@@ -473,7 +473,7 @@ void rounds_to_nearest(uint16_t infinity) {
     }
     ASSERT_EQ(to(x), bits);
     if ((bits & 0x7FFF) >= infinity) continue;
-    // Beyond the largest number lies what would be the next one.
+    // For numbers beyond the largest one, we use the next number that a larger format would have.
     const float largest = from(static_cast<uint16_t>(infinity - 1)), before = from(static_cast<uint16_t>(infinity - 2));
     float next = from(static_cast<uint16_t>(bits + 1));
     double middle = (double{x} + double{next}) / 2;
@@ -493,7 +493,7 @@ TEST(Interpret, HalfTypesRoundToTheNearest) {
   rounds_to_nearest<to_bf16, from_bf16>(0x7F80);
 }
 
-// Of the paper's authors' test vectors (Random123, kat_vectors).
+// These are test vectors of the paper's authors (Random123, kat_vectors).
 TEST(Interpret, RandomWords) {
   const uint32_t zeros[] = {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8};
   for (uint64_t i = 0; i < 4; ++i) EXPECT_EQ(static_cast<uint32_t>(random_word(0, 0, i)), zeros[i]);
@@ -597,7 +597,7 @@ TEST(Interpret, ArgumentsThatDoNotFit) {
   EXPECT_NE(Call(text, {1, 4}).operand(x).run({.folds = 3}), "");
 }
 
-// 2^24 swallows a 1 that comes alone, and keeps two that come together.
+// 2^24 plus 1 is 2^24, but 2^24 plus 2 is exact.
 TEST(Interpret, NeighboursOfAGroupComeFirst) {
   const float big = 0x1p24f;
   std::vector<float> x = {big, 1, 0, 1}, out(1);
@@ -615,11 +615,11 @@ TEST(Interpret, NeighboursOfAGroupComeFirst) {
   };
   EXPECT_EQ(sum({.lanes = 4}), big + 2);                    // (big + 0) + (1 + 1)
   EXPECT_EQ(sum({.lanes = 4, .groups = {2, 4}}), big);      // (big + 1) + (0 + 1)
-  EXPECT_EQ(sum({.lanes = 4, .groups = {1, 2}}), big);      // likewise
+  EXPECT_EQ(sum({.lanes = 4, .groups = {1, 2}}), big);      // the same groups
   EXPECT_EQ(sum({.lanes = 2, .groups = {2, 2}}), big + 2);  // as lanes of two: big + 0, 1 + 1
 }
 
-// A wide sum keeps a 1 beside 2^24 if both are in different short sums, or if each is converted first.
+// A wide sum retains 1 next to 2^24 if they are in different short sums, or if each is converted first.
 TEST(Interpret, ShortSumsOfWideOnesAreNarrow) {
   const float big = 0x1p24f;
   const auto sum = [&](const std::string& operand, const std::vector<float>& x, const Order& order) {
@@ -695,7 +695,7 @@ TEST(Interpret, RandomKernels) {
   EXPECT_GT(other_order, 100u);
 }
 
-// Else what a random kernel computes would depend on who stores last.
+// Otherwise the results of random kernels would depend on the order of stores.
 TEST(Interpret, RandomStoresAtIndicesDoNotMeet) {
   size_t seen = 0;
   for (uint64_t seed = 0; seed < 2000; ++seed) {
@@ -707,7 +707,7 @@ TEST(Interpret, RandomStoresAtIndicesDoNotMeet) {
       if (store.indices.size() != 1 || store.adds) continue;
       const Value& index = kernel.values[store.indices[0]];
       if (index.kind != Kind::kLoad) continue;
-      // All elements of the operand of indices, which has all dims that the store's operand lacks.
+      // These are all elements of the index operand, which has all dims that the store's operand lacks.
       size_t first = 0;
       for (uint32_t i = 0; i < index.operand; ++i) first += kernel.dims() + kernel.operands[i].indexed;
       std::vector<int64_t> offsets = {0};
@@ -730,7 +730,7 @@ TEST(Interpret, RandomStoresAtIndicesDoNotMeet) {
   EXPECT_GT(seen, 100u);
 }
 
-// What is stored lies where one other operand of the same places lies, each point at an element of its own.
+// A stored operand shares memory with at most one other operand of the same places, and each point has its own element.
 TEST(Interpret, RandomOperandsShareMemoryAsTheyMay) {
   size_t seen = 0;
   for (uint64_t seed = 0; seed < 3000; ++seed) {

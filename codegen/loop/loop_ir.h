@@ -12,13 +12,13 @@
 #include "ir/ops/scalar_tree.h"
 #include "ir/status.h"
 
-// LoopIR: what one kernel computes, without saying how. docs/loop_ir.md has its grammar, and shows what becomes of it
-// on a CPU and on a GPU.
+// LoopIR defines what one kernel computes, but not how. docs/loop_ir.md has its grammar, and shows how CPUs and GPUs
+// execute it.
 //
-// A kernel computes *values* at the points of a domain of rows and columns. A value is given by earlier ones at the
-// same point: an element that is loaded, arithmetic, a reduction over all columns or all rows. Which dims a value
-// varies over follows from that. All loads see the memory as it was before the kernel. Sizes, strides and scalars are
-// arguments: one kernel serves all of them.
+// A kernel computes *values* at the points of a domain of rows and columns. A value is a loaded element, arithmetic on
+// earlier values at the same point, or a reduction over all columns or all rows. The dims over which a value varies
+// follow from this definition. All loads read the memory as it was before the kernel. Sizes, strides and scalars are
+// arguments, so one kernel serves all of them.
 namespace torch_remote::codegen {
 
 inline constexpr uint32_t kMaxRows = 6;
@@ -33,27 +33,31 @@ using DimSet = uint32_t;
 // A view of a buffer.
 struct Operand {
   ir::DType dtype = ir::DType::kFloat32;
-  DimSet dims = 0;       // along the others its stride is 0
-  bool strided = false;  // along the last column the stride is an argument; else 1
-  uint8_t indexed = 0;   // dims that have no place in the domain: values say where (`Value::indices`)
+  DimSet dims = 0;       // along all other dims its stride is 0
+  bool strided = false;  // the stride along the last column is an argument; otherwise it is 1
+  // Number of dims that are not in the domain: values give the indices along them (`Value::indices`).
+  uint8_t indexed = 0;
   bool operator==(const Operand&) const = default;
 };
 
 enum class Kind : uint8_t {
-  kConstant,  // `number`, or `integer` for a type of integers
-  kScalar,    // argument `a` of the kernel; its type is that argument's
-  kIndex,     // the place along dim `a`: i64
-  kLoad,      // of operand `operand`, at `indices`
-  kConvert,   // a, as torch converts: to integers towards zero, to bool: is not 0
+  kConstant,  // `number`, or `integer` if the type is an integer type
+  kScalar,    // argument `a` of the kernel, of the same type
+  kIndex,     // the index along dim `a`: i64
+  kLoad,      // the element of operand `operand` at `indices`
+  kConvert,   // a, converted as in torch: to integers towards zero; to bool: whether it is not 0
   kBits,      // a's bits, as another type of the same width
-  kScalarOp,  // `op` of a, b, c; all of one type, but for where's condition (bool); comparisons give bool
-  kFma,       // a * b + c, rounded once
-  kLdexp,     // a * 2^b, rounded once; b is a whole number, and a * 2^(b / 2) a normal one, or else it is any number
-  kReduce,    // `reduction` of a over all columns, or all rows, or all rows and the last column; a sum over columns or
-              // lines may be f64 where a is f32
-  kRandom,    // word c % 4 of block c / 4 of Philox4x32-10 with seed a and offset b (all i64), as ir/philox.h
-              // has it: i32
-  kRunning,   // `reduction` (sum, product or logsumexp) of a over the last column, from its first place to this one
+  // `op` of a, b, c, all of one type, except that the condition of `where` is bool; comparisons return bool.
+  kScalarOp,
+  kFma,  // a * b + c, rounded once
+  // a * 2^b, rounded once. b must be an integer, and a * 2^(b / 2) a normal number; otherwise the result is arbitrary.
+  kLdexp,
+  // `reduction` of a over all columns, or all rows, or all rows and the last column. A sum over columns or lines may be
+  // f64 if a is f32.
+  kReduce,
+  // i32: word c % 4 of block c / 4 of Philox4x32-10, with seed a and offset b (all i64), as in ir/philox.h.
+  kRandom,
+  kRunning,  // `reduction` (sum, product or logsumexp) of a along the last column, from its first place to this one
 };
 
 enum class Reduction : uint8_t {
@@ -61,9 +65,10 @@ enum class Reduction : uint8_t {
   kProduct,
   kMax,  // NaN if one is NaN
   kMin,
-  kArgMax,  // i64: the place along the columns (row-major) of the first largest one; of the first NaN if there is one
+  // i64: the row-major place among the columns of the first largest element, or of the first NaN if there is one.
+  kArgMax,
   kArgMin,
-  kLogSumExp,  // of floats, and running only: log(exp(a) + exp(b)), as `log_add_exp` has it
+  kLogSumExp,  // for floats, and only as a running reduction: log(exp(a) + exp(b)), computed as in `log_add_exp`
 };
 
 enum class Over : uint8_t {
@@ -72,8 +77,8 @@ enum class Over : uint8_t {
   kLines,  // all rows and the last column: one result for each place of the outer one of two columns
 };
 
-// Types of values: bool, u8, i8, i16, i32, i64, f32, f64. (Memory may also hold f16 and bf16: loads and stores
-// convert.) Integers wrap around.
+// Values have the types bool, u8, i8, i16, i32, i64, f32, f64. Memory may also contain f16 and bf16; loads and stores
+// convert them. Integers wrap around.
 struct Value {
   Kind kind = Kind::kConstant;
   ir::DType type = ir::DType::kFloat32;
@@ -82,11 +87,11 @@ struct Value {
   Over over = Over::kColumns;
   uint32_t a = kNone, b = kNone, c = kNone;
   uint32_t operand = kNone;
-  std::vector<uint32_t> indices = {};  // i64 values, one for each of the operand's indexed dims
+  std::vector<uint32_t> indices = {};  // i64 values, one for each indexed dim of the operand
   double number = 0;
   int64_t integer = 0;
-  bool operator==(const Value& other) const;  // -0 is not 0, and one NaN is as another
-  // The value whose type an operation computes in: of `where`, whose `a` is the condition, `b`; kNone if there is none.
+  bool operator==(const Value& other) const;  // 0 and -0 differ; all NaNs are equal
+  // The value whose type an operation computes in: `b` for `where`, whose `a` is the condition, else `a`. May be kNone.
   uint32_t typed() const { return kind == Kind::kScalarOp && op == ir::ScalarOp::kWhere ? b : a; }
 };
 
@@ -94,13 +99,15 @@ struct Store {
   uint32_t operand = 0;
   uint32_t value = 0;
   std::vector<uint32_t> indices = {};
-  bool adds = false;  // to what is there, in the order of the rows; else a place is written once, or any one wins
+  // Adds to the existing element, in the order of the rows. Otherwise each place is written once, or any of several
+  // writes wins.
+  bool adds = false;
   bool operator==(const Store&) const = default;
 };
 
 struct Kernel {
-  uint32_t rows = 0;               // dims i0, i1, ...: done in any order, on any thread
-  uint32_t columns = 0;            // dims j0, j1: the loops inside of a row
+  uint32_t rows = 0;               // dims i0, i1, ...: rows run in any order, on any thread
+  uint32_t columns = 0;            // dims j0, j1: the loops within a row
   std::vector<ir::DType> scalars;  // f64, i64 or bool
   std::vector<Operand> operands;
   std::vector<Value> values;
@@ -114,85 +121,93 @@ struct Kernel {
 };
 
 std::string print(const Kernel& kernel);
-// On an error the message starts with "line:column: ".
+// The message of an error starts with "line:column: ".
 Status parse_kernel(std::string_view text, Kernel* kernel);
 
-// Checks everything that lowerings rely on; the message names the value.
+// Checks everything that lowerings rely on. The message of an error names the value.
 Status verify(const Kernel& kernel);
 
 std::string_view name(Kind kind);
 std::string_view name(Reduction reduction);
 std::string_view name(Over over);
 
-// -- What follows from a kernel --------------------------------------------------------------------------------------
+// -- Derived from a kernel --------------------------------------------------------------------------------------------
 
-// When a value is computed. A row's values are done phase by phase: phase p is one loop over the columns, and
-// afterwards the row's own values, which reductions of that loop end in. What depends on a reduction over all rows
-// comes when they are all done (`finish`): over the columns once more, or once. Loads and the like that it needs beside
-// are computed there again.
+// The place where a value is computed. A row is computed in phases. Phase p is one loop over the columns, followed by
+// the row's own values that use reductions of that loop. Values that depend on a reduction over all rows are computed
+// in `finish`, when all rows are done: over the columns, or once. Other values that these need, such as loads, are
+// recomputed there.
 struct Place {
-  DimSet dims = 0;  // that it varies over; no row dims in `finish`
+  DimSet dims = 0;  // dims over which it varies; no row dims in `finish`
   bool finish = false;
-  // The first loop that can compute it; of a row's own value: the first one that can use it. Of a reduction over rows:
-  // the loop that adds to it, or before which it is added to if its operand does not vary over columns.
+  // The first loop that can compute the value; for a row's own value, the first loop that can use it. For a reduction
+  // over rows, the loop that adds to it. If its operand does not vary over columns, it is added to before that loop.
   uint32_t phase = 0;
 };
 
 struct Schedule {
-  std::vector<Place> places;  // of each value; those that no store is made of are never computed
-  uint32_t phases = 0;        // loops over the columns of a row; 0 if nothing is stored or reduced over columns
-  // Values over columns that later phases want again and that are not worth computing again: kept for the length of a
-  // row. The others are computed again from what was loaded or kept.
+  std::vector<Place> places;  // of each value; values that no store uses are never computed
+  uint32_t phases = 0;  // number of loops over the columns of a row; 0 if nothing is stored or reduced over columns
+  // Values over columns that later phases need and that are too expensive to recompute: they are kept for the length of
+  // a row. Other values are recomputed from what was loaded or kept.
   std::vector<uint32_t> kept;
-  std::vector<uint32_t> totals;  // reductions over rows that something is made of
+  std::vector<uint32_t> totals;  // reductions over rows whose results are used
 };
-// Of a kernel that verifies.
+// The kernel must verify.
 Schedule schedule(const Kernel& kernel);
 
-// Elementary functions (exp, tanh, erf, ...) in terms of arithmetic, fma, conversions and bits, which every target has:
-// f32 to 2 ulp, f64 to 2 ulp (docs/loop_ir.md has the table). Afterwards only these ScalarOps are left: neg, add, sub,
-// mul, div, comparisons, abs, bit operations and shifts, ceil, floor, round, trunc, sqrt, copysign, max, min, fmax,
-// fmin, where, logical ones.
+// Replaces elementary functions (exp, tanh, erf, ...) by arithmetic, fma, conversions and bits, which every target has.
+// The errors are at most 2 ulp in f32 and f64, with exceptions that docs/loop_ir.md lists. Afterwards the kernel has
+// only these ScalarOps: neg, add, sub, mul, div, comparisons, abs, bit operations and shifts, ceil, floor, round,
+// trunc, sqrt, copysign, max, min, fmax, fmin, where, logical operations.
 void expand_functions(Kernel& kernel);
 
-// One step of a running logsumexp of that type (f32 or f64), of these operations: `scalar` 0 and 1 are what it is made
-// of (the earlier numbers are 1), the last value is the result. NaN stays, and equal infinities are themselves.
+// The operations of one step of a running logsumexp in f32 or f64. Scalars 0 and 1 are its inputs (1 is the result of
+// the earlier numbers), and the last value is its result. NaN propagates; two equal infinities give that infinity.
 std::vector<Value> log_add_exp(ir::DType type);
 
-// -- The oracle ------------------------------------------------------------------------------------------------------
+// -- The interpreter, which is the reference for all targets ----------------------------------------------------------
 
-// What a kernel is called with.
+// The arguments of a call.
 struct Arguments {
-  std::span<const int64_t> sizes;  // of the dims
-  std::span<void* const> data;     // of each operand: its element at place 0 of all dims
-  // Elements. Of each operand: one for each dim of the domain, 0 where it does not vary, then one for each indexed dim.
+  std::span<const int64_t> sizes;  // of all dims of the domain
+  std::span<void* const> data;     // for each operand: its element at place 0 of all dims
+  // In elements. For each operand: one stride for each dim of the domain (0 if it does not vary), then one for each
+  // indexed dim.
   std::span<const int64_t> strides;
   std::span<const int64_t> bounds;    // of each operand's indexed dims, one after the other
-  std::span<const uint64_t> scalars;  // 8 bytes each: a double's bits, an integer, 0 or 1
+  std::span<const uint64_t> scalars;  // 8 bytes each: the bits of a double, an integer, or 0 or 1
 };
 
-// An index that is out of its bounds: the load gave 0, the store did nothing.
+// An index that was out of bounds. The load returned 0, or the store did nothing.
 struct IndexFailure {
-  uint32_t operand = kNone;  // kNone: there was none
+  uint32_t operand = kNone;  // kNone: no index failed
   int64_t index = 0;
   int64_t bound = 0;
 };
 
-// Running sums are the same on all targets. Of each kRunningBlock consecutive places of the last column, beginning with
-// 0: each place is added to that d places before it (to 0 if there is none in the block), for d = 1, 2, 4, ...; to the
-// result comes what the blocks before came to, that is the last place of the one before.
+// Running reductions are the same on all targets. Each kRunningBlock consecutive places of the last column are a block.
+// For d = 1, 2, 4, ..., each place is combined with the one d places before it. If that is outside the block, the
+// initial value takes its place. Finally each place is combined with the last result of the previous block.
 inline constexpr int64_t kRunningBlock = 16;
 
-// In which order a target reduces. Over columns: element k of the last column dim goes to lane k % lanes; a lane adds
-// up its elements of up to `block` consecutive k, beginning with 0 (sums), and these block sums one after the other; at
-// the end the lanes are added up. Over lines: so along the last column, and then as over rows. Over rows: `chunk` rows
-// are added one by one; chunk k goes to lane k % folds, a lane adds up its chunks, and at the end the lanes are added
-// up. Lanes are added up by halves, the upper one to the lower one, until one is left: those of each groups[0]
-// neighbours first, then what is left of each groups[1], then all that is left.
+// The order in which a target reduces.
 //
-// Of a sum that is wider than its operand (`is_wide_sum`), a lane adds up its elements of each `narrow` consecutive k
-// of a block in f32, beginning with 0. Factors of an operand that is a `mul` are added up by fma. The upper half of the
-// lanes is added to the lower one until `wide_lanes` are left, and these are added to lanes of f64.
+// Over columns: element k of the last column dim goes to lane k % lanes. A lane adds its elements of up to `block`
+// consecutive k, starting from 0 (for sums). It then adds these block sums one after the other. At the end the lanes
+// are added up.
+//
+// Over lines: as over columns along the last column, then as over rows.
+//
+// Over rows: `chunk` rows are added one by one. Chunk k goes to lane k % folds, a lane adds its chunks, and at the end
+// the lanes are added up.
+//
+// To add up lanes, the upper half is added to the lower half until one lane is left. This is done first within each
+// groups[0] adjacent lanes, then within each groups[1], then over all that are left.
+//
+// Wide sums (`is_wide_sum`) are wider than their operand. A lane adds its elements of each `narrow` consecutive k of a
+// block in f32, starting from 0. If the operand is a `mul`, its factors are added by fma. The upper half of the lanes
+// is added to the lower half until `wide_lanes` are left, and these are added to lanes of f64.
 struct Order {
   uint32_t lanes = 32;                      // a power of two
   uint32_t block = 4096;                    // a multiple of `lanes`
@@ -203,8 +218,8 @@ struct Order {
   uint32_t folds = 1;  // a power of two
 };
 
-// Computes it plainly, value by value, with libm. Sizes of 0 are right too. kOpFailed (IndexError) is not an error of
-// this call: *failure has the first one in row-major order.
+// Computes a kernel value by value, with libm. Sizes may be 0. An index out of bounds is not an error of this call:
+// *failure receives the first one in row-major order.
 Status interpret(const Kernel& kernel, const Arguments& arguments, const Order& order = {},
                  IndexFailure* failure = nullptr);
 

@@ -5,7 +5,7 @@
 #include "codegen/loop/loop_ir.h"
 #include "codegen/loop/scalar_ops.h"
 
-// The reader of the text form; grammar in docs/loop_ir.md. What it reads may still not verify.
+// Parses the text form; docs/loop_ir.md has its grammar. The parsed kernel may still not verify.
 namespace torch_remote::codegen {
 namespace {
 
@@ -24,8 +24,7 @@ class Parser {
   }
 
  private:
-  // -- Characters, words, numbers. Each begins with blanks and comments, and sets the place that an error tells
-  // --------
+  // -- Tokens. Each function first skips blanks and comments, and sets the position that errors report ----------------
 
   char at(size_t ahead = 0) const { return position_ + ahead < text_.size() ? text_[position_ + ahead] : '\0'; }
 
@@ -42,7 +41,7 @@ class Parser {
     mark_ = position_;
   }
 
-  // At what was read last.
+  // Sets an error at the position of the last token.
   bool fail(const std::string& what) {
     size_t line = 1, begin = 0;
     for (size_t i = 0; i < mark_; ++i) {
@@ -90,8 +89,7 @@ class Parser {
     return true;
   }
 
-  // -- Names: s0, a0, %0, i0, j0
-  // ---------------------------------------------------------------------------------------
+  // -- Names: s0, a0, %0, i0, j0 --------------------------------------------------------------------------------------
 
   static std::optional<uint32_t> numbered(std::string_view word, char letter) {
     if (word.size() < 2 || word.size() > 10 || word[0] != letter || (word[1] == '0' && word.size() > 2)) return {};
@@ -161,8 +159,7 @@ class Parser {
     return expect(']');
   }
 
-  // -- Lines
-  // -----------------------------------------------------------------------------------------------------------
+  // -- Lines ----------------------------------------------------------------------------------------------------------
 
   bool dims_of_kernel(char letter, uint32_t most, uint32_t* count) {
     while (peek_word() != "") {
@@ -303,7 +300,7 @@ class Parser {
     return fail("expected a reduction: sum, product, max, min, argmax, argmin, logsumexp");
   }
 
-  // A constant of a type of floats may be written as an integer: 1 is 1.0.
+  // A constant of a floating-point type may be written as an integer: 1 is 1.0.
   bool constant(Value& value) {
     if (value.type == DType::kBool) {
       value.integer = accept_word("true") ? 1 : 0;

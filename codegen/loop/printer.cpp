@@ -6,7 +6,7 @@
 #include "codegen/loop/loop_ir.h"
 #include "codegen/loop/scalar_ops.h"
 
-// The text form; grammar in docs/loop_ir.md.
+// Prints the text form; docs/loop_ir.md has its grammar.
 namespace torch_remote::codegen {
 namespace {
 

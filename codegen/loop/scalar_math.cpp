@@ -75,7 +75,7 @@ void write(T x, void* element) {
 
 Cell whole(int64_t x) { return to_cell<int64_t>(x); }
 
-// Calls f with a 0 of the type that elements of `type` are computed in: float, double or int64_t.
+// Calls f with a zero of the type in which elements of `type` are computed: float, double or int64_t.
 template <typename F>
 auto computed_as(DType type, F&& f) {
   if (type == DType::kFloat32) return f(float{});
@@ -139,7 +139,7 @@ Cell convert(DType from, DType to, Cell cell) {
     return computed_as(to, [&](auto target) {
       using To = decltype(target);
       if constexpr (std::is_same_v<To, int64_t> && !std::is_same_v<From, int64_t>) {
-        // NaN and what does not fit may become anything.
+        // NaN and numbers that do not fit may become any integer.
         return whole(x >= -0x1p63 && x < 0x1p63 ? wrapped(to, static_cast<int64_t>(x)) : 0);
       } else if constexpr (std::is_same_v<To, int64_t>) {
         return whole(wrapped(to, x));
@@ -151,14 +151,14 @@ Cell convert(DType from, DType to, Cell cell) {
 }
 
 Cell bits_as(DType to, Cell cell) {
-  // f32 and f64 lie in a cell as their bits do; integers are extended.
+  // A cell contains the bits of f32 and f64; integers are extended to 64 bits.
   if (to == DType::kFloat32) return {cell.bits & 0xFFFFFFFF};
   return to == DType::kFloat64 ? cell : whole(wrapped(to, static_cast<int64_t>(cell.bits)));
 }
 
 namespace {
 
-// Not ir::evaluate's, which says nothing about which of two zeros it is.
+// These fix which of two zeros is the result, which ir::evaluate does not.
 template <typename T>
 T largest(T a, T b) {
   return a > b || a != a ? a : b;
@@ -234,7 +234,7 @@ Cell evaluate(const Value& value, DType operand, Cell a, Cell b, Cell c) {
 
 namespace {
 
-// As kernels do it: what is written here in libm's functions would have other bits.
+// Computes the operations of the kernels. The functions of libm would give other bits.
 Cell log_sum_exp(DType type, Cell x, Cell y) {
   static const std::vector<Value> kSingle = log_add_exp(DType::kFloat32), kDouble = log_add_exp(DType::kFloat64);
   const std::vector<Value>& values = type == DType::kFloat64 ? kDouble : kSingle;

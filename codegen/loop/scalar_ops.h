@@ -7,7 +7,7 @@
 #include "ir/dtype.h"
 #include "ir/ops/scalar_tree.h"
 
-// What LoopIR knows about each ScalarOp.
+// The properties of each ScalarOp in LoopIR.
 namespace torch_remote::codegen {
 
 // Types of the operands of an op.
@@ -25,7 +25,7 @@ struct ScalarOpInfo {
   std::string_view name;
   uint8_t arity = 0;
   Takes takes = Takes::kNothing;
-  bool answers = false;  // its result is bool whatever it takes
+  bool answers = false;  // its result is bool for all operand types
 };
 
 const ScalarOpInfo& info(ir::ScalarOp op);
@@ -33,10 +33,10 @@ std::optional<ir::ScalarOp> scalar_op_from_name(std::string_view name);
 bool accepts(Takes takes, ir::DType type);
 std::string_view name(Takes takes);
 
-// Types that values have; memory may also hold f16 and bf16.
+// Whether values can have this type; memory may also contain f16 and bf16.
 bool is_value_type(ir::DType type);
 inline bool is_half(ir::DType type) { return type == ir::DType::kFloat16 || type == ir::DType::kBFloat16; }
-// The type of what is loaded from memory of that type.
+// The type of a value that is loaded from memory of type `memory`.
 inline ir::DType loaded_type(ir::DType memory) { return is_half(memory) ? ir::DType::kFloat32 : memory; }
 
 }  // namespace torch_remote::codegen

@@ -3,14 +3,14 @@
 #include "codegen/loop/facts.h"
 #include "codegen/loop/loop_ir.h"
 
-// Phases, and what is kept between them; the rules are in docs/loop_ir.md.
+// Determines phases, and the values that are kept between them. docs/loop_ir.md has the rules.
 namespace torch_remote::codegen {
 namespace {
 
 using ir::ScalarOp;
 
-// A value that costs more than this is kept rather than computed again. The unit is about an addition; what is kept is
-// stored once and loaded again in each later loop, from a cache.
+// A value that costs more than this is kept instead of recomputed. The unit is about one addition. A kept value is
+// stored once, and loaded from a cache in each later loop.
 constexpr uint32_t kWorthKeeping = 8;
 constexpr uint32_t kCostly = 16;  // a division, a root, a function, a random number
 constexpr uint32_t kGather = 4;
@@ -74,7 +74,7 @@ class Scheduler {
   }
 
  private:
-  // The loops of a row that want a value, from the first to the last of them.
+  // The first and the last loop of a row that need a value.
   struct Loops {
     uint32_t first = kNone;
     uint32_t last = 0;
@@ -118,7 +118,8 @@ class Scheduler {
     }
   }
 
-  // Stores and reductions want values in their loop; what is not kept wants its inputs in each loop that wants it.
+  // Stores and reductions need values in their loop. A value that is not kept needs its inputs in each loop that needs
+  // it.
   std::vector<Loops> wanted_by_roots() const {
     std::vector<Loops> wanted(kernel_.values.size());
     for (const Store& store : kernel_.stores) {
@@ -136,7 +137,7 @@ class Scheduler {
 
   void keep() {
     std::vector<Loops> wanted = wanted_by_roots();
-    // From the results back: what several loops want is kept, and then wants its inputs once.
+    // We go from the results back. A value that several loops need is kept, and then needs its inputs only once.
     for (uint32_t i = static_cast<uint32_t>(kernel_.values.size()); i-- > 0;) {
       if (!over_columns(i) || facts_[i].finish || !wanted[i].any()) continue;
       kept_[i] = wanted[i].several() && !widens(kernel_.values[i]);
@@ -145,16 +146,16 @@ class Scheduler {
         if (!kept_[i]) wanted[input].add(wanted[i].last);
       }
     }
-    // But for what is cheap to compute again, given what is kept of its inputs.
+    // Values that are cheap to recompute from what is kept of their inputs are not kept.
     for (uint32_t i = 0; i < kernel_.values.size(); ++i) kept_[i] = kept_[i] && cost_of(i) > kWorthKeeping;
   }
 
-  // What it is made of takes less room.
+  // Whether it is a conversion whose operand takes less memory.
   bool widens(const Value& value) const {
     return value.kind == Kind::kConvert && ir::item_size(value.type) > ir::item_size(kernel_.values[value.a].type);
   }
 
-  // Of computing a value from what is loaded or kept, what is used twice counted once.
+  // The cost of computing a value from what is loaded or kept. Values that are used twice count once.
   uint32_t cost_of(uint32_t value) const {
     std::vector<bool> needed(value + 1);
     needed[value] = true;

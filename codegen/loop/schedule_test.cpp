@@ -143,7 +143,7 @@ TEST(Schedule, UnusedValuesMakeNoLoops) {
   EXPECT_EQ(result.kept, Values());
 }
 
-// What lowerings rely on, of every loop that they write.
+// Checks what lowerings assume about every loop that they generate.
 TEST(Schedule, EachLoopCanComputeWhatItWants) {
   uint32_t kept = 0, loops = 0;
   for (uint64_t seed = 0; seed < 3000; ++seed) {

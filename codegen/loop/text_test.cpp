@@ -37,7 +37,7 @@ TEST(Text, KernelsOfTheDocsAreAsPrinted) {
   EXPECT_GE(found, 1u);
 }
 
-// Every line that there is.
+// Contains every kind of line.
 constexpr std::string_view kEverything = R"(kernel(i0, i1 | j0, j1) {
   s0: f64
   s1: i64
@@ -144,7 +144,7 @@ TEST(Text, CommentsAndBlanksMeanNothing) {
   EXPECT_EQ(print(kernel), "kernel(i0 | j0) {\n  a0: f32[i0, j0*]\n  %0: f32 = load a0\n  store a0, %0\n}\n");
 }
 
-// The message for a kernel with these lines.
+// The error message for a kernel with these lines.
 std::string error_of(const std::string& lines) {
   Kernel kernel;
   const Status status = parse_kernel("kernel(i0 | j0) {\n  a0: f32[i0, j0]\n" + lines + "\n}\n", &kernel);

@@ -4,7 +4,7 @@
 #include "codegen/loop/loop_ir.h"
 #include "codegen/loop/scalar_ops.h"
 
-// The rules of docs/loop_ir.md. Each error names the value, operand or store that breaks one.
+// Checks the rules of docs/loop_ir.md. Each error names the value, operand or store that breaks one.
 namespace torch_remote::codegen {
 namespace {
 
@@ -90,8 +90,7 @@ class Verifier {
     return true;
   }
 
-  // -- Values
-  // ----------------------------------------------------------------------------------------------------------
+  // -- Values ---------------------------------------------------------------------------------------------------------
 
   bool values() {
     for (size_t i = 0; i < kernel_.values.size(); ++i) {
@@ -107,7 +106,7 @@ class Verifier {
 
   DType type(uint32_t value) const { return kernel_.values[value].type; }
 
-  // It is an earlier value, of that type.
+  // These check that a value is an earlier one, and has the type `wanted`.
   bool input(uint32_t value) {
     return value < facts_.size() || fail("is made of a value that does not stand before it");
   }
@@ -233,7 +232,7 @@ class Verifier {
     return value.type != DType::kBool || fail("sum and product are of numbers");
   }
 
-  // What its kind does not use is as it is in a new value: the text form has all that a kernel is.
+  // Fields that the kind does not use must have their defaults, because the text form omits them.
   bool nothing_else(const Value& value) {
     Value used{.kind = value.kind, .type = value.type};
     if (value.kind == Kind::kConstant) {
@@ -259,7 +258,7 @@ class Verifier {
     return used == value || fail("has something that its kind does not use");
   }
 
-  // A value that is known after all rows is made of such ones and of what is the same in all rows.
+  // A value that is known after all rows may use only other such values, and values that are the same in all rows.
   bool finish(const Value& value) {
     if (value.kind == Kind::kReduce) {
       return !facts_[value.a].finish || fail("reduces %" + std::to_string(value.a) + ", which is known after all rows");
@@ -279,8 +278,7 @@ class Verifier {
            fail("is known after all rows, but %" + std::to_string(in) + " is reduced in each of them");
   }
 
-  // -- Stores
-  // ----------------------------------------------------------------------------------------------------------
+  // -- Stores ---------------------------------------------------------------------------------------------------------
 
   bool stores() {
     std::vector<bool> stored(kernel_.operands.size());
@@ -303,7 +301,7 @@ class Verifier {
     return true;
   }
 
-  // Each place is written once, but for what indices say.
+  // Checks that each place is written once, except for places that indices choose.
   bool store_dims(const Store& store) {
     const StoreFacts at = facts(kernel_, store, facts_);
     if (!after_rows(at.finish, store.value)) return false;

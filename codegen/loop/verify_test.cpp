@@ -8,7 +8,7 @@ namespace {
 
 using ir::DType;
 
-// A kernel with one of most things, to which a test adds one wrong line.
+// A kernel with one of most constructs, to which a test adds one wrong line.
 constexpr std::string_view kHead = R"(kernel(i0, i1 | j0, j1) {
   s0: f64
   s1: i64
@@ -28,7 +28,7 @@ constexpr std::string_view kHead = R"(kernel(i0, i1 | j0, j1) {
   %8: f32 = columns sum %7
 )";
 
-// The message of the verifier; "" if there is none.
+// The verifier's message; "" if there is none.
 std::string error_of(const std::string& lines) {
   Kernel kernel;
   const Status parsed = parse_kernel(std::string(kHead) + lines + "\n}\n", &kernel);
@@ -110,7 +110,7 @@ TEST(Verify, Stores) {
             "store a5: varies over one column dim, but not over the other");
 }
 
-// What the text form cannot say.
+// These errors cannot be expressed in the text form.
 TEST(Verify, DamagedKernels) {
   const auto message = [](void (*damage)(Kernel&)) {
     Kernel kernel;

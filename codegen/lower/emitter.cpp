@@ -36,7 +36,8 @@ V Emitter::constant_int(DType type, int64_t number) {
 }
 
 V Emitter::add_scalar(DType type, uint64_t bits, ir::Sym symbol) {
-  // The same symbol is one argument. Others are one each: two that are equal now may differ in the next run.
+  // One symbol is one argument. Other numbers are separate arguments: two that are equal now may differ in the next
+  // run.
   const auto known = std::ranges::find(launch_.scalar_symbols, symbol);
   const auto at = static_cast<size_t>(known - launch_.scalar_symbols.begin());
   const bool found = symbol != ir::kNoSym && at < launch_.scalars.size() && launch_.kernel.scalars[at] == type;
@@ -125,7 +126,7 @@ V Emitter::bits(V a, DType type) {
 V Emitter::rounded(V x, DType half) {
   const auto whole = [&](int64_t number) { return constant_int(DType::kInt32, number); };
   const auto number = [&](double value) { return constant(DType::kFloat32, value); };
-  // To the nearest one that has zeros in the bits that are cut off, halves to even.
+  // We round to the nearest number whose cut bits are zero, ties to even.
   const int64_t cut = half == DType::kBFloat16 ? 16 : 13;
   const V word = bits(x, DType::kInt32);
   const V odd = op(ScalarOp::kBitAnd, op(ScalarOp::kShiftRight, word, whole(cut)), whole(1));
@@ -133,7 +134,7 @@ V Emitter::rounded(V x, DType half) {
   V result = bits(op(ScalarOp::kBitAnd, sum, whole(-(int64_t{1} << cut))), DType::kFloat32);
   if (half == DType::kFloat16) {
     const V size = op(ScalarOp::kAbs, x);
-    // Below 2^-14 neighbours are 2^-24 apart, as those of 0.5 are.
+    // Below 2^-14 adjacent float16 numbers are 2^-24 apart, as adjacent f32 numbers at 0.5 are.
     const V small = op(ScalarOp::kCopysign, sub(add(size, number(0.5)), number(0.5)), x);
     const V infinite = op(ScalarOp::kCopysign, number(std::numeric_limits<double>::infinity()), x);
     result = where(op(ScalarOp::kGe, size, number(65520)), infinite, result);

@@ -12,15 +12,15 @@
 #include "codegen/lower/launch.h"
 #include "ir/fusion/domain.h"
 
-// What the parts of the lowering share: a kernel under construction.
+// The kernel under construction, which all parts of the lowering share.
 namespace torch_remote::codegen {
 
 using V = uint32_t;  // a value of the kernel, or kNone
 
-// What sums and products of a type are accumulated in. Squares of f32 neither overflow nor vanish in f64.
+// The type in which sums and products of `type` are accumulated. Squares of f32 neither overflow nor vanish in f64.
 constexpr ir::DType sum_type(ir::DType type) { return type == ir::DType::kFloat32 ? ir::DType::kFloat64 : type; }
 
-// Adds values to a launch's kernel. What is there already is not made again.
+// Adds values to a launch's kernel. If an equal value exists, it is returned instead.
 class Emitter {
  public:
   explicit Emitter(Launch& launch) : launch_(launch) {}
@@ -30,25 +30,25 @@ class Emitter {
 
   V constant(ir::DType type, double number);
   V constant_int(ir::DType type, int64_t number);
-  // Arguments of the kernel.
+  // Arguments of the kernel; each call adds one, except for a symbol that is an argument already.
   V scalar_float(double number);
   V scalar_int(int64_t number);
   V scalar_of(ir::DType type, ir::Sym symbol, int64_t value);  // f64, i64 or bool
   V index(uint32_t dim);
   V load(uint32_t operand, std::vector<V> indices = {});
   V convert(V value, ir::DType type);
-  V truth(V value);  // a bool: whether it is not 0
+  V truth(V value);  // a bool: whether the value is not 0
   V op(ir::ScalarOp op, V a, V b = kNone, V c = kNone);
   V fma(V a, V b, V c);  // a * b + c, rounded once
   V bits(V value, ir::DType type);
-  // An f32 as a half type has it.
+  // An f32 rounded to the precision of a half type; the result is an f32.
   V rounded(V value, ir::DType half);
   V columns(Reduction reduction, V value);
   V sum_columns(V value) { return columns(Reduction::kSum, convert(value, sum_type(type(value)))); }
-  // Over columns or lines, in `sum_type`: of f32 by short sums in f32 (`Order::narrow`), whose error is some units of
-  // the largest of them. That is nothing where numbers have one sign.
+  // The sum over columns or lines, in `sum_type`. An f32 is added in short sums in f32 (`Order::narrow`). Their error
+  // is a few units in the last place of the largest one, which is negligible if all numbers have one sign.
   V wide_sum(V value, Over over = Over::kColumns);
-  // Whether it is an absolute value or a square.
+  // Whether the value is an absolute value or a square.
   bool has_no_sign(V value) const;
   V running(Reduction reduction, V value);
   V rows(Reduction reduction, V value);
@@ -68,10 +68,10 @@ class Emitter {
   Launch& launch_;
 };
 
-// One member of a domain while its values are made.
+// Emits the values of one member of a domain.
 class NodeEmitter {
  public:
-  struct Group;  // what its neighbours made: group_emitter.h
+  struct Group;  // what the members of a group share: group_emitter.h
 
   NodeEmitter(Group& group, const ir::Domain::Member& member, const ir::Node& node, uint32_t item);
 
@@ -81,63 +81,66 @@ class NodeEmitter {
   const ir::Node& node;
   const ir::OpDesc& desc;
 
-  // The symbol as an argument of the kernel.
+  // The symbol's value as an argument of the kernel.
   V scalar_of(ir::DType type, ir::Sym symbol);
-  // The element or number of an argument, in its own type; kNone if it is not given, or no such argument.
+  // The element or number of an argument, in its own type. kNone if the op has no such argument or it is not given.
   V operand(size_t arg);
   V operand(std::string_view name);
-  // The same, converted.
+  // The same value, converted to `type`.
   V operand(std::string_view name, ir::DType type);
   const ir::Arg& arg(size_t index) const { return ir::item_of(node.args[index], item_); }
   const ir::Arg* argument(std::string_view name) const;
-  int64_t whole(std::string_view name) const;      // an int of this run
-  double number(std::string_view name) const;      // a float of this run
-  bool flag(std::string_view name) const;          // a bool of this run
-  int64_t symbol(ir::Sym symbol) const;            // its value in this run
-  int64_t space_points() const;                    // of the space that the node is computed over
-  std::optional<double> number(size_t arg) const;  // of this run, if the argument is one
-  bool has(std::string_view name) const;           // it is given
-  bool has_part(std::string_view name) const;      // and its elements take part
+  int64_t whole(std::string_view name) const;      // an int of this run; 0 if not given
+  double number(std::string_view name) const;      // a float or int of this run; 0 if not given
+  bool flag(std::string_view name) const;          // a bool of this run; false if not given
+  int64_t symbol(ir::Sym symbol) const;            // the symbol's value in this run
+  int64_t space_points() const;                    // points of the space that the node is computed over
+  std::optional<double> number(size_t arg) const;  // the argument's number in this run, if it is one
+  bool has(std::string_view name) const;           // whether the argument is given
+  bool has_part(std::string_view name) const;      // whether it is given and the kernel accesses its elements
   const ir::View* view(std::string_view name) const;
   int64_t size(const ir::View& view, size_t dim) const;  // in this run
 
   bool wants(size_t result) const;
   ir::DType result_dtype(size_t result) const;
-  // Given as what kernels compute in.
+  // Sets a result; `value` has the type that kernels compute in.
   void result(size_t index, V value);
-  // Of an op that fills its first argument, or works in place.
+  // Writes `value` to all parts that the node writes: for ops that fill their first argument or work in place.
   void fill(V value);
-  // Of an argument that the op writes, too.
+  // Writes `value` to an argument that the op updates in addition to its results.
   void update(std::string_view name, V value);
 
-  // The element of a view that the node reads, at the point.
+  // The element at the point, of a view that the node reads.
   V element(uint32_t view);
-  // An element of an operand, any one, if the index is a place along an axis of the node's space; else it fails.
+  // Loads an arbitrary element of an operand to check an index. The load fails unless `index` is a place along this
+  // axis of the node's space.
   V indexed_in_axis(std::string_view name, V index, uint32_t axis);
-  // Writes the value, or adds it, to the element where the indices in these views say; of what the node writes so.
+  // Writes the value, or adds it, to the elements at the indices in these views, for the parts that the node writes at
+  // indices.
   void write_at(std::span<const uint32_t> indices, V value, bool adds, bool wraps = false);
 
-  // How many points the member's reduction goes over, as an argument of the kernel.
+  // The number of points that the member reduces, as an argument of the kernel.
   V reduced_points(ir::DType type);
   int64_t count_reduced() const;
-  // The sum, in `sum_type`, of a value over all that the result does not vary over, kept rows aside. kNone if there is
-  // no such reduction.
+  // The sum of a value, in `sum_type`, over all dims along which the result does not vary, except kept rows. Returns
+  // kNone if there is no such reduction.
   V sum_for(size_t result, V value);
-  // The member's reduction of a value, in its type.
+  // The member's reduction of a value, in the value's type.
   V reduce(Reduction reduction, V value);
-  // The same for sums and products, in `sum_type`.
+  // The same reduction for sums and products, in `sum_type`.
   V accumulate(Reduction reduction, V value);
-  // Columns are one dim, along which the member's rows lie.
+  // Whether the kernel has one column dim, and the member reduces over it.
   bool has_one_column() const;
-  // Where along an axis of its space the point is; i64. kNone if the kernel's dims do not tell.
+  // The point's index along an axis of the node's space, i64. kNone if no dim of the kernel is exactly that axis.
   V axis_index(uint32_t axis);
-  // The point's number, row-major.
+  // The point's row-major number in the space, i64. kNone if the kernel's dims are not in row-major order.
   V linear_index();
-  // An index that the node reads; i64. `wraps`: those below zero count from the end.
+  // An index that the node reads, i64, which must be less than `bound` or equal `ignored`. `wraps`: negative indices
+  // count from the end.
   V place(uint32_t view, int64_t bound, bool wraps = false, std::optional<int64_t> ignored = std::nullopt);
-  // The element of an operand where the indices in these views say, one for each of its dims that they choose.
+  // The element of an operand at the indices in these views: one index for each dim that indices choose.
   V indexed(std::string_view name, std::span<const uint32_t> indices, bool wraps = false);
-  // The element of an operand whose number, row-major, is in this view; those below zero count from the end.
+  // The element of an operand whose row-major number is in this view; negative numbers count from the end.
   V numbered(std::string_view name, uint32_t number);
 
  private:
@@ -147,19 +150,19 @@ class NodeEmitter {
   const uint32_t item_;
 };
 
-// Makes the values of the member's results. False: not in this form.
+// Emits the values of the member's results. Returns false if no kernel computes this form of the op.
 bool expand(NodeEmitter& node);
-// Of OpDesc::tree.
+// Expands the op's scalar tree (OpDesc::tree).
 bool expand_expression(NodeEmitter& node);
-// Of what reads or writes at indices.
+// Expands ops that read or write at indices.
 bool expand_indices(NodeEmitter& node);
-// Of gelu, logit and gradients of activations.
+// Expands gelu, logit, other activations, and gradients of activations.
 bool expand_activation(NodeEmitter& node);
-// What the `reduction` of a loss says.
+// Values of a loss's argument `reduction`.
 enum LossReduction : int64_t { kNoReduction = 0, kMeanReduction = 1 };
-// Of losses of pairs, and their gradients.
+// Expands losses of pairs of elements, and their gradients.
 bool expand_loss(NodeEmitter& node);
-// Of steps of optimizers.
+// Expands optimizer steps.
 bool expand_optimizer(NodeEmitter& node);
 
 }  // namespace torch_remote::codegen

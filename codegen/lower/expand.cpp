@@ -6,8 +6,8 @@
 #include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/emitter.h"
 
-// What kernels compute for ops that have no scalar tree (ir/fusion/fusion.h): the formulas. Sums and products
-// of f32 and halves are accumulated in f64.
+// The formulas of ops that have no scalar tree (ir/fusion/fusion.h). Sums and products of f32 and half types are
+// accumulated in f64.
 namespace torch_remote::codegen {
 namespace {
 
@@ -15,7 +15,7 @@ using ir::DType;
 using ir::Expansion;
 using ir::ScalarOp;
 
-// What torch computes in for elements of a float tensor.
+// The type in which torch computes with elements of a float tensor.
 DType type_of(const NodeEmitter& node, std::string_view name) { return loaded_type(node.view(name)->dtype); }
 
 bool copy(NodeEmitter& node) {
@@ -30,7 +30,7 @@ bool fill(NodeEmitter& node) {
   return true;
 }
 
-// An element is kept if its random word is below (1 - p) * 2^32, as the op alone has it
+// An element survives if its random word is below (1 - p) * 2^32, as when the op runs alone
 // (worker/targets/aten/kernels/random.cpp).
 bool dropout(NodeEmitter& node) {
   Emitter& e = node.e;
@@ -58,13 +58,13 @@ bool softmax(NodeEmitter& node, bool log) {
   const V shifted = e.sub(x, e.columns(Reduction::kMax, x));
   const V exp = e.exp(shifted);
   const V sum = e.columns(Reduction::kSum, exp);
-  // One division a row: the sum is 1 at least, so its reciprocal is a normal number.
+  // One division per row is enough: the sum is at least 1, so its reciprocal is a normal number.
   node.result(0, log ? e.sub(shifted, e.op(ScalarOp::kLog, sum)) : e.mul(exp, e.div(e.constant(type, 1), sum)));
   return true;
 }
 
-// e^output. Of a log-softmax that the kernel itself makes (x - log(sum(e^x))) that is e^x / sum(e^x), of which both are
-// there: one exponential less, and a smaller error.
+// Returns e^output. If the kernel itself computes the log-softmax, as x - log(sum(e^x)), this is e^x / sum(e^x), and
+// both values exist. It saves one exponential and has a smaller error.
 V exp_of_log_softmax(Emitter& e, V output) {
   const auto is = [&](V value, ScalarOp op) {
     return value != kNone && e.value_at(value).kind == Kind::kScalarOp && e.value_at(value).op == op;
@@ -94,34 +94,34 @@ bool softmax_backward(NodeEmitter& node, bool log) {
   return true;
 }
 
-// The moments of a row, in the type that sums have (`sum_type`): two passes, and no square of an f32 overflows or
+// The moments of a row, in the type of its sums (`sum_type`). They take two passes; no square of an f32 overflows or
 // vanishes in f64.
 struct Moments {
-  V count, part;    // of the row's points; 1 / count
+  V count, part;    // count of the row's points; part = 1 / count
   V mean, squares;  // squares: the sum of (x - mean)^2
 };
 
-// 1 over the number of points that the node reduces.
+// 1 / (the number of points that the node reduces).
 V part_of(NodeEmitter& node) { return node.e.scalar_float(1 / static_cast<double>(node.count_reduced())); }
 
-// Where squares are that large on average, those that vanish in f32 do not matter.
+// If squares are at least this large on average, those that vanish in f32 are negligible.
 constexpr double kLeastSquare = 1e-36;
 
-// Whether f32 sums of squares are as good as those of f64: nothing overflowed, and what vanished does not matter.
+// Whether f32 sums of squares are as good as f64 sums: nothing overflowed, and what vanished is negligible.
 V are_good(Emitter& e, V squares, double points) {
   const V is_finite = e.op(ScalarOp::kLt, squares, e.constant(DType::kFloat64, std::numeric_limits<float>::max()));
   return e.op(ScalarOp::kLogicalAnd, is_finite, e.op(ScalarOp::kGt, squares, e.scalar_float(points * kLeastSquare)));
 }
 
-// The sum of squares of x - mean, in f64, of rows for which `again` is true. Other rows leave that loop out
-// (codegen/cpu/plan.h, LoopPlan::condition), as they do those of other sums of `where again, x, 0`.
+// The sum of the squares of x - mean, in f64, for rows whose `again` is true. Other rows skip this loop
+// (codegen/cpu/plan.h, LoopPlan::condition), as they skip other sums of `where again, x, 0`.
 V squares_again(Emitter& e, V x, V mean, V again) {
   const V centered = e.sub(e.convert(x, DType::kFloat64), mean);
   return e.columns(Reduction::kSum, e.where(again, e.mul(centered, centered), e.constant(DType::kFloat64, 0)));
 }
 
-// Where the mean is a result: it in f64, squares in f32 of what differs from the rounded mean, of which the rest is
-// made good. Where squares overflow or vanish, they again in f64.
+// Used if the mean is a result. The mean is in f64. The squares of x minus the rounded mean are added in f32, then
+// corrected for the rounding. If squares overflow or vanish, they are added again in f64.
 Moments moments_with_exact_mean(NodeEmitter& node, V x) {
   Emitter& e = node.e;
   const V count = node.reduced_points(DType::kFloat64);
@@ -134,7 +134,7 @@ Moments moments_with_exact_mean(NodeEmitter& node, V x) {
   return {count, part_of(node), mean, e.where(again, squares_again(e, x, mean, again), squares)};
 }
 
-// Where it is `again` true: the exact mean and the sum of squares; else what is given.
+// The exact mean and sum of squares in rows whose `again` is true; `given` in other rows.
 Moments moments_again(NodeEmitter& node, V x, V again, const Moments& given) {
   Emitter& e = node.e;
   const DType wide = DType::kFloat64;
@@ -143,8 +143,8 @@ Moments moments_again(NodeEmitter& node, V x, V again, const Moments& given) {
   return {given.count, given.part, mean, e.where(again, squares_again(e, x, mean, again), given.squares)};
 }
 
-// Where only the squares are a result: those of what differs from a rough mean. If that is less than 2^8 standard
-// deviations, its own error does not matter.
+// Used if only the squares are a result: they are taken about a rough mean. The mean's own error is negligible if the
+// mean is less than 2^8 standard deviations.
 Moments squares_about_rough_mean(NodeEmitter& node, V x) {
   Emitter& e = node.e;
   const V count = node.reduced_points(DType::kFloat64), part = part_of(node);
@@ -157,16 +157,16 @@ Moments squares_about_rough_mean(NodeEmitter& node, V x) {
   return moments_again(node, x, e.op(ScalarOp::kLogicalNot, good), {count, part, mean, squares});
 }
 
-// Where neither is, but both are used: the same, and the rough mean's error is made good. That cannot be done if all
-// numbers are equal, or the mean is some 10^6 standard deviations.
+// Used if both are used but neither is a result. The squares are taken about a rough mean, whose error is then
+// corrected. The correction fails if all numbers are equal, or if the mean is some 10^6 standard deviations.
 Moments moments_about_rough_mean(NodeEmitter& node, V x) {
   Emitter& e = node.e;
   const DType wide = DType::kFloat64;
   const V count = node.reduced_points(wide), part = part_of(node);
   const V rough = e.convert(e.mul(e.wide_sum(x), part), DType::kFloat32);
   const V difference = e.sub(x, rough);
-  // A product with a number that the compiler does not know is added up by fma, as squares are: processors add and
-  // multiply in different units.
+  // `one` is an argument that the compiler does not know, so this sum also compiles to fma, as the sum of squares does.
+  // Processors add and multiply in different units.
   const V one = e.convert(e.scalar_float(1), DType::kFloat32);
   const V sum = e.wide_sum(e.mul(difference, one)), squares = e.wide_sum(e.mul(difference, difference));
   const V shift = e.mul(sum, part), excess = e.mul(sum, shift);
@@ -177,9 +177,9 @@ Moments moments_about_rough_mean(NodeEmitter& node, V x) {
 }
 
 enum class Wanted : uint8_t {
-  kMean,     // is a result, or what the node stores for later runs is made of it
-  kSquares,  // are; the mean is not used
-  kNeither,  // both are used
+  kMean,     // the mean is a result, or a stored result depends on it
+  kSquares,  // the squares are a result; the mean is not used
+  kNeither,  // both are used, neither is a result
 };
 
 Moments moments_of(NodeEmitter& node, V x, Wanted wanted) {
@@ -199,15 +199,15 @@ Moments moments_of(NodeEmitter& node, V x, Wanted wanted) {
   const V mean = e.div(e.sum_columns(x), count);
   const V centered = e.sub(e.convert(x, wide), mean), squares = e.sum_columns(e.mul(centered, centered));
   if (wide != e.type(x) || wanted == Wanted::kSquares) return {count, part_of(node), mean, squares};
-  // The sum has no more digits than x: what it was rounded by is found by the second pass ("corrected two-pass", Chan,
-  // Golub and LeVeque 1983). There is nothing to find in a row whose squares are not finite.
+  // The sum has no more digits than x. The second pass finds the mean's rounding error ("corrected two-pass", Chan,
+  // Golub and LeVeque 1983). If a row's squares are not finite, there is nothing to correct.
   const V sum = e.sum_columns(centered), part = part_of(node), zero = e.constant(wide, 0);
   const V shift = e.mul(sum, part), excess = e.mul(sum, shift);
   const V is_finite = e.op(ScalarOp::kEq, e.sub(excess, excess), zero);
   return {count, part, e.add(mean, e.where(is_finite, shift, zero)), e.sub(squares, e.where(is_finite, excess, zero))};
 }
 
-// PyTorch reports NaN as the mean of a row with an infinity, for which `squares` is NaN.
+// PyTorch's mean of a row with an infinity is NaN. In such a row `squares` is NaN.
 V reported_mean(Emitter& e, const Moments& moments) {
   return e.where(e.op(ScalarOp::kIsNan, moments.squares), moments.squares, moments.mean);
 }
@@ -218,15 +218,15 @@ V rstd_of(NodeEmitter& node, V variance) {
   return e.div(e.constant(type, 1), e.op(ScalarOp::kSqrt, e.add(variance, node.operand("eps", type))));
 }
 
-// A number of f64 as two of f32.
+// Splits an f64 into the sum of two f32.
 std::pair<V, V> in_two(Emitter& e, V wide) {
   const V high = e.convert(wide, DType::kFloat32);
   return {high, e.convert(e.sub(wide, e.convert(high, DType::kFloat64)), DType::kFloat32)};
 }
 
-// (x - mean) * scale + shift in x's type; `scale` is in `sum_type`, `shift` may be kNone. A mean that is wider than x
-// is subtracted as two numbers of x's type, so that a mean far larger than the standard deviation costs no digits. x is
-// halved, so that a difference of large numbers is finite.
+// Returns (x - mean) * scale + shift in x's type; `scale` is in `sum_type`, and `shift` may be kNone. A mean that is
+// wider than x is subtracted as two numbers of x's type. A mean far larger than the standard deviation then costs no
+// digits. x is halved, so that the difference of large numbers is finite.
 V shifted_and_scaled(Emitter& e, V x, V mean, V scale, V shift) {
   const DType type = e.type(x), wide = e.type(scale);
   if (e.type(mean) == type) {
@@ -240,14 +240,14 @@ V shifted_and_scaled(Emitter& e, V x, V mean, V scale, V shift) {
   return e.fma(centered, e.convert(factor, type), e.convert(added, type));
 }
 
-// Where a weight and a bias belong to a channel.
+// For norms whose weight and bias belong to a channel: they become part of the scale and the shift.
 V channel_norm(NodeEmitter& node, V x, V mean, V rstd) {
   Emitter& e = node.e;
   const V scale = node.has("weight") ? e.mul(rstd, node.operand("weight", e.type(rstd))) : rstd;
   return shifted_and_scaled(e, x, mean, scale, node.has("bias") ? node.operand("bias", e.type(rstd)) : kNone);
 }
 
-// Where they belong to an element of a row.
+// For norms whose weight and bias belong to an element of a row.
 V element_norm(NodeEmitter& node, V x, V mean, V rstd) {
   Emitter& e = node.e;
   const DType type = e.type(x);
@@ -257,7 +257,7 @@ V element_norm(NodeEmitter& node, V x, V mean, V rstd) {
   return node.has("bias") ? e.fma(normal, weight, node.operand("bias", type)) : e.mul(normal, weight);
 }
 
-// Layer norm and group norm.
+// Computes layer norm and group norm.
 bool row_norm(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = type_of(node, "input");
@@ -272,12 +272,13 @@ bool row_norm(NodeEmitter& node) {
   return true;
 }
 
-// The gradients of rows that were normalized, of `grad`. `normal` is what they became, or that times a number `scale`
-// (f64) a row. Its mean is not 0 if the rows' mean was rounded when it was stored; that is made good.
+// The gradients of normalized rows, given the gradient `grad` of the result. The normalized row is `normal` * `scale`,
+// where `scale` is one f64 per row. The mean of `normal` is not exactly 0, because the stored mean is rounded; this is
+// corrected.
 struct NormGradient {
-  V input;  // over rstd
+  V input;  // the gradient of the input, divided by rstd
   V shift;  // the mean of `normal`, in `sum_type`
-  V along;  // the sum of grad * normal, of a normal whose mean is 0, in `sum_type`
+  V along;  // the sum of grad * (normal - shift), in `sum_type`
 };
 
 NormGradient norm_gradient(NodeEmitter& node, V grad, V normal, V scale) {
@@ -292,7 +293,7 @@ NormGradient norm_gradient(NodeEmitter& node, V grad, V normal, V scale) {
   return {input, shift, along};
 }
 
-// Of layer norm and group norm.
+// Computes the gradients of layer norm and group norm.
 bool row_norm_backward(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = type_of(node, "input"), wide = sum_type(type);
@@ -303,7 +304,7 @@ bool row_norm_backward(NodeEmitter& node) {
   const V scaled = node.has("weight") ? e.mul(grad, node.operand("weight", type)) : grad;
   const NormGradient gradient = norm_gradient(node, scaled, normal, e.constant(wide, 1));
   if (node.wants(0)) node.result(0, e.mul(gradient.input, rstd));
-  for (const size_t result : {1, 2}) {  // of a single row it is the row
+  for (const size_t result : {1, 2}) {  // with a single row, the sum is that row
     if (!node.wants(result)) continue;
     const V product = e.mul(grad, e.sub(normal, e.convert(gradient.shift, type)));
     const V sum = node.sum_for(result, result == 1 ? product : grad);
@@ -343,7 +344,7 @@ bool batch_norm(NodeEmitter& node) {
   return true;
 }
 
-// The power of two at or below a positive f32, a normal number.
+// The largest power of two that is at most `value`, a positive f32. The result is a normal number.
 V power_near(Emitter& e, V value) {
   const auto whole = [&](int64_t number) { return e.constant_int(DType::kInt32, number); };
   const V exponent = e.op(ScalarOp::kBitAnd, e.bits(value, DType::kInt32), whole(0x7F800000));
@@ -359,7 +360,7 @@ bool batch_norm_backward(NodeEmitter& node) {
   const V mean = node.operand(trains ? "save_mean" : "running_mean", type);
   const V rstd = trains ? node.operand("save_invstd", wide) : rstd_of(node, node.operand("running_var", wide));
   const V grad = node.operand("grad_out", type), x = node.operand("input", type);
-  // (x - mean) * power, a power of two near rstd: exact, and no product overflows.
+  // (x - mean) * power, where `power` is a power of two near rstd: this is exact, and no product overflows.
   const V power = type == DType::kFloat32 ? power_near(e, e.convert(rstd, type)) : e.constant(type, 1);
   const V centered = e.fma(x, power, e.op(ScalarOp::kNeg, e.mul(mean, power)));
   const V scale = e.div(rstd, e.convert(power, wide));
@@ -380,7 +381,8 @@ bool batch_norm_backward(NodeEmitter& node) {
   return true;
 }
 
-// The labels are looked at as indices: one that no class has fails, and who does the nodes one by one says how.
+// The labels are checked as indices. If a label names no class, the kernel fails, and the runner that then executes the
+// nodes one by one reports the error.
 bool nll_loss(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = loaded_type(node.result_dtype(0));
@@ -399,7 +401,7 @@ bool nll_loss(NodeEmitter& node) {
     score = e.mul(score, weight);
     counted = e.columns(Reduction::kSum, e.where(hit, weight, zero));
   }
-  const DType wide = sum_type(type);  // a row's sum has one term that is not zero
+  const DType wide = sum_type(type);  // a row's sum has only one nonzero term
   const V at_label = e.columns(Reduction::kSum, e.where(hit, score, zero));
   const V sum = e.rows(Reduction::kSum, e.convert(e.op(ScalarOp::kNeg, at_label), wide));
   const V checked = e.where(e.eq(known, known), counted, zero);
@@ -409,7 +411,7 @@ bool nll_loss(NodeEmitter& node) {
   return true;
 }
 
-// -grad (over the number of labels, or the sum of their weights) at each row's label, zero elsewhere.
+// -grad (divided by the number of labels or by the sum of their weights) at each row's label, and zero elsewhere.
 bool nll_loss_backward(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = loaded_type(node.result_dtype(0));
@@ -425,7 +427,7 @@ bool nll_loss_backward(NodeEmitter& node) {
   return true;
 }
 
-// The squares of what differs from the mean, over as many elements less `correction` (none is 1).
+// The sum of squares about the mean, divided by the number of elements minus `correction` (1 if not given).
 bool variance(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = type_of(node, "self");
@@ -442,7 +444,7 @@ bool variance(NodeEmitter& node) {
   return true;
 }
 
-// log(sum(exp(x - max))) + max; where the largest is infinite, nothing is subtracted, as in torch.
+// log(sum(exp(x - max))) + max. If the maximum is infinite, nothing is subtracted, as in torch.
 bool log_sum_exp(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = type_of(node, "self");
@@ -455,7 +457,7 @@ bool log_sum_exp(NodeEmitter& node) {
   return true;
 }
 
-// In `sum_type`.
+// The result is in `sum_type`.
 V sum_of_squares(NodeEmitter& node, V x) {
   Emitter& e = node.e;
   const V wide = e.convert(x, sum_type(e.type(x)));
@@ -469,7 +471,7 @@ V sum_of_squares(NodeEmitter& node, V x) {
   return e.where(again, exact, squares);
 }
 
-// (sum |x|^p)^(1/p), and what becomes of it for the p that have names.
+// (sum |x|^p)^(1/p), with simpler formulas for p = 0, 1, 2 and infinity.
 bool vector_norm(NodeEmitter& node, V x) {
   Emitter& e = node.e;
   const DType type = e.type(x);
@@ -533,7 +535,7 @@ bool reduction(NodeEmitter& node) {
       node.result(0, node.accumulate(Reduction::kSum, e.convert(e.truth(x), DType::kInt64)));
       return true;
     default: {
-      // Those that say where: over the columns of a row only.
+      // Reductions to indices exist over the columns of a row only.
       if (node.member.reduces != ir::Reduces::kColumns) return false;
       const Expansion what = node.member.form.expansion;
       const bool largest = what == Expansion::kArgMax || what == Expansion::kMaxWithIndex;
@@ -546,7 +548,7 @@ bool reduction(NodeEmitter& node) {
   }
 }
 
-// Floats are added up in f64; logarithms of sums are in f32, as torch's are.
+// Float sums and products accumulate in f64; logcumsumexp accumulates in f32, as in torch.
 bool cumulative(NodeEmitter& node, Reduction reduction) {
   Emitter& e = node.e;
   const DType result = loaded_type(node.result_dtype(0));
@@ -556,7 +558,7 @@ bool cumulative(NodeEmitter& node, Reduction reduction) {
   return true;
 }
 
-// beta * self + alpha * (mat1 @ mat2); what beta = 0 leaves out may be anything.
+// beta * self + alpha * (mat1 @ mat2). If beta is 0, `self` is not read, as it may contain NaN.
 bool matmul(NodeEmitter& node) {
   Emitter& e = node.e;
   const bool adds = node.argument("mat1") != nullptr;

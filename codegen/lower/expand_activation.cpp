@@ -4,7 +4,7 @@
 #include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/emitter.h"
 
-// Activations whose formula depends on more than elements and numbers, and their gradients.
+// Activations, and gradients of activations, that no scalar tree of elements and numbers expresses.
 namespace torch_remote::codegen {
 namespace {
 
@@ -12,7 +12,7 @@ using ir::DType;
 using ir::Expansion;
 using ir::ScalarOp;
 
-// What torch computes in for elements of a float tensor.
+// The type in which torch computes with elements of a float tensor.
 DType type_of(const NodeEmitter& node, std::string_view name) { return loaded_type(node.view(name)->dtype); }
 
 const ir::Arg* approximate(const NodeEmitter& node) {
@@ -20,7 +20,7 @@ const ir::Arg* approximate(const NodeEmitter& node) {
   return arg != nullptr && arg->tag == ir::ArgTag::kString ? arg : nullptr;
 }
 
-// x / 2 * (1 + erf(x / sqrt(2))); by tanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
+// x / 2 * (1 + erf(x / sqrt(2))). With approximate="tanh": x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
 bool gelu(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = type_of(node, "self");
@@ -65,7 +65,7 @@ bool gelu_backward(NodeEmitter& node) {
   return true;
 }
 
-// Of x, or of the result, which is alpha * scale * (exp(input_scale * x) - 1) below zero.
+// `self_or_result` is x, or the result, which is alpha * scale * (exp(input_scale * x) - 1) below zero.
 bool elu_backward(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = type_of(node, "self_or_result");
@@ -79,7 +79,7 @@ bool elu_backward(NodeEmitter& node) {
   return true;
 }
 
-// Bounds of what logit clamps to: none if eps is not given, or below zero.
+// The bounds that logit clamps to. `none` is true if eps is below zero: there are no bounds then.
 struct LogitBounds {
   V low, high, none;
 };
@@ -110,7 +110,7 @@ bool logit_backward(NodeEmitter& node) {
   if (!ir::is_float(type)) return false;
   const V grad = node.operand("grad_output", type), x = node.operand("self", type);
   const V zero = e.constant(type, 0), one = e.constant(type, 1);
-  const auto within = [&](V low, V high) {  // NaN is not
+  const auto within = [&](V low, V high) {  // false for NaN
     return e.op(ScalarOp::kLogicalAnd, e.op(ScalarOp::kGe, x, low), e.op(ScalarOp::kLe, x, high));
   };
   const V slope = e.div(grad, e.mul(x, e.sub(one, x)));
@@ -126,7 +126,7 @@ bool logit_backward(NodeEmitter& node) {
   return true;
 }
 
-// grad * (1 - sigmoid(x)), by z = exp(-|x|): 1 - z / (1 + z) below zero, z / (1 + z) above.
+// grad * (1 - sigmoid(x)). With z = exp(-|x|) the slope is 1 - z / (1 + z) below zero, and z / (1 + z) above.
 bool log_sigmoid_backward(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = type_of(node, "self");
@@ -139,7 +139,7 @@ bool log_sigmoid_backward(NodeEmitter& node) {
   return true;
 }
 
-// Whether an integer type has the number.
+// Whether an integer type can represent the number.
 bool has_integer(DType memory, int64_t value) {
   switch (memory) {
     case DType::kUInt8:
@@ -168,7 +168,7 @@ double largest_of(DType memory) {
   }
 }
 
-// What equals a bound stays; a bound that is NaN makes all NaN, and the upper one wins over the lower one.
+// A number equal to a bound stays as it is. A NaN bound makes the result NaN. The upper bound wins over the lower one.
 bool clamp(NodeEmitter& node, bool by_tensors) {
   Emitter& e = node.e;
   const DType memory = node.result_dtype(0), type = loaded_type(memory);
@@ -176,7 +176,7 @@ bool clamp(NodeEmitter& node, bool by_tensors) {
   V x = node.operand("self", type);
   for (const std::string_view name : {"min", "max"}) {
     if (!node.has(name)) continue;
-    // (A number that an integer type does not have is an error, which torch tells.)
+    // A bound that the integer type cannot represent is an error; torch raises it.
     if (!by_tensors && !ir::is_float(memory) && !has_integer(memory, node.whole(name))) return false;
     const V bound = node.operand(name, type);
     const ScalarOp op = name == "min" ? ScalarOp::kMax : ScalarOp::kMin;
@@ -186,7 +186,7 @@ bool clamp(NodeEmitter& node, bool by_tensors) {
   return true;
 }
 
-// NaN and infinities are those of the type in memory: a half type's are seen after rounding.
+// What is NaN or infinite depends on the type in memory, so half types are rounded first.
 bool nan_to_num(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType memory = node.result_dtype(0), type = loaded_type(memory);
@@ -207,7 +207,7 @@ bool nan_to_num(NodeEmitter& node) {
   return true;
 }
 
-// min(x, 0) - log1p(z), z = exp(-|x|), which the gradient may ask for.
+// min(x, 0) - log1p(z), with z = exp(-|x|). z is the second result, for the gradient.
 bool log_sigmoid(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = type_of(node, "self");

@@ -5,7 +5,8 @@
 
 #include "codegen/lower/emitter.h"
 
-// What kernels read and write at indices. One that is out of bounds fails, and who does the nodes one by one says how.
+// Ops that read or write at indices. If an index is out of bounds, the kernel fails. The runner that then executes the
+// nodes one by one reports the error.
 namespace torch_remote::codegen {
 namespace {
 
@@ -16,7 +17,7 @@ bool embedding(NodeEmitter& node) {
   return true;
 }
 
-// What the padding's rows add is zero.
+// Rows of the padding index add zero.
 bool embedding_backward(NodeEmitter& node) {
   Emitter& e = node.e;
   const uint32_t indices = node.argument("indices")->a;
@@ -65,7 +66,7 @@ bool index_add(NodeEmitter& node) {
   return true;
 }
 
-// A number that torch converts to the dtype without complaint. (Whether it does is its runner's business.)
+// Whether torch converts the number to this dtype without an error. If not, the runner that executes the op decides.
 bool fits(double number, ir::DType dtype) {
   switch (dtype) {
     case ir::DType::kBool:

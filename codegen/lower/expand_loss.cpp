@@ -1,8 +1,8 @@
 #include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/emitter.h"
 
-// Losses of pairs of elements, and their gradients: what is lost at a point, added up or not. Sums of f32 and
-// halves are accumulated in f64. Formulas: torch's documentation of each.
+// Losses of pairs of elements, and their gradients. A loss is one number per point, or their sum or mean. Sums of f32
+// and half types are accumulated in f64. The formulas are in torch's documentation of each loss.
 namespace torch_remote::codegen {
 namespace {
 
@@ -72,7 +72,7 @@ class LossEmitter {
                     e_.mul(delta, e_.sub(z, e_.mul(half, delta))));
   }
 
-  // `slope` where the elements differ by less than `limit`, else plus or minus `most`.
+  // `slope` if the elements differ by less than `limit`, else `most` with the sign of the difference.
   V limited(V slope, V limit, V most) {
     const V d = difference();
     return e_.where(e_.op(ScalarOp::kLe, d, negative(limit)), negative(most),
@@ -94,7 +94,7 @@ class LossEmitter {
     return node_.has("weight") ? e_.mul(value, given("weight")) : value;
   }
 
-  // (x - y) / max((1 - x) x, 1e-12), times the weight; torch's least divisor is f32's number in each dtype.
+  // (x - y) / max((1 - x) x, 1e-12), times the weight. torch rounds the 1e-12 to f32 for every dtype.
   V bce_slope() {
     const V spread = e_.mul(e_.sub(number(1), x_), x_);
     const V slope = e_.div(difference(), e_.op(ScalarOp::kMax, spread, number(1e-12F)));

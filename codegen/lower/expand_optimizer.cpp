@@ -3,8 +3,8 @@
 #include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/emitter.h"
 
-// Steps of optimizers over lists of parameters, as torch's own kernels do them: what is one number for all elements is
-// computed in f64.
+// Optimizer steps over lists of parameters, with the arithmetic of torch's kernels. Numbers that are the same for
+// all elements are computed in f64.
 namespace torch_remote::codegen {
 namespace {
 
@@ -17,7 +17,7 @@ V gradient(NodeEmitter& node, DType type) {
   return node.flag("maximize") ? node.e.op(ScalarOp::kNeg, grad) : grad;
 }
 
-// a + weight * (b - a), as torch has it: from the nearer end.
+// a + weight * (b - a). As in torch, we start from the end that is nearer.
 V lerp(NodeEmitter& node, V a, V b, V weight, double known) {
   Emitter& e = node.e;
   const DType type = e.type(a);

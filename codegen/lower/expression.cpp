@@ -4,7 +4,7 @@
 #include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/emitter.h"
 
-// Scalar trees of the op table.
+// Expands the scalar trees of the op table.
 namespace torch_remote::codegen {
 namespace {
 
@@ -19,12 +19,12 @@ Category category(DType dtype) {
   return ir::is_float(dtype) ? Category::kFloat : Category::kInteger;
 }
 
-// torch::promote_types of real dtypes.
+// torch::promote_types for real dtypes.
 DType promoted(DType a, DType b) {
   if (a == b) return a;
   if (category(a) != category(b)) return category(a) > category(b) ? a : b;
   if (category(a) == Category::kFloat) {
-    // float16 and bfloat16 meet in float32.
+    // float16 with bfloat16 gives float32.
     if (ir::item_size(a) == ir::item_size(b)) return DType::kFloat32;
     return ir::item_size(a) > ir::item_size(b) ? a : b;
   }
@@ -35,7 +35,8 @@ DType promoted(DType a, DType b) {
   return ir::item_size(a) > ir::item_size(b) ? a : b;
 }
 
-// torch::result_type: tensors with dims, then those without, then numbers, each heard only if of a higher category.
+// torch::result_type: tensors with dims come first, then zero-dim tensors, then numbers. Each group counts only if its
+// category is higher.
 class ResultType {
  public:
   void tensor(DType dtype, bool has_dims) { join(has_dims ? dims_ : zero_dims_, dtype); }
@@ -54,7 +55,7 @@ class ResultType {
   std::optional<DType> dims_, zero_dims_, numbers_;
 };
 
-// Of integers it makes integers. (Numbers of a tree are floats: deg2rad.)
+// Whether the op maps integers to integers. Constants of a tree are floats (as in deg2rad), so they do not count.
 bool is_whole(const ScalarNode& n) {
   switch (n.op) {
     case ScalarOp::kArgument:
@@ -89,7 +90,7 @@ class TreeEmitter {
  private:
   bool find_type() {
     ResultType found;
-    bool floats = false;  // a tensor has them
+    bool floats = false;  // a tensor operand has a float dtype
     for (const ScalarNode& n : node_.desc.tree) {
       if (n.op != ScalarOp::kArgument) continue;
       const ir::Arg& arg = node_.arg(n.a);
@@ -123,11 +124,11 @@ class TreeEmitter {
       }
     }
     const DType result = node_.result_dtype(0);
-    // True times a number is an error, which ATen tells.
+    // A bool `alpha` is an error unless the result is bool. ATen raises it.
     const ir::Arg* alpha = node_.argument("alpha");
     if (alpha != nullptr && alpha->tag == ir::ArgTag::kBool && result != DType::kBool) return false;
-    // Without a tensor of floats, those of the result are the default dtype's. (Products of integers are integers, also
-    // where they are written to floats.)
+    // If the result is a float but no tensor operand is, we compute in the result's dtype (torch's default dtype). Sums
+    // and products of integers stay integers, even if the result is stored as floats.
     const std::optional<DType> operands = found.get();
     const bool keeps_whole =
         operands && category(*operands) != Category::kFloat &&
@@ -135,7 +136,8 @@ class TreeEmitter {
     const bool made_float = !floats && !keeps_whole && category(result) == Category::kFloat;
     common_ = made_float ? result : operands.value_or(result);
     type_ = loaded_type(common_);
-    // Ops whose results are integers take numbers as such (addcmul, threshold, masked_fill), but those that answer.
+    // If the result is an integer, ops such as addcmul, threshold and masked_fill first convert their float numbers to
+    // integers. Comparisons do not.
     const ScalarNode& last = node_.desc.tree.back();
     const ScalarOp root = last.op == ScalarOp::kToResult ? node_.desc.tree[last.a].op : last.op;
     const bool rounds = category(result) == Category::kInteger && category(type_) == Category::kFloat;
@@ -189,7 +191,7 @@ class TreeEmitter {
     }
   }
 
-  // Integers of tensors meet those of a half type as such; with numbers of Python it computes in f32.
+  // torch first rounds an integer tensor to the common half dtype. Numbers from Python stay in f32.
   V to_compute(uint8_t operand, V value) {
     const V converted = e_.convert(value, type_);
     const ScalarNode& given = node_.desc.tree[operand];
@@ -203,8 +205,8 @@ class TreeEmitter {
            op == ScalarOp::kLogicalXor || op == ScalarOp::kLogicalNot;
   }
 
-  // Powers that torch's kernel computes otherwise than by pow (-infinity to 0.5 is NaN then). The exponent is a number
-  // of the run: with another one the kernel is another.
+  // Powers that torch's kernel computes without pow, with other results: (-infinity)^0.5 is NaN. The exponent is a
+  // number of this run, so another exponent requires another kernel.
   V power(V base, uint8_t exponent) {
     const ScalarNode& converted = node_.desc.tree[exponent];
     if (category(type_) != Category::kFloat || converted.op != ScalarOp::kToCompute) return kNone;
@@ -212,7 +214,8 @@ class TreeEmitter {
     if (given.op != ScalarOp::kArgument) return kNone;
     const std::optional<double> value = node_.number(given.a);
     if (!value) return kNone;
-    const bool by_pow = node_.result_dtype(0) == DType::kFloat16;  // there the kernel takes roots by pow
+    const bool by_pow =
+        node_.result_dtype(0) == DType::kFloat16;  // for float16, torch's kernel computes roots with pow
     if (*value == 1) return base;
     if (*value == 2) return e_.mul(base, base);
     if (*value == 3) return e_.mul(e_.mul(base, base), base);
@@ -238,7 +241,7 @@ class TreeEmitter {
     return kNone;
   }
 
-  // A division of integers by zero is an error that kernels do not tell. Of a number it is known that it is none.
+  // Kernels do not report integer division by zero. Therefore the divisor must be a number of this run, not zero.
   bool may_divide_by(uint8_t divisor) const {
     if (category(type_) == Category::kFloat) return true;
     const ScalarNode& converted = node_.desc.tree[divisor];
@@ -253,7 +256,7 @@ class TreeEmitter {
     return e_.op(n.op, number(at(n.a)), arity > 1 ? number(at(n.b)) : kNone, arity > 2 ? number(at(n.c)) : kNone);
   }
 
-  // Sums of bools are `or`, products `and`, as C++ has it after conversion back to bool.
+  // For bools, sum means `or` and product means `and`, as in C++ after conversion back to bool.
   template <typename At>
   V of_bools(const ScalarNode& n, At&& at) {
     const V a = at(n.a);
@@ -280,13 +283,13 @@ class TreeEmitter {
     }
   }
 
-  // Answers of comparisons take part as 0 and 1.
+  // Results of comparisons take part as 0 and 1.
   V number(V value) { return e_.convert(value, type_); }
 
   NodeEmitter& node_;
   Emitter& e_;
-  DType common_ = DType::kFloat32;  // of the operands
-  DType type_ = DType::kFloat32;    // what is computed in
+  DType common_ = DType::kFloat32;  // result dtype of the operands
+  DType type_ = DType::kFloat32;    // the type that the tree is computed in
   DType result_ = DType::kFloat32;
 };
 

@@ -10,7 +10,7 @@
 #include "codegen/lower/emitter.h"
 #include "ir/fusion/arrangement.h"
 
-// What the members of a group share while their kernel is made.
+// State that the members of a group share while their kernel is built.
 namespace torch_remote::codegen {
 
 struct NodeEmitter::Group {
@@ -52,7 +52,7 @@ struct NodeEmitter::Group {
     }
     for (uint32_t i = 0; i < launch.operands.size(); ++i) {
       const Binding& known = launch.operands[i];
-      if (operand.indexed != 0 && launch.nodes[i] != node) continue;  // each has its own message
+      if (operand.indexed != 0 && launch.nodes[i] != node) continue;  // each node has its own error message
       if (launch.kernel.operands[i] == operand && known.buffer == binding.buffer && known.offset == binding.offset &&
           known.strides == binding.strides && known.outer == binding.outer && known.bounds == binding.bounds) {
         return i;
@@ -64,8 +64,9 @@ struct NodeEmitter::Group {
     return static_cast<uint32_t>(launch.operands.size() - 1);
   }
 
-  // Values go to memory that somebody outside looks at; of several in the same place, the last one. False: what is
-  // added up does not lie as who sets it to 0 expects, side by side along the last column.
+  // Stores the values that are used outside of the group. If a buffer is written several times, the last value is
+  // stored. An operand that must be zeroed first may only vary along the last column, with stride 1, and its index.
+  // Otherwise the result is false, because the code that sets it to 0 cannot handle it.
   bool store() {
     for (const auto& [buffer, written] : made) {
       if (graph.buffers[buffer].in_group) continue;
@@ -90,7 +91,7 @@ struct NodeEmitter::Group {
     V value = kNone;
     const ir::Domain::Access* access = nullptr;
     uint32_t node = 0;
-    bool rounds = false;  // who reads it gets what a store of it would leave
+    bool rounds = false;  // readers get the value as a store would round it
   };
 
   struct Written {

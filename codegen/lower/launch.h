@@ -9,53 +9,57 @@
 
 namespace torch_remote::codegen {
 
-// Where an operand's elements are.
+// Memory of an operand.
 struct Binding {
-  uint32_t buffer = 0;               // of the graph
-  int64_t offset = 0;                // elements
-  std::vector<int64_t> strides;      // elements: of the kernel's dims, then the indexed ones
-  std::vector<int64_t> outer;        // of Launch::outer
+  uint32_t buffer = 0;               // index in the graph
+  int64_t offset = 0;                // in elements
+  std::vector<int64_t> strides;      // in elements: along the kernel's dims, then along the indexed dims
+  std::vector<int64_t> outer;        // along the dims of Launch::outer
   std::vector<int64_t> bounds = {};  // of the indexed dims
-  // Its elements lie across: who calls copies those of some rows side by side first, and what is stored there back
-  // afterwards. The kernel has one row dim and one column dim, and finds their columns 1 apart.
+  // The operand is transposed. The caller copies some of its rows to contiguous memory first, and copies stored
+  // elements back afterwards. The kernel has one row dim and one column dim, and sees a column stride of 1.
   bool packed = false;
-  // It is stored to by adding: its elements are set to 0 before, `bounds` times those of the kernel's dims.
+  // The kernel adds to this operand. The caller sets its elements to 0 first: `bounds` times those along the kernel's
+  // dims.
   bool zeroed = false;
 };
 
-// Indices in memory: each of them is to be one of so many places.
+// Indices in memory that must be checked against a bound.
 struct IndexCheck {
-  uint32_t buffer = 0;  // of the graph
+  uint32_t buffer = 0;  // index in the graph
   ir::DType dtype = ir::DType::kInt64;
-  int64_t offset = 0;                   // elements
-  std::vector<int64_t> sizes, strides;  // elements
+  int64_t offset = 0;                   // in elements
+  std::vector<int64_t> sizes, strides;  // strides in elements
   int64_t bound = 0;
-  bool wraps = false;              // those below zero count from the end
-  std::optional<int64_t> ignored;  // this one is no place, and may be anything
+  bool wraps = false;              // negative indices count from the end
+  std::optional<int64_t> ignored;  // an index with this value is not checked
 };
 
-// A kernel, and what one run calls it with. Dims that are not the kernel's are looped over by who calls.
+// A kernel and its arguments in one run. The caller loops over the dims that are not the kernel's.
 struct Launch {
-  Kernel kernel;               // one row dim at most
-  std::vector<int64_t> sizes;  // of its dims
-  // Sizes of the dims around it, outer ones first. Reductions over rows are done at each of their places.
+  Kernel kernel;               // has at most one row dim
+  std::vector<int64_t> sizes;  // of the kernel's dims
+  // Sizes of the dims around the kernel, outermost first. Reductions over rows are computed for each of their places.
   std::vector<int64_t> outer;
   std::vector<Binding> operands;
   std::vector<uint64_t> scalars;
-  std::vector<ir::Sym> scalar_symbols;  // of each: the symbol that it is, or kNoSym
-  std::vector<ir::Sym> depends;         // on which symbols' values what is here depends, but for views and those
-  // Of a reduction of all: after the rows one more, of so many places in the last column dim; 0: none.
+  std::vector<ir::Sym> scalar_symbols;  // for each scalar: the symbol that it comes from, or kNoSym
+  // Symbols, except those of views and scalar_symbols, whose values this launch depends on.
+  std::vector<ir::Sym> depends;
+  // For a full reduction: one more row follows the others, with this size of the last column dim. 0: there is none.
   int64_t rest = 0;
-  // Its rows are those of the launch before it, of other columns (ir/fusion/sections.h): done in turn, some rows at a
-  // time, both find what they read in the cache.
+  // Its rows are those of the previous launch, with other columns (ir/fusion/sections.h). If the two launches alternate
+  // after every few rows, both find their inputs in the cache.
   bool in_turn = false;
   std::vector<IndexCheck> checks;
-  bool computes_indices = false;  // there are others, that the kernel computes
-  // Something is written that was there before: where an index is out of bounds, nothing may be done.
+  bool computes_indices = false;  // there are more indices, which the kernel itself computes
+  // The kernel overwrites existing data, so it must not start unless all indices are in bounds.
   bool checks_first = false;
-  // An element's number is taken apart into places along several dims: what fails is one of these, not the number.
+  // The kernel splits an element's number into indices along several dims. A failing index is one of these, not the
+  // number.
   bool splits_numbers = false;
-  std::vector<uint32_t> nodes;  // of the graph: that of each of the kernel's indexed operands, for messages
+  // For each of the kernel's operands: the graph's node that an error message about its indices names.
+  std::vector<uint32_t> nodes;
 };
 
 }  // namespace torch_remote::codegen

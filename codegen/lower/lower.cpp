@@ -21,21 +21,21 @@ using ir::Domain;
 
 namespace {
 
-// What a compiler is given at once. Passes make smaller groups.
+// Most nodes that a compiler gets at once. Passes make smaller groups.
 constexpr uint32_t kMostNodes = 256;
 
-// Columns of a row that is packed as a whole.
+// Most columns of a row that is packed as a whole.
 constexpr int64_t kMostPacked = 1 << 15;
 
 Status unsupported(std::string what) { return {ErrorCode::kUnsupported, std::move(what)}; }
 
-// No item reads or writes what another one writes: each may be done for itself.
+// Whether no item reads or writes what another item writes, so that each can be computed alone.
 bool are_apart(const ir::Graph& graph, const ir::Group& group, uint32_t items) {
   struct User {
     uint32_t item = kNone;
     bool writes = false;
   };
-  std::map<uint32_t, User> users;  // of buffers
+  std::map<uint32_t, User> users;  // by buffer
   for (uint32_t n = group.first; n <= group.last; ++n) {
     for (uint32_t item = 0; item < items; ++item) {
       ir::Form form;
@@ -50,7 +50,7 @@ bool are_apart(const ir::Graph& graph, const ir::Group& group, uint32_t items) {
   return true;
 }
 
-// Nothing that is written of these tensors has elements.
+// Whether no tensor that this item writes has elements.
 bool is_empty_item(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values, uint32_t item) {
   for (uint32_t n = group.first; n <= group.last; ++n) {
     ir::Form form;
@@ -63,7 +63,7 @@ bool is_empty_item(const ir::Graph& graph, const ir::Group& group, std::span<con
   return true;
 }
 
-// Whether columns may be done apart from each other.
+// Whether any range of columns can be computed without the others.
 bool is_pointwise(const Kernel& kernel) {
   return std::ranges::none_of(kernel.values,
                               [&](const Value& value) {
@@ -75,9 +75,9 @@ bool is_pointwise(const Kernel& kernel) {
          });
 }
 
-// Where elements of an operand that lie side by side are in different rows, they would be gathered from as many lines
-// of the cache as there are columns: they are packed. False: they cannot be; ATen's kernels go through such memory in
-// tiles.
+// If adjacent elements of an operand are in different rows, loading a row touches as many cache lines as there are
+// columns. Such operands are packed first. Returns false if that is impossible; ATen's kernels then handle this memory
+// in tiles.
 bool pack_transposed(Launch& launch) {
   Kernel& kernel = launch.kernel;
   for (size_t i = 0; i < kernel.operands.size(); ++i) {
@@ -93,7 +93,7 @@ bool pack_transposed(Launch& launch) {
   return true;
 }
 
-// The kernel of all nodes of a graph, or of some; of ops over lists, of their `item`-th tensors.
+// Lowers the nodes first..last to one kernel. For ops over lists, it computes the tensors number `item`.
 Status lower_nodes(const ir::Graph& graph, uint32_t first, uint32_t last, std::span<const int64_t> values,
                    uint32_t item, Launch* launch) {
   Domain domain(graph, values, item);
@@ -119,7 +119,7 @@ bool has_totals(const Kernel& kernel) {
   return std::ranges::any_of(kernel.values, [](const Value& value) { return is_total(value); });
 }
 
-// Adds a kernel that stores something.
+// Checks the kernel, which has stores, and appends it to `launches`.
 Status finish_launch(Launch launch, std::vector<Launch>* launches) {
   const auto at_indices = [](const Store& store) { return !store.indices.empty(); };
   if (has_totals(launch.kernel) && std::ranges::any_of(launch.kernel.stores, at_indices)) {
@@ -131,7 +131,7 @@ Status finish_launch(Launch launch, std::vector<Launch>* launches) {
   return {};
 }
 
-// In the graph's own terms.
+// Replaces a section's own numbers of buffers, symbols and nodes by those of the whole graph.
 void rename(const ir::Section& section, Launch* launch) {
   for (Binding& binding : launch->operands) binding.buffer = section.buffers[binding.buffer];
   for (IndexCheck& check : launch->checks) check.buffer = section.buffers[check.buffer];
@@ -149,7 +149,7 @@ bool is_in_turn(const Launch& before, const Launch& launch) {
          launch.outer == before.outer && !has_totals(before.kernel) && !has_totals(launch.kernel);
 }
 
-// A kernel for each section.
+// Makes one kernel for each section.
 Status lower_sections(const ir::Graph& graph, std::span<const uint32_t> nodes, std::span<const int64_t> values,
                       std::vector<Launch>* launches) {
   std::vector<ir::Section> sections;

@@ -9,7 +9,7 @@
 namespace torch_remote::codegen {
 namespace {
 
-// The kernels of a graph whose nodes are one group. Parameters that are not given are 0.
+// The text of the kernels of a graph whose nodes are one group. Missing parameters are 0.
 std::string lowered(const std::string& text, std::vector<int64_t> params, std::vector<Launch>* launches = nullptr) {
   ir::Graph graph;
   Status status = ir::parse_graph(text, &graph);
@@ -94,7 +94,7 @@ kernel(i0 | j0) {
 )");
 }
 
-// The gradient of a log-softmax that the group makes: one exponential for both.
+// If a group contains the log-softmax and its gradient, it computes the exponential once.
 TEST(Lower, LogSoftmaxAndItsGradient) {
   EXPECT_EQ(lowered(R"(graph(s0..s3) {
   b0: input survives
@@ -221,7 +221,8 @@ kernel(i0 | j0) {
 )");
 }
 
-// Rows are the images, groups are around them: so sums over images and places of a channel are lines' sums.
+// Rows are the images, and the groups are dims around the kernel. So sums over the images and places of a channel are
+// `lines` sums.
 TEST(Lower, GroupNormBackward) {
   std::vector<Launch> launches;
   const std::string text = lowered(R"(graph(s0..s3) {
@@ -379,7 +380,7 @@ kernel(i0 | j0) {
   EXPECT_EQ(launches[0].rest, 100000 - 24 * 4096);
 }
 
-// As in torch's vector code; so infinity - 2.5 * (largest number) is infinity.
+// A sum with a product is rounded once in torch's vector code. So infinity - 2.5 * (largest number) is infinity.
 TEST(Lower, ASumWithAProductIsRoundedOnce) {
   EXPECT_EQ(lowered(R"(graph(s0..s4) {
   s5 = 1
@@ -412,7 +413,7 @@ kernel(| j0) {
 )");
 }
 
-// Integers are round.
+// Rounding an integer returns it.
 TEST(Lower, RoundingOfIntegers) {
   for (const char* op : {"_foreach_floor", "_foreach_ceil", "_foreach_round", "_foreach_trunc"}) {
     const std::string text = lowered(R"(graph(s0..s2) {
@@ -431,7 +432,7 @@ TEST(Lower, RoundingOfIntegers) {
   }
 }
 
-// Division of integers by zero is an error, and no kernel tells it: divisors are numbers, and not zero.
+// Integer division by zero is an error that kernels cannot report. So only nonzero numbers are accepted as divisors.
 TEST(Lower, DivisionOfIntegers) {
   const auto divided = [](const char* divisor, int64_t number) {
     return lowered(R"(graph(s0..s3) {
@@ -454,7 +455,7 @@ TEST(Lower, DivisionOfIntegers) {
   EXPECT_EQ(divided("%1", 3), "aten::remainder.Tensor is not at the same places");
 }
 
-// A conversion to a half type rounds, though the group goes on; other ops of half types are rounded at its end.
+// A conversion to a half type rounds even in the middle of a group. Other ops of half types are rounded at its end.
 TEST(Lower, ConversionsRound) {
   const auto kernel = [](const char* first) {
     return lowered(R"(graph(s0..s3) {
@@ -539,7 +540,7 @@ kernel(i0 | j0) {
 }
 
 TEST(Lower, GradientsOfEverySecondPlace) {
-  // Of 0, 2, 4, ... and of 3, 5, 7, ...
+  // The operands go to columns 0, 2, 4, ... and to columns 3, 5, 7, ...
   std::vector<Launch> launches;
   const std::string text = lowered(R"(graph(s0..s2) {
   b0: input survives
@@ -564,14 +565,14 @@ TEST(Lower, GradientsOfEverySecondPlace) {
     first.push_back(launch.operands.back().offset);
     steps.push_back(launch.operands.back().strides.back());
   }
-  // 0 and 2; 1 of each row; 3, 5, ... 97; 99 of each row; 4, 6, ...
+  // The sections are columns 0 and 2; column 1 of each row; 3, 5, ... 97; column 99 of each row; 4, 6, ...
   EXPECT_EQ(columns, (std::vector<int64_t>{2, 8, 48, 8, 48}));
   EXPECT_EQ(first, (std::vector<int64_t>{0, 1, 3, 99, 4}));
   EXPECT_EQ(steps, (std::vector<int64_t>{2, 100, 2, 100, 2}));
 }
 
 TEST(Lower, WhatIsJoinedNeedNotFit) {
-  // (What is made is read at other places than it is made at.)
+  // An intermediate result is read at other places than those where it is computed.
   EXPECT_EQ(lowered(R"(graph(s0..s2) {
   b0: input survives
   b1: fresh(s2) ssa in_group
@@ -589,7 +590,7 @@ TEST(Lower, WhatIsJoinedNeedNotFit) {
             "aten::copy_ is not at the same places");
 }
 
-// Whether b1 may lie where b0 does, of a group that makes b1, and perhaps b2, of b0.
+// Whether b1 may share the memory of b0, in a group that computes b1, and perhaps b2, from b0.
 bool shares(const std::string& nodes, const std::string& b0 = "f32[s0, s1]{s1, 1}") {
   std::vector<Launch> launches;
   std::string graph = "graph(s0..s2) {\n  s3 = 1\n  s4 = 0\n  b0: input\n  b1: fresh(s2) survives ssa\n";
@@ -603,11 +604,11 @@ bool shares(const std::string& nodes, const std::string& b0 = "f32[s0, s1]{s1, 1
 TEST(Lower, WhatIsStoredMayTakeAPlaceAfterItsLastLoad) {
   EXPECT_TRUE(shares("  %1: f32[s0, s1]{s1, 1} @b1 = aten::relu(%0)\n"));
   EXPECT_TRUE(shares("  %1: f32[s0, s1]{s1, 1} @b1 = aten::_softmax(%0, 1, false)\n"));
-  // The loop of the largest one comes first; what is stored in it would be loaded again in the others.
+  // The loop that finds the maximum comes first. What it stores would be loaded again by the other loops.
   EXPECT_FALSE(shares(R"(  %1: f32[s0, s1]{s1, 1} @b1 = aten::relu(%0)
   %2: f32[s0, s1]{s1, 1} @b2 = aten::_softmax(%0, 1, false)
 )"));
-  // Elements of other sizes, and other places.
+  // Elements have other sizes, and then other places.
   EXPECT_FALSE(shares("  %1: bool[s0, s1]{s1, 1} @b1 = aten::logical_not(%0)\n"));
   EXPECT_FALSE(shares("  %1: f32[s0, s1]{s1, 1} @b1 = aten::relu(%0)\n", "f32[s0, s1]{0, 1}"));
 }
@@ -673,7 +674,7 @@ constexpr const char* kTake = R"(graph(s0..s5) {
 }
 )";
 
-// Of dims that lie one behind the other an element's number is one place.
+// If dims are contiguous, an element's number is one index.
 TEST(Lower, ElementsByTheirNumber) {
   std::vector<Launch> launches;
   EXPECT_EQ(lowered(kTake, {8, 30, 20, kBytes, 600, 11}, &launches), R"(
@@ -781,7 +782,7 @@ kernel(i0 | j0) {
   EXPECT_FALSE(launches[0].operands[2].zeroed);
 }
 
-// Of two results that lie in different ways, one is stored to where it is packed.
+// If two results have different strides, the transposed one is stored to packed memory.
 TEST(Lower, WhatLiesAcrossIsPacked) {
   std::vector<Launch> launches;
   EXPECT_EQ(lowered(R"(graph(s0..s3) {
@@ -814,11 +815,11 @@ kernel(i0 | j0) {
   EXPECT_TRUE(launches[0].operands[0].packed);
   EXPECT_FALSE(launches[0].operands[1].packed);
   EXPECT_TRUE(launches[0].operands[2].packed);
-  // What it is unpacked to may not be where others are loaded still.
+  // The memory that it is unpacked to must not be that of operands which are loaded later.
   EXPECT_FALSE(may_share(launches[0], 2, 0));
 }
 
-// What one loop nest cannot do is said, and is no kernel.
+// If one loop nest cannot compute a group, the error says so, and there is no kernel.
 TEST(Lower, WhatDoesNotFit) {
   EXPECT_EQ(lowered(R"(graph(s0..s3) {
   s4 = 1

@@ -6,7 +6,7 @@
 #include "codegen/lower/emitter.h"
 #include "codegen/lower/group_emitter.h"
 
-// One member's operands, results and indices as values of the kernel.
+// The operands, results and indices of one member, as values of the kernel.
 namespace torch_remote::codegen {
 
 using ir::Arrangement;
@@ -31,7 +31,7 @@ const ir::Arg* NodeEmitter::argument(std::string_view name) const {
   return nullptr;
 }
 
-// Whoever asks for a value makes something else of it: for another value, that must be made again.
+// The caller bases the kernel on this value, so another value of the symbol requires another kernel.
 int64_t NodeEmitter::symbol(ir::Sym symbol) const {
   group_.launch.depends.push_back(symbol);
   return group_.values[symbol];
@@ -143,7 +143,7 @@ DType NodeEmitter::result_dtype(size_t result) const {
 
 void NodeEmitter::write(uint32_t view, V value) {
   const ir::View& to = graph.views[view];
-  // A chain of ops on half types is rounded at its end, but a conversion to one is meant to round.
+  // A chain of ops on half types is rounded only at its end, but a conversion to a half type must round.
   bool rounds = false;
   if (member.form.expansion == ir::Expansion::kCopy && is_half(to.dtype)) {
     rounds = std::ranges::any_of(member.accesses, [&](const Domain::Access& access) {
@@ -242,7 +242,7 @@ V NodeEmitter::axis_index(uint32_t axis) {
 }
 
 V NodeEmitter::linear_index() {
-  // In the order of memory, which must be that of the axes.
+  // The kernel's dims are in the order of memory, which must be the order of the axes.
   const Arrangement& dims = group_.dims;
   if (!dims.outer.empty() || dims.piece != 0 || member.space != group_.domain.all()) return kNone;
   std::vector<uint32_t> in_memory, in_order;
@@ -299,7 +299,7 @@ V NodeEmitter::numbered(std::string_view name, uint32_t number) {
   for (Domain::Access access : member.accesses) {
     if (given == nullptr || access.part.view != given->a || access.indexed.empty()) continue;
     int64_t count = 1;
-    std::vector<Domain::Indexed> dims;  // those that do not lie one behind the other
+    std::vector<Domain::Indexed> dims;  // dims that cannot be merged with the next one
     for (const Domain::Indexed& dim : access.indexed) {
       count *= dim.size;
       if (dim.size == 1) continue;
@@ -310,7 +310,7 @@ V NodeEmitter::numbered(std::string_view name, uint32_t number) {
       }
     }
     if (dims.empty()) dims.push_back({1, 0});
-    // Of a number that is out of bounds, one of the places is: the first one has what is left.
+    // If the number is out of bounds, so is an index: the first one gets the rest, which is not reduced by its size.
     std::vector<V> places(dims.size());
     V rest = place(number, count, true);
     for (size_t d = dims.size(); d-- > 1;) {

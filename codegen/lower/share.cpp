@@ -30,8 +30,8 @@ bool may_share(const Launch& launch, uint32_t made, uint32_t source) {
       if (store.operand == i) return false;
     }
   }
-  // In a row, all loads are done in the last loop over its columns at the latest, and there before what is made of them
-  // is stored. (Elements at other places are other elements: what is stored is so.)
+  // A row's last loads are in the last loop over its columns, where each element is loaded before its result is stored.
+  // Other elements are at other places, because distinct points store to distinct places.
   const Schedule order = schedule(kernel);
   return loads && (order.phases <= 1 || order.places[stored->value].phase + 1 == order.phases);
 }

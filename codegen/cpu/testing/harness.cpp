@@ -19,7 +19,7 @@ namespace {
 
 using ir::DType;
 
-// Bytes that end where a page does; the next page cannot be touched.
+// Bytes that end at a page boundary; the next page is inaccessible.
 class Guarded {
  public:
   explicit Guarded(size_t size) : size_(size) {
@@ -154,7 +154,7 @@ Status run_interpreter(const Kernel& kernel, Case* arguments, IndexFailure* fail
 
 namespace {
 
-// What a reduction begins with.
+// The initial value of a reduction.
 Bytes neutral(const Value& value) {
   Bytes bytes(ir::item_size(value.type));
   store_element(value.type, identity(value.reduction, value.type), bytes.data());

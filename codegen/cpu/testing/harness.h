@@ -10,44 +10,44 @@
 #include "codegen/cpu/place.h"
 #include "codegen/loop/loop_ir.h"
 
-// Calls of compiled kernels and of the interpreter with the same arguments, and what they left in memory.
+// Calls compiled kernels and the interpreter with the same arguments, and compares the memory that they wrote.
 namespace torch_remote::codegen::cpu::testing {
 
 using Bytes = std::vector<uint8_t>;
 
-// Arguments and the operands' bytes, place 0 first.
+// Arguments of a call, and the operands' bytes, which begin with place 0.
 struct Case {
   std::vector<int64_t> sizes, strides, bounds;
   std::vector<uint64_t> scalars;
   std::vector<Bytes> data;
 };
 
-// Operands that lie densely, the last dim innermost and indexed dims outermost; `*` strides are `gap`. Elements are
-// random: small numbers, and where they are floats now and then a special one.
+// Makes dense operands, with the last dim innermost and indexed dims outermost. Strides marked `*` are `gap`. Elements
+// are small random numbers, and among floats sometimes a special one.
 Case make_case(const Kernel& kernel, const std::vector<int64_t>& sizes, const std::vector<int64_t>& bounds,
                uint64_t seed, int64_t gap = 3);
 
-// Targets whose code this machine can run.
+// The targets whose code this machine can run.
 std::vector<std::string_view> targets();
 
-// A kernel that was compiled, in executable memory.
+// A compiled kernel, in executable memory.
 struct Compiled {
-  Kernel kernel;  // functions expanded
+  Kernel kernel;  // with expanded functions
   Schedule schedule;
   Code code;
   PlacedCode placed;
 };
 Status compile_and_place(const Kernel& kernel, const CompileOptions& options, Compiled* compiled);
 
-// Calls the code for pieces of `piece` rows within each chunk, then `finish`. Lines of kept values and totals are at
-// the end of a page behind which is none.
+// Calls the code for pieces of `piece` rows within each chunk, then `finish`. The lines of kept values and totals end
+// at a page boundary, and the next page is inaccessible.
 void run_compiled(const Compiled& compiled, const Arguments& arguments, IndexRecord* failure, int64_t piece = 7);
 
-// Both change `data`. The code finds operands at the end of a page, too.
+// Both functions change `data`. Compiled code gets operands that end at a page boundary, too.
 Status run_interpreter(const Kernel& kernel, Case* arguments, IndexFailure* failure);
 void run_compiled(const Compiled& compiled, Case* arguments, IndexRecord* failure);
 
-// The first element in which they differ (NaN equals NaN), or nothing.
+// Describes the first element that differs (NaN equals NaN), or returns "".
 std::string difference(const Kernel& kernel, const Case& expected, const Case& got);
 
 }  // namespace torch_remote::codegen::cpu::testing

@@ -10,7 +10,7 @@
 namespace torch_remote::codegen::gpu::testing {
 namespace {
 
-// Device memory that goes away with this.
+// Device memory that is freed with this object.
 class Allocations {
  public:
   explicit Allocations(emulator::DeviceMemory& memory) : memory_(memory) {}

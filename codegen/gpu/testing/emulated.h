@@ -9,15 +9,16 @@
 #include "codegen/loop/loop_ir.h"
 #include "tests/emulated_gpu/emulator/emulator.h"
 
-// Compiled kernels on a GPU in software.
+// Runs compiled kernels on the GPU emulator.
 namespace torch_remote::codegen::gpu::testing {
 
 class Emulated {
  public:
   static Status make(const Kernel& kernel, const GpuTarget& target, std::unique_ptr<Emulated>* made);
 
-  // Calls it with copies of the host's buffers, in which the arguments' data lies; what it leaves there is copied back.
-  // `elsewhere`: scalars, and where the failure goes, are in memory; scalars that are parameters are others.
+  // Calls the kernel with copies of the host's buffers, which contain the arguments' data. What it stores is copied
+  // back. `elsewhere`: the scalars and the failure's address are in memory, and the scalar parameters are wrong on
+  // purpose.
   Status run(const Arguments& arguments, std::span<const std::span<uint8_t>> buffers,
              const emulator::LaunchOptions& options, IndexRecord* failure, int64_t rest = 0, bool elsewhere = false);
 

@@ -4,13 +4,13 @@
 #include <string_view>
 #include <vector>
 
-// Kernels as programs have them, by name.
+// Typical kernels of programs, by name.
 namespace torch_remote::codegen::gpu::testing {
 
 struct NamedKernel {
   std::string_view name;
   std::string_view text;
-  // Sizes of the dims, and bounds of the indexed ones, to call it with.
+  // Sizes of all dims, and bounds of the indexed ones, to call it with.
   std::vector<std::vector<int64_t>> sizes;
   std::vector<int64_t> bounds = {};
 };

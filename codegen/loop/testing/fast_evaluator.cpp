@@ -50,7 +50,7 @@ void each(const From* a, const From* b, To* out, F&& f) {
   for (size_t i = 0; i < kBlock; ++i) out[i] = static_cast<To>(f(a[i], b[i]));
 }
 
-// One instruction, where the machine has it; the C library's function is fifty times slower.
+// Uses one instruction if the machine has it; the C library's function is fifty times slower.
 #if defined(__x86_64__)
 __attribute__((target("fma"))) void fma_by_machine(const float* a, const float* b, const float* c, float* out) {
   for (size_t i = 0; i < kBlock; ++i) out[i] = __builtin_fmaf(a[i], b[i], c[i]);
@@ -177,7 +177,7 @@ void whole_op(ScalarOp op, const T* a, const T* b, T* out) {
   }
 }
 
-// a * 2^b, in two steps, of which the first one is exact.
+// a * 2^b, in two steps, the first of which is exact.
 template <typename Word, int kMantissa, typename T>
 void scale(const T* a, const T* b, T* out) {
   constexpr Word kBias = std::numeric_limits<T>::max_exponent - 1;
@@ -188,7 +188,7 @@ void scale(const T* a, const T* b, T* out) {
   }
 }
 
-// Like of[a] ? b : c, for elements of a width.
+// Selects like condition[i] ? b[i] : c[i], for elements of one width.
 template <typename U>
 void select(const uint8_t* condition, const U* b, const U* c, U* out) {
   for (size_t i = 0; i < kBlock; ++i) out[i] = condition[i] != 0 ? b[i] : c[i];

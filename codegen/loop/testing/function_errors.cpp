@@ -56,7 +56,7 @@ std::vector<Function> make_functions() {
   };
 }
 
-// Units in the last place of a format between `got` and `expected`.
+// The difference of `got` and `expected` in units in the last place of the format.
 template <typename T, typename Wide>
 double ulps(T got, Wide expected) {
   constexpr int kDigits = std::numeric_limits<T>::digits;
@@ -64,7 +64,7 @@ double ulps(T got, Wide expected) {
   if (std::isnan(expected)) return std::isnan(got) ? 0 : kInfinity;
   if (std::isnan(got)) return kInfinity;
   if (expected == 0) return got == 0 && std::signbit(got) == std::signbit(expected) ? 0 : kInfinity;
-  // Beyond the range both are taken for the next number that a larger format would have.
+  // Numbers out of range count as the next power of two, which a larger format would have.
   const Wide limit = std::ldexp(Wide{1}, std::numeric_limits<T>::max_exponent);
   const Wide a = std::clamp(static_cast<Wide>(got), -limit, limit), b = std::clamp(expected, -limit, limit);
   if (std::isinf(expected) != std::isinf(got) && std::isinf(expected)) return kInfinity;
@@ -110,7 +110,7 @@ Error error_of(const Function& function, const std::vector<T>& xs, const std::ve
   return batch.worst;
 }
 
-// Numbers at which something happens in one of the functions; their neighbours are tried, too.
+// Numbers at which the behavior of a function changes. Their neighbors are tried, too.
 std::vector<double> special_points() {
   std::vector<double> points = {0,       1e-45,   0x1p-126, 0x1p-1022, 0x1p-149, 0x1p-1074, 0.25,    0.5,     0.7,
                                 1,       1.4,     2,        2.4,       3,        8,         88.7228, 87.3365, 103.972,
@@ -141,7 +141,7 @@ void add_neighbours(double point, int count, std::vector<T>* out) {
   }
 }
 
-// lgamma of negative numbers has zeros, near which an error says nothing.
+// lgamma of negative numbers has zeros, near which a relative error means nothing.
 bool is_wanted(std::string_view function, double x) { return function != "lgamma" || !(x < 0); }
 
 }  // namespace
@@ -189,7 +189,7 @@ std::vector<float> arguments32(std::string_view function) {
   for (uint64_t bits = 0; bits < (uint64_t{1} << 32); bits += 21799) {
     all.push_back(std::bit_cast<float>(static_cast<uint32_t>(bits)));
   }
-  // Where most arguments are: 2^-8 to 2^7 (of other signs, too).
+  // This is the range of most arguments: 2^-8 to 2^7, with either sign.
   for (uint32_t bits = 0x3b800000; bits < 0x43000000; bits += 1237) {
     all.push_back(std::bit_cast<float>(bits));
     all.push_back(-std::bit_cast<float>(bits + 600));
@@ -207,7 +207,7 @@ std::vector<double> arguments64(std::string_view function, uint64_t count) {
   for (uint64_t i = 0; i < count / 2; ++i) {
     all.push_back(std::exp2(exponents(random)) * ((random() & 1) != 0 ? -1 : 1));
   }
-  // Where sin, cos and tan go over from one reduction to the other.
+  // In this range sin, cos and tan change from one reduction to the other.
   std::uniform_real_distribution<double> large(44, 54);
   for (uint64_t i = 0; i < count / 8; ++i) all.push_back(std::exp2(large(random)));
   for (const double point : special_points()) add_neighbours<double, uint64_t>(point, 12, &all);

@@ -6,30 +6,32 @@
 
 #include "codegen/loop/loop_ir.h"
 
-// How far expanded functions are from the C library's, in units in the last place.
+// Measures the errors of expanded functions against the C library, in units in the last place (ulp).
 namespace torch_remote::codegen::testing {
 
 struct Function {
   ir::ScalarOp op;
   std::string_view name;
   int arity;
-  double bound32, bound64;  // what tests allow
+  double bound32, bound64;  // the largest errors that tests allow
   double (*in_double)(double, double);
   long double (*in_long_double)(long double, long double);
 };
 const std::vector<Function>& functions();
 const Function* function_of(ir::ScalarOp op);
 
-// a0 (and a1) of `type` to a2: the function, expanded or not.
+// A kernel that computes the function of a0 (and a1), of type `type`, and stores it in a2. The function is expanded or
+// not.
 Kernel kernel_of(ir::ScalarOp op, int arity, ir::DType type, bool expand = true);
-// Operations of the expanded function, without constants, load and store.
+// The number of operations of the expanded function, without constants, loads and stores.
 struct Cost {
   int operations = 0;
-  int divisions = 0;  // and square roots
+  int divisions = 0;  // including square roots
 };
 Cost cost_of(ir::ScalarOp op, int arity, ir::DType type);
 
-// The largest error over all arguments, and where. Where one of both is NaN, or zero of another sign, it is infinite.
+// The largest error over all arguments, and the argument. It is infinite if only one of both is NaN, or if a zero has
+// the wrong sign.
 struct Error {
   double ulps = 0;
   double x = 0, y = 0;
@@ -40,7 +42,7 @@ std::vector<float> arguments32(std::string_view function);
 std::vector<double> arguments64(std::string_view function, uint64_t count);
 Error error32(const Function& function, const std::vector<float>& xs, const std::vector<float>& ys);
 Error error64(const Function& function, const std::vector<double>& xs, const std::vector<double>& ys);
-// Of all f32 with bits in [begin, end).
+// Tries all f32 with bits in [begin, end).
 Error sweep32(const Function& function, uint64_t begin, uint64_t end);
 
 }  // namespace torch_remote::codegen::testing

@@ -17,7 +17,7 @@ using ir::ScalarOp;
 constexpr DType kTypes[] = {DType::kBool,  DType::kUInt8, DType::kInt8,    DType::kInt16,
                             DType::kInt32, DType::kInt64, DType::kFloat32, DType::kFloat64};
 
-// What expand_functions leaves as it is.
+// Whether expand_functions leaves the op unchanged.
 bool is_plain(ScalarOp op) {
   switch (op) {
     case ScalarOp::kNeg:
@@ -80,8 +80,7 @@ class Maker {
   }
 
  private:
-  // -- Chance
-  // ----------------------------------------------------------------------------------------------------------
+  // -- Chance ---------------------------------------------------------------------------------------------------------
 
   uint32_t below(uint32_t count) { return static_cast<uint32_t>(rng_() % count); }
   bool chance(uint32_t percent) { return below(100) < percent; }
@@ -93,8 +92,7 @@ class Maker {
   DType some_type() { return chance(65) ? main_type_ : kTypes[below(std::size(kTypes))]; }
   DType some_float() { return main_type_ == DType::kFloat64 || chance(15) ? DType::kFloat64 : DType::kFloat32; }
 
-  // -- Values
-  // ----------------------------------------------------------------------------------------------------------
+  // -- Values ---------------------------------------------------------------------------------------------------------
 
   uint32_t add(const Value& value) {
     facts_.push_back(facts(kernel_, value, facts_));
@@ -103,7 +101,7 @@ class Maker {
   }
   DType type(uint32_t value) const { return kernel_.values[value].type; }
 
-  // Whether a value can be part of one that is known after all rows, or of one that is not.
+  // Whether a value can be used by one that is known after all rows (`finish`), or by one that is not.
   bool usable(uint32_t value, bool finish) const {
     const Facts& known = facts_[value];
     if (!finish) return !known.finish;
@@ -173,7 +171,7 @@ class Maker {
     return add({.kind = Kind::kLoad, .type = type, .operand = operand(memory_of(type), some_dims(finish))});
   }
 
-  // Of that type, made now if there is none; later ones are likelier.
+  // Picks a value of this type, preferring later ones. If there is none, it adds one.
   uint32_t pick(DType wanted, bool finish) {
     std::vector<uint32_t> found;
     for (uint32_t i = 0; i < kernel_.values.size(); ++i) {
@@ -193,14 +191,14 @@ class Maker {
     }
   }
 
-  // Conversions to integers are of numbers that fit.
+  // Conversions to integers get only numbers that fit.
   uint32_t convert(uint32_t value, DType to) {
     const DType from = type(value);
     if (ir::is_float(from) && !ir::is_float(to) && to != DType::kBool) {
       const double most = to == DType::kUInt8   ? 255
                           : to == DType::kInt8  ? 127
                           : to == DType::kInt16 ? 32767
-                          : to == DType::kInt32 ? 2147483520  // an f32
+                          : to == DType::kInt32 ? 2147483520  // exactly an f32
                                                 : 9e18;
       const uint32_t size = op(ScalarOp::kAbs, from, value);
       const uint32_t fits = op(ScalarOp::kLt, DType::kBool, size, number(from, most));
@@ -209,7 +207,7 @@ class Maker {
     return add({.kind = Kind::kConvert, .type = to, .a = value});
   }
 
-  // The same, but 1 for a NaN, whose sign and bits are left open.
+  // The same value, except that NaN, whose sign and bits are undefined, becomes 1.
   uint32_t no_nan(uint32_t value) {
     if (!ir::is_float(type(value))) return value;
     const uint32_t is_number = op(ScalarOp::kEq, DType::kBool, value, value);
@@ -219,7 +217,7 @@ class Maker {
   uint32_t scalar_op(bool finish) {
     const auto op_count = static_cast<uint32_t>(ScalarOp::kWhere) + 1;
     for (;;) {
-      // A third of it is arithmetic.
+      // About a third are arithmetic operations.
       const auto what = chance(30) ? one_of({ScalarOp::kAdd, ScalarOp::kSub, ScalarOp::kMul, ScalarOp::kDiv})
                                    : static_cast<ScalarOp>(below(op_count));
       const ScalarOpInfo& about = info(what);
@@ -231,7 +229,7 @@ class Maker {
       for (uint32_t i = 0; i < about.arity; ++i) {
         in[i] = pick(what == ScalarOp::kWhere && i == 0 ? DType::kBool : taken, finish);
       }
-      // x - x says little.
+      // An op whose operands are the same value, such as x - x, tests little.
       const uint32_t last = about.arity - 1;
       if (last != 0 && in[last] == in[last - 1] && chance(90)) in[last] = load(type(in[last]), finish);
       if (what == ScalarOp::kCopysign) in[1] = no_nan(in[1]);
@@ -249,7 +247,7 @@ class Maker {
     return add({.kind = Kind::kBits, .type = to, .a = no_nan(pick(from, finish))});
   }
 
-  // An index for an operand: mostly an element of an operand of indices, else something that is about in bounds.
+  // An index for an operand: usually an element of an operand of indices, otherwise a number that is roughly in bounds.
   uint32_t index(bool finish) {
     const DimSet dims = some_dims(finish);
     switch (below(6)) {
@@ -294,12 +292,12 @@ class Maker {
     }
   }
 
-  // A reduction, and something made of it.
+  // Adds a reduction, and a value that uses it.
   void reduce(Over over) {
     const DType reduced = chance(80) ? some_type() : kTypes[below(std::size(kTypes))];
     uint32_t a = pick(reduced, false);
     if (over == Over::kLines && (facts_[a].dims & outer_column()) == 0) return;
-    // Something that is worth keeping for the loop after it.
+    // This adds a value that is worth keeping for the next loop.
     if (accepts(Takes::kNumbers, reduced) && chance(30)) a = op(ScalarOp::kDiv, reduced, a, load(reduced, false));
     const Reduction what = some_reduction(type(a), over);
     const bool place = what == Reduction::kArgMax || what == Reduction::kArgMin;
@@ -370,8 +368,7 @@ class Maker {
     }
   }
 
-  // -- Stores
-  // ----------------------------------------------------------------------------------------------------------
+  // -- Stores ---------------------------------------------------------------------------------------------------------
 
   void stores() {
     std::vector<bool> used(kernel_.values.size());
@@ -382,7 +379,7 @@ class Maker {
     for (uint32_t i = 0; i < used.size(); ++i) {
       if (!used[i]) ends.push_back(i);
     }
-    // The last one is made of the most.
+    // The last value uses the most other values.
     std::shuffle(ends.begin(), ends.end() - (chance(70) ? 1 : 0), rng_);
     std::ranges::reverse(ends);
     ends.resize(std::min(ends.size(), size_t{1} + below(5)));
@@ -398,7 +395,7 @@ class Maker {
 
   DimSet outer_column() const { return kernel_.columns == 2 ? kernel_.column_dims() & ~kernel_.last_column() : 0; }
 
-  // All dims that a store of this value has.
+  // All dims of a store of this value.
   DimSet points(uint32_t value) {
     const bool columns = (facts_[value].dims & kernel_.column_dims()) != 0 || chance(15);
     return (facts_[value].finish ? 0 : kernel_.row_dims()) | (columns ? kernel_.column_dims() : 0);
@@ -413,7 +410,7 @@ class Maker {
       const Operand& known = kernel_.operands[i];
       const bool stored = std::ranges::any_of(kernel_.stores, [&](const Store& store) { return store.operand == i; });
       const bool fits = known.indexed == 0 && known.dims == dims && loaded_type(known.dtype) == type(value);
-      // Indices stay what they are, so that what is said of them is true.
+      // Index operands keep their elements, so that assumptions about them stay true.
       if (fits && !stored && known.dtype != DType::kInt64 && chance(25)) to = i;
     }
     if (to == kNone) to = operand(memory_of(type(value)), dims);
@@ -421,8 +418,9 @@ class Maker {
     kernel_.stores.push_back({.operand = to, .value = value, .adds = adds});
   }
 
-  // Dims that the operand has no place for are the index's. If nothing is added, no two points have the same place: the
-  // index is an element of an operand that has it for them alone (TestData makes its elements differ), or the dims.
+  // The index covers the dims that the operand lacks. If the store does not add, no two points may have the same place.
+  // So the index is loaded from an operand with exactly these dims, whose elements TestData makes different, or it
+  // consists of the dims.
   void indexed_store(uint32_t value) {
     const DimSet dims = points(value);
     const DimSet direct = dims & below(1u << kMaxDims);

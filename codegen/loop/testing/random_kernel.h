@@ -5,27 +5,26 @@
 
 #include "codegen/loop/loop_ir.h"
 
-// Random kernels for property tests. Everything is a function of the generator's state, so a failure is named by a
-// seed.
+// Random kernels for property tests. They depend only on the generator's state, so a seed identifies a failure.
 namespace torch_remote::codegen::testing {
 
 using Rng = std::mt19937_64;
 
 struct RandomKernelOptions {
-  uint32_t max_rows = 2;  // dims
+  uint32_t max_rows = 2;  // number of dims
   uint32_t max_columns = 2;
-  uint32_t max_values = 32;  // about
-  // exp, fmod, pow, ...: what expand_functions writes as arithmetic. Without it, libm's digits are not in the results.
+  uint32_t max_values = 32;  // an approximate limit
+  // Allows exp, fmod, pow, ...: functions that expand_functions replaces. Without them, results do not depend on libm.
   bool functions = false;
-  bool indexed = true;  // loads and stores at indices
-  bool finish = true;   // reductions over rows
-  bool adds = true;     // stores that add
-  bool lines = false;   // reductions over lines, stores along the outer column dim only
+  bool indexed = true;  // allows loads and stores at indices
+  bool finish = true;   // allows reductions over rows
+  bool adds = true;     // allows stores that add
+  bool lines = false;   // allows reductions over lines, and stores along the outer column dim only
 };
 
-// A kernel that verifies, with every construct that a kernel can have. What it computes is defined to the last bit:
-// what LoopIR leaves open (a conversion to integers that does not fit, the bits and the sign of a NaN, two rows that
-// store to one place) does not reach a store.
+// Makes a kernel that verifies; any construct may occur. Its results are defined to the last bit. What LoopIR leaves
+// undefined does not reach a store: conversions that do not fit, bits and sign of a NaN, several rows that store to one
+// place.
 Kernel random_kernel(Rng& rng, const RandomKernelOptions& options = {});
 
 }  // namespace torch_remote::codegen::testing

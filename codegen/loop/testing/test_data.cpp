@@ -20,7 +20,7 @@ namespace {
 using ir::DType;
 
 constexpr size_t kLine = sizeof(TestData::Line);
-constexpr size_t kAround = 70;  // elements that belong to no operand, before and behind
+constexpr size_t kAround = 70;  // number of elements before and after an operand that belong to none
 
 class Maker {
  public:
@@ -46,8 +46,7 @@ class Maker {
     return list.begin()[below(list.size())];
   }
 
-  // -- Sizes, bounds, scalars
-  // ------------------------------------------------------------------------------------------
+  // -- Sizes, bounds, scalars -----------------------------------------------------------------------------------------
 
   // One dim may be long: the last column, or the first row.
   void sizes() {
@@ -60,7 +59,7 @@ class Maker {
       if (chance(3)) size = 0;
       data_.sizes.push_back(size);
     }
-    // Rows without columns are done, too.
+    // Rows without columns are executed, too, so sizes of 0 count as 1.
     const auto points = [&] {
       int64_t count = 1;
       for (const int64_t size : data_.sizes) count *= std::max<int64_t>(size, 1);
@@ -85,7 +84,8 @@ class Maker {
     return value(index).kind == Kind::kLoad && kernel_.operands[value(index).operand].indexed == 0;
   }
 
-  // A bound has room for all that stores must keep apart, and for all places of a dim whose place is the index.
+  // A bound is large enough for all places that stores must keep apart, and for all places of a dim that is used as
+  // index.
   void bounds(uint32_t operand) {
     first_bound_.push_back(data_.bounds.size());
     const uint32_t indexed = kernel_.operands[operand].indexed;
@@ -122,8 +122,7 @@ class Maker {
     }
   }
 
-  // -- Layouts
-  // ---------------------------------------------------------------------------------------------------------
+  // -- Layouts --------------------------------------------------------------------------------------------------------
 
   bool is_stored(uint32_t operand) const {
     return std::ranges::any_of(kernel_.stores, [&](const Store& store) { return store.operand == operand; });
@@ -133,7 +132,7 @@ class Maker {
                                [&](const Value& load) { return load.kind == Kind::kLoad && load.operand == operand; });
   }
 
-  // Lets what is stored lie where another operand lies that is not stored to.
+  // Lets a stored operand share the memory of another operand that is not stored to.
   bool alias(uint32_t operand) {
     const Operand& wanted = kernel_.operands[operand];
     if (!options_.aliases || !is_stored(operand) || wanted.indexed != 0 || !chance(25)) return false;
@@ -161,7 +160,7 @@ class Maker {
             static_cast<ptrdiff_t>(begin + kernel_.dims() + kernel_.operands[operand].indexed)};
   }
 
-  // Dims of an operand from the innermost one on.
+  // The dims of an operand, innermost first.
   std::vector<uint32_t> nesting(const Operand& operand) {
     std::vector<uint32_t> order;
     for (uint32_t i = 0; i < operand.indexed; ++i) order.push_back(kernel_.dims() + i);
@@ -199,7 +198,7 @@ class Maker {
       if (gaps) next += static_cast<int64_t>(below(5));
     }
     data_.strides.insert(data_.strides.end(), strides.begin(), strides.end());
-    // Nobody may touch what has no elements.
+    // An operand without elements must not be accessed at all.
     if (empty) lowest = 0, highest = -1;
     size_t before = kAround - static_cast<size_t>(lowest);
     if (options_.unaligned && chance(50)) {
@@ -211,8 +210,7 @@ class Maker {
     make_buffer(operand.dtype, before + static_cast<size_t>(highest + 1) + kAround);
   }
 
-  // -- Elements
-  // --------------------------------------------------------------------------------------------------------
+  // -- Elements -------------------------------------------------------------------------------------------------------
 
   enum class Numbers { kSmall, kTies, kPositive, kWide, kAny };
 
@@ -263,14 +261,13 @@ class Maker {
     }
   }
 
-  // -- Indices
-  // ---------------------------------------------------------------------------------------------------------
+  // -- Indices --------------------------------------------------------------------------------------------------------
 
-  // Where elements of an operand are indices as they are.
+  // How the elements of an operand are used as indices.
   struct Index {
     int64_t bound = std::numeric_limits<int64_t>::max();
     bool used = false;
-    bool apart = false;  // each element is another one
+    bool apart = false;  // all elements must be different
   };
 
   Index index_of(uint32_t operand) const {
@@ -300,8 +297,8 @@ class Maker {
     if (!index.used) return;
     TestData::Buffer& buffer = data_.buffers[data_.views[operand].buffer];
     if (index.apart) {
-      // Bounds have room for all elements of the operand, which are fewer than the buffer's: a place of its own for
-      // each of them, whatever the strides.
+      // The bound is large enough for all elements of the operand, which are fewer than the buffer's. Each element gets
+      // its own index, for any strides.
       fill_apart(operand, index.bound);
       return;
     }

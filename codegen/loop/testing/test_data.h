@@ -11,27 +11,27 @@ namespace torch_remote::codegen::testing {
 
 struct TestDataOptions {
   int64_t max_points = 6000;  // of the domain
-  // Some indices are out of their bounds. Without it, those that are elements of an operand of indices are not (but
-  // what is computed may be).
+  // Some indices are out of bounds. If false, indices that are loaded from an operand are in bounds, but computed ones
+  // may not be.
   bool wrong_indices = true;
-  bool aliases = true;    // what is stored may lie where another operand of the same places lies
-  bool special = true;    // NaN, infinities, denormals, -0 among floats, extremes among integers
-  bool unaligned = true;  // operands begin at any element, else at multiples of 64 bytes
+  bool aliases = true;    // a stored operand may share the memory of another operand with the same places
+  bool special = true;    // NaN, infinities, denormals and -0 among floats, extremes among integers
+  bool unaligned = true;  // operands begin at any element; otherwise at multiples of 64 bytes
 };
 
-// What a kernel is called with, and the memory of it. A copy has memory of its own: call two copies in two ways, and
-// compare.
+// The arguments of a kernel, and their memory. A copy has its own memory: to compare two executions, call each with one
+// copy.
 class TestData {
  public:
-  // Random sizes, layouts (gaps, any order of dims, negative strides, stride 0 for what is only loaded) and numbers. An
-  // index of a store that does not add is another one for each point, if it is an element of an operand.
+  // Makes random sizes, numbers and layouts: gaps, any order of dims, negative strides, and stride 0 for operands that
+  // are only loaded. If a store does not add and loads its index from an operand, each point has another index.
   TestData(const Kernel& kernel, Rng& rng, const TestDataOptions& options = {});
 
-  // Points into this object; any change to it or copy of it needs another call.
+  // The pointers refer to this object. Call it again after any change or copy.
   Arguments arguments();
 
-  // The first element that is not the same bit for bit (all NaNs are); "" if there is none. Of all memory, around the
-  // operands, too.
+  // Describes the first element that differs in its bits (all NaNs are equal); "" if there is none. Compares the memory
+  // around the operands, too.
   std::string difference(const TestData& other) const;
 
   // Sizes and strides, for messages.
@@ -49,7 +49,7 @@ class TestData {
   };
   struct View {
     uint32_t buffer = 0;
-    size_t first = 0;  // element at place 0 of all dims
+    size_t first = 0;  // the element at place 0 of all dims
   };
   std::vector<int64_t> sizes, strides, bounds;
   std::vector<uint64_t> scalars;

@@ -1,10 +1,10 @@
-"""Writes codegen/loop/function_tables.h: coefficients of the polynomials that elementary functions are expanded to.
+"""Writes codegen/loop/function_tables.h: coefficients of the polynomials in the expansions of elementary functions.
 
     python codegen/loop/tools/fit.py > codegen/loop/function_tables.h
 
-Each is the minimax polynomial of its function (Remez exchange, relative error unless a weight says otherwise). Low
-coefficients are rounded to the format one after the other, and the others fitted anew each time, so that they make up
-for it. Needs mpmath; takes minutes.
+Each is the minimax polynomial of its function (Remez exchange; relative error unless a weight says otherwise). Low
+coefficients are rounded to the format one after the other. After each, the remaining ones are fitted again, to
+compensate for the rounding. The script needs mpmath and takes minutes.
 """
 
 import struct
@@ -41,7 +41,7 @@ class Problem:
 
     def minimax(self, powers: list[int]) -> tuple[list[mpf], mpf]:
         n = len(powers)
-        # Divided by the lowest power: what remains is a polynomial with all powers, and its errors alternate.
+        # We divide by the lowest power. What remains is a polynomial with all powers, whose errors alternate.
         least = powers[0]
         columns = [[x ** (k - least) for k in powers] for x in self.xs]
         f = [v / x**least for v, x in zip(self.f, self.xs, strict=True)]
@@ -68,7 +68,7 @@ class Problem:
 
 
 def exchange(errors: list[mpf], count: int) -> list[int]:
-    """The largest error of each run of one sign, without the smaller ones at an end."""
+    """Returns the largest error of each run of one sign, without the smaller ones at an end."""
     peaks: list[int] = []
     for i, e in enumerate(errors):
         if peaks and (e > 0) == (errors[peaks[-1]] > 0):
@@ -92,9 +92,10 @@ def to_double(x: mpf) -> mpf:
 def fit(
     name: str, f: Function, weight: Function, low, high, powers: list[int], single: bool, first_in_two: bool = False
 ) -> None:
-    """Prints the table. The lowest coefficients are rounded one by one, the others together: as many as prove best.
+    """Prints the table. The lowest coefficients are rounded one by one, the others together.
 
-    With `first_in_two` the first one is the sum of the first two of the table.
+    We try several numbers of the former and use the best one. With `first_in_two`, the first coefficient is the sum of
+    the first two numbers of the table.
     """
     rounded = to_float if single else to_double
     best: tuple[mpf, list[mpf]] | None = None
@@ -256,7 +257,7 @@ def tables() -> None:
             single,
         )
 
-    # -log(erfc(x)) = x + x q(x): what matters of it is the error of erf(x) = 1 - exp(-x - x q(x)).
+    # -log(erfc(x)) = x + x q(x). Only the error of erf(x) = 1 - exp(-x - x q(x)) matters.
     fit(
         "kErf32",
         lambda x: -mp.log(mp.erfc(x)) / x - 1,
@@ -322,7 +323,7 @@ def tables() -> None:
 
 
 def pieces(value: mpf, first: int, bits: list[int]) -> list[mpf]:
-    """Consecutive bits of a number below 1, from bit `first` after the point."""
+    """Returns consecutive bits of a number below 1 as numbers, from bit `first` after the binary point."""
     result = []
     at = first
     for count in bits:
