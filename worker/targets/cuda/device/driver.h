@@ -234,8 +234,8 @@ inline constexpr int kDriverVersion = 12000;  // The oldest supported version: 1
 // install.
 Status open_driver(const std::string& library, Driver* driver);
 
-// Ok, or what the driver says: "cuda: cuMemAlloc: out of memory (CUDA_ERROR_OUT_OF_MEMORY)". `what` is a function's
-// name. Out of memory is kOutOfMemory; errors after which the device is of no use any more are kLost.
+// Ok, or an error in the driver's words: "cuda: cuMemAlloc: out of memory (CUDA_ERROR_OUT_OF_MEMORY)". `what` is the
+// function's name. Out of memory becomes kOutOfMemory; errors that leave the device unusable become kLost.
 Status to_status(const Driver& driver, Result result, const char* what);
 
 // After such an error, every further call on the device fails.

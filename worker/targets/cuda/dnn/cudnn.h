@@ -45,7 +45,7 @@ enum class Result : int {
 enum class Type : int { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2, kInt32 = 4, kBFloat16 = 9, kBool = 11 };
 // Bytes of an element.
 uint32_t item_size(Type type);
-// The type of a float dtype, and of one that is no f64, which only convolutions have.
+// The type of a float dtype. narrow_type_of excludes f64, which only convolutions support.
 std::optional<Type> type_of(ir::DType dtype);
 std::optional<Type> narrow_type_of(ir::DType dtype);
 // The alignment in bytes that all our graphs declare. Tensors with less are copied.

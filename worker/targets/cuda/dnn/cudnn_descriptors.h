@@ -53,7 +53,7 @@ class Builder {
   Status status_;
 };
 
-// What the library proposes for a graph, its favourite first: configs of engines, which are among those of `made`.
+// Asks cuDNN's heuristics for engine configs for a graph, first choice first. `made` owns them.
 Status propose(const Table& table, Descriptor graph, HeuristicsMode mode, Temporary* made,
                std::vector<Descriptor>* configs);
 // The numerical notes of a config's engine. False: the engine does not report them.
