@@ -145,7 +145,8 @@ class OpPlanner {
   Place packed(const OpTensor& tensor) { return packed(tensor, tensor.dtype); }
   // The tensor, copied if it shares a buffer with `written`.
   OpTensor apart(const OpTensor& tensor, const OpTensor& written);
-  // Where packed elements of a result go, which no operand lies in; what is moved from there is moved by `finish`.
+  // Where to write a result's contiguous elements. It is in scratch memory if the result is strided or an operand
+  // shares its buffer; `finish` then adds the copy.
   Place output(const OpTensor& to);
   void copy(const OpTensor& from, const OpTensor& to);  // Broadcasts `from`.
   void zero(Place to, uint64_t nbytes) { plan_->steps.emplace_back(OpFill{to, nbytes, 0}); }
