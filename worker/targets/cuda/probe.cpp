@@ -198,7 +198,7 @@ ProbeSource nvidia() {
                 if (!status.ok()) return status;
                 unsigned major = static_cast<unsigned>(library.major), minor = 0;
                 const auto get = reinterpret_cast<int (*)(unsigned*, unsigned*)>(library.find("nvJitLinkVersion"));
-                const bool tells = get != nullptr && get(&major, &minor) == 0;  // That of CUDA 12.2 lacks the function.
+                const bool tells = get != nullptr && get(&major, &minor) == 0;  // CUDA 12.2 lacks the function.
                 *version = std::to_string(major) + (tells ? "." + std::to_string(minor) : "");
                 return status;
               },

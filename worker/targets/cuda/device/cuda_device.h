@@ -29,7 +29,7 @@ class CudaDevice final : public Device {
     int ordinal = 0;
     uint64_t limit = 0;     // Bytes for tensors; 0: the memory that is free now, minus a part for kernels and staging.
     KernelOptions kernels;  // Also used for the kernels that pack strided views.
-    size_t slot_bytes = size_t{4} << 20;            // Of one staging slot.
+    size_t slot_bytes = size_t{4} << 20;            // Bytes of a staging slot.
     uint32_t slots = 4;                             // Staging slots in each direction.
     uint64_t kept_for_peers = uint64_t{256} << 20;  // At most this many bytes of shared memory are reused.
   };

@@ -19,7 +19,7 @@ struct Library {
   std::string_view version = {};
 };
 
-// Where to look for a library, in this order: what the process has open; `given`; NVIDIA's Python packages next to
+// Where libraries are looked for, in this order: what the process has open; `given`; NVIDIA's Python packages next to
 // ours; the system's search path; CUDA's folders (CUDA_PATH, CUDA_HOME, /usr/local/cuda).
 struct LibraryPlaces {
   std::string given;          // A folder; empty: none. It is an error if it lacks the library.

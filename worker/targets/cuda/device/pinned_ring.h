@@ -14,7 +14,7 @@ namespace torch_remote::worker::cuda {
 // is far behind. The GPU's context must be current.
 class PinnedRing {
  public:
-  static constexpr size_t kAreas = 4, kAreaWords = 8192;  // Of 8 bytes each.
+  static constexpr size_t kAreas = 4, kAreaWords = 8192;  // Words have 8 bytes.
 
   explicit PinnedRing(const Driver& driver) : driver_(driver) {}
   PinnedRing(const PinnedRing&) = delete;

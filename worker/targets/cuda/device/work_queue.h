@@ -78,7 +78,7 @@ class WorkQueue {
   static constexpr size_t kFewest = 4, kMost = 8192;
   static constexpr size_t kMostGraphs = 64, kMostPieces = 1 << 16, kMostSeen = 512;
   static constexpr size_t kMostAlike = 4;                         // Graphs per sequence.
-  static constexpr size_t kMostNumbers = PinnedRing::kAreaWords;  // Of 8 bytes each, in one graph's memory.
+  static constexpr size_t kMostNumbers = PinnedRing::kAreaWords;  // Words in one graph's memory.
 
  private:
   using Key = std::array<uint64_t, 2>;

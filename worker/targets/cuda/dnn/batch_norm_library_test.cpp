@@ -1,6 +1,6 @@
-// That our graphs compute batch norm with cuDNN, that running statistics are updated once, and that nothing leaks. Runs
-// on the GPU emulator, whose cuDNN is strict (emulated_cudnn.h). How plans are requested and chosen is tested in
-// attention_library_test.cpp.
+// Checks that our graphs compute batch norm with cuDNN, that running statistics are updated once, and that nothing
+// leaks. Runs on the GPU emulator, whose cuDNN is strict (emulated_cudnn.h). How plans are requested and chosen is
+// tested in attention_library_test.cpp.
 #include "worker/targets/cuda/dnn/batch_norm_library.h"
 
 #include <gtest/gtest.h>

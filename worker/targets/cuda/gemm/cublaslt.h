@@ -42,8 +42,7 @@ enum class Type : int {
 // The size of an element in bytes.
 uint32_t item_size(Type type);
 
-// cublasComputeType_t: the accumulation type.
-// kTf32: operands are rounded to tf32.
+// cublasComputeType_t: the accumulation type. kTf32: operands are rounded to tf32.
 enum class Compute : int { kFloat32 = 68, kFloat64 = 70, kInt32 = 72, kTf32 = 77 };
 // cublasOperation_t: applied to a matrix as it is stored.
 enum class Operation : int32_t { kNone = 0, kTranspose = 1, kConjugate = 2 };

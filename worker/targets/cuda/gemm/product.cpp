@@ -174,7 +174,7 @@ bool find_product(const ir::Graph& graph, const ir::Node& node, Product* product
       good = operands("mat", "vec") && adds();
       found.right_lies = found.result_lies = Lies::kColumn;
       break;
-    case aten_addr:  // Real ones run on another kernel: it keeps NaN and infinities when alpha is 0.
+    case aten_addr:  // Real ones run on another kernel, which propagates NaN when alpha is 0.
       good = operands("vec1", "vec2") && adds() && ir::is_complex(graph.views[found.left].dtype);
       found.left_lies = Lies::kColumn;
       found.right_lies = Lies::kRow;
@@ -383,7 +383,8 @@ class ProductPlanner {
     return true;
   }
 
-  // If the result is row-major, or is better so, computes the transposed problem: (left right)^T = right^T left^T.
+  // Transposes the problem, (left right)^T = right^T left^T, unless the result is column-major only, or a single
+  // column. Afterwards the result is column-major, or neither of its strides is 1.
   void orient(Matrix& left, Matrix& right, Matrix& result, Matrix& added, bool adds) {
     const bool is_column = result.columns == 1 && result.has_columns();
     if (is_column || (!result.transposed().has_columns() && result.has_columns())) return;

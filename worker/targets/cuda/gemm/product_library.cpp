@@ -370,7 +370,7 @@ Status ProductLibrary::run(const std::shared_ptr<PreparedProduct>& prepared, con
   return status;
 }
 
-// --- which proposal is best ------------------------------------------------------------------------------------------
+// --- timing ----------------------------------------------------------------------------------------------------------
 
 void ProductLibrary::time(const PreparedProduct& prepared, const ProductPointers& given, const void* alpha,
                           const void* beta) {

@@ -16,19 +16,19 @@
 
 namespace torch_remote::worker::cuda {
 
-// How problems of one kind are done: what the library proposes for them, and which of that is best. It is asked once;
-// then the first use has each proposal do it again behind the real work, into memory that nobody looks at, and later
-// ones look whether the GPU has come past that. The fastest one is kept, in a file, too. Of a deterministic problem the
-// library's favourite for just these sizes is taken, and neither time nor file looked at.
+// How GEMMs of one kind are computed: the heuristic's results, and the fastest of them. The heuristic is asked once.
+// The first use then queues each algorithm again behind the real call, into scratch memory, to time it. Later uses
+// check whether the GPU has finished the timing. The fastest algorithm is used from then on, and stored in a file. In
+// deterministic mode we use the heuristic's first choice for these exact sizes, without timing and without the file.
 struct Choice {
   std::string key;
-  std::vector<lt::Candidate> candidates;  // the library's favourite first
+  std::vector<lt::Candidate> candidates;  // The heuristic's first choice first.
   size_t best = 0;
-  std::vector<Event> marks;  // around each of them, while they are timed; one more than candidates
+  std::vector<Event> marks;  // Events around each candidate while they are timed; one more than candidates.
   bool decided = false;
 };
 
-// What a problem's calls need, made once.
+// Everything that a problem's calls need, made once.
 class PreparedProduct {
  public:
   ~PreparedProduct();

@@ -176,8 +176,8 @@ class ProductTest : public ::testing::Test {
     for (const std::string& finding : emulated::gpus().findings()) ADD_FAILURE() << finding;
   }
 
-  // Runs a graph whose body is `lines`. Buffers and views are numbered: first the inputs, then `made`, whose contents
-  // are then updated. `@b4` in a group is a value without memory.
+  // Runs a graph whose body is `lines`, and reads all tensors back. Buffers and views are numbered: first the inputs,
+  // then `made`. `@b4` in a group is a value without memory.
   void run(std::vector<Tensor*> inputs, std::vector<Tensor*> made, const std::string& lines, int times = 1) {
     std::string text = "graph() {\n";
     for (size_t i = 0; i < inputs.size(); ++i) text += "  b" + std::to_string(i) + ": input survives\n";

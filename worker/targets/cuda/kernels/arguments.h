@@ -251,8 +251,8 @@ struct AttentionUnseenArguments {
   i64 batch = 0, heads = 0, queries = 0, size = 0;
   i64 seen_batch = 0, seen_head = 0;
 };
-// Copies log-sum-exp values to contiguous memory. Those of rows that attend to no key become plus infinity, so that
-// their weights are 0.
+// Copies log-sum-exp values to contiguous memory. For rows that attend to no key it writes plus infinity, so that their
+// weights are 0.
 struct AttentionSumsArguments {
   u64 logsumexp = 0, out = 0;
   i64 strides[3] = {};

@@ -7,8 +7,8 @@ using i64 = long;
 using u64 = unsigned long;
 
 enum class BagMode : i64 { kSum, kMean, kMax };
-// Bounds of failures that concern an offset, not an index. kFirstOffset: the first offset is not 0. kLastOffset - n:
-// the last offset is beyond the n indices.
+// Bounds of failures that concern an offset, not an index.
+// kFirstOffset: the first offset is not 0. kLastOffset - n: the last offset is beyond the n indices.
 inline constexpr i64 kFirstOffset = -1, kLastOffset = -2;
 
 // Bags of rows of a table: bag b has the indices from offsets[b] to before offsets[b + 1], or to the end. All are
@@ -16,7 +16,7 @@ inline constexpr i64 kFirstOffset = -1, kLastOffset = -2;
 struct BagArguments {
   u64 weight = 0, indices = 0, offsets = 0;  // indices, offsets: i64.
   u64 scales = 0;                            // One per index; may be 0.
-  // bags: the bag of each index; sizes: indices per bag; most: rows of maxima. Elements have index_dtype; each may be
+  // bags: the bag of each index; sizes: indices per bag; most: rows of maxima. Their dtype is index_dtype. Any may be
   // 0.
   u64 out = 0, bags = 0, sizes = 0, most = 0;
   u64 failure = 0;

@@ -6,8 +6,8 @@ namespace torch_remote::worker::cuda {
 using i64 = long;
 using u64 = unsigned long;
 
-// Rows of scores, each with the place of its class (multi_margin_loss) or a list of places of its labels, which ends at
-// a negative one (multilabel_margin_loss). All are packed; places are i64.
+// Rows of scores, each with its class index (multi_margin_loss) or a list of label indices (multilabel_margin_loss).
+// The list ends at a negative index. All are contiguous; indices are i64.
 struct MarginArguments {
   u64 in = 0, target = 0, out = 0, failure = 0;
   u64 weight = 0;        // One per class; may be 0.

@@ -21,8 +21,8 @@ namespace torch_remote::worker::cuda {
 // would not be valid.
 Status take_in_loops(codegen::Launch* launch);
 
-// The kernels that execute a group or a single node, with everything that a run needs except buffers. Made again when
-// sizes or strides change.
+// The kernels that execute a group or a single node, with everything that a run needs except buffers. Prepared anew
+// when sizes or strides change.
 class GroupCall {
  public:
   // Requests the kernels; returns at once. kUnsupported: there are no kernels for these values.
@@ -41,7 +41,7 @@ class GroupCall {
   struct Prepared {
     KernelStore::Asked* asked = nullptr;
     const LoadedKernel* kernel = nullptr;
-    std::vector<int64_t> strides, bounds;                        // Of all operands, concatenated.
+    std::vector<int64_t> strides, bounds;                        // All operands' values, concatenated.
     uint64_t scratch = 0;                                        // Bytes.
     std::shared_ptr<const std::vector<IndexedOperand>> indexed;  // Null: no operand is indexed.
   };

@@ -72,7 +72,7 @@ class Unit {
   const ir::Group group_;
   std::vector<uint32_t> fresh_;
   std::vector<ir::Sym> symbols_;
-  std::vector<int64_t> values_;  // Of symbols_.
+  std::vector<int64_t> values_;  // The values of symbols_.
   bool asked_ = false, bound_ = false, empty_ = false, waits_ = false;
   Status status_;
   const NumberChecks numbers_;
@@ -82,7 +82,7 @@ class Unit {
 // A program whose nodes are executed by units.
 class UnitProgram : public RunnerProgram {
  public:
-  // `refused` counts units that turned out to be unsupported.
+  // `refused` counts the units that could not be executed after all.
   UnitProgram(CudaDevice& device, const LoadRequest& request, uint64_t& refused);
 
   bool creates_buffer(uint32_t buffer) const override;

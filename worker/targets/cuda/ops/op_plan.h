@@ -118,7 +118,7 @@ class OpPlanner {
   // Null: there is no such argument, or it was not given.
   const ir::Arg* argument(std::string_view name) const;
   bool has(std::string_view name) const { return argument(name) != nullptr; }
-  // Number arguments. Every value that is read becomes a dependency: the plan is made again when it changes.
+  // Number arguments. Every value that is read becomes a dependency: the node is planned anew when it changes.
   int64_t whole(std::string_view name, int64_t otherwise = 0);
   double number(std::string_view name, double otherwise = 0);
   bool flag(std::string_view name, bool otherwise = false) { return whole(name, otherwise ? 1 : 0) != 0; }
