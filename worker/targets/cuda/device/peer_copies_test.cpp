@@ -202,7 +202,7 @@ TEST_P(PeerCopies, LargeMemoryGoesWhenItWasRead) {
         EXPECT_GE(end.driver().allocated(), before + kLarge * 4);
         EXPECT_EQ(end.hear(), "read");
         end.free(from);
-        end.copies().leave(kPair, false, nullptr);  // This end is notified of the reads, too.
+        end.copies().leave(kPair, false, nullptr);  // Returns when the read was reported here, too.
         end.close();                                // Frees what was read; the reader has closed it.
       },
       [](End& end) {

@@ -179,7 +179,8 @@ TEST_F(WorkQueueTest, TheSecondTimeASequenceIsAGraph) {
   }
   // The first step also loads the kernel. From the third step on there is one driver call.
   EXPECT_GE(steps[0], 10u);
-  EXPECT_EQ(steps[1], 10 + 10 + 2 + 1 + 1u);  // As many launches and nodes; begin, end; instantiate; launch.
+  // 10 launches and their 10 nodes; begin and end of the capture; instantiate; launch.
+  EXPECT_EQ(steps[1], 10 + 10 + 2 + 1 + 1u);
   EXPECT_EQ(steps[2], 1u);
   EXPECT_EQ(steps[4], 1u);
   EXPECT_EQ(calls("cuGraphLaunch"), 4u);

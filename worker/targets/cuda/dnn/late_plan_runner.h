@@ -105,7 +105,8 @@ class LatePlanUnit final : public Unit {
     return Status::internal("cuda: an unknown state of a plan");
   }
 
-  // Not for longer than there is no plan.
+  // False while the plan is being built, so that every `ask` looks again. Also false once the plan's state or the math
+  // modes have changed.
   bool suits(std::span<const int64_t>) const override {
     if (libraries_.device().math() != math_) return false;
     if (prepared_ == nullptr) return true;
@@ -139,7 +140,7 @@ class LatePlanUnit final : public Unit {
   OpKernels& kernels_;
   ir::MathModes math_ = 0;
   typename Kind::Plan plan_;
-  typename Library::Prepared prepared_;  // null: cuDNN is not asked
+  typename Library::Prepared prepared_;  // Null: cuDNN is not asked.
   LateState state_ = LateState::kRefused;
 };
 

@@ -503,7 +503,7 @@ class ProductPlanner {
 
   static int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-  // left [m, k], right [k, n], result [m, n]. The result is column-major, or has any strides.
+  // left [m, k], right [k, n], result [m, n]. If the result is not column-major, a column-major copy is made first.
   Status build(const Matrix& left, const Matrix& right, const Matrix& result, const Matrix& added, bool adds, bool unit,
                bool nothing) {
     const Wants wants = wants_of(left.dtype);

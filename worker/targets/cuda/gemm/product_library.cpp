@@ -177,7 +177,8 @@ Status ProductLibrary::describe(PreparedProduct& prepared) {
   set(lt::DescAttribute::kEpilogue, problem.epilogue);
   if ((problem.epilogue & lt::kBias) != 0) {
     set(lt::DescAttribute::kBiasType, static_cast<int32_t>(problem.bias));
-    // The heuristic considers the pointer's alignment.
+    // cuBLASLt derives the alignment from the pointer, so a placeholder with this alignment is set until the first
+    // call.
     prepared.bias_ = problem.bias_alignment;
     set(lt::DescAttribute::kBiasPointer, prepared.bias_);
   }
@@ -380,7 +381,7 @@ void ProductLibrary::time(const PreparedProduct& prepared, const ProductPointers
   tr_buffer scratch{};
   if ((wants_workspace && !take_workspace()) ||
       !memory_.allocate(reach(prepared.problem_.d, prepared.problem_.batch), &scratch, Reach::kOwn)) {
-    choice.decided = true;  // as far as this process is concerned
+    choice.decided = true;  // Not written to the file.
     return;
   }
   ProductPointers pointers = given;
@@ -402,7 +403,7 @@ void ProductLibrary::time(const PreparedProduct& prepared, const ProductPointers
     for (int i = 0; i < kRepeats; ++i) (void)call(prepared, candidate, pointers, alpha, beta, stream);
     mark();
   }
-  scratch.release(scratch.owner);  // who has it next uses it behind this
+  scratch.release(scratch.owner);  // The next user is queued behind the timing.
 }
 
 void ProductLibrary::decide(Choice& choice) {

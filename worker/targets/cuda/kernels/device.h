@@ -139,7 +139,8 @@ __device__ inline double rounded(double x, i64 dtype) {
   }
 }
 
-// Writes an element of `item` bytes. `kShared`: other threads may write the same value there concurrently.
+// Stores an element of `move`, which copies `item` bytes. `kShared`: other threads may write the same value there
+// concurrently.
 template <typename T, bool kShared>
 __device__ inline void put(u64 to, i64 at, T x) {
   if (kShared) {

@@ -13,7 +13,7 @@ struct MarginArguments {
   u64 weight = 0;        // One per class; may be 0.
   u64 is_target = 0;     // For labels, in the scores' dtype: 1 for each label. It is an input of the backward pass.
   u64 grad = 0;          // Backward; one per row, or one for all.
-  i64 grad_is_each = 0;  // One per row.
+  i64 grad_is_each = 0;  // Whether grad has one element per row.
   i64 rows = 0, length = 0;
   i64 dtype = 0, out_dtype = 0;
   i64 squares = 0;  // Squares what violates the margin.

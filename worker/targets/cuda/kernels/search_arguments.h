@@ -52,8 +52,8 @@ struct SelectScatterArguments {
   i64 chunks = 0, bound = 0;  // bound: elements of `source`.
 };
 
-// Repeats each position as often as its number says. `total` is the number of all repetitions, or -1 if a number is
-// negative. With `found`, the total is checked against it; otherwise it is written to `total`.
+// Repeats each position as often as its number says. `total`, if not 0, receives the number of all repetitions, or -1
+// if a number is negative. If `found` is not negative, the number of all repetitions must equal it.
 struct RepeatCountArguments {
   u64 repeats = 0, sums = 0, total = 0, failure = 0;  // Contiguous i64; sums: inclusive cumulative sums.
   i64 count = 0, found = -1;

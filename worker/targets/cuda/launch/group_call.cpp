@@ -53,9 +53,9 @@ std::pair<int64_t, int64_t> reach(const ir::View& view, std::span<const int64_t>
   return {values[view.offset] * item, (last + 1) * item};
 }
 
-// Lowers a copy between two views with any strides. (As a group, a copy can be lowered only if neighboring elements
-// have the same strides on both sides.) The dims are those of `to`; `from` is broadcast to them. False: the views may
-// overlap, or there are too many dims.
+// Lowers a copy between two views with any strides. (lower_group lowers a copy only if neighboring elements have the
+// same layout on both sides.) The dims are those of `to`; `from` is broadcast to them. False: the views may overlap, or
+// there are too many dims.
 bool lower_copy(const ir::View& from, const ir::View& to, std::span<const int64_t> values, codegen::Launch* launch) {
   std::vector<int64_t> strides_from, strides_to;
   launch->sizes.clear();

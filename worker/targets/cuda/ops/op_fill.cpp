@@ -357,7 +357,8 @@ void clear(OpPlanner& planner, const OpTensor& to) {
   if (!to.is_packed()) planner.copy(zeros, to);
 }
 
-// Fills tensors with any strides, even overlapping ones. (Compiled kernels fill dense ones.)
+// Fills tensors with any strides, even overlapping ones. (Compiled kernels fill tensors whose elements are in memory
+// order.)
 Status fill(OpPlanner& planner) {
   const std::optional<OpTensor> to = planner.result(0);
   if (!to || planner.tensor("value")) return refuse("with what a tensor has");

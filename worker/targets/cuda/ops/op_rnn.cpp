@@ -179,8 +179,8 @@ void Layer::forward(const Direction& direction) {
   const int64_t width = gates_ * units_, rows = steps_ * batch_;
   const OpTensor gates = wide_tensor({steps_, batch_, width}), hidden = wide_tensor({batch_, width}),
                  states = wide_tensor({steps_ + 1, batch_, units_}), cell = wide_tensor({batch_, units_});
-  // A GRU applies its reset gate to the hidden state's projection before it adds the input's, so that bias is added
-  // later.
+  // A GRU applies its reset gate to the hidden state's projection, bias included, before it adds the input's
+  // projection. So b_hh belongs to the hidden state's GEMM.
   product(matrix(packed_input_, dtype_, rows, inputs_), matrix(direction.w_ih, dtype_, width, inputs_).transposed(),
           matrix(gates.place, wide_, rows, width), direction.b_ih, is_gru ? Place() : direction.b_hh);
   planner_.copy(part_of(hx_, 0, direction.index), part_of(states, 0, 0));
