@@ -20,8 +20,8 @@ inline constexpr int64_t kDivision = -2, kMaskedCount = -3;
 // Describes an operand of a kernel that is addressed by an index: which node reads or writes it.
 struct IndexedOperand {
   uint32_t node = 0;
-  std::string_view op;     // Lives as long as the process; empty: no index addresses this operand.
-  int64_t dim = -1;        // The tensor's dim that is indexed; -1: the op's message names none; or a value above.
+  std::string_view op;  // Lives as long as the process; empty: no index addresses this operand.
+  int64_t dim = -1;  // The tensor's dim that is indexed; -1: the op's message names none; or kDivision, kMaskedCount.
   std::string words = {};  // The error message; empty: the op's own message about an index.
 };
 

@@ -1,7 +1,7 @@
 // Compares our declarations with NVIDIA's nccl.h (2.18 or later). It does not compile without nccl.h on the include
 // path: see docs/build.md.
 #include <gtest/gtest.h>
-#include <nccl.h>  // NVIDIA's, not the one beside this file
+#include <nccl.h>  // NVIDIA's header, not ours in this folder.
 
 #include <cstddef>
 #include <cstdlib>

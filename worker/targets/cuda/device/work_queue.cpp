@@ -9,7 +9,7 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-// A sequence is no longer run as a graph when it changed mostly this many times more often than not.
+// A sequence is given up as a graph once most of it had to be updated this many times more often than not.
 constexpr uint32_t kPatience = 8;
 
 struct Hash {

@@ -27,8 +27,8 @@ struct AttentionProblem {
   int64_t batch = 1, heads = 1, key_heads = 1, queries = 1, keys = 1, size = 8, value_size = 8;
   Strides query = {}, key = {}, value = {}, out = {};
   Strides grad = {}, grad_query = {}, grad_key = {}, grad_value = {};  // backward
-  // The bias added to scores is [bias_batch, bias_heads, queries, keys]. Each of the first two sizes is 1 or the full
-  // size; 0: no bias. The row stride is bias_row elements; the outer dims have no gaps.
+  // The bias added to scores is [bias_batch, bias_heads, queries, keys]. bias_batch and bias_heads are 1 or the full
+  // size; without a bias they are 0. The row stride is bias_row elements; the outer dims have no gaps.
   int64_t bias_batch = 0, bias_heads = 0, bias_row = 0;
 
   auto operator<=>(const AttentionProblem&) const = default;

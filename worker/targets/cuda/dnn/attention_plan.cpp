@@ -65,7 +65,7 @@ class AttentionPlanner {
 
 // Reads the operands that both passes have.
 Status AttentionPlanner::find() {
-  // Comes before any refusal, as the numbers read here are also what the next runner depends on.
+  // Read before any refusal: the node depends on these numbers even if another runner executes it.
   AttentionProblem& problem = plan_.problem;
   problem.causal = planner_.flag("is_causal");
   const bool has_scale = planner_.has("scale");

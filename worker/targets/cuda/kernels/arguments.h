@@ -22,7 +22,7 @@ enum class Draw : i64 { kUniform, kNormal, kExponential, kIntegers, kBelow, kBel
 // Element i depends only on seed, offset and i (ir/philox.h), as in worker/targets/aten/kernels/random.cpp.
 struct RandomArguments {
   u64 out = 0;                            // Contiguous.
-  u64 numbers = 0, seed = 0, offset = 0;  // Address of seed and offset in memory; 0: use the members.
+  u64 numbers = 0, seed = 0, offset = 0;  // numbers: the address of seed and offset in memory; 0: use the members.
   i64 count = 0;
   i64 dtype = 0;
   Draw draw = Draw::kUniform;
@@ -41,7 +41,7 @@ struct ScanArguments {
   u64 in = 0, out = 0, places = 0;  // Contiguous; places: i64, for cummax and cummin.
   i64 outer = 1, length = 0, inner = 1;
   i64 in_dtype = 0, out_dtype = 0;
-  i64 minimum = 0;  // For cummin.
+  i64 minimum = 0;  // Set for cummin.
 };
 
 // -- sort.cu
@@ -91,9 +91,9 @@ struct IndexArguments {
   i64 skipped = -0x7FFFFFFFFFFFFFFF;                        // Points with this index are skipped.
 };
 
-// Writes (or adds) elements of `values` where a mask is true. The first index is the mask. The second one is the mask's
-// inclusive cumulative sum; without it, all points get the same value. The n-th true point gets the element at (n - 1)
-// * steps[1]; there are bounds[1] elements.
+// Writes (or adds) elements of `values` where a mask is true. The first index is the mask, the second one its inclusive
+// cumulative sum. Without the second one, all points get the same value. Otherwise the n-th true point gets the element
+// at offset (n - 1) * steps[1]; there are bounds[1] elements.
 struct IndexMaskedArguments {
   IndexArguments index = {};
   i64 last = 0;  // The position of the total in the second index.

@@ -16,8 +16,8 @@ inline constexpr i64 kFirstOffset = -1, kLastOffset = -2;
 struct BagArguments {
   u64 weight = 0, indices = 0, offsets = 0;  // indices, offsets: i64.
   u64 scales = 0;                            // One per index; may be 0.
-  // bags: the bag of each index; sizes: indices per bag; most: rows of maxima. Their dtype is index_dtype. Any may be
-  // 0.
+  // bags: the bag of each index; sizes: indices per bag; most: the rows that have the maxima. Their dtype is
+  // index_dtype. Any may be 0.
   u64 out = 0, bags = 0, sizes = 0, most = 0;
   u64 failure = 0;
   i64 weight_strides[2] = {};

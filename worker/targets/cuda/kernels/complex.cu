@@ -17,7 +17,7 @@ __device__ Complex operator*(Complex a, Complex b) {
 
 __device__ double magnitude(double x) { return x < 0 ? -x : x == 0 ? 0 : x; }
 
-// The absolute value. Large and small numbers do not overflow, as the parts are divided by the larger one.
+// The absolute value. It neither overflows nor underflows, as the parts are divided by the larger one.
 __device__ double size_of(Complex x) {
   const double a = magnitude(x.real), b = magnitude(x.imaginary);
   const double most = a > b ? a : b, least = a > b ? b : a;

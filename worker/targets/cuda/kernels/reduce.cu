@@ -135,7 +135,7 @@ __device__ i64 counted(const ReduceArguments& reduce, i64 x, i64) {
 
 // A row, or a piece of one, and the range of elements that this thread has.
 struct Row {
-  i64 number, base, begin, end;  // The row's first element.
+  i64 number, base, begin, end;  // base: the row's first element.
   bool there, first;             // first: this thread stores the result.
 };
 

@@ -140,7 +140,7 @@ class OpPlanner {
   // -- Its plan
 
   Place scratch(uint64_t nbytes);
-  // Contiguous elements of the tensor in that dtype. Uses the tensor itself if it is like that.
+  // The tensor's elements, contiguous and in that dtype: the tensor itself if it fits, else a copy.
   Place packed(const OpTensor& tensor, ir::DType dtype);
   Place packed(const OpTensor& tensor) { return packed(tensor, tensor.dtype); }
   // The tensor, copied if it shares a buffer with `written`.

@@ -37,7 +37,7 @@ class OpUnit final : public Unit {
     values_.clear();
     return status;
   }
-  // Seeds differ in every run.
+  // Seeds differ in every run, so steps that use them need the values.
   void set_numbers(std::span<const int64_t> values) override {
     values_.clear();
     for (const OpStep& step : plan_.steps) {
