@@ -1,4 +1,4 @@
-// A server whose device is a GPU in software.
+// A server whose device is the GPU emulator.
 #include <cmath>
 
 #include "tests/emulated_gpu/open.h"
@@ -18,7 +18,7 @@ class CudaServerTest : public ServerTest {
   }
 };
 
-// x + y and x * y; then x is made twice as much.
+// x + y and x * y; then x is doubled.
 constexpr const char* kStep = R"(graph(s0, s1) {
   b0: input survives
   b1: input survives
@@ -31,7 +31,7 @@ constexpr const char* kStep = R"(graph(s0, s1) {
   aten::add_.Tensor(%0, %0, alpha=1)
 })";
 
-// The same, done as one but for what has no memory then.
+// The same as a group, except for the op whose result has no memory in a group.
 constexpr const char* kGroup = R"(graph(s0, s1) {
   b0: input survives
   b1: input survives
@@ -85,7 +85,7 @@ TEST_F(CudaServerTest, DoesGroups) {
   }
 }
 
-// Nothing is said to be done that is not: a client that counts on it could take its memory back.
+// The server acknowledges only runs that are done, as a client may reuse the memory of these.
 TEST_F(CudaServerTest, AcknowledgesWhatIsDone) {
   load(1, kStep);
   const Floats large(1 << 16, 1);
@@ -98,8 +98,8 @@ TEST_F(CudaServerTest, AcknowledgesWhatIsDone) {
   EXPECT_EQ(read(1, {1}, {1}), Floats{std::ldexp(1.f, 50)});
 }
 
-// The result of a node that fails late, what was made of it since, and what that was added to, are not there; all else
-// is, and what was overwritten since is good again.
+// A node fails late. Its result, results computed from it, and buffers that they were added to are failed. Everything
+// else is valid, and so is what was overwritten since.
 TEST_F(CudaServerTest, AnIndexThatIsOutOfBoundsSpoilsWhatUsedIt) {
   load(1, R"(graph(s0, s1) {
   b0: input survives
@@ -120,7 +120,7 @@ TEST_F(CudaServerTest, AnIndexThatIsOutOfBoundsSpoilsWhatUsedIt) {
   upload(6, {std::bit_cast<float>(2), std::bit_cast<float>(3), std::bit_cast<float>(1)});
   run(1, {3, 12}, {1, 5}, 50);
   run(1, {3, 12}, {1, 6}, 100);
-  run(2, {3, 12}, {2, 100}, 200);  // 200 and 201 of what failed; 2 is doubled, of itself
+  run(2, {3, 12}, {2, 100}, 200);  // 200 and 201 depend on the failed result; 2 is only doubled.
   run(2, {3, 12}, {3, 4}, 300);
   std::string error;
   const auto failed = [&](uint64_t id) {
@@ -137,7 +137,7 @@ TEST_F(CudaServerTest, AnIndexThatIsOutOfBoundsSpoilsWhatUsedIt) {
   EXPECT_EQ(synchronize(), "");
 }
 
-// What no kernel does is named, with what to do; other nodes of the program are done.
+// An op that no runner takes is named, with a fix; the program's other nodes are executed.
 TEST_F(CudaServerTest, NamesTheOpThatNothingDoes) {
   load(1, R"(graph(s0, s1) {
   b0: input survives
@@ -174,7 +174,7 @@ TEST_F(CudaServerTest, MemoryThatRunsOutFailsOneRun) {
   EXPECT_EQ(read(200, {3}, {1}), (Floats{2, 4, 6}));
 }
 
-// Nothing is told of what a lost GPU was asked for: the session ends, and another one can begin.
+// No result of a lost GPU is reported: the session ends, and another one can begin.
 TEST_F(CudaServerTest, ALostGpuEndsTheSession) {
   load(1, kStep);
   upload(1, {1, 2, 3});
@@ -215,8 +215,8 @@ TEST_F(CudaServerTest, ProfilesWhatRanLate) {
   EXPECT_EQ(ops, 15u);
 }
 
-// What the driver is called for in a run: as often as there are kernels and products; once the program has run some
-// times, to launch a graph, and to exchange the addresses of results that lie elsewhere.
+// Driver calls per run: one per kernel and GEMM at first. After some runs, one graph launch, and updates of the
+// addresses of results that moved.
 TEST_F(CudaServerTest, AProgramThatRunsAgainIsOneCall) {
   std::string text = R"(graph() {
   b0: input survives

@@ -20,13 +20,13 @@ namespace {
 
 constexpr int kNewestCuda = 13000;
 
-// "13.1.0" of 130100: cuBLASLt's and cuDNN's numbers.
+// "13.1.0" for 130100, the version format of cuBLASLt and cuDNN.
 std::string version_text(size_t version) {
   return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
          std::to_string(version % 100);
 }
 
-// Of a library that is open. Empty: it is not.
+// The path of a library that is open; empty if it is not.
 std::string path_of(const char* soname) {
   void* const handle = dlopen(soname, RTLD_NOW | RTLD_NOLOAD);
   link_map* map = nullptr;
@@ -36,7 +36,7 @@ std::string path_of(const char* soname) {
   return path;
 }
 
-// The driver's own version ("580.65.06"), which its kernel module tells; empty where it does not.
+// The driver's own version ("580.65.06"), as its kernel module reports it; empty if it does not.
 std::string module_version() {
   std::ifstream file("/proc/driver/nvidia/version");
   std::string line, word;
@@ -88,7 +88,7 @@ ProbedGpu probe_gpu(const Driver& driver, int number) {
   return found;
 }
 
-// What a library's `open` says, and where the library is.
+// The result of a library's `open`, and the library's path.
 ProbedPart probe_library(const ProbeSource& source, const Library& library, const LibraryPlaces& places,
                          const std::string& without, const std::function<Status(std::string*)>& open) {
   ProbedPart part{.name = std::string(library.name), .without = without};
@@ -198,7 +198,7 @@ ProbeSource nvidia() {
                 if (!status.ok()) return status;
                 unsigned major = static_cast<unsigned>(library.major), minor = 0;
                 const auto get = reinterpret_cast<int (*)(unsigned*, unsigned*)>(library.find("nvJitLinkVersion"));
-                const bool tells = get != nullptr && get(&major, &minor) == 0;  // those of CUDA 12.2 do not
+                const bool tells = get != nullptr && get(&major, &minor) == 0;  // CUDA 12.2 lacks the function.
                 *version = std::to_string(major) + (tells ? "." + std::to_string(minor) : "");
                 return status;
               },

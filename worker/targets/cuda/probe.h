@@ -12,59 +12,59 @@
 #include "worker/targets/cuda/dnn/cudnn.h"
 #include "worker/targets/cuda/gemm/cublaslt.h"
 
-// What a worker would find on this machine for `--device cuda:N`, and how to install what it would not.
+// What a worker would find on this machine for `--device cuda:N`, and how to install what is missing.
 namespace torch_remote::worker::cuda {
 
-// The driver, a library, the compiler of kernels.
+// The driver, a library, or the kernel compiler.
 struct ProbedPart {
   std::string name, path = {}, version = {};
-  std::string missing = {};  // empty: it is there; else why it cannot be used
-  std::string fix = {};      // what to do then
-  std::string without = {};  // what does not work then
+  std::string missing = {};  // Why it cannot be used; empty: it can.
+  std::string fix = {};      // What to do about it.
+  std::string without = {};  // What does not work without it.
 
-  // From an error: what is wrong, and behind "; " what to do.
+  // Splits an error's message: what is wrong, and after "; " what to do.
   void set_missing(const Status& status);
 };
 
 struct ProbedGpu {
-  int number = 0;  // of cuda:N
+  int number = 0;  // The N of cuda:N.
   std::string name = {};
-  uint32_t sm = 0;                           // 90: compute capability 9.0
-  uint32_t processors = 0;                   // multiprocessors
+  uint32_t sm = 0;                           // 90 for compute capability 9.0.
+  uint32_t processors = 0;                   // Multiprocessors.
   uint64_t free_memory = 0, all_memory = 0;  // bytes
-  std::string missing = {};                  // empty: it can be used
+  std::string missing = {};                  // Why it cannot be used; empty: it can.
 };
 
 struct Probe {
   std::vector<ProbedGpu> gpus;
-  std::vector<ProbedPart> parts;  // the driver first
-  ProbedPart cpu;                 // what --device cpu needs
-  ProbedPart nccl;                // for process groups, which do without
-  ProbedPart aten;                // torch's kernels for GPUs, which most of it does without
+  std::vector<ProbedPart> parts;  // The driver first.
+  ProbedPart cpu;                 // The requirements of --device cpu.
+  ProbedPart nccl;                // Optional; for process groups.
+  ProbedPart aten;                // torch's CUDA kernels; optional for most ops.
 
-  bool has_gpu() const;      // one can be used
-  bool is_complete() const;  // and no part of it is missing
+  bool has_gpu() const;      // At least one GPU can be used.
+  bool is_complete() const;  // A GPU can be used, and no required part is missing.
 };
 
-// Who opens what is looked at. Tests have a driver and libraries in software.
+// Opens the parts. Tests supply the driver and libraries of the GPU emulator.
 struct ProbeSource {
   std::function<Status(Driver*)> driver;
   std::function<Status(const LibraryPlaces&, lt::Table*)> cublaslt;
   std::function<Status(const LibraryPlaces&, dnn::Table*)> cudnn;
   std::function<Status(const LibraryPlaces&, nccl::Table*)> nccl;
   std::function<Status(const LibraryPlaces&, std::string* version)> nvrtc, nvjitlink;
-  std::string path;  // of all of them; empty: of the files that they are in
+  std::string path;  // The path reported for all of them; empty: their real paths.
 };
 
-// NVIDIA's.
+// Opens NVIDIA's driver and libraries.
 ProbeSource nvidia();
 
-// Opens each GPU for a moment, and the libraries, which stay open. `codegen`: the library that compiles kernels.
-// places.driver is filled in; where there is no driver, libraries of the newest CUDA are looked for. `cpu` and `aten`
-// stay empty.
+// Opens each GPU for a moment, and the libraries for the life of the process. `codegen` is the path of the kernel
+// compiler's library. places.driver is filled in; without a driver, libraries of the newest CUDA are looked for. `cpu`
+// and `aten` stay empty.
 Probe probe(const ProbeSource& source, LibraryPlaces places, const std::string& codegen);
 
-// For people, a line or two a part; for programs, an object in JSON (docs/workers.md has its keys).
+// For people, a line or two per part; for programs, a JSON object (docs/workers.md lists its keys).
 std::string to_text(const Probe& probe);
 std::string to_json(const Probe& probe);
 

@@ -11,7 +11,7 @@
 #include "tests/emulated_gpu/emulated_driver.h"
 #include "tests/emulated_gpu/emulated_nccl.h"
 
-// libnvJitLink keeps memory of its own.
+// libnvJitLink never frees some of its memory.
 // NOLINTNEXTLINE(bugprone-reserved-identifier): the sanitizer's name
 extern "C" const char* __lsan_default_suppressions();
 extern "C" const char* __lsan_default_suppressions() { return "leak:libnvJitLink"; }
@@ -38,7 +38,7 @@ class ProbeTest : public ::testing::Test {
     codegen = folder / "codegen.so";
     std::ofstream(codegen) << "a library";
   }
-  // A machine with everything, in software.
+  // A machine that has every part, on the GPU emulator.
   ProbeSource in_software(emulated::EmulatedDriver& machine) {
     return {.driver =
                 [&machine](Driver* driver) {
@@ -81,13 +81,13 @@ TEST_F(ProbeTest, FindsWhatIsThere) {
   EXPECT_TRUE(found.parts[0].version.starts_with("CUDA 1")) << found.parts[0].version;
   EXPECT_NE(part(found, "cuBLASLt").version.find('.'), std::string::npos);
   EXPECT_NE(to_text(found).find("Nothing is missing"), std::string::npos) << to_text(found);
-  EXPECT_EQ(machine.left(), "");  // contexts were given back
+  EXPECT_EQ(machine.left(), "");  // All contexts were destroyed.
 }
 
 TEST_F(ProbeTest, OneMissingLibraryIsNamedAndTheGpuStaysUsable) {
   emulated::EmulatedDriver machine({});
   ProbeSource source = in_software(machine);
-  source.path = "";  // libraries of this machine: an empty folder
+  source.path = "";  // Looks for this machine's libraries, in an empty folder.
   const auto none = [this](LibraryPlaces places) {
     places.given = folder;
     return places;
@@ -103,7 +103,7 @@ TEST_F(ProbeTest, OneMissingLibraryIsNamedAndTheGpuStaysUsable) {
   EXPECT_NE(text.find("but for what is missing"), std::string::npos) << text;
 }
 
-// Process groups do without: nothing is missing then.
+// Process groups work without NCCL, so it does not count as missing.
 TEST_F(ProbeTest, NcclIsNamedButNotMissed) {
   emulated::EmulatedDriver machine({});
   ProbeSource source = in_software(machine);
@@ -122,7 +122,7 @@ TEST_F(ProbeTest, NcclIsNamedButNotMissed) {
 TEST_F(ProbeTest, AGpuThatCannotBeUsedSaysWhy) {
   emulated::EmulatedDriver machine({.devices = 2});
   ProbeSource source = in_software(machine);
-  // An old GPU: what its driver says of it.
+  // The driver reports compute capability 7 for the first GPU.
   static Result (*attribute)(int*, DeviceAttribute, DeviceNumber) = nullptr;
   attribute = machine.driver().device_get_attribute;
   source.driver = [&machine](Driver* driver) {
@@ -140,7 +140,7 @@ TEST_F(ProbeTest, AGpuThatCannotBeUsedSaysWhy) {
   EXPECT_TRUE(found.has_gpu());
 }
 
-// This machine's, or what is given as this machine's; none of the tests' machines has a GPU.
+// Uses the real loader with stand-in libraries, as no test machine has a GPU.
 TEST_F(ProbeTest, WithoutADriverLibrariesAreLookedAtAllTheSame) {
   ProbeSource source = nvidia();
   source.driver = [this](Driver* driver) { return open_driver(folder / "libcuda.so.1", driver); };

@@ -15,13 +15,13 @@ namespace torch_remote::worker::cuda {
 struct RunnerSources {
   OpenProducts cublaslt;
   std::shared_ptr<CudnnTable> cudnn;
-  KernelArchive kernels;  // hand-written; outlives the runners
+  KernelArchive kernels;  // Hand-written; must outlive the runners.
   AtenSource aten;
-  std::string folder = {};  // where libraries store which algorithms are fastest; empty: nowhere
+  std::string folder = {};  // Where the fastest algorithms of libraries are stored; empty: nowhere.
 };
 
 // The runners of a GPU, in the order in which they are asked: compiled kernels, cuBLASLt, cuDNN (convolutions,
-// attention, batch norm, recurrent layers), hand-written kernels, ATen. The device outlives them.
+// attention, batch norm, recurrent layers), hand-written kernels, ATen. The device must outlive them.
 Runners make_runners(CudaDevice& device, RunnerSources sources);
 
 }  // namespace torch_remote::worker::cuda

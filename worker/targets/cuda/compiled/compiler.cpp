@@ -13,7 +13,7 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-// Null: *status says why.
+// Null if it fails; *status says why.
 const tr_codegen_api* open_library(const std::string& path, Status* status) {
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   const auto entry =
@@ -50,10 +50,10 @@ Status compile_with(const tr_codegen_api& api, std::string_view text, uint32_t s
   return {code.unsupported != 0 ? ErrorCode::kUnsupported : ErrorCode::kInternal, message};
 }
 
-// Kernels for a processor run on all later ones.
+// Code for one compute capability runs on all later ones.
 uint32_t target_of(uint32_t sm) { return sm >= 100 ? 100 : sm >= 90 ? 90 : 80; }
 
-// Another build of a library makes other code: it is known by its file.
+// Identifies a build of the library by its file, as another build generates other code.
 std::string version_of(const std::string& path) {
   struct stat info{};
   if (::stat(path.c_str(), &info) != 0) return {};
@@ -76,7 +76,7 @@ class GpuCompiler {
   }
 
  private:
-  // What cannot be done here is the driver's.
+  // If nvJitLink fails, the image stays PTX, which the driver compiles.
   void assemble(uint32_t sm, CompiledKernel* compiled) {
     codegen::gpu::GpuCode code;
     code.ptx.assign(compiled->image.begin(), compiled->image.end() - 1);

@@ -11,10 +11,10 @@ namespace torch_remote::worker::cuda {
 
 inline constexpr Library kNvJitLink = {"nvJitLink", "libnvJitLink.so", "nvidia-nvjitlink", "nvjitlink"};
 
-// Fills in `compile` and `version`. Kernels are compiled by the library at `path` (codegen/library/codegen_api.h),
-// which is opened by the first of them, to PTX; NVIDIA's nvJitLink, if it is in one of the places, makes machine code
-// of it, else the driver does, each time: `tell` is called with a sentence about that. An error if there is no file
-// `path`.
+// Fills in `compile` and `version`. Kernels are compiled to PTX by the library at `path`
+// (codegen/library/codegen_api.h), which is opened for the first kernel. NVIDIA's nvJitLink makes machine code of the
+// PTX. If it is not found, the driver compiles the PTX at each load, and `tell` is called with a sentence about that.
+// An error if the file `path` does not exist.
 Status open_gpu_compiler(const std::string& path, const LibraryPlaces& places,
                          const std::function<void(const std::string&)>& tell, KernelOptions* options);
 

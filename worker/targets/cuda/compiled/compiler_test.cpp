@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-// libnvJitLink keeps memory of its own when it refuses something.
+// libnvJitLink leaks memory when it rejects input.
 extern "C" __attribute__((visibility("default"))) const char* __lsan_default_suppressions() {  // NOLINT: LSan's name
   return "leak:libnvJitLink";
 }
@@ -21,7 +21,7 @@ constexpr const char* kSum = R"(kernel(i0 | j0) {
   store a1, %1
 })";
 
-// Where there is no nvJitLink.
+// A folder without nvJitLink.
 const LibraryPlaces kNowhere = {"/no/such/folder", "", 13000};
 
 struct Told {
@@ -70,7 +70,7 @@ TEST(GpuCompiler, MakesMachineCodeWhereNvJitLinkIs) {
     EXPECT_EQ(kernel.recipe.totals.size(), 1u);
   }
   EXPECT_EQ(told.lines, std::vector<std::string>());
-  // Of a processor that it does not know PTX is left, and that is said once.
+  // For a GPU that nvJitLink does not know, the image stays PTX, with one message.
   for (int i = 0; i < 2; ++i) {
     CompiledKernel kernel;
     ASSERT_TRUE(options.compile(kSum, 999, &kernel).ok());
@@ -90,7 +90,7 @@ TEST(GpuCompiler, SaysWhatIsWrong) {
   CompiledKernel kernel;
   EXPECT_EQ(compile("kernel(", 90, &kernel).code(), ErrorCode::kInternal);
   EXPECT_TRUE(kernel.image.empty());
-  // Several rows add to a place in any order: there is no code for floats.
+  // Several rows add to the same element in any order, which is unsupported for floats.
   const Status status = compile(R"(kernel(i0 | j0) {
     a0: i64[i0, j0]
     a1: f32[_]

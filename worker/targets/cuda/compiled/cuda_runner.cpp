@@ -21,23 +21,25 @@ bool has_kernel_dtypes(const ir::Graph& graph, const ir::Node& node) {
   return all;
 }
 
-// Kernels written by hand (op_runner.h) read at indices of all forms.
+// Hand-written kernels (op_runner.h) read at indices of all forms.
 bool reads_at_indices(ir::Expansion expansion) {
   return expansion == ir::Expansion::kIndexSelect || expansion == ir::Expansion::kGather ||
          expansion == ir::Expansion::kTake || expansion == ir::Expansion::kIndex;
 }
 
-// A group of channels is a row, and sums of channels are of several rows: there is no code for more than one group.
+// A row is one group of channels, but the sums of a channel run over several rows. There is no code for more than one
+// group.
 bool sums_groups(ir::Expansion expansion) { return expansion == ir::Expansion::kGroupNormBackward; }
 
-// Whether a kernel does the op alone.
+// Whether a compiled kernel can execute the op as a single node.
 bool has_kernel(ir::Opcode opcode) {
   const ir::Expansion expansion = ir::expansion_of(opcode);
   return expansion != ir::Expansion::kNone && expansion != ir::Expansion::kNllLoss && !ir::goes_in_order(expansion) &&
          !reads_at_indices(expansion) && !sums_groups(expansion) && !ir::is_join(opcode);
 }
 
-// Makes elements of operands that have none: no kernel has such points. (A size of 0 is a constant of the graph.)
+// It reads only operands without elements but writes elements; a kernel cannot iterate over such operands. (A size of 0
+// is a constant of the graph.)
 bool reduces_nothing(const ir::Graph& graph, const ir::Node& node) {
   bool reads_none = false, makes_none = true;
   const auto look_at = [&](uint32_t view, bool writes) {
@@ -53,7 +55,7 @@ bool reduces_nothing(const ir::Graph& graph, const ir::Node& node) {
     ir::for_each_view(node, look_at);
     return reads_none && !makes_none;
   }
-  for (uint32_t item = 0; item < items; ++item) {  // some tensors of a list may have elements
+  for (uint32_t item = 0; item < items; ++item) {  // Some tensors of a list may have elements.
     ir::Form form;
     if (!ir::find_form(graph, node, item, &form)) return false;
     reads_none = false;
@@ -64,7 +66,7 @@ bool reduces_nothing(const ir::Graph& graph, const ir::Node& node) {
   return false;
 }
 
-// By kernels that are made for these nodes.
+// Executes nodes with kernels compiled for them.
 class KernelUnit final : public Unit {
  public:
   KernelUnit(CudaDevice& device, const ir::Graph& graph, const ir::Group& group)

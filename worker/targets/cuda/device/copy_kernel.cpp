@@ -47,7 +47,7 @@ Status queue_copy(Gpu& gpu, KernelStore& kernels, const StridedCopy& given) {
   if (given.from_type == given.to_type) {
     const uint32_t item = ir::item_size(given.from_type);
     copy.from_type = copy.to_type = bits_type(item);
-    if (item == 16) {  // two halves
+    if (item == 16) {  // Copies an element as two 8-byte halves.
       for (std::vector<int64_t>* strides : {&from, &to}) {
         for (int64_t& stride : *strides) stride *= 2;
         strides->push_back(1);

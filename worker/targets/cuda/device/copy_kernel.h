@@ -10,21 +10,21 @@
 
 namespace torch_remote::worker::cuda {
 
-// Elements from one view to another one, which does not overlap it. Strides are elements.
+// A copy of elements from one strided view to another one that does not overlap it. Strides are in elements.
 struct StridedCopy {
   DevicePointer from = 0, to = 0;
   ir::DType from_type = ir::DType::kUInt8, to_type = ir::DType::kUInt8;
   std::span<const int64_t> sizes, from_strides, to_strides;  // at most codegen::kMaxRows + 1 dims
 };
 
-// A kernel of one load, one store and a conversion between them.
+// A kernel with one load, one store and a conversion between them.
 codegen::Kernel make_copy_kernel(const StridedCopy& copy);
 
-// Queues it; the GPU's context is current. Elements that no kernel has a type for are copied as they are; then both
-// types are the same. An error if the kernel cannot be compiled.
+// Queues the copy; the GPU's context must be current. Kernels lack a type for some elements. These are copied as bits,
+// and both types must then be the same. Fails if the kernel cannot be compiled.
 Status queue_copy(Gpu& gpu, KernelStore& kernels, const StridedCopy& copy);
 
-// An integer type of kernels for elements of so many bytes; those of 16 are two of 8.
+// The integer dtype with which kernels copy elements of this many bytes. Elements of 16 bytes are copied as two of 8.
 ir::DType bits_type(uint32_t item_size);
 
 }  // namespace torch_remote::worker::cuda

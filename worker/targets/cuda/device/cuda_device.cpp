@@ -10,18 +10,18 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-// So few bytes are given to the driver as they are.
+// Copies to the GPU of at most this many bytes skip the staging memory; the driver copies them itself.
 constexpr size_t kSmall = 64 << 10;
 
-// Kernels and staging memory have this part of what is free, when nobody says how much tensors may have.
+// Without a given limit, 1/16 of the free memory is left to kernels and staging, and tensors may use the rest.
 constexpr uint64_t kPart = 16;
 
-// How long `wait` looks again and again before it sleeps.
+// `wait` polls for this long before it sleeps.
 constexpr auto kLooks = std::chrono::microseconds(50);
 
 }  // namespace
 
-// Dims are outer ones first; those that lie behind each other are one.
+// A strided view, outermost dim first. Adjacent dims that one stride can describe are merged.
 struct CudaDevice::View {
   DevicePointer data = 0;
   uint32_t item_size = 0;
@@ -51,7 +51,7 @@ struct CudaDevice::View {
   }
   size_t nbytes() const { return static_cast<size_t>(count()) * item_size; }
   bool is_packed() const { return sizes.size() == 1 && strides[0] == 1; }
-  // `part` places of the outermost dim, from `first` on.
+  // The `part` outermost rows that begin at `first`.
   View piece(int64_t first, int64_t part) const {
     View result = *this;
     result.data += static_cast<uint64_t>(first * strides[0]) * item_size;
@@ -138,7 +138,7 @@ void CudaDevice::copy_in(void* destination, std::span<const std::byte> source, s
   if (source.size() <= kSmall) {
     const Result result = gpu_->driver().memcpy_htod_async(to, source.data(), source.size(), gpu_->work());
     check(result, "cuMemcpyHtoDAsync");
-    hold(std::move(keep));  // the driver may read them later
+    hold(std::move(keep));  // The driver may read `source` after the call returns.
     return;
   }
   Held& held = hold(std::move(keep));
@@ -157,7 +157,7 @@ void CudaDevice::copy_out(const StridedBytes& source, std::byte* destination, st
   stage_out(view, destination, held);
 }
 
-// All of it if a slot has room, else parts of the outermost dim.
+// Copies the view at once if it fits into a slot; otherwise splits it along the outermost dim.
 bool CudaDevice::stage_out(const View& view, std::byte*& to, Held& held) {
   const size_t bytes = view.nbytes();
   const auto inner = static_cast<int64_t>(bytes / static_cast<size_t>(view.sizes[0]));
@@ -180,7 +180,7 @@ bool CudaDevice::stage_out(const View& view, std::byte*& to, Held& held) {
          copy_on_host(out, {std::exchange(to, to + bytes), slot.pinned, bytes}, held);
 }
 
-// Elements side by side, by a kernel of one load and one store.
+// Gathers the view's elements into contiguous memory, with a kernel of one load and one store.
 bool CudaDevice::pack(const View& view, DevicePointer to) {
   if (view.is_packed()) {
     return check(gpu_->driver().memcpy_dtod_async(to, view.data, view.nbytes(), gpu_->work()), "cuMemcpyDtoDAsync");
@@ -189,7 +189,7 @@ bool CudaDevice::pack(const View& view, DevicePointer to) {
   for (size_t d = packed.size() - 1; d-- > 0;) packed[d] = packed[d + 1] * view.sizes[d + 1];
   const ir::DType type = view.item_size == 16 ? ir::DType::kComplex128 : bits_type(view.item_size);
   const Status status = queue_copy(*gpu_, kernels_, {view.data, to, type, type, view.sizes, view.strides, packed});
-  gpu_->queue().flush();  // an event comes behind it
+  gpu_->queue().flush();  // The caller records an event after this kernel.
   return status.ok() ? !gpu_->is_lost() : check(Result::kNotSupported, status.message().c_str());
 }
 
@@ -227,7 +227,7 @@ void CudaDevice::queued() {
   ++queued_;
 }
 
-// --- how far it is ---------------------------------------------------------------------------------------------------
+// --- progress --------------------------------------------------------------------------------------------------------
 
 Event CudaDevice::new_event() {
   if (!events_.empty()) {
@@ -264,7 +264,7 @@ bool CudaDevice::is_reached(Event event) {
   return result != Result::kNotReady && check(result, "cuEventQuery");
 }
 
-// What host memory is not needed any more goes when the caller lets `finished` go.
+// Moves host memory that is no longer needed to `finished`, so that the caller frees it without the lock.
 void CudaDevice::poll(std::vector<Held>* finished) {
   while (!marks_.empty() && !gpu_->is_lost()) {
     const Mark& mark = marks_.front();
@@ -302,14 +302,15 @@ Status CudaDevice::wait(Ticket ticket) {
       std::this_thread::yield();
       continue;
     }
-    // (Another thread may see meanwhile that the mark is reached, and use its events again: then this waits too long.)
+    // Another thread may see the mark reached and reuse its events in the meantime. Then this waits longer than
+    // necessary.
     const Driver& driver = gpu_->driver();
     check(driver.event_synchronize(mark.work), "cuEventSynchronize");
     if (mark.out != nullptr) check(driver.event_synchronize(mark.out), "cuEventSynchronize");
   }
 }
 
-// Events of the driver tell what lies between two: each look adds what passed since the one before.
+// CUDA events measure the time between two of them. Each reading adds the time since the previous one.
 std::function<uint64_t()> CudaDevice::read_clock() {
   const Current current(*gpu_);
   Event made = nullptr;
@@ -347,7 +348,7 @@ void CudaDevice::notify(Ticket ticket, std::function<void()> then) {
   wake_.notify_one();
 }
 
-// Calls what waits; at the end, all that still does.
+// Calls back for each ticket that is done. On shutdown it waits for all remaining tickets first.
 void CudaDevice::watch() {
   std::unique_lock lock(mutex_);
   for (;;) {

@@ -20,18 +20,18 @@
 
 namespace torch_remote::worker::cuda {
 
-// Memory of a GPU. Work is queued on one stream; copies from and to the host go through staging memory, on streams of
-// their own, so that neither work nor a caller waits for them.
+// Memory and work of one GPU. Work is queued on one stream. Large copies between host and GPU go through staging memory
+// on separate streams, so that neither the work nor a caller waits for them.
 class CudaDevice final : public Device {
  public:
   struct Options {
     Driver driver;
     int ordinal = 0;
-    uint64_t limit = 0;     // bytes of tensors; 0: what nobody uses now, less a part for kernels and staging
-    KernelOptions kernels;  // also of those that pack strided views
-    size_t slot_bytes = size_t{4} << 20;            // of staging memory
-    uint32_t slots = 4;                             // in each direction
-    uint64_t kept_for_peers = uint64_t{256} << 20;  // most bytes of what other processes read
+    uint64_t limit = 0;     // Bytes for tensors; 0: the memory that is free now, minus a part for kernels and staging.
+    KernelOptions kernels;  // Also used for the kernels that pack strided views.
+    size_t slot_bytes = size_t{4} << 20;            // Bytes of a staging slot.
+    uint32_t slots = 4;                             // Staging slots in each direction.
+    uint64_t kept_for_peers = uint64_t{256} << 20;  // At most this many bytes of shared memory are reused.
   };
   static Status open(const Options& options, std::unique_ptr<CudaDevice>* device);
   ~CudaDevice() override;
@@ -53,23 +53,23 @@ class CudaDevice final : public Device {
   std::vector<LateFailure> await_failures() override;
   PeerMemory* peer_memory() override { return peers_.get(); }
 
-  // -- for its runners
+  // -- For the device's runners
 
   Gpu& gpu() { return *gpu_; }
   std::shared_ptr<Gpu> shared_gpu() { return gpu_; }
   KernelStore& kernels() { return kernels_; }
-  // A record for a launch that may find an index out of its bounds. 0: the GPU is lost, or has no memory.
+  // Takes a record for a launch that may find an index out of bounds. Returns 0 if the GPU is lost or out of memory.
   uint64_t take_failure_record(uint64_t run, std::shared_ptr<const std::vector<IndexedOperand>> operands);
-  // Something was queued on the work stream, which may use such records.
+  // Notes that something was queued on the work stream, which may use such records.
   void queued();
 
  private:
-  // A ticket's place in the streams.
+  // Events that show when the streams have reached a ticket.
   struct Mark {
     Ticket ticket = 0;
     Event work = nullptr, out = nullptr;
   };
-  // Memory of the host, between it and pinned memory.
+  // A copy on the host between pageable and pinned memory.
   struct HostCopy {
     std::byte* to = nullptr;
     const std::byte* from = nullptr;
@@ -78,9 +78,9 @@ class CudaDevice final : public Device {
   struct Held {
     Ticket ticket = 0;
     std::shared_ptr<void> memory;
-    std::deque<HostCopy> copies;  // that host functions are given
+    std::deque<HostCopy> copies;  // Arguments of host functions on a stream, which need stable addresses.
   };
-  struct View;  // of copy_out, with dims that are joined
+  struct View;  // A view for copy_out whose adjacent dims are merged.
 
   CudaDevice(const std::shared_ptr<Gpu>& gpu, const Options& options, uint64_t limit);
 
@@ -101,20 +101,20 @@ class CudaDevice final : public Device {
   LateFailures late_;
   Staging in_, out_;
   const std::unique_ptr<PeerMemory> peers_;
-  std::shared_ptr<void> clock_event_;  // the last one that was looked at
-  double clock_ns_ = 0;                // what the clock showed there
-  std::vector<LateFailure> failures_;  // that nobody has taken
-  bool used_out_ = false;              // since the last mark
+  std::shared_ptr<void> clock_event_;  // The event of the last clock reading.
+  double clock_ns_ = 0;                // The clock's value at that event.
+  std::vector<LateFailure> failures_;  // Not yet returned by take_failures or await_failures.
+  bool used_out_ = false;              // A copy to the host was queued after the last mark.
 
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // Guards the members below.
   Ticket queued_ = 0, marked_ = 0, done_ = 0;
   std::deque<Mark> marks_;
-  std::vector<Event> events_;  // to be used again
+  std::vector<Event> events_;  // For reuse.
   std::deque<Held> held_;
   std::multimap<Ticket, std::function<void()>> waiting_;
   std::condition_variable wake_;
   bool closing_ = false;
-  std::thread watcher_;  // calls what waits; started by the first one
+  std::thread watcher_;  // Calls the functions in waiting_; started by the first one.
 };
 
 }  // namespace torch_remote::worker::cuda

@@ -85,18 +85,18 @@ TEST_F(OnGpus, GivesEverythingBack) {
     device->copy_in(other.data, *given, given);
     other.release(other.owner);
   }
-  EXPECT_NE(gpus().left(), "");  // of what somebody still has
+  EXPECT_NE(gpus().left(), "");  // The memory that `kept` still owns.
   kept.release(kept.owner);
   EXPECT_EQ(gpus().left(), "");
   EXPECT_EQ(gpus().allocated(), 0u);
 }
 
-// A call never waits for copies, however large and slow these are.
+// copy_in and copy_out return at once, however large and slow the copies are.
 TEST_F(OnGpus, CopiesAreQueued) {
   const auto device = open_device(gpus().driver(), 64 << 20);
   const tr_buffer x = allocate(*device, 4 << 20);
   const auto given = bytes(4 << 20, 1);
-  device->copy_in(x.data, *given, given);  // (makes what staging needs)
+  device->copy_in(x.data, *given, given);  // The first copy allocates the staging memory.
   ASSERT_TRUE(device->wait(device->record()).ok());
   gpus().slow_down(std::chrono::milliseconds(2));
   const auto began = std::chrono::steady_clock::now();
@@ -104,7 +104,8 @@ TEST_F(OnGpus, CopiesAreQueued) {
   const auto got = read(*device, x.data, 4 << 20);
   const Ticket ticket = device->record();
   EXPECT_FALSE(device->done(ticket));
-  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(100));  // of hundreds
+  // The copies themselves take hundreds.
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(100));
   ASSERT_TRUE(device->wait(ticket).ok());
   gpus().slow_down(std::chrono::microseconds(0));
   EXPECT_EQ(*got, *given);
@@ -112,12 +113,12 @@ TEST_F(OnGpus, CopiesAreQueued) {
 }
 
 TEST_F(OnGpus, MemoryThatIsNotThereFailsOneAllocation) {
-  const auto device = open_device(gpus().driver(), uint64_t{1} << 40);  // more than there is
+  const auto device = open_device(gpus().driver(), uint64_t{1} << 40);  // More than the GPU has.
   const tr_buffer x = allocate(*device, 1000);
   tr_buffer none{};
   EXPECT_FALSE(device->memory().allocate(uint64_t{9} << 30, &none));
   gpus().fail_allocation(1);
-  const tr_buffer y = allocate(*device, 40 << 20);  // after memory was given back
+  const tr_buffer y = allocate(*device, 40 << 20);  // Succeeds after the pool gave memory back.
   EXPECT_EQ(device->memory().stats().failures, 1u);
   const auto given = bytes(1000, 5);
   device->copy_in(x.data, *given, given);
@@ -154,12 +155,12 @@ TEST_F(OnGpus, ALostDeviceSaysSoAndNobodyWaitsForEver) {
   EXPECT_FALSE(device->memory().allocate(40 << 20, &none));
   x.release(x.owner);
   device = nullptr;
-  const auto again = open_device(gpus().driver(), 64 << 20);  // another context
+  const auto again = open_device(gpus().driver(), 64 << 20);  // In a new context.
   again->fill(nullptr, std::byte{1}, 0);
   EXPECT_TRUE(again->wait(again->record()).ok());
 }
 
-// Each wait for an event matters: with a driver that leaves them out, what comes back is something else now and then.
+// Every wait for an event matters. With a driver that ignores these waits, some copies return wrong bytes.
 TEST_F(OnGpus, WithoutEventsItWouldBeWrong) {
   Driver hasty = gpus().driver();
   hasty.stream_wait_event = [](Stream, Event, unsigned) { return Result::kSuccess; };
@@ -167,7 +168,7 @@ TEST_F(OnGpus, WithoutEventsItWouldBeWrong) {
     int wrong = 0;
     const auto device = open_device(driver, 64 << 20);
     const tr_buffer x = allocate(*device, 3 << 20);
-    std::vector<std::shared_ptr<Bytes>> alive;  // what is copied, and nobody waits for
+    std::vector<std::shared_ptr<Bytes>> alive;  // Keeps host memory alive for copies that nothing waits for.
     for (int i = 0; i < 20; ++i) {
       const auto given = bytes(3 << 20, i);
       device->copy_in(x.data, *given, given);

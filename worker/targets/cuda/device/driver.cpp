@@ -17,7 +17,7 @@ std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-// Old drivers have no cuGetProcAddress_v2, but this one.
+// Drivers older than CUDA 12.0 lack cuGetProcAddress_v2 but have cuDriverGetVersion.
 Status check_version(void* library, const std::string& path) {
   const auto get_version = reinterpret_cast<int (*)(int*)>(dlsym(library, "cuDriverGetVersion"));
   int version = 0;
@@ -67,8 +67,8 @@ bool is_lost(Result result) {
     case Result::kLaunchFailed:
       return true;
     default:
-      // Hardware stack error, illegal instruction, invalid address space, invalid pc: all of them end a context. (Of
-      // what lies between them nothing does.)
+      // Hardware stack error, illegal instruction, invalid address space and invalid pc end a context. The codes
+      // between them do not.
       const int code = static_cast<int>(result);
       return code == 714 || code == 715 || code == 717 || code == 718;
   }

@@ -6,12 +6,12 @@
 
 #include "ir/status.h"
 
-// NVIDIA's driver, as a table of the functions that are used of it. Nothing of NVIDIA's is linked or included:
-// libcuda.so.1 is opened at run time, and its few types are declared here (driver_types_test compares them with the
-// real header). What fills the table in tests is a driver in software (tests/emulated_gpu/emulated_driver.h).
+// NVIDIA's driver, as a table of the functions that we call. No NVIDIA code is linked or included: libcuda.so.1 is
+// opened at run time, and its few types are declared here. driver_types_test compares them with NVIDIA's header. Tests
+// fill the table with the driver of the GPU emulator (tests/emulated_gpu/emulated_driver.h).
 namespace torch_remote::worker::cuda {
 
-// CUresult. Functions of the table return these; there are others.
+// CUresult: what the table's functions return. CUDA defines more values.
 enum class Result : int {
   kSuccess = 0,
   kInvalidValue = 1,
@@ -73,19 +73,19 @@ struct Uuid {
   uint8_t bytes[16];
 };
 
-// CUipcMemHandle: memory of cuMemAlloc, for other processes.
+// CUipcMemHandle: lets other processes open memory of cuMemAlloc.
 struct IpcMemoryHandle {
   uint8_t bytes[64] = {};
 };
 
-// CUmemPoolProps: memory of one device, for nobody else.
+// CUmemPoolProps. The defaults make a pool in one device's memory that cannot be exported.
 struct MemoryPoolProperties {
-  int allocation_type = 1;  // pinned: the only one
+  int allocation_type = 1;  // CU_MEM_ALLOCATION_TYPE_PINNED, the only one.
   int handle_types = 0;
-  int location_type = 1;  // a device
-  int location = 0;       // its number
+  int location_type = 1;  // CU_MEM_LOCATION_TYPE_DEVICE
+  int location = 0;       // The device's number.
   void* security = nullptr;
-  size_t max_size = 0;  // 0: what there is
+  size_t max_size = 0;  // 0: limited by the device only.
   unsigned short usage = 0;
   unsigned char reserved[54] = {};
 };
@@ -124,19 +124,20 @@ enum class FunctionAttribute : int {
   kMaxThreadsPerBlock = 0,
   kSharedBytes = 1,
   kRegisters = 4,
-  kMaxDynamicShared = 8,  // can be set
+  kMaxDynamicShared = 8,  // Settable; the others are read-only.
 };
-enum class PoolAttribute : int { kReleaseThreshold = 4, kReserved = 5, kUsed = 7 };  // uint64_t each
+enum class PoolAttribute : int { kReleaseThreshold = 4, kReserved = 5, kUsed = 7 };  // Values are uint64_t.
 enum class JitOption : int { kErrorLog = 5, kErrorLogBytes = 6 };
 enum class CaptureMode : int { kGlobal = 0, kThreadLocal = 1, kRelaxed = 2 };
 enum class CaptureStatus : int { kNone = 0, kActive = 1, kInvalidated = 2 };
 enum class NodeType : int { kKernel = 0, kMemcpy = 1, kMemset = 2, kHost = 3, kEmpty = 5 };
 
-inline constexpr unsigned kStreamNonBlocking = 1;  // does not wait for the default stream
-inline constexpr unsigned kIpcLazyPeerAccess = 1;  // memory of another GPU may be read, if that can be
+inline constexpr unsigned kStreamNonBlocking = 1;  // Does not synchronize with the default stream.
+// Enables access to another GPU's memory on demand, where the hardware can.
+inline constexpr unsigned kIpcLazyPeerAccess = 1;
 inline constexpr unsigned kEventDefault = 0, kEventBlockingSync = 1, kEventDisableTiming = 2;
 
-// Every function: member, the driver's name without a version, parameters. The version that is meant is that of CUDA
+// Every function: member, the driver's name without a version suffix, parameters. The signatures are those of CUDA
 // 12.0.
 #define TORCH_REMOTE_CUDA_FUNCTIONS(F)                                                                               \
   F(init, cuInit, (unsigned flags))                                                                                  \
@@ -227,17 +228,17 @@ struct Driver {
 };
 
 inline constexpr const char* kDriverLibrary = "libcuda.so.1";
-inline constexpr int kDriverVersion = 12000;  // the oldest one: 1000 * major + 10 * minor of CUDA
+inline constexpr int kDriverVersion = 12000;  // The oldest supported version: 1000 * major + 10 * minor of CUDA.
 
-// Opens the library, which stays open, fills the table and initialises the driver. An error names what is to be
-// installed.
+// Opens the library for the life of the process, fills the table and initializes the driver. An error says what to
+// install.
 Status open_driver(const std::string& library, Driver* driver);
 
-// Ok, or what the driver says: "cuda: cuMemAlloc: out of memory (CUDA_ERROR_OUT_OF_MEMORY)". `what` is a function's
-// name. Out of memory is kOutOfMemory; errors after which the device is of no use any more are kLost.
+// Ok, or an error in the driver's words: "cuda: cuMemAlloc: out of memory (CUDA_ERROR_OUT_OF_MEMORY)". `what` is the
+// function's name. Out of memory becomes kOutOfMemory; errors that leave the device unusable become kLost.
 Status to_status(const Driver& driver, Result result, const char* what);
 
-// After this one nothing works any more on the device.
+// After such an error, every further call on the device fails.
 bool is_lost(Result result);
 
 }  // namespace torch_remote::worker::cuda

@@ -1,10 +1,11 @@
-// Our declarations beside those of NVIDIA's cuda.h (12.0 or later). Where that is not on the include path, this cannot
-// be compiled: see docs/build.md.
+// Compares our declarations with NVIDIA's cuda.h (12.0 or later). It does not compile without cuda.h on the include
+// path: see docs/build.md.
 #include <gtest/gtest.h>
 
 #include <cstddef>
 
-// All functions by their own names; of those whose names mean later versions to the header, the one that is meant.
+// Undoes the header's macros, so that each function has its own name. Where the macro selects a later version than we
+// use, the name is mapped to the version of 12.0.
 #include "cuda.h"
 #undef cuStreamGetCaptureInfo
 #define cuStreamGetCaptureInfo capture_info_of_12
@@ -107,7 +108,7 @@ TORCH_REMOTE_CUDA_FIELD(MemoryPoolProperties, handle_types, CUmemPoolProps, hand
 TORCH_REMOTE_CUDA_FIELD(MemoryPoolProperties, security, CUmemPoolProps, win32SecurityAttributes);
 TORCH_REMOTE_CUDA_FIELD(MemoryPoolProperties, max_size, CUmemPoolProps, maxSize);
 TORCH_REMOTE_CUDA_FIELD(MemoryPoolProperties, usage, CUmemPoolProps, usage);
-// (13.5 has given the first of these bytes a meaning: 0 is what was before.)
+// CUDA 13.5 gave the first of these bytes a meaning; 0 keeps the old behavior.
 static_assert(offsetof(MemoryPoolProperties, reserved) <= offsetof(CUmemPoolProps, reserved));
 static_assert(offsetof(MemoryPoolProperties, location_type) ==
               offsetof(CUmemPoolProps, location) + offsetof(CUmemLocation, type));
@@ -125,7 +126,7 @@ TORCH_REMOTE_CUDA_FIELD(KernelNodeParameters, context, CUDA_KERNEL_NODE_PARAMS_v
 static_assert(sizeof(GraphUpdateInfo) == sizeof(CUgraphExecUpdateResultInfo));
 TORCH_REMOTE_CUDA_FIELD(GraphUpdateInfo, error_node, CUgraphExecUpdateResultInfo, errorNode);
 
-TEST(DriverTypes, AreThoseOfTheRealHeader) {}  // by having been compiled
+TEST(DriverTypes, AreThoseOfTheRealHeader) {}  // Compiling this file is the test.
 
 }  // namespace
 }  // namespace torch_remote::worker::cuda

@@ -5,7 +5,7 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-constexpr uint32_t kOldest = 80;  // sm_80: the first one that kernels are made for
+constexpr uint32_t kOldest = 80;  // sm_80: the oldest GPU for which kernels are compiled.
 
 class PoolSource final : public SegmentSource {
  public:
@@ -15,7 +15,7 @@ class PoolSource final : public SegmentSource {
     if (gpu_->is_lost()) return {};
     const Current current(*gpu_);
     DevicePointer address = take(size);
-    if (address % CachingAllocator::kPage != 0) {  // the driver promises less
+    if (address % CachingAllocator::kPage != 0) {  // The driver guarantees a smaller alignment.
       give(*gpu_, address);
       address = take(size + CachingAllocator::kPage);
     }
@@ -30,7 +30,7 @@ class PoolSource final : public SegmentSource {
   }
 
  private:
-  // 0: there is none, even after the pool gave back what it keeps.
+  // Returns 0 if there is no memory, even after the pool has returned its unused memory to the driver.
   DevicePointer take(size_t size) {
     const Driver& driver = gpu_->driver();
     DevicePointer address = 0;
@@ -97,7 +97,7 @@ Status Gpu::open_device(int ordinal) {
 Status Gpu::open_context() {
   MemoryPoolProperties properties;
   properties.location = device_;
-  uint64_t keep = UINT64_MAX;  // what is freed stays the pool's, for the next segment
+  uint64_t keep = UINT64_MAX;  // Freed memory stays in the pool, for the next segment.
   size_t unused = 0, total = 0;
   Status status = to_status(driver_, driver_.mem_get_info(&unused, &total), "cuMemGetInfo");
   free_memory_ = unused;
@@ -114,7 +114,7 @@ Status Gpu::open_context() {
   return status;
 }
 
-// Of a lost device nothing can be given back but the context.
+// The driver cannot free anything on a lost GPU except the context.
 Gpu::~Gpu() {
   if (context_ == nullptr) return;
   {

@@ -14,11 +14,11 @@
 
 namespace torch_remote::worker::cuda {
 
-// A GPU's context, and what one device (cuda_device.h) has there. Lives until the device is gone and its last memory
-// came back.
+// A GPU's context, and what one device (cuda_device.h) has in it. It lives until the device is gone and all of its
+// memory has been released.
 class Gpu {
  public:
-  // The driver's functions are copied.
+  // Copies the driver's function table.
   static Status open(const Driver& driver, int ordinal, std::shared_ptr<Gpu>* gpu);
   ~Gpu();
   Gpu(const Gpu&) = delete;
@@ -26,13 +26,13 @@ class Gpu {
 
   const Driver& driver() const { return driver_; }
   Context context() const { return context_; }
-  // Work; copies from the host into staging memory; copies from staging memory to the host.
-  // Who asks for the first one queues something there: all that is in the queue comes before.
+  // Three streams: work; copies from the host to staging memory (`in`); copies from staging memory to the host (`out`).
+  // `work` flushes the queue first, so that what the caller queues on the stream comes after it.
   Stream work() const {
     queue_->flush();
     return work_;
   }
-  // The same without that: for the queue itself, and what may come before.
+  // The work stream without a flush: for the queue itself, and for work that may run before the queue's.
   Stream stream() const { return work_; }
   WorkQueue& queue() const { return *queue_; }
   Stream in() const { return in_; }
@@ -41,18 +41,18 @@ class Gpu {
 
   int ordinal() const { return ordinal_; }
   std::string name() const { return name_; }
-  uint32_t sm() const { return sm_; }  // 90
+  uint32_t sm() const { return sm_; }  // Compute capability without the point: 90.
   uint32_t processors() const { return processors_; }
-  // Bytes that nobody used when it was opened.
+  // Bytes that were free when the GPU was opened.
   uint64_t free_memory() const { return free_memory_; }
 
-  // False if it failed: nothing that is queued from now on counts, `status` says why, and what was being done then.
-  // Any thread.
+  // False if the call failed. From then on the GPU is lost: nothing queued later takes effect, and `status` says why
+  // and which op was running. Thread safe.
   bool check(Result result, const char* what);
   void lose(const Status& why);
   bool is_lost() const { return lost_.load(std::memory_order_acquire); }
   Status status() const;
-  // The op whose work was queued last, for the message. `op` lives as long as the process.
+  // Names the op that is being queued, for error messages. `op` must live as long as the process.
   void set_doing(std::string_view op) { doing_ = op; }
 
  private:
@@ -76,7 +76,7 @@ class Gpu {
   Status status_;
 };
 
-// Makes the GPU's context the calling thread's, for as long as it lives.
+// Makes the GPU's context current on the calling thread for as long as this object lives.
 class Current {
  public:
   explicit Current(const Gpu& gpu) : driver_(gpu.driver()) { (void)driver_.ctx_push_current(gpu.context()); }
@@ -88,7 +88,7 @@ class Current {
   const Driver& driver_;
 };
 
-// Memory of the GPU's pool, in the order of its work.
+// Allocates from the GPU's pool; allocations and frees are ordered on its work stream.
 std::unique_ptr<SegmentSource> make_segment_source(std::shared_ptr<Gpu> gpu);
 
 }  // namespace torch_remote::worker::cuda

@@ -20,10 +20,10 @@ std::vector<Name> functions_of(const Recipe& recipe) {
   return functions;
 }
 
-// So often is looked at how much is on disk.
+// The cache folder is pruned after every 64 compiled kernels.
 constexpr uint64_t kPruneEvery = 64;
 
-// A kernel on disk: the size of the recipe, the recipe, the image.
+// The file format of a kernel: the size of the recipe, the recipe, the image.
 std::vector<uint8_t> encode(const CompiledKernel& kernel) {
   const std::vector<uint8_t> recipe = codegen::gpu::encode(kernel.recipe);
   const auto size = static_cast<uint32_t>(recipe.size());
@@ -51,10 +51,10 @@ class KernelStore::Asked {
   enum class State : uint8_t { kQueued, kBegun, kDone };
   std::string text;
   State state = State::kQueued;
-  // When it is done.
+  // Valid in state kDone.
   CompiledKernel compiled;
   Status status;
-  // Of the thread that uses the store.
+  // Used only by the store's thread.
   LoadedKernel kernel;
   bool loaded = false;
 };
@@ -123,7 +123,7 @@ void KernelStore::work() {
   }
 }
 
-// Compiles it, and keeps it on disk.
+// Compiles the kernel and writes it to disk.
 void KernelStore::make(Asked& asked) {
   asked.compiled = {};
   asked.status = options_.compile(asked.text, gpu_->sm(), &asked.compiled);

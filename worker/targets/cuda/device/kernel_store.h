@@ -23,47 +23,47 @@
 
 namespace torch_remote::worker::cuda {
 
-// What a compiler makes of a kernel.
+// The compiler's output for one kernel.
 struct CompiledKernel {
-  std::vector<uint8_t> image;  // as the driver takes it: a cubin, or PTX that ends with 0
+  std::vector<uint8_t> image;  // What cuModuleLoadDataEx accepts: a cubin, or NUL-terminated PTX.
   codegen::gpu::Recipe recipe;
 };
 
-// LoopIR's text, for a GPU of that number (90). kUnsupported: it makes no code of such a kernel. Any number of threads
-// at once.
+// Compiles LoopIR text for compute capability `sm` (90: 9.0). kUnsupported: it cannot compile such a kernel. Must be
+// thread safe.
 using Compile = std::function<Status(std::string_view text, uint32_t sm, CompiledKernel* compiled)>;
 
 struct KernelOptions {
   Compile compile;
-  std::string folder = {};     // where compiled ones are kept; empty: nowhere
-  std::string version = {};    // of the compiler, and of what makes machine code
-  uint64_t limit = 256 << 20;  // bytes there
-  uint32_t threads = 0;        // that compile; 0: half of the machine's
+  std::string folder = {};     // The folder of the disk cache; empty: none.
+  std::string version = {};    // Identifies the compiler and what makes machine code; part of the cache key.
+  uint64_t limit = 256 << 20;  // Bytes of the disk cache.
+  uint32_t threads = 0;        // Compiler threads; 0: half of the machine's hardware threads.
 };
 
-// A kernel on the GPU. Never moves while its store lives.
+// A kernel that is loaded on the GPU. Its address is stable while its store lives.
 struct LoadedKernel {
   codegen::gpu::Recipe recipe;
   Module module = nullptr;
-  std::array<Function, 4> functions = {};  // by codegen::gpu::Function
-  // Of parameters, as Work has them.
+  std::array<Function, 4> functions = {};  // Indexed by codegen::gpu::Function.
+  // Positions of parameters, as in Work.
   size_t numbers = 0, number_count = 0;
   std::optional<size_t> failure = {};
 };
 
-// Kernels by their text: on the GPU, on disk, or to be compiled, by threads of its own. Used by one thread.
+// Kernels by their text: loaded on the GPU, cached on disk, or compiled by background threads. Used by one thread.
 class KernelStore {
  public:
-  // One that was asked for. Lives as long as the store.
+  // A requested kernel. Lives as long as the store.
   class Asked;
 
   KernelStore(std::shared_ptr<Gpu> gpu, KernelOptions options);
   ~KernelStore();
 
-  // Has it compiled if nobody has asked for it before; returns at once.
+  // Returns at once. Starts the compilation if the kernel was not requested before.
   Asked* ask(const codegen::Kernel& kernel);
-  // Loads it when it is compiled. The caller compiles it itself if no thread has begun. kUnsupported stays so; after
-  // other errors it is tried again.
+  // Waits until the kernel is compiled, and loads it. If no thread has begun to compile it, the caller does.
+  // kUnsupported is final; after other errors the next `ask` tries again.
   Status get(Asked& asked, const LoadedKernel** loaded);
   Status get(const codegen::Kernel& kernel, const LoadedKernel** loaded) { return get(*ask(kernel), loaded); }
 
@@ -77,16 +77,16 @@ class KernelStore {
   const std::shared_ptr<Gpu> gpu_;
   const KernelOptions options_;
   const kernels::KernelFiles files_;
-  std::unordered_map<std::string, std::unique_ptr<Asked>> all_;  // by text
+  std::unordered_map<std::string, std::unique_ptr<Asked>> all_;  // By kernel text.
   std::atomic<uint64_t> compiled_ = 0;
-  std::mutex mutex_;  // of what follows, and of their states
+  std::mutex mutex_;  // Guards the members below and the states of all Asked.
   std::deque<Asked*> queue_;
   std::condition_variable wake_, done_;
   bool ends_ = false;
-  std::vector<std::thread> threads_;  // started when they are needed
+  std::vector<std::thread> threads_;  // Started on demand.
 };
 
-// Queues a call of the kernel on the GPU's work; its context is current. False: the GPU is lost.
+// Queues a launch of the kernel on the work stream; the GPU's context must be current. False: the GPU is lost.
 bool launch(Gpu& gpu, const LoadedKernel& kernel, const codegen::gpu::Call& call);
 
 }  // namespace torch_remote::worker::cuda

@@ -1,4 +1,4 @@
-// Kernels in memory, on disk and on threads of their own; on a GPU in software.
+// Kernels in memory, on disk and compiled by background threads; on the GPU emulator.
 #include "worker/targets/cuda/device/kernel_store.h"
 
 #include <gtest/gtest.h>
@@ -61,7 +61,7 @@ TEST_F(KernelStoreTest, OnesOnDiskAreNotCompiledAgain) {
     EXPECT_EQ(store.compiled(), i == 0 ? 1u : 0u);
   }
   EXPECT_EQ(compiles, 1);
-  options.version = "2";  // another compiler
+  options.version = "2";  // Stands for another compiler.
   KernelStore store(gpu, options);
   EXPECT_TRUE(get(store, ir::DType::kFloat32).ok());
   EXPECT_EQ(compiles, 2);
@@ -85,7 +85,7 @@ TEST_F(KernelStoreTest, ADamagedOneIsCompiledAgain) {
   }
 }
 
-// Two at once, while the caller goes on; and a third one by whoever waits for it.
+// Two threads compile while the caller continues; the caller compiles a third kernel itself when it waits for it.
 TEST_F(KernelStoreTest, AskingDoesNotWait) {
   std::latch begun(2), go(1);
   options.threads = 2;
@@ -130,7 +130,7 @@ TEST_F(KernelStoreTest, WhatFailsIsTriedAgainButForWhatThereIsNoCodeOf) {
   EXPECT_EQ(compiles, 4);
 }
 
-// Threads that still compile, and kernels that nobody has waited for.
+// The store can be destroyed while threads compile and while no one has waited for a kernel.
 TEST_F(KernelStoreTest, MayGoAtAnyTime) {
   KernelStore store(gpu, options);
   for (const ir::DType type : {ir::DType::kFloat32, ir::DType::kFloat64, ir::DType::kInt8, ir::DType::kInt64}) {

@@ -15,9 +15,10 @@ namespace {
 
 using Record = codegen::gpu::IndexRecord;
 
-constexpr uint8_t kEmpty = 0xFF;  // bytes of a record: its operand is codegen::kNone then, and all are good
+// Every byte of an empty record: its operand is codegen::kNone, and all operands are marked good.
+constexpr uint8_t kEmpty = 0xFF;
 
-// Failures of all nodes whose index the record tells of, in the order of the nodes.
+// Adds a failure for each node that the record says had a bad index, in node order.
 void add(uint64_t run, const Record& record, std::span<const IndexedOperand> operands,
          std::vector<LateFailure>* failures) {
   if (record.operand >= operands.size()) return;
@@ -42,7 +43,7 @@ Status index_error(const IndexedOperand& operand, int64_t index, int64_t bound) 
     return {ErrorCode::kOpFailed, "Expected p_in >= 0 && p_in <= 1 to be true, but got false.", "RuntimeError"};
   }
   if (op.starts_with("aten::multinomial")) {
-    // BadWeights, of kernels/search_arguments.h
+    // The order of BadWeights in kernels/search_arguments.h.
     constexpr const char* kWords[] = {
         "probability tensor contains either `inf`, `nan` or element < 0",
         "invalid multinomial distribution (encountering probability entry < 0)",
@@ -57,7 +58,7 @@ Status index_error(const IndexedOperand& operand, int64_t index, int64_t bound) 
   if (op.starts_with("aten::binary_cross_entropy")) {
     return {ErrorCode::kOpFailed, "all elements of input should be between 0 and 1", "RuntimeError"};
   }
-  if (op.starts_with("aten::histc")) {  // the bounds, as they lie
+  if (op.starts_with("aten::histc")) {  // The two bounds are stored as the bits of doubles.
     std::ostringstream text;
     text << "range of [" << std::bit_cast<double>(index) << ", " << std::bit_cast<double>(bound) << "] is not finite";
     return {ErrorCode::kOpFailed, "torch.histc: " + text.str(), "RuntimeError"};
@@ -146,7 +147,7 @@ bool LateFailures::copy(uint32_t first, uint32_t last) {
 bool LateFailures::flush(Ticket ticket) {
   auto first = taken_.end();
   while (first != taken_.begin() && std::prev(first)->ticket == 0) --first;
-  while (first != taken_.end()) {  // one piece, or two at the end of the ring
+  while (first != taken_.end()) {  // One contiguous piece, or two if the records wrap around the ring.
     auto last = first;
     uint32_t end = first->record;
     for (; last != taken_.end() && last->record == end; ++last, ++end) last->ticket = ticket;

@@ -14,41 +14,43 @@
 
 namespace torch_remote::worker::cuda {
 
-// What an operand is that has no dim.
+// Values of IndexedOperand::dim for failures that are not indices.
 inline constexpr int64_t kDivision = -2, kMaskedCount = -3;
 
-// Of an operand of a kernel that an index says a place of: which node has it.
+// Describes an operand of a kernel that is addressed by an index: which node reads or writes it.
 struct IndexedOperand {
   uint32_t node = 0;
-  std::string_view op;     // lives as long as the process; empty: no index says a place of this one
-  int64_t dim = -1;        // of the tensor, that the index is along; -1: ops that do not say it; or what is no index
-  std::string words = {};  // what is told; empty: what the op says of an index
+  std::string_view op;  // Lives as long as the process; empty: no index addresses this operand.
+  int64_t dim = -1;  // The tensor's dim that is indexed; -1: the op's message names none; or kDivision, kMaskedCount.
+  std::string words = {};  // The error message; empty: the op's own message about an index.
 };
 
-// What an op says of an index that is out of its bounds: as on the CPU. Of what is no index, its own words.
+// The error for an index out of bounds, with the message that the op has on the CPU. Failures that are not indices have
+// their own messages.
 Status index_error(const IndexedOperand& operand, int64_t index, int64_t bound);
 
-// Failures that only data can tell. A kernel that may find one is given a record in the GPU's memory; after a run these
-// are copied to the host, behind the kernels, and made empty again. Used by one thread, with the GPU's context current.
+// Failures that depend on data and are found by kernels. A kernel that may find one gets a record in GPU memory. After
+// a run, the records are copied to the host behind the kernels and reset. Used by one thread, with the GPU's context
+// current.
 class LateFailures {
  public:
   explicit LateFailures(std::shared_ptr<Gpu> gpu) : gpu_(std::move(gpu)) {}
   ~LateFailures();
 
-  // A record for a launch of this run: its address, or 0 if the GPU is lost or has no memory. `operands` are the
-  // kernel's.
+  // Takes a record for a launch of this run. Returns its address, or 0 if the GPU is lost or out of memory. `operands`
+  // are the kernel's.
   uint64_t take(uint64_t run, std::shared_ptr<const std::vector<IndexedOperand>> operands);
-  // Queues that the records that were taken since come to the host; `ticket` is then their place.
+  // Queues the copy of all records taken since the last flush to the host. The copy is done when `ticket` is.
   bool flush(Ticket ticket);
-  // Nothing is on its way that may have failed.
+  // No record is in flight, so no queued launch can fail.
   bool is_empty() const { return taken_.empty(); }
-  // All records are on their way: they must be collected before another one is taken.
+  // All records are in flight: they must be collected before another one is taken.
   bool is_full() const { return taken_.size() >= kRecords; }
-  // Looks at what came with tickets up to this one.
+  // Collects failures from the records whose tickets are at most `done`.
   void collect(Ticket done, std::vector<LateFailure>* failures);
 
  private:
-  static constexpr uint32_t kRecords = 1024;  // at once, on their way
+  static constexpr uint32_t kRecords = 1024;  // At most this many in flight.
 
   struct Taken {
     uint32_t record = 0;
@@ -62,7 +64,7 @@ class LateFailures {
   const std::shared_ptr<Gpu> gpu_;
   DevicePointer records_ = 0;
   codegen::gpu::IndexRecord* host_ = nullptr;  // pinned
-  uint32_t next_ = 0;                          // record
+  uint32_t next_ = 0;                          // Index of the next record in the ring.
   std::deque<Taken> taken_;
 };
 

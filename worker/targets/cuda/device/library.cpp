@@ -48,7 +48,8 @@ std::vector<std::string> paths_of(const Library& library, const LibraryPlaces& p
 
 Status open_library(const Library& library, const LibraryPlaces& places, OpenLibrary* opened) {
   const int newest = places.driver >= 1000 * kNewest ? kNewest : kOldest;
-  const int oldest = library.version.empty() ? kOldest : newest;  // else all versions are one file
+  // A library with its own version has the same soname for every CUDA.
+  const int oldest = library.version.empty() ? kOldest : newest;
   const auto take = [&](void* handle, int major) {
     link_map* map = nullptr;
     if (handle == nullptr || dlinfo(handle, RTLD_DI_LINKMAP, static_cast<void*>(&map)) != 0) return false;
@@ -64,7 +65,7 @@ Status open_library(const Library& library, const LibraryPlaces& places, OpenLib
     for (const std::string& path : paths_of(library, places, major)) {
       if (take(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), major)) return {};
       const std::string error = dlerror();
-      // Of a file that is there, what is wrong with it.
+      // The file exists, so report what is wrong with it.
       if (error.find("No such file") == std::string::npos) why = error;
     }
   }

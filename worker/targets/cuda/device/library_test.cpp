@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 constexpr Library kNone = {"none of them", "libnone_of_them.so", "nvidia-none", "none"};
 
-// A folder of NVIDIA's packages, with a library that can be opened.
+// Makes a folder of NVIDIA packages with a library that can be opened.
 class LibraryTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -88,7 +88,7 @@ TEST_F(LibraryTest, OneThatIsNoneIsRefused) {
   EXPECT_NE(status.message().find("has no cublasLt"), std::string::npos) << status.message();
 }
 
-// cuDNN has a version of its own, and a package for each CUDA.
+// cuDNN has its own version, and one package per CUDA version.
 TEST_F(LibraryTest, WithItsOwnVersionHasOneNameAndTwoPackages) {
   EXPECT_EQ(paths_of(dnn::kLibrary, {"", "/packages", 13000}, 13)[0], "/packages/nvidia/cudnn/lib/libcudnn.so.9");
   EXPECT_EQ(paths_of(dnn::kLibrary, {"", "/packages", 12080}, 12)[0], "/packages/nvidia/cudnn/lib/libcudnn.so.9");

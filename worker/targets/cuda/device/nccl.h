@@ -8,8 +8,8 @@
 #include "worker/targets/cuda/device/driver.h"
 #include "worker/targets/cuda/device/library.h"
 
-// NCCL 2.18 or later as a table of functions, opened at run time. Types are declared here as nccl.h has them
-// (nccl_types_test compares).
+// NCCL 2.18 or later, as a table of functions, opened at run time. The types are declared as in nccl.h; nccl_types_test
+// compares them.
 namespace torch_remote::worker::cuda::nccl {
 
 // ncclResult_t
@@ -44,7 +44,7 @@ struct Id {
   char bytes[128];
 };
 
-// ncclConfig_t, as 2.18 has it; later ones have more behind that, and look at `size`.
+// ncclConfig_t of 2.18. Later versions append fields and check `size`.
 struct Config {
   static constexpr int kUndefined = INT32_MIN;
   size_t size = sizeof(Config);
@@ -58,7 +58,7 @@ struct Config {
 
 using Group = struct GroupState*;  // ncclComm_t
 
-// Every function: member, NCCL's name, what it returns, parameters.
+// Every function: member, NCCL's name, return type, parameters.
 #define TORCH_REMOTE_NCCL_FUNCTIONS(F)                                                                                \
   F(get_version, ncclGetVersion, Result, (int* version))                                                              \
   F(get_id, ncclGetUniqueId, Result, (Id * id))                                                                       \
@@ -89,13 +89,13 @@ struct Table {
 #undef TORCH_REMOTE_NCCL_MEMBER
 };
 
-// One name for all versions of CUDA: "2" is its own.
+// All CUDA versions share one soname; "2" is NCCL's own version.
 inline constexpr Library kLibrary = {"NCCL", "libnccl.so", "nvidia-nccl", "nccl", "2"};
 
-// Opens the library, which stays open, and fills the table. An error names what is to be installed.
+// Opens the library for the life of the process and fills the table. An error says what to install.
 Status open(const LibraryPlaces& places, Table* table);
 
-// "2.32.3" of 23203.
+// "2.32.3" for 23203.
 std::string version_text(int version);
 
 }  // namespace torch_remote::worker::cuda::nccl

@@ -37,7 +37,7 @@ std::optional<Type> type_of(DType dtype) {
   }
 }
 
-// Bools are 0 and 1: the larger one is "or", the smaller one "and".
+// Bools are 0 and 1, so the maximum is "or" and the minimum is "and".
 std::optional<nccl::Reduction> reduction_of_bools(Reduction reduction) {
   switch (reduction) {
     case Reduction::kSum:
@@ -87,7 +87,7 @@ Status to_status(const nccl::Table& table, nccl::Result result, const char* what
 class NcclGroup final : public DeviceCollectives::Group {
  public:
   NcclGroup(std::shared_ptr<Gpu> gpu, const nccl::Table& table) : gpu_(std::move(gpu)), table_(table) {}
-  // Nothing is under way: all that was begun was waited for.
+  // No op is running: `run` waits for every op that it starts.
   ~NcclGroup() override { abort(); }
 
   Status join(const DeviceCollectives::Id& id, int rank, int size, const DeviceCollectives::GoesOn& goes_on) {
@@ -111,7 +111,7 @@ class NcclGroup final : public DeviceCollectives::Group {
     if (gpu_->is_lost()) return {ErrorCode::kLost, "nccl: the GPU is lost"};
     const Stream stream = gpu_->work();
     Status status = queue(call, stream, goes_on);
-    // Called where the stream comes to it.
+    // Set by a host function when the stream reaches it.
     struct Done {
       std::atomic<bool> is{false};
       std::function<void()> wake;
@@ -119,7 +119,7 @@ class NcclGroup final : public DeviceCollectives::Group {
     const auto done = std::make_shared<Done>();
     done->wake = wake;
     if (status.ok()) {
-      auto* const mine = new std::shared_ptr<Done>(done);  // of a GPU that is lost meanwhile it stays
+      auto* const mine = new std::shared_ptr<Done>(done);  // Leaks if the GPU is lost before the host function runs.
       const auto told = [](void* data) {
         const std::unique_ptr<std::shared_ptr<Done>> given(static_cast<std::shared_ptr<Done>*>(data));
         (*given)->is = true;
@@ -138,7 +138,8 @@ class NcclGroup final : public DeviceCollectives::Group {
       if (status.ok() && gpu_->is_lost()) status = {ErrorCode::kLost, "nccl: the GPU is lost"};
     }
     if (!status.ok()) abort();
-    // What was queued ends now; it may call the one who waits, who is to be there.
+    // After the abort, the queued work ends soon, and its host function may still call `wake`. Wait for that, as the
+    // caller's objects must be alive then.
     while (!status.ok() && status.code() != ErrorCode::kLost && !done->is && done.use_count() > 1 && !gpu_->is_lost()) {
       if (gpu_->driver().stream_synchronize(stream) != cuda::Result::kSuccess) break;
     }
@@ -153,7 +154,7 @@ class NcclGroup final : public DeviceCollectives::Group {
     group_ = nullptr;
   }
 
-  // A call that goes on for a while.
+  // Waits for a nonblocking NCCL call.
   Status settle(nccl::Result result, const char* what, const DeviceCollectives::GoesOn& goes_on) {
     while (result == nccl::Result::kInProgress) {
       if (!goes_on()) {
@@ -196,7 +197,7 @@ class NcclGroup final : public DeviceCollectives::Group {
     auto* to = static_cast<std::byte*>(call.output);
     for (int rank = 0; rank < size_ && status.ok(); ++rank) {
       const auto r = static_cast<size_t>(rank);
-      // What is in progress is told at the end.
+      // `settle` handles kInProgress after the loop.
       const auto queued = [&](nccl::Result result, const char* what) {
         if (result != nccl::Result::kInProgress) status = to_status(table_, result, what, group_);
       };

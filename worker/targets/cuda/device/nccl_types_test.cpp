@@ -1,7 +1,7 @@
-// Our declarations beside those of NVIDIA's nccl.h (2.18 or later). Where that is not on the include path, this cannot
-// be compiled: see docs/build.md.
+// Compares our declarations with NVIDIA's nccl.h (2.18 or later). It does not compile without nccl.h on the include
+// path: see docs/build.md.
 #include <gtest/gtest.h>
-#include <nccl.h>  // NVIDIA's, not the one beside this file
+#include <nccl.h>  // NVIDIA's header, not ours in this folder.
 
 #include <cstddef>
 #include <cstdlib>
@@ -45,7 +45,7 @@ static_assert(offsetof(Config, network) == offsetof(ncclConfig_t, netName));
 static_assert(offsetof(Config, shares) == offsetof(ncclConfig_t, splitShare));
 static_assert(Config().magic == NCCL_API_MAGIC && Config::kUndefined == NCCL_CONFIG_UNDEF_INT);
 
-// The library opens without a GPU, and says which version it is.
+// The library opens without a GPU and reports its version.
 TEST(Nccl, Opens) {
   LibraryPlaces places;
   places.driver = 13000;

@@ -13,8 +13,8 @@
 #include "worker/collectives/direct_copies.h"
 #include "worker/targets/cuda/device/cuda_device.h"
 
-// Copies between the GPUs of two processes. Each has a driver of its own, as sessions of a worker have; the second
-// process tells what it finds by its exit status.
+// Copies between the GPUs of two processes. Each process has its own driver, as sessions of a worker do. The second
+// process reports its findings in its exit status.
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -25,9 +25,9 @@ using ir::DType;
 
 constexpr int64_t kPair = 1;
 constexpr uint64_t kKept = uint64_t{32} << 20;
-constexpr size_t kLarge = (kKept >> 2) + 5;  // floats: more than is kept
+constexpr size_t kLarge = (kKept >> 2) + 5;  // In floats; more than the limit on reused memory.
 
-// A process's end: one of the two GPUs that both see.
+// One process's end: one of the two GPUs that both processes see.
 class End {
  public:
   End(int channel, int rank, emulated::Options options) : channel_(channel), rank_(rank) {
@@ -40,7 +40,7 @@ class End {
     copies_ = std::make_unique<DirectCopies>("127.0.0.1", nullptr, device_.get());
   }
 
-  // What the other one is to know, and has told.
+  // Sends text to the other process, and receives text from it.
   void tell(const std::string& text) const {
     ASSERT_EQ(::send(channel_, text.data(), text.size(), MSG_NOSIGNAL), static_cast<ssize_t>(text.size()));
   }
@@ -51,7 +51,7 @@ class End {
     return text;
   }
 
-  // Connects the two; the way that bytes will go.
+  // Connects the two ends. Returns how bytes will travel.
   std::string meet() {
     DirectCopies::Work work;
     std::string way;
@@ -81,7 +81,7 @@ class End {
     std::iota(values->begin(), values->end(), first);
     device_->copy_in(to.data, std::as_bytes(std::span(*values)), values);
   }
-  // Whether these are `first`, `first` + 1, ...
+  // Whether the buffer holds `first`, `first` + 1, ...
   bool holds(const tr_buffer& buffer, size_t count, float first) {
     const auto values = std::make_shared<Floats>(count);
     const auto size = static_cast<int64_t>(count);
@@ -121,7 +121,7 @@ class End {
 
 using Part = std::function<void(End& end)>;
 
-// Has two processes do this, each with its end.
+// Runs each function in its own process, with its end of the connection.
 void run_both(const emulated::Options& options, const Part& here, const Part& there) {
   int channels[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, channels), 0);
@@ -166,7 +166,8 @@ TEST_P(PeerCopies, BytesGoFromDeviceToDeviceBothWays) {
     auto before = end.driver().calls();
     for (size_t i = 0; i < counts.size(); ++i) {
       end.send(2 * static_cast<int64_t>(i) + 1 + rank, from[i], counts[i]);
-      end.device().fill(from[i].data, std::byte{0x55}, counts[i] * 4);  // what was sent is that of the call
+      // A send takes the values at the time of the call.
+      end.device().fill(from[i].data, std::byte{0x55}, counts[i] * 4);
     }
     for (size_t i = 0; i < counts.size(); ++i) {
       const Status status = end.receive(2 * static_cast<int64_t>(i) + 2 - rank, to[i], counts[i]);
@@ -176,7 +177,8 @@ TEST_P(PeerCopies, BytesGoFromDeviceToDeviceBothWays) {
     for (const char* through_host : {"cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuLaunchHostFunc"}) {
       EXPECT_EQ(after[through_host], before[through_host]) << through_host;
     }
-    EXPECT_EQ(after["cuIpcOpenMemHandle"], before["cuIpcOpenMemHandle"] + 1);  // all lies in one piece of memory
+    // All small buffers are in one shared allocation.
+    EXPECT_EQ(after["cuIpcOpenMemHandle"], before["cuIpcOpenMemHandle"] + 1);
     for (size_t i = 0; i < counts.size(); ++i) EXPECT_TRUE(end.holds(to[i], counts[i], other)) << counts[i];
     for (size_t i = 0; i < counts.size(); ++i) end.free(from[i]), end.free(to[i]);
     end.copies().leave(kPair, false, nullptr);
@@ -200,8 +202,8 @@ TEST_P(PeerCopies, LargeMemoryGoesWhenItWasRead) {
         EXPECT_GE(end.driver().allocated(), before + kLarge * 4);
         EXPECT_EQ(end.hear(), "read");
         end.free(from);
-        end.copies().leave(kPair, false, nullptr);  // it is told, too
-        end.close();                                // where what was read is given back, and is open nowhere
+        end.copies().leave(kPair, false, nullptr);  // Returns when the read was reported here, too.
+        end.close();                                // Frees what was read; the reader has closed it.
       },
       [](End& end) {
         ASSERT_EQ(end.meet(), "+from GPU to GPU");
@@ -227,7 +229,7 @@ TEST_P(PeerCopies, OnesThatAreLeftOutOrDroppedStopNoOthers) {
         end.copies().leave_out(kPair, 3, {ErrorCode::kOpFailed, "neither end", ""});
         end.send(4, from, 100);
         end.free(from);
-        end.copies().leave(kPair, false, nullptr);  // returns: all of it was read or dropped
+        end.copies().leave(kPair, false, nullptr);  // Returns because everything was read or dropped.
         end.tell("left");
         EXPECT_EQ(end.hear(), "left");
         end.close();
@@ -238,7 +240,7 @@ TEST_P(PeerCopies, OnesThatAreLeftOutOrDroppedStopNoOthers) {
         const Status left_out = end.receive(1, to, 100);
         EXPECT_EQ(left_out.kind(), "IndexError");
         EXPECT_EQ(left_out.message(), "index 9 is out of bounds");
-        end.copies().drop(kPair, 1, DType::kFloat32, 400);  // as sessions do of what failed
+        end.copies().drop(kPair, 1, DType::kFloat32, 400);  // As sessions do for sends that failed.
         end.copies().drop(kPair, 2, DType::kFloat32, 400);
         end.copies().drop(kPair, 3, DType::kFloat32, 400);
         EXPECT_TRUE(end.receive(4, to, 100).ok());

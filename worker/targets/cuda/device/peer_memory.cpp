@@ -12,21 +12,22 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-// As cuMemAlloc does: what is smaller would share its memory, and so its handle, with others.
+// cuMemAlloc's granularity. Smaller allocations could share a driver allocation, and so an IPC handle, with other
+// memory.
 constexpr uint64_t kGrain = uint64_t{2} << 20;
 
 // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver's addresses are numbers
 std::byte* to_address(DevicePointer pointer) { return reinterpret_cast<std::byte*>(pointer); }
 
-// What is in a PeerMemory::Place.
+// The content of a PeerMemory::Place.
 struct Contents {
   IpcMemoryHandle handle;
   uint64_t offset = 0;
-  uint64_t once = 0;  // 1: it goes when it was read, so it is to be closed before
+  uint64_t once = 0;  // 1: freed after it was read, so the reader must close it before.
 };
 static_assert(sizeof(Contents) <= PeerMemory::kPlaceBytes);
 
-// All that other processes may have open. Thread safe.
+// All memory that other processes may have open. Thread safe.
 class Exports : public std::enable_shared_from_this<Exports> {
  public:
   Exports(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, uint64_t most_kept)
@@ -38,7 +39,7 @@ class Exports : public std::enable_shared_from_this<Exports> {
     IpcMemoryHandle handle;
   };
 
-  // Memory that no one else uses. kOutOfMemory: there is none.
+  // Allocates memory that nothing else shares. kOutOfMemory: there is none.
   Status allocate(uint64_t size, Region* region) {
     size = (size + kGrain - 1) / kGrain * kGrain;
     const Current current(*gpu_);
@@ -56,19 +57,19 @@ class Exports : public std::enable_shared_from_this<Exports> {
     return to_status(driver, result, "cuIpcGetMemHandle");
   }
 
-  // It may have been given to another process, but that has closed it.
+  // Frees memory that no other process has open any more.
   void free(const Region& region) {
     const Current current(*gpu_);
     if (!gpu_->is_lost()) gpu_->check(gpu_->driver().mem_free(region.address), "cuMemFree");
     memory_.discharge(region.size);
   }
 
-  // Is freed by the next call of free_read().
+  // Queues the region for the next call of free_read().
   void add_read(const Region& region) {
     const std::lock_guard lock(mutex_);
     read_.push_back(region);
   }
-  // (Which waits for all work of the GPU, if there is anything.)
+  // Frees the queued regions. If there are any, cuMemFree waits for all work of the GPU.
   void free_read() {
     std::vector<Region> read;
     {
@@ -78,7 +79,7 @@ class Exports : public std::enable_shared_from_this<Exports> {
     for (const Region& region : read) free(region);
   }
 
-  // -- of what is kept
+  // -- Memory that is reused
 
   Segment take_segment(size_t size) {
     const std::lock_guard lock(mutex_);
@@ -94,11 +95,11 @@ class Exports : public std::enable_shared_from_this<Exports> {
       kept_bytes_ += region.size;
       kept_[region.address] = region;
     }
-    // What the allocator gives back stays open elsewhere: the next segment may be there.
+    // A segment that the allocator releases stays open in other processes, so it is parked and reused.
     return {to_address(region.address), size,
             std::shared_ptr<void>(nullptr, [self = shared_from_this(), region](void*) { self->park(region); })};
   }
-  // Of a block in such a segment.
+  // The region of a block in such a segment.
   Region find(const void* address) const {
     const std::lock_guard lock(mutex_);
     return std::prev(kept_.upper_bound(to_pointer(address)))->second;
@@ -120,7 +121,7 @@ class Exports : public std::enable_shared_from_this<Exports> {
   std::vector<Region> parked_, read_;
 };
 
-// Segments are never given back to the driver: another process may have them open.
+// Never returns segments to the driver, as another process may have them open.
 class KeptSource final : public SegmentSource {
  public:
   explicit KeptSource(std::shared_ptr<Exports> exports) : exports_(std::move(exports)) {}
@@ -130,7 +131,7 @@ class KeptSource final : public SegmentSource {
   const std::shared_ptr<Exports> exports_;
 };
 
-// Of a segment that is kept.
+// A block in a reused segment.
 class Block final : public PeerMemory::Piece {
  public:
   explicit Block(const tr_buffer& block) : block_(block) {}
@@ -139,10 +140,10 @@ class Block final : public PeerMemory::Piece {
   }
 
  private:
-  tr_buffer block_{};  // stays for ever if nobody says that it was read
+  tr_buffer block_{};  // Leaks if the reader never reports that it has read the block.
 };
 
-// One with memory of its own.
+// A piece with its own allocation.
 class Whole final : public PeerMemory::Piece {
  public:
   Whole(std::shared_ptr<Exports> exports, const Exports::Region& region)
@@ -217,7 +218,7 @@ class CudaReader final : public PeerMemory::Reader, public std::enable_shared_fr
   std::vector<Open> open_;
 };
 
-// A stream of its own, for who is not the device's thread.
+// A separate stream, for threads other than the device's.
 class OwnStream {
  public:
   explicit OwnStream(const Driver& driver) : driver_(driver) {
@@ -229,7 +230,7 @@ class OwnStream {
   OwnStream(const OwnStream&) = delete;
   OwnStream& operator=(const OwnStream&) = delete;
 
-  // `copy` queues it; it is done when this returns.
+  // `copy` queues work on the stream; `run` returns when it is done.
   template <typename F>
   Status run(const char* what, F&& copy) {
     if (!status_.ok()) return status_;
@@ -263,7 +264,8 @@ class CudaPeerMemory final : public PeerMemory {
     });
   }
 
-  // Of some machines all calls succeed, and other bytes come (where the bus is set up wrongly): so it looks.
+  // On machines with a misconfigured bus, all calls succeed but copies return wrong bytes. So this reads `content` back
+  // and compares.
   Status try_out(const Place& place, std::span<const std::byte> content) override {
     Contents contents;
     std::memcpy(&contents, place.data(), sizeof(contents));

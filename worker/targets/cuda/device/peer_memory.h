@@ -10,9 +10,9 @@
 
 namespace torch_remote::worker::cuda {
 
-// Memory of cuMemAlloc (a pool's cannot be opened so simply), found by CUDA's handles for other processes. Up to
-// `most_kept` bytes stay to be used again, as opening them takes long; they are still there when the session ends. All
-// of it counts against `memory`'s limit. `queued` is told of work on the GPU's stream.
+// Memory of cuMemAlloc that other processes open by CUDA's IPC handles; memory of a pool cannot be exported as simply.
+// Opening is slow, so up to `most_kept` bytes are reused until the session ends. All of it counts against `memory`'s
+// limit. `queued` is called after work was queued on the GPU's stream.
 std::unique_ptr<PeerMemory> make_peer_memory(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, uint64_t most_kept,
                                              std::function<void()> queued);
 

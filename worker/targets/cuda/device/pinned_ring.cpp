@@ -20,7 +20,7 @@ Status PinnedRing::take(size_t words, Stream stream, uint64_t** room) {
     Status status = to_status(driver_, driver_.event_record(left_[area_], stream), "cuEventRecord");
     area_ = (area_ + 1) % kAreas;
     used_ = 0;
-    // (An event that was never recorded is done.)
+    // An event that was never recorded counts as done.
     if (status.ok()) status = to_status(driver_, driver_.event_synchronize(left_[area_]), "cuEventSynchronize");
     if (!status.ok()) return status;
   }

@@ -9,22 +9,23 @@
 
 namespace torch_remote::worker::cuda {
 
-// Pinned memory that small copies to the GPU are made from, all on one stream. It is used in turn, an area at a time:
-// who comes to an area again waits until all that was copied from it is done. So nothing is waited for, and no event is
-// recorded, as long as the GPU is not far behind. The context is current.
+// A ring of pinned memory for small copies to the GPU, all on one stream. It is divided into areas. Before an area is
+// reused, `take` waits until all copies from it are done. So nothing waits, and few events are recorded, unless the GPU
+// is far behind. The GPU's context must be current.
 class PinnedRing {
  public:
-  static constexpr size_t kAreas = 4, kAreaWords = 8192;  // of 8 bytes
+  static constexpr size_t kAreas = 4, kAreaWords = 8192;  // Words have 8 bytes.
 
   explicit PinnedRing(const Driver& driver) : driver_(driver) {}
   PinnedRing(const PinnedRing&) = delete;
   PinnedRing& operator=(const PinnedRing&) = delete;
 
-  // Once it is open, nothing.
+  // Does nothing if it is open.
   Status open();
-  // Room for so many words, an area's at most. What was taken before is queued.
+  // Returns memory for `words` words, at most kAreaWords. The caller must have queued its copies from earlier memory.
   Status take(size_t words, Stream stream, uint64_t** room);
-  // Waits until what is queued is done. (Of a lost GPU pinned memory goes with the process.)
+  // Waits until the queued copies are done, and frees the memory. On a lost GPU it is not called; the process's end
+  // frees pinned memory.
   void close(Stream stream);
 
  private:
@@ -32,8 +33,8 @@ class PinnedRing {
 
   const Driver& driver_;
   uint64_t* words_ = nullptr;
-  std::array<Event, kAreas> left_ = {};  // recorded when the area was left
-  size_t area_ = 0, used_ = 0;           // of the area
+  std::array<Event, kAreas> left_ = {};  // Recorded when `take` moves on from the area.
+  size_t area_ = 0, used_ = 0;           // Words used in the current area.
 };
 
 }  // namespace torch_remote::worker::cuda

@@ -2,7 +2,7 @@
 
 namespace torch_remote::worker::cuda {
 
-// (Of a lost GPU its context takes back what is its own; pinned memory goes with the process.)
+// On a lost GPU nothing is freed: the context's end releases its memory, and the process's end releases pinned memory.
 Staging::~Staging() {
   if (slots_.empty() || gpu_->is_lost()) return;
   const Current current(*gpu_);
@@ -42,7 +42,7 @@ void Staging::remove(const Slot& slot) {
 
 const Staging::Slot& Staging::next() {
   next_ = (next_ + 1) % count_;
-  // Where there is no memory for more, those that are there do.
+  // If there is no memory for another slot, the existing ones are reused.
   if (next_ >= slots_.size() && (gpu_->is_lost() || !add().ok())) next_ = 0;
   return slots_[next_];
 }

@@ -9,27 +9,27 @@
 
 namespace torch_remote::worker::cuda {
 
-// Memory that copies between host and GPU go through, in one direction: slots of pinned memory, each with as much of
-// the GPU's. The work stream moves elements between a slot and where they belong, another stream between the slot's two
-// halves; so copies go on beside work, and no call waits for them. Events order both streams.
+// Staging memory for copies between host and GPU in one direction. A slot has pinned memory and the same number of
+// bytes on the GPU. The work stream copies between the slot's GPU memory and tensors; a second stream copies between
+// the slot's two halves. So copies overlap with work, and no call waits for them. Events order the two streams.
 class Staging {
  public:
-  // A slot's memory is of the caller's until it is used again; what comes then waits for that, on the GPU.
+  // The caller may use a slot until `next` returns it again. Its next user waits on the GPU for the events.
   struct Slot {
     std::byte* pinned = nullptr;
     DevicePointer memory = 0;
-    Event filled = nullptr;   // by the stream that brings elements
-    Event emptied = nullptr;  // by the one that takes them away
+    Event filled = nullptr;   // Recorded by the stream that fills the slot.
+    Event emptied = nullptr;  // Recorded by the stream that empties it.
   };
 
   Staging(std::shared_ptr<Gpu> gpu, size_t slot_bytes, uint32_t slots)
       : gpu_(std::move(gpu)), slot_bytes_(slot_bytes), count_(slots) {}
   ~Staging();
 
-  // Makes the first slot. The others are made when they are needed, if there is memory.
+  // Makes the first slot. Others are made on demand, if there is memory.
   Status open();
   size_t slot_bytes() const { return slot_bytes_; }
-  // The next one. The context is current.
+  // The next slot in turn. The GPU's context must be current.
   const Slot& next();
 
  private:

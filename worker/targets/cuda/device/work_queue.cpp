@@ -9,7 +9,7 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-// So much more often than not most of a graph may be exchanged.
+// A sequence is given up as a graph once most of it had to be updated this many times more often than not.
 constexpr uint32_t kPatience = 8;
 
 struct Hash {
@@ -22,7 +22,7 @@ struct Hash {
   }
 };
 
-// Two hashes of what works are, but for the parameters of kernels.
+// Two hashes of the works, without the parameters of kernels.
 std::array<uint64_t, 2> key_of(const std::vector<Work>& works) {
   Hash hash;
   const auto add = [&](uint64_t word) { hash.add(word); };
@@ -44,7 +44,7 @@ std::array<uint64_t, 2> key_of(const std::vector<Work>& works) {
   return hash.words;
 }
 
-// As the driver takes a kernel's parameters.
+// A kernel's parameters in the form that cuLaunchKernel takes.
 std::vector<void*> parameters_of(const std::vector<uint64_t>& words, bool one_parameter) {
   if (one_parameter) return {const_cast<uint64_t*>(words.data())};
   std::vector<void*> parameters;
@@ -53,7 +53,7 @@ std::vector<void*> parameters_of(const std::vector<uint64_t>& words, bool one_pa
   return parameters;
 }
 
-// Words that may be in memory.
+// The number of words that may be stored in GPU memory.
 size_t count_numbers(const Work& work) { return work.number_count + (work.failure ? 1 : 0); }
 
 void put_numbers(const Work& work, uint64_t* to) {
@@ -62,7 +62,7 @@ void put_numbers(const Work& work, uint64_t* to) {
   if (work.failure) *to = work.words[*work.failure];
 }
 
-// Of works with the same kernel.
+// Compares two works with the same kernel.
 bool same_numbers(const Work& x, const Work& y) {
   for (size_t i = x.numbers + 1; i <= x.numbers + x.number_count; ++i) {
     if (x.words[i] != y.words[i]) return false;
@@ -171,7 +171,7 @@ bool WorkQueue::launch_graph(std::vector<Work>& works) {
   return true;
 }
 
-// The first of the sequence's graphs is then one that does these works.
+// Afterwards, the sequence's first graph executes these works.
 bool WorkQueue::find_graph(Seen& seen, const std::vector<Work>& works) {
   Changes least;
   auto best = seen.graphs.end();
@@ -186,7 +186,7 @@ bool WorkQueue::find_graph(Seen& seen, const std::vector<Work>& works) {
     least = std::move(changes);
   }
   const bool few = best != seen.graphs.end() && 2 * least.others.size() <= works.size();
-  // Where memory takes turns, so many are exchanged in time that another graph would not have cost more.
+  // If memory alternates between a few states, updates accumulate until they cost as much as another graph.
   if (best != seen.graphs.end() && !least.others.empty()) {
     const uint64_t state = hash_others(works);
     if (std::ranges::find(seen.states, state) == seen.states.end()) {
@@ -204,12 +204,12 @@ bool WorkQueue::find_graph(Seen& seen, const std::vector<Work>& works) {
   return seen.restless <= kPatience && exchange(seen.graphs.front(), works, least);
 }
 
-// What is queued meanwhile becomes a graph; nothing is done.
+// Queues the works while the stream captures: this makes a graph, and executes nothing.
 bool WorkQueue::capture(const std::vector<Work>& works, Captured& captured) const {
   if (driver_.stream_begin_capture(stream_, CaptureMode::kThreadLocal) != Result::kSuccess) return false;
   bool good = true;
   for (const Work& work : works) {
-    // The node that it ends with is the work's.
+    // The last node of the capture so far is the work's.
     CaptureStatus status = CaptureStatus::kNone;
     uint64_t id = 0;
     Graph made = nullptr;
@@ -259,7 +259,7 @@ bool WorkQueue::set_parameters(const Captured& captured, size_t piece, const Wor
 }
 
 bool WorkQueue::exchange(Captured& captured, const std::vector<Work>& works, const Changes& changes) {
-  bool others = false;  // numbers that are in memory
+  bool others = false;  // Some numbers in GPU memory have changed.
   for (const size_t i : changes.numbers) {
     const bool was_there = captured.slots[i] != kByValue;
     const bool is_there = was_there || (open_numbers(captured, works) && take_slot(captured, i, works[i]));
@@ -273,7 +273,7 @@ bool WorkQueue::exchange(Captured& captured, const std::vector<Work>& works, con
   return !others || write_numbers(captured, works);
 }
 
-// False: there is no memory. Then numbers stay parameters.
+// Allocates the graph's memory for numbers. False: there is none, and numbers stay parameters.
 bool WorkQueue::open_numbers(Captured& captured, const std::vector<Work>& works) {
   if (captured.most != 0) return captured.numbers != 0;
   for (const Work& work : works) captured.most += count_numbers(work);
@@ -286,7 +286,7 @@ bool WorkQueue::open_numbers(Captured& captured, const std::vector<Work>& works)
   return captured.numbers != 0;
 }
 
-// False: it is full.
+// False: the graph's memory is full.
 bool WorkQueue::take_slot(Captured& captured, size_t piece, const Work& work) {
   const size_t end = captured.used + count_numbers(work);
   if (end > captured.most) return false;
@@ -294,7 +294,7 @@ bool WorkQueue::take_slot(Captured& captured, size_t piece, const Work& work) {
   return true;
 }
 
-// The stream comes to the copy when the graph's last launch is done.
+// The stream executes this copy after the graph's previous launch.
 bool WorkQueue::write_numbers(const Captured& captured, const std::vector<Work>& works) {
   uint64_t* room = nullptr;
   Status status = ring_.take(captured.used, stream_, &room);
@@ -325,7 +325,7 @@ void WorkQueue::drop_graphs(Seen& seen) {
   seen.graphs.clear();
 }
 
-// Those that were not used for longest go first.
+// Drops the least recently used graphs first.
 void WorkQueue::make_room() {
   auto seen = seen_.end();
   while (counts_.graphs > kMostGraphs || pieces_ > kMostPieces) {

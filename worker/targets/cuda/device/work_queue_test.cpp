@@ -1,5 +1,5 @@
-// Sequences of work as graphs of the driver: what is called, and that the results are those of the works one by one. On
-// a GPU in software, whose streams have delays.
+// Sequences of work as CUDA graphs: which driver calls are made, and that results equal those of separate launches.
+// Runs on the GPU emulator, whose streams have delays.
 #include "worker/targets/cuda/device/work_queue.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kCount = 64;
 
-// Adds so many numbers to all elements.
+// A kernel that adds `numbers` scalars to every element.
 std::string adding(size_t numbers) {
   std::string text = "kernel(| j0) {\n";
   for (size_t i = 0; i < numbers; ++i) text += "s" + std::to_string(i) + ": i64\n";
@@ -85,25 +85,25 @@ class WorkQueueTest : public ::testing::Test {
     EXPECT_TRUE(status.ok()) << status.message();
     return *known;
   }
-  // to[i] = from[i] + all numbers
+  // to[i] = from[i] + the sum of all numbers
   void add(size_t from, size_t to, std::vector<uint64_t> numbers) {
     const std::vector<int64_t> sizes = {kCount}, strides = {1, 1};
     const std::vector<uint64_t> data = {at(from), at(to)};
     launch(device->gpu(), kernel(adding(numbers.size())),
            {.sizes = sizes, .data = data, .strides = strides, .bounds = {}, .scalars = numbers});
   }
-  // to[i] = from[indices[i]]; whoever finds a bad index says so in a buffer.
+  // to[i] = from[indices[i]]; a bad index is recorded in a buffer.
   void take(size_t from, size_t indices, size_t to, DevicePointer failure) {
     const std::vector<int64_t> sizes = {kCount}, strides = {0, 1, 1, 1}, bounds = {kCount};
     const std::vector<uint64_t> data = {at(from), at(indices), at(to)};
     launch(device->gpu(), kernel(kTake),
            {.sizes = sizes, .data = data, .strides = strides, .bounds = bounds, .scalars = {}, .failure = failure});
   }
-  // A chain of such from the first buffer to the last one; its numbers are `first` and those after it.
+  // A chain of such additions from the first buffer to the last one, with the numbers `first`, `first` + 1, ...
   void add_chain(size_t last, uint64_t first) {
     for (size_t i = 0; i < last; ++i) add(i, i + 1, {first + i});
   }
-  // A chain from the first buffer to the last one.
+  // A chain of copies from the first buffer to the last one.
   void chain(size_t last, int64_t count = kCount) {
     const Current current(device->gpu());
     for (size_t i = 0; i < last; ++i) copy(i, i + 1, count);
@@ -135,7 +135,7 @@ class WorkQueueTest : public ::testing::Test {
     return all;
   }
   uint64_t calls(const char* name) const { return driver->calls()[name]; }
-  // What is asked of the driver for some work, all of it at once.
+  // The driver calls for one flush.
   struct Asked {
     uint64_t exchanged = 0, written = 0, launched = 0;
     bool operator==(const Asked&) const = default;
@@ -172,14 +172,15 @@ TEST_F(WorkQueueTest, TheSecondTimeASequenceIsAGraph) {
     write(0, int64_t{100} * round);
     const uint64_t before = calls();
     chain(10);
-    EXPECT_EQ(calls(), before + (round == 0 ? calls() - before : 0));  // held back
+    EXPECT_EQ(calls(), before + (round == 0 ? calls() - before : 0));  // Nothing is queued yet.
     (void)device->record();
     steps.push_back(calls() - before);
     EXPECT_EQ(read(10), 100 * round);
   }
-  // The first time also loads the kernel. From the third time on it is one call.
+  // The first step also loads the kernel. From the third step on there is one driver call.
   EXPECT_GE(steps[0], 10u);
-  EXPECT_EQ(steps[1], 10 + 10 + 2 + 1 + 1u);  // as many launches and nodes; begin, end; instantiate; launch
+  // 10 launches and their 10 nodes; begin and end of the capture; instantiate; launch.
+  EXPECT_EQ(steps[1], 10 + 10 + 2 + 1 + 1u);
   EXPECT_EQ(steps[2], 1u);
   EXPECT_EQ(steps[4], 1u);
   EXPECT_EQ(calls("cuGraphLaunch"), 4u);
@@ -199,7 +200,7 @@ TEST_F(WorkQueueTest, OtherAddressesAreExchanged) {
     EXPECT_EQ(read(8 + round % 3), 7 * round);
   }
   EXPECT_EQ(counts().captured, 1u);
-  EXPECT_EQ(counts().exchanged, 4u);  // one kernel's, but for the first launch
+  EXPECT_EQ(counts().exchanged, 4u);  // One kernel's, at every launch except the first.
   EXPECT_EQ(calls("cuGraphExecKernelNodeSetParams"), 4u);
 }
 
@@ -208,7 +209,7 @@ TEST_F(WorkQueueTest, OtherSizesAreAnotherSequence) {
   for (int round = 0; round < 3; ++round) {
     for (const int64_t count : {kCount, int64_t{1}}) chain(6, count), (void)device->record();
   }
-  // (Sizes are parameters of kernels; only how many blocks there are makes another graph.)
+  // Sizes are kernel parameters, so only another number of blocks makes another graph.
   EXPECT_GE(counts().captured, 1u);
   chain(5);
   (void)device->record();
@@ -231,7 +232,7 @@ TEST_F(WorkQueueTest, WhatAlwaysChangesIsNoGraph) {
   EXPECT_LT(calls("cuGraphLaunch"), 50u);
 }
 
-// Memory that takes turns.
+// Memory alternates between two places.
 TEST_F(WorkQueueTest, TwoPlacesAreTwoGraphs) {
   for (size_t round = 0; round < 12; ++round) {
     const size_t first = round % 2 * 5;
@@ -248,7 +249,7 @@ TEST_F(WorkQueueTest, TwoPlacesAreTwoGraphs) {
   EXPECT_EQ(calls("cuGraphLaunch"), 11u);
 }
 
-// Less than half of it: two graphs as soon as more was exchanged for what had been there than they have kernels.
+// Fewer than half of the works alternate: a second graph is made once updates to known states outnumber the kernels.
 TEST_F(WorkQueueTest, PiecesWhoseMemoryTakesTurnsAreTwoGraphs) {
   constexpr uint64_t kPieces = 8, kMoved = 3, kTurns = 2 + kPieces / kMoved;
   for (size_t round = 0; round < 20; ++round) {
@@ -283,7 +284,7 @@ TEST_F(WorkQueueTest, ThereAreNotTooManyGraphs) {
   EXPECT_EQ(read(1), 3);
 }
 
-// What is done with memory in between keeps its place.
+// Copies and fills between the kernels stay in order.
 TEST_F(WorkQueueTest, CopiesAndFillsStayInOrder) {
   for (int round = 0; round < 4; ++round) {
     write(0, round);
@@ -312,7 +313,7 @@ TEST_F(WorkQueueTest, NumbersThatChangeAreOneCopy) {
   };
   EXPECT_EQ(step(10).launched, 0u);
   EXPECT_EQ(step(20), (Asked{.exchanged = 0, .written = 0, .launched = 1}));
-  // Each kernel is told once where its numbers are.
+  // Each kernel's parameters are updated once, to the address of its numbers.
   EXPECT_EQ(step(30), (Asked{.exchanged = 6, .written = 1, .launched = 1}));
   EXPECT_EQ(step(40), (Asked{.exchanged = 0, .written = 1, .launched = 1}));
   EXPECT_EQ(step(40), (Asked{.exchanged = 0, .written = 0, .launched = 1}));
@@ -332,9 +333,10 @@ TEST_F(WorkQueueTest, NumbersAndAddressesChange) {
   };
   EXPECT_EQ(step(10, 1, 6).launched, 0u);
   EXPECT_EQ(step(20, 2, 6), (Asked{.exchanged = 0, .written = 0, .launched = 1}));
-  EXPECT_EQ(step(30, 3, 7), (Asked{.exchanged = 6, .written = 1, .launched = 1}));  // the last one's stays a parameter
+  // The last kernel's number stays a parameter.
+  EXPECT_EQ(step(30, 3, 7), (Asked{.exchanged = 6, .written = 1, .launched = 1}));
   EXPECT_EQ(step(40, 4, 8), (Asked{.exchanged = 1, .written = 1, .launched = 1}));
-  EXPECT_EQ(step(50, 5, 8), (Asked{.exchanged = 1, .written = 1, .launched = 1}));  // until it alone is another one
+  EXPECT_EQ(step(50, 5, 8), (Asked{.exchanged = 1, .written = 1, .launched = 1}));  // Until only its number changes.
   EXPECT_EQ(step(60, 6, 8), (Asked{.exchanged = 0, .written = 1, .launched = 1}));
   EXPECT_EQ(step(60, 7, 6), (Asked{.exchanged = 1, .written = 1, .launched = 1}));
   EXPECT_EQ(step(60, 7, 7), (Asked{.exchanged = 1, .written = 0, .launched = 1}));
@@ -343,14 +345,14 @@ TEST_F(WorkQueueTest, NumbersAndAddressesChange) {
   EXPECT_EQ(counts().captured, 1u);
 }
 
-// Where a failure is written is another place in each run.
+// The address for failures differs in every run.
 TEST_F(WorkQueueTest, PlacesOfFailuresAreNumbers) {
   constexpr size_t kRecords = 10;
   device->fill(buffers[kRecords].data, std::byte{0xFF}, 8 * kCount);
   for (uint64_t round = 0; round < 6; ++round) {
     const bool is_bad = round % 2 == 1;
     write(0, 100);
-    write(1, is_bad ? 1 : 0);  // up to kCount, which is no place
+    write(1, is_bad ? 1 : 0);  // An index up to kCount, which is out of bounds.
     const uint64_t record = 3 * round;
     const Asked asked = step_of([&] {
       for (size_t i = 2; i < 7; ++i) take(0, 1, i, at(kRecords) + 8 * record);
@@ -372,7 +374,7 @@ TEST_F(WorkQueueTest, PlacesOfFailuresAreNumbers) {
   }
 }
 
-// Steps that nobody waits for: many more numbers than the memory that they are copied from has room for.
+// Steps that the GPU has not begun have many more numbers than the pinned ring holds.
 TEST_F(WorkQueueTest, NumbersOfStepsThatAreNotBegunAreKept) {
   constexpr uint64_t kNumbers = 200, kKernels = 6, kSteps = 60;
   static_assert(kSteps * kKernels * kNumbers > 2 * PinnedRing::kAreas * PinnedRing::kAreaWords);
@@ -427,7 +429,7 @@ TEST_F(WorkQueueTest, NumbersThatHaveNoRoomStayParameters) {
   }
 }
 
-// Graphs' memory goes with them.
+// A graph's memory is freed with the graph.
 TEST_F(WorkQueueTest, NumbersAreOfSoManyGraphs) {
   constexpr size_t kMore = 5;
   write(0, 0);

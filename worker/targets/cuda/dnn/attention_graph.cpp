@@ -18,10 +18,10 @@ using Strides = AttentionProblem::Strides;
 constexpr int64_t kFirstBetween = 32;
 
 Sizes packed(const Sizes& sizes) { return packed_heads(sizes[1], sizes[2], sizes[3]); }
-// The last two dims the other way round.
+// Swaps the last two dims.
 Sizes turned(const Sizes& sizes) { return {sizes[0], sizes[1], sizes[3], sizes[2]}; }
 
-// The operations of one graph, in the order in which they are added.
+// Builds one graph's operations in order.
 class Maker {
  public:
   Maker(const dnn::Table& table, const AttentionProblem& problem, std::vector<Descriptor>* made)
@@ -62,7 +62,7 @@ class Maker {
   Tensor number(AttentionId id) {
     return tensor(static_cast<int64_t>(id), {1, 1, 1, 1}, {1, 1, 1, 1}, Type::kFloat32, Attribute::kTensorIsNumber);
   }
-  // What one operation makes for another one.
+  // An intermediate tensor between two operations, without memory.
   Tensor between(const Sizes& sizes, Type type = Type::kFloat32) { return between(sizes, packed(sizes), type); }
   Tensor between(const Sizes& sizes, const Strides& strides, Type type) {
     return tensor(next_++, sizes, strides, type, Attribute::kTensorIsVirtual);
@@ -115,7 +115,7 @@ class Maker {
         .set_one(Attribute::kReshapeTo, Is::kDescriptor, to.descriptor);
     operations_.push_back(builder_.finish());
   }
-  // To a new tensor as large as the left one.
+  // Writes to a new tensor with the sizes of the left operand.
   Tensor each(PointwiseMode mode, const Operands& operands) {
     const Tensor made = between(operands.left.sizes);
     each(mode, operands, made);
@@ -175,8 +175,8 @@ void Maker::add_forward() {
   multiply(weights, value, out);
 }
 
-// What keys or values get: of rows [queries, keys] the other way round, times the other operand. Heads that share keys
-// are summed up.
+// The gradient of keys or values: `rows` [queries, keys] transposed, times `other`. Sums over the heads that share
+// keys.
 void Maker::add_keys_gradient(const Tensor& rows, const Tensor& other, const Tensor& result) {
   const Sizes sizes = turned(rows.sizes);
   const Tensor columns =
@@ -198,17 +198,17 @@ void Maker::add_backward() {
                value = given(AttentionId::kValue, turned(keys_of(p.value_size)), turned(p.value)),
                out = given(AttentionId::kOut, queries_of(p.value_size), p.out),
                grad = given(AttentionId::kGrad, queries_of(p.value_size), p.grad), scale = number(AttentionId::kScale);
-  // Of each row, the sum of its gradient times its result.
+  // delta: for each row, the sum of gradient times output.
   const Tensor sum = between(queries_of(1)), delta = of_floats(AttentionId::kDelta, queries_of(1));
   reduce(ReductionMode::kAdd, each(PointwiseMode::kMultiply, {grad, out}), sum);
   each(PointwiseMode::kMultiply, {sum, number(AttentionId::kOne)}, delta);
-  // The weights again.
+  // Recomputes the attention weights.
   Tensor scores = add_scores(query, key, scale);
   scores = each(PointwiseMode::kSubtract, {scores, of_floats(AttentionId::kLogSumExp, queries_of(1))});
   if (p.causal) scores = add_causal(scores);
   const Tensor weights = each(PointwiseMode::kExp, {scores});
   add_keys_gradient(weights, grad, given(AttentionId::kGradValue, keys_of(p.value_size), p.grad_value));
-  // The gradient of scores, times the scale.
+  // The gradient of the scores, times the scale.
   const Tensor products = between(weights.sizes);
   multiply(grad, value, products);
   const Tensor of_scores =

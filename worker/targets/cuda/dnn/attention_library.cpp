@@ -14,7 +14,7 @@ constexpr uint64_t kPieceAlignment = 256;
 
 uint64_t padded(uint64_t bytes) { return (bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment; }
 
-// Bytes that a call wants beside the plan's: sums of rows, and the gradient of queries in f32.
+// Bytes that a call needs in addition to the plan's workspace: row sums (delta), and the gradient of queries in f32.
 uint64_t delta_bytes(const AttentionProblem& problem) {
   if (problem.pass == AttentionPass::kForward) return 0;
   return padded(static_cast<uint64_t>(problem.batch * problem.heads * problem.queries) * sizeof(float));
@@ -47,7 +47,7 @@ Status AttentionLibrary::describe(const AttentionProblem& problem, dnn::Handle h
   return describe_attention(table(), handle, problem, made, graph);
 }
 
-// `memory`: the plan's, padded, then that of delta, then that of sums.
+// `memory` holds the plan's workspace, padded, then delta, then kQuerySum.
 Status AttentionLibrary::call(const AttentionProblem& problem, const dnn::Plan& plan, const AttentionPointers& pointers,
                               DevicePointer memory, Stream stream) const {
   static constexpr float kNothing = -std::numeric_limits<float>::infinity(), kOne = 1;

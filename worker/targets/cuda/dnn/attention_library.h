@@ -10,14 +10,14 @@ namespace torch_remote::worker::cuda {
 
 using PreparedAttention = LatePlan<AttentionProblem>;
 
-// Of the tensors that a problem's pass has.
+// Addresses of the tensors that the problem's pass uses.
 struct AttentionPointers {
   DevicePointer query = 0, key = 0, value = 0, out = 0, logsumexp = 0, bias = 0;
   DevicePointer grad = 0, grad_query = 0, grad_key = 0, grad_value = 0;
   float scale = 1;
 };
 
-// cuDNN's attention.
+// Attention with cuDNN.
 class AttentionLibrary final : public LatePlans<AttentionProblem> {
  public:
   // kUnsupported: the library is too old.
@@ -25,10 +25,10 @@ class AttentionLibrary final : public LatePlans<AttentionProblem> {
                      std::unique_ptr<AttentionLibrary>* library);
   ~AttentionLibrary() override { close(); }
 
-  // As of run_plan.
+  // See run_plan.
   Status run(const Prepared& prepared, const AttentionPointers& pointers);
 
-  static constexpr size_t kOldest = 91800;  // older ones have known faults
+  static constexpr size_t kOldest = 91800;  // Older versions have known bugs.
 
  private:
   AttentionLibrary(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options);

@@ -1,5 +1,5 @@
-// When cuDNN's plans of attention are asked for, which one is chosen, what is left of it, and what it computes. On a
-// GPU in software, whose cuDNN is strict (emulated_cudnn.h).
+// When cuDNN's attention plans are requested, which one is chosen, that nothing leaks, and that results are right. Runs
+// on the GPU emulator, whose cuDNN is strict (emulated_cudnn.h).
 #include "worker/targets/cuda/dnn/attention_library.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ namespace {
 using emulated::Engine;
 using State = AttentionLibrary::State;
 
-// Of the problem below: rows of queries, rows of keys, elements of a bias.
+// Numbers of elements in the problem below: in rows of queries, rows of keys, and a bias.
 constexpr size_t kRows = size_t{2} * 4 * 9, kKeys = size_t{2} * 2 * 12, kBias = size_t{4} * 9 * 16;
 constexpr Engine kAllEngines[] = {Engine::kBroken, Engine::kWorkspace, Engine::kPlain};
 
@@ -56,7 +56,7 @@ class AttentionLibraryTest : public emulated::LibraryTest<AttentionLibrary, Prep
     prepared = library->find(problem);
     library->wait(prepared);
   }
-  // Each tensor in a part of its own.
+  // Each tensor has its own part of the memory.
   DevicePointer part(int number) const {
     return reinterpret_cast<DevicePointer>(memory.data) + static_cast<uint64_t>(number) * kPart;
   }
@@ -112,7 +112,7 @@ class AttentionLibraryTest : public emulated::LibraryTest<AttentionLibrary, Prep
   static constexpr uint64_t kPart = 8 << 10, kBytes = 10 * kPart;
 };
 
-// Numbers that differ, and are exact in f16.
+// Varied numbers that are exact in f16.
 std::vector<float> numbers(size_t count, int64_t seed) {
   std::vector<float> values(count);
   for (size_t i = 0; i < count; ++i)
@@ -126,7 +126,7 @@ TEST_F(AttentionLibraryTest, IsAskedForByTheSecondUse) {
   EXPECT_EQ(library->state(*prepared), State::kWaiting);
   library->note_use(prepared);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  EXPECT_EQ(calls("cudnnBackendGetAttribute"), 0u);  // once is not enough
+  EXPECT_EQ(calls("cudnnBackendGetAttribute"), 0u);  // One use does not request a plan.
   library->note_use(prepared);
   for (int i = 0; i < 12000 && library->state(*prepared) == State::kWaiting; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -137,9 +137,9 @@ TEST_F(AttentionLibraryTest, IsAskedForByTheSecondUse) {
 
 TEST_F(AttentionLibraryTest, TimesOnceBehindTheFirstUse) {
   prepare(problem());
-  EXPECT_EQ(prepared->plans(), 2u);  // what is only proposed is left out
+  EXPECT_EQ(prepared->plans(), 2u);  // The broken engine's plan is left out.
   ASSERT_TRUE(run().ok());
-  EXPECT_EQ(calls(), 1 + 1 + 2 * 2u);  // itself; the other one to warm up; each of both twice between marks
+  EXPECT_EQ(calls(), 1 + 1 + 2 * 2u);  // The run itself; the other plan to warm up; both twice between marks.
   ASSERT_TRUE(run(3).ok());
   EXPECT_EQ(calls("cuEventElapsedTime"), 2u);
 }
@@ -150,7 +150,7 @@ TEST_F(AttentionLibraryTest, ChoicesAreKept) {
   ASSERT_TRUE(run(3).ok());
   EXPECT_EQ(prepared->best(), 1u);
   const std::string kept = file();
-  EXPECT_NE(kept.find(" A2 "), std::string::npos) << kept;  // 0 is broken, 1 is slow
+  EXPECT_NE(kept.find(" A2 "), std::string::npos) << kept;  // Engine 0 is broken, engine 1 is slow.
   stop();
   start();
   prepare(problem());
@@ -159,11 +159,11 @@ TEST_F(AttentionLibraryTest, ChoicesAreKept) {
   EXPECT_EQ(prepared->plans(), 1u);
   const uint64_t before = calls();
   ASSERT_TRUE(run(3).ok());
-  EXPECT_EQ(calls() - before, 3u);  // nothing is timed
+  EXPECT_EQ(calls() - before, 3u);  // Nothing is timed.
   EXPECT_EQ(file(), kept);
 }
 
-// What it was before a run does not change what it is in a run.
+// In deterministic mode, earlier timings do not change which plan runs.
 TEST_F(AttentionLibraryTest, DeterministicIsTheFavouriteAlone) {
   AttentionProblem wanted = problem(AttentionPass::kBackward);
   wanted.deterministic = true;
@@ -176,14 +176,14 @@ TEST_F(AttentionLibraryTest, DeterministicIsTheFavouriteAlone) {
 
 TEST_F(AttentionLibraryTest, RefusesWhatNoEngineDoes) {
   AttentionProblem odd = problem();
-  odd.size = 12;  // no multiple of 8
+  odd.size = 12;  // Not a multiple of 8.
   odd.query = packed_heads(4, 9, 16);
   odd.key = packed_heads(2, 12, 16);
   prepare(odd);
   EXPECT_EQ(library->state(*prepared), State::kRefused);
   EXPECT_EQ(library->status(*prepared).code(), ErrorCode::kUnsupported);
   odd = problem();
-  odd.query[2] = 12;  // rows begin where 16 bytes do not
+  odd.query[2] = 12;  // Rows do not begin at multiples of 16 bytes.
   prepare(odd);
   EXPECT_EQ(library->state(*prepared), State::kRefused);
   for (const Engine engine : kAllEngines) emulated::leave_out(engine, true);
@@ -199,20 +199,20 @@ TEST_F(AttentionLibraryTest, ManyAreMadeInTurn) {
     all.push_back(library->find(problem(AttentionPass::kForward, keys)));
     for (uint32_t use = 0; use < AttentionLibrary::kUses; ++use) library->note_use(all.back());
   }
-  for (const auto& each : all) {  // also those that there was no room for
+  for (const auto& each : all) {  // This includes those that the full queue rejected.
     library->wait(each);
     EXPECT_EQ(library->state(*each), State::kReady);
   }
 }
 
-// Calls of a sequence that comes again are captured, and launched as a graph.
+// A repeated sequence of calls is captured and launched as a CUDA graph.
 TEST_F(AttentionLibraryTest, BecomesPartOfAGraph) {
   const AttentionProblem wanted = problem();
   put(0, numbers(kRows * 8, 1));
   put(1, numbers(kKeys * 8, 2));
   put(2, numbers(kKeys * 8, 3));
   prepare(wanted);
-  ASSERT_TRUE(run(3).ok());  // until the fastest one is known
+  ASSERT_TRUE(run(3).ok());  // Until the fastest plan is known.
   const std::vector<float> expected = get(3, kRows * 8);
   const uint64_t before = calls();
   for (int i = 0; i < 4; ++i) {
@@ -232,10 +232,10 @@ TEST_F(AttentionLibraryTest, BecomesPartOfAGraph) {
     EXPECT_EQ(get(3, expected.size()), expected);
   }
   EXPECT_EQ(device->gpu().queue().counts().launched, 3u);
-  EXPECT_EQ(calls() - before, 2 * WorkQueue::kFewest);  // once as calls, once to be captured
+  EXPECT_EQ(calls() - before, 2 * WorkQueue::kFewest);  // Once as calls, and once during the capture.
 }
 
-// The stand-in refuses what the library would, or what is wrong with a graph of any operations.
+// The emulated cuDNN rejects what the real one rejects, and graphs that are inconsistent.
 TEST_F(AttentionLibraryTest, GraphsAreStrict) {
   using dnn::Attribute;
   using dnn::Descriptor;
@@ -286,13 +286,13 @@ TEST_F(AttentionLibraryTest, GraphsAreStrict) {
   EXPECT_PRED2(has, graph_of({product(left, between, result)}), "is not made before");
   EXPECT_PRED2(has, graph_of({product(left, right, result), product(left, right, result)}), "made twice");
   EXPECT_PRED2(has, graph_of({product(left, twin, result)}), "an id of two tensors");
-  (void)product(left, left, result);  // of other sizes
+  (void)product(left, left, result);  // The sizes do not match.
   EXPECT_PRED2(has, builder.status().message(), "sizes do not fit");
   dnn::destroy(table, temporary.made);
   EXPECT_EQ(table.destroy(handle), dnn::Result::kSuccess);
 }
 
-// Against the formulas, in f64: heads that share keys, a bias, queries that do not see later keys.
+// Compares with the formulas in f64: heads that share keys, a bias, causal attention.
 TEST_F(AttentionLibraryTest, ComputesAttentionAndItsGradients) {
   const AttentionProblem p = problem();
   const auto q = numbers(kRows * 8, 1), k = numbers(kKeys * 8, 2), v = numbers(kKeys * 8, 3), g = numbers(kRows * 8, 4),

@@ -18,7 +18,7 @@ constexpr int64_t kAlignedElements = 8;
 
 Strides packed(const OpTensor& tensor) { return packed_heads(tensor.sizes[1], tensor.sizes[2], tensor.sizes[3]); }
 
-// As cuDNN reads it; of a dim of 1 it does not matter how far apart its elements are.
+// Whether cuDNN can read the tensor in place, and with which strides. Strides of dims of size 1 do not matter.
 bool lies(const OpTensor& tensor, Strides* strides) {
   *strides = packed(tensor);
   for (size_t d = 0; d < 4; ++d) {
@@ -56,16 +56,16 @@ class AttentionPlanner {
   AttentionPlan& plan_;
   std::vector<OpTensor> read_;
   std::optional<OpTensor> query_, key_, value_;
-  Place seen_;  // with a bias: whether its rows see any key, a byte each
+  Place seen_;  // With a bias: for each of its rows, whether it attends to any key; one byte each.
   struct Late {
     OpTensor from, to;
   };
-  std::vector<Late> late_;  // copies
+  std::vector<Late> late_;  // Copies after the call.
 };
 
-// What both passes have.
+// Reads the operands that both passes have.
 Status AttentionPlanner::find() {
-  // Before anything is refused: who does it then depends on them, too.
+  // Read before any refusal: the node depends on these numbers even if another runner executes it.
   AttentionProblem& problem = plan_.problem;
   problem.causal = planner_.flag("is_causal");
   const bool has_scale = planner_.has("scale");
@@ -94,7 +94,7 @@ Status AttentionPlanner::find() {
   problem.size = query.sizes[3];
   problem.value_size = value.sizes[3];
   plan_.scale = static_cast<float>(has_scale ? scale : 1 / std::sqrt(static_cast<double>(problem.size)));
-  // The greatest score is looked for before it is scaled.
+  // The engines take the maximum of scores before they scale it, which needs a positive scale.
   if (!(plan_.scale > 0) || !std::isfinite(plan_.scale)) return refuse("with such a scale");
   plan_.query = read(query, &problem.query);
   plan_.key = read(key, &problem.key);
@@ -118,7 +118,7 @@ Place AttentionPlanner::read(const OpTensor& tensor, Strides* strides) {
   return made.place;
 }
 
-// Where it is not wanted, or cannot be written as it lies, there is other memory.
+// Uses scratch memory if the result is not wanted or cannot be written in place.
 Place AttentionPlanner::write(const std::optional<OpTensor>& tensor, const OpTensor& like, Strides* strides) {
   const auto is_read = [&] {
     return std::ranges::any_of(read_, [&](const OpTensor& read) { return read.place.buffer == tensor->place.buffer; });
@@ -132,8 +132,8 @@ Place AttentionPlanner::write(const std::optional<OpTensor>& tensor, const OpTen
   return made.place;
 }
 
-// As cuDNN takes it: of the same dtype, with rows at multiples of 16 bytes and all of their elements, and a score that
-// is far below all others where a key is not seen. (Rows that see none are looked at afterwards.)
+// Makes the bias that cuDNN accepts: of the queries' dtype, with rows at multiples of 16 bytes, and with all elements
+// stored. Masked keys get a score far below all others. Rows that attend to no key are handled after the call.
 void AttentionPlanner::add_bias(const OpTensor& given) {
   AttentionProblem& problem = plan_.problem;
   AttentionBiasArguments call;
@@ -175,7 +175,7 @@ Status AttentionPlanner::forward() {
   OpTensor like = *query_;
   like.sizes[3] = problem.value_size;
   plan_.out = write(out, like, &problem.out);
-  // Without gaps, as the gradient wants it.
+  // Contiguous, as the backward pass requires it.
   OpTensor sums;
   if (logsumexp) sums = *logsumexp;
   sums.sizes = {problem.batch, problem.heads, problem.queries};
@@ -218,7 +218,7 @@ Status AttentionPlanner::backward() {
   plan_.out = read(*out, &problem.out);
   read_.push_back(*logsumexp);
   plan_.logsumexp = logsumexp->place;
-  if (problem.has_bias()) {  // rows that see nothing get weights of 0
+  if (problem.has_bias()) {  // Rows that attend to no key get weights of 0.
     plan_.logsumexp = planner_.scratch(static_cast<uint64_t>(rows()) * sizeof(float));
     AttentionSumsArguments call;
     call.batch = problem.batch;
@@ -255,7 +255,7 @@ bool is_attention(const ir::Graph& graph, const ir::Node& node) {
   ir::for_each_view(node, [&](uint32_t view, bool) {
     const DType each = graph.views[view].dtype;
     good = good && !graph.views[view].dynamic;
-    if (each == DType::kFloat32 || each == DType::kBool) return;  // sums, and masks
+    if (each == DType::kFloat32 || each == DType::kBool) return;  // Log-sum-exp values, and masks.
     good = good && dnn::narrow_type_of(each) && dtype.value_or(each) == each;
     dtype = each;
   });

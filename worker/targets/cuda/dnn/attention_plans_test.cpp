@@ -1,5 +1,5 @@
-// NVIDIA's cuDNN plans our graphs of attention, for GPUs that are not here. It compiles kernels for that, and wants
-// them loaded: the driver is one that says that it did (testing/planning_driver.cpp). See docs/build.md.
+// NVIDIA's cuDNN builds plans for our attention graphs, for GPUs that are absent. It compiles kernels and loads them. A
+// stand-in driver reports that the loads succeeded (tests/emulated_gpu/planning_driver.cpp). See docs/build.md.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -18,20 +18,20 @@ namespace {
 class AttentionPlansTest : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
-    // Whoever opens a libcuda.so.1 from now on gets this one.
+    // Every later dlopen of libcuda.so.1 finds this library.
     ASSERT_NE(dlopen("tests/emulated_gpu/libplanning_driver.so", RTLD_NOW | RTLD_GLOBAL), nullptr) << dlerror();
     testing::open_real_cudnn(GetParam());
   }
   void TearDown() override { testing::close_real_cudnn(); }
 
-  // How many plans of the library's first three proposals were made, or why none was.
+  // How many of the first three heuristic results have plans, or why none has.
   static std::string plan(const AttentionProblem& problem, size_t* plans) {
     const dnn::Table table = testing::without_gpu();
     dnn::Temporary temporary(table);
     dnn::Descriptor graph = nullptr;
     const auto handle = reinterpret_cast<dnn::Handle>(&testing::real);
     Status status = describe_attention(table, handle, problem, &temporary.made, &graph);
-    // What is wrong with it, but for what it cannot.
+    // The graph is valid, or it is unsupported.
     EXPECT_TRUE(status.ok() || status.code() == ErrorCode::kUnsupported) << status.message();
     std::vector<dnn::Plan> made;
     const auto any = [](const std::vector<dnn::Note>&) { return true; };
@@ -49,7 +49,7 @@ class AttentionPlansTest : public ::testing::TestWithParam<int> {
 struct Shape {
   int64_t batch, heads, key_heads, queries, keys, size;
   bool causal, biased;
-  bool refused = false;  // by all GPUs
+  bool refused = false;  // By all GPUs.
 };
 constexpr Shape kShapes[] = {
     {4, 16, 16, 2048, 2048, 128, true, false}, {4, 16, 16, 2048, 2048, 128, false, false},
@@ -64,7 +64,7 @@ TEST_P(AttentionPlansTest, PlansWhatModelsHave) {
     for (const dnn::Type type : {dnn::Type::kFloat16, dnn::Type::kBFloat16}) {
       for (const auto pass : {AttentionPass::kForward, AttentionPass::kBackward}) {
         for (const bool deterministic : {false, true}) {
-          if (deterministic && pass == AttentionPass::kForward) continue;  // the same graph
+          if (deterministic && pass == AttentionPass::kForward) continue;  // The graph would be the same.
           AttentionProblem problem;
           problem.pass = pass;
           problem.type = type;
@@ -76,7 +76,7 @@ TEST_P(AttentionPlansTest, PlansWhatModelsHave) {
           problem.queries = shape.queries;
           problem.keys = shape.keys;
           problem.size = problem.value_size = shape.size;
-          // As models have them: [batch, row, head, element] in memory.
+          // The layout that models use: [batch, row, head, element] in memory.
           const auto strides = [&](int64_t heads, int64_t rows) {
             return AttentionProblem::Strides{rows * heads * shape.size, shape.size, heads * shape.size, 1};
           };

@@ -10,8 +10,8 @@
 
 namespace torch_remote::worker::cuda {
 
-// The runner of attention and its gradients in half types by cuDNN. In deterministic mode it waits for its plans, as
-// results must not depend on when they are ready. `folder`: where it stores which algorithms are fastest; empty:
+// The runner of attention and its gradients in half types, with cuDNN. In deterministic mode it waits for its plans, as
+// results must not depend on when plans are ready. `folder`: where it stores which algorithms are fastest; empty:
 // nowhere.
 std::unique_ptr<Runner> make_attention_runner(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder,
                                               std::shared_ptr<OpKernels> kernels);

@@ -8,19 +8,19 @@
 #include "ir/status.h"
 #include "worker/targets/cuda/dnn/cudnn.h"
 
-// Batch norm that trains, and its gradients, as graphs of cuDNN's: one operation each.
+// Batch norm in training mode, and its gradients, as cuDNN graphs of one operation each.
 namespace torch_remote::worker::cuda {
 
-// A call, but for addresses and numbers. Images have dims [batch, channel, space...], 2 or 3 of space, and lie channels
-// last without gaps; what there is a number of for each channel is f32, without gaps.
+// One call, without addresses and numbers. Images are [batch, channel, space...] with 2 or 3 space dims, channels last
+// and without gaps. Per-channel tensors are contiguous f32.
 struct BatchNormProblem {
   bool backward = false;
-  bool deterministic = false;  // always done in the same way, whichever is fastest
-  bool runs = false;           // forward: statistics that run are read, and what they become is written elsewhere
+  bool deterministic = false;  // Always the same algorithm, even if another one is faster.
+  bool runs = false;  // Forward: running statistics are read, and the updated ones are written to other memory.
   dnn::Type type = dnn::Type::kFloat32;
   std::vector<int64_t> sizes;
   auto operator<=>(const BatchNormProblem&) const = default;
-  // All that a plan depends on but for the machine, in a word.
+  // Everything that a plan depends on except the machine, as one word.
   std::string key_of() const;
 };
 
@@ -31,20 +31,20 @@ enum class BatchNormId : uint8_t {
   kScale,
   kBias,
   kMean,
-  kDeviation,  // 1 / deviation, epsilon in it
+  kDeviation,  // 1 / sqrt(variance + epsilon)
   kMeanBefore,
   kVarianceBefore,
   kMeanAfter,
   kVarianceAfter,
-  kEpsilon,   // f32 of the host's, as the next one
-  kMomentum,  // the new one's share
+  kEpsilon,   // A host f32, as is the next one.
+  kMomentum,  // The weight of the new statistics.
   kGrad,
   kGradInput,
   kGradScale,
   kGradBias,
 };
 
-// The graph's descriptor, which is among those of `made` then, as is all that it is made of.
+// Builds the graph. `made` receives its descriptor and those of everything in it.
 Status describe_batch_norm(const dnn::Table& table, dnn::Handle handle, const BatchNormProblem& problem,
                            std::vector<dnn::Descriptor>* made, dnn::Descriptor* graph);
 

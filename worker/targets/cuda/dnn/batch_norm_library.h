@@ -8,7 +8,7 @@
 
 namespace torch_remote::worker::cuda {
 
-// Of the tensors that a problem's pass has.
+// Addresses of the tensors that the problem's pass uses.
 struct BatchNormPointers {
   DevicePointer input = 0, output = 0, scale = 0, bias = 0, mean = 0, deviation = 0;
   DevicePointer mean_before = 0, variance_before = 0, mean_after = 0, variance_after = 0;
@@ -16,15 +16,14 @@ struct BatchNormPointers {
   float epsilon = 0, momentum = 0;
 };
 
-// cuDNN's batch norm.
+// Batch norm with cuDNN.
 class BatchNormLibrary final : public LatePlans<BatchNormProblem> {
  public:
   static Status open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
                      std::unique_ptr<BatchNormLibrary>* library);
   ~BatchNormLibrary() override { close(); }
 
-  // As of run_plan. While plans are timed they do it several times: statistics that run are not to be written where
-  // they are read.
+  // See run_plan. Timing runs a call several times, so running statistics must not be updated in place.
   Status run(const Prepared& prepared, const BatchNormPointers& pointers);
 
  private:

@@ -1,6 +1,6 @@
-// What cuDNN's batch norm computes through our graphs, that statistics which run are changed once, and what is left of
-// it. On a GPU in software, whose cuDNN is strict (emulated_cudnn.h). How plans are asked for and chosen is attention's
-// test (attention_library_test.cpp).
+// Checks that our graphs compute batch norm with cuDNN, that running statistics are updated once, and that nothing
+// leaks. Runs on the GPU emulator, whose cuDNN is strict (emulated_cudnn.h). How plans are requested and chosen is
+// tested in attention_library_test.cpp.
 #include "worker/targets/cuda/dnn/batch_norm_library.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ class BatchNormLibraryTest
  protected:
   BatchNormLibraryTest() : LibraryTest(emulated::cudnn(), emulated::cudnn_left, kParts * kPart, /*checked=*/true) {}
 
-  // Each tensor in a part of its own.
+  // Each tensor has its own part of the memory.
   enum Part : uint8_t {
     kInput,
     kOutput,
@@ -88,7 +88,7 @@ std::vector<float> numbers(size_t count, size_t seed) {
   return values;
 }
 
-// A channel's elements: channels lie side by side.
+// A channel's elements in a channels-last image.
 std::vector<double> channel_of(const std::vector<float>& image, size_t channel) {
   std::vector<double> made;
   for (size_t i = channel; i < image.size(); i += kChannels) made.push_back(static_cast<double>(image[i]));
@@ -107,7 +107,7 @@ TEST_F(BatchNormLibraryTest, StatisticsRunOnceAlthoughPlansAreTimed) {
   ASSERT_EQ(library->state(*prepared), LateState::kReady) << library->status(*prepared).message();
   EXPECT_EQ(prepared->plans(), 2u);
   run();
-  EXPECT_GT(driver->calls()["cudnnBackendExecute"], 1u);  // they were
+  EXPECT_GT(driver->calls()["cudnnBackendExecute"], 1u);  // Plans were timed.
   const std::vector<float> output = get(kOutput, kImage);
   for (size_t channel = 0; channel < kChannels; ++channel) {
     const std::vector<double> x = channel_of(image, channel), y = channel_of(output, channel);
@@ -131,7 +131,7 @@ TEST_F(BatchNormLibraryTest, StatisticsRunOnceAlthoughPlansAreTimed) {
   EXPECT_EQ(get(kMeanBefore), mean);
 }
 
-// The gradient of a sum of outputs times `grad`, by differences of f64.
+// Compares with finite differences in f64 of sum(output * grad).
 TEST_F(BatchNormLibraryTest, GradientsAreThoseOfTheForwardPass) {
   const std::vector<float> image = numbers(kImage, 5), grad = numbers(kImage, 6), scale = numbers(kChannels, 7);
   const auto value = [&](std::vector<double> x, const std::vector<double>& g, double weight) {
@@ -169,7 +169,7 @@ TEST_F(BatchNormLibraryTest, GradientsAreThoseOfTheForwardPass) {
   }
 }
 
-// As the real library: channels are multiples of 16 bytes, and images lie channels last.
+// As in the real library: channels are multiples of 16 bytes, and images are channels last.
 TEST_F(BatchNormLibraryTest, OtherChannelsAreRefused) {
   for (const auto& [type, channels] : {std::pair{dnn::Type::kFloat32, 6}, {dnn::Type::kFloat16, 4}}) {
     BatchNormProblem odd = problem(false, true);

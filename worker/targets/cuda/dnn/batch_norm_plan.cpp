@@ -51,7 +51,7 @@ class BatchNormPlanner {
   Place write_image(const OpTensor& tensor);
   OpTensor channels() const;
   Place read_channels(const OpTensor& tensor);
-  // One that nobody wants goes nowhere else.
+  // A result that is not wanted is written to scratch memory.
   Place write_channels(const std::optional<OpTensor>& tensor);
   bool is_read(const OpTensor& tensor) const {
     return std::ranges::any_of(read_, [&](uint32_t buffer) { return buffer == tensor.place.buffer; });
@@ -71,7 +71,7 @@ class BatchNormPlanner {
 Status BatchNormPlanner::take_input() {
   const auto input = planner_.tensor("input");
   if (!input || input->sizes.size() < 4 || input->sizes.size() > 5) return refuse("of other than 4 or 5 dims");
-  // Of one point, or of one channel, both layouts are the same: kernels do that.
+  // With one point or one channel, both layouts are the same; the hand-written kernels execute these.
   if (!lies_channels_last(*input) || input->is_packed()) return refuse("of images that lie in another way");
   input_ = *input;
   plan_.problem.type = *dnn::narrow_type_of(input_.dtype);
@@ -150,7 +150,7 @@ Status BatchNormPlanner::forward() {
   if (mean) {
     plan_.mean_before = read_channels(*mean);
     plan_.variance_before = read_channels(*variance);
-    plan_.mean_after = write_channels(mean);  // somewhere else, as it is read
+    plan_.mean_after = write_channels(mean);  // Written to other memory, as the old statistics are read.
     plan_.variance_after = write_channels(variance);
   }
   plan_.output = write_image(*result);

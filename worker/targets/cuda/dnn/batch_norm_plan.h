@@ -10,15 +10,15 @@
 #include "worker/targets/cuda/launch/place.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
-// Batch norm by cuDNN: which nodes may be, and which call does a node with given sizes and strides. No GPU here.
+// Batch norm with cuDNN: which nodes it may execute, and with which call for given sizes and strides. Needs no GPU.
 namespace torch_remote::worker::cuda {
 
-// Whether there is something for the node's op and dtypes: one that trains, or its gradients.
+// Whether cuDNN may support the node's op and dtypes: batch norm in training mode, or its gradients.
 bool is_batch_norm(const ir::Graph& graph, const ir::Node& node);
-// Whether nodes of the op may be.
+// Whether it may support nodes of the op.
 bool is_batch_norm_op(ir::Opcode opcode);
 
-// What is done for a node: the first `before` steps, the call, the other steps.
+// How to execute a node: the first `before` steps, the call, the remaining steps.
 struct BatchNormPlan {
   OpPlan steps;
   size_t before = 0;
@@ -29,9 +29,9 @@ struct BatchNormPlan {
   Place grad, grad_input, grad_scale, grad_bias;
 };
 
-// The plan for one run's values (as OpPlanner has them). kUnsupported: the message says why; so are images that do not
-// lie channels last, which cuDNN would turn round first: compiled kernels read them as they are. `symbols` are all that
-// the op has then, too.
+// Makes the plan for one run's values (as OpPlanner has them). kUnsupported: the message says why. Images that are not
+// channels last are unsupported: cuDNN would transpose them first, while compiled kernels read them in place. Even
+// then, `symbols` has everything that the op depends on.
 Status plan_batch_norm(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, BatchNormPlan* plan,
                        std::vector<ir::Sym>* symbols);
 

@@ -1,5 +1,5 @@
-// NVIDIA's cuDNN plans our graphs of batch norm, for GPUs that are not here. It compiles kernels for that, and wants
-// them loaded: the driver is one that says that it did (testing/planning_driver.cpp). See docs/build.md.
+// NVIDIA's cuDNN builds plans for our batch norm graphs, for GPUs that are absent. It compiles kernels and loads them.
+// A stand-in driver reports that the loads succeeded (tests/emulated_gpu/planning_driver.cpp). See docs/build.md.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -18,20 +18,20 @@ namespace {
 class BatchNormPlansTest : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
-    // Whoever opens a libcuda.so.1 from now on gets this one.
+    // Every later dlopen of libcuda.so.1 finds this library.
     ASSERT_NE(dlopen("tests/emulated_gpu/libplanning_driver.so", RTLD_NOW | RTLD_GLOBAL), nullptr) << dlerror();
     testing::open_real_cudnn(GetParam());
   }
   void TearDown() override { testing::close_real_cudnn(); }
 
-  // How many plans of the library's first proposals were made, or why none was.
+  // How many of the first heuristic results have plans, or why none has.
   static std::string plan(const BatchNormProblem& problem, size_t* plans) {
     const dnn::Table table = testing::without_gpu();
     dnn::Temporary temporary(table);
     dnn::Descriptor graph = nullptr;
     const auto handle = reinterpret_cast<dnn::Handle>(&testing::real);
     Status status = describe_batch_norm(table, handle, problem, &temporary.made, &graph);
-    // What is wrong with it, but for what it cannot.
+    // The graph is valid, or it is unsupported.
     EXPECT_TRUE(status.ok() || status.code() == ErrorCode::kUnsupported) << status.message();
     std::vector<dnn::Plan> made;
     const auto any = [](const std::vector<dnn::Note>&) { return true; };
@@ -59,7 +59,7 @@ TEST_P(BatchNormPlansTest, PlansWhatModelsHave) {
         problem.sizes = sizes;
         size_t plans = 0;
         const std::string said = plan(problem, &plans);
-        // What the stand-in takes, this takes; and the other way round.
+        // The emulated cuDNN supports exactly what the real one supports.
         EXPECT_EQ(plans != 0, sizes[1] * dnn::item_size(type) % 16 == 0) << problem.key_of() << " " << said;
         std::printf("sm_%d %s: %s\n", GetParam(), problem.key_of().c_str(), said.c_str());
       }

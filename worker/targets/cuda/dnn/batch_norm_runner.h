@@ -10,8 +10,8 @@
 
 namespace torch_remote::worker::cuda {
 
-// The runner of batch norm that trains, of half types in channels-last layout, by cuDNN. `folder`: where it stores
-// which algorithms are fastest; empty: nowhere. The device outlives it.
+// The runner of batch norm in training mode, for half types in channels-last layout, with cuDNN. `folder`: where it
+// stores which algorithms are fastest; empty: nowhere. The device must outlive it.
 std::unique_ptr<Runner> make_batch_norm_runner(CudaDevice& device, std::shared_ptr<CudnnTable> table,
                                                std::string folder, std::shared_ptr<OpKernels> kernels);
 

@@ -14,7 +14,7 @@ using ir::DType;
 
 constexpr size_t kMostSpace = 3;
 
-// Packed, channels behind all of space or before it.
+// Strides of a dense tensor in channels-last or contiguous layout.
 std::vector<int64_t> strides_of(std::span<const int64_t> sizes, bool channels_last) {
   if (!channels_last) return packed_strides(sizes);
   std::vector<int64_t> strides(sizes.size());
@@ -25,7 +25,7 @@ std::vector<int64_t> strides_of(std::span<const int64_t> sizes, bool channels_la
   return strides;
 }
 
-// Whether it lies so; where dims of 1 lie does not matter.
+// Whether the tensor has this layout and is aligned. Strides of dims of size 1 do not matter.
 bool lies(const OpTensor& tensor, bool channels_last) {
   const std::vector<int64_t> strides = strides_of(tensor.sizes, channels_last);
   for (size_t d = 0; d < tensor.sizes.size(); ++d) {
@@ -44,7 +44,7 @@ class ConvolutionPlanner {
   Status backward();
 
  private:
-  // An operand, or a result: as it is, and where a call finds it.
+  // An operand or result, and the location that a call uses for it.
   struct Side {
     OpTensor tensor;
     Place place;
@@ -56,7 +56,7 @@ class ConvolutionPlanner {
   bool channels_last() const { return channels_last_; }
   OpTensor laid(const OpTensor& tensor, Place place) const;
   Side read(const OpTensor& tensor);
-  // `reads`: operands, whose memory it may not be.
+  // `reads`: the call's operands, whose memory it must not overwrite.
   Side write(const OpTensor& tensor, std::initializer_list<const OpTensor*> reads);
   Status add(ConvolutionPass pass, const Side& image, const Side& filter, const Side& output);
   void fill_with_zeros(const OpTensor& tensor);
@@ -68,10 +68,10 @@ class ConvolutionPlanner {
   ConvolutionPlan& plan_;
   bool channels_last_ = false;
   std::vector<int64_t> padding_, stride_, dilation_;
-  std::vector<Side> written_;  // that are moved at the end
+  std::vector<Side> written_;  // Results that are copied after the calls.
 };
 
-// A number for each dim of space; the space of one dim gets another one before it.
+// Reads one number per space dim. Images with one space dim get another one of size 1 in front.
 Status ConvolutionPlanner::take_lists(const OpTensor& image) {
   if (image.sizes.size() < 3 || image.sizes.size() > 2 + kMostSpace) return refuse("in more than 3 dims");
   const size_t space = image.sizes.size() - 2;
@@ -86,7 +86,7 @@ Status ConvolutionPlanner::take_lists(const OpTensor& image) {
   return good ? Status() : refuse("with lists of another length than the dims");
 }
 
-// As torch says it: of images without points there is no convolution, unless there are none, or no channels.
+// Torch's rule: an image without points is an error, unless its batch or its channels are 0.
 Status ConvolutionPlanner::check_space(const OpTensor& image) {
   if (image.count() != 0 || image.sizes[0] == 0 || image.sizes[1] == 0) return {};
   std::vector<int64_t> sizes = image.sizes;
@@ -98,7 +98,7 @@ Status ConvolutionPlanner::check_space(const OpTensor& image) {
 }
 
 void ConvolutionPlanner::choose_layout(const std::vector<const OpTensor*>& tensors) {
-  std::array<uint64_t, 2> moved{};  // bytes
+  std::array<uint64_t, 2> moved{};  // Bytes.
   for (const OpTensor* tensor : tensors) {
     for (const bool last : {false, true}) moved[last] += lies(*tensor, last) ? 0 : tensor->nbytes();
   }
@@ -143,7 +143,7 @@ Status ConvolutionPlanner::add(ConvolutionPass pass, const Side& image, const Si
   problem.padding = padding_;
   problem.stride = stride_;
   problem.dilation = dilation_;
-  // A transposed convolution may be told to make more than its output says, or less.
+  // The output padding of a transposed convolution makes its output larger or smaller than the padding implies.
   for (size_t d = 0; d < padding_.size(); ++d) {
     const int64_t image_size = problem.image[d + 2], output_size = problem.output[d + 2];
     const int64_t reach = dilation_[d] * (problem.filter[d + 2] - 1) + 1;
@@ -166,7 +166,7 @@ void ConvolutionPlanner::fill_with_zeros(const OpTensor& tensor) {
   planner_.copy(zero, tensor);
 }
 
-// Kernels add up channels of images that lie packed in one of the two layouts; others are packed first.
+// Kernels sum channels only of images that are dense in one of the two layouts; others are packed first.
 OpTensor ConvolutionPlanner::in_one_piece(const OpTensor& image) {
   OpTensor last = image;
   std::rotate(last.sizes.begin() + 1, last.sizes.begin() + 2, last.sizes.end());
@@ -178,7 +178,7 @@ OpTensor ConvolutionPlanner::in_one_piece(const OpTensor& image) {
   return made;
 }
 
-// What is moved after the calls.
+// Adds the copies after the calls.
 void ConvolutionPlanner::finish() {
   plan_.before = plan_.steps.steps.size();
   for (const Side& side : written_) planner_.copy(laid(side.tensor, side.place), side.tensor);
@@ -212,13 +212,13 @@ Status ConvolutionPlanner::backward() {
   if (!grad || !input || !weight) return refuse("without operands");
   if (Status status = take_lists(*input); !status.ok()) return status;
   const bool transposed = planner_.flag("transposed");
-  // Those that are not wanted have no view.
+  // Unused gradients have no view.
   const auto grad_input = planner_.result(0), grad_weight = planner_.result(1), grad_bias = planner_.result(2);
   const bool nothing = grad->count() == 0 || input->count() == 0 || weight->count() == 0;
   if (grad_bias && grad->count() == 0 && grad_bias->count() != 0) {
     fill_with_zeros(*grad_bias);
   } else if (grad_bias && grad->count() == grad->sizes[1] && grad->count() != 0) {
-    OpTensor channels = *grad;  // there is nothing to add up
+    OpTensor channels = *grad;  // Nothing to sum.
     channels.sizes = {grad->sizes[1]};
     channels.strides = {grad->strides[1]};
     planner_.copy(channels, *grad_bias);

@@ -65,7 +65,7 @@ Status ConvolutionLibrary::describe(const ConvolutionProblem& problem, dnn::Hand
   const dnn::Descriptor image = tensor(kImageId, problem.image, problem.type, dnn::kAlignment);
   const dnn::Descriptor filter = tensor(kFilterId, problem.filter, problem.type, dnn::kAlignment);
   const dnn::Descriptor output = tensor(kOutputId, problem.output, problem.type, dnn::kAlignment);
-  // What the convolution makes, where that is not all.
+  // The convolution's result, if a bias is added to it.
   const dnn::Descriptor made =
       problem.adds_bias ? tensor(kBetweenId, problem.output, precision, dnn::kAlignment) : output;
   builder.make(Kind::kConvolution)
@@ -88,7 +88,7 @@ Status ConvolutionLibrary::describe(const ConvolutionProblem& problem, dnn::Hand
   }
   const auto attribute = [&](int i) { return static_cast<Attribute>(static_cast<int>(first) + i); };
   builder.make(kind);
-  for (const int i : {0, 1}) {  // 1 * what it makes + 0 * what was there
+  for (const int i : {0, 1}) {  // 1 * the result + 0 * the previous content
     if (wide) {
       builder.set_one(attribute(i), Is::kDouble, i == 0 ? 1.0 : 0.0);
     } else {
@@ -124,7 +124,7 @@ Status ConvolutionLibrary::describe(const ConvolutionProblem& problem, dnn::Hand
 
 // --- plans -----------------------------------------------------------------------------------------------------------
 
-// F32 stays f32, if it may not be tf32. Only on the last level sums need not come out the same.
+// Rejects engines that round f32 unless tf32 is allowed. Only the last level accepts nondeterministic sums.
 bool ConvolutionLibrary::suits(const ConvolutionProblem& problem, const std::vector<dnn::Note>& notes,
                                size_t level) const {
   return std::ranges::none_of(notes, [&](dnn::Note note) {
@@ -135,7 +135,7 @@ bool ConvolutionLibrary::suits(const ConvolutionProblem& problem, const std::vec
 
 Status ConvolutionLibrary::check(const ConvolutionProblem& problem, size_t level) const {
   if (!problem.deterministic || level + 1 != levels()) return {};
-  // Torch's words.
+  // Torch's message.
   return {ErrorCode::kUnsupported,
           "A convolution of these sizes does not have a deterministic implementation, but you set "
           "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation",

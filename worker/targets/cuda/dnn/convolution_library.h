@@ -15,16 +15,16 @@ struct ConvolutionPointers {
   DevicePointer image = 0, filter = 0, output = 0, bias = 0;
 };
 
-// cuDNN's convolutions. Nobody else does them, so whoever wants one waits for its plan.
+// Convolutions with cuDNN. No other runner executes them, so callers wait for the plan.
 class ConvolutionLibrary final : public LatePlans<ConvolutionProblem> {
  public:
   static Status open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
                      std::unique_ptr<ConvolutionLibrary>* library);
   ~ConvolutionLibrary() override { close(); }
 
-  // kUnsupported: cuDNN does no such thing. Problems are known from then on, whatever the answer.
+  // kUnsupported: cuDNN does not support the problem. The answer is cached.
   Status prepare(const ConvolutionProblem& problem, Prepared* prepared);
-  // As of run_plan. Where a file named a plan that does nothing, plans are asked for, and waited for.
+  // See run_plan. If the plan named by the choice file fails, requests plans again and waits for them.
   Status run(const Prepared& prepared, const ConvolutionPointers& pointers);
 
  private:
@@ -32,7 +32,7 @@ class ConvolutionLibrary final : public LatePlans<ConvolutionProblem> {
 
   Status describe(const ConvolutionProblem& problem, dnn::Handle handle, std::vector<dnn::Descriptor>* made,
                   dnn::Descriptor* graph) const override;
-  // Sums that come out the same each time are preferred, however slow.
+  // Deterministic engines are preferred, even if they are slower.
   size_t levels() const override { return 2; }
   bool suits(const ConvolutionProblem& problem, const std::vector<dnn::Note>& notes, size_t level) const override;
   Status check(const ConvolutionProblem& problem, size_t level) const override;

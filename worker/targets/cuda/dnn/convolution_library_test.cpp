@@ -1,5 +1,5 @@
-// Which of cuDNN's plans is chosen, when it is asked, and what is left of it. On a GPU in software, whose cuDNN is
-// strict (emulated_cudnn.h); that is tested here, too.
+// Which of cuDNN's plans is chosen, when plans are requested, and that nothing leaks. Runs on the GPU emulator, whose
+// cuDNN is strict (emulated_cudnn.h); that strictness is tested here, too.
 #include "worker/targets/cuda/dnn/convolution_library.h"
 
 #include <gtest/gtest.h>
@@ -73,9 +73,9 @@ class ConvolutionLibraryTest : public emulated::LibraryTest<ConvolutionLibrary, 
 
 TEST_F(ConvolutionLibraryTest, TimesOnceBehindTheFirstUse) {
   ASSERT_TRUE(prepare(problem()).ok());
-  EXPECT_EQ(prepared->plans(), 2u);  // what is only proposed, and what computes in tf32, is left out
+  EXPECT_EQ(prepared->plans(), 2u);  // The broken and the tf32 engines are left out.
   ASSERT_TRUE(run().ok());
-  EXPECT_EQ(calls(), 1 + 1 + 2 * 2u);  // itself; the other one to warm up; each of both twice between marks
+  EXPECT_EQ(calls(), 1 + 1 + 2 * 2u);  // The run itself; the other plan to warm up; both twice between marks.
   ASSERT_TRUE(run(5).ok());
   EXPECT_EQ(calls("cuEventElapsedTime"), 2u);
   ASSERT_TRUE(prepare(problem()).ok());
@@ -84,7 +84,7 @@ TEST_F(ConvolutionLibraryTest, TimesOnceBehindTheFirstUse) {
   EXPECT_EQ(library->asked(), 2u);
 }
 
-// Only where it may be: then it is one of the plans, the library's favourite.
+// Where tf32 is allowed, it is one of the plans, and the heuristic's first choice.
 TEST_F(ConvolutionLibraryTest, Tf32IsAskedFor) {
   ConvolutionProblem low = problem();
   low.tf32 = true;
@@ -96,7 +96,7 @@ TEST_F(ConvolutionLibraryTest, Tf32IsAskedFor) {
   const auto before = runs();
   ASSERT_TRUE(run(2).ok());
   EXPECT_EQ(runs()[0] - before[0], 2u);
-  // A file's choice of one is not the other's.
+  // The choice stored for one problem does not apply to the other.
   ASSERT_TRUE(prepare(problem()).ok());
   ASSERT_TRUE(run(2).ok());
   EXPECT_EQ(runs()[0] - before[0], 2u);
@@ -106,7 +106,7 @@ TEST_F(ConvolutionLibraryTest, Tf32IsAskedFor) {
 TEST_F(ConvolutionLibraryTest, ADeterministicProblemIsNeverTimed) {
   emulated::slow_down(Engine::kWorkspace, std::chrono::milliseconds(20));
   ASSERT_TRUE(prepare(problem()).ok());
-  ASSERT_TRUE(run(3).ok());  // a file names the faster one
+  ASSERT_TRUE(run(3).ok());  // The choice file names the faster plan.
   ConvolutionProblem same = problem();
   same.deterministic = true;
   for (int i = 0; i < 2; ++i) {
@@ -153,7 +153,7 @@ TEST_F(ConvolutionLibraryTest, TakesTheFastestPlan) {
   }
 }
 
-// Neither engines that take f32 for less, nor those whose sums come out in any order.
+// Neither engines with reduced precision for f32 nor nondeterministic ones are used.
 TEST_F(ConvolutionLibraryTest, KeepsPrecisionAndOrder) {
   const auto before = runs();
   for (const auto pass :
@@ -181,11 +181,11 @@ TEST_F(ConvolutionLibraryTest, KeepsTheFastestPlanInAFile) {
   EXPECT_EQ(library->asked(), 0u);
   const auto before = runs();
   ASSERT_TRUE(run(3).ok());
-  EXPECT_EQ(runs()[4], before[4] + 3);  // the plain one, and nothing is timed
+  EXPECT_EQ(runs()[4], before[4] + 3);  // The fallback engine runs, and nothing is timed.
   EXPECT_EQ(file(), kept);
   ASSERT_TRUE(prepare(problem(ConvolutionPass::kForward, 7)).ok());
   EXPECT_EQ(library->asked(), 1u);
-  // A line that somebody changed says nothing.
+  // A line that was modified is ignored.
   stop();
   for (const auto& entry : fs::directory_iterator(folder)) {
     std::string text = kept;
@@ -204,12 +204,12 @@ TEST_F(ConvolutionLibraryTest, OnlyTheFallbackKnowsDoubles) {
   ASSERT_TRUE(prepare(wide).ok());
   EXPECT_EQ(prepared->plans(), 1u);
   ASSERT_TRUE(run(2).ok());
-  EXPECT_EQ(calls(), 2u);  // nothing to time
+  EXPECT_EQ(calls(), 2u);  // There is nothing to time.
   wide.channels_last = true;
   EXPECT_EQ(prepare(wide).code(), ErrorCode::kUnsupported);
 }
 
-// What cannot be done is asked for once.
+// An unsupported problem is requested once.
 TEST_F(ConvolutionLibraryTest, RemembersWhatIsNotDone) {
   ConvolutionProblem biased = problem();
   biased.adds_bias = true;
@@ -238,7 +238,7 @@ TEST_F(ConvolutionLibraryTest, WithoutMemoryTakesThePlanThatWantsLess) {
   ASSERT_TRUE(run(3).ok());
 }
 
-// -- the library in software ------------------------------------------------------------------------------------------
+// -- The emulated library ---------------------------------------------------------------------------------------------
 
 TEST_F(ConvolutionLibraryTest, DescriptorsAreStrict) {
   const Current current(device->gpu());
@@ -250,7 +250,7 @@ TEST_F(ConvolutionLibraryTest, DescriptorsAreStrict) {
   };
   const int64_t number = 16;
   const dnn::Type type = dnn::Type::kFloat32;
-  EXPECT_EQ(table.descriptor_finalize(tensor), dnn::Result::kBadParam);  // nothing is set
+  EXPECT_EQ(table.descriptor_finalize(tensor), dnn::Result::kBadParam);  // Nothing is set.
   EXPECT_EQ(set(Attribute::kTensorSizes, Is::kInt64, 4, nullptr), dnn::Result::kBadParamNullPointer);
   EXPECT_EQ(set(Attribute::kTensorSizes, Is::kFloat, 4, sizes.data()), dnn::Result::kBadParamAttributeType);
   EXPECT_EQ(set(Attribute::kPackIds, Is::kInt64, 4, sizes.data()), dnn::Result::kBadParam);
@@ -263,9 +263,9 @@ TEST_F(ConvolutionLibraryTest, DescriptorsAreStrict) {
   EXPECT_EQ(table.descriptor_finalize(tensor), dnn::Result::kBadParamShapeMismatch);
   EXPECT_EQ(set(Attribute::kTensorStrides, Is::kInt64, 4, strides.data()), dnn::Result::kSuccess);
   EXPECT_EQ(table.descriptor_finalize(tensor), dnn::Result::kSuccess);
-  EXPECT_EQ(table.descriptor_finalize(tensor), dnn::Result::kBadParam);                  // twice
-  EXPECT_EQ(set(Attribute::kTensorId, Is::kInt64, 1, &number), dnn::Result::kBadParam);  // too late
-  // Others refer to what is finalized.
+  EXPECT_EQ(table.descriptor_finalize(tensor), dnn::Result::kBadParam);                  // Already finalized.
+  EXPECT_EQ(set(Attribute::kTensorId, Is::kInt64, 1, &number), dnn::Result::kBadParam);  // Too late.
+  // A descriptor may only refer to finalized ones.
   dnn::Descriptor graph = nullptr, raw = nullptr;
   ASSERT_EQ(table.descriptor_create(Kind::kGraph, &graph), dnn::Result::kSuccess);
   ASSERT_EQ(table.descriptor_create(Kind::kForward, &raw), dnn::Result::kSuccess);
@@ -282,7 +282,7 @@ TEST_F(ConvolutionLibraryTest, AddressesAreStrict) {
   const Current current(device->gpu());
   const auto at = reinterpret_cast<DevicePointer>(memory.data);
   const auto fails = [&](const ConvolutionPointers& pointers, const char* why) {
-    static int64_t size = 20;  // each a problem of its own: one that was done is only queued
+    static int64_t size = 20;  // A new problem each time, as a problem that ran once is only queued.
     ASSERT_TRUE(prepare(problem(ConvolutionPass::kForward, ++size)).ok());
     const Status status = library->run(prepared, pointers);
     EXPECT_FALSE(status.ok());

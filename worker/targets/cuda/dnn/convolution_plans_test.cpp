@@ -1,5 +1,5 @@
-// NVIDIA's cuDNN plans our graphs of convolutions, for GPUs that are not here: it is told what these can. Needs the
-// library and cuBLASLt in one folder (TORCH_REMOTE_CUDA_LIB), and no GPU: see docs/build.md.
+// NVIDIA's cuDNN builds plans for our convolution graphs, for GPUs that are absent: the test describes their
+// capabilities to it. Needs cuDNN and cuBLASLt in one folder (TORCH_REMOTE_CUDA_LIB), and no GPU: see docs/build.md.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -86,7 +86,7 @@ TEST_P(ConvolutionPlansTest, PlansWhatModelsHave) {
             any = any || (status.ok() && !bias);
             line += std::string(last ? " last" : " first") + (bias ? "+bias " : " ") +
                     (status.ok() ? std::to_string(prepared->plans()) + " plans" : status.message());
-            // Whatever it says is that it cannot, not that we are wrong.
+            // Any error must say that it is unsupported, not that our graph is invalid.
             EXPECT_TRUE(status.ok() || status.code() == ErrorCode::kUnsupported) << status.message();
           }
         }

@@ -24,12 +24,12 @@ std::string list(std::span<const int64_t> numbers) {
   return text;
 }
 
-// What a compiled kernel does with a bias: adds it to an image, or sums an image up.
+// A compiled kernel that adds a bias to an image, or sums an image to a bias.
 class BiasKernel {
  public:
   Status ask(CudaDevice& device, const ChannelBias& work) {
     OpTensor image = work.image;
-    for (size_t d = image.sizes.size(); d-- > 2;) {  // dims of 1 are nothing to a kernel
+    for (size_t d = image.sizes.size(); d-- > 2;) {  // Kernels do not need dims of size 1.
       if (image.sizes[d] != 1) continue;
       image.sizes.erase(image.sizes.begin() + static_cast<std::ptrdiff_t>(d));
       image.strides.erase(image.strides.begin() + static_cast<std::ptrdiff_t>(d));
@@ -93,7 +93,7 @@ class ConvolutionUnit final : public Unit {
   Convolutions& convolutions_;
   ir::MathModes math_ = 0;
   ConvolutionPlan plan_;
-  std::vector<std::shared_ptr<PreparedConvolution>> prepared_;  // of each call
+  std::vector<std::shared_ptr<PreparedConvolution>> prepared_;  // One per call.
   bool call_adds_bias_ = false;
   std::optional<BiasKernel> bias_;
 };
@@ -134,7 +134,7 @@ Status ConvolutionUnit::prepare(ConvolutionLibrary& library) {
       call_adds_bias_ = status.ok();
       if (call_adds_bias_) continue;
       if (status.code() != ErrorCode::kUnsupported) return status;
-      problem.adds_bias = false;  // a kernel does it
+      problem.adds_bias = false;  // A kernel adds the bias.
     }
     if (Status status = library.prepare(problem, &prepared_[i]); !status.ok()) return status;
   }

@@ -9,8 +9,8 @@
 
 namespace torch_remote::worker::cuda {
 
-// The runner of convolutions and their gradients, by cuDNN. Where there is none, convolutions fail with its error.
-// `folder`: where it keeps what is fastest; empty: nowhere.
+// The runner of convolutions and their gradients, with cuDNN. Without cuDNN, convolutions fail with the error of its
+// loading. `folder`: where it stores which algorithms are fastest; empty: nowhere.
 std::unique_ptr<Runner> make_convolution_runner(CudaDevice& device, std::shared_ptr<CudnnTable> table,
                                                 std::string folder);
 

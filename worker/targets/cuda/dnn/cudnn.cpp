@@ -33,10 +33,10 @@ Status open(const LibraryPlaces& places, Table* table) {
 #undef TORCH_REMOTE_CUDNN_FIND
   if (!missing.empty())
     return {ErrorCode::kUnsupported, "cuda: " + library.path + " has no " + missing + "; cuDNN 9 is wanted"};
-  // Its name does not tell for which CUDA it was made.
+  // The soname does not say for which CUDA version cuDNN was built.
   const int made_for = static_cast<int>(table->get_cudart_version()) / 1000, driver = places.driver / 1000;
   if (made_for <= driver) {
-    // It looks for the one of its own CUDA, and ends the process where there is none.
+    // cuDNN loads the cuBLASLt of its own CUDA version, and aborts the process if there is none.
     LibraryPlaces own = places;
     own.driver = made_for * 1000;
     OpenLibrary products;

@@ -10,13 +10,12 @@
 #include "worker/targets/cuda/device/driver.h"
 #include "worker/targets/cuda/device/library.h"
 
-// cuDNN 9, NVIDIA's library of convolutions and attention, as a table of the functions that are used of it: its graphs
-// of operations (the "backend API"). Nothing of it is linked or included: it is opened at run time, and its few types
-// are declared here (cudnn_types_test compares them with the real header). What fills the table in tests is a library
-// in software (tests/emulated_gpu).
+// cuDNN 9 as a table of the functions that we call: its operation graphs (the "backend API") and recurrent layers.
+// Nothing of it is linked or included: it is opened at run time, and its few types are declared here. cudnn_types_test
+// compares them with NVIDIA's header. Tests fill the table with the emulated cuDNN (tests/emulated_gpu).
 namespace torch_remote::worker::cuda::dnn {
 
-// cudnnStatus_t. Each thousand is a kind of errors, of which there are others.
+// cudnnStatus_t. Each thousand is a category; cuDNN defines more values.
 enum class Result : int {
   kSuccess = 0,
   kNotInitialized = 1001,
@@ -46,13 +45,14 @@ enum class Result : int {
 enum class Type : int { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2, kInt32 = 4, kBFloat16 = 9, kBool = 11 };
 // Bytes of an element.
 uint32_t item_size(Type type);
-// The type of a float dtype, and of one that is no f64, which only convolutions have.
+// The type of a float dtype. narrow_type_of excludes f64, which only convolutions support.
 std::optional<Type> type_of(ir::DType dtype);
 std::optional<Type> narrow_type_of(ir::DType dtype);
-// What addresses are multiples of, as all graphs say: what lies elsewhere is copied.
+// The alignment in bytes that all our graphs declare. Tensors with less are copied.
 inline constexpr int64_t kAlignment = 16;
 
-// cudnnConvolutionMode_t, cudnnPointwiseMode_t, cudnnReduceTensorOp_t, cudnnBackendHeurMode_t: of each what is used.
+// The values that we use of cudnnConvolutionMode_t, cudnnPointwiseMode_t, cudnnReduceTensorOp_t and
+// cudnnBackendHeurMode_t.
 enum class ConvolutionMode : int { kCrossCorrelation = 1 };
 enum class PointwiseMode : int {
   kAdd = 0,
@@ -63,18 +63,18 @@ enum class PointwiseMode : int {
   kLog = 15,
   kIdentity = 21,
   kGreaterEqual = 303,
-  kIndex = 501,   // where along an axis an element is
-  kSelect = 601,  // the left one where the third one is true, else the right one
+  kIndex = 501,   // An element's index along an axis.
+  kSelect = 601,  // The left operand where the third one is true, else the right one.
 };
 enum class ReductionMode : int { kAdd = 0, kMax = 3 };
 enum class HeuristicsMode : int { kFallback = 2, kA = 3 };
 // cudnnBackendNormMode_t, cudnnBackendNormFwdPhase_t
 enum class NormMode : int { kBatch = 2 };
 enum class NormPhase : int { kTraining = 1 };
-// cudnnBackendNumericalNote_t: what an engine does to numbers.
+// cudnnBackendNumericalNote_t: an engine's numerical properties.
 enum class Note : int {
   kTensorCore = 0,
-  kDownConvertInputs = 1,  // f32 becomes tf32, or less
+  kDownConvertInputs = 1,  // f32 is rounded to tf32 or less.
   kReducedPrecisionReduction = 2,
   kFft = 3,
   kNondeterministic = 4,
@@ -90,7 +90,7 @@ enum class Kind : int {
   kEngineConfig = 3,
   kHeuristics = 4,
   kPlan = 5,
-  kForward = 10,  // operations of convolutions
+  kForward = 10,  // Convolution operations.
   kBackwardFilter = 11,
   kBackwardData = 12,
   kPointwiseOperation = 13,
@@ -106,7 +106,7 @@ enum class Kind : int {
   kReshapeOperation = 31,
 };
 
-// cudnnBackendAttributeType_t, with the C++ type of each.
+// cudnnBackendAttributeType_t, and the C++ type of each value.
 enum class Is : int {
   kHandle = 0,    // Handle
   kDataType = 1,  // Type
@@ -129,8 +129,8 @@ enum class Is : int {
 enum class Attribute : int {
   kPointwiseMode = 0,
   kPointwisePrecision = 1,
-  kPointwiseAxis = 9,      // of kIndex
-  kConvolutionType = 100,  // what sums are in
+  kPointwiseAxis = 9,      // For kIndex.
+  kConvolutionType = 100,  // The accumulation type.
   kConvolutionMode = 101,
   kConvolutionDilations = 102,
   kConvolutionStrides = 103,
@@ -144,7 +144,7 @@ enum class Attribute : int {
   kPlanHandle = 400,
   kPlanConfig = 401,
   kPlanWorkspace = 402,
-  // Six of each operation of convolutions, in this order.
+  // Six for each convolution operation, in this order.
   kForwardAlpha = 700,
   kForwardBeta = 701,
   kForwardConvolution = 702,
@@ -176,7 +176,7 @@ enum class Attribute : int {
   kTensorStrides = 903,
   kTensorId = 906,
   kTensorIsVirtual = 907,
-  kTensorIsNumber = 908,  // by value: its address is one of the host's
+  kTensorIsNumber = 908,  // By value: the address is on the host.
   kPackIds = 1000,
   kPackPointers = 1001,
   kPackWorkspace = 1003,
@@ -195,7 +195,7 @@ enum class Attribute : int {
   kNormForwardPhase = 2001,
   kNormForwardFrom = 2002,
   kNormForwardMean = 2003,
-  kNormForwardDeviation = 2004,  // 1 / deviation
+  kNormForwardDeviation = 2004,  // 1 / sqrt(variance + epsilon)
   kNormForwardScale = 2005,
   kNormForwardBias = 2006,
   kNormForwardEpsilon = 2007,
@@ -218,14 +218,14 @@ enum class Attribute : int {
   kReshapeTo = 2201,
 };
 
-// Of recurrent layers, which are no graphs. cudnnRNNMode_t is as ir::RnnMode.
+// For recurrent layers, which are not graphs. ir::RnnMode has the values of cudnnRNNMode_t.
 enum class RnnAlgorithm : int { kStandard = 0 };        // cudnnRNNAlgo_t
 enum class RnnBias : int { kNone = 0, kDouble = 2 };    // cudnnRNNBiasMode_t
 enum class RnnDirection : int { kOne = 0, kBoth = 1 };  // cudnnDirectionMode_t
 enum class RnnInput : int { kLinear = 0 };              // cudnnRNNInputMode_t
 enum class RnnLayout : int { kSteps = 0 };              // cudnnRNNDataLayout_t: [step, batch, element]
 enum class ForwardMode : int { kInference = 0, kTraining = 1 };
-enum class MathType : int { kTensorCores = 1, kExact = 3 };  // cudnnMathType_t; the second one: f32 stays f32
+enum class MathType : int { kTensorCores = 1, kExact = 3 };  // cudnnMathType_t; kExact: no tf32.
 enum class GradMode : int { kAdd = 0 };                      // cudnnWgradMode_t
 inline constexpr uint32_t kRnnUnpacked = 1;                  // CUDNN_RNN_PADDED_IO_ENABLED
 
@@ -235,7 +235,7 @@ using RnnDescriptor = struct RnnDescriptorState*;
 using RnnDataDescriptor = struct RnnDataDescriptorState*;
 using TensorDescriptor = struct TensorDescriptorState*;
 
-// Every function: member, cuDNN's name, what it returns, parameters.
+// Every function: member, cuDNN's name, return type, parameters.
 #define TORCH_REMOTE_CUDNN_FUNCTIONS(F)                                                                                \
   F(get_version, cudnnGetVersion, size_t, ())                                                                          \
   F(get_cudart_version, cudnnGetCudartVersion, size_t, ())                                                             \
@@ -296,18 +296,18 @@ struct Table {
 #undef TORCH_REMOTE_CUDNN_MEMBER
 };
 
-// One name for both versions of CUDA: "9" is its own.
+// All CUDA versions share one soname; "9" is cuDNN's own version.
 inline constexpr Library kLibrary = {"cuDNN", "libcudnn.so", "nvidia-cudnn", "cudnn", "9"};
 
-// NVIDIA's compiler, by which cuDNN makes kernels of attention.
+// NVIDIA's runtime compiler, with which cuDNN compiles attention kernels.
 inline constexpr Library kCompiler = {"NVRTC", "libnvrtc.so", "nvidia-cuda-nvrtc", "cuda_nvrtc"};
 
-// Opens the library and cuBLASLt, which it uses, and its compiler, if there is one; they stay open. Fills the table. An
-// error names what is to be installed.
+// Opens cuDNN, cuBLASLt, which it needs, and NVRTC, if it is there, for the life of the process. Fills the table. An
+// error says what to install.
 Status open(const LibraryPlaces& places, Table* table);
 
-// Ok, or "cudnn: cudnnBackendFinalize: not supported (CUDNN_STATUS 3004)", with what the library says of it. Not
-// supported is kUnsupported.
+// Ok, or "cudnn: cudnnBackendFinalize: not supported (CUDNN_STATUS 3004)" with the library's message. Not supported
+// becomes kUnsupported.
 Status to_status(const Table& table, Result result, const char* what);
 
 }  // namespace torch_remote::worker::cuda::dnn

@@ -6,7 +6,7 @@
 namespace torch_remote::worker::cuda::dnn {
 namespace {
 
-constexpr int64_t kMostConfigs = 64;  // that are asked for
+constexpr int64_t kMostConfigs = 64;  // How many engine configs are requested.
 
 }  // namespace
 

@@ -8,13 +8,13 @@
 #include "worker/device/memory.h"
 #include "worker/targets/cuda/dnn/cudnn.h"
 
-// What graphs of cuDNN's are made of, whatever they compute: descriptors, the library's proposals, memory for a plan.
+// Building blocks of all cuDNN graphs: descriptors, heuristic results, and a plan's workspace.
 namespace torch_remote::worker::cuda::dnn {
 
-// The last one first, as each may refer to those before it.
+// Destroys the last one first, as each may refer to earlier ones.
 void destroy(const Table& table, std::vector<Descriptor>& made);
 
-// Descriptors that are gone with this.
+// Owns descriptors and destroys them at the end of its scope.
 struct Temporary {
   explicit Temporary(const Table& used) : table(used) {}
   ~Temporary() { destroy(table, made); }
@@ -24,7 +24,8 @@ struct Temporary {
   std::vector<Descriptor> made;
 };
 
-// Descriptors, each made, told what it is, and finalized; they go into a list. After an error nothing else is done.
+// Creates descriptors, sets their attributes, finalizes them, and appends them to a list. After an error, all calls do
+// nothing.
 class Builder {
  public:
   Builder(const Table& table, std::vector<Descriptor>* keep) : table_(table), keep_(keep) {}
@@ -52,19 +53,19 @@ class Builder {
   Status status_;
 };
 
-// What the library proposes for a graph, its favourite first: configs of engines, which are among those of `made`.
+// Asks cuDNN's heuristics for engine configs for a graph, first choice first. `made` owns them.
 Status propose(const Table& table, Descriptor graph, HeuristicsMode mode, Temporary* made,
                std::vector<Descriptor>* configs);
-// What a config's engine does to numbers. False: it does not say.
+// The numerical notes of a config's engine. False: the engine does not report them.
 bool find_notes(const Table& table, Descriptor config, std::vector<Note>* notes);
-// The plan of a config; both are in `made` after it. An error, too, if it wants more bytes than `most`.
+// Makes the plan of a config. `made` owns its descriptors. Fails if the plan needs more than `most` bytes of workspace.
 Status make_plan(const Table& table, Handle handle, Descriptor config, uint64_t most, std::vector<Descriptor>* made,
                  Descriptor* plan, uint64_t* workspace);
-// Has it done, or captured, with these addresses by tensors' ids. Those of numbers are the host's.
+// Executes or captures the plan, with addresses by tensor id. Addresses of numbers are on the host.
 Status execute(const Table& table, Handle handle, Descriptor plan, const std::vector<int64_t>& ids,
                const std::vector<DevicePointer>& addresses, DevicePointer workspace, Stream stream);
 
-// Memory that is given back at the end: who has it next uses it behind what is queued until then.
+// Device memory that is released at the end of its scope. Its next user is queued behind the work queued until then.
 struct Workspace {
   Workspace() = default;
   ~Workspace() {

@@ -8,7 +8,7 @@
 namespace torch_remote::worker::cuda::dnn {
 namespace {
 
-constexpr int kRepeats = 2;  // of a plan that is timed, after one run that warms up
+constexpr int kRepeats = 2;  // Timed runs per plan, after one warm-up run.
 
 }  // namespace
 
@@ -36,12 +36,12 @@ Status add_plans(const Table& table, Handle handle, Descriptor graph, Heuristics
     Plan plan{.choice = std::move(choice)};
     const Status planned = make_plan(table, handle, configs[number], workspace, &own, &plan.plan, &plan.workspace);
     if (planned.ok()) {
-      // What a plan was made of stays as long as it does.
+      // A plan's descriptors live as long as the plan.
       std::erase(temporary.made, configs[number]);
       made->push_back(configs[number]);
       made->insert(made->end(), own.begin(), own.end());
       plans->push_back(std::move(plan));
-    } else {  // it was only proposed
+    } else {  // The heuristics returned the config, but it has no plan.
       status = planned;
       destroy(table, own);
     }
@@ -91,7 +91,7 @@ Status PlanChoice::take(CachingAllocator& memory, bool settled, std::string_view
   return workspace->take(memory, bytes) ? Status() : no_memory(bytes, what);
 }
 
-// All write the same to the same place; what is there in the end is the first one's.
+// All plans write the same results to the same memory. The first plan runs last, so its results remain.
 void PlanChoice::time(Gpu& gpu, CachingAllocator& memory, const Call& call, uint64_t more) {
   const auto most = std::ranges::max_element(plans_, {}, &Plan::workspace);
   Workspace workspace;
@@ -131,7 +131,7 @@ bool PlanChoice::decide(Gpu& gpu) {
     if (!gpu.check(driver.event_elapsed_time(&milliseconds, marks_[i], marks_[i + 1]), "cuEventElapsedTime")) {
       return false;
     }
-    if (i != 0 && milliseconds > least) continue;  // of equal ones the favourite
+    if (i != 0 && milliseconds > least) continue;  // If two are equally fast, the heuristic's earlier choice wins.
     least = milliseconds;
     best_ = plans - 1 - i;
   }

@@ -16,63 +16,63 @@ namespace torch_remote::worker::cuda::dnn {
 
 struct Plan {
   Descriptor plan = nullptr;
-  uint64_t workspace = 0;  // bytes
-  std::string choice;      // which one of the library's proposals it is: "A0"
+  uint64_t workspace = 0;  // Bytes.
+  std::string choice;      // Its position in the heuristic results: "A0".
 };
 
-// The mode that was asked, and the number of the proposal. (For one version of the library they are the same ones each
-// time.)
+// The heuristics mode and the position in its results, as text. One version of cuDNN always returns the same results.
 std::string choice_of(HeuristicsMode mode, size_t number);
 HeuristicsMode mode_of(std::string_view choice);
 
-// Bytes of a plan and of what lies behind them, at a multiple of 256.
+// Bytes of a plan's workspace plus `more` bytes after it, at a multiple of 256.
 uint64_t bytes_of(const Plan& plan, uint64_t more);
 
-// Plans that do the same. The first use finds one that works, has each do it again behind that, and later ones look
-// whether the GPU has come past that; then the fastest one is kept. With the GPU's context current.
+// Several plans for the same graph. The first use finds a plan that works, then queues all plans again behind it to
+// time them. Later uses check whether the GPU has finished the timing; then the fastest plan is used. The GPU's context
+// must be current.
 class PlanChoice {
  public:
-  // Has a plan do it, or queue it, with so much memory.
+  // Executes or queues a plan with this workspace.
   using Call = std::function<Status(const Plan& plan, DevicePointer workspace, Stream stream)>;
 
   std::vector<Plan>& plans() { return plans_; }
   const std::vector<Plan>& plans() const { return plans_; }
   size_t best() const { return best_; }
-  // All events are gone.
+  // No timing is in flight.
   bool is_quiet() const { return marks_.empty(); }
-  // It was called, so that it can be queued.
+  // A call has succeeded, so later calls may be deferred in the work queue.
   bool is_proven() const { return proven_; }
 
-  // From now on the first plan is the only one, as nothing is to be looked at; `kept`: a file named it.
+  // Keeps the first plan without timing. `kept`: the choice file named it.
   void settle(bool kept);
-  // Whether a file named the plan, which was not called yet.
+  // The choice file named the plan, and it has not been called yet.
   bool is_kept() const { return kept_; }
 
-  // Calls it at once. Plans that turn out to do nothing are gone: without any that is an error, of `is_kept` plans one
-  // that asking again may mend. `settled`: plans are neither timed, nor taken for one another where memory is short.
+  // Calls a plan at once, and drops plans that fail. Fails if none works. If `is_kept`, requesting plans again may
+  // help. `settled`: plans are neither timed nor replaced by one that needs less memory.
   Status first_run(Gpu& gpu, CachingAllocator& memory, const Call& call, bool settled, std::string_view what,
                    uint64_t more = 0);
-  // Looks whether what is timed is done. True: the fastest plan was found right now.
+  // Checks whether the timing is done. True: the fastest plan was just found.
   bool decide(Gpu& gpu);
-  // Which plan, and memory for it: another one may want less.
+  // Chooses the plan and allocates its workspace; if memory is short, it takes the plan that needs the least.
   Status take(CachingAllocator& memory, bool settled, std::string_view what, Workspace* workspace, size_t* chosen,
               uint64_t more = 0) const;
-  // Of a GPU that is there.
+  // The GPU must not be lost.
   void destroy_marks(const Gpu& gpu);
 
  private:
   void time(Gpu& gpu, CachingAllocator& memory, const Call& call, uint64_t more);
 
-  std::vector<Plan> plans_;  // the library's favourite first
+  std::vector<Plan> plans_;  // The heuristic's first choice first.
   size_t best_ = 0;
-  std::vector<Event> marks_;  // around each of them, while they are timed, the last plan first; one more than plans
+  std::vector<Event> marks_;  // Events around each plan while they are timed, the last plan first; one more than plans.
   bool proven_ = false;
   bool decided_ = false;
   bool kept_ = false;
 };
 
-// The plans of a graph that the library proposes in a mode, of which `wanted` says whether they do (it is asked for the
-// engine's notes), until there are so many. `only`: that choice alone. An error says why the last one was not made.
+// Adds the plans from one heuristics mode until there are `most`. `wanted` filters engines by their notes. `only`: only
+// the plan with this choice. The status says why the last failed plan failed.
 Status add_plans(const Table& table, Handle handle, Descriptor graph, HeuristicsMode mode, uint64_t workspace,
                  size_t most, const std::function<bool(const std::vector<Note>& notes)>& wanted,
                  const std::string* only, std::vector<Descriptor>* made, std::vector<Plan>* plans);

@@ -9,10 +9,10 @@
 
 namespace torch_remote::worker::cuda {
 
-// Fills the table. Called once, by any thread.
+// Fills the table. Called once, on any thread.
 using OpenCudnn = std::function<Status(dnn::Table* table)>;
 
-// cuDNN, opened beside what the caller does, for all runners that use it.
+// cuDNN for all runners that use it, opened by another thread in the background.
 class CudnnTable {
  public:
   explicit CudnnTable(OpenCudnn open)
@@ -20,7 +20,7 @@ class CudnnTable {
   CudnnTable(const CudnnTable&) = delete;
   CudnnTable& operator=(const CudnnTable&) = delete;
 
-  // Waits for it. Null: *status says why. Any thread.
+  // Waits until cuDNN is open. Null: *status says why it failed. Thread safe.
   const dnn::Table* get(Status* status) {
     const std::lock_guard lock(mutex_);
     if (opened_.valid()) status_ = opened_.get();

@@ -1,5 +1,5 @@
-// Our declarations beside those of NVIDIA's cudnn_graph.h (9 or later). Where that is not on the include path, this
-// cannot be compiled: see docs/build.md.
+// Compares our declarations with NVIDIA's cudnn_graph.h (9 or later). It does not compile without cudnn_graph.h on the
+// include path: see docs/build.md.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -211,7 +211,7 @@ TORCH_REMOTE_SAME(MathType::kExact, CUDNN_FMA_MATH);
 TORCH_REMOTE_SAME(GradMode::kAdd, CUDNN_WGRAD_MODE_ADD);
 static_assert(kRnnUnpacked == CUDNN_RNN_PADDED_IO_ENABLED);
 
-// Recurrent layers are described without a GPU, too: those of all types that we ask for.
+// Recurrent layers of all types that we use can be described without a GPU.
 TEST(Cudnn, TakesRecurrentLayers) {
   LibraryPlaces places;
   places.driver = 13000;
@@ -242,7 +242,7 @@ TEST(Cudnn, TakesRecurrentLayers) {
   }
 }
 
-// Descriptors can be made without a GPU, and say what is wrong.
+// Descriptors can be made without a GPU, and report errors.
 TEST(Cudnn, TakesDescriptions) {
   LibraryPlaces places;
   places.driver = 13000;
@@ -261,7 +261,8 @@ TEST(Cudnn, TakesDescriptions) {
   set(Attribute::kTensorSizes, Is::kInt64, {int64_t{2}, int64_t{3}, int64_t{4}, int64_t{5}});
   set(Attribute::kTensorStrides, Is::kInt64, {int64_t{60}, int64_t{20}, int64_t{5}, int64_t{1}});
   set(Attribute::kTensorId, Is::kInt64, {int64_t{1}});
-  EXPECT_FALSE(to_status(table, table.descriptor_finalize(tensor), "cudnnBackendFinalize").ok());  // no alignment
+  // It has no alignment.
+  EXPECT_FALSE(to_status(table, table.descriptor_finalize(tensor), "cudnnBackendFinalize").ok());
   set(Attribute::kTensorAlignment, Is::kInt64, {int64_t{16}});
   EXPECT_TRUE(to_status(table, table.descriptor_finalize(tensor), "cudnnBackendFinalize").ok());
   EXPECT_EQ(table.descriptor_destroy(tensor), Result::kSuccess);

@@ -14,11 +14,11 @@
 #include "worker/targets/cuda/launch/unit_program.h"
 #include "worker/targets/cuda/ops/op_kernels.h"
 
-// Runners whose nodes are one call of cuDNN each. The plans of these calls are built in the background (late_plans.h):
-// until there is one, and where cuDNN refuses it, a node is declined.
+// Runners that execute a node with one cuDNN call. The plans of these calls are built in the background (late_plans.h).
+// A node is declined until its plan exists, and if cuDNN refuses it.
 namespace torch_remote::worker::cuda {
 
-// A library, as soon as somebody needs it.
+// Opens a library on first use.
 template <typename Library>
 class LateLibrary {
  public:
@@ -26,7 +26,7 @@ class LateLibrary {
       : device_(device), table_(std::move(table)), folder_(std::move(folder)) {}
 
   CudaDevice& device() { return device_; }
-  // Null: there is none, and `status` says why.
+  // Null: it cannot be opened, and `status` says why.
   Library* get() {
     if (library_ == nullptr && status_.ok()) {
       const dnn::Table* const table = table_->get(&status_);
@@ -40,7 +40,7 @@ class LateLibrary {
     return library_.get();
   }
   const Status& status() const { return status_; }
-  // Plans that were built, or refused.
+  // The number of plans that were built or refused.
   uint64_t built() const { return library_ == nullptr ? 0 : library_->built(); }
 
  private:
@@ -52,14 +52,14 @@ class LateLibrary {
 };
 
 // A `Kind` has
-//   Library    one of LatePlans
-//   Plan       what executes a node: `steps`, of which `before` come before the call, and its `problem`
+//   Library    a subclass of LatePlans
+//   Plan       how to execute a node: `steps`, of which `before` come before the call, and its `problem`
 //   kRunner    the runner's name
-//   kWhat      for errors
+//   kWhat      names the kind in errors
 //   accepts    whether a node is of this kind; has_op: whether nodes of an opcode may be
-//   plan       the plan for one run's values (as OpPlanner has them); kUnsupported: the message says why. `symbols` are
-//              all that the op has then, too
-//   run        queues the call; `at` gives a place's address
+//   plan       makes the plan for one run's values (as OpPlanner has them); kUnsupported: the message says why. Even
+//              then, `symbols` has everything that the op depends on
+//   run        queues the call; `at` gives a location's address
 template <typename Kind>
 class LatePlanUnit final : public Unit {
  public:
@@ -70,7 +70,7 @@ class LatePlanUnit final : public Unit {
 
   Status run(std::span<const tr_buffer> buffers, uint64_t) override {
     Status status = run_plan(buffers);
-    // Others want less memory, but would not give the same bits.
+    // Another runner may need less memory, but would not give the same bits.
     if (status.code() != ErrorCode::kOutOfMemory || is_deterministic()) return status;
     return {ErrorCode::kUnsupported, status.message()};
   }
@@ -105,7 +105,8 @@ class LatePlanUnit final : public Unit {
     return Status::internal("cuda: an unknown state of a plan");
   }
 
-  // Not for longer than there is no plan.
+  // False while the plan is being built, so that every `ask` looks again. Also false once the plan's state or the math
+  // modes have changed.
   bool suits(std::span<const int64_t>) const override {
     if (libraries_.device().math() != math_) return false;
     if (prepared_ == nullptr) return true;
@@ -139,7 +140,7 @@ class LatePlanUnit final : public Unit {
   OpKernels& kernels_;
   ir::MathModes math_ = 0;
   typename Kind::Plan plan_;
-  typename Library::Prepared prepared_;  // null: cuDNN is not asked
+  typename Library::Prepared prepared_;  // Null: cuDNN is not asked.
   LateState state_ = LateState::kRefused;
 };
 

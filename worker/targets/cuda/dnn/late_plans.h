@@ -23,23 +23,23 @@
 #include "worker/targets/cuda/dnn/cudnn_plans.h"
 #include "worker/targets/cuda/launch/choice_file.h"
 
-// Graphs of cuDNN's whose kernels it compiles, which takes seconds: a thread asks for plans of what is used more than
-// once, and until they are there whoever wants one does it in another way.
+// cuDNN graphs whose kernels cuDNN compiles, which takes seconds. A background thread builds plans for problems that
+// are used more than once. Until a plan exists, another runner executes the node.
 namespace torch_remote::worker::cuda {
 
 enum class LateState : uint8_t { kWaiting, kReady, kRefused };
 
 struct LatePlanOptions {
   const dnn::Table* table = nullptr;
-  uint64_t workspace = uint64_t{1} << 30;  // bytes that a plan may want
-  size_t timed = 3;                        // how many proposals are looked at
-  std::string folder = {};                 // where choices are kept; empty: nowhere. Others cannot write there
+  uint64_t workspace = uint64_t{1} << 30;  // The most bytes of workspace that a plan may need.
+  size_t timed = 3;                        // How many heuristic results are timed.
+  std::string folder = {};                 // Where choices are stored; empty: nowhere. Must not be writable by others.
 };
 
 template <typename Problem>
 class LatePlans;
 
-// A problem, and its plans once the thread has made them.
+// A problem and, once the thread has built them, its plans.
 template <typename Problem>
 class LatePlan {
  public:
@@ -57,18 +57,18 @@ class LatePlan {
 
   const dnn::Table& table_;
   const Problem problem_;
-  uint32_t uses_ = 0;      // that could not have a plan yet
-  bool is_asked_ = false;  // of the thread
-  bool is_made_ = false;   // the thread is done with it: `status_`, and what follows
+  uint32_t uses_ = 0;      // Uses without a plan.
+  bool is_asked_ = false;  // Queued for the thread.
+  bool is_made_ = false;   // The thread is done with it, so `status_` and the members below are valid.
   bool distrusts_file_ = false;
   Status status_;
-  std::vector<dnn::Descriptor> made_;  // each after those that it refers to
+  std::vector<dnn::Descriptor> made_;  // Each after those that it refers to.
   dnn::PlanChoice choice_;
 };
 
-// The plans of one kind of graphs on one GPU's work stream. Used by one thread, with its context current. The table
-// outlives it. A problem has an order, `bool deterministic` (always done in the same way, whichever is fastest) and
-// key_of(): all that a plan depends on but for the machine, in a word.
+// The plans of one kind of graph on one GPU's work stream. Used by one thread, with the GPU's context current. The
+// table must outlive it. A Problem is ordered and has `bool deterministic`: always the same algorithm, even if another
+// one is faster. Its key_of() is one word with everything that a plan depends on except the machine.
 template <typename Problem>
 class LatePlans {
  public:
@@ -76,66 +76,66 @@ class LatePlans {
   using Prepared = std::shared_ptr<LatePlan<Problem>>;
   using Options = LatePlanOptions;
 
-  virtual ~LatePlans() = default;  // whoever derives from it calls `close` in its own
+  virtual ~LatePlans() = default;  // Subclasses must call `close` in their destructors.
 
-  // What is known of a problem, which it is from then on.
+  // Returns the entry of a problem, and makes it at the first call.
   Prepared find(const Problem& problem);
   State state(const LatePlan<Problem>& prepared);
   // Why it is refused.
   Status status(const LatePlan<Problem>& prepared);
-  // It was wanted, and done in another way. The second time the plans are asked for: what comes only once is not worth
-  // their time.
+  // Notes that another runner executed it. The second use requests the plans; they are not worth building for a single
+  // use.
   void note_use(const Prepared& prepared);
-  // Asks for the plans, and returns when they are there, or refused. What is wrong but not because of the problem may
-  // be gone by then.
+  // Requests the plans and waits until they are built or refused. Errors that are not kUnsupported are tried again.
   void wait(const Prepared& prepared);
 
-  // Whether nobody has asked for the plans yet, as the problem was not used often enough.
+  // Whether the plans are not requested yet, as the problem was not used often enough.
   bool is_unasked(const LatePlan<Problem>& prepared);
-  // Grows with each problem whose plans are built, or refused.
+  // Grows with each problem whose plans are built or refused.
   uint64_t built() const { return built_.load(std::memory_order_acquire); }
 
-  // How often proposals were asked for, and how often a file said which one to take.
+  // How often heuristics were asked, and how often the choice file named the plan instead.
   uint64_t asked();
   uint64_t found();
 
   static constexpr uint32_t kUses = 2;
 
  protected:
-  // `what` these graphs are, for errors.
+  // `what` names these graphs in errors.
   LatePlans(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options, std::string_view what)
       : gpu_(std::move(gpu)), memory_(memory), options_(std::move(options)), table_(*options_.table), what_(what) {}
 
-  // `file`: of choices. Called first.
+  // `file`: the kind of the choice file. Must be called first.
   Status begin(std::string_view file);
   void close();
 
   const dnn::Table& table() const { return table_; }
   dnn::Handle handle() const { return handle_; }
 
-  // Queues what is ready: at once the first time, as only the call itself tells whether it can be done. kUnsupported:
-  // it cannot, and is refused from now on. `words`: addresses and numbers, all that makes a call another one; `more`:
-  // bytes behind the plan's workspace; `call` has a plan do it, and stays as long as what is queued.
+  // Queues a problem that is ready. The first call is immediate, as only the call shows whether the plan works.
+  // kUnsupported: it does not, and the problem is refused from now on. `words`: addresses and numbers, everything that
+  // distinguishes calls. `more`: bytes after the plan's workspace. `call` executes a plan, and is stored as long as the
+  // queued work.
   Status run_plan(const Prepared& prepared, std::initializer_list<uint64_t> words, uint64_t more,
                   dnn::PlanChoice::Call call);
 
  private:
-  // The graph's descriptor, which is among those of `made` then, as is all that it is made of. By the thread.
+  // Builds the graph. `made` receives its descriptor and those of everything in it. Called by the thread.
   virtual Status describe(const Problem& problem, dnn::Handle handle, std::vector<dnn::Descriptor>* made,
                           dnn::Descriptor* graph) const = 0;
-  // Engines are asked for level by level, until one has a plan; a file's choice may be of any.
+  // Heuristics are asked level by level until an engine has a plan. A stored choice may be of any level.
   virtual size_t levels() const { return 1; }
-  // Whether an engine does that says this of itself.
+  // Whether an engine with these notes is acceptable.
   virtual bool suits(const Problem&, const std::vector<dnn::Note>&, size_t /*level*/) const { return true; }
-  // An error: plans of that level are not taken.
+  // An error: plans of this level are rejected.
   virtual Status check(const Problem&, size_t /*level*/) const { return {}; }
-  // How many proposals are looked at.
+  // How many heuristic results get plans.
   virtual size_t most(const Problem& problem) const { return problem.deterministic ? 1 : options_.timed; }
-  // Nobody else does it: what one call refuses the next one may do.
+  // No other runner executes it, so an error of one call does not refuse later ones.
   virtual bool is_only_way() const { return false; }
 
   void ask(const Prepared& prepared);
-  void serve();  // the thread
+  void serve();  // The thread's main function.
   Status make(LatePlan<Problem>& prepared, dnn::Handle handle);
 
   static constexpr size_t kMostKnown = 1024, kMostAskedFor = 64;
@@ -147,15 +147,15 @@ class LatePlans {
   const std::string_view what_;
   dnn::Handle handle_ = nullptr;
   std::map<Problem, Prepared> known_;
-  ChoiceFile file_;  // read by the thread, written by the other one
+  ChoiceFile file_;  // Read by the background thread, written by the user's thread.
 
-  std::mutex mutex_;  // of what follows, and of what the thread does to what it was asked for
+  std::mutex mutex_;  // Guards the members below, and what the thread does with requested problems.
   std::condition_variable wake_, made_;
   std::deque<Prepared> asked_for_;
   bool closing_ = false;
   uint64_t asked_ = 0, found_ = 0;
   std::atomic<uint64_t> built_ = 0;
-  std::thread thread_;  // from the first question on
+  std::thread thread_;  // Started by the first request.
 };
 
 template <typename Problem>
@@ -232,7 +232,7 @@ void LatePlans<Problem>::note_use(const Prepared& prepared) {
 template <typename Problem>
 void LatePlans<Problem>::ask(const Prepared& prepared) {
   const std::lock_guard lock(mutex_);
-  // Too many: it is asked for by another use.
+  // If the queue is full, a later use requests it.
   if (prepared->is_asked_ || prepared->is_made_ || asked_for_.size() >= kMostAskedFor) return;
   prepared->is_asked_ = true;
   asked_for_.push_back(prepared);
@@ -253,7 +253,7 @@ void LatePlans<Problem>::wait(const Prepared& prepared) {
     ask(prepared);
     std::unique_lock lock(mutex_);
     if (prepared->is_made_) return;
-    // Of those that it was too many for, one is done.
+    // The queue was full: wait until an entry is done.
     const size_t before = asked_for_.size();
     made_.wait(lock, [&] { return prepared->is_made_ || (!prepared->is_asked_ && asked_for_.size() < before); });
   }
@@ -264,7 +264,7 @@ void LatePlans<Problem>::wait(const Prepared& prepared) {
 template <typename Problem>
 void LatePlans<Problem>::serve() {
   const Current current(*gpu_);
-  dnn::Handle handle = nullptr;  // one thread uses one at a time
+  dnn::Handle handle = nullptr;  // A handle may be used by only one thread at a time.
   const Status created = dnn::to_status(table_, table_.create(&handle), "cudnnCreate");
   while (true) {
     Prepared prepared;
@@ -288,7 +288,7 @@ void LatePlans<Problem>::serve() {
   if (handle != nullptr) (void)table_.destroy(handle);
 }
 
-// By the thread; nobody else looks at it before it is made.
+// Called by the background thread. No other thread reads `prepared` until is_made_ is set.
 template <typename Problem>
 Status LatePlans<Problem>::make(LatePlan<Problem>& prepared, dnn::Handle handle) {
   const Problem& problem = prepared.problem_;
@@ -318,7 +318,7 @@ Status LatePlans<Problem>::make(LatePlan<Problem>& prepared, dnn::Handle handle)
   Status status;
   for (size_t level = 0; level < levels(); ++level) {
     for (const dnn::HeuristicsMode mode : {dnn::HeuristicsMode::kA, dnn::HeuristicsMode::kFallback}) {
-      // One may know nothing of what the other one does.
+      // One mode may support what the other one does not.
       const Status added = add(mode, level, most(problem), nullptr);
       if (!added.ok()) status = added;
       if (prepared.plans() == 0) continue;
@@ -347,7 +347,7 @@ Status LatePlans<Problem>::run_plan(const Prepared& prepared, std::initializer_l
     {
       const std::lock_guard lock(mutex_);
       prepared->status_ = status;
-      if (kept) {  // the file may be wrong: it is asked for again, without that
+      if (kept) {  // The choice file may be wrong, so plans are requested again without it.
         prepared->distrusts_file_ = true;
         prepared->is_asked_ = prepared->is_made_ = false;
         prepared->choice_ = {};

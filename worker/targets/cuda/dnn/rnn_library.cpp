@@ -50,7 +50,7 @@ Status RnnLibrary::prepare(const RnnProblem& problem, std::shared_ptr<PreparedRn
   Status status = describe(*prepared);
   if (status.ok()) status = measure(*prepared);
   if (!status.ok()) prepared = nullptr;
-  // What is wrong but not because of the problem may go.
+  // Errors that are not kUnsupported may be temporary, so they are not cached.
   if (!status.ok() && status.code() != ErrorCode::kUnsupported) return status;
   if (known_.size() >= kMostKnown) {
     std::erase_if(known_, [](const auto& entry) { return entry.second.prepared.use_count() <= 1; });
@@ -116,7 +116,7 @@ Status RnnLibrary::measure(PreparedRnn& prepared) {
   sizes(dnn::ForwardMode::kTraining, &workspace, &reserve);
   if (!status.ok()) return status;
   space = {weights, forward, workspace, reserve, {}};
-  // Places are told as addresses.
+  // cuDNN reports offsets as addresses relative to a given base.
   dnn::Workspace memory;
   if (!memory.take(memory_, weights)) return no_memory(weights, "a recurrent layer");
   dnn::TensorDescriptor of_matrix = nullptr, of_bias = nullptr;

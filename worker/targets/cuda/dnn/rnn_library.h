@@ -12,11 +12,11 @@
 #include "worker/targets/cuda/device/gpu.h"
 #include "worker/targets/cuda/dnn/cudnn.h"
 
-// Recurrent layers by cuDNN: all steps of one, in one direction or both, and its gradients.
+// Recurrent layers with cuDNN: all time steps of one layer, in one or both directions, and its gradients.
 namespace torch_remote::worker::cuda {
 
-// A layer, but for addresses. Input [steps, batch, inputs], output [steps, batch, directions * units], states
-// [directions, batch, units], all without gaps. f32 is never rounded to tf32.
+// One layer, without addresses. The input is [steps, batch, inputs], the output [steps, batch, directions * units], and
+// states [directions, batch, units], all contiguous. f32 is never rounded to tf32.
 struct RnnProblem {
   ir::RnnMode mode = ir::RnnMode::kTanh;
   dnn::Type type = dnn::Type::kFloat32;
@@ -25,19 +25,19 @@ struct RnnProblem {
   auto operator<=>(const RnnProblem&) const = default;
 };
 
-// Bytes that its calls want, and where in the memory of all weights each of them lies: for each direction first those
-// of the input, gate by gate, then those of the hidden state. Matrices are [units, inputs or units].
+// Bytes that the layer's calls need, and the offset of each weight in cuDNN's weight space. For each direction there
+// are the weights of the input, gate by gate, then those of the hidden state. Matrices are [units, inputs or units].
 struct RnnSpace {
   struct Weights {
-    uint64_t matrix = 0, bias = 0;  // bytes from the beginning
+    uint64_t matrix = 0, bias = 0;  // Bytes from the start of the weight space.
   };
   uint64_t weights = 0;
-  uint64_t forward_workspace = 0;  // of a pass that keeps nothing
+  uint64_t forward_workspace = 0;  // Workspace of a forward pass that stores nothing for a backward pass.
   uint64_t workspace = 0, reserve = 0;
   std::vector<Weights> places;
 };
 
-// What a problem's calls need, made once.
+// Descriptors for a problem's calls, made once.
 class PreparedRnn {
  public:
   ~PreparedRnn();
@@ -58,16 +58,16 @@ class PreparedRnn {
   dnn::TensorDescriptor state_ = nullptr;
 };
 
-// 0: it is not there, or not wanted. (Output and, backward, all but gradients of states and what the layer has not
-// must be.)
+// 0: absent or not wanted. The output must be there. In the backward pass, only gradients of states and parts that the
+// layer lacks may be 0.
 struct RnnPointers {
   DevicePointer input = 0, hx = 0, cx = 0, output = 0, hy = 0, cy = 0, weights = 0, workspace = 0, reserve = 0;
   DevicePointer grad_output = 0, grad_hy = 0, grad_cy = 0, grad_input = 0, grad_hx = 0, grad_cx = 0;
-  DevicePointer grad_weights = 0;  // what is there is added to
+  DevicePointer grad_weights = 0;  // The gradients are added to it.
 };
 
-// cuDNN's recurrent layers on one GPU's work stream. Used by one thread, with the GPU's context current. The table
-// outlives it.
+// cuDNN's recurrent layers on one GPU's work stream. Used by one thread, with the GPU's context current. The table must
+// outlive it.
 class RnnLibrary {
  public:
   struct Options {
@@ -77,12 +77,12 @@ class RnnLibrary {
                      std::unique_ptr<RnnLibrary>* library);
   ~RnnLibrary();
 
-  // kUnsupported: cuDNN does no such thing. Problems are known from then on, whatever the answer.
+  // kUnsupported: cuDNN does not support the problem. The answer is cached.
   Status prepare(const RnnProblem& problem, std::shared_ptr<PreparedRnn>* prepared);
 
-  // Both are given to the library at once: they become no part of graphs, as it uses streams of its own.
+  // Both call cuDNN at once. They cannot be part of a CUDA graph, as cuDNN uses streams of its own.
   Status forward(const PreparedRnn& prepared, const RnnPointers& pointers);
-  // The forward pass again, as what it keeps is cuDNN's affair, then the gradients. The output is written, too.
+  // Runs the forward pass again, as only cuDNN can read what it stores, then the backward pass. Also writes the output.
   Status backward(const PreparedRnn& prepared, const RnnPointers& pointers);
 
  private:

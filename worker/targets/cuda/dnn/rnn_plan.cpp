@@ -26,12 +26,12 @@ class RnnPlanner {
   struct Late {
     OpTensor from, to;
   };
-  // Where it lies without gaps, or a copy that does.
+  // The tensor's location if it is contiguous, else that of a contiguous copy.
   Place read(const OpTensor& tensor);
   Place read_given(std::string_view name);
   Place write(const std::optional<OpTensor>& tensor, bool must = false, uint64_t nbytes = 0);
   void read_layer();
-  // f(tensor of some rows of a weight, bytes from the beginning of all weights); `weight` gives one by its number.
+  // Calls f(rows of a weight, offset in the weight space in bytes) for each weight; `weight` returns one by its number.
   template <typename Weight, typename F>
   void for_each_weight(Weight&& weight, F&& f) const;
   OpTensor in_weights(const OpTensor& part, Place weights, uint64_t from) const {
@@ -49,7 +49,7 @@ class RnnPlanner {
   const RnnProblem& problem_;
   const RnnSpace& space_;
   RnnPlan& plan_;
-  std::vector<uint32_t> read_;  // buffers
+  std::vector<uint32_t> read_;  // Buffers.
   std::vector<Late> late_;
 };
 
@@ -83,7 +83,7 @@ template <typename Weight, typename F>
 void RnnPlanner::for_each_weight(Weight&& weight, F&& f) const {
   const int64_t gates = ir::rnn_gates(problem_.mode), units = problem_.units;
   const uint64_t item = dnn::item_size(problem_.type);
-  const int64_t each = problem_.biases ? 4 : 2;  // of a direction: w_ih, w_hh and the biases of both
+  const int64_t each = problem_.biases ? 4 : 2;  // Per direction: w_ih, w_hh and both biases.
   for (int64_t direction = 0; direction < problem_.directions; ++direction) {
     for (int64_t which = 0; which < each; ++which) {
       const std::optional<OpTensor> whole = weight(direction * each + which);
@@ -94,7 +94,7 @@ void RnnPlanner::for_each_weight(Weight&& weight, F&& f) const {
       };
       const int64_t row = which == 0 ? problem_.inputs : which == 1 ? units : 1;
       for (int64_t gate = 0; gate < gates;) {
-        // Gates that lie one behind the other are one copy.
+        // Gates that are adjacent in the weight space are copied at once.
         int64_t end = gate + 1;
         const auto bytes = static_cast<uint64_t>(units * row) * item;
         while (end < gates && place_of(end) == place_of(end - 1) + bytes) ++end;
@@ -145,7 +145,7 @@ Status RnnPlanner::backward() {
   read_layer();
   plan_.workspace = planner_.scratch(space_.workspace);
   plan_.reserve = planner_.scratch(space_.reserve);
-  plan_.output = planner_.scratch(output_bytes());  // which is made again
+  plan_.output = planner_.scratch(output_bytes());  // The output is recomputed.
   plan_.grad_output = read_given("grad_output");
   if (plan_.grad_output.buffer == kNowhere) {
     plan_.grad_output = planner_.scratch(output_bytes());

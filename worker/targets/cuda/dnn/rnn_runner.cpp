@@ -14,8 +14,8 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-// A recurrent layer, or its gradients. Whether cuDNN takes it depends on nothing but the layer, so one runner executes
-// both passes: others cannot read what cuDNN's forward pass stores.
+// A recurrent layer, or its gradients. Whether cuDNN supports it depends only on the layer, so both passes have the
+// same runner. Another runner could not read what cuDNN's forward pass stores.
 class RnnUnit final : public Unit {
  public:
   RnnUnit(LateLibrary<RnnLibrary>& libraries, const ir::Graph& graph, const ir::Group& group)

@@ -8,7 +8,7 @@
 
 namespace torch_remote::worker::cuda {
 
-// The runner of recurrent layers and their gradients by cuDNN. The device outlives it.
+// The runner of recurrent layers and their gradients, with cuDNN. The device must outlive it.
 std::unique_ptr<Runner> make_rnn_runner(CudaDevice& device, std::shared_ptr<CudnnTable> table);
 
 }  // namespace torch_remote::worker::cuda

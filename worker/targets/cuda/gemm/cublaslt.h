@@ -8,12 +8,12 @@
 #include "worker/targets/cuda/device/driver.h"
 #include "worker/targets/cuda/device/library.h"
 
-// cuBLASLt, NVIDIA's library of matrix products, as a table of the functions that are used of it. Nothing of it is
-// linked or included: it is opened at run time, and its few types are declared here (cublaslt_types_test compares them
-// with the real header). What fills the table in tests is a library in software (tests/emulated_gpu).
+// cuBLASLt, NVIDIA's GEMM library, as a table of the functions that we call. Nothing of it is linked or included: it is
+// opened at run time, and its few types are declared here. cublaslt_types_test compares them with NVIDIA's header.
+// Tests fill the table with the emulated cuBLASLt (tests/emulated_gpu).
 namespace torch_remote::worker::cuda::lt {
 
-// cublasStatus_t. Functions of the table return these; there are others.
+// cublasStatus_t: what the table's functions return. cuBLAS defines more values.
 enum class Result : int {
   kSuccess = 0,
   kNotInitialized = 1,
@@ -39,18 +39,18 @@ enum class Type : int {
   kFloat8E5M2 = 29,
 };
 
-// Bytes of an element.
+// The size of an element in bytes.
 uint32_t item_size(Type type);
 
-// cublasComputeType_t: what products are added up in.
-enum class Compute : int { kFloat32 = 68, kFloat64 = 70, kInt32 = 72, kTf32 = 77 };  // kTf32: of operands rounded to it
-// cublasOperation_t: of the matrix as it lies.
+// cublasComputeType_t: the accumulation type. kTf32: operands are rounded to tf32.
+enum class Compute : int { kFloat32 = 68, kFloat64 = 70, kInt32 = 72, kTf32 = 77 };
+// cublasOperation_t: applied to a matrix as it is stored.
 enum class Operation : int32_t { kNone = 0, kTranspose = 1, kConjugate = 2 };
 // cublasLtEpilogue_t: flags.
 enum Epilogue : uint32_t { kDefault = 1, kRelu = 2, kBias = 4, kGelu = 32 };
 
-// cublasLtMatrixLayoutAttribute_t, cublasLtMatmulDescAttributes_t and cublasLtMatmulPreferenceAttributes_t; with the
-// type of each.
+// cublasLtMatrixLayoutAttribute_t, cublasLtMatmulDescAttributes_t and cublasLtMatmulPreferenceAttributes_t, with the
+// type of each value.
 enum class LayoutAttribute : int {
   kBatchCount = 5,   // int32_t
   kBatchStride = 6,  // int64_t: elements
@@ -59,7 +59,7 @@ enum class DescAttribute : int {
   kTransposeA = 3,   // Operation
   kTransposeB = 4,   // Operation
   kEpilogue = 7,     // uint32_t
-  kBiasPointer = 8,  // DevicePointer, as the next two
+  kBiasPointer = 8,  // DevicePointer, as are the next two.
   kAScalePointer = 17,
   kBScalePointer = 18,
   kFastAccumulation = 25,  // int8_t
@@ -68,13 +68,13 @@ enum class DescAttribute : int {
 enum class PreferenceAttribute : int {
   kWorkspaceBytes = 1,    // uint64_t
   kReductionSchemes = 3,  // uint32_t: flags
-  kAlignmentA = 5,        // uint32_t: bytes, as the next three
+  kAlignmentA = 5,        // uint32_t: bytes, as are the next three.
   kAlignmentB = 6,
   kAlignmentC = 7,
   kAlignmentD = 8,
 };
-// cublasLtReductionScheme_t: how parts of a long sum come together. In the type that it is computed in, in memory of
-// its own, and always in the same order.
+// cublasLtReductionScheme_t: how parts of a split sum are combined. This one uses the compute type, in workspace
+// memory, and always the same order.
 inline constexpr uint32_t kReductionComputeType = 2;
 
 using Handle = struct HandleState*;
@@ -82,7 +82,7 @@ using Desc = struct DescState*;
 using Layout = struct LayoutState*;
 using Preference = struct PreferenceState*;
 
-// cublasLtMatmulAlgo_t: may be kept, for the same version of the library.
+// cublasLtMatmulAlgo_t: may be stored, for use with the same version of the library.
 struct Algorithm {
   uint64_t data[8] = {};
 };
@@ -96,10 +96,10 @@ struct Candidate {
   int reserved[4] = {};
 };
 
-// A workspace begins at a multiple of so many bytes.
+// The alignment of a workspace in bytes.
 inline constexpr size_t kWorkspaceAlignment = 256;
 
-// Every function: member, cuBLASLt's name, what it returns, parameters.
+// Every function: member, cuBLASLt's name, return type, parameters.
 #define TORCH_REMOTE_CUBLASLT_FUNCTIONS(F)                                                                             \
   F(get_version, cublasLtGetVersion, size_t, ())                                                                       \
   F(create, cublasLtCreate, Result, (Handle * handle))                                                                 \
@@ -137,10 +137,10 @@ struct Table {
 
 inline constexpr Library kLibrary = {"cuBLASLt", "libcublasLt.so", "nvidia-cublas", "cublas"};
 
-// Opens the library, which stays open, and fills the table. An error names what is to be installed.
+// Opens the library for the life of the process and fills the table. An error says what to install.
 Status open(const LibraryPlaces& places, Table* table);
 
-// Ok, or "cublasLt: cublasLtMatmul: not supported (CUBLAS_STATUS_NOT_SUPPORTED)". Not supported is kUnsupported.
+// Ok, or "cublasLt: cublasLtMatmul: not supported (CUBLAS_STATUS_NOT_SUPPORTED)". Not supported becomes kUnsupported.
 Status to_status(Result result, const char* what);
 
 }  // namespace torch_remote::worker::cuda::lt

@@ -1,5 +1,5 @@
-// Our declarations beside those of NVIDIA's cublasLt.h (12 or later). Where that is not on the include path, this
-// cannot be compiled: see docs/build.md.
+// Compares our declarations with NVIDIA's cublasLt.h (12 or later). It does not compile without cublasLt.h on the
+// include path: see docs/build.md.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 namespace torch_remote::worker::cuda::lt {
 namespace {
 
-// (Addresses of the GPU's memory are numbers to us.)
+// We declare addresses of GPU memory as integers.
 #define TORCH_REMOTE_CUBLASLT_COMPARE(member, name, type, parameters) \
   TORCH_REMOTE_SAME_FUNCTION(DevicePointer, decltype(Table::member), name)
 TORCH_REMOTE_CUBLASLT_FUNCTIONS(TORCH_REMOTE_CUBLASLT_COMPARE)
@@ -71,9 +71,9 @@ static_assert(offsetof(Candidate, workspace) == offsetof(cublasLtMatmulHeuristic
 static_assert(offsetof(Candidate, state) == offsetof(cublasLtMatmulHeuristicResult_t, state));
 static_assert(offsetof(Candidate, waves) == offsetof(cublasLtMatmulHeuristicResult_t, wavesCount));
 
-TEST(CublasLtTypes, AreThoseOfTheRealHeader) {}  // by having been compiled
+TEST(CublasLtTypes, AreThoseOfTheRealHeader) {}  // Compiling this file is the test.
 
-// With the real library (TORCH_REMOTE_CUDA_LIB), which makes descriptions without a GPU: sizes of attributes are right.
+// The real library (TORCH_REMOTE_CUDA_LIB) makes descriptors without a GPU. It accepts the sizes of our attributes.
 TEST(CublasLtTypes, TheRealLibraryTakesTheAttributes) {
   const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB");
   if (folder == nullptr) GTEST_SKIP() << "TORCH_REMOTE_CUDA_LIB says where it is";

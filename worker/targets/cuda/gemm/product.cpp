@@ -18,7 +18,7 @@ using ir::DType;
 
 // --- nodes -----------------------------------------------------------------------------------------------------------
 
-// Arguments of a node by name.
+// A node's arguments by name.
 class Arguments {
  public:
   Arguments(const ir::Graph& graph, const ir::Node& node) : graph_(graph), node_(node) {}
@@ -30,14 +30,14 @@ class Arguments {
     }
     return nullptr;
   }
-  // False: it is no tensor.
+  // False: the argument is not a tensor.
   bool view(std::string_view name, uint32_t* view) const {
     const Arg* arg = find(name);
     if (arg == nullptr || arg->tag != ArgTag::kView || graph_.views[arg->a].dynamic) return false;
     *view = arg->a;
     return true;
   }
-  // True without it, too.
+  // True also if the argument is absent.
   bool optional_view(std::string_view name, uint32_t* found) const {
     const Arg* arg = find(name);
     return arg == nullptr || arg->tag == ArgTag::kNone || view(name, found);
@@ -50,7 +50,7 @@ class Arguments {
     *value = number != 0;
     return true;
   }
-  // The view that the node writes: a result, or the argument that it is.
+  // The view that the node writes: a result, or the argument that it aliases.
   bool result(uint32_t* view) const {
     const ir::OpDesc& desc = ir::op_desc(node_.opcode);
     if (node_.results.size() != 1) return false;
@@ -174,7 +174,7 @@ bool find_product(const ir::Graph& graph, const ir::Node& node, Product* product
       good = operands("mat", "vec") && adds();
       found.right_lies = found.result_lies = Lies::kColumn;
       break;
-    case aten_addr:  // real ones are a kernel's: times an alpha of 0 what is no number still is none
+    case aten_addr:  // Real ones run on another kernel, which propagates NaN when alpha is 0.
       good = operands("vec1", "vec2") && adds() && ir::is_complex(graph.views[found.left].dtype);
       found.left_lies = Lies::kColumn;
       found.right_lies = Lies::kRow;
@@ -256,7 +256,7 @@ ProductNumbers numbers_of(const Product& product, std::span<const int64_t> value
 
 namespace {
 
-// A matrix of a batch, anywhere. Strides are elements.
+// A matrix of a batch with any strides, in elements.
 struct Matrix {
   Place place;
   DType dtype = DType::kFloat32;
@@ -268,13 +268,13 @@ struct Matrix {
     std::swap(other.row_stride, other.column_stride);
     return other;
   }
-  // Rows lie behind each other, and columns after them.
+  // Whether the matrix is column-major: the row stride is 1, and columns do not overlap.
   bool has_columns() const {
     return (row_stride == 1 || rows == 1) && (columns == 1 || column_stride >= std::max<int64_t>(rows, 1));
   }
   int64_t ld() const { return columns == 1 ? rows : column_stride; }
   uint64_t item() const { return ir::item_size(dtype); }
-  // Bytes from its first element to behind the last one.
+  // The number of bytes from the first element to one past the last.
   uint64_t reach(int64_t batch) const {
     return static_cast<uint64_t>((rows - 1) * row_stride + (columns - 1) * column_stride + (batch - 1) * batch_stride +
                                  1) *
@@ -282,7 +282,7 @@ struct Matrix {
   }
 };
 
-// Multiples that dims must be of, and whether only op(a) = transposed, op(b) = as it lies is there.
+// Alignment requirements of dims, and whether only op(a) = transposed, op(b) = not transposed is supported.
 struct Wants {
   int64_t rows = 1, inner = 1;
   uint32_t alignment = 1;  // bytes
@@ -362,14 +362,14 @@ class ProductPlanner {
     return true;
   }
 
-  // What is added, as large as the result; from the last dim on.
+  // The added tensor, broadcast to the result's sizes from the last dim on.
   bool broadcast(const Matrix& result, bool batched, Matrix* added) const {
     const ir::View& view = graph_.views[product_.added];
     added->place = place_of(view);
     added->dtype = view.dtype;
     added->rows = result.rows;
     added->columns = result.columns;
-    std::vector<std::pair<int64_t, int64_t*>> dims;  // sizes and strides of the result's dims, the last one first
+    std::vector<std::pair<int64_t, int64_t*>> dims;  // Sizes and strides of the result's dims, the last one first.
     if (product_.result_lies == Lies::kMatrix) dims.emplace_back(result.columns, &added->column_stride);
     if (product_.result_lies != Lies::kNumber) dims.emplace_back(result.rows, &added->row_stride);
     if (batched) dims.emplace_back(batch_, &added->batch_stride);
@@ -383,7 +383,8 @@ class ProductPlanner {
     return true;
   }
 
-  // The same with a result whose columns lie apart, if it is one or the other: (left right)^T = right^T left^T.
+  // Transposes the problem, (left right)^T = right^T left^T, unless the result is column-major only, or a single
+  // column. Afterwards the result is column-major, or neither of its strides is 1.
   void orient(Matrix& left, Matrix& right, Matrix& result, Matrix& added, bool adds) {
     const bool is_column = result.columns == 1 && result.has_columns();
     if (is_column || (!result.transposed().has_columns() && result.has_columns())) return;
@@ -407,7 +408,7 @@ class ProductPlanner {
 
   void move(const Matrix& from, const Matrix& to, int64_t batch, std::vector<Moved>* moves) const {
     Moved moved{from.place, to.place, from.dtype, to.dtype, {}, {}, {}};
-    // Neighbours of what is written last.
+    // The dim with the smallest stride in the destination comes last.
     const bool columns_last = to.column_stride < to.row_stride;
     const auto dim = [&](int64_t size, int64_t from_stride, int64_t to_stride) {
       if (size == 1) return;
@@ -428,11 +429,12 @@ class ProductPlanner {
     return static_cast<uint32_t>(bits & (~bits + 1));
   }
 
-  // op(a) is this matrix [rows, inner]; or b's, whose transposed one is given (b is never conjugated). What lies
-  // otherwise is moved.
+  // Describes the operand such that op(a) is this matrix [rows, inner]. For b, its transpose is given; b is never
+  // conjugated. An operand with other strides is copied first.
   Stored operand(const Matrix& matrix, bool transposed_only, bool first, const Wants& wants, int64_t rows,
                  int64_t inner, bool conjugates, lt::Operation* op, Place* place) {
-    // As a is seen: kNone if rows lie behind each other. b is seen transposed, so it is the other way round.
+    // The op for a if its rows have stride 1 (`along`) or its columns do (`across`). b is given transposed, so both are
+    // swapped.
     const bool by_rows = matrix.has_columns(), by_columns = matrix.transposed().has_columns();
     const lt::Operation along = first ? lt::Operation::kNone : lt::Operation::kTranspose;
     const lt::Operation across = first ? lt::Operation::kTranspose : lt::Operation::kNone;
@@ -447,7 +449,7 @@ class ProductPlanner {
     stored.batch_stride = batch_ > 1 ? matrix.batch_stride : 0;
     *place = matrix.place;
     stored.alignment = alignment_of(matrix, batch);
-    // Conjugated it is transposed, too.
+    // The conjugate is only available transposed.
     const bool any = !transposed_only && !conjugates;
     if (by_columns && fits(matrix.transposed().ld())) {
       *op = conjugates ? lt::Operation::kConjugate : across;
@@ -463,7 +465,7 @@ class ProductPlanner {
       stored.ld = matrix.ld();
       return stored;
     }
-    // Inner dims behind each other, in memory of its own.
+    // A copy in scratch memory, with contiguous inner dims.
     Matrix packed = matrix;
     packed.place = {scratch(static_cast<uint64_t>(batch * rows * inner) * matrix.item()), 0};
     packed.column_stride = 1;
@@ -482,7 +484,7 @@ class ProductPlanner {
     return stored;
   }
 
-  // Zeros in an operand's place.
+  // An operand of zeros.
   Stored zeros(DType dtype, int64_t rows, int64_t inner, uint32_t buffer, bool first, lt::Operation* op, Place* place) {
     *op = first ? lt::Operation::kTranspose : lt::Operation::kNone;
     *place = {buffer, 0};
@@ -501,7 +503,7 @@ class ProductPlanner {
 
   static int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-  // left [m, k], right [k, n], result [m, n] whose columns lie apart (or lie anywhere).
+  // left [m, k], right [k, n], result [m, n]. If the result is not column-major, a column-major copy is made first.
   Status build(const Matrix& left, const Matrix& right, const Matrix& result, const Matrix& added, bool adds, bool unit,
                bool nothing) {
     const Wants wants = wants_of(left.dtype);
@@ -523,7 +525,7 @@ class ProductPlanner {
       problem.a = operand(left, wants.transposed, true, wants, m, k, product_.conjugates, &problem.op_a, &call.a);
       problem.b = operand(right.transposed(), wants.transposed, false, wants, n, k, false, &problem.op_b, &call.b);
     }
-    // Where the result is made: in its place, if cuBLASLt can write there and nothing is read there.
+    // The result is written in place if cuBLASLt supports its layout and no operand is read there.
     Matrix made = result;
     const bool is_read = !nothing && (overlaps(result, left) || overlaps(result, right));
     const bool in_place = !is_read && result.has_columns() && result.rows == m && is_apart(result) &&
@@ -586,7 +588,7 @@ class ProductPlanner {
     return batch_ <= 1 || matrix.batch_stride >= (matrix.columns - 1) * matrix.ld() + matrix.rows;
   }
 
-  // One vector for all columns, as the epilogue has it: for the first call, or the only one.
+  // One vector for all columns, as the bias epilogue requires; for the first call, or the only one.
   bool is_vector(const Matrix& added, const Matrix& made) const {
     return (made.rows == 1 || added.row_stride == 1) && (made.columns == 1 || added.column_stride == 0) &&
            (batch_ == 1 || added.batch_stride == 0);
@@ -618,7 +620,7 @@ class ProductPlanner {
     move(added, made, batch_, &plan_.before);
   }
 
-  // As many as the result has rows with those that fill it up.
+  // Pads the bias to as many elements as the padded result has rows.
   void pad_bias(const Matrix& added, Problem& problem, ProductCall& call) {
     Matrix padded = added;
     padded.columns = 1;
@@ -643,8 +645,8 @@ class ProductPlanner {
   const std::span<const int64_t> values_;
   ProductPlan& plan_;
   int64_t batch_ = 1, calls_ = 1;
-  bool swapped_ = false;            // a is the right one
-  uint64_t batch_strides_[2] = {};  // bytes, of a and b
+  bool swapped_ = false;            // a is the right operand.
+  uint64_t batch_strides_[2] = {};  // Bytes; for a and b.
 };
 
 }  // namespace

@@ -17,17 +17,17 @@ namespace {
 
 constexpr uint32_t kMostAlignment = 16;
 constexpr size_t kMostChoices = 4096;
-constexpr int kRepeats = 2;                              // of a proposal that is timed, after one that warms up
-constexpr size_t kHex = 16 * sizeof(lt::Algorithm) / 8;  // digits
+constexpr int kRepeats = 2;                              // Timed runs per algorithm, after one warm-up run.
+constexpr size_t kHex = 16 * sizeof(lt::Algorithm) / 8;  // Hex digits.
 
-// Sizes of about this one are done alike: the next larger one with three digits in base 2.
+// Sizes of one class share an algorithm: rounds up to the next number with three significant bits.
 int64_t size_class(int64_t size) {
   if (size <= 8) return size;
   const auto shift = static_cast<int>(std::bit_width(static_cast<uint64_t>(size - 1))) - 3;
   return (((size - 1) >> shift) + 1) << shift;
 }
 
-// Bytes, in powers of two, of which a distance is a multiple.
+// The largest power of two in bytes that divides a distance, at most kMostAlignment.
 uint64_t steps(int64_t elements, lt::Type type) {
   const uint64_t bits = static_cast<uint64_t>(elements) * lt::item_size(type) | kMostAlignment;
   return bits & (~bits + 1);
@@ -72,7 +72,7 @@ std::optional<lt::Algorithm> from_hex(std::string_view text) {
   return algorithm;
 }
 
-// A number in the type that cuBLASLt wants.
+// A number in the scale type that cuBLASLt expects.
 class Scalar {
  public:
   Scalar(lt::Type type, Number number) {
@@ -103,7 +103,7 @@ class Scalar {
   alignas(16) std::byte bytes_[16] = {};
 };
 
-// Bytes from the first element to behind the last one.
+// The number of bytes from the first element to one past the last.
 uint64_t reach(const Stored& stored, int64_t batch) {
   return static_cast<uint64_t>((stored.columns - 1) * stored.ld + stored.rows + (batch - 1) * stored.batch_stride) *
          lt::item_size(stored.type);
@@ -122,7 +122,7 @@ ProductLibrary::ProductLibrary(std::shared_ptr<Gpu> gpu, CachingAllocator& memor
     : gpu_(std::move(gpu)),
       memory_(memory),
       options_([&] {
-        // As much as torch gives it.
+        // As much as torch uses.
         if (options.workspace == 0) options.workspace = gpu_->sm() >= 90 ? size_t{32} << 20 : size_t{8} << 20;
         return options;
       }()),
@@ -152,7 +152,7 @@ ProductLibrary::~ProductLibrary() {
   if (workspace_ != 0) gpu_->check(gpu_->driver().mem_free_async(workspace_, gpu_->work()), "cuMemFreeAsync");
 }
 
-// --- descriptions ----------------------------------------------------------------------------------------------------
+// --- descriptors -----------------------------------------------------------------------------------------------------
 
 Status ProductLibrary::prepare(const Problem& problem, std::shared_ptr<PreparedProduct>* made) {
   std::shared_ptr<PreparedProduct> prepared(new PreparedProduct(table_));
@@ -177,7 +177,8 @@ Status ProductLibrary::describe(PreparedProduct& prepared) {
   set(lt::DescAttribute::kEpilogue, problem.epilogue);
   if ((problem.epilogue & lt::kBias) != 0) {
     set(lt::DescAttribute::kBiasType, static_cast<int32_t>(problem.bias));
-    // The library wants to know what it is a multiple of.
+    // cuBLASLt derives the alignment from the pointer, so a placeholder with this alignment is set until the first
+    // call.
     prepared.bias_ = problem.bias_alignment;
     set(lt::DescAttribute::kBiasPointer, prepared.bias_);
   }
@@ -208,13 +209,13 @@ Status ProductLibrary::describe(PreparedProduct& prepared) {
   return status;
 }
 
-// --- proposals -------------------------------------------------------------------------------------------------------
+// --- heuristics ------------------------------------------------------------------------------------------------------
 
 Status ProductLibrary::choose(PreparedProduct& prepared) {
   const std::string key = key_of(prepared.problem_);
   lt::Candidate checked;
   if (const auto known = choices_.find(key); known != choices_.end()) {
-    // Another size of the same class may be one that it does not do.
+    // The algorithm may not support another size of the same class.
     Choice& choice = *known->second;
     if (check(prepared, choice.candidates[choice.best].algorithm, &checked)) {
       prepared.choice_ = known->second;
@@ -237,7 +238,8 @@ Status ProductLibrary::choose(PreparedProduct& prepared) {
     std::erase_if(choices_, [](const auto& entry) { return entry.second->marks.empty(); });
   }
   prepared.choice_ = choice;
-  choices_.emplace(key, std::move(choice));  // (one that does not do this size stays that of the others)
+  // An algorithm that does not support this size stays the choice of the other sizes.
+  choices_.emplace(key, std::move(choice));
   return {};
 }
 
@@ -303,7 +305,7 @@ Status ProductLibrary::set_pointers(PreparedProduct& prepared, const ProductPoin
   return status;
 }
 
-// It comes from the GPU's pool, as what kernels need does: it is no tensor's.
+// Allocated from the GPU's pool, like other memory that kernels need: it does not count as a tensor's.
 bool ProductLibrary::take_workspace() {
   if (workspace_ != 0) return true;
   if (no_workspace_) return false;
@@ -332,7 +334,7 @@ Status ProductLibrary::run(const std::shared_ptr<PreparedProduct>& prepared, con
   const auto chosen = [&] { return prepared->choice_->candidates[prepared->choice_->best]; };
   if (chosen().workspace != 0 && !take_workspace()) {
     if (prepared->problem_.deterministic) return no_memory(options_.workspace, "a product");
-    // Another way, that needs none.
+    // Chooses another algorithm, which needs no workspace.
     choices_.erase(prepared->choice_->key);
     if (Status status = choose(*prepared); !status.ok()) return status;
   }
@@ -369,7 +371,7 @@ Status ProductLibrary::run(const std::shared_ptr<PreparedProduct>& prepared, con
   return status;
 }
 
-// --- which proposal is best ------------------------------------------------------------------------------------------
+// --- timing ----------------------------------------------------------------------------------------------------------
 
 void ProductLibrary::time(const PreparedProduct& prepared, const ProductPointers& given, const void* alpha,
                           const void* beta) {
@@ -379,7 +381,7 @@ void ProductLibrary::time(const PreparedProduct& prepared, const ProductPointers
   tr_buffer scratch{};
   if ((wants_workspace && !take_workspace()) ||
       !memory_.allocate(reach(prepared.problem_.d, prepared.problem_.batch), &scratch, Reach::kOwn)) {
-    choice.decided = true;  // as far as this process is concerned
+    choice.decided = true;  // Not written to the file.
     return;
   }
   ProductPointers pointers = given;
@@ -401,7 +403,7 @@ void ProductLibrary::time(const PreparedProduct& prepared, const ProductPointers
     for (int i = 0; i < kRepeats; ++i) (void)call(prepared, candidate, pointers, alpha, beta, stream);
     mark();
   }
-  scratch.release(scratch.owner);  // who has it next uses it behind this
+  scratch.release(scratch.owner);  // The next user is queued behind the timing.
 }
 
 void ProductLibrary::decide(Choice& choice) {

@@ -16,19 +16,19 @@
 
 namespace torch_remote::worker::cuda {
 
-// How problems of one kind are done: what the library proposes for them, and which of that is best. It is asked once;
-// then the first use has each proposal do it again behind the real work, into memory that nobody looks at, and later
-// ones look whether the GPU has come past that. The fastest one is kept, in a file, too. Of a deterministic problem the
-// library's favourite for just these sizes is taken, and neither time nor file looked at.
+// How GEMMs of one kind are computed: the heuristic's results, and the fastest of them. The heuristic is asked once.
+// The first use then queues each algorithm again behind the real call, into scratch memory, to time it. Later uses
+// check whether the GPU has finished the timing. The fastest algorithm is used from then on, and stored in a file. In
+// deterministic mode we use the heuristic's first choice for these exact sizes, without timing and without the file.
 struct Choice {
   std::string key;
-  std::vector<lt::Candidate> candidates;  // the library's favourite first
+  std::vector<lt::Candidate> candidates;  // The heuristic's first choice first.
   size_t best = 0;
-  std::vector<Event> marks;  // around each of them, while they are timed; one more than candidates
+  std::vector<Event> marks;  // Events around each candidate while they are timed; one more than candidates.
   bool decided = false;
 };
 
-// What a problem's calls need, made once.
+// Everything that a problem's calls need, made once.
 class PreparedProduct {
  public:
   ~PreparedProduct();
@@ -43,35 +43,35 @@ class PreparedProduct {
   Problem problem_;
   lt::Desc desc_ = nullptr;
   lt::Layout a_ = nullptr, b_ = nullptr, c_ = nullptr, d_ = nullptr;
-  DevicePointer bias_ = 0, a_scale_ = 0, b_scale_ = 0;  // as the description has them
+  DevicePointer bias_ = 0, a_scale_ = 0, b_scale_ = 0;  // The pointers that the descriptor holds now.
   std::shared_ptr<Choice> choice_;
-  bool proven_ = false;  // it was called
+  bool proven_ = false;  // A call has succeeded.
 };
 
 struct ProductPointers {
   DevicePointer a = 0, b = 0, c = 0, d = 0, bias = 0, a_scale = 0, b_scale = 0;
 };
 
-// cuBLASLt on one GPU's work stream. Used by one thread, with the GPU's context current. The table outlives it.
+// cuBLASLt on one GPU's work stream. Used by one thread, with the GPU's context current. The table must outlive it.
 class ProductLibrary {
  public:
   struct Options {
     const lt::Table* table = nullptr;
-    std::string folder;        // where choices are kept; empty: nowhere. Others cannot write there
-    size_t workspace = 0;      // bytes, at most; 0: as many as the GPU's kernels can use
-    int asked = 8, timed = 4;  // how many proposals are asked for, and looked at
+    std::string folder;        // Where choices are stored; empty: nowhere. Must not be writable by others.
+    size_t workspace = 0;      // The most bytes; 0: as much as torch uses.
+    int asked = 8, timed = 4;  // How many algorithms the heuristic returns, and how many of them are timed.
   };
   static Status open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
                      std::unique_ptr<ProductLibrary>* library);
   ~ProductLibrary();
 
-  // kUnsupported: cuBLASLt does no such thing.
+  // kUnsupported: cuBLASLt does not support the problem.
   Status prepare(const Problem& problem, std::shared_ptr<PreparedProduct>* prepared);
-  // Queues it: at once the first time, as only the call itself tells whether it can be done.
+  // Queues the call. The first call is immediate, as only the call itself shows whether it works.
   Status run(const std::shared_ptr<PreparedProduct>& prepared, const ProductPointers& pointers, Number alpha,
              Number beta);
 
-  // How often proposals were asked for, and found in the file instead.
+  // How often the heuristic was asked, and how often the file named the algorithm instead.
   uint64_t asked() const { return asked_; }
   uint64_t found() const { return found_; }
 
@@ -95,7 +95,7 @@ class ProductLibrary {
   const lt::Table& table_;
   lt::Handle handle_ = nullptr;
   DevicePointer workspace_ = 0;
-  bool no_workspace_ = false;  // there was no memory for it
+  bool no_workspace_ = false;  // There was no memory for it.
   std::unordered_map<std::string, std::shared_ptr<Choice>> choices_;
   ChoiceFile file_;
   uint64_t asked_ = 0, found_ = 0;

@@ -1,4 +1,5 @@
-// Which of cuBLASLt's ways is chosen, when it is asked, and what is kept in a file. On a GPU in software.
+// Which of cuBLASLt's algorithms is chosen, when the heuristic is asked, and what is stored in a file. Runs on the GPU
+// emulator.
 #include "worker/targets/cuda/gemm/product_library.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +27,7 @@ class ProductLibraryTest : public emulated::LibraryTest<ProductLibrary, Prepared
     LibraryTest::TearDown();
   }
 
-  // [m, 64] [64, 8], in one order.
+  // [m, 64] [64, 8], all column-major.
   static Problem problem(int64_t m) {
     Problem problem;
     problem.a = {.rows = m, .columns = 64, .ld = 64};
@@ -60,13 +61,13 @@ TEST_F(ProductLibraryTest, TimesOnceBehindTheFirstUse) {
   prepare(48);
   EXPECT_EQ(library->asked(), 1u);
   run();
-  EXPECT_EQ(calls(), 1 + 3 * 3u);  // itself; each of three ways, to warm up and twice between marks
+  EXPECT_EQ(calls(), 1 + 3 * 3u);  // The call itself; each of three algorithms, to warm up and twice between marks.
   run(5);
   EXPECT_EQ(calls(), 10 + 5u);
   const uint64_t elapsed = calls("cuEventElapsedTime");
   EXPECT_EQ(elapsed, 3u);
   EXPECT_EQ(std::ranges::count(file(), '\n'), 1);
-  // Neither asked again, nor timed, for this problem or one of about its size.
+  // The heuristic is not asked again, and nothing is timed, for this problem or one of a similar size.
   prepare(48);
   prepare(44);
   run(2);
@@ -80,10 +81,10 @@ TEST_F(ProductLibraryTest, TimesOnceBehindTheFirstUse) {
 TEST_F(ProductLibraryTest, ADeterministicProblemIsNeverTimed) {
   emulated::slow_down(emulated::Way::kVectors, std::chrono::milliseconds(20));
   prepare(48);
-  run(3);  // a file names another one than the favourite
+  run(3);  // The file names another algorithm than the heuristic's first choice.
   const std::string kept = file();
   const uint64_t elapsed = calls("cuEventElapsedTime");
-  // Asked for each size anew, done once, in the one way.
+  // The heuristic is asked for each exact size; each run is one call of its first choice.
   for (const int64_t m : {48, 44}) {
     const uint64_t asked = library->asked(), before = calls();
     prepare(m, /*deterministic=*/true);
@@ -101,7 +102,7 @@ TEST_F(ProductLibraryTest, KeepsTheFastestWayInAFile) {
   prepare(48);
   run(2);
   const std::string kept = file();
-  // The way that is kept is the one in parts, the second one.
+  // The stored algorithm is the second one, split-k.
   EXPECT_NE(kept.find(" 0000314c45435554"
                       "0000000000000001"),
             std::string::npos)
@@ -143,7 +144,7 @@ TEST_F(ProductLibraryTest, AFolderThatOthersCanWriteToIsNotUsed) {
 TEST_F(ProductLibraryTest, DoesWithoutAWorkspaceWhereThereIsNoMemory) {
   prepare(48);
   driver->fail_allocation(1);
-  run(3);  // the workspace is wanted by one way that is timed, only
+  run(3);  // Only one of the algorithms that are timed needs the workspace.
   EXPECT_EQ(calls("cuEventElapsedTime"), 0u);
 }
 

@@ -15,7 +15,7 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-// The library, as soon as somebody needs it.
+// The library, opened on first use.
 class Products {
  public:
   Products(CudaDevice& device, OpenProducts open, std::string folder)
@@ -47,7 +47,7 @@ class Products {
   std::unique_ptr<ProductLibrary> library_;
 };
 
-// gelu of a matrix, in place, by a kernel.
+// gelu of a matrix in place, with a compiled kernel.
 class Gelu {
  public:
   Status bind(CudaDevice& device, ir::DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides) {

@@ -11,12 +11,12 @@
 
 namespace torch_remote::worker::cuda {
 
-// Fills the table. Called once, by any thread.
+// Fills the table. Called once, on any thread.
 using OpenProducts = std::function<Status(lt::Table* table)>;
 
-// The runner of matrix products, by cuBLASLt: nodes that are one, and groups of one and an activation. The library is
-// opened beside what the caller does; where there is none, products fail with its error. `folder`: where it is kept
-// which of the library's ways are fastest; empty: nowhere.
+// The runner of GEMMs, with cuBLASLt: single nodes, and groups of a GEMM and an activation. The library is opened by
+// another thread in the background; if there is none, GEMMs fail with its error. `folder`: where it stores which
+// algorithms are fastest; empty: nowhere.
 std::unique_ptr<Runner> make_product_runner(CudaDevice& device, OpenProducts open, std::string folder);
 
 // The kinds of groups that it may be given, as bits of ir::Capabilities.

@@ -1,4 +1,4 @@
-// Products of matrices on a GPU in software, for every op, type and way to lie, beside the definition.
+// GEMMs on the GPU emulator, for every op, dtype and layout, compared with the definition.
 #include "worker/targets/cuda/gemm/product.h"
 
 #include <gtest/gtest.h>
@@ -126,7 +126,7 @@ struct Tensor {
   }
 };
 
-// Strides in the order in which dims lie, from the last one on.
+// Makes strides for the layout, from the innermost dim outwards.
 Tensor make(DType type, const Sizes& sizes, Layout layout, int64_t offset) {
   Tensor tensor{type, sizes, Sizes(sizes.size()), offset, {}};
   std::vector<size_t> order;
@@ -143,7 +143,7 @@ Tensor make(DType type, const Sizes& sizes, Layout layout, int64_t offset) {
   return tensor;
 }
 
-// Small whole numbers: all sums are exact.
+// Small integers, so that all sums are exact.
 void fill(Tensor& tensor, std::mt19937& random) {
   const uint32_t item = ir::item_size(tensor.type);
   for (size_t at = 0; at + item <= tensor.bytes.size(); at += item) {
@@ -176,9 +176,8 @@ class ProductTest : public ::testing::Test {
     for (const std::string& finding : emulated::gpus().findings()) ADD_FAILURE() << finding;
   }
 
-  // Runs the graph of these inputs (buffers and views of these numbers), whose lines come behind; what the buffers hold
-  // then. Fresh ones come after the inputs.
-  // `@b4` of a group is a value that has no memory.
+  // Runs a graph whose body is `lines`, and reads all tensors back. Buffers and views are numbered: first the inputs,
+  // then `made`. `@b4` in a group is a value without memory.
   void run(std::vector<Tensor*> inputs, std::vector<Tensor*> made, const std::string& lines, int times = 1) {
     std::string text = "graph() {\n";
     for (size_t i = 0; i < inputs.size(); ++i) text += "  b" + std::to_string(i) + ": input survives\n";
@@ -252,7 +251,7 @@ std::unique_ptr<Runner> ProductTest::runner;
 
 struct Op {
   const char* name;
-  int64_t left = 2, right = 2, result = 2;  // ranks; 3: with a batch
+  int64_t left = 2, right = 2, result = 2;  // Ranks; 3: with a batch.
   bool adds = false, sums_batch = false;
   bool in_place = false;
 };
@@ -328,7 +327,7 @@ TEST_P(EveryProduct, EqualsTheDefinition) {
         make(type, shape,
              op.in_place ? pick(Layout::kContiguous, Layout::kTransposed, Layout::kWide, Layout::kStrided) : layout(),
              pick(0, 2));
-    if (op.adds && !op.in_place && round % 3 == 0) {  // broadcast: a bias, or a number
+    if (op.adds && !op.in_place && round % 3 == 0) {  // Broadcasts the added tensor: a bias, or a number.
       Sizes small = shape;
       if (random() % 2 == 0) small.erase(small.begin());
       if (!small.empty() && random() % 3 == 0) small.back() = 1;
@@ -395,7 +394,7 @@ TEST_P(EveryProduct, EqualsTheDefinition) {
       for (size_t d = shape.size(); d-- > 0; rest /= shape[d]) place[d] = rest % shape[d];
       ASSERT_EQ(there.value(place), expected.value(place)) << "element " << i << " of\n" << last_text;
     }
-    // What lies around the result is as it was.
+    // The memory around the result is unchanged.
     const uint32_t item = ir::item_size(type);
     for (size_t at = 0; op.in_place && at + item <= there.bytes.size(); at += item) {
       ASSERT_EQ(get(type, there.bytes.data() + at), get(type, expected.bytes.data() + at)) << at << "\n" << last_text;
@@ -519,7 +518,7 @@ TEST_F(ProductTest, Activations) {
   }
 }
 
-// What one run leaves is what the next one reads: x = x y, from two operands of the same buffer.
+// The second run reads what the first one wrote: x = x y, with x as operand and result.
 TEST_F(ProductTest, ReadsWhatItWrites) {
   std::mt19937 random(3);
   Tensor x = make(DType::kFloat32, {4, 4}, Layout::kContiguous, 0), y = x;
@@ -542,7 +541,7 @@ TEST_F(ProductTest, ReadsWhatItWrites) {
   EXPECT_EQ(x.bytes, expected.bytes);
 }
 
-// No memory is moved for the layouts that models have.
+// The layouts that models use need no copies.
 TEST(ProductPlans, TransposedAndBiasedProductsMoveNothing) {
   const auto plan_of = [](const std::string& views, const std::string& node) {
     ir::Graph graph;
@@ -570,7 +569,7 @@ TEST(ProductPlans, TransposedAndBiasedProductsMoveNothing) {
   EXPECT_TRUE(plan.before.empty() && plan.after.empty() && plan.scratch.empty());
   EXPECT_EQ(plan.problem.op_a, lt::Operation::kNone);
   EXPECT_EQ(plan.problem.op_b, lt::Operation::kTranspose);
-  // Heads of attention: parts of rows, in a batch.
+  // Attention heads: slices of rows, in a batch.
   plan = plan_of("  %0: bf16[8, 10, 64]{64, 512, 1} @b0\n  %1: bf16[8, 64, 10]{64, 1, 512} @b1\n",
                  "  %2: bf16[8, 10, 10] @b3 = aten::bmm(%0, %1)\n");
   EXPECT_TRUE(plan.before.empty() && plan.after.empty() && plan.scratch.empty());

@@ -1,7 +1,7 @@
-// Attention without tensor cores: a warp has a query and walks along the keys, with a running maximum and sum (Dao,
-// "FlashAttention-2", 2023); where there are few queries (a decoder's step), the keys are cut into pieces whose results
-// are joined. The gradient computes the scores again: of queries a warp a query, of keys and values a warp a key, so
-// that nothing is added up atomically. Lanes have elements of a row side by side.
+// Attention without tensor cores. A warp handles one query and iterates over the keys, with a running maximum and sum
+// (Dao, "FlashAttention-2", 2023). If there are few queries (a decoder's step), the keys are split into pieces whose
+// results are joined. The backward pass recomputes the scores. A warp handles one query for the gradient of queries,
+// and one key for those of keys and values. So no atomic additions are needed. Lanes hold adjacent elements of a row.
 
 #include "worker/targets/cuda/kernels/device.h"
 
@@ -45,7 +45,7 @@ __device__ T over_warp(T x) {
   return x;
 }
 
-// A lane's part of a row.
+// A lane's elements of a row.
 template <typename T>
 constexpr int kEach = (sizeof(T) == 8 ? kMostAttentionWide : kMostAttention) / 32;
 template <typename T>
@@ -53,7 +53,7 @@ struct Part {
   T each[kEach<T>];
 };
 __device__ int lane() { return static_cast<int>(thread()) & 31; }
-// Of the lane's first element.
+// The address of the lane's first element.
 template <i64 kType>
 __device__ u64 begin_of(u64 data, i64 at) {
   constexpr i64 kBytes = kType == kFloat64 ? 8 : kType == kFloat32 ? 4 : 2;
@@ -92,7 +92,7 @@ __device__ void add(Part<T>& to, T factor, const Part<T>& part) {
   for (int e = 0; e < kEach<T>; ++e) to.each[e] += factor * part.each[e];
 }
 
-// A query: of `heads` heads of keys, `shared` heads of queries have one.
+// One query row. `shared` query heads share each of the `heads` key heads.
 struct Row {
   i64 batch, head, key_head, query;
 };
@@ -109,7 +109,7 @@ __device__ i64 place(const i64* strides, i64 batch, i64 head, i64 row) {
   return batch * strides[0] + head * strides[1] + row * strides[2];
 }
 
-// What a score counts: minus infinity where the key is not seen.
+// Adds the bias to a score; minus infinity if the key is masked.
 template <i64 kType, typename T>
 __device__ T biased(const AttentionArguments& call, const Row& row, i64 key, T score) {
   if (call.bias == 0) return score;
@@ -121,7 +121,7 @@ __device__ i64 keys_seen(const AttentionArguments& call, i64 query) {
   return call.causal != 0 && query + 1 < call.keys ? query + 1 : call.keys;
 }
 
-// Of a piece of the keys: the maximum, the sum, and what values came to; of f64 or f32 in scratch memory.
+// The state for a piece of the keys: maximum, sum, and weighted sum of values. Kept in scratch memory as f32 or f64.
 template <typename T>
 struct Running {
   T most, sum;
@@ -139,7 +139,7 @@ __device__ void join(Running<T>& to, T most, T sum, const Part<T>& values) {
   for (int e = 0; e < kEach<T>; ++e) to.values.each[e] = to.values.each[e] * mine + values.each[e] * other;
 }
 
-// Rows without any key give zeros.
+// Rows that attend to no key become zeros.
 template <i64 kType, typename T>
 __device__ void finish(const AttentionArguments& call, const Row& row, const Running<T>& all) {
   const T factor = all.sum > 0 || all.sum != all.sum ? 1 / all.sum : T{0};
@@ -211,7 +211,7 @@ __device__ void join_pieces(const AttentionArguments& call) {
   }
 }
 
-// What a score weighs.
+// The attention weight of a key.
 template <i64 kType, typename T>
 __device__ T weigh(const AttentionArguments& call, const Row& row, i64 k, const Part<T>& query, const Part<T>& key) {
   const T score = biased<kType>(call, row, k, dot(query, key) * static_cast<T>(call.scale));
@@ -225,7 +225,7 @@ __device__ Part<T> load_row(u64 data, const i64* strides, i64 batch, i64 head, i
   return load<kType>(data, place(strides, batch, head, row), size);
 }
 
-// Of each query: the sum of its gradient times its result.
+// For each query: the sum of its gradient times its output.
 template <i64 kType>
 __device__ void find_delta(const AttentionArguments& call) {
   using T = typename Element<kType>::Wide;
@@ -263,7 +263,7 @@ __device__ void backward_queries(const AttentionArguments& call) {
   }
 }
 
-// Of keys, or of values.
+// The gradients of keys, or of values.
 template <i64 kType, bool kOfValues>
 __device__ void backward_keys(const AttentionArguments& call) {
   using T = typename Element<kType>::Wide;
@@ -303,9 +303,9 @@ __device__ void backward_keys(const AttentionArguments& call) {
   }
 }
 
-// -- for cuDNN's attention
+// -- For cuDNN's attention
 
-// Below all scores that count, and far from where f32 ends: a row of it alone has numbers, too.
+// Below all scores that count, and far from f32's limit, so that a row of only this value yields finite numbers.
 template <i64 kType>
 constexpr float kUnseen = kType == kFloat16 ? -65504.0F : -1e30F;
 
@@ -325,7 +325,7 @@ __device__ void make_bias(const AttentionBiasArguments& call) {
                             : pointer<const u8>(call.bias)[at] != 0 ? 0.0F
                                                                     : -__builtin_inff();
         any += given == -__builtin_inff() ? 0.0F : 1.0F;
-        if (!(given < kUnseen<kType>)) score = given;  // what is no number stays so
+        if (!(given < kUnseen<kType>)) score = given;  // Keeps NaN.
       }
       store_float(call.out, number * call.row + key, kType, static_cast<double>(score));
     }
@@ -346,7 +346,7 @@ KERNEL(128) attention_unseen(const AttentionUnseenArguments call) {
     const i64 batch = divide(line, call.heads), head = line - batch * call.heads;
     if (pointer<const u8>(call.seen)[batch * call.seen_batch + head * call.seen_head + query] != 0) continue;
     const i64 to = place(call.out_strides, batch, head, query);
-    for (i64 e = lane(); e < call.size; e += 32) pointer<u16>(call.out)[to + e] = 0;  // of f16, and of bf16
+    for (i64 e = lane(); e < call.size; e += 32) pointer<u16>(call.out)[to + e] = 0;  // Zero in f16 and in bf16.
     if (lane() == 0) pointer<float>(call.logsumexp)[number] = -__builtin_inff();
   }
 }

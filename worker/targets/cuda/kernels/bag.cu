@@ -1,4 +1,4 @@
-// Bags of rows of a table (embedding_bag): each thread has an element of what is made.
+// Bags of rows of a table (embedding_bag). One thread per element of the result.
 
 #include "worker/targets/cuda/kernels/bag_arguments.h"
 #include "worker/targets/cuda/kernels/sorted.h"
@@ -6,7 +6,7 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-// The bag that index i is in: the last one that begins there or before.
+// The bag of index i: the last one that begins at i or before.
 __device__ i64 bag_of(const i64* offsets, i64 bags, i64 i) {
   i64 low = 0, high = bags;
   while (low < high) {
@@ -40,7 +40,7 @@ __device__ double norm_step(const RenormArguments& f, double so_far, double x) {
   }
 }
 
-// Of parts that threads have; all of them are told.
+// Combines the threads' parts, and returns the norm to all threads.
 __device__ double norm_of_block(const RenormArguments& f, double mine, double* shared) {
   const auto both = [&](double a, double b) {
     if (f.norm == RowNorm::kMost) return a >= b || a != a ? a : b;
@@ -157,7 +157,7 @@ KERNEL(256) bag_mark(const RenormArguments f) {
   }
 }
 
-// A block has a row.
+// One block per row.
 KERNEL(kRowThreads) bag_renorm(const RenormArguments f) {
   __shared__ double shared[kRowThreads];
   for (i64 row = block(); row < f.rows; row += blocks()) {

@@ -1,4 +1,4 @@
-// Complex numbers, element by element.
+// Pointwise ops on complex numbers.
 
 #include "worker/targets/cuda/kernels/complex_arguments.h"
 #include "worker/targets/cuda/kernels/device.h"
@@ -17,7 +17,7 @@ __device__ Complex operator*(Complex a, Complex b) {
 
 __device__ double magnitude(double x) { return x < 0 ? -x : x == 0 ? 0 : x; }
 
-// Of large and small numbers, too: one part is 1.
+// The absolute value. It neither overflows nor underflows, as the parts are divided by the larger one.
 __device__ double size_of(Complex x) {
   const double a = magnitude(x.real), b = magnitude(x.imaginary);
   const double most = a > b ? a : b, least = a > b ? b : a;
@@ -28,7 +28,7 @@ __device__ double size_of(Complex x) {
   return most * __builtin_sqrt(1 + ratio * ratio);
 }
 
-// Smith's way, as torch's own; by zero each part alone.
+// Smith's algorithm, as in torch. Division by zero divides each part alone.
 __device__ Complex divided(Complex a, Complex b) {
   const double c = magnitude(b.real), d = magnitude(b.imaginary);
   if (c == 0 && d == 0) return {a.real / c, a.imaginary / d};
@@ -69,13 +69,13 @@ __device__ Complex polar(double size, double angle) {
   return {size * cosine, size * sine};
 }
 
-// log(1 + x), also of small ones
+// log(1 + x), accurate for small x.
 __device__ double log_of_more(double x) {
   const double sum = 1 + x;
   return sum == 1 ? x : sum - sum != 0 ? log(sum) : log(sum) * (x / (sum - 1));
 }
 
-// Near 1 of what is more than 1: |x|^2 - 1 = (a - 1) (a + 1) + b^2
+// Near 1, with the larger part a: |x|^2 - 1 = (a - 1) (a + 1) + b^2
 __device__ Complex logarithm(Complex x) {
   const double size = size_of(x), a = magnitude(x.real), b = magnitude(x.imaginary);
   const double most = a > b ? a : b, least = a > b ? b : a;
@@ -100,11 +100,9 @@ __device__ double sinh_of(double x) {
   return x * sum;
 }
 // exp(x) - 1 = 2 exp(x / 2) sinh(x / 2)
-__device__ double exp_less_one(double x) {
-  return magnitude(x) > 0.5 ? exp(x) - 1 : 2 * exp(x / 2) * sinh_of(x / 2);
-}
+__device__ double exp_less_one(double x) { return magnitude(x) > 0.5 ? exp(x) - 1 : 2 * exp(x / 2) * sinh_of(x / 2); }
 
-// As the C library's, of parts that are no numbers, too.
+// As in the C library, including infinities and NaN.
 __device__ Complex exponential(Complex x) {
   const bool no_angle = x.imaginary - x.imaginary != 0;
   if (no_angle && x.real == __builtin_inf()) return {x.real, __builtin_nan("")};
@@ -122,7 +120,7 @@ __device__ Complex hyperbolic_cosine(Complex x) {
   const Complex unit = polar(1, x.imaginary);
   return {cosh_of(x.real) * unit.real, sinh_of(x.real) * unit.imaginary};
 }
-// Kahan's way (Branch Cuts for Complex Elementary Functions), of sine and cosine instead of the tangent.
+// Kahan's algorithm (Branch Cuts for Complex Elementary Functions), with sine and cosine instead of the tangent.
 __device__ Complex hyperbolic_tangent(Complex x) {
   if (x.imaginary == 0 && x.real - x.real == 0) {
     const double e = exp_less_one(-2 * magnitude(x.real));
@@ -156,11 +154,11 @@ __device__ Complex power(Complex a, Complex b) {
   Complex product = b * log_a;
   if (product.real != product.real && product.imaginary != product.imaginary &&
       magnitude(log_a.real) == __builtin_inf())
-    product = {b.real * log_a.real, b.imaginary * log_a.real};  // infinite all the same, as products are in C
+    product = {b.real * log_a.real, b.imaginary * log_a.real};  // Infinite despite NaN, as in C's products.
   return exponential(product);
 }
 
-// To a number of the call: those that torch does in other ways. False: it is none of them.
+// Exponents that are numbers of the call and that torch treats specially. False: it is none of these.
 __device__ bool power_of_number(Complex a, Complex b, Complex* power) {
   const double exponent = b.real;
   if (b.imaginary != 0) return false;
@@ -194,7 +192,7 @@ __device__ __attribute__((always_inline)) Complex compute(const ComplexArguments
       return a + times * b * c;
     case ComplexOp::kAddQuotient:
       return a + divided(times * b, c);
-    case ComplexOp::kLerp: {  // from the end that is nearer
+    case ComplexOp::kLerp: {  // Starts at the nearer end.
       const Complex way = {b.real - a.real, b.imaginary - a.imaginary};
       if (size_of(c) < 0.5) return a + c * way;
       const Complex back = way * Complex{1 - c.real, -c.imaginary};
@@ -245,7 +243,7 @@ __device__ __attribute__((always_inline)) Complex compute(const ComplexArguments
     }
     case ComplexOp::kLog1p:
       return logarithm_of_more(a);
-    // (Each function in one place, so that it is inlined: nothing is kept on a stack.)
+    // Each function is called in one place, so that it is inlined and needs no stack.
     case ComplexOp::kSine:  // sin(x) = -i sinh(i x)
     case ComplexOp::kSinc:
     case ComplexOp::kSinh: {
@@ -289,8 +287,8 @@ __device__ double inverse_sinh(double x) {
   return __builtin_copysign(made, x);
 }
 
-// Kahan's ways (Branch Cuts for Complex Elementary Functions). asinh(x) = -i asin(i x), acosh(x) = i acos(x) of the
-// sign that makes its real part positive, atan(x) = -i atanh(i x).
+// Kahan's algorithms (Branch Cuts for Complex Elementary Functions). asinh(x) = -i asin(i x). acosh(x) = i acos(x),
+// with the sign that makes its real part positive. atan(x) = -i atanh(i x).
 __device__ __attribute__((always_inline)) Complex inverse(ComplexOp what, Complex a) {
   const bool turns = what == ComplexOp::kAsinh || what == ComplexOp::kAtan;
   const Complex x = turns ? Complex{-a.imaginary, a.real} : a;
@@ -309,7 +307,7 @@ __device__ __attribute__((always_inline)) Complex inverse(ComplexOp what, Comple
   } else {
     const bool is_sine = what == ComplexOp::kAsin || what == ComplexOp::kAsinh;
     const Complex less = square_root({1 - x.real, -x.imaginary}), more = square_root({1 + x.real, x.imaginary});
-    // Of the cosine.
+    // The imaginary part of the arc cosine.
     double imaginary = is_infinite ? __builtin_copysign(__builtin_inf(), -x.imaginary) : __builtin_nan("");
     if (is_finite) imaginary = inverse_sinh(more.real * less.imaginary - more.imaginary * less.real);
     const Complex sides = !is_finite ? x
@@ -363,7 +361,7 @@ KERNEL(256) complex_inverse(const ComplexArguments f) {
   }
 }
 
-// Each line in one block.
+// One block per line.
 KERNEL(256) complex_product(const ScanArguments scan) {
   __shared__ Complex shared[256];
   for (i64 line = block(); line < scan.outer * scan.inner; line += blocks()) {
@@ -372,7 +370,7 @@ KERNEL(256) complex_product(const ScanArguments scan) {
     for (i64 i = thread(); i < scan.length; i += 256) {
       product = product * load(scan.in, begin + i * scan.inner, scan.in_dtype);
     }
-    sync();  // the line before was read
+    sync();  // The previous line has been read.
     shared[thread()] = product;
     for (int half = 128; half > 0; half /= 2) {
       sync();
@@ -384,7 +382,7 @@ KERNEL(256) complex_product(const ScanArguments scan) {
   }
 }
 
-// Each line by one thread.
+// One thread per line.
 KERNEL(256) complex_running_product(const ScanArguments scan) {
   for (i64 line = first_item(); line < scan.outer * scan.inner; line += all_threads()) {
     const i64 outer = divide(line, scan.inner);

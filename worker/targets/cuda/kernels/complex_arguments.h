@@ -1,19 +1,19 @@
 #pragma once
 
-// What the kernels of complex.cu are called with, as arguments.h has it.
+// The arguments of the kernels in complex.cu; see arguments.h.
 namespace torch_remote::worker::cuda {
 
 using i64 = long;
 using u64 = unsigned long;
 
 enum class ComplexOp : i64 {
-  kEqual,  // these make bools
+  kEqual,  // These return bools.
   kNotEqual,
   kIsInfinite,
   kAdd,          // a + t b
   kAddProduct,   // a + t b c
   kAddQuotient,  // a + t b / c
-  kLerp,         // from a to b by c
+  kLerp,         // Interpolates from a to b with weight c.
   kMultiply,
   kDivide,
   kTanhBackward,     // a conj(1 - b^2)
@@ -43,21 +43,21 @@ enum class ComplexOp : i64 {
   kSilu,
   kSinc,
   kSign,
-  kAsin,  // these are a kernel's of their own
+  kAsin,  // These are in a separate kernel.
   kAcos,
   kAtan,
   kAsinh,
   kAcosh,
   kAtanh,
-  kAbs,  // these make real numbers
+  kAbs,  // These return real numbers.
   kAngle,
-  kPolar,  // of two real numbers
-  kSelect  // b or a, as c (bools) says
+  kPolar,  // From two real numbers.
+  kSelect  // b where c (bools) is false, else a.
 };
-// out[i] = f(a[i], b[i]) of packed elements, computed in f64.
+// out[i] = f(a[i], b[i], c[i]) for contiguous elements, computed in f64.
 struct ComplexArguments {
   u64 a = 0, b = 0, c = 0, out = 0;
-  i64 count = 0, dtype = 0, out_dtype = 0;  // dtypes: of parts, or of real numbers
+  i64 count = 0, dtype = 0, out_dtype = 0;  // Dtypes of parts, or of real numbers.
   ComplexOp what = ComplexOp::kAdd;
   double real = 1, imaginary = 0;  // t
 };

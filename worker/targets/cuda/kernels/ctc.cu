@@ -1,5 +1,5 @@
-// The loss of labels whose places in time are not known (CTC): a block has a sequence, and goes through its time; each
-// thread has states. As torch's kernels for the CPU have it, with logarithms of chances.
+// CTC loss. One block per sequence iterates over time; its threads share the states. Computed in log space, as torch's
+// CPU kernels do.
 
 #include "worker/targets/cuda/kernels/ctc_arguments.h"
 #include "worker/targets/cuda/kernels/device.h"
@@ -57,7 +57,7 @@ KERNEL(kThreads) ctc_forward(const CtcArguments f) {
   for (i64 t = 0; t < of.time; ++t) {
     for (i64 s = thread(); s < of.states; s += kThreads) {
       const i64 label = of.label(s);
-      double before = s < 2 ? 0 : kNever;  // at the first time: one of the first two states
+      double before = s < 2 ? 0 : kNever;  // At time 0: one of the first two states.
       if (t != 0) {
         const bool skips = s > 1 && of.label(s - 2) != label;
         before = log_sum(of.alpha(t - 1, s), s > 0 ? of.alpha(t - 1, s - 1) : kNever,
@@ -91,7 +91,7 @@ KERNEL(kThreads) ctc_backward(const CtcArguments f) {
     const double* const later = beta + (1 - (t & 1)) * f.states;
     for (i64 s = thread(); counts && s < of.states; s += kThreads) {
       const i64 label = of.label(s);
-      double after = s + 2 >= of.states ? 0 : kNever;  // at the last time: one of the last two states
+      double after = s + 2 >= of.states ? 0 : kNever;  // At the last time: one of the last two states.
       if (t != of.time - 1) {
         const bool skips = s + 2 < of.states && of.label(s + 2) != label;
         after = log_sum(later[s], s + 1 < of.states ? later[s + 1] : kNever, skips ? later[s + 2] : kNever);

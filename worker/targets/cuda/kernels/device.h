@@ -1,7 +1,7 @@
 #pragma once
 
-// What kernels need of CUDA C++, without CUDA's headers; for clang. Arithmetic is in f64 or i64 and rounded to a
-// tensor's dtype, which is an argument: these kernels wait for memory.
+// The parts of CUDA C++ that kernels need, without CUDA's headers; for clang. Arithmetic is in f64 or i64 and rounded
+// to a tensor's dtype, which is an argument: these kernels are memory-bound.
 
 #include "worker/targets/cuda/kernels/arguments.h"
 
@@ -18,7 +18,7 @@ using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned;
 
-// Of the launch, which has one dim.
+// Indices of the launch, which has one dim.
 __device__ inline i64 thread() { return __nvvm_read_ptx_sreg_tid_x(); }
 __device__ inline i64 threads() { return __nvvm_read_ptx_sreg_ntid_x(); }
 __device__ inline i64 block() { return __nvvm_read_ptx_sreg_ctaid_x(); }
@@ -32,7 +32,7 @@ __device__ inline T* pointer(u64 address) {
   return reinterpret_cast<T*>(address);
 }
 
-// x / y of numbers that are not negative; narrow division is much faster.
+// x / y for numbers that are not negative; 32-bit division is much faster.
 __device__ inline i64 divide(i64 x, i64 y) {
   if (((x | y) >> 32) == 0) return static_cast<u32>(x) / static_cast<u32>(y);
   return x / y;
@@ -125,7 +125,7 @@ __device__ inline void store_whole(u64 address, i64 i, i64 dtype, i64 x) {
       pointer<i64>(address)[i] = x;
   }
 }
-// What a store of it would leave.
+// The value after a store and a load.
 __device__ inline double rounded(double x, i64 dtype) {
   switch (dtype) {
     case kFloat16:
@@ -139,7 +139,8 @@ __device__ inline double rounded(double x, i64 dtype) {
   }
 }
 
-// An element of so many bytes. `kShared`: others may write the same there at the same time.
+// Stores an element of `move`, which copies `item` bytes. `kShared`: other threads may write the same value there
+// concurrently.
 template <typename T, bool kShared>
 __device__ inline void put(u64 to, i64 at, T x) {
   if (kShared) {
@@ -169,9 +170,10 @@ __device__ inline void move(u64 to, i64 to_at, u64 from, i64 from_at, i64 item) 
   }
 }
 
-// -- what only data can tell
+// -- failures that depend on data
 
-// codegen::gpu::IndexRecord: the first one stays. All operands of a kernel are of one op, so `good` is not written.
+// codegen::gpu::IndexRecord; the first failure wins. All operands of a kernel belong to one op, so `good` is not
+// written.
 struct FailureRecord {
   u32 operand, good;
   i64 index, bound;
@@ -185,11 +187,11 @@ __device__ inline void fail(u64 record, u32 operand, i64 index, i64 bound) {
   to->bound = bound;
 }
 
-// -- elementary functions, in f64 to about 1 ulp
+// -- elementary functions, in f64, to about 1 ulp
 
 constexpr double kLn2High = 0x1.62e42fefa38p-1, kLn2Low = 0x1.ef35793c7673p-45;
 
-__device__ inline double scaled(double x, i64 exponent) {  // x * 2^exponent, of normal results
+__device__ inline double scaled(double x, i64 exponent) {  // x * 2^exponent; the result must be a normal number.
   return x * __builtin_bit_cast(double, static_cast<u64>(exponent + 1023) << 52);
 }
 
@@ -233,7 +235,7 @@ __device__ inline double exp(double x) {
                     : scaled(term, e);
 }
 
-// Of angles up to some thousand.
+// For angles up to some thousand.
 __device__ inline void sine_cosine(double x, double* sine, double* cosine) {
   const double k = __builtin_rint(x * 0x1.45f306dc9c883p-1);
   double r = __builtin_fma(-k, 0x1.921fb54442d18p+0, x);

@@ -1,11 +1,11 @@
-// Elements that follow from their places.
+// Elements that are computed from their position.
 
 #include "worker/targets/cuda/kernels/device.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
 
-// x to a whole number is exact where it can be.
+// Powers with an integer exponent are exact where the result is representable.
 __device__ double power(double x, double exponent) {
   constexpr double kMostWhole = 1100;
   if (__builtin_rint(exponent) == exponent && exponent <= kMostWhole && exponent >= -kMostWhole) {
@@ -17,13 +17,13 @@ __device__ double power(double x, double exponent) {
   if (x == 0 && exponent == exponent) return exponent > 0 ? 0 : __builtin_inf();
   return exp(exponent * log(x));
 }
-// A whole number where it is one but for the error of `power`.
+// Rounds to the nearest integer if x differs from it only by the error of `power`.
 __device__ double near_whole(double x) {
   const double whole = __builtin_rint(x), apart = x < whole ? whole - x : x - whole;
   return apart <= 0x1p-44 * (x < 0 ? -x : x) ? whole : x;
 }
 
-// Of linspace: each step of the sum is rounded, as on the CPU.
+// linspace: each step of the sum is rounded, as on the CPU.
 __device__ double between(const BetweenArguments& f, double first, double last, i64 i) {
   const double step = rounded(rounded(last - first, f.dtype) / static_cast<double>(f.count - 1), f.dtype);
   if (i < f.count / 2) return first + rounded(step * static_cast<double>(i), f.dtype);

@@ -1,5 +1,5 @@
-// Images that are sampled where a grid says (grid_sample), and the gradients. What a point takes lies at the product of
-// a few places along each dim, each with a weight.
+// Images sampled at the points of a grid (grid_sample), and the gradients. The taps of a grid point are the product of
+// a few weighted positions along each dim.
 
 #include "worker/targets/cuda/kernels/device.h"
 #include "worker/targets/cuda/kernels/grid_arguments.h"
@@ -11,7 +11,7 @@ constexpr int kThreads = 256;
 
 __device__ double magnitude(double x) { return x < 0 ? -x : x; }
 
-// A coordinate within the image, and how it changes with the one outside.
+// A coordinate clamped to the image, and its derivative by the original coordinate.
 struct Inside {
   double at, slope;
 };
@@ -50,11 +50,11 @@ __device__ double far(double x) { return ((-0.75 * x + 3.75) * x - 6) * x + 3; }
 __device__ double near_slope(double x) { return (3 * 1.25 * x - 2 * 2.25) * x; }
 __device__ double far_slope(double x) { return (-2.25 * x + 7.5) * x - 6; }
 
-// Along one dim. A place outside of the image is -1.
+// The taps along one dim. A position outside of the image is -1.
 struct Axis {
   int count;
   i64 places[4];
-  double weights[4], slopes[4];  // slopes: of weights, by the coordinate
+  double weights[4], slopes[4];  // slopes: derivatives of the weights by the coordinate.
 };
 
 __device__ i64 place(double at, i64 size) {
@@ -97,7 +97,7 @@ __device__ Axis axis(const GridArguments& f, double coordinate, i64 size) {
   return made;
 }
 
-// Of a point of the grid: z, y and x; dims that are not there have one place.
+// The taps of a grid point along z, y and x; absent dims have one tap.
 __device__ void axes(const GridArguments& f, i64 batch, const i64* at, Axis* made) {
   i64 from = batch * f.grid_strides[0];
   for (int d = 0; d < 3; ++d) from += at[d] * f.grid_strides[d + 1];
@@ -159,7 +159,7 @@ KERNEL(kThreads) grid_forward(const GridArguments f) {
   }
 }
 
-// The gradient of coordinates.
+// The gradient of the grid's coordinates.
 KERNEL(kThreads) grid_backward(const GridArguments f) {
   const i64 points = f.batch * f.out_sizes[0] * f.out_sizes[1] * f.out_sizes[2];
   for (i64 point = first_item(); point < points; point += all_threads()) {
@@ -184,7 +184,7 @@ KERNEL(kThreads) grid_backward(const GridArguments f) {
   }
 }
 
-// What each point of the image gets of each point of the grid: places [point, tap], values [point, tap, channel].
+// The share of each image point in each grid point's gradient: places [point, tap], values [point, tap, channel].
 KERNEL(kThreads) grid_spread(const GridArguments f) {
   const i64 points = f.batch * f.out_sizes[0] * f.out_sizes[1] * f.out_sizes[2];
   for (i64 point = first_item(); point < points; point += all_threads()) {

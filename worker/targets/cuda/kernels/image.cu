@@ -1,5 +1,5 @@
-// Pooling and resampling of images, and their gradients. Each thread has a point of what is written, and gathers what
-// it takes: nothing is added up by several threads, so that sums are the same each time. Sums are f64.
+// Pooling and resampling of images, and their gradients. Each thread writes one element and gathers its inputs. No
+// element is written by several threads, so sums are reproducible. Sums are f64.
 
 #include "worker/targets/cuda/kernels/device.h"
 #include "worker/targets/cuda/kernels/image_arguments.h"
@@ -40,7 +40,7 @@ struct Range {
   i64 begin, end;
 };
 
-// The points of the large side in a window, and how far apart they lie.
+// The range of the large image in a window; step_of returns the distance of its points.
 __device__ Range window(const PoolArguments& pool, int d, i64 at) {
   if (pool.adaptive != 0) {
     const i64 large = pool.large_sizes[d], small = pool.small_sizes[d];
@@ -54,7 +54,7 @@ __device__ Range window(const PoolArguments& pool, int d, i64 at) {
 }
 __device__ i64 step_of(const PoolArguments& pool, int d) { return pool.adaptive != 0 ? 1 : pool.dilation[d]; }
 
-// The windows that may have a point.
+// The windows that may contain a point.
 __device__ Range windows_of(const PoolArguments& pool, int d, i64 at) {
   const i64 large = pool.large_sizes[d], small = pool.small_sizes[d];
   Range range;
@@ -68,7 +68,7 @@ __device__ Range windows_of(const PoolArguments& pool, int d, i64 at) {
   return range;
 }
 
-// What sums of a window are divided by.
+// The divisor for a window's sum.
 __device__ double divisor_of(const PoolArguments& pool, const i64* at) {
   if (pool.divisor != 0) return static_cast<double>(pool.divisor);
   double divisor = 1;
@@ -114,7 +114,7 @@ __device__ void pool_forward(const PoolArguments& pool, bool most) {
       const double value =
           load_float(pool.large.address, base + z * strides[2] + y * strides[3] + x * strides[4], pool.dtype);
       sum += value;
-      if (value > best || value != value) {  // the first of equal ones, the last NaN
+      if (value > best || value != value) {  // The first maximum, or the last NaN.
         best = value;
         place = (z * large[1] + y) * large[2] + x;
       }
@@ -156,7 +156,7 @@ __device__ void pool_backward(const PoolArguments& pool, bool most) {
 
 // -- windows
 
-// The window whose place `at` lies at that point of a dim; -1: there is none.
+// The window whose position `at` is at that point of a dim; -1: there is none.
 __device__ i64 window_of(const FoldArguments& fold, int d, i64 point, i64 at) {
   const i64 begin = point + fold.padding[d] - at * fold.dilation[d];
   if (begin < 0) return -1;
@@ -191,7 +191,7 @@ struct Taps {
 
 __device__ double floor_of(double x) { return __builtin_floor(x); }
 
-// Of cubic convolution, with the coefficient that torch has.
+// Cubic convolution, with torch's coefficient.
 __device__ double near(double x) { return ((-0.75 + 2) * x - (-0.75 + 3)) * x * x + 1; }
 __device__ double far(double x) { return ((-0.75 * x - 5 * -0.75) * x + 8 * -0.75) * x - 4 * -0.75; }
 
@@ -206,7 +206,7 @@ __device__ Taps taps_of(const ResampleArguments& arguments, int d, i64 at) {
   const auto inside = [&](i64 place) { return place < 0 ? 0 : place >= size ? size - 1 : place; };
   switch (arguments.how) {
     case Resample::kNearest:
-    case Resample::kNearestExact: {  // as torch has it, in f32
+    case Resample::kNearestExact: {  // Computed in f32, as torch does.
       const auto scale = static_cast<float>(arguments.scales[d]);
       const float shift = arguments.how == Resample::kNearestExact ? 0.5f : 0.0f;
       taps.places[0] = inside(static_cast<i64>(__builtin_floorf((static_cast<float>(at) + shift) * scale)));
@@ -239,13 +239,13 @@ __device__ Taps taps_of(const ResampleArguments& arguments, int d, i64 at) {
           {far(t + 1), near(t), near(1 - t), far(2 - t)}};
 }
 
-// The points of the output that may take a point of the input.
+// The range of output points that may use an input point.
 __device__ Range takers_of(const ResampleArguments& arguments, int d, i64 at) {
   const i64 in = arguments.in_sizes[d], out = arguments.out_sizes[d];
   Range range = {0, out};
   const double scale = arguments.scales[d];
   if (arguments.how == Resample::kReplicate || arguments.how == Resample::kReflect) {
-    // Those of reflection are further ones at both ends; they are few.
+    // Reflection adds points at both ends; they are few.
     const i64 before = arguments.before[d];
     const bool at_edge = at == 0 || at == in - 1 ||
                          (arguments.how == Resample::kReflect && (at <= before || at >= in - 1 - (out - in - before)));
@@ -283,7 +283,7 @@ __device__ void resample_forward(const ResampleArguments& arguments) {
           arguments.dtype);
     };
     double sum = 0;
-    if (taps[0].count == 1) {  // moved as it is
+    if (taps[0].count == 1) {  // Copied without a weight.
       sum = value_at(0, 0, 0);
     } else {
       for (int z = 0; z < taps[0].count; ++z) {
@@ -300,7 +300,7 @@ __device__ void resample_forward(const ResampleArguments& arguments) {
   }
 }
 
-// `in` is what is written: the gradient of the input.
+// `in` is written: the gradient of the input.
 __device__ void resample_backward(const ResampleArguments& arguments) {
   const i64* const in = arguments.in_sizes;
   const i64* const strides = arguments.out.strides;
@@ -329,7 +329,7 @@ __device__ void resample_backward(const ResampleArguments& arguments) {
   }
 }
 
-// -- resampling with filters (antialias)
+// -- Resampling with filters (antialias)
 
 __device__ double filter(Resample how, double x) {
   if (x < 0) x = -x;
@@ -338,7 +338,7 @@ __device__ double filter(Resample how, double x) {
   return x < 2 ? ((-0.5 * x + 2.5) * x - 4) * x + 2 : 0;
 }
 
-// The points of the input that one of the output takes, and how.
+// The input points of one output point, and the parameters of their weights.
 struct Filter {
   Range range;
   double center, narrow, sum;
@@ -358,7 +358,7 @@ __device__ Filter filter_of(const ResampleArguments& arguments, int d, i64 at) {
   const i64 size = arguments.in_sizes[d];
   const double scale = arguments.scales[d], reach = reach_of(arguments, d);
   Filter made = {{0, 1}, 0.5, 1, 1};
-  if (d == 0) return made;  // images have two dims of space
+  if (d == 0) return made;  // Images have two space dims.
   made.center = scale * (static_cast<double>(at) + 0.5);
   made.narrow = scale >= 1 ? 1 / scale : 1;
   const auto begin = static_cast<i64>(made.center - reach + 0.5), end = static_cast<i64>(made.center + reach + 0.5);
@@ -390,7 +390,7 @@ __device__ void filter_forward(const ResampleArguments& arguments) {
   }
 }
 
-// The points of the output whose filters may have a point of the input.
+// The range of output points whose filters may contain an input point.
 __device__ Range filters_at(const ResampleArguments& arguments, int d, i64 at) {
   const double reach = reach_of(arguments, d) + 1, scale = arguments.scales[d];
   Range range = {0, arguments.out_sizes[d]};

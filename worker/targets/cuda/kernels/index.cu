@@ -1,4 +1,4 @@
-// Reads and writes where indices say.
+// Reads and writes at indices.
 
 #include "worker/targets/cuda/kernels/device.h"
 
@@ -10,7 +10,7 @@ struct Spot {
   bool good;
 };
 
-// Where point p is, of the dims [begin, end). Indices are looked at if `looks`.
+// Locates point p over the dims [begin, end). Reads the indices if `looks`.
 __device__ Spot find(const IndexArguments& index, i64 p, i64 begin, i64 end, bool looks) {
   Spot spot{0, 0, true};
   i64 at[kMostIndices] = {};
@@ -71,7 +71,7 @@ __device__ double combine(const IndexApplyArguments& apply, double a, double b) 
       return rounded(a + rounded(b * apply.alpha, apply.dtype), apply.dtype);
   }
 }
-// What was added up, of so many.
+// The mean of `count` elements.
 __device__ i64 mean(i64 sum, i64 count) {
   const i64 quotient = sum / count;
   return quotient - (sum % count != 0 && sum < 0 ? 1 : 0);
@@ -91,7 +91,8 @@ __device__ void store(const IndexApplyArguments& apply, i64 at, double x) {
   store_float(apply.index.self, at, apply.dtype, x);
 }
 
-// The points that share an element, in their order; `sorted` is the first one's place among all that are sorted.
+// Combines the points that share an element, in their order; `sorted` is the position of the first one among the sorted
+// keys.
 template <typename T>
 __device__ void fold(const IndexApplyArguments& apply, i64 sorted, u64 key, i64 self, i64 value) {
   const u64* const keys = pointer<const u64>(apply.keys);
@@ -121,7 +122,7 @@ KERNEL(256) index_read(const IndexArguments index) {
   }
 }
 
-// All points of one element write the same.
+// All points of one element write the same value.
 KERNEL(256) index_write(const IndexArguments index) {
   for (i64 p = first_item(); p < index.count; p += all_threads()) {
     const Spot spot = find(index, p, 0, index.rank, true);
@@ -180,7 +181,7 @@ KERNEL(256) index_apply(const IndexApplyArguments apply) {
     const Spot plain = find(apply.index, i - sorted * each, apply.key_dims, apply.index.rank, false);
     const i64 self = static_cast<i64>(key) + plain.self;
     if (apply.combine == Combine::kSet) {
-      if (sorted + 1 < apply.key_count && keys[sorted + 1] == key) continue;  // a later one overwrites it
+      if (sorted + 1 < apply.key_count && keys[sorted + 1] == key) continue;  // A later point overwrites it.
       const i64 p = pointer<const u32>(apply.places)[sorted];
       const i64 value = find(apply.index, p, 0, apply.key_dims, false).value + plain.value;
       move(apply.index.self, self, apply.index.values, value, apply.index.item);
@@ -195,7 +196,7 @@ KERNEL(256) index_apply(const IndexApplyArguments apply) {
   }
 }
 
-// -- losses of rows, in one block: its sums have one order
+// -- NLL loss in one block, so that its sums have a fixed order
 
 KERNEL(256) nll_loss(const NllLossArguments loss) {
   __shared__ double sums[256], weights[256];

@@ -10,10 +10,10 @@
 #include "codegen/gpu/assemble.h"
 #include "worker/targets/cuda/kernels/kernel_images.h"
 
-// Makes an archive of kernels (worker/targets/cuda/kernels/kernel_images.h), of files in the order of KernelFile:
+// Makes an archive of kernels (worker/targets/cuda/kernels/kernel_images.h) from files in the order of KernelFile:
 //   kernel_archive OUT LOG --assemble LIBNVJITLINK A.ptx B.ptx ...    machine code, and the PTX
-//   kernel_archive OUT LOG --bitcode A.bc B.bc ...                    for the GPU in software
-// LOG gets what the assembler tells of each kernel, after lines "sm_N".
+//   kernel_archive OUT LOG --bitcode A.bc B.bc ...                    for the GPU emulator
+// LOG receives the assembler's report on each kernel, after lines "sm_N".
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -39,7 +39,7 @@ void add(uint32_t file, uint32_t sm, bool is_ptx, const void* bytes, size_t size
   images->push_back({{.file = file, .sm = sm, .is_ptx = is_ptx ? 1u : 0u}, {first, first + size}});
 }
 
-// LLVM's wrapper of bitcode, as the driver in software takes it.
+// LLVM's bitcode wrapper, which the emulated driver expects.
 std::string wrapped(const std::string& bitcode) {
   const uint32_t header[5] = {0x0B17C0DE, 0, sizeof(header), static_cast<uint32_t>(bitcode.size()), 0};
   return std::string(reinterpret_cast<const char*>(header), sizeof(header)) + bitcode;

@@ -1,5 +1,5 @@
-// Losses by how far scores of other classes are below that of the right one, and their gradients. A block has a row;
-// sums are f64, in an order that does not change.
+// Margin losses: how far the scores of other classes are below that of the right one, and the gradients. One block per
+// row. Sums are f64, in a fixed order.
 
 #include "worker/targets/cuda/kernels/device.h"
 #include "worker/targets/cuda/kernels/margin_arguments.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// Of all threads, for all of them.
+// The sum over all threads, returned to all threads.
 __device__ double sum_of_block(double mine, double* shared) {
   sync();
   shared[thread()] = mine;
@@ -21,7 +21,7 @@ __device__ double sum_of_block(double mine, double* shared) {
   return shared[0];
 }
 
-// How many labels a row has, which all threads are told; all of its places are looked at.
+// The number of labels of a row, returned to all threads. Checks all positions, even after the end of the list.
 __device__ i64 count_labels(const MarginArguments& f, const i64* target, i64* count) {
   sync();
   if (thread() == 0) *count = f.length;
@@ -36,7 +36,7 @@ __device__ i64 count_labels(const MarginArguments& f, const i64* target, i64* co
   return *count;
 }
 
-// 1, of a label that others may have, too.
+// Stores 1; several threads may mark the same label.
 __device__ void mark(u64 to, i64 at, i64 dtype) {
   switch (dtype) {
     case kFloat16:
@@ -115,7 +115,7 @@ KERNEL(kThreads) margin_labels(const MarginArguments f) {
   }
 }
 
-// Each element is in as many pairs that are beyond the margin as its gradient says.
+// An element's gradient is the signed number of its pairs that violate the margin.
 KERNEL(kThreads) margin_labels_backward(const MarginArguments f) {
   __shared__ i64 count;
   for (i64 row = block(); row < f.rows; row += blocks()) {

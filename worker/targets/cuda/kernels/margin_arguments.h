@@ -1,24 +1,24 @@
 #pragma once
 
-// What the kernels of margin.cu are called with, as arguments.h has it.
+// The arguments of the kernels in margin.cu; see arguments.h.
 namespace torch_remote::worker::cuda {
 
 using i64 = long;
 using u64 = unsigned long;
 
-// Rows of scores, each with the place of its class (multi_margin_loss) or a list of places of its labels, which ends at
-// a negative one (multilabel_margin_loss). All are packed; places are i64.
+// Rows of scores, each with its class index (multi_margin_loss) or a list of label indices (multilabel_margin_loss).
+// The list ends at a negative index. All are contiguous; indices are i64.
 struct MarginArguments {
   u64 in = 0, target = 0, out = 0, failure = 0;
-  u64 weight = 0;        // of each class; may be 0
-  u64 is_target = 0;     // of labels, in the scores' dtype: 1 where one is; backward it is given
-  u64 grad = 0;          // backward; of each row, or one for all
-  i64 grad_is_each = 0;  // of each row
+  u64 weight = 0;        // One per class; may be 0.
+  u64 is_target = 0;     // For labels, in the scores' dtype: 1 for each label. It is an input of the backward pass.
+  u64 grad = 0;          // Backward; one per row, or one for all.
+  i64 grad_is_each = 0;  // Whether grad has one element per row.
   i64 rows = 0, length = 0;
   i64 dtype = 0, out_dtype = 0;
-  i64 squares = 0;  // what is beyond the margin
+  i64 squares = 0;  // Squares what violates the margin.
   double margin = 1;
-  double scale = 1;  // of each row's sum
+  double scale = 1;  // Factor for each row's sum.
 };
 
 }  // namespace torch_remote::worker::cuda

@@ -1,5 +1,5 @@
-// Gradients of group norm: sums of each channel of each image, from which all else follows; of layer norm; batch norm.
-// Sums are f64, and always in the same order.
+// Gradients of group norm, computed from sums of each channel of each image; gradients of layer norm; batch norm. Sums
+// are f64, in a fixed order.
 
 #include "worker/targets/cuda/kernels/device.h"
 #include "worker/targets/cuda/kernels/norm_arguments.h"
@@ -13,7 +13,7 @@ struct Sums {
   double products, grads;
 };
 
-// Of all threads' numbers; all of them get it.
+// The sums over all threads, returned to all threads.
 __device__ Sums sum_of_block(Sums own) {
   __shared__ Sums shared[kThreads];
   sync();
@@ -35,7 +35,7 @@ __device__ double weight_of(const GroupNormArguments& norm, i64 channel) {
 
 }  // namespace
 
-// A block has a channel of an image.
+// One block per channel of an image.
 KERNEL(kThreads) group_norm_sums(const GroupNormArguments norm) {
   const i64 rows = norm.batch * norm.groups * norm.channels;
   for (i64 row = block(); row < rows; row += blocks()) {
@@ -50,7 +50,7 @@ KERNEL(kThreads) group_norm_sums(const GroupNormArguments norm) {
   }
 }
 
-// A block has a group of an image.
+// One block per group of an image.
 KERNEL(kThreads) group_norm_input(const GroupNormArguments norm) {
   const auto* const sums = pointer<const Sums>(norm.sums);
   for (i64 group = block(); group < norm.batch * norm.groups; group += blocks()) {
@@ -76,7 +76,7 @@ KERNEL(kThreads) group_norm_input(const GroupNormArguments norm) {
   }
 }
 
-// A thread has a channel.
+// One thread per channel.
 KERNEL(kThreads) group_norm_weights(const GroupNormArguments norm) {
   const auto* const sums = pointer<const Sums>(norm.sums);
   const i64 all = norm.groups * norm.channels;
@@ -94,7 +94,7 @@ KERNEL(kThreads) group_norm_weights(const GroupNormArguments norm) {
   }
 }
 
-// -- layer norm
+// -- Layer norm
 
 namespace {
 
@@ -110,7 +110,7 @@ __device__ double scaled_grad(const LayerNormGradientArguments& norm, i64 at, i6
 
 }  // namespace
 
-// A block has a row.
+// One block per row.
 KERNEL(kThreads) layer_norm_input(const LayerNormGradientArguments norm) {
   const double part = 1.0 / static_cast<double>(norm.length);
   for (i64 row = block(); row < norm.rows; row += blocks()) {
@@ -130,7 +130,7 @@ KERNEL(kThreads) layer_norm_input(const LayerNormGradientArguments norm) {
   }
 }
 
-// A block has as many columns as it has threads, and a part of the rows.
+// A block has one column per thread, and a part of the rows.
 KERNEL(kThreads) layer_norm_parts(const LayerNormGradientArguments norm) {
   const i64 across = divide(norm.length + kThreads - 1, kThreads);
   for (i64 piece = block(); piece < across * norm.parts; piece += blocks()) {
@@ -146,7 +146,7 @@ KERNEL(kThreads) layer_norm_parts(const LayerNormGradientArguments norm) {
   }
 }
 
-// A thread has a column.
+// One thread per column.
 KERNEL(kThreads) layer_norm_weights(const LayerNormGradientArguments norm) {
   const auto* const sums = pointer<const Sums>(norm.sums);
   for (i64 column = first_item(); column < norm.length; column += all_threads()) {
@@ -160,11 +160,11 @@ KERNEL(kThreads) layer_norm_weights(const LayerNormGradientArguments norm) {
   }
 }
 
-// -- batch norm: a block has a channel, and adds up in one order
+// -- Batch norm: one block per channel; sums have a fixed order
 
 namespace {
 
-// Of all threads, to all of them.
+// The sum over all threads, returned to all threads.
 __device__ double sum_of_block(double mine) {
   __shared__ double sums[256];
   sums[thread()] = mine;

@@ -1,5 +1,5 @@
-// Each row of one matrix with each row or column of another one: products, distances; sums of products of three. A
-// thread has an element of the result.
+// Each row of one matrix with each row or column of another one: matmuls and distances; also sums of products of three
+// tensors. One thread per element of the result.
 
 #include "worker/targets/cuda/kernels/device.h"
 #include "worker/targets/cuda/kernels/pair_arguments.h"
@@ -13,7 +13,7 @@ __device__ double power(double x, double p) {
   return x == 0 ? (p == 0 ? 1 : p > 0 ? 0 : __builtin_inf()) : exp(p * log(x));
 }
 
-// The number of a pair of rows, the first of them first.
+// The number of a pair of rows; `first` is less than `second`.
 __device__ i64 pair_of(i64 rows, i64 first, i64 second) {
   return first * (2 * rows - first - 1) / 2 + second - first - 1;
 }
@@ -42,7 +42,7 @@ __device__ double distance(const DistanceArguments& f, i64 left, i64 right, u64 
   return f.how == Distance::kTwo ? __builtin_sqrt(sum) : f.how == Distance::kPower ? power(sum, 1 / f.p) : sum;
 }
 
-// Of a distance, by the element that differs by so much.
+// The derivative of a distance by an element; `apart` is that element's difference.
 __device__ double slope(const DistanceArguments& f, double apart, double distance) {
   switch (f.how) {
     case Distance::kZero:
@@ -101,7 +101,7 @@ __device__ void multiply(const PairProductArguments& f) {
 struct Places {
   i64 a, b, c;
 };
-// Of the element of that number, of some dims.
+// The offsets of element `number` over the dims [begin, end).
 __device__ Places places_in(const TripleArguments& f, i64 number, i64 begin, i64 end, Places places) {
   for (i64 d = end - 1; d >= begin; --d) {
     const i64 rest = divide(number, f.sizes[d]), at = number - rest * f.sizes[d];

@@ -1,4 +1,4 @@
-// Element by element: what compiled kernels (codegen) have no form for.
+// Pointwise ops in forms that compiled kernels (codegen) do not support.
 
 #include "worker/targets/cuda/kernels/device.h"
 #include "worker/targets/cuda/kernels/pointwise_arguments.h"
@@ -8,7 +8,7 @@ namespace {
 
 __device__ double magnitude(double x) { return x < 0 ? -x : x == 0 ? 0 : x; }
 
-// x - trunc(x / y) * y, exactly: long division.
+// x - trunc(x / y) * y, exactly, by long division.
 __device__ double fmod_of(double x, double y) {
   double rest = magnitude(x);
   const double divisor = magnitude(y);
@@ -23,14 +23,14 @@ __device__ double fmod_of(double x, double y) {
   return __builtin_copysign(rest, x);
 }
 
-// log(1 + x) of x in [0, 1]
+// log(1 + x) for x in [0, 1].
 __device__ double log_of_more(double x) {
   return x < 1e-4 ? x * (1 + x * (-0.5 + x * (1.0 / 3 - x * 0.25))) : log(1 + x);
 }
 
 constexpr double kPi = 3.141592653589793, kSqrtPi = 1.7724538509055159;
 
-// erfc(x) of x >= 0: 1 - erf(x) by a series of positive terms, or a continued fraction (Abramowitz and Stegun, 7.1).
+// erfc(x) for x >= 0: 1 - erf(x) by a series of positive terms, or a continued fraction (Abramowitz and Stegun, 7.1).
 __device__ double erf_series(double x) {
   double term = x, sum = x;
   for (int n = 1; n < 80 && term > sum * 1e-18; ++n) {
@@ -45,7 +45,7 @@ __device__ double erfc_fraction(double x) {
   return exp(-x * x) / kSqrtPi / (x + rest);
 }
 
-// Winitzki's approximation, then Halley's method. Of what is 0 or more, and 1 less that.
+// The inverse of erf: Winitzki's approximation, then Halley's method. `size` is |y|, and `rest` is 1 - |y|.
 __device__ double inverse_erf_of(double size, double rest) {
   if (!(size <= 1)) return __builtin_nan("");
   if (rest == 0) return __builtin_inf();
@@ -69,7 +69,7 @@ __device__ double sine_of_pi(double x) {  // |x| < 1
   sine_cosine(kPi * x, &sine, &cosine);
   return sine;
 }
-// Stirling's series, from 8 on; less: by Gamma(x + 1) = x Gamma(x), and of negative ones by reflection.
+// Stirling's series for x >= 8. For smaller x: Gamma(x + 1) = x Gamma(x). For negative x: reflection.
 __device__ double log_gamma_of_positive(double x) {
   double product = 1;
   for (; x < 8; x += 1) product *= x;
@@ -110,7 +110,7 @@ __device__ double digamma(double x) {
   return sum + log(x) - 0.5 / x - rest;
 }
 
-// frexp's; infinities and NaN are as they are.
+// The result of frexp; infinities and NaN are unchanged.
 struct Scaled {
   double mantissa;
   i64 exponent;
@@ -127,7 +127,7 @@ __device__ Scaled mantissa_of(double x) {
   return {__builtin_bit_cast(double, (bits & 0x800FFFFFFFFFFFFF) | 0x3FE0000000000000), exponent};
 }
 
-// The neighbour: bits of floats of one sign are in their order.
+// The next float towards b. The bits of floats of one sign are ordered like the floats.
 __device__ double next_after(double a, double b, i64 dtype) {
   if (a != a || b != b) return __builtin_nan("");
   if (a == b) return b;
@@ -152,7 +152,7 @@ __device__ double next_after(double a, double b, i64 dtype) {
   }
 }
 
-// Each step is rounded as torch does it, of half types to f32.
+// Each step is rounded as in torch; for half types to f32.
 __device__ double round_decimals(const PointwiseArguments& f, double a, double ten) {
   const i64 wide = f.dtype == kFloat64 ? kFloat64 : kFloat32;
   if (f.b_number < 0) return rounded(__builtin_rint(rounded(a / ten, wide)), wide) * ten;
@@ -227,7 +227,7 @@ __device__ double compute(const PointwiseArguments& f, double a, double b, doubl
       return log_gamma(a);
     case Pointwise::kDigamma:
       return digamma(a);
-    case Pointwise::kLogit:  // between b and 1 - b
+    case Pointwise::kLogit:  // Clamped to [b, 1 - b].
       if (b >= 0) a = a < b ? b : a > 1 - b ? 1 - b : a;
       return log(a / (1 - a));
     case Pointwise::kSinc: {
@@ -287,9 +287,9 @@ __device__ double compute(const PointwiseArguments& f, double a, double b, doubl
   }
 }
 
-// -- special functions ------------------------------------------------------------------------------------------------
+// -- Special functions ------------------------------------------------------------------------------------------------
 
-// By the series, whose terms are positive; of large ones the asymptotic one, which is times exp(x).
+// The power series, whose terms are positive. For large |x|, the asymptotic series, times exp(|x|).
 __device__ double bessel_i(double x, double order, bool scales) {
   const double a = magnitude(x);
   const bool is_large = a > 30;
@@ -346,7 +346,7 @@ __device__ double inverse_power(double a, double s) {
   const double size = exp(-s * log(magnitude(a)));
   return a < 0 && s - 2 * __builtin_floor(s / 2) != 0 ? -size : size;
 }
-// The sum of (q + n)^-s: some terms, then Euler and Maclaurin's formula.
+// The sum of (q + n)^-s: some terms, then the Euler-Maclaurin formula.
 __device__ double zeta(double s, double q) {
   if (s != s || q != q || s < 1) return __builtin_nan("");
   if (s == 1) return __builtin_inf();
@@ -360,7 +360,7 @@ __device__ double zeta(double s, double q) {
   }
   const double last = inverse_power(a, s);
   sum += last * (a / (s - 1) + 0.5);
-  // With Bernoulli's numbers, by factorials.
+  // Bernoulli numbers divided by factorials.
   const double inverse = 1 / (a * a);
   double factor = last * s / a, scale = 1.0 / 12;
   for (int k = 1; k <= 10; ++k) {
@@ -371,7 +371,7 @@ __device__ double zeta(double s, double q) {
              : k == 3 ? -1.0 / 40
              : k == 4 ? -5.0 / 198
              : k == 5 ? -691.0 / 27300
-                      : -1 / (4 * kPi * kPi);  // nearly
+                      : -1 / (4 * kPi * kPi);  // Nearly.
   }
   return sum;
 }
@@ -379,7 +379,7 @@ __device__ double zeta(double s, double q) {
 __device__ double polygamma(double order, double x, i64 dtype) {
   if (order == 0) return digamma(x);
   if (order == 1 && x == __builtin_inf()) return 0;
-  if (order == 1 && x < 0 && x == __builtin_floor(x)) {  // what torch has there is not infinite, as pi is rounded
+  if (order == 1 && x < 0 && x == __builtin_floor(x)) {  // torch's result there is finite, as pi is rounded.
     const i64 wide = dtype == kFloat64 ? kFloat64 : kFloat32;
     double sine = 0, cosine = 0;
     sine_cosine(rounded(rounded(kPi, wide) * x, wide), &sine, &cosine);
@@ -459,7 +459,7 @@ __device__ i64 compute(const PointwiseArguments& f, i64 a, i64 b, i64 c) {
       const u64 divisor = gcd(a, b);
       if (divisor == 0) return 0;
       const u64 bits = static_cast<u64>(a / static_cast<i64>(divisor)) * static_cast<u64>(b);
-      const i64 product = f.dtype == kInt32 ? static_cast<int>(bits) : static_cast<i64>(bits);  // as C++ computes it
+      const i64 product = f.dtype == kInt32 ? static_cast<int>(bits) : static_cast<i64>(bits);  // As C++ computes it.
       return product < 0 ? static_cast<i64>(-static_cast<u64>(product)) : product;
     }
     default:

@@ -1,13 +1,13 @@
 #pragma once
 
-// What the kernels of pointwise.cu are called with, as arguments.h has it.
+// The arguments of the kernels in pointwise.cu; see arguments.h.
 namespace torch_remote::worker::cuda {
 
 using i64 = long;
 using u64 = unsigned long;
 
 enum class Pointwise : i64 {
-  kClamp,     // a from b to c
+  kClamp,     // Clamps a to [b, c].
   kNanToNum,  // b for NaN, c for inf, d for -inf
   kFmod,
   kRemainder,
@@ -32,34 +32,34 @@ enum class Pointwise : i64 {
   kLogit,
   kSinc,           // sin(pi a) / (pi a)
   kEntropy,        // -a log(a)
-  kMantissa,       // of a = m * 2^e with m in [0.5, 1)
-  kExponent,       // of that
-  kNextAfter,      // a, towards b
-  kRoundDecimals,  // to b decimals, of which 10^b is c; b < 0: c is 10^-b
-  kGcd,            // these are of integers
+  kMantissa,       // m of a = m * 2^e with m in [0.5, 1).
+  kExponent,       // e of that.
+  kNextAfter,      // The next float after a towards b.
+  kRoundDecimals,  // Rounds to b decimals; c is 10^|b|.
+  kGcd,            // These two take integers.
   kLcm,
   kGlu,                         // a sigmoid(b)
   kGluSlope,                    // c a sigmoid(b) (1 - sigmoid(b))
-  kBinaryCrossEntropy,          // of a chance and a target, c times
-  kBinaryCrossEntropyOfLogits,  // c: the weight of what is true
+  kBinaryCrossEntropy,          // a: probability, b: target, c: factor.
+  kBinaryCrossEntropyOfLogits,  // c: weight of positive targets.
   kSquaredDifference,
   kSmoothL1,    // d: beta
   kHuber,       // d: delta
   kSoftMargin,  // log(1 + exp(-a b))
   kTimes,
   kMinusProduct,  // c - a b
-  kRenorm,        // a, of a slice whose norm is b: at most d
-  kBesselI,       // these are a kernel's of their own. Modified, of order b; c: times exp(-|a|)
+  kRenorm,        // Scales a, from a slice with norm b, to a norm of at most d.
+  kBesselI,       // From here: in a separate kernel. Modified, of order b; c: times exp(-|a|).
   kErfcx,
   kLogNdtr,
   kNdtri,
-  kZeta,       // Hurwitz's, of a and b
-  kPolygamma,  // of order b, of a
+  kZeta,       // Hurwitz zeta function of a and b.
+  kPolygamma,  // Order b, at a.
 };
-// out[i] = f(a[i], b[i], c[i]) of packed elements of one dtype, computed in f64 or i64.
+// out[i] = f(a[i], b[i], c[i]) for contiguous elements of one dtype, computed in f64 or i64.
 struct PointwiseArguments {
-  u64 a = 0, b = 0, c = 0, out = 0;  // 0: a number
-  u64 failure = 0;                   // IndexRecord, of divisions of integers
+  u64 a = 0, b = 0, c = 0, out = 0;  // 0: a number.
+  u64 failure = 0;                   // IndexRecord, for integer divisions.
   i64 count = 0, dtype = 0, out_dtype = 0;
   Pointwise what = Pointwise::kClamp;
   i64 has_b = 0, has_c = 0;

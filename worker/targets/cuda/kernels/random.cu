@@ -1,4 +1,4 @@
-// Random fills: the numbers of worker/targets/aten/kernels/random.cpp. A thread has the words of a block of Philox4x32-10.
+// Random fills with the numbers of worker/targets/aten/kernels/random.cpp. A thread uses one Philox4x32-10 block.
 
 #include "worker/targets/cuda/kernels/device.h"
 #include "worker/targets/cuda/kernels/search_arguments.h"
@@ -10,7 +10,7 @@ struct Words {
   u32 word[4];
 };
 
-// What numbers are made of: a kernel's parameters, or in memory.
+// Seed and offset: from a kernel's parameters, or from memory.
 struct State {
   u64 seed, offset;
 };
@@ -40,7 +40,7 @@ __device__ Words philox(const State& state, u64 number) {
 
 __device__ u64 wide(u32 low, u32 high) { return static_cast<u64>(high) << 32 | low; }
 
-// [0, 1), no more bits than the dtype holds.
+// [0, 1), with no more bits than the dtype holds.
 __device__ double unit(i64 dtype, u32 low, u32 high) {
   switch (dtype) {
     case kFloat64:
@@ -54,7 +54,7 @@ __device__ double unit(i64 dtype, u32 low, u32 high) {
   }
 }
 
-// Box and Muller: f64 makes two numbers of a block, other dtypes four, computed in f32.
+// Box-Muller: f64 makes two numbers from a block, other dtypes four, computed in f32.
 __device__ void normal(const RandomArguments& to, i64 first, const Words& words) {
   const bool is_double = to.dtype == kFloat64;
   double made[4];
@@ -157,7 +157,7 @@ KERNEL(256) random_fill(const RandomArguments to) {
   }
 }
 
-// Of one sample, or with replacement: of rows of sums. A thread a draw.
+// Draws with replacement, or a single draw, from rows of cumulative sums. One thread per draw.
 KERNEL(256) multinomial_draw(const MultinomialArguments f) {
   const State state = state_of(f);
   for (i64 i = first_item(); i < f.rows * f.samples; i += all_threads()) {
@@ -165,7 +165,7 @@ KERNEL(256) multinomial_draw(const MultinomialArguments f) {
     const auto* const sums = pointer<const double>(f.sums) + divide(i, f.samples) * f.length;
     const double all = sums[f.length - 1], x = unit(kFloat64, words.word[0], words.word[1]) * all;
     i64 low = 0, high = f.length - 1;
-    while (low < high) {  // the first one whose sum is more; x may be rounded to all
+    while (low < high) {  // The first sum greater than x; x may be rounded up to the total.
       const i64 middle = (low + high) / 2;
       if (sums[middle] > x || !(sums[middle] < all)) {
         high = middle;
@@ -177,7 +177,7 @@ KERNEL(256) multinomial_draw(const MultinomialArguments f) {
   }
 }
 
-// Weights by exponential numbers: the largest ones are draws without replacement.
+// Weights divided by exponential random numbers: the largest ones are draws without replacement.
 KERNEL(256) multinomial_keys(const MultinomialArguments f) {
   const State state = state_of(f);
   for (i64 i = first_item(); i < f.rows * f.length; i += all_threads()) {
@@ -187,7 +187,7 @@ KERNEL(256) multinomial_keys(const MultinomialArguments f) {
   }
 }
 
-// Looks at weights: a block a row.
+// Checks the weights; one block per row.
 KERNEL(256) multinomial_check(const MultinomialArguments f) {
   __shared__ u8 weighs[256];
   for (i64 row = block(); row < f.rows; row += blocks()) {

@@ -1,6 +1,5 @@
-// Rows of packed elements become numbers, or rows of the same size. `group` threads do a row: threads of a block side
-// by side, each with every `group`-th element. What they have is joined in one order, so that results are the same in
-// each run.
+// Reduces contiguous rows to numbers, or to rows of the same size. `group` adjacent threads of a block handle a row;
+// each has every `group`-th element. Partial results are combined in a fixed order, so results are reproducible.
 
 #include "worker/targets/cuda/kernels/device.h"
 #include "worker/targets/cuda/kernels/reduce_arguments.h"
@@ -37,14 +36,14 @@ __device__ i64 add(i64 a, i64 b) { return static_cast<i64>(static_cast<u64>(a) +
 __device__ double multiply(double a, double b) { return a * b; }
 __device__ i64 multiply(i64 a, i64 b) { return static_cast<i64>(static_cast<u64>(a) * static_cast<u64>(b)); }
 
-// A part of a row: a number, and where it is, if that is asked for; -1: no element.
+// A partial result: a number and, if needed, its position; -1: no element.
 template <typename T>
 struct Part {
   T x;
   i64 place;
 };
 
-// NaN is before everything; of equal ones the first.
+// NaN comes first; among equal elements the first one.
 template <typename T>
 __device__ bool comes_first(const Part<T>& a, const Part<T>& b, bool smallest) {
   if (b.place < 0) return true;
@@ -68,7 +67,7 @@ __device__ Part<T> join(const Part<T>& a, const Part<T>& b, Join how) {
   }
 }
 
-// That of the group: all of its threads get it. All threads of the block call this.
+// Combines the group's parts, and returns the result to all of its threads. All threads of the block must call this.
 template <typename T>
 __device__ Part<T> join_group(const Part<T>& mine, Join how, i64 group, T* numbers, i64* places) {
   const i64 first = thread() & ~(group - 1);
@@ -94,7 +93,7 @@ __device__ Part<T> join_group(const Part<T>& mine, Join how, i64 group, T* numbe
 
 __device__ double magnitude(double x) { return x < 0 ? -x : x == 0 ? 0 : x; }
 
-// |x|^p of a norm.
+// |x|^p for a norm.
 __device__ double power(double x, double p) {
   x = magnitude(x);
   if (p == 0) return x != 0 ? 1 : 0;
@@ -108,7 +107,7 @@ __device__ double root(double sum, double p) {
   return sum == 0 ? (p > 0 ? 0 : __builtin_inf()) : exp(log(sum) / p);
 }
 
-// What an element counts as in a sum.
+// The term that an element adds to a sum.
 __device__ double counted(const ReduceArguments& reduce, double x, double mean) {
   switch (reduce.reduce) {
     case Reduce::kSumOfNumbers:
@@ -134,13 +133,13 @@ __device__ i64 counted(const ReduceArguments& reduce, i64 x, i64) {
   return counts ? (x != 0 ? 1 : 0) : x;
 }
 
-// A row, or a piece of one: where its elements are that this thread has.
+// A row, or a piece of one, and the range of elements that this thread has.
 struct Row {
-  i64 number, base, begin, end;  // base: where the row begins
-  bool there, first;             // first: this thread stores what is made
+  i64 number, base, begin, end;  // base: the row's first element.
+  bool there, first;             // first: this thread stores the result.
 };
 
-// All threads of a block make as many turns.
+// The number of iterations is the same for all threads of a block.
 __device__ i64 tiles_of(i64 rows, i64 group) {
   const i64 each = divide(threads(), group);
   return divide(rows + each - 1, each);
@@ -169,7 +168,7 @@ __device__ Part<T> part_of(const ReduceArguments& reduce, const Row& row, T shif
   return mine;
 }
 
-// Largest and smallest, with where they are.
+// Maxima and minima, with their positions.
 template <typename T>
 __device__ void extremes(const ReduceArguments& reduce, T* numbers, i64* places) {
   const i64 tiles = tiles_of(reduce.rows * reduce.pieces, reduce.group);
@@ -232,7 +231,7 @@ KERNEL(kThreads) reduce_sums_float(const ReduceArguments reduce) {
   const bool is_norm_of_extreme = reduce.reduce == Reduce::kNorm && magnitude(reduce.p) == __builtin_inf();
   for (i64 tile = block(); tile < tiles; tile += blocks()) {
     const Row row = row_at(tile, reduce);
-    double shift = 0;  // what is subtracted from each
+    double shift = 0;  // Subtracted from each element.
     Join how = reduce.reduce == Reduce::kProduct ? kMultiply : kAdd;
     if (reduce.reduce == Reduce::kVariance || reduce.reduce == Reduce::kDeviation) {
       shift = mean_of(reduce, row, numbers, places);
@@ -267,7 +266,7 @@ KERNEL(kThreads) reduce_sums_float(const ReduceArguments reduce) {
         if (reduce.mean != 0) store_float(reduce.mean, row.number, reduce.out_dtype, shift);
         break;
       case Reduce::kNorm:
-        // Sums are of f32 where results are: they overflow where those of others do.
+        // For f32 results, sums are rounded to f32, so they overflow where f32 would.
         if (!is_norm_of_extreme)
           made = root(rounded(sum, reduce.out_dtype == kFloat64 ? kFloat64 : kFloat32), reduce.p);
         break;
@@ -281,7 +280,7 @@ KERNEL(kThreads) reduce_sums_float(const ReduceArguments reduce) {
   }
 }
 
-// x - log(sum(exp(x))), or exp of it.
+// log_softmax: x - log(sum(exp(x))), or softmax: exp of it.
 KERNEL(kThreads) reduce_softmax(const SoftmaxArguments softmax) {
   __shared__ double numbers[kThreads];
   __shared__ i64 places[kThreads];

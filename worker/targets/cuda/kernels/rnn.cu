@@ -1,5 +1,5 @@
-// Recurrent layers, step by step: products of matrices in tiles, and cells. Sums are in f32 for f32 and half types, in
-// f64 for f64, each in one order; elementary functions in f64.
+// Recurrent layers, step by step: GEMMs in tiles, and cells. Sums are f32 for f32 and half types, and f64 for f64, each
+// in a fixed order. Elementary functions are in f64.
 
 #include "worker/targets/cuda/kernels/device.h"
 #include "worker/targets/cuda/kernels/rnn_arguments.h"
@@ -10,13 +10,13 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kTile = 16;
 
-// As ir::RnnMode.
+// The values of ir::RnnMode.
 enum : i64 { kRelu = 0, kTanh = 1, kLstm = 2, kGru = 3 };
 
 __device__ double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 __device__ double tanh(double x) {
   const double size = x < 0 ? -x : x;
-  if (size < 0x1p-6) {  // a series, where the other way loses digits
+  if (size < 0x1p-6) {  // A series, as the formula below loses digits here.
     const double square = x * x;
     return x * (1 - square * (1.0 / 3 - square * (2.0 / 15 - square * (17.0 / 315 - square * (62.0 / 2835)))));
   }

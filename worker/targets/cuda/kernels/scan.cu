@@ -1,5 +1,5 @@
-// Running sums and the like along a dim. Lines whose elements lie side by side have a block each, which goes along it
-// in tiles; of lines that lie beside each other a thread has one. What is added up is f64 or i64.
+// Cumulative sums and similar scans along a dim. A line of contiguous elements is scanned by a block, tile by tile. If
+// lines are interleaved, each thread scans one. Sums are f64 or i64.
 
 #include "worker/targets/cuda/kernels/device.h"
 
@@ -57,13 +57,13 @@ struct LogSumExp : FloatScan {
     if (a != a || b != b) return __builtin_nan("");
     const double most = a > b ? a : b, least = a > b ? b : a;
     if (most == least && (most == __builtin_inf() || most == -__builtin_inf())) return most;
-    const double e = exp(least - most);  // log(1 + e), also of small ones
+    const double e = exp(least - most);  // log(1 + e), accurate for small e.
     const double sum = 1 + e;
     return most + (sum == 1 ? e : log(sum) * (e / (sum - 1)));
   }
 };
 
-// The most, or the least, so far, and the last place that has it. NaN is the most of all. No place: -1.
+// The maximum or minimum so far, and the last position that has it. NaN is greatest. No position: -1.
 template <typename T>
 struct Found {
   T value;
@@ -104,7 +104,7 @@ __device__ void scan_line(const ScanArguments& scan, i64 line) {
         sum = Scan::combine(scan, sum, Scan::load(scan, begin + (first + i) * scan.inner, first + i));
       own[i] = sum;
     }
-    sync();  // the tile before was read
+    sync();  // The previous tile has been read.
     shared[thread()] = sum;
     for (int apart = 1; apart < kThreads; apart *= 2) {
       sync();

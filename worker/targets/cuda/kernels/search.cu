@@ -1,4 +1,4 @@
-// Searches in sorted rows, and what is counted or chosen of them.
+// Searches in sorted rows, and statistics of sorted rows.
 
 #include "worker/targets/cuda/kernels/search_arguments.h"
 #include "worker/targets/cuda/kernels/sorted.h"
@@ -13,7 +13,7 @@ __device__ bool is_passed(i64 bound, i64 x, bool right) { return right ? bound <
 __device__ double load(u64 from, i64 at, i64 dtype, double) { return load_float(from, at, dtype); }
 __device__ i64 load(u64 from, i64 at, i64 dtype, i64) { return load_whole(from, at, dtype); }
 
-// How many bounds of the row are passed by x.
+// The number of the row's bounds that x passes.
 template <typename T>
 __device__ i64 search(const SearchArguments& search, i64 row, T x) {
   const i64 begin = row * search.length;
@@ -31,7 +31,7 @@ __device__ i64 search(const SearchArguments& search, i64 row, T x) {
   return low;
 }
 
-// x y, of 128 bits.
+// x y, in 128 bits.
 struct Wide {
   u64 high, low;
 };
@@ -66,13 +66,13 @@ KERNEL(256) search_members(const MemberArguments f) {
   }
 }
 
-// Of integers, exactly: the last bin that begins at x or before.
+// Histogram of integers, exact: the last bin that begins at x or before.
 KERNEL(256) search_histogram_whole(const HistogramArguments f) {
   i64 from = f.whole_from, to = f.whole_to;
   if (f.least != 0) {
     from = load_whole(f.least, 0, f.dtype);
     to = load_whole(f.most, 0, f.dtype);
-    if (from == to) {  // (of the greatest integer, too)
+    if (from == to) {  // Does not overflow for the least and greatest integer.
       from -= from != -0x7FFFFFFFFFFFFFFF - 1;
       to += to != 0x7FFFFFFFFFFFFFFF;
     }
@@ -104,7 +104,7 @@ KERNEL(256) search_histogram(const HistogramArguments f) {
       to += 1;
     }
   }
-  // As torch computes it, in f32 (f64) or, of halves, rounded each time.
+  // As torch computes it, in f32 or f64; for half types, rounded at each step.
   const i64 dtype = f.dtype;
   const double width = rounded(to - from, dtype), bins = static_cast<double>(f.bins);
   for (i64 i = first_item(); i < f.count; i += all_threads()) {

@@ -1,4 +1,4 @@
-// Elements that are not 0, and different values: how many there are depends on the data.
+// Elements that are not 0, and unique values: the size of the result depends on the data.
 
 #include "worker/targets/cuda/kernels/device.h"
 #include "worker/targets/cuda/kernels/search_arguments.h"
@@ -13,7 +13,7 @@ __device__ bool is_set(u64 in, i64 at, i64 dtype) {
   return is_float(dtype) ? load_float(in, at, dtype) != 0 : load_whole(in, at, dtype) != 0;
 }
 
-// Sums of the threads before; *all is that of the block.
+// The sum over the previous threads; *all is the block's total.
 __device__ i64 sum_before(i64 mine, i64* shared, i64* all) {
   sync();
   shared[thread()] = mine;
@@ -149,12 +149,12 @@ KERNEL(kThreads) repeat_count(const RepeatCountArguments repeat) {
   }
 }
 
-// Sums may be anything where a number was negative, but there is a place for each element.
+// If a number is negative, sums may be anything, but every write stays in bounds.
 KERNEL(kThreads) repeat_places(const RepeatArguments repeat) {
   const auto* const sums = pointer<const i64>(repeat.sums);
   for (i64 i = first_item(); i < repeat.found; i += all_threads()) {
     i64 low = 0, high = repeat.count - 1;
-    while (low < high) {  // the first one that goes beyond i
+    while (low < high) {  // The first sum greater than i.
       const i64 middle = (low + high) / 2;
       if (sums[middle] <= i) {
         low = middle + 1;

@@ -1,6 +1,6 @@
-// Sorting by keys of 64 bits whose order is that of the elements: chunks in shared memory, by a bitonic network, then
-// runs merged in pairs, each element finding its place by a binary search in the other run. Pairs of key and place are
-// all different, so that the order is one: equal elements stay as they were.
+// Sorts by 64-bit keys that have the order of the elements. A bitonic network sorts chunks in shared memory. Then runs
+// are merged in pairs: each element finds its position by a binary search in the other run. Pairs of key and position
+// are unique, so the sort is stable.
 
 #include "worker/targets/cuda/kernels/device.h"
 
@@ -9,7 +9,7 @@ namespace {
 
 constexpr u64 kSign = u64{1} << 63;
 
-// NaN is behind everything, and all are alike; so are zeros.
+// NaN comes last; all NaNs are equal, and so are both zeros.
 __device__ u64 key_of(u64 in, i64 at, i64 dtype) {
   if (!is_float(dtype)) return static_cast<u64>(load_whole(in, at, dtype)) ^ kSign;
   const double x = load_float(in, at, dtype);
@@ -33,7 +33,7 @@ KERNEL(256) sort_keys(const SortKeysArguments sort) {
   }
 }
 
-// A block a chunk, of chunk / 2 threads or fewer.
+// One block per chunk, with at most chunk / 2 threads.
 KERNEL(256) sort_chunks(const SortChunksArguments sort) {
   __shared__ u64 keys[kSortChunk];
   __shared__ u32 places[kSortChunk];

@@ -4,7 +4,7 @@
 
 namespace torch_remote::worker::cuda {
 
-// The first of sorted keys that is not less; `end` if there is none.
+// The position of the first sorted key that is not less than `key`; `end` if there is none.
 __device__ inline i64 first_key(const u64* keys, i64 end, u64 key) {
   i64 low = 0, high = end;
   while (low < high) {

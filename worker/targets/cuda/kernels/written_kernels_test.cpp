@@ -14,11 +14,11 @@ namespace torch_remote::worker::cuda {
 namespace {
 
 struct Facts {
-  bool is_kernel = false;  // else a function that kernels call
+  bool is_kernel = false;  // Otherwise a function that kernels call.
   int registers = 0, stack = 0, spills = 0, shared = 0;
 };
 
-// What the assembler tells of each kernel.
+// Parses the assembler's report on each kernel.
 std::map<std::string, Facts> read_facts(const std::string& log) {
   std::map<std::string, Facts> all;
   std::istringstream lines(log);
@@ -43,7 +43,8 @@ std::map<std::string, Facts> read_facts(const std::string& log) {
   return all;
 }
 
-// Blocks of 256 threads at once on a multiprocessor: by registers (65536, 8 at a time) and shared memory (164 KiB).
+// Resident blocks of 256 threads per multiprocessor: limited by registers (65536, in units of 8) and shared memory (164
+// KiB).
 int blocks_at_once(const Facts& facts) {
   if (facts.registers == 0) return 0;
   const int by_registers = 65536 / (256 * ((facts.registers + 7) / 8 * 8));
@@ -54,7 +55,7 @@ int blocks_at_once(const Facts& facts) {
 TEST(WrittenKernels, AreAssembledWithoutSpills) {
   std::ifstream log(std::getenv("KERNELS_LOG"));
   std::string sm, line;
-  std::map<std::string, std::string> logs;  // by processor
+  std::map<std::string, std::string> logs;  // By compute capability.
   while (std::getline(log, line)) {
     if (line.starts_with("sm_")) {
       sm = line;
@@ -88,7 +89,7 @@ TEST(WrittenKernels, HaveImagesForAllGpus) {
     };
     for (const uint32_t sm : {80u, 86u, 90u, 100u, 103u}) EXPECT_EQ(begins(sm), "ELF") << sm;
     EXPECT_TRUE(find_image(all, file, 75).empty());
-    const KernelArchive later = find_image(all, file, 120);  // PTX, for the driver
+    const KernelArchive later = find_image(all, file, 120);  // PTX, for the driver.
     ASSERT_FALSE(later.empty());
     EXPECT_NE(begins(120), "ELF");
     EXPECT_EQ(later.back(), 0);

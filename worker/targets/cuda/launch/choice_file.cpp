@@ -37,7 +37,7 @@ ChoiceFile::ChoiceFile(const std::string& folder, std::string about, std::string
   if (folder.empty()) return;
   std::error_code error;
   fs::create_directories(folder, error);
-  // Others must not be able to say what is called.
+  // If others could write there, they could choose which code is called.
   if (::stat(folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() ||
       (info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
     return;
@@ -58,7 +58,7 @@ const std::string* ChoiceFile::find(const std::string& key) const {
   return found != kept_.end() ? &found->second : nullptr;
 }
 
-// At once, so that lines of several processes stay whole.
+// One write per line, so that lines of several processes do not interleave.
 void ChoiceFile::add(const std::string& key, const std::string& choice) {
   if (path_.empty()) return;
   const std::string line = key + " " + choice + " " + sum_of(about_, key, choice) + "\n";

@@ -6,22 +6,22 @@
 
 namespace torch_remote::worker::cuda {
 
-// What was found to be fastest on this machine, on disk: lines of a key, a choice, and a hash of both and of what they
-// depend on. Both are words without spaces. Used by one thread; other processes may add lines meanwhile.
+// Which algorithms were found to be fastest on this machine, on disk. A line has a key, a choice, and a hash of both
+// and of `about`. Keys and choices contain no spaces. Used by one thread; other processes may append lines meanwhile.
 class ChoiceFile {
  public:
   ChoiceFile() = default;
-  // In a folder that nobody else can write to (empty: nowhere). `about`: what choices depend on beside their keys;
-  // `kind`: the file's ending.
+  // `folder` must be writable by this user only; empty: no file. `about`: what choices depend on in addition to their
+  // keys. `kind`: the file name's extension.
   ChoiceFile(const std::string& folder, std::string about, std::string_view kind);
 
-  // Null: there is none. Of several the last one.
+  // The last choice for the key; null: there is none.
   const std::string* find(const std::string& key) const;
   void add(const std::string& key, const std::string& choice);
 
  private:
   std::string about_;
-  std::string path_;  // empty: there is no file
+  std::string path_;  // Empty: there is no file.
   std::map<std::string, std::string> kept_;
 };
 

@@ -45,7 +45,7 @@ Status take_in_loops(codegen::Launch* launch) {
 
 namespace {
 
-// Bytes of its buffer that a view reaches: the first one, and the one behind the last.
+// The range of bytes of its buffer that a view spans: first byte, and one past the last.
 std::pair<int64_t, int64_t> reach(const ir::View& view, std::span<const int64_t> values) {
   const auto item = static_cast<int64_t>(ir::item_size(view.dtype));
   int64_t last = values[view.offset];
@@ -53,8 +53,8 @@ std::pair<int64_t, int64_t> reach(const ir::View& view, std::span<const int64_t>
   return {values[view.offset] * item, (last + 1) * item};
 }
 
-// A copy of elements that lie anywhere to places anywhere else. (As a group it is one only where neighbours lie
-// alike.) Dims are those of what is written; `from` is broadcast to them. False: both may lie in the same memory, or
+// Lowers a copy between two views with any strides. (lower_group lowers a copy only if neighboring elements have the
+// same layout on both sides.) The dims are those of `to`; `from` is broadcast to them. False: the views may overlap, or
 // there are too many dims.
 bool lower_copy(const ir::View& from, const ir::View& to, std::span<const int64_t> values, codegen::Launch* launch) {
   std::vector<int64_t> strides_from, strides_to;
@@ -93,7 +93,7 @@ bool lower_copy(const ir::View& from, const ir::View& to, std::span<const int64_
   return codegen::verify(launch->kernel).ok();
 }
 
-// The node, if it is a copy.
+// Lowers the node if it is a copy. False: it is not, or cannot be lowered.
 bool lower_copy_node(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, codegen::Launch* launch) {
   ir::Form form;
   if (!ir::find_form(graph, graph.nodes[node], 0, &form) || form.expansion != ir::Expansion::kCopy) return false;
@@ -117,7 +117,7 @@ Status GroupCall::ask(CudaDevice& device, const ir::Graph& graph, const ir::Grou
     launches_.push_back(std::move(copy));
   }
   for (codegen::Launch& launch : launches_) {
-    // (What an index is, is known when all is done.)
+    // The kernel reports a bad index only when it is done, too late to prevent the write.
     if (launch.checks_first) return {ErrorCode::kUnsupported, "an index decides what is written in place"};
     if (launch.splits_numbers) return {ErrorCode::kUnsupported, "an element's number is taken apart into places"};
     if (Status status = take_in_loops(&launch); !status.ok()) return status;
@@ -171,7 +171,7 @@ Status GroupCall::run(CudaDevice& device, std::span<const tr_buffer> buffers, ui
 
 namespace {
 
-// To the next place of dims of these sizes, the last one first. False: that was the last place.
+// Advances to the next position in dims of these sizes, innermost dim first. False: that was the last one.
 bool next_place(std::vector<int64_t>& place, std::span<const int64_t> sizes) {
   for (size_t d = place.size(); d-- > 0;) {
     if (++place[d] < sizes[d]) return true;
@@ -192,7 +192,7 @@ Status GroupCall::run(CudaDevice& device, const codegen::Launch& made, const Pre
   call.scalars = made.scalars;
   call.rest = made.rest;
   call.processors = device.gpu().processors();
-  // Given back when the launch is queued: who has it next uses it behind that.
+  // Released after the launch is queued. Its next user is queued behind the launch.
   tr_buffer scratch{};
   if (prepared.scratch != 0) {
     if (!device.memory().allocate(prepared.scratch, &scratch, Reach::kOwn))

@@ -15,41 +15,42 @@
 
 namespace torch_remote::worker::cuda {
 
-// Makes dims that a caller would loop over dims of the kernel, as many as it may have (none if it reduces rows, which
-// are others at each place of these dims), and has the kernel itself read what another caller would pack. What is left
-// in `launch->outer` is looped over by whoever calls. kUnsupported: the kernel would be none.
+// Moves loops around the kernel (`launch->outer`) into the kernel, as further dims, as many as it may have. It moves
+// none if the kernel reduces rows, as each iteration has its own rows. The kernel then reads strided operands directly
+// instead of packed copies. The caller loops over what remains in `launch->outer`. kUnsupported: the resulting kernel
+// would not be valid.
 Status take_in_loops(codegen::Launch* launch);
 
-// Kernels that do a group, or one node, with all that a run of them needs beside buffers: made when sizes or strides
-// change.
+// The kernels that execute a group or a single node, with everything that a run needs except buffers. Prepared anew
+// when sizes or strides change.
 class GroupCall {
  public:
-  // Asks for its kernels; returns at once. kUnsupported: none does it with these values.
+  // Requests the kernels; returns at once. kUnsupported: there are no kernels for these values.
   Status ask(CudaDevice& device, const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values);
-  // Waits until they are compiled. kUnsupported: one cannot be.
+  // Waits until the kernels are compiled. kUnsupported: one cannot be compiled.
   Status finish(CudaDevice& device, const ir::Graph& graph);
-  // Numbers that are arguments as they are.
+  // Sets the scalar arguments, which do not affect the code.
   void set_scalars(std::span<const int64_t> values);
 
   std::span<const codegen::Launch> launches() const { return launches_; }
 
-  // Queues it; the GPU's context is current. Out of memory: kOutOfMemory.
+  // Queues the launches; the GPU's context must be current. Returns kOutOfMemory if there is no memory.
   Status run(CudaDevice& device, std::span<const tr_buffer> buffers, uint64_t run_number) const;
 
  private:
   struct Prepared {
     KernelStore::Asked* asked = nullptr;
     const LoadedKernel* kernel = nullptr;
-    std::vector<int64_t> strides, bounds;                        // of all operands
-    uint64_t scratch = 0;                                        // bytes
-    std::shared_ptr<const std::vector<IndexedOperand>> indexed;  // null: no operand is
+    std::vector<int64_t> strides, bounds;                        // All operands' values, concatenated.
+    uint64_t scratch = 0;                                        // Bytes.
+    std::shared_ptr<const std::vector<IndexedOperand>> indexed;  // Null: no operand is indexed.
   };
   Status prepare(CudaDevice& device, const ir::Graph& graph, const codegen::Launch& launch, Prepared* prepared);
   static Status run(CudaDevice& device, const codegen::Launch& launch, const Prepared& prepared,
                     std::span<const tr_buffer> buffers, uint64_t run_number);
 
   std::vector<codegen::Launch> launches_;
-  std::vector<Prepared> prepared_;  // of each
+  std::vector<Prepared> prepared_;  // One per launch.
 };
 
 }  // namespace torch_remote::worker::cuda

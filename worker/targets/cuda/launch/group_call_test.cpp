@@ -26,7 +26,7 @@ constexpr const char* kIndices = R"(kernel(i0 | j0) {
   store a2, %0
 })";
 
-// Two dims around the kernel; its first operand is the same at all places of one of them, and would be packed.
+// Two loops around the kernel. The first operand does not depend on one of them, and would be packed.
 TEST(TakeInLoops, MakesThemDimsOfTheKernel) {
   codegen::Launch launch = launch_of(kIndices, {5, 6}, {3, 4},
                                      {{.strides = {1, 5}, .outer = {0, 30}, .packed = true},
@@ -63,7 +63,7 @@ TEST(TakeInLoops, LeavesThoseThatAKernelHasNoRoomFor) {
   EXPECT_EQ(launch.operands[0].strides, (std::vector<int64_t>{5, 4, 3, 2, 1, 1, 1}));
 }
 
-// At each place of the dims around it these rows are added up by themselves.
+// Each iteration of the outer loops reduces its own rows.
 TEST(TakeInLoops, LeavesThoseAroundASumOverRows) {
   codegen::Launch launch =
       launch_of(R"(kernel(i0 | j0) {

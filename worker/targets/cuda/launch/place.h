@@ -5,17 +5,17 @@
 
 #include "ir/dtype.h"
 
-// Where plans of nodes find elements.
+// Where the plan of a node finds elements.
 namespace torch_remote::worker::cuda {
 
-// An address: in a buffer of the graph or, from kScratch on, in memory that the plan wants.
+// A location in a buffer of the graph or, from kScratch on, in scratch memory that the plan asks for.
 inline constexpr uint32_t kScratch = 0x80000000, kNowhere = 0xFFFFFFFF;
 struct Place {
   uint32_t buffer = kNowhere;
   uint64_t offset = 0;  // bytes
 };
 
-// Elements from one place to another one.
+// A strided copy of elements from one location to another.
 struct Moved {
   Place from, to;
   ir::DType from_type = ir::DType::kFloat32, to_type = ir::DType::kFloat32;

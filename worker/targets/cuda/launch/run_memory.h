@@ -8,7 +8,7 @@
 #include "worker/targets/cuda/device/cuda_device.h"
 #include "worker/targets/cuda/launch/place.h"
 
-// What a unit's plan finds in one run: the graph's buffers, and memory of its own.
+// The memory of one run of a plan: the graph's buffers, and scratch memory.
 namespace torch_remote::worker::cuda {
 
 Status no_memory(uint64_t bytes, std::string_view what);
@@ -16,16 +16,17 @@ Status no_memory(uint64_t bytes, std::string_view what);
 class RunMemory {
  public:
   RunMemory(CudaDevice& device, std::span<const tr_buffer> buffers) : device_(device), buffers_(buffers) {}
-  // Gives its own memory back: what is queued is done before anybody else gets it.
+  // Releases the scratch memory. Its next user is queued behind the work that uses it.
   ~RunMemory();
   RunMemory(const RunMemory&) = delete;
   RunMemory& operator=(const RunMemory&) = delete;
 
-  // More of its own memory, bytes each: places from kScratch on. `what` is for the error if there is none.
+  // Allocates scratch memory of these sizes in bytes; their locations start at kScratch. `what` names the use in the
+  // error.
   Status allocate(std::span<const uint64_t> nbytes, std::string_view what);
-  DevicePointer address(const Place& place) const;  // 0 of kNowhere
+  DevicePointer address(const Place& place) const;  // 0 for kNowhere.
 
-  // Queued; the GPU's context is current.
+  // Both are queued; the GPU's context must be current.
   Status copy(const Moved& moved) const;
   void fill(const Place& to, uint64_t nbytes, uint8_t value) const;
 

@@ -11,7 +11,7 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-// Called where a stream comes to it; `data` is where the time goes, CLOCK_MONOTONIC in ns.
+// Called when a stream reaches it; `data` points to where the time goes, CLOCK_MONOTONIC in ns.
 void note_time(void* data) { *static_cast<uint64_t*>(data) = monotonic_ns(); }
 
 void set_error(const Status& status, uint32_t node, tr_error* error) {
@@ -75,7 +75,7 @@ const Status& Unit::ask(std::span<const int64_t> values, bool wait) {
   return status_;
 }
 
-// All that it writes has no elements.
+// Everything that it writes has no elements.
 bool Unit::makes_nothing(std::span<const int64_t> values) const {
   bool nothing = true, makes = false;
   for (uint32_t n = group_.first; n <= group_.last; ++n) {
@@ -119,7 +119,7 @@ const Status& Unit::bind(std::span<const int64_t> values) {
 
 UnitProgram::UnitProgram(CudaDevice& device, const LoadRequest& request, uint64_t& refused)
     : device_(device), refused_(refused), graph_(request.graph), apart_(request.graph) {
-  // Done alone, a node leaves what a group would not.
+  // A node that is executed alone writes results that a group would keep in registers.
   for (ir::Buffer& buffer : apart_.buffers) buffer.in_group = false;
 }
 
@@ -186,7 +186,7 @@ bool UnitProgram::run(tr_run& run, tr_error* error) {
   return good;
 }
 
-// The group that begins there, if it was said that it is done as one, and is; else the node.
+// The unit of the group that begins at `node`, if the group is within the range and can run; else the node's unit.
 Unit& UnitProgram::unit_at(uint32_t node, uint32_t last) {
   const auto found = units_.find(node);
   if (found == units_.end()) return *alone_.at(node);
@@ -204,14 +204,14 @@ bool UnitProgram::run_unit(tr_run& run, Unit& unit, const Status& bound, tr_erro
   if (status.ok() && !unit.is_empty()) status = unit.run(run);
   if (status.code() == ErrorCode::kUnsupported) {
     unit.decline(status);
-    ++refused_;  // so the session asks again, whether it is taken
+    ++refused_;  // So the session asks again whether the group or node is taken.
     error->repeat = 1;
   }
   if (!status.ok()) set_error(status, node, error);
   return status.ok();
 }
 
-// Memory for what has none.
+// Allocates results that have no memory yet.
 Status UnitProgram::allocate(tr_run& run, const Unit& unit) {
   for (const uint32_t buffer : unit.fresh()) {
     if (run.buffers[buffer].data != nullptr) continue;
@@ -222,7 +222,7 @@ Status UnitProgram::allocate(tr_run& run, const Unit& unit) {
   return {};
 }
 
-// When the work stream comes to a node, if somebody wants to know.
+// Notes when the work stream reaches the node, if the run is profiled.
 void UnitProgram::note(const tr_run& run, uint32_t node) {
   if (run.times == nullptr || device_.gpu().is_lost()) return;
   Gpu& gpu = device_.gpu();

@@ -20,7 +20,7 @@ namespace {
 
 constexpr const char* kInstall = "install torch for CUDA, of the version that this was built for, beside the worker";
 
-// The plugin, once somebody needs it.
+// The ATen plugin, opened on first use.
 class AtenPlugin {
  public:
   AtenPlugin(CudaDevice& device, AtenSource source) : device_(device), source_(std::move(source)) {}
@@ -35,7 +35,7 @@ class AtenPlugin {
   CudaDevice& device_;
   const AtenSource source_;
   bool opened_ = false;
-  Status status_;  // then
+  Status status_;  // The outcome of opening.
   std::unique_ptr<Runner> runner_;
 };
 
@@ -49,11 +49,11 @@ class AtenUnit final : public Unit {
 
   Status run(tr_run& run) override {
     CudaDevice& device = plugin_.device();
-    (void)device.gpu().work();  // what is queued before is there before
+    (void)device.gpu().work();  // Flushes the queue, so that earlier work precedes torch's kernels.
     tr_run own = run;
     own.first = group().first;
     own.last = group().first + 1;
-    own.symbols_changed = 1;  // since it ran last
+    own.symbols_changed = 1;  // The plugin's program may have last run with other values.
     own.words = run.words + run.word_count;
     own.word_capacity = run.word_capacity - run.word_count;
     own.word_count = 0;
@@ -143,7 +143,8 @@ class AtenRunner final : public Runner {
   AtenRunner(CudaDevice& device, AtenSource source) : plugin_(device, std::move(source)) {}
 
   std::string name() const override { return "ATen"; }
-  // What it does not have is found out when it is asked: opening torch takes seconds.
+  // Accepts every node if the plugin exists: opening torch takes seconds, so missing ops are found only when a node is
+  // asked for.
   bool accepts(const ir::Graph&, uint32_t) override { return is_there(); }
   std::string why_nothing() const override { return is_there() ? "" : plugin_.source().missing; }
   bool may_decline() const override { return true; }

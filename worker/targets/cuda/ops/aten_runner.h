@@ -14,16 +14,17 @@ namespace torch_remote::worker::cuda {
 struct AtenSource {
   // Opens the plugin. Null: there is no libtorch for CUDA.
   std::function<Status(const tr_runner_api** api)> open;
-  std::string library;  // with its kernels; empty: libtorch_cuda.so beside the libtorch_cpu.so of the plugin
-  std::string found;    // its path, for people
-  std::string missing;  // why there is none; behind "; " what to do
+  // The library with torch's CUDA kernels; empty: libtorch_cuda.so next to the plugin's libtorch_cpu.so.
+  std::string library;
+  std::string found;    // The library's path, for messages.
+  std::string missing;  // Why there is none; after "; " what to do.
 };
 
-// The one in the folder of torch's libraries. `plugin`: path of the plugin.
+// Looks for the library in the folder of torch's libraries. `plugin`: the plugin's path.
 AtenSource find_aten(const std::string& folder, const std::string& plugin);
 
-// The runner of all ops that torch has CUDA kernels for: the ATen plugin (worker/targets/aten), where a libtorch for
-// CUDA lies next to it. It is opened by the first op that no other runner takes, which takes seconds.
+// The runner of all ops for which torch has CUDA kernels: the ATen plugin (worker/targets/aten), if a libtorch for CUDA
+// lies next to it. The first op that no other runner takes opens it, which takes seconds.
 std::unique_ptr<Runner> make_aten_runner(CudaDevice& device, AtenSource source);
 
 }  // namespace torch_remote::worker::cuda

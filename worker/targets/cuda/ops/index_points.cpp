@@ -42,7 +42,7 @@ Status Points::check() const {
   return {};
 }
 
-// Parts of complex numbers are one more dim.
+// Views complex numbers as a further dim of two parts.
 void Points::split_parts() {
   for (i64& step : arguments_.steps) step *= 2;
   for (size_t d = 0; d < static_cast<size_t>(arguments_.rank); ++d) {

@@ -9,8 +9,8 @@
 
 namespace torch_remote::worker::cuda {
 
-// The points of an op that reads or writes where indices say, and where they have their elements. Writes to elements
-// that several points share are done in the order of these points: results are the same in each run, and those of one
+// The iteration points of an op that reads or writes at indices, and the elements of each point. Writes to an element
+// that several points share happen in the order of the points. So results are reproducible, and equal those of a single
 // thread.
 class Points {
  public:
@@ -18,18 +18,18 @@ class Points {
     arguments_.item = ir::item_size(self.dtype);
   }
 
-  // A dim, outer ones first: how far apart elements of `self` and of the values are along it.
+  // Adds a dim; outer dims come first. The strides are those of `self` and of the values along it.
   size_t add_dim(int64_t size, int64_t self_stride, int64_t value_stride);
-  // An index along a dim of `self`. It varies along the dims that begin with `first`, as its own dims say (broadcast to
-  // the last of `rank` such dims).
+  // Adds an index along dim `dim` of `self`. The index varies along the `rank` dims that begin with `first`; its own
+  // dims are broadcast to the last of these.
   void add_index(const OpTensor& given, int64_t dim, size_t first, size_t rank);
   void wrap() { arguments_.wraps = 1; }
   void skip(int64_t index) { arguments_.skipped = index; }
 
   Status read(Place values) { return launch("index_read", values); }
-  // Values are the same wherever points share an element.
+  // Points that share an element must have the same value.
   Status write(Place values) { return launch("index_write", values); }
-  // The first `key_dims` dims are those that indices vary along.
+  // Indices vary along the first `key_dims` dims.
   Status apply(Place values, int64_t key_dims, IndexApplyArguments apply);
 
  private:

@@ -5,13 +5,14 @@
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
-// Attention and its gradients.
+// Attention and its gradients with hand-written kernels.
 namespace torch_remote::worker::cuda {
 namespace {
 
 using ir::DType;
 
-// With fewer queries than warps that a GPU keeps busy the keys are cut, into so many at least. Depends on sizes alone.
+// If there are fewer query rows than warps that keep a GPU busy, the keys are split into pieces of at least
+// kLeastPiece. The split depends only on sizes.
 constexpr int64_t kEnoughWarps = 2048, kLeastPiece = 128, kMostPieces = 64;
 
 const char* name_of(std::string_view kernel, DType dtype) {
@@ -38,7 +39,7 @@ const char* name_of(std::string_view kernel, DType dtype) {
   return nullptr;
 }
 
-// What both directions have.
+// Plans both passes.
 class Attention {
  public:
   explicit Attention(OpPlanner& planner) : planner_(planner) {}
@@ -117,7 +118,8 @@ class Attention {
   }
 
  private:
-  // Dims of size 1 are broadcast. Of a row's elements that lie apart there is a copy where they lie side by side.
+  // Adds an operand or result. Dims of size 1 are broadcast. If a row's elements are strided, a contiguous copy is
+  // used.
   void add(u64 AttentionArguments::* member, i64* strides, const OpTensor& given, bool written = false) {
     OpTensor tensor = given;
     const bool rows = member != &AttentionArguments::bias && !given.sizes.empty() && given.sizes.back() != 1;
@@ -143,7 +145,7 @@ class Attention {
     add(&AttentionArguments::bias, call_.bias_strides, *bias);
     return {};
   }
-  // Warps, four in a block.
+  // `warps` warps, four in a block.
   void launch(std::string_view kernel, int64_t warps) {
     planner_
         .launch(KernelFile::kAttention, name_of(kernel, dtype_), call_, std::min<int64_t>((warps + 3) / 4, 1 << 20),

@@ -6,7 +6,7 @@
 #include "worker/targets/cuda/ops/index_points.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
-// Bags of rows of a table (embedding_bag), and gradients of tables.
+// Sums, means and maxima of bags of rows of a table (embedding_bag), and gradients of tables.
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -36,7 +36,7 @@ Status forward(OpPlanner& planner) {
   const Place of_indices = planner.packed(*indices, DType::kInt64),
               of_offsets = planner.packed(*offsets, DType::kInt64);
   const Place of_scales = scales ? planner.packed(*scales, weight->dtype) : Place();
-  // What has more elements than there are bags (an offset more, or no maxima) has zeros there.
+  // Results that have more elements than are written (an extra offset, unused maxima) are zero there.
   const auto output = [&](const std::optional<OpTensor>& made, int64_t written) {
     if (!made || made->count() == 0) return Place();
     const Place place = planner.output(*made);
@@ -64,7 +64,7 @@ Status forward(OpPlanner& planner) {
   return {};
 }
 
-// Zeros, to which rows are added.
+// The result, zeroed; rows are then added to it.
 OpTensor cleared(OpPlanner& planner, const OpTensor& made) {
   OpTensor to = made;
   to.place = planner.output(made);
@@ -73,7 +73,7 @@ OpTensor cleared(OpPlanner& planner, const OpTensor& made) {
   return to;
 }
 
-// Each index's row of the table gets its row of values: `grad`'s, or those of its bag.
+// Adds a row of values to each index's row of the table. The row comes from `grad`, or is that of the index's bag.
 Status add_rows(OpPlanner& planner, const OpTensor& grad, const OpTensor& indices, const OpTensor& made,
                 const std::optional<OpTensor>& bags, const std::optional<OpTensor>& sizes) {
   const int64_t count = indices.count(), length = made.sizes[1];
@@ -125,7 +125,7 @@ Status add_rows(OpPlanner& planner, const OpTensor& grad, const OpTensor& indice
   return points.apply(values.place, 1, {.combine = Combine::kSum});
 }
 
-// Which bag each index is in, where the forward op has not kept that.
+// The bag of each index, if the forward op has not stored it.
 OpTensor bags_of(OpPlanner& planner, const OpTensor& offsets, int64_t count, int64_t bags) {
   OpTensor made;
   made.dtype = DType::kInt64;
@@ -165,7 +165,7 @@ Status backward(OpPlanner& planner) {
   points.add_dim(grad->sizes[0], 0, grad->strides[0]);
   points.add_dim(grad->sizes[1], to.strides[1], grad->strides[1]);
   points.add_index(*most, 0, 0, 2);
-  points.skip(-1);  // of bags without rows
+  points.skip(-1);  // The index of empty bags.
   return points.apply(grad->place, 2, {.combine = Combine::kSum});
 }
 

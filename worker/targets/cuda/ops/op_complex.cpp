@@ -7,7 +7,7 @@
 #include "worker/targets/cuda/kernels/pointwise_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
-// Ops of complex numbers. Operands are brought to one dtype and one size; sums are sums of parts.
+// Ops on complex numbers. Operands are converted to one dtype and expanded to one size; sums are sums of the parts.
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -18,7 +18,7 @@ struct Number {
   double real = 0, imaginary = 0;
 };
 
-// A number of the call; of a tensor it is none.
+// Reads a number argument of the call. False: the argument is a tensor.
 bool number_of(OpPlanner& planner, std::string_view name, Number* number) {
   const ir::Arg* const arg = planner.argument(name);
   if (arg == nullptr || arg->tag == ArgTag::kView) return false;
@@ -31,7 +31,7 @@ bool number_of(OpPlanner& planner, std::string_view name, Number* number) {
   return true;
 }
 
-// An element of that dtype.
+// A tensor without dims that holds the number.
 OpTensor element(OpPlanner& planner, Number number, DType dtype) {
   const DType part = part_of(dtype);
   OpTensor one;
@@ -48,7 +48,7 @@ OpTensor element(OpPlanner& planner, Number number, DType dtype) {
   }
   return one;
 }
-// As often as `like` has elements.
+// A tensor with the sizes of `like`, filled with the number.
 OpTensor spread(OpPlanner& planner, Number number, DType dtype, const OpTensor& like) {
   const OpTensor one = element(planner, number, dtype);
   OpTensor all = like;
@@ -59,7 +59,7 @@ OpTensor spread(OpPlanner& planner, Number number, DType dtype, const OpTensor& 
   return all;
 }
 
-// An operand at all places of the result, in that dtype. None: it is not there.
+// The operand, contiguous, expanded to the result's sizes and converted to `dtype`. None: it is absent.
 std::optional<Place> bring(OpPlanner& planner, std::string_view name, DType dtype, const OpTensor& to) {
   if (const auto tensor = planner.tensor(name)) {
     if (tensor->sizes == to.sizes) return planner.packed(*tensor, dtype);
@@ -75,13 +75,13 @@ std::optional<Place> bring(OpPlanner& planner, std::string_view name, DType dtyp
   return spread(planner, number, dtype, to).place;
 }
 
-// The complex dtype that an op computes in: that of its operands with dims, whatever the result's (`out=`); if none of
-// these is complex, that of its result or of operands without dims. None: all operands are real, and so is what is
-// computed.
+// The complex dtype in which an op computes. It is that of operands with dims, whatever the result's dtype is (`out=`).
+// If none of these is complex, it is that of the result or of operands without dims. None: all operands are real, and
+// so is the computation.
 std::optional<DType> dtype_of(OpPlanner& planner, const OpTensor& to) {
   DType dtype = to.dtype;
   bool is_real = true;
-  bool has_complex = false, has_wide = false;  // with dims
+  bool has_complex = false, has_wide = false;  // Among operands with dims.
   for (const std::string_view name :
        {"self", "other", "exponent", "tensor1", "tensor2", "end", "weight", "grad_output", "output"}) {
     const auto tensor = planner.tensor(name);
@@ -102,7 +102,7 @@ std::optional<DType> dtype_of(OpPlanner& planner, const OpTensor& to) {
   return dtype;
 }
 
-// What the op makes of that; a result of another dtype (`out=`) gets a copy.
+// The dtype of the op's result; a result tensor of another dtype (`out=`) gets a copy.
 DType made_of(ComplexOp what, DType dtype) {
   if (what <= ComplexOp::kIsInfinite) return DType::kBool;
   return what == ComplexOp::kAbs || what == ComplexOp::kAngle ? part_of(dtype) : dtype;
@@ -112,7 +112,7 @@ struct Names {
   std::string_view a = "self", b = {}, c = {};
 };
 
-// Of the result's elements.
+// Computes the result element by element.
 Status compute(OpPlanner& planner, ComplexOp what, Names names = {}, Number times = {1, 0}) {
   const auto to = planner.result(0);
   if (!to) return refuse("without a result");
@@ -192,10 +192,10 @@ Status power(OpPlanner& planner) {
   return compute(planner, of_tensor ? ComplexOp::kPower : ComplexOp::kPowerOfNumber, {.b = "exponent"});
 }
 
-// NaN is what does not equal itself.
+// Only NaN does not equal itself.
 Status is_nan(OpPlanner& planner) { return compute(planner, ComplexOp::kNotEqual, {.b = "self"}); }
 
-// Of truth values: whether elements are not 0.
+// Logical ops on truth values, which say whether elements are not 0.
 template <Pointwise kWhat>
 Status logical(OpPlanner& planner) {
   const auto to = planner.result(0);
@@ -216,7 +216,7 @@ Status logical(OpPlanner& planner) {
   return {};
 }
 
-// A complex number of two real ones: its size and angle, or its parts.
+// Makes complex numbers from absolute values and angles, or from parts.
 Status polar(OpPlanner& planner) {
   const auto size = planner.tensor("abs"), to = planner.result(0);
   if (!size || !to) return refuse("without a result");
@@ -247,7 +247,7 @@ Status of_parts(OpPlanner& planner) {
   return {};
 }
 
-// As of real numbers (op_pointwise.cpp).
+// The same as for real numbers (op_pointwise.cpp).
 Status cross(OpPlanner& planner) {
   const auto self = planner.tensor("self"), other = planner.tensor("other"), to = planner.result(0);
   const bool known = to && (to->dtype == DType::kComplex64 || to->dtype == DType::kComplex128);
@@ -275,7 +275,7 @@ Status cross(OpPlanner& planner) {
   return {};
 }
 
-// That one where the condition says so, else the other one.
+// Selects `there` where the condition is true, and `elsewhere` where it is false.
 Status choose(OpPlanner& planner, std::string_view condition, std::string_view there, std::string_view elsewhere) {
   const auto to = planner.result(0);
   if (!to || (to->dtype != DType::kComplex64 && to->dtype != DType::kComplex128)) return refuse("of these dtypes");
@@ -296,7 +296,7 @@ Status choose(OpPlanner& planner, std::string_view condition, std::string_view t
 Status where(OpPlanner& planner) { return choose(planner, "condition", "self", "other"); }
 Status masked_fill(OpPlanner& planner) { return choose(planner, "mask", "value", "self"); }
 
-// Products along a dim: all of them, or each so far.
+// The product along a dim, or the cumulative product.
 Status product_along(OpPlanner& planner, const char* kernel, const Split& dims, int64_t grid) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   const bool known = to && (to->dtype == DType::kComplex64 || to->dtype == DType::kComplex128);

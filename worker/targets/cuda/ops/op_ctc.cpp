@@ -5,13 +5,13 @@
 #include "worker/targets/cuda/kernels/ctc_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
-// The loss of labels whose places in time are not known (ctc_loss), and its gradient.
+// CTC loss (ctc_loss) and its gradient.
 namespace torch_remote::worker::cuda {
 namespace {
 
 using ir::DType;
 
-// Lengths of the call's, or a tensor's, as the kernels read them.
+// The lengths from the call or from a tensor, as contiguous i64.
 Place lengths_of(OpPlanner& planner, std::string_view name, int64_t batch) {
   if (const auto tensor = planner.tensor(name)) return planner.packed(*tensor, DType::kInt64);
   std::vector<int64_t> lengths = planner.wholes(name);
@@ -25,7 +25,7 @@ Place lengths_of(OpPlanner& planner, std::string_view name, int64_t batch) {
   return place;
 }
 
-// What both ways have; scores [time, batch, classes], alpha [batch, time, states].
+// The arguments of both passes. Scores are [time, batch, classes], alpha is [batch, time, states].
 struct Read {
   CtcArguments arguments;
   Place targets, score_lengths, target_lengths;

@@ -6,7 +6,7 @@
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
-// Elements that follow from their places, and what is made of copies.
+// Elements that are computed from their position, and ops that consist of copies.
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -31,7 +31,7 @@ Status arange(OpPlanner& planner) {
                *to);
 }
 
-// An end may be a tensor without dims.
+// Start and end may be tensors without dims.
 Status fill_between(OpPlanner& planner, bool raises) {
   const std::optional<OpTensor> to = planner.result(0);
   if (!to) return refuse("without a result");
@@ -59,7 +59,7 @@ Status fill_between(OpPlanner& planner, bool raises) {
   return {};
 }
 
-// Of complex numbers: part by part.
+// Complex numbers are filled part by part.
 Status fill_between_complex(OpPlanner& planner, const OpTensor& to) {
   const auto place = [&](std::string_view name) {
     std::optional<OpTensor> end = planner.tensor(name);
@@ -91,7 +91,7 @@ Status linspace(OpPlanner& planner) {
 }
 Status logspace(OpPlanner& planner) { return fill_between(planner, true); }
 
-// A part of what is written: where it begins, and its sizes.
+// A slice of a tensor along a dim.
 OpTensor part(const OpTensor& whole, size_t dim, int64_t begin, int64_t size, int64_t step = 1) {
   OpTensor made = whole;
   made.place.offset += static_cast<uint64_t>(begin * whole.strides[dim]) * ir::item_size(whole.dtype);
@@ -100,7 +100,7 @@ OpTensor part(const OpTensor& whole, size_t dim, int64_t begin, int64_t size, in
   return made;
 }
 
-// The result, in memory of its own if it is not packed or something else is there.
+// The result, contiguous. It is in scratch memory if it is strided or an operand shares its buffer.
 std::optional<OpTensor> packed_result(OpPlanner& planner) {
   std::optional<OpTensor> to = planner.result(0);
   if (!to) return to;
@@ -130,7 +130,7 @@ Status cat(OpPlanner& planner) {
   const size_t dim = dim_in(planner.whole("dim"), to->sizes.size());
   int64_t begin = 0;
   for (const OpTensor& tensor : tensors) {
-    if (tensor.sizes.size() != to->sizes.size()) continue;  // of one dim, without elements
+    if (tensor.sizes.size() != to->sizes.size()) continue;  // A legacy empty tensor of one dim, which cat skips.
     const int64_t size = tensor.sizes[dim];
     planner.copy(tensor, part(*to, dim, begin, size));
     begin += size;
@@ -152,7 +152,7 @@ Status stack(OpPlanner& planner) {
   return {};
 }
 
-// Of a slice: its begin, and its size for that step.
+// A slice's begin, and its size for the given step.
 std::pair<int64_t, int64_t> slice_of(OpPlanner& planner, int64_t size, int64_t step) {
   const auto place = [&](std::string_view name, int64_t otherwise) {
     const int64_t given = planner.whole(name, otherwise);
@@ -162,7 +162,7 @@ std::pair<int64_t, int64_t> slice_of(OpPlanner& planner, int64_t size, int64_t s
   return {begin, (end - begin + step - 1) / step};
 }
 
-// Zeros, or `self`, with a part that is another tensor's.
+// Copies `self`, or zeros, and replaces a part with `source`.
 Status replace(OpPlanner& planner, std::string_view source, bool slices) {
   const std::optional<OpTensor> from = planner.tensor(source), self = planner.tensor("self");
   const std::optional<OpTensor> to = packed_result(planner);
@@ -244,7 +244,7 @@ Status flip(OpPlanner& planner) {
   return {};
 }
 
-// Two pieces a dim change places.
+// Rolls dims one after the other: along each dim, two pieces swap places.
 void roll_dims(OpPlanner& planner, const OpTensor& from, const OpTensor& to,
                std::span<const std::pair<size_t, int64_t>> shifts) {
   if (shifts.empty()) return planner.copy(from, to);
@@ -261,7 +261,7 @@ Status roll(OpPlanner& planner) {
   const std::vector<int64_t> shifts = planner.wholes("shifts"), dims = planner.wholes("dims");
   if (!self || !to) return refuse("without a result");
   std::vector<std::pair<size_t, int64_t>> pairs;
-  if (dims.empty()) {  // of all elements
+  if (dims.empty()) {  // Rolls the flattened tensor.
     self->place = planner.packed(*self);
     for (OpTensor* const flat : {&*self, &*to}) {
       flat->sizes = {flat->count()};
@@ -304,7 +304,7 @@ Status triangle(OpPlanner& planner, bool upper) {
 Status lower_triangle(OpPlanner& planner) { return triangle(planner, false); }
 Status upper_triangle(OpPlanner& planner) { return triangle(planner, true); }
 
-// A matrix's diagonal, of the last two dims of `tensor`.
+// The diagonal of the last two dims of `tensor`.
 OpTensor diagonal_of(const OpTensor& tensor, int64_t offset) {
   const size_t rank = tensor.sizes.size();
   const int64_t rows = tensor.sizes[rank - 2], columns = tensor.sizes[rank - 1];
@@ -321,7 +321,7 @@ OpTensor diagonal_of(const OpTensor& tensor, int64_t offset) {
   return made;
 }
 
-// With these two dims behind the others.
+// Moves these two dims to the end.
 OpTensor with_matrices(const OpTensor& tensor, int64_t first, int64_t second) {
   const size_t rank = tensor.sizes.size(), rows = dim_in(first, rank), columns = dim_in(second, rank);
   OpTensor made = tensor;
@@ -339,7 +339,7 @@ OpTensor with_matrices(const OpTensor& tensor, int64_t first, int64_t second) {
   return made;
 }
 
-// Elements of any dtype, also where one buffer has both.
+// Copies elements of any dtype. Both tensors may share a buffer.
 Status copy(OpPlanner& planner) {
   const std::optional<OpTensor> from = planner.tensor("src"), to = planner.result(0);
   if (!from || !to) return refuse("of a number");
@@ -357,7 +357,8 @@ void clear(OpPlanner& planner, const OpTensor& to) {
   if (!to.is_packed()) planner.copy(zeros, to);
 }
 
-// Elements that lie anywhere, also in the same memory. (Compiled kernels fill those that lie in order.)
+// Fills tensors with any strides, even overlapping ones. (Compiled kernels fill tensors whose elements are in memory
+// order.)
 Status fill(OpPlanner& planner) {
   const std::optional<OpTensor> to = planner.result(0);
   if (!to || planner.tensor("value")) return refuse("with what a tensor has");
@@ -387,7 +388,7 @@ Status zero(OpPlanner& planner) {
   return {};
 }
 
-// Of each tensor of a list.
+// Fills each tensor of a list.
 Status zeros(OpPlanner& planner) {
   const ir::Arg* const list = planner.argument("self");
   if (list == nullptr || list->tag != ir::ArgTag::kList || planner.listed_result(0, 0)) return refuse("of numbers");
@@ -427,7 +428,7 @@ Status embed_diagonal(OpPlanner& planner) {
   return {};
 }
 
-// `self`, or zeros, with a diagonal that is another tensor's.
+// Copies `self`, or zeros, and replaces a diagonal with `source`.
 Status replace_diagonal(OpPlanner& planner, std::string_view source) {
   const std::optional<OpTensor> from = planner.tensor(source), self = planner.tensor("self");
   const std::optional<OpTensor> to = packed_result(planner);
@@ -453,7 +454,7 @@ Status copy_diagonal(OpPlanner& planner) {
   return {};
 }
 
-// Rows and columns of what a triangle has, row by row.
+// Row and column indices of a triangle's elements, row by row.
 Status triangle_indices(OpPlanner& planner, bool upper) {
   const std::optional<OpTensor> to = planner.result(0);
   if (!to || to->sizes.size() != 2) return refuse("without a result");
@@ -484,7 +485,7 @@ Status triangle_indices(OpPlanner& planner, bool upper) {
 Status lower_indices(OpPlanner& planner) { return triangle_indices(planner, false); }
 Status upper_indices(OpPlanner& planner) { return triangle_indices(planner, true); }
 
-// Windows along a dim, whose elements are the last dim, back to where they come from.
+// Adds windows along a dim, whose elements are the last dim, to the elements that they were taken from.
 Status unfold_backward(OpPlanner& planner) {
   const std::optional<OpTensor> grad = planner.tensor("grad_in"), to = planner.result(0);
   if (!grad || !to || grad->dtype != to->dtype || grad->sizes.empty()) return refuse("without a result");
@@ -504,7 +505,7 @@ Status unfold_backward(OpPlanner& planner) {
     arguments.windows = grad->sizes[dim_in(planner.whole("dim"), to->sizes.size())];
   }
   OpTensor from = *grad;
-  if (is_complex) {  // parts are the last dim of those that stay
+  if (is_complex) {  // The two parts become the last of the inner dims.
     arguments.inner *= 2;
     from = parts_of(*grad);
     std::swap(from.sizes[from.sizes.size() - 2], from.sizes.back());

@@ -5,7 +5,7 @@
 #include "worker/targets/cuda/ops/index_points.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
-// Images that are sampled at the points of a grid, and the gradients.
+// Images sampled at the points of a grid (grid_sampler), and the gradients.
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -13,7 +13,7 @@ using ir::DType;
 
 constexpr size_t kSpace = 3;
 
-// [batch, channels, space...] as kernels have it; the address is filled in later.
+// [batch, channels, space...] in the kernels' form. The address is filled in later.
 ImageView view_of(const OpTensor& image, size_t space, i64* sizes) {
   ImageView view;
   view.strides[0] = image.strides[0];
@@ -25,7 +25,7 @@ ImageView view_of(const OpTensor& image, size_t space, i64* sizes) {
   return view;
 }
 
-// What both ways have; `out` is the samples, or their gradient.
+// Reads the arguments of both passes; `out` is the samples, or their gradient.
 Status read(OpPlanner& planner, const OpTensor& in, const OpTensor& grid, const OpTensor& out, GridArguments* f) {
   const size_t rank = in.sizes.size(), space = rank - 2;
   if (rank < 4 || rank > 5 || grid.sizes.size() != rank || out.sizes.size() != rank) return refuse("of other dims");
@@ -62,11 +62,11 @@ Status forward(OpPlanner& planner) {
   return {};
 }
 
-// Points of the image that several points of the grid take get their shares in the order of these.
+// The gradient of the image. Elements that several grid points sample accumulate in the order of these points.
 Status spread(OpPlanner& planner, GridArguments f, const OpTensor& grid, const OpTensor& grad, const OpTensor& to) {
   const i64 points = f.out_sizes[0] * f.out_sizes[1] * f.out_sizes[2];
   const i64 space = f.in_sizes[0] * f.in_sizes[1] * f.in_sizes[2];
-  OpTensor sums = to;  // [batch, channels, space], in which sums of halves are rounded less
+  OpTensor sums = to;  // [batch, channels, space], in f32 for half types, so that sums are rounded less.
   sums.dtype = to.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   sums.strides = packed_strides(to.sizes);
   sums.place = planner.scratch(sums.nbytes());

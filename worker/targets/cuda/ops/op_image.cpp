@@ -14,7 +14,7 @@ using ir::DType;
 
 constexpr int kSpace = 3;
 
-// How many dims of space an op has: "avg_pool2d" has 2.
+// The number of space dims of an op: 2 for "avg_pool2d".
 int space_of(const OpPlanner& planner) {
   const std::string_view op = planner.op();
   for (const auto& [name, dims] : {std::pair{"1d", 1}, {"2d", 2}, {"3d", 3}}) {
@@ -23,7 +23,7 @@ int space_of(const OpPlanner& planner) {
   return 0;
 }
 
-// An image as kernels have it; false: it has other dims. The address is filled in later.
+// An image in the kernels' form. The address is filled in later. read_image returns false if the tensor has other dims.
 struct Image {
   ImageView view;
   i64 batch = 1, channels = 1;
@@ -46,7 +46,7 @@ bool read_image(const OpTensor& tensor, int space, Image* image) {
   return true;
 }
 
-// A list of the op, behind what the other dims have. An empty one stays as it is.
+// Reads a list argument into the last `space` entries. An empty argument leaves the defaults.
 bool read_list(OpPlanner& planner, std::string_view name, int space, i64* list) {
   std::vector<int64_t> given = planner.wholes(name);
   const auto dims = static_cast<size_t>(space);
@@ -147,7 +147,7 @@ Status resample_floats(OpPlanner& planner, ResampleArguments arguments, bool bac
   return {};
 }
 
-// Half of each element: of a complex number its real or its imaginary part, of an i64 its low or its high bits.
+// A view of half of each element: the real or imaginary part of a complex number, the low or high bits of an i64.
 OpTensor half_of(const OpTensor& tensor, DType dtype, bool second) {
   OpTensor half = tensor;
   half.dtype = dtype;
@@ -156,7 +156,7 @@ OpTensor half_of(const OpTensor& tensor, DType dtype, bool second) {
   return half;
 }
 
-// Of elements that are only picked, as floats that hold all of them.
+// Resamples integers that are only selected, as f64, which represents all of them exactly.
 Status pick_wholes(OpPlanner& planner, const ResampleArguments& arguments, const OpTensor& in, const OpTensor& out) {
   OpTensor from = in, to = out;
   from.dtype = to.dtype = DType::kFloat64;
@@ -196,7 +196,7 @@ Status plan_resample(OpPlanner& planner) {
   return resample(planner, {.how = kHow, .align_corners = planner.flag("align_corners") ? 1 : 0}, kBackward);
 }
 
-// Pairs of numbers for each dim, the last dim first.
+// Reads pairs of numbers, the last dim first.
 template <Resample kHow, bool kBackward>
 Status plan_pad(OpPlanner& planner) {
   ResampleArguments arguments{.how = kHow};
@@ -206,9 +206,9 @@ Status plan_pad(OpPlanner& planner) {
   return resample(planner, arguments, kBackward);
 }
 
-// --- what only moves -------------------------------------------------------------------------------------------------
+// --- ops that only move elements -------------------------------------------------------------------------------------
 
-// An image's dims, those of space being the last two.
+// The dims of an image; the last two are space.
 struct Dims {
   std::vector<int64_t> sizes, strides;
   void add(int64_t size, int64_t stride) {
@@ -223,7 +223,7 @@ OpTensor as(const OpTensor& tensor, const Dims& dims) {
   return made;
 }
 
-// Channels of `narrow` are those of `wide`, each with the points of a square of `factor` * `factor`.
+// Rearranges [channels * factor^2, rows, columns] to [channels, rows * factor, columns * factor], or back.
 Status shuffle_pixels(OpPlanner& planner, bool into_space) {
   const auto self = planner.tensor("self"), result = planner.result(0);
   const int64_t factor = planner.whole(into_space ? "upscale_factor" : "downscale_factor");
@@ -237,7 +237,7 @@ Status shuffle_pixels(OpPlanner& planner, bool into_space) {
   }
   of_deep.add(wide.sizes[c], deep.strides[c] * factor * factor);
   of_wide.add(wide.sizes[c], wide.strides[c]);
-  for (size_t d = 1; d <= 2; ++d) {  // rows, columns: of the image of channels, then within a square
+  for (size_t d = 1; d <= 2; ++d) {  // Rows, then columns: first of the deep image, then within a square.
     of_deep.add(deep.sizes[c + d], deep.strides[c + d]);
     of_wide.add(deep.sizes[c + d], wide.strides[c + d] * factor);
     of_deep.add(factor, deep.strides[c] * (d == 1 ? factor : 1));
@@ -291,7 +291,8 @@ int64_t count_windows(const WindowLists& lists, size_t d, int64_t size) {
   return (size + 2 * lists.padding[d] - lists.dilation[d] * (lists.kernel[d] - 1) - 1) / lists.stride[d] + 1;
 }
 
-// Windows of an image, as columns: of each place in a window the elements that all windows have there.
+// im2col: windows of an image as columns. For each position in a window there is a row with the elements of all
+// windows.
 Status plan_windows(OpPlanner& planner) {
   const auto self = planner.tensor("self"), result = planner.result(0);
   WindowLists lists;
@@ -300,7 +301,7 @@ Status plan_windows(OpPlanner& planner) {
   if (!self || !result || self->sizes.size() < 3 || self->sizes.size() != result->sizes.size() + 1) {
     return refuse("of such dims");
   }
-  const size_t c = self->sizes.size() - 3;  // before it: a batch, or nothing
+  const size_t c = self->sizes.size() - 3;  // There may be a batch dim before it.
   OpTensor all = *result;
   all.strides = packed_strides(all.sizes);
   all.place = planner.output(*result);
@@ -318,7 +319,7 @@ Status plan_windows(OpPlanner& planner) {
     to.strides.resize(c);
     to.strides.insert(to.strides.end(), {kernel[0] * kernel[1] * columns, windows[1], 1});
     int64_t from_offset = 0, to_offset = place * columns;
-    for (size_t d = 0; d < kWindowDims; ++d) {  // windows whose place is within the image
+    for (size_t d = 0; d < kWindowDims; ++d) {  // Only windows whose element at this position is inside the image.
       const int64_t begin = at[d] * dilation[d] - padding[d], size = self->sizes[c + 1 + d];
       const int64_t first = begin >= 0 ? 0 : (-begin + stride[d] - 1) / stride[d];
       const int64_t end = begin >= size ? 0 : std::min(windows[d], (size - begin - 1) / stride[d] + 1);
@@ -335,7 +336,7 @@ Status plan_windows(OpPlanner& planner) {
   return {};
 }
 
-// The other way: what all windows have at a point is added up.
+// col2im: adds each window's elements to the image.
 Status fold_floats(OpPlanner& planner, const WindowLists& lists, const OpTensor& columns, const OpTensor& to) {
   FoldArguments arguments{.dtype = static_cast<i64>(to.dtype)};
   Image image;
@@ -376,7 +377,7 @@ Status plan_fold(OpPlanner& planner) {
   }
   if (ir::is_float(dtype)) return fold_floats(planner, lists, *self, *result);
   if (dtype != DType::kBool) return refuse("of integers");
-  OpTensor from = *self, to = *result;  // of bools: whether there is one
+  OpTensor from = *self, to = *result;  // For bools, whether any window has a true element.
   from.dtype = to.dtype = DType::kFloat32;
   from.place = planner.packed(*self, from.dtype);
   from.strides = packed_strides(from.sizes);

@@ -6,8 +6,8 @@
 #include "worker/targets/cuda/ops/index_points.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
-// Reads and writes where indices say. Writes to elements that several points share are done in the order of these
-// points: results are the same in each run, and those of one thread.
+// Reads and writes at indices. Writes to an element that several points share happen in the order of the points. So
+// results are reproducible, and equal those of a single thread.
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -18,7 +18,7 @@ int64_t dim_of(OpPlanner& planner, const OpTensor& self) {
   return dim < 0 ? dim + std::max<int64_t>(static_cast<int64_t>(self.sizes.size()), 1) : dim;
 }
 
-// What an op changes: its result, with the elements of `self`, or `self` itself.
+// The tensor that an op changes: its result with the elements of `self` copied into it, or `self` itself.
 std::optional<OpTensor> target_of(OpPlanner& planner, const OpTensor& self) {
   const std::optional<OpTensor> to = planner.result(0);
   if (to && (to->place.buffer != self.place.buffer || to->place.offset != self.place.offset)) planner.copy(self, *to);
@@ -27,9 +27,9 @@ std::optional<OpTensor> target_of(OpPlanner& planner, const OpTensor& self) {
 
 int64_t stride_at(const OpTensor& tensor, size_t dim) { return tensor.sizes.empty() ? 0 : tensor.strides[dim]; }
 
-// -- indices of all elements ------------------------------------------------------------------------------------------
+// -- Indices for every element ----------------------------------------------------------------------------------------
 
-// The dims of an index that is as its values; `self` has others along `dim`.
+// Adds the dims of an index that has the sizes of the values. `self` may have another size along `dim`.
 void add_dims(Points& points, const OpTensor& index, const OpTensor& self, const OpTensor* values, int64_t dim) {
   for (size_t d = 0; d < index.sizes.size(); ++d) {
     const int64_t self_stride = static_cast<int64_t>(d) == dim ? 0 : stride_at(self, d);
@@ -60,7 +60,7 @@ Status take(OpPlanner& planner) {
   return points.read(to->place);
 }
 
-// The same place of what is written: all elements side by side, and back if they are not.
+// Writes at flat indices: to a contiguous copy if the tensor is strided.
 Status put(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index"),
                                 source = planner.tensor("source");
@@ -106,7 +106,7 @@ bool find_combine(std::string_view name, Combine* combine) {
   return false;
 }
 
-// An element that all points have. None: it is no such number.
+// A number as one element. None: the argument is not such a number.
 std::optional<OpTensor> number_of(OpPlanner& planner, std::string_view name, DType dtype) {
   if (ir::is_complex(dtype)) return complex_number(planner, name, dtype);
   OpTensor number;
@@ -145,7 +145,7 @@ Status scatter(OpPlanner& planner, IndexApplyArguments apply) {
 Status scatter_set(OpPlanner& planner) { return scatter(planner, {}); }
 Status scatter_add(OpPlanner& planner) { return scatter(planner, {.combine = Combine::kSum}); }
 
-// Maxima back at their places of a plane, zeros elsewhere; of several for one place the last one stays.
+// Writes maxima to their positions in a plane of zeros. If several have the same position, the last one wins.
 Status max_unpool(OpPlanner& planner, size_t space) {
   const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("indices"),
                                 to = planner.result(0);
@@ -168,7 +168,7 @@ Status max_unpool(OpPlanner& planner, size_t space) {
 Status max_unpool2d(OpPlanner& planner) { return max_unpool(planner, 2); }
 Status max_unpool3d(OpPlanner& planner) { return max_unpool(planner, 3); }
 
-// -- indices of slices ------------------------------------------------------------------------------------------------
+// -- Indices for slices -----------------------------------------------------------------------------------------------
 
 Status index_select(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index"), to = planner.result(0);
@@ -232,15 +232,15 @@ Status index_add(OpPlanner& planner) {
 }
 Status index_copy(OpPlanner& planner) { return write_slices(planner, {}); }
 
-// -- lists of indices -------------------------------------------------------------------------------------------------
+// -- Lists of indices -------------------------------------------------------------------------------------------------
 
-// x[:, i, :, j]: the dims that are left keep their order; those of all indices, broadcast, come where the first index
-// is, or, if other dims lie between indices, first.
+// x[:, i, :, j]: the dims without an index keep their order. The broadcast dims of all indices replace the first
+// indexed dim. If other dims lie between the indexed ones, the broadcast dims come first.
 struct Indexed {
-  std::vector<std::pair<size_t, OpTensor>> indices;  // dim, index
-  std::vector<int64_t> common;                       // sizes
-  std::vector<size_t> left;                          // dims of `self`
-  size_t place = 0;                                  // in the result, of the first common dim
+  std::vector<std::pair<size_t, OpTensor>> indices;  // Pairs of dim and index.
+  std::vector<int64_t> common;                       // The sizes of the broadcast indices.
+  std::vector<size_t> left;                          // Dims of `self` without an index.
+  size_t place = 0;                                  // The position of the first broadcast dim in the result.
 };
 
 bool find_indexed(OpPlanner& planner, const OpTensor& self, Indexed* indexed) {
@@ -272,7 +272,7 @@ bool find_indexed(OpPlanner& planner, const OpTensor& self, Indexed* indexed) {
   return true;
 }
 
-// The dims of the result: common ones at their place, or first.
+// Adds the result's dims. The broadcast dims of the indices come at their position, or first.
 void add_dims(Points& points, const Indexed& indexed, const OpTensor& self, std::span<const int64_t> value_strides,
               bool common_first) {
   const size_t common = indexed.common.size();
@@ -307,7 +307,8 @@ Status index(OpPlanner& planner) {
   return points.read(to->place);
 }
 
-// Values where a mask of the dims from `first` on says so: for each that it has, or for all the same.
+// Writes values where a mask is true; the mask covers the dims from `first` on. There is one value per true element, or
+// one for all.
 Status write_masked(OpPlanner& planner, const OpTensor& to, const OpTensor& mask, size_t first,
                     const OpTensor& values) {
   const size_t rank = to.sizes.size(), covered = mask.sizes.size();
@@ -320,7 +321,7 @@ Status write_masked(OpPlanner& planner, const OpTensor& to, const OpTensor& mask
   write.dtype = static_cast<i64>(to.dtype);
   write.adds = planner.flag("accumulate") ? 1 : 0;
   if (write.adds != 0 && ir::is_complex(to.dtype)) return refuse("sums of complex numbers where a mask says");
-  // Values are as the result of reading: one dim is in the place of those that the mask covers.
+  // The values have the sizes of x[mask]: one dim replaces those that the mask covers.
   const size_t result_rank = rank - covered + 1;
   if (values.sizes.size() > result_rank) return refuse("values of more dims");
   const size_t missing = result_rank - values.sizes.size();
@@ -392,7 +393,7 @@ Status index_put(OpPlanner& planner) {
                       {.combine = accumulates ? Combine::kSum : Combine::kSet});
 }
 
-// Of pixels: their classes side by side, as those of rows are.
+// Moves the class dim of pixels to the end, as it is for rows.
 OpTensor with_classes_last(const OpTensor& tensor) {
   if (tensor.sizes.size() != 4) return tensor;
   OpTensor made = tensor;

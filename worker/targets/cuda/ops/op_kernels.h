@@ -14,8 +14,8 @@
 
 namespace torch_remote::worker::cuda {
 
-// The hand-written kernels of one GPU: modules that are loaded when a kernel of them is first launched. Used by one
-// thread, with the GPU's context current. The device and the archive outlive it.
+// The hand-written kernels of one GPU. A module is loaded when one of its kernels is first launched. Used by one
+// thread, with the GPU's context current. The device and the archive must outlive it.
 class OpKernels {
  public:
   OpKernels(CudaDevice& device, KernelArchive archive) : device_(device), archive_(archive) {}
@@ -25,11 +25,11 @@ class OpKernels {
 
   CudaDevice& device() { return device_; }
 
-  // Queues a kernel. `record`: where it notes indices that are out of range, 0 if it has none; `values`: those of the
-  // run's symbols, for launches with parameters.
+  // Queues a kernel. `record`: where it records indices that are out of bounds, or 0. `values`: the run's symbols, for
+  // launches with parameters.
   Status launch(const OpLaunch& launch, const RunMemory& memory, uint64_t record, std::span<const int64_t> values);
 
-  // Waits for everything that is queued, and reads a number.
+  // Waits for all queued work, and reads a number from GPU memory.
   Status read(DevicePointer from, int64_t* count);
 
  private:
@@ -41,7 +41,7 @@ class OpKernels {
   const KernelArchive archive_;
   std::array<Module, kKernelFiles> modules_ = {};
   std::map<std::string_view, Function> functions_;
-  int64_t* count_ = nullptr;  // pinned
+  int64_t* count_ = nullptr;  // Pinned memory.
 };
 
 }  // namespace torch_remote::worker::cuda

@@ -3,7 +3,7 @@
 #include "worker/targets/cuda/kernels/margin_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
-// Losses of margins (multi_margin_loss, multilabel_margin_loss), and their gradients.
+// Margin losses (multi_margin_loss, multilabel_margin_loss), and their gradients.
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -14,9 +14,9 @@ MarginReduction margin_reduction(OpPlanner& planner) {
   return static_cast<MarginReduction>(planner.whole("reduction", static_cast<int64_t>(MarginReduction::kMean)));
 }
 
-constexpr int64_t kMostMarginRows = 1 << 16;  // blocks
+constexpr int64_t kMostMarginRows = 1 << 16;  // Blocks at most.
 
-// Rows of what has two dims, one, or none.
+// Reads [rows, length] from a tensor with at most two dims.
 bool read_margin_rows(OpPlanner& planner, const OpTensor& self, MarginArguments* arguments) {
   if (self.sizes.size() > 2 || !ir::is_float(self.dtype)) return false;
   arguments->rows = self.sizes.size() == 2 ? self.sizes[0] : 1;
@@ -39,7 +39,7 @@ Status margin_loss(OpPlanner& planner, bool has_labels) {
   const MarginReduction reduction = margin_reduction(planner);
   const bool is_each = reduction == MarginReduction::kNone;
   if (is_each ? to->count() != arguments.rows : to->count() != 1) return refuse("into another size");
-  // Rows that are added up are added up as f64.
+  // Losses that are summed are summed in f64.
   const OpTensor rows{
       .place = is_each ? planner.output(*to) : planner.scratch(sizeof(double) * static_cast<uint64_t>(arguments.rows)),
       .dtype = DType::kFloat64,

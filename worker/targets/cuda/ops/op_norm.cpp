@@ -7,12 +7,12 @@
 #include "worker/targets/cuda/kernels/norm_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
-// Gradients of group norm, which compiled kernels have only of one group; those of layer norm and batch norm of what
-// compiled kernels have no form for (dims of size 1, layouts that differ, a gradient that is expanded).
+// Gradients of group norm with several groups, which compiled kernels do not support. Also layer norm and batch norm in
+// forms that compiled kernels lack: dims of size 1, mixed layouts, an expanded gradient.
 namespace torch_remote::worker::cuda {
 namespace {
 
-// Without elements: means are 0, and nobody knows deviations.
+// Without elements, means are 0 and the reciprocals of standard deviations are NaN.
 Status group_norm_of_nothing(OpPlanner& planner) {
   const auto mean = planner.result(1), rstd = planner.result(2);
   if (mean) planner.zero(planner.output(*mean), mean->nbytes());
@@ -27,8 +27,8 @@ Status group_norm_of_nothing(OpPlanner& planner) {
   return {};
 }
 
-// Where a channel is a group of its own, and its elements are one or do not lie side by side: as a batch norm of one
-// image that has each image's channels. (Others are compiled.)
+// Group norm in which each channel is a group, with one element per channel or strided elements. It is executed as
+// batch norm of a single image that has the channels of all images. (Other forms are compiled.)
 Status group_norm(OpPlanner& planner) {
   const auto input = planner.tensor("input");
   if (!input) return refuse("without operands");
@@ -36,7 +36,7 @@ Status group_norm(OpPlanner& planner) {
   const int64_t images = planner.whole("N"), channels = planner.whole("C");
   const auto to = planner.result(0), mean = planner.result(1), rstd = planner.result(2);
   if (!to || planner.whole("group") != channels) return refuse("of such an image");
-  // The tensor once for each image.
+  // The tensor repeated for each image.
   const auto repeated = [&](std::optional<OpTensor> tensor) {
     if (!tensor) return Place();
     tensor->sizes.insert(tensor->sizes.begin(), images);
@@ -70,7 +70,7 @@ Status group_norm_backward(OpPlanner& planner) {
   const auto grad = planner.tensor("grad_out"), input = planner.tensor("input"), mean = planner.tensor("mean"),
              rstd = planner.tensor("rstd"), weight = planner.tensor("weight");
   if (!grad || !input || !mean || !rstd) return refuse("without operands");
-  // Those that are not wanted have no view.
+  // Unused gradients have no view.
   const auto grad_input = planner.result(0), grad_weight = planner.result(1), grad_bias = planner.result(2);
   const int64_t groups = planner.whole("group"), channels = planner.whole("C");
   const auto& of_weights = grad_weight ? grad_weight : grad_bias;
@@ -156,12 +156,12 @@ Status layer_norm_backward(OpPlanner& planner) {
   return {};
 }
 
-// Statistics that run, which the kernel changes: where they lie, or packed beside that.
+// Running statistics, which the kernel updates: the tensor itself, or a contiguous copy.
 struct Running {
   std::optional<OpTensor> tensor;
   Place place;
 
-  // After the kernel.
+  // Copies the updated statistics back, after the kernel.
   void put_back(OpPlanner& planner) const {
     if (!tensor || tensor->is_packed()) return;
     OpTensor changed = *tensor;
@@ -180,7 +180,7 @@ bool find_running(OpPlanner& planner, std::string_view name, Running* running, B
   return true;
 }
 
-// What an op calls its arguments.
+// Names of arguments that differ between ops.
 struct NormNames {
   std::string_view trains = "training", rstd = "save_invstd";
 };
@@ -260,7 +260,7 @@ Status batch_norm(OpPlanner& planner, bool backward, bool always_trains = false,
 Status batch_norm(OpPlanner& planner) { return batch_norm(planner, false); }
 Status batch_norm_that_trains(OpPlanner& planner) { return batch_norm(planner, false, true); }
 Status batch_norm_backward(OpPlanner& planner) { return batch_norm(planner, true, false, {.trains = "train"}); }
-// Of _batch_norm_with_update.
+// For _batch_norm_with_update.
 Status updated_batch_norm_backward(OpPlanner& planner) {
   return batch_norm(planner, true, false, {.trains = "update", .rstd = "save_var"});
 }

@@ -6,14 +6,14 @@
 #include "worker/targets/cuda/kernels/pair_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
-// Products of integers, for which cuBLASLt has no types, and of single rows that no compiled kernel has a form for;
-// products of three tensors; distances of rows.
+// Matmuls of integers, for which cuBLASLt has no types, and of single rows that compiled kernels do not support. Also
+// products of three tensors, and distances between rows.
 namespace torch_remote::worker::cuda {
 namespace {
 
 using ir::DType;
 
-// How a tensor's dims are those of [batch, rows, columns].
+// How a tensor's dims map to [batch, rows, columns].
 enum class PairLies : uint8_t { kMatrix, kColumn, kRow };
 
 struct PairMatrix {
@@ -73,7 +73,7 @@ Status product(OpPlanner& planner, const ProductForm& form) {
     arguments.real_beta = planner.number("beta", 1);
     if (floats ? arguments.real_beta != 0 : arguments.beta != 0) added = planner.tensor("self");
   }
-  if (added) {  // broadcast to the result's dims, which are the last ones of batch, rows and columns
+  if (added) {  // Broadcast to the result's dims, which are the last of batch, rows and columns.
     if (ir::is_float(added->dtype) != floats || added->sizes.size() > to->sizes.size()) {
       return refuse("with what is added");
     }
@@ -118,9 +118,9 @@ Status inner_product(OpPlanner& planner, const char* right) {
 Status dot(OpPlanner& planner) { return inner_product(planner, "tensor"); }
 Status vdot(OpPlanner& planner) { return inner_product(planner, "other"); }
 
-// -- products of three ------------------------------------------------------------------------------------------------
+// -- Products of three tensors ----------------------------------------------------------------------------------------
 
-// Which of so many dims a list has.
+// Marks the dims in a list of dims.
 std::vector<bool> listed_dims(OpPlanner& planner, std::string_view name, size_t rank) {
   std::vector<bool> found(rank);
   for (const int64_t dim : planner.wholes(name)) {
@@ -129,7 +129,7 @@ std::vector<bool> listed_dims(OpPlanner& planner, std::string_view name, size_t 
   return found;
 }
 
-// Each operand gets dims of size 1, then they are multiplied and added up over some dims.
+// _trilinear: each operand gets dims of size 1; then they are multiplied and summed over some dims.
 Status product_of_three(OpPlanner& planner) {
   constexpr std::string_view kOperands[] = {"i1", "i2", "i3"}, kNewDims[] = {"expand1", "expand2", "expand3"};
   const auto to = planner.result(0), first = planner.tensor("i1");
@@ -140,7 +140,7 @@ Status product_of_three(OpPlanner& planner) {
                             .rank = static_cast<i64>(rank),
                             .dtype = static_cast<i64>(first->dtype),
                             .out_dtype = static_cast<i64>(to->dtype)};
-  // Where the dims lie in the arguments: those of the result first.
+  // The order of dims in the arguments: those of the result come first.
   const std::vector<bool> summed = listed_dims(planner, "sumdim", rank);
   std::vector<size_t> places(rank);
   arguments.kept = std::ranges::count(summed, false);
@@ -187,7 +187,7 @@ Distance distance_of(double p) {
                          : Distance::kPower;
 }
 
-// Packed matrices of the batch that `batch` has.
+// Contiguous matrices, expanded to the batch dims `batch`.
 Place in_batch(OpPlanner& planner, const OpTensor& tensor, std::span<const int64_t> batch) {
   OpTensor all = tensor;
   all.sizes.assign(batch.begin(), batch.end());
@@ -233,7 +233,7 @@ Status distances(OpPlanner& planner, bool backward) {
 Status cdist(OpPlanner& planner) { return distances(planner, false); }
 Status cdist_backward(OpPlanner& planner) { return distances(planner, true); }
 
-// Of each row of a matrix to those behind it.
+// Distances between each row of a matrix and the rows after it.
 Status row_distances(OpPlanner& planner, bool backward) {
   const auto self = planner.tensor("self"), grad = planner.tensor("grad"), made = planner.tensor("pdist");
   if (!self || (backward && (!grad || !made)) || self->sizes.size() != 2 || !ir::is_float(self->dtype)) {

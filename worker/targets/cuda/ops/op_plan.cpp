@@ -53,7 +53,7 @@ uint64_t float_bits(double x, DType dtype) {
   const auto wide = std::bit_cast<uint32_t>(static_cast<float>(x));
   if (dtype == DType::kFloat32) return wide;
   if ((wide & 0x7FFFFFFF) > 0x7F800000) return 0x7FC0;
-  return (wide + 0x7FFF + (wide >> 16 & 1)) >> 16;  // bfloat16
+  return (wide + 0x7FFF + (wide >> 16 & 1)) >> 16;  // bfloat16.
 }
 
 DType part_of(DType dtype) {
@@ -95,7 +95,7 @@ int64_t OpPlanner::value(ir::Sym symbol) {
 
 namespace {
 
-// Whether a number is one of floats.
+// Whether a number argument is a float or complex number.
 bool holds_float(const ir::Arg& arg) {
   return arg.tag == ArgTag::kFloat || arg.tag == ArgTag::kComplex ||
          (arg.tag == ArgTag::kScalarTensor && ir::is_float(static_cast<DType>(arg.b & 0xFF)));
@@ -191,7 +191,7 @@ Place OpPlanner::scratch(uint64_t nbytes) {
   return {kScratch + static_cast<uint32_t>(plan_->scratch.size() - 1), 0};
 }
 
-// Dims that lie behind each other on both sides are one.
+// Adds a copy. Adjacent dims that one stride can describe on both sides are merged.
 void OpPlanner::move(Place from, DType from_type, std::span<const int64_t> from_strides, const OpTensor& to) {
   if (from_type != to.dtype && (ir::is_complex(from_type) || ir::is_complex(to.dtype))) {
     return move_parts(from, from_type, from_strides, to);
@@ -199,7 +199,7 @@ void OpPlanner::move(Place from, DType from_type, std::span<const int64_t> from_
   Moved moved{from, to.place, from_type, to.dtype, {}, {}, {}};
   for (size_t d = 0; d < to.sizes.size(); ++d) {
     if (to.sizes[d] == 1) continue;
-    // All go to one place: what is there in the end is the last one.
+    // All elements are written to one location, so only the last one remains.
     if (to.strides[d] == 0 && to.sizes[d] > 1) {
       moved.from.offset += static_cast<uint64_t>((to.sizes[d] - 1) * from_strides[d]) * ir::item_size(from_type);
       continue;
@@ -219,7 +219,7 @@ void OpPlanner::move(Place from, DType from_type, std::span<const int64_t> from_
 }
 
 void OpPlanner::move_parts(Place from, DType from_type, std::span<const int64_t> from_strides, const OpTensor& to) {
-  if (to.dtype == DType::kBool) {  // whether they are not 0
+  if (to.dtype == DType::kBool) {  // Whether they are not 0.
     OpTensor elements = to, truths = to;
     elements.dtype = from_type;
     elements.strides = truths.strides = packed_strides(to.sizes);
@@ -243,7 +243,7 @@ void OpPlanner::move_parts(Place from, DType from_type, std::span<const int64_t>
       strides.push_back(1);
       return move(from, part_of(from_type), strides, parts_of(to));
     }
-    return move(from, part_of(from_type), strides, to);  // what is imaginary is gone
+    return move(from, part_of(from_type), strides, to);  // Drops the imaginary part.
   }
   OpTensor part = parts_of(to);
   part.sizes.pop_back();

@@ -20,16 +20,16 @@
 #include "worker/targets/cuda/kernels/kernel_images.h"
 #include "worker/targets/cuda/launch/place.h"
 
-// What is done for a node by kernels that are written by hand (worker/targets/cuda/kernels). No GPU here.
+// Plans how hand-written kernels (worker/targets/cuda/kernels) execute a node. Needs no GPU.
 namespace torch_remote::worker::cuda {
 
-// A kernel, with its argument: a struct of kernels/arguments.h.
+// A kernel launch with its only argument, a struct of kernels/arguments.h.
 struct OpLaunch {
   KernelFile file = KernelFile::kFill;
   const char* kernel = "";
   unsigned grid = 1, block = 1;
   std::vector<uint64_t> words;
-  // Words that only a run knows.
+  // Words that are known only in a run.
   struct Address {
     size_t word = 0;
     Place place;
@@ -40,18 +40,18 @@ struct OpLaunch {
   };
   std::vector<Address> addresses;
   std::vector<Parameter> parameters;
-  std::optional<size_t> numbers;  // as Work has it: `parameters` are the words behind it
-  std::optional<size_t> failure;  // an IndexRecord, whose operands are the plan's
+  std::optional<size_t> numbers;  // As in Work: `parameters` are the words after it.
+  std::optional<size_t> failure;  // The address of an IndexRecord; its operands are the plan's.
 };
 
-// Bytes of one value.
+// Fills memory with one byte value.
 struct OpFill {
   Place to;
   uint64_t nbytes = 0;
   uint8_t value = 0;
 };
 
-// Bytes that the host computes of the run's numbers.
+// Bytes that the host computes from the run's values.
 struct OpUpload {
   Place to;
   std::function<std::vector<std::byte>(std::span<const int64_t> values)> make;
@@ -59,26 +59,26 @@ struct OpUpload {
 
 using OpStep = std::variant<Moved, OpLaunch, OpFill, OpUpload>;
 
-// A result of which only data tell how large it is.
+// A result whose size depends on data.
 struct DynamicResult {
   uint32_t view = 0;
   ir::DType dtype = ir::DType::kInt64;
   std::vector<int64_t> sizes = {};
-  std::vector<int64_t> strides = {};   // none: packed
-  std::optional<int64_t> number = {};  // the result is this one, of the host's
+  std::vector<int64_t> strides = {};   // Empty: contiguous.
+  std::optional<int64_t> number = {};  // The result is this number on the host.
 };
 
 struct OpPlan {
-  std::vector<uint64_t> scratch;  // bytes of each
+  std::vector<uint64_t> scratch;  // Bytes of each piece.
   std::vector<OpStep> steps;
-  std::vector<IndexedOperand> operands;  // of failures
-  // With dynamic results: a number (i64) that the host reads when the steps are done, and then what else is done. The
-  // second plan's scratch follows the first one's, and its buffers are those of the results.
+  std::vector<IndexedOperand> operands;  // Operands that failures refer to.
+  // With dynamic results: the location of an i64 that the host reads after the steps, and a function that plans the
+  // rest. The second plan's scratch follows the first one's, and its buffers are those of the results.
   std::optional<Place> count;
   std::function<Status(int64_t count, OpPlan* rest, std::vector<DynamicResult>* results)> then;
 };
 
-// A view, in one run.
+// A view with the values of one run.
 struct OpTensor {
   uint32_t view = 0;
   Place place;
@@ -90,7 +90,7 @@ struct OpTensor {
   uint64_t nbytes() const { return static_cast<uint64_t>(count()) * ir::item_size(dtype); }
 };
 
-// What lies before, along and behind a dim.
+// The numbers of elements before, along and after a dim.
 struct Split {
   int64_t outer = 1, length = 1, inner = 1;
 };
@@ -98,10 +98,10 @@ Split split(std::span<const int64_t> sizes, int64_t dim);
 
 std::vector<int64_t> packed_strides(std::span<const int64_t> sizes);
 
-// A number as bits of a float.
+// A number as the bits of a float dtype.
 uint64_t float_bits(double x, ir::DType dtype);
 
-// The dtype of a complex number's parts; and the tensor of them, with a last dim of two.
+// The dtype of a complex number's parts; and a view of the parts, with a last dim of two.
 ir::DType part_of(ir::DType dtype);
 OpTensor parts_of(const OpTensor& tensor);
 
@@ -112,48 +112,49 @@ class OpPlanner {
             std::vector<ir::Sym>* symbols)
       : graph_(graph), node_(graph.nodes[node]), number_(node), values_(values), plan_(plan), symbols_(symbols) {}
 
-  // -- the node
+  // -- The node
 
   std::string_view op() const { return ir::op_desc(node_.opcode).name; }
   // Null: there is no such argument, or it was not given.
   const ir::Arg* argument(std::string_view name) const;
   bool has(std::string_view name) const { return argument(name) != nullptr; }
-  // Numbers; the plan is made anew when they change.
+  // Number arguments. Every value that is read becomes a dependency: the node is planned anew when it changes.
   int64_t whole(std::string_view name, int64_t otherwise = 0);
   double number(std::string_view name, double otherwise = 0);
   bool flag(std::string_view name, bool otherwise = false) { return whole(name, otherwise ? 1 : 0) != 0; }
   std::vector<int64_t> wholes(std::string_view name);
   int64_t value(ir::Sym symbol);
-  // A number as bits of an element.
+  // A number argument as the bits of an element.
   uint64_t bits(std::string_view name, ir::DType dtype);
   std::optional<OpTensor> tensor(std::string_view name);
   OpTensor tensor_of(uint32_t view) const;
-  // The only one of `indices`, if it is a mask, and the dim that it begins with.
+  // If `indices` has a single entry and it is a mask: the mask, and its first dim.
   std::optional<std::pair<OpTensor, size_t>> mask() const;
-  // The i-th result, or the argument that it is. None: it is not wanted.
+  // The i-th result, or the argument that it aliases. None: the result is not used.
   std::optional<OpTensor> result(size_t i);
-  // The i-th one of a result that is a list.
+  // The i-th tensor of a result that is a list.
   std::optional<OpTensor> listed_result(size_t list, size_t i) const;
   // The view of a result whose size depends on data.
   std::optional<uint32_t> dynamic_result(size_t i) const;
 
-  // -- its plan
+  // -- Its plan
 
   Place scratch(uint64_t nbytes);
-  // Packed elements of it, in that dtype; those of it where it has them.
+  // The tensor's elements, contiguous and in that dtype: the tensor itself if it fits, else a copy.
   Place packed(const OpTensor& tensor, ir::DType dtype);
   Place packed(const OpTensor& tensor) { return packed(tensor, tensor.dtype); }
-  // The same tensor, in memory that nothing else is written to.
+  // The tensor, copied if it shares a buffer with `written`.
   OpTensor apart(const OpTensor& tensor, const OpTensor& written);
-  // Where packed elements of a result go, which no operand lies in; what is moved from there is moved by `finish`.
+  // Where to write a result's contiguous elements. It is in scratch memory if the result is strided or an operand
+  // shares its buffer; `finish` then adds the copy.
   Place output(const OpTensor& to);
-  void copy(const OpTensor& from, const OpTensor& to);  // broadcast
+  void copy(const OpTensor& from, const OpTensor& to);  // Broadcasts `from`.
   void zero(Place to, uint64_t nbytes) { plan_->steps.emplace_back(OpFill{to, nbytes, 0}); }
   void upload(OpUpload upload) { plan_->steps.emplace_back(std::move(upload)); }
   uint32_t add_operand(int64_t dim, std::string words = {});
 
-  // A launch, with words to fill in. It becomes a step where its expression ends, and can only be used in that one:
-  // what its operands ask for (`packed`, `copy`) are steps before it, wherever they are written.
+  // A launch, with words to fill in. It becomes a step at the end of the full expression, and cannot be used after
+  // that. So steps that its operands add (`packed`, `copy`) always come before it.
   template <typename T>
   class [[nodiscard]] Call {
    public:
@@ -175,19 +176,19 @@ class OpPlanner {
       add(word(member(given_)), place);
       return std::move(*this);
     }
-    // Of an array.
+    // Fills in elements of an array.
     template <typename F>
     Call&& at_words(F&& first, std::span<const Place> places) && {
       for (size_t i = 0; i < places.size(); ++i) add(word(first(given_)) + i, places[i]);
       return std::move(*this);
     }
-    // Members, and the place of each.
+    // Fills in several members with their locations.
     template <typename Members>
     Call&& at_each(const Members& members) && {
       for (const auto& [member, place] : members) add(word(&(given_.*member)), place);
       return std::move(*this);
     }
-    // Members side by side, from one that can be their address.
+    // Consecutive members, which follow a member that can hold their address in GPU memory.
     template <typename U>
     Call&& parameters(U T::* numbers, std::initializer_list<ir::Sym> symbols) && {
       made_.numbers = word(&(given_.*numbers));
@@ -214,12 +215,12 @@ class OpPlanner {
     OpLaunch made_;
     const T given_;
   };
-  // Of so many blocks; none: nothing is done.
+  // A launch of `grid` blocks; none if it is 0 or less.
   template <typename T>
   Call<T> launch(KernelFile file, const char* kernel, const T& given, int64_t grid, unsigned block = 256) {
     return add_launch(&plan_->steps, file, kernel, given, grid, block);
   }
-  // The same of other steps: those that follow when a count is known.
+  // The same for other steps, which follow once a count is known.
   template <typename T>
   static Call<T> add_launch(std::vector<OpStep>* steps, KernelFile file, const char* kernel, const T& given,
                             int64_t grid, unsigned block = 256) {
@@ -234,7 +235,7 @@ class OpPlanner {
     return {steps, std::move(made), given};
   }
 
-  // After the last step.
+  // Must be called after the last step.
   void finish();
 
   OpPlan& plan() { return *plan_; }
@@ -243,7 +244,7 @@ class OpPlanner {
  private:
   bool is_read(uint32_t buffer) const;
   void move(Place from, ir::DType from_type, std::span<const int64_t> from_strides, const OpTensor& to);
-  // Between complex numbers and others.
+  // Copies between complex and real dtypes.
   void move_parts(Place from, ir::DType from_type, std::span<const int64_t> from_strides, const OpTensor& to);
 
   const ir::Graph& graph_;
@@ -259,10 +260,10 @@ class OpPlanner {
   std::vector<Late> late_;
 };
 
-// Where a block does an item, and goes on to others.
+// The most blocks of a launch in which each block loops over items.
 inline constexpr int64_t kMostBlocks = 1 << 16;
 
-// Blocks of 256 threads for so many items, each of which goes on to others.
+// The number of blocks of 256 threads for so many items; threads loop if there are more.
 inline int64_t blocks_for(int64_t items) {
   constexpr int64_t kMost = 4096;
   return items <= 0 ? 0 : items > kMost * 256 ? kMost : (items + 255) / 256;
@@ -273,13 +274,13 @@ inline Status refuse(std::string what) { return {ErrorCode::kUnsupported, std::m
 // -- the ops
 
 using PlanOp = Status (*)(OpPlanner& planner);
-// By file; each is a list of names and functions.
+// Maps an op's name to its plan; there is one list per file.
 struct NamedPlan {
   std::string_view name;
   PlanOp plan;
-  bool takes_complex = false;  // elements are only moved, or the plan looks at dtypes itself
+  bool takes_complex = false;  // Elements are only copied, or the plan checks dtypes itself.
 };
-// Of an op's name: that of ATen's ops without namespace and overload; null: there is none.
+// The plan of an op, found by the name without ATen's namespace and overload. Null: there is none.
 const NamedPlan* find_op_plan(ir::Opcode opcode, bool of_complex = false);
 std::span<const NamedPlan> random_plans();
 std::span<const NamedPlan> scan_plans();
@@ -302,50 +303,50 @@ std::span<const NamedPlan> ctc_plans();
 std::span<const NamedPlan> margin_plans();
 std::span<const NamedPlan> complex_plans();
 
-// Makes the first result, of which the client may know no sizes although no data tell them. `make` adds the steps that
-// write its packed elements.
+// Makes the first result, whose sizes the client may not know although they do not depend on data. `make` adds the
+// steps that write its contiguous elements.
 using MakeResult = std::function<void(std::vector<OpStep>* steps, Place to)>;
 Status make_result(OpPlanner& planner, ir::DType dtype, const std::vector<int64_t>& sizes, const MakeResult& make);
 
-// The elements of `from` at all places of `to`, one behind another in that dtype; along `dim`, if it is given, each is
-// so many places earlier, and the first ones are the last.
+// `from` broadcast to the sizes of `to`, contiguous, converted to `dtype`. If `dim` is given, it is rolled along it by
+// -`by`.
 OpTensor turned(OpPlanner& planner, const OpTensor& from, const OpTensor& to, ir::DType dtype,
                 std::optional<size_t> dim = std::nullopt, int64_t by = 0);
 
-// How many of so many packed elements are not 0, as an i64.
+// Writes the number of elements that are not 0 as an i64; `in` is contiguous.
 void count_nonzero(OpPlanner& planner, Place in, ir::DType dtype, int64_t count, Place out);
 
-// A number of the call as an element of a complex dtype, without dims. None: it is a tensor's, or not there.
+// A number argument as an element of a complex dtype, without dims. None: it is a tensor, or absent.
 std::optional<OpTensor> complex_number(OpPlanner& planner, std::string_view name, ir::DType dtype);
-// How large each of complex numbers is, in a tensor of real ones.
+// The absolute values of complex numbers, as a real tensor.
 OpTensor sizes_of(OpPlanner& planner, const OpTensor& tensor);
 
-// Sums of complex numbers, part by part.
+// Sums and means of complex numbers, part by part.
 Status sum_of_parts(OpPlanner& planner);
 Status mean_of_parts(OpPlanner& planner);
-// Variances and deviations: of both parts together.
+// Variances and standard deviations of complex numbers; both parts contribute.
 Status variance_of_parts(OpPlanner& planner);
 Status deviation_of_parts(OpPlanner& planner);
 
-// Norms over some dims, of floats or complex numbers, into packed floats.
+// Norms over some dims, of floats or complex numbers, into contiguous floats.
 void norm_over(OpPlanner& planner, const OpTensor& from, const std::vector<bool>& dims, double p, const OpTensor& to);
 
-// All elements of a packed tensor become one.
+// Reduces all elements of a contiguous tensor to one.
 enum class ReduceAll : uint8_t { kSum, kMean, kMax, kMin };
 void reduce_all(OpPlanner& planner, ReduceAll how, const OpTensor& from, const OpTensor& to);
 
-// Whether each of packed elements, as many as `to` has, is one of those of a packed tensor of its dtype.
+// Whether each element is a member of a contiguous tensor of the same dtype. There are as many elements as `to` has.
 Status search_members(OpPlanner& planner, Place elements, const OpTensor& to, const OpTensor& members, bool inverts);
 
-// c10::promoteTypes, of reals.
+// c10::promoteTypes for real dtypes.
 ir::DType promote(ir::DType a, ir::DType b);
 
-// Rows of keys (u64, `keys`, overwritten), sorted: where keys and places (u32) are then.
+// Sorts rows of u64 keys, overwriting `keys`. Returns where the sorted keys and their original positions (u32) are.
 struct Sorted {
   Place keys, places;
 };
 Sorted sort_rows(OpPlanner& planner, Place keys, int64_t rows, int64_t length);
-// The same of a tensor's elements, along a dim.
+// The same for a tensor's elements along a dim.
 Status sort_tensor(OpPlanner& planner, const OpTensor& tensor, Place packed, const Split& dims, bool descending,
                    Sorted* sorted);
 

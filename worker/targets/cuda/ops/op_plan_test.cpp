@@ -13,10 +13,10 @@ using Call = OpPlanner::Call<TriangleArguments>;
 
 template <typename C>
 concept UsableLater = requires(C& call, Place place) { call.at(&TriangleArguments::in, place); };
-// A launch that has a name could be given operands behind steps that it should come before.
+// A named launch could be given operands after steps that it must precede.
 static_assert(!UsableLater<Call> && !std::is_copy_constructible_v<Call> && !std::is_move_constructible_v<Call>);
 
-// A matrix that is read turned over, and what is made of it.
+// Reads a transposed matrix, and makes a triangle of it.
 class OpPlans : public testing::Test {
  protected:
   void SetUp() override {
@@ -32,7 +32,7 @@ class OpPlans : public testing::Test {
   }
   OpPlanner planner() { return {graph_, 0, values_, &plan_, &symbols_}; }
 
-  // "move" and "launch", in the order in which they are done.
+  // "move" and "launch", in the order of the plan.
   std::string steps() const {
     std::string all;
     for (const OpStep& step : plan_.steps) {
@@ -64,7 +64,7 @@ TEST_F(OpPlans, OperandsThatALaunchAsksForArePackedBeforeIt) {
   EXPECT_EQ(launch.addresses[1].place.buffer, 1u);
 }
 
-// Each of more than a vector of steps has room for at first.
+// More of each than a vector holds without reallocation.
 TEST_F(OpPlans, LaunchesKeepTheirOrderAndTheirWords) {
   OpPlanner planner = this->planner();
   const OpTensor self = *planner.tensor("self");

@@ -10,7 +10,8 @@
 #include "worker/targets/cuda/kernels/pointwise_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
-// Element by element, in forms that compiled kernels have no code for: operands are brought to one dtype and one size.
+// Pointwise ops in forms that compiled kernels do not support. Operands are converted to one dtype and expanded to one
+// size.
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -20,7 +21,8 @@ using ir::DType;
 
 int kind_of(DType dtype) { return dtype == DType::kBool ? 0 : ir::is_float(dtype) ? 2 : 1; }
 
-// at::result_type: tensors with dims count before those without, and these before numbers, unless of a lower kind.
+// at::result_type: tensors with dims take precedence over those without, and these over numbers, unless of a lower
+// kind.
 class ResultType {
  public:
   void add_tensor(DType dtype, bool has_dims) { add(has_dims ? 0 : 1, dtype); }
@@ -38,7 +40,7 @@ class ResultType {
   std::optional<DType> found_[3];
 };
 
-// A number as an element has it.
+// A number rounded to the dtype of an element.
 double as_element(double x, DType dtype) {
   switch (dtype) {
     case DType::kFloat32:
@@ -111,7 +113,7 @@ Operand operand(OpPlanner& planner, std::string_view name, ResultType* types) {
   return made;
 }
 
-// In the dtype that is computed in, at all places of the result.
+// Converts an operand to the dtype of the computation and expands it to the result's sizes.
 void bring(OpPlanner& planner, const OpTensor& to, DType dtype, Operand* operand) {
   if (!operand->tensor) {
     operand->number = as_element(operand->number, dtype);
@@ -194,7 +196,7 @@ Status clamp(OpPlanner& planner) {
   return compute(planner, Pointwise::kClamp, types.get(), *to, std::move(a), std::move(least), std::move(most));
 }
 
-// A result that has the operand's elements.
+// The result is a copy of the operand.
 Status same(OpPlanner& planner, const OpTensor& self, const OpTensor& to) {
   if (self.place.buffer == to.place.buffer && self.place.offset == to.place.offset) return {};
   planner.copy(self, to);
@@ -212,7 +214,7 @@ Status nan_to_num(OpPlanner& planner) {
                  as_element(planner.number("neginf", -most), self->dtype));
 }
 
-// Integers are whole.
+// Integers need no rounding.
 Status round(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to || self->dtype != to->dtype) return refuse("of these dtypes");
@@ -225,7 +227,7 @@ Status round(OpPlanner& planner) {
                  ten);
 }
 
-// Its mantissa and its exponent.
+// frexp: mantissa and exponent.
 Status parts_of_floats(OpPlanner& planner) {
   const auto self = planner.tensor("self"), mantissa = planner.result(0), exponent = planner.result(1);
   if (!self || !ir::is_float(self->dtype)) return refuse("of integers");
@@ -237,7 +239,7 @@ Status parts_of_floats(OpPlanner& planner) {
   return exponent ? compute(planner, Pointwise::kExponent, self->dtype, *exponent, a) : Status();
 }
 
-// Of bools torch does two powers, that to 0 and that to 1.
+// For bools, torch supports only the exponents 0 and 1.
 Status power(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   const double exponent = planner.number("exponent", -1);
@@ -271,7 +273,7 @@ Status log_gamma(OpPlanner& planner) { return unary(planner, Pointwise::kLogGamm
 Status digamma(OpPlanner& planner) { return unary(planner, Pointwise::kDigamma); }
 Status angle(OpPlanner& planner) { return unary(planner, Pointwise::kAngle); }
 
-// (Of integers: others are compiled.)
+// Only for integers; floats are compiled.
 Status logit(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to || ir::is_float(self->dtype) || !ir::is_float(to->dtype)) return refuse("of these dtypes");
@@ -282,7 +284,7 @@ Status logit(OpPlanner& planner) {
 Status sinc(OpPlanner& planner) { return unary(planner, Pointwise::kSinc); }
 Status entropy(OpPlanner& planner) { return unary(planner, Pointwise::kEntropy); }
 
-// -- special functions ------------------------------------------------------------------------------------------------
+// -- Special functions ------------------------------------------------------------------------------------------------
 
 Status special(OpPlanner& planner, Pointwise what, double b = 0, double c = 0) {
   const auto self = planner.tensor("self"), to = planner.result(0);
@@ -341,7 +343,7 @@ Status cross(OpPlanner& planner) {
                  {.there = true, .tensor = product});
 }
 
-// Slices along a dim whose norm is too large are made smaller.
+// Scales down slices along a dim whose norm is too large.
 Status renorm(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to || self->sizes.empty() || self->dtype != to->dtype) return refuse("of these dtypes");
@@ -357,7 +359,7 @@ Status renorm(OpPlanner& planner) {
   dims[dim] = false;
   norm_over(planner, *self, dims, planner.number("p"), norms);
   OpTensor from = *self, made = *to;
-  if (ir::is_complex(to->dtype)) {  // both parts alike
+  if (ir::is_complex(to->dtype)) {  // Both parts get the same factor.
     from = parts_of(from);
     made = parts_of(made);
     norms.sizes.push_back(1);
@@ -367,7 +369,7 @@ Status renorm(OpPlanner& planner) {
                  {.there = true, .tensor = norms}, {}, planner.number("maxnorm"));
 }
 
-// Halves of a dim: one is multiplied with the sigmoid of the other.
+// GLU: the two halves of a dim; one is multiplied by the sigmoid of the other.
 std::optional<std::pair<OpTensor, OpTensor>> halves_of(OpPlanner& planner, const OpTensor& whole) {
   if (whole.sizes.empty()) return std::nullopt;
   const int64_t given = planner.whole("dim", -1);
@@ -398,7 +400,7 @@ Status glu_backward(OpPlanner& planner) {
   return compute(planner, Pointwise::kGluSlope, self->dtype, made->second, gated, gate, of_grad);
 }
 
-// Losses of pairs of elements, added up or not.
+// Losses of pairs of elements, reduced or not.
 Status pair_loss(OpPlanner& planner, Pointwise what, double d = 0) {
   const auto self = planner.tensor("self"), target = planner.tensor("target"), weight = planner.tensor("weight"),
              of_truth = planner.tensor("pos_weight"), to = planner.result(0);
@@ -410,7 +412,7 @@ Status pair_loss(OpPlanner& planner, Pointwise what, double d = 0) {
     losses.sizes = self->sizes;
     if (target->sizes != self->sizes) return refuse("of targets of other sizes");
   }
-  // What is added up or multiplied yet is f32 at least.
+  // Losses that are still summed or multiplied are at least f32.
   const bool ends = how == 0 && (!weight || what == Pointwise::kBinaryCrossEntropy);
   if (!ends) {
     losses.dtype = dtype == DType::kFloat64 ? dtype : DType::kFloat32;
@@ -443,7 +445,7 @@ Status smooth_l1_loss(OpPlanner& planner) {
 Status huber_loss(OpPlanner& planner) { return pair_loss(planner, Pointwise::kHuber, planner.number("delta", 1)); }
 Status soft_margin_loss(OpPlanner& planner) { return pair_loss(planner, Pointwise::kSoftMargin); }
 
-// Of elements and numbers: comparisons. Among several: a search in sorted ones, where NaN is none.
+// isin. A single test element is compared directly. Several are sorted and searched; NaN is never a member.
 Status is_in(OpPlanner& planner) {
   ResultType types;
   const auto to = planner.result(0);
@@ -460,7 +462,7 @@ Status is_in(OpPlanner& planner) {
   if (!tests.tensor) return refuse("of a number");
   bring(planner, *to, dtype, &elements);
   OpTensor all = *tests.tensor;
-  if (elements.place.buffer == kNowhere) {  // a number
+  if (elements.place.buffer == kNowhere) {  // It is a number.
     elements.place = planner.scratch(8);
     planner
         .launch(KernelFile::kFill, "fill_bits",
@@ -472,7 +474,7 @@ Status is_in(OpPlanner& planner) {
   return search_members(planner, elements.place, *to, all, inverts);
 }
 
-// Whether all elements are the same ones: a bool of the host's.
+// Whether all elements are equal: a bool on the host.
 Status equal(OpPlanner& planner) {
   auto self = planner.tensor("self"), other = planner.tensor("other");
   if (!self || !other || self->dtype != other->dtype) return refuse("of two dtypes");
@@ -578,7 +580,7 @@ ir::DType promote(ir::DType a, ir::DType b) {
   if (a == b) return a;
   if (kind_of(a) != kind_of(b)) return kind_of(a) > kind_of(b) ? a : b;
   if (ir::item_size(a) != ir::item_size(b)) return ir::item_size(a) > ir::item_size(b) ? a : b;
-  return kind_of(a) == 2 ? DType::kFloat32 : DType::kInt16;  // float16 and bfloat16; uint8 and int8
+  return kind_of(a) == 2 ? DType::kFloat32 : DType::kInt16;  // float16 and bfloat16; uint8 and int8.
 }
 
 std::span<const NamedPlan> pointwise_plans() { return kPointwisePlans; }

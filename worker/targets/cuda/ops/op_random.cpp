@@ -11,7 +11,7 @@
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
-// Random fills: the numbers of worker/targets/aten/kernels/random.cpp.
+// Random fills, with the same numbers as worker/targets/aten/kernels/random.cpp.
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -19,7 +19,7 @@ using ir::DType;
 
 Status invalid(std::string what) { return {ErrorCode::kOpFailed, std::move(what), "RuntimeError"}; }
 
-// The largest integer up to which a dtype holds all of them.
+// The largest n for which the dtype represents all integers from 0 to n.
 uint64_t last_integer(DType dtype) {
   switch (dtype) {
     case DType::kBool:
@@ -39,7 +39,7 @@ uint64_t last_integer(DType dtype) {
   }
 }
 
-// Fills what the op fills.
+// Fills the op's result, or `self`.
 Status fill(OpPlanner& planner, RandomArguments draw, Place probabilities = {}) {
   std::optional<OpTensor> to = planner.result(0);
   if (!to) to = planner.tensor("self");
@@ -48,7 +48,7 @@ Status fill(OpPlanner& planner, RandomArguments draw, Place probabilities = {}) 
   draw.count = to->count();
   draw.dtype = static_cast<i64>(to->dtype);
   const bool is_complex = to->dtype == DType::kComplex64 || to->dtype == DType::kComplex128;
-  if (is_complex) {  // real and imaginary parts, which share the variance
+  if (is_complex) {  // Real and imaginary parts, which share the variance.
     if (draw.draw != Draw::kUniform && (draw.draw != Draw::kNormal || draw.a != 0)) return refuse("of complex numbers");
     draw.count *= 2;
     draw.dtype = static_cast<i64>(to->dtype == DType::kComplex64 ? DType::kFloat32 : DType::kFloat64);
@@ -57,7 +57,7 @@ Status fill(OpPlanner& planner, RandomArguments draw, Place probabilities = {}) 
     return refuse("of integers");
   }
   const Place place = planner.output(*to);
-  // A thread has a block of words, of which it makes two numbers or four.
+  // A thread makes two or four numbers from one Philox block of words.
   planner.launch(KernelFile::kRandom, "random_fill", draw, blocks_for((draw.count + 1) / 2))
       .at(&RandomArguments::out, place)
       .at(&RandomArguments::probabilities, probabilities)
@@ -122,10 +122,11 @@ Status bernoulli(OpPlanner& planner) {
   return fill(planner, {.draw = Draw::kBelow, .range = static_cast<uint64_t>(std::ldexp(p, 32))});
 }
 
-// Beyond this ATen takes 64 bits for each.
+// For more elements, ATen draws 64 bits for each.
 constexpr int64_t kMostPermuted = UINT32_MAX / 20;
 
-// Fisher and Yates: each step needs the one before, so the host does it, with ATen's generator, as the CPU's worker.
+// Fisher-Yates shuffle: each step depends on the previous one. So the host computes it, with ATen's generator, as the
+// CPU worker does.
 Status permutation(OpPlanner& planner) {
   const std::optional<OpTensor> to = planner.result(0);
   const ir::Arg* const generator = planner.argument("generator");

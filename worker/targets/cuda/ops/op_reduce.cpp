@@ -9,18 +9,18 @@
 #include "worker/targets/cuda/kernels/reduce_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
-// Reductions over any dims, softmax along any, layer norm: dims that are reduced are moved behind the others, by a copy
-// where they lie elsewhere. Compiled kernels do most of these without one; this is for the rest.
+// Reductions over any dims, softmax along any dim, layer norm. Reduced dims are moved to the end, by a copy if needed.
+// Compiled kernels execute most of these without a copy; this is for the rest.
 namespace torch_remote::worker::cuda {
 namespace {
 
 using ir::DType;
 
 constexpr int64_t kThreads = 256;
-// Rows that are at least so long are cut, where there are few of them.
+// Rows of at least kLong elements are split if there are few rows.
 constexpr int64_t kLong = 1 << 16, kPieces = 256;
 
-// Threads for a row, and for a block.
+// Threads per row, and per block.
 int64_t group_for(int64_t length) {
   const auto threads = static_cast<uint64_t>(std::clamp<int64_t>(length / 2, 1, kThreads));
   return static_cast<int64_t>(std::bit_floor(threads));
@@ -38,7 +38,7 @@ size_t dim_of(int64_t dim, size_t rank) {
   return static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(rank) : dim);
 }
 
-// Which dims of `self` are reduced.
+// Marks the dims of `self` that are reduced.
 std::vector<bool> reduced_dims(OpPlanner& planner, const OpTensor& self, const OpTensor* to) {
   const size_t rank = self.sizes.size();
   const ir::Arg* const given = planner.argument("dim");
@@ -49,13 +49,13 @@ std::vector<bool> reduced_dims(OpPlanner& planner, const OpTensor& self, const O
     return dims;
   }
   for (const int64_t dim : planner.wholes("dim")) dims[dim_of(dim, rank)] = true;
-  // No dims are all of them, but for ops that keep all then.
+  // An empty list means all dims, except for ops that then keep all dims.
   const bool keeps = to != nullptr && to->sizes == self.sizes;
   if (given->items.empty() && !keeps) dims.assign(rank, true);
   return dims;
 }
 
-// The tensor with these dims behind the others.
+// Moves the marked dims to the end.
 OpTensor with_dims_last(const OpTensor& tensor, const std::vector<bool>& last) {
   OpTensor made = tensor;
   made.sizes.clear();
@@ -85,10 +85,10 @@ struct Reduction {
   Reduce reduce = Reduce::kSum;
   double p = 0;
   DType out_dtype = DType::kFloat32;
-  bool in_floats = true;  // computed in f64, else in i64
+  bool in_floats = true;  // Computed in f64; otherwise in i64.
 };
 
-// Packed rows become packed results; each place but `in` may be none.
+// Reduces contiguous rows to contiguous results. Each location except `in` may be kNowhere.
 void launch_rows(OpPlanner& planner, const Reduction& how, Place in, DType dtype, Rows rows, Place out, Place places,
                  Place mean) {
   const bool is_norm_of_extreme = how.reduce == Reduce::kNorm && std::isinf(how.p);
@@ -136,7 +136,7 @@ void launch_rows(OpPlanner& planner, const Reduction& how, Place in, DType dtype
   launch(some, some_places, out, places, {});
 }
 
-// Of `self` over `dim`, into the results that there are.
+// Reduces `self` over `dim` into the results that exist.
 Status reduce(OpPlanner& planner, Reduce what, double p, const OpTensor& self, const OpTensor* to,
               const OpTensor* places, const OpTensor* mean) {
   const OpTensor* const any = to != nullptr ? to : places;
@@ -154,7 +154,7 @@ Status reduce(OpPlanner& planner, Reduce what, double p, const OpTensor& self, c
     const bool counts = what == Reduce::kAny || what == Reduce::kAll || what == Reduce::kNonzero;
     if (counts && ir::is_complex(dtype)) dtype = DType::kBool;
     if (counts) how.in_floats = ir::is_float(dtype);
-    if (!how.in_floats && !counts && ir::is_float(dtype)) dtype = DType::kInt64;  // elements become integers first
+    if (!how.in_floats && !counts && ir::is_float(dtype)) dtype = DType::kInt64;  // Elements become integers first.
   }
   const Place in = planner.packed(moved, dtype);
   const Place out = to != nullptr ? planner.output(*to) : Place();
@@ -172,7 +172,7 @@ Status reduce(OpPlanner& planner, Reduce what, double p = 0) {
   return reduce(planner, what, p, *self, &*to, nullptr, nullptr);
 }
 
-// A sum of truth values is whether there is one.
+// A sum with a bool result is "any", a product "all".
 bool makes_truth(OpPlanner& planner) {
   const auto to = planner.result(0);
   return to && to->dtype == DType::kBool;
@@ -214,7 +214,7 @@ Status both_extremes(OpPlanner& planner) {
   return reduce(planner, Reduce::kMax, 0, *self, &*most, nullptr, nullptr);
 }
 
-// What is taken from the number of elements.
+// The number that is subtracted from the number of elements.
 double correction_of(OpPlanner& planner) {
   if (planner.has("unbiased")) return planner.flag("unbiased") ? 1 : 0;
   return planner.number("correction", 1);
@@ -254,7 +254,7 @@ Status norms(OpPlanner& planner) {
   return {};
 }
 
-// Of a matrix's diagonal.
+// The sum of a matrix's diagonal.
 Status trace(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to || self->sizes.size() != 2) return refuse("of no matrix");
@@ -274,7 +274,7 @@ Status trace(OpPlanner& planner) {
   return {};
 }
 
-// Of complex numbers: parts are a dim that stays, behind the others that do.
+// Complex numbers: the two parts are one more dim that is kept, after the other kept dims.
 Status reduce_parts(OpPlanner& planner, Reduce what) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to || !ir::is_complex(to->dtype) || to->dtype == DType::kComplex32) return refuse("of these dtypes");
@@ -293,7 +293,7 @@ Status reduce_parts(OpPlanner& planner, Reduce what) {
   return {};
 }
 
-// Of complex numbers it is that of both parts together.
+// The variance of complex numbers is the sum of the variances of both parts.
 Status variance_of_parts(OpPlanner& planner, Reduce what) {
   const auto self = planner.tensor("self"), to = planner.result(0), mean = planner.result(1);
   if (!self || !to || self->dtype == DType::kComplex32) return refuse("of these dtypes");
@@ -313,7 +313,7 @@ Status variance_of_parts(OpPlanner& planner, Reduce what) {
   return {};
 }
 
-// -- along one dim, as large as the operand ---------------------------------------------------------------------------
+// -- Along one dim, with results of the operand's size ----------------------------------------------------------------
 
 std::vector<bool> one_dim(OpPlanner& planner, const OpTensor& tensor) {
   std::vector<bool> dims(tensor.sizes.size(), false);
@@ -407,7 +407,7 @@ Status layer_norm(OpPlanner& planner) {
   return {};
 }
 
-// An error, in the words that it is given, if a number is 0.
+// Reports an error with the given message if the number is 0.
 Status assert_async(OpPlanner& planner) {
   const auto self = planner.tensor("self");
   if (!self) return refuse("without operands");

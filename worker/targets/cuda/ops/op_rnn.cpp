@@ -6,8 +6,8 @@
 #include "worker/targets/cuda/kernels/rnn_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
-// Recurrent layers (`remote::rnn`): what all steps can do at once is one product; a step is a product with the hidden
-// state and a cell. What is between steps is f32, of f64 f64.
+// Recurrent layers (`remote::rnn`). One GEMM computes the input projections of all time steps. Each step then runs a
+// GEMM with the hidden state and a pointwise cell kernel. Intermediate state is f32, or f64 for f64.
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -16,7 +16,7 @@ using ir::RnnMode;
 
 constexpr int64_t kTile = 16;
 
-// Elements of a matrix: strides may be any.
+// A matrix with any strides.
 struct GateMatrix {
   Place place;
   DType dtype = DType::kFloat32;
@@ -30,10 +30,10 @@ Place behind(Place place, int64_t elements, DType dtype) {
   return place;
 }
 
-// A layer in one direction: steps, batch, inputs, units; weights packed.
+// One direction of a layer: its contiguous weights.
 struct Direction {
   bool reverse = false;
-  Place w_ih, w_hh, b_ih, b_hh;  // biases: kNowhere without any
+  Place w_ih, w_hh, b_ih, b_hh;  // Biases are kNowhere if there are none.
   int64_t index = 0;
 
   int64_t at(int64_t step, int64_t steps) const { return reverse ? steps - 1 - step : step; }
@@ -53,14 +53,14 @@ class Layer {
   GateMatrix matrix(Place place, DType dtype, int64_t rows, int64_t columns) const {
     return {place, dtype, rows, columns, columns, 1};
   }
-  // c = a b + biases, or added to what is there.
+  // c = a b + biases; with `adds`, added to the content of c.
   void product(const GateMatrix& a, const GateMatrix& b, const GateMatrix& c, Place bias = {}, Place more_bias = {},
                bool adds = false);
   void sum(const GateMatrix& a, Place to);
   void forward(const Direction& direction);
   void backward(const Direction& direction, const std::optional<GateMatrix>& grad_input);
   std::optional<OpTensor> weight_gradient(const Direction& direction, int64_t which) const;
-  // Elements of a tensor [steps, batch, directions * units].
+  // The element offset of step t and this direction in a tensor [steps, batch, directions * units].
   int64_t place_of(const OpTensor& tensor, const Direction& direction, int64_t t) const {
     return t * tensor.strides[0] + direction.index * units_ * tensor.strides[2];
   }
@@ -179,7 +179,8 @@ void Layer::forward(const Direction& direction) {
   const int64_t width = gates_ * units_, rows = steps_ * batch_;
   const OpTensor gates = wide_tensor({steps_, batch_, width}), hidden = wide_tensor({batch_, width}),
                  states = wide_tensor({steps_ + 1, batch_, units_}), cell = wide_tensor({batch_, units_});
-  // A GRU's reset gate is between the hidden state's share and the input's.
+  // A GRU applies its reset gate to the hidden state's projection, bias included, before it adds the input's
+  // projection. So b_hh belongs to the hidden state's GEMM.
   product(matrix(packed_input_, dtype_, rows, inputs_), matrix(direction.w_ih, dtype_, width, inputs_).transposed(),
           matrix(gates.place, wide_, rows, width), direction.b_ih, is_gru ? Place() : direction.b_hh);
   planner_.copy(part_of(hx_, 0, direction.index), part_of(states, 0, 0));
@@ -315,7 +316,7 @@ void Layer::backward(const Direction& direction, const std::optional<GateMatrix>
             matrix(planner_.output(*made), dtype_, width, inputs_));
   }
   if (const auto made = weight_gradient(direction, 1)) {
-    // What each step began with.
+    // The hidden state before each step.
     OpTensor before = wide_tensor({steps_, batch_, units_});
     for (int64_t step = 0; step < steps_; ++step) {
       OpTensor from = hx;

@@ -37,7 +37,7 @@ class OpUnit final : public Unit {
     values_.clear();
     return status;
   }
-  // Seeds, which are others in each run.
+  // Seeds differ in every run, so steps that use them need the values.
   void set_numbers(std::span<const int64_t> values) override {
     values_.clear();
     for (const OpStep& step : plan_.steps) {
@@ -55,7 +55,7 @@ class OpUnit final : public Unit {
   const NamedPlan& make_;
   OpPlan plan_;
   std::shared_ptr<const std::vector<IndexedOperand>> operands_;
-  std::vector<int64_t> values_;  // of the run, if they are needed
+  std::vector<int64_t> values_;  // The run's values, if a step needs them.
 };
 
 Status OpUnit::do_plan(const OpPlan& plan, uint64_t number, RunMemory& memory) {

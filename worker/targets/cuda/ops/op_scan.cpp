@@ -1,13 +1,13 @@
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
-// Running sums and the like along a dim.
+// Cumulative sums and similar scans along a dim.
 namespace torch_remote::worker::cuda {
 namespace {
 
 using ir::DType;
 
-// Lines side by side are done by a thread each, if there are so many.
+// At least this many adjacent lines are scanned by one thread each.
 constexpr int64_t kBeside = 32;
 
 struct Kernels {
@@ -19,10 +19,10 @@ Status scan(OpPlanner& planner, const Kernels& of_floats, const Kernels& of_inte
   if (!self || !to) return refuse("without a result");
   const bool is_complex = ir::is_complex(to->dtype), is_float = is_complex || ir::is_float(to->dtype);
   if (!is_float && of_integers.lines == nullptr) return refuse("of integers");
-  // Torch has maxima of bools, and no sums.
+  // Torch has cumulative maxima of bools, and no sums.
   if (to->dtype == ir::DType::kBool && !has_places) return refuse("of bools");
   Split dims = split(self->sizes, planner.whole("dim"));
-  if (is_complex) dims.inner *= 2;  // parts lie side by side
+  if (is_complex) dims.inner *= 2;  // Real and imaginary parts are adjacent.
   const bool changes = is_complex || ir::is_complex(self->dtype);
   const Place in = planner.packed(*self, changes ? to->dtype : self->dtype), out = planner.output(*to);
   Place places;

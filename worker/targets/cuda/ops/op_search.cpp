@@ -7,8 +7,8 @@
 #include "worker/targets/cuda/kernels/search_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
-// Searches in sorted rows, and what is counted or chosen of rows that are sorted first: bins, medians, modes; draws by
-// weight. Nothing is added up in an order that changes, so results are the same in each run.
+// Searches in sorted rows; bins, medians and modes, which sort rows first; weighted draws. The order of sums is fixed,
+// so results are reproducible.
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -150,7 +150,7 @@ Status histogram(OpPlanner& planner) {
   return {};
 }
 
-// As CPU converts NaN: true, the lowest number of 32 or 64 bits, 0 of fewer.
+// As the CPU converts NaN: true; the lowest number of 32 or 64 bits; 0 for fewer bits.
 uint64_t bits_of_nan(DType dtype) {
   if (ir::is_float(dtype)) return float_bits(std::numeric_limits<double>::quiet_NaN(), dtype);
   if (dtype == DType::kBool) return 1;
@@ -158,7 +158,7 @@ uint64_t bits_of_nan(DType dtype) {
   return bits < 32 ? 0 : uint64_t{1} << (bits - 1);
 }
 
-// Of a dim, or of all elements.
+// Along a dim, or over all elements.
 Status middle(OpPlanner& planner, Middle what) {
   const auto self = planner.tensor("self"), values = planner.result(0), indices = planner.result(1);
   if (!self || (!values && !indices)) return refuse("without a result");
@@ -196,7 +196,7 @@ Status median(OpPlanner& planner) { return middle(planner, Middle::kMedian); }
 Status median_of_numbers(OpPlanner& planner) { return middle(planner, Middle::kMedianOfNumbers); }
 Status mode(OpPlanner& planner) { return middle(planner, Middle::kMode); }
 
-// -- draws by weight --------------------------------------------------------------------------------------------------
+// -- Weighted draws ---------------------------------------------------------------------------------------------------
 
 Status multinomial(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);

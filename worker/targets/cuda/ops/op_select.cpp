@@ -6,13 +6,13 @@
 #include "worker/targets/cuda/kernels/search_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
-// Results whose size depends on data: how many elements there are is counted, and read by the host.
+// Results whose size depends on data: the GPU counts the elements, and the host reads the count.
 namespace torch_remote::worker::cuda {
 namespace {
 
 using ir::DType;
 
-// How many elements of `in` are not 0, and where each chunk's begin.
+// Counts the elements of `in` that are not 0. Returns the offset of each chunk's first one; the total comes last.
 Place sum_set(OpPlanner& planner, Place in, int64_t count, DType dtype) {
   const int64_t chunks = (count + kSelectChunk - 1) / kSelectChunk;
   const Place counts = planner.scratch(8 * static_cast<uint64_t>(chunks + 1));
@@ -25,7 +25,7 @@ Place sum_set(OpPlanner& planner, Place in, int64_t count, DType dtype) {
       .at(&SelectSumArguments::counts, counts);
   return counts;
 }
-// The host reads it, too.
+// The same; the host also reads the total.
 Place count_set(OpPlanner& planner, Place in, int64_t count, DType dtype) {
   const int64_t chunks = (count + kSelectChunk - 1) / kSelectChunk;
   const Place counts = sum_set(planner, in, count, dtype);
@@ -33,7 +33,7 @@ Place count_set(OpPlanner& planner, Place in, int64_t count, DType dtype) {
   return counts;
 }
 
-// The rest of a plan: a launch whose words are known but for addresses.
+// A launch for the rest of a plan, complete except for addresses.
 template <typename T>
 OpLaunch rest_of(const char* kernel, const T& arguments, int64_t grid, std::vector<OpLaunch::Address> addresses) {
   OpLaunch launch;
@@ -72,7 +72,7 @@ Status select(OpPlanner& planner, const ir::Graph& graph, uint32_t to, const OpT
   planner.plan().then = [=](int64_t found, OpPlan* rest, std::vector<DynamicResult>* results) {
     DynamicResult made{to, dtype, {found}};
     SelectPlacesArguments all = arguments;
-    if (!is_from) {  // as on the CPU, numbers of one dim lie side by side
+    if (!is_from) {  // As on the CPU, the indices of one dim are contiguous.
       made.sizes.push_back(arguments.rank);
       made.strides = {1, found};
       all.dim_stride = found;
@@ -103,7 +103,7 @@ Status nonzero(OpPlanner& planner) {
   return select(planner, planner.graph(), *to, set, planner.packed(*self, set.dtype), nullptr, {});
 }
 
-// So many of them, and behind these a number.
+// A fixed number of indices, followed by a fill value.
 Status nonzero_static(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to || to->sizes.size() != 2) return refuse("without a result");
@@ -134,7 +134,7 @@ Status nonzero_static(OpPlanner& planner) {
   return {};
 }
 
-// Each place of `repeats` as often as it says. How many that are, the host reads, or the call says.
+// Repeats each position of `repeats` as often as its value says. The host reads the total, or the call gives it.
 Status repeat_places(OpPlanner& planner) {
   const std::optional<OpTensor> repeats = planner.tensor("repeats"), to = planner.result(0);
   const std::optional<uint32_t> view = planner.dynamic_result(0);
@@ -186,7 +186,7 @@ Status masked_select(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self"), mask = planner.tensor("mask");
   const std::optional<uint32_t> to = planner.dynamic_result(0);
   if (!self || !mask || !to) return refuse("of a known size");
-  // Both at all places of both.
+  // Broadcasts both to a common size.
   OpTensor whole = *self;
   whole.sizes.assign(std::max(self->sizes.size(), mask->sizes.size()), 1);
   for (const OpTensor* const one : {&*self, &*mask}) {
@@ -217,7 +217,7 @@ Status masked_scatter(OpPlanner& planner) {
   if (!self || !mask || !source || !to || source->dtype != to->dtype) return refuse("of two dtypes");
   const int64_t count = to->count(), chunks = (count + kSelectChunk - 1) / kSelectChunk;
   if (count == 0) return {};
-  OpTensor made = *to, set = *to;  // at all places
+  OpTensor made = *to, set = *to;  // Expanded to the result's sizes.
   made.strides = set.strides = packed_strides(to->sizes);
   set.dtype = mask->dtype;
   made.place = planner.scratch(made.nbytes());
@@ -243,7 +243,7 @@ Status masked_scatter(OpPlanner& planner) {
   return {};
 }
 
-// What the mask chose, and zeros behind it.
+// The gradients that the mask selected, followed by zeros.
 Status masked_scatter_backward(OpPlanner& planner) {
   const std::optional<OpTensor> grad = planner.tensor("grad_output"), mask = planner.tensor("mask"),
                                 to = planner.result(0);
@@ -252,7 +252,7 @@ Status masked_scatter_backward(OpPlanner& planner) {
   planner.zero(out, to->nbytes());
   const int64_t count = grad->count(), chunks = (count + kSelectChunk - 1) / kSelectChunk;
   if (count == 0 || to->count() == 0) return {};
-  OpTensor set = *grad;  // at all places
+  OpTensor set = *grad;  // Expanded to the gradient's sizes.
   set.strides = packed_strides(set.sizes);
   set.dtype = mask->dtype;
   set.place = planner.scratch(set.nbytes());
@@ -270,7 +270,7 @@ Status masked_scatter_backward(OpPlanner& planner) {
   return {};
 }
 
-// x[:, mask]: the places that a mask names, then the elements there.
+// x[:, mask]: first the positions that the mask selects, then the elements there.
 Status index_by_mask(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self");
   const std::optional<uint32_t> to = planner.dynamic_result(0);
@@ -329,7 +329,7 @@ Status index_by_mask(OpPlanner& planner) {
   return {};
 }
 
-// Runs of equal elements: of sorted ones, or as they are.
+// Runs of equal elements, after sorting or in the given order.
 Status unique(OpPlanner& planner, bool sorts) {
   const std::optional<OpTensor> self = planner.tensor("self");
   const std::optional<uint32_t> to = planner.dynamic_result(0);

@@ -5,7 +5,7 @@
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
-// Sorting, and what is taken of what is sorted.
+// Sorting, and ops that take elements of sorted rows.
 namespace torch_remote::worker::cuda {
 
 Sorted sort_rows(OpPlanner& planner, Place keys, int64_t rows, int64_t length) {
@@ -58,7 +58,7 @@ Status sort_tensor(OpPlanner& planner, const OpTensor& tensor, Place packed, con
 
 namespace {
 
-// Elements [first, first + count) of each sorted line, and where they were.
+// Elements [first, first + count) of each sorted line, and their original positions.
 Status take(OpPlanner& planner, bool descending, int64_t first, int64_t count) {
   const std::optional<OpTensor> self = planner.tensor("self");
   const std::optional<OpTensor> values = planner.result(0), indices = planner.result(1);

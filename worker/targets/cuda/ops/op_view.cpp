@@ -4,7 +4,7 @@
 
 #include "worker/targets/cuda/ops/op_plan.h"
 
-// Copies of views (`permute_copy` and the like): a view's sizes and strides, and one move.
+// Copies of views (`permute_copy` and the like): the view's sizes and strides, and one copy.
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -12,7 +12,7 @@ size_t dim_in(int64_t dim, size_t rank) {
   return static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(rank) : dim);
 }
 
-// The elements of `from` in their order, whatever sizes both have.
+// Copies the elements of `from` in order, even if the sizes differ.
 void copy_all(OpPlanner& planner, const OpTensor& from, const OpTensor& to) {
   if (from.sizes == to.sizes) return planner.copy(from, to);
   OpTensor same = to;
@@ -22,7 +22,7 @@ void copy_all(OpPlanner& planner, const OpTensor& from, const OpTensor& to) {
   planner.copy(same, to);
 }
 
-// Of sizes only: the order of elements stays.
+// Only sizes change; the order of elements stays.
 Status copy_elements(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to || self->count() != to->count()) return refuse("of other sizes");
@@ -51,7 +51,7 @@ Status copy_strided(OpPlanner& planner) {
   return {};
 }
 
-// The same elements, with some that are another tensor's: those of a view of the memory that `self` is all of.
+// Copies `self` and overwrites a strided view of it with `src`.
 Status scatter_strided(OpPlanner& planner) {
   const auto self = planner.tensor("self"), from = planner.tensor("src"), to = planner.result(0);
   const std::vector<int64_t> strides = planner.wholes("stride");
@@ -112,7 +112,7 @@ OpTensor without(OpTensor tensor, size_t dim) {
   return tensor;
 }
 
-// `[start, start + length)` of a dim, or one of it that is gone then.
+// `[start, start + length)` of a dim, or a single index, whose dim is removed.
 Status copy_narrow(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to || self->sizes.empty()) return refuse("of other sizes");
@@ -162,8 +162,8 @@ Status copy_unfolded(OpPlanner& planner) {
   return {};
 }
 
-// Pieces of a dim, one behind the other, of so many elements (the last size again and again); `drops`: each is one
-// element, without the dim.
+// Splits a dim into consecutive pieces of the given sizes; the last size repeats. `drops`: each piece is one element,
+// and the dim is removed.
 Status copy_pieces(OpPlanner& planner, const std::vector<int64_t>& sizes, bool drops = false) {
   const auto self = planner.tensor("self");
   if (!self || self->sizes.empty() || sizes.empty()) return refuse("of a number");
@@ -182,8 +182,8 @@ Status copy_split(OpPlanner& planner) { return copy_pieces(planner, {planner.who
 Status copy_split_with_sizes(OpPlanner& planner) { return copy_pieces(planner, planner.wholes("split_sizes")); }
 Status copy_unbound(OpPlanner& planner) { return copy_pieces(planner, {1}, true); }
 
-// Chunks of a dim of several tensors, each padded with zeros to so many chunks of one size: those of the same number
-// behind each other, flat.
+// _chunk_cat: splits each tensor along a dim into num_chunks chunks of one size, padded with zeros. Chunks with the
+// same number are flattened and concatenated.
 Status join_chunks(OpPlanner& planner) {
   const ir::Arg* const list = planner.argument("tensors");
   const auto to = planner.result(0);
