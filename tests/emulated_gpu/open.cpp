@@ -98,7 +98,7 @@ EmulatedDriver& gpus() {
 }
 
 DeviceOpener device_opener(int ordinal) {
-  return [ordinal](remote::Transport&, const ServerOptions& options, const std::function<tr_client()>&,
+  return [ordinal](remote::Transport&, const DeviceOptions& options, const std::function<tr_client()>&,
                    OpenDevice* opened) {
     std::unique_ptr<CudaDevice> device;
     Status status = CudaDevice::open(
@@ -131,7 +131,7 @@ DeviceOpener device_opener(int ordinal) {
   };
 }
 
-Status open_device(remote::Transport& transport, const ServerOptions& options,
+Status open_device(remote::Transport& transport, const DeviceOptions& options,
                    std::function<tr_client()> client_activity, OpenDevice* opened) {
   return device_opener(0)(transport, options, std::move(client_activity), opened);
 }

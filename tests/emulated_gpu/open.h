@@ -1,8 +1,8 @@
 #pragma once
 
 #include "tests/emulated_gpu/emulated_driver.h"
-#include "worker/server/server.h"
 #include "worker/targets/cuda/probe.h"
+#include "worker/targets/target.h"
 
 namespace torch_remote::worker::cuda::emulated {
 
@@ -14,7 +14,7 @@ EmulatedDriver& gpus();
 // For tests: one of them, and on it the runners of kernels and of libraries in software, and nobody else.
 DeviceOpener device_opener(int ordinal);
 // The first one.
-Status open_device(remote::Transport& transport, const ServerOptions& options,
+Status open_device(remote::Transport& transport, const DeviceOptions& options,
                    std::function<tr_client()> client_activity, OpenDevice* opened);
 
 // All of it, for --probe.

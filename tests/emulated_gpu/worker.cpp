@@ -1,12 +1,17 @@
 #include "tests/emulated_gpu/open.h"
 #include "worker/process/main.h"
+#include "worker/targets/cuda/cuda_target.h"
 
-// For tests: the worker, on a GPU in software.
+// For tests: the worker with emulated GPUs. Without --device it uses the first one.
 int main(int argc, char** argv) {
   using namespace torch_remote::worker;
   cuda::emulated::tell_calls();
-  return run_worker(argc, argv,
-                    {.open_device = cuda::emulated::open_device,
-                     .gpu_opener = cuda::emulated::device_opener,
-                     .probed = cuda::emulated::probe_source()});
+  std::vector<Target> targets = all_targets();
+  targets.front().open = [](int) { return cuda::emulated::open_device; };
+  for (Target& target : targets) {
+    if (target.name != "cuda") continue;
+    target = cuda_target(cuda::emulated::probe_source());
+    target.open = cuda::emulated::device_opener;
+  }
+  return run_worker(argc, argv, targets);
 }

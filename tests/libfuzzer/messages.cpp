@@ -20,6 +20,7 @@
 #include "tests/libfuzzer/mend.h"
 #include "tests/libfuzzer/runner.h"
 #include "worker/server/server.h"
+#include "worker/targets/cpu/cpu_target.h"
 
 namespace torch_remote::fuzzers {
 namespace {
@@ -133,6 +134,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
   }
   worker::ServerOptions options;
+  options.open_device = worker::open_cpu;
   options.runner = runner();
   options.threads = 1;
   options.memory_limit = session_memory();

@@ -16,6 +16,7 @@
 #include "worker/process/network_session.h"
 #include "worker/runner/testing/fake_runner.h"
 #include "worker/server/server.h"
+#include "worker/targets/cpu/cpu_target.h"
 
 namespace torch_remote::simulator {
 namespace {
@@ -46,6 +47,7 @@ class Listener {
       its->runner = counting_runner();
       return Status();
     };
+    server_.open_device = worker::open_cpu;
     server_.memory_limit = run.plan.memory_limit;
   }
 

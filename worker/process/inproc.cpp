@@ -6,6 +6,7 @@
 #include "worker/runner/plugin_loader.h"
 #include "worker/server/files.h"
 #include "worker/server/server.h"
+#include "worker/targets/cpu/cpu_target.h"
 
 // The worker inside the client's process (TORCH_REMOTE_WORKER=inproc): a library that the client opens. `transport` is
 // a remote::Transport of the same build; the caller owns it. `python` is the interpreter of functions, or empty. Runs
@@ -14,6 +15,7 @@ extern "C" __attribute__((visibility("default"))) int torch_remote_inproc_serve(
                                                                                 const char* python, int threads) {
   using namespace torch_remote;
   worker::ServerOptions options;
+  options.open_device = worker::open_cpu;
   options.inproc = options.trusted = true;
   options.threads = threads;
   options.peer_host = "127.0.0.1";

@@ -23,7 +23,7 @@ struct ListenOptions {
   std::vector<uid_t> users;
   // A session gets the device with the fewest sessions, the first one among equals. Empty: the device of ServerOptions.
   std::vector<DeviceOpener> devices;
-  bool gpu = false;  // The devices are GPUs. A short-lived process opens them once, before any client connects.
+  bool opens_first = false;  // A short-lived process opens the devices once, before any client connects.
   std::chrono::milliseconds lease{60'000};     // How long a session over a network survives a lost connection.
   std::chrono::milliseconds heartbeat{5'000};  // remote/net/resuming_transport.h
   std::string status_file;  // A file that shows to others what sessions do (worker/process/status_file.h); empty: none.

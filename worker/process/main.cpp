@@ -31,13 +31,11 @@
 #include "remote/transport/unix_transport.h"
 #include "remote/wire/environment.h"
 #include "worker/device/machine.h"
-#include "worker/process/cuda_host.h"
 #include "worker/process/listener.h"
 #include "worker/process/session_process.h"
-#include "worker/runner/plugin_loader.h"
 #include "worker/sandbox/sandbox.h"
-#include "worker/server/cache_folder.h"
 #include "worker/server/files.h"
+#include "worker/targets/cache_folder.h"
 
 // The worker's process. It serves one client over a given socket or over its standard input and output, or any number
 // of clients over a socket that it listens on.
@@ -147,20 +145,19 @@ void add_network_options(CLI::App& app, ListenOptions* options, std::string* tok
                "of these is cut");
 }
 
-// The effect on a GPU, which has hand-written kernels for other ops.
-constexpr const char* kWithoutAten = "most of linalg, fft and special functions are refused on a GPU";
-
-// Implements --probe. Exit status: 0: GPUs have everything; 1: something is missing; 2: no GPU can be used.
-int probe(const cuda::ProbeSource& source, const std::string& plugin, const std::string& codegen, bool as_json) {
-  cuda::Probe found = cuda::probe(source, library_places(), codegen);
-  found.cpu = {.name = "cpu", .path = plugin, .without = "--device cpu does not work"};
-  ServerOptions options;
-  if (const Status status = load_plugin(plugin, &options.runner); !status.ok()) found.cpu.set_missing(status);
-  const cuda::AtenSource aten = aten_source(plugin);
-  found.aten = {.name = "libtorch", .path = aten.found, .without = kWithoutAten};
-  if (!aten.open) found.aten.set_missing({ErrorCode::kUnsupported, aten.missing});
-  std::fputs((as_json ? to_json(found) : to_text(found)).c_str(), stdout);
-  return found.is_complete() ? 0 : found.has_gpu() ? 1 : 2;
+// --probe. Prints what all targets find, and returns the largest of their statuses.
+int probe(const std::vector<Target>& targets, const DeviceOptions& options, bool as_json) {
+  std::string text, json;
+  int status = 0;
+  for (const Target& target : targets) {
+    if (!target.probe) continue;
+    const Probed found = target.probe(options);
+    text += found.text;
+    json += (json.empty() ? "" : ", ") + found.json;
+    status = std::max(status, found.status);
+  }
+  std::fputs((as_json ? "{" + json + "}\n" : text).c_str(), stdout);
+  return status;
 }
 
 // Runs a session's process. `descriptor` comes from the listener.
@@ -218,29 +215,18 @@ void allow_places(const std::string& files, const ServerOptions& options, Sandbo
 constexpr double kShare = 0.8;
 constexpr size_t kFewestSessions = 16;  // The largest number of devices that a client may have.
 
-// Parses "cpu", "cuda" or "cuda:1", or several GPUs separated by commas, to the numbers of GPUs; none: the CPU. Returns
-// an error for CLI11 to report.
-std::string read_devices(std::string_view text, std::vector<int>* gpus) {
-  constexpr std::string_view kCuda = "cuda";
-  gpus->clear();
-  if (text == "cpu") return {};
-  for (;;) {
-    const std::string_view name = text.substr(0, text.find(','));
-    int gpu = name == kCuda ? 0 : -1;
-    const bool has_number = name.starts_with("cuda:") && name.size() > kCuda.size() + 1;
-    const char* const end = name.data() + name.size();
-    if (has_number) {
-      const auto read = std::from_chars(name.data() + kCuda.size() + 1, end, gpu);
-      if (read.ec != std::errc() || read.ptr != end) gpu = -1;
-    }
-    if (gpu < 0) return "'" + std::string(name) + "' is no device; there are cpu, cuda:0, cuda:1, ...";
-    gpus->push_back(gpu);
-    if (name.size() == text.size()) return {};
-    text.remove_prefix(name.size() + 1);
+// "cpu; cuda:0, cuda:1, ...: an NVIDIA GPU", for --help.
+std::string describe(const std::vector<Target>& targets) {
+  std::string text;
+  for (const Target& target : targets) {
+    text += (text.empty() ? "" : "; ") + target.name;
+    if (target.numbered) text += ":0, " + target.name + ":1, ...";
+    text += ": " + target.about;
   }
+  return text;
 }
 
-int run(int argc, char** argv, const WorkerParts& parts) {
+int run(int argc, char** argv, const std::vector<Target>& targets) {
   CLI::App app("The process where tensors of the device 'remote' live. Local ones are started by themselves.",
                "torch-remote-worker");
   app.footer(kExamples);
@@ -249,7 +235,6 @@ int run(int argc, char** argv, const WorkerParts& parts) {
   std::string plugin, token_file;
   ListenOptions listening;
   ServerOptions options;
-  options.open_device = parts.open_device;
   auto* given = app.add_option("--socket-fd", socket, "serve one client over this connected socket, then end");
   auto* over_stdio = app.add_flag("--stdio", stdio, "serve one client over standard input and output, then end");
   app.add_option("--listen", listening.url,
@@ -260,17 +245,16 @@ int run(int argc, char** argv, const WorkerParts& parts) {
   app.add_option("--plugin", plugin, "the plugin that runs ops; default: libaten_plugin.so of the package");
   app.add_option("--codegen", options.codegen,
                  "the library that compiles kernels; default: libtorch_remote_codegen.so of the package");
-  std::vector<int> gpus;
+  ChosenDevices chosen{&targets.front(), {0}};
   app.add_option_function<std::string>(
          "--device",
-         [&gpus](const std::string& names) {
-           if (const std::string error = read_devices(names, &gpus); !error.empty()) {
-             throw CLI::ValidationError("--device", error);
-           }
+         [&](const std::string& names) {
+           const Status status = choose_devices(names, targets, &chosen);
+           if (!status.ok()) throw CLI::ValidationError("--device", status.message());
          },
-         "where tensors live: cpu, or an NVIDIA GPU (cuda:0, cuda:1, ...), which runs what kernels are made for; with "
-         "--listen also several (cuda:0,cuda:1): a session has the one that the fewest others have")
-      ->default_str("cpu");
+         "where tensors live. " + describe(targets) +
+             ". With --listen also several, with commas between: a session has the one that the fewest others have")
+      ->default_str(targets.front().name);
   app.add_option("--threads", options.threads, "threads of a session's runner; 0: its default")
       ->check(CLI::NonNegativeNumber);
   auto* limit = app.add_option("--memory-limit", options.memory_limit,
@@ -330,7 +314,7 @@ int run(int argc, char** argv, const WorkerParts& parts) {
   if (options.codegen.empty()) options.codegen = remote::package_folder() / "lib/libtorch_remote_codegen.so";
   options.plugin = plugin;
   if (probes_sandbox) return probe_sandbox(listening.sandbox);
-  if (probes) return probe(parts.probed, plugin, options.codegen, as_json);
+  if (probes) return probe(targets, options, as_json);
   if (allows_files->count() > 0) {
     if (const Status status = Files::in(folder.empty() ? "/" : folder, &options.files); !status.ok())
       return fail(status.message());
@@ -349,21 +333,22 @@ int run(int argc, char** argv, const WorkerParts& parts) {
   prctl(PR_SET_TIMERSLACK, 1000);
   // A stopped worker continues when its client dies, and notices the end of the connection.
   if (socket >= 0) prctl(PR_SET_PDEATHSIG, SIGCONT);
-  if (gpus.size() > 1 && listening.url.empty()) return fail("remote: one client has one device; several want --listen");
-  if (!gpus.empty()) options.open_device = parts.gpu_opener(gpus[0]);
-  if (gpus.size() > 1) std::ranges::transform(gpus, std::back_inserter(listening.devices), parts.gpu_opener);
-  const auto load = [&plugin, &gpus](ServerOptions* its) {
-    return gpus.empty() ? load_plugin(plugin, &its->runner) : Status();  // GPUs do not need the plugin.
-  };
+  const Target& target = *chosen.target;
+  if (chosen.numbers.size() > 1) {
+    if (listening.url.empty()) return fail("remote: one client has one device; several want --listen");
+    std::ranges::transform(chosen.numbers, std::back_inserter(listening.devices), target.open);
+  }
+  options.open_device = target.open(chosen.numbers.front());
+  const auto load = [&target](ServerOptions* its) { return target.load ? target.load(its) : Status(); };
   if (!listening.url.empty()) {
-    listening.gpu = !gpus.empty();
+    listening.opens_first = target.numbered;
     listening.load = load;
     if (most->count() == 0) listening.most = std::max(kFewestSessions, 2 * static_cast<size_t>(processor_cores()));
-    if (limit->count() == 0 && gpus.empty()) {
+    if (limit->count() == 0 && !target.gpu) {
       options.memory_limit = static_cast<uint64_t>(kShare * static_cast<double>(machine_memory()));
     }
-    listening.sandbox.files = gpus.empty();
-    listening.sandbox.gpu = !gpus.empty();
+    listening.sandbox.files = !target.gpu;
+    listening.sandbox.gpu = target.gpu;
     listening.sandbox.processes = !options.python.empty();
     listening.sandbox.network = !options.peer_host.empty();
     allow_places(folder, options, &listening.sandbox);
@@ -385,11 +370,11 @@ int run(int argc, char** argv, const WorkerParts& parts) {
 
 }  // namespace
 
-int run_worker(int argc, char** argv, const WorkerParts& parts) {
+int run_worker(int argc, char** argv, const std::vector<Target>& targets) {
   // Fails if a library has used OpenSSL already: then less is overwritten.
   (void)remote::overwrite_what_openssl_frees();
   try {
-    return run(argc, argv, parts);
+    return run(argc, argv, targets);
   } catch (const std::exception& error) {  // From CLI11 and spdlog.
     return fail(error.what());
   }

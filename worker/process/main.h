@@ -1,21 +1,15 @@
 #pragma once
 
-#include <functional>
+#include <vector>
 
-#include "worker/process/cuda_host.h"
-#include "worker/server/server.h"
-#include "worker/targets/cuda/probe.h"
+#include "worker/targets/target.h"
 
 namespace torch_remote::worker {
 
-// The parts of a worker that tests replace.
-struct WorkerParts {
-  DeviceOpener open_device = open_host_device;                               // Without --device cuda:N.
-  std::function<DeviceOpener(int ordinal)> gpu_opener = cuda_device_opener;  // With --device cuda:N.
-  cuda::ProbeSource probed = cuda::nvidia();                                 // What --probe examines.
-};
+// The targets of this worker. The first one is the default of --device.
+std::vector<Target> all_targets();
 
-// The worker's program: reads the command line, serves, and returns the exit status.
-int run_worker(int argc, char** argv, const WorkerParts& parts = {});
+// The worker's program: reads the command line, serves, and returns the exit status. Tests have targets of their own.
+int run_worker(int argc, char** argv, const std::vector<Target>& targets = all_targets());
 
 }  // namespace torch_remote::worker

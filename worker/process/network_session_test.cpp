@@ -26,6 +26,7 @@
 #include "remote/transport/stream_transport.h"
 #include "worker/process/control_socket.h"
 #include "worker/runner/testing/fake_runner.h"
+#include "worker/targets/cpu/cpu_target.h"
 
 namespace torch_remote::worker {
 namespace {
@@ -143,6 +144,7 @@ class Session {
     std::shared_ptr<const remote::TlsContext> tls;
     if (!options.tls.key.empty() && !remote::TlsContext::for_worker(options.tls, &tls).ok()) _exit(2);
     ServerOptions server;
+    server.open_device = open_cpu;
     server.greeting = 60s;
     (void)serve_network_client(message.descriptor, opening, control_[1], std::move(options), std::move(tls), server,
                                nullptr);

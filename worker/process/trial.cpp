@@ -29,7 +29,7 @@ Status try_all(const ListenOptions& options, const ServerOptions& server, Trial*
   ServerOptions its = server;
   Status status = options.load(&its);
   if (status.ok()) status = its.unavailable;
-  if (status.ok() && options.gpu) {
+  if (status.ok() && options.opens_first) {
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return system_error("no socket");
     const std::unique_ptr<remote::Transport> transport =

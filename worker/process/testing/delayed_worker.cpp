@@ -3,6 +3,8 @@
 
 // For tests: the worker, on a device that does its work late and whose memory only the device can access.
 int main(int argc, char** argv) {
-  return torch_remote::worker::run_worker(argc, argv,
-                                          {.open_device = torch_remote::worker::testing::open_delayed_device});
+  using namespace torch_remote::worker;
+  std::vector<Target> targets = all_targets();
+  targets.front().open = [](int) { return testing::open_delayed_device; };
+  return run_worker(argc, argv, targets);
 }

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "worker/process/main.h"
+#include "worker/targets/cpu/cpu_target.h"
 
 // For tests: a worker whose sessions test what they can access before they open their device. They print a line "probe
 // NAME ERRNO" to standard error for each attempt; 0 means that it succeeded. $TORCH_REMOTE_TEST_SECRET: a file that no
@@ -58,15 +59,18 @@ void probe() {
   std::fprintf(stderr, "probe privileges %d\n", prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1 ? EPERM : 0);
 }
 
-Status open_probing_device(remote::Transport& transport, const ServerOptions& options,
+Status open_probing_device(remote::Transport& transport, const DeviceOptions& options,
                            std::function<tr_client()> client_activity, OpenDevice* opened) {
   probe();
-  return open_host_device(transport, options, std::move(client_activity), opened);
+  return open_cpu(transport, options, std::move(client_activity), opened);
 }
 
 }  // namespace
 }  // namespace torch_remote::worker
 
 int main(int argc, char** argv) {
-  return torch_remote::worker::run_worker(argc, argv, {.open_device = torch_remote::worker::open_probing_device});
+  using namespace torch_remote::worker;
+  std::vector<Target> targets = all_targets();
+  targets.front().open = [](int) { return open_probing_device; };
+  return run_worker(argc, argv, targets);
 }

@@ -17,6 +17,7 @@
 #include "remote/wire/message.h"
 #include "worker/runner/testing/fake_runner.h"
 #include "worker/server/server.h"
+#include "worker/targets/cpu/cpu_target.h"
 
 namespace torch_remote::worker {
 
@@ -57,6 +58,7 @@ class ServerTest : public ::testing::Test {
   void connect() { std::tie(client, servers_end) = remote::make_inproc_transport(); }
   void begin_serving(ServerOptions options = {}) {
     if (options.unavailable.ok()) options.runner = testing::fake_runner();
+    if (!options.open_device) options.open_device = open_cpu;
     options.inproc = true;
     thread = std::thread([this, options, transport = std::move(servers_end)] { result = serve(*transport, options); });
   }

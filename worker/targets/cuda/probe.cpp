@@ -104,52 +104,17 @@ ProbedPart probe_library(const ProbeSource& source, const Library& library, cons
   return part;
 }
 
-std::string quoted(const std::string& text) {
-  std::string result = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      result += {'\\', c};
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      std::array<char, 8> code{};
-      (void)std::snprintf(code.data(), code.size(), "\\u%04x", static_cast<unsigned>(c));
-      result += code.data();
-    } else {
-      result += c;
-    }
-  }
-  return result + '"';
-}
-
 std::string gibibytes(uint64_t bytes) {
   std::array<char, 32> text{};
   (void)std::snprintf(text.data(), text.size(), "%.1f", static_cast<double>(bytes) / (uint64_t{1} << 30));
   return text.data();
 }
 
-void add_line(const std::string& name, const std::string& what, std::string* text) {
-  *text += name + std::string(name.size() < 10 ? 10 - name.size() : 1, ' ') + what + "\n";
-}
-
-void add_part(const ProbedPart& part, std::string* text) {
-  if (part.missing.empty()) {
-    add_line(part.name, part.version + (part.version.empty() || part.path.empty() ? "" : ", ") + part.path, text);
-    return;
-  }
-  add_line(part.name, "missing: " + part.missing + (part.without.empty() ? "" : ". Without it " + part.without), text);
-  if (!part.fix.empty()) add_line("", "-> " + part.fix, text);
-}
-
-std::string json_of(const ProbedPart& part) {
-  return "{\"name\": " + quoted(part.name) + ", \"path\": " + quoted(part.path) +
-         ", \"version\": " + quoted(part.version) + ", \"missing\": " + quoted(part.missing) +
-         ", \"fix\": " + quoted(part.fix) + ", \"without\": " + quoted(part.without) + "}";
-}
-
 std::string json_of(const ProbedGpu& gpu) {
-  return "{\"device\": \"cuda:" + std::to_string(gpu.number) + "\", \"name\": " + quoted(gpu.name) +
+  return "{\"device\": \"cuda:" + std::to_string(gpu.number) + "\", \"name\": " + json_text(gpu.name) +
          ", \"sm\": " + std::to_string(gpu.sm) + ", \"processors\": " + std::to_string(gpu.processors) +
          ", \"free_memory\": " + std::to_string(gpu.free_memory) +
-         ", \"all_memory\": " + std::to_string(gpu.all_memory) + ", \"missing\": " + quoted(gpu.missing) + "}";
+         ", \"all_memory\": " + std::to_string(gpu.all_memory) + ", \"missing\": " + json_text(gpu.missing) + "}";
 }
 
 template <typename T>
@@ -160,16 +125,6 @@ std::string json_list(const std::vector<T>& items) {
 }
 
 }  // namespace
-
-void ProbedPart::set_missing(const Status& status) {
-  std::string text = status.message();
-  for (const std::string_view prefix : {"cuda: ", "gpu: ", "remote: "}) {
-    if (text.starts_with(prefix)) text.erase(0, prefix.size());
-  }
-  const size_t end = text.find("; ");
-  missing = text.substr(0, end);
-  fix = end == std::string::npos ? "" : text.substr(end + 2);
-}
 
 bool Probe::has_gpu() const {
   return std::ranges::any_of(gpus, [](const ProbedGpu& gpu) { return gpu.missing.empty(); });
@@ -256,8 +211,9 @@ Probe probe(const ProbeSource& source, LibraryPlaces places, const std::string& 
   return result;
 }
 
-std::string to_text(const Probe& probe) {
-  std::string text;
+Probed to_probed(const Probe& probe) {
+  Probed probed;
+  std::string& text = probed.text;
   add_part(probe.parts[0], &text);
   for (const ProbedGpu& gpu : probe.gpus) {
     std::string what = gpu.name;
@@ -272,18 +228,15 @@ std::string to_text(const Probe& probe) {
   for (size_t i = 1; i < probe.parts.size(); ++i) add_part(probe.parts[i], &text);
   if (!probe.nccl.name.empty()) add_part(probe.nccl, &text);
   if (!probe.aten.name.empty()) add_part(probe.aten, &text);
-  if (!probe.cpu.name.empty()) add_part(probe.cpu, &text);
-  return text + (probe.is_complete() ? "Nothing is missing for GPUs.\n"
-                 : probe.has_gpu()   ? "GPUs can be used, but for what is missing.\n"
-                                     : "No GPU can be used.\n");
-}
-
-std::string to_json(const Probe& probe) {
+  text += probe.is_complete() ? "Nothing is missing for GPUs.\n"
+          : probe.has_gpu()   ? "GPUs can be used, but for what is missing.\n"
+                              : "No GPU can be used.\n";
   const auto boolean = [](bool value) { return std::string(value ? "true" : "false"); };
-  return "{\"usable\": " + boolean(probe.has_gpu()) + ", \"complete\": " + boolean(probe.is_complete()) +
-         ", \"gpus\": " + json_list(probe.gpus) + ", \"parts\": " + json_list(probe.parts) +
-         ", \"nccl\": " + json_of(probe.nccl) + ", \"aten\": " + json_of(probe.aten) +
-         ", \"cpu\": " + json_of(probe.cpu) + "}\n";
+  probed.json = "\"usable\": " + boolean(probe.has_gpu()) + ", \"complete\": " + boolean(probe.is_complete()) +
+                ", \"gpus\": " + json_list(probe.gpus) + ", \"parts\": " + json_list(probe.parts) +
+                ", \"nccl\": " + json_of(probe.nccl) + ", \"aten\": " + json_of(probe.aten);
+  probed.status = probe.is_complete() ? 0 : probe.has_gpu() ? 1 : 2;
+  return probed;
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -11,20 +11,11 @@
 #include "worker/targets/cuda/device/nccl.h"
 #include "worker/targets/cuda/dnn/cudnn.h"
 #include "worker/targets/cuda/gemm/cublaslt.h"
+#include "worker/targets/probed_part.h"
+#include "worker/targets/target.h"
 
 // What a worker would find on this machine for `--device cuda:N`, and how to install what is missing.
 namespace torch_remote::worker::cuda {
-
-// The driver, a library, or the kernel compiler.
-struct ProbedPart {
-  std::string name, path = {}, version = {};
-  std::string missing = {};  // Why it cannot be used; empty: it can.
-  std::string fix = {};      // What to do about it.
-  std::string without = {};  // What does not work without it.
-
-  // Splits an error's message: what is wrong, and after "; " what to do.
-  void set_missing(const Status& status);
-};
 
 struct ProbedGpu {
   int number = 0;  // The N of cuda:N.
@@ -38,7 +29,6 @@ struct ProbedGpu {
 struct Probe {
   std::vector<ProbedGpu> gpus;
   std::vector<ProbedPart> parts;  // The driver first.
-  ProbedPart cpu;                 // The requirements of --device cpu.
   ProbedPart nccl;                // Optional; for process groups.
   ProbedPart aten;                // torch's CUDA kernels; optional for most ops.
 
@@ -64,8 +54,7 @@ ProbeSource nvidia();
 // and `aten` stay empty.
 Probe probe(const ProbeSource& source, LibraryPlaces places, const std::string& codegen);
 
-// For people, a line or two per part; for programs, a JSON object (docs/workers.md lists its keys).
-std::string to_text(const Probe& probe);
-std::string to_json(const Probe& probe);
+// docs/workers.md lists the keys of the JSON.
+Probed to_probed(const Probe& probe);
 
 }  // namespace torch_remote::worker::cuda

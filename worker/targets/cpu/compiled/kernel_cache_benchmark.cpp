@@ -63,7 +63,7 @@ bool measure(const char* what, const CacheOptions& options) {
       return false;
     }
     const auto begin = std::chrono::steady_clock::now();
-    CompiledKernel* compiled = cache.get(text, kernel);
+    const std::shared_ptr<CompiledKernel> compiled = cache.get(text, kernel);
     cache.wait(*compiled);
     times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
     if (!compiled->ready()) {

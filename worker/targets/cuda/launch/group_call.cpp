@@ -3,45 +3,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "codegen/lower/loops.h"
 #include "codegen/lower/lower.h"
 #include "ir/fusion/fusion.h"
 #include "worker/targets/cuda/device/copy_kernel.h"
 #include "worker/targets/cuda/launch/run_memory.h"
 
 namespace torch_remote::worker::cuda {
-
-Status take_in_loops(codegen::Launch* launch) {
-  codegen::Kernel& kernel = launch->kernel;
-  const bool reduces_rows = std::ranges::any_of(kernel.values, [](const codegen::Value& value) {
-    return value.kind == codegen::Kind::kReduce && value.over == codegen::Over::kRows;
-  });
-  const auto taken = reduces_rows ? 0u
-                                  : std::min(static_cast<uint32_t>(launch->outer.size()),
-                                             codegen::kMaxRows - std::min(kernel.rows, codegen::kMaxRows));
-  const size_t left = launch->outer.size() - taken;
-  for (size_t i = 0; i < kernel.operands.size(); ++i) {
-    codegen::Operand& operand = kernel.operands[i];
-    codegen::Binding& binding = launch->operands[i];
-    operand.dims <<= taken;
-    for (uint32_t d = 0; d < taken; ++d) {
-      if (binding.outer[left + d] != 0) operand.dims |= 1u << d;
-    }
-    const auto first = binding.outer.begin() + static_cast<std::ptrdiff_t>(left);
-    binding.strides.insert(binding.strides.begin(), first, binding.outer.end());
-    binding.outer.resize(left);
-    if (binding.packed) operand.strided = true;
-    binding.packed = false;
-  }
-  for (codegen::Value& value : kernel.values) {
-    if (value.kind == codegen::Kind::kIndex) value.a += taken;
-  }
-  kernel.rows += taken;
-  launch->sizes.insert(launch->sizes.begin(), launch->outer.begin() + static_cast<std::ptrdiff_t>(left),
-                       launch->outer.end());
-  launch->outer.resize(left);
-  const Status status = codegen::verify(kernel);
-  return status.ok() ? status : Status{ErrorCode::kUnsupported, status.message()};
-}
 
 namespace {
 
@@ -120,7 +88,7 @@ Status GroupCall::ask(CudaDevice& device, const ir::Graph& graph, const ir::Grou
     // The kernel reports a bad index only when it is done, too late to prevent the write.
     if (launch.checks_first) return {ErrorCode::kUnsupported, "an index decides what is written in place"};
     if (launch.splits_numbers) return {ErrorCode::kUnsupported, "an element's number is taken apart into places"};
-    if (Status status = take_in_loops(&launch); !status.ok()) return status;
+    if (Status status = codegen::take_in_loops(&launch); !status.ok()) return status;
     prepared_.emplace_back().asked = device.kernels().ask(launch.kernel);
   }
   return {};

@@ -15,12 +15,6 @@
 
 namespace torch_remote::worker::cuda {
 
-// Moves loops around the kernel (`launch->outer`) into the kernel, as further dims, as many as it may have. It moves
-// none if the kernel reduces rows, as each iteration has its own rows. The kernel then reads strided operands directly
-// instead of packed copies. The caller loops over what remains in `launch->outer`. kUnsupported: the resulting kernel
-// would not be valid.
-Status take_in_loops(codegen::Launch* launch);
-
 // The kernels that execute a group or a single node, with everything that a run needs except buffers. Prepared anew
 // when sizes or strides change.
 class GroupCall {

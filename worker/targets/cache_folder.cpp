@@ -1,4 +1,4 @@
-#include "worker/server/cache_folder.h"
+#include "worker/targets/cache_folder.h"
 
 #include <cstdlib>
 

@@ -1,4 +1,4 @@
-#include "worker/process/cuda_host.h"
+#include "worker/targets/cuda/cuda_target.h"
 
 #include <spdlog/spdlog.h>
 
@@ -9,7 +9,7 @@
 #include <string>
 
 #include "remote/wire/environment.h"
-#include "worker/server/cache_folder.h"
+#include "worker/targets/cache_folder.h"
 #include "worker/targets/cuda/compiled/compiler.h"
 #include "worker/targets/cuda/compiled/cuda_runner.h"
 #include "worker/targets/cuda/device/cuda_device.h"
@@ -20,6 +20,10 @@
 #include "worker/targets/cuda/runners.h"
 
 namespace torch_remote::worker {
+namespace {
+
+// Without torch's kernels, the worker has only its hand-written ones for the rest.
+constexpr const char* kWithoutAten = "most of linalg, fft and special functions are refused on a GPU";
 
 cuda::LibraryPlaces library_places() {
   cuda::LibraryPlaces places;
@@ -34,8 +38,8 @@ cuda::AtenSource aten_source(const std::string& plugin) {
   return cuda::find_aten(given ? folder : remote::package_folder().parent_path() / "torch/lib", plugin);
 }
 
-DeviceOpener cuda_device_opener(int ordinal) {
-  return [ordinal](remote::Transport&, const ServerOptions& options, const std::function<tr_client()>&,
+DeviceOpener open_gpu(int ordinal) {
+  return [ordinal](remote::Transport&, const DeviceOptions& options, const std::function<tr_client()>&,
                    OpenDevice* opened) {
     cuda::CudaDevice::Options device_options;
     device_options.ordinal = ordinal;
@@ -71,6 +75,23 @@ DeviceOpener cuda_device_opener(int ordinal) {
     opened->device = std::move(device);
     return status;
   };
+}
+
+}  // namespace
+
+Target cuda_target(cuda::ProbeSource source) {
+  return {.name = "cuda",
+          .about = "an NVIDIA GPU, which executes the ops that have kernels",
+          .numbered = true,
+          .gpu = true,
+          .open = open_gpu,
+          .probe = [source = std::move(source)](const DeviceOptions& options) {
+            cuda::Probe found = cuda::probe(source, library_places(), options.codegen);
+            const cuda::AtenSource aten = aten_source(options.plugin);
+            found.aten = {.name = "libtorch", .path = aten.found, .without = kWithoutAten};
+            if (!aten.open) found.aten.set_missing({ErrorCode::kUnsupported, aten.missing});
+            return cuda::to_probed(found);
+          }};
 }
 
 }  // namespace torch_remote::worker

@@ -1,3 +1,5 @@
+#include "worker/targets/cpu/cpu_target.h"
+
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -8,15 +10,16 @@
 #include "remote/wire/environment.h"
 #include "worker/device/host_device.h"
 #include "worker/device/machine.h"
+#include "worker/runner/plugin_loader.h"
 #include "worker/runner/plugin_runner.h"
-#include "worker/server/cache_folder.h"
-#include "worker/server/server.h"
+#include "worker/targets/cache_folder.h"
 #include "worker/targets/cpu/compiled/attention_runner.h"
 #include "worker/targets/cpu/compiled/compiler.h"
 #include "worker/targets/cpu/compiled/kernel_runner.h"
 #include "worker/targets/cpu/compiled/library_product.h"
 #include "worker/targets/cpu/compiled/product.h"
 #include "worker/targets/cpu/compiled/product_runner.h"
+#include "worker/targets/probed_part.h"
 
 namespace torch_remote::worker {
 namespace {
@@ -28,7 +31,7 @@ constexpr std::chrono::milliseconds kCompileDelay{200};
 
 // Opens the runners of compiled kernels, attention and matmuls, if there is a compiler and it supports this processor.
 // *products then holds the algorithm choices for matmuls.
-Runners open_kernels(const ServerOptions& options, Runner& plugin, std::shared_ptr<kernels::ProductChoices>* products) {
+Runners open_kernels(const DeviceOptions& options, Runner& plugin, std::shared_ptr<kernels::ProductChoices>* products) {
   const std::string target = kernels::host_target();
   if (options.codegen.empty() || options.inproc) return {};
   if (target.empty()) {
@@ -75,7 +78,7 @@ Runners open_kernels(const ServerOptions& options, Runner& plugin, std::shared_p
 
 }  // namespace
 
-Status open_host_device(remote::Transport& transport, const ServerOptions& options,
+Status open_cpu(remote::Transport& transport, const DeviceOptions& options,
                         std::function<tr_client()> client_activity, OpenDevice* opened) {
   auto device = std::make_unique<HostDevice>(
       HostDevice::Options{.transport = &transport,
@@ -105,6 +108,29 @@ Status open_host_device(remote::Transport& transport, const ServerOptions& optio
   opened->runners.push_back(std::move(plugin));
   opened->device = std::move(device);
   return {};
+}
+
+namespace {
+
+// The part "cpu": the plugin, without which this target executes nothing.
+Probed probe_cpu(const DeviceOptions& options) {
+  ProbedPart part{.name = "cpu", .path = options.plugin, .without = "--device cpu does not work"};
+  const tr_runner_api* runner = nullptr;
+  if (const Status status = load_plugin(options.plugin, &runner); !status.ok()) part.set_missing(status);
+  Probed probed;
+  add_part(part, &probed.text);
+  probed.json = "\"cpu\": " + json_of(part);
+  return probed;
+}
+
+}  // namespace
+
+Target cpu_target() {
+  return {.name = "cpu",
+          .about = "this machine's memory and processor",
+          .load = [](DeviceOptions* options) { return load_plugin(options->plugin, &options->runner); },
+          .open = [](int) { return open_cpu; },
+          .probe = probe_cpu};
 }
 
 }  // namespace torch_remote::worker

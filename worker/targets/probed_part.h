@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string>
+
+#include "ir/status.h"
+
+namespace torch_remote::worker {
+
+// One part of what a target needs: a driver, a library, a compiler.
+struct ProbedPart {
+  std::string name, path = {}, version = {};
+  std::string missing = {};  // Why it cannot be used; empty: it can.
+  std::string fix = {};      // What to do if it is missing.
+  std::string without = {};  // What does not work without it.
+
+  // Takes apart an error message: what is wrong, "; ", what to do.
+  void set_missing(const Status& status);
+};
+
+// Appends "name   value", or for a part lines on what is missing, what to do, and what does not work.
+void add_line(const std::string& name, const std::string& what, std::string* text);
+void add_part(const ProbedPart& part, std::string* text);
+
+// A JSON string, and a JSON object.
+std::string json_text(const std::string& text);
+std::string json_of(const ProbedPart& part);
+
+}  // namespace torch_remote::worker

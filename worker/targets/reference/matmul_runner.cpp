@@ -1,0 +1,217 @@
+#include "worker/targets/reference/matmul_runner.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "codegen/loop/half.h"
+#include "ir/number.h"
+#include "ir/ops/op_table_generated.h"
+#include "worker/targets/reference/node_program.h"
+
+namespace torch_remote::worker::reference {
+namespace {
+
+using ir::DType;
+
+bool is_float(DType dtype) {
+  return dtype == DType::kFloat64 || dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
+// The operands of the ops: names of the table. `added` is empty if the op adds nothing.
+struct MatmulOp {
+  ir::Opcode opcode;
+  std::string_view left, right, added;
+};
+constexpr std::array kOps = {
+    MatmulOp{ir::ops::aten_mm, "self", "mat2", ""},
+    MatmulOp{ir::ops::aten_bmm, "self", "mat2", ""},
+    MatmulOp{ir::ops::aten_addmm, "mat1", "mat2", "self"},
+    MatmulOp{ir::ops::aten_baddbmm, "batch1", "batch2", "self"},
+    MatmulOp{ir::ops::aten_mv, "self", "vec", ""},
+    MatmulOp{ir::ops::aten_dot, "self", "tensor", ""},
+};
+
+const MatmulOp* find(ir::Opcode opcode) {
+  const auto found = std::ranges::find(kOps, ir::op_desc(opcode).functional, &MatmulOp::opcode);
+  return found == kOps.end() ? nullptr : &*found;
+}
+
+const ir::Arg* argument(const ir::Node& node, std::string_view name) {
+  const std::span<const ir::ArgDesc> args = ir::op_desc(node.opcode).args;
+  const auto found = std::ranges::find(args, name, &ir::ArgDesc::name);
+  return found == args.end() ? nullptr : &node.args[static_cast<size_t>(found - args.begin())];
+}
+
+// The view that the node writes: its result, or the argument that the result aliases.
+const ir::View* result_of(const ir::Graph& graph, const ir::Node& node) {
+  if (node.results.size() != 1) return nullptr;
+  const ir::Arg& made = node.results[0];
+  const int8_t alias = ir::op_desc(node.opcode).results[0].alias;
+  const ir::Arg& arg = made.tag == ir::ArgTag::kView || alias < 0 ? made : node.args[static_cast<uint8_t>(alias)];
+  return arg.tag == ir::ArgTag::kView && !graph.views[arg.a].dynamic ? &graph.views[arg.a] : nullptr;
+}
+
+// A batch of matrices in a buffer: sizes and strides, in elements, of batch, rows and columns.
+struct Matrices {
+  uint32_t buffer = 0;
+  DType dtype = DType::kFloat32;
+  int64_t offset = 0;
+  std::array<int64_t, 3> sizes = {1, 1, 1}, strides = {0, 0, 0};
+
+  double load(std::span<const tr_buffer> buffers, int64_t batch, int64_t row, int64_t column) const {
+    const std::byte* const at = element(buffers, batch, row, column);
+    const auto read = [at]<typename T>(T value) {
+      std::memcpy(&value, at, sizeof(value));
+      return value;
+    };
+    switch (dtype) {
+      case DType::kFloat64:
+        return read(double{});
+      case DType::kFloat16:
+        return static_cast<double>(codegen::from_f16(read(uint16_t{})));
+      case DType::kBFloat16:
+        return static_cast<double>(codegen::from_bf16(read(uint16_t{})));
+      default:
+        return static_cast<double>(read(float{}));
+    }
+  }
+  void store(std::span<const tr_buffer> buffers, int64_t batch, int64_t row, int64_t column, double value) const {
+    std::byte* const at = element(buffers, batch, row, column);
+    const auto write = [at](auto rounded) { std::memcpy(at, &rounded, sizeof(rounded)); };
+    switch (dtype) {
+      case DType::kFloat64:
+        return write(value);
+      case DType::kFloat16:
+        return write(codegen::to_f16(static_cast<float>(value)));
+      case DType::kBFloat16:
+        return write(codegen::to_bf16(static_cast<float>(value)));
+      default:
+        return write(static_cast<float>(value));
+    }
+  }
+
+ private:
+  std::byte* element(std::span<const tr_buffer> buffers, int64_t batch, int64_t row, int64_t column) const {
+    const int64_t place = offset + batch * strides[0] + row * strides[1] + column * strides[2];
+    return static_cast<std::byte*>(buffers[buffer].data) + place * static_cast<int64_t>(ir::item_size(dtype));
+  }
+};
+
+// `first`: the dim of Matrices that the view's first dim is. A vector is the column or row that this makes it.
+Matrices matrices(const ir::View& view, std::span<const int64_t> values, size_t first) {
+  Matrices made{.buffer = view.buffer, .dtype = view.dtype, .offset = values[view.offset]};
+  for (size_t d = 0; d < view.sizes.size(); ++d) {
+    made.sizes[first + d] = values[view.sizes[d]];
+    made.strides[first + d] = values[view.strides[d]];
+  }
+  return made;
+}
+
+// What is added is broadcast to the result.
+Matrices broadcast(const ir::View& view, std::span<const int64_t> values, const Matrices& result) {
+  Matrices made = matrices(view, values, 3 - view.sizes.size());
+  for (size_t d = 0; d < 3; ++d) {
+    if (made.sizes[d] == 1) made.strides[d] = 0;
+    made.sizes[d] = result.sizes[d];
+  }
+  return made;
+}
+
+class MatmulPlan final : public NodePlan {
+ public:
+  Status bind(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values) override {
+    const ir::Node& its = graph.nodes[node];
+    const MatmulOp& op = *find(its.opcode);
+    const ir::View& left = graph.views[argument(its, op.left)->a];
+    const ir::View& right = graph.views[argument(its, op.right)->a];
+    const ir::View& result = *result_of(graph, its);
+    const bool right_is_vector = right.sizes.size() == 1;
+    left_ = matrices(left, values, left.sizes.size() == 1 ? 2 : 3 - left.sizes.size());
+    right_ = matrices(right, values, right_is_vector ? 1 : 3 - right.sizes.size());
+    result_ = matrices(result, values, right_is_vector ? 1 : 3 - result.sizes.size());
+    if (left_.sizes[2] != right_.sizes[1] || left_.sizes[0] != right_.sizes[0] ||
+        result_.sizes != std::array{left_.sizes[0], left_.sizes[1], right_.sizes[2]}) {
+      return {ErrorCode::kUnsupported, "the sizes do not go together"};
+    }
+    added_.reset();
+    if (op.added.empty()) return {};
+    alpha_ = argument(its, "alpha");
+    beta_ = argument(its, "beta");
+    added_ = broadcast(graph.views[argument(its, op.added)->a], values, result_);
+    return {};
+  }
+
+  Status run(std::span<const tr_buffer> buffers, std::span<const int64_t> values) override {
+    const double alpha = added_ ? ir::number_of(*alpha_, values).value_or(1) : 1;
+    const double beta = added_ ? ir::number_of(*beta_, values).value_or(1) : 0;
+    const auto& [batches, rows, columns] = result_.sizes;
+    std::vector<double> row(static_cast<size_t>(columns));
+    for (int64_t b = 0; b < batches; ++b) {
+      for (int64_t i = 0; i < rows; ++i) {
+        std::ranges::fill(row, 0.0);
+        for (int64_t k = 0; k < left_.sizes[2]; ++k) {
+          const double factor = left_.load(buffers, b, i, k);
+          for (int64_t j = 0; j < columns; ++j) row[static_cast<size_t>(j)] += factor * right_.load(buffers, b, k, j);
+        }
+        for (int64_t j = 0; j < columns; ++j) {
+          double sum = alpha * row[static_cast<size_t>(j)];
+          if (beta != 0) sum += beta * added_->load(buffers, b, i, j);  // With beta 0, NaN is not added.
+          result_.store(buffers, b, i, j, sum);
+        }
+      }
+    }
+    return {};
+  }
+
+ private:
+  Matrices left_, right_, result_;
+  std::optional<Matrices> added_;
+  const ir::Arg *alpha_ = nullptr, *beta_ = nullptr;
+};
+
+class MatmulRunner final : public Runner {
+ public:
+  explicit MatmulRunner(Device& device) : device_(device) {}
+
+  std::string name() const override { return "matmuls by definition"; }
+  bool accepts(const ir::Graph& graph, uint32_t node) override {
+    const ir::Node& its = graph.nodes[node];
+    const MatmulOp* const op = find(its.opcode);
+    if (op == nullptr) return false;
+    const ir::View* const result = result_of(graph, its);
+    const auto is_like_result = [&](std::string_view name) {
+      const ir::Arg* const arg = argument(its, name);
+      return arg != nullptr && arg->tag == ir::ArgTag::kView && graph.views[arg->a].dtype == result->dtype;
+    };
+    return result != nullptr && is_float(result->dtype) && is_like_result(op->left) && is_like_result(op->right) &&
+           (op->added.empty() || is_like_result(op->added));
+  }
+  bool may_decline() const override { return true; }
+  Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
+    std::vector<std::unique_ptr<NodePlan>> plans(request.graph.nodes.size());
+    for (size_t n = 0; n < plans.size(); ++n) {
+      if (request.nodes[n] != 0) plans[n] = std::make_unique<MatmulPlan>();
+    }
+    *program = std::make_unique<NodeProgram>(device_, request.graph, std::move(plans));
+    return {};
+  }
+  bool has_op(const char* name) override {
+    const ir::Opcode opcode = ir::find_op(name);
+    return opcode != ir::kInvalidOpcode && find(opcode) != nullptr;
+  }
+
+ private:
+  Device& device_;
+};
+
+}  // namespace
+
+std::unique_ptr<Runner> make_matmul_runner(Device& device) { return std::make_unique<MatmulRunner>(device); }
+
+}  // namespace torch_remote::worker::reference

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ir/status.h"
+#include "remote/transport/transport.h"
+#include "worker/collectives/device_collectives.h"
+#include "worker/device/device.h"
+#include "worker/runner/plugin.h"
+#include "worker/runner/runner.h"
+
+// A target executes programs on one kind of hardware. It opens a device and the ordered runners of that device. The
+// worker knows targets by this interface only; worker/process/targets.cpp lists them.
+namespace torch_remote::worker {
+
+// What a target needs to know to open a device for one session.
+struct DeviceOptions {
+  const tr_runner_api* runner = nullptr;  // The ATen plugin; null: it is not loaded.
+  std::string codegen;        // Path of the library that compiles kernels; empty: no kernels are compiled.
+  std::string plugin;         // Path of the plugin, for a target that opens it on demand; empty: it does not.
+  int threads = 0;            // Threads of the runner; 0: its default.
+  bool inproc = false;        // The process is the client's own.
+  bool trusted = false;       // The client started this process, or is in it: its uploads are used in place.
+  uint64_t memory_limit = 0;  // Bytes; 0: what the machine or the control group has.
+  bool repeatable = false;    // Results must not depend on timing; a client asks for this.
+};
+
+// The device of a session, and the runners that execute nodes there, in order.
+struct OpenDevice {
+  std::unique_ptr<Device> device;
+  std::shared_ptr<DeviceCollectives> collectives;  // Null: the device has none.
+  Runners runners;
+  // The capabilities of runners that execute groups. Without targets, no runner does.
+  std::vector<std::string> targets;
+  uint32_t group_kinds = 0;
+  uint64_t dtypes = 0;
+};
+
+// `client_activity` outlives what is opened.
+using DeviceOpener = std::function<Status(remote::Transport& transport, const DeviceOptions& options,
+                                          std::function<tr_client()> client_activity, OpenDevice* opened)>;
+
+// What a target finds on this machine, and how to install what is missing.
+struct Probed {
+  std::string text;  // Lines for people.
+  std::string json;  // Members of a JSON object, separated by ", ".
+  int status = 0;    // Exit status of --probe: 0: all is there; 1: a part is missing; 2: no device can be used.
+};
+
+struct Target {
+  std::string name;       // The value of --device, or its part before ":NUMBER".
+  std::string about;      // For --help: "an NVIDIA GPU".
+  bool numbered = false;  // It has several devices, with numbers: cuda:0, cuda:1. Any of them may be absent.
+  bool gpu = false;       // Tensors live in a GPU's memory, and sessions use its driver.
+  // Loads into a session's process what the target needs there; null: nothing.
+  std::function<Status(DeviceOptions*)> load;
+  std::function<DeviceOpener(int number)> open;  // `number`: 0 unless `numbered`.
+  std::function<Probed(const DeviceOptions&)> probe;  // Null: there is nothing to probe.
+};
+
+// Devices of one target.
+struct ChosenDevices {
+  const Target* target = nullptr;
+  std::vector<int> numbers;  // At least one.
+};
+
+// Reads the value of --device: "cpu", "cuda", "cuda:1", or several numbers with commas: "cuda:0,cuda:1". Returns an
+// error that lists the targets. `targets` outlives *chosen.
+Status choose_devices(std::string_view text, std::span<const Target> targets, ChosenDevices* chosen);
+
+}  // namespace torch_remote::worker

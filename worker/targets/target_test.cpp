@@ -1,0 +1,37 @@
+#include "worker/targets/target.h"
+
+#include <gtest/gtest.h>
+
+namespace torch_remote::worker {
+namespace {
+
+const std::vector<Target> kTargets = {{.name = "cpu"}, {.name = "gpu", .numbered = true}};
+
+std::string choose(std::string_view text, ChosenDevices* chosen) {
+  return choose_devices(text, kTargets, chosen).message();
+}
+
+TEST(Targets, AreChosenByNameAndNumber) {
+  ChosenDevices chosen;
+  EXPECT_EQ(choose("cpu", &chosen), "");
+  EXPECT_EQ(chosen.target, &kTargets[0]);
+  EXPECT_EQ(chosen.numbers, (std::vector{0}));
+  EXPECT_EQ(choose("gpu", &chosen), "");
+  EXPECT_EQ(chosen.target, &kTargets[1]);
+  EXPECT_EQ(chosen.numbers, (std::vector{0}));
+  EXPECT_EQ(choose("gpu:3,gpu,gpu:12", &chosen), "");
+  EXPECT_EQ(chosen.numbers, (std::vector{3, 0, 12}));
+}
+
+TEST(Targets, ErrorsListWhatThereIs) {
+  ChosenDevices chosen;
+  for (const char* wrong : {"", "tpu", "cpu:0", "gpu:", "gpu:x", "gpu:-1", "gpu:1x", "gpu:99999999999", "gpu,"}) {
+    EXPECT_NE(choose(wrong, &chosen).find("is no device; there are cpu, gpu:0, gpu:1, ..."), std::string::npos)
+        << wrong << ": " << choose(wrong, &chosen);
+  }
+  EXPECT_NE(choose("cpu,gpu:1", &chosen).find("one target, not 'cpu' and 'gpu'"), std::string::npos);
+  EXPECT_NE(choose("cpu,cpu", &chosen).find("there is one device 'cpu'"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace torch_remote::worker
