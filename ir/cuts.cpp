@@ -15,8 +15,7 @@ namespace {
 constexpr double kMicrosecondsOfLength = 25;
 // Time that the client needs to record one op, in microseconds, including Python's share.
 constexpr double kRecording = 60;
-// If the client does not wait at the end, an early start pays only when the worker's time is at least this share of the
-// recording time.
+// If the client does not wait at the end, an early start pays only from this ratio of worker time to recording time.
 constexpr double kLeastWork = 0.25;
 // Shorter traces are not planned: the gain would be too small.
 constexpr double kLeastPlanned = 32;

@@ -102,9 +102,9 @@ class Cuts {
 
 // The costs of each record of a trace, from which cuts are planned.
 struct RecordCosts {
-  // Bytes that are live across a cut after the record and die within the trace: later records touch them, or the script
-  // still holds them there. The value is the maximum of the type where no cut is allowed, inside of what one kernel may
-  // compute.
+  // Bytes that are live across a cut after the record, because later records touch them or the script still holds them.
+  // Bytes that outlive the trace are not counted. The value is the maximum of the type where no cut is allowed, inside
+  // of what one kernel may compute.
   std::vector<uint64_t> live;
   std::vector<double> time;  // estimated time that the worker needs for the record, in microseconds
 };

@@ -15,7 +15,7 @@
 // (`parse_graph`) or from a program (`decode_program`); torch.compile builds one directly.
 //
 // A graph is an ordered list of nodes over *buffers*. An operand is a view of a buffer; program order is the semantics.
-// The pass `lift` marks fresh buffers as `ssa` if only the first node that touches them writes them: a read of such a
+// The pass `lift` marks a fresh buffer as `ssa` if only the first node that touches it writes it. A read of such a
 // buffer is a read of an immutable value. All other buffers are memory, with ordered effects.
 namespace torch_remote::ir {
 
@@ -50,7 +50,7 @@ enum class BufferKind : uint8_t {
   kFresh,  // created by this graph; uninitialized memory (torch.empty) if it is no node's result
 };
 
-// The wire names buffers by their index: a run binds its input buffers in index order, and the k-th surviving fresh
+// The wire names buffers by their index. A run binds its input buffers in index order, and the k-th surviving fresh
 // buffer gets the id base + k. So a pass keeps every input buffer, used or not, and the relative order of inputs and of
 // surviving fresh buffers. A pass that adds buffers keeps a surviving value at its index: `lift` gives new indices to
 // the *older* versions of a buffer.

@@ -18,7 +18,7 @@
 // pass over the result.
 //
 // Adding a zero turns a negative zero into a positive one; a slice op leaves it. So an add is changed only if its first
-// operand is a slice gradient, or a sum that has one: these have no negative zeros outside of their slices.
+// operand is a slice gradient, or a sum that has one. These have no negative zeros outside of their slices.
 namespace torch_remote::passes {
 namespace {
 

@@ -138,8 +138,8 @@ struct Form {
   Expansion expansion = Expansion::kNone;
   uint32_t space = 0;    // the view whose sizes are the space's sizes
   uint64_t reduced = 0;  // bit d: axis d is reduced
-  // If not 0, axis 1 of that view is split into axes 1 and 2 of the space: the number of pieces, and the positions in a
-  // piece (groups of channels).
+  // If not 0, axis 1 of that view is split into axes 1 and 2 of the space. Axis 1 has this number of pieces, and axis 2
+  // the positions in a piece (groups of channels).
   int64_t pieces = 0;
   std::vector<Part> parts;
 };

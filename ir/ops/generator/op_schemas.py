@@ -1,7 +1,7 @@
 """Reads each overload's properties from its schema: argument kinds, results, aliases, siblings, tags.
 
-Schemas of ATen's ops are in the native_functions.yaml inside the installed torch, and are never typed by hand. Schemas of
-this project's own ops are in the table.
+Schemas of ATen's ops are in the native_functions.yaml inside the installed torch, and are never typed by hand.
+Schemas of this project's own ops are in the table.
 """
 
 from __future__ import annotations
