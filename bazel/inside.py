@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# What a manylinux_2_28 machine has (PEP 600): libraries, and the newest versions of their symbols.
+# The libraries of a manylinux_2_28 machine (PEP 600), and the newest versions of their symbols.
 LIBRARIES = re.compile(r"(ld-linux-x86-64|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s))\.so\.\d+")
 VERSIONS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
 GLIBC = ".".join(map(str, VERSIONS["GLIBC"]))

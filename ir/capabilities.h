@@ -9,7 +9,7 @@
 
 namespace torch_remote::ir {
 
-// What a worker can do in addition to executing single ops. The worker sends it in its hello; passes read it.
+// A worker's abilities in addition to executing single ops. The worker sends them in its hello; passes read them.
 struct Capabilities {
   std::vector<std::string>
       // targets for which the worker compiles kernels, best first ("x86-64-v4", "sm_90"); empty: it compiles none

@@ -11,7 +11,7 @@
 namespace torch_remote::ir {
 namespace {
 
-// A record has length 1, plus 1 for each so many microseconds that the worker needs for it.
+// A record's length is 1, plus the worker's time for it divided by this number of microseconds.
 constexpr double kMicrosecondsOfLength = 25;
 // Time that the client needs to record one op, in microseconds, including Python's share.
 constexpr double kRecording = 60;
@@ -27,7 +27,7 @@ constexpr double kLeastInside = 20, kMostInside = 40;
 constexpr size_t kLeastAlone = 32;
 // Limit for the remembered hashes (one for each record): some ten megabytes.
 constexpr size_t kMostKnown = size_t{1} << 18;
-// Consecutive fusable ops become one kernel, up to so many: a cut between them would cost more than it gains.
+// Up to this number of consecutive fusable ops become one kernel: a cut between them would cost more than it gains.
 constexpr uint32_t kMostTogether = 64;
 // Stands for the number of live bytes where no cut is allowed.
 constexpr uint64_t kNoPlace = std::numeric_limits<uint64_t>::max();

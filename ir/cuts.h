@@ -18,10 +18,10 @@
 // Planned cuts: a stretch that begins after a wait, or ends in one, is also cut inside. The worker can then execute
 // while the client records, and little work is left when the client waits. A stretch is planned when it ends for the
 // first time, from its structure and its sizes at that time. A plan has a short first piece, and a short last piece
-// before a wait. A piece in between is as long as what the worker executes meanwhile, and ends where temporaries hold
-// the fewest bytes. A planned cut is identified by all ops since the beginning of its stretch, whatever sizes they have
-// later. Among ops with which another stretch began, no cut is added, so that the cuts of that stretch do not change.
-//   other stretch began before: what that one is cut into stays.
+// before a wait. A piece in between has about as many records as the client can record while the worker is busy, and
+// ends where temporaries hold the fewest bytes. A planned cut is identified by all ops since the beginning of its
+// stretch, whatever sizes they have later. Among ops with which another stretch began, no cut is added, so that the
+// cuts of that stretch do not change. other stretch began before: what that one is cut into stays.
 namespace torch_remote::ir {
 
 struct CutLimits {
@@ -103,8 +103,8 @@ class Cuts {
 // The costs of each record of a trace, from which cuts are planned.
 struct RecordCosts {
   // Bytes that are live across a cut after the record, because later records touch them or the script still holds them.
-  // Bytes that outlive the trace are not counted. The value is the maximum of the type where no cut is allowed, inside
-  // of what one kernel may compute.
+  // Bytes that outlive the trace are not counted. The maximum of the type stands where no cut is allowed: between ops
+  // that one kernel may compute.
   std::vector<uint64_t> live;
   std::vector<double> time;  // estimated time that the worker needs for the record, in microseconds
 };

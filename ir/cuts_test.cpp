@@ -133,7 +133,7 @@ TEST(Cuts, AStretchAfterAWaitIsCutAtItsBeginning) {
   const std::vector<uint32_t> places = step(busy, 1 << 19);
   ASSERT_FALSE(places.empty());
   EXPECT_LE(places.front(), 16u);
-  // Nothing is recorded between the start of the device and a read of a value.
+  // A boundary before the first record changes nothing.
   Script moved(only_plans());
   moved.boundary();
   EXPECT_EQ(step(moved, 1 << 19), places);

@@ -124,7 +124,7 @@ struct Node {
   bool operator==(const Node&) const = default;
 };
 
-// What one kernel may compute. The kind determines the structure of the kernel's loops.
+// The kinds of groups that one kernel may compute. The kind determines the structure of the kernel's loops.
 enum class GroupKind : uint8_t {
   kPointwise,       // each element of the results comes from the operands' elements at the same index
   kRowwise,         // along the last dims, one row at a time: softmax, norms

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-// What client and worker must agree on for recurrent layers (`remote::rnn`): the data that the forward pass stores for
-// the backward pass (`reserve`).
+// Client and worker must agree on these facts about recurrent layers (`remote::rnn`). They describe the data that the
+// forward pass stores for the backward pass (`reserve`).
 namespace torch_remote::ir {
 
 // Numbered as in torch.

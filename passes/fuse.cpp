@@ -649,7 +649,8 @@ class Fuser {
   std::vector<bool> checks_indices_;  // for each node
   std::vector<Cluster> clusters_;
   size_t most_nodes_ = 0;
-  // The limit for a group that joins tensors: each section has all of its nodes, and is cut anew when a node is added.
+  // The limit for a group that joins tensors. Each section has all of its nodes, and all sections are found again when
+  // a node is added.
   size_t most_joined_ = 0;
 };
 

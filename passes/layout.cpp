@@ -14,7 +14,7 @@
 // work in any layout. Values that a user can see keep their strides from CPU; the op that computes or reads them
 // reorders. No node is added: views state where elements are, so the meaning of the graph stays the same.
 //
-// The pass estimates which chains of values are worth it. It uses the sizes of the run in which the graph was recorded
+// The pass estimates for which chains of values this pays. It uses the sizes of the run in which the graph was recorded
 // (PassContext::sample). docs/fusion.md has the numbers.
 namespace torch_remote::passes {
 namespace {
@@ -54,7 +54,7 @@ class Layout {
   }
 
  private:
-  // Finds the buffers whose layout may change: nobody outside sees them, and the graph sees them through one view.
+  // Finds the buffers whose layout may change: they are not visible outside, and the graph sees them through one view.
   void find_images() {
     image_.assign(graph_.buffers.size(), kNoView);
     std::vector<uint32_t> views(graph_.buffers.size(), 0);

@@ -74,7 +74,7 @@ TEST(Layout, ImagesThatAreSeenAsSomethingElseStay) {
   %5: f32[2, 65536]{65536, 1} @b8 = aten::relu(%4)
 )"),
             "");
-  // A view of a part of it.
+  // A view of a part of the image.
   EXPECT_EQ(turned(image("%3", "b3") + convolution("%0") + R"(  %4: f32[2, 64, 32, 16]{65536, 1024, 32, 1} @b3
   %5: f32[2, 64, 32, 16]{32768, 512, 16, 1} @b8 = aten::relu(%4)
 )" + image("%6", "b9") +

@@ -15,7 +15,7 @@
 // input gets the same bytes.
 namespace torch_remote::passes {
 
-// What passes get in addition to the graph: the worker that it is for, and the user's choices.
+// The input of passes in addition to the graph: the worker that the graph is for, and the user's choices.
 struct PassContext {
   ir::Capabilities worker;  // the default is a worker that executes ops one by one
   bool fusion = true;       // TORCH_REMOTE_FUSION

@@ -5,7 +5,7 @@
 
 #include "ir/graph.h"
 
-// What an op's semantics implies about the sizes and strides in a graph, for any parameters.
+// Facts about the sizes and strides in a graph that follow from an op's semantics, for any parameters.
 namespace torch_remote::passes {
 
 // Pairs of symbols that are equal in every run in which the node is valid: sizes of operands and results. Empty if

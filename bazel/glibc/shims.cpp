@@ -68,7 +68,7 @@ int wait_by_time_of_day(pthread_cond_t* condition, pthread_mutex_t* mutex, clock
   const int error = pthread_cond_timedwait(condition, mutex, &time);
   if (error != ETIMEDOUT) return error;
   clock_gettime(clock, &now);
-  // Somebody set the clock. Return as after a spurious wakeup, so that the caller waits again.
+  // The clock was set in between. Return as after a spurious wakeup, so that the caller waits again.
   return nanoseconds(now) < nanoseconds(*deadline) ? 0 : ETIMEDOUT;
 }
 

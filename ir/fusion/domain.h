@@ -7,8 +7,8 @@
 #include "ir/fusion/fusion.h"
 #include "ir/graph.h"
 
-// Which nodes one loop nest can compute, and the points at which it computes them. Passes use it to make groups, and
-// code generation to make a kernel of a group, so that both agree.
+// A domain is a set of nodes that one loop nest can compute, with the points at which it computes them. Passes use it
+// to make groups, and code generation to make a kernel of a group, so that both agree.
 //
 // A domain is built from the numbers of one run: sizes, strides and offsets. Whether [s1, s2] and [s3, s4, s5] are the
 // same elements depends on these numbers. So a group that was made with the numbers of one run is checked again in each
@@ -97,7 +97,7 @@ class Domain {
   std::vector<int64_t> sizes_;
   std::vector<Member> members_;
   std::vector<uint32_t> splits_;  // dims that were split since add() began
-  // What the reductions so far determine about the dims.
+  // Properties of the dims that the reductions so far determine.
   struct Marks {
     DimMask columns = 0;
     bool totals = false;  // there are reductions over rows

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-// How the views of a node map to its space.
+// Maps the views of a node to its space.
 namespace torch_remote::ir {
 
 bool is_at_indices(const Part& part) {

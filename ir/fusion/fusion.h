@@ -6,10 +6,11 @@
 
 #include "ir/graph.h"
 
-// What kernels can compute. Passes use this to group the nodes of one kernel, and code generation to make the kernel.
+// Describes what kernels can compute. Passes use this to group the nodes of one kernel, and code generation to make the
+// kernel.
 namespace torch_remote::ir {
 
-// What a kernel computes for a node (ir/ops/fusion.toml).
+// The computation that a kernel does for a node (ir/ops/fusion.toml).
 enum class Expansion : uint8_t {
   kNone,        // no kernel computes it
   kExpression,  // OpDesc::tree
@@ -99,7 +100,7 @@ bool is_loss(Expansion expansion);
 // at the same time, so there is no GPU code for it.
 bool goes_in_order(Expansion expansion);
 
-// How the dims of a view map to the axes of the space over which a node is computed.
+// The mapping of a view's dims to the axes of the space over which a node is computed.
 enum class Along : uint8_t {
   kLast,     // the last dim maps to the last axis, and so on; a dim of size 1 is broadcast
   kFirst,    // the first dim maps to the first axis, and so on

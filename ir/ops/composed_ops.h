@@ -10,7 +10,7 @@
 // torch.compile graph composes of memory and another op.
 namespace torch_remote::ir {
 
-// What a node of an FX graph becomes.
+// The translation of a node of an FX graph.
 enum class ComposedAs : uint8_t {
   kNothing,  // cannot be in a program
   kRecord,   // a node of the same op, although eager mode does not record it as such

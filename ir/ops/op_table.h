@@ -12,7 +12,7 @@
 //
 // One entry captures several ATen overloads (functional, in-place, out). Each overload is one *opcode* and one OpDesc.
 // ATen overloads that no entry lists get an *opaque* opcode at run time (`register_opaque`). Their OpDesc is made from
-// the schema; arguments that are neither operands nor structural by their kind are values.
+// the schema, and the arguments' roles are those of default_role.
 namespace torch_remote::ir {
 
 // Index of an OpDesc. Opcodes below kFirstOpaque are generated: they are the same in every process with the same
@@ -94,7 +94,7 @@ struct ResultDesc {
   int8_t alias;  // >= 0: this result is that argument (in-place, out=); such results make no view
 };
 
-// What an op does beyond its schema's arguments and results.
+// Properties of an op beyond its schema's arguments and results.
 enum OpFlags : uint32_t {
   kOpRandom = 1u << 0,          // draws random numbers; `args` ends with a generator, even if the schema has none
   kOpDynamicShape = 1u << 1,    // a result's size depends on data: costs a round trip
@@ -121,7 +121,7 @@ enum OpFacts : uint32_t {
   kFactOfCpuAlone = 1u << 9,  // torch has a kernel for CPUs only; other devices, like CUDA, compose it of other ops
 };
 
-// How the shapes of results follow from the shapes of operands; used by passes.
+// The relation of result shapes to operand shapes, as passes know it.
 enum class ShapeRule : uint8_t {
   kNone,        // not specified
   kPointwise,   // TensorIterator: broadcast, promote, keep the inputs' permutation; functions turn integers into floats
