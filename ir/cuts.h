@@ -18,10 +18,10 @@
 // Planned cuts: a stretch that begins after a wait, or ends in one, is also cut inside. The worker can then execute
 // while the client records, and little work is left when the client waits. A stretch is planned when it ends for the
 // first time, from its structure and its sizes at that time. A plan has a short first piece, and a short last piece
-// before a wait. A piece in between has about as many records as the client can record while the worker is busy, and
+// before a wait. A piece in between has about as many records as the client can record while the worker is busy. It
 // ends where temporaries hold the fewest bytes. A planned cut is identified by all ops since the beginning of its
-// stretch, whatever sizes they have later. Among ops with which another stretch began, no cut is added, so that the
-// cuts of that stretch do not change. other stretch began before: what that one is cut into stays.
+// stretch, whatever sizes they have later. No cut is added among ops with which another stretch began, so that the cuts
+// of that stretch do not change.
 namespace torch_remote::ir {
 
 struct CutLimits {

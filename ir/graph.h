@@ -63,7 +63,7 @@ struct Buffer {
   // copy_). Elements that the node does not write are undefined. Set by `lift`.
   bool ssa = false;
   Sym nbytes = kNoSym;  // bytes; fresh buffers only
-  // All its uses are in one group: a runner that executes the group as a whole need not allocate it. Set by `group`.
+  // All its uses are in one group: a runner that executes the group as a whole need not allocate it. Set by `fuse`.
   bool in_group = false;
   // The buffer whose memory it may take over in the first node that touches it, if the sizes fit in the run. Set by
   // `plan`.
@@ -178,7 +178,7 @@ struct Graph {
   // debug: the user's source line of each record ("train.py:12 in forward"), or empty
   std::vector<std::string> sources;
 
-  // Filled by `group`; empty before that pass, and if no runner executes groups. In order; no two share a node.
+  // Filled by `fuse`; empty before that pass, and if no runner executes groups. In order; no two share a node.
   std::vector<Group> groups;
 
   bool operator==(const Graph&) const = default;

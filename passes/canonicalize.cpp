@@ -14,7 +14,7 @@
 //    computes it from these alone. Nodes that `lift` created are excluded: their results have the operand's layout.
 // 3. Equal expressions become one symbol.
 // 4. Strides of results that are certainly contiguous become products of the sizes.
-// 5. A copy of an unchanging value to a temporary of the same layout goes, and so does a copy of a view to itself.
+// 5. A copy of an unchanging value to a temporary of the same layout is removed, and so is a copy of a view to itself.
 // 6. Equal views become one.
 namespace torch_remote::passes {
 namespace {

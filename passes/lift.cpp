@@ -14,7 +14,6 @@
 //
 // Ops on integers stay in place: a division can fail halfway, when the older value may have lost its memory. Finally,
 // every buffer that only its first node writes is marked ssa.
-// buffer that only its first node writes is marked ssa.
 namespace torch_remote::passes {
 namespace {
 
