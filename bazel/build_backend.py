@@ -1,4 +1,4 @@
-"""What `pip install .` and `pip wheel .` call in a checkout: ./bazelw builds the wheel (see docs/build.md)."""
+"""The build backend for `pip install .` and `pip wheel .` in a checkout: ./bazelw builds the wheel (docs/build.md)."""
 
 import re
 import shutil
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     subprocess.run([ROOT / "bazelw", "build", "//:wheel"], cwd=ROOT, check=True)
     version = re.search(r'^__version__ = "(.*)"$', (ROOT / "python/torch_remote/version.py").read_text(), re.M)[1]
-    # Older wheels lie there, too.
+    # The folder may have older wheels, too.
     (wheel,) = (ROOT / "bazel-bin/python/torch_remote").glob(f"torch_remote-{version}-*.whl")
     return Path(shutil.copy(wheel, wheel_directory)).name
 

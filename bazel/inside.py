@@ -1,17 +1,17 @@
-"""Which software of others is in native files, under which licences, and what they ask of machines where they run."""
+"""Which third-party software is in native files, under which licenses, and what the files need from machines."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-# What a Linux has that is called manylinux_2_28 (PEP 600): libraries, and the newest versions of their names.
+# The libraries of a manylinux_2_28 machine (PEP 600), and the newest versions of their symbols.
 LIBRARIES = re.compile(r"(ld-linux-x86-64|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s))\.so\.\d+")
 VERSIONS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
 GLIBC = ".".join(map(str, VERSIONS["GLIBC"]))
 TORCH = ("libtorch", "libc10")
 
-# Debian packages whose code is linked into the files. Their licences go in.
+# Debian packages whose code is linked into the files. Their licenses are included.
 LINKED_IN = {
     "LLVM, MLIR": "llvm-19-dev",
     "OpenSSL": "libssl-dev",
@@ -27,7 +27,7 @@ LINKED_IN = {
 
 
 def asks_too_much(file: Path) -> list[str]:
-    """What a file wants, of torch's libraries apart, that machines may not have."""
+    """What a file needs, apart from torch's libraries, that machines may lack."""
     said = subprocess.run(["objdump", "-p", file.resolve()], capture_output=True, text=True, check=True).stdout
     libraries = re.findall(r"^\s*NEEDED\s+(\S+)", said, flags=re.MULTILINE)
     found = [name for name in libraries if not LIBRARIES.fullmatch(name) and not name.startswith(TORCH)]
@@ -44,23 +44,23 @@ def check(files: list[Path]) -> None:
 
 
 def licences() -> dict[str, Path]:
-    """By whose they are, or by their own names."""
+    """License files by the software that they cover, or by their own names."""
     files = {name: Path("/usr/share/doc") / package / "copyright" for name, package in LINKED_IN.items()}
-    # Whole texts that those files only name.
+    # Full texts that those files only refer to.
     named = "".join(file.read_text() for file in files.values())
     texts = sorted(set(re.findall(r"/usr/share/common-licenses/([\w.-]*\w)", named)))
     return files | {text: Path("/usr/share/common-licenses") / text for text in texts}
 
 
 def version(package: str) -> str:
-    """As its makers call it."""
+    """The upstream version of the package."""
     command = ["dpkg-query", "--showformat=${Version}", "--show", package]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return re.sub(r"^\d+:|[-~+](?:[^-]*)$", "", said)
 
 
 def components() -> list[dict[str, object]]:
-    """Of a list of what is inside (CycloneDX)."""
+    """The components of the CycloneDX bill of materials."""
     found: list[dict[str, object]] = []
     for name, package in sorted(LINKED_IN.items()):
         known = version(package)

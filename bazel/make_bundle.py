@@ -1,6 +1,6 @@
 """Writes the archive of a worker for machines without Python: make_bundle OUT VERSION README LICENSE NAME_IN_IT=FILE...
 
-Beside the files that are named it has the licences of all that is inside. The oldest C library that it runs with is
+In addition to the named files it has the licenses of all linked software. The oldest C library that it runs with is
 written into README.
 """
 
@@ -36,7 +36,7 @@ def main() -> None:
         with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive:
             for name, file in sorted(files.items()):
                 entry = tarfile.TarInfo(f"{root}/{name}")
-                entry.size = os.stat(file).st_size  # of what links lead to
+                entry.size = os.stat(file).st_size  # follows symbolic links
                 entry.mode = 0o755 if "/bin/" in name else 0o644
                 with file.open("rb") as source:
                     archive.addfile(entry, source)

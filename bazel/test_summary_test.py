@@ -1,4 +1,4 @@
-"""What .ci/run says at its end, for runs of Bazel that go well, badly, and not at all."""
+"""What .ci/run prints at its end, for runs of Bazel that succeed, fail, or do not run at all."""
 
 import json
 
@@ -7,18 +7,18 @@ import test_summary
 
 
 class Run:
-    """A folder as .ci/run fills it."""
+    """A folder, filled like those of .ci/run."""
 
     def __init__(self, folder):
         self.folder = folder
 
     def bazel(self, name, *events, status=0, ended=True):
-        """`events`: (target, status, cases, cached), a case being p, f, e or s; cases None: no test.xml."""
+        """`events`: (target, status, cases, cached). A case is p, f, e or s; if cases is None, there is no test.xml."""
         lines = []
         for target, outcome, cases, cached in events:
             lines.append({"id": {"targetConfigured": {"label": target}}, "configured": {"testSize": "SMALL"}})
             if cases is not None:
-                # As bazel-testlogs has it: one place for all parts.
+                # As in bazel-testlogs, all parts have the same path.
                 report = self.folder / f"{target.replace('/', '_').replace(':', '_')}.xml"
                 inside = {"p": "", "f": "<failure/>", "e": "<error/>", "s": "<skipped/>"}
                 rows = "".join(f"<testcase>{inside[case]}</testcase>" for case in cases)

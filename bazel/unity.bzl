@@ -17,7 +17,8 @@ def unity_library(name, srcs, most = 4, alone = [], **kwargs):
     units = list(alone)
     count = (len(sources) + most - 1) // most
     for i in range(count):
-        # As many in each, and neighbours apart: of a long file and those that go with it not all are in one.
+        # Units have about as many sources each, and neighbors are in different units. So a long file and its companions
+        # are not all in one unit.
         part = sources[i::count]
         if len(part) == 1:
             units.append(part[0])

@@ -55,7 +55,7 @@ class TinyGPT(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
 
     def empty_cache(self, batch: int) -> Cache:
-        """Keys and values of no position."""
+        """A cache without positions."""
         heads = self.blocks[0].heads
         nothing = self.positions.weight.new_empty(batch, heads, 0, self.positions.embedding_dim // heads)
         return [(nothing, nothing)] * len(self.blocks)
@@ -72,7 +72,7 @@ class TinyGPT(nn.Module):
 
 @torch.no_grad()
 def generate(model: TinyGPT, prompt: list[int], count: int, device: torch.device) -> tuple[list[int], list[int]]:
-    """`count` greedy tokens after the prompt, and for each how many programs had been built when it was read."""
+    """Returns `count` greedy tokens after the prompt, and the number of programs built when each of them was read."""
     cache = model.empty_cache(batch=1)
     tokens = torch.tensor([prompt], device=device)
     begin = 0

@@ -38,10 +38,10 @@ class Preset:
     width: int
     layers: int
     heads: int
-    context: int  # bytes that it sees
-    batch: int  # pieces of text at once
-    accumulate: int  # such batches in a step
-    modules: str  # whose docstrings it reads
+    context: int  # bytes that the model sees
+    batch: int  # pieces of text in a batch
+    accumulate: int  # batches in a step
+    modules: str  # the modules whose docstrings it reads
     steps: int = 1000
     lr: float = 1e-3
 
@@ -53,7 +53,7 @@ PRESETS = {
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a layer norm."""
+    """Attention and MLP, each after a layer norm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Block(nn.Module):
         )
         if past is not None:
             k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
-        # With a cache there is one new byte, which may look at all.
+        # With a cache there is one new byte, which may attend to all positions.
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=past is None)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(F.gelu(self.up(self.norm2(x)))), (k, v)
@@ -85,13 +85,13 @@ class TinyGPT(nn.Module):
         self.norm = nn.LayerNorm(preset.width)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                # What is added to the residual stream begins smaller, the more is added.
+                # Weights that add to the residual stream start smaller, the more of them there are.
                 last = name.endswith(("out.weight", "down.weight"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * preset.layers) if last else 0.02)
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> tuple[Tensor, Cache]:
-        """Scores of the next byte at each place, of shape (batch, length, 256), and keys and values for the next call.
-        With a cache there is one byte at a time."""
+        """Scores of the next byte at each position, of shape (batch, length, 256), and keys and values for the next
+        call. With a cache there is one byte at a time."""
         begin = cache[0][0].shape[2] if cache else 0
         x = self.tokens(tokens) + self.positions(torch.arange(begin, begin + tokens.shape[1], device=tokens.device))
         grown: Cache = []
@@ -102,7 +102,7 @@ class TinyGPT(nn.Module):
 
 
 def docstrings(modules: str) -> Tensor:
-    """Bytes of all docstrings of the standard library's modules of that pattern, in the order of their names."""
+    """Bytes of all docstrings of the standard library's modules that match the pattern, in the order of their names."""
     folder = Path(sysconfig.get_path("stdlib"))
     found: list[str] = []
     for file in sorted(folder.glob(modules)):
@@ -120,8 +120,8 @@ def docstrings(modules: str) -> Tensor:
 
 
 def batch_of(text: Tensor, preset: Preset, number: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Pieces of the text and the same one byte later. Which ones depends on the batch's number alone, so a run that
-    goes on needs nothing else to be the same."""
+    """Pieces of the text, and the same pieces one byte later. They depend on the batch's number and the seed alone, so
+    that a resumed run needs no other state to be the same."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
     begin = torch.randint(len(text) - preset.context, (preset.batch, 1), generator=generator)
     pieces = text[begin + torch.arange(preset.context + 1)].long()
@@ -137,7 +137,7 @@ def loss_of(model: TinyGPT, batch: tuple[Tensor, Tensor], device: torch.device, 
 
 
 def learning_rate(step: int, steps: int) -> float:
-    """Part of the highest one: up over the first steps, then down along a cosine to a tenth."""
+    """Fraction of the highest learning rate: it rises over the first steps, then falls along a cosine to a tenth."""
     warm_up = max(1, min(100, steps // 10))
     if step < warm_up:
         return (step + 1) / warm_up
@@ -145,7 +145,7 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 class Training:
-    """Model, optimizer and schedule, and how far they are."""
+    """Model, optimizer and schedule, and their progress."""
 
     def __init__(self, preset: Preset, device: torch.device, seed: int) -> None:
         torch.manual_seed(seed)
@@ -163,7 +163,7 @@ class Training:
         )
 
     def one_step(self, text: Tensor, seed: int, precision: str) -> Tensor:
-        """The mean loss of the step's batches, still on the device."""
+        """Returns the mean loss of the step's batches, still on the device."""
         total = torch.zeros((), device=self.device)
         for i in range(self.preset.accumulate):
             batch = batch_of(text, self.preset, self.step * self.preset.accumulate + i, seed)
@@ -178,7 +178,7 @@ class Training:
         return total
 
     def save(self, file: Path) -> None:
-        """Whole or not at all: an interrupted one leaves the last."""
+        """Writes all or nothing: an interrupted save leaves the last checkpoint."""
         state = {name: getattr(self, name).state_dict() for name in ("model", "optimizer", "schedule")}
         partial = file.with_name(file.name + ".part")
         torch.save({"preset": asdict(self.preset), "step": self.step, **state}, partial)
@@ -196,7 +196,7 @@ class Training:
 
 @torch.no_grad()
 def held_out_loss(training: Training, text: Tensor, precision: str, batches: int = 8) -> float:
-    """Of text that it was not trained on. Waits once."""
+    """The loss on text that the model was not trained on. Waits once."""
     training.model.eval()
     losses = [
         loss_of(training.model, batch_of(text, training.preset, i, seed=-1), training.device, precision)
@@ -208,8 +208,8 @@ def held_out_loss(training: Training, text: Tensor, precision: str, batches: int
 
 @torch.no_grad()
 def write(model: TinyGPT, prompt: str, count: int, context: int, seed: int, temperature: float = 0.8) -> bytes:
-    """The prompt and at most `count` bytes behind it, as many as the model can see. Which of the likely bytes it is, is
-    drawn on the CPU: the same scores give the same text on every device."""
+    """Returns the prompt and at most `count` bytes after it, as many as the model can see. Bytes are drawn on the CPU,
+    so that the same scores give the same text on every device."""
     model.eval()
     device = model.tokens.weight.device
     generator = torch.Generator().manual_seed(seed)
@@ -226,7 +226,7 @@ def write(model: TinyGPT, prompt: str, count: int, context: int, seed: int, temp
 
 
 def train(training: Training, text: Tensor, args: argparse.Namespace, console: Console) -> list[float]:
-    """Up to the preset's number of steps; the losses."""
+    """Trains up to the preset's number of steps. Returns the losses."""
     steps = training.preset.steps
     end = min(steps, args.stop or steps)
     per_step = training.preset.batch * training.preset.accumulate * training.preset.context

@@ -47,7 +47,7 @@ TEST(Analysis, WhatFillsItsFirstArgument) {
   }
 }
 
-// Whether the only node may make b1 in the memory of b0.
+// Whether the graph's only node may create b1 in the memory of b0.
 bool in_place(const std::string& nodes) {
   const Graph graph = parsed("  b0: input\n  b1: fresh(s1) survives\n  %0: f32[s0, s0] @b0\n" + nodes);
   EXPECT_EQ(graph.nodes.size(), 1u);

@@ -11,32 +11,33 @@
 namespace torch_remote::ir {
 namespace {
 
-// A record's length is 1, and 1 more for each so many us that the worker needs for it.
+// A record's length is 1, plus the worker's time for it divided by this number of microseconds.
 constexpr double kMicrosecondsOfLength = 25;
-// What the client needs for a record, in us, Python's share included.
+// Time that the client needs to record one op, in microseconds, including Python's share.
 constexpr double kRecording = 60;
-// Where nobody waits at the end, an early start is worth it if the worker needs at least this share of the recording.
+// If the client does not wait at the end, an early start pays only from this ratio of worker time to recording time.
 constexpr double kLeastWork = 0.25;
-// Traces that are shorter are not worth it.
+// Shorter traces are not planned: the gain would be too small.
 constexpr double kLeastPlanned = 32;
-// Lengths of the pieces. A piece costs client and worker some ten microseconds together, as much as about ten records;
-// the first and the last one are what client and worker cannot do at the same time.
+// Lengths of the pieces. A piece costs client and worker together some ten microseconds, as much as about ten records.
+// Client and worker cannot overlap on the first and the last piece.
 constexpr double kLeastAtEnds = 8, kMostAtEnds = 16;
 constexpr double kLeastInside = 20, kMostInside = 40;
-// Where a stretch begins as another one, its rest is not cut if it has fewer records.
+// Where a stretch begins like another one, its remaining records are not cut if there are fewer than these.
 constexpr size_t kLeastAlone = 32;
-// What is remembered, in records: some ten megabytes.
+// Limit for the remembered hashes (one for each record): some ten megabytes.
 constexpr size_t kMostKnown = size_t{1} << 18;
-// Ops in a row that kernels do are one kernel, up to so many: a cut in between would cost more than it gains.
+// Up to this number of consecutive fusable ops become one kernel: a cut between them would cost more than it gains.
 constexpr uint32_t kMostTogether = 64;
-// Instead of a number of bytes: no place to cut.
+// Stands for the number of live bytes where no cut is allowed.
 constexpr uint64_t kNoPlace = std::numeric_limits<uint64_t>::max();
 
 }  // namespace
 
 bool Cuts::end_by_content() const {
   if (records_ >= plans_.limits.max_records) return true;
-  // The last ~10 ops decide (6 bits a record leave 64 bits). Expected distance 512 at first, then 128, 32, 8.
+  // A hash of the last ~10 ops decides (6 bits of each record fit in 64 bits). The expected distance between cuts is
+  // 512 at first, then 128, 32 and 8.
   const int strength = 9 - 2 * static_cast<int>(4 * records_ / plans_.limits.max_records);
   return gear_ >> (64 - strength) == 0;
 }
@@ -52,7 +53,7 @@ std::vector<uint64_t> Cuts::hashes_of(const Trace& trace) const {
 }
 
 void Cuts::trace_ends(const Trace& trace, bool ends, bool waits) {
-  // One look-up tells whether this beginning of a stretch was seen before.
+  // One lookup answers whether a stretch began with the same ops before.
   if (!plans_.known.contains(hash_) && plans_.known.size() < kMostKnown) {
     const std::vector<uint64_t> hashes = hashes_of(trace);
     if ((waits || idle_) && plans_.limits.plans && trace.records.size() > 1) plan(trace, hashes, waits);
@@ -69,7 +70,7 @@ void Cuts::trace_ends(const Trace& trace, bool ends, bool waits) {
 void Cuts::plan(const Trace& trace, const std::vector<uint64_t>& hashes, bool waits) {
   const auto first_new = std::ranges::find_if(hashes, [&](uint64_t hash) { return !plans_.known.contains(hash); });
   const auto shared = static_cast<uint32_t>(first_new - hashes.begin());
-  // The second step of a training differs from the first one in its optimizer only: it should be the last one that
+  // The second step of a training run differs from the first only in its optimizer. It should be the last step that
   // builds programs.
   if (shared > 0 && hashes.size() - shared < kLeastAlone) return;
   for (const uint32_t cut : planned_cuts(record_costs(trace), shared + 1, waits)) {
@@ -81,7 +82,7 @@ void Cuts::plan(const Trace& trace, const std::vector<uint64_t>& hashes, bool wa
 
 namespace {
 
-// Chooses the cuts of one trace. Places are numbers of records that come before.
+// Chooses the cuts of one trace. A place is the number of records before it.
 class Planner {
  public:
   Planner(const RecordCosts& costs, uint32_t first, bool waits)
@@ -101,7 +102,7 @@ class Planner {
     if (last == 0) return {};
     const uint32_t from = after(kLeastAtEnds);
     if (const uint32_t place = best(from, std::max(from, before(kMostAtEnds))); place == 0) {
-      done_ = first_ - 1;  // the beginning is another trace's too
+      done_ = first_ - 1;  // another trace begins with the same records
     } else if (place < last) {
       cut(place);
     }
@@ -111,7 +112,7 @@ class Planner {
   }
 
  private:
-  // The first place at which the trace has this length, and the last one at which it has no more.
+  // The first place where the trace has at least this length, and the last place where it has at most this length.
   uint32_t after(double length) const {
     return static_cast<uint32_t>(std::ranges::lower_bound(length_, length) - length_.begin());
   }
@@ -119,14 +120,14 @@ class Planner {
     return static_cast<uint32_t>(std::ranges::upper_bound(length_, length) - length_.begin()) - 1;
   }
 
-  // Before the last piece; 0: there is none.
+  // The place before the last piece; 0 if there is none.
   uint32_t last_place() const {
-    // An op may be longer than a piece should be: then the place before or behind it.
+    // A single op may be longer than a piece should be. The place before or after that op is used then.
     const uint32_t to = before(length_[records_] - kLeastAtEnds);
     return best(std::min(after(length_[records_] - kMostAtEnds), to), to);
   }
 
-  // The best place in a range; of equal ones the last. 0: none.
+  // The place in the range with the fewest live bytes; the last one of several. 0 if no cut is allowed in the range.
   uint32_t best(uint32_t from, uint32_t to) const {
     uint32_t place = 0;
     for (uint32_t cut = std::max(from, first_); cut <= std::min(to, records_ - 1); ++cut) {
@@ -142,14 +143,14 @@ class Planner {
     done_ = place;
   }
 
-  // Where the next piece ends, before the last one; 0: nowhere.
+  // Where the next piece ends, before the last one; 0 if there is no further piece.
   uint32_t next(uint32_t last) const {
-    // As much as the client records while the worker is busy.
+    // The records that the client can record while the worker is busy.
     const double busy = (worker_free_ - kRecording * done_) / kRecording;
     const uint32_t busy_until = done_ + static_cast<uint32_t>(std::clamp<double>(busy, 0, records_));
     const double length = length_[last] - length_[done_];
     if (length <= kMostInside || busy_until >= last) return 0;
-    // So many pieces that each has its length, as equal as the places allow.
+    // The smallest number of pieces of at most the maximum length, as equal as the places allow.
     const double pieces = std::ceil(length / kMostInside), slack = (kMostInside - kLeastInside) / 2;
     const double middle = length_[done_] + length / pieces, around = std::min(slack, length / pieces / 2);
     const uint32_t to = std::max({before(middle + around), busy_until, done_ + 1});
@@ -162,10 +163,10 @@ class Planner {
   const uint32_t records_;
   const uint32_t first_;
   const bool waits_;
-  std::vector<double> length_, time_;  // of the records before each place
+  std::vector<double> length_, time_;  // totals of the records before each place
   std::vector<uint32_t> cuts_;
   uint32_t done_ = 0;       // the last cut so far
-  double worker_free_ = 0;  // when it is done with all before, in us from the first record on
+  double worker_free_ = 0;  // when the worker has finished all earlier pieces, in microseconds since the first record
 };
 
 }  // namespace
@@ -179,14 +180,14 @@ RecordCosts record_costs(const Trace& trace) {
   RecordCosts costs{std::vector<uint64_t>(records), std::vector<double>(records)};
   std::vector<uint64_t>& live = costs.live;
   Graph graph;
-  // A trace that cannot be imported cannot be built either; whoever builds it says why.
+  // A trace that cannot be imported cannot be built either; the build reports the error.
   if (!import_trace(trace, trace.survivors(), &graph)) return costs;
   std::vector<int64_t> values;
   std::vector<double> work;
   if (evaluate(graph, trace.params.data(), &values)) estimate_work(graph, values.data(), &work);
   for (size_t n = 0; n < work.size(); ++n) costs.time[graph.nodes[n].source] += work[n] / kWorkPerMicrosecond;
   struct Life {
-    size_t first = SIZE_MAX, last = 0;  // records that touch it
+    size_t first = SIZE_MAX, last = 0;  // the first and last record that touch the buffer
   };
   std::vector<Life> lives(trace.buffers.size());
   for (const Node& node : graph.nodes) {
@@ -196,18 +197,18 @@ RecordCosts record_costs(const Trace& trace) {
       life.last = std::max<size_t>(life.last, node.source);
     });
   }
-  // Differences, then sums.
+  // `live` holds differences first; a running sum follows.
   for (size_t b = 0; b < lives.size(); ++b) {
     const TraceBuffer& buffer = trace.buffers[b];
     if (!buffer.fresh || buffer.owner != nullptr || lives[b].first == SIZE_MAX) continue;
     const size_t end = std::min<size_t>(std::max<size_t>(lives[b].last, buffer.died), records);
     if (end <= lives[b].first) continue;
-    // Lives after records first, ..., end - 1.
+    // The buffer is live after records first, ..., end - 1.
     live[lives[b].first] += buffer.nbytes;
     if (end < records) live[end] -= buffer.nbytes;
   }
   for (size_t i = 1; i < records; ++i) live[i] += live[i - 1];
-  // What goes together with what comes after it, and with what came before: a product only begins a kernel.
+  // Which records fuse with the next record, and which with the previous one. A matmul only begins a kernel.
   std::vector<bool> fusable(records), continues(records);
   Form form;
   for (const Node& node : graph.nodes) {

@@ -7,45 +7,49 @@
 #include "ir/ops/op_table.h"
 #include "ir/trace.h"
 
-// Where what is recorded is cut into traces: at the same places in each step of a script, or every step would need
-// other programs. So content decides, and never time.
+// Decides where recorded ops are cut into traces. The cuts must be at the same places in each step of a script, or
+// every step would need new programs. So only the recorded ops decide, never time.
 //
-//   By the last ops: where a hash of them says so, so that traces stay bounded (content-defined chunking; the window
-//   hash is a gear hash as in FastCDC, Xia et al. 2016, with masks that get looser towards the maximum). The op alone
-//   counts: slots depend on where the trace began. What lies between two such cuts, or between waits, is a *stretch*.
+// Cuts by content: a hash of the last ops decides, which bounds the length of traces. This is content-defined chunking
+// with a gear hash as in FastCDC (Xia et al. 2016); the mask gets looser towards the maximum length. Only opcodes are
+// hashed, because slots depend on where the trace began. The records between two such cuts, or between waits, are a
+// *stretch*.
 //
-//   By a plan, inside of a stretch that begins after a wait, or ends in one: the worker is to work while the client
-//   records, and what is left when the client waits is to be short. A stretch is planned when it ends for the first
-//   time, by its structure and the sizes it has then: a short first piece, a short last one before a wait, between them
-//   as much as the worker has to do meanwhile, and cuts where the fewest bytes of temporaries live. A place is known by
-//   the ops from the stretch's beginning, whatever sizes they have later. No cut is added among ops with which some
-//   other stretch began before: what that one is cut into stays.
+// Planned cuts: a stretch that begins after a wait, or ends in one, is also cut inside. The worker can then execute
+// while the client records, and little work is left when the client waits. A stretch is planned when it ends for the
+// first time, from its structure and its sizes at that time. A plan has a short first piece, and a short last piece
+// before a wait. A piece in between has about as many records as the client can record while the worker is busy. It
+// ends where temporaries hold the fewest bytes. A planned cut is identified by all ops since the beginning of its
+// stretch, whatever sizes they have later. No cut is added among ops with which another stretch began, so that the cuts
+// of that stretch do not change.
 namespace torch_remote::ir {
 
 struct CutLimits {
   uint32_t min_records = 64;
   uint32_t max_records = 1024;
-  bool plans = true;  // cut at planned places
+  bool plans = true;  // also cut at planned places
 };
 
-// What one device's traces have learned: where to cut. Not thread safe: the recorder's lock guards it.
+// Where the traces of one device are cut, learned from earlier stretches. Not thread safe: the recorder's lock guards
+// it.
 struct CutPlans {
   static constexpr int kShift = 64 - 15;
 
   CutLimits limits;
-  std::vector<bool> planned_bits = std::vector<bool>(size_t{1} << (64 - kShift));  // by the first bits of the hash
-  std::unordered_set<uint64_t> planned;                                            // hashes after which to cut
-  std::unordered_set<uint64_t> known;  // hashes after every record that was ever seen, up to a limit
+  // indexed by the first bits of the hash
+  std::vector<bool> planned_bits = std::vector<bool>(size_t{1} << (64 - kShift));
+  std::unordered_set<uint64_t> planned;  // hashes of stretches after which to cut
+  std::unordered_set<uint64_t> known;    // a hash for every record seen so far, up to a limit
 };
 
-// Where one thread is. Not thread safe, either.
+// The position of one thread in its stretch. Not thread safe.
 class Cuts {
  public:
   enum class Place : uint8_t { kNone, kPlanned, kStretchEnds };
 
   explicit Cuts(CutPlans& plans) : plans_(plans) {}
 
-  // What this place is; `opcode` was recorded. Without allocation.
+  // Call after `opcode` was recorded. Returns whether to cut here, and why. Does not allocate.
   Place after(Opcode opcode) {
     const uint64_t mixed = mix(uint64_t{opcode} + 1);
     gear_ = (gear_ << 6) + mixed;
@@ -55,13 +59,14 @@ class Cuts {
     return records_ >= plans_.limits.min_records && end_by_content() ? Place::kStretchEnds : Place::kNone;
   }
 
-  // A good place to cut: between forward and backward, before an optimizer. True if there is enough to cut.
+  // Whether the stretch is long enough to be cut at a natural boundary: between forward and backward, before an
+  // optimizer.
   bool at_boundary() const { return records_ >= plans_.limits.min_records; }
 
-  // The trace is about to be sent. `ends`: its stretch ends with it; `waits`: somebody waits for it.
+  // Call before a trace is sent. `ends`: the stretch ends with this trace. `waits`: the client waits for the trace.
   void trace_ends(const Trace& trace, bool ends, bool waits);
 
-  // Counts records of the stretch so far.
+  // Number of records in the stretch so far.
   uint32_t records() const { return records_; }
 
  private:
@@ -75,7 +80,7 @@ class Cuts {
     return x;
   }
 
-  // The hash of a stretch with one more op.
+  // The hash of a stretch after one more op.
   static uint64_t extended(uint64_t hash, uint64_t mixed) {
     hash = (hash ^ mixed) * kMultiplier;
     return hash ^ hash >> 29;
@@ -87,25 +92,26 @@ class Cuts {
   void plan(const Trace& trace, const std::vector<uint64_t>& hashes, bool waits);
 
   CutPlans& plans_;
-  // Of the stretch so far.
-  uint64_t hash_ = kSeed;  // of its ops
-  uint64_t gear_ = 0;      // of its last ones
+  // The next members describe the stretch so far.
+  uint64_t hash_ = kSeed;  // hash of all its ops
+  uint64_t gear_ = 0;      // gear hash of its last ops
   uint32_t records_ = 0;
-  uint64_t began_ = kSeed;  // hash_ where the trace began
-  bool idle_ = true;        // when it began the worker had nothing to do: the one before ended in a wait
+  uint64_t began_ = kSeed;  // value of hash_ where the trace began
+  bool idle_ = true;        // the worker was idle when the stretch began: the previous stretch ended in a wait
 };
 
-// What a plan knows of each record of a trace.
+// The costs of each record of a trace, from which cuts are planned.
 struct RecordCosts {
-  // Bytes that live across a cut after it and do not outlive the trace: what later records touch, and what the script
-  // still held there. Nothing is cut where they are beyond all counting: inside of what one kernel may do.
+  // Bytes that are live across a cut after the record, because later records touch them or the script still holds them.
+  // Bytes that outlive the trace are not counted. The maximum of the type stands where no cut is allowed: between ops
+  // that one kernel may compute.
   std::vector<uint64_t> live;
-  std::vector<double> time;  // that the worker needs for it, as estimated, in us
+  std::vector<double> time;  // estimated time that the worker needs for the record, in microseconds
 };
 RecordCosts record_costs(const Trace& trace);
 
-// Where to cut, by plan: how many records come before each cut, ascending. Cuts only after `first` records and more.
-// `waits`: somebody waits for the last one.
+// Returns the planned cuts in ascending order, each as the number of records before it, which is at least `first`.
+// `waits`: the client waits at the end of the trace.
 std::vector<uint32_t> planned_cuts(const RecordCosts& costs, uint32_t first, bool waits);
 
 }  // namespace torch_remote::ir

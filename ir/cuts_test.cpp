@@ -1,4 +1,4 @@
-// Where recording is cut: the same places each time, and what a plan may and may not do.
+// Cuts of the recording: they are at the same places each time, and plans keep their rules.
 #include "ir/cuts.h"
 
 #include <gtest/gtest.h>
@@ -16,14 +16,13 @@ Opcode op(const char* name) {
   return opcode;
 }
 
-// A recorder of unary ops in a chain, whose script drops each tensor as soon as the next one is there, but for what
-// `keep` names.
+// Records a chain of unary ops. The script drops each tensor as soon as the next one exists.
 class Script {
  public:
   explicit Script(const CutLimits& limits = {}) { plans_.limits = limits; }
 
   Cuts& cuts() { return cuts_; }
-  // How many records there were at each cut since the last wait.
+  // The number of records before each cut since the last wait.
   const std::vector<uint32_t>& places() const { return places_; }
 
   void record(Opcode opcode, uint64_t nbytes = 256) {
@@ -43,13 +42,13 @@ class Script {
     if (place != Cuts::Place::kNone) {
       places_.push_back(records_);
       end(place == Cuts::Place::kStretchEnds, false);
-    } else if (before > 1 || !first) {  // the script lets the operand go
+    } else if (before > 1 || !first) {  // the script drops the operand
       trace_.buffers[before - 1].owner = nullptr;
       trace_.buffers[before - 1].died = static_cast<uint32_t>(trace_.records.size());
     }
   }
   std::vector<uint32_t> wait() { return end_stretch(true); }
-  // The end of a forward pass, for which nobody waits.
+  // The end of a forward pass; the client does not wait there.
   std::vector<uint32_t> boundary() { return end_stretch(false); }
 
  private:
@@ -71,7 +70,7 @@ class Script {
   std::vector<uint32_t> places_;
 };
 
-// Ops in an order that does not repeat itself, the same one each time. No kernel does several of them at once.
+// Records ops in an order that does not repeat, but is the same for each call. No kernel fuses any two of them.
 void play(Script& script, uint32_t count, uint32_t seed = 0) {
   static const Opcode ops[] = {op("aten::erfinv"), op("aten::digamma"), op("aten::i0"), op("aten::special_i1")};
   uint64_t random = seed + 1;
@@ -83,7 +82,7 @@ void play(Script& script, uint32_t count, uint32_t seed = 0) {
 
 CutLimits only_plans() { return {1u << 20, 1u << 20, true}; }
 
-// A cut between two ops that are one kernel would make two of it.
+// A cut between two ops of one kernel would split it into two kernels.
 TEST(Cuts, NotBetweenOpsThatAreOneKernel) {
   const auto cut_after = [](uint32_t fusable) {
     Script script(only_plans());
@@ -118,7 +117,7 @@ TEST(Cuts, AStretchThatEndsInAWaitIsCutFromItsSecondTimeOn) {
   }
 }
 
-// The forward pass of a training step: the worker begins while it is recorded.
+// The forward pass of a training step: the worker starts while the client still records.
 TEST(Cuts, AStretchAfterAWaitIsCutAtItsBeginning) {
   const auto step = [](Script& script, size_t nbytes) {
     std::vector<uint32_t> places;
@@ -134,14 +133,14 @@ TEST(Cuts, AStretchAfterAWaitIsCutAtItsBeginning) {
   const std::vector<uint32_t> places = step(busy, 1 << 19);
   ASSERT_FALSE(places.empty());
   EXPECT_LE(places.front(), 16u);
-  // Nothing was recorded when the device began, and when somebody looked in between.
+  // A boundary before the first record changes nothing.
   Script moved(only_plans());
   moved.boundary();
   EXPECT_EQ(step(moved, 1 << 19), places);
-  // Small ops are done in no time: they would be more pieces for nothing.
+  // Small ops take too little time: more pieces would cost something and gain nothing.
   Script idle(only_plans());
   EXPECT_TRUE(step(idle, 64).empty());
-  // After a stretch for which nobody waited the worker is busy anyway.
+  // After a stretch without a wait the worker is still busy.
   Script later(only_plans());
   for (int time = 0; time < 3; ++time) {
     play(later, 8);
@@ -175,7 +174,8 @@ TEST(Cuts, AnotherStretchWithTheSameBeginningDoesNotMoveThem) {
   script.wait();
   play(script, 200);
   const std::vector<uint32_t> places = script.wait();
-  // It shares 100 records: it is cut there as the first one is, and after them by a plan of its own.
+  // The stretches share 100 records: there both have the same cuts, and the rest of the second one has a plan of its
+  // own.
   std::vector<uint32_t> others;
   for (int i = 0; i < 3; ++i) {
     play(script, 100);
@@ -189,7 +189,7 @@ TEST(Cuts, AnotherStretchWithTheSameBeginningDoesNotMoveThem) {
   EXPECT_GE(others.back(), 250u - 16);
   play(script, 200);
   EXPECT_EQ(script.wait(), places);
-  // One that ends among the shared records has no place left for a plan.
+  // A stretch that ends within the shared records leaves no place for a plan.
   play(script, 60);
   const std::vector<uint32_t> prefix = script.wait();
   play(script, 60);
@@ -199,7 +199,7 @@ TEST(Cuts, AnotherStretchWithTheSameBeginningDoesNotMoveThem) {
 }
 
 TEST(Cuts, AStretchThatEndsALittleDifferentlyIsCutAsTheOtherOne) {
-  // A first step that makes an optimizer's state, and those after it: the third one builds nothing.
+  // The first step creates an optimizer's state, the later ones do not. The third step builds nothing.
   Script script(only_plans());
   play(script, 100);
   play(script, 40, 2);
@@ -260,12 +260,12 @@ TEST(PlannedCuts, AreAscendingAndInside) {
 }
 
 TEST(PlannedCuts, LongOpsGoFirst) {
-  // A training step: some long ops at once, then short ones.
+  // A training step: some long ops first, then short ones.
   RecordCosts costs{std::vector<uint64_t>(24, 1), std::vector<double>(24, 3)};
   for (const uint32_t i : {0u, 12u, 13u}) costs.time[i] = 500;
   const std::vector<uint32_t> cuts = planned_cuts(costs, 1, /*waits=*/true);
   ASSERT_FALSE(cuts.empty());
-  EXPECT_EQ(cuts.front(), 1u);  // the worker begins
+  EXPECT_EQ(cuts.front(), 1u);  // the worker can start
   EXPECT_TRUE(std::ranges::any_of(cuts, [](uint32_t cut) { return cut > 8 && cut <= 17; }));
   EXPECT_LE(cuts.size(), 4u);
 }
@@ -277,7 +277,7 @@ TEST(PlannedCuts, WhileTheWorkerIsBusyPiecesAreLong) {
         planned_cuts({std::vector<uint64_t>(records, 1), std::vector<double>(records, time)}, 1, /*waits=*/true);
     ASSERT_FALSE(cuts.empty());
     EXPECT_EQ(cuts.front(), 1u);
-    EXPECT_LE(cuts.size(), 10u) << time;  // each is some times as long as the one before
+    EXPECT_LE(cuts.size(), 10u) << time;  // each piece is several times as long as the one before
   }
 }
 
@@ -324,13 +324,13 @@ TEST(RecordCosts, CountsWhatIsStillNeededAndWhatTheScriptStillHolds) {
   record(0);  // makes 1
   record(1);  // makes 2
   record(2);  // makes 3
-  dies(1);    // nobody touched it after the second record, but the script held it
+  dies(1);    // no record touches it after the second one, but the script still holds it
   record(3);  // makes 4
   dies(3);
   dies(2);
   record(4);  // makes 5, the result
   dies(4);
-  // After the first record lives 1; after the second 1, 2; after the third 1 (until the fourth), 2, 3; ...
+  // Live after the first record: 1; after the second: 1, 2; after the third: 1 (until the fourth), 2, 3; ...
   EXPECT_EQ(record_costs(trace).live, (std::vector<uint64_t>{32, 64, 96, 96, 32}));
 }
 

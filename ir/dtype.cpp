@@ -35,7 +35,7 @@ constexpr DTypeInfo kInfos[] = {
     {DType::kFloat8E8M0FNU, 1, "f8e8m0fnu"},
 };
 
-// Indexed by the number; a hole has size 0.
+// Indexed by the DType's number; a number without a DType has size 0.
 struct ByNumber {
   DTypeInfo infos[256] = {};
   constexpr ByNumber() {

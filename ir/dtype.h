@@ -6,8 +6,8 @@
 
 namespace torch_remote::ir {
 
-// Element types. The numbers are those of c10::ScalarType (checked by a static_assert in the rooms that include torch),
-// so that converting is a cast.
+// Element types. The numbers are those of c10::ScalarType, so that a conversion is a cast. Components that include
+// torch check this with a static_assert.
 enum class DType : uint8_t {
   kUInt8 = 0,
   kInt8 = 1,
@@ -32,7 +32,7 @@ enum class DType : uint8_t {
   kFloat8E8M0FNU = 44,
 };
 
-// Bytes of one element; 0 for a number that is no element type of ours.
+// Bytes of one element; 0 for a number that is no DType.
 uint32_t item_size(DType dtype);
 
 inline bool is_valid(DType dtype) { return item_size(dtype) != 0; }
@@ -40,9 +40,9 @@ inline bool is_valid(DType dtype) { return item_size(dtype) != 0; }
 inline bool is_complex(DType dtype) {
   return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
 }
-bool is_float(DType dtype);  // real
+bool is_float(DType dtype);  // real floating-point types only
 
-// Short names as the text form uses them: "f32", "i64", "bool", "bf16", "c64"... Empty for an invalid one.
+// Short names, which the text form uses: "f32", "i64", "bool", "bf16", "c64"... Empty for an invalid DType.
 std::string_view name(DType dtype);
 std::optional<DType> dtype_from_name(std::string_view name);
 

@@ -14,7 +14,7 @@ uint64_t hash_of(const Expr& expr) {
   return hash ^ hash >> 29;
 }
 
-// False on overflow or division by zero.
+// Returns false on overflow or division by zero.
 bool compute(ExprKind kind, int64_t a, int64_t b, int64_t* result) {
   switch (kind) {
     case ExprKind::kAdd:
@@ -85,7 +85,7 @@ void ExprIndex::insert(const std::vector<Expr>& exprs, uint32_t index) {
       slots_[slot] = index;
       return;
     }
-    if (exprs[slots_[slot]] == exprs[index]) return;  // the first of equal ones is the one to find
+    if (exprs[slots_[slot]] == exprs[index]) return;  // of equal expressions the first one is found
   }
 }
 

@@ -66,7 +66,7 @@ TEST(Symbols, AStaleIndexFindsNothingWrong) {
   Graph graph;
   graph.params = 1;
   for (int64_t i = 0; i < 50; ++i) graph.constant(i);
-  graph.exprs.erase(graph.exprs.begin(), graph.exprs.begin() + 20);  // behind the index's back
+  graph.exprs.erase(graph.exprs.begin(), graph.exprs.begin() + 20);  // without the index
   const Sym found = graph.constant(30);
   int64_t value = 0;
   EXPECT_TRUE(graph.is_constant(found, &value));
@@ -84,7 +84,7 @@ TEST(Symbols, AreEvaluatedInOrder) {
   EXPECT_EQ(values[both], 47);
 }
 
-// One view f32[s0, s1]{s2, s3} + s4 of one input buffer.
+// Checks a graph with one view, f32[s0, s1]{s2, s3} + s4, of one input buffer.
 Status extents(std::vector<int64_t> params, uint64_t nbytes, bool constant_size = false) {
   Graph graph;
   graph.params = 5;
@@ -112,7 +112,7 @@ TEST(Extents, AViewThatLeavesItsBuffer) {
   EXPECT_FALSE(extents({2, 3, 3, 1, 1}, 24).ok());
   EXPECT_FALSE(extents({2, 3, 3, 1, -1}, 24).ok());
   EXPECT_FALSE(extents({2, 3, -3, 1, 2}, 24).ok());
-  EXPECT_FALSE(extents({2, 3, -3, 1, 3}, 24).ok());  // inside, but torch has no negative strides
+  EXPECT_FALSE(extents({2, 3, -3, 1, 3}, 24).ok());  // inside the buffer, but torch has no negative strides
 }
 
 TEST(Extents, Overflow) {

@@ -3,7 +3,7 @@
 #include "ir/graph.h"
 #include "ir/number_kinds.h"
 
-// The decoder of the code stream that ir/trace.h documents.
+// Decodes the code stream that ir/trace.h documents.
 namespace torch_remote::ir {
 namespace {
 
@@ -54,7 +54,7 @@ class Importer {
     return true;
   }
 
-  // A count of things that take at least one word of code or one parameter each.
+  // A number of items, each of which takes at least one word of code or one parameter.
   bool count(size_t available, uint32_t* out) {
     if (!word(out)) return false;
     if (*out > available) return fail("a list of " + std::to_string(*out) + " items does not fit");
@@ -339,7 +339,7 @@ class Importer {
       out.a = graph_.constant(number);
       return true;
     }
-    // Real and imaginary part must be neighbours, which constants that are shared would not be.
+    // Real and imaginary part must be adjacent symbols; shared constants may not be.
     out.a = graph_.symbols();
     graph_.exprs.push_back({ExprKind::kConst, kNoSym, kNoSym, number});
     if (!bits(&number)) return false;

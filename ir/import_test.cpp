@@ -29,7 +29,8 @@ TEST(Import, DamagedCodeIsAnErrorAndNoCrash) {
     if (trace.code.empty()) continue;
     for (uint64_t flips = 1 + rng() % 3; flips > 0; --flips) {
       uint32_t& word = trace.code[rng() % trace.code.size()];
-      // Opcodes and strings are this process's own numbers; only what comes after them is damaged.
+      // Opcodes and string indices are internal to this process and trusted; only the words after an opcode are
+      // damaged.
       const bool opcode =
           std::ranges::any_of(trace.records, [&](const TraceRecord& r) { return &trace.code[r.code] == &word; });
       if (!opcode) word ^= 1u << rng() % 8 << (rng() % 2 == 0 ? 0 : 24);

@@ -117,7 +117,7 @@ void Lexer::number(Token& token) {
   const char* begin = text_.data() + position_;
   if (is_float) {
     double value = 0;
-    // Out of range: too large; a number that is too small is one of the others.
+    // from_chars fails for a number outside of double's range.
     if (std::from_chars(begin, begin + length, value).ec != std::errc())
       return fail(token, "a number that no double holds");
     token.kind = TokenKind::kFloat;

@@ -12,11 +12,11 @@ enum class TokenKind : uint8_t {
   kView,    // %12; the number is in `integer`
   kInt,     // -3
   kFloat,   // 1.5, -2e+10; the double's bits are in `integer`
-  kString,  // in `text`, without quotes and escapes
+  kString,  // the contents are in `text`, without quotes and with escapes replaced
   kArrow,   // ->
   kRange,   // ..
   kPunct,   // one character, in `text`
-  kError,   // what is wrong, in `text`
+  kError,   // the error is in `text`
 };
 
 struct Token {

@@ -4,12 +4,12 @@
 
 namespace torch_remote::ir {
 
-// What users have said by torch's flags of the arithmetic of a run, as bits. On GPUs products, convolutions and
-// attention look at them; on CPUs all ops look at kDeterministic, and at nothing else.
+// The user's choices for the arithmetic of a run (torch's flags), as bits. On GPUs matmuls, convolutions and attention
+// read them. On CPUs all ops read kDeterministic, and none of the others.
 using MathModes = uint8_t;
-inline constexpr MathModes kTf32Products = 1;      // of f32 may round their operands to tf32
-inline constexpr MathModes kTf32Convolutions = 2;  // likewise
-inline constexpr MathModes kDeterministic = 4;     // the same bits in each run, or an error
-inline constexpr MathModes kMayDiffer = 8;         // with kDeterministic: no error where bits may differ
+inline constexpr MathModes kTf32Products = 1;      // f32 matmuls may round their operands to tf32
+inline constexpr MathModes kTf32Convolutions = 2;  // f32 convolutions may round their operands to tf32
+inline constexpr MathModes kDeterministic = 4;     // each run gives the same bits, or an error
+inline constexpr MathModes kMayDiffer = 8;         // with kDeterministic: no error where bits may differ between runs
 
 }  // namespace torch_remote::ir

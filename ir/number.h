@@ -9,8 +9,8 @@
 
 namespace torch_remote::ir {
 
-// The number that an argument is in a run: a float, an integer, or 1 for true. None: it is no number, or a complex one.
-// `values`: of all symbols.
+// The argument's value in a run: a float, an integer, or 1 for true. Empty if the argument is not a number, or is
+// complex. `values` holds the values of all symbols.
 inline std::optional<double> number_of(const Arg& arg, std::span<const int64_t> values) {
   switch (arg.tag) {
     case ArgTag::kFloat:

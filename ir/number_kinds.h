@@ -3,10 +3,11 @@
 #include "ir/graph.h"
 #include "ir/ops/op_table.h"
 
-// What the schema's kinds of numbers are in a graph.
+// Maps the schema's kinds of numbers to tags of graph arguments.
 namespace torch_remote::ir {
 
-// The tag of a number of this kind, of its optional, and of a list's items; kNone for a Scalar, which may have any.
+// The tag of a number of this kind, of its optional form, and of a list's items; kNone for a Scalar, whose tag may
+// vary.
 constexpr ArgTag number_tag(ArgKind kind) {
   switch (kind) {
     case ArgKind::kInt:

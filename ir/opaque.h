@@ -8,9 +8,9 @@
 
 namespace torch_remote::ir {
 
-// register_opaque for a signature that comes from a program or a text: an error if the name is the op table's, if this
-// process knows the op with another signature (kUnsupported: client and worker have different versions of a custom op),
-// or if there are too many.
+// Registers a signature that comes from a program or a text (see register_opaque). Fails if the op table has the name,
+// or if too many ops are registered. Fails with kUnsupported if this process knows the op with another signature:
+// client and worker have different versions of a custom op.
 Status declare_opaque(std::string_view name, std::span<const OpaqueArg> args, std::span<const ResultDesc> results,
                       uint32_t flags, Opcode* opcode);
 

@@ -8,7 +8,7 @@
 namespace torch_remote::ir {
 namespace {
 
-// Signatures come from programs and are kept as long as the process: their number and their size have an end.
+// Signatures come from programs and stay registered for the life of the process, so their number and size are limited.
 TEST(Opaque, SignaturesDoNotTakeMemoryWithoutEnd) {
   std::vector<OpaqueArg> args(512);
   for (size_t i = 0; i < args.size(); ++i) args[i] = {std::string(1024, 'x'), ArgKind::kInt};
@@ -22,7 +22,7 @@ TEST(Opaque, SignaturesDoNotTakeMemoryWithoutEnd) {
   EXPECT_EQ(status.code(), ErrorCode::kUnsupported);
   EXPECT_NE(status.message().find("too many ops"), std::string::npos) << status.message();
   EXPECT_LT(bytes, size_t{64} << 20);
-  // What is known stays known, and there is room for an op of ordinary size.
+  // Registered ops stay usable, and an op of ordinary size still fits.
   EXPECT_TRUE(declare_opaque("test::op0", args, {}, 0, &opcode).ok());
   const OpaqueArg self[] = {{"self", ArgKind::kTensor}};
   EXPECT_TRUE(declare_opaque("test::small", self, {}, 0, &opcode).ok());

@@ -10,7 +10,7 @@
 #include "ir/opaque.h"
 #include "ir/text.h"
 
-// The reader of the text form; grammar and example in docs/ir.md.
+// Reads the text form; docs/ir.md has the grammar and an example.
 namespace torch_remote::ir {
 namespace {
 
@@ -20,7 +20,7 @@ using text::TokenKind;
 constexpr int64_t kMostSymbols = 1 << 24;
 constexpr int64_t kMaxSources = 1 << 20;
 
-// Words that name something else where a symbol can stand.
+// Words that have another meaning where a symbol can stand.
 bool reserved(std::string_view word) {
   static constexpr std::string_view kWords[] = {"none", "true", "false", "op", "loc", "graph"};
   return std::ranges::find(kWords, word) != std::end(kWords) || dtype_from_name(word).has_value() ||
@@ -70,7 +70,7 @@ class Parser {
     return true;
   }
   bool expect(char c) { return accept(c) || fail(std::string("expected '") + c + "'"); }
-  // A word that goes on with this line.
+  // Accepts a word on the current line.
   bool accept_word(std::string_view word) {
     if (!token_.is(word) || token_.first_on_line) return false;
     advance();
@@ -161,7 +161,7 @@ class Parser {
     return true;
   }
 
-  // "Tensor[]?": its place in `names`.
+  // Reads a kind, like "Tensor[]?", and gives its index in `names`.
   bool kind_name(std::span<const std::string_view> names, size_t* out) {
     if (token_.kind != TokenKind::kName) return fail("expected a kind like Tensor or int[]");
     const Token at = token_;
@@ -289,7 +289,7 @@ class Parser {
     return symbol;
   }
 
-  // A number or a name. A number is the first constant with that value.
+  // A number or a name. A number stands for the first constant with that value.
   bool symbol(Sym* out) {
     if (token_.kind == TokenKind::kInt || token_.kind == TokenKind::kFloat) {
       *out = graph_.constant(token_.integer);
@@ -392,7 +392,7 @@ class Parser {
   // %0: f32[sizes]{strides} @b0 + offset, or %0: f32[?] @b0
   bool view_declaration(Arg& out) {
     const Token at = token_;
-    // Each view takes more than one character, so that no short text makes a large table.
+    // Each view declaration takes more than one character, so that a short text cannot make a large table.
     if (at.integer >= static_cast<int64_t>(text_size_)) return fail("a view number that large leaves holes");
     const uint32_t index = static_cast<uint32_t>(at.integer);
     advance();
@@ -432,7 +432,7 @@ class Parser {
     return true;
   }
 
-  // Without strides the view is contiguous.
+  // A view without strides is contiguous.
   bool strides(View& view) {
     if (token_.is('{')) {
       const Token at = token_;
@@ -466,7 +466,8 @@ class Parser {
 
   // -- nodes ---------------------------------------------------------------------------------------------------------
 
-  // [result, ... =] op(arg, ..., name=arg) [in_place] [loc(...)]. `first` was read already, if it is a view.
+  // [result, ... =] op(arg, ..., name=arg) [in_place] [loc(...)]. `first` is the first result, if the caller already
+  // read one.
   bool node(Arg first) {
     Node node;
     std::vector<Arg> results;
@@ -515,7 +516,8 @@ class Parser {
     return true;
   }
 
-  // Aliases and numbers are results too, but are not written.
+  // Assigns the results of the text to the op's results. Aliases and numbers are results too, but the text leaves them
+  // out.
   bool place_results(const Token& at, const OpDesc& desc, std::vector<Arg>& written, std::vector<Arg>& out) {
     out.resize(desc.results.size());
     size_t next = 0;
@@ -642,7 +644,7 @@ class Parser {
     return expect(')');
   }
 
-  // The symbol after `first`: pairs are neighbours.
+  // Reads the symbol after `first`: the two symbols of a pair are adjacent.
   bool second(Sym first) {
     const Token at = token_;
     Sym next = kNoSym;

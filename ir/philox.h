@@ -7,7 +7,7 @@
 // SC 2011).
 namespace torch_remote::ir {
 
-// The random words of one op: a function of seed, offset and block number, nothing else. Four words a block.
+// The random words of one op: a pure function of seed, offset and block number. A block has four words.
 class Philox {
  public:
   Philox(uint64_t seed, uint64_t offset) : seed_(seed), offset_(offset) {}
@@ -29,7 +29,7 @@ class Philox {
     return {c0, c1, c2, c3};
   }
 
-  // A seed for another generator: from a block that no fill reaches.
+  // A seed for another generator, taken from a block that no random op reaches.
   uint64_t derived_seed() const {
     const auto words = block(~uint64_t{0});
     return uint64_t{words[1]} << 32 | words[0];

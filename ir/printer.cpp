@@ -8,7 +8,7 @@
 #include "ir/graph.h"
 #include "ir/text.h"
 
-// The text form of a graph; grammar and example in docs/ir.md.
+// Prints the text form of a graph; docs/ir.md has the grammar and an example.
 namespace torch_remote::ir {
 namespace {
 
@@ -40,7 +40,7 @@ bool is_plain_name(std::string_view name) {
   return true;
 }
 
-// "ns::name" or "ns::name.overload": what the lexer reads as one word.
+// Matches "ns::name" and "ns::name.overload", which the lexer reads as one word.
 bool is_op_name(std::string_view name) {
   const size_t colons = name.find("::");
   if (colons == std::string_view::npos || !is_plain_name(name.substr(0, colons))) return false;
@@ -114,7 +114,7 @@ class Printer {
       for (size_t i = 0; i < desc.args.size(); ++i) {
         const ArgDesc& arg = desc.args[i];
         if (i != 0) out_ += ", ";
-        if (arg.keyword_only != keyword) {  // "*" switches, so that any order can be written
+        if (arg.keyword_only != keyword) {  // "*" toggles, so that any order of arguments can be written
           out_ += "*, ";
           keyword = arg.keyword_only;
         }
@@ -140,7 +140,7 @@ class Printer {
 
   // -- symbols -------------------------------------------------------------------------------------------------------
 
-  // A constant's value if that says which constant, else the symbol's name.
+  // The value of a constant that is the first with that value; otherwise the symbol's name.
   std::string symbol(Sym symbol) const {
     int64_t value = 0;
     return shown(symbol, &value) ? std::to_string(value) : "s" + std::to_string(symbol);
@@ -185,7 +185,7 @@ class Printer {
     out_ += '\n';
   }
 
-  // A word that can only be the bits of a double is shown as one.
+  // A word that can only be the bits of a double is printed as a double.
   static std::string constant(int64_t value) {
     const double magnitude = std::fabs(std::bit_cast<double>(value));
     if (magnitude > 1e-30 && magnitude < 1e30) return float_literal(value);
@@ -232,7 +232,7 @@ class Printer {
     return out;
   }
 
-  // A line of its own for a view that no result line declares.
+  // Prints a line for a view that no result declares.
   void declare(uint32_t index) {
     if (index < declared_.size() && !declared_[index]) out_ += indent_ + declaration(index) + '\n';
   }
@@ -285,7 +285,7 @@ class Printer {
     return out += ']';
   }
 
-  // Positional ones up to the last that is given, then those given by keyword.
+  // Prints positional arguments up to the last one that is given, then keyword arguments.
   void arguments(const Node& node, const OpDesc& desc) {
     size_t given = 0;
     size_t positional = 0;
@@ -350,7 +350,7 @@ class Printer {
     return "float(s" + std::to_string(symbol_of_bits) + ')';
   }
 
-  // tensor(value: dtype), or number(...) for one that was a Python number ("wrapped").
+  // tensor(value: dtype), or number(value: dtype) if it was a Python number ("wrapped").
   std::string scalar_tensor(const Arg& arg) const {
     const DType dtype = static_cast<DType>(arg.b & 0xFF);
     std::string out = (arg.b >> 8) != 0 ? "number(" : "tensor(";
@@ -370,7 +370,7 @@ class Printer {
 
   // -- sources -------------------------------------------------------------------------------------------------------
 
-  // The record of a node is its own index unless the line says otherwise.
+  // The record of a node is the node's own index unless loc(...) gives another.
   void location(uint32_t source, uint32_t index) {
     const bool line = source < graph_.sources.size() && !source_printed_[source] && !graph_.sources[source].empty();
     if (source == index && !line) return;
@@ -384,7 +384,8 @@ class Printer {
     out_ += ')';
   }
 
-  // Lines of records that no node has any more; the last one always, because it says how many there are.
+  // Prints source lines of records that no node has any more. The last line is always printed, because it gives the
+  // count.
   void other_sources() {
     for (size_t i = 0; i < graph_.sources.size(); ++i) {
       if (source_printed_[i] || (graph_.sources[i].empty() && i + 1 != graph_.sources.size())) continue;

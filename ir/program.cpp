@@ -10,7 +10,7 @@
 namespace torch_remote::ir {
 namespace {
 
-// Goes up when the meaning of a field in ir/program.fbs changes; a reader refuses every other number.
+// Grows when the meaning of a field in ir/program.fbs changes. A reader refuses every other version.
 constexpr uint32_t kFormatVersion = 4;
 
 constexpr size_t kMaxOpArgs = 512;
@@ -156,8 +156,8 @@ Status damaged(const std::string& what) {
   return Status::invalid("remote: the program is damaged: " + what + "; it must be made again");
 }
 
-// Reads a buffer that flatbuffers' verifier accepted: offsets are good, vectors may be absent, and nothing else is
-// known.
+// Reads a buffer that flatbuffers' verifier accepted. Offsets are valid and vectors may be absent; everything else is
+// checked here.
 class Decoder {
  public:
   Decoder(const fbs::Program& program, Graph* graph) : program_(program), graph_(*graph) {}
@@ -166,7 +166,8 @@ class Decoder {
     graph_ = Graph{};
     if (Status status = ops(); !status) return status;
     graph_.params = program_.params();
-    // Flatbuffers' verifier checks the alignment of vectors, not of their elements; its builder aligns no empty ones.
+    // Flatbuffers' verifier checks the alignment of vectors, not of their elements, and its builder does not align
+    // empty vectors.
     const std::span<const fbs::Expr> exprs = elements(program_.exprs());
     if (!exprs.empty() && reinterpret_cast<uintptr_t>(exprs.data()) % alignof(fbs::Expr) != 0) {
       return damaged("its expressions");
@@ -183,7 +184,7 @@ class Decoder {
     }
     for (uint32_t i = 0; i < size(program_.sources()); ++i) {
       const flatbuffers::String* source = program_.sources()->Get(i);
-      // Lines repeat, and bytes that came from elsewhere may name one long string very often.
+      // Strings may be shared, so that damaged or hostile bytes can reference one long string many times.
       source_bytes_ += source->size();
       if (source_bytes_ > kMaxSourceBytes) return damaged("its source lines are too long");
       graph_.sources.push_back(source->str());
@@ -298,7 +299,7 @@ class Decoder {
     return next_string_ == size(program_.strings()) ? Status() : damaged("strings of no argument");
   }
 
-  // The next `count` args. A list's items come later: until then `a` and `b` say where.
+  // Reads the next `count` args. A list's items come later; until then its `a` and `b` hold their position and number.
   bool read(size_t count, std::vector<Arg>& out) {
     const auto* args = program_.args();
     if (size(args) - next_arg_ < count) return false;
@@ -373,7 +374,7 @@ std::vector<uint8_t> encode_program(const Graph& graph) { return Encoder(graph).
 Status decode_program(const uint8_t* data, size_t size, Graph* graph) {
   if (size < 8 || size >= FLATBUFFERS_MAX_BUFFER_SIZE) return damaged("it has " + std::to_string(size) + " bytes");
   if (reinterpret_cast<uintptr_t>(data) % 8 == 0) return decode_aligned(data, size, graph);
-  // Verifier and accessors want 8 bytes alignment.
+  // Flatbuffers' verifier and accessors need 8-byte alignment.
   std::vector<uint64_t> aligned((size + 7) / 8);
   std::memcpy(aligned.data(), data, size);
   return decode_aligned(reinterpret_cast<const uint8_t*>(aligned.data()), size, graph);

@@ -67,7 +67,7 @@ TEST(Program, DamagedBytesNeverCrashAndNeverGiveAnInvalidGraph) {
     ASSERT_FALSE(print(back).empty());
     ASSERT_FALSE(encode_program(back).empty());
   }
-  EXPECT_GT(accepted, 100u);  // else the damage is only ever in the header
+  EXPECT_GT(accepted, 100u);  // otherwise all damage would be in the header
 }
 
 Status decode_changed(void (*change)(fbs::ProgramT&)) {
@@ -129,7 +129,7 @@ TEST(Program, AnOpOutsideTheTableIsRegisteredFromTheProgram) {
 }
 
 TEST(Program, AResultThatIsNoArgumentIsRefused) {
-  // All numbers below 0 would mean the same, and the text form knows one of them.
+  // All negative numbers would mean the same, but the text form has only one of them.
   for (const int8_t alias : {1, 127, -2, -128}) {
     static int8_t changed;
     changed = alias;
@@ -152,7 +152,7 @@ TEST(Program, AnOpOfTheTableCannotBeRedescribed) {
 }
 
 TEST(Program, ListsThatShareItemsAreRefused) {
-  // Else a small program could describe a very large graph.
+  // Otherwise a small program could describe a very large graph.
   const Status status =
       decode_changed([](fbs::ProgramT& program) { program.args[0] = fbs::Arg(0, 2, fbs::ArgTag::List); });
   EXPECT_EQ(status.code(), ErrorCode::kInvalid);

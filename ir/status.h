@@ -5,11 +5,11 @@
 
 namespace torch_remote {
 
-// What went wrong, for the torch-free rooms; exceptions only where torch or Python expects them.
+// Errors of the torch-free components. Exceptions are used only where torch or Python expects them.
 enum class ErrorCode {
   kOk,
-  kInvalid,      // the input is wrong: hostile or damaged bytes, a text that does not parse
-  kUnsupported,  // a version or feature that this side lacks
+  kInvalid,      // the input is wrong: hostile or damaged bytes, or a text that does not parse
+  kUnsupported,  // this side lacks a version or feature
   kOutOfMemory,  // torch.OutOfMemoryError
   kLost,         // the worker or the connection is gone: torch.remote.WorkerLost
   kTimeout,

@@ -6,10 +6,10 @@
 
 #include "ir/graph.h"
 
-// Names that printer, parser and tools share. The grammar is in docs/ir.md.
+// Names that the printer, the parser and the tools share. docs/ir.md has the grammar.
 namespace torch_remote::ir::text {
 
-// Indexed by ArgKind; written in signatures of opaque ops.
+// Indexed by ArgKind; used in signatures of opaque ops.
 inline constexpr std::string_view kArgKinds[] = {
     "Tensor", "Tensor?", "Tensor[]", "Tensor?[]", "int",    "int?",          "int[]",     "int[]?",      "float",
     "float?", "float[]", "float[]?", "bool",      "bool?",  "bool[]",        "Scalar",    "Scalar?",     "Scalar[]",

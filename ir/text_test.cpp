@@ -56,7 +56,7 @@ TEST(Text, DamagedTextNeverCrashes) {
   EXPECT_GT(accepted, 50u);
 }
 
-// The message after "graph() {\n".
+// The parser's error for a graph with these lines.
 std::string error_of(const std::string& lines) {
   Graph graph;
   const Status status = parse_graph("graph(s0, s1) {\n" + lines + "\n}\n", &graph);
@@ -129,7 +129,7 @@ TEST(Text, SourcesCanBeLeftOut) {
   EXPECT_EQ(print(graph, {.sources = false}), "graph() {\n  none = aten::relu()\n}\n");
 }
 
-// The examples of docs/ir.md are blocks that begin with ```graph.
+// The examples in docs/ir.md are blocks that begin with ```graph.
 TEST(Text, TheExamplesOfTheDocumentationAreWhatThePrinterWrites) {
   std::ifstream file("docs/ir.md");
   ASSERT_TRUE(file.good());

@@ -73,7 +73,7 @@ struct Interned {
 };
 
 Interned& interned() {
-  static auto* table = new Interned;  // lives as long as the process: recording may go on during exit
+  static auto* table = new Interned;  // never destroyed: threads may record during exit
   return *table;
 }
 

@@ -10,49 +10,49 @@
 #include "ir/math_modes.h"
 #include "ir/ops/op_table.h"
 
-// A trace: what was recorded since the last cut, as two flat streams.
+// A trace: the ops recorded since the last cut, as two flat streams.
 //
 //   code    32-bit words, structure only: ops, data edges, dtypes, ranks, which dims are 0 or 1, structural arguments.
-//           This is the program key; it is hashed as it is written, and compared whole before a program is reused.
-//   params  64-bit words, everything that may change from run to run: sizes, strides, offsets, scalars, seeds.
+//           This is the program key. It is hashed while it is written, and compared in full before a program is reused.
+//   params  64-bit words, everything that may change between runs: sizes, strides, offsets, scalars, seeds.
 //
 // Both are append-only and keep their capacity when cleared, so that recording does not allocate.
 //
 // The code of one record:
 //
-//   record  := opcode arg* result*          arguments in schema order, those with role kIgnored left out
+//   record  := opcode arg* result*          arguments in schema order, without those with role kIgnored
 //   arg     := by kind and role, see below
-//   result  := operand                      only those that alias no argument (ResultDesc::alias < 0) and are tensors;
+//   result  := operand                      only tensors that alias no argument (ResultDesc::alias < 0);
 //                                           a tensor list: count operand*
-//   operand := slot                         a view this trace has seen: its number, in order of first appearance
+//   operand := slot                         a view that this trace has seen: its number, in order of first appearance
 //            | kAbsent                      an optional tensor that was not given, or an undefined result
 //            | kNewView|dtype<<16|origin<<14|rank<<6 [ordinal] mask*
-//                                           a view seen first here; it gets the next slot. origin: ViewOrigin;
-//                                           `ordinal` only for kKnownBuffer; ceil(rank / 16) mask words, 2 bits a dim:
-//                                           0: size 0, 1: size 1, 2: any other size, 3: not known before the run
-//                                           (kUnknownSize: a result of an op with kOpDynamicShape).
+//                                           a view that appears for the first time; it gets the next slot. origin:
+//                                           ViewOrigin; `ordinal` only for kKnownBuffer; ceil(rank / 16) mask words,
+//                                           2 bits per dim: 0: size 0, 1: size 1, 2: any other size, 3: unknown until
+//                                           the run (kUnknownSize: a result of an op with kOpDynamicShape).
 //                                           params: nbytes (kFreshBuffer only); sizes, strides, offset (elements)
 //            | kScalarOperand|dtype<<8|wrapped
-//                                           a 0-dim CPU tensor or a number in a tensor's place. params: 1 word (the
-//                                           bits of an int64, double or bool as int64), 2 for complex (real,
-//                                           imaginary as doubles)
-//            | kDynamicResult               a result whose dtype, rank and sizes only the run will tell (nonzero,
-//                                           unique); it gets the next slot, and its buffer the next ordinal. params:
-//                                           none. Only in a trace's last record. A list of unknown length likewise.
+//                                           a 0-dim CPU tensor, or a number in place of a tensor. params: 1 word (the
+//                                           bits of an int64, a double, or a bool as int64), 2 for complex (real and
+//                                           imaginary part as doubles)
+//            | kDynamicResult               a result whose dtype, rank and sizes are unknown until the run (nonzero,
+//                                           unique), or a list of unknown length. It gets the next slot, and its
+//                                           buffer the next ordinal. params: none. Only in a trace's last record.
 //
 //   kTensor, kOptionalTensor                operand
 //   kTensorList, kOptionalTensorList        count operand*
 //   structural kInt, kBool                  integer: the value if 0 <= v < 2^31, else kWideInt lo hi
 //   structural kFloat                       two words (bits)
 //   structural lists                        count integer*   (floats: two words each)
-//   structural optional                     kAbsent, or as if it was not optional; lists likewise
+//   structural optional, also lists         kAbsent, or as the kind that is not optional
 //   structural kScalar                      tag (ScalarTag), two words (four for complex)
 //   kString, kDType, kMemoryFormat          one word: interned string, dtype or memory format; kAbsent if not given
 //   value kInt, kFloat, kBool               nothing; params: 1 word (int64, or the double's bits)
 //   value optional                          0 or 1; params: the word if 1
 //   value lists                             count (kAbsent if not given); params: one word each
 //   value kScalar                           tag (ScalarTag); params: 1 word, 2 for complex
-//   value kScalarList                       count tag*; params likewise
+//   value kScalarList                       count tag*; params: 1 word each, 2 for complex
 //   kGenerator                              nothing; params: seed, offset
 namespace torch_remote::ir {
 
@@ -62,8 +62,8 @@ inline constexpr uint32_t kDynamicResult = 0xA000'0000;
 inline constexpr uint32_t kAbsent = 0xF000'0000;
 inline constexpr uint32_t kWideInt = 0x8000'0000;
 inline constexpr uint32_t kMaxRank = 64;
-// The size that `new_buffer_view` is given for the dims of a result whose sizes only the run will tell; one such dim
-// makes the whole view dynamic (View::dynamic): its other sizes and its strides are then not looked at.
+// The size that `new_buffer_view` gets for a dim whose size is unknown until the run. One such dim makes the whole view
+// dynamic (View::dynamic): its other sizes and its strides are then ignored.
 inline constexpr int64_t kUnknownSize = -1;
 inline constexpr uint8_t kDynamicRank = 0xFF;  // TraceView::rank of a dynamic result
 
@@ -76,27 +76,28 @@ struct Hash128 {
   bool operator==(const Hash128&) const = default;
 };
 
-// Where a record comes from; opaque to this room. For a Python frame: a kept code object and an instruction offset.
+// Where a record comes from; opaque to this component. For a Python frame: a code object, which is kept alive, and an
+// instruction offset.
 struct SourceRef {
   uint64_t code = 0;
   int32_t instruction = -1;
-  uint32_t callers = 0;  // which chain of frames called this one, and whether the record is of a backward pass
+  uint32_t callers = 0;  // the chain of frames that called this one, and whether the record belongs to a backward pass
 };
 
 struct TraceBuffer {
-  uint64_t id = 0;        // 0: not known to the worker yet (fresh)
-  void* owner = nullptr;  // the storage that holds it; null once the storage died
+  uint64_t id = 0;        // 0: the worker does not know it yet (fresh)
+  void* owner = nullptr;  // the storage that holds it; null after the storage died
   uint64_t nbytes = 0;
   bool fresh = false;
-  bool written = false;  // by a record; known only where several threads record
-  uint32_t died = 0;     // how many records there were when the storage died
+  bool written = false;  // whether a record writes it; maintained only if several threads record
+  uint32_t died = 0;     // number of records when the storage died
 };
 
 struct TraceView {
   uint32_t buffer;  // ordinal
   DType dtype;
   uint8_t rank;
-  uint32_t params;  // index of the first size in `params`; then strides, then the offset
+  uint32_t params;  // index of the first size in `params`; the strides and the offset follow
 };
 
 struct TraceRecord {
@@ -108,7 +109,7 @@ struct TraceRecord {
 class Trace {
  public:
   bool empty() const { return records.empty(); }
-  // Forgets everything, keeps the capacity.
+  // Removes everything, but keeps the capacity.
   void clear();
 
   // -- writing: begin_record, then the words in the order given above, then end_record. -----------------------------
@@ -140,13 +141,13 @@ class Trace {
     code.push_back(static_cast<uint32_t>(bits >> 32));
   }
   void use_view(uint32_t slot) { code.push_back(slot); }
-  // A view that this trace has not seen, of a buffer it has (`ordinal`). Returns its slot.
+  // Adds a view that this trace has not seen, of a buffer that it has (`ordinal`). Returns the view's slot.
   uint32_t new_view(uint32_t ordinal, DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides,
                     int64_t offset) {
     return add_view(ViewOrigin::kKnownBuffer, ordinal, dtype, sizes, strides, offset);
   }
-  // Likewise, and the buffer is new to this trace too: `id` 0 makes a fresh one of nbytes bytes. The buffer's ordinal
-  // is buffers.size() before the call.
+  // Adds a view of a buffer that is also new to this trace. If `id` is 0, the buffer is fresh and has `nbytes` bytes.
+  // The buffer's ordinal is buffers.size() before the call.
   uint32_t new_buffer_view(uint64_t id, void* owner, uint64_t nbytes, DType dtype, std::span<const int64_t> sizes,
                            std::span<const int64_t> strides, int64_t offset) {
     const uint32_t ordinal = static_cast<uint32_t>(buffers.size());
@@ -154,7 +155,7 @@ class Trace {
     return add_view(id == 0 ? ViewOrigin::kFreshBuffer : ViewOrigin::kInputBuffer, ordinal, dtype, sizes, strides,
                     offset);
   }
-  // A result that only the run will describe; its buffer's ordinal is buffers.size() before the call.
+  // Adds a result whose properties are unknown until the run. Its buffer's ordinal is buffers.size() before the call.
   void new_dynamic_result(void* owner) {
     code.push_back(kDynamicResult);
     views.push_back(
@@ -164,7 +165,8 @@ class Trace {
   // Hashes the record's words.
   void end_record();
 
-  // Takes back the record that is being written. Slots and ordinals that it gave out are void: the caller cuts next.
+  // Removes the record that is being written. Its slots and ordinals become invalid, so the caller must cut the trace
+  // next.
   void rollback_record(size_t buffer_count, size_t view_count) {
     code.resize(records.back().code);
     params.resize(records.back().params);
@@ -174,9 +176,9 @@ class Trace {
     views.resize(view_count);
   }
 
-  // The key: the records' rolling hash with, folded in, which buffers outlive the trace (owner != null).
+  // The key: the rolling hash of the records, combined with which buffers outlive the trace (owner != null).
   Hash128 key() const;
-  // Bit i: buffer i outlives the trace. Part of the key, compared like the code.
+  // Bit i: buffer i outlives the trace. The bits are part of the key and are compared like the code.
   std::vector<uint64_t> survivors() const;
   void survivors(std::vector<uint64_t>& out) const;
 
@@ -197,11 +199,11 @@ class Trace {
   std::vector<uint32_t> code;
   std::vector<int64_t> params;
   std::vector<TraceRecord> records;
-  std::vector<SourceRef> sources;  // one a record
+  std::vector<SourceRef> sources;  // one per record
   std::vector<TraceBuffer> buffers;
   std::vector<TraceView> views;
-  MathModes math = 0;  // of its run; no part of the key
-  // Its program must not make an op's bits depend on other ops (remote::ProgramOptions). Part of the key.
+  MathModes math = 0;  // the math modes of its run; not part of the key
+  // Its program must not make an op's bits depend on other ops (see remote::ProgramOptions). Part of the key.
   bool deterministic = false;
 
  private:
@@ -229,8 +231,8 @@ class Trace {
   Hash128 hash_{0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F};
 };
 
-// Strings in code are numbers of this process.
+// Interns a string: code words refer to strings by numbers of this process.
 uint32_t intern_string(std::string_view text);
-std::string_view interned_string(uint32_t number);  // empty for a number that was never given
+std::string_view interned_string(uint32_t number);  // empty for an unknown number
 
 }  // namespace torch_remote::ir

@@ -24,7 +24,7 @@ class Verifier {
     uint32_t creator = kNoNode;  // the node that has it as a result
     uint32_t first = kNoNode;
     uint32_t last = kNoNode;
-    bool filled = false;   // the first that touches it writes it as an argument
+    bool filled = false;   // the first node that touches it writes it as an argument
     bool written = false;  // written again, or read by the node that fills it
   };
 
@@ -156,7 +156,8 @@ class Verifier {
     return true;
   }
 
-  // One result, another buffer than the first argument's, and as the argument is: dtype, sizes, strides, offset.
+  // Whether the node has one result, in another buffer than its first argument, with the argument's dtype, sizes,
+  // strides and offset.
   bool updates_first_argument(const Node& node) const {
     if (node.args.empty() || node.args[0].tag != ArgTag::kView) return false;
     if (node.results.size() != 1 || node.results[0].tag != ArgTag::kView) return false;
@@ -167,7 +168,7 @@ class Verifier {
     return to == from;
   }
 
-  // The checks of one argument return what is wrong, or null.
+  // The checks of one argument return the error, or null.
 
   const char* argument(uint32_t index, const ArgDesc& desc, const Arg& arg) {
     if (desc.role == ArgRole::kIgnored) return plain(arg, ArgTag::kNone) ? nullptr : "is given, but the op ignores it";
@@ -231,7 +232,7 @@ class Verifier {
   // c10::MemoryFormat: contiguous, preserve, channels last, channels last 3d.
   static constexpr uint32_t kMemoryFormats = 4;
 
-  // Nothing beside tag and `a`: one form for one meaning.
+  // Whether only the tag and `a` are set, so that each meaning has one form.
   static bool plain(const Arg& arg, ArgTag tag) {
     return arg.tag == tag && arg.b == 0 && arg.text.empty() && arg.items.empty() &&
            (tag != ArgTag::kNone || arg.a == 0);
@@ -396,7 +397,7 @@ Status check_extents(const Graph& graph, const std::vector<int64_t>& values, std
       return Status::invalid("remote: view %" + std::to_string(i) + " of the program " + what);
     };
     const size_t rank = view.sizes.size();
-    int64_t last = values[view.offset];  // element that the view reaches
+    int64_t last = values[view.offset];  // the last element that the view reaches
     if (last < 0) return wrong("begins at element " + std::to_string(last) + " of its buffer");
     bool overflow = false;
     bool empty = false;
@@ -407,7 +408,7 @@ Status check_extents(const Graph& graph, const std::vector<int64_t>& values, std
         return wrong("got size " + std::to_string(size) + " for dim " + std::to_string(d) +
                      (size < 0 ? "" : ", which its key says is neither 0 nor 1"));
       }
-      // Torch has none, and takes them for something else.
+      // Torch has no negative strides and gives them another meaning.
       if (stride < 0) return wrong("has stride " + std::to_string(stride) + " in dim " + std::to_string(d));
       empty |= size == 0;
       if (size == 0) continue;

@@ -7,7 +7,7 @@
 namespace torch_remote::ir {
 namespace {
 
-// The verifier's message without its beginning; "valid" if there is none.
+// The verifier's message without its fixed beginning, or "valid".
 std::string verdict(const Graph& graph) {
   const Status status = verify(graph);
   if (status.ok()) return "valid";

@@ -28,8 +28,8 @@ double work_of(const Graph& graph, const int64_t* symbols, const Node& node) {
     std::sort(largest.begin(), largest.end());
   });
   switch (op_desc(node.opcode).family) {
-    // (m*k) * (k*n) * (m*n) is (m*k*n)^2. A convolution is such a matmul but for its kernel's area, and a factorisation
-    // of an n*n matrix takes n^3.
+    // For an [m, k] x [k, n] matmul, the element counts (m*k) * (k*n) * (m*n) multiply to (m*k*n)^2. A convolution is
+    // like a matmul, except for the area of its filter. A factorization of an n*n matrix takes n^3.
     case Family::kMatmul:
     case Family::kConv:
     case Family::kAttention:

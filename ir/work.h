@@ -5,16 +5,16 @@
 
 #include "ir/graph.h"
 
-// What ops cost, as far as the sizes of their operands tell: good enough to tell an op of microseconds from one of
-// milliseconds. In multiply-adds of a matmul.
+// Estimates the cost of ops from the sizes of their operands. The estimate can distinguish microseconds from
+// milliseconds. Its unit is one multiply-add of a matmul.
 namespace torch_remote::ir {
 
-// Of one core of a machine of today.
+// Typical throughput of one 2025 server core.
 inline constexpr double kWorkPerMicrosecond = (1 << 20) / 20.0;
-// What an element of anything but a matmul is worth.
+// Cost of one element of any op other than a matmul.
 inline constexpr double kWorkPerElement = 16;
 
-// What each node of the graph is worth. `symbols` are the values of its symbols (ir::evaluate).
+// Estimates the cost of each node of the graph. `symbols` holds the values of its symbols (ir::evaluate).
 void estimate_work(const Graph& graph, const int64_t* symbols, std::vector<double>* work);
 
 }  // namespace torch_remote::ir

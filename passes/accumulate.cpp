@@ -6,17 +6,19 @@
 #include "passes/pass.h"
 #include "passes/rewrite.h"
 
-// accumulate: sums of gradients of slices add each slice where it is.
+// accumulate: sums of slice gradients add each slice at its position.
 //
-// A loop over x[:, t] has, for each t, a gradient of x that is zero but for one slice; autograd makes them all and adds
-// them up, which takes the square of the loop's length. The adds of such a sum become remote::add_select_backward and
-// remote::add_slice_backward, which add a slice to the sum so far; the plan has them do it in its memory. A sum is a
-// chain of aten::add.Tensor over its first operand, whose second ones are such gradients that nothing else reads, or
-// whatever else was added between them. Sums of few, and small ones, are left to fuse: one kernel makes them as it goes
-// over the result.
+// A loop over x[:, t] has, for each t, a gradient of x that is zero except for one slice. Autograd creates all of these
+// gradients and adds them up, in time quadratic in the length of the loop. This pass turns the adds into
+// remote::add_select_backward and remote::add_slice_backward, which add one slice to the sum so far. The memory plan
+// lets them work in the sum's memory.
 //
-// Where nothing is added, a negative zero would have become a positive one. The first operand of an add that is
-// changed has been added to before, or is such a gradient itself: it has no negative zeros but those of its slices.
+// A sum is a chain of aten::add.Tensor over its first operand. Its second operands are slice gradients that nothing
+// else reads, or other tensors. Small sums and sums of few slices are left to `fuse`: one kernel computes them in one
+// pass over the result.
+//
+// Adding a zero turns a negative zero into a positive one; a slice op leaves it. So an add is changed only if its first
+// operand is a slice gradient, or a sum that has one. These have no negative zeros outside of their slices.
 namespace torch_remote::passes {
 namespace {
 
@@ -28,12 +30,12 @@ using ir::Node;
 using ir::Opcode;
 using ir::View;
 
-constexpr uint32_t kFewest = 6;         // slices of a sum
-constexpr int64_t kSmallest = 1 << 15;  // elements of a sum, in the run that is known
+constexpr uint32_t kFewest = 6;         // the fewest slices of a sum that is changed
+constexpr int64_t kSmallest = 1 << 15;  // the fewest elements of such a sum, in the run that is known
 
 class Accumulator {
  public:
-  // `values`: of symbols; empty: not known.
+  // `values`: the values of the symbols; empty if unknown.
   Accumulator(Graph& graph, std::vector<int64_t> values)
       : graph_(graph),
         constant_(constant_buffers(graph)),
@@ -56,25 +58,25 @@ class Accumulator {
     for (uint32_t i = 0; i < graph_.nodes.size(); ++i) look_at(i);
     for (uint32_t i = static_cast<uint32_t>(graph_.nodes.size()); i-- > 0;) {
       Sum& sum = sums_[i];
-      if (sum.next != kNoNode) sum.slices = sums_[sum.next].slices;  // of the whole chain
+      if (sum.next != kNoNode) sum.slices = sums_[sum.next].slices;  // the number of the whole chain
       if (sum.slices >= kFewest && sum.slice != kNoNode && sum.goes_on) change(i);
     }
   }
 
  private:
-  // Of an add in a chain.
+  // An add in a chain.
   struct Sum {
-    uint32_t slices = 0;       // that were added until here
-    uint32_t slice = kNoNode;  // the gradient that this one adds
-    uint32_t next = kNoNode;   // the add that this one is the first operand of
-    bool goes_on = false;      // the first operand is a slice, or has some
+    uint32_t slices = 0;       // added up to this add
+    uint32_t slice = kNoNode;  // the node whose gradient this add adds
+    uint32_t next = kNoNode;   // the add whose first operand is this add's result
+    bool goes_on = false;      // the first operand is a slice, or a sum that has slices
   };
 
   static bool is_slice(const Node& node) {
     return node.opcode == ir::ops::aten_select_backward || node.opcode == ir::ops::aten_slice_backward;
   }
 
-  // The node whose result, as a whole, the argument is; kNoNode: there is none.
+  // The node whose result, as a whole, the argument is; kNoNode if there is none.
   uint32_t maker(const Arg& arg) const {
     if (arg.tag != ArgTag::kView) return kNoNode;
     const View& view = graph_.views[arg.a];
@@ -84,7 +86,7 @@ class Accumulator {
     return result.tag == ArgTag::kView && ir::same_geometry(graph_.views[result.a], view) ? node : kNoNode;
   }
 
-  // Nothing but the node that adds it reads it.
+  // Whether only the node that adds it reads it.
   bool read_once(const Arg& arg) const {
     const uint32_t buffer = graph_.views[arg.a].buffer;
     return uses_[buffer] == 2 && !graph_.buffers[buffer].survives;
@@ -133,7 +135,7 @@ class Accumulator {
     }
   }
 
-  // The first slice and dense operands are added as before.
+  // The first slice and the dense operands keep their adds.
   void change(uint32_t index) {
     Node& node = graph_.nodes[index];
     const Node& slice = graph_.nodes[sums_[index].slice];
@@ -148,9 +150,9 @@ class Accumulator {
   Graph& graph_;
   const std::vector<bool> constant_;
   const std::vector<int64_t> values_;
-  std::vector<uint32_t> made_by_;  // of each ssa buffer
-  std::vector<uint32_t> uses_;     // of each buffer: nodes
-  std::vector<Sum> sums_;          // of each node
+  std::vector<uint32_t> made_by_;  // for each ssa buffer: the node that writes it
+  std::vector<uint32_t> uses_;     // for each buffer: the number of nodes that use it
+  std::vector<Sum> sums_;          // for each node
 };
 
 }  // namespace

@@ -21,11 +21,11 @@ size_t count(const std::string& text, const std::string& what) {
   return found;
 }
 
-// The text of a graph, line by line. %0 is a gradient f32[s0] in memory that is only read, %1 one that is written to at
-// the end; sums are f32[s1, s0] of s2 bytes, and s3 is an index.
+// Builds the text of a graph, line by line. %0 is a gradient f32[s0] in memory that is only read; %1 is one that is
+// written at the end. Sums are f32[s1, s0] of s2 bytes, and s3 is an index.
 class Text {
  public:
-  // `values` are numbers of views; the result is that of the node's.
+  // Adds a node. `call` contains its operands as numbers of views. Returns the number of the result's view.
   int node(const std::string& call, bool survives = false) {
     const int number = ++views_;
     buffers_ += "  b" + std::to_string(number) + ": fresh(s2) " + (survives ? "survives ssa\n" : "ssa\n");
@@ -38,7 +38,7 @@ class Text {
   int range() { return node("aten::slice_backward(%0, [s1, s0], 1, s3, s4, 1)"); }
   int add(int a, int b, bool survives = false) { return node(call(a, b), survives); }
   int relu(int a) { return node("aten::relu(%" + std::to_string(a) + ")", true); }
-  // To `sum` slices are added until there were so many.
+  // Adds `count` slices to the view `sum`. Returns the number of the last sum.
   int add_slices(int sum, int count) {
     for (int i = 0; i < count; ++i) sum = add(sum, slice());
     return sum;
@@ -86,7 +86,7 @@ TEST(Accumulate, WhatIsNoSliceIsAddedAsBefore) {
   EXPECT_EQ(count(made, "remote::add_select_backward(%"), 6u) << made;
 }
 
-// A negative zero of the first operand becomes a positive one.
+// An add turns a negative zero of its first operand into a positive one.
 TEST(Accumulate, WhatNothingWasAddedToIsAddedToAsBefore) {
   Text text;
   const int other = text.relu(text.range());

@@ -7,9 +7,9 @@
 #include "passes/pass.h"
 #include "passes/testing/random_program.h"
 
-// What building a program on a miss costs:
+// Measures the cost of building a program that the worker does not know:
 //   bazel run //passes:build_cost_benchmark
-// The budget is 10 us an op for import, passes and encoding together; verifying 10k ops may take 1 ms.
+// The budget is 10 us per op for import, passes and encoding together. Verifying 10k ops may take 1 ms.
 namespace torch_remote::passes {
 namespace {
 

@@ -6,17 +6,15 @@
 #include "passes/rewrite.h"
 #include "passes/shape_facts.h"
 
-// canonicalize: one name for one thing, so that later passes see that two things are the same.
+// canonicalize: gives equal things one name, so that later passes see that they are equal.
 //
-// 1. Sizes that an op's semantics makes equal become one symbol: a + b has the sizes of a. The parameters stay; fewer
-// of
-//    them are named.
-// 2. Where two nodes have the same op on operands of the same layout, their results have the same layout: a recorder
-// finds it by
-//    a function of those. (Not so for nodes that `lift` made: they keep the layout of what was written in place.)
+// 1. Sizes that an op's semantics makes equal become one symbol: a + b has the sizes of a. All parameters stay in the
+//    graph, but fewer of them are used.
+// 2. Two nodes with the same op on operands of the same layout have results of the same layout, because the recorder
+//    computes it from these alone. Nodes that `lift` created are excluded: their results have the operand's layout.
 // 3. Equal expressions become one symbol.
-// 4. Strides of results that are contiguous for certain become products of the sizes.
-// 5. A copy of a value that is the very same bytes, and a copy of a view to itself, go.
+// 4. Strides of results that are certainly contiguous become products of the sizes.
+// 5. A copy of an unchanging value to a temporary of the same layout is removed, and so is a copy of a view to itself.
 // 6. Equal views become one.
 namespace torch_remote::passes {
 namespace {
@@ -46,7 +44,7 @@ class Canonicalizer {
   explicit Canonicalizer(Graph& graph) : graph_(graph) {}
 
   void run() {
-    // Contiguous strides make more nodes alike, and those make more sizes equal.
+    // Contiguous strides make more nodes equal, and equal nodes make more sizes equal.
     for (bool again = true; again;) {
       again = merge_sizes();
       while (merge_layouts()) again = true;
@@ -61,7 +59,7 @@ class Canonicalizer {
  private:
   // -- symbols -------------------------------------------------------------------------------------------------------
 
-  // The class of a parameter is named by a constant, if it has one, else by its first parameter.
+  // The symbol that represents a class: its constant if it has one, otherwise its first parameter.
   Sym find(Sym symbol) {
     while (canonical_[symbol] != symbol) {
       canonical_[symbol] = canonical_[canonical_[symbol]];
@@ -86,7 +84,7 @@ class Canonicalizer {
     return merged;
   }
 
-  // Two symbols with one value; false if nothing was to be done or is known how to do.
+  // Merges two symbols that have the same value. Returns false if nothing changed, or if they cannot be merged.
   bool merge(Sym a, Sym b) {
     if (!mergeable(a) || !mergeable(b)) return false;
     a = find(a);
@@ -101,7 +99,7 @@ class Canonicalizer {
 
   // -- layouts -------------------------------------------------------------------------------------------------------
 
-  // True if a symbol was merged: then other nodes may have become alike.
+  // Returns true if a symbol was merged: then other nodes may have become equal.
   bool merge_layouts() {
     bool merged = false;
     layouts_.clear();
@@ -118,7 +116,7 @@ class Canonicalizer {
     return merged;
   }
 
-  // What `lift` makes: the result is laid out as the operand, symbol by symbol.
+  // Whether `lift` may have created the node: the result has the operand's layout, symbol by symbol.
   bool keeps_operand_layout(const Node& node) const {
     if (node.args.empty() || node.args[0].tag != ArgTag::kView || node.results[0].tag != ArgTag::kView) return false;
     const View& operand = graph_.views[node.args[0].a];
@@ -141,7 +139,7 @@ class Canonicalizer {
   }
 
   void layout_key(const Node& node, const ir::OpDesc& desc) {
-    // The numbers of a pointwise op do not reach the result's layout.
+    // The numbers of a pointwise op do not affect the result's layout.
     const bool numbers = desc.shape_rule != ir::ShapeRule::kPointwise && desc.shape_rule != ir::ShapeRule::kComparison;
     key_.assign(1, node.opcode);
     for (const Arg& arg : node.args) add_operand(arg, numbers);
@@ -224,7 +222,7 @@ class Canonicalizer {
     for (ir::Buffer& buffer : graph_.buffers) rename(buffer.nbytes);
     for (Node& node : graph_.nodes) {
       for (Arg& arg : node.args) {
-        // Neighbours have to stay neighbours.
+        // Adjacent symbols must stay adjacent.
         for_each_symbol_slot(arg, [&](Sym& symbol, uint32_t count) {
           if (count == 1) rename(symbol);
         });
@@ -234,8 +232,8 @@ class Canonicalizer {
 
   // -- strides -------------------------------------------------------------------------------------------------------
 
-  // A stride that is replaced is replaced in every view: it is the same number, and `keeps_operand_layout` compares
-  // symbols. Only parameters that are no size are replaced, so that what replaces them stays.
+  // A stride is replaced in every view: it is the same number there, and `keeps_operand_layout` compares symbols. Only
+  // parameters that are not sizes are replaced, so that no replacement is itself replaced.
   bool contiguous_results() {
     bool replaced = false;
     strides_.resize(graph_.symbols());
@@ -266,7 +264,7 @@ class Canonicalizer {
     }
   }
 
-  // As torch computes them: a dim of size 0 counts as 1.
+  // Computes strides as torch does: a dim of size 0 counts as 1.
   bool set_contiguous(View& view) {
     bool replaced = false;
     Sym stride = kNoSym;
@@ -289,7 +287,7 @@ class Canonicalizer {
   // -- copies --------------------------------------------------------------------------------------------------------
 
   void drop_copies() {
-    std::vector<bool> constant;  // made at the first copy
+    std::vector<bool> constant;  // computed at the first copy
     std::vector<uint32_t> target(graph_.buffers.size());
     for (uint32_t i = 0; i < target.size(); ++i) target[i] = i;
     size_t next = 0;
@@ -361,9 +359,9 @@ class Canonicalizer {
 
   Graph& graph_;
   std::vector<Sym> canonical_;
-  std::vector<Sym> strides_;                              // what a stride is replaced by
+  std::vector<Sym> strides_;                              // for each symbol: the stride that replaces it
   std::vector<bool> replaceable_;                         // per parameter
-  std::unordered_map<Key, uint32_t, WordsHash> layouts_;  // to the first node of its kind
+  std::unordered_map<Key, uint32_t, WordsHash> layouts_;  // to the first node with this key
   Key key_;
 };
 

@@ -49,7 +49,7 @@ TEST(Canonicalize, AContiguousOperandMakesAContiguousResult) {
 }
 )");
   EXPECT_NE(out.find("%1: f32[s0, s1]{s1, 1} @b1 + s6 = aten::relu(%0)"), std::string::npos) << out;
-  EXPECT_NE(out.find("%2: f32[s0, s8]"), std::string::npos) << out;  // s8 is 1, but only the key may say so
+  EXPECT_NE(out.find("%2: f32[s0, s8]"), std::string::npos) << out;  // s8 is 1, but only the key may make it a constant
 }
 
 TEST(Canonicalize, ABroadcastDimSaysNothingAboutTheOther) {
@@ -79,7 +79,7 @@ TEST(Canonicalize, EqualOpsOnEqualLayoutsHaveEqualLayouts) {
 }
 
 TEST(Canonicalize, WhatWasInPlaceKeepsItsOwnLayout) {
-  // lift made %2 of an in-place op: its layout is %1's, not what relu would choose.
+  // lift made %2 of an in-place op: its layout is that of %1, and not the one that relu would choose.
   const std::string out = canonical(R"(graph(s0..s9) {
   b0: input
   b1: fresh(s3) ssa

@@ -5,12 +5,12 @@
 #include "passes/pass.h"
 #include "passes/rewrite.h"
 
-// cse: of two equal pure ops on equal values, one goes.
+// cse: removes the second of two equal pure ops on equal values.
 //
-// Value numbering over the nodes in order. An operand's number is its view and how often its buffer was written before,
-// so memory that nobody writes in between counts as equal too. Results must be ssa and laid out the same. If the value
-// that goes survives and the one that stays does not, the one that stays moves to the survivor's buffer; if both
-// survive, they are two buffers for the client, and both ops stay.
+// The pass numbers values over the nodes in order. An operand's number consists of its view and the number of earlier
+// writes to its buffer. So memory counts as equal, too, if nothing writes it in between. Results must be ssa and have
+// the same layout. If the removed value survives and the kept one does not, the kept value moves to the survivor's
+// buffer. If both survive, the client has two buffers, and both ops stay.
 namespace torch_remote::passes {
 namespace {
 
@@ -130,7 +130,8 @@ class ValueNumbering {
     key_.push_back(view.offset);
   }
 
-  // Equal views of equal buffers have one number. A view is used only after its buffer's fate is known.
+  // Equal views of equal buffers have the same number. A view is numbered only after it is known whether its buffer is
+  // merged.
   uint32_t number(uint32_t view) {
     if (view_numbers_.size() < graph_.views.size()) view_numbers_.resize(graph_.views.size());
     uint32_t& known = view_numbers_[view];
@@ -192,8 +193,8 @@ class ValueNumbering {
   }
 
   Graph& graph_;
-  std::vector<uint32_t> writes_;    // per buffer
-  std::vector<uint32_t> target_;    // per buffer: the one that has its value
+  std::vector<uint32_t> writes_;    // per buffer: writes so far
+  std::vector<uint32_t> target_;    // per buffer: the buffer that has its value
   std::vector<uint32_t> survivor_;  // per kept buffer: the surviving buffer that has its value
   std::vector<uint32_t> view_numbers_;
   std::unordered_map<Key, uint32_t, WordsHash> nodes_;

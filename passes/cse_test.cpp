@@ -11,7 +11,7 @@ const std::string kHead = R"(graph(s0) {
 
 std::string merged(const std::string& text) { return testing::run_on_text(kHead + text + "}\n", cse); }
 
-// Of two equal nodes one goes.
+// One of two equal nodes is removed.
 TEST(Cse, EqualOpsOnEqualValuesAreOne) {
   EXPECT_EQ(merged(R"(  b0: input
   b1: fresh(s0) ssa

@@ -4,11 +4,11 @@
 #include "passes/pass.h"
 #include "passes/rewrite.h"
 
-// dce: removes nodes whose results and writes nobody can see, then the buffers, views and expressions that nothing
-// names.
+// dce: removes nodes whose results and writes are unused, and then unused buffers, views and expressions.
 //
-// One sweep from the last node to the first: a buffer is live if it survives or a node that stays reads it later.
-// Parameters and input buffers stay, used or not: a run names them by place.
+// One sweep goes from the last node to the first. A buffer is live if it survives, or if a later node that is kept
+// reads it. Parameters and input buffers are kept even if they are unused, because a run identifies them by their
+// index.
 namespace torch_remote::passes {
 namespace {
 
@@ -56,7 +56,7 @@ class Sweeper {
     graph_.nodes.resize(next);
   }
 
-  // New indices of what is kept, in order; false if all is.
+  // Computes the new indices of the elements that are kept, in order. Returns false if all are kept.
   static bool renumber(const std::vector<bool>& keep, std::vector<uint32_t>& numbers) {
     uint32_t next = 0;
     numbers.resize(keep.size());

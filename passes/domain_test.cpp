@@ -22,8 +22,9 @@ bool same(const ir::Domain& a, const ir::Domain& b) {
          std::ranges::equal(a.members(), b.members(), same_member);
 }
 
-// (These are refused when dims have been split for them: by the first operand; for the first operand, and then
-// otherwise.)
+// The domain splits dims before it refuses these operands. In the first case, the split for the first operand does not
+// fit the second. In the second case, the split for the first operand is undone, and the split by sizes does not fit
+// either.
 TEST(Domain, IsAsItWasAfterANodeForWhichItSplitDims) {
   for (const std::string operands : {"[4, 6]{1, 4} [4, 6]{6, 1}", "[4, 6]{7, 1} [4, 6]{7, 1}"}) {
     const size_t space = operands.find(" [");
@@ -56,7 +57,7 @@ TEST(Domain, IsAsItWasAfterANodeForWhichItSplitDims) {
   }
 }
 
-// Nodes of random programs in any order: many do not go together.
+// Adds nodes of random programs in any order. Many of them do not fit together.
 TEST(Domain, IsAsItWasAfterANodeThatItCannotDo) {
   testing::Rng rng(7);
   int added = 0, refused = 0;

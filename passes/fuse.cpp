@@ -13,16 +13,17 @@
 #include "passes/rewrite.h"
 #include "passes/shape_facts.h"
 
-// fuse: says which nodes the worker may do as a whole, by one kernel, and moves them beside each other.
+// fuse: forms groups of nodes, each of which the worker may execute as one kernel, and moves their nodes next to each
+// other.
 //
-// Nodes are looked at in order. A node joins the group that makes one of its operands if one loop nest can do both
-// (ir::Domain) and if no node outside would have to come between; where it joins several, they become one. So a chain
-// of pointwise ops, what reduces it, and what goes on with the reduced rows are one group. Which elements are the same
-// is seen in the sizes of the run that the graph was recorded in (PassContext::sample): another run in which they
-// differ is done node by node, which the worker finds out.
+// Nodes are visited in order. A node joins the group that computes one of its operands if one loop nest can compute
+// both (ir::Domain). No node outside may have to run in between. If it joins several groups, these become one. So a
+// chain of pointwise ops, a reduction of its result, and ops on the reduced rows are one group. Which elements are the
+// same follows from the sizes of the run in which the graph was recorded (PassContext::sample). The worker checks this
+// for other sizes; where it does not hold, it executes the nodes one by one.
 //
-// A group of one node stays only where a kernel of ours does it better than ATen. Rules and their effects:
-// docs/fusion.md. What joins tensors (cat) is in a group that is done in sections (ir/fusion/sections.h).
+// A group of one node stays only where our kernel is better than ATen's. docs/fusion.md has the rules and their
+// effects. A group that joins tensors (cat) is executed in sections (ir/fusion/sections.h).
 namespace torch_remote::passes {
 namespace {
 
@@ -54,7 +55,7 @@ class Bits {
   std::vector<uint64_t> words_;
 };
 
-// Whether the op divides integers, or may. Then a divisor of 0 is an error.
+// Whether the op divides integers, or may do so: then a divisor of 0 is an error.
 bool divides_integers(const Graph& graph, const Node& node) {
   using ir::ScalarOp;
   const auto is_integral = [&](const Arg& arg) {
@@ -69,8 +70,8 @@ bool divides_integers(const Graph& graph, const Node& node) {
          (tree.empty() || std::ranges::any_of(tree, divides));
 }
 
-// Whether elements may decide that the op fails: indices that are out of range, matrices that have no factorization,
-// divisors of 0.
+// Whether elements can make the op fail: indices that are out of range, matrices without a factorization, divisors of
+// 0.
 bool may_fail_by_data(const Graph& graph, const Node& node) {
   switch (ir::op_desc(node.opcode).family) {
     case ir::Family::kPointwise:
@@ -85,7 +86,7 @@ bool may_fail_by_data(const Graph& graph, const Node& node) {
   }
 }
 
-// How many nodes write each buffer.
+// The number of nodes that write each buffer.
 std::vector<uint32_t> count_writers(const Graph& graph) {
   std::vector<uint32_t> writers(graph.buffers.size());
   for (const Node& node : graph.nodes) {
@@ -94,7 +95,7 @@ std::vector<uint32_t> count_writers(const Graph& graph) {
   return writers;
 }
 
-// Whether the op writes what was there before the program, or one of several values of what will be there after it.
+// Whether the op writes memory that existed before the program, or one of several values of memory that outlives it.
 bool updates_in_place(const Graph& graph, const Node& node, std::span<const uint32_t> writers) {
   bool updates = node.in_place;
   ir::for_each_view(node, [&](uint32_t view, bool writes) {
@@ -105,17 +106,17 @@ bool updates_in_place(const Graph& graph, const Node& node, std::span<const uint
   return updates;
 }
 
-// Which nodes must come before which: who reads what another one writes, and the other way round.
+// Finds, for each node, the nodes that must come before it: a reader and a writer of the same memory keep their order.
 std::vector<std::vector<uint32_t>> find_dependencies(const Graph& graph) {
   struct Touched {
     uint32_t writer = kNoNode;
-    std::vector<uint32_t> readers = {};  // since then
+    std::vector<uint32_t> readers = {};  // since the last write
   };
   std::vector<Touched> buffers(graph.buffers.size());
   std::vector<std::vector<uint32_t>> before(graph.nodes.size());
   const std::vector<uint32_t> writers = count_writers(graph);
   uint32_t last_failing = kNoNode;
-  std::vector<uint32_t> updated;  // since then
+  std::vector<uint32_t> updated;  // in place since then
   for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
     const Node& node = graph.nodes[n];
     ir::for_each_view(node, [&](uint32_t view, bool writes) {
@@ -129,8 +130,8 @@ std::vector<std::vector<uint32_t>> find_dependencies(const Graph& graph) {
                            [&](uint32_t reader) { return reader != n; });
       touched = {n, {}};
     });
-    // Updates in place stay on their side of an op that may fail: an update behind it is undone where a later one of
-    // the same tensor is skipped for that failure, an update before it is not.
+    // In-place updates stay on their side of an op that may fail. An update after the failed op is undone if a later
+    // update of the same tensor is skipped because of the failure. An update before the op is not undone.
     const bool fails = may_fail_by_data(graph, node), updates = updates_in_place(graph, node, writers);
     if (updates && last_failing != kNoNode) before[n].push_back(last_failing);
     if (fails) {
@@ -140,7 +141,7 @@ std::vector<std::vector<uint32_t>> find_dependencies(const Graph& graph) {
       updated.clear();
     }
     if (updates) updated.push_back(n);
-    // What says something to the client, or may, stays behind all that came before it, and before what comes after.
+    // An op with an effect that the client may notice stays after all earlier nodes, and before all later ones.
     if (!only_visible_effects(ir::op_desc(node.opcode))) {
       before[n].resize(n);
       std::iota(before[n].begin(), before[n].end(), 0);
@@ -153,7 +154,7 @@ std::vector<std::vector<uint32_t>> find_dependencies(const Graph& graph) {
   return before;
 }
 
-// Bytes that a buffer has; of an input, those that the graph reaches. (Of what is expanded, sizes may be anything.)
+// The bytes of each buffer; for an input, the bytes that the graph's views reach. Sizes of expanded views may be huge.
 std::vector<int64_t> find_sizes(const Graph& graph, const std::vector<int64_t>& values) {
   constexpr double kMost = 1LL << 40;
   const auto clamped = [&](double bytes) { return static_cast<int64_t>(std::clamp(bytes, 0.0, kMost)); };
@@ -173,15 +174,15 @@ std::vector<int64_t> find_sizes(const Graph& graph, const std::vector<int64_t>& 
   return sizes;
 }
 
-// Nodes that are done at once.
+// Nodes that are executed together.
 using Unit = std::vector<uint32_t>;
 
-// How much memory an order of units needs.
+// Computes how much memory an order of units needs.
 class Memory {
  public:
   Memory(const Graph& graph, const std::vector<int64_t>& values) : graph_(graph), sizes_(find_sizes(graph, values)) {}
 
-  // At most so many bytes live at once, beside those that live from before to after.
+  // The most bytes that live at once, without inputs that survive.
   int64_t most(const std::vector<Unit>& units) {
     last_.assign(sizes_.size(), kNoNode);
     first_.assign(sizes_.size(), kNoNode);
@@ -214,7 +215,8 @@ class Memory {
     return std::max<int64_t>(most, 0);
   }
 
-  // Of the order that was asked for last: the unit of several nodes for which most of that memory waits; kNoNode: none.
+  // For the order that `most` got last: the unit of several nodes that is the last user of most of that memory.
+  // kNoNode: none.
   uint32_t waits_for(const std::vector<Unit>& units) const {
     std::vector<int64_t> waiting(units.size(), 0);
     for (size_t b = 0; b < sizes_.size(); ++b) {
@@ -264,13 +266,13 @@ class Fuser {
     std::vector<uint32_t> nodes;
     Domain domain;
     uint32_t items = 1;
-    bool joins = false;  // it is done in sections (ir/fusion/sections.h), and has no domain of its own
+    bool joins = false;  // it is executed in sections (ir/fusion/sections.h), and has no domain
     GroupKind kind = GroupKind::kPointwise;
   };
 
   bool may_be_fused(const Node& node) const {
     if (!only_visible_effects(ir::op_desc(node.opcode))) return false;
-    // (A worker without a kernel for it would do all of its group one by one.)
+    // A worker without a kernel for the node would execute the whole group node by node.
     if (context_.target().starts_with("sm_") && ir::goes_in_order(ir::expansion_of(node.opcode))) return false;
     bool dtypes = true;
     ir::for_each_view(node, [&](uint32_t view, bool) {
@@ -279,7 +281,8 @@ class Fuser {
     return dtypes;
   }
 
-  // Adds the node to the groups that make its operands, as many as go together; else it begins one.
+  // Adds the node to the groups that compute its operands, as far as they fit together; otherwise the node begins a
+  // group.
   void join(uint32_t n) {
     std::vector<uint32_t> makers;
     ir::for_each_view(graph_.nodes[n], [&](uint32_t view, bool) {
@@ -316,13 +319,13 @@ class Fuser {
 
   bool is_join(uint32_t n) const { return ir::is_join(graph_.nodes[n].opcode); }
 
-  // Whether they may be done at once though an index may be out of bounds.
+  // Whether the nodes may be executed together although an index may be out of bounds.
   bool may_fail(const std::vector<uint32_t>& nodes) const {
     return std::ranges::none_of(nodes, [&](uint32_t n) { return checks_indices_[n]; }) ||
            ir::may_be_repeated(graph_, nodes) || ir::knows_indices(graph_, nodes);
   }
 
-  // Whether the cluster's nodes can be one, the others being in its domain already.
+  // Whether one kernel can compute the cluster's nodes. All nodes but `added` are in its domain already.
   bool fits(Cluster& cluster, const std::vector<uint32_t>& added) const {
     if (!may_fail(cluster.nodes)) return false;
     if (cluster.joins) return fits_in_sections(cluster);
@@ -330,7 +333,7 @@ class Fuser {
            has_kernel(cluster.domain);
   }
 
-  // Its dims are not too many for a kernel.
+  // Whether a kernel can have the domain's dims.
   static bool has_kernel(const Domain& domain) { return ir::Arrangement(domain).find().ok(); }
 
   bool fits_in_sections(Cluster& cluster) const {
@@ -354,8 +357,8 @@ class Fuser {
     return points;
   }
 
-  // What is joined is copied as fast by ATen, but for what the group makes: that must be a quarter of it. (A cache that
-  // grows by a row is not: its group would have to be looked at again in each step.)
+  // ATen copies joined tensors as fast, so the group must compute at least a quarter of the result. (A cache that grows
+  // by a row does not qualify. Its group would have to be checked again in each step.)
   bool is_worth_joining(uint32_t n, uint32_t maker) const {
     if (!is_join(n)) return true;
     int64_t made = 0, all = 0;
@@ -395,7 +398,7 @@ class Fuser {
     return false;
   }
 
-  // They are done at once: whatever comes after one of them comes after what any of them needs.
+  // The nodes are executed together: what comes after one of them comes after everything that any of them needs.
   void tie(const std::vector<uint32_t>& nodes) {
     if (nodes.size() == 1) return;
     Bits inside(graph_.nodes.size()), all(graph_.nodes.size());
@@ -408,7 +411,7 @@ class Fuser {
     }
   }
 
-  // Whether neighbours in the result are chosen by indices of their own.
+  // Whether neighbors in the result are chosen by different indices.
   static bool indices_vary_inside(const Domain::Member& member) {
     const auto made = std::ranges::find_if(member.accesses, [](const auto& access) { return access.part.writes; });
     for (uint32_t d = 0; d < made->strides.size(); ++d) {
@@ -420,12 +423,12 @@ class Fuser {
     return false;
   }
 
-  // What one node alone gains is less memory traffic than ATen's kernel has, or vector code where ATen has none.
+  // A kernel for one node pays if it needs less memory traffic than ATen's, or has vector code where ATen's has none.
   bool is_better_alone(const Cluster& cluster) const {
     switch (ir::expansion_of(graph_.nodes[cluster.nodes[0]].opcode)) {
-      case ir::Expansion::kBatchNorm:  // at rest it is as any pointwise op
+      case ir::Expansion::kBatchNorm:  // in eval mode it is like any pointwise op
         return cluster.domain.members()[0].reduces != ir::Reduces::kNothing;
-      case ir::Expansion::kIndexSelect:  // whole rows are copied as fast
+      case ir::Expansion::kIndexSelect:  // ATen copies whole rows as fast
         return indices_vary_inside(cluster.domain.members()[0]);
       case ir::Expansion::kBatchNormBackward:
       case ir::Expansion::kCumprod:
@@ -456,14 +459,14 @@ class Fuser {
     }
   }
 
-  // Who does it by kernels of its own says so; sizes and dtypes are its business.
+  // The worker says whether it has hand-written kernels for attention. It checks sizes and dtypes itself.
   bool is_attention(const Node& node) const {
     return context_.worker.does(GroupKind::kAttention) &&
            (node.opcode == ir::ops::remote_attention || node.opcode == ir::ops::remote_attention_backward);
   }
 
-  // A few rows times a matrix whose columns have their elements side by side: CPU workers have loops for these. Which
-  // of them are faster than the library is their business.
+  // A few rows times a matrix whose columns are contiguous: CPU workers have loops for these. The worker decides where
+  // they are faster than the library.
   bool is_product(const Node& node) const {
     const bool adds = node.opcode == ir::ops::aten_addmm;
     if (!context_.worker.does(GroupKind::kMatmulEpilogue) || !context_.target().starts_with("x86-64") ||
@@ -481,7 +484,7 @@ class Fuser {
            values_[right.strides[0]] == 1;
   }
 
-  // A product that workers for CPUs may do by another library than ATen's: which one is faster is their business.
+  // A matmul that CPU workers may execute with another library than ATen's. The worker decides which one is faster.
   bool is_library_product(const Node& node) const {
     const bool batches = node.opcode == ir::ops::aten_bmm || node.opcode == ir::ops::aten_baddbmm;
     const bool adds = node.opcode == ir::ops::aten_addmm || node.opcode == ir::ops::aten_baddbmm;
@@ -498,7 +501,8 @@ class Fuser {
     return multiplications >= ir::kFewestLibraryMultiplications;
   }
 
-  // Whether neighbours of one operand are far apart in another one: a kernel packs these, ATen's loops mostly do not.
+  // Whether neighbors of one operand are far apart in another one. A kernel packs such operands; ATen's loops mostly do
+  // not.
   static bool lies_across(const Domain& domain) {
     constexpr int64_t kMany = 64;
     std::vector<const Domain::Access*> accesses;
@@ -547,8 +551,8 @@ class Fuser {
     return columns ? GroupKind::kRowwise : totals ? GroupKind::kReduce : GroupKind::kPointwise;
   }
 
-  // A group waits for all that it needs, and keeps it: where that takes more memory than the nodes one by one, it
-  // becomes two.
+  // A group waits for everything that it needs, and keeps it alive. If this takes more memory than executing the nodes
+  // one by one, the group is halved.
   std::vector<Unit> order_within_memory() {
     constexpr int kMostCuts = 64;
     constexpr int64_t kLittle = 1 << 20;
@@ -566,7 +570,8 @@ class Fuser {
     return units;
   }
 
-  // (The second half comes after the first one, and nothing that needs the second one before it: so there is an order.)
+  // The second half comes after the first one, and what needs the second half comes after both, so that an order
+  // exists.
   void halve(Cluster& cluster) {
     const Unit all = std::exchange(cluster.nodes, {});
     const uint32_t items = cluster.items;
@@ -581,10 +586,10 @@ class Fuser {
     }
   }
 
-  // Groups at the place of their last nodes, as far as what they need allows it.
+  // Returns the units in order. A group takes the position of its last node, as far as dependencies allow it.
   std::vector<Unit> order() const {
     const auto count = static_cast<uint32_t>(graph_.nodes.size());
-    // A unit is a group or a node; it is named by its last node.
+    // A unit is a group or a node; its last node identifies it.
     const auto unit_of = [&](uint32_t n) {
       return cluster_of_[n] == kNoNode ? n : clusters_[cluster_of_[n]].nodes.back();
     };
@@ -639,12 +644,13 @@ class Fuser {
   const PassContext& context_;
   const std::vector<int64_t> values_;
   const std::vector<std::vector<uint32_t>> before_;
-  std::vector<Bits> after_;  // of each node: what must come before it, and itself
+  std::vector<Bits> after_;  // for each node: the node, and all nodes that must come before it
   std::vector<uint32_t> cluster_of_;
-  std::vector<bool> checks_indices_;  // of each node
+  std::vector<bool> checks_indices_;  // for each node
   std::vector<Cluster> clusters_;
   size_t most_nodes_ = 0;
-  // Of a group that joins tensors: each section does all of its nodes, and is cut anew when a node is added.
+  // The limit for a group that joins tensors. Each section has all of its nodes, and all sections are found again when
+  // a node is added.
   size_t most_joined_ = 0;
 };
 
@@ -662,10 +668,10 @@ uint8_t hints_of(const Graph& graph, const Group& group) {
   return static_cast<uint8_t>((contiguous ? ir::kGroupContiguous : 0) | (aligned ? ir::kGroupAligned : 0));
 }
 
-// What only nodes of one group use, and what does not survive, needs no memory.
+// Buffers that only one group uses, and that do not survive, need no memory.
 void mark_buffers(Graph& graph) {
   constexpr uint32_t kSeveral = kNoNode - 1;
-  std::vector<uint32_t> user(graph.buffers.size(), kNoNode);  // a group; kSeveral: others, too
+  std::vector<uint32_t> user(graph.buffers.size(), kNoNode);  // a group; kSeveral: other users, too
   size_t next = 0;
   for (uint32_t i = 0; i < graph.nodes.size(); ++i) {
     while (next < graph.groups.size() && graph.groups[next].last < i) ++next;

@@ -17,7 +17,7 @@ PassContext context(std::span<const int64_t> sample, uint32_t kinds = kEvery, ui
   return made;
 }
 
-// The ops of the graph after the pass, in order; those of a group in braces.
+// The ops of the graph after the pass, in order; the ops of a group are in braces.
 std::string fused(const std::string& text, const PassContext& with) {
   ir::Graph graph;
   EXPECT_TRUE(ir::parse_graph(testing::run_on_text(text, fuse, with), &graph).ok());
@@ -41,7 +41,7 @@ std::string fused(const std::string& text, const PassContext& with) {
   return ops;
 }
 
-// Views of [s0, s1], and one of [s1].
+// A view of [s0, s1], and buffers for results.
 constexpr const char* kHead = R"(graph(s0, s1, s2) {
   b0: input survives
   b1: fresh(s2)
@@ -101,7 +101,7 @@ TEST(Fuse, AProductThatALibraryMayDoIsAGroupOfItsOwn) {
     EXPECT_EQ(product("f32", 64, op, "x86-64-v3"), "matmul_epilogue{" + std::string(op) + "}");
     EXPECT_EQ(product("f32", 64, op, "sm_90"), op);
     EXPECT_EQ(product("f64", 64, op, "x86-64-v4"), op);
-    EXPECT_EQ(product("f32", 16, op, "x86-64-v4"), op);  // too little
+    EXPECT_EQ(product("f32", 16, op, "x86-64-v4"), op);  // too little work
   }
 }
 
@@ -124,7 +124,7 @@ TEST(Fuse, RowsAreReducedAndGoOn) {
             "rowwise{relu _softmax neg amax}");
 }
 
-// A kernel has one dim of rows whose totals it adds up: those of several dims must lie one behind the other.
+// A kernel has one dim of rows whose totals it adds up: several dims must be contiguous, so that they become one.
 TEST(Fuse, SumsOverRowsOfSeveralDimsAreLeftAlone) {
   const auto sum_of_product = [](const std::string& strides) {
     return fused("graph() {\n  b0: input survives\n  b1: fresh(8000)\n  b2: fresh(40) survives\n  %0: f32[5, 40, 10]{" +
@@ -148,8 +148,8 @@ TEST(Fuse, WhatIsKnownWhenAllRowsAreDoneDoesNotGoBack) {
             "reduce{relu sum.dim_IntList neg} mul.Tensor");
 }
 
-// Images of 4 channels: what is before and after a norm is in its kernel, also where a group of channels is a row. (Of
-// a batch norm that trains, the gradient alone is, too; at rest it is a chain's.)
+// Images of 4 channels. The neighbors of a norm join its kernel, also if a row is a group of channels. A batch norm in
+// eval mode is pointwise.
 TEST(Fuse, NormsOfChannelsTakeTheirNeighbours) {
   const std::string head = R"(graph(s0, s1, s2, s3, s4) {
   s5 = 1
@@ -198,7 +198,6 @@ TEST(Fuse, AViewInBetweenIsTheSamePlaces) {
             "pointwise{cos neg}");
 }
 
-// The product needs the sine and makes what is added: the addition cannot join them.
 TEST(Fuse, ANodeAloneStaysWhereItsKernelIsBetter) {
   EXPECT_EQ(fused_after_head("  %1: f32[s0, s1]{s1, 1} @b4 = aten::relu(%0)\n"), "relu");
   EXPECT_EQ(fused_after_head("  %1: f32[s0, s1]{s1, 1} @b4 = aten::gelu(%0, approximate=\"none\")\n"),
@@ -208,7 +207,7 @@ TEST(Fuse, ANodeAloneStaysWhereItsKernelIsBetter) {
   EXPECT_EQ(fused_after_head("  %1: f32[s0, s1]{s1, 1} @b4 = aten::_logcumsumexp(%0, 1)\n"), "rowwise{_logcumsumexp}");
   EXPECT_EQ(fused_after_head("  %1: i64[s0, s1]{s1, 1} @b1\n  %2: f32[s0, s1]{s1, 1} @b4 = aten::take(%0, %1)\n"),
             "pointwise{take}");
-  // What lies across, if there is much of it.
+  // A transposed operand, if it is large.
   const std::string across = std::string(kHead) + R"(  %1: f32[s1, s0]{1, s1} @b0
   %2: f32[s1, s0]{s0, 1} @b4 = aten::relu(%1)
 }
@@ -218,7 +217,7 @@ TEST(Fuse, ANodeAloneStaysWhereItsKernelIsBetter) {
   EXPECT_EQ(fused(across, context(kSizes)), "relu");
 }
 
-// Threads of a GPU do a row's places at the same time: what goes along them in their order is in no group.
+// The threads of a GPU process a row's elements concurrently. So an op that goes along a row in order is in no group.
 TEST(Fuse, WhatGoesAlongRowsIsLeftAloneForGpus) {
   const auto fused_for = [](const char* target) {
     PassContext with = context(kSizes);
@@ -236,6 +235,7 @@ TEST(Fuse, WhatGoesAlongRowsIsLeftAloneForGpus) {
   EXPECT_EQ(fused_for("x86-64-v4"), "rowwise{sin cos _logcumsumexp neg exp}");
 }
 
+// The matmul needs the sine, and the addition needs the matmul: so the addition cannot join the sine.
 TEST(Fuse, NothingComesBetween) {
   EXPECT_EQ(fused(R"(graph(s0, s1) {
   b0: input survives
@@ -254,8 +254,8 @@ TEST(Fuse, NothingComesBetween) {
             "pointwise{sin cos} mm add.Tensor");
 }
 
-// The copy changes what the cosine has read, so it comes later, and not at the same places. The product reads it as it
-// was written.
+// The copy changes what the cosine has read, at other positions, so it comes later. The multiplication reads what the
+// copy wrote.
 TEST(Fuse, OrderOfMemoryIsKept) {
   EXPECT_EQ(fused(R"(graph(s0, s1) {
   b0: input survives
@@ -295,7 +295,7 @@ TEST(Fuse, OnlyDTypesThatTheWorkerComputesIn) {
 )";
   const uint64_t f64 = uint64_t{1} << static_cast<uint32_t>(ir::DType::kFloat64);
   EXPECT_EQ(fused(chain, context(kSizes, kEvery, f64)), "cos neg");
-  EXPECT_EQ(fused(chain, context({})), "cos neg");  // nobody knows sizes
+  EXPECT_EQ(fused(chain, context({})), "cos neg");  // sizes are unknown
   PassContext off = context(kSizes);
   off.fusion = false;
   EXPECT_EQ(fused(chain, off), "cos neg");
@@ -331,7 +331,7 @@ TEST(Fuse, HintsAreWhatHoldsForEveryRun) {
   EXPECT_EQ(hints("%0: f32[s0, 4]{s2, 1} @b0"), " aligned ");
 }
 
-// Sums what eight ops make that no kernel does.
+// Sums the results of eight ops for which there is no kernel.
 std::string sum_of_eight(int64_t rows) {
   std::string text = "graph(s0, s1, s2) {\n  b0: input survives\n";
   for (int b = 1; b <= 16; ++b) text += "  b" + std::to_string(b) + ": fresh(s2)" + (b == 16 ? " survives\n" : "\n");
@@ -360,7 +360,7 @@ TEST(Fuse, AGroupDoesNotKeepMoreThanItsNodesAlone) {
             "flip pointwise{add.Tensor neg}");
 }
 
-// The second half of b0's columns, negated, beside the first one.
+// The second half of b0's columns, negated, and then the first half.
 constexpr const char* kRotated = R"(  %1: f32[s0, 50]{s1, 1} @b0 + 50
   %2: f32[s0, 50]{50, 1} @b1 = aten::neg(%1)
   %3: f32[s0, 50]{s1, 1} @b0
@@ -389,7 +389,7 @@ TEST(Fuse, WhatIsJoinedIsDoneInSections) {
 TEST(Fuse, WhatIsOnlyJoinedIsLeftToAten) {
   EXPECT_EQ(fused_after_head("  b6: fresh(s2) survives\n  %1: f32[16, s1]{s1, 1} @b6 = aten::cat([%0, %0], 0)\n"),
             "cat");
-  // A cache that gets one row more.
+  // A cache that grows by one row.
   EXPECT_EQ(fused_after_head(R"(  %1: f32[1, s1]{s1, 1} @b0
   %2: f32[1, s1]{s1, 1} @b1 = aten::neg(%1)
   b6: fresh(s2) survives
@@ -407,7 +407,7 @@ TEST(Fuse, GradientsOfSlicesLieAmongZeros) {
             "pointwise{neg slice_backward add.Tensor}");
 }
 
-// %0: f32[s0, s1], %1: i64[s0]; b1 is made, b4 and b5 survive.
+// %0 is f32[s0, s1], %1 is i64[s0]. b1 is a temporary; b4 and b5 survive.
 std::string fused_at_indices(const std::string& nodes) {
   return fused_after_head(
       "  b6: input survives\n  b7: input survives\n  %1: i64[s0]{1} @b6\n  %2: f32[s0, s1]{s1, 1} @b7\n" + nodes);
@@ -422,12 +422,12 @@ TEST(Fuse, ReadsAtIndicesJoinWhatReadsThem) {
   %4: f32[s0, s1]{s1, 1} @b4 = aten::_softmax(%3, 1, false)
 )"),
             "rowwise{index.Tensor _softmax}");
-  // What is read at indices is made before: all of it.
+  // All elements of the indexed tensor must be computed before.
   EXPECT_EQ(fused_at_indices(R"(  %3: f32[s0, s1]{s1, 1} @b1 = aten::tanh(%0)
   %4: f32[s0, s1]{s1, 1} @b4 = aten::index.Tensor(%3, [%1])
 )"),
             "tanh pointwise{index.Tensor}");
-  // Bytes and bools are masks.
+  // uint8 and bool indices are masks.
   EXPECT_EQ(fused_at_indices(R"(  %3: u8[s0]{1} @b6
   %4: f32[s0, s1]{s1, 1} @b1 = aten::index.Tensor(%0, [%3])
   %5: f32[s0, s1]{s1, 1} @b4 = aten::tanh(%4)
@@ -436,12 +436,12 @@ TEST(Fuse, ReadsAtIndicesJoinWhatReadsThem) {
 }
 
 TEST(Fuse, WhereAnIndexIsOutOfBoundsNothingIsDone) {
-  // All indices are there before: they are looked at first.
+  // All indices exist before the group, so they are checked first.
   EXPECT_EQ(fused_at_indices(R"(  %3: f32[s0, s1]{s1, 1} @b1 = aten::index_select(%0, 0, %1)
   aten::add_.Tensor(%2!, %3, alpha=1)
 )"),
             "pointwise{index_select add_.Tensor}");
-  // The group makes one: it may write only what it makes.
+  // The group computes an index, so it may write only what it creates.
   const std::string chosen = R"(  b8: input survives
   b9: fresh(s2)
   %3: i64[s0, s1]{s1, 1} @b8
@@ -452,7 +452,7 @@ TEST(Fuse, WhereAnIndexIsOutOfBoundsNothingIsDone) {
   EXPECT_EQ(fused_at_indices(chosen + "  aten::add_.Tensor(%2!, %5, alpha=1)\n"), "pointwise{abs gather} add_.Tensor");
 }
 
-// Which updates are undone is known by the side of a failing op that they are on.
+// The updates that are undone after a failure depend on which side of the failing op they are.
 TEST(Fuse, UpdatesStayOnTheirSideOfWhatMayFail) {
   EXPECT_EQ(fused_at_indices(R"(  %3: f32[s0, s1]{s1, 1} @b1 = aten::index_select(%0, 0, %1)
   aten::mul_.Scalar(%2!, 2)
@@ -464,14 +464,14 @@ TEST(Fuse, UpdatesStayOnTheirSideOfWhatMayFail) {
   %4: f32[s0, s1]{s1, 1} @b4 = aten::tanh(%3)
 )"),
             "mul_.Scalar pointwise{index_select tanh}");
-  // Also of what the program makes, in a part.
+  // This also holds for a tensor that the program creates and that survives.
   EXPECT_EQ(fused_at_indices(R"(  b8: fresh(s2) survives
   %3: f32[s0, s1]{s1, 1} @b8 = aten::tanh(%2)
   %4: f32[s0, s1]{s1, 1} @b4 = aten::index_select(%0, 0, %1)
   aten::mul_.Scalar(%3!, 2)
 )"),
             "tanh index_select mul_.Scalar");
-  // A divisor of 0 is an error among integers only.
+  // A divisor of 0 is an error for integers only.
   EXPECT_EQ(fused_at_indices(R"(  b8: fresh(s2) survives
   aten::mul_.Scalar(%2!, 2)
   %3: i64[s0]{1} @b8 = aten::remainder.Tensor(%1, %1)
@@ -500,14 +500,14 @@ TEST(Fuse, WhatIsWrittenAtIndicesIsTouchedByNobodyElse) {
   aten::index_add_(%2!, 0, %1, %3, alpha=1)
 )"),
             "tanh pointwise{index_add_}");
-  // Each element where its own index says.
+  // Each element has its own index.
   EXPECT_EQ(fused_at_indices(R"(  b8: input survives
   %3: i64[s0, s1]{s1, 1} @b8
   %4: f32[s0, s1]{s1, 1} @b1 = aten::tanh(%0)
   aten::scatter_add_(%2!, 0, %3, %4)
 )"),
             "tanh scatter_add_");
-  // Rows are dealt to threads, or columns.
+  // A kernel partitions either rows or columns among threads.
   EXPECT_EQ(fused_at_indices(R"(  %3: f32[s0, s1]{s1, 1} @b1 = aten::_softmax(%0, 1, false)
   aten::index_add_(%2!, 0, %1, %3, alpha=1)
 )"),

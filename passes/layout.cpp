@@ -7,15 +7,15 @@
 #include "passes/pass.h"
 #include "passes/shape_facts.h"
 
-// layout: images that only this graph sees lie channels last, where that makes its convolutions faster.
+// layout: gives images that only this graph sees channels-last strides, where that makes its convolutions faster.
 //
-// oneDNN convolves such images as they are, and turns plain ones round first and their results back. So the values
-// between convolutions, and those that ops make of them which go along with any layout, change their strides, as many
-// at once as hang together. What a user can see keeps the strides that it has on CPU: who makes or reads it turns it
-// round. No node is added: views say where elements lie, so the graph means what it did.
+// oneDNN convolves channels-last images directly. It reorders contiguous (NCHW) images first, and reorders its results
+// back. So this pass changes the strides of values between convolutions, together with connected results of ops that
+// work in any layout. Values that a user can see keep their strides from CPU; the op that computes or reads them
+// reorders. No node is added: views state where elements are, so the meaning of the graph stays the same.
 //
-// Which chains are worth it is guessed by the sizes of the run that the graph was recorded in (PassContext::sample);
-// docs/fusion.md has the numbers.
+// The pass estimates for which chains of values this pays. It uses the sizes of the run in which the graph was recorded
+// (PassContext::sample). docs/fusion.md has the numbers.
 namespace torch_remote::passes {
 namespace {
 
@@ -29,7 +29,7 @@ using ir::View;
 
 constexpr uint32_t kNoView = 0xFFFFFFFF;
 
-// What a convolution of images that lie channels last saves of its time, and how fast an image is turned round.
+// The share of its time that a convolution saves with channels-last images, and the speed of reordering an image.
 constexpr double kGain = 0.25;
 constexpr double kMultiplicationsPerSecond = 8e10, kBytesPerSecond = 4e9;
 
@@ -54,7 +54,7 @@ class Layout {
   }
 
  private:
-  // Buffers that may lie otherwise: nobody outside sees them, and one view is all that is seen of them.
+  // Finds the buffers whose layout may change: they are not visible outside, and the graph sees them through one view.
   void find_images() {
     image_.assign(graph_.buffers.size(), kNoView);
     std::vector<uint32_t> views(graph_.buffers.size(), 0);
@@ -67,7 +67,7 @@ class Layout {
     }
   }
 
-  // In the run that is known: the graph may not say how images lie, as that depends on what it is given.
+  // Looks at the strides in the known run. The graph may leave them open, because they depend on the inputs.
   bool is_plain_image(const View& view) const {
     if (view.dynamic || view.sizes.size() != 4 || values_[view.offset] != 0) return false;
     int64_t expected = 1;
@@ -85,7 +85,7 @@ class Layout {
     for (const Sym size : graph_.views[view].sizes) count *= static_cast<double>(values_[size]);
     return count;
   }
-  // Seconds.
+  // Seconds to reorder the image.
   double turning(uint32_t view) const {
     return elements(view) * static_cast<double>(ir::item_size(graph_.views[view].dtype)) / kBytesPerSecond;
   }
@@ -94,7 +94,7 @@ class Layout {
 
   // --- nodes ---------------------------------------------------------------------------------------------------------
 
-  // (Of more dims and other types nothing is known.)
+  // For other ranks and dtypes the gain is unknown.
   bool is_convolution(const Node& node) const {
     if (node.opcode != ir::ops::aten_convolution) return false;
     for (const Arg* arg : {&node.args[0], &node.args[1], &node.results[0]}) {
@@ -106,7 +106,7 @@ class Layout {
     return node.args[6].tag == ArgTag::kBool;
   }
 
-  // It does with images in one layout what it does with them in another one, and its results lie as they do.
+  // Whether the op works in any layout, and gives its results the layout of its operands.
   bool goes_along(const Node& node) const {
     const ir::OpDesc& desc = ir::op_desc(node.opcode);
     switch (node.opcode) {
@@ -123,7 +123,7 @@ class Layout {
     }
   }
 
-  // It reads images in any layout as fast, and makes something else of them.
+  // Whether the op reads images of any layout equally fast, and its result is not an image.
   static bool reads_any(const Node& node) {
     return node.opcode == ir::ops::aten_mean_dim || node.opcode == ir::ops::aten__adaptive_avg_pool2d;
   }
@@ -143,7 +143,8 @@ class Layout {
     }
   }
 
-  // Where an op in place fails, its result has its operand's bytes: both lie alike. True if that was news.
+  // If an in-place op fails, its result has its operand's bytes, so both need the same layout. Returns true if this
+  // changed anything.
   bool keep_alike(const Node& node) {
     if (!node.in_place || is_image(node.args[0].a) == is_image(node.results[0].a)) return false;
     for (const uint32_t view : {node.args[0].a, node.results[0].a}) image_[graph_.views[view].buffer] = kNoView;
@@ -182,7 +183,7 @@ class Layout {
     if (chain == kNoView) return;
     if (convolves) {
       const uint32_t weights = node.args[1].a;
-      // (Weights that stay as they are, are turned round once; others in each run.)
+      // Weights that do not change are reordered once, others in each run. Their reordering is not counted.
       const bool transposed = values_[node.args[6].a] != 0;
       const View& places = graph_.views[transposed ? node.args[0].a : node.results[0].a];
       const double work = elements(weights) * static_cast<double>(size(places, 0)) *
@@ -204,10 +205,10 @@ class Layout {
 
   Graph& graph_;
   const std::vector<int64_t> values_;
-  const bool has_bfloat16_;         // oneDNN convolves such images
-  std::vector<uint32_t> image_;     // of each buffer: its view, if it may lie otherwise
-  std::vector<uint32_t> chain_of_;  // of each buffer: another one that lies as it does
-  std::vector<double> gains_;       // of each chain: seconds
+  const bool has_bfloat16_;         // oneDNN convolves images of this dtype
+  std::vector<uint32_t> image_;     // for each buffer: its view, if its layout may change
+  std::vector<uint32_t> chain_of_;  // for each buffer: another buffer with the same layout
+  std::vector<double> gains_;       // for each chain: seconds
 };
 
 }  // namespace

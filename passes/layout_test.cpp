@@ -7,10 +7,10 @@
 namespace torch_remote::passes {
 namespace {
 
-// After the pass: the views that lie channels last, by the ops that make them.
+// Runs the pass and returns the ops whose results are channels last.
 std::string turned(const std::string& nodes, const std::string& target = "x86-64-v4", bool fusion = true,
                    const std::string& dtype = "f32") {
-  // Images of 2 x 64 x 32 x 32 and weights; survivors are b8 and b9.
+  // Images of 2 x 64 x 32 x 32, and weights. b8 and b9 survive.
   std::string head = "graph() {\n  b0: input survives\n  b1: input survives\n  b2: input survives\n";
   for (int b = 3; b <= 9; ++b) {
     const std::string name = "b" + std::to_string(b);
@@ -40,7 +40,7 @@ std::string turned(const std::string& nodes, const std::string& target = "x86-64
   return names;
 }
 
-// An op on images that are there, giving one in a buffer.
+// The left side of an op whose result is an image in this buffer.
 std::string image(const std::string& name, const std::string& buffer) {
   return "  " + name + ": f32[2, 64, 32, 32]{65536, 1024, 32, 1} @" + buffer + " = ";
 }
@@ -74,7 +74,7 @@ TEST(Layout, ImagesThatAreSeenAsSomethingElseStay) {
   %5: f32[2, 65536]{65536, 1} @b8 = aten::relu(%4)
 )"),
             "");
-  // A part of it.
+  // A view of a part of the image.
   EXPECT_EQ(turned(image("%3", "b3") + convolution("%0") + R"(  %4: f32[2, 64, 32, 16]{65536, 1024, 32, 1} @b3
   %5: f32[2, 64, 32, 16]{32768, 512, 16, 1} @b8 = aten::relu(%4)
 )" + image("%6", "b9") +
@@ -82,7 +82,7 @@ TEST(Layout, ImagesThatAreSeenAsSomethingElseStay) {
             "");
 }
 
-// What lies plain on both sides of a convolution costs more than it gains.
+// A convolution with contiguous (NCHW) images on both sides would cost more than it gains.
 TEST(Layout, OpsThatDoNotGoAlongCutChains) {
   const auto between = [](const std::string& op) {
     return turned(image("%3", "b3") + convolution("%0") + image("%4", "b4") + op + "(%3" +
@@ -118,7 +118,7 @@ TEST(Layout, AllKindsOfConvolutions) {
   EXPECT_EQ(two("false", "2"), "convolution convolution");
 }
 
-// As a recorder has it: strides and offsets are parameters, whose values in one run are known.
+// As in recorded graphs: strides and offsets are parameters, whose values in one run are known.
 TEST(Layout, ImagesWhoseStridesAreParameters) {
   const auto turned_in = [](std::vector<int64_t> strides, int64_t offset) {
     const std::string image = ": f32[2, 64, 32, 32]{s0, s1, s2, s3} @";
@@ -143,11 +143,11 @@ TEST(Layout, ImagesWhoseStridesAreParameters) {
     return names;
   };
   EXPECT_EQ(turned_in({65536, 1024, 32, 1}, 0), "..TT.");
-  EXPECT_EQ(turned_in({65536, 1, 2048, 64}, 0), ".....");  // they lie so already
+  EXPECT_EQ(turned_in({65536, 1, 2048, 64}, 0), ".....");  // they are channels last already
   EXPECT_EQ(turned_in({65536, 1024, 32, 1}, 4), ".....");
 }
 
-// Where an op in place fails, its result has its operand's bytes: where one of the two is seen, both stay.
+// If an in-place op fails, its result has its operand's bytes: if one of the two is visible, both keep their layout.
 TEST(Layout, WhatIsDoneInPlaceLiesAsItsOperand) {
   const auto with = [](const std::string& mark) {
     return turned(image("%3", "b3") + convolution("%0") + image("%4", "b4") + convolution("%3") + image("%5", "b8") +
@@ -162,13 +162,13 @@ TEST(Layout, WhatIsDoneInPlaceLiesAsItsOperand) {
   };
   EXPECT_EQ(two(" in_place", " in_place", "b7"), "convolution relu tanh convolution relu");
   EXPECT_EQ(two(" in_place", " in_place", "b8"), "convolution relu tanh");
-  // What is seen in the end decides about all that was done in place before.
+  // The visible result determines the layout of everything that was computed in place before.
   EXPECT_EQ(turned(image("%3", "b3") + convolution("%0") + image("%4", "b4") + "aten::relu(%3) in_place\n" +
                    image("%5", "b8") + "aten::tanh(%4) in_place\n" + image("%6", "b9") + convolution("%0")),
             "");
 }
 
-// The strides are those of the sizes of each run, whatever the run was that the graph was recorded in.
+// The strides follow from the sizes of each run, whatever run the graph was recorded in.
 TEST(Layout, TurnedStridesFollowSizes) {
   const std::string image = ": f32[s0, 64, s1, s2]{s3, s4, s5, s6} @";
   const std::string text =

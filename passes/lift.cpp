@@ -4,15 +4,16 @@
 #include "passes/pass.h"
 #include "passes/rewrite.h"
 
-// lift: finds the buffers that hold one value for good, and makes more of them.
+// lift: finds the buffers that hold only one value, and creates more of them.
 //
-// An in-place pointwise op on a whole fresh buffer becomes its functional sibling with a new buffer as result, so that
-// x = a + b; x.relu_() is two values and not one memory location. The new *index* goes to the older value: the last
-// value keeps the buffer's place, because places of surviving buffers are what the client counts on. This is exact only
-// if the functional op would give the same dtype, and if nothing but the value that the op reads was ever written to
-// the buffer. The node stays marked in_place, for the run in which it fails: the older value is then the buffer's.
-// Integers stay in place: their divisions fail in the middle, when the older value may have lost its memory. Then every
-// buffer that only its first node writes is marked ssa.
+// An in-place pointwise op on a whole fresh buffer becomes its functional sibling with a new buffer as result. So x = a
+// + b; x.relu_() is two values, and not one memory location. The new *index* goes to the older value. The last value
+// keeps the buffer's index, because the client relies on the indices of surviving buffers. This is exact only if the
+// functional op gives the same dtype. Nothing but the value that the op reads may ever have been written to the buffer.
+// The node is marked in_place for runs in which it fails: the buffer then has the older value.
+//
+// Ops on integers stay in place: a division can fail halfway, when the older value may have lost its memory. Finally,
+// every buffer that only its first node writes is marked ssa.
 namespace torch_remote::passes {
 namespace {
 
@@ -27,7 +28,7 @@ using ir::View;
 
 constexpr uint32_t kNoView = 0xFFFFFFFF;
 
-// Order of torch's type promotion between categories.
+// The order of categories in torch's type promotion.
 int category(DType dtype) {
   switch (dtype) {
     case DType::kBool:
@@ -50,7 +51,7 @@ int category(DType dtype) {
   }
 }
 
-// The same arguments but for what is written, and a new tensor as the only result.
+// Whether the functional op has the same arguments, writes none of them, and has a new tensor as its only result.
 bool is_functional_form(const OpDesc& in_place, const OpDesc& functional) {
   if (in_place.args.size() != functional.args.size() || functional.results.size() != 1) return false;
   if (functional.results[0].kind != ir::ResultKind::kTensor || functional.results[0].alias >= 0) return false;
@@ -77,7 +78,7 @@ class Lifter {
   struct State {
     uint32_t definition = kNoView;  // the view that the value's node wrote
     uint32_t first = kNoNode;
-    bool memory = false;  // written in another way since
+    bool memory = false;  // something else wrote it since then
     uint32_t conversions = 0;
   };
 
@@ -160,10 +161,10 @@ class Lifter {
 
   // -- rewriting -----------------------------------------------------------------------------------------------------
 
-  // For each buffer with conversions: its older values' new buffers, and which one is current.
+  // For each buffer with conversions: the new buffers of its older values, and which value is current.
   struct Versions {
     uint32_t first = 0;
-    uint32_t count = 0;    // older values
+    uint32_t count = 0;    // number of older values
     uint32_t current = 0;  // == count: the last value, which keeps the buffer
   };
 
@@ -198,7 +199,7 @@ class Lifter {
     }
   }
 
-  // The view of the current value's buffer in place of a view of the buffer.
+  // Returns the same view of the current value's buffer.
   uint32_t renamed(uint32_t view) {
     const uint32_t buffer = graph_.views[view].buffer;
     if (buffer >= versions_.size()) return view;
@@ -215,7 +216,7 @@ class Lifter {
     return known.view;
   }
 
-  // As the verifier defines ssa.
+  // Marks the ssa buffers, as the verifier defines them.
   void mark() {
     struct Use {
       uint32_t first = kNoNode;

@@ -67,7 +67,7 @@ graph(s0..s1) {
 )");
 }
 
-// Each body stays as it is: nothing is certain there.
+// Checks that the pass leaves the body unchanged.
 void stays(const std::string& body) {
   const std::string text = R"(graph(s0..s2) {
   s3 = 1
@@ -92,7 +92,7 @@ TEST(Lift, APartOfABufferStaysMemory) {
 }
 
 TEST(Lift, AValueThatWasWrittenInPartsStaysMemory) {
-  // The functional op would give a buffer without what relu_ wrote outside %1.
+  // The result of the functional op would lack what relu_ wrote outside of %1.
   stays("  %1: f32[s0]{1} @b1\n  aten::copy_(%1!, %0)\n  %2: f32[s2]{1} @b1\n  aten::relu_(%2!)\n  aten::relu_(%1!)\n");
 }
 

@@ -10,34 +10,34 @@
 #include "ir/capabilities.h"
 #include "ir/graph.h"
 
-// Optimisations over ir::Graph. One pass a file; the pipeline lists them in order. A pass is idempotent, keeps the
-// graph's meaning (every surviving buffer and every written input gets the same bytes) whatever the parameters are: a
-// graph serves all sizes.
+// Optimizations over ir::Graph, one pass per file; the pipeline lists them in order. A pass is idempotent. It keeps the
+// graph's meaning for all parameters, because one graph serves all sizes: every surviving buffer and every written
+// input gets the same bytes.
 namespace torch_remote::passes {
 
-// What passes get beside the graph: whom it is for, and what the user wants.
+// The input of passes in addition to the graph: the worker that the graph is for, and the user's choices.
 struct PassContext {
-  ir::Capabilities worker;  // as it is, one that runs ops one by one
+  ir::Capabilities worker;  // the default is a worker that executes ops one by one
   bool fusion = true;       // TORCH_REMOTE_FUSION
-  // On a CPU the bits of an op must depend on its operands alone: passes that let neighbours change them are left out.
+  // On a CPU the bits of an op must depend on its operands alone. Passes that let other ops affect them are skipped.
   bool deterministic = false;
-  // Values of options, as "fuse.limit", and 0 for passes that are switched off ("cse").
+  // Values of options, like "fuse.limit". The value 0 switches a pass off ("cse").
   std::map<std::string, int64_t, std::less<>> options;
-  // The parameters of a run of the graph, the one that it was recorded in: passes may guess by them what is worth
-  // doing, never what is right. Empty: nobody knows one.
+  // The parameters of the run in which the graph was recorded. Passes may use them to estimate what pays, but not to
+  // decide what is correct. Empty if they are unknown.
   std::span<const int64_t> sample;
 
-  // What kernels are made for; empty: nothing.
+  // The target that kernels are compiled for; empty if there is none.
   std::string_view target() const { return worker.targets.empty() ? std::string_view() : worker.targets[0]; }
-  // Of a name that the pipeline lists: what is wanted, or else what it is by itself.
+  // The value of an option that the pipeline lists: the user's, or the default.
   int64_t option(std::string_view name) const;
   bool wants(std::string_view pass) const;
 };
 
 struct PassOption {
-  std::string_view name;     // without the pass's: "limit"
+  std::string_view name;     // without the pass's name: "limit"
   std::string_view summary;  // a phrase
-  int64_t otherwise;         // if it is not given
+  int64_t otherwise;         // the default
 };
 
 struct Pass {
@@ -45,8 +45,8 @@ struct Pass {
   std::string_view summary;  // one sentence
   Status (*run)(ir::Graph& graph, const PassContext& context);
   std::span<const PassOption> options = {};
-  // The bits of an op may depend on which other ops the graph has. (Graphs are cut where threads, waits and what came
-  // before say so.)
+  // The bits of an op may depend on the graph's other ops. (Where graphs are cut depends on threads, waits and earlier
+  // records.)
   bool mixes_ops = false;
 };
 
@@ -55,8 +55,8 @@ struct Pass {
 std::span<const Pass> pipeline();
 const Pass* find_pass(std::string_view name);
 
-// Reads "cse=0,fuse.limit=3" (a pass switched off; an option of a pass) into context.options. An error lists what
-// there is. This is what TORCH_REMOTE_PASSES and remote-opt --options say.
+// Reads "cse=0,fuse.limit=3" into context.options: a pass that is switched off, and an option of a pass. An error lists
+// all options. TORCH_REMOTE_PASSES and remote-opt --options have this format.
 Status parse_options(std::string_view text, PassContext* context);
 
 struct PipelineOptions {

@@ -27,7 +27,7 @@ TEST(Pipeline, IsFoundByName) {
   EXPECT_EQ(names, "input lift canonicalize cse accumulate dce layout fuse plan ");
 }
 
-// For a worker that makes kernels of all kinds; the graph's parameters are these in one run.
+// A context for a worker that compiles kernels of all kinds. `sample`: the graph's parameters in one run.
 PassContext with_kernels(std::span<const int64_t> sample) {
   PassContext context;
   context.worker.group_kinds = (1u << ir::kGroupKinds) - 1;
@@ -36,7 +36,7 @@ PassContext with_kernels(std::span<const int64_t> sample) {
   return context;
 }
 
-// Any valid graph, with sizes that mean nothing.
+// Uses all valid graphs; their sizes have no meaning.
 TEST(Pipeline, EveryPassKeepsGraphsValidAndIsIdempotent) {
   for (uint64_t seed = 0; seed < 3000; ++seed) {
     Rng rng(seed);
@@ -45,7 +45,7 @@ TEST(Pipeline, EveryPassKeepsGraphsValidAndIsIdempotent) {
     for (int64_t& value : sample) value = static_cast<int64_t>(rng() % 4);
     for (const Pass& pass : pipeline()) {
       std::vector<int64_t> values;
-      const bool runs = ir::evaluate(graph, sample.data(), &values).ok();  // else its sizes divide by zero
+      const bool runs = ir::evaluate(graph, sample.data(), &values).ok();  // otherwise its sizes divide by zero
       const PassContext context = runs ? with_kernels(sample) : PassContext();
       const std::string before = names_of(graph);
       const Status ran = pass.run(graph, context);
@@ -72,7 +72,7 @@ std::vector<std::vector<uint8_t>> random_inputs(const ir::Trace& trace, Rng& rng
   return inputs;
 }
 
-// What the first run defined, the second one has too.
+// Compares what the first run defined with the same bytes of the second run.
 std::string difference(const std::vector<Bytes>& expected, const std::vector<Bytes>& actual) {
   if (expected.size() != actual.size()) return "another number of survivors";
   for (size_t i = 0; i < expected.size(); ++i) {
@@ -127,7 +127,7 @@ TEST(Pipeline, EveryPassKeepsWhatSurvives) {
     }
     for (const ir::Group& group : graph.groups) grouped += group.last + 1 - group.first;
   }
-  EXPECT_LT(after_nodes, before_nodes * 9 / 10);  // else the programs give the passes nothing to do
+  EXPECT_LT(after_nodes, before_nodes * 9 / 10);  // otherwise the programs give the passes nothing to do
   EXPECT_GT(reuses, 500u);
   EXPECT_GT(grouped, 1000u);
   EXPECT_GT(inside, 100u);

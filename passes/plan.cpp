@@ -3,10 +3,10 @@
 #include "passes/pass.h"
 #include "passes/rewrite.h"
 
-// plan: says for each buffer whose memory it may take over.
+// plan: decides for each buffer whose memory it may take over.
 //
-// A buffer may take over another one's memory if the node that fills it is the last to touch the other one, may work in
-// place (ir::may_work_in_place), and the other one does not survive. Whether the sizes fit is the run's business.
+// A buffer may take over another one's memory if the other one does not survive. The node that fills the buffer must be
+// the last to touch the other one, and may work in place (ir::may_work_in_place). The run checks whether the sizes fit.
 namespace torch_remote::passes {
 namespace {
 
@@ -34,7 +34,7 @@ class Planner {
   }
 
  private:
-  // Finds an operand of the node whose memory the buffer, which the node makes, may have.
+  // Finds an operand of the node whose memory may be taken over by the buffer that the node creates.
   void take_over(uint32_t index, uint32_t made) {
     if (lifetimes_[made].first != index) return;
     const Node& node = graph_.nodes[index];

@@ -44,7 +44,7 @@ TEST(Plan, AnInputThatDiesIsTakenOver) {
             "b1: fresh(s1) ssa reuses b0\n");
 }
 
-// b1 may not take over b0.
+// Checks that b1 may not take over b0.
 void keeps_apart(const std::string& nodes) {
   const std::string out = planned("  b0: input\n  b1: fresh(s1)\n  %0: f32[s0, s0] @b0\n  aten::relu_(%0!)\n" + nodes);
   EXPECT_EQ(out.find("reuses"), std::string::npos) << out;

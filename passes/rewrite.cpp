@@ -7,12 +7,12 @@ using ir::OpDesc;
 
 bool only_visible_effects(const OpDesc& desc) {
   constexpr uint32_t kElsewhere = ir::kOpHostResult | ir::kOpDynamicShape;
-  if ((desc.flags & kElsewhere) != 0) return false;  // the client waits for what it says
-  // (Of an op of the table, the table says what it writes beyond its schema.)
+  if ((desc.flags & kElsewhere) != 0) return false;  // the client waits for its result
+  // For an op of the table, the table states what it writes beyond its schema.
   if ((desc.flags & ir::kOpHiddenMutation) != 0 && desc.opcode >= ir::kFirstOpaque) return false;
   if ((desc.flags & ir::kOpPure) != 0) return true;
   if (desc.opcode >= ir::kFirstOpaque) return false;
-  // An op without any result or write is there for something else (an assertion).
+  // An op without any result or write has another effect (an assertion).
   bool writes = !desc.results.empty();
   for (const ir::ArgDesc& arg : desc.args) writes |= arg.writes;
   return writes;

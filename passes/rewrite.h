@@ -6,23 +6,22 @@
 #include "ir/analysis.h"
 #include "ir/graph.h"
 
-// What several passes need to read and change a graph.
+// Functions with which several passes read and change a graph.
 namespace torch_remote::passes {
 
-// The op's only effects are its results and what its schema or the table says it writes; it reports nothing to the
-// client. So it may go if nobody reads those.
+// Whether the op's only effects are its results and the writes that its schema or the table states. Such an op reports
+// nothing to the client, so it may be removed if its results and writes are unused.
 bool only_visible_effects(const ir::OpDesc& desc);
 
-// Buffers that no node writes after their first use: reading one at any two nodes gives the same value. These are the
-// ssa buffers and the inputs that this graph only reads.
+// Returns which buffers no node writes after their first use: reads at any two nodes give the same value. These are the
+// ssa buffers, and the inputs that this graph only reads.
 std::vector<bool> constant_buffers(const ir::Graph& graph);
 
 // Calls f(uint32_t& view, bool writes) like ir::for_each_view, to replace views.
 template <typename F>
 void for_each_view_slot(ir::Node& node, F&& f);
 
-// Calls f(ir::Sym&, uint32_t count) for every symbol that an argument uses; `count` is 2 for a symbol and its
-// neighbour.
+// Calls f(ir::Sym&, uint32_t count) for every symbol that an argument uses; `count` is 2 for a symbol and the next one.
 template <typename F>
 void for_each_symbol_slot(ir::Arg& arg, F&& f);
 

@@ -87,7 +87,7 @@ class Collector {
     for (size_t d = 0; d < a->sizes.size(); ++d) equal(a->sizes[d], b->sizes[d]);
   }
 
-  // A size that is no constant 1 is never 1 (ir::View::sizes), so it is the result's.
+  // A size that is not the constant 1 is never 1 (ir::View::sizes), so it equals the result's size.
   void broadcast(const View* target, size_t first) {
     if (target == nullptr) return;
     const size_t rank = target->sizes.size();
@@ -133,7 +133,7 @@ class Collector {
     equal(table->sizes[1], rows->sizes.back());
   }
 
-  // Which dims are reduced; false if that is not known.
+  // Finds which dims are reduced. Returns false if that is unknown.
   bool reduced_dims(size_t rank, std::vector<bool>& reduced) const {
     reduced.assign(rank, false);
     const Arg* dim = named(desc_, node_, "dim");

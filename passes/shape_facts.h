@@ -5,22 +5,22 @@
 
 #include "ir/graph.h"
 
-// What an op's semantics says about the sizes and strides in a graph, whatever the parameters are.
+// Facts about the sizes and strides in a graph that follow from an op's semantics, for any parameters.
 namespace torch_remote::passes {
 
-// Pairs of symbols that are equal in every run in which the node is valid: sizes of operands and results. Empty where
-// nothing is certain, or where the graph contradicts the op.
+// Pairs of symbols that are equal in every run in which the node is valid: sizes of operands and results. Empty if
+// nothing is certain, or if the graph contradicts the op.
 using EqualSizes = std::vector<std::pair<ir::Sym, ir::Sym>>;
 void collect_equal_sizes(const ir::Graph& graph, const ir::Node& node, EqualSizes& out);
 
-// The op makes its results contiguous, whatever its operands are.
+// Whether the op makes its results contiguous for any operands.
 bool makes_contiguous(const ir::OpDesc& desc);
 
-// The pointwise node's result is contiguous because of what is known about its operands: torch gives it the operands'
-// order of dims, and no operand asks for another order.
+// Whether the pointwise node's result is contiguous because of its operands. Torch gives it the operands' order of
+// dims, and no operand has another order.
 bool keeps_contiguous(const ir::Graph& graph, const ir::Node& node, const ir::View& result);
 
-// The view's strides are, as symbols, those that the sizes give row-major.
+// Whether the view's strides are, as symbols, the row-major strides of its sizes.
 bool is_contiguous(const ir::Graph& graph, const ir::View& view);
 
 }  // namespace torch_remote::passes

@@ -1,8 +1,8 @@
-"""Writes what programs are linked against that are to run with older C libraries than this machine's: make_stubs FOLDER
+"""Writes stub libraries, so that linked programs run with older C libraries than this machine's: make_stubs FOLDER
 
-A stub has the names of one of this machine's libraries, each with the newest version that machines are to have
-(inside.VERSIONS), and no code: who is linked against it wants no more of the machine where it runs. A name that came
-later is in no stub, so that links which need it fail.
+A stub has the names of one of this machine's libraries, each with the newest version that target machines have
+(inside.VERSIONS), and no code. So a program that is linked against it needs no more from the machine where it runs.
+No stub has names that were added later, so that links which need them fail.
 """
 
 import re
@@ -19,15 +19,15 @@ C_LIBRARY = ["libc.so.6", "libm.so.6", LOADER]
 CXX_LIBRARY = "libstdc++.so.6"
 UNWINDER = "libgcc_s.so.1"
 
-# libc.so.6 has what these had until glibc 2.33. A name that came from there got a version of its own then, or is only
-# kept for old programs; the old version is still found in libc.so.6, and the library is still there to be wanted.
+# libc.so.6 contains what these libraries contained until glibc 2.33. A name that moved got a new version then, or is
+# only kept for old programs. The old version is still in libc.so.6, and the old library still exists as a dependency.
 MOVED = (2, 32)
 HOMES = {
     "libdl.so.2": re.compile(r"dl(addr1?|close|error|info|mopen|open|sym|vsym)"),
     "librt.so.1": re.compile(r"(__)?(aio|lio|mq|shm|timer)_\w+"),
     "libpthread.so.0": re.compile(r"(_*pthread|sem|thrd|mtx|cnd|tss)_\w+|call_once"),
 }
-# Of libanl, libresolv and libutil, which nothing here uses.
+# Names of libanl, libresolv and libutil, which nothing here uses.
 DROPPED = re.compile(r"gai_\w+|getaddrinfo_a|(__)?(res|dn)_\w+|ns_name_\w+|forkpty|openpty|log(in|in_tty|out|wtmp)")
 
 
@@ -40,7 +40,7 @@ class Symbol(NamedTuple):
 
 
 def of(version: str) -> tuple[str, tuple[int, ...]] | None:
-    """A version's family and number; None: another kind (GLIBC_PRIVATE, GLIBCXX_LDBL_3.4)."""
+    """A version's family and number; None for another kind (GLIBC_PRIVATE, GLIBCXX_LDBL_3.4)."""
     match = re.fullmatch(r"([A-Z]+)_(\d+(?:\.\d+)*)", version)
     return (match[1], tuple(map(int, match[2].split(".")))) if match and match[1] in VERSIONS else None
 
@@ -64,7 +64,7 @@ def exported(library: Path) -> dict[str, list[Symbol]]:
 
 
 def kept(library: Path) -> dict[str, list[Symbol]]:
-    """What is old enough, by the library where it was."""
+    """The symbols that are old enough, by the library that contained them."""
     homes = defaultdict(list)
     for name, symbols in exported(library).items():
         numbers = {symbol: of(symbol.version) for symbol in symbols}
@@ -87,7 +87,7 @@ def write_stub(file: Path, name: str, symbols: list[Symbol]) -> None:
         kind = "object" if symbol.is_data else "function"
         lines = data if symbol.is_data else code
         lines += [f".globl {symbol.name}", f".type {symbol.name}, @{kind}", f"{symbol.name}:"]
-        if symbol.is_data:  # the size is what is copied into a program
+        if symbol.is_data:  # a program copies data of this size
             lines += [f".size {symbol.name}, {symbol.size}", f".skip {max(symbol.size, 1)}", ".balign 32"]
         else:
             lines += ["ud2"]
@@ -103,7 +103,7 @@ def write_stub(file: Path, name: str, symbols: list[Symbol]) -> None:
 
 
 def machines_own(name: str) -> Path:
-    """Where the compiler finds it."""
+    """The path at which the compiler finds the library."""
     said = subprocess.run(
         ["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -119,7 +119,8 @@ def main(folder: Path) -> None:
             stubs[home] += symbols
     for name, symbols in stubs.items():
         write_stub(folder / name, name, symbols)
-    # As the compiler asks for them. What came with later versions of the C++ library is taken from its archive.
+    # Linker scripts under the names that the compiler uses. What came with later versions of the C++ library is taken
+    # from its archive.
     moved = " ".join([*HOMES, LOADER])
     archive = machines_own("libstdc++.a")
     scripts = {

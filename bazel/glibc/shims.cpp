@@ -1,5 +1,6 @@
-// Functions that glibc has got since 2.28, for programs that are to run without them (make_stubs.py): what this tree,
-// the C++ library's archive and LLVM's ask for. Linked into a program or a library they are its own, and nobody else's.
+// Functions that glibc has only since versions after 2.28, for programs that must run without them (make_stubs.py).
+// These are the ones that this tree, the C++ library's archive and LLVM use. They are hidden: only the program or
+// library that they are linked into sees them.
 
 #include "bazel/glibc/shims.h"
 
@@ -19,14 +20,14 @@
 #define OWN extern "C" __attribute__((visibility("hidden")))
 
 extern "C" {
-// What stat and its like were until 2.32: macros around these. The number says what their struct is like.
+// Until glibc 2.32, stat and similar functions were wrappers of these. The number is the version of the struct.
 int __xstat(int version, const char* path, struct stat* out) noexcept;
 int __lxstat(int version, const char* path, struct stat* out) noexcept;
 int __fxstat(int version, int descriptor, struct stat* out) noexcept;
 
 using Constructor = void (*)(int, char**, char**);
 using Main = int (*)(int, char**, char**);
-// glibc's own: what is below has its name.
+// glibc's own function; the function below has its name.
 int start_main(Main main, int argc, char** argv, Constructor init, void (*fini)(), void (*rtld_fini)(), void* stack);
 __asm__(".symver start_main, __libc_start_main@GLIBC_2.2.5");
 
@@ -37,15 +38,16 @@ extern const Constructor __init_array_end[] __attribute__((visibility("hidden"))
 
 namespace {
 
-constexpr int kStat = 1;  // as it is on x86-64
+constexpr int kStat = 1;  // the version on x86-64
 
-// What the C library has under that name; null: nothing.
+// The C library's function of that name; null if it has none.
 template <typename Function>
 Function* librarys_own(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
 }
 
-// Until 2.33 this was part of every program, and handed to the C library, which now does it itself if it is given none.
+// Until glibc 2.33 this function was part of every program, which passed it to the C library. Later versions run the
+// constructors themselves if they get none.
 void run_constructors(int argc, char** argv, char** environment) {
   _init();
   for (const Constructor* next = __init_array_start; next != __init_array_end; ++next) (*next)(argc, argv, environment);
@@ -66,7 +68,7 @@ int wait_by_time_of_day(pthread_cond_t* condition, pthread_mutex_t* mutex, clock
   const int error = pthread_cond_timedwait(condition, mutex, &time);
   if (error != ETIMEDOUT) return error;
   clock_gettime(clock, &now);
-  // Somebody set the time of the day: as if woken for nothing, and who waits waits again.
+  // The clock was set in between. Return as after a spurious wakeup, so that the caller waits again.
   return nanoseconds(now) < nanoseconds(*deadline) ? 0 : ETIMEDOUT;
 }
 
@@ -75,8 +77,8 @@ int close_what_is_open(posix_spawn_file_actions_t* actions, int from) {
   if (!folder) return errno;
   int error = 0;
   while (const dirent* entry = readdir(folder)) {
-    const int descriptor = std::atoi(entry->d_name);  // 0 of "." and ".."
-    // One that is closed by then is no error.
+    const int descriptor = std::atoi(entry->d_name);  // 0 for "." and ".."
+    // It is not an error if a descriptor is closed by then.
     if (error == 0 && descriptor >= from) error = posix_spawn_file_actions_addclose(actions, descriptor);
   }
   closedir(folder);
@@ -98,7 +100,7 @@ OWN int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex
   return (own ? own : torch_remote::glibc::wait_by_time_of_day)(condition, mutex, clock, deadline);
 }
 
-// 2.32. Who finds it true may do without atomic instructions.
+// 2.32. Code that finds it true may leave out atomic instructions.
 extern "C" __attribute__((visibility("hidden"))) char __libc_single_threaded;
 char __libc_single_threaded = 0;
 
@@ -115,7 +117,7 @@ OWN struct mallinfo2 mallinfo2() noexcept {
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
   const struct mallinfo old = mallinfo();
 #pragma GCC diagnostic pop
-  const auto size = [](int field) -> size_t { return static_cast<unsigned>(field); };  // up to 4 GiB it is right
+  const auto size = [](int field) -> size_t { return static_cast<unsigned>(field); };  // correct up to 4 GiB
   return {.arena = size(old.arena),
           .ordblks = size(old.ordblks),
           .smblks = size(old.smblks),

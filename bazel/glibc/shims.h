@@ -1,6 +1,6 @@
 #pragma once
 
-// What shims.cpp does where the C library has no such function; elsewhere it calls that. For tests.
+// The fallbacks of shims.cpp for functions that the C library lacks; declared for tests.
 
 #include <pthread.h>
 #include <spawn.h>
@@ -8,10 +8,10 @@
 
 namespace torch_remote::glibc {
 
-// pthread_cond_clockwait by the time of the day.
+// Implements pthread_cond_clockwait with the time of day.
 int wait_by_time_of_day(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock, const timespec* deadline);
 
-// posix_spawn_file_actions_addclosefrom_np for what is open now.
+// Implements posix_spawn_file_actions_addclosefrom_np for the descriptors that are open now.
 int close_what_is_open(posix_spawn_file_actions_t* actions, int from);
 
 }  // namespace torch_remote::glibc

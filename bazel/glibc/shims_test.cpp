@@ -37,7 +37,7 @@ std::string file_of(const void* function) {
   return dladdr(function, &info) != 0 ? std::filesystem::canonical(info.dli_fname) : "";
 }
 
-// That what is tested below is not the C library's.
+// The functions that are tested below are this program's, and not the C library's.
 TEST(Shims, AreThisPrograms) {
   const std::string own = file_of(reinterpret_cast<void*>(&takes_arguments));
   for (void* function :
@@ -106,7 +106,7 @@ TEST(Shims, NobodyIsToldThatThereIsOneThread) { EXPECT_EQ(__libc_single_threaded
 TEST(Shims, MemoryInUseIsCounted) {
   const size_t before = mallinfo2().uordblks;
   const std::unique_ptr<char[]> block(new char[50'000]);
-  __asm__ volatile("" ::"r"(block.get()));  // it is used
+  __asm__ volatile("" ::"r"(block.get()));  // the block counts as used
   EXPECT_GE(mallinfo2().uordblks, before + 50'000);
 }
 
@@ -141,7 +141,7 @@ TEST_P(Waits, UntilTheDeadlineAndNotLonger) {
     }
     pthread_mutex_lock(&mutex);
     int error = 0, wakes = 0;
-    for (; error == 0; ++wakes) error = GetParam()(&condition, &mutex, clock, &deadline);  // may wake for nothing
+    for (; error == 0; ++wakes) error = GetParam()(&condition, &mutex, clock, &deadline);  // may wake spuriously
     EXPECT_LT(wakes, 10);
     pthread_mutex_unlock(&mutex);
     clock_gettime(clock, &end);
@@ -188,7 +188,7 @@ TEST_P(Spawns, WithoutWhatIsOpen) {
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   EXPECT_EQ(GetParam()(&actions, 41), 0);
-  close(42);  // not there any more when it is to be closed
+  close(42);  // already closed when the child would close it
   const char* command[] = {"/bin/sh", "-c",
                            "test -e /proc/self/fd/40 && ! test -e /proc/self/fd/41 && ! test -e /proc/self/fd/300",
                            nullptr};
@@ -208,7 +208,7 @@ INSTANTIATE_TEST_SUITE_P(Shims, Spawns, testing::Values(posix_spawn_file_actions
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  // Constructors register tests: without them none would fail.
+  // Constructors register the tests: if they did not run, there would be no test to fail.
   if (testing::UnitTest::GetInstance()->total_test_count() == 0) return 1;
   return RUN_ALL_TESTS();
 }

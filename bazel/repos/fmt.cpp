@@ -1,4 +1,4 @@
-// What Debian has as a shared library only, made of its headers.
+// Instantiates templates that Debian ships only in fmt's shared library.
 
 #include <fmt/format-inl.h>
 

@@ -1,4 +1,4 @@
-// What Debian has as a shared library only, made of its headers: as much as is used here.
+// Instantiates what Debian ships only in spdlog's shared library, as far as it is used here.
 
 #include <spdlog/common-inl.h>
 #include <spdlog/details/backtracer-inl.h>

@@ -7,7 +7,7 @@
 namespace torch_remote::ir {
 namespace {
 
-// A row of a reduction of all has about so many elements.
+// The length of a row when a reduction over all elements is cut into rows.
 constexpr int64_t kPiece = 4096;
 
 Status unsupported(const char* what) { return {ErrorCode::kUnsupported, what}; }
@@ -32,7 +32,7 @@ Status Arrangement::find() {
       outer.pop_back();
     }
     if (over_all && outer.size() == 1 && columns.size() == 1) {
-      // Any two dims may be the columns.
+      // The two dims already give a row and columns.
     } else if (over_all && outer.empty() && !columns.empty()) {
       cut();
     }
@@ -47,7 +47,7 @@ Status Arrangement::find() {
   return {};
 }
 
-// What is written most of, or read: memory is to be gone through in its order.
+// Finds the access with the most dims, preferably one that writes. The kernel walks memory in its order.
 void Arrangement::find_reference() {
   for (const bool writes : {true, false}) {
     for (const Domain::Member& member : domain_.members()) {
@@ -65,7 +65,7 @@ std::vector<Merged> Arrangement::merge(DimMask mask) const {
     if ((mask >> d & 1) != 0) dims.push_back(d);
   }
   if (reference_ != nullptr) {
-    // Those along which it varies, among each other; the others stay where they are.
+    // Sorts the dims along which the reference varies among their positions. The other dims stay where they are.
     std::vector<uint32_t> varying;
     std::ranges::copy_if(dims, std::back_inserter(varying), [&](uint32_t d) { return reference_->strides[d] != 0; });
     std::ranges::sort(varying, [&](uint32_t a, uint32_t b) {
@@ -89,7 +89,7 @@ std::vector<Merged> Arrangement::merge(DimMask mask) const {
   return merged;
 }
 
-// Behind the last element along `d` comes the next one of the outer dim, in all views.
+// Whether, in all views, the last element along `d` is followed by the next element of the outer dim.
 bool Arrangement::joins(const Merged& outer_dim, uint32_t d) const {
   for (const Domain::Member& member : domain_.members()) {
     for (const Domain::Access& access : member.accesses) {
@@ -99,7 +99,7 @@ bool Arrangement::joins(const Merged& outer_dim, uint32_t d) const {
   return true;
 }
 
-// Makes rows of one line: one if it is short, so that long and short ones have the same kernel.
+// Cuts the only dim into rows. A short dim becomes one row, so that short and long dims have the same kernel.
 void Arrangement::cut() {
   const int64_t size = columns[0].size;
   piece = std::min(size, kPiece);

@@ -6,30 +6,30 @@
 #include "ir/fusion/domain.h"
 #include "ir/status.h"
 
-// The dims that a kernel of a domain has. Passes ask whether there are such, code generation takes them, so that both
+// The dims that the kernel of a domain has. Passes check that they exist, and code generation uses them, so that both
 // agree.
 namespace torch_remote::ir {
 
-// A kernel's columns are the loops inside of a row.
+// The most dims of columns. A kernel's columns are the loops inside of a row.
 inline constexpr size_t kMostColumnDims = 2;
 
-// Dims of the domain that are one dim of the kernel: outer ones first.
+// Dims of the domain that are merged into one dim of the kernel, outer dims first.
 struct Merged {
   std::vector<uint32_t> dims;
   int64_t size = 1;
   int64_t stride(const Domain::Access& access) const { return dims.empty() ? 0 : access.strides[dims.back()]; }
 };
 
-// Which dims the kernel has, in the order of memory, so that the last one is that of neighbours.
+// Finds the kernel's dims in memory order: neighbors along the last dim are neighbors in memory.
 class Arrangement {
  public:
   explicit Arrangement(const Domain& domain) : domain_(domain) {}
 
-  // kUnsupported: no kernel has so many dims.
+  // Returns kUnsupported if no kernel has that many dims.
   Status find();
 
-  std::vector<Merged> outer, row, columns;  // at most one row
-  int64_t piece = 0;                        // the columns are so many of the only dim, which the row goes along, too
+  std::vector<Merged> outer, row, columns;  // `row` has at most one dim
+  int64_t piece = 0;                        // length of a row, if the only dim is cut into rows; otherwise 0
   int64_t rest = 0;
 
  private:

@@ -6,7 +6,7 @@
 namespace torch_remote::ir {
 namespace {
 
-// So that no product of sizes and strides overflows.
+// Limits the number of points, so that no multiplication of sizes and strides overflows.
 constexpr int64_t kMostPoints = int64_t{1} << 40;
 
 DimMask split_mask(DimMask mask, uint32_t dim) {
@@ -29,7 +29,7 @@ bool same_place(const Domain::Access& a, const Domain::Access& b) {
   return a.offset == b.offset && a.strides == b.strides && a.indexed.empty() && b.indexed.empty();
 }
 
-// Each point, with each index, writes another element.
+// Whether each combination of point and index writes another element.
 bool is_injective(const Domain::Access& access, const std::vector<int64_t>& sizes) {
   std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
   for (size_t d = 0; d < sizes.size(); ++d) {
@@ -47,7 +47,8 @@ bool is_injective(const Domain::Access& access, const std::vector<int64_t>& size
   return true;
 }
 
-// Neighbours are written each to where an index of its own says: element by element, which ATen does as fast.
+// Whether neighboring elements are each written where their own index says. Such a kernel writes element by element;
+// ATen is as fast.
 bool chooses_columns(const Domain::Member& member) {
   if (std::ranges::none_of(member.accesses, [](const Domain::Access& access) { return access.part.in_order; })) {
     return false;
@@ -68,11 +69,11 @@ bool chooses_columns(const Domain::Member& member) {
 
 }  // namespace
 
-// A stretch of places: of the domain, or along an axis of a node.
+// A range of elements: along a dim of the domain, or along an axis of a node's space.
 struct Domain::Axis {
   uint32_t index = 0;
   int64_t size = 1;
-  int64_t stride = -1;  // -1: not to be compared
+  int64_t stride = -1;  // -1: not compared
 };
 
 int64_t Domain::points() const { return product(sizes_); }
@@ -96,7 +97,7 @@ bool Domain::try_add(uint32_t node) {
   if (!std::ranges::all_of(member.form.parts, [&](const Part& part) { return is_near(graph_->views[part.view]); })) {
     return false;
   }
-  // (Alone it reads one element a row, not all of it.)
+  // Alone, an NLL loss reads one element per row. So it joins only a group that computes all elements anyway.
   if (member.form.expansion == Expansion::kNllLoss && maker(graph_->views[member.form.space].buffer) == nullptr) {
     return false;
   }
@@ -109,8 +110,8 @@ bool Domain::try_add(uint32_t node) {
   return has_one_layout() && is_dealt_one_way();
 }
 
-// Rows whose totals are wanted are dealt to threads, and what is written at indices has all rows in one thread, which
-// has some of the columns.
+// A reduction over rows partitions the rows among threads. A write at indices needs all rows in one thread, and
+// partitions the columns. One kernel cannot do both.
 bool Domain::is_dealt_one_way() const {
   bool in_order = false, reduces = false;
   for (const Member& member : members_) {
@@ -124,8 +125,8 @@ bool Domain::is_dealt_one_way() const {
   return !in_order || !reduces;
 }
 
-// No place of it is so far away that sums and products of strides overflow. (Sizes and strides may be anything where no
-// run was looked at.)
+// Whether all elements are near enough that sums and products of strides cannot overflow. Sizes and strides are
+// arbitrary if they do not come from a checked run.
 bool Domain::is_near(const View& view) const {
   constexpr int64_t kFarthest = int64_t{1} << 48;
   int64_t reach = 0;
@@ -139,7 +140,7 @@ bool Domain::is_near(const View& view) const {
   return value(view.offset) >= -kFarthest && value(view.offset) <= kFarthest;
 }
 
-// Finds the dims along which each axis of the node's space lies; splits dims where the space is finer.
+// Finds the dims for each axis of the node's space. Splits dims where the space is finer.
 bool Domain::map_axes(const Form& form, std::vector<std::vector<uint32_t>>* dims_of_axis) {
   int64_t points = 1;
   std::vector<int64_t> sizes;
@@ -147,7 +148,7 @@ bool Domain::map_axes(const Form& form, std::vector<std::vector<uint32_t>>* dims
   std::vector<Axis> axes;
   for (uint32_t a = 0; a < sizes.size(); ++a) {
     const int64_t size = sizes[a];
-    // (Of what is expanded, sizes may be anything.)
+    // Sizes of expanded views may be arbitrarily large.
     if (size <= 0 || __builtin_mul_overflow(points, size, &points) || points > kMostPoints) return false;
     if (size != 1) axes.push_back({a, size, -1});
   }
@@ -167,8 +168,8 @@ bool Domain::map_axes(const Form& form, std::vector<std::vector<uint32_t>>* dims
   return match(std::move(dims), std::move(axes), dims_of_axis);
 }
 
-// By an operand that an earlier member made: where strides are the same, so are the places. This also finds what was
-// transposed in between, and what has fewer dims than the domain.
+// Maps the axes by an operand that an earlier member wrote: equal strides mean equal elements. This also covers
+// operands that were transposed in between, and spaces with fewer dims than the domain.
 bool Domain::map_by_operand(const Form& form, const std::vector<int64_t>& sizes,
                             std::vector<std::vector<uint32_t>>* dims_of_axis) {
   std::vector<AxisRange> axes;
@@ -188,7 +189,7 @@ bool Domain::map_by_operand(const Form& form, const std::vector<int64_t>& sizes,
         stride *= part;
       }
     }
-    // All axes of the space that are not of one place must be found.
+    // All axes of the space with more than one position must be found.
     int64_t covered = 1, points = 1;
     for (const Axis& axis : wanted) covered *= axis.size;
     for (const int64_t size : sizes) points *= size;
@@ -207,7 +208,7 @@ bool Domain::map_by_operand(const Form& form, const std::vector<int64_t>& sizes,
   return false;
 }
 
-// Both lists name the same places, outer ones first. Where an axis ends inside of a dim, the dim is split.
+// Both lists describe the same elements, outer ranges first. Where an axis ends inside of a dim, the dim is split.
 bool Domain::match(std::vector<Axis> dims, std::vector<Axis> axes, std::vector<std::vector<uint32_t>>* dims_of_axis) {
   while (!dims.empty() && !axes.empty()) {
     Axis& dim = dims.back();
@@ -225,7 +226,7 @@ bool Domain::match(std::vector<Axis> dims, std::vector<Axis> axes, std::vector<s
       continue;
     }
     if (dim.size % axis.size != 0 || sizes_.size() == kMaxDomainDims) return false;
-    // The inner part is the axis's; the outer one goes on.
+    // The inner part belongs to this axis; the outer part is matched next.
     const uint32_t at = dim.index;
     const int64_t size = axis.size;
     split(at, size);
@@ -251,7 +252,7 @@ void Domain::change_masks(const Change& change) {
   }
 }
 
-// Makes of a dim an outer one and, behind it, an inner one of so many places.
+// Splits a dim into an outer dim and an inner dim of size `inner`, which follows it.
 void Domain::split(uint32_t dim, int64_t inner) {
   splits_.push_back(dim);
   sizes_[dim] /= inner;
@@ -265,7 +266,7 @@ void Domain::split(uint32_t dim, int64_t inner) {
   }
 }
 
-// All but the first `left` splits.
+// Undoes all splits but the first `left`.
 void Domain::undo_splits(size_t left) {
   for (; splits_.size() > left; splits_.pop_back()) {
     const uint32_t dim = splits_.back();
@@ -278,7 +279,7 @@ void Domain::undo_splits(size_t left) {
   }
 }
 
-// The strides of the node's views.
+// Computes the strides of the node's views along the domain's dims.
 bool Domain::place(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis) {
   const Form& form = member.form;
   for (const auto& dims : dims_of_axis) {
@@ -317,9 +318,9 @@ bool Domain::place(Member& member, const std::vector<std::vector<uint32_t>>& dim
   return true;
 }
 
-// Which reduction it is, and when its results are known.
+// Finds what the member reduces over, and when its results are available.
 bool Domain::find_level(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis) {
-  bool late = false, early = false;  // it reads what is known when all rows are done, or what other members make before
+  bool late = false, early = false;  // it reads results that need all rows, or other results of earlier members
   for (const Access& access : member.accesses) {
     if (!access.part.reads) continue;
     if (const Access* made = maker(graph_->views[access.part.view].buffer)) (made->finish ? late : early) = true;
@@ -335,7 +336,7 @@ bool Domain::find_level(Member& member, const std::vector<std::vector<uint32_t>>
     return true;
   }
   if (late || reduced == 0) return false;
-  // (A matrix whose rows are to be added up is a library's: that is no faster here.)
+  // A matmul that would add up rows is left to a library: a kernel is no faster there.
   const bool plain = (member.form.expansion >= Expansion::kSum && member.form.expansion != Expansion::kMatmul) ||
                      is_loss(member.form.expansion);
   const bool of_all = plain && reduced == all() && member.space == all() && marks_.columns != all();
@@ -356,8 +357,8 @@ bool Domain::find_level(Member& member, const std::vector<std::vector<uint32_t>>
   return true;
 }
 
-// What is reduced over rows is so over the same ones in all of the group; those that are left are done apart. Of the
-// columns such a result has all or none, or it reduces the inner ones.
+// All reductions over rows in a group reduce the same rows; each position in the kept rows is computed on its own. Such
+// a result has all columns or none, or it also reduces the inner columns.
 bool Domain::keeps_rows(const Member& member, const Access& result) {
   const DimMask rows = result.dims & ~marks_.columns, columns = result.dims & marks_.columns;
   if (marks_.totals && marks_.kept_rows != rows) return false;
@@ -371,8 +372,9 @@ bool Domain::keeps_rows(const Member& member, const Access& result) {
          goes_along_lines(member);
 }
 
-// Where channels are in groups, whatever has all points lies in the same way. (Torch's gradient of a group norm takes
-// the incoming gradient to lie as the input does; where it does not, who calls that gets torch's numbers from torch.)
+// If channels are in groups, all accesses that cover all points must have the same strides. Torch's group norm backward
+// assumes that the incoming gradient has the input's strides. Where it has others, torch executes the node, so that the
+// results are torch's.
 bool Domain::has_one_layout() const {
   const Access* first = nullptr;
   bool pieces = false, same = true;
@@ -387,7 +389,7 @@ bool Domain::has_one_layout() const {
   return same || !pieces;
 }
 
-// Neighbours of all that the member reads and writes as a whole are neighbours in a line, if there are sums of lines.
+// If some sums run over lines, the innermost column of each access that covers all points must be in a line.
 bool Domain::goes_along_lines(const Member& member) const {
   if (marks_.lines == 0) return true;
   return std::ranges::all_of(member.accesses, [&](const Access& access) {
@@ -400,7 +402,8 @@ bool Domain::goes_along_lines(const Member& member) const {
   });
 }
 
-// The first reduction says which dims are columns: those it goes along, or if these are not the inner ones, the others.
+// The first reduction determines the columns: the dims that it reduces if the innermost dim is among them, otherwise
+// the other dims.
 bool Domain::choose_columns(const Member& member, DimMask reduced, bool plain) {
   if (marks_.columns != 0) return true;
   if (member.space != all()) return false;
@@ -423,7 +426,7 @@ bool Domain::choose_columns(const Member& member, DimMask reduced, bool plain) {
   return true;
 }
 
-// The access by which a member makes, or has written last, what is in a buffer; null: none has.
+// The last access by which a member creates or writes the buffer; null if there is none.
 const Domain::Access* Domain::maker(uint32_t buffer) const {
   const Access* made = nullptr;
   for (const Member& other : members_) {
@@ -434,7 +437,7 @@ const Domain::Access* Domain::maker(uint32_t buffer) const {
   return made;
 }
 
-// A buffer that a member writes is read and written at the same places only.
+// Whether a buffer that a member writes is accessed at the same elements only.
 bool Domain::may_access(const Member& member) const {
   for (const Access& access : member.accesses) {
     const View& view = graph_->views[access.part.view];

@@ -7,62 +7,64 @@
 #include "ir/fusion/fusion.h"
 #include "ir/graph.h"
 
-// Which nodes one loop nest can do: the points that they are all computed at. Passes ask when they make groups, code
-// generation when it makes a kernel of one, so that both agree.
+// A domain is a set of nodes that one loop nest can compute, with the points at which it computes them. Passes use it
+// to make groups, and code generation to make a kernel of a group, so that both agree.
 //
-// It looks at the numbers of one run: sizes, strides and offsets. Whether [s1, s2] and [s3, s4, s5] are the same
-// elements, one can only tell when one knows them. A group that was made with the numbers of one run is looked at again
-// in each run in which they are others.
+// A domain is built from the numbers of one run: sizes, strides and offsets. Whether [s1, s2] and [s3, s4, s5] are the
+// same elements depends on these numbers. So a group that was made with the numbers of one run is checked again in each
+// run whose numbers differ.
 namespace torch_remote::ir {
 
 inline constexpr uint32_t kMaxDomainDims = 8;
 using DimMask = uint32_t;  // bit d: dim d of the domain
 
-// What happens to a reduced value.
+// The dims over which a node reduces.
 enum class Reduces : uint8_t {
   kNothing,
-  kColumns,  // over the columns: one number a row, which the row's elements may use
-  kRows,     // over the rows: known when all rows are done
-  kAll,      // over both
+  kColumns,  // over the columns: one value per row, which the row's elements may use
+  kRows,     // over the rows: available after all rows
+  kAll,      // over rows and columns
 };
 
 class Domain {
  public:
-  // `values` are those of the graph's symbols (ir::evaluate). Of ops over lists, it is the `item`-th tensors' domain.
+  // `values`: the values of the graph's symbols (ir::evaluate). For ops over lists, the domain of the `item`-th
+  // tensors.
   Domain(const Graph& graph, std::span<const int64_t> values, uint32_t item = 0)
       : graph_(&graph), values_(values), item_(item) {}
 
-  // Adds a node after those that are there. False: one loop nest cannot do it too, and nothing has changed.
+  // Adds a node after the existing ones. Returns false, and changes nothing, if one loop nest cannot compute all of
+  // them.
   bool add(uint32_t node);
 
-  // A dim of a view where an index says.
+  // A dim of a view in which an index gives the position.
   struct Indexed {
     int64_t size = 0, stride = 0;
   };
   struct Access {
     Part part;
     int64_t offset = 0;            // elements
-    std::vector<int64_t> strides;  // of each dim, elements; 0: it does not vary
-    std::vector<Indexed> indexed;  // of the dims that indices choose
+    std::vector<int64_t> strides;  // of each dim, in elements; 0: the access does not vary along it
+    std::vector<Indexed> indexed;  // the dims that indices choose
     DimMask dims = 0;
-    bool finish = false;  // it writes what is known when all rows are done
+    bool finish = false;  // it writes a value that is available only after all rows
   };
   struct Member {
     uint32_t node = 0;
     Form form;
-    std::vector<Access> accesses;  // of each of the form's parts
+    std::vector<Access> accesses;  // one for each of the form's parts
     DimMask space = 0;
-    std::vector<DimMask> axes;  // of the space: the dims that each lies along
+    std::vector<DimMask> axes;  // for each axis of the space: the dims that it maps to
     Reduces reduces = Reduces::kNothing;
   };
 
   const std::vector<Member>& members() const { return members_; }
-  const std::vector<int64_t>& sizes() const { return sizes_; }  // of the dims, outer ones first
+  const std::vector<int64_t>& sizes() const { return sizes_; }  // of the dims, outer dims first
   int64_t points() const;
-  // Dims that reductions over columns go along; 0 while nothing says which they are.
+  // The dims over which column reductions reduce; 0 until a reduction determines them.
   DimMask columns() const { return marks_.columns; }
   DimMask all() const { return (1u << sizes_.size()) - 1; }
-  // Rows that reductions over rows do not reduce: each of their places is done for itself.
+  // The row dims that reductions over rows keep. Each position along them is computed on its own.
   DimMask kept_rows() const { return marks_.kept_rows; }
 
  private:
@@ -73,7 +75,7 @@ class Domain {
   bool map_by_operand(const Form& form, const std::vector<int64_t>& sizes,
                       std::vector<std::vector<uint32_t>>* dims_of_axis);
   bool match(std::vector<Axis> dims, std::vector<Axis> axes, std::vector<std::vector<uint32_t>>* dims_of_axis);
-  // Each mask of dims becomes change(mask).
+  // Replaces each mask of dims by change(mask).
   template <typename Change>
   void change_masks(const Change& change);
   void split(uint32_t dim, int64_t inner);
@@ -95,12 +97,12 @@ class Domain {
   std::vector<int64_t> sizes_;
   std::vector<Member> members_;
   std::vector<uint32_t> splits_;  // dims that were split since add() began
-  // What the reductions so far say of the dims.
+  // Properties of the dims that the reductions so far determine.
   struct Marks {
     DimMask columns = 0;
     bool totals = false;  // there are reductions over rows
     DimMask kept_rows = 0;
-    DimMask lines = 0;  // columns that some of them reduce, the inner ones; 0: there are none such
+    DimMask lines = 0;  // inner columns that some of them also reduce; 0: none
   } marks_;
 };
 

@@ -7,7 +7,8 @@
 
 #include "ir/fusion/fusion.h"
 
-// What finds forms (fusion_forms.cpp, fusion_indices.cpp): a node's arguments by name, and a form under construction.
+// Base of the classes that find forms (fusion_forms.cpp, fusion_indices.cpp): access to a node's arguments by name, and
+// the form under construction.
 namespace torch_remote::ir {
 
 class FormBuilder {
@@ -42,7 +43,7 @@ class FormBuilder {
     return value;
   }
 
-  // An undefined tensor is no part.
+  // Adds a part that is read. An undefined tensor adds none.
   bool reads(std::string_view name, Along along = Along::kLast) {
     const Arg* arg = argument(name);
     if (arg == nullptr) return false;
@@ -97,7 +98,7 @@ class FormBuilder {
   Form& form_;
 };
 
-// The form of a node whose expansion reads or writes at indices, once `form` has that.
+// Finds the form of a node whose expansion reads or writes at indices. `form` already has the expansion.
 bool find_index_form(const Graph& graph, const Node& node, Form* form);
 
 }  // namespace torch_remote::ir

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-// Where the views of a node lie in its space.
+// Maps the views of a node to its space.
 namespace torch_remote::ir {
 
 bool is_at_indices(const Part& part) {
@@ -88,7 +88,7 @@ bool find_axes(const Graph& graph, const Form& form, const Part& part, std::vect
   const View& view = graph.views[part.view];
   const auto rank = static_cast<int>(view.sizes.size());
   const auto axes = static_cast<int>(graph.views[form.space].sizes.size());
-  // An axis of the view that the space has its sizes of, as axes of the space.
+  // The axes of the space for an axis of the view that defines the space's sizes.
   const auto range = [&](int axis) -> AxisRange {
     const auto first = static_cast<uint32_t>(axis);
     if (form.pieces == 0 || axis < 1) return {first, 1};
@@ -119,7 +119,7 @@ bool find_axes(const Graph& graph, const Form& form, const Part& part, std::vect
     int64_t size = 0;
     const bool one = graph.is_constant(view.sizes[d], &size) && size == 1;
     if (!indexed && !one && (axis < 0 || axis >= axes)) return false;
-    // What lies along the first axes of a space with pieces lies along these.
+    // With Along::kFirst, dims map to the axes of the split space directly.
     const auto found = part.along == Along::kFirst ? AxisRange{static_cast<uint32_t>(axis), 1} : range(axis);
     axes_out->push_back(indexed || one ? AxisRange{} : found);
   }

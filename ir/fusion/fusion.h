@@ -6,12 +6,13 @@
 
 #include "ir/graph.h"
 
-// What kernels can do: for passes, which say what one kernel is to do, and for code generation, which makes it.
+// Describes what kernels can compute. Passes use this to group the nodes of one kernel, and code generation to make the
+// kernel.
 namespace torch_remote::ir {
 
-// What a kernel computes for a node (ir/ops/fusion.toml).
+// The computation that a kernel does for a node (ir/ops/fusion.toml).
 enum class Expansion : uint8_t {
-  kNone,        // no kernel does it
+  kNone,        // no kernel computes it
   kExpression,  // OpDesc::tree
   kCopy,
   kFill,
@@ -82,36 +83,36 @@ enum class Expansion : uint8_t {
   kIndexPut,
   kScatter,
   kScatterAdd,
-  kMatmul,  // of one row and a matrix
+  kMatmul,  // one row times a matrix
   kFusedAdam,
   kFusedAdamW,
   kFusedSgd,
-  // Joins: copies, where a group is cut into sections (ir/fusion/sections.h).
+  // Joins become copies when a group is cut into sections (ir/fusion/sections.h).
   kCat,
   kStack,
   kSliceBackward,
   kSelectBackward,
 };
 Expansion expansion_of(Opcode opcode);
-// Sums or means of what is lost at each point, if they are wanted.
+// Whether the op is a loss, whose sum or mean over all points may be wanted.
 bool is_loss(Expansion expansion);
-// Whether it goes along a row, or from row to row, in their order. Threads of a GPU do rows and their parts at the same
-// time: there is no code for it.
+// Whether it processes the elements of a row, or the rows, in order. The threads of a GPU process rows and their parts
+// at the same time, so there is no GPU code for it.
 bool goes_in_order(Expansion expansion);
 
-// How dims of a view lie along the axes of the space that a node is computed over.
+// The mapping of a view's dims to the axes of the space over which a node is computed.
 enum class Along : uint8_t {
-  kLast,     // the last dim along the last axis, and so on; a dim of size 1 is every place (broadcasting)
-  kFirst,    // the first dim along the first axis, and so on
-  kRest,     // its dims, in order, along the axes that are not reduced
-  kReduced,  // the last dim along the reduced axis; the others are of size 1
-  kChannel,  // its only dim along axis 1, which may be split
-  kNamed,    // as Part::axes says; of a dim that is longer than its axis, the first places
+  kLast,     // the last dim maps to the last axis, and so on; a dim of size 1 is broadcast
+  kFirst,    // the first dim maps to the first axis, and so on
+  kRest,     // the dims map, in order, to the axes that are not reduced
+  kReduced,  // the last dim maps to the reduced axis; the other dims have size 1
+  kChannel,  // the only dim maps to axis 1, which may be split
+  kNamed,    // as Part::axes says; if a dim is longer than its axis, its first positions are used
 };
 
-// In Part::axes: along none, but where an index says.
+// Entry of Part::axes for a dim without an axis: an index gives the position.
 inline constexpr uint32_t kByIndex = 0xFFFFFFFF;
-// Dims of a view that indices may choose.
+// The most dims of a view that indices may choose.
 inline constexpr uint32_t kMostIndexed = 4;
 
 // A view that the node reads or writes.
@@ -121,64 +122,67 @@ struct Part {
   bool reads = false;
   bool writes = false;
   bool over_rows =
-      false;              // a sum over what is not reduced elsewhere in the node: gradients of a norm's weight and bias
-  bool in_order = false;  // written at indices, row after row: several may have one place; if not read, from zero on
-  std::vector<uint32_t> axes = {};  // Along::kNamed: of each dim
-  bool is_index = false;            // its elements are places
+      false;  // a sum over axes that the node does not reduce otherwise: gradients of a norm's weight and bias
+  bool in_order = false;  // written at indices, row by row, as rows may share an element; starts from zero if not read
+  std::vector<uint32_t> axes = {};  // for Along::kNamed: the axis of each dim
+  bool is_index = false;            // its elements are indices
 
   bool is_by_index(size_t dim) const { return along == Along::kNamed && axes[dim] == kByIndex; }
 };
 
-// Whether indices say which of its elements are meant.
+// Whether indices choose which elements of the part are accessed.
 bool is_at_indices(const Part& part);
 
-// A node as a kernel sees it: at each point of a space something is computed from the parts' elements there, and over
-// some of its axes something may be reduced.
+// A node as a kernel sees it. At each point of a space, it computes something from the parts' elements there. It may
+// reduce over some axes of the space.
 struct Form {
   Expansion expansion = Expansion::kNone;
-  uint32_t space = 0;    // the view whose sizes are those of the space
-  uint64_t reduced = 0;  // bit d: axis d
-  // Axis 1 of the view is two axes of the space, 1 and 2: so many pieces, and the places of a piece (groups of
-  // channels). 0: it is one.
+  uint32_t space = 0;    // the view whose sizes are the space's sizes
+  uint64_t reduced = 0;  // bit d: axis d is reduced
+  // If not 0, axis 1 of that view is split into axes 1 and 2 of the space. Axis 1 has this number of pieces, and axis 2
+  // the positions in a piece (groups of channels).
   int64_t pieces = 0;
   std::vector<Part> parts;
 };
 
-// The node's form; of an op over lists of tensors, that of their `item`-th. False: no kernel does this node.
+// Finds the node's form; for an op over lists of tensors, the form of the `item`-th tensors. Returns false if no kernel
+// computes the node.
 bool find_form(const Graph& graph, const Node& node, uint32_t item, Form* form);
 
-// Rows of a product that loops for few rows may do (GroupKind::kMatmulEpilogue): libraries are faster with more.
+// The most rows of a matmul that may go to the loops for few rows (GroupKind::kMatmulEpilogue). With more rows,
+// libraries are faster.
 inline constexpr int64_t kMostProductRows = 48;
-// Multiplications of a product, in the run that is known, from which on a worker may want to choose a library for it in
+// Number of multiplications of a matmul, with the sizes of the known run, from which a worker may prefer a library in
 // some run.
 inline constexpr double kFewestLibraryMultiplications = 1 << 15;
 
-// Whether the node may fail, as an index of its operands may be out of bounds: only the data tell.
+// Whether the node may fail because an index is out of bounds. Only the data decide whether it does.
 bool checks_indices(const Form& form);
 
-// Who does these nodes may find an index out of bounds when others are done, and do them all again: all that they write
-// they make, or there are no indices.
+// Whether the nodes may all be executed again after an index was found to be out of bounds. They may if they write only
+// what they create, or have no indices.
 bool may_be_repeated(const Graph& graph, std::span<const uint32_t> nodes);
 
-// None of them makes an index that one of them reads: who does them can look at all indices first.
+// Whether none of the nodes writes an index that one of them reads, so that a runner can check all indices first.
 bool knows_indices(const Graph& graph, std::span<const uint32_t> nodes);
 
-// How many tensors an op over lists does; 1 of any other op.
+// The number of tensors that an op over lists processes; 1 for any other op.
 uint32_t count_items(const Node& node);
 
-// Of an op over lists, the item-th of an argument that is a list; any other argument as it is.
+// The item-th element of an argument that is a list; any other argument itself.
 const Arg& item_of(const Arg& arg, uint32_t item);
 
-// Neighbouring axes of the space; none: `count` is 0.
+// Adjacent axes of the space; `count` is 0 for none.
 struct AxisRange {
   uint32_t first = 0, count = 0;
 };
 
-// The axes of the space that each dim of the part lies along: one, two if it is split, none if the dim is indexed, or
-// of size 1 and every place. False if it does not fit.
+// Finds the axes of the space for each dim of the part: one, or two if the axis is split. A dim has none if it is
+// indexed, or is broadcast. Returns false if the part does not fit.
 bool find_axes(const Graph& graph, const Form& form, const Part& part, std::vector<AxisRange>* axes);
 
-// The sizes of the space's axes, given the values of the graph's symbols. False if the pieces are not equal.
+// Computes the sizes of the space's axes from the values of the graph's symbols. Returns false if the pieces are not
+// equal.
 bool find_sizes(const Graph& graph, const Form& form, std::span<const int64_t> values, std::vector<int64_t>* sizes);
 
 }  // namespace torch_remote::ir

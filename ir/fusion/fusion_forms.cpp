@@ -67,7 +67,7 @@ class FormFinder : FormBuilder {
         return pointwise();
       case Expansion::kEluBackward:
         return constant("is_result").has_value() && pointwise();
-      case Expansion::kLogSigmoidBackward:  // (what the forward op kept is not needed)
+      case Expansion::kLogSigmoidBackward:  // the buffer of the forward op is not needed
         return reads("grad_output") && reads("self") && result(0, Along::kLast) && space_of_result();
       case Expansion::kDropout:
         return constant("train").value_or(0) != 0 && pointwise();
@@ -149,7 +149,8 @@ class FormFinder : FormBuilder {
         return steps() && of_list("exp_avgs", true) && of_list("exp_avg_sqs", true) &&
                of_list("max_exp_avg_sqs", true) && of_list("state_steps", false);
       case Expansion::kFusedSgd:
-        // (Torch's kernel for half types is no step of SGD's; who asks for it gets torch's numbers from torch.)
+        // Half-precision `_fused_sgd_` runs on ATen, whose kernel does not compute an SGD step there; results must be
+        // torch's.
         return steps() && item_size(graph_.views[form_.space].dtype) >= 4 && of_list("momentum_buffer_list", true);
       case Expansion::kEmbedding:
       case Expansion::kEmbeddingBackward:
@@ -167,8 +168,8 @@ class FormFinder : FormBuilder {
     return false;
   }
 
-  // Division of integers by zero is an error, which kernels do not tell. (Numbers of a run are looked at when it is
-  // lowered.)
+  // A division of integers by zero is an error, which kernels cannot report. (Divisors that are scalars are checked
+  // when a run is lowered.)
   bool divides_integers_by_elements() const {
     bool divides = false, floats = false;
     for (const ScalarNode& node : desc_.tree) {
@@ -185,7 +186,7 @@ class FormFinder : FormBuilder {
     return divides && !floats;
   }
 
-  // Every tensor argument, broadcast, and the results.
+  // The parts are all tensor arguments, broadcast, and the results.
   bool pointwise() {
     for (const ScalarNode& node : desc_.tree) {
       if (node.op != ScalarOp::kArgument) continue;
@@ -235,7 +236,7 @@ class FormFinder : FormBuilder {
     return true;
   }
 
-  // A row is a group of channels of an image.
+  // A row is one group of channels of one image.
   bool group_norm() {
     return reads("input") && reads("weight", Along::kChannel) && reads("bias", Along::kChannel) && space("input") &&
            reduces_groups() && result(0, Along::kLast) && result(1, Along::kFirst) && result(2, Along::kFirst);
@@ -255,7 +256,8 @@ class FormFinder : FormBuilder {
     return true;
   }
 
-  // A row is a channel of all images. At rest the statistics are given: nothing is reduced, and none are made.
+  // A row is one channel of all images. In eval mode the statistics are given: nothing is reduced, and no statistics
+  // are computed.
   bool batch_norm() {
     const Arg* training = argument("training");
     const bool trains = training != nullptr && constant("training").value_or(1) != 0;
@@ -296,7 +298,7 @@ class FormFinder : FormBuilder {
     return ((uint64_t{1} << graph_.views[form_.space].sizes.size()) - 1) & ~uint64_t{0b10};
   }
 
-  // The sum of each row's element at its label, and how many labels count.
+  // Computes the sum of each row's element at its label, and the total weight of the labels.
   bool nll_loss() {
     return reads("weight", Along::kChannel) && constant("reduction").value_or(0) != 0 && reads("self") &&
            is_float_argument("self") && reads_index("target", Along::kFirst) && space("self") &&
@@ -315,7 +317,7 @@ class FormFinder : FormBuilder {
     return space_of_result() && graph_.views[form_.space].sizes.size() == 2;
   }
 
-  // An optimizer's step of one parameter; what scales gradients, or may skip the step, is left to ATen.
+  // One parameter of an optimizer's step. Gradient scaling and skipped steps are left to ATen.
   bool steps() {
     for (const std::string_view name : {"grad_scale", "found_inf"}) {
       if (argument(name) == nullptr || argument(name)->tag != ArgTag::kNone) return false;
@@ -325,7 +327,7 @@ class FormFinder : FormBuilder {
     return is_float(graph_.views[form_.space].dtype) && of_list("grads", false);
   }
 
-  // The item's tensor of a list, if the list has any.
+  // Adds the item's tensor of a list; adds nothing if the list is empty.
   bool of_list(std::string_view name, bool writes) {
     const Arg* list = argument(name);
     if (list == nullptr || list->tag != ArgTag::kList) return false;
@@ -335,8 +337,8 @@ class FormFinder : FormBuilder {
     return true;
   }
 
-  // One row times a matrix: each of the matrix's elements is read once, so memory is all that it costs. What is larger
-  // is a library's.
+  // One row times a matrix: each element of the matrix is read once, so that memory bandwidth is the only cost. Larger
+  // matmuls are left to a library.
   bool matmul() {
     const bool adds = argument("mat1") != nullptr;  // addmm(self, mat1, mat2)
     const std::string_view left = adds ? "mat1" : "self";

@@ -4,7 +4,7 @@
 
 #include "ir/fusion/form_builder.h"
 
-// Forms of what reads and writes at indices.
+// Forms of nodes that read and write at indices.
 namespace torch_remote::ir {
 namespace {
 
@@ -42,7 +42,7 @@ class IndexForms : FormBuilder {
     return rank_of(form_.space) != 0 && reads_at("weight", {kByIndex, static_cast<uint32_t>(rank_of(form_.space)) - 1});
   }
 
-  // Places along a dim where an index says.
+  // Reads slices along a dim at the positions that an index gives.
   bool index_select() {
     const std::optional<uint32_t> dim = dim_of("self");
     if (!dim.has_value() || !result(0, Along::kLast) || !space_of_result() || !is_index("index")) return false;
@@ -53,7 +53,7 @@ class IndexForms : FormBuilder {
     return rank_of(index) <= 1 && reads_at("self", std::move(axes));
   }
 
-  // At each place, that which its own index says.
+  // Reads, at each point, the element that the point's own index gives.
   bool gather() {
     const std::optional<uint32_t> dim = dim_of("self");
     if (!dim.has_value() || !result(0, Along::kLast) || !space_of_result() || !is_index("index")) return false;
@@ -62,7 +62,7 @@ class IndexForms : FormBuilder {
     return reads_index("index", Along::kLast) && reads_at("self", std::move(axes));
   }
 
-  // Elements by their number, row-major.
+  // Reads elements by their row-major number.
   bool take() {
     const Arg* self = argument("self");
     if (self->tag != ArgTag::kView || rank_of(self->a) == 0 || rank_of(self->a) > kMostIndexed) return false;
@@ -76,8 +76,8 @@ class IndexForms : FormBuilder {
            reads_at("self", std::move(axes));
   }
 
-  // self[i, :, j]: the indices' own dims, broadcast, stand where the first one stood, or first if there is a dim
-  // without index between two of them. `axes`: of self's dims, in a space of this rank.
+  // self[i, :, j]: the broadcast dims of the indices stand where the first index stood. They come first if a dim
+  // without an index is between two indices. `axes`: the axis of each of self's dims, in a space of this rank.
   bool reads_indices(size_t space_rank, std::vector<uint32_t>* axes) {
     const Arg* self = argument("self");
     const Arg* list = argument("indices");
@@ -111,7 +111,7 @@ class IndexForms : FormBuilder {
     return true;
   }
 
-  // Each row is added to the one that its index names.
+  // Adds each row to the row that its index names.
   bool embedding_backward() {
     if (constant("scale_grad_by_freq").value_or(1) != 0 || !reads("grad_output") ||
         !reads_index("indices", Along::kFirst) || !space("grad_output") || !is_float_argument("grad_output") ||
@@ -124,7 +124,7 @@ class IndexForms : FormBuilder {
     return true;
   }
 
-  // index_add_, index_copy_: slices of `source` to where an index says.
+  // index_add_, index_copy_: writes slices of `source` where an index says.
   bool slices() {
     const std::optional<uint32_t> dim = dim_of("self");
     if (form_.expansion == Expansion::kIndexAdd && is_bool("self")) return false;
@@ -137,7 +137,7 @@ class IndexForms : FormBuilder {
     return rank_of(index.a) <= 1 && writes_at("self", axes_but("self", *dim));
   }
 
-  // scatter_, scatter_add_: elements of `src`, or a number, each to where its own index says.
+  // scatter_, scatter_add_: writes elements of `src`, or a number, each where its own index says.
   bool scatter() {
     const std::optional<uint32_t> dim = dim_of("self");
     if (form_.expansion == Expansion::kScatterAdd && is_bool("self")) return false;
@@ -150,7 +150,7 @@ class IndexForms : FormBuilder {
     return writes_at("self", axes_but("self", *dim));
   }
 
-  // self[i, :, j] = values, which has all of the places.
+  // self[i, :, j] = values, where `values` covers the whole space.
   bool index_put() {
     if (constant("accumulate").value_or(1) != 0 && is_bool("self")) return false;
     if (!constant("accumulate").has_value() || !same_dtype("self", "values") || !space("values")) return false;
@@ -159,7 +159,7 @@ class IndexForms : FormBuilder {
     return reads("values") && writes_at("self", std::move(axes));
   }
 
-  // Where the space has one place, so have self and all indices.
+  // Whether self and all indices have size 1 wherever the space has size 1.
   bool is_broadcast_by_nothing(const std::vector<uint32_t>& axes) const {
     const View& space = graph_.views[form_.space];
     const auto fits = [&](uint32_t view, size_t dim, uint32_t axis) {
@@ -176,7 +176,7 @@ class IndexForms : FormBuilder {
     });
   }
 
-  // A tensor whose dims lie along these axes, or are chosen by indices.
+  // Reads a tensor whose dims map to these axes, or are chosen by indices.
   bool reads_at(std::string_view name, std::vector<uint32_t> axes) {
     const Arg* arg = argument(name);
     if (arg == nullptr || arg->tag != ArgTag::kView || axes.size() != rank_of(arg->a)) return false;
@@ -184,7 +184,7 @@ class IndexForms : FormBuilder {
     return true;
   }
 
-  // Its own dims but for that one, which an index chooses.
+  // Maps each dim of the tensor to its own axis, but `dim` to an index.
   std::vector<uint32_t> axes_but(std::string_view name, uint32_t dim) const {
     std::vector<uint32_t> axes(rank_of(argument(name)->a));
     std::iota(axes.begin(), axes.end(), 0);
@@ -192,7 +192,7 @@ class IndexForms : FormBuilder {
     return axes;
   }
 
-  // Written row after row, as several of them may have one place.
+  // Writes row by row, because several rows may write one element.
   bool writes_at(std::string_view name, std::vector<uint32_t> axes) {
     const Arg* arg = argument(name);
     if (arg == nullptr || arg->tag != ArgTag::kView || axes.size() != rank_of(arg->a)) return false;
@@ -214,7 +214,7 @@ class IndexForms : FormBuilder {
            graph_.views[a->a].dtype == graph_.views[b->a].dtype;
   }
 
-  // The argument `dim`, as one of this tensor's.
+  // The argument `dim`, as a non-negative dim of this tensor.
   std::optional<uint32_t> dim_of(std::string_view name) const {
     const Arg* arg = argument(name);
     std::optional<int64_t> dim = constant("dim");

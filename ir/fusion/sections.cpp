@@ -14,17 +14,17 @@
 namespace torch_remote::ir {
 namespace {
 
-// Each is a kernel's call.
+// The most sections of a group. Each section is one call of a kernel.
 constexpr int64_t kMostSections = 8;
 
-// Places first, first + step, ... of a dim.
+// Positions first, first + step, ... of a dim.
 struct Range {
   uint32_t dim = 0;
   int64_t first = 0, step = 1, count = 0;
   bool operator==(const Range&) const = default;
 };
 
-// Places that both have. The first one is found by trying: if there is one, it is among `b.step` neighbours of `a`.
+// The positions that both ranges have. The first one is found by trying at most `b.step` consecutive positions of `a`.
 Range intersection(const Range& a, const Range& b) {
   Range both = {a.dim, 0, std::lcm(a.step, b.step), 0};
   const int64_t begin = std::max(a.first, b.first);
@@ -39,11 +39,12 @@ Range intersection(const Range& a, const Range& b) {
   return both;
 }
 
-// Each place of a dim of the result is an operand's, of which it has all in order; those without a view are zeros.
+// Each position along a dim of the result belongs to one operand, which has all of its own positions in order. The
+// positions of an operand without a view are zeros.
 struct Join {
   struct Operand {
     uint32_t view = kNone;
-    Range places;  // of the result
+    Range places;  // positions in the result
   };
   static constexpr uint32_t kNone = 0xFFFFFFFF;
   uint32_t result = 0;  // view
@@ -59,7 +60,7 @@ const Arg* argument(const Node& node, std::string_view name) {
   return nullptr;
 }
 
-// How many symbols an argument names, one after the other.
+// The number of consecutive symbols that an argument names.
 uint32_t count_symbols(const Arg& arg) {
   switch (arg.tag) {
     case ArgTag::kInt:
@@ -76,10 +77,10 @@ uint32_t count_symbols(const Arg& arg) {
   }
 }
 
-// A section that may still have joins. Each view is one node's, and named by it once.
+// A section that may still have joins. Each view belongs to one node, which names it once.
 class Cut {
  public:
-  // All of the nodes. False: a join is not of a form that can be cut.
+  // Takes all of the nodes. Returns false if a join has a form that cannot be cut.
   bool take(const Graph& graph, std::span<const int64_t> values, std::span<const uint32_t> nodes) {
     for (const uint32_t n : nodes) count_params(graph, graph.nodes[n]);
     section_.values.resize(section_.graph.params);
@@ -114,13 +115,13 @@ class Cut {
     return updates_same_places();
   }
 
-  // The join that comes last, or kNoNode.
+  // The last join, or kNoNode.
   uint32_t last_join() const { return joins_.empty() ? kNoNode : joins_.rbegin()->first; }
 
   size_t operands_of(uint32_t join) const { return joins_.at(join).operands.size(); }
 
-  // The places of the join's result where an operand lies are left: the join is a copy of it. False: other nodes do
-  // not allow it. Nothing is left of a section without places.
+  // Keeps only the positions of the join's result that belong to one operand, so that the join becomes a copy. Returns
+  // false if other nodes do not allow this. Sets `empty` if the operand has no positions; the section is then empty.
   bool keep_operand(uint32_t node, size_t operand, bool* empty) {
     const Join join = joins_.at(node);
     joins_.erase(node);
@@ -152,14 +153,15 @@ class Cut {
     return true;
   }
 
-  // Of a section without joins. `done`: of each node, the places at which sections before this one do it.
+  // Completes a section without joins. `done` holds, for each node, the positions at which earlier sections compute it.
+  // Clears `once` if a node would write to existing memory a second time.
   Section finish(std::vector<std::set<std::vector<int64_t>>>* done, bool* once) {
     Graph& graph = section_.graph;
     std::vector<Node> nodes;
     std::vector<uint32_t> of;
     for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
       if (gone_[n]) continue;
-      // A cut leaves a node other places in each of its sections, or the same ones in all of them.
+      // The sections of a cut compute a node at different positions, or all of them at the same positions.
       if (!(*done)[n].insert(places_of(n)).second) store_nothing(graph.nodes[n], once);
       nodes.push_back(std::move(graph.nodes[n]));
       of.push_back(section_.nodes[n]);
@@ -172,7 +174,7 @@ class Cut {
  private:
   // -- The group's nodes ----------------------------------------------------------------------------------------------
 
-  // Arguments that differ from run to run are parameters; all else is what it is in this run.
+  // Arguments that differ between runs become parameters; all others become constants with their values in this run.
   void count_params(const Graph& graph, const Node& node) {
     const auto visit = [&](const auto& self, const Arg& arg) -> void {
       for (const Arg& item : arg.items) self(self, item);
@@ -284,7 +286,7 @@ class Cut {
         operand.sizes.insert(operand.sizes.begin() + join->dim, constant(1));
         operand.strides.insert(operand.strides.begin() + join->dim, constant(0));
       }
-      // (Of other ranks is what cat leaves out: tensors of shape [0].)
+      // The operands of another rank are those that cat skips, of shape [0]; they cannot be cut.
       if (view(tensor.a).sizes.size() != rank) return false;
       const int64_t count = size(tensor.a, join->dim);
       join->operands.push_back({tensor.a, {join->dim, begin, 1, count}});
@@ -293,7 +295,7 @@ class Cut {
     return true;
   }
 
-  // What was cut out lies among zeros.
+  // The gradient of a slice has the slice's gradient among zeros.
   bool find_slice(const Node& node, Join* join) {
     const bool selects = expansion_of(node.opcode) == Expansion::kSelectBackward;
     const Arg* grad = argument(node, "grad_output");
@@ -333,14 +335,14 @@ class Cut {
     return range.first == 0 && range.step == 1 && range.count == size(v, range.dim);
   }
 
-  // Only these places of the view are left; and so of what its node reads and writes beside it, and of what other nodes
-  // read and write of its buffer.
+  // Keeps only these positions of the view. Does the same for the other views of its node, and for the views of its
+  // buffer in other nodes.
   bool narrow(uint32_t v, const Range& range) {
     const bool begun = ranges_[v].has_value() || is_all(v, range);
     return leave(v, range) && (begun || through_node(v, range));
   }
 
-  // Likewise, but for its own node, which knows.
+  // As `narrow`, but without the other views of the view's own node, which the caller narrows.
   bool leave(uint32_t v, const Range& range) {
     if (ranges_[v].has_value()) return *ranges_[v] == range;
     if (is_all(v, range)) return true;
@@ -372,7 +374,8 @@ class Cut {
     return true;
   }
 
-  // What it computes at a place follows from the elements there, and not from where the place is or how many there are.
+  // Whether what the node computes at a position depends only on the elements there, not on the position or on the
+  // number of positions.
   static bool is_done_apart(const Form& form) {
     switch (form.expansion) {
       case Expansion::kExpression:
@@ -426,7 +429,7 @@ class Cut {
       const Range& places = operand.places;
       const Range both = intersection(range, places);
       if (both.count > 0) {
-        // Where they are among the places that are left, and in the operand.
+        // The common positions, as positions among those that are left, and as positions in the operand.
         const Range left = {join.dim, (both.first - range.first) / range.step, both.step / range.step, both.count};
         const Range inner = {join.dim, (both.first - places.first) / places.step, both.step / places.step, both.count};
         join.operands.push_back({operand.view, left});
@@ -449,7 +452,7 @@ class Cut {
     return true;
   }
 
-  // The same elements, as places of another view.
+  // Finds the same elements as positions of another view.
   bool find_same(uint32_t v, const Range& range, uint32_t u, Range* same) const {
     const int64_t places = size(v, range.dim), apart = stride(v, range.dim);
     if (apart == 0 || value(view(u).offset) != value(view(v).offset)) return false;
@@ -463,7 +466,7 @@ class Cut {
         same->dim = d;
         continue;
       }
-      // One dim where the other view has two.
+      // View `u` has one dim where `v` has two.
       if (range.dim == 0 || range.count != 1 || stride(v, range.dim - 1) != apart * places ||
           size(u, d) != places * size(v, range.dim - 1)) {
         return false;
@@ -493,7 +496,7 @@ class Cut {
     return std::ranges::any_of(views_->of_buffer[buffer], [&](uint32_t v) { return writes_[v] && is_live(v); });
   }
 
-  // Leaves nodes that what a node computes comes from, or goes to; the others are another section's.
+  // Keeps the nodes that are connected to this node through written buffers. The other nodes belong to another section.
   void drop_others(uint32_t node) {
     std::vector<bool> reached(gone_.size(), false), seen(views_->of_buffer.size(), false);
     std::vector<uint32_t> next = {node};
@@ -520,7 +523,8 @@ class Cut {
     }
   }
 
-  // What the group updates is at the same places each time: what one section updates, no other one reads.
+  // Whether all views of a buffer that the group updates cover the same elements. Then no section reads what another
+  // one updates.
   bool updates_same_places() const {
     for (uint32_t v = 0; v < owners_.size(); ++v) {
       bool creates = false, writes = false;
@@ -550,7 +554,8 @@ class Cut {
     return places;
   }
 
-  // It is done again, for what is computed from it here: another section has stored it.
+  // An earlier section has stored the node's results. This section computes them again, only for the nodes that use
+  // them.
   void store_nothing(const Node& node, bool* once) {
     for_each_access(node, [&](uint32_t v, Access access) {
       if (access == Access::kCreates) section_.graph.buffers[view(v).buffer].in_group = true;
@@ -563,15 +568,15 @@ class Cut {
   };
 
   Section section_;
-  // While nodes are taken.
+  // Used only while nodes are taken.
   std::map<Sym, Sym> params_, pairs_;
   std::map<uint32_t, uint32_t> buffers_;
-  std::shared_ptr<const Views> views_;        // all that were taken, in order
-  std::vector<uint32_t> owners_;              // of each view: its node, or kNoNode if nobody needs it here
-  std::vector<bool> writes_;                  // of each view: its node writes it
-  std::vector<bool> gone_;                    // of each node
+  std::shared_ptr<const Views> views_;        // all views that were taken, in order
+  std::vector<uint32_t> owners_;              // for each view: its node, or kNoNode if the section does not need it
+  std::vector<bool> writes_;                  // for each view: whether its node writes it
+  std::vector<bool> gone_;                    // for each node: whether the section leaves it out
   std::map<uint32_t, Join> joins_;            // by node
-  std::vector<std::optional<Range>> ranges_;  // of each view, while it is cut
+  std::vector<std::optional<Range>> ranges_;  // for each view, while it is narrowed
   bool dynamic_ = false;
 };
 
@@ -605,7 +610,7 @@ class Cutter {
 
  private:
   std::vector<Section>& sections_;
-  std::vector<std::set<std::vector<int64_t>>> done_;  // of each node
+  std::vector<std::set<std::vector<int64_t>>> done_;  // for each node: the positions computed so far
 };
 
 }  // namespace

@@ -6,27 +6,29 @@
 
 #include "ir/graph.h"
 
-// Ops that join tensors (cat, stack, gradients of slices) compute nothing: each element of the result is one of an
-// operand's, or zero. Where the points of a group are cut at the ends of what is joined, such an op is a copy in each
-// section, and the group's other nodes are what they were, of fewer places. So one loop nest can do a section
-// (ir::Domain), which could not do all of it.
+// Ops that join tensors (cat, stack, gradients of slices) compute nothing: each element of the result is an element of
+// an operand, or zero. A group with joins is cut into sections at the ends of the joined operands. In each section a
+// join is a copy, and the other nodes are unchanged, but have fewer positions. So one loop nest (ir::Domain) can
+// compute a section, though it could not compute the whole group.
 namespace torch_remote::ir {
 
-// A section of a group: a graph of its own, for the numbers of one run.
+// A section of a group: a separate graph, for the numbers of one run.
 struct Section {
-  Graph graph;                    // nodes that are done in it, without joins; views have only its places
-  std::vector<int64_t> values;    // of its symbols
-  std::vector<uint32_t> nodes;    // of each of its nodes: the group's node
-  std::vector<uint32_t> buffers;  // of each of its buffers: the group's graph's
-  std::vector<Sym> symbols;       // of each of its symbols: the group's graph's, or kNoSym for one of the section's own
-  std::vector<Sym> depends;       // symbols of the group's graph, arguments of joins, that decide where it is cut
+  Graph graph;                    // the section's nodes, without joins; views have only the section's positions
+  std::vector<int64_t> values;    // values of the section's symbols
+  std::vector<uint32_t> nodes;    // for each node of the section: the node of the group's graph
+  std::vector<uint32_t> buffers;  // for each buffer of the section: the buffer of the group's graph
+  // for each symbol of the section: the symbol of the group's graph, or kNoSym if there is none
+  std::vector<Sym> symbols;
+  std::vector<Sym> depends;  // symbols of the group's graph, arguments of joins, that determine the cuts
 };
 
-// Whether it joins tensors.
+// Whether the op joins tensors.
 bool is_join(Opcode opcode);
 
-// The sections of so many nodes of a graph, some of which join tensors, in order; `values` are those of its symbols.
-// Who does all sections, in any order, has done the nodes. False: they cannot be cut so, or into too many.
+// Finds the sections of these nodes, some of which join tensors, in order. `values` holds the values of the graph's
+// symbols. Executing all sections, in any order, executes the nodes. Returns false if the nodes cannot be cut, or only
+// into too many sections.
 bool find_sections(const Graph& graph, std::span<const int64_t> values, std::span<const uint32_t> nodes,
                    std::vector<Section>* sections);
 

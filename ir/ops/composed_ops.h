@@ -6,39 +6,39 @@
 
 #include "ir/ops/op_table.h"
 
-// Ops beside the table (ir/ops/composed.toml): those that the client has a kernel of its own for, and those that a
-// graph of torch.compile makes of memory and another op.
+// Ops outside the op table (ir/ops/composed.toml): those that the client implements itself, and those that a
+// torch.compile graph composes of memory and another op.
 namespace torch_remote::ir {
 
-// What a node of an FX graph becomes.
+// The translation of a node of an FX graph.
 enum class ComposedAs : uint8_t {
-  kNothing,  // no program holds it
-  kRecord,   // a node of the same op, though eager code does not record it so
+  kNothing,  // cannot be in a program
+  kRecord,   // a node of the same op, although eager mode does not record it as such
   kEmpty,    // new memory
   kView,     // another view of its first argument
   kFill,     // new memory and `by`, which fills it
-  kOther,    // a node of `by`, which makes its first results; the others are memory that nobody reads
+  kOther,    // a node of `by`, which computes the first results; the other results are memory that is never read
 };
 
-// What `by` takes (of kFill: beside the memory): an argument of the composed op, or a constant.
+// An argument of `by` (for kFill: after the memory): an argument of the composed op, or a constant.
 struct ComposedArgument {
-  std::string_view name;  // empty: the constant
-  ArgKind kind;           // of the constant: kBool, kInt or kFloat
+  std::string_view name;  // empty if the argument is a constant
+  ArgKind kind;           // kind of the constant: kBool, kInt or kFloat
   double constant;
 };
 
 struct ComposedOp {
   std::string_view name;  // schema name
-  bool own_kernel;        // has a kernel of the client, or is left to torch's composite, which ends in one
+  bool own_kernel;        // the client implements it, or torch's composite does, which calls such an op
   ComposedAs as;
-  Opcode by;  // op of the table; kInvalidOpcode: none
+  Opcode by;  // op of the table; kInvalidOpcode if there is none
   std::span<const ComposedArgument> with;
-  std::string_view zero;  // an argument that must be 0; empty: none
+  std::string_view zero;  // an argument that must be 0; empty if there is none
 };
 
 // Sorted by name.
 std::span<const ComposedOp> composed_ops();
-// Null for another op. A binary search over strings: for registration and compiling.
+// Null if the op is not listed. A binary search over strings, meant for registration and compilation.
 const ComposedOp* find_composed(std::string_view name);
 
 }  // namespace torch_remote::ir

@@ -23,7 +23,8 @@ def op_table_files(name, outputs):
             "//ir/ops:tables",
         ],
         outs = outputs.values(),
-        # torch's schemas are no declared input; its version in the command makes a new torch run the generator again.
+        # torch's schemas are not a declared input. The version in the command makes the generator run again for another
+        # torch.
         cmd = " ".join(
             ["$(execpath //ir/ops/generator:generate) --torch_version " + TORCH_VERSION] +
             ["--table_header $(execpath //ir/ops:op_table.h) --conventions $(execpath //ir/ops:conventions.toml)"] +

@@ -24,10 +24,10 @@ struct OpaqueOp {
 
 constexpr uint32_t kChunkSize = 256;
 constexpr uint32_t kMaxChunks = 256;
-constexpr size_t kMaxOpaqueBytes = 32 << 20;  // of signatures, which are never forgotten
+constexpr size_t kMaxOpaqueBytes = 32 << 20;  // of all signatures, which are never removed
 
-// Opaque ops in chunks that never move: a reader needs no lock, because it has an opcode only after its slot was
-// filled.
+// Opaque ops, in chunks that never move. A reader needs no lock, because it gets an opcode only after the opcode's slot
+// was filled.
 struct Registry {
   std::shared_mutex mutex;  // guards all but reads of chunks
   std::unordered_map<std::string_view, Opcode> by_name;
@@ -42,7 +42,7 @@ struct Registry {
 };
 
 Registry& registry() {
-  static auto* instance = new Registry;  // lives as long as the process: recording may go on during exit
+  static auto* instance = new Registry;  // never destroyed: threads may record during exit
   return *instance;
 }
 
@@ -83,13 +83,13 @@ Opcode register_opaque(std::string_view name, std::span<const OpaqueArg> args, s
   OpaqueOp& op = *table.opaque.emplace_back(std::make_unique<OpaqueOp>());
   op.name = name;
   op.results.assign(results.begin(), results.end());
-  op.arg_names.reserve(args.size());  // the views below point into it
+  op.arg_names.reserve(args.size());  // the string views below point into it
   op.args.reserve(args.size());
   for (const OpaqueArg& arg : args) {
     op.args.push_back(
         {op.arg_names.emplace_back(arg.name), arg.kind, default_role(arg.kind), arg.writes, arg.keyword_only, false});
   }
-  // Torch's own out variants overwrite what they return; nobody knows what others do.
+  // Torch's own out variants overwrite what they return. For other out variants this is unknown.
   if ((flags & kOpOut) != 0 && name.starts_with("aten::")) {
     for (const ResultDesc& result : op.results) {
       if (result.alias >= 0) op.args[result.alias].overwrites = op.args[result.alias].writes;
@@ -142,7 +142,7 @@ ArgRole default_role(ArgKind kind) {
 
 bool writes_by_strides(const OpDesc& desc) {
   if (desc.flags & kOpOut) {
-    // (Kernels that fill several results, medians, histograms and copies may write in order.)
+    // Kernels with several results, medians, histograms and copies may write in order, and not by strides.
     const ShapeRule rule = op_desc(desc.functional).shape_rule;
     const bool reduces = rule == ShapeRule::kReduction || rule == ShapeRule::kCumulative;
     if (desc.results.size() != 1 ||
@@ -150,7 +150,7 @@ bool writes_by_strides(const OpDesc& desc) {
       return false;
   }
   switch (desc.family) {
-    case Family::kPointwise:  // but rrelu_with_noise, which fills its noise in order
+    case Family::kPointwise:  // except rrelu_with_noise, which fills its noise in order
       return !(desc.flags & (kOpRandom | kOpHiddenMutation));
     case Family::kReduction:
     case Family::kIndex:
@@ -159,7 +159,7 @@ bool writes_by_strides(const OpDesc& desc) {
     case Family::kFactory:
     case Family::kCopy:
       return true;
-    case Family::kMultiTensor:  // the others are fused optimizers
+    case Family::kMultiTensor:  // the other multi-tensor ops are fused optimizers
       return desc.facts & kFactPerTensor;
     default:
       return desc.facts & kFactMayOverlap;

@@ -7,16 +7,17 @@
 
 #include "ir/ops/scalar_tree.h"
 
-// The op table: the only place that lists ops. Its entries are data (ir/ops/*.toml, one file per family); a generator
+// The op table: the only place that lists ops. Its entries are data (ir/ops/*.toml, one file per family). A generator
 // checks them against the schemas that ship with torch and writes `op_table_generated.{h,cpp}`.
 //
-// One entry captures several ATen overloads (functional, in-place, out); each overload is one *opcode* and one OpDesc.
-// ATen overloads that no entry lists get an opcode of the second kind at run time (`register_opaque`): the same OpDesc,
-// made from the schema, with every argument that is not an operand treated as a value.
+// One entry captures several ATen overloads (functional, in-place, out). Each overload is one *opcode* and one OpDesc.
+// ATen overloads that no entry lists get an *opaque* opcode at run time (`register_opaque`). Their OpDesc is made from
+// the schema, and the arguments' roles are those of default_role.
 namespace torch_remote::ir {
 
-// Index of an OpDesc. Below kFirstOpaque: generated, the same in every process with the same fingerprint. From there
-// on: assigned by this process, never on the wire and never on disk (there, an op is named by its schema name).
+// Index of an OpDesc. Opcodes below kFirstOpaque are generated: they are the same in every process with the same
+// fingerprint. Opcodes from kFirstOpaque on are assigned by this process. They are never sent or stored; a schema name
+// stands for the op there.
 using Opcode = uint32_t;
 inline constexpr Opcode kFirstOpaque = 0x4000;
 inline constexpr Opcode kInvalidOpcode = 0xFFFFFFFF;
@@ -39,7 +40,7 @@ enum class Family : uint8_t {
   kOpaque,
 };
 
-// What the schema says an argument is.
+// The type of an argument in the schema.
 enum class ArgKind : uint8_t {
   kTensor,              // Tensor
   kOptionalTensor,      // Tensor?
@@ -93,37 +94,37 @@ struct ResultDesc {
   int8_t alias;  // >= 0: this result is that argument (in-place, out=); such results make no view
 };
 
-// What an op does beyond its schema's arguments and results.
+// Properties of an op beyond its schema's arguments and results.
 enum OpFlags : uint32_t {
-  kOpRandom = 1u << 0,          // draws random numbers; if the schema has no generator argument, `args` ends with one
-  kOpDynamicShape = 1u << 1,    // a result's size depends on data: one round trip
-  kOpHostResult = 1u << 2,      // a result is a number of the host's: one round trip
+  kOpRandom = 1u << 0,          // draws random numbers; `args` ends with a generator, even if the schema has none
+  kOpDynamicShape = 1u << 1,    // a result's size depends on data: costs a round trip
+  kOpHostResult = 1u << 2,      // a result is a number on the host: costs a round trip
   kOpInPlace = 1u << 3,         // writes its first argument
   kOpOut = 1u << 4,             // writes `out` arguments
   kOpPure = 1u << 5,            // no writes, not random: may be merged (cse) and dropped (dce)
   kOpHiddenMutation = 1u << 6,  // writes what the schema does not annotate
   kOpCommutative = 1u << 7,     // the first two operands may be exchanged
-  kOpIntoFirst = 1u << 8,       // its result may take the first operand's memory, and is quicker for it
+  kOpIntoFirst = 1u << 8,       // its result may take over the first operand's memory, which makes the op faster
 };
 
-// What the recorder must know of a call of it.
+// Facts about an op that the recorder needs.
 enum OpFacts : uint32_t {
-  kFactTakesNumbers = 1u << 0,       // a 0-dim tensor of the CPU may stand for an operand
-  kFactTakesHostIndices = 1u << 1,   // its index tensors may be the CPU's; they are uploaded
+  kFactTakesNumbers = 1u << 0,       // a 0-dim CPU tensor may stand for an operand
+  kFactTakesHostIndices = 1u << 1,   // its index tensors may be on the CPU; they are uploaded
   kFactWrapsNumber = 1u << 2,        // elementwise, and torch makes its number an operand of rank 0
   kFactMayOverlap = 1u << 3,         // in place, and may write an element twice: overlap is not checked
   kFactResizesSelf = 1u << 4,        // in place, and gives `self` the size of its functional overload's result
-  kFactPerTensor = 1u << 5,          // multi-tensor, and CPU may do each tensor for itself: see `single`
-  kFactKeepsIntegers = 1u << 6,      // in place, CPU leaves integers alone, and looks at nothing
-  kFactKeepsReals = 1u << 7,         // the same of real numbers
+  kFactPerTensor = 1u << 5,          // multi-tensor, and CPU may process each tensor separately: see `single`
+  kFactKeepsIntegers = 1u << 6,      // in place; CPU leaves integers unchanged and checks nothing
+  kFactKeepsReals = 1u << 7,         // in place; CPU leaves real numbers unchanged and checks nothing
   kFactMetaNeedsElements = 1u << 8,  // torch's structured meta is wrong for operands without elements
-  kFactOfCpuAlone = 1u << 9,         // torch has a kernel of CPUs only: elsewhere it is other ops, as on CUDA
+  kFactOfCpuAlone = 1u << 9,  // torch has a kernel for CPUs only; other devices, like CUDA, compose it of other ops
 };
 
-// How shapes of results follow from those of operands, as passes see it.
+// The relation of result shapes to operand shapes, as passes know it.
 enum class ShapeRule : uint8_t {
-  kNone,        // not said
-  kPointwise,   // TensorIterator: broadcast, promote, keep the inputs' permutation; functions make floats of integers
+  kNone,        // not specified
+  kPointwise,   // TensorIterator: broadcast, promote, keep the inputs' permutation; functions turn integers into floats
   kComparison,  // broadcast; the result is bool
   kInPlace,     // no new results
   kReduction,
@@ -140,12 +141,12 @@ enum class ShapeRule : uint8_t {
   kCumulative,
 };
 
-// The client's function that finds dtypes, sizes and strides of the results (frontend/shapes/shape_rules*.cpp).
+// The client's function that computes dtypes, sizes and strides of the results (frontend/shapes/shape_rules*.cpp).
 enum class ShapeFunction : uint8_t {
-  kNone,  // none of ours: torch's structured metas, then the dispatcher's Meta key
+  kNone,  // no function of the client: torch's structured metas, then the dispatcher's Meta key
   // shape_rules.cpp
   kPointwise,
-  kPointwiseAny,  // integers stay integers too
+  kPointwiseAny,  // integers stay integers
   kPromoted,      // operands of several dtypes
   kLerp,
   kAddcdiv,
@@ -157,10 +158,10 @@ enum class ShapeFunction : uint8_t {
   kLikeNumber,
   kLikeFloat,
   kComparison,
-  kComparisonAny,  // also of complex numbers
+  kComparisonAny,  // also for complex numbers
   kFrexp,
   kAngle,
-  kReduction,  // the dtype stays
+  kReduction,  // keeps the dtype
   kSum,        // integers become int64
   kAnyAll,
   kArgReduction,
@@ -225,21 +226,21 @@ struct OpDesc {
   uint32_t flags;  // OpFlags
   uint32_t facts;  // OpFacts
   Opcode opcode;
-  Opcode functional;  // for in-place and out overloads the functional sibling's opcode, else `opcode` itself
-  Opcode single;      // kFactPerTensor: what CPU calls for each tensor; kInvalidOpcode: nothing that is recorded
-  // The argument whose memory format CPU's kernel gives to the first result, whatever the meta says; -1: the meta is
-  // right.
+  Opcode functional;  // for in-place and out overloads the functional sibling's opcode, otherwise `opcode` itself
+  Opcode single;      // kFactPerTensor: the op that CPU calls for each tensor; kInvalidOpcode if that is not recorded
+  // The argument whose memory format CPU's kernel gives to the first result, although torch's meta function gives
+  // another. -1: the meta function is right.
   int8_t layout_of;
   std::span<const ArgDesc> args;
   std::span<const ResultDesc> results;
-  // What computes one element of the result, in the notation that docs/operators.md describes; else empty. Pointwise
-  // ops, and multi-tensor ones, where it is over the lists' elements.
+  // The formula of one element of the result, in the notation of docs/operators.md; empty if there is none. Only
+  // pointwise and multi-tensor ops have one; for the latter it is over the lists' elements.
   std::string_view expression;
   std::span<const ScalarNode> tree;  // the expression; empty if there is none
   std::string_view doc;              // one line
 };
 
-// The generated part.
+// Defined in the generated source.
 std::span<const OpDesc> op_table();
 // Hash over everything in the table that client and worker must agree on.
 uint64_t op_table_fingerprint();
@@ -248,7 +249,7 @@ std::string op_table_version();
 
 // Any opcode, generated or opaque. The reference lives as long as the process. Undefined for an unknown opcode.
 const OpDesc& op_desc(Opcode opcode);
-// kInvalidOpcode if neither the table nor an opaque registration has this schema name.
+// Returns kInvalidOpcode if neither the table nor an opaque registration has this schema name.
 Opcode find_op(std::string_view name);
 
 struct OpaqueArg {
@@ -258,17 +259,19 @@ struct OpaqueArg {
   bool keyword_only = false;
 };
 
-// Gives an ATen (or custom) overload outside the table an opcode; the same name again returns the same opcode. Roles
-// are default_role's. Thread safe; takes a lock, so it is called at registration and load time only.
+// Gives an ATen (or custom) overload outside the table an opcode; the same name always gets the same opcode. Roles are
+// those of default_role. Returns kInvalidOpcode if too many are registered. Thread safe; takes a lock, so it is called
+// at registration and load time only.
 Opcode register_opaque(std::string_view name, std::span<const OpaqueArg> args, std::span<const ResultDesc> results,
                        uint32_t flags);
 
-// The role that an argument of this kind has unless the table says otherwise: tensors are operands, generators random,
-// bools, strings, dtypes and memory formats structural, layouts and devices ignored, every number a value.
+// The role of an argument of this kind unless the table gives another. Tensors are operands, and generators are random.
+// Bools, strings, dtypes and memory formats are structural. Layouts and devices are ignored. Every number is a value.
 ArgRole default_role(ArgKind kind);
 
-// Whether torch's kernel of the op writes each element at its strides, and so stays within a tensor whose elements
-// share memory. CPU refuses some such tensors before it writes them, and so do the kernels themselves.
+// Whether torch's kernel of the op writes each element at its strides. Such a kernel stays within a tensor whose
+// elements share memory. CPU refuses some such tensors before the kernel writes them, and the kernels themselves refuse
+// others.
 bool writes_by_strides(const OpDesc& desc);
 
 }  // namespace torch_remote::ir

@@ -90,7 +90,7 @@ TEST(OpTable, WhatIsInTheKey) {
   EXPECT_EQ(arg(ops::aten_convolution, "stride").role, ArgRole::kStructural);
   EXPECT_EQ(arg(ops::aten_nll_loss_forward, "reduction").role, ArgRole::kStructural);
   EXPECT_EQ(arg(ops::aten_native_batch_norm, "training").role, ArgRole::kStructural);
-  // What changes from step to step must not be: another value would be another program.
+  // Values that change from step to step must not be in the key: each new value would need a new program.
   EXPECT_EQ(arg(ops::aten_add_Tensor, "alpha").role, ArgRole::kValue);
   EXPECT_EQ(arg(ops::aten__foreach_addcdiv__ScalarList, "scalars").role, ArgRole::kValue);
   EXPECT_EQ(arg(ops::aten__fused_adamw_, "lr").role, ArgRole::kValue);
@@ -176,7 +176,7 @@ TEST(OpTable, HiddenMutation) {
 TEST(OpTable, RandomOpsHaveAGeneratorEvenIfTheSchemaHasNone) {
   EXPECT_EQ(op_desc(ops::aten_native_dropout).args.back().role, ArgRole::kRandom);
   EXPECT_EQ(op_desc(ops::aten_uniform_).args.back().role, ArgRole::kRandom);
-  // Recorded without dropout only.
+  // Attention is recorded without dropout only.
   EXPECT_FALSE(op_desc(ops::remote_attention).flags & kOpRandom);
 }
 
@@ -244,7 +244,8 @@ TEST(OpaqueOps, RolesByKind) {
   EXPECT_EQ(default_role(ArgKind::kScalarList), ArgRole::kValue);
 }
 
-// Readers take no lock: descriptions must not move while others are added. The thread sanitizer looks at this one.
+// Readers take no lock, so descriptions must not move while others are added. This test matters under the thread
+// sanitizer.
 TEST(OpaqueOps, DescriptionsStayWhileOtherThreadsRegister) {
   constexpr int kThreads = 4, kOps = 600;
   std::vector<std::thread> threads;

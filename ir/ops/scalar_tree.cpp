@@ -9,7 +9,7 @@
 namespace torch_remote::ir {
 namespace {
 
-// Integers are computed with as unsigned ones of 64 bits, where wrapping around is defined.
+// Integers are computed as unsigned 64-bit integers, which wrap around by definition.
 template <typename T>
 constexpr bool kWhole = std::is_integral_v<T>;
 
@@ -49,7 +49,7 @@ bool is_negative(T x) {
   }
 }
 
-// The quotient of two integers, rounded towards zero, and what remains.
+// The quotient of two integers, rounded towards zero; 0 for a division by zero.
 template <typename T>
 T whole_quotient(T a, T b) {
   if (b == 0) return 0;
@@ -81,7 +81,7 @@ T remainder_of(T a, T b) {
   }
 }
 
-// As c10::div_floor_floating, after CPython.
+// Like c10::div_floor_floating, which follows CPython.
 template <typename T>
 T floor_div(T a, T b) {
   if constexpr (kWhole<T>) {
@@ -137,7 +137,7 @@ T shifted_right(T a, T b) {
   }
 }
 
-// Functions of floats; of integers they are never asked, as the op computes in floats then.
+// Applies a function of floats. It is never reached for integers, because such an op computes in floats.
 template <typename T, typename F>
 T real(T x, F&& function) {
   if constexpr (kWhole<T>) {
@@ -147,7 +147,7 @@ T real(T x, F&& function) {
   }
 }
 
-// Of two that are equal (zeros) the second one, as in LoopIR.
+// Returns the second of two equal arguments (zeros), as LoopIR does.
 template <typename T>
 T larger(T a, T b) {
   return is_nan(a) ? a : is_nan(b) ? b : std::max(b, a);

@@ -3,18 +3,17 @@
 #include <cstdint>
 #include <span>
 
-// The scalar expression of an op as data: what computes one element of its result. The op table's text
-// (OpDesc::expression) is the source, the generator turns it into these nodes (OpDesc::tree).
+// The scalar expression of an op as data: the formula of one element of its result. Its source is text in the op table
+// (OpDesc::expression), which the generator turns into these nodes (OpDesc::tree).
 //
-// Nodes stand in an order in which operands come before their users; the last one is the result. A node that is used
-// several times stands once.
+// Operands come before their users, and the last node is the result. A node that is used several times appears once.
 namespace torch_remote::ir {
 
-// Comparisons and what answers yes or no give 0 or 1. The functions' meaning: end of docs/operators.md.
+// Comparisons and predicates give 0 or 1. The end of docs/operators.md defines the functions.
 enum class ScalarOp : uint8_t {
   kArgument,   // the element, or number, of argument `a` of the op
   kNumber,     // `number`
-  kToCompute,  // a, converted to the dtype that the op computes in (below)
+  kToCompute,  // a, converted to the computation dtype (below)
   kToResult,   // a, converted to the result's dtype; always the last node
   kNeg,
   kAdd,
@@ -86,9 +85,9 @@ enum class ScalarOp : uint8_t {
   kWhere,
 };
 
-// The dtype that an op computes in is torch's promoted one of all operands and numbers, but float32 for float16 and
-// bfloat16, and the default dtype where the result is of floats and all operands are integers. `kToCompute` stands at
-// each argument, so that a tree says where something is converted. Trees describe real dtypes only.
+// An op computes in torch's promoted dtype of all operands and numbers, but in float32 for float16 and bfloat16. It
+// computes in the default dtype if the result is a float and all operands are integers. Each argument has a
+// `kToCompute` node, so that a tree shows all conversions. Trees describe real dtypes only.
 struct ScalarNode {
   ScalarOp op;
   uint8_t a = 0, b = 0, c = 0;  // operands: earlier nodes of the tree
@@ -97,9 +96,9 @@ struct ScalarNode {
 
 inline constexpr uint32_t kMaxScalarNodes = 256;
 
-// The value of a tree in arithmetic of type T (double, float, int64_t, int32_t, uint8_t or bool): arguments, by their
-// position in the op's schema, and the result are of that type. Integers wrap around. What a division of an integer by
-// zero gives is undefined in torch; here it is 0.
+// Evaluates a tree in arithmetic of type T (double, float, int64_t, int32_t, uint8_t or bool). The result and the
+// arguments, which are indexed as in the op's schema, have that type. Integers wrap around. An integer division by zero
+// gives 0; in torch its result is undefined.
 template <typename T>
 T evaluate(std::span<const ScalarNode> tree, std::span<const T> arguments);
 

@@ -1,7 +1,7 @@
 // Evaluates expressions of the op table, for a test that compares them with torch (tests/op_table_facts/tree_test.py).
 //
-// stdin: requests, each a line "NAME DTYPE ARGUMENTS COUNT" and then ARGUMENTS * COUNT elements of that dtype, argument
-// after argument. stdout: for each request COUNT elements.
+// stdin: requests. Each is a line "NAME DTYPE ARGUMENTS COUNT", followed by ARGUMENTS * COUNT elements of that dtype,
+// one argument after the other. stdout: COUNT elements for each request.
 #include <cstdint>
 #include <cstdio>
 #include <iostream>

@@ -57,7 +57,7 @@ std::string random_text(Rng& rng) {
   return text;
 }
 
-// The ops that a graph may hold.
+// The ops that a random graph may have. Opaque ops are repeated, so that they are frequent.
 const std::vector<Opcode>& all_ops() {
   static const std::vector<Opcode> ops = [] {
     std::vector<Opcode> list;
@@ -137,7 +137,7 @@ class GraphMaker {
       Expr expr;
       expr.kind = static_cast<ExprKind>(chance(rng_, 50) ? 0 : below(rng_, 8));
       if (expr.kind == ExprKind::kConst) {
-        expr.value = random_word(rng_);  // often one that is there already
+        expr.value = random_word(rng_);  // often a value that another constant has
       } else {
         expr.a = symbol();
         expr.b = symbol();
@@ -337,7 +337,7 @@ class GraphMaker {
     }
   }
 
-  // Some of the nodes in groups, and some of the buffers that only one of them uses marked.
+  // Puts some of the nodes into groups, and marks some of the buffers that only one group uses.
   void groups() {
     if (chance(rng_, 50)) return;
     const auto nodes = static_cast<uint32_t>(graph_.nodes.size());
@@ -363,7 +363,7 @@ class GraphMaker {
     }
   }
 
-  // Marks some of the buffers that may be ssa, and makes a plan.
+  // Marks some of the buffers that may be ssa, and makes a memory plan.
   void lifetimes() {
     const size_t count = graph_.buffers.size();
     const std::vector<Lifetime> lives = find_lifetimes(graph_);
@@ -411,15 +411,15 @@ class GraphMaker {
   const RandomGraphOptions& options_;
   Graph graph_;
   std::vector<uint32_t> touchable_;        // buffers that a node may read or write
-  std::vector<uint32_t> used_views_;       // of those
-  std::vector<uint32_t> dynamic_buffers_;  // in the last node only
-  std::vector<uint32_t> made_;             // by the current node
+  std::vector<uint32_t> used_views_;       // views of those buffers
+  std::vector<uint32_t> dynamic_buffers_;  // created by the last node only
+  std::vector<uint32_t> made_;             // created by the current node
   std::vector<uint32_t> made_views_;
 };
 
 // -- traces ----------------------------------------------------------------------------------------------------------
 
-// Writes a record's words with Trace's functions and, beside it, what the graph must then hold.
+// Writes records with Trace's functions, and builds the graph that the trace must become.
 class TraceMaker {
  public:
   TraceMaker(Rng& rng, RandomTrace& out) : rng_(rng), trace_(out.trace), graph_(out.graph) {}
@@ -427,7 +427,7 @@ class TraceMaker {
   void make(uint32_t records) {
     for (uint32_t i = 0; i < records; ++i) record(i, i + 1 == records);
     for (size_t i = 0; i < trace_.buffers.size(); ++i) {
-      if (chance(rng_, 40)) trace_.buffers[i].owner = nullptr;  // its storage died
+      if (chance(rng_, 40)) trace_.buffers[i].owner = nullptr;  // the storage died
       graph_.buffers[i].survives = trace_.buffers[i].owner != nullptr;
     }
     graph_.params = static_cast<uint32_t>(trace_.params.size());
@@ -435,8 +435,8 @@ class TraceMaker {
   }
 
  private:
-  // Constants come after the parameters, whose number is known only at the end: until `finish` they are numbered from
-  // 0.
+  // Constants come after the parameters, whose number is known only at the end. Until `finish`, constants are numbered
+  // from 0.
   uint32_t constant_index(int64_t value, bool shared) {
     if (shared) {
       for (uint32_t i = 0; i < graph_.exprs.size(); ++i) {
@@ -696,7 +696,7 @@ class TraceMaker {
     });
   }
 
-  // Turns what was numbered from 0 into symbols.
+  // Turns the numbers of constants, which began at 0, into symbols.
   void finish() {
     const auto fix = [&](Arg& arg, const auto& self) -> void {
       if (arg.b == kConstantMark) {
@@ -723,7 +723,7 @@ class TraceMaker {
   Trace& trace_;
   Graph& graph_;
   std::vector<View> views_;
-  std::vector<bool> fixed_;  // for each size of each view: a constant
+  std::vector<bool> fixed_;  // for each size of each view: whether it is a constant
   std::vector<uint32_t> touchable_;
   std::vector<uint32_t> slots_;
   std::vector<uint32_t> made_;

@@ -6,7 +6,8 @@
 
 #include "ir/graph.h"
 
-// Random inputs for property tests. Everything is a function of the generator's state, so a failure is named by a seed.
+// Random inputs for property tests. All of them depend only on the generator's state, so that a seed identifies a
+// failure.
 namespace torch_remote::ir::testing {
 
 using Rng = std::mt19937_64;
@@ -17,14 +18,14 @@ struct RandomGraphOptions {
   bool dynamic = true;  // some end with dynamic results
 };
 
-// A graph that verifies, over all ops of the table and a few opaque ones, with every construct that a graph can have.
-// Its sizes and strides mean nothing.
+// Returns a graph that verifies. It uses all ops of the table and a few opaque ones, and every construct that a graph
+// can have. Its sizes and strides have no meaning.
 Graph random_graph(Rng& rng, const RandomGraphOptions& options = {});
 
-// Opaque ops with all kinds of arguments and results, registered at the first call.
+// Opaque ops with all kinds of arguments and results. The first call registers them.
 const std::vector<Opcode>& opaque_ops();
 
-// A recorded trace with the same variety, written with Trace's own functions, and the graph that it is.
+// A recorded trace with the same variety, written with Trace's functions, and the graph that it must become.
 struct RandomTrace {
   Trace trace;
   Graph graph;

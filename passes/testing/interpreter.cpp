@@ -91,7 +91,7 @@ class Interpreter {
     return n;
   }
 
-  // Byte position of the element of `view` that logical index `index` over `shape` reads, broadcasting.
+  // Byte position of the element of `view` at the logical index `index` over `shape`, with broadcasting.
   size_t position(const View& view, const std::vector<int64_t>& shape, int64_t index) const {
     int64_t element = values_[view.offset];
     for (size_t d = shape.size(); d-- > 0;) {
@@ -122,7 +122,8 @@ class Interpreter {
 
   // -- nodes ---------------------------------------------------------------------------------------------------------
 
-  // The arguments that are no tensors, and the functional op: an in-place op computes the same.
+  // Hashes the functional op and the arguments that are not tensors: an in-place op computes the same as its functional
+  // op.
   uint64_t identity(const Node& node) const {
     uint64_t hash = mix(1, ir::op_desc(node.opcode).functional);
     for (const Arg& arg : node.args) hash = mix(hash, number(arg));
@@ -167,7 +168,7 @@ class Interpreter {
     for (size_t i = 0; i < elements.size(); ++i) store(to, shape, static_cast<int64_t>(i), elements[i]);
   }
 
-  // Element by element, as a kernel that takes over an operand's memory does; in place all reads come first.
+  // Computes element by element, like a kernel that takes over an operand's memory. In place, all reads come first.
   void pointwise(const Node& node) {
     const bool in_place = node.results[0].tag != ArgTag::kView;
     const View& target = graph_.views[in_place ? node.args[0].a : node.results[0].a];
@@ -196,7 +197,7 @@ class Interpreter {
     for (size_t i = 0; i < elements.size(); ++i) store(target, shape, static_cast<int64_t>(i), elements[i]);
   }
 
-  // Every element of what is written depends on every element that is read.
+  // Every written element depends on every element that is read.
   void whole(const Node& node) {
     Element all{identity(node), true};
     ir::for_each_view(node, [&](uint32_t index, bool) {

@@ -19,7 +19,7 @@ struct Tensor {
   Sizes strides;
   int64_t offset = 0;
 
-  bool writable() const {  // no two indices are one element
+  bool writable() const {  // no two indices address the same element
     for (size_t d = 0; d < sizes.size(); ++d) {
       if (strides[d] == 0 && sizes[d] > 1) return false;
     }
@@ -43,7 +43,7 @@ int64_t count(const Sizes& sizes) {
   return n;
 }
 
-// Writes records as a recorder does: it knows which view of which storage has a slot.
+// Writes records like the frontend's recorder: it knows which view of which storage has a slot.
 class Recorder {
  public:
   Tensor make(DType dtype, Sizes sizes, bool input) {
@@ -270,7 +270,7 @@ class Maker {
     recorder_.end();
   }
 
-  // Views are metadata: no record.
+  // Views are metadata and are not recorded.
   void view(Tensor x) {
     if (x.sizes.empty()) return;
     const uint32_t d = below(static_cast<uint32_t>(x.sizes.size()));
@@ -299,7 +299,7 @@ class Maker {
     tensors_.push_back(x);
   }
 
-  // torch's zeros, clone and the like: memory that is filled by what comes next, mostly.
+  // Like torch's zeros and clone: memory that the next record fills, in most cases.
   void empty() {
     const Tensor like = any();
     const Tensor made = recorder_.make(like.dtype, like.sizes, false);
@@ -378,7 +378,7 @@ class Maker {
   std::vector<Tensor> tensors_;
 };
 
-// x @ w + b, relu, and their gradients, and w -= rate * gradient.
+// x @ w + b, relu, their gradients, and an in-place update of w.
 class Perceptron {
  public:
   Trace make(uint32_t ops) {

@@ -7,7 +7,7 @@
 
 namespace torch_remote::passes::testing {
 
-// parse -> verify -> pass -> verify -> print; also that a second run changes nothing.
+// Parses, verifies, runs the pass, verifies and prints. Also checks that a second run of the pass changes nothing.
 inline std::string run_on_text(const std::string& text, Status (*pass)(ir::Graph&, const PassContext&),
                                const PassContext& context = {}) {
   ir::Graph graph;
@@ -24,7 +24,7 @@ inline std::string run_on_text(const std::string& text, Status (*pass)(ir::Graph
   return "\n" + ir::print(graph);
 }
 
-// The text as the printer writes it.
+// The text in the printer's form.
 inline std::string normalized(const std::string& text) {
   ir::Graph graph;
   const Status status = ir::parse_graph(text, &graph);

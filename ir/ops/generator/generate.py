@@ -1,5 +1,5 @@
-"""Builds the op table, and the lists beside it, from ir/ops/*.toml: checks every entry against torch's schemas and
-writes the outputs asked for.
+"""Builds the op table, and the lists that accompany it, from ir/ops/*.toml: checks every entry against torch's schemas
+and writes the requested outputs.
 
     generate.py --table_header ir/ops/op_table.h --conventions ir/ops/conventions.toml \
         [--torch_version V] [--header OUT] [--source OUT] [--json OUT] [--docs OUT] [--composed OUT]

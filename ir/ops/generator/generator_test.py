@@ -252,7 +252,7 @@ def test_call_checks_are_of_known_ops(tmp_path):
 
     header = op_lists.call_checks(Path("ir/ops/call_checks.toml"), OVERLOADS)
     assert '{"mm", CheckWhen::kUnlessRuled, checks::mm},' in header
-    assert '{"put", CheckWhen::kAlways, checks::put},' in header  # put_, too
+    assert '{"put", CheckWhen::kAlways, checks::put},' in header  # covers put_, too
     assert header.count("void cumulative(") == 1
     assert header.count("checks::foreach}") > 40
     rows = [line.split('"')[1] for line in header.splitlines() if line.startswith('    {"')]
@@ -286,7 +286,7 @@ def test_relations_are_of_known_ops_and_arguments(tmp_path):
     # Optional tensors, results and kinds.
     code = made(relation("native_layer_norm_backward", "numel(weight) == product(normalized_shape)"))
     assert "need(!relations::defined(a[5]) || ((relations::numel(a[5]) == relations::product(a[2]))), op," in code
-    assert code.count("relate_0, false}") == 2  # and its out overload
+    assert code.count("relate_0, false}") == 2  # the op, and its out overload
     code = made(relation("_logcumsumexp", "typed(result, self)"))
     assert "r == nullptr || (relations::typed(r[0], a[0]))" in code and "(relations::typed(a[2], a[0]))" in code
     assert "relate_0, true}" in made(relation("nll_loss_backward", "labels(target, size(self, -1), ignore_index)"))

@@ -1,4 +1,4 @@
-"""The part of docs/operators.md that says in which dtypes ops equal CPU: made of what //tests/ops:matrix found."""
+"""Writes the part of docs/operators.md on the dtypes in which ops equal CPU, from the results of //tests/ops:matrix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHORT = {
     "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "bool", "complex64": "c64", "complex128": "c128",
 }  # fmt: skip
 NONE = "."
-RANKS = ".*=frd"  # the worst one stands for an entry
+RANKS = ".*=frd"  # from best to worst; an entry gets the worst mark of its overloads
 SHOWN = {"=": "=", "*": "*", "f": "f", "r": "**r**", "d": "**d**", NONE: ""}
 
 

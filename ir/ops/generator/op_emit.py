@@ -17,7 +17,7 @@ def identifier(op: Op) -> str:
 
 
 def as_data(op: Op) -> dict:
-    """One op as plain data: what the JSON list holds."""
+    """One op as JSON data, for the JSON list."""
     return {
         "name": op.name,
         "schema": op.overload.schema,
@@ -49,7 +49,7 @@ def as_data(op: Op) -> dict:
 
 
 def fingerprint(ops: list[Op]) -> int:
-    """Everything that client and worker must agree on; not the prose, not where an entry stands."""
+    """Hashes everything that client and worker must agree on, but not the documentation or the position of an entry."""
     data = [{k: v for k, v in as_data(op).items() if k not in ("doc", "entry", "file")} for op in ops]
     digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).digest()
     return int.from_bytes(digest[:8], "little")

@@ -51,7 +51,7 @@ class Vocabulary:
     scalar_ops: frozenset[str]
     structural_names: frozenset[str]  # arguments that are structural in every op
     ignored_names: frozenset[str]
-    functions: dict[str, int]  # of the expression notation: name to arity
+    functions: dict[str, int]  # functions of the expression notation: name to arity
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ScalarNode:
     """One node of an expression: an ir::ScalarNode."""
 
     op: str  # an ir::ScalarOp in snake_case
-    operands: tuple[int, ...] = ()  # earlier nodes; of "argument": its position
+    operands: tuple[int, ...] = ()  # earlier nodes; for "argument": its position
     number: float = 0.0
 
 
@@ -74,8 +74,8 @@ class Op:
     family: str
     shape: str
     rule: str  # an ir::ShapeFunction in snake_case
-    args: list[Arg]  # the schema's, and a generator if the op draws random numbers without one
-    roles: list[str]  # one an argument, an ir::ArgRole in snake_case without its k
+    args: list[Arg]  # the schema's arguments, and a generator if the op draws random numbers without one
+    roles: list[str]  # one for each argument, an ir::ArgRole in snake_case without its k
     writes: list[bool]
     overwrites: list[bool]
     flags: list[str]  # OpFlags without their kOp
@@ -85,7 +85,7 @@ class Op:
     tree: list[ScalarNode]
     doc: str
     functional: str = ""  # name of the functional sibling in the table, or its own
-    single: str = ""  # of a multi-tensor op: name of the op in the table that does one tensor
+    single: str = ""  # for a multi-tensor op: name of the op in the table that processes one tensor
 
     @property
     def name(self) -> str:
@@ -168,7 +168,7 @@ class _Entry:
                 self.fail(f"{what} is unknown; use one of {', '.join(sorted(allowed))}")
 
     def select(self) -> list[Overload]:
-        """The overloads that it captures: those asked for, with their in-place, out and functional siblings."""
+        """The overloads that the entry captures: those named, with their in-place, out and functional siblings."""
         if "schema" in self.data:
             return [self._own()]
         if "overloads" in self.data:
@@ -215,7 +215,7 @@ class _Entry:
         return list(chosen.values())
 
     def _own(self) -> Overload:
-        """An op that is not torch's."""
+        """The overload of an op that is not torch's."""
         try:
             overload = own_overload(self.data["schema"])
         except ValueError as error:
@@ -249,19 +249,19 @@ class _Entry:
         return [self._row(overload) for overload in chosen]
 
     def _overload_suffix(self, overload: Overload) -> str:
-        """Of the functional sibling: "Tensor" for add_.Tensor."""
+        """The overload name of the functional sibling: "Tensor" for add_.Tensor."""
         name = overload.siblings.get(SchemaKind.functional, overload.name)
         return name.partition(".")[2]
 
     def _expression(self, overload: Overload) -> str:
-        """What computes one element of the result; in-place and out overloads have their functional sibling's."""
+        """The formula of one element of the result; in-place and out overloads have their functional sibling's."""
         text = self.data.get("expressions", {}).get(self._overload_suffix(overload), self.data.get("expression", ""))
         if text:
             self._check_expression(text, overload)
         return text
 
     def _facts(self, overload: Overload, shape: str) -> list[str]:
-        """What the recorder must know of a call."""
+        """The facts about an op that the recorder needs: ir::OpFacts without their kFact."""
         data = self.data
         in_place = overload.kind is SchemaKind.inplace
         facts = []
@@ -287,7 +287,7 @@ class _Entry:
         return facts
 
     def _rule(self, overload: Overload) -> str:
-        """In-place and out overloads are inferred with their functional sibling."""
+        """The shape function. In-place and out overloads have none: their functional sibling's is used."""
         if overload.kind in (SchemaKind.inplace, SchemaKind.out):
             return "none"
         return self.data.get("rules", {}).get(overload.name, self.rule)
@@ -298,7 +298,7 @@ class _Entry:
         return next((i for i, a in enumerate(overload.args) if a.name == self.data.get("layout_of")), -1)
 
     def _tree(self, text: str, overload: Overload) -> list[ScalarNode]:
-        """The expression as nodes, operands before their users, equal ones once."""
+        """The expression as nodes: operands come before their users, and equal nodes appear once."""
         nodes: dict[ScalarNode, int] = {}
         positions = {arg.name: i for i, arg in enumerate(overload.args)}
 
@@ -317,7 +317,7 @@ class _Entry:
                     return add(_OPERATORS[type(op)], visit(left), visit(right))
                 case ast.Call(func=ast.Name(id=name), args=args):
                     return add(name, *[visit(arg) for arg in args])
-            raise AssertionError(ast.dump(node))  # _check_expression lets nothing else through
+            raise AssertionError(ast.dump(node))  # _check_expression refuses everything else
 
         if not text:
             return []
@@ -363,7 +363,7 @@ class _Entry:
         )
 
     def _overwrites(self, overload: Overload, args: list[Arg]) -> list[bool]:
-        """Which arguments are filled without being read: what an out overload returns, and what the entry names."""
+        """Whether each argument is filled without being read: one that an out overload returns, or the entry names."""
         returned = {r.alias for r in overload.results} if overload.kind is SchemaKind.out else set()
         named = self.data.get("overwrites", [])
         for arg in args:
@@ -375,14 +375,14 @@ class _Entry:
         given = any(arg.kind == "Generator" for arg in overload.args)
         if given or not self.data.get("random", "nondeterministic_seeded" in overload.tags):
             return overload.args
-        # Draws from the default generator: its seed and offset are parameters all the same.
+        # The op draws from the default generator. Its seed and offset are parameters nevertheless.
         return [*overload.args, Arg("generator", "Generator", writes=False, keyword_only=True, default="None")]
 
     def _flags(self, overload: Overload, args: list[Arg], writes: list[bool], hidden: bool) -> list[str]:
         flags = []
         if any(a.kind == "Generator" for a in args):
             flags.append("Random")
-        # torchgen's own out variants lack the tag.
+        # The out variants that torchgen generates lack the tag.
         tagged = any("dynamic_output_shape" in self.overloads[name].tags for name in overload.siblings.values())
         dynamic = self.data.get("dynamic", tagged)
         if dynamic:
@@ -467,7 +467,7 @@ class _Entry:
 
 
 def _single(op: Op, ops: dict[str, Op]) -> str:
-    """What CPU calls for each tensor of a multi-tensor op: add_.Tensor for _foreach_add_.List."""
+    """The op that CPU calls for each tensor of a multi-tensor op: add_.Tensor for _foreach_add_.List."""
     if "PerTensor" not in op.facts:
         return ""
     base = op.overload.name.removeprefix("_foreach_").partition(".")[0]
@@ -485,7 +485,7 @@ def _single(op: Op, ops: dict[str, Op]) -> str:
 
 
 def load_table(paths: list[str], overloads: dict[str, Overload], vocabulary: Vocabulary) -> list[Op]:
-    """All rows, by name. Raises TableError for the first wrong entry."""
+    """Returns all rows, sorted by name. Raises TableError for the first wrong entry."""
     ops: dict[str, Op] = {}
     for path in sorted(paths):
         with open(path, "rb") as file:

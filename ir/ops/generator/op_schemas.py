@@ -1,7 +1,7 @@
-"""What schemas say about each overload: argument kinds, results, aliases, siblings, tags.
+"""Reads each overload's properties from its schema: argument kinds, results, aliases, siblings, tags.
 
-Those of ATen are in the native_functions.yaml inside the installed torch; nothing of them is typed by hand. Those of
-this project's own ops stand in the table.
+Schemas of ATen's ops are in the native_functions.yaml inside the installed torch, and are never typed by hand.
+Schemas of this project's own ops are in the table.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class Result:
 class Overload:
     """One overload of native_functions.yaml, or an op of this project's own."""
 
-    name: str  # "add_.Tensor"; with its namespace where that is not ATen's: "remote::attention"
+    name: str  # "add_.Tensor"; with its namespace if that is not ATen's: "remote::attention"
     schema: str
     kind: SchemaKind
     args: list[Arg]
     results: list[Result]
     tags: frozenset[str]
-    composite: bool  # CompositeImplicit: torch takes it apart before any backend sees it
+    composite: bool  # CompositeImplicit: torch decomposes it before any backend sees it
     view: bool
     structured: bool  # has an at::meta:: function
     siblings: dict[SchemaKind, str] = field(default_factory=dict)  # by kind, itself included
@@ -99,7 +99,7 @@ def _arg_kind(text: str) -> str:
 
 
 def full_name(name: str) -> str:
-    """With its namespace."""
+    """The name with its namespace."""
     return name if "::" in name else f"aten::{name}"
 
 
@@ -119,7 +119,7 @@ def _arguments(func: FunctionSchema) -> tuple[list[Arg], list[Result]]:
 
 
 def own_overload(schema: str) -> Overload:
-    """Of an op of this project's own, "remote::name(Tensor a, ...) -> ..."; raises ValueError."""
+    """The overload for a schema of this project's own, "remote::name(Tensor a, ...) -> ..."; raises ValueError."""
     namespace, found, rest = schema.partition("::")
     if not found or namespace != "remote":
         raise ValueError("it must begin with remote::")
@@ -154,7 +154,7 @@ def _overload(function: NativeFunction, cpu_kernels: BackendIndex) -> Overload:
         args=args,
         results=results,
         tags=frozenset(function.tags),
-        # A few have a kernel of their own and a formula for autograd besides (silu_backward): no loss to capture them.
+        # A few composite ops have a CPU kernel and an autograd formula, too (silu_backward), and can be captured.
         composite=function.has_composite_implicit_autograd_kernel
         and not structured
         and not cpu_kernels.has_kernel(function),
@@ -164,7 +164,7 @@ def _overload(function: NativeFunction, cpu_kernels: BackendIndex) -> Overload:
 
 
 def load_overloads() -> dict[str, Overload]:
-    """All overloads of the installed torch, those that torchgen makes itself (`autogen:`) included, by name."""
+    """All overloads of the installed torch by name, including those that torchgen generates (`autogen:`)."""
     folder = os.path.join(os.path.dirname(torchgen.__file__), "packaged", "ATen", "native")
     parsed = parse_native_yaml(os.path.join(folder, "native_functions.yaml"), os.path.join(folder, "tags.yaml"))
     overloads: dict[str, Overload] = {}
@@ -178,5 +178,5 @@ def load_overloads() -> dict[str, Overload]:
 
 
 def torch_version() -> str:
-    """Without the part after the plus, which says what the build is for."""
+    """The version without the part after the plus, which names the build variant."""
     return importlib.metadata.version("torch").partition("+")[0]
