@@ -8,7 +8,7 @@
 
 #include "worker/runner/plugin.h"
 
-// Runs ops on tensors of a GPU with the kernels of CUDA's libtorch. That library is opened at run time and is not
+// Runs ops on tensors of a GPU with the kernels of CUDA's libtorch. The library is opened at run time and is not
 // needed to build this file: we call it through the dispatcher and the device interfaces of torch's core.
 //
 // Its work runs on the host's stream. Its memory, for results and for an op's temporaries, comes from the host. It uses

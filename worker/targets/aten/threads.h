@@ -96,7 +96,7 @@ class Threads {
   std::unique_ptr<Cores> cores_;  // the cores of the sleeping threads
 };
 
-// Whether work should leave a core to the client, with set_but_one. That holds if all threads would take all cores, and
+// Whether work should leave a core to the client, with set_but_one: if all threads would take all cores, and
 // the client computes or, for `small` work, only polls for the answer.
 inline bool leaves_core(const tr_host& host, const Threads& threads, bool small) {
   if (threads.spare_core() || !host.client_activity) return false;

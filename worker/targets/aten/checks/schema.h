@@ -16,10 +16,10 @@ bool can_run(std::string_view name, c10::DispatchKey key);
 
 // Whether the GPU's kernels implement the op and no data can make them harm the session. This excludes ops that take
 // indices from a tensor, because an index out of range ends all work on the GPU. It excludes random ops, because their
-// numbers must equal those of the CPU's worker. Only the worker's own kernels execute such ops.
+// numbers must equal those of the CPU's worker. Only the worker's hand-written kernels execute such ops.
 bool can_run_on_gpu(std::string_view name);
 
-// The overload that computes the same into given tensors, if it has its own kernel for `key` (and does not just copy
+// The overload that computes the same into given tensors, if it has a separate kernel for `key` (and does not just copy
 // the functional overload's results). Its arguments are those of `functional`, then one for each result.
 std::optional<c10::OperatorHandle> find_out_variant(const c10::OperatorHandle& functional, c10::DispatchKey key);
 

@@ -144,7 +144,7 @@ TEST(Random, BernoulliByTensorAndDropout) {
   EXPECT_TRUE(at::allclose(output, input * mask / 0.75));
 }
 
-// Torch's own kernels draw from a generator that we seed with (seed, offset), with or without a Generator argument.
+// Torch's kernels draw from a generator that we seed with (seed, offset), with or without a Generator argument.
 TEST(Random, OtherOpsAreReproducibleToo) {
   const at::Tensor weights = at::rand({50});
   const auto multinomial = [&](int64_t seed) {

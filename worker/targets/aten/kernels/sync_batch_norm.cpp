@@ -17,7 +17,7 @@ using at::Tensor;
 
 Tensor wide(const Tensor& tensor) { return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat); }
 
-// One number a channel, which is dim 1, beside `input`, in its type.
+// Reshapes `values`, one per channel, to broadcast along dim 1 of `input`; converts them to its dtype.
 Tensor spread(const Tensor& values, const Tensor& input) {
   std::vector<int64_t> sizes(static_cast<size_t>(input.dim()), 1);
   sizes[1] = values.numel();
