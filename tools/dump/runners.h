@@ -11,20 +11,20 @@
 namespace torch_remote::tools {
 
 struct NodeRunner {
-  std::string runner;      // "ATen 2.13.0"; empty: the node did not run
-  std::string declined;    // runners that come before it, and why they did not take the node; may be empty
-  bool in_kernel = false;  // one kernel executed the whole group that the node is in
+  std::string runner;      // such as "ATen 2.13.0"; empty: the node did not run
+  std::string declined;    // earlier runners in the list, and why each declined the node; may be empty
+  bool in_kernel = false;  // one kernel executed the node's whole group
 };
 
-// Of each node, by the program's number. A program without runs is left out.
+// By the program's number: the runner of each node. Programs without runs are missing.
 using NodeRunners = std::map<uint32_t, std::vector<NodeRunner>>;
 
-// Replays the capture, from its beginning, on a worker ("local", "unix://PATH"). Each program also runs with the
-// parameters of its first run while the worker records who executes what. A local worker waits for kernels that it
-// compiles. `program`: only this one; 0: all.
+// Replays the capture, from its beginning, on a worker ("local", "unix://PATH"). Each program runs once more, with the
+// parameters of its first run, while the worker records a profile. A local worker waits until its kernels are compiled.
+// `program`: only this program; 0: all.
 Status find_runners(remote::CaptureReader& capture, const std::string& worker, uint32_t program, NodeRunners* runners);
 
-// "ATen 2.13.0; compiled kernels: it is being compiled".
+// For example "ATen 2.13.0; compiled kernels: it is being compiled".
 std::string to_string(const NodeRunner& runner);
 
 }  // namespace torch_remote::tools
