@@ -232,8 +232,8 @@ def load_file(
     progress: bool | None = None,
     on_worker: bool | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Puts the tensors of a safetensors file, or of the shards that an index names, on a device, without a second copy
-    of them in this process. A worker that may read files reads them itself. Floating-point tensors become `dtype` on
+    """Puts the tensors of a safetensors file, or of the shards that an index names, on a device. This process holds no
+    second copy of them. A worker that may read files reads them itself. Floating-point tensors become `dtype` on
     the way. See torch_remote.weights.load_file."""
     from torch_remote.weights import load_file
 

@@ -7,8 +7,8 @@
 #include "tools/reduce/interesting.h"
 #include "tools/runs/case.h"
 
-// Makes a run smaller while it stays interesting. Applies delta debugging (Zeller and Hildebrandt 2002) to the ops, the
-// surviving buffers, the operands of ops on lists, and the sizes, until no single step succeeds.
+// Makes a run smaller while it stays interesting. Applies delta debugging (Zeller and Hildebrandt 2002) to the
+// ops, the surviving buffers, the operands of ops on lists, and the sizes. Ends when no single step succeeds.
 namespace torch_remote::tools::reduce {
 
 struct Progress {

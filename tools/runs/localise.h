@@ -39,9 +39,9 @@ struct Culprit {
   std::optional<uint32_t> operand;
 };
 
-// Runs both graphs, saves their intermediate results, at most `memory` bytes of them at a time (or those of one node),
-// and compares them pair by pair. Skips pairs that write different dtypes or sizes. If all pairs agree, *culprit is
-// empty: the difference comes from the memory plan or the order of ops.
+// Runs both graphs, saves their intermediate results and compares them pair by pair. Saves at most `memory` bytes of
+// them at a time, or those of one node. Skips pairs that write different dtypes or sizes. If all pairs agree, *culprit
+// is empty: the difference comes from the memory plan or the order of ops.
 Status find_culprit(const Side& a, const Side& b, const std::vector<NodePair>& pairs, std::span<const int64_t> params,
                     const Tolerance& tolerance, uint64_t memory, std::optional<Culprit>* culprit);
 

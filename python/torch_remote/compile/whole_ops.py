@@ -1,9 +1,9 @@
 """Keeps ops whole that programs support but torch decomposes while AOTAutograd traces.
 
-They are the interpolations, which would become index arithmetic and gathers, with scatter-adds as their gradients, and
-attention with grouped queries, which would become matmuls and a softmax. Torch composes other such ops in eager code,
-too, except a few pointwise ones. Two ops that torch keeps whole are decomposed here, as in eager code: multi-head
-attention, and nn.TransformerEncoderLayer in eval mode.
+They are the interpolations and attention with grouped queries. Interpolations would become index arithmetic and
+gathers, with scatter-adds as their gradients; attention would become matmuls and a softmax. Torch composes other such
+ops in eager code, too, except a few pointwise ones. Two ops that torch keeps whole are decomposed here, as in eager
+code: multi-head attention, and nn.TransformerEncoderLayer in eval mode.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def set_restore(
         device: default: the current one.
 
     Raises:
-        ValueError: the mode is unknown, or `limit` or `every` is not positive.
+        ValueError: the mode, `limit` or `every` is invalid.
     """
     if mode not in ("replay", None):
         raise ValueError(f"remote: set_restore knows 'replay' and None, not {mode!r}")

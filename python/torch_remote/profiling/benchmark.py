@@ -19,7 +19,7 @@ def benchmark(
     Unused results are never computed on this device, so a loop that discards its results only times the recording of
     ops. This function keeps the results of a block of calls until the device has computed them. It first calls the
     function until its programs are known. It then chooses the number of calls per block, so that the wait for the
-    device at the end does not count, and measures blocks for `min_run_time` seconds. It times functions on the CPU the
+    device at the end does not count. It measures blocks for `min_run_time` seconds. It times functions on the CPU the
     same way, so that both can be compared.
 
     The Measurement has `.median`, `.iqr` (both in seconds per call) and `.raw_times`; printing shows all of them.

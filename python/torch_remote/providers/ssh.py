@@ -1,8 +1,8 @@
 """Provider `ssh`: workers on a machine with an ssh login, with nothing installed there and no open port.
 
 The user's own OpenSSH logs in, once per device. A short shell script there (bootstrap.sh) reports what the machine has,
-receives the missing archives of bundle.py, and becomes the worker, which communicates over the ssh channel. So the
-worker ends with the channel.
+receives the missing archives of bundle.py, and becomes the worker. The worker communicates over the ssh channel, so it
+ends with the channel.
 """
 
 from __future__ import annotations

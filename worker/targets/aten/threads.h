@@ -21,10 +21,10 @@ inline constexpr double kWorthThreads = 1 << 20;
 // us, during which the threads contribute nothing.
 inline constexpr double kWorthWaking = 1 << 25;
 
-// Chooses the cores on which sleeping threads wake. On machines that do not report which cores share a cache, a
-// scheduler may wake a thread on the core that it slept on, even if that core is busy and others are idle. The thread
-// and the caller then alternate on this core for milliseconds. So we move such threads to another core for the wake-up,
-// without pinning them.
+// Chooses the cores on which sleeping threads wake. A scheduler may wake a thread on the core that it slept on, even if
+// that core is busy and others are idle. This happens on machines that do not report which cores share a cache. The
+// thread and the caller then alternate on this core for milliseconds. So we move such threads to another core for the
+// wake-up, without pinning them.
 class Cores {
  public:
   explicit Cores(int count) : count_(count), threads_(new Thread[static_cast<size_t>(count)]) {}

@@ -19,8 +19,9 @@ bool can_run(std::string_view name, c10::DispatchKey key);
 // numbers must equal those of the CPU's worker. Only the worker's hand-written kernels execute such ops.
 bool can_run_on_gpu(std::string_view name);
 
-// The overload that computes the same into given tensors, if it has a separate kernel for `key` (and does not just copy
-// the functional overload's results). Its arguments are those of `functional`, then one for each result.
+// The overload that computes the same into given tensors, if it has a separate kernel for `key`. An overload that
+// copies the functional overload's results does not count. Its arguments are those of `functional`, then one for each
+// result.
 std::optional<c10::OperatorHandle> find_out_variant(const c10::OperatorHandle& functional, c10::DispatchKey key);
 
 }  // namespace torch_remote::worker::aten

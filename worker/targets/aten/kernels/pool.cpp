@@ -12,7 +12,7 @@
 #include "worker/targets/aten/kernels/parallel.h"
 #include "worker/targets/aten/kernels/turn.h"
 
-// Max pooling without indices. It takes the maximum along rows first and then along columns, so that a window costs
+// Max pooling without indices. It takes the maximum along rows first and then along columns. So a window costs
 // kernel height + width comparisons, each for many windows at once. As in torch's kernel, the first of equal values
 // (zeros of both signs) counts, and NaN propagates.
 namespace torch_remote::worker::aten {

@@ -2,9 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
-// Images (dims: image, channel, and one to three spatial dims) are contiguous (NCHW), with one plane per channel, or
-// channels last, with the channels of a position next to each other. Torch copies between these layouts element by
-// element.
+// Images have the dims image, channel, and one to three spatial dims. They are contiguous (NCHW), with one plane per
+// channel, or channels last, with the channels of a position next to each other. Torch copies between these layouts
+// element by element.
 namespace torch_remote::worker::aten {
 
 // An image's layout: the strides of channels and of positions, in elements.

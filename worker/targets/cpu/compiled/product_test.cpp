@@ -287,7 +287,7 @@ TEST(Product, LeavesTheRestToOthers) {
   EXPECT_FALSE(product("f32[3, 0]{1, 1}", "f32[0, 5]{1, 1}", "f32[3, 5]{5, 1}"));  // the result is all zeros
 }
 
-// --- who does it -----------------------------------------------------------------------------------------------------
+// --- which implementation is chosen ----------------------------------------------------------------------------------
 
 // A clock on which everything takes one second, and slow calls five more.
 struct Clock {
@@ -462,7 +462,7 @@ TEST(ProductChoices, OneDnnDoesItWhereBitsAreFixed) {
   }
 }
 
-// --- products by a library -------------------------------------------------------------------------------------------
+// --- GEMMs by a library ----------------------------------------------------------------------------------------------
 
 // The arguments that a library gets for the last node of a graph; nothing if LibraryProduct rejects the node.
 std::optional<tr_product> given(const std::string& nodes) {
