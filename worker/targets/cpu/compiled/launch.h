@@ -19,7 +19,7 @@ class Launches {
   // Both must outlive this object; of the launch only scalars may change.
   void add(const codegen::Launch& launch, const CompiledKernel& kernel);
 
-  // The work: the number of elements computed, of about 600 ps each.
+  // The work in points: rows * columns * outer positions, over all launches. A point takes about 600 ps.
   double points() const;
 
   // Whether kernels with streaming stores (codegen::cpu::Variant) can execute the launch: the strides of its stores
