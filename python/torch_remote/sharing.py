@@ -6,7 +6,7 @@ message that share a storage also share it at the other end. Torch handles `requ
 offsets (torch.multiprocessing.reductions.reduce_tensor, which asks only for the storage to be sent).
 
 The bytes are part of the message. In shared memory, as CPU tensors use it, they would need a descriptor that lives
-until the receiver has it. That would save one copy of five.
+until the receiver has it. This would save one copy of five.
 """
 
 import ctypes
