@@ -1,7 +1,7 @@
 """Entry point of the command line tools: `remote-opt`, `torch-remote-worker` and the others are programs in
 torch_remote/bin.
 
-A module beside the package, not in it: importing torch_remote imports torch, which takes two seconds.
+This module is next to the package, not in it: importing torch_remote imports torch, which takes two seconds.
 """
 
 import importlib.util
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def run(name: str, arguments: list[str]) -> None:
-    """Becomes the tool, which gets to know where torch's libraries lie."""
+    """Replaces this process by the tool, with the location of torch's libraries in its environment."""
     binary = Path(__file__).parent / "torch_remote" / "bin" / name
     torch = importlib.util.find_spec("torch")  # found, not imported
     environment = dict(os.environ)
@@ -24,5 +24,5 @@ def run(name: str, arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """Becomes the tool by whose name this process was started."""
+    """Replaces this process by the tool with the name of this process."""
     run(Path(sys.argv[0]).name, sys.argv[1:])

@@ -1,9 +1,9 @@
-"""The components of the tree: docs/architecture.md lists them as they are, and none depends on itself.
+"""Checks the components of the tree: docs/architecture.md lists them correctly, and there are no cycles.
 
 A component is a folder with a BUILD file. A C++ file may include files of its own folder, and public headers (`hdrs`)
-of targets that its target depends on. Which components use which follows from the targets' `deps`; the table of
-docs/architecture.md must state the same, and lists a component below all that it uses. Units (a header and its source,
-a Python module), components and Python packages form no cycles. Folders stay small.
+of targets that its target depends on. The targets' `deps` define which components use which. The table of
+docs/architecture.md must state the same, and must list a component below all components that it uses. Units (a header
+and its source, a Python module), components and Python packages form no cycles. Folders stay small.
 """
 
 import ast
@@ -27,7 +27,7 @@ LIBRARIES = {
     "wheel",
 }
 FOLDERS = {"codegen", "frontend", "ir", "passes", "remote", "tools", "worker"}
-# Not components: what only tests use, and what is generated next to a component's sources.
+# Not components: folders that only tests use, and folders of generated files.
 APART = re.compile(r"(^|/)testing$|^tests|^examples|^bazel|^docs|^$")
 
 
@@ -52,7 +52,7 @@ def strings(node: ast.expr | None) -> list[str]:
 
 
 def label(package: str, text: str) -> str:
-    """`//a/b:c` of what a BUILD file of `package` names so."""
+    """Returns the full label, `//a/b:c`, of a label in a BUILD file of `package`."""
     if text.startswith(":"):
         return f"//{package}{text}"
     return text if ":" in text or not text.startswith("//") else f"{text}:{text.rsplit('/', 1)[-1]}"
@@ -81,7 +81,7 @@ TARGETS = targets()
 
 
 def component_of(package: str) -> str:
-    """`ir/testing` is not a component; `tools/viz` belongs to `tools`."""
+    """Maps a package to its component: `tools/viz` belongs to `tools`."""
     parts = package.split("/")
     if parts[:2] == ["worker", "targets"]:
         return "/".join(parts[:4])
@@ -89,7 +89,7 @@ def component_of(package: str) -> str:
 
 
 def arrows() -> dict[str, set[str]]:
-    """What each component uses, by BUILD files. Targets for tests count in a component that has no others."""
+    """Returns what each component uses, by BUILD files. Test targets count only in components without other targets."""
     found: dict[str, set[str]] = defaultdict(set)
     ships = {component_of(t.package) for t in TARGETS.values() if not t.test}
     for target in TARGETS.values():
@@ -105,7 +105,7 @@ def arrows() -> dict[str, set[str]]:
 
 
 def table() -> dict[str, set[str]]:
-    """Of docs/architecture.md: a component, and what it uses."""
+    """Returns the table of docs/architecture.md: for each component, what it uses."""
     rows = re.findall(r"^\| `([a-z/_]+)/` \|.*\| ([^|]*) \|$", (ROOT / "docs/architecture.md").read_text(), re.M)
     return {component: set(re.findall(r"`([a-z/_]+)`", uses)) for component, uses in rows}
 
@@ -126,7 +126,7 @@ def includes(path: str) -> list[str]:
 
 
 def reachable(target: Target) -> set[str]:
-    """Labels of all that the target depends on."""
+    """Returns the labels of all transitive dependencies of the target."""
     seen: set[str] = set()
     stack = list(target.deps)
     while stack:
@@ -151,7 +151,7 @@ def test_files_include_what_their_targets_name():
             for header in includes(path):
                 checked += 1
                 if header.split("/")[0] not in FOLDERS:
-                    continue  # of a library
+                    continue  # a header of a library
                 own = str(Path(header).parent) == target.package or header.startswith(f"{target.package}/")
                 if not own and header not in public and not generated.search(header):
                     wrong.append(f"{path} includes {header}, which no target in its deps offers in hdrs")
@@ -160,7 +160,7 @@ def test_files_include_what_their_targets_name():
 
 
 def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
-    """Strongly connected components of more than one node (Tarjan's algorithm)."""
+    """Returns the strongly connected components of more than one node (Tarjan's algorithm)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -202,7 +202,9 @@ def test_units_of_cpp_form_no_cycles():
 
 
 def imports_of_python() -> dict[str, set[str]]:
-    """Imports inside of functions count too; those of a package's __init__ by its submodules do not."""
+    """Returns each module's imports. Imports inside of functions count; a submodule's import of its package's __init__
+    does not.
+    """
     files = {p.removeprefix("python/").removesuffix(".py").removesuffix("/__init__"): p for p in tracked("python/*.py")}
     modules = {name.replace("/", "."): path for name, path in files.items()}
     edges: dict[str, set[str]] = {}
@@ -235,7 +237,7 @@ def test_packages_of_python_form_no_cycles():
     assert not cycles(edges), cycles(edges)
 
 
-MOST_FILES = 45  # of a folder, corpora apart
+MOST_FILES = 45  # per folder, without corpora
 
 
 def test_folders_are_small():

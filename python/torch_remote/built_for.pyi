@@ -1,2 +1,2 @@
-# Written by the build.
+# The build generates built_for.py.
 PYTHON: str

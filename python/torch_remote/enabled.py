@@ -1,8 +1,8 @@
 """`torch.remote.set_enabled(False)`: the same script on the CPU.
 
-Where a script asks torch for the device `remote`, it gets the CPU: a mode of torch's, which sees calls before they are
-done, changes the device in them. What no mode sees (autocast, GradScaler, the default device, torch.load) is told by
-the functions below. Nothing starts a worker then.
+Where a script asks torch for the device `remote`, it gets the CPU: a torch function mode changes the device in calls.
+Functions below change what no mode intercepts (autocast, GradScaler, the default device, torch.load). No worker is
+started then.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _lock = threading.Lock()
 
 
 def is_enabled() -> bool:
-    """False after set_enabled(False)."""
+    """Returns False after set_enabled(False)."""
     return _enabled
 
 
@@ -42,7 +42,7 @@ _generators: weakref.WeakKeyDictionary[torch.Generator, torch.Generator] = weakr
 
 
 def _generator(generator: torch.Generator) -> torch.Generator:
-    """The CPU's generator that stands for one of the device's."""
+    """The CPU generator that replaces a generator of the device."""
     if generator not in _generators:
         made = torch.Generator()
         made.manual_seed(generator.initial_seed())
@@ -50,11 +50,11 @@ def _generator(generator: torch.Generator) -> torch.Generator:
     return _generators[generator]
 
 
-_NOT_MAPPED = (torch.device, torch.Stream, torch.Event)  # a device's name stays what it is; its uses are changed
+_NOT_MAPPED = (torch.device, torch.Stream, torch.Event)  # a device object keeps its name; its uses are changed
 
 
 class HostEvent:
-    """What torch.remote.Event is then: ops have been done when they return."""
+    """Replaces torch.remote.Event while the device is disabled: ops are done when they return."""
 
     def __init__(self) -> None:
         self._time: float | None = None
@@ -72,7 +72,7 @@ class HostEvent:
         pass
 
     def elapsed_time(self, end_event: HostEvent) -> float:
-        """Milliseconds until another one."""
+        """Returns the milliseconds until another event."""
         if self._time is None or end_event._time is None:
             raise RuntimeError("Both events must be recorded before calculating elapsed time.")
         return 1000 * (end_event._time - self._time)
@@ -89,7 +89,7 @@ class _OnCpu(TorchFunctionMode):
             generator = kwargs.get("generator")
             if generator is not None and generator.device.type == "remote":
                 kwargs = {**kwargs, "generator": _generator(generator)}
-            # Text is a device here and there only: "remote" may be an equation of einsum's.
+            # Text is a device only in these places: "remote" could be an einsum equation.
             if any(type(arg) is torch.device or (func is torch.Tensor.to and isinstance(arg, str)) for arg in args):
                 args = tuple(_CPU if _is_remote(arg) else arg for arg in args)
         return func(*args, **kwargs)
@@ -106,7 +106,7 @@ def _remove_mode() -> None:
         _push_mode(mode)
 
 
-# -- what no mode sees
+# -- what no mode intercepts
 
 _originals: list[tuple[Any, str, Any]] = []
 
@@ -118,7 +118,7 @@ def _change(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 def _device_becomes_cpu(position: int, keyword: str) -> Callable[[Any], Any]:
-    """Of a function or method, the argument that names a device, or its type."""
+    """Wraps a function or method: "remote" becomes "cpu" in the argument that names a device or its type."""
 
     def make(original: Any) -> Any:
         @functools.wraps(original)
@@ -137,7 +137,7 @@ def _device_becomes_cpu(position: int, keyword: str) -> Callable[[Any], Any]:
 def _with_mode(start: Any) -> Any:
     @functools.wraps(start)
     def changed(thread: threading.Thread) -> None:
-        run = thread.run  # modes are a thread's own
+        run = thread.run  # modes belong to a thread
 
         def run_on_cpu() -> None:
             with _OnCpu():
@@ -150,7 +150,7 @@ def _with_mode(start: Any) -> Any:
 
 
 def _location(storage: Any, location: str) -> Any:
-    """torch.load's: where a storage goes that was saved on the device, or is to go there."""
+    """A location function of torch.load, for storages that were saved on the device or should be loaded to it."""
     return storage if not _enabled and _is_remote(location) else None
 
 
@@ -177,14 +177,15 @@ def _disable() -> None:
 
 
 def set_enabled(enabled: bool) -> None:
-    """Whether the device is used. After set_enabled(False) the same script runs on the CPU, and starts no worker.
+    """Sets whether the device is used. After set_enabled(False) the same script runs on the CPU, and starts no worker.
 
-    What asks torch for the device `remote` gets the CPU: `.to("remote")`, factories, `with torch.device("remote")`,
-    autocast, `torch.load(map_location="remote")`, `torch.compile(backend="remote")` (which runs eagerly). Call it
-    before the device is used, or set TORCH_REMOTE_ENABLED=0; processes that are started later get that, too.
+    Code that asks torch for the device `remote` gets the CPU: `.to("remote")`, factories, `with
+    torch.device("remote")`, autocast, `torch.load(map_location="remote")`, `torch.compile(backend="remote")` (which
+    runs eagerly). Call this function before the device is used, or set TORCH_REMOTE_ENABLED=0; processes that are
+    started later inherit it.
 
     Raises:
-        RuntimeError: the device was used already.
+        RuntimeError: the device has been used already.
     """
     global _enabled
     with _lock:
@@ -202,6 +203,6 @@ def set_enabled(enabled: bool) -> None:
 
 
 def read_environment() -> None:
-    """At the import of the package. A value that is none is refused where the device is used first."""
+    """Called when the package is imported. An invalid value raises when the device is first used."""
     if os.environ.get(_VARIABLE) == "0":
         set_enabled(False)

@@ -6,11 +6,11 @@ import sys
 class WorkerLost(RuntimeError):
     """The worker is gone: it died, was killed, or the connection to it broke.
 
-    The tensors that lived there are lost. `torch.remote.restart()` starts another worker.
+    The tensors on it are lost. `torch.remote.restart()` starts another worker.
 
     Attributes:
-        session: number of the session that ended.
-        last_acknowledged: sequence number of the last message that the worker had finished.
+        session: the number of the session that ended.
+        last_acknowledged: the sequence number of the last message that the worker had finished.
     """
 
     def __init__(self, message: str, session: int | None = None, last_acknowledged: int | None = None) -> None:
@@ -20,7 +20,7 @@ class WorkerLost(RuntimeError):
 
 
 def worker_lost(message: str, session: int | None, last_acknowledged: int | None, device: int | None) -> WorkerLost:
-    """The error for a lost worker of a device: where a machine's provider knows more of its end, that is said, too."""
+    """The error for a lost worker of a device. Adds what a machine's provider knows about its end."""
     registry = sys.modules.get("torch_remote.providers.registry")
     if registry is not None and device is not None:
         message += registry.end_of(device)
@@ -28,9 +28,9 @@ def worker_lost(message: str, session: int | None, last_acknowledged: int | None
 
 
 class FunctionError(RuntimeError):
-    """What a function of `torch_remote.function` raised, if that is no exception of Python's own; and the cause of one
-    that is: it says where, in the function's process."""
+    """Raised for an exception of a `torch_remote.function` that is not one of Python's built-in exceptions. It is also
+    the cause of one that is; it then has the traceback from the function's process."""
 
 
 class UnexpectedCompile(RuntimeError):
-    """A program was built inside `torch.remote.expect_no_compile()`."""
+    """A program was built inside of `torch.remote.expect_no_compile()`."""

@@ -1,9 +1,9 @@
-"""Torch's own numbers on the CPU, right from the first call.
+"""Makes torch's own results on the CPU correct from the first call.
 
-Torch computes exp, sin, sqrt and their like of contiguous float and double tensors with MKL's vector math. The first
-call of each such function chooses the code for this processor, and two threads that share it may get the code of the
-lowest accuracy: about 1e-4 off, once (pytorch/pytorch#188792). Who compares a device's numbers with these would take
-them for the device's fault. Workers do the same (worker/targets/aten/first_calls.h).
+Torch computes exp, sin, sqrt and similar functions of contiguous float and double tensors with MKL's vector math. The
+first call of each function selects the code for this processor. Two threads that share this call may get the code of
+the lowest accuracy once, with errors of about 1e-4 (pytorch/pytorch#188792). A comparison of a device's results with
+such results would blame the device. Workers do the same (worker/targets/aten/first_calls.h).
 """
 
 import torch
@@ -16,7 +16,7 @@ _FUNCTIONS = (
 
 
 def make() -> None:
-    """Calls each of these functions once, in this thread. About a millisecond."""
+    """Calls each of these functions once in this thread; takes about a millisecond."""
     with torch.inference_mode():
         for dtype in (torch.float32, torch.float64):
             x = torch.full((1,), 0.5, dtype=dtype, device="cpu")

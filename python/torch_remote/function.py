@@ -1,9 +1,9 @@
 """Python functions that run where the worker is (`torch_remote.function`).
 
-A function goes there pickled (cloudpickle), and the tensors of the device that it is given, or that it refers to, stay
-there: the worker hands their bytes to a Python process of its own, which calls the function in plain torch
-(python_process.py). What it returns comes back as tensors of the device and plain values; nothing is unpickled here.
-For gradients it is called once more, with the same random numbers, so that nothing has to be kept there.
+The function is sent pickled (cloudpickle). Tensors of the device that it is given, or that it refers to, stay with the
+worker: the worker passes their bytes to a Python process, which calls the function in plain torch (python_process.py).
+The results come back as tensors of the device and plain values; nothing is unpickled here. For gradients the function
+is called once more, with the same random numbers, so that nothing must be saved there.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(==[A-Za-z0-9.+!-]+)?")
 _MOST_ARGUMENTS = 2048
-_AT_ONCE = 0.5  # seconds that one who gives up waits for an interrupted function
-_PATIENCE = 3.0  # and that it has until its process is ended
+_AT_ONCE = 0.5  # seconds to wait for an interrupted function
+_PATIENCE = 3.0  # seconds that an interrupted function has before its process is killed
 
-_pickling = threading.Lock()  # cloudpickle's list of modules is the process's
+_pickling = threading.Lock()  # cloudpickle's list of modules is global to the process
 
 
 def _pickle(function: Any, args: Any, kwargs: Any) -> tuple[bytes, list[torch.Tensor], bool]:
-    """The call without its tensors, these, and whether there is an optimizer in it."""
+    """Pickles the call. Returns the pickle, its tensors, and whether it contains an optimizer."""
     try:
         import cloudpickle  # type: ignore[import-untyped, unused-ignore]
     except ImportError as error:
@@ -68,10 +68,10 @@ def _pickle(function: Any, args: Any, kwargs: Any) -> tuple[bytes, list[torch.Te
         def reducer_override(self, value: object) -> Any:
             nonlocal optimizers
             optimizers = optimizers or isinstance(value, torch.optim.Optimizer)
-            if isinstance(value, RemoteFunction):  # over there it is called at once
+            if isinstance(value, RemoteFunction):  # on the worker's side it is called directly
                 return functools.partial, (value.__wrapped__,)
             if isinstance(value, types.CodeType):
-                # From 3.1.3 on cloudpickle leaves out the file, by which tracebacks find the lines.
+                # From 3.1.3 on cloudpickle omits the file name, by which tracebacks find the lines.
                 make, parts = self.dispatch_table[types.CodeType](value)
                 return make, tuple(value.co_filename if part == "<dynamic-code>" else part for part in parts)
             return super().reducer_override(value)
@@ -79,7 +79,7 @@ def _pickle(function: Any, args: Any, kwargs: Any) -> tuple[bytes, list[torch.Te
     data = io.BytesIO()
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     with _pickling, contextlib.ExitStack() as after:
-        # What stands beside the function comes along as it is now, wherever its module can be imported.
+        # Pickles the function's module by value, in its current state, even if the worker could import it.
         if module is not None and module.__name__ not in ("__main__", *cloudpickle.list_registry_pickle_by_value()):
             cloudpickle.register_pickle_by_value(module)
             after.callback(cloudpickle.unregister_pickle_by_value, module)
@@ -88,7 +88,7 @@ def _pickle(function: Any, args: Any, kwargs: Any) -> tuple[bytes, list[torch.Te
 
 
 def _with_gradients(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
-    """Adds the tensors' `.grad`s; which tensor has which."""
+    """Appends the tensors' `.grad`s. Returns pairs: the index of a tensor, the index of its gradient."""
     numbers = {id(tensor): i for i, tensor in enumerate(tensors)}
     pairs = []
     for i, tensor in enumerate(list(tensors)):
@@ -103,7 +103,7 @@ def _with_gradients(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
 
 
 def _is_argument(tensor: torch.Tensor) -> bool:
-    """Whether it goes by its bytes; what does not is pickled as torch does it."""
+    """Whether the tensor is sent as bytes; other tensors are pickled by torch."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
     if tensor.device.type == "remote" and not plain:
         raise TypeError(
@@ -121,19 +121,19 @@ def _is_argument(tensor: torch.Tensor) -> bool:
 
 
 def _error(about: dict[str, Any]) -> BaseException:
-    """What the function raised: an exception of the same class if that is Python's own."""
+    """The exception that the function raised, of the same class if that is one of Python's built-in exceptions."""
     cause = FunctionError(f"\n{about['traceback']}")
     kind = getattr(builtins, about["type"], None) if about["module"] == "builtins" else None
     error: BaseException = FunctionError(f"{about['type']}: {about['message']}")
     if isinstance(kind, type) and issubclass(kind, (Exception, KeyboardInterrupt)):
-        with contextlib.suppress(TypeError):  # a class that wants other arguments
+        with contextlib.suppress(TypeError):  # the class needs other arguments
             error = kind(*about["args"])
     error.__cause__ = cause
     return error
 
 
 class _Attempt:
-    """One call: sent, waited for, interrupted."""
+    """One call: sends it, waits for it, interrupts it."""
 
     def __init__(
         self, device: int, header: dict[str, Any], pickled: bytes, parts: Sequence[torch.Tensor], prints: bool
@@ -143,7 +143,8 @@ class _Attempt:
         self._ended = False
 
     def interrupt(self) -> None:
-        """Has it end soon, from any thread: as Ctrl-C does, and if that does not help by ending its process."""
+        """Makes the call end soon: interrupts it as Ctrl-C does, and kills its process if that does not help. Any
+        thread may call this."""
         with contextlib.suppress(Exception):  # the worker may be gone
             _C.end_call(self._device, self._session, self._ticket, False)
         last = threading.Timer(_PATIENCE, self._kill)
@@ -156,7 +157,7 @@ class _Attempt:
                 _C.end_call(self._device, self._session, self._ticket, True)
 
     def wait(self, timeout: float | None) -> tuple[dict[str, Any], list[torch.Tensor]]:
-        """The answer and its tensors, those of changed arguments last."""
+        """Returns the answer and its tensors; those of changed arguments come last."""
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             answer = self._wait(deadline)
@@ -189,14 +190,14 @@ class _Attempt:
             answer = _C.wait_call(self._device, self._session, self._ticket, seconds)
         except KeyboardInterrupt:
             raise
-        except Exception:  # it is over: the worker, or the function's process, failed
+        except Exception:  # the call has ended: the worker or the function's process failed
             self._ended = True
             raise
         self._ended = answer is not None
         return answer
 
     def _give_up(self) -> None:
-        """Nobody waits any more, and nobody has its results."""
+        """Abandons the call and its results."""
         if self._ended:
             return
         try:
@@ -223,7 +224,7 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        tensors = ctx.saved_tensors  # nobody has changed them since
+        tensors = ctx.saved_tensors  # unchanged since the forward pass
         return (None, *ctx.call.run_backward(tensors, gradients))
 
 
@@ -233,7 +234,7 @@ class _Call:
     def __init__(self, owner: RemoteFunction[Any, Any], args: Any, kwargs: Any) -> None:
         self._owner = owner
         self._pickled, given, self._optimizers = _pickle(owner.__wrapped__, args, kwargs)
-        self._count = len(given)  # behind them come their gradients, which autograd does not see
+        self._count = len(given)  # their gradients follow, which autograd does not see
         self._grads = _with_gradients(given)
         devices = {tensor.device.index for tensor in given if tensor.device.type == "remote"}
         if len(devices) > 1:
@@ -296,7 +297,7 @@ class _Call:
         return self.attempt.wait(self._owner.timeout)
 
     def run_forward(self) -> None:
-        """Calls it; about and results are there afterwards, and its arguments are as it left them."""
+        """Calls the function. Sets `about` and `results`, and updates changed arguments."""
         arguments = self._arguments
         about, tensors = self._run(arguments, [part.tensor for part in arguments.parts], None, Arguments([], []))
         changed = about["changed"]
@@ -309,7 +310,7 @@ class _Call:
         self.about, self.results = about, tensors[:count]
 
     def _take_grads(self, grads: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
-        """Gives tensors the `.grad` that the function has given them."""
+        """Assigns the `.grad`s that the function has set."""
         for i, encoded in grads:
             tensor, gradient = self._arguments.given[i], decode(encoded, tensors, self._arguments)
             tensor.grad = None if gradient is None else gradient.detach().to(tensor.device)
@@ -317,7 +318,7 @@ class _Call:
     def run_backward(
         self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
-        """Gradients of its tensors: it is called again, with what it got."""
+        """Computes the gradients of the arguments: calls the function again with the same arguments."""
         arguments = self._arguments if self._clones else Arguments(tensors, tensors)
         parts = [self._clones.get(i, part.tensor) for i, part in enumerate(arguments.parts)]
         there = [i for i, gradient in enumerate(gradients) if gradient is not None]
@@ -344,7 +345,7 @@ class _Call:
 
 
 class RemoteFunction(Generic[_P, _R]):
-    """A function that runs where its tensors are: what `torch_remote.function` returns."""
+    """A function that runs where its tensors are; `torch_remote.function` returns it."""
 
     def __init__(self, function: Callable[_P, _R], packages: Sequence[str], timeout: float | None) -> None:
         if inspect.iscoroutinefunction(function):
@@ -364,7 +365,7 @@ class RemoteFunction(Generic[_P, _R]):
         self.__wrapped__ = function
         self.packages, self.timeout = list(packages), timeout
         self.sources: dict[str, str] = {}
-        with contextlib.suppress(OSError, TypeError):  # for the lines of its tracebacks
+        with contextlib.suppress(OSError, TypeError):  # for the source lines of tracebacks
             file = inspect.getsourcefile(function)
             lines, _ = inspect.findsource(function)
             if file is not None:
@@ -376,7 +377,7 @@ class RemoteFunction(Generic[_P, _R]):
         return _Call(self, args, kwargs)()
 
     async def aio(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        """The same without blocking the event loop. A task that is cancelled interrupts the function."""
+        """Calls the function without blocking the event loop. Cancelling the task interrupts the function."""
         if not enabled.is_enabled():
             return await asyncio.to_thread(self.__wrapped__, *args, **kwargs)
         call = _Call(self, args, kwargs)
@@ -412,7 +413,7 @@ def function(
     function: None = None, /, *, packages: Sequence[str] = (), timeout: float | None = None
 ) -> Callable[[Callable[_P, _R]], RemoteFunction[_P, _R]]: ...
 def function(function: Any = None, /, *, packages: Sequence[str] = (), timeout: float | None = None) -> Any:
-    """Makes a function run where the worker is, in Python and plain torch there; tensors of the device stay there.
+    """Makes a function run where the worker is, in Python and plain torch there. Tensors of the device stay there.
 
         @torch_remote.function(packages=["scipy"])
         def smooth(x, sigma):
@@ -421,16 +422,16 @@ def function(function: Any = None, /, *, packages: Sequence[str] = (), timeout: 
 
         y = smooth(x, 2.0)  # x and y are tensors on the device
 
-    The worker must have been started with --allow-python; local ones are. Tensors among the arguments, however deep,
-    and those that the function refers to (a module's parameters) are given to it as CPU tensors; what it changes in
-    them in place, and their `.grad`, is changed here. All else is copied there. Results are tensors, which come to the
-    device, numpy's arrays, numbers, text, bytes, None, and lists, tuples, sets and dicts of these. What it raises is
-    raised here, with its traceback; what it prints is printed here. For gradients of torch's operations it is called
-    again, with the same random numbers. `await f.aio(...)` does not block.
+    The worker must have been started with --allow-python; local workers are. The function gets CPU tensors for all
+    tensors among the arguments, at any depth, and for tensors that it refers to (a module's parameters). In-place
+    changes of these tensors and of their `.grad` are applied here. Other arguments are copied. Results may be tensors,
+    which are put on the device, numpy arrays, numbers, text, bytes, None, and lists, tuples, sets and dicts of these.
+    An exception is raised here, with its traceback; printed text is printed here. For gradients of torch's operations
+    the function is called again, with the same random numbers. `await f.aio(...)` does not block.
 
     Args:
-        packages: what the worker's Python must have: "name" or "name==version".
-        timeout: seconds until the function is interrupted; then it is a TimeoutError.
+        packages: packages that the worker's Python must have: "name" or "name==version".
+        timeout: seconds after which the function is interrupted and TimeoutError is raised.
     """
     if function is None:
         return functools.partial(RemoteFunction, packages=packages, timeout=timeout)

@@ -1,4 +1,4 @@
-"""What a function's call brings there and back: tensors as parts of memory, results as JSON (function.py)."""
+"""The data that a function call sends and returns: tensors as parts of memory, results as JSON (function.py)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-_ALIGNED = 64  # bytes; where a storage's part begins
-_GAPS = 4  # a tensor alone in its storage goes without its gaps if they are more than three quarters
+_ALIGNED = 64  # bytes; alignment of a part's beginning
+_GAPS = 4  # the only tensor of a storage is sent without gaps if these are more than three quarters of it
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
@@ -21,21 +21,22 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 @dataclass
 class Part:
-    """What goes to the worker as one piece: the bytes of a storage that tensors have, or one tensor's elements."""
+    """A piece of memory that is sent to the worker: the bytes of a storage that tensors share, or the elements of one
+    tensor."""
 
-    tensor: torch.Tensor  # of the device; bytes, unless `packed`
-    begin: int  # of these in the storage
+    tensor: torch.Tensor  # on the device; uint8, unless `packed`
+    begin: int  # offset of these bytes in the storage
     packed: bool
-    members: list[int]  # tensors that lie in it
+    members: list[int]  # indices of the tensors in this part
 
 
 class Arguments:
-    """The tensors of a call, as the parts that go there."""
+    """The tensors of a call, and the parts that are sent for them."""
 
     def __init__(self, given: Sequence[torch.Tensor], here: Sequence[torch.Tensor]) -> None:
-        self.given, self.here = given, here  # the user's own; these, or what lies on the device for those of the CPU
+        self.given, self.here = given, here  # the user's tensors; the same with copies on the device for CPU tensors
         self.parts: list[Part] = []
-        self.where: list[list[Any]] = [[] for _ in here]  # of each: part, sizes, strides, offset in it
+        self.where: list[list[Any]] = [[] for _ in here]  # per tensor: part, sizes, strides, and offset in the part
         shared: dict[int, list[int]] = {}
         for i, tensor in enumerate(here):
             shared.setdefault(tensor.untyped_storage().data_ptr(), []).append(i)
@@ -61,7 +62,8 @@ class Arguments:
         self.parts.append(Part(part, begin, packed, members))
 
     def write(self, changed: Sequence[int], bytes_of: Sequence[torch.Tensor], clones: dict[int, torch.Tensor]) -> None:
-        """What a function changed in its arguments. `clones` gets, of each part, what it was."""
+        """Applies the changes that a function made to its arguments. `clones` gets the old contents of each changed
+        part."""
         for number in changed:
             part: Part = _at(self.parts, number)
             moved = [i for i in part.members if self.given[i] is not self.here[i]]
@@ -87,7 +89,7 @@ class Arguments:
     def view(
         self, number: int, owner: int | None, dtype: str, sizes: list[int], strides: list[int], offset: int
     ) -> torch.Tensor:
-        """A result that lies in a part; of a tensor that autograd knows as its base, if `owner` is one."""
+        """A result that is in a part. If `owner` is an argument, the result is a view of it for autograd."""
         part: Part = _at(self.parts, number)
         wanted = dtype_of(dtype)
         offset += part.begin // wanted.itemsize
@@ -101,7 +103,7 @@ class Arguments:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The bytes of its storage that it has: first, and behind the last."""
+    """The range of bytes that the tensor uses in its storage: first, and one after the last."""
     size, offset = tensor.element_size(), int(tensor.storage_offset())
     if tensor.numel() == 0:
         return offset * size, offset * size
@@ -110,14 +112,14 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 class DamagedError(RuntimeError):
-    """What came is nothing that python_process.py sends."""
+    """The answer has not the format that python_process.py sends."""
 
     def __init__(self, what: object) -> None:
         super().__init__(f"remote: a function's answer is damaged: {what}")
 
 
 def dtype_of(name: object) -> torch.dtype:
-    """The dtype of that name, and nothing else that torch has."""
+    """The dtype with this name; rejects other attributes of torch."""
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, torch.dtype):
         raise DamagedError(f"{name!r} is no dtype")
@@ -125,7 +127,7 @@ def dtype_of(name: object) -> torch.dtype:
 
 
 def decode(value: Any, tensors: Sequence[torch.Tensor], arguments: Arguments) -> Any:
-    """What python_process.py encoded. The worker may send anything: what makes no sense is a DamagedError."""
+    """Decodes what python_process.py encoded. The worker may send anything, so invalid data raises DamagedError."""
     try:
         return _decode(value, tensors, arguments)
     except (LookupError, TypeError, ValueError, RecursionError) as error:
@@ -195,9 +197,9 @@ class _MissingClassError(TypeError):
 
 
 def _named_tuple(module: str, name: str, fields: list[str] | None) -> Callable[[list[Any]], Any]:
-    """What makes this tuple: a class that is here already."""
+    """The constructor of this named tuple; its class must already be imported here."""
     _texts(module, name, *(fields or ()))
-    if fields is None:  # torch's own
+    if fields is None:  # a class of torch's own
         found = getattr(torch.return_types, name, None)
         if isinstance(found, type) and issubclass(found, tuple):
             return found

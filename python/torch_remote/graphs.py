@@ -1,4 +1,4 @@
-"""Graphs to look at, keep and run: `torch.remote.trace`, `torch.remote.from_text`."""
+"""Graphs to inspect, save and run: `torch.remote.trace`, `torch.remote.from_text`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _VALUES = "// parameters:"
 
 
 class Graph:
-    """What the device does, as docs/ir.md describes it: buffers, views of them, and ops in program order.
+    """A recorded computation, as docs/ir.md describes it: buffers, views of them, and ops in program order.
 
-    A graph that was recorded knows the parameters (sizes, strides, offsets, numbers) of the run that it was recorded
-    from. It holds no tensor's bytes.
+    A recorded graph knows the parameters (sizes, strides, offsets, numbers) of the run that it was recorded from. It
+    holds no tensor contents.
     """
 
     def __init__(self, native: _C.Graph) -> None:
         self._native = native
 
     def __len__(self) -> int:
-        """Number of ops."""
+        """Returns the number of ops."""
         return self._native.nodes
 
     def __str__(self) -> str:
@@ -37,26 +37,26 @@ class Graph:
 
     @property
     def ops(self) -> dict[str, int]:
-        """How often each op is there."""
+        """Returns the number of uses of each op, by name."""
         return dict(self._native.ops())
 
     @property
     def params(self) -> list[int]:
-        """The parameters of the run that it was recorded from; floats by the bits of a double."""
+        """The parameters of the run that it was recorded from; a float is given as the bits of a double."""
         return self._native.params
 
     def to_text(self) -> str:
-        """The text form, with the user's lines; `from_text` reads it."""
+        """Returns the text form, with the user's source lines; `from_text` reads it."""
         values = f"{_VALUES} {' '.join(map(str, self.params))}\n" if self.params else ""
         return values + self._native.to_text()
 
     def optimized(self) -> Graph:
-        """The graph after the passes, with the groups that kernels do."""
+        """Returns the graph after the passes, with the groups that kernels execute."""
         return Graph(self._native.optimized())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes it for the tools (remote-opt, remote-dump, remote-viz): a flatbuffer if the name ends in .program,
-        else text."""
+        """Writes the graph for the tools (remote-opt, remote-dump, remote-viz): as a flatbuffer if the name ends in
+        .program, otherwise as text."""
         path = Path(path)
         if path.suffix == ".program":
             path.write_bytes(self._native.to_program())
@@ -66,15 +66,15 @@ class Graph:
     def run(
         self, *inputs: torch.Tensor, params: Mapping[int, int | float] | Iterable[int] | None = None
     ) -> list[torch.Tensor]:
-        """Runs it.
+        """Runs the graph.
 
         Args:
-            inputs: one tensor on the device for each input buffer, in order; written where the graph writes them.
-            params: values by number, or all of them. Those that are not given are told by the inputs' sizes, strides
-                and offsets, or else are the recorded run's.
+            inputs: one tensor on the device per input buffer, in order. Those that the graph writes are modified.
+            params: values by number, or all of them. Missing ones are taken from the inputs' sizes, strides and
+                offsets, or else from the recorded run.
 
         Returns:
-            A tensor for each fresh buffer that survives, in order.
+            A tensor for each surviving fresh buffer, in order.
 
         Raises:
             ValueError: inputs or parameters do not fit the graph, or are missing.
@@ -91,10 +91,10 @@ class Graph:
 
 
 def from_text(text: str) -> Graph:
-    """The graph of a text form (docs/ir.md).
+    """Returns the graph of a text form (docs/ir.md).
 
     Raises:
-        ValueError: "line:column: what is wrong".
+        ValueError: the text is invalid; the message is "line:column: what is wrong".
     """
     native = _C.Graph.from_text(text)
     values = re.search(rf"^{_VALUES}(.*)$", text, re.MULTILINE)
@@ -104,13 +104,14 @@ def from_text(text: str) -> Graph:
 
 
 class trace:  # noqa: N801 (called like a function)
-    """Context manager: what is recorded in the block, as graphs.
+    """Context manager that records the block as graphs.
 
     >>> with torch.remote.trace() as trace:
     ...     y = torch.relu(x @ w)
     >>> print(trace.graph)
 
-    The ops run as ever. They are one graph, unless the block waits for results in between or calls compiled functions.
+    The ops run as usual. They form one graph, unless the block waits for results in between or calls compiled
+    functions.
     """
 
     def __init__(self, device: torch.device | str | int | None = None) -> None:
@@ -136,7 +137,7 @@ class trace:  # noqa: N801 (called like a function)
 
     @property
     def graph(self) -> Graph:
-        """The graph, if there is one only."""
+        """The graph. Raises ValueError if there is not exactly one."""
         if len(self.graphs) != 1:
             raise ValueError(f"torch.remote.trace: the block recorded {len(self.graphs)} graphs; see .graphs")
         return self.graphs[0]
@@ -147,7 +148,7 @@ class trace:  # noqa: N801 (called like a function)
         return "\n".join(graph.to_text() for graph in self._graphs)
 
     def to_text(self) -> str:
-        """The graph's text."""
+        """Returns the graph's text."""
         return self.graph.to_text()
 
     def save(self, path: str | os.PathLike[str]) -> None:

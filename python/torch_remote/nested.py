@@ -1,7 +1,7 @@
 """Attention over jagged nested tensors.
 
-torch's own takes CUDA's kernels for it, or makes nested tensors of torch.strided, which the device does not have. Here
-sequences are padded to the longest, attend as dense ones do, under a mask, and are packed again.
+Torch's own implementation uses CUDA kernels, or makes nested tensors with the layout torch.strided, which the device
+does not support. Here sequences are padded to the longest, attend like dense ones under a mask, and are packed again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _lengths(tensor: NestedTensor) -> torch.Tensor:
 
 
 def _padded(tensor: NestedTensor) -> torch.Tensor:
-    """[batch, heads, longest, features] of a tensor [batch, heads, length, features]."""
+    """Pads a tensor [batch, heads, length, features] to [batch, heads, longest, features]."""
     packed: Any = tensor.transpose(1, 2).contiguous()
     size = (packed.size(0), packed._get_max_seqlen(), packed.size(2), packed.size(3))
     return packed.to_padded_tensor(0.0, size).transpose(1, 2)
@@ -67,8 +67,8 @@ def _is_ours(tensors: tuple[Any, ...]) -> bool:
 
 
 def register() -> None:
-    """From now on NestedTensor calls it for tensors of the device."""
-    nested: Any = NestedTensor  # whose class method is replaced
+    """Makes NestedTensor call `attention` for tensors of the device."""
+    nested: Any = NestedTensor  # its class method is replaced
     function = nested.__torch_function__.__func__
 
     def torch_function(

@@ -1,10 +1,10 @@
-"""The process beside a worker that calls Python functions for its client.
+"""The process next to a worker that calls Python functions for its client.
 
 Clients call torch_remote/function.py; the worker's half is worker/server/python.h.
 
-It imports torch, and of torch_remote nothing. What is called comes in memory of parts, whose first is a pickle of a
-header and the pickled function; the others are tensors' elements. What is returned goes back likewise, the first part
-as JSON: the client unpickles nothing.
+It imports torch, but nothing of torch_remote. A call arrives in memory with several parts. The first part is a pickle
+of a header and the pickled function; the others are tensors' elements. The answer has the same form, with JSON as the
+first part: the client unpickles nothing.
 """
 
 import base64
@@ -35,7 +35,7 @@ _PART = struct.Struct("<QQ")
 
 
 def _parts(descriptor: int) -> list[memoryview]:
-    """Of the client: views of memory that is this process's to write."""
+    """Returns the parts of a call, as views of memory that this process may write."""
     memory = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
     (count,) = struct.unpack_from("<Q", memory)
     table = [_PART.unpack_from(memory, 8 + i * _PART.size) for i in range(count)]
@@ -116,7 +116,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Encoder:
-    """What a function returned, for JSON: each value as [kind, ...], tensors by their number."""
+    """Encodes what a function returned for JSON: each value as [kind, ...], tensors by their number."""
 
     def __init__(self, torch: Any, inputs: list[Any], abouts: list[dict[str, Any]], storages: list[Any]) -> None:
         self._torch = torch
@@ -195,7 +195,7 @@ def _elements(torch: Any, tensor: Any) -> Any:
 
 
 def _load(parts: list[memoryview]) -> tuple[Any, dict[str, Any], bytes, list[Any], list[Any]]:
-    """torch, header, pickled call, tensors' bytes, tensors."""
+    """Returns torch, header, pickled call, tensors' bytes, tensors."""
     header, pickled = pickle.loads(parts[0])
     here = list(sys.version_info[:2])
     if header["python"] != here:
@@ -204,9 +204,8 @@ def _load(parts: list[memoryview]) -> tuple[Any, dict[str, Any], bytes, list[Any
             f"{header['python'][0]}.{header['python'][1]}: functions only go between the same; start the worker with "
             f"--allow-python=python{header['python'][0]}.{header['python'][1]}"
         )
-    sys.path += [
-        path for path in header["path"] if path not in sys.path
-    ]  # only clients whose own worker this is send theirs
+    # Only clients that started this worker themselves send their path.
+    sys.path += [path for path in header["path"] if path not in sys.path]
     _check_packages(["torch", "cloudpickle", *header["packages"]])
     import torch
 
@@ -230,7 +229,7 @@ def _changed(
     homes: list[Any],
     wants: list[bool],
 ) -> list[int]:
-    """Which parts the function has changed. homes: of each argument, what it was."""
+    """Returns the parts that the function has changed. homes: the original tensor of each argument."""
     with torch.no_grad():
         for tensor, home, wants_grad in zip(arguments, homes, wants, strict=True):
             if tensor.requires_grad and not wants_grad:
@@ -251,8 +250,8 @@ def _changed(
 
 @contextlib.contextmanager
 def _interrupted_afterwards() -> Iterator[None]:
-    """What is imported in here is imported whole: an interruption comes when that is done. (Half a module
-    would be left, and torch goes on where numpy could not be imported.)"""
+    """Delays an interruption until the imports in this context are complete. (Half a module would remain, and torch
+    continues where numpy could not be imported.)"""
     came: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
     try:
@@ -264,7 +263,7 @@ def _interrupted_afterwards() -> Iterator[None]:
 
 
 def _call(parts: list[memoryview], original: list[memoryview]) -> tuple[dict[str, Any], list[Any]]:
-    """(JSON, parts) of the answer."""
+    """Returns the answer: (JSON, parts)."""
     with _interrupted_afterwards():
         torch, header, pickled, storages, inputs = _load(parts)
     count = header["arguments"]
@@ -297,7 +296,7 @@ def _call(parts: list[memoryview], original: list[memoryview]) -> tuple[dict[str
     except BaseException as error:
         if backward:
             raise
-        # What it has changed until then stays changed, as it does where it is called here.
+        # Changes that it made before the exception remain, as in a local call.
         answer, tensors = {"error": _describe(error), "tensors": [], "changed": [], "grads": []}, []
         if not isinstance(error, KeyboardInterrupt):
             encoder = _Encoder(torch, arguments, abouts, storages[: header["parts"]])
@@ -314,13 +313,13 @@ def _call(parts: list[memoryview], original: list[memoryview]) -> tuple[dict[str
 
 
 def _optimizers(torch: Any) -> list[tuple[Any, int]]:
-    """Those that were unpickled, and of how many parameters they have state."""
+    """Returns the unpickled optimizers, each with the number of parameters that have state."""
     kind = torch.optim.Optimizer
     return [(found, len(found.state)) for found in gc.get_objects() if issubclass(type(found), kind)]
 
 
 def _grads(arguments: list[Any], header: dict[str, Any], encoder: _Encoder) -> list[Any]:
-    """Of tensors that have another `.grad` than before: the tensor's number, and that."""
+    """Returns the tensors whose `.grad` has changed: (the tensor's number, the encoded gradient)."""
     before, found = {i: arguments[j] for i, j in header["grads"]}, []
     for i, tensor in enumerate(arguments):
         gradient = tensor.grad if tensor.is_leaf else None
@@ -355,7 +354,7 @@ def _gradients(
 
 
 def _describe(error: BaseException) -> dict[str, Any]:
-    """An exception for JSON, without the frames of this file."""
+    """Describes an exception for JSON, without the frames of this file."""
     told = traceback.TracebackException.from_exception(error)
     chain: list[traceback.TracebackException | None] = [told]
     seen: set[int] = set()
@@ -377,7 +376,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
 
 
 class _Printed(io.TextIOBase):
-    """What is printed, in order."""
+    """Collects printed text, in order."""
 
     def __init__(self, kept: list[tuple[bool, list[str]]], is_error: bool) -> None:
         self._kept, self._is_error = kept, is_error
@@ -398,7 +397,7 @@ def _end_with_the_worker() -> None:
 
 
 def main() -> None:
-    """Calls one function after the other until the worker's end is closed."""
+    """Calls one function after the other until the worker closes its end."""
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     os.set_inheritable(_SOCKET, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -409,7 +408,7 @@ def main() -> None:
         data, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
         if not data or not descriptors:
             return
-        connection.send(b"\1")  # the call is taken: it fails if this process ends before its answer
+        connection.send(b"\1")  # the call is accepted: it fails if this process ends before its answer
         printed: list[tuple[bool, list[str]]] = []
         parts: list[Any] = []
         try:
@@ -422,11 +421,11 @@ def main() -> None:
                     answer, parts = _call(received, original)
                 finally:
                     signal.signal(signal.SIGINT, signal.SIG_IGN)
-        except BaseException as error:  # whatever it is, the client gets it
+        except BaseException as error:  # any exception is sent to the client
             answer, parts = {"error": _describe(error), "tensors": [], "changed": [], "grads": []}, []
         answer["printed"] = [(is_error, "".join(texts)) for is_error, texts in printed]
         _send(connection, [json.dumps(answer).encode(), *parts])
-        received, original, parts = [], [], []  # memory that is not needed any more
+        received, original, parts = [], [], []  # frees the memory of the call
 
 
 __file_name__ = sys.argv[1]

@@ -189,7 +189,7 @@ __all__ = [
 ]
 
 
-_initialized = True  # torch.utils.checkpoint asks: this device needs no set-up
+_initialized = True  # torch.utils.checkpoint reads it: this device needs no set-up
 
 
 def __getattr__(name: str) -> Any:
@@ -200,15 +200,15 @@ def __getattr__(name: str) -> Any:
 
 
 def add_machine(machine: Any, **arguments: Any) -> torch.device:
-    """Starts a machine and gives its first device: a URL ("ssh://user@host", "tcp://host:4500"), a provider's name
-    ("local") or a torch_remote.RemoteMachine. Arguments are those of RemoteMachine."""
+    """Starts a machine and returns its first device. `machine` is a URL ("ssh://user@host", "tcp://host:4500"), a
+    provider's name ("local") or a torch_remote.RemoteMachine; the arguments are those of RemoteMachine."""
     from torch_remote.providers import add_machine
 
     return add_machine(machine, **arguments)
 
 
 def load_exported(program: Any, device: torch.device | str = "remote") -> torch.nn.Module:
-    """Puts an ExportedProgram, or a file of one, on the device: a module that is called as the exported one was.
+    """Puts an ExportedProgram, or a file of one, on the device. Returns a module that is called like the exported one.
 
     See torch_remote.compile.exported.load_exported.
     """
@@ -232,9 +232,9 @@ def load_file(
     progress: bool | None = None,
     on_worker: bool | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Puts the tensors of a safetensors file, or of the shards that an index names, on a device, without a second copy
-    of them in this process; a worker that may reads them itself. Floating point becomes `dtype` on the way. See
-    torch_remote.weights.load_file."""
+    """Puts the tensors of a safetensors file, or of the shards that an index names, on a device. This process holds no
+    second copy of them. A worker that may read files reads them itself. Floating-point tensors become `dtype` on
+    the way. See torch_remote.weights.load_file."""
     from torch_remote.weights import load_file
 
     return load_file(filename, device, dtype, progress=progress, on_worker=on_worker)
@@ -244,17 +244,21 @@ def load_file(
 
 
 def stats() -> dict[str, int]:
-    """Counters since start or `reset_stats()`, over all devices and all the workers that they had.
+    """Returns counters since start or `reset_stats()`, over all devices and all of their workers.
 
-    ops_recorded; flushes (traces sent), programs_built (misses), program_hits, programs_dropped
-    (as there were too many) and programs_kept (that there are now); kernels_compiled, groups_refused
-    (groups of ops that no kernel does: they run op by op, TORCH_REMOTE_WORKER_LOG=debug says why); client_fallbacks
-    (ops that ran in this process instead); direct_copies, relayed_copies (between devices: from worker to worker, and
-    through this process, `copy_paths()` says why); compiled_graphs and compiled_graph_splits (programs and ops outside
-    of programs, beyond one for each graph); connections (waits for a worker to greet), round_trips (waits for an
-    answer), back_pressure_waits (until less is on its way); bytes_sent, bytes_received (control),
-    bytes_uploaded, bytes_downloaded (tensors); worker_bytes, worker_peak_bytes (of the workers that there are now, as
-    of their last messages).
+    ops_recorded: recorded ops. flushes: traces sent. programs_built: misses of the program cache. program_hits: hits.
+    programs_dropped: programs dropped because there were too many. programs_kept: programs that exist now.
+
+    kernels_compiled: compiled kernels. groups_refused: groups of ops that no kernel supports. They run op by op;
+    TORCH_REMOTE_WORKER_LOG=debug logs the reasons. client_fallbacks: ops that ran in this process instead.
+
+    direct_copies, relayed_copies: copies between devices from worker to worker, and through this process;
+    `copy_paths()` has the reasons. compiled_graphs, compiled_graph_splits: graphs of torch.compile, and their programs
+    and ops outside of programs, beyond one per graph.
+
+    connections: handshakes that were waited for. round_trips: answers that were waited for. back_pressure_waits: waits
+    because too much was in flight. bytes_sent, bytes_received: control messages. bytes_uploaded, bytes_downloaded:
+    tensors. worker_bytes, worker_peak_bytes: memory of the current workers, as of their last messages.
     """
     return _C.stats()
 
@@ -264,14 +268,14 @@ class CopyPath(NamedTuple):
 
     source: torch.device
     destination: torch.device
-    direct: int  # from worker to worker
-    relayed: int  # through this process
-    why: str  # the last one that was relayed; empty: none was
-    way: str  # of the last direct one: "from GPU to GPU", "over the network", and why that; empty: none was
+    direct: int  # number of copies from worker to worker
+    relayed: int  # number of copies through this process
+    why: str  # the reason for the last relayed copy; empty: there was none
+    way: str  # of the last direct copy: "from GPU to GPU", "over the network", and the reason; empty: there was none
 
 
 def copy_paths() -> list[CopyPath]:
-    """How copies between devices went since start or `reset_stats()`, for each two between which there were any."""
+    """Returns how copies between devices went since start or `reset_stats()`, for each pair with copies."""
     return [
         CopyPath(torch.device("remote", source), torch.device("remote", destination), direct, relayed, why, way)
         for source, destination, direct, relayed, why, way in _C.copy_paths()
@@ -285,10 +289,10 @@ def reset_stats() -> None:
 
 @contextmanager
 def expect_no_compile(device: _Device = None) -> Iterator[None]:
-    """Raises UnexpectedCompile at its end if a program had to be built meanwhile.
+    """Raises UnexpectedCompile at the end of the block if a program had to be built in it.
 
-    The message names the first op that differs from the known programs, and its line. What is recorded but not yet
-    sent when the block ends is not judged (end it with an `.item()` or `synchronize()`).
+    The message names the first op that differs from the known programs, and its line. Ops that are recorded but not yet
+    sent when the block ends do not count (end the block with an `.item()` or `synchronize()`).
     """
     index = _index(device)
     _C.expect_no_compile(index, True)

@@ -1,12 +1,12 @@
-"""Device tensors through `multiprocessing`: queues, pipes, a process's arguments, what DataLoader's workers return.
+"""Device tensors through `multiprocessing`: queues, pipes, a process's arguments, results of DataLoader's workers.
 
-Each process has a session of its own with the worker. So a storage travels as its bytes and becomes one on the
-receiver's device of the same index: a copy, where CPU and CUDA tensors would share their memory. Tensors of one message
-that share a storage do so at the other end too; `requires_grad`, Parameters, strides and offsets are torch's business
-(torch.multiprocessing.reductions.reduce_tensor, which asks only for the storage to be sent).
+Each process has its own session with the worker. So a storage is sent as its bytes, and becomes a storage on the
+receiver's device with the same index. It is a copy, where CPU and CUDA tensors would share their memory. Tensors of one
+message that share a storage also share it at the other end. Torch handles `requires_grad`, Parameters, strides and
+offsets (torch.multiprocessing.reductions.reduce_tensor, which asks only for the storage to be sent).
 
-The bytes are part of the message. In shared memory, as CPU tensors go, they would need a descriptor that lives until
-the receiver has it, for one copy less of five.
+The bytes are part of the message. In shared memory, as CPU tensors use it, they would need a descriptor that lives
+until the receiver has it. This would save one copy of five.
 """
 
 import ctypes
@@ -19,12 +19,12 @@ from typing import Any, NoReturn
 import torch
 from torch.multiprocessing import reductions
 
-# A queue's thread that pickles: an error there is printed, and whoever waits for the message waits for ever.
+# The pickling thread of a queue: an error there is printed, and the receiver waits forever.
 _FEEDER_THREAD = "QueueFeederThread"
 
 
 def register() -> None:
-    """Makes multiprocessing's pickler send storages of the device. It knows CPU's and CUDA's from torch."""
+    """Makes multiprocessing's pickler send storages of the device. Torch registers it for CPU and CUDA storages."""
     reduction.ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
 
 

@@ -1,11 +1,11 @@
-"""The version, in its only place: the build reads this file, and pyproject.toml refers to it."""
+"""The version, defined only here: the build reads this file, and pyproject.toml refers to it."""
 
 __version__ = "0.1.0"
-TORCH = "2.13"  # that it is built for; docs/torch-internals.md is the list of what another one needs
+TORCH = "2.13"  # the supported torch; docs/torch-internals.md lists what another version needs
 
 
 def check_python() -> None:
-    """Raises ImportError in another Python than the one whose headers _C was compiled with: it must not be loaded."""
+    """Raises ImportError if _C was compiled for another Python: _C must not be loaded then."""
     import sys
     from pathlib import Path
 
@@ -23,7 +23,7 @@ def check_python() -> None:
 
 
 def check_torch(version: str, file: str) -> None:
-    """Raises ImportError if this torch is another one: its libraries would not fit, and say so by symbols."""
+    """Raises ImportError for another torch version, whose libraries would fail with missing symbols."""
     if version.split("+")[0].split(".")[:2] == TORCH.split("."):
         return
     from pathlib import Path

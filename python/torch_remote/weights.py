@@ -1,8 +1,8 @@
 """Weights from safetensors files to a device (`torch.remote.load_file`).
 
-A file that the worker may read is read there: only its header comes here. Any other is mapped and sent a piece at a
-time; its pages are given back when their bytes are on the way, and what is on the way is bounded by the connection's
-back-pressure. So this process holds no second copy, however large the file is.
+If the worker may read the file, it reads it itself, and only the header comes to this process. Otherwise the file is
+mapped and sent in pieces. Their pages are released once the bytes are being sent, and the connection's back-pressure
+limits the bytes in flight. So this process holds no second copy, however large the file is.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch_remote import _C, enabled
 
 _PIECE = 32 << 20  # bytes
 _ON_THE_WAY = 64 << 20  # bytes
-_MOST_HEADER = 100 << 20  # the format's own limit
-_SHOW_FROM = 256 << 20  # bytes from which a terminal sees how far it is
+_MOST_HEADER = 100 << 20  # limit of the format
+_SHOW_FROM = 256 << 20  # bytes from which on a terminal shows a progress bar
 _SUFFIXES = {".safetensors", ".json"}
 Version = tuple[int, int, int]  # bytes, inode, ns since 1970
 _DTYPES = {
@@ -39,11 +39,11 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a tensor is in its file."""
+    """A tensor's location in its file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    begin: int  # bytes from the file's beginning
+    begin: int  # bytes from the beginning of the file
     end: int
 
 
@@ -55,7 +55,7 @@ def _damaged(path: Path, why: str) -> ValueError:
 
 
 def _header_size(path: Path, begin: bytes, size: int) -> int:
-    """Of a file of `size` bytes that begins so."""
+    """The header's size in a file of `size` bytes with these first bytes."""
     if len(begin) < 8:
         raise _damaged(path, f"it has {size} bytes")
     length = int.from_bytes(begin, "little")
@@ -65,7 +65,7 @@ def _header_size(path: Path, begin: bytes, size: int) -> int:
 
 
 def _read_header(path: Path, header: bytes, size: int) -> dict[str, Entry]:
-    """What a file of `size` bytes has. The tensors lie one behind the other, and to its end."""
+    """The tensors of a file of `size` bytes. They must be contiguous, and reach to the end of the file."""
     base = 8 + len(header)
     try:
         described = json.loads(header)
@@ -107,7 +107,7 @@ class FileHere:
             size = os.fstat(file.fileno()).st_size
             if size < 8:
                 raise _damaged(path, f"it has {size} bytes")
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # nobody writes
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # never written
         try:
             length = _header_size(path, self._map[:8], size)
             self.entries = _read_header(path, self._map[8 : 8 + length], size)
@@ -120,12 +120,12 @@ class FileHere:
             self._map.close()
 
     def pieces(self, entry: Entry) -> Iterator[torch.Tensor]:
-        """A tensor's elements, flat. Each is valid until the next one."""
+        """A tensor's elements, flat. Each piece is valid until the next one."""
         step = _PIECE // entry.dtype.itemsize * entry.dtype.itemsize
         for begin in range(entry.begin, entry.end, step):
             end = min(begin + step, entry.end)
             piece = torch.frombuffer(self._map, dtype=torch.uint8, count=end - begin, offset=begin)
-            if piece.data_ptr() % entry.dtype.itemsize:  # of a writer that did not pad its header
+            if piece.data_ptr() % entry.dtype.itemsize:  # the file's writer did not pad its header
                 piece = piece.clone()
             yield piece.view(entry.dtype)
             del piece
@@ -147,10 +147,11 @@ class FileThere:
         self.entries = _read_header(path, header.numpy().tobytes(), size)
 
     def close(self) -> None:
-        """There is nothing to be closed."""
+        """Does nothing: there is nothing to close."""
 
     def read(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of the device, of bytes from `offset` on. If the worker does not find them, its use says so."""
+        """A tensor on the device with the bytes from `offset` on. If the worker cannot read them, using the tensor
+        raises."""
         return _C.read_file(self._device, str(self.path), self._version, offset, shape, dtype)
 
     def pieces(self, entry: Entry) -> Iterator[torch.Tensor]:
@@ -162,11 +163,11 @@ class FileThere:
 
 
 class Reader:
-    """Opens files: as their worker's where it may read them, else as this process's.
+    """Opens files: through the worker if it may read them, otherwise in this process.
 
     Args:
-        on_worker: True: only as the worker's; False: only as this process's; None: as the worker's if it sees the same
-            file, or if there is none here.
+        on_worker: True: only through the worker. False: only in this process. None: through the worker if it sees the
+            same file, or if this process sees none.
     """
 
     def __init__(self, device: torch.device, on_worker: bool | None) -> None:
@@ -175,12 +176,12 @@ class Reader:
         if device.type == "remote" and on_worker is not False and enabled.is_enabled():
             self._device = _C.current_device() if device.index is None else device.index
         if os.environ.get("TORCH_REMOTE_CAPTURE") and on_worker is None:
-            self._device = None  # a replay has what the client sent, and no other files
+            self._device = None  # a replay has only the client's messages, not other files
         if on_worker and self._device is None:
             raise ValueError(f"remote: on_worker=True is for tensors on a remote device, not on {device}")
 
     def _version(self, path: Path) -> tuple[Version | None, str]:
-        """Of the file as the worker sees it, if that is the one to be read; else why not."""
+        """The version of the file that the worker sees, if that file should be read; otherwise None and the reason."""
         if self._device is None:
             return None, ""
         try:
@@ -223,7 +224,7 @@ class Reader:
         return text.cpu().numpy().tobytes().decode()
 
     def files(self, path: Path) -> dict[Path, list[str] | None]:
-        """The files that a path means, with the names to take from each (None: all)."""
+        """The files that a path refers to, with the names of the tensors to take from each (None: all)."""
         folder = path.is_dir() if self._on_worker is not True and path.exists() else path.suffix not in _SUFFIXES
         if folder:
             for name in ("model.safetensors.index.json", "model.safetensors"):
@@ -254,7 +255,7 @@ class Reader:
 
 
 class _Progress:
-    """tqdm's bar, if it is wanted and to be had."""
+    """tqdm's progress bar, if it is wanted and tqdm is installed."""
 
     def __init__(self, wanted: bool | None, total: int, name: str) -> None:
         self._bar: Any = None
@@ -288,18 +289,20 @@ def load_file(
         model.load_state_dict(torch.remote.load_file("model.safetensors", dtype=torch.bfloat16), assign=True)
 
     Args:
-        filename: a file, an index of several (*.safetensors.index.json), or a folder with one of these.
+        filename: a file, an index of several files (*.safetensors.index.json), or a folder with one of these.
         device: default: the current remote device.
-        dtype: what tensors of floating point become on the way; those of other types stay as they are.
-        progress: whether a bar is shown (with tqdm); None: on a terminal, from 256 MB on that are sent from here.
-        on_worker: whether the worker reads the file, which it was started to do (--allow-files; local ones are). None:
-            where it sees the same file as this process, or this one sees none; else its bytes are sent from here.
+        dtype: the dtype that floating-point tensors are converted to; other tensors keep their dtype.
+        progress: whether to show a progress bar (with tqdm). None: on a terminal, if at least 256 MB are sent from
+            here.
+        on_worker: whether the worker reads the file; it must have been started with --allow-files (local workers are).
+            None: the worker reads it if it sees the same file as this process, or if this process sees none. Otherwise
+            the bytes are sent from here.
 
     Raises:
-        FileNotFoundError: no such file.
+        FileNotFoundError: the file does not exist.
         PermissionError: on_worker=True, and the worker reads no files for its clients.
-        ValueError: a file is damaged, or none of that format.
-        KeyError: an index names what its file has not.
+        ValueError: a file is damaged, or has another format.
+        KeyError: an index names a tensor that its file lacks.
     """
     if dtype is not None and not dtype.is_floating_point:
         raise ValueError(f"remote: dtype={dtype} is no floating point type; give torch.bfloat16, torch.float16, ...")
@@ -323,12 +326,12 @@ def load_file(
         sender = Sender(target, dtype, bar.step)
         loaded = {name: sender.load(file, entry) for file, name, entry in wanted}
         if any(file.on_worker for file, _, _ in wanted):
-            sender.wait()  # what is wrong with a file is told here
+            sender.wait()  # reports errors of the files here
         return loaded
 
 
 class Sender:
-    """Makes the tensors, and waits now and then, so that little is on its way."""
+    """Makes the tensors, and waits from time to time, so that few bytes are in flight."""
 
     def __init__(
         self, device: torch.device, dtype: torch.dtype | None, step: Callable[[int], None] = lambda count: None
@@ -337,16 +340,16 @@ class Sender:
         self._sent = 0
 
     def wait(self) -> None:
-        """Until what was asked for is done."""
+        """Waits until all requested work is done."""
         if self._device.type == "remote":
             _C.synchronize(_C.current_device() if self._device.index is None else self._device.index)
 
     def _put(self, piece: torch.Tensor, to: torch.dtype) -> torch.Tensor:
-        """On the device."""
+        """Puts a piece on the device."""
         self._step(piece.nbytes)
         if piece.device.type == "remote":
             return piece.to(to)
-        if to.itemsize < piece.dtype.itemsize:  # fewer bytes go out
+        if to.itemsize < piece.dtype.itemsize:  # to send fewer bytes
             piece = piece.to(to)
         self._sent += piece.nbytes
         there = piece.to(self._device, copy=True).to(to)

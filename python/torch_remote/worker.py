@@ -1,4 +1,4 @@
-"""`python -m torch_remote.worker`: the program torch-remote-worker, also where that is not on the path."""
+"""`python -m torch_remote.worker`: runs torch-remote-worker, even if that is not on the path."""
 
 import sys
 

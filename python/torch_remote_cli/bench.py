@@ -1,4 +1,4 @@
-"""`torch-remote bench`: how fast a machine and the way to it are."""
+"""`torch-remote bench`: measures how fast a machine and the connection to it are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from torch_remote_cli import output
 
-# Each figure is the middle of several, after one that does not count.
+# Each figure is the median of several measurements, after one that does not count.
 _SCRIPT = """
 import json, sys, time
 import torch, torch_remote

@@ -1,4 +1,4 @@
-"""`torch-remote doctor`: is everything there, does it work, and what to do if not."""
+"""`torch-remote doctor`: checks whether everything is there and works, and says what to do if not."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _environment() -> Iterator[Check]:
 
 
 def _gpus() -> Iterator[Check]:
-    """What the worker finds for `--device cuda:0`, where there is a driver."""
+    """The GPUs that the worker finds for `--device cuda:0`, if there is a driver."""
     import json
 
     try:
@@ -124,7 +124,8 @@ def _gpus() -> Iterator[Check]:
         said = subprocess.run([binary, "--probe", "--json"], capture_output=True, text=True, timeout=60)
         found = json.loads(said.stdout)
     except (ServeError, OSError, subprocess.TimeoutExpired, json.JSONDecodeError):
-        yield _note("GPU", "the worker cannot look for GPUs")  # why it does not run, the installation's check says
+        # the check of the installation reports why it does not run
+        yield _note("GPU", "the worker cannot look for GPUs")
         return
     driver = found["parts"][0]
     if driver["missing"] and not Path("/proc/driver/nvidia").is_dir():
@@ -147,7 +148,7 @@ def _gpus() -> Iterator[Check]:
 
 
 def _sandbox() -> Check:
-    """What the kernel keeps from sessions of a worker that listens here."""
+    """What the kernel isolates in sessions of a worker that listens here."""
     import json
 
     try:
@@ -203,7 +204,7 @@ def _device(on: str | None) -> Check:
 
 
 def checks(quick: bool, on: str | None = None) -> Iterator[Check]:
-    """All of them, as they are done."""
+    """Yields all checks, as they are done."""
     yield _system()
     installed = _installation()
     yield installed

@@ -10,7 +10,7 @@ from torch_remote_cli import output, state
 
 
 def list_or_remove(url: str, remove: bool, as_json: bool) -> None:
-    """Of those that are marked as this user's on this host, the ones that no running script knows."""
+    """Lists or removes machines that are labeled as this user's on this host, and that no running script uses."""
     from torch_remote.providers.machine import read_url  # imports torch
     from torch_remote.providers.provider import MachineError, find_provider
 

@@ -1,4 +1,4 @@
-"""The command `torch-remote`: workers, scripts on machines, looking at both."""
+"""The command `torch-remote`: workers, scripts on machines, and the state of both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     try:
         import typer  # noqa: F401
     except ImportError:

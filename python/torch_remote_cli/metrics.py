@@ -49,7 +49,7 @@ class Endpoint:
     """Serves /metrics and /healthz at an address, on a thread, until it is closed."""
 
     def __init__(self, host: str, port: int, metrics: Callable[[], str], health: Callable[[], str | None]) -> None:
-        """`health`: what is wrong, or None."""
+        """`health`: returns what is wrong, or None."""
 
         class Handler(BaseHTTPRequestHandler):
             timeout = 10  # seconds that a client may take for its request

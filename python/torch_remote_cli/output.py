@@ -1,4 +1,4 @@
-"""How commands talk: to people with rich, to programs in JSON, errors in one way."""
+"""The output of commands: rich text for people, JSON for programs, and one form for errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ errors = Console(stderr=True, highlight=False)
 
 
 def fail(message: str, status: int = 1) -> NoReturn:
-    """Says what is wrong, and what helps; ends the command."""
+    """Prints what is wrong and what helps, and ends the command."""
     text = message if message.startswith("remote:") else f"remote: {message}"
     print(text, file=sys.stderr)
     raise typer.Exit(status)
@@ -26,7 +26,7 @@ def print_json(value: Any) -> None:
 
 
 def table(columns: list[str], rows: list[list[str]]) -> Table:
-    """Of text, with one line a row."""
+    """A table of text, with one line per row."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         made.add_column(
@@ -38,7 +38,7 @@ def table(columns: list[str], rows: list[list[str]]) -> Table:
 
 
 def size(count: float) -> str:
-    """1.5 MB."""
+    """The size as text, such as 1.5 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 1000 or unit == "GB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -47,7 +47,7 @@ def size(count: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """2h 5m."""
+    """The age as text, such as 2h 5m."""
     seconds = int(seconds)
     if seconds < 60:
         return f"{seconds}s"
@@ -57,7 +57,7 @@ def age(seconds: float) -> str:
 
 
 def reason(errors: str) -> tuple[str, str]:
-    """What a script said last on standard error about the device, and what to do, which may be empty."""
+    """The last message about the device on a script's standard error, and what to do about it, which may be empty."""
     lines = errors.strip().splitlines()
     last = next((line for line in reversed(lines) if "remote: " in line), lines[-1] if lines else "no message")
     message = last.partition("Error: ")[2] or last

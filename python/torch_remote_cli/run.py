@@ -45,7 +45,7 @@ def run(
         machine += ("&" if "?" in machine else "?") + query
     environment = dict(os.environ)
     environment["TORCH_REMOTE_WORKER"] = ",".join([machine] * gpu_count)
-    environment.setdefault("TORCH_REMOTE_AUTOLOAD", "1")  # a script need not import torch_remote
+    environment.setdefault("TORCH_REMOTE_AUTOLOAD", "1")  # so a script need not import torch_remote
     if log_level is not None:
         environment["TORCH_REMOTE_WORKER_LOG"] = log_level
     arguments = _arguments(command, module)
@@ -57,7 +57,7 @@ def run(
 
 
 def _arguments(command: list[str], module: bool) -> list[str]:
-    """What to execute."""
+    """The command to execute."""
     first = command[0]
     if module:
         return [sys.executable, "-m", *command]

@@ -1,4 +1,4 @@
-"""`torch-remote worker serve`: a listener, looked after: its log, its metrics, its entry among the workers that run."""
+"""`torch-remote worker serve`: a listener with its log, its metrics, and its entry among the running workers."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from torch_remote_cli import metrics, state, status_file
 LEVELS = ("trace", "debug", "info", "warn", "error", "critical")
 _LINE = re.compile(r"torch-remote-worker\[(\d+)\] (\w+): (.*)")
 _SPDLOG = {"warning": "warn"}
-_MOST_LOG = 10 << 20  # bytes; then the log begins anew, and one old one is kept
+_MOST_LOG = 10 << 20  # bytes; then a new log begins, and one old log is kept
 _TO_END = 10.0
 
 
 class ServeError(RuntimeError):
-    """It cannot serve; the message says what helps."""
+    """The worker cannot serve; the message says what helps."""
 
 
 @dataclass
 class Options:
-    """Of a service."""
+    """The options of a service."""
 
     name: str
     url: str
     arguments: list[str] = field(default_factory=list)  # of torch-remote-worker
     metrics: tuple[str, int] | None = None
     level: str = "info"
-    json: bool = False  # lines of the log
+    json: bool = False  # log lines are JSON
     idle_timeout: float | None = None
-    quiet: bool = False  # the log goes to the file only
+    quiet: bool = False  # the log goes only to the file
 
 
 def package() -> Path:
-    """Where torch_remote is, without importing it."""
+    """The folder of torch_remote, found without importing it."""
     found = importlib.util.find_spec("torch_remote")
     if found is None or found.origin is None:
         raise ServeError("torch_remote is not installed here; pip install torch_remote")
@@ -65,12 +65,12 @@ def log_file(name: str) -> Path:
 
 
 def _with_parent() -> None:
-    """In the child: it ends with this process, however that ends."""
+    """Runs in the child: it ends with this process, however this process ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 class _Log:
-    """Structured: each record has a time, a level, the process that it is of, and a message."""
+    """A structured log: each record has a time, a level, its process, and a message."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -108,7 +108,7 @@ class _Log:
 
 
 class Service:
-    """One that runs in this process until it is told to stop."""
+    """A listener that runs in this process until it is stopped."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -116,10 +116,10 @@ class Service:
         self._stopping = threading.Event()
         self._ready = threading.Event()
         self._last = ""
-        self.about: dict[str, str] = {}  # what it says of its sessions
+        self.about: dict[str, str] = {}  # what it reports about its sessions
 
     def run(self, on_ready: Any = None) -> int:
-        """Serves; the exit status."""
+        """Serves; returns the exit status."""
         options = self.options
         known = state.read("workers", options.name)
         if known is not None and state.is_alive(known):
@@ -164,7 +164,7 @@ class Service:
         torch = importlib.util.find_spec("torch")
         if torch is not None and torch.origin is not None:
             environment.setdefault("TORCH_REMOTE_TORCH_LIB", str(Path(torch.origin).parent / "lib"))
-        # That it listens is said at level info, so this one filters.
+        # The worker logs that it listens at level info, so this process filters the records.
         level = self.options.level
         environment["TORCH_REMOTE_WORKER_LOG"] = level if level in ("trace", "debug") else "info"
         binary = environment.get("TORCH_REMOTE_WORKER_BINARY") or str(folder / "bin/torch-remote-worker")
@@ -178,7 +178,7 @@ class Service:
             raise ServeError(f"cannot run {binary}: {error.strerror}; install torch_remote again") from error
 
     def _read(self, worker: subprocess.Popen[str]) -> None:
-        """Each line that it writes is a record; one that begins otherwise belongs to the record before."""
+        """Each line of the worker is a record; a line in another format belongs to the record before it."""
         level, process = "info", worker.pid
         assert worker.stderr is not None
         for line in worker.stderr:
@@ -216,7 +216,7 @@ class Service:
             ) from error
 
     def _wrong(self, worker: subprocess.Popen[str]) -> str | None:
-        """Why it is not healthy."""
+        """Why the service is not healthy."""
         if worker.poll() is not None:
             return f"the listener ended with status {worker.returncode}"
         parts = urlsplit(self.url)

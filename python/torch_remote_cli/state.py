@@ -1,4 +1,4 @@
-"""Small files about what runs, one folder of the user's: which machines and workers there are."""
+"""Small files about running machines and workers, in a folder of the user's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def folder(kind: str) -> Path:
-    """$XDG_RUNTIME_DIR/torch-remote/KIND, or in /tmp; made if it is missing. Nobody else can write there."""
+    """$XDG_RUNTIME_DIR/torch-remote/KIND, or a folder in /tmp; created if missing. Nobody else can write there."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     base = Path(runtime) / "torch-remote" if runtime else Path(tempfile.gettempdir()) / f"torch-remote-{os.getuid()}"
     base.mkdir(mode=0o700, parents=bool(runtime), exist_ok=True)
@@ -24,7 +24,7 @@ def folder(kind: str) -> Path:
 
 
 def write(kind: str, name: str, entry: dict[str, Any]) -> None:
-    """Replaces the entry as a whole."""
+    """Replaces the entry atomically."""
     file = folder(kind) / f"{name}.json"
     partial = file.with_suffix(f".{os.getpid()}")
     partial.write_text(json.dumps(entry))
@@ -36,7 +36,8 @@ def remove(kind: str, name: str) -> None:
 
 
 def process_began(pid: int) -> int | None:
-    """When a process began, in ticks since boot: with its pid, no other one. None: there is none."""
+    """When a process began, in ticks since boot; with the pid this identifies a process. None: the process does not
+    exist."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -52,7 +53,7 @@ def is_alive(entry: dict[str, Any]) -> bool:
 
 
 def read(kind: str, name: str) -> dict[str, Any] | None:
-    """The entry of that name, or None."""
+    """The entry with that name, or None."""
     try:
         entry = json.loads((folder(kind) / f"{name}.json").read_text())
     except (OSError, json.JSONDecodeError):
@@ -61,7 +62,7 @@ def read(kind: str, name: str) -> dict[str, Any] | None:
 
 
 def entries(kind: str) -> list[dict[str, Any]]:
-    """All whose process runs, the oldest first; the others' files go."""
+    """All entries whose process runs, the oldest first; deletes the files of the others."""
     alive = []
     for file in folder(kind).glob("*.json"):
         entry = read(kind, file.stem)

@@ -1,4 +1,4 @@
-"""Reads what a listener writes with --status-file (worker/process/status_file.h has the layout)."""
+"""Reads the file that a listener writes with --status-file (worker/process/status_file.h has the layout)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SESSION = struct.Struct("<7Q72s")
 
 @dataclass(frozen=True)
 class Session:
-    """One that runs."""
+    """A running session."""
 
     process: int
     began: int  # seconds since 1970
@@ -28,10 +28,10 @@ class Session:
 
 @dataclass(frozen=True)
 class Counts:
-    """Of a worker: what it does and did. Totals have ended sessions in them."""
+    """The counters of a worker. Totals include ended sessions."""
 
     process: int
-    most: int  # sessions at once, 0: any number
+    most: int  # limit of concurrent sessions, 0: none
     sessions_total: int
     refused_total: int
     killed_total: int
@@ -43,7 +43,7 @@ class Counts:
 
 
 def read(file: Path) -> Counts | None:
-    """None if there is none, or one of another version."""
+    """Returns None if the file does not exist or has another version."""
     try:
         data = file.read_bytes()
     except OSError:
@@ -70,7 +70,7 @@ def read(file: Path) -> Counts | None:
 
 
 def memory_of(process: int) -> int:
-    """Bytes of a process that are its own (PSS where the kernel says it, else RSS); 0 if it has ended."""
+    """Bytes of a process's own memory (PSS if the kernel reports it, otherwise RSS); 0 if it has ended."""
     for name, key in (("smaps_rollup", "Pss:"), ("status", "VmRSS:")):
         try:
             for line in Path(f"/proc/{process}/{name}").read_text().splitlines():

@@ -15,7 +15,7 @@ from torch_remote_cli import output, state, status_file
 
 
 def _look() -> list[dict[str, Any]]:
-    """All workers, with their counts so far."""
+    """All workers, with their counters."""
     found = []
     for entry in state.entries("workers"):
         counts = status_file.read(Path(entry["status_file"]))
@@ -25,7 +25,7 @@ def _look() -> list[dict[str, Any]]:
 
 
 def rates(before: list[dict[str, Any]], now: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
-    """What each worker and each of its sessions did in between, a second."""
+    """What each worker and each of its sessions did in between, per second."""
     old = {entry["url"]: entry["counts"] for entry in before}
     all_of = []
     for entry in now:

@@ -24,7 +24,7 @@ _AS_JSON = typer.Option("--json", help="For programs.")
 
 
 def _address(text: str | None) -> tuple[str, int] | None:
-    """ "9100" or "0.0.0.0:9100"."""
+    """Parses "9100" or "0.0.0.0:9100"."""
     if text is None:
         return None
     host, _, port = text.rpartition(":")
@@ -140,7 +140,7 @@ def _say(entry: dict[str, Any], as_json: bool) -> None:
 
 
 def _serve_in_background(name: str, as_json: bool) -> None:
-    """The same command again, without --background, in a session of its own."""
+    """Starts the same command without --background, in a session of its own."""
     known = state.read("workers", name)
     if known is not None and state.is_alive(known):
         output.fail(
@@ -171,7 +171,7 @@ def _serve_in_background(name: str, as_json: bool) -> None:
 
 
 def _find(name: str | None) -> dict[str, Any]:
-    """The entry of a worker that runs."""
+    """Returns the entry of a running worker."""
     there = {entry["name"]: entry for entry in state.entries("workers")}
     if name is None and len(there) == 1:
         return next(iter(there.values()))

@@ -12,10 +12,10 @@
 namespace torch_remote::tools {
 namespace {
 
-constexpr size_t kHelpWidth = 80;  // of a terminal
+constexpr size_t kHelpWidth = 80;  // columns of a terminal
 constexpr size_t kHelpColumn = 28;
 
-// Descriptions of options in lines that a terminal has room for.
+// Wraps the descriptions of options to the width of a terminal.
 class Help : public CLI::Formatter {
  public:
   Help() { column_width(kHelpColumn); }

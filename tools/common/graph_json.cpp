@@ -25,7 +25,7 @@ class Writer {
  public:
   explicit Writer(const ir::Graph& graph)
       : graph_(graph), lifetimes_(ir::find_lifetimes(graph)), group_of_(graph.nodes.size()) {
-    size_t next = 0;  // of the graph's groups
+    size_t next = 0;  // index of the next group of the graph
     for (uint32_t i = 0; i < graph.nodes.size(); ++i) {
       const bool grouped = next < graph.groups.size() && i >= graph.groups[next].first;
       const uint32_t last = grouped ? graph.groups[next].last : i;
@@ -54,7 +54,7 @@ class Writer {
     return out;
   }
 
-  // A node that is in none is one of its own, without a kind.
+  // A node without a group becomes a group of its own, without a kind.
   Json group(size_t index) const {
     const auto& [first, last, group] = groups_[index];
     Json nodes = Json::array();
@@ -72,7 +72,7 @@ class Writer {
   static std::string symbol_name(ir::Sym symbol) { return "s" + std::to_string(symbol); }
   static std::string buffer_name(uint32_t buffer) { return "b" + std::to_string(buffer); }
 
-  // A constant is a number, everything else a name.
+  // A constant becomes a number, any other symbol its name.
   Json integer(ir::Sym symbol) const {
     int64_t value = 0;
     if (symbol == ir::kNoSym) return nullptr;
@@ -80,7 +80,7 @@ class Writer {
     return symbol_name(symbol);
   }
 
-  // JSON has no infinities and NaNs.
+  // JSON has no infinities and NaNs, so they become strings.
   Json real(ir::Sym symbol) const {
     int64_t bits = 0;
     if (!graph_.is_constant(symbol, &bits)) return symbol_name(symbol);
@@ -210,7 +210,7 @@ class Writer {
     out["view"] = index;
     out["buffer"] = buffer_name(view.buffer);
     out["writes"] = writes;
-    if (view.dynamic) {  // the run tells
+    if (view.dynamic) {  // known only after the run
       out["dtype"] = out["shape"] = out["strides"] = out["offset"] = nullptr;
       return;
     }
@@ -233,11 +233,11 @@ class Writer {
 
   struct Span {
     uint32_t first, last;
-    const ir::Group* group;  // null: a node that is in none
+    const ir::Group* group;  // null: a single node without a group
   };
   const ir::Graph& graph_;
   const std::vector<ir::Lifetime> lifetimes_;
-  std::vector<size_t> group_of_;  // by node
+  std::vector<size_t> group_of_;  // per node: index in groups_
   std::vector<Span> groups_;
 };
 

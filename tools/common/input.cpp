@@ -15,8 +15,8 @@ namespace {
 
 constexpr std::string_view kCaptureMagic = "TRREPLAY";
 constexpr std::string_view kProgramMagic = "TRPR";
-constexpr size_t kProgramMagicAt = 4;  // a flatbuffer's file identifier comes after the offset of its root
-constexpr size_t kShownColumns = 100;  // of a line, on both sides of the place that a message points at
+constexpr size_t kProgramMagicAt = 4;  // a flatbuffer's file identifier follows the offset of its root
+constexpr size_t kShownColumns = 100;  // characters shown on each side of the position that a message points at
 
 struct Close {
   void operator()(std::FILE* file) const {
@@ -31,7 +31,7 @@ std::string without_prefix(const std::string& message) {
 
 bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 && c != '\t'; }
 
-// Of a file that begins neither like a program nor like a capture: a text, or a damaged one of these.
+// Used for files that have the magic of neither a program nor a capture: they are text, or damaged.
 bool looks_like_text(std::string_view bytes) {
   const std::string_view head = bytes.substr(0, 256);
   return std::ranges::none_of(head, [](char c) { return is_control(c) && c != '\n' && c != '\r'; });
@@ -46,7 +46,7 @@ std::string_view line_of(std::string_view text, size_t number) {
   return text.substr(0, text.find('\n'));
 }
 
-// "name:line:column: what", the line, and a mark below the column. Of a long line a part.
+// Returns "name:line:column: what", the line, and a mark below the column. A long line is cut.
 Status point_at(const Input& input, size_t line, size_t column, const std::string& what) {
   std::string_view text = line_of(input.bytes, line);
   size_t at = std::min(column - 1, text.size());
@@ -62,7 +62,7 @@ Status point_at(const Input& input, size_t line, size_t column, const std::strin
                          shown + "\n" + mark + "^");
 }
 
-// Takes a number off the front.
+// Parses a number at the front and removes it.
 bool take_number(std::string_view* text, size_t* number) {
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), *number);
   if (error != std::errc()) return false;
@@ -70,7 +70,7 @@ bool take_number(std::string_view* text, size_t* number) {
   return true;
 }
 
-// A message of the parser: "line:column: what".
+// Converts a message of the parser, "line:column: what".
 Status parse_error(const Input& input, const std::string& message) {
   std::string_view rest = message;
   size_t line = 1;
@@ -83,7 +83,7 @@ Status parse_error(const Input& input, const std::string& message) {
   return point_at(input, line, column, std::string(rest.substr(2)));
 }
 
-// A message of the verifier names a node, a view or a buffer by its number: the line that declares it.
+// Converts a message of the verifier, which names a node, a view or a buffer by its number: points at its declaration.
 Status verify_error(const Input& input, const std::string& message, const ir::TextLines& lines) {
   const struct {
     std::string_view mark;

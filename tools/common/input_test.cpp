@@ -77,7 +77,7 @@ TEST(Input, AProgramOfAnotherVersionIsNamed) {
   ASSERT_TRUE(load_graph(input_of(kText), {}, &graph).ok());
   const std::vector<uint8_t> program = ir::encode_program(graph);
   Input input{"net.bin", Format::kProgram, {program.begin(), program.end()}, false};
-  // The version is the first field written: a 32-bit 4.
+  // The version is the first field: a 32-bit 4.
   const size_t at = input.bytes.find(std::string("\4\0\0\0", 4), 8);
   size_t refused = 0;
   for (size_t i = at; i != std::string::npos; i = input.bytes.find(std::string("\4\0\0\0", 4), i + 1)) {

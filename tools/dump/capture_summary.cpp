@@ -62,7 +62,7 @@ class Counter {
   }
 
   CaptureSummary& summary_;
-  std::map<uint32_t, size_t> places_;  // of the program with that number
+  std::map<uint32_t, size_t> places_;  // program number to index in summary_.programs
 };
 
 }  // namespace

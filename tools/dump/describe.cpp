@@ -24,7 +24,7 @@ const char* ending_text(remote::CaptureEnding ending) {
   return "";
 }
 
-// "2026-11-21 18:22:03 UTC"
+// For example "2026-11-21 18:22:03 UTC".
 std::string date_text(int64_t nanoseconds) {
   const auto seconds = static_cast<std::time_t>(nanoseconds / 1'000'000'000);
   std::tm date{};
@@ -47,12 +47,12 @@ std::string counted(uint64_t count, const std::string& what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
 
-// One line, without the marks of a message that has several.
+// The first line of a message.
 std::string one_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 const ParamUse kNotUsed = {.what = "not used"};
 
-// "32 in 18 runs, 17 in 1 run", the first few of many.
+// For example "32 in 18 runs, 17 in 1 run"; shows only the first values.
 std::string values_text(const ParamUse& use, const ParamValues& values) {
   constexpr size_t kShown = 4;
   std::string out;
@@ -74,7 +74,7 @@ Json param_value(const ParamUse& use, int64_t word) {
   if (!use.is_double) return word;
   const std::string text = param_text(use, word);
   const Json number = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  return number.is_number() ? number : Json(text);  // infinities and NaNs
+  return number.is_number() ? number : Json(text);  // infinities and NaNs become strings
 }
 
 Json error_json(const std::optional<remote::CapturedError>& error) {
@@ -86,7 +86,7 @@ Json error_json(const std::optional<remote::CapturedError>& error) {
           {"run", error->sequence}};
 }
 
-// "12, 13, 20..25": ids come in rows.
+// For example "12, 13, 20..25".
 std::string ids_text(std::span<const uint64_t> ids) {
   std::string out;
   for (size_t i = 0; i < ids.size();) {
@@ -106,7 +106,7 @@ std::string list_text(std::span<const int64_t> values) {
   return "[" + out + "]";
 }
 
-// What one kind of event says.
+// Describes an event, by its type.
 struct EventText {
   std::string operator()(const remote::ProgramEvent& event) const {
     return "program " + std::to_string(event.program->number) + ": " +
@@ -270,7 +270,7 @@ std::string params_text(const ProgramSummary& program, const ir::Graph& graph, b
   std::string out = "// program " + std::to_string(program.program->number) + ": " + counted(program.runs, "run") +
                     ", " + counted(program.changed.size(), "parameter") + " with different values\n";
   const ParamUses uses = param_uses(graph);
-  // " (size 0 of %3): 32 in 2 runs, 17 in 1 run"; nothing for one that is not shown.
+  // For example " (size 0 of %3): 32 in 2 runs, 17 in 1 run"; empty for a parameter that is not shown.
   const auto describe = [&](uint32_t param) -> std::string {
     const auto use = uses.find(param);
     const bool shown = param < program.first.size() && (all || program.changed.contains(param));
@@ -280,7 +280,7 @@ std::string params_text(const ProgramSummary& program, const ir::Graph& graph, b
   };
   for (uint32_t i = 0; i < program.first.size();) {
     const std::string what = describe(i);
-    // An optimizer passes one number for each of its tensors.
+    // Consecutive parameters with the same text get one line: an optimizer passes one number per tensor.
     uint32_t end = i + 1;
     while (!what.empty() && describe(end) == what) ++end;
     if (!what.empty())

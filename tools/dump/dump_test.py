@@ -1,4 +1,4 @@
-"""remote-dump, as a user calls it."""
+"""Tests remote-dump through its command line."""
 
 import json
 import re

@@ -12,7 +12,7 @@
 namespace torch_remote::tools {
 namespace {
 
-// What a node is, without the names of what it works on: two nodes that may correspond have the same.
+// A hash of a node without the names of its operands. Nodes that may correspond have the same key.
 class NodeKey {
  public:
   explicit NodeKey(const ir::Graph& graph) : graph_(graph) {}
@@ -74,7 +74,7 @@ class NodeKey {
   std::string key_;
 };
 
-// Which view, buffer and symbol of b is which of a. Two things correspond when they stand at the same place of
+// Maps views, buffers and symbols of b to those of a. Two of them correspond if they have the same position in
 // corresponding nodes and neither has another partner.
 class Correspondence {
  public:
@@ -99,7 +99,7 @@ class Correspondence {
     }
   };
 
-  // Whether the two correspond, if need be from now on.
+  // Whether x and y correspond; if neither has a partner and they match, makes them partners.
   bool symbols(ir::Sym x, ir::Sym y) {
     if (x == ir::kNoSym || y == ir::kNoSym) return x == y;
     if (symbols_.known(x, y)) return symbols_.are(x, y);
@@ -154,7 +154,7 @@ class Correspondence {
     return false;
   }
 
-  // What no node has shown: the constants of both, equal expressions, and otherwise what has the same number.
+  // Matches what no node uses: constants and expressions that are equal, and otherwise equal numbers.
   void match_rest() {
     match_numbers(symbols_, std::min(a_.params, b_.params));
     match_expressions();
@@ -162,7 +162,7 @@ class Correspondence {
     match_numbers(views_, std::min(a_.views.size(), b_.views.size()));
   }
 
-  // b's name of its partner in a; a new one for what has none.
+  // The names of b's entities: the partner's name in a, or a new one if there is no partner.
   std::string view_name(uint32_t view) const { return "%" + named(views_, view); }
   std::string buffer_name(uint32_t buffer) const { return "b" + named(buffers_, buffer); }
   std::string symbol_name(uint32_t symbol) const { return "s" + named(symbols_, symbol); }
@@ -179,7 +179,8 @@ class Correspondence {
       if (expr.kind == ir::ExprKind::kConst) return std::to_string(expr.value);
       return std::to_string(static_cast<int>(expr.kind)) + ':' + std::to_string(x) + ':' + std::to_string(y);
     };
-    std::unordered_map<std::string, std::vector<ir::Sym>> alone;  // of a, the last one first
+    // of a: expressions without a partner, the last one first
+    std::unordered_map<std::string, std::vector<ir::Sym>> alone;
     for (size_t i = a_.exprs.size(); i-- > 0;) {
       const ir::Expr& expr = a_.exprs[i];
       const ir::Sym symbol = a_.params + static_cast<ir::Sym>(i);
@@ -214,7 +215,8 @@ class Correspondence {
   Partners views_, buffers_, symbols_;
 };
 
-// The text of b with the names of a: %1, b1 and s1 outside of strings. The first line keeps its range of parameters.
+// Renames %1, b1 and s1 in the text of b to the names of a, outside of strings. The first line keeps its range of
+// parameters.
 std::string renamed(std::string_view text, const Correspondence& names) {
   std::string out;
   bool quoted = false;
@@ -253,7 +255,7 @@ class Comparison {
     GraphDifference out;
     out.first = first_difference();
     names_.match_rest();
-    // Plans speak of nodes by number, so they are compared only where the nodes are the same.
+    // Plans refer to nodes by number, so they are compared only if the nodes are the same.
     ir::PrintOptions options{.sources = false, .plan = false, .groups = false};
     const auto diff = [&] {
       return unified_diff(ir::print(a_, options), renamed(ir::print(b_, options), names_), name_a_, name_b_);
@@ -275,13 +277,13 @@ class Comparison {
   }
 
  private:
-  // Goes through what corresponds, to the end, so that all names are known.
+  // Compares all corresponding nodes, even after the first difference, so that all names become known.
   std::string first_difference() {
     std::string first;
     size_t i = 0;
     size_t j = 0;
     Pairs pairs = common_elements(keys(a_), keys(b_));
-    // A key is a hash, so two ops may have the same one.
+    // A key is a hash, so two different ops may have the same one.
     std::erase_if(pairs, [&](const auto& pair) { return a_.nodes[pair.first].opcode != b_.nodes[pair.second].opcode; });
     pairs.emplace_back(a_.nodes.size(), b_.nodes.size());
     for (const auto& [next_i, next_j] : pairs) {
@@ -306,7 +308,7 @@ class Comparison {
     return out;
   }
 
-  // "op 12 (aten::mul.Tensor, train.py:7 in forward)"
+  // For example "op 12 (aten::mul.Tensor, train.py:7 in forward)".
   static std::string describe(const ir::Graph& graph, size_t index) {
     const ir::Node& node = graph.nodes[index];
     std::string out = "op " + std::to_string(index) + " (" + std::string(ir::op_desc(node.opcode).name);
@@ -316,7 +318,7 @@ class Comparison {
     return out + ")";
   }
 
-  // Nodes of a and of b between two that correspond. Those of one op that stand at the same place were changed.
+  // Describes nodes of a and b between two pairs that correspond. Nodes with the same op and position were changed.
   std::string unmatched(size_t i, size_t end_i, size_t j, size_t end_j) {
     if (i == end_i) return describe(b_, j) + " is only in " + name_b_;
     if (j == end_j) return describe(a_, i) + " is only in " + name_a_;
@@ -328,7 +330,7 @@ class Comparison {
     return first.empty() ? name_a_ + " has " + describe(a_, i) + ", " + name_b_ + " has " + describe(b_, j) : first;
   }
 
-  // Of two nodes with one op.
+  // Compares two nodes with the same op.
   std::string compare(size_t i, size_t j) {
     const ir::Node& x = a_.nodes[i];
     const ir::Node& y = b_.nodes[j];

@@ -55,7 +55,7 @@ TEST(GraphDiff, AnOpMoreIsOneLineMore) {
   ir::Graph a;
   ASSERT_TRUE(ir::import_trace(trace, trace.survivors(), &a).ok());
   ir::Graph b = a;
-  // A view, a buffer and an op in the middle: everything behind has other numbers.
+  // Adds a view, a buffer and an op in the middle, so all numbers after them change.
   b.buffers.push_back({ir::BufferKind::kFresh, true, false, b.constant(4)});
   b.views.insert(
       b.views.begin(),

@@ -11,7 +11,7 @@
 #include "tools/dump/graph_diff.h"
 #include "tools/dump/runners.h"
 
-// remote-dump: what is in a graph, a program or a capture, and what differs between two of them.
+// remote-dump: prints a graph, a program or a capture, or the difference between two of them.
 namespace torch_remote::tools {
 namespace {
 
@@ -83,7 +83,7 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
 
 // -- one input --------------------------------------------------------------------------------------------------------
 
-// What stands behind each op.
+// The comments after the ops.
 std::vector<std::string> remarks(const ir::Graph& graph, const Options& options,
                                  const std::vector<NodeRunner>* runners) {
   std::vector<std::string> texts;
@@ -111,7 +111,7 @@ Status show_graph(const Input& input, const Options& options, std::string* out) 
   return {};
 }
 
-// One object an op; null: the program did not run.
+// One object per op; null if the program did not run.
 Json runners_json(const std::vector<NodeRunner>* runners) {
   if (runners == nullptr) return nullptr;
   Json nodes = Json::array();
@@ -169,7 +169,7 @@ Status show_capture(const Input& input, const Options& options, std::string* out
     remote::CapturedProgramPtr program;
     reader->rewind();
     if (Status status = find_program(input, *reader, options.choice, &program); !status.ok()) return status;
-    text.clear();  // the graph alone, so that remote-opt can read it
+    text.clear();  // only the graph, so that remote-opt can read it
   }
   Json graphs = Json::array();
   Json events = Json::array();
@@ -201,7 +201,7 @@ struct NamedGraph {
   ir::Graph graph;
 };
 
-// The graph, or those of all programs of a capture.
+// Loads the graph, or the graphs of all programs of a capture.
 Status load_graphs(const Input& input, const Choice& choice, std::vector<NamedGraph>* graphs) {
   if (input.format != Format::kCapture || choice.program != 0) {
     return load_graph(input, choice, &graphs->emplace_back(NamedGraph{input.name, {}}).graph);

@@ -7,17 +7,17 @@
 
 namespace torch_remote::tools {
 
-// What a parameter is used for: described by its first use.
+// The use of a parameter, described by its first one.
 struct ParamUse {
-  std::string what;        // "size 0 of %3", "argument 'alpha' of op 4 (aten::add.Tensor)"
-  bool is_double = false;  // its word is the bits of one
+  std::string what;        // such as "size 0 of %3" or "argument 'alpha' of op 4 (aten::add.Tensor)"
+  bool is_double = false;  // the parameter's word is the bits of a double
 };
 
-// Of each parameter that the graph uses.
+// The uses of all parameters that the graph uses.
 using ParamUses = std::unordered_map<ir::Sym, ParamUse>;
 ParamUses param_uses(const ir::Graph& graph);
 
-// A parameter's word as a number of the kind that its first use takes.
+// A parameter's word as text, as an integer or a real number, depending on its first use.
 std::string param_text(const ParamUse& use, int64_t word);
 
 }  // namespace torch_remote::tools

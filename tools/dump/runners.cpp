@@ -30,7 +30,7 @@ std::vector<NodeRunner> nodes_of(const ir::Graph& graph, const ProfiledRuns& pro
 
 Status find_runners(remote::CaptureReader& capture, const std::string& worker, uint32_t program, NodeRunners* runners) {
   constexpr int kRounds = 1;
-  // Otherwise the answer depends on how fast kernels are compiled.
+  // Otherwise the answer would depend on how fast kernels are compiled.
   setenv("TORCH_REMOTE_WAIT_COMPILE", "1", /*overwrite=*/0);
   std::unique_ptr<Device> device;
   if (Status status = Device::open(worker, 0, &device); !status) return status;

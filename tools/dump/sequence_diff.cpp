@@ -7,15 +7,15 @@ namespace torch_remote::tools {
 namespace {
 
 constexpr size_t kContext = 3;
-constexpr int64_t kMaxEdits = 2000;  // the search keeps a row of up to that many numbers for each edit
+constexpr int64_t kMaxEdits = 2000;  // the search stores a row of up to this many numbers per edit
 
-// Of the middle part, between what both begin and end with alike. `out` gets pairs relative to it.
+// Searches the middle part, between the common beginning and end. `out` gets pairs relative to it.
 class Myers {
  public:
   Myers(std::span<const uint64_t> a, std::span<const uint64_t> b)
       : a_(a), b_(b), n_(static_cast<int64_t>(a.size())), m_(static_cast<int64_t>(b.size())) {}
 
-  // False: more than kMaxEdits edits.
+  // Returns false if more than kMaxEdits edits are needed.
   bool run(Pairs& out) {
     const int64_t limit = std::min(n_ + m_, kMaxEdits);
     offset_ = limit + 1;
@@ -38,7 +38,7 @@ class Myers {
  private:
   int64_t& at(std::vector<int64_t>& row, int64_t k) const { return row[static_cast<size_t>(offset_ + k)]; }
 
-  // From the end back to the beginning. rows_[d] is how far each diagonal had come before step d.
+  // Walks from the end back to the beginning. rows_[d] holds how far each diagonal had come before step d.
   void trace(int64_t d, Pairs& out) const {
     int64_t x = n_;
     int64_t y = m_;

@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-// What two sequences have in common, and the difference of two texts as people read it.
+// The common elements of two sequences, and the difference of two texts for people.
 namespace torch_remote::tools {
 
-// Pairs (index in a, index in b) of equal elements, in order: the most there are (Myers, "An O(ND) difference
-// algorithm", 1986), unless the sequences have thousands of differences; then some.
+// Pairs (index in a, index in b) of equal elements, in order. They are the longest common subsequence (Myers, "An O(ND)
+// difference algorithm", 1986), unless the sequences have thousands of differences.
 using Pairs = std::vector<std::pair<size_t, size_t>>;
 Pairs common_elements(std::span<const uint64_t> a, std::span<const uint64_t> b);
 

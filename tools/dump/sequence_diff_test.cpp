@@ -7,7 +7,7 @@
 namespace torch_remote::tools {
 namespace {
 
-// By the textbook's quadratic table.
+// The length of the longest common subsequence, with the quadratic table.
 size_t longest(const std::vector<uint64_t>& a, const std::vector<uint64_t>& b) {
   std::vector<std::vector<size_t>> best(a.size() + 1, std::vector<size_t>(b.size() + 1));
   for (size_t i = 0; i < a.size(); ++i) {

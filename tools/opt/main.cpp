@@ -10,7 +10,7 @@
 #include "tools/common/graph_json.h"
 #include "tools/common/input.h"
 
-// remote-opt: passes over the text form of a graph.
+// remote-opt: runs passes over a graph in text form.
 namespace torch_remote::tools {
 namespace {
 
@@ -96,7 +96,7 @@ void list_passes() {
   }
 }
 
-// The passes with these names: the pipeline, if there are none.
+// The passes with these names; without names, the whole pipeline.
 Status choose_passes(const std::vector<std::string>& names, std::vector<const passes::Pass*>* chosen) {
   if (names.empty()) {
     for (const passes::Pass& pass : passes::pipeline()) chosen->push_back(&pass);
@@ -113,7 +113,7 @@ Status choose_passes(const std::vector<std::string>& names, std::vector<const pa
   return {};
 }
 
-// A worker that does groups of these kinds, in every dtype.
+// Describes a worker that can execute groups of these kinds, in every dtype.
 Status make_context(const Options& options, passes::PassContext* context) {
   context->worker.dtypes = ~uint64_t{0};
   for (const std::string& name : options.group_kinds) {

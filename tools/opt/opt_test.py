@@ -1,4 +1,4 @@
-"""remote-opt, as a user calls it."""
+"""Tests remote-opt through its command line."""
 
 import json
 import re
@@ -100,13 +100,13 @@ def test_damaged_programs_are_refused(tmp_path):
 
 
 def microseconds(graph: Path) -> float:
-    """The least of three runs: the machine has other work."""
+    """Returns the shortest of three runs, as the machine has other work."""
     runs = [run(OPT, "--time-passes", "-o", "/dev/null", graph).stderr for _ in range(3)]
     return min(float(re.search(r"^total +([\d.]+) ", text, re.M)[1]) for text in runs)
 
 
 def test_fifty_times_as_many_ops_take_about_fifty_times_as_long():
-    # 13 ms for 5,000 ops; a sanitizer may slow both, something quadratic would give 2,500.
+    # 13 ms for 5,000 ops. A sanitizer may slow both; a quadratic pass would take 2,500 times as long.
     assert microseconds(perceptron(5000)) < 200 * microseconds(perceptron(100))
 
 

@@ -11,7 +11,7 @@
 namespace torch_remote::tools::reduce {
 namespace {
 
-// One graph on one worker.
+// Runs one graph on one worker.
 Status outcome_of(Device& device, const ir::Graph& graph, const RunCase& run, std::span<const OutputView> views,
                   Outcome* outcome) {
   LoadedGraph loaded;
@@ -43,7 +43,7 @@ class Mismatch : public Test {
       return status;
     }
     if (Status status = outcome(other_, optimised, run, views, &second, &gone); !status || gone) return status;
-    // A reduction that began with other values must not end with an op that fails, nor the other way round.
+    // All interesting runs must fail in the same way: with different results, or with an op that fails.
     const auto difference = compare(views, first, second, tolerance_);
     *yes = difference && (!known_ || second.error.has_value() == fails_);
     if (!*yes) return {};

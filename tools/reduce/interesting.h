@@ -8,16 +8,16 @@
 #include "tools/runs/case.h"
 #include "tools/runs/compare.h"
 
-// What a run must still do while it is made smaller.
+// The property that a run must keep while it is reduced.
 namespace torch_remote::tools::reduce {
 
-// A worker that is started again when a run has ended it.
+// A worker that is started again after a run has ended it.
 class RevivedWorker {
  public:
   RevivedWorker(std::string name, int threads) : name_(std::move(name)), threads_(threads) {}
-  // Starts it if there is none.
+  // Starts the worker if there is none.
   Status get(Device** device);
-  // `status` is what using it gave. True: the worker is gone, which is no reason to stop.
+  // `status`: the result of using the worker. Returns true if the worker is gone; the reduction then continues.
   bool lost(const Status& status);
 
  private:
@@ -29,16 +29,16 @@ class RevivedWorker {
 class Test {
  public:
   virtual ~Test() = default;
-  // *yes: the run shows what is looked for. A status that is not ok ends the reduction.
+  // Sets *yes if the run has the property. An error status ends the reduction.
   virtual Status interesting(const RunCase& run, bool* yes) = 0;
-  // What the last interesting run showed, for people.
+  // Describes what the last interesting run showed.
   virtual std::string finding() const = 0;
 };
 
-// The graph and what the passes make of it leave different results on one worker.
+// The graph and its optimized form give different results on one worker.
 std::unique_ptr<Test> passes_mismatch(RevivedWorker& worker, std::span<const passes::Pass> passes,
                                       const Tolerance& tolerance);
-// What the passes make of the graph leaves different results on two workers.
+// The optimized graph gives different results on two workers.
 std::unique_ptr<Test> worker_mismatch(RevivedWorker& worker, RevivedWorker& other, std::span<const passes::Pass> passes,
                                       const Tolerance& tolerance);
 // A shell command, with a capture of the run for {}, exits with 0.

@@ -12,7 +12,7 @@
 #include "tools/reduce/subset.h"
 #include "tools/runs/replayer.h"
 
-// remote-reduce: the smallest run that still fails.
+// remote-reduce: finds the smallest run that still fails.
 namespace torch_remote::tools::reduce {
 namespace {
 
@@ -88,7 +88,7 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
   return wrong == nullptr;
 }
 
-// Inputs for a graph: small numbers of the type of the first view of each buffer.
+// Makes inputs for a graph: small numbers of the dtype of each buffer's first view.
 Bytes made_up(ir::DType dtype, uint64_t nbytes, std::mt19937_64& random) {
   Bytes bytes(nbytes);
   const auto fill = [&](auto make) {
@@ -159,7 +159,8 @@ Status case_of_graph(const Input& input, const Options& options, RunCase* run) {
   return {};
 }
 
-// The run of a capture with the number `wanted` or, if that is 0, the first interesting one; *number is 0 if none is.
+// Finds the capture's run with the number `wanted` or, if that is 0, the first interesting one. *number is 0 if there
+// is none.
 Status case_of_capture(remote::CaptureReader& capture, RevivedWorker& worker, Test& test, uint64_t wanted,
                        RunCase* found, uint64_t* number) {
   Device* device = nullptr;
@@ -176,7 +177,7 @@ Status case_of_capture(remote::CaptureReader& capture, RevivedWorker& worker, Te
       bool yes = wanted != 0;
       Status status = replayer.extract(*run, found);
       if (status.ok() && wanted == 0) status = test.interesting(*found, &yes);
-      // A run that cannot be taken out, because another one failed, is not the one to look at.
+      // A run that cannot be extracted because another one failed is not the one to reduce.
       if (!status && (wanted != 0 || status.code() != ErrorCode::kInvalid)) return status;
       if (yes) {
         *number = runs;

@@ -6,7 +6,7 @@
 
 namespace torch_remote::tools::reduce {
 
-// remote-reduce. `passes` are those that are looked at: the pipeline in the tool that ships.
+// Runs remote-reduce. `passes`: the passes under test; the shipped tool uses the pipeline.
 int main(std::span<const passes::Pass> passes, int argc, char** argv);
 
 }  // namespace torch_remote::tools::reduce

@@ -30,7 +30,7 @@ size_t list_length(const ir::Graph& graph, const ir::Node& node) {
 
 bool without_operands(const RunCase& run, uint32_t node, size_t begin, size_t end, RunCase* changed) {
   const ir::Graph& graph = run.graph;
-  // What the node makes must be made by it: a fresh buffer that another node reads, or that survives.
+  // Only this node can make these buffers. They are needed if they survive or another node uses them.
   std::set<uint32_t> made;
   for (const ir::Arg& result : graph.nodes[node].results) {
     for (size_t i = begin; i < end && is_list(result); ++i) {

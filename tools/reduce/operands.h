@@ -5,14 +5,14 @@
 
 #include "tools/runs/case.h"
 
-// Shorter lists of tensors.
+// Shortens lists of tensors.
 namespace torch_remote::tools::reduce {
 
-// How many tensors an op on lists works on, one by one (aten::_foreach_add_.List); 0 for other ops.
+// The list length of an op that works on the tensors of lists one by one (aten::_foreach_add_.List); 0 for other ops.
 size_t list_length(const ir::Graph& graph, const ir::Node& node);
 
-// The run without the operands [begin, end) of this node's lists, nor what it makes of them. False if a node, or who
-// sees what survives, needs that.
+// The run without the operands [begin, end) of this node's lists and their results. Returns false if a node needs these
+// results, or if they survive.
 bool without_operands(const RunCase& run, uint32_t node, size_t begin, size_t end, RunCase* changed);
 
 }  // namespace torch_remote::tools::reduce

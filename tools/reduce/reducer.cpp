@@ -60,13 +60,13 @@ Status Reducer::reduce(RunCase* run) {
     if (Status status = shrink_sizes(); !status) return status;
   } while (run_.graph.nodes.size() < ops || input_bytes(run_) < bytes ||
            surviving_buffers(run_.graph).size() < survivors);
-  // The last test may have been another candidate's.
+  // The last tested run may have been a rejected candidate.
   if (Status status = interesting(run_, &yes); !status) return status;
   *run = run_;
   return {};
 }
 
-// Parts of half, a quarter, ... of the ops: keeps one of them alone, or leaves one of them out.
+// Splits the ops into halves, quarters, ...; keeps only one part, or drops one part.
 Status Reducer::drop_nodes() {
   bool taken;
   const std::vector<bool> needed = needed_nodes(run_.graph);
@@ -78,7 +78,7 @@ Status Reducer::drop_nodes() {
     parts = std::min(parts, count);
     bool any = false;
     for (const bool alone : {true, false}) {
-      if (parts == 2 && !alone) break;  // the same as the other part alone
+      if (parts == 2 && !alone) break;  // the same as keeping only the other part
       for (size_t part = 0; part < parts && !any; ++part) {
         std::vector<bool> keep(count, !alone);
         for (size_t n = part * count / parts; n < (part + 1) * count / parts; ++n) keep[n] = alone;

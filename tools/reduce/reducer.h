@@ -7,8 +7,8 @@
 #include "tools/reduce/interesting.h"
 #include "tools/runs/case.h"
 
-// Makes a run smaller for as long as it stays interesting: delta debugging (Zeller and Hildebrandt 2002) over the ops,
-// the buffers that survive, the operands of ops on lists, and the sizes, to a point where no single step helps.
+// Makes a run smaller while it stays interesting. Applies delta debugging (Zeller and Hildebrandt 2002) to the
+// ops, the surviving buffers, the operands of ops on lists, and the sizes. Ends when no single step succeeds.
 namespace torch_remote::tools::reduce {
 
 struct Progress {
@@ -20,17 +20,17 @@ struct Progress {
 
 class Reducer {
  public:
-  // `reference` computes what nodes that are left out would have made.
+  // `reference` computes the results of dropped nodes.
   Reducer(RevivedWorker& reference, Test& test, std::function<void(const Progress&)> progress)
       : reference_(reference), test_(test), progress_(std::move(progress)) {}
 
-  // kInvalid if the run is not interesting to begin with.
+  // Returns kInvalid if the run is not interesting at the beginning.
   Status reduce(RunCase* run);
   uint64_t tests() const { return tests_; }
 
  private:
   Status interesting(const RunCase& run, bool* yes);
-  // Takes `candidate` for the run if it is interesting.
+  // Replaces the run by `candidate` if that is interesting.
   Status attempt(const char* step, RunCase candidate, bool* taken);
   Status attempt_nodes(const char* step, const std::vector<bool>& keep, bool* taken);
 

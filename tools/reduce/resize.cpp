@@ -11,8 +11,8 @@
 namespace torch_remote::tools::reduce {
 namespace {
 
-// Strides of a dense view with new sizes, in the old ones' order of dims. False if the old ones are not dense; dims of
-// stride 0 (expanded) stay so.
+// Strides of a dense view with new sizes, with dims in the old order. Returns false if the old strides are not dense.
+// Dims of stride 0 (expanded) stay so.
 bool dense_strides(std::span<const int64_t> old_sizes, std::span<const int64_t> old_strides,
                    std::span<const int64_t> sizes, std::vector<int64_t>* strides) {
   std::vector<size_t> dims(sizes.size());
@@ -30,7 +30,7 @@ bool dense_strides(std::span<const int64_t> old_sizes, std::span<const int64_t> 
   return true;
 }
 
-// Elements from the first one on that a view reaches.
+// Number of elements that a view spans.
 int64_t extent(std::span<const int64_t> sizes, std::span<const int64_t> strides) {
   int64_t last = 0;
   for (size_t d = 0; d < sizes.size(); ++d) {
@@ -94,7 +94,7 @@ class Resizer {
     return sizes;
   }
 
-  // The largest dense view at the beginning of each buffer: the others are placed by it.
+  // Finds the largest dense view at the beginning of each buffer. The buffer's other views are located relative to it.
   void find_whole_views() {
     whole_.assign(run_.graph.buffers.size(), nullptr);
     std::vector<int64_t> strides;
@@ -112,13 +112,14 @@ class Resizer {
     Placed made;
     made.sizes = sizes_after(view);
     const ir::View* whole = whole_[view.buffer];
-    if (whole && view_bytes(view, before_) == view_bytes(*whole, before_)) whole = nullptr;  // it is one itself
+    // the view is the whole view itself
+    if (whole && view_bytes(view, before_) == view_bytes(*whole, before_)) whole = nullptr;
     if (whole && sizes_after(*whole) != placed(*whole, before_).sizes) {
       if (whole->dtype != view.dtype || !place_in(*whole, old, &made)) return false;
     } else if (made.sizes == old.sizes) {
       return true;
     } else if (old.offset != 0 || !dense_strides(old.sizes, old.strides, made.sizes, &made.strides)) {
-      // Part of a buffer that stays as it is still lies in there.
+      // The view is a part of a buffer whose size does not change, so it still fits.
       if (whole) return true;
       if (!is_only_view(view)) return false;
       pack(old, &made);
@@ -132,19 +133,19 @@ class Resizer {
     if (symbol < params_.size()) params_[symbol] = value;
   }
 
-  // Strides and offset of a part of a dense view that has got other sizes: a stride is a step along one dim of it, the
-  // offset a place in it, which is moved if there is too little room behind it.
+  // Computes the strides and offset of a part of a dense view whose sizes change. Each stride is a step along one dim
+  // of that view. The offset is a position in it, which is moved if too few elements follow it.
   bool place_in(const ir::View& whole, const Placed& old, Placed* made) const {
     const Placed from = placed(whole, before_);
     const std::vector<int64_t> sizes = sizes_after(whole);
     std::vector<int64_t> strides;
     if (!dense_strides(from.sizes, from.strides, sizes, &strides)) return false;
-    std::vector<size_t> dims;  // by falling stride
+    std::vector<size_t> dims;  // by descending stride
     for (size_t d = 0; d < sizes.size(); ++d) {
       if (from.strides[d] != 0 && from.sizes[d] != 1) dims.push_back(d);
     }
     std::ranges::sort(dims, std::greater<>(), [&](size_t d) { return from.strides[d]; });
-    std::vector<int64_t> reached(sizes.size(), 0);  // along each dim of `whole`
+    std::vector<int64_t> reached(sizes.size(), 0);  // per dim of `whole`
     made->strides.assign(old.strides.size(), 0);
     for (size_t d = 0; d < old.strides.size(); ++d) {
       if (old.strides[d] == 0) continue;
@@ -164,7 +165,7 @@ class Resizer {
     return true;
   }
 
-  // Whether all views of its buffer, which is an input, are equal to it.
+  // Whether the view's buffer is an input and all of its views equal this one.
   bool is_only_view(const ir::View& view) const {
     const auto same = [&](const ir::View& other) {
       return other.buffer != view.buffer || (other.dtype == view.dtype && other.sizes == view.sizes &&
@@ -174,7 +175,7 @@ class Resizer {
            std::ranges::all_of(run_.graph.views, same);
   }
 
-  // Dense, in the old order of the dims.
+  // Makes the view dense, with dims in the old order.
   static void pack(const Placed& old, Placed* made) {
     std::vector<size_t> dims(old.sizes.size());
     std::iota(dims.begin(), dims.end(), 0);
@@ -188,7 +189,7 @@ class Resizer {
     }
   }
 
-  // Fresh buffers get as many bytes as their views reach; inputs the elements of their largest view.
+  // Fresh buffers get the bytes that their views span; inputs get the elements of their largest view.
   void set_bytes(std::vector<Bytes>* inputs) {
     const ir::Graph& graph = run_.graph;
     size_t input = 0;
@@ -213,7 +214,7 @@ class Resizer {
     }
   }
 
-  // The elements of a view that are still there, where they are now.
+  // Copies the view's remaining elements to their new positions.
   Bytes moved(const ir::View& view, const Bytes& old, uint64_t nbytes) {
     const Placed from = placed(view, before_), to = placed(view, after_);
     if (from.sizes == to.sizes) return old;

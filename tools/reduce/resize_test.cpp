@@ -9,7 +9,7 @@
 namespace torch_remote::tools::reduce {
 namespace {
 
-// A transposed input of 4 x 6, added to a row, which is expanded.
+// A transposed input of 4 x 6 plus an expanded row.
 RunCase example() {
   RunCase run;
   const Status status = ir::parse_graph(R"(graph(rows, columns, row_stride, bytes) {
@@ -71,7 +71,7 @@ TEST(Resize, AnInputWithGapsBecomesDense) {
   EXPECT_EQ(floats(changed.inputs[0]), (std::vector<float>{0, 1, 2, 3, 5, 6, 7, 8}));
 }
 
-// Of a temporary of 8 x 10: every second column from the fourth on, of the last rows.
+// A part of a temporary of 8 x 10: every second column from the fourth on, in the last rows.
 TEST(Resize, PartsOfADenseViewStayPartsOfIt) {
   RunCase run;
   const Status status = ir::parse_graph(R"(graph(rows, columns, bytes, taken, some, column_step, offset, out_bytes) {
@@ -92,7 +92,7 @@ TEST(Resize, PartsOfADenseViewStayPartsOfIt) {
   ASSERT_TRUE(with_size(run, 8, 4, &rows));
   EXPECT_TRUE(is_sound(rows));
   EXPECT_EQ(rows.params, (std::vector<int64_t>{4, 10, 160, 3, 4, 2, 13, 48}));
-  EXPECT_FALSE(with_size(run, 8, 2, &rows));  // no room for the three
+  EXPECT_FALSE(with_size(run, 8, 2, &rows));  // three rows do not fit
   EXPECT_FALSE(with_size(run, 10, 5, &columns));
   ASSERT_TRUE(with_size(run, 4, 2, &taken));
   EXPECT_TRUE(is_sound(taken));

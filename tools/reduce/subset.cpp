@@ -24,12 +24,12 @@ std::vector<uint64_t> buffer_sizes(const RunCase& run, const std::vector<int64_t
   return sizes;
 }
 
-// When the kept nodes and the others touch a buffer.
+// How the kept and the dropped nodes use a buffer.
 struct Use {
-  uint32_t first_kept = kNever;  // the first kept node that touches it
+  uint32_t first_kept = kNever;  // the first kept node that uses it
   uint32_t first_kept_write = kNever;
-  bool written_before = false;  // by another node, before first_kept
-  bool read_later = false;      // by another node, after a kept one wrote it
+  bool written_before = false;  // a dropped node writes it before first_kept
+  bool read_later = false;      // a dropped node reads it after a kept one wrote it
 };
 
 std::vector<Use> uses_of(const ir::Graph& graph, const std::vector<bool>& keep) {
@@ -49,7 +49,7 @@ std::vector<Use> uses_of(const ir::Graph& graph, const std::vector<bool>& keep) 
   return uses;
 }
 
-// Bytes of buffers just before nodes, of the whole run.
+// Returns the contents of buffers just before nodes, in the whole run.
 Status contents_before(Device& device, const RunCase& run, const std::vector<uint64_t>& sizes,
                        const std::vector<std::pair<uint32_t, uint32_t>>& wanted, std::vector<Bytes>* contents) {
   ir::Graph graph = run.graph;
@@ -74,7 +74,7 @@ Status contents_before(Device& device, const RunCase& run, const std::vector<uin
       node.opcode = copy;
       node.args = {{ir::ArgTag::kView, view + 1, 0, {}, {}},
                    {ir::ArgTag::kView, view, 0, {}, {}},
-                   {}};  // non_blocking means nothing here
+                   {}};  // non_blocking has no effect here
       node.results.resize(1);
       graph.nodes.push_back(std::move(node));
       OutputView output;
@@ -105,7 +105,7 @@ Status subset(Device& device, const RunCase& run, const std::vector<bool>& keep,
   if (Status status = ir::evaluate(run.graph, run.params.data(), &values); !status) return status;
   const std::vector<uint64_t> sizes = buffer_sizes(run, values);
   const std::vector<Use> uses = uses_of(run.graph, keep);
-  std::vector<std::pair<uint32_t, uint32_t>> wanted;  // before this node, that buffer
+  std::vector<std::pair<uint32_t, uint32_t>> wanted;  // pairs: before this node, that buffer
   for (uint32_t b = 0; b < uses.size(); ++b) {
     if (uses[b].first_kept != kNever && uses[b].written_before) wanted.emplace_back(uses[b].first_kept, b);
   }

@@ -5,21 +5,21 @@
 #include "ir/status.h"
 #include "tools/runs/case.h"
 
-// Parts of a run.
+// Extracts parts of a run.
 namespace torch_remote::tools::reduce {
 
-// The run with just the nodes for which `keep` is set. What they would have read from the others becomes an input, with
-// the bytes that it had in the whole run (computed on `device`); what the others would have read from them outlives the
-// run. Where kept and other nodes write one buffer in turns, the others' later writes are missing.
+// The run with only the nodes for which `keep` is set. Results of dropped nodes that a kept one reads become inputs,
+// with their bytes in the whole run (computed on `device`). Results of kept nodes that a dropped one reads survive the
+// run. If kept and dropped nodes write the same buffer alternately, the dropped nodes' later writes are missing.
 Status subset(Device& device, const RunCase& run, const std::vector<bool>& keep, RunCase* part);
 
-// The nodes that what survives depends on.
+// The nodes that the surviving buffers depend on.
 std::vector<bool> needed_nodes(const ir::Graph& graph);
 
-// The run with its unused symbols, buffers, views and lines left out, without memory plan and marks of passes.
+// The run without unused symbols, buffers, views and source lines, without memory plan and groups.
 RunCase compacted(const RunCase& run);
 
-// Whether a worker would take it: the graph verifies, and its views lie in their buffers.
+// Whether a worker would accept the run: the graph verifies, and its views fit into their buffers.
 bool is_sound(const RunCase& run);
 
 }  // namespace torch_remote::tools::reduce

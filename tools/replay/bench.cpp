@@ -8,7 +8,7 @@
 #include "tools/runs/replayer.h"
 #include "tools/runs/snapshots.h"
 
-// The times are the worker's own: it records a profile while each program runs again and again.
+// The worker measures the times: it records a profile while each program runs repeatedly.
 namespace torch_remote::tools::replay {
 namespace {
 
@@ -49,7 +49,7 @@ Status bench_program(Device& device, const remote::RunEvent& run, const Inputs& 
   };
   auto group = graph.groups.begin();
   for (uint32_t n = 0; n < nodes; ++n) {
-    if (group != graph.groups.end() && group->first == n) {  // a kernel's row is its first node's
+    if (group != graph.groups.end() && group->first == n) {  // the kernel's row comes before its first node's row
       std::string all = "kernel: ";
       for (uint32_t m = n; m <= group->last; ++m) {
         all += (m > n ? "; " : "") + describe(graph, graph.nodes[m], values);

@@ -16,13 +16,13 @@ struct Finding {
   std::optional<Culprit> culprit;
 };
 
-// Two graphs that should do the same, on one device or on two.
+// Compares two graphs that should give the same results, on one or two devices.
 class RunComparer {
  public:
   RunComparer(Device& device, Device& other, const Options& options)
       : device_(device), other_(other), options_(options) {}
 
-  // Compares a run whose inputs are there now.
+  // Compares a run whose inputs are on the device.
   Status compare_run(const remote::RunEvent& run, const Inputs& inputs, std::optional<Finding>* finding);
 
  private:

@@ -29,7 +29,7 @@ Exit status: 0 done, 1 a difference or a new error, 2 bad arguments, a bad captu
 const std::map<std::string, Compare> kCompare = {
     {"recorded", Compare::kRecorded}, {"passes", Compare::kPasses}, {"worker", Compare::kWorker}};
 
-// "run:12"; 0 if it is none.
+// Parses "run:12"; returns 0 for other text.
 uint64_t run_number(const std::string& text) {
   constexpr std::string_view kRun = "run:";
   if (!text.starts_with(kRun) || text.size() > 15) return 0;

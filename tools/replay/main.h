@@ -6,7 +6,7 @@
 
 namespace torch_remote::tools::replay {
 
-// remote-replay. `passes` are those of --passes rebuild: the pipeline in the tool that ships.
+// Runs remote-replay. `passes`: those that --passes rebuild applies; the shipped tool uses the pipeline.
 int main(std::span<const passes::Pass> passes, int argc, char** argv);
 
 }  // namespace torch_remote::tools::replay

@@ -12,7 +12,7 @@
 #include "tools/runs/compare.h"
 #include "tools/runs/device.h"
 
-// What remote-replay can do with a capture. Each mode prints its findings on the standard output.
+// The modes of remote-replay. Each mode prints its findings on the standard output.
 namespace torch_remote::tools::replay {
 
 enum class Compare : uint8_t { kNothing, kRecorded, kPasses, kWorker };
@@ -22,21 +22,20 @@ struct Options {
   std::string worker = "local", other;
   int threads = 0;
   Compare compare = Compare::kNothing;
-  bool rebuild = false;  // kPasses: with this program's passes instead of the graph that was sent
+  bool rebuild = false;  // kPasses: applies this program's passes instead of using the graph that was sent
   Tolerance tolerance;
-  uint64_t memory = uint64_t{1} << 30;  // bytes of intermediate results that are kept at a time
-  uint64_t run = 0;                     // only this one, counted from 1; 0: all
+  uint64_t memory = uint64_t{1} << 30;  // bound on the bytes of intermediate results at a time
+  uint64_t run = 0;                     // only this run, counted from 1; 0: all
   bool bench = false;
   int rounds = 50;
-  std::string output;  // of --extract
+  std::string output;  // the file for --extract
   bool json = false;
   std::span<const passes::Pass> passes;
 };
 
-// A Status that is not ok: the capture or the worker is unusable. Otherwise *good tells whether the mode found nothing
-// wrong.
+// Returns an error status if the capture or the worker is unusable. Otherwise sets *good if the mode found no problem.
 Status replay(remote::CaptureReader& capture, Device& device, const Options& options, bool* good);
-// kPasses and kWorker. `other` is the second worker, or `device` itself.
+// For kPasses and kWorker. `other` is the second worker, or `device` itself.
 Status compare_runs(remote::CaptureReader& capture, Device& device, Device& other, const Options& options, bool* good);
 Status bench(remote::CaptureReader& capture, Device& device, const Options& options);
 Status extract(remote::CaptureReader& capture, Device& device, const Options& options);

@@ -11,7 +11,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The type of a read's elements is not in a capture, only their size: reals are the likeliest.
+// A capture has only the size of a read's elements, not their dtype. Floating-point types are the likeliest.
 ir::DType likely_dtype(uint32_t item_size, bool exact) {
   if (!exact && item_size == 4) return ir::DType::kFloat32;
   if (!exact && item_size == 8) return ir::DType::kFloat64;

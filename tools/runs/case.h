@@ -11,16 +11,16 @@
 
 namespace torch_remote::tools {
 
-// One run of one graph, with everything that it needs.
+// One run of one graph, with all of its data.
 struct RunCase {
   ir::Graph graph;                     // before the passes
-  std::optional<ir::Graph> optimised;  // what a worker was sent for it, if that is known
+  std::optional<ir::Graph> optimised;  // the graph that a worker received, if known
   std::vector<int64_t> params;
-  std::vector<Bytes> inputs;  // of the input buffers, in the order of their indices
+  std::vector<Bytes> inputs;  // bytes of the input buffers, in the order of their indices
 };
 
-// A capture of this run alone: the inputs' bytes, the program, the run. Where there is no optimised graph, `graph`
-// stands for it. Overwrites the file.
+// Writes a capture of this run alone: the inputs' bytes, the program, the run. Without an optimized graph, `graph` is
+// sent. Overwrites the file.
 Status save_case(const RunCase& run, const std::string& path);
 
 }  // namespace torch_remote::tools

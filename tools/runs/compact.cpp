@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint32_t kUnused = 0xFFFFFFFF;
 
-// Calls f(symbol) for each symbol that an argument names.
+// Calls f(symbol, two) for each symbol of an argument; `two`: the next symbol belongs to the argument, too.
 template <class F>
 void for_each_symbol(ir::Arg& arg, F&& f) {
   switch (arg.tag) {
@@ -147,7 +147,7 @@ class Compactor {
     for (ir::Arg& result : node.results) rewrite(result);
   }
 
-  // Records are numbered anew without holes, so that lines of records that are gone are not kept.
+  // Renumbers the records without gaps, so that source lines of removed records go.
   void sources() {
     std::map<uint32_t, uint32_t> records;
     for (const ir::Node& node : out_.nodes) records[node.source] = 0;

@@ -14,7 +14,7 @@ namespace {
 
 using ir::DType;
 
-// Parts of an element: complex numbers have two.
+// Number of parts of an element: complex numbers have two.
 int parts(DType dtype) { return ir::is_complex(dtype) ? 2 : 1; }
 
 double half(uint16_t bits) {
@@ -36,7 +36,7 @@ T load(const std::byte* p) {
   return value;
 }
 
-// An element's part as a number; nothing for types whose bits are all that is compared.
+// An element's part as a number; nothing for types that are compared by bits alone.
 std::optional<double> number(DType dtype, const std::byte* p) {
   switch (dtype) {
     case DType::kUInt8:

@@ -12,10 +12,10 @@ namespace {
 
 const remote::KeepWaiting kPatient;
 
-// Of a graph's records: a hand-made graph may name any number.
+// Bound on a graph's records: a hand-written graph may contain any number.
 constexpr uint32_t kMaxRecords = 1 << 20;
 
-// Sorts a status: worker's errors go to *error.
+// Splits a status: errors that the worker reported go to *error, others are returned.
 Status sort(Status status, remote::OpError& reported, WorkerError* error) {
   if (status.ok() || reported.status.ok() || status.code() == ErrorCode::kLost) return status;
   *error = std::move(reported);
@@ -123,7 +123,7 @@ Status Device::read(uint64_t id, uint64_t nbytes, Bytes* bytes, WorkerError* err
 }
 
 Status Device::copy(uint64_t id, uint64_t nbytes, uint64_t* made, WorkerError* error) {
-  // The key fixes dims of 0 and 1, so these sizes are none of a parameter's.
+  // The program's key treats sizes 0 and 1 as constants, so they cannot be parameters.
   if (nbytes < 2) {
     Bytes bytes;
     if (Status status = read(id, nbytes, &bytes, error); !status || *error) return status;

@@ -14,51 +14,50 @@
 #include "remote/client/client.h"
 #include "remote/providers/provider.h"
 
-// A worker that runs graphs as they are given, without passes.
+// A worker that runs graphs as they are, without passes.
 namespace torch_remote::tools {
 
 using Bytes = std::vector<std::byte>;
 
-// A graph that a device has.
+// A graph that is loaded on a device.
 struct LoadedGraph {
   std::shared_ptr<const ir::Graph> graph;
   remote::ProgramPtr program;
-  uint64_t made = 0;           // fresh buffers that survive
+  uint64_t made = 0;           // number of fresh buffers that survive
   bool wants_results = false;  // the last node has dynamic or host results
 };
 
-// An error that the worker reported: the session goes on.
+// An error that the worker reported; the session continues.
 using WorkerError = std::optional<remote::OpError>;
 
-// One thread. A status that is not ok means that the device is of no use any more; what ops and graphs do wrong is a
-// WorkerError.
+// Used by one thread. An error status means that the device is unusable. Errors of ops and graphs are WorkerErrors.
 class Device {
  public:
-  // "local", "inproc" or "unix://path". The worker's files are those of package_files.
+  // `name`: "local", "inproc" or "unix://path". A local worker uses the files of package_files().
   static Status open(const std::string& name, int threads, std::unique_ptr<Device>* device);
 
   const std::string& name() const { return name_; }
   std::string description() const { return client_->description(); }
 
   Status load(std::shared_ptr<const ir::Graph> graph, LoadedGraph* loaded);
-  // The survivors get the ids *base, *base + 1, ... `words` are those of RunReply (remote/wire/wire.fbs), if the graph
-  // has any; then this waits, else an error comes later.
+  // The surviving buffers get the ids *base, *base + 1, ... If the graph has dynamic or host results, the call waits
+  // for them and returns RunReply's words (remote/wire/wire.fbs) in *words. Otherwise an error may be reported later.
   Status run(const LoadedGraph& loaded, std::span<const int64_t> params, std::span<const uint64_t> inputs,
              uint64_t* base, remote::Words* words, WorkerError* error);
-  // Of runs from now on.
+  // Sets the math modes of later runs.
   void set_math(ir::MathModes math) { math_ = math; }
-  // Waits until all is done; the first error not reported yet.
+  // Waits until all work is done; *error is the first error that was not reported yet.
   Status settle(WorkerError* error);
 
   Status upload(std::span<const std::byte> bytes, uint64_t* id);
-  // A strided view, packed, row-major.
+  // Reads a strided view, as contiguous row-major bytes.
   Status read(uint64_t id, uint32_t item_size, std::span<const int64_t> sizes, std::span<const int64_t> strides,
               int64_t offset, Bytes* bytes, WorkerError* error);
-  // The first `nbytes` of a buffer.
+  // Reads the first `nbytes` of a buffer.
   Status read(uint64_t id, uint64_t nbytes, Bytes* bytes, WorkerError* error);
-  // A new buffer with the same bytes, made by the worker.
+  // Copies a buffer on the worker.
   Status copy(uint64_t id, uint64_t nbytes, uint64_t* made, WorkerError* error);
-  // What the worker does and when (remote/client/client.h).
+  // Records what the worker executes and when (remote/client/client.h).
   Status profile(remote::ProfileCommand command, uint64_t limit, remote::WorkerProfile* profile) {
     return client_->profile(command, limit, {}, profile);
   }
@@ -68,21 +67,21 @@ class Device {
   explicit Device(std::string name) : name_(std::move(name)) {}
 
   const std::string name_;
-  // The worker ends after the client has said goodbye.
+  // Declared before client_, so that the worker ends after the client has closed the session.
   std::unique_ptr<remote::Worker> worker_;
   std::unique_ptr<remote::Client> client_;
   LoadedGraph copy_;
   ir::MathModes math_ = 0;
 };
 
-// An error of a run of this graph, with the user's line if the graph knows it.
+// The message of an error in a run of this graph, with the user's source line if the graph has it.
 std::string to_string(const remote::OpError& error, const ir::Graph& graph);
 
-// Where the files of the package lie: in $TORCH_REMOTE_PACKAGE, or the package that this program is in (bin/..).
-// libtorch's folder is $TORCH_REMOTE_TORCH_LIB, or beside the package.
+// The package's files: in $TORCH_REMOTE_PACKAGE, or in the package that contains this program (bin/..). libtorch's
+// folder is $TORCH_REMOTE_TORCH_LIB, or next to the package.
 remote::WorkerFiles package_files();
 
-// The input buffers of a graph, and the fresh ones that survive, in the order of their ids.
+// The graph's input buffers, and its surviving fresh buffers, in the order of their ids.
 std::vector<uint32_t> input_buffers(const ir::Graph& graph);
 std::vector<uint32_t> surviving_buffers(const ir::Graph& graph);
 

@@ -10,7 +10,7 @@
 namespace torch_remote::tools {
 namespace {
 
-// The index of each buffer among the inputs, or among the survivors.
+// Each buffer's index among the inputs or among the surviving buffers.
 std::vector<uint32_t> ranks(const ir::Graph& graph) {
   std::vector<uint32_t> ranks(graph.buffers.size());
   uint32_t inputs = 0, survivors = 0;
@@ -45,7 +45,7 @@ bool is_packed(const OutputView& view) {
   return true;
 }
 
-// Where several views of a buffer are written, one of them that is the whole buffer stands for all.
+// If one of the written views is the whole buffer, only that one is compared.
 void drop_covered(std::set<OutputView>& views, uint64_t nbytes) {
   for (const OutputView& view : views) {
     if (!is_packed(view) || elements(view) * ir::item_size(view.dtype) != nbytes) continue;
@@ -54,7 +54,7 @@ void drop_covered(std::set<OutputView>& views, uint64_t nbytes) {
   }
 }
 
-// Copies of the inputs that the graph would change or free.
+// Copies the inputs that the graph would change or free.
 Status private_inputs(Device& device, const ir::Graph& graph, const Inputs& inputs, std::vector<uint64_t>* ids,
                       std::vector<uint64_t>* copies, WorkerError* error) {
   const std::vector<bool> written = ir::written_buffers(graph);
@@ -131,7 +131,7 @@ std::vector<OutputView> dynamic_results(const ir::Graph& graph, std::span<const 
          {numbers.begin() + static_cast<ptrdiff_t>(dims), numbers.begin() + static_cast<ptrdiff_t>(2 * dims)},
          0});
   };
-  // A node with host results has no dynamic ones.
+  // A node with host results has no dynamic results.
   for (const ir::Arg& result : last.results) {
     if (result.tag == ir::ArgTag::kView) take(result.a);
     for (const ir::Arg& item : result.items) {

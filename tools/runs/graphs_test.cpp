@@ -1,4 +1,4 @@
-// Graphs that the tools make of graphs.
+// Tests the tools' transformations of graphs.
 #include <gtest/gtest.h>
 
 #include <numeric>

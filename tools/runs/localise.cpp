@@ -8,9 +8,9 @@
 namespace torch_remote::tools {
 namespace {
 
-using Contents = std::map<uint32_t, std::vector<Bytes>>;  // what each node wrote
+using Contents = std::map<uint32_t, std::vector<Bytes>>;  // by node: the contents of the views that it writes
 
-// Runs one side's graph with these snapshots in it and reads them.
+// Runs one side's graph, which has these snapshots, and reads them.
 Status read_snapshots(const Side& side, std::shared_ptr<const ir::Graph> graph, const std::vector<Snapshot>& snapshots,
                       std::span<const int64_t> params, std::span<const int64_t> values, Contents* contents) {
   LoadedGraph loaded;
@@ -33,7 +33,7 @@ Status read_snapshots(const Side& side, std::shared_ptr<const ir::Graph> graph, 
   return {};
 }
 
-// What these nodes write.
+// Reads what these nodes write.
 Status take(const Side& side, std::vector<uint32_t> nodes, std::span<const int64_t> params,
             std::span<const int64_t> values, Contents* contents) {
   std::ranges::sort(nodes);
@@ -51,14 +51,14 @@ std::optional<uint32_t> maker_of(const ir::Graph& graph, uint32_t node, uint32_t
   return std::nullopt;
 }
 
-// The first operand of two nodes that the same record made and that differs when they begin.
+// Finds the first operand that differs just before the two nodes, which come from the same record, run.
 Status differing_operand(const Side& a, const Side& b, const NodePair& pair, std::span<const int64_t> params,
                          std::span<const int64_t> values_a, std::span<const int64_t> values_b,
                          const Tolerance& tolerance, std::optional<uint32_t>* operand) {
   std::vector<Snapshot> snapshots_a, snapshots_b;
   auto graph_a = std::make_shared<const ir::Graph>(with_operands(*a.graph, pair.a, &snapshots_a));
   auto graph_b = std::make_shared<const ir::Graph>(with_operands(*b.graph, pair.b, &snapshots_b));
-  if (snapshots_a.size() != snapshots_b.size() || snapshots_a.empty()) return {};  // other ops altogether
+  if (snapshots_a.size() != snapshots_b.size() || snapshots_a.empty()) return {};  // the nodes are different ops
   Contents contents_a, contents_b;
   if (Status status = read_snapshots(a, std::move(graph_a), snapshots_a, params, values_a, &contents_a); !status) {
     return status;
@@ -81,7 +81,7 @@ Status differing_operand(const Side& a, const Side& b, const NodePair& pair, std
   return {};
 }
 
-// Whether what the two nodes write can be compared, and how many bytes that is.
+// Whether the two nodes' results can be compared; *bytes is their size.
 bool comparable(const ir::Graph& a, const ir::Graph& b, const NodePair& pair, std::span<const int64_t> values_a,
                 std::span<const int64_t> values_b, uint64_t* bytes) {
   const auto written_a = written_views(a, a.nodes[pair.a]);

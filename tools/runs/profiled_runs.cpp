@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kWarmup = 2;
 
-// Runs a graph; *error: the worker reported one.
+// Runs a graph. *error: an error that the worker reported.
 Status once(Device& device, const LoadedGraph& loaded, std::span<const int64_t> params,
             std::span<const uint64_t> inputs, WorkerError* error) {
   uint64_t base;
@@ -21,7 +21,7 @@ Status once(Device& device, const LoadedGraph& loaded, std::span<const int64_t> 
   return {};
 }
 
-// Copies of the inputs, which runs may change.
+// Copies the inputs, because runs may change them.
 Status copy_inputs(Device& device, const Inputs& inputs, std::vector<uint64_t>* copies, WorkerError* error) {
   for (size_t i = 0; i < inputs.ids.size() && !*error; ++i) {
     if (Status status = device.copy(inputs.ids[i], inputs.nbytes[i], &copies->emplace_back(), error); !status) {

@@ -6,8 +6,8 @@ namespace torch_remote::tools {
 
 using namespace remote;
 
-// A captured error may come after the run that it is of, and so may ours: they are matched by their messages at the
-// end.
+// Captured errors may come later than the runs that caused them, and so may ours. So errors are matched by their
+// messages at the end.
 void Replayer::expect(const std::optional<CapturedError>& error) {
   if (error) expected_.insert(error->status.message());
 }
@@ -127,7 +127,8 @@ Status Replayer::run(const RunEvent& event) {
 Status Replayer::read(const ReadEvent& event, Bytes* answer) {
   expect(event.error);
   const auto found = buffers_.find(event.buffer);
-  if (found == buffers_.end()) return {};  // a failed run did not make it, or the capture's client asked in vain
+  // a failed run did not make it, or the captured client asked for an unknown buffer
+  if (found == buffers_.end()) return {};
   Bytes bytes;
   WorkerError error;
   if (Status status =

@@ -12,7 +12,7 @@
 #include "tools/runs/case.h"
 #include "tools/runs/execute.h"
 
-// Does on a device what a capture's client did.
+// Repeats on a device what a captured client did.
 namespace torch_remote::tools {
 
 struct ReplayCounts {
@@ -24,26 +24,27 @@ class Replayer {
  public:
   explicit Replayer(Device& device) : device_(device) {}
 
-  // Performs one event. Reads ask the device only if `answer` is given; it gets their bytes.
+  // Performs one event. Performs a read only if `answer` is given, which gets the bytes.
   Status perform(const remote::CaptureEvent& event, Bytes* answer = nullptr);
-  // Waits for everything.
+  // Waits until all work is done.
   Status finish();
 
-  // The inputs of a run that comes next, as buffers of the device. False if the capture lacks one: it was to be made by
-  // a program that could not be built, or by a run that lacked one itself. Such runs are left out.
+  // The inputs of a run that is about to come, as buffers of the device. Returns false if one is missing because the
+  // program or the run that makes it was left out. Such runs are left out, too.
   bool inputs(const remote::RunEvent& run, Inputs* inputs) const;
-  // The run with its inputs' bytes. kInvalid if one is not there, or an op that failed should have made it.
+  // Extracts the run with its inputs' bytes. Returns kInvalid if an input is missing, or if an op that should have made
+  // it failed.
   Status extract(const remote::RunEvent& run, RunCase* found);
 
   const ReplayCounts& counts() const { return counts_; }
-  // Errors of the worker that the capture does not have, in order; each message once.
+  // Errors of the worker that the capture does not have, in order, without duplicate messages.
   const std::vector<std::string>& new_errors() const { return new_errors_; }
-  // Whether the last event led to such an error, also if its message is in the list already.
+  // Whether the last event caused such an error, even if its message is already in the list.
   bool failed() const { return failed_; }
 
  private:
   struct Buffer {
-    uint64_t id = 0;  // on the device
+    uint64_t id = 0;  // of the device
     uint64_t nbytes = 0;
   };
 
@@ -57,7 +58,7 @@ class Replayer {
   Device& device_;
   std::map<uint64_t, Buffer> buffers_;        // by the capture's ids
   std::map<uint32_t, LoadedGraph> programs_;  // by number
-  std::set<std::string> expected_;            // messages of errors
+  std::set<std::string> expected_;            // messages of captured errors
   std::set<std::string> noted_;
   std::vector<std::string> errors_;
   std::vector<std::string> new_errors_;

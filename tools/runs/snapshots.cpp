@@ -14,7 +14,7 @@ namespace {
 using ir::is_complex;
 using ir::is_float;
 
-// Declares a packed view with the sizes of `like`, of a fresh buffer that survives.
+// Declares a contiguous view with the sizes of `like`, of a new fresh buffer that survives.
 uint32_t packed_view(ir::Graph& graph, uint32_t like) {
   ir::View view;
   view.dtype = graph.views[like].dtype;
@@ -41,7 +41,7 @@ ir::Node copy_node(uint32_t from, uint32_t to, uint32_t source) {
   node.opcode = copy;
   node.source = source;
   node.args = {
-      {ir::ArgTag::kView, to, 0, {}, {}}, {ir::ArgTag::kView, from, 0, {}, {}}, {}};  // non_blocking means nothing here
+      {ir::ArgTag::kView, to, 0, {}, {}}, {ir::ArgTag::kView, from, 0, {}, {}}, {}};  // non_blocking has no effect here
   node.results.resize(1);
   return node;
 }

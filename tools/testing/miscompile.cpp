@@ -24,7 +24,7 @@ Status miscompile(ir::Graph& graph, const passes::PassContext&) {
   return {};
 }
 
-// The view that is the node's one result, if it is a whole temporary of its own.
+// The view of the node's only result, if that is a temporary; null otherwise.
 const ir::View* temporary(const ir::Graph& graph, const ir::Node& node, ir::Opcode op) {
   if (node.opcode != op || node.results[0].tag != ir::ArgTag::kView) return nullptr;
   const ir::View& view = graph.views[node.results[0].a];
@@ -32,8 +32,8 @@ const ir::View* temporary(const ir::Graph& graph, const ir::Node& node, ir::Opco
   return buffer.kind == ir::BufferKind::kFresh && !buffer.survives ? &view : nullptr;
 }
 
-// The verifier refuses a graph or a plan in which two temporaries share memory while both are needed. So this makes
-// what such a plan would: when the second one is computed, the first one gets its content.
+// The verifier refuses a graph or plan in which two temporaries share memory while both are needed. So this pass
+// produces the effect of such a plan: when the second temporary is computed, the first one is overwritten with it.
 Status share_memory(ir::Graph& graph, const passes::PassContext&) {
   const ir::Opcode sigmoid = ir::find_op("aten::sigmoid"), tanh = ir::find_op("aten::tanh");
   std::vector<uint32_t> last(graph.buffers.size());

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over its debugging pipe: the DevTools protocol, messages that end with a zero byte."""
+"""A headless Chromium, driven over its debugging pipe with the DevTools protocol: messages end with a zero byte."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def find_chromium() -> str | None:
 
 
 class Browser:
-    """One page. Everything that it wrote to the console as an error, and what it threw, is in `errors`."""
+    """One page. `errors` collects the errors that the page wrote to the console, and its uncaught exceptions."""
 
     def __init__(self, width: int = 1400, height: int = 900, dark: bool = False) -> None:
         binary = find_chromium()
@@ -35,7 +35,7 @@ class Browser:
             f"--user-data-dir={self.profile.name}", f"--window-size={width},{height}",
             *(["--blink-settings=preferredColorScheme=0"] if dark else []),
         ]  # fmt: skip
-        # Chromium reads commands from descriptor 3 and writes to 4.
+        # Chromium reads commands from descriptor 3 and writes answers to descriptor 4.
         self._process = subprocess.Popen(
             ["/bin/bash", "-c", f'exec "$0" "$@" 3<&{to_read} 4>&{to_write}', binary, *flags, "about:blank"],
             pass_fds=(to_read, to_write),
@@ -99,7 +99,7 @@ class Browser:
         return self._call(method, params, self._session)
 
     def open(self, path: Path) -> float:
-        """Seconds until the page is loaded and drawn."""
+        """Opens a page. Returns the seconds until it is loaded and drawn."""
         begin = time.monotonic()
         self.call("Page.navigate", url=path.resolve().as_uri())
         while self.evaluate("document.readyState") != "complete" or not self.evaluate("'remoteViz' in window"):
@@ -110,7 +110,7 @@ class Browser:
         return time.monotonic() - begin
 
     def settle(self) -> None:
-        """Until two frames are drawn."""
+        """Waits until two frames are drawn."""
         self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")
 
     def evaluate(self, expression: str) -> Any:

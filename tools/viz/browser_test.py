@@ -1,4 +1,4 @@
-"""The page of remote-viz in a headless Chromium: a graph of 5,000 ops."""
+"""Tests the page of remote-viz in a headless Chromium, with a graph of 5,000 ops."""
 
 from __future__ import annotations
 

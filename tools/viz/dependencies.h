@@ -8,8 +8,8 @@
 
 namespace torch_remote::tools {
 
-// Pairs (earlier node, later node) where the later one reads what the earlier one has written last, or writes over it.
-// Sorted, each once.
+// Pairs (earlier node, later node) where the later one reads or overwrites what the earlier one was the last to write.
+// Sorted, without duplicates.
 std::vector<std::pair<uint32_t, uint32_t>> dependencies(const ir::Graph& graph);
 
 }  // namespace torch_remote::tools

@@ -9,7 +9,7 @@
 #include "tools/viz/page.h"
 #include "tools/viz/times.h"
 
-// remote-viz: a graph as an HTML page.
+// remote-viz: draws a graph as an HTML page.
 namespace torch_remote::tools {
 namespace {
 
@@ -48,7 +48,7 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
   return parse_arguments(app, argc, argv, exit);
 }
 
-// The symbols' values in one run of the program. None, if the capture has no run of it.
+// Loads the symbols' values in one run of the program; empty if the capture has no run of it.
 Status load_values(const Input& input, const Options& options, const ir::Graph& graph, std::vector<int64_t>* values) {
   std::unique_ptr<remote::CaptureReader> reader;
   remote::CapturedProgramPtr program;
@@ -81,7 +81,7 @@ Status load_page(const Input& input, const Options& options, PageInput* page) {
   return read_times(options.times, program, page->graph.nodes.size(), &page->times);
 }
 
-// What a person would call it: "program_3/5_plan.txt", "train.rreplay, program 3".
+// A title for people: "program_3/5_plan.txt", "train.rreplay, program 3".
 std::string default_title(const Input& input, const Options& options) {
   const std::filesystem::path path(input.name);
   if (input.format != Format::kCapture) return (path.parent_path().filename() / path.filename()).string();

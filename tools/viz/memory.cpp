@@ -10,7 +10,7 @@
 namespace torch_remote::tools {
 namespace {
 
-constexpr uint64_t kLargest = uint64_t{1} << 48;  // what a sum of may not overflow
+constexpr uint64_t kLargest = uint64_t{1} << 48;  // bound on a size, so that sums cannot overflow
 
 uint64_t size_of(const ir::Buffer& buffer, const std::vector<int64_t>& values) {
   if (values.empty() || buffer.nbytes == ir::kNoSym) return values.empty() ? 1 : 0;
@@ -43,12 +43,12 @@ MemoryChart memory_chart(const ir::Graph& graph, const std::vector<int64_t>& val
     const ir::Buffer& buffer = graph.buffers[b];
     shown[b] = buffer.kind == ir::BufferKind::kFresh && lifetimes[b].first != ir::kNoNode;
     if (buffer.survives) lifetimes[b].last = last_node;
-    // The placement works in units of kAlignment bytes.
+    // The placement uses units of kAlignment bytes.
     nbytes[b] = size_of(buffer, values) * (chart.sizes_known ? 1 : worker::Layout::kAlignment);
   }
   worker::Layout layout;
   worker::place(graph, lifetimes, shown, nbytes, &layout);
-  if (layout.size == worker::Layout::kNotThere) return chart;  // more than there is memory
+  if (layout.size == worker::Layout::kNotThere) return chart;  // does not fit into any memory
   const uint64_t unit = chart.sizes_known ? 1 : worker::Layout::kAlignment;
   chart.height = layout.size / unit;
   std::vector<int64_t> change(graph.nodes.size() + 1);
@@ -58,7 +58,8 @@ MemoryChart memory_chart(const ir::Graph& graph, const std::vector<int64_t>& val
     chart.bars.push_back({b, life.first, life.last, layout.offsets[b] / unit, nbytes[b] / unit});
     change[life.first] += static_cast<int64_t>(nbytes[b] / unit);
     change[life.last + 1] -= static_cast<int64_t>(nbytes[b] / unit);
-    // The one whose memory it takes over in its first node is counted up to the node before.
+    // A buffer may take over another one's memory in its first node. The other one then counts only up to the node
+    // before.
     const uint32_t from = graph.buffers[b].reuses;
     if (from == ir::kNoBuffer || !shown[from] || layout.offsets[from] != layout.offsets[b]) continue;
     if (lifetimes[from].last != life.first) continue;

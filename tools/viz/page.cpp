@@ -9,7 +9,7 @@
 namespace torch_remote::tools {
 namespace {
 
-// JSON inside a script element must not end it; "<" occurs in strings only.
+// JSON inside a script element must not end the element; "<" occurs only in strings.
 std::string for_script(const Json& json) {
   std::string out;
   for (const char c : dump(json, -1)) {
@@ -80,7 +80,8 @@ std::string make_page(const PageInput& input) {
   replace_mark(page, "@TITLE@", for_html(input.title));
   replace_mark(page, "@STYLE@", page_files::kStyle);
   replace_mark(page, "@SCRIPT@", page_files::kScript);
-  replace_mark(page, "@DATA@", for_script(page_data(input)));  // last: it is not ours
+  // last, because this text is not ours and may contain marks
+  replace_mark(page, "@DATA@", for_script(page_data(input)));
   return page;
 }
 

@@ -7,7 +7,7 @@
 #include "ir/graph.h"
 #include "tools/common/graph_json.h"
 
-// The page that shows a graph: one HTML file that needs nothing else.
+// Makes the page that shows a graph: one self-contained HTML file.
 namespace torch_remote::tools {
 
 struct NodeTime {
@@ -18,11 +18,11 @@ struct NodeTime {
 struct PageInput {
   std::string title;
   ir::Graph graph;
-  std::vector<int64_t> values;                 // of the symbols in one run, or empty
-  std::vector<std::optional<NodeTime>> times;  // of each node, or empty
+  std::vector<int64_t> values;                 // the symbols' values in one run, or empty
+  std::vector<std::optional<NodeTime>> times;  // per node, or empty
 };
 
-// What the page's script gets; documented at the top of tools/viz/page/data.js.
+// The data for the page's script; tools/viz/page/data.js documents it.
 Json page_data(const PageInput& input);
 
 std::string make_page(const PageInput& input);

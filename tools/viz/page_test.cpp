@@ -21,7 +21,7 @@ ir::Graph graph_of(const std::string& text) {
   return graph;
 }
 
-// neg and relu of an input, their sum, relu_ of the sum: s0 elements each.
+// neg and relu of an input, their sum, and relu_ of the sum, with s0 elements each.
 ir::Graph small() {
   return graph_of(R"(graph(s0..s1) {
   s2 = 4
@@ -39,7 +39,7 @@ ir::Graph small() {
 )");
 }
 
-// The script element with the data.
+// The contents of the script element with the data.
 Json data_of(const std::string& page) {
   const std::string mark = "<script type=\"application/json\" id=\"data\">";
   const size_t begin = page.find(mark) + mark.size();
@@ -48,7 +48,7 @@ Json data_of(const std::string& page) {
 
 TEST(Dependencies, FollowWhatWasWrittenLast) {
   EXPECT_EQ(dependencies(small()), (Edges{{0, 2}, {1, 2}, {2, 3}}));
-  // An input that is written: later reads need it.
+  // An input is written, so later reads depend on the write.
   EXPECT_EQ(dependencies(graph_of("graph(s0) {\n  b0: input survives\n  %0: f32[s0]{1} @b0\n  aten::relu_(%0!)\n"
                                   "  aten::neg_(%0!)\n  aten::relu_(%0!)\n}\n")),
             (Edges{{0, 1}, {1, 2}}));
@@ -74,7 +74,7 @@ TEST(Memory, WhatIsTakenOverCountsOnce) {
   ASSERT_TRUE(passes::plan(graph).ok());
   const MemoryChart chart = memory_chart(graph, {});
   EXPECT_FALSE(chart.sizes_known);
-  EXPECT_EQ(chart.live[2], 2u) << ir::print(graph);  // the sum lies where one of its operands lay
+  EXPECT_EQ(chart.live[2], 2u) << ir::print(graph);  // the sum takes over the memory of one of its operands
 }
 
 TEST(Memory, AnyValuesOfTheSymbolsAreSafe) {

@@ -1,4 +1,4 @@
-"""remote-viz, as a user calls it; browser_test.py looks at the page in a browser."""
+"""Tests remote-viz through its command line; browser_test.py tests the page in a browser."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""First step of compiling a graph: where each of its nodes is computed, and why."""
+"""First step of compiling a graph: decides where each node is computed, and why."""
 
 from __future__ import annotations
 
@@ -21,35 +21,37 @@ class Where(Enum):
     INPUT = "input"  # an argument of the call
     CONSTANT = "constant"  # an attribute of the module
     PROGRAM = "program"  # a program of the device `Class.device` holds it
-    HOST = "host"  # so is a 0-dim tensor of the CPU; the call computes it too where it is needed on this side
-    NUMBER = "number"  # follows from sizes; likewise
+    HOST = "host"  # like PROGRAM, but a 0-dim tensor of the CPU; the call also computes it where this process needs it
+    NUMBER = "number"  # derived from sizes; computed like HOST
     OUTSIDE = "outside"  # the call computes it as eager code would, between programs
 
 
 @dataclass(frozen=True)
 class Class:
     where: Where
-    device: int = 0  # of ours: that its tensors are on or, without any, that the program at hand is on
-    why: str = ""  # OUTSIDE: no program holds it
-    takes: tuple[fx.Node, ...] = ()  # PROGRAM, HOST: what a program must be given for it, beyond what nodes before take
-    writes: tuple[fx.Node, ...] = ()  # OUTSIDE: the nodes whose tensors it changes
-    near: bool = False  # it has, or takes, tensors of the device
+    device: int = 0  # the index of the `remote` device of its tensors or, if it has none, of the current program
+    why: str = ""  # OUTSIDE: the reason why no program holds it
+    # PROGRAM, HOST: inputs that the program needs for this node but not for earlier ones
+    takes: tuple[fx.Node, ...] = ()
+    writes: tuple[fx.Node, ...] = ()  # OUTSIDE: the nodes whose tensors it modifies
+    near: bool = False  # it returns or takes tensors of the device
 
 
 @dataclass
 class Classes:
-    """Of the nodes of a graph but the last one, in order."""
+    """The classes of a graph's nodes in order, without the output node."""
 
     of: dict[fx.Node, Class] = field(default_factory=dict)
-    constants: dict[fx.Node, Any] = field(default_factory=dict)  # the attributes
-    lowerings: dict[int, _C.Lowering] = field(default_factory=dict)  # by device: of all nodes that it may hold
+    constants: dict[fx.Node, Any] = field(default_factory=dict)  # values of attributes
+    # by device: a lowering of all nodes that it may hold
+    lowerings: dict[int, _C.Lowering] = field(default_factory=dict)
 
 
 _NUMBERS = frozenset((torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
 
 
 def devices(node: fx.Node) -> list[int]:
-    """Of its tensors, as far as they are on our devices."""
+    """The indices of the remote devices of the node's tensors."""
     value = node.meta.get("val")
     tensors = [v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, torch.Tensor)]
     return [_device._index(v.device) for v in tensors if v.device.type == "remote"]
@@ -60,7 +62,7 @@ def on_device(node: fx.Node) -> bool:
 
 
 def is_number(node: fx.Node) -> bool:
-    """Whether it is a number that comes out of sizes, not of a tensor's elements."""
+    """Whether the node is a number that is derived from sizes, not from a tensor's elements."""
     if type(node.meta.get("val")) not in _NUMBERS:
         return False
     if not any(isinstance(i.meta.get("val"), torch.Tensor) for i in node.all_input_nodes):
@@ -81,7 +83,7 @@ def written_by(node: fx.Node) -> tuple[fx.Node, ...]:
 
 
 def offer(lowering: _C.Lowering, node: fx.Node, classes: Classes) -> None:
-    """Says that a call can be given the node."""
+    """Registers the node as a possible input of the lowering."""
     value = classes.constants.get(node)
     if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() == 0:
         lowering.constant(node, value)
@@ -90,14 +92,14 @@ def offer(lowering: _C.Lowering, node: fx.Node, classes: Classes) -> None:
 
 
 def classify(module: fx.GraphModule, *, guarded: bool, refused: dict[fx.Node, str] | None = None) -> Classes:
-    """Where each node is computed.
+    """Decides where each node is computed.
 
-    Whether a program can hold a node, the lowering to IR says, which is tried with all nodes in one program a device.
+    The lowering to IR decides whether a program can hold a node; it is tried with all nodes in one program per device.
 
     Args:
-        module: a functional graph of ATen ops, each node with its example value in meta["val"].
-        guarded: it is called only with sizes in the ranges that its ShapeEnv knows.
-        refused: nodes that no program is to hold, and why.
+        module: a functional graph of ATen ops; each node has its example value in meta["val"].
+        guarded: the graph is called only with sizes in the ranges of its ShapeEnv.
+        refused: nodes that no program may hold, and the reasons.
     """
     classes = Classes()
     several = _device.device_count() > 1
@@ -117,7 +119,7 @@ def classify(module: fx.GraphModule, *, guarded: bool, refused: dict[fx.Node, st
                 offer(lowering, node, classes)
 
     lowering_on(device)
-    taken: dict[int, int] = {}  # by device: how many inputs of its lowering nodes of programs have taken
+    taken: dict[int, int] = {}  # by device: the number of the lowering's inputs that nodes of programs have used
     for node in module.graph.nodes:
         inputs = node.all_input_nodes
         if several:
@@ -144,7 +146,7 @@ def classify(module: fx.GraphModule, *, guarded: bool, refused: dict[fx.Node, st
 
 
 def table(classes: Classes) -> list[GraphNode]:
-    """As `torch.remote.explain` shows it."""
+    """The table that `torch.remote.explain` shows."""
     return [
         GraphNode(
             node.name,

@@ -1,8 +1,9 @@
 """`torch.compile(backend="remote")`.
 
-Dynamo captures a graph, AOTAutograd makes a functional forward and backward graph of it, and each becomes an ir::Graph
-(frontend/compile/lowering.h) and then a program, by the passes that recorded traces go through. A call sends the
-program's parameters: one message. Sizes that Dynamo left symbolic are parameters, so other sizes build nothing.
+Dynamo captures a graph, and AOTAutograd derives a functional forward and backward graph. Each of them becomes an
+ir::Graph (frontend/compile/lowering.h) and then a program, by the passes that recorded traces go through. A call sends
+only the program's parameters, in one message. Sizes that Dynamo left symbolic are parameters, so new sizes do not build
+a program.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = ["backend"]
 
 log = logging.getLogger(__name__)
 
-# Names that `options=` may have, all bools, with what each says.
+# Names of `options=`, all bools, and their descriptions.
 OPTIONS: dict[str, str] = {
     "low_latency": "client and worker wait busily, up to a millisecond, for what comes next: calls are cheaper and "
     "answered sooner, for some of a core",
@@ -41,7 +42,7 @@ OPTIONS: dict[str, str] = {
     "by op, and keeps the fastest, of groups also for later processes; last bits may then differ between processes",
     "verify": "check the FX graph (torch.fx.Graph.lint) before it is compiled",
 }
-# What torch.compile's modes ask for. (Inductor's CUDA graphs are what makes calls cheap there.)
+# The options that torch.compile's modes select. (In Inductor, CUDA graphs reduce the cost of calls.)
 MODES: dict[str, dict[str, bool]] = {
     "default": {},
     "reduce-overhead": {"low_latency": True},
@@ -51,7 +52,7 @@ MODES: dict[str, dict[str, bool]] = {
 
 
 class RemoteInterface(DeviceInterface):
-    """What Dynamo asks a device."""
+    """Answers Dynamo's queries about the device."""
 
     device = _device.device
     Event = streams.Event
@@ -125,13 +126,13 @@ def _check_options(mode: str | None, options: dict[str, Any] | None) -> dict[str
 def compile_graph(
     module: fx.GraphModule, *, guarded: bool, options: ProgramOptions = ProgramOptions()
 ) -> Callable[[list[Any]], Any]:
-    """A functional graph of ATen ops, each node with its example value in meta["val"], as a function of a list, which
-    it empties: programs and, where it must be, what runs between them in this process.
+    """Compiles a functional graph of ATen ops to a function of a list of inputs; the function empties the list. It runs
+    programs and, where necessary, other ops between them in this process.
 
     Args:
-        module: the graph.
-        guarded: it is called only with sizes in the ranges that its ShapeEnv knows.
-        options: of the programs.
+        module: the graph; each node has its example value in meta["val"].
+        guarded: the graph is called only with sizes in the ranges of its ShapeEnv.
+        options: the options of the programs.
     """
 
     def finish_program(lowering: _C.Lowering, outputs: list[Any], places: dict[fx.Node, Any] | None) -> Any:
@@ -152,7 +153,7 @@ def compile_graph(
         try:
             made, parts = make_plan(classes, steps, results, guarded=guarded, finish_program=finish_program)
             break
-        except Refused as refusal:  # by a program of its own, not by one with all nodes
+        except Refused as refusal:  # the segment's program refused the node; a program with all nodes would not
             if refusal.node in cuts:
                 refused[refusal.node] = refusal.why
             cuts.add(refusal.node)
@@ -160,7 +161,7 @@ def compile_graph(
         if its.where is Where.OUTSIDE:
             log.debug("%s runs outside of a program: %s", node.format_node(), its.why)
     note_graph(lambda: table(classes))
-    made._boxed_call = True  # for AOTAutograd: it takes its arguments out of a list
+    made._boxed_call = True  # AOTAutograd then passes the arguments in a list
     _C.count_compiled_graph(max(parts - 1, 0))
     return made
 
@@ -189,14 +190,14 @@ def backend(
     """Compiles a graph that Dynamo captured.
 
     Args:
-        graph: as Dynamo gives it; sizes that it does not specialise are SymInts.
+        graph: the graph from Dynamo; sizes that it did not specialize are SymInts.
         example_inputs: fake tensors, and SymInts.
-        mode: one of MODES: some of the options.
-        options: by names of OPTIONS.
+        mode: one of MODES; selects some of the options.
+        options: values by the names of OPTIONS.
 
     Raises:
-        ValueError: an unknown mode or option; the message lists what is known.
-        TypeError: an option that is no bool.
+        ValueError: the mode or an option is unknown; the message lists the known ones.
+        TypeError: an option is not a bool.
     """
     chosen = _check_options(mode, options)
     if chosen.pop("verify", False):

@@ -25,10 +25,10 @@ _STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 class ExportedModule(torch.nn.Module):
-    """An ExportedProgram as one program of the device. Called as the exported module was; inference only.
+    """An ExportedProgram as one program of the device. It is called like the exported module; inference only.
 
-    Sizes that were exported as dynamic may differ from call to call and build nothing. Its state_dict has the exported
-    parameters and buffers.
+    Sizes that were exported as dynamic may differ from call to call, without a new program. Its state_dict has the
+    exported parameters and buffers.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -38,7 +38,7 @@ class ExportedModule(torch.nn.Module):
         self._constraints = program.range_constraints
         nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
         self._user_nodes = []
-        self._state: list[tuple[str, torch.Tensor | None]] = []  # by placeholder; None: the user's
+        self._state: list[tuple[str, torch.Tensor | None]] = []  # by placeholder; None: a user's input
         for node, spec in zip(nodes, self._signature.input_specs, strict=True):
             if spec.kind is InputKind.USER_INPUT:
                 self._user_nodes.append(node)
@@ -72,8 +72,8 @@ class ExportedModule(torch.nn.Module):
         """Runs the program.
 
         Raises:
-            ValueError: the arguments are not arranged as the exported ones were.
-            RuntimeError: a size outside of what was exported, or a tensor on another device.
+            ValueError: the arguments have another structure than the exported ones.
+            RuntimeError: a size is outside of the exported range, or a tensor is on another device.
         """
         paths, spec = pytree.tree_flatten_with_path((args, self._in_order(kwargs)))
         if spec != self._call_spec.in_spec:
@@ -115,8 +115,8 @@ def load_exported(
     """Puts an exported program on the device.
 
     Args:
-        program: from torch.export.export, or a file that torch.export.save wrote.
-        device: where its weights go. It is not changed itself.
+        program: from torch.export.export, or a file that torch.export.save wrote. It is not changed.
+        device: the device of the weights.
 
     Raises:
         NotImplementedError: the program has effects that need this process (tokens, custom objects).
@@ -124,12 +124,13 @@ def load_exported(
     if torch.device(device).type != "remote":
         raise ValueError(f"torch.remote.load_exported: expected a remote device, got {device}")
     exported = program if isinstance(program, ExportedProgram) else torch.export.load(program)
-    # A copy without mutation of what it computes, then on the device, then without what torch composes: in this order,
-    # because what is composed may be composed otherwise there (attention).
+    # Copies the program without mutations, moves it to the device, and then decomposes ops that torch composes. The
+    # order matters, because a composition may differ on the device (attention).
     exported = exported.run_decompositions({})
     exported._state_dict = dict(exported._state_dict)
     exported._constants = dict(exported._constants)
-    exported = move_to_device_pass(exported, f"remote:{_device._index(device)}")  # with a number, as tensors there have
+    # with an index, as tensors on the device have one
+    exported = move_to_device_pass(exported, f"remote:{_device._index(device)}")
     compositions: dict[Any, Callable[..., Any]] = {op: _get_decomp_for_cia(op) for op in _collect_all_valid_cia_ops()}
     keep_whole(compositions)
     return ExportedModule(exported.run_decompositions(compositions))

@@ -1,4 +1,4 @@
-"""Third step of compiling a graph: programs are made, and what a call does is put in order."""
+"""Third step of compiling a graph: builds the programs, and orders the steps of a call."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from torch_remote.compile.segment import Call, Segment
 
 __all__ = ["Refused", "make_plan"]
 
-# What runs outside of programs in place of torch's own.
+# Replacements for torch functions that run outside of programs.
 _OURS = {run_and_save_rng_state: random_states.run_and_save, run_with_rng_state: random_states.run_with}
 
 FinishProgram = Callable[..., _C.CompiledGraph]
 
 
 class Refused(Exception):
-    """A segment's program does not hold a node that it was to hold."""
+    """The program of a segment does not support one of the segment's nodes."""
 
     def __init__(self, node: fx.Node, why: str) -> None:
         super().__init__(f"{node.format_node()}: {why}")
@@ -35,27 +35,27 @@ class Refused(Exception):
 
 @dataclass(slots=True)
 class _Step:
-    """A call, with nodes for its arguments and results."""
+    """A step of a call, with nodes as placeholders for its arguments and results."""
 
     call: Callable[..., Any] | _C.Lowering
     args: Any
     kwargs: Any
-    results: Sequence[fx.Node]  # of a lowering: those that its program can give
+    results: Sequence[fx.Node]  # for a lowering: the results that its program can return
     must: bool
 
 
 class _Planner:
-    """Puts steps in order, and what each needs before it."""
+    """Orders the steps, and adds the steps that each one needs before it."""
 
     def __init__(self, classes: Classes, fixed: dict[fx.Node, tuple[torch.Tensor, torch.Tensor | None]]) -> None:
         self.classes = classes
         self.fixed = fixed
         self.steps: list[_Step] = []
-        # What a call has when it comes to the next step.
+        # The values that a call has before the next step.
         self.has = {node for node, its in classes.of.items() if its.where is Where.INPUT}
 
     def can_have(self, node: fx.Node) -> bool:
-        """Whether the next step can be given the node."""
+        """Whether the node's value can be available for the next step."""
         if node in self.has or self.classes.of[node].where is Where.CONSTANT:
             return True
         lazy = self.classes.of[node].where in (Where.NUMBER, Where.HOST)
@@ -66,7 +66,7 @@ class _Planner:
             self.call(node)
 
     def call(self, node: fx.Node, must: bool = False) -> None:
-        """Has a call compute it in Python."""
+        """Adds a step that computes the node in Python."""
         target: Any = node.target
         args, kwargs = node.args, node.kwargs
         fx.map_arg((args, kwargs), self.need)
@@ -74,20 +74,21 @@ class _Planner:
             target, args = self.attribute(node), ()
         elif target in _OURS:
             target = _OURS[target]
-        elif target is torch.ops.prims.convert_element_type.default:  # the same, but Python: some 30 µs
+        # equivalent, but implemented in Python: some 30 µs
+        elif target is torch.ops.prims.convert_element_type.default:
             target, args, kwargs = torch.ops.aten._to_copy.default, args[:1], {"dtype": args[1]}
         self.steps.append(_Step(target, args, kwargs, [node], must))
         self.has.add(node)
 
     def attribute(self, node: fx.Node) -> Callable[[], Any]:
-        """What gives the module's attribute that a node stands for."""
+        """A function that returns the value of the attribute that a node stands for."""
         value, copy = self.fixed.get(node, (self.classes.constants[node], None))
         if copy is not None:
             return functools.partial(_C.restored, value, copy)
         return lambda: value
 
     def before_writing(self, node: fx.Node) -> None:
-        """Has what is made of the CPU's tensors as they are, and may be needed later, made before."""
+        """Computes all HOST nodes before `node`, because `node` modifies CPU tensors that they may be derived from."""
         for earlier, its in self.classes.of.items():
             if earlier is node:
                 return
@@ -95,9 +96,9 @@ class _Planner:
                 self.need(earlier)
 
     def run(self, segment: Segment, lowering: _C.Lowering) -> None:
-        """Has a call run a program."""
+        """Adds a step that runs a program."""
         made = [node for node in segment.nodes if self.classes.of[node].where is Where.PROGRAM]
-        if len(lowering) == 0:  # views, and memory that nobody has written
+        if len(lowering) == 0:  # only views, and uninitialized memory
             for node in made:
                 self.need(node)
             return
@@ -108,11 +109,11 @@ class _Planner:
         self.has.update(made)
 
     def finish(self, results: Any, finish_program: FinishProgram) -> _C.Plan:
-        """`results`: what a call returns, with nodes in it."""
+        """Finishes the plan. `results`: the return value of a call, with nodes in it."""
         fx.map_arg(results, self.need)
         needed: set[fx.Node] = set()
         fx.map_arg(results, needed.add)
-        steps: list[tuple[_Step, list[fx.Node]]] = []  # with what nothing needs after them
+        steps: list[tuple[_Step, list[fx.Node]]] = []  # with the values that no later step needs
         for step in reversed(self.steps):
             if not step.must and needed.isdisjoint(step.results):
                 continue
@@ -140,7 +141,7 @@ class _Planner:
 
 
 def _with_slots(value: Any, slot_of: Callable[[fx.Node], Any]) -> Any:
-    """A copy of an argument with slots for nodes."""
+    """A copy of an argument with slots instead of nodes."""
     if isinstance(value, fx.Node):
         return slot_of(value)
     if isinstance(value, list | tuple):
@@ -153,7 +154,8 @@ def _with_slots(value: Any, slot_of: Callable[[fx.Node], Any]) -> Any:
 
 
 def _fixed(classes: Classes) -> dict[fx.Node, tuple[torch.Tensor, torch.Tensor | None]]:
-    """Tensors that are the same at every call; with a copy on the CPU of what a worker holds, and might lose."""
+    """The tensors that are the same in every call. Tensors on a worker come with a CPU copy, because the worker may be
+    lost."""
     with _disable_current_modes():
         return {
             node: (value, value.cpu() if value.device.type == "remote" else None)
@@ -163,7 +165,7 @@ def _fixed(classes: Classes) -> dict[fx.Node, tuple[torch.Tensor, torch.Tensor |
 
 
 def _lower(part: Segment, planner: _Planner, guarded: bool) -> _C.Lowering:
-    """The program of a segment."""
+    """Lowers a segment to its program."""
     nodes = set(part.nodes)
     lowering = _C.Lowering(part.device, guarded)
     for node in planner.classes.of:
@@ -178,20 +180,20 @@ def _lower(part: Segment, planner: _Planner, guarded: bool) -> _C.Lowering:
 def make_plan(
     classes: Classes, steps: Sequence[Segment | Call], results: Any, *, guarded: bool, finish_program: FinishProgram
 ) -> tuple[_C.CompiledGraph | _C.Plan, int]:
-    """What a call runs: one program, if that is all that there is to do.
+    """Builds what a call runs: a single program if nothing else is needed, otherwise a plan.
 
     Args:
-        classes, steps: of the graph.
-        results: what a call returns, with nodes in it.
+        classes, steps: from the graph.
+        results: the return value of a call, with nodes in it.
         guarded: see classify.
-        finish_program: makes a program of a lowering, the nodes that it returns and, if it is all, where a call's
-            arguments have its inputs.
+        finish_program: makes a program from a lowering, from the nodes that it returns and, for a single program, from
+            the positions of its inputs among a call's arguments.
 
     Returns:
-        It, and how many programs, and ops on the device outside of them, it consists of.
+        The program or plan, and its number of programs and of ops on the device outside of programs.
 
     Raises:
-        Refused: a segment's program does not hold one of its nodes.
+        Refused: a segment's program does not support one of its nodes.
     """
     inside: dict[int, set[fx.Node]] = {device: set() for device in classes.lowerings}
     for node, its in classes.of.items():

@@ -1,7 +1,7 @@
-"""What torch.utils.checkpoint does in compiled graphs: random ops that say, or are told, where their numbers come from.
+"""torch.utils.checkpoint in compiled graphs: random ops that return, or take, the generator's state.
 
-torch's own functions for it (torch._prims.rng_prims) do not know this device. Programs hold such ops as they are
-(frontend/compile/lowering.cpp); this is for those that run outside of programs.
+torch's own functions for this (torch._prims.rng_prims) do not support this device. Programs hold such ops themselves
+(frontend/compile/lowering.cpp); this module is for those that run outside of programs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["add_examples", "run_and_save", "run_with"]
 
 
 def _device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
-    """Which of ours an op draws on, if it does."""
+    """The remote device whose generator an op uses, or None."""
     for value in (kwargs.get("device"), *(a.device for a in args if isinstance(a, torch.Tensor))):
         if value is not None and torch.device(value).type == "remote":
             return torch.device(value)
@@ -27,7 +27,7 @@ def _device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | Non
 
 
 def run_and_save(op: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
-    """Calls a random op. Returns the generator's state before, and what the op returns."""
+    """Calls a random op. Returns the generator's state before the call, and the op's result."""
     device = _device(args, kwargs)
     if device is None:
         return run_and_save_rng_state(op, *args, **kwargs)
@@ -35,7 +35,7 @@ def run_and_save(op: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]
 
 
 def run_with(state: torch.Tensor, op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls a random op with the generator in this state; leaves the generator as it was."""
+    """Calls a random op with the generator in the given state, and restores the generator."""
     device = _device(args, kwargs)
     if device is None:
         return run_with_rng_state(state, op, *args, **kwargs)
@@ -48,7 +48,7 @@ def run_with(state: torch.Tensor, op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def add_examples(module: fx.GraphModule) -> None:
-    """Gives such ops, which AOTAutograd's partitioner makes, the meta["val"] that other nodes have."""
+    """Adds the missing meta["val"] to such ops, which AOTAutograd's partitioner inserts."""
 
     def example(value: Any) -> Any:
         return fx.map_arg(value, lambda node: node.meta["val"])
@@ -58,7 +58,7 @@ def add_examples(module: fx.GraphModule) -> None:
             op, *args = node.args[first:]
             args, kwargs = example(args), example(node.kwargs)
             mode = detect_fake_mode([*args, *kwargs.values()])
-            if mode is None:  # nothing but numbers
+            if mode is None:  # all arguments are numbers
                 continue
             with mode:
                 value = op(*args, **kwargs)

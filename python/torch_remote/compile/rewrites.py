@@ -1,4 +1,4 @@
-"""What is changed in a graph of AOTAutograd's before it becomes programs. Each function changes the graph in place."""
+"""Rewrites of AOTAutograd's graphs before they become programs. Each function changes the graph in place."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _aten = torch.ops.aten
 
 
 def remove_checks(module: fx.GraphModule) -> None:
-    """Takes out what torch.export adds to assert dtypes and devices, which are the same at every call."""
+    """Removes the assertions of torch.export on dtypes and devices, which are the same in every call."""
     for node in module.graph.find_nodes(op="call_function", target=_aten._assert_tensor_metadata.default):
         module.graph.erase_node(node)
 
 
 def remove_tokens(module: fx.GraphModule, on_device: Callable[[fx.Node], bool]) -> None:
-    """Calls ops of the device as they are, where the graph calls them through `with_effects`.
+    """Replaces `with_effects` calls of the device's ops by direct calls.
 
-    AOTAutograd keeps ops with effects in order by tokens, which they pass on; a program keeps all of its ops so. What
-    such a call would pass on is now what it would be passed.
+    AOTAutograd orders ops with effects by tokens; a program keeps all of its ops in order anyway. A replaced call
+    passes its input token on.
 
     Args:
-        module: as AOTAutograd makes them.
+        module: a graph of AOTAutograd.
         on_device: whether a node has a tensor of the device.
     """
     graph = module.graph
@@ -56,10 +56,10 @@ def remove_tokens(module: fx.GraphModule, on_device: Callable[[fx.Node], bool]) 
 
 
 def move_constants(module: fx.GraphModule, on_device: Callable[[fx.Node], bool]) -> None:
-    """Has constants on the device that the graph would copy there at each call: `torch.tensor([1.0]).to(x.device)`.
+    """Moves constants to the device that the graph would copy there in each call: `torch.tensor([1.0]).to(x.device)`.
 
     Args:
-        module: as AOTAutograd makes them.
+        module: a graph of AOTAutograd.
         on_device: whether a node has a tensor of the device.
     """
     graph = module.graph
@@ -70,7 +70,7 @@ def move_constants(module: fx.GraphModule, on_device: Callable[[fx.Node], bool])
         if source.op != "get_attr" or not on_device(node):
             continue
         constant = operator.attrgetter(source.target)(module)
-        if not isinstance(constant, torch.Tensor) or constant.dim() == 0:  # a number is a parameter
+        if not isinstance(constant, torch.Tensor) or constant.dim() == 0:  # a number becomes a parameter
             continue
         with _disable_current_modes():
             moved = _aten._to_copy.default(constant, **node.kwargs)
@@ -79,7 +79,8 @@ def move_constants(module: fx.GraphModule, on_device: Callable[[fx.Node], bool])
         with graph.inserting_before(node):
             there = graph.get_attr(name)
             there.meta = dict(node.meta)
-            copy = graph.call_function(_aten.clone.default, (there,))  # it may be returned, and then be written to
+            # the graph may return it, and the caller may modify it
+            copy = graph.call_function(_aten.clone.default, (there,))
         copy.meta = dict(node.meta)
         node.replace_all_uses_with(copy)
         graph.erase_node(node)
@@ -88,7 +89,7 @@ def move_constants(module: fx.GraphModule, on_device: Callable[[fx.Node], bool])
 
 
 def move_items(module: fx.GraphModule) -> None:
-    """Has items of lists taken where the lists are made: no list leaves a program."""
+    """Moves `getitem` calls right behind the nodes that make lists, so that no list leaves a program."""
     for node in module.graph.nodes:
         if isinstance(node.meta.get("val"), list | tuple):
             for user in reversed(node.users):

@@ -1,4 +1,5 @@
-"""Second step of compiling a graph: which nodes become one program, and what is called before, between and after."""
+"""Second step of compiling a graph: decides which nodes form a program, and which are called before, between and
+after."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ __all__ = ["Call", "Segment", "segment"]
 
 @dataclass(frozen=True)
 class Segment:
-    """Nodes of one program."""
+    """The nodes of one program."""
 
     device: int
     nodes: tuple[fx.Node, ...]
@@ -23,33 +24,34 @@ class Segment:
 
 @dataclass(frozen=True)
 class Call:
-    """A node that is called in this process. `must`: even if nothing needs its result."""
+    """A node that is called in this process. `must`: even if its result is unused."""
 
     node: fx.Node
     must: bool = False
 
 
 class _Open:
-    """The program that nodes are put into."""
+    """The program that is being assembled."""
 
     def __init__(self, device: int) -> None:
         self.device = device
         self.nodes: dict[fx.Node, None] = {}
-        self.inside: set[fx.Node] = set()  # what nothing but the program knows: nodes, and numbers of their sizes
-        self.later: dict[fx.Node, None] = {}  # that write to the CPU's tensors after it
-        self.written: set[fx.Node] = set()  # those tensors, and the nodes of `later`
+        # values that only the program knows: its nodes, and numbers derived from their sizes
+        self.inside: set[fx.Node] = set()
+        self.later: dict[fx.Node, None] = {}  # nodes that modify CPU tensors and run after the program
+        self.written: set[fx.Node] = set()  # these tensors, and the nodes of `later`
 
 
 def segment(classes: Mapping[fx.Node, Class], cuts: Collection[fx.Node] = ()) -> list[Segment | Call]:
-    """What a call does, in order. Numbers are in no step, tensors of the host in none but programs': a call computes
+    """The steps of a call, in order. Numbers are in no step, and tensors of the host only in programs: a call computes
     them where they are needed.
 
-    Nodes keep their order, but for those that have nothing to do with the device: they run before the program that is
-    being made or, if they write, after it.
+    Nodes keep their order, except nodes that do not depend on the device. These run before the program that is being
+    assembled or, if they modify tensors, after it.
 
     Args:
-        classes: of the nodes, in order.
-        cuts: nodes that are not to be in one program with nodes before.
+        classes: the nodes' classes, in order.
+        cuts: nodes that must not be in one program with earlier nodes.
     """
     steps: list[Segment | Call] = []
     now = _Open(0)

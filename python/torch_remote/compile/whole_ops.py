@@ -1,9 +1,9 @@
-"""Ops that programs hold as they are, but that torch takes apart while AOTAutograd traces: kept whole here.
+"""Keeps ops whole that programs support but torch decomposes while AOTAutograd traces.
 
-These are the interpolations, which would become index arithmetic and gathers, with an accumulation into gathered places
-as their gradient, and attention with grouped queries, which would become products and a softmax. Of the other ops that
-torch takes apart so, all but a few pointwise ones are composed in eager code too. The other way round two that torch
-leaves whole are taken apart here, as in eager code: attention and a layer of nn.TransformerEncoder at rest.
+They are the interpolations and attention with grouped queries. Interpolations would become index arithmetic and
+gathers, with scatter-adds as their gradients; attention would become matmuls and a softmax. Torch composes other such
+ops in eager code, too, except a few pointwise ones. Two ops that torch keeps whole are decomposed here, as in eager
+code: multi-head attention, and nn.TransformerEncoderLayer in eval mode.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ __all__ = ["keep_whole", "whole_ops"]
 _NEAREST = [f"{name}{dims}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for dims in (1, 2, 3)]
 _LINEAR = ["upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"]
 _LINEAR += ["_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"]
-# Their gradients are contiguous in whatever memory format they come.
+# Their gradients are contiguous for every memory format.
 _PACKED = ["upsample_bicubic2d", "upsample_nearest3d", "_upsample_nearest_exact3d"]
-_COMPOSED = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)  # keys of kernels that take ops apart
+_COMPOSED = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)  # keys of kernels that decompose ops
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
-_lock = threading.RLock()  # compilers may run on several threads, and within each other
+_lock = threading.RLock()  # compilers may run on several threads, and recursively
 
 Kernels = dict[DispatchKey, Callable[..., Any]]
 
 
 def _nearest(op: OpOverload) -> Callable[..., Any]:
-    """Of the overload that F.interpolate calls, as a call of `op`, which takes sizes only."""
+    """The kernel of the overload that F.interpolate calls; it calls `op`, which takes only sizes."""
 
     def kernel(x: Any, output_size: Any, scale_factors: Any) -> Any:
         size = upsample_compute_output_size(x.size(), output_size, scale_factors)
@@ -65,15 +65,15 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """scaled_dot_product_attention; of grouped queries with keys and values repeated, as when recorded; of float64
-    as products and a softmax, as torch's shape function of the fused op says that its sums are float32 in any case."""
+    """scaled_dot_product_attention. For grouped queries, repeats keys and values, as the recorder does. For float64,
+    uses matmuls and a softmax, because torch's shape function of the fused op always returns float32 sums."""
     if enable_gqa and query.device.type == "remote":
         each = query.shape[-3] // key.shape[-3]
         key, value = (t.unsqueeze(-3).expand(*t.shape[:-2], each, *t.shape[-2:]).flatten(-4, -3) for t in (key, value))
         enable_gqa = False
     if query.dtype == torch.float64 and query.device.type == "remote":
         math = torch.ops.aten._scaled_dot_product_attention_math.default
-        if attn_mask is not None and attn_mask.dtype == torch.bool:  # which it would add
+        if attn_mask is not None and attn_mask.dtype == torch.bool:  # the math kernel would add a bool mask
             attn_mask = query.new_zeros(attn_mask.shape).masked_fill(attn_mask.logical_not(), float("-inf"))
         return math(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
     return _ATTENTION._op_dk(
@@ -109,12 +109,12 @@ def _multi_head_attention(
 
 
 def _encoder_layer(*arguments: Any) -> torch.Tensor:
-    # All but the mask and its type are always given.
+    # The mask and its type are optional.
     return _C.transformer_encoder_layer(*arguments, *[None] * (20 - len(arguments)))
 
 
 def _backward_meta(name: str) -> Callable[..., Any]:
-    """For sizes that are symbolic, which most of C++'s shape functions do not take."""
+    """A shape function that supports symbolic sizes, which most of C++'s shape functions do not."""
 
     def meta(gradient: torch.Tensor, output_size: Any, input_size: Any, *options: Any) -> torch.Tensor:
         result = gradient.new_empty(input_size)
@@ -125,13 +125,13 @@ def _backward_meta(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def _replaced() -> dict[OpOverload, Kernels]:
-    """By op: the Python kernels that are to be in place of those for composition."""
+    """By op: the Python kernels that replace the decomposition kernels."""
     kernels: dict[OpOverload, Kernels] = {
         _ATTENTION: dict.fromkeys(_COMPOSED, _attention),
         torch.ops.aten._native_multi_head_attention.default: dict.fromkeys(_COMPOSED, _multi_head_attention),
         torch.ops.aten._transformer_encoder_layer_fwd.default: dict.fromkeys(_COMPOSED, _encoder_layer),
     }
-    # As torch takes it apart it has other numbers than its kernel, and of a vector another shape.
+    # Torch's decomposition returns other values than its kernel, and another shape for a vector.
     kernels[torch.ops.aten.multilabel_margin_loss_forward.default] = {}
     for names, make in ((_NEAREST, _nearest), (_LINEAR, _linear)):
         for name in names:
@@ -146,7 +146,7 @@ def _replaced() -> dict[OpOverload, Kernels]:
 
 
 def keep_whole(compositions: dict[OpOverload, Callable[..., Any]]) -> None:
-    """Takes these ops out of a table of how ops are composed, as ExportedProgram.run_decompositions takes one."""
+    """Removes these ops from a table of decompositions, as ExportedProgram.run_decompositions takes one."""
     for op, kernels in _replaced().items():
         if DispatchKey.CompositeImplicitAutograd in kernels:
             compositions[op] = kernels[DispatchKey.CompositeImplicitAutograd]
@@ -156,7 +156,7 @@ def keep_whole(compositions: dict[OpOverload, Callable[..., Any]]) -> None:
 
 @contextlib.contextmanager
 def whole_ops() -> Iterator[None]:
-    """While it is entered, tracing leaves these ops whole, with sizes that may be symbolic."""
+    """In this context, tracing keeps these ops whole, also with symbolic sizes."""
     with _lock:
         saved = {op: op.py_kernels.copy() for op in _replaced()}
         try:

@@ -1,4 +1,4 @@
-"""Names of `torch.cuda` that `torch.remote` does not have, and why not. docs/python-api.md has the same table."""
+"""Names of `torch.cuda` that `torch.remote` lacks, and the reasons. docs/python-api.md has the same table."""
 
 _TENSORS = "torch's old tensor types; use dtype= and device="
 _ALLOCATOR = "tensors' memory is allocated by the worker, not by this process"

@@ -1,4 +1,4 @@
-"""Which devices there are, what they are, and which one is the current one."""
+"""Which devices exist, what they are, and which one is current."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _Device = torch.device | str | int | None
 
 
 def _index(device: _Device) -> int:
-    """The index of a device given as torch.device, "remote:0", a number or None (the current one); it may not exist."""
+    """The index of a device given as torch.device, "remote:0", a number or None (the current one). The device may not
+    exist."""
     if device is None:
         return _C.current_device()
     if isinstance(device, int):
         return device
     device = torch.device(device)
-    if device.type == "cpu" and not enabled.is_enabled():  # of a tensor that would be on the device
+    if device.type == "cpu" and not enabled.is_enabled():  # the device of a tensor that would be on the remote device
         return _C.current_device()
     if device.type != "remote":
         raise ValueError(f"Expected a remote device, but got: {device}")
@@ -29,17 +30,17 @@ def _index(device: _Device) -> int:
 
 
 def is_available() -> bool:
-    """True: a worker on this machine is always to be had."""
+    """Returns True: a worker can always be started on this machine."""
     return True
 
 
 def is_initialized() -> bool:
-    """True if the device can be used: it needs no set-up (a worker starts on first use)."""
+    """Returns True if the device can be used. It needs no set-up: a worker starts on first use."""
     return not _is_in_bad_fork()
 
 
 def init() -> None:
-    """Does nothing but check that this process may use the device."""
+    """Checks that this process may use the device. Otherwise does nothing."""
     _lazy_init()
 
 
@@ -56,22 +57,22 @@ def _is_in_bad_fork() -> bool:
 
 
 def device_count() -> int:
-    """How many devices there are."""
+    """Returns the number of devices."""
     return _C.device_count()
 
 
 def current_device() -> int:
-    """Index of the current device of this thread."""
+    """Returns the index of this thread's current device."""
     return _C.current_device()
 
 
 def set_device(device: _Device) -> None:
-    """Makes a device the current one of this thread."""
+    """Sets this thread's current device."""
     _C.set_device(_index(device))
 
 
 class device:  # noqa: N801 (torch.cuda's name)
-    """Context manager: another current device. A negative index or None changes nothing."""
+    """Context manager that changes the current device. A negative index or None changes nothing."""
 
     def __init__(self, device: _Device) -> None:
         self.idx = -1 if device is None else _index(device)
@@ -88,28 +89,28 @@ class device:  # noqa: N801 (torch.cuda's name)
 
 
 class device_of(device):  # noqa: N801
-    """Context manager: the device of a tensor or storage as the current one."""
+    """Context manager that makes the device of a tensor or storage the current one."""
 
     def __init__(self, obj: torch.Tensor) -> None:
         super().__init__(obj.device.index if obj.device.type == "remote" else None)
 
 
 def synchronize(device: _Device = None) -> None:
-    """Waits until everything recorded so far has been done; raises what went wrong and was not raised yet."""
+    """Waits until everything recorded so far is done. Raises an error that was not raised yet."""
     _C.synchronize(_index(device))
 
 
 def cancel(device: _Device = None) -> None:
-    """Has the worker drop what was recorded and is not done: after a Ctrl-C, so that the next read need not wait.
+    """Makes the worker drop recorded work that is not done. After a Ctrl-C, the next read then need not wait.
 
-    Reading a tensor that dropped work would have made raises; what it would have written in place keeps its old
-    contents. Overwriting repairs, as after any failure.
+    Reading a result of dropped work raises. Tensors that dropped work would have modified in place keep their old
+    contents. A tensor can be used again after it is overwritten, as after any failure.
     """
     _C.cancel(_index(device))
 
 
 def restart(device: _Device = None) -> None:
-    """Ends the device's worker, if it still lives; the next use starts another one.
+    """Ends the device's worker if it still runs; the next use starts another one.
 
     Tensors of the old worker have lost their contents: reading one raises until it is overwritten (copy_, zero_,
     load_state_dict).
@@ -124,17 +125,20 @@ def set_restore(
     every: float = 300,
     device: _Device = None,
 ) -> None:
-    """What becomes of a device whose worker is lost, for workers that it is connected to from now on.
+    """Sets what happens when the device's worker is lost, for all later connections.
 
     Args:
-        mode: "replay": another worker is started, and what was sent since the last checkpoint is done again there, so
-            that all tensors are what they were, bit for bit. None: the next wait raises WorkerLost.
-        folder: where what is sent is kept (files without a name, nothing is left of them); default: the system's folder
-            for temporary files.
-        limit: bytes of messages that are kept at most, 1048576 or "500M" or "4G", beside a checkpoint (a copy of all
-            tensors). When half of it is used, a checkpoint is made beside the script's work.
-        every: seconds after which one is made in any case: what follows it takes about as long to do again.
+        mode: "replay": another worker is started and repeats all work since the last checkpoint, so that all tensors
+            have the same contents, bit for bit. None: the next wait raises WorkerLost.
+        folder: where messages are stored, in files without a name that vanish with this process. Default: the system's
+            folder for temporary files.
+        limit: the most bytes of stored messages, such as 1048576, "500M" or "4G", in addition to a checkpoint (a copy
+            of all tensors). When half of it is used, a checkpoint is made in the background.
+        every: seconds after which a checkpoint is made in any case. The work after it takes about as long to repeat.
         device: default: the current one.
+
+    Raises:
+        ValueError: the mode, `limit` or `every` is invalid.
     """
     if mode not in ("replay", None):
         raise ValueError(f"remote: set_restore knows 'replay' and None, not {mode!r}")
@@ -144,7 +148,7 @@ def set_restore(
 
 
 def _bytes(size: int | str) -> int:
-    """A number of bytes as it is written: 500M."""
+    """The number of bytes of 1048576 or "500M"."""
     text = str(size).strip().upper()
     unit = {"K": 10, "M": 20, "G": 30}.get(text[-1:], 0)
     digits = text[:-1] if unit else text
@@ -154,34 +158,36 @@ def _bytes(size: int | str) -> int:
 
 
 def checkpoint(device: _Device = None) -> None:
-    """Keeps what all of the device's tensors hold, for `set_restore("replay")`: a lost worker is rebuilt from here.
+    """Copies the contents of all of the device's tensors for `set_restore("replay")`: a lost worker is rebuilt from
+    them.
 
-    Waits until everything recorded so far is done, and raises what went wrong, as `synchronize` does.
+    Waits until everything recorded so far is done, and raises errors as `synchronize` does.
     """
     _C.checkpoint(_index(device))
 
 
 def restored(device: _Device = None) -> int:
-    """How many workers the device lost and had replaced (`set_restore("replay")`) since it was connected."""
+    """Returns how many lost workers of the device were replaced (`set_restore("replay")`) since it was connected."""
     return _C.times_restored(_index(device))
 
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What a device's worker computes on."""
+    """The hardware that a device's worker computes on."""
 
-    name: str  # of the processor, or the GPU
+    name: str  # the name of the processor or GPU
     type: str  # "cpu" or "cuda"
-    total_memory: int  # bytes that the worker may use: its machine's, its control group's, or its --memory-limit
-    multi_processor_count: int  # cores that the worker may use
+    # bytes that the worker may use: the limit of its machine, of its control group, or --memory-limit
+    total_memory: int
+    multi_processor_count: int  # number of cores that the worker may use
     worker: str  # runner, process and connection, for people
-    # The compute capability of a GPU; a CPU has none.
+    # The compute capability of a GPU; 0 for a CPU.
     major: int = 0
     minor: int = 0
 
 
 def get_device_properties(device: _Device = None) -> DeviceProperties:
-    """What the device is. Starts its worker if there is none."""
+    """Returns the properties of a device. Starts its worker if there is none."""
     if not enabled.is_enabled():
         return DeviceProperties(
             "CPU", "cpu", _host_memory()[1], torch.get_num_threads(), "none: the device is disabled"
@@ -199,43 +205,44 @@ def get_device_properties(device: _Device = None) -> DeviceProperties:
 
 
 def _host_memory() -> tuple[int, int]:
-    """Bytes of this machine that are free, and all."""
+    """This machine's free and total memory, in bytes."""
     free, total = (os.sysconf("SC_PAGE_SIZE") * os.sysconf(name) for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"))
     return free, total
 
 
 def get_device_name(device: _Device = None) -> str:
-    """The name of the processor or GPU that the device's worker computes on."""
+    """Returns the name of the processor or GPU that the device's worker computes on."""
     return get_device_properties(device).name
 
 
 def get_device_capability(device: _Device = None) -> tuple[int, int]:
-    """The CUDA compute capability; (0, 0) of a worker that computes on a CPU.
+    """Returns the CUDA compute capability; (0, 0) for a worker that computes on a CPU.
 
-    `torch.accelerator.get_device_capability()` says which dtypes it has.
+    `torch.accelerator.get_device_capability()` lists the supported dtypes.
     """
     properties = get_device_properties(device)
     return properties.major, properties.minor
 
 
 def can_device_access_peer(device: _Device, peer_device: _Device) -> bool:
-    """False: workers do not reach each other's memory. Copies between devices are messages (`copy_paths()`)."""
+    """Returns False: workers cannot access each other's memory. Copies between devices are messages
+    (`copy_paths()`)."""
     for index in (_index(device), _index(peer_device)):
         _C.is_connected(index)  # raises if there is no such device
     return False
 
 
 def _process(device: _Device) -> int | None:
-    """The pid of the device's worker if that is a process of this machine's, or None."""
+    """The pid of the device's worker if it is a process of this machine, otherwise None."""
     info = _C.worker_info(_index(device))
     return info["process"] if info and info["process"] > 0 else None
 
 
 def utilization(device: _Device = None) -> int:
-    """How busy the device's worker is, in percent of its cores; measured for a tenth of a second.
+    """Returns how busy the device's worker is, in percent of its cores, measured for 0.1 seconds.
 
     Raises:
-        RuntimeError: the worker is no process of this machine's.
+        RuntimeError: the worker is not a process of its own on this machine.
     """
     properties = get_device_properties(device)
     pid = _process(device)
@@ -251,13 +258,14 @@ def utilization(device: _Device = None) -> int:
 
 
 def _processor_time(pid: int) -> float:
-    """Seconds that a process has computed."""
+    """The CPU time of a process, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime, stime
 
 
 def list_gpu_processes(device: _Device = None) -> str:
-    """Whose tensors are on the device's worker, as text: this process's, which has the worker for itself."""
+    """Returns, as text, the process with tensors on the device's worker: this one, because a worker serves one
+    process."""
     index = _index(device)
     properties = get_device_properties(index)
     mega_bytes = torch.accelerator.memory_reserved(index) / (1 << 20)

@@ -1,4 +1,4 @@
-"""Mixed precision: `torch.amp` with this device, under the names that `torch.cuda.amp` has."""
+"""Mixed precision: `torch.amp` for this device, with the names of `torch.cuda.amp`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd"]
 
 
 def autocast(enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True) -> torch.autocast:
-    """`torch.autocast("remote", ...)`, with torch.cuda.amp's order of arguments. Also a decorator."""
+    """`torch.autocast("remote", ...)` with torch.cuda.amp's order of arguments. Also a decorator."""
     return torch.autocast("remote", dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
 
 
@@ -35,15 +35,16 @@ custom_bwd = functools.partial(torch.amp.custom_bwd, device_type="remote")
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """The dtypes that torch.autocast("remote") takes."""
+    """Returns the dtypes that torch.autocast("remote") supports."""
     return [torch.bfloat16, torch.float16]
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """True."""
+    """Returns True."""
     return True
 
 
 def is_tf32_supported() -> bool:
-    """Whether the current device's worker computes on a GPU, which has it; on a CPU float32 is float32."""
+    """Returns whether the current device's worker computes on a GPU with TF32. On a CPU float32 is computed as
+    float32."""
     return get_device_capability() >= (8, 0)

@@ -1,7 +1,8 @@
-"""Memory of the device: its worker's.
+"""Memory of the device, which is its worker's memory.
 
-What is said here is as of the worker's last message: true after any wait, and it costs none. Only `mem_get_info`,
-`device_memory_used`, `empty_cache` and what resets or limits something ask the worker, and wait for it.
+The statistics are those of the worker's last message: they are exact after any wait, and reading them is free. Only
+`mem_get_info`, `device_memory_used`, `empty_cache` and functions that reset or limit something ask the worker and wait
+for it.
 """
 
 from __future__ import annotations
@@ -44,16 +45,17 @@ OutOfMemoryError = torch.OutOfMemoryError
 
 
 def _existing(device: _Device) -> int:
-    """The index of a device, which must exist."""
+    """The index of a device; raises if the device does not exist."""
     index = _index(device)
     _C.is_connected(index)  # raises if there is no such device
     return index
 
 
 def memory_stats(device: _Device = None) -> OrderedDict[str, int]:
-    """Statistics of the worker's memory; torch.accelerator.memory_stats with this device, which describes the keys.
+    """Returns statistics of the worker's memory, as torch.accelerator.memory_stats does, which documents the keys.
 
-    Empty if the device has not been used yet. There is one pool only: those of `small_pool` and `large_pool` are 0.
+    The result is empty if the device has not been used yet. There is a single pool: values of `small_pool` and
+    `large_pool` are 0.
     """
     index = _existing(device)
     with torch.accelerator.device_index(index):
@@ -61,7 +63,7 @@ def memory_stats(device: _Device = None) -> OrderedDict[str, int]:
 
 
 def memory_stats_as_nested_dict(device: _Device = None) -> dict[str, Any]:
-    """`memory_stats` with a dict for each part of a key."""
+    """Returns `memory_stats` as nested dicts, one level per part of a key."""
     nested: dict[str, Any] = {}
     for key, value in memory_stats(device).items():
         *path, last = key.split(".")
@@ -73,31 +75,31 @@ def memory_stats_as_nested_dict(device: _Device = None) -> dict[str, Any]:
 
 
 def memory_allocated(device: _Device = None) -> int:
-    """Bytes in tensors on the worker."""
+    """Returns the bytes of tensors on the worker."""
     return memory_stats(device).get("allocated_bytes.all.current", 0)
 
 
 def max_memory_allocated(device: _Device = None) -> int:
-    """The most bytes that were in tensors on the worker, since its start or `reset_peak_memory_stats`."""
+    """Returns the most bytes of tensors on the worker since its start or `reset_peak_memory_stats`."""
     return memory_stats(device).get("allocated_bytes.all.peak", 0)
 
 
 def memory_reserved(device: _Device = None) -> int:
-    """Bytes that the worker holds for tensors."""
+    """Returns the bytes that the worker holds for tensors."""
     return memory_stats(device).get("reserved_bytes.all.current", 0)
 
 
 def max_memory_reserved(device: _Device = None) -> int:
-    """The most bytes that the worker held for tensors."""
+    """Returns the most bytes that the worker held for tensors."""
     return memory_stats(device).get("reserved_bytes.all.peak", 0)
 
 
-memory_cached = memory_reserved  # its name in old versions of torch.cuda
+memory_cached = memory_reserved  # the name in old versions of torch.cuda
 max_memory_cached = max_memory_reserved
 
 
 def reset_peak_memory_stats(device: _Device = None) -> None:
-    """Starts the peaks anew."""
+    """Resets the peak values to the current ones."""
     torch.accelerator.reset_peak_memory_stats(_existing(device))
 
 
@@ -106,14 +108,15 @@ reset_max_memory_cached = reset_peak_memory_stats
 
 
 def reset_accumulated_memory_stats(device: _Device = None) -> None:
-    """What was allocated and freed, retries and failures count from 0 again."""
+    """Resets the counters of allocations, frees, retries and failures to 0."""
     torch.accelerator.reset_accumulated_memory_stats(_existing(device))
 
 
 def mem_get_info(device: _Device = None) -> tuple[int, int]:
-    """Bytes that are free for tensors, and bytes that the worker may use in all.
+    """Returns the bytes that are free for tensors, and the total bytes that the worker may use.
 
-    Free is what its machine has and its limit allows; what the worker holds for tensors (`memory_reserved`) is not.
+    Free memory is what the worker's machine has and the limit allows. Memory that the worker holds for tensors
+    (`memory_reserved`) is not free.
     """
     if not enabled.is_enabled():
         return _host_memory()
@@ -121,14 +124,14 @@ def mem_get_info(device: _Device = None) -> tuple[int, int]:
 
 
 def device_memory_used(device: _Device = None) -> int:
-    """Bytes of the worker's machine that are used, by whomever."""
+    """Returns the bytes of the worker's machine that are in use, by any process."""
     free, total = mem_get_info(device)
     return total - free
 
 
 def empty_cache() -> None:
-    """Has the workers give memory that no tensor needs back to their machines, and this process what it keeps for
-    results of `.cpu()`."""
+    """Makes the workers return memory that no tensor uses to their machines. Also frees the memory that this process
+    caches for results of `.cpu()`."""
     _C.release_host_memory()
     for index in range(device_count()):
         if _C.is_connected(index):
@@ -136,12 +139,13 @@ def empty_cache() -> None:
 
 
 def set_per_process_memory_fraction(fraction: float, device: _Device = None) -> None:
-    """Lets the worker hold no more than this share of `get_device_properties().total_memory`.
+    """Limits the memory that the worker may hold to a share of `get_device_properties().total_memory`.
 
-    More is OutOfMemoryError. What is held already stays. It also holds for workers that `restart()` starts.
+    Allocations beyond the limit raise OutOfMemoryError. Memory that is already held stays. The limit also applies to
+    workers that `restart()` starts.
 
     Raises:
-        TypeError, ValueError: `fraction` is no float from 0 to 1.
+        TypeError, ValueError: `fraction` is not a float from 0 to 1.
     """
     if not isinstance(fraction, float):
         raise TypeError("Invalid type for fraction argument, must be `float`")
@@ -151,7 +155,7 @@ def set_per_process_memory_fraction(fraction: float, device: _Device = None) -> 
 
 
 def get_per_process_memory_fraction(device: _Device = None) -> float:
-    """The share that `set_per_process_memory_fraction` set; 1.0 otherwise."""
+    """Returns the share that `set_per_process_memory_fraction` set; 1.0 by default."""
     return _C.memory_fraction(_existing(device))
 
 
@@ -159,12 +163,13 @@ def get_per_process_memory_fraction(device: _Device = None) -> float:
 
 
 def host_memory_stats_as_nested_dict() -> dict[str, Any]:
-    """Statistics of this process's pinned memory (`tensor.pin_memory()`), blocks and bytes. Nothing of it is cached."""
+    """Returns statistics of this process's pinned memory (`tensor.pin_memory()`): blocks and bytes. None of it is
+    cached."""
     return _C.host_memory_stats()
 
 
 def host_memory_stats() -> OrderedDict[str, int]:
-    """The same with keys such as "allocated_bytes.current"."""
+    """Returns the same statistics with keys such as "allocated_bytes.current"."""
     return OrderedDict(
         (f"{kind}.{name}", value)
         for kind, values in sorted(host_memory_stats_as_nested_dict().items())
@@ -173,12 +178,12 @@ def host_memory_stats() -> OrderedDict[str, int]:
 
 
 def reset_accumulated_host_memory_stats() -> None:
-    """What was allocated and freed counts from 0 again."""
+    """Resets the counters of allocations and frees to 0."""
     _C.reset_host_memory_stats(False)
 
 
 def reset_peak_host_memory_stats() -> None:
-    """Starts the peaks anew."""
+    """Resets the peak values to the current ones."""
     _C.reset_host_memory_stats(True)
 
 
@@ -202,16 +207,16 @@ def _count(count: int) -> str:
 
 
 def memory_summary(device: _Device = None, abbreviated: bool = False) -> str:
-    """The statistics as a table: what is, what was most, and what came and went in all.
+    """Returns the statistics as a table: current, peak and accumulated values.
 
     Args:
-        device: of which; None: the current one.
-        abbreviated: without what the worker's allocator does.
+        device: default: the current one.
+        abbreviated: omits the statistics of the worker's allocator.
     """
     index = _existing(device)
     properties = get_device_properties(index)
     free, total = mem_get_info(index)
-    stats = defaultdict(int, memory_stats(index))  # none of a device that is not enabled
+    stats = defaultdict(int, memory_stats(index))  # empty for a device that is disabled
     rows = [("Allocated memory", "allocated_bytes", _bytes), ("Allocations", "allocation", _count)]
     if not abbreviated:
         rows[1:1] = [("Reserved memory", "reserved_bytes", _bytes)]

@@ -1,4 +1,4 @@
-"""Random numbers: each device has a generator (Philox), drawn from in program order."""
+"""Random numbers. Each device has a generator (Philox); ops draw from it in program order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def manual_seed_all(seed: int) -> None:
 
 
 def seed() -> int:
-    """Seeds the current device's generator with a random number, and returns it."""
+    """Seeds the current device's generator with a random number, and returns that number."""
     return _generator(None).seed()
 
 
@@ -48,17 +48,17 @@ def seed_all() -> None:
 
 
 def initial_seed() -> int:
-    """The current device's seed."""
+    """Returns the current device's seed."""
     return _generator(None).initial_seed()
 
 
 def get_rng_state(device: _Device = "remote") -> torch.Tensor:
-    """The generator's state: a byte tensor (seed and position)."""
+    """Returns the generator's state (seed and position) as a uint8 tensor."""
     return _generator(device).get_state()
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
-    """The states of all devices."""
+    """Returns the states of all devices' generators."""
     return [get_rng_state(i) for i in range(device_count())]
 
 
@@ -68,6 +68,6 @@ def set_rng_state(new_state: torch.Tensor, device: _Device = "remote") -> None:
 
 
 def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
-    """Sets the states of all devices."""
+    """Sets the states of all devices' generators."""
     for i, state in enumerate(new_states):
         set_rng_state(state, i)

@@ -1,4 +1,4 @@
-"""Streams and events. All streams of a device are done in program order: ops run as if one by one."""
+"""Streams and events. All streams of a device run in program order, as if ops ran one by one."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ __all__ = [
 class Stream(torch.Stream):
     """A stream of a device.
 
-    A device does everything in the order of the calls, whatever their streams: an order that each program allows which
-    has the events it needs. So `wait_stream`, `wait_event` and `record_stream` have nothing to do, and what is waited
-    for on one stream is waited for on all.
+    A device executes all calls in program order, whatever their streams. Every program with correct events allows this
+    order. So `wait_stream`, `wait_event` and `record_stream` do nothing, and waiting for one stream waits for all.
     """
 
     def __new__(cls, device: _Device = None, priority: int = 0, **kwargs: Any) -> Stream:
@@ -38,7 +37,7 @@ class Stream(torch.Stream):
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """The least and the greatest priority; streams are all of the same one."""
+        """Returns the lowest and the highest priority; all streams have the same one."""
         return (0, 0)
 
 
@@ -52,9 +51,9 @@ class _EventType(type):
 class Event(metaclass=_EventType):
     """A point in program order: a torch.Event of this device.
 
-    With `enable_timing`, `record()` sends what is recorded, and the worker notes when it gets there: `elapsed_time` is
-    what lies between two such points on the worker's device. Without it, it costs nothing until somebody asks whether
-    it is reached; that may then wait for what was called behind it, too.
+    With `enable_timing`, `record()` sends the recorded work, and the worker notes the time when it reaches the event.
+    `elapsed_time` is the time between two such points on the worker. Without `enable_timing`, an event is free until it
+    is queried or waited for; that may also wait for later calls.
     """
 
     def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:  # type: ignore[misc]
@@ -70,24 +69,24 @@ def _numbered(stream: torch.Stream) -> Stream:
 
 
 def current_stream(device: _Device = None) -> Stream:
-    """The calling thread's stream of a device."""
+    """Returns the calling thread's stream of a device."""
     return _numbered(torch.accelerator.current_stream(torch.device("remote", _index(device))))
 
 
 def default_stream(device: _Device = None) -> Stream:
-    """The stream that a device's calls are on unless they are on another one."""
+    """Returns the stream that a device uses by default."""
     here = current_stream(device)
     return Stream(stream_id=0, device_index=here.device_index, device_type=here.device_type)
 
 
 def set_stream(stream: torch.Stream | None) -> None:
-    """Makes a stream the calling thread's, and its device the current one; None changes nothing."""
+    """Sets the calling thread's stream, and makes its device the current one. None changes nothing."""
     if stream is not None:
         torch.accelerator.set_stream(stream)
 
 
 class StreamContext:
-    """Context manager: a stream as the current one, and its device as the current device; None changes nothing."""
+    """Context manager that makes a stream and its device the current ones. None changes nothing."""
 
     def __init__(self, stream: torch.Stream | None) -> None:
         self.stream = stream
@@ -105,12 +104,12 @@ class StreamContext:
 
 
 def stream(stream: torch.Stream | None) -> StreamContext:
-    """Context manager: a stream as the current one; see StreamContext."""
+    """Returns a context manager that makes a stream the current one; see StreamContext."""
     return StreamContext(stream)
 
 
 def is_current_stream_capturing() -> bool:
-    """False: nothing is captured; every step that was seen before is one message anyway."""
+    """Returns False: nothing is captured. A step that was seen before is one message anyway."""
     return False
 
 
@@ -120,14 +119,14 @@ _MODES = {"default": 0, "warn": 1, "error": 2}
 
 
 def set_sync_debug_mode(debug_mode: int | str) -> None:
-    """Says where code waits for the worker.
+    """Sets what happens at operations that wait for the worker.
 
-    With "warn" or 1 an op that waits (`.item()`, `.cpu()`, printing, `nonzero`, an `if` on a tensor) warns, and with
-    "error" or 2 it raises RuntimeError instead of waiting; both name the user's line. "default" or 0: neither. What is
-    there to wait, as `synchronize()`, does neither.
+    With "warn" or 1, an op that waits (`.item()`, `.cpu()`, printing, `nonzero`, an `if` on a tensor) warns. With
+    "error" or 2, it raises RuntimeError instead of waiting. Both name the user's line. "default" or 0 does neither.
+    Functions whose purpose is to wait, such as `synchronize()`, never warn or raise.
 
     Raises:
-        RuntimeError: no such mode.
+        RuntimeError: the mode is unknown.
     """
     mode = _MODES.get(debug_mode) if isinstance(debug_mode, str) else debug_mode
     if mode is None or mode not in _MODES.values():
@@ -139,5 +138,5 @@ def set_sync_debug_mode(debug_mode: int | str) -> None:
 
 
 def get_sync_debug_mode() -> int:
-    """The mode: 0, 1 or 2, see set_sync_debug_mode."""
+    """Returns the mode: 0, 1 or 2; see set_sync_debug_mode."""
     return _C.sync_debug_mode()

@@ -1,6 +1,6 @@
 """torch.distributed on the device `remote`: the backend `remote`, whose collectives run between the workers.
 
-Registered when the package is imported; docs/distributed.md is the user's page.
+Importing the package registers the backend; docs/distributed.md is the user's page.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ __all__ = ["in_use", "register"]
 
 
 def register() -> None:
-    """Makes the backend known, and the default one of the device."""
+    """Registers the backend, and makes it the default one of the device."""
     if torch.distributed.is_available():
         torch.distributed.Backend.register_backend("remote", _make, devices=["remote"])
 
 
 def in_use() -> bool:
-    """Whether this process made a process group."""
+    """Whether this process has created a process group."""
     return "torch_remote.distributed.group" in sys.modules
 
 

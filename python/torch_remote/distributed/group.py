@@ -1,8 +1,8 @@
 """A process group on the device `remote`.
 
-Each rank is a process with a worker of its own. What is asked of the group is recorded as ops of the device, which the
-workers do with each other; the processes only tell each other, through the group's store, where their workers are. That
-happens when an op needs a rank for the first time.
+Each rank is a process with its own worker. Collectives are recorded as ops of the device, which the workers execute
+together. The processes only exchange, through the group's store, the addresses of their workers. They do so when an op
+needs a rank for the first time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HOST = 256  # bytes for an address
 _BITS = ("band", "bor", "bxor")
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
-_numbers = itertools.count(1)  # of groups that tensors of this process are used in
+_numbers = itertools.count(1)  # of groups in this process
 _groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
 
@@ -34,7 +34,7 @@ def make_backend(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 
 
 class Group:
-    """The methods are those of frontend/distributed: each records, and returns a `Work`."""
+    """Implements the methods that frontend/distributed calls: each records ops and returns a `Work`."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         self.store = store
@@ -42,20 +42,20 @@ class Group:
         self.size = size
         self.timeout = timeout
         self.sequence = 0  # of the last collective op
-        self.number = next(_numbers)  # by which the worker knows it
-        self.device: torch.device | None = None  # of its tensors, once there was one
-        self.listens = False  # the worker, and the other ranks can know where
+        self.number = next(_numbers)  # identifies the group at the worker
+        self.device: torch.device | None = None  # the device of its tensors, once there is one
+        self.listens = False  # the worker listens, and the other ranks can look up its address
         self.secret = ""
         self.connected: set[int] = set()
         self.left = False
-        self.awaited: list[Callable[[], int]] = []  # receives that were asked for and not waited for
+        self.awaited: list[Callable[[], int]] = []  # receives that were requested but not waited for
         self.together: list[Any] | None = None  # works since start_coalescing
         _groups.add(self)
 
     # --- where the workers are
 
     def _use(self, device: torch.device, ranks: Iterable[int]) -> None:
-        """Has the worker of this device connected to those of these ranks."""
+        """Connects this device's worker with the workers of these ranks."""
         if self.left:
             raise RuntimeError("remote: this process group was destroyed; call init_process_group again")
         if self.device is None:
@@ -99,7 +99,7 @@ class Group:
         self.connected |= ranks
 
     def _get(self, key: str, rank: int) -> str:
-        # The other rank may wait for this one where it uses another group first.
+        # The other rank may wait for this one because it uses another group first.
         if torch.remote.device_count() == 1 and not self.store.check([key]):  # type: ignore[attr-defined]
             for group in list(_groups):
                 if not group.listens and not group.left:
@@ -116,7 +116,7 @@ class Group:
     # --- what all ops have in common
 
     def _begin(self, *tensors: Tensor) -> torch.device:
-        """Before a collective op of these tensors."""
+        """Prepares a collective op on these tensors."""
         for tensor in tensors:
             self._check(tensor)
         device = tensors[0].device
@@ -150,7 +150,7 @@ class Group:
         return self.sequence
 
     def _done(self, results: Sequence[Tensor], on_wait: Callable[[], int] | None = None) -> Any:
-        # The other ranks wait for what this one has recorded.
+        # The other ranks wait for the op that this rank has recorded.
         if self.device is not None:
             _C.flush(self.device.index)
         return self._work(results, on_wait)
@@ -176,7 +176,7 @@ class Group:
 
     @staticmethod
     def _in_place(tensor: Tensor, record: Callable[[Tensor], None]) -> None:
-        """For ops that want contiguous tensors."""
+        """Runs `record` on a contiguous tensor and copies the result back; for ops that need contiguous tensors."""
         dense = tensor.detach()
         if dense.is_contiguous():
             record(dense)
@@ -186,7 +186,7 @@ class Group:
         dense.copy_(copy)
 
     def _output(self, tensor: Tensor, record: Callable[[Tensor], None]) -> None:
-        """Likewise, where what was in it does not matter."""
+        """Runs `record` on contiguous memory and copies the result; the tensor's old contents do not matter."""
         dense = tensor.detach()
         if dense.is_contiguous():
             record(dense)
@@ -242,13 +242,13 @@ class Group:
         return self._done([tensor for row in outputs for tensor in row])
 
     def all_gather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor]) -> Any:
-        # outputs[rank][i] is inputs[i] of that rank; torch's other form has it so, too.
+        # outputs[rank][i] is inputs[i] of that rank. torch's other form has this layout, too.
         if len(outputs) == self.size and all(len(row) == len(inputs) for row in outputs):
             outputs = [list(column) for column in zip(*outputs, strict=True)]
         return self.all_gather(outputs, inputs)
 
     def _gathered(self, row: list[Tensor], tensor: Tensor) -> Tensor:
-        """Memory for a tensor of each rank, which go to `row` then."""
+        """Allocates memory for one tensor per rank, which is then copied to `row`."""
         if len(row) != self.size:
             raise ValueError(f"remote: {len(row)} tensors for what {self.size} ranks have; give one for each rank")
         for output in row:
@@ -329,7 +329,7 @@ class Group:
         ops.all_to_all(output, tensor, self.number, self._next(), from_counts, to_counts)
 
     def _counts(self, tensor: Tensor, splits: list[int]) -> list[int]:
-        """Elements for each rank."""
+        """Returns the number of elements for each rank."""
         rows = tensor.shape[0] if tensor.dim() else 1
         if not splits:
             if rows % self.size:
@@ -359,7 +359,8 @@ class Group:
         return self._done(outputs)
 
     def barrier(self, device: int) -> Any:
-        """Its wait() is a wait of this process: what all ranks have recorded before is done then."""
+        """Returns a work whose wait() blocks this process until all ranks have done the work that they recorded
+        before."""
         index = device if device >= 0 else torch.remote.current_device()  # type: ignore[attr-defined]
         token = torch.ones(1, dtype=torch.uint8, device=self.device or torch.device("remote", index))
         self._begin(token)
@@ -382,7 +383,7 @@ class Group:
         return self._done(tensors)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> Any:
-        """Recorded when it is waited for: what this rank sends meanwhile must not wait for what comes."""
+        """Records the receive only in wait(): sends of this rank must not wait for incoming messages."""
         (tensor,) = tensors
         self._check(tensor)
         if source >= 0:
@@ -404,7 +405,7 @@ class Group:
             return received[0]
 
         def wait() -> int:
-            # Those that were asked for before come before.
+            # Receives that were requested earlier come first.
             while receive in self.awaited:
                 first = self.awaited.pop(0)
                 first()

@@ -1,7 +1,7 @@
-"""The collective ops that programs have, for the worker's runner (worker/collectives/collective_runner.h).
+"""The collective ops in programs, for the worker's runner (worker/collectives/collective_runner.h).
 
-They are registered with torch, and recorded as any op that is not in the op table: by schema and arguments, in order
-with all other ops, and never left out, as nobody knows what else they do.
+They are registered with torch and recorded like any op that the op table lacks: by schema and arguments, in order with
+all other ops. They are never removed, because their side effects are unknown.
 """
 
 from __future__ import annotations

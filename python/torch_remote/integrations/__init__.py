@@ -1,13 +1,13 @@
-"""Bridges to libraries: what they hard-code about devices, opened for this one.
+"""Bridges to libraries: they make hard-coded assumptions about devices work for this one.
 
-Many libraries ask for CUDA, MPS, ... one after the other, and take the CPU if none is there; or they compare a device's
-type with a list. Each file here is for one library. It says at its top what upstream hard-codes and where, and changes
-just that. A bridge runs when the library's module has been imported, or at once if it already is; it imports no
-library itself, so `import torch_remote` costs nothing more. If upstream looks other than the bridge knows it, the
-bridge changes nothing and logs a warning. Who asks a library for the CPU, or for CUDA, by name gets that.
+Many libraries ask for CUDA, MPS, ... one after the other, and use the CPU if none exists; or they compare a device's
+type with a list. Each file here is for one library. Its docstring says what upstream hard-codes and where, and the
+bridge changes only that. A bridge runs when the library's module has been imported, or at once if it already is. It
+imports no library itself, so `import torch_remote` costs nothing more. If upstream is not what the bridge expects, the
+bridge changes nothing and logs a warning. Code that asks a library for the CPU or CUDA by name still gets that.
 
 TORCH_REMOTE_INTEGRATIONS=0 switches all bridges off, TORCH_REMOTE_INTEGRATIONS=-lightning,-dlpack those two.
-What works with which library, and the line to write: docs/integrations.md.
+docs/integrations.md lists what works with which library, and the line to write.
 """
 
 import importlib
@@ -22,7 +22,7 @@ __all__ = ["BRIDGES", "install"]
 
 log = logging.getLogger(__name__)
 
-# Each bridge, a file here, with the modules it changes: its `bridge(module)` is called once with each of them.
+# Each bridge, a file here, with the modules that it changes: its `bridge(module)` is called once with each of them.
 BRIDGES: dict[str, tuple[str, ...]] = {
     "accelerate": (
         "accelerate.state",
@@ -69,7 +69,7 @@ def _chosen() -> list[str]:
     return [name for name in BRIDGES if f"-{name}" not in without]
 
 
-_waiting: dict[str, str] = {}  # modules that have not been imported yet, each with its bridge
+_waiting: dict[str, str] = {}  # modules that are not imported yet, each with its bridge
 
 
 def _bridge(name: str) -> None:
@@ -91,18 +91,18 @@ def _bridge(name: str) -> None:
 
 
 class _WatchedSpec(ModuleSpec):
-    """The spec of a module that is to be bridged: importlib sets _initializing to False when the import has ended."""
+    """The spec of a module with a bridge: importlib sets _initializing to False when the import has ended."""
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
         if name == "_initializing" and not value:
             self.__class__ = ModuleSpec  # type: ignore[assignment]
-            if self.name in sys.modules:  # else the import failed
+            if self.name in sys.modules:  # otherwise the import failed
                 _bridge(self.name)
 
 
 class _Finder:
-    """Among sys.meta_path: finds what the other finders find, and has it watched if a bridge waits for it."""
+    """In sys.meta_path: finds what the other finders find, and watches the module if it has a bridge."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -120,7 +120,7 @@ class _Finder:
 
 
 def install() -> None:
-    """Has the bridges run, each when its library has been imported.
+    """Makes each bridge run when its library has been imported.
 
     Raises:
         ValueError: TORCH_REMOTE_INTEGRATIONS is malformed.
@@ -132,7 +132,7 @@ def install() -> None:
             if module is None:
                 continue
             spec = getattr(module, "__spec__", None)
-            if getattr(spec, "_initializing", False):  # it is importing torch, which loads this package
+            if getattr(spec, "_initializing", False):  # the module is importing torch, which loads this package
                 spec.__class__ = _WatchedSpec
             else:
                 _bridge(name)

@@ -1,12 +1,12 @@
 """accelerate (1.15): Accelerator, mixed precision, device maps, Dynamo plugin.
 
-What it hard-codes:
-- state.py, PartialState.default_device: MPS, MLU, ... CUDA, ... or the CPU. (The variable ACCELERATE_TORCH_DEVICE goes
-  before it, also before cpu=True, so setting that here would take the CPU from who asks for it.)
+It hard-codes:
+- state.py, PartialState.default_device: MPS, MLU, ... CUDA, ... or the CPU. (ACCELERATE_TORCH_DEVICE overrides it, but
+  also overrides cpu=True, so setting that variable here would take the CPU from code that asks for it.)
 - accelerator.py, Accelerator.__init__: the device types that may have fp16, a tuple of names.
-- accelerator.py through utils/modeling.py, get_grad_scaler: torch.amp.GradScaler("cuda") for all that it does not know,
-  which is disabled where there is no CUDA.
-- utils/modeling.py, get_max_memory (device_map="auto"): only CUDA's devices beside the ones it lists.
+- accelerator.py through utils/modeling.py, get_grad_scaler: torch.amp.GradScaler("cuda") for unknown devices, which is
+  disabled where there is no CUDA.
+- utils/modeling.py, get_max_memory (device_map="auto"): only CUDA's devices, in addition to the ones that it lists.
 - utils/dataclasses.py, DynamoBackend: the backends of torch.compile, an Enum.
 """
 
@@ -45,7 +45,8 @@ def _fp16(module: ModuleType) -> None:
     if len(lists) != 1:
         raise UnknownUpstream("Accelerator.__init__ has no list of the devices that may have fp16")
     init.__code__ = init.__code__.replace(
-        co_consts=tuple((*c, "remote") if c is lists[0] else c for c in constants)  # nothing else in it changes
+        # nothing else in the function changes
+        co_consts=tuple((*c, "remote") if c is lists[0] else c for c in constants)
     )
 
 
@@ -65,7 +66,7 @@ def _scaler_and_memory(module: ModuleType) -> None:
 
     @functools.wraps(get_max_memory)
     def max_memory(max_memory: dict[int | str, int | str] | None = None) -> dict[Any, Any]:
-        """A number in it is the index of a remote device, as everywhere in torch when this is the accelerator."""
+        """A number is the index of a remote device, as everywhere in torch when this is the accelerator."""
         if max_memory is None:
             cpu = {name: size for name, size in get_max_memory().items() if not isinstance(name, int)}
             return {index: remote.mem_get_info(index)[0] for index in range(remote.device_count())} | cpu
@@ -73,7 +74,7 @@ def _scaler_and_memory(module: ModuleType) -> None:
         for index in ours:
             if not 0 <= index < remote.device_count():
                 raise ValueError(f"remote: max_memory has device {index}, but there are {remote.device_count()}")
-            if isinstance(max_memory[index], str):  # as upstream: in the caller's dict, too
+            if isinstance(max_memory[index], str):  # like upstream, this changes the caller's dict
                 max_memory[index] = size(max_memory[index])
         max_memory.update(get_max_memory({key: value for key, value in max_memory.items() if key not in ours}))
         return {index: max_memory[index] for index in ours} | {

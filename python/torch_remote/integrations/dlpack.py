@@ -1,8 +1,8 @@
-"""DLPack: torch.from_dlpack(x), numpy.from_dlpack(x), and every other library that takes tensors of others.
+"""DLPack: torch.from_dlpack(x), numpy.from_dlpack(x), and every other library that imports tensors of others.
 
-What torch hard-codes: _tensor.py, Tensor.__dlpack_device__ compares a device's type with "privateuse1", which a renamed
-backend never has ("Unknown device type remote for Dlpack"); Tensor.__dlpack__ gives out a tensor's address, where
-this device has no memory that others could read.
+In torch's _tensor.py, Tensor.__dlpack_device__ compares a device's type with "privateuse1", which a renamed backend
+never has ("Unknown device type remote for Dlpack"). Tensor.__dlpack__ exports a tensor's address, but this device has
+no memory that others could read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def bridge(module: ModuleType) -> None:
         from torch.utils.dlpack import DLDeviceType
 
         if dl_device is not None and dl_device[0] == DLDeviceType.kDLCPU and copy is not False:
-            return share(self.cpu(), dl_device=dl_device, **kwargs)  # the consumer asked for a copy there
+            return share(self.cpu(), dl_device=dl_device, **kwargs)  # the consumer asked for a copy on the CPU
         raise BufferError(
             f"remote: a tensor on {self.device} cannot be shared by DLPack, as its memory is a worker's; share a copy: "
             "from_dlpack(x.cpu())"

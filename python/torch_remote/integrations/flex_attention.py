@@ -1,7 +1,7 @@
 """torch.nn.attention.flex_attention on this device.
 
-What torch hard-codes: _validate_device lets only CUDA, CPU, XPU, HPU and MPS pass. Behind it, the op's own eager form
-(scores, score_mod by vmap, softmax, product; and its backward) works on any device.
+Torch hard-codes _validate_device: it accepts only CUDA, CPU, XPU, HPU and MPS. The op's own eager form after it
+(scores, score_mod by vmap, softmax, matmul; and its backward) works on any device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """torch.compile(model) without a backend: graphs on this device are compiled by backend="remote".
 
-What torch hard-codes: torch.compile's default backend is Inductor, which generates code for a device type it knows and
-else fails (KeyError: 'remote'). All its ways lead through _inductor/compile_fx.py, compile_fx.
+Torch hard-codes Inductor as torch.compile's default backend. It generates code for the device types that it knows and
+otherwise fails (KeyError: 'remote'). All of its paths lead through _inductor/compile_fx.py, compile_fx.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ __all__ = ["bridge"]
 
 log = logging.getLogger(__name__)
 
-# torch.compile's modes arrive as Inductor's settings: what they mean here.
+# torch.compile's modes arrive as Inductor's settings. This maps them to our options.
 OPTIONS = {"triton.cudagraphs": "low_latency", "max_autotune": "tune"}
-# Others that modes set; they have no meaning here.
+# Other settings of modes; they have no meaning here.
 IGNORED = {"coordinate_descent_tuning"}
 
 
@@ -50,7 +50,7 @@ def bridge(module: ModuleType) -> None:
 
 
 def _on_device(graph: Any, inputs: Any) -> bool:
-    """Whether a graph as Dynamo gives it takes or makes a tensor on the device."""
+    """Whether a graph from Dynamo takes or makes a tensor on the device."""
     values = list(inputs)
     if isinstance(graph, torch.fx.GraphModule):
         values += [node.meta.get("example_value") for node in graph.graph.nodes]

@@ -1,7 +1,7 @@
 """Lightning (2.6; as `lightning` or as `pytorch_lightning` and `lightning_fabric`): Trainer, Fabric and their CLI.
 
-accelerator="remote" is registered as Lightning documents it for devices of others. What it hard-codes beside that, in
-pytorch/trainer/connectors/accelerator_connector.py and fabric/connector.py:
+accelerator="remote" is registered as Lightning documents it for third-party devices. In addition, Lightning
+hard-codes in pytorch/trainer/connectors/accelerator_connector.py and fabric/connector.py:
 - _choose_auto_accelerator (the Trainer's by fabric/utilities/device_parser.py, _select_auto_accelerator): "auto" is
   XLA, MPS, CUDA or the CPU.
 - _choose_strategy: one device is a CUDA or MPS device, or else "cpu".
@@ -36,7 +36,7 @@ def bridge(module: ModuleType) -> None:
 
 
 def _accelerator(base: Any) -> type:
-    """The Accelerator of this device, for Trainer or Fabric: of either one's base class."""
+    """The Accelerator class of this device, derived from Trainer's or Fabric's base class."""
 
     class RemoteAccelerator(base):
         """One device `remote`."""

@@ -1,7 +1,7 @@
 """safetensors (0.8): load_file, safe_open and load_model with device="remote".
 
-What it hard-codes: the compiled class safe_open looks the device's name up in a list ("device remote is invalid"). It
-takes a number, too, and gives that to torch as it is, where it means an index of the current accelerator: this device.
+The compiled class safe_open looks up the device's name in a hard-coded list ("device remote is invalid"). It also takes
+a number, and passes that to torch, where it is an index of the current accelerator: this device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["bridge"]
 
 
 def bridge(module: ModuleType) -> None:
-    """Changes `safetensors`, and who has imported safe_open from it."""
+    """Changes `safetensors`, and modules that have imported safe_open from it."""
     (original,) = existing(module, "safe_open")
     if not isinstance(original, type):
         raise UnknownUpstream("safe_open is no class")

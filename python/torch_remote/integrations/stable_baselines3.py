@@ -1,6 +1,6 @@
 """stable-baselines3 (2.9): device="auto", its default.
 
-What it hard-codes: common/utils.py, get_device: "auto" is CUDA, or else the CPU.
+It hard-codes in common/utils.py, get_device: "auto" is CUDA, or else the CPU.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """transformers (5.23): TrainingArguments and Trainer, pipeline(), device_map="auto".
 
-What it hard-codes:
-- training_args.py, TrainingArguments._setup_devices: asks for MPS, XPU, ... itself, takes CUDA or the CPU, whatever
+It hard-codes:
+- training_args.py, TrainingArguments._setup_devices: asks for MPS, XPU, ... itself, and uses CUDA or the CPU, whatever
   accelerate has chosen.
-- utils/import_utils.py, is_torch_bf16_gpu_available (bf16=True): False for devices it does not know.
+- utils/import_utils.py, is_torch_bf16_gpu_available (bf16=True): False for devices that it does not know.
 - pipelines/base.py, Pipeline.__init__: the default device and a device's number are CUDA's, MPS', ... or the CPU.
-- core_model_loading.py, _materialize_copy: from_pretrained takes a tensor out of its mapped file, then to its device
-  and dtype. It is given slices of files that modeling_utils.py opened with safe_open, which do not say whose they are.
-  Here they do, so that what goes to the device is loaded as torch.remote.load_file does: by the worker where it may.
-device_map="auto" asks accelerate.utils.get_max_memory, and what Trainer does else is accelerate's: accelerate.py.
+- core_model_loading.py, _materialize_copy: from_pretrained reads a tensor from its mapped file, then moves it to its
+  device and dtype. It gets slices of files that modeling_utils.py opened with safe_open, which do not know their file.
+  Here they do, so that weights for the device are loaded as by torch.remote.load_file: by the worker if it may.
+device_map="auto" asks accelerate.utils.get_max_memory, and other parts of Trainer use accelerate: see accelerate.py.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def _training_arguments(module: ModuleType) -> None:
     def _setup_devices(self: Any) -> torch.device:
         device = original(self)
         state = self.distributed_state
-        if state is None or state.device.type != "remote":  # the CPU or CUDA was asked for
+        if state is None or state.device.type != "remote":  # the user asked for the CPU or CUDA
             return device
-        self._n_gpu = 1  # no DataParallel over the CUDA devices that there may be
+        self._n_gpu = 1  # no DataParallel over CUDA devices that may exist
         return state.device
 
     devices.func = _setup_devices
@@ -117,7 +117,7 @@ class _Weights:
 
 
 class _Slice:
-    """A tensor of such a file, which is not read yet."""
+    """A tensor of such a file, not read yet."""
 
     def __init__(self, original: Any, file: _Weights, name: str) -> None:
         self._original, self._file, self._name = original, file, name
@@ -129,7 +129,7 @@ class _Slice:
         return self._original[index]
 
     def load(self, device: torch.device, dtype: torch.dtype | None) -> torch.Tensor:
-        # A sender changes what is of floating point only.
+        # Sender converts only floating-point tensors.
         loaded = self._file.load(self._name, device, dtype if dtype is not None and dtype.is_floating_point else None)
         return loaded if dtype is None else loaded.to(dtype)
 
@@ -144,7 +144,7 @@ def _opening(module: ModuleType) -> None:
         opened = original(filename, framework, device, *args, **kwargs)
         return _Weights(opened, filename) if framework == "pt" and device == "cpu" else opened
 
-    vars(module)["safe_open"] = safe_open  # of this module only
+    vars(module)["safe_open"] = safe_open  # only in this module
 
 
 def _loading(module: ModuleType) -> None:

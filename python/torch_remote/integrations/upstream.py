@@ -1,4 +1,4 @@
-"""What bridges share: looking at upstream before changing it, and changing what others have imported by name."""
+"""Shared by bridges: inspects upstream before changing it, and changes names that other modules have imported."""
 
 import sys
 from types import ModuleType
@@ -12,26 +12,26 @@ __all__ = ["UnknownUpstream", "current", "existing", "is_remote", "replace"]
 
 
 class UnknownUpstream(Exception):
-    """Upstream is other than the bridge knows it."""
+    """Upstream differs from what the bridge expects."""
 
 
 def current() -> torch.device:
-    """The device that a library gets that asks for none: the current one, with its index."""
+    """The device for a library that asks for no specific one: the current one, with its index."""
     return torch.device("remote", remote.current_device())
 
 
 def is_remote(device: Any) -> bool:
-    """Whether it is one of ours, given as libraries do: torch.device or text. (A number is the accelerator's index.)"""
+    """Whether the device is a remote one, given as torch.device or text. (A number is the accelerator's index.)"""
     if isinstance(device, torch.device):
         return device.type == "remote"
     return isinstance(device, str) and device.split(":")[0] == "remote"
 
 
 def existing(owner: ModuleType | type, *names: str) -> list[Any]:
-    """What a module or class has under these names itself.
+    """Returns the attributes with these names of a module or class itself.
 
     Raises:
-        UnknownUpstream: it has not all of them.
+        UnknownUpstream: some of them do not exist.
     """
     missing = [name for name in names if name not in vars(owner)]
     if missing:
@@ -40,7 +40,7 @@ def existing(owner: ModuleType | type, *names: str) -> list[Any]:
 
 
 def replace(module: ModuleType, name: str, new: Any) -> None:
-    """Gives module.name another value, also in modules that have imported it already, under whatever name."""
+    """Replaces module.name, also in modules that have already imported it, under any name."""
     old = vars(module)[name]
     for other in list(sys.modules.values()):
         if isinstance(other, ModuleType):

@@ -1,4 +1,4 @@
-"""`torch.remote.benchmark`: how long a call takes, its results computed."""
+"""`torch.remote.benchmark`: how long a call takes, with its results computed."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import torch
 
 from torch_remote.device import _device
 
-_KEPT_BYTES = 256 << 20  # of results that are kept until they are computed
+_KEPT_BYTES = 256 << 20  # bytes of results that are kept until they are computed
 
 
 def benchmark(
@@ -16,23 +16,23 @@ def benchmark(
 ) -> Any:
     """Times `function(*args, **kwargs)`, and returns a torch.utils.benchmark.Measurement.
 
-    A result that nobody keeps is not computed on this device, so a loop that drops its results times the recording of
-    ops only. This keeps the results of a block of calls until the device has computed them. It first calls the function
-    until programs are known, then chooses how many calls make a block (so that waiting for the device at its end does
-    not count), and measures blocks for `min_run_time` seconds. It times functions on the CPU the same way, so that both
-    compare.
+    Unused results are never computed on this device, so a loop that discards its results only times the recording of
+    ops. This function keeps the results of a block of calls until the device has computed them. It first calls the
+    function until its programs are known. It then chooses the number of calls per block, so that the wait for the
+    device at the end does not count. It measures blocks for `min_run_time` seconds. It times functions on the CPU the
+    same way, so that both can be compared.
 
-    The Measurement has `.median`, `.iqr` (both seconds a call), `.raw_times`, and prints all of it.
+    The Measurement has `.median`, `.iqr` (both in seconds per call) and `.raw_times`; printing shows all of them.
 
     Args:
-        function: what is to be timed; it may return anything, tensors in tuples, lists and dicts count as results.
+        function: the function to time. It may return anything; tensors in tuples, lists and dicts count as results.
         min_run_time: seconds of measuring.
-        label: what the Measurement is called when it is printed; the function's name by default.
+        label: the printed name of the Measurement; default: the function's name.
     """
     from torch.utils.benchmark import Measurement, TaskSpec
 
     def block(calls: int) -> float:
-        """Seconds of so many calls, results computed."""
+        """The seconds of a block of calls, with results computed."""
         _device.synchronize()
         begin = time.perf_counter()
         results = [function(*args, **kwargs) for _ in range(calls)]
@@ -50,7 +50,7 @@ def benchmark(
         block(1)
     while calls < most and block(calls) < 0.02:
         calls = min(2 * calls, most)
-    block(calls)  # a block of this many is one or several programs of its own
+    block(calls)  # a block of this size has one or several programs of its own
     times: list[float] = []
     while sum(times) < min_run_time or len(times) < 5:
         times.append(block(calls))

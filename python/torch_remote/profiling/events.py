@@ -1,6 +1,6 @@
 """A recording as Chrome trace events, for ui.perfetto.dev and chrome://tracing.
 
-The format is described in "Trace Event Format" (the Chromium project, 2016).
+"Trace Event Format" (the Chromium project, 2016) describes the format.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from torch_remote.profiling.recording import ClientEvent, Recording, Worker
 Event = dict[str, Any]
 
 LAST_MOMENTS = "what the worker did in its last 0.1 s may be missing"
-_SHARED_TRACK = 1  # of traces that several threads recorded; no thread of ours has this number
-_RANGES = 1 << 24  # added to a thread's number: the track of its ranges; Linux's numbers are below
+_SHARED_TRACK = 1  # for traces that several threads recorded; no thread of ours has this number
+_RANGES = 1 << 24  # added to a thread's number to get the track of its ranges; Linux's thread numbers are smaller
 
 
 class _Writer:
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        # Numbers of messages, by worker and sequence: ids of async events. Arrows have ids of their own, two a message.
-        # Taken before any event is written: a reply is in the log before its message if the sender was preempted.
+        # Numbers of messages, by worker and sequence: the ids of async events. Arrows have their own ids, two per
+        # message. They are assigned before any event is written: a reply is in the log before its message if the sender
+        # was preempted.
         sends = [(e.worker, e.sequence) for e in recording.client if e.kind == "send"]
         self.messages = {message: number for number, message in enumerate(sends, 1)}
         taken = {recording.process}
         self.pids = []
         for worker in recording.workers:
-            # In process, or on another machine, a worker's number may be one that is taken.
+            # The process number of a worker in process, or on another machine, may be taken already.
             pid = next(p for p in itertools.count(worker.process or recording.process + 1) if p not in taken)
             taken.add(pid)
             self.pids.append(pid)
@@ -63,7 +64,7 @@ class _Writer:
         def name(kind: str, pid: int, tid: int, text: str) -> Event:
             return {"name": kind, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": {"name": text}}
 
-        # Short names, because viewers cut them off.
+        # Short names, because viewers truncate them.
         workers = {p: worker.description for p, worker in zip(self.pids, self.recording.workers, strict=True)}
         processes = {self.recording.process: "client", self.wire: "wire"}
         processes |= {pid: f"worker: {text.partition(', ')[0]}" for pid, text in workers.items()}
@@ -151,9 +152,9 @@ class _Writer:
     # -- wire ---------------------------------------------------------------------------------------------------------
 
     def transit(self, e: ClientEvent, number: int) -> Iterator[Event]:
-        """A message from when it is sent to when the worker has said that it is done."""
+        """A message, from its sending until the worker acknowledged it."""
         done = self.recording.workers[e.worker].acknowledged_at(e.sequence) if e.worker >= 0 else None
-        # A local id: Perfetto puts what has a global one outside of all processes.
+        # A local id: Perfetto shows events with a global id outside of all processes.
         common = {"name": e.name, "cat": "wire", "id2": {"local": f"{number:#x}"}, "pid": self.wire, "tid": 0}
         args: dict[str, Any] = {"message": e.sequence, "bytes": e.bytes}
         if e.attachment:
@@ -186,10 +187,10 @@ class _Writer:
                 continue
             yield self.arrow(number, False, pid, pid, message.begin, message.type)
             arrived = self.replies.get((index, message.sequence))
-            if arrived is not None:  # often before the worker, preempted by us, is done with it
+            if arrived is not None:  # often earlier than the worker, preempted by us, finishes the message
                 yield self.arrow(number, True, pid, pid, min(message.end, arrived) - 1, "reply")
         for op in worker.ops:
-            # On narrow spans viewers show the first letters only: "softmax", not "aten:".
+            # On narrow spans viewers show only the first letters: "softmax", not "aten:".
             name = op.name.removeprefix("aten::")
             yield self.span(
                 name, "op", pid, pid, op.begin, op.end, op=op.label, line=op.line, runner=op.runner,
@@ -221,11 +222,11 @@ class _Writer:
             events.extend(self.worker(index, worker))
         events.extend(self.ranges())
         events.extend(self.marks())
-        # Viewers want what encloses first.
+        # Viewers expect enclosing events first.
         events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
         return [*self.tracks(), *events]
 
 
 def chrome_events(recording: Recording) -> list[Event]:
-    """All events of a recording, in the order of their times."""
+    """All events of a recording, ordered by time."""
     return _Writer(recording).all()

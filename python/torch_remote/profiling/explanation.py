@@ -13,9 +13,9 @@ from torch_remote.profiling.profiler import profile
 
 @dataclass(frozen=True)
 class Flush:
-    """A program's run was sent."""
+    """A run of a program was sent."""
 
-    call: int  # of the function, from 0
+    call: int  # index of the function's call, from 0
     reason: str  # "item", "copy to cpu", "cut", "boundary", "compiled graph", ...
     line: str  # of the user's code
     program: int
@@ -36,12 +36,12 @@ class Sync:
 
 @dataclass(frozen=True)
 class GraphNode:
-    """Where a node of a graph of torch.compile's is computed."""
+    """Where a node of a torch.compile graph is computed."""
 
     name: str
     op: str
     where: str  # "program 0" (of remote:0), "host", "number", "outside", "input", "constant"
-    why: str  # it is outside of programs
+    why: str  # why it is outside of programs
 
     def __str__(self) -> str:
         return f"{self.name:24} {self.op:40} {self.where:10} {self.why}".rstrip()
@@ -49,17 +49,19 @@ class GraphNode:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `torch.remote.explain` saw. `str()` of it is a report."""
+    """The result of `torch.remote.explain`. `str()` of it is a report."""
 
     result: Any  # of the last call
     calls: int
-    ops: dict[str, int]  # run on the worker, by name, over all calls; those in kernels, too
+    ops: dict[str, int]  # ops that ran on the worker, including those in kernels, by name, over all calls
     flushes: list[Flush]
     syncs: list[Sync]
-    stats: list[dict[str, int]]  # what each call added to torch.remote.stats()
-    slow_shapes: dict[str, int] = field(default_factory=dict)  # ops whose shapes took the dispatcher's Meta key
-    graphs: list[list[GraphNode]] = field(default_factory=list)  # that torch.compile made in these calls
-    kernels: dict[str, int] = field(default_factory=dict)  # compiled ones that did several ops each, over all calls
+    stats: list[dict[str, int]]  # per call: how much each counter of torch.remote.stats() increased
+    # ops whose shapes were inferred with the dispatcher's Meta key
+    slow_shapes: dict[str, int] = field(default_factory=dict)
+    graphs: list[list[GraphNode]] = field(default_factory=list)  # the graphs that torch.compile made in these calls
+    # compiled kernels that executed several ops, by name, over all calls
+    kernels: dict[str, int] = field(default_factory=dict)
 
     @property
     def programs(self) -> list[int]:
@@ -110,27 +112,27 @@ class Explanation:
         return "\n".join(lines)
 
 
-_noting: list[list[GraphNode]] | None = None  # graphs, while a function is explained
+_noting: list[list[GraphNode]] | None = None  # the compiled graphs, while a function is explained
 
 
 def note_graph(nodes: Callable[[], list[GraphNode]]) -> None:
-    """A graph was compiled."""
+    """Adds a compiled graph to the explanation."""
     if _noting is not None:
         _noting.append(nodes())
 
 
 def explain(function: Callable[..., Any], *args: Any, calls: int = 2, **kwargs: Any) -> Explanation:
-    """Calls a function and says what the device did.
+    """Calls a function and reports what the device did.
 
     Args:
-        function: code that uses the device. It really runs, `calls` times: what the first call builds, the second one
-            should find.
-        args, kwargs: its arguments.
-        calls: how often.
+        function: code that uses the device. It really runs, `calls` times: the second call should find what the first
+            one has built.
+        args, kwargs: the function's arguments.
+        calls: the number of calls.
 
     Returns:
-        Programs, cuts, misses and waits with the user's lines, ops, bytes, where the nodes of compiled graphs are
-        computed; printed, a report.
+        Programs, cuts, misses and waits with the user's lines, ops, bytes, and where the nodes of compiled graphs are
+        computed. Printing it shows a report.
     """
     global _noting
     if calls < 1:

@@ -1,6 +1,6 @@
-"""Ranges and marks in `torch.remote.profile`'s trace, under the names that `torch.cuda.nvtx` has.
+"""Ranges and marks in `torch.remote.profile`'s trace, with the names of `torch.cuda.nvtx`.
 
-They are on a track beside that of the thread that makes them. While no profile is recorded they cost next to nothing.
+They are on a track next to that of their thread. They cost next to nothing while no profile is recorded.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ def _stack() -> list[tuple[str, int]]:
 
 
 def range_push(msg: str) -> int:
-    """Begins a range in this thread; returns how many are around it."""
+    """Begins a range in this thread. Returns the number of enclosing ranges."""
     stack = _stack()
     stack.append((str(msg), time.monotonic_ns()))
     return len(stack) - 1
 
 
 def range_pop() -> int:
-    """Ends the last range that this thread began; returns how many are around it, or -1 if there was none."""
+    """Ends the range that this thread began last. Returns the number of enclosing ranges, or -1 if there was no
+    range."""
     stack = _stack()
     if not stack:
         return -1
@@ -43,27 +44,27 @@ def range_pop() -> int:
 
 
 def range_start(msg: str) -> int:
-    """Begins a range that may overlap others and end in another thread; returns its id for `range_end`."""
+    """Begins a range that may overlap others and end in another thread. Returns its id for `range_end`."""
     number = next(_ids)
     _started[number] = (str(msg), time.monotonic_ns())
     return number
 
 
 def range_end(range_id: int) -> None:
-    """Ends a range that `range_start` began; an id that is none changes nothing."""
+    """Ends a range that `range_start` began. An unknown id changes nothing."""
     started = _started.pop(range_id, None)
     if started is not None:
         profile_ranges.add("free range", *started)
 
 
 def mark(msg: str) -> None:
-    """A point in time."""
+    """Marks a point in time."""
     profile_ranges.add("mark", str(msg), time.monotonic_ns())
 
 
 @contextmanager
 def range(msg: str, *args: object, **kwargs: object) -> Iterator[None]:
-    """Context manager and decorator: a range. Arguments are for `msg.format`."""
+    """Context manager and decorator for a range. The arguments are passed to `msg.format`."""
     range_push(msg.format(*args, **kwargs))
     try:
         yield

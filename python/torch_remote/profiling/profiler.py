@@ -14,24 +14,24 @@ from torch_remote.profiling.summary import summary
 
 
 class profile:  # noqa: N801 (called like a function)
-    """Context manager: records what the device does, on this side and on the worker.
+    """Context manager that records what the device does, in this process and on the worker.
 
     >>> with torch.remote.profile("trace.json") as profile:
     ...     train()
     >>> print(profile.summary())
 
-    The file opens in ui.perfetto.dev and chrome://tracing. What is recorded but not sent yet goes out when the block
-    begins and when it ends, and the end waits for the worker. Recording takes some 50 ns an op on the worker, and on
-    this side nothing an op and some microseconds a flush.
+    The file opens in ui.perfetto.dev and chrome://tracing. Recorded ops that are not sent yet are sent when the block
+    begins and when it ends; the end waits for the worker. Profiling costs some 50 ns per op on the worker and, in this
+    process, some microseconds per flush and nothing per op.
 
     Args:
-        path: where the trace goes at the end of the block, even if an exception ends it; None: nowhere.
-        max_events: what is kept, here and on the worker; events beyond it are counted and dropped. A worker keeps 4
-            million at most.
+        path: the trace's file, written at the end of the block even if an exception ends it; None: no file.
+        max_events: the most events that are kept, here and on the worker; more are counted and dropped. A worker keeps
+            at most 4 million.
 
     Raises:
         OSError: at entry, if the file cannot be written.
-        RuntimeError: at entry, if a profile is being recorded already.
+        RuntimeError: at entry, if a profile is already being recorded.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, max_events: int = 1_000_000) -> None:
@@ -44,7 +44,7 @@ class profile:  # noqa: N801 (called like a function)
 
     def __enter__(self) -> profile:
         if self._path is not None:
-            with open(self._path, "a"):  # raises now if that is impossible
+            with open(self._path, "a"):  # raises now if the file cannot be written
                 pass
         _C.profile_start(self._max_events)
         profile_ranges.start()
@@ -62,7 +62,7 @@ class profile:  # noqa: N801 (called like a function)
 
     @property
     def recording(self) -> Recording:
-        """What was recorded, as it came."""
+        """The recorded data."""
         if self._recording is None:
             raise RuntimeError("torch.remote.profile: nothing is recorded before the block ends")
         return self._recording
@@ -82,5 +82,6 @@ class profile:  # noqa: N801 (called like a function)
             json.dump(trace, file)
 
     def summary(self, rows: int = 15) -> str:
-        """Where the time went, as text: client, waits by line, builds, worker, ops; at most `rows` lines and ops."""
+        """Returns a text about where the time went: client, waits by line, builds, worker, ops; at most `rows` lines
+        and ops."""
         return summary(self.recording, rows)

@@ -10,7 +10,7 @@ Kind = Literal["range", "free range", "mark"]
 
 
 class Range(NamedTuple):
-    """Times are CLOCK_MONOTONIC, in ns. Only a free one may overlap others of its thread."""
+    """Times are CLOCK_MONOTONIC, in ns. Only a free range may overlap others of its thread."""
 
     kind: Kind
     name: str
@@ -23,20 +23,20 @@ _recorded: list[Range] | None = None  # None: no profile is recorded
 
 
 def start() -> None:
-    """A profile begins: what ends from now on is kept."""
+    """A profile begins: collects ranges that end from now on."""
     global _recorded
     _recorded = []
 
 
 def stop() -> list[Range]:
-    """It ends: what was kept."""
+    """The profile ends: returns the collected ranges."""
     global _recorded
     kept, _recorded = _recorded or [], None
     return kept
 
 
 def add(kind: Kind, name: str, begin: int) -> None:
-    """Something ends now."""
+    """Adds a range or mark that ends now."""
     recorded = _recorded
     if recorded is not None:
         recorded.append(Range(kind, name, threading.get_native_id(), begin, time.monotonic_ns()))

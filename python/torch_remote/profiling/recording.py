@@ -1,4 +1,4 @@
-"""What `torch.remote.profile` recorded, in one clock: CLOCK_MONOTONIC of this process, in ns."""
+"""The data that `torch.remote.profile` recorded, in one clock: CLOCK_MONOTONIC of this process, in ns."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _SHOWN = 3  # ops in a kernel's name
 
 @dataclass(frozen=True, slots=True)
 class ClientEvent:
-    """Something that this process did; `kind` is remote::Event's."""
+    """An event of this process; `kind` is remote::Event's."""
 
     kind: str
     name: str
     thread: int
     begin: int
     end: int
-    worker: int  # number of the worker, or -1
+    worker: int  # index of the worker, or -1
     sequence: int
     program: int
     ops: int
@@ -39,7 +39,7 @@ class ClientEvent:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A program was sent for execution."""
+    """A program that was sent for execution."""
 
     program: int
     ops: int
@@ -58,10 +58,10 @@ class WorkerMessage:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOp:
-    label: str  # "aten::relu(f32[4])", or of a kernel that did several: "kernel: aten::relu(f32[4]); aten::neg(f32[4])"
+    label: str  # "aten::relu(f32[4])", or for a kernel of several ops "kernel: aten::relu(f32[4]); aten::neg(f32[4])"
     line: str
-    runner: str  # who executed it: "ATen 2.13.0", "compiled kernels"; "" if it failed
-    declined: str  # runners that come before that one, and why they did not: "compiled kernels: it is being compiled"
+    runner: str  # the runner that executed it: "ATen 2.13.0", "compiled kernels"; "" if it failed
+    declined: str  # earlier runners, and why they declined: "compiled kernels: it is being compiled"
     program: int
     sequence: int
     begin: int
@@ -69,7 +69,7 @@ class WorkerOp:
 
     @property
     def ops(self) -> list[str]:
-        """Names of what it did: one, or those of a kernel."""
+        """The names of its ops: one, or those of a kernel."""
         return [label.partition("(")[0] for label in self.label.removeprefix(_KERNEL).split("; ")]
 
     @property
@@ -84,16 +84,16 @@ class WorkerOp:
 class Worker:
     process: int
     description: str
-    error: str | None  # why events are missing: all, or the last ones
+    error: str | None  # why all or the last events are missing
     dropped: int
-    lost: int | None  # when this process learned that the worker is gone
+    lost: int | None  # when this process noticed that the worker was gone
     messages: list[WorkerMessage] = field(default_factory=list)
     ops: list[WorkerOp] = field(default_factory=list)
     runs: dict[int, Run] = field(default_factory=dict)  # by sequence
-    acknowledged: list[tuple[int, int]] = field(default_factory=list)  # sequence, when; both rise
+    acknowledged: list[tuple[int, int]] = field(default_factory=list)  # (sequence, time); both increase
 
     def acknowledged_at(self, sequence: int) -> int | None:
-        """When this process learned that the worker had done a message; None: never."""
+        """When this process learned that the worker had finished a message; None: never."""
         place = bisect.bisect_left(self.acknowledged, (sequence, 0))
         return self.acknowledged[place][1] if place < len(self.acknowledged) else None
 
@@ -111,11 +111,11 @@ class Recording:
 
 
 def clock_of(samples: list[tuple[int, int, int]]) -> Callable[[int], int]:
-    """A function from a worker's time to ours.
+    """Returns a function from a worker's time to ours.
 
-    A sample says that at `at` the worker's clock was ahead by `least` to `most` ns. If 0 lies in there, the clocks
-    agree as far as can be told (on one machine they are one). Clocks drift: between two samples the difference is
-    interpolated.
+    A sample states that at `at` the worker's clock was ahead by `least` to `most` ns. If this range contains 0, the
+    clocks are taken as equal (on one machine they are the same clock). Clocks drift, so the difference is interpolated
+    between two samples.
     """
     points = [(at, 0 if least <= 0 <= most else (least + most) // 2) for at, least, most in samples]
     if not points or all(ahead == 0 for _, ahead in points):
@@ -156,8 +156,8 @@ def _read_worker(raw: dict[str, Any], worker: Worker, message_types: dict[int, s
 
 
 def read(raw: dict[str, Any], ranges: list[Range]) -> Recording:
-    """Makes sense of what `_C.profile_stop` returns; `ranges` that began before it are cut."""
-    lines = [*raw["lines"], ""]  # -1: not known
+    """Converts the result of `_C.profile_stop`. `ranges` that began before the profile are cut."""
+    lines = [*raw["lines"], ""]  # index -1: the line is unknown
     sources = [[lines[i] for i in numbers] for numbers in raw["sources"]]
     numbers = {worker["session"]: i for i, worker in enumerate(raw["workers"])}
     workers = [

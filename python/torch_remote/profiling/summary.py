@@ -23,7 +23,7 @@ def _percentile(ordered: Sequence[int], share: float) -> int:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Columns as wide as they must be; all but the first and `_TEXTS` are numbers."""
+    """A table with columns as narrow as possible; all columns but the first and `_TEXTS` are numbers."""
     rows = [header, *rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     return [
@@ -36,7 +36,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _covered(spans: Iterable[tuple[int, int]], begin: int, end: int) -> int:
-    """How much of [begin, end) the spans cover."""
+    """The length of the part of [begin, end) that the spans cover."""
     total, reached = 0, begin
     for first, last in sorted(spans):
         first, last = max(first, reached), min(last, end)
@@ -175,7 +175,7 @@ def _worker(recording: Recording, worker: Worker, rows: int) -> list[str]:
 
 
 def summary(recording: Recording, rows: int = 15) -> str:
-    """A table of each of: client, waits by line, builds, workers and their ops. At most `rows` lines and ops."""
+    """A table for each of: client, waits by line, builds, workers and their ops. At most `rows` lines and ops."""
     sections = [[f"profile: {_time(recording.end - recording.begin)}"]]
     sections += [_client(recording), _waits(recording, rows), _builds(recording)]
     if any(r.kind != "mark" for r in recording.ranges):

@@ -1,6 +1,6 @@
 """Machines for workers: what starts them, where, and which devices they become (docs/machines.md).
 
-A *provider* starts workers of one kind of place; the entry points `torch_remote.providers` name more of them.
+A *provider* starts workers in one kind of place. Packages add providers with the entry points `torch_remote.providers`.
 """
 
 from torch_remote.providers.machine import MachineStatus, RemoteMachine, add_machine, machines

@@ -1,5 +1,6 @@
-# Run by sh on a machine that is to have a worker (torch_remote/providers/ssh.py): lines come in, an answer goes out for
-# each ("ok ..." or "failed ..."), and at last this becomes the worker. No single quotes here.
+# sh runs this script on a machine that needs a worker (torch_remote/providers/ssh.py). It reads commands from standard
+# input, prints an answer for each ("ok ..." or "failed ..."), and at last becomes the worker. The script must not
+# contain single quotes.
 umask 077
 root="${XDG_CACHE_HOME:-$HOME/.cache}/torch-remote/bundles"
 glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null)
@@ -22,14 +23,15 @@ find_gpus() {
   done
 }
 
-# Pieces from standard input: a line with the number of bytes, the bytes; 0 ends it.
+# Copies pieces from standard input: a line with the number of bytes, then the bytes; a size of 0 ends them.
 pieces() {
   while read -r size && [ "$size" -gt 0 ]; do
     head -c "$size" || return 1
   done
 }
 
-# Only a whole archive gets its name. What is left over goes: parts, and what nobody asked for in two months.
+# Unpacks an archive, which gets its final name only when it is complete. Removes leftover parts, and archives that were
+# not used for two months.
 put() {
   part="$root/$1.part.$$"
   trap "rm -rf \"$part\" \"$part.good\"" EXIT

@@ -1,7 +1,7 @@
-"""What a machine without torch_remote needs to run a worker: the program and its libraries, named by their contents.
+"""The files that a machine without torch_remote needs to run a worker: the program and its libraries, named by content.
 
-Two archives: the *worker* (program, plugin, code generator), and *libtorch* (what the plugin is linked against), which
-a machine that has the same torch does not need.
+There are two archives: the *worker* (program, plugin, code generator), and *libtorch* (the libraries that the plugin is
+linked against). A machine with the same torch needs only the first one.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ import torch
 from torch_remote.providers.provider import MachineError
 
 _package = Path(__file__).parent.parent
-# Every Linux with glibc has these, and they must be of one version; the others each machine where C++ programs run.
+# Every Linux with glibc has these libraries, and their versions must match each other. The other ones exist on every
+# machine that runs C++ programs.
 _OF_THE_SYSTEM = re.compile(r"(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util|nsl|stdc\+\+|gcc_s))\.so\b.*")
 _PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Archive:
-    """Files by their names in it."""
+    """Files by their names in the archive."""
 
     files: dict[str, Path]
 
     @cached_property
     def digest(self) -> str:
-        """Of names and contents."""
+        """A hash of names and contents."""
         total = hashlib.sha256()
         for name, file in sorted(self.files.items()):
             total.update(f"{name}\0{_digest(file)}\0".encode())
@@ -46,11 +47,11 @@ class Archive:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The bytes of all files."""
         return sum(file.stat().st_size for file in self.files.values())
 
     def packed(self) -> Iterator[bytes]:
-        """The archive, tar in gzip, in pieces; nothing of it is kept. Equal files give equal bytes."""
+        """The archive, tar in gzip, in pieces that are not stored. Equal files give equal bytes."""
         gzip = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
         for name, file in sorted(self.files.items()):
             entry = tarfile.TarInfo(name)
@@ -64,8 +65,8 @@ class Archive:
         yield gzip.compress(bytes(2 * tarfile.BLOCKSIZE)) + gzip.flush()
 
     def needs_glibc(self) -> tuple[int, int]:
-        """The oldest C library that these files run with."""
-        versions = {(2, 28)}  # torch's own
+        """The oldest version of glibc that these files run with."""
+        versions = {(2, 28)}  # required by torch itself
         for file in self.files.values():
             for match in re.finditer(rb"GLIBC_(\d+)\.(\d+)\0", _dynamic_strings(file)):
                 versions.add((int(match[1]), int(match[2])))
@@ -89,7 +90,7 @@ def worker() -> Archive:
 
 
 def libtorch() -> Archive:
-    """torch's own library and what lies beside it that this needs."""
+    """torch's own library and the libraries next to it that it needs."""
     folder = Path(torch.__file__).parent / "lib"
     needed = {"libtorch_cpu.so": folder / "libtorch_cpu.so"}
     for name, library in _needed(folder / "libtorch_cpu.so", folder).items():
@@ -99,12 +100,12 @@ def libtorch() -> Archive:
 
 
 def torch_version() -> str:
-    """Of which torch a machine's libtorch must be: without what follows a plus."""
+    """The version that a machine's libtorch must have, without the part after a plus."""
     return torch.__version__.partition("+")[0]
 
 
 def _needed(file: Path, folder: Path) -> dict[str, Path]:
-    """The shared libraries that a file of this machine needs, but for the system's: by name."""
+    """The shared libraries that a file of this machine needs, by name, without the system's."""
     path = os.pathsep.join([str(folder), os.environ.get("LD_LIBRARY_PATH", "")]).strip(os.pathsep)
     try:
         output = subprocess.run(
@@ -124,7 +125,8 @@ def _needed(file: Path, folder: Path) -> dict[str, Path]:
 
 
 def _dynamic_strings(file: Path) -> bytes:
-    """The names of symbols' versions stand in .dynstr, which lies near the beginning or the end of a library."""
+    """The bytes that contain .dynstr, which has the names of symbol versions: it is near the beginning or the end of a
+    library."""
     most = 16 << 20
     with file.open("rb") as source:
         begin = source.read(most)
@@ -133,7 +135,7 @@ def _dynamic_strings(file: Path) -> bytes:
 
 
 def _digest(file: Path) -> str:
-    """SHA-256 of a file; remembered as long as its size and times stay."""
+    """The SHA-256 of a file, cached until its size or times change."""
     about = file.stat()
     key = f"{file} {about.st_size} {about.st_mtime_ns} {about.st_ino}"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch-remote" / "digests.json"
@@ -143,7 +145,7 @@ def _digest(file: Path) -> str:
     if key not in known:
         with file.open("rb") as source:
             known[key] = hashlib.file_digest(source, "sha256").hexdigest()
-        with contextlib.suppress(OSError):  # a cache
+        with contextlib.suppress(OSError):  # it is only a cache
             cache.parent.mkdir(parents=True, exist_ok=True)
             partial = cache.with_suffix(f".{os.getpid()}")
             partial.write_text(json.dumps(dict(list(known.items())[-256:])))
@@ -152,6 +154,6 @@ def _digest(file: Path) -> str:
 
 
 def write(archive: Archive, file: io.RawIOBase | io.BufferedIOBase) -> None:
-    """Writes it as one file, for those who carry it by hand."""
+    """Writes the archive as one file, to be copied by hand."""
     for piece in archive.packed():
         file.write(piece)

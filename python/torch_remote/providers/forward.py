@@ -1,7 +1,8 @@
-"""A port of this machine that leads to one which is reached over something else: an API's websocket, a TLS tunnel.
+"""A port of this machine that forwards to a port that is reached over something else: an API's websocket, a TLS tunnel.
 
-Each connection to the port is one to the far end, with a thread that carries bytes both ways and keeps few of them: who
-does not read stops who writes. Only clients that know the worker's token get further than its greeting.
+Each connection to the port becomes a connection to the far end, with a thread that copies bytes both ways. It buffers
+little: if one side does not read, the other side cannot write. Only clients that know the worker's token get past its
+handshake.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _TO_END = 5.0  # seconds that `close` waits for threads
 
 
 class Far:
-    """A connected stream socket, or one with TLS."""
+    """A connected stream socket, with or without TLS."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(0)
@@ -32,26 +33,26 @@ class Far:
 
     @property
     def sending(self) -> bool:
-        """Bytes that were given to `send` have not gone out."""
+        """Whether bytes given to `send` have not been sent yet."""
         return bool(self._out)
 
     def has_more(self) -> bool:
-        """There are bytes that no poll will tell of."""
+        """Whether there are buffered bytes that poll() does not report."""
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     def send(self, piece: bytes) -> None:
-        """Takes a piece; `flush` sends it."""
+        """Accepts a piece, which `flush` sends."""
         assert not self._out
         self._out = memoryview(piece)
 
     def flush(self) -> None:
-        """Sends what can be sent without waiting."""
+        """Sends what can be sent without blocking."""
         with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             while self._out:
                 self._out = self._out[self._socket.send(self._out) :]
 
     def receive(self) -> bytes | None:
-        """What has come; empty: nothing yet. None: that was all."""
+        """Returns available bytes; empty if there are none yet, None at the end of the stream."""
         try:
             return self._socket.recv(_PIECE) or None
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -65,8 +66,8 @@ class Far:
 class PodPort(Far):
     """A websocket of Kubernetes' pods/portforward, protocol v4.channel.k8s.io, with one port, after its handshake.
 
-    Messages begin with a channel: 0 is the port's bytes, 1 what went wrong. Each channel's first message is the port's
-    number. Frames are those of RFC 6455.
+    A message begins with a channel: 0 has the port's bytes, 1 has errors. Each channel's first message is the port's
+    number. Frames follow RFC 6455.
     """
 
     _CONTINUED, _TEXT, _BINARY, _CLOSE, _PING, _PONG = 0, 1, 2, 8, 9, 10
@@ -76,7 +77,7 @@ class PodPort(Far):
         super().__init__(connection)
         self.error = ""
         self._in = bytearray()
-        self._message = bytearray()  # of frames that are continued
+        self._message = bytearray()  # payload of frames that are continued
         self._greeted = [False, False]
         self._pongs = bytearray()
 
@@ -128,7 +129,7 @@ class PodPort(Far):
                     found += self._of_port(message)
 
     def _take_frame(self) -> tuple[bool, int, bytes] | None:
-        """A whole one, or None."""
+        """Removes a complete frame from the buffer; returns None if there is none."""
         data = self._in
         if len(data) < 2:
             return None
@@ -164,7 +165,7 @@ class Forwarder:
     """Listens on a free port of 127.0.0.1. Thread safe."""
 
     def __init__(self, dial: Callable[[], Far], name: str) -> None:
-        """`dial` connects to the far end, and raises an OSError if it cannot."""
+        """`dial` connects to the far end; it raises OSError if it cannot."""
         self._dial, self._name = dial, name
         self._lock = threading.Lock()
         self._locals: set[socket.socket] = set()
@@ -208,7 +209,7 @@ class Forwarder:
             near.settimeout(0)
             near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _carry(near, far)
-        except Exception as error:  # whatever an SDK raises: the connection ends, and the client says that
+        except Exception as error:  # an SDK may raise anything: the connection ends, and the client reports that
             if not self._closed:
                 self.error = str(error) or type(error).__name__
         finally:
@@ -234,11 +235,11 @@ class Forwarder:
 
 
 def _carry(near: socket.socket, far: Far) -> None:
-    """Until one of them ends. Reads from neither what the other one does not take."""
+    """Copies bytes until one side ends. Reads from neither side what the other one does not accept."""
     to_near = memoryview(b"")
     while True:
         poll = select.poll()
-        # One that is not waited for is not there: that it has ended would wake this again and again.
+        # A side without wanted events is not registered: after its end it would wake poll() again and again.
         if wants := (0 if far.sending else select.POLLIN) | (select.POLLOUT if to_near else 0):
             poll.register(near, wants)
         if wants := (0 if to_near else select.POLLIN) | (select.POLLOUT if far.sending else 0):

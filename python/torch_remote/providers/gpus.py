@@ -1,11 +1,11 @@
-"""Names of GPUs: what users write, how drivers and clusters call the same thing."""
+"""Names of GPUs: what users write, and what drivers and clusters call the same GPUs."""
 
 import difflib
 import re
 
 from torch_remote.providers.provider import MachineError
 
-# Name -> pattern of what NVIDIA's driver calls it (without "NVIDIA "), other names that users have for it.
+# Name -> pattern of the name in NVIDIA's driver (without "NVIDIA "), and other names that users write.
 _KNOWN: dict[str, tuple[str, tuple[str, ...]]] = {
     "T4": (r"(Tesla )?T4", ()),
     "V100": (r"(Tesla )?V100\b.*", ()),
@@ -27,7 +27,7 @@ _KNOWN: dict[str, tuple[str, tuple[str, ...]]] = {
     "RTX-6000-Ada": (r"RTX 6000 Ada.*", ()),
     "RTX-PRO-6000": (r"RTX PRO 6000\b.*", ()),
 }
-ANY = "any"  # whichever GPU there is
+ANY = "any"  # any GPU
 
 
 def _plain(name: str) -> str:
@@ -40,12 +40,13 @@ _NAMES = {_plain(name): name for known, (_, others) in _KNOWN.items() for name i
 
 
 def names() -> list[str]:
-    """All that can be asked for."""
+    """Returns all names that a user may ask for."""
     return [ANY, *_KNOWN]
 
 
 def canonical(gpu: str, count: int) -> tuple[str, int]:
-    """The name as it is in `names()`, and how many: of "a100", "A100:2" (without a number as many as `count` says)."""
+    """Returns the name as in `names()`, and the count, for text such as "a100" or "A100:2". Without a number, the count
+    is `count`."""
     name, colon, number = gpu.partition(":")
     if colon:
         if not re.fullmatch(r"[1-9]\d{0,2}", number):
@@ -66,14 +67,14 @@ def canonical(gpu: str, count: int) -> tuple[str, int]:
 
 
 def matches(gpu: str, driver_name: str) -> bool:
-    """Whether what the driver calls `driver_name` ("NVIDIA A100-SXM4-80GB") is a `gpu`."""
+    """Whether the driver's name `driver_name` ("NVIDIA A100-SXM4-80GB") is a `gpu`."""
     if gpu == ANY:
         return True
     return re.fullmatch(_KNOWN[gpu][0], driver_name.removeprefix("NVIDIA ").strip()) is not None
 
 
 def choose(gpu: str, count: int, there: list[str], where: str) -> list[int]:
-    """Indices of `count` GPUs among `there`, the driver's names in its order."""
+    """Indices of `count` matching GPUs among `there`, the driver's names in its order."""
     found = [i for i, name in enumerate(there) if matches(gpu, name)]
     if len(found) >= count:
         return found[:count]

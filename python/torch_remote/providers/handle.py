@@ -1,4 +1,4 @@
-"""What others than its user ask of a machine."""
+"""The interface of a machine for code other than its user's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch_remote.providers.provider import Endpoint, MachineSpec
 
 
 class Machine(Protocol):
-    """RemoteMachine, as its registry and its watch see it."""
+    """RemoteMachine, as the registry and the watch use it."""
 
     spec: MachineSpec
     name: str

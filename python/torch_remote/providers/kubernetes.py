@@ -1,8 +1,9 @@
 """Provider `kubernetes`: workers that are the pods of a Job, reached through the API server.
 
-The worker listens on its pod's own loopback, so nothing else in the cluster reaches it; a port of this machine leads
-there (forward.py), and a connection that breaks is made again. What is left of a client that died ends by itself: the
-worker when nobody has used it for `orphan_after` seconds, the finished Job a minute later, its Secret with it.
+The worker listens on its pod's own loopback, so nothing else in the cluster can reach it. A port of this machine
+forwards to it (forward.py), and a broken connection is established again. If a client dies, its resources end by
+themselves: the worker when it was unused for `orphan_after` seconds, the finished Job a minute later, and its Secret
+with it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from torch_remote.providers.provider import (
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _PRODUCT = "nvidia.com/gpu.product"  # label that NVIDIA's GPU feature discovery gives a node: "NVIDIA-A100-SXM4-80GB"
-_GKE = "cloud.google.com/gke-accelerator"  # the same of Google's clusters, with names of its own:
+_GKE = "cloud.google.com/gke-accelerator"  # the corresponding label in Google's clusters, with names of its own:
 _GKE_NAMES = {
     "nvidia-tesla-t4": "Tesla T4",
     "nvidia-tesla-v100": "Tesla V100",
@@ -57,11 +58,11 @@ _GKE_NAMES = {
     "nvidia-b200": "B200",
     "nvidia-gb200": "GB200",
 }
-_TO_ANSWER = 30.0  # seconds, for one request
-_TO_PULL = 1800.0  # for an image to come, and a container to start
-_TO_LOOK = 0.2  # `status` asks the server no more often
+_TO_ANSWER = 30.0  # seconds per request
+_TO_PULL = 1800.0  # seconds to pull an image and start a container
+_TO_LOOK = 0.2  # seconds between `status` requests to the server, at least
 _LOG_KEPT = 64 << 10
-# Reasons of a container that waits which will not become better by waiting.
+# Reasons of waiting containers that waiting will not resolve.
 _HOPELESS = {
     "ErrImagePull": "check image= and the cluster's right to pull it",
     "ImagePullBackOff": "check image= and the cluster's right to pull it",
@@ -114,7 +115,7 @@ class _Api:
         self.namespace = self.namespace or "default"
         self.configuration.retries = False
         self._api = client.ApiClient(self.configuration)
-        self._turn = threading.Lock()  # credentials may be renewed
+        self._turn = threading.Lock()  # guards the configuration, because credentials may be renewed
 
     def headers(self) -> dict[str, str]:
         with self._turn:
@@ -122,7 +123,7 @@ class _Api:
         return {str(one["key"]): one["value"] for one in settings if one["in"] == "header" and one["value"]}
 
     def call(self, verb: str, path: str, body: Any = None, **query: Any) -> bytes:
-        """The answer of /PATH; raises _ApiError for what is no success."""
+        """Returns the answer of /PATH; raises _ApiError if the status is not a success."""
         url = f"{self.configuration.host.rstrip('/')}/{path}" + (f"?{urlencode(query)}" if query else "")
         headers = {"Accept": "application/json, */*", **self.headers()}
         if body is not None:
@@ -151,7 +152,7 @@ class _Api:
         return "/".join([group, "namespaces", quote(self.namespace), kind, *map(quote, rest)])
 
     def dial(self, pod: str) -> PodPort:
-        """A connection to the worker's port in a pod."""
+        """Opens a connection to the worker's port in a pod."""
         from kubernetes.stream import ws_client
 
         path = self.in_namespace("api/v1", "pods", pod, "portforward")
@@ -171,7 +172,7 @@ def _is_in_cluster() -> bool:
 
 
 class Kubernetes(Provider):
-    """A pod for each device, of one Job."""
+    """One pod per device, all of one Job."""
 
     address = "context"
     options = {
@@ -196,14 +197,14 @@ class Kubernetes(Provider):
         self._job = ""
         self._created: threading.Event | None = None
         self._forwarders: dict[int, Forwarder] = {}
-        self._pods: dict[int, str] = {}  # by device: the pod where its connections go
+        self._pods: dict[int, str] = {}  # by device: the pod that its connections lead to
         self._looked = (-1.0, ProviderStatus("stopped"))
         self._kept = ""
 
     def start(self, spec: MachineSpec) -> Endpoint:
         self._spec = spec
         self._token = secrets.token_hex(32)
-        manifest(spec)  # what is wrong in it is said before anything is asked
+        manifest(spec)  # reports mistakes in the spec before any request
         self._api = _Api(spec.options)
         try:
             self._create()
@@ -229,8 +230,8 @@ class Kubernetes(Provider):
             finally:
                 created.set()
 
-        # By a thread of its own: who is interrupted waits for it before what it made is deleted. (A join() that was
-        # interrupted takes the thread for ended.)
+        # Runs in a thread of its own: an interrupted caller waits for it before the created resources are deleted. (An
+        # interrupted join() would treat the thread as ended.)
         self._job = job["metadata"]["name"]
         self._created = created = threading.Event()
         threading.Thread(target=create, name="torch-remote kubernetes", daemon=True).start()
@@ -239,7 +240,8 @@ class Kubernetes(Provider):
             raise failed[0]
 
     def _nodes(self) -> dict[str, list[str]] | None:
-        """Label, and its values, of nodes with the wanted GPU. None: the user says where (node_selector)."""
+        """Returns a label, and its values, of nodes with the wanted GPU. None: the user chooses the nodes
+        (node_selector)."""
         api, spec = self._api, self._spec
         assert api is not None and spec.gpu is not None
         if spec.options.get("node_selector") or "nodeSelector" in template_of(spec.options.get("template"))["spec"]:
@@ -261,7 +263,7 @@ class Kubernetes(Provider):
                 there[_GKE, labels[_GKE]] = _GKE_NAMES.get(labels[_GKE], labels[_GKE])
         found: dict[str, list[str]] = {}
         for (label, value), name in sorted(there.items()):
-            # "A100 SXM4 80GB" is written with dashes by drivers, and "GeForce RTX 4090" is not.
+            # Drivers write some names with dashes ("A100-SXM4-80GB") and some without ("GeForce RTX 4090").
             if gpus.matches(spec.gpu, name) or gpus.matches(spec.gpu, value.replace("NVIDIA-", "")):
                 found.setdefault(label, []).append(value)
         if not found:
@@ -273,7 +275,7 @@ class Kubernetes(Provider):
         return dict([max(found.items(), key=lambda item: len(item[1]))])
 
     def _pods_there(self) -> list[dict[str, Any]]:
-        """All of the machine's, the oldest first."""
+        """All pods of the machine, the oldest first."""
         assert self._api is not None
         path = self._api.in_namespace("api/v1", "pods")
         pods = self._api.get(path, labelSelector=f"{MACHINE}={self._spec.id}")["items"]
@@ -284,9 +286,9 @@ class Kubernetes(Provider):
         return {_index_of(pod): pod for pod in self._pods_there()}
 
     def _wait(self, wanted: Sequence[int], again: bool = False) -> None:
-        """Until the pods of some devices are ready. In steps, so that Ctrl-C ends it.
+        """Waits until the pods of some devices are ready, in steps, so that Ctrl-C interrupts it.
 
-        `again`: after one ended; the Job makes another one.
+        `again`: a pod has ended, and the Job creates another one.
         """
         assert self._api is not None
         began = time.monotonic()
@@ -319,7 +321,7 @@ class Kubernetes(Provider):
             step = min(1.0, step * 1.3)
 
     def _wrong(self, pod: dict[str, Any]) -> str:
-        """Why a pod will never be ready; empty if it may be."""
+        """Why a pod will never be ready; empty if it may become ready."""
         name, status = pod["metadata"]["name"], pod.get("status", {})
         if status.get("phase") in ("Failed", "Succeeded"):
             last = self._log_of(name).strip().splitlines()[-3:]
@@ -332,7 +334,7 @@ class Kubernetes(Provider):
         return ""
 
     def _job_says(self) -> str:
-        """Of a Job that could make no pods, as of a quota: what its events say."""
+        """The events of a Job that could not create pods, for example because of a quota."""
         assert self._api is not None
         with contextlib.suppress(_ApiError, KeyError):
             selector = f"involvedObject.name={self._job},type=Warning"
@@ -343,12 +345,12 @@ class Kubernetes(Provider):
     def connect(self, index: int) -> Endpoint:
         assert self._api is not None
         pod = self._list().get(index)
-        if not _is_ready(pod):  # the Job makes another one, as far as max_restarts goes
+        if not _is_ready(pod):  # the Job creates another one, up to max_restarts
             self._wait([index], again=True)
             pod = self._list().get(index)
         assert pod is not None
         self._pods[index] = pod["metadata"]["name"]
-        self._looked = (-1.0, ProviderStatus("running"))  # what was known is of the pod before
+        self._looked = (-1.0, ProviderStatus("running"))  # the known status is the old pod's
         if index not in self._forwarders:
             api = self._api
             self._forwarders[index] = Forwarder(lambda: api.dial(self._pods[index]), self._job)
@@ -433,7 +435,7 @@ class Kubernetes(Provider):
 
 
 def _delete(api: _Api, job: str) -> None:
-    """The Job with its pods and its Secret, which are gone a moment later."""
+    """Deletes the Job with its pods and its Secret, which disappear a moment later."""
     body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
     try:
         api.call("DELETE", api.in_namespace("apis/batch/v1", "jobs", job), body)
@@ -462,7 +464,7 @@ def _unschedulable(pod: Mapping[str, Any]) -> str:
 
 
 def _end_of(pod: Mapping[str, Any]) -> str:
-    """ "Evicted: the node was low on memory", "OOMKilled, exit status 137"."""
+    """For example "Evicted: the node was low on memory", "OOMKilled, exit status 137"."""
     status = pod["status"]
     if status.get("reason"):
         return f"{status['reason']}: {status.get('message', '')}"

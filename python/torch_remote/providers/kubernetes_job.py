@@ -1,7 +1,7 @@
-"""What `kubernetes` asks a cluster for: a Job with a pod for each device, and the Secret with their token.
+"""The resources of `kubernetes`: a Job with a pod per device, and the Secret with their token.
 
-Of torch-remote's own in them: labels by which both are found again, what the worker's container runs, its files, its
-probe. All else is the user's template.
+torch-remote adds labels by which both are found again, the command of the worker's container, its files, and its probe.
+The rest is the user's template.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ PORT = 4500  # on the pod's own loopback
 MANAGED = "app.kubernetes.io/managed-by"
 MACHINE = "torch-remote/machine"
 OWNER = "torch-remote/owner"
-_HOME = "/run/torch-remote"  # of the worker: its files, its caches
+_HOME = "/run/torch-remote"  # the worker's home: its files, its caches
 _TOKEN = "/etc/torch-remote"
 
 
 def _label(text: str) -> str:
-    """As a label's value may be."""
+    """Converts text to a valid label value."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", text)[:63].strip("-_.") or "unknown"
 
 
 def owner() -> str:
-    """Whose machines are marked with: user and host."""
+    """The owner's name in labels: user and host."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -42,7 +42,7 @@ def owner() -> str:
 
 
 def pairs(name: str, value: Any) -> dict[str, str]:
-    """{"disk": "fast"} of itself, or of "disk=fast,zone=a"."""
+    """Parses labels: a mapping, or text such as "disk=fast,zone=a"."""
     if isinstance(value, str):
         parts = [part.partition("=") for part in value.split(",") if part]
         if all(equals for _, equals, _ in parts):
@@ -57,7 +57,7 @@ def template_of(value: Any) -> dict[str, Any]:
     if value is None:
         return {"metadata": {}, "spec": {}}
     if not isinstance(value, Mapping):
-        import yaml  # comes with Kubernetes' client
+        import yaml  # a dependency of Kubernetes' client
 
         try:
             value = yaml.safe_load(Path(value).read_text())
@@ -70,14 +70,14 @@ def template_of(value: Any) -> dict[str, Any]:
 
 
 def manifest(spec: MachineSpec, nodes: Mapping[str, list[str]] | None = None) -> dict[str, Any]:
-    """The Job: a pod for each device. `nodes`: label and its values of nodes that have the wanted GPU."""
+    """The Job: one pod per device. `nodes`: a label, and its values, of nodes with the wanted GPU."""
     options = spec.options
     labels = {MANAGED: "torch-remote", MACHINE: spec.id, OWNER: owner()}
     template = template_of(options.get("template"))
     pod = template["spec"]
     template["metadata"]["labels"] = {**template["metadata"].get("labels", {}), **labels}
     containers = pod.setdefault("containers", [{}])
-    container = containers[0]  # others of the template are its own
+    container = containers[0]  # the template's other containers are not changed
     container.setdefault("name", "worker")
     if options.get("image"):
         container["image"] = str(options["image"])
@@ -106,7 +106,7 @@ def manifest(spec: MachineSpec, nodes: Mapping[str, list[str]] | None = None) ->
             {"name": "torch-remote-home", "mountPath": _HOME},
         ]
     )
-    # Its entry among the workers that run is written when it listens.
+    # The worker writes its entry among the running workers when it listens.
     container["readinessProbe"] = {
         "exec": {"command": ["test", "-e", f"{_HOME}/torch-remote/workers/worker.json"]},
         "periodSeconds": 1,
@@ -119,12 +119,12 @@ def manifest(spec: MachineSpec, nodes: Mapping[str, list[str]] | None = None) ->
         resources.setdefault("limits", {})[str(options.get("gpu_resource") or "nvidia.com/gpu")] = 1
     pod.setdefault("volumes", []).extend(
         [
-            # Readable by whichever user the image runs as; the pod has nobody else.
+            # Readable by whichever user the image runs as; nobody else is in the pod.
             {"name": "torch-remote-token", "secret": {"secretName": f"torch-remote-{spec.id}", "defaultMode": 0o444}},
             {"name": "torch-remote-home", "emptyDir": {}},
         ]
     )
-    pod["restartPolicy"] = "Never"  # the Job makes another pod
+    pod["restartPolicy"] = "Never"  # the Job creates another pod
     pod.setdefault("automountServiceAccountToken", False)
     pod.setdefault("enableServiceLinks", False)
     pod.setdefault("terminationGracePeriodSeconds", 15)
@@ -157,7 +157,7 @@ def manifest(spec: MachineSpec, nodes: Mapping[str, list[str]] | None = None) ->
 
 
 def secret(spec: MachineSpec, token: str, job: Mapping[str, Any]) -> dict[str, Any]:
-    """The worker's token, which goes with the Job."""
+    """The worker's token, which is deleted with the Job."""
     about = job["metadata"]
     return {
         "apiVersion": "v1",

@@ -18,7 +18,7 @@ from torch_remote.providers.provider import Endpoint, MachineError, MachineSpec,
 
 _package = Path(__file__).parent.parent
 _DRIVER = Path("/proc/driver/nvidia/gpus")
-# What clients of a worker may do beside ops: options of the providers whose worker is elsewhere.
+# What clients of a worker may do in addition to ops: options of the providers whose worker is elsewhere.
 ALLOWANCES = {
     "allow_files": "a folder there whose files torch.remote.load_file may have read; True: all files",
     "allow_python": "True, or an interpreter there that has torch: torch_remote.function may call functions there",
@@ -26,7 +26,7 @@ ALLOWANCES = {
 
 
 def _allowed(name: str, value: Any) -> str | None:
-    """What follows an allowance's flag; None: it is not given."""
+    """The value of an allowance's flag; None: the flag is not given."""
     words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
     if isinstance(value, str):
         value = words.get(value.lower(), value)
@@ -36,14 +36,15 @@ def _allowed(name: str, value: Any) -> str | None:
         return None
     if value is True:
         return ""
-    if not isinstance(value, str) or not re.fullmatch(r"[\w/.~+@%:][\w/.~+@%:=-]*", value):  # no shell sees more in it
+    # no character that is special in a shell
+    if not isinstance(value, str) or not re.fullmatch(r"[\w/.~+@%:][\w/.~+@%:=-]*", value):
         what = "a folder" if name == "allow_files" else "an interpreter"
         raise MachineError(f"remote: {name}={value!r} is not {what}; give True, or a name without spaces")
     return value
 
 
 def allowances(options: Mapping[str, Any], python: str = "python3") -> list[str]:
-    """Arguments of torch-remote-worker for `ALLOWANCES`. python: the interpreter unless another is named."""
+    """Arguments of torch-remote-worker for `ALLOWANCES`. python: the default interpreter."""
     arguments = []
     if (folder := _allowed("allow_files", options.get("allow_files"))) is not None:
         arguments.append(f"--allow-files={folder or '/'}")
@@ -65,7 +66,7 @@ def worker_arguments(spec: MachineSpec, gpu: int | None) -> list[str]:
 
 
 def gpus_here() -> list[str]:
-    """What the driver calls this machine's GPUs, in the order of their bus ids, which is the driver's."""
+    """The driver's names of this machine's GPUs, in the order of their bus ids, which is the driver's order."""
     names = []
     for folder in sorted(_DRIVER.iterdir()) if _DRIVER.is_dir() else []:
         for line in (folder / "information").read_text().splitlines():
@@ -76,7 +77,7 @@ def gpus_here() -> list[str]:
 
 
 class Local(Provider):
-    """A child process for each device, which shares memory with this one."""
+    """A child process per device, which shares memory with this process."""
 
     can_pause = True
 

@@ -21,29 +21,29 @@ from torch_remote.providers.provider import Endpoint, MachineError, MachineSpec,
 
 _log = logging.getLogger("torch_remote.machines")
 
-_TO_END = 0.5  # seconds: a connection ends a moment before the process does
+_TO_END = 0.5  # seconds: a connection ends a moment before its process
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 @dataclass(frozen=True)
 class MachineStatus:
-    """How a machine is."""
+    """The state of a machine."""
 
     id: str
-    name: str  # its own, or where it is
+    name: str  # the user's name for it, or its address
     provider: str
     state: Literal["new", "running", "paused", "stopped", "lost"]
     detail: str  # for people: why it was lost, processes, ...
-    devices: tuple[str, ...]  # "remote:1", ...; none while it is stopped
+    devices: tuple[str, ...]  # "remote:1", ...; empty while it is stopped
     gpu: str | None
     gpu_count: int
-    seconds: float  # since it was started
-    idle_seconds: float  # since its devices were last used
+    seconds: float  # since its start
+    idle_seconds: float  # since the last use of its devices
     price: float | None  # US dollars per hour, if known
 
 
 def bytes_of(text: int | str) -> int:
-    """2147483648 of "2G"."""
+    """The number of bytes of text such as "2G" (2147483648)."""
     if isinstance(text, int):
         number = text
     else:
@@ -57,7 +57,7 @@ def bytes_of(text: int | str) -> int:
 
 
 def _kind_and_index(device: int | str, index: int | None) -> tuple[str | None, int]:
-    """What RemoteMachine.device() was asked for."""
+    """The kind and index that RemoteMachine.device() was asked for."""
     fix = "write device(), device(1), device('cpu') or device('cuda', 1)"
     for number in (index, None if isinstance(device, str) else device):
         if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
@@ -103,18 +103,18 @@ class RemoteMachine:
             model.to(machine.device())
 
     Args:
-        provider: who starts it ("local", "ssh", "tcp", "tls", "ray", "kubernetes", "modal", or one that another package
-            brings), or a URL: "ssh://user@host?gpu=A100".
+        provider: what starts the machine ("local", "ssh", "tcp", "tls", "ray", "kubernetes", "modal", or a provider of
+            another package), or a URL: "ssh://user@host?gpu=A100".
         gpu: the GPU that each device must be ("A100", "H100-80GB", "any"); with a count "A100:2". None: CPUs.
-        gpu_count: how many devices; without `gpu`, workers on the CPU.
-        threads: of each worker; None: as many as torch chooses there.
-        memory_limit: of each worker's tensors: bytes, or "8G".
+        gpu_count: the number of devices; without `gpu`, the number of workers on the CPU.
+        threads: threads per worker; None: torch's default there.
+        memory_limit: limit of each worker's tensors: bytes, or "8G".
         idle_timeout: seconds without use after which the machine is stopped, with all tensors on it.
-        name: for lists; default: where it is.
-        restore: "replay": tensors outlive a worker that is lost (torch.remote.set_restore).
-        options: the provider's own (docs/machines.md).
+        name: the name in lists; default: its address.
+        restore: "replay": tensors survive the loss of a worker (torch.remote.set_restore).
+        options: the provider's own options (docs/machines.md).
 
-    Thread safe. Raises MachineError for what cannot be had.
+    It is thread safe. Raises MachineError if the machine cannot be had.
     """
 
     def __init__(
@@ -164,13 +164,13 @@ class RemoteMachine:
         )
         address = options.get(self._kind.address) if self._kind.address else None
         self.name: str = label or (f"{provider}://{address}" if address else provider)
-        self._lock = threading.RLock()  # of its life; a device that connects does not wait for it
+        self._lock = threading.RLock()  # guards start and stop; a device that connects does not wait for it
         self._connecting = threading.Lock()
         self._provider: Provider | None = None
-        self._first: Endpoint | None = None  # of `start`, until it is used
-        self._shared: Endpoint | None = None  # of `start`, for all devices
+        self._first: Endpoint | None = None  # from `start`, until it is used
+        self._shared: Endpoint | None = None  # from `start`, for all devices
         self._devices: list[int] = []
-        self._restores: list[int] = []  # devices that are to be as ever when this ends
+        self._restores: list[int] = []  # devices whose set_restore is undone when this machine ends
         self._state: Literal["new", "running", "paused", "stopped"] = "new"
         self._why = ""
         self._logs = ""
@@ -187,7 +187,8 @@ class RemoteMachine:
     # -- life
 
     def start(self) -> RemoteMachine:
-        """Starts the machine and connects its devices; does nothing if it runs. Ctrl-C ends it, and undoes it."""
+        """Starts the machine and connects its devices; does nothing if it runs. Ctrl-C interrupts the start and undoes
+        it."""
         with self._lock:
             if self._state in ("running", "paused"):
                 return self
@@ -199,7 +200,7 @@ class RemoteMachine:
                     if self._restore is not None:
                         _C.set_restore(index, True, "", 1 << 30, 300)
                         self._restores.append(index)
-                    _C.machine(index)  # connects
+                    _C.machine(index)  # connects the device
             except BaseException as error:
                 self._end("it could not be started")
                 if isinstance(error, RuntimeError) and not isinstance(error, MachineError):
@@ -209,7 +210,7 @@ class RemoteMachine:
             return self
 
     def start_for(self, devices: list[int]) -> None:
-        """The same for devices that there are, those that TORCH_REMOTE_WORKER names: one of them connects just now."""
+        """Starts the machine for existing devices, which TORCH_REMOTE_WORKER names; one of them is connecting."""
         with self._lock:
             try:
                 self._start_provider()
@@ -220,7 +221,7 @@ class RemoteMachine:
             self._run()
 
     def leave(self) -> None:
-        """Ends a machine of such devices while one of them connects, so they are not waited for."""
+        """Ends a machine of such devices while one of them connects, so it does not wait for them."""
         with self._lock:
             if self._state in ("running", "paused"):
                 self._end("it was started anew", disconnect=False)
@@ -241,7 +242,8 @@ class RemoteMachine:
         self._watch = watch.Watch(self, self.spec.idle_timeout)
 
     def stop(self) -> None:
-        """Ends the machine, and waits for that: what its devices had is lost, and they are no more until `start`."""
+        """Ends the machine, and waits until it has ended. Its tensors are lost, and its devices cannot be used until
+        `start`."""
         with self._lock:
             if self._state in ("running", "paused"):
                 self._end("it was stopped")
@@ -257,7 +259,7 @@ class RemoteMachine:
         devices, self._devices = self._devices, []
         try:
             for index in devices if disconnect else ():
-                _C.restart(index)  # says goodbye
+                _C.restart(index)  # closes the session
             for index in self._restores if disconnect else ():
                 _C.set_restore(index, False, "", 1 << 30, 300)
             self._restores = []
@@ -284,7 +286,7 @@ class RemoteMachine:
         self.stop()
 
     def pause(self) -> None:
-        """Has the machine use no processor, and keep its tensors; whatever uses a device of it resumes it."""
+        """Makes the machine use no CPU time while it keeps its tensors. Any use of its devices resumes it."""
         for index in self.device_indices():
             _C.synchronize(index)
         with self._lock:
@@ -302,7 +304,7 @@ class RemoteMachine:
             self._watch.paused()
 
     def resume(self) -> None:
-        """Undoes `pause`; does nothing if it is not paused."""
+        """Undoes `pause`; does nothing if the machine is not paused."""
         with self._lock:
             provider = self._running("resumed")
             if self._state == "paused":
@@ -317,7 +319,7 @@ class RemoteMachine:
     # -- use
 
     def device(self, device: int | str = 0, index: int | None = None) -> torch.device:
-        """The machine's device of that index, from 0 to gpu_count - 1.
+        """Returns the machine's device with the given index, from 0 to gpu_count - 1.
 
         Args:
             device: the index; or what the device must compute on, "cpu" or "cuda", also with an index: "cuda:1".
@@ -350,12 +352,12 @@ class RemoteMachine:
             return torch.device("remote", self._devices[index])
 
     def devices(self) -> list[torch.device]:
-        """All of them; none while the machine does not run."""
+        """Returns all devices of the machine; empty while it does not run."""
         with self._lock:
             return [torch.device("remote", index) for index in self._devices]
 
     def connect(self, device: int) -> Endpoint:
-        """Where the worker of the device remote:`device` is: the device connects."""
+        """Returns the address of the worker of remote:`device`; the device calls this when it connects."""
         with self._connecting:
             provider, devices = self._provider, self._devices
             if provider is None or device not in devices:
@@ -373,7 +375,7 @@ class RemoteMachine:
     # -- looking
 
     def status(self) -> MachineStatus:
-        """How it is now."""
+        """Returns the machine's current state."""
         with self._lock:
             state: Any = self._state
             detail, price = self._why, None
@@ -400,12 +402,12 @@ class RemoteMachine:
             )
 
     def logs(self) -> str:
-        """What the workers wrote: the end of it, if that is much. Also after `stop`."""
+        """Returns the workers' output, or the end of it if it is long. It is available after `stop`, too."""
         with self._lock:
             return self._provider.logs() if self._provider is not None else self._logs
 
     def end_of(self) -> str:
-        """What the provider knows of how it ended, for an error; empty if it has not. Waits for no lock."""
+        """What the provider knows about the machine's end, for an error; empty if it has not ended. Takes no lock."""
         provider = self._provider
         deadline = time.monotonic() + _TO_END
         while provider is not None:
@@ -418,13 +420,13 @@ class RemoteMachine:
         return ""
 
     def idle_for_too_long(self) -> None:
-        """The watch says so."""
+        """Called by the watch: stops the machine."""
         with self._lock:
             if self._state in ("running", "paused"):
                 self._end(f"it was not used for {self.spec.idle_timeout:g} s (idle_timeout)")
 
     def resume_if_used(self, used: bool) -> bool:
-        """The watch of a paused machine: whether it is not to look any more."""
+        """Called by the watch of a paused machine: resumes it if it was used. Returns whether the watch should end."""
         with self._lock:
             if self._state == "paused" and used:
                 self.resume()
@@ -435,7 +437,7 @@ class RemoteMachine:
 
 
 def read_url(url: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """ "ssh://user@host:22?gpu=A100&threads=2": the provider, and the arguments with those of the URL."""
+    """Parses "ssh://user@host:22?gpu=A100&threads=2": returns the provider, and `given` with the URL's arguments."""
     parts = urlsplit(url)
     kind = find_provider(parts.scheme)
     arguments = dict(given)
@@ -454,11 +456,11 @@ def read_url(url: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def add_machine(machine: str | RemoteMachine, **arguments: Any) -> torch.device:
-    """Starts a machine, unless it runs, and gives its first device.
+    """Starts a machine, unless it runs, and returns its first device.
 
     Args:
         machine: a RemoteMachine, a URL ("ssh://user@host", "tcp://host:4500") or a provider's name.
-        arguments: of RemoteMachine, for a URL or a name.
+        arguments: arguments of RemoteMachine, for a URL or a name.
     """
     if isinstance(machine, RemoteMachine):
         if arguments:
@@ -468,7 +470,7 @@ def add_machine(machine: str | RemoteMachine, **arguments: Any) -> torch.device:
 
 
 def machines() -> list[RemoteMachine]:
-    """The machines of this process that run, the oldest first."""
+    """Returns this process's running machines, the oldest first."""
     return [machine for machine in registry.machines() if isinstance(machine, RemoteMachine)]
 
 

@@ -1,7 +1,7 @@
-"""Provider `modal`: workers in sandboxes of Modal, reached through its tunnels, which encrypt.
+"""Provider `modal`: workers in sandboxes of Modal, reached through its encrypted tunnels.
 
-The worker of this installation is brought along, so an image needs torch of the same version only (on GPUs not even
-that). A sandbox ends with its machine; if its client dies, by Modal's idle time-out, as nothing comes over the tunnel.
+The worker of this installation is uploaded, so an image needs only the same version of torch (on GPUs not even that). A
+sandbox ends with its machine. If the client dies, Modal's idle time-out ends the sandbox, because the tunnel is silent.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from torch_remote.providers.provider import Endpoint, Leftover, MachineError, Ma
 _PORT = 4500
 _FOLDER = "/opt/torch-remote"
 _APP = "torch-remote"
-_TO_START = 1800.0  # seconds: an image may be built, a GPU waited for
+_TO_START = 1800.0  # seconds: an image may be built, and a GPU waited for
 _TO_TUNNEL = 300
 _TO_CONNECT = 20.0
-_TO_LOOK = 1.0  # `status` asks Modal no more often
+_TO_LOOK = 1.0  # seconds between `status` requests to Modal, at least
 _MOST_LIFETIME = 24 * 3600
 _LOG_KEPT = 64 << 10
-# What Modal has, by the names of `gpus`; "any" is the cheapest one that kernels are made for.
+# Modal's GPUs, by the names of `gpus`; "any" is the cheapest one that kernels support.
 _GPUS = {
     "any": "L4", "T4": "T4", "L4": "L4", "A10": "A10", "L40S": "L40S", "A100": "A100", "A100-40GB": "A100-40GB",
     "A100-80GB": "A100-80GB", "H100": "H100", "H200": "H200", "B200": "B200", "RTX-PRO-6000": "RTX-PRO-6000",
 }  # fmt: skip
 
-# In the sandbox. What was brought may not be executable.
+# The script in the sandbox. Uploaded files may not be executable.
 _SCRIPT = f"""umask 077
 printf %s "$TORCH_REMOTE_TOKEN" > /tmp/torch-remote.token
 unset TORCH_REMOTE_TOKEN
@@ -74,7 +74,7 @@ def _owner() -> str:
 
 
 class _Sandbox:
-    """One, with what its worker writes."""
+    """A sandbox, with the output of its worker."""
 
     def __init__(self, sandbox: Any) -> None:
         self.sandbox = sandbox
@@ -85,7 +85,7 @@ class _Sandbox:
         self._reader.start()
 
     def _read(self) -> None:
-        with contextlib.suppress(Exception):  # of a sandbox that ends; poll() says how
+        with contextlib.suppress(Exception):  # raised when a sandbox ends; poll() returns how
             for line in self.sandbox.stdout:
                 self._text = (self._text + line)[-_LOG_KEPT:]
                 if line.startswith("tcp://"):
@@ -103,7 +103,7 @@ class _Sandbox:
 
 
 class Modal(Provider):
-    """A sandbox for each device."""
+    """One sandbox per device."""
 
     address = "app"
     options = {
@@ -187,7 +187,7 @@ class Modal(Provider):
             self._sandboxes.append(_Sandbox(sandbox))
 
     def _wait(self) -> None:
-        """Until all listen. In steps, so that Ctrl-C ends it."""
+        """Waits until all workers listen, in steps, so that Ctrl-C interrupts it."""
         deadline = time.monotonic() + _TO_START
         for one in self._sandboxes:
             while not one.listens.wait(0.1):
@@ -226,7 +226,8 @@ class Modal(Provider):
                 one.stop()
         self._kept = "".join(one.text() for one in sandboxes) or self._kept
         app, self._app = self._app, None
-        if app is not None and len(sandboxes) < self._spec.gpu_count:  # interrupted: one may be there that is not known
+        # interrupted: there may be a sandbox that is not in the list
+        if app is not None and len(sandboxes) < self._spec.gpu_count:
             with contextlib.suppress(self._modal.Error):
                 for left in self._modal.Sandbox.list(app_id=app.app_id, tags={"machine": self._spec.id}):
                     left.terminate()

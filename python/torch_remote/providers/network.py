@@ -1,4 +1,4 @@
-"""Providers `tcp` and `tls`: workers that run already and listen."""
+"""Providers `tcp` and `tls`: workers that already run and listen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TOKEN = {"token_file": "file with the worker's token; default: TORCH_REMOTE_TOK
 
 
 class Tcp(Provider):
-    """Each device is a session at one worker. Its listener is somebody else's: stopping ends the sessions."""
+    """Each device is a session at one worker. The listener is not ours, so stopping only ends the sessions."""
 
     scheme: ClassVar[str] = "tcp"
     address = "address"
@@ -57,7 +57,7 @@ class Tcp(Provider):
 
 
 class Tls(Tcp):
-    """The same, where the worker shows a certificate."""
+    """Like Tcp, with a worker that presents a certificate."""
 
     scheme = "tls"
     options = {

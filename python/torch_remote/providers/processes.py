@@ -1,4 +1,4 @@
-"""Processes that carry a worker: over a socket pair, with a log, ended for certain."""
+"""Processes that carry a worker: over a socket pair, with a log, and reliably ended."""
 
 from __future__ import annotations
 
@@ -17,36 +17,37 @@ _AFTER_TERMINATE = 2.0
 
 
 class Log:
-    """What processes write, in a file without a name."""
+    """The output of processes, in a file without a name."""
 
     def __init__(self) -> None:
         self.file: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (close() does)
         self._kept = ""
 
     def text(self) -> str:
-        """The end of it."""
+        """The end of the output."""
         if self.file.closed:
             return self._kept
         size = os.fstat(self.file.fileno()).st_size
         return os.pread(self.file.fileno(), _LOG_KEPT, max(0, size - _LOG_KEPT)).decode(errors="replace")
 
     def close(self) -> None:
-        """Keeps the end of the text only."""
+        """Closes the file; keeps only the end of the text."""
         self._kept = self.text()
         self.file.close()
 
 
 class Carrier:
-    """A child process with one end of a socket pair; it ends when it sees the end of file there.
+    """A child process with one end of a socket pair; it ends when it reads the end of file there.
 
-    It is a process group of its own, so that Ctrl-C ends a wait and not the worker. The kernel wakes a paused worker
-    when this process dies.
+    It is a process group of its own, so that Ctrl-C interrupts a wait and not the worker. The kernel wakes a paused
+    worker when this process dies.
     """
 
     def __init__(
         self, arguments: Sequence[str], log: Log, *, environment: Mapping[str, str], stdio: bool, what: str
     ) -> None:
-        """`stdio`: the socket is its standard input and output; else "{socket}" in an argument is its descriptor."""
+        """`stdio`: the socket is the process's standard input and output; otherwise "{socket}" in an argument is its
+        descriptor."""
         self.what = what
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -78,7 +79,7 @@ class Carrier:
         return taken
 
     def end(self) -> str | None:
-        """How it ended, or None if it runs."""
+        """How the process ended, or None if it runs."""
         status = self.process.poll()
         if status is None:
             return None
@@ -92,7 +93,7 @@ class Carrier:
                 os.killpg(self.pid, number)
 
     def stop(self) -> None:
-        """Waits until it has ended; helps it if it takes long."""
+        """Waits until the process has ended; sends signals if it takes long."""
         if self.socket is not None:
             self.take_socket().close()
         self.signal(signal.SIGCONT)

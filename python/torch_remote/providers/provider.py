@@ -1,4 +1,4 @@
-"""What a provider is: who starts workers of one kind of place."""
+"""The interface of a provider, which starts workers in one kind of place."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from typing import Any, ClassVar
 
 
 class MachineError(RuntimeError):
-    """A machine cannot be had, or cannot do that. The message says what helps."""
+    """A machine cannot be had, or cannot do something. The message says what helps."""
 
 
 @dataclass(frozen=True)
 class MachineSpec:
-    """What is wanted of a machine."""
+    """The requested properties of a machine."""
 
-    id: str  # "m-5f2c81d0": of this machine and no other
+    id: str  # such as "m-5f2c81d0": identifies this machine
     provider: str
-    gpu: str | None = None  # a name of torch_remote.providers.gpus; None: the worker computes on a CPU
-    gpu_count: int = 1  # devices, with gpu=None too
-    threads: int | None = None  # of each device's worker
-    memory_limit: int | None = None  # bytes, likewise
+    gpu: str | None = None  # a name of torch_remote.providers.gpus; None: the workers compute on a CPU
+    gpu_count: int = 1  # number of devices, with gpu=None too
+    threads: int | None = None  # per worker
+    memory_limit: int | None = None  # bytes per worker
     idle_timeout: float | None = None  # seconds
-    options: Mapping[str, Any] = field(default_factory=dict)  # the provider's own
+    options: Mapping[str, Any] = field(default_factory=dict)  # the provider's own options
 
 
 @dataclass
 class Endpoint:
-    """Where a worker is.
+    """The address of a worker.
 
     Attributes:
-        url: "unix://PATH", "tcp://HOST:PORT", "tls://HOST:PORT"; with `socket` "socket:" (a worker of this
-            machine, which shares memory) or "channel:DESCRIPTION" (another program carries the bytes).
-        token: what the worker was given with --token-file; None: what the environment says.
-        certificate, key, authorities: PEM files for TLS; None: what the environment says.
-        socket: a connected stream socket. It is the device's from then on.
+        url: "unix://PATH", "tcp://HOST:PORT", "tls://HOST:PORT"; with `socket`: "socket:" (a worker of this machine,
+            which shares memory) or "channel:DESCRIPTION" (another program carries the bytes).
+        token: the token that the worker was given with --token-file; None: the environment's.
+        certificate, key, authorities: PEM files for TLS; None: the environment's.
+        socket: a connected stream socket. The device becomes its owner.
     """
 
     url: str
@@ -51,7 +51,7 @@ class Endpoint:
     socket: socket.socket | None = None
 
     def detach(self) -> int:
-        """The socket's descriptor, whose owner the caller becomes; -1 if there is none."""
+        """Returns the socket's descriptor, which the caller then owns; -1 if there is none."""
         taken, self.socket = self.socket, None
         return taken.detach() if taken is not None else -1
 
@@ -66,65 +66,67 @@ class ProviderStatus:
 
 @dataclass(frozen=True)
 class Leftover:
-    """What a client of this user may have left behind: a machine that its provider finds by its marks.
+    """A machine that a client of this user may have left behind; its provider finds it by its labels.
 
-    `process`: of the client, on the host where it ran. `remove` ends the machine.
+    `process`: the client's pid, on the host where it ran. `remove` ends the machine.
     """
 
     id: str
-    what: str  # "job default/torch-remote-m-5f2c81d0"
-    made: str  # when, as the provider says it
+    what: str  # such as "job default/torch-remote-m-5f2c81d0"
+    made: str  # the creation time, as the provider writes it
     process: int
     remove: Callable[[], None] = field(repr=False)
 
 
 class Provider(ABC):
-    """Starts the workers of one machine; each machine has an object of its own.
+    """Starts the workers of one machine; each machine has its own object.
 
-    Methods are called by one thread at a time, but for `connect`, `status` and `logs`, which may come at any time after
-    `start`. What goes wrong is a MachineError that names what helps. A provider is
-    named by an entry point of the group `torch_remote.providers`: its name there is what `RemoteMachine(provider=...)`
-    takes, and the scheme of its URLs.
+    One thread at a time calls the methods, except `connect`, `status` and `logs`, which may be called at any time after
+    `start`. Errors are raised as MachineError with a message that says what helps. A provider is registered by an entry
+    point of the group `torch_remote.providers`. The entry point's name is what `RemoteMachine(provider=...)` takes, and
+    the scheme of the provider's URLs.
     """
 
-    options: ClassVar[Mapping[str, str]] = {}  # options of RemoteMachine that it takes: what each is
-    address: ClassVar[str | None] = None  # the option that the part of a URL after "://" is
+    options: ClassVar[Mapping[str, str]] = {}  # its options of RemoteMachine: name and description
+    address: ClassVar[str | None] = None  # the option that gets the part of a URL after "://"
     can_pause: ClassVar[bool] = False
 
     @abstractmethod
     def start(self, spec: MachineSpec) -> Endpoint:
-        """Starts the machine. What it has started is gone when this raises."""
+        """Starts the machine. If it raises, nothing that it started remains."""
 
     def connect(self, index: int) -> Endpoint:
-        """Where the worker of the machine's device `index` is, for each connection but the first one of device 0.
+        """Returns the address of the worker of the machine's device `index`. Called for each connection but the first
+        one of device 0.
 
-        Unless this is overridden, all devices are sessions at what `start` returned.
+        Unless this is overridden, all devices are sessions at the address that `start` returned.
         """
         raise NotImplementedError
 
     @abstractmethod
     def stop(self) -> None:
-        """Ends what was started; devices have disconnected. Does nothing if nothing runs."""
+        """Ends what was started; the devices have disconnected. Does nothing if nothing runs."""
 
     @abstractmethod
     def status(self) -> ProviderStatus:
-        """How it is, now."""
+        """Returns the current status."""
 
     @abstractmethod
     def logs(self) -> str:
-        """What the workers wrote (the end of it, if that is much); also after `stop`."""
+        """Returns the workers' output (the end of it, if it is long); also after `stop`."""
 
     @classmethod
     def leftovers(cls, options: Mapping[str, Any]) -> Iterable[Leftover]:
-        """Machines of this user that are there, whichever process started them. Only where nothing else ends them."""
+        """Returns existing machines of this user, whichever process started them. Only for providers whose machines do
+        not end by themselves."""
         raise MachineError("remote: machines of this provider end with their client; none of them is left over")
 
     def price(self) -> float | None:
-        """US dollars per hour, if known."""
+        """Returns US dollars per hour, if known."""
         return None
 
     def pause(self) -> None:
-        """Stops using processors, keeping tensors."""
+        """Stops using CPU time, and keeps tensors."""
         raise NotImplementedError
 
     def resume(self) -> None:
@@ -132,7 +134,7 @@ class Provider(ABC):
         raise NotImplementedError
 
 
-# Those of the package: imported when they are used.
+# The package's own providers, imported on first use.
 _OWN = {
     "local": "torch_remote.providers.local:Local",
     "tcp": "torch_remote.providers.network:Tcp",
@@ -146,7 +148,7 @@ _OWN = {
 
 @cache
 def _known() -> dict[str, str]:
-    """Name -> "module:class". Others cannot replace this package's own."""
+    """Name -> "module:class". Other packages cannot replace this package's own providers."""
     return {entry.name: entry.value for entry in entry_points(group="torch_remote.providers")} | _OWN
 
 
@@ -155,7 +157,7 @@ def provider_names() -> list[str]:
 
 
 def find_provider(name: str) -> type[Provider]:
-    """The provider of that name."""
+    """Returns the provider with that name. Raises MachineError if there is none."""
     value = _known().get(name)
     if value is None:
         near = difflib.get_close_matches(name, _known(), n=1)

@@ -19,15 +19,15 @@ from torch_remote.providers import gpus
 from torch_remote.providers.local import ALLOWANCES, allowances
 from torch_remote.providers.provider import Endpoint, MachineError, MachineSpec, Provider, ProviderStatus
 
-_TO_ANSWER = 60.0  # seconds, for an actor that runs
+_TO_ANSWER = 60.0  # seconds, for a running actor
 _STEP = 0.2
 _LOG_KEPT = 64 << 10
-# What Ray calls GPUs where that is another name.
+# Ray's names of GPUs, where they differ.
 _RAY_NAMES = {"A10": "A10G", "A100-40GB": "A100-40G", "A100-80GB": "A100-80G"}
 
-_NODES_PYTHON = "ray-python"  # stands for the interpreter of the actor
+_NODES_PYTHON = "ray-python"  # stands for the actor's interpreter
 
-_users = 0  # machines of this process that use a connection which was made here
+_users = 0  # machines of this process that use a connection made here
 _connected_here = False
 
 
@@ -48,7 +48,7 @@ class _Worker:
             environment.setdefault("TORCH_REMOTE_TORCH_LIB", str(Path(torch.origin).parent / "lib"))
         self._host = ray.util.get_node_ip_address()
         self._log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (it is the actor's)
-        with tempfile.NamedTemporaryFile("w", suffix=".token") as file:  # readable by this user only
+        with tempfile.NamedTemporaryFile("w", suffix=".token") as file:  # only this user can read it
             file.write(token)
             file.flush()
             host = f"[{self._host}]" if ":" in self._host else self._host
@@ -57,7 +57,7 @@ class _Worker:
                     str(Path(found.origin).parent / "bin/torch-remote-worker"),
                     *("--listen", f"tcp://{host}:0", "--token-file", file.name),
                     *(argument.replace(f"={_NODES_PYTHON}", f"={sys.executable}") for argument in arguments),
-                    # Ray shows an actor only the GPU that it was given.
+                    # Ray shows an actor only its assigned GPU.
                     *(("--device", "cuda:0") if gpu else ()),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -67,7 +67,8 @@ class _Worker:
                 preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGTERM),  # PR_SET_PDEATHSIG
             )
             assert self._process.stdout is not None
-            self._url = self._process.stdout.readline().decode().strip()  # it listens, and has read the token
+            # printed when it listens and has read the token
+            self._url = self._process.stdout.readline().decode().strip()
         if not self._url:
             self._process.wait()
             raise RuntimeError(self.logs().strip() or "the worker ended at once")
@@ -76,7 +77,7 @@ class _Worker:
         return self._url
 
     def ended(self) -> str:
-        """How the worker ended, or empty."""
+        """How the worker ended, or an empty string."""
         status = self._process.poll()
         return "" if status is None else f"the listener on {self._host} ended with status {status}"
 
@@ -91,7 +92,7 @@ class _Worker:
 
 
 class Ray(Provider):
-    """An actor for each device; several are a placement group, so that all of them start or none does."""
+    """One actor per device. Several form a placement group, so that either all of them start or none does."""
 
     address = "address"
     options = {
@@ -146,7 +147,7 @@ class Ray(Provider):
         _users += 1
 
     def _resources(self) -> dict[str, float]:
-        """Of each worker, as a placement group's bundle."""
+        """The resources of each worker, as a placement group's bundle."""
         spec, options = self._spec, self._spec.options
         try:
             wanted = {"CPU": float(options.get("num_cpus") or spec.threads or 1)}
@@ -156,16 +157,16 @@ class Ray(Provider):
         if spec.gpu:
             wanted["GPU"] = 1.0
             if spec.gpu != gpus.ANY:
-                # Ray gives nodes with such a GPU a little of this.
+                # Ray gives nodes with such a GPU a little of this resource.
                 wanted[f"accelerator_type:{_RAY_NAMES.get(spec.gpu, spec.gpu)}"] = 0.001
         return wanted
 
     def _place(self) -> None:
-        """Has Ray start the actors, and waits until it has."""
+        """Makes Ray start the actors, and waits until they run."""
         ray, spec, options = self._ray, self._spec, self._spec.options
         wanted = self._resources()
         there = ray.cluster_resources()
-        # A cluster that grows by itself must be waited for: then `wait` is given.
+        # A cluster that grows by itself needs a wait; then `wait` is given.
         missing = [name for name, count in wanted.items() if count * spec.gpu_count > there.get(name, 0.0) + 1e-6]
         if missing and options.get("wait") is None:
             has = ", ".join(f"{name}: {there.get(name, 0):g}" for name in missing)
@@ -207,7 +208,7 @@ class Ray(Provider):
             self._wait_for(actor.url.remote(), limit, "a worker to start")
 
     def _wait_for(self, promise: Any, limit: float | None, what: str) -> Any:
-        """In steps, so that Ctrl-C ends it."""
+        """Waits in steps, so that Ctrl-C interrupts it."""
         ray = self._ray
         began = time.monotonic()
         while True:
@@ -222,7 +223,7 @@ class Ray(Provider):
                 raise MachineError(f"remote: Ray cannot start a worker: {said[-1] if said else error}") from error
 
     def connect(self, index: int) -> Endpoint:
-        # An actor that Ray restarted listens elsewhere.
+        # An actor that Ray restarted has another address.
         url = self._wait_for(self._actors[index].url.remote(), time.monotonic() + _TO_ANSWER, "a worker's address")
         return Endpoint(url, token=self._token)
 

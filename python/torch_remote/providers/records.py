@@ -1,4 +1,4 @@
-"""What `torch-remote machines` shows: a file for each machine that runs, of whichever process of this user."""
+"""The data of `torch-remote machines`: one file per running machine, of any process of this user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_remote_cli import state
 
 
 def write(machine: Machine) -> None:
-    """The machine runs. A folder that cannot be written to costs the list an entry, and nothing else."""
+    """Records that the machine runs. If the folder cannot be written, the list only lacks an entry."""
     with contextlib.suppress(OSError):
         state.write(
             "machines",
@@ -32,6 +32,6 @@ def write(machine: Machine) -> None:
 
 
 def remove(machine_id: str) -> None:
-    """It has ended."""
+    """Removes the record of a machine that has ended."""
     with contextlib.suppress(OSError, json.JSONDecodeError):
         state.remove("machines", machine_id)

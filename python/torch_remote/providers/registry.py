@@ -1,4 +1,4 @@
-"""Which machine each device belongs to. What TORCH_REMOTE_WORKER names is started here when it is first used."""
+"""Which machine each device belongs to. Machines that TORCH_REMOTE_WORKER names are started here on first use."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch_remote import _C
 from torch_remote.providers.handle import Machine
 from torch_remote.providers.provider import Endpoint, MachineError, provider_names
 
-make: Callable[[str], Machine] | None = None  # of a URL: RemoteMachine
+make: Callable[[str], Machine] | None = None  # makes a RemoteMachine from a URL
 
 _MACHINE = "machine:"
 _STOPPED = "stopped:"
 
-_lock = threading.Lock()  # of the two; nothing is started or waited for with it held
+_lock = threading.Lock()  # guards the members below; never held while a machine is started or waited for
 _owners: dict[int, Machine] = {}  # by device
 _free: list[int] = []  # devices whose machine was stopped, the oldest first
 _all: dict[str, Machine] = {}  # by id
 
 
 def machines() -> list[Machine]:
-    """The machines of this process that run, the oldest first."""
+    """Returns this process's running machines, the oldest first."""
     with _lock:
         return list(_all.values())
 
@@ -46,13 +46,14 @@ def check_may_start() -> None:
 
 
 def give_devices(machine: Machine) -> list[int]:
-    """Devices for a machine: new ones, or when there are 16, those whose machine was stopped first."""
+    """Assigns devices to a machine: new ones or, from 16 devices on, those whose machine was stopped first."""
     given = []
     name = _MACHINE + machine.id
     with _lock:
         try:
             for _ in range(machine.spec.gpu_count):
-                # A tensor of such a device is lost, like that of a lost worker: nobody else's is shown instead.
+                # Tensors of a reused device are lost, like those of a lost worker: they never show other tensors'
+                # contents.
                 if _free:
                     index = _free.pop(0)
                     _C.set_worker(index, name)
@@ -67,13 +68,13 @@ def give_devices(machine: Machine) -> list[int]:
         _owners.update(dict.fromkeys(given, machine))
         _all[machine.id] = machine
     for index in given:
-        # As if it had been there when the user said torch.manual_seed.
+        # As if the device had existed when the user called torch.manual_seed.
         _C.default_generator(index).manual_seed(torch.initial_seed())
     return given
 
 
 def take_devices(machine: Machine, devices: list[int], why: str) -> None:
-    """The machine has ended."""
+    """Releases the devices of a machine that has ended."""
     with _lock:
         _all.pop(machine.id, None)
         for index in devices:
@@ -84,12 +85,12 @@ def take_devices(machine: Machine, devices: list[int], why: str) -> None:
 
 # -- devices that TORCH_REMOTE_WORKER names
 
-_named: dict[int, str] = {}  # by device: as it was named when it was started
+_named: dict[int, str] = {}  # by device: its name when it was started
 _turns: dict[str, threading.Lock] = {}  # by name
 
 
 def connect(device: int, name: str) -> Endpoint:
-    """Where the worker of a device is, which is called `name` (frontend/device/worker_names.h)."""
+    """Returns the address of the worker of a device with the given name (frontend/device/worker_names.h)."""
     if name.startswith(_STOPPED):
         raise MachineError(f"remote: remote:{device} has no worker: {name.removeprefix(_STOPPED)}; start() it again")
     if name.startswith(_MACHINE):
@@ -100,7 +101,7 @@ def connect(device: int, name: str) -> Endpoint:
         return machine.connect(device)
     with _lock:
         turn = _turns.setdefault(name, threading.Lock())
-    with turn:  # devices of one machine may connect at once
+    with turn:  # several devices of one machine may connect at once
         with _lock:
             machine = _owners.get(device)
         if machine is not None and _named.get(device) == name:
@@ -109,7 +110,7 @@ def connect(device: int, name: str) -> Endpoint:
             except MachineError:
                 if machine.status().state != "lost":
                     raise
-        if machine is not None:  # another name, or nothing to go on with: started anew
+        if machine is not None:  # the name changed, or the machine is lost: it is started again
             machine.leave()
             machine = None
         if machine is None:
@@ -129,7 +130,7 @@ def _start_named(device: int, name: str) -> Machine:
         )
     assert make is not None
     machine = make(name)
-    # The same machine several times is its devices: "ssh://host?gpu=A100:2,ssh://host?gpu=A100:2".
+    # Equal names share one machine, as its devices: "ssh://host?gpu=A100:2,ssh://host?gpu=A100:2".
     same = [index for index, other in enumerate(_C.worker_names()) if other == name]
     first = same.index(device) // machine.spec.gpu_count * machine.spec.gpu_count
     devices = same[first : first + machine.spec.gpu_count]
@@ -142,7 +143,7 @@ def _start_named(device: int, name: str) -> Machine:
 
 
 def end_of(device: int) -> str:
-    """What is known of how a device's machine ended, for an error: empty, or "; ..."."""
+    """What is known about how a device's machine ended, for an error: empty, or "; ..."."""
     with _lock:
         machine = _owners.get(device)
     text = machine.end_of() if machine is not None else ""
@@ -150,6 +151,6 @@ def end_of(device: int) -> str:
 
 
 def stop_all() -> None:
-    """At exit."""
+    """Stops all machines, at exit."""
     for machine in machines():
         machine.stop()

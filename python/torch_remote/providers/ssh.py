@@ -1,8 +1,8 @@
-"""Provider `ssh`: workers on a machine that one can log in to, with nothing installed there and no open port.
+"""Provider `ssh`: workers on a machine with an ssh login, with nothing installed there and no open port.
 
-The user's own OpenSSH logs in, once for each device; a short shell script there (bootstrap.sh) says what the machine
-has, takes the archives of bundle.py that it has not, and becomes the worker, which talks over the channel. So it ends
-with it.
+The user's own OpenSSH logs in, once per device. A short shell script there (bootstrap.sh) reports what the machine has,
+receives the missing archives of bundle.py, and becomes the worker. The worker communicates over the ssh channel, so it
+ends with the channel.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from torch_remote.providers.provider import Endpoint, MachineError, MachineSpec,
 _log = logging.getLogger("torch_remote.machines")
 _BOOTSTRAP = Path(__file__).with_name("bootstrap.sh")
 _HELLO = b"torch-remote-bootstrap 1 "
-_TO_LOG_IN = 120.0  # seconds: somebody may have to type a password
+_TO_LOG_IN = 120.0  # seconds: the user may have to type a password
 _TO_ANSWER = 60.0
-_KEEP_ALIVE = ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]  # heartbeats: a dead connection is cut
-_MOST_GREETING = 64 << 10  # of what a machine's shell prints before
+# heartbeats, so that a dead connection is closed
+_KEEP_ALIVE = ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
+_MOST_GREETING = 64 << 10  # bytes that a machine's shell may print before the script starts
 
 
 class Ssh(Provider):
-    """A worker for each device, over an ssh channel each."""
+    """One worker per device, each over its own ssh channel."""
 
     address = "host"
     options = {
@@ -64,7 +65,7 @@ class Ssh(Provider):
         if index in self._channels:
             self._channels.pop(index).stop()
         script = _BOOTSTRAP.read_text()
-        assert "'" not in script  # quoted for any shell
+        assert "'" not in script  # it is quoted for any shell
         arguments = [*self._command, "-T", *_KEEP_ALIVE, *(["-p", self._port] if self._port else [])]
         try:
             channel = Carrier(
@@ -114,7 +115,7 @@ class Ssh(Provider):
         talk.run(root, level, self._torch_lib, worker_arguments(self._spec, gpu))
 
     def _bring(self, talk: _Conversation, archive: bundle.Archive, what: str) -> str:
-        """The archive's folder on that machine, after it was brought there if it was missing."""
+        """Returns the archive's folder on that machine; sends the archive if it is missing."""
         folder = talk.ask(f"have {archive.digest}")
         if folder:
             return folder
@@ -142,7 +143,7 @@ class Ssh(Provider):
 
 
 def _split(host: str) -> tuple[str, str]:
-    """ "user@host:22" -> ("user@host", "22")."""
+    """Splits "user@host:22" into ("user@host", "22")."""
     match = re.fullmatch(r"((?:[^@\s]+@)?(?:\[[0-9A-Fa-f:.%\w]+\]|[^@:\s\[\]/]+))(?::(\d+))?/?", host)
     if match is None or match[1].startswith("-"):
         raise MachineError(
@@ -152,7 +153,8 @@ def _split(host: str) -> tuple[str, str]:
 
 
 class _Conversation:
-    """With bootstrap.sh: a line each way. What comes after the last line is the worker's, so no byte of it is read."""
+    """A conversation with bootstrap.sh, one line each way. Bytes after the last line belong to the worker, so none of
+    them is read."""
 
     def __init__(self, channel: Carrier, log: Log, name: str) -> None:
         assert channel.socket is not None
@@ -199,11 +201,11 @@ class _Conversation:
         raise MachineError(f"remote: cannot start a worker at {self._name}: {said}{hint}")
 
     def greeting(self) -> list[str]:
-        """System, processor, version of the C library."""
+        """Returns the system, the processor, and the version of the C library."""
         read = 0
         while read < _MOST_GREETING:
             line = self._line(_TO_LOG_IN)
-            if line.startswith(_HELLO):  # a shell may print something before
+            if line.startswith(_HELLO):  # a shell may print something first
                 self._socket.settimeout(_TO_ANSWER)
                 return (line[len(_HELLO) :].decode().strip("\n").split(" ") + ["", ""])[:3]
             read += len(line)
@@ -212,7 +214,7 @@ class _Conversation:
         )
 
     def ask(self, question: str) -> str:
-        """The answer; what went wrong there is raised."""
+        """Returns the answer; raises the other side's error."""
         self._send(question.encode() + b"\n")
         return self._answer()
 
@@ -230,8 +232,8 @@ class _Conversation:
             self._gone()
 
     def put(self, archive: bundle.Archive, step: Callable[[int], None]) -> str:
-        """Brings it there; the answer is its folder."""
-        # In pieces with a length before each, as its size is known when it has been packed.
+        """Sends an archive; returns its folder."""
+        # In pieces with a length before each, because the total size is known only after packing.
         self._send(f"put {archive.digest}\n".encode())
         pieces = bytearray()
         for piece in archive.packed():
@@ -251,7 +253,7 @@ class _Conversation:
         self._send(bytes(piece))
 
     def run(self, root: str, level: str, torch_lib: str, arguments: list[str]) -> None:
-        """It becomes the worker."""
+        """Turns the script into the worker."""
         if "\n" in root + torch_lib:
             raise MachineError(f"remote: a folder of {self._name} has a line break in its name")
         self._send(f"run {level} {' '.join(arguments)}\n{root}\n{torch_lib}\n".encode())
@@ -260,7 +262,7 @@ class _Conversation:
 
 
 class _Progress:
-    """Says on standard error that something large is on its way."""
+    """Shows on standard error that something large is being sent."""
 
     def __init__(self, what: str, size: int) -> None:
         self._what, self._size = what, size

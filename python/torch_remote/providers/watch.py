@@ -1,4 +1,4 @@
-"""Looks after a machine: stops it when nobody used it for long, and wakes it when it is paused and used."""
+"""Watches a machine: stops it when it was unused for long, and resumes it when it is paused and used."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch_remote import _C
 from torch_remote.providers.handle import Machine
 
 _STEP = 0.02  # seconds that a use of a paused machine waits at most
-_MOST = 1.0  # between two looks at how long it is idle
+_MOST = 1.0  # seconds between two checks of the idle time, at most
 
 
 class Watch:
-    """A thread, while there is something to look at."""
+    """A thread, while there is something to watch."""
 
     def __init__(self, machine: Machine, idle_timeout: float | None) -> None:
         self._machine = machine
@@ -31,7 +31,7 @@ class Watch:
         self._thread.start()
 
     def _count(self) -> list[tuple[int, int]]:
-        """Changes with every use of a device."""
+        """A value that changes with every use of a device."""
         all_of = []
         for index in self._machine.device_indices():
             info = _C.worker_info(index)
@@ -39,7 +39,7 @@ class Watch:
         return all_of
 
     def idle_seconds(self) -> float:
-        """Since somebody used it."""
+        """Seconds since the last use."""
         sent = self._count()
         if sent != self._sent:
             self._sent, self._used = sent, time.monotonic()
@@ -54,7 +54,7 @@ class Watch:
                 return
 
     def paused(self) -> None:
-        """The machine has been paused, and was idle then."""
+        """The machine has been paused, and was idle at that time."""
         sent = self._count()
 
         def watch() -> None:
@@ -65,5 +65,5 @@ class Watch:
         threading.Thread(target=watch, name=f"torch-remote {self._machine.id} paused", daemon=True).start()
 
     def stop(self) -> None:
-        """It looks no more. May be called by the thread itself."""
+        """Stops watching. The thread itself may call this."""
         self._stop.set()

@@ -6,8 +6,8 @@
 #include "ir/graph.h"
 #include "passes/testing/random_program.h"
 
-// perceptron OPS: the text of a graph as a client would dump it before the passes: training steps of a small
-// perceptron, with lines of a script.
+// perceptron OPS: prints a graph of about OPS ops as text, as a client would dump it before the passes: training steps
+// of a small perceptron, with source lines.
 int main(int argc, char** argv) {
   using namespace torch_remote;
   const ir::Trace trace = passes::testing::perceptron_program(argc == 2 ? std::strtoul(argv[1], nullptr, 10) : 100);

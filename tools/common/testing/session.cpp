@@ -9,8 +9,9 @@
 #include "passes/testing/random_program.h"
 #include "remote/capture/session_writer.h"
 
-// session FILE [OP]: writes a capture, as a client would. Program 1 is a small one of a batch and a rate, with three
-// runs; program 2 is a hundred ops of training, with one run. OP: another op for the relu of program 1.
+// session FILE [OP]: writes a capture, as a client would. Program 1 is small, has a batch size and a rate as
+// parameters, and runs three times. Program 2 is a hundred training ops, and runs once. OP replaces the relu of
+// program 1.
 namespace torch_remote {
 namespace {
 

@@ -13,7 +13,7 @@ INPUTS = Path("tools/common/testing")
 
 
 def run(tool: str, *arguments: object, stdin: str | bytes = b"", timeout: float = 60) -> subprocess.CompletedProcess:
-    """Its output as text; bytes that are none become U+FFFD."""
+    """Runs a tool and returns its result with the output as text; bytes that are not UTF-8 become U+FFFD."""
     result = subprocess.run(
         [str(BINARIES / tool), *map(str, arguments)],
         input=stdin.encode() if isinstance(stdin, str) else stdin,
@@ -27,20 +27,20 @@ def run(tool: str, *arguments: object, stdin: str | bytes = b"", timeout: float 
 
 @functools.cache
 def perceptron(ops: int) -> Path:
-    """A file with the text of a graph of about so many ops; perceptron.cpp says which."""
+    """Returns a file with the text of a graph of about this many ops (perceptron.cpp)."""
     path = Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))) / f"perceptron_{ops}.txt"
     path.write_bytes(subprocess.run([str(INPUTS / "perceptron"), str(ops)], check=True, stdout=subprocess.PIPE).stdout)
     return path
 
 
 def capture(path: Path, *arguments: str) -> Path:
-    """Writes a capture there; session.cpp says which."""
+    """Writes a capture to `path` (session.cpp) and returns the path."""
     subprocess.run([str(INPUTS / "session"), str(path), *arguments], check=True)
     return path
 
 
 def output(tool: str, *arguments: object, stdin: str | bytes = b"") -> str:
-    """The standard output of a run that must succeed in silence."""
+    """Runs a tool that must succeed without messages; returns its standard output."""
     result = run(tool, *arguments, stdin=stdin)
     assert (result.returncode, result.stderr) == (0, ""), result.stderr
     return result.stdout

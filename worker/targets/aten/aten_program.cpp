@@ -30,7 +30,7 @@ namespace {
 using ir::Arg;
 using ir::ArgTag;
 
-constexpr uint32_t kFewNodes = 8;  // a run of so few nodes binds only the buffers that they touch
+constexpr uint32_t kFewNodes = 8;  // A run of fewer nodes binds only the buffers that these nodes use.
 
 template <typename F>
 void for_each_result_view(const ir::Node& node, F&& f) {
@@ -42,7 +42,7 @@ void for_each_result_view(const ir::Node& node, F&& f) {
   }
 }
 
-// A storage of memory that somebody else has.
+// A storage over memory that somebody else owns.
 c10::Storage make_storage(void* data, size_t nbytes, c10::Device device) {
   return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
                                                             c10::DataPtr(data, device), nullptr,
@@ -103,9 +103,9 @@ at::Tensor AtenProgram::tensor_of(const Arg& arg, const ir::Node& node) {
   return scalar.tensor;
 }
 
-// The type for a number in a tensor's place. A Python number among floats is computed with as one of them, so it is
-// made one here, once; otherwise torch would cast it at each call, which takes longer than a small op does. (Not for
-// half and bfloat16: their kernels look at the number as it was.)
+// The dtype of a number that is passed in place of a tensor. PyTorch treats a Python number among floating-point
+// tensors as one of their dtype, so we convert the number once, here. Otherwise torch would cast it in each call, which
+// takes longer than a small op. Half and bfloat16 are excluded: their kernels use the unconverted number.
 ir::DType AtenProgram::number_type(const Arg& arg, const ir::Node& node) const {
   const auto dtype = static_cast<ir::DType>(arg.b & 0xFF);
   const bool wrapped = arg.b >> 8 & 1;
@@ -126,7 +126,7 @@ ir::DType AtenProgram::number_type(const Arg& arg, const ir::Node& node) const {
 void AtenProgram::find_lifetimes() {
   const std::vector<ir::Lifetime> lifetimes = ir::find_lifetimes(graph_);
   nodes_.resize(graph_.nodes.size());
-  std::vector<uint32_t> noted_for(buffers_.size(), ir::kNoNode);  // of each buffer: the last node in whose list it is
+  std::vector<uint32_t> noted_for(buffers_.size(), ir::kNoNode);  // per buffer: the last node whose list has it
   for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
     ir::for_each_view(graph_.nodes[n], [&](uint32_t view, bool) {
       const uint32_t buffer = graph_.views[view].buffer;
@@ -161,7 +161,7 @@ void AtenProgram::find_written() {
   }
 }
 
-// True if the tensor's sizes, strides or offset changed.
+// Returns whether the tensor's sizes, strides or offset changed.
 bool AtenProgram::update_view(uint32_t index, const int64_t* symbols) {
   const ir::View& view = graph_.views[index];
   if (view.dynamic) return false;
@@ -178,7 +178,7 @@ bool AtenProgram::update_view(uint32_t index, const int64_t* symbols) {
     return false;
   }
   impl->set_sizes_and_strides(sizes, strides, offset);
-  // Some of torch's kernels write as many elements as there are one behind the other.
+  // Some of torch's kernels write numel() elements one after the other, whatever the strides are.
   TORCH_CHECK(!written_[index] || !relations::shares_memory(views_[index]),
               "remote: an op of the program writes a tensor of sizes ", sizes, " and strides ", strides,
               ", whose elements share memory");
@@ -279,7 +279,7 @@ void AtenProgram::run(tr_run& run, uint32_t* node) {
   deterministic_ = (run.math & ir::kDeterministic) != 0;
   if (deterministic_) {
     if (parallel_work_ >= kWorthWaking) threads_.expect();
-    awake_ = true;  // as many threads as ever, whether they rest or not
+    awake_ = true;  // deterministic runs always use the same number of threads, whether or not the threads are asleep
   } else if (parallel_work_ > 0) {
     const bool worth_waking = parallel_work_ >= kWorthWaking;
     if (leaves_core(largest_work_) && threads_.one_but_one()) {
@@ -321,7 +321,7 @@ void AtenProgram::run_nodes(tr_run& run, uint32_t* node, bool missing) {
   if constexpr (timed) run.times[run.last - run.first] = now();
 }
 
-// Memory for what the node writes or reads and nobody has made: its results, and fresh buffers that no node makes.
+// Allocates the fresh buffers that the node uses and that no op creates: its results, and buffers that no node writes.
 void AtenProgram::allocate_missing(tr_run& run, uint32_t index) {
   for (uint32_t b : nodes_[index].buffers) {
     if (run.buffers[b].data || buffers_[b].created || graph_.buffers[b].kind != ir::BufferKind::kFresh) continue;
@@ -330,11 +330,12 @@ void AtenProgram::allocate_missing(tr_run& run, uint32_t index) {
   }
 }
 
-// A convolution has its weights in another order during a call, if they are kept, or is done with them.
+// For one call of a convolution, replaces its weights by the cached copy in a faster layout. If the copy has a layout
+// of oneDNN's own, computes the convolution here instead.
 class AtenProgram::PackedWeights {
  public:
   PackedWeights(AtenProgram& program, const tr_run& run, uint32_t index) {
-    // (Weights are packed once they were seen twice: nothing of a deterministic run may depend on that.)
+    // A deterministic run must not depend on the cache: weights are packed only when they are seen a second time.
     if (!program.nodes_[index].packs_weights || !run.attachments || program.deterministic_) return;
     const ir::Node& node = program.graph_.nodes[index];
     const uint32_t weight = node.args[kWeight].a;
@@ -355,7 +356,7 @@ class AtenProgram::PackedWeights {
   PackedWeights(const PackedWeights&) = delete;
   PackedWeights& operator=(const PackedWeights&) = delete;
 
-  at::Tensor result;  // undefined: the convolution is still to be done
+  at::Tensor result;  // undefined if the convolution has not been computed yet
 
  private:
   static constexpr size_t kWeight = 1;  // argument
@@ -364,8 +365,8 @@ class AtenProgram::PackedWeights {
   at::Tensor weight_;
 };
 
-// A convolution of a plain image whose result lies channels last has the image turned round during a call: torch would
-// convolve it plain, and the result be copied.
+// For one call of a convolution of a contiguous (NCHW) image whose result is channels last, replaces the image by a
+// channels-last copy. Otherwise torch would compute a contiguous result, and we would copy it.
 class AtenProgram::TurnedImage {
  public:
   TurnedImage(AtenProgram& program, uint32_t index) {
@@ -418,7 +419,7 @@ void AtenProgram::run_node(tr_run& run, uint32_t index) {
   }
 }
 
-// False: the loops do not do it. Its results are on the stack after it.
+// Returns false if the depthwise loops do not support the node. Leaves the results on the stack.
 bool AtenProgram::run_depthwise(uint32_t index) {
   static const DepthwiseLoops* const loops = depthwise_loops();
   if (loops == nullptr) return false;
@@ -427,7 +428,7 @@ bool AtenProgram::run_depthwise(uint32_t index) {
   return !results.empty();
 }
 
-// Likewise.
+// Returns false if the image kernels do not support the node. Leaves the results on the stack.
 bool AtenProgram::run_images(uint32_t index) {
   const ir::Node& node = graph_.nodes[index];
   const Operation& operation = *operations_[index];
@@ -437,7 +438,7 @@ bool AtenProgram::run_images(uint32_t index) {
   return !results.empty();
 }
 
-// Whether all that the node reads and makes is contiguous.
+// Whether all operands and results of the node are contiguous.
 bool AtenProgram::is_packed(const ir::Node& node) const {
   bool packed = true;
   ir::for_each_view(node, [&](uint32_t view, bool) { packed = packed && views_[view].is_contiguous(); });
@@ -446,7 +447,7 @@ bool AtenProgram::is_packed(const ir::Node& node) const {
 
 namespace {
 
-// Of tensors of the same sizes: whether their elements lie alike.
+// Whether two tensors of the same sizes have the same strides; dims of size 1 are ignored.
 bool same_strides(const at::Tensor& a, const at::Tensor& b) {
   for (int64_t i = 0; i < a.dim(); ++i) {
     if (a.size(i) > 1 && a.stride(i) != b.stride(i)) return false;
@@ -456,7 +457,7 @@ bool same_strides(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-// Whether the functional overload's results, on the stack, lie in memory as the program has it.
+// Whether the functional overload's results, which are on the stack, have the layout that the program expects.
 bool AtenProgram::is_natural(const ir::Node& node) const {
   bool same = stack_.size() == node.results.size();
   for (size_t i = 0; same && i < node.results.size(); ++i) {
@@ -468,13 +469,13 @@ bool AtenProgram::is_natural(const ir::Node& node) const {
   return same;
 }
 
-// The first call of an out variant with these sizes: if it refuses the results' memory or resizes it, the functional
-// overload says what is wrong, or does it.
+// The first call of an out variant with these sizes. If the variant refuses the results' memory or resizes it, we call
+// the functional overload, which either raises the error or computes the results.
 void AtenProgram::call_out(tr_run& run, uint32_t index) {
   Operation& operation = *operations_[index];
   const ir::Node& node = graph_.nodes[index];
   NodeState& state = nodes_[index];
-  // In memory of another order than the op would choose for itself, some out variants write wrong numbers.
+  // Some out variants write wrong values when the result's layout is not the one that the op would choose itself.
   if (!state.natural && !is_packed(node)) {
     operation.call_functional(stack_);
     state.natural = is_natural(node);
@@ -486,7 +487,7 @@ void AtenProgram::call_out(tr_run& run, uint32_t index) {
     return;
   }
   try {
-    // A resized result is ours to mend, nothing to warn of.
+    // We handle a resized result ourselves, so torch need not warn of it.
     NoWarnings silent;
     const c10::WarningUtils::WarningHandlerGuard guard(&silent);
     operation.call(stack_);
@@ -511,7 +512,8 @@ void AtenProgram::call_out(tr_run& run, uint32_t index) {
   operation.call(stack_);
 }
 
-// Some ops return a lazy conjugate, and make one of `out`: buffers hold plain numbers.
+// Some ops return a lazy conjugate, or set the conjugate bit of `out`. Buffers hold resolved values, so we resolve
+// here.
 void AtenProgram::resolve_written(const ir::Node& node) {
   const ir::OpDesc& desc = ir::op_desc(node.opcode);
   for (size_t i = 0; i < node.args.size(); ++i) {
@@ -573,7 +575,7 @@ void add_word(tr_run& run, int64_t word) {
   run.words[run.word_count++] = word;
 }
 
-// True if each dim's stride steps over all of the dims with smaller strides: no element is reached twice.
+// Whether no element is reached twice: each dim's stride steps over all dims with smaller strides.
 bool has_own_elements(const at::Tensor& tensor) {
   c10::SmallVector<std::pair<int64_t, int64_t>, 8> dims;  // stride, size
   for (int64_t i = 0; i < tensor.dim(); ++i) {
@@ -604,7 +606,7 @@ void AtenProgram::take_tensor(tr_run& run, const Arg& result, at::Tensor tensor)
   if (view.dynamic) return take_dynamic(run, view, std::move(tensor));
   const at::Tensor& expected = views_[result.a];
   TORCH_CHECK(tensor.defined(), "remote: the op returned no tensor where the program expects one");
-  // Statistics of norms are of another precision on other devices: what the program says counts.
+  // The statistics of norms have another precision on other devices; the program's dtype counts.
   const bool both_float = tensor.is_floating_point() && expected.is_floating_point();
   TORCH_CHECK(tensor.sizes() == expected.sizes() && (tensor.scalar_type() == expected.scalar_type() || both_float),
               "remote: the op returned a tensor of sizes ", tensor.sizes(), " and type ", tensor.scalar_type(),
@@ -633,7 +635,7 @@ void AtenProgram::take_dynamic(tr_run& run, const ir::View& view, at::Tensor ten
   add_word(run, static_cast<int64_t>(tensor.scalar_type()));
   add_word(run, tensor.dim());
   tensor = tensor.resolve_conj().resolve_neg();
-  // With gaps it may stay as it is, if nothing else is in them.
+  // A tensor with gaps may stay as it is if no other tensor uses its storage.
   const bool whole = is_sole_owner(tensor) && tensor.storage_offset() == 0;
   if (!tensor.is_non_overlapping_and_dense() && (!whole || !has_own_elements(tensor))) {
     tensor = tensor.contiguous();

@@ -15,21 +15,21 @@
 #include "worker/targets/aten/thread_tuner.h"
 #include "worker/targets/aten/threads.h"
 
-// A loaded program: one tensor for each view, one storage for each buffer, one Operation for each node, all made once.
-// A run puts the buffers' addresses into the storages and calls the kernels.
+// A loaded program. It has one tensor per view, one storage per buffer and one Operation per node, all created once. A
+// run stores the buffers' addresses in the storages and calls the kernels.
 namespace torch_remote::worker::aten {
 
 class AtenProgram {
  public:
-  // Throws if an op is not known here or an argument does not fit its schema. `host` and `threads` must outlive it.
-  // `tune`: its first runs find out which nodes gain by several threads. `wanted`: one a node, whether runs may have
-  // it; null: all.
+  // Throws if an op is unknown or an argument does not fit the op's schema. `host` and `threads` must outlive the
+  // program. `tune`: the first runs measure which nodes are faster with several threads. `wanted`: one flag per node,
+  // whether runs may execute it; null means all nodes.
   AtenProgram(const tr_host& host, Threads& threads, ir::Graph graph, bool tune, const uint8_t* wanted = nullptr);
 
-  // Runs nodes [run.first, run.last). Throws; *node is then the one that failed.
+  // Runs nodes [run.first, run.last). If it throws, *node is the node that failed.
   void run(tr_run& run, uint32_t* node);
 
-  // The buffer's memory comes from the op that makes it.
+  // Whether the op that computes this buffer also allocates its memory.
   bool creates_buffer(uint32_t buffer) const { return buffers_[buffer].created; }
 
  private:
@@ -37,19 +37,19 @@ class AtenProgram {
   class TurnedImage;
   struct BufferState {
     c10::Storage storage;
-    void* data = nullptr;  // what the storage points to
+    void* data = nullptr;  // the address that the storage points to
     uint64_t nbytes = 0;
     bool created = false;
     bool survives = false;
   };
   struct NodeState {
-    std::vector<uint32_t> buffers;     // it touches
-    std::vector<uint32_t> dead_after;  // made here, and not needed by later nodes
-    bool packs_weights = false;        // of a convolution
-    bool depthwise = false;            // may be a convolution that our own loops do
-    bool of_images = false;            // may be done by our own loops for images
-    bool proven = false;               // kOut: ran with these sizes and left the results' tensors as they were
-    bool natural = false;              // kOut: the op itself would order the results' memory like this
+    std::vector<uint32_t> buffers;     // the buffers that the node uses
+    std::vector<uint32_t> dead_after;  // buffers that this program creates and that no later node needs
+    bool packs_weights = false;        // the node is a convolution whose weights may be packed
+    bool depthwise = false;            // the node may be a depthwise convolution that our own loops compute
+    bool of_images = false;            // the node may be one that our own image kernels compute
+    bool proven = false;               // kOut: a call with these sizes left the results' tensors unchanged
+    bool natural = false;              // kOut: the op itself would choose this layout for the results
   };
 
   at::Tensor tensor_of(const ir::Arg& arg, const ir::Node& node);
@@ -65,12 +65,12 @@ class AtenProgram {
   template <bool timed, bool tuning>
   void run_nodes(tr_run& run, uint32_t* node, bool missing);
   void run_node(tr_run& run, uint32_t index);
-  // Whether an op of so much work leaves the client a core that all threads would take.
+  // Whether an op of this estimated work should leave the client a core that all threads together would use.
   bool leaves_core(double work) const { return aten::leaves_core(host_, threads_, work < kWorthWaking); }
   bool run_depthwise(uint32_t index);
   bool run_images(uint32_t index);
   void call_out(tr_run& run, uint32_t index);
-  // Nobody but the tensor holds its memory, so that it can become a buffer.
+  // Whether only this tensor holds its memory, so that the memory can become a buffer.
   bool is_sole_owner(const at::Tensor& tensor) const;
   bool is_packed(const ir::Node& node) const;
   bool is_natural(const ir::Node& node) const;
@@ -86,7 +86,7 @@ class AtenProgram {
     ir::Sym symbol;
     ir::DType dtype;  // of the symbol's bits
     at::Tensor tensor;
-    alignas(16) std::byte memory[16] = {};  // the tensor's
+    alignas(16) std::byte memory[16] = {};  // of `tensor`
     int64_t last[2] = {0, 0};
     bool set = false;
   };
@@ -97,15 +97,15 @@ class AtenProgram {
   ir::Graph graph_;
   std::vector<BufferState> buffers_;
   std::vector<at::Tensor> views_;
-  std::vector<bool> written_;  // of the views: an op writes each of its elements, so that these must not share memory
-  std::deque<ScalarTensor> scalars_;                  // they stay where they are
-  std::vector<std::optional<Operation>> operations_;  // of the nodes that are wanted
+  std::vector<bool> written_;         // per view: an op writes each of its elements, so they must not share memory
+  std::deque<ScalarTensor> scalars_;  // a deque, because addresses must stay valid
+  std::vector<std::optional<Operation>> operations_;  // per node; empty for nodes that are not wanted
   std::vector<NodeState> nodes_;
-  std::vector<double> work_;    // of the nodes, as estimated
-  std::vector<bool> parallel_;  // of the nodes
-  double largest_work_ = 0;     // of these
-  double parallel_work_ = 0;    // of those that are
-  bool awake_ = true;           // the threads were in time for this run, or it is worth waking them
+  std::vector<double> work_;    // per node: estimated work (ir/work.h)
+  std::vector<bool> parallel_;  // per node: whether it runs on several threads
+  double largest_work_ = 0;     // largest work_ of a parallel node
+  double parallel_work_ = 0;    // sum of work_ over the parallel nodes
+  bool awake_ = true;           // the threads are awake in this run, or it is worth waking them
   bool deterministic_ = false;  // this run must give the same bits at any time and load
   std::optional<ThreadTuner> tuner_;
   c10::Stack stack_;

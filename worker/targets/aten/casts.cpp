@@ -12,8 +12,8 @@ using c10::ScalarType;
 using ir::Arg;
 using ir::ArgTag;
 
-// One op (with its in-place and out overloads) in one dtype. As far as CUDA computes in the narrow dtype itself, the
-// wider one rounds less.
+// One op, with its in-place and out overloads, in one dtype. Where CUDA computes in the narrow dtype itself, our result
+// in the wider dtype has a smaller rounding error.
 struct Rule {
   std::string_view op;
   ScalarType narrow, wide;
@@ -78,7 +78,7 @@ std::optional<ScalarType> result_dtype(const Arg& result, const ir::Graph& graph
   return dtype;
 }
 
-// A list of the same type with `change` done to each tensor.
+// Returns a list of the same type with `change` applied to each tensor.
 template <typename F>
 c10::IValue map_list(const c10::IValue& list, F&& change) {
   if (list.isTensorList()) {
@@ -102,7 +102,7 @@ void write_back(const at::Tensor& own, const at::Tensor& copy) {
 std::optional<Casts> Casts::find(const ir::Node& node, const ir::Graph& graph) {
   const ir::OpDesc& desc = ir::op_desc(node.opcode);
   Casts found;
-  // For complex32 CPU has little more than copies.
+  // Torch's CPU kernels support little more than copies in complex32.
   if (has_dtype(node, graph, ScalarType::ComplexHalf)) {
     found.casts_ = {{ScalarType::ComplexHalf, ScalarType::ComplexFloat}, {ScalarType::Half, ScalarType::Float}};
   }
@@ -170,7 +170,7 @@ void Casts::narrow(c10::Stack& stack, const std::vector<c10::IValue>& arguments,
   }
   for (size_t i = 0; i < std::min(results_.size(), stack.size()); ++i) {
     const auto& dtypes = results_[i];
-    if (dtypes.empty()) continue;  // an argument, or a number
+    if (dtypes.empty()) continue;  // the result is an argument or a number
     if (stack[i].isTensor()) {
       stack[i] = narrow(stack[i].toTensor(), dtypes[0]);
     } else if (stack[i].isTensorList()) {
@@ -182,7 +182,8 @@ void Casts::narrow(c10::Stack& stack, const std::vector<c10::IValue>& arguments,
   }
 }
 
-// (self, dim, keepdim, dtype) and, of the overload `out`, the result: the sum of what is no NaN, as CUDA has it.
+// (self, dim, keepdim, dtype) and, for the overload `out`, the result. Sums all elements that are not NaN, as CUDA's
+// kernel does.
 Special find_nansum(const ir::Node& node, const ir::Graph& graph) {
   if (base_name(ir::op_desc(node.opcode).name) != "aten::nansum" || node.args[0].tag != ArgTag::kView) return nullptr;
   if (!c10::isComplexType(static_cast<ScalarType>(graph.views[node.args[0].a].dtype))) return nullptr;

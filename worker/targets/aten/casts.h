@@ -11,20 +11,21 @@
 #include "ir/graph.h"
 #include "worker/targets/aten/kernels/special.h"
 
-// Ops in dtypes that CUDA's kernels take and CPU's do not: computed on copies in a wider dtype. What they write goes
-// back into its own tensors, and a result gets the dtype that the program says. Which op in which dtype is one table
-// (casts.cpp); //tests/ops:test_cuda_dtypes holds it against torch's own lists of dtypes.
+// Supports ops in dtypes that CUDA's kernels accept and the CPU's do not: computes them on copies in a wider dtype.
+// What an op writes is copied back to its operands, and a result gets the dtype that the program expects. One table in
+// casts.cpp lists ops and dtypes; //tests/ops:test_cuda_dtypes compares it with torch's own lists of dtypes.
 namespace torch_remote::worker::aten {
 
 class Casts {
  public:
-  // For a node that has an operand or result of a dtype that CPU's kernel lacks.
+  // Returns the casts for a node with an operand or result of a dtype that the CPU's kernel lacks.
   static std::optional<Casts> find(const ir::Node& node, const ir::Graph& graph);
 
-  // The stack has the arguments: tensors of narrow dtypes are replaced by copies, narrow dtypes by wide ones.
+  // The stack holds the arguments. Replaces tensors of narrow dtypes by wider copies, and narrow dtypes by wide ones.
   void widen(c10::Stack& stack) const;
 
-  // The stack has the results. What the op wrote to the copies, as `widen` left them, goes back to the arguments.
+  // The stack holds the results. Copies what the op wrote from the tensors that `widen` made (`widened`) to
+  // `arguments`.
   void narrow(c10::Stack& stack, const std::vector<c10::IValue>& arguments, const c10::Stack& widened) const;
 
  private:
@@ -37,13 +38,14 @@ class Casts {
   at::Tensor narrow(at::Tensor tensor, const std::optional<c10::ScalarType>& dtype) const;
 
   std::vector<Cast> casts_;
-  std::vector<uint32_t> operands_;                                    // arguments that are tensors or lists of them
-  std::vector<uint32_t> written_;                                     // of these
-  std::vector<uint32_t> dtypes_;                                      // arguments that are a dtype
-  std::vector<std::vector<std::optional<c10::ScalarType>>> results_;  // a list's together
+  std::vector<uint32_t> operands_;  // indices of arguments that are tensors or lists of tensors
+  std::vector<uint32_t> written_;   // the operands that the op writes
+  std::vector<uint32_t> dtypes_;    // indices of arguments that are a dtype
+  // per result: its dtypes, one for each tensor of a list
+  std::vector<std::vector<std::optional<c10::ScalarType>>> results_;
 };
 
-// nansum of complex numbers, which CPU's kernel refuses; null for any other node.
+// Computes nansum of complex numbers, which the CPU's kernel refuses. Null for any other node.
 Special find_nansum(const ir::Node& node, const ir::Graph& graph);
 
 }  // namespace torch_remote::worker::aten

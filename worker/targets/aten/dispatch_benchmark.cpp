@@ -7,8 +7,8 @@
 
 #include "worker/targets/aten/testing.h"
 
-// What one op costs in the runner beyond torch's own kernel: a chain of tiny ops, run as one program and called
-// directly.
+// Measures what the runner adds to the cost of torch's kernel per op: runs a chain of tiny ops as one program, and
+// calls the same ops directly.
 //   bazel run //worker/targets/aten:dispatch_benchmark
 namespace torch_remote::worker::aten {
 namespace {

@@ -2,10 +2,10 @@
 
 #include "worker/runner/plugin.h"
 
-// torch's exceptions, as the plugin's C ABI reports them.
+// Reports torch's exceptions through the plugin's C ABI.
 namespace torch_remote::worker::aten {
 
-// To be called in a catch block: the exception that is being handled, by the Python class that PyTorch makes of it.
+// Call this in a catch block. Describes the current exception; its kind is the Python class that PyTorch raises for it.
 void describe_exception(tr_error* error) noexcept;
 
 void set_error(tr_error* error, const char* kind, const char* message) noexcept;

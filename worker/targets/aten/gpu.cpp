@@ -17,14 +17,14 @@
 #include "ir/math_modes.h"
 #include "worker/targets/aten/host_memory.h"
 
-struct CUstream_st;  // CUDA's; here no more than a name in types
+struct CUstream_st;  // CUDA's stream; we only need its name in types
 
 namespace torch_remote::worker::aten {
 namespace {
 
 constexpr size_t kMostGpus = 64;
 
-// Who has the memory of each GPU; null: nobody.
+// The host that provides the memory of each GPU; null if there is none.
 std::array<std::atomic<const tr_host*>, kMostGpus>& hosts() {
   static std::array<std::atomic<const tr_host*>, kMostGpus> all{};
   return all;
@@ -37,7 +37,7 @@ void* allocate_on_gpu(size_t nbytes, int device, CUstream_st*) {
 }
 void free_on_gpu(void* data, size_t, int, CUstream_st*) { give_memory(data); }
 
-// Where the libtorch_cpu.so lies that this plugin uses.
+// Path of a library in the directory of the libtorch_cpu.so that this plugin uses.
 std::string beside_torch(const char* name) {
   Dl_info found{};
   const auto* address = reinterpret_cast<const void*>(&at::globalContext);
@@ -52,8 +52,8 @@ F* find_function(void* library, const std::string& path, const char* name) {
   return found;
 }
 
-// torch::cuda::CUDAPluggableAllocator has functions for who brings memory of his own. A shared pointer to an allocator
-// is passed on as it is, whatever it points to.
+// Makes torch allocate GPU memory from the host. torch::cuda::CUDAPluggableAllocator is torch's interface for other
+// allocators. Its shared pointer to an allocator is passed on unchanged, so we need not know the pointee's type.
 void give_memory_to_torch(void* library, const std::string& path) {
   using Allocate = void*(size_t, int, CUstream_st*);
   using Free = void(void*, size_t, int, CUstream_st*);
@@ -65,10 +65,10 @@ void give_memory_to_torch(void* library, const std::string& path) {
       library, path,
       "_ZN5torch4cuda22CUDAPluggableAllocator22changeCurrentAllocatorERKSt10shared_ptrIN3c104cuda20CUDACachingAllocator"
       "13CUDAAllocatorEE");
-  change(create(allocate_on_gpu, free_on_gpu));  // torch takes another one only before it is initialised
+  change(create(allocate_on_gpu, free_on_gpu));  // torch accepts another allocator only before it is initialized
 }
 
-// Once a process; it stays open.
+// Runs once per process; the library stays open.
 void open_library(const tr_host& host) {
   static std::mutex mutex;
   static bool opened = false;
@@ -76,20 +76,21 @@ void open_library(const tr_host& host) {
   if (opened) return;
   const std::string path =
       host.gpu_library != nullptr ? std::string(host.gpu_library) : beside_torch("libtorch_cuda.so");
-  // Its registrations are for the libtorch_cpu.so that is here: hence for all to see.
+  // Its registrations refer to the libtorch_cpu.so of this process, hence RTLD_GLOBAL.
   void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (library == nullptr) {
     const char* why = ::dlerror();
     TORCH_CHECK(false, "remote: CUDA's libtorch cannot be opened: ", why != nullptr ? why : path);
   }
   give_memory_to_torch(library, path);
-  (void)::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // or deterministic mode refuses products
+  // otherwise torch refuses GEMMs in deterministic mode
+  (void)::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
   opened = true;
 }
 
 c10::Stream stream_of(const tr_host& host) {
-  // As c10::cuda::getStreamFromExternal: a stream that is not torch's has its own address as a number.
+  // As in c10::cuda::getStreamFromExternal: the id of a stream that torch did not create is its address.
   return c10::Stream(c10::Stream::UNSAFE, target_of(host).device, reinterpret_cast<int64_t>(host.gpu_stream));
 }
 

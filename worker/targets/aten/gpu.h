@@ -8,14 +8,14 @@
 
 #include "worker/runner/plugin.h"
 
-// Tensors on a GPU, whose kernels are in CUDA's libtorch. That is opened here, at run time; nothing of it is needed to
-// build this: it is asked through the dispatcher, and by what torch's core knows of devices.
+// Runs ops on tensors of a GPU with the kernels of CUDA's libtorch. The library is opened at run time and is not
+// needed to build this file: we call it through the dispatcher and the device interfaces of torch's core.
 //
-// Its work goes to the host's stream, and its memory (of results, and while an op runs) comes from the host. The GPU's
-// primary context is the one that the host uses, too.
+// Its work runs on the host's stream. Its memory, for results and for an op's temporaries, comes from the host. It uses
+// the GPU's primary context, as the host does.
 namespace torch_remote::worker::aten {
 
-// What a program's tensors are, and whose kernels do its ops.
+// The device of a program's tensors, and the dispatch key of its kernels.
 struct Target {
   c10::Device device{c10::kCPU};
   c10::DispatchKey key = c10::DispatchKey::CPU;
@@ -24,13 +24,13 @@ struct Target {
 };
 Target target_of(const tr_host& host);
 
-// Opens CUDA's libtorch, and gives it the memory of the host, which must live until `leave_gpu`. Throws what is wrong
-// with it, and c10::Error of the driver's.
+// Opens CUDA's libtorch and makes it allocate from the host, which must live until `leave_gpu`. Throws c10::Error if
+// the library cannot be used or the driver fails.
 void open_gpu(const tr_host& host);
 void leave_gpu(const tr_host& host);
 
-// While it lives, what the thread calls is done with these modes (ir/math_modes.h), and on the stream of a host with a
-// GPU. The modes are the process's: not for a process of the user's.
+// While an object lives, this thread's calls use these math modes (ir/math_modes.h) and, if the host has a GPU, its
+// stream. The modes are global to the process, so this must not be used in the user's process.
 class OnTarget {
  public:
   OnTarget(const tr_host& host, uint32_t math);

@@ -15,9 +15,10 @@ namespace {
 
 constexpr uint8_t kPriority = 100;
 
-// Whom to give memory back to, by its address. It is not written beside the memory, which a client may read; and it is
-// no DataPtr's context, because that must be the memory itself (oneDNN's scratch comes from raw_allocate). In parts
-// with a lock each, so that threads seldom meet.
+// Maps the address of a block to the buffer that must be released. The record does not stand next to the block, because
+// a client may read that memory. It is not the DataPtr's context either, because the context must be the block itself
+// (oneDNN's scratch memory comes from raw_allocate). The map is split into parts, each with its own lock, so that
+// threads rarely contend.
 class Owners {
  public:
   void add(const tr_buffer& buffer) {
@@ -25,7 +26,7 @@ class Owners {
     std::lock_guard lock(part.mutex);
     part.buffers.emplace(buffer.data, buffer);
   }
-  // Nothing: it is of nobody's.
+  // Returns nothing if the address is unknown.
   std::optional<tr_buffer> take(void* data) {
     Part& part = part_of(data);
     std::lock_guard lock(part.mutex);
@@ -49,13 +50,13 @@ class Owners {
   std::array<Part, 16> parts_;
 };
 
-// Lives as long as the process: memory comes back during exit.
+// Never destroyed: memory may be released during exit.
 Owners& owners() {
   static auto* instance = new Owners;
   return *instance;
 }
 
-// Lives as long as the process: torch keeps the pointer.
+// Never destroyed: torch keeps the pointer.
 class HostAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t nbytes) override {
@@ -92,7 +93,7 @@ void* take_memory(const tr_host& host, uint64_t nbytes) {
 void give_memory(void* data) {
   if (!data) return;  // 0 bytes
   const std::optional<tr_buffer> buffer = owners().take(data);
-  // (Torch's own, from when there was no host: who has no DataPtr knows one way to give back.)
+  // The block is torch's own, from a time without a host: callers without a DataPtr release all blocks the same way.
   if (!buffer) return c10::GetDefaultCPUAllocator()->raw_deallocate(data);
   buffer->release(buffer->owner);
 }

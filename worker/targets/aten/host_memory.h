@@ -4,21 +4,21 @@
 
 #include "worker/runner/plugin.h"
 
-// The host's memory as torch's CPU allocator, so that what an op returns can be handed over as a buffer.
+// Makes the host's memory torch's CPU allocator, so that an op's result can be handed over as a buffer.
 namespace torch_remote::worker::aten {
 
-// Takes the place of torch's CPU allocator from now on, in the whole process. `host` must live until `leave`.
+// Replaces torch's CPU allocator in the whole process from now on. `host` must live until `leave_host_memory`.
 void use_host_memory(const tr_host* host);
 void leave_host_memory();
 
-// The host's memory for who keeps an address alone. Throws c10::OutOfMemoryError. Null for 0 bytes.
+// Allocates host memory for callers that keep only an address. Returns null for 0 bytes. Throws c10::OutOfMemoryError.
 void* take_memory(const tr_host& host, uint64_t nbytes);
 void give_memory(void* data);
 
-// A buffer that owns a tensor's storage. Nobody else may hold it.
+// Returns a buffer that owns the tensor's storage. No other tensor may use the storage.
 tr_buffer take_storage(c10::Storage storage);
 
-// `nbytes` from the host; throws c10::OutOfMemoryError.
+// Allocates `nbytes` from the host; throws c10::OutOfMemoryError.
 tr_buffer allocate(const tr_host& host, uint64_t nbytes);
 
 }  // namespace torch_remote::worker::aten

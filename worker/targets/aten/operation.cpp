@@ -27,7 +27,7 @@ const c10::Type& without_optional(const c10::Type& type) {
   return optional ? *optional->getElementType() : type;
 }
 
-// A number for an argument of this type (a scalar type, or a list's element type).
+// The value of a number for an argument of this type (a scalar type, or a list's element type).
 c10::IValue number(const Arg& arg, const c10::Type& type, const int64_t* symbols) {
   switch (arg.tag) {
     case ArgTag::kInt:
@@ -73,7 +73,7 @@ bool is_number(ArgTag tag) {
   return tag == ArgTag::kInt || tag == ArgTag::kFloat || tag == ArgTag::kBool || tag == ArgTag::kComplex;
 }
 
-// Whether a number of this tag may stand for an argument of this type.
+// Whether a number with this tag is valid for an argument of this type.
 bool fits(ArgTag tag, const c10::Type& type) {
   switch (type.kind()) {
     case c10::TypeKind::IntType:
@@ -109,7 +109,7 @@ void refuse_harmful(const c10::OperatorHandle& op, std::string_view name) {
   TORCH_CHECK_NOT_IMPLEMENTED(why == nullptr, "remote: the worker does not run '", name, "': it ", why);
 }
 
-// The default generator's state, as it was before a call that seeds it: the process may be the user's own.
+// Seeds the default generator for one call and restores its state afterwards, because the process may be the user's.
 class SeededDefaultGenerator {
  public:
   explicit SeededDefaultGenerator(uint64_t seed) : generator_(at::detail::getDefaultCPUGenerator()) {
@@ -129,8 +129,8 @@ class SeededDefaultGenerator {
 
 }  // namespace
 
-// An argument that the record does not carry (device, layout, pin_memory), or that is None. (Without a device torch
-// makes new tensors on the CPU.)
+// The value of an argument that the record does not carry (device, layout, pin_memory) or that is None. Without a
+// device, torch would create new tensors on the CPU.
 c10::IValue Operation::absent(const c10::Argument& argument) const {
   const bool optional = argument.type()->kind() == c10::TypeKind::OptionalType;
   if (without_optional(*argument.type()).kind() == c10::TypeKind::DeviceObjType && (!optional || target_.is_gpu())) {
@@ -148,10 +148,10 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
     : target_(target), functional_(find_operator(ir::op_desc(node.opcode).name)), op_(functional_) {
   const std::string_view name = ir::op_desc(node.opcode).name;
   has_kernel_ = functional_.hasComputedKernelForDispatchKey(target.key);
-  if (has_kernel_) refuse_harmful(functional_, name);  // else call_kernel says that there is none
+  if (has_kernel_) refuse_harmful(functional_, name);  // call_kernel reports a missing kernel
   const c10::FunctionSchema& schema = functional_.schema();
   const auto& arguments = schema.arguments();
-  // A random op without a Generator argument carries its seed behind the schema's arguments.
+  // A random op without a Generator argument has its seed after the schema's arguments.
   const bool extra = node.args.size() == arguments.size() + 1 && node.args.back().tag == ArgTag::kGenerator;
   TORCH_CHECK_TYPE((extra || node.args.size() == arguments.size()) && node.results.size() == schema.returns().size(),
                    "remote: the program has ", node.args.size(), " arguments and ", node.results.size(),
@@ -201,8 +201,8 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
     if (!target.is_gpu()) hazard_ = hazard_of(node, graph);
   } else {
     mode_ = Mode::kFunctional;
-    // Ops that write what their schema does not say (running statistics) must not be tried twice, and some of their out
-    // variants go wrong on layouts that the functional overload takes.
+    // Ops that write more than their schema says (running statistics) must not be called twice. Some of their out
+    // variants also fail on layouts that the functional overload supports.
     const bool hidden = ir::op_desc(node.opcode).flags & ir::kOpHiddenMutation;
     const auto out = all_views && !hidden && !casts_ ? find_out_variant(functional_, target.key) : std::nullopt;
     if (out) {
@@ -330,7 +330,7 @@ void Operation::call(c10::Stack& stack) {
   call(op_, stack);
 }
 
-// The stack has the arguments.
+// The stack holds the arguments.
 void Operation::call_on_copy(c10::Stack& stack) {
   const at::Tensor self = stack[0].toTensor();
   const at::Tensor copy = self.clone();
@@ -345,7 +345,7 @@ void Operation::call_functional(c10::Stack& stack) {
   call(functional_, stack);
 }
 
-// The stack has the arguments.
+// The stack holds the arguments.
 void Operation::call(const c10::OperatorHandle& op, c10::Stack& stack) {
   if (guard_.check) [[unlikely]] {
     const size_t count = functional_.schema().arguments().size();

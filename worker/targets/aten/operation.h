@@ -16,54 +16,54 @@
 #include "worker/targets/aten/gpu.h"
 #include "worker/targets/aten/kernels/special.h"
 
-// One node, prepared: which kernel to call, and its arguments as IValues that are made once and changed only when the
-// symbols they come from change.
+// A prepared node: the kernel to call, and its arguments as IValues. The arguments are created once and change only
+// when the symbols that they depend on change.
 namespace torch_remote::worker::aten {
 
 class Operation {
  public:
   enum class Mode : uint8_t {
-    kOut,         // the real out variant writes the results' memory
-    kEffect,      // no new results: in-place, out=
-    kFunctional,  // the op makes its results' memory
-    kSpecial,     // computed here, into the results' memory
+    kOut,         // the op has an out variant, which writes the results' memory
+    kEffect,      // the op has no new results: it works in place, or has `out=` arguments
+    kFunctional,  // the op allocates its results
+    kSpecial,     // this runner's own function (special.h) computes the op into the results' memory
   };
 
-  // Resolves the op and checks the node's arguments against its schema; throws. `tensor(arg)` gives the tensor of a
-  // kView or kScalarTensor argument; it must stay the same object. On a GPU torch's kernels do all; what is made up for
-  // here are those of the CPU.
+  // Resolves the op and checks the node's arguments against its schema; throws if they do not fit. `tensor(arg)`
+  // returns the tensor of a kView or kScalarTensor argument; it must always return the same object. On a GPU, torch's
+  // kernels execute all ops: the special functions and casts only make up for what the CPU's kernels lack.
   Operation(const ir::Node& node, const std::function<at::Tensor(const ir::Arg&)>& tensor, const ir::Graph& graph,
             const Target& target);
 
   Mode mode() const { return mode_; }
   bool makes_results() const { return mode_ == Mode::kFunctional; }
 
-  // The symbols' values are new: makes the arguments that come from them again.
+  // Call this when the symbols' values have changed: updates the arguments that depend on them.
   void update(const int64_t* symbols);
 
-  // Calls the kernel. The results are on the stack after it (kFunctional), or of no interest. If it throws, an op in
-  // place has written nothing.
+  // Calls the kernel. With kFunctional the results are on the stack afterwards; in other modes ignore the stack. If it
+  // throws, an in-place op has written nothing.
   void call(c10::Stack& stack);
 
-  // Of the functional overload; the numbers are those of the last update.
+  // The arguments of the functional overload, with the numbers of the last update.
   std::span<const c10::IValue> arguments() const { return arguments_; }
 
-  // Another tensor for an argument that is one.
+  // Replaces an argument that is a tensor.
   void set_tensor(size_t argument, at::Tensor tensor) { arguments_[argument] = std::move(tensor); }
 
-  // kOut: calls the functional overload instead, this once. Its results are on the stack after it.
+  // kOut: calls the functional overload once instead. Leaves its results on the stack.
   void call_functional(c10::Stack& stack);
-  // The out variant is not fit for the results' memory as it is: call the functional overload from now on.
+  // The out variant cannot write the results' layout: uses the functional overload from now on.
   void stop_using_out();
 
   const c10::FunctionSchema& schema() const { return functional_.schema(); }
 
  private:
-  struct Number {  // an argument that comes from symbols
+  struct Number {  // an argument that depends on symbols
     uint32_t argument;
     const ir::Arg* source;
     std::vector<ir::Sym> symbols;
-    std::vector<int64_t> values;  // of the last update
+    std::vector<int64_t> values;  // the symbols' values at the last update
   };
 
   void call(const c10::OperatorHandle& op, c10::Stack& stack);
@@ -76,23 +76,23 @@ class Operation {
 
   const Target target_;
   c10::OperatorHandle functional_;
-  c10::OperatorHandle op_;  // what is called: functional_ or its out variant
+  c10::OperatorHandle op_;  // the overload that is called: functional_ or its out variant
   Mode mode_;
   Special special_ = nullptr;
   Hazard hazard_ = Hazard::kNone;
   Guard guard_;
   std::optional<Casts> casts_;
-  bool has_kernel_ = false;     // torch has one for the target
-  bool random_ = false;         // seeds before each call
-  bool own_generator_ = false;  // the op has a Generator argument; else the default one is seeded
+  bool has_kernel_ = false;     // torch has a kernel for the target
+  bool random_ = false;         // a generator is seeded before each call
+  bool own_generator_ = false;  // the op has a Generator argument; otherwise we seed the default generator
   bool updated_ = false;
   uint64_t seed_ = 0, offset_ = 0;
   ir::Sym seed_symbol_ = ir::kNoSym;
   at::Generator generator_;
   std::vector<c10::IValue> arguments_;
-  std::vector<at::Tensor> results_;  // kOut: after the arguments; kSpecial: see SpecialCall
+  std::vector<at::Tensor> results_;  // kOut: they follow the arguments; kSpecial: see SpecialCall
   std::vector<Number> numbers_;
-  std::vector<uint32_t> copied_;  // arguments that kernels may write to: lists of optional tensors, given as they are
+  std::vector<uint32_t> copied_;  // lists of optional tensors: copied for each call, because kernels may modify them
 };
 
 }  // namespace torch_remote::worker::aten

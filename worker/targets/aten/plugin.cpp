@@ -29,7 +29,7 @@ struct tr_runner {
 
   tr_host host;
   bool inproc;
-  bool much = false;  // there is to do in this run
+  bool much = false;  // the current run has much work (see `begin`)
   torch_remote::worker::aten::Threads threads;
 };
 
@@ -44,13 +44,13 @@ int create(const tr_host* host, int threads, int inproc, tr_runner** runner, tr_
   try {
     TORCH_CHECK(host->abi == TR_RUNNER_ABI, "remote: the worker speaks version ", host->abi,
                 " of the runner interface, this plugin ", TR_RUNNER_ABI, "; install them from one package");
-    tr_host known{};  // an older host has fewer fields
+    tr_host known{};  // an older host's struct has fewer fields
     std::memcpy(&known, host, std::min(sizeof(known), host->struct_size));
     auto result = std::make_unique<tr_runner>(known, threads, inproc != 0);
-    // Before any other call: torch asks once whether there is CUDA, and remembers.
+    // Must precede any other call of torch: torch checks once whether CUDA exists, and remembers the result.
     if (known.has_gpu != 0) open_gpu(result->host);
     make_first_calls();
-    // Clients fill new memory themselves where they want that; what ops allocate inside is their own.
+    // Clients fill new memory themselves when the user asks for it. Torch must not fill the temporaries of ops.
     if (!inproc) at::globalContext().setDeterministicFillUninitializedMemory(false);
     if (known.has_gpu == 0 && !inproc) {
       use_host_memory(&result->host);
@@ -107,8 +107,8 @@ int run(tr_runner* runner, tr_program* program, tr_run* run, tr_error* error) {
 
 int creates_buffer(const tr_program* program, uint32_t buffer) { return program->program.creates_buffer(buffer); }
 
-// As ops have it (AtenProgram::run): what is small wakes nobody, and leaves a core to a client that needs one.
-// `grains`: of some 10 us each.
+// Chooses the number of threads by the same rules as AtenProgram::run: little work wakes no threads, and leaves a core
+// to a client that needs one. `grains`: the work, in units of about 10 us.
 void choose_threads(tr_runner& runner, double grains) {
   constexpr double kGrainsWorthWaking = 64;
   Threads& threads = runner.threads;
@@ -121,7 +121,7 @@ void choose_threads(tr_runner& runner, double grains) {
   }
 }
 
-// (Nothing here throws.)
+// Nothing here throws.
 void parallel_for(tr_runner* runner, int64_t count, int64_t grain,
                   void (*body)(void* context, int64_t begin, int64_t end), void* context) {
   choose_threads(*runner, static_cast<double>(count) / static_cast<double>(grain));
@@ -133,7 +133,7 @@ int has_op(tr_runner* runner, const char* name) {
     const Target target = target_of(runner->host);
     if (target.is_gpu()) return can_run_on_gpu(name);
     return find_special(name) != nullptr || can_run(name, target.key);
-  } catch (...) {  // no memory
+  } catch (...) {  // out of memory
     return 0;
   }
 }
@@ -155,7 +155,7 @@ int multiply(tr_runner* runner, const tr_product* product) {
   }
 }
 
-// Threads that do not go to sleep at once do so after a while.
+// Threads that do not go to sleep at once do so after a while, so errors are ignored.
 void rest(tr_runner* runner) {
   try {
     runner->threads.rest();

@@ -11,7 +11,7 @@
 #include "worker/targets/aten/checks/schema.h"
 #include "worker/targets/aten/testing.h"
 
-// Ops run through the plugin give what torch gives when called directly.
+// Ops that run through the plugin give the same results as direct calls of torch.
 namespace torch_remote::worker::aten {
 namespace {
 
@@ -23,7 +23,7 @@ at::Tensor wrapped(double value) {
   return tensor;
 }
 
-// A copy with the same strides.
+// Returns a copy with the same strides.
 at::Tensor copy_of(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
   at::Tensor copy = at::empty({static_cast<int64_t>(tensor.storage().nbytes())}, at::kByte);
@@ -72,7 +72,7 @@ void expect_same(const at::Tensor& got, const at::Tensor& wanted, const std::str
       << what << "\ngot " << got << "\nwanted " << wanted;
 }
 
-// Runs the op both ways, twice: with arguments as they are, and again after the memory moved.
+// Runs the op through the plugin and directly, twice: first as is, then after the memory has moved.
 void check(const std::string& op, const std::vector<IValue>& args) {
   SCOPED_TRACE(op);
   TestRunner runner;
@@ -114,7 +114,7 @@ void check(const std::string& op, const std::vector<IValue>& args) {
       }
       if (result.tag != ir::ArgTag::kList) ++next;
     }
-    // What the op wrote.
+    // Compare the arguments that the op wrote.
     const auto after = tensors_of(reference);
     size_t seen = 0;
     for (const ir::Arg& arg : node.args) {
@@ -217,13 +217,13 @@ TEST(Plugin, FactoriesAndCopies) {
   check("aten::copy_", {at::randn({4, 5}), at::randn({5}), false});
   check("aten::fill_.Scalar", {at::randn({4}), 3});
   check("aten::constant_pad_nd", {at::randn({2, 3}), c10::List<int64_t>({1, 2}), 0.5});
-  // Returns its argument: still a buffer of its own here.
+  // It returns its argument, but here the result is a buffer of its own.
   check("aten::contiguous", {at::randn({4, 5}), static_cast<int64_t>(at::MemoryFormat::Contiguous)});
 }
 
 TEST(Plugin, TheProgramsStridesCount) {
   const at::Tensor a = at::randn({4, 5});
-  // The recorder says that the result is transposed: it is, whatever the kernel makes.
+  // The program says that the result is transposed, so it must be, whatever layout the kernel chooses.
   const at::Tensor transposed = at::empty({5, 4}).t();
   for (const char* op : {"aten::relu", "aten::clone", "aten::cumsum"}) {
     SCOPED_TRACE(op);
@@ -244,7 +244,7 @@ TEST(Plugin, TheProgramsStridesCount) {
 }
 
 TEST(Plugin, OutVariantsThatIgnoreStridesAreNotTrusted) {
-  // Its out variant writes as if the result were contiguous.
+  // The op's out variant writes as if the result were contiguous.
   const at::Tensor gradient = at::randn({1, 3, 6, 5}).contiguous(at::MemoryFormat::ChannelsLast);
   const at::Tensor wanted = at::upsample_bicubic2d_backward(gradient, {6, 5}, {1, 3, 4, 4}, false);
   TestRunner runner;
@@ -291,7 +291,7 @@ TEST(Plugin, NewSizesAndScalarsWithoutANewProgram) {
   TestRunner::Loaded program(runner, builder);
   ASSERT_EQ(program.run().code, 0);
   expect_same(program.tensor(3), a * 2 + 1, "first");
-  // Half as many rows are now 3 x 2, and the factor is 10.
+  // The program now has half as many rows (3 x 2), and the factor is 10.
   for (int64_t& value : builder.params) {
     if (value == std::bit_cast<int64_t>(2.0)) {
       value = std::bit_cast<int64_t>(10.0);
@@ -314,7 +314,7 @@ TEST(Plugin, TemporariesThatItMadeAreGivenBack) {
   builder.call("aten::clone", {a, IValue()}, {copy});
   builder.call("aten::add.Tensor", {copy, copy, 1}, {result});
   builder.graph.buffers[1].survives = false;
-  const uint64_t before = runner.memory->stats().allocated.current;  // the tensors above are from there too
+  const uint64_t before = runner.memory->stats().allocated.current;  // the tensors above come from the same allocator
   TestRunner::Loaded program(runner, builder);
   ASSERT_EQ(runner.api->creates_buffer(program.program, 1), 1);
   ASSERT_EQ(runner.api->creates_buffer(program.program, 2), 0);
@@ -343,7 +343,7 @@ TEST(Plugin, GradientsOfSlicesLieInMemoryOfTheProgram) {
   expect_same(program.tensor(builder.graph.nodes[1].results[0].a), rows, "rows");
 }
 
-// The host's memory may be shared with a client that reads all of it.
+// The host's memory may be shared with a client that can read all of it.
 TEST(Plugin, NoPointersLieInTheHostsMemory) {
   static CachingAllocator* memory;
   static std::vector<tr_buffer> given;
@@ -455,7 +455,7 @@ TEST(Plugin, ProgramsThatDoNotFitTheSchemaAreRefused) {
   TestRunner runner;
   TestGraph builder;
   builder.call("aten::relu", {at::randn({2})}, {at::randn({2})});
-  // Claims another signature for an op that the table does not list.
+  // Registers another signature for an op that the table does not list.
   const ir::OpaqueArg args[] = {{"self", ir::ArgKind::kTensor}, {"n", ir::ArgKind::kString}};
   const ir::ResultDesc results[] = {{ir::ResultKind::kTensor, -1}};
   ir::register_opaque("aten::logit_backward.grad_input_", args, results, 0);
@@ -519,8 +519,8 @@ TEST(Plugin, OfTorchsOpsOnlyThoseOfAtenRun) {
 
 at::Tensor longs(const std::vector<int64_t>& values) { return at::tensor(values, at::kLong); }
 
-// Kernels of torch that read and write where the elements of a tensor say, and do not look: called directly, each of
-// these ends the process.
+// Torch's kernels use these tensors' elements as indices without a check. Called directly, each of these calls ends the
+// process.
 TEST(Plugin, IndicesThatTorchTrustsAreLookedAt) {
   struct Call {
     const char* op;
@@ -587,7 +587,7 @@ TEST(Plugin, IndicesThatTorchTrustsAreLookedAt) {
   }
 }
 
-// Called directly, the first two end the process and the third reads what is not there.
+// Called directly, the first two calls end the process, and the third reads outside of its input.
 TEST(Plugin, GradientsOfPoolingHaveThePlanesOfTheirInput) {
   struct Call {
     const char* op;
@@ -627,7 +627,7 @@ TEST(Plugin, OffersItsThreads) {
   runner.api->parallel_for(runner.runner, 0, 1, body, &times);
   EXPECT_EQ(times, std::vector<int>(1000, 4));
 
-  // Two parts that wait for each other, on two threads.
+  // Two parts on two threads wait for each other.
   std::atomic<int> there{0};
   const auto meet = [](void* context, int64_t, int64_t) {
     auto& count = *static_cast<std::atomic<int>*>(context);
@@ -639,7 +639,7 @@ TEST(Plugin, OffersItsThreads) {
   runner.api->parallel_for(runner.runner, 2, 1, meet, &there);
 }
 
-// For images of few channels that lie channels last, oneDNN's gradient of such weights writes beyond its memory.
+// For channels-last images with few channels, oneDNN's gradient of strided 1x1 weights writes outside of its memory.
 TEST(Plugin, GradientsOfOnePlaceInStepsAreOfPlainImages) {
   constexpr auto kLast = at::MemoryFormat::ChannelsLast;
   const Guard guard = find_guard("aten::convolution_backward");
@@ -686,7 +686,7 @@ TEST(Plugin, LoadsOnlyTheNodesThatItIsAskedFor) {
   EXPECT_TRUE(load({1, 0}));
 }
 
-// oneDNN asks for its scratch without a DataPtr.
+// oneDNN allocates its scratch memory without a DataPtr.
 TEST(HostMemory, TorchComputesWhenARunnerIsGone) {
   {
     const TestRunner runner;

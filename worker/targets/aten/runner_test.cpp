@@ -5,7 +5,7 @@
 
 extern "C" const tr_runner_api* torch_remote_runner_api();
 
-// The plugin does what every runner must do.
+// The plugin passes the conformance suite of runners.
 namespace torch_remote::worker::testing {
 namespace {
 

@@ -15,7 +15,7 @@ extern "C" const tr_runner_api* torch_remote_runner_api();
 namespace torch_remote::worker::aten {
 namespace {
 
-constexpr uint32_t kMaxParams = 1 << 20;  // of the graph while it is built
+constexpr uint32_t kMaxParams = 1 << 20;  // bound on a graph's parameters while it is built
 
 bool writes(const c10::Argument& argument) { return argument.alias_info() && argument.alias_info()->isWrite(); }
 
@@ -52,7 +52,7 @@ ir::ArgKind argument_kind(const c10::Argument& argument) {
     type = inner->getElementType();
     if (const auto* real_inner = real->castRaw<c10::OptionalType>()) real = real_inner->getElementType();
   }
-  // In `type`, the enums of torch are ints; `real` tells them apart.
+  // In `type` the enums of torch are ints; `real` distinguishes them.
   switch (real->kind()) {
     case c10::TypeKind::ScalarTypeType:
       return kDType;
@@ -165,7 +165,7 @@ ir::Sym TestGraph::param(int64_t value) {
   return static_cast<ir::Sym>(params.size() - 1);
 }
 
-// Sizes of 0 and 1 are constants, as in a recorded trace.
+// As in a recorded trace, sizes 0 and 1 are constants.
 ir::Sym TestGraph::size(int64_t value) { return value < 2 ? graph.constant(value) : param(value); }
 
 ir::Arg TestGraph::view(const at::Tensor& tensor, bool fresh) {
@@ -305,7 +305,7 @@ TestRunner::TestRunner(bool inproc, uint64_t limit, int threads)
 
 TestRunner::~TestRunner() { api->destroy(runner); }
 
-// Constants were numbered from kMaxParams on; they follow the parameters now.
+// Constants are numbered from kMaxParams on while the graph is built; renumbers them to follow the parameters.
 void TestGraph::finish() {
   if (graph.params != kMaxParams) return;
   const uint32_t count = static_cast<uint32_t>(params.size());

@@ -11,25 +11,27 @@
 #include "worker/device/memory.h"
 #include "worker/runner/plugin.h"
 
-// For tests: calls of ATen ops as graphs, and a runner to run them.
+// For tests: builds graphs from calls of ATen ops, and runs them.
 namespace torch_remote::worker::aten {
 
-// Makes an op that the op table does not list known, from torch's schema.
+// Registers an op that the op table does not list, with torch's schema.
 void register_if_unknown(std::string_view name);
 
-// Adds calls to a graph. Tensors are told apart by their storages and kept: what they are, the run's buffers become.
+// Adds calls to a graph. Tensors are identified by their storages and stay alive; the run's buffers start as copies of
+// them.
 class TestGraph {
  public:
-  // Adds a node. `results`: what the op is to return (sizes and strides count, the memory does not matter; undefined:
-  // no result wanted); the tensors then stand for the results in later calls. Random ops get (seed, offset).
+  // Adds a node. `results`: the results that the op should return. Their sizes and strides count, their memory does
+  // not; an undefined tensor is an unused result. In later calls these tensors stand for the results. Random ops get
+  // (seed, offset).
   void call(std::string_view op, const std::vector<c10::IValue>& args, const std::vector<c10::IValue>& results,
             int64_t seed = 0, int64_t offset = 0);
-  // After the last call: makes the graph whole. Loading does it too.
+  // Call this after the last call: completes the graph. Loading calls it too.
   void finish();
 
   ir::Graph graph;
   std::vector<int64_t> params;
-  std::vector<at::Tensor> tensors;  // one of each buffer
+  std::vector<at::Tensor> tensors;  // one per buffer
 
  private:
   ir::Sym param(int64_t value);
@@ -39,7 +41,7 @@ class TestGraph {
   ir::Arg number(const c10::IValue& value, bool structural);
 };
 
-// Runs graphs through the plugin's C interface.
+// Runs graphs through the plugin's C ABI.
 class TestRunner {
  public:
   explicit TestRunner(bool inproc = false, uint64_t limit = uint64_t{8} << 30, int threads = 1);
@@ -49,18 +51,18 @@ class TestRunner {
     int code = 0;
     tr_error error{};
     std::vector<int64_t> words;
-    std::vector<uint64_t> times;  // of the nodes, if wanted
+    std::vector<uint64_t> times;  // of the nodes, if requested
   };
 
-  // A program with its memory; buffers are filled from the builder's tensors before each run, results compared by the
-  // caller.
+  // A loaded program with its memory. Each run fills the buffers from the builder's tensors; the caller compares the
+  // results.
   class Loaded {
    public:
     Loaded(TestRunner& runner, TestGraph& builder, bool tune = false);
     ~Loaded();
     Outcome run(bool changed = true);
     Outcome run(uint32_t first, uint32_t last, bool changed, bool timed = false);
-    // The result of a view of the graph, as a copy.
+    // Returns a copy of the tensor of a view of the graph.
     at::Tensor tensor(uint32_t view) const;
     void fill_inputs();
     void release();
@@ -78,7 +80,7 @@ class TestRunner {
   const tr_runner_api* api;
   tr_runner* runner = nullptr;
   CachingAllocator::Pointer memory;
-  tr_client client = TR_CLIENT_RESTS;  // what the host says
+  tr_client client = TR_CLIENT_RESTS;  // what the host reports
 
  private:
   tr_host host_{};

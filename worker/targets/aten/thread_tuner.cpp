@@ -7,9 +7,9 @@
 namespace torch_remote::worker::aten {
 namespace {
 
-// Of the work that is estimated to be worth threads: outside of this nothing is measured.
+// Multiples of kWorthThreads: a node with less or more work than these bounds is not measured.
 constexpr double kSurelyOne = 1.0 / 64, kSurelyAll = 64;
-// All threads must win by so much: they also take the cores from others.
+// All threads must take at most this share of one thread's time, because they take cores from others.
 constexpr double kGain = 0.75;
 
 }  // namespace

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-// Of GNU's OpenMP, which torch is built with, and of LLVM's: begins a parallel region in which `function` runs on the
-// other threads, and ends it.
+// From GNU's OpenMP, which torch is built with; LLVM's has them too. GOMP_parallel_start begins a parallel region in
+// which `function` runs on the other threads, and GOMP_parallel_end ends it.
 extern "C" {
 __attribute__((weak)) void GOMP_parallel_start(void (*function)(void*), void* data, unsigned threads);
 __attribute__((weak)) void GOMP_parallel_end();
@@ -16,7 +16,7 @@ __attribute__((weak)) int omp_get_thread_num();
 namespace torch_remote::worker::aten {
 namespace {
 
-std::atomic<uint32_t> asleep{0};  // 1: threads at rest stay there
+std::atomic<uint32_t> asleep{0};  // 1 while resting threads must sleep
 
 }  // namespace
 
@@ -80,7 +80,7 @@ void Threads::change(int count) {
   at::set_num_threads(count);
 }
 
-// A parallel region whose other threads wait for the end of the rest, and which this thread leaves when it wakes them.
+// Starts a parallel region whose other threads sleep until they are woken. This thread leaves the region in `wake`.
 void Threads::rest() {
   if (resting_ || !used_ || all_ <= 1) return;
   if (!GOMP_parallel_start || !GOMP_parallel_end || !omp_get_thread_num) return;
@@ -111,7 +111,7 @@ void Threads::wake() {
   GOMP_parallel_end();
   resting_ = false;
   used_ = true;
-  at::set_num_threads(count_);  // what was set inside of the region ended with it
+  at::set_num_threads(count_);  // what was set inside of the region is lost when the region ends
 }
 
 }  // namespace torch_remote::worker::aten

@@ -7,60 +7,62 @@
 
 #include "worker/runner/plugin.h"
 
-// How many threads an op is given, and what they do between two ops. Torch and MKL use all of them for work far
-// too small for it: an op that is done in some twenty microseconds gets one thread. While a client on this machine
-// computes, parallel ops leave it a core: with one thread too many, each op would wait for the thread that waits for a
-// core. Between two ops OpenMP's threads spin: to wake one takes longer than many an op. A worker that waits for
-// messages puts them to sleep.
+// Chooses how many threads an op uses, and what the threads do between two ops.
+//
+// Torch and MKL use all threads even for small work; an op of less than about twenty microseconds gets one thread here.
+// While a client on this machine computes, parallel ops leave it a core: with one thread too many, each op would wait
+// for the thread that waits for a core. Between two ops OpenMP's threads spin, because waking one takes longer than
+// many an op. A worker that waits for messages puts them to sleep.
 namespace torch_remote::worker::aten {
 
-// What a node has to be worth (ir/work.h) to be given more: about 20 us of one core.
+// The work (ir/work.h) from which on a node gets several threads: about 20 us of one core.
 inline constexpr double kWorthThreads = 1 << 20;
-// What the parallel ops of a run have to be worth to wake threads that rest: some 600 us of one core. A wake-up takes
-// 50 to 500 us, and for that long nothing of theirs is done.
+// The parallel work of a run from which on we wake sleeping threads: some 600 us of one core. A wake-up takes 50 to 500
+// us, during which the threads contribute nothing.
 inline constexpr double kWorthWaking = 1 << 25;
 
-// On which cores threads wake that sleep. A scheduler may wake each on the core that it slept on, even if that is busy
-// and others are idle (machines that do not tell of a cache which cores share): it and the caller take turns then, for
-// milliseconds. Threads are put elsewhere for that moment, and pinned nowhere.
+// Chooses the cores on which sleeping threads wake. A scheduler may wake a thread on the core that it slept on, even if
+// that core is busy and others are idle. This happens on machines that do not report which cores share a cache. The
+// thread and the caller then alternate on this core for milliseconds. So we move such threads to another core for the
+// wake-up, without pinning them.
 class Cores {
  public:
   explicit Cores(int count) : count_(count), threads_(new Thread[static_cast<size_t>(count)]) {}
 
-  // Of the threads 1 and up of `count`: the calling one is going to sleep.
+  // Call this in thread `index` (1 to count - 1) before it sleeps.
   void sleeps(int index);
-  // It woke up: it may be anywhere again.
+  // Call this in the thread after it woke: it may run on all cores again.
   void woke(int index);
 
-  // Of their caller, while they are awake, before the next sleep.
+  // The caller calls this while the threads are awake, before they sleep again.
   void forget();
-  // Of their caller, before it wakes them: those that would wake on its core, or on the same one as another of them,
-  // wake on one that is left.
+  // The caller calls this before it wakes the threads. Threads that would wake on its core, or on the same core as
+  // another thread, are moved to unused cores.
   void spread();
 
  private:
   struct Thread {
-    std::atomic<int> id = 0;  // 0: it does not sleep yet
-    int core = 0;             // that it went to sleep on
-    bool moved = false;       // by the caller, for this sleep
+    std::atomic<int> id = 0;  // 0 while the thread does not sleep
+    int core = 0;             // the core on which it went to sleep
+    bool moved = false;       // the caller moved it, for this sleep
   };
 
   const int count_;
-  cpu_set_t all_{};  // that the caller may run on
+  cpu_set_t all_{};  // the cores that the caller may run on
   std::unique_ptr<Thread[]> threads_;
 };
 
-// The threads that torch uses when called from this thread. Not in the user's process, whose choice they are. One
-// object at a time may be in use, by one thread.
+// The threads that torch uses when this thread calls it. In the user's process the user chooses their number (`fixed`).
+// One object at a time may be in use, by one thread.
 class Threads {
  public:
-  // `count`: at most so many; 0: torch's default. `fixed`: never changed.
+  // `count`: the largest number of threads; 0 means torch's default. `fixed`: never change the number.
   Threads(int count, bool fixed);
   ~Threads() { wake(); }
   Threads(const Threads&) = delete;
   Threads& operator=(const Threads&) = delete;
 
-  // Whether there is more than one way.
+  // Whether more than one thread may be used.
   bool can_change() const { return all_ > 1; }
 
   void set(bool parallel) { use(parallel ? all_ : 1); }
@@ -69,15 +71,14 @@ class Threads {
   // Whether a core is left to others when all threads run.
   bool spare_core() const { return but_one_ == all_; }
   bool resting() const { return resting_; }
-  // Whether not even two threads may run then.
+  // Whether set_but_one() leaves a single thread.
   bool one_but_one() const { return but_one_ == 1; }
 
-  // No op will come for a while: those that spin sleep at once. Until they wake, work is done by the calling thread
-  // alone.
+  // No op will come for a while: spinning threads go to sleep at once. Until they wake, the calling thread works alone.
   void rest();
-  // They will soon be wanted: they wake while the caller goes on.
+  // The threads will be needed soon: wakes them without waiting.
   void expect();
-  // Waits until they are there.
+  // Waits until the threads are awake.
   void wake();
 
  private:
@@ -88,15 +89,15 @@ class Threads {
   void change(int count);
 
   int all_ = 1;
-  int but_one_ = 1;   // as many as leave a core
-  int count_ = 1;     // in use
-  bool used_ = true;  // since the last rest
+  int but_one_ = 1;   // the number of threads that leaves a core to others
+  int count_ = 1;     // the number in use
+  bool used_ = true;  // several threads ran since the last rest
   bool resting_ = false;
-  std::unique_ptr<Cores> cores_;  // of those that rest
+  std::unique_ptr<Cores> cores_;  // the cores of the sleeping threads
 };
 
-// Whether work is to leave a core to the client, with set_but_one: where all threads take all cores and the client
-// computes; also where it only looks for an answer, if the work is `small`.
+// Whether work should leave a core to the client, with set_but_one: if all threads would take all cores, and
+// the client computes or, for `small` work, only polls for the answer.
 inline bool leaves_core(const tr_host& host, const Threads& threads, bool small) {
   if (threads.spare_core() || !host.client_activity) return false;
   const tr_client client = host.client_activity(host.context);

@@ -18,7 +18,7 @@
 #include "worker/targets/aten/testing.h"
 #include "worker/targets/aten/thread_tuner.h"
 
-// torch's OpenMP, which this file is not compiled for.
+// From torch's OpenMP, which this file is not compiled for.
 extern "C" {
 __attribute__((weak)) void GOMP_parallel(void (*function)(void*), void* data, unsigned threads, unsigned flags);
 __attribute__((weak)) int omp_get_thread_num();
@@ -52,7 +52,7 @@ TEST(Threads, LeavesACore) {
   }).join();
 }
 
-// Sums of so many elements on as many threads as there are cores: how many the last op had.
+// Runs sums of this many elements with as many threads as there are cores. Returns the last op's number of threads.
 int threads_of_sums(TestRunner& runner, int64_t elements, tr_client client) {
   const at::Tensor a = at::ones({elements});
   TestGraph builder;
@@ -87,7 +87,7 @@ TEST(Threads, ALittleWorkDoesNotWakeThem) {
     TestRunner runner(false, uint64_t{1} << 30, cores);
     constexpr int64_t kMuch = static_cast<int64_t>(kWorthWaking / ir::kWorkPerElement), kSome = kMuch / 4;
     EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_RESTS), cores);
-    EXPECT_EQ(threads_of_sums(runner, kSome, TR_CLIENT_RESTS), cores);  // they are awake
+    EXPECT_EQ(threads_of_sums(runner, kSome, TR_CLIENT_RESTS), cores);  // the threads are awake
     runner.api->rest(runner.runner);
     EXPECT_EQ(threads_of_sums(runner, kSome, TR_CLIENT_RESTS), 1);
     EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_RESTS), cores);
@@ -103,7 +103,7 @@ TEST(Threads, LeavesTheUsersProcessAlone) {
   }).join();
 }
 
-// How many threads a region has, and the processor time that the last of them has used so far, in ns.
+// A parallel region's number of threads, and the CPU time that its last thread has used so far, in ns.
 struct Region {
   int threads = 1;
   int64_t last_used = 0;
@@ -128,11 +128,11 @@ TEST(Threads, SleepWhileTheyRestAndComeBack) {
     Threads threads(2, /*fixed=*/false);
     threads.set(true);
     int64_t used = std::numeric_limits<int64_t>::max();
-    for (int i = 0; i < 3; ++i) {  // others use the machine, too
+    for (int i = 0; i < 3; ++i) {  // other processes use the machine, too
       const Region before = run_region();
       EXPECT_EQ(before.threads, 2);
       threads.rest();
-      EXPECT_EQ(run_region().threads, 1);  // what comes meanwhile is done all the same
+      EXPECT_EQ(run_region().threads, 1);  // work in between still runs
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
       threads.expect();
       threads.set(true);
@@ -141,7 +141,7 @@ TEST(Threads, SleepWhileTheyRestAndComeBack) {
       EXPECT_EQ(after.threads, 2);
       used = std::min(used, after.last_used - before.last_used);
     }
-    EXPECT_LT(used, 10'000'000);  // left alone, they spin for longer
+    EXPECT_LT(used, 10'000'000);  // threads that are not put to sleep spin for longer
     threads.set(false);
     threads.rest();
     threads.set(false);
@@ -150,7 +150,7 @@ TEST(Threads, SleepWhileTheyRestAndComeBack) {
     EXPECT_EQ(at::get_num_threads(), 1);
     threads.set(true);
     EXPECT_EQ(run_region().threads, 2);
-    threads.rest();  // and goes while they rest
+    threads.rest();  // they are destroyed while they rest
   }).join();
 }
 
@@ -183,7 +183,7 @@ TEST(Cores, WhoSleptOnTheCallersCoreWakesOnAnotherOne) {
       sched_getaffinity(0, sizeof(after), &after);
     });
     asleep.wait(1);
-    use_core(here);  // this thread may have been moved
+    use_core(here);  // the system may have moved this thread
     sched_setaffinity(0, sizeof(all), &all);
     const int caller = sched_getcpu();
     cores.spread();
@@ -191,7 +191,7 @@ TEST(Cores, WhoSleptOnTheCallersCoreWakesOnAnotherOne) {
     asleep.notify_all();
     sleeper.join();
     EXPECT_NE(woke_on, caller);
-    EXPECT_TRUE(CPU_EQUAL(&after, &all));  // it stays nowhere
+    EXPECT_TRUE(CPU_EQUAL(&after, &all));  // it is not pinned
   }).join();
 }
 
@@ -224,7 +224,7 @@ TEST(EstimateWork, TellsOpsThatAreWorthThreads) {
   EXPECT_EQ(parallel_of(builder), (std::vector<bool>{false, true, false, true, false, true}));
 }
 
-// Runs the node until its way is known; `ns[way]` is what it takes.
+// Runs the node until its choice is known. `ns`: its time with one thread and with all threads.
 void tune(ThreadTuner& tuner, size_t node, std::array<uint64_t, 2> ns, std::vector<bool>& parallel) {
   uint32_t times = 0;
   for (; tuner.open(node); ++times) {
@@ -239,12 +239,12 @@ TEST(ThreadTuner, KeepsTheFasterWay) {
   std::vector<bool> parallel;
   const std::vector<double> work = {kWorthThreads / 2, kWorthThreads * 2, kWorthThreads / 1000, kWorthThreads * 1000};
   tuner.resize(work, &parallel);
-  EXPECT_EQ(parallel, (std::vector<bool>{false, true, false, true}));  // as estimated, until more is known
+  EXPECT_EQ(parallel, (std::vector<bool>{false, true, false, true}));  // the estimates, until more is known
   EXPECT_TRUE(tuner.open(0) && tuner.open(1));
   EXPECT_FALSE(tuner.open(2) || tuner.open(3));
   tune(tuner, 0, {9000, 6000}, parallel);
   EXPECT_TRUE(tuner.open());
-  tune(tuner, 1, {9000, 8900}, parallel);  // not worth the other cores
+  tune(tuner, 1, {9000, 8900}, parallel);  // the gain is too small to take the other cores
   EXPECT_FALSE(tuner.open());
   EXPECT_EQ(parallel, (std::vector<bool>{true, false, false, true}));
 }
@@ -262,7 +262,7 @@ TEST(ThreadTuner, LearnsForOtherSizesToo) {
   EXPECT_TRUE(parallel[0]);
   tuner.resize(std::vector<double>{kWorthThreads * 9}, &parallel);
   EXPECT_TRUE(!tuner.open() && parallel[0]);
-  tuner.resize(std::vector<double>{kWorthThreads * 4}, &parallel);  // between what is known
+  tuner.resize(std::vector<double>{kWorthThreads * 4}, &parallel);  // between two known sizes
   EXPECT_TRUE(tuner.open() && parallel[0]);
 }
 

@@ -17,8 +17,9 @@
 namespace torch_remote::worker::aten {
 namespace {
 
-// The namespaces, beside aten::, that torch registers itself: helpers of its compilers, quantisation and distributed
-// runtime, whose callers are trusted. `inductor::_reinterpret_tensor` makes a tensor that reaches beyond its storage.
+// The namespaces, in addition to aten::, that torch registers itself: helpers of its compilers, quantization and
+// distributed runtime, whose callers are trusted. `inductor::_reinterpret_tensor` makes a tensor that reaches outside
+// of its storage.
 constexpr std::array<std::string_view, 29> kTorchsOwn{"_c10d_functional",
                                                       "_c10d_functional_autograd",
                                                       "_dtensor",
@@ -53,17 +54,17 @@ void check(bool good, const char* what) { TORCH_CHECK_INDEX(good, "index out of 
 
 bool defined(const c10::IValue& value) { return value.isTensor() && value.toTensor().defined(); }
 
-// The elements as numbers, row-major.
+// The elements as int64, row-major.
 at::Tensor numbers(const at::Tensor& tensor) { return tensor.to(at::kLong).contiguous(); }
 
-// Of a max pooling's indices: positions in the last `dims` dims of what was pooled.
+// Checks the indices of a max pooling: positions in the last `dims` dims of its input.
 void check_pool(const at::Tensor& self, const at::Tensor& indices, int64_t dims) {
   int64_t plane = 1;
   for (int64_t d = std::max<int64_t>(0, self.dim() - dims); d < self.dim(); ++d) plane *= self.size(d);
   check(all_inside(indices, plane), "a max pooling's indices lie outside of its input");
 }
 
-// (It compares the sizes of the pooled planes itself.)
+// The kernel compares the sizes of the pooled planes itself.
 template <int64_t dims>
 void adaptive_pool(c10::IValue* args) {
   const at::Tensor &grad = args[0].toTensor(), &self = args[1].toTensor();
@@ -92,7 +93,8 @@ void fractional_pool(c10::IValue* args) {
         "a fractional max pooling's samples are not between 0 and 1");
 }
 
-// (grad, x1, x2, p, cdist): a distance of each row of x1 to each row of x2; dims before these are broadcast.
+// (grad, x1, x2, p, cdist). The gradient has one element for each pair of a row of x1 and a row of x2; leading dims are
+// broadcast.
 void cdist_backward(c10::IValue* args) {
   const at::Tensor &grad = args[0].toTensor(), &x1 = args[1].toTensor(), &x2 = args[2].toTensor();
   bool good = x1.dim() >= 2 && x2.dim() >= 2 && x1.size(-1) == x2.size(-1);
@@ -106,8 +108,8 @@ void cdist_backward(c10::IValue* args) {
               " and ", x2.sizes());
 }
 
-// (grad_output, input, grid, interpolation_mode, padding_mode, ...) Where places outside of the image are taken to its
-// border or reflected there, the kernel goes on with NaN as a place, and reflecting an infinite place makes NaN.
+// (grad_output, input, grid, interpolation_mode, padding_mode, ...). With padding "border" or "reflection" the kernel
+// uses NaN as a position, and reflecting an infinite position gives NaN.
 void grid_sampler_backward(c10::IValue* args) {
   constexpr int64_t kZeros = 0, kReflection = 2;
   const int64_t padding = args[4].toInt();
@@ -120,7 +122,7 @@ void grid_sampler_backward(c10::IValue* args) {
 }
 
 void embedding_backward(c10::IValue* args) {
-  if (!args[4].toBool()) return;  // otherwise it looks
+  if (!args[4].toBool()) return;  // otherwise the kernel checks the indices
   check(all_inside(args[1].toTensor(), args[2].toInt()), "an embedding's indices lie outside of its weight");
 }
 
@@ -130,7 +132,7 @@ void check_bags(const at::Tensor& grad, const at::Tensor& indices, const at::Ten
         "an embedding bag's bags lie outside of its gradient");
 }
 
-// A mean needs the size of each bag.
+// With mode "mean" the kernel reads the size of each bag.
 void check_sizes(const at::Tensor& grad, const at::Tensor& sizes, int64_t mode) {
   constexpr int64_t kSum = 0;
   check((mode == kSum && sizes.numel() == 0) || sizes.numel() >= grad.size(0),
@@ -138,14 +140,14 @@ void check_sizes(const at::Tensor& grad, const at::Tensor& sizes, int64_t mode) 
 }
 
 void embedding_bag_backward(c10::IValue* args) {
-  constexpr int64_t kMax = 2;  // of this mode, it looks
+  constexpr int64_t kMax = 2;  // with this mode, the kernel checks its indices
   const at::Tensor &grad = args[0].toTensor(), &sizes = args[3].toTensor();
   if (args[7].toInt() == kMax) return;
   check_bags(grad, args[1].toTensor(), args[2].toTensor(), args[5].toInt());
   check_sizes(grad, sizes, args[7].toInt());
 }
 
-// (grad, indices, offsets, offset2bag, …) It makes offset2bag itself if that is empty.
+// (grad, indices, offsets, offset2bag, …). The op computes offset2bag itself if that is empty.
 void embedding_bag_composed_backward(c10::IValue* args) {
   const at::Tensor &grad = args[0].toTensor(), &indices = args[1].toTensor(), &offsets = args[2].toTensor();
   if (indices.numel() == 0 || args[3].toTensor().numel() != 0) {
@@ -164,7 +166,7 @@ void embedding_bag_weights_backward(c10::IValue* args) {
   const at::Tensor& given = args[4].toTensor();
   check(weight.dim() == 2, "an embedding bag's weight is no matrix");
   if (given.numel() != 0 || indices.numel() == 0) return check_bags(grad, indices, given, weight.size(0));
-  // It counts the bags that begin before each index.
+  // The op counts the bags that begin before each index.
   const at::Tensor offsets = numbers(args[3].toTensor());
   const int64_t* begins = offsets.const_data_ptr<int64_t>();
   const int64_t before_end =
@@ -175,7 +177,8 @@ void embedding_bag_weights_backward(c10::IValue* args) {
         "an embedding bag's offsets lie outside of its indices or gradient");
 }
 
-// Segments along an axis of `data`: by their lengths, or by where each begins and the last ends. Returns how many.
+// Checks segments along an axis of `data`, given by their lengths or by offsets (where each begins and the last ends).
+// Returns their number.
 int64_t check_segments(const at::Tensor& data, const c10::IValue& lengths, const c10::IValue& offsets, int64_t axis) {
   const bool by_length = defined(lengths);
   check(by_length || defined(offsets), "a segment reduction has no segments");
@@ -191,7 +194,7 @@ int64_t check_segments(const at::Tensor& data, const c10::IValue& lengths, const
     int64_t end = 0;
     bool good = true;
     for (int64_t i = 0; i < count && good; ++i) {
-      // (`end` is at most `size`.)
+      // `end` is at most `size`, so this cannot overflow.
       good = by_length ? row[i] >= 0 && row[i] <= size - end : row[i] >= end && row[i] <= size;
       end = by_length ? end + row[i] : row[i];
     }
@@ -218,7 +221,7 @@ std::vector<int64_t> lengths_of(const c10::IValue& value) {
   return {lengths.const_data_ptr<int64_t>(), lengths.const_data_ptr<int64_t>() + lengths.numel()};
 }
 
-// Labels of each sequence; what pads them may be anything.
+// Checks the labels of each sequence; padding may have any value.
 void check_labels(const at::Tensor& log_probs, const at::Tensor& targets, const std::vector<int64_t>& lengths) {
   const at::Tensor labels = numbers(targets);
   const int64_t* label = labels.const_data_ptr<int64_t>();
@@ -253,7 +256,7 @@ void ctc_loss_backward(c10::IValue* args) {
         "a CTC loss's gradient does not fit its input");
 }
 
-// The tensor, row by row also where a dim of one element leaves a choice.
+// Returns the tensor with row-major strides, also for dims of one element, where is_contiguous() ignores the stride.
 at::Tensor row_by_row(const at::Tensor& tensor) {
   int64_t expected = 1;
   bool plain = true;
@@ -264,9 +267,9 @@ at::Tensor row_by_row(const at::Tensor& tensor) {
   return plain ? tensor : at::empty(tensor.sizes(), tensor.options()).copy_(tensor);
 }
 
-// (grad_output, input, weight, bias_sizes, stride, …) Of kernels of one place that go in steps, for images of few
-// channels that lie channels last: oneDNN 3.12's gradient of the weights writes beyond its scratch memory
-// (github.com/uxlfoundation/oneDNN, issue 6035).
+// (grad_output, input, weight, bias_sizes, stride, …). For strided 1x1 kernels on channels-last images with few
+// channels, oneDNN 3.12's gradient of the weights writes outside of its scratch memory
+// (github.com/uxlfoundation/oneDNN, issue 6035). So we pass row-major copies.
 void convolution_backward(c10::IValue* args) {
   constexpr int64_t kFew = 16;  // channels: a block of AVX-512's
   const at::Tensor& weight = args[2].toTensor();
@@ -276,7 +279,7 @@ void convolution_backward(c10::IValue* args) {
   for (size_t i = 0; i < 3; ++i) args[i] = row_by_row(args[i].toTensor());
 }
 
-// (grad_in, input_sizes, dim, size, step): a window of the input for each place that it slides to.
+// (grad_in, input_sizes, dim, size, step). The gradient has one window for each position that the window slides to.
 void unfold_backward(c10::IValue* args) {
   const at::Tensor& grad = args[0].toTensor();
   const std::vector<int64_t> sizes = args[1].toIntVector();
@@ -292,8 +295,8 @@ void unfold_backward(c10::IValue* args) {
   TORCH_CHECK(good, "unfold_backward: a gradient of sizes ", grad.sizes(), " is none of an input of sizes ", sizes);
 }
 
-// (LD, pivots, …) A block of two rows has the same negative pivot twice, as torch's factorisation of the lower triangle
-// makes them.
+// (LD, pivots, …). As torch's factorization of the lower triangle makes them, a block of two rows has the same negative
+// pivot twice.
 void ldl_solve(c10::IValue* args) {
   const at::Tensor pivots = numbers(args[1].toTensor());
   const int64_t count = pivots.dim() == 0 ? 0 : pivots.size(-1);

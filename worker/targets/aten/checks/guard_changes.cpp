@@ -15,7 +15,7 @@ using Make = std::function<at::Tensor(const at::Tensor&)>;
 
 constexpr int64_t kFar = 1'000'000'000;
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max(), kLeast = std::numeric_limits<int64_t>::min();
-constexpr int64_t kMostElements = int64_t{1} << 21;  // of a tensor that is made larger
+constexpr int64_t kMostElements = int64_t{1} << 21;  // bound for tensors that a change makes larger
 
 at::Tensor filled(const at::Tensor& like, at::IntArrayRef sizes) {
   const at::Tensor result = at::zeros(sizes, like.options());

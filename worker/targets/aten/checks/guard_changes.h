@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-// For the guard harness: what is changed in a call that torch takes.
+// For the guard harness: the changes that it applies to a valid call.
 namespace torch_remote::worker::aten {
 
 using Arguments = std::vector<c10::IValue>;
@@ -15,15 +15,15 @@ using Arguments = std::vector<c10::IValue>;
 struct Change {
   enum class Results : uint8_t { kRight, kOne, kMore };
 
-  std::string what;                       // "self: one element"; empty: nothing is changed
+  std::string what;                       // such as "self: one element"; empty if nothing is changed
   std::function<void(Arguments&)> apply;  // may be empty
-  Results results = Results::kRight;      // what a program says of its results
+  Results results = Results::kRight;      // the results that a program claims
 };
 
-// The call as it is, and one argument at a time changed in every way that there is for its type.
+// The unchanged call, and calls with one argument changed, in every way that its type allows.
 std::vector<Change> changes_of(const c10::FunctionSchema& schema, const Arguments& args);
 
-// A copy whose tensors have memory of their own, of exactly the size that they reach over.
+// Returns a copy whose tensors own storages of exactly the size that their strides need.
 c10::IValue copy_exactly(const c10::IValue& value);
 at::Tensor copy_exactly(const at::Tensor& tensor);
 

@@ -25,17 +25,18 @@
 #include "worker/targets/aten/testing.h"
 
 // Calls ops with arguments that do not fit together, in memory next to inaccessible pages, and reports which calls end
-// the process. tests/guards/guards.py makes the samples and judges the report.
+// the process. tests/guards/guards.py makes the samples and evaluates the report.
 //   guard_harness FILE worker|torch end|begin PART PARTS [NAME]
-// FILE: what tests/guards/samples.py writes. "torch" calls torch's kernels directly, without what the worker checks.
-// Of PARTS equal parts of the overloads it takes number PART; or only those that have NAME in their names.
+// FILE is the output of tests/guards/samples.py. "torch" calls torch's kernels directly, without the worker's checks.
+// The overloads are split into PARTS equal parts; this process calls part PART, or only overloads with NAME in their
+// names.
 namespace torch_remote::worker::aten {
 namespace {
 
 using c10::IValue;
 
-constexpr size_t kMostBytes = size_t{64} << 20;  // of a tensor
-constexpr int kMostMilliseconds = 1500;          // of a call
+constexpr size_t kMostBytes = size_t{64} << 20;  // bound on a tensor's memory
+constexpr int kMostMilliseconds = 1500;          // bound on a call's time
 constexpr std::string_view kDefault{"\0default", 8};
 
 struct Sample {
@@ -51,7 +52,7 @@ struct Case {
 
 enum class Outcome : uint8_t { kNotRun, kRan, kRefused, kNoProgram };
 
-// Shared with the children.
+// Memory that the child processes share.
 struct Progress {
   std::atomic<size_t> current;
   std::atomic<uint8_t> outcomes[];
@@ -70,7 +71,7 @@ at::Tensor as_tensor(const IValue& value) {
   return tensor;
 }
 
-// As the schema has it: a file's lists are of anything.
+// Converts a value to the schema's type: lists in the file have no element type.
 IValue fit(const IValue& value, const c10::Argument& argument) {
   const bool absent = value.isNone() || (value.isString() && value.toStringRef() == kDefault);
   const bool optional = argument.type()->kind() == c10::TypeKind::OptionalType;
@@ -128,7 +129,7 @@ IValue fit(const IValue& value, const c10::Argument& argument) {
   }
 }
 
-// What the wire can name and the worker does not refuse.
+// The overloads that a program can name and that the worker does not refuse.
 std::vector<std::string> overloads_that_run() {
   std::vector<std::string> all;
   for (const c10::OperatorName& op : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -158,7 +159,7 @@ std::vector<Sample> read_samples(const char* path) {
     TORCH_CHECK(values.size() == arguments.size(), sample.name);
     try {
       for (size_t i = 0; i < values.size(); ++i) sample.args.push_back(fit(values[i], arguments[i]));
-    } catch (const std::exception& error) {  // such as a tensor in a number's place
+    } catch (const std::exception& error) {  // for example a tensor where the op takes a number
       std::fprintf(stderr, "%s: %.200s\n", sample.name.c_str(), error.what());
       continue;
     }
@@ -174,7 +175,7 @@ std::vector<IValue> call_torch(const std::string& name, const Arguments& args) {
   return stack;
 }
 
-// What a program says of the results, from those that the unchanged call has.
+// The results that a program claims, made from the results of the unchanged call.
 IValue result_of(const IValue& result, Change::Results results) {
   const auto one = [&](const at::Tensor& tensor) {
     if (!tensor.defined()) return tensor;
@@ -190,13 +191,13 @@ IValue result_of(const IValue& result, Change::Results results) {
   return tensors;
 }
 
-// As a program of one node; its buffers are the memory of the tensors.
+// Calls the op as a program of one node whose buffers are the tensors' memory.
 Outcome call_worker(TestRunner& runner, const std::string& name, const Arguments& args,
                     const std::vector<IValue>& results, std::string* message) {
   TestGraph builder;
   try {
     builder.call(name, args, results);
-  } catch (const std::exception& error) {  // an argument that programs have no form of
+  } catch (const std::exception& error) {  // programs cannot express this argument
     *message = error.what();
     return Outcome::kNoProgram;
   }
@@ -272,7 +273,7 @@ class Harness {
   }
 
   void run() {
-    std::map<std::string, int> crashes;  // by overload: each costs a process
+    std::map<std::string, int> crashes;  // by overload; each crash costs a process
     for (size_t next = 0; next < cases_.size();) {
       const int status = in_child(next, cases_.size());
       if (status == 0) break;
@@ -403,7 +404,7 @@ class Harness {
   const GuardPlace place_;
   Progress* progress_;
   size_t slow_ = 0;
-  size_t last_sample_ = SIZE_MAX;  // in a child
+  size_t last_sample_ = SIZE_MAX;  // of a child process
   std::vector<IValue> last_results_;
 };
 
@@ -423,7 +424,7 @@ int main(int argc, char** argv) {
   const size_t part = std::stoul(argv[4]), parts = std::stoul(argv[5]);
   const std::string_view only = argc > 6 ? argv[6] : "";
   std::vector<Sample> samples;
-  std::map<std::string, size_t> numbers;  // of the overloads
+  std::map<std::string, size_t> numbers;  // numbers of the overloads
   for (Sample& sample : read_samples(argv[1])) {
     if (worker ? why_refused(sample.name) != nullptr : !sample.results.empty()) continue;
     const size_t number = numbers.try_emplace(sample.name, numbers.size()).first->second;

@@ -11,7 +11,7 @@ namespace torch_remote::worker::aten {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kGuard = 64 * kPage;  // on either side
+constexpr size_t kGuard = 64 * kPage;  // inaccessible bytes on either side
 
 class GuardAllocator final : public c10::Allocator {
  public:

@@ -30,7 +30,7 @@ constexpr std::array<std::pair<std::string_view, Hazard>, 12> kHazards{{
 constexpr std::array<std::string_view, 4> kDivisions{"aten::div_", "aten::floor_divide_", "aten::remainder_",
                                                      "aten::fmod_"};
 
-// Negative indices count as outside, although some ops take them.
+// Treats negative indices as out of range, although some ops accept them.
 bool inside(const at::Tensor& index, int64_t size) {
   if (index.numel() == 0) return true;
   return (index.scalar_type() == at::kLong || index.scalar_type() == at::kInt) && all_inside(index, size);

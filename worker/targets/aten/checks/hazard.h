@@ -6,22 +6,22 @@
 
 #include "ir/graph.h"
 
-// Ops in place that find out in the middle of their work that they cannot do it: an index out of range, an integer
-// division by zero. What they write must stay as it was then.
+// Some in-place ops fail midway: an index is out of range, an integer division has a zero divisor. Their operands must
+// then keep their old contents.
 namespace torch_remote::worker::aten {
 
 enum class Hazard : uint8_t {
   kNone,
-  kDimIndices,   // (self, dim, index, ...): indices into that dim
-  kListIndices,  // (self, indices, ...): one tensor a dim, masks, or none
-  kFlatIndices,  // (self, index, ...): into all elements
-  kRowIndices,   // (self, index, ...): into dim 0
-  kAny,          // known only by doing it
+  kDimIndices,   // (self, dim, index, ...): indices into dim `dim`
+  kListIndices,  // (self, indices, ...): one index tensor per dim, or masks, or None
+  kFlatIndices,  // (self, index, ...): indices into the flattened tensor
+  kRowIndices,   // (self, index, ...): indices into dim 0
+  kAny,          // can only be found out by running the op
 };
 
 Hazard hazard_of(const ir::Node& node, const ir::Graph& graph);
 
-// Whether the op may fail in the middle with these arguments. False positives cost a copy.
+// Whether the op may fail midway with these arguments. A false positive costs a copy.
 bool may_fail(Hazard hazard, const c10::IValue* args);
 
 }  // namespace torch_remote::worker::aten

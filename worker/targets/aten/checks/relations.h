@@ -5,15 +5,15 @@
 
 #include <cstdint>
 
-// What ir/ops/relations.toml says about arguments, as functions. Tensors and lists of tensors are given as arguments
-// are; an undefined tensor has no dims.
+// The functions that ir/ops/relations.toml uses. They take tensors and lists of tensors as IValues; an undefined tensor
+// has no dims.
 namespace torch_remote::worker::aten::relations {
 
 using c10::IValue;
 
 bool defined(const IValue& value);
 int64_t dim(const IValue& tensor);
-int64_t size(const IValue& tensor, int64_t dim);  // negative ones count from the end; -1 for one that is not there
+int64_t size(const IValue& tensor, int64_t dim);  // a negative dim counts from the end; -1 if the dim does not exist
 int64_t numel(const IValue& tensor);
 int64_t count(const IValue& list);
 int64_t product(const IValue& list);
@@ -34,11 +34,11 @@ bool batched(const IValue& tensor);
 bool each_has(const IValue& list, int64_t elements);
 bool small(const IValue& list);
 
-// These change an argument.
+// These functions change an argument.
 void pack(IValue& tensor);
 bool wrap(IValue& dims, int64_t rank);
 
-// Whether elements of the tensor may share memory: it reaches over less than it has elements.
+// Whether elements of the tensor may share memory: it spans fewer elements than it has.
 bool shares_memory(const at::Tensor& tensor);
 
 }  // namespace torch_remote::worker::aten::relations

@@ -18,7 +18,7 @@ c10::OperatorName parse_name(std::string_view name) {
 
 bool writes(const c10::Argument& argument) { return argument.alias_info() && argument.alias_info()->isWrite(); }
 
-// All overloads of a name. Made on first use: the dispatcher has no such index.
+// All overloads of a name. The dispatcher has no such index, so we build one on first use.
 const std::vector<c10::OperatorName>& overloads(const std::string& name) {
   static const auto* index = [] {
     auto* all = new std::unordered_map<std::string, std::vector<c10::OperatorName>>;
@@ -69,7 +69,7 @@ bool is_tensor(const c10::Type& type) {
   return type.kind() == c10::TypeKind::TensorType;
 }
 
-// By what torch calls such arguments.
+// Whether the argument holds indices, judged by the names that torch gives such arguments.
 bool has_positions(const c10::Argument& argument) {
   const std::string& name = argument.name();
   return is_tensor(*argument.type()) &&
@@ -87,8 +87,8 @@ bool can_run_on_gpu(std::string_view name) {
                       std::ranges::any_of(arguments, [](const c10::Argument& argument) {
                         return argument.type()->str().find("Generator") != std::string::npos;
                       });
-  // What neither makes nor writes anything looks whether something is wrong with data: on the host, or with a kernel
-  // that ends all work then.
+  // An op that neither returns nor writes anything is an assertion on data. It checks on the host, or with a kernel
+  // whose failure ends all work on the GPU.
   const bool makes = !found->schema().returns().empty() || std::ranges::any_of(arguments, writes);
   const bool harmless = makes || !found->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
   return harmless && !random && std::ranges::none_of(arguments, has_positions);

@@ -5,22 +5,23 @@
 #include <optional>
 #include <string_view>
 
-// What torch's dispatcher knows about an op.
+// Queries torch's dispatcher about ops.
 namespace torch_remote::worker::aten {
 
-// By schema name, "aten::add.Tensor"; throws c10::NotImplementedError if there is none.
+// Finds an op by its schema name, such as "aten::add.Tensor"; throws c10::NotImplementedError if there is none.
 c10::OperatorHandle find_operator(std::string_view name);
 
-// Whether there is one, with a kernel for `key` or one that is for all.
+// Whether the op exists and has a kernel for `key`, or one for all keys.
 bool can_run(std::string_view name, c10::DispatchKey key);
 
-// Whether a GPU's kernels do it, and no data can make them harm the session. Not those that take positions from a
-// tensor: an index out of range ends all work on the GPU. Nor random ones: their numbers are to be those of the CPU's
-// worker. Those are done by the worker's own kernels, or by nobody.
+// Whether the GPU's kernels implement the op and no data can make them harm the session. This excludes ops that take
+// indices from a tensor, because an index out of range ends all work on the GPU. It excludes random ops, because their
+// numbers must equal those of the CPU's worker. Only the worker's hand-written kernels execute such ops.
 bool can_run_on_gpu(std::string_view name);
 
-// The overload that computes the same into tensors that it is given, if it has a kernel of its own for `key` (and is
-// not just the functional one with a copy). Its arguments are those of `functional`, then one for each result.
+// The overload that computes the same into given tensors, if it has a separate kernel for `key`. An overload that
+// copies the functional overload's results does not count. Its arguments are those of `functional`, then one for each
+// result.
 std::optional<c10::OperatorHandle> find_out_variant(const c10::OperatorHandle& functional, c10::DispatchKey key);
 
 }  // namespace torch_remote::worker::aten

@@ -5,8 +5,8 @@
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/aten/kernels/special.h"
 
-// Gradients of slices, in memory of the program's (torch makes a tensor of its own); and sums of them
-// (passes/accumulate.cpp), which add each slice where it is: in the memory of the sum so far, if the result has that.
+// Gradients of slices, written to the program's memory (torch would allocate a tensor); and sums of such gradients
+// (passes/accumulate.cpp). A sum adds each slice in place, in the memory of the sum so far if the result shares it.
 namespace torch_remote::worker::aten {
 namespace {
 
@@ -18,7 +18,7 @@ bool is_finite(const c10::Scalar& number) {
   return std::isfinite(value.real()) && std::isfinite(value.imag());
 }
 
-// What an op's arguments from the third one on say: dim and index, or dim, start, end and step.
+// The part of `whole` that an op's arguments from the third one on select: dim and index, or dim, start, end and step.
 Tensor selected(const SpecialCall& call, const Tensor& whole) {
   return whole.select(call.args[2].toInt(), call.args[3].toInt());
 }
@@ -27,14 +27,14 @@ Tensor sliced(const SpecialCall& call, const Tensor& whole) {
   return whole.slice(call.args[2].toInt(), call.args[3].toInt(), call.args[4].toInt(), call.args[5].toInt());
 }
 
-// (grad, sizes, what part)
+// (grad, sizes, the part's arguments)
 template <Tensor part(const SpecialCall&, const Tensor&)>
 void pad(const SpecialCall& call) {
   const Tensor& result = call.results[0];
   if (result.defined()) part(call, result.zero_()).copy_(call.args[0].toTensor());
 }
 
-// (self, grad, what part, alpha)
+// (self, grad, the part's arguments, alpha)
 template <Tensor part(const SpecialCall&, const Tensor&)>
 void add_to_part(const SpecialCall& call) {
   const Tensor& self = call.args[0].toTensor();
@@ -45,7 +45,7 @@ void add_to_part(const SpecialCall& call) {
   if (result.const_data_ptr() != self.const_data_ptr()) result.copy_(self);
   if (is_finite(alpha)) {
     part(call, result).add_(grad, alpha);
-  } else {  // the zeros around the slice make NaN of it
+  } else {  // alpha times the zeros around the slice gives NaN
     const Tensor padded = at::zeros_like(result);
     part(call, padded).copy_(grad);
     result.add_(padded, alpha);

@@ -10,13 +10,14 @@
 
 #include "worker/targets/aten/kernels/special.h"
 
-// `remote::attention` on the CPU: torch's flash kernel where that can take it, else the formula itself. Both give the
-// same log-sum-exp, so that forward and backward may take different ways. Attention with dropout is recorded as the ops
-// it consists of, so it does not come here.
+// `remote::attention` on the CPU: torch's flash kernel where it supports the operands, otherwise the formula itself.
+// Both return the same log-sum-exp, so forward and backward may use different implementations. Attention with dropout
+// is recorded as the ops that it consists of, so it never reaches this file.
 namespace torch_remote::worker::aten {
 namespace {
 
-// Heads of keys and values, [b, h, n, d], one for each of queries' heads; consecutive ones share theirs.
+// Repeats the heads of keys or values, [b, h, n, d], so that each query head has its own. Consecutive query heads share
+// one.
 at::Tensor repeat_heads(const at::Tensor& shared, const at::Tensor& query) {
   const int64_t heads = query.size(1), given = shared.size(1);
   if (given == heads) return shared;
@@ -26,7 +27,7 @@ at::Tensor repeat_heads(const at::Tensor& shared, const at::Tensor& query) {
   return shared.unsqueeze(2).expand({-1, -1, heads / given, -1, -1}).flatten(1, 2);
 }
 
-// The gradient of what heads share.
+// Sums a gradient over the query heads that share a key or value head.
 at::Tensor sum_heads(const at::Tensor& gradient, const at::Tensor& shared) {
   const int64_t given = shared.size(1), each = gradient.size(1) / given;
   return each == 1 ? gradient : gradient.unflatten(1, {given, each}).sum(2);
@@ -81,7 +82,7 @@ at::Tensor scores(const Attention& a, const at::Tensor& query, const at::Tensor&
   return result;
 }
 
-// Rows without any key give zeros.
+// A row without any key gives zeros.
 at::Tensor probabilities(const at::Tensor& scores, const at::Tensor& logsumexp) {
   const at::Tensor finite = logsumexp.masked_fill(logsumexp.isneginf(), 0);
   return (scores - finite.unsqueeze(-1)).exp_();

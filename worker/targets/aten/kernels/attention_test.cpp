@@ -5,7 +5,7 @@
 
 #include "worker/targets/aten/testing.h"
 
-// Attention recorded for any device gives what the formula gives, forward and backward.
+// Attention, recorded for any device, agrees with the formula, forward and backward.
 namespace torch_remote::worker::aten {
 namespace {
 
@@ -16,7 +16,7 @@ struct Attention {
   at::Tensor grad_query, grad_key, grad_value;
 };
 
-// Forward and backward as they are recorded, in one program.
+// Runs forward and backward as they are recorded, in one program.
 Attention attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& bias, bool causal,
                  const at::Tensor& gradient) {
   const IValue bias_value = bias.defined() ? IValue(bias) : IValue();
@@ -38,7 +38,7 @@ Attention attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
   return {get(forward[0]), get(forward[1]), get(backward[0]), get(backward[1]), get(backward[2])};
 }
 
-// The formula, differentiated numerically: f(t + h d) - f(t - h d) against the gradient along d.
+// Compares with the formula and its numerical derivative: f(t + h d) - f(t - h d) against the gradient along d.
 void check_attention(at::Tensor q, at::Tensor k, at::Tensor v, at::Tensor bias, bool causal) {
   const at::Tensor gradient = at::randn({q.size(0), q.size(1), q.size(2), v.size(3)});
   const Attention a = attend(q, k, v, bias, causal, gradient);

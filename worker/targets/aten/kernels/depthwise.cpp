@@ -18,15 +18,15 @@ namespace {
 
 using at::Tensor;
 
-// Multiplications that are worth a thread.
+// Number of multiplications that is worth a thread.
 constexpr int64_t kPlanesGrain = 1 << 17;
-// From so many elements of a kernel on, torch's gradients of kernels are slow in steps of more than one and of images
-// that lie channels last, too.
+// From this number of kernel elements on, torch's kernel gradients are slow also for strides above one and for
+// channels-last images.
 constexpr int64_t kLargeKernel = 16;
-// Numbers that a sum in f32 is made of, at most: sums of these are added up in f64.
+// A float32 sum has at most this many terms; such sums are added in float64.
 constexpr int64_t kMostAdded = 1024;
 
-// What both ops have behind their tensors.
+// The arguments that both ops have after their tensors.
 struct Parameters {
   std::vector<int64_t> stride, padding, dilation;
   bool transposed;
@@ -39,7 +39,7 @@ struct Parameters {
         transposed(arguments[first + 3].toBool()),
         groups(arguments[first + 5].toInt()) {}
 
-  // One number may be for both dims.
+  // A single number applies to both dims.
   static std::optional<int64_t> of(const std::vector<int64_t>& numbers, size_t dim, size_t dims) {
     if (numbers.size() == dims) return numbers[dim];
     return numbers.size() == 1 ? std::optional(numbers[0]) : std::nullopt;
@@ -50,7 +50,8 @@ bool is_float(const Tensor& tensor, int64_t dims) {
   return tensor.defined() && tensor.dim() == dims && tensor.scalar_type() == at::kFloat;
 }
 
-// The call of tensors of one or two dims of space, if the loops do it of such that lie plain.
+// The call for one or two spatial dims; empty if the loops do not support it. The loops themselves need contiguous
+// (NCHW) tensors.
 std::optional<DepthwiseCall> call_of(const Tensor& input, const Tensor& kernel, const Parameters& parameters) {
   const int64_t dims = input.dim();
   if ((dims != 3 && dims != 4) || !is_float(input, dims) || !is_float(kernel, dims) || !kernel.is_contiguous() ||
@@ -71,7 +72,7 @@ std::optional<DepthwiseCall> call_of(const Tensor& input, const Tensor& kernel, 
     DepthwiseDim& dim = d + 1 == dims ? call.width : call.height;
     dim = {input.size(d), reach / *stride + 1, kernel.size(d), *stride, *padding, *dilation};
   }
-  // (Far apart or wide, lines would be mostly zeros.)
+  // With large dilations or wide kernels, most of a padded line would be zeros.
   const bool near = call.width.dilation * call.width.kernel <= kMostDepthwiseColumns &&
                     call.height.dilation * call.height.kernel <= kMostDepthwiseColumns && call.width.stride <= 4 &&
                     call.height.stride <= 4 && call.width.padding <= kMostDepthwiseColumns &&
@@ -101,7 +102,7 @@ bool is_less(const DepthwiseCall& call, const Tensor& input, int64_t least) {
   return work_of(call) * input.size(0) * input.size(1) < least;
 }
 
-// The convolution of each plane with its channel's kernel; `bias` may be undefined.
+// Convolves each plane with its channel's kernel. `bias` may be null.
 Tensor convolve(const DepthwiseLoops& loops, const DepthwiseCall& call, const Tensor& input, const float* kernels,
                 const float* bias, c10::IntArrayRef sizes) {
   Tensor result = at::empty(sizes, input.options());
@@ -133,7 +134,8 @@ std::vector<Tensor> forward(const DepthwiseLoops& loops, std::span<const c10::IV
                    bias.defined() ? bias.const_data_ptr<float>() : nullptr, sizes_of_result(input, *call))};
 }
 
-// A convolution of the results' gradient with the kernels turned round; undefined: there is none such.
+// A convolution of the results' gradient with the flipped kernels. Returns an undefined tensor if that cannot express
+// the gradient.
 Tensor input_gradient(const DepthwiseLoops& loops, const DepthwiseCall& call, const Tensor& grad, const Tensor& kernel,
                       c10::IntArrayRef sizes) {
   const auto turned = [](const DepthwiseDim& dim) {
@@ -151,7 +153,7 @@ Tensor input_gradient(const DepthwiseLoops& loops, const DepthwiseCall& call, co
   return convolve(loops, back, grad, kernels.data(), nullptr, sizes);
 }
 
-// Undefined: not all of `grad` is finite.
+// Returns an undefined tensor if `grad` has an element that is not finite.
 Tensor kernel_gradient(const DepthwiseLoops& loops, const DepthwiseCall& call, const Tensor& grad, const Tensor& input,
                        c10::IntArrayRef sizes) {
   Tensor result = at::empty(sizes, input.options());
@@ -159,7 +161,7 @@ Tensor kernel_gradient(const DepthwiseLoops& loops, const DepthwiseCall& call, c
   float* const to = result.mutable_data_ptr<float>();
   const int64_t images = input.size(0), channels = input.size(1), in = call.height.input * call.width.input,
                 out = call.height.output * call.width.output, size = call.height.kernel * call.width.kernel;
-  // (At least eight elements of a row are added up side by side.)
+  // At least eight elements of a row are added in parallel, into separate sums.
   const int64_t added = call.height.output * ((call.width.output + 7) / 8),
                 fold_after = std::max<int64_t>(1, kMostAdded / added);
   std::atomic<bool> finite{true};
@@ -193,7 +195,7 @@ std::vector<Tensor> backward(const DepthwiseLoops& loops, std::span<const c10::I
   const std::vector<bool> wanted = arguments[10].toBoolList().vec();
   const bool plain = input.is_contiguous() && !has_steps(*call);
   if (wanted.size() != 3 || (!plain && call->height.kernel * call->width.kernel < kLargeKernel)) return {};
-  // (What comes from a norm of channels may lie channels last while the image does not.)
+  // A gradient that comes from a norm over channels may be channels last while the image is not.
   const Tensor plain_grad = grad.contiguous();
   std::vector<Tensor> results(3);
   if (wanted[1]) {

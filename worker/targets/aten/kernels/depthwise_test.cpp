@@ -14,8 +14,8 @@
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/aten/testing.h"
 
-// Convolutions of each channel alone by our own loops, of both instruction sets, against torch's in double precision;
-// and what of them is left to torch.
+// Compares depthwise convolutions by our own loops, of both instruction sets, with torch's in double precision, and
+// checks which of them are left to torch.
 namespace torch_remote::worker::aten {
 namespace {
 
@@ -71,7 +71,7 @@ std::vector<const DepthwiseLoops*> all_loops() {
   return loops;
 }
 
-// At most twice the error of torch's own in float32, and some roundings of the largest element.
+// The error is at most twice that of torch's float32 result, plus some rounding errors of the largest element.
 void expect_near(const Tensor& got, const Tensor& exact, const Tensor& torchs, const std::string& what) {
   ASSERT_TRUE(got.defined() && got.sizes() == exact.sizes()) << what;
   const auto error = [&](const Tensor& x) { return (x.to(at::kDouble) - exact).abs().max().item<double>(); };
@@ -87,7 +87,7 @@ std::string name_of(const Case& c, const DepthwiseLoops* loops) {
   return text.str();
 }
 
-// Rows that fill no vector and several, kernels of all widths and with rows that are shared or not, bands of rows.
+// Rows shorter and longer than a vector, kernels of all widths, with and without shared rows, and bands of rows.
 const Case kCases[] = {
     {{2, 3, 56, 56}, {7, 7}, {1, 1}, {3, 3}, {1, 1}},
     {{1, 5, 14, 14}, {7, 7}, {1, 1}, {3, 3}, {1, 1}},
@@ -154,7 +154,7 @@ TEST(Depthwise, GradientsAreTheFormula) {
   }
 }
 
-// Large kernels' gradients are the loops' also where images or gradients lie otherwise.
+// The loops also compute the gradients of large kernels when images or gradients are not contiguous.
 TEST(Depthwise, GradientsOfWhatLiesOtherwise) {
   constexpr auto kLast = at::MemoryFormat::ChannelsLast;
   for (const DepthwiseLoops* loops : all_loops()) {
@@ -191,7 +191,7 @@ TEST(Depthwise, MakesWhatIsWanted) {
   }
 }
 
-// What is not finite spreads as far as on CPU: zeros around an image are not multiplied there, and neighbours of the
+// Non-finite values spread as far as on the CPU: zeros around an image are not multiplied there, and neighbors of the
 // last column are in no sum.
 TEST(Depthwise, InfinitiesStayWhereTheyAre) {
   const Case c{{1, 2, 9, 13}, {3, 3}, {1, 1}, {1, 1}, {1, 1}};
@@ -235,7 +235,7 @@ TEST(Depthwise, WhatItDoesNotTakeIsTorchs) {
     EXPECT_TRUE(is_taken(c, x, k));
     EXPECT_FALSE(is_taken(c, x.contiguous(at::MemoryFormat::ChannelsLast), k));
     EXPECT_FALSE(is_taken(c, x.to(at::kDouble), k.to(at::kDouble)));
-    EXPECT_FALSE(is_taken(c, x, at::randn({8, 1, 3, 3})));  // two of each channel
+    EXPECT_FALSE(is_taken(c, x, at::randn({8, 1, 3, 3})));  // two outputs per channel
     EXPECT_FALSE(is_taken(c, x.narrow(2, 0, 0), k));
     EXPECT_FALSE(is_taken(c, x.narrow(2, 1, 5), k));
     for (const Case& other :

@@ -5,15 +5,16 @@
 #include "worker/targets/aten/checks/schema.h"
 #include "worker/targets/aten/kernels/special.h"
 
-// Bags of embeddings whose results have the sizes that torch foresees for devices other than the CPU, as programs made
-// by torch.compile want them: the bag of each index where CPU's kernel leaves that out, an entry a bag or an offset.
+// Embedding bags whose results have the sizes that torch infers for devices other than the CPU, as programs of
+// torch.compile expect them: offset2bag also where the CPU's kernel omits it, with one entry per index; other results
+// with one entry per bag or offset.
 namespace torch_remote::worker::aten {
 namespace {
 
 constexpr size_t kIndices = 1, kOffsets = 2;  // arguments
-constexpr size_t kOffset2Bag = 1;             // of the results output, offset2bag, bag_size, max_indices
+constexpr size_t kOffset2Bag = 1;             // index among the results output, offset2bag, bag_size, max_indices
 
-// The bag that each index is in.
+// The bag of each index.
 at::Tensor bags_of(const at::Tensor& indices, const at::Tensor& offsets) {
   at::Tensor bags = at::zeros({indices.size(0) + 1}, offsets.options());
   bags.index_add_(0, offsets, at::ones_like(offsets));
@@ -21,7 +22,8 @@ at::Tensor bags_of(const at::Tensor& indices, const at::Tensor& offsets) {
   return bags.cumsum(0).narrow(0, 0, indices.size(0));
 }
 
-// CPU's tensor may have other sizes than the program's: what fits is copied, and what nobody reads is zero.
+// The CPU's tensor may have other sizes than the program's. Copies the common part and fills the rest, which is unused,
+// with zeros.
 void store(const at::Tensor& result, const at::Tensor& value) {
   if (result.sizes() == value.sizes()) {
     result.copy_(value);

@@ -23,7 +23,7 @@ namespace {
 
 using at::Tensor;
 
-// Elements of a call from which on it is worth looking at.
+// Smaller calls are left to torch.
 constexpr int64_t kLeastElements = 4096;
 
 // -- cat --------------------------------------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ std::vector<Tensor> join_images(std::span<const c10::IValue> arguments, const Te
   std::vector<Tensor> places;
   int64_t begin = 0;
   for (const Tensor& part : parts) {
-    // (torch leaves out what is empty, also of one dim.)
+    // torch skips empty tensors, even those with one dim
     if (part.dim() != made.dim() || part.scalar_type() != made.scalar_type()) return {};
     places.push_back(made.narrow(dim, begin, part.size(dim)));
     begin += part.size(dim);
@@ -53,15 +53,15 @@ std::vector<Tensor> join_images(std::span<const c10::IValue> arguments, const Te
 
 // -- group norm -------------------------------------------------------------------------------------------------------
 
-// Elements of so many places as are gone through twice: they stay in the first cache.
+// A block has at most this many elements, so that its second pass finds them in the L1 cache.
 constexpr int64_t kNormedElements = 8192;
 
-// The sum of a group's values in a block of places, and of the squares of their distances from the block's mean.
+// The sum of a group's values in a block of positions, and the sum of squared differences from the block's mean.
 struct Moments {
   double sum = 0, squares = 0;
 };
 
-// sums[c] = the sum over places of values[place * channels + c]
+// sums[c] = the sum of values[place * channels + c] over all places
 TR_FOR_EACH_CPU void add_places(const float* __restrict values, int64_t places, int64_t channels,
                                 float* __restrict sums) {
   for (int64_t c = 0; c < channels; ++c) sums[c] = 0;
@@ -71,7 +71,7 @@ TR_FOR_EACH_CPU void add_places(const float* __restrict values, int64_t places, 
   }
 }
 
-// Likewise of differences from means[c], and of their squares.
+// sums[c] = the sum of differences from means[c]; squares[c] = the sum of their squares.
 TR_FOR_EACH_CPU void add_differences(const float* __restrict values, int64_t places, int64_t channels,
                                      const float* __restrict means, float* __restrict sums, float* __restrict squares) {
   for (int64_t c = 0; c < channels; ++c) sums[c] = squares[c] = 0;
@@ -94,8 +94,8 @@ TR_FOR_EACH_CPU void scale_places(const float* __restrict values, int64_t places
   }
 }
 
-// Of one image's block of places: a pair for each group. (Corrected two-pass algorithm: Chan, Golub, LeVeque,
-// "Algorithms for computing the sample variance", 1983.)
+// Writes one image's block: a pair per group. Uses the corrected two-pass algorithm (Chan, Golub, LeVeque, "Algorithms
+// for computing the sample variance", 1983).
 void find_moments(const float* values, int64_t places, int64_t channels, int64_t groups, std::vector<float>& scratch,
                   Moments* moments) {
   const int64_t each = channels / groups;
@@ -116,8 +116,8 @@ void find_moments(const float* values, int64_t places, int64_t channels, int64_t
   }
 }
 
-// (input, weight, bias, N, C, HxW, group, eps) -> (result, mean, rstd). Blocks of places follow from sizes alone, so
-// bits do not depend on threads.
+// (input, weight, bias, N, C, HxW, group, eps) -> (result, mean, rstd). The blocks depend on sizes alone, so the bits
+// do not depend on the number of threads.
 std::vector<Tensor> normalize_groups(std::span<const c10::IValue> arguments) {
   const Tensor& input = arguments[0].toTensor();
   ImageLayout layout;
@@ -154,7 +154,7 @@ std::vector<Tensor> normalize_groups(std::span<const c10::IValue> arguments) {
                    moments.data() + i * groups);
     }
   });
-  // Of each channel: what is subtracted, multiplied by and added.
+  // Per channel: the number to subtract, the factor, and the number to add.
   std::vector<float> centers(static_cast<size_t>(images * channels)), scales(centers.size()), shifts(centers.size());
   for (int64_t n = 0; n < images; ++n) {
     for (int64_t g = 0; g < groups; ++g) {
@@ -168,7 +168,7 @@ std::vector<Tensor> normalize_groups(std::span<const c10::IValue> arguments) {
         const double off = block.sum / elements - average;
         squares += block.squares + elements * off * off;
       }
-      // (What is left of a constant image may be below zero.)
+      // Rounding errors of a constant image may give a negative sum.
       const double variance = squares < 0 ? 0 : squares / count, inverse = 1 / std::sqrt(variance + eps);
       means[n * groups + g] = static_cast<float>(average);
       rstds[n * groups + g] = static_cast<float>(inverse);

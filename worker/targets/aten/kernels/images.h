@@ -8,15 +8,16 @@
 
 #include "ir/graph.h"
 
-// Ops on images that lie channels last, or partly so, for which torch's kernels take several times as long as on plain
-// ones: `cat` of images that lie in two ways, and group norm in float32, whose statistics are added up for all channels
-// of a place side by side (torch goes through the few of a group).
+// Ops on images that are, at least partly, channels last, for which torch's kernels take several times as long as on
+// contiguous (NCHW) images. They are `cat` of images in different layouts, and float32 group norm. Our group norm adds
+// up the statistics of all channels of a position in parallel, where torch processes only the few of a group.
 namespace torch_remote::worker::aten {
 
-// The node is one that may be done here, in some runs.
+// Whether the node may be one that these kernels compute, in some runs.
 bool may_be_of_images(const ir::Node& node);
 
-// Does it, given its arguments and where its first result is to lie: all of its results. None: it is torch's.
+// Computes the node, given its arguments and a tensor with the layout of its first result. Returns all results, or an
+// empty vector if torch should compute the node.
 std::vector<at::Tensor> on_images(const ir::Node& node, std::span<const c10::IValue> arguments,
                                   const at::Tensor& result);
 

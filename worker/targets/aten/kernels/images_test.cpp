@@ -9,7 +9,7 @@
 #include "worker/targets/aten/kernels/turn.h"
 #include "worker/targets/aten/testing.h"
 
-// Ops on images of which some lie plain and some channels last.
+// Ops on images of which some are contiguous (NCHW) and some channels last.
 namespace torch_remote::worker::aten {
 namespace {
 
@@ -38,7 +38,7 @@ TEST(Turn, CopiesEveryElementAndNothingBesides) {
       const at::Tensor plain = numbers(sizes, type);
       for (const bool to_last : {false, true}) {
         const at::Tensor from = to_last ? plain : last(plain);
-        // Some channels of more, between others that must stay as they are.
+        // A slice of a larger tensor's channels; the other channels must stay unchanged.
         Sizes more = sizes;
         more[1] += 5;
         at::Tensor whole = at::full(more, 7, plain.options());
@@ -54,10 +54,10 @@ TEST(Turn, CopiesEveryElementAndNothingBesides) {
 
 TEST(Turn, LeavesWhatIsNotTurned) {
   const at::Tensor plain = at::randn({2, 4, 6, 8}), made = at::zeros_like(plain);
-  EXPECT_FALSE(copy_turned(plain, made));                                        // they lie alike
-  EXPECT_FALSE(copy_turned(plain.transpose(2, 3), last(made)));                  // neither way
-  EXPECT_FALSE(copy_turned(plain, last(made.to(at::kDouble))));                  // another dtype
-  EXPECT_FALSE(copy_turned(plain.narrow(3, 0, 4), last(made.narrow(3, 0, 4))));  // places with gaps
+  EXPECT_FALSE(copy_turned(plain, made));                        // the layouts are equal
+  EXPECT_FALSE(copy_turned(plain.transpose(2, 3), last(made)));  // this layout is neither NCHW nor channels last
+  EXPECT_FALSE(copy_turned(plain, last(made.to(at::kDouble))));  // different dtypes
+  EXPECT_FALSE(copy_turned(plain.narrow(3, 0, 4), last(made.narrow(3, 0, 4))));  // positions with gaps
   EXPECT_FALSE(copy_turned(at::randn({4, 6}), at::randn({4, 6})));
   EXPECT_EQ(made.count_nonzero().item<int64_t>(), 0);
 }
@@ -81,11 +81,11 @@ TEST(Images, JoinsWhatLiesInTwoWays) {
       node.opcode = opcode("aten::cat");
       const std::vector<c10::IValue> arguments = {c10::List<at::Tensor>({a, b}), dim};
       const auto made = on_images(node, arguments, result);
-      // (Along rows, places of a part have gaps.)
+      // In slices along rows, the positions have gaps.
       EXPECT_EQ(made.size(), dim == 3 ? 0U : 1U) << dim << to_last;
     }
   }
-  // torch leaves out what is empty.
+  // torch skips empty tensors.
   ir::Node node;
   node.opcode = opcode("aten::cat");
   const at::Tensor a = at::randn({2, 8, 16, 16});
@@ -97,7 +97,7 @@ double error_of(const at::Tensor& got, const at::Tensor& exact) {
   return (got.to(at::kDouble) - exact).abs().max().item<double>();
 }
 
-// Group norm of `x`, which lies channels last, beside the exact one and torch's.
+// Compares group norm of `x`, which is channels last, with the exact result and with torch's.
 void norm(const at::Tensor& x, int64_t groups, bool affine) {
   const int64_t images = x.size(0), channels = x.size(1), places = x[0][0].numel();
   const at::Tensor weight = affine ? at::randn({channels}) : at::Tensor(),
@@ -138,7 +138,7 @@ TEST(Images, NormsGroupsAsPreciselyAsTorch) {
   norm(last(at::randn({2, 48, 9, 11})), 48, true);
   norm(last(at::randn({2, 10, 5, 6, 7})), 5, true);
   norm(last(at::randn({1, 9000, 2, 2})), 3, true);
-  // Far from zero, where squares of large numbers would leave nothing of small differences.
+  // Far from zero, where sums of squares would lose small differences.
   norm(last(at::randn({2, 32, 24, 24}) + 3000), 8, true);
   norm(last(at::full({1, 8, 24, 24}, 5.25)), 4, true);
 }
@@ -171,7 +171,7 @@ TEST(Images, WhatIsNotTakenIsTorchs) {
   EXPECT_FALSE(takes(last(x), at::randn({64}).slice(0, 0, 64, 2)));
 }
 
-// A convolution of a plain image whose result lies channels last is the one of the image turned round.
+// A contiguous image whose result is channels last is convolved as a channels-last copy.
 TEST(Images, ConvolvesAPlainImageToOneThatLiesChannelsLast) {
   at::manual_seed(0);
   const at::Tensor x = at::randn({2, 16, 20, 20}), w = at::randn({8, 16, 3, 3}), b = at::randn({8});

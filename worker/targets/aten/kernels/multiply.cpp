@@ -9,8 +9,8 @@
 
 #include <atomic>
 
-// Of torch's own (ATen/native/mkldnn/Matmul.h, which is not installed): result = beta * result + alpha * a times b, of
-// matrices or batches of them. What calls it in torch does so for half types alone. Null where a libtorch lacks it.
+// A function of torch's own (ATen/native/mkldnn/Matmul.h, which is not installed): result = beta * result + alpha * a @
+// b, for matrices or batches of them. Torch itself calls it for half types alone. Null if this libtorch lacks it.
 namespace at::native {
 __attribute__((weak)) void mkldnn_matmul(const Tensor& a, const Tensor& b, const Tensor& result, float beta,
                                          float alpha);

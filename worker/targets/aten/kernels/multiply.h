@@ -6,14 +6,15 @@
 
 namespace torch_remote::worker::aten {
 
-// Does the product, on the threads that are in use. False: not in this way, and nothing was written. Throws what torch
-// throws.
+// Computes the GEMM on the threads that are in use. Returns false, with nothing written, if the requested library does
+// not support it. Throws torch's errors.
 bool run_product(const tr_product& product);
 
-// Whom multiply_into asks which library is faster, for the process; null: nobody, and torch's own is. It outlives that.
+// Sets, for the whole process, the host that multiply_into asks which library is faster. Null: uses torch's own. The
+// host must outlive its use.
 void ask_for_products(const tr_host* host);
 
-// result = left @ right, matrices of one dtype, or what is there and that; by the faster library.
+// result = left @ right, or result += left @ right if `adds`, for matrices of one dtype. Uses the faster library.
 void multiply_into(const at::Tensor& result, const at::Tensor& left, const at::Tensor& right, bool adds = false);
 
 }  // namespace torch_remote::worker::aten

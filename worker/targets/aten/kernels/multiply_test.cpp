@@ -8,13 +8,13 @@
 
 #include "worker/targets/aten/testing.h"
 
-// Products apart from programs, in both ways, against double precision: matrices and batches, however they lie.
+// GEMMs outside of programs, with both libraries, compared with double precision: matrices and batches in all layouts.
 namespace torch_remote::worker::aten {
 namespace {
 
-// The same numbers, with neighbours along rows.
+// Returns a column-major copy.
 at::Tensor across(const at::Tensor& matrix) { return matrix.transpose(-1, -2).contiguous().transpose(-1, -2); }
-// Between lines that are longer.
+// Returns a copy with gaps between its rows.
 at::Tensor with_gaps(const at::Tensor& matrix) { return at::constant_pad_nd(matrix, {1, 2}).slice(-1, 1, -2); }
 
 tr_matrix matrix(const at::Tensor& tensor) {
@@ -24,7 +24,7 @@ tr_matrix matrix(const at::Tensor& tensor) {
 
 class Multiply : public ::testing::TestWithParam<tr_product_way> {
  protected:
-  // oneDNN has kernels for processors from AVX-512 on, or with AVX-NE-CONVERT.
+  // oneDNN has such kernels for processors with AVX-512 or AVX-NE-CONVERT.
   static bool is_there() { return GetParam() == TR_PRODUCT_AS_OP || __builtin_cpu_supports("avx512bw"); }
 
   int call(const at::Tensor& left, const at::Tensor& right, const at::Tensor& added, const at::Tensor& result) {
@@ -43,13 +43,13 @@ class Multiply : public ::testing::TestWithParam<tr_product_way> {
     return runner_.api->multiply(runner_.runner, &product);
   }
 
-  // Empty, or what is wrong.
+  // Returns an empty string, or what is wrong.
   std::string check(const at::Tensor& left, const at::Tensor& right, const at::Tensor& added) {
     at::Tensor expected = at::matmul(left.to(at::kDouble), right.to(at::kDouble));
     if (added.defined()) expected = expected + added.to(at::kDouble);
     const at::Tensor result = at::full(expected.sizes(), std::numeric_limits<float>::quiet_NaN());
     if (call(left, right, added, result) != 0) return "it is not done";
-    // What adding up so many products in float32 may cost.
+    // The bound on the error of a float32 sum with this many terms.
     const at::Tensor size = at::matmul(left.abs().to(at::kDouble), right.abs().to(at::kDouble)) + expected.abs();
     const at::Tensor error = (result.to(at::kDouble) - expected).abs() / size;
     const double most = error.max().item<double>();

@@ -22,7 +22,7 @@ constexpr Norm kNorms[] = {
     {"aten::native_batch_norm_backward", 1, 2, {5, 6}, run_norm<1>},
 };
 
-// The casts lose nothing: CPU's forward pass computed these statistics in the input's precision.
+// The casts are exact: the CPU's forward pass computed these statistics in the input's precision.
 template <size_t Index>
 void run_norm(const SpecialCall& call) {
   const Norm& norm = kNorms[Index];

@@ -5,9 +5,9 @@
 
 namespace torch_remote::worker::aten {
 
-// For a norm's backward in half precision whose statistics are float, as torch foresees them for devices other than the
-// CPU (in programs made by torch.compile): calls CPU's kernel, which wants them in the input's precision. Null for
-// every other node.
+// Handles the backward pass of a half-precision norm whose statistics are float32. Torch infers that dtype for
+// devices other than the CPU, in programs of torch.compile. Calls the CPU's kernel, which takes the statistics in the
+// input's precision. Null for any other node.
 Special find_norm(const ir::Node& node, const ir::Graph& graph);
 
 }  // namespace torch_remote::worker::aten

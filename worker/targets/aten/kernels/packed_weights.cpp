@@ -15,18 +15,18 @@
 namespace torch_remote::worker::aten {
 namespace {
 
-// Arguments of aten::convolution.
+// Indices of the arguments of aten::convolution.
 enum : size_t { kInput, kWeight, kBias, kStride, kPadding, kDilation, kTransposed, kOutputPadding, kGroups };
 
-// One number, or one of each of both dims.
+// A single number applies to both dims.
 std::vector<int64_t> both(const c10::IValue& given) {
   std::vector<int64_t> numbers = given.toIntVector();
   if (numbers.size() == 1) numbers.push_back(numbers[0]);
   return numbers;
 }
 
-// What of a convolution decides in which order oneDNN wants its weights, beside the size of its images, for which any
-// order does.
+// The parameters that decide which weight layout oneDNN prefers. The image size matters too, but any layout works for
+// any image size.
 struct Kind {
   std::vector<int64_t> stride, padding, dilation;
   int64_t groups = 1;
@@ -42,11 +42,11 @@ struct Kind {
 struct Packed {
   enum class State : uint8_t { kSeen, kMade };
   State state = State::kSeen;
-  // Of the weights that it was made from.
+  // The layout of the weights that the copy was made from.
   c10::DimVector sizes, strides;
   int64_t offset = 0;
-  at::Tensor tensor;         // their copy; undefined: there is none
-  std::optional<Kind> kind;  // of the convolution that it is fit for, in an order of oneDNN's
+  at::Tensor tensor;         // the copy; undefined if there is none
+  std::optional<Kind> kind;  // the convolution that a copy in oneDNN's own layout is for
 
   bool is_of(const at::Tensor& weight) const {
     return weight.sizes() == c10::IntArrayRef(sizes) && weight.strides() == c10::IntArrayRef(strides) &&
@@ -54,7 +54,7 @@ struct Packed {
   }
 };
 
-// Whether torch would call oneDNN for it, with weights that may have an order of their own.
+// Whether torch would call oneDNN for this convolution, with weights that may have a layout of oneDNN's own.
 bool is_done_by_onednn(std::span<const c10::IValue> arguments, const Kind& kind) {
   const at::Tensor &input = arguments[kInput].toTensor(), &weight = arguments[kWeight].toTensor();
   const bool float_type = input.scalar_type() == at::kFloat || input.scalar_type() == at::kBFloat16;
@@ -114,11 +114,11 @@ at::Tensor packed_weights(tr_attachment* attachment, std::span<const c10::IValue
       } else if (!weight.is_contiguous(kLast)) {
         packed.tensor = weight.contiguous(kLast);
       }
-    } catch (const c10::OutOfMemoryError&) {  // as they are, then
+    } catch (const c10::OutOfMemoryError&) {  // without memory for a copy, we use the weights as they are
     }
   }
   if (!packed.kind) return packed.tensor;
-  // (Others may convolve the same weights.)
+  // Other convolutions may use the same weights.
   const bool fits = *packed.kind == Kind(arguments) && is_done_by_onednn(arguments, *packed.kind);
   return fits ? packed.tensor : at::Tensor();
 }

@@ -6,8 +6,8 @@
 #include <atomic>
 #include <exception>
 
-// Of GNU's OpenMP, which torch is built with, and of LLVM's: runs `function` on so many threads, this one among them;
-// what these can ask.
+// From GNU's OpenMP, which torch is built with; LLVM's has them too. GOMP_parallel runs `function` on `threads`
+// threads, of which the caller is one; these threads may call the other functions.
 extern "C" {
 __attribute__((weak)) void GOMP_parallel(void (*function)(void*), void* data, unsigned threads, unsigned flags);
 __attribute__((weak)) void GOMP_barrier();
@@ -18,7 +18,7 @@ __attribute__((weak)) int omp_get_num_threads();
 namespace torch_remote::worker::aten {
 namespace {
 
-// Parts for each thread: what one that is late has not begun, another one does.
+// Parts per thread: with several parts, other threads take those that a late thread has not begun.
 constexpr int64_t kPartsPerThread = 4;
 
 struct Region {

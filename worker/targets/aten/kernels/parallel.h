@@ -5,19 +5,19 @@
 
 namespace torch_remote::worker::aten {
 
-// Runs body(begin, end) over parts of [0, count) of `grain` or more, on as many of torch's threads as it is set to use;
-// returns when all of it was done. (at::parallel_for is a template, which has threads only in code that is compiled for
-// OpenMP: here it would run everything on the caller's thread.)
+// Runs body(begin, end) over parts of [0, count) with `grain` or more elements each, on as many of torch's threads as
+// are set. Returns when all parts are done. (at::parallel_for is a template that uses threads only in code compiled
+// with OpenMP. Here it would run everything in the calling thread.)
 void in_parallel(int64_t count, int64_t grain, const std::function<void(int64_t begin, int64_t end)>& body);
 
-// One of the threads that do something together.
+// A thread of a team that runs one function together.
 struct TeamMember {
   int64_t index, count;
-  // Returns when all of them have called it.
+  // Returns when all members have called it.
   void wait() const;
 };
 
-// Runs `body`, which does not throw, on `most` of torch's threads or on fewer, all at the same time.
+// Runs `body`, which must not throw, on at most `most` of torch's threads, all at the same time.
 void in_team(int64_t most, const std::function<void(const TeamMember&)>& body);
 
 }  // namespace torch_remote::worker::aten

@@ -12,16 +12,16 @@
 #include "worker/targets/aten/kernels/parallel.h"
 #include "worker/targets/aten/kernels/turn.h"
 
-// Max pooling without indices: along rows first, then across them, so that a window costs kernel height + width
-// comparisons, and each is done for many windows at once. Of equal values (zeros of both signs) the first counts, as in
-// torch's kernel, and a NaN stays.
+// Max pooling without indices. It takes the maximum along rows first and then along columns. So a window costs
+// kernel height + width comparisons, each for many windows at once. As in torch's kernel, the first of equal values
+// (zeros of both signs) counts, and NaN propagates.
 namespace torch_remote::worker::aten {
 namespace {
 
 struct Dim {
   int64_t input, output, kernel, stride, padding, dilation;
 
-  // The outputs whose k-th input exists: [first, last).
+  // The outputs whose window has a k-th input inside of the image: [first, last).
   int64_t first(int64_t k) const { return std::max<int64_t>(0, ceil_div(padding - k * dilation, stride)); }
   int64_t last(int64_t k) const { return std::min(output, ceil_div(input + padding - k * dilation, stride)); }
   int64_t at(int64_t out, int64_t k) const { return out * stride - padding + k * dilation; }
@@ -36,7 +36,7 @@ struct Dim {
 #define TR_FOR_EACH_CPU
 #endif
 
-// How elements of a dtype are compared: whether `value` takes the place of `old`.
+// Compares elements of a dtype: is_larger says whether `value` replaces `old`.
 template <typename T>
 struct Floats {
   using Element = T;
@@ -44,7 +44,8 @@ struct Floats {
   __attribute__((always_inline)) static bool is_larger(T value, T old) { return value > old || value != value; }
 };
 
-// Half types, by their bits: as signed integers they are in order, once those of negative numbers are turned round.
+// Compares half types by their bits: as signed integers they are ordered once the order of negative numbers is
+// reversed.
 template <uint16_t infinity>
 struct Halves {
   using Element = uint16_t;
@@ -84,7 +85,7 @@ __attribute__((always_inline)) inline void take_larger(typename O::Element* __re
   }
 }
 
-// One plane. `rows`: [input height, output width] to work in.
+// Pools one plane. `rows`: scratch memory of shape [input height, output width].
 template <typename O, typename T = typename O::Element>
 __attribute__((always_inline)) inline void plane_of(const T* input, T* output, T* rows, const Dim& height,
                                                     const Dim& width) {
@@ -113,7 +114,7 @@ __attribute__((always_inline)) inline void plane_of(const T* input, T* output, T
   }
 }
 
-// One row of results, of images whose channels are neighbours.
+// Computes one row of results, for channels-last images.
 template <typename O, typename T = typename O::Element>
 __attribute__((always_inline)) inline void row_of(const T* image, T* output, int64_t y, int64_t channels,
                                                   const Dim& height, const Dim& width) {
@@ -131,7 +132,7 @@ __attribute__((always_inline)) inline void row_of(const T* image, T* output, int
   }
 }
 
-// (Templates have no clones.)
+// Templates cannot have target_clones, hence a macro.
 #define TR_POOL(O)                                                                                                     \
   TR_FOR_EACH_CPU void pool_plane(O, const O::Element* input, O::Element* output, O::Element* rows, const Dim& height, \
                                   const Dim& width) {                                                                  \
@@ -147,15 +148,15 @@ TR_POOL(Float16)
 TR_POOL(BFloat16)
 #undef TR_POOL
 
-// One number is for both dims; none at all (of strides) is the kernel's.
+// A single number applies to both dims; an empty list (of strides) means the kernel's.
 std::array<int64_t, 2> pair(const c10::IValue& value, const std::array<int64_t, 2>& otherwise) {
   const auto list = value.toIntVector();
   if (list.empty()) return otherwise;
   return {list[0], list.size() == 1 ? list[0] : list[1]};
 }
 
-// (self, kernel_size, stride, padding, dilation, ceil_mode) -> (values, indices). `last`: both lie channels last;
-// else both lie plain.
+// (self, kernel_size, stride, padding, dilation, ceil_mode) -> (values, indices). `last`: both tensors are channels
+// last; otherwise both are contiguous (NCHW).
 template <typename O>
 void pool(const SpecialCall& call, const at::Tensor& values, bool last) {
   const at::Tensor& self = call.args[0].toTensor();
@@ -196,7 +197,7 @@ void run_pool(const SpecialCall& call) {
   const auto format = plain ? c10::MemoryFormat::Contiguous : kLast;
   if ((plain || last) && result.is_contiguous(format)) return pool<O>(call, result, last);
   if (plain || last) {
-    // The smaller one is turned round.
+    // Pools in the input's layout, then converts the layout of the result, which is smaller.
     const at::Tensor values = at::empty(result.sizes(), result.options(), format);
     if (are_turned(values, result)) {
       pool<O>(call, values, last);

@@ -6,7 +6,7 @@
 
 #include "worker/targets/aten/testing.h"
 
-// Max pooling whose indices nobody reads gives torch's values, to the bit, and leaves the indices alone.
+// Max pooling with unused indices returns torch's values, bit for bit, and does not write the indices.
 namespace torch_remote::worker::aten {
 namespace {
 
@@ -17,7 +17,8 @@ struct Window {
   bool ceil = false;
 };
 
-// Whether the op computed the values alone. `turned`: they lie channels last if the image does not, and otherwise.
+// Whether the op computed the values alone. `turned`: the result has the other layout than the image (channels last or
+// contiguous).
 bool pooled_alone(const at::Tensor& input, const Window& w, bool turned = false) {
   auto [values, indices] = at::max_pool2d_with_indices(input, w.kernel, w.stride, w.padding, w.dilation, w.ceil);
   if (turned) {
@@ -35,7 +36,7 @@ bool pooled_alone(const at::Tensor& input, const Window& w, bool turned = false)
   const auto outcome = program.run();
   EXPECT_EQ(outcome.code, 0) << outcome.error.message;
   const at::Tensor got = program.tensor(node.results[0].a), wanted = values.contiguous();
-  // NaNs may differ in their bits.
+  // The bits of NaNs may differ.
   const auto bits = [](const at::Tensor& x) { return x.masked_fill(x.isnan(), 0).view(at::kByte); };
   EXPECT_TRUE(at::equal(got.isnan(), wanted.isnan()) && at::equal(bits(got), bits(wanted)))
       << input.sizes() << ' ' << input.scalar_type();

@@ -2,12 +2,12 @@
 
 #include "worker/targets/aten/kernels/special.h"
 
-// Matrix products whose result has a dtype that the caller names (CUDA's overloads with `out_dtype`, of which torch has
-// none for the CPU): of operands in that dtype, so that nothing is rounded before the sum is done.
+// Matmuls whose result has a dtype that the caller names (CUDA's overloads with `out_dtype`, which torch lacks on the
+// CPU). The operands are converted to that dtype, so nothing is rounded before the sums are complete.
 namespace torch_remote::worker::aten {
 namespace {
 
-// (a, b, out_dtype) or (added, a, b, out_dtype, beta, alpha), of matrices or batches of them; `out` is last, if there.
+// (a, b, out_dtype) or (added, a, b, out_dtype, beta, alpha), for matrices or batches of them; then `out`, if given.
 void product(const SpecialCall& call) {
   const bool adds = call.args[2].isTensor();
   const size_t first = adds ? 1 : 0;

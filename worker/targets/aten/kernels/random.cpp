@@ -14,16 +14,16 @@
 #include "worker/targets/aten/kernels/parallel.h"
 #include "worker/targets/aten/kernels/special.h"
 
-// Random fills. Element i, counted in row-major order whatever the strides are, depends on (seed, offset, i) alone: not
-// on threads, not on layout, not on what ran before.
+// Random fills. Element i, counted in row-major order whatever the strides are, depends on (seed, offset, i) alone. It
+// does not depend on threads, on the layout, or on earlier ops.
 namespace torch_remote::worker::aten {
 namespace {
 
 using ir::Philox;
 
-constexpr int64_t kElementsOfThread = 1 << 14;  // elements worth a thread
+constexpr int64_t kElementsOfThread = 1 << 14;  // number of elements that is worth a thread
 
-// Calls fill(data, n) on packed memory of `self`.
+// Calls fill(data) on contiguous memory for `self`, and copies the result to `self` if that is not contiguous.
 template <typename T, typename F>
 void with_packed(const at::Tensor& self, F&& fill) {
   if (self.is_contiguous()) {
@@ -35,7 +35,7 @@ void with_packed(const at::Tensor& self, F&& fill) {
   self.copy_(packed);
 }
 
-// data[i] = make(words of element i), each element taking kWords of a block's four words.
+// data[i] = make(i, words of element i); each element uses kWords of a block's four words.
 template <int kWords, typename T, typename F>
 void fill(const at::Tensor& self, const Philox& philox, F&& make) {
   constexpr int64_t kPerBlock = 4 / kWords;
@@ -55,11 +55,11 @@ void fill(const at::Tensor& self, const Philox& philox, F&& make) {
 
 uint64_t wide(const uint32_t* words) { return uint64_t{words[1]} << 32 | words[0]; }
 
-// Bits of a float's mantissa, the hidden one included.
+// The number of significant bits of a floating-point type, the hidden bit included.
 template <typename T>
 constexpr int kDigits = std::numeric_limits<T>::digits;
 
-// [0, 1), no more bits than T holds: rounding must not make it 1.
+// A number in [0, 1) with no more bits than T holds, so that rounding cannot make it 1.
 template <typename T>
 double unit(const uint32_t* words) {
   if constexpr (std::is_same_v<T, double>) {
@@ -87,7 +87,7 @@ void uniform(const at::Tensor& self, const Philox& philox, double from, double t
   });
 }
 
-// Box-Muller: two numbers from two uniform ones. float: a block makes four; double: two.
+// Box-Muller: two normal numbers from two uniform ones. A block makes four numbers in float, two in double.
 template <typename T, typename C>
 void fill_normal(const at::Tensor& self, const Philox& philox, C mean, C std) {
   constexpr int64_t kPerBlock = std::is_same_v<C, double> ? 2 : 4;
@@ -123,7 +123,7 @@ void fill_normal(const at::Tensor& self, const Philox& philox, C mean, C std) {
 void normal(const at::Tensor& self, const Philox& philox, double mean, double std) {
   TORCH_CHECK(std >= 0, "normal expects std >= 0.0, but found std ", std);
   if (self.is_complex()) {
-    // Real and imaginary part share the variance.
+    // The real and the imaginary part each have half of the variance.
     const at::Tensor parts = at::empty(self.sizes(), self.options(), c10::MemoryFormat::Contiguous);
     normal(at::view_as_real(parts), philox, 0, std * std::numbers::sqrt2 / 2);
     self.copy_(parts);
@@ -136,7 +136,7 @@ void normal(const at::Tensor& self, const Philox& philox, double mean, double st
   });
 }
 
-// [from, from + range); a range of 0 stands for 2^64.
+// Integers in [from, from + range); a range of 0 stands for 2^64.
 void integers(const at::Tensor& self, const Philox& philox, int64_t from, uint64_t range) {
   AT_DISPATCH_V2(self.scalar_type(), "random_", AT_WRAP([&] {
                    if (range != 0 && range <= (uint64_t{1} << 32)) {
@@ -154,7 +154,7 @@ void integers(const at::Tensor& self, const Philox& philox, int64_t from, uint64
                  AT_EXPAND(AT_ALL_TYPES), AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES), at::kBool, at::kHalf, at::kBFloat16);
 }
 
-// The largest integer up to which a type holds all of them.
+// The largest n such that the type can represent all integers from 0 to n.
 uint64_t last_integer(at::ScalarType type) {
   switch (type) {
     case at::kBool:
@@ -181,7 +181,7 @@ void integers_between(const at::Tensor& self, const Philox& philox, int64_t from
 
 void bernoulli(const at::Tensor& self, const Philox& philox, double p) {
   TORCH_CHECK(0 <= p && p <= 1, "bernoulli_ expects p to be in [0, 1], but got p=", p);
-  const auto threshold = static_cast<uint64_t>(std::ldexp(p, 32));  // of 2^32
+  const auto threshold = static_cast<uint64_t>(std::ldexp(p, 32));  // in units of 2^-32
   AT_DISPATCH_V2(self.scalar_type(), "bernoulli_", AT_WRAP([&] {
                    fill<1, scalar_t>(self, philox, [=](int64_t, const uint32_t* words) {
                      return static_cast<scalar_t>(words[0] < threshold);
@@ -208,7 +208,7 @@ void exponential(const at::Tensor& self, const Philox& philox, double lambda) {
   TORCH_CHECK(lambda > 0, "exponential_ expects lambda > 0.0, but found lambda=", lambda);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, self.scalar_type(), "exponential_", [&] {
     fill<kUnitWords<scalar_t>, scalar_t>(self, philox, [=](int64_t, const uint32_t* words) {
-      // (0, 1): neither end, so that the result is neither 0 nor infinite.
+      // u is in the open interval (0, 1), so that the result is neither 0 nor infinite.
       const double u = std::is_same_v<scalar_t, double> ? (static_cast<double>(wide(words) >> 12) + 0.5) * 0x1p-52
                                                         : (static_cast<double>(words[0]) + 0.5) * 0x1p-32;
       return static_cast<scalar_t>(-std::log(u) / lambda);
@@ -231,7 +231,7 @@ void dropout(const at::Tensor& output, const at::Tensor& mask, const at::Tensor&
   output.mul_(p == 1 ? 0 : 1 / (1 - p));
 }
 
-// Fisher-Yates; the i-th step draws the i-th number.
+// Fisher-Yates shuffle; step i draws number i.
 void permutation(const at::Tensor& result, const Philox& philox, int64_t n) {
   TORCH_CHECK(n >= 0, "n must be non-negative, got", n);
   const at::Tensor order = at::empty({n}, at::kLong);
@@ -276,7 +276,7 @@ void run_bernoulli_tensor(const SpecialCall& call) {
   bernoulli(self_of(call), philox_of(call), call.args[1].toTensor());
 }
 
-// Ops that make a tensor: the result is there, of the right sizes.
+// Ops that return a new tensor: the result exists already and has the right sizes.
 void run_bernoulli_new(const SpecialCall& call) {
   if (call.results[0].defined()) bernoulli(call.results[0], philox_of(call), self_of(call));
 }

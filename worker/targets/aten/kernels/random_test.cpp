@@ -6,8 +6,7 @@
 #include "ir/philox.h"
 #include "worker/targets/aten/testing.h"
 
-// Random ops: the numbers depend on (seed, offset) and the element's place alone, and are distributed as they should
-// be.
+// Random ops: the numbers depend on (seed, offset) and the element's index alone, and have the right distribution.
 namespace torch_remote::worker::aten {
 namespace {
 
@@ -23,7 +22,7 @@ TEST(Philox, KnownAnswers) {
             (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
-// Runs a random op; gives its first result, or the first argument if it works in place.
+// Runs a random op. Returns its first result, or its first argument if it works in place.
 at::Tensor draw(const std::string& op, const std::vector<IValue>& args, const std::vector<IValue>& results,
                 int64_t seed = 7, int64_t offset = 3, int threads = 1) {
   TestRunner runner(/*inproc=*/false, uint64_t{8} << 30, threads);
@@ -55,7 +54,7 @@ TEST(Random, SameSeedAndOffsetSameNumbers) {
     EXPECT_TRUE(at::equal(first, fill(op, rest, self))) << op;
     EXPECT_FALSE(at::equal(first, fill(op, rest, self, 8, 3))) << op;
     EXPECT_FALSE(at::equal(first, fill(op, rest, self, 7, 4))) << op;
-    // Nothing of the process decides: not its own generator, not what ran before.
+    // The process's state does not matter: neither its default generator, nor earlier ops.
     at::manual_seed(99);
     EXPECT_TRUE(at::equal(first, fill(op, rest, self))) << op;
   }
@@ -96,7 +95,7 @@ TEST(Random, Distributions) {
   expect_near(fill("aten::normal_", {0.0, 1.0}, at::zeros({n}, at::kBFloat16)), 0, 1);
   const at::Tensor complex = fill("aten::normal_", {0.0, 1.0}, at::zeros({n}, at::kComplexFloat));
   expect_near(at::real(complex), 0, std::sqrt(0.5));
-  // The normal's tail, and that neighbours do not hang together.
+  // The tail of the normal distribution, and the independence of neighbors.
   const at::Tensor normal = fill("aten::normal_", {0.0, 1.0}, at::zeros({n}));
   EXPECT_NEAR(normal.abs().gt(2).sum().item<int64_t>() / static_cast<double>(n), 0.0455, 0.003);
   const at::Tensor a = normal.slice(0, 0, n - 1), b = normal.slice(0, 1, n);
@@ -145,7 +144,7 @@ TEST(Random, BernoulliByTensorAndDropout) {
   EXPECT_TRUE(at::allclose(output, input * mask / 0.75));
 }
 
-// Torch's own kernels draw from a generator that is seeded by (seed, offset), whether the schema has one or not.
+// Torch's kernels draw from a generator that we seed with (seed, offset), with or without a Generator argument.
 TEST(Random, OtherOpsAreReproducibleToo) {
   const at::Tensor weights = at::rand({50});
   const auto multinomial = [&](int64_t seed) {

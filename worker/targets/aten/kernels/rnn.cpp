@@ -22,9 +22,9 @@
 #include "worker/targets/aten/kernels/rnn_onednn.h"
 #include "worker/targets/aten/kernels/special.h"
 
-// Recurrent layers, recorded whole for any device as `remote::rnn`: one layer, in one direction or two, over all of
-// time. What can be done for all steps at once is one op (a matmul with the input's weights, the factors of the
-// gradients); what remains of a step are its matmul with the hidden state and a few pointwise ops.
+// Recurrent layers, recorded as one op `remote::rnn` for any device: one layer, in one or two directions, over all time
+// steps. Work that does not depend on earlier steps is one op for all steps (the matmul with the input weights, the
+// factors of the gradients). Each step then runs its matmul with the hidden state and a few pointwise ops.
 namespace torch_remote::worker::aten {
 namespace {
 
@@ -34,7 +34,7 @@ using Direction = RnnDirection;
 using Gradients = RnnGradients;
 using Backward = RnnBackward;
 
-// For the backward pass, if there will be one: the gates, [T, B, G, H], and one part more, [T, B, H].
+// Saves, if there will be a backward pass, the gates, [T, B, G, H], and one more part, [T, B, H].
 void keep(const Direction& d, const Tensor& gates, const Tensor& last) {
   if (!d.reserve.defined()) return;
   d.kept(0, gates.size(2)).copy_(gates);
@@ -49,7 +49,7 @@ Tensor from_input(const Direction& d, const Tensor& bias) {
 Tensor both_biases(const Direction& d) { return d.b_ih.defined() ? d.b_ih + d.b_hh : Tensor(); }
 OneDnnLstm onednn(const Direction& d) { return {d.input, d.w_ih, d.w_hh, d.b_ih, d.b_hh, d.hx, d.cx, d.reverse}; }
 
-// By oneDNN, if it takes the layer.
+// Computes the layer with oneDNN. Returns false if oneDNN does not support it.
 bool lstm_onednn(const Direction& d, Tensor* hy, Tensor* cy) {
   OneDnnStates states;
   if (!takes_onednn(onednn(d), d.reserve.defined()) || !onednn_forward(onednn(d), d.reserve, &states)) return false;
@@ -59,7 +59,7 @@ bool lstm_onednn(const Direction& d, Tensor* hy, Tensor* cy) {
   return true;
 }
 
-// i, f, g, o = sigmoid, sigmoid, tanh, sigmoid; c = f * c + i * g; h = o * tanh(c). Kept: i, f, g, o, then c.
+// i, f, g, o = sigmoid, sigmoid, tanh, sigmoid; c = f * c + i * g; h = o * tanh(c). Saves i, f, g, o, then c.
 Tensor lstm(const Direction& d, Tensor* cy) {
   const Tensor gates = from_input(d, both_biases(d));
   const Tensor cells = at::empty_like(d.output, at::MemoryFormat::Contiguous);
@@ -84,7 +84,7 @@ Tensor lstm(const Direction& d, Tensor* cy) {
   return h;
 }
 
-// r, z = sigmoid; n = tanh(x_n + r * h_n); h = n + z * (h - n). Kept: r, z, n, then h_n.
+// r, z = sigmoid; n = tanh(x_n + r * h_n); h = n + z * (h - n). Saves r, z, n, then h_n.
 Tensor gru(const Direction& d) {
   const Tensor gates = from_input(d, d.b_ih);
   const Tensor hidden_n = at::empty_like(d.output, at::MemoryFormat::Contiguous);
@@ -128,9 +128,10 @@ Backward lstm_backward(const Direction& d, const Gradients& gradients) {
   const Tensor gates = d.kept(0, 4), cells = d.kept(4, 1).select(2, 0);
   const Tensor i = gates.select(2, 0), f = gates.select(2, 1), g = gates.select(2, 2), o = gates.select(2, 3);
   const Tensor tanh_c = cells.tanh();
-  const Tensor to_o = tanh_c * o * (1 - o);                                                  // of h's gradient
-  const Tensor to_c = o * (1 - tanh_c * tanh_c);                                             // of h's gradient
-  const Tensor to_rest = at::empty({d.steps(), d.batch(), 3, d.hidden()}, gates.options());  // i, f, g; of c's gradient
+  const Tensor to_o = tanh_c * o * (1 - o);       // factor of h's gradient
+  const Tensor to_c = o * (1 - tanh_c * tanh_c);  // factor of h's gradient
+  // i, f, g: factors of c's gradient
+  const Tensor to_rest = at::empty({d.steps(), d.batch(), 3, d.hidden()}, gates.options());
   to_rest.select(2, 0).copy_(g * i * (1 - i));
   to_rest.select(2, 1).copy_(d.before(d.cx, cells) * f * (1 - f));
   to_rest.select(2, 2).copy_(i * (1 - g * g));
@@ -160,7 +161,7 @@ Backward lstm_backward(const Direction& d, const Gradients& gradients) {
 Backward gru_backward(const Direction& d, const Gradients& gradients) {
   const Tensor gates = d.kept(0, 3), hidden_n = d.kept(3, 1).select(2, 0);
   const Tensor r = gates.select(2, 0), z = gates.select(2, 1), n = gates.select(2, 2);
-  // Of h's gradient: r, z, n as the hidden state's matmul sees them.
+  // Factors of h's gradient for r, z, n, as the hidden state's matmul needs them.
   const Tensor to_hidden = at::empty_like(gates, at::MemoryFormat::Contiguous);
   const Tensor to_n = (1 - z) * (1 - n * n);
   to_hidden.select(2, 0).copy_(to_n * hidden_n * r * (1 - r));
@@ -207,7 +208,7 @@ Tensor part(const Tensor& tensor, int64_t dim, int64_t index, int64_t count) {
   return tensor.narrow(dim, index * size, size);
 }
 
-// The layer's directions. `weights`: for each direction w_ih, w_hh and, if they are 4, b_ih, b_hh.
+// The layer's directions. `weights`: for each direction w_ih, w_hh and, if there are four per direction, b_ih, b_hh.
 std::vector<Direction> directions(int64_t mode, const Tensor& input, const std::vector<Tensor>& weights,
                                   const Tensor& hx, const Tensor& cx, const Tensor& output, const Tensor& reserve) {
   const int64_t count = hx.size(0), stride = count == 0 ? 0 : static_cast<int64_t>(weights.size()) / count;
@@ -227,7 +228,7 @@ std::vector<Direction> directions(int64_t mode, const Tensor& input, const std::
 // (input, weight, hx, cx, mode) -> (output, hy, cy, reserve)
 void rnn_forward(const SpecialCall& call) {
   const int64_t mode = call.args[4].toInt();
-  // Nobody may want the output (its result is then undefined), but the steps need it.
+  // An unused output is undefined, but the steps need its memory.
   const Tensor input = call.args[0].toTensor(), hx = call.args[2].toTensor();
   Tensor output = call.results[0];
   if (!output.defined()) output = at::empty({input.size(0), input.size(1), hx.size(0) * hx.size(2)}, input.options());
@@ -256,13 +257,13 @@ void add_or_store(const Tensor& result, const Tensor& value, bool first) {
   first ? result.copy_(value) : result.add_(value);
 }
 
-// result = a @ b, or added to what is there: [T, B, I].
+// result = a @ b if `first`, otherwise result += a @ b. The result is [T, B, I].
 void add_product(const Tensor& result, const Tensor& a, const Tensor& b, bool first) {
   if (!result.is_contiguous()) return add_or_store(result, at::mm(a, b).view(result.sizes()), first);
   multiply_into(result.view({a.size(0), b.size(1)}), a, b, !first);
 }
 
-// w_ih, w_hh and, where there are any, the biases; undefined: not wanted.
+// Computes the gradients of w_ih, w_hh and, if there are any, the biases. Undefined tensors are not computed.
 void weight_gradients(const Direction& d, const Backward& b, std::span<const Tensor> w) {
   const int64_t rows = d.steps() * d.batch();
   if (w[0].defined()) {
@@ -284,7 +285,7 @@ void backward_onednn(const Direction& d, const Gradients& gradients, std::span<c
   if (results[0].defined()) add_or_store(results[0], all.input, index == 0);
   if (results[1].defined()) results[1][index].copy_(all.hx);
   if (results[2].defined()) results[2][index].copy_(all.cx);
-  if (results.size() == 3) return;  // no gradients of weights
+  if (results.size() == 3) return;  // the weights need no gradients
   const Tensor* w = &results[3 + index * stride];
   if (w[0].defined()) w[0].copy_(all.w_ih);
   if (w[1].defined()) w[1].copy_(all.w_hh);
@@ -322,7 +323,7 @@ void rnn_backward(const SpecialCall& call) {
     if (call.results[0].defined()) add_product(call.results[0], b.from_input, d.w_ih, i == 0);
     if (call.results[1].defined()) call.results[1][i].copy_(b.hx);
     if (call.results[2].defined()) call.results[2][i].copy_(b.cx);
-    if (call.results.size() == 3) continue;  // no gradients of weights
+    if (call.results.size() == 3) continue;  // the weights need no gradients
     weight_gradients(d, b, {&call.results[3 + i * stride], static_cast<size_t>(stride)});
   }
 }

@@ -15,16 +15,16 @@ namespace {
 
 using at::Tensor;
 
-// For so few steps w_hh is not packed: a library's product reads it as it lies.
+// For this many steps or fewer, w_hh is not packed: a library's GEMM reads it in place.
 constexpr int64_t kFewSteps = 2;
-// Weights that each thread can keep in its second cache, and rows that it should have to make use of them.
+// The number of weights that fits into a thread's L2 cache, and the rows that a thread needs to profit from it.
 constexpr int64_t kCachedWeights = 1 << 18;  // floats
 constexpr int64_t kRowsOfThread = 4;
-// Multiplications of a step that are worth meeting other threads after it.
+// Number of multiplications per step from which on it pays that threads synchronize after each step.
 constexpr int64_t kWorthMeeting = 1 << 16;
-constexpr int64_t kWorthThread = 1 << 20;  // and of all steps, to wake one
+constexpr int64_t kWorthThread = 1 << 20;  // of all steps: from this number on it pays to wake a thread
 
-// Elements of the last dim are neighbours.
+// Returns the tensor with a last dim of stride 1.
 Tensor with_rows(const Tensor& tensor) {
   return !tensor.defined() || tensor.size(-1) == 1 || tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
 }
@@ -44,12 +44,12 @@ RnnCell cell_of(ir::RnnMode mode) {
   return RnnCell::kLstm;
 }
 
-// A direction as the loops have it, and who owns what they touch.
+// A direction's arguments for the loops, and the tensors that own the memory they point to.
 struct Bound {
   const RnnDirection& d;
   RnnCall call;
   Tensor hx, cx, w_hh, output, gates, cells, hidden_new, bias, weights, product;
-  // Backward.
+  // For the backward pass.
   Tensor grad_output, grad_hy, carry, from_input, from_hidden, grad_hx;
 
   explicit Bound(const RnnDirection& direction) : d(direction) {
@@ -126,7 +126,7 @@ struct Bound {
   }
 
  private:
-  // Both biases of a gate are added to its sum; of a GRU's third one, each to its own part.
+  // Both biases of a gate are added to its sum. The third gate of a GRU keeps them apart, one for each part.
   void set_bias() {
     const int64_t own = d.mode == ir::RnnMode::kGru ? 2 * d.hidden() : width();
     bias = make({width() + d.hidden()});
@@ -141,7 +141,7 @@ struct Bound {
   }
 };
 
-// A member's part of `count`.
+// A member's part of [0, count).
 struct Share {
   int64_t begin, end;
   Share(int64_t count, int64_t index, int64_t members)
@@ -151,7 +151,7 @@ struct Share {
 using Pack = void (*)(const RnnCall&, const float*, float*, int64_t, int64_t);
 using Step = void (*)(const RnnCall&, int64_t, const RnnPart&);
 
-// Steps first, first + by, ... up to `last`, of all directions, w_hh packed: by a team of threads.
+// Runs steps first, first + by, ... up to `last` of all directions, with packed w_hh, on a team of threads.
 void run_packed(std::span<Bound> all, Pack pack, Step step, int64_t blocks, int64_t first, int64_t last) {
   const RnnCall& call = all[0].call;
   const int64_t work = call.batch * all[0].w_hh.numel(), directions = static_cast<int64_t>(all.size());
@@ -163,7 +163,7 @@ void run_packed(std::span<Bound> all, Pack pack, Step step, int64_t blocks, int6
   const bool meets = work >= kWorthMeeting || by_rows(threads);
   const int64_t most = meets ? threads : std::min(threads, directions);
   in_team(work * call.steps * directions >= kWorthThread ? most : 1, [&](const TeamMember& member) {
-    // Each direction has members of its own, or all of them do one after the other.
+    // Each direction has its own members, or all members process one direction after the other.
     const int64_t groups = directions > 1 && member.count % directions == 0 ? directions : 1;
     const int64_t size = member.count / groups, index = member.index % size;
     const std::span<Bound> mine = groups == 1 ? all : all.subspan(static_cast<size_t>(member.index / size), 1);
@@ -185,7 +185,7 @@ void run_packed(std::span<Bound> all, Pack pack, Step step, int64_t blocks, int6
   });
 }
 
-// One step whose product is there, by threads that share its rows.
+// Runs one step whose GEMM is done; threads share its rows.
 void run_step(const RnnCall& call, Step step, int64_t blocks, int64_t i) {
   const int64_t grain = std::max<int64_t>(1, 4096 / call.units);
   in_parallel(call.batch, grain, [&](int64_t begin, int64_t end) { step(call, i, {begin, end, 0, blocks}); });
@@ -202,7 +202,7 @@ const RnnLoops* rnn_loops() {
   return nullptr;
 }
 
-// (A program may say anything of its sizes; torch's way tells what is wrong with them.)
+// A program may claim any sizes; torch's implementation reports what is wrong with them.
 bool takes_fused(const RnnDirection& d) {
   if (d.input.dim() != 3 || d.hx.dim() != 2 || d.hx.numel() == 0 || d.input.numel() == 0) return false;
   const int64_t steps = d.steps(), batch = d.batch(), units = d.hidden(), width = d.gates() * units;

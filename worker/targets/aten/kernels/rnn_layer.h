@@ -7,7 +7,7 @@
 
 #include "ir/rnn.h"
 
-// What the ways to compute a recurrent layer have in common.
+// Types that all implementations of recurrent layers share.
 namespace torch_remote::worker::aten {
 
 // One direction of the layer. T steps, batch B, I inputs, H hidden units, G gates (ir::rnn_gates).
@@ -15,25 +15,25 @@ struct RnnDirection {
   ir::RnnMode mode;
   bool reverse;
   at::Tensor input;       // [T, B, I]
-  at::Tensor hx, cx;      // [B, H]; cx for an LSTM alone
+  at::Tensor hx, cx;      // [B, H]; cx is for LSTM only
   at::Tensor w_ih, w_hh;  // [G*H, I], [G*H, H]
   at::Tensor b_ih, b_hh;  // [G*H], or undefined
   at::Tensor output;      // [T, B, H]
-  at::Tensor reserve;     // ir::rnn_reserve parts of [T, B, H] each or more, or undefined: not wanted
+  at::Tensor reserve;     // ir::rnn_reserve or more parts of [T, B, H] each; undefined if not wanted
 
   int64_t steps() const { return input.size(0); }
   int64_t batch() const { return input.size(1); }
   int64_t hidden() const { return hx.size(1); }
   int64_t gates() const { return ir::rnn_gates(mode); }
-  // The i-th step in this direction's time.
+  // The time of the i-th step in this direction.
   int64_t at(int64_t i) const { return reverse ? steps() - 1 - i : i; }
 
-  // [T, B, parts, H]: `parts` from the reserve's `first` on.
+  // [T, B, parts, H]: `parts` parts of the reserve, from part `first` on.
   at::Tensor kept(int64_t first, int64_t parts) const {
     const int64_t part = steps() * batch() * hidden();
     return reserve.narrow(0, first * part, parts * part).view({steps(), batch(), parts, hidden()});
   }
-  // [T, B, H]: what each step started from.
+  // [T, B, H]: the state before each step.
   at::Tensor before(const at::Tensor& first, const at::Tensor& all) const {
     if (steps() == 1) return first.unsqueeze(0);
     return reverse ? at::cat({all.narrow(0, 1, steps() - 1), first.unsqueeze(0)})
@@ -41,17 +41,17 @@ struct RnnDirection {
   }
 };
 
-// After the last step, [B, H]; cy of an LSTM alone.
+// States after the last step, [B, H]; cy is for LSTM only.
 struct RnnStates {
   at::Tensor hy, cy;
 };
 
 struct RnnGradients {
-  at::Tensor output;  // [T, B, H]; these may be undefined
+  at::Tensor output;  // [T, B, H]; all of these may be undefined
   at::Tensor hy, cy;  // [B, H]
 };
 
-// What the backward pass over all steps gives; the gradients of input, weights and biases follow from it.
+// The result of the backward pass over all steps; the gradients of input, weights and biases follow from it.
 struct RnnBackward {
   at::Tensor from_input, from_hidden;  // gradients of x @ w_ih^T + b_ih and of h @ w_hh^T + b_hh, [T * B, G * H]
   at::Tensor hx, cx;

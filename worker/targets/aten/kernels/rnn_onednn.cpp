@@ -22,12 +22,12 @@ using at::Tensor;
 
 constexpr int64_t kLstm = static_cast<int64_t>(ir::RnnMode::kLstm);
 
-// What a reserve begins with when it holds oneDNN's workspace. The last cell state lies between the two.
+// Begins a reserve that holds oneDNN's workspace. The last cell state lies between the header and the workspace.
 struct alignas(64) Header {
   uint64_t magic;
   uint64_t workspace;  // bytes
 };
-constexpr uint64_t kMagic = 0x6e6e64656e6f5254;  // no gate: its two floats would be above 1
+constexpr uint64_t kMagic = 0x6e6e64656e6f5254;  // differs from any gates: both of its floats are above 1
 
 bool supported(const char* question) {
   const auto op = c10::Dispatcher::singleton().findOp({question, ""});
@@ -71,7 +71,7 @@ bool takes_onednn(const OneDnnLstm& lstm, bool train) {
 }
 
 bool onednn_forward(const OneDnnLstm& lstm, const Tensor& reserve, OneDnnStates* states) {
-  // What torch asks for whether there will be a backward pass.
+  // Torch reads the grad mode to decide whether there will be a backward pass.
   const c10::AutoGradMode train(reserve.defined());
   const Tensor cx = lstm.cx.contiguous();
   const auto [b_ih, b_hh] = biases(lstm);

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-// LSTM layers in half precision by oneDNN, as torch's CPU computes them itself: the same numbers, in one call for all
-// steps and in both passes.
+// Half-precision LSTM layers with oneDNN, as torch computes them on the CPU: the same numbers, with one call for all
+// steps in each pass.
 namespace torch_remote::worker::aten {
 
 // One direction of a layer: T steps, batch B, I inputs, H hidden units.
@@ -17,20 +17,20 @@ struct OneDnnLstm {
   bool reverse = false;
 };
 
-// Whether torch's CPU would compute it so, with a backward pass to come or without.
+// Whether torch would use oneDNN on the CPU, with (`train`) or without a backward pass to follow.
 bool takes_onednn(const OneDnnLstm& lstm, bool train);
 
 struct OneDnnStates {
   at::Tensor output, hy, cy;  // [T, B, H], [B, H], [B, H]
 };
-// `reserve`: a flat piece, for the backward pass; undefined: there is none. False, and nothing was done, if what oneDNN
-// keeps does not fit into it.
+// `reserve`: flat memory for the backward pass; undefined if there is none. Returns false, with nothing computed, if
+// oneDNN's workspace does not fit into it.
 bool onednn_forward(const OneDnnLstm& lstm, const at::Tensor& reserve, OneDnnStates* states);
-// Whether onednn_forward has filled this reserve.
+// Whether onednn_forward filled this reserve.
 bool is_onednn(const at::Tensor& reserve);
 
 struct OneDnnGradients {
-  at::Tensor input, w_ih, w_hh, bias, hx, cx;  // bias: of either one
+  at::Tensor input, w_ih, w_hh, bias, hx, cx;  // bias: the gradient of each of the two biases
 };
 // The gradients of output, hy and cy may be undefined, but not all of them.
 OneDnnGradients onednn_backward(const OneDnnLstm& lstm, const at::Tensor& reserve, const at::Tensor& output,

@@ -10,8 +10,9 @@
 #include "worker/targets/aten/kernels/rnn_onednn.h"
 #include "worker/targets/aten/testing.h"
 
-// Recurrent layers by our own loops, of both instruction sets, against torch's in double precision. In half precision
-// an LSTM's two passes agree about what the reserve holds: oneDNN's workspace where that fits, its own parts where not.
+// Compares recurrent layers by our own loops, of both instruction sets, with torch's in double precision. Checks for
+// half-precision LSTMs that both passes agree on the reserve's contents: oneDNN's workspace where it fits, otherwise
+// our own parts.
 namespace torch_remote::worker::aten {
 namespace {
 
@@ -26,7 +27,7 @@ struct Layer {
   int64_t steps, batch, inputs, units, directions = 1;
 };
 
-// output, hy, cy, then the gradients of input, hx, cx and the weights; the last one is the reserve.
+// Returns output, hy, cy, then the gradients of input, hx, cx and the weights; the last tensor is the reserve.
 std::vector<Tensor> both_passes(const Layer& layer, int64_t reserve) {
   at::manual_seed(1);
   const auto [t, b, i, h, d] = layer;
@@ -77,7 +78,7 @@ struct Fused {
   bool biases = true, keeps = true;
 };
 
-// A layer's tensors in float32, run by the loops and, in double precision, by torch.
+// A layer's float32 tensors, run by the loops, and in double precision by torch.
 class FusedCase {
  public:
   explicit FusedCase(const Fused& shape) : shape_(shape) {
@@ -97,7 +98,7 @@ class FusedCase {
     grad_cy_ = lstm() ? at::randn({d, b, h}) : Tensor();
   }
 
-  // The sums that a library makes in a forward pass: those of the input and, where steps are few, of the state.
+  // The GEMMs that a library computes in a forward pass: those of the input and, with few steps, those of the state.
   std::vector<Tensor> library_products() const {
     std::vector<Tensor> products;
     for (int64_t k = 0; k < shape_.directions; ++k) {
@@ -108,7 +109,7 @@ class FusedCase {
     return products;
   }
 
-  // output, hy, cy; then, where something is kept for it, the gradients of input, hx, cx and the weights.
+  // Returns output, hy, cy; then, if the layer has a reserve, the gradients of input, hx, cx and the weights.
   std::vector<Tensor> fused(const RnnLoops& loops) const {
     const auto [mode, t, b, i, h, d, biases, keeps] = shape_;
     const int64_t stride = biases ? 4 : 2, kept = ir::rnn_reserve(mode) * t * b * h;
@@ -198,7 +199,7 @@ std::vector<const RnnLoops*> all_loops() {
 
 constexpr ir::RnnMode kModes[] = {ir::RnnMode::kLstm, ir::RnnMode::kGru, ir::RnnMode::kTanh, ir::RnnMode::kRelu};
 
-// Units and rows that fill no block, few steps and more, one thread and several.
+// Units and rows that do not fill a block, few and more steps, one thread and several.
 TEST(FusedRnn, IsTheFormula) {
   int64_t compared = 0;
   for (const RnnLoops* loops : all_loops()) {
@@ -221,8 +222,8 @@ TEST(FusedRnn, IsTheFormula) {
         }
         at::set_num_threads(1);
         const std::vector<Tensor> alone = test.fused(*loops);
-        // Gradients are summed by a library. On some processors its bits depend on the number of threads, also for the
-        // input's few products; where they do not, ours may not either.
+        // A library computes these sums. On some processors its bits depend on the number of threads, also for the
+        // input's small GEMMs. Where they do not, ours must not either.
         if (!std::ranges::equal(products, test.library_products(), at::equal)) continue;
         for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(at::equal(got[i], alone[i])) << "result " << i;
         ++compared;

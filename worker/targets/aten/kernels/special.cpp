@@ -5,8 +5,8 @@
 namespace torch_remote::worker::aten {
 namespace {
 
-// Ops of the table that torch does not have: their schemas, as ir/ops/*.toml have them, for what looks at an op's
-// arguments here. They have no kernels but the special ones.
+// Schemas of the op table's ops that torch lacks, as in ir/ops/*.toml, for code that reads an op's arguments here.
+// These ops have only the special kernels.
 TORCH_LIBRARY_FRAGMENT(remote, library) {
   library.def("add_select_backward(Tensor self, Tensor grad, int dim, int index, Scalar alpha) -> Tensor");
   library.def(

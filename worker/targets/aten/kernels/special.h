@@ -7,16 +7,16 @@
 #include <span>
 #include <string_view>
 
-// Ops that this runner computes itself instead of calling torch's kernel: random ones (whose numbers must depend on
-// seed and offset alone), attention and recurrent layers (this project's own ops), bags of embeddings, matrix products
-// of a dtype that the caller names, gradients of slices, max pooling whose indices nobody reads, upsampling by two, and
-// the parts of batch norm over several processes, for which CPU has no kernels.
+// Ops that this runner computes itself instead of calling torch's kernel. Random ops, because their numbers must depend
+// on seed and offset alone. Attention and recurrent layers, which are this project's own ops. Embedding bags, matmuls
+// with a given result dtype, gradients of slices, max pooling with unused indices, upsampling by two. The parts of
+// batch norm over several processes, for which the CPU has no kernels.
 namespace torch_remote::worker::aten {
 
 struct SpecialCall {
-  std::span<const c10::IValue> args;  // as the schema says, all of them
-  // A tensor for each result of the schema that is to be made, already of the right sizes; undefined for one that
-  // nobody wants or that is an argument. A list's tensors stand in its place.
+  std::span<const c10::IValue> args;  // all arguments of the schema
+  // A tensor for each result of the schema that the op creates, with the right sizes. It is undefined for a result that
+  // is unused or is an argument. The tensors of a list follow each other in the list's position.
   std::span<const at::Tensor> results;
   uint64_t seed = 0;
   uint64_t offset = 0;
@@ -24,7 +24,7 @@ struct SpecialCall {
 
 using Special = void (*)(const SpecialCall&);
 
-// Null if torch's kernel is to be called.
+// Null if torch's kernel should be called.
 Special find_special(std::string_view name);
 
 Special find_random(std::string_view name);

@@ -5,9 +5,10 @@
 
 #include "worker/targets/aten/kernels/special.h"
 
-// Batch norm over several processes (torch.nn.SyncBatchNorm): statistics and gradients in parts, between which the
-// processes add up. torch has kernels for GPUs only; these have their meaning. Half types are computed in f32, and the
-// statistics are f32 then. Sums and squares are f64, in which no square of an f32 overflows or vanishes.
+// Batch norm over several processes (torch.nn.SyncBatchNorm): the statistics and gradients of each process, which the
+// processes then add. Torch has such kernels only for GPUs; these compute the same. Half types are computed in float32,
+// and their statistics are float32. Sums and squares are float64, in which no square of a float32 overflows or
+// underflows.
 namespace torch_remote::worker::aten {
 namespace sync_batch_norm {
 namespace {
@@ -16,7 +17,7 @@ using at::Tensor;
 
 Tensor wide(const Tensor& tensor) { return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat); }
 
-// One number a channel, which is dim 1, beside `input`, in its type.
+// Reshapes `values`, one per channel, to broadcast along dim 1 of `input`; converts them to its dtype.
 Tensor spread(const Tensor& values, const Tensor& input) {
   std::vector<int64_t> sizes(static_cast<size_t>(input.dim()), 1);
   sizes[1] = values.numel();
@@ -25,7 +26,7 @@ Tensor spread(const Tensor& values, const Tensor& input) {
 
 Tensor exact(const Tensor& tensor) { return tensor.to(at::kDouble); }
 
-// Sums of all but the channels, in f64.
+// Sums over all dims but the channels, in float64.
 Tensor channel_sums(const Tensor& tensor) {
   std::vector<int64_t> dims{0};
   for (int64_t d = 2; d < tensor.dim(); ++d) dims.push_back(d);
@@ -33,7 +34,7 @@ Tensor channel_sums(const Tensor& tensor) {
 }
 
 Tensor tensor(const SpecialCall& call, size_t i) { return call.args[i].toTensor(); }
-// Undefined if it is not given.
+// Returns an undefined tensor for an argument that is not given.
 Tensor optional(const SpecialCall& call, size_t i) {
   return call.args[i].isNone() ? Tensor() : call.args[i].toTensor();
 }
@@ -54,8 +55,8 @@ void stats(const SpecialCall& call) {
        inverse_deviation(channel_sums((input - spread(mean, input)).square()) / count, call.args[1].toDouble()));
 }
 
-// (input, mean, invstd, running_mean, running_var, momentum, eps, counts) -> mean, invstd; mean and invstd have a row a
-// process
+// (input, mean, invstd, running_mean, running_var, momentum, eps, counts) -> mean, invstd. The arguments mean and
+// invstd have one row per process.
 void gather(const SpecialCall& call) {
   const Tensor means = exact(tensor(call, 1)), invstds = exact(tensor(call, 2));
   const double momentum = call.args[5].toDouble(), eps = call.args[6].toDouble();

@@ -12,16 +12,16 @@
 namespace torch_remote::worker::aten {
 namespace {
 
-constexpr int64_t kTurnedPlaces = 16;     // that are turned at once: of words, a line of the cache in each plane
-constexpr int64_t kTurnedGrain = 16384;   // elements that are worth a thread
-constexpr int64_t kTurnedChannels = 256;  // of a block: its lines stay in the first cache
+constexpr int64_t kTurnedPlaces = 16;  // positions transposed at once: with 4-byte elements, a cache line in each plane
+constexpr int64_t kTurnedGrain = 16384;   // number of elements that is worth a thread
+constexpr int64_t kTurnedChannels = 256;  // channels per block: its cache lines stay in the L1 cache
 
-// Channels x places of one image.
+// Channels x positions of one image.
 template <typename T>
 struct TurnedBlock {
   const T* from;
   T* to;
-  int64_t from_channel, from_place, to_channel, to_place;  // steps
+  int64_t from_channel, from_place, to_channel, to_place;  // strides, in elements
 };
 
 template <typename T>
@@ -39,7 +39,7 @@ void turn_block(const TurnedBlock<T>& b, int64_t channels, int64_t places) {
 }
 
 #if defined(__SSE2__)
-// Four lines of four words: those that lie one behind the other come side by side.
+// Transposes four rows of four elements.
 inline void transpose_four(const float* from, int64_t from_apart, float* to, int64_t to_apart) {
   __m128 a = _mm_loadu_ps(from), b = _mm_loadu_ps(from + from_apart);
   __m128 c = _mm_loadu_ps(from + 2 * from_apart), d = _mm_loadu_ps(from + 3 * from_apart);
@@ -98,7 +98,7 @@ void turn(const at::Tensor& from, const ImageLayout& source, const at::Tensor& t
 bool find_image_layout(const at::Tensor& image, ImageLayout* layout) {
   if (image.layout() != c10::kStrided || image.dim() < 3 || image.dim() > 5 || image.numel() == 0) return false;
   ImageLayout found{.channels = image.size(1), .places = 1, .channel_step = image.stride(1)};
-  // Places are one dim, if each of theirs begins where the one behind it ends.
+  // Positions form one dim if each spatial dim's stride is the extent of the next inner dim.
   for (int64_t d = image.dim(); d-- > 2;) {
     if (image.size(d) == 1) continue;
     if (found.places == 1) {

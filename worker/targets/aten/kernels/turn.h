@@ -2,24 +2,25 @@
 
 #include <ATen/core/Tensor.h>
 
-// Images (image, channel, and one to three dims of places) lie plain, a plane for each channel, or channels last, the
-// channels of a place side by side. torch copies from one to the other element by element.
+// Images have the dims image, channel, and one to three spatial dims. They are contiguous (NCHW), with one plane per
+// channel, or channels last, with the channels of a position next to each other. Torch copies between these layouts
+// element by element.
 namespace torch_remote::worker::aten {
 
-// How an image lies: steps from a channel to the next one and from a place to the next one, in elements.
+// An image's layout: the strides of channels and of positions, in elements.
 struct ImageLayout {
-  int64_t channels = 0, places = 0;          // of an image
+  int64_t channels = 0, places = 0;          // per image
   int64_t channel_step = 0, place_step = 0;  // one of them is 1
   bool last() const { return channel_step == 1; }
 };
 
-// False: it lies in neither way, or in both, as with one channel.
+// Returns false if the image has neither layout, or both, as with one channel.
 bool find_image_layout(const at::Tensor& image, ImageLayout* layout);
 
-// Both are images, of the same sizes and dtype, and one of them lies plain and the other one channels last.
+// Whether both are images of the same sizes and dtype, one contiguous (NCHW) and the other channels last.
 bool are_turned(const at::Tensor& a, const at::Tensor& b);
 
-// to.copy_(from) if they are; false, and nothing was done, if not. The memory of both must not overlap.
+// Does to.copy_(from) if are_turned(from, to); otherwise returns false and does nothing. Their memory must not overlap.
 bool copy_turned(const at::Tensor& from, const at::Tensor& to);
 
 }  // namespace torch_remote::worker::aten

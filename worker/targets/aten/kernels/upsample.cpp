@@ -10,7 +10,7 @@
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/aten/kernels/parallel.h"
 
-// torch's loops compute for each element where it comes from.
+// Faster than torch's loops, which compute the source position of each element.
 namespace torch_remote::worker::aten {
 namespace {
 
@@ -20,12 +20,12 @@ namespace {
 #define TR_FOR_EACH_CPU
 #endif
 
-// A row whose elements are there twice.
+// Writes each element of a row twice.
 TR_FOR_EACH_CPU void double_row(const float* __restrict from, int64_t width, float* __restrict to) {
   for (int64_t x = 0; x < width; ++x) to[2 * x] = to[2 * x + 1] = from[x];
 }
 
-// What four elements of two rows add up to. (Zeros of both signs: torch's sum begins with 0.)
+// Adds four elements of two rows. The sum begins with 0 like torch's, which matters for zeros of both signs.
 TR_FOR_EACH_CPU void add_rows(const float* __restrict above, const float* __restrict below, int64_t width,
                               float* __restrict to) {
   for (int64_t x = 0; x < width; ++x) {
@@ -33,7 +33,7 @@ TR_FOR_EACH_CPU void add_rows(const float* __restrict above, const float* __rest
   }
 }
 
-// Rows of small images, that are worth a thread.
+// Number of rows of the small image that is worth a thread.
 int64_t grain_of(int64_t width) { return std::max<int64_t>(1, 8192 / width); }
 
 bool is_twice(const at::Tensor& small, const at::Tensor& large) {
@@ -41,17 +41,17 @@ bool is_twice(const at::Tensor& small, const at::Tensor& large) {
          2 * small.size(2) == large.size(2) && 2 * small.size(3) == large.size(3);
 }
 
-// Some channels of an image that has more are such planes, too.
+// Whether planes are contiguous; a slice of an image's channels has such planes, too.
 bool has_planes(const at::Tensor& image) { return image.stride(3) == 1 && image.stride(2) == image.size(3); }
 
-// The i-th row of all, from the first image's first channel on.
+// Row i, counted over all images and channels.
 const float* row_of(const at::Tensor& image, int64_t i) {
   const int64_t height = image.size(2), channels = image.size(1), plane = i / height;
   return image.const_data_ptr<float>() + plane / channels * image.stride(0) + plane % channels * image.stride(1) +
          i % height * image.size(3);
 }
 
-// (In memory of another order than the op would choose for itself, out variants may write wrong numbers.)
+// Out variants may write wrong values when the result's layout is not the one that the op would choose itself.
 bool lie_alike(const at::Tensor& a, const at::Tensor& b) {
   constexpr auto kLast = at::MemoryFormat::ChannelsLast;
   return (a.is_contiguous() && b.is_contiguous()) || (a.is_contiguous(kLast) && b.is_contiguous(kLast));

@@ -5,8 +5,8 @@
 
 namespace torch_remote::worker::aten {
 
-// The special case for nearest-neighbour upsampling of float32 images, or for its gradient: those that become twice as
-// high and wide are done here, in torch's order of additions.
+// For nearest-neighbor upsampling of float32 images, and its gradient: computes images that become twice as high and
+// wide here, in torch's order of additions. Null for any other node.
 Special find_upsample(const ir::Node& node, const ir::Graph& graph);
 
 }  // namespace torch_remote::worker::aten

@@ -6,7 +6,7 @@
 
 #include "worker/targets/aten/testing.h"
 
-// Nearest-neighbour upsampling and its gradient give torch's values, to the bit.
+// Nearest-neighbor upsampling and its gradient return torch's values, bit for bit.
 namespace torch_remote::worker::aten {
 namespace {
 
@@ -32,7 +32,7 @@ void compare(const at::Tensor& x, const Sizes& size, const at::Tensor& grad) {
   expect_bits(program.tensor(builder.graph.nodes[1].results[0].a), back);
 }
 
-// As torch has it, so that what the loops leave to it is compared, too.
+// Values that include signed zeros, large numbers and infinity; they also test what the loops leave to torch.
 at::Tensor numbers(const Sizes& sizes) {
   at::Tensor x = at::randn(sizes);
   x.masked_fill_(x.gt(1.2), -0.0);
@@ -53,7 +53,7 @@ TEST(Upsample, EqualsTorch) {
     }
   }
   compare(numbers({2, 3, 6, 8}).transpose(2, 3), {16, 12}, numbers({2, 3, 12, 16}).transpose(2, 3));
-  // Some channels of more.
+  // A slice of the channels of a larger image.
   compare(numbers({2, 5, 6, 9}).narrow(1, 1, 3), {12, 18}, numbers({2, 7, 12, 18}).narrow(1, 3, 3));
   compare(at::full({1, 1, 4, 4}, -0.0), {8, 8}, at::full({1, 1, 8, 8}, -0.0));
   compare(numbers({1, 2, 4, 4}), {9, 7}, numbers({1, 2, 9, 7}));

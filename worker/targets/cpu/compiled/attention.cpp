@@ -16,9 +16,9 @@ namespace {
 using ir::Arg;
 using ir::ArgTag;
 
-// So few multiplications are done before another thread is awake.
+// Fewer multiplications than this take less time than waking a thread.
 constexpr double kTiny = 1 << 18;
-// Fewer tasks than that and many keys: the keys are cut into pieces, of so many at least.
+// With fewer tasks than this, the keys are split into pieces of at least this many keys, to give threads work.
 constexpr int64_t kFewTasks = 8, kLeastPiece = 512;
 
 std::optional<AttentionType> type_of(ir::DType dtype) {
@@ -36,7 +36,7 @@ std::optional<AttentionType> type_of(ir::DType dtype) {
   }
 }
 
-// A view with its numbers.
+// A view with its sizes and strides in this run.
 struct Bound {
   const ir::View& view;
   std::vector<int64_t> sizes, strides;
@@ -51,7 +51,7 @@ const AttentionLoops* attention_loops(std::string_view target) {
 
 namespace {
 
-// Reads a node's arguments into a call; each function says whether they are what the loops do.
+// Reads a node's arguments into a call. Each function returns whether the loops support them.
 class Binder {
  public:
   Binder(const ir::Graph& graph, std::span<const int64_t> values, AttentionCall* call,
@@ -120,7 +120,7 @@ class Binder {
     return bind(arg, ir::DType::kFloat32, {call_->batch, query_heads(), call_->queries}, &AttentionCall::logsumexp);
   }
 
-  // It is broadcast along its dims of size 1, and along those that it does not have.
+  // The bias is broadcast along its dims of size 1 and along missing leading dims.
   bool bind_bias(const Arg& arg) {
     const std::optional<Bound> bias = view_of(arg);
     if (!bias || bias->sizes.size() > 4) return false;
@@ -164,7 +164,7 @@ class Binder {
   const std::span<const int64_t> values_;
   AttentionCall* call_;
   std::vector<AttentionPlace>* places_;
-  ir::DType dtype_ = ir::DType::kFloat32;  // of queries
+  ir::DType dtype_ = ir::DType::kFloat32;  // of the query
 };
 
 }  // namespace

@@ -14,10 +14,10 @@
 
 namespace torch_remote::worker::kernels {
 
-// The loops for a target of kernels (host_target, kernel_runner.h); null: there are none.
+// The loops for a kernel target (host_target, kernel_runner.h); null if there are none.
 const AttentionLoops* attention_loops(std::string_view target);
 
-// Where a tensor of a call lies.
+// The location of a call's tensor in the run's buffers.
 struct AttentionPlace {
   uint32_t buffer = 0;
   int64_t offset = 0;  // bytes
@@ -25,19 +25,19 @@ struct AttentionPlace {
 };
 
 // `remote::attention` or its gradient, with the sizes of one run: queries [batch, heads, queries, size], keys and
-// values that several heads may share, f32, bf16 or f16, which are computed in f32.
+// values that several query heads may share. The dtype is f32, bf16 or f16; the arithmetic is f32.
 class Attention {
  public:
-  // Null where it does not do the node: other dtypes, sizes that do not go together (whose error is the next runner's
-  // to tell), nothing to compute.
+  // Returns null if the loops do not support the node: its dtype, sizes that do not match (the next runner reports that
+  // error), or nothing to compute.
   static std::unique_ptr<Attention> bind(const ir::Graph& graph, const ir::Node& node, std::span<const int64_t> values,
                                          const AttentionLoops& loops);
 
-  // What it does, in points of other kernels (Launches::points).
+  // The estimated work, in points of compiled kernels (Launches::points).
   double points() const;
-  // Bytes that a thread needs beside buffers, and those that are joined.
+  // Bytes of memory in addition to the buffers: one thread's scratch memory, and the results of all pieces.
   size_t scratch() const;
-  // What is computed depends on sizes alone: `parallel` decides nothing but who does what.
+  // The order of arithmetic depends on sizes alone: `parallel` only assigns tasks to threads.
   void run(std::span<const tr_buffer> buffers, const ParallelFor& parallel);
 
  private:
@@ -53,7 +53,7 @@ class Attention {
   std::vector<AttentionPlace> places_;
   bool forward_ = true;
   double multiplications_ = 0;
-  bool tiny_ = false;  // not worth a thread's waking
+  bool tiny_ = false;  // takes less time than waking a thread
 };
 
 }  // namespace torch_remote::worker::kernels

@@ -42,7 +42,7 @@ class AttentionProgram final : public LoopProgram {
 
   struct Loops {
     std::unique_ptr<Attention> attention;
-    bool refused = false;  // counted
+    bool refused = false;  // already counted in refused_
   };
   const AttentionRunnerOptions& options_;
   std::atomic<uint64_t>& refused_;

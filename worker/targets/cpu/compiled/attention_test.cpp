@@ -19,14 +19,14 @@
 #include "worker/targets/cpu/compiled/kernel_runner.h"
 #include "worker/targets/cpu/compiled/testing/elements.h"
 
-// Attention against the formula in double precision, with both sets of loops: sizes that fill no block, shared heads,
-// masks, strides, half precision, keys cut into pieces.
+// Compares attention by both sets of loops with the formula in double precision: sizes that do not fill a block, shared
+// heads, masks, strides, half precision, keys split into pieces.
 namespace torch_remote::worker::kernels {
 namespace {
 
 using testing::item, testing::read, testing::write;
 
-// The score of a key that is not seen.
+// The score of a masked key.
 constexpr double kNever = -std::numeric_limits<double>::infinity();
 
 struct Case {
@@ -35,7 +35,7 @@ struct Case {
   std::string dtype = "f32";  // bf16, f16
   std::string bias = "";      // "bool", "add": [queries, keys]; "row": [batch, 1, 1, keys]
   double scale = 0;           // 0: the default
-  bool heads_inside = false;  // [batch, rows, heads, size] in memory, as projections leave them
+  bool heads_inside = false;  // the memory order is [batch, rows, heads, size], as projections return it
 };
 
 float round_to(float value, const std::string& dtype) {
@@ -53,7 +53,7 @@ ir::Arg arg(ir::ArgTag tag, uint32_t value) {
   return made;
 }
 
-// The tensors of a case, in memory as a run takes it.
+// The tensors of a case, in the memory that a run uses.
 class Bench {
  public:
   explicit Bench(const Case& c) : c_(c) {
@@ -81,7 +81,7 @@ class Bench {
     }
   }
 
-  // Runs forward and backward; empty, or what is wrong.
+  // Runs forward and backward. Returns an empty string, or what is wrong.
   std::string run(const AttentionLoops& loops) {
     if (std::string error = run_node(loops, true); !error.empty()) return error;
     if (std::string error = run_node(loops, false); !error.empty()) return error;
@@ -169,7 +169,7 @@ class Bench {
     EXPECT_TRUE(ir::evaluate(graph, nullptr, &values).ok());
     const std::unique_ptr<Attention> attention = Attention::bind(graph, node, values, loops);
     if (attention == nullptr) return "not taken";
-    // Two threads, in an order of their own.
+    // Two threads, in reverse order.
     attention->run(buffers, [](int64_t count, int64_t, const std::function<void(int64_t, int64_t)>& body) {
       body(count / 2, count);
       body(0, count / 2);
@@ -177,7 +177,7 @@ class Bench {
     return {};
   }
 
-  // (An array: a vector here would be a heap's block for each multiplication, minutes under a sanitizer.)
+  // An array, because a vector here would be a heap allocation per multiplication: minutes under a sanitizer.
   static double at(const Tensor& t, const std::array<int64_t, 4>& place) {
     size_t i = 0;
     for (size_t d = 0; d < t.sizes.size(); ++d) {
@@ -318,7 +318,7 @@ TEST(Attention, Masks) {
       check({.batch = 2, .heads = 2, .shared = 2, .queries = 66, .keys = 71, .causal = causal, .bias = bias});
     }
   }
-  // With a few keys, some rows see none.
+  // With a mask and few keys, some rows see no key.
   check({.heads = 2, .queries = 64, .keys = 2, .bias = "bool"});
   check({.queries = 200, .keys = 200, .causal = true, .scale = 0.5});
 }
@@ -341,7 +341,7 @@ TEST(Attention, ManyKeysInPieces) {
   check({.queries = 3, .keys = 1100, .bias = "bool"});
 }
 
-// Each element of keys and values, read once for few queries; with many it is the multiplications that count.
+// With few queries, the work is reading each element of keys and values once. With many it is the multiplications.
 TEST(Attention, OfFewQueriesIsWorthWhatItReads) {
   const AttentionLoops* loops = attention_loops(host_target());
   if (loops == nullptr) GTEST_SKIP() << "a processor without AVX2";
@@ -365,7 +365,7 @@ TEST(Attention, OfFewQueriesIsWorthWhatItReads) {
   EXPECT_EQ(points(320), 10 * kElements);
 }
 
-// The runner of kernels takes the group, and none of another dtype.
+// The runner takes the group, but not one of another dtype.
 TEST(Attention, IsTheRunnersGroup) {
   if (attention_loops(host_target()) == nullptr) GTEST_SKIP() << "a processor without AVX2";
   const auto taken = [](const std::string& dtype, std::vector<float>* out) {

@@ -11,7 +11,7 @@
 namespace torch_remote::worker::kernels {
 namespace {
 
-// The library, once it is open.
+// The compiler library. It is opened when the first kernel is compiled.
 class Library {
  public:
   Library(std::string path, std::string target) : path_(std::move(path)), target_(std::move(target)) {}
@@ -37,7 +37,7 @@ class Library {
   }
 
  private:
-  // Null: *status says why.
+  // Returns null on failure, with the reason in *status.
   const tr_codegen_api* open(Status* status) const {
     const auto cannot = [&](const std::string& why) {
       *status = {ErrorCode::kUnsupported, "remote: the worker cannot open " + path_ + ": " + why};
@@ -66,7 +66,7 @@ Status open_compiler(const std::string& path, const std::string& target, CacheOp
   if (::stat(path.c_str(), &info) != 0) {
     return {ErrorCode::kUnsupported, "remote: there is no " + path + " to compile kernels; install torch_remote again"};
   }
-  // Another build of the library makes other code: it is known by its file, without opening it.
+  // Another build of the library generates other code. We identify a build by its file, without opening it.
   options->version = std::to_string(info.st_size) + " " + std::to_string(info.st_mtim.tv_sec) + "." +
                      std::to_string(info.st_mtim.tv_nsec);
   const auto library = std::make_shared<Library>(path, target);

@@ -7,8 +7,9 @@
 
 namespace torch_remote::worker::kernels {
 
-// Fills in `compile` and `version`: kernels are compiled by the library at `path` (codegen/library/codegen_api.h),
-// which is opened by the first of them that is not in the cache. An error if there is no such file.
+// Fills in `compile` and `version`, so that kernels are compiled by the library at `path`
+// (codegen/library/codegen_api.h). The library is opened when the first kernel is not in the cache. Returns an error if
+// the file does not exist.
 Status open_compiler(const std::string& path, const std::string& target, CacheOptions* options);
 
 }  // namespace torch_remote::worker::kernels

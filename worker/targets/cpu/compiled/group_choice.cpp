@@ -6,13 +6,13 @@
 namespace torch_remote::worker::kernels {
 namespace {
 
-constexpr uint64_t kFileLimit = 256 << 20;  // as of all kernels
-constexpr size_t kMostKept = 1 << 14;       // in memory; a client decides how many there are
-// Of a way's times in ascending order, the one that counts.
+constexpr uint64_t kFileLimit = 256 << 20;  // shared with the compiled kernels
+constexpr size_t kMostKept = 1 << 14;       // bound on choices in memory, because a client decides how many there are
+// An algorithm's time is this element of its times in ascending order.
 constexpr size_t kCounts = 2;
-// It and the least one are to be believed if they are this near to each other.
+// Times are reliable if that element is at most this factor above the smallest time.
 constexpr double kSpread = 1.25;
-// Another kernel must win by so much, and the nodes by so much: they leave other bits.
+// An alternative must take at most this share of the plain kernel's time, because it changes the bits of results.
 constexpr double kGain = 0.95, kNodesGain = 0.9;
 
 constexpr GroupWay kWays[] = {GroupWay::kPlain, GroupWay::kStreams, GroupWay::kColumns, GroupWay::kNodes};
@@ -53,7 +53,7 @@ void GroupTuner::drop(GroupWay way) {
   close_if_done();
 }
 
-// The nth least of its times.
+// The n-th smallest of its times, without the first one.
 uint64_t GroupTuner::Tried::least(size_t nth) const {
   std::array<uint64_t, kMostSamples> sorted = times;
   const auto begin = sorted.begin() + 1, end = sorted.begin() + count;
@@ -68,7 +68,7 @@ bool GroupTuner::sure() const {
   });
 }
 
-// One way alone needs no time.
+// A single algorithm need not be timed.
 void GroupTuner::close_if_done() {
   const uint32_t count = ways_.empty() ? 0 : std::ranges::min(ways_, {}, &Tried::count).count;
   open_ = ways_.size() > 1 && (count < kSamples || (count < kMostSamples && !sure()));

@@ -10,41 +10,41 @@
 
 #include "worker/runner/kernel_files.h"
 
-// How the groups of programs that are to be tuned are done: by which of several ways, found by timing their first runs.
+// Chooses how the groups of a tuned program are executed: times several algorithms in the program's first runs.
 namespace torch_remote::worker::kernels {
 
 enum class GroupWay : uint8_t {
-  kPlain,    // by the kernel that serves all sizes
-  kStreams,  // by one whose results go past the caches
-  kColumns,  // by one that is made for rows of this size
-  kNodes,    // node by node, by whoever does them
+  kPlain,    // the kernel that serves all sizes
+  kStreams,  // a kernel with streaming stores, which bypass the caches
+  kColumns,  // a kernel specialized for this row size
+  kNodes,    // node by node, by the next runners
 };
 std::string_view name(GroupWay way);
 
-// One group, with the sizes of one binding, while it is being timed. The ways take turns, so that what else goes on
-// meets all of them.
+// Times one group with the sizes of one binding. The algorithms alternate, so that disturbances affect all of them.
 class GroupTuner {
  public:
-  // The first one is plain.
+  // The first algorithm must be kPlain.
   explicit GroupTuner(const std::vector<GroupWay>& ways);
 
-  // Whether something is left to be timed.
+  // Whether more times are needed.
   bool open() const { return open_; }
-  // The way in which the group should be done next.
+  // The algorithm that the group's next execution should use.
   GroupWay next() const;
-  // It took so long, in the way that `next` said.
+  // Adds the time of an execution with the algorithm that `next` returned.
   void add(uint64_t ns);
-  // It cannot be done in this way after all; not kPlain.
+  // Removes an algorithm that proved to be impossible; never kPlain.
   void drop(GroupWay way);
-  // When nothing is left: the fastest, or the plain one where no other wins by enough to be believed.
+  // The result once open() is false: the fastest algorithm, or kPlain if no other is faster by a reliable margin.
   GroupWay best() const;
-  // Whether the times are to be believed: on a machine that others use they may be anything.
+  // Whether the times are reliable; on a busy machine they may not be.
   bool sure() const;
-  // What a way took, once it is known: the least times are what the machine can do, the very least are luck.
+  // An algorithm's time, or 0 while it is unknown. It is one of the smallest times, which show what the machine can do.
+  // The very smallest may be luck.
   uint64_t ns(GroupWay way) const;
 
-  // How often each way is timed: so often, and up to that many times until the times are to be believed. The first time
-  // does not count: code and data are not in the caches.
+  // Each algorithm is timed kSamples times, and up to kMostSamples times until the times are reliable. The first time
+  // does not count, because code and data are not in the caches yet.
   static constexpr uint32_t kSamples = 8, kMostSamples = 24;
 
  private:
@@ -61,15 +61,15 @@ class GroupTuner {
   bool open_ = true;
 };
 
-// What was chosen, in memory and on disk. Used by one thread.
+// The choices, in memory and on disk. One thread uses it.
 class GroupChoices {
  public:
-  // `folder`: where choices are kept, empty: only in memory. `about`: processor, libraries, threads.
+  // `folder`: the folder for choices; empty means memory only. `about`: processor, libraries, number of threads.
   GroupChoices(std::string folder, std::string about);
 
-  // `group` says what is computed and for which sizes.
+  // `group`: text that identifies the computation and its sizes.
   std::optional<GroupWay> find(const std::string& group);
-  // `sure`: also on disk.
+  // `sure`: stores the choice on disk, too.
   void keep(const std::string& group, GroupWay way, bool sure);
 
  private:

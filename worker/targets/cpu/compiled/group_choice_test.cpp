@@ -13,14 +13,14 @@
 #include "ir/graph.h"
 #include "worker/targets/cpu/compiled/kernel_runner.h"
 
-// Which way is chosen, that it is kept, and what a program does with it.
+// Which algorithm is chosen, that the choice is cached, and how a program uses it.
 namespace torch_remote::worker::kernels {
 namespace {
 
 namespace fs = std::filesystem;
 using enum GroupWay;
 
-// Times each way until all is known; the first time of each way is a bad one.
+// Adds times until the choice is known; the first time of each algorithm is a bad one.
 GroupWay tune(GroupTuner& tuner, const std::map<GroupWay, uint64_t>& ns, std::map<GroupWay, int>* asked = nullptr) {
   std::map<GroupWay, int> counts;
   for (int i = 0; tuner.open() && i < 1000; ++i) {
@@ -52,7 +52,7 @@ TEST(GroupTuner, WhatWinsByLittleDoesNot) {
   EXPECT_EQ(tune(nodes, {{kPlain, 1000}, {kNodes, 800}}), kNodes);
 }
 
-// On a busy machine: it looks longer, and then leaves all as it is.
+// On a busy machine the tuner takes more samples, and then keeps the plain kernel.
 TEST(GroupTuner, TimesThatVaryAreNotBelieved) {
   GroupTuner tuner({kPlain, kStreams});
   uint32_t times = 0;
@@ -60,7 +60,7 @@ TEST(GroupTuner, TimesThatVaryAreNotBelieved) {
   EXPECT_EQ(times, 2 * GroupTuner::kMostSamples);
   EXPECT_FALSE(tuner.sure());
   EXPECT_EQ(tuner.best(), kPlain);
-  // It settles in the end.
+  // The times become stable in the end.
   GroupTuner later({kPlain, kStreams});
   for (times = 0; later.open(); ++times) {
     const uint64_t disturbed = times < 14 ? 1'000'000 * times : 0;
@@ -123,14 +123,14 @@ constexpr const char* kProgram = R"(graph() {
 
 class TunedProgram : public GroupChoicesTest {
  protected:
-  // Code that does nothing but move the clock.
+  // The code only advances the clock.
   std::unique_ptr<Runner> start() {
     CacheOptions cache;
     cache.target = "none";
     cache.compile = [this](std::string_view, const codegen::cpu::Variant& variant, std::vector<uint8_t>* bytes,
                            uint32_t* first, uint32_t* last) {
       compiled_.push_back(variant.columns);
-      // mov rax, the clock's address; add qword ptr [rax], what it takes; ret
+      // mov rax, the clock's address; add qword ptr [rax], its time; ret
       const auto clock = reinterpret_cast<uint64_t>(&clock_);
       const uint32_t takes = variant.columns == 0 ? 1'000'000 : 300'000;
       *bytes = {0x48, 0xB8, 0, 0, 0, 0, 0, 0, 0, 0, 0x48, 0x81, 0x00, 0, 0, 0, 0, 0xC3};
@@ -149,7 +149,8 @@ class TunedProgram : public GroupChoicesTest {
     return make_kernel_runner(std::move(options));
   }
 
-  // Runs until nothing is to be found out, or so often; `nodes_ns`: what the nodes take, one by one. How often it ran.
+  // Runs until the choice is known, at most a fixed number of times. `nodes_ns`: the time of the nodes one by one.
+  // Returns the number of runs.
   int run(Runner& runner, bool tune, uint64_t nodes_ns) {
     ir::Graph graph;
     EXPECT_TRUE(ir::parse_graph(kProgram, &graph).ok());
@@ -184,7 +185,7 @@ class TunedProgram : public GroupChoicesTest {
   }
 
   std::vector<int64_t> compiled_;
-  std::shared_ptr<KernelCache> cache_;  // goes first, as its thread writes `compiled_`
+  std::shared_ptr<KernelCache> cache_;  // must be destroyed first, because its thread writes `compiled_`
   std::vector<std::string> told_;
   std::vector<bool> taken_;
   uint64_t clock_ = 0;
@@ -192,13 +193,13 @@ class TunedProgram : public GroupChoicesTest {
 
 TEST_F(TunedProgram, FindsTheFastestKernelOnceForAllProcesses) {
   const std::unique_ptr<Runner> first = start();
-  EXPECT_GT(run(*first, true, 1'000'000'000), 20);  // three ways
+  EXPECT_GT(run(*first, true, 1'000'000'000), 20);  // three algorithms
   EXPECT_EQ(compiled_, (std::vector<int64_t>{0, 64}));
   ASSERT_EQ(told_.size(), 1u);
   EXPECT_EQ(told_[0].find("aten::neg: a kernel for rows of this size; the kernel for all sizes took 1000000 ns; "), 0u)
       << told_[0];
   EXPECT_TRUE(taken_.back());
-  // The same process, another program; then another process.
+  // Another program in the same process, then another process.
   EXPECT_EQ(run(*first, true, 1'000'000'000), 3);
   told_.clear();
   const std::unique_ptr<Runner> second = start();

@@ -8,8 +8,8 @@
 
 namespace torch_remote::worker::kernels {
 
-// Looks at all indices before anything is done. False: *failure has the first one that is out of its bounds. `buffers`
-// are those of the graph.
+// Checks all indices before anything is computed. Returns false if one is out of bounds; *failure then describes the
+// first such index. `buffers` are the graph's.
 bool are_inside(const codegen::IndexCheck& check, std::span<const tr_buffer> buffers,
                 codegen::cpu::IndexRecord* failure);
 

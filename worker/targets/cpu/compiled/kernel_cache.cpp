@@ -13,13 +13,13 @@
 namespace torch_remote::worker::kernels {
 namespace {
 
-// A group of 64 nodes has some hundred values; a program some hundred groups.
+// Bounds: a group of 64 nodes has some hundred values, and a program has some hundred groups.
 constexpr size_t kMostValues = 4096, kMostKernels = 1 << 14;
 
-// What callers must know of a kernel.
+// Fills in what callers need to know about a kernel.
 void describe(const codegen::Kernel& source, CompiledKernel& compiled) {
   codegen::Kernel kernel = source;
-  codegen::expand_functions(kernel);  // as the compiler does: what is kept depends on it
+  codegen::expand_functions(kernel);  // as the compiler does, because the kept values depend on it
   const codegen::Schedule schedule = codegen::schedule(kernel);
   compiled.has_rows = kernel.rows != 0;
   const auto line = [&](uint32_t value) {
@@ -43,7 +43,7 @@ void describe(const codegen::Kernel& source, CompiledKernel& compiled) {
     for (const uint32_t index : store.indices) {
       compiled.splits_columns &= (facts[index].dims & kernel.column_dims()) == 0;
     }
-    // A row's own value must be stored once.
+    // A value of the whole row must be stored only once.
     compiled.splits_columns &= (kernel.operands[store.operand].dims & kernel.column_dims()) != 0;
   }
 }
@@ -55,7 +55,7 @@ std::string key_of(const std::string& text, const codegen::cpu::Variant& variant
   return key;
 }
 
-// Where its functions begin, at the end of what is kept of a kernel.
+// Offsets of the kernel's functions, at the end of its file.
 struct Trailer {
   uint32_t rows = 0, finish = 0;
 };
@@ -78,7 +78,7 @@ KernelCache::~KernelCache() {
 
 void KernelCache::sweep() {
   if (kernels_.size() < sweep_at_) return;
-  // Beside this table, only a job that waits.
+  // Only this table and a waiting job refer to the kernel.
   std::erase_if(jobs_, [&](const Job& job) { return job.kernel.use_count() == 2; });
   std::erase_if(kernels_, [](const auto& entry) { return entry.second.use_count() == 1; });
   sweep_at_ = std::max(kFirstSweep, 2 * kernels_.size());
@@ -128,7 +128,7 @@ bool KernelCache::next_job(std::unique_lock<std::mutex>& lock, Job* job) {
       wake_.wait(lock);
       continue;
     }
-    const auto begins = jobs_.front().begins;  // of the others later
+    const auto begins = jobs_.front().begins;  // of the first job; later jobs begin later
     if (waiting_ > 0 || std::chrono::steady_clock::now() >= begins) break;
     wake_.wait_until(lock, begins);
   }
@@ -138,7 +138,7 @@ bool KernelCache::next_job(std::unique_lock<std::mutex>& lock, Job* job) {
 }
 
 void KernelCache::work() {
-  // What it takes is what nobody else wants. (On a busy machine that may be nothing for long.)
+  // Compilation uses only idle CPU time. On a busy machine that may be none for a long time.
   const sched_param none{};
   if (!options_.urgent) ::sched_setscheduler(0, SCHED_IDLE, &none);
   std::unique_lock lock(mutex_);

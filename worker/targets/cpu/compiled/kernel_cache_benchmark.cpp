@@ -12,14 +12,14 @@
 #include "worker/targets/cpu/compiled/kernel_cache.h"
 #include "worker/targets/cpu/compiled/kernel_runner.h"
 
-// What a kernel costs that the disk has, beside compiling it, with the compiler that ships:
+// Measures how long a kernel takes until it is ready: read from disk, and compiled with the compiler that ships.
 //   ./bazelw run //worker/targets/cpu/compiled:kernel_cache_benchmark
 namespace torch_remote::worker::kernels {
 namespace {
 
 constexpr int kKernels = 100;
 
-// Layer norm with another epsilon each.
+// Layer norm, with a different epsilon for each kernel.
 std::string text_of(int i) {
   return R"(kernel(i0 | j0) {
   s0: i64
@@ -51,7 +51,7 @@ std::string text_of(int i) {
 )";
 }
 
-// Milliseconds that each kernel takes until it is ready.
+// Prints how many milliseconds the kernels take until they are ready.
 bool measure(const char* what, const CacheOptions& options) {
   KernelCache cache(options);
   std::vector<double> times;

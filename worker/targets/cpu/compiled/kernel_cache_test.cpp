@@ -68,7 +68,7 @@ class KernelCacheTest : public ::testing::Test {
   }
   void TearDown() override { fs::remove_all(folder_); }
 
-  // Code that does nothing.
+  // The code does nothing.
   CacheOptions options(std::string version = "1") {
     CacheOptions made;
     made.folder = folder_.string();
@@ -102,7 +102,7 @@ TEST_F(KernelCacheTest, CompilesOnceAndKeepsIt) {
   std::shared_ptr<CompiledKernel> first = get(cache, kSoftmax);
   EXPECT_TRUE(first->ready());
   ASSERT_NE(first->rows, nullptr);
-  first->rows(nullptr, 0, 0);  // returns
+  first->rows(nullptr, 0, 0);  // must return
   EXPECT_EQ(get(cache, kSoftmax), first);
   EXPECT_EQ(compiled_, 1);
   EXPECT_EQ(cache.generation(), 1u);
@@ -143,7 +143,7 @@ TEST_F(KernelCacheTest, CompilesAtOnceIfSomebodyWaits) {
   KernelCache cache(std::move(never));
   std::shared_ptr<CompiledKernel> other = cache.get(kNegate, parsed(kNegate));
   EXPECT_TRUE(get(cache, kSoftmax)->ready());
-  EXPECT_TRUE(other->ready());  // it was asked for before
+  EXPECT_TRUE(other->ready());  // it was requested earlier
 }
 
 TEST_F(KernelCacheTest, AnotherProcessFindsItOnDisk) {
@@ -152,7 +152,7 @@ TEST_F(KernelCacheTest, AnotherProcessFindsItOnDisk) {
   }
   KernelCache again(options());
   std::shared_ptr<CompiledKernel> kernel = again.get(kSoftmax, parsed(kSoftmax));
-  EXPECT_TRUE(kernel->ready());  // at once
+  EXPECT_TRUE(kernel->ready());  // immediately
   EXPECT_EQ(compiled_, 1);
   KernelCache newer(options("2"));
   EXPECT_FALSE(newer.get(kSoftmax, parsed(kSoftmax))->ready() && compiled_ == 1);
@@ -166,7 +166,7 @@ TEST_F(KernelCacheTest, KernelsThatNobodyHasGoAndComeBackFromDisk) {
   for (int i = 1; i <= kMany; ++i) {
     const std::shared_ptr<CompiledKernel> one = cache.get(kSoftmax, kernel, {.columns = i});
     ASSERT_NE(one, nullptr);
-    if (i % 3 == 0) cache.wait(*one);  // others may not be compiled yet when they go
+    if (i % 3 == 0) cache.wait(*one);  // kernels may be dropped before they are compiled
     ASSERT_LE(cache.size(), 257u);
   }
   EXPECT_TRUE(held->ready());
@@ -235,7 +235,7 @@ TEST_F(KernelCacheTest, WhatIsDamagedIsCompiledAgain) {
 
 TEST_F(KernelCacheTest, TheOldestGoWhenItIsFull) {
   CacheOptions small = options();
-  small.limit = 400;  // one, hardly two
+  small.limit = 400;  // one file fits, two hardly do
   {
     KernelCache cache(std::move(small));
     get(cache, kSoftmax);
@@ -302,7 +302,7 @@ TEST_F(KernelCacheTest, SaysWhatCallersMustKnow) {
   EXPECT_EQ(max->totals[0].neutral, 0xFF800000u);
   const std::shared_ptr<CompiledKernel> lines = get(cache, kLineSums);
   ASSERT_EQ(lines->totals.size(), 1u);
-  EXPECT_EQ(lines->totals[0].columns, 0b1u);  // of two
+  EXPECT_EQ(lines->totals[0].columns, 0b1u);  // of two columns
   const std::shared_ptr<CompiledKernel> negate = get(cache, kNegate);
   EXPECT_FALSE(negate->has_rows);
   EXPECT_TRUE(negate->splits_columns);

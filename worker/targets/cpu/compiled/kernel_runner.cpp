@@ -24,43 +24,43 @@
 namespace torch_remote::worker::kernels {
 namespace {
 
-// Results of so many bytes may be worth storing past the caches: they do not fit beside what else is in the second one.
+// Results of at least this size may be worth streaming stores: they do not fit into the L2 cache next to other data.
 constexpr uint64_t kStreamedBytes = 4 << 20;
-// A group of a program, as the last run that looked at it had it.
+// A group of a program, bound to the values of the last run that asked for it.
 struct BoundGroup {
   BoundGroup(const ir::Graph& graph, const ir::Group& made)
       : group(made), numbers(graph, made, NumberChecks::Halves::kAny) {}
 
   ir::Group group;
   NumberChecks numbers;
-  std::vector<ir::Sym> places;   // symbols of its views
-  std::vector<ir::Sym> symbols;  // those and others that the launches depend on
-  std::vector<int64_t> values;   // theirs
+  std::vector<ir::Sym> places;   // symbols of the group's views
+  std::vector<ir::Sym> symbols;  // these, and others that the launches depend on
+  std::vector<int64_t> values;   // the symbols' values
   bool bound = false;
-  bool fits = false;     // one loop nest does it with these values
-  bool taken = false;    // and it is done so
-  bool refused = false;  // somebody was told that it is not, and why
-  std::string why;       // it is not taken
+  bool fits = false;     // loop nests can compute it with these values
+  bool taken = false;    // kernels execute it
+  bool refused = false;  // the refusal was reported
+  std::string why;       // why it is not taken
   std::vector<codegen::Launch> launches;
-  // What may do the launches: kernels that serve all sizes, and in tuned programs variants of them.
+  // The kernels that can execute the launches: those for all sizes and, in tuned programs, variants of them.
   struct Kernels {
     GroupWay way = GroupWay::kPlain;
-    std::vector<std::shared_ptr<CompiledKernel>> of;  // each launch
+    std::vector<std::shared_ptr<CompiledKernel>> of;  // one per launch
     Launches prepared;
   };
-  std::vector<Kernels> kernels;  // the plain ones first; empty: there are none
-  // In tuned programs: how it is done in the next run, and who finds that out.
+  std::vector<Kernels> kernels;  // the plain ones first; empty if there are none
+  // In tuned programs: the algorithm of the next run, and the tuner that finds the best one.
   GroupWay way = GroupWay::kPlain, chosen = GroupWay::kPlain;
   std::optional<GroupTuner> tuner;
-  bool timed = false;  // the next run counts
-  std::string key;     // of what is chosen
+  bool timed = false;  // the next run is timed
+  std::string key;     // identifies the group among the choices
 
   Kernels& by(GroupWay wanted) {
     const auto found = std::ranges::find(kernels, wanted, &Kernels::way);
     return found == kernels.end() ? kernels.front() : *found;
   }
   const Launches& plain() const { return kernels.front().prepared; }
-  // What a launch reads may lie where one writes: where an index is out of bounds, nothing may be done.
+  // A launch may read memory that another one writes. If an index is out of bounds, nothing must have been written.
   mutable bool shares = false;
 };
 
@@ -84,8 +84,8 @@ std::vector<ir::Sym> symbols_of_views(const ir::Graph& graph, const ir::Group& g
   return symbols;
 }
 
-// A group norm of float32 images that lie channels last: of each place a kernel would read the few channels of a group,
-// as often as there are groups. The ATen plugin has loops for it (worker/targets/aten/kernels/images.h).
+// Whether the group contains a group norm of channels-last float32 images. A kernel would read the few channels of a
+// group at each position, once per group. The ATen plugin has loops for it (worker/targets/aten/kernels/images.h).
 bool norms_channels_last(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values) {
   for (uint32_t n = group.first; n <= group.last; ++n) {
     const ir::Node& node = graph.nodes[n];
@@ -98,7 +98,7 @@ bool norms_channels_last(const ir::Graph& graph, const ir::Group& group, std::sp
   return false;
 }
 
-// "softmax, mul.Tensor, 3 more"
+// For example "softmax, mul.Tensor, 3 more".
 std::string describe(const ir::Graph& graph, const ir::Group& group) {
   constexpr uint32_t kNamed = 4;
   const uint32_t nodes = group.last - group.first + 1;
@@ -111,7 +111,7 @@ std::string describe(const ir::Graph& graph, const ir::Group& group) {
 
 class KernelProgram : public RunnerProgram {
  public:
-  // `refused` counts groups that no kernel does. `tunes`: it finds out by timing how its groups are done best.
+  // `refused` counts groups that no kernel supports. `tunes`: times the groups' algorithms and uses the best.
   KernelProgram(const KernelRunnerOptions& options, const ir::Graph& graph, std::atomic<uint64_t>& refused, bool tunes)
       : options_(options), graph_(graph), refused_(refused), tunes_(tunes && options.choices != nullptr) {
     for (const ir::Group& group : graph.groups) {
@@ -193,7 +193,7 @@ class KernelProgram : public RunnerProgram {
   }
 
  private:
-  // To look at all of its indices first costs little beside the rest.
+  // Whether checking all of a launch's indices first is cheap compared with the launch.
   static bool checks_little(const codegen::Launch& launch) {
     constexpr int64_t kLittle = 16;
     int64_t points = 1, indices = 0;
@@ -219,7 +219,7 @@ class KernelProgram : public RunnerProgram {
   bool takes(BoundGroup& group, std::span<const int64_t> values) {
     if (!is_bound(group, values)) bind(group, values);
     if (!group.fits) return false;
-    if (const Status numbers = group.numbers.check(values); !numbers.ok()) {  // the op whose number it is says so
+    if (const Status numbers = group.numbers.check(values); !numbers.ok()) {  // the op with the bad number reports it
       group.why = numbers.message();
       return false;
     }
@@ -242,7 +242,7 @@ class KernelProgram : public RunnerProgram {
     return group.way != GroupWay::kNodes;
   }
 
-  // That of all of them.
+  // Whether all kernels are ready; kFailed if one has failed.
   CompiledKernel::State state_of(const BoundGroup::Kernels& kernels) const {
     auto all = CompiledKernel::State::kReady;
     for (const std::shared_ptr<CompiledKernel>& kernel : kernels.of) {
@@ -256,7 +256,7 @@ class KernelProgram : public RunnerProgram {
 
   // -- Tuning ---------------------------------------------------------------------------------------------------------
 
-  // How the group is to be done in the next run: while its times are wanted, each way in turn.
+  // Chooses how the next run executes the group: while times are needed, the algorithms alternate.
   void choose_way(BoundGroup& group) {
     group.timed = false;
     if (group.key.empty()) begin_tuning(group);
@@ -282,7 +282,7 @@ class KernelProgram : public RunnerProgram {
     return {.streams = Launches::may_stream(launch)};
   }
 
-  // Variants of the kernels of all launches. False: there are too many kernels.
+  // Adds variants of the kernels of all launches. Returns false if there are too many kernels.
   template <typename F>
   bool add_kernels(BoundGroup& group, GroupWay way, F&& variant_of) {
     BoundGroup::Kernels kernels{way, {}, {}};
@@ -298,16 +298,16 @@ class KernelProgram : public RunnerProgram {
     return true;
   }
 
-  // What would have left the caches before somebody reads it goes past them.
+  // Uses streaming stores for results that would leave the caches before they are read.
   void choose_streams(BoundGroup& group, std::span<const int64_t> values) {
     if (tunes_ || options_.cache_bytes == 0 || !may_stream(group)) return;
-    // (What computes more does not wait for what it fetches, and would wait for its stores.)
+    // Kernels that compute more are not limited by memory loads, but would be by streaming stores.
     if (!std::ranges::all_of(group.launches, Launches::waits_for_memory)) return;
     if (bytes_until_read(graph_, group.group, values, options_.cache_bytes) <= options_.cache_bytes) return;
     if (add_kernels(group, GroupWay::kStreams, streaming)) group.chosen = GroupWay::kStreams;
   }
 
-  // Once its kernel is there: it is known what is best, or it is to be found out.
+  // Called once the kernel is ready. Uses the known choice, or starts a tuner.
   void begin_tuning(BoundGroup& group) {
     group.key = "group";
     for (const codegen::Launch& launch : group.launches) {
@@ -327,7 +327,7 @@ class KernelProgram : public RunnerProgram {
         return codegen::cpu::Variant{.columns = has_short_rows(launch) ? launch.sizes.back() : 0};
       });
     }
-    // (Where runs wait for kernels, the same bits are wanted in each process.)
+    // Runs that wait for kernels need the same bits in each process, so they never use kNodes.
     if (!options_.waits) ways.push_back(GroupWay::kNodes);
     if (!known.has_value()) {
       group.tuner.emplace(ways);
@@ -339,7 +339,8 @@ class KernelProgram : public RunnerProgram {
       options_.tell_choice(describe(graph_, group.group), std::string(name(group.chosen)) + ", as was found before");
   }
 
-  // Code for rows of one size alone: its own size is told exactly, others by powers of two.
+  // The size in a group's key. It is exact where code may be specialized for it; other sizes are rounded down to a
+  // power of two.
   static int64_t size_class(int64_t size) {
     if (size <= codegen::cpu::kMostFixedColumns) return size;
     return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(size)));
@@ -351,7 +352,7 @@ class KernelProgram : public RunnerProgram {
            launch.sizes.back() <= codegen::cpu::kMostFixedColumns;
   }
 
-  // What was chosen, if it is there by now.
+  // Uses the chosen algorithm if its kernels are ready.
   void use(BoundGroup& group) {
     group.way = group.chosen;
     if (group.way == GroupWay::kNodes) return;
@@ -397,7 +398,7 @@ class KernelProgram : public RunnerProgram {
     if (timed) add_time(group, clock() - began);
   }
 
-  // No kernel does it, with the sizes and strides of this run: once a group.
+  // Counts and reports, once per group, that no kernel supports it with the sizes and strides of this run.
   void refuse(BoundGroup& group, std::string_view why) const {
     group.why = why;
     if (std::exchange(group.refused, true)) return;
@@ -405,7 +406,7 @@ class KernelProgram : public RunnerProgram {
     if (options_.tell_refusal) options_.tell_refusal(describe(graph_, group.group), why);
   }
 
-  // The group's time is its first node's.
+  // The group's time is assigned to its first node.
   static void note_times(tr_run& run, const ir::Group& group, uint64_t began) {
     const uint64_t ended = monotonic_ns();
     run.times[group.first - run.first] = began;
@@ -460,14 +461,14 @@ class KernelProgram : public RunnerProgram {
     choose_streams(group, values);
   }
 
-  // With which values the group was bound.
+  // Stores the values that the group was bound with.
   static void remember(BoundGroup& group, std::span<const int64_t> values) {
     make_unique(group.symbols);
     group.values.clear();
     for (const ir::Sym symbol : group.symbols) group.values.push_back(values[symbol]);
   }
 
-  // Numbers that are arguments as they are.
+  // Updates numbers that are kernel arguments.
   static void set_scalars(BoundGroup& group, std::span<const int64_t> values) {
     for (codegen::Launch& launch : group.launches) {
       for (size_t i = 0; i < launch.scalars.size(); ++i) {
@@ -482,7 +483,8 @@ class KernelProgram : public RunnerProgram {
   std::atomic<uint64_t>& refused_;
   const bool tunes_;
   std::vector<BoundGroup> groups_;
-  // All that it had with any sizes, which may come back: the cache keeps what some program has.
+  // Every kernel that this program has used with any sizes, which may come back. The cache drops kernels that no
+  // program holds.
   std::set<std::shared_ptr<CompiledKernel>> used_;
 };
 

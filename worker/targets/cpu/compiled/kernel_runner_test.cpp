@@ -8,11 +8,11 @@
 
 #include "ir/graph.h"
 
-// Groups that kernels could do, and that others do faster.
+// Groups that kernels could execute, but that other runners execute faster.
 namespace torch_remote::worker::kernels {
 namespace {
 
-// Whether a kernel does a group norm and what follows it, of two images of 32 channels and 16 x 16 places.
+// Whether a kernel executes a group norm and the op after it, for two images of 32 channels and 16 x 16 pixels.
 bool takes_group_norm(const std::string& dtype, const std::string& strides) {
   const std::string image = dtype + "[2, 32, 16, 16]{" + strides + "}", channels = dtype + "[32]{1}",
                     statistics = dtype + "[2, 8]{8, 1}";

@@ -20,20 +20,21 @@ using codegen::Launch;
 using codegen::cpu::Call;
 using codegen::cpu::IndexRecord;
 
-constexpr int64_t kGrain = 1 << 14;                    // points that are worth a thread's waking
-constexpr int64_t kTurn = 1 << 13;                     // points of a turn: what it reads stays in the cache
-constexpr int64_t kMostChunks = 64, kLeastChunks = 4;  // of rows whose totals are added up apart
-constexpr int64_t kMostTotals = 1 << 22;               // in all chunks, if these are more than the least
-// What is packed at a time: tall pieces, as memory is read down the columns; of kernels that want whole rows fewer
-// ones.
+constexpr int64_t kGrain = 1 << 14;  // points that are worth waking a thread
+// points per launch before the next launch takes over the same rows, so that their data stays in the cache
+constexpr int64_t kTurn = 1 << 13;
+constexpr int64_t kMostChunks = 64, kLeastChunks = 4;  // chunks of rows with separate totals
+constexpr int64_t kMostTotals = 1 << 22;               // elements of all chunks' totals, unless kLeastChunks exceeds it
+// Rows and columns that are packed at a time. Pieces are tall, because memory is read down the columns. Kernels that
+// need whole rows use fewer rows.
 constexpr int64_t kPackedRows = 128, kPackedColumns = 256, kPackedWholeRows = 32;
 constexpr size_t kMostItem = 8;
-constexpr int64_t kPiece = 64;       // columns are dealt in multiples of it: results stay aligned
-constexpr int64_t kAddedPiece = 16;  // of kernels that add: the columns are all that can be dealt
+constexpr int64_t kPiece = 64;       // columns are assigned to threads in multiples of this: results stay aligned
+constexpr int64_t kAddedPiece = 16;  // for kernels that add at indices, where only columns can be split
 
 size_t aligned(size_t bytes) { return (bytes + kLineAlign - 1) / kLineAlign * kLineAlign; }
 
-// Pointers of a call: on the stack while they are few.
+// A call's pointers; on the stack while they are few.
 class Pointers {
  public:
   explicit Pointers(size_t count) {
@@ -55,8 +56,8 @@ void* moved(void* data, int64_t elements, uint32_t item_size) {
   return static_cast<std::byte*>(data) + elements * static_cast<int64_t>(item_size);
 }
 
-// Whether no two rows write the same place, whatever the indices are: what is stored to at indices varies over all dims
-// of rows. (ir::Domain sees to it that these are other elements.)
+// Whether no two rows write the same element, whatever the indices are: each store at indices varies over all row dims.
+// ir::Domain guarantees that these elements differ.
 bool are_rows_apart(const Launch& launch) {
   return std::ranges::all_of(launch.kernel.stores, [&](const codegen::Store& store) {
     if (store.indices.empty()) return true;
@@ -66,18 +67,18 @@ bool are_rows_apart(const Launch& launch) {
   });
 }
 
-// Of a store along the columns, at places that no index names.
+// Whether the store writes along the columns, without indices.
 bool stores_lines(const Launch& launch, const codegen::Store& store) {
   const codegen::Kernel& kernel = launch.kernel;
   const codegen::Operand& to = kernel.operands[store.operand];
   return store.indices.empty() && kernel.columns > 0 && (to.dims >> (kernel.dims() - 1) & 1) != 0;
 }
 
-// Operations, of a vector's lane, for a byte of memory: of a kernel that goes through a row once, and of one that does
-// so in several loops, in some of which memory rests. (silu 2.4, a gelu's gate 2.6: both gain; gelu 3.9, softmax 2.5,
-// cross entropy's gradient 2.9: they do not.)
+// Arithmetic intensity (operations per vector lane and byte of memory) above which streaming stores do not pay: for
+// kernels with one loop over a row, and for kernels with several loops, some of which do not use memory. Measured: silu
+// (2.4) and a gated gelu (2.6) gain; gelu (3.9), softmax (2.5) and cross entropy's gradient (2.9) do not.
 constexpr double kMostOperations = 2.75, kMostInLoops = 1.5;
-// That a random number takes as long as.
+// The cost of a random number.
 constexpr double kRandomOperations = 40;
 
 }  // namespace
@@ -111,7 +112,7 @@ class LaunchRun {
     }
   }
 
-  // What was stored past the caches is seen by who sees what this thread does next.
+  // Orders this thread's streaming stores before its later stores, by which other threads learn that it has finished.
   static void end_of_streams() {
 #if defined(__x86_64__)
     __builtin_ia32_sfence();
@@ -120,7 +121,7 @@ class LaunchRun {
 
   void* const* data(const Prepared& p) const { return launches_.data_.data() + p.first_operand; }
 
-  // The units whose first points are among these, of all launches that have some.
+  // Runs the units whose first points are in [begin, end), of all launches.
   void run_points(int64_t begin, int64_t end) const {
     const auto& dealt = launches_.dealt_;
     const auto first_of = [&](uint32_t i) { return launches_.list_[i].first_point; };
@@ -161,7 +162,7 @@ class LaunchRun {
     }
   }
 
-  // The operands at one place of the outer dims.
+  // Computes the operands' addresses at one index of the outer dims.
   void at_line(const Prepared& p, int64_t line, Pointers& pointers) const {
     const Launch& launch = *p.launch;
     for (size_t i = 0; i < p.item_sizes.size(); ++i) pointers[i] = data(p)[i];
@@ -174,7 +175,7 @@ class LaunchRun {
     }
   }
 
-  // A part of a single row, or of all rows of a kernel that adds.
+  // Runs some columns of a single row, or of all rows of a kernel that adds.
   void run_columns(const Prepared& p, int64_t begin, int64_t end) const {
     Pointers pointers(p.item_sizes.size());
     const int64_t size = end - begin;
@@ -192,7 +193,7 @@ class LaunchRun {
     return p.columns.empty() ? 0 : p.launch->operands[operand].strides[p.kernel->has_rows ? 1 : 0];
   }
 
-  // Some columns of what is added to: of all places that an index may name.
+  // Clears some columns of the operands that are added to, at all positions that an index may name.
   void clear_zeroed(const Prepared& p, int64_t begin, int64_t end) const {
     for (const uint32_t i : p.zeroed) {
       const Binding& to = p.launch->operands[i];
@@ -204,8 +205,8 @@ class LaunchRun {
     }
   }
 
-  // At each place of the outer dims, rows chunk by chunk, each adding to lines of its own; then all chunks' lines are
-  // added up.
+  // For each index of the outer dims, runs the rows chunk by chunk, each chunk with its own totals; then adds the
+  // chunks' totals.
   void run_with_totals(const Prepared& p) const {
     const std::vector<Line>& totals = p.kernel->totals;
     std::vector<size_t> offsets;
@@ -260,7 +261,7 @@ class LaunchRun {
       std::memset(data, 0, size);
       return;
     }
-    // What is filled already is copied: twice as much each time.
+    // Copies the filled part, which doubles its size each time.
     std::memcpy(data, &line.neutral, std::min<size_t>(size, line.item_size));
     for (size_t done = line.item_size; done < size; done *= 2) {
       std::memcpy(data + done, data, std::min(done, size - done));
@@ -278,7 +279,7 @@ class LaunchRun {
     return call;
   }
 
-  // With lines of this thread for the values that a row keeps, and a record of its own.
+  // Gives the call this thread's lines for kept values, and its own failure record.
   template <typename Work>
   void with_kept(const Prepared& p, Call& call, const Work& work) const {
     thread_local Scratch memory;
@@ -307,8 +308,8 @@ class LaunchRun {
     }
   }
 
-  // Some rows and columns, for which operands that lie across are packed: before, those that are loaded, and after,
-  // back, those that are stored to.
+  // Runs some rows and columns with packed copies of strided operands: loaded operands are packed before, and stored
+  // ones are unpacked after.
   void call_packed(const Prepared& p, void* const* data, int64_t begin, int64_t end, int64_t column, int64_t count,
                    void* const* totals) const {
     thread_local Scratch memory;
@@ -347,7 +348,7 @@ class LaunchRun {
   const Launches& launches_;
   const ParallelFor& parallel_;
   IndexRecord* const failure_;
-  mutable std::mutex mutex_;  // of *failure_
+  mutable std::mutex mutex_;  // guards *failure_
 };
 
 void Launches::clear() {
@@ -385,7 +386,7 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
   if (!p.packed.empty()) {
     p.packed_rows = kernel.splits_columns ? kPackedRows : kPackedWholeRows;
     p.packed_columns = kernel.splits_columns ? std::min(kPackedColumns, p.columns[0]) : p.columns[0];
-    // Lines of a power of two would be in the same places of the cache.
+    // Lines with a power of two as size would map to the same cache sets.
     p.packed_line = (p.packed_columns + kPiece - 1) / kPiece * kPiece + kPiece / 4;
     for (const Prepared::Packed& packed : p.packed) {
       p.strides[p.first_stride[packed.operand]] = p.packed_line;
@@ -441,7 +442,7 @@ bool Launches::may_stream(const Launch& launch) {
     if (to.packed) return false;
     const auto item = static_cast<int64_t>(ir::item_size(operand.dtype));
     const auto fits = [&](int64_t stride) { return stride * item % codegen::cpu::kStreamAlign == 0; };
-    // The last stride is that of the columns.
+    // The last stride is the columns' stride.
     const size_t outer = to.strides.size() - 1;
     if (!std::all_of(to.strides.begin(), to.strides.begin() + static_cast<int64_t>(outer), fits)) return false;
     if (!std::ranges::all_of(to.outer, fits)) return false;
@@ -459,7 +460,7 @@ bool Launches::waits_for_memory(const Launch& launch) {
   double operations = 0;
   bool in_loops = false;
   std::vector<bool> moved(kernel.operands.size());
-  // What only sums under a condition are made of is seldom computed.
+  // Inputs of conditional sums alone are rarely computed, so they do not count.
   std::vector<bool> counts(kernel.values.size());
   for (const codegen::Store& store : kernel.stores) {
     counts[store.value] = true;
@@ -496,7 +497,7 @@ bool Launches::waits_for_memory(const Launch& launch) {
   double bytes = 0;
   for (size_t i = 0; i < moved.size(); ++i) {
     const codegen::Operand& operand = kernel.operands[i];
-    // (What is the same in all rows stays in the caches.)
+    // Data that all rows share stays in the caches.
     const bool lines = (operand.dims & column) != 0 && (kernel.rows == 0 || (operand.dims & 1) != 0);
     if (moved[i] && lines) bytes += static_cast<double>(ir::item_size(operand.dtype));
   }

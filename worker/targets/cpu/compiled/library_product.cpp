@@ -11,7 +11,7 @@ namespace torch_remote::worker::kernels {
 using ir::Arg;
 using ir::ArgTag;
 
-// Reads a node's arguments into a product; its functions say whether a library may do it.
+// Reads a node's arguments into a tr_product. Each function returns whether a library may compute it.
 class LibraryProductBinder {
  public:
   LibraryProductBinder(const ir::Graph& graph, std::span<const int64_t> values, LibraryProduct* made)
@@ -29,7 +29,7 @@ class LibraryProductBinder {
   }
 
  private:
-  // With its numbers: of one matrix there is a batch of one.
+  // A view with its sizes and strides in this run; a single matrix is a batch of one.
   struct Matrices {
     const ir::View& view;
     int64_t batches, rows, columns;
@@ -54,7 +54,7 @@ class LibraryProductBinder {
     return {view.buffer, values_[view.offset] * static_cast<int64_t>(ir::item_size(view.dtype))};
   }
 
-  // Neighbours lie along one of its dims.
+  // Whether one of its dims has stride 1.
   static bool has_lines(const Matrices& m) {
     return m.rows == 1 || m.columns == 1 || m.strides.row == 1 || m.strides.column == 1;
   }
@@ -88,7 +88,7 @@ class LibraryProductBinder {
     return true;
   }
 
-  // It is broadcast along its dims of size 1, and along those that it does not have.
+  // The operand is broadcast along its dims of size 1 and along missing leading dims.
   bool adds(const Arg& arg) {
     if (arg.tag != ArgTag::kView || graph_.views[arg.a].dynamic) return false;
     const ir::View& view = graph_.views[arg.a];

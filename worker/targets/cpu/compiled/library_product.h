@@ -11,22 +11,22 @@
 
 namespace torch_remote::worker::kernels {
 
-// Of a product in float32.
+// The shape of a float32 GEMM.
 ProductShape shape_of(const tr_product& product);
 
-// `aten::mm`, `addmm`, `bmm` or `baddbmm` in float32 with the sizes of one run, as a library does it
+// `aten::mm`, `addmm`, `bmm` or `baddbmm` in float32 with the sizes of one run, as arguments for a library
 // (Runner::products).
 class LibraryProduct {
  public:
-  // Null where it is left to the op: other ops, dtypes or strides, factors other than 1; sizes that do not go together
-  // (whose error is the op's to tell); nothing to compute.
+  // Returns null if ATen should execute the op: other ops, dtypes or strides, factors other than 1, sizes that do not
+  // match (the op reports that error), or nothing to compute.
   static std::unique_ptr<LibraryProduct> bind(const ir::Graph& graph, const ir::Node& node,
                                               std::span<const int64_t> values);
 
   ProductShape shape() const { return shape_of(product_); }
-  // What it does, in points of other kernels (Launches::points).
+  // The estimated work, in points of compiled kernels (Launches::points).
   double points() const;
-  // False: the library does not do it.
+  // Returns false if the library does not support it.
   bool run(std::span<const tr_buffer> buffers, const std::function<bool(const tr_product&)>& library) const;
 
  private:
@@ -38,7 +38,7 @@ class LibraryProduct {
 
   LibraryProduct() = default;
 
-  tr_product product_{};  // without addresses
+  tr_product product_{};  // addresses are filled in by `run`
   Place left_, right_, added_, result_;
   bool adds_ = false;
 };

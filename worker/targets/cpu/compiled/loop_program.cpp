@@ -7,7 +7,7 @@
 namespace torch_remote::worker::kernels {
 namespace {
 
-// Sizes, strides and offsets of the node's views, and its numbers.
+// The symbols of the node's views (sizes, strides, offsets) and numbers.
 std::vector<ir::Sym> symbols_of(const ir::Graph& graph, const ir::Node& node) {
   std::vector<ir::Sym> symbols;
   ir::for_each_view(node, [&](uint32_t index, bool) {
@@ -52,7 +52,7 @@ bool LoopProgram::takes(uint32_t first, uint32_t, std::span<const int64_t> value
     for (const ir::Sym symbol : bound.symbols) bound.values.push_back(values[symbol]);
     bound.fits = bind(index, graph_.nodes[first], values);
   }
-  // The op whose number is wrong reports it.
+  // The op with the bad number reports it.
   bound.taken = bound.fits && bound.numbers.check(values).ok() && wants(index);
   return bound.taken;
 }

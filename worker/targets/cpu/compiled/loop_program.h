@@ -12,11 +12,11 @@
 
 namespace torch_remote::worker::kernels {
 
-// Scratch memory that a call may use, in bytes: nobody counts it against the memory limit, so it must be little.
+// Bound on a call's scratch memory, in bytes. It must be small, because it does not count towards the memory limit.
 constexpr size_t kMostScratch = 64 << 20;
 
 // A program of a runner that executes groups of one node each with hand-written loops. The loops are prepared ("bound")
-// for the values of a run, and serve until a size, a stride or a number is another one.
+// for the values of a run, and used until a size, a stride or a number changes.
 class LoopProgram : public RunnerProgram {
  public:
   LoopProgram(const ir::Graph& graph, ir::GroupKind kind);
@@ -29,9 +29,9 @@ class LoopProgram : public RunnerProgram {
 
  protected:
   const ir::Graph& graph() const { return graph_; }
-  // How many groups there are; the functions below name them by their index.
+  // The number of groups; the functions below identify a group by its index.
   size_t count() const { return groups_.size(); }
-  // The loops do not do the group with these values although they were bound to them.
+  // The loops do not support the group with these values, although `bind` accepted them.
   void give_up(size_t index) { groups_[index].fits = false; }
 
  private:
@@ -40,19 +40,19 @@ class LoopProgram : public RunnerProgram {
         : group(made), numbers(graph, made, NumberChecks::Halves::kAny) {}
     ir::Group group;
     NumberChecks numbers;
-    std::vector<ir::Sym> symbols;  // that the loops depend on
-    std::vector<int64_t> values;   // theirs
+    std::vector<ir::Sym> symbols;  // the symbols that the loops depend on
+    std::vector<int64_t> values;   // the symbols' values
     bool is_bound = false, fits = false, taken = false;
   };
 
-  // False: there are no loops for these values.
+  // Returns false if the loops do not support these values.
   virtual bool bind(size_t index, const ir::Node& node, std::span<const int64_t> values) = 0;
-  // Whether the loops are to be used in the next run.
+  // Whether the next run should use the loops.
   virtual bool wants(size_t) { return true; }
   virtual bool execute(size_t index, std::span<const tr_buffer> buffers, tr_error* error) = 0;
-  // Why `bind` or `wants` said no.
+  // Why `bind` or `wants` returned false.
   virtual std::string reason(size_t index) const = 0;
-  // What it does, in points of compiled kernels (Launches::points).
+  // The estimated work, in points of compiled kernels (Launches::points).
   virtual double points(size_t index) const = 0;
 
   size_t index_of(uint32_t first) const;

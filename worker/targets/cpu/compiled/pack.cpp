@@ -10,7 +10,7 @@
 namespace torch_remote::worker::kernels {
 namespace {
 
-constexpr int64_t kTile = 16;  // columns at a time: as many lines of the cache are gone through
+constexpr int64_t kTile = 16;  // columns at a time, each a different cache line
 
 enum class To : uint8_t { kPacked, kAcross };
 
@@ -31,7 +31,7 @@ void copy_columns(const Packing& p, int64_t row, int64_t rows, int64_t column, i
 }
 
 #if defined(__SSE2__)
-// Four lines of four words of 32 bits: those that lie one behind the other come side by side.
+// Transposes four rows of four 32-bit elements.
 void transpose_four(const float* from, int64_t from_apart, float* to, int64_t to_apart) {
   __m128 a = _mm_loadu_ps(from), b = _mm_loadu_ps(from + from_apart);
   __m128 c = _mm_loadu_ps(from + 2 * from_apart), d = _mm_loadu_ps(from + 3 * from_apart);
@@ -42,8 +42,8 @@ void transpose_four(const float* from, int64_t from_apart, float* to, int64_t to
   _mm_storeu_ps(to + 3 * to_apart, d);
 }
 
-// Words of rows that are neighbours. Columns lie too far apart for the processor to see what comes next: it is told,
-// four columns before.
+// Copies 32-bit elements of adjacent rows. The columns are too far apart for the hardware prefetcher, so we prefetch
+// four columns ahead.
 template <To to>
 void copy_words(const Packing& p) {
   auto* const across = static_cast<float*>(p.across);

@@ -5,8 +5,8 @@
 
 namespace torch_remote::worker::kernels {
 
-// Elements that lie across, and where they are wanted side by side: element (row, column) is `rows_apart` * row +
-// `columns_apart` * column elements behind `across`, and `line` * row + column elements behind `packed`.
+// A strided matrix and its row-major copy. Element (row, column) is `rows_apart` * row + `columns_apart` * column
+// elements after `across`, and `line` * row + column elements after `packed`.
 struct Packing {
   void* across = nullptr;
   int64_t rows_apart = 1, columns_apart = 0;
@@ -15,7 +15,7 @@ struct Packing {
   int64_t rows = 0, columns = 0;
 };
 
-// Copy elements of 1, 2, 4 or 8 bytes, tile by tile: from where they lie across, and back.
+// Copy elements of 1, 2, 4 or 8 bytes, tile by tile: `pack` to the row-major copy, `unpack` back.
 void pack(const Packing& packing, uint32_t item_size);
 void unpack(const Packing& packing, uint32_t item_size);
 

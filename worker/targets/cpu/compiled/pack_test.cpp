@@ -21,7 +21,7 @@ void check(int64_t rows, int64_t columns, int64_t rows_apart) {
   }
   pack({source.data(), rows_apart, columns_apart, packed.data(), line, rows, columns}, sizeof(T));
   EXPECT_EQ(packed, expected) << rows << " x " << columns << ", " << rows_apart << " apart, " << sizeof(T) << " bytes";
-  // Back: to where it came from, and nowhere else.
+  // Unpacking writes the original elements and nothing else.
   std::vector<T> back(source.size()), kept = back;
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < columns; ++c) {

@@ -14,8 +14,8 @@ namespace {
 using ir::Arg;
 using ir::ArgTag;
 
-// What a part has at least, so that it is worth a thread's waking: some 10 us of multiplications in the cache, or of
-// reading weights from memory.
+// The least work of a part that is worth waking a thread: some 10 us of multiplications in the cache, or of reading
+// weights from memory.
 constexpr int64_t kMultiplications = 1 << 20, kBytes = 1 << 17;
 
 std::optional<ProductType> type_of(ir::DType dtype) {
@@ -55,7 +55,7 @@ void run_product(const ProductLoops& loops, const ProductCall& call, const Paral
   }
 }
 
-// Reads a node's arguments into a product; its functions say whether they are what the loops do.
+// Reads a node's arguments into a Product. Each function returns whether the loops support them.
 class ProductBinder {
  public:
   ProductBinder(const ir::Graph& graph, std::span<const int64_t> values, Product* product)
@@ -69,7 +69,7 @@ class ProductBinder {
   }
 
  private:
-  // With its numbers.
+  // A view with its sizes and strides in this run.
   struct Matrix {
     const ir::View& view;
     int64_t rows, columns, row, column;  // strides
@@ -112,7 +112,7 @@ class ProductBinder {
     return true;
   }
 
-  // It is broadcast along its dims of size 1, and along those that it does not have.
+  // The operand is broadcast along its dims of size 1 and along missing leading dims.
   bool added(const Arg& arg) {
     if (arg.tag != ArgTag::kView || graph_.views[arg.a].dynamic) return false;
     const ir::View& view = graph_.views[arg.a];

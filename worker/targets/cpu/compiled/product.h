@@ -14,25 +14,25 @@
 
 namespace torch_remote::worker::kernels {
 
-// The loops for a target of kernels (host_target, kernel_runner.h); null: there are none.
+// The loops for a kernel target (host_target, kernel_runner.h); null if there are none.
 const ProductLoops* product_loops(std::string_view target);
 
-// Does a call, on the threads that `parallel` has if it is worth one's waking.
+// Runs a call, on the threads of `parallel` if it is worth waking them.
 void run_product(const ProductLoops& loops, const ProductCall& call, const ParallelFor& parallel);
 
-// `aten::mm` or `aten::addmm` of up to ir::kMostProductRows rows and a matrix whose columns have their elements side by
-// side, with the sizes of one run, f32, bf16 or f16.
+// `aten::mm` or `aten::addmm` with the sizes of one run, f32, bf16 or f16. The left matrix has up to
+// ir::kMostProductRows rows; the elements of the right matrix's columns are contiguous.
 class Product {
  public:
-  // Null where it does not do the node: other ops, dtypes, sizes or strides; sizes that do not go together (whose error
-  // is the next runner's to tell); nothing to compute.
+  // Returns null if the loops do not support the node: its op, dtypes, sizes or strides, sizes that do not match (the
+  // next runner reports that error), or nothing to compute.
   static std::unique_ptr<Product> bind(const ir::Graph& graph, const ir::Node& node, std::span<const int64_t> values,
                                        const ProductLoops& loops);
 
   ProductShape shape() const { return {call_.type, call_.rows, call_.columns, call_.depth}; }
-  // What it does, in points of other kernels (Launches::points).
+  // The estimated work, in points of compiled kernels (Launches::points).
   double points() const;
-  // Bytes that it needs beside buffers.
+  // Bytes that a run needs in addition to the buffers.
   size_t scratch() const;
   void run(std::span<const tr_buffer> buffers, const ParallelFor& parallel) const;
 
@@ -46,7 +46,7 @@ class Product {
   explicit Product(const ProductLoops& loops) : loops_(loops) {}
 
   const ProductLoops& loops_;
-  ProductCall call_;  // without addresses
+  ProductCall call_;  // addresses are filled in by `run`
   Place left_, right_, result_, added_;
   bool adds_ = false;
 };

@@ -14,21 +14,21 @@
 namespace torch_remote::worker::kernels {
 namespace {
 
-// Columns and depth are measured at powers of two between these.
+// Columns and depth are rounded to powers of two in this range.
 constexpr int64_t kLeast = 64, kMost = 2048;
-// Of products that are not the loops', each size is, up to these; batches, so that it is not more multiplications.
+// Upper bounds for GEMMs that the loops do not support: for each size, and for the multiplications of all batches.
 constexpr int64_t kMostRows = 256, kMostOther = 512, kMultiplications = 1 << 25;
-// Weights come from beyond the second cache, as those of a model do: so many bytes are gone through in turn.
+// The weights are read from beyond the L2 cache, as a model's weights are: copies of this total size are read in turn.
 constexpr size_t kBeyondCache = 8 << 20;
 constexpr size_t kSamples = 7;
-// Of what takes a millisecond.
+// For GEMMs that take about a millisecond.
 constexpr size_t kSamplesOfLong = 3;
 constexpr int64_t kLong = 1 << 24;
-// What is not the library must win by so much.
+// An alternative must take at most this share of the library's time.
 constexpr double kGain = 0.95;
-constexpr uint64_t kFileLimit = 256 << 20;  // as of all kernels
+constexpr uint64_t kFileLimit = 256 << 20;  // shared with the compiled kernels
 
-// The power of two that is nearest.
+// The nearest power of two.
 int64_t rounded(int64_t size, int64_t least, int64_t most) {
   const auto below = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(size, 1))));
   return std::clamp(size - below > 2 * below - size ? 2 * below : below, least, most);
@@ -99,7 +99,7 @@ ProductChoices::Way ProductChoices::way(const ProductShape& shape) {
   return ways_[known] = kept ? static_cast<Way>(bytes[0]) : Way::kUnknown;
 }
 
-// Where nothing may depend on times.
+// The choice if nothing may depend on times.
 ProductChoices::Way ProductChoices::fixed_way(const ProductShape& shape) {
   if (shape.may_be_loops()) return Way::kLoops;
   if (!options_.library || !shape.may_be_onednn()) return Way::kLibrary;
@@ -136,7 +136,8 @@ ProductChoices::Way ProductChoices::measured(const ProductShape& shape) const {
   const int64_t results = shape.rows * shape.columns;
   const size_t weights = static_cast<size_t>(batches * rights) * item;
   const size_t copies = std::max<size_t>(2, kBeyondCache / weights);
-  // (Zeros take as long as other numbers. Memory that nobody has written to would be one page for all.)
+  // Zeros take as long as other numbers. The weights are written, because untouched pages would all map to one zero
+  // page.
   std::vector<std::byte> left(static_cast<size_t>(batches * lefts) * sizeof(float)),
       right(copies * weights, std::byte{0}), result(static_cast<size_t>(batches * results) * item);
   size_t next = 0;
@@ -190,7 +191,7 @@ ProductChoices::Way ProductChoices::measured(const ProductShape& shape) const {
   if (shape.may_be_onednn()) candidates.push_back({Way::kOneDnn, [&] { return library(TR_PRODUCT_ONEDNN); }});
 
   const size_t samples = batches * rights * shape.rows >= kLong ? kSamplesOfLong : kSamples;
-  for (size_t i = 0; i <= samples; ++i) {  // the first ones wake threads
+  for (size_t i = 0; i <= samples; ++i) {  // the first round wakes the threads
     for (Candidate& candidate : candidates) {
       if (!candidate.good) continue;
       const double begin = options_.clock();

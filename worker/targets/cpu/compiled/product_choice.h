@@ -15,37 +15,37 @@
 
 namespace torch_remote::worker::kernels {
 
-// Which products the loops of product_loops.h do, which ones oneDNN, and which ones are left to what torch calls (MKL,
-// for float32): what was measured to be faster, by classes of shapes, once for a machine. Used by one thread.
+// Chooses how a GEMM is computed: by the loops of product_loops.h, by oneDNN, or by the library that torch calls (MKL,
+// for float32). Shapes are grouped into classes; each class is measured once per machine. One thread uses it.
 class ProductChoices {
  public:
   struct Options {
     const ProductLoops* loops = nullptr;
-    ParallelFor threads;  // null: its caller's thread
-    // A product by a library (tr_product, plugin.h); null: there is none, and nothing to choose.
+    ParallelFor threads;  // null: the calling thread runs everything
+    // Computes a GEMM with a library (tr_product, plugin.h). Null if there is none, and then nothing is chosen.
     std::function<bool(const tr_product& product)> library;
-    // Nothing is measured, as the same bits are wanted in each process: the loops do what they may, else oneDNN.
+    // Nothing is measured, because each process must give the same bits: the loops where they apply, otherwise oneDNN.
     bool fixed = false;
-    std::string folder;                  // where choices are kept; empty: only in memory
-    std::string about;                   // processor, library, threads
-    std::function<double()> clock = {};  // seconds; empty: those of the machine
+    std::string folder;                  // the folder for choices; empty: memory only
+    std::string about;                   // processor, libraries, number of threads
+    std::function<double()> clock = {};  // seconds; empty: this machine's clock
   };
   enum class Way : uint8_t { kUnknown, kLoops, kLibrary, kOneDnn };
 
   explicit ProductChoices(Options options);
 
-  // kUnknown: it will be measured. Once it is known, it stays.
+  // Returns kUnknown if the class is not measured yet. A known choice never changes.
   Way way(const ProductShape& shape);
   bool is_fixed() const { return options_.fixed; }
-  // Of kOneDnn.
+  // The library, for kOneDnn.
   const std::function<bool(const tr_product& product)>& library() const { return options_.library; }
   bool wants_measuring() const { return !wanted_.empty(); }
-  // Measures one of the classes that were asked for, some milliseconds. False: there is none.
+  // Measures one of the requested classes, which takes some milliseconds. Returns false if there is none.
   bool measure();
-  // Grows with what becomes known.
+  // Increases with each class that is measured.
   uint64_t generation() const { return generation_; }
 
-  // The shape that is measured for all of its class: rows, columns and depth of about the same size.
+  // The shape that is measured for its whole class: rows, columns and depth are about the same.
   static ProductShape class_of(const ProductShape& shape);
 
  private:
@@ -54,9 +54,9 @@ class ProductChoices {
 
   const Options options_;
   const KernelFiles files_;
-  std::map<ProductShape, Way> ways_;  // of classes
+  std::map<ProductShape, Way> ways_;  // by class
   std::deque<ProductShape> wanted_;
-  std::optional<bool> has_onednn_;  // once somebody asked
+  std::optional<bool> has_onednn_;  // unknown until it is first needed
   uint64_t generation_ = 0;
 };
 

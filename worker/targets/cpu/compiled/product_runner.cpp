@@ -18,7 +18,7 @@ class ProductProgram final : public LoopProgram {
       : LoopProgram(graph, ir::GroupKind::kMatmulEpilogue), options_(options), ways_(count()) {}
 
  private:
-  // Of one product, what may do it.
+  // The implementations that can compute a GEMM.
   struct Ways {
     std::unique_ptr<Product> loops;
     std::unique_ptr<LibraryProduct> library;
@@ -49,7 +49,7 @@ class ProductProgram final : public LoopProgram {
       return true;
     }
     if (ways.library->run(buffers, options_.products->library())) return true;
-    give_up(index);  // the op does it, or says why not
+    give_up(index);  // the op computes it in the next run, or reports why it cannot
     std::snprintf(error->kind, sizeof(error->kind), "RuntimeError");
     std::snprintf(error->message, sizeof(error->message), "oneDNN does not do this product of matrices");
     error->repeat = 1;
@@ -82,7 +82,7 @@ class ProductRunner final : public Runner {
     return group.kind == ir::GroupKind::kMatmulEpilogue && group.first == group.last;
   }
   uint64_t generation() const override { return options_.products->generation(); }
-  // There is nothing to do: time to find out which is faster.
+  // The worker is idle: measures a GEMM.
   void rest() override {
     if (!options_.products->wants_measuring()) return;
     if (options_.begins) options_.begins(true);

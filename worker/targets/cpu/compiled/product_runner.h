@@ -10,14 +10,15 @@
 namespace torch_remote::worker::kernels {
 
 struct ProductRunnerOptions {
-  ParallelFor threads;  // null: its caller's thread
+  ParallelFor threads;  // null: the calling thread runs everything
   std::shared_ptr<ProductChoices> products;
-  // Called before products are measured (Runner::begins). May be null.
+  // Called before GEMMs are measured (Runner::begins). May be null.
   std::function<void(bool much)> begins;
 };
 
-// The runner of GEMMs on this machine's memory, with hand-written loops for few rows, and with the library of the ATen
-// plugin (Runner::products): groups of one node of the kind kMatmulEpilogue. `products` knows which is faster.
+// The runner that executes GEMMs on this machine's memory: with hand-written loops for few rows, and with the library
+// of the ATen plugin (Runner::products). It accepts groups of one node of the kind kMatmulEpilogue. `products` chooses
+// the faster one.
 std::unique_ptr<Runner> make_product_runner(ProductRunnerOptions options);
 
 }  // namespace torch_remote::worker::kernels

@@ -9,8 +9,9 @@
 
 namespace torch_remote::worker::kernels {
 
-// What a product with so many elements, each read once, and rows does, in points of other kernels (Launches::points).
-// With few rows the elements come from memory, and each is a point; with many it is the multiplications that count.
+// The estimated work of a GEMM that reads `elements` elements once, with `rows` rows, in points of compiled kernels
+// (Launches::points). With few rows, reading dominates and each element is a point. With many rows, multiplications
+// dominate.
 inline double product_points(double elements, int64_t rows) {
   constexpr double kMultiplicationsPerPoint = 32;
   return elements * std::max(1.0, static_cast<double>(rows) / kMultiplicationsPerPoint);
@@ -19,17 +20,17 @@ inline double product_points(double elements, int64_t rows) {
 struct ProductShape {
   ProductType type = ProductType::kFloat;
   int64_t rows = 0, columns = 0, depth = 0;
-  int64_t batches = 0;  // 0: it is of two matrices
-  // Where neighbours lie: of the left one along rows and not along depth, of the right one along columns and not along
-  // depth (as F.linear's weights do).
+  int64_t batches = 0;  // 0: two matrices without a batch dim
+  // Which dims have stride 1. left_across: the rows of the left matrix, not the depth. right_along_columns: the columns
+  // of the right matrix, not the depth (F.linear's weights have it along the depth).
   bool left_across = false, right_along_columns = false;
   auto operator<=>(const ProductShape&) const = default;
 
-  // What the loops for few rows may do (product_call.h).
+  // Whether the loops for few rows support it (product_call.h).
   bool may_be_loops() const {
     return rows <= ir::kMostProductRows && batches == 0 && !left_across && !right_along_columns;
   }
-  // What oneDNN may be faster at than what torch calls for the type.
+  // Whether oneDNN may be faster than the library that torch calls for this dtype.
   bool may_be_onednn() const {
     return type == ProductType::kFloat && static_cast<double>(rows) * static_cast<double>(columns) *
                                                   static_cast<double>(depth) *
@@ -37,7 +38,7 @@ struct ProductShape {
                                               kFewestForOneDnn;
   }
 
-  // Multiplications. A call costs some 10 us, and the first one of a shape 300.
+  // Number of multiplications. A call costs some 10 us, and the first one of a shape some 300 us.
   static constexpr double kFewestForOneDnn = 1 << 19;
 };
 

@@ -19,8 +19,8 @@
 #include "worker/targets/cpu/compiled/product_choice.h"
 #include "worker/targets/cpu/compiled/testing/elements.h"
 
-// Products of a few rows against double precision, with both sets of loops: sizes that fill no tile, strides, half
-// types, what is added; and who does them.
+// Compares GEMMs with few rows by both sets of loops with double precision: sizes that do not fill a tile, strides,
+// half types, added operands. Also tests which implementation is chosen.
 namespace torch_remote::worker::kernels {
 namespace {
 
@@ -28,7 +28,7 @@ using testing::item, testing::read, testing::write;
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// This machine's loops.
+// The loops that this machine can run.
 std::vector<const ProductLoops*> all_loops() {
   std::vector<const ProductLoops*> all;
   if (!host_target().empty()) all.push_back(product_loops("x86-64-v3"));
@@ -49,7 +49,7 @@ std::string describe(const Case& c) {
          " + " + c.added;
 }
 
-// A graph of one product, with its memory.
+// A graph with one GEMM, and its memory.
 class Bench {
  public:
   explicit Bench(const Case& c) : c_(c), random_(7) {
@@ -105,7 +105,7 @@ class Bench {
     product.run(buffers, parallel);
   }
 
-  // Empty, or what is wrong.
+  // Returns an empty string, or what is wrong.
   std::string compare() const {
     const double unit = c_.dtype == "f32" ? 0x1p-24 : c_.dtype == "bf16" ? 0x1p-8 : 0x1p-11;
     for (int64_t r = 0; r < c_.rows; ++r) {
@@ -278,18 +278,18 @@ TEST(Product, LeavesTheRestToOthers) {
     return binds("  %0: " + left + " @b0\n  %1: " + right + " @b1\n  %2: " + result + " @b2 = aten::mm(%0, %1)\n");
   };
   EXPECT_TRUE(product("f32[3, 8]{8, 1}", "f32[8, 5]{1, 8}", "f32[3, 5]{5, 1}"));
-  EXPECT_FALSE(product("f32[3, 8]{8, 1}", "f32[8, 5]{5, 1}", "f32[3, 5]{5, 1}"));  // weights the other way
-  EXPECT_FALSE(product("f32[3, 8]{1, 3}", "f32[8, 5]{1, 8}", "f32[3, 5]{5, 1}"));  // rows across
-  EXPECT_FALSE(product("f32[3, 8]{8, 1}", "f32[8, 5]{1, 8}", "f32[3, 5]{1, 3}"));  // results across
+  EXPECT_FALSE(product("f32[3, 8]{8, 1}", "f32[8, 5]{5, 1}", "f32[3, 5]{5, 1}"));  // row-major weights
+  EXPECT_FALSE(product("f32[3, 8]{1, 3}", "f32[8, 5]{1, 8}", "f32[3, 5]{5, 1}"));  // column-major left operand
+  EXPECT_FALSE(product("f32[3, 8]{8, 1}", "f32[8, 5]{1, 8}", "f32[3, 5]{1, 3}"));  // column-major result
   EXPECT_FALSE(product("f64[3, 8]{8, 1}", "f64[8, 5]{1, 8}", "f64[3, 5]{5, 1}"));
-  EXPECT_FALSE(product("f32[3, 8]{8, 1}", "f32[7, 5]{1, 7}", "f32[3, 5]{5, 1}"));  // an error that ATen tells
+  EXPECT_FALSE(product("f32[3, 8]{8, 1}", "f32[7, 5]{1, 7}", "f32[3, 5]{5, 1}"));  // ATen reports this error
   EXPECT_FALSE(product("f32[0, 8]{8, 1}", "f32[8, 5]{1, 8}", "f32[0, 5]{5, 1}"));
-  EXPECT_FALSE(product("f32[3, 0]{1, 1}", "f32[0, 5]{1, 1}", "f32[3, 5]{5, 1}"));  // zeros
+  EXPECT_FALSE(product("f32[3, 0]{1, 1}", "f32[0, 5]{1, 1}", "f32[3, 5]{5, 1}"));  // the result is all zeros
 }
 
-// --- who does it -----------------------------------------------------------------------------------------------------
+// --- which implementation is chosen ----------------------------------------------------------------------------------
 
-// A clock on which everything takes a second, and what is slow five more.
+// A clock on which everything takes one second, and slow calls five more.
 struct Clock {
   double now = 0;
   bool slow() { return (now += 5) > 0; }
@@ -317,7 +317,7 @@ TEST(ProductChoices, TheFasterOneDoesIt) {
     EXPECT_EQ(choices.way(kSmall), ProductChoices::Way::kUnknown);
     const uint64_t before = choices.generation();
     EXPECT_TRUE(choices.measure());
-    EXPECT_FALSE(choices.measure());  // asked for twice, measured once
+    EXPECT_FALSE(choices.measure());  // requested twice, measured once
     EXPECT_EQ(choices.generation(), before + 1);
     const ProductChoices::Way chosen = choices.way(kSmall);
     ProductShape alike = kSmall;
@@ -328,7 +328,8 @@ TEST(ProductChoices, TheFasterOneDoesIt) {
   EXPECT_EQ(way(slow), ProductChoices::Way::kLoops);
   EXPECT_EQ(way(fast), ProductChoices::Way::kLibrary);
   EXPECT_GT(calls, 0);
-  EXPECT_EQ(way([](const tr_product&) { return false; }), ProductChoices::Way::kLoops);  // it cannot
+  // the library does not support it
+  EXPECT_EQ(way([](const tr_product&) { return false; }), ProductChoices::Way::kLoops);
 }
 
 TEST(ProductChoices, TheLibraryIsGivenTheProduct) {
@@ -397,7 +398,7 @@ TEST(ProductChoices, OneDnnDoesWhatItIsFasterAt) {
     EXPECT_EQ(way(TR_PRODUCT_ONEDNN, true, shape), ProductChoices::Way::kLibrary);
     EXPECT_EQ(way(TR_PRODUCT_AS_OP, false, shape), ProductChoices::Way::kLibrary);
   }
-  // A few rows: the loops are a third way.
+  // With few rows, the loops are a third alternative.
   const ProductShape few{.rows = 32, .columns = 512, .depth = 512};
   EXPECT_NE(way(TR_PRODUCT_AS_OP, true, few), ProductChoices::Way::kLibrary);
   EXPECT_EQ(way(TR_PRODUCT_ONEDNN, true, few), ProductChoices::Way::kLibrary);
@@ -427,7 +428,7 @@ TEST(ProductChoices, TheLibraryIsGivenHowMatricesLie) {
       lies.left_across = left;
       lies.right_along_columns = right;
       choices.way(lies);
-      EXPECT_TRUE(choices.measure());  // a class of its own
+      EXPECT_TRUE(choices.measure());  // its layout makes it a class of its own
       EXPECT_EQ(seen.batches, 4);
       EXPECT_EQ(seen.left.batch, 64 * 256);
       EXPECT_EQ(seen.left.row, left ? 1 : 256);
@@ -461,9 +462,9 @@ TEST(ProductChoices, OneDnnDoesItWhereBitsAreFixed) {
   }
 }
 
-// --- products by a library -------------------------------------------------------------------------------------------
+// --- GEMMs by a library ----------------------------------------------------------------------------------------------
 
-// What a library is given of the last node of a graph; nothing: it is not given it.
+// The arguments that a library gets for the last node of a graph; nothing if LibraryProduct rejects the node.
 std::optional<tr_product> given(const std::string& nodes) {
   ir::Graph graph;
   const Status status = ir::parse_graph(
@@ -542,7 +543,7 @@ TEST(LibraryProduct, AddsWhatIsBroadcast) {
   EXPECT_EQ(strides(addmm("f32[]{}", "beta=1, alpha=1")), (Strides{0, 0, 0}));
   EXPECT_EQ(strides(addmm("f32[4, 1, 5]{5, 5, 1}", "beta=1, alpha=1", true)), (Strides{5, 0, 1}));
   EXPECT_EQ(strides(addmm("f32[3, 5]{5, 1}", "beta=1, alpha=1", true)), (Strides{0, 5, 1}));
-  const auto none = addmm("f32[5]{1}", "beta=0, alpha=1");  // it counts not at all
+  const auto none = addmm("f32[5]{1}", "beta=0, alpha=1");  // with beta = 0 the operand is ignored
   ASSERT_TRUE(none);
   EXPECT_EQ(none->added.data, nullptr);
 }
@@ -550,12 +551,12 @@ TEST(LibraryProduct, AddsWhatIsBroadcast) {
 TEST(LibraryProduct, LeavesTheRestToOps) {
   EXPECT_FALSE(mm("f64[3, 8]{8, 1}", "f64[8, 5]{1, 8}", "f64[3, 5]{5, 1}"));
   EXPECT_FALSE(mm("bf16[3, 8]{8, 1}", "bf16[8, 5]{1, 8}", "bf16[3, 5]{5, 1}"));
-  EXPECT_FALSE(mm("f32[3, 8]{8, 1}", "f32[7, 5]{1, 7}", "f32[3, 5]{5, 1}"));   // an error that ATen tells
-  EXPECT_FALSE(mm("f32[3, 8]{16, 2}", "f32[8, 5]{1, 8}", "f32[3, 5]{5, 1}"));  // no neighbours
+  EXPECT_FALSE(mm("f32[3, 8]{8, 1}", "f32[7, 5]{1, 7}", "f32[3, 5]{5, 1}"));   // ATen reports this error
+  EXPECT_FALSE(mm("f32[3, 8]{16, 2}", "f32[8, 5]{1, 8}", "f32[3, 5]{5, 1}"));  // no dim has stride 1
   EXPECT_FALSE(mm("f32[3, 8]{8, 1}", "f32[8, 5]{1, 8}", "f32[3, 5]{6, 1}"));   // a gap in the result
   EXPECT_FALSE(mm("f32[3, 8]{8, 1}", "f32[8, 5]{1, 8}", "f32[3, 5]{1, 3}"));
   EXPECT_FALSE(mm("f32[0, 8]{8, 1}", "f32[8, 5]{1, 8}", "f32[0, 5]{5, 1}"));
-  EXPECT_FALSE(mm("f32[3, 0]{1, 1}", "f32[0, 5]{1, 1}", "f32[3, 5]{5, 1}"));  // zeros
+  EXPECT_FALSE(mm("f32[3, 0]{1, 1}", "f32[0, 5]{1, 1}", "f32[3, 5]{5, 1}"));  // the result is all zeros
   EXPECT_FALSE(addmm("f32[5]{1}", "beta=1, alpha=2"));
   EXPECT_FALSE(addmm("f32[5]{1}", "beta=0.5, alpha=1"));
   EXPECT_FALSE(addmm("f32[4]{1}", "beta=1, alpha=1"));

@@ -8,7 +8,7 @@
 namespace torch_remote::worker::kernels {
 namespace {
 
-// That are there: a dim of stride 0 is the same elements again.
+// Bytes of a view's distinct elements: a dim of stride 0 counts once.
 uint64_t bytes_of(const ir::Graph& graph, uint32_t index, std::span<const int64_t> values) {
   const ir::View& view = graph.views[index];
   if (view.dynamic) return 0;
@@ -45,7 +45,7 @@ uint64_t bytes_until_read(const ir::Graph& graph, const ir::Group& group, std::s
 }
 
 uint64_t last_cache_bytes() {
-  // (sysconf counts the last caches of all cores of an AMD processor as one.)
+  // sysconf is not used: on AMD processors it adds up the last-level caches of all cores.
   for (const char* index : {"index3", "index2"}) {
     std::ifstream file("/sys/devices/system/cpu/cpu0/cache/" + std::string(index) + "/size");
     uint64_t size = 0;

@@ -5,17 +5,17 @@
 
 #include "ir/graph.h"
 
-// Whether what a group stores is still in the caches when it is read. Where it is not, kernels store it past them
-// (codegen::cpu::Variant::streams): nothing is fetched before it is overwritten, which is a third of the traffic of a
-// kernel with one operand and one result.
+// Decides whether a group's results are still in the caches when they are read. If not, kernels use streaming stores
+// (codegen::cpu::Variant::streams). These do not fetch memory before they overwrite it, which saves a third of the
+// traffic of a kernel with one operand and one result.
 namespace torch_remote::worker::kernels {
 
-// Bytes that a run goes through, from the group's first node on, until a node after the group reads what it has stored,
-// or to the program's end: each buffer counts once. Stops counting beyond `most`. `values`: of all symbols.
+// Bytes that a run accesses from the group's first node until a later node reads one of the group's results, or until
+// the program's end. Each buffer counts once. Stops counting above `most`. `values`: the values of all symbols.
 uint64_t bytes_until_read(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values,
                           uint64_t most);
 
-// Bytes of the last cache of this machine's first core, as the kernel tells; 0: it does not.
+// Size in bytes of the last-level cache of this machine's first core, from Linux; 0 if it is not available.
 uint64_t last_cache_bytes();
 
 }  // namespace torch_remote::worker::kernels

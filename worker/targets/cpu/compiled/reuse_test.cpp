@@ -12,14 +12,14 @@
 #include "ir/graph.h"
 #include "worker/targets/cpu/compiled/kernel_runner.h"
 
-// What is read long after it was stored goes past the caches, and nothing else does.
+// Results that are read long after they are stored use streaming stores, and no others.
 namespace torch_remote::worker::kernels {
 namespace {
 
 constexpr uint64_t kAll = ~uint64_t{0};
 constexpr uint64_t kMegabyte = 1 << 20, kTensor = 4 * kMegabyte, kRow = 4096;
 
-// Tensors of 4 MB: a group makes b1 (and b6, which has no memory); b1 is read by the third node.
+// Tensors of 4 MB. A group writes b1 (and b6, which needs no memory); the third node reads b1.
 constexpr const char* kProgram = R"(graph() {
   b0: input
   b1: fresh(4194304) ssa
@@ -56,9 +56,9 @@ std::string replaced(std::string text, const std::string& what, const std::strin
 
 TEST(Reuse, CountsWhatIsGoneThroughUntilItIsRead) {
   const Parsed program(kProgram);
-  // b0, b1; b4, whose rows are one, and b2; b3, whose node reads b1.
+  // b0 and b1; b4, whose rows share memory, and b2; b3, whose node reads b1.
   EXPECT_EQ(bytes_until_read(program.graph, program.graph.groups[0], program.values, kAll), 4 * kTensor + kRow);
-  // No further than asked for.
+  // It stops at the given bound.
   EXPECT_LE(bytes_until_read(program.graph, program.graph.groups[0], program.values, kMegabyte), 8 * kMegabyte);
 }
 
@@ -77,7 +77,7 @@ TEST(Reuse, TheCacheOfThisMachineIsKnownOrNot) {
   EXPECT_TRUE(bytes == 0 || (bytes >= 64 << 10 && bytes < uint64_t{8} << 30)) << bytes;
 }
 
-// Which kernel a run takes, with a last cache of so many bytes: code that does nothing but note its variant.
+// Which kernel a run uses, given the size of the last-level cache. The code only records its variant.
 class StreamingProgram : public testing::Test {
  protected:
   enum class Ran : uint8_t { kNone, kPlain, kStreams };
@@ -87,7 +87,7 @@ class StreamingProgram : public testing::Test {
     cache.target = "none";
     cache.compile = [this](std::string_view, const codegen::cpu::Variant& variant, std::vector<uint8_t>* bytes,
                            uint32_t* first, uint32_t* last) {
-      // mov rax, the place; mov byte ptr [rax], which; ret
+      // mov rax, the address; mov byte ptr [rax], the variant; ret
       const auto place = reinterpret_cast<uint64_t>(&ran_);
       *bytes = {0x48, 0xB8, 0, 0, 0, 0, 0, 0, 0, 0, 0xC6, 0x00, 0, 0xC3};
       std::memcpy(bytes->data() + 2, &place, sizeof(place));

@@ -8,7 +8,7 @@ namespace torch_remote::worker::kernels {
 
 inline constexpr size_t kLineAlign = 64;
 
-// Memory that a thread uses again and again.
+// Memory that a thread reuses between calls.
 class Scratch {
  public:
   std::byte* get(size_t bytes) {

@@ -6,7 +6,8 @@ namespace torch_remote::worker::kernels::TORCH_REMOTE_ISA {
 namespace {
 
 constexpr int64_t kRows = kAttentionRows, kKeys = kAttentionKeys;
-constexpr int64_t kSeenKeys = 32;  // at a time where rows see different ones, so that less is computed for nothing
+// keys per step where rows see different keys, so that less work is wasted on masked keys
+constexpr int64_t kSeenKeys = 32;
 constexpr float kInfinity = __builtin_inff();
 
 template <AttentionType Type>
@@ -25,7 +26,7 @@ inline void write(void* data, int64_t i, float value) {
   if constexpr (Type == AttentionType::kHalf) static_cast<uint16_t*>(data)[i] = half_of_float(value);
 }
 
-// Calls f.operator()<type>() for the type that it is at run time.
+// Calls f.operator()<type>() with a runtime type as the template argument.
 template <typename F>
 inline void with_type(AttentionType type, F&& f) {
   switch (type) {
@@ -42,7 +43,7 @@ inline void with_type(AttentionType type, F&& f) {
   }
 }
 
-// Memory of a task, dealt out piece by piece.
+// Allocates pieces of a task's scratch memory.
 class Arena {
  public:
   explicit Arena(std::byte* data) : data_(data) {}
@@ -58,22 +59,22 @@ class Arena {
   size_t used_ = 0;
 };
 
-// Where the rows of one head of keys are, in tensors that have a row for each query.
+// Computes the offsets of one key head's rows, in tensors with a row per query and with a row per key.
 struct Head {
   const AttentionCall& call;
   int64_t batch, head;
 
   int64_t rows() const { return call.shared * call.queries; }
-  // Of row r.
+  // Offset of row r, in a tensor with a row per query.
   int64_t place(const AttentionTensor& tensor, int64_t r) const {
     return batch * tensor.strides[0] + (head * call.shared + r / call.queries) * tensor.strides[1] +
            r % call.queries * tensor.strides[2];
   }
-  // Of the first key, in what has a row for each key.
+  // Offset of the first key, in a tensor with a row per key.
   int64_t keys(const AttentionTensor& tensor) const { return batch * tensor.strides[0] + head * tensor.strides[1]; }
 };
 
-// `size` elements as floats, `step` apart; then zeros up to `line`.
+// Reads `size` elements as floats, `step` apart, then fills with zeros up to `line`.
 template <AttentionType Type>
 inline void read_line(const void* data, int64_t place, int64_t step, int64_t size, float* to, int64_t line) {
   int64_t d = 0;
@@ -99,8 +100,8 @@ inline void write_line(void* data, int64_t place, int64_t step, int64_t size, co
   }
 }
 
-// Rows [first, first + count), in lines of `line` floats, and across, [line][kRows], times `factor`. What lies beyond
-// is 0.
+// Packs rows [first, first + count) row-major with `line` floats per row, and transposed, [line][kRows], times
+// `factor`. Padding is 0.
 void pack_rows(const Head& head, const AttentionTensor& tensor, int64_t size, int64_t first, int64_t count, float* rows,
                int64_t line, float* across, float factor) {
   const int64_t wide = padded(count);
@@ -117,7 +118,7 @@ void pack_rows(const Head& head, const AttentionTensor& tensor, int64_t size, in
   }
 }
 
-// The other way: rows from [line][kRows], each times its own factor. `rows` is memory for them.
+// The inverse of pack_rows: writes rows from [line][kRows], each times its own factor. `rows` is scratch memory.
 void unpack_rows(const Head& head, const AttentionTensor& tensor, int64_t size, int64_t first, int64_t count,
                  const float* across, const float* factors, float* rows, int64_t line) {
   transpose(line, padded(count), across, kRows, rows, line);
@@ -129,17 +130,17 @@ void unpack_rows(const Head& head, const AttentionTensor& tensor, int64_t size, 
   });
 }
 
-// Some keys' or values' rows as floats.
+// Rows of keys or values, as floats.
 struct Lines {
   const float* data;
   int64_t line;
 };
 
-// `once`: each is read once.
+// `once`: each row is read only once, so it is not copied.
 Lines lines_of(const Head& head, const AttentionTensor& tensor, int64_t size, int64_t first, int64_t count,
                float* memory, bool once = false) {
   const int64_t place = head.keys(tensor) + first * tensor.strides[2];
-  // Rows that lie apart are brought together: at a large power of two apart they would push each other out of the
+  // Copies strided rows to contiguous memory: rows that are a large power of two apart would evict each other from the
   // cache.
   if (head.call.type == AttentionType::kFloat && tensor.strides[3] == 1 && (once || tensor.strides[2] == size)) {
     return {static_cast<const float*>(tensor.data) + place, tensor.strides[2]};
@@ -152,12 +153,12 @@ Lines lines_of(const Head& head, const AttentionTensor& tensor, int64_t size, in
   return {memory, size};
 }
 
-// Rows of queries that a block of a task has, with their scores' places.
+// A task's block of query rows; scores are stored in this order.
 struct Block {
-  int64_t first, count, wide;  // rows; `wide`: padded to whole vectors
+  int64_t first, count, wide;  // `wide`: the number of rows, padded to a multiple of the vector size
 };
 
-// Keys that some row of the block may see.
+// The number of leading keys that some row of the block may attend to.
 int64_t seen_keys(const AttentionCall& call, const Block& block) {
   if (!call.causal) return call.keys;
   int64_t last = 0;
@@ -168,7 +169,7 @@ int64_t seen_keys(const AttentionCall& call, const Block& block) {
   return smaller(call.keys, last + 1);
 }
 
-// The first vector of rows some of which see key `from`; those before see none from there on.
+// The first vector of rows of which some attend to key `from`; earlier rows attend to no later key.
 int64_t first_seen(const AttentionCall& call, const Block& block, int64_t from) {
   if (!call.causal) return 0;
   int64_t r = 0;
@@ -176,13 +177,13 @@ int64_t first_seen(const AttentionCall& call, const Block& block, int64_t from) 
   return r / kLanes * kLanes;
 }
 
-// Keys from `from` on that are done at once.
+// The number of keys, from `from` on, in the next step.
 int64_t keys_at(const AttentionCall& call, const Block& block, int64_t from, int64_t end) {
   const bool all_seen = !call.causal || (call.shared == 1 && from + kKeys <= block.first + 1);
   return smaller(all_seen ? kKeys : kSeenKeys, end - from);
 }
 
-// scores[k][r] of keys [from, from + count) and rows [low, block.wide), with bias and mask.
+// Computes scores[k][r] of keys [from, from + count) and rows [low, block.wide), with bias and mask.
 void score(const Head& head, const Block& block, int64_t low, int64_t from, int64_t count, const Lines& key,
            const float* query, float* scores) {
   const AttentionCall& call = head.call;
@@ -201,10 +202,10 @@ void score(const Head& head, const Block& block, int64_t low, int64_t from, int6
   }
 }
 
-// Of a block's rows, as they are or across.
+// Floats of a block's rows, row-major or transposed.
 int64_t packed(int64_t size) { return padded(size) * kRows; }
 
-// What a block of queries has found in the keys so far: sums of values [value_size][kRows], maximum and sum a row.
+// The state of a block of queries after some keys: sums of values [value_size][kRows], and the maximum and sum per row.
 struct Found {
   float *out, *most, *sum;
 };
@@ -223,7 +224,7 @@ void start(const AttentionCall& call, const Found& found) {
   }
 }
 
-// Takes over what others found: all that was found so far counts e^(most - new_most) times.
+// Raises the maxima to `new_most`: multiplies the state so far by e^(most - new_most).
 void raise(const AttentionCall& call, const Found& found, const float* new_most, int64_t low, int64_t wide) {
   for (int64_t r = low; r < wide; r += kLanes) {
     const Floats before = load(found.most + r), after = load(new_most + r);
@@ -277,16 +278,16 @@ Block block_of(const Head& head, int64_t rows, int64_t index) {
   return {first, count, padded(count)};
 }
 
-// A few rows: lanes run along the keys' elements instead, which are read once and as they lie. A decoder's step, with a
-// query for each of the heads that share keys.
+// For a few rows, vector lanes run along the elements of the keys, which are read once and in place. An example is a
+// decoder's step, with one query for each of the heads that share keys.
 constexpr int64_t kFewRows = 4;
 
 bool few_rows(const AttentionCall& call, const Block& block) {
   return block.count <= kFewRows && call.size % kLanes == 0 && call.value_size % kLanes == 0;
 }
 
-// Rows of keys or values that are read next, for the second cache: row k lies at data + k * step, `bytes` long. The
-// processor fetches ahead by itself, but not from the keys to the values and back, nor beyond a page.
+// Prefetches rows of keys or values into the L2 cache; row k is at data + k * step, `bytes` long. The hardware
+// prefetcher follows neither the switches between keys and values nor page boundaries.
 struct Ahead {
   const char* data;
   int64_t step, bytes;
@@ -302,7 +303,7 @@ Ahead ahead_of(const Head& head, const AttentionTensor& tensor, int64_t size, in
           tensor.strides[2] * item, size * item};
 }
 
-// scores[r][k], [kFewRows][kKeys]; beyond `count` keys, up to a whole vector, minus infinity.
+// Computes scores[r][k], [kFewRows][kKeys]; the padding after `count` keys, up to a full vector, is minus infinity.
 void score_few(const Head& head, const Block& block, int64_t from, int64_t count, const Lines& key, const float* query,
                int64_t line, const Ahead& ahead, float* scores) {
   const AttentionCall& call = head.call;
@@ -330,10 +331,10 @@ void score_few(const Head& head, const Block& block, int64_t from, int64_t count
   }
 }
 
-// sums[r][d] += the sum over k of weights[r][k] * value[k][d], [Rows][kKeys].
+// sums[r][d] += the sum over k of weights[r][k] * value[k][d]; the weights are [Rows][kKeys].
 template <int Rows>
 void weigh(int64_t count, const float* weights, const Lines& value, int64_t size, const Ahead& ahead, float* sums) {
-  constexpr int kVectors = kLanes == 16 ? 4 : 2;  // as many sums as there are registers for
+  constexpr int kVectors = kLanes == 16 ? 4 : 2;  // as many sums as fit into the registers
   const auto tile = [&]<int Vectors>(int64_t d) {
     const auto fetch = [&](int64_t k) {
       if (d == 0) ahead.fetch(k);
@@ -345,12 +346,12 @@ void weigh(int64_t count, const float* weights, const Lines& value, int64_t size
   for (; d < size; d += kLanes) tile.template operator()<1>(d);
 }
 
-// As forward does it, for few_rows: of keys [from, end).
+// The forward pass for few_rows, over keys [from, end).
 void find_few(const Head& head, const Block& block, int64_t from, int64_t end, const ForwardMemory& memory,
               const Found& found) {
   const AttentionCall& call = head.call;
   const int64_t line = call.value_size;
-  float* sums = memory.query;  // the queries lie in memory.rows
+  float* sums = memory.query;  // the queries are in memory.rows
   for (int64_t i = 0; i < block.count * line; ++i) sums[i] = 0;
   for (int64_t count = 0; from < end; from += count) {
     count = smaller(kKeys, end - from);
@@ -455,7 +456,7 @@ void join(const AttentionCall& call, const AttentionPieces& pieces, int64_t task
 }
 
 struct BackwardMemory {
-  int64_t line, value_line;  // of packed rows
+  int64_t line, value_line;  // floats per packed row
   float *query, *query_rows, *grad, *grad_rows, *scores, *slopes, *key, *value, *grad_query, *grad_key, *grad_value;
 
   BackwardMemory(const AttentionCall& call, Arena& arena)
@@ -480,7 +481,7 @@ size_t backward_scratch(const AttentionCall& call) {
   return arena.used();
 }
 
-// The gradient of keys or values, from lines of floats.
+// Writes the gradient of keys or values from lines of floats.
 void write_lines(const Head& head, const AttentionTensor& tensor, int64_t size, const float* lines, int64_t line,
                  float factor) {
   if (tensor.data == nullptr) return;
@@ -492,13 +493,13 @@ void write_lines(const Head& head, const AttentionTensor& tensor, int64_t size, 
   });
 }
 
-// Of each row of the block: the sum of out times grad, and logsumexp. `line`: memory for a row of out.
+// For each row of the block: the sum of out times grad, and logsumexp. `line`: scratch memory for a row of out.
 void row_sums(const Head& head, const Block& block, const float* grad_rows, int64_t grad_line, float* line,
               float* delta, float* logsumexp) {
   const AttentionCall& call = head.call;
   for (int64_t r = 0; r < kRows; ++r) {
     delta[r] = 0;
-    logsumexp[r] = kInfinity;  // a weight of 0
+    logsumexp[r] = kInfinity;  // gives a weight of 0
     if (r >= block.count) continue;
     with_type(call.type, [&]<AttentionType Type>() {
       read_line<Type>(call.out.data, head.place(call.out, block.first + r), call.out.strides[3], call.value_size, line,

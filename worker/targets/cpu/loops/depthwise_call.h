@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-// Convolutions of each channel alone, in f32: one plane at a time. Compiled for two levels of x86-64
-// (depthwise_loops.h); who calls it chooses.
+// Depthwise convolutions in f32, one plane at a time. Compiled for two levels of x86-64 (depthwise_loops.h); the caller
+// chooses one.
 namespace torch_remote::worker::aten {
 
 struct DepthwiseDim {
@@ -11,21 +11,22 @@ struct DepthwiseDim {
 };
 
 struct DepthwiseCall {
-  DepthwiseDim height, width;  // elements of a row are neighbours, rows lie one behind the other
+  DepthwiseDim height, width;  // planes are contiguous
 };
 
-// Kernels that are wider are not taken.
+// Bound on the kernel width.
 inline constexpr int64_t kMostDepthwiseColumns = 32;
 
 struct DepthwiseLoops {
-  // Floats that the others work in, of a plane.
+  // Floats of scratch memory for one plane.
   int64_t (*scratch)(const DepthwiseCall& call);
-  // output = bias + the convolution of the input with the kernel, which is finite, in steps of one.
+  // output = bias + the convolution of the input with the kernel, for strides of one. The kernel must be finite.
   void (*convolve)(const DepthwiseCall& call, const float* input, const float* kernel, float bias, float* output,
                    float* scratch);
-  // Floats of the sums of a kernel's gradient, some for each element: what `add` adds a plane's share to, and `fold`
-  // adds to the gradient itself and clears. They may be of several planes. `add` says whether all of grad_output is
-  // finite; else sums are NaN that should not be: zeros around the input count.
+  // `sums` returns the number of floats for the sums of a kernel's gradient, several per element. `add` adds a plane's
+  // share to them, for one or several planes. `fold` adds the sums to the gradient and clears them. `add` returns false
+  // if some of grad_output is not finite. The sums are then unusable: grad_output times the zeros around the input
+  // would give NaN.
   int64_t (*sums)(const DepthwiseCall& call);
   bool (*add)(const DepthwiseCall& call, const float* input, const float* grad_output, float* sums, float* scratch);
   void (*fold)(const DepthwiseCall& call, float* sums, double* gradient);

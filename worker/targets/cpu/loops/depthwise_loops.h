@@ -7,16 +7,16 @@ namespace {
 
 using namespace kernels::TORCH_REMOTE_ISA;
 
-// Some rows of the results at a time: the rows of the input that they need are copied, with zeros around, into lines of
-// which any vector may be read. Where results are several columns of the input apart, a row becomes that many lines:
-// columns 0, s, 2 s, …; 1, s + 1, …; so that what neighbours read are neighbours.
-constexpr int64_t kBand = 12288;  // floats of these rows, about
+// Computes a band of result rows at a time. The input rows that they need are copied into lines with zero padding, of
+// which any vector may be read. With a stride s above one, a row becomes s lines: columns 0, s, 2 s, …; then 1, s + 1,
+// …; so neighboring results read neighboring elements.
+constexpr int64_t kBand = 12288;  // floats of a band's input rows, approximately
 
 struct Lines {
-  int64_t size;                            // floats of a line
-  int64_t row;                             // of a row's lines
-  int64_t rows;                            // results of a band
-  int64_t columns[kMostDepthwiseColumns];  // where in a row's lines the kernel's columns begin
+  int64_t size;                            // floats per line
+  int64_t row;                             // floats of a row's lines
+  int64_t rows;                            // result rows per band
+  int64_t columns[kMostDepthwiseColumns];  // offsets of the kernel's columns in a row's lines
 
   explicit Lines(const DepthwiseCall& call) {
     const DepthwiseDim& width = call.width;
@@ -39,7 +39,7 @@ inline void clear(float* data, int64_t count) {
   for (int64_t i = 0; i < count; ++i) data[i] = 0.0f;
 }
 
-// The rows of the input from `first` on, which may be outside of it.
+// Copies the input's rows from `first` on; rows outside of the input are zeros.
 inline void copy_rows(const DepthwiseCall& call, const Lines& lines, const float* input, int64_t first, int64_t rows,
                       float* to) {
   const DepthwiseDim& width = call.width;
@@ -53,7 +53,7 @@ inline void copy_rows(const DepthwiseCall& call, const Lines& lines, const float
       continue;
     }
     for (int64_t phase = 0; phase < stride; ++phase) {
-      // The first column of the input that lies in this line.
+      // The first column of the input that belongs to this line.
       const int64_t begin = ((phase - width.padding) % stride + stride) % stride;
       float* line = to + phase * lines.size + (begin + width.padding) / stride;
       for (int64_t c = begin; c < count; c += stride) *line++ = from[c];
@@ -61,7 +61,7 @@ inline void copy_rows(const DepthwiseCall& call, const Lines& lines, const float
   }
 }
 
-// All bits of the first `count` lanes.
+// A mask with all bits set in the first `count` lanes.
 inline Ints lanes_below(int64_t count) {
   Ints lanes;
 #pragma GCC unroll 16
@@ -78,8 +78,8 @@ inline void store_some(float* data, Floats value, int64_t count) {
 #endif
 }
 
-// `Rows` rows of results that lie one below the other, of a kernel of `Height` rows: what is read of a row of the input
-// is used for all of them.
+// `Rows` adjacent rows of results, for a kernel of `Height` rows: each vector of the input is loaded once for all of
+// them.
 template <int Height, int Rows, int Vectors>
 inline __attribute__((always_inline)) void convolve_rows(const DepthwiseCall& call, const Lines& lines,
                                                          const float* input, const float* kernel, float bias,
@@ -116,7 +116,7 @@ inline __attribute__((always_inline)) void convolve_rows(const DepthwiseCall& ca
   }
 }
 
-// `Rows` rows of results, `Vectors` vectors wide. Sums stay in registers.
+// `Rows` rows of results, `Vectors` vectors wide. The sums stay in registers.
 template <int Rows, int Vectors>
 inline __attribute__((always_inline)) void convolve_tile(const DepthwiseCall& call, const Lines& lines,
                                                          const float* input, const float* kernel, float bias,
@@ -148,8 +148,8 @@ inline __attribute__((always_inline)) void convolve_tile(const DepthwiseCall& ca
   }
 }
 
-// All rows of a band, of some columns. (The last rows of a tile may be computed twice.) `Height`: of the kernel, where
-// rows lie one below the other; 0: any.
+// All rows of a band, for some columns; the last tile may overlap the one before it. `Height`: the kernel's height if
+// it is not dilated; 0: any kernel.
 template <int Height, int Rows, int Vectors>
 inline void convolve_columns(const DepthwiseCall& call, const Lines& lines, const float* input, const float* kernel,
                              float bias, float* output, int64_t rows, int64_t columns) {
@@ -210,8 +210,8 @@ void convolve(const DepthwiseCall& call, const float* input, const float* kernel
   }
 }
 
-// The share of a band in the gradients of `Rows` times `Columns` elements of the kernel, from (i, j) on. `mask`: lanes
-// of the last vector of a row that are there; what lies behind them in the input's lines may be infinite.
+// Adds a band's share to the gradients of `Rows` times `Columns` kernel elements, from (i, j) on. `mask`: the valid
+// lanes of a row's last vector; the input's lines may be infinite after them.
 template <int Rows, int Columns>
 inline void add_tile(const DepthwiseCall& call, const Lines& lines, const float* input, const float* grad_output,
                      int64_t rows, int64_t i, int64_t j, Ints mask, float* sums) {
@@ -248,11 +248,11 @@ inline void add_tile(const DepthwiseCall& call, const Lines& lines, const float*
   }
 }
 
-// `Columns` columns of the kernel, some rows of it at a time.
+// Adds the gradients of `Columns` columns of the kernel, some rows of it at a time.
 template <int Columns>
 inline void add_columns(const DepthwiseCall& call, const Lines& lines, const float* input, const float* grad_output,
                         int64_t rows, int64_t j, Ints mask, float* sums) {
-  constexpr int kRows = Columns <= 3 ? 3 : Columns <= 5 ? 2 : 1;  // sums that fit into the registers of AVX2
+  constexpr int kRows = Columns <= 3 ? 3 : Columns <= 5 ? 2 : 1;  // the sums fit into AVX2's registers
   int64_t i = 0;
   for (; i + kRows <= call.height.kernel; i += kRows) {
     add_tile<kRows, Columns>(call, lines, input, grad_output, rows, i, j, mask, sums);
@@ -262,7 +262,7 @@ inline void add_columns(const DepthwiseCall& call, const Lines& lines, const flo
   }
 }
 
-// Copies a row; false: not all of it is finite.
+// Copies a row. Returns false if some of it is not finite.
 inline bool copy_finite(const float* from, int64_t count, float* to) {
   constexpr uint32_t kExponent = 0x7F800000;
   uint32_t infinite = 0;

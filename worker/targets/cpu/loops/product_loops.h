@@ -7,20 +7,20 @@ namespace {
 
 constexpr int kColumns = static_cast<int>(kProductColumns);
 #if defined(__AVX512F__)
-constexpr int kMostRows = 6;  // 24 sums, 6 rows and a weight: 31 of 32 registers
+constexpr int kMostRows = 6;  // 24 sums, 6 rows and a weight use 31 of 32 registers
 #else
-constexpr int kMostRows = 3;  // 12 sums, 3 rows and a weight: all 16
+constexpr int kMostRows = 3;  // 12 sums, 3 rows and a weight use all 16 registers
 #endif
-// Of a row: that many of a tile's weights and rows stay in the first caches, and sums of more are added up apart.
+// Depth per step: this many elements of a tile's weights and rows stay in the L1 cache. Longer sums are split.
 constexpr int64_t kDepth = 1024;
-// Where a tile's rows and weights leave room in the first cache, all weights of a panel are done before the next rows:
-// so many bytes, which stay in the second cache.
+// With a depth up to kShort, a tile's rows and weights leave space in the L1 cache. Then a panel of weights of kPanel
+// bytes, which stays in the L2 cache, is used for all rows before the next panel.
 constexpr int64_t kShort = 512, kPanel = 1 << 18;
 
 typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
 static_assert(kColumns == 4);
 
-// kLanes elements as floats.
+// Loads kLanes elements as floats.
 template <ProductType Type>
 inline __attribute__((always_inline)) Floats load_as(const void* data, int64_t i) {
   if constexpr (Type == ProductType::kFloat) return load(static_cast<const float*>(data) + i);
@@ -49,7 +49,7 @@ inline void write(void* data, int64_t i, float value) {
   if constexpr (Type == ProductType::kHalf) static_cast<uint16_t*>(data)[i] = half_of_float(value);
 }
 
-// Calls f.operator()<type>() for the type that it is at run time.
+// Calls f.operator()<type>() with a runtime type as the template argument.
 template <typename F>
 inline void with_type(ProductType type, F&& f) {
   switch (type) {
@@ -62,7 +62,7 @@ inline void with_type(ProductType type, F&& f) {
   }
 }
 
-// Adds up pairs of lanes that are Step apart: where bit `Step` of the lane is 0, a's, else b's.
+// Adds pairs of lanes that are Step apart. The sums of a are in lanes without bit `Step`, those of b in the others.
 template <int Step>
 inline __attribute__((always_inline)) Floats fold(Floats a, Floats b) {
   Ints low, high;
@@ -74,7 +74,7 @@ inline __attribute__((always_inline)) Floats fold(Floats a, Floats b) {
   return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
 }
 
-// The sums of four vectors' lanes.
+// The sum of the lanes of each of four vectors.
 inline __attribute__((always_inline)) Four sums_of_four(Floats a, Floats b, Floats c, Floats d) {
   Floats sum = fold<2>(fold<1>(a, b), fold<1>(c, d));
   sum = fold<4>(sum, sum);
@@ -82,7 +82,7 @@ inline __attribute__((always_inline)) Four sums_of_four(Floats a, Floats b, Floa
   return Four{sum[0], sum[1], sum[2], sum[3]};
 }
 
-// kLanes elements from `i` on, of which there are `count`, then zeros.
+// Loads `count` elements from `i` on, then zeros up to kLanes.
 template <ProductType Type>
 inline Floats load_rest(const void* data, int64_t i, int64_t count) {
   Floats rest = splat(0.0f);
@@ -90,8 +90,8 @@ inline Floats load_rest(const void* data, int64_t i, int64_t count) {
   return rest;
 }
 
-// sums[r][c], or added to what is there: of `Rows` rows and `Columns` columns, elements [from, end) of depth. `Fetch`:
-// the next columns' weights are in memory, and asked for.
+// sums[r][c] of `Rows` rows and `Columns` columns, over elements [from, end) of the depth; adds to earlier sums.
+// `Fetch`: prefetches the next columns' weights from memory.
 template <ProductType Type, int Rows, int Columns, bool Fetch>
 inline __attribute__((always_inline)) void add_up(const ProductCall& call, int64_t row, int64_t column, int64_t from,
                                                   int64_t end, Four* sums) {
@@ -183,7 +183,7 @@ inline void run_rows(const ProductCall& call, int64_t row, int64_t count, int64_
 }
 
 void run(const ProductCall& call, int64_t begin, int64_t end) {
-  // Rows in blocks of about the same size.
+  // Splits the rows into blocks of about the same size.
   const int64_t blocks = (call.rows + kMostRows - 1) / kMostRows;
   with_type(call.type, [&]<ProductType Type>() {
     constexpr int64_t size = Type == ProductType::kFloat ? 4 : 2;

@@ -7,8 +7,8 @@ namespace {
 
 using namespace kernels::TORCH_REMOTE_ISA;
 
-// A block: the units of one vector with all their gates, or, where there is but one gate, of four vectors. So a tile
-// has some vectors for each row, and its sums stay in registers.
+// A block has the units of one vector with all their gates or, with a single gate, the units of four vectors. So a tile
+// has several vectors per row, and its sums stay in registers.
 template <RnnCell Cell>
 inline constexpr int kGates = Cell == RnnCell::kLstm  ? 4
                               : Cell == RnnCell::kGru ? 3
@@ -26,10 +26,10 @@ constexpr int64_t kBackwardUnits = kBackwardVectors * kLanes;
 inline int64_t gates_of(const RnnCall& call) {
   return call.cell == RnnCell::kLstm ? 4 : call.cell == RnnCell::kGru ? 3 : 1;
 }
-// The i-th step's place in time.
+// The time index of step i.
 inline int64_t time_of(const RnnCall& call, int64_t i) { return call.reverse ? call.steps - 1 - i : i; }
 
-// The first `count` lanes; of others, 0 is read and nothing written.
+// Load and store the first `count` lanes; other lanes are read as 0 and not written.
 inline Floats load_some(const float* data, int64_t count) {
   if (count >= kLanes) return load(data);
   Floats value = splat(0.0f);
@@ -43,7 +43,7 @@ inline void store_some(float* data, Floats value, int64_t count) {
 
 inline Floats sigmoid_of(Floats x) { return splat(1.0f) / (splat(1.0f) + exp_of(-x)); }
 
-// Within 2 ulp. Near 0 by the polynomial of Cephes' tanhf (Moshier, 1989).
+// Accurate to 2 ulp. Near 0 it uses the polynomial of Cephes' tanhf (Moshier, 1989).
 inline Floats tanh_of(Floats x) {
   const Floats size = x < splat(0.0f) ? -x : x;
   const Floats far = splat(1.0f) - splat(2.0f) / (exp_of(size + size) + splat(1.0f));
@@ -57,7 +57,7 @@ inline Floats tanh_of(Floats x) {
   return size < splat(0.625f) ? near : x < splat(0.0f) ? -far : far;
 }
 
-// Cuts [begin, end) into tiles of almost the same number of rows, `Most` or less, and calls f.operator()<rows>(row).
+// Splits [begin, end) into tiles of almost the same number of rows, at most `Most`, and calls f.operator()<rows>(row).
 template <int Most, typename F>
 inline void for_tiles(int64_t begin, int64_t end, F&& f) {
   for (int64_t tiles = (end - begin + Most - 1) / Most; tiles > 0; --tiles) {
@@ -91,7 +91,7 @@ inline void for_tiles(int64_t begin, int64_t end, F&& f) {
   }
 }
 
-// sums[i][v] = sum over r of a[i * along + r] * b[r][v]; b has `Vectors` vectors a line.
+// sums[i][v] = sum over r of a[i * along + r] * b[r][v]; b has `Vectors` vectors per line.
 template <int Rows, int Vectors>
 inline __attribute__((always_inline)) void product(int64_t depth, const float* a, int64_t along, const float* b,
                                                    float* sums) {
@@ -121,7 +121,7 @@ inline __attribute__((always_inline)) void product(int64_t depth, const float* a
 
 // -- forward
 
-// Calls f.operator()<cell>() for the cell that it is at run time.
+// Calls f.operator()<cell>() with a runtime cell type as the template argument.
 template <typename F>
 inline auto with_cell(const RnnCall& call, F&& f) {
   switch (call.cell) {
@@ -137,7 +137,7 @@ inline auto with_cell(const RnnCall& call, F&& f) {
 }
 
 template <RnnCell Cell>
-inline constexpr int64_t kUnits = kGates<Cell> == 1 ? kVectors<Cell> * kLanes : kLanes;  // of a block
+inline constexpr int64_t kUnits = kGates<Cell> == 1 ? kVectors<Cell> * kLanes : kLanes;  // units per block
 
 int64_t forward_blocks(const RnnCall& call) {
   return with_cell(call, [&]<RnnCell Cell>() { return (call.units + kUnits<Cell> - 1) / kUnits<Cell>; });
@@ -169,7 +169,7 @@ void pack_forward(const RnnCall& call, const float* w_hh, float* packed, int64_t
   });
 }
 
-// One row of a block: `sums` is the hidden state's share.
+// One row of a block; `sums` is the hidden state's share.
 template <RnnCell Cell>
 inline void forward_units(const RnnCall& call, int64_t i, int64_t row, int64_t first, int64_t count,
                           const float* sums) {
@@ -276,7 +276,7 @@ void pack_backward(const RnnCall& call, const float* w_hh, float* packed, int64_
   }
 }
 
-// One row's units of a vector; `grad`: the gradient of h as later steps and who reads hy give it.
+// A vector of units in one row. `grad`: the gradient of h from later steps and from hy.
 template <RnnCell Cell>
 inline void backward_units(const RnnCall& call, int64_t i, int64_t row, int64_t first, int64_t count, Floats grad) {
   const int64_t t = time_of(call, i), units = call.units;

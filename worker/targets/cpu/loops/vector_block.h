@@ -1,6 +1,6 @@
-// Vectors of floats and a matrix product of small blocks, for the instruction set that the including file is compiled
-// with (TORCH_REMOTE_ISA names it). No header with inline functions is included: the linker could take their code for
-// all of the program.
+// Vectors of floats and a GEMM of small blocks, for the instruction set that the including file is compiled with
+// (TORCH_REMOTE_ISA is its name). This file includes no header with inline functions, because the linker could use that
+// code in the whole program.
 #pragma once
 
 #include <stddef.h>
@@ -30,9 +30,9 @@ static inline Floats load(const float* data) { return *reinterpret_cast<const Fl
 static inline void store(float* data, Floats value) { *reinterpret_cast<Floats*>(data) = value; }
 static inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
-// e^x: within 1 ulp; 0 where the result would be denormal.
+// e^x, accurate to 1 ulp; 0 where the result would be denormal.
 static inline Floats exp_of(Floats x) {
-  const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: its last bits are the rounded number's
+  const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: its low bits hold the rounded integer
   const Floats shifted = x * splat(1.44269504f) + magic;
   const Floats n = shifted - magic;
   Floats r = x - n * splat(0.693359375f);
@@ -51,8 +51,8 @@ static inline Floats exp_of(Floats x) {
   return x == x ? result : x;
 }
 
-// C[i][n] = sum over r of A[i * along + r * across] * B[r * b_line + n], or added to what is there: `rows` of one tile,
-// `Vectors` vectors wide. `before(r)` is called before line r of B is read.
+// C[i][n] = sum over r of A[i * along + r * across] * B[r * b_line + n], plus C[i][n] if `add`. Computes `Rows` rows of
+// one tile, `Vectors` vectors wide. Calls `before(r)` before it reads line r of B.
 template <int Rows, int Vectors, typename Before>
 static inline __attribute__((always_inline)) void multiply_tile(int64_t depth, const float* a, int64_t along,
                                                                 int64_t across, const float* b, int64_t b_line,
@@ -83,7 +83,7 @@ static inline __attribute__((always_inline)) void multiply_tile(int64_t depth, c
   }
 }
 
-// Rows of one column of tiles: B's part of it stays in the first cache.
+// All rows of one column of tiles; the part of B that they use stays in the L1 cache.
 template <int Vectors>
 static inline void multiply_column(int64_t rows, int64_t depth, const float* a, int64_t along, int64_t across,
                                    const float* b, int64_t b_line, float* c, int64_t c_line, bool add) {
@@ -105,7 +105,7 @@ static inline void multiply_column(int64_t rows, int64_t depth, const float* a, 
     multiply_tile<1, Vectors>(depth, a + i * along, along, across, b, b_line, c + i * c_line, c_line, add, nothing);
 }
 
-// The same for any number of rows; `columns` is a multiple of kLanes.
+// The same for any number of rows; `columns` must be a multiple of kLanes.
 static inline void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t along, int64_t across,
                             const float* b, int64_t b_line, float* c, int64_t c_line, bool add) {
   int64_t n = 0;
@@ -115,7 +115,7 @@ static inline void multiply(int64_t rows, int64_t columns, int64_t depth, const 
   if (n < columns) multiply_column<1>(rows, depth, a, along, across, b + n, b_line, c + n, c_line, add);
 }
 
-// The lanes of a, then b, in another order.
+// Selects lanes from a (indices below kLanes) and b.
 static inline __attribute__((always_inline)) Floats shuffled(Floats a, Floats b, Ints lanes) {
 #if defined(__clang__)  // clang-tidy reads this, too
   Floats result;
@@ -128,7 +128,7 @@ static inline __attribute__((always_inline)) Floats shuffled(Floats a, Floats b,
 #endif
 }
 
-// Exchanges the pieces of `Step` lanes that lie across the diagonal, of vectors Step apart.
+// Exchanges the off-diagonal blocks of `Step` lanes between vectors that are Step apart.
 template <int Step>
 static inline __attribute__((always_inline)) void exchange(Floats* v) {
   Ints low, high;
@@ -146,8 +146,8 @@ static inline __attribute__((always_inline)) void exchange(Floats* v) {
   }
 }
 
-// to[j * to_line + i] = from[i * from_line + j]: whole blocks of kLanes times kLanes; both counts are multiples of
-// that.
+// to[j * to_line + i] = from[i * from_line + j], by blocks of kLanes times kLanes; both counts must be multiples of
+// kLanes.
 static inline void transpose(int64_t rows, int64_t columns, const float* from, int64_t from_line, float* to,
                              int64_t to_line) {
   for (int64_t i = 0; i < rows; i += kLanes) {
@@ -165,7 +165,7 @@ static inline void transpose(int64_t rows, int64_t columns, const float* from, i
   }
 }
 
-// The sums of each vector's lanes, of kLanes vectors.
+// The sum of each vector's lanes, for kLanes vectors.
 static inline Floats sums_of(Floats* v) {
   exchange<1>(v);
   exchange<2>(v);
@@ -185,7 +185,7 @@ static inline uint16_t bfloat16_of_float(float value) {
   if (value != value) return 0x7FC0;
   return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
-// kLanes of them at once.
+// Converts kLanes halves at once.
 static inline Floats floats_of_halves(const uint16_t* bits) {
 #if defined(__AVX512F__)
   return __builtin_bit_cast(Floats, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(bits))));

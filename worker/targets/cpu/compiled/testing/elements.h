@@ -7,7 +7,8 @@
 #include <string>
 #include <vector>
 
-// Elements in memory as numbers, by the names of dtypes in graphs' texts: f32, bf16 (cut off, not rounded), f16, bool.
+// Reads and writes elements in memory as floats, by the dtype names of graph text: f32, bf16 (truncated, not rounded),
+// f16, bool.
 namespace torch_remote::worker::kernels::testing {
 
 inline size_t item(const std::string& dtype) { return dtype == "f32" ? 4 : dtype == "bool" ? 1 : 2; }
