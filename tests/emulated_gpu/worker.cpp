@@ -1,7 +1,7 @@
 #include "tests/emulated_gpu/open.h"
 #include "worker/process/main.h"
 
-// For tests: the worker, on a GPU in software.
+// For tests: the worker, on an emulated GPU.
 int main(int argc, char** argv) {
   using namespace torch_remote::worker;
   cuda::emulated::tell_calls();
