@@ -489,7 +489,7 @@ def intruders(piece: Piece) -> Outcome:
             silent.append(stranger)
             if len(silent) > 60:  # the listener keeps at most 64 connections without a client hello
                 silent.pop(0).close()
-        # A client that has waited meanwhile must be accepted when there is room.
+        # A client that has waited meanwhile must be accepted when a connection is free.
         for stranger in silent:
             stranger.close()
         script(use, TORCH_REMOTE_WORKER=worker.url, TORCH_REMOTE_TOKEN=TOKEN)
