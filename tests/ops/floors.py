@@ -49,7 +49,7 @@ MORE_DTYPES = ("int64", "bool", "complex64")
 
 @dataclass(frozen=True)
 class Unit:
-    """Ops whose samples are captured together, to reach overloads of the table; or overloads with calls of our own."""
+    """Ops whose samples are captured together to reach overloads of the table; or overloads with our own calls."""
 
     dtype: str  # of the ops' samples; OWN: `names` are overloads of overload_samples.py
     names: tuple[str, ...]

@@ -25,7 +25,7 @@ def unchanged(x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """A function of tensors. `sums`: it adds up elements, so errors are measured by its largest result."""
+    """A function of tensors. `sums`: it adds elements, so errors are relative to its largest result."""
 
     name: str
     dtype: torch.dtype

@@ -158,7 +158,7 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def on_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
-    """Replaces floating-point tensors of an input. Those that require gradients still do."""
+    """Replaces floating-point tensors of an input. The new tensors require gradients where the old ones did."""
 
     def leaf(x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or not (x.is_floating_point() or x.is_complex()):
