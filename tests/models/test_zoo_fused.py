@@ -19,7 +19,7 @@ STEPS, WARM = 60 if LARGE else 20, 2  # the second step has optimizer state
 NO_KERNELS_OF_ITS_OWN = {"lstm"}  # earlier models have compiled them
 BATCH = (8, 48) if LARGE else (3, 12)
 # Maximum distance of a loss from the float64 loss, as a multiple of the distance of float32 on CPU so far. CPU also
-# runs with weights that are perturbed by rounding errors. That shows the effect of rounding, for example on batch norm
+# runs with weights that are perturbed by rounding errors. This shows the effect of rounding, for example on batch norm
 # over three images.
 TIMES = 4.0
 # Minimum relative tolerance, where CPU's loss happens to be close.
