@@ -44,7 +44,7 @@ def test_numbers_of_the_cpu(device, equal):
 def test_bools_are_not_subtracted(device):
     x, on_device = torch.ones(3, device=device), torch.tensor(True, device=device)
     for other in (torch.tensor(True), on_device, True):
-        assert (x - 1).tolist() == [0, 0, 0]  # valid before and after
+        assert (x - 1).tolist() == [0, 0, 0]  # a number may be subtracted
         for function in (torch.sub, torch.rsub, lambda x, other: other - x, lambda x, other: x.clone().sub_(other)):
             with pytest.raises(RuntimeError, match="with a bool tensor is not supported"):
                 function(x, other)

@@ -359,7 +359,8 @@ def test_division_of_integers_by_zero_is_torchs_error(remote):
             function(x, zeros)
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             print(function(x.to(remote), zeros.to(remote)))
-    by = {k: ((x.to(remote) * 1) // k + 1).cpu() for k in (2, -3, 1)}  # a known number is checked for being a divisor
+    # a divisor that is a number is known to be nonzero
+    by = {k: ((x.to(remote) * 1) // k + 1).cpu() for k in (2, -3, 1)}
     assert all(torch.equal(got, x // k + 1) for k, got in by.items())
 
 

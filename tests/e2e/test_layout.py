@@ -215,7 +215,7 @@ def test_weights_of_all_kinds_of_convolutions(remote: torch.device, name: str, w
 @pytest.mark.parametrize("weights_last", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_steps_of_one_place_of_few_channels(remote: torch.device, transposed: bool, weights_last: bool) -> None:
-    """torch's own kernel writes out of bounds for such channels-last images, so the CPU reference uses contiguous
+    """torch's CPU kernel writes out of bounds for such channels-last images, so the CPU reference uses contiguous
     ones."""
     torch.manual_seed(6)
     last = torch.channels_last

@@ -359,7 +359,7 @@ class Model:
         return min((r for r in reasons if r is not None), default=None)
 
     def fails(self, reason, failure):
-        """Records the failure because of which an op is skipped: one of its operands', or its own."""
+        """The failure because of which an op is skipped: an operand's, or its own, which is then recorded."""
         if reason is None and failure is not None:
             self.failed.append(failure)
             return failure

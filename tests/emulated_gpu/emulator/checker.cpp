@@ -260,7 +260,7 @@ AccessError Checker::access(uint32_t thread, const char* address, uint64_t bytes
       if (other >= first_) {
         const Segment& segment = segments_[other - first_];
         const bool same_block = segment.block == block_;
-        // Of several threads only the last one is known, which may be this one.
+        // If several threads are stored, only the last one is known, which may be this one.
         text += same_block && segment.thread == thread
                     ? " by other threads:"
                     : " by thread " + emulator::text(split(segment.thread, block_size_)) +
