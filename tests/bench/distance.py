@@ -1,5 +1,5 @@
-"""The cost of distance: the same work on a worker next to the script, and on one where each byte takes 20 ms in each
-direction. Both alternate.
+"""The cost of distance: the same work on a worker next to the script, and on a worker that each byte reaches after 20
+ms. Replies take as long. Both alternate.
 
 bazel run //tests/bench:distance                   prints the markdown table of docs/benchmarks.md
 bazel run //tests/bench:distance -- --delay 50     another delay, in milliseconds

@@ -222,8 +222,8 @@ def batch(call: Callable[[int], Any], device: str) -> Callable[[], float]:
 
 
 def measure(kernel: Kernel, sides: dict[str, str], rounds: int) -> dict[str, float]:
-    """The median seconds of each side and of a clone on the device ("copy"), and the device kernel's share of the
-    clone's bytes per second ("share")."""
+    """The median seconds of each side and of a clone on the device ("copy"). "share" is the bytes per second of the
+    device's kernel, divided by those of the clone."""
     cpu = [kernel.operands(call) for call in range(BATCH)]
     runs = {}
     for side, device in sides.items():

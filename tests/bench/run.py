@@ -140,7 +140,7 @@ GRADIENT: dict[str, Callable[[dict[str, torch.Tensor]], torch.Tensor]] = {
 
 
 def record_cost_of_users(rounds: int) -> list[Row]:
-    """As record_cost, but as scripts call ops: with autograd, results stay alive, and the loop is long enough that the
+    """As record_cost, but as scripts call ops: with autograd, and results stay alive. The loop is so long that the
     worker computes meanwhile and slows the recording down."""
     host = {"a": torch.randn(16, 16), "b": torch.randn(16, 16), "w": torch.randn(16)}
     sides = {device: {k: v.to(device).requires_grad_(k != "b") for k, v in host.items()} for device in (CPU, REMOTE)}

@@ -23,7 +23,7 @@ def data():
 
 
 def train(model, device, rank, size):
-    # On CPU, torch's foreach implementation does not mix DTensors with other tensors.
+    # foreach=False, because torch's foreach implementation does not mix DTensors with other tensors.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     inputs, labels = data()
     part = slice(rank * ROWS // size, (rank + 1) * ROWS // size)

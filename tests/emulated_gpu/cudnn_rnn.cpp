@@ -96,8 +96,8 @@ size_t weight_bytes(const RnnDescriptorState& rnn) {
   return end;
 }
 
-// The number of float64 elements in the reserve space. For each direction and step, these are: the activated gates, the
-// hidden state's part of a GRU's last gate, cells, and gradients of both parts of the gates.
+// The number of float64 elements in the reserve space. Each direction and step has the activated gates, the hidden
+// state's part of a GRU's last gate, and cells. The gradients of both parts of the gates follow.
 size_t kept_elements(const RnnDescriptorState& rnn, const dnn::RnnDataDescriptorState& data) {
   return index(rnn.directions) * index(data.steps) * index(data.batch) * index(rnn.units) *
          (3 * index(gates_of(rnn)) + 2);

@@ -6,9 +6,9 @@
 #include "worker/targets/cuda/dnn/cudnn.h"
 
 // For tests: an emulated cuDNN, as a table of functions. Plain loops compute convolutions on the memory of the emulated
-// driver (emulated_driver.h), in stream order. Descriptors are checked at least as strictly as in the real library:
-// required attributes, their types and their order; sizes, layouts and data types; ids, addresses and their alignment;
-// overlaps of the result; and that everything that a plan was made from still exists.
+// driver (emulated_driver.h), in stream order. Descriptors are checked at least as strictly as in the real library.
+// This includes required attributes, their types and their order; sizes, layouts and data types; ids, addresses and
+// their alignment; and overlaps of the result. Everything that a plan was made from must still exist.
 namespace torch_remote::worker::cuda::emulated {
 
 // An EmulatedDriver must exist while the functions are called. It counts the calls: `EmulatedDriver::calls`.

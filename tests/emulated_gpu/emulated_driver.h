@@ -29,8 +29,8 @@ struct Options {
   std::chrono::microseconds longest{200};  // upper limit of the delay before some work items
   size_t memory = size_t{8} << 30;         // bytes per device
   bool checked = false;                    // examines each memory access of each launch
-  // What a device finds when it opens memory of another process: the right bytes; an error, because it cannot be
-  // opened; or other bytes, as with a wrongly configured bus between the GPUs.
+  // What a device finds when it opens memory of another process. kReadable: the right bytes. kRefused: it cannot be
+  // opened. kGarbled: other bytes, as with a wrongly configured bus between the GPUs.
   enum class Others { kReadable, kRefused, kGarbled } others = Others::kReadable;
   int processors = 4;
 };

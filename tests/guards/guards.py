@@ -26,7 +26,7 @@ HEADER = """\
 # knows, and found no access outside of operands. Written by: bazel run //tests/guards:guards -- --update
 """
 # Prefixes of names, overloads included. These ops change a tensor's metadata instead of its elements, read files, or
-# trust the components of sparse and nested tensors, layouts that no program has.
+# trust the components of sparse and nested tensors. Programs have no such layouts.
 NEVER = (
     "set_", "resize_", "resize_as_", "_resize_output_", "set_data", "from_file", "_reshape_alias",
     "_nested_view_from_buffer", "_nested_view_from_buffer_copy", "_sparse_bsc_tensor_unsafe",

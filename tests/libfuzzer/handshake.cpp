@@ -1,9 +1,11 @@
 // What strangers send to a worker before authentication, and what answers a client. No peer without the secret may get
 // through, and nothing after the handshake may be read.
 //
-// The first byte of an input selects the receiver; the rest is what the peer sends. 0: the listener gets a client
-// hello; 1, 2: a worker and a client, inside TLS; 3, 4: a worker after its server hello, for a new and for a resumed
-// session; 5, 6: a client after its client hello.
+// The first byte of an input selects the receiver; the rest is what the peer sends.
+//   0: the listener gets a client hello.
+//   1, 2: a worker and a client, inside TLS.
+//   3, 4: a worker after its server hello, for a new and for a resumed session.
+//   5, 6: a client after its client hello, for a new and for a resumed session.
 #include "remote/net/handshake.h"
 
 #include <sys/socket.h>

@@ -1,9 +1,9 @@
 """Writes tests/libfuzzer/corpus anew from real sessions: bazel run //tests/libfuzzer:make_corpus.
 
-Each script below runs on the device while its session is captured. What its worker received and answered becomes an
-input of each fuzz target (their sources describe the formats): the messages, the programs, the chunks of the capture,
-and the tensor bytes as a peer on a socket would send them. Machine-dependent and time-dependent values are removed, so
-the same code always writes the same files.
+Each script below runs on the device while its session is captured. The messages from and to its worker become an input
+of each fuzz target, whose sources describe the formats: the messages, the programs, the chunks of the capture, and the
+tensor bytes as a peer on a socket would send them. Machine-dependent and time-dependent values are removed, so the same
+code always writes the same files.
 """
 
 import os

@@ -207,9 +207,14 @@ def excuse(
     got: dict[str, Any] | None, error: Exception | None, sizes: list[Case], mode: str, values: Values, fullgraph: bool
 ) -> tuple[str, Exception | None]:
     """Why torch's compiler is the cause of a difference from CPU, and the error that it raises. `got` or `error` is the
-    outcome of the last case, after the others. The reason is "refused", "computed" (it has our values), "strides" (ours
-    are those of its shape functions), "on devices" (ours are the strides and dtypes that they state for tensors of this
-    device, and the values are CPU's), or "" (it is not the cause)."""
+    outcome of the last case, after the others. The reason is one of:
+
+    - "refused": torch's compiler raises, too.
+    - "computed": it computes our values.
+    - "strides": our strides are those of its shape functions.
+    - "on devices": our strides and dtypes are those that its shape functions state for this device; values are CPU's.
+    - "": torch's compiler is not the cause.
+    """
 
     def torchs(backend: Any, where: str) -> tuple[Any, Exception | None]:
         function = compiled(sizes[0].function, backend, MODES[mode], fullgraph)

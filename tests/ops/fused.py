@@ -112,8 +112,8 @@ def run(case: Case, device: torch.device | str, exactly: bool = False) -> list[t
 
 
 def ulps(got: torch.Tensor, want: torch.Tensor, least: torch.Tensor | None = None) -> torch.Tensor:
-    """The distance of `got` from the float64 `want`, in units in the last place of `want` (or of `least`, if that is
-    larger) in the dtype of `got`. Infinite where only one of them is NaN."""
+    """The distance of `got` from the float64 `want`, in units in the last place that `want` has in the dtype of `got`.
+    If `least` is larger than `want`, it determines the unit. The distance is infinite where only one of them is NaN."""
     info = torch.finfo(got.dtype)
     digits = round(-math.log2(info.eps))
     largest, tiny = float(info.max), float(info.tiny)
@@ -172,9 +172,9 @@ def wrong_sums(case: Case, got: torch.Tensor, eager: torch.Tensor, exact: torch.
 
 
 def sensitivity(case: Case, result: int) -> torch.Tensor | None:
-    """How far a result moves in float64 if each input changes by up to two representable numbers, or CPU's own error
-    there if it is larger. No rounding algorithm can be held to less. (One example is the gradient of a norm of two
-    close numbers.)"""
+    """How far a result moves in float64 if each input changes by up to two representable numbers. If CPU's own error is
+    larger, that counts. No rounding algorithm can be held to less. (One example is the gradient of a norm of two close
+    numbers.)"""
     generator = torch.Generator().manual_seed(0)
     exact = run(case, "cpu", exactly=True)
     if exact is None or not exact[result].is_floating_point():

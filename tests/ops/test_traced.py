@@ -205,7 +205,7 @@ def test_convolutions_of_a_graph_are_recorded_and_trained(remote, kind, frozen):
     names = [node.kind() for node in traced.inlined_graph.nodes()]
     assert names.count("aten::_convolution") == 1
     for batch in (2, 5):
-        for _ in range(3):  # the profiling executor changes graphs during the first runs
+        for _ in range(3):  # the graph changes during its first runs
             x = torch.randn(batch, 3, *size, device=remote, requires_grad=True)
             results = []
             for run_net in (traced, net):

@@ -1,5 +1,5 @@
-"""Recording never waits for an answer. This holds for torch's samples of its ops, forward and backward, unless the size
-of a result depends on data, or torch itself reads a value."""
+"""Recording never waits for an answer. This holds for torch's samples of its ops, forward and backward. Exceptions are
+ops whose result's size depends on data, and ops for which torch itself reads a value."""
 
 import warnings
 from itertools import islice

@@ -1,10 +1,10 @@
 """Distinguishes differences that rounding explains from errors.
 
-A device may round the results of some steps differently from CPU PyTorch: it sums in another order, or keeps float32
+A device may round the results of some steps differently from CPU PyTorch. It sums in another order, or keeps float32
 where CPU stores a half type in between. Later steps can amplify the difference: a comparison near a jump, a difference
 of nearly equal numbers, a norm of equal numbers. The rule here needs no list of such steps. The program runs several
 more times on CPU. In each run, the operands and results of the affected steps get random errors of a few units in the
-last place, and the factors of `prod` are in random order. The last run computes those steps in float64. An element may
+last place. The factors of `prod` are in random order. The last run computes those steps in float64. An element may
 differ from CPU's by about as much as it differs between these runs.
 
 The method is stochastic arithmetic: D. S. Parker, "Monte Carlo Arithmetic" (1997).

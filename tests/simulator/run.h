@@ -9,8 +9,8 @@
 
 #include "tests/simulator/outcome.h"
 
-// State that the parts of a scenario share: the choices of the seed, and what has happened. run.cpp makes the choices,
-// machine.cpp is the worker's machine and the strangers that connect to it, script.cpp the client, and scenario.cpp
+// State that the parts of a scenario share: the choices of the seed, and what has happened. run.cpp makes the choices.
+// machine.cpp is the worker's machine, and the strangers that connect to it. script.cpp is the client. scenario.cpp
 // combines them.
 namespace torch_remote::simulator {
 

@@ -1,4 +1,4 @@
-"""torch_remote.function: Python functions that run next to the worker."""
+"""torch_remote.function: Python functions that run on the worker's machine."""
 
 import asyncio
 import os

@@ -27,13 +27,14 @@ struct AccessError {
 // accesses to the same bytes. The result does not depend on the order in which the threads happened to run.
 //
 // The accesses of a thread between two synchronizations are a *segment*. Segments are ordered within a thread, by
-// barriers within a block, and by bar.warp.sync within a warp (each thread has a vector clock of its warp's lanes).
-// Fences and atomic operations order them, too: accesses before fence A precede accesses after fence B, if an atomic
-// operation after A writes what an atomic operation before B reads. A barrier may lie between a fence and its atomic
-// operation, so different threads may execute them. Neither atomic operations alone nor shuffles order accesses.
+// barriers within a block, and by bar.warp.sync within a warp. Each thread has a vector clock of its warp's lanes.
+// Fences and atomic operations order segments, too. Accesses before fence A precede accesses after fence B under one
+// condition: an atomic operation after A writes a value that an atomic operation before B reads. A barrier may lie
+// between a fence and its atomic operation, so different threads may execute them. Neither atomic operations alone nor
+// shuffles order accesses.
 //
-// For each byte, the checker stores the last write and the accesses since: one segment, several of a warp, several
-// warps of a block, or several blocks. It stores several only while they are unordered among themselves.
+// For each byte, the checker stores the last write and the accesses since. These are one segment, several of a warp,
+// several warps of a block, or several blocks. It stores several only while they are unordered among themselves.
 class Checker {
  public:
   explicit Checker(DeviceMemory& memory) : memory_(memory) {}

@@ -1,7 +1,8 @@
 // For tests: an emulated libtorch_cuda.so. Its CUDA kernels copy their inputs from the memory of the emulated driver
-// (tests/emulated_gpu), call the CPU kernels, and copy the results back, all on the thread's current stream. It also
-// defines everything else of torch's library that the plugin uses, under the same names: dispatcher registrations, a
-// device guard, hooks, pluggable allocators. An op has such a kernel if the CPU has one; torch's choice differs.
+// (tests/emulated_gpu), call the CPU kernels, and copy the results back. All of this happens on the thread's current
+// stream. It also defines everything else of torch's library that the plugin uses, under the same names: dispatcher
+// registrations, a device guard, hooks, pluggable allocators. An op has such a kernel if the CPU has one; torch's
+// choice differs.
 //
 // It checks strictly: tensors must be on the current device, a stream must have been set, and all memory must come from
 // the pluggable allocator.

@@ -1,5 +1,5 @@
-"""Numbers that change in each step of a sequence (learning rates, seeds, failure addresses) are written with one copy
-for all kernels of its CUDA graph. The results equal those of kernels that take the numbers as parameters."""
+"""Numbers that change in each step, such as learning rates, seeds and failure addresses. One copy writes them for all
+kernels of a sequence's CUDA graph. The results equal those of kernels that take the numbers as parameters."""
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
-"""Less common ops of models, on an emulated GPU, compared with CPU: embedding bags, grid sampling, losses of
-probabilities, gates, integer matmuls, distances, masks, copies of views, complex numbers. The tests cover gradients,
-other layouts, changing sizes, and data-dependent errors."""
+"""Less common ops of models, on an emulated GPU, compared with CPU. They are embedding bags, grid sampling, losses of
+probabilities, gates, integer matmuls, distances, masks, copies of views, and complex numbers. The tests cover
+gradients, other layouts, changing sizes, and data-dependent errors."""
 
 import os
 

@@ -1,6 +1,6 @@
-"""Collective ops between workers on emulated GPUs with the emulated NCCL: which ops NCCL executes, and what happens if
-it is missing or refuses, or if a rank is gone. tests/distributed/test_collectives.py compares the results with gloo; it
-runs on such workers, too."""
+"""Collective ops between workers on emulated GPUs with the emulated NCCL. The tests cover which ops NCCL executes, a
+missing or refusing NCCL, and a rank that is gone. tests/distributed/test_collectives.py compares the results with gloo;
+it runs on such workers, too."""
 
 from __future__ import annotations
 

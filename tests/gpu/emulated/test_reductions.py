@@ -17,7 +17,7 @@ if os.environ.get("TORCH_REMOTE_TEST_CHECKED") == "1":  # every access is examin
     FLOATS, WHOLE = [torch.float32, torch.bfloat16], [torch.int64, torch.uint8]
 ALL = [*FLOATS, *WHOLE, torch.bool]
 HALVES = (torch.bfloat16, torch.float16)
-# Of the large tables, each commit and dtype runs a different part; TORCH_REMOTE_TEST_ALL=1 runs all of them.
+# Each commit and dtype runs a different part of the large tables; TORCH_REMOTE_TEST_ALL=1 runs all of them.
 PARTS = 1 if os.environ.get("TORCH_REMOTE_TEST_ALL") == "1" else 7
 TURN = commit_number()
 
