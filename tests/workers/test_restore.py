@@ -142,7 +142,7 @@ def test_failures_fail_again_once(replaying, kill_worker):
     with pytest.raises(IndexError):
         bad.cpu()
     assert (weight * 2).tolist() == [2, 2, 2, 2]
-    torch.remote.synchronize()  # reports the failure
+    torch.remote.synchronize()  # does not raise: the failure was already reported
     torch.remote.checkpoint()
     kill_worker()
     with pytest.raises(RuntimeError):  # the tensor has no contents after a checkpoint either
