@@ -176,7 +176,7 @@ def measure(device: torch.device) -> dict[str, Any]:
         for name in sorted(op_name(op) for op in (*ops_for(kind), *foreach_ops_for(kind))):
             if add(Unit(dtype, (name,))):
                 found.append(name)
-        # In groups, compared with the state before.
+        # Runs the found ops again in groups, starting from the overloads that were compared before this dtype.
         compared = before
         by_unit = {key: value for key, value in by_unit.items() if not key.startswith(dtype + " ")}
         more[dtype] = found
