@@ -1,4 +1,4 @@
-"""A number that differs from commit to commit: tests that run a part of what they could choose the part by it."""
+"""A number that differs from commit to commit. Tests that run a part of their cases choose the part by it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 def commit() -> str:
     """TORCH_REMOTE_TEST_COMMIT (`bazel test --test_env=TORCH_REMOTE_TEST_COMMIT=...`), or the HEAD of the checkout.
 
-    Raises RuntimeError where there is neither: otherwise each run would test the same part.
+    Raises RuntimeError if there is neither; otherwise each run would test the same part.
     """
     given = os.environ.get("TORCH_REMOTE_TEST_COMMIT", "")
     if given:
         return given
-    folder = Path(__file__).resolve().parent  # in the checkout: Bazel's runfiles are links to it
+    folder = Path(__file__).resolve().parent  # in the checkout, because Bazel's runfiles are symbolic links
     reason = ""
     try:
         git = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What all Python tests share: the device, counters, scripts in a process of their own."""
+"""Fixtures of all Python tests: the device, counters, and scripts in separate processes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 import torch
 from python_processes import run_python
 
-# "cpu" checks the tests themselves: what a test expects must hold there too.
+# On "cpu", the tests check themselves: their expectations must hold there, too.
 DEVICE = os.environ.get("TORCH_REMOTE_TEST_DEVICE", "remote")
 if DEVICE != "cpu":
     import torch_remote  # noqa: F401
 
-# Results are compared with those of CPUs.
+# Results are compared with the CPU's.
 torch.backends.cudnn.allow_tf32 = False
 
 
@@ -30,7 +30,7 @@ def device() -> torch.device:
 
 @pytest.fixture
 def remote() -> torch.device:
-    """For tests of what only the device `remote` has."""
+    """For tests of features that only the device `remote` has."""
     if DEVICE == "cpu":
         pytest.skip("of the device remote alone")
     return torch.device(DEVICE)
@@ -42,7 +42,7 @@ def reproducible() -> None:
 
 
 class Counted:
-    """Counters that a `with counted() as c` block moved: c["round_trips"]."""
+    """Changes of counters during a `with counted() as c` block: c["round_trips"]."""
 
     def __init__(self) -> None:
         self.before: dict[str, int] = torch.remote.stats()
@@ -67,7 +67,7 @@ def counted(remote: torch.device) -> Callable[[], object]:
 
 @pytest.fixture
 def compiled_graphs(remote: torch.device, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What graphs became, in the order in which they were compiled."""
+    """The results of compiling graphs, in order of compilation."""
     import torch_remote.compile.compiler as compiler
 
     made = []
@@ -98,7 +98,7 @@ def worker_processes_fixture() -> Callable[[], list[int]]:
 
 @pytest.fixture
 def lose(remote: torch.device) -> Iterator[Callable[[], None]]:
-    """Loses the worker, and all that is on it; another one takes its place."""
+    """Kills the worker, which loses all of its state; another worker replaces it."""
 
     def lose() -> None:
         torch.remote.synchronize()
@@ -115,8 +115,8 @@ Script = Callable[..., subprocess.CompletedProcess]
 
 @pytest.fixture
 def script(tmp_path: Path) -> Script:
-    """Runs Python source in a process of its own; fails unless its exit status is the expected one. `fresh`: in one
-    that imports torch itself."""
+    """Runs Python source in a separate process. Fails unless the exit status is the expected one. `fresh`: the process
+    imports torch itself, instead of being forked after the import."""
 
     def run(
         source: str, status: int | None = 0, timeout: float = 60, fresh: bool = False, **environment: str
@@ -132,8 +132,8 @@ def script(tmp_path: Path) -> Script:
 
 
 def equal(got: torch.Tensor, expected: torch.Tensor, **tolerances: float) -> None:
-    """Asserts that a tensor is on the device and equals a CPU one, strides included; bit for bit unless tolerances are
-    given."""
+    """Asserts that a tensor is on the device and equals a CPU tensor, including strides. Without tolerances, the
+    comparison is bit for bit."""
     assert expected.device.type == "cpu"
     assert got.device.type == DEVICE, f"on {got.device}"
     tolerances = tolerances or {"rtol": 0, "atol": 0}

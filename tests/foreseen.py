@@ -1,4 +1,4 @@
-"""A backend of torch.compile for comparisons: results are laid out as torch's own tracing foresees."""
+"""A torch.compile backend for comparisons: results have the layout that torch's tracing predicts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def stored(result: torch.Tensor, strides: list[int], dtype: torch.dtype) -> torc
 
 
 def laid_out(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
-    """Calls the graph and gives its results the strides and dtypes that torch's shape functions say. A program of the
-    device makes those; the CPU's kernels may make others."""
+    """Calls the graph and gives its results the strides and dtypes of torch's shape functions. Programs of the device
+    produce these; CPU kernels may produce others."""
     inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     outputs = module.graph.output_node().args[0]
 
@@ -33,7 +33,7 @@ def laid_out(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
                 continue
             foreseen = node.meta["val"]
             strides = [s.node.expr.subs(symbols) if isinstance(s, torch.SymInt) else s for s in foreseen.stride()]
-            if not any(getattr(stride, "free_symbols", ()) for stride in strides):  # of sizes that only data tell
+            if not any(getattr(stride, "free_symbols", ()) for stride in strides):  # skips data-dependent sizes
                 results[i] = stored(result, list(map(int, strides)), foreseen.dtype)
         return results
 

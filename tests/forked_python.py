@@ -1,4 +1,4 @@
-"""The process that tests/python_processes.py starts: imports torch, and forks a process for each request."""
+"""The process that tests/python_processes.py starts. It imports torch, and forks a process for each request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch  # noqa: F401
 
 
 def next_command(requests: socket.socket) -> list[str] | None:
-    """Returns in each process that was asked for, with what it shall run; None: nobody asks any more."""
+    """Returns in each forked process, with the command to run. Returns None in this process when the client is gone."""
     gc.freeze()
     while True:
         header, files, *_ = socket.recv_fds(requests, 8, 3)
@@ -25,7 +25,7 @@ def next_command(requests: socket.socket) -> list[str] | None:
         data = b""
         while len(data) < int.from_bytes(header, "little"):
             data += requests.recv(1 << 16)
-        # A child's child is left to whoever adopts it: the process that asked.
+        # The orphaned grandchild is adopted by the requesting process, which is a subreaper.
         middle = os.fork()
         if middle:
             os.waitpid(middle, 0)
@@ -61,7 +61,7 @@ def become(cwd: str, environment: dict[str, str], files: list[int]) -> None:
 
 
 def run(command: list[str]) -> None:
-    """As `python *command`."""
+    """Runs as `python *command` would."""
     if command[0] == "-m":
         sys.argv, sys.path[0] = command[1:], os.getcwd()
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
@@ -79,7 +79,7 @@ def run(command: list[str]) -> None:
     try:
         exec(compile(source, name, "exec", dont_inherit=True), main.__dict__)
     except Exception as error:
-        # Without this function's own frame.
+        # Drops this function's own frame.
         trace = error.__traceback__.tb_next if error.__traceback__ else None
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         sys.exit(1)
@@ -88,7 +88,7 @@ def run(command: list[str]) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     own_path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    own = sys.modules["__main__"]  # stays alive while another module has its name
+    own = sys.modules["__main__"]  # keeps the module alive while another module has its name
     results = socket.socketpair()
     command = next_command(socket.socket(fileno=int(sys.argv[1])))
     if command is not None:

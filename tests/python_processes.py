@@ -1,9 +1,8 @@
-"""Python processes for tests, which begin where `import torch` has ended: importing it takes longer than most of what
-they do.
+"""Python processes for tests that start after `import torch`, because the import takes longer than most of their work.
 
-The first one starts a process that imports torch, and nothing of torch_remote; that one forks a process for each that
-is asked for. They are this process's own children, as any of subprocess's are, and run what `python` would run. Of an
-environment that is another one for Python or torch, and of any other program, subprocess makes a process as ever.
+The first one starts a process that imports torch, but not torch_remote. This parent forks a process for each request.
+Forked processes are children of the calling process, as with subprocess, and run as `python` would. If the environment
+differs in a way that affects Python or torch, or the program is not Python, subprocess starts the process as usual.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
-# What torch and Python do not look at when they begin. (The path is the forked process's own.)
+# Variables that torch and Python do not read at startup. (The forked process sets its own sys.path.)
 _LATER = ("TORCH_REMOTE_", "XDG_", "HOME", "PATH", "PYTHONPATH", "TMPDIR", "PYTEST_")
 _PR_SET_CHILD_SUBREAPER = 36
 
 _lock = threading.Lock()
-_parent: socket.socket | None = None  # of all others; it ends when this is closed
-_environment: dict[str, str] = {}  # its own
+_parent: socket.socket | None = None  # connection to the parent of all forked processes, which ends when this is closed
+_environment: dict[str, str] = {}  # the parent's environment
 
 
 def _looked_at(environment: dict[str, str], ignores: tuple[str, ...]) -> dict[str, str]:
@@ -50,7 +49,7 @@ def _start_parent() -> socket.socket:
 def _forked(
     arguments: list[str], cwd: str, environment: dict[str, str], files: list[int], ignores: tuple[str, ...]
 ) -> int | None:
-    """The pid of a process; None: not one that can be forked."""
+    """The pid of a forked process; None if it cannot be forked."""
     global _parent
     with _lock:
         if _parent is None:
@@ -59,7 +58,7 @@ def _forked(
             return None
         request = pickle.dumps((arguments, cwd, environment))
         prctl = ctypes.CDLL(None).prctl
-        # Its own parent ends at once, and so it becomes a child of this process.
+        # The process's parent exits at once, so this process adopts it.
         prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
             socket.send_fds(_parent, [len(request).to_bytes(8, "little")], files)
@@ -75,8 +74,8 @@ def _forked(
 
 
 class Python(subprocess.Popen):
-    """subprocess.Popen for `[sys.executable, ...]`. `ignores`: beginnings of names of an environment's variables that
-    may be others for it than here, although torch looks at them when it is imported."""
+    """subprocess.Popen for `[sys.executable, ...]`. `ignores`: prefixes of environment variables that may differ from
+    this process, although torch reads them when it is imported."""
 
     def __init__(self, args: list[Any], ignores: tuple[str, ...] = (), **options: Any) -> None:
         self._ignores = ignores
@@ -84,7 +83,7 @@ class Python(subprocess.Popen):
         self._forks = plain and args[0] == sys.executable and (args[1] in ("-c", "-m") or not args[1].startswith("-"))
         super().__init__([str(arg) for arg in args], **options)
 
-    def _execute_child(self, args: list[str], *options: Any) -> None:  # of CPython 3.8 to 3.13
+    def _execute_child(self, args: list[str], *options: Any) -> None:  # works with CPython 3.8 to 3.13
         cwd, env, pipes = options[4], options[5], options[9:15]
         environment = {name: os.fspath(value) for name, value in (os.environ if env is None else env).items()}
         stdin, _, _, stdout, _, stderr = pipes
@@ -102,7 +101,8 @@ class Python(subprocess.Popen):
 def run_python(
     *args: object, timeout: float | None = None, check: bool = False, fresh: bool = False, **options: Any
 ) -> subprocess.CompletedProcess:
-    """subprocess.run([sys.executable, ...], text=True, capture_output=True). `fresh`: it imports torch itself."""
+    """subprocess.run([sys.executable, ...], text=True, capture_output=True). `fresh`: the process imports torch
+    itself."""
     pipe = subprocess.PIPE
     command = [sys.executable, *map(str, args)]
     kind = subprocess.Popen if fresh else Python

@@ -1,7 +1,7 @@
-"""What torch.compile(backend="remote") costs and gives, by model: markdown tables for docs/benchmarks.md.
+"""Costs and benefits of torch.compile(backend="remote") by model, as markdown tables for docs/benchmarks.md.
 
 bazel run //tests/bench:compiled                      all models
-bazel run //tests/bench:compiled -- gpt2 resnet       some
+bazel run //tests/bench:compiled -- gpt2 resnet       only these
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import torch_remote.compile.compiler as compiler
 
 REMOTE = torch.device("remote")
 MODELS = ["llama", "gpt2", "bert", "vit", "resnet", "unet"]
-SIZES = [(2 + i % 5 + i // 5, 8 + i) for i in range(10)]  # ten, all different
+SIZES = [(2 + i % 5 + i // 5, 8 + i) for i in range(10)]  # ten different sizes
 
 
 class Spent:
-    """Seconds in our share of compilation, and in our share of each call."""
+    """Seconds spent in our part of compilation, and in our part of each call."""
 
     def __init__(self) -> None:
         self.compile = 0.0
@@ -111,7 +111,8 @@ def measure(name: str, rounds: int) -> str:
 
 
 def modes(rounds: int) -> None:
-    """What a call of a small net costs in each mode. A session each, since low latency is for good."""
+    """The cost of a call of a small net in each mode. Each mode has its own session, because low latency cannot be
+    switched off."""
 
     def once(mode: str) -> tuple[float, float]:
         torch.remote.restart()
@@ -146,7 +147,7 @@ def modes(rounds: int) -> None:
 
 
 def tuned(name: str, rounds: int) -> str:
-    """Training steps, as they are and tuned, in one session."""
+    """Training steps with and without tuning, in one session."""
     model = zoo.MODELS[name]
     torch.manual_seed(0)
     net = model.make().to(REMOTE)

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-// Calls of ops from C++, so that what recording costs is seen without Python's share.
+// Calls ops from C++, to measure recording without Python's share.
 namespace torch_remote::bench {
 namespace {
 
@@ -48,9 +48,9 @@ const std::map<std::string, std::function<double(const Tensors&, int)>>& loops()
   return all;
 }
 
-// What torch takes to get to a boxed kernel and back: the floor under all others.
+// A boxed kernel that does nothing: the lower bound of all calls.
 void nothing(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  stack->resize(stack->size() - 2);  // of (self, other, alpha): self is the result
+  stack->resize(stack->size() - 2);  // of (self, other, alpha); self is the result
 }
 
 TORCH_LIBRARY(torch_remote_bench, library) {

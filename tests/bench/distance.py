@@ -1,9 +1,9 @@
-"""What distance costs: the same work at a worker beside the script and at one that every byte takes 20 ms to reach and
-to come back from, in turn.
+"""The cost of distance: the same work on a worker next to the script, and on a worker that each byte reaches after 20
+ms. Replies take as long. Both alternate.
 
-bazel run //tests/bench:distance                   as the markdown table of docs/benchmarks.md
-bazel run //tests/bench:distance -- --delay 50     another distance, in milliseconds
-bazel run //tests/bench:distance -- --near         tcp on this machine beside a local worker
+bazel run //tests/bench:distance                   prints the markdown table of docs/benchmarks.md
+bazel run //tests/bench:distance -- --delay 50     another delay, in milliseconds
+bazel run //tests/bench:distance -- --near         compares tcp on this machine with a local worker
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from collections.abc import Callable
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-DELAY = 20.0  # ms each way
+DELAY = 20.0  # ms in each direction
 MILLISECOND = 1e-3
 
 
-# -- the line ----------------------------------------------------------------------------------------------------------
+# -- the delayed connection
+# ---------------------------------------------------------------------------------------------
 
 
 def carry(source: socket.socket, to: socket.socket, delay: float) -> None:
-    """All bytes of one direction, each `delay` seconds after it came."""
+    """Forwards all bytes in one direction, each `delay` seconds after its arrival."""
     waiting: queue.Queue[tuple[float, bytes]] = queue.Queue()
 
     def deliver() -> None:
@@ -56,7 +57,7 @@ def carry(source: socket.socket, to: socket.socket, delay: float) -> None:
 
 
 def line(port: int, delay: float) -> None:
-    """Listens at a port of its own, which it prints, for connections to `port`."""
+    """Forwards connections to `port` from another port, which it prints."""
     listener = socket.create_server(("127.0.0.1", 0))
     print(listener.getsockname()[1], flush=True)
     while True:
@@ -79,7 +80,8 @@ def started(*command: str) -> tuple[subprocess.Popen[str], str]:
 
 
 def training(width: int, batch: int, device: str, steps: int = 40, read: int = 10, feed: bool = False) -> float:
-    """Seconds a step of an MLP with Adam, the loss read every `read` steps, the batches of this process if `feed`."""
+    """Seconds per step of an MLP with Adam. The loss is read every `read` steps. `feed`: batches come from this
+    process."""
     steps = min(steps, _most_steps)
     import torch
     from torch import nn
@@ -106,7 +108,7 @@ def training(width: int, batch: int, device: str, steps: int = 40, read: int = 1
 
 
 def decoding(device: str, tokens: int = 64) -> float:
-    """Seconds a token of GPT-2 (124 million parameters) with a cache, the tokens read at the end."""
+    """Seconds per token of GPT-2 (124 million parameters) with a cache; the tokens are read at the end."""
     import torch
     import transformers
 
@@ -137,7 +139,7 @@ WORK: dict[str, tuple[Callable[[str], float], float]] = {
 }
 
 
-# Without distance: how many times a local worker's time.
+# Without delay: the limit, as a multiple of a local worker's time.
 NEAR: dict[str, tuple[Callable[[str], float], float]] = {
     "MLP 256-256-1, batch 64, loss read every 10 steps: a step": (lambda d: training(256, 64, d, 400), 1.05),
     "likewise, loss read every step": (lambda d: training(256, 64, d, 400, read=1), 1.05),

@@ -1,18 +1,18 @@
-"""Chains of ops that one kernel does: CPU eager, the device op by op, the device with fused kernels, and Inductor, in
-turn in one process; a markdown table for docs/benchmarks.md.
+"""Chains of ops that a single kernel computes: CPU eager, the device op by op, the device with fused kernels, and
+Inductor. The sides alternate in one process. The output is a markdown table for docs/benchmarks.md.
 
 bazel run //tests/bench:kernel_speed
 bazel run //tests/bench:kernel_speed -- --only swiglu softmax --rounds 21 --no-inductor
 bazel run //tests/bench:kernel_speed -- --products
 
-Every side computes a batch of calls, each of operands of its own (else one kernel would do all of them), whose results
-are all kept, so that nothing is left out and no memory is used again; then the device is synchronized. Kernels are
-compiled before, and all sides have the same number of threads. The share of a copy's rate counts each operand and
-result once, against clones of tensors on the same device, in turn with the kernel. The device op by op is another
-worker, whose programs are built without fusion.
+Each side computes a batch of calls with different operands (otherwise a single kernel would compute all of them). All
+results stay alive, so that nothing is skipped and no memory is reused. Then the device is synchronized. Kernels are
+compiled before the measurement, and all sides have the same number of threads. The share of a copy's rate counts each
+operand and result once. It is relative to clones of tensors on the same device, which alternate with the kernel. The
+device op by op is a second worker, whose programs are built without fusion.
 """
 
-# (A file named kernels.py would be taken for the package of that name by transformers, which looks for it.)
+# This file cannot be named kernels.py, because transformers would take it for the package of that name.
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# Threads of the side that rests must not compute: read when OpenMP loads.
+# Threads of an idle side must not spin. OpenMP reads this when it is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TORCH_REMOTE_WAIT_COMPILE", "1")
 
@@ -34,14 +34,14 @@ from zoo_speed import geomean
 
 import torch_remote  # noqa: F401
 
-BATCH = 8  # calls at a time
+BATCH = 8  # calls per measurement
 N, M = 2048, 1024
 IMAGES = (8, 64, 56, 56)
 SIDES = {"cpu": "cpu", "nodes": "remote:1", "remote": "remote:0", "inductor": "cpu"}
 
 
 class Kernel:
-    """A function of tensors, its operands, and how much faster than eager the table wants it."""
+    """A function of tensors, its operands, and the target speedup over eager."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class Kernel:
         random: bool = False,
     ):
         self.target, self.function, self.shapes, self.dtype = target, function, shapes, dtype
-        self.index = index  # the last operand is so many indices of the first one's rows
-        self.random = random  # no two sides give the same
+        self.index = index  # number of indices into the first operand's rows, which are the last operand
+        self.random = random  # results differ between sides
 
     def operands(self, call: int) -> list[Tensor]:
         torch.manual_seed(call)
@@ -72,7 +72,7 @@ class Kernel:
 
 
 class Optimizer(Kernel):
-    """Steps of AdamW over a hundred tensors, as a small transformer has them."""
+    """AdamW steps over a hundred tensors, with the shapes of a small transformer."""
 
     def __init__(self, target: float, **path: bool):
         super().__init__(target, lambda *x: x[0], *[(256, 256), (256,), (256, 64), (64,)] * 25)
@@ -92,7 +92,7 @@ class Optimizer(Kernel):
         return run
 
     def bytes(self, operands: list[Tensor]) -> int:
-        return sum(x.nbytes for x in operands) * 7  # four are read, three are written
+        return sum(x.nbytes for x in operands) * 7  # four tensors are read, three are written
 
 
 def rms_norm(x: Tensor, w: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def batch_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 
 def gradient(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Of the first operand; those of the others are computed, too."""
+    """The gradient of the first operand. Gradients of the others are computed, too."""
 
     def run(*operands: Tensor) -> Tensor:
         leaves = [x.detach().requires_grad_() for x in operands]
@@ -136,12 +136,12 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def linear(function: Callable[[Tensor], Tensor], rows: int, inputs: int, outputs: int) -> Kernel:
-    """A product, a bias and what follows; as BERT and ViT have it."""
+    """A matmul, a bias and the following op, as in BERT and ViT."""
     return Kernel(1, lambda x, w, b: function(F.linear(x, w, b)), (rows, inputs), (outputs, inputs), (outputs,))
 
 
 def conv1d(rows: int, inputs: int, outputs: int) -> Kernel:
-    """As GPT-2 has it: the matrix lies the other way, and gelu is that by tanh."""
+    """As in GPT-2: the weight is transposed, and gelu uses tanh."""
     return Kernel(
         1,
         lambda x, w, b: F.gelu(torch.addmm(b, x, w), approximate="tanh"),
@@ -166,7 +166,7 @@ def attention(**options: bool) -> Callable[..., Tensor]:
     return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options)
 
 
-# Products with what follows them: the products are a library's, or loops for few rows. Attention.
+# Matmuls with the following ops, executed by a library or by loops for few rows; and attention.
 PRODUCTS = {
     **{f"linear, gelu, {rows} x 768 x 3072": linear(F.gelu, rows, 768, 3072) for rows in (1, 4, 32, 128, 512)},
     **{f"linear, relu, {rows} x 256 x 1024": linear(F.relu, rows, 256, 1024) for rows in (8, 64, 1024)},
@@ -207,7 +207,7 @@ KERNELS = {
 
 
 def batch(call: Callable[[int], Any], device: str) -> Callable[[], float]:
-    """Seconds of a call, among BATCH of them."""
+    """Seconds per call in a batch of BATCH calls."""
 
     def run() -> float:
         began = time.perf_counter()
@@ -222,13 +222,12 @@ def batch(call: Callable[[int], Any], device: str) -> Callable[[], float]:
 
 
 def measure(kernel: Kernel, sides: dict[str, str], rounds: int) -> dict[str, float]:
-    """The medians of each side and of a clone on the device ("copy"), in seconds; of the clone's bytes a second, what
-    share the device's kernel moves ("share").
-    """
+    """The median seconds of each side and of a clone on the device ("copy"). "share" is the bytes per second of the
+    device's kernel, divided by those of the clone."""
     cpu = [kernel.operands(call) for call in range(BATCH)]
     runs = {}
     for side, device in sides.items():
-        # Programs are built in the rounds that are not counted.
+        # Warm-up rounds build the programs.
         os.environ["TORCH_REMOTE_FUSION"] = "0" if side == "nodes" else "1"
         torch._dynamo.reset()
         call = kernel.make([[x.to(device) for x in operands] for operands in cpu], side == "inductor")
@@ -237,7 +236,7 @@ def measure(kernel: Kernel, sides: dict[str, str], rounds: int) -> dict[str, flo
         runs[side] = batch(call, device)
         for _ in range(3):
             runs[side]()
-        # Where nobody waits for kernels, until they are there and products have been tried.
+        # If runs do not wait for kernels: waits until they are compiled and the matmul libraries have been timed.
         until = time.monotonic() + (0 if "TORCH_REMOTE_WAIT_COMPILE" in os.environ else 2)
         while side == "remote" and time.monotonic() < until:
             runs[side]()
@@ -287,7 +286,7 @@ def main() -> int:
     args = parser.parse_args()
     os.environ.setdefault("TORCH_REMOTE_WORKER", "local,local")
     if args.products:
-        del os.environ["TORCH_REMOTE_WAIT_COMPILE"]  # with it no library is chosen by trying
+        del os.environ["TORCH_REMOTE_WAIT_COMPILE"]  # with it, no library is chosen by timing
     sides = dict(SIDES)
     if args.no_inductor:
         del sides["inductor"]

@@ -1,10 +1,11 @@
-"""Peak memory of a training step with AdamW on the device against CPU eager: what lives, not what allocators keep.
+"""Peak memory of a training step with AdamW on the device compared with CPU eager: live memory, not what allocators
+cache.
 
 bazel run //tests/bench:memory
 bazel run //tests/bench:memory -- --only gpt2 vit
 
-CPU: parameters and what else is there before the step, and on top of that the most that the profiler saw allocated at
-once. The device: torch.remote.max_memory_allocated(). Neither depends on how busy the machine is.
+On CPU, it is the sum of parameters and other tensors before the step, and the maximum allocation during the step that
+the profiler saw. On the device, it is torch.remote.max_memory_allocated(). Neither depends on the machine's load.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import torch_remote  # noqa: F401
 @dataclass(frozen=True)
 class Use:
     before: int  # bytes
-    on_top: int  # at most, in a step
+    on_top: int  # maximum during a step, in addition
 
     @property
     def peak(self) -> int:

@@ -1,4 +1,4 @@
-"""Measurements that need a process of their own."""
+"""Measurements that need a separate process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ print((a @ b).sum().item())
 
 
 def first_step(device: str) -> float:
-    """Seconds of a process's first training step: a CNN with Adam, from when it is on the device to its loss."""
+    """Seconds of a process's first training step of a CNN with Adam, from when it is on the device to its loss."""
     package = "import torch_remote" if device == "remote" else ""
     done = python(
         f"""
@@ -72,14 +72,14 @@ print(time.perf_counter() - begin)
 
 @dataclass(frozen=True)
 class CachedStep:
-    """Of one step: what its flushes took on the client, and how many bytes their messages had."""
+    """For one step: the time of its flushes on the client, and the size of their messages."""
 
     microseconds: float
     bytes: float
 
 
 def cached_step(ops: int) -> CachedStep:
-    """A step of `ops` ops whose programs are known: the flushes' own times, from the log."""
+    """A step of `ops` ops whose programs are known: the flush times from the log."""
     steps, warm = 20, 5
     source = f"""
 import sys, torch, torch_remote

@@ -1,7 +1,7 @@
 """Paired benchmarks: each quantity on the device and on CPU, alternating in one process; ratios of medians.
 
 bazel run //tests/bench:run                      everything, as the markdown table of docs/benchmarks.md
-bazel run //tests/bench:run -- --only record     some of it
+bazel run //tests/bench:run -- --only record     only these groups
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. `target` says what `value` must be."""
+    """One line of the table. `target` is the condition for `value`."""
 
     group: str
     what: str
@@ -46,10 +46,11 @@ def row(group: str, what: str, cpu: str, remote: str, value: float, target: tupl
 
 
 def alternate(rounds: int, *functions: Callable[[], float]) -> list[float]:
-    """Medians of what the functions return (seconds), called in turn.
+    """Medians of the values that the functions return (seconds), called alternately.
 
-    After CPU work torch's OpenMP threads spin for some milliseconds in this process; nobody is measured meanwhile. (Not
-    asleep: a virtual machine's scheduler avoids cores that have been idle, and would put client and worker on one.)
+    After CPU work, torch's OpenMP threads spin for some milliseconds in this process, so we wait before the next
+    measurement. We spin while waiting, because a virtual machine's scheduler avoids cores that were idle, and would put
+    client and worker on one core.
     """
     samples: list[list[float]] = [[] for _ in functions]
     for _ in range(rounds):
@@ -98,7 +99,7 @@ RECORDED: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
 
 
 def record_cost(rounds: int) -> list[Row]:
-    """Time of a call from Python, on 16x16 tensors; the device is waited for between the rounds only."""
+    """Time of a call from Python, on 16x16 tensors. The device is synchronized only between the rounds."""
     rows = []
     calls = 300
     host = {
@@ -139,8 +140,8 @@ GRADIENT: dict[str, Callable[[dict[str, torch.Tensor]], torch.Tensor]] = {
 
 
 def record_cost_of_users(rounds: int) -> list[Row]:
-    """As above, but as programs call ops: with autograd, results kept, and long enough that the worker is at work
-    meanwhile and slows the recording down."""
+    """As record_cost, but as scripts call ops: with autograd, and results stay alive. The loop is so long that the
+    worker computes meanwhile and slows the recording down."""
     host = {"a": torch.randn(16, 16), "b": torch.randn(16, 16), "w": torch.randn(16)}
     sides = {device: {k: v.to(device).requires_grad_(k != "b") for k, v in host.items()} for device in (CPU, REMOTE)}
 
@@ -188,7 +189,7 @@ HOT = ("add", "add_", "mul by a number", "mm", "addmm", "relu", "sum", "softmax"
 def record_cost_in_cpp(rounds: int) -> list[Row]:
     """Our share of a call from C++, on 16x16 tensors: shape rule, new tensor and record.
 
-    That is the call's time less what torch takes to reach a boxed kernel that does nothing.
+    It is the call's time minus the time that torch takes to reach a boxed kernel that does nothing.
     """
     import cpp_loop
 
@@ -272,7 +273,7 @@ def cnn() -> tuple[nn.Module, torch.Tensor]:
 
 
 def training(rounds: int) -> list[Row]:
-    """Steps with Adam as a script would run them: the loss is read every tenth step."""
+    """Steps with Adam as in a script: the loss is read every tenth step."""
     rows = []
     for name, make in {"MLP 256-512-512-10, batch 64": mlp, "small MLP": small_mlp, "CNN 28x28, batch 32": cnn}.items():
         steps = {}
@@ -316,8 +317,8 @@ def training(rounds: int) -> list[Row]:
 
 
 def step_counters(name: str, step: Callable[[], torch.Tensor]) -> list[Row]:
-    """What a step in the steady state sends."""
-    for _ in range(30):  # read after every step, it is cut at other places than above: other programs, other kernels
+    """The data that a step sends in the steady state."""
+    for _ in range(30):  # a read after every step changes the cuts, so other programs and kernels are built
         step().item()
     torch.remote.synchronize()
     before = torch.remote.stats()
@@ -351,7 +352,7 @@ def step_counters(name: str, step: Callable[[], torch.Tensor]) -> list[Row]:
 
 
 def copies(rounds: int) -> list[Row]:
-    """64 MB up and down, against a memcpy by one thread between warm buffers."""
+    """64 MB up and down, compared with a memcpy by one thread between warm buffers."""
     import numpy as np
 
     size = 64 * 10**6
@@ -437,7 +438,7 @@ def cached_step(rounds: int) -> list[Row]:
 
 
 def builds(rounds: int) -> list[Row]:
-    """What a program costs that is not known yet, on the thread that builds: passes and encoding, by the profile."""
+    """The cost of a new program on the thread that builds it: passes and encoding, from the profile."""
     torch.manual_seed(0)
     weights = [torch.randn(16, 16, device=REMOTE) for _ in range(8)]
     ops = [torch.relu, torch.tanh, lambda x: x * 0.5, lambda x: x @ weights[0], lambda x: x + weights[1], torch.neg]
@@ -459,7 +460,7 @@ def builds(rounds: int) -> list[Row]:
 
 
 def generation(rounds: int) -> list[Row]:
-    """GPT-2 with a cache that grows: programs built after the second token."""
+    """GPT-2 with a growing cache: programs built after the second token."""
     import transformers
 
     config = transformers.GPT2Config(
@@ -472,15 +473,15 @@ def generation(rounds: int) -> list[Row]:
         out = model(tokens, use_cache=True)
         for _ in range(40):
             token = out.logits[:, -1:].argmax(-1)
-            token.item()  # as generate() does, to see whether this is the end
+            token.item()  # generate() does this to check for the end
             built.append(torch.remote.stats()["programs_built"])
             out = model(token, past_key_values=out.past_key_values, use_cache=True)
-    late = built[-1] - built[2]  # the prompt gives the first one
+    late = built[-1] - built[2]  # the prompt gives the first token
     return [row("generation", "GPT-2, 40 tokens: programs built after the second step", "", f"{late}", late, ("≤", 0))]
 
 
 def first_step(rounds: int) -> list[Row]:
-    """First training step of a process, without anything that an earlier one could have left."""
+    """The first training step of a process, without anything that an earlier process may have left."""
     rounds = max(1, rounds // 4)
     cpu, remote = alternate(rounds, lambda: processes.first_step("cpu"), lambda: processes.first_step("remote"))
     what = ("CNN: first training step of a process", f"{cpu:.2f} s", f"{remote:.2f} s")

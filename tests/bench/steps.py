@@ -1,14 +1,14 @@
-"""Training steps, on all sides alike: CPU eager, Inductor on the CPU, the device, and the device with torch.compile, in
-turn in one process; markdown tables for docs/benchmarks.md.
+"""Training steps on all sides: CPU eager, Inductor on the CPU, the device, and the device with torch.compile. The sides
+alternate in one process. The output is markdown tables for docs/benchmarks.md.
 
 bazel run //tests/bench:steps                            each model, each path of the optimizer, quiet and loaded
 bazel run //tests/bench:steps -- --only mlp gpt2 --rounds 11
-bazel run //tests/bench:steps -- --inference             instead of training steps: what models say of a batch
+bazel run //tests/bench:steps -- --inference             forward passes in eval mode instead of training steps
 bazel run //tests/bench:steps -- --cold                  first steps, each in a fresh process without any cache
 bazel run //tests/bench:steps -- --stalls                the longest call of the script while kernels are compiled
 
-A step is forward, backward, AdamW and the loss read. The optimizer takes the same path on every side: its default,
-`foreach=True`, or `fused=True`. *Loaded*: another process computes on each core but one.
+A step consists of forward, backward, AdamW and reading the loss. The optimizer takes the same path on every side: its
+default, `foreach=True`, or `fused=True`. *Loaded*: other processes compute on all cores but one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def models() -> dict[str, Model]:
 
 
 def make_net(model: Model, side: str) -> tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor], torch.Tensor]:
-    """The net on its side's device, what calls it there, and its inputs."""
+    """The net on its side's device, the function that calls it there, and its inputs."""
     torch.manual_seed(0)
     device = CPU if side in ("cpu", "inductor") else REMOTE
     net = model.make().to(device)
@@ -53,7 +53,7 @@ def make_net(model: Model, side: str) -> tuple[nn.Module, Callable[[torch.Tensor
 
 
 def make_training(model: Model, side: str, path: str) -> Callable[[], torch.Tensor]:
-    """A step, whose loss nobody has read."""
+    """A step that returns the loss without reading it."""
     net, run, x = make_net(model, side)
     net.train()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, **PATHS[path])
@@ -86,7 +86,7 @@ def make_inference(model: Model, side: str) -> Callable[[], float]:
 
 @contextlib.contextmanager
 def other_work() -> Iterator[None]:
-    """A process that computes on each core but one."""
+    """Processes that compute on all cores but one."""
     source = "import torch; torch.set_num_threads(1); x = torch.randn(400, 400)\nwhile True: x @ x"
     others = [subprocess.Popen([sys.executable, "-c", source]) for _ in range(max(1, len(os.sched_getaffinity(0)) - 1))]
     time.sleep(3)  # until they compute
@@ -99,7 +99,7 @@ def other_work() -> Iterator[None]:
 
 
 def steps(names: list[str], paths: list[str], rounds: int) -> None:
-    """Of each path of the optimizer; `inference` among them is none."""
+    """Prints a row for each path of the optimizer; the path `inference` has no optimizer."""
     print(
         "| model | optimizer | CPU eager | Inductor | remote | remote, compiled | remote / eager, quiet | loaded "
         "| compiled / Inductor, quiet | loaded |\n|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
@@ -120,7 +120,7 @@ def steps(names: list[str], paths: list[str], rounds: int) -> None:
             cells = [f"{statistics.median(quiet[side]) * 1e3:.2f} ms" for side in SIDES]
             for of, to in (("remote", "cpu"), ("compiled", "inductor")):
                 for times in (quiet, loaded):
-                    # Beside other work a step takes 2 ms or 150: what counts is how long all of them took.
+                    # On a loaded machine a step takes 2 ms or 150 ms, so the total time counts.
                     value = sum(times[of]) / sum(times[to]) if times is loaded else zoo_speed.ratio(times, of, to)
                     found.setdefault((of, times is loaded), []).append(value)
                     cells.append(f"{value:.2f}")
@@ -130,7 +130,7 @@ def steps(names: list[str], paths: list[str], rounds: int) -> None:
 
 
 def first_step(name: str, side: str) -> None:
-    """Prints the seconds of the first step of this process, from when the model is there to the loss."""
+    """Prints the seconds of the first step of this process, from when the model exists to the loss."""
     step = make_step(models()[name], side, "default")
     begin = time.perf_counter()
     step()
@@ -138,7 +138,7 @@ def first_step(name: str, side: str) -> None:
 
 
 def without_caches(*arguments: str) -> list[str]:
-    """What this program prints to `arguments`, by words, in a fresh process."""
+    """This program's output for `arguments`, split into words, from a fresh process."""
     with tempfile.TemporaryDirectory() as folder:
         caches = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_REMOTE_KERNEL_CACHE")
         environment = {**os.environ, **dict.fromkeys(caches, folder)}
@@ -147,7 +147,7 @@ def without_caches(*arguments: str) -> list[str]:
 
 
 def cold(names: list[str], rounds: int) -> None:
-    """`rounds` times what compiles nothing first; once what does, for seconds."""
+    """Repeats the sides that do not compile `rounds` times, and runs the sides that compile for seconds once."""
     print(
         "| model | CPU eager | remote | remote / eager | Inductor | remote, compiled | compiled / Inductor |"
         "\n|---|---:|---:|---:|---:|---:|---:|"
@@ -170,7 +170,7 @@ def cold(names: list[str], rounds: int) -> None:
 
 
 class Calls(TorchFunctionMode):
-    """The longest call of a function of torch."""
+    """The longest call of a torch function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,13 +186,13 @@ class Calls(TorchFunctionMode):
                 self.longest = (seconds, function.__name__)
 
 
-STALL_SECONDS = 3.0  # of training: until kernels are there
-WAIT_EVERY = 4  # steps: so few that the script does not wait because too much is on its way
+STALL_SECONDS = 3.0  # training time until the kernels are compiled
+WAIT_EVERY = 4  # steps; few enough that the script never waits because too much work is in flight
 
 
 def stalls_of(name: str) -> None:
-    """Trains for `STALL_SECONDS`. Prints the longest call and its function, the median and the longest time in which a
-    step was recorded (seconds), and how many kernels were compiled. The model is on the device before."""
+    """Trains for `STALL_SECONDS`. Prints the longest call and its function, the median and the maximum recording time
+    of a step (seconds), and the number of compiled kernels. The model is moved to the device beforehand."""
     step = make_training(models()[name], "remote", "default")
     torch.remote.synchronize()
     recorded: list[float] = []

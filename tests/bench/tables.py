@@ -1,8 +1,8 @@
-"""Writes the tables of docs/benchmarks.md anew. Two comments around each name the benchmark that prints it.
+"""Writes the tables of docs/benchmarks.md anew. Two comments around each table name the benchmark that prints it.
 
-bazel run //tests/bench:tables                     all, an hour and more; on a machine that does nothing else
+bazel run //tests/bench:tables                     all of them, more than an hour; needs an otherwise idle machine
 bazel run //tests/bench:tables -- --only steps run
-bazel run //tests/bench:tables -- --list           what there is
+bazel run //tests/bench:tables -- --list           lists them
 
     <!-- table steps: ./bazelw run //tests/bench:steps -->
     (the table, with the date and the machine above it)
@@ -34,7 +34,7 @@ _TABLE = re.compile(
 @dataclass(frozen=True)
 class Table:
     name: str
-    program: str  # a file beside this one
+    program: str  # a file in this folder
     options: list[str]
 
 
@@ -43,7 +43,7 @@ def tables(page: str) -> list[Table]:
 
 
 def measure(table: Table) -> str:
-    """What the benchmark prints: from its first row on, or all of it."""
+    """The output of the benchmark, from the first table row on if there is one."""
     command = [sys.executable, str(Path(__file__).parent / f"{table.program}.py"), *table.options]
     print(f"{table.name}: {table.program} {' '.join(table.options)}", flush=True)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
@@ -95,7 +95,7 @@ def main() -> int:
         if args.only is not None and table.name not in args.only:
             continue
         body = measure(table)
-        page = path.read_text(encoding="utf-8")  # again: somebody may have written meanwhile
+        page = path.read_text(encoding="utf-8")  # read again, because the file may have changed meanwhile
         path.write_text(replaced(page, table.name, body), encoding="utf-8")
     readme = root / "README.md"
     readme.write_text(with_quotes(readme.read_text(encoding="utf-8"), path.read_text(encoding="utf-8")), encoding="utf-8")

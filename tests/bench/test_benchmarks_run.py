@@ -1,4 +1,4 @@
-"""Every benchmark runs and gives numbers. No target is checked: the machine that runs tests is shared."""
+"""Every benchmark runs and prints numbers. No target is checked, because test machines are shared."""
 
 import importlib
 import math
@@ -64,7 +64,7 @@ def test_memory(remote, capsys):
 
 
 def test_tables_of_the_page(monkeypatch, capsys):
-    """Each names a program that takes its options, and is replaced alone."""
+    """Each table names a program that accepts its options, and is replaced without changing the others."""
     page = Path("docs/benchmarks.md").read_text(encoding="utf-8")
     known = tables.tables(page)
     assert {table.program for table in known} == {

@@ -1,10 +1,9 @@
-"""What waiting costs: code that reads results often, on the device and on CPU, alternating in one process.
+"""The cost of waiting: code that reads results often, on the device and on CPU, alternating in one process.
 
-bazel run //tests/bench:waits                      as the markdown table of docs/benchmarks.md
-bazel run //tests/bench:waits -- --only tiny       some of it
+bazel run //tests/bench:waits                      prints the markdown table of docs/benchmarks.md
+bazel run //tests/bench:waits -- --only tiny       only these rows
 
-Between samples this process sleeps: whoever waits in real life sleeps too, and a machine that is kept awake hides what
-a wake-up costs.
+Between samples this process sleeps, as real waiters do. A machine that is kept awake would hide the cost of a wake-up.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ import transformers
 from run import CPU, REMOTE, Row, processor, row, timed
 from torch import nn
 
-PAUSE = 0.02  # seconds; torch's own threads have stopped looking for work by then
+PAUSE = 0.02  # seconds; torch's own threads have stopped spinning by then
 
 
 def alternate(rounds: int, *functions: Callable[[], float]) -> list[float]:
-    """Medians of what the functions return, called in turn."""
+    """Medians of the values that the functions return, called alternately."""
     samples: list[list[float]] = [[] for _ in functions]
     for _ in range(rounds):
         for values, function in zip(samples, functions, strict=True):
@@ -75,9 +74,9 @@ def mamba() -> nn.Module:
 
 
 def generating(make: Callable[[], nn.Module], side: str) -> Callable[[], float]:
-    """Seconds of a token, warm: greedy, one sequence, a prompt of another length each time, a cache that grows.
+    """Seconds per token after warm-up: greedy, one sequence, a different prompt length each time, a growing cache.
 
-    Inductor's side is the CPU's model with `torch.compile(net.forward, dynamic=True)`.
+    Inductor's side is the CPU model with `torch.compile(net.forward, dynamic=True)`.
     """
     torch.manual_seed(0)
     device = REMOTE if side == "remote" else CPU
@@ -108,7 +107,7 @@ def generation(name: str, make: Callable[[], nn.Module], most: float, rounds: in
 
 
 def beside_inductor(rounds: int) -> list[Row]:
-    """The first of the times is Inductor's. It leaves threads behind: last of all."""
+    """The first time in each row is Inductor's. It must run last, because Inductor leaves threads behind."""
     rows = []
     for name, make in (("GPT-2", gpt2), ("Llama", llama)):
         inductor, remote = generating(make, "inductor"), generating(make, "remote")
@@ -121,7 +120,7 @@ def beside_inductor(rounds: int) -> list[Row]:
 
 
 def training(rounds: int) -> list[Row]:
-    """A new net each time, so that nothing but programs outlives a run."""
+    """Uses a new net each time, so that only programs outlive a run."""
 
     def fifty(device: torch.device, every: int) -> float:
         torch.manual_seed(0)
@@ -161,7 +160,8 @@ def spin(seconds: float) -> None:
 
 
 def tiny(rounds: int) -> list[Row]:
-    """One small expression and its number, each after the same pause. The pause is what the script does meanwhile."""
+    """A small expression whose value is read, each after the same pause. The pause stands for the script's other
+    work."""
     operands = {
         device.type: (torch.ones(16, 16, device=device), torch.ones(16, 16, device=device)) for device in (CPU, REMOTE)
     }
@@ -198,7 +198,7 @@ def tiny(rounds: int) -> list[Row]:
 
 
 class Policy(nn.Module):
-    """Action, value and log-probability of an observation, as stable-baselines3's MlpPolicy makes them."""
+    """Action, value and log-probability of an observation, as in stable-baselines3's MlpPolicy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ class Policy(nn.Module):
 
 
 def ppo(device: torch.device, steps: int = 64, epochs: int = 2) -> float:
-    """A rollout of `steps` and training on it, in the calls of stable-baselines3's PPO; seconds."""
+    """Seconds for a rollout of `steps` and training on it, with the calls of stable-baselines3's PPO."""
     import numpy as np
 
     torch.manual_seed(0)
@@ -266,11 +266,11 @@ def ppo(device: torch.device, steps: int = 64, epochs: int = 2) -> float:
 
 
 def stable_baselines(device: torch.device) -> float:
-    """512 steps of stable-baselines3's PPO on CartPole; seconds of `learn`."""
+    """Seconds of `learn` in stable-baselines3's PPO, 512 steps on CartPole."""
     from stable_baselines3 import PPO
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that small networks are better off on the CPU
+        warnings.simplefilter("ignore")  # it warns that small networks are faster on the CPU
         model = PPO("MlpPolicy", "CartPole-v1", n_steps=256, batch_size=64, n_epochs=4, device=device, seed=0)
     return timed(lambda: model.learn(512))
 

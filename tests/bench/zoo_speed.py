@@ -1,12 +1,12 @@
-"""Models and single ops on the device against CPU eager: alternating in one process, markdown tables of ratios.
+"""Models and single ops on the device compared with CPU eager, alternating in one process; markdown tables of ratios.
 
-bazel run //tests/bench:zoo_speed                                models as they are, training and inference
+bazel run //tests/bench:zoo_speed                                eager models, training and inference
 bazel run //tests/bench:zoo_speed -- --compiled                  with torch.compile(backend="remote")
 bazel run //tests/bench:zoo_speed -- --ops                       single ops, and copies of 64 MB
 bazel run //tests/bench:zoo_speed -- --only lstm resnet50 --rounds 21
 
-Both sides have the same threads and sleep between samples, and every result is read: each forward's output by a sum,
-each training step's loss.
+Both sides have the same number of threads and sleep between samples. Every result is read: each forward pass by a sum
+of its output, each training step by its loss.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from torch import Tensor, nn
 import torch_remote  # noqa: F401
 
 REMOTE, CPU = torch.device("remote"), torch.device("cpu")
-SAMPLE = 0.06  # seconds that a sample should take at least
-REST = 0.03  # between two samples: longer than torch's threads of either side spin
+SAMPLE = 0.06  # minimum seconds per sample
+REST = 0.03  # seconds between samples: longer than torch's threads of either side spin
 
 
 # -- models ------------------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class Lstm(nn.Module):
 
 
 class Logits(nn.Module):
-    """A model of transformers, its logits alone."""
+    """A model of transformers that returns only its logits."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ def models() -> dict[str, Model]:
     bert = t.BertConfig(**sizes, **no_dropout, intermediate_size=1024, vocab_size=VOCABULARY)
     vit = t.ViTConfig(**sizes, **no_dropout, intermediate_size=1024, image_size=96, patch_size=8, num_labels=100)
     mamba = t.MambaConfig(hidden_size=128, num_hidden_layers=2, state_size=16, vocab_size=VOCABULARY)
-    resnet50 = t.ResNetConfig(num_labels=100)  # its defaults are ResNet-50's
+    resnet50 = t.ResNetConfig(num_labels=100)  # ResNet-50 is the default
     return {
         "llama": Model(lambda: Logits(t.LlamaForCausalLM(llama)), tokens, next_token),
         "gpt2": Model(lambda: Logits(t.GPT2LMHeadModel(gpt2)), tokens, next_token),
@@ -151,7 +151,8 @@ def timed(function: Callable[[], object], count: int) -> float:
 def alternate(
     rounds: int, functions: dict[str, Callable[[], object]], sample: float = SAMPLE
 ) -> dict[str, list[float]]:
-    """Seconds of a call of each function, `rounds` times in turn; each sample is the mean of as many calls as fit."""
+    """Seconds per call of each function, `rounds` times alternately. Each sample is the mean over as many calls as
+    fit."""
     counts = {}
     for name, function in functions.items():
         timed(function, 3)
@@ -160,13 +161,13 @@ def alternate(
     for _ in range(rounds):
         for name, function in functions.items():
             time.sleep(REST)
-            timed(function, 1)  # what slept wakes
+            timed(function, 1)  # wakes sleeping threads
             times[name].append(timed(function, counts[name]))
     return times
 
 
 def ratio(times: dict[str, list[float]], of: str = "remote", to: str = "cpu") -> float:
-    """The median of the pairs' ratios."""
+    """The median of the pairwise ratios."""
     return statistics.median(a / b for a, b in zip(times[of], times[to], strict=True))
 
 
@@ -224,12 +225,12 @@ def zoo(names: list[str], rounds: int, compiled: bool) -> None:
 
 
 def changed(x: Tensor) -> None:
-    """Its first element anew: equal calls with equal arguments would be done once."""
+    """Changes the first element, because equal calls with equal arguments would be computed once."""
     x.view(-1)[:1].mul_(0.5)
 
 
 def ops() -> dict[str, Callable[[torch.device], Callable[[], Tensor]]]:
-    """By name: what makes, on a device, the function to be called. Its result is read."""
+    """By name: makes the function to be called on a device. Its result is read."""
 
     def op(function: Callable[..., Tensor], *make: Callable[[], Tensor]) -> Callable:
         def on(device: torch.device) -> Callable[[], Tensor]:
@@ -298,7 +299,7 @@ def single_ops(only: list[str], rounds: int) -> None:
         if only and not any(part in name for part in only):
             continue
 
-        # Ten calls and one read: the op counts, not the message.
+        # Ten calls and one read, so that the ops count and not the message.
         def ten(call: Callable[[], Tensor]) -> Callable[[], float]:
             return lambda: torch.stack([call().flatten()[0] for _ in range(10)]).sum().item()
 
@@ -311,7 +312,7 @@ def single_ops(only: list[str], rounds: int) -> None:
 
 
 def copies(rounds: int) -> None:
-    """64 MB into new tensors, against clone(): the rate of each over clone's."""
+    """64 MB into new tensors, relative to the rate of clone()."""
     host = torch.ones(16, 1 << 20)
     there = host.to(REMOTE)
 
@@ -322,7 +323,7 @@ def copies(rounds: int) -> None:
 
     kept: list[Tensor] = []
 
-    def keep() -> None:  # the last four stay alive, so that memory is not the one just let go
+    def keep() -> None:  # the last four stay alive, so that memory is not reused at once
         kept.append(there.cpu())
         del kept[:-4]
 

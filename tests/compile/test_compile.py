@@ -1,4 +1,4 @@
-"""torch.compile(backend="remote"): equal to eager on the device and to CPU, for all sizes."""
+"""torch.compile(backend="remote") equals eager on the device and on CPU, for all sizes."""
 
 import re
 import time
@@ -232,7 +232,7 @@ def test_modes(remote, mode):
 
 
 def test_low_latency_keeps_the_worker_awake(remote):
-    """As long as calls follow each other: it then need not be woken."""
+    """While calls follow each other, the worker spins and need not be woken."""
 
     def sleeps_a_call(function):
         def sleeps():
@@ -250,7 +250,7 @@ def test_low_latency_keeps_the_worker_awake(remote):
 
     torch.remote.restart()
     x = torch.randn(8, device=remote)
-    # (A machine that is busy otherwise may keep anybody waiting for long.)
+    # On a busy machine, any thread may have to wait long.
     assert min(sleeps_a_call(compiled(torch.sin, mode="reduce-overhead")) for _ in range(5)) < 0.3
 
 
@@ -286,7 +286,7 @@ def test_cond(remote):
 
 
 def test_a_loss_that_torch_takes_apart_otherwise(remote):
-    """With other numbers than its kernel has, on CPU, too."""
+    """torch decomposes this loss into ops whose results differ from its kernel's, on CPU, too."""
     torch.manual_seed(0)
     x, target = torch.rand(5, 4), torch.tensor([[3, 0, -1, 1]] * 5)
     for reduction in ("mean", "none"):

@@ -1,4 +1,4 @@
-"""Compiled functions draw the random numbers that they draw uncompiled, and leave the generator in the same state."""
+"""Compiled functions draw the same random numbers as eager functions, and leave the generator in the same state."""
 
 import warnings
 
@@ -65,7 +65,7 @@ OPS = {
 
 
 def on_random_numbers(function, remote):
-    """Results of two calls, the gradient, and what the generator gives then."""
+    """The results of two calls, the gradient, and the next random number."""
     torch.manual_seed(0)
     x = torch.randn(8, 16).to(remote).requires_grad_()
     torch.manual_seed(5)
@@ -112,7 +112,7 @@ def test_checkpoints_draw_the_same_numbers_again(remote, compiled_graphs, name):
     got = on_random_numbers(torch.compile(function, backend="remote", fullgraph=True), remote)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     kind = "Plan" if name == "partly on the CPU" else "CompiledGraph"
-    assert [type(graph).__name__ for graph in compiled_graphs] == [kind, kind]  # forward, backward
+    assert [type(graph).__name__ for graph in compiled_graphs] == [kind, kind]  # forward and backward
 
 
 def test_random_ops_outside_of_programs(remote):

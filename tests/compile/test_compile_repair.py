@@ -1,5 +1,5 @@
-"""Compiled functions of tensors whose contents are gone, lost with a worker or never computed: what is overwritten, or
-read for its sizes only, needs none."""
+"""Compiled functions whose arguments have no contents, because a worker was lost or an op failed. Arguments that are
+overwritten, or read only for their sizes, need none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIZES = (4, 4)
 
 
 def split(w):
-    """In two programs, as the CPU's tensor between them needs the first one's result."""
+    """Becomes two programs, because a CPU tensor between them needs the first one's result."""
     total = w.zero_().sum().cpu()
     return w.add_(total.to(w.device) + 1)
 
@@ -54,14 +54,14 @@ def compiled(function):
 
 
 def called(function, w, *rest):
-    """What it returns, with the same random numbers each time."""
+    """The function's result, with the same random numbers each time."""
     torch.manual_seed(5)
     with torch.no_grad():
         return function(w, *rest)
 
 
 def poisoned(device, *sizes):
-    """A tensor whose op fails on the worker; the failure is told."""
+    """A tensor whose op fails on the worker; the failure has been reported."""
     count = torch.Size(sizes).numel()
     t = torch.arange(float(count), device=device)[torch.full((count,), count, device=device)].view(sizes)
     with pytest.raises(IndexError):
@@ -75,7 +75,7 @@ GONE = pytest.mark.parametrize("gone", ["lost", "poisoned"])
 
 @pytest.fixture
 def without_contents(remote, lose):
-    """Makes a tensor whose contents are gone."""
+    """Makes a tensor whose contents are lost."""
 
     def make(gone, *sizes):
         if gone == "poisoned":
@@ -98,10 +98,10 @@ def test_what_is_overwritten_is_good_again(remote, without_contents, gone, name)
     programs = torch.remote.stats()["programs_built"]
     called(function, w, torch.ones(SIZES, device=remote))
     assert torch.equal(w.cpu(), expected)
-    called(function, w, torch.ones(SIZES, device=remote))  # the storage is the tensor's for good
+    called(function, w, torch.ones(SIZES, device=remote))  # the storage belongs to the tensor permanently
     assert torch.equal(w.cpu(), expected)
     if gone == "poisoned":
-        assert torch.remote.stats()["programs_built"] - programs <= 1  # of making x
+        assert torch.remote.stats()["programs_built"] - programs <= 1  # the program that makes x
 
 
 @GONE
@@ -159,7 +159,7 @@ def test_reading_raises_with_its_line(remote, lose, name):
 
 
 def test_a_part_of_a_tensor_is_not_all_of_it(remote, lose):
-    """Nor is anything repaired by a call that raises."""
+    """A call that raises does not repair anything either."""
     function = compiled(lambda v, w: (v.fill_(1), w.fill_(1)))
     called(function, torch.ones(8, device=remote), torch.ones(2, 4, device=remote))
     whole, other = torch.ones(2, 8, device=remote), torch.ones(2, 4, device=remote)
@@ -184,7 +184,7 @@ def test_other_arguments_keep_their_contents(remote, lose):
 
 
 def test_a_compiled_model_is_mended_by_its_state(remote, lose):
-    """Compiled reset of the gradients, and a step."""
+    """A compiled reset of the gradients, and a training step."""
     model = nn.Linear(4, 4).to(remote)
     state = {name: t.cpu() for name, t in model.state_dict().items()}
 

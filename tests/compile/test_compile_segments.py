@@ -1,4 +1,5 @@
-"""How torch.compile's graphs are taken apart: where each node is computed, and what is one program. No worker runs."""
+"""How torch.compile's graphs are partitioned: where each node is computed, and which nodes form a program. No worker
+runs."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def no_worker(remote):
 
 
 def classified(function, *args):
-    """By name of a node: where it is, and why."""
+    """By name of a node: where it is computed, and why."""
     module = make_fx(function, tracing_mode="symbolic")(*args)
     classes = classify(module, guarded=True)
     return {node.name: (its.where, its.why) for node, its in classes.of.items()}
@@ -52,7 +53,7 @@ def test_what_no_program_holds_is_outside_and_says_why(remote):
 
     found = classified(function, torch.empty(3, device=remote), torch.empty(3))
     assert found["nonzero"] == (Where.OUTSIDE, "its results depend on data")
-    assert found["mul"] == (Where.PROGRAM, "")  # of rows that the call gives
+    assert found["mul"] == (Where.PROGRAM, "")  # on rows that the call returns
     assert found["add_"] == found["sin"] == (Where.OUTSIDE, "a tensor is on cpu")
 
 
@@ -101,7 +102,7 @@ def test_items_are_taken_where_their_list_is_made(remote):
 
 
 class Drawn:
-    """A graph with what its nodes are."""
+    """A graph, with the classification of its nodes."""
 
     def __init__(self):
         self.graph = fx.Graph()
@@ -211,7 +212,7 @@ def test_a_number_of_sizes_inside_that_a_program_must_be_given_cuts(drawn):
     a = drawn.program(drawn.input("x"))
     size = drawn.number(drawn.number(a))
     b = drawn.program(a, size)
-    assert drawn.steps() == [Segment(0, (a, b))]  # an expression of the program's
+    assert drawn.steps() == [Segment(0, (a, b))]  # an expression of the program
     drawn.classes[b] = Class(Where.PROGRAM, takes=(size,))
     assert drawn.steps() == [Segment(0, (a,)), Segment(0, (b,))]
 

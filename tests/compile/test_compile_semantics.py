@@ -1,4 +1,4 @@
-"""Compiled functions compute what they compute on CPU, uncompiled: control flow, aliases, sizes that depend on data."""
+"""Compiled functions compute what eager functions compute on CPU: control flow, aliases, data-dependent sizes."""
 
 import logging
 import warnings
@@ -113,7 +113,7 @@ def test_same_as_on_cpu(remote, name, dynamic):
 
 
 def test_lazy_conjugates_stay_lazy(remote):
-    """As arguments, results and gradients; also where the graph was made for others."""
+    """This holds for arguments, results and gradients, also if the graph was made for other ones."""
     x, y = torch.randn(3, 4, dtype=torch.complex64), torch.randn(4, 3, dtype=torch.complex64)
     compiled = torch.compile(lambda x, y: (x.conj(), (x * 2).conj(), x @ y), backend="remote", fullgraph=True)
     results = compiled(x.to(remote).conj(), y.to(remote))
@@ -142,7 +142,7 @@ def test_gradients_of_data_dependent_sizes(remote):
 
 
 def test_a_number_that_a_program_fixes(remote, caplog):
-    """A stride that Dynamo left symbolic: the program is whole, and another stride makes another one."""
+    """A stride that Dynamo left symbolic: there is a single program, and another stride makes another program."""
     x, w = torch.randn(2, 3, 9, 9), torch.randn(4, 3, 3, 3)
     here, there = [w.clone().requires_grad_(), w.to(remote).requires_grad_()]
     compiled = torch.compile(lambda x, w, s: F.conv2d(x, w, stride=s).relu(), backend="remote", dynamic=True)
@@ -159,7 +159,7 @@ def test_a_number_that_a_program_fixes(remote, caplog):
 
 @pytest.mark.parametrize("backend", [None, "remote"])
 def test_a_kernel_that_changes_its_list_of_indices(remote, backend):
-    """It may, and a program that runs again gives it the same list."""
+    """The kernel may do this, and a program that runs again passes the same list."""
 
     def function(x, mask, i, j):
         return torch.ops.aten._unsafe_masked_index(x, mask, [i, j], 0.0)
@@ -175,7 +175,7 @@ def test_a_kernel_that_changes_its_list_of_indices(remote, backend):
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags_of_embeddings(remote, mode, last):
-    """What torch keeps for their gradients has other sizes on CPU than on devices."""
+    """The tensors that torch saves for the gradients have different sizes on CPU and on devices."""
 
     def function(table, indices, offsets):
         return F.embedding_bag(indices, table, offsets, mode=mode, include_last_offset=last)
@@ -213,7 +213,7 @@ def test_a_module_partly_on_cpu(remote):
 
 
 def test_other_strides_than_the_graph_was_made_for(remote):
-    """A tensor that the graph writes and that was not laid out like the example is copied, and copied back."""
+    """A tensor that the graph writes and whose strides differ from the example's is copied, and copied back."""
     compiled = torch.compile(lambda x: x.mul_(2).sum(), backend="remote", dynamic=False)
     for x in (torch.randn(3, 4), torch.randn(4, 3).t(), torch.randn(3, 8)[:, ::2]):
         there = x.to(remote)
@@ -223,7 +223,7 @@ def test_other_strides_than_the_graph_was_made_for(remote):
 
 
 def test_a_result_that_is_returned_twice_is_one_tensor(remote):
-    """Of an aliased result AOTAutograd keeps the base beside it; what resizes one must resize the other."""
+    """For an aliased result, AOTAutograd also keeps the base. An op that resizes one must resize the other."""
 
     def function(a, b):
         count = torch.count_nonzero(a, 0)
@@ -251,13 +251,13 @@ def test_one_message_a_call(remote, counted):
         assert c["flushes"] == c["program_hits"] == 1
         assert c["ops_recorded"] == c["programs_built"] == c["round_trips"] == 0
         assert c["bytes_sent"] < 200
-        # Recorded ops before and after are in the same queue.
+        # Ops that are recorded before and after are in the same queue.
         z = compiled(x + 1) - y
     torch.testing.assert_close(z.cpu(), (layers(x + 1) - layers(x)).detach().cpu(), rtol=1e-3, atol=1e-5)
 
 
 def test_numbers_of_the_cpu_do_not_split_a_graph(remote):
-    """dynamic=True makes floats symbolic: 0-dim tensors of the CPU, which are kept for the backward pass."""
+    """dynamic=True makes floats symbolic: they become 0-dim CPU tensors, which are saved for the backward pass."""
 
     def f(x, scale):
         root = torch.tensor(scale, dtype=torch.float64).sqrt().float()
@@ -309,7 +309,7 @@ def test_interpolation_is_one_op_and_one_program(remote, counted, op, dims, opti
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic", "area"])
 def test_interpolation_of_permuted_images(remote, mode):
-    """Position embeddings of vision transformers; the gradient comes back with channels last."""
+    """Position embeddings of vision transformers; the gradient is channels last."""
 
     def function(table):
         images = table.reshape(1, 4, 4, 3).permute(0, 3, 1, 2)
@@ -341,11 +341,11 @@ def test_interpolation_of_permuted_images(remote, mode):
     ids=["layer", "layer, plain", "layer, mixed", "batch", "batch at rest", "instance", "group", "rms"],
 )
 def test_norms_in_half_precision(remote, norm, dtype):
-    """torch foresees float statistics for other devices than the CPU."""
+    """torch predicts float32 statistics on devices other than the CPU."""
     there = [torch.randn(s, dtype=dtype, requires_grad=True) for s in [(4, 8, 6), (8,), (8,)]]
     here = [t.detach().to(remote).requires_grad_() for t in there]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # rms_norm of other types than the weight's
+        warnings.simplefilter("ignore")  # rms_norm of another dtype than the weight's
         result, expected = torch.compile(norm, backend="remote", fullgraph=True)(*here), norm(*there)
     torch.testing.assert_close(result.cpu(), expected, rtol=2e-2, atol=2e-2)
     for loss in (result, expected):
@@ -355,7 +355,7 @@ def test_norms_in_half_precision(remote, norm, dtype):
 
 
 def test_values_die_when_nothing_needs_them(remote, compiled_graphs):
-    """Also in a graph that is more than one program."""
+    """Tensors are freed early, also in a graph of more than one program."""
     alive = []
 
     @torch.library.custom_op("testlib::look", mutates_args=())
@@ -380,7 +380,7 @@ def test_values_die_when_nothing_needs_them(remote, compiled_graphs):
 
 
 def test_values_of_the_cpu_are_those_before_it_was_written(remote):
-    """Also those that nothing on the device needs."""
+    """This includes values that nothing on the device needs."""
 
     def f(step, x):
         doubled = step * 2
@@ -417,7 +417,7 @@ def test_an_error_names_the_line(remote):
 
 
 def test_checks_of_linear_algebra_are_in_the_program(remote, counted):
-    """torch checks them with ops that have effects, tokens and all."""
+    """torch checks them with effectful ops, including tokens."""
 
     def function(x):
         square = x @ x.T + torch.eye(3, device=x.device)
@@ -436,14 +436,14 @@ def test_checks_of_linear_algebra_are_in_the_program(remote, counted):
     with counted() as c:
         compiled(x)
     assert c["flushes"] == c["program_hits"] == 1 and c["ops_recorded"] == c["round_trips"] == 0
-    cholesky = torch.compile(lambda x: torch.linalg.cholesky(x * 1), backend="remote")  # the check
+    cholesky = torch.compile(lambda x: torch.linalg.cholesky(x * 1), backend="remote")  # contains the check
     bad = cholesky(-torch.eye(3, device=remote))
     with pytest.raises(torch.linalg.LinAlgError, match=r"(?s)not positive-definite.*test_compile_semantics.py:\d+"):
         bad.cpu()
 
 
 def test_results_that_no_program_holds(remote):
-    """An argument on the CPU that a graph returns as it is."""
+    """A CPU argument that a graph returns unchanged."""
 
     def function(here, there):
         return here, there + 1
@@ -455,7 +455,7 @@ def test_results_that_no_program_holds(remote):
 
 
 def test_a_mask_that_selects_another_number_than_torch_assumed(remote):
-    """The sum tells torch that two elements are selected, and it checks nothing."""
+    """The sum makes torch assume that two elements are selected, and torch does not check it."""
 
     def function(x):
         selected = x[x > 0]
@@ -478,7 +478,7 @@ CONSTANTS = {
 
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_constants(remote, counted, compiled_graphs, name):
-    """They are sent once, and again to a new worker; a result is no alias of one."""
+    """Constants are sent once, and again to a new worker; a result does not alias a constant."""
     compiled = torch.compile(CONSTANTS[name], backend="remote")
     x = torch.ones(2, device=remote)
     compiled(x).add_(5)

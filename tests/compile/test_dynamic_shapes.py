@@ -1,4 +1,4 @@
-"""Ops whose result's size depends on data: right, and one round trip each."""
+"""Ops with data-dependent result sizes are right, and take one round trip each."""
 
 import pytest
 import torch

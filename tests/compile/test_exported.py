@@ -31,7 +31,7 @@ def exported():
 def test_all_sizes_with_one_program(exported, remote):
     net, program = exported
     loaded = torch.remote.load_exported(program)
-    for _ in range(2):  # what reads the results builds programs of its own
+    for _ in range(2):  # reading the results builds separate programs
         results = loaded(torch.randn(5, 8, device=remote))
         results["y"].cpu(), results["z"].cpu()
     with torch.remote.expect_no_compile():
@@ -41,7 +41,7 @@ def test_all_sizes_with_one_program(exported, remote):
             assert mine["rows"] == rows
             for name in "yz":
                 torch.testing.assert_close(mine[name].cpu(), its[name], rtol=1e-4, atol=1e-5)
-    assert loaded.calls.item() == 6  # buffers change as exported
+    assert loaded.calls.item() == 6  # buffers change as in the exported program
     assert set(loaded.state_dict()) == set(net.state_dict())
     assert all(tensor.device.type == "cpu" for tensor in program.state_dict.values())
 

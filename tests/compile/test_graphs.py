@@ -24,7 +24,7 @@ def test_a_trace_is_one_graph_with_lines(tensors):
     assert trace.graph.ops == {"aten::mm": 1, "aten::relu": 1, "aten::add.Tensor": 1}
     assert len(trace.graph) == 3
     assert re.search(r"test_graphs.py:\d+ in recorded", trace.to_text())
-    assert torch.equal(z.cpu(), y.cpu()[1:] + 1.5)  # what was traced also ran
+    assert torch.equal(z.cpu(), y.cpu()[1:] + 1.5)  # the traced ops also ran
 
 
 @pytest.mark.parametrize("change", ["as it is", "optimized", "text", "text, optimized"])

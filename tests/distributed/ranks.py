@@ -31,7 +31,7 @@ def run(
     timeout: float = SECONDS,
     check: bool = True,
 ) -> list[str]:
-    """What each rank printed. `test`: the file that has `function(rank, size, *arguments)`."""
+    """Returns the output of each rank. `test` is the file with `function(rank, size, *arguments)`."""
     processes = [
         Python(
             [sys.executable, __file__, test, function, backend, str(timeout), str(folder / "store"), *arguments],
@@ -40,7 +40,7 @@ def run(
                 "PYTHONPATH": python_path(),
                 "RANK": str(rank),
                 "WORLD_SIZE": str(size),
-                "OMP_NUM_THREADS": "1",  # of its worker; its own: see main()
+                "OMP_NUM_THREADS": "1",  # for the rank's worker; main() sets the rank's own
             },
             ignores=("OMP_NUM_THREADS",),
             stdout=subprocess.PIPE,
@@ -55,7 +55,8 @@ def run(
         for process in processes:
             process.kill()
     if check:
-        codes = [process.returncode for process in processes]  # all of them: one rank's failure makes others fail
+        # of all ranks, because one rank's failure makes others fail
+        codes = [process.returncode for process in processes]
         said = "\n".join(f"rank {rank}, status {codes[rank]}:\n{output}" for rank, output in enumerate(outputs))
         assert not any(codes), f"{function}:\n{said}"
     return outputs

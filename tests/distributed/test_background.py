@@ -1,4 +1,4 @@
-"""What goes on while ranks wait for each other."""
+"""What continues while ranks wait for each other."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import ranks
 import torch
 import torch.distributed as dist
 
-MUCH = 10_000_000  # numbers: more than sockets take
+MUCH = 10_000_000  # elements; more than sockets buffer
 
 
 def meet():
-    """By gloo: not in the workers' order."""
+    """Waits for the other rank with gloo, outside the workers' order."""
     dist.all_reduce(torch.zeros(1))
 
 
 def beside(rank, size):
-    """What does not use an op's result is done although another rank has not come to the op."""
+    """Ops that do not use a collective's result execute even if another rank has not reached the collective."""
     result, other = torch.ones(1000, device="remote"), torch.full((3,), 2.0, device="remote")
     gathered, mine = torch.zeros(size * 4, device="remote"), torch.full((4,), float(rank), device="remote")
     sent = torch.full((MUCH,), 3.0, device="remote")
@@ -24,7 +24,7 @@ def beside(rank, size):
         dist.all_reduce(result)
         dist.all_gather_into_tensor(gathered, mine)
         dist.isend(sent, 1)
-        mine += 100  # of the gathered tensor and of the message nothing is to change
+        mine += 100  # must not change the gathered tensor and the message
         sent.zero_()
         assert (other * 3).tolist() == [6.0] * 3
         assert sent[:3].tolist() == [0.0] * 3
@@ -44,7 +44,7 @@ def beside(rank, size):
 
 
 def crosswise(rank, size):
-    """Two ranks send to each other much, each in another group, which is the first one that it uses."""
+    """Two ranks send large messages to each other, in different groups, neither of which was used earlier."""
     groups = [dist.new_group([0, 1]) for _ in range(2)]
     mine, others = groups[rank], groups[1 - rank]
     for _ in range(2):
@@ -62,7 +62,7 @@ def crosswise(rank, size):
 
 
 def many(rank, size):
-    """Several large messages both ways, before one is taken."""
+    """Several large messages in both directions, before one is received."""
     outs = [torch.full((2 * MUCH,), 10.0 * rank + i, device="remote") for i in range(3)]
     gots = [torch.zeros(2 * MUCH, device="remote") for _ in range(3)]
     works = [dist.isend(t, 1 - rank) for t in outs] + [dist.irecv(t, 1 - rank) for t in gots]

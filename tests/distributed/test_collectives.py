@@ -1,4 +1,4 @@
-"""Ops of torch.distributed on the device give what gloo gives on the CPU."""
+"""Ops of torch.distributed on the device give the results of gloo on the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPS = dist.ReduceOp
 
 
 def both(f, *tensors, exact=True):
-    """Calls f with the tensors, and with copies on the device: what is written must be the same."""
+    """Calls f with the tensors, and with copies on the device. The tensors must be equal afterwards."""
     copies = [[t.to("remote") for t in x] if isinstance(x, list) else x.to("remote") for x in tensors]
     f(*tensors)
     f(*copies)
@@ -24,7 +24,7 @@ def both(f, *tensors, exact=True):
         rows = zip(expected, got, strict=True) if isinstance(expected, list) else [(expected, got)]
         for a, b in rows:
             assert b.device.type == "remote"
-            half = a.dtype in (torch.float16, torch.bfloat16)  # gloo rounds each sum
+            half = a.dtype in (torch.float16, torch.bfloat16)  # gloo rounds each partial sum
             some = {"rtol": 3e-2, "atol": 3e-2} if half else {}
             assert_close(b.cpu(), a, **({"rtol": 0, "atol": 0} if exact else some))
 
@@ -36,7 +36,7 @@ def random(shape, dtype=torch.float32):
 
 
 def reductions(rank, size):
-    # Two numbers have one sum, whatever the order.
+    # Two numbers have one sum, in any order.
     for dtype in FLOATS + INTEGERS:
         for op in (OPS.SUM, OPS.PRODUCT, OPS.MIN, OPS.MAX):
             exact = size == 2 or not dtype.is_floating_point or op in (OPS.MIN, OPS.MAX)
@@ -59,7 +59,7 @@ def reductions(rank, size):
     def reduce(t, root):
         kept = t.clone()
         dist.reduce(t, root)
-        if rank != root:  # gloo uses it as it likes
+        if rank != root:  # gloo uses it as scratch memory
             assert t.device.type == "cpu" or torch.equal(t, kept)
             t.copy_(kept)
 
@@ -91,7 +91,7 @@ def moving(rank, size):
             torch.zeros(shape),
             list(map(random, [shape] * size)),
         )
-    # From rank a to rank b go a + 2 b rows.
+    # Rank a sends a + 2 b rows to rank b.
     to = [rank + 2 * other for other in range(size)]
     come = [other + 2 * rank for other in range(size)]
     both(lambda o, t: dist.all_to_all_single(o, t, come, to), torch.zeros(sum(come), 2), random((sum(to), 2)))
@@ -106,8 +106,8 @@ def moving(rank, size):
 
 
 def views(rank, size):
-    """What lies in the tensor beside a view stays, and the op sees what was recorded before it."""
-    base = torch.arange(24.0).reshape(4, 6)  # (gloo writes beside such views)
+    """Elements of the tensor outside a view stay, and the op sees what was recorded earlier."""
+    base = torch.arange(24.0).reshape(4, 6)  # gloo writes outside such views
     for view in (lambda t: t[1:3, ::2], lambda t: t.t(), lambda t: t[:, 1], lambda t: t[0].expand(4, 6)[:1]):
         expected, got = base.clone(), base.to("remote")
         view(expected).mul_(size)
@@ -126,9 +126,9 @@ def views(rank, size):
         dist.all_reduce(u)
         t.add_(u)
 
-    for n in (3, 7, 1, 7):  # one program with other sizes
+    for n in (3, 7, 1, 7):  # one program with different sizes
         both(chain, torch.arange(float(n)) + rank)
-    # Nobody reads the result: the op is done all the same, or the next ones would be others' on some rank.
+    # An unused result must still be computed; otherwise the ranks' next ops would not match.
     dist.all_reduce(torch.ones(3, device="remote"))
     if rank == 0:
         torch.remote.synchronize()
@@ -139,7 +139,7 @@ def views(rank, size):
 
 def messages(rank, size):
     right, left = (rank + 1) % size, (rank - 1) % size
-    for first in ("send", "recv"):  # in either order, of more than a socket takes
+    for first in ("send", "recv"):  # in both orders, and with more data than a socket buffers
         for n in (10, 2_000_000):
             out, got = torch.full((n,), float(rank), device="remote"), torch.zeros(n, device="remote")
             pair = [dist.P2POp(dist.isend, out, right), dist.P2POp(dist.irecv, got, left)]
@@ -163,7 +163,7 @@ def messages(rank, size):
 
 
 def groups(rank, size):
-    # Only two ranks ever use this one, before all of them have done anything together.
+    # Only two ranks ever use this group, before any op of all ranks.
     pair = dist.new_group([0, size - 1])
     if rank in (0, size - 1):
         t = torch.full((2,), float(rank), device="remote")
@@ -190,7 +190,7 @@ def groups(rank, size):
 
 
 def waiting(rank, size):
-    """Collectives wait for nothing; a barrier waits for all ranks."""
+    """Collectives do not wait; a barrier waits for all ranks."""
     t = torch.ones(1000, device="remote")
     dist.all_reduce(t)
     torch.remote.synchronize()
@@ -204,7 +204,7 @@ def waiting(rank, size):
     assert after["programs_built"] - before["programs_built"] <= 1
     assert t[0].item() == size
     assert dist.get_backend_config() == "remote:remote"
-    dist.barrier()  # (where gloo is beside it, processes meet by gloo)
+    dist.barrier()  # where gloo is available in addition, the processes use gloo for this
     trips = torch.remote.stats()["round_trips"]
     dist.barrier()
     assert torch.remote.stats()["round_trips"] == trips + 1

@@ -1,4 +1,4 @@
-"""What goes wrong in a process group is an error on all ranks, that names rank and op, and the fix."""
+"""Errors in a process group are raised on all ranks, and name the rank, the op and the fix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def message(f):
 
 
 def started(rank, size, **options):
-    """A group that has done one op."""
+    """A group that has executed one op."""
     group = dist.new_group(range(size), **options)
     t = torch.ones(4, device="remote")
     dist.all_reduce(t, group=group)
@@ -39,9 +39,9 @@ def mismatched(rank, size):
     assert "number 2" in text and "of 3 elements" in text and "of 5 elements" in text, text
     assert "same order" in text and "in mismatched" in text, text
     text = message(lambda: dist.all_reduce(torch.ones(3, device="remote"), group=group))
-    assert "of 5 elements" in text, text  # what broke it
+    assert "of 5 elements" in text, text  # the cause of the failure
     t = torch.ones(2, device="remote")
-    dist.all_reduce(t)  # other groups are as good as ever
+    dist.all_reduce(t)  # other groups still work
     assert t.tolist() == [size] * 2
 
 
@@ -53,7 +53,7 @@ def other_op(rank, size):
 
 
 def left_out(rank, size):
-    """Rank 0's tensor could not be made: the others are told."""
+    """Rank 0's tensor could not be computed, so the other ranks get an error."""
     group = started(rank, size)
     t = torch.ones(4, device="remote")
     if rank == 0:
@@ -69,7 +69,7 @@ def left_out(rank, size):
 
 
 def refused(rank, size):
-    """Wrong calls raise where they are, and break nothing."""
+    """Invalid calls raise locally, and break nothing."""
     t = torch.ones(4, device="remote")
     assert "use SUM" in message(lambda: dist.all_reduce(t, dist.ReduceOp.BOR))
     assert "PREMUL_SUM" in message(lambda: dist.all_reduce(t, dist._make_nccl_premul_sum(2.0)))
@@ -77,7 +77,7 @@ def refused(rank, size):
     assert "do not divide" in message(lambda: dist.all_to_all_single(t[:3], t[:3]))
     assert "add up" in message(lambda: dist.all_to_all_single(torch.ones(4, device="remote"), t, [1, 2], [2, 2]))
     assert "not with rank" in message(lambda: dist.group.WORLD.send([t], rank, 0))
-    if "software" not in torch.remote.get_device_properties(0).name:  # a GPU makes no such tensor
+    if "software" not in torch.remote.get_device_properties(0).name:  # a GPU does not support such a tensor
         assert "bfloat16" in message(lambda: dist.all_reduce(t.to(torch.float8_e5m2)))
     assert "to_dense" in message(lambda: dist.all_reduce(t.to_sparse(), async_op=True))
     dist.all_reduce(t)
@@ -125,7 +125,7 @@ def killed(rank, size):
     assert "the worker of rank 1 is gone" in text and "in all_reduce" in text, text
     dist.barrier()
     text = message(lambda: dist.all_reduce(large, group=second))
-    assert "the worker of rank 1 is gone" in text and "in all_reduce" in text, text  # of that group
+    assert "the worker of rank 1 is gone" in text and "in all_reduce" in text, text  # rank 1 of that group
     os._exit(0)
 
 
@@ -152,7 +152,7 @@ def listening(rank, size, allowed):
 
 @pytest.mark.parametrize("allowed", ["no", "yes"])
 def test_workers_that_listen(remote, allowed, tmp_path, monkeypatch):
-    """They wait for other workers only if they were told where."""
+    """Listening workers wait for other workers only if they know their addresses."""
     socket = tmp_path / "worker.sock"
     worker = subprocess.Popen(
         [

@@ -1,4 +1,4 @@
-"""Models that several ranks train: as gloo does on the CPU, and as one process does."""
+"""Models that several ranks train give the results of gloo on CPU, and of a single process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def data():
 
 
 def train(model, device, rank, size):
-    # foreach: torch does not mix DTensors with others there.
+    # foreach=False, because torch's foreach implementation does not mix DTensors with other tensors.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     inputs, labels = data()
     part = slice(rank * ROWS // size, (rank + 1) * ROWS // size)
@@ -82,7 +82,7 @@ def compare(rank, size, kind):
 
 
 def traffic(rank, size):
-    """A step's bytes through this process are control alone, and do not grow with the model."""
+    """A step sends only control messages through this process, whose size does not depend on the model."""
     sent, received = {}, {}
     for units in (64, 512):
         torch.manual_seed(0)
@@ -101,13 +101,13 @@ def traffic(rank, size):
         assert stats["bytes_uploaded"] == stats["bytes_downloaded"] == stats["programs_built"] == 0, stats
         sent[units], received[units] = stats["bytes_sent"], stats["bytes_received"]
     assert sent[512] < sent[64] + 200 and sent[64] < 4000, sent
-    # While a step lasts, the worker says now and then how far it is; the larger model's gradients are 1.1 MB.
+    # During a step, the worker reports its progress now and then. The larger model's gradients take 1.1 MB.
     assert max(received.values()) < 40_000, received
     print(json.dumps({"sent": sent, "received": received}))
 
 
 def on_both(f):
-    """What f(device) returns is the same on the device as on the CPU with gloo."""
+    """Asserts that f(device) returns the same on the device as on CPU with gloo."""
     results = [[t.detach().cpu() for t in f(device)] for device in ("cpu", "remote")]
     torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-4)
 
@@ -118,7 +118,7 @@ def batch(rank, device):
 
 
 def accumulated(rank, size, device):
-    """Gradients of several backward passes, reduced once; and a layer that no pass uses."""
+    """Gradients of several backward passes are reduced once. One layer is unused in every pass."""
     model = nn.parallel.DistributedDataParallel(make(device))
     with model.no_sync():
         model(batch(rank, device)).sum().backward()
@@ -140,7 +140,7 @@ def accumulated(rank, size, device):
 
 
 def clipped(rank, size, device):
-    """Norms of sharded gradients, an optimizer whose state is sharded, and a hook of DDP."""
+    """Norms of sharded gradients, an optimizer with sharded state, and a DDP communication hook."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -160,7 +160,7 @@ def clipped(rank, size, device):
 
 
 def staged(rank, size, device):
-    """Two stages, one a rank, and two micro-batches between them."""
+    """Two pipeline stages, one per rank, with two micro-batches."""
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
     torch.manual_seed(0)
@@ -190,7 +190,7 @@ def saved(rank, size, device, folder):
 
 
 def normalised(rank, size, dtype):
-    """SyncBatchNorm of parts of a batch is batch norm of the batch; parts have other sizes."""
+    """SyncBatchNorm over parts of a batch equals batch norm of the whole batch; the parts have different sizes."""
     torch.manual_seed(0)
     whole = torch.randn(3 * size + size * (size - 1) // 2, 4, 5).to(dtype)
     start = sum(3 + other for other in range(rank))
@@ -231,7 +231,7 @@ def everything(rank, size, folder):
 
 
 def compiled(rank, size):
-    """Collectives in graphs, and DDP around a compiled model."""
+    """Collectives in compiled graphs, and DDP around a compiled model."""
     from torch.distributed._functional_collectives import all_reduce
 
     def function(x):
@@ -248,7 +248,7 @@ def compiled(rank, size):
 
 
 def alone(rank, size):
-    """Without gloo beside it."""
+    """Tests without gloo as the additional backend."""
     traffic(rank, size)
     compiled(rank, size)
 

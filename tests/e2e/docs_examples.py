@@ -16,12 +16,13 @@ Block = tuple[str, str, str]
 
 
 def blocks(text: str) -> list[Block]:
-    """(language, file name, text) of each."""
+    """(language, file name, text) of each block."""
     return re.findall(r"^```(\w+)(?: name=(\S+))?\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def comparable(text: str) -> list[str]:
-    """Lines without what differs from run to run: numbers (but for lines of scripts), units, folders, columns."""
+    """The lines without parts that differ between runs: numbers (except for lines of scripts), units, folders,
+    columns."""
     text = re.sub(r"(?<![\w.])/[\w./-]*/", "", text)
     text = re.sub(r"\.py:(\d+)", lambda m: ".py:" + "".join(chr(ord("a") + int(d)) for d in m[1]), text)
     text = re.sub(r"\bnode \d+", "node", text)
@@ -31,7 +32,7 @@ def comparable(text: str) -> list[str]:
 
 
 def matches(expected: list[str], actual: list[str]) -> bool:
-    """Whether the lines are the expected ones, where "..." is any number of lines."""
+    """Whether the lines are the expected ones. "..." stands for any number of lines."""
     if not expected:
         return not actual
     if expected[0] == "...":
@@ -40,7 +41,7 @@ def matches(expected: list[str], actual: list[str]) -> bool:
 
 
 def environment(folder: Path, programs: dict[str, Path]) -> dict[str, str]:
-    """Where `python`, the installed programs and `programs` are on the path."""
+    """The environment, whose path has `python`, the installed programs and `programs`."""
     package = Path(torch_remote.__file__).parent
     path = folder / ".bin"
     path.mkdir()
@@ -62,7 +63,8 @@ def environment(folder: Path, programs: dict[str, Path]) -> dict[str, str]:
 
 
 def check(page: list[Block], folder: Path, variables: dict[str, str]) -> None:
-    """Runs blocks in order and compares what their commands print; what these leave in the background ends with it."""
+    """Runs the blocks in order and compares their output. Background processes that they leave end with this
+    function."""
     groups = []
     try:
         for language, name, text in page:
@@ -84,5 +86,5 @@ def check(page: list[Block], folder: Path, variables: dict[str, str]) -> None:
                 assert matches(comparable(expected), comparable(printed)), f"$ {command}\n{printed}"
     finally:
         for group in groups:
-            with contextlib.suppress(ProcessLookupError):  # all of it has ended
+            with contextlib.suppress(ProcessLookupError):  # the whole group has ended
                 os.killpg(group, signal.SIGKILL)

@@ -43,7 +43,8 @@ def test_autocast_equals_cpus(remote, equal):
 
 
 def test_grad_scaler(remote):
-    """Scales, skips the step on an overflow and backs off, grows again; one round trip a step at most."""
+    """The scaler scales, skips the step on an overflow and reduces the scale, then grows it again. A step takes at most
+    one round trip."""
     net = nn.Linear(4, 2).to(remote)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("remote", init_scale=1024.0, growth_interval=2)

@@ -1,4 +1,5 @@
-"""Attention obeys sdpa_kernel, and goes through torch's transforms and jagged tensors, as on CPU; else it is one op."""
+"""Attention obeys sdpa_kernel, and supports torch's transforms and jagged tensors, as on CPU. Otherwise it is a single
+op."""
 
 import pytest
 import torch
@@ -16,13 +17,14 @@ def tensors(device, *sizes):
 
 
 def qkv(device, grad=False):
-    """Four heads of queries share two of keys and values."""
+    """Four query heads share two key and value heads."""
     made = tensors(device, (2, 4, 5, 8), (2, 2, 6, 8), (2, 2, 6, 8))
     return [t.requires_grad_(grad) for t in made]
 
 
 def as_on_cpu(function, device, **tolerances):
-    """What `function(device)` gives, after a comparison with CPU, where math is the way that can do everything."""
+    """The result of `function(device)`, after a comparison with CPU, where only the math backend supports
+    everything."""
     got = function(device)
     with sdpa_kernel(SDPBackend.MATH):
         want = function(torch.device("cpu"))
@@ -81,7 +83,7 @@ def test_without_a_backend(remote):
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         with pytest.raises(RuntimeError, match=r"remote: No available kernel\. .* enable SDPBackend\.MATH"):
             attend(q[0], q[0], q[0])
-        # CUDA's flash attention drops out: code that names it for training goes on.
+        # Code that selects CUDA's flash attention for training, which has dropout, must still run.
         assert torch.isfinite(attend(q, q, q, dropout_p=0.5)).all()
 
 
@@ -89,7 +91,7 @@ def test_without_a_backend(remote):
 def test_second_derivatives(device, options):
     def penalty(device):
         q, k, v = qkv(device, grad=True)
-        if device.type == "cpu":  # its math path has no shared heads
+        if device.type == "cpu":  # CPU's math path does not support shared heads
             out = attend(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), **OPTIONS[options](device))
         else:
             out = attend(q, k, v, enable_gqa=True, **OPTIONS[options](device))
@@ -191,7 +193,7 @@ def test_gradients_of_each_sample(device):
 
 @pytest.mark.parametrize("name", ["plain", "causal", "bool mask"])
 def test_compiled_in_float64(device, name):
-    """With gradients: as exact as op by op."""
+    """Compiled attention with gradients is as exact as op by op."""
 
     def run(device):
         q, k, v = (t.double().requires_grad_() for t in qkv(device))
@@ -206,7 +208,8 @@ def test_compiled_in_float64(device, name):
     as_on_cpu(run, device, rtol=1e-12, atol=1e-12)
 
 
-# -- what nn.Transformer's modules call at rest -----------------------------------------------------------------------
+# -- the ops that nn.Transformer's modules call in eval mode
+# ------------------------------------------------------------
 
 PADDING = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0], [0, 1, 0, 0, 1]], dtype=torch.bool)
 CAUSAL = torch.ones(5, 5, dtype=torch.bool).triu(1)
@@ -258,7 +261,7 @@ AT_REST = {
 @pytest.mark.parametrize("name", AT_REST)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_modules_at_rest(device, name, compiled):
-    """Torch has one op for a layer, and one for attention; here they are taken apart."""
+    """torch has one op for a layer, and one for attention; here they are decomposed."""
 
     def run(device):
         function = AT_REST[name]
@@ -271,7 +274,7 @@ def test_modules_at_rest(device, name, compiled):
 
 
 def test_who_has_nothing_to_attend_to(remote):
-    """Gets NaN, as on CPU."""
+    """The result is NaN, as on CPU."""
     padding = torch.zeros(3, 5, dtype=torch.bool)
     padding[1] = True
     with torch.no_grad():
@@ -282,7 +285,7 @@ def test_who_has_nothing_to_attend_to(remote):
 
 
 def test_wrong_calls_of_modules_at_rest(device):
-    """Checked as on CPU."""
+    """The checks are those of CPU."""
     module, (x, y) = multi_head(device), tensors(device, (3, 5, 8), (3, 4, 8))
     weights = (module.in_proj_weight, module.in_proj_bias, module.out_proj.weight, module.out_proj.bias)
     attention = torch._native_multi_head_attention

@@ -1,4 +1,4 @@
-"""Autograd: what backward computes, saves and refuses must be as on CPU."""
+"""Autograd: gradients, saved tensors and errors must be as on CPU."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import nn
 
 
 def both(device, function, *shapes, dtype=torch.float32):
-    """Runs `function` on equal leaves on CPU and device; results and gradients of both."""
+    """Runs `function` on equal leaves on CPU and device; returns results and gradients of both."""
     leaves = [torch.randn(s, dtype=dtype) for s in shapes]
     outcomes = []
     for where in ("cpu", device):
@@ -51,7 +51,7 @@ FUNCTIONS = {
 def test_gradients_equal_cpu(device, equal, name):
     function, *shapes = FUNCTIONS[name]
     (value, gradients), (value_there, gradients_there) = both(device, function, *shapes)
-    if name == "attention":  # which of torch's attention kernels runs decides about strides
+    if name == "attention":  # the strides depend on which of torch's attention kernels runs
         value_there, gradients_there = value_there.contiguous(), [g.contiguous() for g in gradients_there]
         value, gradients = value.contiguous(), [g.contiguous() for g in gradients]
     equal(value_there, value, rtol=1e-5, atol=1e-6)

@@ -1,8 +1,9 @@
-"""Backward passes in threads, over devices that torch's engine did not see when it counted them."""
+"""Backward passes in threads, on devices that torch's engine did not know when it counted devices."""
 
 import pytest
 
-# Each way is one more place where the engine chooses a queue: the root, a node, a gradient from the CPU, several roots.
+# In each function the engine chooses a queue at another place: the root, a node, a gradient from the CPU, several
+# roots.
 PASSES = """
 import threading, torch, torch.utils.checkpoint
 

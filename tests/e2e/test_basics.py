@@ -1,4 +1,4 @@
-"""Creation, copies both ways, printing, numpy, exact byte counts."""
+"""Tensor creation, copies both ways, printing, numpy, exact byte counts."""
 
 import copy
 import itertools
@@ -253,7 +253,7 @@ def test_threads_may_use_the_device_together(device):
 
 
 def test_index_add_of_nothing(device):
-    """Torch's shape function takes the first slice of tensors that have none."""
+    """torch's shape function takes the first slice of tensors, which these do not have."""
     nothing = torch.empty(0, dtype=torch.int64, device=device)
     x = torch.ones(3, 1, device=device, requires_grad=True)
     x.index_select(-1, nothing).sum().backward()
@@ -270,7 +270,7 @@ def test_angle_of_permuted_complex_numbers_is_contiguous_as_on_cpu(remote, equal
 
 
 def test_operands_of_other_dtypes_lie_dense(device, equal):
-    """CPU brings them to one dtype first, and how the copy lies decides how the result does."""
+    """CPU converts operands to one dtype first, and the strides of the copy determine those of the result."""
     for function in (
         torch.add,
         torch.maximum,
@@ -301,7 +301,7 @@ def test_real_numbers_in_a_lazy_conjugate(device):
 
 
 def test_lists_have_the_strides_of_ops_on_their_tensors(remote):
-    """A dim of size 1 has a stride, too, and later ops look at it."""
+    """A dim of size 1 has a stride, too, and later ops use it."""
     calls = [
         lambda x: torch._foreach_mul([x], [x]),
         lambda x: torch._foreach_mul([x], 2.0),

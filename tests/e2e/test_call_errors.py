@@ -1,4 +1,5 @@
-"""What arguments and metadata tell raises at the call, in the user's frame, with torch's type and text."""
+"""Errors that follow from arguments and metadata are raised at the call, in the user's frame, with torch's type and
+text."""
 
 import pytest
 import torch
@@ -237,7 +238,8 @@ def test_more_dims_than_a_trace_holds(remote):
 
 
 def test_operands_stay_their_callers(remote):
-    """Calls, also those that fail, keep no operand, and let go of none that is not theirs."""
+    """Calls, including those that fail, neither keep references to operands nor drop references that they do not
+    own."""
     x, y = torch.ones(3, 4, device=remote), torch.ones(3, 5, device=remote)
     lazy = torch.ones(3, 4, dtype=torch.complex64, device=remote).conj()
     operands = (x, y, lazy)
@@ -293,7 +295,7 @@ def test_new_memory_is_filled_for_deterministic_algorithms(device, equal):
 def test_compiled_graphs_raise_what_eager_code_does(remote):
     compiled = torch.compile(lambda a, b: a @ b, backend="remote", fullgraph=True)
     with pytest.raises(Exception, match="expected m1 and m2 to have the same dtype"):
-        compiled(floats(remote, 2, 2), doubles(remote, 2, 2)).cpu()  # the fake tensors of torch do not look
+        compiled(floats(remote, 2, 2), doubles(remote, 2, 2)).cpu()  # torch's fake tensors do not check this
     assert compiled(floats(remote, 2, 2), floats(remote, 2, 2)).sum().item() == 8
 
 
@@ -320,7 +322,7 @@ def test_an_out_of_another_size_is_resized_before_it_is_looked_at(remote, functi
     assert torch.equal(out.cpu(), expected)
 
 
-# Each makes a result of sizes [3, 3], or a pair of such results.
+# Each makes a result of shape [3, 3], or a pair of such results.
 RESULTS = {
     "sum": lambda x, out: torch.sum(x.expand(2, 3, 3), 0, out=out),
     "amax": lambda x, out: torch.amax(x.expand(2, 3, 3), 0, out=out),
@@ -342,7 +344,7 @@ SHARED_STRIDES = [(0, 1), (1, 0), (0, 0), (1, 1), (2, 1), (1, 2)]
 @pytest.mark.parametrize("strides", SHARED_STRIDES, ids=str)
 @pytest.mark.parametrize("name", RESULTS)
 def test_an_out_whose_elements_share_memory(remote, name, strides):
-    """CPU refuses some of these and writes others. Of the values for one place in memory, either may stay there."""
+    """CPU refuses some of these and writes others. If several values have the same address, any of them may remain."""
     shown = []
     for device in ("cpu", "remote"):
         base = torch.full((20,), -7.0, device=device)

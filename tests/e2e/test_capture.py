@@ -1,4 +1,4 @@
-"""TORCH_REMOTE_CAPTURE: a session in a file, and what remote-replay makes of it."""
+"""TORCH_REMOTE_CAPTURE records a session in a file, which remote-replay replays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRAIN = """
 
 @pytest.fixture
 def replay(remote: torch.device):
-    """Runs remote-replay on a capture; gives the exit status and its JSON."""
+    """Runs remote-replay on a capture; returns the exit status and its JSON."""
     import torch_remote
 
     def run(capture: Path, *arguments: str) -> tuple[int, dict]:

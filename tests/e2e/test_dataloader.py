@@ -48,7 +48,7 @@ def test_a_dataset_on_the_device(device):
 
 
 def test_spawned_workers(script):
-    """A worker that imports the package itself uses a device of its own."""
+    """A worker that imports the package itself uses its own device."""
     script(
         """
         import torch

@@ -101,7 +101,7 @@ def test_each_stream_has_a_number_and_a_thread_has_one_for_each_device(remote):
     assert torch.remote.current_stream() == made[2]
     torch.remote.set_stream(torch.remote.default_stream())
     assert isinstance(torch.remote.current_stream(), torch.remote.Stream)
-    # The gradient of what was called on one stream, asked for on another.
+    # A gradient of an op that was called on one stream, computed on another.
     x = torch.ones(3, device=remote, requires_grad=True)
     with torch.remote.stream(made[0]):
         y = (x * 2).sum()
@@ -115,7 +115,7 @@ def test_events_tell_what_the_device_took(remote):
     begin, middle, end = (torch.remote.Event(enable_timing=True) for _ in range(3))
     x = torch.randn(700, 700, device=remote)
     torch.remote.synchronize()
-    for _ in range(2):  # the second time they are recorded anew
+    for _ in range(2):  # the second time they are recorded again
         begin.record()
         middle.record()
         y = x
@@ -127,9 +127,9 @@ def test_events_tell_what_the_device_took(remote):
             assert time.perf_counter() - started < 60
         assert middle.query() and begin.query()
         short, long = begin.elapsed_time(middle), middle.elapsed_time(end)
-        assert 0 <= short < long  # 7 GFLOP at least take longer than nothing
+        assert 0 <= short < long  # 7 GFLOP take measurable time
         assert math.isclose(begin.elapsed_time(end), short + long, rel_tol=1e-6, abs_tol=1e-6)
-    # A number that this process saw: not more than it took from here.
+    # A time that this process can bound: at most what it measures itself.
     started = time.perf_counter()
     begin.record()
     z = x @ x
@@ -232,7 +232,7 @@ def test_default_device(remote):
 
 
 def test_memory_is_true_after_any_wait(remote):
-    """Not only after synchronize(): every reply says how much there is."""
+    """It is up to date not only after synchronize(), because every reply states the memory in use."""
     torch.remote.synchronize()
     before = torch.remote.memory_allocated()
     x = torch.ones(1 << 20, device=remote)
@@ -241,7 +241,7 @@ def test_memory_is_true_after_any_wait(remote):
     assert torch.remote.memory_allocated() - before >= x.nbytes
     assert torch.remote.max_memory_allocated() >= before + x.nbytes
     del x
-    assert y.tolist() == [1, 1]  # a read: the list of what is freed goes with it
+    assert y.tolist() == [1, 1]  # a read also sends the list of freed tensors
     assert torch.remote.memory_allocated() - before < 1 << 16
     x = torch.ones(1 << 20, device=remote)
     assert y.nonzero().shape == (2, 1)  # the reply to a run
@@ -375,7 +375,7 @@ def sync_debug_mode(remote):
 
 
 def waits():
-    """What waits for the worker, on a tensor."""
+    """Calls on a tensor that wait for the worker."""
     return [
         lambda x: x.sum().item(),
         lambda x: x.cpu(),
@@ -408,7 +408,7 @@ def test_sync_debug_mode_names_the_line_that_waits(sync_debug_mode, remote):
         warnings.simplefilter("error")
         sync_debug_mode("error")
         y = (x * 2 + torch.tensor([1.0, 2, 3]).to(remote)).sum()  # nothing here waits
-        torch.remote.synchronize()  # is there to wait
+        torch.remote.synchronize()  # waiting is its purpose
         sync_debug_mode("default")
         assert y.item() == 12
 

@@ -1,4 +1,4 @@
-"""The examples of the users' pages do what the pages show."""
+"""The examples of the user documentation do what the pages show."""
 
 import re
 from pathlib import Path

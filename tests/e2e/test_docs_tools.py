@@ -10,7 +10,7 @@ PAGE = Path("docs/tools.md")
 
 
 def sections():
-    """Title -> blocks."""
+    """By title: the blocks of the section."""
     text = PAGE.read_text().split("## Worked examples", 1)[1].split("\n## ", 1)[0]
     titles = re.split(r"^### (.*)$", text, flags=re.MULTILINE)[1:]
     return {title: docs_examples.blocks(body) for title, body in zip(titles[::2], titles[1::2], strict=True)}

@@ -1,4 +1,4 @@
-"""Wrong use: the error must say what was wrong, where, and how to mend it."""
+"""Invalid use: the error must state what was wrong, where, and how to fix it."""
 
 import os
 import re
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 
 def line_of(text):
-    """The number of this file's line that contains `text` (its first)."""
+    """The number of the first line of this file that contains `text`."""
     with open(__file__) as file:
         return next(i for i, line in enumerate(file, 1) if text in line)
 
@@ -21,12 +21,12 @@ def test_mixed_devices(remote):
         torch.ones(2, 2) @ torch.ones(2, 2, device=remote)
     with pytest.raises(RuntimeError, match=r"\.to\("):
         F.linear(torch.ones(2, 2, device=remote), torch.ones(2, 2))
-    # 0-dim CPU tensors are numbers.
+    # 0-dim CPU tensors count as numbers.
     assert (torch.ones(2, device=remote) + torch.tensor(2)).tolist() == [3, 3]
 
 
 def test_numbers_of_the_cpu(device, equal):
-    """0-dim CPU tensors where CUDA takes them, too."""
+    """0-dim CPU tensors are accepted where CUDA accepts them, too."""
     x, number = torch.rand(3, 4), torch.tensor(0.3)
     functions = (
         lambda x: F.binary_cross_entropy_with_logits(x, x, pos_weight=number),
@@ -44,7 +44,7 @@ def test_numbers_of_the_cpu(device, equal):
 def test_bools_are_not_subtracted(device):
     x, on_device = torch.ones(3, device=device), torch.tensor(True, device=device)
     for other in (torch.tensor(True), on_device, True):
-        assert (x - 1).tolist() == [0, 0, 0]  # what numbers may do before
+        assert (x - 1).tolist() == [0, 0, 0]  # a number may be subtracted
         for function in (torch.sub, torch.rsub, lambda x, other: other - x, lambda x, other: x.clone().sub_(other)):
             with pytest.raises(RuntimeError, match="with a bool tensor is not supported"):
                 function(x, other)
@@ -103,7 +103,7 @@ def test_an_error_of_the_worker_names_op_shapes_and_line(remote):
     assert "index_select" in message
     assert "5, 4" in message or "5x4" in message or "[5" in message
     assert re.search(rf"test_errors\.py.*\b{line_of('# the line that fails')}\b", message), message
-    # Tensors that do not depend on it are right, dependents raise the same error.
+    # Tensors that do not depend on it are right; dependent tensors raise the same error.
     assert good.tolist() == [2, 2, 2]
     with pytest.raises((IndexError, RuntimeError), match="index_select"):
         dependent.cpu()
@@ -199,7 +199,7 @@ def test_a_socket_that_nobody_listens_on(script, remote, tmp_path):
 
 
 def test_a_missing_worker_binary(script, remote, tmp_path):
-    """The package without its worker, as after a broken install: the error names the file."""
+    """A package without its worker, as after a broken installation: the error names the file."""
     import shutil
 
     import torch_remote
@@ -282,7 +282,7 @@ assert names == ({["mylib::scale", "mylib::shift_"] if setting == "warn" else []
 
 
 def test_wrong_fallback_setting(script):
-    """Set after the first use (before it: test_environment.py)."""
+    """Set after the first use. (test_environment.py tests it before the first use.)"""
     script(
         CUSTOM_OP
         + """
@@ -324,7 +324,7 @@ def test_tensors_that_the_device_does_not_have(remote, name):
     torch.remote.synchronize()
 
 
-# -- who is told -------------------------------------------------------------------------------------------------------
+# -- which call raises an error ----------------------------------------------------------------------------------------
 
 
 def bad_index(device):
@@ -446,7 +446,7 @@ def test_an_error_has_the_frames_that_led_to_it(remote):
 
 
 def test_each_call_has_its_own_frames(remote):
-    """The same line, called from several."""
+    """The same line, called from several others."""
     x, bad = torch.ones(4, device=remote), torch.tensor([9], device=remote)
     results = []
     for _ in range(3):

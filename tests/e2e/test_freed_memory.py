@@ -1,4 +1,4 @@
-"""What was freed makes room for what comes next, however the worker is reached."""
+"""Freed memory is available to later allocations, for all connections to a worker."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from python_processes import Python
 
-# 300 MB hold one of these tensors, and not two.
+# 300 MB hold one of these tensors, but not two.
 USE = """
 import torch, torch_remote
 

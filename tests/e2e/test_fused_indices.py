@@ -1,4 +1,4 @@
-"""Kernels read and write at indices: as torch does, for all sizes, with nothing compiled again."""
+"""Kernels read and write at indices as torch does, for all sizes, without being compiled again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FLOATS = DTYPES[:4]
 
 
 def near(x: torch.Tensor) -> torch.Tensor:
-    """A neighbour in a group, which leaves its values alone."""
+    """A neighbor in a group that does not change values."""
     return x & True if x.dtype == torch.bool else x * 1
 
 
@@ -26,7 +26,7 @@ def places(bound: int, *shape: int, least: int = 0, dtype: torch.dtype = torch.i
     return torch.randint(least, bound, shape).to(dtype)
 
 
-# Name: function, and its operands for sizes n and m of a dtype.
+# By name: a function, and its operands for sizes n and m of a dtype.
 READS: dict[str, tuple[Callable, Callable]] = {
     "index_select rows": (lambda t, i: t.index_select(0, i), lambda d, n, m: (table(d, n, m), places(n, 2 * n))),
     "index_select columns": (lambda t, i: t.index_select(-1, i), lambda d, n, m: (table(d, n, m), places(m, 7))),
@@ -101,7 +101,7 @@ def test_reads(remote, counted, name, dtype):
         check(remote, function, operands(dtype, 37, 130))
         torch.remote.synchronize()
     assert c["kernels_compiled"] <= 1
-    with counted() as c:  # other sizes, one kernel
+    with counted() as c:  # other sizes use the same kernel
         check(remote, function, operands(dtype, 64, 1000))
         check(remote, function, operands(dtype, 3, 17))
         torch.remote.synchronize()
@@ -276,7 +276,7 @@ ERRORS = {
 def test_a_bad_index_is_torchs_error_and_changes_nothing(remote, name, bad):
     t, i, s = torch.randn(50, 64), places(50, 30), torch.randn(30, 64)
     on = [x.to(remote) for x in (t, i, s)]
-    print(ERRORS[name](*[x.clone() for x in on]).sum())  # its kernel is there
+    print(ERRORS[name](*[x.clone() for x in on]).sum())  # compiles its kernel
     i[17] = bad
     on[1] = i.to(remote)
     with pytest.raises((IndexError, RuntimeError)) as theirs:
@@ -291,7 +291,7 @@ def test_a_bad_index_is_torchs_error_and_changes_nothing(remote, name, bad):
 
 
 def test_a_bad_index_spoils_no_result_of_its_group(remote):
-    """The group's result lies where an operand was that nobody needs any more."""
+    """The group's result is stored in the memory of an operand that is no longer needed."""
     t, i, x = torch.randn(50, 64), places(50, 300), torch.randn(300, 64)
     for bad in (False, True):
         i[299] = 1000 if bad else 3
@@ -321,7 +321,7 @@ def test_sums_at_indices_are_the_same_in_each_run(remote):
 
 @pytest.mark.parametrize("name", ("index_add_", "scatter_add_", "index_put_"))
 def test_what_is_added_up_beside_a_reduction(remote, name):
-    """Threads take columns of the one and rows of the other."""
+    """Threads partition the columns of one output and the rows of the other."""
     t, i, s = torch.randn(70, 40), places(70, 500), torch.randn(500, 40)
 
     def function(t, i, s):
@@ -355,7 +355,7 @@ def test_views_of_one_tensor(remote):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_routing_to_experts(remote, dtype):
-    """What a mixture of experts does with a token's weights."""
+    """How a mixture of experts applies a token's weights."""
     x, weights = table(dtype, 24, 32), torch.rand(24, 2).to(dtype)
     token, which = places(24, 30), places(2, 30)
 
@@ -367,7 +367,7 @@ def test_routing_to_experts(remote, dtype):
 
 
 def test_rows_that_meet_are_one_threads(remote):
-    """Enough rows for several threads, which would lose some of what others add."""
+    """There are enough rows for several threads, which would lose each other's additions."""
     t, i, s = torch.zeros(70, 64, dtype=torch.int64), places(70, 60000), torch.randint(-9, 9, (60000, 64))
     want = t.clone().index_add_(0, i, s * 2)
     i, s = i.to(remote), s.to(remote)

@@ -1,5 +1,5 @@
-"""Kernels of operands that lie across: columns of one are rows of another. Such operands are packed in pieces, so sizes
-are on both sides of these."""
+"""Kernels with transposed operands, whose columns are rows of another operand. Such operands are packed in blocks, so
+sizes are below and above the block size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 SIZES = [(17, 19), (64, 64), (70, 130), (128, 1024), (33, 2100), (2100, 65)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.uint8]
 
-# Of x [m, n] and y [n, m].
+# Functions of x [m, n] and y [n, m].
 CASES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "alone": lambda x, y: x.t() + y,
     "chain": lambda x, y: (x.t() * y + y) * x.t(),
@@ -31,7 +31,7 @@ def operands(n: int, m: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Te
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_operands_that_lie_across(remote: torch.device, name: str, dtype: torch.dtype) -> None:
-    """Small whole numbers: sums of them are exact, in any order (bf16 adds up in f32, and rounds once)."""
+    """With small integers, sums are exact in any order. (bfloat16 sums in float32 and rounds once.)"""
     for n, m in SIZES:
         x, y = operands(n, m, dtype)
         got = CASES[name](x.to(remote), y.to(remote)).cpu()
@@ -50,7 +50,7 @@ def test_softmax_of_what_lies_across(remote: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_results_that_lie_in_two_ways(remote: torch.device, dtype: torch.dtype) -> None:
-    """A sum lies as its first operand does. One of the results is stored across, and so is what is written in place."""
+    """A sum has the strides of its first operand. One result, and a tensor that is written in place, are transposed."""
     for n, m in SIZES:
         before = torch.remote.stats()["groups_refused"]
         x, y = operands(n, m, dtype)
@@ -67,7 +67,7 @@ def test_results_that_lie_in_two_ways(remote: torch.device, dtype: torch.dtype) 
 
 
 def test_a_kernel_does_one_op_alone(remote: torch.device) -> None:
-    """ATen would go through such memory element by element."""
+    """ATen would traverse such memory element by element."""
     x, y = (each.to(remote) for each in operands(777, 333, torch.float32))
     torch.remote.synchronize()
     before = torch.remote.stats()["kernels_compiled"]
@@ -78,7 +78,7 @@ def test_a_kernel_does_one_op_alone(remote: torch.device) -> None:
 
 
 def test_rows_that_would_need_much_scratch_memory_are_left_to_aten(remote: torch.device) -> None:
-    """A kernel would keep the exponentials of all of it."""
+    """A kernel would store the exponentials of a whole row."""
     x = torch.randn(1, 18_000_000)
     assert torch.equal(torch.softmax(x.to(remote), -1).cpu(), torch.softmax(x, -1))
 
@@ -108,5 +108,5 @@ def test_copies_of_lists_that_overlap(remote: torch.device) -> None:
     torch._foreach_copy_([x[1:4]], [x[4:7]])
     assert x.tolist() == [0, 4, 5, 6, 4, 5, 6, 7]
     x, y = torch.arange(3.0).to(remote), torch.arange(3.0, 6.0).to(remote)
-    torch._foreach_copy_([x, y], [y, x])  # one after the other
+    torch._foreach_copy_([x, y], [y, x])  # executed one after the other
     assert x.tolist() == y.tolist() == [3, 4, 5]

@@ -1,4 +1,4 @@
-"""Compiled kernels do groups of ops: as exactly as torch does, for all sizes, with nothing compiled again."""
+"""Compiled kernels compute groups of ops as exactly as torch does, for all sizes, without being compiled again."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def gradients(function: Callable) -> Callable:
     return run
 
 
-# Name: function, shapes of its operands for sizes n and m.
+# By name: a function, and the shapes of its operands for sizes n and m.
 CASES: dict[str, tuple[Callable, list[Callable]]] = {
     "chain": (lambda x, y: F.gelu(torch.sigmoid(x) * torch.tanh(y)), [lambda n, m: (n, m)] * 2),
     "swiglu": (lambda x, y: F.silu(x) * y, [lambda n, m: (n, m)] * 2),
@@ -112,7 +112,7 @@ def listed(result: torch.Tensor | tuple[torch.Tensor, ...]) -> list[torch.Tensor
 
 
 def check_against_f64(function: Callable, given: list[torch.Tensor], remote: torch.device, units: int = 4) -> None:
-    """No worse than eager by more than some units in the last place of the largest result."""
+    """The error may exceed eager's by some units in the last place of the largest result."""
     wanted = listed(function(*[x.double() for x in given]))
     eager = listed(function(*given))
     got = listed(function(*[x.to(remote) for x in given]))
@@ -126,7 +126,8 @@ def check_against_f64(function: Callable, given: list[torch.Tensor], remote: tor
 
 
 def test_what_is_joined_beside_another_join_is_added_once(remote):
-    """Gradients of an LSTM's cell: gates are joined, and states stacked and added up, of the same operands."""
+    """The gradients of an LSTM cell: gates are concatenated, and states are stacked and summed, from the same
+    operands."""
 
     def step(x, y, total):
         product = x * y
@@ -146,13 +147,13 @@ def test_what_is_joined_beside_another_join_is_added_once(remote):
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_are_as_exact_as_torch(remote, counted, name, dtype):
     function, shapes = CASES[name]
-    # In float64 eager is itself what is compared with: the error of its library's sums of products is not known.
+    # In float64, eager itself is the reference, and the error of its library's matmuls is unknown.
     units = 16 if name == "row times matrix" and dtype == torch.float64 else 4
     given = operands(shapes, 37, 130, dtype)
     with counted() as c:
         check_against_f64(function, given, remote, units)
     assert c["kernels_compiled"] >= 1
-    with counted() as c:  # other sizes, one kernel
+    with counted() as c:  # other sizes use the same kernel
         check_against_f64(function, operands(shapes, 64, 1000, dtype), remote, units)
         check_against_f64(function, operands(shapes, 3, 17, dtype), remote, units)
     assert c["kernels_compiled"] == 0
@@ -170,7 +171,7 @@ PRODUCTS: dict[str, tuple[Callable, list[tuple[int, ...]]]] = {
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="oneDNN does no float32 then")
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_large_products_are_done_by_the_faster_library(remote, name):
-    """And their gradients, which read operands as they lie: with three times eager's error at most."""
+    """The test includes their gradients, which read transposed operands. The error may be three times eager's."""
     function, shapes = PRODUCTS[name]
     given = [torch.randn(shape) for shape in shapes]
 
@@ -183,7 +184,7 @@ def test_large_products_are_done_by_the_faster_library(remote, name):
         assert ours.stride() == plain.stride()
         error, of_eager = ((x.double() - want).abs().max().item() for x in (ours, plain))
         assert error <= 3 * of_eager + 4 * EPS[torch.float32] * want.abs().max().item(), (error, of_eager)
-    assert not torch.equal(got[0], eager[0])  # it adds up in another order
+    assert not torch.equal(got[0], eager[0])  # it sums in another order
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -215,7 +216,7 @@ def test_compiled_graphs_are_fused(remote, counted, name):
     torch._dynamo.reset()
     plain, shapes = CASES[name]
 
-    def function(*given):  # so that no other test made the same kernel
+    def function(*given):  # makes a kernel that no other test has made
         return tuple((result * 3).atan() - 1 for result in listed(plain(*given)))
 
     compiled = torch.compile(function, backend="remote", dynamic=True)
@@ -231,7 +232,7 @@ def test_compiled_graphs_are_fused(remote, counted, name):
 
 
 def peak_of(function: Callable[[], torch.Tensor]) -> int:
-    """Bytes on top of what was there before; the kernels are there."""
+    """Bytes in addition to the memory in use before. The kernels are compiled."""
     for _ in range(2):
         function()
         torch.remote.synchronize()
@@ -263,7 +264,7 @@ def test_gradients_of_many_slices_are_added_up(remote, dtype):
         x = torch.randn(64, 12, 60).to(dtype).to(device).requires_grad_()
         y = torch.zeros(64, 60, dtype=dtype, device=device)
         for t in [*range(12), -1, -12, 3, 3]:
-            y = y * 0.5 + x[:, t] * (t + 1)  # exact but for the sums
+            y = y * 0.5 + x[:, t] * (t + 1)  # exact except for the sums
         z = x.sum() + y.sum()
         for begin in range(8):
             z = z + (x[:, begin : begin + 5 : 2] * begin).sum() + x[begin % 4].sum()
@@ -295,7 +296,7 @@ def test_results_take_the_place_of_what_is_dead(remote):
         t = x @ w
         return (F.gelu(t) * 2 - 1) @ w
 
-    compiled = torch.compile(function, backend="remote")  # one program, whatever the matrices cost
+    compiled = torch.compile(function, backend="remote")  # a single program, however expensive the matmuls are
     assert peak_of(compiled) <= 2.1 * x.nbytes
 
 
@@ -310,7 +311,7 @@ def test_what_took_a_place_is_right_when_its_ops_are_done_alone(remote):
         return u @ w + (u * t) @ w
 
     close = {"rtol": 1e-4, "atol": 0.05}
-    torch.testing.assert_close(function(*on[:2]).cpu(), function(x, w), **close)  # its kernel is there
+    torch.testing.assert_close(function(*on[:2]).cpu(), function(x, w), **close)  # compiles its kernel
     x, w, table = on
     t = x @ w
     rows = F.embedding(bad, table)
@@ -358,7 +359,8 @@ def test_division_of_integers_by_zero_is_torchs_error(remote):
             function(x, zeros)
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             print(function(x.to(remote), zeros.to(remote)))
-    by = {k: ((x.to(remote) * 1) // k + 1).cpu() for k in (2, -3, 1)}  # a number is seen when it is one that divides
+    # a divisor that is a number is known to be nonzero
+    by = {k: ((x.to(remote) * 1) // k + 1).cpu() for k in (2, -3, 1)}
     assert all(torch.equal(got, x // k + 1) for k, got in by.items())
 
 
@@ -419,7 +421,8 @@ def test_gradients_of_slices_with_steps(remote, dim):
 
 
 def test_a_conversion_to_a_half_type_rounds(remote):
-    """What is left when a number is cut in halves is exact: sums of bfloat16 do float32's work so."""
+    """The remainder of splitting a number into two bfloat16 values is exact. This is how bfloat16 sums reach float32
+    precision."""
     x = torch.randn(64, 33)
 
     def parts(x):
@@ -452,7 +455,7 @@ def test_nan_and_infinity_go_through(remote):
 
 @pytest.mark.parametrize("tokens", ((1, 4), (2, 16), (4, 64)), ids=str)
 def test_gradients_of_embeddings_beside_a_sum_of_all(remote, tokens):
-    """Threads take columns of the one and rows of the other."""
+    """Threads partition the columns of one output and the rows of the other."""
     torch.manual_seed(0)
     tables = [torch.randn(50, 32), torch.randn(2, 32), torch.randn(tokens[1], 32)]
     words = torch.randint(0, 50, tokens)
@@ -468,7 +471,7 @@ def test_gradients_of_embeddings_beside_a_sum_of_all(remote, tokens):
 
 
 def test_gradients_of_embeddings_behind_a_norm(remote):
-    """The norm's weights have totals of the rows."""
+    """The gradients of the norm's weights are sums over rows."""
     torch.manual_seed(0)
     table, weight, places = torch.randn(50, 32), torch.rand(32), torch.randint(0, 50, (4, 16))
 
@@ -599,7 +602,7 @@ def test_profiles_and_explanations_name_kernels(remote):
     assert f"fused: 2 {name}" in str(explanation)
 
 
-GROUP = "\n  group "  # begins one in a graph's text
+GROUP = "\n  group "  # the beginning of a group in a graph's text
 
 
 def test_graphs_show_their_groups(remote, monkeypatch):
@@ -680,7 +683,7 @@ TUNED = """
 
 
 def test_tuned_programs_choose_and_remember(remote, script, tmp_path):
-    """Each group runs in several ways; what was the fastest is used by the next process, which tries nothing."""
+    """Each group runs with several algorithms. The next process uses the fastest ones without trying again."""
     kernels = tmp_path / "kernels"
 
     def run(calls: int, compiles: bool, mode: str = "max-autotune-no-cudagraphs") -> tuple[list[str], set[str]]:
@@ -702,11 +705,11 @@ def test_tuned_programs_choose_and_remember(remote, script, tmp_path):
     for line in told:
         assert " took " in line, line
         assert "a kernel for rows of this size took" in line or "node by node took" in line, line
-    assert len(files) > len(plain)  # kernels of other variants, and what was chosen
+    assert len(files) > len(plain)  # kernels of other variants, and the choices
     chosen = {}
     for line in told:
         ops, way = line.split(") is done by ")
-        if "times vary" not in way:  # on a busy machine nothing is kept
+        if "times vary" not in way:  # on a busy machine, the choice is not stored
             chosen[ops] = way.split(";")[0]
     again, same = run(5, False)
     assert same == files
@@ -716,7 +719,7 @@ def test_tuned_programs_choose_and_remember(remote, script, tmp_path):
 
 
 def test_results_of_another_dtype(device):
-    """What is given to `out` may be wider than the result, which wraps as on CPU."""
+    """The tensor given to `out` may be wider than the result, which wraps around as on CPU."""
 
     def full(device, value, dtype):
         return torch.full((70,), value, dtype=dtype, device=device)
@@ -737,7 +740,7 @@ def test_results_of_another_dtype(device):
 
 
 def test_one_number_of_a_half_type(device, counted):
-    """The smaller of two such numbers would be a call of fminf, which kernels do not have."""
+    """The minimum of two such numbers would be a call of fminf, which kernels do not support."""
     results = []
     for place in (device, torch.device("cpu")):
         x = torch.tensor(-0.7).half().to(place).requires_grad_()

@@ -1,10 +1,10 @@
-"""Large CPU tensors read from the device lie in memory that was used before: ordinary memory, and no page faults."""
+"""Large CPU tensors read from the device reuse memory: they are ordinary tensors, and cause no page faults."""
 
 import resource
 
 import torch
 
-COUNT = 3 << 20  # elements of four bytes: well above what is kept
+COUNT = 3 << 20  # elements of four bytes; well above the size from which memory is cached
 
 
 def resident_bytes() -> int:
@@ -56,7 +56,7 @@ def test_they_are_as_good_as_any(device):
     assert x.resize_(2 * COUNT)[:COUNT].sum().item() == COUNT
     shared = torch.ones(COUNT, device=device).cpu().share_memory_()
     assert shared.is_shared() and shared.sum().item() == COUNT
-    array = torch.ones(COUNT, device=device).cpu().numpy()  # keeps the memory, not the tensor
+    array = torch.ones(COUNT, device=device).cpu().numpy()  # keeps the memory alive, but not the tensor
     torch.zeros(COUNT, device=device).cpu()
     assert array.sum() == COUNT
     leaf = torch.ones(COUNT, device=device, requires_grad=True)
@@ -81,7 +81,7 @@ def test_empty_cache_gives_it_back(remote):
     torch.remote.empty_cache()
     before = resident_bytes()
     x.cpu()
-    assert resident_bytes() - before >= 60 << 20  # 64 MiB, kept
+    assert resident_bytes() - before >= 60 << 20  # 64 MiB, cached
     torch.remote.empty_cache()
     assert resident_bytes() - before <= 8 << 20
 

@@ -1,4 +1,4 @@
-"""Images between convolutions lie channels last on the worker, and nobody sees it."""
+"""Images between convolutions are channels last on the worker, which users cannot observe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """As in a ResNet."""
+    """A ResNet block."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Block(nn.Module):
 
 
 class Wide(nn.Module):
-    """Convolutions of several kinds, joined."""
+    """Concatenated convolutions of several kinds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Wide(nn.Module):
 
 
 class Inverted(nn.Module):
-    """As in a MobileNet: each channel is convolved alone."""
+    """A MobileNet block with a depthwise convolution."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
 def net(name: str) -> nn.Module:
     torch.manual_seed(1)
     made = NETS[name]()
-    for module in made.modules():  # statistics that are not those of the beginning
+    for module in made.modules():  # statistics other than the initial ones
         if isinstance(module, nn.BatchNorm2d):
             module.running_mean = torch.randn_like(module.running_mean) * 0.1
             module.running_var = torch.rand_like(module.running_var) + 0.5
@@ -94,7 +94,8 @@ def net(name: str) -> nn.Module:
 
 
 def assert_as_exact(got: Tensor, cpu: Tensor, exact: Tensor, last: Tensor | None = None) -> None:
-    """At most twice CPU's own error, and a rounding of the largest element. `last`: CPU's of images channels last."""
+    """The error may be twice CPU's own, plus a rounding of the largest element. `last` is CPU's result for
+    channels-last images."""
     assert got.stride() == cpu.stride() and got.shape == cpu.shape
     unit = 2 * torch.finfo(cpu.dtype).eps * exact.abs().max().item()
     error = lambda result: (result.cpu().double() - exact).abs().max().item()  # noqa: E731
@@ -153,7 +154,7 @@ def test_what_is_seen_lies_as_on_cpu(remote: torch.device) -> None:
 
 @pytest.mark.parametrize("rank", [4, 5])
 def test_strides_of_dims_of_one_element(remote: torch.device, rank: int) -> None:
-    """Results have the strides that torch's TensorIterator says, also where they reach no other element."""
+    """Results have the strides that torch's TensorIterator computes, also for dims where strides have no effect."""
     random = Random(rank)
     for _ in range(300):
         shape = [random.choice((1, 1, 2, 3)) for _ in range(rank)]
@@ -196,7 +197,7 @@ CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("weights_last", [False, True])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_weights_of_all_kinds_of_convolutions(remote: torch.device, name: str, weights_last: bool) -> None:
-    """They are kept from the second run on, and used for images of other sizes, too."""
+    """Packed weights are cached from the second run on, and used for images of other sizes, too."""
     torch.manual_seed(3)
     here = CONVOLUTIONS[name]()
     if weights_last:
@@ -214,7 +215,8 @@ def test_weights_of_all_kinds_of_convolutions(remote: torch.device, name: str, w
 @pytest.mark.parametrize("weights_last", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_steps_of_one_place_of_few_channels(remote: torch.device, transposed: bool, weights_last: bool) -> None:
-    """torch's own kernel writes beyond its memory for such images channels last, so CPU is asked for plain ones."""
+    """torch's CPU kernel writes out of bounds for such channels-last images, so the CPU reference uses contiguous
+    ones."""
     torch.manual_seed(6)
     last = torch.channels_last
     weight = torch.randn(8, 8, 1, 1)
@@ -234,7 +236,8 @@ def test_steps_of_one_place_of_few_channels(remote: torch.device, transposed: bo
 
 
 def test_two_convolutions_of_one_weight(remote: torch.device) -> None:
-    """Of other steps, groups and channels: what is kept is fit for the first one that was seen twice."""
+    """The convolutions differ in strides, groups and channels. The cached packing suits the first one that ran
+    twice."""
     torch.manual_seed(4)
     weight = torch.randn(32, 16, 3, 3) * 0.1
     there = weight.to(remote)
@@ -248,7 +251,7 @@ def test_two_convolutions_of_one_weight(remote: torch.device) -> None:
 
 
 def test_weights_that_change(remote: torch.device) -> None:
-    """What is kept of weights is theirs: in place, by an optimizer, by a new value, by a view."""
+    """Cached packed weights follow changes of the weights: in place, by an optimizer, by a new value, by a view."""
     here = net("chain")
     there = copy.deepcopy(here).to(remote)
     x = torch.randn(2, 3, 24, 24)

@@ -1,4 +1,4 @@
-"""Structures without end: what this process and its worker keep of them is bounded."""
+"""With an unlimited number of different traces, the memory of this process and its worker stays bounded."""
 
 import json
 
@@ -46,5 +46,5 @@ def test_memory_stays_flat(script, remote):
     sizes, stats = json.loads(result.stdout)
     assert stats["programs_built"] > 4000 and stats["programs_dropped"] > 3000
     assert stats["programs_kept"] < 1000
-    for before, after in zip(sizes[1], sizes[3], strict=True):  # this process, its worker: 2000 structures more
+    for before, after in zip(sizes[1], sizes[3], strict=True):  # for this process and its worker, with 2000 more traces
         assert after - before < 12, sizes

@@ -1,5 +1,5 @@
-"""Layers of experts, as transformers writes them for devices other than the CPU: sorted tokens, counts, and one grouped
-product."""
+"""Expert layers as transformers writes them for devices other than the CPU: sorted tokens, counts, and one grouped
+matmul."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ class Experts(nn.Module):
         weights = (weights / weights.sum(-1, keepdim=True)).to(x.dtype)
         order = torch.argsort(index.flatten())
         experts = index.flatten()[order]
-        # transformers counts floats on the CPU and integers elsewhere.
+        # transformers counts floats on the CPU and integers on other devices.
         counts = torch.histc(experts.int() if x.device.type != "cpu" else experts.float(), self.experts, 0, 3)
         ends = torch.cumsum(counts, 0, dtype=torch.int32)
         chosen = tokens[order // self.chosen]

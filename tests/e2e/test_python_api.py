@@ -1,4 +1,4 @@
-"""docs/python-api.md: every name of torch.cuda is there, or there is a reason why not; and the page says which."""
+"""docs/python-api.md: torch.remote has every name of torch.cuda, or the page gives the reason why not."""
 
 import importlib
 import re
@@ -13,7 +13,7 @@ PAGE = Path("docs/python-api.md")
 
 
 def table() -> dict[str, tuple[str, str]]:
-    """Name -> (what the page says, note) of the last table."""
+    """By name: (status, note) of the page's last table."""
     text = PAGE.read_text().split("## All names of torch.cuda", 1)[1]
     rows = re.findall(r"^\| `(\w+)` \| (there|alias|no) \| (.*?) ?\|$", text, flags=re.MULTILINE)
     assert len(rows) == len({name for name, *_ in rows})

@@ -1,4 +1,4 @@
-"""What a failure leaves: updates in place that depend on it are skipped; whatever overwrites a tensor repairs it."""
+"""Effects of a failure: dependent in-place updates are skipped, and any op that overwrites a tensor repairs it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def failing(device, size=4):
 
 
 def expect_failure(read, match=OUT_OF_RANGE):
-    with pytest.raises((IndexError, RuntimeError), match=match) as error:  # scatter's is a RuntimeError, on CPU too
+    with pytest.raises((IndexError, RuntimeError), match=match) as error:  # scatter raises a RuntimeError, on CPU too
         read()
     return str(error.value)
 
@@ -79,14 +79,14 @@ def test_whatever_overwrites_all_of_a_poisoned_tensor_repairs_it(remote, name, c
     if cut:
         torch.remote.synchronize()
         return
-    # Nothing can see what the op makes: it may be left out, and then does not fail.
+    # The op's result is unobservable: it may be skipped, and then does not fail.
     with contextlib.suppress(IndexError):
         torch.remote.synchronize()
     torch.remote.synchronize()
 
 
 def test_channels_last_weights(remote):
-    """Dense, and not contiguous."""
+    """Dense, but not contiguous."""
     conv = nn.Conv2d(3, 4, 3).to(remote, memory_format=torch.channels_last)
     with torch.no_grad():
         conv.weight.data = (
@@ -103,7 +103,7 @@ def test_writing_a_part_repairs_nothing(remote):
     t[2:] = 1
     expect_failure(t.cpu)
     t.add_(1)
-    t.copy_(t.flip(0))  # reads it
+    t.copy_(t.flip(0))  # reads the tensor
     expect_failure(t.cpu)
     t.zero_()
     assert t.tolist() == [0] * 4
@@ -151,7 +151,7 @@ def test_restart_and_load_a_checkpoint(remote, lose, tmp_path):
     assert [step() for _ in range(3)] == expected
 
 
-# -- what a failed op would have written ------------------------------------------------------------------------------
+# -- the results of a failed op ----------------------------------------------------------------------------------------
 
 
 def test_the_example_of_a_weight(remote):
@@ -177,7 +177,7 @@ def test_reading_what_lacks_an_update_tells_once(remote):
     expect_failure(w.tolist)
     assert w.tolist() == [1] * 4 and (w * 2).tolist() == [2] * 4
     torch.remote.synchronize()
-    expect_failure(doubled.tolist)  # of what was not there
+    expect_failure(doubled.tolist)  # its operand lacked the update
     expect_failure(bad.tolist)
 
 
@@ -248,11 +248,11 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_bad_batch_that_is_caught_costs_nothing(remote, name, compiled):
-    """Weights and the optimizer's buffers are bitwise what they were before the batch; with SGD all is as in a run of
-    the CPU without it.
+    """Weights and the optimizer's buffers have the same bits as before the batch. With SGD, the run equals a CPU run
+    without the batch.
 
-    Adam's `step` is not compared: it counts that batch, too. Nothing of it depends on the data, so it is counted on
-    this side, or on the device before the update is skipped.
+    Adam's `step` is not compared, because it counts that batch, too. It does not depend on the data, so it is counted
+    on the client, or on the device before the update is skipped.
     """
 
     def train(device, batches):
@@ -335,7 +335,7 @@ def test_a_compiled_function(remote):
     step(w, poisoned, good)[0].item()
 
 
-# -- against a model --------------------------------------------------------------------------------------------------
+# -- compared with a model ---------------------------------------------------------------------------------------------
 
 
 class Model:
@@ -359,14 +359,14 @@ class Model:
         return min((r for r in reasons if r is not None), default=None)
 
     def fails(self, reason, failure):
-        """Why an op is skipped: for what it reads, or by itself."""
+        """The failure because of which an op is skipped: an operand's, or its own, which is then recorded."""
         if reason is None and failure is not None:
             self.failed.append(failure)
             return failure
         return reason
 
     def set(self, name, value, check):
-        """After a failure the first value that is replaced is kept."""
+        """After a failure, the first replaced value is kept."""
         last = max((f for f in self.failed if f not in self.told), default=None)
         kept = self.kept[name]
         if last is not None and (not kept or kept[-1][0] < last):
@@ -408,11 +408,11 @@ class Model:
         self.set(name, new, check)
 
     def read(self, name):
-        """What a read gives: the values, or the failure that it raises."""
+        """The outcome of a read: the values, or the failure that it raises."""
         value = self.values[name]
         failure = value if isinstance(value, int) else self.earlier(self.behind[name], self.after[name])
         if failure is None:
-            self.kept[name] = []  # it stays what was read
+            self.kept[name] = []  # the value stays as it was read
             return value
         self.told.add(failure)
         return failure
@@ -446,7 +446,7 @@ def random_program(device, seed):
         model.make(new(tensors[a] + tensors[b]), [a, b], add)
 
     def made_by_steps():
-        """A temporary that is updated in place, and gone when the program is built."""
+        """A temporary that is updated in place, and freed before the program is built."""
         a, b, c = (rng.choice(list(tensors)) for _ in range(3))
         t = tensors[a] + tensors[b]
         model.make("t", [a, b], add)
@@ -502,7 +502,7 @@ def random_program(device, seed):
         condition = tensors[a].sum() < 0
         bad = next(step)
         torch._assert_async(condition, f"check {bad}")
-        if model.blocking(a) is None:  # fails: nothing here is negative
+        if model.blocking(a) is None:  # fails, because no element is negative
             failures.append(bad)
             model.checks.append(bad)
 
@@ -539,7 +539,7 @@ def random_program(device, seed):
 
 @pytest.mark.parametrize("part", range(4))
 def test_random_programs(remote, part):
-    """Other ones for each commit. What fails is named by its seed: random_program(device, seed) repeats it."""
+    """Each commit runs different programs. A failure names its seed: random_program(device, seed) repeats it."""
     first = commit_number() * 400 + part * 100
     for seed in range(first, first + 100):
         random_program(remote, seed)
@@ -547,6 +547,6 @@ def test_random_programs(remote, part):
 
 @pytest.mark.parametrize("seeds", [(4,), (48,), (264,), (6064, 7431)], ids=str)
 def test_programs_that_were_wrong(remote, seeds):
-    """Of two, the first one taught the client what is read after a program."""
+    """In each pair, the first program taught the client which results are read after a program."""
     for seed in seeds:
         random_program(remote, seed)

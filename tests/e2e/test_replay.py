@@ -1,4 +1,4 @@
-"""remote-replay and remote-reduce on captures of real runs, one of them with a bug made on purpose."""
+"""remote-replay and remote-reduce on captures of real runs, one of them with an intentional bug."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import torch
 from python_processes import run_python
 
-# Of the difference and the product in the last line the pipeline of the tools in tools/testing makes something else.
+# The pipeline of the tools in tools/testing miscompiles the difference and the product in the last line.
 TRAIN = """
     import torch, torch_remote
     from torch import nn
@@ -35,7 +35,7 @@ TRAIN = """
 """
 LINE = TRAIN[: TRAIN.index("loss =")].count("\n") + 1
 
-# As in recurrent nets: a sigmoid and a tanh, of a part of a product, that are needed at the same time.
+# As in recurrent nets: a sigmoid and a tanh of parts of a matmul, which are live at the same time.
 GATES = """
     import torch, torch_remote
     torch.manual_seed(0)
@@ -103,7 +103,7 @@ def test_the_seeded_bug_is_found_with_its_line(tools, small):
         assert difference["op"].startswith("aten::sub.Tensor(f32[16, 4]{4, 1}, f32[16, 4]{4, 1}"), difference
         assert difference["line"].endswith(f"small.py:{LINE} in <module>")
         assert difference["differing"] == difference["elements"] == 64 and difference["max_rel"] == 2
-    # What the worker was sent is right: the bug is in the tool's passes.
+    # The worker got the right program; the bug is only in the tool's passes.
     tools.run("remote-replay-miscompiling", small, "--compare", "passes")
     text = tools.run(
         "remote-replay-miscompiling", small, "--compare", "passes", "--passes", "rebuild", "--run", 1, "--memory", 1,
@@ -166,7 +166,7 @@ def test_a_graph_with_made_up_inputs(tools):
 
 @contextmanager
 def worker(tools, plugin: str | Path, **environment: str) -> Iterator[str]:
-    """A worker that listens; its address."""
+    """A worker that listens; yields its address."""
     socket = tools.folder / "worker.sock"
     socket.unlink(missing_ok=True)
     process = subprocess.Popen(
@@ -185,7 +185,7 @@ def worker(tools, plugin: str | Path, **environment: str) -> Iterator[str]:
 
 def test_two_workers_are_compared(tools, small):
     with worker(tools, tools.package / "lib/libaten_plugin.so") as other:
-        # Two workers may lay memory out differently, and vector code then rounds differently.
+        # Two workers may use different memory layouts, which changes the rounding of vector code.
         found = tools.json("remote-replay", small, "--compare", "worker", "--other", other, "--atol", 1e-5)
         assert found["compared"] >= 2 and not found["differences"]
 
@@ -218,7 +218,7 @@ def gates(tools):
     return path
 
 
-# A pass that lets two temporaries share memory which are needed at the same time.
+# The pass assigns the same memory to two temporaries that are live at the same time.
 def test_a_wrong_memory_plan_is_found_and_reduced(tools, gates):
     found = tools.json(
         "remote-replay-miscompiling", gates, "--compare", "passes", "--passes", "rebuild", status=1
@@ -238,7 +238,7 @@ def test_a_wrong_memory_plan_is_found_and_reduced(tools, gates):
     tools.run("remote-replay", "memory.rreplay", "--compare", "passes", "--passes", "rebuild")
 
 
-# The same in a worker, of which a graph says nothing.
+# The same bug in a worker, which the graph does not show.
 def test_a_worker_that_lays_memory_out_wrongly_is_found_and_reduced(tools, gates):
     with faulty(tools, "memory") as other:
         found = tools.json("remote-replay", gates, "--compare", "worker", "--other", other, "--atol", 1e-5, status=1)

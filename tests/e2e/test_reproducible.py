@@ -1,7 +1,7 @@
-"""The same bits in every process, with a cold or a warm kernel cache, at any load, and over an interrupted run.
+"""Training gives the same bits in every process, with a cold or a warm kernel cache, at any load, and after a resume.
 
-`torch.use_deterministic_algorithms(True)` promises all of it; `TORCH_REMOTE_WAIT_COMPILE=1` does not promise a resumed
-run the bits of an uninterrupted one. `TORCH_REMOTE_TEST_ROUNDS` repeats the processes (default: 1).
+`torch.use_deterministic_algorithms(True)` promises all of it. With `TORCH_REMOTE_WAIT_COMPILE=1`, a resumed run may
+differ from an uninterrupted one. `TORCH_REMOTE_TEST_ROUNDS` repeats the processes (default: 1).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from python_processes import run_python
 
 ROUNDS = int(os.environ.get("TORCH_REMOTE_TEST_ROUNDS", "1"))
 
-# Trains from step `first` to step `last`, from and to a checkpoint, and prints hashes of losses and states.
+# Trains from step `first` to step `last`, loading and saving checkpoints, and prints hashes of losses and states.
 TRAIN = """
     import hashlib, sys
     import torch, torch_remote
@@ -115,7 +115,7 @@ BUSY = "while True: sum(range(10_000))"
 
 @contextmanager
 def load(processes: int) -> Iterator[None]:
-    """Other processes that use a core each."""
+    """Starts processes that each keep one core busy."""
     busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(processes)]
     try:
         yield
@@ -156,7 +156,7 @@ def test_a_training_has_the_same_bits(tmp_path, remote, flag, compiled, waits, e
     training = Training(tmp_path, flag, compiled, waits, **environment)
     steps, middle = 8, 3
     expected = training.run(0, steps)  # with a cold cache
-    assert len(set(expected[:steps])) == steps, expected  # it learns something
+    assert len(set(expected[:steps])) == steps, expected  # the loss changes in each step
     for turn in range(ROUNDS):
         for busy in (0, 3):
             with load(busy):

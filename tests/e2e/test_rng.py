@@ -1,4 +1,4 @@
-"""Random numbers: reproducible, from the device's generator, the same wherever a trace is cut."""
+"""Random numbers are reproducible, come from the device's generator, and do not depend on where a trace is cut."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Recurrent layers are one op each, equal to CPU's, for sequences of any length."""
+"""Recurrent layers are one op each, and equal CPU's for sequences of any length."""
 
 import itertools
 
@@ -23,7 +23,7 @@ def pair(kind, device, **options):
 
 
 def outcome(net, input, states, wanted, device):
-    """Outputs, then the gradients of everything, of a loss over what `wanted` names."""
+    """The outputs, then the gradients of all leaves, of a loss over the outputs that `wanted` names."""
     leaves = [t.clone().to(device).requires_grad_() for t in (input, *states)]
     output, hidden = net(leaves[0], tuple(leaves[1:]) if len(states) == 2 else leaves[1])
     results = {"output": output} | dict(
@@ -60,7 +60,7 @@ def test_equals_cpu(device, kind, layers, bidirectional):
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("sizes", [(5, 3, 4, 6), (1, 2, 7, 33), (12, 4, 130, 64), (7, 2, 300, 20), (3, 5, 20, 300)])
 def test_sizes(device, kind, bidirectional, sizes):
-    """No further from the exact result than CPU's own, but for a few roundings."""
+    """The error exceeds CPU's own by at most a few roundings."""
     steps, batch, inputs, units = sizes
     torch.manual_seed(0)
     here = kind(inputs, units, 2, bidirectional=bidirectional)
@@ -117,7 +117,7 @@ def test_lengths_build_nothing(remote, kind):
     with torch.remote.expect_no_compile():
         for steps, batch in [(9, 4), (30, 3), (2, 8), (64, 6), (6, 4)]:
             step(steps, batch)
-    assert torch.remote.stats()["ops_recorded"] < 5 * 60  # of a step, however long
+    assert torch.remote.stats()["ops_recorded"] < 5 * 60  # the number per step does not depend on the length
 
 
 def test_dropout_between_layers(remote):
@@ -179,7 +179,7 @@ def test_wrong_use_says_so(device):
 @pytest.mark.parametrize("joined", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 def test_second_derivatives(device, kind, joined, bias):
-    """Of everything, where all that a layer returns has a gradient; one state is made of the input."""
+    """Second derivatives of everything, if all outputs have a gradient; one state is computed from the input."""
 
     def penalty(net, where):
         torch.manual_seed(3)
@@ -200,7 +200,7 @@ def test_second_derivatives(device, kind, joined, bias):
 
 
 def test_a_kept_graph_is_no_second_derivative(remote, counted):
-    """Layers stay whole where nothing asks for a gradient of a gradient."""
+    """Layers stay single ops unless a gradient of a gradient is requested."""
     _, net = pair("lstm", remote)
     x = torch.randn(4, 2, 4).to(remote)
     net(x)[0].sum().backward()
@@ -225,7 +225,7 @@ def test_transforms(remote):
 
         return torch.func.vmap(torch.func.grad(loss), in_dims=1)(input.to(where))
 
-    plain = pair("tanh", remote)  # torch's fused cells of LSTM and GRU have no forward derivative, on CUDA neither
+    plain = pair("tanh", remote)  # torch's fused LSTM and GRU cells have no forward derivative, on CUDA neither
     torch.testing.assert_close(forward(plain[1], remote).cpu(), forward(plain[0], "cpu"), rtol=1e-4, atol=1e-5)
     with pytest.raises(NotImplementedError, match="forward AD"):
         forward(there, remote)

@@ -53,7 +53,7 @@ def test_state_dicts(device, equal):
     assert all(v.device.type == "cpu" for v in other.state_dict().values())
     for name, value in net.state_dict().items():
         equal(value, other.state_dict()[name])
-    # Straight from the device's state_dict, into CPU modules and back.
+    # Directly from the device's state_dict into CPU modules, and back.
     other.load_state_dict(net.state_dict())
     net.load_state_dict(other.state_dict())
     net.load_state_dict(state, assign=True)

@@ -1,4 +1,4 @@
-"""Sparse tensors of the device: COO and compressed ones, against CPU."""
+"""Sparse tensors on the device, COO and compressed, compared with CPU."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def grid(device, *sizes):
 
 
 def plain(device, *sizes):
-    """A strided tensor with blocks of zeros, elements of which lie in the same places in each matrix of a batch."""
+    """A strided tensor with blocks of zeros. All matrices of a batch have the same sparsity pattern."""
     numbers = torch.arange(float(torch.Size(sizes).numel())).reshape(sizes)
     pattern = torch.zeros(sizes[-2:])
     pattern[0, 1] = pattern[-1, 0] = pattern[sizes[-2] // 2, -1] = 1
@@ -35,7 +35,7 @@ def plain(device, *sizes):
 
 
 def bsr(device):
-    return plain(device, 6, 8).to_sparse_bsr((2, 2))  # CPU multiplies square ones only
+    return plain(device, 6, 8).to_sparse_bsr((2, 2))  # CPU multiplies only square blocks
 
 
 def bsc(device):
@@ -220,7 +220,7 @@ def test_results_are_those_of_the_cpu(remote, name):
     same(CASES[name]("remote"), CASES[name]("cpu"))
 
 
-# What CPU does not do, or does wrong, to sparse tensors: as it does it to strided ones.
+# Ops that CPU does not support, or computes wrongly, for sparse tensors: compared with CPU's strided results.
 STRIDED = {
     "bmm of strided and coo": lambda x: torch.bmm(grid(x.device, 2, 3, 6), x),
     "bmm": lambda x: torch.bmm(x, grid(x.device, 2, 8, 3)),
@@ -408,7 +408,7 @@ def trained(device, make):
     optimizer = make(table.parameters())
     for step in range(4):
         optimizer.zero_grad()
-        for _ in range(2):  # gradients add up
+        for _ in range(2):  # gradients accumulate
             head(table(torch.tensor([1, 2, 2, 7 - step]).to(device))).pow(2).sum().backward()
         optimizer.step()
     return table.weight.grad, table.weight.detach()

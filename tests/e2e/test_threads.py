@@ -1,4 +1,4 @@
-"""Several threads record on one device: what each does is right, and its programs are its own."""
+"""Several threads record on one device: each gets correct results and its own programs."""
 
 import copy
 import gc
@@ -19,7 +19,7 @@ THREADS = 4
 
 
 def in_threads(function: Callable, count: int = THREADS) -> list:
-    """function(number, barrier) in each of so many threads at once, and what they return."""
+    """Runs function(number, barrier) in `count` threads at once, and returns their results."""
     barrier = threading.Barrier(count)
     with ThreadPoolExecutor(count) as pool:
         return [future.result(120) for future in [pool.submit(function, i, barrier) for i in range(count)]]
@@ -59,7 +59,7 @@ def test_each_thread_trains_its_model(remote, counted):
     in_threads(train)
     with counted() as c:
         found = in_threads(train)
-    # How they take turns is in no key.
+    # The interleaving of threads does not affect any key.
     assert c["programs_built"] == 0
     for number, losses in enumerate(found):
         on_cpu = Training(number, torch.device("cpu"))
@@ -110,7 +110,7 @@ def test_a_tensor_that_goes_from_thread_to_thread(device):
     assert torch.equal(found.cpu(), boxes[0].get(timeout=60))
 
 
-SHAPED_BY_TORCH = {  # ops of x[n, n] whose results' shapes torch's kernels for Meta say
+SHAPED_BY_TORCH = {  # ops of x[n, n] whose result shapes come from torch's Meta kernels
     "matrix_exp": torch.linalg.matrix_exp,
     "grid_sampler": lambda x: F.grid_sample(
         x[None, None], x[None, :, :2, None].expand(-1, -1, -1, 2), align_corners=True
@@ -139,7 +139,7 @@ def test_threads_ask_for_shapes_at_the_same_time(device):
 
 
 class Play:
-    """Ops on tensors that all threads have: reads, writes, views, swaps, deaths, in one order."""
+    """Ops on tensors that all threads share: reads, writes, views, swaps, and frees, in one order."""
 
     def __init__(self, seed: int, place: torch.device) -> None:
         self.random, self.place = random.Random(seed), place
@@ -210,7 +210,7 @@ def test_what_a_thread_that_has_ended_recorded(remote):
         made.append(weights * 2)
 
     torch.ones(1, device=remote).item()
-    for _ in range(3 * THREADS):  # more than there are at any time: what one recorded in, others go on in
+    for _ in range(3 * THREADS):  # more threads than exist at any time, because the state of an ended thread is reused
         thread = threading.Thread(target=record)
         thread.start()
         thread.join()

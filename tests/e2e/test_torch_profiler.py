@@ -1,4 +1,4 @@
-"""torch.profiler and the autograd profiler show what the worker does."""
+"""torch.profiler and the autograd profiler show the worker's activity."""
 
 import json
 import re
@@ -28,13 +28,13 @@ def test_ops_of_the_worker_have_rows_and_their_torch_ops_have_their_time(remote)
     assert there["aten::mm"].self_device_time_total > 0
     here = by_name(profiler, DeviceType.CPU)
     assert here["aten::mm"].count == 3
-    # Each op of torch has its worker's time, and those around it have it in their total.
+    # Each torch op has the time of its worker ops, and the enclosing ops have it in their total.
     assert here["aten::mm"].self_device_time_total == pytest.approx(there["aten::mm"].self_device_time_total)
     assert here["aten::matmul"].device_time_total >= here["aten::mm"].device_time_total > 0
     assert here["aten::matmul"].self_device_time_total == 0
     text = profiler.key_averages().table(sort_by="self_device_time_total")
     assert "Self REMOTE" in text and "aten::mm" in text
-    # On the clock of the other events.
+    # They are on the clock of the other events.
     begin, end = (f(e.time_range.start for e in profiler.events() if e.name == "aten::mm") for f in (min, max))
     assert all(begin <= e.time_range.start for e in profiler.events() if e.device_type == DeviceType.PrivateUse1)
     assert end - begin < 60e6
@@ -98,7 +98,7 @@ def test_a_schedule_and_another_profile_after_it(remote):
     twice = schedule(wait=1, warmup=1, active=2, repeat=2)
     with profile(activities=BOTH, schedule=twice, on_trace_ready=on_trace_ready) as p:
         for _ in range(8):
-            torch.exp(x)  # not asked for, so not computed
+            torch.exp(x)  # unused, so it is not computed
             torch.exp(x).sum().item()
             p.step()
     assert ready == [2, 2]
@@ -112,7 +112,7 @@ def test_one_recording_at_a_time(remote, capfd):
     with torch.remote.profile() as own:
         with profile(activities=BOTH) as profiler:
             x.exp().sum().item()
-    assert "torch.remote.profile is on" in capfd.readouterr().err  # kineto's, which is no Python warning
+    assert "torch.remote.profile is on" in capfd.readouterr().err  # a message of kineto, not a Python warning
     assert not by_name(profiler, DeviceType.PrivateUse1)
     assert any(op.name == "aten::exp" for worker in own.recording.workers for op in worker.ops)
     with profile(activities=BOTH), pytest.raises(RuntimeError, match="being recorded already"), torch.remote.profile():

@@ -4,8 +4,8 @@
 
 namespace torch_remote::worker::cuda::emulated {
 
-// Makes images for the driver in software, of the modules that PTX is made of. Whoever links it also needs
-// @llvm//:static. Used by any thread.
+// Compiles modules, of which the real pipeline makes PTX, to images for the emulated driver. Thread-safe. A target that
+// links this also needs @llvm//:static.
 Status compile(std::string_view text, uint32_t sm, CompiledKernel* compiled);
 
 }  // namespace torch_remote::worker::cuda::emulated

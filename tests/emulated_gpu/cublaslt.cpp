@@ -33,7 +33,7 @@ struct LayoutState {
   int32_t batch = 1;
   int64_t batch_stride = 0;
 
-  // Elements from the first one to behind the last one.
+  // The number of elements from the first one to past the last one.
   uint64_t reach() const {
     return (columns - 1) * static_cast<uint64_t>(ld) + rows +
            static_cast<uint64_t>(batch - 1) * static_cast<uint64_t>(batch_stride);
@@ -74,7 +74,7 @@ Status set(T* field, const void* value, size_t bytes) {
   return Status::kSuccess;
 }
 
-// The driver's part of a call: a context is current, and its GPU works.
+// Begins a call of the driver: a context must be current, and its GPU must have no error.
 std::optional<Call> enter(const char* name) {
   std::optional<Call> call(std::in_place, name);
   if (!call->ready()) call.reset();
@@ -135,7 +135,7 @@ Status preference_set(lt::Preference preference, lt::PreferenceAttribute attribu
   return set(&preference->alignments[static_cast<size_t>(which)], value, bytes);
 }
 
-// --- what it does ----------------------------------------------------------------------------------------------------
+// --- checks of a matmul ----------------------------------------------------------------------------------------------
 
 struct Product {
   const lt::DescState* desc = nullptr;
@@ -147,7 +147,7 @@ bool is_float8(Type type) { return type == Type::kFloat8E4M3 || type == Type::kF
 bool is_half(Type type) { return type == Type::kFloat16 || type == Type::kBFloat16; }
 bool is_complex(Type type) { return type == Type::kComplex64 || type == Type::kComplex128; }
 
-// As in the table of cublasLtMatmul in cuBLAS's documentation; rows that nobody uses are left out.
+// Follows the table of cublasLtMatmul in cuBLAS's documentation. Rows that we never use are left out.
 bool has_types(const Product& p) {
   const Type a = p.a->type, b = p.b->type, d = p.d->type;
   if (p.c->type != d) return false;
@@ -183,7 +183,7 @@ bool has_epilogue(const Product& p) {
   return is_float8(p.a->type) && p.d->type == Type::kFloat32 ? bias == Type::kBFloat16 : bias == p.d->type;
 }
 
-// Columns lie apart, matrices of a batch that is written too.
+// Whether columns do not overlap, nor the matrices of a batch if they are written.
 bool is_laid(const lt::LayoutState& layout, bool written, int32_t batch) {
   if (layout.rows == 0 || layout.columns == 0 || layout.ld < 0 || layout.batch != batch || batch < 1) return false;
   if (static_cast<uint64_t>(layout.ld) < layout.rows || layout.batch_stride < 0) return false;
@@ -216,7 +216,7 @@ Status describe(lt::Handle handle, lt::Desc desc, lt::Layout a, lt::Layout b, lt
   if (!is_float8(a->type) && (desc->a_scale != 0 || desc->b_scale != 0 || desc->fast != 0))
     return Status::kInvalidValue;
   if (!tensor_cores) return Status::kSuccess;
-  // Only "TN", and dims that they are made for.
+  // These types require "TN" and dims in multiples that tensor cores support.
   if (desc->op_a != lt::Operation::kTranspose || desc->op_b != lt::Operation::kNone) return Status::kNotSupported;
   const uint64_t multiple = a->type == Type::kInt8 ? 4 : 16;
   if (p->m % multiple != 0 || p->k % multiple != 0) return Status::kNotSupported;
@@ -226,7 +226,7 @@ Status describe(lt::Handle handle, lt::Desc desc, lt::Layout a, lt::Layout b, lt
   return Status::kSuccess;
 }
 
-// An algorithm's words: what it is, the way, the workspace.
+// The contents of an algorithm: magic number, algorithm id, workspace.
 constexpr uint64_t kMagic = 0x314C45435554;
 constexpr size_t kPartsWorkspace = 64 << 10;
 
@@ -363,9 +363,9 @@ T activate(uint32_t epilogue, T value) {
   return value;
 }
 
-// --- a product -------------------------------------------------------------------------------------------------------
+// --- a matmul --------------------------------------------------------------------------------------------------------
 
-// All that the stream needs when it comes to it. Memory is this CPU's.
+// Everything that the stream needs to execute the matmul. Pointers are host addresses.
 struct Work {
   lt::DescState desc;
   lt::LayoutState a, b, c, d;
@@ -377,7 +377,7 @@ struct Work {
   Way way = Way::kPlain;
 };
 
-// tf32 has 10 bits of a fraction.
+// TF32 has 10 fraction bits.
 template <typename T>
 T to_tf32(T value) {
   if constexpr (std::is_same_v<T, float>) {
@@ -444,7 +444,7 @@ std::array<std::atomic<int64_t>, 3>& delays() {
   return delays;
 }
 
-// Whether somebody has written all elements; where each byte is known.
+// Whether all elements were written. The memory must be tracked.
 bool is_written(const emulator::DeviceMemory& memory, const lt::LayoutState& x, const std::byte* data) {
   for (uint64_t place = 0; place < static_cast<uint64_t>(x.batch); ++place) {
     for (uint64_t column = 0; column < x.columns; ++column) {
@@ -543,7 +543,7 @@ Status matmul(lt::Handle handle, lt::Desc desc, const void* alpha, DevicePointer
     w.workspace = find(workspace, workspace_of(*way), lt::kWorkspaceAlignment);
   }
   if (!good) return Status::kInvalidValue;
-  // Of what is written nothing may be read, but c where it is d.
+  // The result may not overlap an input, except that d may be c.
   const auto overlaps = [&](DevicePointer x, const lt::LayoutState& layout) {
     return x < d + d_layout->reach() * d_layout->item() && d < x + layout.reach() * layout.item();
   };

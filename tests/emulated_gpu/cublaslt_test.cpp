@@ -1,4 +1,4 @@
-// What cuBLASLt in software refuses, and that it keeps to the order of its stream.
+// Tests what the emulated cuBLASLt refuses, and that it executes in stream order.
 #include "worker/targets/cuda/gemm/cublaslt.h"
 
 #include <bit>
@@ -104,7 +104,7 @@ TEST_F(CublasLtTest, MultipliesInTheOrderOfTheStream) {
   const DevicePointer x = floats({1, 2, 3, 4}), y = floats({1, 0, 1, 1}), z = allocate(16, first);
   emulated->slow_down(std::chrono::microseconds(300));
   ASSERT_EQ(multiply(x, y, z, candidates.back()), Status::kSuccess);  // z = x y
-  EXPECT_OK(EmulatedDriverTest::d.memset_d32_async(x, 0, 4, first));  // behind it
+  EXPECT_OK(EmulatedDriverTest::d.memset_d32_async(x, 0, 4, first));  // must come after the read of x
   const Ints result = download(z, 4, first);
   EXPECT_EQ(std::bit_cast<float>(result[0]), 1);
   EXPECT_EQ(std::bit_cast<float>(result[1]), 2);
@@ -129,7 +129,7 @@ TEST_F(CublasLtTest, RefusesSizesThatDoNotFit) {
 TEST_F(CublasLtTest, RefusesColumnsAndBatchesThatOverlap) {
   a = layout(Type::kFloat32, 4, 3, 3);
   EXPECT_EQ(ask(), Status::kInvalidValue);
-  a = layout(Type::kFloat32, 4, 3, 4, 3, 0);  // one for all
+  a = layout(Type::kFloat32, 4, 3, 4, 3, 0);  // one matrix for all batches
   b = layout(Type::kFloat32, 3, 2, 4, 3, 8);
   c = d = layout(Type::kFloat32, 4, 2, 4, 3, 8);
   EXPECT_EQ(ask(), Status::kSuccess);
@@ -164,14 +164,14 @@ TEST_F(CublasLtTest, RefusesTypesThatAreNotThere) {
 
 TEST_F(CublasLtTest, RefusesEpiloguesThatAreNotThere) {
   set(lt::DescAttribute::kEpilogue, uint32_t{lt::kBias});
-  EXPECT_EQ(ask(), Status::kNotSupported);  // of no vector
+  EXPECT_EQ(ask(), Status::kNotSupported);  // without a bias vector
   set(lt::DescAttribute::kBiasPointer, DevicePointer{256});
   EXPECT_EQ(ask(), Status::kSuccess);
   set(lt::DescAttribute::kBiasType, static_cast<int32_t>(Type::kFloat16));
   EXPECT_EQ(ask(), Status::kNotSupported);
   set(lt::DescAttribute::kEpilogue, uint32_t{lt::kRelu | lt::kGelu});
   EXPECT_EQ(ask(), Status::kNotSupported);
-  set(lt::DescAttribute::kAScalePointer, DevicePointer{256});  // of no float8
+  set(lt::DescAttribute::kAScalePointer, DevicePointer{256});  // without float8 operands
   set(lt::DescAttribute::kEpilogue, uint32_t{lt::kRelu});
   EXPECT_EQ(ask(), Status::kInvalidValue);
 }
@@ -186,7 +186,7 @@ TEST_F(CublasLtTest, RefusesValuesOfOtherSizes) {
 TEST_F(CublasLtTest, RefusesAddressesThatItsWayCannotDo) {
   a = b = c = d = layout(Type::kFloat32, 8, 8, 8);
   ASSERT_EQ(ask(4), Status::kSuccess);
-  ASSERT_EQ(candidates.size(), 1u);  // what needs more is not proposed
+  ASSERT_EQ(candidates.size(), 1u);  // the heuristic leaves out algorithms that need more alignment
   ASSERT_EQ(ask(16), Status::kSuccess);
   ASSERT_EQ(candidates.size(), 2u);
   const std::vector<float> values(72, 1);
@@ -194,8 +194,8 @@ TEST_F(CublasLtTest, RefusesAddressesThatItsWayCannotDo) {
   EXPECT_EQ(multiply(x + 4, y, z, candidates[0]), Status::kInvalidValue);
   EXPECT_EQ(multiply(x + 4, y, z, candidates[1]), Status::kSuccess);
   EXPECT_EQ(multiply(x + 2, y, z, candidates[1]), Status::kInvalidValue);
-  EXPECT_EQ(multiply(x + 288, y, z, candidates[1]), Status::kInvalidValue);  // no memory
-  EXPECT_EQ(multiply(x, y, x, candidates[1]), Status::kInvalidValue);        // it is read
+  EXPECT_EQ(multiply(x + 288, y, z, candidates[1]), Status::kInvalidValue);  // out of bounds
+  EXPECT_EQ(multiply(x, y, x, candidates[1]), Status::kInvalidValue);        // overlaps an input
   EXPECT_EQ(emulated->findings().size(), 1u);
   lt::Candidate damaged = candidates[0];
   damaged.algorithm.data[0] ^= 1;

@@ -6,7 +6,7 @@
 
 #include "tests/emulated_gpu/cudnn_parts.h"
 
-// Descriptors, and the engines that graphs have.
+// Descriptors, and the engines of graphs.
 namespace torch_remote::worker::cuda::emulated {
 
 uint64_t DnnTensor::nbytes() const {
@@ -101,7 +101,7 @@ Status norm_of(const dnn::DescriptorState& graph, DnnNorm* norm) {
   return status == Status::kSuccess ? status : fail(status, why);
 }
 
-// Any graph of other operations.
+// Reads a graph of any other operations.
 Status operations_of(const dnn::DescriptorState& graph, DnnOperations* operations) {
   std::string why;
   const Status status = read_operations(list<Descriptor>(graph, Attribute::kGraphOperations), operations, &why);
@@ -110,7 +110,7 @@ Status operations_of(const dnn::DescriptorState& graph, DnnOperations* operation
 
 // --- engines ---------------------------------------------------------------------------------------------------------
 
-// As of NVIDIA's there are several engines for attention, none of them a fallback for gradients.
+// As in NVIDIA's library, several engines support attention. None of them is a fallback for gradients.
 Status can(const DnnOperations& graph, Engine engine, dnn::HeuristicsMode mode) {
   std::string why;
   const Status status = can_attend(graph, &why);
@@ -225,7 +225,7 @@ Status get_attribute(Descriptor descriptor, Attribute attribute, Is type, int64_
     for (size_t i = 0; i < kEngines; ++i) {
       const auto engine = static_cast<Engine>(i);
       if (left_out()[i] || (mode == dnn::HeuristicsMode::kFallback && engine != Engine::kPlain)) continue;
-      // Of f64 only the fallback knows something.
+      // Only the fallback supports float64.
       if (mode != dnn::HeuristicsMode::kFallback && what.convolution && what.convolution->wide) continue;
       const Status able = can(what, engine, mode);
       if (able != Status::kSuccess) status = able;

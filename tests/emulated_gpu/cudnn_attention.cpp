@@ -6,7 +6,8 @@
 
 #include "tests/emulated_gpu/cudnn_state.h"
 
-// Graphs of attention and its gradients: which are taken, and what they make, operation by operation in f32.
+// Graphs of attention and its gradients: which ones are supported, and their evaluation, operation by operation in
+// float32.
 namespace torch_remote::worker::cuda::emulated {
 namespace {
 
@@ -56,7 +57,7 @@ std::string_view name_of(PointwiseMode mode) {
   return "?";
 }
 
-// "matmul mul max ": the operations, in their order.
+// Names of the operations in order, as "matmul mul max ".
 std::string names_of(const DnnOperations& graph) {
   std::string names;
   for (const DnnOperation& each : graph.operations) {
@@ -85,7 +86,7 @@ bool is_packed(const DnnTensor& tensor) {
   return true;
 }
 
-// Rows, or columns, of elements side by side, that begin where 16 bytes do.
+// Whether rows or columns are contiguous and begin at multiples of 16 bytes.
 bool lies_in_rows(const DnnTensor& tensor) {
   const size_t rank = tensor.sizes.size();
   const size_t inner = tensor.strides[rank - 1] == 1 ? rank - 1 : rank - 2;
@@ -98,7 +99,7 @@ bool lies_in_rows(const DnnTensor& tensor) {
 
 // -- operations alone
 
-// The tensors, and how it is done, are what they should be.
+// Checks that the tensors and the operation's parameters are descriptors of the right kinds.
 Status check_kinds(const dnn::DescriptorState& state, Kind how, Attribute of_how, std::string* why) {
   for (const auto& [attribute, value] : state.values) {
     const Kind wanted = attribute == of_how ? how : Kind::kTensor;
@@ -108,7 +109,7 @@ Status check_kinds(const dnn::DescriptorState& state, Kind how, Attribute of_how
   return Status::kSuccess;
 }
 
-// Of what each mode has an element made.
+// The number of operands of each mode.
 size_t operands_of(dnn::PointwiseMode mode) {
   using enum dnn::PointwiseMode;
   switch (mode) {
@@ -305,7 +306,7 @@ Status can_attend(const DnnOperations& graph, std::string* why) {
     if (tensor.type != query.type && tensor.type != Type::kFloat32 && !(whole && tensor.is_virtual))
       return fail(why, Status::kNotSupportedDataType, "types differ");
     if (tensor.is_virtual) continue;
-    // Its gradient reads sums as if they lay so, whatever is said of them.
+    // The gradient reads float32 sums as packed, whatever strides the descriptor states.
     if (tensor.type == Type::kFloat32 && !is_packed(tensor))
       return fail(why, Status::kNotSupportedLayout, "f32 with gaps");
     if (tensor.type != Type::kFloat32 && !lies_in_rows(tensor))
@@ -314,13 +315,13 @@ Status can_attend(const DnnOperations& graph, std::string* why) {
   return Status::kSuccess;
 }
 
-// --- what it makes ---------------------------------------------------------------------------------------------------
+// --- evaluation ------------------------------------------------------------------------------------------------------
 
 namespace {
 
 using Values = std::vector<float>;
 
-// In the order of dims.
+// Visits the elements in the order of the dims.
 template <typename F>
 void for_each_element(const DnnTensor& tensor, F&& f) {
   const auto& n = tensor.sizes;
@@ -345,7 +346,7 @@ float rounded(Type type, float value) {
   return load_element(type, bits);
 }
 
-// Where an element of a tensor lies in another one, whose dims of 1 are all the same.
+// Index of an element of one tensor in another tensor, which is broadcast along dims of size 1.
 size_t broadcast(const std::vector<int64_t>& sizes, const std::vector<int64_t>& other, size_t i) {
   size_t at = 0, step = 1;
   for (size_t d = sizes.size(); d-- > 0;) {
@@ -375,7 +376,7 @@ void multiply(const DnnTensor& left, const Values& a, const DnnTensor& right, co
   }
 }
 
-// Consecutive elements of a dim become one.
+// Reduces groups of consecutive elements of a dim to one element each.
 void reduce(dnn::ReductionMode mode, const DnnTensor& from, const Values& values, const DnnTensor& to, Values& made) {
   const bool is_max = mode == dnn::ReductionMode::kMax;
   std::ranges::fill(made, is_max ? -std::numeric_limits<float>::infinity() : 0.0F);
@@ -439,7 +440,7 @@ void compute(const DnnOperations& graph, const std::map<int64_t, std::byte*>& ad
       multiply(left, from, graph.tensors.at(each.operands[1]), all[each.operands[1]], made);
     } else if (each.kind == Kind::kReductionOperation) {
       reduce(each.reduction, left, from, result, made);
-    } else if (each.kind == Kind::kReshapeOperation) {  // the last two dims the other way round
+    } else if (each.kind == Kind::kReshapeOperation) {  // swaps the last two dims
       const auto rows = static_cast<size_t>(left.sizes[2]), columns = static_cast<size_t>(left.sizes[3]);
       for (size_t i = 0; i < from.size(); ++i) {
         const size_t line = i / (rows * columns), row = i / columns % rows, column = i % columns;

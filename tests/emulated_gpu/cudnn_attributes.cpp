@@ -3,7 +3,7 @@
 
 #include "tests/emulated_gpu/cudnn_parts.h"
 
-// What may be set of descriptors, and what must be.
+// The attributes that each kind of descriptor accepts and requires.
 namespace torch_remote::worker::cuda::emulated {
 namespace {
 
@@ -14,7 +14,7 @@ using dnn::Kind;
 using dnn::Value;
 using Status = dnn::Result;
 
-// What may be set: of which type, how many (0: any number), whether it must be.
+// An attribute of a descriptor: its type, its element count (0: any), and whether it is required.
 struct Rule {
   Kind kind;
   Attribute attribute;

@@ -42,7 +42,7 @@ void store(Type type, T value, std::byte* to) {
   }
 }
 
-using Sizes = std::array<int64_t, 5>;  // two dims and three of space, the last ones
+using Sizes = std::array<int64_t, 5>;  // batch and channels, then three spatial dims, aligned to the end
 
 Sizes five(const std::vector<int64_t>& list, int64_t fill) {
   Sizes made = {list[0], list[1], fill, fill, fill};
@@ -55,7 +55,7 @@ std::array<int64_t, 3> three(const std::vector<int64_t>& list, int64_t fill) {
   return made;
 }
 
-// A tensor's numbers in the order of its dims, and back.
+// Reads a tensor's elements in the order of its dims, and writes them back.
 template <typename F>
 void for_each_element(const DnnTensor& tensor, F&& f) {
   const Sizes sizes = five(tensor.sizes, 1), strides = five(tensor.strides, 0);
@@ -79,7 +79,7 @@ std::vector<T> gather(const DnnTensor& tensor, const std::byte* from, bool low) 
   std::vector<T> values(static_cast<size_t>(tensor.count()));
   for_each_element(tensor, [&](size_t i, uint64_t at, int64_t) {
     values[i] = load<T>(tensor.type, from + at);
-    if (low) {  // tf32 has 10 bits of a fraction
+    if (low) {  // TF32 has 10 fraction bits
       const auto bits = std::bit_cast<uint32_t>(static_cast<float>(values[i]));
       values[i] = static_cast<T>(std::bit_cast<float>((bits + 0x1000) & ~uint32_t{0x1FFF}));
     }
@@ -87,7 +87,7 @@ std::vector<T> gather(const DnnTensor& tensor, const std::byte* from, bool low) 
   return values;
 }
 
-// All triples that belong together: f(image, filter, output), places in the three arrays.
+// Calls f(image, filter, output) for all triples of array indices that one multiply-add combines.
 template <typename F>
 void for_each_triple(const DnnGraph& graph, F&& f) {
   const Sizes image = five(graph.image.sizes, 1), filter = five(graph.filter.sizes, 1),

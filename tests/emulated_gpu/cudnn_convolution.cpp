@@ -3,7 +3,7 @@
 
 #include "tests/emulated_gpu/cudnn_parts.h"
 
-// Graphs of convolutions: which there are, and what must fit.
+// Graphs of convolutions: which ones are supported, and which sizes must match.
 namespace torch_remote::worker::cuda::emulated {
 
 using dnn::Attribute;
@@ -55,7 +55,7 @@ Status check_convolution(const dnn::DescriptorState& state) {
 
 namespace {
 
-// The convolution of an operation, and its place.
+// The operands and the convolution descriptor of an operation.
 struct Operation {
   DnnTensor image, filter, output;
   Descriptor convolution = nullptr;
@@ -161,7 +161,7 @@ Status can(const DnnGraph& graph, Engine engine) {
     return is_laid(graph.image, last) && is_laid(graph.filter, last) && is_laid(graph.output, last);
   };
   if (!lies(false) && (graph.wide || !lies(true))) return fail(Status::kNotSupportedLayout, "no such layout");
-  // As on a GPU: only tensor cores have engines that go on, and these are for half types.
+  // As on a GPU: only engines for tensor cores fuse a bias, and those are for half types.
   if (graph.adds_bias && dnn::item_size(graph.filter.type) != 2)
     return fail(Status::kNotSupportedGraphPattern, "a bias behind a convolution of these types");
   const bool good = engine == Engine::kLowPrecision ? graph.filter.type == Type::kFloat32

@@ -8,7 +8,7 @@
 
 #include "tests/emulated_gpu/cudnn_parts.h"
 
-// Runs of plans.
+// Execution of plans.
 namespace torch_remote::worker::cuda::emulated {
 namespace {
 
@@ -33,11 +33,11 @@ bool is_written(const emulator::DeviceMemory& memory, const std::byte* data, uin
   return true;
 }
 
-// A graph, and where its tensors are on this CPU.
+// A graph, and the host addresses of its tensors.
 struct Piece {
   Graph graph;
   std::vector<DnnTensor> reads, writes, of_host;
-  std::map<int64_t, std::byte*> addresses;  // by their ids
+  std::map<int64_t, std::byte*> addresses;  // by tensor id
   std::map<int64_t, float> numbers;
   std::byte* workspace = nullptr;
   Engine engine = Engine::kPlain;
@@ -104,10 +104,10 @@ Result do_piece(Machine& machine, Gpu& gpu, const Piece& piece) {
   return Result::kSuccess;
 }
 
-// Whether they have a byte in common. (Rows of one may lie between those of the other one.)
+// Whether two tensors share a byte. Rows of one may lie between rows of the other.
 bool overlap(const DnnTensor& a, const std::byte* at, const DnnTensor& b, const std::byte* other) {
   if (at >= other + b.nbytes() || other >= at + a.nbytes()) return false;
-  std::set<std::pair<const std::byte*, const std::byte*>> rows;  // begins and ends
+  std::set<std::pair<const std::byte*, const std::byte*>> rows;  // begin and end of each row
   for_each_row(a, [&](uint64_t offset, uint64_t bytes) { rows.emplace(at + offset, at + offset + bytes); });
   bool common = false;
   for_each_row(b, [&](uint64_t offset, uint64_t bytes) {

@@ -6,7 +6,7 @@
 
 #include "tests/emulated_gpu/cudnn_state.h"
 
-// Batch norm that trains, and its gradients: which are taken, and what they make.
+// Batch norm in training mode and its gradients: which graphs are supported, and their evaluation.
 namespace torch_remote::worker::cuda::emulated {
 namespace {
 
@@ -115,7 +115,7 @@ Status can_norm(const DnnNorm& norm, std::string* why) {
     if (tensor == nullptr) continue;
     if (tensor->type != (rule.what == Is::kImage ? type : Type::kFloat32))
       return fail(why, Status::kNotSupportedDataType, "types differ");
-    // Of images that lie in another way the real one makes copies.
+    // The real library copies images in other layouts first.
     if (!lies_channels_last(*tensor)) return fail(why, Status::kNotSupportedLayout, "not channels last");
     if (rule.what != Is::kNumber && tensor->alignment < 16)
       return fail(why, Status::kNotSupported, "an alignment below 16");

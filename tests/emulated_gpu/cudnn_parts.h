@@ -8,31 +8,31 @@
 #include "tests/emulated_gpu/machine.h"
 #include "tests/emulated_gpu/objects.h"
 
-// What the files of the emulated cuDNN's graphs have of each other.
+// Declarations that the files of the emulated cuDNN's graph API share.
 namespace torch_remote::worker::cuda::emulated {
 
 inline constexpr size_t kEngines = 5;
 inline constexpr int64_t kWorkspaceBytes = 64 << 10;
 inline constexpr uint64_t kWorkspaceAlignment = 16;
 
-// Values that nobody sets: of engines, their configs and plans.
+// Attributes of our own, which no caller sets. Engines, engine configs and plans store them.
 inline constexpr auto kEngineNumber = static_cast<dnn::Attribute>(-1), kEngineGraph = static_cast<dnn::Attribute>(-2);
 
-// What cudnnGetLastErrorString says.
+// The text that cudnnGetLastErrorString returns.
 std::string& message();
 dnn::Result fail(dnn::Result status, std::string why);
-// None: there is no GPU.
+// Begins a call of the emulated driver. Empty if there is no GPU.
 std::optional<Call> enter(const char* name);
 
 // -- attributes (cudnn_attributes.cpp)
 
 dnn::Result set_attribute(dnn::Descriptor descriptor, dnn::Attribute attribute, dnn::Is type, int64_t count,
                           const void* elements);
-// That all is set that must be.
+// Fails unless all required attributes are set.
 dnn::Result check_attributes(const dnn::DescriptorState& state);
-// It is there and finalized, as is all that it refers to.
+// Whether the descriptor exists and is finalized, and so is everything that it refers to.
 bool is_whole(dnn::Descriptor descriptor);
-// The first attribute of an operation of convolutions, of six.
+// The first of the six attributes of a convolution operation; none for other kinds.
 std::optional<dnn::Attribute> first_of(dnn::Kind kind);
 inline dnn::Attribute nth(dnn::Attribute first, int i) {
   return static_cast<dnn::Attribute>(static_cast<int>(first) + i);
@@ -51,14 +51,14 @@ dnn::Result can(const DnnGraph& graph, Engine engine);
 struct Graph {
   std::optional<DnnGraph> convolution;
   std::optional<DnnNorm> norm;
-  DnnOperations operations;  // of other graphs
+  DnnOperations operations;  // of graphs that are neither a convolution nor a batch norm
 };
 dnn::Result read_graph(const dnn::DescriptorState& state, Graph* graph);
 inline Engine engine_of(const dnn::DescriptorState& state) {
   return static_cast<Engine>(one<int64_t>(state, kEngineNumber));
 }
 
-// -- runs (cudnn_execute.cpp)
+// -- execution of plans (cudnn_execute.cpp)
 
 dnn::Result execute(dnn::Handle handle, dnn::Descriptor plan, dnn::Descriptor pack);
 

@@ -9,8 +9,9 @@
 #include "tests/emulated_gpu/machine.h"
 #include "tests/emulated_gpu/objects.h"
 
-// Recurrent layers: one, in one direction or both, step by step in f64. What the forward pass keeps is all that the
-// gradients need of it, behind a mark that says which pass was done; gradients of weights want those of data first.
+// Recurrent layers: one layer, in one or both directions, computed step by step in float64. The reserve space has
+// everything that gradients need from the forward pass. Its first element marks the last completed pass, because weight
+// gradients require data gradients first.
 namespace torch_remote::worker::cuda::emulated {
 namespace {
 
@@ -23,7 +24,7 @@ using ir::RnnMode;
 using Status = dnn::Result;
 
 constexpr size_t kGap = 256;         // bytes between weights
-constexpr size_t kWorkspace = 4096;  // of a pass that trains; the other one wants half of it
+constexpr size_t kWorkspace = 4096;  // bytes for training; inference needs half of it
 
 int64_t gates_of(const RnnDescriptorState& rnn) { return ir::rnn_gates(static_cast<RnnMode>(rnn.mode)); }
 size_t index(int64_t i) { return static_cast<size_t>(i); }
@@ -55,7 +56,7 @@ Status set_rnn(RnnDescriptor rnn, dnn::RnnAlgorithm algorithm, int mode, dnn::Rn
   if (algorithm != dnn::RnnAlgorithm::kStandard || input != dnn::RnnInput::kLinear || projected != units ||
       layers != 1 || dropout != nullptr || flags != dnn::kRnnUnpacked || !is_known(type) || precision != Type::kFloat32)
     return Status::kNotSupported;
-  // f32 by tensor cores would be tf32.
+  // Tensor cores would compute float32 as TF32.
   if ((math == dnn::MathType::kExact) != (type == Type::kFloat32)) return Status::kNotSupported;
   *rnn = {mode, inputs, units, direction == dnn::RnnDirection::kBoth ? 2 : 1, bias == dnn::RnnBias::kDouble, type};
   return Status::kSuccess;
@@ -72,7 +73,7 @@ Status set_data(RnnDataDescriptor data, Type type, dnn::RnnLayout layout, int st
 
 // --- weights ---------------------------------------------------------------------------------------------------------
 
-// Where they lie. (Not as torch has them: gates of the hidden state first, with gaps.)
+// Offsets of a weight. The order differs from torch: gates of the hidden state come first, with gaps.
 struct WeightPlace {
   size_t matrix = 0, bias = 0;
 };
@@ -95,8 +96,8 @@ size_t weight_bytes(const RnnDescriptorState& rnn) {
   return end;
 }
 
-// Elements that are kept: of each direction and step gates after what makes them, the hidden state's share of a GRU's
-// last one, cells, and gradients of both shares of gates.
+// The number of float64 elements in the reserve space. Each direction and step has the activated gates, the hidden
+// state's part of a GRU's last gate, and cells. The gradients of both parts of the gates follow.
 size_t kept_elements(const RnnDescriptorState& rnn, const dnn::RnnDataDescriptorState& data) {
   return index(rnn.directions) * index(data.steps) * index(data.batch) * index(rnn.units) *
          (3 * index(gates_of(rnn)) + 2);
@@ -134,7 +135,7 @@ Status weight_place(dnn::Handle handle, RnnDescriptor rnn, int32_t direction, si
 
 // --- what is computed ------------------------------------------------------------------------------------------------
 
-// A call's memory, of this CPU. Null: not given.
+// Memory of a call, as host addresses. Null: not given.
 struct Layer {
   RnnDescriptorState rnn;
   int64_t steps = 0, batch = 0;
@@ -165,7 +166,7 @@ struct Layer {
     size_t end = 0;
     return rnn.biases ? get(weights + place_of(rnn, direction, linear, &end).bias, row) : 0;
   }
-  // Kept: parts of [gates], the hidden share, the cell, [gates] and [gates] of gradients.
+  // An element of the reserve space. Parts: [gates], the hidden part, the cell, and [gates] and [gates] of gradients.
   double& kept(int64_t direction, int64_t step, int64_t part, int64_t image, int64_t unit) const {
     const int64_t parts = 3 * gates() + 2;
     return reinterpret_cast<double*>(
@@ -225,7 +226,7 @@ void forward(const Layer& layer, bool trains) {
         for (int64_t u = 0; u < units; ++u) {
           const int64_t at = (t * layer.batch + image) * layer.width() + direction * units + u;
           layer.put(layer.output, at, h[index(u)]);
-          h[index(u)] = layer.get(layer.output, at);  // rounded
+          h[index(u)] = layer.get(layer.output, at);  // rounded to the output type
         }
       }
       for (int64_t u = 0; u < units; ++u) {
@@ -238,7 +239,7 @@ void forward(const Layer& layer, bool trains) {
   if (trains) layer.mark() = kForwardDone;
 }
 
-// The hidden state that a step began with.
+// The hidden state at the beginning of a step.
 double hidden_before(const Layer& layer, int64_t direction, int64_t step, int64_t image, int64_t u) {
   if (step == 0) return layer.get(layer.hx, (direction * layer.batch + image) * layer.units() + u);
   const int64_t t = direction == 1 ? layer.steps - step : step - 1;
@@ -264,7 +265,7 @@ void backward_data(const Layer& layer) {
           const int64_t at = (t * layer.batch + image) * layer.width() + direction * units + u;
           const double g = grad[index(u)] + layer.get(layer.grad_output, at);
           std::vector<double> x(index(gates));
-          std::optional<double> last;  // of a GRU: of the hidden state's share
+          std::optional<double> last;  // GRU only: gradient of the hidden state's part
           if (layer.mode() == RnnMode::kLstm) {
             const double cell = std::tanh(gate(gates + 1, u));
             double was = 0;
@@ -347,7 +348,7 @@ void backward_weights(const Layer& layer) {
 
 // --- calls -----------------------------------------------------------------------------------------------------------
 
-// Finds a call's memory, and has the stream compute it.
+// Resolves the memory of a call, and enqueues the computation on the stream.
 class LayerCall {
  public:
   LayerCall(const char* name, dnn::Handle handle, RnnDescriptor rnn, RnnDataDescriptor input, RnnDataDescriptor output,
@@ -381,12 +382,12 @@ class LayerCall {
     good_ = good_ && given >= wanted && find(at, wanted, kMust) != nullptr;
     return *this;
   }
-  // Between weights there are gaps that nobody writes.
+  // The gaps between weights are never written.
   LayerCall& weights_at(const void* at) {
     layer_.weights = find(at, weights(), kMust);
     return *this;
   }
-  // `mark`: what must have been done before.
+  // `mark` is the pass that must already be complete.
   Status submit(void (*compute)(const Layer&), std::optional<double> mark = {}) {
     if (!good_) return Status::kBadParam;
     for (const auto& [to, size] : writes_) {

@@ -13,7 +13,7 @@
 #include "tests/emulated_gpu/emulated_cudnn.h"
 #include "worker/targets/cuda/dnn/cudnn.h"
 
-// What the emulated cuDNN knows of descriptors, and what it computes.
+// The state of the emulated cuDNN's descriptors, and the functions that compute graphs.
 namespace torch_remote::worker::cuda::dnn {
 
 struct HandleState {
@@ -32,7 +32,7 @@ struct DescriptorState {
   std::map<Attribute, Value> values;
 };
 
-// Of recurrent layers; 0: nobody has set it.
+// Descriptors of recurrent layers. A 0 means that the value was never set.
 struct TensorDescriptorState {
   Type type = Type::kFloat32;
   std::vector<int> sizes, strides;
@@ -51,58 +51,58 @@ struct RnnDescriptorState {
 
 namespace torch_remote::worker::cuda::emulated {
 
-// A tensor of a graph, as its descriptor has it.
+// A tensor of a graph, with the attributes of its descriptor.
 struct DnnTensor {
   dnn::Type type = dnn::Type::kFloat32;
   std::vector<int64_t> sizes, strides;
   int64_t id = 0, alignment = 0;
   bool is_virtual = false;
-  bool is_number = false;  // of the host's, when it is called
+  bool is_number = false;  // a scalar in host memory, read when the plan executes
 
   uint64_t nbytes() const;
   int64_t count() const;
 };
 
-// A graph: a convolution and, maybe, a bias behind its forward pass.
+// A graph of one convolution. A forward pass may be followed by a bias.
 struct DnnGraph {
   dnn::Kind pass = dnn::Kind::kForward;
-  DnnTensor image, filter, output;  // the convolution's
+  DnnTensor image, filter, output;  // operands of the convolution
   DnnTensor bias, sum;
   bool adds_bias = false;
-  bool wide = false;  // it computes in f64
+  bool wide = false;  // computes in float64
   std::vector<int64_t> padding, padding_after, stride, dilation;
 
   const DnnTensor& result() const;
-  std::vector<const DnnTensor*> operands() const;  // that have memory, without the result
+  std::vector<const DnnTensor*> operands() const;  // tensors in memory, without the result
 };
 
-// Computes it. Addresses are this CPU's.
+// Computes the graph. The addresses are host addresses.
 struct DnnAddresses {
   const std::byte *image = nullptr, *filter = nullptr, *output = nullptr, *bias = nullptr;
   std::byte* result = nullptr;
 };
 void compute(const DnnGraph& graph, Engine engine, const DnnAddresses& addresses);
 
-// -- graphs of any operations, of which those of attention are computed
+// -- graphs of arbitrary operations; only attention can be computed
 
 struct DnnOperation {
   dnn::Kind kind = dnn::Kind::kMatmulOperation;
   dnn::PointwiseMode pointwise = dnn::PointwiseMode::kAdd;
   dnn::ReductionMode reduction = dnn::ReductionMode::kAdd;
   int64_t axis = 0;
-  std::vector<int64_t> operands;  // ids: left, right, third
+  std::vector<int64_t> operands;  // tensor ids: left, right, third
   int64_t result = 0;
 };
 
 struct DnnOperations {
   std::vector<DnnOperation> operations;
   std::map<int64_t, DnnTensor> tensors;
-  std::set<int64_t> made;  // by one of them
+  std::set<int64_t> made;  // ids of tensors that an operation computes
 
   bool has_memory(const DnnTensor& tensor) const { return !tensor.is_virtual && !tensor.is_number; }
 };
 
-// -- a graph of batch norm, forward or back
+// -- a graph of batch norm, forward or backward
 
 struct DnnNorm {
   bool backward = false;
@@ -112,28 +112,28 @@ struct DnnNorm {
     const auto found = tensors.find(attribute);
     return found == tensors.end() ? nullptr : &found->second;
   }
-  // That are written.
+  // Whether the operation writes the tensor.
   bool makes(dnn::Attribute attribute) const;
 };
 
 inline bool is_norm(dnn::Kind kind) { return kind == dnn::Kind::kNormForward || kind == dnn::Kind::kNormBackward; }
-// Whether an operation is one, when it is finalized, and what it is. An error: *why.
+// Checks an operation when it is finalized, and fills *norm if it is a batch norm. On an error, *why has the reason.
 dnn::Result read_norm(const dnn::DescriptorState& operation, DnnNorm* norm, std::string* why);
-// Whether there are engines for it.
+// Whether some engine supports it.
 dnn::Result can_norm(const DnnNorm& norm, std::string* why);
 void compute(const DnnNorm& norm, const std::map<int64_t, std::byte*>& addresses,
              const std::map<int64_t, float>& numbers);
 
-// Whether the sizes of an operation (no convolution) fit, when it is finalized. An error: *why.
+// Checks the sizes of an operation (not a convolution) when it is finalized. On an error, *why has the reason.
 dnn::Result check_alone(const dnn::DescriptorState& state, std::string* why);
-// The operations of a graph, each finalized alone. An error: *why.
+// Reads the operations of a graph; each is already finalized. On an error, *why has the reason.
 dnn::Result read_operations(const std::vector<dnn::Descriptor>& descriptors, DnnOperations* graph, std::string* why);
-// Whether it is attention, as the library's engines know it.
+// Whether the graph is an attention that the library's engines support.
 dnn::Result can_attend(const DnnOperations& graph, std::string* why);
-// By tensors' ids: where they are on this CPU, what numbers are.
+// Computes the graph. Both maps are keyed by tensor id: host addresses of tensors, and values of host scalars.
 void compute(const DnnOperations& graph, const std::map<int64_t, std::byte*>& addresses,
              const std::map<int64_t, float>& numbers);
-// Rows of elements that lie side by side, in bytes from the tensor's address: f(at, bytes).
+// Calls f(at, bytes) for each row of adjacent elements. `at` is a byte offset from the tensor's address.
 void for_each_row(const DnnTensor& tensor, const std::function<void(uint64_t at, uint64_t bytes)>& f);
 
 // -- recurrent layers
@@ -146,7 +146,7 @@ inline const dnn::Value* find(const dnn::DescriptorState& state, dnn::Attribute 
   const auto found = state.values.find(attribute);
   return found == state.values.end() ? nullptr : &found->second;
 }
-// Elements may be pointers: what is copied are these.
+// T may be a pointer type; then the pointers themselves are copied.
 template <typename T>
 constexpr size_t kItem = sizeof(T);  // NOLINT(bugprone-sizeof-expression)
 template <typename T>
@@ -167,7 +167,7 @@ T one(const dnn::DescriptorState& state, dnn::Attribute attribute) {
 }
 DnnTensor tensor_of(const dnn::DescriptorState& state);
 
-// Elements.
+// Converts one element of memory from and to float.
 float load_element(dnn::Type type, const std::byte* from);
 void store_element(dnn::Type type, float value, std::byte* to);
 

@@ -177,7 +177,7 @@ Result primary_ctx_retain(Context* context, DeviceNumber device) {
   Gpu* gpu = find_device(call, device);
   if (gpu == nullptr) return call.error;
   if (gpu->retained++ == 0) {
-    // (The machine has it; a handle ends with the context.)
+    // The machine owns the GPU; the handle ends with the context.
     gpu->context = call.machine->contexts.add(std::shared_ptr<Gpu>(gpu, [](Gpu*) {}));
   }
   *context = gpu->context;
@@ -193,7 +193,7 @@ void forget(Handles<Handle, T>& handles, const Gpu* gpu) {
   for (const uint64_t handle : gone) handles.take(reinterpret_cast<Handle>(handle));
 }
 
-// What was made in a context goes with it.
+// Destroys the objects that were created in the context.
 void end_context(Call& call, Gpu& gpu) {
   Machine& machine = *call.machine;
   call.wait([&] {

@@ -5,31 +5,31 @@
 
 #include "worker/targets/cuda/dnn/cudnn.h"
 
-// For tests: cuDNN in software, as a table of functions. Convolutions are computed by plain loops on the memory of the
-// emulated driver (emulated_driver.h), in the order of the stream. Descriptors are checked as the real library does, or
-// more strictly: what must be set, with which type, before what; sizes, layouts, types that fit; ids, addresses, their
-// alignment; what a result overlaps; that what a plan was made of is there.
+// For tests: an emulated cuDNN, as a table of functions. Plain loops compute convolutions on the memory of the emulated
+// driver (emulated_driver.h), in stream order. Descriptors are checked at least as strictly as in the real library.
+// This includes required attributes, their types and their order; sizes, layouts and data types; ids, addresses and
+// their alignment; and overlaps of the result. Everything that a plan was made from must still exist.
 namespace torch_remote::worker::cuda::emulated {
 
-// There is an EmulatedDriver while its functions are called. Calls are counted there: `EmulatedDriver::calls`.
+// An EmulatedDriver must exist while the functions are called. It counts the calls: `EmulatedDriver::calls`.
 dnn::Table cudnn();
 
-// Engines, in the order in which they are proposed.
+// Engines, in the order in which the heuristic returns them.
 enum class Engine : int {
-  kLowPrecision,  // of f32: in tf32
-  kUnordered,     // of gradients of filters: says that its sums are not the same each time
-  kBroken,        // no plan can be made of it
-  kWorkspace,     // wants memory; not of f64
-  kPlain,         // what is proposed as a fallback
+  kLowPrecision,  // computes float32 in TF32
+  kUnordered,     // only for filter gradients: reports that its sums are not deterministic
+  kBroken,        // no plan can be made from it
+  kWorkspace,     // needs a workspace; not for float64
+  kPlain,         // the heuristic's fallback
 };
-// How much longer an engine takes, from now on.
+// Delays each run of an engine from now on.
 void slow_down(Engine engine, std::chrono::microseconds delay);
-// Whether an engine is not proposed, from now on.
+// Removes an engine from the heuristic's results, or adds it again.
 void leave_out(Engine engine, bool out);
-// How often an engine has computed something, of this process.
+// How often an engine has executed in this process.
 uint64_t runs_of(Engine engine);
 
-// "1 handle, 2 descriptors": what was made and not destroyed.
+// Objects that were created and not destroyed, as "1 handle, 2 descriptors".
 std::string cudnn_left();
 
 }  // namespace torch_remote::worker::cuda::emulated

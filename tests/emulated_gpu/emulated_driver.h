@@ -12,33 +12,33 @@
 
 // For tests: an emulated NVIDIA driver, as a table of functions. tests/emulated_gpu/emulator executes its kernels.
 //
-// A stream is a queue with a thread of its own, which waits for random times between its pieces of work: what relies on
-// an order that no event gives sees wrong numbers, for some seeds at least. Addresses of device memory are none of this
-// CPU, so who looks there faults. Arguments are checked as the real driver does, or more strictly: handles that were
-// destroyed and streams of another context are told, and the default stream is refused (it waits for all others).
+// A stream is a queue with its own thread, which sleeps for random times between work items. Code that relies on an
+// order without an event gets wrong numbers for at least some seeds. Device addresses are not valid on the host, so
+// host code that dereferences one faults. Arguments are checked at least as strictly as in the real driver. Destroyed
+// handles and streams of another context are errors. The default stream is refused, because it waits for all others.
 //
-// A module's image is LLVM's bitcode for NVPTX in LLVM's own wrapper (which says how long it is), or LLVM IR as text
-// that ends with 0.
+// A module's image is LLVM bitcode for NVPTX in LLVM's bitcode wrapper (which states its length), or null-terminated
+// LLVM IR text.
 namespace torch_remote::worker::cuda::emulated {
 
 struct Machine;
 
 struct Options {
   int devices = 1;    // at most 6
-  uint64_t seed = 1;  // of delays, of the order of threads in kernels, of the order of nodes in graphs
-  std::chrono::microseconds longest{200};  // delay before some of the work
-  size_t memory = size_t{8} << 30;         // bytes of a device
-  bool checked = false;                    // launches are looked at access by access
-  // What a device finds in memory of other processes that it opens: what is there; nothing, as it cannot be opened;
-  // other bytes (as where the bus between GPUs is set up wrongly).
+  uint64_t seed = 1;  // selects delays, the order of threads in kernels, and the order of nodes in graphs
+  std::chrono::microseconds longest{200};  // upper limit of the delay before some work items
+  size_t memory = size_t{8} << 30;         // bytes per device
+  bool checked = false;                    // examines each memory access of each launch
+  // What a device finds when it opens memory of another process. kReadable: the right bytes. kRefused: it cannot be
+  // opened. kGarbled: other bytes, as with a wrongly configured bus between the GPUs.
   enum class Others { kReadable, kRefused, kGarbled } others = Others::kReadable;
   int processors = 4;
 };
 
-// LLVM's bitcode as a module's image.
+// Wraps LLVM bitcode as a module image.
 std::vector<uint8_t> make_image(const void* bitcode, size_t bytes);
 
-// There is one at a time, for all threads of the process. Ends all that was left.
+// At most one exists at a time; all threads of the process share it. The destructor releases everything that is left.
 class EmulatedDriver {
  public:
   explicit EmulatedDriver(const Options& options);
@@ -48,26 +48,26 @@ class EmulatedDriver {
 
   const Driver& driver() const { return driver_; }
 
-  // -- Faults on demand. `nth` counts from 1, from now on.
+  // -- Faults on demand. `nth` counts from 1, from the call on.
 
-  // The nth allocation of device memory finds none; only that one.
+  // The nth allocation of device memory fails; later ones succeed.
   void fail_allocation(uint64_t nth);
-  // The nth kernel that is run fails, and with it its device.
+  // The nth kernel launch fails, and with it its device.
   void fail_launch(uint64_t nth);
-  // The device is lost at its nth piece of work.
+  // The device is lost at its nth work item.
   void lose_device(int ordinal, uint64_t nth);
-  // Streams wait so long before each piece of work (0: as the options say).
+  // Streams sleep this long before each work item (0: as the options say).
   void slow_down(std::chrono::microseconds delay);
 
   // -- What happened
 
-  // What kernels did wrong, in words.
+  // Errors of kernels, as text.
   std::vector<std::string> findings() const;
-  // How often each function was called.
+  // The number of calls of each function.
   std::map<std::string, uint64_t> calls() const;
-  // Bytes of device memory that are allocated, of all devices.
+  // Bytes of allocated device memory, over all devices.
   size_t allocated() const;
-  // "1 stream, 2 events": what was made and not destroyed; empty if nothing was left.
+  // Objects that were created and not destroyed, as "1 stream, 2 events"; empty if none are left.
   std::string left() const;
 
  private:

@@ -5,7 +5,7 @@
 
 #include "tests/emulated_gpu/fixture.h"
 
-// Contexts, memory, streams, events, kernels. (Graphs: graphs_test.cpp.)
+// Tests of contexts, memory, streams, events and kernels. graphs_test.cpp tests graphs.
 namespace torch_remote::worker::cuda::emulated {
 namespace {
 
@@ -39,7 +39,7 @@ TEST_F(EmulatedDriverTest, ContextsAreCountedAndOfThreads) {
   EXPECT_OK(d.primary_ctx_retain(&again, 0));
   EXPECT_EQ(again, context);
   EXPECT_OK(d.primary_ctx_release(0));
-  EXPECT_OK(d.stream_query(first));  // it is still there
+  EXPECT_OK(d.stream_query(first));  // the context is still retained
   std::thread([&] {
     EXPECT_OK(d.ctx_get_current(&none));
     EXPECT_EQ(none, nullptr);
@@ -67,7 +67,7 @@ TEST_F(EmulatedDriverTest, CopiesAndFills) {
   Ints values(1000);
   std::iota(values.begin(), values.end(), 0);
   const DevicePointer a = upload(values, first), b = allocate(4000, first);
-  EXPECT_EQ(download(b, 1, first), Ints{-1});  // what was never written is bytes 0xFF
+  EXPECT_EQ(download(b, 1, first), Ints{-1});  // unwritten memory has bytes 0xFF
   EXPECT_OK(d.memcpy_dtod_async(b, a, 4000, first));
   EXPECT_OK(d.memset_d32_async(b + 40, 77, 2, first));
   EXPECT_OK(d.memset_d8_async(b + 48, 1, 4, first));
@@ -99,7 +99,7 @@ TEST_F(EmulatedDriverTest, MemoryThatWasFreedIsTold) {
   DevicePointer b = 0;
   EXPECT_OK(d.mem_alloc(&b, 100));
   EXPECT_EQ(b % 256, 0u);
-  EXPECT_EQ(d.mem_free_async(b, first), Result::kInvalidValue);  // not of a pool
+  EXPECT_EQ(d.mem_free_async(b, first), Result::kInvalidValue);  // not from a pool
   EXPECT_OK(d.mem_free(b));
   EXPECT_EQ(d.mem_free(b), Result::kInvalidValue);
   EXPECT_EQ(d.mem_alloc(&b, 0), Result::kInvalidValue);
@@ -128,7 +128,7 @@ TEST_F(EmulatedDriverTest, MemoryIsLimited) {
   EXPECT_EQ(d.mem_alloc_from_pool_async(&b, 4, pool, first), Result::kInvalidValue);
 }
 
-// The host's memory is read and written when the copy is done.
+// Copies read and write host memory when they execute.
 TEST_F(EmulatedDriverTest, TheHostsMemoryIsReadLater) {
   int* pinned = nullptr;
   ASSERT_OK(d.mem_host_alloc(reinterpret_cast<void**>(&pinned), 4096, 0));
@@ -179,7 +179,7 @@ TEST_F(EmulatedDriverTest, EventsTellWhereStreamsAre) {
   EXPECT_EQ(d.event_create(&begin, 64), Result::kInvalidValue);
 }
 
-// What is copied from one stream's work to another's, with the event that orders it or without.
+// Copies a value from one stream's work to another's, with or without the event that orders them.
 int copied_across(const Driver& d, MemoryPool pool, Stream first, Stream second, bool ordered) {
   DevicePointer a = 0, b = 0;
   EXPECT_OK(d.mem_alloc_from_pool_async(&a, 4, pool, first));
@@ -199,7 +199,7 @@ int copied_across(const Driver& d, MemoryPool pool, Stream first, Stream second,
   return result;
 }
 
-// An event that is left out is seen: for some seeds numbers are wrong. With it they never are.
+// A missing event gives wrong numbers for some seeds. With the event, numbers are always right.
 TEST_F(EmulatedDriverTest, AnEventThatIsLeftOutIsSeen) {
   int wrong = 0;
   for (uint64_t seed = 1; seed <= 10; ++seed) {
@@ -212,7 +212,7 @@ TEST_F(EmulatedDriverTest, AnEventThatIsLeftOutIsSeen) {
   EXPECT_GT(wrong, 0);
 }
 
-// Memory is the caller's behind the stream that allocated it, and nowhere else.
+// Memory may be used only after the allocation in its stream's order.
 TEST_F(EmulatedDriverTest, MemoryThatIsUsedBeforeItsTimeIsOverwritten) {
   emulated->slow_down(5ms);
   EXPECT_OK(d.memset_d8_async(allocate(4, first), 0, 4, first));
@@ -255,8 +255,8 @@ TEST_F(EmulatedDriverTest, HandlesThatAreGoneOrWrongAreTold) {
   ASSERT_OK(d.ctx_push_current(other));
   ASSERT_OK(d.event_create(&event, kEventDisableTiming));
   ASSERT_OK(d.ctx_pop_current(nullptr));
-  EXPECT_EQ(d.event_record(event, first), Result::kInvalidHandle);   // of another device
-  EXPECT_OK(d.stream_wait_event(first, event, 0));                   // that may be
+  EXPECT_EQ(d.event_record(event, first), Result::kInvalidHandle);   // an event of another device
+  EXPECT_OK(d.stream_wait_event(first, event, 0));                   // waiting for it is allowed
   EXPECT_EQ(d.stream_synchronize(nullptr), Result::kInvalidHandle);  // the default stream
   EXPECT_OK(d.stream_destroy(second));
   EXPECT_EQ(d.stream_synchronize(second), Result::kInvalidHandle);
@@ -275,7 +275,7 @@ TEST_F(EmulatedDriverTest, RunsKernels) {
   EXPECT_EQ(value, 1024);
 }
 
-// Arguments are taken when the kernel is launched.
+// Arguments are copied at the launch.
 TEST_F(EmulatedDriverTest, ArgumentsMayGoAfterTheLaunch) {
   const Function step = load();
   DevicePointer a = upload({1}, first);
@@ -351,7 +351,7 @@ TEST_F(EmulatedDriverTest, CopiesBetweenDevices) {
   DevicePointer there = 0;
   ASSERT_OK(d.mem_alloc_from_pool_async(&there, 8, pool_of_other, stream));
   ASSERT_OK(d.stream_synchronize(stream));
-  EXPECT_EQ(d.mem_alloc_from_pool_async(&there, 8, pool, stream), Result::kInvalidValue);  // a pool of device 0
+  EXPECT_EQ(d.mem_alloc_from_pool_async(&there, 8, pool, stream), Result::kInvalidValue);  // the pool is of device 0
   ASSERT_OK(d.ctx_pop_current(nullptr));
   const DevicePointer here = upload({5, 6}, first), back = allocate(8, first);
   EXPECT_EQ(d.memset_d8_async(there, 0, 8, first), Result::kInvalidValue);
@@ -377,7 +377,7 @@ TEST_F(EmulatedDriverTest, TheNthAllocationFails) {
   EXPECT_EQ(results, expected);
 }
 
-// A device whose kernel failed does nothing any more, and says so to every call, until its context is gone.
+// After a kernel failed, every call of its device returns the error until the context is released.
 void expect_lost(const Driver& d, Stream stream, Result why) {
   EXPECT_EQ(d.stream_synchronize(stream), why);
   EXPECT_EQ(d.stream_query(stream), why);
@@ -418,7 +418,7 @@ TEST_F(EmulatedDriverTest, ADeviceIsLost) {
   EXPECT_EQ(done, 2);
 }
 
-// What nobody can see otherwise: two threads write a byte.
+// Two threads write the same byte. Only checked launches find this.
 TEST_F(EmulatedDriverTest, CheckedLaunchesFindRaces) {
   start({.checked = true});
   std::string racing = kStepKernel;

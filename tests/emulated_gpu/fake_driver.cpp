@@ -1,5 +1,5 @@
-// For tests: a libcuda.so.1 that only says what it is. $FAKE_DRIVER_VERSION: its version; $FAKE_DRIVER_LACKS: a
-// function that it has not; $FAKE_DRIVER_INIT: what cuInit returns.
+// For tests: a libcuda.so.1 that only identifies itself. $FAKE_DRIVER_VERSION is its version, $FAKE_DRIVER_LACKS a
+// function that is missing, and $FAKE_DRIVER_INIT the result of cuInit.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>

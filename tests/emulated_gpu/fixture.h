@@ -55,7 +55,7 @@ end:
 !0 = !{ptr @step, !"kernel", i32 1}
 )";
 
-// A driver, a context of device 0 that is current, a pool and two streams.
+// A driver, a current context of device 0, a pool and two streams.
 class EmulatedDriverTest : public ::testing::Test {
  protected:
   using Ints = std::vector<int32_t>;
@@ -78,7 +78,7 @@ class EmulatedDriverTest : public ::testing::Test {
     ASSERT_OK(d.stream_create(&first, kStreamNonBlocking, 0));
     ASSERT_OK(d.stream_create(&second, kStreamNonBlocking, 0));
   }
-  // Everything that was made in the context goes with it, but graphs and pinned memory.
+  // Releases the context, and with it all of its objects except graphs and pinned memory.
   void stop() {
     if (context == nullptr) return;
     EXPECT_OK(d.primary_ctx_release(0));

@@ -3,7 +3,7 @@
 
 #include "tests/emulated_gpu/machine.h"
 
-// Graphs: what captures left.
+// Graphs, which captures produce.
 namespace torch_remote::worker::cuda::emulated {
 namespace {
 
@@ -43,7 +43,7 @@ Result graph_instantiate(GraphExec* handle, Graph graph_handle, unsigned long lo
   return Result::kSuccess;
 }
 
-// Nodes do the same kinds of things in the same order: kernels of the same functions.
+// Whether both graphs have nodes of the same types in the same order, and kernels of the same functions.
 bool is_alike(const GraphState& a, const GraphState& b, size_t* where) {
   for (*where = 0; *where < b.nodes.size(); ++*where) {
     if (*where >= a.nodes.size()) return false;
@@ -75,7 +75,7 @@ Result graph_exec_update(GraphExec exec_handle, Graph graph_handle, GraphUpdateI
   return Result::kGraphExecUpdateFailure;
 }
 
-// Any order in which each node comes after those that it depends on.
+// A random topological order.
 std::vector<size_t> some_order(const GraphState& graph, std::minstd_rand& random) {
   std::vector<size_t> order;
   std::set<const Node*> done;
@@ -98,7 +98,7 @@ Result graph_launch(GraphExec exec_handle, Stream handle) {
   StreamState* stream = exec != nullptr ? call.stream(handle) : nullptr;
   if (stream == nullptr) return call.error;
   if (exec->graph->gpu != call.gpu) return Result::kInvalidValue;
-  if (stream->capture) return call.refuse(*stream->capture);  // (the driver makes a child graph of it)
+  if (stream->capture) return call.refuse(*stream->capture);  // The real driver would make a child graph of it.
   const PointPtr before = std::exchange(exec->last, std::make_shared<Point>());
   auto order = some_order(*exec->graph, stream->random);
   call.machine->enqueue(
@@ -161,7 +161,7 @@ Result graph_node_get_type(GraphNode handle, NodeType* type) {
   return Result::kSuccess;
 }
 
-// `parameters` point into the node.
+// The returned `parameters` point into the node.
 Result graph_kernel_node_get_params(GraphNode handle, KernelNodeParameters* parameters) {
   Call call("cuGraphKernelNodeGetParams");
   const auto node = find_node(call, handle);

@@ -2,7 +2,7 @@
 
 #include "tests/emulated_gpu/fixture.h"
 
-// Captures and graphs.
+// Tests of captures and graphs.
 namespace torch_remote::worker::cuda::emulated {
 namespace {
 
@@ -48,13 +48,13 @@ TEST_F(EmulatedGraphsTest, WhatIsCapturedIsDoneWhenItIsLaunched) {
   EXPECT_EQ(d.graph_destroy(graph), Result::kInvalidValue);
   EXPECT_OK(d.graph_launch(exec, first));
   EXPECT_EQ(download(a, 2, first), (Ints{10, 16}));
-  EXPECT_OK(d.graph_launch(exec, second));  // comes after what the graph still does elsewhere
+  EXPECT_OK(d.graph_launch(exec, second));  // runs after the previous launch of this graph
   EXPECT_EQ(download(a, 2, second), (Ints{64, 100}));
   EXPECT_OK(d.graph_exec_destroy(exec));
   EXPECT_EQ(d.graph_launch(exec, first), Result::kInvalidValue);
 }
 
-// Streams that wait for an event of the capture take part.
+// Streams that wait for an event of the capture join it.
 TEST_F(EmulatedGraphsTest, CapturesBranches) {
   const DevicePointer a = upload({1}, first), b = upload({2}, first);
   EXPECT_OK(d.stream_synchronize(first));
@@ -82,12 +82,12 @@ TEST_F(EmulatedGraphsTest, CapturesBranches) {
   const GraphExec exec = instantiate(graph);
   EXPECT_OK(d.graph_launch(exec, first));
   EXPECT_EQ(download(b, 1, first), Ints{31});  // a is 3
-  EXPECT_OK(d.stream_query(second));           // is free again
+  EXPECT_OK(d.stream_query(second));           // the stream is no longer captured
   EXPECT_OK(d.graph_destroy(graph));
   EXPECT_OK(d.graph_exec_destroy(exec));
 }
 
-// Nodes that nothing orders are done in any order.
+// Nodes without edges between them execute in any order.
 TEST_F(EmulatedGraphsTest, AnEdgeThatIsLeftOutIsSeen) {
   const DevicePointer a = upload({1}, first);
   EXPECT_OK(d.stream_synchronize(first));
@@ -139,7 +139,7 @@ TEST_F(EmulatedGraphsTest, ParametersOfAnInstanceCanBeSet) {
   parameters.block_x = 0;
   EXPECT_EQ(d.graph_exec_kernel_node_set_params(exec, nodes[0], &parameters), Result::kInvalidValue);
   EXPECT_OK(d.graph_launch(exec, first));
-  factor = 1000;  // taken when it was set
+  factor = 1000;  // the parameter was copied when it was set
   EXPECT_EQ(download(b, 1, first), Ints{301});
   EXPECT_OK(d.graph_destroy(graph));
   EXPECT_OK(d.graph_exec_destroy(exec));
@@ -208,13 +208,13 @@ TEST_F(EmulatedGraphsTest, CapturesThatDoNotFitAreTold) {
   const DevicePointer a = upload({1}, first);
   Graph graph = nullptr;
   EXPECT_EQ(d.stream_end_capture(first, &graph), Result::kInvalidValue);
-  // Work of a branch that nobody waits for.
+  // Work of a branch that was never joined.
   ASSERT_OK(d.stream_begin_capture(first, CaptureMode::kGlobal));
   EXPECT_OK(d.event_record(event, first));
   EXPECT_OK(d.stream_wait_event(second, event, 0));
   EXPECT_OK(launch(step, a, 1, 1, second));
   EXPECT_EQ(d.stream_end_capture(first, &graph), Result::kCaptureUnjoined);
-  // By the wrong stream, the wrong thread.
+  // The wrong stream or the wrong thread ends the capture.
   ASSERT_OK(d.stream_begin_capture(first, CaptureMode::kGlobal));
   EXPECT_OK(d.event_record(event, first));
   EXPECT_OK(d.stream_wait_event(second, event, 0));
@@ -224,12 +224,12 @@ TEST_F(EmulatedGraphsTest, CapturesThatDoNotFitAreTold) {
     EXPECT_EQ(d.stream_end_capture(first, &graph), Result::kCaptureWrongThread);
   }).join();
   EXPECT_EQ(d.stream_end_capture(first, &graph), Result::kCaptureInvalidated);
-  // An event from outside.
+  // An event that was recorded outside of the capture.
   EXPECT_OK(d.event_record(other_event, second));
   ASSERT_OK(d.stream_begin_capture(first, CaptureMode::kGlobal));
   EXPECT_EQ(d.stream_wait_event(first, other_event, 0), Result::kCaptureIsolation);
   EXPECT_EQ(d.stream_end_capture(first, &graph), Result::kCaptureInvalidated);
-  // Of another capture.
+  // An event of another capture.
   ASSERT_OK(d.stream_begin_capture(first, CaptureMode::kRelaxed));
   ASSERT_OK(d.stream_begin_capture(second, CaptureMode::kRelaxed));
   EXPECT_OK(d.event_record(event, first));

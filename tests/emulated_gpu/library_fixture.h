@@ -17,12 +17,12 @@
 
 namespace torch_remote::worker::cuda::emulated {
 
-// A GPU in software, one of the worker's libraries on it, memory of zeros, and a folder where choices are kept: empty
-// when a test begins. At its end nothing was found, and nothing is left.
+// An emulated GPU, one of the worker's libraries on it, zeroed memory, and a folder for stored choices that is empty
+// when a test begins. After each test there must be no findings and no leaked objects.
 template <typename Library, typename Prepared, typename Table>
 class LibraryTest : public ::testing::Test {
  protected:
-  // `left`: of what fills the table.
+  // `left` lists the leaked objects of the library that fills the table.
   LibraryTest(const Table& functions, std::string (*left)(), uint64_t bytes, bool checked = false)
       : table(functions), left_(left), bytes_(bytes), checked_(checked) {}
 
@@ -39,7 +39,7 @@ class LibraryTest : public ::testing::Test {
     EXPECT_EQ(driver->left(), "");
     EXPECT_EQ(left_(), "");
   }
-  // `limit`: bytes of the GPU.
+  // `limit`: bytes that the GPU may use.
   void start(uint64_t limit = uint64_t{1} << 28) {
     Status status =
         CudaDevice::open({.driver = driver->driver(), .limit = limit, .kernels = {.compile = compile}}, &device);
@@ -60,7 +60,7 @@ class LibraryTest : public ::testing::Test {
     memory = {};
     device = nullptr;
   }
-  // All that is kept.
+  // The contents of all stored files.
   std::string file() {
     std::string text;
     for (const auto& entry : std::filesystem::directory_iterator(folder)) {

@@ -10,8 +10,8 @@ namespace {
 std::atomic<Machine*> current{nullptr};
 std::atomic<uint64_t> generations{0};
 
-// Bits that no address of this CPU has, another one for each device: so a kernel that is given another device's address
-// faults, too.
+// Tag bits that no host address has, a different one for each device. So a kernel faults on an address of another
+// device, too.
 constexpr int kFirstTagBit = 56, kMostDevices = 6;
 
 Result failure_of(const std::string& finding) {
@@ -33,7 +33,7 @@ Machine::Machine(const Options& given) : options(given), generation(++generation
     auto gpu = std::make_unique<Gpu>();
     gpu->ordinal = i;
     gpu->tag = uint64_t{1} << (kFirstTagBit + i);
-    // Twice the addresses: what was freed is used again as late as that allows.
+    // Twice the address range, so that freed addresses are reused as late as possible.
     gpu->device = std::make_unique<emulator::Device>(
         emulator::DeviceOptions{.capacity = 2 * given.memory, .tag = gpu->tag, .tracked = given.checked});
     gpus.push_back(std::move(gpu));
@@ -250,7 +250,7 @@ Driver make_table() {
 
 EmulatedDriver::EmulatedDriver(const Options& options)
     : machine_(std::make_unique<Machine>(options)), driver_(make_table()) {
-  machine_->initialized = true;  // as open_driver leaves it
+  machine_->initialized = true;  // as after open_driver
 }
 
 EmulatedDriver::~EmulatedDriver() = default;

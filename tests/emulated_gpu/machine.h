@@ -20,13 +20,13 @@
 #include "tests/emulated_gpu/emulator/emulator.h"
 #include "worker/targets/cuda/device/driver.h"
 
-// What the functions of the emulated driver work on. All of it is guarded by Machine::mutex, but for what work does
-// while it is done.
+// The state behind the functions of the emulated driver. Machine::mutex guards all of it, except for what work items
+// change while they run.
 namespace torch_remote::worker::cuda::emulated {
 
 namespace emulator = codegen::emulator;
 
-// Objects by handle. A handle is a number that is never given twice, and no address.
+// Objects by handle. A handle is a unique number that is never reused, and is not an address.
 template <typename Handle, typename T>
 class Handles {
  public:
@@ -50,22 +50,22 @@ class Handles {
   std::map<uint64_t, std::shared_ptr<T>> objects_;
 };
 
-// Counts down; true once, when nothing is left. 0: does not count.
+// Counts down, and returns true once, when it reaches the last one. 0 means that it does not count.
 inline bool runs_out(uint64_t& left) { return left != 0 && left-- == 1; }
 
 struct Gpu {
   int ordinal = 0;
   uint64_t tag = 0;
   std::unique_ptr<emulator::Device> device;
-  Context context = nullptr;  // of now; null: nobody retains it
+  Context context = nullptr;  // the current primary context; null: not retained
   uint64_t retained = 0;
-  Result error = Result::kSuccess;  // after which nothing works
+  Result error = Result::kSuccess;  // once set, every later call returns it
   size_t used = 0;
-  std::set<int> peers;      // whose memory it may access
-  uint64_t lost_after = 0;  // pieces of work; 0: never
+  std::set<int> peers;      // ordinals of devices whose memory it may access
+  uint64_t lost_after = 0;  // number of work items; 0: never
 };
 
-// Where a stream has come to.
+// A position in a stream's queue.
 struct Point {
   bool done = false;
   std::chrono::steady_clock::time_point time;
@@ -91,19 +91,19 @@ struct KernelCall {
   emulator::Dim3 grid, block;
   unsigned shared_bytes = 0;
   std::vector<std::vector<std::byte>> arguments;
-  std::vector<void*> pointers;  // to these, for who asks
+  std::vector<void*> pointers;  // pointers to `arguments`, for callers that query the parameters
 };
 
-// What a stream or a graph does.
+// One operation of a stream or a graph.
 struct Item {
   NodeType type = NodeType::kEmpty;
-  std::function<Result()> run;  // not of a kernel
+  std::function<Result()> run;  // unused for kernels
   std::shared_ptr<KernelCall> kernel;
 };
 
 struct Work {
-  std::function<Result()> run;  // null: only its points matter
-  PointPtr waits, reaches;      // may be null
+  std::function<Result()> run;  // null: only the two points matter
+  PointPtr waits, reaches;      // both may be null
 };
 
 struct Node {
@@ -113,7 +113,7 @@ struct Node {
 
 struct GraphState {
   Gpu* gpu = nullptr;
-  std::vector<std::unique_ptr<Node>> nodes;  // each after those that it depends on
+  std::vector<std::unique_ptr<Node>> nodes;  // in topological order
   std::map<const Node*, GraphNode> handles;
 };
 
@@ -123,9 +123,9 @@ struct NodeState {
 };
 
 struct ExecState {
-  std::shared_ptr<GraphState> graph;  // as it was instantiated
-  std::vector<Item> items;            // of its nodes, as they are now
-  PointPtr last;                      // launches are done one after the other
+  std::shared_ptr<GraphState> graph;  // the graph as instantiated
+  std::vector<Item> items;            // the current contents of its nodes
+  PointPtr last;                      // completion of the last launch; launches do not overlap
 };
 
 struct StreamState;
@@ -145,8 +145,8 @@ struct StreamState {
   std::deque<Work> queue;
   bool busy = false, closing = false;
   std::shared_ptr<Capture> capture;
-  std::vector<const Node*> tail;  // of the capture: what comes next depends on these
-  std::vector<GraphNode> told;    // these, for who asked last
+  std::vector<const Node*> tail;  // nodes of the capture that the next one depends on
+  std::vector<GraphNode> told;    // handles of `tail`, as returned by the last query
   std::thread thread;
 
   bool idle() const { return queue.empty() && !busy; }
@@ -166,13 +166,14 @@ struct PoolState {
   uint64_t used = 0;
 };
 
-// Memory of cuMemAlloc is a file, which other processes can map. Its last page counts who has.
+// Memory of cuMemAlloc is a file that other processes can map. Its last page counts the processes that have it open.
 struct SharedFile {
   int descriptor = -1;
   uint64_t inode = 0;
   std::atomic<uint64_t>* opened = nullptr;
 
-  // A new one (`bytes` and that page), or one of another process. Null: errno says why.
+  // `make` creates a file of `bytes` and the counter page; `open` opens one of another process. Null: errno has the
+  // reason.
   static std::shared_ptr<SharedFile> make(size_t bytes);
   static std::shared_ptr<SharedFile> open(const char* path, size_t bytes);
   ~SharedFile();
@@ -181,11 +182,11 @@ struct SharedFile {
 struct Allocation {
   Gpu* gpu = nullptr;
   size_t bytes = 0;
-  std::shared_ptr<PoolState> pool;  // null: of cuMemAlloc
+  std::shared_ptr<PoolState> pool;  // null: allocated with cuMemAlloc
   bool freeing = false;
   std::shared_ptr<SharedFile> file = nullptr;  // of cuMemAlloc, or of another process
-  bool is_others = false;                      // of another process
-  uint64_t opened = 0;                         // so often
+  bool is_others = false;                      // memory of another process
+  uint64_t opened = 0;                         // how often this process has opened it
 };
 
 struct Machine {
@@ -209,46 +210,46 @@ struct Machine {
   Handles<GraphExec, ExecState> execs;
   std::map<DevicePointer, Allocation> allocations;
   std::map<const std::byte*, size_t> pinned;
-  std::vector<std::shared_ptr<StreamState>> closed;  // streams whose threads end by themselves
-  std::vector<std::shared_ptr<Capture>> captures;    // that go on
+  std::vector<std::shared_ptr<StreamState>> closed;  // destroyed streams whose threads are still ending
+  std::vector<std::shared_ptr<Capture>> captures;    // captures in progress
   std::map<std::string, uint64_t> calls;
   std::vector<std::string> findings;
-  uint64_t fail_allocation = 0, fail_launch = 0;  // so many more; 0: none
+  uint64_t fail_allocation = 0, fail_launch = 0;  // countdowns; 0: off
   std::chrono::microseconds delay{0};
   uint64_t streams_made = 0;
   uint64_t launches = 0;
 
-  void serve(StreamState& stream);  // its thread
+  void serve(StreamState& stream);  // main function of the stream's thread
   Result run_kernel(Gpu& gpu, const KernelCall& call);
   Result run_item(Gpu& gpu, const Item& item) { return item.kernel ? run_kernel(gpu, *item.kernel) : item.run(); }
   void enqueue(StreamState& stream, Work work);
   bool is_pinned(const void* address, size_t bytes) const;
-  // The allocation that has all of these bytes and that nobody has freed.
+  // The allocation that contains all of these bytes; null if there is none or it was freed.
   Allocation* find(DevicePointer address, size_t bytes);
   void release(DevicePointer address);
 };
 
-// A call of the driver, while it is done.
+// One call of the driver; holds the mutex for its duration.
 class Call {
  public:
   explicit Call(const char* name);
 
-  // What every call finds out first: the driver is there and initialised.
+  // The check that every call makes first: the driver exists and is initialized.
   bool is_up() { return error == Result::kSuccess; }
-  // And a context is current, whose device works.
+  // Also requires a current context whose device has no error.
   bool ready();
-  // These need `ready`. Null: `error` says why.
+  // These need `ready`. Null: `error` has the reason.
   StreamState* stream(Stream handle);
   EventState* event(Event handle);
-  // Device memory; of the current device unless told otherwise. Null: `error`.
+  // Host address of device memory, by default of the current device. Null: `error` has the reason.
   void* memory(DevicePointer address, size_t bytes, const Gpu* of = nullptr);
-  // Whether nothing is captured that this call would end.
+  // False if the call would invalidate a capture in progress.
   bool is_safe();
-  // Has the stream do it, or its capture remember it.
+  // Enqueues the item, or records it if the stream is being captured.
   Result submit(StreamState& stream, Item item);
-  // What may not be done with a stream that is captured ends the capture.
+  // Invalidates the capture, because the operation is not allowed while a stream is captured.
   Result refuse(Capture& capture);
-  // Until it says so. (Calls of others go on.)
+  // Waits for a condition. Calls of other threads proceed meanwhile.
   template <typename F>
   void wait(F&& until) {
     machine->changed.wait(lock, std::forward<F>(until));
@@ -261,22 +262,22 @@ class Call {
   std::unique_lock<std::mutex> lock;
 };
 
-// The calling thread's contexts; the last one is current.
+// The calling thread's stack of contexts; the last one is current.
 std::vector<Context>& context_stack(const Machine& machine);
 
-// Set while the calling thread does a host function: it may not call the driver.
+// Set while the calling thread executes a host function, which must not call the driver.
 bool& in_host_function();
 
 GraphNode handle_of(Call& call, const std::shared_ptr<GraphState>& graph, const Node* node);
 
-// Takes what a kernel is called with; what `given` points to may go then.
+// Copies the arguments of a kernel. The memory that `given` points to may be freed afterwards.
 Result make_kernel_call(Call& call, const KernelNodeParameters& given, std::shared_ptr<KernelCall>* made);
 
 Driver make_table();
 void add_device_functions(Driver& driver);
 void add_memory_functions(Driver& driver);
 void add_shared_memory_functions(Driver& driver);
-// What the exporting process holds of an allocation that is freed. False: another one has it open.
+// For an allocation of this process that is being freed: whether no other process has it open.
 bool is_closed_elsewhere(const Allocation& allocation);
 void add_stream_functions(Driver& driver);
 void add_module_functions(Driver& driver);

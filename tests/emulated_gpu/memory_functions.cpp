@@ -5,15 +5,15 @@
 #include "tests/emulated_gpu/emulator/memory.h"
 #include "tests/emulated_gpu/machine.h"
 
-// Memory, copies and fills.
+// Allocation, copies and fills.
 namespace torch_remote::worker::cuda::emulated {
 namespace {
 
-// Memory that was never written.
+// The bytes of memory that was never written.
 constexpr uint8_t kFresh = 0xFF;
 constexpr size_t kPage = 4096;
 
-// The memory that the address is of: another device's, if that may be accessed.
+// The memory that contains the address. It may be another device's, if access was enabled.
 emulator::DeviceMemory* owner(Call& call, DevicePointer address) {
   return &call.machine->find(address, 0)->gpu->device->memory();
 }
@@ -59,7 +59,7 @@ bool is_idle(const Machine& machine, const Gpu* gpu) {
                              [&](const auto& entry) { return entry.second->gpu != gpu || entry.second->idle(); });
 }
 
-// Waits for all work of the context before.
+// Waits for all earlier work of the context.
 Result mem_free(DevicePointer address) {
   Call call("cuMemFree");
   if (address == 0) return Result::kSuccess;
@@ -69,7 +69,7 @@ Result mem_free(DevicePointer address) {
       found->second.is_others) {
     return Result::kInvalidValue;
   }
-  if (!is_closed_elsewhere(found->second)) {  // (with the driver, nobody knows what happens)
+  if (!is_closed_elsewhere(found->second)) {  // In the real driver this is undefined behavior.
     call.machine->findings.emplace_back("cuMemFree: another process has this memory open");
     return Result::kInvalidValue;
   }
@@ -117,7 +117,7 @@ Result mem_pool_create(MemoryPool* pool, const MemoryPoolProperties* properties)
   return Result::kSuccess;
 }
 
-// Its memory goes when all of it was freed.
+// The pool's memory is released when all allocations are freed.
 Result mem_pool_destroy(MemoryPool pool) {
   Call call("cuMemPoolDestroy");
   if (!call.is_up()) return call.error;
@@ -148,7 +148,7 @@ Result mem_pool_get_attribute(MemoryPool pool, PoolAttribute attribute, void* va
     case PoolAttribute::kReleaseThreshold:
       *static_cast<uint64_t*>(value) = found->threshold;
       return Result::kSuccess;
-    case PoolAttribute::kReserved:  // nothing is kept that is not used
+    case PoolAttribute::kReserved:  // unused memory is never reserved
     case PoolAttribute::kUsed:
       *static_cast<uint64_t*>(value) = found->used;
       return Result::kSuccess;
@@ -161,8 +161,8 @@ Result mem_pool_trim_to(MemoryPool pool, size_t) {
   return find_pool(call, pool) != nullptr ? Result::kSuccess : call.error;
 }
 
-// There is memory at once, but it is the caller's only behind what the stream does now: it is overwritten there, so
-// that whoever uses it before sees that.
+// Memory is allocated at once, but the caller may use it only after the allocation in stream order. It is overwritten
+// at that point, so that earlier use gives wrong numbers.
 Result mem_alloc_from_pool_async(DevicePointer* address, size_t bytes, MemoryPool pool, Stream handle) {
   Call call("cuMemAllocFromPoolAsync");
   if (!call.ready()) return call.error;
@@ -208,8 +208,7 @@ Result mem_free_async(DevicePointer address, Stream handle) {
 
 // --- copies
 
-// Memory that is not pinned may be read before the call returns, or later: the driver promises neither. Here it is
-// later.
+// The real driver may read pageable memory before the call returns or later. Here it reads it later.
 Result memcpy_htod_async(DevicePointer to, const void* from, size_t bytes, Stream handle) {
   Call call("cuMemcpyHtoDAsync");
   if (!call.ready()) return call.error;
@@ -224,7 +223,7 @@ Result memcpy_htod_async(DevicePointer to, const void* from, size_t bytes, Strea
                      {NodeType::kMemcpy, [=] { return result_of(memory->write(target, from, bytes)); }, nullptr});
 }
 
-// Likewise.
+// Pageable memory is written later here, as in memcpy_htod_async.
 Result memcpy_dtoh_async(void* to, DevicePointer from, size_t bytes, Stream handle) {
   Call call("cuMemcpyDtoHAsync");
   if (!call.ready()) return call.error;
@@ -248,7 +247,7 @@ Result memcpy_dtod_async(DevicePointer to, DevicePointer from, size_t bytes, Str
   const void* const source = target != nullptr ? call.memory(from, bytes) : nullptr;
   if (source == nullptr) return call.error;
   if (call.machine->find(to, bytes)->gpu != call.gpu || call.machine->find(from, bytes)->gpu != call.gpu) {
-    return Result::kInvalidValue;  // (the driver would take it; memcpy_peer_async says what is meant)
+    return Result::kInvalidValue;  // The real driver accepts this. We require memcpy_peer_async, which is explicit.
   }
   emulator::DeviceMemory* memory = &call.gpu->device->memory();
   return call.submit(*stream,

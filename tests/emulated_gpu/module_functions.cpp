@@ -8,7 +8,7 @@
 namespace torch_remote::worker::cuda::emulated {
 namespace {
 
-// LLVM's wrapper of bitcode: five words, then what they tell of.
+// LLVM's bitcode wrapper: five words, then the bitcode.
 struct Wrapper {
   uint32_t magic = 0x0B17C0DE;
   uint32_t version = 0;
@@ -62,7 +62,7 @@ Result module_unload(Module handle) {
   const auto module = call.machine->modules.take(handle);
   if (module == nullptr) return Result::kInvalidHandle;
   for (const Function function : module->functions) call.machine->functions.take(function);
-  return Result::kSuccess;  // (kernels that are queued keep it)
+  return Result::kSuccess;  // queued kernels keep the module alive
 }
 
 std::shared_ptr<LoadedModule> find_module(Call& call, Module handle) {
@@ -121,7 +121,7 @@ Result func_get_attribute(int* value, FunctionAttribute attribute, Function hand
       *value = static_cast<int>(function->facts.shared_bytes);
       return Result::kSuccess;
     case FunctionAttribute::kRegisters:
-      *value = 0;  // nobody knows
+      *value = 0;  // unknown
       return Result::kSuccess;
     case FunctionAttribute::kMaxDynamicShared:
       *value = function->most_dynamic_shared;

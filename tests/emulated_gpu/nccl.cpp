@@ -30,7 +30,7 @@ using Status = nccl::Result;
 constexpr size_t kPiece = size_t{64} << 10;
 constexpr size_t kMostRanks = 16;
 
-// What goes from one rank to another one: a piece at a time.
+// A mailbox from one rank to another, for one piece at a time.
 struct Box {
   std::atomic<uint32_t> full{0};
   uint32_t bytes = 0;
@@ -41,12 +41,12 @@ struct Shared {
   uint32_t unused = 0;
 };
 
-// One rank's end, for as long as something uses it.
+// One rank's end of the group. It lives as long as anything uses it.
 struct End {
   int rank = 0, size = 0;
   std::byte* memory = nullptr;
   size_t bytes = 0;
-  std::string path;  // gone when all are there
+  std::string path;  // unlinked when all ranks have joined
   std::atomic<bool> aborted{false};
 
   ~End() {
@@ -104,7 +104,7 @@ Status join(nccl::Group* group, int size, nccl::Id id, int rank, nccl::Config* c
   if (mapped == MAP_FAILED) return Status::kSystemError;
   end->memory = static_cast<std::byte*>(mapped);
   end->path = path_of(id);
-  // Whoever is the last one takes its name away: all have it open.
+  // The last rank unlinks the file, because all ranks have it open.
   if (++end->shared().joined == static_cast<uint32_t>(size)) (void)::unlink(path_of(id).c_str());
   *group = create(nccl::GroupState{std::move(end)});
   return Status::kInProgress;
@@ -132,7 +132,7 @@ struct Part {
   size_t bytes = 0;
 };
 
-// All at once, piece by piece. False: it was aborted.
+// Exchanges all parts concurrently, piece by piece. False if the group was aborted.
 bool exchange(const End& end, std::vector<Part> sends, std::vector<Part> receives) {
   const auto is_done = [](const Part& part) { return part.bytes == 0; };
   while (true) {
@@ -199,7 +199,7 @@ Reduction reduction_of(nccl::Reduction reduction) {
   }
 }
 
-// `compute`: what the stream does with the call's memory, compute(end, from, to).
+// Enqueues compute(end, from, to), which works on the call's memory when the stream reaches it.
 template <typename F>
 Status queue(const char* name, nccl::Group group, Stream stream, const void* from, size_t from_bytes, void* to,
              size_t to_bytes, F&& compute) {
@@ -224,7 +224,7 @@ Status queue(const char* name, nccl::Group group, Stream stream, const void* fro
                                                                                              : Status::kCudaError;
 }
 
-// Each rank's `bytes` at `from`, on the ranks that `wants` names, one after the other.
+// Gathers each rank's `bytes` at `from`: on rank `root`, or on all ranks if it is negative. Empty if it was aborted.
 std::vector<std::vector<std::byte>> gather(const End& end, std::byte* from, size_t bytes, int root) {
   std::vector<std::vector<std::byte>> all(static_cast<size_t>(end.size));
   std::vector<Part> sends, receives;
@@ -311,7 +311,7 @@ Status reduce_scatter(const void* from, void* to, size_t count, Type type, nccl:
                });
 }
 
-// -- of one rank to another one: those between begin and end are one
+// -- point-to-point; messages between group start and end are one op
 
 struct Message {
   bool sends = false;
@@ -356,7 +356,7 @@ Status end() {
 }
 
 Status message(Message message) {
-  if (depth == 0) return Status::kInvalidUsage;  // what nobody here asks for
+  if (depth == 0) return Status::kInvalidUsage;  // we never send outside of a group
   messages.push_back(message);
   return Status::kSuccess;
 }

@@ -4,7 +4,8 @@
 #include <set>
 #include <utility>
 
-// What the emulated libraries hand out by address: only what is there may be used or destroyed. From any thread.
+// Registry of the objects that the emulated libraries return by address. Only registered objects may be used or
+// destroyed. Thread-safe.
 namespace torch_remote::worker::cuda::emulated {
 
 template <typename State>
@@ -24,7 +25,7 @@ State* create(State state = {}) {
   return *Objects<State>::get().all.insert(new State(std::move(state))).first;
 }
 
-// False if it is not there.
+// False if the object does not exist.
 template <typename State>
 bool destroy(State* object) {
   const std::lock_guard lock(Objects<State>::get().mutex);

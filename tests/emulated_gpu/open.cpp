@@ -30,7 +30,7 @@ namespace torch_remote::worker::cuda::emulated {
 
 namespace {
 
-// What the libtorch_cuda.so in software (tests/emulated_gpu/libtorch) copies with. The GPU's context is current.
+// Copies for the emulated libtorch_cuda.so (tests/emulated_gpu/libtorch). The GPU's context is current.
 template <typename F>
 void copy_for_torch(void* stream, F&& queue) {
   const Driver& driver = gpus().driver();
@@ -70,7 +70,7 @@ AtenSource aten_in_software(const std::string& plugin) {
   return source;
 }
 
-// TORCH_REMOTE_TEST_NCCL: "missing", or "refused 1", the rank whose GPU is another one's, too.
+// TORCH_REMOTE_TEST_NCCL is "missing", or "refused 1" with the rank that gets the error that its GPU is used twice.
 Status nccl_in_software(nccl::Table* table) {
   const char* const given = std::getenv("TORCH_REMOTE_TEST_NCCL");
   const std::string_view what = given != nullptr ? given : "";
@@ -82,7 +82,7 @@ Status nccl_in_software(nccl::Table* table) {
 }  // namespace
 
 EmulatedDriver& gpus() {
-  static EmulatedDriver* const driver = [] {  // to the end of the process
+  static EmulatedDriver* const driver = [] {  // never destroyed
     const char* seed = std::getenv("TORCH_REMOTE_TEST_DELAYS");
     const char* checked = std::getenv("TORCH_REMOTE_TEST_CHECKED");
     const char* others = std::getenv("TORCH_REMOTE_TEST_OTHERS");
@@ -165,7 +165,7 @@ void tell_calls() {
   sigemptyset(&signals);
   sigaddset(&signals, SIGUSR1);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  std::string own = path;  // "%" is the process's number
+  std::string own = path;  // "%" stands for the pid
   if (const size_t at = own.find('%'); at != std::string::npos) own.replace(at, 1, std::to_string(getpid()));
   std::thread([signals, path = std::move(own)] {
     for (int signal = 0; sigwait(&signals, &signal) == 0;) {

@@ -6,22 +6,22 @@
 
 namespace torch_remote::worker::cuda::emulated {
 
-// The GPUs of the process, for all its sessions. $TORCH_REMOTE_TEST_DELAYS: the seed of their delays;
-// $TORCH_REMOTE_TEST_CHECKED=1: kernels are looked at access by access. $TORCH_REMOTE_TEST_OTHERS: Options::others, in
-// small letters.
+// The GPUs of this process, shared by all sessions. $TORCH_REMOTE_TEST_DELAYS is the seed of the delays.
+// $TORCH_REMOTE_TEST_CHECKED=1 examines each memory access of kernels. $TORCH_REMOTE_TEST_OTHERS is a value of
+// Options::others in lower case.
 EmulatedDriver& gpus();
 
-// For tests: one of them, and on it the runners of kernels and of libraries in software, and nobody else.
+// For tests: opens one GPU with only the runners of kernels and of the emulated libraries.
 DeviceOpener device_opener(int ordinal);
-// The first one.
+// Opens the first GPU.
 Status open_device(remote::Transport& transport, const DeviceOptions& options,
                    std::function<tr_client()> client_activity, OpenDevice* opened);
 
-// All of it, for --probe.
+// Everything that --probe reports about the emulated GPUs.
 ProbeSource probe_source();
 
-// With TORCH_REMOTE_TEST_CALLS, the name of a file: writes there how often each of the driver's and libraries'
-// functions was called, a line each, whenever the process gets SIGUSR1. Before any other thread.
+// TORCH_REMOTE_TEST_CALLS names a file. On each SIGUSR1, the process writes the number of calls of each driver and
+// library function to it, one per line. Must be called before any other thread starts.
 void tell_calls();
 
 }  // namespace torch_remote::worker::cuda::emulated

@@ -1,16 +1,16 @@
-// For tests: a libcuda.so.1 that loads whatever kernels it is given, and does nothing else. With it cuDNN compiles
-// kernels without a GPU. Its functions are those that cuDNN 9.20 and 9.28 look for.
+// For tests: a libcuda.so.1 that accepts any kernel image and does nothing else. With it, cuDNN compiles kernels
+// without a GPU. It has the functions that cuDNN 9.20 and 9.28 look up.
 #include <cstddef>
 
 namespace {
 
-int thing = 0;  // what every handle is
+int thing = 0;  // the value of every handle
 constexpr int kUnknown = 999;
 
 }  // namespace
 
 // NOLINTBEGIN(readability-identifier-naming): the driver's names
-#pragma GCC visibility push(default)  // all else of this project is hidden
+#pragma GCC visibility push(default)
 extern "C" {
 
 int cuLibraryLoadData(void** library, const void*, void*, void*, unsigned, void*, void*, unsigned) {

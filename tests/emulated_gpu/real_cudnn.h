@@ -7,11 +7,11 @@
 
 #include "worker/targets/cuda/dnn/cudnn.h"
 
-// For tests: NVIDIA's cuDNN, which plans our graphs for GPUs that are not here: it is told what these can. Wants the
-// library and what it needs in one folder (TORCH_REMOTE_CUDA_LIB): see docs/build.md.
+// For tests: NVIDIA's cuDNN, which plans our graphs for GPUs that this machine lacks, from a description of the GPU. It
+// needs the library and its dependencies in one folder (TORCH_REMOTE_CUDA_LIB): see docs/build.md.
 namespace torch_remote::worker::cuda::testing {
 
-// What cudnn_graph.h has for this.
+// Constants of cudnn_graph.h for device properties.
 inline constexpr auto kDeviceKind = static_cast<dnn::Kind>(38);
 inline constexpr auto kDeviceOfHeuristics = static_cast<dnn::Attribute>(204),
                       kDeviceOfPlan = static_cast<dnn::Attribute>(407), kDeviceText = static_cast<dnn::Attribute>(2702);
@@ -32,14 +32,14 @@ inline std::string device_text(int version, int processors, int shared, const ch
          R"("oversizedSharedMemoryPerBlock":0,"deviceName":")" + name + R"("})";
 }
 
-// sm_80, sm_90 or sm_100.
+// `sm` is 80, 90 or 100.
 inline std::string text_of(int sm) {
   if (sm == 80) return device_text(800, 108, 166912, "NVIDIA A100-SXM4-80GB");
   if (sm == 90) return device_text(900, 132, 232448, "NVIDIA H100 80GB HBM3");
   return device_text(1000, 148, 232448, "NVIDIA B200");
 }
 
-// A library without handles: what is made for one is made for the device.
+// The library without handles: objects are created for the described device instead.
 inline dnn::Table without_gpu() {
   using dnn::Attribute;
   dnn::Table table = real;
@@ -62,7 +62,7 @@ inline dnn::Table without_gpu() {
   return table;
 }
 
-// Opens it, and says what GPU there is. With fatal failures.
+// Opens the library and sets the described GPU. Errors are fatal test failures.
 inline void open_real_cudnn(int sm) {
   LibraryPlaces places;
   places.driver = 13000;

@@ -2,7 +2,7 @@
 
 #include <type_traits>
 
-// Our declarations beside those of a real header.
+// Compares our declarations with those of a real header.
 namespace torch_remote::worker::cuda {
 
 template <typename Address, typename A, typename B>
@@ -10,8 +10,8 @@ constexpr bool same_place() {
   return sizeof(A) == sizeof(B) && (std::is_pointer_v<A> == std::is_pointer_v<B> || std::is_same_v<A, Address>);
 }
 
-// Functions are the same to a caller: as many parameters, each as large, pointers where the other has pointers, or
-// numbers of type `Address` (void: there are none).
+// Two functions are the same to a caller if their parameters match in number, size and kind. Where one has a pointer,
+// the other has a pointer or a number of type `Address` (void: none).
 template <typename Address, typename R, typename... A, typename S, typename... B>
 constexpr bool same(R (*)(A...), S (*)(B...)) {
   if constexpr (sizeof...(A) != sizeof...(B) || std::is_void_v<R> != std::is_void_v<S>) {

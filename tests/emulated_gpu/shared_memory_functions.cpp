@@ -10,14 +10,14 @@
 #include "tests/emulated_gpu/emulator/memory.h"
 #include "tests/emulated_gpu/machine.h"
 
-// Memory of other processes.
+// Memory that is shared between processes.
 namespace torch_remote::worker::cuda::emulated {
 namespace {
 
 constexpr size_t kPage = 4096;
 constexpr uint64_t kMagic = 0x6870495F64756C45;
 
-// What is in a handle.
+// The contents of an IPC handle.
 struct Contents {
   uint64_t magic = kMagic;
   int64_t process = 0, descriptor = 0;
@@ -31,7 +31,7 @@ uint64_t inode_of(int descriptor) {
   return ::fstat(descriptor, &found) == 0 ? found.st_ino : 0;
 }
 
-// With the page that counts mapped.
+// Also maps the page with the counter.
 std::shared_ptr<SharedFile> take(int descriptor, size_t bytes) {
   if (descriptor < 0) return nullptr;
   auto file = std::make_shared<SharedFile>();
@@ -49,7 +49,7 @@ Result get_mem_handle(IpcMemoryHandle* handle, DevicePointer address) {
   const auto found = call.machine->allocations.find(address);
   if (found == call.machine->allocations.end() || found->second.gpu != call.gpu || found->second.freeing ||
       found->second.file == nullptr || found->second.is_others) {
-    return Result::kInvalidValue;  // also of pools, and of other processes
+    return Result::kInvalidValue;  // also refuses memory of pools and of other processes
   }
   const Allocation& allocation = found->second;
   const Contents contents{kMagic,           ::getpid(),       allocation.file->descriptor, allocation.file->inode,
@@ -78,7 +78,7 @@ Result open_mem_handle(DevicePointer* address, IpcMemoryHandle handle, unsigned 
   const std::string path = "/proc/" + std::to_string(contents.process) + "/fd/" + std::to_string(contents.descriptor);
   const auto file = SharedFile::open(path.c_str(), emulator::DeviceMemory::file_bytes(contents.bytes));
   if (file == nullptr || file->inode != contents.inode) return Result::kInvalidHandle;
-  // Other bytes than the other process has: a file of its own.
+  // Garbled memory is a separate file, whose bytes differ from the other process's.
   const bool garbled = machine.options.others == Options::Others::kGarbled;
   const auto mapped = garbled ? SharedFile::make(emulator::DeviceMemory::file_bytes(contents.bytes)) : file;
   void* made = nullptr;
@@ -92,7 +92,7 @@ Result open_mem_handle(DevicePointer* address, IpcMemoryHandle handle, unsigned 
   return Result::kSuccess;
 }
 
-// Who still uses it then accesses what is not there.
+// Later accesses to the address fault.
 Result close_mem_handle(DevicePointer address) {
   Call call("cuIpcCloseMemHandle");
   if (!call.ready()) return call.error;

@@ -3,7 +3,7 @@
 
 #include "tests/emulated_gpu/machine.h"
 
-// Streams, events, captures.
+// Streams, events and captures.
 namespace torch_remote::worker::cuda::emulated {
 namespace {
 
@@ -20,7 +20,7 @@ Result stream_create(Stream* handle, unsigned flags, int) {
   return Result::kSuccess;
 }
 
-// What is queued is still done.
+// Work that is already queued still executes.
 Result stream_destroy(Stream handle) {
   Call call("cuStreamDestroy");
   if (!call.ready()) return call.error;
@@ -42,7 +42,7 @@ Result stream_query(Stream handle) {
   return stream->idle() ? Result::kSuccess : Result::kNotReady;
 }
 
-// Calls `wait` until the stream has done what it has now. (Others may go on giving it more.)
+// Waits until the stream has finished its current work. Other threads may enqueue more meanwhile.
 void wait_for(Call& call, StreamState& stream) {
   const auto point = std::make_shared<Point>();
   call.machine->enqueue(stream, {nullptr, nullptr, point});
@@ -164,7 +164,7 @@ Result stream_wait_event(Stream handle, Event event_handle, unsigned flags) {
   if (event == nullptr) return call.error;
   if (flags != 0) return Result::kInvalidValue;
   if (stream->capture) return join_capture(*stream->capture, *stream, *event);
-  if (event->capture) {  // it takes part from here on
+  if (event->capture) {  // the stream joins the capture from here on
     stream->capture = event->capture;
     stream->capture->streams.push_back(stream);
     return join_capture(*stream->capture, *stream, *event);
@@ -192,7 +192,7 @@ Result stream_begin_capture(Stream handle, CaptureMode mode) {
   return Result::kSuccess;
 }
 
-// All that the capture has comes before the end of the stream that began it.
+// Whether all nodes of the capture precede the end of the stream that began it.
 bool is_joined(const Capture& capture) {
   std::set<const Node*> before;
   std::vector<const Node*> next = capture.origin->tail;
@@ -244,7 +244,7 @@ Result stream_is_capturing(Stream handle, CaptureStatus* status) {
   return Result::kSuccess;
 }
 
-// The graph is not to be used before the capture ends; nodes may be kept.
+// The graph may not be used before the capture ends. Callers may keep node handles.
 Result stream_get_capture_info(Stream handle, CaptureStatus* status, uint64_t* id, Graph* graph, const GraphNode** last,
                                size_t* count) {
   Call call("cuStreamGetCaptureInfo");

@@ -4,7 +4,7 @@
 
 namespace torch_remote::worker::cuda::emulated {
 
-// Kernels that are written by hand, for the driver in software.
+// The hand-written kernels, compiled for the emulated driver.
 KernelArchive written_kernels();
 
 }  // namespace torch_remote::worker::cuda::emulated

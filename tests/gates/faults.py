@@ -1,4 +1,4 @@
-"""What breaks connections: a proxy, and workers and clients to be killed."""
+"""Breaks connections: a proxy, and workers and clients that tests kill."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def environment(**more: object) -> dict[str, str]:
 
 @contextlib.contextmanager
 def listening(folder: Path, *arguments: object, url: str = "tcp://127.0.0.1:0") -> Iterator[Worker]:
-    """A worker that listens."""
+    """Starts a worker that listens."""
     worker = Worker(folder, arguments, url)
     try:
         yield worker
@@ -65,14 +65,15 @@ class Worker:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def sessions(self) -> int:
-        """How many were begun."""
+        """The number of sessions that were started."""
         return self.log.read_text().count("session with process")
 
 
 class Proxy(threading.Thread):
-    """Carries connections to a port, and breaks them after a random number of bytes.
+    """Forwards connections to a port, and breaks them after a random number of bytes.
 
-    `rate`: bytes a second each way. `swallow()`: the next bytes that way are lost, and the connection with them.
+    `rate`: bytes per second in each direction. `swallow()`: loses the next bytes in a direction and ends the
+    connection.
     """
 
     def __init__(
@@ -82,17 +83,17 @@ class Proxy(threading.Thread):
         self.to, self.random, self.between, self.left = ("127.0.0.1", port), random.Random(seed), between, faults
         self.rate, self.stall = rate, stall
         self.counts = dict.fromkeys(KINDS, 0)
-        self.lost: str | None = None  # "up" or "down"
+        self.lost: str | None = None  # direction to lose: "up" or "down"
         self.down_until = 0.0
         self.refuses = False
         self.open: list[socket.socket] = []
-        self.connections: collections.deque[Connection] = collections.deque(maxlen=8)  # the last ones
+        self.connections: collections.deque[Connection] = collections.deque(maxlen=8)  # the most recent ones
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.start()
 
     def outage(self, seconds: float, refuses: bool = False) -> None:
-        """Cuts all, and lets nobody through for so long; `refuses`: the port refuses, as that of a tunnel does."""
+        """Cuts all connections, and accepts none for a while. `refuses`: the port refuses, as that of a tunnel does."""
         self.down_until = time.monotonic() + seconds
         if refuses:
             self.refuses = True
@@ -162,7 +163,7 @@ class Connection:
                 end.shutdown(socket.SHUT_RDWR)
 
     def fault(self, there: socket.socket, rest: bytes) -> bool:
-        """True: the connection goes on."""
+        """Applies a fault. True: the connection continues."""
         proxy = self.proxy
         proxy.left -= 1
         kind = proxy.random.choice(KINDS)
@@ -177,7 +178,7 @@ class Connection:
             for end in (self.client, self.worker):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 end.close()
-        if kind == "duplicate":  # what was said already is said again, over another connection
+        if kind == "duplicate":  # repeats over another connection what was already sent
             with contextlib.suppress(OSError), socket.create_connection(proxy.to) as again:
                 again.sendall(self.said)
                 again.settimeout(0.05)

@@ -1,9 +1,9 @@
 """The gates of docs/reliability.md, mostly over real sockets and processes.
 
-What is still missing, for two hours:  bazel run //tests/gates -- --minutes=120
-A few of them:                         bazel run //tests/gates -- --minutes=30 2 5
-Without keeping the results:           bazel run //tests/gates -- --short 2 5
-The table of docs/reliability.md:      bazel run //tests/gates -- --page
+Runs what is still missing, for two hours:  bazel run //tests/gates -- --minutes=120
+Runs some of the gates:                     bazel run //tests/gates -- --minutes=30 2 5
+Does not keep the results:                  bazel run //tests/gates -- --short 2 5
+Prints the table of docs/reliability.md:    bazel run //tests/gates -- --page
 
 A gate has parts, and a part is run in pieces. Each piece adds a line to tests/gates/results.jsonl (results.py).
 """
@@ -43,7 +43,7 @@ TOKEN = "5c0ffee5c0ffee5c0ffee5c0ffee5c0ffee"
 
 @dataclasses.dataclass
 class Piece:
-    """A piece of a part: `count` units, which begin at the `first` one."""
+    """A piece of a part: `count` units, beginning with unit `first`."""
 
     folder: Path
     first: int
@@ -60,7 +60,7 @@ class Piece:
 
 @dataclasses.dataclass
 class Outcome:
-    """What a piece found. `times` are judged by the part's limit; `worst` is what is published if there are none."""
+    """The result of a piece. `times` are compared with the part's limit; `worst` is published if there are none."""
 
     count: int
     wrong: int
@@ -77,8 +77,8 @@ def script(source: str, *arguments: object, timeout: float = 3000, **variables: 
     return done.stdout
 
 
-# Weights, gradients and activations are integers below 2^24, so float32 holds them exactly in any order of summation:
-# the result has the same bits as on the CPU, whichever kernels compute it. A step that is lost or done twice shows.
+# Weights, gradients and activations are integers below 2^24, so float32 holds them exactly in any order of summation.
+# The result has the same bits as on the CPU, whichever kernels compute it. A step that is lost or executed twice shows.
 TRAIN = """
     import hashlib, os, sys, torch
     from torch import nn
@@ -126,7 +126,7 @@ TRAIN = """
 
 def broken_connections(scheme: str) -> Callable[[Piece], Outcome]:
     def run(piece: Piece) -> Outcome:
-        """2: cuts, resets, stalls, duplicates at random bytes; results as on the CPU."""
+        """Gate 2: cuts, resets, stalls and duplicates at random bytes. The results must equal those of the CPU."""
         folder, steps = piece.folder, max(60, 2 * piece.count)
         expected = script(TRAIN, steps, piece.seed, "cpu")
         certificates = (
@@ -152,7 +152,7 @@ def broken_connections(scheme: str) -> Callable[[Piece], Outcome]:
 
 
 def killed_workers(piece: Piece) -> Outcome:
-    """3: kill -9 in the middle of a program: WorkerLost in time."""
+    """Gate 3: kill -9 of the worker during a program must raise WorkerLost in time."""
     out = script(
         """
         import os, random, re, signal, sys, threading, time, torch, torch_remote
@@ -190,11 +190,11 @@ LEASE = 1.0  # seconds
 
 
 def killed_clients(piece: Piece) -> Outcome:
-    """4: kill -9 of a client: what its session had is free by lease + 1 s."""
+    """Gate 4: after kill -9 of a client, its session's memory and descriptors must be free by lease + 1 s."""
     wrong, times, seed = 0, [], piece.random
     with listening(piece.folder, "--lease", LEASE, "--heartbeat", 1) as worker:
         held = worker.descriptors()
-        # Children that are forked before the device is used: torch is imported once.
+        # Children are forked before the device is used, so torch is imported once.
         source = """
             import os, sys, torch, torch_remote
             for line in sys.stdin:
@@ -244,7 +244,8 @@ TALK = """
 
 
 def talk(piece: Piece, outages: list[tuple[float, bool]]) -> Outcome:
-    """How long each of these takes beyond its length; `bool`: the port refuses, else it is silent."""
+    """Times how long a call takes beyond the length of each outage. `bool`: the port refuses, otherwise it is
+    silent."""
     with listening(piece.folder, "--heartbeat", 1) as worker:
         proxy = Proxy(worker.port)
         client = Python(
@@ -267,15 +268,15 @@ def talk(piece: Piece, outages: list[tuple[float, bool]]) -> Outcome:
 
 
 def cuts(piece: Piece) -> Outcome:
-    """5: a cut is resumed at once."""
+    """Gate 5: the session must resume at once after a cut."""
     return talk(piece, [(0.0, False)] * piece.count)
 
 
-OUTAGES = (5.0, 3.0, 3.0, 5.0, 25.0, 25.0, 30.0, 30.0, 45.0, 45.0)  # seconds; every second one refuses
+OUTAGES = (5.0, 3.0, 3.0, 5.0, 25.0, 25.0, 30.0, 30.0, 45.0, 45.0)  # seconds; in every second outage, the port refuses
 
 
 def outages(piece: Piece) -> Outcome:
-    """5: the machines are apart for a while; the port is silent, or refuses."""
+    """Gate 5: the machines are disconnected for a while; the port is silent, or refuses."""
     numbers = range(piece.first, piece.first + piece.count)
     return talk(piece, [(OUTAGES[i % len(OUTAGES)], i % 2 == 1) for i in numbers])
 
@@ -284,7 +285,7 @@ KINDS_OF_CALLS = 14
 
 
 def lost_messages(piece: Piece) -> Outcome:
-    """6: of every type of message the request is lost, or the answer, or the connection while it is being done."""
+    """Gate 6: for every type of message, the request, the reply, or the connection during execution is lost."""
     folder, rounds = piece.folder, piece.count // (3 * KINDS_OF_CALLS)
     numbers = array.array("f", range(250_000)).tobytes()
     about = json.dumps({"numbers": {"dtype": "F32", "shape": [250_000], "data_offsets": [0, len(numbers)]}}).encode()
@@ -378,7 +379,7 @@ def lost_messages(piece: Piece) -> Outcome:
                         proxy.swallow(lost)
                     client.stdin.write(f"{kind}\n")
                     client.stdin.flush()
-                    if lost == "while":  # it comes again while the first one is done
+                    if lost == "while":  # the request is sent again while the first one executes
                         time.sleep(proxy.random.random() * 0.03)
                         proxy.outage(0.02)
                     wrong += client.stdout.readline() != "done\n"
@@ -393,7 +394,7 @@ def lost_messages(piece: Piece) -> Outcome:
 
 
 def out_of_memory(piece: Piece) -> Outcome:
-    """7: the next op is right."""
+    """Gate 7: the op after an out-of-memory error must be right."""
     with listening(piece.folder, "--memory-limit", "200M", url=f"unix://{piece.folder}/small") as worker:
         out = script(
             """
@@ -414,7 +415,7 @@ def out_of_memory(piece: Piece) -> Outcome:
 
 
 def guessed_handles(piece: Piece) -> Outcome:
-    """8: what another tenant's buffers hold cannot be read."""
+    """Gate 8: buffers of another tenant must not be readable."""
     with listening(piece.folder, url=f"unix://{piece.folder}/two") as worker:
         done = subprocess.run(
             [os.environ.get("HANDLES", "tests/gates/handles"), worker.url[7:], str(piece.count), str(piece.seed)],
@@ -427,7 +428,7 @@ def guessed_handles(piece: Piece) -> Outcome:
 
 
 def intruders(piece: Piece) -> Outcome:
-    """9: wrong tokens, what another client said, and noise: nobody is let in."""
+    """Gate 9: wrong tokens, replayed bytes of another client, and noise must not be accepted."""
     folder, count = piece.folder, piece.count
     with listening(folder, "--token-file", folder / "token", "--heartbeat", 1) as worker:
         heard: list[bytes] = []
@@ -474,11 +475,11 @@ def intruders(piece: Piece) -> Outcome:
             wrong_tokens, TOKEN, piece.seed, TORCH_REMOTE_WORKER=worker.url,
         )  # fmt: skip
         let_in, seed = int(out), piece.random
-        silent: list[socket.socket] = []  # who stays as long as it may
+        silent: list[socket.socket] = []  # connections that stay open as long as allowed
         for i in range(count - wrong_tokens):
             stranger = socket.create_connection(("127.0.0.1", worker.port))
             if i % 2:
-                words = said[: seed.randrange(64, len(said) + 1)]  # what a client said
+                words = said[: seed.randrange(64, len(said) + 1)]  # bytes that a client sent
             else:
                 words = said[: seed.randrange(64)] + seed.randbytes(seed.randrange(200))
             stranger.settimeout(0.02 if i % 50 == 0 else 0.002)
@@ -486,9 +487,9 @@ def intruders(piece: Piece) -> Outcome:
                 stranger.sendall(words)
                 stranger.recv(4096)
             silent.append(stranger)
-            if len(silent) > 60:  # the listener has 64 that have not said their opening
+            if len(silent) > 60:  # the listener keeps at most 64 connections without a client hello
                 silent.pop(0).close()
-        # A client that has waited in between is let in when there is room.
+        # A client that has waited meanwhile must be accepted when a connection is free.
         for stranger in silent:
             stranger.close()
         script(use, TORCH_REMOTE_WORKER=worker.url, TORCH_REMOTE_TOKEN=TOKEN)
@@ -498,7 +499,8 @@ def intruders(piece: Piece) -> Outcome:
 
 
 def wrong_certificates(piece: Piece) -> Outcome:
-    """9: over tls a client believes no worker whose certificate is of another authority or host, or has expired."""
+    """Gate 9: over tls, a client must reject a worker whose certificate has expired, or is for another authority or
+    host."""
     wrong, folder, names = 0, piece.folder, ("stranger", "old", "named")
     messages = {"stranger": "is not trusted", "old": "has expired", "named": "is not for"}
     tries = """
@@ -523,7 +525,7 @@ def wrong_certificates(piece: Piece) -> Outcome:
 
 
 def tls_strangers(piece: Piece) -> Outcome:
-    """9: strangers inside of TLS are not let in, and the listener keeps nothing of them."""
+    """Gate 9: strangers inside TLS must not be accepted, and the listener must keep nothing of them."""
     wrong, folder, count = 0, piece.folder, piece.count
     use = "import torch, torch_remote; assert torch.ones(3, device='remote').sum().item() == 3"
     client = {"TORCH_REMOTE_TOKEN": TOKEN, "TORCH_REMOTE_TLS_CA": folder / "ca.pem"}
@@ -537,10 +539,10 @@ def tls_strangers(piece: Piece) -> Outcome:
             stranger.sendall(b"TRRC\x02\x03\x00\x00" + bytes(24) + seed.randbytes(32))
             with contextlib.suppress(OSError):
                 answered = stranger.recv(40, socket.MSG_WAITALL)
-                if i % 3 == 0:  # noise where TLS is to begin
+                if i % 3 == 0:  # noise in place of the TLS handshake
                     stranger.sendall(seed.randbytes(100_000))
                     stranger.recv(100)
-                else:  # TLS, and a proof that is none
+                else:  # TLS, and an invalid proof
                     with context.wrap_socket(stranger, server_hostname="127.0.0.1") as inside:
                         inside.sendall(b"TRRQ" + seed.randbytes(44) if i % 3 == 1 else seed.randbytes(100_000))
                         result = inside.recv(56)
@@ -555,9 +557,9 @@ def tls_strangers(piece: Piece) -> Outcome:
 
 
 def expired_sessions(piece: Piece) -> Outcome:
-    """9: what a client said to go on with its session opens nothing when said again, before and after the lease's end.
+    """Gate 9: replaying what a client sent to resume its session must fail, before and after the lease ends.
 
-    Likewise a token that the worker had until it was started again with another one.
+    A token must fail after the worker was restarted with another one.
     """
     folder, tried, wrong, code_at = piece.folder, 0, 0, 5  # Answer, in remote/net/handshake.h
     (folder / "new").write_text(TOKEN[::-1] + "\n")
@@ -579,7 +581,7 @@ def expired_sessions(piece: Piece) -> Outcome:
         assert client.stdin is not None and client.stdout is not None and client.stdout.readline() == "ready\n"
 
         def say_again(words: bytes) -> bool:
-            """Whether nobody takes it."""
+            """Whether the replay is refused."""
             with socket.create_connection(("127.0.0.1", worker.port)) as stranger:
                 stranger.settimeout(10)
                 answer = b""
@@ -595,7 +597,7 @@ def expired_sessions(piece: Piece) -> Outcome:
             client.stdin.flush()
             wrong += client.stdout.readline()[:4] != "True"
             words = proxy.connections[-1].said
-            if len(words) < 64 or words[8:16] == bytes(8):  # not one that goes on
+            if len(words) < 64 or words[8:16] == bytes(8):  # not a resumed session
                 continue
             said.append(words)
             wrong += not say_again(words)
@@ -612,7 +614,7 @@ def expired_sessions(piece: Piece) -> Outcome:
 
 
 def strangers_memory(piece: Piece) -> Outcome:
-    """9: what OpenSSL allocates for a stranger until it has proved who it is."""
+    """Gate 9: bytes that OpenSSL allocates for a stranger before authentication."""
     program = os.environ.get("HANDSHAKE_MEMORY", "remote/net/handshake_memory_test")
     tried, most, wrong = 0, 0, 0
     while tried < piece.count:
@@ -624,7 +626,7 @@ def strangers_memory(piece: Piece) -> Outcome:
 
 
 def resident(pid: int) -> int:
-    """Bytes of its memory; 0 if it is gone."""
+    """Resident bytes of a process; 0 if it is gone."""
     with contextlib.suppress(OSError):
         found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
         return int(found[1]) << 10 if found else 0
@@ -632,7 +634,7 @@ def resident(pid: int) -> int:
 
 
 def slow_link(piece: Piece) -> Outcome:
-    """12: 10 Mbit/s: nobody keeps more than what is on its way."""
+    """Gate 12: on a 10 Mbit/s link, neither end may keep more than the data in flight."""
     with listening(piece.folder) as worker:
         proxy = Proxy(worker.port, rate=1.25e6)
         out = script(
@@ -656,9 +658,9 @@ def slow_link(piece: Piece) -> Outcome:
 
 
 def oversubscribed(piece: Piece) -> Outcome:
-    """12: ten clients for each core at the same time, each of which sends ten times its memory limit."""
+    """Gate 12: ten clients per core at the same time, each of which sends ten times its memory limit."""
     limit, wrong, most = 64 << 20, 0, 0
-    tensors = 160 if piece.count > 10 else 20  # of 4 MB; few are for the normal test run
+    tensors = 160 if piece.count > 10 else 20  # of 4 MB each; 20 for the normal test run
     source = """
         import sys, torch, torch_remote
         torch.set_num_threads(1)
@@ -690,13 +692,13 @@ def oversubscribed(piece: Piece) -> Outcome:
         for client in clients:
             assert client.stdout is not None
             wrong += client.stdout.read() != "0\n" or client.returncode != 0
-    # Besides its tensors a session has torch, a compiler, and messages that are on their way.
+    # In addition to its tensors, a session has torch, a compiler, and messages in flight.
     wrong += most > limit + (256 << 20)
     return Outcome(piece.count, wrong, worst=most / (1 << 20))
 
 
 def allocated(pid: int) -> int:
-    """Bytes of memory that no file backs; 0 if the process is gone."""
+    """Bytes of anonymous and shared memory; 0 if the process is gone."""
     with contextlib.suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text()
         return sum(int(size) << 10 for size in re.findall(r"Rss(?:Anon|Shmem):\s+(\d+)", status))
@@ -704,7 +706,7 @@ def allocated(pid: int) -> int:
 
 
 def soak(piece: Piece) -> Outcome:
-    """12: by how much memory of both ends grows after a quarter of the time."""
+    """Gate 12: how much the memory of both ends grows after the first quarter of the time."""
     seconds = piece.count
     with listening(piece.folder) as worker:
         out = script(
@@ -739,7 +741,7 @@ def soak(piece: Piece) -> Outcome:
 
 
 def verified(piece: Piece) -> Outcome:
-    """13: a program of 10,000 ops is verified within 1 ms."""
+    """Gate 13: a program of 10,000 ops must be verified within 1 ms."""
     times = []
     for _ in range(piece.count):
         done = subprocess.run(
@@ -752,7 +754,7 @@ def verified(piece: Piece) -> Outcome:
 
 
 def simulated(piece: Piece) -> Outcome:
-    """1: seeds of the simulator."""
+    """Gate 1: seeds of the simulator."""
     program = os.environ.get("SIMULATOR", "tests/simulator/simulator")
     done = subprocess.run(
         [program, f"--seeds={piece.first}:{piece.first + piece.count}"],
@@ -842,7 +844,7 @@ def timed_out(signal_number: int, frame: object) -> None:
 
 
 def run_piece(part: Part, number: int, limit: float, commit: str, most: float = math.inf) -> results.Record:
-    """Runs it; a failure is one that is wrong. `limit`: what the part's own is multiplied by. `most`: seconds."""
+    """Runs a piece; an exception counts as one wrong unit. `limit` multiplies the part's own limit. `most`: seconds."""
     first = number * part.piece
     count = int(min(part.piece, most)) if part.least else part.piece
     if not part.least and first < part.contract:
@@ -854,7 +856,7 @@ def run_piece(part: Part, number: int, limit: float, commit: str, most: float = 
         with tempfile.TemporaryDirectory() as name:
             prepare(Path(name))
             outcome = part.run(Piece(Path(name), first, count))
-    except Exception as error:  # the others are to run, too
+    except Exception as error:  # the other pieces must still run
         outcome = Outcome(0, 1, text=re.sub(r"\s+", " ", f"{type(error).__name__}: {error}")[-300:])
     finally:
         signal.alarm(0)
@@ -882,7 +884,8 @@ def told(part: Part, record: results.Record) -> str:
 
 
 def is_idle(seconds: float) -> bool:
-    """Waits so long for a load that is below the number of cores: what ran before counts in it for a while."""
+    """Waits up to `seconds` until the load is below the number of cores. Earlier processes still count in the load for
+    a while."""
     end = time.monotonic() + seconds
     while os.getloadavg()[0] > (os.cpu_count() or 1):
         if time.monotonic() > end:
@@ -894,7 +897,7 @@ def is_idle(seconds: float) -> bool:
 def run_missing(parts: list[Part], file: Path, minutes: float, start: int) -> int:
     """Runs pieces in turn until nothing is missing, or the time is over.
 
-    While the machine is loaded, parts with a limit of time are run only when nothing else is missing.
+    While the machine is loaded, parts with a time limit are run only when nothing else is missing.
     """
     changed = git("status", "--porcelain", "--untracked-files=no").splitlines()
     own = ("tests/gates/results.jsonl", "docs/reliability.md")
@@ -906,7 +909,7 @@ def run_missing(parts: list[Part], file: Path, minutes: float, start: int) -> in
         for part in list(left):
             idle = not part.limit or is_idle(min(90 if waits else 0, max(0, end - time.monotonic())))
             if part.limit:
-                waits = idle  # once in vain is enough
+                waits = idle  # waits only once per run
             if not idle and not all_of_them:
                 continue
             records = results.read(file)

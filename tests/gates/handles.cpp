@@ -1,5 +1,5 @@
-// Two tenants of one worker: the second one guesses the first one's buffers. Arguments: a worker's socket, how many
-// guesses, a seed. Prints how many were made and how many read something.
+// Two tenants of one worker: the second one guesses the first one's buffers. Arguments: a worker's socket, the number
+// of guesses, a seed. Prints how many guesses were made and how many read something.
 #include <cstdio>
 #include <cstdlib>
 #include <random>

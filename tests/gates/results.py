@@ -1,8 +1,8 @@
-"""The results of gates: a file with one JSON object a line for each piece that ran, and the table that is made of it.
+"""The results of gates: a file with one JSON line for each piece that ran, and the table made from it.
 
-A piece counts with what the last commit that ran it found. If that is wrong, a later commit runs it again. A piece that
-began while the machine was loaded (the load average was above the number of cores) is marked. Where a part has a limit
-of time, such a piece does not count, its times are not published, and it is run again.
+A piece counts with the result of the last commit that ran it. If that is wrong, a later commit runs it again. A piece
+that began while the machine was loaded (the load average was above the number of cores) is marked. If the part has a
+time limit, such a piece does not count, its times are not published, and it is run again.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class Part:
 
     name: str
     what: str
-    contract: int  # count that a release needs
-    piece: int  # count of a piece
-    short: int  # count in the normal test run; 0: another test has it
+    contract: int  # units that a release needs
+    piece: int  # units per piece
+    short: int  # units in the normal test run; 0: another test covers it
     run: Callable[..., Any]
     limit: float = 0.0  # seconds that each time may take; 0: none
-    over: float = 0.0  # share of times that may be over the limit
-    worst: str = ""  # how the worst value is told
+    over: float = 0.0  # share of times that may exceed the limit
+    worst: str = ""  # format of the worst value
     adds: bool = False  # the worst values of pieces add up
-    ours: bool = False  # the contract names no count: it is this project's choice
-    least: int = 0  # a piece may be as short as this if time is short
+    ours: bool = False  # the contract names no count; this project chose it
+    least: int = 0  # minimum length of a piece if time is short
 
     @property
     def gate(self) -> str:
@@ -52,7 +52,7 @@ def read(file: Path) -> list[Record]:
 
 
 def append(file: Path, record: Record) -> None:
-    # One write, so processes that run different parts may share the file.
+    # A single write, so that concurrent processes may share the file.
     descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(descriptor, (json.dumps(record) + "\n").encode())
@@ -65,7 +65,7 @@ def loaded(record: Record) -> bool:
 
 
 def latest(part: Part, records: Iterable[Record]) -> dict[int, Record]:
-    """For each piece what counts."""
+    """The record that counts for each piece."""
     chosen: dict[int, Record] = {}
     for record in records:
         if record["part"] != part.name:
@@ -74,7 +74,7 @@ def latest(part: Part, records: Iterable[Record]) -> dict[int, Record]:
         if before is None or before["commit"] != record["commit"]:
             chosen[record["piece"]] = record
             continue
-        # The same commit again: what is on an idle machine, and what was wrong stays wrong.
+        # Same commit: prefers the record from an idle machine, and keeps wrong results.
         if loaded(record) and not loaded(before):
             record = {**before, "wrong": max(before["wrong"], record["wrong"])}
         chosen[record["piece"]] = {**record, "wrong": max(before["wrong"], record["wrong"])}
@@ -90,12 +90,12 @@ def is_late(part: Part, record: Record) -> bool:
 
 
 def count(part: Part, records: Iterable[Record]) -> int:
-    """What counts towards the contract."""
+    """The number of units that count towards the contract."""
     return sum(record["count"] for record in latest(part, records).values() if counts(part, record))
 
 
 def next_piece(part: Part, records: list[Record], commit: str, idle: bool, start: int = 0) -> int | None:
-    """The piece that is to be run, at or behind `start`; None: none."""
+    """The next piece to run, from `start` on, or None."""
     chosen = latest(part, records)
     failed = [
         piece

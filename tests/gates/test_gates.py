@@ -1,4 +1,4 @@
-"""The gates of docs/reliability.md, with small counts; `bazel run //tests/gates` has all of them."""
+"""Runs the gates of docs/reliability.md with small counts; `bazel run //tests/gates` runs all of them."""
 
 import os
 
@@ -13,6 +13,6 @@ def test_gate(part, tmp_path):
     outcome = part.run(Piece(tmp_path, 0, part.short))
     assert outcome.count > 0 and outcome.wrong == 0, outcome
     if part.limit:
-        # A limit is for a machine with cores to spare. Where others use them, each takes longer in proportion.
+        # The limit assumes idle cores. On a busy machine, each call takes longer in proportion.
         limit = part.limit * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
         assert all(time <= limit for time in outcome.times), (outcome, limit)

@@ -1,4 +1,4 @@
-"""What counts towards the contract, and that docs/reliability.md says what the code and the results file say."""
+"""Tests what counts towards the contract, and that docs/reliability.md agrees with the code and the results file."""
 
 import re
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_a_loaded_piece_counts_only_without_a_limit_of_time():
     assert results.count(part(), done) == 40
     assert results.count(part(limit=2.0), done) == 0
     cells = results.row(part(limit=2.0, worst="{} s"), done).split(" | ")
-    assert cells[3:8] == ["0", "no", "40", "1", ""]  # its times are not told, what is wrong is
+    assert cells[3:8] == ["0", "no", "40", "1", ""]  # times are not published, wrong results are
 
 
 def test_a_loaded_piece_is_run_again_when_the_machine_is_idle():
@@ -84,7 +84,7 @@ def test_late_pieces_do_not_reach_the_contract():
     done = [record(0, late=1), record(1), record(2, count=20)]
     assert results.row(part(limit=2.0), done).split(" | ")[4] == "no"
     assert results.row(part(limit=2.0, over=0.01), done).split(" | ")[4] == "yes"
-    assert results.next_piece(part(limit=2.0), done[:2], "b", idle=True) == 0  # before what is missing
+    assert results.next_piece(part(limit=2.0), done[:2], "b", idle=True) == 0  # comes before missing pieces
 
 
 def test_a_short_piece_counts_as_what_it_was():

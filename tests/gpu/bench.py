@@ -1,8 +1,8 @@
-"""What a worker on a GPU takes for copies, norms, products, attention, models, and to start: a page of Markdown.
+"""Measures a worker on a GPU: copies, norms, matmuls, attention, models, and its start. Writes a Markdown page.
 
-tests/gpu/run.sh runs it; the address of the worker is in TORCH_REMOTE_WORKER. Kernels are timed by the GPU's own clock
-(torch.remote.Event), each call on operands of its own, and every result is read. Where torch has CUDA, the same is
-timed there: eager, and models with Inductor.
+tests/gpu/run.sh runs it; TORCH_REMOTE_WORKER has the worker's address. Kernels are timed by the GPU's own clock
+(torch.remote.Event). Each call has different operands, and every result is read. If torch has CUDA, the same is timed
+there: eager, and models with Inductor.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ MODELS = ("gpt2", "llama", "bert", "vit", "resnet", "unet", "lstm")
 
 @dataclass(frozen=True)
 class Case:
-    """One call, on operands that `make` gives a device; `work` is what it moves or computes: bytes or operations."""
+    """One call, on operands that `make` creates on a device. `work` is the number of bytes that it moves, or of
+    operations."""
 
     name: str
     size: str
     make: Callable[[torch.device], tuple[Tensor, ...]]
     call: Callable[..., Tensor]
     work: float
-    unit: str  # of work a second: "TB/s" or "TFLOP/s"
-    target: str  # of one H200
+    unit: str  # of work per second: "TB/s" or "TFLOP/s"
+    target: str  # for one H200
 
 
 def randoms(*shapes: tuple[int, ...], dtype: torch.dtype) -> Callable[[torch.device], tuple[Tensor, ...]]:
-    # In f32 and then rounded, as devices draw different numbers of half types.
+    # Drawn in float32 and then rounded, because devices draw different numbers in half types.
     return lambda device: tuple(torch.randn(shape, device=device).to(dtype) for shape in shapes)
 
 
@@ -85,11 +86,11 @@ def events(device: torch.device) -> tuple[torch.Event, torch.Event]:
 
 
 def kernel_seconds(case: Case, device: torch.device, blocks: int) -> float:
-    """Of a call, by the device's clock: the median of blocks. The calls of a block have operands of their own, or they
-    would be one, and find these in the cache."""
+    """Seconds per call by the device's clock: the median of blocks. The calls of a block have different operands;
+    otherwise they would be computed once, and find their operands in the cache."""
     operands = [case.make(device) for _ in range(2)]
     times: list[float] = []
-    # Programs, kernels and plans are there: those of attention are compiled beside the first calls, for seconds.
+    # Waits until programs, kernels and plans exist: plans for attention are compiled in the background for seconds.
     calls, warm, until = 0, 1 if blocks == 1 else 3, time.monotonic() + (0 if blocks == 1 else 5)
     while len(times) < blocks:
         is_warm = calls >= warm and time.monotonic() >= until
@@ -108,7 +109,7 @@ def kernel_seconds(case: Case, device: torch.device, blocks: int) -> float:
 
 
 def train(name: str, device: torch.device, compiled: bool, tiny: bool) -> Callable[[int], float]:
-    """A function that does so many steps and reads the last loss."""
+    """A function that runs a number of steps and reads the last loss."""
     import zoo
 
     model = zoo.MODELS[name]
@@ -130,7 +131,7 @@ def train(name: str, device: torch.device, compiled: bool, tiny: bool) -> Callab
 
 
 def step_seconds(name: str, device: torch.device, compiled: bool, tiny: bool, blocks: int) -> float:
-    """Of a training step of a model, as a script sees it."""
+    """Seconds per training step of a model, measured in the script."""
     steps = train(name, device, compiled, tiny)
     for _ in range(1 if tiny else 5):
         steps(1)
@@ -154,8 +155,8 @@ print(time.time() - begin)
 
 
 def start_seconds(command: list[str]) -> float:
-    """From the start of a worker to the first result of a kernel there. The client is there already but for a second's
-    imports, which go on meanwhile."""
+    """Seconds from the start of a worker to the first result of a kernel there. The client starts at the same time; its
+    imports take about a second."""
     with tempfile.TemporaryDirectory() as folder:
         socket = f"{folder}/worker.sock"
         begin = time.time()
@@ -171,10 +172,10 @@ def start_seconds(command: list[str]) -> float:
 
 
 def cell(value: Callable[[], float], show: Callable[[float], str]) -> str:
-    """What is measured, or why it is not."""
+    """The measured value, or the reason why there is none."""
     try:
         return show(value())
-    except Exception as error:  # a row that fails leaves the others
+    except Exception as error:  # a failing row must not affect the others
         return f"failed: {str(error).splitlines()[0][:120]}"
 
 

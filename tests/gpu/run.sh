@@ -58,7 +58,7 @@ status=0
 [ $status -le 1 ] || { echo "there is no GPU to test on" >&2; exit 2; }
 "$worker" --probe --json >"$folder/probe.json" || true
 
-# The tests' clients use one worker, which gives each a session of its own.
+# All tests connect to one worker, which gives each client its own session.
 "$worker" --device cuda:0 --listen "unix://$folder/worker.sock" 2>"$folder/worker.log" &
 workers+=($!)
 until [ -S "$folder/worker.sock" ]; do

@@ -1,4 +1,4 @@
-"""tests/gpu/run.sh, on the GPU in software: all of it runs, and writes a page that does not pretend."""
+"""tests/gpu/run.sh on the emulated GPU: everything runs, and the page states that its numbers are emulated."""
 
 import os
 import re
@@ -43,7 +43,7 @@ def test_it_runs_and_writes_a_page(tmp_path):
 def test_without_a_gpu_it_says_so(tmp_path):
     result = run("--out", tmp_path / "page.md")
     if result.returncode == 0:
-        return  # this machine has one
+        return  # this machine has a GPU
     assert result.returncode == 2 and "there is no GPU to test on" in result.stderr and "nvidia-driver" in result.stdout
     assert not (tmp_path / "page.md").exists()
 

@@ -25,8 +25,8 @@ HEADER = """\
 # Ops of aten:: outside the op table that programs may call: //tests/guards changed their arguments in every way that it
 # knows, and found no access outside of operands. Written by: bazel run //tests/guards:guards -- --update
 """
-# By what their names begin with, overloads included: they change what a tensor is instead of its elements, read files,
-# or take the insides of sparse and nested tensors on trust, layouts that no program has.
+# Prefixes of names, overloads included. These ops change a tensor's metadata instead of its elements, read files, or
+# trust the components of sparse and nested tensors. Programs have no such layouts.
 NEVER = (
     "set_", "resize_", "resize_as_", "_resize_output_", "set_data", "from_file", "_reshape_alias",
     "_nested_view_from_buffer", "_nested_view_from_buffer_copy", "_sparse_bsc_tensor_unsafe",
@@ -41,11 +41,11 @@ class Report:
     cases: int = 0
     ran: int = 0
     refused: int = 0
-    slow: int = 0  # changed calls that took too long
-    exercised: set[str] = field(default_factory=set)  # overloads whose unchanged call ran
+    slow: int = 0  # modified calls that took too long
+    exercised: set[str] = field(default_factory=set)  # overloads whose unmodified call ran
     may_run: set[str] = field(default_factory=set)  # overloads that a program can name; known to part 0
-    crashes: list[tuple[str, str]] = field(default_factory=list)  # overload; change and signal
-    not_run: dict[str, str] = field(default_factory=dict)  # overloads whose unchanged call fails; why
+    crashes: list[tuple[str, str]] = field(default_factory=list)  # overload; modification and signal
+    not_run: dict[str, str] = field(default_factory=dict)  # overloads whose unmodified call fails, and the reason
 
     def add(self, other: Report) -> None:
         for name in ("cases", "ran", "refused", "slow"):
@@ -64,10 +64,10 @@ def read(lines: Iterable[str], mode: str) -> Report:
     ended = False
     for line in lines:
         if not line.startswith('{"kind"'):
-            continue  # LAPACK prints what it does not like
+            continue  # LAPACK prints its own error messages
         row: dict[str, Any] = json.loads(line)
         kind = row["kind"]
-        # Programs have no dtypes that do not exist: ir::verify looks.
+        # Programs cannot have invalid dtypes, because ir::verify checks them.
         if kind == "crash" and not (row["change"].startswith("dtype: ") and report.mode == "torch"):
             report.crashes.append((row["op"], f"{row['change']} (signal {row['text']})"))
         elif kind in ("refused", "no program"):
@@ -104,8 +104,8 @@ def run_all(samples: str, mode: str, places: Iterable[str]) -> Report:
 
 
 def allowed(worker: Report, torch_alone: Report, table: set[str]) -> list[str]:
-    """The overloads outside the table that the harness found nothing wrong with: as they are, or (those that are on the
-    list already) with the worker's checks."""
+    """The overloads outside the table for which the harness found no error: as they are, or (those already on the list)
+    with the worker's checks."""
     good = torch_alone.exercised - set(torch_alone.overloads()) - set(worker.not_run)
     good |= worker.exercised - set(worker.overloads())
     return sorted(

@@ -1,4 +1,4 @@
-"""Calls of overloads that no sample of torch's reaches, or not with the options that matter."""
+"""Calls of overloads that no sample of torch's reaches, or not with the relevant options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import randn, tensor
 
 
 def hand_samples() -> list[tuple[str, list[Any]]]:
-    """(name, arguments in the schema's order, the last ones may be left out)."""
+    """(name, arguments in the schema's order; trailing ones may be missing)."""
     x = randn(4, 6)
     target = tensor([1, 0, 5, 2])
     one = tensor(1.0)
@@ -102,7 +102,7 @@ def hand_samples() -> list[tuple[str, list[Any]]]:
         ("exp2_", [x]),
         ("_upsample_bicubic2d_aa_backward", [randn(1, 2, 4, 4), [4, 4], [1, 2, 6, 6], False]),
         ("_transform_bias_rescale_qkv", [randn(2, 3, 24), randn(24), 2]),
-        # Outside of the op table.
+        # Outside the op table.
         ("_assert_async", [one]),
         ("_assert_async.msg", [one, "no"]),
         ("_functional_assert_async.msg", [one, "no", one]),
@@ -164,7 +164,7 @@ def hand_samples() -> list[tuple[str, list[Any]]]:
 
 
 def attention_samples() -> list[tuple[str, list[Any], list[Any]]]:
-    """Ops of this project's own, which torch has not: with their results."""
+    """This project's own ops, which torch lacks, with their results."""
     query, key, value, out = randn(2, 2, 5, 8), randn(2, 2, 7, 8), randn(2, 2, 7, 8), randn(2, 2, 5, 8)
     sums = randn(2, 2, 5)
     rows = []

@@ -1,11 +1,11 @@
-"""Writes samples of calls of ATen's overloads, for the guard harness.
+"""Writes samples of calls of ATen overloads for the guard harness.
 
     samples.py OUT CALLS
 
-Most are the calls that torch's OpInfo samples, and ours, make on CPU. The in-place and out overloads are called like
-their functional siblings, and what then is without a sample gets one from its schema. OUT holds a list of (name,
-arguments in the schema's order), at most CALLS of an overload; numbers stand for dtypes and memory formats, and DEFAULT
-for what is not given.
+Most are the calls that torch's OpInfo samples, and ours, make on CPU. In-place and out overloads are called like their
+functional variants. Overloads that still lack a sample get one from their schema. OUT contains a list of (name,
+arguments in the schema's order), at most CALLS per overload. Numbers stand for dtypes and memory formats, and DEFAULT
+for arguments that are not passed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 DEFAULT = "\0default"
-MOST = 24  # samples of an OpInfo that are looked at
-LARGEST = 4096  # elements of a tensor: other samples are too slow to change in many ways
+MOST = 24  # samples per OpInfo that are used
+LARGEST = 4096  # elements of a tensor; larger samples are too slow to modify in many ways
 _DTYPES = (
     "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool qint8 quint8 qint32"
     " bfloat16"
@@ -41,7 +41,7 @@ _FORMATS = [torch.contiguous_format, torch.preserve_format, torch.channels_last,
 
 
 def schemas() -> dict[str, Any]:
-    """Those of ATen that torch has a CPU kernel for, by overload name."""
+    """ATen schemas for which torch has a CPU kernel, by overload name."""
     found = {}
     for schema in torch._C._jit_get_all_schemas():
         name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
@@ -60,7 +60,7 @@ def overload(name: str) -> Any:
 
 
 def positional(schema: Any, args: tuple, kwargs: dict) -> list[Any] | None:
-    """A call's arguments as the schema orders them; None if one has no form in the file."""
+    """A call's arguments in the schema's order; None if the file format cannot represent one."""
     values = []
     for i, argument in enumerate(schema.arguments):
         value = args[i] if i < len(args) else kwargs.get(argument.name, DEFAULT)
@@ -98,14 +98,14 @@ def plain_tree(value: Any, leaf: Any) -> Any:
 
 
 def shape_of(values: list[Any]) -> str:
-    """Calls of equal shape exercise the same."""
+    """A key for calls; calls with the same key exercise the same code."""
     return str(tree_map(lambda x: (x.dtype, tuple(x.shape)) if isinstance(x, torch.Tensor) else x, values))
 
 
 class Samples:
     def __init__(self, most: int) -> None:
         self.schemas = schemas()
-        self.most = most  # calls of an overload, of different arguments
+        self.most = most  # calls per overload, with different arguments
         self.calls: dict[str, dict[str, list[Any]]] = {}
 
     def wants(self, name: str) -> bool:
@@ -165,7 +165,7 @@ def capture_op(op: OpInfo, dtype: torch.dtype, samples: Samples) -> None:
         for form in forms(op):
             with Capture(samples):
                 attempt(lambda f=form, s=sample: f(s.input, *s.args, **s.kwargs))
-        # What torch takes apart before a mode sees it: the op itself.
+        # torch decomposes some ops before a mode sees them, so the op itself is added here.
         for name in (f"aten::{op.aten_name}", f"aten::_{op.aten_name}"):
             given = ((sample.input, *sample.args), sample.kwargs)
             if (
@@ -180,7 +180,7 @@ def copied(given: Any) -> Any:
 
 
 def functional_of(name: str, known: dict[str, Any]) -> str | None:
-    """The functional overload that takes the same arguments, of an in-place or out overload."""
+    """The functional overload with the same arguments as an in-place or out overload."""
     schema = known[name]
     base = schema.name.removesuffix("_") if not schema.name.endswith("__") else schema.name
     wanted = [a.name for a in schema.arguments if not a.is_out]
@@ -220,7 +220,7 @@ def add_siblings(samples: Samples) -> None:
 
 
 def call(schema: Any, name: str, values: list[Any]) -> Any:
-    """Calls an overload with what positional() made."""
+    """Calls an overload with the values of positional()."""
     args, kwargs = [], {}
     for argument, value in zip(schema.arguments, values, strict=True):
         if isinstance(value, str) and value == DEFAULT:
@@ -296,7 +296,7 @@ def try_all(names: list[str], samples: Samples, connection: Connection) -> None:
 
 
 def add_by_schema(samples: Samples) -> None:
-    """Tries calls in a child: torch may end the process for some."""
+    """Tries calls in a child process, because torch may abort for some."""
     names = samples.missing()
     while names:
         here, there = Pipe()

@@ -1,4 +1,4 @@
-"""No arguments of an op that programs may name make the worker read or write outside of its operands."""
+"""No arguments of an op that programs may name make the worker read or write outside its operands."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def unreached() -> dict[str, str]:
 def test_nothing_outside_of_operands_is_touched(part: int, place: str) -> None:
     report = guards.run(SAMPLES, "worker", place, part, PARTS)
     assert report.crashes == []
-    assert report.cases >= LEAST_CALLS / PARTS * 0.7  # parts differ
-    # No check refuses what torch takes.
+    assert report.cases >= LEAST_CALLS / PARTS * 0.7  # parts differ in size
+    # No check refuses a call that torch accepts.
     known = unreached()
     assert {n: w for n, w in report.not_run.items() if n not in known and n not in report.exercised} == {}
     assert sorted(report.exercised & set(known)) == [], "these are exercised: delete them in unreached.txt"
 
 
 def test_every_overload_that_may_run_is_exercised() -> None:
-    """Or is in unreached.txt, which may only become shorter."""
+    """Each is exercised, or is listed in unreached.txt, which may only shrink."""
     report = guards.run(SAMPLES, "worker", only="aten::relu")
     sampled = guards.sampled(SAMPLES)
     missing = report.may_run - sampled
@@ -46,7 +46,7 @@ def test_every_overload_that_may_run_is_exercised() -> None:
     assert set(listed("ir/ops/allowed_ops.txt")) <= sampled, "an allowed op has no sample: run guards --update"
 
 
-# What torch does by itself; each of these is a way out of the memory of a worker that does not look.
+# torch alone fails to check these; each would let a client access memory of an unprotected worker.
 RED = (
     "_reshape_alias_copy", "nll_loss_backward", "nll_loss2d_backward", "_cummax_helper", "_cummin_helper",
     "_fused_adam_", "_fused_sgd_", "_fused_adagrad_", "native_batch_norm", "_native_batch_norm_legit",

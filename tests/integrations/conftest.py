@@ -1,4 +1,4 @@
-"""What tests of libraries share: no network, and tiny models that are made the same each time."""
+"""Fixtures of the library tests: no network access, and tiny reproducible models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 
 
 def classifier() -> nn.Module:
-    """8 numbers to 2 classes."""
+    """A classifier of 8 numbers into 2 classes."""
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
 
@@ -26,13 +26,13 @@ def classifier_fixture() -> object:
 
 @pytest.fixture
 def examples() -> tuple[torch.Tensor, torch.Tensor]:
-    """64 rows of 8 numbers, and whether their sum is positive."""
+    """64 rows of 8 numbers; the label is whether their sum is positive."""
     x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
     return x, (x.sum(1) > 0).long()
 
 
 def small_gpt() -> nn.Module:
-    """Of transformers, without dropout, for inference; it knows 64 tokens."""
+    """A GPT-2 model of transformers with 64 tokens, without dropout, in eval mode."""
     import transformers
 
     torch.manual_seed(1)

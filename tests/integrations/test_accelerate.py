@@ -1,4 +1,4 @@
-"""accelerate: Accelerator() takes the device, in all precisions; who asks for the CPU gets it."""
+"""accelerate: Accelerator() selects the device, in all precisions; a user can choose the CPU."""
 
 import pytest
 import torch
@@ -11,13 +11,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 @pytest.fixture(autouse=True)
 def fresh_state():
-    """Accelerator's state is the process's."""
+    """Accelerator's state is global to the process."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 
 
 def train(classifier, examples, accelerator):
-    """Losses of some steps, with accumulation and clipping."""
+    """The losses of some steps, with accumulation and clipping."""
     model = classifier()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
@@ -51,7 +51,7 @@ def test_it_takes_the_device_and_trains_as_on_cpu(remote, classifier, examples, 
     AcceleratorState._reset_state(reset_partial_state=True)
     _, expected = train(classifier, examples, Accelerator(cpu=True, gradient_accumulation_steps=2))
     assert losses == pytest.approx(expected, rel=1e-5 if precision == "no" else 2e-2)
-    assert (losses != expected) or precision == "no"  # lower precision was at work
+    assert (losses != expected) or precision == "no"  # shows that the lower precision was used
 
 
 FINDER = """

@@ -1,4 +1,4 @@
-"""When bridges run, and how they are left out: with a library and a bridge made here."""
+"""When bridges run, and how to disable them. The tests use an artificial library and bridge."""
 
 import importlib
 import itertools
@@ -18,7 +18,7 @@ _names = (f"made_for_bridges_{i}" for i in itertools.count())
 
 @pytest.fixture
 def library(monkeypatch, tmp_path):
-    """Makes a package with a module `part`, and a bridge that sets its `device` to "remote"; gives its name."""
+    """Creates a package with a module `part`, and a bridge that sets its `device` to "remote". Returns its name."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(integrations, "_waiting", {})
 
@@ -47,7 +47,7 @@ def test_a_bridge_runs_when_its_library_is_imported(library):
     assert name not in sys.modules
     package = importlib.import_module(f"{name}.part")
     assert package.device == "remote" and not integrations._waiting
-    assert type(package.__spec__) is importlib.machinery.ModuleSpec  # as if nothing had been
+    assert type(package.__spec__) is importlib.machinery.ModuleSpec  # the import machinery leaves no trace
 
 
 def test_a_bridge_reaches_what_was_imported_before_under_any_name(library):
@@ -58,7 +58,7 @@ def test_a_bridge_reaches_what_was_imported_before_under_any_name(library):
 
 
 def test_a_bridge_waits_for_a_library_that_is_being_imported(library):
-    """A library that is the first to import torch may so load this package, before it has defined anything."""
+    """A library that is the first to import torch may load this package before the library has defined anything."""
     install = "import torch_remote.integrations\ntorch_remote.integrations.install()\n"
     name = library(part=install + "device = object()")
     assert importlib.import_module(f"{name}.part").device == "remote"

@@ -1,4 +1,4 @@
-"""torch.compile without a backend: what is on the device is compiled by backend="remote"."""
+"""torch.compile without a backend: backend="remote" compiles graphs on the device."""
 
 import logging
 
@@ -69,7 +69,7 @@ def test_options_of_inductor_are_ignored_with_a_warning(remote, chosen, caplog, 
 
 
 def test_graphs_elsewhere_are_inductors(remote, chosen):
-    """Inductor is stopped before it needs a compiler of C++."""
+    """Inductor is stopped before it needs a C++ compiler."""
     import torch._inductor.compile_fx as compile_fx
 
     seen = []
@@ -78,7 +78,7 @@ def test_graphs_elsewhere_are_inductors(remote, chosen):
         seen.append(type(graph).__name__)
         return graph
 
-    assert compile_fx.compile_fx.__wrapped__  # the bridge's
+    assert compile_fx.compile_fx.__wrapped__  # replaced by the bridge
     graph = torch.fx.symbolic_trace(lambda x: x + 1)
     result = compile_fx.compile_fx(graph, [torch.ones(2)], inner_compile=inner)(torch.ones(2))
     assert seen and not chosen

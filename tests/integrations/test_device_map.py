@@ -1,4 +1,4 @@
-"""from_pretrained(device_map=...): "auto" fills the device first; what is offloaded comes to it layer by layer."""
+"""from_pretrained(device_map=...): "auto" fills the device first; offloaded layers are copied to it one by one."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def test_the_worker_reads_the_weights(remote, small_gpt, tmp_path):
         torch.remote.reset_stats()
         loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, device_map="remote", dtype=dtype)
         torch.remote.synchronize()
-        assert torch.remote.stats()["bytes_uploaded"] < 4096  # buffers, which files do not have
+        assert torch.remote.stats()["bytes_uploaded"] < 4096  # buffers, which the files lack
         for name, parameter in loaded.named_parameters():
             assert parameter.device == REMOTE and parameter.dtype == dtype
             assert torch.equal(parameter.detach().cpu(), expected[name].to(dtype)), name

@@ -1,4 +1,4 @@
-"""Sharing tensors with other libraries: the message says what to do, and a copy that is asked for is made."""
+"""Sharing tensors with other libraries: the error says what to do, and an explicit copy works."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""flex_attention, called, compiled and from transformers: CPU's numbers and gradients."""
+"""flex_attention, called directly, compiled, and from transformers, equals CPU with gradients."""
 
 import pytest
 import torch
@@ -67,7 +67,7 @@ def test_of_transformers(remote):
     model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
     ids = torch.randint(0, 64, (2, 20))
     mask = torch.ones_like(ids)
-    mask[1, :5] = 0  # padded on the left
+    mask[1, :5] = 0  # padding on the left
     expected = model(ids, attention_mask=mask, labels=ids).loss
     expected.backward()
     gradients = [p.grad for p in model.parameters()]

@@ -1,4 +1,4 @@
-"""Lightning: accelerator="remote", and "auto" takes it; Trainer and Fabric, in all precisions."""
+"""Lightning: accelerator="remote", which "auto" selects, with Trainer and Fabric, in all precisions."""
 
 import lightning
 import pytest
@@ -31,7 +31,7 @@ class Module(lightning.LightningModule):
 
 
 def fit(classifier, examples, **options):
-    """The device, the losses and at last the validation's."""
+    """The device, the losses, and finally the validation loss."""
     options = {"max_epochs": 2, "enable_checkpointing": False, **QUIET, **options}
     trainer = lightning.Trainer(**options)
     module = Module(classifier())

@@ -1,4 +1,4 @@
-"""transformers.pipeline(): on the device if nothing else is asked for."""
+"""transformers.pipeline() uses the device by default."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ WORDS = ["[PAD]", "[UNK]", *"the a good bad film was it not very".split()]
 
 @pytest.fixture
 def parts():
-    """A model that classifies texts, and its tokenizer."""
+    """A text classifier and its tokenizer."""
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Files of safetensors go to the device by its name, as by CUDA's."""
+"""safetensors loads files to the device by its name, as for CUDA."""
 
 import pytest
 import safetensors

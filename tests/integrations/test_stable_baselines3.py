@@ -1,4 +1,4 @@
-"""stable-baselines3: "auto", its default, is the device; training gives CPU's weights."""
+"""stable-baselines3: the default, "auto", selects the device; training gives CPU's weights."""
 
 import copy
 
@@ -11,7 +11,7 @@ from stable_baselines3.common.utils import get_device
 
 
 class Line(gymnasium.Env):
-    """A position is to be moved to 0 by steps to the left or the right."""
+    """The agent moves a position to 0 by steps to the left or right."""
 
     observation_space = gymnasium.spaces.Box(-10, 10, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -43,7 +43,7 @@ def test_auto_is_the_device_and_trains_as_on_cpu(remote, algorithm, options):
     here, there = algorithm("MlpPolicy", Line(), device="cpu", **options), algorithm("MlpPolicy", Line(), **options)
     assert {p.device for p in there.policy.parameters()} == {torch.device("remote", 0)}
     there.policy.load_state_dict(here.policy.state_dict())
-    # What the CPU's policy did, since the two draw other random actions; then one update of each.
+    # Both use the CPU's rollout, because they draw different random actions; then each makes one update.
     there._setup_learn(32)
     here.collect_rollouts(here.env, here._setup_learn(32)[1], here.rollout_buffer, here.n_steps)
     there.rollout_buffer = copy.deepcopy(here.rollout_buffer)

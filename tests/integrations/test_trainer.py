@@ -1,4 +1,4 @@
-"""transformers' Trainer: on the device without a word, in all precisions, compiled; CPU's losses."""
+"""transformers' Trainer uses the device by default, in all precisions and compiled, with CPU's losses."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ def rows():
 
 
 def train(small_gpt, folder, **arguments):
-    """The arguments as Trainer took them, the model, losses and at last the evaluation's."""
+    """The arguments as Trainer parsed them, the model, the losses, and finally the evaluation loss."""
     arguments = TrainingArguments(
         folder, max_steps=4, per_device_train_batch_size=4, logging_steps=1, report_to="none", disable_tqdm=True,
         learning_rate=1e-2, **{"save_strategy": "no", **arguments},

@@ -1,16 +1,17 @@
-// A peer on a Unix socket: frames, tensor bytes in the frame or in shared memory, segments announced, given back and
-// retired, and any bytes. What the transport hands out must be there to be read, and nothing must be left open.
+// A peer on a Unix socket. It sends frames with tensor bytes inline or in shared memory, announces, returns and retires
+// segments, and sends arbitrary bytes. Everything that the transport returns must be readable, and no descriptor may
+// leak.
 //
 //   input   := command*
 //   command := kind (1 byte) and, by kind:
-//     kBytes     length (2) bytes               as they are
-//     kAnnounce  number (4) size (4) told (4) seals (1) a segment of `size` bytes, announced with `told`
-//     kInside    length (2) bytes               a frame, its attachment in it
-//     kLend      segment (4) offset (8) size (8) token (8) flags (4)   a frame, its attachment described so
+//     kBytes     length (2) bytes               sent as they are
+//     kAnnounce  number (4) size (4) told (4) seals (1) a segment of `size` bytes, announced as `told` bytes
+//     kInside    length (2) bytes               a frame with an inline attachment
+//     kLend      segment (4) offset (8) size (8) token (8) flags (4)   a frame with this attachment header
 //     kSegments  op (4) count (2) words (8 each) a message about segments
 //     kAllocate  size (4)                       this end sends an attachment
-//     kReceive                                  all that has come; every attachment is read
-//     kForget                                   the attachments that came are let go
+//     kReceive                                  receives all pending frames, and reads every attachment
+//     kForget                                   releases the attachments received so far
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -28,14 +29,14 @@ namespace {
 
 enum Command : uint8_t { kBytes, kAnnounce, kInside, kLend, kSegments, kAllocate, kReceive, kForget, kCommands };
 
-// As remote/transport/frame_parser.h and shared_memory.h have them.
+// Must equal remote/transport/frame_parser.h and shared_memory.h.
 constexpr uint32_t kInline = 1, kSegmentAnnounce = 1;
 struct AttachmentHeader {
   uint64_t size, offset, token;
   uint32_t segment, flags;
 };
 
-constexpr size_t kLargest = 1 << 20;  // of a segment here
+constexpr size_t kLargest = 1 << 20;  // bytes of a segment here
 
 class Peer {
  public:
@@ -44,7 +45,7 @@ class Peer {
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) wrong("no socket pair");
     transport_ = remote::make_unix_transport(ends[0]);
     socket_ = ends[1];
-    // A frame that does not fit ends the input: this end is the only one that could make room.
+    // A frame that does not fit ends the input, because no other thread would drain the socket.
     fcntl(socket_, F_SETFL, O_NONBLOCK);
   }
   ~Peer() {
@@ -87,7 +88,7 @@ class Peer {
     }
   }
 
-  // What has come; then nobody is there.
+  // Receives what is pending, then closes the peer's end.
   bool end() {
     const bool good = receive();
     ::close(std::exchange(socket_, -1));
@@ -156,7 +157,7 @@ class Peer {
     return written;
   }
 
-  // This end's own memory, which the peer may then name.
+  // Sends memory of this end, which the peer may name afterwards.
   bool lend(size_t size) {
     remote::AttachmentPtr attachment = transport_->allocate(size);
     if (!attachment) return false;
@@ -167,7 +168,7 @@ class Peer {
     return transport_->send(header, {}, std::move(attachment)).ok();
   }
 
-  // What this end sent is taken from the socket, or it would wait for ever.
+  // Reads what this end sent from the socket; otherwise sending would block forever.
   bool drain() {
     char bytes[4096];
     alignas(cmsghdr) char space[CMSG_SPACE(sizeof(int) * 16)];
@@ -212,7 +213,7 @@ class Peer {
   std::vector<remote::AttachmentPtr> held_;
 };
 
-// The number that the next descriptor would get: it rises when one is left open.
+// The number that the next descriptor would get. It rises if a descriptor leaks.
 int next_descriptor() {
   const int descriptor = fcntl(0, F_DUPFD_CLOEXEC, 3);
   if (descriptor < 0) wrong("no descriptor left");

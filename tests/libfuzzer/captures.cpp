@@ -1,5 +1,6 @@
-// Chunks of a capture behind a file header and an Info chunk of this build. Their checksums are mended first, so that
-// damage gets behind them; but not if the first byte of the input is 1. What the reader accepts must make sense.
+// Chunks of a capture, after a file header and an Info chunk of this build. Their checksums are corrected first, so
+// that damage reaches the code after the check, unless the first byte of the input is 1. Captures that the reader
+// accepts must be consistent.
 #include <unistd.h>
 
 #include <filesystem>
@@ -33,7 +34,7 @@ capture::ChunkHeader header_at(const Bytes& bytes, size_t at) {
   return header;
 }
 
-// A capture of no messages, without the chunk that ends it.
+// A capture without messages and without the End chunk.
 Bytes make_beginning() {
   std::string path = (std::filesystem::temp_directory_path() / "captures_XXXXXX").string();
   const int file = mkstemp(path.data());
@@ -76,7 +77,7 @@ void check_event(const remote::CaptureEvent& event) {
     if (run->inputs.size() != run->program->inputs.size()) wrong("a run with too few or too many inputs");
   } else if (const auto* read = std::get_if<remote::ReadEvent>(&event.what)) {
     uint8_t sum = 0;
-    for (const std::byte byte : read->bytes) sum ^= static_cast<uint8_t>(byte);  // they must all be there
+    for (const std::byte byte : read->bytes) sum ^= static_cast<uint8_t>(byte);  // all bytes must be readable
     [[maybe_unused]] static volatile uint8_t sink;
     sink = sum;
   }

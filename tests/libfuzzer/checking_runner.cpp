@@ -1,4 +1,4 @@
-// Runs nothing: it checks what it is told to touch, and that all of it is there.
+// Executes nothing. It checks that all memory that a node would access exists.
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -18,7 +18,7 @@ struct tr_program {
 namespace torch_remote::fuzzers {
 namespace {
 
-constexpr uint64_t kMostRead = 1 << 16;  // bytes of an operand; then its first and last
+constexpr uint64_t kMostRead = 1 << 16;  // bytes of an operand; of larger ones, the first and last
 
 int fail(tr_error* error, uint32_t node, const char* kind, const std::string& message) {
   error->node = node;
@@ -44,7 +44,7 @@ int load(tr_runner*, const uint8_t* bytes, size_t size, const tr_load_options*, 
 
 void unload(tr_runner*, tr_program* program) { delete program; }
 
-// The bytes of a buffer that a view reaches, [low, high).
+// The byte range [low, high) of a buffer that a view covers.
 struct Reach {
   __int128 low = 0, high = 0;
 };
@@ -68,7 +68,7 @@ class Interpreter {
     if (run.buffer_count != graph.buffers.size()) wrong("buffers of another program");
   }
 
-  // Not 0: it failed.
+  // Nonzero: an error.
   int node(uint32_t index) {
     const ir::Node& node = graph_.nodes[index];
     for (const ir::Arg& arg : node.args) {

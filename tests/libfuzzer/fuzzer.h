@@ -8,13 +8,13 @@
 #include <span>
 #include <string>
 
-// What fuzz targets share. A target is one file with the function below; libFuzzer calls it (--config=fuzz), and so
+// Shared by the fuzz targets. A target is one file with the function below. libFuzzer calls it (--config=fuzz), and so
 // does replay.cpp in the normal tests.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace torch_remote::fuzzers {
 
-// What the target made of its inputs so far. `accepted`: all of the input was right.
+// How many inputs the target accepted or refused so far. `accepted`: the whole input was valid.
 struct Tally {
   uint64_t accepted = 0;
   uint64_t refused = 0;
@@ -25,19 +25,19 @@ inline Tally& tally() {
   return instance;
 }
 
-// The end of LLVMFuzzerTestOneInput.
+// Counts the outcome; the return value of LLVMFuzzerTestOneInput.
 inline int verdict(bool accepted) {
   ++(accepted ? tally().accepted : tally().refused);
   return 0;
 }
 
-// Ends the process: a property does not hold.
+// Reports that a property does not hold, and ends the process.
 [[noreturn]] inline void wrong(const std::string& what) {
   std::fprintf(stderr, "wrong: %s\n", what.c_str());
   std::abort();
 }
 
-// Takes values out of an input, zeros where it has ended.
+// Reads values from an input; zeros after its end.
 class Input {
  public:
   Input(const uint8_t* data, size_t size) : bytes_(data, size) {}

@@ -1,9 +1,11 @@
-// What strangers say to a worker before they are let in, and what answers to a client: nobody who does not know the
-// secret gets through, and nothing is read beyond what the handshake has.
+// What strangers send to a worker before authentication, and what answers a client. No peer without the secret may get
+// through, and nothing after the handshake may be read.
 //
-// An input is a byte that says who hears it, and what the other one says. 0: the listener hears an opening; 1, 2: a
-// worker and a client, inside of TLS; 3, 4: a worker behind the answer, of a new session and of one that goes on; 5, 6:
-// a client behind its opening.
+// The first byte of an input selects the receiver; the rest is what the peer sends.
+//   0: the listener gets a client hello.
+//   1, 2: a worker and a client, inside TLS.
+//   3, 4: a worker after its server hello, for a new and for a resumed session.
+//   5, 6: a client after its client hello, for a new and for a resumed session.
 #include "remote/net/handshake.h"
 
 #include <sys/socket.h>
@@ -21,7 +23,7 @@ namespace {
 
 using namespace remote;
 
-// The other end has said all of it already.
+// A stream whose peer has already sent everything.
 class Said : public ByteStream {
  public:
   explicit Said(std::span<const uint8_t> bytes) : bytes_(bytes) {}
@@ -64,7 +66,7 @@ bool prove(std::span<const uint8_t> bytes, bool worker) {
   return false;
 }
 
-// A socket on which the other end has said all of it.
+// A socket on which the peer has already sent everything.
 int said_on_socket(std::span<const uint8_t> bytes, int* other) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) wrong("no sockets");
@@ -80,7 +82,7 @@ void check_text(const Status& status) {
     wrong("an error with signs");
 }
 
-// What a client makes of an answer, and of what comes behind it.
+// A client that receives these bytes: a server hello, and what follows.
 bool open(std::span<const uint8_t> bytes, const Resumed* resumed) {
   static const std::shared_ptr<const TlsContext> keys = [] {
     std::shared_ptr<const TlsContext> made;
@@ -101,7 +103,7 @@ bool open(std::span<const uint8_t> bytes, const Resumed* resumed) {
   return ended;
 }
 
-// What a worker makes of what comes behind an opening.
+// A worker that receives these bytes after a client hello.
 bool hear_stranger(std::span<const uint8_t> bytes, const Digest* session) {
   static const std::shared_ptr<const TlsContext> keys = [] {
     std::shared_ptr<const TlsContext> made;

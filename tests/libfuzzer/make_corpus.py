@@ -1,9 +1,9 @@
-"""Writes tests/libfuzzer/corpus anew, out of real sessions: bazel run //tests/libfuzzer:make_corpus.
+"""Writes tests/libfuzzer/corpus anew from real sessions: bazel run //tests/libfuzzer:make_corpus.
 
-Each script below runs on the device while its session is captured. What its worker got and answered becomes an input of
-each fuzz target (their sources say what an input is): the messages, the programs, the chunks of the capture, and the
-tensor bytes as a peer on a socket would hand them over. Nothing of the machine or of the time is kept, so that the same
-code writes the same files each time.
+Each script below runs on the device while its session is captured. The messages from and to its worker become an input
+of each fuzz target, whose sources describe the formats: the messages, the programs, the chunks of the capture, and the
+tensor bytes as a peer on a socket would send them. Machine-dependent and time-dependent values are removed, so the same
+code always writes the same files.
 """
 
 import os
@@ -95,8 +95,8 @@ INFO, SENT, RECEIVED, SOURCE_GRAPH, END = range(1, 6)  # capture::ChunkType
 HELLO, HELLO_REPLY, LOAD_PROGRAM, PROGRESS = 1, 2, 3, 12  # wire::Type
 PROFILE_REPLY, PROFILE_PART, MEMORY_REPLY = 17, 18, 20
 WANTS_REPLY, ATTACHMENT = 1, 2  # wire::Flags
-LARGEST = 16 << 10  # of an input
-SMALL_ATTACHMENT = 32 << 10  # smaller ones go through the socket
+LARGEST = 16 << 10  # bytes of an input
+SMALL_ATTACHMENT = 32 << 10  # bytes; smaller attachments go through the socket
 
 
 def aligned(size):
@@ -104,7 +104,7 @@ def aligned(size):
 
 
 def chunks(data):
-    """(type, control, attachment) of each chunk."""
+    """Yields (type, control, attachment) of each chunk."""
     at = FILE_HEADER
     while at < len(data):
         _, kind, _, attachment, control, _ = CHUNK_HEADER.unpack_from(data, at)
@@ -116,7 +116,7 @@ def chunks(data):
 
 
 def chunk(kind, control, attachment):
-    """The chunk's bytes; its checksums are mended by the target."""
+    """The chunk's bytes. The fuzz target corrects the checksums."""
     header = CHUNK_HEADER.pack(0, kind, 0, len(attachment), len(control), 0)
     result = (header + control).ljust(aligned(CHUNK_HEADER.size + len(control)), b"\0")
     return result + attachment.ljust(aligned(len(attachment)), b"\0")
@@ -127,7 +127,7 @@ def frame_type(control):
 
 
 def without_fields(message, fields):
-    """A flatbuffer whose root table has these numbers set to 0: (place in the table, bytes)."""
+    """Sets scalar fields of a flatbuffer's root table to 0. `fields` are pairs of (index in the vtable, bytes)."""
     table = struct.unpack_from("<I", message)[0]
     layout = table - struct.unpack_from("<i", message, table)[0]
     count = (struct.unpack_from("<H", message, layout)[0] - 4) // 2
@@ -141,7 +141,7 @@ def without_fields(message, fields):
 
 
 def timeless(kind, control, attachment):
-    """A frame without the session's number, process, times and the machine's memory."""
+    """A frame without the session's number, process id, times and the machine's memory size."""
     header = list(FRAME_HEADER.unpack_from(control))
     message = control[FRAME_HEADER.size :]
     header[4] = 0
@@ -154,8 +154,8 @@ def timeless(kind, control, attachment):
 
 
 def in_order(session):
-    """The session without what a worker says when it likes, each reply behind its message and each program's source
-    before the program: in the file their order is chance."""
+    """The session in a fixed order, because the order in the file is random. Progress messages are dropped. Each reply
+    follows its request, and each program's source precedes the program."""
     replies, sources, result = {}, [], []
     for kind, control, attachment in session:
         if kind == RECEIVED and frame_type(control) != PROGRESS:
@@ -183,14 +183,14 @@ def record(source, folder):
     script = f"import torch, torch_remote\ntorch.manual_seed(0)\nd = 'remote'\n{body}"
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, stdout=subprocess.DEVNULL)
     session = list(chunks(path.read_bytes()))
-    # A profile that came in parts, as one does that took long, is recorded again: where it is cut is chance.
+    # A long profile arrives in parts, cut at random positions; such a session is recorded again.
     if any(kind == RECEIVED and frame_type(control) == PROFILE_PART for kind, control, _ in session):
         return record(source, folder)
     return in_order(session)
 
 
 def frames(session, direction):
-    """(type, flags, control, attachment) of the frames that were sent or received, but for the hello."""
+    """Yields (type, flags, control, attachment) of the frames in one direction, except for the hello."""
     for kind, control, attachment in session:
         if kind == direction:
             _, _, number, flags, *_ = FRAME_HEADER.unpack_from(control)
@@ -199,20 +199,22 @@ def frames(session, direction):
 
 
 def messages(session):
-    """Up to the first that is too long. Before its first program comes one of no bytes, with the same number."""
+    """The messages up to the first that is too long. Before the first program comes an empty one with the same
+    number."""
     result = b""
     for number, flags, control, attachment in frames(session, SENT):
         if number == LOAD_PROGRAM and not result:
             result += struct.pack("<BBHH", number, ATTACHMENT, len(control), 0) + control
         if len(control) > 0xFFFF or len(attachment) > 0xFFFF:
             break
-        flags = flags & WANTS_REPLY | (ATTACHMENT if attachment else 0)  # a capture has the frame before its transport
+        # a capture has the frame as it is before the transport
+        flags = flags & WANTS_REPLY | (ATTACHMENT if attachment else 0)
         result += struct.pack("<BBHH", number, flags, len(control), len(attachment)) + control + attachment
     return result
 
 
 def capture(session):
-    """Without what describes the machine."""
+    """The capture without chunks that describe the machine."""
     kept = []
     for kind, control, attachment in session:
         if kind in (SENT, RECEIVED) and frame_type(control) in (HELLO, HELLO_REPLY):
@@ -223,7 +225,7 @@ def capture(session):
 
 
 def attachments(session):
-    """Commands of tests/libfuzzer/attachments.cpp. Segments have numbers from 1 on, and the seals of the transport."""
+    """Commands of tests/libfuzzer/attachments.cpp. Segments are numbered from 1, and have the transport's seals."""
     announce, inside, lend, segments, allocate, receive, forget = range(1, 8)
     result, number, token = b"", 0, 0
     for _, _, _, attachment in frames(session, SENT):
@@ -240,7 +242,7 @@ def attachments(session):
             token += 1
     result += bytes([receive, forget])
     if number:
-        result += struct.pack("<BIHQ", segments, 3, 1, number)  # retired
+        result += struct.pack("<BIHQ", segments, 3, 1, number)  # retires the segment
     return result + bytes([receive])
 
 
@@ -249,7 +251,7 @@ def main():
     if workspace is None:
         sys.exit("make_corpus writes into the checkout: bazel run //tests/libfuzzer:make_corpus")
     corpus = Path(workspace) / "tests/libfuzzer/corpus"
-    for target in ("messages", "captures", "attachments", "programs"):  # the others are written by hand
+    for target in ("messages", "captures", "attachments", "programs"):  # the others are hand-written
         shutil.rmtree(corpus / target, ignore_errors=True)
 
     def write(target, name, data):

@@ -9,11 +9,11 @@
 
 namespace torch_remote::fuzzers {
 
-// Bytes that are a program get the fingerprint of this build's op table, in place: a corpus outlives changes of the
-// table, and damage gets behind the comparison.
+// If the bytes are a program, overwrites its op-table fingerprint with that of this build. So the corpus survives
+// changes of the table, and damage reaches the code after the comparison.
 inline void mend_program(std::span<uint8_t> bytes) {
   namespace fbs = ir::fbs;
-  // Its elements must be where their alignment says, as they are where the decoder looks at them.
+  // The buffer must be aligned as the decoder requires.
   if (bytes.size() < 8 || reinterpret_cast<uintptr_t>(bytes.data()) % 8 != 0) return;
   flatbuffers::Verifier verifier(bytes.data(), bytes.size(), /*max_depth=*/16, /*max_tables=*/1'000'000);
   if (!fbs::VerifyProgramBuffer(verifier)) return;

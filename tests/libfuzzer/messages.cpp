@@ -1,10 +1,11 @@
-// A session of the worker: after a hello, the messages of the input. Target `messages` has a runner that checks what
-// it is told to touch, target `execution` the worker's own.
+// A session of the worker: a hello, then the messages of the input. Target `messages` has a runner that checks memory
+// accesses, target `execution` the worker's own runner.
 //
 //   input   := message*
 //   message := type (1 byte) flags (1) control's length (2) attachment's length (2) control attachment
 //
-// Flag 1 wants a reply, 2 has an attachment (wire::Flags). Sequence numbers are counted; little endian.
+// Flag 1 requests a reply, flag 2 marks an attachment (wire::Flags). Sequence numbers are generated. Integers are
+// little endian.
 #include <algorithm>
 #include <deque>
 #include <map>
@@ -28,7 +29,7 @@ namespace {
 using remote::AttachmentPtr;
 using remote::Frame;
 
-// In a block of its own, so that the address sanitizer sees its ends.
+// A separate heap block, so that AddressSanitizer detects accesses past its end.
 class Block final : public remote::Attachment {
  public:
   explicit Block(size_t size)
@@ -53,7 +54,7 @@ class Shared final : public remote::Attachment {
   std::shared_ptr<void> keep_;
 };
 
-// The worker's end of a connection to a client that has said all it has to say.
+// The worker's end of a connection. The client has already sent everything.
 class Script final : public remote::Transport {
  public:
   explicit Script(std::deque<Frame> frames) : frames_(std::move(frames)) {}
@@ -70,7 +71,7 @@ class Script final : public remote::Transport {
     uint8_t sum = 0;
     for (const uint8_t byte : control) sum ^= byte;
     if (attachment) {
-      for (const std::byte byte : attachment->bytes()) sum ^= static_cast<uint8_t>(byte);  // all of it must be there
+      for (const std::byte byte : attachment->bytes()) sum ^= static_cast<uint8_t>(byte);  // all bytes must be readable
     }
     [[maybe_unused]] static volatile uint8_t sink;
     sink = sum;
@@ -144,7 +145,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return found;
   }();
   options.files = files;
-  // Calls of functions get as far as there is one to do them.
+  // Calls of Python functions fail at the start of the process.
   options.python = "python3";
   options.python_program = "/nonexistent";
   Script script(std::move(frames));

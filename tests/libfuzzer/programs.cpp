@@ -1,5 +1,5 @@
-// Bytes as a program: what the decoder accepts must verify, come back the same from text and program, and go through
-// each pass to a graph that verifies and that the pass leaves alone the second time.
+// Decodes bytes as a program. What the decoder accepts must verify and survive round trips through text and program
+// form. Each pass must give a graph that verifies and that the same pass leaves unchanged.
 #include "ir/graph.h"
 #include "passes/pass.h"
 #include "tests/libfuzzer/fuzzer.h"

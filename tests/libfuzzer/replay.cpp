@@ -1,7 +1,7 @@
 // A fuzz target without libFuzzer: replay [--inputs=N] FILE...
 //
-// Runs the target on each file, which it must accept, and on N inputs that are made from them, always the same ones.
-// Some of these must be accepted and some refused, or the corpus or the damage is no good.
+// Runs the target on each file, which it must accept, and on N damaged inputs derived from the files. These are the
+// same in each run. Some must be accepted and some refused; otherwise the corpus or the damage is useless.
 #include <algorithm>
 #include <chrono>
 #include <fstream>
@@ -19,7 +19,7 @@ using Rng = std::mt19937_64;
 
 size_t below(Rng& rng, size_t limit) { return limit == 0 ? 0 : rng() % limit; }
 
-// One piece of damage.
+// Applies one random modification.
 void damage(Rng& rng, const std::vector<Bytes>& corpus, Bytes& bytes) {
   const size_t at = below(rng, bytes.size() + 1);
   const size_t length = std::min(bytes.size() - at, size_t{1} << below(rng, 8));
@@ -32,7 +32,7 @@ void damage(Rng& rng, const std::vector<Bytes>& corpus, Bytes& bytes) {
     case 1:
       if (length > 0) *begin = static_cast<uint8_t>(rng());
       break;
-    case 2: {  // a number at the edges of its type
+    case 2: {  // an extreme value of an integer type
       constexpr uint64_t kEdges[] = {0, 1, 0x7F, 0x80, 0xFF, 0x7FFF'FFFF, 0x8000'0000, 0xFFFF'FFFF, ~uint64_t{0} >> 1};
       const uint64_t edge = kEdges[rng() % std::size(kEdges)];
       const size_t width = std::min(bytes.size() - at, size_t{1} << rng() % 4);
@@ -47,7 +47,7 @@ void damage(Rng& rng, const std::vector<Bytes>& corpus, Bytes& bytes) {
       bytes.insert(begin, again.begin(), again.end());
       break;
     }
-    case 5: {  // a piece of another one
+    case 5: {  // a piece of another input
       const Bytes& other = corpus[below(rng, corpus.size())];
       const size_t from = below(rng, other.size());
       const size_t count = std::min({other.size() - from, bytes.size() - at, size_t{1} << below(rng, 10)});

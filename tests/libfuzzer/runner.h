@@ -4,12 +4,11 @@
 
 #include "worker/runner/plugin.h"
 
-// What the sessions of tests/libfuzzer/messages.cpp run programs with: a target has one of the two files that define
-// these.
+// The runner of the sessions in messages.cpp. Two files define these functions; each target links one of them.
 namespace torch_remote::fuzzers {
 
 const tr_runner_api* runner();
-// The limit of a session, in bytes.
+// The memory limit of a session in bytes.
 uint64_t session_memory();
 
 }  // namespace torch_remote::fuzzers

@@ -1,11 +1,11 @@
-"""Compares the programs and the machine code that two builds of this tree make for the same models.
+"""Compares the programs and the machine code that two builds of this tree produce for the same models.
 
     ./bazelw build //tests/models:same_code                     in the other checkout
     ./bazelw run //tests/models:same_code -- OTHER [MODEL ...]
 
 OTHER is the folder of the other checkout. Without MODEL, all models of zoo.py train three steps and predict once. A
-program is compared as the text of its graph after all passes, a kernel as LoopIR and machine code, byte for byte. The
-exit status is 1 if anything differs. Use it for changes that must change nothing.
+program is compared as the text of its graph after all passes. A kernel is compared as LoopIR and machine code, byte for
+byte. The exit status is 1 if anything differs. Use it for changes that must change nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def train(name: str) -> None:
 
 
 def kernels(folder: Path) -> dict[bytes, bytes]:
-    """LoopIR, target and variant, and the machine code (worker/runner/kernel_files.cpp has the format of the files)."""
+    """Kernels by LoopIR, target and variant; values are machine code. worker/runner/kernel_files.cpp defines the file
+    format."""
     found = {}
     for path in folder.glob("*.kernel"):
         data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""The digits example: the device trains as well as CPU, along the same losses."""
+"""The digits example: training on the device reaches CPU's accuracy, with the same losses."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Generation with a growing key/value cache: CPU's tokens, and no program after the second one."""
+"""Generation with a growing key/value cache gives CPU's tokens, and builds no program after the second one."""
 
 import gpt_generate
 import pytest
@@ -8,8 +8,8 @@ import torch
 @pytest.mark.parametrize(
     ("vocabulary", "width", "heads"),
     [
-        (64, 48, 3),  # the length passes the head size 16, the width 48, the vocabulary 64, and 128
-        (100, 32, 1),  # one head: a dimension of 1 throughout
+        (64, 48, 3),  # the length exceeds the head size 16, the width 48, the vocabulary 64, and 128
+        (100, 32, 1),  # one head: the dim has size 1 throughout
     ],
 )
 def test_tokens_equal_cpu_and_nothing_is_built(device, vocabulary, width, heads):
@@ -18,9 +18,9 @@ def test_tokens_equal_cpu_and_nothing_is_built(device, vocabulary, width, heads)
     expected, _ = gpt_generate.generate(model, [1, 2, 3], 130, torch.device("cpu"))
     tokens, built = gpt_generate.generate(model.to(device), [1, 2, 3], 130, device)
     assert tokens == expected
-    assert len(set(tokens)) > 10  # it did not get stuck
+    assert len(set(tokens)) > 10  # it does not repeat a few tokens
     if device.type == "remote":
-        # The second token's trace is known by its end; from the third on it is cut as planned.
+        # The end of the second token's trace is recognized. From the third token on, the trace is cut by the plan.
         assert built[2] == built[-1], [i for i in range(1, 130) if built[i] != built[i - 1]]
 
 
@@ -35,7 +35,7 @@ def test_another_prompt_length_builds_nothing(counted, remote):
 
 
 def test_a_preallocated_cache_written_in_place(counted, remote, equal):
-    """The other common form: slices of one buffer, assigned and read up to the current length."""
+    """The other common form: slices of one buffer are assigned, and read up to the current length."""
 
     def run(where):
         torch.manual_seed(0)
@@ -52,5 +52,5 @@ def test_a_preallocated_cache_written_in_place(counted, remote, equal):
 
     there, built = run(remote)
     equal(there, run("cpu")[0], rtol=1e-4, atol=1e-5)
-    # The first steps differ in dims of 1; the last, where the slice is the whole, may not.
+    # The first steps differ in dims of size 1. The last step, whose slice is the whole buffer, must not.
     assert built[2] == built[-1], built

@@ -1,4 +1,4 @@
-"""The example tiny_gpt, at its smallest size: the same losses as on the CPU, and as without an interruption."""
+"""The tiny_gpt example at its smallest size: losses equal CPU's, and a resumed run equals an uninterrupted one."""
 
 import json
 
@@ -45,7 +45,7 @@ def test_an_interrupted_run_goes_on_as_if_it_was_not(device, monkeypatch, tmp_pa
     assert len(before) == 3 and before + after == whole
     said = capsys.readouterr().out.splitlines()
     assert said[1] == "goes on after step 3"
-    assert said[4:-1] == text[3:-1], "what it writes is something else"  # but for the last line, a speed
+    assert said[4:-1] == text[3:-1], "what it writes is something else"  # the last line has a speed
 
 
 def test_a_checkpoint_of_another_model_is_refused(device, monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""Training steps: equal to CPU's, and nothing is built once the second step is done, whatever changes."""
+"""Training steps equal CPU's, and after the second step no program is built, whatever changes."""
 
 import copy
 
@@ -95,7 +95,7 @@ def test_nothing_is_built_from_the_third_step_on(counted, remote, name):
         for _ in range(6):
             trainer.step(*data(16, generator)).item()
     assert c["programs_built"] == 0 and c["client_fallbacks"] == 0
-    assert c["round_trips"] <= 6  # .item()
+    assert c["round_trips"] <= 6  # the .item() calls
     assert (c["bytes_sent"] + c["bytes_received"]) / 6 <= 4096
 
 
@@ -104,7 +104,7 @@ def test_without_reads_a_step_needs_no_round_trip(counted, remote, name):
     make_model, data = MODELS[name]
     trainer = Trainer(make_model, remote)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(6):  # cuts need not be at the same places in the first steps
+    for _ in range(6):  # the first steps may be cut at different positions
         trainer.step(*data(16, generator))
     with counted() as c:
         for _ in range(6):
@@ -131,7 +131,7 @@ def test_batch_size_and_learning_rate_may_change_every_step(counted, remote, nam
 
 
 def test_growing_sequences(counted, remote, equal):
-    """Lengths pass the head size, the width, a power of two and the longest: one program, CPU's losses."""
+    """Lengths exceed the head size, the width, a power of two and the longest length: one program, CPU's losses."""
     here, there = Trainer(SequenceModel, torch.device("cpu")), Trainer(SequenceModel, remote)
     generator = torch.Generator().manual_seed(0)
 
@@ -212,7 +212,7 @@ def test_amp_training_with_a_scaler(counted, remote):
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors")
 def test_padded_sequences_at_rest(device):
-    """nn.TransformerEncoder then wants to pack sequences whose padding is at their ends into a nested tensor."""
+    """In eval mode, nn.TransformerEncoder tries to pack sequences with padding at the end into a nested tensor."""
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     here = nn.TransformerEncoder(layer, 2).eval()
     there = copy.deepcopy(here).to(device)
@@ -224,9 +224,9 @@ def test_padded_sequences_at_rest(device):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("backend", ["x86", "qnnpack"])  # by channels and by tensors
+@pytest.mark.parametrize("backend", ["x86", "qnnpack"])  # per channel and per tensor
 def test_training_for_quantization(device, backend):
-    """One op observes, writes what it saw, and rounds."""
+    """A single op observes, stores statistics, and rounds."""
 
     def train(device):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Models as people write them train on the device as on CPU, whatever their sizes, and meet no slow path."""
+"""Models as users write them train on the device as on CPU, with all sizes, and without slow paths."""
 
 import contextlib
 from collections import Counter
@@ -11,15 +11,15 @@ from torch.export import Dim
 
 import torch_remote
 
-# (sequences, length) of each step: all differ
+# (sequences, length) of each step; all differ
 STEPS = [(4, 16), (3, 12), (5, 9), (2, 14), (6, 11)]
-WARM = 2  # steps that may build programs: the second one has the optimizer's state
+WARM = 2  # steps that may build programs; the second one has optimizer state
 
 
-# Those that Dynamo captures in seconds.
+# Models that Dynamo captures within seconds.
 COMPILED = ["llama", "gpt2", "bert", "vit", "resnet", "unet", "lstm"]
 
-# What a model's inference has after the passes when it is recorded, and when it is compiled, beyond what both have.
+# The ops of a model's inference after the passes that only the recorded, or only the compiled program has.
 COPIES = "AOTAutograd makes results that are views contiguous"
 DIFFERENCES = {
     "vit": ("", {}, {}),
@@ -36,7 +36,7 @@ DIFFERENCES = {
 
 
 def train(model, device, compiled=False, rounds=1):
-    """Losses of the steps, and at last of inference; steps after WARM must find every program."""
+    """The losses of the steps, and finally of inference. Steps after WARM may not build programs."""
     torch.manual_seed(0)
     net = model.make().to(device)
     run = torch.compile(net, backend="remote", dynamic=True) if compiled else net
@@ -92,7 +92,7 @@ def test_recorded_and_compiled_are_the_same_program(remote, name):
 
 
 class Loss(nn.Module):
-    """A model as torch.export takes it: no keywords of its own choice."""
+    """A model in the form that torch.export accepts, without keyword arguments."""
 
     def __init__(self, name):
         super().__init__()
@@ -123,7 +123,7 @@ def test_exported_it_is_one_program(remote, counted, name):
 
 
 def test_dispatchers_meta_key_is_hardly_met(remote):
-    # Of this process's ops; each signature that is new counts, and here all are.
+    # Counts calls of this process. Each new signature counts, and here all are new.
     recorded = torch.remote.stats()["ops_recorded"]
     met = dict(torch_remote._C.meta_key_calls())
     assert recorded > 5_000

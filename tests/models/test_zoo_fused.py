@@ -1,5 +1,5 @@
-"""Models as people write them, small, in compiled kernels: they train and generate as on CPU, within what float32 costs
-there, and after two steps nothing is built or compiled any more."""
+"""Small models as users write them, in generated kernels. They train and generate as on CPU, within the error of
+float32 there. After two steps, nothing is built or compiled."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from torch import nn
 NAMES = ("llama", "gpt2", "bert", "t5", "mixtral", "mamba", "vit", "resnet50", "unet", "lstm", "dlrm")
 GENERATES = ("llama", "gpt2", "t5", "mamba")
 LARGE = os.environ.get("TORCH_REMOTE_TEST_LARGE") == "1"
-STEPS, WARM = 60 if LARGE else 20, 2  # the second step has the optimizer's state
-NO_KERNELS_OF_ITS_OWN = {"lstm"}  # models before it have compiled them
+STEPS, WARM = 60 if LARGE else 20, 2  # the second step has optimizer state
+NO_KERNELS_OF_ITS_OWN = {"lstm"}  # earlier models have compiled them
 BATCH = (8, 48) if LARGE else (3, 12)
-# A loss may be so many times further from that of float64 than float32 on CPU was until then, as the model is or begun
-# with weights moved by a rounding (what tells how far rounding takes a model whose batch norm has three images), ...
+# Maximum distance of a loss from the float64 loss, as a multiple of the distance of float32 on CPU so far. CPU also
+# runs with weights that are perturbed by rounding errors. This shows the effect of rounding, for example on batch norm
+# over three images.
 TIMES = 4.0
-# ... and so much, relatively, while CPU's is near it by chance.
+# Minimum relative tolerance, where CPU's loss happens to be close.
 NEAR = 2e-6
 WAITS = os.environ.get("TORCH_REMOTE_WAIT_COMPILE") == "1"
 
@@ -29,7 +30,8 @@ WAITS = os.environ.get("TORCH_REMOTE_WAIT_COMPILE") == "1"
 def losses_of(
     name: str, device: torch.device, dtype: torch.dtype, known: contextlib.AbstractContextManager, moved: bool = False
 ) -> list:
-    """Of STEPS steps, those after WARM under `known`; then of inference. `moved`: weights begin a rounding away."""
+    """The losses of STEPS training steps, and finally of inference. Steps after WARM run under `known`. `moved`:
+    weights are perturbed by rounding errors."""
     model = zoo.FIXED_MODELS[name]
     torch.manual_seed(0)
     net = model.make().to(dtype)
@@ -65,7 +67,7 @@ def losses_of(
 
 @pytest.fixture
 def nothing_is_made(counted):
-    """A block in which no program is built, and no kernel compiled."""
+    """A block in which no program is built and no kernel is compiled."""
 
     def block(same_ops: bool) -> contextlib.AbstractContextManager:
         @contextlib.contextmanager
@@ -94,14 +96,14 @@ def test_trains_as_on_cpu(remote, counted, nothing_is_made, name):
         torch.remote.synchronize()
     if WAITS and name not in NO_KERNELS_OF_ITS_OWN:
         assert c["kernels_compiled"] >= 1
-    assert c["groups_refused"] == 0  # the pass makes what the worker has kernels for
+    assert c["groups_refused"] == 0  # the pass forms only groups that the worker has kernels for
     if too_far(exact, ours, [plain]):
         moved = losses_of(name, cpu, torch.float32, nothing(), moved=True)
         assert too_far(exact, ours, [plain, moved]) == ""
 
 
 def too_far(exact: list, ours: list, on_cpu: list[list]) -> str:
-    """Says which loss is further from the exact one than allowed."""
+    """Describes which loss is further from the exact one than allowed."""
     worst = 0.0
     for step, (want, there, *here) in enumerate(zip(exact, ours, *on_cpu, strict=True)):
         worst = max(worst, *(abs(loss - want) for loss in here))

@@ -1,6 +1,6 @@
-"""Small models of many architectures, most of them from transformers, each with random weights and a batch to train on.
+"""Small models of many architectures, most of them from transformers, each with random weights and a training batch.
 
-A batch is made for (count, length): length is a number of tokens, frames or a share of an image's side.
+A batch has (count, length), where length is a number of tokens or frames, or a share of an image's side.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class UNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Of a residual net."""
+    """A residual block."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class ResNet(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Of ResNet-50: narrow, 3x3, four times as wide."""
+    """The bottleneck block of ResNet-50: narrow, 3x3, four times as wide."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """As in the paper with depths (3, 4, 6, 3) and width 64."""
+    """ResNet-50 has depths (3, 4, 6, 3) and width 64."""
 
     def __init__(self, depths: tuple[int, ...], width: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class ResNet50(nn.Module):
 
 
 class Dlrm(nn.Module):
-    """Clicks: bags of categories and some numbers, each pair of which is multiplied."""
+    """Click prediction from bags of categories and some numbers; all pairs of embeddings are multiplied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Dlrm(nn.Module):
 class Model:
     make: Callable[[], nn.Module]
     batch: Callable[[int, int], dict[str, Tensor]]
-    # False: what a step records depends on the data (routing: a dim may be 0 or 1 in one step and not in the next).
+    # False: the recorded ops depend on the data. (With routing, a dim may be 0 or 1 in one step and not in the next.)
     same_ops: bool = True
 
     def loss(self, net: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -220,7 +220,7 @@ def _models() -> dict[str, Model]:
         dropout=0.0,
     )
     mistral = t.MistralConfig(**decoder, sliding_window=8)
-    # A loop over experts, each with its rows: what is recorded depends on the routing.
+    # The loop over experts, each with its rows, records ops that depend on the routing.
     mixtral = t.MixtralConfig(**decoder, num_local_experts=4, experts_implementation="eager")
     return {
         "gpt2": Model(lambda: t.GPT2LMHeadModel(gpt2), tokens),
@@ -246,13 +246,13 @@ MODELS = _models()
 def _fixed_models() -> dict[str, Model]:
     mamba = transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=32, state_size=4, num_hidden_layers=2)
     return {
-        # A loop over the tokens.
+        # Loops over the tokens.
         "mamba": Model(lambda: transformers.MambaForCausalLM(mamba), tokens),
-        # Batch norm of a few elements: another rounding is another loss when sizes change.
+        # Batch norm over few elements: when sizes change, rounding changes the loss.
         "resnet50": Model(lambda: ResNet50((1, 1, 1, 1), 8), labelled),
         "dlrm": Model(Dlrm, visits),
     }
 
 
-# For batches of one size.
+# Models that need batches of one size.
 FIXED_MODELS = MODELS | _fixed_models()

@@ -1,4 +1,4 @@
-"""Each expression of the op table computes what torch's kernel computes, edge cases included."""
+"""Each expression of the op table computes the result of torch's kernel, edge cases included."""
 
 import ast
 import math
@@ -82,9 +82,9 @@ OPERATORS = {
 }
 EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, 2.5, -3.0, 3.0, 6.0, 30.0, -30.0, math.inf, -math.inf, math.nan]
 INTEGERS = [0, 1, -1, 2, 3, -7, 12, 30]
-# Torch's own scalar and vector code disagree for NaN.
+# torch's own scalar and vector code disagree for NaN.
 NAN_UNDEFINED = ["hardshrink_backward", "softshrink_backward", "hardtanh_backward", "hardswish_backward"]
-# Computes with a float32 constant whatever the dtype.
+# torch computes these with a float32 constant in every dtype.
 SINGLE_PRECISION = ["hardsigmoid_backward"]
 ROWS = [op for op in op_table.functional_rows() if op["expression"]]
 
@@ -116,7 +116,7 @@ def number(kind: str, name: str, integers: bool):
 
 
 def arguments(op: dict, integers: bool) -> tuple[list, dict, dict[str, torch.Tensor]]:
-    """Positional and keyword arguments of a call, and the values that the expression sees."""
+    """Positional and keyword arguments of a call, and the values of the expression's names."""
     tensors = [arg for arg in op["args"] if arg["kind"] in ("Tensor", "TensorList")]
     pool = torch.tensor(INTEGERS) if integers else torch.tensor(EDGES, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
@@ -164,7 +164,7 @@ def test_expression(op):
         try:
             expected = op_table.overload(op["name"])(*positional, **keywords)
         except RuntimeError:
-            continue  # takes only floats or only integers
+            continue  # supports only floats or only integers
         expected = expected[0] if isinstance(expected, (list, tuple)) else expected
         if integers and expected.is_floating_point():
             names = {name: value.to(expected.dtype) for name, value in names.items()}

@@ -1,7 +1,8 @@
-"""Ops write exactly what the op table says: schemas do not tell the whole truth (batch norm's running statistics).
+"""Ops write exactly what the op table states. Schemas are incomplete, for example about batch norm's running
+statistics.
 
-Every ATen call below autograd that OpInfo's samples, backward passes, optimizers and gradient scaling make on the CPU
-is watched: what its inputs hold before and after it, and their versions, against the table.
+The test watches every ATen call below autograd that OpInfo samples, backward passes, optimizers and gradient scaling
+make on CPU. It compares the contents and versions of the inputs before and after the call with the table.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ def tensors_in(value) -> list[torch.Tensor]:
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    """What it holds; NaN equals NaN, and -0.0 is not 0.0."""
+    """The contents as bytes: NaN equals NaN, and -0.0 differs from 0.0."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 class Watch(TorchDispatchMode):
-    """Checks each call of an op of the table."""
+    """Checks each call of an op in the table."""
 
     def __init__(self):
         super().__init__()
         self.calls: dict[str, int] = defaultdict(int)
-        self.written: dict[str, set[str]] = defaultdict(set)  # arguments seen to change
+        self.written: dict[str, set[str]] = defaultdict(set)  # arguments that changed
         self.wrong: dict[str, str] = {}
-        self.aliased: set[str] = set()  # results that are new says the table, but share memory with an argument
+        self.aliased: set[str] = set()  # results that are new according to the table, but share memory with an argument
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -60,7 +61,7 @@ class Watch(TorchDispatchMode):
         for argument, tensors in operands.items():
             for tensor, (content, version) in zip(tensors, before[argument], strict=True):
                 if tensor.untyped_storage()._cdata in storages and argument not in may_write:
-                    continue  # overlaps something that is written
+                    continue  # overlaps a written argument
                 if bits(tensor) == content and tensor._version == version:
                     continue
                 self.written[name].add(argument)
@@ -99,7 +100,7 @@ def run_op_info(info) -> None:
 
 
 def training_steps() -> None:
-    """What OpInfo does not reach: optimizers, gradient scaling, clipping, statistics."""
+    """Covers what OpInfo does not reach: optimizers, gradient scaling, clipping, statistics."""
     model = torch.nn.Sequential(
         torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.RReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 3)
     )
@@ -142,7 +143,7 @@ def multi_tensor_calls() -> None:
         positional = [value for keyword, _, value in given if not keyword]
         keywords = {name: value for keyword, name, value in given if keyword}
         if "addc" in row["entry"] and row["name"].endswith(".Tensor"):
-            positional[-1] = torch.tensor([0.5, 2.0])  # one scalar a tensor
+            positional[-1] = torch.tensor([0.5, 2.0])  # one scalar per tensor
         op_table.overload(row["name"])(*positional, **keywords)
 
 
@@ -157,7 +158,7 @@ def watched() -> Watch:
             try:
                 run_op_info(info)
             except (RuntimeError, NotImplementedError, ValueError, TypeError, AssertionError):
-                continue  # a sample that torch itself refuses here
+                continue  # torch itself refuses the sample here
     return watch
 
 
@@ -170,7 +171,7 @@ def test_no_result_shares_memory_with_an_argument_unless_the_table_says_so():
 
 
 def test_much_of_the_table_was_watched():
-    """Otherwise the test above says nothing."""
+    """Otherwise the tests above would prove nothing."""
     bases = {name.partition(".")[0] for name in watched().calls}
     assert len(watched().calls) > 700 and len(bases) > 600, (len(watched().calls), len(bases))
 
@@ -196,7 +197,7 @@ def test_the_watch_sees_writes(name, argument):
 
 
 def test_hidden_writes_of_the_table_are_real():
-    """A `writes` that nothing does would keep an op from being merged or dropped."""
+    """A `writes` entry that no kernel needs would keep an op from being merged or dropped."""
     for name, row in op_table.ops().items():
         if "HiddenMutation" not in row["flags"] or watched().calls.get(name, 0) == 0:
             continue

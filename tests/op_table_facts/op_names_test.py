@@ -1,5 +1,5 @@
-"""Ops are named in the op table (ir/ops/*.toml) and nowhere else. What code still names stands in op_names_allowed.toml
-with a count a file; a count may only shrink."""
+"""Only the op table (ir/ops/*.toml) names ops. op_names_allowed.toml lists the remaining names in code, with a count
+per file; a count may only shrink."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ APART = re.compile(r"^ir/ops/(generator/|[^/]*\.toml$)|(^|/)testing[./]|_test\.\
 QUALIFIED = re.compile(r'"(?:aten|prims)::[^"\s]*"')
 BARE_FOLDERS = ("frontend/", "passes/", "worker/")
 COMMENT = re.compile(r"(^|\s)(//|#).*", re.MULTILINE)
-# A bare name counts where it is compared, begins a row of a list, or registers a kernel, in the rooms whose code is
-# about ops; elsewhere words like "max" mean something else.
+# A bare name counts if it is compared, begins a row of a list, or registers a kernel, in components whose code is about
+# ops. Elsewhere, words like "max" have other meanings.
 BARE = re.compile(r'(?:[=!]= *|starts_with\(|impl\(|\{)"([a-z_0-9]+(?:\.[A-Za-z_0-9]+)?)"')
 
 
 def count_names(text: str, names: set[str]) -> tuple[int, int]:
-    """String literals with a namespace, and bare names of ops."""
+    """The number of string literals with a namespace, and of bare names of ops."""
     code = COMMENT.sub("", text)
     return len(QUALIFIED.findall(code)), sum(name in names for name in BARE.findall(code))
 

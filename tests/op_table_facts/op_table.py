@@ -1,4 +1,4 @@
-"""The op table as the tests see it."""
+"""Access to the op table for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape rules that the op table gives to elementwise ops are what torch's kernels do: sizes, strides and dtype."""
+"""The op table's shape rules for elementwise ops give the sizes, strides and dtype of torch's kernels."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._prims_common import compute_elementwise_output_strides
 
-# Need arguments of more particular kinds than the calls below make.
+# These need more specific arguments than the calls below make.
 LEFT_OUT = [
     "embedding_renorm_",
     "fill_",
@@ -23,7 +23,7 @@ ROWS = [
     for op in op_table.functional_rows()
     if op["shape"] in ("pointwise", "comparison", "like")
     and op["entry"] not in LEFT_OUT
-    and not op["name"].startswith("remote::")  # torch knows nothing of these
+    and not op["name"].startswith("remote::")  # torch does not know these
 ]
 LAYOUTS = {
     "contiguous": lambda: torch.rand(2, 3, 4, 5),
@@ -46,7 +46,7 @@ NUMBERS = {
 
 
 def call(op: dict, tensors: list[torch.Tensor]):
-    """Runs the op; None if it does not take such tensors."""
+    """Runs the op; None if it does not support such tensors."""
     tensors = list(tensors)
     positional, keywords = [], {}
     for arg in op["args"]:

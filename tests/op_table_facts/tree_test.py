@@ -1,5 +1,5 @@
-"""The tree of each expression, as C++ evaluates it, computes what torch's kernel computes: several dtypes, special
-values and the sign of zeros included."""
+"""The tree of each expression, evaluated in C++, computes the result of torch's kernel: several dtypes, special values
+and the sign of zeros included."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = [
 ]  # fmt: skip
 TENSORS = ("Tensor", "TensorList")
 NUMBERS = ("Int", "Float", "Scalar", "ScalarList", "Bool", "OptionalScalar", "OptionalFloat")
-# Relative difference allowed: torch's vector code is not correctly rounded, and half types round what float32 gave.
+# Allowed relative difference. torch's vector code is not correctly rounded, and half types round float32 results.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 2**-7, torch.float16: 2**-9}
 EDGES = [
     0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, 2.5, -3.0, 3.0, 6.0, 30.0, -30.0, 0.625, -0.625,
@@ -27,24 +27,24 @@ EDGES = [
 INTEGERS = [0, 1, -1, 2, 3, -7, 12, 30, 100, -128]
 ROWS = [op for op in op_table.functional_rows() if op["expression"]]
 
-# Torch's own scalar and vector code disagree for NaN.
+# torch's own scalar and vector code disagree for NaN.
 NAN_UNDEFINED = {"hardshrink_backward", "softshrink_backward", "hardtanh_backward", "hardswish_backward"}
-# Computes with a float32 constant whatever the dtype.
+# torch computes these with a float32 constant in every dtype.
 SINGLE_PRECISION = {"hardsigmoid_backward"}
-# Where the sign of a zero is not the tree's: in the first ones torch's own scalar and vector code disagree about it
-# (softshrink, and which of 0.0 and -0.0 is the larger one); the next are contracted to fused multiply-adds, or
-# computed in float32 in another order; dropout's gradient multiplies integers by the mask, then makes floats of them.
+# The sign of a zero may differ. For the first ops, torch's own scalar and vector code disagree (softshrink, and whether
+# 0.0 or -0.0 is larger). The next are contracted to fused multiply-adds, or computed in float32 in another order. The
+# gradient of dropout multiplies integers by the mask, then converts to float.
 ANY_ZERO = {
     "softshrink", "maximum", "minimum", "fmax", "fmin", "clamp_max", "clamp_min", "_foreach_maximum",
     "_foreach_minimum", "_foreach_clamp_max", "_foreach_clamp_min", "lerp", "_foreach_lerp",
     "logaddexp2", "native_dropout_backward",
 }  # fmt: skip
-# How many of the expressions torch computes in each dtype, at least: none may drop out unnoticed.
+# Minimum number of expressions that torch computes in each dtype, so that none drops out unnoticed.
 FLOORS = {
     torch.float64: 199, torch.float32: 199, torch.bfloat16: 199, torch.float16: 199, torch.int64: 181, torch.int32: 181,
     torch.uint8: 181, torch.bool: 139,
 }  # fmt: skip
-# Divisions of integers by zero are errors; `remainder` and its like are tested by other divisors.
+# Integer divisions by zero are errors; `remainder` and similar ops are tested with other divisors.
 DIVISORS = {"remainder", "fmod", "floor_divide"}
 
 
@@ -57,12 +57,12 @@ def evaluator():
 
 @pytest.fixture(scope="module")
 def ran() -> Counter:
-    """How many ops were compared in each dtype."""
+    """The number of compared ops, by dtype."""
     return Counter()
 
 
 def evaluate(process, name: str, dtype: torch.dtype, arguments: list[torch.Tensor]) -> torch.Tensor:
-    """What the C++ evaluator says, in arithmetic of `dtype`."""
+    """The result of the C++ evaluator, in arithmetic of `dtype`."""
     count = arguments[0].numel()
     data = torch.stack([a.to(dtype).reshape(-1) for a in arguments])
     line = f"{name} {str(dtype).removeprefix('torch.')} {len(arguments)} {count}\n"
@@ -93,7 +93,7 @@ def number_of(op: dict, arg: dict, dtype: torch.dtype):
 
 
 def call_of(op: dict, dtype: torch.dtype):
-    """Positional and keyword arguments for torch, and one tensor an argument for the evaluator."""
+    """Positional and keyword arguments for torch, and one tensor per argument for the evaluator."""
     operands = [arg for arg in op["args"] if arg["kind"] in TENSORS]
     pool = pool_of(dtype)
     if dtype.is_floating_point and op["entry"] in NAN_UNDEFINED:
@@ -120,7 +120,7 @@ def call_of(op: dict, dtype: torch.dtype):
             value = number_of(op, arg, dtype)
             values.append(torch.tensor(value))
             value = [value] if arg["kind"] == "ScalarList" else value
-        else:  # nothing that an expression reads
+        else:  # not used by expressions
             values.append(torch.tensor(0))
             if not arg["keyword_only"]:
                 positional.append(None)
@@ -136,12 +136,12 @@ def call_of(op: dict, dtype: torch.dtype):
 
 
 def compute_dtype(dtype: torch.dtype, result: torch.dtype) -> torch.dtype:
-    """What the op computes in (ir/ops/scalar_tree.h)."""
+    """The dtype in which the op computes (ir/ops/scalar_tree.h)."""
     if dtype in (torch.float16, torch.bfloat16):
         return torch.float32
     if not dtype.is_floating_point and result.is_floating_point:
         return result
-    # Numbers may be of a higher category than the operands: a bool times 3 is an integer.
+    # Numbers may be of a higher category than the operands: bool times 3 is an integer.
     return result if dtype == torch.bool and result != torch.bool else dtype
 
 
@@ -157,7 +157,7 @@ def differences(op: dict, got: torch.Tensor, expected: torch.Tensor) -> torch.Te
 
 
 def compute_call(op: dict, positional: list, keywords: dict) -> torch.Tensor | None:
-    """What torch says; None: not of this dtype."""
+    """torch's result; None: the dtype is not supported."""
     try:
         result = op_table.overload(op["name"])(*positional, **keywords)
     except (RuntimeError, TypeError):

@@ -1,9 +1,9 @@
-"""Runs ops compiled for the device: results, gradients and what they write must be those of CPU, not compiled.
+"""Runs ops compiled for the device. Results, gradients and writes to arguments must equal those of eager CPU.
 
-What torch's own compiler does otherwise than CPU without it is in compiled.json, and excused only there:
+compiled.json lists where torch's own compiler differs from eager CPU, too. Only those differences are allowed:
 
 compiled.py                                runs ops in all FORMS and writes the list (half an hour on one core)
-compiled.py float32-packed int64-packed    these alone; the others' entries stay
+compiled.py float32-packed int64-packed    runs only these; the other entries stay
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-# What `dynamic=` of torch.compile is: sizes are parameters from the first call on, or from the second one on.
+# Values of torch.compile's `dynamic=`: sizes become parameters on the first call, or on the second one.
 MODES = {"dynamic": True, "automatic": None}
-# Of values; none of an op whose values are random, or whatever was in memory.
+# Tolerances of values; None for ops whose values are random or uninitialized.
 Values = dict[str, float] | None
 TOLERANCES = {
     torch.float32: {"rtol": 1e-4, "atol": 1e-4},
@@ -56,13 +56,13 @@ TOLERANCES = {
     torch.bfloat16: {"rtol": 2e-2, "atol": 1e-2},
     torch.float16: {"rtol": 1e-2, "atol": 1e-2},
 }
-# Ops whose samples do not fit other sizes, and whose CPU kernel does not look.
+# Ops whose samples do not fit other sizes, and whose CPU kernel does not check.
 ONE_SIZE = ("_segment_reduce",)
-SIZES = ({"S": 5, "M": 10}, {"S": 6, "M": 9})  # that the samples are made with: torch's own, and others
-# While torch traces, it knows the numbers in 0-dim tensors of the CPU, and not those on devices: what its tracer
-# refuses for that, it refuses on every device.
+SIZES = ({"S": 5, "M": 10}, {"S": 6, "M": 9})  # for making samples: torch's defaults, and others
+# While tracing, torch knows the values of 0-dim CPU tensors, but not of tensors on devices. Errors of its tracer for
+# that reason occur on every device.
 TRACED_ON_CPU = torch._dynamo.exc.InternalTorchDynamoError
-SAMPLES = 2  # of an op, one in each of MODES
+SAMPLES = 2  # per op, one in each of MODES
 FORMS = (
     (torch.float32, "packed"),
     (torch.float32, "permuted"),
@@ -72,13 +72,13 @@ FORMS = (
     (torch.bool, "packed"),
     (torch.float64, "permuted"),
 )
-EVERY = 6  # op is run in other dtypes than float32
+EVERY = 6  # every sixth op runs in dtypes other than float32
 LIST = "tests/ops/compiled.json"
 
 
 @dataclass
 class Case:
-    """A call to compile: a function of an op, and its arguments."""
+    """A call to compile: one form of an op, and its arguments."""
 
     form: str
     function: Callable[..., Any]
@@ -88,15 +88,15 @@ class Case:
 
 @dataclass
 class Watch:
-    """What the backend did."""
+    """Records what the backend did."""
 
     graphs: int = 0
-    narrowed: list[str] = field(default_factory=list)  # guards of sizes that the backend itself added
-    torchs: str = ""  # what torch's own compiler, too, does otherwise than CPU: why, and what
+    narrowed: list[str] = field(default_factory=list)  # size guards that the backend itself added
+    torchs: str = ""  # how torch's own compiler differs from CPU, too: reason and text
 
 
 def size_symbols(module: torch.fx.GraphModule) -> set[Any]:
-    """What the sizes of a graph's arguments are made of."""
+    """The symbols in the sizes of a graph's arguments."""
     tensors = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
     sizes = [size for t in tensors if isinstance(t, torch.Tensor) for size in t.shape]
     return {symbol for size in sizes if isinstance(size, torch.SymInt) for symbol in size.node.expr.free_symbols}
@@ -125,7 +125,7 @@ def watching() -> Iterator[Watch]:
 
 
 def samples_of(op: OpInfo, dtype: torch.dtype, grad: bool, count: int) -> list[list[Any]]:
-    """A list a sample: the sample with each of SIZES. They are spread over all that the op has."""
+    """One list per sample: the sample with each of SIZES. The samples are spread over all of the op's."""
     by_sizes = []
     for sizes in SIZES[: 1 if op.name in ONE_SIZE else len(SIZES)]:
         with mock.patch.multiple(common_methods_invocations, **sizes):
@@ -141,7 +141,7 @@ def samples_of(op: OpInfo, dtype: torch.dtype, grad: bool, count: int) -> list[l
 
 
 def unseeded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """For wrapper_set_seed, which Dynamo does not go through."""
+    """Replaces wrapper_set_seed, which Dynamo cannot trace."""
     return function(*args, **kwargs)
 
 
@@ -150,7 +150,7 @@ def detached(tree: Any) -> Any:
 
 
 def cases(op: OpInfo, sample: Any) -> Iterator[Case]:
-    """The forms of an op: a function (and its gradient), in place, out=."""
+    """The forms of an op: function (with its gradient), in place, out=."""
     args, kwargs = (sample.input, *sample.args), dict(sample.kwargs)
     yield Case("function", op.op, args, kwargs)
     args, kwargs = detached((args, kwargs))
@@ -164,7 +164,7 @@ def cases(op: OpInfo, sample: Any) -> Iterator[Case]:
 
 
 def call(function: Callable[..., Any], case: Case, device: torch.device | str) -> Any:
-    """Results, gradients and arguments afterwards."""
+    """Results, gradients, and the arguments after the call."""
     args, kwargs = copy_tree((case.args, case.kwargs), device)
     result = function(*args, **kwargs)
     inputs = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor) and t.requires_grad]
@@ -206,10 +206,15 @@ def in_dtypes_of(want: dict[str, Any], got: dict[str, Any]) -> dict[str, Any]:
 def excuse(
     got: dict[str, Any] | None, error: Exception | None, sizes: list[Case], mode: str, values: Values, fullgraph: bool
 ) -> tuple[str, Exception | None]:
-    """Why it is torch's compiler that does otherwise than CPU, and what it refuses. `got` or `error` is what the last
-    one of the cases gave, after the others. Why: "refused", "computed" (it has what we have), "strides" (those that
-    its shape functions say), "on devices" (strides and dtypes that they say for tensors of this device; values are
-    CPU's), "" (it is not)."""
+    """Why torch's compiler is the cause of a difference from CPU, and the error that it raises. `got` or `error` is the
+    outcome of the last case, after the others. The reason is one of:
+
+    - "refused": torch's compiler raises, too.
+    - "computed": it computes our values.
+    - "strides": our strides are those of its shape functions.
+    - "on devices": our strides and dtypes are those that its shape functions state for this device; values are CPU's.
+    - "": torch's compiler is not the cause.
+    """
 
     def torchs(backend: Any, where: str) -> tuple[Any, Exception | None]:
         function = compiled(sizes[0].function, backend, MODES[mode], fullgraph)
@@ -237,8 +242,8 @@ def excuse(
 def check_case(
     sizes: list[Case], mode: str, device: torch.device, values: Values, watch: Watch, fullgraph: bool = True
 ) -> tuple[str, str] | None:
-    """(outcome, message) of one form of a sample, with several sizes; None if CPU takes none of them. The oracle is
-    CPU, not compiled; what torch's own compiler does otherwise, too, is noted in `watch`."""
+    """(outcome, message) of one form of a sample, with several sizes; None if CPU accepts none of them. The oracle is
+    eager CPU. Differences that torch's own compiler has, too, are noted in `watch`."""
     there = compiled(sizes[0].function, "remote", MODES[mode], fullgraph)
     outcome = None
     for count, case in enumerate(sizes, 1):
@@ -251,7 +256,7 @@ def check_case(
             got, error = attempt(lambda case=case: call(there, case, device))
             after = torch.remote.stats()
             if error is not None and "does not match device type of out parameter" in str(error):
-                return None  # a factory with out= wants device=, on every device but CPU
+                return None  # on every device but CPU, a factory with out= requires device=
             text = message(error) if error is not None else differences(got, want, values)
             if text is not None:
                 why, refused = excuse(got, error, sizes[:count], mode, values, fullgraph)
@@ -282,14 +287,14 @@ def message(error: Exception) -> str:
 def check_compiled(
     op: OpInfo, dtype: torch.dtype, device: torch.device, report: Report, layout: str = "packed"
 ) -> dict[str, str]:
-    """Every form of an op with some samples in one of LAYOUTS, compiled in one mode or the other. What torch's own
-    compiler does otherwise than CPU, by form of the op: it is not in the report."""
+    """Compiles every form of an op with some samples, in one of LAYOUTS and alternating modes. Returns where torch's
+    own compiler differs from CPU, by form; these differences are not in the report."""
     name = op_name(op)
     torchs: dict[str, str] = {}
     if name in NOT_OFFERED:
         report.skipped[f"{name}: {NOT_OFFERED[name]}"] += 1
         return torchs
-    torch._logging.set_logs(all=logging.CRITICAL)  # what torch refuses is compared, not shown
+    torch._logging.set_logs(all=logging.CRITICAL)  # errors of torch are compared, not logged
     grad = has_gradient(op, dtype)
     with (
         torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True),
@@ -322,14 +327,14 @@ def check_compiled(
 
 
 def is_trusted(name: str, sample: Any) -> bool:
-    """Whether the sample is one that the kernel need not look at."""
+    """Whether the kernel may assume that the sample is valid."""
     fractions = sample.kwargs.get("_random_samples") if "fractional_max_pool" in name else None
     return fractions is None or bool(((fractions >= 0) & (fractions <= 1)).all())
 
 
 # -- the list --------------------------------------------------------------------------------------------------------
 
-Excused = dict[str, dict[str, dict[str, str]]]  # form_name(), op, form: why, and what
+Excused = dict[str, dict[str, dict[str, str]]]  # by form_name(), op, form: reason and difference
 
 
 def form_name(dtype: torch.dtype, layout: str) -> str:
@@ -337,7 +342,7 @@ def form_name(dtype: torch.dtype, layout: str) -> str:
 
 
 def ops_of(dtype: torch.dtype, layout: str) -> list[OpInfo]:
-    """Those that are run."""
+    """The ops that run in this form."""
     ops = sorted(ops_for(dtype), key=op_name)
     return ops if dtype == torch.float32 else ops[FORMS.index((dtype, layout)) % EVERY :: EVERY]
 
@@ -347,7 +352,7 @@ def load(path: str = LIST) -> Excused:
 
 
 def not_as_listed(name: str, found: dict[str, str], listed: dict[str, str]) -> list[str]:
-    """Forms of an op that the list excuses without need, or for another reason, or not at all, in words."""
+    """Forms of an op that the list excuses without need or for another reason, or does not excuse, as text."""
     words = []
     for form in sorted({*found, *listed}):
         now, then = (of.get(form, "equal").partition(":")[0] for of in (found, listed))
@@ -357,7 +362,7 @@ def not_as_listed(name: str, found: dict[str, str], listed: dict[str, str]) -> l
 
 
 def measure(dtype: torch.dtype, layout: str, device: torch.device) -> tuple[dict[str, dict[str, str]], list[str]]:
-    """What torch does otherwise, by op and form, and what the device does."""
+    """Where torch's compiler differs, by op and form, and the failures of the device."""
     report = Report()
     excused = {}
     for op in ops_of(dtype, layout):
@@ -368,7 +373,7 @@ def measure(dtype: torch.dtype, layout: str, device: torch.device) -> tuple[dict
 
 
 def in_short(text: str) -> str:
-    """Without what is another one in each process, and what torch says around an error."""
+    """The text without parts that differ between processes, and without torch's wording around an error."""
     why, _, what = " ".join(text.split()).partition(": ")
     what = re.sub(r" when making fake tensor call Explanation: .*? got (\w+Error\()?", ": ", what)
     what = re.sub(r"0x[0-9a-f]+", "0x...", re.sub(r"\b[su]\d+\b", "s", what.replace("remote:0", "remote")))

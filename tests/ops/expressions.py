@@ -1,11 +1,11 @@
-"""Typical expressions of models: which of their ops are done in compiled kernels, and which one by one.
+"""Typical expressions of models: which of their ops run in generated kernels, and which one by one.
 
 bazel run //tests/ops:expressions                    all of them
 bazel run //tests/ops:expressions -- --only loss     those whose name begins so
-bazel run //tests/ops:expressions -- --time          and their time beside CPU eager's
+bazel run //tests/ops:expressions -- --time          also the time, compared with CPU eager
 
-An expression of differentiable operands is followed by its gradient. Ops that a library does better (products,
-convolutions), and fills, are left out of what is listed as alone.
+Each expression of differentiable operands is followed by its gradient. Fills, and ops that a library executes better
+(matmuls, convolutions), are not listed as ungrouped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch.nn.functional as F
 import torch_remote  # noqa: F401
 
 N, M = 256, 512
-# A library's; and what makes the first gradient.
+# Executed by a library, or creating the first gradient.
 LEFT_OUT = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "fill_"}
 
 
@@ -53,7 +53,7 @@ def image() -> tuple[torch.Tensor, ...]:
     return (randn(2, 16, 24, 24),)
 
 
-# Name: function, and what makes its operands.
+# By name: a function, and a function that makes its operands.
 EXPRESSIONS: dict[str, tuple[Callable, Callable]] = {
     "clamp": (lambda x: x.clamp(-1, 1) + x.clamp_min(0) + x.clamp(max=0.5), one),
     "where": (lambda x, y: torch.where(x > 0, x, y * 2) + torch.where(y > 0, x, 0.0), pair),
@@ -178,7 +178,7 @@ WITHOUT_GRADIENT = {EXPRESSIONS["clip norm, foreach"][0]}
 
 
 def alone(text: str) -> list[str]:
-    """Ops of a graph's text that are in no group."""
+    """Ops in a graph's text that are in no group."""
     found, depth = [], 0
     for line in text.splitlines():
         if re.match(r"\s*group ", line):
@@ -191,7 +191,7 @@ def alone(text: str) -> list[str]:
 
 
 def call(function: Callable, operands: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-    """The result, and the gradients of what has some."""
+    """The result, and the gradients of the operands that have one."""
     leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in operands]
     if function in WITHOUT_GRADIENT:
         leaves = list(operands)
@@ -204,7 +204,7 @@ def call(function: Callable, operands: tuple[torch.Tensor, ...]) -> list[torch.T
 
 
 def look(function: Callable, make: Callable) -> tuple[list[str], int]:
-    """The ops that are done alone, and how many groups no kernel did."""
+    """The ops that are in no group, and the number of groups that no kernel executed."""
     torch.manual_seed(0)
     operands = make()
     there = tuple(x.to("remote") for x in operands)
@@ -221,7 +221,7 @@ def look(function: Callable, make: Callable) -> tuple[list[str], int]:
 
 
 def times(function: Callable, make: Callable, rounds: int = 9) -> tuple[float, float]:
-    """Seconds on CPU and on the device: medians of calls that alternate."""
+    """Seconds on CPU and on the device: medians of alternating calls."""
     operands = make()
     there = tuple(x.to("remote") for x in operands)
     took: dict[str, list[float]] = {"cpu": [], "remote": []}

@@ -1,10 +1,10 @@
-"""What the normal run of the op tests compares, as floors in the tree: a change by which less is compared is seen.
+"""Records what the normal run of the op tests compares, so that a change by which less is compared fails.
 
-floors.py                     measures, and writes floors.json; fails if more than before would not be compared
-floors.py --allow-less        writes it all the same
+floors.py                     measures, and writes floors.json; fails if more calls than before are not compared
+floors.py --allow-less        writes it in any case
 
-floors.json has, for each op of op_db and layout, how many calls' values are compared with CPU's, which overloads of the
-op table each group of ops reaches, and what is not compared, with the reason.
+For each op of op_db and layout, floors.json has the number of calls whose values are compared with CPU. It also lists
+which overloads of the op table each group of ops reaches, and what is not compared, with the reason.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from harness import (
 from overload_samples import overload_calls
 from torch.testing._internal.opinfo.core import OpInfo
 
-FIRST, SPREAD = 2, 2  # samples of an op: the first ones, and some of the others
+FIRST, SPREAD = 2, 2  # samples of an op: the first ones, and some spread over the others
 GROUP = 10
 FLOAT_OPS = {op_name(op): op for op in ops_for(torch.float32)}
 NAMES = sorted(FLOAT_OPS)
 GROUPS = [NAMES[i : i + GROUP] for i in range(0, len(NAMES), GROUP)]
 OWN = "own calls"
-# Dtypes for overloads that no sample in float32 reaches.
+# Dtypes for overloads that no float32 sample reaches.
 MORE_DTYPES = ("int64", "bool", "complex64")
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Ops whose samples are captured together, to reach overloads of the table; or overloads with calls of our own."""
+    """Ops whose samples are captured together to reach overloads of the table; or overloads with our own calls."""
 
     dtype: str  # of the ops' samples; OWN: `names` are overloads of overload_samples.py
     names: tuple[str, ...]
@@ -68,7 +68,7 @@ def load() -> dict[str, Any]:
 
 
 def units(more: dict[str, list[str]]) -> list[Unit]:
-    """`more`: by dtype the ops that reach overloads which float32 does not."""
+    """`more`: by dtype, the ops that reach overloads that float32 does not."""
     names = {
         "float32": NAMES + sorted(map(op_name, foreach_ops_for(torch.float32))),
         **more,
@@ -95,7 +95,7 @@ def run_unit(unit: Unit, device: torch.device, table: dict[str, Any]) -> Report:
 
 
 def reached(report: Report) -> list[str]:
-    """Overloads of the table whose values were compared with CPU's."""
+    """Overloads of the table whose values were compared with CPU."""
     return sorted({key.split()[0] for key, count in report.compared.items() if count} & load_table().keys())
 
 
@@ -176,7 +176,7 @@ def measure(device: torch.device) -> dict[str, Any]:
         for name in sorted(op_name(op) for op in (*ops_for(kind), *foreach_ops_for(kind))):
             if add(Unit(dtype, (name,))):
                 found.append(name)
-        # In groups, from what was compared before.
+        # Runs the found ops again in groups, starting from the overloads that were compared before this dtype.
         compared = before
         by_unit = {key: value for key, value in by_unit.items() if not key.startswith(dtype + " ")}
         more[dtype] = found

@@ -1,6 +1,6 @@
-"""Ops in kernels of ours: each op that fusion takes, between neighbours that change nothing, against CPU.
+"""Ops in generated kernels: each op that fusion accepts, between neighbors that change no values, compared with CPU.
 
-fused.py                       everything: ops x dtypes x forms, and what differs
+fused.py                       everything: ops x dtypes x forms, and the differences
 fused.py --only sigmoid        those whose name begins so
 """
 
@@ -18,22 +18,22 @@ import torch
 from fused_cases import BITS, CASES, FLOATS, Case, unchanged
 from fused_samples import samples
 
-# An element may be so many units in the last place of the result's type further from the exact number than torch's is.
+# An element may be this many units in the last place (of the result's dtype) further from the exact value than torch's.
 MORE_ULPS = 2.0
-# float64 has no exacter reference: a kernel of torch's and one of ours are so far apart at most.
+# float64 has no more exact reference: torch's kernel and ours may differ by at most this many.
 ULPS_OF_DOUBLES = 4.0
-# What adds up elements, by the largest result: so many times torch's error, and so many units of the result's type.
+# For reductions, relative to the largest result: a multiple of torch's error, and units of the result's dtype.
 TIMES_OF_SUMS, UNITS_OF_SUMS = 1.5, 4.0
 UNITS_OF_SUMS_OF_DOUBLES = 16.0
 
-# More than that, by entry of the op table and maybe dtype: units, and why.
+# Exceptions, by entry of the op table and optionally dtype: allowed units, and the reason.
 MORE: dict[str, tuple[float, str]] = {
     "silu_backward float32": (4, "1 + x * (1 - sigmoid(x)) cancels near its zero"),
     "silu_backward float64": (32, "1 - sigmoid(x) cancels, times x"),
     "mish": (4, "four functions one after the other"),
     "hardsigmoid_backward float64": (math.inf, "torch multiplies by 1 / 6 in float32, whatever the dtype"),
 }
-# Where terms cancel, the unit is that of a term.
+# Where terms cancel, the unit is that of the largest term.
 Sizes = Callable[[Case], torch.Tensor]
 
 
@@ -50,7 +50,7 @@ CANCELS: dict[str, Sizes] = {
     "lgamma": lambda case: torch.ones(()).double(),  # at its zeros below 0
     "_foreach_lgamma": lambda case: torch.ones(()).double(),
 }
-# Products of so many factors: units, as for sums.
+# For products of all elements: units, as for sums.
 UNITS_OF_PRODUCTS = 64.0
 
 Places = Callable[[Case, torch.Tensor], torch.Tensor]
@@ -64,7 +64,8 @@ def zeros(case: Case, eager: torch.Tensor) -> torch.Tensor:
     return eager == 0
 
 
-# What is not compared, since torch's vector code and its scalar code, which does the last elements, differ there.
+# Values that are not compared, because torch's vector code differs from its scalar code, which computes the last
+# elements.
 UNDEFINED: dict[str, tuple[Places, str]] = {
     "hardshrink_backward": (nan_in(1), "0 or the gradient where self is NaN"),
     "softshrink_backward": (nan_in(1), "0 or the gradient where self is NaN"),
@@ -87,7 +88,7 @@ UNDEFINED: dict[str, tuple[Places, str]] = {
 
 
 def run(case: Case, device: torch.device | str, exactly: bool = False) -> list[torch.Tensor] | None:
-    """Its results; None if CPU refuses such a call. `exactly`: in float64."""
+    """The results; None if CPU refuses the call. `exactly`: in float64."""
 
     def there(x: torch.Tensor) -> torch.Tensor:
         if not exactly or x.dtype == torch.bool:
@@ -111,8 +112,8 @@ def run(case: Case, device: torch.device | str, exactly: bool = False) -> list[t
 
 
 def ulps(got: torch.Tensor, want: torch.Tensor, least: torch.Tensor | None = None) -> torch.Tensor:
-    """How far `got` is from `want`, which is of float64, in units in the last place that `want` has in the type of
-    `got` (or `least`, if that is larger); where one is NaN and the other is not, infinitely."""
+    """The distance of `got` from the float64 `want`, in units in the last place that `want` has in the dtype of `got`.
+    If `least` is larger than `want`, it determines the unit. The distance is infinite where only one of them is NaN."""
     info = torch.finfo(got.dtype)
     digits = round(-math.log2(info.eps))
     largest, tiny = float(info.max), float(info.tiny)
@@ -120,7 +121,7 @@ def ulps(got: torch.Tensor, want: torch.Tensor, least: torch.Tensor | None = Non
         (want.abs() if least is None else torch.maximum(want.abs(), least)).nan_to_num(tiny).clamp(tiny, largest)
     )
     unit = torch.ldexp(torch.ones_like(magnitude), torch.frexp(magnitude).exponent - 1 - digits)
-    # Infinity is one unit beyond the largest number.
+    # Infinity is one unit beyond the largest finite number.
     beyond = lambda x: torch.where(x.abs() > largest, torch.copysign(torch.full_like(x, largest) + unit, x), x)  # noqa: E731
     rounded = want.to(got.dtype)
     error = (beyond(got.double()) - beyond(torch.where(rounded.isinf(), rounded.double(), want))).abs() / unit
@@ -136,7 +137,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def wrong_places(case: Case, got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Where a pointwise result is not good enough."""
+    """Where a pointwise result is not exact enough."""
     name = f"{case.entry} {str(eager.dtype)[6:]}"
     more = MORE.get(name, MORE.get(case.entry, (MORE_ULPS, "")))[0]
     least = None
@@ -146,9 +147,9 @@ def wrong_places(case: Case, got: torch.Tensor, eager: torch.Tensor, exact: torc
         wrong = ulps(got, eager, least) > max(ULPS_OF_DOUBLES, more)
     else:
         ours, torchs = ulps(got, exact, least), ulps(eager, exact, least)
-        # NaN where the exact number is none: torch's kernel overflows on its way, ours need not.
+        # A NaN is wrong only where torch has a number: torch's kernel may overflow in intermediate values.
         wrong = (ours > torchs + more) | (got.isnan() & ~eager.isnan())
-    # Of a zero that is one exactly, the sign is torch's, or the exact one's.
+    # The sign of an exact zero must be torch's or the exact one.
     signs = (got.signbit() != eager.signbit()) & (got.signbit() != exact.signbit())
     return wrong | ((got == 0) & (eager == 0) & (exact == 0) & signs)
 
@@ -171,9 +172,9 @@ def wrong_sums(case: Case, got: torch.Tensor, eager: torch.Tensor, exact: torch.
 
 
 def sensitivity(case: Case, result: int) -> torch.Tensor | None:
-    """How far a result moves, in float64, if each input is one of the next two numbers above or below, or how far CPU's
-    own result is from the exact one there: no algorithm that rounds can be held to less. (The gradient of a norm of two
-    numbers that are close, for one.)"""
+    """How far a result moves in float64 if each input changes by up to two representable numbers. If CPU's own error is
+    larger, that counts. No rounding algorithm can be held to less. (One example is the gradient of a norm of two close
+    numbers.)"""
     generator = torch.Generator().manual_seed(0)
     exact = run(case, "cpu", exactly=True)
     if exact is None or not exact[result].is_floating_point():
@@ -199,7 +200,7 @@ def sensitivity(case: Case, result: int) -> torch.Tensor | None:
 def difference(
     case: Case, got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None, result: int = 0
 ) -> str | None:
-    """What is wrong with a result, in words."""
+    """Describes what is wrong with a result."""
     if got.dtype != eager.dtype or got.shape != eager.shape or got.stride() != eager.stride():
         return (
             f"{got.dtype} {tuple(got.shape)} {got.stride()}, on CPU {eager.dtype} {tuple(eager.shape)} {eager.stride()}"
@@ -226,7 +227,7 @@ def difference(
 
 
 def check(case: Case, device: torch.device | str) -> str | None:
-    """What differs; None if nothing does, "refused" if CPU refuses the call."""
+    """The difference; None if there is none, "refused" if CPU refuses the call."""
     eager = run(case, "cpu")
     if eager is None:
         return "refused"
@@ -241,7 +242,7 @@ def check(case: Case, device: torch.device | str) -> str | None:
 
 
 class Tally:
-    """What became of cases: how many were compared, how many kernels were compiled for them."""
+    """Outcomes of cases: the number of comparisons, and of kernels compiled for them."""
 
     def __init__(self) -> None:
         self.tried: collections.Counter[str] = collections.Counter()

@@ -1,4 +1,4 @@
-"""Calls of the ops that fusion takes, on values where they change: zeros, limits of types, NaN, and random bits."""
+"""Calls of the ops that fusion accepts, on critical values: zeros, limits of dtypes, NaN, and random bits."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def unchanged(x: torch.Tensor) -> torch.Tensor:
-    """A neighbour in a group, which leaves its values alone."""
+    """A neighbor in a group that does not change values."""
     return x & True if x.dtype == torch.bool else x * 1
 
 
 @dataclass(frozen=True)
 class Case:
-    """A function of tensors. `sums`: it adds up elements, so errors are measured by its largest result."""
+    """A function of tensors. `sums`: it adds elements, so errors are relative to its largest result."""
 
     name: str
     dtype: torch.dtype
-    form: str  # numbers and other dtypes: what makes two cases of an op different
+    form: str  # numbers and other dtypes; distinguishes cases of the same op
     function: Callable[..., Any] = field(compare=False)
     tensors: tuple[Any, ...] = field(compare=False)
     sums: bool = False
@@ -60,7 +60,7 @@ def edges(dtype: torch.dtype) -> list[float]:
 
 
 def randoms(dtype: torch.dtype, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Half of them are small, half are any bits."""
+    """Half of them are small, half have random bits."""
     if dtype == torch.bool:
         return torch.rand(count, generator=generator) < 0.5
     if not dtype.is_floating_point:
@@ -75,12 +75,12 @@ def randoms(dtype: torch.dtype, count: int, generator: torch.Generator) -> torch
     return torch.where(torch.rand(count, generator=generator) < 0.5, near, any_bits)
 
 
-COLUMNS = 51  # vectors have a rest
+COLUMNS = 51  # not a multiple of the vector width
 
 
 @functools.cache
 def operands(*dtypes: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Every pair of edges (of three operands, some of the triples), and random numbers."""
+    """Every pair of edges (for three operands, some of the triples), and random numbers."""
     generator = torch.Generator().manual_seed(0)
     grids = [torch.tensor(edges(d), dtype=torch.float64 if d.is_floating_point else torch.int64) for d in dtypes]
     if len(dtypes) <= 2:
@@ -126,7 +126,7 @@ def numbers(name: str, dtype: torch.dtype) -> list[float]:
 
 
 def schema_calls(name: str) -> Iterator[Case]:
-    """An overload in each dtype, a few times with other numbers."""
+    """Calls an overload in each dtype, some of them with different numbers."""
     function = overload(name)
     arguments = function._schema.arguments
     short = name.removeprefix("aten::")
@@ -152,7 +152,7 @@ def schema_calls(name: str) -> Iterator[Case]:
 
 
 def expressions() -> Iterator[Case]:
-    """All overloads that make a result, or work in place, with an expression."""
+    """All overloads with an expression that return a result or work in place."""
     for name, op in ops().items():
         if not op["expression"] or op["family"] == "multi_tensor" or "Out" in op["flags"] or op["family"] == "factory":
             continue
@@ -160,7 +160,7 @@ def expressions() -> Iterator[Case]:
 
 
 def foreach() -> Iterator[Case]:
-    """Ops over lists: two tensors of other sizes."""
+    """Ops over lists: two tensors of different sizes."""
     for name, op in ops().items():
         if not op["expression"] or op["family"] != "multi_tensor" or "Out" in op["flags"] or op["single"] is None:
             continue
@@ -168,7 +168,7 @@ def foreach() -> Iterator[Case]:
         arguments = function._schema.arguments
         lists = [a.name for a in arguments if str(a.type) == "List[Tensor]"]
         if any(str(a.type) == "Tensor" for a in arguments):
-            continue  # a tensor without dims: numbers are the same code
+            continue  # a 0-dim tensor: the same code as a number
         for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int32):
             flat = [t.reshape(-1) for t in operands(*[dtype] * len(lists))]
             made = tuple(part for t in flat for part in (t[: t.numel() - 100], t[-100:]))
@@ -178,7 +178,7 @@ def foreach() -> Iterator[Case]:
 
 
 def call_on_lists(function: Any, lists: list[str], number: float, *tensors: torch.Tensor) -> Any:
-    """Each list has two of the tensors, with neighbours; numbers are `number`, or that and twice that."""
+    """Each list has two of the tensors, with neighbors. Numbers are `number`, or for lists, that and twice that."""
     arguments = function._schema.arguments
     values: dict[str, Any] = {n: torch._foreach_mul(tensors[2 * i : 2 * i + 2], 1) for i, n in enumerate(lists)}
     for a in arguments:
@@ -187,7 +187,7 @@ def call_on_lists(function: Any, lists: list[str], number: float, *tensors: torc
     positional = [values[a.name] for a in arguments if a.name in values and not a.kwarg_only]
     result = function(*positional, **{a.name: values[a.name] for a in arguments if a.name in values and a.kwarg_only})
     if arguments[0].name not in lists:
-        return result  # neighbours of each: a group of lists begins with one
+        return result  # a group of lists begins with one neighbor per list
     return torch._foreach_mul(result if result is not None else values[arguments[0].name], 1)
 
 
@@ -202,7 +202,7 @@ def larger(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def two_dtypes() -> Iterator[Case]:
-    """What is promoted, and a tensor without dims, which counts less."""
+    """Type promotion, and a 0-dim tensor, which has lower priority."""
     for name in PAIRS:
         function = overload(f"aten::{name}")
         for a, b in itertools.permutations(DTYPES, 2):
@@ -220,7 +220,7 @@ def conversions() -> Iterator[Case]:
     for a, b in itertools.permutations(DTYPES, 2):
         (x,) = operands(a)
         if a.is_floating_point and not b.is_floating_point and b != torch.bool:
-            x = x.nan_to_num(0, 0, 0).clamp(0 if b == torch.uint8 else -100, 100)  # others are undefined
+            x = x.nan_to_num(0, 0, 0).clamp(0 if b == torch.uint8 else -100, 100)  # other conversions are undefined
         yield Case("copy_", a, f"to {str(b)[6:]}", lambda x, b=b: x.to(b), (x,))
         if a.is_floating_point and b.is_floating_point:
             yield Case("copy_", a, f"to {str(b)[6:]} and back", lambda x, a=a, b=b: x.to(b).to(a), (x,))
@@ -231,7 +231,7 @@ def conversions() -> Iterator[Case]:
 
 
 def spread(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
-    """Numbers whose sums do not overflow, with some that are equal; some rows have NaN, infinities or only zeros."""
+    """Numbers whose sums do not overflow, some of them equal. Some rows have NaN, infinities or only zeros."""
     generator = torch.Generator().manual_seed(seed)
     if not dtype.is_floating_point:
         if dtype == torch.bool:
@@ -444,7 +444,7 @@ def rows() -> Iterator[Case]:
 
 
 def losses(dtype: torch.dtype, x: Any, y: Any) -> Iterator[Case]:
-    """Of pairs: with infinities, equal ones, and those at a bound."""
+    """Losses of pairs: with infinities, equal values, and values at a bound."""
     functional, aten = torch.nn.functional, torch.ops.aten
     x, y = x.clone(), y.clone()
     x.view(-1)[3] = y.view(-1)[3] + 0.75
@@ -480,7 +480,7 @@ def losses(dtype: torch.dtype, x: Any, y: Any) -> Iterator[Case]:
 
             given = chances.clone()
             given.view(-1)[:2] = torch.tensor([0, 1]).to(dtype)
-            if dtype != torch.float16:  # (1e-12, the least divisor, is 0 there)
+            if dtype != torch.float16:  # 1e-12, the smallest divisor, is 0 in float16
                 yield Case("binary_cross_entropy_backward", dtype, reduction + form, slope, (given, y, *weights), True)
         for form, weights in (("", {}), (" weights", {"weight": weight, "pos_weight": positive})):
 
@@ -518,7 +518,7 @@ def gradients_of_activations(dtype: torch.dtype) -> Iterator[Case]:
 
 
 def bounds() -> Iterator[Case]:
-    """What is limited to a range, by numbers and by tensors, or in other ways made finite."""
+    """Ops that limit values to a range, by numbers or by tensors, or that replace non-finite values."""
     aten = torch.ops.aten
     for dtype in (*FLOATS, *INTEGERS):
         x, low, high = operands(dtype, dtype, dtype)
@@ -548,7 +548,7 @@ def bounds() -> Iterator[Case]:
 
 
 def channels() -> Iterator[Case]:
-    """Norms of channels, and their gradients."""
+    """Norms over channels, and their gradients."""
     for dtype in FLOATS:
         for shape in ((3, 12, 5, 7), (2, 6, 130), (1, 4, 9, 4), (7, 8), (2, 4, 40, 41)):
             x, g = tame(dtype, shape), tame(dtype, shape, 1)

@@ -1,4 +1,4 @@
-"""Samples of torch's op_db as cases: an op with neighbours, its result and its gradients."""
+"""Samples of torch's op_db as cases: an op with neighbors, its result and its gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from harness import (
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-# What is not compared: op, maybe dtype, and why.
+# Not compared: op, optionally dtype, and the reason.
 LEFT_OUT = {
     "nn.functional.linear_cross_entropy.chunked": "torch's Python code sums in float32 on CPU only",
     "nn.functional.hardsigmoid float64": "torch's gradient multiplies by 1 / 6 in float32",
@@ -78,6 +78,6 @@ def cases_of(op: OpInfo, dtype: torch.dtype, first: int) -> Iterator[Case]:
 
 
 def samples(dtype: torch.dtype, first: int = 2, begin: int = 0, every: int = 1) -> Iterator[Case]:
-    """Of each `every`-th op."""
+    """Samples of every `every`-th op."""
     for op in ops_for(dtype)[begin::every]:
         yield from cases_of(op, dtype, first)

@@ -30,8 +30,8 @@ from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-# Samples are small: threads that spin beside the other shards' cost a third of the time. (The worker's are its own.)
-# And sums run in the order in which the worker does them: results are compared bit for bit.
+# Samples are small. Threads that spin next to those of other shards would take a third of the time. (The worker has its
+# own.) Also, sums then run in the worker's order: results are compared bit for bit.
 torch.set_num_threads(1)
 
 FOREACH = (
@@ -42,19 +42,19 @@ FOREACH = (
     *foreach_other_op_db,
 )
 UNINITIALISED = ("empty", "new_empty", "resize", "set_", "_efficientzerotensor", "_ctc_loss.")
-# CPU's out= leaves them unwritten where only one dim is transformed: there is nothing to compare with.
+# CPU's out= variants leave them unwritten if only one dim is transformed, so there is nothing to compare with.
 UNWRITTEN_OUT = ("fft.ihfft2", "fft.ihfftn")
-# torch's Python code sums them in float32 on CPU, and in the input's dtype on devices that it does not know.
+# torch's Python code sums these in float32 on CPU, and in the input's dtype on devices that it does not know.
 SUMMED_IN_FLOAT = "nn.functional.linear_cross_entropy.chunked"
-# What the device does not offer.
+# Features that the device does not offer.
 NOT_OFFERED = {"to_sparse": "sparse tensors"}
-# Where CPU does not do what it should with permuted tensors: the forms, and what it does.
+# Where CPU is wrong with permuted tensors: the forms, and the error.
 CPU_IS_WRONG = {
     "as_strided_scatter": (("function", "in place", "out", "gradient"), "an assertion of CPU's own fails"),
     "_native_batch_norm_legit": (("out",), "out= is written as if it were packed"),
     "native_batch_norm": (("out",), "out= is written as if it were packed"),
 }
-# Overloads of the op table that are not called, and why.
+# Overloads of the op table that are not called, with the reason.
 NOT_CALLED = {
     "aten::_foreach_addcdiv.Tensor_out": "its scalars must be on the CPU, and samples move all tensors to the device",
     "aten::_foreach_addcmul.Tensor_out": "its scalars must be on the CPU, and samples move all tensors to the device",
@@ -72,23 +72,22 @@ NOT_CALLED = {
         )
     },
 }
-# Differences of the device that are known: in these forms of ops, strides are other ones than on CPU, and sums run in
-# another order.
+# Known differences of the device: in these forms of ops, strides differ from CPU, and sums run in another order.
 OTHER_STRIDES = {
     "nn.functional.group_norm, gradient, permuted": "torch's formula packs its operands where the device is not CPU",
 }
 EXACT = {"rtol": 0.0, "atol": 0.0}
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-LAST_SAMPLE = 24  # of an op, from which samples are spread
-CALLS_PER_OVERLOAD = 2  # captured calls of an overload that are replayed in a process
+LAST_SAMPLE = 24  # samples are spread over this many
+CALLS_PER_OVERLOAD = 2  # captured calls per overload that are replayed in a process
 
 
 class NotTransferableError(Exception):
-    """A sample with something the device has no form of: sparse, nested or quantised tensors."""
+    """A sample with tensors that the device does not support: sparse, nested or quantized."""
 
 
 def copy_tree(tree: Any, device: torch.device | str) -> Any:
-    """A deep copy on `device`. Tensors that share storage share it there, too; strides and offsets stay."""
+    """A deep copy on `device`. Tensors that share storage share it in the copy, too. Strides and offsets stay."""
     storages: dict[tuple[int, torch.dtype], torch.Tensor] = {}
     there = torch.device(device)
 
@@ -141,8 +140,8 @@ def difference(
     strides: bool = True,
     device: torch.device | None = None,
 ) -> str | None:
-    """What differs between two results, in words; dtypes count. `tolerance`: of values; without one they are compared
-    bit for bit. `strides`: they count, too. `device`: where the tensors must be that are on CPU in `want`."""
+    """Describes how two results differ; dtypes count. `tolerance`: for values; without it, they are compared bit for
+    bit. `strides`: whether they count. `device`: where tensors must be that are on CPU in `want`."""
     got_leaves, got_shape = tree_flatten(got)
     want_leaves, want_shape = tree_flatten(want)
     if got_shape != want_shape:
@@ -175,8 +174,9 @@ def difference(
 
 
 def too_far(got: Any, want: Any, rounding: dict[torch.dtype, float], together: bool = False) -> str | None:
-    """Which tensor is further from CPU's than roundings explain, in words; `rounding`: by dtype, of a tensor's largest
-    element, or of the largest one of all tensors. For results between which difference() finds none in structure."""
+    """Describes which tensor is further from CPU's than rounding explains. `rounding`: by dtype, relative to the
+    largest element of the tensor, or of all tensors together. The results must have the same structure
+    (difference())."""
     pairs = [
         (i, mine.detach().cpu().to(wide), its.detach().to(wide), rounding.get(its.dtype, 0.0))
         for i, (mine, its) in enumerate(zip(tree_flatten(got)[0], tree_flatten(want)[0], strict=True))
@@ -196,7 +196,7 @@ def largest(tensor: torch.Tensor) -> float:
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Bit for bit; any NaN is as good as another one."""
+    """Compares bit for bit; any NaN equals any other."""
     if a.is_complex():
         return same_bits(torch.view_as_real(a), torch.view_as_real(b))
     if not a.is_floating_point() or a.element_size() not in BITS:
@@ -207,7 +207,8 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def sharing(tree: Any) -> list[tuple[int, int]]:
-    """For each tensor the first one that has the same storage, and the first one that is the same object."""
+    """For each tensor, the index of the first one with the same storage, and of the first one that is the same
+    object."""
     storages: dict[int, int] = {}
     objects: dict[int, int] = {}
     tensors = [t for t in tree_flatten(tree)[0] if isinstance(t, torch.Tensor) and t.layout == torch.strided]
@@ -239,7 +240,7 @@ class Report:
     outcomes: dict[str, str] = field(default_factory=dict)
     messages: dict[str, str] = field(default_factory=dict)
     skipped: Counter = field(default_factory=Counter)
-    compared: Counter = field(default_factory=Counter)  # by op: calls whose values were compared with CPU's
+    compared: Counter = field(default_factory=Counter)  # by op: number of calls whose values were compared with CPU
     excused: Counter = field(default_factory=Counter)  # keys of OTHER_STRIDES that were needed
 
     def add(self, name: str, outcome: str, message: str = "") -> None:
@@ -249,7 +250,7 @@ class Report:
                 self.messages[name] = message
 
     def failures(self) -> list[str]:
-        """What is not as on CPU, in words."""
+        """Describes every difference from CPU."""
         return [f"{name}: {self.messages[name]}" for name, outcome in self.outcomes.items() if outcome in FAILED]
 
 
@@ -271,7 +272,7 @@ def synchronize(device: torch.device) -> None:
         torch.remote.synchronize()
 
 
-# -- one level up: OpInfo samples ------------------------------------------------------------------------------------
+# -- high level: samples of OpInfo ------------------------------------------------------------------------------------
 
 
 def variants(op: OpInfo, grad: bool) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -286,7 +287,7 @@ def variants(op: OpInfo, grad: bool) -> Iterator[tuple[str, Callable[..., Any]]]
             out = tree_map(lambda t: torch.empty_like(t) if isinstance(t, torch.Tensor) else t, result)
             if not isinstance(out, (torch.Tensor, tuple)):
                 raise NotTransferableError("out")
-            with torch.no_grad():  # out= has no gradient
+            with torch.no_grad():  # out= does not support gradients
                 return op.op(*args, **kwargs, out=out)
 
         yield "out", with_out
@@ -304,8 +305,8 @@ def variants(op: OpInfo, grad: bool) -> Iterator[tuple[str, Callable[..., Any]]]
 
 
 def is_random(op: OpInfo, arguments: Any) -> bool:
-    """Whether the op's result depends on the seed: it draws numbers, and two seeds differ (also where the OpInfo sets
-    one itself)."""
+    """Whether the op's result depends on the seed: it draws random numbers, and two seeds differ (even if the OpInfo
+    sets a seed itself)."""
     results = []
     with (
         mock.patch.object(torch, "manual_seed"),
@@ -323,7 +324,7 @@ def is_random(op: OpInfo, arguments: Any) -> bool:
 
 
 def permuted(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values in another order in memory: channels last, or the last dim outermost."""
+    """The same values in another memory order: channels last, or the last dim outermost."""
     if tensor.layout != torch.strided or tensor.dim() < 2:
         return tensor
     dim, place = (1, -1) if tensor.dim() in (4, 5) else (-1, 0)
@@ -331,7 +332,7 @@ def permuted(tensor: torch.Tensor) -> torch.Tensor:
     return result.requires_grad_(tensor.requires_grad)
 
 
-# How the tensors of samples lie in memory.
+# Memory layouts of samples' tensors.
 LAYOUTS: dict[str, Callable[[Any], Any]] = {
     "packed": lambda sample: sample,
     "permuted": lambda sample: sample.transform(lambda x: permuted(x) if isinstance(x, torch.Tensor) else x),
@@ -339,7 +340,7 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 
 
 def some_gradient(tensor: torch.Tensor) -> torch.Tensor:
-    """Another value for each element; in memory like the tensor."""
+    """Different values for each element, with the tensor's strides."""
     values = torch.linspace(0.5, 1.5, tensor.numel(), dtype=torch.float64).reshape(tensor.shape)
     if tensor.is_complex():
         values = torch.complex(values, 1.75 - values)
@@ -354,8 +355,8 @@ def check_sample(
     values: bool,
     strides: bool = True,
 ) -> tuple[str, str] | None:
-    """(outcome, message) of one sample of one form; None if CPU refuses it, too. Without `strides`, values may be
-    rounded otherwise: sums run in another order there."""
+    """(outcome, message) of one sample in one form; None if CPU refuses it, too. Without `strides`, rounding may
+    differ, because sums run in another order."""
     arguments = ((sample.input, *sample.args), dict(sample.kwargs))
     here = copy_tree(arguments, "cpu")
     want, refused = attempt(lambda: call(*here[0], **here[1]))
@@ -371,11 +372,11 @@ def check_sample(
 
     got, error = attempt(run_there)
     if error is not None:
-        attempt(lambda: synchronize(device))  # what the call recorded before it raised
+        attempt(lambda: synchronize(device))  # executes what the call recorded before it raised
     if refused is not None:
         return None if error is not None else ("different", f"{form}: CPU raises {refused!r}, the device nothing")
     if error is not None and "does not match device type of out parameter" in str(error):
-        return None  # a factory with out= wants device=, on every device but CPU
+        return None  # on every device but CPU, a factory with out= requires device=
     if error is not None:
         return "refused", f"{form}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
     text = (
@@ -389,7 +390,7 @@ def check_sample(
 
 
 def seed_all() -> None:
-    """The samples of an op are the same whatever ran before."""
+    """Makes the samples of an op independent of what ran earlier."""
     torch.manual_seed(0)
     random.seed(0)
     numpy.random.seed(0)
@@ -418,7 +419,7 @@ def check_op(
     layout: str = "packed",
     spread: int = 0,
 ) -> None:
-    """Every form of an op with some of its samples (chosen()), in one of LAYOUTS."""
+    """Checks every form of an op with some of its samples (chosen()), in one of LAYOUTS."""
     name = op_name(op)
     with_grad = grad and has_gradient(op, dtype)
     if name in NOT_OFFERED:
@@ -460,7 +461,7 @@ def check_op(
                 report.skipped[f"{name}: values not compared"] += 1
 
 
-# What is only there in place, which leaves that want gradients refuse.
+# Exists only in place, which leaves that require gradients refuse.
 IN_PLACE_ONLY = ("_foreach_zero",)
 
 
@@ -472,7 +473,7 @@ def has_gradient(op: OpInfo, dtype: torch.dtype) -> bool:
 
 
 def sections_on_cpu(name: str, sample: Any) -> bool:
-    """tensor_split's sections may be a tensor; it is on CPU, whatever the device."""
+    """tensor_split's sections may be a tensor, which is on CPU for every device."""
     return name == "tensor_split" and isinstance(sample.args[0], torch.Tensor)
 
 
@@ -484,17 +485,17 @@ def moves(sample: Any) -> bool:
     return True
 
 
-# -- one level down: the overloads of the op table -------------------------------------------------------------------
+# -- low level: the overloads of the op table -------------------------------------------------------------------------
 
 
 def load_table() -> dict[str, dict[str, Any]]:
-    """ATen's part of the op table, by overload name ("aten::add.Tensor"): a list that the build makes."""
+    """ATen's part of the op table, by overload name ("aten::add.Tensor"); the build makes the list."""
     with open(os.environ.get("TORCH_REMOTE_TEST_OP_LIST", "ir/ops/op_list.json")) as file:  # in the runfiles
         return {op["name"]: op for op in json.load(file) if op["name"].startswith("aten::")}
 
 
 def cell(name: str, args: Any, kwargs: Any, otherwise: torch.dtype) -> str:
-    """An overload and the dtype of a call: that of its first tensor, or the one that it is given."""
+    """The key of a call: overload and dtype. The dtype is that of the first tensor, or the one that is passed."""
     leaves = tree_flatten((args, kwargs))[0]
     dtypes = [x.dtype for x in leaves if isinstance(x, torch.Tensor)]
     dtypes += [x for x in leaves if isinstance(x, torch.dtype)]
@@ -502,8 +503,8 @@ def cell(name: str, args: Any, kwargs: Any, otherwise: torch.dtype) -> str:
 
 
 class Capture(TorchDispatchMode):
-    """Keeps the first calls of each overload of ATen in each dtype, with copies of their arguments from before the
-    call: cell(), name, arguments."""
+    """Keeps the first calls of each ATen overload in each dtype, as (cell(), name, arguments). Arguments are copied
+    before the call."""
 
     def __init__(self, dtype: torch.dtype, limit: int = CALLS_PER_OVERLOAD) -> None:
         super().__init__()
@@ -533,7 +534,7 @@ def overload(name: str) -> Any:
 
 
 def siblings(table: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
-    """For each functional overload its in-place and out overloads."""
+    """The in-place and out overloads of each functional overload."""
     result: dict[str, list[str]] = {}
     for name, op in table.items():
         if op["functional"] != name:
@@ -542,7 +543,7 @@ def siblings(table: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def sibling_call(op: dict[str, Any], args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-    """The arguments of an in-place or out overload, made from a call of its functional one."""
+    """The arguments of an in-place or out overload, derived from a call of the functional one."""
     if "Out" not in op["flags"]:
         return args, kwargs
     results, error = attempt(lambda: overload(op["functional"])(*copy_tree(args, "cpu"), **copy_tree(kwargs, "cpu")))
@@ -562,7 +563,7 @@ def sibling_call(op: dict[str, Any], args: tuple, kwargs: dict) -> tuple[tuple, 
 
 @torch.no_grad()
 def check_call(key: str, args: tuple, kwargs: dict, device: torch.device, report: Report) -> None:
-    """Replays one call of an overload on CPU and device; results and all arguments, changed or not, must agree."""
+    """Replays one call of an overload on CPU and device. Results and all arguments, changed or not, must agree."""
     function = overload(key.split()[0])
     draws = torch.Tag.nondeterministic_seeded in function.tags
     values = not draws and not function.__name__.startswith(UNINITIALISED)
@@ -604,8 +605,8 @@ def describe_call(args: tuple, kwargs: dict) -> str:
 
 
 class TableCheck:
-    """Replays calls of overloads on CPU and device, and those of their in-place and out siblings in the op table; the
-    report is by cell()."""
+    """Replays calls of overloads, and of their in-place and out variants in the op table, on CPU and device. The report
+    is by cell()."""
 
     def __init__(self, device: torch.device, table: dict[str, dict[str, Any]], report: Report) -> None:
         self.device, self.table, self.report = device, table, report
@@ -613,7 +614,7 @@ class TableCheck:
         self.tried: Counter[str] = Counter()
 
     def check(self, name: str, args: tuple, kwargs: dict, otherwise: torch.dtype, seen: Counter[str]) -> None:
-        """`otherwise`: the dtype of a call that has none. `seen`: how often cells are called themselves."""
+        """`otherwise`: the dtype of a call without one. `seen`: how often samples call each cell directly."""
         if name not in NOT_CALLED:
             check_call(cell(name, args, kwargs, otherwise), args, kwargs, self.device, self.report)
         for sibling in self.related.get(name, ()):
@@ -670,5 +671,5 @@ def ops_for(dtype: torch.dtype) -> list[OpInfo]:
 
 
 def foreach_ops_for(dtype: torch.dtype) -> list[OpInfo]:
-    """Ops of lists of tensors, of which op_db has none."""
+    """Ops on lists of tensors, which op_db lacks."""
     return [op for op in FOREACH if op.supports_dtype(dtype, "cpu")]

@@ -1,11 +1,11 @@
-"""Every op of torch's op_db, and every overload of ATen that its samples reach, in every dtype: equal to CPU or not.
+"""Compares every op of torch's op_db, and every ATen overload that its samples reach, with CPU in every dtype.
 
 bazel run //tests/ops:matrix                     all of it; writes tests/ops/matrix.json, if nothing became worse
-bazel run //tests/ops:matrix -- --allow-worse    writes it all the same
-bazel run //tests/ops:matrix -- --only softmax --dtypes float16,int64      a part: tells and writes nothing
+bazel run //tests/ops:matrix -- --allow-worse    writes it in any case
+bazel run //tests/ops:matrix -- --only softmax --dtypes float16,int64      a part: prints, and writes nothing
 
-matrix.json has a mark a dtype, in the order of DTYPES, and for what is not equal the reason. docs/operators.md is made
-of it; test_all_dtypes.py runs a part of it, another one for each commit.
+matrix.json has a mark per dtype, in the order of DTYPES, and the reason for each inequality. docs/operators.md is made
+from it. test_all_dtypes.py runs a different part of it for each commit.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ from harness import FAILED, Report, check_op, check_table, foreach_ops_for, load
 from torch.testing._internal.opinfo.core import OpInfo
 
 DTYPES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 complex128".split()
-FIRST, SPREAD = 2, 2  # samples of an op in a dtype
-GROUP = 10  # ops of a unit
-# "*": sizes, strides and dtypes are equal; values depend on the seed, or are what was in memory. ".": no sample that
-# CPU takes.
+FIRST, SPREAD = 2, 2  # samples per op and dtype
+GROUP = 10  # ops per unit
+# "*": sizes, strides and dtypes are equal; values are random or uninitialized. ".": CPU accepts no sample.
 MARKS = {"equal": "=", "fallback": "f", "refused": "r", "different": "d"}
 UNKNOWN, NONE = "*", "."
 PARTS = ("ops", "overloads")
-LEAST = {"ops": 6300, "overloads": 10300}  # cells with a call that CPU takes
-# Why it is so, where the message does not say it.
+LEAST = {"ops": 6300, "overloads": 10300}  # cells with a call that CPU accepts
+# Reasons where the message does not give one.
 WHY = {
     "addmm.decomposed": "rounding: a lazy conjugate is made an operand of its own, which CPU's product takes as it is",
 }
@@ -45,7 +44,7 @@ WHY = {
 
 @dataclass(frozen=True)
 class Unit:
-    """What a process checks in one go."""
+    """The work that a process gets at once."""
 
     dtype: str
     names: tuple[str, ...]
@@ -60,7 +59,7 @@ class Unit:
 
 @dataclass
 class Results:
-    """By part, name and dtype: a mark, how many calls' values were compared, the reason."""
+    """By part, name and dtype: a mark, the number of calls whose values were compared, and the reason."""
 
     marks: dict[tuple[str, str, str], str] = field(default_factory=dict)
     compared: Counter[tuple[str, str, str]] = field(default_factory=Counter)
@@ -69,7 +68,7 @@ class Results:
     def add(self, part: str, key: str, report: Report) -> None:
         name, dtype = key.split()
         place = (part, name, dtype)
-        row = key if part == "overloads" else name  # of the report
+        row = key if part == "overloads" else name  # in the report
         outcome, count = report.outcomes[row], report.compared[row]
         mark = MARKS[outcome] if outcome != "equal" or count else UNKNOWN
         self.compared[place] += count
@@ -89,7 +88,7 @@ class Results:
 
 
 def in_short(name: str, reason: str) -> str:
-    """Without the call, and the lines that it came from."""
+    """The reason without the call and the lines that it came from."""
     return WHY.get(name) or re.sub(r" and dtype \w+", "", reason.split(" [aten::")[0].split("; called with")[0])
 
 
@@ -107,7 +106,7 @@ def units(dtypes: list[str] = DTYPES, only: str = "") -> list[Unit]:
 
 
 def check(unit: Unit, device: torch.device, table: dict[str, Any]) -> Iterator[tuple[str, Results]]:
-    """The ops of a unit, one after the other; with the last one ("") come the overloads that they reached."""
+    """Checks the ops of a unit one by one. The last result, with name "", has the overloads that they reached."""
     dtype = getattr(torch, unit.dtype)
     for op in unit.ops():
         report, results = Report(), Results()
@@ -124,7 +123,7 @@ def check(unit: Unit, device: torch.device, table: dict[str, Any]) -> Iterator[t
 
 
 def process(connection: Connection, device: str) -> None:
-    """Checks the units that it is sent; a crash ends this process alone."""
+    """Checks the units that it receives. A crash ends only this process."""
     if device != "cpu":
         import torch_remote  # noqa: F401
     table = load_table()
@@ -135,7 +134,7 @@ def process(connection: Connection, device: str) -> None:
 
 
 class Worker:
-    """A process, and the unit that it has."""
+    """A process, and its current unit."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -154,7 +153,7 @@ class Worker:
         self.connection.send(unit)
 
     def lost(self, why: str) -> tuple[Results, Unit | None]:
-        """What is to be noted of the op that it was at, and what is left of its unit. It starts anew."""
+        """The result for the op that was running, and the rest of its unit. Restarts the process."""
         self.process.kill()
         self.process.join()
         unit, results = self.unit, Results()
@@ -232,7 +231,7 @@ def to_json(results: Results) -> dict[str, Any]:
 
 
 def text(data: dict[str, Any]) -> str:
-    """A line a name."""
+    """JSON with one line per name."""
     parts = []
     for key, value in data.items():
         if isinstance(value, dict) and value and not any(isinstance(v, dict) for v in value.values()):
@@ -248,7 +247,7 @@ def totals(data: dict[str, Any], part: str) -> Counter[str]:
 
 
 def worse(new: dict[str, Any], old: dict[str, Any]) -> list[str]:
-    """Cells that were equal and are not, or of which nothing is compared any more."""
+    """Cells that were equal and are not any more, or that are not compared any more."""
     found = []
     for part in PARTS:
         for name, marks in old[part].items():
@@ -290,7 +289,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--allow-worse", action="store_true")
     args = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"  # of the workers, too: sums run in the same order on both sides
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the workers, too, so that sums run in the same order on both sides
     results = run(units(args.dtypes.split(","), args.only), args.device, args.processes)
     data = to_json(results)
     for part in PARTS:

@@ -1,8 +1,8 @@
-"""Modules of torch's module_db on the device and on CPU, with the samples that torch has of them: results, gradients
-and what is left in the module.
+"""Compares modules of torch's module_db on the device with CPU, on torch's samples: results, gradients and the state of
+the module afterwards.
 
-    bazel run //tests/ops:modules -- --only LSTM        what differs; --forms, --dtypes and --compiled choose, too
-    bazel run //tests/ops:modules                       all of it, and how much is compared, written to modules.json
+    bazel run //tests/ops:modules -- --only LSTM        prints differences; see also --forms, --dtypes, --compiled
+    bazel run //tests/ops:modules                       all of it; writes how much is compared to modules.json
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 HALF = (torch.bfloat16, torch.float16)
 COMPLEX = (torch.complex64, torch.complex128)
 MODULES = {info.formatted_name: info for info in module_db}
-# Parts of a module that draw numbers, which are other ones than CPU's, have this attribute.
+# Parts of a module that draw random numbers, which differ from CPU's, have these attributes.
 DRAWN = ("dropout", "p")
-# Where kernels round otherwise than the library of CPU: for results that are sums.
+# Whether kernels may round sums differently from CPU's library.
 FUSED = os.environ.get("TORCH_REMOTE_FUSION") != "0"
-# Of the largest element of a tensor.
+# Relative to the largest element of a tensor.
 ROUNDING = {
     torch.float32: 1e-4,
     torch.float64: 1e-9,
@@ -57,13 +57,13 @@ ROUNDING = {
 }
 # Terms of second gradients cancel each other.
 ROUNDING_TWICE = {torch.float32: 1e-2, torch.float64: 1e-8, torch.complex64: 1e-2, torch.complex128: 1e-8}
-# A step's rounding goes through all that follow; CPU's gradients are as far from exact ones (8% in bfloat16, 2% in
-# float16).
+# The rounding of a step propagates through all later steps. CPU's gradients are as far from the exact ones (8% in
+# bfloat16, 2% in float16).
 ROUNDING_OF_STEPS = {**ROUNDING, torch.bfloat16: 0.25, torch.float16: 0.05}
-# Of a module's samples: spread over those that torch has, of which one module has 857.
+# Number of samples per module, spread over those that torch has; one module has 857.
 MOST = 24
 STEPS = ("nn_RNN", "nn_GRU", "nn_LSTM")
-# Modules, and forms and dtypes of them, whose results are rounded otherwise than CPU's, and why.
+# Modules, or forms or dtypes of them, whose rounding differs from CPU, with the reason.
 ROUNDED = {
     "nn_GRU": "cells are joined ops here",
     "nn_LSTM": "cells are joined ops here",
@@ -79,7 +79,7 @@ ROUNDED = {
 
 @dataclass(frozen=True)
 class Unit:
-    """One module in one dtype, in training or not."""
+    """One module in one dtype, in training or eval mode."""
 
     name: str
     dtype: torch.dtype
@@ -103,7 +103,7 @@ class Unit:
 def units() -> list[Unit]:
     result = []
     for name, info in MODULES.items():
-        # In half types CPU is no measure of kernels, which sum in float32: it overflows, or is off by a fifth.
+        # For half types, CPU is no reference for kernels that sum in float32: it overflows, or is off by a fifth.
         dtypes = [
             *(d for d in DTYPES if not FUSED or d not in HALF),
             *(dtype for dtype in COMPLEX if dtype in info.dtypes),
@@ -116,8 +116,8 @@ def units() -> list[Unit]:
 @dataclass
 class Tally:
     failures: list[str] = field(default_factory=list)
-    compared: Counter[str] = field(default_factory=Counter)  # by form: samples
-    refused: Counter[str] = field(default_factory=Counter)  # by form: what CPU refuses, too
+    compared: Counter[str] = field(default_factory=Counter)  # samples by form
+    refused: Counter[str] = field(default_factory=Counter)  # by form: samples that CPU refuses, too
 
     def count(self) -> int:
         return sum(self.compared.values())
@@ -132,7 +132,7 @@ class Tally:
 
 
 def open_packed(tree: Any) -> Any:
-    """Sequences of torch.nn.utils.rnn as tuples of tensors, as in pytrees."""
+    """Converts sequences of torch.nn.utils.rnn to tuples of tensors, as in pytrees."""
     return tree_map(lambda x: tuple(x) if isinstance(x, PackedSequence) else x, tree, is_leaf=is_packed)
 
 
@@ -158,7 +158,7 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def on_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
-    """Floating tensors of an input, replaced; those that want gradients want them afterwards."""
+    """Replaces floating-point tensors of an input. The new tensors require gradients where the old ones did."""
 
     def leaf(x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or not (x.is_floating_point() or x.is_complex()):
@@ -187,7 +187,7 @@ def without_draws(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def construct(unit: Unit, sample: ModuleInput, device: torch.device, there: bool) -> torch.nn.Module:
-    """A module with its tensors on `device`: moved to it, or, with `there`, made on it."""
+    """A module with its tensors on `device`: moved to it, or, if `there`, constructed on it."""
     given = sample.constructor_input
     args, kwargs = moved((given.args, given.kwargs), device)
     if there and "device" in inspect.signature(unit.info.module_cls).parameters:
@@ -197,7 +197,7 @@ def construct(unit: Unit, sample: ModuleInput, device: torch.device, there: bool
 
 
 def initial_state(unit: Unit, sample: ModuleInput) -> dict[str, torch.Tensor]:
-    """Values for parameters and buffers: those that CPU draws; where they are zeros or ones, others."""
+    """Values for parameters and buffers: CPU's random ones, and others in place of zeros and ones."""
     seed_all()
     module = construct(unit, sample, torch.device("cpu"), False)
     if unit.info.is_lazy:
@@ -211,7 +211,7 @@ def initial_state(unit: Unit, sample: ModuleInput) -> dict[str, torch.Tensor]:
 
 
 def left_in(module: torch.nn.Module) -> dict[str, Any]:
-    """All that a step leaves in a module."""
+    """The state of a module after a step."""
     return {
         "parameters": {name: p.detach() for name, p in module.named_parameters()},
         "gradients": {name: p.grad for name, p in module.named_parameters()},
@@ -220,7 +220,7 @@ def left_in(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def forward(module: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
-    if getattr(module, "inplace", False):  # leaves that want gradients cannot be written
+    if getattr(module, "inplace", False):  # leaves that require gradients cannot be written in place
         args = on_graph(args)
     return module(*args, **kwargs)
 
@@ -233,11 +233,11 @@ def wanted(tree: Any) -> list[torch.Tensor]:
     return [t for t in tensors(tree) if t.requires_grad]
 
 
-# -- forms: what is done with a module, on any device ----------------------------------------------------------------
+# -- forms: what is done with a module, on any device -----------------------------------------------------------------
 
 
 def train(module: torch.nn.Module, args: tuple, kwargs: dict, compiled: bool = False) -> Any:
-    """Two steps, whose gradients are added up."""
+    """Two steps with accumulated gradients."""
     results = []
     call = torch.compile(module, backend="remote") if compiled else module
     for _ in range(2):
@@ -262,7 +262,7 @@ def twice_differentiated(module: torch.nn.Module, args: tuple, kwargs: dict) -> 
 
 
 def copied(module: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
-    """What deepcopy, pickles and state dicts give back."""
+    """The results of deepcopy, pickle and state_dict round trips."""
     file = io.BytesIO()
     torch.save(module, file)
     file.seek(0)
@@ -297,11 +297,11 @@ class Form:
     call: Callable[..., Any]
     inputs: Callable[[Any], Any] = same
     module: Callable[[torch.nn.Module], torch.nn.Module] = same
-    there: bool = False  # the module is made on the device
+    there: bool = False  # the module is constructed on the device
 
 
 def to_channels_last(module: torch.nn.Module) -> torch.nn.Module:
-    """As far as its parameters have so many dims."""
+    """Converts the module if all parameters of 4 or 5 dims have the same number of dims."""
     dims = {p.dim() for p in module.parameters()}
     for count, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
         if count in dims and dims & {4, 5} == {count}:
@@ -309,7 +309,7 @@ def to_channels_last(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-# What torch.compile is given, too: forms that are training.
+# Forms that also run with torch.compile: they are training steps.
 COMPILED = ("moved", "channels last")
 FORMS = {
     "moved": Form(train),
@@ -331,7 +331,7 @@ def applies(name: str, unit: Unit, sample: ModuleInput) -> bool:
     if name == "permuted":
         return max(dims, default=0) >= 2
     if name == "second gradient":
-        return unit.info.supports_gradgrad and unit.dtype not in HALF  # which roundings are most of
+        return unit.info.supports_gradgrad and unit.dtype not in HALF  # they would consist mostly of rounding errors
     return True
 
 
@@ -352,7 +352,7 @@ def run(form: Form, unit: Unit, sample: ModuleInput, state: dict, device: torch.
 
 
 def check_sample(name: str, unit: Unit, sample: ModuleInput, device: torch.device, compiled: bool) -> tuple[str, bool]:
-    """(what differs from CPU, whether anything was compared)."""
+    """(difference from CPU, whether anything was compared)."""
     form = FORMS[name]
     state, refused = attempt(lambda: initial_state(unit, sample))
     want = None
@@ -361,7 +361,7 @@ def check_sample(name: str, unit: Unit, sample: ModuleInput, device: torch.devic
     if refused is None:
         want, refused = attempt(lambda: run(form, unit, sample, state, torch.device("cpu"), compiled))
     if name == "second gradient" and refused is not None and "flash_attention" in str(refused):
-        with sdpa_kernel(SDPBackend.MATH):  # which has one
+        with sdpa_kernel(SDPBackend.MATH):  # which has a second gradient
             want, refused = attempt(lambda: run(form, unit, sample, state, torch.device("cpu"), compiled))
         exact = False
     if refused is not None and state is None:
@@ -370,24 +370,24 @@ def check_sample(name: str, unit: Unit, sample: ModuleInput, device: torch.devic
     if error is not None:
         attempt(lambda: synchronize(device))
     if refused is not None:
-        missing = "not implemented for" in str(refused)  # kernels of half types that CUDA has, and the worker
+        missing = "not implemented for" in str(refused)  # half-type kernels that CUDA and the worker have
         return ("" if error is not None or missing else f"CPU raises {refused!r}, the device nothing"), False
     if error is not None:
         return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}", False
-    # Of compiled graphs strides are what torch's compiler foresees for devices.
+    # The strides of compiled graphs are those that torch's compiler predicts for devices.
     text = difference(got, want, "result", values=exact, strides=not compiled, device=device)
     if not text and not exact:
         rounding = ROUNDING_OF_STEPS if unit.name in STEPS else ROUNDING
         rounding = ROUNDING_TWICE if name == "second gradient" else rounding
         text = too_far(got, want, rounding, together=unit.dtype in HALF)
-    # Formulas of second gradients give one tensor for two biases where the device is not CPU.
+    # On devices other than CPU, formulas of second gradients return one tensor for two biases.
     if not text and not compiled and name != "second gradient":
         text = difference_in_sharing(got, want, "result")
     return text or "", True
 
 
 def check_errors(unit: Unit, device: torch.device) -> Iterator[str]:
-    """What is wrong with the errors that torch expects of a module."""
+    """Errors of a module that differ from those that torch expects."""
     function = unit.info.module_error_inputs_func
     given = [] if function is None else function(unit.info, "cpu", unit.dtype, False, unit.training)
     for error_input in given:
@@ -398,7 +398,7 @@ def check_errors(unit: Unit, device: torch.device) -> Iterator[str]:
             if on is ModuleErrorEnum.FORWARD_ERROR:
                 args, kwargs = moved((sample.forward_input.args, sample.forward_input.kwargs), where)
                 result = result(*args, **kwargs)
-            synchronize(where)  # before the result is dropped, which would not be computed then
+            synchronize(where)  # before the result is dropped, because it would not be computed then
             return result
 
         here, there = (attempt(lambda call=call, d=d: call(d))[1] for d in (torch.device("cpu"), device))
@@ -407,14 +407,14 @@ def check_errors(unit: Unit, device: torch.device) -> Iterator[str]:
 
 
 def first_line(error: Exception | None) -> str:
-    """Without the lines that recorded the op, and with CPU's names of types."""
+    """The first line without the recorded line numbers, and with CPU's names of types."""
     return str(error).split("\n")[0].replace("torch.remote.", "torch.").removeprefix("remote: ").split(" [aten::")[0]
 
 
 def check(
     unit: Unit, device: torch.device, forms: list[str] | None = None, compiled: bool = False, most: int = MOST
 ) -> Tally:
-    """All forms of a unit, with `most` of its samples."""
+    """Checks all forms of a unit, with `most` of its samples."""
     tally = Tally()
     samples, error = attempt(unit.samples)
     if error is not None:
@@ -468,7 +468,7 @@ def main() -> int:
 
 
 def least() -> dict[str, int]:
-    """By unit: how many samples in how many forms are compared."""
+    """By unit: the number of samples times forms that are compared."""
     return json.loads((Path(__file__).parent / "modules.json").read_text())
 
 

@@ -1,7 +1,7 @@
-"""Optimizers of torch's optim_db on the device and on CPU: parameters and state after some steps, however they are
-called.
+"""Compares optimizers of torch's optim_db on the device with CPU: parameters and state after some steps, in all ways to
+call them.
 
-    bazel run //tests/ops:optimizers -- --only Adam        what differs
+    bazel run //tests/ops:optimizers -- --only Adam        prints differences
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torch.utils._pytree import tree_map
 STEPS = 6
 OPTIMIZERS = {info.name: info for info in optim_db}
 IMPLEMENTATIONS = ("default", "loop", "foreach", "fused", "differentiable")
-# Kernels of ours round otherwise than CPU's; op by op, results are CPU's bit for bit.
+# Whether generated kernels run, whose rounding differs from CPU. Op by op, results equal CPU's bit for bit.
 FUSED = os.environ.get("TORCH_REMOTE_FUSION") != "0"
-# Of the largest element of a tensor. Steps and rates are f32 where they are tensors.
+# Relative to the largest element of a tensor. Tensor-valued steps and learning rates are float32.
 ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-7, torch.bfloat16: 0.05, torch.complex64: 1e-4}
 ROUNDING_OF_LBFGS = {torch.float32: 1e-2, torch.float64: 1e-6, torch.complex64: 1e-2}
 KINDS = {
@@ -69,8 +69,7 @@ class Case:
 
 @contextmanager
 def as_on_devices() -> Iterator[None]:
-    """CPU with what torch does on devices alone: steps that are tensors there, and lists of tensors unless told
-    otherwise."""
+    """Makes CPU behave as devices do in torch: steps are tensors, and `foreach` is the default."""
     with ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             for function in ("_get_capturable_supported_devices", "_get_foreach_kernels_supported_devices"):
@@ -80,7 +79,7 @@ def as_on_devices() -> Iterator[None]:
 
 
 def samples(info: OptimizerInfo) -> list[Any]:
-    """With those that torch has for CUDA; each description once."""
+    """Samples including torch's CUDA ones, with unique descriptions."""
     found: dict[str, Any] = {}
     for sample in info.optim_inputs_func("cuda"):
         desc, count = sample.desc, 2
@@ -101,7 +100,7 @@ def cases() -> Iterator[Case]:
             implementations += ["loop", "foreach"]
         implementations += [name for name in ("fused", "differentiable") if name in info.supported_impls]
         if FUSED and info.step_requires_closure:
-            kinds.remove("half")  # in which LBFGS ends where roundings lead it
+            kinds.remove("half")  # rounding determines the result of LBFGS in half types
         for sample in samples(info):
             for kind in kinds:
                 for implementation in implementations if kind == "dense" else implementations[:1]:
@@ -118,17 +117,17 @@ def values(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def parameters(case: Case, device: torch.device) -> list[torch.nn.Parameter]:
-    """Of several layouts and sizes."""
+    """Parameters with several layouts and sizes."""
     dtype = KINDS[case.kind]
     if case.name == "Muon" or case.kind == "sparse":
         shapes: list[tuple[int, ...]] = [(5, 4), (3, 7), (4, 4)]
     else:
         shapes = [(5, 4), (7,), (), (2, 3, 4), (2, 3, 2, 2), (0, 3)]
     if case.name == "Adafactor":
-        shapes.remove((0, 3))  # the mean of nothing, on CPU, too
+        shapes.remove((0, 3))  # the mean of an empty tensor fails, on CPU, too
     made = []
     for i, shape in enumerate(shapes):
-        packed = case.info.step_requires_closure  # LBFGS joins all parameters as one vector
+        packed = case.info.step_requires_closure  # LBFGS concatenates all parameters
         value = values(*shape, seed=i, dtype=dtype)
         if len(shape) == 3 and not packed:
             value = value.transpose(0, 2).contiguous().transpose(0, 2)
@@ -139,8 +138,8 @@ def parameters(case: Case, device: torch.device) -> list[torch.nn.Parameter]:
 
 
 def gradient(case: Case, parameter: torch.Tensor, index: int, step: int) -> torch.Tensor | None:
-    """Some parameters have none in some steps; one has zeros at first."""
-    first = case.implementation == "fused"  # which wants all or none to have momentum
+    """Some parameters lack a gradient in some steps; one has zeros at first."""
+    first = case.implementation == "fused"  # fused optimizers need momentum for all parameters or none
     if (index, step) in ((1, first), (1, 3), (2, 2)):
         return None
     shape = tuple(parameter.shape)
@@ -148,7 +147,7 @@ def gradient(case: Case, parameter: torch.Tensor, index: int, step: int) -> torc
     if index == 0 and step == 0 and case.kind != "sparse":
         value.zero_()
     if case.kind == "sparse":
-        rows = torch.tensor([[0, 2, 0]])  # one of them twice: not coalesced
+        rows = torch.tensor([[0, 2, 0]])  # a duplicate row, so it is not coalesced
         return torch.sparse_coo_tensor(rows, value[:3], shape).to(parameter.device)
     return torch.empty_strided(shape, parameter.stride(), dtype=parameter.dtype).copy_(value).to(parameter.device)
 
@@ -183,7 +182,8 @@ def through_file(state: Any, device: torch.device | str) -> Any:
 
 
 def run(case: Case, device: torch.device, steps: int = STEPS) -> dict[str, Any]:
-    """Some steps, the rates changed in between, and the state saved and given to another optimizer."""
+    """Runs some steps, changes the learning rates in between, and saves the state and loads it into another
+    optimizer."""
     seed_all()
     leaves = made = parameters(case, device)
     if case.implementation == "differentiable":
@@ -214,7 +214,7 @@ def run(case: Case, device: torch.device, steps: int = STEPS) -> dict[str, Any]:
             scheduler.step()
         elif step == STEPS - 2:
             change_rates(optimizer, 0.5)
-    if case.implementation == "differentiable":  # back through all steps
+    if case.implementation == "differentiable":  # backpropagates through all steps
         torch.autograd.backward(made, [some_gradient(p) for p in made])
     synchronize(device)
     return {
@@ -229,11 +229,11 @@ def run(case: Case, device: torch.device, steps: int = STEPS) -> dict[str, Any]:
 class Tally:
     failures: list[str] = field(default_factory=list)
     compared: set[str] = field(default_factory=set)
-    refused: set[str] = field(default_factory=set)  # by CPU, too
+    refused: set[str] = field(default_factory=set)  # refused by CPU, too
 
 
 def check(case: Case, device: torch.device, tally: Tally) -> None:
-    for steps in (STEPS, 1):  # not every optimizer can be differentiated through more than one
+    for steps in (STEPS, 1):  # not every optimizer can be differentiated through more than one step
         with as_on_devices():
             want, refused = attempt(lambda steps=steps: run(case, torch.device("cpu"), steps))
         got, error = attempt(lambda steps=steps: run(case, device, steps))
@@ -249,9 +249,9 @@ def check(case: Case, device: torch.device, tally: Tally) -> None:
     if error is not None:
         tally.failures.append(f"{case}: {type(error).__name__}: {' '.join(str(error).split())[:400]}")
         return
-    if FUSED and case.info.step_requires_closure:  # how many turns LBFGS takes is a matter of rounding
+    if FUSED and case.info.step_requires_closure:  # the number of iterations of LBFGS depends on rounding
         got, want = ({"parameters": found["parameters"]} for found in (got, want))
-    exact = not FUSED and case.kind != "sparse"  # rows that sparse gradients have twice are added up in another order
+    exact = not FUSED and case.kind != "sparse"  # duplicate rows of sparse gradients are added in another order
     text = difference(got, want, "after it", values=exact)
     text = text or difference(got["parameters"], want["parameters"], "parameters", values=False, device=device)
     if not text and not exact:
@@ -262,7 +262,7 @@ def check(case: Case, device: torch.device, tally: Tally) -> None:
 
 
 def beginning(error: Exception | None) -> str:
-    """Without the names of types, which are others on a device."""
+    """The message without names of types, which differ on a device."""
     return str(error).split("[")[0].split("\n")[0]
 
 

@@ -1,7 +1,8 @@
-"""Calls of overloads that no sample of torch's op_db reaches: on the CPU, torch's Python API prefers other overloads.
+"""Calls of overloads that no sample of torch's op_db reaches, because torch's Python API prefers other overloads on
+CPU.
 
-overload_calls() gives them by overload ("aten::all.dims"). The calls of in-place and out overloads are made of these by
-the harness; those that it cannot make stand here, too.
+overload_calls() returns them by overload ("aten::all.dims"). The harness derives calls of in-place and out overloads
+from these. Calls that it cannot derive are here, too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def overload_calls() -> dict[str, list[Call]]:
-    """The same at each call: values come from a generator of their own."""
+    """Returns the same values at each call, because they come from a separate generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         calls: dict[str, list[Call]] = defaultdict(list)
@@ -50,7 +51,7 @@ c64 = partial(make_tensor, device="cpu", dtype=torch.complex64, low=-2, high=2)
 
 
 def transposed(t: torch.Tensor) -> torch.Tensor:
-    """The same values, with other strides."""
+    """The same values with different strides."""
     return t.movedim(0, -1).contiguous().movedim(-1, 0)
 
 
@@ -108,7 +109,7 @@ def lists(add: Any) -> None:
 
 def optimizers(add: Any) -> None:
     def call(name: str, states: int, squares: int, steps: bool, **options: Any) -> None:
-        # No tensor is strided: the CPU's fused optimizers take elements in the order of memory.
+        # No tensor is strided, because the CPU's fused optimizers traverse elements in memory order.
         shapes = ((3, 4), (5,), (17,))
         for lr, suffix in ((0.1, ""), (torch.tensor(0.1), ".tensor_lr")):
             args: list[Any] = [[f32(shape) for shape in shapes] for _ in range(2)]

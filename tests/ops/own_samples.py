@@ -1,4 +1,4 @@
-"""Samples of ours beside those of torch's op_db, for ops whose first samples there leave their options alone."""
+"""Our own samples in addition to torch's op_db, for ops whose first samples there do not set their options."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def attention(make: Make) -> Iterator[SampleInput]:
     for shape in ((5, 7), (2, 1, 5, 7), (1, 4, 5, 7), (2, 4, 1, 7), (2, 4, 5, 7)):
         yield call((2, 4, 5, 8), (2, 4, 7, 8), attn_mask=some_mask(shape))
         yield call((2, 4, 5, 8), (2, 4, 7, 8), attn_mask=make(shape).detach())
-    yield call((2, 4, 5, 8), (2, 4, 7, 8), attn_mask=make((5, 7)))  # its gradient is asked for, too
+    yield call((2, 4, 5, 8), (2, 4, 7, 8), attn_mask=make((5, 7)))  # its gradient is computed, too
 
 
 def some_mask(shape: tuple[int, ...]) -> torch.Tensor:
-    """True in most places, and at least once in each row."""
+    """Mostly True, with at least one True in each row."""
     return (torch.arange(torch.Size(shape).numel()) % 3 != 1).reshape(shape)
 
 
@@ -151,7 +151,7 @@ def batch_norm(make: Make) -> Iterator[SampleInput]:
         mean, variance = make((3,)).detach(), make((3,), low=0.5, high=2).detach()
         weight, bias = (make((3,)), make((3,))) if affine else (None, None)
         yield SampleInput(make(shape), mean, variance, weight, bias, training, 0.3, 0.01)
-        if training:  # cumulated averages have a momentum of 1 first; 0 keeps what was there
+        if training:  # the cumulative average has momentum 1 at first; 0 keeps the statistics
             yield SampleInput(make(shape), mean.clone(), variance.clone(), weight, bias, training, 1.0)
             yield SampleInput(make(shape), mean.clone(), variance.clone(), weight, bias, training, 0.0)
     yield SampleInput(make((4, 3, 5)), None, None, training=True)
@@ -185,7 +185,7 @@ def dropout(make: Make) -> Iterator[SampleInput]:
 
 
 def multi_head_attention(make: Make) -> Iterator[SampleInput]:
-    """torch's first samples of it in training have dropout, or one key only."""
+    """torch's first samples in training have dropout, or a single key."""
     for heads, causal, weights, mask in product((1, 2), (False, True), (False, True), (None, "2d", "keys")):
         if causal and mask != "2d":
             continue
@@ -207,7 +207,7 @@ def multi_head_attention(make: Make) -> Iterator[SampleInput]:
 
 
 def scatter(make: Make) -> Iterator[SampleInput]:
-    """With `reduce`, which has no gradient: those of op_db leave it out where gradients are asked for."""
+    """With `reduce`, which has no gradient; op_db leaves it out if gradients are requested."""
     index = torch.tensor([[0, 2, 1], [2, 2, 0]])
     for reduce in ("add", "multiply"):
         yield SampleInput(make((3, 4)), args=(0, index, make((2, 3))), kwargs={"reduce": reduce})
@@ -215,7 +215,7 @@ def scatter(make: Make) -> Iterator[SampleInput]:
 
 
 def ldexp(make: Make) -> Iterator[SampleInput]:
-    """Whole exponents, which CPU has a kernel of their own for: 2 to the y alone would be 0 or infinite."""
+    """Integer exponents, for which CPU has a separate kernel. 2 ** y alone would be 0 or infinite."""
     far = torch.tensor([[-200], [200], [-149], [7]])
     for exponent in (far, far.to(torch.int16), far.to(torch.int32).expand(4, 3)):
         yield SampleInput(make((4, 3)) * 2.0 ** far.clamp(-6, 6).neg(), args=(exponent,))
@@ -227,7 +227,7 @@ def ldexp(make: Make) -> Iterator[SampleInput]:
 
 
 def rsub(make: Make) -> Iterator[SampleInput]:
-    """Whose strides the result has is the other one's choice, where there is one."""
+    """The other operand determines the strides of the result, where there is a choice."""
     yield SampleInput(make((4, 1)), args=(make((2, 1)).unfold(0, 2, 1),))
     yield SampleInput(make((2, 1)).unfold(0, 2, 1), args=(make((4, 1)),))
     yield SampleInput(make((3, 4)), args=(make((4, 3)).t(),))
@@ -235,7 +235,7 @@ def rsub(make: Make) -> Iterator[SampleInput]:
 
 
 def multilabel_margin_loss(make: Make) -> Iterator[SampleInput]:
-    """Of one vector the loss is a number, however it is reduced."""
+    """For a single vector, the loss is a number for every reduction."""
     for reduction, target in product(("none", "mean", "sum"), ([1, 4, -1, 0, 2], [[1, 4, -1, 0, 2], [3, 2, 1, 0, -1]])):
         labels = torch.tensor(target)
         yield SampleInput(make(labels.shape), args=(labels,), kwargs={"reduction": reduction})
@@ -273,11 +273,11 @@ OF_COMPLEX = ("scatter",)
 
 
 def own_samples(op: OpInfo, dtype: torch.dtype, grad: bool) -> list[SampleInput]:
-    """Those of an op in a floating-point dtype, or in a complex one if it is in OF_COMPLEX. CPU takes all of them in
-    float32."""
+    """Samples of an op in a floating-point dtype, or in a complex dtype if it is in OF_COMPLEX. CPU accepts all of them
+    in float32."""
     name = op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
     if name not in SAMPLES or not (dtype.is_floating_point or (dtype.is_complex and name in OF_COMPLEX)):
         return []
-    # Small values: another order of a sum is no difference then.
+    # Small values, so that the order of a sum makes no difference.
     make = partial(make_tensor, device="cpu", dtype=dtype, low=-1, high=1, requires_grad=grad)
     return list(SAMPLES[name](make))

@@ -1,5 +1,5 @@
-"""Ops that reduce or normalize, on data of all scales and far from zero, against CPU: largest errors, in units of a
-result, beside those of torch's own kernels. The exact numbers are those of float64."""
+"""Ops that reduce or normalize, on data of all scales and far from zero. The largest errors, in units of a result, are
+compared with those of torch's CPU kernels. The exact values are computed in float64."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fused import ulps
 from fused_cases import unchanged
 from torch import Tensor
 
-# An error may be so many units in the last place larger than torch's.
+# Allowed excess over torch's error, in units in the last place.
 MORE_ULPS = 2.0
-# Several ops, between which both round: the error is one of chance, so torch's is the largest one at that offset, so
-# many times.
+# For combinations of several ops, which round in between, errors are random. The limit is this multiple of torch's
+# largest error at the offset.
 TIMES_OF_CHANCE = 1.5
-# So many sets of each scale and offset: where all numbers are small, what a set rounds alike is one throw.
+# Sets per scale and offset in that case. Where all numbers are small, a set has only one rounding error.
 SETS_OF_CHANCE = 4
 COLUMNS = 333
 
@@ -32,7 +32,8 @@ OFFSETS = (0.0, 1e0, 1e2, 1e4, 1e6)  # of the mean, in standard deviations
 
 @dataclass(frozen=True)
 class Op:
-    """`function` of a tensor with a set of data along `dim`, as each result has it. No `dim`: a set at a time."""
+    """A `function` of a tensor. `dim` enumerates independent sets of data, in each result, too. None: one set at a
+    time."""
 
     name: str
     function: Function
@@ -43,16 +44,16 @@ class Op:
 
 
 def sets(dtype: torch.dtype) -> list[tuple[float, float]]:
-    """Scales and offsets whose numbers the type has."""
+    """Scales and offsets that the dtype can represent."""
     info = torch.finfo(dtype)
     pairs = itertools.product(SCALES, OFFSETS)
     known = [(s, o) for s, o in pairs if s * max(o, 1) <= info.max and s * max(o, 1) >= info.tiny / 2]
-    # A type in which data so far from zero are all the same number says nothing.
+    # A dtype in which such data would be a single number is useless.
     return [(s, o) for s, o in known if o * info.eps < 1]
 
 
 def data(op: Op, dtype: torch.dtype, generator: torch.Generator) -> tuple[list[tuple[float, float]], Tensor]:
-    """Scales and offsets, and the sets one after the other."""
+    """Scales and offsets, and the sets concatenated."""
     chosen = sets(dtype) * (SETS_OF_CHANCE if op.by_chance else 1)
     most = torch.finfo(dtype).max
     made = []
@@ -63,7 +64,7 @@ def data(op: Op, dtype: torch.dtype, generator: torch.Generator) -> tuple[list[t
 
 
 def gradient_of(function: Function) -> Function:
-    """The gradient of the first result, for a gradient of its own that is the same in all types."""
+    """The gradient of the first result. The upstream gradient is the same in all dtypes."""
 
     def run(x: Tensor, g: Tensor) -> Tensor:
         x = x.detach().requires_grad_()
@@ -111,7 +112,7 @@ def labels_of(x: Tensor) -> Tensor:
 
 
 def halves(function: Function) -> Function:
-    """Of two tensors: the columns to the left and to the right."""
+    """A function of two tensors, the left and the right half of the columns."""
     return lambda x: function(*x.chunk(2, -1))
 
 
@@ -170,7 +171,7 @@ WHOLE = {
     "cross_entropy, mean": lambda x: F.cross_entropy(x, labels_of(x)),
     "gradients of layer_norm's weights": gradients_of_weights,
 }
-# What torch computes by several ops, or of what it stored in the type of the input, or of denormal powers.
+# Torch computes these by several ops, or from values stored in the input's dtype, or from denormal powers.
 BY_CHANCE = (
     "vector_norm 3",
     "standardized",
@@ -179,7 +180,7 @@ BY_CHANCE = (
     "cosine_similarity",
     "gradients of layer_norm's weights",
 )
-# Piecewise constant or without a gradient that says more than the op's own.
+# Piecewise constant, or with a gradient that repeats the op's own test.
 NO_GRADIENT = ("nansum", "prod", "std, no correction", "cumsum", "norm", "vector_norm 1", "vector_norm 3")
 
 
@@ -202,7 +203,7 @@ def ops() -> list[Op]:
 
 @dataclass(frozen=True)
 class Errors:
-    """Of a result's set: the largest ones, in units in the last place of the largest number."""
+    """The largest errors of a result's set, in units in the last place of the largest number."""
 
     result: int
     scale: float
@@ -225,7 +226,7 @@ def results(op: Op, x: Tensor, g: Tensor) -> list[Tensor]:
 
 
 def largest_error(got: Tensor, exact: Tensor) -> Tensor:
-    """Of each set (a row), in units in the last place of the set's largest number."""
+    """The error of each set (a row), in units in the last place of the set's largest number."""
     rounded = exact.to(got.dtype)
     finite = torch.where(rounded.isfinite(), exact.abs(), 0.0)
     errors = ulps(got, exact, finite.amax(1, keepdim=True).expand_as(exact))
@@ -233,7 +234,7 @@ def largest_error(got: Tensor, exact: Tensor) -> Tensor:
 
 
 def errors_of(op: Op, dtype: torch.dtype, device: torch.device | str, generator: torch.Generator) -> list[Errors]:
-    """Of all sets."""
+    """The errors of all sets."""
     names, x = data(op, dtype, generator)
     g = torch.randn(math.prod(x.shape), dtype=torch.float64, generator=generator).to(dtype)
     if op.dim is None:
@@ -253,13 +254,13 @@ def errors_of(op: Op, dtype: torch.dtype, device: torch.device | str, generator:
 
 
 def sets_of(op: Op, result: Tensor, count: int) -> Tensor:
-    """Those of a set in a row."""
+    """One row per set."""
     at = op.dim if result.dim() > 1 else 0
     return (result if op.dim is None else result.movedim(at, 0)).reshape(count, -1)
 
 
 def worse(op: Op, errors: list[Errors]) -> list[Errors]:
-    """What is worse than torch."""
+    """Errors that are larger than torch's by more than allowed."""
     allowed = {e: e.torchs for e in errors}
     if op.by_chance:
         most: dict[tuple[int, float], float] = {}

@@ -1,5 +1,5 @@
-"""A part of all ops in all dtypes, another one for each commit: matrix.json says what must come out, and how much must
-be compared. `bazel run //tests/ops:matrix` has all of it."""
+"""A part of all ops in all dtypes, a different one for each commit. matrix.json states the expected outcomes, and how
+much must be compared. `bazel run //tests/ops:matrix` runs all of it."""
 
 import os
 import random
@@ -11,10 +11,10 @@ import pytest
 from commit import commit_number
 from harness import load_table
 
-UNITS = 24  # of about 700: a minute
+UNITS = 24  # of about 700; takes a minute
 EXPECTED = matrix.load()
 EXPECTED_MARKS = matrix.cells(EXPECTED)
-# matrix.json is of Intel's processors. On AMD's, MKL sums in another order, in which these equal CPU, too.
+# matrix.json is for Intel processors. On AMD, MKL sums in another order; these equal CPU there, too.
 if "AuthenticAMD" in Path("/proc/cpuinfo").read_text():
     EQUAL_THERE = {
         "complex64": ["addmm.decomposed", "linalg.lu_factor_ex"],
@@ -23,7 +23,7 @@ if "AuthenticAMD" in Path("/proc/cpuinfo").read_text():
     for dtype in EQUAL_THERE:
         names = ["linalg.lstsq", "linalg.lstsq.grad_oriented", "linalg.lu_solve", "lu_solve", *EQUAL_THERE[dtype]]
         EXPECTED_MARKS |= {("ops", name, dtype): "=" for name in names}
-    # And in these a gradient is off by a rounding (2.5e-16 at most), as a lazy conjugate is an operand of its own here.
+    # In these, a gradient differs by rounding (2.5e-16 at most), because a lazy conjugate is a separate operand here.
     for name in ["linalg.lu", "linalg.lu_factor", "linalg.lu_factor_ex", "lu"]:
         EXPECTED_MARKS["ops", name, "complex128"] = matrix.MARKS["different"]
         EXPECTED["reasons"]["ops"][f"{name} complex128"] = "rounding"

@@ -1,5 +1,5 @@
-"""Some ops of torch's op_db, other ones for each commit, compiled for the device, against CPU; all of them in
-//tests/ops:test_all_compiled_ops."""
+"""Some ops of torch's op_db, different ones for each commit, compiled for the device and compared with CPU.
+//tests/ops:test_all_compiled_ops runs all of them."""
 
 import os
 
@@ -10,9 +10,9 @@ from compiled import FORMS, check_compiled, form_name, not_as_listed, ops_of
 from harness import Report, op_name
 
 ALL = os.environ.get("TORCH_REMOTE_TEST_ALL") == "1"
-STRIDE = 1 if ALL else 30  # every STRIDE-th op, from another one on for each of FORMS
+STRIDE = 1 if ALL else 30  # every STRIDE-th op, with a different start for each of FORMS
 GROUP = 3
-# Always: what was wrong once.
+# Regression tests; always run.
 REGRESSIONS = {"float32-permuted": ["nn.functional.interpolate.nearest", "nn.functional.pixel_shuffle"]}
 LISTED = compiled.load()
 

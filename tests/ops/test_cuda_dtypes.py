@@ -1,5 +1,5 @@
-"""Ops in dtypes that CUDA's kernels take and CPU's do not, by torch's own lists: computed as CPU computes them in a
-wider dtype, or refused by name. Libraries choose these dtypes wherever the device is not the CPU."""
+"""Ops in dtypes that CUDA kernels support and CPU kernels do not, by torch's own lists. The device computes them as CPU
+does in a wider dtype, or refuses them by name. Libraries choose these dtypes on every device but CPU."""
 
 import itertools
 
@@ -22,7 +22,7 @@ REFUSED = {
     "torch.ops.aten._efficient_attention_forward": "one of CUDA's kernels for attention by its own name",
 }
 SAMPLES = 6
-COMPILED = 12  # every COMPILED-th case is tried with torch.compile as well
+COMPILED = 12  # every COMPILED-th case also runs with torch.compile
 
 
 def cases():
@@ -41,7 +41,7 @@ def samples_of(op, dtype):
 
 
 def widened(arguments, dtype):
-    """The same arguments with `dtype`, of tensors and as an argument, made a wider one."""
+    """The same arguments with a wider dtype in place of `dtype`, in tensors and as an argument."""
 
     def leaf(x):
         if isinstance(x, torch.Tensor) and x.dtype == dtype:
@@ -52,10 +52,11 @@ def widened(arguments, dtype):
 
 
 def reference(op, dtype):
-    """What computes the expected result in the wider dtype."""
+    """The function that computes the expected result in the wider dtype."""
     if op.name in ("nansum", "nanmean") and dtype.is_complex:
         function = torch.sum if op.name == "nansum" else torch.mean
-        return lambda x, *args, **kwargs: function(x, *args, **kwargs)  # CPU has none; the samples have no NaN
+        # CPU has no such kernel; the samples have no NaN
+        return lambda x, *args, **kwargs: function(x, *args, **kwargs)
     return op.op
 
 
@@ -107,8 +108,8 @@ def test_computed_wider_or_refused(remote, op, dtype):
 
 
 def far_from(got, want, values):
-    """What differs by more than the rounding of some ops in a row, which composites are, in the narrow dtype; formulas
-    of gradients also overflow earlier there."""
+    """Differences beyond the rounding of several ops in a row in the narrow dtype, as in composite ops. Formulas of
+    gradients also overflow earlier in the narrow dtype."""
     got, want = (tree_flatten(x)[0] for x in (got, want))
     for i, (mine, its) in enumerate(zip(got, want, strict=True)):
         if not isinstance(its, torch.Tensor):
@@ -120,7 +121,7 @@ def far_from(got, want, values):
             assert finite.any() or finite.numel() <= 1
             mine, its = (t.to(wide).where(finite, 0).to(t.dtype) for t in (mine, its))
         scale = its.abs().max().item() if values and its.numel() and its.dtype in ROUNDING else 0
-        scale = max(scale, 1) if scale and i > 0 else scale  # gradients are sums of what cancels
+        scale = max(scale, 1) if scale and i > 0 else scale  # terms of gradients may cancel
         tolerance = {"rtol": ROUNDING[its.dtype], "atol": ROUNDING[its.dtype] * scale} if scale else {}
         text = difference(mine, its, f"result {i}", values, tolerance, strides=False)
         if text is not None:
@@ -175,7 +176,7 @@ def test_counts_of_integers_are_exact(remote):
     assert torch.histc(values.to(remote), bins=4, min=0, max=12).tolist() == [1, 2, 2, 3]
 
 
-PRODUCTS = {  # of matrices or batches; the operand that is added comes first
+PRODUCTS = {  # shapes of the operands; the added one comes first
     "mm": ((3, 4), (4, 5)),
     "bmm": ((2, 3, 4), (2, 4, 5)),
     "addmm": ((5,), (3, 4), (4, 5)),
@@ -195,7 +196,7 @@ def test_product_in_another_dtype(remote, name, dtype):
     out = torch.empty_like(got)
     getattr(torch.ops.aten, name).dtype_out(*there, torch.float32, **factors, out=out)
     assert difference(out, want, name, device=remote) is None
-    if factors:  # what is added may have either dtype
+    if factors:  # the added operand may have either dtype
         got = getattr(torch, name)(there[0].float(), *there[1:], out_dtype=torch.float32, **factors)
         assert difference(got, want, name, device=remote) is None
     with pytest.raises(RuntimeError, match="out_dtype must be"):

@@ -1,4 +1,4 @@
-"""Strides of what is made of tensors without elements that lie channels last, against CPU."""
+"""Strides of results of channels-last tensors without elements, compared with CPU."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def ones(x, *shape):
 
 
 def convolution(function, size, weights, **options):
-    """With a kernel of `size` in each dim, whose memory format is the contiguous one or channels last."""
+    """Convolves with a kernel of `size` in each dim, contiguous or channels last."""
 
     def run(x):
         groups, spatial = options.get("groups", 1), x.dim() - 2
@@ -83,7 +83,7 @@ OPS |= {
 
 
 def layouts(op, x):
-    """Of the result and of the gradient; None if CPU refuses the call."""
+    """Strides of the result and of the gradient; None if CPU refuses the call."""
     x = x.detach().requires_grad_()
     try:
         y = op(x)
@@ -95,8 +95,8 @@ def layouts(op, x):
     return [(tuple(t.shape), t.stride()) for t in (y, gradient)]
 
 
-# Losses and gradients that torch writes in a function of its own, which has strides of its own where there are no
-# elements. The strides of dims of size 1 are another matter still.
+# torch implements these losses and gradients in functions whose strides differ for tensors without elements. Strides of
+# dims of size 1 may differ further.
 LOSS, WEIGHTED = "binary_cross_entropy", "binary_cross_entropy_with_logits, weights"
 OTHER_STRIDES = {
     (0, 4, 3, 3): {LOSS, WEIGHTED},

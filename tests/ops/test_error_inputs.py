@@ -1,7 +1,7 @@
-"""Wrong calls, as torch's own tests have them: each raises when it is made, as on CPU.
+"""Wrong calls, from torch's own tests: each raises at the call, as on CPU.
 
-Nothing waits in here, so what raises was found by arguments and metadata. The type is CPU's or the one that the OpInfo
-names, the text matches the OpInfo's pattern or equals CPU's.
+Nothing waits for the worker here, so the errors come from arguments and metadata. The type is CPU's or the one that the
+OpInfo names. The text matches the OpInfo's pattern or equals CPU's.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ OPS = {op_name(op): op for op in op_db if op.error_inputs_func is not None}
 MODULES = {info.name: info for info in module_db if info.module_error_inputs_func is not None}
 OPTIMIZERS = {info.optim_cls.__name__: info for info in optim_db if info.optim_error_inputs_func is not None}
 
-# Inputs that CPU takes, too: the pattern is for operands whose sizes do not fit, and these fit.
+# Inputs that CPU accepts, too: the pattern is for operands whose sizes do not fit, and these fit.
 NOTHING_WRONG = {"__rmod__": {0}, "__rpow__": {0}, "__rsub__": {0}, "clamp_max": {0}, "clamp_min": {0}}
-# On devices other than CPU, the OpInfo has other inputs.
+# Difference in the number of an OpInfo's inputs on devices other than CPU.
 OTHERS_THAN_CPU = {
     "dot": +1,
     "vdot": +1,
@@ -37,14 +37,14 @@ OTHERS_THAN_CPU = {
     "scatter_add": -1,
     "multinomial": -14,
 }
-# So many first inputs of a module are the CPU's alone: indices out of range, which only data can tell.
+# The number of first inputs of a module that only CPU refuses: indices out of range, which depend on data.
 MODULES_ON_CPU = {"nn.Embedding": 1}
 LEAST_INPUTS = 690
 DTYPES = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16),
     *(torch.float32, torch.float64, torch.complex64, torch.complex128),
 )
-# Calls that CPU's kernels refuse in some dtypes, of tensors of a size, and no test of torch's makes.
+# Calls that CPU kernels refuse in some dtypes, and that torch's tests lack. `ones` makes a tensor of a size.
 aten = torch.ops.aten
 IN_DTYPES: dict[str, Callable[..., Any]] = {
     "_linalg_det": lambda ones: aten._linalg_det(ones(3, 3)),
@@ -79,7 +79,7 @@ SIZES: dict[str, tuple[Callable[..., Any], list[tuple[tuple[int, ...], ...]]]] =
     "dot": (torch.dot, [((4,), (5,)), ((4,), (1, 4))]),
     "vdot": (torch.vdot, [((4,), (5,))]),
 }
-# Multi-tensor ops are run in these, with the samples of torch's tests in float32.
+# Dtypes for multi-tensor ops, with the float32 samples of torch's tests.
 FOREACH_DTYPES = (torch.int64, torch.bool, torch.complex64, torch.uint8)
 
 
@@ -98,7 +98,7 @@ def on_cpu(text: str) -> str:
 
 
 def difference(got: Exception | None, cpu: Exception | None, error_type: type, pattern: str) -> str | None:
-    """What is wrong with the device's error, in words."""
+    """Describes what is wrong with the device's error."""
     if got is None:
         return None if cpu is None and not pattern else f"nothing is raised at the call, on CPU {cpu!r}"
     named = error_type is not Exception and isinstance(got, error_type)
@@ -111,12 +111,12 @@ def difference(got: Exception | None, cpu: Exception | None, error_type: type, p
 
 
 def inputs_of(op: OpInfo, device: torch.device) -> list[ErrorInput | Exception]:
-    """The op's wrong inputs on the device; an exception in the place of one that cannot even be made there."""
+    """The op's invalid inputs on the device. An exception replaces an input that cannot even be created there."""
     made: list[ErrorInput | Exception] = []
     try:
         made.extend(op.error_inputs(str(device)))
         return made
-    except RuntimeError:  # a tensor that the device does not have
+    except RuntimeError:  # a tensor that the device does not support
         made = []
     for item in op.error_inputs("cpu"):
         sample = item.sample_input
@@ -155,7 +155,7 @@ def test_ops_raise_at_the_call(device, name):
         if text is not None:
             wrong.append(f"{i}: {text}")
     if device.type == "remote":
-        torch.remote.synchronize()  # nothing of them is left
+        torch.remote.synchronize()  # none of the failed calls left work
     assert not wrong, "\n".join(wrong)
 
 
@@ -200,7 +200,7 @@ def test_optimizers_raise_at_the_call(device, name):
     wrong = []
     for item in info.optim_error_inputs_func(device="cpu", dtype=torch.float32):
         given = item.optimizer_error_input
-        moved: dict[int, torch.Tensor] = {}  # the same parameter twice stays one
+        moved: dict[int, torch.Tensor] = {}  # a parameter that occurs twice must stay the same object
 
         def move(x: Any, moved: dict[int, torch.Tensor] = moved) -> Any:
             if not isinstance(x, torch.nn.Parameter):
@@ -253,7 +253,7 @@ def test_sizes_are_refused_in_cpus_words(device, name):
 
 @pytest.mark.parametrize("dtype", FOREACH_DTYPES, ids=str)
 def test_multi_tensor_ops_raise_at_the_call(device, dtype):
-    """Whatever CPU refuses for its dtypes; the text is CPU's but for that of a result that does not fit."""
+    """The device refuses the dtypes that CPU refuses. The text is CPU's, except for a result that does not fit."""
     wrong, refused = [], 0
     for op in FOREACH:
         torch.manual_seed(0)
@@ -310,7 +310,7 @@ def test_complex_numbers_make_lists_of_tensors_complex(device):
 
 @pytest.mark.parametrize("name", ("cummax", "cummin", "kthvalue", "mode"))
 def test_without_dims_nothing_is_refused(device, name):
-    """CPU copies such a tensor, whatever its dtype."""
+    """CPU copies such a tensor in every dtype."""
     arguments = (1, 0) if name == "kthvalue" else (0,)
     x = torch.tensor(1 + 2j)
     here, there = getattr(torch, name)(x, *arguments), getattr(torch, name)(x.to(device), *arguments)

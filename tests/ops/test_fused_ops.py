@@ -1,5 +1,5 @@
-"""Ops that fusion takes, in kernels of ours, against CPU: see fused.py. Another part of them for each commit; all of
-them in //tests/ops:test_all_fused_ops."""
+"""Ops that fusion accepts, in generated kernels, compared with CPU: see fused.py. Each commit runs a different part;
+//tests/ops:test_all_fused_ops runs all of them."""
 
 import os
 
@@ -11,9 +11,10 @@ from fused_cases import CASES, FLOATS
 from fused_samples import samples
 
 ALL = os.environ.get("TORCH_REMOTE_TEST_ALL") == "1"
-# Of so many cases one is run.
+# One of this many cases runs.
 EVERY = 1 if ALL else 12
-# So many kernels are compiled at least when all are run, by source of cases: groups are made, and kernels do them.
+# Minimum number of compiled kernels when all cases run, by source of cases. It shows that groups are formed and kernels
+# execute them.
 KERNELS = {"expressions": 1500, "foreach": 190, "two_dtypes": 1000, "conversions": 110, "reductions": 250}
 KERNELS |= {"rows": 80, "channels": 100, "bounds": 60}
 KERNELS_OF_SAMPLES = {torch.float32: 400, torch.float64: 400, torch.bfloat16: 350, torch.float16: 350}
@@ -29,7 +30,7 @@ def tally_of(cases, device):
 
 
 def part(cases):
-    """Those of this commit."""
+    """The cases of this commit."""
     return (case for i, case in enumerate(cases) if (i + commit_number()) % EVERY == 0)
 
 
@@ -46,7 +47,7 @@ def test_samples_with_gradients_in_kernels_equal_cpu(remote, dtype):
 
 
 def test_a_wrong_result_is_found(remote):
-    """The comparison itself: three units too many, a zero of another sign, an integer that is off by one."""
+    """Tests the comparison: it finds three extra units, a zero of the wrong sign, and an integer that is off by one."""
     from fused import difference
     from fused_cases import Case
 

@@ -1,5 +1,5 @@
-"""Modules of torch's module_db against CPU, see module_cases.py: another part of them for each commit, and all of
-them in //tests/ops:test_all_modules and //tests/ops:test_all_fused_modules."""
+"""Modules of torch's module_db compared with CPU, see module_cases.py. Each commit runs a different part;
+//tests/ops:test_all_modules and //tests/ops:test_all_fused_modules run all of them."""
 
 import os
 
@@ -10,17 +10,17 @@ from commit import commit_number
 from harness import difference, too_far
 
 ALL = os.environ.get("TORCH_REMOTE_TEST_ALL") == "1"
-# Of so many units one is run; kernels and compiled graphs take longer.
+# One of this many units runs; kernels and compiled graphs take longer.
 EVERY = 1 if ALL else 160 if module_cases.FUSED else 80
 EVERY_COMPILED = 1 if ALL else 250
 UNITS = module_cases.units()
 LEAST = module_cases.least()
-# Samples in forms, in all.
+# Number of samples times forms in total.
 LEAST_OF_ALL = 15800
 
 
 def part(every):
-    """Those of this commit."""
+    """The units of this commit."""
     return [unit for i, unit in enumerate(UNITS) if (i + commit_number()) % every == 0]
 
 
@@ -48,7 +48,7 @@ def test_every_module_is_compared():
 
 
 def test_a_wrong_gradient_is_found(device):
-    """The comparison itself."""
+    """Tests the comparison itself."""
     (unit,) = (u for u in UNITS if str(u) == "nn_Linear float32 train")
     sample = unit.samples()[0]
     state = module_cases.initial_state(unit, sample)

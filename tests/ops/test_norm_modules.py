@@ -1,4 +1,5 @@
-"""Modules of normalisation with all their options, against CPU bit for bit: results, gradients, running statistics."""
+"""Normalization modules with all their options, compared with CPU bit for bit: results, gradients, running
+statistics."""
 
 from itertools import product
 
@@ -37,7 +38,7 @@ CASES = [
 
 
 def steps(name, args, options, shape, device, layout, dtype):
-    """Three steps in training and one after it: what a training loop sees of the module."""
+    """Three steps in training mode and one in eval mode, as a training loop uses the module."""
     torch.manual_seed(0)
     module = getattr(torch.nn, name)(*args, **options)
     with torch.no_grad():
@@ -66,7 +67,7 @@ def test_as_on_cpu(device, name, args, options, shape):
 def check(device, name, args, options, shape, layout):
     for dtype in (torch.float32, torch.bfloat16):
         here, there = (steps(name, args, options, shape, d, layout, dtype) for d in ("cpu", device))
-        # torch's formula for the gradient of group norm packs its operands first wherever the device is not the CPU.
+        # On devices other than CPU, torch's formula for the gradient of group norm packs its operands first.
         exact = layout is torch.contiguous_format or name != "GroupNorm"
         text = difference(
             there, here, f"{dtype}", tolerance=None if exact else ROUNDING[dtype], strides=exact, device=device
@@ -78,7 +79,7 @@ def check(device, name, args, options, shape, layout):
 @pytest.mark.parametrize("weights", (None, torch.float32, "as the input"), ids=str)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=str)
 def test_group_norm_of_channels_last(device, dtype, weights, images):
-    """Layouts as on CPU, where one image keeps its own stride, and statistics in the weights' dtype."""
+    """Layouts equal CPU's, where a single image keeps its strides. Statistics have the weights' dtype."""
     torch.manual_seed(0)
     x = torch.randn(images, 4, 6, 6).to(dtype).to(memory_format=torch.channels_last)
     kept = dtype if weights == "as the input" else weights
@@ -92,7 +93,7 @@ def test_group_norm_of_channels_last(device, dtype, weights, images):
 
 @pytest.mark.parametrize("scale", (1e-30, 1e-20, 1.0, 1e18, 1e20, 1e30), ids=str)
 def test_statistics_of_several_processes_at_all_scales(device, scale):
-    """The parts of SyncBatchNorm, of two processes, against batch norm of both in f64."""
+    """The parts of SyncBatchNorm in two processes, compared with float64 batch norm of the whole batch."""
     aten = torch.ops.aten
     torch.manual_seed(0)
     whole = torch.randn(7, 3, 5) * scale
@@ -110,7 +111,7 @@ def test_statistics_of_several_processes_at_all_scales(device, scale):
     gathered = aten.batch_norm_gather_stats_with_counts(whole.to(device), means, invstds, *running, 0.1, 0.0, counts)
     torch.testing.assert_close(gathered[0].cpu().double() / scale, mean / scale, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(gathered[1].cpu().double() * var.sqrt(), torch.ones(3).double(), rtol=1e-5, atol=0)
-    # The gradient of an input that is normalized does not change if the input is scaled, but for that scale.
+    # The gradient of a normalized input scales inversely with the input, and is otherwise the same.
     grad = torch.randn(7, 3, 5)
     x = exact.clone().requires_grad_()
     (expected,) = torch.autograd.grad(((x - mean[:, None]) / var.sqrt()[:, None]), x, grad.double())

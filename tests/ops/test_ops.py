@@ -1,12 +1,12 @@
-"""Every op of torch's op_db in float32, and the overloads of the op table that they reach; floors.json says how many
-calls must be compared. matrix.py has all dtypes."""
+"""Every op of torch's op_db in float32, and the overloads of the op table that they reach. floors.json states how many
+calls must be compared. matrix.py covers all dtypes."""
 
 import floors
 import pytest
 from harness import LAYOUTS, OTHER_STRIDES, load_table
 
 FLOORS = floors.load()
-# What is not compared may only become less; floors.py writes the list.
+# Counts of what is not compared; they may only shrink. floors.py writes the list.
 NOT_COMPARED = {"packed": 32, "permuted": 34, "overloads": 111}
 UNITS = [unit for unit in floors.units(FLOORS["more"]) if str(unit) in FLOORS["overloads"]]
 

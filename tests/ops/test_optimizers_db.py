@@ -1,5 +1,5 @@
-"""Optimizers of torch's optim_db against CPU, see optimizer_cases.py: another part of the cases for each commit, and
-all of them in //tests/ops:test_all_optimizers and //tests/ops:test_all_fused_optimizers."""
+"""Optimizers of torch's optim_db compared with CPU, see optimizer_cases.py. Each commit runs a different part;
+//tests/ops:test_all_optimizers and //tests/ops:test_all_fused_optimizers run all of them."""
 
 import os
 
@@ -23,7 +23,7 @@ from optimizer_cases import (
 ALL = os.environ.get("TORCH_REMOTE_TEST_ALL") == "1"
 EVERY = 1 if ALL else 40 if FUSED else 16
 CASES = list(cases())
-# What CPU refuses: weight decay of sparse gradients; options that are changed in place between two gradients.
+# Refused by CPU: weight decay with sparse gradients, and options that change in place between two gradients.
 REFUSED = {
     *(f"Adagrad, {options}, default, sparse" for options in ("nonzero weight_decay", "maximize", "lr_decay")),
     "Adagrad, initial_accumulator_value, default, sparse",
@@ -60,7 +60,7 @@ def test_every_optimizer_has_cases():
 
 
 @pytest.mark.skipif(not FUSED, reason="of kernels, too")
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "LBFGS"])  # whose history grows
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "LBFGS"])  # the history of LBFGS grows
 def test_nothing_is_compiled_when_rates_change(remote, counted, name):
     info = OPTIMIZERS[name]
     kind = "sparse" if info.only_supports_sparse_grads else "dense"
@@ -79,7 +79,7 @@ def test_nothing_is_compiled_when_rates_change(remote, counted, name):
                 change_rates(optimizer, 0.9)
                 torch.remote.synchronize()
 
-        steps(8)  # the first ones of RAdam are others
+        steps(8)  # the first steps of RAdam differ
         with counted() as c:
             steps(5)
         assert c["programs_built"] == c["kernels_compiled"] == 0, str(case)

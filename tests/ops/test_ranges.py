@@ -1,5 +1,5 @@
-"""Kernels that reduce or normalize are no worse than torch's own, whatever the scale of the data and however far from
-zero they are: see range_cases.py. Other data in each run."""
+"""Kernels that reduce or normalize are at least as exact as torch's, at all scales of the data and far from zero: see
+range_cases.py. Each run uses different data."""
 
 import dataclasses
 import secrets
@@ -22,7 +22,7 @@ def test_errors_at_all_scales(remote, dtype):
         found = check(op, dtype, remote, torch.Generator().manual_seed(seed))
         failures += [f"{text} (seed {seed})" for text in found]
     assert not failures, f"{len(failures)} sets\n" + "\n".join(failures)
-    assert compiled() - before >= 3 * len(OPS) // 4  # some ops are the same kernel
+    assert compiled() - before >= 3 * len(OPS) // 4  # some ops share a kernel
 
 
 def norm(x: np.ndarray) -> np.ndarray:
@@ -38,7 +38,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return e / e.sum(1, keepdims=True)
 
 
-# With 64 bits of a mantissa, where float64 has 53, and exponents of 15 bits.
+# Long doubles have a 64-bit mantissa, where float64 has 53 bits, and a 15-bit exponent.
 OF_LONG_DOUBLES = {
     "sum": lambda x: x.sum(1),
     "mean": lambda x: x.mean(1),
@@ -61,7 +61,7 @@ def largest(errors: np.ndarray) -> float:
     return np.abs(errors).max()
 
 
-DOUBLES = 64  # sets of each scale and offset
+DOUBLES = 64  # sets per scale and offset
 
 
 def test_errors_of_doubles(remote):
@@ -80,11 +80,12 @@ def test_errors_of_doubles(remote):
                 exact = exactly(x.numpy().astype(np.longdouble))
                 unit = np.spacing(np.abs(exact).astype(np.float64).max())
                 if not np.isfinite(unit):
-                    continue  # no float64 is right
+                    continue  # the exact value overflows float64
                 errors[scale] = [
                     (unchanged(ROWS[name](unchanged(at))).cpu().numpy() - exact) / unit for at in (x.to(remote), x)
                 ]
-            # How the mean of a set is rounded is chance; all of its errors are alike, so the largest one says little.
+            # The rounding of a set's mean is random and affects all of its errors alike, so the largest error has
+            # little meaning.
             for what, times in ((mean_square, 1.5), (largest, 2.5)):
                 found = {scale: [what(error) for error in both] for scale, both in errors.items()}
                 most = max((its for _, its in found.values() if np.isfinite(its)), default=0.0)

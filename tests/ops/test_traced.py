@@ -1,7 +1,6 @@
-"""torch.jit.trace on the device: every module of torch.nn and every op is traced with some inputs. With other inputs,
-and with other batch sizes, the graph must do what eager code does. Where torch's tracer itself keeps something of the
-example (sizes that Python reads, results that depend on data), CPU's graph is wrong as well, and nothing is
-compared."""
+"""torch.jit.trace on the device. Every module of torch.nn and every op is traced with some inputs. With other inputs,
+and with other batch sizes, the graph must compute what eager code does. If torch's tracer bakes in a part of the
+example (sizes that Python reads, data-dependent results), CPU's graph is wrong as well, and nothing is compared."""
 
 from __future__ import annotations
 
@@ -27,16 +26,16 @@ from harness import (
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-9, torch.complex64: 1e-4}
-SAMPLES = 3  # of a module
-PARTS = 8  # of the ops: tests that shards share
+SAMPLES = 3  # per module
+PARTS = 8  # of the ops: tests that shards distribute
 UNITS = [unit for unit in module_cases.units() if unit.dtype == torch.float32]
 OPS = ops_for(torch.float32)
-# Of modules and ops so many are compared at least, with each of `grad` and `no_grad`.
+# Minimum number of modules and ops that are compared, for each of `grad` and `no_grad`.
 LEAST_MODULES, LEAST_OPS = 125, 440
 
 
 class Calls(torch.nn.Module):
-    """A call with tensors of its own: `call` gets the tree with others in their places."""
+    """A call as a module: `call` gets the tree with its tensors replaced."""
 
     def __init__(self, call: Callable[[Any], Any], tree: Any, module: torch.nn.Module | None) -> None:
         super().__init__()
@@ -52,7 +51,7 @@ class Calls(torch.nn.Module):
 
 
 def other_values(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Floats are turned around, so that they stay what the op allows; others stay."""
+    """Reverses floating-point tensors, so that values stay valid for the op; other tensors stay."""
     return [t.flip(0) if t.is_floating_point() and t.dim() else t for t in tensors]
 
 
@@ -68,7 +67,7 @@ def run(
     device: torch.device,
     grad: bool,
 ) -> list[tuple[Any, Any]]:
-    """What the graph and eager code make of all inputs but the first, which is the example."""
+    """Results of the graph and of eager code, for all inputs except the first, which is the example."""
     with torch.set_grad_enabled(grad):
         call, module = make(device)
         calls = Calls(call, tree, module)
@@ -89,9 +88,9 @@ def run(
 
 
 def good(pair: tuple[Any, Any]) -> str | None:
-    """Why a graph's results are not those of eager code."""
+    """Describes how a graph's results differ from those of eager code."""
     got, want = pair
-    if isinstance(got, str) or isinstance(want, str):  # errors
+    if isinstance(got, str) or isinstance(want, str):  # error messages
         return None if isinstance(got, str) and isinstance(want, str) else f"{got}, not {want}"
     if [(t.shape, t.dtype) for t in got] != [(t.shape, t.dtype) for t in want]:
         return f"sizes {[tuple(t.shape) for t in got]}, not {[tuple(t.shape) for t in want]}"
@@ -99,7 +98,7 @@ def good(pair: tuple[Any, Any]) -> str | None:
 
 
 def check(make: Any, tree: Any, device: torch.device, grad: bool) -> tuple[int, list[str]]:
-    """How much was compared, and what differs."""
+    """How much was compared, and the differences."""
     tensors = [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
     inputs = [tensors, *([*map(torch.clone, given(tensors))] for given in (other_values, larger_batch))]
     inputs = [[t.detach().requires_grad_(grad and t.requires_grad) for t in some] for some in inputs]
@@ -167,7 +166,7 @@ def ops_compared(remote: torch.device, ops: list[Any], grad: bool) -> tuple[int,
                 continue
 
             def make(device: torch.device, op=op, tree=tree) -> Any:
-                with_names = copy_tree(tree, device)  # of devices, too
+                with_names = copy_tree(tree, device)  # names of devices are replaced, too
                 others = tree_flatten(with_names)[0]
 
                 def call(given: Any) -> Any:
@@ -206,7 +205,7 @@ def test_convolutions_of_a_graph_are_recorded_and_trained(remote, kind, frozen):
     names = [node.kind() for node in traced.inlined_graph.nodes()]
     assert names.count("aten::_convolution") == 1
     for batch in (2, 5):
-        for _ in range(3):  # graphs change while they are run for the first times
+        for _ in range(3):  # the graph changes during its first runs
             x = torch.randn(batch, 3, *size, device=remote, requires_grad=True)
             results = []
             for run_net in (traced, net):
@@ -225,7 +224,7 @@ def test_a_graph_that_was_traced_on_the_cpu_runs_here(remote, tmp_path):
 
 
 def test_a_result_that_the_tracer_does_not_see_is_found():
-    """The comparison itself: an op that no graph has leaves its result of the example."""
+    """Tests the comparison: an op that the graph lacks leaves the result of the example."""
 
     def make(device: torch.device) -> Any:
         return (lambda tree: torch.from_numpy(tree[0].numpy() * 2) + 1), None

@@ -1,5 +1,5 @@
-"""Recording waits for no answer: torch's samples of its ops, forward and backward, but for those where the size of a
-result depends on data, or torch itself asks for a number."""
+"""Recording never waits for an answer. This holds for torch's samples of its ops, forward and backward. Exceptions are
+ops whose result's size depends on data, and ops for which torch itself reads a value."""
 
 import warnings
 from itertools import islice
@@ -10,13 +10,13 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_flatten, tree_map
 
-# Only the data tell how large the result is, or it is a number of Python.
+# The result's size depends on data, or the result is a Python number.
 OF_DATA = {
     "allclose", "argwhere", "bincount", "combinations", "equal", "item", "masked_select", "nonzero", "to_sparse",
     "nn.functional.one_hot", "unique", "unique_consecutive", "histogramdd", "linalg.lstsq",
     "linalg.lstsq.grad_oriented",
 }  # fmt: skip
-# Torch asks, on other devices, too: whether something is singular, negative, zero or a NaN, or where to begin.
+# torch reads a value, on other devices, too: whether something is singular, negative, zero or NaN, or an index.
 ASKED = {
     "corrcoef", "cov", "linalg.cholesky", "linalg.inv", "linalg.ldl_factor", "linalg.lu_factor", "linalg.solve",
     "linalg.tensorinv", "linalg.tensorsolve", "narrow", "nn.functional.ctc_loss", "nn.functional.gaussian_nll_loss",
@@ -37,7 +37,7 @@ def round_trips() -> int:
 
 
 def waits(op: OpInfo, device: str) -> set[str]:
-    """Of an op's samples: "forward" and "backward", if these wait."""
+    """Which of "forward" and "backward" wait in an op's samples."""
     dtype = next((d for d in (torch.float32, torch.int64, torch.bool) if d in op.dtypes), None)
     found: set[str] = set()
     if dtype is None:
@@ -67,7 +67,7 @@ def waits(op: OpInfo, device: str) -> set[str]:
                     found.add("backward")
             torch.remote.synchronize()
         except (RuntimeError, TypeError, ValueError, NotImplementedError):
-            continue  # (what an op refuses others test)
+            continue  # other tests cover refused calls
     return found
 
 
@@ -91,7 +91,7 @@ def test_ops_do_not_wait(remote):
 
 @pytest.mark.parametrize("name", ["max", "min"])
 def test_extremes_that_do_not_wait(remote, name):
-    """docs/limits.md names `amax` and `amin` instead of `max()` and `min()`, whose gradients ask."""
+    """docs/limits.md recommends `amax` and `amin` instead of `max()` and `min()`, whose gradients read a value."""
     x = torch.randn(4, 5).to(remote).requires_grad_()
     extreme = getattr(x, "a" + name)()
     before = round_trips()

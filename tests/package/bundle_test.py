@@ -1,5 +1,5 @@
-"""The archive of a worker: unpacked in an empty folder, it serves clients without Python and torch around it. And
-nothing of NVIDIA's is loaded where nobody asked for a GPU."""
+"""The worker's archive, unpacked in an empty folder, serves clients without Python and torch. No NVIDIA library is
+loaded unless a GPU is requested."""
 
 import contextlib
 import json
@@ -54,7 +54,7 @@ def folder(archive, tmp_path_factory):
 
 @contextlib.contextmanager
 def serving(binary, url, *arguments, **variables):
-    """A worker with nothing in its environment; its address."""
+    """Starts a worker with an empty environment. Returns its address."""
     errors = binary.parent / "errors"
     with errors.open("w") as log:
         process = subprocess.Popen(
@@ -112,7 +112,7 @@ def test_it_runs_with_c_libraries_as_old_as_its_readme_says(folder):
     for file in files:
         assert wanted(file)["GLIBC"] >= (2, 14) and not too_new(file), (file, wanted(file))
         strange = {name for name in needed(file) if not OF_EVERY_SYSTEM.fullmatch(name)}
-        # The plugin is for machines with torch, which wants a C++ library, too.
+        # The plugin is for machines with torch, which needs a C++ library, too.
         torchs = {"libtorch_cpu.so", "libc10.so", "libstdc++.so.6"} if file.name == "libaten_plugin.so" else set()
         assert strange == torchs, file
     assert "glibc 2.28 or later" in (folder / "README.md").read_text()
@@ -128,7 +128,7 @@ def test_it_starts_with_nothing_around_it(folder):
 
 
 def test_the_driver_is_named_where_it_is_missing(folder, tmp_path):
-    """Before anybody comes: it does not listen."""
+    """The worker fails before it listens."""
     result = subprocess.run(
         [folder / "bin/torch-remote-worker", "--listen", f"unix://{tmp_path}/w", "--device", "cuda:99"],
         env={"PATH": "/nonexistent"}, text=True, capture_output=True, timeout=120, cwd="/",
@@ -153,7 +153,7 @@ def test_it_serves_a_client(folder, tmp_path, scheme):
 
 
 def test_it_serves_a_program_on_the_gpu_in_software(folder, tmp_path):
-    """The same files, but for the program: its driver is in software."""
+    """The same files, except for the executable, which has the emulated driver."""
     there = tmp_path / "bundle"
     shutil.copytree(folder, there, symlinks=True)
     program = there / "torch_remote/bin/torch-remote-worker"

@@ -1,10 +1,10 @@
-"""What native files ask of the machine where they run."""
+"""The system libraries and symbol versions that native files need."""
 
 import re
 import subprocess
 from pathlib import Path
 
-# PEP 600's manylinux_2_28, as auditwheel has it: what torch's wheels may ask for, too.
+# PEP 600's manylinux_2_28, as in auditwheel; the same limit as for torch's wheels.
 NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
 OF_EVERY_SYSTEM = re.compile(
     r"(ld-linux-x86-64\.so\.2|lib(c|m)\.so\.6|lib(dl\.so\.2|rt\.so\.1|pthread\.so\.0)|libgcc_s\.so\.1)"
@@ -25,7 +25,7 @@ def needed(file: Path) -> set[str]:
 
 
 def wanted(file: Path) -> dict[str, tuple[int, ...]]:
-    """Of each family of versions the newest one that a symbol has."""
+    """The newest version of each family that a symbol needs."""
     said = subprocess.run(["objdump", "-T", file], capture_output=True, text=True, check=True).stdout
     newest: dict[str, tuple[int, ...]] = {}
     for family, number in re.findall(r"\*UND\*.*?\b([A-Z]+)_(\d+(?:\.\d+)*)\)? ", said):

@@ -1,10 +1,10 @@
-"""What of this project depends on the Python it is built for, with the headers of other ones: for Pythons for which no
-wheel of torch is at hand, so that nothing can be run with them.
+"""Checks the parts of this project that depend on the Python version against the headers of other versions. These are
+versions without a torch wheel at hand, so nothing can run with them.
 
 bazel run //tests/package:other_pythons -- python3.12 python3.13
 bazel run //tests/package:other_pythons -- --only source.cpp python3.12
 
-With each: every file of python/ is parsed, and every source of frontend/ that includes Python's headers is compiled
+For each version, every file of python/ is parsed. Every source of frontend/ that includes Python's headers is compiled
 (-fsyntax-only; torch's headers are those of .venv).
 """
 
@@ -32,7 +32,7 @@ for path in pathlib.Path(sys.argv[1]).rglob("*.py"):
 
 
 def touches_python(source: Path, seen: set[Path]) -> bool:
-    """Whether Python's headers are included, by the project's own headers too."""
+    """Whether Python's headers are included, directly or by the project's own headers."""
     if source in seen or not source.exists():
         return False
     seen.add(source)
@@ -45,10 +45,10 @@ def ask(python: str, code: str) -> str:
 
 
 def complaint(command: dict, include: str) -> str:
-    """What the compiler says about a source with these headers of Python's; nothing if that is well."""
+    """The compiler's errors for a source with these Python headers; empty if there are none."""
     arguments = []
     for argument in command["arguments"]:
-        # Another Python's headers are an error instead of a surprise.
+        # The build's own Python headers must not be used.
         arguments.append(include if argument.endswith("external/python/include") else argument)
     output = arguments.index("-o")
     del arguments[output : output + 2]

@@ -1,4 +1,4 @@
-"""docs/torch-internals.md lists what the package uses of torch that is private, and this torch has it."""
+"""docs/torch-internals.md lists the private parts of torch that the package uses, and this torch has them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE = Path("docs/torch-internals.md").read_text()
 
 
 def is_private(part: str) -> bool:
-    """By its name, or because torch's documentation has no word of it."""
+    """Whether a name is private, by its form or because torch does not document it."""
     return (part.startswith("_") and not part.startswith("__")) or part == "py_kernels"
 
 
@@ -27,7 +27,7 @@ def of_torch(name: str | None) -> bool:
 
 
 def defined(trees: list[ast.Module]) -> set[str]:
-    """Private names of the package's own."""
+    """Private names that the package itself defines."""
     found = set()
     for tree in trees:
         for node in ast.walk(tree):
@@ -43,12 +43,12 @@ def defined(trees: list[ast.Module]) -> set[str]:
                 and ast.unparse(node.value) == "self"
             ):
                 found.add(node.attr)
-    return found | {"_replace"}  # of named tuples
+    return found | {"_replace"}  # a method of named tuples
 
 
 def uses(tree: ast.Module, own: set[str]) -> Iterator[str]:
-    """Dotted names of torch's with a private part, as short as they have it; `._name` for attributes of what has one
-    that the package does not define."""
+    """Dotted torch names with a private part, up to that part. For other objects, `._name` if the package does not
+    define the attribute."""
     names = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -67,7 +67,7 @@ def uses(tree: ast.Module, own: set[str]) -> Iterator[str]:
             return f"{base}.{node.attr}"
         return None
 
-    for node in ast.walk(tree):  # aten = torch.ops.aten
+    for node in ast.walk(tree):  # such as aten = torch.ops.aten
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and (name := dotted(node.value)):
             names[node.targets[0].id] = name
     inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -88,7 +88,8 @@ def uses(tree: ast.Module, own: set[str]) -> Iterator[str]:
 
 
 def used() -> set[str]:
-    files = [f for f in sorted(PACKAGE.rglob("*.py")) if "integrations" not in f.parts]  # docs/integrations.md
+    # those have docs/integrations.md
+    files = [f for f in sorted(PACKAGE.rglob("*.py")) if "integrations" not in f.parts]
     trees = [ast.parse(file.read_text()) for file in files]
     own = defined(trees)
     return {name for tree in trees for name in uses(tree, own)}
@@ -129,7 +130,7 @@ def test_the_page_names_the_torch_that_it_is_about():
 
 
 def test_tracing_leaves_torchs_operators_as_they_were(remote):
-    """What is replaced while a graph is traced is there again, after an error too."""
+    """Operators that tracing replaces are restored afterwards, also after an error."""
     from torch_remote.compile.whole_ops import whole_ops
 
     ops = [torch.ops.aten.upsample_nearest2d.vec, torch.ops.aten.scaled_dot_product_attention.default]

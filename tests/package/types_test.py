@@ -1,4 +1,4 @@
-"""_C.pyi says what the native module has: names, parameters, and types as far as pybind11 knows them."""
+"""_C.pyi agrees with the native module: names, parameters, and types as far as pybind11 knows them."""
 
 import ast
 import inspect
@@ -28,7 +28,7 @@ class Signature(NamedTuple):
 
 
 def plain(annotation: ast.expr | None) -> str:
-    """A type as the stub spells it."""
+    """A type in the spelling of the stub."""
     text = "" if annotation is None else ast.unparse(annotation)
     text = re.sub(r"typing\.Annotated\[(.*?), '[^']*'\]", r"\1", text)
     text = text.replace("typing.SupportsInt | typing.SupportsIndex", "int")
@@ -62,7 +62,8 @@ def native_signature(doc: str) -> Signature:
 
 
 def fits(stub: str, native: str) -> bool:
-    """Whether the stub's type is the native one, or says more where that is only a Python object."""
+    """Whether the stub's type equals the native one, or is more specific where the native one is only a Python
+    object."""
     if native == "object":
         return stub != ""
     if native.endswith(" | None"):
@@ -104,7 +105,7 @@ def test_functions(name):
 
 
 def members(native: type) -> dict[str, object]:
-    """What the class itself has, without what every class of pybind11 has."""
+    """The members of the class itself, without those that pybind11 adds to every class."""
     found = {name: value for name, value in vars(native).items() if not name.startswith(("__", "_pybind11"))}
     special = {name: vars(native)[name] for name in ("__call__", "__len__", "__init__") if name in vars(native)}
     # Without a constructor, __init__ is pybind11's own, which raises.
@@ -148,7 +149,7 @@ def test_dictionaries_have_the_keys_and_types_of_the_stub(typed, value):
 
 
 def test_a_stub_that_says_something_else_is_noticed():
-    """The comparison itself: a parameter less, another name, another type, another result."""
+    """Tests the comparison: a missing parameter, another name, another type, another result."""
     doc = "memory_room(device: typing.SupportsInt | typing.SupportsIndex, trim: bool = False) -> tuple[int, int]\n"
 
     def stub(text):

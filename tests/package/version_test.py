@@ -1,4 +1,4 @@
-"""One version, wherever it is told: the package's, the wheel's, the change log's."""
+"""The package, the wheel and the change log state the same version."""
 
 import re
 import subprocess
@@ -42,7 +42,7 @@ def test_the_wheel_has_it_in_name_folder_and_metadata(wheel):
 
 
 def test_the_metadata_of_the_wheel_are_the_projects(wheel, project):
-    assert project["dynamic"] == ["version"] and "version" not in project  # its only place is version.py
+    assert project["dynamic"] == ["version"] and "version" not in project  # version.py is the only place
     metadata = message_from_bytes(zipfile.ZipFile(wheel).read(f"torch_remote-{__version__}.dist-info/METADATA"))
     assert metadata["Name"] == project["name"]
     assert metadata["Requires-Python"] == project["requires-python"]
@@ -71,13 +71,13 @@ def test_the_change_log_begins_with_it():
 
 
 def test_the_torch_that_is_needed_is_told_once(project):
-    """The requirement, the build and the check at import name one version."""
+    """The requirement, the build and the check at import name the same version."""
     assert f"torch=={TORCH}.*" in project["dependencies"]
     assert torch.__version__.startswith(f"{TORCH}.")
 
 
 def fake_torch(folder):
-    """What is imported of torch before it is looked at."""
+    """The parts of torch that are imported before the version check."""
     fake = folder / "fake" / "torch"
     (fake / "utils").mkdir(parents=True)
     (fake / "__init__.py").write_text(f"__version__ = '{TORCH}.0'\n")
@@ -89,7 +89,7 @@ def fake_torch(folder):
 
 
 def test_another_torch_is_told_by_name(wheel, tmp_path):
-    """The wheel beside another torch says what is needed and what is there, and not which symbol is missing."""
+    """Next to another torch, the wheel reports the required and the present version, not a missing symbol."""
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     fake = fake_torch(tmp_path)
@@ -109,7 +109,7 @@ def test_another_torch_is_told_by_name(wheel, tmp_path):
 
 
 def test_another_python_is_told(wheel, tmp_path):
-    """The wheel's files in the path of another Python: it must not load _C.so, whose headers were others."""
+    """The wheel's files on the path of another Python must not load _C.so, which was compiled with other headers."""
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     fake = fake_torch(tmp_path)

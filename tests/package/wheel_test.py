@@ -1,4 +1,4 @@
-"""The wheel, installed by pip beside torch in an otherwise empty environment, works without the checkout."""
+"""The wheel, installed by pip next to torch in an otherwise empty environment, works without the checkout."""
 
 import json
 import os
@@ -59,14 +59,14 @@ def wheel():
 
 @pytest.fixture(scope="module")
 def environment(wheel, tmp_path_factory):
-    """A virtual environment with torch's packages linked into it, and the wheel installed."""
+    """A virtual environment with links to torch's packages, and the wheel installed."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     packages = next((folder / "lib").glob("python*")) / "site-packages"
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if not entry.name.startswith(("torch_remote", "pip", "_distutils", "distutils")):
             (packages / entry.name).symlink_to(entry)
-    # Outside the build's paths, as a user would call it.
+    # Without the build's paths, as for a user.
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "RUNFILES", "TORCH_REMOTE", "BAZEL"))}
     subprocess.run(
         [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install", "--quiet", "--no-deps",
@@ -142,7 +142,7 @@ def test_the_bug_made_for_tests_is_not_inside(wheel):
 
 
 def test_nothing_of_the_build_machine_is_inside(wheel):
-    """No path of the checkout or of its environment: the wheel must work elsewhere."""
+    """No path of the checkout or its environment may be inside, because the wheel must work elsewhere."""
     marks = [sys.prefix.encode(), b"/execroot/"]
     for name in (archive := zipfile.ZipFile(wheel)).namelist():
         data = archive.read(name)
@@ -161,7 +161,7 @@ def test_nothing_of_the_system_is_needed_but_what_torch_needs(environment):
     package = next((folder / "lib").glob("python*")) / "site-packages/torch_remote"
     files = native_files(package)
     assert len(files) == 10
-    # What exceptions and objects go through between these and torch.
+    # Exceptions and objects pass between these files and torch.
     with_torch = {"_C.so", "libaten_plugin.so", "libtorch_remote_inproc.so"}
     for file in files:
         assert wanted(file)["GLIBC"] >= (2, 14) and not too_new(file), (file, wanted(file))

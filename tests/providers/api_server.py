@@ -1,8 +1,8 @@
-"""A Kubernetes API server for tests: what the provider calls and nothing else, strict about it.
+"""A Kubernetes API server for tests. It supports only the calls of the provider, and checks them strictly.
 
-TLS and a bearer token as of real ones. Bodies must fit the published schemas. A Job becomes pods, and a pod whose
-Secret is there becomes a process of this machine: the container's command, with paths and port of its own. What was
-wrong with a request is kept in `wrong`, too, as a client may hide it.
+TLS and bearer token work as in a real server. Bodies must match the published schemas. A Job becomes pods. A pod whose
+Secret exists becomes a process of this machine, which runs the container's command with its own paths and port. Invalid
+requests are also recorded in `wrong`, because a client may hide the error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def now() -> str:
 
 
 class Pod:
-    """One, with its process."""
+    """A pod, and its process."""
 
     def __init__(self, cluster: Cluster, job: dict, index: int) -> None:
         template = json.loads(json.dumps(job["spec"]["template"]))
@@ -66,7 +66,7 @@ class Pod:
         self.gone = False
 
     def path(self, text: str) -> str:
-        """A path of the container's, as one of this machine's."""
+        """Maps a path in the container to one on this machine."""
         return re.sub(r"(?<![\w.])/(?:run|etc)/torch-remote", lambda m: f"{self.folder}{m[0]}", text)
 
     @property
@@ -93,7 +93,7 @@ class Pod:
         assert command[:5] == ["torch-remote", "worker", "serve", "--host", "127.0.0.1"], command
         port = command.index("--port") + 1
         assert command[port] == "4500"
-        command[port] = "0"  # pods have networks of their own, and these have not
+        command[port] = "0"  # real pods have separate networks; these share one
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(p).resolve()) for p in sys.path if p)}
         environment |= {one["name"]: self.path(one["value"]) for one in container["env"]}
         self.waiting = ("", "")
@@ -103,7 +103,7 @@ class Pod:
         )  # fmt: skip
 
     def look(self, secrets: dict) -> None:
-        """What a kubelet does from time to time."""
+        """What a kubelet does periodically."""
         if self.ended is not None or self.unschedulable or self.cluster.image_error:
             return
         if self.process is None:
@@ -168,7 +168,7 @@ class Pod:
 
 
 class Cluster:
-    """The server, with what is in it. A thread does what controllers and kubelets do."""
+    """The server and its objects. A thread acts as the controllers and kubelets."""
 
     def __init__(self, folder: Path, certificates: Path, descendants) -> None:
         self.folder, self.namespace, self.descendants = folder, "lab", descendants
@@ -228,7 +228,7 @@ class Cluster:
                     pod.look(self.secrets)
 
     def _control_job(self, job: dict) -> None:
-        """Makes a pod for each index that has none, and for each that failed while there may be more."""
+        """Creates a pod for each index without one, and for each failed pod while retries are left."""
         spec, name = job["spec"], job["metadata"]["name"]
         for index in range(spec["completions"]):
             pods = [p for p in self.pods.values() if p.job == name and p.index == index]
@@ -261,7 +261,7 @@ class Cluster:
         }
         for pod in gone:
             del self.pods[pod.name]
-        # Pods take a while to end, and nobody waits for that.
+        # Pods take a while to end, and the API does not wait for that.
         threading.Thread(target=lambda: [pod.stop() for pod in gone], daemon=True).start()
 
     def processes(self) -> list[int]:
@@ -269,7 +269,7 @@ class Cluster:
             return [pod.process.pid for pod in self.pods.values() if pod.process is not None]
 
     def cut(self) -> int:
-        """Breaks all connections to pods."""
+        """Cuts all connections to pods."""
         with self.lock:
             cut = list(self.tunnels)
         for one in cut:
@@ -288,7 +288,7 @@ class Cluster:
 
 
 def select(items: list[dict], selector: str) -> list[dict]:
-    """Those with the labels: "a=b,c=d"."""
+    """The items with the labels of a selector "a=b,c=d"."""
     wanted = dict(part.split("=") for part in selector.split(",")) if selector else {}
     return [one for one in items if wanted.items() <= one["metadata"]["labels"].items()]
 
@@ -343,7 +343,7 @@ class Handler(BaseHTTPRequestHandler):
             message = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": str(error),
                        "code": error.status}  # fmt: skip
             self._send(error.status, json.dumps(message).encode())
-        except (ConnectionError, ssl.SSLEOFError):  # who asked has gone
+        except (ConnectionError, ssl.SSLEOFError):  # the client is gone
             self.close_connection = True
         except Exception as error:
             self.cluster.wrong.append(f"{called}: {type(error).__name__} {error}")
@@ -427,7 +427,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send(200, text, "text/plain")
 
     def portforward(self, match, query, body) -> None:
-        """RFC 6455, and v4.channel.k8s.io: per port a channel for bytes and one for errors."""
+        """RFC 6455, and v4.channel.k8s.io: for each port, one channel for bytes and one for errors."""
         pod = self._pod(match)
         if query != {"ports": "4500"} or self.headers.get("Upgrade", "").lower() != "websocket":
             raise Refused(400, "a websocket with ports=4500 is expected")
@@ -458,7 +458,7 @@ class Handler(BaseHTTPRequestHandler):
             inside.close()
 
     def _frame(self, payload: bytes, kind: int = 2) -> None:
-        """Now and then in two frames with a ping between, as a server may."""
+        """Occasionally sends two frames with a ping in between, as servers may."""
         size = len(payload)
         if kind == 2 and size > 1000 and payload[-1] % 4 == 0:
             self._raw(payload[:500], 0x02)

@@ -1,7 +1,7 @@
-"""A stand-in of Modal's SDK, as far as the provider uses it: the same names and arguments (modal 1.6), and no others.
+"""Replaces Modal's SDK, as far as the provider uses it: the same names and arguments (modal 1.6), and no others.
 
-A sandbox is a process of this machine that runs the same script, with folders and a port of its own; its tunnel is a
-TLS server before that port.
+A sandbox is a process of this machine that runs the same script, with its own folders and port. Its tunnel is a TLS
+server in front of that port.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Sandbox:
             made.append(Sandbox(current, next(current.counter), args, app, given))
             current.sandboxes.append(made[0])
 
-        # As in a cloud: what interrupts the caller does not interrupt it.
+        # As in a cloud, interrupting the caller does not stop the creation.
         maker = threading.Thread(target=make)
         current.makers.append(maker)
         maker.start()
@@ -232,7 +232,7 @@ def modal_carry(outside: ssl.SSLSocket, inside: socket.socket) -> None:
 
 
 class Cloud:
-    """What the stand-in's sandboxes run on."""
+    """The state behind the replaced SDK's sandboxes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -247,7 +247,7 @@ class Cloud:
         return [one.process.pid for one in self.sandboxes if one.poll() is None]
 
     def install(self) -> None:
-        """`import modal` is this from now on."""
+        """Makes `import modal` return this module."""
         _cloud[:] = [self]
         module, errors = types.ModuleType("modal"), types.ModuleType("modal.exception")
         for error in (Error, AuthError, NotFoundError, InvalidError):
@@ -256,7 +256,7 @@ class Cloud:
         module.App = types.SimpleNamespace(lookup=self._lookup)
         module.exception = errors
         sys.modules["modal"], sys.modules["modal.exception"] = module, errors
-        os.environ["SSL_CERT_FILE"] = str(self.folder / "ca.pem")  # the tunnels' authority
+        os.environ["SSL_CERT_FILE"] = str(self.folder / "ca.pem")  # the authority of the tunnels' certificates
 
     @staticmethod
     def _lookup(name: str, *, create_if_missing: bool = False) -> App:

@@ -1,4 +1,4 @@
-"""Where the machines of the conformance suite are: a class for each provider, which knows how to make and break one."""
+"""The environments of the conformance suite: a class for each provider, which creates and breaks machines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKEN = "7a0ffee57a0ffee57a0ffee57a0ffee5"
 
 
 def descendants(pid: int) -> list[int]:
-    """Processes that a process started, and these, and so on."""
+    """The child processes of a process, and their children, recursively."""
     found = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -32,7 +32,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def workers_of(pid: int) -> list[int]:
-    """Those of them that are workers or their sessions."""
+    """The descendants that are workers or their sessions."""
     return [child for child in descendants(pid) if is_worker(child)]
 
 
@@ -45,9 +45,9 @@ def is_worker(pid: int) -> bool:
 
 class Place:
     provider = ""
-    in_url = ""  # the option that stands after ://
+    in_url = ""  # the option that the URL has after ://
     can_pause = False
-    chooses = True  # threads, memory
+    chooses = True  # supports a choice of threads and memory
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -63,7 +63,7 @@ class Place:
         raise NotImplementedError
 
     def lose(self) -> None:
-        """Kills them."""
+        """Kills these workers."""
         for pid in self.sessions():
             os.kill(pid, signal.SIGKILL)
 
@@ -162,7 +162,7 @@ class Kubernetes(Place):
         return {"context": "tests", "kubeconfig": str(self.cluster.kubeconfig), "image": "lab/torch-remote:1"}
 
     def sessions(self) -> list[int]:
-        # Of a pod: the service, the listener, its sessions.
+        # The tree of a pod: the service, the listener, its sessions.
         listeners = [child for pid in self.cluster.processes() for child in workers_of(pid)]
         return [child for listener in listeners for child in workers_of(listener)]
 

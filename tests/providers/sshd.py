@@ -1,4 +1,4 @@
-"""An OpenSSH server of a test's own: on a free port of 127.0.0.1, with its own host key and its own authorized key."""
+"""A private OpenSSH server for a test: on a free port of 127.0.0.1, with its own host key and authorized key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _key(file: Path) -> str:
 
 
 class Sshd:
-    """`command` is what TORCH_REMOTE_SSH is set to; `home` is where the other side keeps what it gets."""
+    """`command` is the value of TORCH_REMOTE_SSH; `home` is where the remote side stores the files that it gets."""
 
     def __init__(self, folder: Path, **environment: str) -> None:
         self.folder, self.port = folder, _free_port()
@@ -46,7 +46,7 @@ class Sshd:
         )
         self.command = f"ssh -F {folder}/config"
         self.host = f"127.0.0.1:{self.port}"
-        if os.getuid() == 0:  # where a server of root's drops its rights
+        if os.getuid() == 0:  # the privilege separation folder of a server run by root
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         program = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
         assert program is not None, "openssh-server is missing; ./bazelw installs it"
@@ -73,7 +73,7 @@ class Sshd:
 
     def stop(self) -> None:
         for pid in self.sessions():
-            with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+            with contextlib.suppress(ProcessLookupError):  # it has already exited
                 os.kill(pid, 15)
         self.process.terminate()
         self.process.wait(20)

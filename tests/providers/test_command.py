@@ -1,4 +1,4 @@
-"""The command torch-remote: workers, scripts on machines, metrics, what it says to people and to programs."""
+"""The torch-remote command: workers, scripts on machines, metrics, and output for people and for programs."""
 
 import contextlib
 import json
@@ -252,7 +252,7 @@ print(sys.argv[1:], x.sum().item(), torch.remote.device_count(), torch.remote.ge
 
 
 def test_run_on_machines(command, tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)  # it does not import torch_remote
+    (tmp_path / "script.py").write_text(SCRIPT)  # the script does not import torch_remote
     output = ok(command("run", "script.py", "--flag", "1"))
     assert output.startswith("['--flag', '1'] 6.0 1 ")
     output = ok(command("run", "--on", "local", "--gpu-count", "2", "--threads", "1", "script.py"))
@@ -291,7 +291,7 @@ def test_entries_of_killed_processes_go(command, environment):
         (entry,) = json.loads(ok(command("machines", "--json")))
         file = Path(environment["XDG_RUNTIME_DIR"], "torch-remote/machines", f"{entry['id']}.json")
         stale = file.with_name("m-stale.json")
-        stale.write_text(json.dumps({**entry, "process_began": 1}))  # a pid that is another process's now
+        stale.write_text(json.dumps({**entry, "process_began": 1}))  # the pid now belongs to another process
         assert json.loads(ok(command("machines", "--json"))) == [entry]
         assert not stale.exists() and file.exists()
 

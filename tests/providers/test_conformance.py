@@ -1,4 +1,4 @@
-"""What is true of the machines of every provider."""
+"""Properties that hold for the machines of every provider."""
 
 import os
 import threading
@@ -40,7 +40,7 @@ def wait_until(condition, seconds=20):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(place, runtime_folder):
-    """No process, descriptor, thread or entry of a machine stays."""
+    """No process, descriptor, thread or entry of a machine may remain."""
     before = (len(os.listdir("/proc/self/fd")), places.descendants(os.getpid()), threading.active_count())
     yield
     assert machines() == []
@@ -87,12 +87,12 @@ def test_a_machine_computes_and_goes_and_comes_again(place):
         machine.device()
     with pytest.raises(RuntimeError, match=r"it was stopped|lost"):
         x.cpu()
-    machine.stop()  # once more is nothing
+    machine.stop()  # a second stop does nothing
     assert isinstance(machine.logs(), str)
     torch.manual_seed(11)
-    with machine as entered:  # the same device again, as another session
+    with machine as entered:  # the same device again, as a new session
         assert entered is machine and machines() == [machine]
-        # A seed that was set before holds for it.
+        # A seed that was set earlier applies to it.
         theirs = torch.rand(4, device=machine.device()).cpu()
         with pytest.raises(RuntimeError, match=r"lost|restart"):
             x.cpu()
@@ -117,7 +117,7 @@ def pause(place, machine):
     machine.pause()
     assert (x + 1).tolist() == [1, 2, 3]  # using it resumes it
     assert machine.status().state == "running"
-    machine.pause()  # and it can be stopped
+    machine.pause()  # a paused machine can be stopped
 
 
 def proc_state(pid):
@@ -130,7 +130,7 @@ def test_devices_are_sessions_of_their_own(place):
     with place.machine(gpu_count=2) as machine:
         first, second = machine.devices()
         assert first != second and machine.device(1) == second
-        # Those of machines that were stopped are used again.
+        # Device indices of stopped machines are reused.
         assert torch.remote.device_count() == max(before, 3)
         use(first)
         use(second)
@@ -155,7 +155,7 @@ def test_a_lost_worker_is_said_and_another_one_comes(place):
         place.lose()
         with pytest.raises(WorkerLost):
             torch.ones(1, device=machine.device()).cpu()
-    with machine:  # one that was lost when it was stopped
+    with machine:  # a machine that was lost before it was stopped can start again
         use(machine.device())
 
 
@@ -167,7 +167,7 @@ def test_a_machine_that_nobody_uses_is_stopped(place):
     while time.monotonic() < end:
         try:
             assert (x + 1).sum().item() == 6
-        except RuntimeError:  # this process had no core for so long
+        except RuntimeError:  # this process got no CPU time for that long
             assert time.monotonic() - used > 0.6
             break
         used = time.monotonic()
@@ -212,7 +212,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing(place):
     try:
         with pytest.raises(KeyboardInterrupt):
             machine.start()
-            time.sleep(10)  # it was quicker
+            time.sleep(10)  # the start was already complete
     finally:
         timer.join()
         machine.stop()

@@ -1,4 +1,4 @@
-"""Machines of Kubernetes: what is asked for, what goes wrong in a cluster, what is left over."""
+"""Kubernetes machines: the manifests, errors in a cluster, and leftovers."""
 
 import base64
 import copy
@@ -29,7 +29,7 @@ def spec(gpu=None, gpu_count=1, threads=None, memory_limit=None, **options):
 
 
 def manifest(*args, nodes=None, **kwargs):
-    """One that fits the published schema."""
+    """A manifest that matches the published schemas."""
     made = kubernetes_job.manifest(spec(*args, **kwargs), nodes)
     kubernetes_validate.validate(made, "1.37", strict=True)
     kubernetes_validate.validate(made, "1.30", strict=True)
@@ -290,7 +290,7 @@ def test_what_is_left_over_is_found(place, cluster, tmp_path, monkeypatch, capsy
     assert entry["id"] == left.id
     url = "kubernetes://tests?kubeconfig=" + quote(str(cluster.kubeconfig))
     torch_remote_cli.left_over.list_or_remove(url, remove=True, as_json=False)
-    assert "nothing is left over" in capsys.readouterr().out  # a script knows it: this one
+    assert "nothing is left over" in capsys.readouterr().out  # this process knows the machine, so it is not a leftover
     records.remove(machine.id)
     torch_remote_cli.left_over.list_or_remove(url, remove=False, as_json=True)
     (shown,) = json.loads(capsys.readouterr().out)
@@ -298,7 +298,7 @@ def test_what_is_left_over_is_found(place, cluster, tmp_path, monkeypatch, capsy
     torch_remote_cli.left_over.list_or_remove(url, remove=True, as_json=False)
     assert "removed" in capsys.readouterr().out
     assert cluster.jobs == {} and list(Kubernetes.leftovers(place.options())) == []
-    machine.stop()  # what is gone is no error
+    machine.stop()  # stopping a deleted machine is no error
 
 
 def test_the_sdk_is_named_where_it_is_missing(script, remote):

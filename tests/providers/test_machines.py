@@ -1,4 +1,4 @@
-"""Names of GPUs, providers of others, and machines that TORCH_REMOTE_WORKER names."""
+"""GPU names, third-party providers, and machines that TORCH_REMOTE_WORKER names."""
 
 import os
 import sys
@@ -128,7 +128,7 @@ class Cupboard(Local):
 
 
 def install(folder, name, source, entries):
-    """A package of one module, whose entry points are providers."""
+    """Creates a package with one module, whose entry points are providers."""
     (folder / f"{name}.py").write_text(source)
     info = folder / f"{name}-1.dist-info"
     info.mkdir()
@@ -137,7 +137,7 @@ def install(folder, name, source, entries):
 
 
 def test_a_device_by_what_it_computes_on(remote):
-    """As libraries that offer "cuda" and "cpu" of a machine have their users write."""
+    """Users of libraries with "cuda" and "cpu" devices of one machine write it this way."""
     with RemoteMachine() as machine:
         first = machine.device()
         assert machine.device("cpu") == machine.device("cpu:0") == machine.device("cpu", 0) == first

@@ -1,4 +1,4 @@
-"""Machines of Modal, on a stand-in of its SDK."""
+"""Modal machines, tested with a replacement of its SDK."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""Machines of Ray, on a cluster of this machine's own: actors, resources, a placement group."""
+"""Ray machines, on a cluster on this machine: actors, resources, a placement group."""
 
 import os
 import signal

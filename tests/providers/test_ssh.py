@@ -1,4 +1,4 @@
-"""Machines of ssh: what is brought there, once, and what is said when something is missing there."""
+"""SSH machines: what is copied to the remote host, and only once, and the errors when something is missing there."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ TORCH_LIB = Path(torch.__file__).parent / "lib"
 
 @pytest.fixture
 def server(tmp_path, remote):
-    """Its other side has neither torch_remote nor torch."""
+    """The remote side has neither torch_remote nor torch."""
     (tmp_path / "bin").mkdir()
     for tool in (
         "sh",
@@ -116,7 +116,7 @@ def test_functions_are_called_where_that_is_allowed(tmp_path, remote):
 
 
 def test_two_bring_it_at_once(server):
-    """Each brings the whole; one of them stays."""
+    """Both clients upload everything; one copy remains."""
     errors = []
 
     def bring():
@@ -136,7 +136,7 @@ def test_two_bring_it_at_once(server):
 
 
 def test_an_archive_that_was_cut_gets_no_name(server):
-    """A client that dies while it brings something leaves nothing."""
+    """A client that dies during the upload leaves nothing."""
     script = Path(bundle.__file__).with_name("bootstrap.sh").read_text()
     command = [*server.command.split(), "-p", str(server.port), "127.0.0.1", f"exec sh -c '{script}'"]
     pieces = b"".join(bundle.worker().packed())
@@ -184,7 +184,7 @@ def test_a_shell_that_prints_something_first(server):
     config = server.folder / "sshd_config"
     noise = 'echo Welcome, have a lot of fun; echo and more >&2; eval "$SSH_ORIGINAL_COMMAND"'
     config.write_text(config.read_text() + f"ForceCommand {noise}\n")
-    server.process.send_signal(1)  # reads it again
+    server.process.send_signal(1)  # SIGHUP: reload the configuration
     time.sleep(0.5)
     with machine(server, torch_lib=str(TORCH_LIB)) as there:
         use(there.device())
@@ -199,7 +199,7 @@ def test_a_connection_that_breaks_is_a_lost_worker_that_says_why(server):
         with pytest.raises(WorkerLost, match=r"ssh to ssh://127\.0\.0\.1:\d+ exited with status 255: .*"):
             (x + 1).cpu()
         deadline = time.monotonic() + 20
-        while workers(server):  # the other side ends, too
+        while workers(server):  # the remote side ends, too
             assert time.monotonic() < deadline
             time.sleep(0.02)
         torch.remote.restart(there.device())
@@ -220,7 +220,7 @@ def test_the_environment_names_it(server, script):
     while workers(server):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    # The same, twice: two devices, each with a channel of its own.
+    # The same machine twice: two devices, each with its own channel.
     script(
         """
         import torch, torch_remote

@@ -1,8 +1,9 @@
-"""Random programs, compiled for the device, against CPU, not compiled: same results, and inputs written alike.
+"""Random programs, compiled for the device, compared with eager CPU: the results and the writes to inputs must be the
+same.
 
-A compiled function may show what torch's own capture of it shows on the CPU. Above all, its results may have the
-strides that torch's tracing says, as those of torch's default compiler have. The kernels of eager code lay some results
-out otherwise. Such programs are counted.
+A compiled function may differ in the ways in which torch's own capture differs on CPU. Above all, its results may have
+the strides that torch's tracing predicts, as with torch's default compiler. Eager kernels give some results other
+strides. Such programs are counted.
 
 compiled_programs.py --seed 0 --count 500        runs the programs of seeds 0 to 499
 compiled_programs.py --seed 4711 --show          prints the function
@@ -26,8 +27,8 @@ from generator import generate
 from program import TOLERANCES, Session, same_values
 from roundings import RUNS, Roundings, explains
 
-# What asks Python for a value or looks at a tensor from outside is for programs that are not compiled.
-# And torch's fake tensors take the power of a bool for an int64.
+# Steps that read a value in Python or inspect a tensor from outside are only for programs that are not compiled. Also
+# excluded: for a power of a bool, torch's fake tensors give int64.
 _OUTSIDE = re.compile(
     r"\b(read|check|same_storage|synchronize|backward|grad|requires_grad\w*|deepcopy|pickle|item|data|drawn|optimized|check_draws)\b"
     r"|pow.*\b(True|False)\b"
@@ -35,8 +36,8 @@ _OUTSIDE = re.compile(
 _LEAF = re.compile(r"(\w+) = (leaf\(.*\))\.to\(device\)$")
 
 
-# What a run made: results and inputs afterwards, or gradients, with their strides on the device (a copy may have
-# others); or what it raised.
+# The outcome of a run: results and inputs afterwards, or gradients, with their strides on the device (a copy may have
+# others); or the error.
 Shown = tuple[torch.Tensor, tuple[int, ...]]
 Outcome = list[Shown] | str
 
@@ -46,14 +47,14 @@ class Function:
     """A function of a program's leaves."""
 
     source: str
-    # The same, but it calls `rounds(b)` before each step: whether the step may round otherwise on a device.
+    # The same, with a call `rounds(b)` before each step. It states whether the step may round differently on a device.
     marked_source: str
     leaves: list[str]  # expressions of its arguments
-    exact: list[bool]  # of its results and arguments: no step rounded them
+    exact: list[bool]  # for each result and argument: no step rounded it
 
 
 def function_of(seed: int) -> Function:
-    """It ends before the first step that raises: that may have written some of its operands."""
+    """The function ends before the first step that raises, because that step may have written some of its operands."""
     program = generate(seed)
     session = Session("cpu")
     leaves: dict[str, str] = {}
@@ -88,8 +89,8 @@ def function_of(seed: int) -> Function:
 
 @dataclass(frozen=True)
 class Result:
-    """What came out for a seed. `what`: a difference of ours, in words. `torchs`: one of torch's own capture.
-    `rounded`: one that rounding explains."""
+    """The result of a seed. `what` describes an error of ours, `torchs` a difference that torch's own capture has, too,
+    and `rounded` one that rounding explains."""
 
     what: str | None = None
     torchs: str | None = None
@@ -125,7 +126,7 @@ def check(seed: int) -> Result:
         expected = run("cpu", None, gradients)
         if isinstance(expected, str):
             assert gradients, expected  # steps that raise were left out
-            continue  # what is written in place has no gradient
+            continue  # tensors written in place have no gradient
         with_gradients |= gradients
         kinds = None if gradients else made.exact
         mine = run("remote", "remote", gradients)
@@ -139,7 +140,7 @@ def check(seed: int) -> Result:
                 return Result(text, torchs, rounded, with_gradients)
             torchs = text
             continue
-        # The same values must differ, and in the same way, where torch captures the function for the CPU.
+        # Differences of torch's own capture on CPU must be in the same values, and of the same kind.
         torchs_own = _differences(its, expected, kinds).keys() - _differences(mine, its, kinds).keys()
         others = wrong.keys() - torchs_own
         if len(others) < len(wrong):
@@ -165,7 +166,7 @@ def _raises_alike(a: Outcome, b: Outcome) -> bool:
 def _explained(
     mine: list[Shown], expected: Outcome, traced: list[Shown], wrong: Iterable[int], runs: list[Outcome]
 ) -> bool:
-    """Whether rounding explains the values with these numbers."""
+    """Whether rounding explains the differences in the values with these indices."""
     if isinstance(expected, str) or len(mine) != len(expected):
         return False
     for i in wrong:
@@ -181,8 +182,8 @@ def _explained(
 
 
 def _differences(actual: Outcome, expected: Outcome, exact: list[bool] | None) -> dict[int, str]:
-    """By index of the value; -1 for an exception, or another number of values. `exact`: which must have the same bits;
-    null: none."""
+    """Differences by index of the value; -1 for an exception or a different number of values. `exact` states which
+    values must have the same bits; None: none."""
     if isinstance(actual, str):
         return {-1: f"raised: {actual}"}
     if len(actual) != len(expected):
@@ -212,7 +213,7 @@ def _outcome(function: Callable[..., Any], inputs: list[torch.Tensor]) -> Outcom
 
 
 def _gradients(function: Callable[..., Any], inputs: list[torch.Tensor]) -> Outcome:
-    """The gradients of all floating-point results' sum."""
+    """The gradients of the sum of all floating-point results."""
     try:
         inputs = [t.requires_grad_(t.is_floating_point()) for t in inputs]
         results = [r for r in function(*inputs) if isinstance(r, torch.Tensor) and r.requires_grad]

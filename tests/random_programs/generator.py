@@ -1,7 +1,7 @@
-"""Generates random programs. The seed decides everything; nothing here reads a clock or another generator.
+"""Generates random programs. The seed determines everything; no clock or other random generator is used.
 
 A program is generated while it runs on CPU, so that the generator knows the shapes of its variables. Most steps are
-valid; some are wrong on purpose, and must raise on the device what they raise on CPU.
+valid. Some are wrong on purpose, and must raise the same errors on the device as on CPU.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from vocabulary import (
 
 
 class Generator:
-    """Makes one program."""
+    """Generates one program."""
 
     def __init__(self, seed: int, devices: int = 1) -> None:
         self.rng = random.Random(seed)
         self.program = Program(seed)
         self.session = Session("cpu")
-        # Of each device; `place` is the one that steps are made for now.
+        # By device; `place` is the device for which steps are generated now.
         self.lives: list[list[str]] = [[] for _ in range(devices)]
         self.place = 0
         self.next_is_inexact = False
@@ -61,7 +61,7 @@ class Generator:
         return f"v{self.names}"
 
     def emit(self, code: str, uses: tuple[str, ...] = (), defines: tuple[str, ...] = (), mutates: bool = False) -> bool:
-        """Runs a step here and keeps it, unless CPU refuses it for a reason that only a kernel knows."""
+        """Runs a step here and adds it to the program, unless CPU refuses it for a reason that only a kernel knows."""
         if self.autograd and self.rng.random() < 0.15 and "backward" not in code and "check" not in code:
             code = f"with torch.no_grad(): {code}"
         if self.place == 1:
@@ -72,10 +72,10 @@ class Generator:
         self.next_is_inexact = False
         error = self.session.run(step)
         if error is not None and any(text in str(error) for text in RUN_TIME_ERRORS):
-            self.stopped |= mutates  # it may have written half of something
+            self.stopped |= mutates  # it may have written a part of something
             return False
         self.program.steps.append(step)
-        # resize_ leaves undefined contents, the CPU's multi-tensor ops stop half way.
+        # resize_ leaves undefined contents; the CPU's multi-tensor ops stop halfway.
         self.stopped |= error is not None and ("resize_and_fill" in code or "_foreach" in code)
         if error is None:
             self.live.extend(d for d in defines if d not in self.live)
@@ -87,7 +87,7 @@ class Generator:
         return is_leaf(self.tensor(name))
 
     def too_large(self, code: str, uses: tuple[str, ...]) -> bool:
-        """Whether a step would make far more of large tensors."""
+        """Whether a step would produce far more elements from large tensors."""
         tensors = [t for v in uses if isinstance(t := self.session.variables.get(v), torch.Tensor)]
         if all(t.numel() <= 4096 for t in tensors):
             return False
@@ -117,7 +117,7 @@ class Generator:
         return tuple(self.rng.choice(SIZES) if self.chance(0.9) else 1 for _ in range(self.rng.randint(0, most)))
 
     def pick(self, want: Callable[[torch.Tensor], bool] | None = None) -> str:
-        """A live variable, one that `want` likes if there is one."""
+        """A live variable, one that satisfies `want` if there is one."""
         if want is not None:
             liked = [v for v in self.live if want(self.tensor(v))]
             if liked:
@@ -146,7 +146,7 @@ class Generator:
     def dim(self, name: str) -> int:
         rank = self.tensor(name).dim()
         if self.chance(0.03):
-            return self.rng.choice((rank, -rank - 1, rank + 2))  # wrong, mostly
+            return self.rng.choice((rank, -rank - 1, rank + 2))  # usually invalid
         return self.rng.randint(-rank, rank - 1) if rank else self.rng.choice((0, -1))
 
     def size(self, name: str, dim: int) -> int:
@@ -166,7 +166,7 @@ class Generator:
         if kind < 0.94:
             return self.rng.choice(("True", "False"))
         if kind < 0.98:
-            return f"torch.tensor({self.rng.choice(('2', '0.5', '-1.25', 'True', '3'))})"  # 0-dim CPU tensor
+            return f"torch.tensor({self.rng.choice(('2', '0.5', '-1.25', 'True', '3'))})"  # a 0-dim CPU tensor
         return self.rng.choice(("1e10", "float('inf')", "float('nan')", "1j"))
 
     def dtype(self) -> str:
@@ -277,7 +277,8 @@ class Generator:
                 self.assign(f"{c}.{self.rng.choice(('real', 'imag', 'conj()', 'mH'))}", c)
             case 21:
                 items = [self.index_item(s) for s in t.shape[: self.rng.randint(1, max(rank, 1))]]
-                # At a second ellipsis torch looks for sizes behind the last one on CPU, and says so on other devices.
+                # For a second ellipsis, torch's CPU code looks for sizes past the last one; on other devices it reports
+                # this.
                 i = ", ".join(":" if item == "..." in items[:n] else item for n, item in enumerate(items))
                 self.assign(f"{v}[{i}]", v)
             case 22:
@@ -298,7 +299,8 @@ class Generator:
         return self.rng.choice((":", "None", "::2", "..." if self.chance(0.2) else ":"))
 
     def reshaped(self, v: str, shape: tuple[int, ...]) -> str:
-        """Sizes with as many elements, in terms of the variable's, so that they are right in every variant."""
+        """A shape with the same number of elements, in terms of the variable's sizes, so that it is valid in every
+        variant."""
         sizes = [f"{v}.shape[{i}]" for i in range(len(shape))] or ["1"]
         self.rng.shuffle(sizes)
         if len(sizes) > 1 and self.chance(0.5):
@@ -312,7 +314,7 @@ class Generator:
         return "[" + ", ".join(sizes) + "]"
 
     def strided(self, t: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Sizes and strides that mostly stay inside the storage; sometimes they overlap."""
+        """Sizes and strides that usually stay inside the storage; sometimes elements overlap."""
         room = t.untyped_storage().nbytes() // t.element_size()
         shape, stride = [], []
         for _ in range(self.rng.randint(0, 3)):
@@ -330,7 +332,7 @@ class Generator:
             v = self.floating()
             self.inexact()
             name = self.rng.choice(ACTIVATIONS)
-            # Infinity of infinity in kernels of ours, NaN in CPU's vector code, which is far off below 0.
+            # Our kernels give infinity for infinity, CPU's vector code NaN; CPU's is also inaccurate below 0.
             if FUSED and name == "gelu":
                 name = "mish"
             self.assign(f"F.{name}({v})", v)
@@ -347,7 +349,7 @@ class Generator:
         return other, (other,)
 
     def safe_division(self, op: str, a: str, text: str, uses: tuple[str, ...]) -> str:
-        """Integer division by zero is a run-time error."""
+        """Avoids integer division by zero, which is a run-time error."""
         if op.rstrip("_") not in ("fmod", "remainder", "floor_divide"):
             return text
         if uses and not self.tensor(uses[0]).dtype.is_floating_point:
@@ -355,7 +357,7 @@ class Generator:
         return "2" if text in ("0", "False") else text
 
     def signs(self, op: str, text: str, uses: tuple[str, ...]) -> str:
-        """A NaN's sign means nothing, and what gives NaN on CPU may be a number where less is rounded."""
+        """Removes NaNs: their sign is meaningless, and a NaN on CPU may be a number with less rounding."""
         if op.rstrip("_") != "copysign" or not uses or not self.tensor(uses[0]).dtype.is_floating_point:
             return text
         return f"{text}.nan_to_num()"
@@ -382,7 +384,7 @@ class Generator:
             self.assign(f"torch.{op}({a}, {b})", a, *uses)
 
     def inplace(self) -> None:
-        """In-place ops on bases and on views return the very tensor that they were given."""
+        """In-place ops on bases and views; they return the same tensor object."""
         v = self.pick()
         t = self.tensor(v)
         kind = self.rng.randrange(20)
@@ -444,7 +446,8 @@ class Generator:
                 self.live.remove(r)
 
     def overlaps_unseen(self, written: str, read: str) -> bool:
-        """Whether torch would let an op read what it has written: it looks for that among dense tensors only."""
+        """Whether torch would allow an op to read what it has written, because it checks overlaps only among dense
+        tensors."""
         w, r = self.tensor(written), self.tensor(read)
         if read == written or w.untyped_storage().data_ptr() != r.untyped_storage().data_ptr():
             return False
@@ -474,7 +477,7 @@ class Generator:
             self.mutate(v, f"{v}.{op}({d}, index({i}, {limit}), {source})", i, source)
 
     def storage(self) -> None:
-        """What changes a tensor's metadata or storage behind its back."""
+        """Changes of a tensor's metadata or storage that autograd does not see."""
         v = self.pick(lambda t: not t.requires_grad)
         t = self.tensor(v)
         other = self.pick(lambda o: o.dtype == t.dtype and not o.requires_grad)
@@ -490,7 +493,7 @@ class Generator:
             shape, stride = self.strided(t)
             self.emit(f"{v}.as_strided_({shape}, {stride})", (v,), (), mutates=True)
         elif kind == 4:
-            # (Growing would add garbage, also with other sizes than now.)
+            # Growing would expose uninitialized memory, also in variants with other sizes.
             room = f"{other}.untyped_storage().nbytes() // {t.element_size()}"
             self.emit(f"{v}.set_({other}.untyped_storage(), 0, (min({room}, 2),), (1,))", (v, other), (), mutates=True)
         elif kind == 5:
@@ -510,7 +513,7 @@ class Generator:
             (f"torch.clamp({a}, 0, 2, out={out})", ()),
             (f"torch.eq({a}, {b}, out={out})", uses),
         ]
-        if self.tensor(out).untyped_storage()._cdata != t.untyped_storage()._cdata:  # not checked by the CPU kernels
+        if self.tensor(out).untyped_storage()._cdata != t.untyped_storage()._cdata:  # the CPU kernels do not check this
             codes.append((f"torch.cat([{a}, {a}], 0, out={out})", ()))
             codes.append((f"torch.sum({a}, {self.dim(a)}, out={out})", ()))
             codes.append((f"torch.cumsum({a}, {self.dim(a)}, out={out})", ()))
@@ -524,10 +527,10 @@ class Generator:
         self.mutate(out, code, a, *used)
 
     def depends_on_order(self, out: str, *operands: str) -> bool:
-        """Whether `out` shares memory with an operand, and has elements that lie in the same place or another size.
+        """Whether `out` shares memory with an operand, and has elements at the same address or a different size.
 
-        CPU checks overlaps before it resizes `out`, and not again: what the kernel then reads depends on the order in
-        which it writes.
+        CPU checks overlaps before it resizes `out`, and not again. After that, the values that the kernel reads depend
+        on the order in which it writes.
         """
         storage = self.tensor(out).untyped_storage()._cdata
         if all(self.tensor(v).untyped_storage()._cdata != storage for v in operands):
@@ -691,7 +694,7 @@ class Generator:
                 self.assign(f"F.one_hot(index({i}, 4), 5)", i)
             case 9:
                 self.assign(f"torch.scatter({v}, {d}, index({v}, {limit}), {self.rng.randint(0, 3)})", v)
-            case 10:  # of numbers that are rounded otherwise there may be more
+            case 10:  # different rounding may produce more distinct numbers
                 self.assign(f"torch.unique({v})" if self.session.is_exact(t) else f"torch.unique(index({v}, 7))", v)
             case 11:
                 self.assign(f"torch.take_along_dim({v}, index({v}, {limit}), {d})", v)
@@ -771,8 +774,8 @@ class Generator:
             case 4 if t.dim() == 4:
                 self.assign(f"F.{self.rng.choice(('max_pool2d', 'avg_pool2d'))}({v}, 2, padding=1)", v)
             case 5 if t.dim() == 4:
-                # (CPU's fused kernel has zeros for a query whose scores are all NaN, and scales scores when they have
-                # overflowed already.)
+                # CPU's fused kernel gives zeros for a query whose scores are all NaN, and scales scores after they have
+                # overflowed.
                 q, causal = f"{v}.nan_to_num(0, 8, -8)", self.chance(0.5)
                 self.assign(f"F.scaled_dot_product_attention({q}, {q}, {q}, is_causal={causal}).contiguous()", v)
             case 6:
@@ -811,7 +814,7 @@ class Generator:
         self.emit(f"{x}, {y} = optimized('{name}', {self.rng.randrange(1000)}, {a}, {b})", (a, b), (x, y))
 
     def gradient(self) -> None:
-        """A gradient in the middle of the program."""
+        """Computes a gradient in the middle of the program."""
         wants = [v for v in self.live if self.tensor(v).requires_grad and self.is_leaf(v) is False]
         leaves = [v for v in self.live if self.tensor(v).requires_grad and self.is_leaf(v)]
         if not wants or not leaves:
@@ -822,7 +825,7 @@ class Generator:
         self.assign(f"torch.autograd.grad({v}, {of}, {how})[0]", v, of)
 
     def exchange(self) -> None:
-        """A tensor goes to the other device of a program for two."""
+        """Copies a tensor to the other device of a program for two devices."""
         if len(self.lives) == 1:
             return
         v, name = self.pick(), self.name()
@@ -857,7 +860,7 @@ class Generator:
             self.inexact()
             self.emit(f"{loss}.backward()", (loss, *wants))
             for v in wants:
-                with contextlib.suppress(RuntimeError):  # a view that was changed behind autograd's back
+                with contextlib.suppress(RuntimeError):  # autograd refuses a view that was modified without it
                     has_grad = self.tensor(v).is_leaf and self.tensor(v).grad is not None
                     if has_grad:
                         self.emit(f"check({v}.grad)", (v, loss))

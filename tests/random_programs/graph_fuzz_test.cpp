@@ -7,7 +7,7 @@
 #include "gtest/gtest.h"
 #include "tests/random_programs/graph_properties.h"
 
-// With FUZZ_SECONDS for that long, from FUZZ_SEED or a random seed; else over a fixed number of inputs.
+// Runs for FUZZ_SECONDS if it is set, from FUZZ_SEED or a random seed; otherwise over a fixed number of inputs.
 namespace torch_remote::fuzz {
 namespace {
 
@@ -17,12 +17,12 @@ Tally run(std::string (*check)(uint64_t seed, Tally* tally)) {
   using Clock = std::chrono::steady_clock;
   const char* const seconds = std::getenv("FUZZ_SECONDS");
   const char* const chosen = std::getenv("FUZZ_SEED");
-  // Half of the time for each of the two tests.
+  // Each of the two tests gets half of the time.
   const auto end = Clock::now() + std::chrono::milliseconds(seconds == nullptr ? 0 : 500 * std::atoll(seconds));
   uint64_t seed = seconds == nullptr ? 0 : uint64_t{std::random_device()()} << 20;
   if (chosen != nullptr) seed = std::strtoull(chosen, nullptr, 10);
   std::printf("from seed %llu\n", static_cast<unsigned long long>(seed));
-  std::fflush(stdout);  // a crash must not take it along
+  std::fflush(stdout);  // so that the seed is printed even after a crash
   Tally tally;
   std::string wrong;
   do {
@@ -36,7 +36,7 @@ Tally run(std::string (*check)(uint64_t seed, Tally* tally)) {
 
 TEST(GraphFuzz, TextThatIsNearlyRight) {
   const Tally tally = run(check_text);
-  EXPECT_GT(tally.read, tally.inputs / 8);  // else the damage is too much to get behind the parser
+  EXPECT_GT(tally.read, tally.inputs / 8);  // otherwise the damage is too heavy to pass the parser
   EXPECT_GT(tally.inputs - tally.read, tally.inputs / 8);
   EXPECT_GT(tally.valid, tally.inputs / 16);
 }

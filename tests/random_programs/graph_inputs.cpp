@@ -143,7 +143,7 @@ const T& any_of(Rng& rng, const T (&list)[N]) {
 
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.' || c == ':'; }
 
-// Blanks are tokens, too: joined, they are the text.
+// Splits a text into tokens. Whitespace is a token, too, so joining them gives the text.
 std::vector<std::string> tokens_of(std::string_view text) {
   std::vector<std::string> out;
   for (size_t i = 0; i < text.size();) {
@@ -173,7 +173,7 @@ std::string joined(const std::vector<std::string>& pieces) {
   return out;
 }
 
-// One change to a list of tokens or lines. `others`: where foreign pieces come from.
+// Applies one change to a list of tokens or lines. `others` is the source of foreign pieces.
 void damage_pieces(Rng& rng, std::vector<std::string>& pieces, const std::vector<std::string>& others) {
   if (pieces.empty() || others.empty()) return;
   const size_t at = rng() % pieces.size();
@@ -233,7 +233,7 @@ std::string words_in_no_order(Rng& rng) {
   return rng() % 2 == 0 ? text : text + "\n}\n";
 }
 
-// Half of them as the pipeline leaves them: with memory plans and expressions.
+// A random graph. Half of them went through the pipeline, so they have memory plans and expressions.
 ir::Graph any_graph(Rng& rng) {
   ir::Graph graph = ir::testing::random_graph(rng, {.max_nodes = 1 + static_cast<uint32_t>(rng() % 12)});
   if (rng() % 2 == 0 && !passes::run_pipeline(graph).ok()) return {};

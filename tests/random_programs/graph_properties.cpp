@@ -9,7 +9,7 @@
 namespace torch_remote::fuzz {
 namespace {
 
-// `graph` verifies, and is what came before this pass.
+// Runs a pass on `graph`, which must verify. Returns what is wrong, or an empty string.
 std::string check_pass(const passes::Pass& pass, ir::Graph& graph) {
   const std::string before = ir::print(graph);
   if (const Status status = pass.run(graph, {}); !status.ok()) return " fails: " + status.message() + "\n" + before;
@@ -20,7 +20,7 @@ std::string check_pass(const passes::Pass& pass, ir::Graph& graph) {
   return " changes it again:\n" + before + ir::print(graph) + ir::print(again);
 }
 
-// `graph` verifies.
+// `graph` must verify. Returns what is wrong, or an empty string.
 std::string check_graph(const ir::Graph& graph) {
   const std::string text = ir::print(graph);
   ir::Graph back;

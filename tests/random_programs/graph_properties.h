@@ -3,19 +3,18 @@
 #include <cstdint>
 #include <string>
 
-// What must hold for the readers of graphs, whatever they are given: no crash, and a graph that they accept is one that
-// everything else can work with.
+// Properties of the readers of graphs for any input: no crash, and a graph that they accept is usable everywhere else.
 namespace torch_remote::fuzz {
 
 struct Tally {
   uint64_t inputs = 0;
-  uint64_t read = 0;   // that the reader took
-  uint64_t valid = 0;  // and the verifier, too
+  uint64_t read = 0;   // accepted by the reader
+  uint64_t valid = 0;  // accepted by the verifier, too
 };
 
-// One input, made from the seed. The result: what does not hold, with the input; empty if everything does. An input
-// whose graph verifies must come back the same from its text and its program, and each pass of the pipeline must leave
-// a graph that verifies and that it does not change again.
+// Checks one input, generated from the seed. Returns the violated property with the input, or an empty string. A graph
+// that verifies must survive round trips through text and program. Each pass of the pipeline must leave a graph that
+// verifies, and that a second run of the pass does not change.
 std::string check_text(uint64_t seed, Tally* tally);
 std::string check_program(uint64_t seed, Tally* tally);
 

@@ -23,13 +23,13 @@ class Step:
     code: str
     uses: tuple[str, ...] = ()
     defines: tuple[str, ...] = ()
-    inexact: bool = False  # some op may round otherwise: it may sum in another order
+    inexact: bool = False  # an op may round differently, because it may sum in another order
     mutates: bool = False
 
 
 @dataclass
 class Program:
-    """It is run once for each variant, one after the other: the same steps with other leaves, scalars and sizes."""
+    """A program runs once per variant, one after the other: the same steps with different leaves, scalars and sizes."""
 
     seed: int
     steps: list[Step] = field(default_factory=list)
@@ -41,18 +41,18 @@ class Program:
 
 @dataclass(frozen=True)
 class TensorState:
-    """Everything about a tensor that a program can see."""
+    """Everything about a tensor that a program can observe."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    stride: tuple[int, ...]  # 0 where no element is reached by it: dims of 1, empty tensors
-    offset: int  # 0 for empty tensors, as storage_bytes
+    stride: tuple[int, ...]  # 0 for dims of size 1 and empty tensors, where it has no effect
+    offset: int  # 0 for empty tensors, like storage_bytes
     storage_bytes: int
-    version: int  # beyond the one that the tensor had when the program got it
+    version: int  # relative to the version when the program got the tensor
     is_view: bool
     requires_grad: bool
-    on_device: bool  # not on CPU, or wherever else
-    exact: bool  # its values are, on CPU
+    on_device: bool  # on the expected device
+    exact: bool  # whether its values on CPU are exact
     values: torch.Tensor
 
     @staticmethod
@@ -72,19 +72,19 @@ class TensorState:
         )
 
 
-# Generated kernels round a chain of ops on half types at its end only, so a step that reads a half type may round
-# otherwise.
+# Generated kernels round a chain of ops on half types only at its end, so a step that reads a half type may round
+# differently.
 FUSED = os.environ.get("TORCH_REMOTE_FUSION", "1") != "0"
 HALVES = (torch.float16, torch.bfloat16)
-# Set once, by who runs programs where complex numbers are rounded otherwise than on a CPU.
+# Set once, by runners of programs on devices that round complex numbers differently from CPU.
 rounds_complex = False
 
-# What of it is compared besides the values.
+# The attributes that are compared in addition to the values.
 SEEN = ("dtype", "shape", "stride", "offset", "storage_bytes", "version", "is_view", "requires_grad", "on_device")
 
 
 def shares_elements(t: torch.Tensor) -> bool:
-    """Whether two elements lie in the same place."""
+    """Whether two elements have the same address."""
     if t.layout != torch.strided or torch._debug_has_internal_overlap(t) == 0:
         return False
     places = torch.zeros((), dtype=torch.int64)
@@ -94,7 +94,7 @@ def shares_elements(t: torch.Tensor) -> bool:
 
 
 def is_leaf(t: torch.Tensor) -> bool | None:
-    """None: torch cannot tell, of a view of something that was written since."""
+    """Whether it is a leaf. None: torch cannot say, for a view whose base was written since."""
     try:
         return t.is_leaf
     except RuntimeError:
@@ -103,19 +103,20 @@ def is_leaf(t: torch.Tensor) -> bool | None:
 
 @dataclass(frozen=True)
 class Raised:
-    """A step raised. The message does not count: it names devices, and of two errors either may be found first."""
+    """A step raised an exception. The message is not compared: it names devices, and either of two errors may be found
+    first."""
 
     type: str
     message: str = field(compare=False)
 
     @staticmethod
     def by(error: Exception) -> Raised:
-        # Wrong dims and indices are IndexErrors, everything else about shapes and dtypes a RuntimeError.
+        # Invalid dims and indices are IndexErrors; all other errors about shapes and dtypes are RuntimeErrors.
         name = "RuntimeError" if isinstance(error, (IndexError, RuntimeError)) else type(error).__name__
         return Raised(name, f"{type(error).__name__}: {error}")
 
 
-LARGE = 4096  # so many values of a leaf are random, then they repeat
+LARGE = 4096  # a leaf has this many random values, which then repeat
 
 # What a step shows: None, an exception, a value that the program read, or states of tensors.
 Observation = tuple[str, Any]
@@ -148,7 +149,7 @@ def leaf(
     if permutation is not None:
         inverse = [permutation.index(i) for i in range(len(permutation))]
         tensor = tensor.permute(permutation).contiguous().permute(inverse)
-    return tensor.clone()  # no view, strides kept
+    return tensor.clone()  # not a view, and with the same strides
 
 
 def to_int(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -161,18 +162,18 @@ def to_int(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def index(t: torch.Tensor, limit: int) -> torch.Tensor:
-    """An int64 tensor of valid indices, made from any tensor's values."""
+    """An int64 tensor of valid indices, derived from any tensor's values."""
     return to_int(t, torch.int64).remainder(max(limit, 1))
 
 
 def resize_and_fill(t: torch.Tensor, shape: tuple[int, ...], value: float) -> torch.Tensor:
-    """resize_ leaves what it adds undefined, so it is written."""
+    """Fills the tensor, because resize_ leaves new elements undefined."""
     result = t.resize_(shape)
     result.fill_(value)
     return result
 
 
-# How random numbers are drawn, and whether a tensor of them may be such.
+# How random numbers are drawn, and a check of their range.
 DRAWS: dict[str, tuple[Callable[[tuple[int, ...], torch.device], torch.Tensor], Callable[[torch.Tensor], bool]]] = {
     "rand": (lambda s, d: torch.rand(s, device=d), lambda t: bool(((t >= 0) & (t < 1)).all())),
     "rand_double": (
@@ -241,7 +242,7 @@ OPTIMIZERS: dict[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = {
 
 
 class Session:
-    """Runs steps on a device and keeps their variables and what they showed."""
+    """Runs steps on a device, and keeps their variables and observations."""
 
     def __init__(self, device: str, variant: int = 0, roundings: Roundings | None = None) -> None:
         self.device = torch.device(device)
@@ -253,11 +254,11 @@ class Session:
         # Storages whose values may depend on the order of a sum.
         self.inexact: set[int] = set()
         self.step_is_inexact = False
-        # Gradients that came from another device where the program has one: a copy, and on CPU perhaps a view.
+        # Gradients that came from another device if the program has one. They are copies, and on CPU perhaps views.
         self.crosses = False
         self.crossed: dict[int, torch.Tensor] = {}
         self.draws: list[tuple[str, torch.Tensor, torch.Tensor]] = []
-        # How often an op wrote its own result before returning it is its own affair.
+        # Versions at the time of return: how often an op wrote its own result before that is an implementation detail.
         self.first_versions: dict[int, tuple[torch.Tensor, int]] = {}
         self.variables: dict[str, Any] = {
             "torch": torch,
@@ -284,7 +285,7 @@ class Session:
     # -- what depends on the variant -----------------------------------------------------------------------------------
 
     def _sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Sizes of 0 and 1 stay, what is equal stays equal."""
+        """Sizes 0 and 1 stay, and equal sizes stay equal."""
         more = max(self.variant - 1, 0)
         return tuple(size + more if size > 1 else size for size in shape)
 
@@ -297,8 +298,8 @@ class Session:
     # ------------------------------------------------------------------------------------------------------------------
 
     def _drawn(self, seed: int, shape: tuple[int, ...], kind: str, device: torch.device) -> torch.Tensor:
-        """A random tensor, drawn twice from one seed. As each device has its own generator, both hold the same numbers,
-        which are not random, when it is returned."""
+        """A random tensor, drawn twice from one seed. Each device has its own generator, so the numbers are replaced by
+        non-random ones before they are returned."""
         draw = DRAWS[kind][0]
         torch.manual_seed(seed)
         first = draw(self._sizes(shape), device)
@@ -322,7 +323,7 @@ class Session:
         for step in range(2):
             for i, p in enumerate(parameters):
                 grad = leaf(seed + 2 * i + step + self.variant, tuple(p.shape), p.dtype).to(p.device)
-                # (CPU's fused optimizers go through memory in order, wherever elements lie.)
+                # CPU's fused optimizers traverse memory in order, regardless of strides.
                 p.grad = torch.empty_like(p).copy_(grad)
             optimizer.step()
         return [p.detach() for p in parameters]
@@ -354,7 +355,7 @@ class Session:
         return t.untyped_storage()._cdata not in self.inexact
 
     def _spread(self, step: Step, used: list[torch.Tensor]) -> None:
-        """Whatever a step makes from inexact values is inexact."""
+        """Marks everything that a step computes from inexact values as inexact."""
         made = [t for name in step.defines if isinstance(t := self.variables.get(name), torch.Tensor)]
         if not self.step_is_inexact:
             self.inexact.difference_update(t.untyped_storage()._cdata for t in made)
@@ -367,7 +368,7 @@ class Session:
         self.inexact.update(t.untyped_storage()._cdata for t in made)
 
     def rounds(self, step: Step, used: list[torch.Tensor]) -> bool:
-        """Whether the step itself may round otherwise on a device."""
+        """Whether the step itself may round differently on a device."""
         return (
             step.inexact
             or (FUSED and any(t.dtype in HALVES for t in used))
@@ -382,7 +383,8 @@ class Session:
         self.observations.append(("aliasing", (groups, [objects.setdefault(id(t), len(objects)) for t in tensors])))
 
     def run(self, step: Step, wait: bool = False) -> Exception | None:
-        """Runs one step; a Python exception of it is an observation, and returned. `wait` for those of the worker."""
+        """Runs one step. A Python exception becomes an observation and is returned. `wait`: also waits for errors of
+        the worker."""
         used = [t for name in step.uses if isinstance(t := self.variables.get(name), torch.Tensor)]
         rounds = self.rounds(step, used)
         self.step_is_inexact = rounds or not all(map(self.is_exact, used))
@@ -407,9 +409,9 @@ class Session:
                     self.crossed[id(value)] = value
             self._spread(step, used)
         except Exception as error:
-            if "backward(" in step.code:  # which may have got to some gradients
+            if "backward(" in step.code:  # some gradients may have been computed
                 self._spread(step, used)
-            if is_late:  # contents are as before; a version that was counted up stays
+            if is_late:  # contents are unchanged, but an increased version stays
                 for key, (t, before) in versions.items():
                     first = self.first_versions.get(key, (t, before))[1]
                     self.first_versions[key] = (t, first + t._version - before)
@@ -427,13 +429,13 @@ def run_program(
     variant: int = 0,
     roundings: Roundings | None = None,
 ) -> list[list[Observation]]:
-    """The observations of each step. A step whose variables are missing (their step raised) shows nothing.
+    """The observations of each step. A step whose variables are missing, because their step raised, shows nothing.
 
-    After the steps in `raising` the device is waited for: it may raise late what the CPU raised at once. What is raised
-    after the last step is one more list.
+    After the steps in `raising` we wait for the device, because it may raise later what the CPU raises at once. Errors
+    after the last step are in an additional list.
     """
     session = Session(device, variant, roundings)
-    with contextlib.suppress(Exception):  # what a program left behind that failed
+    with contextlib.suppress(Exception):  # errors that the previous program left
         session.synchronize()
     result = []
     for i, step in enumerate(program.steps):
@@ -454,7 +456,7 @@ def raised(shown: list[list[Observation]]) -> frozenset[int]:
 
 
 def with_variants(program: Program, variants: tuple[int, ...]) -> Program:
-    """The steps that raise in all variants or in none, so that each variant is the same trace."""
+    """Keeps the steps that raise in all variants or in none, so that each variant is the same trace."""
     for _ in range(6):
         first, *others = [raised(run_program(program, "cpu", variant=v)) for v in sorted(set(variants))]
         odd = {i for other in others for i in first ^ other}
@@ -488,7 +490,7 @@ def same_values(expected: torch.Tensor, got: torch.Tensor, inexact: bool) -> boo
         if torch.equal(e, g) and (inexact or torch.equal(e.signbit(), g.signbit())):
             return True
         tolerance = scaled = TOLERANCES[expected.dtype]
-        if FUSED:  # what float64 has may have been float32 in between, and differences may have been divided
+        if FUSED:  # a float64 may have been float32 in between, and differences may have been divided
             tolerance = max(tolerance, TOLERANCES[torch.float32])
             finite = e[e.isfinite()].double().abs()
             scaled = tolerance * max(finite.max().item() if finite.numel() else 1.0, 1.0)
@@ -497,7 +499,7 @@ def same_values(expected: torch.Tensor, got: torch.Tensor, inexact: bool) -> boo
 
 
 def difference(expected: Observation, got: Observation) -> str | None:
-    """What differs between the observations of one event, in words; None if nothing does."""
+    """Describes the difference between the observations of one event; None if there is none."""
     kind, want = expected
     if got[0] != kind:
         return f"{kind} ({want}) became {got[0]} ({got[1]})"
@@ -532,7 +534,8 @@ def values_of(shown: Observation) -> list[torch.Tensor]:
 
 
 def seen_of(shown: Observation) -> Any:
-    """All else of it, which rounding never changes. (The shape of what a program reads may depend on values.)"""
+    """The rest of an observation, which rounding never changes. (The shape of a value that a program reads may depend
+    on values.)"""
     kind, what = shown
     if kind == "check":
         return kind, [tuple(getattr(state, name) for name in SEEN) for state in what]
@@ -540,14 +543,14 @@ def seen_of(shown: Observation) -> Any:
 
 
 class Explanation:
-    """Whether errors of rounding explain what a device shows; runs the program on the CPU with such errors for it."""
+    """Decides whether rounding errors explain what a device shows, by running the program on CPU with such errors."""
 
     def __init__(self, program: Program, variant: int) -> None:
         self.program, self.variant = program, variant
         self.runs: list[list[list[Observation]]] = []
 
     def explains(self, step: int, event: int, expected: list[Observation], got: list[Observation]) -> bool:
-        """The step's event, of those that the CPU and the device showed."""
+        """Whether rounding explains the difference in this event of the step."""
         if not self.runs:
             self.runs = [
                 run_program(self.program, "cpu", variant=self.variant, roundings=Roundings(seed))
@@ -555,7 +558,7 @@ class Explanation:
             ]
         runs = [run[step] for run in self.runs]
         if len(expected) != len(got) or any(seen_of(a) != seen_of(b) for a, b in zip(expected, got, strict=True)):
-            # What a step raises may depend on rounded values: whether all are alike, how many are not zero.
+            # A step's exception may depend on rounded values: whether all are alike, how many are nonzero.
             shown = [seen_of(e) for e in got]
             return any([seen_of(e) for e in run] == shown for run in runs)
         others = [values_of(run[event]) for run in runs if len(run) == len(expected)]
@@ -578,12 +581,12 @@ class Failure:
         return "\n".join(lines)
 
 
-# Programs whose differences rounding explained. A test pins the rate.
+# The number of programs whose differences rounding explained. A test limits the rate.
 explained: collections.Counter[int] = collections.Counter()
 
 
 def differences(expected: list[Observation], got: list[Observation]) -> Iterator[tuple[int, str]]:
-    """Of one step: the events that differ, and how."""
+    """The events of one step that differ, with a description."""
     if len(expected) != len(got):
         yield 0, f"showed {got or 'nothing'}, expected {expected or 'nothing'}"
         return
@@ -593,14 +596,15 @@ def differences(expected: list[Observation], got: list[Observation]) -> Iterator
 
 
 def is_copied_first(step: Step, got: list[Observation]) -> bool:
-    """Whether the step raised since `tolist()` copies what is not on the CPU, which is an op: autograd refuses ops on a
-    view that was made without gradients and whose base was written with them. On the CPU it reads memory alone."""
+    """Whether the step raised because `tolist()` copies a tensor that is not on CPU, and that copy is an op. Autograd
+    refuses ops on a view made in no_grad mode whose base was then written with gradients. On CPU, `tolist()` only reads
+    memory."""
     refuses = "A view was created in no_grad mode"
     return ".tolist()" in step.code and any(kind == "raised" and refuses in what.message for kind, what in got)
 
 
 def compare(program: Program, device: str) -> Failure | None:
-    """Runs the variants of the program on CPU and on `device`; the first difference that nothing explains, or None."""
+    """Runs the variants of the program on CPU and on `device`. Returns the first unexplained difference, or None."""
     for variant in program.variants:
         expected = run_program(program, "cpu", variant=variant)
         got = run_program(program, device, raised(expected), variant)
@@ -615,7 +619,7 @@ def compare(program: Program, device: str) -> Failure | None:
 
 
 def minimise(failure: Failure, device: str, budget: int = 400) -> Failure:
-    """Drops steps as long as some difference stays (delta debugging, from big blocks to single steps)."""
+    """Drops steps while some difference remains (delta debugging, from large blocks to single steps)."""
     best = Failure(truncated(failure.program, failure.step), failure.step, failure.text, failure.variant)
     block = max(len(best.program.steps) // 2, 1)
     while True:
@@ -640,7 +644,7 @@ def truncated(program: Program, last: int) -> Program:
 
 
 def without_orphans(program: Program) -> Program:
-    """Leaves out steps whose variables nobody defines."""
+    """Drops steps that use undefined variables."""
     known: set[str] = set()
     steps = []
     for step in program.steps:

@@ -1,11 +1,11 @@
-"""Random convolution nets on the device against CPU: what they compute, their gradients, and how all of it lies.
+"""Random convolution nets on the device compared with CPU: results, gradients, and strides.
 
 random_nets.py --seed 0 --count 1000     runs the nets of seeds 0 to 999
 random_nets.py --seed 4711               one net; prints it if it fails
 random_nets.py --seed 4711 --show        prints the net
 
-A seed decides the net, its dtype, how images and weights lie, in which sizes it runs, whether it trains, where its
-traces are cut, and which values between its layers the script looks at.
+A seed determines the net, its dtype, the memory formats of images and weights, the sizes, and whether it trains. It
+also determines where traces are cut, and which intermediate values the script reads.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Call(nn.Module):
 
 
 class Sum(nn.Module):
-    """Two ways from one image to images of one shape, added up."""
+    """Two branches from the same input, added."""
 
     def __init__(self, one: nn.Module, other: nn.Module) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Sum(nn.Module):
 
 
 class Joined(nn.Module):
-    """Several ways, and their channels."""
+    """Several branches, with concatenated channels."""
 
     def __init__(self, ways: list[nn.Module]) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Joined(nn.Module):
 
 
 class Scaled(nn.Module):
-    """Each channel times a number that is made of all of them: squeeze and excitation."""
+    """Multiplies each channel by a factor computed from all channels: squeeze and excitation."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Scaled(nn.Module):
 
 
 class Net(nn.Module):
-    """Layers; of `kept` ones it returns what they make."""
+    """A sequence of layers. Returns the outputs of the `kept` ones."""
 
     def __init__(self, layers: list[nn.Module], kept: list[int], read: list[int]) -> None:
         super().__init__()
@@ -98,15 +98,15 @@ class Net(nn.Module):
 
 @dataclass
 class Plan:
-    """A net and what is done with it."""
+    """A net, and what is done with it."""
 
     seed: int
     net: nn.Module
     dtype: torch.dtype
     trains: bool
-    smooth: bool  # nowhere is a gradient one thing or another by a rounding
+    smooth: bool  # no gradient depends discontinuously on rounding
     channels: int
-    sizes: list[tuple[int, int, int]]  # images, height, width
+    sizes: list[tuple[int, int, int]]  # number of images, height, width
     layout: str  # of the images
     cuts: tuple[int, int]
     notes: list[str] = field(default_factory=list)
@@ -122,7 +122,7 @@ class Maker:
         self.trains = self.rng.random() < 0.55
         self.smooth = not self.trains or self.rng.random() < 0.7
         self.kinks = not self.smooth or not self.trains
-        self.scale = 1.0  # height and width, to those of the images
+        self.scale = 1.0  # height and width, relative to those of the images
 
     def chance(self, p: float) -> bool:
         return self.rng.random() < p
@@ -147,7 +147,7 @@ class Maker:
         return Call("F.layer_norm(x.permute(0, 2, 3, 1), x.shape[1:2]).permute(0, 3, 1, 2)")
 
     def convolution(self, inputs: int, outputs: int) -> nn.Module:
-        """Of the same height and width."""
+        """A convolution that preserves height and width."""
         kernel = self.rng.choice((1, 1, 3, 3, 3, 5, (3, 1), (1, 5), 7))
         dilation = self.rng.choice((1, 1, 1, 2)) if kernel in (3, 5) else 1
         common = [g for g in (1, 1, 1, 2, 4, 8) if inputs % g == 0 and outputs % g == 0]
@@ -168,7 +168,8 @@ class Maker:
         self.scale /= 2
         match self.rng.randrange(5):
             case 0 | 1:
-                # (Of few channels channels last, CPU's gradient of one place in steps writes beyond its memory.)
+                # With few channels in channels last, CPU's gradient of a strided 1x1 convolution writes beyond its
+                # memory.
                 outputs, kernel = self.width(), self.rng.choice((1 if channels >= 16 else 4, 2, 3, 5))
                 each = self.chance(0.3)
                 outputs, groups = (channels, channels) if each else (outputs, 1)
@@ -190,7 +191,7 @@ class Maker:
                 return nn.Upsample(scale_factor=2), channels
 
     def other(self, channels: int) -> tuple[nn.Module, int]:
-        """What a layout is lost by, or what sees it."""
+        """Layers that change the memory format, or depend on it."""
         choices = [
             "x.flip(3)",
             "x[:, :, 1:]",
@@ -243,7 +244,7 @@ def plan_of(seed: int) -> Plan:
     layers.append(maker.convolution(channels, rng.choice((1, 4, 32))))
     indices = range(len(layers))
     kept = [i for i in indices if maker.chance(0.15)]
-    # (What is returned is not written in place.)
+    # A returned value is not written in place.
     read = [i for i in indices if maker.chance(0.1)]
     dtype = torch.float32
     if not maker.trains and maker.chance(0.3):
@@ -261,7 +262,7 @@ def plan_of(seed: int) -> Plan:
                 nn.init.normal_(module.weight, std=0.7 / module.weight[0].numel() ** 0.5)
     net.train(maker.trains)
     if maker.trains and maker.chance(0.2):
-        for module in net.modules():  # at rest, as when one tunes a trained net
+        for module in net.modules():  # in eval mode, as in fine-tuning
             if isinstance(module, nn.BatchNorm2d):
                 module.eval()
     net = net.to(dtype)
@@ -295,15 +296,15 @@ def laid(x: Tensor, layout: str) -> Tensor:
 
 
 def strides(x: Tensor) -> tuple[int, ...]:
-    """0 where no element is reached by it."""
+    """Strides; 0 where they have no effect."""
     return tuple(stride if size > 1 else 0 for size, stride in zip(x.shape, x.stride(), strict=True))
 
 
-Shown = tuple[str, tuple[int, ...], Tensor]  # what, its strides, its values
+Shown = tuple[str, tuple[int, ...], Tensor]  # name, strides, values
 
 
 def run(plan: Plan, device: torch.device | str, dtype: torch.dtype, layout: str) -> Iterator[list[Shown]]:
-    """What can be seen after each run of the net."""
+    """The observable state after each run of the net."""
     net = copy.deepcopy(plan.net).to(dtype).to(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9) if plan.trains else None
     images = torch.Generator().manual_seed(plan.seed)
@@ -322,7 +323,7 @@ def run(plan: Plan, device: torch.device | str, dtype: torch.dtype, layout: str)
             assert isinstance(total, Tensor)
             total.backward()
             seen |= {"loss": total, "gradient of images": x.grad}
-            # (The gradient of what a norm takes away is nothing but rounding.)
+            # The gradient of a bias before a norm consists of rounding errors only.
             seen |= {f"gradient of {n}": p.grad for n, p in net.named_parameters() if p.grad is not None}
             optimizer.step()
             seen |= {n: b for n, b in net.named_buffers() if b.dtype.is_floating_point}
@@ -330,7 +331,7 @@ def run(plan: Plan, device: torch.device | str, dtype: torch.dtype, layout: str)
 
 
 def difference(plan: Plan, device: torch.device | str) -> str | None:
-    """Runs the plan on the device and on CPU. What differs first; None: nothing."""
+    """Runs the plan on the device and on CPU. Returns the first difference; None if there is none."""
     if torch.device(device).type == "remote":
         from torch_remote import _C
 
@@ -358,7 +359,8 @@ def first_difference(
 ) -> str | None:
     if [name for name, _, _ in got] != [name for name, _, _ in cpu]:
         return f"there is {[name for name, _, _ in got]} instead of {[name for name, _, _ in cpu]}"
-    # Biases before a norm have gradients that are zero but for roundings, as large as those of their neighbours.
+    # Biases before a norm have zero gradients except for rounding errors. These are relative to the gradients of their
+    # neighbors.
     gradients = [
         value.abs().max().item() for name, _, value in exact if name.startswith("gradient of") and value.numel()
     ]
@@ -376,9 +378,10 @@ def first_difference(
         size = right[2].abs().max().item() if right[2].numel() else 0.0
         if name.startswith("gradient of"):
             size = max(size, largest)
-        roundings = 8 if plan.dtype == torch.bfloat16 else 1000  # what cancels, and norms of little, make many of one
+        # cancellation, and norms of few elements, amplify a rounding error
+        roundings = 8 if plan.dtype == torch.bfloat16 else 1000
         allowed = 4 * of_cpu + roundings * torch.finfo(plan.dtype).eps * size
-        if plan.trains and not plan.smooth:  # an element or two may have taken the other way
+        if plan.trains and not plan.smooth:  # a few elements may have fallen on the other side of a kink
             usual = right[2].norm().item() / max(1, right[2].numel()) ** 0.5
             allowed = max(allowed, 0.25 * max(usual, 0.1 * size))
             error = (values - right[2]).norm().item() / max(1, values.numel()) ** 0.5
@@ -403,11 +406,11 @@ def main() -> int:
         return 0
     if args.device == "remote":
         import torch_remote  # noqa: F401
-    # As a test in shards, each runs a part.
+    # As a sharded test, each shard runs a part.
     shards, shard = (int(os.environ.get(name, d)) for name, d in (("TEST_TOTAL_SHARDS", 1), ("TEST_SHARD_INDEX", 0)))
     if "TEST_SHARD_STATUS_FILE" in os.environ:
         open(os.environ["TEST_SHARD_STATUS_FILE"], "w").close()
-    torch.set_num_threads(1)  # several would wait for each other at every small layer, on a machine with other work
+    torch.set_num_threads(1)  # several threads would wait for each other at every small layer on a busy machine
     failed = 0
     for seed in range(args.seed + shard, args.seed + args.count, shards):
         text = difference(plan_of(seed), args.device)

@@ -1,7 +1,8 @@
-"""Random programs on the device against CPU: every tensor must be the same in every way a program can see.
+"""Random programs on the device compared with CPU: every tensor must be the same in everything that a program can
+observe.
 
 random_programs.py --seed 0 --count 10000        runs the programs of seeds 0 to 9999
-random_programs.py --seed 4711                   replays one program; prints it minimised if it fails
+random_programs.py --seed 4711                   replays one program; prints it minimized if it fails
 random_programs.py --seed 4711 --show            prints the program
 """
 
@@ -19,10 +20,10 @@ import torch
 from generator import generate
 from program import Failure, Program, compare, explained, minimise, with_variants
 
-BATCH = 500  # programs a process: a crash costs one of them only
+BATCH = 500  # programs per process, so that a crash loses only one of them
 
 
-VARIANTS = (0, 1, 2)  # the program itself, with other leaves and scalars, and with other sizes
+VARIANTS = (0, 1, 2)  # the program itself; with other leaves and scalars; with other sizes
 
 
 def program_of(seed: int, devices: int = 1) -> Program:
@@ -35,7 +36,7 @@ def first_failure(seed: int, device: str, shrink: bool = True, devices: int = 1)
 
 
 def run_range(first: int, count: int, device: str, shrink: bool, devices: int) -> int:
-    """Runs `count` programs in this process and reports; the number of failures."""
+    """Runs `count` programs in this process, prints the failures, and returns their number."""
     faulthandler.enable()
     if device != "cpu":
         import torch_remote  # noqa: F401
@@ -52,7 +53,7 @@ def run_range(first: int, count: int, device: str, shrink: bool, devices: int) -
 
 
 def run_batches(first: int, count: int, device: str, shrink: bool, devices: int) -> int:
-    """Runs each batch in a process of its own, so that a crash is a failure like others; the number of failures."""
+    """Runs each batch in a separate process, so that a crash counts as a failure. Returns the number of failures."""
     failures = rounded = 0
     begin = time.perf_counter()
     kinds: collections.Counter[str] = collections.Counter()
@@ -110,7 +111,7 @@ def main() -> int:
         print(program_of(args.seed, args.devices).listing())
         return 0
     run = run_range if args.worker or args.count == 1 else run_batches
-    # As a test in shards, each runs a part.
+    # As a sharded test, each shard runs a part.
     shards, shard = (int(os.environ.get(name, d)) for name, d in (("TEST_TOTAL_SHARDS", 1), ("TEST_SHARD_INDEX", 0)))
     if "TEST_SHARD_STATUS_FILE" in os.environ:
         open(os.environ["TEST_SHARD_STATUS_FILE"], "w").close()

@@ -6,11 +6,11 @@ from commit import commit_number
 from compiled_programs import check, function_of
 
 PROGRAMS = 60
-# The seed of the first program; without one, each commit runs programs of its own.
+# The seed of the first program. Without one, each commit runs different programs.
 SEED = os.environ.get("TORCH_REMOTE_TEST_SEED")
 FIRST = int(SEED) if SEED else commit_number() * 1000
-# Programs that have gradients (132 of 500 do), and at most so many in which torch's own capture differs from eager code
-# (15 of 500).
+# Minimum number of programs with gradients (132 of 500 have some). Maximum number of programs in which torch's own
+# capture differs from eager code (15 of 500).
 LEAST_GRADIENTS = 3
 MOST_OF_TORCH = 10
 

@@ -1,5 +1,5 @@
-"""A short run of the random convolution nets; `random_nets.py --count 1000` is a longer one, as
-//tests/random_programs:random_nets_1000."""
+"""A short run of the random convolution nets. `random_nets.py --count 1000` and
+//tests/random_programs:random_nets_1000 are longer ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROUP = 5
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """On CPU: several would wait for each other at every small layer, on a machine with other work."""
+    """Uses one thread on CPU. Several would wait for each other at every small layer on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -31,7 +31,7 @@ def test_nets_equal_cpu(device: torch.device, first: int) -> None:
 
 
 def test_nets_are_of_all_kinds() -> None:
-    """What the seeds of the normal run make."""
+    """Checks the variety of the seeds in the normal run."""
     plans = [plan_of(seed) for seed in range(NETS)]
     assert sum(plan.trains for plan in plans) >= NETS // 3
     assert {plan.dtype for plan in plans} == {torch.float32, torch.bfloat16, torch.float64}

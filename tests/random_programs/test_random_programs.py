@@ -1,4 +1,4 @@
-"""A short run of the random programs; `random_programs.py --count 10000` is a longer one, and
+"""A short run of the random programs. `random_programs.py --count 10000` is a longer one, and
 //tests/random_programs:random_programs_50000 the longest."""
 
 import os
@@ -14,16 +14,17 @@ from random_programs import first_failure
 
 PROGRAMS = 100
 GROUP = 20
-# The seed of the first program; without one, each commit runs programs of its own.
+# The seed of the first program. Without one, each commit runs different programs.
 SEED = os.environ.get("TORCH_REMOTE_TEST_SEED")
 FIRST = int(SEED) if SEED else commit_number() * 1000
-REGRESSION = range(40)  # always
+REGRESSION = range(40)  # always run
 DEVICES = int(os.environ.get("TORCH_REMOTE_TEST_DEVICES", "1"))
-# The share of traces that must find a program that is there: a variant of a program is the same trace.
+# Minimum share of traces that find an existing program. A variant of a program is the same trace.
 LEAST_HITS = 0.55
-# Of a group, programs whose differences rounding explains: 3 of 500 in generated kernels, none of 500 op by op.
+# Maximum number of programs per group whose differences rounding explains: 3 of 500 in generated kernels, none of 500
+# op by op.
 MOST_ROUNDED = 4
-# The limits of content cuts: traces of a few records, with other places to cut in each, and as they are.
+# Limits of content-defined cuts: traces of a few records, with different positions to cut, and the defaults.
 LIMITS = ((1, 4), (3, 16), (64, 1024))
 
 
@@ -52,7 +53,8 @@ def test_programs_equal_cpu(first, device):
 
 @pytest.mark.parametrize("seed", [FIRST + PROGRAMS, *REGRESSION[::20]])
 def test_programs_cut_in_small_pieces_equal_cpu(remote, seed):
-    """Content decides where traces are cut: wherever that is, results are the same, and again with other numbers."""
+    """Content determines where traces are cut. Wherever that is, results are the same, and again with different
+    numbers."""
     from torch_remote import _C
 
     try:
@@ -67,7 +69,7 @@ def test_programs_cut_in_small_pieces_equal_cpu(remote, seed):
 
 
 def joined(seeds: range) -> Program:
-    """The programs one after the other, without what waits; all that they made is looked at in the end."""
+    """The programs concatenated, without steps that wait. Everything that they computed is compared at the end."""
     steps: list[Step] = []
     checks: list[Step] = []
     for seed in seeds:
@@ -91,7 +93,7 @@ def joined(seeds: range) -> Program:
 
 
 def test_programs_cut_by_plans_equal_cpu(device):
-    """A long program that waits at its end only is cut where a plan says from its second run on."""
+    """From its second run on, a plan cuts a long program that waits only at its end."""
     more_pieces = 0
     for seed in range(0, 200, 5):
         program = joined(range(seed, seed + 5))
@@ -106,7 +108,7 @@ def test_programs_cut_by_plans_equal_cpu(device):
 
 
 def test_a_wrong_result_is_found_and_minimised(monkeypatch):
-    """The comparison itself: a device whose `+` is wrong must fail, and the listing must be short."""
+    """Tests the comparison: a device whose `+` is wrong must fail, and the listing must be short."""
     import program
     import torch
 
@@ -132,9 +134,9 @@ SUM = "v2 = v1.sum()"
 @pytest.mark.parametrize(
     ("inexact", "factor", "found"),
     [
-        (True, 1 + 2e-7, False),  # a sum in another order, beside a jump
-        (False, 1 + 2e-7, True),  # a step that rounds nothing
-        (True, 1.01, True),  # far more than a rounding
+        (True, 1 + 2e-7, False),  # a sum in another order, near a jump
+        (False, 1 + 2e-7, True),  # a step that does not round
+        (True, 1.01, True),  # far more than a rounding error
     ],
 )
 def test_rounding_explains_what_it_can_and_no_more(monkeypatch, inexact, factor, found):

@@ -1,4 +1,4 @@
-"""The words that random programs are made of."""
+"""The vocabulary of random programs."""
 
 import torch
 
@@ -18,7 +18,7 @@ DTYPES = (
 )
 SIZES = (0, 1, 1, 2, 2, 3, 3, 4, 5, 7)
 
-# What CPU kernels refuse only when they run: the device's worker reports it later, so such steps are left out.
+# Errors that CPU kernels raise only when they run. The worker reports them later, so such steps are left out.
 RUN_TIME_ERRORS = (
     "not implemented for",
     "not supported for",
@@ -39,7 +39,7 @@ UNARY = (
     "erf rsqrt reciprocal relu logical_not bitwise_not isnan isinf isfinite signbit sgn clone positive "
     "nan_to_num exp2 deg2rad conj resolve_conj angle"
 ).split()
-# They may be computed in another way for another alignment.
+# Their algorithm may depend on the alignment.
 INEXACT_UNARY = ("angle atan cos erf exp exp2 expm1 log1p rsqrt sigmoid sin sqrt tan tanh").split()
 ACTIVATIONS = (
     "gelu silu softplus elu leaky_relu hardtanh hardswish hardsigmoid mish selu relu6 logsigmoid tanhshrink softsign"
@@ -60,5 +60,5 @@ INPLACE_UNARY = (
 REDUCTIONS = (
     "sum mean prod amax amin any all var std norm logsumexp count_nonzero nansum argmax argmin max min median"
 ).split()
-# The order in which they look at elements does not matter.
+# Their result does not depend on the order of elements.
 EXACT_REDUCTIONS = "amax amin any all count_nonzero argmax argmin max min median".split()

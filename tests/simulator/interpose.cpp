@@ -1,5 +1,5 @@
-// The C library's calls, answered by the simulated world for its threads, and by the C library for all others. The
-// linker takes these, as they are defined in the program itself, also for libstdc++.
+// C library calls. The simulated world answers them for its threads, and the C library for all others. The linker
+// prefers these definitions, also for libstdc++, because they are in the program itself.
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -30,13 +30,13 @@ Function* real(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
 }
 
-constexpr Nanoseconds kRealtime = 1'700'000'000 * kSecond;  // when the world's clock is 0
+constexpr Nanoseconds kRealtime = 1'700'000'000 * kSecond;  // real time when the world's clock is 0
 
 Nanoseconds nanoseconds(const timespec& time) {
   return static_cast<Nanoseconds>(time.tv_sec) * kSecond + static_cast<Nanoseconds>(time.tv_nsec);
 }
 
-// On the world's clock.
+// Converts a time to the world's clock.
 Nanoseconds deadline(clockid_t clock, const timespec& time) {
   const Nanoseconds then = nanoseconds(time);
   return clock == CLOCK_REALTIME ? then - std::min(then, kRealtime) : then;
@@ -65,7 +65,7 @@ int poll_until(pollfd* polled, nfds_t count, Nanoseconds until) {
 
 bool ours(int descriptor) { return world() != nullptr && network() != nullptr && network()->owns(descriptor); }
 
-// Of large blocks, in the run's threads: how often there is none.
+// The probability that an allocation of a large block fails, in the run's threads.
 double no_memory = 0;
 
 }  // namespace torch_remote::simulator

@@ -24,7 +24,7 @@ namespace {
 using remote::Answer;
 using remote::Opening;
 
-// Counts, and takes its time.
+// Counts its runs, and takes simulated time.
 const tr_runner_api* counting_runner() {
   static tr_runner_api api = *worker::testing::fake_runner();
   static int (*const run_inner)(tr_runner*, tr_program*, tr_run*, tr_error*) = api.run;
@@ -36,7 +36,7 @@ const tr_runner_api* counting_runner() {
   return &api;
 }
 
-// As worker/process/listener.cpp, but that processes are threads here.
+// Follows worker/process/listener.cpp, but session processes are threads here.
 class Listener {
  public:
   explicit Listener(Run& run) : run_(run) {
@@ -125,14 +125,14 @@ class Listener {
     Session& session = sessions_.emplace_back();
     session.process = run_.world.add_process("worker");
     session.control = ends[0];
-    // As a fork gives it.
+    // A fork would duplicate the descriptors, too.
     const int socket = run_.network.give(incoming.socket, session.process);
     const int control = run_.network.give(ends[1], session.process);
     close(ends[1]);
     run_.world.spawn(session.process, [this, socket, control, opening, process = session.process] {
       const Status status = worker::serve_network_client(socket, opening, control, options_, nullptr, server_, nullptr);
       run_.world.note(status.ok() ? "session ends" : "session refused", process);
-      run_.world.kill(process);  // what it left open goes with its process
+      run_.world.kill(process);  // its open descriptors close with the process
       run_.world.maybe_switch();
     });
   }
@@ -170,12 +170,12 @@ void intrude(Run& run) {
     for (char& c : says) c = static_cast<char>(random.next());
     Opening opening;
     opening.flags = Opening::kHasToken;
-    opening.attempt = random.below(3);  // also of a session
+    opening.attempt = random.below(3);  // may also claim to resume a session
     if (random.chance(0.8)) says = std::string(reinterpret_cast<const char*>(&opening), sizeof(opening)) + says;
   }
   const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
   const sockaddr_in anywhere{.sin_family = AF_INET, .sin_port = 0, .sin_addr = {}, .sin_zero = {}};
-  // The attempt goes on; poll says when it is through.
+  // Connecting goes on in the background; poll reports when it is complete.
   require(socket >= 0 && (connect(socket, reinterpret_cast<const sockaddr*>(&anywhere), sizeof(anywhere)) == 0 ||
                           errno == EINPROGRESS),
           "a stranger cannot even try");
@@ -193,7 +193,8 @@ void intrude(Run& run) {
     if (got == 0 || (got < 0 && errno != EAGAIN)) break;
     if (got > 0) heard.append(bytes, static_cast<size_t>(got));
   }
-  // Behind the answer a worker that knows who it talks to says its hello (a record of handshakes), else it complains.
+  // After its answer, a worker that trusts the peer sends its hello (a TLS handshake record). Otherwise it sends an
+  // error.
   constexpr size_t kAnswer = sizeof(Answer) + sizeof(remote::Digest);
   constexpr char kHandshake = 22;
   require(heard.size() <= kAnswer || heard[sizeof(Answer) - 3] != Answer::kGoOn || heard[kAnswer] != kHandshake,

@@ -13,7 +13,7 @@ constexpr const char* kNames[] = {"cut",     "reset",   "half-open",   "one way"
                                   "delay",   "outage",  "worker dies", "client dies", "no memory"};
 static_assert(std::size(kNames) == static_cast<size_t>(Fault::kCount));
 
-constexpr size_t kOverheard = 600;  // bytes: an opening, and most of what a client says then
+constexpr size_t kOverheard = 600;  // bytes: a client hello, and most of what follows
 Network* g_network = nullptr;
 
 int failed(int error) {
@@ -27,18 +27,18 @@ const char* name(Fault fault) { return kNames[static_cast<size_t>(fault)]; }
 Network* network() { return g_network; }
 void set_network(Network* network) { g_network = network; }
 
-// One TCP connection. Side 0 is who connected.
+// One TCP connection. Side 0 is the one that connected.
 struct Network::Link {
   uint64_t number = 0;
   std::array<std::weak_ptr<File>, 2> ends;
-  std::array<uint64_t, 2> sent{};     // bytes, by side
-  std::array<Nanoseconds, 2> last{};  // when the last of them arrives
-  std::array<Nanoseconds, 2> free{};  // when the line takes more
-  std::array<bool, 2> silent{};       // what it sends is lost
+  std::array<uint64_t, 2> sent{};     // bytes sent, by side
+  std::array<Nanoseconds, 2> last{};  // arrival time of the last byte
+  std::array<Nanoseconds, 2> free{};  // when the link can take more bytes
+  std::array<bool, 2> silent{};       // data from this side is lost
   Nanoseconds stalled_until = 0;
-  Fault fault = Fault::kCount;  // to come
+  Fault fault = Fault::kCount;  // the fault that is still to come
   size_t fault_side = 0;
-  uint64_t fault_at = 0;  // byte that this side sends
+  uint64_t fault_at = 0;  // index of the byte, among those that this side sends
   Nanoseconds latency = 0, jitter = 0;
   double bytes_per_ns = 1;
   bool dead = false;
@@ -47,24 +47,24 @@ struct Network::Link {
 struct Network::File {
   enum class Kind : uint8_t { kStream, kEvent, kPair, kListener };
   Kind kind = Kind::kStream;
-  size_t references = 0;  // of descriptors, and messages on their way
-  // Streams.
+  size_t references = 0;  // by descriptors, and by messages in flight
+  // -- streams
   std::shared_ptr<Link> link;
   size_t side = 0;
   std::string in;
-  size_t on_way = 0;  // bytes that it sent and the other end has not read
+  size_t on_way = 0;  // bytes sent that the other end has not read
   bool connecting = false, eof = false, reset = false, shut = false, writing_shut = false;
   int error = 0;
-  // Events.
+  // -- events
   uint64_t count = 0;
-  // Pairs: whole messages.
+  // -- socket pairs: whole messages
   struct Message {
     std::string bytes;
     FilePtr passed;
   };
   std::deque<Message> messages;
   std::weak_ptr<File> peer;
-  // Listeners.
+  // -- listeners
   std::deque<FilePtr> waiting;
 };
 
@@ -138,7 +138,7 @@ void Network::release(const FilePtr& file) {
     if (file->in.empty()) {
       if (!file->writing_shut) transmit(*file, {}, true);
     } else {
-      tell_end(*file->link, 1 - file->side, true, file->link->latency);  // TCP says so if something was not read
+      tell_end(*file->link, 1 - file->side, true, file->link->latency);  // TCP sends a reset if data was left unread
     }
     file->shut = file->writing_shut = true;
   }
@@ -194,14 +194,14 @@ int Network::connect(int socket) {
 }
 
 void Network::establish(const FilePtr& client, bool harmless) {
-  if (client->references == 0) return;  // who connected has given up
+  if (client->references == 0) return;  // the connecting side has given up
   if (world_.now() < outage_until_ && outage_refuses_) {
     count(Fault::kRefused);
     client->connecting = false;
     client->error = ECONNREFUSED;
     return world_.readiness_changed();
   }
-  if (world_.now() < outage_until_) {  // asked again, as TCP does
+  if (world_.now() < outage_until_) {  // retried, as TCP does
     world_.at(outage_until_ + weather.latency, [this, client, harmless] { establish(client, harmless); });
     return;
   }
@@ -223,7 +223,7 @@ void Network::establish(const FilePtr& client, bool harmless) {
   if (!harmless && !weather.breaks.empty()) {
     link->fault = weather.breaks[random.below(weather.breaks.size())];
     link->fault_side = random.below(2);
-    // Often in a handshake, else anywhere.
+    // Often during the handshake, otherwise anywhere.
     link->fault_at = random.below(random.chance(0.3) ? std::min<uint64_t>(weather.within, 200) : weather.within);
   }
   world_.note("connected", link->number);
@@ -288,7 +288,7 @@ int64_t Network::send_stream(File& file, const std::string& bytes) {
   const size_t room = weather.window - std::min<size_t>(file.on_way, weather.window);
   if (room == 0) return failed(EAGAIN);
   size_t size = std::min(bytes.size(), room);
-  // What is sent first finds a buffer that is empty.
+  // The socket buffer is empty when the worker sends first, so its first bytes are never split.
   const bool first = file.link->sent[file.side] < 64 && file.side == 1;
   if (size > 1 && !first && world_.random().chance(weather.partial)) {
     size = 1 + world_.random().below(size - 1);
@@ -298,7 +298,7 @@ int64_t Network::send_stream(File& file, const std::string& bytes) {
   return static_cast<int64_t>(size);
 }
 
-// In order, and as fast as the line is. What the fault cuts off is lost with it.
+// Delivers in order, at the link's rate. Bytes after the point of the fault are lost.
 void Network::transmit(File& file, std::string bytes, bool end) {
   Link& link = *file.link;
   const size_t side = file.side;
@@ -310,7 +310,7 @@ void Network::transmit(File& file, std::string bytes, bool end) {
   const bool strikes = link.fault != Fault::kCount && link.fault_side == side && !bytes.empty() &&
                        link.sent[side] + bytes.size() > link.fault_at;
   if (strikes && link.fault == Fault::kCorrupt) {
-    // TCP's own checksum guards little; the code of each TLS record guards all of it.
+    // TCP's checksum is weak; the authentication code of each TLS record covers everything.
     char& byte = bytes[link.fault_at - link.sent[side]];
     byte = static_cast<char>(byte ^ (1 << world_.random().below(8)));
     count(Fault::kCorrupt);
@@ -334,7 +334,7 @@ void Network::transmit(File& file, std::string bytes, bool end) {
     world_.at(arrives, [this, shared = file.link, side, end, came = std::move(bytes)] {
       const FilePtr to = shared->ends[1 - side].lock();
       if (!to || to->reset || to->references == 0) {
-        // Somebody who is gone says so.
+        // A closed end answers with a reset.
         if (!came.empty() && !shared->dead && (!to || to->references == 0))
           tell_end(*shared, side, true, shared->latency);
         return;
@@ -369,7 +369,7 @@ void Network::strike(File& file) {
   switch (fault) {
     case Fault::kCut:
       for (const size_t end : {size_t{0}, size_t{1}}) {
-        // Behind what is on its way.
+        // After the data in flight.
         tell_end(link, end, false, std::max(link.last[1 - end], world_.now()) - world_.now() + link.latency);
       }
       link.dead = true;

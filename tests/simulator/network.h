@@ -11,28 +11,28 @@
 
 #include "tests/simulator/world.h"
 
-// Sockets of a simulated run: TCP between its processes, with what can go wrong with that, and what processes of one
-// machine have between them (pairs of sockets, event counters). Descriptors are numbers from kFirstDescriptor on.
+// Sockets of a simulated run: TCP between its processes, with faults, and the means of processes of one machine (socket
+// pairs, event counters). Descriptors are numbers from kFirstDescriptor on.
 namespace torch_remote::simulator {
 
 inline constexpr int kFirstDescriptor = 1'000'000;
 
 enum class Fault : uint8_t {
-  kCut,       // both ends learn of it at once
-  kReset,     // likewise, and what was on its way is lost
-  kHalfOpen,  // nothing passes any more, and nobody is told
-  kOneWay,    // likewise in one direction only
-  kLateCut,   // one end learns of it long after the other: the next connection overtakes this one
+  kCut,       // both ends notice at once
+  kReset,     // both ends notice at once, and data in flight is lost
+  kHalfOpen,  // nothing passes any more, and neither end gets an error
+  kOneWay,    // as kHalfOpen, in one direction only
+  kLateCut,   // one end notices long after the other, so the next connection overtakes this one
   kStall,     // nothing passes for a while
-  kCorrupt,   // a bit is another one
-  kRefused,   // nobody listens, for this attempt
-  kSilence,   // nobody answers it
-  kLate,      // it takes long
-  kReplay,    // a stranger connects and says what a client said
-  kStranger,  // a stranger connects and says anything
-  kPartial,   // reads and writes that do a part
-  kSlow,      // a link of few bytes a second
-  kDelay,     // a link of long delay, which varies
+  kCorrupt,   // one bit flips
+  kRefused,   // this connection attempt is refused
+  kSilence,   // this connection attempt gets no answer
+  kLate,      // this connection attempt takes long
+  kReplay,    // a stranger connects and repeats what a client sent
+  kStranger,  // a stranger connects and sends arbitrary bytes
+  kPartial,   // reads and writes transfer only a part
+  kSlow,      // a link with few bytes per second
+  kDelay,     // a link with a long delay, which varies
   kOutage,    // no machine reaches any other for a while
   kWorkerDies,
   kClientDies,
@@ -41,16 +41,16 @@ enum class Fault : uint8_t {
 };
 const char* name(Fault fault);
 
-// What goes wrong with connections of a run.
+// Faults and link properties of the connections of a run.
 struct Weather {
-  double bad = 0;             // of connections that break
-  std::vector<Fault> breaks;  // how, one of these
-  uint64_t within = 1;        // bytes after which, at most
+  double bad = 0;             // share of connections that break
+  std::vector<Fault> breaks;  // the possible kinds of break
+  uint64_t within = 1;        // a break happens within this many bytes
   Nanoseconds latency = 50 * kMicrosecond, jitter = 0;
   double bytes_per_ns = 10;
-  uint64_t window = 64 << 10;  // bytes that may be on their way
-  double partial = 0;          // of reads and writes that do a part
-  uint64_t faults = 0;         // how many may still come
+  uint64_t window = 64 << 10;  // maximum number of bytes in flight
+  double partial = 0;          // share of reads and writes that transfer only a part
+  uint64_t faults = 0;         // how many faults may still happen
   Nanoseconds longest_stall = 0;
 };
 
@@ -61,15 +61,15 @@ class Network {
   Weather weather;
   std::array<uint64_t, static_cast<size_t>(Fault::kCount)> counts{};
   void count(Fault fault);
-  // From now on nobody reaches anybody until then. `refuses`: who connects is told so, as by a tunnel that restarts.
+  // Starts an outage that ends at `until`. `refuses`: connection attempts get an error, as from a tunnel that restarts.
   void outage(Nanoseconds until, bool refuses) {
     outage_until_ = until;
     outage_refuses_ = refuses;
   }
-  // What a client said first over one of the connections so far; empty if none has.
+  // The first bytes that a client sent over one of the connections so far; empty if there was none.
   const std::string& overheard() const { return overheard_; }
 
-  // The calls that are answered here. They return -1 and set errno as the real ones do.
+  // The calls that the simulator replaces. They return -1 and set errno as the real ones do.
   bool owns(int descriptor) const { return descriptor >= kFirstDescriptor; }
   int make_socket();
   int make_event(unsigned count);
@@ -83,7 +83,7 @@ class Network {
   int shut_down(int socket);
   int shut_down_writing(int socket);
   int close(int descriptor);
-  // Another descriptor of the same thing, for that process.
+  // Duplicates the descriptor for another process.
   int give(int descriptor, uint32_t process);
   short readiness(int descriptor, short events);
   size_t open_descriptors(uint32_t process) const;

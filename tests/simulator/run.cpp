@@ -1,6 +1,6 @@
 #include "tests/simulator/run.h"
 
-#define OPENSSL_SUPPRESS_DEPRECATED  // a provider would be the new way, and 300 lines
+#define OPENSSL_SUPPRESS_DEPRECATED  // the replacement, an OpenSSL provider, would take 300 lines
 #include <openssl/rand.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -26,7 +26,7 @@ void sleep(Nanoseconds time) { g_run->world.sleep_until(g_run->world.now() + tim
 
 void draw_tls_secrets_from_the_seed() {
   static const auto draw = [](unsigned char* to, int size) {
-    return static_cast<int>(getrandom(to, static_cast<size_t>(size), 0) == size);  // interpose.cpp's
+    return static_cast<int>(getrandom(to, static_cast<size_t>(size), 0) == size);  // the one of interpose.cpp
   };
   static const RAND_METHOD method = {
       .seed = nullptr, .bytes = draw, .cleanup = nullptr, .add = nullptr, .pseudorand = draw, .status = [] {
@@ -51,7 +51,7 @@ void decide(Run& run) {
     run.network.count(Fault::kSlow);
   }
   weather.window = one_of<uint64_t>(random, {4 << 10, 64 << 10, 1 << 20});
-  if (weather.jitter > 0) weather.window = 1 << 20;  // what a long way takes to be used
+  if (weather.jitter > 0) weather.window = 1 << 20;  // needed to use a link with a long delay
   weather.partial = one_of(random, {0.0, 0.1, 0.5});
   weather.within = one_of<uint64_t>(random, {400, 4'000, 60'000});
   if (random.chance(0.85)) {
@@ -64,7 +64,7 @@ void decide(Run& run) {
     }
   }
   plan.heartbeat = std::chrono::milliseconds(one_of(random, {200, 1'000, 5'000}));
-  // Of several times the way there and back: three in silence end a connection.
+  // Several round trips: a connection ends after three heartbeat intervals of silence.
   if (weather.jitter > 0) plan.heartbeat = std::chrono::milliseconds(5'000);
   weather.longest_stall =
       static_cast<Nanoseconds>(plan.heartbeat.count()) * kMillisecond * one_of<uint64_t>(random, {1, 5});
@@ -92,13 +92,14 @@ void decide(Run& run) {
       plan.outage_ends = plan.outage + 3 * static_cast<Nanoseconds>(plan.lease.count()) * kMillisecond;
       plan.keeps = false;
       break;
-    case 3:  // shorter; also than a greeting may take
+    case 3:  // shorter than the lease; may be longer than a handshake may take
       plan.outage = some_time();
       plan.outage_ends = plan.outage + random.below(25 * kSecond);
-      if (random.chance(0.5)) {  // nearly as long as the lease, of which the time to notice it is a part
+      if (random.chance(0.5)) {  // nearly as long as the lease, which includes the time to notice the outage
         plan.lease = std::chrono::milliseconds(100'000);
         plan.outage_ends = plan.outage + random.between(40 * kSecond, 60 * kSecond);
-        // Each attempt that meets one waits for the handshake, 20 s: the lease has room for one after the outage.
+        // Each connection attempt that meets a fault waits 20 s for the handshake. The lease has time for one after the
+        // outage.
         weather.faults = std::min<uint64_t>(weather.faults, 1);
       }
       break;

@@ -9,15 +9,16 @@
 
 #include "tests/simulator/outcome.h"
 
-// What the parts of a scenario share: what the seed decided, and what has happened. run.cpp decides, machine.cpp is the
-// worker's machine and who else comes to it, script.cpp the client, scenario.cpp puts them together.
+// State that the parts of a scenario share: the choices of the seed, and what has happened. run.cpp makes the choices.
+// machine.cpp is the worker's machine, and the strangers that connect to it. script.cpp is the client. scenario.cpp
+// combines them.
 namespace torch_remote::simulator {
 
 inline constexpr const char* kToken = "a token that only both ends know";
 
-// What the seed decides.
+// The choices of the seed.
 struct Plan {
-  bool keeps = true;   // the session must survive all of it
+  bool keeps = true;   // the session must survive everything
   bool intact = true;  // no allocation fails
   bool damages = false;
   std::chrono::milliseconds lease{600'000}, heartbeat{1'000};
@@ -37,7 +38,7 @@ struct Run {
   Outcome outcome;
   uint32_t client = 0, worker = 0;
   bool client_done = false;
-  std::map<uint32_t, uint64_t> executed;  // runs, by the session's process
+  std::map<uint32_t, uint64_t> executed;  // number of executed runs, by the session's process
   uint64_t admitted = 0, invited = 0;
   std::mutex profiling;
   void (*finish)(const Outcome&, const World&) = nullptr;
@@ -46,7 +47,7 @@ struct Run {
 };
 extern Run* g_run;
 
-// Ends this process; not empty: as a failure.
+// Ends this process; with a failure if `why` is not empty.
 [[noreturn]] void end(const std::string& why);
 inline void require(bool holds, const std::string& why) {
   if (!holds) g_run->world.fail(why);
@@ -58,17 +59,17 @@ T one_of(Random& random, std::initializer_list<T> choices) {
   return choices.begin()[random.below(choices.size())];
 }
 
-// OpenSSL runs as it is; what it draws by chance comes from the seed, too.
+// OpenSSL itself is not simulated. Its random numbers come from the seed, too.
 void draw_tls_secrets_from_the_seed();
-// Draws the plan and the weather.
+// Chooses the plan and the weather.
 void decide(Run& run);
 
-// The worker's machine: listens, and has a session for each client that it lets in. Never returns.
+// The worker's machine. It listens, and starts a session for each client that it accepts. Never returns.
 [[noreturn]] void listen(Run& run);
-// Somebody without a token.
+// A stranger without a token.
 void intrude(Run& run);
 
-// The client, to its end.
+// Runs the client until it is done.
 void be_client(Run& run, uint64_t seed);
 
 }  // namespace torch_remote::simulator

@@ -1,8 +1,8 @@
 // Runs seeds of the simulator (scenario.h), each in a process of its own.
 //
-//   simulator --seeds=0:500        these, and some twice: the same seed must be the same run
-//   simulator --seed=17 --trace    one, with all that happens
-//   simulator --seeds=0:60 --expect-failure   of a program with a mistake in it: some seed must find it
+//   simulator --seeds=0:500        runs these, and some of them twice: a seed must always give the same run
+//   simulator --seed=17 --trace    runs one, and prints all events
+//   simulator --seeds=0:60 --expect-failure   for a program with a bug: some seed must find it
 #include <poll.h>
 #include <sched.h>
 #include <sys/wait.h>
@@ -26,9 +26,9 @@
 namespace torch_remote::simulator {
 namespace {
 
-constexpr uint64_t kTwice = 16;            // every so many seeds one is run again
-constexpr int kRealTime = 120'000;         // ms without an answer, after which one looks what a seed does
-constexpr double kLeast = 1, kMost = 600;  // seconds of a processor, in that time and in all
+constexpr uint64_t kTwice = 16;            // every 16th seed is run again
+constexpr int kRealTime = 120'000;         // ms without a result, after which the CPU time is checked
+constexpr double kLeast = 1, kMost = 600;  // CPU seconds in each interval, and in total
 
 struct Result {
   Outcome outcome;
@@ -64,14 +64,14 @@ void finish(const Outcome& outcome, const World& world) {
   for (const std::string& line : world.recent()) put(line);
 }
 
-// What a process has computed for, so far.
+// CPU time of a process so far.
 double processor_seconds(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string text;
   std::getline(file, text);
   std::istringstream fields(text.substr(std::min(text.size(), text.rfind(')') + 1)));
   std::string skipped;
-  for (int i = 3; i < 14; ++i) fields >> skipped;  // proc(5)
+  for (int i = 3; i < 14; ++i) fields >> skipped;  // see proc(5)
   double user = 0, system = 0;
   fields >> user >> system;
   return (user + system) / static_cast<double>(sysconf(_SC_CLK_TCK));
@@ -85,7 +85,7 @@ Result run(uint64_t seed, bool prints) {
   if (pid == 0) {
     close(ends[0]);
     g_pipe = ends[1];
-    // One runs at a time: on one core they take turns faster.
+    // Only one thread runs at a time; on a single core they switch faster.
     cpu_set_t all, one;
     if (sched_getaffinity(0, sizeof(all), &all) == 0) {
       const int cores = CPU_COUNT(&all);
@@ -105,7 +105,7 @@ Result run(uint64_t seed, bool prints) {
   for (char part[4096];;) {
     pollfd polled{ends[0], POLLIN, 0};
     if (poll(&polled, 1, kRealTime) == 0) {
-      // On a machine that others use a seed may take long; one that stands still computes nothing.
+      // On a busy machine a seed may take long, but a hanging one uses no CPU time.
       const double before = std::exchange(computed, processor_seconds(pid));
       if (computed > before + kLeast && computed < kMost) continue;
       stands = true;

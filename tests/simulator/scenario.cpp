@@ -51,7 +51,7 @@ void simulate(uint64_t seed, bool prints, void (*finish)(const Outcome&, const W
     require(run.network.open_descriptors(run.client) == 0,
             std::to_string(run.network.open_descriptors(run.client)) + " descriptors of the client's are left open");
   }
-  // With its client a session ends, at the latest with its lease. (It has to notice first that nobody is there.)
+  // A session ends with its client, at the latest when its lease ends after it has noticed the loss.
   const Nanoseconds until = std::max(run.world.now(), plan.outage_ends) +
                             static_cast<Nanoseconds>((plan.lease + 5 * plan.heartbeat).count()) * kMillisecond +
                             10 * kSecond;

@@ -41,9 +41,9 @@ constexpr const char* kMix = R"(graph(s0, s1) {
   %4: f32[s0]{1} @b4 = aten::add.Tensor(%3, %2, alpha=1)
 })";
 
-constexpr uint64_t kMostOfAGreeting = 5;  // broken connections that it is promised to survive
+constexpr uint64_t kMostOfAGreeting = 5;  // broken connections that a handshake must survive
 
-struct Lost {};  // the session, in a way that the plan allows
+struct Lost {};  // the session was lost, and the plan allows it
 
 class Script {
  public:
@@ -59,7 +59,7 @@ class Script {
       std::unique_ptr<remote::Transport> transport = dial();
       const uint64_t faults = run_.network.weather.faults;
       const Status status = Client::connect(std::move(transport), build, {}, &client_);
-      // A greeting has 120 s, and each attempt that meets a broken connection may take 20 s of them.
+      // A handshake has 120 s, and each attempt that meets a broken connection may take 20 s of them.
       const bool unlucky = faults - run_.network.weather.faults >= kMostOfAGreeting;
       if (unlucky && status.code() == ErrorCode::kTimeout) continue;
       check(status, "connect");
@@ -75,13 +75,13 @@ class Script {
     options.token = kToken;
     std::unique_ptr<remote::Transport> transport;
     Status status;
-    // A new session is not promised to wait for an outage to end, but this client does.
+    // Connecting need not outlast an outage, but this client retries.
     for (int i = 0; i < 200 || run_.world.now() < refused_until(); ++i) {
       status = remote::dial("tcp://127.0.0.1:4500", options, {}, &transport);
       if (status.ok()) break;
       require(run_.plan.damages || status.code() == ErrorCode::kLost || status.code() == ErrorCode::kTimeout,
               "dial: " + status.message());
-      ++run_.invited;  // the answer may have been lost, not the question
+      ++run_.invited;  // the answer may have been lost after the worker accepted
       sleep(100 * kMillisecond);
     }
     require(status.ok(), "dial: " + status.message());
@@ -110,7 +110,7 @@ class Script {
     if (lost) throw Lost();
   }
 
-  // Everything was done once.
+  // Everything must have executed exactly once.
   void finish() {
     OpError error;
     const Status status = client_->synchronize({}, &error);
@@ -129,11 +129,11 @@ class Script {
     std::vector<float> values;
   };
 
-  // Steps of one thread, whose tensors nobody else uses. What they hold is computed here, too.
+  // Steps of one thread, whose tensors no other thread uses. Their expected values are computed here, too.
   void steps(uint64_t seed) {
     Random random(seed);
     std::vector<Tensor> tensors;
-    const size_t count = 2 + random.below(run_.plan.largest);  // a size of 1 is another program
+    const size_t count = 2 + random.below(run_.plan.largest);  // size 1 would be another program
     const auto forget_all = [&] {
       for (const Tensor& tensor : tensors) client_->free(tensor.id);
       tensors.clear();
@@ -143,7 +143,7 @@ class Script {
         std::optional<Tensor> made = upload(random, count, tensors.empty());
         if (made) tensors.push_back(*std::move(made));
       }
-      bool good = true;  // no failure was told
+      bool good = true;  // no failure was reported
       switch (random.below(12)) {
         case 0:
         case 1:
@@ -153,7 +153,7 @@ class Script {
         case 3:
         case 4:
         case 5: {
-          const size_t other = 2 + random.below(tensors.size() - 2);  // a run names a buffer once
+          const size_t other = 2 + random.below(tensors.size() - 2);  // a run may name a buffer only once
           Tensor made = mix(tensors[1], tensors[0], tensors[other]);
           client_->free(tensors[1].id);
           tensors[1] = std::move(made);
@@ -264,7 +264,7 @@ class Script {
     return true;
   }
 
-  // The other questions.
+  // The other kinds of requests.
   bool ask(Random& random) {
     OpError error;
     uint64_t ticket = 0;
@@ -289,7 +289,7 @@ class Script {
       }
       default: {
         remote::WorkerProfile profile;
-        const std::lock_guard one_at_a_time(run_.profiling);  // a session has one
+        const std::lock_guard one_at_a_time(run_.profiling);  // a session has one profiler
         if (!told(client_->profile(remote::ProfileCommand::kStart, 1000, {}, &profile), "profile")) return false;
         return told(client_->profile(remote::ProfileCommand::kStop, 1000, {}, &profile), "profile");
       }
@@ -297,12 +297,12 @@ class Script {
   }
 
   void in_time(Nanoseconds begin) const {
-    // What it may be behind: all that was sent, on the slowest line, and each connection that breaks.
+    // The call may wait for everything that was sent, on the slowest link, and for each connection that breaks.
     const Nanoseconds most = static_cast<Nanoseconds>(run_.plan.lease.count()) * kMillisecond + 900 * kSecond;
     require(run_.world.now() - begin <= most, "a call took longer than what it waits for can");
   }
 
-  // False: out of memory, where that may be.
+  // False: the call ran out of memory, where the plan allows that.
   bool told(const Status& status, const char* what) {
     if (!run_.plan.intact && (status.code() == ErrorCode::kOutOfMemory || status.kind() == "OutOfMemoryError")) {
       ++run_.outcome.out_of_memory;
@@ -315,7 +315,7 @@ class Script {
   void check(const Status& status, const char* what) const {
     if (status.ok()) return;
     require(!run_.plan.keeps, std::string(what) + ": " + status.message());
-    // Damaged bytes are no loss.
+    // Damaged bytes cause kInvalid, not kLost.
     const bool typed = status.code() == ErrorCode::kLost || (run_.plan.damages && status.code() == ErrorCode::kInvalid);
     require(typed && !status.message().empty(), std::string(what) + " fails otherwise: " + status.message());
     run_.world.say(std::string(what) + ": " + status.message());
@@ -340,7 +340,7 @@ void be_client(Run& run, uint64_t seed) {
       script.finish();
       again = false;
     } catch (const Lost&) {
-      // As restart() does: a new session works.
+      // A new session must work, as after restart().
       require(++run.outcome.sessions_lost < kMostLost, "sessions are lost all the time");
       run.world.note("session lost");
       run.plan.steps = 5;

@@ -209,10 +209,10 @@ int World::create(pthread_t* thread, const pthread_attr_t* attributes, void* (*s
 void World::join(pthread_t thread) {
   static auto* const join_real = real<int(pthread_t, void**)>("pthread_join");
   for (size_t i = 0; i < threads_.size(); ++i) {
-    Thread* const other = threads_[i].get();  // whoever runs meanwhile may add threads
+    Thread* const other = threads_[i].get();  // other threads may add threads meanwhile
     if (other->real != thread || other->start == nullptr) continue;
     while (!other->ended) block(other, kNever);
-    other->start = nullptr;  // its number may be used again
+    other->start = nullptr;  // the thread id may be reused
     join_real(thread, nullptr);
     return;
   }
@@ -269,7 +269,7 @@ bool World::wait(pthread_cond_t* condition, pthread_mutex_t* mutex, Nanoseconds 
   Mutex& state = mutexes_[mutex];
   state = {};
   wake(mutex, true);
-  // Now and then for no reason, as the standard allows.
+  // Occasionally a spurious wakeup, as the standard allows.
   const bool in_vain = random_.chance(0.01);
   const bool woken = block(condition, in_vain ? std::min(deadline, now_ + kMicrosecond) : deadline);
   const bool in_time = woken || now_ < deadline;

@@ -14,12 +14,12 @@
 #include <unordered_map>
 #include <vector>
 
-// Threads, locks and time of a simulated run. The code under test is the product's own, as it is compiled for it: its
-// calls of the C library (locks, condition variables, threads, clocks, sockets, poll) are answered here
-// (interpose.cpp). Of all threads one runs at a time, and which one goes on is drawn from the seed wherever one locks,
-// waits or looks at a clock; time is a number that grows when nobody can go on. So a seed is one run.
+// Threads, locks and time of a simulated run. The code under test is the product's own, unmodified. interpose.cpp
+// replaces its calls of the C library (locks, condition variables, threads, clocks, sockets, poll). Only one thread
+// runs at a time. Wherever a thread locks, waits or reads a clock, the seed selects which thread continues. Time is a
+// number that grows when no thread can continue. So a seed determines a run.
 //
-// A world lives in a process of its own (runner.cpp forks one for each seed), and ends with it.
+// A world lives in its own process (runner.cpp forks one for each seed), and ends with it.
 namespace torch_remote::simulator {
 
 using Nanoseconds = uint64_t;
@@ -31,7 +31,7 @@ class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
   uint64_t next();
-  // Of [0, count).
+  // A number in [0, count).
   uint64_t below(uint64_t count) { return next() % count; }
   uint64_t between(uint64_t least, uint64_t most) { return least + below(most - least + 1); }
   bool chance(double probability) { return static_cast<double>(next() >> 11) * 0x1p-53 < probability; }
@@ -49,7 +49,7 @@ struct Thread {
   bool ended = false, blocked = false, timed_out = false;
   const void* waits_for = nullptr;
   Nanoseconds deadline = kNever;
-  std::vector<pollfd>* polled = nullptr;  // while it polls
+  std::vector<pollfd>* polled = nullptr;  // set while it polls
 };
 
 class World {
@@ -58,26 +58,27 @@ class World {
 
   Random& random() { return random_; }
   Nanoseconds now() const { return now_; }
-  // A part of the world whose threads and descriptors end together.
+  // Adds a simulated process. Its threads and descriptors end together.
   uint32_t add_process(std::string name);
-  // Ends it where it stands. The locks of its threads are free: a process has its own.
+  // Kills the process at its current position. The locks of its threads become free, because a real process has its
+  // own.
   void kill(uint32_t process);
   bool alive(uint32_t process) const { return processes_[process].alive; }
   const std::string& name(uint32_t process) const { return processes_[process].name; }
   void spawn(uint32_t process, std::function<void()> body);
-  // Nothing of it runs any more.
+  // Whether none of its threads runs any more.
   bool ended(uint32_t process) const;
 
-  // In the future, by whoever runs then; must not wait.
+  // Calls `event` at a later time, on the thread that runs then. It must not wait.
   void at(Nanoseconds time, std::function<void()> event);
 
-  // Of the calling thread:
+  // -- For the calling thread:
   void pass(Nanoseconds time) { now_ += time; }
   void sleep_until(Nanoseconds time);
-  // Lets others go on, maybe.
+  // May let another thread continue.
   void maybe_switch();
   void yield();
-  // Until somebody wakes who waits for `key`, or the deadline: false.
+  // Waits until `key` is woken. False: the deadline came first.
   bool block(const void* key, Nanoseconds deadline);
   void wake(const void* key, bool all);
   void lock(pthread_mutex_t* mutex);
@@ -86,26 +87,26 @@ class World {
   bool wait(pthread_cond_t* condition, pthread_mutex_t* mutex, Nanoseconds deadline);
   int create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*), void* argument);
   void join(pthread_t thread);
-  // Those that poll look again.
+  // Makes polling threads check their descriptors again.
   void readiness_changed();
 
-  // What happened, for the hash and for people. `what` is a literal.
+  // Records an event for the hash and for the log. `what` is a literal.
   void note(std::string_view what, uint64_t a = 0, uint64_t b = 0);
-  // For people only.
+  // Adds text to the log only.
   void say(const std::string& text);
   uint64_t hash() const { return hash_; }
   const std::deque<std::string>& recent() const { return recent_; }
-  bool prints = false;  // each note, at once
+  bool prints = false;  // prints each note at once
 
-  // Ends the run as failed. Never returns.
+  // Fails the run. Never returns.
   [[noreturn]] void fail(const std::string& why);
   std::function<void(const std::string& why)> on_failure;
-  // How ready a descriptor is, as poll says it (network.cpp).
+  // The readiness of a descriptor, as poll reports it (network.cpp).
   std::function<short(int descriptor, short events)> readiness;
   std::function<void(uint32_t process)> on_kill;
 
-  Nanoseconds limit = kNever;  // later is a hang
-  double preemption = 0.05;    // how often a thread stops where it could go on
+  Nanoseconds limit = kNever;  // a run that takes longer hangs
+  double preemption = 0.05;    // probability that a thread stops where it could continue
 
  private:
   struct Process {
@@ -140,10 +141,10 @@ class World {
   std::deque<std::string> recent_;
 };
 
-// Null outside of a run, and for threads that are none of its.
+// Null outside of a run, and for threads that do not belong to it.
 World* world();
 Thread* self();
-// The calling thread becomes the first one of a world.
+// Makes the calling thread the first one of a world.
 void enter_world(World* world, uint32_t process);
 
 }  // namespace torch_remote::simulator

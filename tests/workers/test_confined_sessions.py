@@ -1,4 +1,4 @@
-"""What a session of a listening worker can reach: looked at from inside, and at its memory from outside."""
+"""What a session of a listening worker can access, tested from inside, and by reading its memory from outside."""
 
 import contextlib
 import errno
@@ -32,7 +32,7 @@ input()
 
 @pytest.fixture
 def serve(remote, tmp_path):
-    """Starts workers: serve(*arguments, url=...) -> (url, process); process.log is what it says."""
+    """Starts workers: serve(*arguments, url=...) -> (url, process); process.log is the path of its log."""
     processes = []
 
     def start(*arguments, url=None, command=BINARY, check=True, **variables):
@@ -74,7 +74,7 @@ def sessions(process):
 
 
 def active(process):
-    """What the worker says is active."""
+    """The parts of the sandbox that the worker reports as active."""
     return re.search(r"sessions are confined: ([^;\n]*)", process.log.read_text())[1].split(", ")
 
 
@@ -82,7 +82,7 @@ def probes(process):
     return {name: int(error) for name, error in re.findall(r"probe (\w+) (\d+)", process.log.read_text())}
 
 
-# Of each attempt: the error where the part of the sandbox is active.
+# For each attempt: the part of the sandbox that denies it, and the error if that part is active.
 DENIED = {
     "environ": ("files", errno.EACCES), "secret": ("files", errno.EACCES), "passwd": ("files", errno.EACCES),
     "listener_memory": ("files", errno.EACCES), "write": ("files", errno.EACCES),
@@ -114,7 +114,7 @@ def test_a_session_reaches_nothing_from_inside(serve, tmp_path):
     found = probes(process)
     assert set(found) == set(DENIED)
     for name, (part, error) in DENIED.items():
-        # What the worker does not say is active must not be taken for it.
+        # Attempts succeed if the worker does not report the part as active.
         assert found[name] == error if part in active(process) else found[name] == 0, (name, process.log.read_text())
     kernel = json.loads(subprocess.run([BINARY, "--probe-sandbox"], capture_output=True, text=True, check=True).stdout)
     assert kernel["active"] == active(process)
@@ -179,7 +179,7 @@ def test_a_session_that_serves_has_no_token(serve, tmp_path):
     (tmp_path / "token").write_text(TOKEN + "\n")
     (tmp_path / "token").chmod(0o600)
     url, process = serve("--token-file", tmp_path / "token", url="tcp://127.0.0.1:0")
-    if os.geteuid() != 0:  # only root looks into it
+    if os.geteuid() != 0:  # only root may read the worker's memory
         with pytest.raises(PermissionError):
             has_in_memory(process.pid, TOKEN.encode())
         return
@@ -199,7 +199,7 @@ def test_a_socket_is_its_users_alone(serve, tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     if os.geteuid() != 0:
         return
-    # Another user: let in by the file's mode, not by the worker.
+    # Another user: the file's mode allows the connection, the worker refuses it.
     path.chmod(0o666)
     for folder in [*path.parents][:-1]:
         if folder.stat().st_mode & 0o001 == 0 and folder.is_relative_to(tmp_path.parents[1]):
@@ -216,7 +216,7 @@ def test_a_socket_is_its_users_alone(serve, tmp_path):
     path = Path(url.removeprefix("unix://"))
     assert stat.S_IMODE(path.stat().st_mode) == 0o666
     asked = subprocess.run([sys.executable, "-I", "-c", ask, str(path)], capture_output=True, text=True)
-    assert "timed out" in asked.stderr, asked  # a session waits for its first message
+    assert "timed out" in asked.stderr, asked  # the session waits for the client's first message
     _, process = serve("--allow-user", "no such user", check=False)
     assert process.wait(60) != 0 and "there is no user 'no such user'" in process.log.read_text()
 
@@ -240,7 +240,7 @@ def test_what_is_no_socket_is_not_removed(serve, tmp_path, script):
 
 
 def test_clients_without_room_do_not_hold_up_others(serve, script):
-    """A full worker answers each in half a second, all at once: not one after the other."""
+    """A full worker answers all clients within half a second, in parallel and not one after the other."""
     url, _ = serve("--max-sessions", "1")
     path = url.removeprefix("unix://")
     with client(url):
@@ -249,9 +249,9 @@ def test_clients_without_room_do_not_hold_up_others(serve, script):
         for one in waiting:
             one.connect(path)
         waiting[-1].settimeout(20)
-        # 16 are refused by a process each, which waits for what they say; the rest are cut.
+        # Up to 16 clients are refused by a process each, which waits for their hello; connections of others are closed.
         assert waiting[-1].recv(1) == b""
-        assert time.monotonic() - began < 6  # 24 times half a second are 12
+        assert time.monotonic() - began < 6  # 24 clients at half a second each would take 12 seconds
         for one in waiting:
             one.close()
 

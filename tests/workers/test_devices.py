@@ -1,4 +1,4 @@
-"""Several devices, each with a worker of its own."""
+"""Several devices, each with its own worker."""
 
 import pytest
 

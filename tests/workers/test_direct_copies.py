@@ -1,4 +1,4 @@
-"""Copies between devices go from worker to worker: their bytes, their order, and what happens when something breaks."""
+"""Copies between devices go directly from worker to worker: their bytes, their order, and failures."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from python_processes import Python
 
 TWO = "local,local"
 
-# What scripts share: `stats` of a block, workers' processes, the error of a call.
+# Helpers of the scripts: `stats` of a block, worker processes, the error of a call.
 PRELUDE = """
 import os, signal, threading, time
 import torch, torch_remote
@@ -337,7 +337,7 @@ def test_two_sessions_of_one_worker(script, tmp_path_factory, arguments, expecte
         why = "" if arguments else "start it with --peer-host"
         text = RELAYED.replace("EXPECTED", repr(expected)).replace("WHY", repr(why))
         script(PRELUDE + text, TORCH_REMOTE_WORKER=f"unix://{path},unix://{path}")
-        if not arguments:  # one end that waits is enough for nobody: it does not connect, either
+        if not arguments:  # a listening worker without --peer-host does not connect to other workers, either
             script(PRELUDE + text, TORCH_REMOTE_WORKER=f"unix://{path},local")
     finally:
         worker.kill()

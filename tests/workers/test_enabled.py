@@ -1,4 +1,4 @@
-"""torch.remote.set_enabled(False), TORCH_REMOTE_ENABLED=0: the same script on the CPU, and no worker."""
+"""torch.remote.set_enabled(False) and TORCH_REMOTE_ENABLED=0: the same script runs on CPU, without a worker."""
 
 import pytest
 

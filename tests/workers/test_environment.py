@@ -1,4 +1,4 @@
-"""Variables TORCH_REMOTE_*: one list, compared with the page, and nothing wrong is ignored."""
+"""TORCH_REMOTE_* variables: the list agrees with the documentation page, and invalid values are errors."""
 
 import re
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_right_settings_and_empty_ones_are_taken(script, remote):
 
 
 def _row(name: str, allowed: str, meaning: str) -> str:
-    """The line of the page's table."""
+    """The variable's line in the table of the page."""
     words = [f"`{word}`" for word in allowed.split("|") if word]
     if allowed == "number":
         values = "a number, from 1"

@@ -108,7 +108,7 @@ def test_multiprocessing_spawn(script, remote):
 
 
 def test_subprocesses_inherit_no_descriptor(script, remote):
-    """The worker must see end of file when the parent dies, also while a child of the parent lives on."""
+    """The worker must see end of file when the parent dies, even while a child of the parent is alive."""
     script(
         HEAD
         + """

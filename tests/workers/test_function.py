@@ -1,4 +1,4 @@
-"""torch_remote.function: Python functions that run where the worker is."""
+"""torch_remote.function: Python functions that run on the worker's machine."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from torch_remote.errors import FunctionError
 
 
 def both(function, *args):
-    """Results here and there, with gradients of the first tensor."""
+    """Results on CPU and on the device, with gradients of the first tensor."""
     here = [a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a for a in args]
     there = [
         a.detach().to("remote").requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a for a in args
@@ -53,7 +53,7 @@ def test_arguments_and_results_of_all_kinds(remote):
             "nothing": torch.empty(0, 3), "scalar": c, "half": a.half(), "dtype": a.dtype, "size": a.shape,
         }  # fmt: skip
 
-    a = torch.arange(12.0, device="remote").view(3, 4).t()[1:]  # a view that is not contiguous
+    a = torch.arange(12.0, device="remote").view(3, 4).t()[1:]  # a non-contiguous view
     out = f({"a": a, "more": (torch.ones_like(a), torch.tensor(7, device="remote"))})
     assert torch.equal(out["sum"].cpu(), a.cpu() + 1)
     assert out[3] == [a.sum().item(), None, True, "text", b"\0\xff", 1 + 2j, float("inf"), 2**80]
@@ -188,16 +188,16 @@ def test_prints(remote, capsys):
     assert said.out == "out\nmore\n" and said.err == "error\n"
     y.backward()
     said = capsys.readouterr()
-    assert said.out == "" and said.err == ""  # the second time
+    assert said.out == "" and said.err == ""  # the second call prints nothing
 
 
 def test_in_place_changes_arrive(remote):
     @torch_remote.function
     def f(x, row, view, same, array, wide):
-        x.mul_(2)  # row and view see it
+        x.mul_(2)  # visible in row and view
         row += 1
         assert same is x
-        array.numpy()[1] = 7  # torch does not count that
+        array.numpy()[1] = 7  # torch does not count this write
         wide[:] = 3
         return view.clone()
 
@@ -241,7 +241,7 @@ def test_gradients_and_in_place_changes(remote):
     y = f(x, count)
     assert count.item() == 4
     y.sum().backward()
-    assert x.grad.tolist() == [3, 3] and count.item() == 4  # it was 3 then, and is changed once
+    assert x.grad.tolist() == [3, 3] and count.item() == 4  # the function saw 3, and the write is applied once
     with pytest.raises(RuntimeError, match="leaf Variable"):
         torch_remote.function(lambda x: x.mul_(2))(x)
     with pytest.raises(RuntimeError, match="changed it in place by what wants one"):
@@ -296,7 +296,7 @@ def test_gradients_that_a_function_leaves_arrive(remote):
     there[0].load_state_dict(model.state_dict())
     x_here = torch.randn(4, 3)
     x_there = x_here.to(remote)
-    for repeat in (1, 2):  # they are added to those that are there
+    for repeat in (1, 2):  # gradients accumulate
         run_both(step, repeat)
     kept = there[1].grad
 
@@ -317,7 +317,7 @@ def test_gradients_that_a_function_leaves_arrive(remote):
             f(net, w, x)
     torch.testing.assert_close(gradients(*there), gradients(*here))
 
-    # A gradient that is there, and another one that arrives before the function is called again.
+    # A gradient exists, and another one arrives before the function is called again.
     w = torch.ones(2, device=remote, requires_grad=True)
     w.sum().backward()
     y = torch_remote.function(lambda w: w.square())(w)
@@ -344,12 +344,12 @@ def test_an_optimizers_state_is_not_lost(remote):
 
     model, x = torch.nn.Linear(3, 2).to(remote), torch.ones(1, 3, device=remote)
     before = model.weight.detach().clone()
-    torch_remote.function(step)(model, torch.optim.SGD(model.parameters(), 0.1), x)  # it has none
+    torch_remote.function(step)(model, torch.optim.SGD(model.parameters(), 0.1), x)  # plain SGD has no state
     assert not torch.equal(model.weight, before)
     optimizer = torch.optim.Adam(model.parameters())
     with pytest.raises(RuntimeError, match="the state that was made would be lost"):
         torch_remote.function(step)(model, optimizer, x)
-    optimizer.step()  # of the gradients that are there
+    optimizer.step()  # uses the existing gradients
     assert len(optimizer.state) == 2
     exponential = optimizer.state[model.weight]["exp_avg"].clone()
     torch_remote.function(step)(model, optimizer, x)
@@ -465,7 +465,7 @@ def test_two_at_once(remote):
         import time
 
         pathlib.Path(mine).touch()
-        while not pathlib.Path(other).exists():  # only where both run at once
+        while not pathlib.Path(other).exists():  # ends only if both run at once
             time.sleep(0.01)
         return x + 1
 
@@ -501,7 +501,7 @@ def test_the_device_works_meanwhile(remote, tmp_path):
         call = asyncio.create_task(wait.aio(str(tmp_path / "go"), x))
         await asyncio.sleep(0.1)
         assert (x * 3).sum().item() == 6 and not call.done()
-        x.zero_()  # after the call: it got the ones
+        x.zero_()  # after the call, which must see the ones
         torch.remote.synchronize()
         (tmp_path / "go").touch()
         return (await call).tolist()
@@ -518,7 +518,7 @@ def test_time_outs(remote):
         return x
 
     x = torch.ones(2, device="remote")
-    torch_remote.function(lambda: 0)()  # the process is there
+    torch_remote.function(lambda: 0)()  # starts the function process
     begin = time.monotonic()
     with pytest.raises(TimeoutError, match=r"did not end within 0\.5 s"):
         wait(60, x)
@@ -528,7 +528,8 @@ def test_time_outs(remote):
 
 @pytest.mark.parametrize("seconds", [0.02, 0.3, 1.5])
 def test_the_call_after_one_that_timed_out(remote, seconds):
-    """It is interrupted while its process starts, while that imports torch, or while it runs; the process may end."""
+    """The call is interrupted while its process starts, while torch is imported, or while it runs. The process may
+    end."""
 
     @torch_remote.function(timeout=seconds)
     def wait(x):
@@ -549,14 +550,14 @@ def test_the_call_after_one_that_timed_out(remote, seconds):
 
 
 def test_a_call_of_an_earlier_worker_is_over(remote):
-    """Each worker counts its calls from the start: a late kill must not end a call of the next worker."""
+    """Each worker numbers its calls from the start, so a late kill must not end a call of the next worker."""
     from torch_remote import _C
 
     x = torch.ones(2, device="remote")
     session, ticket, base = _C.call(0, b"no call", [x])
     torch.remote.restart()
     x = torch.ones(2, device="remote")
-    assert torch_remote.function(lambda: 0)() == 0  # its process is there
+    assert torch_remote.function(lambda: 0)() == 0  # its function process exists
 
     def end_calls():
         time.sleep(0.5)

@@ -35,7 +35,7 @@ def test_ctrl_c_returns_within_a_second_and_the_session_works_on(script, remote)
 
 
 def test_ctrl_c_while_the_worker_is_far_behind(script, remote):
-    """Nothing is read: what waits is back-pressure."""
+    """No result is read: the process waits because of back-pressure."""
     result = script(
         """
     import os, signal, threading, time, torch, torch_remote
@@ -153,7 +153,7 @@ def test_cancel_without_work_does_nothing(remote):
 def test_cancel_drops_what_is_recorded(remote):
     x, big = torch.ones(4, device=remote), torch.randn(1000, 1000, device=remote)
     assert x.sum().item() == 4
-    for _ in range(60):  # a second and more
+    for _ in range(60):  # takes more than a second
         big = big @ big
         big = big / big.abs().max()
     x.add_(big[0, 0])

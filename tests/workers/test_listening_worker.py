@@ -1,4 +1,5 @@
-"""A worker that listens: started as its error says, a session for each client, never silence."""
+"""A listening worker: it starts as the error message recommends, has a session for each client, and never stays
+silent."""
 
 import os
 import signal
@@ -160,7 +161,7 @@ def test_clients_that_say_nothing_keep_no_process(worker):
         assert len(sessions(process)) <= 1 + 16
     silent[-1].settimeout(30)
     assert silent[-1].recv(1) == b"", "one too many is not sent away at once"
-    for client in silent[1:]:  # the first one has a session until it should have greeted
+    for client in silent[1:]:  # the first one has a session until its handshake times out
         client.settimeout(30)
         assert client.recv(1) == b""
     deadline = time.monotonic() + 30
@@ -203,7 +204,7 @@ def test_sessions_end_with_their_worker(worker):
 
 
 def test_the_program_finds_plugin_and_torch_by_itself(script, worker):
-    """As the error advises: without --plugin. The bare program wants torch's folder if that is not beside it."""
+    """As the error recommends: without --plugin. The bare executable needs torch's folder if it is not next to it."""
     package = Path(torch_remote.__file__).parent.resolve()
     output = script(
         "import torch, torch_remote; torch.ones(1, device='remote').item()",

@@ -61,7 +61,7 @@ def test_all_dtypes(remote, tmp_path, load, piece):
     for name in expected:
         assert here[name].device.type == "cpu"
         (tmp_path / "w.safetensors").touch()
-        here[name].zero_()  # it is a copy
+        here[name].zero_()  # the result is a copy of the file
     same(load(tmp_path / "w.safetensors", device=0), expected)
 
 
@@ -88,7 +88,7 @@ def test_shards(remote, tmp_path, load):
     expected, index = shards(tmp_path)
     same(load(tmp_path / "model.safetensors.index.json"), expected)
     same(load(tmp_path), expected)
-    del index["weight_map"]["matrix"]  # only what the index names
+    del index["weight_map"]["matrix"]  # only tensors that the index names are loaded
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "matrix" not in load(tmp_path)
     index["weight_map"]["ghost"] = "model-00001-of-00002.safetensors"
@@ -198,7 +198,7 @@ def test_progress_is_shown(remote, tmp_path, capsys, piece):
 
 
 def memory():
-    """Of this process and nobody else, in bytes: neither the file's pages nor those that a worker shares."""
+    """Anonymous memory of this process in bytes, without the file's pages and memory shared with a worker."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("RssAnon"))
 
@@ -253,7 +253,7 @@ def test_what_the_worker_read_is_a_copy(remote, tmp_path):
 def test_links_and_relative_paths(remote, tmp_path, monkeypatch):
     (tmp_path / "blobs").mkdir()
     save_file({"a": torch.ones(3)}, tmp_path / "blobs/5f2c")
-    (tmp_path / "w.safetensors").symlink_to("blobs/5f2c")  # as hubs keep them
+    (tmp_path / "w.safetensors").symlink_to("blobs/5f2c")  # as model hubs store files
     monkeypatch.chdir(tmp_path)
     assert torch.remote.load_file("w.safetensors", on_worker=True)["a"].tolist() == [1, 1, 1]
 
@@ -271,7 +271,7 @@ def test_a_file_that_changes_meanwhile(remote, tmp_path, monkeypatch):
     monkeypatch.setattr(weights.FileThere, "read", read)
     with pytest.raises(RuntimeError, match="was changed meanwhile; load it again"):
         torch.remote.load_file(path, on_worker=True)
-    assert torch.ones(2, device="remote").sum().item() == 2  # the session lives
+    assert torch.ones(2, device="remote").sum().item() == 2  # the session still works
 
 
 OTHER_WORKER = """

@@ -1,8 +1,9 @@
-"""Device tensors between processes: they arrive on the receiver's device, or the error does; nobody waits for ever."""
+"""Device tensors between processes: they arrive on the receiver's device, or the receiver gets an error; it never waits
+forever."""
 
 import pytest
 
-# A module that a spawned process can import: `script` runs a file, whose functions it has under the name __mp_main__.
+# A module that a spawned process can import. `script` runs a file, whose functions it knows as __mp_main__.
 HEAD = """
 import os
 import torch
@@ -45,7 +46,8 @@ if __name__ == "__main__":
 
 
 def test_arguments_of_a_process_keep_what_torch_keeps(script, remote):
-    """requires_grad, Parameters, strides, offsets, dtypes, and which tensors of a message share a storage."""
+    """Torch keeps requires_grad, Parameters, strides, offsets, dtypes, and which tensors of a message share a
+    storage."""
     script(
         HEAD
         + """
@@ -94,7 +96,7 @@ class Samples(Dataset):
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_data_loader_workers_that_return_device_tensors(script, remote, method):
-    """With fork: before the first use, as on CUDA."""
+    """With fork, the device is not used before, as on CUDA."""
     script(
         HEAD
         + SAMPLES
@@ -138,7 +140,7 @@ if __name__ == "__main__":
 
 
 def test_what_cannot_be_sent_is_told_to_whoever_waits_for_it(script, remote):
-    """A queue's own thread would print the error and leave the other end waiting."""
+    """Otherwise the queue's own thread would print the error, and the other end would wait."""
     script(
         HEAD
         + """
@@ -189,7 +191,7 @@ if __name__ == "__main__":
 
 
 def test_tensors_of_the_cpu_go_as_ever(script, remote):
-    """Shared, not copied."""
+    """They are shared, not copied."""
     script(
         HEAD
         + """

@@ -1,4 +1,4 @@
-"""Workers over TCP and TLS: who is let in, connections that break, what ends a session and what does not."""
+"""Workers over TCP and TLS: authentication, broken connections, and what ends a session."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ def environment():
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A token, and certificates that tests of TLS use."""
+    """A token, and certificates for the tests of TLS."""
     folder = tmp_path_factory.mktemp("files")
     (folder / "token").write_text(TOKEN + "\n")
     (folder / "token").chmod(0o600)
@@ -42,7 +42,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def worker(remote, tmp_path):
-    """Starts workers: worker(*arguments) -> (url, process); their log is worker.log beside them."""
+    """Starts workers: worker(*arguments) -> (url, process). Their log is worker.log in tmp_path."""
     processes = []
 
     def start(*arguments, url="tcp://127.0.0.1:0", check=True):
@@ -82,7 +82,7 @@ def wait_until(condition, seconds=20):
 
 
 def error_of(script, **variables):
-    """What connecting says."""
+    """The error message of a connection attempt."""
     return script(
         """
         import torch, torch_remote
@@ -105,7 +105,7 @@ def test_a_token_opens_a_worker_and_nothing_else_does(script, worker, files):
     log = process.log.read_text()
     assert "its proof is wrong" in log and TOKEN not in log
     assert TOKEN not in Path(f"/proc/{process.pid}/cmdline").read_text()
-    # What a worker without a token cannot prove.
+    # A worker without a token cannot prove that it knows it.
     url, _ = worker()
     assert "has none, so it cannot prove" in error_of(script, TORCH_REMOTE_WORKER=url, TORCH_REMOTE_TOKEN=TOKEN)
 
@@ -205,7 +205,7 @@ def test_a_token_file_that_others_can_read_is_said_at_both_ends(script, worker, 
 
 
 class Tunnel(threading.Thread):
-    """Carries connections to a port, keeps what clients say, and may be down: then its port refuses."""
+    """Forwards connections to a port, and records what clients send. While it is down, its port refuses."""
 
     def __init__(self, port, at=0):
         super().__init__(daemon=True)
@@ -266,7 +266,7 @@ for line in sys.stdin:
 
 @contextlib.contextmanager
 def idle(port, scheme="tcp", **variables):
-    """A client that computes when it is told to."""
+    """A client that computes on request."""
     with Python(
         [sys.executable, "-c", IDLE],
         env=environment() | {"TORCH_REMOTE_WORKER": f"{scheme}://127.0.0.1:{port}"} | variables,
@@ -295,13 +295,13 @@ def test_silent_strangers_who_heard_a_session_cost_it_nothing(worker, files, sch
         came_back = process.log.read_text().count("a session goes on")
         assert came_back == 1 and len(tunnel.heard) == 2 and len(children(process)) == 1
         strangers = []
-        for opening in [said[:64] for said in tunnel.heard] * 4:  # of the first connection and of the second one
+        for opening in [said[:64] for said in tunnel.heard] * 4:  # of the first and the second connection
             strangers.append(socket.create_connection(tunnel.to))
             strangers[-1].sendall(opening)
         time.sleep(4)  # longer than the lease, and many heartbeats
         assert compute(client) == "10.0\n"
         log = process.log.read_text()
-        assert log.count("a session goes on") == came_back, log  # nobody cut the connection
+        assert log.count("a session goes on") == came_back, log  # the client's connection was never cut
         for stranger in strangers:
             stranger.close()
         client.stdin.close()
@@ -315,8 +315,8 @@ def test_a_client_tries_while_the_port_refuses_as_long_as_the_lease(worker, file
         tunnel.go_down()
         client.stdin.write("\n")
         client.stdin.flush()
-        time.sleep(8)  # more than three heartbeats, by far
-        os.kill(client.pid, signal.SIGINT)  # a wait can be interrupted
+        time.sleep(8)  # far more than three heartbeats
+        os.kill(client.pid, signal.SIGINT)  # the wait can be interrupted
         assert client.stdout.readline() == "interrupted\n"
         tunnel.come_back()
         assert compute(client) == "10.0\n"
@@ -406,7 +406,7 @@ def test_a_session_that_is_killed_is_a_lost_worker_with_its_reason(script, worke
 
 
 class CuttingProxy(threading.Thread):
-    """Connects clients on, and cuts connections after a random number of bytes, wherever that is."""
+    """Forwards connections, and cuts them after a random number of bytes, at any position."""
 
     def __init__(self, port, seed, between, cuts):
         super().__init__(daemon=True)
@@ -469,7 +469,7 @@ TRAIN = """
 def test_training_over_a_connection_that_is_cut_all_the_time(script, worker, files, scheme):
     cuts = int(os.environ.get("TORCH_REMOTE_TEST_CUTS", "100"))
     train = TRAIN.replace("STEPS", str(max(300, 3 * cuts)))
-    fixed = {"TORCH_REMOTE_FUSION": "0"}  # which kernels are compiled in time is up to the machine
+    fixed = {"TORCH_REMOTE_FUSION": "0"}  # which kernels are compiled in time depends on the machine
     expected = script(train, TORCH_REMOTE_WORKER="local", **fixed).stdout
     arguments = tls(files) if scheme == "tls" else []
     url, _ = worker(*arguments, "--token-file", files / "token", url=f"{scheme}://127.0.0.1:0")
@@ -491,7 +491,7 @@ def test_stdio_serves_one_client_and_ends_with_it(remote):
         [PACKAGE / "bin/torch-remote-worker", "--stdio"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         process.stdin.close()
-        assert process.stdout.read() == b"" and process.wait(60) == 1  # it said nothing
+        assert process.stdout.read() == b"" and process.wait(60) == 1  # it sent nothing
 
 
 def test_a_stopped_worker_does_not_hold_up_an_interrupt(script, worker):

@@ -1,4 +1,4 @@
-"""restore="replay": the worker dies, the tensors do not."""
+"""restore="replay": tensors survive the death of their worker."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def kill_worker(worker_processes):
 
 @pytest.fixture
 def replaying(remote):
-    """The device, restored from a log that is small when asked for."""
+    """The device, which is restored from a log that may be small."""
 
     def begin(**options):
         torch.remote.restart()
@@ -37,7 +37,7 @@ def replaying(remote):
 
 
 def train(device, steps, at_step=lambda step: None, compiled=False):
-    """What a small net with dropout, batch norm and AdamW has learned, and all losses that were read."""
+    """The trained state of a small net with dropout, batch norm and AdamW, and all losses that were read."""
     torch.manual_seed(3)
     net = nn.Sequential(
         nn.Linear(24, 64),
@@ -107,7 +107,7 @@ def test_checkpoints_are_made_beside_the_work_when_the_log_is_full(replaying, ki
 
     def at_step(step):
         if step == next_kill[0]:
-            time.sleep(0.3)  # a checkpoint that was due has been made
+            time.sleep(0.3)  # a due checkpoint is complete by then
             kill_worker()
             next_kill[0] = next(kills, None)
 
@@ -142,10 +142,10 @@ def test_failures_fail_again_once(replaying, kill_worker):
     with pytest.raises(IndexError):
         bad.cpu()
     assert (weight * 2).tolist() == [2, 2, 2, 2]
-    torch.remote.synchronize()  # it was told
+    torch.remote.synchronize()  # does not raise: the failure was already reported
     torch.remote.checkpoint()
     kill_worker()
-    with pytest.raises(RuntimeError):  # has no contents after a checkpoint either
+    with pytest.raises(RuntimeError):  # the tensor has no contents after a checkpoint either
         bad.cpu()
     assert (weight * 3).tolist() == [3, 3, 3, 3]
 
@@ -176,7 +176,7 @@ def test_a_worker_that_dies_while_it_is_rebuilt(replaying, kill_worker, worker_p
     finally:
         trained.set()
         if killer.ident is not None:
-            killer.join()  # it kills no other test's worker
+            killer.join()  # it must not kill the worker of another test
 
 
 def test_cancelled_work_is_not_repeated(replaying, kill_worker):
@@ -193,12 +193,12 @@ def test_cancelled_work_is_not_repeated(replaying, kill_worker):
 
 def test_a_log_that_is_full_says_so(replaying, kill_worker, monkeypatch):
     device = replaying(limit="64K")
-    x = torch.randn(200_000).to(device)  # more than fits
+    x = torch.randn(200_000).to(device)  # more than the log may hold
     kill_worker()
     deadline = time.monotonic() + 20
     try:
         while time.monotonic() < deadline:
-            x.sum().item()  # either a checkpoint was there in time, or it is lost and says why
+            x.sum().item()  # either a checkpoint was complete in time, or the error gives the reason
             break
     except torch.remote.WorkerLost as error:
         assert "limit" in str(error)

@@ -1,4 +1,4 @@
-"""Importing the package costs little and starts nothing."""
+"""Importing the package is cheap and starts nothing."""
 
 OBSERVE = """
     import os, threading
@@ -35,7 +35,7 @@ def test_import_starts_no_thread_process_or_connection(script, remote):
 
 
 def test_import_is_cheap(script, remote):
-    """At most 0.3 s of a processor beyond torch's own; the smallest of three, since caches are shared."""
+    """At most 0.3 s of CPU time in addition to torch's own; the minimum of three runs, because caches are shared."""
     times = []
     for _ in range(3):
         result = script(
@@ -69,7 +69,7 @@ def test_import_loads_no_heavy_module(script, remote):
 
 
 def test_autoload_is_off_unless_configured(script, remote):
-    """A registered device takes over torch.accelerator, so `import torch` alone must not do it."""
+    """A registered device takes over torch.accelerator, so `import torch` alone must not register it."""
     script("import torch; assert not hasattr(torch, 'remote')")
     script("import torch; assert torch.ones(1, device='remote').item() == 1", TORCH_REMOTE_AUTOLOAD="1")
 

@@ -28,12 +28,12 @@ def test_counters_count(counted, remote):
     def step():
         return ((x + 1) * 2).sum().item()
 
-    step()  # makes x, too
+    step()  # also creates x
     step()
     with counted() as c:
         step()
         step()
-    assert c["ops_recorded"] in (6, 8)  # with or without one for .item() itself
+    assert c["ops_recorded"] in (6, 8)  # with or without an op for .item() itself
     assert c["flushes"] == 2 and c["program_hits"] == 2 and c["programs_built"] == 0
     assert c["round_trips"] == 2
     assert 0 < c["bytes_sent"] < 1000 and 0 < c["bytes_received"] < 1000
@@ -60,7 +60,7 @@ def test_worker_bytes(remote):
 
 
 def test_which_tensors_are_joined_is_not_in_the_key(counted, remote):
-    """A batch out of a replay memory: states of one batch are those of the other, or views of the same tensor."""
+    """A batch from a replay memory: states of different batches, or views of the same tensor, in any combination."""
     chance = random.Random(0)
     rows = torch.randn(4, 3, device=remote)
     memory = [torch.full((3,), float(i), device=remote) for i in range(12)] + list(rows)
@@ -79,7 +79,7 @@ def test_which_tensors_are_joined_is_not_in_the_key(counted, remote):
     assert c["programs_built"] == 0
     for result, expected in results:
         torch.testing.assert_close(result, expected)
-    # A write between two such ops is seen by the second one only.
+    # Only the second of two such ops sees a write between them.
     before = torch.stack(memory[:6])
     memory[0].add_(1)
     after = torch.stack([memory[0]] * 6)
@@ -109,7 +109,7 @@ def test_expect_no_compile_names_the_first_difference(remote):
             y = y.exp()  # the difference
         return (y * 2).sum().item()
 
-    step(False)  # makes x, too
+    step(False)  # also creates x
     step(False)
     with torch.remote.expect_no_compile():
         step(False)
@@ -120,7 +120,8 @@ def test_expect_no_compile_names_the_first_difference(remote):
     with open(__file__) as file:
         line = next(i for i, text in enumerate(file, 1) if "# the difference" in text)
     assert re.search(rf"test_stats\.py.*\b{line}\b", message), message
-    assert step(True) == pytest.approx(4 * 2 * torch.exp(torch.tensor(2.0)).item(), rel=1e-6)  # usable afterwards
+    # the device is usable afterwards
+    assert step(True) == pytest.approx(4 * 2 * torch.exp(torch.tensor(2.0)).item(), rel=1e-6)
 
 
 def test_log_has_a_line_per_flush(script, remote):
@@ -172,7 +173,7 @@ def test_sync_mode_gives_the_same_results(script, remote):
             optimizer.zero_grad(); loss.backward(); optimizer.step()
         print(loss.item())
     """
-    # One op a program has no groups of ops, whose kernels round otherwise.
+    # With one op per program there are no fused kernels, which round differently.
     op_by_op = {"TORCH_REMOTE_FUSION": "0"}
     assert script(program, **op_by_op).stdout == script(program, TORCH_REMOTE_SYNC="1", **op_by_op).stdout
 
@@ -190,13 +191,13 @@ def test_passes_verify_between_each_other(script, remote):
 
 
 def test_benchmark_times_results_that_are_computed(remote):
-    """A loop that drops its results would time their recording, which is some thousand times less."""
+    """A loop that drops its results would measure only recording, which takes a thousandth of the time."""
     x = torch.rand(600, 600, device=remote)
     recording = Timer("for _ in range(100): x @ x", globals={"x": x})
     recorded = min(recording.timeit(1).median for _ in range(5)) / 100
     there = torch.remote.benchmark(torch.mm, x, x, min_run_time=0.05)
     assert there.median > 20 * recorded
-    timer = Timer("kept.append(x @ x)", setup="kept = []", globals={"x": x})  # as docs/limits.md has it
+    timer = Timer("kept.append(x @ x)", setup="kept = []", globals={"x": x})  # as in docs/limits.md
     assert timer.timeit(10).median > 20 * recorded
     assert len(there.raw_times) >= 5 and "Median" in str(there) and "mm" in str(there)
     assert torch.remote.benchmark(torch.mm, x.cpu(), x.cpu(), min_run_time=0.05).median > 20 * recorded
@@ -213,7 +214,7 @@ def test_benchmark_chooses_blocks_and_bounds_what_it_keeps(remote, monkeypatch):
 
 
 def test_every_wait_is_counted(script, remote):
-    """A worker that is far behind makes the process wait, though nothing is read."""
+    """A worker that is far behind makes the process wait, although no result is read."""
     script("""
     import torch, torch_remote
     big = torch.ones(700, 700, device="remote")
@@ -240,7 +241,7 @@ def test_compiled_graphs_that_are_taken_apart_are_counted(remote):
         return (x * 2).relu()
 
     def apart(x):
-        return (x * 2)[x > 0] + 1  # as many elements as the data says
+        return (x * 2)[x > 0] + 1  # a data-dependent number of elements
 
     for function, splits in ((whole, 0), (apart, 1)):
         torch.remote.reset_stats()

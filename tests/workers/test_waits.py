@@ -1,5 +1,5 @@
-"""What the device does so that nobody waits: traces that end in a wait are cut, at the same places each time; what is
-read together is fetched together, and once."""
+"""How the device avoids waits. Traces that end in a wait are cut, at the same positions each time. Results that are
+read together are fetched together, and only once."""
 
 import pytest
 import torch
@@ -24,14 +24,15 @@ def test_what_is_waited_for_is_cut_from_its_second_time_on(counted, remote):
     assert first == [1, 1, 1]
     again, flushes, built, round_trips = step()
     assert flushes >= 3 and built == flushes and round_trips == 1
-    # The sum of normalized rows: 0 but for rounding, which kernels that are swapped in may do otherwise.
+    # The sum of normalized rows is 0 except for rounding errors, which may change when generated kernels are swapped
+    # in.
     assert again == pytest.approx(result, abs=1e-4)
     for _ in range(3):
         assert step() == (pytest.approx(result, abs=1e-4), flushes, 0, 1)
 
 
 def test_other_sizes_need_no_other_programs(counted, remote):
-    """A prompt and a sequence that grows, as in generation."""
+    """A prompt and a growing sequence, as in text generation."""
     net, host = blocks(20, remote), blocks(20, torch.device("cpu"))
 
     def grow(length: int) -> None:
@@ -51,7 +52,7 @@ def test_other_sizes_need_no_other_programs(counted, remote):
 
 
 def test_training_is_the_same_bit_for_bit(remote, counted):
-    """Cuts in forward, backward and optimizer; uncut where ops are recorded by torch.remote.trace."""
+    """Traces are cut in forward, backward and optimizer, but not where torch.remote.trace records ops."""
 
     def losses(steps: int) -> list[float]:
         net = blocks(12, remote)
@@ -118,8 +119,8 @@ def test_what_was_read_is_not_fetched_again(counted, remote):
         assert torch.equal(x[1:3, ::2].cpu(), host[1:3, ::2])
         assert [x[i, 0].item() for i in range(4)] == host[:, 0].tolist()
         assert torch.equal(x.clone().cpu(), host) and x.tolist() == host.tolist()
-    assert c["round_trips"] <= 2  # for clones, until it is known what their programs do
-    x[1] += 1  # a view of it is written
+    assert c["round_trips"] <= 2  # for clones, until the effects of their programs are known
+    x[1] += 1  # writes through a view
     host[1] += 1
     with counted() as c:
         assert torch.equal(x.cpu(), host)
@@ -137,7 +138,7 @@ def test_large_results_are_not_kept(counted, remote):
 
 
 def test_a_failure_is_raised_by_the_read_that_depends_on_it(remote):
-    """Also where that was asked for ahead."""
+    """This also holds if the result was prefetched."""
     x = torch.arange(8.0).to(remote)
 
     def step(index: int) -> tuple[float, list[float]]:

@@ -1,4 +1,4 @@
-"""The worker dies: a typed error in time, and a way to go on."""
+"""When the worker dies, a typed error is raised in time, and the script can continue."""
 
 import os
 import signal
@@ -41,13 +41,13 @@ def test_kill_mid_step_raises_worker_lost_and_restart_mends(restarted, kill_work
     assert error.value.session is not None and error.value.last_acknowledged is not None
     assert "restart" in str(error.value)
 
-    with pytest.raises(torch.remote.WorkerLost):  # still, until restart
+    with pytest.raises(torch.remote.WorkerLost):  # until the restart
         x.cpu()
     torch.remote.restart()
     fresh = torch.nn.Linear(4, 4).to(restarted)
     fresh(torch.ones(2, 4, device=restarted)).sum().backward()
     assert fresh.bias.grad.tolist() == [2, 2, 2, 2]
-    with pytest.raises(RuntimeError):  # its bytes are gone
+    with pytest.raises(RuntimeError):  # its contents are lost
         x.cpu()
     assert (torch.ones(3, device=restarted) + 1).tolist() == [2, 2, 2]
 
@@ -82,7 +82,7 @@ def test_kill_while_idle(restarted, kill_worker):
 
 
 def test_many_kills(script, remote):
-    """Each time: the typed error, a restart, and a right result."""
+    """Each time: the typed error, a restart, and a correct result."""
     script(
         """
     import os, random, signal, torch, torch_remote
@@ -116,7 +116,7 @@ def test_many_kills(script, remote):
 
 
 def test_the_worker_dies_with_its_parent(script, remote):
-    """Also when the parent is killed without a chance to clean up."""
+    """This also holds if the parent is killed and cannot clean up."""
     result = script(
         """
     import os, signal, torch, torch_remote
@@ -133,7 +133,7 @@ def test_the_worker_dies_with_its_parent(script, remote):
             state = status.read_text().rpartition(")")[2].split()[0]
         except FileNotFoundError:
             return
-        if state == "Z":  # dead; nobody has asked for its status
+        if state == "Z":  # a zombie: its status was not collected
             return
         time.sleep(0.02)
     pytest.fail(f"worker {pid} lives on, in state {state}")
@@ -153,8 +153,8 @@ def test_a_process_that_ends_normally_is_quick_and_silent(script, remote):
 
 @pytest.mark.parametrize("ops", [5, 6, 7])
 def test_a_loss_that_shows_between_forward_and_backward_is_a_worker_lost(restarted, kill_worker, ops):
-    """The forward pass cannot be sent any more when the backward pass begins: that is what is told, not that its
-    tensors are gone."""
+    """The forward pass can no longer be sent when the backward pass begins. The error must be the loss of the worker,
+    not missing contents of tensors."""
     torch.remote._C.set_cut_limits(0, ops, 100_000)
     try:
         x = torch.randn(8, device=restarted, requires_grad=True)

@@ -9,15 +9,15 @@
 
 namespace torch_remote::codegen::emulator {
 
-// What a function of the runtime may do, as the optimizer sees it.
+// What the optimizer may assume about a runtime function.
 enum class Effect {
-  kNone,    // the same in all of a thread's life
-  kChecks,  // nothing, if it returns
-  kMeets,   // lets other threads go on; must stay where it is
+  kNone,    // no side effects; the result is constant over a thread's life
+  kChecks,  // no side effects if it returns
+  kMeets,   // lets other threads run; must not be moved
   kEnds,    // does not return
 };
 
-// Emits code that calls the runtime.
+// Emits calls of the runtime.
 class Builder : public llvm::IRBuilder<> {
  public:
   explicit Builder(llvm::Module& module) : IRBuilder(module.getContext()), module_(module) {}
@@ -39,7 +39,7 @@ class Builder : public llvm::IRBuilder<> {
     return CreateCall(function, arguments);
   }
 
-  // A field of the thread's registers, at an offset of `Registers`.
+  // Loads a field of the thread's registers, at an offset in `Registers`.
   llvm::Value* field(uint64_t offset, llvm::Type* type) {
     llvm::Value* registers = runtime(kRegistersFunction, getPtrTy(), {}, Effect::kNone);
     auto* load = CreateLoad(type, CreateConstInBoundsGEP1_64(getInt8Ty(), registers, offset));

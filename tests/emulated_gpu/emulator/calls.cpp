@@ -81,7 +81,7 @@ void Calls::rewrite(llvm::Function& function) {
 }
 
 Value* Calls::replace(llvm::CallInst& call, StringRef name) {
-  if (name == "__nvvm_reflect") return b_.getInt32(0);  // of "__CUDA_FTZ"
+  if (name == "__nvvm_reflect") return b_.getInt32(0);  // the answer for "__CUDA_FTZ"
   if (name == "llvm.trap") {
     return b_.runtime(kTrapFunction, b_.getVoidTy(), {b_.getInt32(sites_.of(call))}, Effect::kEnds);
   }
@@ -148,7 +148,7 @@ Value* Calls::barrier(llvm::CallInst& call, StringRef name) {
     op = counts == "c" ? BarrierOp::kCount : counts == "a" ? BarrierOp::kAnd : BarrierOp::kOr;
     predicate = b_.CreateZExt(b_.CreateICmpNE(call.getArgOperand(0), predicate), b_.getInt32Ty());
   }
-  if (!op) return nullptr;  // others than barrier 0, and those of some threads
+  if (!op) return nullptr;  // barriers other than 0, and barriers of some threads only
   return b_.runtime(kBarrierFunction, b_.getInt32Ty(),
                     {b_.getInt32(sites_.of(call)), b_.getInt32(static_cast<uint32_t>(*op)), predicate}, Effect::kMeets);
 }
@@ -233,11 +233,12 @@ Value* Calls::memory(llvm::CallInst& call, StringRef name) {
   return load;
 }
 
-// What hand-written kernels take from PTX because nothing else has it. "op.type $0, $1, $2;" is as the intrinsic.
+// Inline PTX in hand-written kernels, for operations without an intrinsic. "op.type $0, $1, $2;" maps to the intrinsic
+// of that name.
 Value* Calls::inline_assembly(llvm::CallInst& call) {
   StringRef text = llvm::cast<llvm::InlineAsm>(call.getCalledOperand())->getAsmString();
   text = text.trim().rtrim(';').trim();
-  if (text.empty()) return b_.getInt32(0);  // keeps the compiler from moving memory accesses
+  if (text.empty()) return b_.getInt32(0);  // a compiler barrier for memory accesses
   if (text == "activemask.b32 $0") return b_.CreateShl(b_.getInt32(1), b_.lane());
   if (text == "exit") return b_.runtime(kExitFunction, b_.getVoidTy(), {}, Effect::kMeets);
   if (text == "trap") {

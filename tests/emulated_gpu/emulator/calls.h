@@ -9,19 +9,19 @@
 
 namespace torch_remote::codegen::emulator {
 
-// Replaces NVVM's intrinsics and inline PTX by calls of the runtime and by what LLVM knows.
+// Replaces NVVM intrinsics and inline PTX by calls of the runtime and by LLVM's target-independent operations.
 class Calls {
  public:
   Calls(llvm::Module& module, Sites& sites, bool checked) : b_(module), sites_(sites), checked_(checked) {}
 
   void rewrite(llvm::Function& function);
-  // Names of what is not known.
+  // Names of intrinsics that are not supported.
   const std::set<std::string>& unknown() const { return unknown_; }
 
  private:
-  using Parts = llvm::ArrayRef<llvm::StringRef>;  // of a name, between its dots
+  using Parts = llvm::ArrayRef<llvm::StringRef>;  // parts of a name, split at its dots
 
-  // Each gives what takes the call's place (anything if the call has no result), or null if it does not know the name.
+  // Each returns the value that replaces the call (any value if the call has no result), or null for an unknown name.
   llvm::Value* replace(llvm::CallInst& call, llvm::StringRef name);
   llvm::Value* special_register(llvm::StringRef name);
   llvm::Value* barrier(llvm::CallInst& call, llvm::StringRef name);
@@ -33,7 +33,7 @@ class Calls {
   llvm::Value* atomic(llvm::CallInst& call, Parts parts);
   llvm::Value* memory(llvm::CallInst& call, llvm::StringRef name);
   llvm::Value* inline_assembly(llvm::CallInst& call);
-  // math.cpp
+  // -- defined in math.cpp
   llvm::Value* math(Parts parts, llvm::Type* result, llvm::ArrayRef<llvm::Value*> operands);
   llvm::Value* directed(Parts parts, llvm::ArrayRef<llvm::Value*> operands);
   llvm::Value* arithmetic(Parts parts, llvm::ArrayRef<llvm::Value*> operands);

@@ -5,7 +5,7 @@
 namespace torch_remote::codegen::emulator {
 namespace {
 
-// So many segments are remembered: 24 bytes each.
+// Limit of stored segments, of 24 bytes each.
 constexpr size_t kMostSegments = size_t{1} << 24;
 
 bool is_atomic(AccessKind kind) { return kind != AccessKind::kLoad && kind != AccessKind::kStore; }
@@ -17,7 +17,7 @@ bool writes(AccessKind kind) { return kind != AccessKind::kLoad && kind != Acces
 void Checker::begin_launch(const Launch& launch) {
   grid_ = launch.grid;
   block_size_ = launch.block;
-  // All that came before is ordered before this launch: numbers below `first_`.
+  // Numbers below `first_` belong to earlier launches, which all precede this one.
   first_ += static_cast<uint32_t>(std::max(segments_.size(), sets_.size()));
   segments_.clear();
   sets_.clear();
@@ -30,7 +30,7 @@ void Checker::begin_launch(const Launch& launch) {
 }
 
 void Checker::begin_block(uint64_t block, uint32_t threads) {
-  if (segments_.size() > kMostSegments) {  // races with blocks that ran before are not found any more
+  if (segments_.size() > kMostSegments) {  // from here on, races with earlier blocks are not found
     memory_.forget_accesses();
     segments_.clear();
     sets_.clear();
@@ -125,7 +125,7 @@ void Checker::fence(uint32_t thread, bool device_wide) {
   fences.released = joined(fences.released, fences.acquired);
 }
 
-// What an atomic operation reads and writes of what others published at its address.
+// Makes an atomic operation acquire what others published at its address, and publish what its thread released.
 void Checker::publish(const char* address, Clock& clock, AccessKind kind) {
   const auto found = published_.find(address);
   if (reads(kind) && found != published_.end()) clock.fences.read = joined(clock.fences.read, found->second);
@@ -175,11 +175,12 @@ bool Checker::is_before(uint32_t told, uint32_t thread, uint32_t* other) const {
   const Segment& last = segment(number);
   switch (group(told)) {
     case Group::kBlock:
-      // Several warps between two barriers: one of them is not this one.
+      // Several warps between two barriers; at least one of them is not this thread's warp.
       if (last.block == block_) return last.barriers < clock.barriers;
       break;
     case Group::kGrid:
-      // Several blocks: only the last one is remembered; who knows of a block by fences is taken to know of all.
+      // Several blocks. Only the last one is stored: a thread that has acquired that block's writes is assumed to have
+      // acquired all.
       if (!clock.fences.acquired) return false;
       break;
     default:
@@ -204,7 +205,7 @@ uint32_t Checker::add_to_set(uint32_t told, uint32_t thread) {
   return tell(Group::kWarp, found->second);
 }
 
-// `told` and what `thread` does now, without what is ordered before that.
+// Adds the current segment of `thread` to `told`, and drops segments that are ordered before it.
 uint32_t Checker::add(uint32_t told, uint32_t thread) {
   const uint32_t mine = segment_of(clocks_[thread], thread), number = told & kNumber;
   if (number < first_ || told == mine) return mine;
@@ -216,7 +217,7 @@ uint32_t Checker::add(uint32_t told, uint32_t thread) {
   return add_to_set(told, thread);
 }
 
-// What is wrong with an access to the byte, or null; then the cell has the access, too.
+// Returns the error of an access to the byte. Returns null if there is none, and stores the access in the cell.
 const char* Checker::check(Cell& cell, uint32_t thread, AccessKind kind, uint32_t* other) {
   if (cell.writer == kNobody) return "is out of bounds:";
   if (reads(kind) && cell.writer == kUninitialised) return "reads what was never written:";
@@ -236,7 +237,8 @@ const char* Checker::check(Cell& cell, uint32_t thread, AccessKind kind, uint32_
     cell.others = add(others_atomic ? kNobody : others, thread);
   } else {
     if (cell.writer == kUninitialised) cell.writer = kHost;
-    // An atomic load beside plain loads that are not ordered before it: these are what a write may race with.
+    // This is an atomic load after plain loads that are not ordered before it. The plain loads stay, because a later
+    // write may race with them.
     uint32_t unused = 0;
     if (kind == AccessKind::kAtomicLoad && !others_atomic && !is_before(others, thread, &unused)) return nullptr;
     cell.others = add(others_atomic ? others : kNobody, thread) | kAtomicFlag;
@@ -251,14 +253,14 @@ AccessError Checker::access(uint32_t thread, const char* address, uint64_t bytes
   uint32_t other = 0;
   for (uint64_t i = 0; i < bytes;) {
     if (i != 0 && !memory_.contains(address + i)) return {address + i, "is out of bounds:"};
-    // Neighbours were mostly accessed together.
+    // Adjacent bytes were usually accessed together.
     const Cell before = cells[i];
     if (const char* error = check(cells[i], thread, kind, &other); error != nullptr) {
       std::string text = error;
       if (other >= first_) {
         const Segment& segment = segments_[other - first_];
         const bool same_block = segment.block == block_;
-        // Of several threads the last one is known, which may be this one.
+        // If several threads are stored, only the last one is known, which may be this one.
         text += same_block && segment.thread == thread
                     ? " by other threads:"
                     : " by thread " + emulator::text(split(segment.thread, block_size_)) +

@@ -16,24 +16,25 @@ namespace torch_remote::codegen::emulator {
 
 enum class AccessKind : uint32_t { kLoad, kStore, kAtomic, kAtomicLoad, kAtomicStore };
 
-// What is wrong with an access: the byte, and a text that its description and the instruction complete.
+// An error of an access: the byte, and a text. The byte's description and the instruction complete the message.
 struct AccessError {
   const char* byte = nullptr;
   std::string text;
   explicit operator bool() const { return byte != nullptr; }
 };
 
-// Checked mode: whether each access is in bounds, to what was written, and ordered with all others to the same bytes
-// that it must be ordered with, in whatever order the threads happened to run.
+// Checked mode: verifies that each access is in bounds, reads only written bytes, and is ordered with all conflicting
+// accesses to the same bytes. The result does not depend on the order in which the threads happened to run.
 //
-// What a thread does between two synchronisations is a *segment*. Segments are ordered within a thread, by barriers
-// within a block, by bar.warp.sync within a warp (each thread has a clock of its warp's lanes), and by fences and
-// atomic operations: what comes before a fence is ordered before what follows another fence, if an atomic operation
-// behind that one read what an atomic operation behind the first one wrote. Fences and atomic operations may be those
-// of different threads between which there is a barrier. Atomic operations alone order nothing; shuffles neither.
+// The accesses of a thread between two synchronizations are a *segment*. Segments are ordered within a thread, by
+// barriers within a block, and by bar.warp.sync within a warp. Each thread has a vector clock of its warp's lanes.
+// Fences and atomic operations order segments, too. Accesses before fence A precede accesses after fence B under one
+// condition: an atomic operation after A writes a value that an atomic operation before B reads. A barrier may lie
+// between a fence and its atomic operation, so different threads may execute them. Neither atomic operations alone nor
+// shuffles order accesses.
 //
-// Of each byte the last write is known, and the accesses since: one segment, some of a warp, several warps of a block,
-// or several blocks. Several only as long as they are unordered among themselves.
+// For each byte, the checker stores the last write and the accesses since. These are one segment, several of a warp,
+// several warps of a block, or several blocks. It stores several only while they are unordered among themselves.
 class Checker {
  public:
   explicit Checker(DeviceMemory& memory) : memory_(memory) {}
@@ -41,8 +42,8 @@ class Checker {
   void begin_launch(const Launch& launch);
   void begin_block(uint64_t block, uint32_t threads);
 
-  void barrier();                                  // all threads of the block that are alive
-  void warp_sync(uint32_t first, uint32_t there);  // lanes `there` of the warp that begins with thread `first`
+  void barrier();                                  // by all live threads of the block
+  void warp_sync(uint32_t first, uint32_t there);  // by lanes `there` of the warp whose first thread is `first`
   void fence(uint32_t thread, bool device_wide);
   AccessError access(uint32_t thread, const char* address, uint64_t bytes, AccessKind kind);
 
@@ -51,26 +52,27 @@ class Checker {
     uint64_t block;
     uint32_t thread, barriers, epoch;
   };
-  // Of one block: segments before a barrier, and of each thread those before an epoch.
+  // For one block: the segments before a barrier, and for each thread the segments before an epoch.
   struct Knowledge {
     uint32_t barriers = 0;
     std::vector<uint32_t> epochs;
   };
-  // By block, and whether the whole device may rely on it or the block alone.
+  // The key is the block, and whether the knowledge holds for the whole device or only for the block.
   using Known = std::map<std::pair<uint64_t, bool>, std::shared_ptr<const Knowledge>>;
   using KnownPtr = std::shared_ptr<const Known>;
   struct Fences {
-    KnownPtr read;      // by atomic operations: a fence makes it acquired
-    KnownPtr acquired;  // is ordered before what comes now
-    KnownPtr released;  // by fences: atomic operations publish it
+    KnownPtr read;      // read by atomic operations; the next fence acquires it
+    KnownPtr acquired;  // ordered before what comes now
+    KnownPtr released;  // released by fences; atomic operations publish it
   };
   struct Clock {
     uint32_t segment = 0, barriers = 0, epoch = 0;
     bool used = false;                  // the segment has accesses
-    std::array<uint32_t, kWarp> lanes;  // segments of this epoch and later ones are not known to be before
+    std::array<uint32_t, kWarp> lanes;  // segments with this epoch or a later one are not known to be earlier
     Fences fences;
   };
-  // Segments told by 32 bits, as Cell has them: a number, how many they are, and whether they were atomic.
+  // A 32-bit encoding of segments, as Cell stores it: a number, how many segments they are, and whether they were
+  // atomic.
   enum class Group : uint32_t { kOne, kWarp, kBlock, kGrid };
 
   static constexpr uint32_t kNumberBits = 29;
@@ -86,7 +88,7 @@ class Checker {
   const Segment& segment(uint32_t number) const { return segments_[number - first_]; }
   bool is_before(const Segment& earlier, uint32_t thread) const;
   bool knows(const Known& known, const Segment& earlier) const;
-  // Whether all of them are ordered before what `thread` does now; if not, *other is one that is not.
+  // Whether all of them are ordered before what `thread` does now. If not, *other is one that is not.
   bool is_before(uint32_t told, uint32_t thread, uint32_t* other) const;
   uint32_t add(uint32_t told, uint32_t thread);
   uint32_t add_to_set(uint32_t told, uint32_t thread);
@@ -99,11 +101,11 @@ class Checker {
   Dim3 grid_, block_size_;
   uint64_t block_ = 0;
   std::vector<Clock> clocks_;
-  uint32_t first_ = kFirst;  // number of the first segment, and of the first set, of this launch
+  uint32_t first_ = kFirst;  // number of the first segment, and of the first set, in this launch
   std::vector<Segment> segments_;
-  std::vector<std::vector<uint32_t>> sets_;  // of segments of one warp
+  std::vector<std::vector<uint32_t>> sets_;  // sets of segments of one warp
   std::map<std::vector<uint32_t>, uint32_t> set_numbers_;
-  std::unordered_map<const char*, KnownPtr> published_;  // by atomic operations, of each place
+  std::unordered_map<const char*, KnownPtr> published_;  // by address, what atomic operations published there
 };
 
 }  // namespace torch_remote::codegen::emulator

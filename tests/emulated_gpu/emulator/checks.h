@@ -6,10 +6,10 @@
 
 namespace torch_remote::codegen::emulator {
 
-// Structs that a kernel gets by value, and their sizes.
+// Struct arguments that a kernel gets by value, and their sizes.
 using StructArguments = llvm::DenseMap<const llvm::Value*, uint64_t>;
 
-// Has each access to memory and each turn of a loop tell the runtime.
+// Inserts a runtime call at each memory access and at each iteration of a loop.
 void add_checks(llvm::Module& module, Sites& sites, const StructArguments& structs);
 
 }  // namespace torch_remote::codegen::emulator

@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kMostBlocksX = 0x7FFFFFFF, kMostBlocksYZ = 0xFFFF;
 constexpr uint32_t kMostThreadsZ = 64;
-// How often threads that are told to stop are told again.
+// Interval at which the request to stop is repeated.
 constexpr auto kPatience = std::chrono::milliseconds(10);
 
 Status check(const Launch& launch) {
@@ -42,13 +42,14 @@ class Run {
     for (size_t i = 0; i < threads; ++i) threads_.emplace_back([this, i] { work(*device_.workers[i]); });
   }
 
-  // Until all are done; after the time that the launch has, they are told to stop.
+  // Waits for all threads. After the launch's time limit, asks them to stop.
   void wait() {
     std::unique_lock lock(mutex_);
     const auto done = [this] { return running_ == 0; };
     if (!done_.wait_for(lock, std::chrono::duration<double>(launch_.options.seconds), done)) {
       launch_.late = true;
-      // (In checked mode they see it at the next turn of a loop: they may be in the middle of what cannot be left.)
+      // Checked mode notices `late` at the next loop iteration. A signal could interrupt code that must not be
+      // abandoned.
       while (!done_.wait_for(lock, kPatience, done)) {
         if (launch_.options.checked) continue;
         for (std::thread& thread : threads_) interrupt(thread.native_handle());

@@ -18,12 +18,12 @@ struct DeviceState {
 
   const uint64_t tag;
   DeviceMemory memory;
-  std::mutex mutex;  // of all that follows: one launch at a time
+  std::mutex mutex;  // guards all members below; held for a whole launch
   Checker checker;
   std::vector<std::unique_ptr<Worker>> workers;
 };
 
-// Runs it, on host threads of its own.
+// Runs the launch on its own host threads.
 Status run_launch(DeviceState& device, Launch& launch);
 
 }  // namespace torch_remote::codegen::emulator

@@ -32,7 +32,7 @@ struct Module::State {
     for (const auto& [name, global] : globals) (void)device.memory.free(global.address).ok();
   }
 
-  // Compiled when it is asked for first.
+  // Compiles the image on first use.
   Status image(bool checked, Image** result) {
     const std::lock_guard lock(mutex);
     std::unique_ptr<Image>& image = images[checked ? 1 : 0];
@@ -69,7 +69,7 @@ struct Module::State {
   DeviceState& device;
   llvm::SmallVector<char, 0> bitcode;
   std::mutex mutex;
-  std::unique_ptr<Image> images[2];  // plain, checked
+  std::unique_ptr<Image> images[2];  // unchecked, checked
   std::map<std::string, Global, std::less<>> globals;
 };
 

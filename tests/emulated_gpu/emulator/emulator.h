@@ -14,8 +14,8 @@ namespace llvm {
 class Module;
 }  // namespace llvm
 
-// A GPU in software, for tests: runs kernels made for NVPTX on this CPU, and says what is wrong with them.
-// docs/gpu_emulation.md tells what it does, what it finds, and what it cannot do.
+// A GPU emulator for tests. It executes kernels for NVPTX on this CPU, and reports their errors. docs/gpu_emulation.md
+// describes what it does, what it finds, and what it cannot do.
 //
 //   Device device;
 //   std::unique_ptr<Module> module;
@@ -25,7 +25,7 @@ namespace torch_remote::codegen::emulator {
 
 struct DeviceState;
 
-// One GPU. Launches on it are done one after the other, and are done when the call returns.
+// One GPU. Launches on it run one after the other, and are complete when the call returns.
 class Device {
  public:
   explicit Device(size_t capacity = size_t{8} << 30) : Device(DeviceOptions{.capacity = capacity}) {}
@@ -44,22 +44,22 @@ class Device {
 // Kernels and device variables of one LLVM module.
 class Module {
  public:
-  // The module as NVPTX code generation gets it: after its O3. It is copied. kUnsupported names what is not known.
-  // Device variables (__device__, __constant__) are allocated in the device's memory.
+  // Loads a module as NVPTX code generation gets it, after its O3. The module is copied. kUnsupported lists the unknown
+  // names. Device variables (__device__, __constant__) are allocated in the device's memory.
   static Status load(Device& device, const llvm::Module& module, std::unique_ptr<Module>* loaded);
-  // LLVM IR as text or bitcode.
+  // Loads LLVM IR as text or bitcode.
   static Status load(Device& device, std::string_view ir, std::unique_ptr<Module>* loaded);
   ~Module();
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
   Status facts(std::string_view kernel, KernelFacts* facts) const;
-  // Where a device variable is.
+  // Returns the address and size of a device variable.
   Status global(std::string_view name, void** address, size_t* bytes) const;
 
-  // `arguments` are pointers to the arguments, as cuLaunchKernel has them. kOpFailed: the kernel did something wrong;
-  // the message has kernel, block, thread, instruction, and the line if the module knows it. Memory is then as the
-  // kernel left it. kInvalid: it cannot be launched like that.
+  // `arguments` are pointers to the arguments, as for cuLaunchKernel. kOpFailed: the kernel made an error. The message
+  // has the kernel, block, thread and instruction, and the line if there is debug info. Memory then stays as the kernel
+  // left it. kInvalid: the launch configuration is wrong.
   Status launch(std::string_view kernel, Dim3 grid, Dim3 block, size_t dynamic_shared, void* const* arguments,
                 const LaunchOptions& options = {});
 

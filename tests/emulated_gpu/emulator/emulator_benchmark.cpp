@@ -9,8 +9,8 @@
 #include "tests/emulated_gpu/emulator/emulator.h"
 #include "tests/emulated_gpu/emulator/testing/harness.h"
 
-// What the emulated GPU costs: best of five, in milliseconds of processor time (of all host threads together), so that
-// other work on the machine counts little.
+// Measures the emulator's cost: the best of five, in milliseconds of CPU time of all host threads, so that other load
+// on the machine matters little.
 namespace torch_remote::codegen::emulator {
 namespace {
 
@@ -34,7 +34,7 @@ double best_of_five(F function) {
   return best;
 }
 
-// One kernel, as a module of its own.
+// A module with a single kernel.
 constexpr const char* kOneKernel = R"(
   target triple = "nvptx64-nvidia-cuda"
   declare i32 @llvm.nvvm.read.ptx.sreg.tid.x()

@@ -13,7 +13,8 @@
 namespace torch_remote::codegen::emulator {
 namespace {
 
-// The handler's stack, and behind it the one on which the finding is written: that of the fiber may be what is wrong.
+// Two stacks: the signal handler's, and one on which the finding is composed, because the fiber's own stack may have
+// overflowed.
 constexpr size_t kStack = size_t{64} << 10;
 constexpr std::array kFaults = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
 
@@ -25,7 +26,7 @@ struct Fault {
   char* stack = nullptr;
 };
 thread_local Fault fault;
-std::array<struct sigaction, 65> previous;  // what others do at signals that are not ours
+std::array<struct sigaction, 65> previous;  // earlier handlers, for signals that are not ours
 
 void tell_fault() {
   Worker& worker = *Worker::current();
@@ -39,14 +40,14 @@ void on_signal(int signal, siginfo_t* info, void* context) {
   Worker* worker = Worker::current();
   if (worker == nullptr || !worker->in_thread() || fault.stack == nullptr) {
     if (signal == interrupt_signal()) return;
-    sigaction(signal, &previous[signal], nullptr);  // happens again, and is theirs
+    sigaction(signal, &previous[signal], nullptr);  // the signal repeats and reaches the earlier handler
     return;
   }
   fault.signal = signal;
   fault.address = info->si_addr;
   auto& registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
   registers[REG_RIP] = reinterpret_cast<greg_t>(tell_fault);
-  registers[REG_RSP] = reinterpret_cast<greg_t>(fault.stack + 2 * kStack - 8);  // as if it had been called
+  registers[REG_RSP] = reinterpret_cast<greg_t>(fault.stack + 2 * kStack - 8);  // aligned as after a call
 }
 
 void install() {

@@ -4,11 +4,10 @@
 
 #include <cstdint>
 
-// Signals that kernels cause, told as findings: memory that cannot be touched, a division by zero, and time that is
-// over.
+// Turns signals that kernels cause into findings: inaccessible memory, an integer division by zero, and a timeout.
 namespace torch_remote::codegen::emulator {
 
-// While it lives, the calling host thread's fibers may fault: what they then do is Worker::stop.
+// While it lives, faults of the calling host thread's fibers become Worker::stop.
 class FaultGuard {
  public:
   FaultGuard();
@@ -20,7 +19,7 @@ class FaultGuard {
   void* stack_ = nullptr;
 };
 
-// Has a host thread that has a FaultGuard stop its kernel, if it is in one.
+// Stops the kernel of a host thread that has a FaultGuard, if it is executing one.
 void interrupt(pthread_t thread);
 
 }  // namespace torch_remote::codegen::emulator

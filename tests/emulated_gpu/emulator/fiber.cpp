@@ -7,7 +7,7 @@ namespace {
 
 constexpr size_t kGuard = 4096;
 constexpr size_t kColors = 13, kColorBytes = 192;
-constexpr size_t kSaved = 6;  // registers that the switch keeps on the stack it leaves
+constexpr size_t kSaved = 6;  // registers that the switch saves on the old stack
 
 }  // namespace
 
@@ -52,9 +52,9 @@ bool Stacks::resize(size_t count) {
 }
 
 void* Stacks::prepare(size_t stack, void (*start)()) {
-  // Stacks begin at different places of their pages, or all would want the same lines of the cache.
+  // Stacks begin at different offsets in their pages; otherwise all would compete for the same cache lines.
   const size_t color = stack % kColors * kColorBytes;
-  // Where a function begins, the stack pointer is 8 off a multiple of 16, as if it had been called.
+  // At a function's entry, the stack pointer is 8 off a multiple of 16, as after a call.
   auto** top = reinterpret_cast<void**>(stacks_[stack] + kGuard + kBytes - color) - 2;
   top[0] = reinterpret_cast<void*>(start);
   top[1] = nullptr;

@@ -3,13 +3,13 @@
 #include <cstddef>
 #include <vector>
 
-// Stacks to switch between: a thread of a block is a fiber.
+// Stacks of fibers, and the switch between them. Each thread of a block is a fiber.
 namespace torch_remote::codegen::emulator {
 
-// Goes on where `to` was left, and leaves where this is in *from. (Only what a call must preserve is saved.)
+// Resumes `to`, and stores the position of this fiber in *from. Saves only callee-saved registers.
 extern "C" void torch_remote_emulator_switch(void** from, void* to);
 
-// Stacks of fibers. Below each is a page that nobody can touch; memory comes when it is touched.
+// Stacks of fibers. Below each is a guard page. Memory is committed on first access.
 class Stacks {
  public:
   static constexpr size_t kBytes = size_t{256} << 10;
@@ -19,15 +19,15 @@ class Stacks {
   Stacks(const Stacks&) = delete;
   Stacks& operator=(const Stacks&) = delete;
 
-  // False if there is no memory.
+  // False if there is not enough memory.
   bool resize(size_t count);
-  // What to switch to so that `start` begins on a stack. It must not return.
+  // The stack pointer to switch to so that `start` begins on the stack. `start` must not return.
   void* prepare(size_t stack, void (*start)());
   bool contains(size_t stack, const void* address) const;
   bool is_guard(size_t stack, const void* address) const;
 
  private:
-  std::vector<char*> stacks_;  // where they begin, the guard first
+  std::vector<char*> stacks_;  // their lowest addresses, at the guard page
 };
 
 }  // namespace torch_remote::codegen::emulator

@@ -16,8 +16,8 @@
 namespace torch_remote::codegen::emulator {
 namespace {
 
-// One target on all machines, so that findings and results are the same. It has no native conversion to bf16: that one
-// flushes denormals to 0.
+// The same target on all machines, so that findings and results are the same. It lacks the native conversion to bf16,
+// which flushes denormals to 0.
 constexpr const char* kTriple = "x86_64-unknown-linux-gnu";
 constexpr const char* kCpu = "x86-64-v3";
 
@@ -92,7 +92,7 @@ Status Image::compile(llvm::StringRef bitcode, bool checked, uint64_t tag, std::
   }
   optimize(**module, **machine);
 
-  // The JIT only links: one that compiles keeps a target machine, half a megabyte with what that knows of its CPU.
+  // The JIT only links. A JIT that compiles keeps a target machine of half a megabyte.
   auto object = llvm::orc::SimpleCompiler(**machine)(**module);
   if (!object) return failed("code generation", object.takeError());
   auto jit = llvm::orc::LLJITBuilder()

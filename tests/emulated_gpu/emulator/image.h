@@ -14,10 +14,10 @@ class LLJIT;
 
 namespace torch_remote::codegen::emulator {
 
-// A module that was rewritten and compiled for this CPU.
+// A module, rewritten and compiled for this CPU.
 class Image {
  public:
-  // From bitcode; `tag`: that of the device.
+  // Compiles bitcode. `tag` is the device's address tag.
   static Status compile(llvm::StringRef bitcode, bool checked, uint64_t tag, std::unique_ptr<Image>* compiled);
   ~Image();
   Image(const Image&) = delete;
@@ -27,19 +27,19 @@ class Image {
   const std::vector<KernelImage>& kernels() const { return rewritten_.kernels; }
   const std::vector<std::string>& sites() const { return rewritten_.sites; }
   const std::vector<GlobalFacts>& globals() const { return rewritten_.globals; }
-  // The first bytes of a device variable.
+  // The initial bytes of a device variable.
   const void* first_bytes(const GlobalFacts& global) const;
-  // Tells the code where a device variable is.
+  // Sets the address of a device variable in the compiled code.
   void set_place(const GlobalFacts& global, void* address);
 
  private:
   Image();
-  // Where a symbol is, or an error.
+  // Looks up the address of a symbol.
   Status find(const std::string& name, void** address) const;
 
   std::unique_ptr<llvm::orc::LLJIT> jit_;
   Rewritten rewritten_;
-  std::vector<void*> images_, places_;  // of globals
+  std::vector<void*> images_, places_;  // by global: addresses of its initial bytes and of its pointer
 };
 
 }  // namespace torch_remote::codegen::emulator

@@ -17,7 +17,7 @@
 #include "tests/emulated_gpu/emulator/emulator.h"
 #include "tests/emulated_gpu/emulator/testing/harness.h"
 
-// NVVM's intrinsics one by one, in hand-written IR; and what is not known is named.
+// Tests NVVM's intrinsics one by one in hand-written IR, and the error for unknown ones.
 namespace torch_remote::codegen::emulator {
 namespace {
 
@@ -43,7 +43,7 @@ uint64_t bits(T value) {
   return result;
 }
 
-// What an intrinsic of so many operands makes of them; element by element.
+// Applies an intrinsic with kArity operands to each element.
 template <typename Out, typename In, size_t kArity>
 std::vector<Out> call(const std::string& name, const std::vector<std::array<In, kArity>>& inputs) {
   const std::string in = type_name<In>(), out = type_name<Out>();
@@ -175,7 +175,7 @@ TEST(Intrinsics, Bits) {
             (std::vector<int32_t>{0x07058402, static_cast<int32_t>(0xFFFF00FF)}));
 }
 
-// Two f32 become a pair of half types; the first one is the upper half.
+// Two float32 values become a pair of half types. The first is the upper half.
 TEST(Intrinsics, PairsOfHalfTypes) {
   const auto module = testing::load_text(device(), R"(
     declare <2 x bfloat> @llvm.nvvm.ff2bf16x2.rn(float, float)
@@ -198,7 +198,7 @@ TEST(Intrinsics, PairsOfHalfTypes) {
   EXPECT_EQ(out.read(), (std::vector<uint32_t>{0x3F800004, 0x3C000000}));
 }
 
-// Arithmetic in the half types is rounded after each operation; from f64, once.
+// Arithmetic in half types rounds after each operation. A conversion from float64 rounds once.
 TEST(Intrinsics, ArithmeticInHalfTypes) {
   const auto module = testing::load_text(device(), R"(
     define ptx_kernel void @k(ptr %x, ptr %out) {
@@ -213,7 +213,7 @@ TEST(Intrinsics, ArithmeticInHalfTypes) {
       store bfloat %sum, ptr %q
       ret void
     })");
-  // Just above half way between two f16 and two bf16: rounding to f32 first would lose that.
+  // Just above the midpoint between two float16 and two bfloat16 values; rounding to float32 first would lose that.
   Buffer<double> x(device(), std::vector<double>{1 + 0x1p-11 + 0x1p-40}, "x");
   Buffer<uint16_t> out(device(), 3, "out");
   void* arguments[] = {x.argument(), out.argument()};

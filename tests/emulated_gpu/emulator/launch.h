@@ -12,9 +12,9 @@
 namespace torch_remote::codegen::emulator {
 
 inline constexpr uint32_t kWarp = 32;
-inline constexpr uint64_t kMaxShared = 227 << 10;  // of a block; what sm_90 has
+inline constexpr uint64_t kMaxShared = 227 << 10;  // bytes per block, as on sm_90
 
-// A variable in shared memory. The dynamic one has no size of its own.
+// A variable in shared memory. The dynamic one has no fixed size.
 struct SharedVariable {
   std::string name;
   uint64_t offset = 0;
@@ -24,13 +24,13 @@ struct SharedVariable {
 struct KernelImage {
   std::string name;
   KernelFacts facts;
-  bool fibers = false;  // a thread may have to wait for others: each needs a stack
+  bool fibers = false;  // threads may wait for each other, so each needs a stack
   std::vector<SharedVariable> shared;
   uint64_t dynamic_offset = 0;  // where dynamic shared memory begins
   void (*run)(void* const* arguments) = nullptr;
 };
 
-// A device variable: the symbol `image` has its first bytes, and the code finds it through the pointer `place`.
+// A device variable. The symbol `image` has its initial bytes; the code finds it through the pointer `place`.
 struct GlobalFacts {
   std::string name;
   std::string image, place;
@@ -40,17 +40,17 @@ struct GlobalFacts {
 
 struct Launch {
   const KernelImage* kernel = nullptr;
-  const std::vector<std::string>* sites = nullptr;  // what instructions are told as, by number
+  const std::vector<std::string>* sites = nullptr;  // descriptions of instructions for messages, by number
   Dim3 grid, block;
   uint64_t dynamic_shared = 0;
   void* const* arguments = nullptr;
   LaunchOptions options;
 
-  std::atomic<bool> stop = false;  // a finding was made, or time is over
+  std::atomic<bool> stop = false;  // there is a finding, or the time is over
   std::atomic<bool> late = false;
 
   uint64_t shared_bytes() const { return kernel->dynamic_offset + dynamic_shared; }
-  // The first one counts.
+  // Only the first finding is reported.
   void found(std::string text) {
     const std::lock_guard lock(mutex_);
     if (finding_.empty()) finding_ = std::move(text);
@@ -63,7 +63,7 @@ struct Launch {
   std::string finding_;
 };
 
-// Which of `size`, from a number of it.
+// The coordinates of linear index `i` in `size`.
 inline Dim3 split(uint64_t i, Dim3 size) {
   return {static_cast<uint32_t>(i % size.x), static_cast<uint32_t>(i / size.x % size.y),
           static_cast<uint32_t>(i / size.x / size.y)};

@@ -8,7 +8,7 @@
 #include "llvm/IR/Intrinsics.h"
 #include "tests/emulated_gpu/emulator/calls.h"
 
-// Arithmetic: exact operations are exact, approximate ones are as good as the C library's.
+// Arithmetic. Exact operations are exact; approximate operations use the C library's functions.
 namespace torch_remote::codegen::emulator {
 namespace {
 
@@ -82,7 +82,7 @@ Value* Calls::arithmetic(Parts parts, llvm::ArrayRef<Value*> x) {
   return nullptr;
 }
 
-// Rounded down, up or towards zero.
+// Operations that round down, up or toward zero.
 Value* Calls::directed(Parts parts, llvm::ArrayRef<Value*> operands) {
   llvm::Type* type = operands[0]->getType();
   const auto op = llvm::StringSwitch<std::optional<Directed>>(parts[0])
@@ -109,7 +109,7 @@ Value* Calls::convert(Parts parts, llvm::Type* result, llvm::ArrayRef<Value*> op
   if (has(parts, "relu") || has(parts, "ftz")) return nullptr;
   llvm::Type* type = operands[0]->getType();
   const bool is_unsigned = from.starts_with("u");
-  if (from == "ff" && nearest && operands.size() == 2) {  // the first one is the upper half
+  if (from == "ff" && nearest && operands.size() == 2) {  // the first operand is the upper half
     Value* pair = llvm::PoisonValue::get(llvm::FixedVectorType::get(type, 2));
     pair = b_.CreateInsertElement(b_.CreateInsertElement(pair, operands[1], uint64_t{0}), operands[0], uint64_t{1});
     return b_.CreateFPTrunc(pair, result);
@@ -160,7 +160,7 @@ Value* Calls::bits(Parts parts, llvm::Type* result, llvm::ArrayRef<Value*> x) {
     };
     return b_.CreateMul(low(x[0]), low(x[1]));
   }
-  if (op == "prmt" && x.size() == 3) {  // byte i is the one of b:a that four bits say, or eight times its sign
+  if (op == "prmt" && x.size() == 3) {  // 4-bit selectors pick bytes of b:a, or broadcast their sign bit
     Value* source = b_.CreateOr(b_.CreateShl(b_.CreateZExt(x[1], i64), 32), b_.CreateZExt(x[0], i64));
     Value* value = b_.getInt32(0);
     for (uint64_t i = 0; i < 4; ++i) {

@@ -32,7 +32,7 @@ DeviceMemory::~DeviceMemory() {
   if (cells_ != nullptr) munmap(cells_, capacity_ * sizeof(Cell));
 }
 
-// Pages that were never used, so that who keeps an address of freed memory is found out; then freed ones.
+// Prefers pages that were never used, so that accesses to freed memory are found; then reuses freed pages.
 char* DeviceMemory::take_pages(size_t bytes) {
   if (base_ == nullptr || (tracked_ && cells_ == nullptr)) return nullptr;
   if (bytes <= static_cast<size_t>(base_ + capacity_ - unused_)) {

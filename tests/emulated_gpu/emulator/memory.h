@@ -11,31 +11,31 @@
 
 namespace torch_remote::codegen::emulator {
 
-// What checked mode knows of one byte of device memory. Accesses are told by number (see Checker); 0 is none.
+// What checked mode stores for each byte of device memory. Accesses are encoded as numbers (see Checker); 0 is none.
 struct Cell {
   uint32_t writer;  // the last write, or one of the three below
-  uint32_t others;  // reads, or atomic operations, since
+  uint32_t others;  // reads, or atomic operations, since the last write
 };
 inline constexpr uint32_t kNobody = 0;         // belongs to no allocation
 inline constexpr uint32_t kUninitialised = 1;  // was never written
 inline constexpr uint32_t kHost = 2;           // was written by the host
 
-// Memory of a device. The host can read and write it, too; what the host writes by itself must be told (`written`).
-// Each allocation ends at a page that nobody can touch, and begins as bytes 0xFF (which are NaN). Any thread may call.
+// Memory of a device. The host may access it directly, but must report direct writes (`written`). Each allocation ends
+// at a guard page and is filled with bytes 0xFF, which are NaN. Thread-safe.
 class DeviceMemory {
  public:
-  // Reserves addresses; memory comes with the allocations. Checked mode needs memory that is `tracked`, which costs
-  // eight bytes for each.
+  // Reserves addresses; allocations commit the memory. Checked mode needs `tracked` memory, which costs eight bytes for
+  // each byte.
   explicit DeviceMemory(size_t capacity, bool tracked = true);
   ~DeviceMemory();
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
-  // At a multiple of 16, as near to the end of a page as that allows; of 256 if `aligned`, as cuMemAlloc does. The name
-  // is for findings. kOutOfMemory if there is no room.
+  // Allocates at a multiple of 16, as near to the end of a page as possible; at a multiple of 256 if `aligned`, as
+  // cuMemAlloc does. The name appears in findings. kOutOfMemory if the capacity is exhausted.
   Status allocate(size_t bytes, void** address, std::string name = "", bool aligned = false);
-  // Memory that other processes map, too: the file's first bytes, at least `file_bytes` of them. `fresh`: of a file
-  // that nobody has written to.
+  // Maps the beginning of a file, which other processes may map, too. The file has at least `file_bytes` bytes.
+  // `fresh`: nothing was written to it.
   static size_t file_bytes(size_t bytes);
   Status map(int file, size_t bytes, bool fresh, void** address);
   Status free(void* address);
@@ -50,29 +50,30 @@ class DeviceMemory {
   // "byte 4 of 'x' (1024 bytes)" or "no device memory".
   std::string describe(const void* address) const;
 
-  // Of an address that it contains.
+  // For an address in this memory.
   Cell* cells(const void* address) const { return cells_ + (static_cast<const char*>(address) - base_); }
   void mark(const void* address, size_t bytes, uint32_t writer);
-  // Forgets who accessed what: all that was written was written by the host.
+  // Forgets which threads accessed what. Everything that was written counts as written by the host.
   void forget_accesses();
-  // A plain launch says nothing of what it writes. Later, `assume_written` takes it that it wrote all that it could.
+  // Unchecked launches do not report what they write. `plain_launch` counts one; `assume_written` then marks everything
+  // that these launches could have written.
   void plain_launch();
   void assume_written();
 
  private:
   struct Allocation {
     size_t bytes = 0;
-    char* pages = nullptr;  // where its pages begin
-    size_t page_bytes = 0;  // with the one behind that nobody can touch
+    char* pages = nullptr;  // the first page
+    size_t page_bytes = 0;  // including the guard page
     std::string name;
-    uint64_t known = 0;  // of the plain launches
+    uint64_t known = 0;  // value of plain_launches_ up to which writes are accounted for
     bool of_file = false;
   };
-  // The allocation that has these bytes.
+  // The allocation that contains these bytes.
   Status find(const void* address, size_t bytes) const;
   std::string describe_locked(const void* address) const;
   char* take_pages(size_t bytes);
-  // With memory on `pages` up to `touched`.
+  // Commits memory from `pages` to `touched`, and registers the allocation.
   void* begin(char* pages, size_t touched, size_t bytes, size_t rounded, std::string name, bool fresh, bool of_file);
 
   const size_t capacity_;
@@ -82,7 +83,7 @@ class DeviceMemory {
   mutable std::mutex mutex_;
   char* unused_ = nullptr;  // addresses from here on were never used
   uint64_t plain_launches_ = 0;
-  std::multimap<size_t, char*> freed_;  // pages by their number of bytes
+  std::multimap<size_t, char*> freed_;  // freed pages, by number of bytes
   std::map<const char*, Allocation> allocations_;
 };
 

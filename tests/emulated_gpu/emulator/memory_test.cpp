@@ -46,7 +46,7 @@ TEST(DeviceMemory, WhatWasFreedCannotBeTouched) {
   EXPECT_EQ(memory.cells(address)->writer, kNobody);
   EXPECT_DEATH(*static_cast<char*>(address) = 1, "");
   ASSERT_TRUE(memory.allocate(8, &other));
-  EXPECT_NE(address, other);  // as long as there are other addresses
+  EXPECT_NE(address, other);  // fresh addresses are preferred
 }
 
 TEST(DeviceMemory, CopiesAndFillsInsideStayInBounds) {

@@ -5,7 +5,7 @@
 
 namespace torch_remote::codegen::emulator {
 
-// Numbers below `size` in an order that a seed chooses; 0 chooses the natural one.
+// A permutation of the numbers below `size`, selected by a seed. Seed 0 is the identity.
 class Permutation {
  public:
   Permutation(uint64_t size, uint64_t seed) : size_(size) {

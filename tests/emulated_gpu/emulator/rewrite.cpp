@@ -19,7 +19,7 @@
 namespace torch_remote::codegen::emulator {
 namespace {
 
-// Kernels, and how many threads a block of them has at most.
+// Kernels, and the maximum number of threads per block.
 using Kernels = std::map<llvm::Function*, uint64_t>;
 
 constexpr uint64_t kMostThreads = 1024;
@@ -47,7 +47,7 @@ void read_annotations(llvm::Module& module, Kernels& kernels) {
   module.eraseNamedMetadata(annotations);
 }
 
-// "nvvm.maxntid"="256,1,1"
+// Reads the attribute, e.g. "nvvm.maxntid"="256,1,1".
 void read_attributes(llvm::Function& function, Kernels& kernels) {
   if (function.getCallingConv() == llvm::CallingConv::PTX_Kernel) kernels.try_emplace(&function, kMostThreads);
   const auto found = kernels.find(&function);
@@ -92,7 +92,7 @@ class Rewriter {
     if (checked_) add_checks(module_, sites_, structs_);
     for (const auto& [function, threads] : kernels_) add_wrapper(*function);
     result_->sites = sites_.take();
-    llvm::StripDebugInfo(module_);  // sites have the lines
+    llvm::StripDebugInfo(module_);  // the descriptions of sites already have the lines
     return {};
   }
 
@@ -112,7 +112,7 @@ class Rewriter {
     return unsupported("module '" + module_.getName().str() + "' uses what is not known: " + text);
   }
 
-  // Whether the function, or one that it calls, calls one of these.
+  // Whether the function calls one of these, directly or through others.
   bool calls_any(const llvm::Function& function, const llvm::StringSet<>& names, llvm::StringSet<>& seen) {
     if (names.contains(function.getName())) return true;
     if (!seen.insert(function.getName()).second) return false;
@@ -137,13 +137,13 @@ class Rewriter {
     llvm::StringSet<> seen;
     image.facts.switches = calls_any(function, meets, seen);
     seen.clear();
-    // In checked mode threads change at turns of loops, too: one may wait for what another one writes.
+    // In checked mode, threads also switch at loop iterations, because one may spin on a value that another writes.
     image.fibers = image.facts.switches || !sites_.turns().empty() || calls_any(function, leaves, seen);
     spaces.describe(function, &image);
     result_->kernels.push_back(std::move(image));
   }
 
-  // Types must have the same size on both, or the host's arguments and buffers are others than the kernel's.
+  // Types must have the same size on both targets; otherwise the layouts of host and kernel differ.
   Status change_target() {
     const llvm::DataLayout from = module_.getDataLayout(), to = cpu_.createDataLayout();
     if (from.getPointerSize(3) != to.getPointerSize(0)) return unsupported("pointers to shared memory have 32 bits");
@@ -167,7 +167,7 @@ class Rewriter {
     return {};
   }
 
-  // A struct that is passed by value is a pointer to a copy, which the wrapper makes.
+  // Replaces a struct argument by a pointer to a copy, which the wrapper makes.
   void take_structs(llvm::Function& function) {
     for (llvm::Argument& argument : function.args()) {
       if (!argument.hasByValAttr()) continue;
@@ -177,7 +177,7 @@ class Rewriter {
     }
   }
 
-  // void run(void* const* arguments), as cuLaunchKernel has them.
+  // void run(void* const* arguments), with the arguments of cuLaunchKernel.
   void add_wrapper(llvm::Function& function) {
     auto* type = llvm::FunctionType::get(b_.getVoidTy(), {b_.getPtrTy()}, false);
     auto* wrapper =

@@ -15,14 +15,14 @@ class TargetMachine;
 namespace torch_remote::codegen::emulator {
 
 struct Rewritten {
-  std::vector<std::string> sites;    // what the code calls instructions by number
+  std::vector<std::string> sites;    // descriptions of instructions, by number
   std::vector<KernelImage> kernels;  // `run` is the function kRunPrefix + name
   std::vector<GlobalFacts> globals;
 };
 inline constexpr const char* kRunPrefix = "emulator.run.";
 
-// Makes a module for NVPTX one for this CPU, whose threads call what runtime.h has. kUnsupported names all that is not
-// known. Addresses that it is given may have the bits `tag`.
+// Rewrites a module for NVPTX to one for this CPU, whose threads call the functions of runtime.h. kUnsupported lists
+// all unknown names. Addresses that kernels get may have the bits `tag`.
 Status rewrite(llvm::Module& module, const llvm::TargetMachine& cpu, bool checked, uint64_t tag, Rewritten* result);
 
 }  // namespace torch_remote::codegen::emulator

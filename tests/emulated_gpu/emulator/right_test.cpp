@@ -14,8 +14,8 @@
 #include "tests/emulated_gpu/emulator/emulator.h"
 #include "tests/emulated_gpu/emulator/testing/harness.h"
 
-// Kernels that are right compute what they should: in any order of threads, on several host threads, with checks and
-// without, and nothing is found.
+// Correct kernels compute the right results without findings: in any order of threads, on several host threads, with
+// and without checks.
 namespace torch_remote::codegen::emulator {
 namespace {
 
@@ -151,7 +151,7 @@ TEST_P(Right, BlocksOfTwoDims) {
   EXPECT_EQ(out.read(), expected);
 }
 
-// The nearest ones, halves to even; denormals are numbers like others.
+// Conversions round to nearest even, and keep denormals.
 TEST_P(Right, HalfTypes) {
   const float inf = std::numeric_limits<float>::infinity();
   const std::vector<uint32_t> bits = {0x00000000, 0x80000000, 0x3F800000, 0x3F808000, 0x3F818000, 0x3F808001,
@@ -168,7 +168,7 @@ TEST_P(Right, HalfTypes) {
   Buffer<uint16_t> df16(device(), x.size(), "f16"), dbf16(device(), x.size(), "bf16");
   launch("halves", {1}, {32}, {dx.argument(), df16.argument(), dbf16.argument(), back.argument(), &n});
   std::vector<uint16_t> got16 = df16.read(), gotb = dbf16.read();
-  EXPECT_TRUE((got16.back() & 0x7FFF) > 0x7C00 && (gotb.back() & 0x7FFF) > 0x7F80);  // which NaN is open
+  EXPECT_TRUE((got16.back() & 0x7FFF) > 0x7C00 && (gotb.back() & 0x7FFF) > 0x7F80);  // the NaN's payload is unspecified
   got16.back() = f16.back();
   gotb.back() = bf16.back();
   EXPECT_EQ(got16, f16);
@@ -239,7 +239,7 @@ TEST_P(Right, BarriersThatCount) {
 
 INSTANTIATE_TEST_SUITE_P(Ways, Right, ::testing::Range(size_t{0}, size_t{5}));
 
-// A plain launch does not tell what it writes, but it is known that it may have.
+// An unchecked launch does not report what it writes; a later checked one assumes that it wrote everything.
 TEST(Launch, CheckedOnesFollowPlainOnes) {
   int columns = 64;
   Buffer<float> x(device(), floats(64, 6), "x"), y(device(), 64, "y"), z(device(), 64, "z");
@@ -267,7 +267,7 @@ TEST(Facts, AreThoseOfTheKernel) {
   EXPECT_FALSE(module().facts("nothing", &facts));
 }
 
-// A worker that is tested for hours has tens of thousands.
+// A worker in a test of hours loads tens of thousands of modules.
 TEST(Facts, AModuleKeepsNoCompiler) {
   const auto load = [] { return testing::load_file(device(), "tests/emulated_gpu/emulator/testing/right.bc"); };
   std::vector<decltype(load())> modules(21);

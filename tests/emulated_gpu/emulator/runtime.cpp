@@ -26,7 +26,7 @@ void access(const void* address, uint64_t bytes, uint32_t kind, uint64_t alignme
   Worker::current()->access(address, bytes, static_cast<AccessKind>(kind), alignment, site);
 }
 
-// A variable of the thread's own: `begin` is where it begins.
+// Checks an access to a local variable. `begin` is the variable's address.
 void local(const char* address, uint64_t bytes, const char* begin, uint64_t size, uint32_t site) {
   const auto offset = static_cast<uint64_t>(address - begin);
   if (offset <= size && bytes <= size - offset) return;
@@ -39,7 +39,7 @@ void yield() { Worker::current()->yield(); }
 void exit_thread() { Worker::current()->exit(); }
 void trap(uint32_t site) { Worker::current()->trap(site); }
 
-// The processor's rounding mode while it lives: as _MM_SET_ROUNDING_MODE has them.
+// Sets the CPU's rounding mode (_MM_SET_ROUNDING_MODE) while it lives.
 class Rounding {
  public:
   explicit Rounding(uint32_t mode) : before_(_mm_getcsr()) { _mm_setcsr((before_ & ~_MM_ROUND_MASK) | mode); }
@@ -53,7 +53,7 @@ class Rounding {
 
 template <typename T>
 T directed(uint32_t op, uint32_t mode, T first, T second, T third) {
-  // What is read from and written to memory is not computed before or after the mode is another one.
+  // Volatile accesses keep the compiler from moving the computation across the changes of the mode.
   volatile T x = first, y = second, z = third, result = 0;
   const Rounding rounding(mode);
   switch (static_cast<Directed>(op)) {
@@ -79,7 +79,7 @@ T directed(uint32_t op, uint32_t mode, T first, T second, T third) {
   return result;
 }
 
-// In the lower half of a float, as code generation wants them. NaN is the GPU's.
+// The bf16 is in the lower half of a float, as code generation expects. NaN has the GPU's bits.
 float bf16_bits(uint32_t bits) { return std::bit_cast<float>(bits); }
 float to_bf16(float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
@@ -87,7 +87,7 @@ float to_bf16(float x) {
   return bf16_bits((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-// Rounded to odd, so that rounding once more gives what rounding once would.
+// Rounds to odd, so that a second rounding gives the same result as rounding once.
 float narrow(double x) {
   const auto nearest = static_cast<float>(x);
   if (std::isnan(x) || std::isinf(nearest) || static_cast<double>(nearest) == x) return nearest;
@@ -97,7 +97,7 @@ float narrow(double x) {
 }
 float to_bf16_from_double(double x) { return to_bf16(narrow(x)); }
 
-// Of what narrow made: has bits to spare.
+// Rounds the result of `narrow`, which has enough extra bits.
 float to_half_from_double(double x) {
   const auto bits = std::bit_cast<uint32_t>(narrow(x));
   const uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7FFFFFFF;
@@ -109,7 +109,7 @@ float to_half_from_double(double x) {
   const int shift = exponent >= -14 ? 13 : -exponent - 1;  // 13 + (-14 - exponent)
   const uint32_t kept = mantissa >> shift, rest = mantissa & ((1U << shift) - 1), half = 1U << (shift - 1);
   const uint32_t rounded = kept + (rest > half || (rest == half && (kept & 1) != 0) ? 1 : 0);
-  // The implicit bit of `kept` counts as one exponent.
+  // The implicit bit of `kept` adds one to the exponent.
   return bf16_bits(sign | (exponent >= -14 ? rounded + (static_cast<uint32_t>(exponent + 14) << 10) : rounded));
 }
 

@@ -2,10 +2,10 @@
 
 #include <span>
 
-// What compiled kernels call.
+// The functions that compiled kernels call.
 namespace torch_remote::codegen::emulator {
 
-// Names in compiled code. Types are those of runtime.cpp.
+// Names in compiled code. Their types are in runtime.cpp.
 inline constexpr const char* kRegistersFunction = "emulator.registers";
 inline constexpr const char* kBarrierFunction = "emulator.barrier";
 inline constexpr const char* kWarpFunction = "emulator.warp";
@@ -19,14 +19,15 @@ inline constexpr const char* kTrapFunction = "emulator.trap";
 inline constexpr const char* kDirected32Function = "emulator.directed.f32";
 inline constexpr const char* kDirected64Function = "emulator.directed.f64";
 
-// Arithmetic that is rounded in another direction than to the nearest.
+// Arithmetic with a rounding mode other than to nearest.
 enum class Directed : unsigned { kAdd, kMul, kDiv, kFma, kSqrt, kRcp };
 
 struct RuntimeSymbol {
   const char* name;
   void* address;
 };
-// These, what code generation makes of conversions, and the C library's functions that it makes of intrinsics.
+// The functions above, the conversions that code generation calls, and the C library functions that it makes from
+// intrinsics.
 std::span<const RuntimeSymbol> runtime_symbols();
 
 }  // namespace torch_remote::codegen::emulator

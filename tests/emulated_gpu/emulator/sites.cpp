@@ -22,7 +22,7 @@ std::string line_of(const llvm::DebugLoc& location) {
   return result + ")";
 }
 
-// Without what stands behind it of metadata.
+// The instruction's text without trailing metadata.
 std::string text_of(const llvm::Instruction& instruction, llvm::ModuleSlotTracker& slots) {
   std::string text;
   llvm::raw_string_ostream stream(text);

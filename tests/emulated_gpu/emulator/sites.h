@@ -11,19 +11,19 @@
 
 namespace torch_remote::codegen::emulator {
 
-// Instructions that findings may name, as the module has them before it is rewritten: their text, and their line.
+// Instructions that findings can name: their text and line in the module before it is rewritten.
 class Sites {
  public:
   using Places = std::vector<std::pair<llvm::Instruction*, uint32_t>>;
 
-  // Calls; if `checked`, accesses to memory and turns of loops, too.
+  // Collects calls. If `checked`, also memory accesses and branches back to a loop's beginning.
   Sites(llvm::Module& module, bool checked);
 
-  // Of a call.
+  // The number of a call.
   uint32_t of(const llvm::Instruction& instruction) const { return numbers_.lookup(&instruction); }
-  // What accesses memory; more may be added.
+  // Instructions that access memory; more may be added.
   Places& accesses() { return accesses_; }
-  // What goes back to the beginning of a loop.
+  // Branches back to the beginning of a loop.
   const Places& turns() const { return turns_; }
   std::vector<std::string> take() { return std::move(texts_); }
 

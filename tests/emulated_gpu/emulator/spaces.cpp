@@ -13,7 +13,7 @@ namespace {
 
 constexpr unsigned kSharedSpace = 3;
 constexpr uint64_t kSharedAlignment = 16;
-// In checked mode, between two variables: bytes that belong to nobody.
+// In checked mode, a gap of bytes between two variables that belong to no variable.
 constexpr uint64_t kGap = 32;
 
 bool uses_functions_or_variables(const llvm::Constant* constant) {
@@ -31,7 +31,7 @@ bool mentions(const llvm::Value* value, const llvm::GlobalVariable* variable) {
          llvm::any_of(expression->operands(), [&](const llvm::Use& operand) { return mentions(operand, variable); });
 }
 
-// The kernel and all functions that it calls.
+// The kernel, and all functions that it calls directly or indirectly.
 llvm::SetVector<llvm::Function*> reachable(llvm::Function& kernel) {
   llvm::SetVector<llvm::Function*> found;
   found.insert(&kernel);

@@ -8,15 +8,14 @@
 
 namespace torch_remote::codegen::emulator {
 
-// Gives variables their places: those of shared memory are offsets in the block's, those of the device lie in its
-// memory.
+// Assigns addresses to variables: offsets in the block's shared memory, and allocations in the device's memory.
 class Spaces {
  public:
   Spaces(llvm::Module& module, bool checked) : module_(module), b_(module), checked_(checked) {}
 
-  // Variables of shared memory, as kernels use them; before they are replaced.
+  // Records the shared variables that the kernel uses. Must precede `replace`.
   void describe(llvm::Function& kernel, KernelImage* image);
-  // Replaces all variables. The device's are added to *globals.
+  // Replaces all variables, and adds those of the device to *globals.
   Status replace(std::vector<GlobalFacts>* globals);
 
  private:
@@ -32,7 +31,7 @@ class Spaces {
   Builder b_;
   bool checked_;
   bool laid_out_ = false;
-  std::vector<Shared> shared_;  // the dynamic ones last, all at one place
+  std::vector<Shared> shared_;  // dynamic variables are last, and share one offset
   uint64_t dynamic_offset_ = 0;
 };
 

@@ -11,7 +11,7 @@
 namespace torch_remote::codegen::emulator {
 namespace {
 
-// The operands of an instruction that are addresses of memory that it accesses.
+// Indices of the operands that are addresses of accessed memory.
 std::vector<unsigned> addresses(const llvm::Instruction& instruction) {
   if (llvm::isa<llvm::LoadInst>(instruction)) return {llvm::LoadInst::getPointerOperandIndex()};
   if (llvm::isa<llvm::StoreInst>(instruction)) return {llvm::StoreInst::getPointerOperandIndex()};

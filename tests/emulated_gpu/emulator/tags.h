@@ -8,7 +8,7 @@ class Module;
 
 namespace torch_remote::codegen::emulator {
 
-// Has each access to memory take the bits `tag` off its address. Variables of threads are left alone.
+// Makes each memory access clear the bits `tag` of its address. Accesses to local variables stay as they are.
 void take_tags_off(llvm::Module& module, uint64_t tag);
 
 }  // namespace torch_remote::codegen::emulator

@@ -12,31 +12,32 @@ struct Dim3 {
 };
 
 struct DeviceOptions {
-  size_t capacity = size_t{8} << 30;  // bytes; addresses are reserved for so much memory
-  // Bits that addresses have which kernels are given (`address | tag`), so that they are no addresses of this CPU, and
-  // whoever looks there but a kernel of this device faults. Kernels take them off.
+  size_t capacity = size_t{8} << 30;  // bytes of reserved address space
+  // Bits that are set in addresses that kernels get (`address | tag`), so that they are not valid on this CPU. Any
+  // access faults, except by a kernel of this device, which clears the bits.
   uint64_t tag = 0;
-  bool tracked = true;  // launches may be checked; else memory costs an eighth
+  bool tracked = true;  // launches may be checked; this takes eight more bytes per byte
 };
 
 struct LaunchOptions {
-  // In which order the threads of a block go on after a barrier or a warp operation, and in which order blocks are
-  // done. 0: as they are numbered.
+  // Selects the order in which the threads of a block continue after a barrier or a warp operation, and the order of
+  // blocks. 0: ascending.
   uint64_t seed = 0;
-  uint32_t host_threads = 1;  // that do blocks; checked mode has one
-  // Looks at each access and each turn of a loop, and says what is wrong: races whatever the order, accesses out of
-  // bounds, misaligned, or to what was never written. Twice as slow where threads meet often, else up to thirty times.
+  uint32_t host_threads = 1;  // threads that execute blocks; checked mode uses one
+  // Examines each access and each loop iteration. Findings are: races (independent of execution order), and accesses
+  // that are out of bounds, misaligned, or read unwritten memory. Execution takes twice as long if threads synchronize
+  // often, otherwise up to thirty times as long.
   bool checked = false;
-  // A launch that takes longer is wrong: an endless loop, or one that waits for what cannot come.
+  // Time limit of a launch. A longer one is a finding: an endless loop, or a wait that cannot end.
   double seconds = 20;
-  uint64_t turns = uint64_t{1} << 26;  // of loops, that one thread may take in checked mode
+  uint64_t turns = uint64_t{1} << 26;  // loop iterations per thread in checked mode
 };
 
-// What a kernel needs, as cuFuncGetAttribute tells it.
+// Properties of a kernel, as cuFuncGetAttribute returns them.
 struct KernelFacts {
-  size_t shared_bytes = 0;              // static
-  uint32_t max_threads = 1024;          // of a block
-  bool switches = false;                // its threads meet: at barriers or in warp operations
+  size_t shared_bytes = 0;              // static shared memory
+  uint32_t max_threads = 1024;          // per block
+  bool switches = false;                // its threads wait for each other at barriers or in warp operations
   std::vector<size_t> parameters = {};  // bytes of each
 };
 

@@ -2,14 +2,14 @@
 
 #include "tests/emulated_gpu/emulator/worker.h"
 
-// What warp operations compute, of what all lanes that take part brought. (PTX ISA: shfl.sync, vote.sync, match.sync,
-// redux.sync.)
+// Computes warp operations from the operands of all participating lanes. See PTX ISA: shfl.sync, vote.sync, match.sync,
+// redux.sync.
 namespace torch_remote::codegen::emulator {
 namespace {
 
-constexpr uint64_t kHigh = uint64_t{1} << 32;  // the predicate of an operation that has one, too
+constexpr uint64_t kHigh = uint64_t{1} << 32;  // the predicate, for operations that return one, too
 
-// The lane that a shuffle reads, and whether it is inside of its segment.
+// The lane that a shuffle reads, and whether it is inside its segment.
 struct Source {
   uint32_t lane;
   bool inside;
@@ -61,7 +61,7 @@ uint32_t reduce(WarpOp op, uint32_t a, uint32_t b) {
 
 }  // namespace
 
-// `there`: the lanes that take part.
+// `there`: the participating lanes.
 uint64_t Worker::warp_result(Thread& thread, uint32_t there) {
   const Thread* lanes = &thread - thread.registers.lane;
   const auto lanes_with = [&](auto condition) {

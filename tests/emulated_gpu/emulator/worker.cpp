@@ -11,10 +11,10 @@
 namespace torch_remote::codegen::emulator {
 namespace {
 
-// Shared memory of a block: what the GPU has, and what lies between variables in checked mode.
+// Shared memory of a block: the GPU's size, and the gaps between variables in checked mode.
 constexpr uint64_t kSharedBuffer = kMaxShared + (64 << 10);
 constexpr uint64_t kTurnsAtOnce = 1024;
-constexpr size_t kMostNamed = 24;  // threads in a message
+constexpr size_t kMostNamed = 24;  // threads named in a message
 
 }  // namespace
 
@@ -30,7 +30,7 @@ Status Worker::prepare(Launch& launch, Checker* checker) {
     return Status::invalid("emulator: too many variables in shared memory for checked mode");
   }
   if (checker != nullptr)
-    memory_.mark(shared_, kSharedBuffer, kNobody);  // what belongs to variables is marked for each block
+    memory_.mark(shared_, kSharedBuffer, kNobody);  // bytes of variables are marked for each block
   const auto count = static_cast<uint32_t>(launch.block.count());
   if (!stacks_.resize(launch.kernel->fibers ? count : 1)) {
     return {ErrorCode::kOutOfMemory, "emulator: no memory for the stacks of " + std::to_string(count) + " threads"};
@@ -97,7 +97,7 @@ void Worker::run(uint64_t block) {
   if (!launch_->stop && alive_ != 0) launch_->found(stuck());
 }
 
-// Begins on a stack of its own, and ends by leaving it.
+// Begins on its own stack, and ends by leaving it.
 void Worker::thread_main() {
   Worker& worker = *current_;
   const Launch& launch = *worker.launch_;
@@ -105,7 +105,7 @@ void Worker::thread_main() {
     launch.kernel->run(launch.arguments);
     worker.leave();
   }
-  // Nobody waits for anybody: one stack serves all threads, one after the other.
+  // No thread waits for another, so all threads share one stack and run one after the other.
   const Permutation order(worker.threads_.size(), launch.options.seed);
   for (size_t i = 0; i < worker.threads_.size(); ++i) {
     worker.self_ = &worker.threads_[order(i)];
@@ -116,7 +116,7 @@ void Worker::thread_main() {
   worker.next();
 }
 
-// -- Who goes on ------------------------------------------------------------------------------------------------------
+// -- Scheduling -------------------------------------------------------------------------------------------------------
 
 void Worker::push(Thread& thread) {
   thread.state = Thread::State::kReady;
@@ -129,7 +129,7 @@ void Worker::push_front(Thread& thread) {
   ready_[--ready_head_ & ready_mask_] = &thread;
 }
 
-// Leaves the stack that this is on for that of a thread that can go on, or for the scheduler's if there is none.
+// Switches to a ready thread's stack, or to the scheduler's if no thread is ready.
 void Worker::next() {
   void** from = self_ != nullptr ? &self_->stack_pointer : &scheduler_;
   if (ready_count_ == 0 || launch_->stop) {
@@ -157,7 +157,7 @@ void Worker::leave() {
   Thread& thread = *self_;
   thread.state = Thread::State::kDone;
   --alive_;
-  // Those that wait need not wait for this one any more.
+  // Waiting threads need not wait for this one any more.
   release_barrier();
   const uint32_t warp = thread.registers.warp;
   warps_[warp].running &= ~(1U << thread.registers.lane);
@@ -239,7 +239,7 @@ uint64_t Worker::warp(uint32_t site, WarpOp op, uint32_t mask, uint64_t value, u
   return thread.result;
 }
 
-// If all of the mask's threads that still run are there.
+// Releases the operation if all threads of the mask that still run have arrived.
 void Worker::release_warp(uint32_t warp, uint32_t mask) {
   WarpState& state = warps_[warp];
   const uint32_t there = mask & state.running, first = warp * kWarp;
@@ -254,7 +254,7 @@ void Worker::release_warp(uint32_t warp, uint32_t mask) {
     thread.result = warp_result(thread, there);
   }
   state.waiting &= ~there;
-  // The warp goes on at once, unless a seed chooses: its stacks are in the cache.
+  // Without a seed, the warp continues at once, because its stacks are in the cache.
   const bool at_once = launch_->options.seed == 0;
   for (uint32_t rest = there; rest != 0;) {
     const auto lane = static_cast<uint32_t>(at_once ? std::bit_width(rest) - 1 : std::countr_zero(rest));
@@ -265,10 +265,10 @@ void Worker::release_warp(uint32_t warp, uint32_t mask) {
   if (op == WarpOp::kSync && checker_ != nullptr) checker_->warp_sync(first, there);
 }
 
-// -- What else threads do ---------------------------------------------------------------------------------------------
+// -- Other operations of threads --------------------------------------------------------------------------------------
 
 void Worker::access(const void* address, uint64_t bytes, AccessKind kind, uint64_t alignment, uint32_t site) {
-  if (stacks_.contains(launch_->kernel->fibers ? self_->index : 0, address)) return;  // the thread's own
+  if (stacks_.contains(launch_->kernel->fibers ? self_->index : 0, address)) return;  // the thread's own stack
   const char* begin = static_cast<const char*>(address);
   AccessError error;
   if (reinterpret_cast<uintptr_t>(address) % alignment != 0) {
@@ -299,7 +299,7 @@ void Worker::turn(uint32_t site) {
   yield();
 }
 
-// -- What is told -----------------------------------------------------------------------------------------------------
+// -- Messages ---------------------------------------------------------------------------------------------------------
 
 std::string Worker::where(uint32_t thread) const {
   return "emulator: kernel '" + launch_->kernel->name + "', block " + text(split(block_, launch_->grid)) + ", thread " +

@@ -10,8 +10,8 @@
 #include "tests/emulated_gpu/emulator/emulator.h"
 #include "tests/emulated_gpu/emulator/testing/harness.h"
 
-// Kernels that are wrong on purpose: checked mode says of each what is wrong, and where. Of the right version of each
-// nothing is found.
+// Kernels that are wrong on purpose: checked mode reports what is wrong and where. The right version of each has no
+// findings.
 namespace torch_remote::codegen::emulator {
 namespace {
 
@@ -23,8 +23,8 @@ constexpr Dim3 kGrid = {2}, kBlock = {64};
 
 struct Case {
   const char* name;
-  std::vector<const char*> arguments;  // x, out: 256 floats each; new: 256 that nobody wrote; n: 256; four; flags, zero
-  const char* thread;                  // that is told, or "" where any one may be
+  std::vector<const char*> arguments;  // x, out: 256 floats each; new: 256 unwritten floats; n: 256; four; flags: zeros
+  const char* thread;                  // that the finding names; "" if any thread is possible
   std::vector<const char*> findings;   // parts of the message
 };
 void PrintTo(const Case& one, std::ostream* stream) { *stream << one.name; }
@@ -67,7 +67,7 @@ const Case kCases[] = {
     {"shuffle_race", {"x", "out"}, "block (0,0,0), thread (0,0,0)", {"races with a read by ", " of 'x' (1024 bytes)"}},
 };
 
-// The line with this comment.
+// The line of the comment "found: name".
 int line_of(const std::string& name) {
   const std::string source = testing::read_file(kSource);
   const size_t at = source.find("// found: " + name + "\n");
@@ -113,7 +113,7 @@ TEST_P(Wrong, IsNamedByItsFinding) {
     const std::string& message = status.message();
     EXPECT_NE(message.find("kernel 'wrong_" + std::string(one.name) + "', block ("), std::string::npos) << message;
     for (const char* part : one.findings) EXPECT_NE(message.find(part), std::string::npos) << message;
-    const bool ordered = seed == 0;  // in another order another thread may be the first one
+    const bool ordered = seed == 0;  // in another order, the finding may name another thread
     EXPECT_TRUE(!ordered || message.find(one.thread) != std::string::npos) << message;
     const std::string line = "wrong.cu:" + std::to_string(line_of(one.name));
     EXPECT_NE(message.find(line), std::string::npos) << line << " is not in: " << message;
@@ -138,7 +138,7 @@ TEST_P(Wrong, RightVersionHasNoFinding) {
 INSTANTIATE_TEST_SUITE_P(Cases, Wrong, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Without checks, too: what nobody can go on after.
+// Findings without checked mode: errors after which the kernel cannot continue.
 class Plain : public Wrong {};
 
 TEST_P(Plain, IsFoundWithoutChecks) {

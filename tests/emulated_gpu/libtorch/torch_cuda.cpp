@@ -1,11 +1,11 @@
-// For tests: a libtorch_cuda.so in software. Its "kernels for GPUs" copy what they read from the memory of the driver
-// in software (tests/emulated_gpu), call the CPU's kernels, and copy back what was written, all on the thread's
-// current stream. What torch's own has beside kernels, and the plugin asks for, is here with the same names:
-// registrations with the dispatcher, a guard of devices, hooks, allocators that are brought along. Ops have such a
-// kernel where the CPU has one, which is another choice than torch's.
+// For tests: an emulated libtorch_cuda.so. Its CUDA kernels copy their inputs from the memory of the emulated driver
+// (tests/emulated_gpu), call the CPU kernels, and copy the results back. All of this happens on the thread's current
+// stream. It also defines everything else of torch's library that the plugin uses, under the same names: dispatcher
+// registrations, a device guard, hooks, pluggable allocators. An op has such a kernel if the CPU has one; torch's
+// choice differs.
 //
-// It is as strict as can be: tensors must be on the current device, a stream must have been set, and all memory must be
-// the allocator's that was brought.
+// It checks strictly: tensors must be on the current device, a stream must have been set, and all memory must come from
+// the pluggable allocator.
 #include "tests/emulated_gpu/libtorch/torch_cuda.h"
 
 #include <ATen/EmptyTensor.h>
@@ -23,7 +23,7 @@
 
 struct CUstream_st;
 
-// --- allocators that are brought along, by torch's names -------------------------------------------------------------
+// --- pluggable allocators, under torch's names -----------------------------------------------------------------------
 
 namespace c10::cuda::CUDACachingAllocator {
 class CUDAAllocator {
@@ -64,7 +64,7 @@ void check(bool good, const char* what) { TORCH_CHECK(good, "CUDA in software: "
 
 struct ThreadState {
   c10::DeviceIndex device = 0;
-  std::map<c10::DeviceIndex, int64_t> streams;  // set; by their address
+  std::map<c10::DeviceIndex, int64_t> streams;  // by device; streams are addresses
 };
 ThreadState& here() {
   thread_local ThreadState state;
@@ -110,7 +110,7 @@ C10_REGISTER_GUARD_IMPL(CUDA, Guard);
 
 namespace at {
 namespace {
-// Torch looks for this name.
+// Torch looks for this class name.
 struct CUDAHooks final : CUDAHooksInterface {
   explicit CUDAHooks(CUDAHooksArgs) {}
   void init() const override {
@@ -129,7 +129,7 @@ namespace {
 
 // --- kernels ---------------------------------------------------------------------------------------------------------
 
-// Memory by the allocator that was brought.
+// Allocates with the pluggable allocator.
 c10::DataPtr allocate(size_t nbytes) {
   const c10::Device device(c10::kCUDA, here().device);
   if (nbytes == 0) return {nullptr, device};
@@ -153,7 +153,7 @@ c10::DataPtr allocate(size_t nbytes) {
           device};
 }
 
-// What a call reads and writes, as the CPU's tensors: one for each storage, so that what shares memory still does.
+// CPU copies of the tensors that a call reads and writes. There is one copy per storage, so aliasing is preserved.
 class Mirror {
  public:
   at::Tensor down(const at::Tensor& tensor) {
@@ -177,7 +177,8 @@ class Mirror {
     return mirror;
   }
 
-  // A result. Of an argument, or a part of one, it is that again; else it is new memory.
+  // Converts a result back. If it is an argument or a view of one, it aliases that argument; otherwise it is new
+  // memory.
   at::Tensor up(const at::Tensor& result) {
     if (!result.defined()) return result;
     for (const auto& [mirror, original] : originals_) {
@@ -203,7 +204,7 @@ class Mirror {
     return made;
   }
 
-  // What the call wrote to an argument.
+  // Copies what the call wrote to an argument back to the GPU.
   void give_back(const at::Tensor& tensor) {
     for (const auto& [mirror, original] : originals_) {
       if (!mirror.is_same(tensor)) continue;
@@ -224,7 +225,7 @@ class Mirror {
     size_t nbytes = 0;
   };
   std::map<c10::StorageImpl*, Held> storages_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> originals_;  // a mirror, and what it is of
+  std::vector<std::pair<at::Tensor, at::Tensor>> originals_;  // a mirror, and the tensor that it mirrors
 };
 
 template <typename F>
@@ -268,8 +269,8 @@ void run_kernel(const c10::OperatorHandle& op, c10::Stack* stack) {
   }
 }
 
-// For all ops of torch's that the CPU has a kernel for, or that have one for every device; but not for what makes
-// nothing there: that calls others.
+// Registers all aten ops that have a CPU kernel, and those that have a kernel for every device and return something.
+// Kernels for every device without a result only call other ops.
 const bool registered = [] {
   static auto* const library =
       new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);

@@ -1,6 +1,7 @@
 #pragma once
 
-// What the libtorch_cuda.so in software (torch_cuda.cpp) is given: plain C, as it is opened at run time.
+// The functions that the emulated libtorch_cuda.so (torch_cuda.cpp) gets. They are plain C, because it is opened at run
+// time.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,11 +10,12 @@ extern "C" {
 
 struct TorchCudaDriver {
   int devices;
-  // Between this process's memory and the current GPU's, on a stream; done when they return. Throw what is wrong.
+  // Copy between host memory and memory of the current GPU, on a stream. They return when the copy is complete, and
+  // throw on errors.
   void (*read)(void* to, const void* from, size_t nbytes, void* stream);
   void (*write)(void* to, const void* from, size_t nbytes, void* stream);
 };
 
-// "torch_remote_set_driver"
+// Type of the symbol "torch_remote_set_driver".
 using TorchCudaSetDriver = void (*)(const TorchCudaDriver* driver);
 }

@@ -1,5 +1,5 @@
-"""How often the worker, whose GPU is one in software, has called the driver and NVIDIA's libraries. Imported before the
-worker is started."""
+"""Counts the worker's calls of the emulated driver and NVIDIA libraries. Must be imported before the worker is
+started."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 
 from torch_remote._C import worker_info
 
-# (Not named after this process: in Bazel's sandboxes several have the same number, and one /tmp.)
+# The name does not contain this process's pid, because several Bazel sandboxes have the same pid and share /tmp.
 CALLS = Path(os.environ.setdefault("TORCH_REMOTE_TEST_CALLS", tempfile.mkdtemp() + "/calls"))
 
 
 def counted() -> Counter[str]:
-    """Calls since the worker began."""
-    torch.zeros(1, device="remote")  # there is one
+    """The number of calls by function since the worker started."""
+    torch.zeros(1, device="remote")  # starts the worker
     torch.remote.synchronize()
     CALLS.unlink(missing_ok=True)
     os.kill(worker_info(0)["process"], signal.SIGUSR1)

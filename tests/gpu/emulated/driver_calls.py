@@ -1,5 +1,5 @@
-"""How often the driver and NVIDIA's libraries are called in a step that has been there before, and how many bytes go to
-the GPU's worker: a training step of an MLP, and a step that generates with GPT-2. Counted on a GPU in software.
+"""Counts the calls of the driver and NVIDIA libraries in a cached step, and the bytes that are sent to the GPU's
+worker. The steps are a training step of an MLP, and a generation step of GPT-2. The GPU is emulated.
 
 bazel run //tests/gpu/emulated:driver_calls
 """
@@ -57,7 +57,7 @@ STEP = {"MLP, AdamW": mlp_step, "GPT-2 decode": decode_step}
 
 
 def calls_of(name: str, device: torch.device) -> dict[str, float]:
-    """A step's calls by function."""
+    """The number of calls per step, by function."""
     step = STEP[name](device)
     for _ in range(WARM):
         step()

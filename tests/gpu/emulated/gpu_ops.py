@@ -1,9 +1,9 @@
-"""torch's own samples of its ops, on a worker that has kernels and libraries but no ATen: what it does equals CPU,
-gradients, too, the rest it refuses by name. gpu_ops.json says which is which.
+"""torch's own samples of its ops, on a worker that has kernels and libraries but no ATen. The ops that it executes
+equal CPU, including gradients; it refuses the others by name. gpu_ops.json lists both.
 
-bazel run //tests/gpu/emulated:gpu_ops                    measures all, and writes gpu_ops.json
+bazel run //tests/gpu/emulated:gpu_ops                    measures all ops, and writes gpu_ops.json
 bazel run //tests/gpu/emulated:gpu_ops -- --only X        measures the ops whose names contain X, and prints them
-bazel run //tests/gpu/emulated:gpu_ops -- --samples 1000  looks at all samples of each op, and says what is wrong
+bazel run //tests/gpu/emulated:gpu_ops -- --samples 1000  checks all samples of each op, and prints the errors
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_flatten, tree_map
 
-# A row has a mark for each dtype, then for the gradients of each that has some; groups of them with spaces between.
+# A row has a mark for each dtype, then one for each dtype with gradients. Spaces separate the groups.
 GROUPS = (
     (torch.float64, torch.float32, torch.float16, torch.bfloat16),
     (torch.complex128, torch.complex64),
@@ -34,15 +34,17 @@ GROUPS = (
 )
 WITH_GRADIENTS = GROUPS[:2]
 SAMPLES = 2
-# Marks of an op in a dtype: all samples equal CPU, some do and others are refused, all are refused, all are refused
-# in a dtype that torch for CUDA does not list either; no sample, or nothing to compare.
+# Marks of an op in a dtype. EQUAL: all samples equal CPU. SOME: some do, and others are refused. REFUSES: all are
+# refused. NOBODY: all are refused, and torch for CUDA does not list the dtype either. NONE: there is no sample, or
+# nothing to compare.
 EQUAL, SOME, REFUSES, NOBODY, NONE = "=", "s", "r", "c", "."
 MARKS = (EQUAL, SOME, REFUSES, NOBODY, NONE)
 TOLERANCE = {torch.float32: (2e-4, 2e-5), torch.float64: (1e-6, 1e-7), torch.bfloat16: (0.05, 0.05),
              torch.float16: (0.01, 0.01), torch.complex64: (2e-4, 2e-5), torch.complex128: (1e-6, 1e-7)}  # fmt: skip
 HALVES = (torch.float16, torch.bfloat16)
-ROUNDED = (*HALVES, torch.float32, torch.complex64)  # on the way, by CPU: then what is right is what a wider dtype has
-# That one, and for dtypes that CPU does not have.
+# CPU rounds intermediate values, so the reference is computed in a wider dtype
+ROUNDED = (*HALVES, torch.float32, torch.complex64)
+# The wider dtypes, also for dtypes that CPU does not support.
 WIDER = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
@@ -51,7 +53,7 @@ WIDER = {
     torch.bool: torch.uint8,
     **dict.fromkeys((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), torch.float64),
 }
-# Depend on the seed, on memory that nobody wrote, on what more than one answer is right for, or on a tensor of the CPU.
+# Depends on the seed, on uninitialized memory, or on a CPU tensor, or several answers are right.
 NOT_COMPARED = (
     "empty", "new_empty", "rand", "normal", "bernoulli", "multinomial", "dropout", "rrelu", "uniform", "cauchy",
     "exponential", "geometric", "log_normal", "svd", "eig", "pca_lowrank", "gumbel", "fractional", "scaled_dot",
@@ -71,7 +73,7 @@ def ops() -> dict[str, OpInfo]:
 
 
 def copied(tree: Any, device: str, dtypes: dict[torch.dtype, torch.dtype] | None = None) -> Any:
-    """The arguments on `device`, of the dtypes that `dtypes` has for theirs."""
+    """The arguments on `device`, with dtypes replaced according to `dtypes`."""
 
     def leaf(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
@@ -94,7 +96,7 @@ def copied(tree: Any, device: str, dtypes: dict[torch.dtype, torch.dtype] | None
 
 
 def some_gradient(tensor: torch.Tensor) -> torch.Tensor:
-    """Another value for each element."""
+    """A different value for each element."""
     values = torch.linspace(0.5, 1.5, tensor.numel(), dtype=torch.float64).reshape(tensor.shape)
     if tensor.is_complex():
         values = torch.complex(values, 1.75 - values)
@@ -102,7 +104,8 @@ def some_gradient(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def called(op: OpInfo, arguments: Any, gradients: bool, gradient: Callable = some_gradient) -> Any:
-    """What the op returns, and the gradients of all arguments that want one; `gradient`: that of a result."""
+    """The op's results, and the gradients of all arguments that require one. `gradient` makes the upstream gradient of
+    a result."""
     args, kwargs = arguments
     result = op.op(*args, **kwargs)
     if not gradients:
@@ -115,8 +118,8 @@ def called(op: OpInfo, arguments: Any, gradients: bool, gradient: Callable = som
 
 
 def difference(got: Any, expected: Any, dtype: torch.dtype, values: bool, narrowed: bool = False) -> str | None:
-    """What differs, in words. Without `values`, integers (positions) count in the first result alone. `narrowed`: what
-    is expected was computed in a wider dtype."""
+    """Describes the difference. Without `values`, integers (indices) count only in the first result. `narrowed`: the
+    expected values were computed in a wider dtype."""
     mine, its = (
         [x for x in tree_flatten(t)[0] if isinstance(x, (torch.Tensor, int, float, complex))] for t in (got, expected)
     )
@@ -142,7 +145,7 @@ def difference(got: Any, expected: Any, dtype: torch.dtype, values: bool, narrow
 def check_sample(
     op: OpInfo, sample: Any, dtype: torch.dtype, gradients: bool, device: str, gradient: Callable = some_gradient
 ) -> str | None:
-    """What is wrong; raises what the device does. LookupError: there is nothing to compare with."""
+    """Describes the error; raises the device's exceptions. LookupError: there is no reference."""
     arguments = ((sample.input, *sample.args), sample.kwargs)
     values = op.name not in FIRST_OF_EQUALS
     there = copied(arguments, device)
@@ -173,7 +176,7 @@ def check_sample(
 
 
 def is_nearer(got: Any, expected: Any, wide: Any) -> bool:
-    """Whether all numbers are as near to what is computed in a wider dtype as CPU's."""
+    """Whether all numbers are as close as CPU's to the values in a wider dtype."""
     mine, its, right = ([x for x in tree_flatten(t)[0] if isinstance(x, torch.Tensor)] for t in (got, expected, wide))
     for a, b, c in zip(mine, its, right, strict=True):
         a, b, c = (x.detach().cpu() for x in (a, b, c))
@@ -188,7 +191,7 @@ def is_nearer(got: Any, expected: Any, wide: Any) -> bool:
 def check(
     op: OpInfo, dtype: torch.dtype, gradients: bool, device: str, refused: dict[str, str], samples: int = SAMPLES
 ) -> tuple[str, list[str]]:
-    """The op's mark, and what is wrong. `refused`: by op of the table, an example."""
+    """The op's mark, and the errors. `refused` collects an example for each op of the table."""
     done = refusals = 0
     wrong: list[str] = []
     cuda, cpu = set(op.dtypesIfCUDA), set(op.dtypes)
@@ -206,7 +209,7 @@ def check(
             found = check_sample(op, sample, dtype, gradients, device)
         except LookupError:
             continue
-        except Exception as error:  # (whatever the device raises is what is wrong)
+        except Exception as error:  # any exception of the device counts as an error
             text = str(error)
             known = REFUSED.search(text)
             if known is None:
@@ -231,7 +234,7 @@ def check(
 def check_all(
     name: str, device: str, refused: dict[str, str], samples: int = SAMPLES, dtypes: str = ""
 ) -> tuple[str, list[str]]:
-    """An op's row of marks. `dtypes`: names of some; none is all."""
+    """An op's row of marks. `dtypes`: names of the dtypes to check; none means all."""
     row, all_wrong = [], []
     for groups, gradients in ((GROUPS, False), (WITH_GRADIENTS, True)):
         for group in groups:

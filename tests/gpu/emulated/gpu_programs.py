@@ -1,6 +1,7 @@
-"""Random programs (tests/random_programs) on a worker that has no ATen.
+"""Random programs (tests/random_programs) on a worker without ATen.
 
-Left out and counted are steps that the worker refuses by name, and steps in which the result is the CPU's own.
+Two kinds of steps are left out and counted: those that the worker refuses by name, and those whose result is specific
+to CPU.
 
 gpu_programs.py --seed 0 --count 10000
 """
@@ -38,26 +39,26 @@ from torch.utils._pytree import tree_leaves
 programs.rounds_complex = True
 torch.backends.cudnn.allow_tf32 = False
 
-# What a worker says of an op that nothing there does, or not with such operands.
+# The worker's error for an op that no runner supports, or not with such operands.
 REFUSED = re.compile(r"nothing in this worker does the op '([^']+)' like this")
 
 
 @dataclass
 class Tally:
-    """What was compared, and what could not be."""
+    """What was compared, and what was left out."""
 
     programs: int = 0
     steps: int = 0
-    refused: collections.Counter[str] = field(default_factory=collections.Counter)  # ops
-    own: collections.Counter[str] = field(default_factory=collections.Counter)  # why steps were left out
-    complex_refused: collections.Counter[str] = field(default_factory=collections.Counter)  # of complex numbers
+    refused: collections.Counter[str] = field(default_factory=collections.Counter)  # by op
+    own: collections.Counter[str] = field(default_factory=collections.Counter)  # by reason why steps were left out
+    complex_refused: collections.Counter[str] = field(default_factory=collections.Counter)  # by op, for complex numbers
     examples: dict[str, str] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
 
 
 def refusals(program: Program, device: str) -> list[tuple[int, str, str]]:
-    """Steps, ops and messages: of all that make something new, and of the first that writes to what others see. The op
-    is empty where CPU's kernels do not take the dtype either."""
+    """Steps, ops and messages of refusals: of all steps that create something, and of the first that writes to shared
+    memory. The op is empty if CPU's kernels do not support the dtype either."""
     found: list[tuple[int, str, str]] = []
     shown = run_program(program, device, frozenset(range(len(program.steps))))
     by_cpu = run_program(program, "cpu")
@@ -74,14 +75,14 @@ def refusals(program: Program, device: str) -> list[tuple[int, str, str]]:
 
 
 class CpusOwn(TorchDispatchMode):
-    """While it is active, `reason` becomes why an op's result is the CPU's own: no other device has to show it."""
+    """While it is active, `reason` is set if an op's result is specific to CPU, so that other devices may differ."""
 
     reason = ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
         if func.overloadpacket in (torch.ops.aten.convolution, torch.ops.aten.convolution_backward):
-            # Where a kernel multiplies padding by infinity there is NaN.
+            # A kernel that multiplies padding by infinity gives NaN.
             if not all(t.isfinite().all() for t in tensors):
                 self.reason = "a convolution with elements that are not finite"
         elif func._schema.is_mutable and any(map(shares_elements, tensors)):
@@ -90,7 +91,7 @@ class CpusOwn(TorchDispatchMode):
 
 
 def cpus_own(program: Program) -> Iterator[tuple[int, str]]:
-    """Steps whose results are the CPU's own, and why."""
+    """The steps whose results are specific to CPU, and the reason."""
     session = Session("cpu")
     for i, step in enumerate(program.steps):
         if all(name in session.variables for name in step.uses):
@@ -108,7 +109,7 @@ def without_cpus_own(program: Program, tally: Tally) -> Program:
 
 
 def has_complex(program: Program, last: int) -> bool:
-    """Whether a step reads or makes complex numbers."""
+    """Whether a step reads or creates complex numbers."""
     session = Session("cpu")
     for step in program.steps[: last + 1]:
         if all(name in session.variables for name in step.uses):
@@ -119,7 +120,7 @@ def has_complex(program: Program, last: int) -> bool:
 
 
 def without_refused(program: Program, device: str, tally: Tally) -> Program:
-    """The steps that the worker does. A step that reads what another one failed to write goes with it."""
+    """Removes steps that the worker refuses, and steps that depend on their results."""
     while True:
         found = refusals(program, device)
         if not found:
@@ -136,12 +137,12 @@ def without_refused(program: Program, device: str, tally: Tally) -> Program:
 
 
 def run(seed: int, device: str, tally: Tally, variants: tuple[int, ...] = (0,), shrink: bool = True) -> Failure | None:
-    """One program; its failure is in the tally, too."""
+    """Runs one program. A failure is also recorded in the tally."""
     program = without_cpus_own(with_variants(generate(seed), variants), tally)
     program = without_refused(program, device, tally)
     failure = compare(program, device)
     refused = REFUSED.search(failure.text) if failure is not None else None
-    if refused is not None:  # something that nobody waited for
+    if refused is not None:  # a refused result that was never read
         tally.refused[refused[1]] += 1
         return None
     tally.programs += 1

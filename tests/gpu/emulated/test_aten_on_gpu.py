@@ -1,6 +1,7 @@
-"""Ops that only torch's kernels do, on a GPU in software: the plugin, the dispatcher, the stream, memory.
+"""Ops that only torch's kernels implement, on an emulated GPU: the plugin, the dispatcher, the stream, memory.
 
-A libtorch for CUDA in software (worker/targets/aten/testing) computes what the CPU does."""
+An emulated libtorch for CUDA (tests/emulated_gpu/libtorch) computes them with CPU kernels.
+"""
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ def test_dtypes(remote, dtype):
 def test_in_the_order_of_other_work(remote):
     x = torch.randn(32, 32) / 8 + 2 * torch.eye(32)
     here, there = x.clone(), x.to(remote)
-    for step in range(12):  # from some step on, what is between is a graph of the driver's
+    for step in range(12):  # from some step on, the ops in between are launched as a CUDA graph
         y, z = [torch.linalg.inv(t * 1.25 + step) @ t for t in (here, there)]
         here = torch.tanh(y) + x
         there = torch.tanh(z) + x.to(remote)

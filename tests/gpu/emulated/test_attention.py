@@ -1,5 +1,5 @@
-"""Attention and its gradients by cuDNN, on a GPU in software, against CPU in f64. A size is done by kernels of the
-worker's own until cuDNN's plan is there, so each is done until it is."""
+"""Attention and its gradients with cuDNN on an emulated GPU, compared with CPU in float64. Hand-written kernels execute
+a size until cuDNN's plan is ready, so each test repeats until it is."""
 
 import time
 
@@ -17,7 +17,7 @@ def executed():
 
 
 def attend(q, k, v, device, dtype, layout=None, **options):
-    """The result and the gradients of query, key and value."""
+    """The result, and the gradients of query, key and value."""
     there = []
     for x in (q, k, v):
         x = x.to(dtype).to(device).detach()
@@ -31,7 +31,7 @@ def attend(q, k, v, device, dtype, layout=None, **options):
 
 
 def check(remote, dtype, q, k, v, uses_cudnn=True, layout=None, **options):
-    """Equal, by the kernels and by cuDNN; and done by whom it should be."""
+    """Results equal CPU's with hand-written kernels and with cuDNN, and the expected runner executes the op."""
     exact = {n: x.to(dtype).double() if torch.is_tensor(x) and x.is_floating_point() else x for n, x in options.items()}
     expected = attend(*(x.to(dtype).double() for x in (q, k, v)), torch.device("cpu"), torch.float64, layout, **exact)
     deadline = time.monotonic() + 120
@@ -42,7 +42,7 @@ def check(remote, dtype, q, k, v, uses_cudnn=True, layout=None, **options):
             torch.testing.assert_close(there.cpu().double(), right, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
         rounds += 1
         calls = executed() - before
-        # Both passes, and after what is timed.
+        # In both passes, and after the timing of algorithms.
         if (calls >= 16 and rounds >= 5) or (not uses_cudnn and rounds == 5):
             break
         assert time.monotonic() < deadline, f"cuDNN did nothing: {calls} calls in {rounds} rounds"
@@ -83,7 +83,7 @@ def test_masks(remote, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_that_see_nothing(remote, dtype):
-    """Zeros, and no gradients: not what a library makes of no number at all."""
+    """Zeros and zero gradients, and not NaN as from a library."""
     q, k, v = operands(2, 2, 11, 8)
     keep = torch.ones(2, 1, 11, 11, dtype=torch.bool).tril()
     keep[0, 0, 3] = keep[1, 0, 0] = keep[1, 0, 10] = False
@@ -92,7 +92,7 @@ def test_rows_that_see_nothing(remote, dtype):
 
 
 def test_layouts(remote):
-    """Heads side by side, as models have them; strides that cuDNN does not take."""
+    """Heads that are adjacent in memory, as in models, and strides that cuDNN does not support."""
     q, k, v = operands(2, 4, 12, 16)
     check(remote, torch.float16, q, k, v, layout=lambda x: x.transpose(1, 2).contiguous().transpose(1, 2))
     check(remote, torch.float16, q, k, v, layout=lambda x: torch.cat([x, x[..., :3]], -1)[..., :16])
@@ -101,14 +101,14 @@ def test_layouts(remote):
 
 
 def test_what_is_left_to_kernels(remote):
-    """Few queries, odd heads, other dtypes, a scale below nothing."""
+    """Few queries, odd head sizes, other dtypes, a negative scale."""
     q, k, v = operands(1, 2, 3, 8, keys=9)
     check(remote, torch.float16, q, k, v, uses_cudnn=False)
     q, k, v = operands(1, 2, 12, 12)
     check(remote, torch.float16, q, k, v, uses_cudnn=False)
     q, k, v = operands(1, 2, 12, 8)
     check(remote, torch.float16, q, k, v, uses_cudnn=False, scale=-0.5)
-    for scale in (0.3, 0.9, 0.3):  # the same program with other numbers
+    for scale in (0.3, 0.9, 0.3):  # the same program with different numbers
         for queries in (3, 12):
             given = [x.half() for x in (q[:, :, :queries], k, v)]
             want = F.scaled_dot_product_attention(*(x.double() for x in given), scale=scale)
@@ -129,7 +129,7 @@ def test_deterministic_is_the_same_from_the_first_use_on(remote):
     try:
         before = executed()
         first = [x.cpu() for x in attend(q, k, v, remote, torch.bfloat16, is_causal=True)]
-        assert executed() - before == 2  # at once, and nothing is timed
+        assert executed() - before == 2  # immediately, and without timing
         for _ in range(4):
             for there, right in zip(attend(q, k, v, remote, torch.bfloat16, is_causal=True), first, strict=True):
                 assert torch.equal(there.cpu(), right)
@@ -138,7 +138,7 @@ def test_deterministic_is_the_same_from_the_first_use_on(remote):
 
 
 def test_becomes_part_of_a_graph(remote):
-    """Steps that come again are launched as graphs of the driver, cuDNN's calls among their kernels."""
+    """Repeated steps are launched as CUDA graphs, which include cuDNN's calls."""
     torch.manual_seed(9)
     layer = torch.nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True)
     x = torch.randn(2, 16, 32)
@@ -159,7 +159,7 @@ def test_becomes_part_of_a_graph(remote):
 
 
 def test_modules_at_rest(remote):
-    """nn.Transformer's parts call one op of torch's each, which is taken apart."""
+    """The modules of nn.Transformer call one op each in eval mode, which is decomposed."""
     torch.manual_seed(9)
     encoder = torch.nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True).eval()
     decoder = torch.nn.TransformerDecoderLayer(32, 4, 64, 0.0, batch_first=True).eval()

@@ -1,5 +1,5 @@
-"""Batch norm of images that lie channels last by cuDNN, on a GPU in software, against CPU. A size is done by kernels of
-the worker's own until cuDNN's plan is there, so each is done until it is; all that cuDNN does not take they do."""
+"""Batch norm of channels-last images with cuDNN on an emulated GPU, compared with CPU. Hand-written kernels execute a
+size until cuDNN's plan is ready, so each test repeats until it is. They also execute everything that cuDNN refuses."""
 
 import time
 
@@ -59,7 +59,7 @@ def check(remote, given, dtype, uses_cudnn=True, layout=None, **options):
         same(train(remote, given, dtype, layout, **options), expected, dtype)
         rounds += 1
         calls = executed() - before
-        # Both passes, and after what is timed.
+        # In both passes, and after the timing of algorithms.
         if (calls >= 20 and rounds >= 4) or (not uses_cudnn and rounds == 3):
             break
         assert time.monotonic() < deadline, f"cuDNN did nothing: {calls} calls in {rounds} rounds"
@@ -80,7 +80,7 @@ def test_numbers(remote):
 
 
 def test_a_momentum_that_changes(remote):
-    check(remote, (4, 4, 3, 3), torch.float32, momentum=None)  # one over the number of steps
+    check(remote, (4, 4, 3, 3), torch.float32, momentum=None)  # the momentum is one over the number of steps
 
 
 def test_without_running_statistics(remote):
@@ -98,11 +98,11 @@ def test_a_gradient_that_lies_in_another_way(remote):
 @pytest.mark.parametrize(
     ("given", "dtype", "options"),
     [
-        ((2, 3, 4, 5), torch.float32, {}),  # channels that are no multiple of 16 bytes
+        ((2, 3, 4, 5), torch.float32, {}),  # channels are not a multiple of 16 bytes
         ((2, 12, 4, 5), torch.float16, {}),
         ((2, 8, 4, 5), torch.float32, {"affine": False}),
         ((2, 8, 4, 5), torch.float32, {"layout": torch.contiguous_format}),
-        ((6, 8, 1, 1), torch.float32, {}),  # both layouts
+        ((6, 8, 1, 1), torch.float32, {}),  # both contiguous and channels last
     ],
     ids=str,
 )
@@ -126,18 +126,18 @@ def test_statistics_that_are_given(remote):
         expected.sum().backward()
         got.sum().backward()
         same([got.detach(), b.grad], [expected.detach(), a.grad], torch.float32)
-    assert executed() == before  # cuDNN's trains
+    assert executed() == before  # cuDNN is only used in training mode
 
 
 def test_deterministic_mode_waits_for_the_plan(remote):
     torch.use_deterministic_algorithms(True)
     try:
         one = torch.ones(2, 2, device=remote)
-        (one @ one).cpu()  # norms are done as what was before them: they send no modes of their own
+        (one @ one).cpu()  # batch norm uses the modes of the ops before it, because it does not send its own
         before = counted()
         first = [x.cpu() for x in train(remote, (3, 8, 4, 7), torch.float16, torch.channels_last)]
         calls = counted() - before
-        assert calls["cudnnBackendExecute"] == 6  # three steps of both passes
+        assert calls["cudnnBackendExecute"] == 6  # three steps with two passes each
         assert calls["cuEventElapsedTime"] == 0  # nothing is timed
         again = train(remote, (3, 8, 4, 7), torch.float16, torch.channels_last)
         for there, right in zip(again, first, strict=True):

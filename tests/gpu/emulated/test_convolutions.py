@@ -1,4 +1,4 @@
-"""Convolutions, and what models do beside them, on a GPU in software, against CPU: dims, strides, layouts, dtypes."""
+"""Convolutions, and related ops of models, on an emulated GPU, compared with CPU: dims, strides, layouts, dtypes."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def same(there, expected):
 
 
 def train(device, make, given, dtype=torch.float32, layout=None):
-    """Results and all gradients of a layer that `make` makes."""
+    """The results and all gradients of a layer that `make` creates."""
     torch.manual_seed(5)
     layer = make().to(dtype)
     x = torch.randn(given).to(dtype)
@@ -57,7 +57,7 @@ LAYERS = [
 def test_layers(remote, number):
     make, given = LAYERS[number]
     expected = train("cpu", make, given)
-    for _ in range(3):  # proposals are timed, then the best is taken
+    for _ in range(3):  # heuristic results are timed, then the fastest is used
         for got, want in zip(train(remote, make, given), expected, strict=True):
             same(got, want)
 
@@ -88,7 +88,7 @@ def test_views_and_odd_addresses(remote):
             F.conv2d(x[:, ::2, 1:, ::2], w),
             F.conv2d(x.transpose(2, 3)[:, 2:], w.flip(1), b[::2][:4]),
             F.conv2d(x[:1].expand(3, 5, 9, 12)[:, :3], w),
-            F.conv2d(x[0, 1:4], w),  # no batch
+            F.conv2d(x[0, 1:4], w),  # without a batch dim
             F.conv2d(x[:, :3], w, padding="same"),
         ]
 
@@ -98,7 +98,7 @@ def test_views_and_odd_addresses(remote):
 
 
 def test_nothing(remote):
-    """No images; no channels are refused by torch."""
+    """Batches without images. (torch refuses images without channels.)"""
 
     def convolve(device):
         torch.manual_seed(1)

@@ -1,11 +1,10 @@
-"""A step that has been there before costs few calls of the driver: its kernels are graphs, few of which are given
-other addresses, and other numbers by one copy. (How often the worker asks whether something is done depends on time,
-and is not looked at.)"""
+"""A cached step takes few calls of the driver. Its kernels are CUDA graphs; few of them get new addresses, and one copy
+updates their numbers. (How often the worker polls for completion depends on time, and is not tested.)"""
 
 import driver_calls
 import pytest
 
-# At most so many a step.
+# Maximum number of calls per step.
 MOST = {
     "MLP, AdamW": {
         "cuGraphLaunch": 2,

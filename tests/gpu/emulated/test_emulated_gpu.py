@@ -1,5 +1,5 @@
-"""Scripts on a worker whose device is a GPU in software: every op is done by a kernel made for GPUs, or by cuBLASLt in
-software; none by ATen."""
+"""Scripts on a worker with an emulated GPU. GPU kernels or the emulated cuBLASLt execute every op; ATen executes
+none."""
 
 from random import Random
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 def same(there, expected):
-    """Of floats, up to rounding: kernels for GPUs add up in another order."""
+    """Floats may differ by rounding, because GPU kernels sum in another order."""
     torch.testing.assert_close(there.cpu(), expected)
 
 
@@ -88,7 +88,7 @@ def test_training_equals_cpu(remote):
 
 
 def products(x, y, bias, batch):
-    """Every product, of operands that lie in all ways."""
+    """Every kind of matmul, with operands in all layouts."""
     return [
         x @ y,
         y.t() @ x.t(),
@@ -249,7 +249,7 @@ ROWS = [
 
 
 def random_program(random, values):
-    """One step on a list of tensors of one shape: something new, or a write in place, of a part or of all."""
+    """One random step on tensors of one shape: creates a tensor, or writes to all or a part of one in place."""
     x, y = random.choice(values), random.choice(values)
     kind = random.randrange(6)
     if kind == 0:
@@ -277,7 +277,7 @@ def test_random_programs_equal_cpu(remote, seed):
         for step in range(12):
             random_program(random, values)
             if step % 5 == 4:
-                values[-1].sum().item()  # a cut
+                values[-1].sum().item()  # cuts the trace
         results.append([x.cpu() for x in values])
     for there, expected in zip(results[1], results[0], strict=True):
         torch.testing.assert_close(there, expected, rtol=1e-4, atol=1e-4)

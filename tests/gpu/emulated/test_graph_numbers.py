@@ -1,5 +1,5 @@
-"""Numbers that are others in each step of a sequence (learning rates, seeds, where failures go) are written at once for
-all kernels of its graph; results are those of kernels that have them as parameters."""
+"""Numbers that change in each step, such as learning rates, seeds and failure addresses. One copy writes them for all
+kernels of a sequence's CUDA graph. The results equal those of kernels that take the numbers as parameters."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ STEPS = 12
 
 
 def settled(step) -> dict[str, float]:
-    """What a step asks of the driver when it was there often before."""
+    """The driver calls of a step after many repetitions."""
     for _ in range(STEPS):
         step()
     before = counted()
@@ -21,7 +21,7 @@ def settled(step) -> dict[str, float]:
 
 
 def draws(device):
-    """Each of them writes where it did before."""
+    """Each draw reuses the same output memory."""
     weights = torch.arange(1.0, 9.0).to(device)
     floats = [torch.empty(300, device=device) for _ in range(4)]
     whole = torch.empty(301, dtype=torch.int64, device=device)
@@ -42,7 +42,7 @@ def draws(device):
 def test_seeds(remote):
     ops = draws(remote)
 
-    def alone(seed):  # no sequence
+    def alone(seed):  # not part of a sequence
         torch.manual_seed(seed)
         return [op().cpu() for op in ops]
 

@@ -1,4 +1,4 @@
-"""Pooling, resampling, padding and group norm, with gradients, on a GPU in software, against CPU."""
+"""Pooling, resampling, padding and group norm with gradients, on an emulated GPU, compared with CPU."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def same(there, expected, tolerance=None):
 
 
 def run(device, op, x):
-    """What an op makes of an image, and the gradient."""
+    """The result of an op on an image, and the gradient."""
     x = x.to(device).detach().requires_grad_()
     y = op(x)
     torch.manual_seed(9)
@@ -115,7 +115,7 @@ def test_resampling(remote, number):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_resampling_of_dtypes_and_layouts(remote, dtype):
     x = torch.randn(2, 4, 6, 8).to(dtype)
-    # CPU rounds the sums of gradients of half types at each step.
+    # CPU rounds sums of half-type gradients at each step.
     tolerance = {"rtol": 2e-2, "atol": 5e-2} if dtype.itemsize == 2 else None
     for number in (0, 7, 13, 16):
         check(remote, RESAMPLED[number][0], x.to(memory_format=torch.channels_last), tolerance)
@@ -144,7 +144,7 @@ def test_group_norm(remote, groups, shape):
 @pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
 @pytest.mark.parametrize("shape", [(2, 3, 5), (3, 4, 300), (40, 7, 6)], ids=str)
 def test_gradients_of_layer_norm_that_lie_apart_from_its_input(remote, shape, affine):
-    """Those of means over rows are expanded, those of transposed results lie across."""
+    """Gradients of means over rows are expanded; those of transposed results are transposed."""
     uses = [
         lambda y: y.mean(1).sin().sum(),
         lambda y: y[:, 0].sin().sum() + y.mean((0, 1)).cos().sum(),
@@ -190,7 +190,7 @@ def test_windows(remote, number, dtype):
         same(F.unfold(turned.to(remote), **WINDOWS[number]), F.unfold(turned, **WINDOWS[number]))
 
 
-# What only picks elements does so of all dtypes.
+# Ops that only select elements support all dtypes.
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64, torch.complex64, torch.complex128], ids=str)
 def test_elements_that_are_picked(remote, dtype):
     x = torch.randint(0, 256, (2, 3, 6, 8)).to(dtype)
@@ -217,12 +217,12 @@ def test_whole_numbers_say_what_to_do(remote):
     assert "avg_pool2d" in str(error.value)
 
 
-# How windows lie, and the image that they are of.
+# Parameters of windows, and the shape of their image.
 FOLDED = [
     ({"kernel_size": 3, "padding": 1}, (2, 3, 7, 6)),
     ({"kernel_size": (2, 3), "stride": (3, 2), "dilation": (1, 2), "padding": (0, 2)}, (2, 2, 8, 9)),
     ({"kernel_size": 2, "stride": 2}, (3, 4, 6)),
-    ({"kernel_size": (1, 4), "stride": 5}, (1, 1, 6, 11)),  # there are points in no window
+    ({"kernel_size": (1, 4), "stride": 5}, (1, 1, 6, 11)),  # some points are in no window
 ]
 
 

@@ -1,5 +1,5 @@
-"""What a GPU in software does for packed operands and gradients it does for those that lie otherwise: torch's samples
-of its ops in float32, against CPU."""
+"""If an emulated GPU executes an op with packed operands and gradients, it also does so with other strides. The test
+uses torch's samples of its ops in float32, compared with CPU."""
 
 import os
 import warnings
@@ -18,7 +18,7 @@ ALL = os.environ.get("TORCH_REMOTE_TEST_ALL") == "1"
 PARTS, SAMPLES = (1, 6) if ALL else (24, 2)
 NAMES = [n for n in sorted(gpu_ops.ops()) if torch.float32 in gpu_ops.ops()[n].dtypes and n != "chalf"]
 NAMES = NAMES[commit_number() % PARTS :: PARTS]
-# Of what is expanded more than one answer may be right, or CPU's is not.
+# With expanded operands, several answers may be right, or CPU's is wrong.
 OF_DIFFERENT = (
     *gpu_ops.FIRST_OF_EQUALS,
     "layer_norm",
@@ -76,7 +76,7 @@ GRADIENTS = [gradient_of_sum, gradient_of_mean, gradient_across]
 
 
 def forget_failures() -> None:
-    """Those of one call may be several."""
+    """Waits, because one call may have several failures."""
     try:
         torch.remote.synchronize()
     except NotImplementedError as error:
@@ -96,7 +96,7 @@ def is_done(op, sample, gradients: bool, device: str) -> bool:
 
 
 def compare(name: str, device: str) -> tuple[int, list[str]]:
-    """How many were compared, and what is wrong."""
+    """The number of comparisons, and the errors."""
     op, compared, wrong = gpu_ops.ops()[name], 0, []
     gradients = op.supports_autograd and torch.float32 in op.supported_backward_dtypes("cpu")
     torch.manual_seed(0)
@@ -115,7 +115,7 @@ def compare(name: str, device: str) -> tuple[int, list[str]]:
                 torch.remote.synchronize()
             except LookupError:
                 continue
-            except Exception as error:  # (whatever the device raises)
+            except Exception as error:  # any exception of the device
                 forget_failures()
                 if REFUSED.search(str(error)) is None or is_done(op, sample, gradients, device):
                     wrong.append(f"{what}: {str(error)[:300]}")

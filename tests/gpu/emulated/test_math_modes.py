@@ -1,4 +1,4 @@
-"""What torch's flags say of products and convolutions (tf32, deterministic), on a GPU in software."""
+"""torch's flags for matmuls and convolutions (TF32, deterministic mode) on an emulated GPU."""
 
 import hashlib
 import os
@@ -24,7 +24,7 @@ def flags(products=False, convolutions=False, deterministic=False):
 
 
 def tf32(x):
-    """Rounded to its 10 bits of a fraction."""
+    """Rounds to TF32's 10 fraction bits."""
     if x.is_complex():
         return torch.view_as_complex(tf32(torch.view_as_real(x)))
     return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
@@ -75,7 +75,7 @@ def test_precision_of_products(remote, precision, is_low):
 
 
 def test_flags_of_one_op_among_others(remote):
-    """Of what is recorded in one go each product is as the flag was, and nothing waits."""
+    """In one trace, each matmul uses the flag at its call, and nothing waits."""
     x, w = torch.randn(32, 64), torch.randn(64, 64) / 8
     inside, weight = x.to(remote), w.to(remote)
     for _ in range(3):
@@ -128,7 +128,7 @@ def test_convolutions_are_tf32_if_allowed(remote):
     exact, low = F.conv2d(x, w), F.conv2d(tf32(x), tf32(w))
     inside, weight = x.to(remote), w.to(remote)
     for allowed in (False, True, False, True):
-        # Deterministic: the library's first proposal, and not the fastest one.
+        # Deterministic mode uses the heuristic's first choice, not the fastest algorithm.
         with flags(convolutions=allowed, deterministic=True):
             there = F.conv2d(inside, weight)
             assert error(there, low if allowed else exact) < 1e-4 < error(there, exact if allowed else low)
@@ -148,7 +148,8 @@ def test_gradients_of_convolutions(remote):
 
 # --- deterministic mode ----------------------------------------------------------------------------------------------
 
-# Ops that torch calls nondeterministic on CUDA, or has two ways for: many threads write or add up one place.
+# Ops that torch calls nondeterministic on CUDA, or that have two algorithms, because many threads write or add to one
+# address.
 N = 500
 
 
@@ -230,12 +231,12 @@ GRADIENTS = {
 }
 
 
-# By torch's metadata functions, for all devices but CPU.
+# Refused by torch's meta functions, on all devices but CPU.
 REFUSED = {"histc", "median", "mode"}
 
 
 def bits_of_all():
-    """A line for each op: its name, and what it made, twice."""
+    """Prints a line for each op: its name and two digests of its results."""
     import torch_remote  # noqa: F401
 
     torch.use_deterministic_algorithms(True)
@@ -245,7 +246,7 @@ def bits_of_all():
             torch.manual_seed(1)
             try:
                 result = function(torch.device("remote")).cpu().contiguous()
-            except RuntimeError as error:  # torch's own
+            except RuntimeError as error:  # torch's own error
                 assert "does not have a deterministic implementation" in str(error), error
                 made.append("refused")
                 continue

@@ -1,6 +1,6 @@
-"""What models call beside the usual, on a GPU in software, against CPU: bags of embeddings, samples at a grid, losses
-of chances, gates, products of integers, distances, masks, copies of views, complex numbers. With gradients, other
-layouts, sizes that change, and the errors that only data tell."""
+"""Less common ops of models, on an emulated GPU, compared with CPU. They are embedding bags, grid sampling, losses of
+probabilities, gates, integer matmuls, distances, masks, copies of views, and complex numbers. The tests cover
+gradients, other layouts, changing sizes, and data-dependent errors."""
 
 import os
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 CHECKED = os.environ.get("TORCH_REMOTE_TEST_CHECKED") == "1"
 FLOATS = [torch.float32, torch.float64, torch.bfloat16]
 WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
-if CHECKED:  # each access is looked at: one dtype of each kind
+if CHECKED:  # every access is examined, so one dtype of each kind must do
     FLOATS, WHOLE = [torch.float32], [torch.int64]
 TOLERANCE = {
     torch.float32: {"rtol": 1e-4, "atol": 1e-5},
@@ -33,7 +33,7 @@ def same(there, expected, strides=True):
 
 
 def both(function, remote, *operands):
-    """Results of the function, and gradients of its operands that have some, there and on CPU."""
+    """Results of the function, and the gradients of its operands, on the device and on CPU."""
     made = []
     for device in (remote, torch.device("cpu")):
         given = [x.detach().to(device) if isinstance(x, torch.Tensor) else x for x in operands]
@@ -92,7 +92,8 @@ def test_bags_with_weights_and_often_used_rows(remote):
     often = torch.bincount(indices, minlength=7).clamp(min=1)
     for mode in ("sum", "mean"):
         grads = []
-        for device, by_freq in ((remote, True), (torch.device("cpu"), False)):  # (CPU takes counts of other rows)
+        # CPU counts other rows for scale_grad_by_freq
+        for device, by_freq in ((remote, True), (torch.device("cpu"), False)):
             leaf = table.detach().to(device).requires_grad_()
             bags = F.embedding_bag(
                 indices.to(device), leaf, offsets[:2].to(device), mode=mode, scale_grad_by_freq=by_freq
@@ -203,7 +204,7 @@ def test_unpooling(remote, dtype):
         smaller, places = pool(x, 2, return_indices=True)
         both(lambda x, places, unpool=unpool: unpool(x, places, 2), remote, smaller, places)
         both(lambda x, places, unpool=unpool: unpool(x[0], places[0], 2), remote, smaller, places)
-    # Windows that overlap name a place twice: the last one stays, and all of them are the same.
+    # Overlapping windows contain an index twice. The last value stays, and all of them are equal.
     x = torch.randn(1, 2, 7, 7).to(dtype)
     smaller, places = F.max_pool2d(x, 3, stride=2, return_indices=True)
     both(lambda x, places: F.max_unpool2d(x, places, 3, stride=2), remote, smaller, places)
@@ -321,7 +322,7 @@ def test_products_of_three(remote, dtype):
 @pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
 def test_norms_of_few_rows(remote, dtype):
     x, weight, bias = (torch.randn(s).to(dtype) for s in ((3, 4), (3, 4), (3, 4)))
-    both(lambda x, w, b: F.layer_norm(x, (3, 4), w, b), remote, x, weight, bias)  # no dims are left
+    both(lambda x, w, b: F.layer_norm(x, (3, 4), w, b), remote, x, weight, bias)  # all dims are normalized
     mean, variance = torch.randn(4).to(dtype), torch.rand(4).to(dtype) + 0.5
 
     def norm(x, w, b):
@@ -353,9 +354,9 @@ def test_distances(remote, dtype):
     y[:, 0] = x[:, 0]
     for p in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")):
         both(lambda x, y, p=p: torch.cdist(x, y, p), remote, x, y)
-    both(lambda x, y: torch.cdist(x[:1], y.flip(2), 1.0), remote, x, y)  # a batch of one with one of two
+    both(lambda x, y: torch.cdist(x[:1], y.flip(2), 1.0), remote, x, y)  # broadcasts a batch of one
     far = torch.randn(30, 4).to(dtype)
-    both(lambda x: torch.cdist(x, x * 2), remote, far)  # by products
+    both(lambda x: torch.cdist(x, x * 2), remote, far)  # uses matmuls
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)
@@ -440,7 +441,7 @@ def test_copies_of_views(remote):
 
 
 def rotated(x, angles):
-    """RoPE, as some write it."""
+    """RoPE with complex numbers."""
     turns = torch.polar(torch.ones_like(angles), angles)
     pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * turns).flatten(-2)
@@ -494,9 +495,9 @@ def test_quotients_and_powers_of_complex_numbers_that_are_none(remote, dtype):
     same(numbers.to(remote) / torch.tensor(0, dtype=torch.int8, device=remote), numbers / torch.tensor(0))
     same(numbers.to(remote).reciprocal(), numbers.reciprocal())
     for power in (0, 1, 2, 3, -1, -2, 0.5, -0.5, -0.75, 0.75, 1 + 1j, -1 - 1j, 1j):
-        few = torch.tensor([0, 2, -3j, 1 - 2j], dtype=dtype)  # of others the kernel's way counts
+        few = torch.tensor([0, 2, -3j, 1 - 2j], dtype=dtype)  # other values depend on the kernel's algorithm
         same(few.to(remote) ** power, few**power)
-        bases = numbers[(numbers.real != 1e30) & (numbers.imag != 1e30)]  # whose powers are too large for some
+        bases = numbers[(numbers.real != 1e30) & (numbers.imag != 1e30)]  # powers of the others overflow in some dtypes
         powers = torch.full((len(bases),), power, dtype=dtype)
         same(bases.to(remote) ** powers.to(remote), bases**powers)
 
@@ -509,7 +510,7 @@ def test_gradients_of_windows(remote, dtype):
     both(lambda t: t.transpose(0, 2).unfold(0, 3, 1), remote, x)
     both(lambda t: t.unfold(0, 1, 1), remote, torch.randn(()).to(dtype))
     both(lambda t: t.unfold(1, 2, 1).unfold(2, 3, 1), remote, torch.randn(2, 5, 6).to(dtype))
-    window = torch.rand(5).to(dtype)  # as torch.istft adds up windows
+    window = torch.rand(5).to(dtype)  # torch.istft sums windows this way
     sums = [torch.ops.aten.unfold_backward(w.expand(1, 4, 5), [1, 11], 1, 5, 2) for w in (window.to(remote), window)]
     same(*sums)
 
@@ -520,7 +521,7 @@ def test_signs_of_bools(remote):
         same(there.sign(), here.sign())
         same(there.sgn(), here.sgn())
         same(there.clone().sign_(), here.clone().sign_())
-        same(there.abs(), here)  # CPU has none
+        same(there.abs(), here)  # CPU does not support it
         same(there.isposinf(), here.isposinf())
         same(there.isneginf(), here.isneginf())
 
@@ -536,7 +537,7 @@ def test_complex_results_of_other_dtypes(remote):
         torch.testing.assert_close(made, op(x, y, out=here), **TOLERANCE[x.dtype])
     real, into = torch.tensor([float("nan"), float("inf"), 1, 2, 3]), torch.zeros_like(x)
     made = torch.mul(real.to(remote), real.to(remote), out=into.to(remote)).cpu()
-    torch.mul(real, real, out=into)  # and not a complex product, which is nan twice
+    torch.mul(real, real, out=into)  # a real product; a complex one would give NaN in both parts
     torch.testing.assert_close(torch.view_as_real(made), torch.view_as_real(into), equal_nan=True)
     inside, outside = x.to(remote), x.clone()
     same(torch.eq(inside, y.to(remote), out=inside), torch.eq(outside, y, out=outside))
@@ -571,7 +572,7 @@ def test_losses_of_sequences(remote, dtype):
                     return F.ctc_loss(x, of, times, counts, reduction=reduction, zero_infinity=zero)
 
                 both(loss, remote, scores, of)
-    short = torch.tensor([2, 7, 4, 1])  # fewer than labels: no way
+    short = torch.tensor([2, 7, 4, 1])  # shorter than the labels, so no alignment exists
     both(lambda x, of: F.ctc_loss(x.log_softmax(2), of, short, counts, zero_infinity=True), remote, scores, labels)
     both(
         lambda x, of, t, n: F.ctc_loss(x.log_softmax(2), of, t, n, blank=4, reduction="none"),
@@ -591,7 +592,7 @@ def test_losses_of_margins(remote, dtype):
         weight = torch.rand(classes).to(dtype)
         labels = torch.stack([torch.randperm(classes) for _ in range(x.numel() // classes)]).view(shape)
         labels[..., classes // 2 :] = -1
-        labels[..., 1] = labels[..., 0]  # one that is there twice
+        labels[..., 1] = labels[..., 0]  # a duplicate label
         for reduction in ("none", "mean", "sum"):
             for p, margin, weights in ((1, 1.0, None), (2, 0.5, weight), (1, -0.25, weight)):
 
@@ -609,7 +610,7 @@ def test_losses_of_margins(remote, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_losses_of_margins_of_halves(remote, dtype):
-    """Which CPU has not: of the same numbers in float32."""
+    """CPU does not support these; the reference uses the same numbers in float32."""
     x, label = torch.randn(6, 9).to(dtype), torch.arange(6)
     labels = torch.tensor([1, 4, 7, -1, 0, 0, 0, 0, 0]).expand(6, 9)
     for loss, of in ((F.multi_margin_loss, label), (F.multilabel_margin_loss, labels)):
@@ -652,7 +653,7 @@ def test_tables_with_a_limited_norm(remote, dtype):
             torch.testing.assert_close(there.grad.cpu(), here.grad, **tolerance)
             assert torch.equal(there[29].cpu(), table[29])
     here, there = table.clone(), table.to(remote)
-    for of in (here, there):  # one that lies across, a bag, and int32
+    for of in (here, there):  # a transposed table, a bag, and int32 indices
         torch.embedding_renorm_(of.t()[:, :20], places.to(of.device, torch.int32) % 140, 1.0, 2.0)
         F.embedding_bag(places.to(of.device), of, max_norm=1.5)
     torch.testing.assert_close(there.cpu(), here, **tolerance)
@@ -669,7 +670,7 @@ def test_distances_of_a_matrix(remote, dtype):
         both(lambda x, p=p: F.pdist(x, p), remote, x)
         both(lambda x, p=p: F.pdist(x.t().contiguous(), p), remote, x)
     both(F.pdist, remote, x[:1])
-    same(F.pdist(x[:0].to(remote)), F.pdist(x[:0]))  # (CPU's gradient crashes)
+    same(F.pdist(x[:0].to(remote)), F.pdist(x[:0]))  # CPU's gradient crashes
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *WHOLE], ids=str)

@@ -1,6 +1,6 @@
-"""Collective ops between workers on GPUs by NCCL, both in software: who does them, and what happens where it is
-missing, is refused, or a rank is gone. That they give what gloo gives is tests/distributed/test_collectives.py, which
-runs on such workers, too."""
+"""Collective ops between workers on emulated GPUs with the emulated NCCL. The tests cover which ops NCCL executes, a
+missing or refusing NCCL, and a rank that is gone. tests/distributed/test_collectives.py compares the results with gloo;
+it runs on such workers, too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch_remote.device._device import _process
 
 
 def counted() -> Counter[str]:
-    """What this rank's worker has called."""
+    """The number of calls of this rank's worker, by function."""
     path = Path(os.environ["TORCH_REMOTE_TEST_CALLS"].replace("%", str(_process(0))))
     torch.remote.synchronize()
     path.unlink(missing_ok=True)
@@ -37,7 +37,7 @@ def calls() -> dict[str, int]:
 
 
 def all_ops(rank, size):
-    """Once each, f32: what NCCL does; then what it does not."""
+    """Each op once in float32: first those that NCCL executes, then the others."""
     x = torch.arange(6.0, device="remote") + rank
     dist.all_reduce(x)
     assert x.tolist() == [size * i + sum(range(size)) for i in range(6)]
@@ -60,7 +60,8 @@ def by_nccl(rank, size):
     done = calls()
     wanted = ("ncclAllReduce", "ncclReduce", "ncclBroadcast", "ncclAllGather", "ncclReduceScatter", "ncclGroupEnd")
     assert all(done.get(name) == 1 for name in wanted), done
-    # These go through the hosts: bits, minima of floats (NaNs), types that NCCL has not, messages.
+    # These go through the hosts: bitwise reductions, minima of floats (because of NaN), dtypes that NCCL lacks,
+    # messages.
     bits = torch.tensor([rank + 1], device="remote")
     dist.all_reduce(bits, dist.ReduceOp.BOR)
     low = torch.tensor([float("nan") if rank == 0 else 1.0], device="remote")
@@ -74,7 +75,7 @@ def by_nccl(rank, size):
         dist.recv(bits, 0)
     torch.remote.synchronize()
     assert calls() == done
-    moved = torch.full((2,), rank == 0, device="remote")  # what is only moved may be of any type
+    moved = torch.full((2,), rank == 0, device="remote")  # an op that only moves data supports every dtype
     dist.broadcast(moved, 0)
     assert moved.tolist() == [True, True] and calls()["ncclBroadcast"] == 2
     large = torch.full((300_000,), rank + 1, dtype=torch.int64, device="remote")
@@ -86,7 +87,7 @@ def by_nccl(rank, size):
         dist.all_reduce(seen, op)
         assert seen.tolist() == expected
     assert calls()["ncclAllReduce"] == before + 2
-    group = dist.new_group(range(2))  # a group of its own, of some of the ranks
+    group = dist.new_group(range(2))  # a new group, of some of the ranks
     if rank < 2:
         y = torch.ones(1, dtype=torch.bfloat16, device="remote")
         dist.all_reduce(y, dist.ReduceOp.AVG, group)
@@ -111,7 +112,7 @@ def a_rank_goes(rank, size):
         torch.remote.synchronize()
     text = str(raised.value)
     assert "rank 1" in text and "all_reduce (number 2)" in text, text
-    assert (torch.ones(3, device="remote") * 2).tolist() == [2.0] * 3  # the device is as good as ever
+    assert (torch.ones(3, device="remote") * 2).tolist() == [2.0] * 3  # the device still works
     os._exit(0)
 
 

@@ -1,5 +1,5 @@
-"""torch's own samples of its ops on a GPU in software: each op does or refuses what gpu_ops.json says, and nothing is
-wrong."""
+"""torch's own samples of its ops on an emulated GPU: each op is executed or refused as gpu_ops.json states, without
+errors."""
 
 import os
 import warnings

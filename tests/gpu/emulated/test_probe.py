@@ -1,4 +1,4 @@
-"""`torch-remote-worker --probe`, and what `torch-remote doctor` makes of it."""
+"""`torch-remote-worker --probe`, and the diagnosis of `torch-remote doctor`."""
 
 import json
 import os

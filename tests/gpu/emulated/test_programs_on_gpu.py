@@ -1,4 +1,4 @@
-"""Random programs on a worker whose GPU is one in software, against CPU.
+"""Random programs on a worker with an emulated GPU, compared with CPU.
 
 `gpu_programs.py --count 10000` is a longer run.
 """
@@ -13,11 +13,11 @@ SEED = os.environ.get("TORCH_REMOTE_TEST_SEED")
 FIRST = int(SEED) if SEED else commit_number() * 1000
 PROGRAMS = 160
 GROUP = 20
-LEAST_STEPS = 300  # of a group, that were compared
-# Steps of a group (some 590) that may be left out. Of the 88,001 steps of 3,000 programs the worker refused 7, and 28
-# of complex numbers; of 163 the result was the CPU's own.
+LEAST_STEPS = 300  # minimum number of compared steps per group
+# Maximum number of steps per group (of some 590) that may be left out. In 3,000 programs with 88,001 steps, the worker
+# refused 7 steps, and 28 with complex numbers. The result of 163 was specific to CPU.
 MOST_REFUSED, MOST_COMPLEX, MOST_OWN = 2, 8, 15
-MOST_ROUNDED = 4  # programs of a group: 13 of 3,000
+MOST_ROUNDED = 4  # programs per group; 13 of 3,000 in total
 
 
 @pytest.mark.parametrize("first", range(FIRST, FIRST + PROGRAMS, GROUP))

@@ -1,5 +1,5 @@
-"""Recurrent layers, with gradients, on a GPU in software, against CPU: by cuDNN and, f64 and where there is none, by
-kernels of the worker's own."""
+"""Recurrent layers with gradients on an emulated GPU, compared with CPU. cuDNN executes them; hand-written kernels do
+so for float64 and without cuDNN."""
 
 import os
 
@@ -117,7 +117,8 @@ def test_a_model_learns(remote):
     assert got[-1] < got[0]
 
 
-# Who does it: cuDNN all but f64, forward once, and backward once more before the gradients.
+# cuDNN executes every dtype except float64: once in the forward pass, and once more before the gradients in the
+# backward pass.
 @pytest.mark.parametrize(("dtype", "calls"), [(torch.float32, 1), (torch.bfloat16, 1), (torch.float64, 0)], ids=str)
 def test_who_does_it(remote, dtype, calls):
     before = counted()

@@ -1,5 +1,6 @@
-"""Reductions, softmax along any dim and elementwise forms that compiled kernels have no code for, on a GPU in software,
-against CPU: all dtypes, layouts, sizes 0 and 1, sizes that change, what a tensor's own bytes are written to."""
+"""Reductions, softmax along any dim, and elementwise ops that compiled kernels do not support, on an emulated GPU,
+compared with CPU. The tests cover all dtypes, layouts, sizes 0 and 1, changing sizes, and writes to an operand's own
+memory."""
 
 import math
 import os
@@ -12,23 +13,23 @@ from commit import commit_number
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
-if os.environ.get("TORCH_REMOTE_TEST_CHECKED") == "1":  # each access is looked at: one dtype of each size
+if os.environ.get("TORCH_REMOTE_TEST_CHECKED") == "1":  # every access is examined, so one dtype of each size must do
     FLOATS, WHOLE = [torch.float32, torch.bfloat16], [torch.int64, torch.uint8]
 ALL = [*FLOATS, *WHOLE, torch.bool]
 HALVES = (torch.bfloat16, torch.float16)
-# The large tables: a part that is another one for each commit and dtype; TORCH_REMOTE_TEST_ALL=1: all of them.
+# Each commit and dtype runs a different part of the large tables; TORCH_REMOTE_TEST_ALL=1 runs all of them.
 PARTS = 1 if os.environ.get("TORCH_REMOTE_TEST_ALL") == "1" else 7
 TURN = commit_number()
 
 
 def part_of(cases, dtype):
-    """Cases with their numbers among all."""
+    """Cases with their indices in the whole list."""
     turn = TURN + ALL.index(dtype)
     return [(i, case) for i, case in enumerate(cases) if (i + turn) % PARTS == 0]
 
 
 def made(shape, dtype):
-    """Few different values, so that there are equal ones."""
+    """Few distinct values, so that some are equal."""
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, dtype=torch.bool)
     if dtype.is_floating_point:
@@ -37,7 +38,7 @@ def made(shape, dtype):
 
 
 def special(x):
-    """With what floats have beside numbers."""
+    """Adds the special values of floats."""
     x = x.clone(memory_format=torch.contiguous_format)
     if x.is_floating_point() and x.numel() > 4:
         for i, value in enumerate((math.nan, math.inf, -math.inf, -0.0)):
@@ -61,7 +62,7 @@ def same(there, expected):
 
 
 def layouts(dtype, values=made):
-    """Tensors with their odd layouts: as they are, across, parts, of size 0 and 1."""
+    """Tensors and views of them with unusual layouts: unchanged, transposed, slices, with size 0 and 1."""
     x = values((3, 4, 5), dtype)
     return [
         (x, lambda t: t),
@@ -81,7 +82,7 @@ REDUCTIONS = {
     "amin": lambda t, d, k: t.amin(d, keepdim=k),
     "var": lambda t, d, k: t.var(d, keepdim=k),
     "std_of_all": lambda t, d, k: t.std(d, correction=0, keepdim=k),
-    # (The mean of infinities is NaN or not, by their order.)
+    # The mean of infinities may be NaN, depending on their order.
     "var_mean": lambda t, d, k: torch.var_mean(t.nan_to_num(posinf=1, neginf=1), d, keepdim=k),
     "norm": lambda t, d, k: torch.linalg.vector_norm(t, 2, d, k),
     "norm_1": lambda t, d, k: torch.linalg.vector_norm(t, 1, d, k),
@@ -107,7 +108,7 @@ ONE_DIM = {
 
 
 def attempt(function, *args):
-    """What it makes; None if torch refuses it."""
+    """The result; None if torch refuses the call."""
     try:
         return function(*args)
     except (RuntimeError, IndexError, TypeError):
@@ -172,7 +173,7 @@ def test_results_in_other_dtypes(remote):
 def test_long_rows_are_cut(remote):
     x = torch.randint(-3, 4, (2, 70_001)).float()
     x[1, 66_000] = 9
-    there = x.to(remote).t().contiguous().t()  # across
+    there = x.to(remote).t().contiguous().t()  # transposed
     for function in (
         lambda t: t.sum(1),
         lambda t: t.mean(1),
@@ -456,7 +457,7 @@ def test_division_by_zero_is_told(remote):
     torch.remote.synchronize()
 
 
-# -- numbers of the host, and what is made of nothing -----------------------------------------------------------------
+# -- numbers of the host, and results without elements -----------------------------------------------------------------
 
 
 def test_equal(remote):
@@ -493,7 +494,7 @@ def test_diagonals_and_triangles(remote):
                 same(function(rows, columns, offset, device=remote), function(rows, columns, offset))
 
 
-# -- what nobody does -------------------------------------------------------------------------------------------------
+# -- refused ops -------------------------------------------------------------------------------------------------------
 
 
 def test_a_refused_op_fails_alone(remote):
@@ -512,7 +513,7 @@ def test_a_refused_op_fails_alone(remote):
 
 
 def test_asserts_tell_later(remote):
-    """With the words that they are given, as on the CPU; the session lives on."""
+    """The error has the given text, as on the CPU, and the session continues."""
     for good in (torch.tensor(True), torch.tensor([2]), torch.tensor([[-0.5]]), torch.tensor(1j)):
         torch._assert_async(good.to(remote), "is not told")
     torch.remote.synchronize()

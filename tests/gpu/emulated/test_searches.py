@@ -1,5 +1,5 @@
-"""Searches, counts, medians, draws by weight and special functions on a GPU in software, against CPU: dtypes, layouts,
-sizes 0 and 1, sizes that change, failures that only data tell."""
+"""Searches, counts, medians, weighted sampling and special functions on an emulated GPU, compared with CPU. The tests
+cover dtypes, layouts, sizes 0 and 1, changing sizes, and data-dependent errors."""
 
 import math
 import os
@@ -10,7 +10,7 @@ import torch
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 CHECKED = os.environ.get("TORCH_REMOTE_TEST_CHECKED") == "1"
-if CHECKED:  # each access is looked at: one dtype of each kind
+if CHECKED:  # every access is examined, so one dtype of each kind must do
     FLOATS, WHOLE = [torch.bfloat16], [torch.int64]
 ALL = [*FLOATS, *WHOLE]
 
@@ -90,7 +90,7 @@ def test_medians_and_modes(remote, dtype):
                 same(values, expected)
                 found = here.gather(dim, (places if keep else places.unsqueeze(dim)).cpu())
                 same(found if keep else found.squeeze(dim), expected.contiguous())
-        if dtype.is_floating_point:  # with NaN, CPU's depends on the order
+        if dtype.is_floating_point:  # with NaN, CPU's result depends on the order
             there, here = there.nan_to_num(), here.nan_to_num()
         for dim, keep in ((0, True), (1, False), (-1, False)):
             values, places = torch.mode(there, dim, keep)
@@ -147,7 +147,7 @@ def test_draws_by_weight(remote, dtype):
     torch.manual_seed(3)
     same(torch.multinomial(weights, 4000, replacement=True), drawn.cpu())
     assert not torch.equal(torch.multinomial(weights, 4000, replacement=True).cpu(), drawn.cpu())
-    # Without replacement: each at most once, and the first one as if alone.
+    # Without replacement, each is drawn at most once, and the first one is distributed as if drawn alone.
     many = torch.tensor([1.0, 3.0]).to(dtype).to(remote).expand(400, 2)
     both = torch.multinomial(many, 2).cpu()
     assert (both.sort(1).values == torch.arange(2)).all()
@@ -215,7 +215,7 @@ def test_functions_of_statistics(remote, dtype):
         (torch.special.log_ndtr, wide),
         (torch.special.ndtri, inside),
         (lambda x: torch.polygamma(0, x.abs()), wide),
-        (lambda x: torch.polygamma(1, x.abs()).float(), wide),  # CPU's series is short
+        (lambda x: torch.polygamma(1, x.abs()).float(), wide),  # CPU's series has too few terms
         (lambda x: torch.polygamma(1, x), torch.tensor([-1, -2.0, -7, -1.25])),  # poles
         (lambda x: torch.polygamma(2, x), wide),
         (lambda x: torch.polygamma(3, x), wide),
@@ -230,7 +230,7 @@ def test_functions_of_statistics(remote, dtype):
     made = []
     for device in (remote, "cpu"):
         x = torch.linspace(0.3, 9, 20, device=device, requires_grad=True)
-        torch.distributions.Gamma(x, x + 1).entropy().sum().backward()  # of digamma's slope
+        torch.distributions.Gamma(x, x + 1).entropy().sum().backward()  # uses the derivative of digamma
         made.append(x.grad.cpu())
     torch.testing.assert_close(*made)
 
@@ -268,7 +268,7 @@ def test_repeats_by_a_tensor(remote, dtype):
     same(grads[1], grads[0], rtol=1e-6, atol=1e-6)
     negative, another = "repeats can not be negative", "allocated size does not match required size"
     for bad, size, text in (([1, -2, 3], None, negative), ([1, -2, 3], 2, negative), ([1, 2], 4, another)):
-        given = torch.tensor(bad, dtype=dtype, device=remote)  # (CPU writes beyond its memory where there is a size)
+        given = torch.tensor(bad, dtype=dtype, device=remote)  # if a size is given, CPU writes out of bounds
         with pytest.raises(RuntimeError, match=text):
             torch.repeat_interleave(given, output_size=size).cpu()
 
@@ -283,7 +283,7 @@ def test_a_known_number_of_places(remote, dtype):
 
 
 def test_bins_of_large_integers(remote):
-    """Bins that numbers of floats would mix up."""
+    """Float arithmetic would confuse these bins."""
     x = torch.tensor([2**62, 2**62 + 1, 2**62 + 2, 2**62 + 3, 2**62 + 4, -(2**62), 5]).to(remote)
     assert torch.histc(x, 4, 2**62, 2**62 + 4).tolist() == [1, 1, 1, 2]
     assert torch.histc(x, 2, -(2**62), 2**62 + 4).tolist() == [1, 6]

@@ -1,4 +1,4 @@
-"""One worker with two GPUs (in software): sessions are spread over them, and each has its own."""
+"""One worker with two emulated GPUs: sessions are distributed over them, and each session uses one."""
 
 import os
 import re
@@ -34,7 +34,7 @@ print([torch.remote.get_device_properties(i).name for i in range(count)])
 """
 
 
-# Copies between two devices: their bytes, their order, those that fail; and which way they went.
+# Copies between two devices: their bytes, their order, failed copies, and the route that they took.
 COPIES = """
 import torch, torch_remote
 torch.manual_seed(0)
@@ -105,7 +105,7 @@ def test_sessions_are_spread_over_the_gpus(tmp_path, scheme):
     with serving(url, "cuda:0,cuda:1") as address:
         assert client(address, address) == [0, 1]
         deadline = time.monotonic() + 20
-        while (used := client(address, address, address)) != [0, 1, 0]:  # once the first ones have ended
+        while (used := client(address, address, address)) != [0, 1, 0]:  # waits until the first sessions have ended
             assert time.monotonic() < deadline, used
 
 

@@ -1,4 +1,4 @@
-"""Ops that have kernels written by hand, on a GPU in software, against CPU: all dtypes, edge sizes, views, errors."""
+"""Ops with hand-written kernels on an emulated GPU, compared with CPU: all dtypes, edge sizes, views, errors."""
 
 import os
 import sys
@@ -13,14 +13,14 @@ from python_processes import run_python
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
-if os.environ.get("TORCH_REMOTE_TEST_CHECKED") == "1":  # each access is looked at: one dtype of each size
+if os.environ.get("TORCH_REMOTE_TEST_CHECKED") == "1":  # every access is examined, so one dtype of each size must do
     FLOATS, WHOLE = [torch.float32, torch.bfloat16], [torch.int64, torch.uint8]
 ALL = [*FLOATS, *WHOLE, torch.bool]
 SHAPES = [(), (1,), (7,), (0,), (3, 5), (2, 0, 3), (4, 1, 6), (2, 3, 40)]
 
 
 def made(shape, dtype):
-    """Few different values, so that there are equal ones."""
+    """Few distinct values, so that some are equal."""
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, dtype=torch.bool)
     if dtype.is_floating_point:
@@ -29,7 +29,7 @@ def made(shape, dtype):
 
 
 def special(x):
-    """With what floats have beside numbers."""
+    """Adds the special values of floats."""
     x = x.clone()
     if x.is_floating_point() and x.numel() > 4:
         x.view(-1)[1] = float("nan")
@@ -50,7 +50,7 @@ def equal(there, expected):
     same(there, expected, rtol=0, atol=0)
 
 
-# -- random numbers: those of a worker on the CPU
+# -- random numbers: equal to those of a worker on the CPU
 
 
 def draws(device):
@@ -108,7 +108,7 @@ def test_random_numbers_depend_on_the_seed_alone(remote):
     equal(torch.rand(1000, device=remote), x.cpu())
     assert not torch.equal(x.cpu(), y.cpu())
     torch.manual_seed(6)
-    for _ in range(4):  # the same program, captured as a graph, with other seeds
+    for _ in range(4):  # the same program, captured as a graph, with different seeds
         z = torch.rand(1000, device=remote) + 0
         assert not torch.equal(z.cpu(), y.cpu())
         y = z
@@ -188,7 +188,7 @@ def test_sort_of_views_and_of_long_rows(remote):
         equal(made_there, expected)
 
 
-# -- where indices say
+# -- reads and writes at indices
 
 
 @pytest.mark.parametrize("dtype", ALL, ids=str)
@@ -325,7 +325,7 @@ def test_cross_entropy_and_embeddings(remote):
     same(grads[1], grads[0])
 
 
-# -- sizes that data tell
+# -- data-dependent sizes
 
 
 @pytest.mark.parametrize("dtype", ALL, ids=str)
@@ -419,7 +419,7 @@ def test_complex_elements_are_moved_or_refused(remote, dtype):
 
 
 def parts_of_numbers(dtype):
-    """Complex numbers of all sizes, and zero."""
+    """Complex numbers of all magnitudes, and zero."""
     torch.manual_seed(5)
     x = torch.randn(3, 4, 5, dtype=dtype) * torch.tensor([1e-6, 0.3, 1, 3, 9])
     x[0, 0, :3] = torch.tensor([0, 1, -2j], dtype=dtype)
@@ -477,7 +477,7 @@ def test_inverse_functions_of_complex_numbers(remote, dtype):
     parts = torch.tensor([0.0, -0.0, 1e-9, -3e-4, 0.7, 1.0, -1.0, 1 + 1e-6, -2.5, 40.0, 1e6, -1e19, inf, -inf, nan])
     x = torch.complex(*torch.meshgrid(parts.double(), parts.double(), indexing="ij")).to(dtype)
     wide = x.to(torch.complex128).numpy()
-    with numpy.errstate(all="ignore"):  # numpy's are the C library's
+    with numpy.errstate(all="ignore"):  # numpy uses the C library's functions
         for name in ("asin", "acos", "atan", "asinh", "acosh", "atanh"):
             right = torch.from_numpy(getattr(numpy, "arc" + name[1:])(wide))
             got = getattr(torch, name)(x.to(remote)).cpu().to(torch.complex128)
@@ -601,7 +601,7 @@ def test_parts_of_memory_that_are_replaced(remote):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("shape", [(5, 1, 1, 1), (3, 5, 1), (2, 7, 4, 3)], ids=str)
 def test_group_norm_of_channels(remote, shape, dtype):
-    """A group has one channel, and that has one element or lies between others."""
+    """A group has one channel, which has a single element or is interleaved with others."""
     x, weight, bias = (torch.randn(sizes).to(dtype) for sizes in (shape, shape[1:2], shape[1:2]))
     if len(shape) == 4:
         x = x.to(memory_format=torch.channels_last)
@@ -610,7 +610,7 @@ def test_group_norm_of_channels(remote, shape, dtype):
         moved = [w if w is None else w.to(remote) for w in weights]
         there, here = F.group_norm(x.to(remote), shape[1], *moved), F.group_norm(x, shape[1], *weights)
         assert there.stride() == here.stride()
-        # A norm of one element is 0, but for what the CPU's float32 rounds.
+        # The norm of a single element is 0, except for the CPU's float32 rounding.
         exact = F.group_norm(x.double(), shape[1], *[w if w is None else w.double() for w in weights])
         same(there, exact.to(dtype), **near)
 
@@ -686,7 +686,7 @@ def test_attention_and_its_gradient(remote, dtype):
 
 
 def test_attention_of_a_decoder(remote):
-    """One query, and a cache that grows: the keys are cut into pieces."""
+    """One query with a growing cache: the keys are split into pieces."""
     k, v = torch.randn(1, 2, 700, 64), torch.randn(1, 2, 700, 64)
     there_k, there_v = k.to(remote), v.to(remote)
     for length in (1, 2, 127, 256, 257, 700):
@@ -761,7 +761,7 @@ def test_numbers_that_a_dtype_does_not_hold_are_torchs_error(remote, name):
 
 
 def test_numbers_of_half_types_that_a_float_holds(remote):
-    """Torch's kernels for CUDA compute in float, and refuse what that does not hold; those for CPU refuse more."""
+    """torch's CUDA kernels compute in float, and refuse numbers that float cannot hold; CPU kernels refuse more."""
     x = torch.arange(6).to(torch.float16).to(remote)
     equal(x.clamp(-1e5, 1e5), x.cpu())
     with pytest.raises(RuntimeError, match="value cannot be converted to type float without overflow"):

@@ -1,5 +1,5 @@
-"""Small models of many architectures (tests/models) on a GPU in software, by kernels and libraries alone: two training
-steps and inference give CPU's losses, and nothing is refused."""
+"""Small models of many architectures (tests/models) on an emulated GPU, executed only by kernels and libraries. Two
+training steps and inference give CPU's losses, and no op is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 NAMES = ("llama", "gpt2", "bert", "t5", "mixtral", "mamba", "vit", "resnet50", "unet", "lstm", "dlrm")
 GENERATES = ("llama", "gpt2", "t5", "mamba")
-# Batch norm of a few points makes of a rounding another loss: larger images.
+# Batch norm over few points amplifies rounding, so these get larger images.
 BATCHES = {"resnet50": (3, 24)}
 BATCH = (2, 6)
 

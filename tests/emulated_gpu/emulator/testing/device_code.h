@@ -1,6 +1,6 @@
 #pragma once
 
-// What kernels need of CUDA C++, without CUDA's headers; for clang.
+// The part of CUDA C++ that kernels need, without CUDA's headers; for clang.
 
 #define __global__ __attribute__((global))
 #define __device__ __attribute__((device))
@@ -10,7 +10,7 @@
 
 #define KERNEL extern "C" __global__ void
 
-// Places of a thread along x, y.
+// Indices of a thread along x and y.
 #define TID __nvvm_read_ptx_sreg_tid_x()
 #define TID_Y __nvvm_read_ptx_sreg_tid_y()
 #define BLOCK __nvvm_read_ptx_sreg_ctaid_x()

@@ -12,16 +12,16 @@ namespace llvm {
 class Module;
 }  // namespace llvm
 
-// What tests of kernels on the emulated GPU need.
+// Helpers for tests of kernels on the emulated GPU.
 namespace torch_remote::codegen::emulator::testing {
 
-// LLVM's O3 for NVPTX (sm_80): what code generation gets.
+// Runs LLVM's O3 for NVPTX (sm_80), which produces the input of code generation.
 Status optimize_for_nvptx(llvm::Module& module);
 
-// A file of bitcode or IR, made for NVPTX by a front end; optimized unless told otherwise. Any error ends the test
+// Loads a file of bitcode or IR that a front end made for NVPTX. It is optimized by default. Any error ends the test
 // program.
 std::unique_ptr<Module> load_file(Device& device, const std::string& path, bool optimize = true);
-// A text of IR.
+// Loads IR from text.
 std::unique_ptr<Module> load_text(Device& device, const std::string& ir, bool optimize = true);
 std::string read_file(const std::string& path);
 
@@ -34,7 +34,7 @@ inline void must(const Status& status) {
 template <typename T>
 class Buffer {
  public:
-  // Uninitialised.
+  // Uninitialized memory.
   Buffer(Device& device, size_t count, const std::string& name) : device_(device), count_(count) {
     must(device.memory().allocate(count * sizeof(T), &address_, name));
   }
@@ -53,7 +53,7 @@ class Buffer {
     must(device_.memory().read(values.data(), address_, count_ * sizeof(T)));
     return values;
   }
-  // For a launch's arguments: points to the address.
+  // A pointer to the address, for the arguments of a launch.
   void* argument() { return static_cast<void*>(&address_); }
 
  private:

@@ -1,4 +1,4 @@
-// Kernels that are right, each with something of what kernels do.
+// Correct kernels, each with a typical feature.
 
 #include "tests/emulated_gpu/emulator/testing/device_code.h"
 
@@ -23,14 +23,14 @@ __device__ float over_warp(float value) {
   return value;
 }
 
-// All threads get it. The block has whole warps.
+// All threads get the result. The block must consist of full warps.
 template <typename Op>
 __device__ float over_block(float value, float* scratch) {
   value = over_warp<Op>(value);
   if (TID % 32 == 0) scratch[TID / 32] = value;
   __syncthreads();
   value = TID % 32 < THREADS / 32 ? scratch[TID % 32] : Op::kNeutral;
-  __syncthreads();  // the scratch is used again
+  __syncthreads();  // the scratch memory is reused
   return over_warp<Op>(value);
 }
 
@@ -65,7 +65,7 @@ KERNEL reduce(const float* x, float* out, int n) {
   if (TID == 0) __nvvm_atom_add_gen_f(out, sum);
 }
 
-// A block for each row.
+// One block per row.
 KERNEL __launch_bounds__(256) softmax(const float* x, float* out, int columns) {
   __shared__ float scratch[32];
   x += static_cast<long>(BLOCK) * columns;
@@ -78,7 +78,7 @@ KERNEL __launch_bounds__(256) softmax(const float* x, float* out, int columns) {
   for (int i = TID; i < columns; i += THREADS) out[i] = exp_approximately(x[i] - m) / s;
 }
 
-// A loop of another length in each lane; then shuffles and a vote, without a barrier.
+// Each lane has a loop of a different length. Then there are shuffles and a vote, without a barrier.
 KERNEL collatz(const int* x, int* out, int n) {
   const int i = BLOCK * THREADS + TID;
   int v = i < n ? x[i] : 1, steps = 0;
@@ -91,7 +91,7 @@ KERNEL collatz(const int* x, int* out, int n) {
   if (i < n) out[i] = steps * 64 + __builtin_popcount(odd);
 }
 
-// Reversed within a block, through as much shared memory as the launch has.
+// Reverses each block through dynamic shared memory.
 KERNEL reverse(const int* x, int* out) {
   extern __shared__ int line[];
   __shared__ int fixed;
@@ -119,7 +119,7 @@ KERNEL transpose(const float* x, float* out, int rows, int columns) {
   if (row < rows && column < columns) out[column * rows + row] = tile[TID][TID_Y];
 }
 
-// Rounded to f16 and bf16, and what these are.
+// Rounds to float16 and bfloat16, and converts back.
 KERNEL halves(const float* x, unsigned short* f16, unsigned short* bf16, float* back, int n) {
   const int i = BLOCK * THREADS + TID;
   if (i >= n) return;
@@ -131,12 +131,12 @@ KERNEL halves(const float* x, unsigned short* f16, unsigned short* bf16, float* 
   back[2 * i + 1] = static_cast<float>(b);
 }
 
-// What lanes know of each other. 64 threads; five numbers for each.
+// Shuffles, votes, match and redux. 64 threads; five results per thread.
 KERNEL lanes(const int* x, int* out) {
   const uint lane = TID % 32;
   const int value = x[TID];
   int* mine = out + 5 * TID;
-  mine[0] = __nvvm_shfl_sync_idx_i32(kAll, value, (lane + 3) % 8, 0x181F);  // of eight lanes each
+  mine[0] = __nvvm_shfl_sync_idx_i32(kAll, value, (lane + 3) % 8, 0x181F);  // in segments of eight lanes
   mine[1] = __nvvm_shfl_sync_down_i32(kAll, value, 5, 31);
   mine[2] = static_cast<int>(__nvvm_match_any_sync_i32(kAll, value % 4));
   mine[3] = __nvvm_redux_sync_add(value, kAll);
@@ -160,7 +160,7 @@ KERNEL atomics(int* out) {
   (void)out;
 }
 
-// The block that is done last adds up what all of them found.
+// The block that finishes last adds the results of all blocks.
 KERNEL last_block(const int* x, int* partial, int* out) {
   __shared__ bool last;
   partial[BLOCK * THREADS + TID] = x[BLOCK * THREADS + TID] * 2;
@@ -175,7 +175,7 @@ KERNEL last_block(const int* x, int* partial, int* out) {
   out[TID] = sum;
 }
 
-// The first thread waits for one of another warp, without a barrier.
+// The first thread waits for a thread of another warp, without a barrier.
 KERNEL handshake(volatile int* flag, int* out) {
   if (TID == 0) {
     while (*flag == 0) __nvvm_nanosleep(100);
@@ -192,7 +192,7 @@ KERNEL barriers(int rounds) {
   for (int i = 0; i < rounds; ++i) __syncthreads();
 }
 
-// How many threads of the block have a number that is odd; whether all, or some, have.
+// How many threads of the block have an odd number, and whether all or any have.
 KERNEL counting_barrier(const int* x, int* out) {
   const int odd = x[TID] % 2;
   const int count = __nvvm_bar0_popc(odd), all = __nvvm_bar0_and(odd), some = __nvvm_bar0_or(odd);

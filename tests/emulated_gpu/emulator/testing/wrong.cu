@@ -1,5 +1,5 @@
-// Kernels that are wrong on purpose, and the right version of each. In the wrong one the line with the comment "found:"
-// is what a finding names.
+// Kernels that are wrong on purpose, and the right version of each. In the wrong version, findings name the line with
+// the comment "found:".
 
 #include "tests/emulated_gpu/emulator/testing/device_code.h"
 
@@ -100,7 +100,7 @@ __device__ void alignment(const float* x, float* out) {
 }
 BOTH(alignment, (const float* x, float* out), (x, out))
 
-// Waits for what the next block does: nobody says that it runs at the same time.
+// Waits for a write of the next block, although blocks need not run at the same time.
 template <bool kRight>
 __device__ void endless(volatile int* flags) {
   if (TID != 0) return;
@@ -118,7 +118,7 @@ __device__ void local_bounds(float* out, int shift) {
 }
 BOTH(local_bounds, (float* out, int shift), (out, shift))
 
-// Who reads what other blocks wrote must know that it is there: a fence before the counter, and one behind it.
+// A thread that reads results of other blocks needs a fence before the counter, and one after it.
 template <bool kRight>
 __device__ void no_fence(float* partial, uint* counter, float* out) {
   __shared__ bool last;
@@ -135,7 +135,7 @@ __device__ void no_fence(float* partial, uint* counter, float* out) {
 }
 BOTH(no_fence, (float* partial, uint* counter, float* out), (partial, counter, out))
 
-// The upper half of the second warp is gone when the lower one asks for its numbers.
+// The upper half of the second warp has exited when the lower half shuffles with it.
 template <bool kRight>
 __device__ void gone_lane(float* out) {
   if (TID >= 48) return;
@@ -156,7 +156,7 @@ __device__ void wrong_mask(float* out) {
 }
 BOTH(wrong_mask, (float* out), (out))
 
-// Reads a result of the launch that nobody computed.
+// Reads a result of the launch that was never written.
 template <bool kRight>
 __device__ void unwritten(float* out) {
   if (kRight || TID != 5) out[BLOCK * THREADS + TID] = 1;
@@ -172,7 +172,7 @@ __device__ void stops(float* out) {
 }
 BOTH(stops, (float* out), (out))
 
-// A shuffle makes lanes meet, and promises nothing about memory.
+// A shuffle synchronizes lanes, but does not order memory accesses.
 template <bool kRight>
 __device__ void shuffle_race(float* x, float* out) {
   float v = x[BLOCK];
