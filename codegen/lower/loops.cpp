@@ -6,12 +6,11 @@ namespace torch_remote::codegen {
 
 Status take_in_loops(Launch* launch) {
   Kernel& kernel = launch->kernel;
-  const bool reduces_rows = std::ranges::any_of(kernel.values, [](const Value& value) {
-    return value.kind == Kind::kReduce && value.over == Over::kRows;
-  });
-  const auto taken = reduces_rows ? 0u
-                                  : std::min(static_cast<uint32_t>(launch->outer.size()),
-                                             kMaxRows - std::min(kernel.rows, kMaxRows));
+  const bool reduces_rows = std::ranges::any_of(
+      kernel.values, [](const Value& value) { return value.kind == Kind::kReduce && value.over == Over::kRows; });
+  const auto taken =
+      reduces_rows ? 0u
+                   : std::min(static_cast<uint32_t>(launch->outer.size()), kMaxRows - std::min(kernel.rows, kMaxRows));
   const size_t left = launch->outer.size() - taken;
   for (size_t i = 0; i < kernel.operands.size(); ++i) {
     Operand& operand = kernel.operands[i];

@@ -6,7 +6,7 @@ namespace torch_remote::codegen {
 namespace {
 
 Launch launch_of(const char* text, std::vector<int64_t> sizes, std::vector<int64_t> outer,
-                          std::vector<Binding> operands) {
+                 std::vector<Binding> operands) {
   Launch launch;
   const Status status = parse_kernel(text, &launch.kernel);
   EXPECT_TRUE(status.ok()) << status.message();
@@ -29,9 +29,9 @@ constexpr const char* kIndices = R"(kernel(i0 | j0) {
 // Two loops around the kernel. The first operand does not depend on one of them, and would be packed.
 TEST(TakeInLoops, MakesThemDimsOfTheKernel) {
   Launch launch = launch_of(kIndices, {5, 6}, {3, 4},
-                                     {{.strides = {1, 5}, .outer = {0, 30}, .packed = true},
-                                      {.strides = {1, 0}, .outer = {20, 5}},
-                                      {.strides = {6, 1}, .outer = {120, 30}}});
+                            {{.strides = {1, 5}, .outer = {0, 30}, .packed = true},
+                             {.strides = {1, 0}, .outer = {20, 5}},
+                             {.strides = {6, 1}, .outer = {120, 30}}});
   ASSERT_TRUE(take_in_loops(&launch).ok());
   EXPECT_TRUE(launch.outer.empty());
   EXPECT_EQ(launch.sizes, (std::vector<int64_t>{3, 4, 5, 6}));
@@ -55,7 +55,7 @@ TEST(TakeInLoops, LeavesThoseThatAKernelHasNoRoomFor) {
   %0: f32 = load a0
   store a0, %0
 })",
-                                     {1, 1}, {2, 3, 4, 5, 6, 7}, {{.strides = {1, 1}, .outer = {6, 5, 4, 3, 2, 1}}});
+                            {1, 1}, {2, 3, 4, 5, 6, 7}, {{.strides = {1, 1}, .outer = {6, 5, 4, 3, 2, 1}}});
   ASSERT_TRUE(take_in_loops(&launch).ok());
   EXPECT_EQ(launch.kernel.rows, kMaxRows);
   EXPECT_EQ(launch.outer, std::vector<int64_t>{2});
@@ -65,15 +65,14 @@ TEST(TakeInLoops, LeavesThoseThatAKernelHasNoRoomFor) {
 
 // Each iteration of the outer loops reduces its own rows.
 TEST(TakeInLoops, LeavesThoseAroundASumOverRows) {
-  Launch launch =
-      launch_of(R"(kernel(i0 | j0) {
+  Launch launch = launch_of(R"(kernel(i0 | j0) {
   a0: f32[i0, j0]
   a1: f32[j0]
   %0: f32 = load a0
   %1: f32 = rows sum %0
   store a1, %1
 })",
-                {5, 6}, {3}, {{.strides = {6, 1}, .outer = {30}}, {.strides = {0, 1}, .outer = {6}}});
+                            {5, 6}, {3}, {{.strides = {6, 1}, .outer = {30}}, {.strides = {0, 1}, .outer = {6}}});
   const Kernel before = launch.kernel;
   ASSERT_TRUE(take_in_loops(&launch).ok());
   EXPECT_EQ(launch.kernel, before);

@@ -17,7 +17,9 @@ from pathlib import Path
 
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "ir/ops/README.md", "tests/README.md",
          "tests/ops/README.md", "docs")  # fmt: skip
-REDIRECT = '<!doctype html><meta http-equiv="refresh" content="0; url=docs/index.html"><a href="docs/index.html">docs</a>\n'
+REDIRECT = (
+    '<!doctype html><meta http-equiv="refresh" content="0; url=docs/index.html"><a href="docs/index.html">docs</a>\n'
+)
 
 
 def stage(source: Path, pages: Path) -> None:

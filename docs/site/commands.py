@@ -1,7 +1,7 @@
 """Writes docs/reference/commands.md: the commands and their options, as `--help` prints them.
 
-    ./bazelw run //docs/site:commands             writes the page
-    ./bazelw run //docs/site:commands -- --check  fails if it is not what this would write
+./bazelw run //docs/site:commands             writes the page
+./bazelw run //docs/site:commands -- --check  fails if it is not what this would write
 """
 
 from __future__ import annotations

@@ -215,7 +215,11 @@ def components(page: str) -> str:
             for i, (name, note) in enumerate(rows):
                 at = x + 10 + (i // down) * each / column
                 row = y + TITLE + ROW * (i % down) + 12
-                short = name.removeprefix("worker/targets/").replace("worker/targets", "targets") if lane == "targets" else name
+                short = (
+                    name.removeprefix("worker/targets/").replace("worker/targets", "targets")
+                    if lane == "targets"
+                    else name
+                )
                 drawing.text(at, row, short, 12, note=note)
             x += each + GAP
         middle.append((y, y + height))

@@ -98,7 +98,9 @@ def main() -> int:
         page = path.read_text(encoding="utf-8")  # read again, because the file may have changed meanwhile
         path.write_text(replaced(page, table.name, body), encoding="utf-8")
     readme = root / "README.md"
-    readme.write_text(with_quotes(readme.read_text(encoding="utf-8"), path.read_text(encoding="utf-8")), encoding="utf-8")
+    readme.write_text(
+        with_quotes(readme.read_text(encoding="utf-8"), path.read_text(encoding="utf-8")), encoding="utf-8"
+    )
     return 0
 
 

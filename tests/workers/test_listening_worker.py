@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -248,3 +249,44 @@ def test_help_has_examples_that_are_its_options(remote):
 def test_wrong_calls_say_what_is_right(remote, arguments, variables, message):
     result = run(*arguments, **variables)
     assert result.returncode != 0 and message in result.stdout + result.stderr, result
+
+
+REFERENCE = """
+    import torch, torch_remote
+    from torch import nn
+
+    def train(device):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 4)).to(device)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+        x, labels = torch.randn(8, 16).to(device), torch.arange(8).remainder(4).to(device)
+        losses = []
+        for _ in range(4):
+            loss = nn.functional.cross_entropy(net(x), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    expected = train("cpu")
+    with torch.remote.profile() as profile:
+        losses = train("remote")
+    assert torch.allclose(torch.tensor(losses), torch.tensor(expected), rtol=1e-4), (losses, expected)
+    ops = [event["args"] for event in profile.events if event.get("cat") == "op"]
+    print(*sorted({op["runner"] for op in ops}), sep=", ")
+"""
+
+
+def test_the_reference_target(worker, tmp_path):
+    url, _ = worker("--device", "reference")
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(REFERENCE))
+    run = subprocess.run(
+        [sys.executable, script], env={**environment(), "TORCH_REMOTE_WORKER": url}, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    runners = run.stdout.strip().split(", ")
+    assert "interpreted loops" in runners and "matmuls by definition" in runners, runners
+    wrong = subprocess.run([*COMMAND, "--device", "reference:1"], env=environment(), capture_output=True, text=True)
+    assert "'reference:1' is no device; there are cpu, cuda:0, cuda:1, ..., reference" in wrong.stderr

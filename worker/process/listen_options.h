@@ -23,8 +23,8 @@ struct ListenOptions {
   std::vector<uid_t> users;
   // A session gets the device with the fewest sessions, the first one among equals. Empty: the device of ServerOptions.
   std::vector<DeviceOpener> devices;
-  bool opens_first = false;  // A short-lived process opens the devices once, before any client connects.
-  std::chrono::milliseconds lease{60'000};     // How long a session over a network survives a lost connection.
+  bool opens_first = false;                 // A short-lived process opens the devices once, before any client connects.
+  std::chrono::milliseconds lease{60'000};  // How long a session over a network survives a lost connection.
   std::chrono::milliseconds heartbeat{5'000};  // remote/net/resuming_transport.h
   std::string status_file;  // A file that shows to others what sessions do (worker/process/status_file.h); empty: none.
   // Loads into this process what sessions need; called in a session's process.

@@ -40,7 +40,8 @@ Status choose_devices(std::string_view text, std::span<const Target> targets, Ch
       return Status::invalid("the devices of one worker are of one target, not '" + chosen->target->name + "' and '" +
                              target->name + "'");
     }
-    if (!target->numbered && !chosen->numbers.empty()) return Status::invalid("there is one device '" + target->name + "'");
+    if (!target->numbered && !chosen->numbers.empty())
+      return Status::invalid("there is one device '" + target->name + "'");
     chosen->target = &*target;
     chosen->numbers.push_back(number);
     if (name.size() == text.size()) return {};

@@ -22,7 +22,7 @@ namespace torch_remote::worker {
 // What a target needs to know to open a device for one session.
 struct DeviceOptions {
   const tr_runner_api* runner = nullptr;  // The ATen plugin; null: it is not loaded.
-  std::string codegen;        // Path of the library that compiles kernels; empty: no kernels are compiled.
+  std::string codegen;                    // Path of the library that compiles kernels; empty: no kernels are compiled.
   std::string plugin;         // Path of the plugin, for a target that opens it on demand; empty: it does not.
   int threads = 0;            // Threads of the runner; 0: its default.
   bool inproc = false;        // The process is the client's own.
@@ -60,7 +60,7 @@ struct Target {
   bool gpu = false;       // Tensors live in a GPU's memory, and sessions use its driver.
   // Loads into a session's process what the target needs there; null: nothing.
   std::function<Status(DeviceOptions*)> load;
-  std::function<DeviceOpener(int number)> open;  // `number`: 0 unless `numbered`.
+  std::function<DeviceOpener(int number)> open;       // `number`: 0 unless `numbered`.
   std::function<Probed(const DeviceOptions&)> probe;  // Null: there is nothing to probe.
 };
 

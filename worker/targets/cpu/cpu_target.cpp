@@ -78,8 +78,8 @@ Runners open_kernels(const DeviceOptions& options, Runner& plugin, std::shared_p
 
 }  // namespace
 
-Status open_cpu(remote::Transport& transport, const DeviceOptions& options,
-                        std::function<tr_client()> client_activity, OpenDevice* opened) {
+Status open_cpu(remote::Transport& transport, const DeviceOptions& options, std::function<tr_client()> client_activity,
+                OpenDevice* opened) {
   auto device = std::make_unique<HostDevice>(
       HostDevice::Options{.transport = &transport,
                           .inproc = options.inproc,

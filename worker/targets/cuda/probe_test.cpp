@@ -26,7 +26,7 @@ const ProbedPart& part(const Probe& probe, const std::string& name) {
     if (found.name == name) return found;
   }
   ADD_FAILURE() << "there is no " << name;
-  return probe.cpu;
+  return probe.nccl;
 }
 
 class ProbeTest : public ::testing::Test {
@@ -71,7 +71,7 @@ class ProbeTest : public ::testing::Test {
 TEST_F(ProbeTest, FindsWhatIsThere) {
   emulated::EmulatedDriver machine({.devices = 2});
   const Probe found = probe(in_software(machine), {}, codegen);
-  EXPECT_TRUE(found.is_complete()) << to_text(found);
+  EXPECT_TRUE(found.is_complete()) << to_probed(found).text;
   ASSERT_EQ(found.gpus.size(), 2U);
   EXPECT_EQ(found.gpus[1].number, 1);
   EXPECT_GE(found.gpus[1].sm, 80U);
@@ -80,7 +80,7 @@ TEST_F(ProbeTest, FindsWhatIsThere) {
   EXPECT_FALSE(found.gpus[1].name.empty());
   EXPECT_TRUE(found.parts[0].version.starts_with("CUDA 1")) << found.parts[0].version;
   EXPECT_NE(part(found, "cuBLASLt").version.find('.'), std::string::npos);
-  EXPECT_NE(to_text(found).find("Nothing is missing"), std::string::npos) << to_text(found);
+  EXPECT_NE(to_probed(found).text.find("Nothing is missing"), std::string::npos) << to_probed(found).text;
   EXPECT_EQ(machine.left(), "");  // All contexts were destroyed.
 }
 
@@ -97,8 +97,8 @@ TEST_F(ProbeTest, OneMissingLibraryIsNamedAndTheGpuStaysUsable) {
   EXPECT_TRUE(found.has_gpu());
   EXPECT_FALSE(found.is_complete());
   EXPECT_EQ(part(found, "cuDNN").missing, "there is no libcudnn.so.9 (cuDNN) in " + folder.string());
-  EXPECT_TRUE(part(found, "cuDNN").fix.starts_with("install it: pip install nvidia-cudnn-cu")) << to_text(found);
-  const std::string text = to_text(found);
+  EXPECT_TRUE(part(found, "cuDNN").fix.starts_with("install it: pip install nvidia-cudnn-cu")) << to_probed(found).text;
+  const std::string text = to_probed(found).text;
   EXPECT_NE(text.find("Without it convolutions are refused"), std::string::npos) << text;
   EXPECT_NE(text.find("but for what is missing"), std::string::npos) << text;
 }
@@ -107,16 +107,16 @@ TEST_F(ProbeTest, OneMissingLibraryIsNamedAndTheGpuStaysUsable) {
 TEST_F(ProbeTest, NcclIsNamedButNotMissed) {
   emulated::EmulatedDriver machine({});
   ProbeSource source = in_software(machine);
-  EXPECT_NE(to_text(probe(source, {}, codegen)).find("2.32.3"), std::string::npos);
+  EXPECT_NE(to_probed(probe(source, {}, codegen)).text.find("2.32.3"), std::string::npos);
   source.nccl = [](const LibraryPlaces&, nccl::Table*) {
     return Status{ErrorCode::kUnsupported, "cuda: there is no libnccl.so.2; install it: pip install nvidia-nccl-cu13"};
   };
   const Probe found = probe(source, {}, codegen);
-  EXPECT_TRUE(found.is_complete()) << to_text(found);
+  EXPECT_TRUE(found.is_complete()) << to_probed(found).text;
   EXPECT_EQ(found.nccl.fix, "install it: pip install nvidia-nccl-cu13");
-  EXPECT_NE(to_text(found).find("Without it collective ops of process groups go through the hosts' memory"),
+  EXPECT_NE(to_probed(found).text.find("Without it collective ops of process groups go through the hosts' memory"),
             std::string::npos)
-      << to_text(found);
+      << to_probed(found).text;
 }
 
 TEST_F(ProbeTest, AGpuThatCannotBeUsedSaysWhy) {
@@ -135,8 +135,9 @@ TEST_F(ProbeTest, AGpuThatCannotBeUsedSaysWhy) {
     return to_status(*driver, driver->init(0), "cuInit");
   };
   const Probe found = probe(source, {}, codegen);
-  EXPECT_NE(found.gpus[0].missing.find("is too old; kernels are made for sm_80"), std::string::npos) << to_text(found);
-  EXPECT_TRUE(found.gpus[1].missing.empty()) << to_text(found);
+  EXPECT_NE(found.gpus[0].missing.find("is too old; kernels are made for sm_80"), std::string::npos)
+      << to_probed(found).text;
+  EXPECT_TRUE(found.gpus[1].missing.empty()) << to_probed(found).text;
   EXPECT_TRUE(found.has_gpu());
 }
 
@@ -150,22 +151,22 @@ TEST_F(ProbeTest, WithoutADriverLibrariesAreLookedAtAllTheSame) {
   const Probe found = probe(source, {.given = folder}, folder / "none.so");
   EXPECT_FALSE(found.has_gpu());
   EXPECT_TRUE(found.gpus.empty());
-  EXPECT_NE(found.parts[0].missing.find("there is no driver"), std::string::npos) << to_text(found);
-  EXPECT_NE(found.parts[0].fix.find("nvidia-driver"), std::string::npos) << to_text(found);
+  EXPECT_NE(found.parts[0].missing.find("there is no driver"), std::string::npos) << to_probed(found).text;
+  EXPECT_NE(found.parts[0].fix.find("nvidia-driver"), std::string::npos) << to_probed(found).text;
   const ProbedPart& assembler = part(found, "nvJitLink");
-  EXPECT_EQ(assembler.path, folder / "libnvJitLink.so.13") << to_text(found);
+  EXPECT_EQ(assembler.path, folder / "libnvJitLink.so.13") << to_probed(found).text;
   EXPECT_TRUE(assembler.version.starts_with("13.")) << assembler.version;
-  EXPECT_NE(part(found, "cuBLASLt").missing.find("has no cublasLt"), std::string::npos) << to_text(found);
+  EXPECT_NE(part(found, "cuBLASLt").missing.find("has no cublasLt"), std::string::npos) << to_probed(found).text;
   EXPECT_FALSE(part(found, "cuDNN").missing.empty());
   EXPECT_NE(part(found, "compiler").missing.find("none.so"), std::string::npos);
-  EXPECT_NE(to_text(found).find("No GPU can be used"), std::string::npos);
+  EXPECT_NE(to_probed(found).text.find("No GPU can be used"), std::string::npos);
 }
 
 TEST_F(ProbeTest, JsonIsQuoted) {
   Probe found;
   found.parts.push_back({.name = "driver", .path = "a\"b\\c\n", .missing = "none"});
   found.gpus.push_back({.number = 3, .name = "G", .sm = 90});
-  const std::string json = to_json(found);
+  const std::string json = "{" + to_probed(found).json + "}";
   EXPECT_NE(json.find(R"("path": "a\"b\\c\u000a")"), std::string::npos) << json;
   EXPECT_NE(json.find(R"("device": "cuda:3", "name": "G", "sm": 90)"), std::string::npos) << json;
   EXPECT_TRUE(json.starts_with(R"({"usable": true, "complete": false,)")) << json;

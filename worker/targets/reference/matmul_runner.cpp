@@ -19,7 +19,7 @@ namespace {
 
 using ir::DType;
 
-bool is_float(DType dtype) {
+bool is_real_float(DType dtype) {
   return dtype == DType::kFloat64 || dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
 
@@ -29,12 +29,9 @@ struct MatmulOp {
   std::string_view left, right, added;
 };
 constexpr std::array kOps = {
-    MatmulOp{ir::ops::aten_mm, "self", "mat2", ""},
-    MatmulOp{ir::ops::aten_bmm, "self", "mat2", ""},
-    MatmulOp{ir::ops::aten_addmm, "mat1", "mat2", "self"},
-    MatmulOp{ir::ops::aten_baddbmm, "batch1", "batch2", "self"},
-    MatmulOp{ir::ops::aten_mv, "self", "vec", ""},
-    MatmulOp{ir::ops::aten_dot, "self", "tensor", ""},
+    MatmulOp{ir::ops::aten_mm, "self", "mat2", ""},        MatmulOp{ir::ops::aten_bmm, "self", "mat2", ""},
+    MatmulOp{ir::ops::aten_addmm, "mat1", "mat2", "self"}, MatmulOp{ir::ops::aten_baddbmm, "batch1", "batch2", "self"},
+    MatmulOp{ir::ops::aten_mv, "self", "vec", ""},         MatmulOp{ir::ops::aten_dot, "self", "tensor", ""},
 };
 
 const MatmulOp* find(ir::Opcode opcode) {
@@ -189,7 +186,7 @@ class MatmulRunner final : public Runner {
       const ir::Arg* const arg = argument(its, name);
       return arg != nullptr && arg->tag == ir::ArgTag::kView && graph.views[arg->a].dtype == result->dtype;
     };
-    return result != nullptr && is_float(result->dtype) && is_like_result(op->left) && is_like_result(op->right) &&
+    return result != nullptr && is_real_float(result->dtype) && is_like_result(op->left) && is_like_result(op->right) &&
            (op->added.empty() || is_like_result(op->added));
   }
   bool may_decline() const override { return true; }

@@ -14,10 +14,11 @@ namespace {
 
 Status open_reference(remote::Transport& transport, const DeviceOptions& options,
                       std::function<tr_client()> client_activity, OpenDevice* opened) {
-  auto device = std::make_unique<HostDevice>(HostDevice::Options{.transport = &transport,
-                                                                 .inproc = options.inproc,
-                                                                 .trusted = options.trusted || !transport.shares_memory(),
-                                                                 .limit = options.memory_limit});
+  auto device =
+      std::make_unique<HostDevice>(HostDevice::Options{.transport = &transport,
+                                                       .inproc = options.inproc,
+                                                       .trusted = options.trusted || !transport.shares_memory(),
+                                                       .limit = options.memory_limit});
   opened->runners.push_back(reference::make_loop_runner(*device));
   opened->runners.push_back(reference::make_matmul_runner(*device));
   if (options.runner != nullptr) {

@@ -143,6 +143,7 @@ class AtenRunner final : public Runner {
   AtenRunner(CudaDevice& device, AtenSource source) : plugin_(device, std::move(source)) {}
 
   std::string name() const override { return "ATen"; }
+  std::string description() const override { return is_there() ? name() : ""; }
   // Accepts every node if the plugin exists: opening torch takes seconds, so missing ops are found only when a node is
   // asked for.
   bool accepts(const ir::Graph&, uint32_t) override { return is_there(); }
