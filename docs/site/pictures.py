@@ -9,6 +9,7 @@ The components are those of the table in docs/architecture.md. The picture must 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import sys
@@ -224,7 +225,7 @@ def components(page: str) -> str:
             x += each + GAP
         middle.append((y, y + height))
         y += height + 34
-    for (_, bottom), (top, _) in zip(middle, middle[1:], strict=False):
+    for (_, bottom), (top, _) in itertools.pairwise(middle):
         drawing.arrow((width / 2, bottom + 4), (width / 2, top - 4), both=True)
     drawing.height = int(y - 34 + MARGIN)
     return drawing.svg()

@@ -37,7 +37,7 @@ class NodeProgram final : public RunnerProgram {
  private:
   struct Node {
     std::unique_ptr<NodePlan> plan;
-    std::vector<int64_t> values;  // That it is bound to.
+    std::vector<int64_t> values;  // The values for which the plan is bound.
     std::optional<Status> bound;  // Not set: never bound.
   };
   const Status& bind(uint32_t node, std::span<const int64_t> values);
