@@ -71,7 +71,7 @@ _ROWS = [
     ("round trip", "round_trip_us", "µs", 0),
     ("to the worker", "up_mb_per_s", "MB/s", 0),
     ("from the worker", "down_mb_per_s", "MB/s", 0),
-    ("1024 x 1024 products", "matmul_gflops", "GFLOP/s", 1),
+    ("1024 x 1024 matmul", "matmul_gflops", "GFLOP/s", 1),
     ("small ops", "ops_per_s", "a second", 0),
 ]
 
@@ -81,7 +81,7 @@ def bench(
     seconds: Annotated[float, typer.Option(min=0.01, help="For each figure.")] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Measure round trips, bandwidth each way, products of matrices and small ops."""
+    """Measure round trips, bandwidth each way, matmuls and small ops."""
     environment = dict(os.environ)
     if on is not None:
         environment["TORCH_REMOTE_WORKER"] = on
