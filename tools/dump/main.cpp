@@ -97,13 +97,13 @@ std::vector<std::string> remarks(const ir::Graph& graph, const Options& options,
 }
 
 Status show_graph(const Input& input, const Options& options, std::string* out) {
-  if (options.choice.program != 0 || options.all || options.events || options.params) {
-    return Status::invalid(input.name + " is one graph: --program, --all, --events and --params are for captures");
-  }
   if (options.runners) {
     return Status::invalid(input.name +
                            " is one graph: who executes an op depends on the sizes of a run, so --runners "
                            "needs a capture (TORCH_REMOTE_CAPTURE=file)");
+  }
+  if (options.choice.program != 0 || options.all || options.events || options.params) {
+    return Status::invalid(input.name + " is one graph: --program, --all, --events and --params are for captures");
   }
   ir::Graph graph;
   if (Status status = load_graph(input, options.choice, &graph); !status.ok()) return status;

@@ -171,7 +171,7 @@ Probe probe(const ProbeSource& source, LibraryPlaces places, const std::string& 
   }
   if (!has_driver) places.driver = kNewestCuda;
   result.parts.push_back(
-      probe_library(source, lt::kLibrary, places, "products of matrices are refused", [&](std::string* version) {
+      probe_library(source, lt::kLibrary, places, "matmuls are refused", [&](std::string* version) {
         lt::Table table;
         Status status = source.cublaslt(places, &table);
         if (status.ok()) *version = version_text(table.get_version());
