@@ -170,13 +170,12 @@ Probe probe(const ProbeSource& source, LibraryPlaces places, const std::string& 
     for (int number = 0; number < count; ++number) result.gpus.push_back(probe_gpu(driver, number));
   }
   if (!has_driver) places.driver = kNewestCuda;
-  result.parts.push_back(
-      probe_library(source, lt::kLibrary, places, "matmuls are refused", [&](std::string* version) {
-        lt::Table table;
-        Status status = source.cublaslt(places, &table);
-        if (status.ok()) *version = version_text(table.get_version());
-        return status;
-      }));
+  result.parts.push_back(probe_library(source, lt::kLibrary, places, "matmuls are refused", [&](std::string* version) {
+    lt::Table table;
+    Status status = source.cublaslt(places, &table);
+    if (status.ok()) *version = version_text(table.get_version());
+    return status;
+  }));
   result.parts.push_back(probe_library(source, dnn::kLibrary, places,
                                        "convolutions are refused, and attention is done without tensor cores",
                                        [&](std::string* version) {
