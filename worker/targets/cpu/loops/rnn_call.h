@@ -39,9 +39,9 @@ struct RnnCall {
   const float* grad_hy = nullptr;  // [B, H]; null: none
   // [B, H]. LSTM: the gradient of cy before the first call, that of cx after the last. GRU: 0 before the first call.
   float* carry = nullptr;
-  float* from_input = nullptr;   // output: gradients of x @ w_ih^T, [T, B, G, H]
-  float* from_hidden = nullptr;  // output: gradients of h @ w_hh^T; a separate tensor for a GRU only
-  float* grad_hx = nullptr;      // [B, H]
+  float* grad_input_projections = nullptr;   // output: gradients of x @ w_ih^T, [T, B, G, H]
+  float* grad_hidden_projections = nullptr;  // output: gradients of h @ w_hh^T; a separate tensor for a GRU only
+  float* grad_hx = nullptr;                  // [B, H]
 };
 
 // A range of the batch's rows, and of blocks of units.

@@ -285,7 +285,9 @@ inline void backward_units(const RnnCall& call, int64_t i, int64_t row, int64_t 
   const int64_t place = (t * call.batch + row) * kG * units + first;
   float* carry = call.carry + row * units + first;
   const auto gate = [&](int64_t g) { return load_some(call.gates + place + g * units, count); };
-  const auto give = [&](int64_t g, Floats value) { store_some(call.from_input + place + g * units, value, count); };
+  const auto give = [&](int64_t g, Floats value) {
+    store_some(call.grad_input_projections + place + g * units, value, count);
+  };
   if (call.grad_output != nullptr) {
     grad += load_some(call.grad_output + t * call.grad_step + row * call.grad_line + first, count);
   }
@@ -313,9 +315,9 @@ inline void backward_units(const RnnCall& call, int64_t i, int64_t row, int64_t 
     give(0, to_reset);
     give(1, to_update);
     give(2, to_fresh);
-    store_some(call.from_hidden + place, to_reset, count);
-    store_some(call.from_hidden + place + units, to_update, count);
-    store_some(call.from_hidden + place + 2 * units, to_fresh * reset, count);
+    store_some(call.grad_hidden_projections + place, to_reset, count);
+    store_some(call.grad_hidden_projections + place + units, to_update, count);
+    store_some(call.grad_hidden_projections + place + 2 * units, to_fresh * reset, count);
     store_some(carry, grad * update, count);
   } else {
     const Floats out = load_some(call.output + t * call.output_step + row * call.output_line + first, count);
@@ -329,8 +331,9 @@ void backward_tile(const RnnCall& call, int64_t i, int64_t row, int64_t block) {
   alignas(64) float sums[Rows * kBackwardUnits];
   const bool last = i == call.steps - 1;
   if (!last && call.weights != nullptr) {
-    product<Rows, kBackwardVectors>(depth, call.from_hidden + (time_of(call, i + 1) * call.batch + row) * depth, depth,
-                                    call.weights + block * depth * kBackwardUnits, sums);
+    product<Rows, kBackwardVectors>(depth,
+                                    call.grad_hidden_projections + (time_of(call, i + 1) * call.batch + row) * depth,
+                                    depth, call.weights + block * depth * kBackwardUnits, sums);
   }
   for (int64_t r = 0; r < Rows; ++r) {
     for (int64_t u = first, v = 0; v < kBackwardVectors && u < units; u += kLanes, ++v) {
