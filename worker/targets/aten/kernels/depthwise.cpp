@@ -73,10 +73,10 @@ std::optional<DepthwiseCall> call_of(const Tensor& input, const Tensor& kernel, 
     dim = {input.size(d), reach / *stride + 1, kernel.size(d), *stride, *padding, *dilation};
   }
   // With large dilations or wide kernels, most of a padded line would be zeros.
-  const bool near = call.width.dilation * call.width.kernel <= kMostDepthwiseColumns &&
-                    call.height.dilation * call.height.kernel <= kMostDepthwiseColumns && call.width.stride <= 4 &&
-                    call.height.stride <= 4 && call.width.padding <= kMostDepthwiseColumns &&
-                    call.height.padding <= kMostDepthwiseColumns;
+  const bool near = call.width.dilation * call.width.kernel <= kMaxDepthwiseKernel &&
+                    call.height.dilation * call.height.kernel <= kMaxDepthwiseKernel && call.width.stride <= 4 &&
+                    call.height.stride <= 4 && call.width.padding <= kMaxDepthwiseKernel &&
+                    call.height.padding <= kMaxDepthwiseKernel;
   return near ? std::optional(call) : std::nullopt;
 }
 

@@ -35,7 +35,7 @@ using Gradients = RnnGradients;
 using Backward = RnnBackward;
 
 // Saves, if there will be a backward pass, the gates, [T, B, G, H], and one more part, [T, B, H].
-void keep(const Direction& d, const Tensor& gates, const Tensor& last) {
+void save_reserve(const Direction& d, const Tensor& gates, const Tensor& last) {
   if (!d.reserve.defined()) return;
   d.saved(0, gates.size(2)).copy_(gates);
   d.saved(gates.size(2), 1).copy_(last.unsqueeze(2));
@@ -79,7 +79,7 @@ Tensor lstm(const Direction& d, Tensor* cy) {
     h = y;
     c = next;
   }
-  keep(d, gates, cells);
+  save_reserve(d, gates, cells);
   *cy = c;
   return h;
 }
@@ -102,7 +102,7 @@ Tensor gru(const Direction& d) {
     at::lerp_out(y, fresh, h, g.select(1, 1));
     h = y;
   }
-  keep(d, gates, hidden_n);
+  save_reserve(d, gates, hidden_n);
   return h;
 }
 
@@ -258,7 +258,7 @@ void add_or_store(const Tensor& result, const Tensor& value, bool first) {
 }
 
 // result = a @ b if `first`, otherwise result += a @ b. The result is [T, B, I].
-void add_product(const Tensor& result, const Tensor& a, const Tensor& b, bool first) {
+void add_gemm(const Tensor& result, const Tensor& a, const Tensor& b, bool first) {
   if (!result.is_contiguous()) return add_or_store(result, at::mm(a, b).view(result.sizes()), first);
   gemm_into(result.view({a.size(0), b.size(1)}), a, b, !first);
 }
@@ -320,7 +320,7 @@ void rnn_backward(const SpecialCall& call) {
                        : d.mode == RnnMode::kLstm ? lstm_backward(d, gradients[i])
                        : d.mode == RnnMode::kGru  ? gru_backward(d, gradients[i])
                                                   : simple_backward(d, gradients[i]);
-    if (call.results[0].defined()) add_product(call.results[0], b.input_projections, d.w_ih, i == 0);
+    if (call.results[0].defined()) add_gemm(call.results[0], b.input_projections, d.w_ih, i == 0);
     if (call.results[1].defined()) call.results[1][i].copy_(b.hx);
     if (call.results[2].defined()) call.results[2][i].copy_(b.cx);
     if (call.results.size() == 3) continue;  // the weights need no gradients

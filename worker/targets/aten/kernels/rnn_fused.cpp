@@ -48,7 +48,7 @@ RnnCell cell_of(ir::RnnMode mode) {
 struct Bound {
   const RnnDirection& d;
   RnnCall call;
-  Tensor hx, cx, w_hh, output, gates, cells, hidden_new, bias, weights, product;
+  Tensor hx, cx, w_hh, output, gates, cells, hidden_new, bias, weights, hidden_projection;
   // For the backward pass.
   Tensor grad_output, grad_hy, carry, grad_input_projections, grad_hidden_projections, grad_hx;
 
@@ -74,8 +74,8 @@ struct Bound {
   int64_t rows() const { return d.steps() * d.batch(); }
   bool few() const { return d.steps() <= kFewSteps; }
 
-  void keep(const Tensor& kept_gates, const Tensor& rest) {
-    gates = kept_gates;
+  void save_in(const Tensor& saved_gates, const Tensor& rest) {
+    gates = saved_gates;
     call.gates = data(gates);
     if (d.mode == ir::RnnMode::kLstm) {
       cells = rest;
@@ -88,13 +88,13 @@ struct Bound {
   }
 
   void set_forward(const RnnLoops& loops) {
-    const bool keeps = d.reserve.defined() && ir::rnn_reserve(d.mode) > 0;
-    call.keep = keeps;
-    if (keeps) {
-      keep(d.saved(0, d.gates()), d.saved(d.gates(), 1));
+    const bool saves = d.reserve.defined() && ir::rnn_reserve(d.mode) > 0;
+    call.save_gates = saves;
+    if (saves) {
+      save_in(d.saved(0, d.gates()), d.saved(d.gates(), 1));
     } else {
-      keep(make({d.steps(), d.batch(), d.gates(), d.hidden()}),
-           d.mode == ir::RnnMode::kLstm ? make({d.batch(), d.hidden()}) : Tensor());
+      save_in(make({d.steps(), d.batch(), d.gates(), d.hidden()}),
+              d.mode == ir::RnnMode::kLstm ? make({d.batch(), d.hidden()}) : Tensor());
     }
     gemm_into(gates.view({rows(), width()}), d.input.reshape({rows(), d.input.size(2)}), d.w_ih.t());
     set_bias();
@@ -103,7 +103,7 @@ struct Bound {
   }
 
   void set_backward(const RnnLoops& loops, const RnnGradients& gradients) {
-    if (ir::rnn_reserve(d.mode) > 0) keep(d.saved(0, d.gates()), d.saved(d.gates(), 1));
+    if (ir::rnn_reserve(d.mode) > 0) save_in(d.saved(0, d.gates()), d.saved(d.gates(), 1));
     grad_output = with_rows(gradients.output);
     if (grad_output.defined()) {
       call.grad_output = data(grad_output);
@@ -126,7 +126,7 @@ struct Bound {
   }
 
  private:
-  // Both biases of a gate are added to its sum. The third gate of a GRU keeps them apart, one for each part.
+  // Both biases of a gate are added to its sum. The third gate of a GRU saves them apart, one for each part.
   void set_bias() {
     const int64_t own = d.mode == ir::RnnMode::kGru ? 2 * d.hidden() : width();
     bias = make({width() + d.hidden()});
@@ -227,10 +227,10 @@ std::vector<RnnStates> fused_forward(const RnnLoops& loops, std::span<const RnnD
     run_packed(all, loops.pack_forward, loops.forward, blocks, 0, steps - 1);
   } else {
     for (Bound& bound : all) {
-      bound.product = bound.make({bound.d.batch(), bound.width()});
-      bound.call.product = data(bound.product);
+      bound.hidden_projection = bound.make({bound.d.batch(), bound.width()});
+      bound.call.hidden_projection = data(bound.hidden_projection);
       for (int64_t i = 0; i < steps; ++i) {
-        at::mm_out(bound.product, i == 0 ? bound.hx : bound.output[bound.d.at(i - 1)], bound.w_hh.t());
+        at::mm_out(bound.hidden_projection, i == 0 ? bound.hx : bound.output[bound.d.at(i - 1)], bound.w_hh.t());
         run_step(bound.call, loops.forward, blocks, i);
       }
     }
@@ -266,12 +266,12 @@ std::vector<RnnBackward> fused_backward(const RnnLoops& loops, std::span<const R
   } else {
     for (Bound& bound : all) {
       const RnnDirection& d = bound.d;
-      bound.product = bound.make({d.batch(), d.hidden()});
-      bound.call.product = data(bound.product);
+      bound.hidden_projection = bound.make({d.batch(), d.hidden()});
+      bound.call.hidden_projection = data(bound.hidden_projection);
       for (int64_t i = steps - 1; i >= -1; --i) {
         if (i < steps - 1) {
-          at::mm_out(bound.product, bound.grad_hidden_projections.narrow(0, d.at(i + 1) * d.batch(), d.batch()),
-                     bound.w_hh);
+          at::mm_out(bound.hidden_projection,
+                     bound.grad_hidden_projections.narrow(0, d.at(i + 1) * d.batch(), d.batch()), bound.w_hh);
         }
         run_step(bound.call, loops.backward, blocks, i);
       }
