@@ -433,7 +433,7 @@ TEST_F(EmulatedDriverTest, CheckedLaunchesFindRaces) {
 
 TEST_F(EmulatedDriverTest, CountsCallsAndWhatIsLeft) {
   EXPECT_EQ(emulated->calls().at("cuStreamCreateWithPriority"), 2u);
-  EXPECT_EQ(emulated->left(), "1 context, 2 streams, 1 pool");
+  EXPECT_EQ(emulated->leaks(), "1 context, 2 streams, 1 pool");
 }
 
 }  // namespace
