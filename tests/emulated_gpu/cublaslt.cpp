@@ -451,7 +451,7 @@ bool is_written(const emulator::DeviceMemory& memory, const lt::LayoutState& x, 
       for (uint64_t row = 0; row < x.rows; ++row) {
         const uint64_t element =
             place * static_cast<uint64_t>(x.batch_stride) + column * static_cast<uint64_t>(x.ld) + row;
-        if (memory.cells(data + element * x.item())->writer == emulator::kUninitialised) return false;
+        if (memory.cells(data + element * x.item())->writer == emulator::kUninitialized) return false;
       }
     }
   }

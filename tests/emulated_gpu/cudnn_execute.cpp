@@ -28,7 +28,7 @@ std::array<std::atomic<uint64_t>, kEngines>& runs() {
 
 bool is_written(const emulator::DeviceMemory& memory, const std::byte* data, uint64_t bytes, uint32_t item) {
   for (uint64_t at = 0; at < bytes; at += item) {
-    if (memory.cells(data + at)->writer == emulator::kUninitialised) return false;
+    if (memory.cells(data + at)->writer == emulator::kUninitialized) return false;
   }
   return true;
 }

@@ -408,7 +408,7 @@ class LayerCall {
         memory.assume_written();
         for (const auto& [at, bytes] : reads) {
           for (uint64_t i = 0; i < bytes; i += dnn::item_size(layer.rnn.type)) {
-            if (memory.cells(at + i)->writer == emulator::kUninitialised) return fail(" reads uninitialised memory");
+            if (memory.cells(at + i)->writer == emulator::kUninitialized) return fail(" reads uninitialised memory");
           }
         }
       }

@@ -179,7 +179,7 @@ Result mem_alloc_from_pool_async(DevicePointer* address, size_t bytes, MemoryPoo
                                [gpu = call.gpu, memory, bytes] {
                                  emulator::DeviceMemory& device = gpu->device->memory();
                                  const Status status = device.fill(memory, kFresh, bytes);
-                                 if (status.ok()) device.mark(memory, bytes, emulator::kUninitialised);
+                                 if (status.ok()) device.mark(memory, bytes, emulator::kUninitialized);
                                  return result_of(status);
                                },
                                nullptr});
