@@ -200,7 +200,7 @@ int copied_across(const Driver& d, MemoryPool pool, Stream first, Stream second,
 }
 
 // A missing event gives wrong numbers for some seeds. With the event, numbers are always right.
-TEST_F(EmulatedDriverTest, AnEventThatIsLeftOutIsSeen) {
+TEST_F(EmulatedDriverTest, MissingEventGivesWrongResults) {
   int wrong = 0;
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     start({.seed = seed});
