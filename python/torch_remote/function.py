@@ -250,7 +250,7 @@ class _Call:
             raise ValueError(f"remote: a function gets {_MOST_ARGUMENTS} tensors at most, not {len(given)}; stack some")
         self._arguments = Arguments(given, here)
         self._clones: dict[int, torch.Tensor] = {}
-        self.attempt: _SentCall | None = None
+        self.sent_call: _SentCall | None = None
         self.cancelled = False
         self.info: dict[str, Any] = {}
         self.results: list[torch.Tensor] = []
@@ -291,10 +291,10 @@ class _Call:
             "tensors": tensors,
         }
         everything = [*parts, *(part.tensor for part in given.parts)]
-        self.attempt = _SentCall(self._device, header, self._pickled, everything, prints=gradients is None)
+        self.sent_call = _SentCall(self._device, header, self._pickled, everything, prints=gradients is None)
         if self.cancelled:
-            self.attempt.interrupt()
-        return self.attempt.wait(self._owner.timeout)
+            self.sent_call.interrupt()
+        return self.sent_call.wait(self._owner.timeout)
 
     def run_forward(self) -> None:
         """Calls the function. Sets `info` and `results`, and updates changed arguments."""
@@ -392,8 +392,8 @@ class RemoteFunction(Generic[_P, _R]):
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:
             call.cancelled = True
-            if call.attempt is not None:
-                threading.Thread(target=call.attempt.interrupt, daemon=True).start()
+            if call.sent_call is not None:
+                threading.Thread(target=call.sent_call.interrupt, daemon=True).start()
             waiting.add_done_callback(lambda future: future.exception())
             raise
 

@@ -70,16 +70,16 @@ def _read_header(path: Path, header: bytes, size: int) -> dict[str, Entry]:
     try:
         described = json.loads(header)
         entries = {}
-        for name, about in described.items():
+        for name, info in described.items():
             if name == "__metadata__":
                 continue
-            if about["dtype"] not in _DTYPES:
-                raise _damaged(path, f"{name!r} has the dtype {about['dtype']!r}, which torch has not")
-            begin, end = about["data_offsets"]
-            shape = tuple(about["shape"])
+            if info["dtype"] not in _DTYPES:
+                raise _damaged(path, f"{name!r} has the dtype {info['dtype']!r}, which torch has not")
+            begin, end = info["data_offsets"]
+            shape = tuple(info["shape"])
             if not all(type(n) is int and n >= 0 for n in (begin, end, *shape)):
                 raise TypeError("sizes are no numbers")
-            entries[name] = Entry(_DTYPES[about["dtype"]], shape, base + begin, base + end)
+            entries[name] = Entry(_DTYPES[info["dtype"]], shape, base + begin, base + end)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if str(error).startswith("remote:"):
             raise
@@ -185,11 +185,11 @@ class Reader:
         if self._device is None:
             return None, ""
         try:
-            about = path.stat()
+            info = path.stat()
         except OSError:
             here = None
         else:
-            here = (about.st_size, about.st_ino, about.st_mtime_ns)
+            here = (info.st_size, info.st_ino, info.st_mtime_ns)
         there, allowed, why = _C.find_file(self._device, str(path if here is None else path.resolve()))
         if there is None:
             if self._on_worker:
