@@ -26,7 +26,7 @@ _parent: socket.socket | None = None  # connection to the parent of all forked p
 _environment: dict[str, str] = {}  # the parent's environment
 
 
-def _looked_at(environment: dict[str, str], ignores: tuple[str, ...]) -> dict[str, str]:
+def _import_environment(environment: dict[str, str], ignores: tuple[str, ...]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
@@ -54,7 +54,7 @@ def _forked(
     with _lock:
         if _parent is None:
             _parent = _start_parent()
-        if _looked_at(environment, ignores) != _looked_at(_environment, ignores):
+        if _import_environment(environment, ignores) != _import_environment(_environment, ignores):
             return None
         request = pickle.dumps((arguments, cwd, environment))
         prctl = ctypes.CDLL(None).prctl

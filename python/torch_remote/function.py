@@ -120,19 +120,19 @@ def _is_argument(tensor: torch.Tensor) -> bool:
     return False
 
 
-def _error(about: dict[str, Any]) -> BaseException:
+def _error(info: dict[str, Any]) -> BaseException:
     """The exception that the function raised, of the same class if that is one of Python's built-in exceptions."""
-    cause = FunctionError(f"\n{about['traceback']}")
-    kind = getattr(builtins, about["type"], None) if about["module"] == "builtins" else None
-    error: BaseException = FunctionError(f"{about['type']}: {about['message']}")
+    cause = FunctionError(f"\n{info['traceback']}")
+    kind = getattr(builtins, info["type"], None) if info["module"] == "builtins" else None
+    error: BaseException = FunctionError(f"{info['type']}: {info['message']}")
     if isinstance(kind, type) and issubclass(kind, (Exception, KeyboardInterrupt)):
         with contextlib.suppress(TypeError):  # the class needs other arguments
-            error = kind(*about["args"])
+            error = kind(*info["args"])
     error.__cause__ = cause
     return error
 
 
-class _Attempt:
+class _SentCall:
     """One call: sends it, waits for it, interrupts it."""
 
     def __init__(
@@ -167,19 +167,19 @@ class _Attempt:
             self._give_up()
             raise
         text, sizes = answer
-        about = json.loads(text)
-        kinds = about["tensors"]
+        info = json.loads(text)
+        kinds = info["tensors"]
         if len(kinds) != len(sizes):
             raise DamagedError(f"{len(sizes)} tensors came, and it describes {len(kinds)}")
         tensors = [
             _C.result_tensor(self._device, self._base + i, size, shape, dtype_of(dtype))
             for i, (size, (dtype, shape, _)) in enumerate(zip(sizes, kinds, strict=True))
         ]
-        self._print(about)
-        return about, tensors
+        self._print(info)
+        return info, tensors
 
-    def _print(self, about: dict[str, Any]) -> None:
-        for is_error, text in about["printed"] if self._prints else ():
+    def _print(self, info: dict[str, Any]) -> None:
+        for is_error, text in info["printed"] if self._prints else ():
             stream = sys.stderr if is_error else sys.stdout
             if stream is not None:
                 stream.write(text)
@@ -217,7 +217,7 @@ class _Differentiable(torch.autograd.Function):
         ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
-        kinds = call.about["tensors"]
+        kinds = call.info["tensors"]
         ctx.mark_non_differentiable(*(r for r, (_, _, wants) in zip(call.results, kinds, strict=True) if not wants))
         return tuple(call.results)
 
@@ -250,9 +250,9 @@ class _Call:
             raise ValueError(f"remote: a function gets {_MOST_ARGUMENTS} tensors at most, not {len(given)}; stack some")
         self._arguments = Arguments(given, here)
         self._clones: dict[int, torch.Tensor] = {}
-        self.attempt: _Attempt | None = None
+        self.sent_call: _SentCall | None = None
         self.cancelled = False
-        self.about: dict[str, Any] = {}
+        self.info: dict[str, Any] = {}
         self.results: list[torch.Tensor] = []
 
     def _run(
@@ -291,23 +291,23 @@ class _Call:
             "tensors": tensors,
         }
         everything = [*parts, *(part.tensor for part in given.parts)]
-        self.attempt = _Attempt(self._device, header, self._pickled, everything, prints=gradients is None)
+        self.sent_call = _SentCall(self._device, header, self._pickled, everything, prints=gradients is None)
         if self.cancelled:
-            self.attempt.interrupt()
-        return self.attempt.wait(self._owner.timeout)
+            self.sent_call.interrupt()
+        return self.sent_call.wait(self._owner.timeout)
 
     def run_forward(self) -> None:
-        """Calls the function. Sets `about` and `results`, and updates changed arguments."""
+        """Calls the function. Sets `info` and `results`, and updates changed arguments."""
         arguments = self._arguments
-        about, tensors = self._run(arguments, [part.tensor for part in arguments.parts], None, Arguments([], []))
-        changed = about["changed"]
+        info, tensors = self._run(arguments, [part.tensor for part in arguments.parts], None, Arguments([], []))
+        changed = info["changed"]
         count = len(tensors) - len(changed)
         arguments.write(changed, tensors[count:], self._clones)
-        if "error" in about:
-            self._take_grads(about["grads"], tensors[:count])
-            raise _error(about["error"])
-        about["tensors"] = about["tensors"][:count]
-        self.about, self.results = about, tensors[:count]
+        if "error" in info:
+            self._take_grads(info["grads"], tensors[:count])
+            raise _error(info["error"])
+        info["tensors"] = info["tensors"][:count]
+        self.info, self.results = info, tensors[:count]
 
     def _take_grads(self, grads: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
         """Assigns the `.grad`s that the function has set."""
@@ -323,11 +323,11 @@ class _Call:
         parts = [self._clones.get(i, part.tensor) for i, part in enumerate(arguments.parts)]
         there = [i for i, gradient in enumerate(gradients) if gradient is not None]
         given = [gradient for gradient in gradients if gradient is not None]
-        about, results = self._run(arguments, parts, there, Arguments(given, given))
-        if "error" in about:
-            raise _error(about["error"])
+        info, results = self._run(arguments, parts, there, Arguments(given, given))
+        if "error" in info:
+            raise _error(info["error"])
         found = iter(results)
-        made = iter([next(found) if has else None for has in about["result"]])
+        made = iter([next(found) if has else None for has in info["result"]])
         return [next(made) if wants else None for wants in self._wants_grad[: self._count]]
 
     def __call__(self) -> Any:
@@ -337,8 +337,8 @@ class _Call:
             self.run_forward()
             results = self.results
         self.results = []
-        result = decode(self.about["result"], results, self._arguments)
-        self._take_grads(self.about["grads"], results)
+        result = decode(self.info["result"], results, self._arguments)
+        self._take_grads(self.info["grads"], results)
         if not any(tensor.requires_grad for tensor in results):
             self._clones = {}
         return result
@@ -392,8 +392,8 @@ class RemoteFunction(Generic[_P, _R]):
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:
             call.cancelled = True
-            if call.attempt is not None:
-                threading.Thread(target=call.attempt.interrupt, daemon=True).start()
+            if call.sent_call is not None:
+                threading.Thread(target=call.sent_call.interrupt, daemon=True).start()
             waiting.add_done_callback(lambda future: future.exception())
             raise
 

@@ -82,22 +82,22 @@ def _bytes(torch: Any, part: memoryview) -> Any:
     return torch.frombuffer(part, dtype=torch.uint8) if len(part) else torch.empty(0, dtype=torch.uint8)
 
 
-def _tensor(torch: Any, storages: list[Any], about: dict[str, Any]) -> Any:
-    dtype, sizes, strides = getattr(torch, about["dtype"]), about["sizes"], about["strides"]
+def _tensor(torch: Any, storages: list[Any], info: dict[str, Any]) -> Any:
+    dtype, sizes, strides = getattr(torch, info["dtype"]), info["sizes"], info["strides"]
     if strides is None:
         strides = [math.prod(max(1, size) for size in sizes[i + 1 :]) for i in range(len(sizes))]
     made = torch.empty(0, dtype=dtype)
     if math.prod(sizes):
-        made.set_(storages[about["part"]].untyped_storage(), about["offset"], sizes, strides)
+        made.set_(storages[info["part"]].untyped_storage(), info["offset"], sizes, strides)
     else:
         made = torch.empty_strided(sizes, strides, dtype=dtype)
-    if about["conj"]:
+    if info["conj"]:
         made = made.conj()
-    if about["neg"]:
+    if info["neg"]:
         made = torch._neg_view(made)
-    if about["parameter"]:
-        return torch.nn.Parameter(made, requires_grad=about["grad"])
-    return made.requires_grad_(about["grad"])
+    if info["parameter"]:
+        return torch.nn.Parameter(made, requires_grad=info["grad"])
+    return made.requires_grad_(info["grad"])
 
 
 def _is_same(torch: Any, part: memoryview, original: memoryview) -> bool:
@@ -118,9 +118,9 @@ class _Unpickler(pickle.Unpickler):
 class _Encoder:
     """Encodes what a function returned for JSON: each value as [kind, ...], tensors by their number."""
 
-    def __init__(self, torch: Any, inputs: list[Any], abouts: list[dict[str, Any]], storages: list[Any]) -> None:
+    def __init__(self, torch: Any, inputs: list[Any], infos: list[dict[str, Any]], storages: list[Any]) -> None:
         self._torch = torch
-        self._inputs, self._abouts = inputs, abouts
+        self._inputs, self._infos = inputs, infos
         self._parts = {s.untyped_storage().data_ptr(): i for i, s in enumerate(storages) if s.numel()}
         self._numbers: dict[int, int] = {}
         self.tensors: list[Any] = []
@@ -177,8 +177,8 @@ class _Encoder:
             shared = self._parts.get(value.untyped_storage().data_ptr())
         if shared is not None and value.numel() and not value.is_conj() and not value.is_neg():
             owners = [i for i, given in enumerate(self._inputs) if value._base is given]
-            packed = any(about["part"] == shared and about["strides"] is None for about in self._abouts)
-            plain = all(not (self._abouts[i]["conj"] or self._abouts[i]["neg"]) for i in owners)
+            packed = any(info["part"] == shared and info["strides"] is None for info in self._infos)
+            plain = all(not (self._infos[i]["conj"] or self._infos[i]["neg"]) for i in owners)
             same = all(value.dtype == self._inputs[i].dtype for i in owners)
             if not packed and plain and (not value.requires_grad or (owners and same)):
                 dtype, offset = str(value.dtype).removeprefix("torch."), value.storage_offset()
@@ -217,7 +217,7 @@ def _load(parts: list[memoryview]) -> tuple[Any, dict[str, Any], bytes, list[Any
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(header["seed"] % 2**32)
     storages = [_bytes(torch, part) for part in parts[1:]]
-    inputs = [_tensor(torch, storages, about) for about in header["tensors"]]
+    inputs = [_tensor(torch, storages, info) for info in header["tensors"]]
     return torch, header, pickled, storages, inputs
 
 
@@ -267,13 +267,13 @@ def _call(parts: list[memoryview], original: list[memoryview]) -> tuple[dict[str
     with _interrupted_afterwards():
         torch, header, pickled, storages, inputs = _load(parts)
     count = header["arguments"]
-    arguments, abouts = inputs[:count], header["tensors"][:count]
-    homes, wants = [tensor.detach() for tensor in arguments], [about["grad"] for about in abouts]
+    arguments, infos = inputs[:count], header["tensors"][:count]
+    homes, wants = [tensor.detach() for tensor in arguments], [info["grad"] for info in infos]
     for i, j in header["grads"]:
         arguments[i].grad = arguments[j]
     mine, old = parts[1 : 1 + header["parts"]], original[1 : 1 + header["parts"]]
     backward = header["gradients"] is not None
-    encoder = _Encoder(torch, arguments, abouts, storages[: header["parts"]])
+    encoder = _Encoder(torch, arguments, infos, storages[: header["parts"]])
     answer: dict[str, Any] = {}
     try:
         with _interrupted_afterwards():
@@ -299,7 +299,7 @@ def _call(parts: list[memoryview], original: list[memoryview]) -> tuple[dict[str
         # Changes that it made before the exception remain, as in a local call.
         answer, tensors = {"error": _describe(error), "tensors": [], "changed": [], "grads": []}, []
         if not isinstance(error, KeyboardInterrupt):
-            encoder = _Encoder(torch, arguments, abouts, storages[: header["parts"]])
+            encoder = _Encoder(torch, arguments, infos, storages[: header["parts"]])
             with contextlib.suppress(RuntimeError):
                 answer["changed"] = _changed(torch, mine, old, arguments, homes, wants)
                 answer["grads"] = _grads(arguments, header, encoder)

@@ -9,7 +9,7 @@ import torch
 
 from torch_remote import _C
 from torch_remote.device import amp, memory, random, streams
-from torch_remote.device._absent import ABSENT
+from torch_remote.device._absent import MISSING_NAMES
 from torch_remote.device._device import (
     DeviceProperties,
     _Device,
@@ -195,7 +195,7 @@ _initialized = True  # torch.utils.checkpoint reads it: this device needs no set
 def __getattr__(name: str) -> Any:
     if name == "default_generators":
         return tuple(_C.default_generator(i) for i in range(device_count()))
-    why = f": {ABSENT[name]}" if name in ABSENT else ""
+    why = f": {MISSING_NAMES[name]}" if name in MISSING_NAMES else ""
     raise AttributeError(f"module 'torch.remote' has no attribute '{name}'{why}")
 
 

@@ -70,16 +70,16 @@ def _read_header(path: Path, header: bytes, size: int) -> dict[str, Entry]:
     try:
         described = json.loads(header)
         entries = {}
-        for name, about in described.items():
+        for name, info in described.items():
             if name == "__metadata__":
                 continue
-            if about["dtype"] not in _DTYPES:
-                raise _damaged(path, f"{name!r} has the dtype {about['dtype']!r}, which torch has not")
-            begin, end = about["data_offsets"]
-            shape = tuple(about["shape"])
+            if info["dtype"] not in _DTYPES:
+                raise _damaged(path, f"{name!r} has the dtype {info['dtype']!r}, which torch has not")
+            begin, end = info["data_offsets"]
+            shape = tuple(info["shape"])
             if not all(type(n) is int and n >= 0 for n in (begin, end, *shape)):
                 raise TypeError("sizes are no numbers")
-            entries[name] = Entry(_DTYPES[about["dtype"]], shape, base + begin, base + end)
+            entries[name] = Entry(_DTYPES[info["dtype"]], shape, base + begin, base + end)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if str(error).startswith("remote:"):
             raise
@@ -96,7 +96,7 @@ def _read_header(path: Path, header: bytes, size: int) -> dict[str, Entry]:
     return entries
 
 
-class FileHere:
+class LocalFile:
     """A safetensors file that this process has mapped: header, bytes."""
 
     on_worker = False
@@ -133,7 +133,7 @@ class FileHere:
             self._map.madvise(mmap.MADV_DONTNEED, first, end - first)
 
 
-class FileThere:
+class WorkerFile:
     """A safetensors file that a device's worker reads."""
 
     on_worker = True
@@ -185,11 +185,11 @@ class Reader:
         if self._device is None:
             return None, ""
         try:
-            about = path.stat()
+            info = path.stat()
         except OSError:
             here = None
         else:
-            here = (about.st_size, about.st_ino, about.st_mtime_ns)
+            here = (info.st_size, info.st_ino, info.st_mtime_ns)
         there, allowed, why = _C.find_file(self._device, str(path if here is None else path.resolve()))
         if there is None:
             if self._on_worker:
@@ -203,10 +203,10 @@ class Reader:
         version, why = self._version(path)
         if version is not None:
             assert self._device is not None
-            return FileThere(path.resolve() if path.exists() else path, self._device, version)
+            return WorkerFile(path.resolve() if path.exists() else path, self._device, version)
         if why and not path.exists():
             raise FileNotFoundError(f"remote: there is no {path} here, and {why.removeprefix('remote: ')}")
-        return FileHere(path)
+        return LocalFile(path)
 
     def _exists(self, path: Path) -> bool:
         if self._on_worker is not True and path.exists():
@@ -360,7 +360,7 @@ class Sender:
 
     def load(self, file: File, entry: Entry) -> torch.Tensor:
         to = self._dtype if self._dtype is not None and entry.dtype.is_floating_point else entry.dtype
-        if isinstance(file, FileThere) and to == entry.dtype:
+        if isinstance(file, WorkerFile) and to == entry.dtype:
             self._step(entry.end - entry.begin)
             return file.read(entry.begin, entry.shape, to)
         if entry.end - entry.begin <= _PIECE:
@@ -375,4 +375,4 @@ class Sender:
         return made
 
 
-File = FileHere | FileThere
+File = LocalFile | WorkerFile

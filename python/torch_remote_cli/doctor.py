@@ -107,11 +107,11 @@ def _environment() -> Iterator[Check]:
     file = os.environ.get("TORCH_REMOTE_TOKEN_FILE")
     if file:
         try:
-            about = os.stat(file)
+            info = os.stat(file)
         except OSError as error:
             yield _bad("token", f"{file}: {error.strerror}", "correct TORCH_REMOTE_TOKEN_FILE")
             return
-        if about.st_mode & 0o077:
+        if info.st_mode & 0o077:
             yield _bad("token", f"other users can read {file}", f"chmod 600 {file}")
 
 

@@ -116,7 +116,7 @@ class Service:
         self._stopping = threading.Event()
         self._ready = threading.Event()
         self._last = ""
-        self.about: dict[str, str] = {}  # what it reports about its sessions
+        self.session_info: dict[str, str] = {}  # what it reports about its sessions
 
     def run(self, on_ready: Any = None) -> int:
         """Serves; returns the exit status."""
@@ -189,9 +189,9 @@ class Service:
                 if level not in LEVELS:
                     level = "error"
             self._last = line
-            for about in ("confined", "limited"):
-                if not self._ready.is_set() and line.startswith(f"sessions are {about}: "):
-                    self.about[about] = line.partition(": ")[2]
+            for what in ("confined", "limited"):
+                if not self._ready.is_set() and line.startswith(f"sessions are {what}: "):
+                    self.session_info[what] = line.partition(": ")[2]
             self._log.write(level, line, process)
             if line.startswith("listening on ") and not self._ready.is_set():
                 self.url = line.removeprefix("listening on ")
@@ -242,8 +242,8 @@ class Service:
                 "log": str(log_file(self.options.name)),
                 "status_file": str(self._status),
                 "version": version(),
-                "confined": self.about.get("confined", ""),
-                "limits": self.about.get("limited", ""),
+                "confined": self.session_info.get("confined", ""),
+                "limits": self.session_info.get("limited", ""),
             },
         )
 

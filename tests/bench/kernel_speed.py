@@ -167,7 +167,7 @@ def attention(**options: bool) -> Callable[..., Tensor]:
 
 
 # Matmuls with the following ops, executed by a library or by loops for few rows; and attention.
-PRODUCTS = {
+MATMULS = {
     **{f"linear, gelu, {rows} x 768 x 3072": linear(F.gelu, rows, 768, 3072) for rows in (1, 4, 32, 128, 512)},
     **{f"linear, relu, {rows} x 256 x 1024": linear(F.relu, rows, 256, 1024) for rows in (8, 64, 1024)},
     "linear, silu, 512 x 512 x 512": linear(F.silu, 512, 512, 512),
@@ -260,7 +260,7 @@ def table(names: list[str], rounds: int, sides: dict[str, str]) -> None:
     )
     ratios: dict[str, list[float]] = {side: [] for side in sides}
     for name in names:
-        kernel = KERNELS.get(name) or PRODUCTS[name]
+        kernel = KERNELS.get(name) or MATMULS[name]
         took = measure(kernel, sides, rounds)
         for side in sides:
             ratios[side].append(took[side] / took["remote"])
@@ -279,7 +279,7 @@ def table(names: list[str], rounds: int, sides: dict[str, str]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=[*KERNELS, *PRODUCTS], metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=[*KERNELS, *MATMULS], metavar="NAME")
     parser.add_argument("--products", action="store_true", help="instead: products with what follows them, attention")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--no-inductor", action="store_true")
@@ -292,7 +292,7 @@ def main() -> int:
         del sides["inductor"]
     if torch.remote.device_count() < 2:
         del sides["nodes"]
-    table(args.only or list(PRODUCTS if args.products else KERNELS), args.rounds, sides)
+    table(args.only or list(MATMULS if args.products else KERNELS), args.rounds, sides)
     return 0
 
 

@@ -106,7 +106,7 @@ def generation(name: str, make: Callable[[], nn.Module], most: float, rounds: in
     return rows
 
 
-def beside_inductor(rounds: int) -> list[Row]:
+def compared_with_inductor(rounds: int) -> list[Row]:
     """The first time in each row is Inductor's. It must run last, because Inductor leaves threads behind."""
     rows = []
     for name, make in (("GPT-2", gpt2), ("Llama", llama)):
@@ -304,7 +304,7 @@ GROUPS: dict[str, Callable[[int], list[Row]]] = {
     "training": training,
     "tiny": tiny,
     "ppo": policies,
-    "inductor": beside_inductor,
+    "inductor": compared_with_inductor,
 }
 
 

@@ -11,7 +11,7 @@ import torch.fx as fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_remote import _C
-from torch_remote.compile.classify import Class, Where, classify, table
+from torch_remote.compile.classify import NodeClass, NodePlacement, classify, table
 from torch_remote.compile.rewrites import move_items
 from torch_remote.compile.segment import Call, Segment, segment
 
@@ -37,11 +37,11 @@ def test_ops_of_the_device_are_in_a_program(remote):
 
     found = classified(function, torch.empty(3, 4, device=remote), torch.empty(4, 5, device=remote))
     assert found == {
-        "x_1": (Where.INPUT, ""),
-        "y_1": (Where.INPUT, ""),
-        "mm": (Where.PROGRAM, ""),
-        "relu": (Where.PROGRAM, ""),
-        "sum_1": (Where.PROGRAM, ""),
+        "x_1": (NodePlacement.INPUT, ""),
+        "y_1": (NodePlacement.INPUT, ""),
+        "mm": (NodePlacement.PROGRAM, ""),
+        "relu": (NodePlacement.PROGRAM, ""),
+        "sum_1": (NodePlacement.PROGRAM, ""),
     }
 
 
@@ -52,9 +52,9 @@ def test_what_no_program_holds_is_outside_and_says_why(remote):
         return rows * 2, here.sin()
 
     found = classified(function, torch.empty(3, device=remote), torch.empty(3))
-    assert found["nonzero"] == (Where.OUTSIDE, "its results depend on data")
-    assert found["mul"] == (Where.PROGRAM, "")  # on rows that the call returns
-    assert found["add_"] == found["sin"] == (Where.OUTSIDE, "a tensor is on cpu")
+    assert found["nonzero"] == (NodePlacement.OUTSIDE, "its results depend on data")
+    assert found["mul"] == (NodePlacement.PROGRAM, "")  # on rows that the call returns
+    assert found["add_"] == found["sin"] == (NodePlacement.OUTSIDE, "a tensor is on cpu")
 
 
 def test_numbers_constants_and_tensors_of_the_host(remote):
@@ -65,17 +65,27 @@ def test_numbers_constants_and_tensors_of_the_host(remote):
     wheres = {}
     for name, (where, _) in found.items():
         wheres.setdefault(where, []).append(name)
-    assert wheres[Where.INPUT] == ["x_1", "scale_1"] and wheres[Where.CONSTANT] == ["_tensor_constant0"]
-    assert wheres[Where.PROGRAM] == ["view", "mul_2"] and wheres[Where.HOST] == ["lift_fresh_copy", "mul_1"]
-    assert wheres[Where.NUMBER] == ["sym_size_int", "sym_size_int_1", "mul"] and Where.OUTSIDE not in wheres
+    assert wheres[NodePlacement.INPUT] == ["x_1", "scale_1"] and wheres[NodePlacement.CONSTANT] == ["_tensor_constant0"]
+    assert wheres[NodePlacement.PROGRAM] == ["view", "mul_2"] and wheres[NodePlacement.HOST] == [
+        "lift_fresh_copy",
+        "mul_1",
+    ]
+    assert (
+        wheres[NodePlacement.NUMBER] == ["sym_size_int", "sym_size_int_1", "mul"]
+        and NodePlacement.OUTSIDE not in wheres
+    )
 
 
 def test_what_a_program_refused_stays_outside(remote):
     module = make_fx(lambda x: x.sin().cos(), tracing_mode="fake")(torch.empty(3, device=remote))
     sin = module.graph.find_nodes(op="call_function", target=aten.sin.default)[0]
     classes = classify(module, guarded=True, refused={sin: "so"})
-    assert classes.of[sin].where is Where.OUTSIDE and classes.of[sin].why == "so"
-    assert [its.where for its in classes.of.values()] == [Where.INPUT, Where.OUTSIDE, Where.PROGRAM]
+    assert classes.of[sin].where is NodePlacement.OUTSIDE and classes.of[sin].why == "so"
+    assert [its.where for its in classes.of.values()] == [
+        NodePlacement.INPUT,
+        NodePlacement.OUTSIDE,
+        NodePlacement.PROGRAM,
+    ]
 
 
 def test_the_table_has_a_row_a_node(remote):
@@ -109,26 +119,26 @@ class Drawn:
         self.classes = {}
 
     def input(self, name):
-        return self.put(self.graph.placeholder(name), Class(Where.INPUT))
+        return self.put(self.graph.placeholder(name), NodeClass(NodePlacement.INPUT))
 
     def put(self, node, its):
         self.classes[node] = its
         return node
 
     def call(self, *args, target=aten.add.Tensor, **its):
-        return self.put(self.graph.call_function(target, args), Class(**its))
+        return self.put(self.graph.call_function(target, args), NodeClass(**its))
 
     def program(self, *args, **its):
-        return self.call(*args, **{"where": Where.PROGRAM, "near": True, **its})
+        return self.call(*args, **{"where": NodePlacement.PROGRAM, "on_device": True, **its})
 
     def host(self, *args):
-        return self.call(*args, where=Where.HOST)
+        return self.call(*args, where=NodePlacement.HOST)
 
     def number(self, *args):
-        return self.call(*args, where=Where.NUMBER)
+        return self.call(*args, where=NodePlacement.NUMBER)
 
     def outside(self, *args, **its):
-        return self.call(*args, **{"where": Where.OUTSIDE, **its})
+        return self.call(*args, **{"where": NodePlacement.OUTSIDE, **its})
 
     def steps(self, cuts=()):
         return segment(self.classes, cuts)
@@ -148,7 +158,7 @@ def test_one_program_of_all(drawn):
 
 def test_a_call_of_what_a_program_makes_is_between_two(drawn):
     a = drawn.program(drawn.input("x"))
-    out = drawn.outside(a, near=True)
+    out = drawn.outside(a, on_device=True)
     b = drawn.program(out, a)
     assert drawn.steps() == [Segment(0, (a,)), Call(out), Segment(0, (b,))]
 
@@ -163,7 +173,7 @@ def test_what_has_nothing_to_do_with_the_device_runs_before(drawn):
 def test_a_call_on_the_device_keeps_its_place(drawn):
     x = drawn.input("x")
     a = drawn.program(x)
-    out = drawn.outside(x, near=True)
+    out = drawn.outside(x, on_device=True)
     b = drawn.program(a)
     assert drawn.steps() == [Segment(0, (a,)), Call(out), Segment(0, (b,))]
 
@@ -187,7 +197,7 @@ def test_who_reads_what_was_written_is_in_the_next_program(drawn):
 def test_writing_what_a_program_makes_follows_it(drawn):
     here = drawn.input("here")
     a = drawn.program(drawn.input("x"))
-    write = drawn.outside(here, a, target=aten.copy_.default, writes=(here,), near=True)
+    write = drawn.outside(here, a, target=aten.copy_.default, writes=(here,), on_device=True)
     b = drawn.program(a)
     assert drawn.steps() == [Segment(0, (a,)), Call(write, must=True), Segment(0, (b,))]
 
@@ -213,7 +223,7 @@ def test_a_number_of_sizes_inside_that_a_program_must_be_given_cuts(drawn):
     size = drawn.number(drawn.number(a))
     b = drawn.program(a, size)
     assert drawn.steps() == [Segment(0, (a, b))]  # an expression of the program
-    drawn.classes[b] = Class(Where.PROGRAM, takes=(size,))
+    drawn.classes[b] = NodeClass(NodePlacement.PROGRAM, program_inputs=(size,))
     assert drawn.steps() == [Segment(0, (a,)), Segment(0, (b,))]
 
 

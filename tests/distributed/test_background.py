@@ -14,7 +14,7 @@ def meet():
     dist.all_reduce(torch.zeros(1))
 
 
-def beside(rank, size):
+def independent_ops_run(rank, size):
     """Ops that do not use a collective's result execute even if another rank has not reached the collective."""
     result, other = torch.ones(1000, device="remote"), torch.full((3,), 2.0, device="remote")
     gathered, mine = torch.zeros(size * 4, device="remote"), torch.full((4,), float(rank), device="remote")
@@ -73,7 +73,7 @@ def many(rank, size):
 
 
 def everything(rank, size):
-    for function in (beside, crosswise, many):
+    for function in (independent_ops_run, crosswise, many):
         function(rank, size)
 
 

@@ -160,7 +160,7 @@ def test_kernels_are_as_exact_as_torch(remote, counted, name, dtype):
     assert c["programs_built"] == 0
 
 
-PRODUCTS: dict[str, tuple[Callable, list[tuple[int, ...]]]] = {
+MATMULS: dict[str, tuple[Callable, list[tuple[int, ...]]]] = {
     "mm": (lambda x, w: x @ w.t(), [(150, 400), (130, 400)]),
     "addmm": (lambda x, w, b: F.linear(x, w, b), [(150, 400), (130, 400), (130,)]),
     "bmm": (lambda x, y: x @ y, [(6, 70, 400), (6, 400, 90)]),
@@ -169,10 +169,10 @@ PRODUCTS: dict[str, tuple[Callable, list[tuple[int, ...]]]] = {
 
 
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="oneDNN does no float32 then")
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", MATMULS)
 def test_large_products_are_done_by_the_faster_library(remote, name):
     """The test includes their gradients, which read transposed operands. The error may be three times eager's."""
-    function, shapes = PRODUCTS[name]
+    function, shapes = MATMULS[name]
     given = [torch.randn(shape) for shape in shapes]
 
     def run(operands: list[torch.Tensor]) -> list[torch.Tensor]:

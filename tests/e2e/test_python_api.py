@@ -28,15 +28,15 @@ def test_the_page_has_every_name_of_torch_cuda(remote):
 def test_the_page_says_what_is_there(remote):
     for name, (what, note) in table().items():
         if what == "no":
-            assert absent.ABSENT[name] == note and not hasattr(torch.remote, name), name
+            assert absent.MISSING_NAMES[name] == note and not hasattr(torch.remote, name), name
             with pytest.raises(AttributeError, match=f"'{name}': {re.escape(note)}"):
                 getattr(torch.remote, name)
         else:
-            assert name in torch.remote.__all__ and name not in absent.ABSENT, name
+            assert name in torch.remote.__all__ and name not in absent.MISSING_NAMES, name
             value = getattr(torch.remote, name)
             if what == "alias":
                 assert value is getattr(torch.remote, note.strip("`")), name
-    assert set(absent.ABSENT) <= set(torch.cuda.__all__)
+    assert set(absent.MISSING_NAMES) <= set(torch.cuda.__all__)
 
 
 def test_all_is_true(remote):

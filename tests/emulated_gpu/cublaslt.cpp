@@ -34,7 +34,7 @@ struct LayoutState {
   int64_t batch_stride = 0;
 
   // The number of elements from the first one to past the last one.
-  uint64_t reach() const {
+  uint64_t extent() const {
     return (columns - 1) * static_cast<uint64_t>(ld) + rows +
            static_cast<uint64_t>(batch - 1) * static_cast<uint64_t>(batch_stride);
   }
@@ -91,7 +91,7 @@ Status desc_create(lt::Desc* desc, lt::Compute compute, Type scale) {
 }
 
 Status desc_set(lt::Desc desc, lt::DescAttribute attribute, const void* value, size_t bytes) {
-  if (!is_there(desc)) return Status::kInvalidValue;
+  if (!exists(desc)) return Status::kInvalidValue;
   switch (attribute) {
     case lt::DescAttribute::kTransposeA:
       return set(&desc->op_a, value, bytes);
@@ -118,7 +118,7 @@ Status layout_create(lt::Layout* layout, Type type, uint64_t rows, uint64_t colu
 }
 
 Status layout_set(lt::Layout layout, lt::LayoutAttribute attribute, const void* value, size_t bytes) {
-  if (!is_there(layout)) return Status::kInvalidValue;
+  if (!exists(layout)) return Status::kInvalidValue;
   if (attribute == lt::LayoutAttribute::kBatchCount) return set(&layout->batch, value, bytes);
   if (attribute == lt::LayoutAttribute::kBatchStride) return set(&layout->batch_stride, value, bytes);
   return Status::kInvalidValue;
@@ -127,7 +127,7 @@ Status layout_set(lt::Layout layout, lt::LayoutAttribute attribute, const void* 
 Status preference_create(lt::Preference* preference) { return make(preference); }
 
 Status preference_set(lt::Preference preference, lt::PreferenceAttribute attribute, const void* value, size_t bytes) {
-  if (!is_there(preference)) return Status::kInvalidValue;
+  if (!exists(preference)) return Status::kInvalidValue;
   if (attribute == lt::PreferenceAttribute::kWorkspaceBytes) return set(&preference->workspace, value, bytes);
   if (attribute == lt::PreferenceAttribute::kReductionSchemes) return set(&preference->reductions, value, bytes);
   const int which = static_cast<int>(attribute) - static_cast<int>(lt::PreferenceAttribute::kAlignmentA);
@@ -137,7 +137,7 @@ Status preference_set(lt::Preference preference, lt::PreferenceAttribute attribu
 
 // --- checks of a matmul ----------------------------------------------------------------------------------------------
 
-struct Product {
+struct Matmul {
   const lt::DescState* desc = nullptr;
   const lt::LayoutState *a = nullptr, *b = nullptr, *c = nullptr, *d = nullptr;
   uint64_t m = 0, n = 0, k = 0;
@@ -148,7 +148,7 @@ bool is_half(Type type) { return type == Type::kFloat16 || type == Type::kBFloat
 bool is_complex(Type type) { return type == Type::kComplex64 || type == Type::kComplex128; }
 
 // Follows the table of cublasLtMatmul in cuBLAS's documentation. Rows that we never use are left out.
-bool has_types(const Product& p) {
+bool has_types(const Matmul& p) {
   const Type a = p.a->type, b = p.b->type, d = p.d->type;
   if (p.c->type != d) return false;
   switch (p.desc->compute) {
@@ -170,7 +170,7 @@ bool has_types(const Product& p) {
   return false;
 }
 
-bool has_epilogue(const Product& p) {
+bool has_epilogue(const Matmul& p) {
   const uint32_t epilogue = p.desc->epilogue;
   if (epilogue == lt::kDefault) return true;
   const bool known = epilogue == lt::kRelu || epilogue == lt::kBias || epilogue == lt::kGelu ||
@@ -184,16 +184,16 @@ bool has_epilogue(const Product& p) {
 }
 
 // Whether columns do not overlap, nor the matrices of a batch if they are written.
-bool is_laid(const lt::LayoutState& layout, bool written, int32_t batch) {
+bool is_valid_layout(const lt::LayoutState& layout, bool written, int32_t batch) {
   if (layout.rows == 0 || layout.columns == 0 || layout.ld < 0 || layout.batch != batch || batch < 1) return false;
   if (static_cast<uint64_t>(layout.ld) < layout.rows || layout.batch_stride < 0) return false;
   const uint64_t one = (layout.columns - 1) * static_cast<uint64_t>(layout.ld) + layout.rows;
   return !written || batch == 1 || static_cast<uint64_t>(layout.batch_stride) >= one;
 }
 
-Status describe(lt::Handle handle, lt::Desc desc, lt::Layout a, lt::Layout b, lt::Layout c, lt::Layout d, Product* p) {
-  if (!is_there(handle)) return Status::kNotInitialized;
-  if (!is_there(desc) || !is_there(a) || !is_there(b) || !is_there(c) || !is_there(d)) return Status::kInvalidValue;
+Status describe(lt::Handle handle, lt::Desc desc, lt::Layout a, lt::Layout b, lt::Layout c, lt::Layout d, Matmul* p) {
+  if (!exists(handle)) return Status::kNotInitialized;
+  if (!exists(desc) || !exists(a) || !exists(b) || !exists(c) || !exists(d)) return Status::kInvalidValue;
   *p = {desc, a, b, c, d};
   const auto rows = [](const lt::LayoutState& x, lt::Operation op) {
     return op == lt::Operation::kNone ? x.rows : x.columns;
@@ -207,8 +207,8 @@ Status describe(lt::Handle handle, lt::Desc desc, lt::Layout a, lt::Layout b, lt
   const bool fits =
       rows(*b, desc->op_b) == p->k && d->rows == p->m && d->columns == p->n && c->rows == p->m && c->columns == p->n;
   if (!fits) return Status::kInvalidValue;
-  if (!is_laid(*a, false, d->batch) || !is_laid(*b, false, d->batch) || !is_laid(*c, true, d->batch) ||
-      !is_laid(*d, true, d->batch)) {
+  if (!is_valid_layout(*a, false, d->batch) || !is_valid_layout(*b, false, d->batch) ||
+      !is_valid_layout(*c, true, d->batch) || !is_valid_layout(*d, true, d->batch)) {
     return Status::kInvalidValue;
   }
   if (!has_types(*p) || !has_epilogue(*p)) return Status::kNotSupported;
@@ -228,11 +228,11 @@ Status describe(lt::Handle handle, lt::Desc desc, lt::Layout a, lt::Layout b, lt
 
 // The contents of an algorithm: magic number, algorithm id, workspace.
 constexpr uint64_t kMagic = 0x314C45435554;
-constexpr size_t kPartsWorkspace = 64 << 10;
+constexpr size_t kSplitKWorkspace = 64 << 10;
 
-bool can(const Product& p, Way way) {
-  if (way == Way::kParts) return p.k >= 32 && !is_complex(p.d->type) && p.d->type != Type::kInt32;
-  if (way == Way::kPlain) return true;
+bool supports(const Matmul& p, MatmulAlgorithm id) {
+  if (id == MatmulAlgorithm::kSplitK) return p.k >= 32 && !is_complex(p.d->type) && p.d->type != Type::kInt32;
+  if (id == MatmulAlgorithm::kBasic) return true;
   for (const lt::LayoutState* x : {p.a, p.b, p.c, p.d}) {
     if (static_cast<uint64_t>(x->ld) * x->item() % 16 != 0) return false;
     if (x->batch > 1 && static_cast<uint64_t>(x->batch_stride) * x->item() % 16 != 0) return false;
@@ -240,13 +240,13 @@ bool can(const Product& p, Way way) {
   return true;
 }
 
-size_t workspace_of(Way way) { return way == Way::kParts ? kPartsWorkspace : 0; }
+size_t workspace_of(MatmulAlgorithm id) { return id == MatmulAlgorithm::kSplitK ? kSplitKWorkspace : 0; }
 
-lt::Candidate candidate_of(Way way) {
+lt::Candidate candidate_of(MatmulAlgorithm id) {
   lt::Candidate candidate;
   candidate.algorithm.data[0] = kMagic;
-  candidate.algorithm.data[1] = static_cast<uint64_t>(way);
-  candidate.workspace = workspace_of(way);
+  candidate.algorithm.data[1] = static_cast<uint64_t>(id);
+  candidate.workspace = workspace_of(id);
   candidate.waves = 1;
   return candidate;
 }
@@ -254,35 +254,35 @@ lt::Candidate candidate_of(Way way) {
 Status find_algorithms(lt::Handle handle, lt::Desc desc, lt::Layout a, lt::Layout b, lt::Layout c, lt::Layout d,
                        lt::Preference preference, int asked, lt::Candidate* candidates, int* count) {
   if (!enter("cublasLtMatmulAlgoGetHeuristic")) return Status::kNotInitialized;
-  Product p;
+  Matmul p;
   *count = 0;
-  if (asked <= 0 || !is_there(preference)) return Status::kInvalidValue;
+  if (asked <= 0 || !exists(preference)) return Status::kInvalidValue;
   if (const Status status = describe(handle, desc, a, b, c, d, &p); status != Status::kSuccess) return status;
-  for (const Way way : {Way::kVectors, Way::kParts, Way::kPlain}) {
+  for (const MatmulAlgorithm id : {MatmulAlgorithm::kVectors, MatmulAlgorithm::kSplitK, MatmulAlgorithm::kBasic}) {
     const bool aligned = std::ranges::all_of(preference->alignments, [](uint32_t bytes) { return bytes % 16 == 0; });
-    if (!can(p, way) || (way == Way::kVectors && !aligned)) continue;
-    if (workspace_of(way) > preference->workspace) continue;
-    if (way == Way::kParts && (preference->reductions & lt::kReductionComputeType) == 0) continue;
-    if (*count < asked) candidates[(*count)++] = candidate_of(way);
+    if (!supports(p, id) || (id == MatmulAlgorithm::kVectors && !aligned)) continue;
+    if (workspace_of(id) > preference->workspace) continue;
+    if (id == MatmulAlgorithm::kSplitK && (preference->reductions & lt::kReductionComputeType) == 0) continue;
+    if (*count < asked) candidates[(*count)++] = candidate_of(id);
   }
   return *count != 0 ? Status::kSuccess : Status::kNotSupported;
 }
 
-std::optional<Way> way_of(const lt::Algorithm* algorithm) {
+std::optional<MatmulAlgorithm> id_of(const lt::Algorithm* algorithm) {
   if (algorithm == nullptr || algorithm->data[0] != kMagic || algorithm->data[1] > 2) return std::nullopt;
-  return static_cast<Way>(algorithm->data[1]);
+  return static_cast<MatmulAlgorithm>(algorithm->data[1]);
 }
 
 Status check_algorithm(lt::Handle handle, lt::Desc desc, lt::Layout a, lt::Layout b, lt::Layout c, lt::Layout d,
                        const lt::Algorithm* algorithm, lt::Candidate* candidate) {
   if (!enter("cublasLtMatmulAlgoCheck")) return Status::kNotInitialized;
-  Product p;
+  Matmul p;
   if (const Status status = describe(handle, desc, a, b, c, d, &p); status != Status::kSuccess) return status;
-  const std::optional<Way> way = way_of(algorithm);
-  if (!way) return Status::kInvalidValue;
-  if (!can(p, *way)) return Status::kNotSupported;
+  const std::optional<MatmulAlgorithm> id = id_of(algorithm);
+  if (!id) return Status::kInvalidValue;
+  if (!supports(p, *id)) return Status::kNotSupported;
   const lt::Algorithm same = *algorithm;
-  *candidate = candidate_of(*way);
+  *candidate = candidate_of(*id);
   candidate->algorithm = same;
   return Status::kSuccess;
 }
@@ -374,7 +374,7 @@ struct Work {
                   *b_scale = nullptr;
   std::byte *d_data = nullptr, *workspace = nullptr;
   std::array<std::byte, 16> alpha{}, beta{};
-  Way way = Way::kPlain;
+  MatmulAlgorithm id = MatmulAlgorithm::kBasic;
 };
 
 // TF32 has 10 fraction bits.
@@ -419,7 +419,7 @@ void compute_one(const Work& w, uint64_t place) {
   if (w.a_scale != nullptr) scale *= load<T>(Type::kFloat32, w.a_scale);
   if (w.b_scale != nullptr) scale *= load<T>(Type::kFloat32, w.b_scale);
   const Type bias_type = w.desc.bias_type < 0 ? w.d.type : static_cast<Type>(w.desc.bias_type);
-  const uint64_t half = w.way == Way::kParts ? w.k / 2 : w.k;
+  const uint64_t half = w.id == MatmulAlgorithm::kSplitK ? w.k / 2 : w.k;
   std::vector<T> sums(w.n), more(w.n);
   for (uint64_t i = 0; i < w.m; ++i) {
     std::ranges::fill(sums, T{});
@@ -451,7 +451,7 @@ bool is_written(const emulator::DeviceMemory& memory, const lt::LayoutState& x, 
       for (uint64_t row = 0; row < x.rows; ++row) {
         const uint64_t element =
             place * static_cast<uint64_t>(x.batch_stride) + column * static_cast<uint64_t>(x.ld) + row;
-        if (memory.cells(data + element * x.item())->writer == emulator::kUninitialised) return false;
+        if (memory.cells(data + element * x.item())->writer == emulator::kUninitialized) return false;
       }
     }
   }
@@ -488,8 +488,8 @@ Result compute(Machine& machine, Gpu& gpu, const Work& w) {
       (void)memory.written(w.d_data + column * w.d.item(), w.m * w.d.item());
     }
   }
-  if (w.workspace != nullptr) std::memset(w.workspace, 0xFF, workspace_of(w.way));
-  const std::chrono::microseconds delay(delays()[static_cast<size_t>(w.way)].load());
+  if (w.workspace != nullptr) std::memset(w.workspace, 0xFF, workspace_of(w.id));
+  const std::chrono::microseconds delay(delays()[static_cast<size_t>(w.id)].load());
   if (delay.count() != 0) std::this_thread::sleep_for(delay);
   return Result::kSuccess;
 }
@@ -500,12 +500,12 @@ Status matmul(lt::Handle handle, lt::Desc desc, const void* alpha, DevicePointer
               size_t workspace_bytes, Stream stream_handle) {
   std::optional<Call> call = enter("cublasLtMatmul");
   if (!call) return Status::kExecutionFailed;
-  Product p;
+  Matmul p;
   const Status status = describe(handle, desc, a_layout, b_layout, c_layout, d_layout, &p);
   if (status != Status::kSuccess) return status;
-  const std::optional<Way> way = way_of(algorithm);
-  if (!way || alpha == nullptr || beta == nullptr) return Status::kInvalidValue;
-  if (!can(p, *way)) return Status::kNotSupported;
+  const std::optional<MatmulAlgorithm> id = id_of(algorithm);
+  if (!id || alpha == nullptr || beta == nullptr) return Status::kInvalidValue;
+  if (!supports(p, *id)) return Status::kNotSupported;
   StreamState* const stream = call->stream(stream_handle);
   if (stream == nullptr) return Status::kInvalidValue;
 
@@ -513,7 +513,7 @@ Status matmul(lt::Handle handle, lt::Desc desc, const void* alpha, DevicePointer
   w.m = p.m;
   w.n = p.n;
   w.k = p.k;
-  w.way = *way;
+  w.id = *id;
   const size_t scalar_bytes = lt::item_size(desc->scale);
   std::memcpy(w.alpha.data(), alpha, scalar_bytes);
   std::memcpy(w.beta.data(), beta, scalar_bytes);
@@ -525,8 +525,8 @@ Status matmul(lt::Handle handle, lt::Desc desc, const void* alpha, DevicePointer
     return static_cast<std::byte*>(found);
   };
   const auto matrix = [&](DevicePointer address, const lt::LayoutState& x) {
-    const uint64_t wants = *way == Way::kVectors || is_float8(p.a->type) ? 16 : tensor_cores ? 4 : 1;
-    return find(address, x.reach() * x.item(), std::max<uint64_t>(wants, x.item()));
+    const uint64_t wants = *id == MatmulAlgorithm::kVectors || is_float8(p.a->type) ? 16 : tensor_cores ? 4 : 1;
+    return find(address, x.extent() * x.item(), std::max<uint64_t>(wants, x.item()));
   };
   w.a_data = matrix(a, *a_layout);
   w.b_data = matrix(b, *b_layout);
@@ -538,14 +538,14 @@ Status matmul(lt::Handle handle, lt::Desc desc, const void* alpha, DevicePointer
   }
   if (desc->a_scale != 0) w.a_scale = find(desc->a_scale, 4, 4);
   if (desc->b_scale != 0) w.b_scale = find(desc->b_scale, 4, 4);
-  if (workspace_of(*way) != 0) {
-    if (workspace_bytes < workspace_of(*way)) return Status::kInvalidValue;
-    w.workspace = find(workspace, workspace_of(*way), lt::kWorkspaceAlignment);
+  if (workspace_of(*id) != 0) {
+    if (workspace_bytes < workspace_of(*id)) return Status::kInvalidValue;
+    w.workspace = find(workspace, workspace_of(*id), lt::kWorkspaceAlignment);
   }
   if (!good) return Status::kInvalidValue;
   // The result may not overlap an input, except that d may be c.
   const auto overlaps = [&](DevicePointer x, const lt::LayoutState& layout) {
-    return x < d + d_layout->reach() * d_layout->item() && d < x + layout.reach() * layout.item();
+    return x < d + d_layout->extent() * d_layout->item() && d < x + layout.extent() * layout.item();
   };
   const bool is_c = c == d && c_layout->ld == d_layout->ld && c_layout->batch_stride == d_layout->batch_stride;
   if (overlaps(a, *a_layout) || overlaps(b, *b_layout) || (!is_c && overlaps(c, *c_layout))) {
@@ -583,9 +583,11 @@ lt::Table cublaslt() {
   return table;
 }
 
-void slow_down(Way way, std::chrono::microseconds delay) { delays()[static_cast<size_t>(way)] = delay.count(); }
+void slow_down(MatmulAlgorithm id, std::chrono::microseconds delay) {
+  delays()[static_cast<size_t>(id)] = delay.count();
+}
 
-std::string cublaslt_left() {
+std::string cublaslt_leaks() {
   std::string text;
   const auto tell = [&](size_t count, const char* what) {
     if (count == 0) return;

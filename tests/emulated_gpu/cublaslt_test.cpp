@@ -32,7 +32,7 @@ class CublasLtTest : public EmulatedDriverTest {
   void TearDown() override {
     clear();
     EXPECT_EQ(table.destroy(handle), Status::kSuccess);
-    EXPECT_EQ(cublaslt_left(), "");
+    EXPECT_EQ(cublaslt_leaks(), "");
     EmulatedDriverTest::TearDown();
   }
   void clear() {

@@ -21,10 +21,10 @@ int64_t DnnTensor::count() const {
 }
 DnnTensor tensor_of(const dnn::DescriptorState& state) {
   using dnn::Attribute;
-  return {one<dnn::Type>(state, Attribute::kTensorType),    list<int64_t>(state, Attribute::kTensorSizes),
-          list<int64_t>(state, Attribute::kTensorStrides),  one<int64_t>(state, Attribute::kTensorId),
-          one<int64_t>(state, Attribute::kTensorAlignment), one<bool>(state, Attribute::kTensorIsVirtual),
-          one<bool>(state, Attribute::kTensorIsNumber)};
+  return {get_scalar<dnn::Type>(state, Attribute::kTensorType),    get_list<int64_t>(state, Attribute::kTensorSizes),
+          get_list<int64_t>(state, Attribute::kTensorStrides),     get_scalar<int64_t>(state, Attribute::kTensorId),
+          get_scalar<int64_t>(state, Attribute::kTensorAlignment), get_scalar<bool>(state, Attribute::kTensorIsVirtual),
+          get_scalar<bool>(state, Attribute::kTensorIsNumber)};
 }
 
 std::string& message() {
@@ -51,7 +51,7 @@ using dnn::Kind;
 using dnn::Value;
 using Status = dnn::Result;
 
-std::array<std::atomic<bool>, kEngines>& left_out() {
+std::array<std::atomic<bool>, kEngines>& excluded() {
   static std::array<std::atomic<bool>, kEngines> out;
   return out;
 }
@@ -68,7 +68,7 @@ Status remove(State* object) {
 
 Status handle_create(dnn::Handle* handle) { return enter("cudnnCreate") ? make(handle) : Status::kNotInitialized; }
 Status set_stream(dnn::Handle handle, Stream stream) {
-  if (!is_there(handle)) return Status::kBadParam;
+  if (!exists(handle)) return Status::kBadParam;
   handle->stream = stream;
   return Status::kSuccess;
 }
@@ -86,15 +86,15 @@ Status descriptor_create(Kind kind, Descriptor* descriptor) {
 }
 
 bool is_convolution(const dnn::DescriptorState& graph) {
-  return first_of(list<Descriptor>(graph, Attribute::kGraphOperations)[0]->kind).has_value();
+  return first_attribute(get_list<Descriptor>(graph, Attribute::kGraphOperations)[0]->kind).has_value();
 }
 
 bool is_norm_graph(const dnn::DescriptorState& graph) {
-  return is_norm(list<Descriptor>(graph, Attribute::kGraphOperations)[0]->kind);
+  return is_norm(get_list<Descriptor>(graph, Attribute::kGraphOperations)[0]->kind);
 }
 
 Status norm_of(const dnn::DescriptorState& graph, DnnNorm* norm) {
-  const auto operations = list<Descriptor>(graph, Attribute::kGraphOperations);
+  const auto operations = get_list<Descriptor>(graph, Attribute::kGraphOperations);
   if (operations.size() != 1) return fail(Status::kNotSupportedGraphPattern, "more than a norm");
   std::string why;
   const Status status = read_norm(*operations[0], norm, &why);
@@ -104,34 +104,34 @@ Status norm_of(const dnn::DescriptorState& graph, DnnNorm* norm) {
 // Reads a graph of any other operations.
 Status operations_of(const dnn::DescriptorState& graph, DnnOperations* operations) {
   std::string why;
-  const Status status = read_operations(list<Descriptor>(graph, Attribute::kGraphOperations), operations, &why);
+  const Status status = read_operations(get_list<Descriptor>(graph, Attribute::kGraphOperations), operations, &why);
   return status == Status::kSuccess ? status : fail(status, why);
 }
 
 // --- engines ---------------------------------------------------------------------------------------------------------
 
 // As in NVIDIA's library, several engines support attention. None of them is a fallback for gradients.
-Status can(const DnnOperations& graph, Engine engine, dnn::HeuristicsMode mode) {
+Status supports(const DnnOperations& graph, Engine engine, dnn::HeuristicsMode mode) {
   std::string why;
-  const Status status = can_attend(graph, &why);
+  const Status status = supports_attention(graph, &why);
   if (status != Status::kSuccess) return fail(status, why);
   const bool backward = graph.operations[0].kind == Kind::kPointwiseOperation;
   const bool good = engine == Engine::kBroken || engine == Engine::kWorkspace ||
-                    (engine == Engine::kPlain && !(backward && mode == dnn::HeuristicsMode::kFallback));
+                    (engine == Engine::kFallback && !(backward && mode == dnn::HeuristicsMode::kFallback));
   return good ? Status::kSuccess : fail(Status::kNotSupported, "not of this engine");
 }
 
-Status can(const DnnNorm& norm, Engine engine) {
+Status supports(const DnnNorm& norm, Engine engine) {
   std::string why;
-  const Status status = can_norm(norm, &why);
+  const Status status = supports_norm(norm, &why);
   if (status != Status::kSuccess) return fail(status, why);
-  const bool good = engine == Engine::kBroken || engine == Engine::kWorkspace || engine == Engine::kPlain;
+  const bool good = engine == Engine::kBroken || engine == Engine::kWorkspace || engine == Engine::kFallback;
   return good ? Status::kSuccess : fail(Status::kNotSupported, "not of this engine");
 }
 
-Status can(const Graph& graph, Engine engine, dnn::HeuristicsMode mode) {
-  if (graph.convolution) return can(*graph.convolution, engine);
-  return graph.norm ? can(*graph.norm, engine) : can(graph.operations, engine, mode);
+Status supports(const Graph& graph, Engine engine, dnn::HeuristicsMode mode) {
+  if (graph.convolution) return supports(*graph.convolution, engine);
+  return graph.norm ? supports(*graph.norm, engine) : supports(graph.operations, engine, mode);
 }
 
 std::vector<dnn::Note> notes_of(Engine engine) {
@@ -141,7 +141,7 @@ std::vector<dnn::Note> notes_of(Engine engine) {
 }
 
 Status descriptor_finalize(Descriptor descriptor) {
-  if (!is_there(descriptor)) return fail(Status::kBadParam, "no such descriptor");
+  if (!exists(descriptor)) return fail(Status::kBadParam, "no such descriptor");
   dnn::DescriptorState& state = *descriptor;
   if (state.finalized) return fail(Status::kBadParam, "it is finalized");
   Status status = check_attributes(state);
@@ -165,7 +165,7 @@ Status descriptor_finalize(Descriptor descriptor) {
     case Kind::kReductionOperation:
     case Kind::kReshapeOperation: {
       std::string why;
-      status = check_alone(state, &why);
+      status = check_operation_sizes(state, &why);
       if (status != Status::kSuccess) return fail(status, why);
       break;
     }
@@ -180,14 +180,14 @@ Status descriptor_finalize(Descriptor descriptor) {
       status = read_graph(state, &graph);
       break;
     case Kind::kPlan: {
-      const Descriptor config = one<Descriptor>(state, Attribute::kPlanConfig);
+      const Descriptor config = get_scalar<Descriptor>(state, Attribute::kPlanConfig);
       if (config->kind != Kind::kEngineConfig) return fail(Status::kBadParamDescriptorType, "no engine's config");
       if (engine_of(*config) == Engine::kBroken) return fail(Status::kNotSupported, "only proposed");
       break;
     }
     case Kind::kVariantPack: {
-      const auto ids = list<int64_t>(state, Attribute::kPackIds);
-      if (ids.size() != list<DevicePointer>(state, Attribute::kPackPointers).size())
+      const auto ids = get_list<int64_t>(state, Attribute::kPackIds);
+      if (ids.size() != get_list<DevicePointer>(state, Attribute::kPackPointers).size())
         return fail(Status::kBadParamShapeMismatch, "as many ids as addresses");
       if (std::set<int64_t>(ids.begin(), ids.end()).size() != ids.size())
         return fail(Status::kBadParamDuplicatedEntries, "an id twice");
@@ -213,25 +213,25 @@ Status get_attribute(Descriptor descriptor, Attribute attribute, Is type, int64_
                      void* elements) {
   if (!enter("cudnnBackendGetAttribute")) return Status::kNotInitialized;
   if (count == nullptr || elements == nullptr) return fail(Status::kBadParamNullPointer, "nowhere to put it");
-  if (!is_whole(descriptor)) return fail(Status::kBadParamNotFinalized, "it is not whole");
+  if (!is_complete(descriptor)) return fail(Status::kBadParamNotFinalized, "it is not whole");
   const dnn::DescriptorState& state = *descriptor;
   *count = 0;
   if (state.kind == Kind::kHeuristics && attribute == Attribute::kHeuristicsResults && type == Is::kDescriptor) {
-    const Descriptor graph = one<Descriptor>(state, Attribute::kHeuristicsGraph);
+    const Descriptor graph = get_scalar<Descriptor>(state, Attribute::kHeuristicsGraph);
     Graph what;
     if (const Status status = read_graph(*graph, &what); status != Status::kSuccess) return status;
-    const auto mode = one<dnn::HeuristicsMode>(state, Attribute::kHeuristicsMode);
+    const auto mode = get_scalar<dnn::HeuristicsMode>(state, Attribute::kHeuristicsMode);
     Status status = Status::kSuccess;
     for (size_t i = 0; i < kEngines; ++i) {
       const auto engine = static_cast<Engine>(i);
-      if (left_out()[i] || (mode == dnn::HeuristicsMode::kFallback && engine != Engine::kPlain)) continue;
+      if (excluded()[i] || (mode == dnn::HeuristicsMode::kFallback && engine != Engine::kFallback)) continue;
       // Only the fallback supports float64.
-      if (mode != dnn::HeuristicsMode::kFallback && what.convolution && what.convolution->wide) continue;
-      const Status able = can(what, engine, mode);
+      if (mode != dnn::HeuristicsMode::kFallback && what.convolution && what.convolution->computes_in_f64) continue;
+      const Status able = supports(what, engine, mode);
       if (able != Status::kSuccess) status = able;
       if (able != Status::kSuccess || *count >= asked) continue;
       const Descriptor to = static_cast<Descriptor*>(elements)[*count];
-      if (!is_there(to) || to->finalized || to->kind != Kind::kEngineConfig)
+      if (!exists(to) || to->finalized || to->kind != Kind::kEngineConfig)
         return fail(Status::kBadParam, "no empty config to fill");
       fill(*to, engine, graph);
       ++*count;
@@ -240,9 +240,9 @@ Status get_attribute(Descriptor descriptor, Attribute attribute, Is type, int64_
   }
   if (state.kind == Kind::kEngineConfig && attribute == Attribute::kConfigEngine && type == Is::kDescriptor) {
     const Descriptor to = *static_cast<Descriptor*>(elements);
-    if (asked != 1 || !is_there(to) || to->finalized || to->kind != Kind::kEngine)
+    if (asked != 1 || !exists(to) || to->finalized || to->kind != Kind::kEngine)
       return fail(Status::kBadParam, "no empty engine to fill");
-    fill(*to, engine_of(state), one<Descriptor>(state, kEngineGraph));
+    fill(*to, engine_of(state), get_scalar<Descriptor>(state, kEngineGraph));
     *count = 1;
     return Status::kSuccess;
   }
@@ -253,7 +253,7 @@ Status get_attribute(Descriptor descriptor, Attribute attribute, Is type, int64_
     return Status::kSuccess;
   }
   if (state.kind == Kind::kPlan && attribute == Attribute::kPlanWorkspace && type == Is::kInt64 && asked >= 1) {
-    const Engine engine = engine_of(*one<Descriptor>(state, Attribute::kPlanConfig));
+    const Engine engine = engine_of(*get_scalar<Descriptor>(state, Attribute::kPlanConfig));
     *static_cast<int64_t*>(elements) = engine == Engine::kWorkspace ? kWorkspaceBytes : 0;
     *count = 1;
     return Status::kSuccess;
@@ -292,9 +292,9 @@ dnn::Table cudnn() {
   return table;
 }
 
-void leave_out(Engine engine, bool out) { left_out()[static_cast<size_t>(engine)] = out; }
+void exclude_engine(Engine engine, bool out) { excluded()[static_cast<size_t>(engine)] = out; }
 
-std::string cudnn_left() {
+std::string cudnn_leaks() {
   std::string text;
   const auto tell = [&](size_t count, const char* what) {
     if (count == 0) return;

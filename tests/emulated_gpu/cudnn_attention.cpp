@@ -27,7 +27,7 @@ bool is_half(Type type) { return type == Type::kFloat16 || type == Type::kBFloat
 
 bool operator==(const DnnTensor& a, const DnnTensor& b) {
   return a.type == b.type && a.sizes == b.sizes && a.strides == b.strides && a.alignment == b.alignment &&
-         a.is_virtual == b.is_virtual && a.is_number == b.is_number;
+         a.is_virtual == b.is_virtual && a.is_host_scalar == b.is_host_scalar;
 }
 
 std::string_view name_of(PointwiseMode mode) {
@@ -87,7 +87,7 @@ bool is_packed(const DnnTensor& tensor) {
 }
 
 // Whether rows or columns are contiguous and begin at multiples of 16 bytes.
-bool lies_in_rows(const DnnTensor& tensor) {
+bool has_aligned_rows(const DnnTensor& tensor) {
   const size_t rank = tensor.sizes.size();
   const size_t inner = tensor.strides[rank - 1] == 1 ? rank - 1 : rank - 2;
   if (tensor.strides[inner] != 1 || tensor.alignment < 16) return false;
@@ -103,7 +103,7 @@ bool lies_in_rows(const DnnTensor& tensor) {
 Status check_kinds(const dnn::DescriptorState& state, Kind how, Attribute of_how, std::string* why) {
   for (const auto& [attribute, value] : state.values) {
     const Kind wanted = attribute == of_how ? how : Kind::kTensor;
-    if (one<Descriptor>(state, attribute)->kind != wanted)
+    if (get_scalar<Descriptor>(state, attribute)->kind != wanted)
       return fail(why, Status::kBadParamDescriptorType, "a descriptor of another kind");
   }
   return Status::kSuccess;
@@ -129,16 +129,16 @@ Status check_pointwise(const dnn::DescriptorState& state, std::string* why) {
   if (const Status status = check_kinds(state, Kind::kPointwise, Attribute::kPointwiseOperation, why);
       status != Status::kSuccess)
     return status;
-  const auto mode =
-      one<dnn::PointwiseMode>(*one<Descriptor>(state, Attribute::kPointwiseOperation), Attribute::kPointwiseMode);
-  const DnnTensor left = tensor_of(*one<Descriptor>(state, Attribute::kPointwiseLeft)),
-                  result = tensor_of(*one<Descriptor>(state, Attribute::kPointwiseResult));
+  const auto mode = get_scalar<dnn::PointwiseMode>(*get_scalar<Descriptor>(state, Attribute::kPointwiseOperation),
+                                                   Attribute::kPointwiseMode);
+  const DnnTensor left = tensor_of(*get_scalar<Descriptor>(state, Attribute::kPointwiseLeft)),
+                  result = tensor_of(*get_scalar<Descriptor>(state, Attribute::kPointwiseResult));
   bool fits = left.sizes == result.sizes;
   size_t operands = 1;
   for (const Attribute attribute : {Attribute::kPointwiseRight, Attribute::kPointwiseThird}) {
     if (find(state, attribute) == nullptr) continue;
     ++operands;
-    const DnnTensor other = tensor_of(*one<Descriptor>(state, attribute));
+    const DnnTensor other = tensor_of(*get_scalar<Descriptor>(state, attribute));
     fits = fits && other.sizes.size() == left.sizes.size();
     for (size_t d = 0; fits && d < left.sizes.size(); ++d)
       fits = other.sizes[d] == 1 || other.sizes[d] == left.sizes[d];
@@ -151,7 +151,7 @@ Status check_matmul(const dnn::DescriptorState& state, std::string* why) {
   if (const Status status = check_kinds(state, Kind::kMatmul, Attribute::kMatmulDescriptor, why);
       status != Status::kSuccess)
     return status;
-  const auto sizes = [&](Attribute attribute) { return tensor_of(*one<Descriptor>(state, attribute)).sizes; };
+  const auto sizes = [&](Attribute attribute) { return tensor_of(*get_scalar<Descriptor>(state, attribute)).sizes; };
   const auto left = sizes(Attribute::kMatmulLeft), right = sizes(Attribute::kMatmulRight),
              result = sizes(Attribute::kMatmulResult);
   const size_t rank = left.size();
@@ -165,8 +165,8 @@ Status check_reduction(const dnn::DescriptorState& state, std::string* why) {
   if (const Status status = check_kinds(state, Kind::kReduction, Attribute::kReductionDescriptor, why);
       status != Status::kSuccess)
     return status;
-  const DnnTensor from = tensor_of(*one<Descriptor>(state, Attribute::kReductionFrom)),
-                  to = tensor_of(*one<Descriptor>(state, Attribute::kReductionTo));
+  const DnnTensor from = tensor_of(*get_scalar<Descriptor>(state, Attribute::kReductionFrom)),
+                  to = tensor_of(*get_scalar<Descriptor>(state, Attribute::kReductionTo));
   bool fits = from.sizes.size() == to.sizes.size();
   for (size_t d = 0; fits && d < to.sizes.size(); ++d) fits = from.sizes[d] % to.sizes[d] == 0;
   return fits ? Status::kSuccess : fail(why, Status::kBadParamShapeMismatch, "sizes do not fit");
@@ -175,14 +175,14 @@ Status check_reduction(const dnn::DescriptorState& state, std::string* why) {
 Status check_reshape(const dnn::DescriptorState& state, std::string* why) {
   if (const Status status = check_kinds(state, Kind::kTensor, Attribute::kReshapeFrom, why); status != Status::kSuccess)
     return status;
-  const DnnTensor from = tensor_of(*one<Descriptor>(state, Attribute::kReshapeFrom)),
-                  to = tensor_of(*one<Descriptor>(state, Attribute::kReshapeTo));
+  const DnnTensor from = tensor_of(*get_scalar<Descriptor>(state, Attribute::kReshapeFrom)),
+                  to = tensor_of(*get_scalar<Descriptor>(state, Attribute::kReshapeTo));
   return from.count() == to.count() ? Status::kSuccess : fail(why, Status::kBadParamShapeMismatch, "sizes do not fit");
 }
 
 }  // namespace
 
-Status check_alone(const dnn::DescriptorState& state, std::string* why) {
+Status check_operation_sizes(const dnn::DescriptorState& state, std::string* why) {
   switch (state.kind) {
     case Kind::kPointwiseOperation:
       return check_pointwise(state, why);
@@ -233,17 +233,17 @@ Status read_operations(const std::vector<Descriptor>& descriptors, DnnOperations
       case Kind::kReductionOperation:
         reads = {Attribute::kReductionFrom};
         writes = Attribute::kReductionTo;
-        operation.reduction = one<dnn::ReductionMode>(*one<Descriptor>(state, Attribute::kReductionDescriptor),
-                                                      Attribute::kReductionMode);
+        operation.reduction = get_scalar<dnn::ReductionMode>(
+            *get_scalar<Descriptor>(state, Attribute::kReductionDescriptor), Attribute::kReductionMode);
         break;
       case Kind::kReshapeOperation:
         reads = {Attribute::kReshapeFrom};
         writes = Attribute::kReshapeTo;
         break;
       case Kind::kPointwiseOperation: {
-        const auto& how = *one<Descriptor>(state, Attribute::kPointwiseOperation);
-        operation.pointwise = one<PointwiseMode>(how, Attribute::kPointwiseMode);
-        operation.axis = one<int64_t>(how, Attribute::kPointwiseAxis);
+        const auto& how = *get_scalar<Descriptor>(state, Attribute::kPointwiseOperation);
+        operation.pointwise = get_scalar<PointwiseMode>(how, Attribute::kPointwiseMode);
+        operation.axis = get_scalar<int64_t>(how, Attribute::kPointwiseAxis);
         if ((operation.pointwise == PointwiseMode::kIndex) != (find(how, Attribute::kPointwiseAxis) != nullptr))
           return fail(why, Status::kBadParam, "an index has an axis, and nothing else");
         for (const Attribute each :
@@ -257,21 +257,21 @@ Status read_operations(const std::vector<Descriptor>& descriptors, DnnOperations
         return fail(why, Status::kNotSupportedGraphPattern, "an operation that is not known");
     }
     const auto take = [&](Attribute attribute) {
-      const DnnTensor tensor = tensor_of(*one<Descriptor>(state, attribute));
+      const DnnTensor tensor = tensor_of(*get_scalar<Descriptor>(state, attribute));
       const auto [known, is_new] = graph->tensors.emplace(tensor.id, tensor);
       return is_new || known->second == tensor ? &known->second : nullptr;
     };
     for (const Attribute attribute : reads) {
       const DnnTensor* const tensor = take(attribute);
       if (tensor == nullptr) return fail(why, Status::kBadParamDuplicatedEntries, "an id of two tensors");
-      if (tensor->is_virtual && !graph->made.contains(tensor->id))
+      if (tensor->is_virtual && !graph->computed.contains(tensor->id))
         return fail(why, Status::kNotSupportedGraphPattern, "what is read is not made before, and has no memory");
       used.insert(tensor->id);
       operation.operands.push_back(tensor->id);
     }
     const DnnTensor* const made = take(writes);
     if (made == nullptr) return fail(why, Status::kBadParamDuplicatedEntries, "an id of two tensors");
-    if (made->is_number || !graph->made.insert(made->id).second || used.contains(made->id))
+    if (made->is_host_scalar || !graph->computed.insert(made->id).second || used.contains(made->id))
       return fail(why, Status::kNotSupportedGraphPattern, "what is made is a number, or made twice, or read before");
     operation.result = made->id;
     graph->operations.push_back(std::move(operation));
@@ -280,13 +280,13 @@ Status read_operations(const std::vector<Descriptor>& descriptors, DnnOperations
     if (tensor.is_virtual && !used.contains(id))
       return fail(why, Status::kNotSupportedGraphPattern, "what is made is not used, and has no memory");
     const bool is_one = std::ranges::all_of(tensor.sizes, [](int64_t size) { return size == 1; });
-    if (tensor.is_number && (!is_one || tensor.type != Type::kFloat32))
+    if (tensor.is_host_scalar && (!is_one || tensor.type != Type::kFloat32))
       return fail(why, Status::kNotSupportedGraphPattern, "a number of many elements, or of another type");
   }
   return Status::kSuccess;
 }
 
-Status can_attend(const DnnOperations& graph, std::string* why) {
+Status supports_attention(const DnnOperations& graph, std::string* why) {
   const std::string names = names_of(graph);
   static const std::regex forward("matmul mul (add )?" + std::string(kSeen) + "max sub exp sum log add div matmul "),
       backward("mul sum mul matmul mul (add )?sub " + std::string(kSeen) +
@@ -301,7 +301,7 @@ Status can_attend(const DnnOperations& graph, std::string* why) {
   if (query.sizes.size() != 4 || !is_half(query.type)) return fail(why, Status::kNotSupportedDataType, "no half type");
   if (size > most || size % 8 != 0) return fail(why, Status::kNotSupportedShape, "heads of such a size");
   for (const auto& [id, tensor] : graph.tensors) {
-    if (tensor.is_number) continue;
+    if (tensor.is_host_scalar) continue;
     const bool whole = tensor.type == Type::kInt32 || tensor.type == Type::kBool;
     if (tensor.type != query.type && tensor.type != Type::kFloat32 && !(whole && tensor.is_virtual))
       return fail(why, Status::kNotSupportedDataType, "types differ");
@@ -309,7 +309,7 @@ Status can_attend(const DnnOperations& graph, std::string* why) {
     // The gradient reads float32 sums as packed, whatever strides the descriptor states.
     if (tensor.type == Type::kFloat32 && !is_packed(tensor))
       return fail(why, Status::kNotSupportedLayout, "f32 with gaps");
-    if (tensor.type != Type::kFloat32 && !lies_in_rows(tensor))
+    if (tensor.type != Type::kFloat32 && !has_aligned_rows(tensor))
       return fail(why, Status::kNotSupportedLayout, "rows that are not aligned");
   }
   return Status::kSuccess;
@@ -426,8 +426,8 @@ void compute(const DnnOperations& graph, const std::map<int64_t, std::byte*>& ad
     const DnnTensor& tensor = entry.second;
     Values& values = all[id];
     values.resize(static_cast<size_t>(tensor.count()));
-    if (tensor.is_number) values[0] = numbers.at(id);
-    if (!graph.has_memory(tensor) || graph.made.contains(id)) continue;
+    if (tensor.is_host_scalar) values[0] = numbers.at(id);
+    if (!graph.has_memory(tensor) || graph.computed.contains(id)) continue;
     const std::byte* const data = addresses.at(id);
     for_each_element(tensor, [&](size_t i, uint64_t at) { values[i] = load_element(tensor.type, data + at); });
   }

@@ -112,32 +112,32 @@ size_t bytes_of(Is type) {
 
 }  // namespace
 
-std::optional<Attribute> first_of(Kind kind) {
+std::optional<Attribute> first_attribute(Kind kind) {
   if (kind == Kind::kForward) return Attribute::kForwardAlpha;
   if (kind == Kind::kBackwardData) return Attribute::kBackwardDataAlpha;
   if (kind == Kind::kBackwardFilter) return Attribute::kBackwardFilterAlpha;
   return std::nullopt;
 }
 
-bool is_whole(Descriptor descriptor) {
-  if (!is_there(descriptor) || !descriptor->finalized) return false;
+bool is_complete(Descriptor descriptor) {
+  if (!exists(descriptor) || !descriptor->finalized) return false;
   for (const auto& [attribute, value] : descriptor->values) {
     if (value.type != Is::kDescriptor) continue;
-    const auto others = list<Descriptor>(*descriptor, attribute);
-    if (!std::ranges::all_of(others, is_whole)) return false;
+    const auto others = get_list<Descriptor>(*descriptor, attribute);
+    if (!std::ranges::all_of(others, is_complete)) return false;
   }
   return true;
 }
 
 Status set_attribute(Descriptor descriptor, Attribute attribute, Is type, int64_t count, const void* elements) {
-  if (!is_there(descriptor)) return fail(Status::kBadParam, "no such descriptor");
+  if (!exists(descriptor)) return fail(Status::kBadParam, "no such descriptor");
   if (elements == nullptr) return fail(Status::kBadParamNullPointer, "no elements");
   if (descriptor->finalized) return fail(Status::kBadParam, "it is finalized");
   const auto rule = std::ranges::find_if(
       kRules, [&](const Rule& each) { return each.kind == descriptor->kind && each.attribute == attribute; });
   Is wanted = Is::kDescriptor;
   int64_t most = 1;
-  if (const auto first = first_of(descriptor->kind)) {
+  if (const auto first = first_attribute(descriptor->kind)) {
     const int place = static_cast<int>(attribute) - static_cast<int>(*first);
     if (place < 0 || place > 5) return fail(Status::kBadParam, "not of this operation");
     if (place < 2) wanted = type == Is::kDouble ? Is::kDouble : Is::kFloat;
@@ -154,10 +154,11 @@ Status set_attribute(Descriptor descriptor, Attribute attribute, Is type, int64_
   value = {type, count, std::vector<std::byte>(bytes)};
   std::memcpy(value.bytes.data(), elements, bytes);
   if (type == Is::kDescriptor) {
-    const auto others = list<Descriptor>(*descriptor, attribute);
-    if (!std::ranges::all_of(others, is_whole)) return fail(Status::kBadParamNotFinalized, "of one that is not whole");
+    const auto others = get_list<Descriptor>(*descriptor, attribute);
+    if (!std::ranges::all_of(others, is_complete))
+      return fail(Status::kBadParamNotFinalized, "of one that is not whole");
   }
-  if (type == Is::kHandle && !is_there(one<dnn::Handle>(*descriptor, attribute)))
+  if (type == Is::kHandle && !exists(get_scalar<dnn::Handle>(*descriptor, attribute)))
     return fail(Status::kBadParam, "no such handle");
   return Status::kSuccess;
 }

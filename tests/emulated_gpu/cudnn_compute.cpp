@@ -155,7 +155,7 @@ void compute_as(const DnnGraph& graph, Engine engine, const DnnAddresses& addres
 }  // namespace
 
 void compute(const DnnGraph& graph, Engine engine, const DnnAddresses& addresses) {
-  if (graph.wide) {
+  if (graph.computes_in_f64) {
     compute_as<double>(graph, engine, addresses);
   } else {
     compute_as<float>(graph, engine, addresses);

@@ -39,12 +39,12 @@ Status check_tensor(const dnn::DescriptorState& state) {
 }
 
 Status check_convolution(const dnn::DescriptorState& state) {
-  const auto dims = static_cast<size_t>(one<int64_t>(state, Attribute::kConvolutionDims));
+  const auto dims = static_cast<size_t>(get_scalar<int64_t>(state, Attribute::kConvolutionDims));
   for (const auto& [attribute, least] : {std::pair{Attribute::kConvolutionDilations, 1},
                                          {Attribute::kConvolutionStrides, 1},
                                          {Attribute::kConvolutionPaddings, 0},
                                          {Attribute::kConvolutionPaddingsAfter, 0}}) {
-    const auto numbers = list<int64_t>(state, attribute);
+    const auto numbers = get_list<int64_t>(state, attribute);
     if (numbers.size() != dims) return fail(Status::kBadParamShapeMismatch, "a list has not as many numbers as dims");
     for (const int64_t number : numbers) {
       if (number < least) return fail(Status::kBadParam, "a number is too small");
@@ -61,12 +61,12 @@ struct Operation {
   Descriptor convolution = nullptr;
 };
 Operation operation_of(const dnn::DescriptorState& state) {
-  const Attribute first = *first_of(state.kind);
-  const auto tensor = [&](int i) { return tensor_of(*one<Descriptor>(state, nth(first, i))); };
-  return {tensor(4), tensor(3), tensor(5), one<Descriptor>(state, nth(first, 2))};
+  const Attribute first = *first_attribute(state.kind);
+  const auto tensor = [&](int i) { return tensor_of(*get_scalar<Descriptor>(state, nth_attribute(first, i))); };
+  return {tensor(4), tensor(3), tensor(5), get_scalar<Descriptor>(state, nth_attribute(first, 2))};
 }
 
-bool is_laid(const DnnTensor& tensor, bool channels_last) {
+bool has_layout(const DnnTensor& tensor, bool channels_last) {
   const size_t rank = tensor.sizes.size();
   std::vector<size_t> order;
   if (channels_last) order.push_back(1);
@@ -84,19 +84,19 @@ bool is_laid(const DnnTensor& tensor, bool channels_last) {
 }  // namespace
 
 Status check_operation(const dnn::DescriptorState& state) {
-  const Attribute first = *first_of(state.kind);
+  const Attribute first = *first_attribute(state.kind);
   for (int i = 0; i < 6; ++i) {
-    if (find(state, nth(first, i)) == nullptr) return fail(Status::kBadParam, "an attribute is missing");
+    if (find(state, nth_attribute(first, i)) == nullptr) return fail(Status::kBadParam, "an attribute is missing");
     const Kind wanted = i == 2 ? Kind::kConvolution : Kind::kTensor;
-    if (i >= 2 && one<Descriptor>(state, nth(first, i))->kind != wanted)
+    if (i >= 2 && get_scalar<Descriptor>(state, nth_attribute(first, i))->kind != wanted)
       return fail(Status::kBadParamDescriptorType, "a descriptor of another kind");
   }
   const Operation op = operation_of(state);
   const auto& conv = *op.convolution;
-  const Type precision = one<Type>(conv, Attribute::kConvolutionType);
+  const Type precision = get_scalar<Type>(conv, Attribute::kConvolutionType);
   const bool wide = precision == Type::kFloat64;
   const Is scalars = find(state, first)->type;
-  if (wide != (scalars == Is::kDouble) || find(state, nth(first, 1))->type != scalars)
+  if (wide != (scalars == Is::kDouble) || find(state, nth_attribute(first, 1))->type != scalars)
     return fail(Status::kBadParam, "alpha and beta are of the type of sums");
   const Type type = op.filter.type;
   if (wide != (type == Type::kFloat64)) return fail(Status::kNotSupportedDataType, "sums of another precision");
@@ -104,10 +104,10 @@ Status check_operation(const dnn::DescriptorState& state) {
     if (tensor->type != type && !(tensor->is_virtual && tensor->type == precision))
       return fail(Status::kNotSupportedDataType, "types differ");
   }
-  const auto padding = list<int64_t>(conv, Attribute::kConvolutionPaddings),
-             after = list<int64_t>(conv, Attribute::kConvolutionPaddingsAfter),
-             stride = list<int64_t>(conv, Attribute::kConvolutionStrides),
-             dilation = list<int64_t>(conv, Attribute::kConvolutionDilations);
+  const auto padding = get_list<int64_t>(conv, Attribute::kConvolutionPaddings),
+             after = get_list<int64_t>(conv, Attribute::kConvolutionPaddingsAfter),
+             stride = get_list<int64_t>(conv, Attribute::kConvolutionStrides),
+             dilation = get_list<int64_t>(conv, Attribute::kConvolutionDilations);
   const size_t rank = op.image.sizes.size();
   bool fits = op.filter.sizes.size() == rank && op.output.sizes.size() == rank && padding.size() == rank - 2 &&
               op.image.sizes[0] == op.output.sizes[0] && op.output.sizes[1] == op.filter.sizes[0] &&
@@ -121,9 +121,9 @@ Status check_operation(const dnn::DescriptorState& state) {
 }
 
 Status graph_of(const dnn::DescriptorState& state, DnnGraph* graph) {
-  const auto operations = list<Descriptor>(state, Attribute::kGraphOperations);
+  const auto operations = get_list<Descriptor>(state, Attribute::kGraphOperations);
   const auto& first = *operations[0];
-  if (operations.size() > 2 || !first_of(first.kind))
+  if (operations.size() > 2 || !first_attribute(first.kind))
     return fail(Status::kNotSupportedGraphPattern, "no graph of a convolution");
   const Operation op = operation_of(first);
   if (op.convolution == nullptr) return fail(Status::kBadParam, "an attribute is missing");
@@ -131,17 +131,17 @@ Status graph_of(const dnn::DescriptorState& state, DnnGraph* graph) {
   graph->image = op.image;
   graph->filter = op.filter;
   graph->output = op.output;
-  graph->wide = one<Type>(*op.convolution, Attribute::kConvolutionType) == Type::kFloat64;
-  graph->padding = list<int64_t>(*op.convolution, Attribute::kConvolutionPaddings);
-  graph->padding_after = list<int64_t>(*op.convolution, Attribute::kConvolutionPaddingsAfter);
-  graph->stride = list<int64_t>(*op.convolution, Attribute::kConvolutionStrides);
-  graph->dilation = list<int64_t>(*op.convolution, Attribute::kConvolutionDilations);
+  graph->computes_in_f64 = get_scalar<Type>(*op.convolution, Attribute::kConvolutionType) == Type::kFloat64;
+  graph->padding = get_list<int64_t>(*op.convolution, Attribute::kConvolutionPaddings);
+  graph->padding_after = get_list<int64_t>(*op.convolution, Attribute::kConvolutionPaddingsAfter);
+  graph->stride = get_list<int64_t>(*op.convolution, Attribute::kConvolutionStrides);
+  graph->dilation = get_list<int64_t>(*op.convolution, Attribute::kConvolutionDilations);
   graph->adds_bias = operations.size() == 2;
   if (graph->adds_bias) {
     const auto& add = *operations[1];
     if (add.kind != Kind::kPointwiseOperation || first.kind != Kind::kForward)
       return fail(Status::kNotSupportedGraphPattern, "no bias behind a forward pass");
-    const auto tensor = [&](Attribute attribute) { return tensor_of(*one<Descriptor>(add, attribute)); };
+    const auto tensor = [&](Attribute attribute) { return tensor_of(*get_scalar<Descriptor>(add, attribute)); };
     graph->bias = tensor(Attribute::kPointwiseRight);
     graph->sum = tensor(Attribute::kPointwiseResult);
     if (tensor(Attribute::kPointwiseLeft).id != op.output.id || !op.output.is_virtual)
@@ -156,18 +156,19 @@ Status graph_of(const dnn::DescriptorState& state, DnnGraph* graph) {
   return Status::kSuccess;
 }
 
-Status can(const DnnGraph& graph, Engine engine) {
+Status supports(const DnnGraph& graph, Engine engine) {
   const auto lies = [&](bool last) {
-    return is_laid(graph.image, last) && is_laid(graph.filter, last) && is_laid(graph.output, last);
+    return has_layout(graph.image, last) && has_layout(graph.filter, last) && has_layout(graph.output, last);
   };
-  if (!lies(false) && (graph.wide || !lies(true))) return fail(Status::kNotSupportedLayout, "no such layout");
+  if (!lies(false) && (graph.computes_in_f64 || !lies(true)))
+    return fail(Status::kNotSupportedLayout, "no such layout");
   // As on a GPU: only engines for tensor cores fuse a bias, and those are for half types.
   if (graph.adds_bias && dnn::item_size(graph.filter.type) != 2)
     return fail(Status::kNotSupportedGraphPattern, "a bias behind a convolution of these types");
   const bool good = engine == Engine::kLowPrecision ? graph.filter.type == Type::kFloat32
                     : engine == Engine::kUnordered  ? graph.pass == Kind::kBackwardFilter
-                    : engine == Engine::kPlain      ? true
-                                                    : !graph.wide;
+                    : engine == Engine::kFallback   ? true
+                                                    : !graph.computes_in_f64;
   return good ? Status::kSuccess : fail(Status::kNotSupported, "not of this engine");
 }
 

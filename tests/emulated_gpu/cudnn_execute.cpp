@@ -28,7 +28,7 @@ std::array<std::atomic<uint64_t>, kEngines>& runs() {
 
 bool is_written(const emulator::DeviceMemory& memory, const std::byte* data, uint64_t bytes, uint32_t item) {
   for (uint64_t at = 0; at < bytes; at += item) {
-    if (memory.cells(data + at)->writer == emulator::kUninitialised) return false;
+    if (memory.cells(data + at)->writer == emulator::kUninitialized) return false;
   }
   return true;
 }
@@ -40,7 +40,7 @@ struct Piece {
   std::map<int64_t, std::byte*> addresses;  // by tensor id
   std::map<int64_t, float> numbers;
   std::byte* workspace = nullptr;
-  Engine engine = Engine::kPlain;
+  Engine engine = Engine::kFallback;
 };
 
 Status read_piece(const dnn::DescriptorState& state, Piece* piece) {
@@ -48,15 +48,15 @@ Status read_piece(const dnn::DescriptorState& state, Piece* piece) {
   if (const Status status = read_graph(state, &graph); status != Status::kSuccess) return status;
   const auto add = [&](const DnnTensor& tensor, bool is_made) {
     if (tensor.is_virtual) return;
-    (tensor.is_number ? piece->of_host : is_made ? piece->writes : piece->reads).push_back(tensor);
+    (tensor.is_host_scalar ? piece->of_host : is_made ? piece->writes : piece->reads).push_back(tensor);
   };
   if (graph.convolution) {
     for (const DnnTensor* tensor : graph.convolution->operands()) add(*tensor, false);
     add(graph.convolution->result(), true);
   } else if (graph.norm) {
-    for (const auto& [attribute, tensor] : graph.norm->tensors) add(tensor, graph.norm->makes(attribute));
+    for (const auto& [attribute, tensor] : graph.norm->tensors) add(tensor, graph.norm->writes(attribute));
   } else {
-    for (const auto& [id, tensor] : graph.operations.tensors) add(tensor, graph.operations.made.contains(id));
+    for (const auto& [id, tensor] : graph.operations.tensors) add(tensor, graph.operations.computed.contains(id));
   }
   return Status::kSuccess;
 }
@@ -122,19 +122,19 @@ bool overlap(const DnnTensor& a, const std::byte* at, const DnnTensor& b, const 
 Status execute(dnn::Handle handle, Descriptor plan, Descriptor pack) {
   std::optional<Call> call = enter("cudnnBackendExecute");
   if (!call) return fail(Status::kExecutionFailed, "no GPU");
-  if (!is_there(handle)) return fail(Status::kBadParam, "no such handle");
-  if (!is_whole(plan) || !is_whole(pack)) return fail(Status::kBadParamNotFinalized, "a descriptor is not whole");
+  if (!exists(handle)) return fail(Status::kBadParam, "no such handle");
+  if (!is_complete(plan) || !is_complete(pack)) return fail(Status::kBadParamNotFinalized, "a descriptor is not whole");
   if (plan->kind != Kind::kPlan || pack->kind != Kind::kVariantPack)
     return fail(Status::kBadParamDescriptorType, "no plan, or no pack");
-  const auto& config = *one<Descriptor>(*plan, Attribute::kPlanConfig);
+  const auto& config = *get_scalar<Descriptor>(*plan, Attribute::kPlanConfig);
   Piece piece;
   piece.engine = engine_of(config);
-  Status status = read_piece(*one<Descriptor>(config, kEngineGraph), &piece);
+  Status status = read_piece(*get_scalar<Descriptor>(config, kEngineGraph), &piece);
   if (status != Status::kSuccess) return status;
   StreamState* const stream = call->stream(handle->stream);
   if (stream == nullptr) return fail(Status::kBadParamStreamMismatch, "no such stream");
-  const auto ids = list<int64_t>(*pack, Attribute::kPackIds);
-  const auto pointers = list<DevicePointer>(*pack, Attribute::kPackPointers);
+  const auto ids = get_list<int64_t>(*pack, Attribute::kPackIds);
+  const auto pointers = get_list<DevicePointer>(*pack, Attribute::kPackPointers);
   const auto pointer_of = [&](const DnnTensor& tensor) {
     const auto place = std::ranges::find(ids, tensor.id);
     if (place == ids.end()) status = fail(Status::kBadParam, "a tensor has no address");
@@ -167,7 +167,7 @@ Status execute(dnn::Handle handle, Descriptor plan, Descriptor pack) {
     }
   }
   if (piece.engine == Engine::kWorkspace) {
-    const auto workspace = one<DevicePointer>(*pack, Attribute::kPackWorkspace);
+    const auto workspace = get_scalar<DevicePointer>(*pack, Attribute::kPackWorkspace);
     piece.workspace = static_cast<std::byte*>(call->memory(workspace, kWorkspaceBytes));
     if (piece.workspace == nullptr || workspace % kWorkspaceAlignment != 0)
       return fail(Status::kBadParam, "no workspace");
@@ -183,6 +183,6 @@ Status execute(dnn::Handle handle, Descriptor plan, Descriptor pack) {
 void slow_down(Engine engine, std::chrono::microseconds delay) {
   delays()[static_cast<size_t>(engine)] = delay.count();
 }
-uint64_t runs_of(Engine engine) { return runs()[static_cast<size_t>(engine)]; }
+uint64_t executions_of(Engine engine) { return runs()[static_cast<size_t>(engine)]; }
 
 }  // namespace torch_remote::worker::cuda::emulated

@@ -53,7 +53,7 @@ std::span<const Rule> rules(bool backward) {
   return kForwardRules;
 }
 
-bool lies_channels_last(const DnnTensor& tensor) {
+bool is_channels_last(const DnnTensor& tensor) {
   int64_t step = tensor.sizes[1];
   bool good = tensor.sizes[1] == 1 || tensor.strides[1] == 1;
   for (size_t d = tensor.sizes.size(); d-- > 2; step *= tensor.sizes[d])
@@ -63,7 +63,7 @@ bool lies_channels_last(const DnnTensor& tensor) {
 
 }  // namespace
 
-bool DnnNorm::makes(Attribute attribute) const {
+bool DnnNorm::writes(Attribute attribute) const {
   return std::ranges::any_of(rules(backward),
                              [&](const Rule& rule) { return rule.attribute == attribute && rule.made; });
 }
@@ -71,16 +71,16 @@ bool DnnNorm::makes(Attribute attribute) const {
 Status read_norm(const dnn::DescriptorState& operation, DnnNorm* norm, std::string* why) {
   norm->backward = operation.kind == Kind::kNormBackward;
   const Attribute mode = norm->backward ? kNormBackwardMode : kNormForwardMode;
-  if (one<dnn::NormMode>(operation, mode) != dnn::NormMode::kBatch)
+  if (get_scalar<dnn::NormMode>(operation, mode) != dnn::NormMode::kBatch)
     return fail(why, Status::kNotSupported, "another norm than that of batches");
-  if (!norm->backward && one<dnn::NormPhase>(operation, kNormForwardPhase) != dnn::NormPhase::kTraining)
+  if (!norm->backward && get_scalar<dnn::NormPhase>(operation, kNormForwardPhase) != dnn::NormPhase::kTraining)
     return fail(why, Status::kNotSupported, "batch norm that does not train");
   for (const Rule& rule : rules(norm->backward)) {
     if (find(operation, rule.attribute) == nullptr) {
       if (rule.must) return fail(why, Status::kBadParam, "a tensor is missing");
       continue;
     }
-    const Descriptor descriptor = one<Descriptor>(operation, rule.attribute);
+    const Descriptor descriptor = get_scalar<Descriptor>(operation, rule.attribute);
     if (descriptor->kind != Kind::kTensor) return fail(why, Status::kBadParamDescriptorType, "no tensor");
     norm->tensors[rule.attribute] = tensor_of(*descriptor);
   }
@@ -96,7 +96,7 @@ Status read_norm(const dnn::DescriptorState& operation, DnnNorm* norm, std::stri
                       : rule.what == Is::kChannels ? tensor->sizes == channels
                                                    : tensor->count() == 1;
     if (!fits) return fail(why, Status::kBadParamShapeMismatch, "sizes do not fit");
-    if (tensor->is_virtual || tensor->is_number != (rule.what == Is::kNumber))
+    if (tensor->is_virtual || tensor->is_host_scalar != (rule.what == Is::kNumber))
       return fail(why, Status::kBadParam, "a number is one of the host's, and all else has memory");
   }
   const std::array running = {kNormForwardMomentum, kNormForwardMeanBefore, kNormForwardVarianceBefore,
@@ -107,7 +107,7 @@ Status read_norm(const dnn::DescriptorState& operation, DnnNorm* norm, std::stri
   return Status::kSuccess;
 }
 
-Status can_norm(const DnnNorm& norm, std::string* why) {
+Status supports_norm(const DnnNorm& norm, std::string* why) {
   const Type type = norm.tensors.at(norm.backward ? kNormBackwardFrom : kNormForwardFrom).type;
   if (type == Type::kFloat64) return fail(why, Status::kNotSupportedDataType, "f64");
   for (const Rule& rule : rules(norm.backward)) {
@@ -116,7 +116,7 @@ Status can_norm(const DnnNorm& norm, std::string* why) {
     if (tensor->type != (rule.what == Is::kImage ? type : Type::kFloat32))
       return fail(why, Status::kNotSupportedDataType, "types differ");
     // The real library copies images in other layouts first.
-    if (!lies_channels_last(*tensor)) return fail(why, Status::kNotSupportedLayout, "not channels last");
+    if (!is_channels_last(*tensor)) return fail(why, Status::kNotSupportedLayout, "not channels last");
     if (rule.what != Is::kNumber && tensor->alignment < 16)
       return fail(why, Status::kNotSupported, "an alignment below 16");
     if (rule.what == Is::kImage && tensor->sizes[1] * dnn::item_size(type) % 16 != 0)

@@ -31,10 +31,10 @@ dnn::Result set_attribute(dnn::Descriptor descriptor, dnn::Attribute attribute, 
 // Fails unless all required attributes are set.
 dnn::Result check_attributes(const dnn::DescriptorState& state);
 // Whether the descriptor exists and is finalized, and so is everything that it refers to.
-bool is_whole(dnn::Descriptor descriptor);
+bool is_complete(dnn::Descriptor descriptor);
 // The first of the six attributes of a convolution operation; none for other kinds.
-std::optional<dnn::Attribute> first_of(dnn::Kind kind);
-inline dnn::Attribute nth(dnn::Attribute first, int i) {
+std::optional<dnn::Attribute> first_attribute(dnn::Kind kind);
+inline dnn::Attribute nth_attribute(dnn::Attribute first, int i) {
   return static_cast<dnn::Attribute>(static_cast<int>(first) + i);
 }
 
@@ -44,7 +44,7 @@ dnn::Result check_tensor(const dnn::DescriptorState& state);
 dnn::Result check_convolution(const dnn::DescriptorState& state);
 dnn::Result check_operation(const dnn::DescriptorState& state);
 dnn::Result graph_of(const dnn::DescriptorState& state, DnnGraph* graph);
-dnn::Result can(const DnnGraph& graph, Engine engine);
+dnn::Result supports(const DnnGraph& graph, Engine engine);
 
 // -- graphs of all kinds (cudnn.cpp)
 
@@ -55,7 +55,7 @@ struct Graph {
 };
 dnn::Result read_graph(const dnn::DescriptorState& state, Graph* graph);
 inline Engine engine_of(const dnn::DescriptorState& state) {
-  return static_cast<Engine>(one<int64_t>(state, kEngineNumber));
+  return static_cast<Engine>(get_scalar<int64_t>(state, kEngineNumber));
 }
 
 // -- execution of plans (cudnn_execute.cpp)

@@ -42,7 +42,7 @@ Status remove(State* object) {
 }
 
 Status set_tensor(TensorDescriptor descriptor, Type type, int dims, const int* sizes, const int* strides) {
-  if (!is_there(descriptor) || dims < 3 || dims > 8) return Status::kBadParam;
+  if (!exists(descriptor) || dims < 3 || dims > 8) return Status::kBadParam;
   *descriptor = {type, {sizes, sizes + dims}, {strides, strides + dims}};
   return Status::kSuccess;
 }
@@ -52,7 +52,7 @@ bool is_known(Type type) { return type == Type::kFloat32 || type == Type::kFloat
 Status set_rnn(RnnDescriptor rnn, dnn::RnnAlgorithm algorithm, int mode, dnn::RnnBias bias, dnn::RnnDirection direction,
                dnn::RnnInput input, Type type, Type precision, dnn::MathType math, int32_t inputs, int32_t units,
                int32_t projected, int32_t layers, void* dropout, uint32_t flags) {
-  if (!is_there(rnn) || mode < 0 || mode > 3 || inputs < 1 || units < 1 || layers < 1) return Status::kBadParam;
+  if (!exists(rnn) || mode < 0 || mode > 3 || inputs < 1 || units < 1 || layers < 1) return Status::kBadParam;
   if (algorithm != dnn::RnnAlgorithm::kStandard || input != dnn::RnnInput::kLinear || projected != units ||
       layers != 1 || dropout != nullptr || flags != dnn::kRnnUnpacked || !is_known(type) || precision != Type::kFloat32)
     return Status::kNotSupported;
@@ -64,7 +64,7 @@ Status set_rnn(RnnDescriptor rnn, dnn::RnnAlgorithm algorithm, int mode, dnn::Rn
 
 Status set_data(RnnDataDescriptor data, Type type, dnn::RnnLayout layout, int steps, int batch, int elements,
                 const int* lengths, void* padding) {
-  if (!is_there(data) || steps < 1 || batch < 1 || elements < 1 || padding != nullptr) return Status::kBadParam;
+  if (!exists(data) || steps < 1 || batch < 1 || elements < 1 || padding != nullptr) return Status::kBadParam;
   if (layout != dnn::RnnLayout::kSteps || std::count(lengths, lengths + batch, steps) != batch)
     return Status::kNotSupported;
   *data = {type, steps, batch, elements};
@@ -74,10 +74,10 @@ Status set_data(RnnDataDescriptor data, Type type, dnn::RnnLayout layout, int st
 // --- weights ---------------------------------------------------------------------------------------------------------
 
 // Offsets of a weight. The order differs from torch: gates of the hidden state come first, with gaps.
-struct WeightPlace {
+struct WeightOffsets {
   size_t matrix = 0, bias = 0;
 };
-WeightPlace place_of(const RnnDescriptorState& rnn, int64_t direction, int64_t linear, size_t* end) {
+WeightOffsets weight_offsets(const RnnDescriptorState& rnn, int64_t direction, int64_t linear, size_t* end) {
   const size_t item = dnn::item_size(rnn.type), gates = index(gates_of(rnn)), units = index(rnn.units);
   const auto padded = [](size_t bytes) { return (bytes + kGap - 1) / kGap * kGap + kGap; };
   const size_t hidden = padded(units * units * item), input = padded(units * index(rnn.inputs) * item),
@@ -92,7 +92,7 @@ WeightPlace place_of(const RnnDescriptorState& rnn, int64_t direction, int64_t l
 
 size_t weight_bytes(const RnnDescriptorState& rnn) {
   size_t end = 0;
-  (void)place_of(rnn, rnn.directions - 1, 0, &end);
+  (void)weight_offsets(rnn, rnn.directions - 1, 0, &end);
   return end;
 }
 
@@ -104,15 +104,14 @@ size_t kept_elements(const RnnDescriptorState& rnn, const dnn::RnnDataDescriptor
 }
 
 Status weight_size(dnn::Handle handle, RnnDescriptor rnn, size_t* bytes) {
-  if (!is_there(handle) || !is_there(rnn) || rnn->units == 0) return Status::kBadParam;
+  if (!exists(handle) || !exists(rnn) || rnn->units == 0) return Status::kBadParam;
   *bytes = weight_bytes(*rnn);
   return Status::kSuccess;
 }
 
 Status sizes(dnn::Handle handle, RnnDescriptor rnn, dnn::ForwardMode mode, RnnDataDescriptor input, size_t* workspace,
              size_t* reserve) {
-  if (!is_there(handle) || !is_there(rnn) || !is_there(input) || input->elements != rnn->inputs)
-    return Status::kBadParam;
+  if (!exists(handle) || !exists(rnn) || !exists(input) || input->elements != rnn->inputs) return Status::kBadParam;
   const bool trains = mode == dnn::ForwardMode::kTraining;
   *workspace = trains ? kWorkspace : kWorkspace / 2;
   *reserve = trains ? (kept_elements(*rnn, *input) + 1) * sizeof(double) : 0;
@@ -121,12 +120,12 @@ Status sizes(dnn::Handle handle, RnnDescriptor rnn, dnn::ForwardMode mode, RnnDa
 
 Status weight_place(dnn::Handle handle, RnnDescriptor rnn, int32_t direction, size_t bytes, const void* weights,
                     int32_t linear, TensorDescriptor of_matrix, void** matrix, TensorDescriptor of_bias, void** bias) {
-  if (!is_there(handle) || !is_there(rnn) || !is_there(of_matrix) || !is_there(of_bias) || weights == nullptr ||
+  if (!exists(handle) || !exists(rnn) || !exists(of_matrix) || !exists(of_bias) || weights == nullptr ||
       bytes != weight_bytes(*rnn) || direction < 0 || direction >= rnn->directions || linear < 0 ||
       linear >= 2 * gates_of(*rnn))
     return Status::kBadParam;
   size_t end = 0;
-  const WeightPlace place = place_of(*rnn, direction, linear, &end);
+  const WeightOffsets place = weight_offsets(*rnn, direction, linear, &end);
   auto* const from = const_cast<std::byte*>(static_cast<const std::byte*>(weights));
   *matrix = from + place.matrix;
   *bias = rnn->biases ? from + place.bias : nullptr;
@@ -160,14 +159,15 @@ struct Layer {
   double matrix(int64_t direction, int64_t linear, int64_t row, int64_t column) const {
     size_t end = 0;
     const bool hidden = linear >= gates();
-    return get(weights + place_of(rnn, direction, linear, &end).matrix, row * (hidden ? units() : rnn.inputs) + column);
+    return get(weights + weight_offsets(rnn, direction, linear, &end).matrix,
+               row * (hidden ? units() : rnn.inputs) + column);
   }
   double bias(int64_t direction, int64_t linear, int64_t row) const {
     size_t end = 0;
-    return rnn.biases ? get(weights + place_of(rnn, direction, linear, &end).bias, row) : 0;
+    return rnn.biases ? get(weights + weight_offsets(rnn, direction, linear, &end).bias, row) : 0;
   }
   // An element of the reserve space. Parts: [gates], the hidden part, the cell, and [gates] and [gates] of gradients.
-  double& kept(int64_t direction, int64_t step, int64_t part, int64_t image, int64_t unit) const {
+  double& reserve_element(int64_t direction, int64_t step, int64_t part, int64_t image, int64_t unit) const {
     const int64_t parts = 3 * gates() + 2;
     return reinterpret_cast<double*>(
         reserve)[1 + (((direction * steps + step) * parts + part) * batch + image) * units() + unit];
@@ -217,9 +217,9 @@ void forward(const Layer& layer, bool trains) {
             next[index(u)] = made[0] = layer.mode() == RnnMode::kTanh ? std::tanh(sum) : std::max(sum, 0.0);
           }
           if (trains) {
-            for (int64_t g = 0; g < gates; ++g) layer.kept(direction, t, g, image, u) = made[index(g)];
-            layer.kept(direction, t, gates, image, u) = of_hidden.back();
-            layer.kept(direction, t, gates + 1, image, u) = cell;
+            for (int64_t g = 0; g < gates; ++g) layer.reserve_element(direction, t, g, image, u) = made[index(g)];
+            layer.reserve_element(direction, t, gates, image, u) = of_hidden.back();
+            layer.reserve_element(direction, t, gates + 1, image, u) = cell;
           }
         }
         h = next;
@@ -259,7 +259,7 @@ void backward_data(const Layer& layer) {
       }
       for (int64_t step = layer.steps; step-- > 0;) {
         const int64_t t = direction == 1 ? layer.steps - 1 - step : step;
-        const auto gate = [&](int64_t g, int64_t u) { return layer.kept(direction, t, g, image, u); };
+        const auto gate = [&](int64_t g, int64_t u) { return layer.reserve_element(direction, t, g, image, u); };
         std::vector<double> before(index(units));
         for (int64_t u = 0; u < units; ++u) {
           const int64_t at = (t * layer.batch + image) * layer.width() + direction * units + u;
@@ -272,7 +272,7 @@ void backward_data(const Layer& layer) {
             if (step == 0) {
               was = layer.get(layer.cx, (direction * layer.batch + image) * units + u);
             } else {
-              was = layer.kept(direction, direction == 1 ? t + 1 : t - 1, gates + 1, image, u);
+              was = layer.reserve_element(direction, direction == 1 ? t + 1 : t - 1, gates + 1, image, u);
             }
             const double c = grad_cell[index(u)] + g * gate(3, u) * (1 - cell * cell);
             x[0] = c * gate(2, u) * gate(0, u) * (1 - gate(0, u));
@@ -292,8 +292,8 @@ void backward_data(const Layer& layer) {
           }
           for (int64_t i = 0; i < gates; ++i) {
             const double y = i == 2 && last ? *last : x[index(i)];
-            layer.kept(direction, t, gates + 2 + i, image, u) = x[index(i)];
-            layer.kept(direction, t, 2 * gates + 2 + i, image, u) = y;
+            layer.reserve_element(direction, t, gates + 2 + i, image, u) = x[index(i)];
+            layer.reserve_element(direction, t, 2 * gates + 2 + i, image, u) = y;
             for (int64_t k = 0; k < inputs; ++k)
               of_input[index((t * layer.batch + image) * inputs + k)] += x[index(i)] * layer.matrix(direction, i, u, k);
             for (int64_t k = 0; k < units; ++k) before[index(k)] += y * layer.matrix(direction, gates + i, u, k);
@@ -317,7 +317,7 @@ void backward_weights(const Layer& layer) {
   for (int64_t direction = 0; direction < layer.rnn.directions; ++direction) {
     for (int64_t linear = 0; linear < 2 * gates; ++linear) {
       size_t end = 0;
-      const WeightPlace place = place_of(layer.rnn, direction, linear, &end);
+      const WeightOffsets place = weight_offsets(layer.rnn, direction, linear, &end);
       const bool hidden = linear >= gates;
       const int64_t columns = hidden ? units : layer.rnn.inputs;
       for (int64_t u = 0; u < units; ++u) {
@@ -326,7 +326,7 @@ void backward_weights(const Layer& layer) {
         for (int64_t step = 0; step < layer.steps; ++step) {
           const int64_t t = direction == 1 ? layer.steps - 1 - step : step;
           for (int64_t image = 0; image < layer.batch; ++image) {
-            const double g = layer.kept(direction, t, gates + 2 + linear, image, u);
+            const double g = layer.reserve_element(direction, t, gates + 2 + linear, image, u);
             sum += g;
             for (int64_t k = 0; k < columns; ++k) {
               sums[index(k)] += g * (hidden ? hidden_before(layer, direction, step, image, k)
@@ -354,8 +354,7 @@ class LayerCall {
   LayerCall(const char* name, dnn::Handle handle, RnnDescriptor rnn, RnnDataDescriptor input, RnnDataDescriptor output,
             TensorDescriptor state)
       : call_(name), name_(name) {
-    good_ =
-        call_.ready() && is_there(handle) && is_there(rnn) && is_there(input) && is_there(output) && is_there(state);
+    good_ = call_.ready() && exists(handle) && exists(rnn) && exists(input) && exists(output) && exists(state);
     if (!good_) return;
     layer_.rnn = *rnn;
     layer_.steps = input->steps;
@@ -409,7 +408,7 @@ class LayerCall {
         memory.assume_written();
         for (const auto& [at, bytes] : reads) {
           for (uint64_t i = 0; i < bytes; i += dnn::item_size(layer.rnn.type)) {
-            if (memory.cells(at + i)->writer == emulator::kUninitialised) return fail(" reads uninitialised memory");
+            if (memory.cells(at + i)->writer == emulator::kUninitialized) return fail(" reads uninitialised memory");
           }
         }
       }
@@ -430,7 +429,7 @@ class LayerCall {
   size_t state_bytes() const { return bytes(layer_.rnn.directions * layer_.batch * layer_.units()); }
   bool has_cell() const { return layer_.mode() == RnnMode::kLstm; }
   size_t weights() const { return good_ ? weight_bytes(layer_.rnn) : 0; }
-  size_t kept() const {
+  size_t reserve_bytes() const {
     dnn::RnnDataDescriptorState data;
     data.steps = static_cast<int>(layer_.steps);
     data.batch = static_cast<int>(layer_.batch);
@@ -464,7 +463,7 @@ Status rnn_forward(dnn::Handle handle, RnnDescriptor rnn, dnn::ForwardMode mode,
                    void* reserve) {
   LayerCall call("cudnnRNNForward", handle, rnn, of_input, of_output, of_hidden);
   const bool trains = mode == dnn::ForwardMode::kTraining;
-  if (weight_size != call.weights() || (trains && reserve_size != call.kept())) return Status::kBadParam;
+  if (weight_size != call.weights() || (trains && reserve_size != call.reserve_bytes())) return Status::kBadParam;
   call.reads(&Layer::input, input, call.input_bytes())
       .reads(&Layer::hx, hx, call.state_bytes(), LayerCall::kMay)
       .reads(&Layer::cx, call.has_cell() ? cx : nullptr, call.state_bytes(), LayerCall::kMay)
@@ -474,7 +473,9 @@ Status rnn_forward(dnn::Handle handle, RnnDescriptor rnn, dnn::ForwardMode mode,
       .workspace(workspace, workspace_size, trains ? kWorkspace : kWorkspace / 2)
       .weights_at(weights);
   if (!trains) return call.submit([](const Layer& layer) { forward(layer, false); });
-  return call.writes(&Layer::reserve, reserve, call.kept()).submit([](const Layer& layer) { forward(layer, true); });
+  return call.writes(&Layer::reserve, reserve, call.reserve_bytes()).submit([](const Layer& layer) {
+    forward(layer, true);
+  });
 }
 
 Status rnn_backward_data(dnn::Handle handle, RnnDescriptor rnn, const int32_t*, RnnDataDescriptor of_output,
@@ -484,7 +485,7 @@ Status rnn_backward_data(dnn::Handle handle, RnnDescriptor rnn, const int32_t*, 
                          const void* weights, size_t workspace_size, void* workspace, size_t reserve_size,
                          void* reserve) {
   LayerCall call("cudnnRNNBackwardData_v8", handle, rnn, of_input, of_output, of_hidden);
-  if (weight_size != call.weights() || reserve_size != call.kept()) return Status::kBadParam;
+  if (weight_size != call.weights() || reserve_size != call.reserve_bytes()) return Status::kBadParam;
   const bool cell = call.has_cell();
   return call.reads(&Layer::output_before, output, call.output_bytes())
       .reads(&Layer::grad_output, grad_output, call.output_bytes())
@@ -495,7 +496,7 @@ Status rnn_backward_data(dnn::Handle handle, RnnDescriptor rnn, const int32_t*, 
       .writes(&Layer::grad_input, grad_input, call.input_bytes())
       .writes(&Layer::grad_hx, grad_hx, call.state_bytes(), LayerCall::kMay)
       .writes(&Layer::grad_cx, cell ? grad_cx : nullptr, call.state_bytes(), LayerCall::kMay)
-      .writes(&Layer::reserve, reserve, call.kept())
+      .writes(&Layer::reserve, reserve, call.reserve_bytes())
       .workspace(workspace, workspace_size, kWorkspace)
       .weights_at(weights)
       .submit(backward_data, kForwardDone);
@@ -506,13 +507,13 @@ Status rnn_backward_weights(dnn::Handle handle, RnnDescriptor rnn, dnn::GradMode
                             RnnDataDescriptor of_output, const void* output, size_t weight_size, void* grad_weights,
                             size_t workspace_size, void* workspace, size_t reserve_size, void* reserve) {
   LayerCall call("cudnnRNNBackwardWeights_v8", handle, rnn, of_input, of_output, of_hidden);
-  if (mode != dnn::GradMode::kAdd || weight_size != call.weights() || reserve_size != call.kept())
+  if (mode != dnn::GradMode::kAdd || weight_size != call.weights() || reserve_size != call.reserve_bytes())
     return Status::kBadParam;
   return call.reads(&Layer::input, input, call.input_bytes())
       .reads(&Layer::hx, hx, call.state_bytes(), LayerCall::kMay)
       .reads(&Layer::output_before, output, call.output_bytes())
       .writes(&Layer::grad_weights, grad_weights, call.weights())
-      .writes(&Layer::reserve, reserve, call.kept())
+      .writes(&Layer::reserve, reserve, call.reserve_bytes())
       .workspace(workspace, workspace_size, kWorkspace)
       .submit(backward_weights, kDataDone);
 }

@@ -57,7 +57,7 @@ struct DnnTensor {
   std::vector<int64_t> sizes, strides;
   int64_t id = 0, alignment = 0;
   bool is_virtual = false;
-  bool is_number = false;  // a scalar in host memory, read when the plan executes
+  bool is_host_scalar = false;  // a scalar in host memory, read when the plan executes
 
   uint64_t nbytes() const;
   int64_t count() const;
@@ -69,7 +69,7 @@ struct DnnGraph {
   DnnTensor image, filter, output;  // operands of the convolution
   DnnTensor bias, sum;
   bool adds_bias = false;
-  bool wide = false;  // computes in float64
+  bool computes_in_f64 = false;  // computes in float64
   std::vector<int64_t> padding, padding_after, stride, dilation;
 
   const DnnTensor& result() const;
@@ -97,9 +97,9 @@ struct DnnOperation {
 struct DnnOperations {
   std::vector<DnnOperation> operations;
   std::map<int64_t, DnnTensor> tensors;
-  std::set<int64_t> made;  // ids of tensors that an operation computes
+  std::set<int64_t> computed;  // ids of tensors that an operation computes
 
-  bool has_memory(const DnnTensor& tensor) const { return !tensor.is_virtual && !tensor.is_number; }
+  bool has_memory(const DnnTensor& tensor) const { return !tensor.is_virtual && !tensor.is_host_scalar; }
 };
 
 // -- a graph of batch norm, forward or backward
@@ -113,23 +113,23 @@ struct DnnNorm {
     return found == tensors.end() ? nullptr : &found->second;
   }
   // Whether the operation writes the tensor.
-  bool makes(dnn::Attribute attribute) const;
+  bool writes(dnn::Attribute attribute) const;
 };
 
 inline bool is_norm(dnn::Kind kind) { return kind == dnn::Kind::kNormForward || kind == dnn::Kind::kNormBackward; }
 // Checks an operation when it is finalized, and fills *norm if it is a batch norm. On an error, *why has the reason.
 dnn::Result read_norm(const dnn::DescriptorState& operation, DnnNorm* norm, std::string* why);
 // Whether some engine supports it.
-dnn::Result can_norm(const DnnNorm& norm, std::string* why);
+dnn::Result supports_norm(const DnnNorm& norm, std::string* why);
 void compute(const DnnNorm& norm, const std::map<int64_t, std::byte*>& addresses,
              const std::map<int64_t, float>& numbers);
 
 // Checks the sizes of an operation (not a convolution) when it is finalized. On an error, *why has the reason.
-dnn::Result check_alone(const dnn::DescriptorState& state, std::string* why);
+dnn::Result check_operation_sizes(const dnn::DescriptorState& state, std::string* why);
 // Reads the operations of a graph; each is already finalized. On an error, *why has the reason.
 dnn::Result read_operations(const std::vector<dnn::Descriptor>& descriptors, DnnOperations* graph, std::string* why);
 // Whether the graph is an attention that the library's engines support.
-dnn::Result can_attend(const DnnOperations& graph, std::string* why);
+dnn::Result supports_attention(const DnnOperations& graph, std::string* why);
 // Computes the graph. Both maps are keyed by tensor id: host addresses of tensors, and values of host scalars.
 void compute(const DnnOperations& graph, const std::map<int64_t, std::byte*>& addresses,
              const std::map<int64_t, float>& numbers);
@@ -150,7 +150,7 @@ inline const dnn::Value* find(const dnn::DescriptorState& state, dnn::Attribute 
 template <typename T>
 constexpr size_t kItem = sizeof(T);  // NOLINT(bugprone-sizeof-expression)
 template <typename T>
-std::vector<T> list(const dnn::DescriptorState& state, dnn::Attribute attribute) {
+std::vector<T> get_list(const dnn::DescriptorState& state, dnn::Attribute attribute) {
   const dnn::Value* const value = find(state, attribute);
   if (value == nullptr) return {};
   std::vector<T> values(static_cast<size_t>(value->count));
@@ -158,7 +158,7 @@ std::vector<T> list(const dnn::DescriptorState& state, dnn::Attribute attribute)
   return values;
 }
 template <typename T>
-T one(const dnn::DescriptorState& state, dnn::Attribute attribute) {
+T get_scalar(const dnn::DescriptorState& state, dnn::Attribute attribute) {
   const dnn::Value* const value = find(state, attribute);
   T first = {};
   if (value != nullptr && value->bytes.size() >= kItem<T>)

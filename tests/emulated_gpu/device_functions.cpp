@@ -203,7 +203,7 @@ void end_context(Call& call, Gpu& gpu) {
   for (const auto& [handle, stream] : machine.streams.all()) {
     if (stream->gpu != &gpu) continue;
     stream->closing = true;
-    machine.closed.push_back(stream);
+    machine.closing_streams.push_back(stream);
   }
   machine.changed.notify_all();
   std::vector<DevicePointer> memory;
@@ -276,7 +276,7 @@ Result ctx_pop_current(Context* context) {
 
 Result ctx_synchronize() {
   Call call("cuCtxSynchronize");
-  if (!call.ready() || !call.is_safe()) return call.error;
+  if (!call.ready() || !call.may_synchronize()) return call.error;
   call.wait([&] {
     return std::ranges::all_of(call.machine->streams.all(), [&](const auto& entry) {
       return entry.second->gpu != call.gpu || entry.second->idle();

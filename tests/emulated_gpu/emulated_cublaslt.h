@@ -14,15 +14,15 @@ namespace torch_remote::worker::cuda::emulated {
 lt::Table cublaslt();
 
 // Algorithms for a matmul. The heuristic returns those that support the problem, in this order.
-enum class Way : int {
+enum class MatmulAlgorithm : int {
   kVectors,  // needs addresses and columns at multiples of 16 bytes
-  kParts,    // splits long sums in two parts, in a workspace
-  kPlain,
+  kSplitK,   // splits long sums in two parts, in a workspace
+  kBasic,
 };
 // Delays each run of an algorithm from now on.
-void slow_down(Way way, std::chrono::microseconds delay);
+void slow_down(MatmulAlgorithm id, std::chrono::microseconds delay);
 
 // Objects that were created and not destroyed, as "1 handle, 2 layouts".
-std::string cublaslt_left();
+std::string cublaslt_leaks();
 
 }  // namespace torch_remote::worker::cuda::emulated

@@ -20,16 +20,16 @@ enum class Engine : int {
   kUnordered,     // only for filter gradients: reports that its sums are not deterministic
   kBroken,        // no plan can be made from it
   kWorkspace,     // needs a workspace; not for float64
-  kPlain,         // the heuristic's fallback
+  kFallback,      // the heuristic's fallback
 };
 // Delays each run of an engine from now on.
 void slow_down(Engine engine, std::chrono::microseconds delay);
 // Removes an engine from the heuristic's results, or adds it again.
-void leave_out(Engine engine, bool out);
+void exclude_engine(Engine engine, bool out);
 // How often an engine has executed in this process.
-uint64_t runs_of(Engine engine);
+uint64_t executions_of(Engine engine);
 
 // Objects that were created and not destroyed, as "1 handle, 2 descriptors".
-std::string cudnn_left();
+std::string cudnn_leaks();
 
 }  // namespace torch_remote::worker::cuda::emulated

@@ -26,12 +26,12 @@ struct Machine;
 struct Options {
   int devices = 1;    // at most 6
   uint64_t seed = 1;  // selects delays, the order of threads in kernels, and the order of nodes in graphs
-  std::chrono::microseconds longest{200};  // upper limit of the delay before some work items
-  size_t memory = size_t{8} << 30;         // bytes per device
-  bool checked = false;                    // examines each memory access of each launch
+  std::chrono::microseconds max_delay{200};  // upper limit of the delay before some work items
+  size_t memory = size_t{8} << 30;           // bytes per device
+  bool checked = false;                      // examines each memory access of each launch
   // What a device finds when it opens memory of another process. kReadable: the right bytes. kRefused: it cannot be
   // opened. kGarbled: other bytes, as with a wrongly configured bus between the GPUs.
-  enum class Others { kReadable, kRefused, kGarbled } others = Others::kReadable;
+  enum class PeerAccess { kReadable, kRefused, kGarbled } peer_access = PeerAccess::kReadable;
   int processors = 4;
 };
 
@@ -68,7 +68,7 @@ class EmulatedDriver {
   // Bytes of allocated device memory, over all devices.
   size_t allocated() const;
   // Objects that were created and not destroyed, as "1 stream, 2 events"; empty if none are left.
-  std::string left() const;
+  std::string leaks() const;
 
  private:
   std::unique_ptr<Machine> machine_;

@@ -200,7 +200,7 @@ int copied_across(const Driver& d, MemoryPool pool, Stream first, Stream second,
 }
 
 // A missing event gives wrong numbers for some seeds. With the event, numbers are always right.
-TEST_F(EmulatedDriverTest, AnEventThatIsLeftOutIsSeen) {
+TEST_F(EmulatedDriverTest, MissingEventGivesWrongResults) {
   int wrong = 0;
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     start({.seed = seed});
@@ -433,7 +433,7 @@ TEST_F(EmulatedDriverTest, CheckedLaunchesFindRaces) {
 
 TEST_F(EmulatedDriverTest, CountsCallsAndWhatIsLeft) {
   EXPECT_EQ(emulated->calls().at("cuStreamCreateWithPriority"), 2u);
-  EXPECT_EQ(emulated->left(), "1 context, 2 streams, 1 pool");
+  EXPECT_EQ(emulated->leaks(), "1 context, 2 streams, 1 pool");
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ class EmulatedDriverTest : public ::testing::Test {
   void TearDown() override {
     if (!emulated) return;
     stop();
-    EXPECT_EQ(emulated->left(), "");
+    EXPECT_EQ(emulated->leaks(), "");
   }
 
   void start(const Options& options) {

@@ -21,10 +21,10 @@ std::shared_ptr<ExecState> find_exec(Call& call, GraphExec handle) {
   return exec;
 }
 
-std::vector<Item> items_of(const GraphState& graph) {
-  std::vector<Item> items;
-  for (const auto& node : graph.nodes) items.push_back(node->item);
-  return items;
+std::vector<GpuOperation> operations_of(const GraphState& graph) {
+  std::vector<GpuOperation> operations;
+  for (const auto& node : graph.nodes) operations.push_back(node->operation);
+  return operations;
 }
 
 size_t index_of(const GraphState& graph, const Node* node) {
@@ -38,7 +38,7 @@ Result graph_instantiate(GraphExec* handle, Graph graph_handle, unsigned long lo
   if (flags != 0) return Result::kInvalidValue;
   auto exec = std::make_shared<ExecState>();
   exec->graph = graph;
-  exec->items = items_of(*graph);
+  exec->operations = operations_of(*graph);
   *handle = call.machine->execs.add(std::move(exec));
   return Result::kSuccess;
 }
@@ -48,12 +48,12 @@ bool is_alike(const GraphState& a, const GraphState& b, size_t* where) {
   for (*where = 0; *where < b.nodes.size(); ++*where) {
     if (*where >= a.nodes.size()) return false;
     const Node &x = *a.nodes[*where], &y = *b.nodes[*where];
-    if (x.item.type != y.item.type || x.after.size() != y.after.size()) return false;
+    if (x.operation.type != y.operation.type || x.after.size() != y.after.size()) return false;
     for (size_t i = 0; i < x.after.size(); ++i) {
       if (index_of(a, x.after[i]) != index_of(b, y.after[i])) return false;
     }
-    if ((x.item.kernel == nullptr) != (y.item.kernel == nullptr)) return false;
-    if (x.item.kernel && x.item.kernel->function != y.item.kernel->function) return false;
+    if ((x.operation.kernel == nullptr) != (y.operation.kernel == nullptr)) return false;
+    if (x.operation.kernel && x.operation.kernel->function != y.operation.kernel->function) return false;
   }
   return a.nodes.size() == b.nodes.size();
 }
@@ -66,7 +66,7 @@ Result graph_exec_update(GraphExec exec_handle, Graph graph_handle, GraphUpdateI
   size_t where = 0;
   *info = {};
   if (is_alike(*exec->graph, *graph, &where)) {
-    exec->items = items_of(*graph);
+    exec->operations = operations_of(*graph);
     return Result::kSuccess;
   }
   constexpr int kTopologyChanged = 2;
@@ -99,19 +99,19 @@ Result graph_launch(GraphExec exec_handle, Stream handle) {
   if (stream == nullptr) return call.error;
   if (exec->graph->gpu != call.gpu) return Result::kInvalidValue;
   if (stream->capture) return call.refuse(*stream->capture);  // The real driver would make a child graph of it.
-  const PointPtr before = std::exchange(exec->last, std::make_shared<Point>());
+  const StreamPositionPtr before = std::exchange(exec->last, std::make_shared<StreamPosition>());
   auto order = some_order(*exec->graph, stream->random);
-  call.machine->enqueue(
-      *stream,
-      {[machine = call.machine, gpu = call.gpu, graph = exec->graph, items = exec->items, order = std::move(order)] {
-         for (const size_t i : order) {
-           if (const Result result = machine->run_item(*gpu, items[i]); result != Result::kSuccess) {
-             return result;
-           }
-         }
-         return Result::kSuccess;
-       },
-       before, exec->last});
+  call.machine->enqueue(*stream, {[machine = call.machine, gpu = call.gpu, graph = exec->graph,
+                                   operations = exec->operations, order = std::move(order)] {
+                                    for (const size_t i : order) {
+                                      if (const Result result = machine->run_operation(*gpu, operations[i]);
+                                          result != Result::kSuccess) {
+                                        return result;
+                                      }
+                                    }
+                                    return Result::kSuccess;
+                                  },
+                                  before, exec->last});
   return Result::kSuccess;
 }
 
@@ -157,7 +157,7 @@ Result graph_node_get_type(GraphNode handle, NodeType* type) {
   Call call("cuGraphNodeGetType");
   const auto node = find_node(call, handle);
   if (node == nullptr) return call.error;
-  *type = node->node->item.type;
+  *type = node->node->operation.type;
   return Result::kSuccess;
 }
 
@@ -166,7 +166,7 @@ Result graph_kernel_node_get_params(GraphNode handle, KernelNodeParameters* para
   Call call("cuGraphKernelNodeGetParams");
   const auto node = find_node(call, handle);
   if (node == nullptr) return call.error;
-  KernelCall* kernel = node->node->item.kernel.get();
+  KernelCall* kernel = node->node->operation.kernel.get();
   if (kernel == nullptr) return Result::kInvalidValue;
   *parameters = {};
   parameters->function = kernel->handle;
@@ -190,12 +190,12 @@ Result graph_exec_kernel_node_set_params(GraphExec exec_handle, GraphNode node_h
   const auto exec = find_exec(call, exec_handle);
   const auto node = exec != nullptr ? find_node(call, node_handle) : nullptr;
   if (node == nullptr) return call.error;
-  if (node->graph != exec->graph || !node->node->item.kernel) return Result::kInvalidValue;
+  if (node->graph != exec->graph || !node->node->operation.kernel) return Result::kInvalidValue;
   if (call.machine->functions.find(parameters->function) == nullptr) return Result::kInvalidHandle;
   std::shared_ptr<KernelCall> kernel;
   const Result result = make_kernel_call(call, *parameters, &kernel);
   if (result != Result::kSuccess) return result;
-  exec->items[index_of(*exec->graph, node->node)].kernel = std::move(kernel);
+  exec->operations[index_of(*exec->graph, node->node)].kernel = std::move(kernel);
   return Result::kSuccess;
 }
 

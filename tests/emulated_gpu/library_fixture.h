@@ -36,7 +36,7 @@ class LibraryTest : public ::testing::Test {
   void TearDown() override {
     stop();
     EXPECT_EQ(driver->findings(), std::vector<std::string>());
-    EXPECT_EQ(driver->left(), "");
+    EXPECT_EQ(driver->leaks(), "");
     EXPECT_EQ(left_(), "");
   }
   // `limit`: bytes that the GPU may use.

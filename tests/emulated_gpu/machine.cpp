@@ -45,11 +45,11 @@ Machine::Machine(const Options& given) : options(given), generation(++generation
 Machine::~Machine() {
   {
     const std::lock_guard lock(mutex);
-    for (const auto& [handle, stream] : streams.all()) closed.push_back(stream);
-    for (const auto& stream : closed) stream->closing = true;
+    for (const auto& [handle, stream] : streams.all()) closing_streams.push_back(stream);
+    for (const auto& stream : closing_streams) stream->closing = true;
   }
   changed.notify_all();
-  for (const auto& stream : closed) stream->thread.join();
+  for (const auto& stream : closing_streams) stream->thread.join();
   for (const auto& [address, bytes] : pinned) std::free(const_cast<std::byte*>(address));
   current = nullptr;
 }
@@ -59,7 +59,7 @@ void Machine::serve(StreamState& stream) {
   for (;;) {
     changed.wait(lock, [&] {
       if (stream.queue.empty()) return stream.closing;
-      const PointPtr& waits = stream.queue.front().waits;
+      const StreamPositionPtr& waits = stream.queue.front().waits;
       return waits == nullptr || waits->done;
     });
     if (stream.queue.empty()) return;
@@ -67,11 +67,11 @@ void Machine::serve(StreamState& stream) {
     stream.queue.pop_front();
     stream.busy = true;
     Gpu& gpu = *stream.gpu;
-    if (work.run && runs_out(gpu.lost_after)) gpu.error = Result::kEccUncorrectable;
+    if (work.run && count_down(gpu.fail_after_operations)) gpu.error = Result::kEccUncorrectable;
     const bool works = gpu.error == Result::kSuccess;
     std::chrono::microseconds pause = delay;
     if (pause.count() == 0 && stream.random() % 4 == 0) {
-      pause = std::chrono::microseconds(stream.random() % (static_cast<uint64_t>(options.longest.count()) + 1));
+      pause = std::chrono::microseconds(stream.random() % (static_cast<uint64_t>(options.max_delay.count()) + 1));
     }
     lock.unlock();
     if (pause.count() != 0) std::this_thread::sleep_for(pause);
@@ -89,7 +89,7 @@ Result Machine::run_kernel(Gpu& gpu, const KernelCall& call) {
   emulator::LaunchOptions launch{.checked = options.checked};
   {
     const std::lock_guard lock(mutex);
-    if (runs_out(fail_launch)) return Result::kLaunchFailed;
+    if (count_down(fail_launch)) return Result::kLaunchFailed;
     launch.seed = options.seed * 1000 + ++launches;
   }
   std::vector<void*> arguments;
@@ -133,7 +133,7 @@ void Machine::release(DevicePointer address) {
   const Allocation& allocation = node.mapped();
   Gpu& gpu = *allocation.gpu;
   if (!gpu.device->memory().free(reinterpret_cast<void*>(address & ~gpu.tag)).ok()) fatal("memory is freed twice");
-  if (!allocation.is_others) gpu.used -= allocation.bytes;
+  if (!allocation.is_imported) gpu.used -= allocation.bytes;
   if (allocation.pool) allocation.pool->used -= allocation.bytes;
 }
 
@@ -206,7 +206,7 @@ void* Call::memory(DevicePointer address, size_t bytes, const Gpu* of) {
   return reinterpret_cast<void*>(address & ~found->gpu->tag);
 }
 
-bool Call::is_safe() {
+bool Call::may_synchronize() {
   for (const auto& capture : machine->captures) {
     if (capture->mode == CaptureMode::kRelaxed) continue;
     if (capture->mode == CaptureMode::kThreadLocal && capture->thread != std::this_thread::get_id()) continue;
@@ -220,16 +220,16 @@ Result Call::refuse(Capture& capture) {
   return Result::kCaptureUnsupported;
 }
 
-Result Call::submit(StreamState& stream, Item item) {
+Result Call::submit(StreamState& stream, GpuOperation operation) {
   if (stream.capture == nullptr) {
-    machine->enqueue(stream, {[machine = machine, gpu = stream.gpu, item = std::move(item)] {
-                                return machine->run_item(*gpu, item);
+    machine->enqueue(stream, {[machine = machine, gpu = stream.gpu, operation = std::move(operation)] {
+                                return machine->run_operation(*gpu, operation);
                               },
                               nullptr, nullptr});
     return Result::kSuccess;
   }
   if (stream.capture->invalid) return Result::kCaptureInvalidated;
-  auto node = std::make_unique<Node>(Node{std::move(item), stream.tail});
+  auto node = std::make_unique<Node>(Node{std::move(operation), stream.tail});
   stream.tail = {node.get()};
   stream.capture->graph->nodes.push_back(std::move(node));
   return Result::kSuccess;
@@ -267,7 +267,7 @@ void EmulatedDriver::fail_launch(uint64_t nth) {
 
 void EmulatedDriver::lose_device(int ordinal, uint64_t nth) {
   const std::lock_guard lock(machine_->mutex);
-  machine_->gpus.at(ordinal)->lost_after = nth;
+  machine_->gpus.at(ordinal)->fail_after_operations = nth;
 }
 
 void EmulatedDriver::slow_down(std::chrono::microseconds delay) {
@@ -292,7 +292,7 @@ size_t EmulatedDriver::allocated() const {
   return bytes;
 }
 
-std::string EmulatedDriver::left() const {
+std::string EmulatedDriver::leaks() const {
   const std::lock_guard lock(machine_->mutex);
   std::string text;
   const auto tell = [&](size_t count, const char* what) {

@@ -51,7 +51,7 @@ class Handles {
 };
 
 // Counts down, and returns true once, when it reaches the last one. 0 means that it does not count.
-inline bool runs_out(uint64_t& left) { return left != 0 && left-- == 1; }
+inline bool count_down(uint64_t& left) { return left != 0 && left-- == 1; }
 
 struct Gpu {
   int ordinal = 0;
@@ -61,16 +61,16 @@ struct Gpu {
   uint64_t retained = 0;
   Result error = Result::kSuccess;  // once set, every later call returns it
   size_t used = 0;
-  std::set<int> peers;      // ordinals of devices whose memory it may access
-  uint64_t lost_after = 0;  // number of work items; 0: never
+  std::set<int> peers;                 // ordinals of devices whose memory it may access
+  uint64_t fail_after_operations = 0;  // number of operations; 0: never
 };
 
 // A position in a stream's queue.
-struct Point {
+struct StreamPosition {
   bool done = false;
   std::chrono::steady_clock::time_point time;
 };
-using PointPtr = std::shared_ptr<Point>;
+using StreamPositionPtr = std::shared_ptr<StreamPosition>;
 
 struct LoadedModule {
   Gpu* gpu = nullptr;
@@ -81,7 +81,7 @@ struct LoadedModule {
 struct LoadedFunction {
   std::shared_ptr<LoadedModule> module;
   std::string name;
-  emulator::KernelFacts facts;
+  emulator::KernelAttributes attributes;
   int most_dynamic_shared = 48 << 10;
 };
 
@@ -95,19 +95,19 @@ struct KernelCall {
 };
 
 // One operation of a stream or a graph.
-struct Item {
+struct GpuOperation {
   NodeType type = NodeType::kEmpty;
   std::function<Result()> run;  // unused for kernels
   std::shared_ptr<KernelCall> kernel;
 };
 
 struct Work {
-  std::function<Result()> run;  // null: only the two points matter
-  PointPtr waits, reaches;      // both may be null
+  std::function<Result()> run;       // null: only the two positions matter
+  StreamPositionPtr waits, reaches;  // both may be null
 };
 
 struct Node {
-  Item item;
+  GpuOperation operation;
   std::vector<const Node*> after;
 };
 
@@ -123,9 +123,9 @@ struct NodeState {
 };
 
 struct ExecState {
-  std::shared_ptr<GraphState> graph;  // the graph as instantiated
-  std::vector<Item> items;            // the current contents of its nodes
-  PointPtr last;                      // completion of the last launch; launches do not overlap
+  std::shared_ptr<GraphState> graph;     // the graph as instantiated
+  std::vector<GpuOperation> operations;  // the current contents of its nodes
+  StreamPositionPtr last;                // completion of the last launch; launches do not overlap
 };
 
 struct StreamState;
@@ -145,8 +145,8 @@ struct StreamState {
   std::deque<Work> queue;
   bool busy = false, closing = false;
   std::shared_ptr<Capture> capture;
-  std::vector<const Node*> tail;  // nodes of the capture that the next one depends on
-  std::vector<GraphNode> told;    // handles of `tail`, as returned by the last query
+  std::vector<const Node*> tail;         // nodes of the capture that the next one depends on
+  std::vector<GraphNode> returned_tail;  // handles of `tail`, as returned by the last query
   std::thread thread;
 
   bool idle() const { return queue.empty() && !busy; }
@@ -155,7 +155,7 @@ struct StreamState {
 struct EventState {
   Gpu* gpu = nullptr;
   unsigned flags = 0;
-  PointPtr point;  // null: never recorded
+  StreamPositionPtr position;  // null: never recorded
   std::shared_ptr<Capture> capture;
   std::vector<const Node*> tail;
 };
@@ -170,7 +170,7 @@ struct PoolState {
 struct SharedFile {
   int descriptor = -1;
   uint64_t inode = 0;
-  std::atomic<uint64_t>* opened = nullptr;
+  std::atomic<uint64_t>* open_count = nullptr;
 
   // `make` creates a file of `bytes` and the counter page; `open` opens one of another process. Null: errno has the
   // reason.
@@ -185,8 +185,8 @@ struct Allocation {
   std::shared_ptr<PoolState> pool;  // null: allocated with cuMemAlloc
   bool freeing = false;
   std::shared_ptr<SharedFile> file = nullptr;  // of cuMemAlloc, or of another process
-  bool is_others = false;                      // memory of another process
-  uint64_t opened = 0;                         // how often this process has opened it
+  bool is_imported = false;                    // memory of another process
+  uint64_t open_count = 0;                     // how often this process has opened it
 };
 
 struct Machine {
@@ -210,8 +210,8 @@ struct Machine {
   Handles<GraphExec, ExecState> execs;
   std::map<DevicePointer, Allocation> allocations;
   std::map<const std::byte*, size_t> pinned;
-  std::vector<std::shared_ptr<StreamState>> closed;  // destroyed streams whose threads are still ending
-  std::vector<std::shared_ptr<Capture>> captures;    // captures in progress
+  std::vector<std::shared_ptr<StreamState>> closing_streams;  // destroyed streams whose threads are still ending
+  std::vector<std::shared_ptr<Capture>> captures;             // captures in progress
   std::map<std::string, uint64_t> calls;
   std::vector<std::string> findings;
   uint64_t fail_allocation = 0, fail_launch = 0;  // countdowns; 0: off
@@ -221,7 +221,9 @@ struct Machine {
 
   void serve(StreamState& stream);  // main function of the stream's thread
   Result run_kernel(Gpu& gpu, const KernelCall& call);
-  Result run_item(Gpu& gpu, const Item& item) { return item.kernel ? run_kernel(gpu, *item.kernel) : item.run(); }
+  Result run_operation(Gpu& gpu, const GpuOperation& operation) {
+    return operation.kernel ? run_kernel(gpu, *operation.kernel) : operation.run();
+  }
   void enqueue(StreamState& stream, Work work);
   bool is_pinned(const void* address, size_t bytes) const;
   // The allocation that contains all of these bytes; null if there is none or it was freed.
@@ -244,9 +246,9 @@ class Call {
   // Host address of device memory, by default of the current device. Null: `error` has the reason.
   void* memory(DevicePointer address, size_t bytes, const Gpu* of = nullptr);
   // False if the call would invalidate a capture in progress.
-  bool is_safe();
-  // Enqueues the item, or records it if the stream is being captured.
-  Result submit(StreamState& stream, Item item);
+  bool may_synchronize();
+  // Enqueues the operation, or records it if the stream is being captured.
+  Result submit(StreamState& stream, GpuOperation operation);
   // Invalidates the capture, because the operation is not allowed while a stream is captured.
   Result refuse(Capture& capture);
   // Waits for a condition. Calls of other threads proceed meanwhile.
@@ -278,7 +280,7 @@ void add_device_functions(Driver& driver);
 void add_memory_functions(Driver& driver);
 void add_shared_memory_functions(Driver& driver);
 // For an allocation of this process that is being freed: whether no other process has it open.
-bool is_closed_elsewhere(const Allocation& allocation);
+bool has_no_other_user(const Allocation& allocation);
 void add_stream_functions(Driver& driver);
 void add_module_functions(Driver& driver);
 void add_graph_functions(Driver& driver);

@@ -32,7 +32,7 @@ Result allocate(Call& call, size_t bytes, std::shared_ptr<PoolState> pool, Devic
   if (bytes == 0) return Result::kInvalidValue;
   Machine& machine = *call.machine;
   Gpu& gpu = *call.gpu;
-  if (runs_out(machine.fail_allocation)) return Result::kOutOfMemory;
+  if (count_down(machine.fail_allocation)) return Result::kOutOfMemory;
   if (bytes > machine.options.memory - gpu.used) return Result::kOutOfMemory;
   emulator::DeviceMemory& memory = gpu.device->memory();
   const auto file = pool ? nullptr : SharedFile::make(emulator::DeviceMemory::file_bytes(bytes));
@@ -50,7 +50,7 @@ Result allocate(Call& call, size_t bytes, std::shared_ptr<PoolState> pool, Devic
 
 Result mem_alloc(DevicePointer* address, size_t bytes) {
   Call call("cuMemAlloc");
-  if (!call.ready() || !call.is_safe()) return call.error;
+  if (!call.ready() || !call.may_synchronize()) return call.error;
   return allocate(call, bytes, nullptr, address);
 }
 
@@ -63,13 +63,13 @@ bool is_idle(const Machine& machine, const Gpu* gpu) {
 Result mem_free(DevicePointer address) {
   Call call("cuMemFree");
   if (address == 0) return Result::kSuccess;
-  if (!call.ready() || !call.is_safe()) return call.error;
+  if (!call.ready() || !call.may_synchronize()) return call.error;
   const auto found = call.machine->allocations.find(address);
   if (found == call.machine->allocations.end() || found->second.gpu != call.gpu || found->second.freeing ||
-      found->second.is_others) {
+      found->second.is_imported) {
     return Result::kInvalidValue;
   }
-  if (!is_closed_elsewhere(found->second)) {  // In the real driver this is undefined behavior.
+  if (!has_no_other_user(found->second)) {  // In the real driver this is undefined behavior.
     call.machine->findings.emplace_back("cuMemFree: another process has this memory open");
     return Result::kInvalidValue;
   }
@@ -81,7 +81,7 @@ Result mem_free(DevicePointer address) {
 
 Result mem_host_alloc(void** address, size_t bytes, unsigned flags) {
   Call call("cuMemHostAlloc");
-  if (!call.ready() || !call.is_safe()) return call.error;
+  if (!call.ready() || !call.may_synchronize()) return call.error;
   if (bytes == 0 || flags > 7) return Result::kInvalidValue;
   void* made = std::aligned_alloc(kPage, (bytes + kPage - 1) / kPage * kPage);
   if (made == nullptr) return Result::kOutOfMemory;
@@ -93,7 +93,7 @@ Result mem_host_alloc(void** address, size_t bytes, unsigned flags) {
 
 Result mem_free_host(void* address) {
   Call call("cuMemFreeHost");
-  if (!call.ready() || !call.is_safe()) return call.error;
+  if (!call.ready() || !call.may_synchronize()) return call.error;
   if (!call.machine->pinned.contains(static_cast<std::byte*>(address))) return Result::kInvalidValue;
   call.wait([&] { return is_idle(*call.machine, call.gpu); });
   call.machine->pinned.erase(static_cast<std::byte*>(address));
@@ -179,7 +179,7 @@ Result mem_alloc_from_pool_async(DevicePointer* address, size_t bytes, MemoryPoo
                                [gpu = call.gpu, memory, bytes] {
                                  emulator::DeviceMemory& device = gpu->device->memory();
                                  const Status status = device.fill(memory, kFresh, bytes);
-                                 if (status.ok()) device.mark(memory, bytes, emulator::kUninitialised);
+                                 if (status.ok()) device.mark(memory, bytes, emulator::kUninitialized);
                                  return result_of(status);
                                },
                                nullptr});

@@ -33,7 +33,7 @@ void tell(const std::string& text, unsigned count, const JitOption* options, voi
 
 Result module_load_data_ex(Module* handle, const void* image, unsigned count, JitOption* options, void** values) {
   Call call("cuModuleLoadDataEx");
-  if (!call.ready() || !call.is_safe()) return call.error;
+  if (!call.ready() || !call.may_synchronize()) return call.error;
   if (image == nullptr) return Result::kInvalidValue;
   Wrapper wrapper;
   const auto* bytes = static_cast<const char*>(image);
@@ -58,7 +58,7 @@ Result module_load_data_ex(Module* handle, const void* image, unsigned count, Ji
 
 Result module_unload(Module handle) {
   Call call("cuModuleUnload");
-  if (!call.ready() || !call.is_safe()) return call.error;
+  if (!call.ready() || !call.may_synchronize()) return call.error;
   const auto module = call.machine->modules.take(handle);
   if (module == nullptr) return Result::kInvalidHandle;
   for (const Function function : module->functions) call.machine->functions.take(function);
@@ -79,7 +79,7 @@ Result module_get_function(Function* handle, Module module_handle, const char* n
   auto function = std::make_shared<LoadedFunction>();
   function->module = module;
   function->name = name;
-  const Status status = module->module->facts(name, &function->facts);
+  const Status status = module->module->attributes(name, &function->attributes);
   if (status.code() == ErrorCode::kInvalid) return Result::kNotFound;
   if (!status.ok()) {
     call.machine->findings.push_back(status.message());
@@ -115,10 +115,10 @@ Result func_get_attribute(int* value, FunctionAttribute attribute, Function hand
   if (function == nullptr) return call.error;
   switch (attribute) {
     case FunctionAttribute::kMaxThreadsPerBlock:
-      *value = static_cast<int>(function->facts.max_threads);
+      *value = static_cast<int>(function->attributes.max_threads);
       return Result::kSuccess;
     case FunctionAttribute::kSharedBytes:
-      *value = static_cast<int>(function->facts.shared_bytes);
+      *value = static_cast<int>(function->attributes.shared_bytes);
       return Result::kSuccess;
     case FunctionAttribute::kRegisters:
       *value = 0;  // unknown
@@ -136,7 +136,7 @@ Result func_set_attribute(Function handle, FunctionAttribute attribute, int valu
   if (function == nullptr) return call.error;
   constexpr int kMost = 227 << 10;
   if (attribute != FunctionAttribute::kMaxDynamicShared || value < 0 ||
-      value + static_cast<int>(function->facts.shared_bytes) > kMost) {
+      value + static_cast<int>(function->attributes.shared_bytes) > kMost) {
     return Result::kInvalidValue;
   }
   function->most_dynamic_shared = value;
@@ -155,16 +155,16 @@ Result make_kernel_call(Call& call, const KernelNodeParameters& given, std::shar
                     block.count() != 0 && block.count() <= 1024 && block.z <= 64;
   if (!fits || given.extra != nullptr) return Result::kInvalidValue;
   if (given.shared_bytes > static_cast<unsigned>(function->most_dynamic_shared)) return Result::kInvalidValue;
-  if (block.count() > function->facts.max_threads) return Result::kLaunchOutOfResources;
-  if (given.parameters == nullptr && !function->facts.parameters.empty()) return Result::kInvalidValue;
+  if (block.count() > function->attributes.max_threads) return Result::kLaunchOutOfResources;
+  if (given.parameters == nullptr && !function->attributes.parameters.empty()) return Result::kInvalidValue;
   auto kernel = std::make_shared<KernelCall>();
   kernel->handle = given.function;
   kernel->grid = grid;
   kernel->block = block;
   kernel->shared_bytes = given.shared_bytes;
-  for (size_t i = 0; i < function->facts.parameters.size(); ++i) {
+  for (size_t i = 0; i < function->attributes.parameters.size(); ++i) {
     const auto* first = static_cast<const std::byte*>(given.parameters[i]);
-    kernel->arguments.emplace_back(first, first + function->facts.parameters[i]);
+    kernel->arguments.emplace_back(first, first + function->attributes.parameters[i]);
   }
   kernel->function = function;
   *made = std::move(kernel);

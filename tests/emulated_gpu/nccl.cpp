@@ -31,7 +31,7 @@ constexpr size_t kPiece = size_t{64} << 10;
 constexpr size_t kMostRanks = 16;
 
 // A mailbox from one rank to another, for one piece at a time.
-struct Box {
+struct Mailbox {
   std::atomic<uint32_t> full{0};
   uint32_t bytes = 0;
   std::array<std::byte, kPiece> data{};
@@ -42,20 +42,20 @@ struct Shared {
 };
 
 // One rank's end of the group. It lives as long as anything uses it.
-struct End {
+struct RankState {
   int rank = 0, size = 0;
   std::byte* memory = nullptr;
   size_t bytes = 0;
   std::string path;  // unlinked when all ranks have joined
   std::atomic<bool> aborted{false};
 
-  ~End() {
+  ~RankState() {
     (void)::unlink(path.c_str());
     if (memory != nullptr) (void)::munmap(memory, bytes);
   }
   Shared& shared() const { return *reinterpret_cast<Shared*>(memory); }
-  Box& box(int from, int to) const {
-    return reinterpret_cast<Box*>(
+  Mailbox& mailbox(int from, int to) const {
+    return reinterpret_cast<Mailbox*>(
         memory + sizeof(Shared))[static_cast<size_t>(from) * static_cast<size_t>(size) + static_cast<size_t>(to)];
   }
 };
@@ -66,7 +66,7 @@ struct End {
 namespace torch_remote::worker::cuda::nccl {
 
 struct GroupState {
-  std::shared_ptr<emulated::End> end;
+  std::shared_ptr<emulated::RankState> state;
 };
 
 }  // namespace torch_remote::worker::cuda::nccl
@@ -92,34 +92,34 @@ Status join(nccl::Group* group, int size, nccl::Id id, int rank, nccl::Config* c
   if (config->magic != 0xcafebeef || config->blocking != 0) return Status::kInvalidArgument;
   if (size < 1 || rank < 0 || rank >= size || static_cast<size_t>(size) > kMostRanks) return Status::kInvalidArgument;
   if (rank == refused_rank) return Status::kInvalidUsage;
-  auto end = std::make_shared<End>();
-  end->rank = rank;
-  end->size = size;
-  end->bytes = sizeof(Shared) + static_cast<size_t>(size) * static_cast<size_t>(size) * sizeof(Box);
+  auto state = std::make_shared<RankState>();
+  state->rank = rank;
+  state->size = size;
+  state->bytes = sizeof(Shared) + static_cast<size_t>(size) * static_cast<size_t>(size) * sizeof(Mailbox);
   const int file = ::open(path_of(id).c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
   if (file < 0) return Status::kSystemError;
-  const bool sized = ::ftruncate(file, static_cast<off_t>(end->bytes)) == 0;
-  void* const mapped = sized ? ::mmap(nullptr, end->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
+  const bool sized = ::ftruncate(file, static_cast<off_t>(state->bytes)) == 0;
+  void* const mapped = sized ? ::mmap(nullptr, state->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
   (void)::close(file);
   if (mapped == MAP_FAILED) return Status::kSystemError;
-  end->memory = static_cast<std::byte*>(mapped);
-  end->path = path_of(id);
+  state->memory = static_cast<std::byte*>(mapped);
+  state->path = path_of(id);
   // The last rank unlinks the file, because all ranks have it open.
-  if (++end->shared().joined == static_cast<uint32_t>(size)) (void)::unlink(path_of(id).c_str());
-  *group = create(nccl::GroupState{std::move(end)});
+  if (++state->shared().joined == static_cast<uint32_t>(size)) (void)::unlink(path_of(id).c_str());
+  *group = create(nccl::GroupState{std::move(state)});
   return Status::kInProgress;
 }
 
 Status get_error(nccl::Group group, Status* error) {
-  if (!is_there(group)) return Status::kInvalidArgument;
-  const End& end = *group->end;
-  *error = end.shared().joined < static_cast<uint32_t>(end.size) ? Status::kInProgress : Status::kSuccess;
+  if (!exists(group)) return Status::kInvalidArgument;
+  const RankState& state = *group->state;
+  *error = state.shared().joined < static_cast<uint32_t>(state.size) ? Status::kInProgress : Status::kSuccess;
   return Status::kSuccess;
 }
 
 Status abort(nccl::Group group) {
-  if (!is_there(group)) return Status::kInvalidArgument;
-  group->end->aborted = true;
+  if (!exists(group)) return Status::kInvalidArgument;
+  group->state->aborted = true;
   (void)destroy(group);
   return Status::kSuccess;
 }
@@ -133,32 +133,32 @@ struct Part {
 };
 
 // Exchanges all parts concurrently, piece by piece. False if the group was aborted.
-bool exchange(const End& end, std::vector<Part> sends, std::vector<Part> receives) {
+bool exchange(const RankState& state, std::vector<Part> sends, std::vector<Part> receives) {
   const auto is_done = [](const Part& part) { return part.bytes == 0; };
   while (true) {
     bool moved = false;
     for (Part& part : sends) {
-      Box& box = end.box(end.rank, part.peer);
-      if (part.bytes == 0 || box.full.load(std::memory_order_acquire) != 0) continue;
-      box.bytes = static_cast<uint32_t>(std::min(part.bytes, kPiece));
-      std::memcpy(box.data.data(), part.data, box.bytes);
-      part.data += box.bytes;
-      part.bytes -= box.bytes;
-      box.full.store(1, std::memory_order_release);
+      Mailbox& mailbox = state.mailbox(state.rank, part.peer);
+      if (part.bytes == 0 || mailbox.full.load(std::memory_order_acquire) != 0) continue;
+      mailbox.bytes = static_cast<uint32_t>(std::min(part.bytes, kPiece));
+      std::memcpy(mailbox.data.data(), part.data, mailbox.bytes);
+      part.data += mailbox.bytes;
+      part.bytes -= mailbox.bytes;
+      mailbox.full.store(1, std::memory_order_release);
       moved = true;
     }
     for (Part& part : receives) {
-      Box& box = end.box(part.peer, end.rank);
-      if (part.bytes == 0 || box.full.load(std::memory_order_acquire) == 0) continue;
-      const size_t bytes = std::min<size_t>(part.bytes, box.bytes);
-      std::memcpy(part.data, box.data.data(), bytes);
+      Mailbox& mailbox = state.mailbox(part.peer, state.rank);
+      if (part.bytes == 0 || mailbox.full.load(std::memory_order_acquire) == 0) continue;
+      const size_t bytes = std::min<size_t>(part.bytes, mailbox.bytes);
+      std::memcpy(part.data, mailbox.data.data(), bytes);
       part.data += bytes;
       part.bytes -= bytes;
-      box.full.store(0, std::memory_order_release);
+      mailbox.full.store(0, std::memory_order_release);
       moved = true;
     }
     if (std::ranges::all_of(sends, is_done) && std::ranges::all_of(receives, is_done)) return true;
-    if (end.aborted) return false;
+    if (state.aborted) return false;
     if (!moved) std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
@@ -199,13 +199,13 @@ Reduction reduction_of(nccl::Reduction reduction) {
   }
 }
 
-// Enqueues compute(end, from, to), which works on the call's memory when the stream reaches it.
+// Enqueues compute(state, from, to), which works on the call's memory when the stream reaches it.
 template <typename F>
 Status queue(const char* name, nccl::Group group, Stream stream, const void* from, size_t from_bytes, void* to,
              size_t to_bytes, F&& compute) {
   Call call(name);
   if (!call.ready()) return Status::kCudaError;
-  if (!is_there(group)) return Status::kInvalidArgument;
+  if (!exists(group)) return Status::kInvalidArgument;
   StreamState* const on = call.stream(stream);
   if (on == nullptr || on->capture != nullptr) return Status::kInvalidUsage;
   const auto find = [&](const void* at, size_t bytes) {
@@ -214,9 +214,9 @@ Status queue(const char* name, nccl::Group group, Stream stream, const void* fro
   auto* const read = find(from, from_bytes);
   auto* const written = find(to, to_bytes);
   if ((read == nullptr && from_bytes != 0) || (written == nullptr && to_bytes != 0)) return Status::kInvalidArgument;
-  auto work = [machine = call.machine, gpu = call.gpu, end = group->end, read, written, to_bytes,
+  auto work = [machine = call.machine, gpu = call.gpu, state = group->state, read, written, to_bytes,
                compute = std::forward<F>(compute)] {
-    compute(*end, read, written);
+    compute(*state, read, written);
     if (machine->options.checked && to_bytes != 0) (void)gpu->device->memory().written(written, to_bytes);
     return Result::kSuccess;
   };
@@ -225,17 +225,17 @@ Status queue(const char* name, nccl::Group group, Stream stream, const void* fro
 }
 
 // Gathers each rank's `bytes` at `from`: on rank `root`, or on all ranks if it is negative. Empty if it was aborted.
-std::vector<std::vector<std::byte>> gather(const End& end, std::byte* from, size_t bytes, int root) {
-  std::vector<std::vector<std::byte>> all(static_cast<size_t>(end.size));
+std::vector<std::vector<std::byte>> gather(const RankState& state, std::byte* from, size_t bytes, int root) {
+  std::vector<std::vector<std::byte>> all(static_cast<size_t>(state.size));
   std::vector<Part> sends, receives;
-  for (int rank = 0; rank < end.size; ++rank) {
+  for (int rank = 0; rank < state.size; ++rank) {
     if (root < 0 || root == rank) sends.push_back({rank, from, bytes});
-    if (root >= 0 && root != end.rank) continue;
+    if (root >= 0 && root != state.rank) continue;
     std::vector<std::byte>& place = all[static_cast<size_t>(rank)];
     place.resize(bytes);
     receives.push_back({rank, place.data(), bytes});
   }
-  if (!exchange(end, std::move(sends), std::move(receives))) all.clear();
+  if (!exchange(state, std::move(sends), std::move(receives))) all.clear();
   return all;
 }
 
@@ -252,8 +252,8 @@ Status all_reduce(const void* from, void* to, size_t count, Type type, nccl::Red
                   Stream stream) {
   const size_t bytes = count * ir::item_size(dtype_of(type));
   return queue("ncclAllReduce", group, stream, from, bytes, to, bytes,
-               [=](const End& end, std::byte* read, std::byte* written) {
-                 combine(gather(end, read, bytes, -1), type, reduction, written, count);
+               [=](const RankState& state, std::byte* read, std::byte* written) {
+                 combine(gather(state, read, bytes, -1), type, reduction, written, count);
                });
 }
 
@@ -261,32 +261,33 @@ Status reduce(const void* from, void* to, size_t count, Type type, nccl::Reducti
               nccl::Group group, Stream stream) {
   const size_t bytes = count * ir::item_size(dtype_of(type));
   return queue("ncclReduce", group, stream, from, bytes, to, bytes,
-               [=](const End& end, std::byte* read, std::byte* written) {
-                 const auto all = gather(end, read, bytes, root);
-                 if (end.rank == root) combine(all, type, reduction, written, count);
+               [=](const RankState& state, std::byte* read, std::byte* written) {
+                 const auto all = gather(state, read, bytes, root);
+                 if (state.rank == root) combine(all, type, reduction, written, count);
                });
 }
 
 Status broadcast(const void* from, void* to, size_t count, Type type, int root, nccl::Group group, Stream stream) {
   const size_t bytes = count * ir::item_size(dtype_of(type));
   return queue("ncclBroadcast", group, stream, from, bytes, to, bytes,
-               [=](const End& end, std::byte* read, std::byte* written) {
+               [=](const RankState& state, std::byte* read, std::byte* written) {
                  std::vector<Part> sends, receives;
-                 for (int rank = 0; rank < end.size && end.rank == root; ++rank) {
+                 for (int rank = 0; rank < state.size && state.rank == root; ++rank) {
                    if (rank != root) sends.push_back({rank, read, bytes});
                  }
-                 if (end.rank != root) receives.push_back({root, written, bytes});
-                 if (end.rank == root && read != written) std::memmove(written, read, bytes);
-                 (void)exchange(end, std::move(sends), std::move(receives));
+                 if (state.rank != root) receives.push_back({root, written, bytes});
+                 if (state.rank == root && read != written) std::memmove(written, read, bytes);
+                 (void)exchange(state, std::move(sends), std::move(receives));
                });
 }
 
 Status all_gather(const void* from, void* to, size_t count, Type type, nccl::Group group, Stream stream) {
-  if (!is_there(group)) return Status::kInvalidArgument;
-  const size_t bytes = count * ir::item_size(dtype_of(type)), all_bytes = bytes * static_cast<size_t>(group->end->size);
+  if (!exists(group)) return Status::kInvalidArgument;
+  const size_t bytes = count * ir::item_size(dtype_of(type)),
+               all_bytes = bytes * static_cast<size_t>(group->state->size);
   return queue("ncclAllGather", group, stream, from, bytes, to, all_bytes,
-               [=](const End& end, std::byte* read, std::byte* written) {
-                 const auto all = gather(end, read, bytes, -1);
+               [=](const RankState& state, std::byte* read, std::byte* written) {
+                 const auto all = gather(state, read, bytes, -1);
                  for (size_t rank = 0; rank < all.size(); ++rank)
                    if (bytes != 0) std::memcpy(written + rank * bytes, all[rank].data(), bytes);
                });
@@ -294,19 +295,20 @@ Status all_gather(const void* from, void* to, size_t count, Type type, nccl::Gro
 
 Status reduce_scatter(const void* from, void* to, size_t count, Type type, nccl::Reduction reduction, nccl::Group group,
                       Stream stream) {
-  if (!is_there(group)) return Status::kInvalidArgument;
-  const size_t bytes = count * ir::item_size(dtype_of(type)), all_bytes = bytes * static_cast<size_t>(group->end->size);
+  if (!exists(group)) return Status::kInvalidArgument;
+  const size_t bytes = count * ir::item_size(dtype_of(type)),
+               all_bytes = bytes * static_cast<size_t>(group->state->size);
   return queue("ncclReduceScatter", group, stream, from, all_bytes, to, bytes,
-               [=](const End& end, std::byte* read, std::byte* written) {
-                 std::vector<std::vector<std::byte>> all(static_cast<size_t>(end.size));
+               [=](const RankState& state, std::byte* read, std::byte* written) {
+                 std::vector<std::vector<std::byte>> all(static_cast<size_t>(state.size));
                  std::vector<Part> sends, receives;
-                 for (int rank = 0; rank < end.size; ++rank) {
+                 for (int rank = 0; rank < state.size; ++rank) {
                    std::vector<std::byte>& place = all[static_cast<size_t>(rank)];
                    place.resize(bytes);
                    sends.push_back({rank, read + static_cast<size_t>(rank) * bytes, bytes});
                    receives.push_back({rank, place.data(), bytes});
                  }
-                 if (exchange(end, std::move(sends), std::move(receives)))
+                 if (exchange(state, std::move(sends), std::move(receives)))
                    combine(all, type, reduction, written, count);
                });
 }
@@ -335,7 +337,7 @@ Status end() {
   const std::vector<Message> all = std::exchange(messages, {});
   Call call("ncclGroupEnd");
   if (!call.ready()) return Status::kCudaError;
-  if (!is_there(all[0].group)) return Status::kInvalidArgument;
+  if (!exists(all[0].group)) return Status::kInvalidArgument;
   StreamState* const on = call.stream(all[0].stream);
   if (on == nullptr || on->capture != nullptr) return Status::kInvalidUsage;
   std::vector<Part> sends, receives;
@@ -344,7 +346,7 @@ Status end() {
     if (at == nullptr || each.group != all[0].group || each.stream != all[0].stream) return Status::kInvalidArgument;
     (each.sends ? sends : receives).push_back({each.peer, at, each.bytes});
   }
-  auto work = [machine = call.machine, gpu = call.gpu, group = all[0].group->end, sends, receives] {
+  auto work = [machine = call.machine, gpu = call.gpu, group = all[0].group->state, sends, receives] {
     (void)exchange(*group, sends, receives);
     if (machine->options.checked) {
       for (const Part& part : receives) (void)gpu->device->memory().written(part.data, part.bytes);

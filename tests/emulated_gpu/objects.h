@@ -35,7 +35,7 @@ bool destroy(State* object) {
 }
 
 template <typename State>
-bool is_there(State* object) {
+bool exists(State* object) {
   const std::lock_guard lock(Objects<State>::get().mutex);
   return Objects<State>::get().all.contains(object);
 }

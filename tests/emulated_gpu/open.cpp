@@ -19,8 +19,8 @@
 #include "tests/emulated_gpu/emulated_cublaslt.h"
 #include "tests/emulated_gpu/emulated_cudnn.h"
 #include "tests/emulated_gpu/emulated_nccl.h"
+#include "tests/emulated_gpu/hand_written_kernels.h"
 #include "tests/emulated_gpu/libtorch/torch_cuda.h"
-#include "tests/emulated_gpu/written.h"
 #include "worker/runner/plugin_loader.h"
 #include "worker/targets/cuda/compiled/cuda_runner.h"
 #include "worker/targets/cuda/device/nccl_collectives.h"
@@ -71,7 +71,7 @@ AtenSource aten_in_software(const std::string& plugin) {
 }
 
 // TORCH_REMOTE_TEST_NCCL is "missing", or "refused 1" with the rank that gets the error that its GPU is used twice.
-Status nccl_in_software(nccl::Table* table) {
+Status open_emulated_nccl(nccl::Table* table) {
   const char* const given = std::getenv("TORCH_REMOTE_TEST_NCCL");
   const std::string_view what = given != nullptr ? given : "";
   if (what == "missing") return {ErrorCode::kUnsupported, "cuda: no libnccl.so: TORCH_REMOTE_TEST_NCCL says so"};
@@ -90,9 +90,9 @@ EmulatedDriver& gpus() {
     return new EmulatedDriver({.devices = 2,
                                .seed = seed != nullptr ? std::strtoull(seed, nullptr, 10) : 1,
                                .checked = checked != nullptr && *checked == '1',
-                               .others = bytes == "refused"   ? Options::Others::kRefused
-                                         : bytes == "garbled" ? Options::Others::kGarbled
-                                                              : Options::Others::kReadable});
+                               .peer_access = bytes == "refused"   ? Options::PeerAccess::kRefused
+                                              : bytes == "garbled" ? Options::PeerAccess::kGarbled
+                                                                   : Options::PeerAccess::kReadable});
   }();
   return *driver;
 }
@@ -119,10 +119,10 @@ DeviceOpener device_opener(int ordinal) {
                                                    return Status();
                                                  },
                                              .cudnn = table,
-                                             .kernels = written_kernels(),
+                                             .kernels = hand_written_kernels(),
                                              .aten = aten_in_software(options.plugin)});
     std::ranges::move(runners, std::back_inserter(opened->runners));
-    opened->collectives = make_nccl_collectives(device->shared_gpu(), nccl_in_software);
+    opened->collectives = make_nccl_collectives(device->shared_gpu(), open_emulated_nccl);
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
     opened->group_kinds = group_kinds() | product_group_kinds();
     opened->dtypes = dtypes();
@@ -152,13 +152,13 @@ ProbeSource probe_source() {
                 *table = cudnn();
                 return Status();
               },
-          .nccl = [](const LibraryPlaces&, nccl::Table* table) { return nccl_in_software(table); },
+          .nccl = [](const LibraryPlaces&, nccl::Table* table) { return open_emulated_nccl(table); },
           .nvrtc = [](const LibraryPlaces&, std::string*) { return Status(); },
           .nvjitlink = [](const LibraryPlaces&, std::string*) { return Status(); },
           .path = "in software"};
 }
 
-void tell_calls() {
+void report_calls_on_signal() {
   const char* const path = std::getenv("TORCH_REMOTE_TEST_CALLS");
   if (path == nullptr || *path == 0) return;
   sigset_t signals;

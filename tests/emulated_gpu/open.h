@@ -8,7 +8,7 @@ namespace torch_remote::worker::cuda::emulated {
 
 // The GPUs of this process, shared by all sessions. $TORCH_REMOTE_TEST_DELAYS is the seed of the delays.
 // $TORCH_REMOTE_TEST_CHECKED=1 examines each memory access of kernels. $TORCH_REMOTE_TEST_OTHERS is a value of
-// Options::others in lower case.
+// Options::peer_access in lower case.
 EmulatedDriver& gpus();
 
 // For tests: opens one GPU with only the runners of kernels and of the emulated libraries.
@@ -22,6 +22,6 @@ ProbeSource probe_source();
 
 // TORCH_REMOTE_TEST_CALLS names a file. On each SIGUSR1, the process writes the number of calls of each driver and
 // library function to it, one per line. Must be called before any other thread starts.
-void tell_calls();
+void report_calls_on_signal();
 
 }  // namespace torch_remote::worker::cuda::emulated

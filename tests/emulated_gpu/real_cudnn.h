@@ -33,7 +33,7 @@ inline std::string device_text(int version, int processors, int shared, const ch
 }
 
 // `sm` is 80, 90 or 100.
-inline std::string text_of(int sm) {
+inline std::string device_description(int sm) {
   if (sm == 80) return device_text(800, 108, 166912, "NVIDIA A100-SXM4-80GB");
   if (sm == 90) return device_text(900, 132, 232448, "NVIDIA H100 80GB HBM3");
   return device_text(1000, 148, 232448, "NVIDIA B200");
@@ -69,7 +69,7 @@ inline void open_real_cudnn(int sm) {
   if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) places.given = folder;
   const Status opened = dnn::open(places, &real);
   ASSERT_TRUE(opened.ok()) << opened.message();
-  const std::string text = text_of(sm);
+  const std::string text = device_description(sm);
   ASSERT_EQ(real.descriptor_create(kDeviceKind, &device_properties), dnn::Result::kSuccess);
   ASSERT_TRUE(dnn::to_status(real,
                              real.set_attribute(device_properties, kDeviceText, kChar,

@@ -6,25 +6,25 @@
 namespace torch_remote::worker::cuda {
 
 template <typename Address, typename A, typename B>
-constexpr bool same_place() {
+constexpr bool same_parameter() {
   return sizeof(A) == sizeof(B) && (std::is_pointer_v<A> == std::is_pointer_v<B> || std::is_same_v<A, Address>);
 }
 
 // Two functions are the same to a caller if their parameters match in number, size and kind. Where one has a pointer,
 // the other has a pointer or a number of type `Address` (void: none).
 template <typename Address, typename R, typename... A, typename S, typename... B>
-constexpr bool same(R (*)(A...), S (*)(B...)) {
+constexpr bool same_signature(R (*)(A...), S (*)(B...)) {
   if constexpr (sizeof...(A) != sizeof...(B) || std::is_void_v<R> != std::is_void_v<S>) {
     return false;
   } else if constexpr (std::is_void_v<R>) {
-    return (same_place<Address, A, B>() && ...);
+    return (same_parameter<Address, A, B>() && ...);
   } else {
-    return sizeof(R) == sizeof(S) && (same_place<Address, A, B>() && ...);
+    return sizeof(R) == sizeof(S) && (same_parameter<Address, A, B>() && ...);
   }
 }
 
 }  // namespace torch_remote::worker::cuda
 
 #define TORCH_REMOTE_SAME_FUNCTION(address, ours, theirs) \
-  static_assert(same<address>(ours{}, static_cast<decltype(&::theirs)>(nullptr)), #theirs);
+  static_assert(same_signature<address>(ours{}, static_cast<decltype(&::theirs)>(nullptr)), #theirs);
 #define TORCH_REMOTE_SAME(ours, theirs) static_assert(static_cast<int>(ours) == static_cast<int>(theirs))

@@ -39,7 +39,7 @@ std::shared_ptr<SharedFile> take(int descriptor, size_t bytes) {
   file->inode = inode_of(descriptor);
   void* const page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, static_cast<off_t>(bytes));
   if (page == MAP_FAILED) return nullptr;
-  file->opened = static_cast<std::atomic<uint64_t>*>(page);
+  file->open_count = static_cast<std::atomic<uint64_t>*>(page);
   return file;
 }
 
@@ -48,7 +48,7 @@ Result get_mem_handle(IpcMemoryHandle* handle, DevicePointer address) {
   if (!call.ready()) return call.error;
   const auto found = call.machine->allocations.find(address);
   if (found == call.machine->allocations.end() || found->second.gpu != call.gpu || found->second.freeing ||
-      found->second.file == nullptr || found->second.is_others) {
+      found->second.file == nullptr || found->second.is_imported) {
     return Result::kInvalidValue;  // also refuses memory of pools and of other processes
   }
   const Allocation& allocation = found->second;
@@ -66,12 +66,13 @@ Result open_mem_handle(DevicePointer* address, IpcMemoryHandle handle, unsigned 
   if (contents.magic != kMagic || flags > kIpcLazyPeerAccess) return Result::kInvalidValue;
   if (contents.process == ::getpid()) return Result::kInvalidContext;
   Machine& machine = *call.machine;
-  if (machine.options.others == Options::Others::kRefused || (flags == 0 && contents.device != call.gpu->ordinal)) {
+  if (machine.options.peer_access == Options::PeerAccess::kRefused ||
+      (flags == 0 && contents.device != call.gpu->ordinal)) {
     return Result::kPeerAccessUnsupported;
   }
   for (auto& [begin, allocation] : machine.allocations) {
-    if (!allocation.is_others || allocation.gpu != call.gpu || allocation.file->inode != contents.inode) continue;
-    ++allocation.opened;
+    if (!allocation.is_imported || allocation.gpu != call.gpu || allocation.file->inode != contents.inode) continue;
+    ++allocation.open_count;
     *address = begin;
     return Result::kSuccess;
   }
@@ -79,7 +80,7 @@ Result open_mem_handle(DevicePointer* address, IpcMemoryHandle handle, unsigned 
   const auto file = SharedFile::open(path.c_str(), emulator::DeviceMemory::file_bytes(contents.bytes));
   if (file == nullptr || file->inode != contents.inode) return Result::kInvalidHandle;
   // Garbled memory is a separate file, whose bytes differ from the other process's.
-  const bool garbled = machine.options.others == Options::Others::kGarbled;
+  const bool garbled = machine.options.peer_access == Options::PeerAccess::kGarbled;
   const auto mapped = garbled ? SharedFile::make(emulator::DeviceMemory::file_bytes(contents.bytes)) : file;
   void* made = nullptr;
   if (mapped == nullptr ||
@@ -87,8 +88,8 @@ Result open_mem_handle(DevicePointer* address, IpcMemoryHandle handle, unsigned 
     return Result::kOutOfMemory;
   }
   *address = reinterpret_cast<uint64_t>(made) | call.gpu->tag;
-  ++*file->opened;
-  machine.allocations[*address] = {call.gpu, contents.bytes, nullptr, false, file, /*is_others=*/true, 1};
+  ++*file->open_count;
+  machine.allocations[*address] = {call.gpu, contents.bytes, nullptr, false, file, /*is_imported=*/true, 1};
   return Result::kSuccess;
 }
 
@@ -97,11 +98,11 @@ Result close_mem_handle(DevicePointer address) {
   Call call("cuIpcCloseMemHandle");
   if (!call.ready()) return call.error;
   const auto found = call.machine->allocations.find(address);
-  if (found == call.machine->allocations.end() || found->second.gpu != call.gpu || !found->second.is_others) {
+  if (found == call.machine->allocations.end() || found->second.gpu != call.gpu || !found->second.is_imported) {
     return Result::kInvalidValue;
   }
-  if (--found->second.opened != 0) return Result::kSuccess;
-  --*found->second.file->opened;
+  if (--found->second.open_count != 0) return Result::kSuccess;
+  --*found->second.file->open_count;
   call.machine->release(address);
   return Result::kSuccess;
 }
@@ -122,12 +123,12 @@ std::shared_ptr<SharedFile> SharedFile::open(const char* path, size_t bytes) {
 }
 
 SharedFile::~SharedFile() {
-  if (opened != nullptr) (void)::munmap(opened, kPage);
+  if (open_count != nullptr) (void)::munmap(open_count, kPage);
   if (descriptor >= 0) (void)::close(descriptor);
 }
 
-bool is_closed_elsewhere(const Allocation& allocation) {
-  return allocation.file == nullptr || *allocation.file->opened == 0;
+bool has_no_other_user(const Allocation& allocation) {
+  return allocation.file == nullptr || *allocation.file->open_count == 0;
 }
 
 void add_shared_memory_functions(Driver& driver) {

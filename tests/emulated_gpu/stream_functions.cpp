@@ -9,7 +9,7 @@ namespace {
 
 Result stream_create(Stream* handle, unsigned flags, int) {
   Call call("cuStreamCreateWithPriority");
-  if (!call.ready() || !call.is_safe()) return call.error;
+  if (!call.ready() || !call.may_synchronize()) return call.error;
   if (flags > kStreamNonBlocking) return Result::kInvalidValue;
   Machine& machine = *call.machine;
   auto stream = std::make_shared<StreamState>();
@@ -28,7 +28,7 @@ Result stream_destroy(Stream handle) {
   if (stream == nullptr) return call.error;
   if (stream->capture) return call.refuse(*stream->capture);
   stream->closing = true;
-  call.machine->closed.push_back(call.machine->streams.take(handle));
+  call.machine->closing_streams.push_back(call.machine->streams.take(handle));
   call.machine->changed.notify_all();
   return Result::kSuccess;
 }
@@ -44,9 +44,9 @@ Result stream_query(Stream handle) {
 
 // Waits until the stream has finished its current work. Other threads may enqueue more meanwhile.
 void wait_for(Call& call, StreamState& stream) {
-  const auto point = std::make_shared<Point>();
-  call.machine->enqueue(stream, {nullptr, nullptr, point});
-  call.wait([&] { return point->done; });
+  const auto position = std::make_shared<StreamPosition>();
+  call.machine->enqueue(stream, {nullptr, nullptr, position});
+  call.wait([&] { return position->done; });
 }
 
 Result stream_synchronize(Stream handle) {
@@ -104,8 +104,8 @@ Result event_record(Event handle, Stream stream_handle) {
   event->capture = stream->capture;
   event->tail = stream->tail;
   if (stream->capture) return stream->capture->invalid ? Result::kCaptureInvalidated : Result::kSuccess;
-  event->point = std::make_shared<Point>();
-  call.machine->enqueue(*stream, {nullptr, nullptr, event->point});
+  event->position = std::make_shared<StreamPosition>();
+  call.machine->enqueue(*stream, {nullptr, nullptr, event->position});
   return Result::kSuccess;
 }
 
@@ -115,7 +115,7 @@ Result event_query(Event handle) {
   const EventState* event = call.event(handle);
   if (event == nullptr) return call.error;
   if (event->capture) return Result::kCapturedEvent;
-  return event->point == nullptr || event->point->done ? Result::kSuccess : Result::kNotReady;
+  return event->position == nullptr || event->position->done ? Result::kSuccess : Result::kNotReady;
 }
 
 Result event_synchronize(Event handle) {
@@ -124,8 +124,8 @@ Result event_synchronize(Event handle) {
   const EventState* event = call.event(handle);
   if (event == nullptr) return call.error;
   if (event->capture) return Result::kCapturedEvent;
-  const PointPtr point = event->point;
-  if (point) call.wait([&] { return point->done; });
+  const StreamPositionPtr position = event->position;
+  if (position) call.wait([&] { return position->done; });
   return call.after_wait();
 }
 
@@ -135,12 +135,12 @@ Result event_elapsed_time(float* milliseconds, Event begin, Event end) {
   const EventState* first = call.event(begin);
   const EventState* last = first != nullptr ? call.event(end) : nullptr;
   if (last == nullptr) return call.error;
-  if (((first->flags | last->flags) & kEventDisableTiming) != 0 || !first->point || !last->point ||
+  if (((first->flags | last->flags) & kEventDisableTiming) != 0 || !first->position || !last->position ||
       first->gpu != last->gpu) {
     return Result::kInvalidHandle;
   }
-  if (!first->point->done || !last->point->done) return Result::kNotReady;
-  *milliseconds = std::chrono::duration<float, std::milli>(last->point->time - first->point->time).count();
+  if (!first->position->done || !last->position->done) return Result::kNotReady;
+  *milliseconds = std::chrono::duration<float, std::milli>(last->position->time - first->position->time).count();
   return Result::kSuccess;
 }
 
@@ -169,7 +169,7 @@ Result stream_wait_event(Stream handle, Event event_handle, unsigned flags) {
     stream->capture->streams.push_back(stream);
     return join_capture(*stream->capture, *stream, *event);
   }
-  if (event->point) call.machine->enqueue(*stream, {nullptr, event->point, nullptr});
+  if (event->position) call.machine->enqueue(*stream, {nullptr, event->position, nullptr});
   return Result::kSuccess;
 }
 
@@ -257,10 +257,10 @@ Result stream_get_capture_info(Stream handle, CaptureStatus* status, uint64_t* i
   if (*status != CaptureStatus::kActive) return Result::kSuccess;
   *id = reinterpret_cast<uint64_t>(stream->capture.get());
   *graph = nullptr;
-  stream->told.clear();
-  for (const Node* node : stream->tail) stream->told.push_back(handle_of(call, stream->capture->graph, node));
-  *last = stream->told.data();
-  *count = stream->told.size();
+  stream->returned_tail.clear();
+  for (const Node* node : stream->tail) stream->returned_tail.push_back(handle_of(call, stream->capture->graph, node));
+  *last = stream->returned_tail.data();
+  *count = stream->returned_tail.size();
   return Result::kSuccess;
 }
 

@@ -5,7 +5,7 @@
 // For tests: the worker with emulated GPUs. Without --device it uses the first one.
 int main(int argc, char** argv) {
   using namespace torch_remote::worker;
-  cuda::emulated::tell_calls();
+  cuda::emulated::report_calls_on_signal();
   std::vector<Target> targets = all_targets();
   targets.front().open = [](int) { return cuda::emulated::open_device; };
   for (Target& target : targets) {

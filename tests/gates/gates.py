@@ -870,10 +870,10 @@ def run_piece(part: Part, number: int, limit: float, commit: str, most: float = 
 
 
 def is_failure(part: Part, record: results.Record) -> bool:
-    return record["wrong"] > 0 or results.is_late(part, record)
+    return record["wrong"] > 0 or results.exceeds_limit(part, record)
 
 
-def told(part: Part, record: results.Record) -> str:
+def describe(part: Part, record: results.Record) -> str:
     worst = part.worst.format(record["worst"]) if part.worst else ""
     busy = f"load {record['load']:g}" if results.loaded(record) else ""
     more = "; ".join(text for text in (worst, record["text"], busy) if text)
@@ -924,7 +924,7 @@ def run_missing(parts: list[Part], file: Path, minutes: float, start: int) -> in
             results.append(file, record)
             ran = True
             failed |= is_failure(part, record)
-            print(told(part, record), flush=True)
+            print(describe(part, record), flush=True)
     return int(failed)
 
 
@@ -954,7 +954,7 @@ def main() -> int:
         for part in parts:
             record = run_piece(part, 0, 1, "")
             failed |= is_failure(part, record)
-            print(told(part, record), flush=True)
+            print(describe(part, record), flush=True)
         return int(failed)
     return run_missing(parts, file, arguments.minutes, arguments.start)
 

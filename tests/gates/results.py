@@ -85,7 +85,7 @@ def counts(part: Part, record: Record) -> bool:
     return not (part.limit and loaded(record))
 
 
-def is_late(part: Part, record: Record) -> bool:
+def exceeds_limit(part: Part, record: Record) -> bool:
     return record["late"] > part.over * record["count"]
 
 
@@ -100,7 +100,7 @@ def next_piece(part: Part, records: list[Record], commit: str, idle: bool, start
     failed = [
         piece
         for piece, record in chosen.items()
-        if piece >= start and record["commit"] != commit and (record["wrong"] or (idle and is_late(part, record)))
+        if piece >= start and record["commit"] != commit and (record["wrong"] or (idle and exceeds_limit(part, record)))
     ]
     if failed or count(part, records) >= part.contract:
         return min(failed, default=None)

@@ -69,7 +69,7 @@ export TORCH_REMOTE_WORKER="unix://$folder/worker.sock"
 
 failed=0
 if [ "$only" != bench ]; then
-  suites=(test_emulated_gpu test_written_kernels test_convolutions test_images test_recurrent test_reductions
+  suites=(test_emulated_gpu test_hand_written_kernels test_convolutions test_images test_recurrent test_reductions
     test_searches test_programs_on_gpu)
   choice=()
   if [ -n "$emulated" ]; then

@@ -22,9 +22,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from extra_samples import extra_samples
 from hand_samples import attention_samples, hand_samples
 from harness import FOREACH, NotTransferableError, attempt, copy_tree, seed_all
-from own_samples import own_samples
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -161,7 +161,7 @@ def capture_op(op: OpInfo, dtype: torch.dtype, samples: Samples) -> None:
     if error is not None:
         return
     found = found[:: max(1, len(found) // 8)]
-    for sample in found + own_samples(op, dtype, grad):
+    for sample in found + extra_samples(op, dtype, grad):
         for form in forms(op):
             with Capture(samples):
                 attempt(lambda f=form, s=sample: f(s.input, *s.args, **s.kwargs))

@@ -4,14 +4,14 @@
 //
 //   input   := command*
 //   command := kind (1 byte) and, by kind:
-//     kBytes     length (2) bytes               sent as they are
-//     kAnnounce  number (4) size (4) told (4) seals (1) a segment of `size` bytes, announced as `told` bytes
-//     kInside    length (2) bytes               a frame with an inline attachment
-//     kLend      segment (4) offset (8) size (8) token (8) flags (4)   a frame with this attachment header
-//     kSegments  op (4) count (2) words (8 each) a message about segments
-//     kAllocate  size (4)                       this end sends an attachment
-//     kReceive                                  receives all pending frames, and reads every attachment
-//     kForget                                   releases the attachments received so far
+//     kBytes       length (2) bytes               sent as they are
+//     kAnnounce    number (4) size (4) told (4) seals (1) a segment of `size` bytes, announced as `told` bytes
+//     kInlineFrame length (2) bytes               a frame with an inline attachment
+//     kSharedFrame segment (4) offset (8) size (8) token (8) flags (4)   a frame with this attachment header
+//     kSegments    op (4) count (2) words (8 each) a message about segments
+//     kAllocate    size (4)                       this end sends an attachment
+//     kReceive     receives all pending frames, and reads every attachment
+//     kRelease     releases the attachments received so far
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -27,7 +27,17 @@
 namespace torch_remote::fuzzers {
 namespace {
 
-enum Command : uint8_t { kBytes, kAnnounce, kInside, kLend, kSegments, kAllocate, kReceive, kForget, kCommands };
+enum Command : uint8_t {
+  kBytes,
+  kAnnounce,
+  kInlineFrame,
+  kSharedFrame,
+  kSegments,
+  kAllocate,
+  kReceive,
+  kRelease,
+  kCommands
+};
 
 // Must equal remote/transport/frame_parser.h and shared_memory.h.
 constexpr uint32_t kInline = 1, kSegmentAnnounce = 1;
@@ -60,11 +70,11 @@ class Peer {
         return write(input.take(input.number<uint16_t>()));
       case kAnnounce:
         return announce(input);
-      case kInside: {
+      case kInlineFrame: {
         const auto bytes = input.take(input.number<uint16_t>());
         return write_frame(1, {}, wire::kAttachment) && write_header({bytes.size(), 0, 0, 0, kInline}) && write(bytes);
       }
-      case kLend: {
+      case kSharedFrame: {
         AttachmentHeader header{};
         header.segment = input.number<uint32_t>();
         header.offset = input.number<uint64_t>();
@@ -235,5 +245,5 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     good = peer.end() && good;
   }
   if (next_descriptor() != before) wrong("a descriptor is left open");
-  return verdict(good);
+  return count_outcome(good);
 }

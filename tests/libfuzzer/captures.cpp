@@ -13,8 +13,8 @@
 #include "remote/capture/capture_format.h"
 #include "remote/capture/capture_writer.h"
 #include "remote/wire/wire.h"
+#include "tests/libfuzzer/fix_fingerprint.h"
 #include "tests/libfuzzer/fuzzer.h"
-#include "tests/libfuzzer/mend.h"
 
 namespace torch_remote::fuzzers {
 namespace {
@@ -50,7 +50,7 @@ Bytes make_beginning() {
   return bytes;
 }
 
-void mend(Bytes& bytes, size_t at) {
+void fix_program(Bytes& bytes, size_t at) {
   while (bytes.size() - at >= sizeof(capture::ChunkHeader)) {
     auto header = header_at(bytes, at);
     const size_t rest = bytes.size() - at;
@@ -58,7 +58,7 @@ void mend(Bytes& bytes, size_t at) {
     const uint64_t size = capture::chunk_bytes(header.control, header.attachment);
     if (size > rest) return;
     const size_t behind = capture::chunk_bytes(header.control, 0);
-    mend_program({reinterpret_cast<uint8_t*>(bytes.data() + at + behind), header.attachment});
+    fix_fingerprint({reinterpret_cast<uint8_t*>(bytes.data() + at + behind), header.attachment});
     header.checksum = wire::crc32c(bytes.data() + at + sizeof(header), size - sizeof(header));
     std::memcpy(bytes.data() + at, &header, sizeof(header));
     header.header_checksum =
@@ -99,16 +99,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace torch_remote;
   using namespace torch_remote::fuzzers;
   static const Bytes beginning = make_beginning();
-  if (size == 0) return verdict(false);
+  if (size == 0) return count_outcome(false);
   Bytes bytes = beginning;
   const auto chunks = std::as_bytes(std::span(data + 1, size - 1));
   bytes.insert(bytes.end(), chunks.begin(), chunks.end());
-  if (data[0] != 1) mend(bytes, beginning.size());
+  if (data[0] != 1) fix_program(bytes, beginning.size());
   std::unique_ptr<remote::CaptureReader> reader;
-  if (!remote::CaptureReader::parse(std::move(bytes), &reader).ok()) return verdict(false);
+  if (!remote::CaptureReader::parse(std::move(bytes), &reader).ok()) return count_outcome(false);
   size_t events = 0, again = 0;
   const bool whole = read_all(*reader, &events);
   reader->rewind();
   if (read_all(*reader, &again) != whole || again != events) wrong("read again, it is another one");
-  return verdict(whole);
+  return count_outcome(whole);
 }

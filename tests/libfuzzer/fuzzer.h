@@ -15,19 +15,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 namespace torch_remote::fuzzers {
 
 // How many inputs the target accepted or refused so far. `accepted`: the whole input was valid.
-struct Tally {
+struct Counts {
   uint64_t accepted = 0;
   uint64_t refused = 0;
 };
 
-inline Tally& tally() {
-  static Tally instance;
+inline Counts& counts() {
+  static Counts instance;
   return instance;
 }
 
 // Counts the outcome; the return value of LLVMFuzzerTestOneInput.
-inline int verdict(bool accepted) {
-  ++(accepted ? tally().accepted : tally().refused);
+inline int count_outcome(bool accepted) {
+  ++(accepted ? counts().accepted : counts().refused);
   return 0;
 }
 

@@ -24,9 +24,9 @@ namespace {
 using namespace remote;
 
 // A stream whose peer has already sent everything.
-class Said : public ByteStream {
+class ReplayStream : public ByteStream {
  public:
-  explicit Said(std::span<const uint8_t> bytes) : bytes_(bytes) {}
+  explicit ReplayStream(std::span<const uint8_t> bytes) : bytes_(bytes) {}
 
   Status read(std::span<const iovec> to, size_t* bytes, std::deque<int>*) override {
     *bytes = std::min(to.front().iov_len, bytes_.size());
@@ -55,19 +55,19 @@ const std::string kToken = "a token of enough bytes";
 
 bool prove(std::span<const uint8_t> bytes, bool worker) {
   const Patience patience(std::chrono::seconds(10));
-  Said said(bytes);
+  ReplayStream replay(bytes);
   Greeted greeted;
   uint64_t received = 0;
   const Digest binding{1, 2, 3};
-  const Status status = worker ? hear_request(said, binding, kToken, patience, &received)
-                               : request(said, binding, kToken, 0, "somewhere", patience, &greeted);
+  const Status status = worker ? hear_request(replay, binding, kToken, patience, &received)
+                               : request(replay, binding, kToken, 0, "somewhere", patience, &greeted);
   if (status.ok()) wrong("who does not know the secret was believed");
-  if (said.taken() > 2 * kMaxText) wrong("too much was read");
+  if (replay.taken() > 2 * kMaxText) wrong("too much was read");
   return false;
 }
 
 // A socket on which the peer has already sent everything.
-int said_on_socket(std::span<const uint8_t> bytes, int* other) {
+int replay_on_socket(std::span<const uint8_t> bytes, int* other) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) wrong("no sockets");
   (void)!send(ends[1], bytes.data(), std::min<size_t>(bytes.size(), 65536), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -90,7 +90,7 @@ bool open(std::span<const uint8_t> bytes, const Resumed* resumed) {
     return made;
   }();
   int other;
-  const int socket = said_on_socket(bytes, &other);
+  const int socket = replay_on_socket(bytes, &other);
   ClientSide side;
   side.token = kToken;
   side.keys = keys.get();
@@ -104,14 +104,14 @@ bool open(std::span<const uint8_t> bytes, const Resumed* resumed) {
 }
 
 // A worker that receives these bytes after a client hello.
-bool hear_stranger(std::span<const uint8_t> bytes, const Digest* session) {
+bool run_worker_handshake(std::span<const uint8_t> bytes, const Digest* session) {
   static const std::shared_ptr<const TlsContext> keys = [] {
     std::shared_ptr<const TlsContext> made;
     if (!TlsContext::for_keys(TlsContext::Side::kWorker, &made).ok()) wrong("no TLS");
     return made;
   }();
   int other;
-  const int socket = said_on_socket(bytes, &other);
+  const int socket = replay_on_socket(bytes, &other);
   const WorkerSide side{.token = kToken, .keys = keys.get(), .session = session};
   Applicant applicant;
   check_text(hear(socket, Opening(), side, Patience(std::chrono::seconds(10)), "a stranger", &applicant));
@@ -124,7 +124,7 @@ bool hear_stranger(std::span<const uint8_t> bytes, const Digest* session) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace torch_remote::fuzzers;
-  if (size == 0) return verdict(false);
+  if (size == 0) return count_outcome(false);
   const std::span<const uint8_t> bytes(data + 1, size - 1);
   const Resumed resumed{{1}, 2, 3};
   switch (data[0] % 7) {
@@ -134,19 +134,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       const bool good = check_opening(bytes, false, true, &opening, &text) == Answer::kGoOn;
       if (good && is_from(opening, routing_key(resumed.key))) wrong("who does not know the secret was believed");
       if (good && !is_whole(bytes)) wrong("a listener would wait for more");
-      return verdict(good);
+      return count_outcome(good);
     }
     case 1:
-      return verdict(prove(bytes, true));
+      return count_outcome(prove(bytes, true));
     case 2:
-      return verdict(prove(bytes, false));
+      return count_outcome(prove(bytes, false));
     case 3:
-      return verdict(hear_stranger(bytes, nullptr));
+      return count_outcome(run_worker_handshake(bytes, nullptr));
     case 4:
-      return verdict(hear_stranger(bytes, &resumed.key));
+      return count_outcome(run_worker_handshake(bytes, &resumed.key));
     case 5:
-      return verdict(open(bytes, nullptr));
+      return count_outcome(open(bytes, nullptr));
     default:
-      return verdict(open(bytes, &resumed));
+      return count_outcome(open(bytes, &resumed));
   }
 }

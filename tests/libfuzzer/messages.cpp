@@ -17,8 +17,8 @@
 #include "remote/transport/transport.h"
 #include "remote/wire/message.h"
 #include "remote/wire/wire.h"
+#include "tests/libfuzzer/fix_fingerprint.h"
 #include "tests/libfuzzer/fuzzer.h"
-#include "tests/libfuzzer/mend.h"
 #include "tests/libfuzzer/runner.h"
 #include "worker/server/server.h"
 #include "worker/targets/cpu/cpu_target.h"
@@ -129,7 +129,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       auto block = std::make_shared<Block>(bytes.size());
       std::copy(bytes.begin(), bytes.end(), block->bytes().begin());
       if (type == static_cast<uint8_t>(wire::Type::kLoadProgram)) {
-        mend_program({reinterpret_cast<uint8_t*>(block->bytes().data()), bytes.size()});
+        fix_fingerprint({reinterpret_cast<uint8_t*>(block->bytes().data()), bytes.size()});
       }
       frames.back().attachment = std::move(block);
     }
@@ -149,5 +149,5 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   options.python = "python3";
   options.python_program = "/nonexistent";
   Script script(std::move(frames));
-  return verdict(worker::serve(script, options).ok());
+  return count_outcome(worker::serve(script, options).ok());
 }

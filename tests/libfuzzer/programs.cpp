@@ -2,8 +2,8 @@
 // form. Each pass must give a graph that verifies and that the same pass leaves unchanged.
 #include "ir/graph.h"
 #include "passes/pass.h"
+#include "tests/libfuzzer/fix_fingerprint.h"
 #include "tests/libfuzzer/fuzzer.h"
-#include "tests/libfuzzer/mend.h"
 
 namespace torch_remote::fuzzers {
 namespace {
@@ -40,11 +40,11 @@ void run_passes(ir::Graph graph) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace torch_remote;
   std::vector<uint8_t> bytes(data, data + size);
-  fuzzers::mend_program(bytes);
+  fuzzers::fix_fingerprint(bytes);
   ir::Graph graph;
-  if (!ir::decode_program(bytes.data(), size, &graph).ok()) return fuzzers::verdict(false);
+  if (!ir::decode_program(bytes.data(), size, &graph).ok()) return fuzzers::count_outcome(false);
   if (const Status status = ir::verify(graph); !status.ok()) fuzzers::wrong("accepted, but " + status.message());
   fuzzers::round_trips(graph);
   fuzzers::run_passes(std::move(graph));
-  return fuzzers::verdict(true);
+  return fuzzers::count_outcome(true);
 }

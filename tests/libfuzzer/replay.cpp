@@ -69,14 +69,14 @@ int replay(int argc, char** argv) {
     std::ifstream file(argument, std::ios::binary);
     if (!file) wrong("cannot read " + argument);
     corpus.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
-    const uint64_t before = tally().accepted;
+    const uint64_t before = counts().accepted;
     LLVMFuzzerTestOneInput(corpus.back().data(), corpus.back().size());
-    if (tally().accepted == before) {
+    if (counts().accepted == before) {
       wrong(argument + " is refused: is the corpus older than the format? bazel run //tests/libfuzzer:make_corpus");
     }
   }
   if (corpus.empty()) wrong("no corpus");
-  tally() = {};
+  counts() = {};
   Rng rng(1);
   for (uint64_t i = 0; i < inputs; ++i) {
     Bytes bytes = corpus[below(rng, corpus.size())];
@@ -84,10 +84,10 @@ int replay(int argc, char** argv) {
     LLVMFuzzerTestOneInput(bytes.data(), bytes.size());
   }
   std::printf("%zu files; of %llu inputs %llu accepted, %llu refused\n", corpus.size(),
-              static_cast<unsigned long long>(inputs), static_cast<unsigned long long>(tally().accepted),
-              static_cast<unsigned long long>(tally().refused));
-  if (inputs > 0 && tally().accepted < inputs / 100) wrong("hardly an input is accepted");
-  if (inputs > 0 && tally().refused < inputs / 100) wrong("hardly an input is refused");
+              static_cast<unsigned long long>(inputs), static_cast<unsigned long long>(counts().accepted),
+              static_cast<unsigned long long>(counts().refused));
+  if (inputs > 0 && counts().accepted < inputs / 100) wrong("hardly an input is accepted");
+  if (inputs > 0 && counts().refused < inputs / 100) wrong("hardly an input is refused");
   return 0;
 }
 

@@ -24,11 +24,10 @@ from typing import Any
 from unittest import mock
 
 import torch
-from foreseen import AS_FORESEEN
 from harness import (
     LAYOUTS,
-    NOT_OFFERED,
-    UNINITIALISED,
+    UNINITIALIZED,
+    UNSUPPORTED,
     Report,
     attempt,
     copy_tree,
@@ -42,6 +41,7 @@ from harness import (
     some_gradient,
     synchronize,
 )
+from predicted_layout import PREDICTED_LAYOUT
 from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
@@ -92,7 +92,7 @@ class Watch:
 
     graphs: int = 0
     narrowed: list[str] = field(default_factory=list)  # size guards that the backend itself added
-    torchs: str = ""  # how torch's own compiler differs from CPU, too: reason and text
+    torch_difference: str = ""  # how torch's own compiler differs from CPU, too: reason and text
 
 
 def size_symbols(module: torch.fx.GraphModule) -> set[Any]:
@@ -203,7 +203,7 @@ def in_dtypes_of(want: dict[str, Any], got: dict[str, Any]) -> dict[str, Any]:
     return tree_unflatten([g.to(w.dtype) if isinstance(g, torch.Tensor) else g for g, w in pairs], structure)
 
 
-def excuse(
+def explain_by_torch(
     got: dict[str, Any] | None, error: Exception | None, sizes: list[Case], mode: str, values: Values, fullgraph: bool
 ) -> tuple[str, Exception | None]:
     """Why torch's compiler is the cause of a difference from CPU, and the error that it raises. `got` or `error` is the
@@ -229,11 +229,11 @@ def excuse(
         return "", refused
     if differences(got, here, values) is None:
         return "computed", None
-    here, refused = torchs(AS_FORESEEN, "cpu")
+    here, refused = torchs(PREDICTED_LAYOUT, "cpu")
     if refused is None and differences(got, here, values) is None:
         return "strides", None
     want, _ = attempt(lambda: call(sizes[-1].function, sizes[-1], "cpu"))
-    there, refused = torchs(AS_FORESEEN, "remote")
+    there, refused = torchs(PREDICTED_LAYOUT, "remote")
     same = refused is None and all(geometry(got[part]) == geometry(there[part]) for part in got)
     same = same and differences(in_dtypes_of(want, got), want, values, strides=False) is None
     return ("on devices" if same else ""), None
@@ -259,11 +259,11 @@ def check_case(
                 return None  # on every device but CPU, a factory with out= requires device=
             text = message(error) if error is not None else differences(got, want, values)
             if text is not None:
-                why, refused = excuse(got, error, sizes[:count], mode, values, fullgraph)
+                why, refused = explain_by_torch(got, error, sizes[:count], mode, values, fullgraph)
                 if refused is not None and fullgraph:
                     return check_case(sizes, mode, device, values, watch, fullgraph=False)
                 if why:
-                    watch.torchs = f"{why}: {text}"
+                    watch.torch_difference = f"{why}: {text}"
                     return outcome
                 beside = "" if refused is None else f"; torch's own compiler: {message(refused)}"
                 return "different" if error is None else "refused", f"{where}: {text}{beside}"
@@ -291,8 +291,8 @@ def check_compiled(
     own compiler differs from CPU, by form; these differences are not in the report."""
     name = op_name(op)
     torchs: dict[str, str] = {}
-    if name in NOT_OFFERED:
-        report.skipped[f"{name}: {NOT_OFFERED[name]}"] += 1
+    if name in UNSUPPORTED:
+        report.skipped[f"{name}: {UNSUPPORTED[name]}"] += 1
         return torchs
     torch._logging.set_logs(all=logging.CRITICAL)  # errors of torch are compared, not logged
     grad = has_gradient(op, dtype)
@@ -313,12 +313,12 @@ def check_compiled(
             sized = list(map(LAYOUTS[layout], sized))
             for of_sizes in zip(*(cases(op, sample) for sample in sized), strict=False):
                 random = is_random(op, (of_sizes[0].args, of_sizes[0].kwargs))
-                known = not name.startswith(UNINITIALISED) and not random
+                known = not name.startswith(UNINITIALIZED) and not random
                 values = TOLERANCES.get(dtype, {}) if known else None
                 with watching() as watch:
                     outcome = check_case(list(of_sizes), mode, device, values, watch)
-                if watch.torchs:
-                    torchs[of_sizes[0].form] = watch.torchs
+                if watch.torch_difference:
+                    torchs[of_sizes[0].form] = watch.torch_difference
                 if outcome is not None:
                     report.add(name, *outcome)
                     report.compared[name] += values is not None and outcome[0] == "equal"
@@ -368,11 +368,11 @@ def measure(dtype: torch.dtype, layout: str, device: torch.device) -> tuple[dict
     for op in ops_of(dtype, layout):
         found = check_compiled(op, dtype, device, report, layout)
         if found:
-            excused[op_name(op)] = {form: in_short(text) for form, text in found.items()}
+            excused[op_name(op)] = {form: shortened(text) for form, text in found.items()}
     return excused, report.failures()
 
 
-def in_short(text: str) -> str:
+def shortened(text: str) -> str:
     """The text without parts that differ between processes, and without torch's wording around an error."""
     why, _, what = " ".join(text.split()).partition(": ")
     what = re.sub(r" when making fake tensor call Explanation: .*? got (\w+Error\()?", ": ", what)

@@ -22,9 +22,9 @@ from harness import (
     CPU_IS_WRONG,
     LAYOUTS,
     NOT_CALLED,
-    NOT_OFFERED,
-    OTHER_STRIDES,
-    UNINITIALISED,
+    STRIDES_DIFFER,
+    UNINITIALIZED,
+    UNSUPPORTED,
     Report,
     check_op,
     check_overloads,
@@ -92,7 +92,7 @@ def run_unit(unit: Unit, device: torch.device, table: dict[str, Any]) -> Report:
     if unit.dtype == OWN:
         check_overloads(unit.names, device, table, report)
         return report
-    ops = [op for op in unit.ops() if op_name(op) not in NOT_OFFERED]
+    ops = [op for op in unit.ops() if op_name(op) not in UNSUPPORTED]
     check_table(ops, getattr(torch, unit.dtype), device, FIRST, table, report)
     return report
 
@@ -104,9 +104,9 @@ def reached(report: Report) -> list[str]:
 
 def why_op(name: str, layout: str, report: Report) -> str:
     """Why no value of an op is compared."""
-    if name in NOT_OFFERED:
-        return NOT_OFFERED[name]
-    if name.startswith(UNINITIALISED):
+    if name in UNSUPPORTED:
+        return UNSUPPORTED[name]
+    if name.startswith(UNINITIALIZED):
         return "values are whatever was in memory"
     if layout == "permuted" and name in CPU_IS_WRONG:
         return CPU_IS_WRONG[name][1]
@@ -124,7 +124,7 @@ def why_overload(name: str, table: dict[str, Any], compared: set[str]) -> str:
         return "the result depends on the seed"
     if name in NOT_CALLED:
         return NOT_CALLED[name]
-    if function.__name__.startswith(UNINITIALISED):
+    if function.__name__.startswith(UNINITIALIZED):
         return "part of what it makes is whatever was in memory"
     functional = table[name]["functional"]
     if functional != name:
@@ -187,7 +187,7 @@ def measure(device: torch.device) -> dict[str, Any]:
     overloads: dict[str, list[str]] = {}
     for name in sorted(set(table) - compared):
         overloads.setdefault(why_overload(name, table, compared), []).append(name)
-    assert excused == set(OTHER_STRIDES), f"no longer needed in OTHER_STRIDES: {set(OTHER_STRIDES) - excused}"
+    assert excused == set(STRIDES_DIFFER), f"no longer needed in STRIDES_DIFFER: {set(STRIDES_DIFFER) - excused}"
     return {
         "ops": ops,
         "overloads": by_unit,

@@ -19,7 +19,7 @@ from fused_cases import BITS, CASES, FLOATS, Case, unchanged
 from fused_samples import samples
 
 # An element may be this many units in the last place (of the result's dtype) further from the exact value than torch's.
-MORE_ULPS = 2.0
+EXTRA_ULPS = 2.0
 # float64 has no more exact reference: torch's kernel and ours may differ by at most this many.
 ULPS_OF_DOUBLES = 4.0
 # For reductions, relative to the largest result: a multiple of torch's error, and units of the result's dtype.
@@ -139,7 +139,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def wrong_places(case: Case, got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     """Where a pointwise result is not exact enough."""
     name = f"{case.entry} {str(eager.dtype)[6:]}"
-    more = MORE.get(name, MORE.get(case.entry, (MORE_ULPS, "")))[0]
+    more = MORE.get(name, MORE.get(case.entry, (EXTRA_ULPS, "")))[0]
     least = None
     if case.entry in CANCELS:
         least = CANCELS[case.entry](case).nan_to_num(1)

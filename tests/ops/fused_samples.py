@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from fused_cases import Case, unchanged
 from harness import (
-    NOT_OFFERED,
-    UNINITIALISED,
+    UNINITIALIZED,
+    UNSUPPORTED,
     attempt,
     chosen,
     has_gradient,
@@ -32,7 +32,7 @@ LEFT_OUT = {
 
 def cases_of(op: OpInfo, dtype: torch.dtype, first: int) -> Iterator[Case]:
     name = op_name(op)
-    if name in NOT_OFFERED or name.startswith((*UNINITIALISED, "jiterator")):
+    if name in UNSUPPORTED or name.startswith((*UNINITIALIZED, "jiterator")):
         return
     if name in LEFT_OUT or f"{name} {str(dtype)[6:]}" in LEFT_OUT:
         return

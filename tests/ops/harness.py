@@ -16,8 +16,8 @@ from unittest import mock
 
 import numpy
 import torch
+from extra_samples import extra_samples
 from overload_samples import overload_calls
-from own_samples import own_samples
 from torch.testing._internal.common_methods_invocations import (
     foreach_binary_op_db,
     foreach_other_op_db,
@@ -41,13 +41,13 @@ FOREACH = (
     *foreach_reduce_op_db,
     *foreach_other_op_db,
 )
-UNINITIALISED = ("empty", "new_empty", "resize", "set_", "_efficientzerotensor", "_ctc_loss.")
+UNINITIALIZED = ("empty", "new_empty", "resize", "set_", "_efficientzerotensor", "_ctc_loss.")
 # CPU's out= variants leave them unwritten if only one dim is transformed, so there is nothing to compare with.
-UNWRITTEN_OUT = ("fft.ihfft2", "fft.ihfftn")
+OUT_NOT_WRITTEN = ("fft.ihfft2", "fft.ihfftn")
 # torch's Python code sums these in float32 on CPU, and in the input's dtype on devices that it does not know.
 SUMMED_IN_FLOAT = "nn.functional.linear_cross_entropy.chunked"
 # Features that the device does not offer.
-NOT_OFFERED = {"to_sparse": "sparse tensors"}
+UNSUPPORTED = {"to_sparse": "sparse tensors"}
 # Where CPU is wrong with permuted tensors: the forms, and the error.
 CPU_IS_WRONG = {
     "as_strided_scatter": (("function", "in place", "out", "gradient"), "an assertion of CPU's own fails"),
@@ -73,7 +73,7 @@ NOT_CALLED = {
     },
 }
 # Known differences of the device: in these forms of ops, strides differ from CPU, and sums run in another order.
-OTHER_STRIDES = {
+STRIDES_DIFFER = {
     "nn.functional.group_norm, gradient, permuted": "torch's formula packs its operands where the device is not CPU",
 }
 EXACT = {"rtol": 0.0, "atol": 0.0}
@@ -241,7 +241,7 @@ class Report:
     messages: dict[str, str] = field(default_factory=dict)
     skipped: Counter = field(default_factory=Counter)
     compared: Counter = field(default_factory=Counter)  # by op: number of calls whose values were compared with CPU
-    excused: Counter = field(default_factory=Counter)  # keys of OTHER_STRIDES that were needed
+    excused: Counter = field(default_factory=Counter)  # keys of STRIDES_DIFFER that were needed
 
     def add(self, name: str, outcome: str, message: str = "") -> None:
         if name not in self.outcomes or RANKS.index(outcome) > RANKS.index(self.outcomes[name]):
@@ -402,7 +402,7 @@ def chosen(op: OpInfo, dtype: torch.dtype, grad: bool, first: int, spread: int) 
     samples = list(islice(op.sample_inputs("cpu", dtype, requires_grad=grad), LAST_SAMPLE if spread else first))
     others = samples[first:]
     samples[first:] = [others[(i + 1) * len(others) // spread - 1] for i in range(min(spread, len(others)))]
-    own = own_samples(op, dtype, grad)
+    own = extra_samples(op, dtype, grad)
     for sample in own if dtype == torch.float32 else ():
         args, kwargs = copy_tree(((sample.input, *sample.args), dict(sample.kwargs)), "cpu")
         op.op(*args, **kwargs)
@@ -422,14 +422,14 @@ def check_op(
     """Checks every form of an op with some of its samples (chosen()), in one of LAYOUTS."""
     name = op_name(op)
     with_grad = grad and has_gradient(op, dtype)
-    if name in NOT_OFFERED:
-        report.skipped[f"{name}: {NOT_OFFERED[name]}"] += 1
+    if name in UNSUPPORTED:
+        report.skipped[f"{name}: {UNSUPPORTED[name]}"] += 1
         return
     found, error = attempt(lambda: chosen(op, dtype, with_grad, samples, spread))
     if error is not None:
         report.skipped[f"{name}: no samples ({type(error).__name__})"] += 1
         return
-    known = not name.startswith(UNINITIALISED)
+    known = not name.startswith(UNINITIALIZED)
     known &= not (name.startswith(SUMMED_IN_FLOAT) and dtype in (torch.float16, torch.bfloat16))
     for sample in map(LAYOUTS[layout], found):
         if sections_on_cpu(name, sample):
@@ -440,7 +440,7 @@ def check_op(
             if layout == "permuted" and form in CPU_IS_WRONG.get(name, ((), ""))[0]:
                 report.skipped[f"{name}: {CPU_IS_WRONG[name][1]}"] += 1
                 continue
-            with_values = values and not (form == "out" and name in UNWRITTEN_OUT)
+            with_values = values and not (form == "out" and name in OUT_NOT_WRITTEN)
             try:
                 outcome = check_sample(form, call, sample, device, with_values)
             except NotTransferableError as reason:
@@ -448,7 +448,7 @@ def check_op(
                 continue
             if outcome is not None and outcome[0] == "different" and "strides" in outcome[1]:
                 excuse = f"{name}, {form}, {layout}"
-                if excuse in OTHER_STRIDES:
+                if excuse in STRIDES_DIFFER:
                     report.excused[excuse] += 1
                     outcome = check_sample(form, call, sample, device, with_values, strides=False)
             if outcome is None:
@@ -566,7 +566,7 @@ def check_call(key: str, args: tuple, kwargs: dict, device: torch.device, report
     """Replays one call of an overload on CPU and device. Results and all arguments, changed or not, must agree."""
     function = overload(key.split()[0])
     draws = torch.Tag.nondeterministic_seeded in function.tags
-    values = not draws and not function.__name__.startswith(UNINITIALISED)
+    values = not draws and not function.__name__.startswith(UNINITIALIZED)
     here = copy_tree((args, kwargs), "cpu")
     want, refused = attempt(lambda: function(*here[0], **here[1]))
     if refused is not None:

@@ -79,7 +79,7 @@ class Results:
         if ranks.index(mark) > ranks.index(self.marks.get(place, NONE)):
             self.marks[place] = mark
             if mark in "frd":
-                self.reasons[place] = in_short(place[1], reason)
+                self.reasons[place] = shortened(place[1], reason)
 
     def update(self, other: Results) -> None:
         self.compared.update(other.compared)
@@ -87,7 +87,7 @@ class Results:
             self.set(place, mark, other.reasons.get(place, ""))
 
 
-def in_short(name: str, reason: str) -> str:
+def shortened(name: str, reason: str) -> str:
     """The reason without the call and the lines that it came from."""
     return WHY.get(name) or re.sub(r" and dtype \w+", "", reason.split(" [aten::")[0].split("; called with")[0])
 
@@ -189,7 +189,7 @@ def run(todo: list[Unit], device: str, processes: int, timeout: float = 120) -> 
             if isinstance(message, str):
                 results, rest = worker.lost(message)
                 total.update(results)
-                tell(results)
+                print_results(results)
                 if rest is not None:
                     todo.append(rest)
                 message = None
@@ -197,7 +197,7 @@ def run(todo: list[Unit], device: str, processes: int, timeout: float = 120) -> 
                 name, results = message
                 worker.done.append(name)
                 total.update(results)
-                tell(results)
+                print_results(results)
             if message is None:
                 done += 1
                 if done % 20 == 0:
@@ -212,7 +212,7 @@ def run(todo: list[Unit], device: str, processes: int, timeout: float = 120) -> 
     return total
 
 
-def tell(results: Results) -> None:
+def print_results(results: Results) -> None:
     for (_, name, dtype), reason in results.reasons.items():
         print(f"{dtype} {name}: {reason}", flush=True)
 

@@ -210,7 +210,7 @@ def initial_state(unit: Unit, sample: ModuleInput) -> dict[str, torch.Tensor]:
     return state
 
 
-def left_in(module: torch.nn.Module) -> dict[str, Any]:
+def module_state(module: torch.nn.Module) -> dict[str, Any]:
     """The state of a module after a step."""
     return {
         "parameters": {name: p.detach() for name, p in module.named_parameters()},
@@ -221,11 +221,11 @@ def left_in(module: torch.nn.Module) -> dict[str, Any]:
 
 def forward(module: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
     if getattr(module, "inplace", False):  # leaves that require gradients cannot be written in place
-        args = on_graph(args)
+        args = non_leaf(args)
     return module(*args, **kwargs)
 
 
-def on_graph(args: tuple) -> tuple:
+def non_leaf(args: tuple) -> tuple:
     return tree_map(lambda x: x * 1 if isinstance(x, torch.Tensor) and x.requires_grad else x, args)
 
 
@@ -246,10 +246,10 @@ def train(module: torch.nn.Module, args: tuple, kwargs: dict, compiled: bool = F
         if outputs:
             torch.autograd.backward(outputs, [some_gradient(t) for t in outputs])
         results.append(open_packed(result))
-    return results, [t.grad for t in wanted((args, kwargs))], left_in(module)
+    return results, [t.grad for t in wanted((args, kwargs))], module_state(module)
 
 
-def twice_differentiated(module: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
+def second_gradient(module: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
     inputs = [*wanted((args, kwargs)), *(p for p in module.parameters() if p.requires_grad)]
     outputs = wanted(forward(module, args, kwargs))
     first = torch.autograd.grad(
@@ -282,7 +282,7 @@ def copied(module: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
     for one in (loaded, copy):
         with torch.no_grad():
             results.append(open_packed(one(*args, **kwargs)))
-        results.append(left_in(one))
+        results.append(module_state(one))
     for one in (loaded, copy):
         one.requires_grad_(False)
     return results, [[p.requires_grad for p in m.parameters()] for m in (module, loaded, copy)]
@@ -317,7 +317,7 @@ FORMS = {
     "permuted": Form(train, lambda tree: on_tensors(permuted, tree)),
     "gaps": Form(train, lambda tree: on_tensors(noncontiguous_like, tree)),
     "channels last": Form(train, lambda tree: on_tensors(channels_last, tree), to_channels_last),
-    "second gradient": Form(twice_differentiated),
+    "second gradient": Form(second_gradient),
 }
 
 

@@ -16,12 +16,12 @@ from fused_cases import unchanged
 from torch import Tensor
 
 # Allowed excess over torch's error, in units in the last place.
-MORE_ULPS = 2.0
+EXTRA_ULPS = 2.0
 # For combinations of several ops, which round in between, errors are random. The limit is this multiple of torch's
 # largest error at the offset.
-TIMES_OF_CHANCE = 1.5
+RANDOM_ERROR_FACTOR = 1.5
 # Sets per scale and offset in that case. Where all numbers are small, a set has only one rounding error.
-SETS_OF_CHANCE = 4
+RANDOM_ERROR_SETS = 4
 COLUMNS = 333
 
 Function = Callable[..., Any]
@@ -40,7 +40,7 @@ class Op:
     shape: tuple[int, ...]  # of a set
     dim: int | None = 0
     gradient: bool = False
-    by_chance: bool = False
+    random_errors: bool = False
 
 
 def sets(dtype: torch.dtype) -> list[tuple[float, float]]:
@@ -54,7 +54,7 @@ def sets(dtype: torch.dtype) -> list[tuple[float, float]]:
 
 def data(op: Op, dtype: torch.dtype, generator: torch.Generator) -> tuple[list[tuple[float, float]], Tensor]:
     """Scales and offsets, and the sets concatenated."""
-    chosen = sets(dtype) * (SETS_OF_CHANCE if op.by_chance else 1)
+    chosen = sets(dtype) * (RANDOM_ERROR_SETS if op.random_errors else 1)
     most = torch.finfo(dtype).max
     made = []
     for scale, offset in chosen:
@@ -160,7 +160,7 @@ IMAGES = {
     "group_norm, no eps": lambda x: F.group_norm(x, 2, eps=0.0),
     "instance_norm": lambda x: F.instance_norm(x),
 }
-WHOLE = {
+WHOLE_TENSOR = {
     "sum of all": lambda x: x.sum(),
     "mean of all": lambda x: x.mean(),
     "vector_norm of all": lambda x: torch.linalg.vector_norm(x),
@@ -172,7 +172,7 @@ WHOLE = {
     "gradients of layer_norm's weights": gradients_of_weights,
 }
 # Torch computes these by several ops, or from values stored in the input's dtype, or from denormal powers.
-BY_CHANCE = (
+RANDOM_ERRORS = (
     "vector_norm 3",
     "standardized",
     "rms_norm",
@@ -191,12 +191,12 @@ def ops() -> list[Op]:
         (COLUMN_OPS, (COLUMNS,), 1),
         (CHANNELS, (4, 9, 11), 1),
         (IMAGES, (6, 9, 11), 0),
-        (WHOLE, (8, COLUMNS + 1), None),
+        (WHOLE_TENSOR, (8, COLUMNS + 1), None),
     ):
         for name, function in table.items():
             where = "" if dim != 1 or table is CHANNELS else ", rows"
-            found.append(Op(name + where, function, shape, dim, by_chance=name in BY_CHANCE))
-            if table is not WHOLE and name not in NO_GRADIENT:
+            found.append(Op(name + where, function, shape, dim, random_errors=name in RANDOM_ERRORS))
+            if table is not WHOLE_TENSOR and name not in NO_GRADIENT:
                 found.append(Op(f"gradient of {name}{where}", function, shape, dim, True, True))
     return found
 
@@ -262,13 +262,13 @@ def sets_of(op: Op, result: Tensor, count: int) -> Tensor:
 def worse(op: Op, errors: list[Errors]) -> list[Errors]:
     """Errors that are larger than torch's by more than allowed."""
     allowed = {e: e.torchs for e in errors}
-    if op.by_chance:
+    if op.random_errors:
         most: dict[tuple[int, float], float] = {}
         for e in errors:
             if math.isfinite(e.torchs):
                 most[e.result, e.offset] = max(most.get((e.result, e.offset), 0.0), e.torchs)
-        allowed = {e: max(e.torchs, TIMES_OF_CHANCE * most.get((e.result, e.offset), 0.0)) for e in errors}
-    return [e for e in errors if e.ours > allowed[e] + MORE_ULPS]
+        allowed = {e: max(e.torchs, RANDOM_ERROR_FACTOR * most.get((e.result, e.offset), 0.0)) for e in errors}
+    return [e for e in errors if e.ours > allowed[e] + EXTRA_ULPS]
 
 
 def check(op: Op, dtype: torch.dtype, device: torch.device | str, generator: torch.Generator) -> list[str]:

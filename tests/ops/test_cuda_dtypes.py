@@ -99,9 +99,9 @@ def test_computed_wider_or_refused(remote, op, dtype):
             continue
         got = with_gradients(op.op, there, grad)
         want = with_gradients(reference(op, dtype), widened(copy_tree(arguments, "cpu"), dtype), grad)
-        as_foreseen, error = attempt(lambda arguments=arguments: op.op(*on_meta(arguments)[0], **on_meta(arguments)[1]))
+        predicted, error = attempt(lambda arguments=arguments: op.op(*on_meta(arguments)[0], **on_meta(arguments)[1]))
         if error is None:
-            assert dtypes(got[0] if grad else got)[: len(dtypes(as_foreseen))] == dtypes(as_foreseen)
+            assert dtypes(got[0] if grad else got)[: len(dtypes(predicted))] == dtypes(predicted)
         random = is_random(op, widened(copy_tree(arguments, "cpu"), dtype))
         text = far_from(got, narrowed(got, want), values=not random)
         assert text is None, text
@@ -176,7 +176,7 @@ def test_counts_of_integers_are_exact(remote):
     assert torch.histc(values.to(remote), bins=4, min=0, max=12).tolist() == [1, 2, 2, 3]
 
 
-PRODUCTS = {  # shapes of the operands; the added one comes first
+MATMULS = {  # shapes of the operands; the added one comes first
     "mm": ((3, 4), (4, 5)),
     "bmm": ((2, 3, 4), (2, 4, 5)),
     "addmm": ((5,), (3, 4), (4, 5)),
@@ -185,9 +185,9 @@ PRODUCTS = {  # shapes of the operands; the added one comes first
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", MATMULS)
 def test_product_in_another_dtype(remote, name, dtype):
-    tensors = [torch.rand(shape).to(dtype) for shape in PRODUCTS[name]]
+    tensors = [torch.rand(shape).to(dtype) for shape in MATMULS[name]]
     factors = {"beta": 0.5, "alpha": 2.0} if "add" in name else {}
     here, there = ([t.to(device) for t in tensors] for device in ("cpu", remote))
     want = getattr(torch, name)(*(t.float() for t in here), **factors)

@@ -98,7 +98,7 @@ def layouts(op, x):
 # torch implements these losses and gradients in functions whose strides differ for tensors without elements. Strides of
 # dims of size 1 may differ further.
 LOSS, WEIGHTED = "binary_cross_entropy", "binary_cross_entropy_with_logits, weights"
-OTHER_STRIDES = {
+STRIDES_DIFFER = {
     (0, 4, 3, 3): {LOSS, WEIGHTED},
     (0, 4, 5, 6): {LOSS, WEIGHTED},
     (0, 4, 1, 1): {LOSS, WEIGHTED, "binary_cross_entropy_with_logits", "prelu", "prelu of one weight"},
@@ -118,7 +118,7 @@ def test_strides_as_on_cpu(device, shape):
         there = layouts(op, x.to(device))
         if here != there:
             differ[name] = f"{name}: {there}, on CPU {here}"
-    assert set(differ) == OTHER_STRIDES.get(shape, set()), "\n".join(differ.values())
+    assert set(differ) == STRIDES_DIFFER.get(shape, set()), "\n".join(differ.values())
     assert compared >= 12
 
 

@@ -3,7 +3,7 @@ many calls must be compared. matrix.py covers all dtypes."""
 
 import floors
 import pytest
-from harness import LAYOUTS, OTHER_STRIDES, load_table
+from harness import LAYOUTS, STRIDES_DIFFER, load_table
 
 FLOORS = floors.load()
 # Counts of what is not compared; they may only shrink. floors.py writes the list.
@@ -26,8 +26,8 @@ def test_ops_equal_cpu(device, names, layout):
     for name in names:
         assert least[name] or not report.compared[name], f"{name} is compared now: run //tests/ops:floors"
     if device.type == "remote":
-        expected = {e for e in OTHER_STRIDES if e.endswith(f", {layout}") and e.split(", ")[0] in names}
-        assert set(report.excused) == expected, "take what is not needed any more out of OTHER_STRIDES"
+        expected = {e for e in STRIDES_DIFFER if e.endswith(f", {layout}") and e.split(", ")[0] in names}
+        assert set(report.excused) == expected, "take what is not needed any more out of STRIDES_DIFFER"
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=str)

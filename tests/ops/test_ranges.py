@@ -103,8 +103,8 @@ def test_errors_that_are_too_large_are_found():
     assert min(largest_error(wrong, exact).tolist()) >= 3
     for not_finite in (torch.inf, torch.nan):
         assert largest_error(torch.full_like(right, not_finite), exact).tolist() == [torch.inf] * 2
-    op, by_chance = (Op("std", torch.std, (2,), by_chance=chance) for chance in (False, True))
+    op, random_errors = (Op("std", torch.std, (2,), random_errors=chance) for chance in (False, True))
     three, four = Errors(0, 1.0, 0.0, 3.0, 1.0), Errors(0, 1e20, 0.0, 4.0, 0.5)
     assert worse(op, [three, four]) == [four]
-    assert not worse(by_chance, [three, dataclasses.replace(four, ours=3.5)])
-    assert worse(by_chance, [three, dataclasses.replace(four, offset=1.0)])
+    assert not worse(random_errors, [three, dataclasses.replace(four, ours=3.5)])
+    assert worse(random_errors, [three, dataclasses.replace(four, offset=1.0)])

@@ -131,11 +131,11 @@ def test_the_page_names_the_torch_that_it_is_about():
 
 def test_tracing_leaves_torchs_operators_as_they_were(remote):
     """Operators that tracing replaces are restored afterwards, also after an error."""
-    from torch_remote.compile.whole_ops import whole_ops
+    from torch_remote.compile.undecomposed_ops import undecomposed_ops
 
     ops = [torch.ops.aten.upsample_nearest2d.vec, torch.ops.aten.scaled_dot_product_attention.default]
     before = {op: dict(op.py_kernels) for op in ops}
-    with pytest.raises(ZeroDivisionError), whole_ops():
+    with pytest.raises(ZeroDivisionError), undecomposed_ops():
         assert any(dict(op.py_kernels) != kernels for op, kernels in before.items())
         1 / 0  # noqa: B018
     assert {op: dict(op.py_kernels) for op in before} == before

@@ -61,13 +61,13 @@ def native_signature(doc: str) -> Signature:
     return signature(function)
 
 
-def fits(stub: str, native: str) -> bool:
+def matches(stub: str, native: str) -> bool:
     """Whether the stub's type equals the native one, or is more specific where the native one is only a Python
     object."""
     if native == "object":
         return stub != ""
     if native.endswith(" | None"):
-        return stub.endswith(" | None") and fits(stub.removesuffix(" | None"), native.removesuffix(" | None"))
+        return stub.endswith(" | None") and matches(stub.removesuffix(" | None"), native.removesuffix(" | None"))
     if native in ("list", "tuple"):
         return stub.startswith(f"{native}[")
     if native == "dict":
@@ -79,8 +79,8 @@ def compare(where: str, stub: ast.FunctionDef, doc: str) -> None:
     ours, its = signature(stub), native_signature(doc)
     assert [p[:3] for p in ours.parameters] == [p[:3] for p in its.parameters], f"{where}: {doc}"
     for mine, native in zip(ours.parameters, its.parameters, strict=True):
-        assert fits(mine.type, native.type), f"{where}: a parameter is {mine.type}, but {native.type} in {doc}"
-    assert fits(ours.result, its.result), f"{where}: it returns {ours.result}, but {its.result} in {doc}"
+        assert matches(mine.type, native.type), f"{where}: a parameter is {mine.type}, but {native.type} in {doc}"
+    assert matches(ours.result, its.result), f"{where}: it returns {ours.result}, but {its.result} in {doc}"
 
 
 def is_typed_dict(node: ast.stmt) -> bool:
@@ -128,7 +128,7 @@ def test_classes(name):
         if isinstance(its, property):
             result = native_signature(f"get{its.fget.__doc__}").result
             assert (its.fset is not None) == isinstance(node, ast.AnnAssign), f"{where}: can it be set?"
-            assert fits(plain(node.annotation if isinstance(node, ast.AnnAssign) else node.returns), result), where
+            assert matches(plain(node.annotation if isinstance(node, ast.AnnAssign) else node.returns), result), where
         else:
             compare(where, node, inspect.unwrap(getattr(getattr(_C, name), member)).__doc__)
 

@@ -4,7 +4,7 @@ import os
 import threading
 import time
 
-import places
+import provider_fixtures
 import pytest
 import torch
 
@@ -13,9 +13,9 @@ from torch_remote import MachineError, WorkerLost, machines
 from torch_remote_cli import state
 
 
-@pytest.fixture(scope="module", params=places.PLACES)
+@pytest.fixture(scope="module", params=provider_fixtures.FIXTURES)
 def place(request, tmp_path_factory, remote_module):
-    made = places.PLACES[request.param](tmp_path_factory.mktemp(request.param))
+    made = provider_fixtures.FIXTURES[request.param](tmp_path_factory.mktemp(request.param))
     yield made
     made.close()
 
@@ -41,13 +41,13 @@ def wait_until(condition, seconds=20):
 @pytest.fixture(autouse=True)
 def nothing_is_left(place, runtime_folder):
     """No process, descriptor, thread or entry of a machine may remain."""
-    before = (len(os.listdir("/proc/self/fd")), places.descendants(os.getpid()), threading.active_count())
+    before = (len(os.listdir("/proc/self/fd")), provider_fixtures.descendants(os.getpid()), threading.active_count())
     yield
     assert machines() == []
     wait_until(lambda: not place.sessions())
     wait_until(lambda: threading.active_count() == before[2])
     assert state.entries("machines") == []
-    wait_until(lambda: set(places.descendants(os.getpid())) <= set(before[1]))
+    wait_until(lambda: set(provider_fixtures.descendants(os.getpid())) <= set(before[1]))
     assert len(os.listdir("/proc/self/fd")) <= before[0]
 
 

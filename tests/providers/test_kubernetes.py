@@ -9,7 +9,7 @@ import time
 from urllib.parse import quote
 
 import kubernetes_validate
-import places
+import provider_fixtures
 import pytest
 import torch
 
@@ -147,7 +147,7 @@ def test_the_token_is_in_a_secret_that_goes_with_the_job():
 def place(tmp_path_factory):
     if os.environ.get("TORCH_REMOTE_TEST_DEVICE", "remote") == "cpu":
         pytest.skip("of the device remote alone")
-    made = places.Kubernetes(tmp_path_factory.mktemp("kubernetes"))
+    made = provider_fixtures.Kubernetes(tmp_path_factory.mktemp("kubernetes"))
     yield made
     made.close()
 

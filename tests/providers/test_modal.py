@@ -3,8 +3,8 @@
 import sys
 import time
 
-import modal_standin
-import places
+import fake_modal
+import provider_fixtures
 import pytest
 import torch
 
@@ -15,7 +15,7 @@ from torch_remote.providers.modal import Modal
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    made = places.Modal(tmp_path_factory.mktemp("modal"))
+    made = provider_fixtures.Modal(tmp_path_factory.mktemp("modal"))
     yield made
     made.close()
 
@@ -51,7 +51,7 @@ def test_gpus(place, monkeypatch, gpu, count, asked):
 
     def create(*command, **arguments):
         seen.append((command, arguments))
-        raise modal_standin.Error("out of GPUs")
+        raise fake_modal.Error("out of GPUs")
 
     monkeypatch.setattr(sys.modules["modal"].Sandbox, "create", create)
     with pytest.raises(MachineError, match="Modal cannot start a worker: out of GPUs"):
@@ -68,7 +68,7 @@ def test_what_modal_has_not(place):
     for name in ("lifetime", "orphan_after"):
         with pytest.raises(MachineError, match=f"{name}=100000 is no number of seconds from 1 to 86400"):
             place.machine(**{name: 100_000}).start()
-    place.cloud.refuse = modal_standin.AuthError("Token missing")
+    place.cloud.refuse = fake_modal.AuthError("Token missing")
     try:
         with pytest.raises(MachineError, match="Modal does not know you: Token missing; log in: modal setup"):
             place.machine().start()

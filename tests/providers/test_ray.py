@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-import places
+import provider_fixtures
 import pytest
 import torch
 
@@ -59,7 +59,7 @@ def test_a_worker_that_dies_is_started_again_by_ray(cluster):
     with RemoteMachine("ray", threads=1) as machine:
         x = torch.ones(3, device=machine.device())
         assert x.sum().item() == 3
-        for pid in places.workers_of(os.getpid()):  # Ray is a child of this process
+        for pid in provider_fixtures.workers_of(os.getpid()):  # Ray is a child of this process
             os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerLost):
             (x + 1).cpu()

@@ -81,9 +81,9 @@ def test_all_that_is_needed_is_brought_once(server):
 
 
 def workers(server):
-    import places
+    import provider_fixtures
 
-    return places.workers_of(server.process.pid)
+    return provider_fixtures.workers_of(server.process.pid)
 
 
 def test_a_torch_that_is_there_is_used(tmp_path, remote):

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from foreseen import AS_FORESEEN
 from generator import generate
+from predicted_layout import PREDICTED_LAYOUT
 from program import TOLERANCES, Session, same_values
 from roundings import RUNS, Roundings, explains
 
@@ -134,7 +134,7 @@ def check(seed: int) -> Result:
         if not wrong:
             continue
         text = ("gradients: " if gradients else "") + next(iter(wrong.values()))
-        its = run("cpu", AS_FORESEEN, gradients)
+        its = run("cpu", PREDICTED_LAYOUT, gradients)
         if isinstance(mine, str) or isinstance(its, str) or -1 in wrong or len(its) != len(mine):
             if not _raises_alike(mine, its) and (isinstance(its, str) or _differences(mine, its, kinds)):
                 return Result(text, torchs, rounded, with_gradients)

@@ -80,7 +80,17 @@ HALVES = (torch.float16, torch.bfloat16)
 rounds_complex = False
 
 # The attributes that are compared in addition to the values.
-SEEN = ("dtype", "shape", "stride", "offset", "storage_bytes", "version", "is_view", "requires_grad", "on_device")
+COMPARED_ATTRIBUTES = (
+    "dtype",
+    "shape",
+    "stride",
+    "offset",
+    "storage_bytes",
+    "version",
+    "is_view",
+    "requires_grad",
+    "on_device",
+)
 
 
 def shares_elements(t: torch.Tensor) -> bool:
@@ -506,7 +516,7 @@ def difference(expected: Observation, got: Observation) -> str | None:
     have = got[1]
     if kind == "check":
         for i, (a, b) in enumerate(zip(want, have, strict=True)):
-            for name in SEEN:
+            for name in COMPARED_ATTRIBUTES:
                 if getattr(a, name) != getattr(b, name):
                     return f"tensor {i}: {name} is {getattr(b, name)}, expected {getattr(a, name)}"
             if not same_values(a.values, b.values, not a.exact):
@@ -533,12 +543,12 @@ def values_of(shown: Observation) -> list[torch.Tensor]:
     return []
 
 
-def seen_of(shown: Observation) -> Any:
+def observed_metadata(shown: Observation) -> Any:
     """The rest of an observation, which rounding never changes. (The shape of a value that a program reads may depend
     on values.)"""
     kind, what = shown
     if kind == "check":
-        return kind, [tuple(getattr(state, name) for name in SEEN) for state in what]
+        return kind, [tuple(getattr(state, name) for name in COMPARED_ATTRIBUTES) for state in what]
     return (kind, None) if values_of(shown) else (kind, what)
 
 
@@ -557,10 +567,12 @@ class Explanation:
                 for seed in range(RUNS)
             ]
         runs = [run[step] for run in self.runs]
-        if len(expected) != len(got) or any(seen_of(a) != seen_of(b) for a, b in zip(expected, got, strict=True)):
+        if len(expected) != len(got) or any(
+            observed_metadata(a) != observed_metadata(b) for a, b in zip(expected, got, strict=True)
+        ):
             # A step's exception may depend on rounded values: whether all are alike, how many are nonzero.
-            shown = [seen_of(e) for e in got]
-            return any([seen_of(e) for e in run] == shown for run in runs)
+            shown = [observed_metadata(e) for e in got]
+            return any([observed_metadata(e) for e in run] == shown for run in runs)
         others = [values_of(run[event]) for run in runs if len(run) == len(expected)]
         return all(
             explains(e, g, [values[i] for values in others if len(values) > i], TOLERANCES.get(e.dtype, 0.0))
@@ -582,7 +594,7 @@ class Failure:
 
 
 # The number of programs whose differences rounding explained. A test limits the rate.
-explained: collections.Counter[int] = collections.Counter()
+explained_programs: collections.Counter[int] = collections.Counter()
 
 
 def differences(expected: list[Observation], got: list[Observation]) -> Iterator[tuple[int, str]]:
@@ -614,11 +626,11 @@ def compare(program: Program, device: str) -> Failure | None:
                 copied = i < len(program.steps) and is_copied_first(program.steps[i], b)
                 if not copied and not explanation.explains(i, event, a, b):
                     return Failure(program, i, text, variant)
-                explained[program.seed] += 1
+                explained_programs[program.seed] += 1
     return None
 
 
-def minimise(failure: Failure, device: str, budget: int = 400) -> Failure:
+def minimize(failure: Failure, device: str, budget: int = 400) -> Failure:
     """Drops steps while some difference remains (delta debugging, from large blocks to single steps)."""
     best = Failure(truncated(failure.program, failure.step), failure.step, failure.text, failure.variant)
     block = max(len(best.program.steps) // 2, 1)

@@ -29,7 +29,7 @@ LAST = torch.channels_last
 # -- nets --------------------------------------------------------------------------------------------------------------
 
 
-class Call(nn.Module):
+class FunctionLayer(nn.Module):
     """A function as a layer."""
 
     def __init__(self, text: str) -> None:
@@ -47,23 +47,23 @@ class Call(nn.Module):
 class Sum(nn.Module):
     """Two branches from the same input, added."""
 
-    def __init__(self, one: nn.Module, other: nn.Module) -> None:
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
         super().__init__()
-        self.ways = nn.ModuleList((one, other))
+        self.branches = nn.ModuleList((first, second))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.ways[0](x) + self.ways[1](x)
+        return self.branches[0](x) + self.branches[1](x)
 
 
-class Joined(nn.Module):
+class Concat(nn.Module):
     """Several branches, with concatenated channels."""
 
-    def __init__(self, ways: list[nn.Module]) -> None:
+    def __init__(self, branches: list[nn.Module]) -> None:
         super().__init__()
-        self.ways = nn.ModuleList(ways)
+        self.branches = nn.ModuleList(branches)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([way(x) for way in self.ways], 1)
+        return torch.cat([branch(x) for branch in self.branches], 1)
 
 
 class Scaled(nn.Module):
@@ -144,7 +144,7 @@ class Maker:
             return nn.GroupNorm(self.rng.choice([g for g in (1, 2, 4, 8) if channels % g == 0]), channels)
         if kind < 0.9:
             return nn.InstanceNorm2d(channels, affine=True)
-        return Call("F.layer_norm(x.permute(0, 2, 3, 1), x.shape[1:2]).permute(0, 3, 1, 2)")
+        return FunctionLayer("F.layer_norm(x.permute(0, 2, 3, 1), x.shape[1:2]).permute(0, 3, 1, 2)")
 
     def convolution(self, inputs: int, outputs: int) -> nn.Module:
         """A convolution that preserves height and width."""
@@ -210,7 +210,7 @@ class Maker:
         ]
         if channels % 2 == 0:
             choices.append("x.reshape(x.shape[0], 2, -1, *x.shape[2:]).transpose(1, 2).flatten(1, 2)")
-        return Call(self.rng.choice(choices)), channels
+        return FunctionLayer(self.rng.choice(choices)), channels
 
     def layer(self, channels: int) -> tuple[nn.Module, int]:
         if self.scale < 1 and self.chance(0.3):
@@ -225,7 +225,7 @@ class Maker:
             return nn.Sequential(Sum(body, short), self.activation()), channels
         if kind < 0.65:
             widths = [self.rng.choice(WIDTHS[:4]) for _ in range(self.rng.randint(2, 3))]
-            return Joined([self.block(channels, width) for width in widths]), sum(widths)
+            return Concat([self.block(channels, width) for width in widths]), sum(widths)
         if kind < 0.69:
             return Scaled(channels), channels
         if kind < 0.83 and self.scale > 0.25:
@@ -284,7 +284,7 @@ def plan_of(seed: int) -> Plan:
 # -- running -----------------------------------------------------------------------------------------------------------
 
 
-def laid(x: Tensor, layout: str) -> Tensor:
+def with_layout(x: Tensor, layout: str) -> Tensor:
     match layout:
         case "channels last":
             return x.to(memory_format=LAST)
@@ -311,7 +311,7 @@ def run(plan: Plan, device: torch.device | str, dtype: torch.dtype, layout: str)
     for size in plan.sizes:
         count, height, width = size
         x = torch.randn((count, plan.channels, height, width), generator=images, dtype=torch.float64)
-        x = laid(x.to(plan.dtype), layout).to(dtype).to(device)
+        x = with_layout(x.to(plan.dtype), layout).to(dtype).to(device)
         if optimizer is None:
             with torch.no_grad():
                 seen = dict(net(x))

@@ -18,7 +18,7 @@ import time
 
 import torch
 from generator import generate
-from program import Failure, Program, compare, explained, minimise, with_variants
+from program import Failure, Program, compare, explained_programs, minimize, with_variants
 
 BATCH = 500  # programs per process, so that a crash loses only one of them
 
@@ -32,7 +32,7 @@ def program_of(seed: int, devices: int = 1) -> Program:
 
 def first_failure(seed: int, device: str, shrink: bool = True, devices: int = 1) -> Failure | None:
     failure = compare(program_of(seed, devices), device)
-    return minimise(failure, device) if failure is not None and shrink else failure
+    return minimize(failure, device) if failure is not None and shrink else failure
 
 
 def run_range(first: int, count: int, device: str, shrink: bool, devices: int) -> int:
@@ -47,7 +47,7 @@ def run_range(first: int, count: int, device: str, shrink: bool, devices: int) -
         if failure is not None:
             failures += 1
             print(f"FAILED {failure.report()}\nend of {seed}", flush=True)
-    for seed in sorted(explained):
+    for seed in sorted(explained_programs):
         print(f"rounded {seed}", flush=True)
     return failures
 

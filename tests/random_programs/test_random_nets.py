@@ -38,7 +38,7 @@ def test_nets_are_of_all_kinds() -> None:
     assert {plan.layout for plan in plans} == {"plain", "channels last", "a slice", "turned"}
     assert any(plan.notes for plan in plans)
     text = "\n".join(map(str, plans))
-    for name in ("ConvTranspose2d", "BatchNorm2d", "GroupNorm", "Upsample", "MaxPool2d", "AvgPool2d", "Joined", "Sum"):
+    for name in ("ConvTranspose2d", "BatchNorm2d", "GroupNorm", "Upsample", "MaxPool2d", "AvgPool2d", "Concat", "Sum"):
         assert name in text
     for name in ("groups=", "dilation=", "stride=(2, 2)", "inplace=True"):
         assert name in text

@@ -9,7 +9,7 @@ import pytest
 import torch
 from commit import commit_number
 from generator import generate
-from program import Program, Step, compare, explained, run_program, with_variants, without_orphans
+from program import Program, Step, compare, explained_programs, run_program, with_variants, without_orphans
 from random_programs import first_failure
 
 PROGRAMS = 100
@@ -40,11 +40,11 @@ def same(failure):
 @pytest.mark.parametrize("first", [*range(FIRST, FIRST + PROGRAMS, GROUP), *REGRESSION[::GROUP]])
 def test_programs_equal_cpu(first, device):
     before = torch.remote.stats() if device.type == "remote" else {}
-    explained.clear()
+    explained_programs.clear()
     for seed in range(first, first + GROUP):
         text = same(first_failure(seed, device, devices=DEVICES))
         assert text is None, text
-    assert len(explained) <= MOST_ROUNDED, f"rounding changes too many programs: {sorted(explained)}"
+    assert len(explained_programs) <= MOST_ROUNDED, f"rounding changes too many programs: {sorted(explained_programs)}"
     if before:
         after = torch.remote.stats()
         hits, built = (after[name] - before[name] for name in ("program_hits", "programs_built"))
@@ -157,10 +157,10 @@ def test_rounding_explains_what_it_can_and_no_more(monkeypatch, inexact, factor,
         Step("v3 = (v2 - 1) > 0", ("v2",), ("v3",)),
         Step("check(v2, v3)", ("v2", "v3")),
     ]
-    explained.clear()
+    explained_programs.clear()
     failure = compare(Program(0, steps), "off")
     assert (failure is not None) == found
-    assert bool(explained) != found
+    assert bool(explained_programs) != found
 
 
 def test_a_view_that_autograd_refuses_to_copy_is_explained(remote):
@@ -171,6 +171,6 @@ def test_a_view_that_autograd_refuses_to_copy_is_explained(remote):
         Step("v2.mul_(2)", ("v2",), mutates=True),
         Step("read(v3.tolist())", ("v3",)),
     ]
-    explained.clear()
+    explained_programs.clear()
     assert compare(Program(0, steps), remote) is None
-    assert explained == {0: 1}
+    assert explained_programs == {0: 1}

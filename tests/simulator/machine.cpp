@@ -126,8 +126,8 @@ class Listener {
     session.process = run_.world.add_process("worker");
     session.control = ends[0];
     // A fork would duplicate the descriptors, too.
-    const int socket = run_.network.give(incoming.socket, session.process);
-    const int control = run_.network.give(ends[1], session.process);
+    const int socket = run_.network.duplicate(incoming.socket, session.process);
+    const int control = run_.network.duplicate(ends[1], session.process);
     close(ends[1]);
     run_.world.spawn(session.process, [this, socket, control, opening, process = session.process] {
       const Status status = worker::serve_network_client(socket, opening, control, options_, nullptr, server_, nullptr);
@@ -157,9 +157,9 @@ class Listener {
 
 }  // namespace
 
-void listen(Run& run) { Listener(run).serve(); }
+void run_listener(Run& run) { Listener(run).serve(); }
 
-void intrude(Run& run) {
+void run_stranger(Run& run) {
   Random& random = run.world.random();
   sleep(random.below(10 * kSecond));
   const bool replays = run.network.overheard().size() > sizeof(Opening) && random.chance(0.6);

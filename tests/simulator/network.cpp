@@ -121,7 +121,7 @@ int Network::make_listener() {
   return add(listener_, self()->process);
 }
 
-int Network::give(int descriptor, uint32_t process) { return add(descriptors_.at(descriptor).file, process); }
+int Network::duplicate(int descriptor, uint32_t process) { return add(descriptors_.at(descriptor).file, process); }
 
 int Network::close(int descriptor) {
   const auto found = descriptors_.find(descriptor);
@@ -138,7 +138,7 @@ void Network::release(const FilePtr& file) {
     if (file->in.empty()) {
       if (!file->writing_shut) transmit(*file, {}, true);
     } else {
-      tell_end(*file->link, 1 - file->side, true, file->link->latency);  // TCP sends a reset if data was left unread
+      notify_end(*file->link, 1 - file->side, true, file->link->latency);  // TCP sends a reset if data was left unread
     }
     file->shut = file->writing_shut = true;
   }
@@ -164,10 +164,10 @@ int Network::connect(int socket) {
   file->connecting = true;
   Random& random = world_.random();
   const FilePtr client = descriptors_[socket].file;
-  Nanoseconds after = 2 * weather.latency + kMicrosecond;
+  Nanoseconds after = 2 * fault_model.latency + kMicrosecond;
   bool harmless = true;
-  if (weather.faults > 0 && random.chance(weather.bad)) {
-    --weather.faults;
+  if (fault_model.faults > 0 && random.chance(fault_model.break_probability)) {
+    --fault_model.faults;
     switch (random.below(12)) {
       case 0:
         count(Fault::kRefused);
@@ -202,7 +202,7 @@ void Network::establish(const FilePtr& client, bool harmless) {
     return world_.readiness_changed();
   }
   if (world_.now() < outage_until_) {  // retried, as TCP does
-    world_.at(outage_until_ + weather.latency, [this, client, harmless] { establish(client, harmless); });
+    world_.at(outage_until_ + fault_model.latency, [this, client, harmless] { establish(client, harmless); });
     return;
   }
   client->connecting = false;
@@ -215,16 +215,17 @@ void Network::establish(const FilePtr& client, bool harmless) {
   const auto server = std::make_shared<File>();
   link->number = ++links_;
   link->ends = {client, server};
-  link->latency = weather.latency;
-  link->jitter = weather.jitter;
-  link->bytes_per_ns = weather.bytes_per_ns;
+  link->latency = fault_model.latency;
+  link->jitter = fault_model.jitter;
+  link->bytes_per_ns = fault_model.bytes_per_ns;
   client->link = server->link = link;
   server->side = 1;
-  if (!harmless && !weather.breaks.empty()) {
-    link->fault = weather.breaks[random.below(weather.breaks.size())];
+  if (!harmless && !fault_model.break_kinds.empty()) {
+    link->fault = fault_model.break_kinds[random.below(fault_model.break_kinds.size())];
     link->fault_side = random.below(2);
     // Often during the handshake, otherwise anywhere.
-    link->fault_at = random.below(random.chance(0.3) ? std::min<uint64_t>(weather.within, 200) : weather.within);
+    link->fault_at = random.below(random.chance(0.3) ? std::min<uint64_t>(fault_model.break_within_bytes, 200)
+                                                     : fault_model.break_within_bytes);
   }
   world_.note("connected", link->number);
   ++server->references;
@@ -254,8 +255,9 @@ int64_t Network::send(int socket, const void* const* pieces, const size_t* sizes
   if (file == nullptr) return failed(EBADF);
   std::string bytes;
   for (size_t i = 0; i < count; ++i) {
-    const size_t room =
-        file->kind == File::Kind::kStream ? weather.window - std::min<size_t>(bytes.size(), weather.window) : sizes[i];
+    const size_t room = file->kind == File::Kind::kStream
+                            ? fault_model.window - std::min<size_t>(bytes.size(), fault_model.window)
+                            : sizes[i];
     bytes.append(static_cast<const char*>(pieces[i]), std::min(sizes[i], room));
   }
   if (file->kind == File::Kind::kEvent) {
@@ -285,12 +287,12 @@ int64_t Network::send_stream(File& file, const std::string& bytes) {
   if (file.reset) return failed(ECONNRESET);
   if (!file.link || file.writing_shut) return failed(EPIPE);
   if (bytes.empty()) return 0;
-  const size_t room = weather.window - std::min<size_t>(file.on_way, weather.window);
+  const size_t room = fault_model.window - std::min<size_t>(file.on_way, fault_model.window);
   if (room == 0) return failed(EAGAIN);
   size_t size = std::min(bytes.size(), room);
   // The socket buffer is empty when the worker sends first, so its first bytes are never split.
   const bool first = file.link->sent[file.side] < 64 && file.side == 1;
-  if (size > 1 && !first && world_.random().chance(weather.partial)) {
+  if (size > 1 && !first && world_.random().chance(fault_model.partial)) {
     size = 1 + world_.random().below(size - 1);
     ++counts[static_cast<size_t>(Fault::kPartial)];
   }
@@ -336,7 +338,7 @@ void Network::transmit(File& file, std::string bytes, bool end) {
       if (!to || to->reset || to->references == 0) {
         // A closed end answers with a reset.
         if (!came.empty() && !shared->dead && (!to || to->references == 0))
-          tell_end(*shared, side, true, shared->latency);
+          notify_end(*shared, side, true, shared->latency);
         return;
       }
       to->in += came;
@@ -347,7 +349,7 @@ void Network::transmit(File& file, std::string bytes, bool end) {
   if (strikes && link.fault != Fault::kCorrupt && link.fault != Fault::kCount) strike(file);
 }
 
-void Network::tell_end(Link& link, size_t side, bool reset, Nanoseconds after) {
+void Network::notify_end(Link& link, size_t side, bool reset, Nanoseconds after) {
   world_.at(world_.now() + after, [this, weak = link.ends[side], reset] {
     const FilePtr file = weak.lock();
     if (!file) return;
@@ -370,12 +372,12 @@ void Network::strike(File& file) {
     case Fault::kCut:
       for (const size_t end : {size_t{0}, size_t{1}}) {
         // After the data in flight.
-        tell_end(link, end, false, std::max(link.last[1 - end], world_.now()) - world_.now() + link.latency);
+        notify_end(link, end, false, std::max(link.last[1 - end], world_.now()) - world_.now() + link.latency);
       }
       link.dead = true;
       break;
     case Fault::kReset:
-      for (const size_t end : {size_t{0}, size_t{1}}) tell_end(link, end, true, link.latency);
+      for (const size_t end : {size_t{0}, size_t{1}}) notify_end(link, end, true, link.latency);
       link.dead = true;
       break;
     case Fault::kHalfOpen:
@@ -385,12 +387,12 @@ void Network::strike(File& file) {
       link.silent[side] = true;
       break;
     case Fault::kLateCut:
-      tell_end(link, side, true, link.latency);
-      tell_end(link, 1 - side, world_.random().chance(0.5), world_.random().below(30 * kSecond));
+      notify_end(link, side, true, link.latency);
+      notify_end(link, 1 - side, world_.random().chance(0.5), world_.random().below(30 * kSecond));
       link.dead = true;
       break;
     case Fault::kStall:
-      link.stalled_until = world_.now() + world_.random().below(weather.longest_stall + 1);
+      link.stalled_until = world_.now() + world_.random().below(fault_model.longest_stall + 1);
       break;
     default:
       break;
@@ -437,7 +439,7 @@ int64_t Network::receive(int socket, void* const* pieces, const size_t* sizes, s
   if (file->shut) return 0;
   if (file->in.empty()) return file->eof ? 0 : failed(EAGAIN);
   size_t most = SIZE_MAX;
-  if (file->in.size() > 1 && world_.random().chance(weather.partial)) {
+  if (file->in.size() > 1 && world_.random().chance(fault_model.partial)) {
     most = 1 + world_.random().below(file->in.size() - 1);
     ++counts[static_cast<size_t>(Fault::kPartial)];
   }
@@ -492,7 +494,7 @@ short Network::readiness(int descriptor, short events) {
         return static_cast<short>((events & (POLLIN | POLLOUT)) | POLLERR | POLLHUP);
       }
       if (!file->in.empty() || file->eof || file->shut) ready |= POLLIN;
-      if (file->on_way < weather.window || file->writing_shut) ready |= POLLOUT;
+      if (file->on_way < fault_model.window || file->writing_shut) ready |= POLLOUT;
       if (file->shut) return static_cast<short>((ready & events) | POLLHUP);
       break;
   }

@@ -42,10 +42,10 @@ enum class Fault : uint8_t {
 const char* name(Fault fault);
 
 // Faults and link properties of the connections of a run.
-struct Weather {
-  double bad = 0;             // share of connections that break
-  std::vector<Fault> breaks;  // the possible kinds of break
-  uint64_t within = 1;        // a break happens within this many bytes
+struct FaultModel {
+  double break_probability = 0;     // share of connections that break
+  std::vector<Fault> break_kinds;   // the possible kinds of break
+  uint64_t break_within_bytes = 1;  // a break happens within this many bytes
   Nanoseconds latency = 50 * kMicrosecond, jitter = 0;
   double bytes_per_ns = 10;
   uint64_t window = 64 << 10;  // maximum number of bytes in flight
@@ -58,7 +58,7 @@ class Network {
  public:
   explicit Network(World& world);
 
-  Weather weather;
+  FaultModel fault_model;
   std::array<uint64_t, static_cast<size_t>(Fault::kCount)> counts{};
   void count(Fault fault);
   // Starts an outage that ends at `until`. `refuses`: connection attempts get an error, as from a tunnel that restarts.
@@ -84,7 +84,7 @@ class Network {
   int shut_down_writing(int socket);
   int close(int descriptor);
   // Duplicates the descriptor for another process.
-  int give(int descriptor, uint32_t process);
+  int duplicate(int descriptor, uint32_t process);
   short readiness(int descriptor, short events);
   size_t open_descriptors(uint32_t process) const;
 
@@ -105,7 +105,7 @@ class Network {
   void strike(File& file);
   void disturb(const std::shared_ptr<Link>& link, size_t side);
   void release(const FilePtr& file);
-  void tell_end(Link& link, size_t side, bool reset, Nanoseconds after);
+  void notify_end(Link& link, size_t side, bool reset, Nanoseconds after);
   void on_kill(uint32_t process);
 
   World& world_;

@@ -18,9 +18,9 @@ inline constexpr const char* kToken = "a token that only both ends know";
 
 // The choices of the seed.
 struct Plan {
-  bool keeps = true;   // the session must survive everything
-  bool intact = true;  // no allocation fails
-  bool damages = false;
+  bool session_must_survive = true;  // the session must survive everything
+  bool no_allocation_fails = true;   // no allocation fails
+  bool corrupts = false;
   std::chrono::milliseconds lease{600'000}, heartbeat{1'000};
   uint64_t threads = 1, steps = 20;
   size_t largest = 2000;  // elements
@@ -61,15 +61,15 @@ T one_of(Random& random, std::initializer_list<T> choices) {
 
 // OpenSSL itself is not simulated. Its random numbers come from the seed, too.
 void draw_tls_secrets_from_the_seed();
-// Chooses the plan and the weather.
-void decide(Run& run);
+// Chooses the plan and the fault_model.
+void make_plan(Run& run);
 
 // The worker's machine. It listens, and starts a session for each client that it accepts. Never returns.
-[[noreturn]] void listen(Run& run);
+[[noreturn]] void run_listener(Run& run);
 // A stranger without a token.
-void intrude(Run& run);
+void run_stranger(Run& run);
 
 // Runs the client until it is done.
-void be_client(Run& run, uint64_t seed);
+void run_client(Run& run, uint64_t seed);
 
 }  // namespace torch_remote::simulator

@@ -18,12 +18,12 @@ void simulate(uint64_t seed, bool prints, void (*finish)(const Outcome&, const W
   run.world.on_failure = [](const std::string& why) { end(why); };
   enter_world(&run.world, run.world.add_process("world"));
   set_network(&run.network);
-  decide(run);
-  run.world.spawn(run.world.add_process("listener"), [&run] { listen(run); });
+  make_plan(run);
+  run.world.spawn(run.world.add_process("listener"), [&run] { run_listener(run); });
   run.client = run.world.add_process("client");
-  run.world.spawn(run.client, [&run, seed] { be_client(run, ~seed); });
+  run.world.spawn(run.client, [&run, seed] { run_client(run, ~seed); });
   for (uint64_t i = 0; i < run.plan.strangers; ++i) {
-    run.world.spawn(run.world.add_process("stranger"), [&run] { intrude(run); });
+    run.world.spawn(run.world.add_process("stranger"), [&run] { run_stranger(run); });
   }
   const Plan& plan = run.plan;
   if (plan.client_dies != kNever) {

@@ -41,7 +41,7 @@ constexpr const char* kMix = R"(graph(s0, s1) {
   %4: f32[s0]{1} @b4 = aten::add.Tensor(%3, %2, alpha=1)
 })";
 
-constexpr uint64_t kMostOfAGreeting = 5;  // broken connections that a handshake must survive
+constexpr uint64_t kMostHandshakeFaults = 5;  // broken connections that a handshake must survive
 
 struct Lost {};  // the session was lost, and the plan allows it
 
@@ -57,10 +57,10 @@ class Script {
     };
     for (;;) {
       std::unique_ptr<remote::Transport> transport = dial();
-      const uint64_t faults = run_.network.weather.faults;
+      const uint64_t faults = run_.network.fault_model.faults;
       const Status status = Client::connect(std::move(transport), build, {}, &client_);
       // A handshake has 120 s, and each attempt that meets a broken connection may take 20 s of them.
-      const bool unlucky = faults - run_.network.weather.faults >= kMostOfAGreeting;
+      const bool unlucky = faults - run_.network.fault_model.faults >= kMostHandshakeFaults;
       if (unlucky && status.code() == ErrorCode::kTimeout) continue;
       check(status, "connect");
       break;
@@ -79,7 +79,7 @@ class Script {
     for (int i = 0; i < 200 || run_.world.now() < refused_until(); ++i) {
       status = remote::dial("tcp://127.0.0.1:4500", options, {}, &transport);
       if (status.ok()) break;
-      require(run_.plan.damages || status.code() == ErrorCode::kLost || status.code() == ErrorCode::kTimeout,
+      require(run_.plan.corrupts || status.code() == ErrorCode::kLost || status.code() == ErrorCode::kTimeout,
               "dial: " + status.message());
       ++run_.invited;  // the answer may have been lost after the worker accepted
       sleep(100 * kMillisecond);
@@ -116,7 +116,7 @@ class Script {
     const Status status = client_->synchronize({}, &error);
     if (status.code() == ErrorCode::kOutOfMemory) return;
     check(status, "synchronize");
-    if (run_.plan.intact) {
+    if (run_.plan.no_allocation_fails) {
       const uint64_t done = run_.executed[run_.worker];
       require(done == sent_, std::to_string(sent_) + " runs were sent and " + std::to_string(done) + " were done");
     }
@@ -180,7 +180,7 @@ class Script {
         default: {
           const Nanoseconds begin = run_.world.now();
           OpError error;
-          good = told(client_->synchronize({}, &error), "synchronize");
+          good = succeeded(client_->synchronize({}, &error), "synchronize");
           in_time(begin);
           break;
         }
@@ -210,7 +210,7 @@ class Script {
     }
     const auto fill = [&](std::byte* to) { std::memcpy(to, tensor.values.data(), 4 * count); };
     const Status status = client_->upload(4 * count, fill, &tensor.id);
-    if (!told(status, "upload")) return std::nullopt;
+    if (!succeeded(status, "upload")) return std::nullopt;
     return tensor;
   }
 
@@ -254,7 +254,7 @@ class Script {
     const Status status =
         client_->read(tensor.id, 4, sizes, strides, static_cast<int64_t>(from), take, [] { return true; }, &error);
     in_time(begin);
-    if (!told(status, "read")) return false;
+    if (!succeeded(status, "read")) return false;
     require(came.size() == many, "a read gave another number of elements");
     for (size_t i = 0; i < many; ++i) {
       require(std::bit_cast<uint32_t>(came[i]) == std::bit_cast<uint32_t>(tensor.values[from + i * step]),
@@ -290,8 +290,8 @@ class Script {
       default: {
         remote::WorkerProfile profile;
         const std::lock_guard one_at_a_time(run_.profiling);  // a session has one profiler
-        if (!told(client_->profile(remote::ProfileCommand::kStart, 1000, {}, &profile), "profile")) return false;
-        return told(client_->profile(remote::ProfileCommand::kStop, 1000, {}, &profile), "profile");
+        if (!succeeded(client_->profile(remote::ProfileCommand::kStart, 1000, {}, &profile), "profile")) return false;
+        return succeeded(client_->profile(remote::ProfileCommand::kStop, 1000, {}, &profile), "profile");
       }
     }
   }
@@ -303,8 +303,9 @@ class Script {
   }
 
   // False: the call ran out of memory, where the plan allows that.
-  bool told(const Status& status, const char* what) {
-    if (!run_.plan.intact && (status.code() == ErrorCode::kOutOfMemory || status.kind() == "OutOfMemoryError")) {
+  bool succeeded(const Status& status, const char* what) {
+    if (!run_.plan.no_allocation_fails &&
+        (status.code() == ErrorCode::kOutOfMemory || status.kind() == "OutOfMemoryError")) {
       ++run_.outcome.out_of_memory;
       return false;
     }
@@ -314,11 +315,12 @@ class Script {
 
   void check(const Status& status, const char* what) const {
     if (status.ok()) return;
-    require(!run_.plan.keeps, std::string(what) + ": " + status.message());
+    require(!run_.plan.session_must_survive, std::string(what) + ": " + status.message());
     // Damaged bytes cause kInvalid, not kLost.
-    const bool typed = status.code() == ErrorCode::kLost || (run_.plan.damages && status.code() == ErrorCode::kInvalid);
+    const bool typed =
+        status.code() == ErrorCode::kLost || (run_.plan.corrupts && status.code() == ErrorCode::kInvalid);
     require(typed && !status.message().empty(), std::string(what) + " fails otherwise: " + status.message());
-    run_.world.say(std::string(what) + ": " + status.message());
+    run_.world.log(std::string(what) + ": " + status.message());
     throw Lost();
   }
 
@@ -331,7 +333,7 @@ class Script {
 
 }  // namespace
 
-void be_client(Run& run, uint64_t seed) {
+void run_client(Run& run, uint64_t seed) {
   for (bool again = true; again;) {
     Script script(run, seed);
     try {

@@ -299,7 +299,7 @@ void World::note(std::string_view what, uint64_t a, uint64_t b) {
   if (recent_.size() > kRecent) recent_.pop_front();
 }
 
-void World::say(const std::string& text) {
+void World::log(const std::string& text) {
   if (prints) std::printf("%s\n", text.c_str());
   recent_.push_back(text);
 }

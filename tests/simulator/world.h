@@ -93,7 +93,7 @@ class World {
   // Records an event for the hash and for the log. `what` is a literal.
   void note(std::string_view what, uint64_t a = 0, uint64_t b = 0);
   // Adds text to the log only.
-  void say(const std::string& text);
+  void log(const std::string& text);
   uint64_t hash() const { return hash_; }
   const std::deque<std::string>& recent() const { return recent_; }
   bool prints = false;  // prints each note at once

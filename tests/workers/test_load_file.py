@@ -261,14 +261,14 @@ def test_links_and_relative_paths(remote, tmp_path, monkeypatch):
 def test_a_file_that_changes_meanwhile(remote, tmp_path, monkeypatch):
     path = tmp_path / "w.safetensors"
     save_file({"a": torch.ones(1000)}, path)
-    original = weights.FileThere.read
+    original = weights.WorkerFile.read
 
     def read(self, offset, shape, dtype):
         if offset > 8:
             path.write_bytes(path.read_bytes()[:-4])
         return original(self, offset, shape, dtype)
 
-    monkeypatch.setattr(weights.FileThere, "read", read)
+    monkeypatch.setattr(weights.WorkerFile, "read", read)
     with pytest.raises(RuntimeError, match="was changed meanwhile; load it again"):
         torch.remote.load_file(path, on_worker=True)
     assert torch.ones(2, device="remote").sum().item() == 2  # the session still works

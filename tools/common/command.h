@@ -9,7 +9,7 @@
 // Shared by all tools: arguments, messages, output, exit status.
 namespace torch_remote::tools {
 
-enum Exit : int {
+enum ExitStatus : int {
   kExitOk = 0,
   kExitDifferent = 1,  // the tool ran, and found a difference or a failure
   kExitBadInput = 2,   // wrong arguments, or an input that is damaged, missing or of another version

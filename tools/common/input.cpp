@@ -102,7 +102,7 @@ Status verify_error(const Input& input, const std::string& message, const ir::Te
   return Status::invalid(input.name + ": " + message);
 }
 
-Status load_from_capture(const Input& input, const Choice& choice, ir::Graph* graph) {
+Status load_from_capture(const Input& input, const GraphSelection& choice, ir::Graph* graph) {
   std::unique_ptr<remote::CaptureReader> reader;
   remote::CapturedProgramPtr program;
   if (Status status = open_capture(input, &reader); !status.ok()) return status;
@@ -140,11 +140,11 @@ Status read_input(const std::string& path, Input* input) {
   return {};
 }
 
-Status blame(const Input& input, const Status& status) {
+Status with_input_name(const Input& input, const Status& status) {
   return {status.code(), input.name + ": " + without_prefix(status.message())};
 }
 
-Status load_graph(const Input& input, const Choice& choice, ir::Graph* graph) {
+Status load_graph(const Input& input, const GraphSelection& choice, ir::Graph* graph) {
   if (input.format == Format::kCapture) return load_from_capture(input, choice, graph);
   if (choice.before_passes) {
     return Status::invalid(input.name + ": only a capture has the graphs before the passes; this is one graph");
@@ -159,7 +159,7 @@ Status load_graph(const Input& input, const Choice& choice, ir::Graph* graph) {
   }
   const auto* data = reinterpret_cast<const uint8_t*>(input.bytes.data());
   const Status status = ir::decode_program(data, input.bytes.size(), graph);
-  return status.ok() ? status : blame(input, status);
+  return status.ok() ? status : with_input_name(input, status);
 }
 
 Status open_capture(const Input& input, std::unique_ptr<remote::CaptureReader>* reader) {
@@ -170,7 +170,7 @@ Status open_capture(const Input& input, std::unique_ptr<remote::CaptureReader>* 
     const auto* data = reinterpret_cast<const std::byte*>(input.bytes.data());
     status = remote::CaptureReader::parse({data, data + input.bytes.size()}, reader);
   }
-  return status.ok() ? status : blame(input, status);
+  return status.ok() ? status : with_input_name(input, status);
 }
 
 Status graph_of(const Input& input, const remote::CapturedProgram& program, bool before_passes, ir::Graph* graph) {
@@ -190,14 +190,14 @@ Status next_program(const Input& input, remote::CaptureReader& reader, remote::C
   std::optional<remote::CaptureEvent> event;
   program->reset();
   do {
-    if (Status status = reader.next(&event); !status.ok()) return blame(input, status);
+    if (Status status = reader.next(&event); !status.ok()) return with_input_name(input, status);
     if (!event.has_value()) return {};
     if (const auto* found = std::get_if<remote::ProgramEvent>(&event->what)) *program = found->program;
   } while (*program == nullptr);
   return {};
 }
 
-Status find_program(const Input& input, remote::CaptureReader& reader, const Choice& choice,
+Status find_program(const Input& input, remote::CaptureReader& reader, const GraphSelection& choice,
                     remote::CapturedProgramPtr* program) {
   remote::CapturedProgramPtr found, next;
   std::string numbers;

@@ -25,10 +25,10 @@ struct Input {
 Status read_input(const std::string& path, Input* input);
 
 // Adds the name of the faulty input to an error message.
-Status blame(const Input& input, const Status& status);
+Status with_input_name(const Input& input, const Status& status);
 
 // Selects a graph of a capture. Text and programs have only one.
-struct Choice {
+struct GraphSelection {
   uint32_t program = 0;  // the client's number of the program; 0: the only one
   bool before_passes = false;
 };
@@ -37,7 +37,7 @@ struct Choice {
 //   net.txt:3:7: expected a dtype, like f32
 //     %0: f33[] @b0
 //         ^
-Status load_graph(const Input& input, const Choice& choice, ir::Graph* graph);
+Status load_graph(const Input& input, const GraphSelection& choice, ir::Graph* graph);
 
 // Opens an input that is a capture. The reader does not refer to `input` unless it came from the standard input.
 Status open_capture(const Input& input, std::unique_ptr<remote::CaptureReader>* reader);
@@ -50,7 +50,7 @@ Status graph_of(const Input& input, const remote::CapturedProgram& program, bool
 Status next_program(const Input& input, remote::CaptureReader& reader, remote::CapturedProgramPtr* program);
 
 // Finds the first program with the number of `choice`. Returns kInvalid, with the existing numbers, if there is none.
-Status find_program(const Input& input, remote::CaptureReader& reader, const Choice& choice,
+Status find_program(const Input& input, remote::CaptureReader& reader, const GraphSelection& choice,
                     remote::CapturedProgramPtr* program);
 
 }  // namespace torch_remote::tools

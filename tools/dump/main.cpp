@@ -35,7 +35,7 @@ Exit status: 0 done (--diff: no difference), 1 --diff found one, 2 bad arguments
 struct Options {
   std::vector<std::string> inputs;
   std::string output, worker = "local";
-  Choice choice;
+  GraphSelection choice;
   bool all = false, params = false, events = false, json = false, numbers = false, runners = false, diff = false;
 };
 
@@ -146,7 +146,7 @@ Status add_events(const Input& input, const Options& options, remote::CaptureRea
                   Json* json) {
   reader.rewind();
   for (std::optional<remote::CaptureEvent> event;;) {
-    if (Status status = reader.next(&event); !status.ok()) return blame(input, status);
+    if (Status status = reader.next(&event); !status.ok()) return with_input_name(input, status);
     if (!event.has_value()) return {};
     const auto* run = std::get_if<remote::RunEvent>(&event->what);
     if (options.choice.program != 0 && (run == nullptr || run->program->number != options.choice.program)) continue;
@@ -162,7 +162,7 @@ Status show_capture(const Input& input, const Options& options, std::string* out
   std::unique_ptr<remote::CaptureReader> reader;
   CaptureSummary summary;
   if (Status status = open_capture(input, &reader); !status.ok()) return status;
-  if (Status status = summarize(*reader, &summary); !status.ok()) return blame(input, status);
+  if (Status status = summarize(*reader, &summary); !status.ok()) return with_input_name(input, status);
   std::string text = capture_text(input.name, *reader, summary);
   Json json = capture_json(input.name, *reader, summary);
   if (options.choice.program != 0) {
@@ -202,7 +202,7 @@ struct NamedGraph {
 };
 
 // Loads the graph, or the graphs of all programs of a capture.
-Status load_graphs(const Input& input, const Choice& choice, std::vector<NamedGraph>* graphs) {
+Status load_graphs(const Input& input, const GraphSelection& choice, std::vector<NamedGraph>* graphs) {
   if (input.format != Format::kCapture || choice.program != 0) {
     return load_graph(input, choice, &graphs->emplace_back(NamedGraph{input.name, {}}).graph);
   }

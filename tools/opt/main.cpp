@@ -186,7 +186,7 @@ int run(int argc, char** argv) {
   if (const Status status = make_context(options, &context); !status.ok()) return fail(kName, status);
   Input input;
   if (const Status status = read_input(options.input, &input); !status.ok()) return fail(kName, status);
-  const Choice choice{options.program, /*before_passes=*/input.format == Format::kCapture};
+  const GraphSelection choice{options.program, /*before_passes=*/input.format == Format::kCapture};
   std::vector<Timing> timings;
   ir::Graph graph;
   Clock::time_point begin = Clock::now();

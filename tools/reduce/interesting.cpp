@@ -25,24 +25,24 @@ Status outcome_of(Device& device, const ir::Graph& graph, const RunCase& run, st
 
 class Mismatch : public Test {
  public:
-  Mismatch(RevivedWorker& worker, RevivedWorker& other, bool compare_passes, std::span<const passes::Pass> passes,
+  Mismatch(RestartingWorker& worker, RestartingWorker& other, bool compare_passes, std::span<const passes::Pass> passes,
            const Tolerance& tolerance)
       : worker_(worker), other_(other), compare_passes_(compare_passes), passes_(passes), tolerance_(tolerance) {}
 
   Status interesting(const RunCase& run, bool* yes) override {
     *yes = false;
-    ir::Graph optimised = run.graph;
-    if (!passes::run_pipeline(optimised, {passes_, /*verify=*/true, {}})) return {};
+    ir::Graph optimized = run.graph;
+    if (!passes::run_pipeline(optimized, {passes_, /*verify=*/true, {}})) return {};
     std::vector<int64_t> values;
     if (!ir::evaluate(run.graph, run.params.data(), &values)) return {};
     const std::vector<OutputView> views = output_views(run.graph, values);
     Outcome first, second;
     bool gone = false;
-    if (Status status = outcome(worker_, compare_passes_ ? run.graph : optimised, run, views, &first, &gone);
+    if (Status status = outcome(worker_, compare_passes_ ? run.graph : optimized, run, views, &first, &gone);
         !status || gone || first.error) {
       return status;
     }
-    if (Status status = outcome(other_, optimised, run, views, &second, &gone); !status || gone) return status;
+    if (Status status = outcome(other_, optimized, run, views, &second, &gone); !status || gone) return status;
     // All interesting runs must fail in the same way: with different results, or with an op that fails.
     const auto difference = compare(views, first, second, tolerance_);
     *yes = difference && (!known_ || second.error.has_value() == fails_);
@@ -55,7 +55,7 @@ class Mismatch : public Test {
   std::string finding() const override { return finding_; }
 
  private:
-  static Status outcome(RevivedWorker& worker, const ir::Graph& graph, const RunCase& run,
+  static Status outcome(RestartingWorker& worker, const ir::Graph& graph, const RunCase& run,
                         std::span<const OutputView> views, Outcome* outcome, bool* gone) {
     Device* device = nullptr;
     if (Status status = worker.get(&device); !status) return status;
@@ -64,8 +64,8 @@ class Mismatch : public Test {
     return *gone ? Status() : status;
   }
 
-  RevivedWorker& worker_;
-  RevivedWorker& other_;
+  RestartingWorker& worker_;
+  RestartingWorker& other_;
   const bool compare_passes_;
   const std::span<const passes::Pass> passes_;
   const Tolerance tolerance_;
@@ -114,7 +114,7 @@ class Command : public Test {
 
 }  // namespace
 
-Status RevivedWorker::get(Device** device) {
+Status RestartingWorker::get(Device** device) {
   if (!device_) {
     if (Status status = Device::open(name_, threads_, &device_); !status) return status;
   }
@@ -122,19 +122,19 @@ Status RevivedWorker::get(Device** device) {
   return {};
 }
 
-bool RevivedWorker::lost(const Status& status) {
+bool RestartingWorker::lost(const Status& status) {
   if (status.code() != ErrorCode::kLost) return false;
   device_ = nullptr;
   return true;
 }
 
-std::unique_ptr<Test> passes_mismatch(RevivedWorker& worker, std::span<const passes::Pass> passes,
+std::unique_ptr<Test> passes_mismatch(RestartingWorker& worker, std::span<const passes::Pass> passes,
                                       const Tolerance& tolerance) {
   return std::make_unique<Mismatch>(worker, worker, true, passes, tolerance);
 }
 
-std::unique_ptr<Test> worker_mismatch(RevivedWorker& worker, RevivedWorker& other, std::span<const passes::Pass> passes,
-                                      const Tolerance& tolerance) {
+std::unique_ptr<Test> worker_mismatch(RestartingWorker& worker, RestartingWorker& other,
+                                      std::span<const passes::Pass> passes, const Tolerance& tolerance) {
   return std::make_unique<Mismatch>(worker, other, false, passes, tolerance);
 }
 

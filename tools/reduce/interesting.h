@@ -12,9 +12,9 @@
 namespace torch_remote::tools::reduce {
 
 // A worker that is started again after a run has ended it.
-class RevivedWorker {
+class RestartingWorker {
  public:
-  RevivedWorker(std::string name, int threads) : name_(std::move(name)), threads_(threads) {}
+  RestartingWorker(std::string name, int threads) : name_(std::move(name)), threads_(threads) {}
   // Starts the worker if there is none.
   Status get(Device** device);
   // `status`: the result of using the worker. Returns true if the worker is gone; the reduction then continues.
@@ -36,11 +36,11 @@ class Test {
 };
 
 // The graph and its optimized form give different results on one worker.
-std::unique_ptr<Test> passes_mismatch(RevivedWorker& worker, std::span<const passes::Pass> passes,
+std::unique_ptr<Test> passes_mismatch(RestartingWorker& worker, std::span<const passes::Pass> passes,
                                       const Tolerance& tolerance);
 // The optimized graph gives different results on two workers.
-std::unique_ptr<Test> worker_mismatch(RevivedWorker& worker, RevivedWorker& other, std::span<const passes::Pass> passes,
-                                      const Tolerance& tolerance);
+std::unique_ptr<Test> worker_mismatch(RestartingWorker& worker, RestartingWorker& other,
+                                      std::span<const passes::Pass> passes, const Tolerance& tolerance);
 // A shell command, with a capture of the run for {}, exits with 0.
 std::unique_ptr<Test> command(std::string command);
 

@@ -161,7 +161,7 @@ Status case_of_graph(const Input& input, const Options& options, RunCase* run) {
 
 // Finds the capture's run with the number `wanted` or, if that is 0, the first interesting one. *number is 0 if there
 // is none.
-Status case_of_capture(remote::CaptureReader& capture, RevivedWorker& worker, Test& test, uint64_t wanted,
+Status case_of_capture(remote::CaptureReader& capture, RestartingWorker& worker, Test& test, uint64_t wanted,
                        RunCase* found, uint64_t* number) {
   Device* device = nullptr;
   if (Status status = worker.get(&device); !status) return status;
@@ -200,7 +200,7 @@ int run(int argc, char** argv) {
   if (!read_options(argc, argv, &options, &exit)) return exit;
   Input input;
   if (const Status status = read_input(options.input, &input); !status) return fail(kName, status);
-  RevivedWorker worker(options.worker, options.threads), other(options.other, options.threads);
+  RestartingWorker worker(options.worker, options.threads), other(options.other, options.threads);
   const std::unique_ptr<Test> test = !options.command.empty() ? command(options.command)
                                      : options.other.empty()
                                          ? passes_mismatch(worker, tool_passes, options.tolerance)

@@ -21,7 +21,7 @@ struct Progress {
 class Reducer {
  public:
   // `reference` computes the results of dropped nodes.
-  Reducer(RevivedWorker& reference, Test& test, std::function<void(const Progress&)> progress)
+  Reducer(RestartingWorker& reference, Test& test, std::function<void(const Progress&)> progress)
       : reference_(reference), test_(test), progress_(std::move(progress)) {}
 
   // Returns kInvalid if the run is not interesting at the beginning.
@@ -39,7 +39,7 @@ class Reducer {
   Status drop_operands();
   Status shrink_sizes();
 
-  RevivedWorker& reference_;
+  RestartingWorker& reference_;
   Test& test_;
   const std::function<void(const Progress&)> progress_;
   RunCase run_;

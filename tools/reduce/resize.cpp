@@ -40,13 +40,13 @@ int64_t extent(std::span<const int64_t> sizes, std::span<const int64_t> strides)
   return last + 1;
 }
 
-struct Placed {
+struct Layout {
   std::vector<int64_t> sizes, strides;
   int64_t offset = 0;
 };
 
-Placed placed(const ir::View& view, std::span<const int64_t> values) {
-  Placed result;
+Layout layout_of(const ir::View& view, std::span<const int64_t> values) {
+  Layout result;
   for (const ir::Sym symbol : view.sizes) result.sizes.push_back(values[symbol]);
   for (const ir::Sym symbol : view.strides) result.strides.push_back(values[symbol]);
   result.offset = values[view.offset];
@@ -100,7 +100,7 @@ class Resizer {
     std::vector<int64_t> strides;
     for (const ir::View& view : run_.graph.views) {
       if (view.dynamic) continue;
-      const Placed old = placed(view, before_);
+      const Layout old = layout_of(view, before_);
       const ir::View*& known = whole_[view.buffer];
       if (old.offset != 0 || !dense_strides(old.sizes, old.strides, old.sizes, &strides)) continue;
       if (!known || view_bytes(view, before_) > view_bytes(*known, before_)) known = &view;
@@ -108,13 +108,13 @@ class Resizer {
   }
 
   bool set_strides(const ir::View& view) {
-    const Placed old = placed(view, before_);
-    Placed made;
+    const Layout old = layout_of(view, before_);
+    Layout made;
     made.sizes = sizes_after(view);
     const ir::View* whole = whole_[view.buffer];
     // the view is the whole view itself
     if (whole && view_bytes(view, before_) == view_bytes(*whole, before_)) whole = nullptr;
-    if (whole && sizes_after(*whole) != placed(*whole, before_).sizes) {
+    if (whole && sizes_after(*whole) != layout_of(*whole, before_).sizes) {
       if (whole->dtype != view.dtype || !place_in(*whole, old, &made)) return false;
     } else if (made.sizes == old.sizes) {
       return true;
@@ -135,8 +135,8 @@ class Resizer {
 
   // Computes the strides and offset of a part of a dense view whose sizes change. Each stride is a step along one dim
   // of that view. The offset is a position in it, which is moved if too few elements follow it.
-  bool place_in(const ir::View& whole, const Placed& old, Placed* made) const {
-    const Placed from = placed(whole, before_);
+  bool place_in(const ir::View& whole, const Layout& old, Layout* made) const {
+    const Layout from = layout_of(whole, before_);
     const std::vector<int64_t> sizes = sizes_after(whole);
     std::vector<int64_t> strides;
     if (!dense_strides(from.sizes, from.strides, sizes, &strides)) return false;
@@ -176,7 +176,7 @@ class Resizer {
   }
 
   // Makes the view dense, with dims in the old order.
-  static void pack(const Placed& old, Placed* made) {
+  static void pack(const Layout& old, Layout* made) {
     std::vector<size_t> dims(old.sizes.size());
     std::iota(dims.begin(), dims.end(), 0);
     std::ranges::sort(dims, {}, [&](size_t d) { return std::pair(old.strides[d], -static_cast<int64_t>(d)); });
@@ -198,7 +198,7 @@ class Resizer {
       const ir::View* largest = nullptr;
       for (const ir::View& view : graph.views) {
         if (view.buffer != b || view.dynamic) continue;
-        const Placed now = placed(view, after_);
+        const Layout now = layout_of(view, after_);
         const uint64_t reached =
             static_cast<uint64_t>(now.offset + extent(now.sizes, now.strides)) * ir::item_size(view.dtype);
         bytes = std::max(bytes, reached);
@@ -216,7 +216,7 @@ class Resizer {
 
   // Copies the view's remaining elements to their new positions.
   Bytes moved(const ir::View& view, const Bytes& old, uint64_t nbytes) {
-    const Placed from = placed(view, before_), to = placed(view, after_);
+    const Layout from = layout_of(view, before_), to = layout_of(view, after_);
     if (from.sizes == to.sizes) return old;
     const int64_t item = ir::item_size(view.dtype);
     Bytes result(nbytes);

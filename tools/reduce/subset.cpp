@@ -159,11 +159,11 @@ std::vector<bool> needed_nodes(const ir::Graph& graph) {
 
 RunCase compacted(const RunCase& run) {
   RunCase result;
-  Kept kept;
-  result.graph = compact(run.graph, &kept);
+  Remaining remaining;
+  result.graph = compact(run.graph, &remaining);
   for (ir::Buffer& buffer : result.graph.buffers) buffer.ssa = false;
-  for (const uint32_t param : kept.params) result.params.push_back(run.params[param]);
-  for (const uint32_t input : kept.inputs) result.inputs.push_back(run.inputs[input]);
+  for (const uint32_t param : remaining.params) result.params.push_back(run.params[param]);
+  for (const uint32_t input : remaining.inputs) result.inputs.push_back(run.inputs[input]);
   return result;
 }
 

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tools/replay/modes.h"
-#include "tools/runs/localise.h"
+#include "tools/runs/culprit.h"
 #include "tools/runs/replayer.h"
 
 namespace torch_remote::tools::replay {

@@ -14,7 +14,7 @@ namespace torch_remote::tools {
 // One run of one graph, with all of its data.
 struct RunCase {
   ir::Graph graph;                     // before the passes
-  std::optional<ir::Graph> optimised;  // the graph that a worker received, if known
+  std::optional<ir::Graph> optimized;  // the graph that a worker received, if known
   std::vector<int64_t> params;
   std::vector<Bytes> inputs;  // bytes of the input buffers, in the order of their indices
 };

@@ -44,9 +44,9 @@ class Compactor {
     out_.nodes.assign(nodes.begin(), nodes.end());
   }
 
-  ir::Graph run(Kept* kept) {
+  ir::Graph run(Remaining* remaining) {
     mark();
-    number(kept);
+    number(remaining);
     for (ir::Node& node : out_.nodes) rewrite(node);
     sources();
     return std::move(out_);
@@ -89,14 +89,14 @@ class Compactor {
     }
   }
 
-  void number(Kept* kept) {
-    *kept = {};
+  void number(Remaining* remaining) {
+    *remaining = {};
     uint32_t next = 0;
     for (uint32_t s = 0; s < symbols_.size(); ++s) {
       if (symbols_[s] == kUnused) continue;
       symbols_[s] = next++;
       if (s < in_.params) {
-        kept->params.push_back(s);
+        remaining->params.push_back(s);
         continue;
       }
       ir::Expr expr = in_.exprs[s - in_.params];
@@ -106,19 +106,19 @@ class Compactor {
       }
       out_.exprs.push_back(expr);
     }
-    out_.params = static_cast<uint32_t>(kept->params.size());
+    out_.params = static_cast<uint32_t>(remaining->params.size());
     uint32_t input = 0;
     for (size_t b = 0; b < buffers_.size(); ++b) {
       const bool is_input = in_.buffers[b].kind == ir::BufferKind::kInput;
       if (buffers_[b] != kUnused) {
-        kept->buffers.push_back(static_cast<uint32_t>(b));
+        remaining->buffers.push_back(static_cast<uint32_t>(b));
         buffers_[b] = static_cast<uint32_t>(out_.buffers.size());
         out_.buffers.push_back(in_.buffers[b]);
         out_.buffers.back().in_group = false;
         if (out_.buffers.back().nbytes != ir::kNoSym) {
           out_.buffers.back().nbytes = symbols_[out_.buffers.back().nbytes];
         }
-        if (is_input) kept->inputs.push_back(input);
+        if (is_input) remaining->inputs.push_back(input);
       }
       input += is_input;
     }
@@ -166,10 +166,10 @@ class Compactor {
 
 }  // namespace
 
-ir::Graph compact(const ir::Graph& graph, Kept* kept) { return compact(graph, graph.nodes, kept); }
+ir::Graph compact(const ir::Graph& graph, Remaining* remaining) { return compact(graph, graph.nodes, remaining); }
 
-ir::Graph compact(const ir::Graph& graph, std::span<const ir::Node> nodes, Kept* kept) {
-  return Compactor(graph, nodes).run(kept);
+ir::Graph compact(const ir::Graph& graph, std::span<const ir::Node> nodes, Remaining* remaining) {
+  return Compactor(graph, nodes).run(remaining);
 }
 
 }  // namespace torch_remote::tools

@@ -71,7 +71,7 @@ Status Device::open(const std::string& name, int threads, std::unique_ptr<Device
 
 Status Device::load(std::shared_ptr<const ir::Graph> graph, LoadedGraph* loaded) {
   loaded->graph = graph;
-  loaded->made = surviving_buffers(*graph).size();
+  loaded->survivor_count = surviving_buffers(*graph).size();
   loaded->wants_results = has_results(*graph);
   uint32_t records = 0;
   for (const ir::Node& node : graph->nodes) records = std::max(records, node.source + 1);
@@ -87,14 +87,14 @@ Status Device::run(const LoadedGraph& loaded, std::span<const int64_t> params, s
   if (Status status = client_->throttle(kPatient); !status) return status;
   remote::FlushInfo info;
   uint64_t ticket;
-  Status sent = client_->run(loaded.program, {params, inputs, loaded.made, math_}, base, &info,
+  Status sent = client_->run(loaded.program, {params, inputs, loaded.survivor_count, math_}, base, &info,
                              loaded.wants_results ? &ticket : nullptr);
   if (!sent || !loaded.wants_results) return sent;
   remote::OpError reported;
   return sort(client_->wait_results(ticket, words, kPatient, &reported), reported, error);
 }
 
-Status Device::settle(WorkerError* error) {
+Status Device::synchronize(WorkerError* error) {
   error->reset();
   remote::OpError reported;
   return sort(client_->synchronize(kPatient, &reported), reported, error);

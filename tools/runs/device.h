@@ -23,8 +23,8 @@ using Bytes = std::vector<std::byte>;
 struct LoadedGraph {
   std::shared_ptr<const ir::Graph> graph;
   remote::ProgramPtr program;
-  uint64_t made = 0;           // number of fresh buffers that survive
-  bool wants_results = false;  // the last node has dynamic or host results
+  uint64_t survivor_count = 0;  // number of fresh buffers that survive
+  bool wants_results = false;   // the last node has dynamic or host results
 };
 
 // An error that the worker reported; the session continues.
@@ -47,7 +47,7 @@ class Device {
   // Sets the math modes of later runs.
   void set_math(ir::MathModes math) { math_ = math; }
   // Waits until all work is done; *error is the first error that was not reported yet.
-  Status settle(WorkerError* error);
+  Status synchronize(WorkerError* error);
 
   Status upload(std::span<const std::byte> bytes, uint64_t* id);
   // Reads a strided view, as contiguous row-major bytes.

@@ -149,7 +149,7 @@ Status execute(Device& device, const LoadedGraph& loaded, std::span<const int64_
   Status status = private_inputs(device, *loaded.graph, inputs, &ids, &temporary, &error);
   uint64_t base = 0;
   if (status.ok() && !error) status = device.run(loaded, params, ids, &base, &outcome->words, &error);
-  if (status.ok() && !error) status = device.settle(&error);
+  if (status.ok() && !error) status = device.synchronize(&error);
   if (status.ok() && !error) {
     std::vector<OutputView> all(views.begin(), views.end());
     for (OutputView& view : dynamic_results(*loaded.graph, outcome->words)) all.push_back(std::move(view));
@@ -162,7 +162,7 @@ Status execute(Device& device, const LoadedGraph& loaded, std::span<const int64_
   }
   if (error) *outcome = {to_string(*error, *loaded.graph), {}, {}};
   for (const uint64_t id : temporary) device.free(id);
-  for (uint64_t k = 0; base != 0 && k < loaded.made; ++k) device.free(base + k);
+  for (uint64_t k = 0; base != 0 && k < loaded.survivor_count; ++k) device.free(base + k);
   return status;
 }
 

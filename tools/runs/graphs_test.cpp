@@ -6,7 +6,7 @@
 #include "passes/pass.h"
 #include "passes/testing/random_program.h"
 #include "tools/runs/compact.h"
-#include "tools/runs/localise.h"
+#include "tools/runs/culprit.h"
 #include "tools/runs/snapshots.h"
 
 namespace torch_remote::tools {
@@ -60,8 +60,8 @@ TEST(Snapshots, GraphsBeforeAndAfterThePassesStayValid) {
   for (uint64_t seed = 0; seed < 100; ++seed) {
     SCOPED_TRACE(seed);
     RandomGraph random = random_graph(seed);
-    for (const bool optimised : {false, true}) {
-      if (optimised) {
+    for (const bool optimized : {false, true}) {
+      if (optimized) {
         ASSERT_TRUE(passes::run_pipeline(random.graph).ok());
       }
       std::vector<uint32_t> all(random.graph.nodes.size());
@@ -85,12 +85,12 @@ TEST(Compact, LeavesOutWhatNoNodeUses) {
   aten::relu_(%0!) loc("net.py:3 in f")
 })");
   graph.nodes.pop_back();
-  Kept kept;
-  const ir::Graph small = compact(graph, &kept);
+  Remaining remaining;
+  const ir::Graph small = compact(graph, &remaining);
   ASSERT_TRUE(ir::verify(small).ok()) << ir::verify(small).message();
-  EXPECT_EQ(kept.params, (std::vector<uint32_t>{2, 3}));
-  EXPECT_EQ(kept.inputs, (std::vector<uint32_t>{1}));
-  EXPECT_EQ(kept.buffers, (std::vector<uint32_t>{1, 2}));
+  EXPECT_EQ(remaining.params, (std::vector<uint32_t>{2, 3}));
+  EXPECT_EQ(remaining.inputs, (std::vector<uint32_t>{1}));
+  EXPECT_EQ(remaining.buffers, (std::vector<uint32_t>{1, 2}));
   EXPECT_EQ(small, parsed(R"(graph(s0, s1) {
   s2 = 1
   s3 = 0
@@ -105,11 +105,11 @@ TEST(Compact, AllOfAGraphMeansTheSame) {
   for (uint64_t seed = 0; seed < 100; ++seed) {
     SCOPED_TRACE(seed);
     const RandomGraph random = random_graph(seed);
-    Kept kept;
-    const ir::Graph small = compact(random.graph, &kept);
+    Remaining remaining;
+    const ir::Graph small = compact(random.graph, &remaining);
     ASSERT_TRUE(ir::verify(small).ok()) << ir::verify(small).message();
     std::vector<int64_t> params, before, after;
-    for (const uint32_t param : kept.params) params.push_back(random.params[param]);
+    for (const uint32_t param : remaining.params) params.push_back(random.params[param]);
     ASSERT_TRUE(ir::evaluate(random.graph, random.params.data(), &before).ok());
     ASSERT_TRUE(ir::evaluate(small, params.data(), &after).ok());
     ASSERT_EQ(small.nodes.size(), random.graph.nodes.size());

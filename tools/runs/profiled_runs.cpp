@@ -15,8 +15,8 @@ Status once(Device& device, const LoadedGraph& loaded, std::span<const int64_t> 
   remote::Words words;
   WorkerError later;
   if (Status status = device.run(loaded, params, inputs, &base, &words, error); !status) return status;
-  if (Status status = device.settle(&later); !status) return status;
-  for (uint64_t k = 0; k < loaded.made; ++k) device.free(base + k);
+  if (Status status = device.synchronize(&later); !status) return status;
+  for (uint64_t k = 0; k < loaded.survivor_count; ++k) device.free(base + k);
   if (!*error) *error = std::move(later);
   return {};
 }

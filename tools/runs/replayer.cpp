@@ -12,10 +12,10 @@ void Replayer::expect(const std::optional<CapturedError>& error) {
   if (error) expected_.insert(error->status.message());
 }
 
-void Replayer::note(const WorkerError& error) {
+void Replayer::record_error(const WorkerError& error) {
   if (!error) return;
   failed_ = true;
-  if (noted_.insert(error->status.message()).second) errors_.push_back(error->status.message());
+  if (recorded_.insert(error->status.message()).second) errors_.push_back(error->status.message());
 }
 
 Status Replayer::perform(const CaptureEvent& event, Bytes* answer) {
@@ -34,8 +34,8 @@ Status Replayer::perform(const CaptureEvent& event, Bytes* answer) {
   } else if (const auto* synchronize = std::get_if<SynchronizeEvent>(&event.what)) {
     expect(synchronize->error);
     WorkerError error;
-    if (Status status = device_.settle(&error); !status) return status;
-    note(error);
+    if (Status status = device_.synchronize(&error); !status) return status;
+    record_error(error);
   } else {
     expect(std::get<ErrorEvent>(event.what).error);
   }
@@ -44,8 +44,8 @@ Status Replayer::perform(const CaptureEvent& event, Bytes* answer) {
 
 Status Replayer::finish() {
   WorkerError error;
-  if (Status status = device_.settle(&error); !status) return status;
-  note(error);
+  if (Status status = device_.synchronize(&error); !status) return status;
+  record_error(error);
   new_errors_.clear();
   for (const std::string& message : errors_) {
     if (!expected_.contains(message)) new_errors_.push_back(message);
@@ -101,7 +101,7 @@ Status Replayer::run(const RunEvent& event) {
   const LoadedGraph& loaded = programs_[program.number];
   device_.set_math(event.math);
   if (Status status = device_.run(loaded, event.params, inputs.ids, &base, &words, &error); !status) return status;
-  note(error);
+  record_error(error);
   ++counts_.runs;
   counts_.ops += program.graph.nodes.size();
   for (size_t i = 0; i < program.inputs.size(); ++i) {
@@ -136,7 +136,7 @@ Status Replayer::read(const ReadEvent& event, Bytes* answer) {
       !status) {
     return status;
   }
-  note(error);
+  record_error(error);
   ++counts_.reads;
   counts_.bytes_read += bytes.size();
   if (answer) *answer = std::move(bytes);

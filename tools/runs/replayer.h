@@ -53,13 +53,13 @@ class Replayer {
   Status read(const remote::ReadEvent& event, Bytes* answer);
   void free(uint64_t captured);
   void expect(const std::optional<remote::CapturedError>& error);
-  void note(const WorkerError& error);
+  void record_error(const WorkerError& error);
 
   Device& device_;
   std::map<uint64_t, Buffer> buffers_;        // by the capture's ids
   std::map<uint32_t, LoadedGraph> programs_;  // by number
   std::set<std::string> expected_;            // messages of captured errors
-  std::set<std::string> noted_;
+  std::set<std::string> recorded_;
   std::vector<std::string> errors_;
   std::vector<std::string> new_errors_;
   ReplayCounts counts_;

@@ -122,7 +122,7 @@ std::vector<uint32_t> read_views(const ir::Graph& graph, const ir::Node& node) {
   return views;
 }
 
-ir::Graph with_operands(const ir::Graph& graph, uint32_t node, std::vector<Snapshot>* snapshots) {
+ir::Graph with_operand_snapshots(const ir::Graph& graph, uint32_t node, std::vector<Snapshot>* snapshots) {
   ir::Graph result = graph;
   result.drop_plan();
   result.drop_groups();

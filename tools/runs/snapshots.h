@@ -25,7 +25,7 @@ ir::Graph with_snapshots(const ir::Graph& graph, std::span<const uint32_t> nodes
 // The views that a node reads, in the order of for_each_view, without dynamic ones.
 std::vector<uint32_t> read_views(const ir::Graph& graph, const ir::Node& node);
 // The graph with copies of the views that this node reads, taken just before it runs.
-ir::Graph with_operands(const ir::Graph& graph, uint32_t node, std::vector<Snapshot>* snapshots);
+ir::Graph with_operand_snapshots(const ir::Graph& graph, uint32_t node, std::vector<Snapshot>* snapshots);
 
 // Bytes of a view's elements; `values`: the result of ir::evaluate.
 uint64_t view_bytes(const ir::View& view, std::span<const int64_t> values);

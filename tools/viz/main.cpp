@@ -57,12 +57,12 @@ Status load_values(const Input& input, const Options& options, const ir::Graph& 
   reader->rewind();
   size_t runs = 0;
   for (std::optional<remote::CaptureEvent> event;;) {
-    if (Status status = reader->next(&event); !status.ok()) return blame(input, status);
+    if (Status status = reader->next(&event); !status.ok()) return with_input_name(input, status);
     if (!event.has_value()) break;
     const auto* run = std::get_if<remote::RunEvent>(&event->what);
     if (run == nullptr || run->program->number != program->number || ++runs != options.run) continue;
     const Status status = ir::evaluate(graph, run->params.data(), values);
-    return status.ok() ? status : blame(input, status);
+    return status.ok() ? status : with_input_name(input, status);
   }
   if (runs == 0 && options.run == 1) return {};
   return Status::invalid(input.name + ": program " + std::to_string(program->number) + " has " + std::to_string(runs) +

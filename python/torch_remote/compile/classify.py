@@ -14,34 +14,34 @@ from torch_remote import _C
 from torch_remote.device import _device
 from torch_remote.profiling.explanation import GraphNode
 
-__all__ = ["Class", "Classes", "Where", "classify", "on_device", "table"]
+__all__ = ["Classes", "NodeClass", "NodePlacement", "classify", "on_device", "table"]
 
 
-class Where(Enum):
+class NodePlacement(Enum):
     INPUT = "input"  # an argument of the call
     CONSTANT = "constant"  # an attribute of the module
-    PROGRAM = "program"  # a program of the device `Class.device` holds it
+    PROGRAM = "program"  # a program of the device `NodeClass.device` holds it
     HOST = "host"  # like PROGRAM, but a 0-dim tensor of the CPU; the call also computes it where this process needs it
     NUMBER = "number"  # derived from sizes; computed like HOST
     OUTSIDE = "outside"  # the call computes it as eager code would, between programs
 
 
 @dataclass(frozen=True)
-class Class:
-    where: Where
+class NodeClass:
+    where: NodePlacement
     device: int = 0  # the index of the `remote` device of its tensors or, if it has none, of the current program
     why: str = ""  # OUTSIDE: the reason why no program holds it
     # PROGRAM, HOST: inputs that the program needs for this node but not for earlier ones
-    takes: tuple[fx.Node, ...] = ()
+    program_inputs: tuple[fx.Node, ...] = ()
     writes: tuple[fx.Node, ...] = ()  # OUTSIDE: the nodes whose tensors it modifies
-    near: bool = False  # it returns or takes tensors of the device
+    on_device: bool = False  # it returns or takes tensors of the device
 
 
 @dataclass
 class Classes:
     """The classes of a graph's nodes in order, without the output node."""
 
-    of: dict[fx.Node, Class] = field(default_factory=dict)
+    of: dict[fx.Node, NodeClass] = field(default_factory=dict)
     constants: dict[fx.Node, Any] = field(default_factory=dict)  # values of attributes
     # by device: a lowering of all nodes that it may hold
     lowerings: dict[int, _C.Lowering] = field(default_factory=dict)
@@ -88,7 +88,7 @@ def offer(lowering: _C.Lowering, node: fx.Node, classes: Classes) -> None:
     if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() == 0:
         lowering.constant(node, value)
     else:
-        lowering.offer(node, tells_size=classes.of[node].where not in (Where.NUMBER, Where.HOST))
+        lowering.offer(node, tells_size=classes.of[node].where not in (NodePlacement.NUMBER, NodePlacement.HOST))
 
 
 def classify(module: fx.GraphModule, *, guarded: bool, refused: dict[fx.Node, str] | None = None) -> Classes:
@@ -112,7 +112,7 @@ def classify(module: fx.GraphModule, *, guarded: bool, refused: dict[fx.Node, st
                 offer(lowering, node, classes)
         return classes.lowerings[index]
 
-    def add(node: fx.Node, its: Class, inside: _C.Lowering | None = None) -> None:
+    def add(node: fx.Node, its: NodeClass, inside: _C.Lowering | None = None) -> None:
         classes.of[node] = its
         for lowering in classes.lowerings.values():
             if lowering is not inside:
@@ -124,24 +124,24 @@ def classify(module: fx.GraphModule, *, guarded: bool, refused: dict[fx.Node, st
         inputs = node.all_input_nodes
         if several:
             device = next((index for n in (node, *inputs) for index in devices(n)), device)
-        near = on_device(node) or any(map(on_device, inputs))
+        touches_device = on_device(node) or any(map(on_device, inputs))
         if node.op == "output":
             break
         if node.op == "placeholder":
-            add(node, Class(Where.INPUT, device))
+            add(node, NodeClass(NodePlacement.INPUT, device))
         elif node.op == "get_attr":
             classes.constants[node] = operator.attrgetter(str(node.target))(module)
-            add(node, Class(Where.CONSTANT, device))
+            add(node, NodeClass(NodePlacement.CONSTANT, device))
         elif is_number(node):
-            add(node, Class(Where.NUMBER, device, near=near))
+            add(node, NodeClass(NodePlacement.NUMBER, device, on_device=touches_device))
         elif node.op == "call_function" and node not in (refused or ()) and (lowering := lowering_on(device)).add(node):
-            where = Where.HOST if lowering.is_host(node) else Where.PROGRAM
-            takes = tuple(lowering.inputs[taken.get(device, 0) :])
+            where = NodePlacement.HOST if lowering.is_host(node) else NodePlacement.PROGRAM
+            program_inputs = tuple(lowering.inputs[taken.get(device, 0) :])
             taken[device] = len(lowering.inputs)
-            add(node, Class(where, device, takes=takes, near=near), lowering)
+            add(node, NodeClass(where, device, program_inputs=program_inputs, on_device=touches_device), lowering)
         else:
             why = (refused or {}).get(node) or (lowering.why_not if node.op == "call_function" else node.op)
-            add(node, Class(Where.OUTSIDE, device, why, writes=written_by(node), near=near))
+            add(node, NodeClass(NodePlacement.OUTSIDE, device, why, writes=written_by(node), on_device=touches_device))
     return classes
 
 
@@ -151,7 +151,7 @@ def table(classes: Classes) -> list[GraphNode]:
         GraphNode(
             node.name,
             str(node.target) if node.op == "call_function" else node.op,
-            f"program {its.device}" if its.where is Where.PROGRAM else its.where.value,
+            f"program {its.device}" if its.where is NodePlacement.PROGRAM else its.where.value,
             its.why,
         )
         for node, its in classes.of.items()

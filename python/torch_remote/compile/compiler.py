@@ -22,11 +22,11 @@ from torch._dynamo.device_interface import DeviceInterface, register_interface_f
 
 from torch_remote import _C
 from torch_remote.compile import random_states
-from torch_remote.compile.classify import Where, classify, on_device, table
-from torch_remote.compile.plan import Refused, make_plan
+from torch_remote.compile.classify import NodePlacement, classify, on_device, table
+from torch_remote.compile.plan import UnsupportedNode, make_plan
 from torch_remote.compile.rewrites import move_constants, move_items, remove_checks, remove_tokens
 from torch_remote.compile.segment import segment
-from torch_remote.compile.whole_ops import whole_ops
+from torch_remote.compile.undecomposed_ops import undecomposed_ops
 from torch_remote.device import _device, amp, memory, streams
 from torch_remote.profiling.explanation import note_graph
 
@@ -153,12 +153,12 @@ def compile_graph(
         try:
             made, parts = make_plan(classes, steps, results, guarded=guarded, finish_program=finish_program)
             break
-        except Refused as refusal:  # the segment's program refused the node; a program with all nodes would not
+        except UnsupportedNode as refusal:  # the segment's program refused the node; a program with all nodes would not
             if refusal.node in cuts:
                 refused[refusal.node] = refusal.why
             cuts.add(refusal.node)
     for node, its in classes.of.items():
-        if its.where is Where.OUTSIDE:
+        if its.where is NodePlacement.OUTSIDE:
             log.debug("%s runs outside of a program: %s", node.format_node(), its.why)
     note_graph(lambda: table(classes))
     made._boxed_call = True  # AOTAutograd then passes the arguments in a list
@@ -202,7 +202,7 @@ def backend(
     chosen = _check_options(mode, options)
     if chosen.pop("verify", False):
         graph.graph.lint()
-    with whole_ops():
+    with undecomposed_ops():
         return _with_aot(ProgramOptions(**chosen))(graph, example_inputs)
 
 

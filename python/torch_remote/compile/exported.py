@@ -18,7 +18,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.export.passes import move_to_device_pass
 
 from torch_remote.compile.compiler import compile_graph
-from torch_remote.compile.whole_ops import keep_whole
+from torch_remote.compile.undecomposed_ops import keep_undecomposed
 from torch_remote.device import _device
 
 _STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -132,5 +132,5 @@ def load_exported(
     # with an index, as tensors on the device have one
     exported = move_to_device_pass(exported, f"remote:{_device._index(device)}")
     compositions: dict[Any, Callable[..., Any]] = {op: _get_decomp_for_cia(op) for op in _collect_all_valid_cia_ops()}
-    keep_whole(compositions)
+    keep_undecomposed(compositions)
     return ExportedModule(exported.run_decompositions(compositions))

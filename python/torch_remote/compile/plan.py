@@ -14,18 +14,18 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_remote import _C
 from torch_remote.compile import random_states
-from torch_remote.compile.classify import Classes, Where, offer
+from torch_remote.compile.classify import Classes, NodePlacement, offer
 from torch_remote.compile.segment import Call, Segment
 
-__all__ = ["Refused", "make_plan"]
+__all__ = ["UnsupportedNode", "make_plan"]
 
 # Replacements for torch functions that run outside of programs.
-_OURS = {run_and_save_rng_state: random_states.run_and_save, run_with_rng_state: random_states.run_with}
+_REPLACEMENTS = {run_and_save_rng_state: random_states.run_and_save, run_with_rng_state: random_states.run_with}
 
 FinishProgram = Callable[..., _C.CompiledGraph]
 
 
-class Refused(Exception):
+class UnsupportedNode(Exception):
     """The program of a segment does not support one of the segment's nodes."""
 
     def __init__(self, node: fx.Node, why: str) -> None:
@@ -52,13 +52,13 @@ class _Planner:
         self.fixed = fixed
         self.steps: list[_Step] = []
         # The values that a call has before the next step.
-        self.has = {node for node, its in classes.of.items() if its.where is Where.INPUT}
+        self.has = {node for node, its in classes.of.items() if its.where is NodePlacement.INPUT}
 
     def can_have(self, node: fx.Node) -> bool:
         """Whether the node's value can be available for the next step."""
-        if node in self.has or self.classes.of[node].where is Where.CONSTANT:
+        if node in self.has or self.classes.of[node].where is NodePlacement.CONSTANT:
             return True
-        lazy = self.classes.of[node].where in (Where.NUMBER, Where.HOST)
+        lazy = self.classes.of[node].where in (NodePlacement.NUMBER, NodePlacement.HOST)
         return lazy and all(map(self.can_have, node.all_input_nodes))
 
     def need(self, node: fx.Node) -> None:
@@ -72,8 +72,8 @@ class _Planner:
         fx.map_arg((args, kwargs), self.need)
         if node.op == "get_attr":
             target, args = self.attribute(node), ()
-        elif target in _OURS:
-            target = _OURS[target]
+        elif target in _REPLACEMENTS:
+            target = _REPLACEMENTS[target]
         # equivalent, but implemented in Python: some 30 µs
         elif target is torch.ops.prims.convert_element_type.default:
             target, args, kwargs = torch.ops.aten._to_copy.default, args[:1], {"dtype": args[1]}
@@ -92,12 +92,12 @@ class _Planner:
         for earlier, its in self.classes.of.items():
             if earlier is node:
                 return
-            if its.where is Where.HOST:
+            if its.where is NodePlacement.HOST:
                 self.need(earlier)
 
     def run(self, segment: Segment, lowering: _C.Lowering) -> None:
         """Adds a step that runs a program."""
-        made = [node for node in segment.nodes if self.classes.of[node].where is Where.PROGRAM]
+        made = [node for node in segment.nodes if self.classes.of[node].where is NodePlacement.PROGRAM]
         if len(lowering) == 0:  # only views, and uninitialized memory
             for node in made:
                 self.need(node)
@@ -123,7 +123,10 @@ class _Planner:
                 step.results = [node for node in step.results if node in needed]
             steps.append((step, [node for node in used if node not in needed]))
             needed.update(used)
-        slots = {node: i for i, node in enumerate(n for n, its in self.classes.of.items() if its.where is Where.INPUT)}
+        slots = {
+            node: i
+            for i, node in enumerate(n for n, its in self.classes.of.items() if its.where is NodePlacement.INPUT)
+        }
 
         def slot_of(node: fx.Node) -> Any:
             return _C.Slot(slots[node])
@@ -173,7 +176,7 @@ def _lower(part: Segment, planner: _Planner, guarded: bool) -> _C.Lowering:
             offer(lowering, node, planner.classes)
     for node in part.nodes:
         if not lowering.add(node):
-            raise Refused(node, lowering.why_not)
+            raise UnsupportedNode(node, lowering.why_not)
     return lowering
 
 
@@ -193,11 +196,11 @@ def make_plan(
         The program or plan, and its number of programs and of ops on the device outside of programs.
 
     Raises:
-        Refused: a segment's program does not support one of its nodes.
+        UnsupportedNode: a segment's program does not support one of its nodes.
     """
     inside: dict[int, set[fx.Node]] = {device: set() for device in classes.lowerings}
     for node, its in classes.of.items():
-        if its.where in (Where.PROGRAM, Where.HOST):
+        if its.where in (NodePlacement.PROGRAM, NodePlacement.HOST):
             inside[its.device].add(node)
     fixed = _fixed(classes)
     planner = _Planner(classes, fixed)
@@ -212,7 +215,7 @@ def make_plan(
     segments = [step for step in steps if isinstance(step, Segment)]
     if isinstance(results, list | tuple) and len(segments) == len(steps) <= 1:
         lowering = classes.lowerings[segments[0].device] if segments else next(iter(classes.lowerings.values()))
-        arguments = [node for node, its in classes.of.items() if its.where is Where.INPUT]
+        arguments = [node for node, its in classes.of.items() if its.where is NodePlacement.INPUT]
         places = {**{node: i for i, node in enumerate(arguments)}, **fixed}
         if all(lowering.returns(node) for node in results if isinstance(node, fx.Node)) and all(
             node in places for node in lowering.inputs
@@ -228,5 +231,5 @@ def make_plan(
             if its.writes:
                 planner.before_writing(step.node)
             planner.call(step.node, step.must)
-            parts += its.near
+            parts += its.on_device
     return planner.finish(results, finish_program), parts

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.fx as fx
 
-from torch_remote.compile.classify import Class, Where
+from torch_remote.compile.classify import NodeClass, NodePlacement
 
 __all__ = ["Call", "Segment", "segment"]
 
@@ -30,7 +30,7 @@ class Call:
     must: bool = False
 
 
-class _Open:
+class _OpenSegment:
     """The program that is being assembled."""
 
     def __init__(self, device: int) -> None:
@@ -42,7 +42,7 @@ class _Open:
         self.written: set[fx.Node] = set()  # these tensors, and the nodes of `later`
 
 
-def segment(classes: Mapping[fx.Node, Class], cuts: Collection[fx.Node] = ()) -> list[Segment | Call]:
+def segment(classes: Mapping[fx.Node, NodeClass], cuts: Collection[fx.Node] = ()) -> list[Segment | Call]:
     """The steps of a call, in order. Numbers are in no step, and tensors of the host only in programs: a call computes
     them where they are needed.
 
@@ -54,35 +54,35 @@ def segment(classes: Mapping[fx.Node, Class], cuts: Collection[fx.Node] = ()) ->
         cuts: nodes that must not be in one program with earlier nodes.
     """
     steps: list[Segment | Call] = []
-    now = _Open(0)
+    now = _OpenSegment(0)
 
-    def close(device: int) -> _Open:
-        if any(classes[node].where is Where.PROGRAM for node in now.nodes):
+    def close(device: int) -> _OpenSegment:
+        if any(classes[node].where is NodePlacement.PROGRAM for node in now.nodes):
             steps.append(Segment(now.device, tuple(now.nodes)))
         steps.extend(Call(node, must=True) for node in now.later)
-        return _Open(device)
+        return _OpenSegment(device)
 
     for node, its in classes.items():
         inputs = node.all_input_nodes
         needs = not now.inside.isdisjoint(inputs)
         if its.device != now.device or not now.written.isdisjoint(inputs):  # a program is on one device
             now, needs = close(its.device), False
-        if its.where is Where.NUMBER:
+        if its.where is NodePlacement.NUMBER:
             if needs:
                 now.inside.add(node)
-        elif its.where in (Where.PROGRAM, Where.HOST):
-            if node in cuts or not now.inside.isdisjoint(its.takes):
+        elif its.where in (NodePlacement.PROGRAM, NodePlacement.HOST):
+            if node in cuts or not now.inside.isdisjoint(its.program_inputs):
                 now = close(its.device)
             now.nodes[node] = None
-            if its.where is Where.PROGRAM:
+            if its.where is NodePlacement.PROGRAM:
                 now.inside.add(node)
-        elif its.where is Where.OUTSIDE:
-            if its.writes and not needs and not its.near:
+        elif its.where is NodePlacement.OUTSIDE:
+            if its.writes and not needs and not its.on_device:
                 now.later[node] = None
                 now.written.update((node, *its.writes))
                 continue
             effect = bool(its.writes) or isinstance(node.target, torch._ops.HigherOrderOperator)
-            if needs or effect or its.near:
+            if needs or effect or its.on_device:
                 now = close(its.device)
             steps.append(Call(node, must=effect or node.is_impure()))
     close(0)

@@ -6,7 +6,7 @@ _GRAPHS = "a step that was seen before is one message; torch.compile(mode='reduc
 _NVIDIA = "of NVIDIA's libraries, which only workers on GPUs use"
 _SENSORS = "the worker computes on a CPU and reads no sensors"
 
-ABSENT: dict[str, str] = {
+MISSING_NAMES: dict[str, str] = {
     **{
         f"{dtype}{kind}": _TENSORS
         for dtype in (

@@ -48,8 +48,8 @@ class Group:
         self.secret = ""
         self.connected: set[int] = set()
         self.left = False
-        self.awaited: list[Callable[[], int]] = []  # receives that were requested but not waited for
-        self.together: list[Any] | None = None  # works since start_coalescing
+        self.pending_receives: list[Callable[[], int]] = []  # receives that were requested but not waited for
+        self.coalesced: list[Any] | None = None  # works since start_coalescing
         _groups.add(self)
 
     # --- where the workers are
@@ -157,15 +157,15 @@ class Group:
 
     def _work(self, results: Sequence[Tensor], on_wait: Callable[[], int] | None) -> Any:
         work = _C.make_work(list(results), on_wait)
-        if self.together is not None:
-            self.together.append(work)
+        if self.coalesced is not None:
+            self.coalesced.append(work)
         return work
 
     def start_coalescing(self) -> None:
-        self.together = []
+        self.coalesced = []
 
     def end_coalescing(self) -> Any:
-        works, self.together = self.together or [], None
+        works, self.coalesced = self.coalesced or [], None
 
         def wait() -> int:
             for work in works:
@@ -406,13 +406,13 @@ class Group:
 
         def wait() -> int:
             # Receives that were requested earlier come first.
-            while receive in self.awaited:
-                first = self.awaited.pop(0)
+            while receive in self.pending_receives:
+                first = self.pending_receives.pop(0)
                 first()
             _C.flush(tensor.device.index)
             return receive()
 
-        self.awaited.append(receive)
+        self.pending_receives.append(receive)
         return self._work(tensors, wait)
 
     def _check_peer(self, peer: int) -> None:

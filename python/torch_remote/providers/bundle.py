@@ -136,8 +136,8 @@ def _dynamic_strings(file: Path) -> bytes:
 
 def _digest(file: Path) -> str:
     """The SHA-256 of a file, cached until its size or times change."""
-    about = file.stat()
-    key = f"{file} {about.st_size} {about.st_mtime_ns} {about.st_ino}"
+    info = file.stat()
+    key = f"{file} {info.st_size} {info.st_mtime_ns} {info.st_ino}"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch-remote" / "digests.json"
     known: dict[str, str] = {}
     with contextlib.suppress(OSError, json.JSONDecodeError):

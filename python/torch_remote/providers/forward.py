@@ -20,7 +20,7 @@ _PIECE = 256 << 10
 _TO_END = 5.0  # seconds that `close` waits for threads
 
 
-class Far:
+class RemoteSocket:
     """A connected stream socket, with or without TLS."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -63,7 +63,7 @@ class Far:
             self._socket.close()
 
 
-class PodPort(Far):
+class PodPort(RemoteSocket):
     """A websocket of Kubernetes' pods/portforward, protocol v4.channel.k8s.io, with one port, after its handshake.
 
     A message begins with a channel: 0 has the port's bytes, 1 has errors. Each channel's first message is the port's
@@ -164,7 +164,7 @@ class PodPort(Far):
 class Forwarder:
     """Listens on a free port of 127.0.0.1. Thread safe."""
 
-    def __init__(self, dial: Callable[[], Far], name: str) -> None:
+    def __init__(self, dial: Callable[[], RemoteSocket], name: str) -> None:
         """`dial` connects to the far end; it raises OSError if it cannot."""
         self._dial, self._name = dial, name
         self._lock = threading.Lock()
@@ -234,7 +234,7 @@ class Forwarder:
             thread.join(_TO_END)
 
 
-def _carry(near: socket.socket, far: Far) -> None:
+def _carry(near: socket.socket, far: RemoteSocket) -> None:
     """Copies bytes until one side ends. Reads from neither side what the other one does not accept."""
     to_near = memoryview(b"")
     while True:

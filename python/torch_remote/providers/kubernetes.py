@@ -421,14 +421,14 @@ class Kubernetes(Provider):
         try:
             path = api.in_namespace("apis/batch/v1", "jobs")
             for job in api.get(path, labelSelector=f"{MANAGED}=torch-remote,{OWNER}={owner()}")["items"]:
-                about = job["metadata"]
-                notes = about.get("annotations", {})
+                metadata = job["metadata"]
+                notes = metadata.get("annotations", {})
                 yield Leftover(
-                    id=about["labels"][MACHINE],
-                    what=f"job {about['namespace']}/{about['name']}",
-                    made=about["creationTimestamp"],
+                    id=metadata["labels"][MACHINE],
+                    what=f"job {metadata['namespace']}/{metadata['name']}",
+                    made=metadata["creationTimestamp"],
                     process=int(notes.get("torch-remote/process", 0)),
-                    remove=partial(_delete, api, about["name"]),
+                    remove=partial(_delete, api, metadata["name"]),
                 )
         finally:
             api.close()
@@ -445,8 +445,8 @@ def _delete(api: _Api, job: str) -> None:
 
 
 def _index_of(pod: Mapping[str, Any]) -> int:
-    about = pod["metadata"]
-    return int(about.get("annotations", {}).get(_INDEX) or about.get("labels", {}).get(_INDEX) or 0)
+    metadata = pod["metadata"]
+    return int(metadata.get("annotations", {}).get(_INDEX) or metadata.get("labels", {}).get(_INDEX) or 0)
 
 
 def _is_ready(pod: Mapping[str, Any] | None) -> bool:

@@ -158,15 +158,15 @@ def manifest(spec: MachineSpec, nodes: Mapping[str, list[str]] | None = None) ->
 
 def secret(spec: MachineSpec, token: str, job: Mapping[str, Any]) -> dict[str, Any]:
     """The worker's token, which is deleted with the Job."""
-    about = job["metadata"]
+    metadata = job["metadata"]
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {
-            "name": about["name"],
-            "labels": about["labels"],
+            "name": metadata["name"],
+            "labels": metadata["labels"],
             "ownerReferences": [
-                {"apiVersion": "batch/v1", "kind": "Job", "name": about["name"], "uid": about["uid"]},
+                {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]},
             ],
         },
         "type": "Opaque",

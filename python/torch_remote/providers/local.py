@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torch_remote.providers import gpus
-from torch_remote.providers.processes import Carrier, Log
+from torch_remote.providers.processes import ChildProcess, Log
 from torch_remote.providers.provider import Endpoint, MachineError, MachineSpec, Provider, ProviderStatus
 
 _package = Path(__file__).parent.parent
@@ -82,7 +82,7 @@ class Local(Provider):
     can_pause = True
 
     def __init__(self) -> None:
-        self._workers: dict[int, Carrier] = {}
+        self._workers: dict[int, ChildProcess] = {}
         self._log = Log()
         self._paused = False
 
@@ -110,7 +110,7 @@ class Local(Provider):
         ]
         environment = dict(os.environ)
         environment.setdefault("TORCH_REMOTE_TORCH_LIB", str(Path(torch.__file__).parent / "lib"))
-        worker = Carrier(
+        worker = ChildProcess(
             [*arguments, *worker_arguments(self._spec, self._gpus[index] if self._gpus else None)],
             self._log,
             environment=environment,

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from torch_remote.providers import bundle
-from torch_remote.providers.forward import Far, Forwarder
+from torch_remote.providers.forward import Forwarder, RemoteSocket
 from torch_remote.providers.local import ALLOWANCES, allowances, worker_arguments
 from torch_remote.providers.provider import Endpoint, Leftover, MachineError, MachineSpec, Provider, ProviderStatus
 
@@ -206,10 +206,10 @@ class Modal(Provider):
             host, port = one.sandbox.tunnels(timeout=_TO_TUNNEL)[_PORT].tls_socket
             context = ssl.create_default_context()
 
-            def dial() -> Far:
+            def dial() -> RemoteSocket:
                 plain = socket.create_connection((host, port), _TO_CONNECT)
                 try:
-                    return Far(context.wrap_socket(plain, server_hostname=host))
+                    return RemoteSocket(context.wrap_socket(plain, server_hostname=host))
                 except BaseException:
                     plain.close()
                     raise

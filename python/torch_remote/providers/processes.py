@@ -36,7 +36,7 @@ class Log:
         self.file.close()
 
 
-class Carrier:
+class ChildProcess:
     """A child process with one end of a socket pair; it ends when it reads the end of file there.
 
     It is a process group of its own, so that Ctrl-C interrupts a wait and not the worker. The kernel wakes a paused

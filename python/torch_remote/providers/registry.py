@@ -86,7 +86,7 @@ def take_devices(machine: Machine, devices: list[int], why: str) -> None:
 # -- devices that TORCH_REMOTE_WORKER names
 
 _named: dict[int, str] = {}  # by device: its name when it was started
-_turns: dict[str, threading.Lock] = {}  # by name
+_start_locks: dict[str, threading.Lock] = {}  # by name
 
 
 def connect(device: int, name: str) -> Endpoint:
@@ -100,8 +100,8 @@ def connect(device: int, name: str) -> Endpoint:
             raise MachineError(f"remote: the machine of remote:{device} has just been stopped; start() it again")
         return machine.connect(device)
     with _lock:
-        turn = _turns.setdefault(name, threading.Lock())
-    with turn:  # several devices of one machine may connect at once
+        start_lock = _start_locks.setdefault(name, threading.Lock())
+    with start_lock:  # several devices of one machine may connect at once
         with _lock:
             machine = _owners.get(device)
         if machine is not None and _named.get(device) == name:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from torch_remote.providers import bundle, gpus
 from torch_remote.providers.local import ALLOWANCES, worker_arguments
-from torch_remote.providers.processes import Carrier, Log
+from torch_remote.providers.processes import ChildProcess, Log
 from torch_remote.providers.provider import Endpoint, MachineError, MachineSpec, Provider, ProviderStatus
 
 _log = logging.getLogger("torch_remote.machines")
@@ -45,7 +45,7 @@ class Ssh(Provider):
     }
 
     def __init__(self) -> None:
-        self._channels: dict[int, Carrier] = {}
+        self._channels: dict[int, ChildProcess] = {}
         self._logs = Log()
         self._torch_lib = ""
 
@@ -68,7 +68,7 @@ class Ssh(Provider):
         assert "'" not in script  # it is quoted for any shell
         arguments = [*self._command, "-T", *_KEEP_ALIVE, *(["-p", self._port] if self._port else [])]
         try:
-            channel = Carrier(
+            channel = ChildProcess(
                 [*arguments, "--", self._destination, f"exec sh -c '{script}'"],
                 self._logs,
                 environment=os.environ,
@@ -156,7 +156,7 @@ class _Conversation:
     """A conversation with bootstrap.sh, one line each way. Bytes after the last line belong to the worker, so none of
     them is read."""
 
-    def __init__(self, channel: Carrier, log: Log, name: str) -> None:
+    def __init__(self, channel: ChildProcess, log: Log, name: str) -> None:
         assert channel.socket is not None
         self._channel, self._log, self._name = channel, log, name
         self._socket: socket.socket = channel.socket

@@ -11,10 +11,10 @@ namespace torch_remote::codegen::emulator {
 
 // What the optimizer may assume about a runtime function.
 enum class Effect {
-  kNone,    // no side effects; the result is constant over a thread's life
-  kChecks,  // no side effects if it returns
-  kMeets,   // lets other threads run; must not be moved
-  kEnds,    // does not return
+  kNone,      // no side effects; the result is constant over a thread's life
+  kChecks,    // no side effects if it returns
+  kYields,    // lets other threads run; must not be moved
+  kNoReturn,  // does not return
 };
 
 // Emits calls of the runtime.
@@ -34,8 +34,8 @@ class Builder : public llvm::IRBuilder<> {
       function->addFnAttr(llvm::Attribute::Speculatable);
     }
     if (effect == Effect::kChecks) function->setOnlyAccessesInaccessibleMemory();
-    if (effect == Effect::kMeets) function->addFnAttr(llvm::Attribute::Convergent);
-    if (effect == Effect::kEnds) function->setDoesNotReturn();
+    if (effect == Effect::kYields) function->addFnAttr(llvm::Attribute::Convergent);
+    if (effect == Effect::kNoReturn) function->setDoesNotReturn();
     return CreateCall(function, arguments);
   }
 

@@ -48,14 +48,14 @@ bool is_zero(const Value* value) {
 
 }  // namespace
 
-void Calls::rewrite(llvm::Function& function) {
+void IntrinsicLowering::rewrite(llvm::Function& function) {
   for (llvm::Instruction& instruction : llvm::make_early_inc_range(llvm::instructions(function))) {
     if (auto* fence = llvm::dyn_cast<llvm::FenceInst>(&instruction); fence != nullptr && checked_) {
       llvm::SmallVector<StringRef> scopes;
       fence->getContext().getSyncScopeNames(scopes);
       b_.SetInsertPoint(fence->getNextNode());
       b_.runtime(kFenceFunction, b_.getVoidTy(), {b_.getInt32(scopes[fence->getSyncScopeID()] != "block")},
-                 Effect::kMeets);
+                 Effect::kYields);
     }
     auto* call = llvm::dyn_cast<llvm::CallInst>(&instruction);
     if (call == nullptr) continue;
@@ -80,16 +80,16 @@ void Calls::rewrite(llvm::Function& function) {
   }
 }
 
-Value* Calls::replace(llvm::CallInst& call, StringRef name) {
+Value* IntrinsicLowering::replace(llvm::CallInst& call, StringRef name) {
   if (name == "__nvvm_reflect") return b_.getInt32(0);  // the answer for "__CUDA_FTZ"
   if (name == "llvm.trap") {
-    return b_.runtime(kTrapFunction, b_.getVoidTy(), {b_.getInt32(sites_.of(call))}, Effect::kEnds);
+    return b_.runtime(kTrapFunction, b_.getVoidTy(), {b_.getInt32(sites_.of(call))}, Effect::kNoReturn);
   }
   if (!name.consume_front("llvm.nvvm.")) return nullptr;
   if (name.consume_front("read.ptx.sreg.")) return special_register(name);
   llvm::SmallVector<StringRef> parts(llvm::split(name, "."));
-  if (name == "exit") return b_.runtime(kExitFunction, b_.getVoidTy(), {}, Effect::kMeets);
-  if (name == "nanosleep") return b_.runtime(kYieldFunction, b_.getVoidTy(), {}, Effect::kMeets);
+  if (name == "exit") return b_.runtime(kExitFunction, b_.getVoidTy(), {}, Effect::kYields);
+  if (name == "nanosleep") return b_.runtime(kYieldFunction, b_.getVoidTy(), {}, Effect::kYields);
   if (name.starts_with("bar")) return barrier(call, name);
   if (name.starts_with("membar.") || name.starts_with("fence.")) return fence(call, name);
   if (llvm::is_contained({"shfl", "vote", "match", "redux"}, parts[0])) return warp(call, parts);
@@ -99,7 +99,7 @@ Value* Calls::replace(llvm::CallInst& call, StringRef name) {
   return math(parts, call.getType(), llvm::SmallVector<Value*>(call.args()));
 }
 
-Value* Calls::special_register(StringRef name) {
+Value* IntrinsicLowering::special_register(StringRef name) {
   llvm::Type* i32 = b_.getInt32Ty();
   static const llvm::StringMap<uint64_t> fields = {
       {"tid", offsetof(Registers, tid)},
@@ -129,10 +129,10 @@ Value* Calls::special_register(StringRef name) {
   return nullptr;
 }
 
-Value* Calls::barrier(llvm::CallInst& call, StringRef name) {
+Value* IntrinsicLowering::barrier(llvm::CallInst& call, StringRef name) {
   if (name == "bar.warp.sync") {
     Value* zero = b_.getInt32(0);
-    return meet(call, WarpOp::kSync, call.getArgOperand(0), zero, zero, zero);
+    return call_warp_operation(call, WarpOp::kSync, call.getArgOperand(0), zero, zero, zero);
   }
   std::optional<BarrierOp> op;
   Value* predicate = b_.getInt32(0);
@@ -150,40 +150,42 @@ Value* Calls::barrier(llvm::CallInst& call, StringRef name) {
   }
   if (!op) return nullptr;  // barriers other than 0, and barriers of some threads only
   return b_.runtime(kBarrierFunction, b_.getInt32Ty(),
-                    {b_.getInt32(sites_.of(call)), b_.getInt32(static_cast<uint32_t>(*op)), predicate}, Effect::kMeets);
+                    {b_.getInt32(sites_.of(call)), b_.getInt32(static_cast<uint32_t>(*op)), predicate},
+                    Effect::kYields);
 }
 
-Value* Calls::fence(bool device_wide) {
+Value* IntrinsicLowering::fence(bool device_wide) {
   Value* result = b_.CreateFence(llvm::AtomicOrdering::SequentiallyConsistent);
   if (!checked_) return result;
-  return b_.runtime(kFenceFunction, b_.getVoidTy(), {b_.getInt32(device_wide)}, Effect::kMeets);
+  return b_.runtime(kFenceFunction, b_.getVoidTy(), {b_.getInt32(device_wide)}, Effect::kYields);
 }
 
-Value* Calls::fence(llvm::CallInst& call, StringRef name) {
+Value* IntrinsicLowering::fence(llvm::CallInst& call, StringRef name) {
   (void)call;
   if (name == "membar.cta") return fence(false);
   if (name == "membar.gl" || name == "membar.sys") return fence(true);
   return nullptr;
 }
 
-Value* Calls::warp(llvm::CallInst& call, Parts parts) {
+Value* IntrinsicLowering::warp(llvm::CallInst& call, Parts parts) {
   if (parts.size() < 3) return nullptr;
   const auto found = warp_ops().find(llvm::join(parts.take_front(3), "."));
   if (found == warp_ops().end()) return nullptr;
   const auto x = [&](unsigned i) { return call.getArgOperand(i); };
   Value* zero = b_.getInt32(0);
-  if (parts[0] == "shfl") return meet(call, found->second, x(0), x(1), x(2), x(3));
-  if (parts[0] == "redux") return meet(call, found->second, x(1), x(0), zero, zero);
-  return meet(call, found->second, x(0), x(1), zero, zero);
+  if (parts[0] == "shfl") return call_warp_operation(call, found->second, x(0), x(1), x(2), x(3));
+  if (parts[0] == "redux") return call_warp_operation(call, found->second, x(1), x(0), zero, zero);
+  return call_warp_operation(call, found->second, x(0), x(1), zero, zero);
 }
 
-Value* Calls::meet(llvm::CallInst& call, WarpOp op, Value* mask, Value* value, Value* lane, Value* clamp) {
+Value* IntrinsicLowering::call_warp_operation(llvm::CallInst& call, WarpOp op, Value* mask, Value* value, Value* lane,
+                                              Value* clamp) {
   llvm::Type *i32 = b_.getInt32Ty(), *i64 = b_.getInt64Ty();
   if (value->getType()->isFloatTy()) value = b_.CreateBitCast(value, i32);
   Value* both = b_.runtime(kWarpFunction, i64,
                            {b_.getInt32(sites_.of(call)), b_.getInt32(static_cast<uint32_t>(op)), mask,
                             b_.CreateZExt(value, i64), lane, clamp},
-                           Effect::kMeets);
+                           Effect::kYields);
   llvm::Type* type = call.getType();
   if (type->isVoidTy()) return both;
   auto* pair = llvm::dyn_cast<llvm::StructType>(type);  // a value and a predicate
@@ -195,7 +197,7 @@ Value* Calls::meet(llvm::CallInst& call, WarpOp op, Value* mask, Value* value, V
 }
 
 // atomic.load.{add,inc,dec}.*, atomic.OP.gen.{i,f}.SCOPE.
-Value* Calls::atomic(llvm::CallInst& call, Parts parts) {
+Value* IntrinsicLowering::atomic(llvm::CallInst& call, Parts parts) {
   if (parts.size() < 3) return nullptr;
   using Op = llvm::AtomicRMWInst::BinOp;
   const StringRef name = parts[1] == "load" ? parts[2] : parts[1];
@@ -225,7 +227,7 @@ Value* Calls::atomic(llvm::CallInst& call, Parts parts) {
   return result;
 }
 
-Value* Calls::memory(llvm::CallInst& call, StringRef name) {
+Value* IntrinsicLowering::memory(llvm::CallInst& call, StringRef name) {
   if (name.starts_with("ptr.")) return b_.CreateAddrSpaceCast(call.getArgOperand(0), call.getType());
   const auto* alignment = llvm::cast<llvm::ConstantInt>(call.getArgOperand(1));
   auto* load = b_.CreateAlignedLoad(call.getType(), call.getArgOperand(0), llvm::Align(alignment->getZExtValue()));
@@ -235,14 +237,14 @@ Value* Calls::memory(llvm::CallInst& call, StringRef name) {
 
 // Inline PTX in hand-written kernels, for operations without an intrinsic. "op.type $0, $1, $2;" maps to the intrinsic
 // of that name.
-Value* Calls::inline_assembly(llvm::CallInst& call) {
+Value* IntrinsicLowering::inline_assembly(llvm::CallInst& call) {
   StringRef text = llvm::cast<llvm::InlineAsm>(call.getCalledOperand())->getAsmString();
   text = text.trim().rtrim(';').trim();
   if (text.empty()) return b_.getInt32(0);  // a compiler barrier for memory accesses
   if (text == "activemask.b32 $0") return b_.CreateShl(b_.getInt32(1), b_.lane());
-  if (text == "exit") return b_.runtime(kExitFunction, b_.getVoidTy(), {}, Effect::kMeets);
+  if (text == "exit") return b_.runtime(kExitFunction, b_.getVoidTy(), {}, Effect::kYields);
   if (text == "trap") {
-    return b_.runtime(kTrapFunction, b_.getVoidTy(), {b_.getInt32(sites_.of(call))}, Effect::kEnds);
+    return b_.runtime(kTrapFunction, b_.getVoidTy(), {b_.getInt32(sites_.of(call))}, Effect::kNoReturn);
   }
   if (llvm::is_contained({"fence.acq_rel.gpu", "fence.sc.gpu", "fence.acq_rel.sys", "fence.sc.sys"}, text)) {
     return fence(true);

@@ -10,9 +10,9 @@
 namespace torch_remote::codegen::emulator {
 
 // Replaces NVVM intrinsics and inline PTX by calls of the runtime and by LLVM's target-independent operations.
-class Calls {
+class IntrinsicLowering {
  public:
-  Calls(llvm::Module& module, Sites& sites, bool checked) : b_(module), sites_(sites), checked_(checked) {}
+  IntrinsicLowering(llvm::Module& module, Sites& sites, bool checked) : b_(module), sites_(sites), checked_(checked) {}
 
   void rewrite(llvm::Function& function);
   // Names of intrinsics that are not supported.
@@ -28,8 +28,8 @@ class Calls {
   llvm::Value* fence(llvm::CallInst& call, llvm::StringRef name);
   llvm::Value* fence(bool device_wide);
   llvm::Value* warp(llvm::CallInst& call, Parts parts);
-  llvm::Value* meet(llvm::CallInst& call, WarpOp op, llvm::Value* mask, llvm::Value* value, llvm::Value* lane,
-                    llvm::Value* clamp);
+  llvm::Value* call_warp_operation(llvm::CallInst& call, WarpOp op, llvm::Value* mask, llvm::Value* value,
+                                   llvm::Value* lane, llvm::Value* clamp);
   llvm::Value* atomic(llvm::CallInst& call, Parts parts);
   llvm::Value* memory(llvm::CallInst& call, llvm::StringRef name);
   llvm::Value* inline_assembly(llvm::CallInst& call);

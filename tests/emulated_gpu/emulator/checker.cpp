@@ -56,22 +56,22 @@ void Checker::new_segment(Clock& clock) {
   clock.lanes[(&clock - clocks_.data()) % kWarp] = clock.epoch;
 }
 
-Checker::KnownPtr Checker::joined(const KnownPtr& a, const KnownPtr& b) {
+Checker::KnownOrderPtr Checker::joined(const KnownOrderPtr& a, const KnownOrderPtr& b) {
   if (!a || a == b) return b;
   if (!b) return a;
-  Known both = *a;
+  KnownOrder both = *a;
   for (const auto& [block, knowledge] : *b) {
     auto& there = both[block];
     if (!there) there = knowledge;
     if (there == knowledge) continue;
-    Knowledge merged = *there;
+    BlockOrder merged = *there;
     merged.barriers = std::max(merged.barriers, knowledge->barriers);
     for (size_t i = 0; i < merged.epochs.size(); ++i) {
       merged.epochs[i] = std::max(merged.epochs[i], knowledge->epochs[i]);
     }
-    there = std::make_shared<const Knowledge>(std::move(merged));
+    there = std::make_shared<const BlockOrder>(std::move(merged));
   }
-  return std::make_shared<const Known>(std::move(both));
+  return std::make_shared<const KnownOrder>(std::move(both));
 }
 
 void Checker::join(Fences& fences, const Fences& others) {
@@ -112,16 +112,16 @@ void Checker::fence(uint32_t thread, bool device_wide) {
   Fences& fences = clock.fences;
   new_segment(clock);
   if (fences.read) {
-    Known read = *fences.read;
+    KnownOrder read = *fences.read;
     if (!device_wide) std::erase_if(read, [this](const auto& known) { return known.first.first != block_; });
-    fences.acquired = joined(fences.acquired, std::make_shared<const Known>(std::move(read)));
+    fences.acquired = joined(fences.acquired, std::make_shared<const KnownOrder>(std::move(read)));
   }
-  Knowledge own = {clock.barriers, std::vector<uint32_t>(clocks_.size())};
+  BlockOrder own = {clock.barriers, std::vector<uint32_t>(clocks_.size())};
   for (uint32_t lane = 0, first = thread / kWarp * kWarp; lane < kWarp && first + lane < clocks_.size(); ++lane) {
     own.epochs[first + lane] = clock.lanes[lane];
   }
-  Known known = {{{block_, device_wide}, std::make_shared<const Knowledge>(std::move(own))}};
-  fences.released = joined(fences.released, std::make_shared<const Known>(std::move(known)));
+  KnownOrder known = {{{block_, device_wide}, std::make_shared<const BlockOrder>(std::move(own))}};
+  fences.released = joined(fences.released, std::make_shared<const KnownOrder>(std::move(known)));
   fences.released = joined(fences.released, fences.acquired);
 }
 
@@ -130,7 +130,7 @@ void Checker::publish(const char* address, Clock& clock, AccessKind kind) {
   const auto found = published_.find(address);
   if (reads(kind) && found != published_.end()) clock.fences.read = joined(clock.fences.read, found->second);
   if (kind == AccessKind::kAtomic && clock.fences.released) {
-    KnownPtr& there = published_[address];
+    KnownOrderPtr& there = published_[address];
     there = joined(there, clock.fences.released);
   } else if (kind == AccessKind::kAtomicStore && clock.fences.released) {
     published_[address] = clock.fences.released;
@@ -139,12 +139,12 @@ void Checker::publish(const char* address, Clock& clock, AccessKind kind) {
   }
 }
 
-bool Checker::knows(const Known& known, const Segment& earlier) const {
+bool Checker::knows(const KnownOrder& known, const Segment& earlier) const {
   for (const bool device_wide : {true, false}) {
     if (!device_wide && earlier.block != block_) continue;
     const auto found = known.find({earlier.block, device_wide});
     if (found == known.end()) continue;
-    const Knowledge& of = *found->second;
+    const BlockOrder& of = *found->second;
     if (earlier.barriers < of.barriers || earlier.epoch < of.epochs[earlier.thread]) return true;
   }
   return false;
@@ -159,11 +159,11 @@ bool Checker::is_before(const Segment& earlier, uint32_t thread) const {
   return clock.fences.acquired && knows(*clock.fences.acquired, earlier);
 }
 
-bool Checker::is_before(uint32_t told, uint32_t thread, uint32_t* other) const {
-  const uint32_t number = told & kNumber;
+bool Checker::is_before(uint32_t encoded, uint32_t thread, uint32_t* other) const {
+  const uint32_t number = encoded & kNumber;
   if (number < first_) return true;  // the host, or an earlier launch
   const Clock& clock = clocks_[thread];
-  if (group(told) == Group::kWarp) {
+  if (group(encoded) == Group::kWarp) {
     for (const uint32_t member : sets_[number - first_]) {
       if (is_before(segment(member), thread)) continue;
       *other = member;
@@ -173,7 +173,7 @@ bool Checker::is_before(uint32_t told, uint32_t thread, uint32_t* other) const {
   }
   *other = number;
   const Segment& last = segment(number);
-  switch (group(told)) {
+  switch (group(encoded)) {
     case Group::kBlock:
       // Several warps between two barriers; at least one of them is not this thread's warp.
       if (last.block == block_) return last.barriers < clock.barriers;
@@ -189,12 +189,12 @@ bool Checker::is_before(uint32_t told, uint32_t thread, uint32_t* other) const {
   return is_before(last, thread);
 }
 
-uint32_t Checker::add_to_set(uint32_t told, uint32_t thread) {
-  const uint32_t number = told & kNumber, mine = clocks_[thread].segment;
+uint32_t Checker::add_to_set(uint32_t encoded, uint32_t thread) {
+  const uint32_t number = encoded & kNumber, mine = clocks_[thread].segment;
   std::vector<uint32_t> members;
-  if (group(told) == Group::kWarp) {
+  if (group(encoded) == Group::kWarp) {
     members = sets_[number - first_];
-    if (std::find(members.begin(), members.end(), mine) != members.end()) return told;
+    if (std::find(members.begin(), members.end(), mine) != members.end()) return encoded;
   } else {
     members = {number};
   }
@@ -202,25 +202,25 @@ uint32_t Checker::add_to_set(uint32_t told, uint32_t thread) {
   members.push_back(mine);
   const auto [found, added] = set_numbers_.try_emplace(std::move(members), first_ + sets_.size());
   if (added) sets_.push_back(found->first);
-  return tell(Group::kWarp, found->second);
+  return encode(Group::kWarp, found->second);
 }
 
-// Adds the current segment of `thread` to `told`, and drops segments that are ordered before it.
-uint32_t Checker::add(uint32_t told, uint32_t thread) {
-  const uint32_t mine = segment_of(clocks_[thread], thread), number = told & kNumber;
-  if (number < first_ || told == mine) return mine;
+// Adds the current segment of `thread` to `encoded`, and drops segments that are ordered before it.
+uint32_t Checker::add(uint32_t encoded, uint32_t thread) {
+  const uint32_t mine = segment_of(clocks_[thread], thread), number = encoded & kNumber;
+  if (number < first_ || encoded == mine) return mine;
   uint32_t other = 0;
-  if (is_before(told, thread, &other)) return mine;
-  const Segment& last = segment(group(told) == Group::kWarp ? sets_[number - first_].back() : number);
-  if (group(told) == Group::kGrid || last.block != block_) return tell(Group::kGrid, mine);
-  if (group(told) == Group::kBlock || last.thread / kWarp != thread / kWarp) return tell(Group::kBlock, mine);
-  return add_to_set(told, thread);
+  if (is_before(encoded, thread, &other)) return mine;
+  const Segment& last = segment(group(encoded) == Group::kWarp ? sets_[number - first_].back() : number);
+  if (group(encoded) == Group::kGrid || last.block != block_) return encode(Group::kGrid, mine);
+  if (group(encoded) == Group::kBlock || last.thread / kWarp != thread / kWarp) return encode(Group::kBlock, mine);
+  return add_to_set(encoded, thread);
 }
 
 // Returns the error of an access to the byte. Returns null if there is none, and stores the access in the cell.
 const char* Checker::check(Cell& cell, uint32_t thread, AccessKind kind, uint32_t* other) {
-  if (cell.writer == kNobody) return "is out of bounds:";
-  if (reads(kind) && cell.writer == kUninitialised) return "reads what was never written:";
+  if (cell.writer == kUnallocated) return "is out of bounds:";
+  if (reads(kind) && cell.writer == kUninitialized) return "reads what was never written:";
   if (!is_before(cell.writer, thread, other)) {
     return (cell.writer & kAtomicFlag) != 0 ? "races with an atomic operation" : "races with a write";
   }
@@ -231,17 +231,17 @@ const char* Checker::check(Cell& cell, uint32_t thread, AccessKind kind, uint32_
     return others_atomic ? "races with an atomic operation" : "races with a read";
   }
   if (kind == AccessKind::kStore) {
-    cell = {segment_of(clocks_[thread], thread), kNobody};
+    cell = {segment_of(clocks_[thread], thread), kUnallocated};
   } else if (!is_atomic(kind)) {
     if (others_atomic) cell.writer = cell.others;
-    cell.others = add(others_atomic ? kNobody : others, thread);
+    cell.others = add(others_atomic ? kUnallocated : others, thread);
   } else {
-    if (cell.writer == kUninitialised) cell.writer = kHost;
+    if (cell.writer == kUninitialized) cell.writer = kHost;
     // This is an atomic load after plain loads that are not ordered before it. The plain loads stay, because a later
     // write may race with them.
     uint32_t unused = 0;
     if (kind == AccessKind::kAtomicLoad && !others_atomic && !is_before(others, thread, &unused)) return nullptr;
-    cell.others = add(others_atomic ? others : kNobody, thread) | kAtomicFlag;
+    cell.others = add(others_atomic ? others : kUnallocated, thread) | kAtomicFlag;
   }
   return nullptr;
 }

@@ -53,17 +53,17 @@ class Checker {
     uint32_t thread, barriers, epoch;
   };
   // For one block: the segments before a barrier, and for each thread the segments before an epoch.
-  struct Knowledge {
+  struct BlockOrder {
     uint32_t barriers = 0;
     std::vector<uint32_t> epochs;
   };
   // The key is the block, and whether the knowledge holds for the whole device or only for the block.
-  using Known = std::map<std::pair<uint64_t, bool>, std::shared_ptr<const Knowledge>>;
-  using KnownPtr = std::shared_ptr<const Known>;
+  using KnownOrder = std::map<std::pair<uint64_t, bool>, std::shared_ptr<const BlockOrder>>;
+  using KnownOrderPtr = std::shared_ptr<const KnownOrder>;
   struct Fences {
-    KnownPtr read;      // read by atomic operations; the next fence acquires it
-    KnownPtr acquired;  // ordered before what comes now
-    KnownPtr released;  // released by fences; atomic operations publish it
+    KnownOrderPtr read;      // read by atomic operations; the next fence acquires it
+    KnownOrderPtr acquired;  // ordered before what comes now
+    KnownOrderPtr released;  // released by fences; atomic operations publish it
   };
   struct Clock {
     uint32_t segment = 0, barriers = 0, epoch = 0;
@@ -80,21 +80,21 @@ class Checker {
   static constexpr uint32_t kAtomicFlag = 1u << 31;
   static constexpr uint32_t kFirst = kHost + 1;
 
-  static Group group(uint32_t told) { return static_cast<Group>(told >> kNumberBits & 3); }
-  static uint32_t tell(Group group, uint32_t number) { return static_cast<uint32_t>(group) << kNumberBits | number; }
+  static Group group(uint32_t encoded) { return static_cast<Group>(encoded >> kNumberBits & 3); }
+  static uint32_t encode(Group group, uint32_t number) { return static_cast<uint32_t>(group) << kNumberBits | number; }
 
   uint32_t segment_of(Clock& clock, uint32_t thread);
   void new_segment(Clock& clock);
   const Segment& segment(uint32_t number) const { return segments_[number - first_]; }
   bool is_before(const Segment& earlier, uint32_t thread) const;
-  bool knows(const Known& known, const Segment& earlier) const;
+  bool knows(const KnownOrder& known, const Segment& earlier) const;
   // Whether all of them are ordered before what `thread` does now. If not, *other is one that is not.
-  bool is_before(uint32_t told, uint32_t thread, uint32_t* other) const;
-  uint32_t add(uint32_t told, uint32_t thread);
-  uint32_t add_to_set(uint32_t told, uint32_t thread);
+  bool is_before(uint32_t encoded, uint32_t thread, uint32_t* other) const;
+  uint32_t add(uint32_t encoded, uint32_t thread);
+  uint32_t add_to_set(uint32_t encoded, uint32_t thread);
   const char* check(Cell& cell, uint32_t thread, AccessKind kind, uint32_t* other);
   void publish(const char* address, Clock& clock, AccessKind kind);
-  static KnownPtr joined(const KnownPtr& a, const KnownPtr& b);
+  static KnownOrderPtr joined(const KnownOrderPtr& a, const KnownOrderPtr& b);
   static void join(Fences& fences, const Fences& others);
 
   DeviceMemory& memory_;
@@ -105,7 +105,7 @@ class Checker {
   std::vector<Segment> segments_;
   std::vector<std::vector<uint32_t>> sets_;  // sets of segments of one warp
   std::map<std::vector<uint32_t>, uint32_t> set_numbers_;
-  std::unordered_map<const char*, KnownPtr> published_;  // by address, what atomic operations published there
+  std::unordered_map<const char*, KnownOrderPtr> published_;  // by address, what atomic operations published there
 };
 
 }  // namespace torch_remote::codegen::emulator

@@ -36,9 +36,9 @@ class Checks {
     }
   }
 
-  void turn(llvm::Instruction& instruction, uint32_t site) {
+  void loop_iteration(llvm::Instruction& instruction, uint32_t site) {
     b_.SetInsertPoint(&instruction);
-    b_.runtime(kTurnFunction, b_.getVoidTy(), {b_.getInt32(site)}, Effect::kMeets);
+    b_.runtime(kLoopIterationFunction, b_.getVoidTy(), {b_.getInt32(site)}, Effect::kYields);
   }
 
  private:
@@ -79,7 +79,7 @@ class Checks {
 void add_checks(llvm::Module& module, Sites& sites, const StructArguments& structs) {
   Checks checks(module, structs);
   for (const auto& [instruction, site] : sites.accesses()) checks.add(*instruction, site);
-  for (const auto& [instruction, site] : sites.turns()) checks.turn(*instruction, site);
+  for (const auto& [instruction, site] : sites.loop_branches()) checks.loop_iteration(*instruction, site);
 }
 
 }  // namespace torch_remote::codegen::emulator

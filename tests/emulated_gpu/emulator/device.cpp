@@ -25,11 +25,11 @@ Status check(const Launch& launch) {
   if (grid.count() == 0 || grid.x > kMostBlocksX || grid.y > kMostBlocksYZ || grid.z > kMostBlocksYZ) {
     return wrong("a grid of " + text(grid) + " blocks");
   }
-  if (block.count() == 0 || block.count() > kernel.facts.max_threads || block.z > kMostThreadsZ) {
-    return wrong("a block of " + text(block) + " threads; it takes " + std::to_string(kernel.facts.max_threads));
+  if (block.count() == 0 || block.count() > kernel.attributes.max_threads || block.z > kMostThreadsZ) {
+    return wrong("a block of " + text(block) + " threads; it takes " + std::to_string(kernel.attributes.max_threads));
   }
-  if (kernel.facts.shared_bytes + launch.dynamic_shared > kMaxShared) {
-    return wrong(std::to_string(kernel.facts.shared_bytes) + " + " + std::to_string(launch.dynamic_shared) +
+  if (kernel.attributes.shared_bytes + launch.dynamic_shared > kMaxShared) {
+    return wrong(std::to_string(kernel.attributes.shared_bytes) + " + " + std::to_string(launch.dynamic_shared) +
                  " bytes of shared memory; there are " + std::to_string(kMaxShared));
   }
   return {};
@@ -47,8 +47,8 @@ class Run {
     std::unique_lock lock(mutex_);
     const auto done = [this] { return running_ == 0; };
     if (!done_.wait_for(lock, std::chrono::duration<double>(launch_.options.seconds), done)) {
-      launch_.late = true;
-      // Checked mode notices `late` at the next loop iteration. A signal could interrupt code that must not be
+      launch_.timed_out = true;
+      // Checked mode notices `timed_out` at the next loop iteration. A signal could interrupt code that must not be
       // abandoned.
       while (!done_.wait_for(lock, kPatience, done)) {
         if (launch_.options.checked) continue;
@@ -66,9 +66,9 @@ class Run {
       const uint64_t blocks = launch_.grid.count();
       const Permutation order(blocks, launch_.options.seed);
       for (uint64_t i = next_++; i < blocks && !launch_.stop; i = next_++) {
-        if (launch_.late) {
-          launch_.found("emulator: kernel '" + launch_.kernel->name + "' runs too long: " + std::to_string(i) + " of " +
-                        std::to_string(blocks) + " blocks were begun");
+        if (launch_.timed_out) {
+          launch_.report("emulator: kernel '" + launch_.kernel->name + "' runs too long: " + std::to_string(i) +
+                         " of " + std::to_string(blocks) + " blocks were begun");
           break;
         }
         worker.run(order(i));
@@ -102,7 +102,7 @@ Status run_launch(DeviceState& device, Launch& launch) {
   if (checked) {
     device.memory.assume_written();
   } else {
-    device.memory.plain_launch();
+    device.memory.unchecked_launch();
   }
   while (device.workers.size() < threads) device.workers.push_back(std::make_unique<Worker>(device.memory));
   for (size_t i = 0; i < threads; ++i) {

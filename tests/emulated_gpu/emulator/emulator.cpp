@@ -49,19 +49,19 @@ struct Module::State {
 
   // Both images use the same variables.
   Status place_globals(Image& image) {
-    for (const GlobalFacts& facts : image.globals()) {
-      Global& global = globals[facts.name];
+    for (const DeviceVariable& variable : image.globals()) {
+      Global& global = globals[variable.name];
       if (global.address == nullptr) {
-        if (Status status = device.memory.allocate(facts.bytes, &global.address, facts.name, true); !status) {
-          globals.erase(facts.name);
+        if (Status status = device.memory.allocate(variable.bytes, &global.address, variable.name, true); !status) {
+          globals.erase(variable.name);
           return status;
         }
-        global.bytes = facts.bytes;
-        if (Status status = device.memory.write(global.address, image.first_bytes(facts), facts.bytes); !status) {
+        global.bytes = variable.bytes;
+        if (Status status = device.memory.write(global.address, image.first_bytes(variable), variable.bytes); !status) {
           return status;
         }
       }
-      image.set_place(facts, global.address);
+      image.set_address(variable, global.address);
     }
     return {};
   }
@@ -99,10 +99,10 @@ Status Module::load(Device& device, std::string_view ir, std::unique_ptr<Module>
   return load(device, *module, loaded);
 }
 
-Status Module::facts(std::string_view kernel, KernelFacts* facts) const {
+Status Module::attributes(std::string_view kernel, KernelAttributes* attributes) const {
   const KernelImage* found = state_->images[0]->kernel(kernel);
   if (found == nullptr) return Status::invalid("emulator: the module has no kernel '" + std::string(kernel) + "'");
-  *facts = found->facts;
+  *attributes = found->attributes;
   return {};
 }
 

@@ -53,7 +53,7 @@ class Module {
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  Status facts(std::string_view kernel, KernelFacts* facts) const;
+  Status attributes(std::string_view kernel, KernelAttributes* attributes) const;
   // Returns the address and size of a device variable.
   Status global(std::string_view name, void** address, size_t* bytes) const;
 

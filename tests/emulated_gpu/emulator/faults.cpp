@@ -28,7 +28,7 @@ struct Fault {
 thread_local Fault fault;
 std::array<struct sigaction, 65> previous;  // earlier handlers, for signals that are not ours
 
-void tell_fault() {
+void report_fault() {
   Worker& worker = *Worker::current();
   if (fault.signal == SIGFPE) worker.stop("divides an integer by zero; checked mode names the line");
   if (fault.signal == SIGILL) worker.stop("comes to code that cannot be reached");
@@ -46,7 +46,7 @@ void on_signal(int signal, siginfo_t* info, void* context) {
   fault.signal = signal;
   fault.address = info->si_addr;
   auto& registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
-  registers[REG_RIP] = reinterpret_cast<greg_t>(tell_fault);
+  registers[REG_RIP] = reinterpret_cast<greg_t>(report_fault);
   registers[REG_RSP] = reinterpret_cast<greg_t>(fault.stack + 2 * kStack - 8);  // aligned as after a call
 }
 

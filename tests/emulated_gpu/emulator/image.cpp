@@ -113,12 +113,12 @@ Status Image::compile(llvm::StringRef bitcode, bool checked, uint64_t tag, std::
     if (Status status = image->find(kRunPrefix + kernel.name, &address); !status) return status;
     kernel.run = reinterpret_cast<void (*)(void* const*)>(address);
   }
-  for (const GlobalFacts& global : image->globals()) {
+  for (const DeviceVariable& global : image->globals()) {
     void *bytes = nullptr, *place = nullptr;
     if (Status status = image->find(global.image, &bytes); !status) return status;
-    if (Status status = image->find(global.place, &place); !status) return status;
+    if (Status status = image->find(global.pointer, &place); !status) return status;
     image->images_.push_back(bytes);
-    image->places_.push_back(place);
+    image->pointer_addresses_.push_back(place);
   }
   *compiled = std::move(image);
   return {};
@@ -136,10 +136,10 @@ const KernelImage* Image::kernel(std::string_view name) const {
   return found == kernels().end() ? nullptr : &*found;
 }
 
-const void* Image::first_bytes(const GlobalFacts& global) const { return images_[&global - globals().data()]; }
+const void* Image::first_bytes(const DeviceVariable& global) const { return images_[&global - globals().data()]; }
 
-void Image::set_place(const GlobalFacts& global, void* address) {
-  *static_cast<void**>(places_[&global - globals().data()]) = address;
+void Image::set_address(const DeviceVariable& global, void* address) {
+  *static_cast<void**>(pointer_addresses_[&global - globals().data()]) = address;
 }
 
 }  // namespace torch_remote::codegen::emulator

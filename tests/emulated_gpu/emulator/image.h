@@ -26,11 +26,11 @@ class Image {
   const KernelImage* kernel(std::string_view name) const;
   const std::vector<KernelImage>& kernels() const { return rewritten_.kernels; }
   const std::vector<std::string>& sites() const { return rewritten_.sites; }
-  const std::vector<GlobalFacts>& globals() const { return rewritten_.globals; }
+  const std::vector<DeviceVariable>& globals() const { return rewritten_.globals; }
   // The initial bytes of a device variable.
-  const void* first_bytes(const GlobalFacts& global) const;
+  const void* first_bytes(const DeviceVariable& global) const;
   // Sets the address of a device variable in the compiled code.
-  void set_place(const GlobalFacts& global, void* address);
+  void set_address(const DeviceVariable& global, void* address);
 
  private:
   Image();
@@ -39,7 +39,7 @@ class Image {
 
   std::unique_ptr<llvm::orc::LLJIT> jit_;
   Rewritten rewritten_;
-  std::vector<void*> images_, places_;  // by global: addresses of its initial bytes and of its pointer
+  std::vector<void*> images_, pointer_addresses_;  // by global: addresses of its initial bytes and of its pointer
 };
 
 }  // namespace torch_remote::codegen::emulator

@@ -23,17 +23,17 @@ struct SharedVariable {
 
 struct KernelImage {
   std::string name;
-  KernelFacts facts;
+  KernelAttributes attributes;
   bool fibers = false;  // threads may wait for each other, so each needs a stack
   std::vector<SharedVariable> shared;
   uint64_t dynamic_offset = 0;  // where dynamic shared memory begins
   void (*run)(void* const* arguments) = nullptr;
 };
 
-// A device variable. The symbol `image` has its initial bytes; the code finds it through the pointer `place`.
-struct GlobalFacts {
+// A device variable. The symbol `image` has its initial bytes; the code finds it through the pointer `pointer`.
+struct DeviceVariable {
   std::string name;
-  std::string image, place;
+  std::string image, pointer;
   uint64_t bytes = 0;
   uint64_t alignment = 1;
 };
@@ -47,11 +47,11 @@ struct Launch {
   LaunchOptions options;
 
   std::atomic<bool> stop = false;  // there is a finding, or the time is over
-  std::atomic<bool> late = false;
+  std::atomic<bool> timed_out = false;
 
   uint64_t shared_bytes() const { return kernel->dynamic_offset + dynamic_shared; }
   // Only the first finding is reported.
-  void found(std::string text) {
+  void report(std::string text) {
     const std::lock_guard lock(mutex_);
     if (finding_.empty()) finding_ = std::move(text);
     stop = true;

@@ -21,7 +21,7 @@ bool has(llvm::ArrayRef<StringRef> parts, StringRef part) { return llvm::is_cont
 
 }  // namespace
 
-Value* Calls::math(Parts parts, llvm::Type* result, llvm::ArrayRef<Value*> operands) {
+Value* IntrinsicLowering::math(Parts parts, llvm::Type* result, llvm::ArrayRef<Value*> operands) {
   if (operands.empty()) return nullptr;
   if (Value* value = bits(parts, result, operands)) return value;
   if (Value* value = convert(parts, result, operands)) return value;
@@ -41,7 +41,7 @@ Value* Calls::math(Parts parts, llvm::Type* result, llvm::ArrayRef<Value*> opera
   return value == nullptr ? nullptr : flush(value);
 }
 
-Value* Calls::arithmetic(Parts parts, llvm::ArrayRef<Value*> x) {
+Value* IntrinsicLowering::arithmetic(Parts parts, llvm::ArrayRef<Value*> x) {
   llvm::Type* type = x[0]->getType();
   const StringRef op = parts[0];
   if (x.size() == 1) {
@@ -83,7 +83,7 @@ Value* Calls::arithmetic(Parts parts, llvm::ArrayRef<Value*> x) {
 }
 
 // Operations that round down, up or toward zero.
-Value* Calls::directed(Parts parts, llvm::ArrayRef<Value*> operands) {
+Value* IntrinsicLowering::directed(Parts parts, llvm::ArrayRef<Value*> operands) {
   llvm::Type* type = operands[0]->getType();
   const auto op = llvm::StringSwitch<std::optional<Directed>>(parts[0])
                       .Case("add", Directed::kAdd)
@@ -102,7 +102,7 @@ Value* Calls::directed(Parts parts, llvm::ArrayRef<Value*> operands) {
 }
 
 // f2i.rz, ui2f.rn, d2f.rn, f2h.rn, ff2bf16x2.rn, ...
-Value* Calls::convert(Parts parts, llvm::Type* result, llvm::ArrayRef<Value*> operands) {
+Value* IntrinsicLowering::convert(Parts parts, llvm::Type* result, llvm::ArrayRef<Value*> operands) {
   const auto [from, to] = parts[0].split('2');
   if (to.empty() || parts[0].starts_with("ex2") || parts[0].starts_with("lg2")) return nullptr;
   const bool nearest = has(parts, "rn");
@@ -135,7 +135,7 @@ Value* Calls::convert(Parts parts, llvm::Type* result, llvm::ArrayRef<Value*> op
   return b_.CreateIntrinsic(convert, {result, type}, {b_.CreateUnaryIntrinsic(round, operands[0])});
 }
 
-Value* Calls::bits(Parts parts, llvm::Type* result, llvm::ArrayRef<Value*> x) {
+Value* IntrinsicLowering::bits(Parts parts, llvm::Type* result, llvm::ArrayRef<Value*> x) {
   const StringRef op = parts[0], type = parts.size() > 1 ? parts[1] : "";
   llvm::Type* i64 = b_.getInt64Ty();
   if (op == "bitcast") return b_.CreateBitCast(x[0], result);

@@ -64,8 +64,8 @@ void* DeviceMemory::begin(char* pages, size_t touched, size_t bytes, size_t roun
                           bool of_file) {
   char* const first = pages + touched - rounded;
   if (fresh) std::memset(first, 0xFF, rounded);
-  allocations_[first] = {bytes, pages, touched + kPage, std::move(name), plain_launches_, of_file};
-  mark(first, bytes, fresh ? kUninitialised : kHost);
+  allocations_[first] = {bytes, pages, touched + kPage, std::move(name), unchecked_launches_, of_file};
+  mark(first, bytes, fresh ? kUninitialized : kHost);
   return first;
 }
 
@@ -89,7 +89,7 @@ Status DeviceMemory::free(void* address) {
   const auto found = allocations_.find(static_cast<const char*>(address));
   if (found == allocations_.end()) return Status::invalid("emulator: no allocation begins at the address to free");
   const Allocation& allocation = found->second;
-  mark(found->first, allocation.bytes, kNobody);
+  mark(found->first, allocation.bytes, kUnallocated);
   if (allocation.of_file) {
     (void)mmap(allocation.pages, allocation.page_bytes, PROT_NONE,
                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
@@ -171,23 +171,23 @@ std::string DeviceMemory::describe_locked(const void* address) const {
 }
 
 void DeviceMemory::mark(const void* address, size_t bytes, uint32_t writer) {
-  if (tracked_) std::fill_n(cells(address), bytes, Cell{writer, kNobody});
+  if (tracked_) std::fill_n(cells(address), bytes, Cell{writer, kUnallocated});
 }
 
-void DeviceMemory::plain_launch() {
+void DeviceMemory::unchecked_launch() {
   const std::lock_guard lock(mutex_);
-  ++plain_launches_;
+  ++unchecked_launches_;
 }
 
 void DeviceMemory::assume_written() {
   const std::lock_guard lock(mutex_);
   if (!tracked_) return;
   for (auto& [begin, allocation] : allocations_) {
-    if (allocation.known == plain_launches_) continue;
-    allocation.known = plain_launches_;
+    if (allocation.accounted_launches == unchecked_launches_) continue;
+    allocation.accounted_launches = unchecked_launches_;
     for (size_t i = 0; i < allocation.bytes; ++i) {
       Cell& cell = cells(begin)[i];
-      if (cell.writer == kUninitialised) cell.writer = kHost;
+      if (cell.writer == kUninitialized) cell.writer = kHost;
     }
   }
 }
@@ -198,7 +198,7 @@ void DeviceMemory::forget_accesses() {
   for (const auto& [begin, allocation] : allocations_) {
     for (size_t i = 0; i < allocation.bytes; ++i) {
       Cell& cell = cells(begin)[i];
-      cell = {std::min(cell.writer, kHost), kNobody};
+      cell = {std::min(cell.writer, kHost), kUnallocated};
     }
   }
 }

@@ -16,8 +16,8 @@ struct Cell {
   uint32_t writer;  // the last write, or one of the three below
   uint32_t others;  // reads, or atomic operations, since the last write
 };
-inline constexpr uint32_t kNobody = 0;         // belongs to no allocation
-inline constexpr uint32_t kUninitialised = 1;  // was never written
+inline constexpr uint32_t kUnallocated = 0;    // belongs to no allocation
+inline constexpr uint32_t kUninitialized = 1;  // was never written
 inline constexpr uint32_t kHost = 2;           // was written by the host
 
 // Memory of a device. The host may access it directly, but must report direct writes (`written`). Each allocation ends
@@ -55,9 +55,9 @@ class DeviceMemory {
   void mark(const void* address, size_t bytes, uint32_t writer);
   // Forgets which threads accessed what. Everything that was written counts as written by the host.
   void forget_accesses();
-  // Unchecked launches do not report what they write. `plain_launch` counts one; `assume_written` then marks everything
-  // that these launches could have written.
-  void plain_launch();
+  // Unchecked launches do not report what they write. `unchecked_launch` counts one; `assume_written` then marks
+  // everything that these launches could have written.
+  void unchecked_launch();
   void assume_written();
 
  private:
@@ -66,7 +66,7 @@ class DeviceMemory {
     char* pages = nullptr;  // the first page
     size_t page_bytes = 0;  // including the guard page
     std::string name;
-    uint64_t known = 0;  // value of plain_launches_ up to which writes are accounted for
+    uint64_t accounted_launches = 0;  // value of unchecked_launches_ up to which writes are accounted for
     bool of_file = false;
   };
   // The allocation that contains these bytes.
@@ -82,7 +82,7 @@ class DeviceMemory {
   Cell* cells_ = nullptr;
   mutable std::mutex mutex_;
   char* unused_ = nullptr;  // addresses from here on were never used
-  uint64_t plain_launches_ = 0;
+  uint64_t unchecked_launches_ = 0;
   std::multimap<size_t, char*> freed_;  // freed pages, by number of bytes
   std::map<const char*, Allocation> allocations_;
 };

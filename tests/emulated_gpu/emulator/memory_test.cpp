@@ -15,8 +15,8 @@ TEST(DeviceMemory, BeginsUninitialisedAndEndsAtAGuardedPage) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(address) % 16, 0U);
   const std::vector<unsigned char> ones(100, 0xFF);
   EXPECT_EQ(std::memcmp(address, ones.data(), 100), 0);
-  EXPECT_EQ(memory.cells(address)[99].writer, kUninitialised);
-  EXPECT_EQ(memory.cells(address)[100].writer, kNobody);
+  EXPECT_EQ(memory.cells(address)[99].writer, kUninitialized);
+  EXPECT_EQ(memory.cells(address)[100].writer, kUnallocated);
   char* end = static_cast<char*>(address) + 112;
   EXPECT_EQ(reinterpret_cast<uintptr_t>(end) % 4096, 0U);
   EXPECT_DEATH(*end = 1, "");
@@ -43,7 +43,7 @@ TEST(DeviceMemory, WhatWasFreedCannotBeTouched) {
   ASSERT_TRUE(memory.allocate(8, &address));
   EXPECT_TRUE(memory.free(address));
   EXPECT_FALSE(memory.free(address));
-  EXPECT_EQ(memory.cells(address)->writer, kNobody);
+  EXPECT_EQ(memory.cells(address)->writer, kUnallocated);
   EXPECT_DEATH(*static_cast<char*>(address) = 1, "");
   ASSERT_TRUE(memory.allocate(8, &other));
   EXPECT_NE(address, other);  // fresh addresses are preferred
@@ -65,7 +65,7 @@ TEST(DeviceMemory, CopiesAndFillsInsideStayInBounds) {
     EXPECT_STREQ(back, "\xFF\xFF\xFFxxxxx");
     EXPECT_EQ(memory.tracked(), tracked);
     if (tracked) {
-      EXPECT_EQ(memory.cells(b)[2].writer, kUninitialised);
+      EXPECT_EQ(memory.cells(b)[2].writer, kUninitialized);
       EXPECT_EQ(memory.cells(b)[3].writer, kHost);
     }
   }

@@ -76,7 +76,7 @@ class Rewriter {
 
   Status run() {
     read_annotations(module_, kernels_);
-    Calls calls(module_, sites_, checked_);
+    IntrinsicLowering calls(module_, sites_, checked_);
     for (llvm::Function& function : module_) {
       read_attributes(function, kernels_);
       function.setCallingConv(llvm::CallingConv::C);
@@ -88,7 +88,7 @@ class Rewriter {
     if (Status status = spaces.replace(&result_->globals); !status) return status;
     if (Status status = change_target(); !status) return status;
     for (const auto& [function, threads] : kernels_) take_structs(*function);
-    if (tag_ != 0) take_tags_off(module_, tag_);
+    if (tag_ != 0) strip_tags(module_, tag_);
     if (checked_) add_checks(module_, sites_, structs_);
     for (const auto& [function, threads] : kernels_) add_wrapper(*function);
     result_->sites = sites_.take();
@@ -97,7 +97,7 @@ class Rewriter {
   }
 
  private:
-  Status check_known(const Calls& calls) {
+  Status check_known(const IntrinsicLowering& calls) {
     std::set<std::string> unknown = calls.unknown();
     llvm::StringSet<> known;
     for (const RuntimeSymbol& symbol : runtime_symbols()) known.insert(symbol.name);
@@ -129,16 +129,17 @@ class Rewriter {
     static const llvm::StringSet<> leaves = {kExitFunction, kYieldFunction};
     KernelImage image;
     image.name = function.getName().str();
-    image.facts.max_threads = static_cast<uint32_t>(std::min(threads, kMostThreads));
+    image.attributes.max_threads = static_cast<uint32_t>(std::min(threads, kMostThreads));
     for (const llvm::Argument& argument : function.args()) {
       llvm::Type* const type = argument.hasByValAttr() ? argument.getParamByValType() : argument.getType();
-      image.facts.parameters.push_back(module_.getDataLayout().getTypeAllocSize(type));
+      image.attributes.parameters.push_back(module_.getDataLayout().getTypeAllocSize(type));
     }
     llvm::StringSet<> seen;
-    image.facts.switches = calls_any(function, meets, seen);
+    image.attributes.synchronizes = calls_any(function, meets, seen);
     seen.clear();
     // In checked mode, threads also switch at loop iterations, because one may spin on a value that another writes.
-    image.fibers = image.facts.switches || !sites_.turns().empty() || calls_any(function, leaves, seen);
+    image.fibers =
+        image.attributes.synchronizes || !sites_.loop_branches().empty() || calls_any(function, leaves, seen);
     spaces.describe(function, &image);
     result_->kernels.push_back(std::move(image));
   }

@@ -17,7 +17,7 @@ namespace torch_remote::codegen::emulator {
 struct Rewritten {
   std::vector<std::string> sites;    // descriptions of instructions, by number
   std::vector<KernelImage> kernels;  // `run` is the function kRunPrefix + name
-  std::vector<GlobalFacts> globals;
+  std::vector<DeviceVariable> globals;
 };
 inline constexpr const char* kRunPrefix = "emulator.run.";
 

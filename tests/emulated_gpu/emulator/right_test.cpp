@@ -255,16 +255,16 @@ TEST(Launch, CheckedOnesFollowPlainOnes) {
 }
 
 TEST(Facts, AreThoseOfTheKernel) {
-  KernelFacts facts;
-  must(module().facts("softmax", &facts));
-  EXPECT_EQ(facts.shared_bytes, 128U);
-  EXPECT_EQ(facts.max_threads, 256U);
-  EXPECT_TRUE(facts.switches);
-  must(module().facts("pointwise", &facts));
-  EXPECT_EQ(facts.shared_bytes, 0U);
-  EXPECT_EQ(facts.max_threads, 1024U);
-  EXPECT_FALSE(facts.switches);
-  EXPECT_FALSE(module().facts("nothing", &facts));
+  KernelAttributes attributes;
+  must(module().attributes("softmax", &attributes));
+  EXPECT_EQ(attributes.shared_bytes, 128U);
+  EXPECT_EQ(attributes.max_threads, 256U);
+  EXPECT_TRUE(attributes.synchronizes);
+  must(module().attributes("pointwise", &attributes));
+  EXPECT_EQ(attributes.shared_bytes, 0U);
+  EXPECT_EQ(attributes.max_threads, 1024U);
+  EXPECT_FALSE(attributes.synchronizes);
+  EXPECT_FALSE(module().attributes("nothing", &attributes));
 }
 
 // A worker in a test of hours loads tens of thousands of modules.

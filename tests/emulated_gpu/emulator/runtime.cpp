@@ -34,7 +34,7 @@ void local(const char* address, uint64_t bytes, const char* begin, uint64_t size
 }
 
 void fence(uint32_t device_wide) { Worker::current()->fence(device_wide != 0); }
-void turn(uint32_t site) { Worker::current()->turn(site); }
+void loop_iteration(uint32_t site) { Worker::current()->loop_iteration(site); }
 void yield() { Worker::current()->yield(); }
 void exit_thread() { Worker::current()->exit(); }
 void trap(uint32_t site) { Worker::current()->trap(site); }
@@ -135,7 +135,7 @@ std::span<const RuntimeSymbol> runtime_symbols() {
       {kAccessFunction, address(access)},
       {kLocalFunction, address(local)},
       {kFenceFunction, address(fence)},
-      {kTurnFunction, address(turn)},
+      {kLoopIterationFunction, address(loop_iteration)},
       {kYieldFunction, address(yield)},
       {kExitFunction, address(exit_thread)},
       {kTrapFunction, address(trap)},

@@ -27,11 +27,11 @@ std::string text_of(const llvm::Instruction& instruction, llvm::ModuleSlotTracke
   std::string text;
   llvm::raw_string_ostream stream(text);
   instruction.print(stream, slots);
-  llvm::StringRef told = llvm::StringRef(text).ltrim();
-  told = told.substr(0, told.find(", !"));
-  told = told.substr(0, told.find(" !dbg"));
-  told = told.substr(0, told.find(" #"));
-  return "'" + told.rtrim().str() + "'" + line_of(instruction.getDebugLoc());
+  llvm::StringRef shown = llvm::StringRef(text).ltrim();
+  shown = shown.substr(0, shown.find(", !"));
+  shown = shown.substr(0, shown.find(" !dbg"));
+  shown = shown.substr(0, shown.find(" #"));
+  return "'" + shown.rtrim().str() + "'" + line_of(instruction.getDebugLoc());
 }
 
 bool accesses_memory(const llvm::Instruction& instruction) {
@@ -62,8 +62,9 @@ Sites::Sites(llvm::Module& module, bool checked) {
     llvm::FindFunctionBackedges(function, edges);
     llvm::SmallPtrSet<llvm::Instruction*, 8> seen;
     for (const auto& [from, to] : edges) {
-      auto* turn = const_cast<llvm::Instruction*>(from->getTerminator());
-      if (seen.insert(turn).second) turns_.emplace_back(turn, add("the loop of " + text_of(*turn, slots)));
+      auto* branch = const_cast<llvm::Instruction*>(from->getTerminator());
+      if (seen.insert(branch).second)
+        loop_branches_.emplace_back(branch, add("the loop of " + text_of(*branch, slots)));
     }
   }
 }

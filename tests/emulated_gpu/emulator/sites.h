@@ -14,7 +14,7 @@ namespace torch_remote::codegen::emulator {
 // Instructions that findings can name: their text and line in the module before it is rewritten.
 class Sites {
  public:
-  using Places = std::vector<std::pair<llvm::Instruction*, uint32_t>>;
+  using Instructions = std::vector<std::pair<llvm::Instruction*, uint32_t>>;
 
   // Collects calls. If `checked`, also memory accesses and branches back to a loop's beginning.
   Sites(llvm::Module& module, bool checked);
@@ -22,15 +22,15 @@ class Sites {
   // The number of a call.
   uint32_t of(const llvm::Instruction& instruction) const { return numbers_.lookup(&instruction); }
   // Instructions that access memory; more may be added.
-  Places& accesses() { return accesses_; }
+  Instructions& accesses() { return accesses_; }
   // Branches back to the beginning of a loop.
-  const Places& turns() const { return turns_; }
+  const Instructions& loop_branches() const { return loop_branches_; }
   std::vector<std::string> take() { return std::move(texts_); }
 
  private:
   std::vector<std::string> texts_{""};
   llvm::DenseMap<const llvm::Instruction*, uint32_t> numbers_;
-  Places accesses_, turns_;
+  Instructions accesses_, loop_branches_;
 };
 
 }  // namespace torch_remote::codegen::emulator

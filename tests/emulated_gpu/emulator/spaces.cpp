@@ -83,7 +83,7 @@ void Spaces::describe(llvm::Function& kernel, KernelImage* image) {
     });
     if (!used || shared.bytes == 0) continue;
     image->shared.push_back({shared.variable->getName().str(), shared.offset, shared.bytes});
-    image->facts.shared_bytes = llvm::alignTo(image->facts.shared_bytes, kSharedAlignment) + shared.bytes;
+    image->attributes.shared_bytes = llvm::alignTo(image->attributes.shared_bytes, kSharedAlignment) + shared.bytes;
   }
 }
 
@@ -97,7 +97,7 @@ void Spaces::replace_uses(llvm::GlobalVariable& variable, llvm::function_ref<llv
   }
 }
 
-Status Spaces::replace(std::vector<GlobalFacts>* globals) {
+Status Spaces::replace(std::vector<DeviceVariable>* globals) {
   lay_out();
   for (const char* name : {"llvm.used", "llvm.compiler.used"}) {
     if (llvm::GlobalVariable* list = module_.getGlobalVariable(name)) list->eraseFromParent();
@@ -117,7 +117,7 @@ Status Spaces::replace(std::vector<GlobalFacts>* globals) {
   return {};
 }
 
-Status Spaces::replace_device_variable(llvm::GlobalVariable& variable, std::vector<GlobalFacts>* globals) {
+Status Spaces::replace_device_variable(llvm::GlobalVariable& variable, std::vector<DeviceVariable>* globals) {
   const std::string name = variable.getName().str();
   if (variable.isDeclaration()) {
     if (variable.use_empty()) return {};
@@ -127,16 +127,16 @@ Status Spaces::replace_device_variable(llvm::GlobalVariable& variable, std::vect
     return {ErrorCode::kUnsupported, "emulator: device variable '" + name + "' begins with an address"};
   }
   const std::string number = std::to_string(globals->size());
-  GlobalFacts facts = {name, "emulator.image." + number, "emulator.place." + number,
-                       module_.getDataLayout().getTypeAllocSize(variable.getValueType()),
-                       variable.getAlign().valueOrOne().value()};
-  auto* place = llvm::cast<llvm::GlobalVariable>(module_.getOrInsertGlobal(facts.place, b_.getPtrTy()));
+  DeviceVariable made = {name, "emulator.image." + number, "emulator.place." + number,
+                         module_.getDataLayout().getTypeAllocSize(variable.getValueType()),
+                         variable.getAlign().valueOrOne().value()};
+  auto* place = llvm::cast<llvm::GlobalVariable>(module_.getOrInsertGlobal(made.pointer, b_.getPtrTy()));
   place->setInitializer(llvm::ConstantPointerNull::get(b_.getPtrTy()));
   place->setExternallyInitialized(true);
   replace_uses(variable, [&]() -> llvm::Value* { return b_.CreateLoad(b_.getPtrTy(), place); });
   variable.setLinkage(llvm::GlobalValue::ExternalLinkage);
-  variable.setName(facts.image);
-  globals->push_back(std::move(facts));
+  variable.setName(made.image);
+  globals->push_back(std::move(made));
   return {};
 }
 

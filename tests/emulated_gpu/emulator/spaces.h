@@ -16,7 +16,7 @@ class Spaces {
   // Records the shared variables that the kernel uses. Must precede `replace`.
   void describe(llvm::Function& kernel, KernelImage* image);
   // Replaces all variables, and adds those of the device to *globals.
-  Status replace(std::vector<GlobalFacts>* globals);
+  Status replace(std::vector<DeviceVariable>* globals);
 
  private:
   struct Shared {
@@ -24,7 +24,7 @@ class Spaces {
     uint64_t offset, bytes;
   };
   void lay_out();
-  Status replace_device_variable(llvm::GlobalVariable& variable, std::vector<GlobalFacts>* globals);
+  Status replace_device_variable(llvm::GlobalVariable& variable, std::vector<DeviceVariable>* globals);
   void replace_uses(llvm::GlobalVariable& variable, llvm::function_ref<llvm::Value*()> address);
 
   llvm::Module& module_;

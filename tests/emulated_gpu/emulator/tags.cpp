@@ -24,7 +24,7 @@ std::vector<unsigned> addresses(const llvm::Instruction& instruction) {
 
 }  // namespace
 
-void take_tags_off(llvm::Module& module, uint64_t tag) {
+void strip_tags(llvm::Module& module, uint64_t tag) {
   llvm::IRBuilder<> builder(module.getContext());
   for (llvm::Function& function : module) {
     std::vector<llvm::Instruction*> accesses;

@@ -9,6 +9,6 @@ class Module;
 namespace torch_remote::codegen::emulator {
 
 // Makes each memory access clear the bits `tag` of its address. Accesses to local variables stay as they are.
-void take_tags_off(llvm::Module& module, uint64_t tag);
+void strip_tags(llvm::Module& module, uint64_t tag);
 
 }  // namespace torch_remote::codegen::emulator

@@ -30,14 +30,14 @@ struct LaunchOptions {
   bool checked = false;
   // Time limit of a launch. A longer one is a finding: an endless loop, or a wait that cannot end.
   double seconds = 20;
-  uint64_t turns = uint64_t{1} << 26;  // loop iterations per thread in checked mode
+  uint64_t max_loop_iterations = uint64_t{1} << 26;  // loop iterations per thread in checked mode
 };
 
 // Properties of a kernel, as cuFuncGetAttribute returns them.
-struct KernelFacts {
+struct KernelAttributes {
   size_t shared_bytes = 0;              // static shared memory
   uint32_t max_threads = 1024;          // per block
-  bool switches = false;                // its threads wait for each other at barriers or in warp operations
+  bool synchronizes = false;            // its threads wait for each other at barriers or in warp operations
   std::vector<size_t> parameters = {};  // bytes of each
 };
 

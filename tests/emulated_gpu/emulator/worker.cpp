@@ -13,7 +13,7 @@ namespace {
 
 // Shared memory of a block: the GPU's size, and the gaps between variables in checked mode.
 constexpr uint64_t kSharedBuffer = kMaxShared + (64 << 10);
-constexpr uint64_t kTurnsAtOnce = 1024;
+constexpr uint64_t kLoopIterationsAtOnce = 1024;
 constexpr size_t kMostNamed = 24;  // threads named in a message
 
 }  // namespace
@@ -30,7 +30,7 @@ Status Worker::prepare(Launch& launch, Checker* checker) {
     return Status::invalid("emulator: too many variables in shared memory for checked mode");
   }
   if (checker != nullptr)
-    memory_.mark(shared_, kSharedBuffer, kNobody);  // bytes of variables are marked for each block
+    memory_.mark(shared_, kSharedBuffer, kUnallocated);  // bytes of variables are marked for each block
   const auto count = static_cast<uint32_t>(launch.block.count());
   if (!stacks_.resize(launch.kernel->fibers ? count : 1)) {
     return {ErrorCode::kOutOfMemory, "emulator: no memory for the stacks of " + std::to_string(count) + " threads"};
@@ -58,9 +58,9 @@ void Worker::fill_shared() {
   std::memset(shared_, 0xFF, launch_->shared_bytes());  // NaN
   if (checker_ == nullptr) return;
   for (const SharedVariable& variable : launch_->kernel->shared) {
-    memory_.mark(shared_ + variable.offset, variable.bytes, kUninitialised);
+    memory_.mark(shared_ + variable.offset, variable.bytes, kUninitialized);
   }
-  memory_.mark(shared_ + launch_->kernel->dynamic_offset, launch_->dynamic_shared, kUninitialised);
+  memory_.mark(shared_ + launch_->kernel->dynamic_offset, launch_->dynamic_shared, kUninitialized);
 }
 
 void Worker::start_threads(bool fibers) {
@@ -72,7 +72,7 @@ void Worker::start_threads(bool fibers) {
     thread.registers.ctaid[0] = place.x;
     thread.registers.ctaid[1] = place.y;
     thread.registers.ctaid[2] = place.z;
-    thread.turns = 0;
+    thread.loop_iterations = 0;
     thread.state = Thread::State::kReady;
     if (!fibers && thread.index != 0) continue;
     thread.stack_pointer = stacks_.prepare(thread.index, thread_main);
@@ -94,7 +94,7 @@ void Worker::run(uint64_t block) {
   next();
   self_ = nullptr;
   current_ = nullptr;
-  if (!launch_->stop && alive_ != 0) launch_->found(stuck());
+  if (!launch_->stop && alive_ != 0) launch_->report(stuck());
 }
 
 // Begins on its own stack, and ends by leaving it.
@@ -174,7 +174,7 @@ void Worker::exit() {
 }
 
 void Worker::stop(const std::string& what) {
-  launch_->found(where(self_->index) + what);
+  launch_->report(where(self_->index) + what);
   torch_remote_emulator_switch(&self_->stack_pointer, scheduler_);
   __builtin_unreachable();
 }
@@ -290,10 +290,10 @@ void Worker::fence(bool device_wide) {
   if (checker_ != nullptr) checker_->fence(self_->index, device_wide);
 }
 
-void Worker::turn(uint32_t site) {
+void Worker::loop_iteration(uint32_t site) {
   Thread& thread = *self_;
-  if (++thread.turns % kTurnsAtOnce != 0) return;
-  if (thread.turns >= launch_->options.turns || launch_->late) {
+  if (++thread.loop_iterations % kLoopIterationsAtOnce != 0) return;
+  if (thread.loop_iterations >= launch_->options.max_loop_iterations || launch_->timed_out) {
     stop("runs too long (an endless loop, or it waits for what cannot come): " + (*launch_->sites)[site]);
   }
   yield();
@@ -309,19 +309,19 @@ std::string Worker::where(uint32_t thread) const {
 std::string Worker::describe(const void* address) const {
   const char* byte = static_cast<const char*>(address);
   if (byte < shared_ || byte >= shared_ + kSharedBuffer) return memory_.describe(address);
-  const auto told = [&](const std::string& name, const char* begin, uint64_t bytes) {
+  const auto description = [&](const std::string& name, const char* begin, uint64_t bytes) {
     return "byte " + std::to_string(byte - begin) + " of " + name + " (" + std::to_string(bytes) + " bytes, shared)";
   };
   const KernelImage& kernel = *launch_->kernel;
   if (launch_->dynamic_shared != 0 && byte >= shared_ + kernel.dynamic_offset) {
-    return told("dynamic shared memory", shared_ + kernel.dynamic_offset, launch_->dynamic_shared);
+    return description("dynamic shared memory", shared_ + kernel.dynamic_offset, launch_->dynamic_shared);
   }
   const SharedVariable* before = nullptr;
   for (const SharedVariable& variable : kernel.shared) {
     if (shared_ + variable.offset <= byte) before = &variable;
   }
-  if (before == nullptr) return told("shared memory", shared_, launch_->shared_bytes());
-  return told("'" + before->name + "'", shared_ + before->offset, before->bytes);
+  if (before == nullptr) return description("shared memory", shared_, launch_->shared_bytes());
+  return description("'" + before->name + "'", shared_ + before->offset, before->bytes);
 }
 
 std::string Worker::describe_fault(const void* address) {

@@ -59,7 +59,7 @@ struct Thread {
   uint64_t value = 0;
   uint32_t lane = 0, clamp = 0;  // of a shuffle
   uint64_t result = 0;
-  uint64_t turns = 0;  // loop iterations so far
+  uint64_t loop_iterations = 0;  // loop iterations so far
 };
 
 // Lanes of a warp, one bit per lane.
@@ -90,7 +90,7 @@ class Worker {
   [[noreturn]] void local_out_of_bounds(int64_t offset, uint64_t size, uint32_t site);
   [[noreturn]] void trap(uint32_t site);
   void fence(bool device_wide);
-  void turn(uint32_t site);
+  void loop_iteration(uint32_t site);
   // Lets other threads run.
   void yield();
   [[noreturn]] void exit();

@@ -108,7 +108,8 @@ class Wrong : public ::testing::TestWithParam<Case> {
 TEST_P(Wrong, IsNamedByItsFinding) {
   const Case& one = GetParam();
   for (const uint64_t seed : {0, 1, 2, 3}) {
-    const Status status = launch("wrong_" + std::string(one.name), {.seed = seed, .checked = true, .turns = 100000});
+    const Status status =
+        launch("wrong_" + std::string(one.name), {.seed = seed, .checked = true, .max_loop_iterations = 100000});
     ASSERT_EQ(status.code(), ErrorCode::kOpFailed) << "nothing was found, seed " << seed;
     const std::string& message = status.message();
     EXPECT_NE(message.find("kernel 'wrong_" + std::string(one.name) + "', block ("), std::string::npos) << message;
@@ -122,7 +123,7 @@ TEST_P(Wrong, IsNamedByItsFinding) {
 
 TEST_P(Wrong, IsFoundInTheSameWayWithTheSameSeed) {
   const std::string kernel = "wrong_" + std::string(GetParam().name);
-  const LaunchOptions options = {.seed = 5, .checked = true, .turns = 100000};
+  const LaunchOptions options = {.seed = 5, .checked = true, .max_loop_iterations = 100000};
   EXPECT_EQ(launch(kernel, options).message(), launch(kernel, options).message());
 }
 

@@ -156,7 +156,7 @@ c10::DataPtr allocate(size_t nbytes) {
 // CPU copies of the tensors that a call reads and writes. There is one copy per storage, so aliasing is preserved.
 class Mirror {
  public:
-  at::Tensor down(const at::Tensor& tensor) {
+  at::Tensor to_cpu(const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.is_cuda()) return tensor;
     check(tensor.device().index() == here().device, "a tensor is on another device than the current one");
     Held& held = storages_[tensor.storage().unsafeGetStorageImpl()];
@@ -179,7 +179,7 @@ class Mirror {
 
   // Converts a result back. If it is an argument or a view of one, it aliases that argument; otherwise it is new
   // memory.
-  at::Tensor up(const at::Tensor& result) {
+  at::Tensor to_gpu(const at::Tensor& result) {
     if (!result.defined()) return result;
     for (const auto& [mirror, original] : originals_) {
       if (mirror.is_same(result)) return original;
@@ -205,7 +205,7 @@ class Mirror {
   }
 
   // Copies what the call wrote to an argument back to the GPU.
-  void give_back(const at::Tensor& tensor) {
+  void write_back(const at::Tensor& tensor) {
     for (const auto& [mirror, original] : originals_) {
       if (!mirror.is_same(tensor)) continue;
       Held& held = storages_.at(original.storage().unsafeGetStorageImpl());
@@ -256,16 +256,16 @@ void run_kernel(const c10::OperatorHandle& op, c10::Stack* stack) {
     if (value.isDevice()) value = c10::Device(c10::kCPU);
     const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
     for_each_tensor(value, [&](const at::Tensor& tensor) {
-      at::Tensor down = mirror.down(tensor);
-      if (alias != nullptr && alias->isWrite()) written.push_back(down);
-      return down;
+      at::Tensor copy = mirror.to_cpu(tensor);
+      if (alias != nullptr && alias->isWrite()) written.push_back(copy);
+      return copy;
     });
   }
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-  for (const at::Tensor& tensor : written) mirror.give_back(tensor);
+  for (const at::Tensor& tensor : written) mirror.write_back(tensor);
   const size_t results = schema.returns().size();
   for (size_t i = stack->size() - results; i < stack->size(); ++i) {
-    for_each_tensor((*stack)[i], [&](const at::Tensor& tensor) { return mirror.up(tensor); });
+    for_each_tensor((*stack)[i], [&](const at::Tensor& tensor) { return mirror.to_gpu(tensor); });
   }
 }
 

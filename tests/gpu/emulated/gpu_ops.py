@@ -35,10 +35,10 @@ GROUPS = (
 WITH_GRADIENTS = GROUPS[:2]
 SAMPLES = 2
 # Marks of an op in a dtype. EQUAL: all samples equal CPU. SOME: some do, and others are refused. REFUSES: all are
-# refused. NOBODY: all are refused, and torch for CUDA does not list the dtype either. NONE: there is no sample, or
-# nothing to compare.
-EQUAL, SOME, REFUSES, NOBODY, NONE = "=", "s", "r", "c", "."
-MARKS = (EQUAL, SOME, REFUSES, NOBODY, NONE)
+# refused. UNSUPPORTED_BY_CUDA: all are refused, and torch for CUDA does not list the dtype either. NONE: there is no
+# sample, or nothing to compare.
+EQUAL, SOME, REFUSES, UNSUPPORTED_BY_CUDA, NONE = "=", "s", "r", "c", "."
+MARKS = (EQUAL, SOME, REFUSES, UNSUPPORTED_BY_CUDA, NONE)
 TOLERANCE = {torch.float32: (2e-4, 2e-5), torch.float64: (1e-6, 1e-7), torch.bfloat16: (0.05, 0.05),
              torch.float16: (0.01, 0.01), torch.complex64: (2e-4, 2e-5), torch.complex128: (1e-6, 1e-7)}  # fmt: skip
 HALVES = (torch.float16, torch.bfloat16)
@@ -228,7 +228,7 @@ def check(
             wrong.append(f"later: {str(error)[:300]}")
     if done:
         return SOME if refusals else EQUAL, wrong
-    return (REFUSES if dtype in cuda else NOBODY) if refusals else NONE, wrong
+    return (REFUSES if dtype in cuda else UNSUPPORTED_BY_CUDA) if refusals else NONE, wrong
 
 
 def check_all(

@@ -26,8 +26,8 @@ from program import (
     Session,
     Step,
     compare,
-    explained,
-    minimise,
+    explained_programs,
+    minimize,
     run_program,
     shares_elements,
     with_variants,
@@ -74,7 +74,7 @@ def refusals(program: Program, device: str) -> list[tuple[int, str, str]]:
     return found
 
 
-class CpusOwn(TorchDispatchMode):
+class CpuSpecific(TorchDispatchMode):
     """While it is active, `reason` is set if an op's result is specific to CPU, so that other devices may differ."""
 
     reason = ""
@@ -90,19 +90,19 @@ class CpusOwn(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def cpus_own(program: Program) -> Iterator[tuple[int, str]]:
+def cpu_specific_steps(program: Program) -> Iterator[tuple[int, str]]:
     """The steps whose results are specific to CPU, and the reason."""
     session = Session("cpu")
     for i, step in enumerate(program.steps):
         if all(name in session.variables for name in step.uses):
-            with CpusOwn() as watch:
+            with CpuSpecific() as watch:
                 session.run(step)
             if watch.reason:
                 yield i, watch.reason
 
 
-def without_cpus_own(program: Program, tally: Tally) -> Program:
-    found = dict(cpus_own(program))
+def without_cpu_specific(program: Program, tally: Tally) -> Program:
+    found = dict(cpu_specific_steps(program))
     tally.own.update(found.values())
     steps: list[Step] = [step for i, step in enumerate(program.steps) if i not in found]
     return without_orphans(Program(program.seed, steps, program.variants))
@@ -138,7 +138,7 @@ def without_refused(program: Program, device: str, tally: Tally) -> Program:
 
 def run(seed: int, device: str, tally: Tally, variants: tuple[int, ...] = (0,), shrink: bool = True) -> Failure | None:
     """Runs one program. A failure is also recorded in the tally."""
-    program = without_cpus_own(with_variants(generate(seed), variants), tally)
+    program = without_cpu_specific(with_variants(generate(seed), variants), tally)
     program = without_refused(program, device, tally)
     failure = compare(program, device)
     refused = REFUSED.search(failure.text) if failure is not None else None
@@ -148,7 +148,7 @@ def run(seed: int, device: str, tally: Tally, variants: tuple[int, ...] = (0,), 
     tally.programs += 1
     tally.steps += len(program.steps)
     if failure is not None:
-        failure = minimise(failure, device) if shrink else failure
+        failure = minimize(failure, device) if shrink else failure
         tally.failures.append(failure)
     return failure
 
@@ -177,7 +177,7 @@ def main() -> int:
     print(
         f"{tally.programs} programs, {tally.steps} steps compared, {tally.refused.total()} refused, "
         f"{tally.complex_refused.total()} of complex numbers, "
-        f"{tally.own.total()} are the CPU's own, {len(explained)} programs differ by roundings, "
+        f"{tally.own.total()} are the CPU's own, {len(explained_programs)} programs differ by roundings, "
         f"{len(tally.failures)} failed, {seconds:.0f} s"
     )
     return min(len(tally.failures), 1)

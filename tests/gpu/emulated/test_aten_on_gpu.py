@@ -49,8 +49,8 @@ def test_values(remote, name):
     for shape in [(6, 6), (3, 4, 4)]:
         x = torch.randn(*shape) + 2 * torch.eye(shape[-1])
         compare(function(x.to(remote)), function(x))
-        turned = x.mT  # not packed
-        compare(function(turned.to(remote)), function(turned))
+        transposed = x.mT  # not packed
+        compare(function(transposed.to(remote)), function(transposed))
         compare(function(x.to(remote)[..., 1:, 1:]), function(x[..., 1:, 1:]))
 
 

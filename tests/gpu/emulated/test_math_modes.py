@@ -34,7 +34,7 @@ def error(there, expected):
     return (there.cpu() - expected).abs().max().item()
 
 
-PRODUCTS = {
+MATMULS = {
     "mm": lambda x, w: x @ w,
     "bmm": lambda x, w: torch.bmm(x.expand(3, -1, -1), w.expand(3, -1, -1)),
     "linear": lambda x, w: F.linear(x, w.T),
@@ -42,13 +42,13 @@ PRODUCTS = {
 }
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", MATMULS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
 def test_products_are_tf32_if_allowed(remote, name, dtype):
     if dtype.is_complex and name == "relu of linear":
         pytest.skip("no such op")
     x, w = torch.randn(32, 64, dtype=dtype), torch.randn(64, 16, dtype=dtype)
-    product = PRODUCTS[name]
+    product = MATMULS[name]
     exact, low = product(x, w), product(tf32(x), tf32(w))
     inside, weight = x.to(remote), w.to(remote)
     for allowed in (False, True, False, True):

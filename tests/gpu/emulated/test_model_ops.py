@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 CHECKED = os.environ.get("TORCH_REMOTE_TEST_CHECKED") == "1"
 FLOATS = [torch.float32, torch.float64, torch.bfloat16]
-WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 if CHECKED:  # every access is examined, so one dtype of each kind must do
-    FLOATS, WHOLE = [torch.float32], [torch.int64]
+    FLOATS, INTEGERS = [torch.float32], [torch.int64]
 TOLERANCE = {
     torch.float32: {"rtol": 1e-4, "atol": 1e-5},
     torch.float64: {"rtol": 1e-9, "atol": 1e-9},
@@ -218,7 +218,7 @@ def test_gates(remote, dtype):
         both(lambda x, d=dim: F.glu(x.transpose(0, 2), d), remote, x)
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *WHOLE], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
 def test_members(remote, dtype):
     x, of = torch.randint(0, 20, (5, 7)).to(dtype), torch.randint(0, 20, (3, 2)).to(dtype)
     if dtype.is_floating_point:
@@ -249,14 +249,14 @@ def test_histograms(remote, dtype):
     refused_like_cpu(lambda x: torch.histc(x, 10), remote, x)
 
 
-@pytest.mark.parametrize("dtype", [*WHOLE, torch.bool], ids=str)
+@pytest.mark.parametrize("dtype", [*INTEGERS, torch.bool], ids=str)
 def test_logits_of_integers(remote, dtype):
     x = torch.randint(0, 3, (5, 4)).to(dtype)
     for eps in (None, 0.2):
         same(torch.logit(x.to(remote).t(), eps), torch.logit(x.t(), eps))
 
 
-@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_histograms_of_integers(remote, dtype):
     x = torch.tensor([0, 3, 4, 7, 8, 11, 12, 12, 100, 0]).to(dtype).to(remote)
     assert torch.histc(x, 4, 0, 12).tolist() == [2, 2, 2, 3]
@@ -264,7 +264,7 @@ def test_histograms_of_integers(remote, dtype):
     assert torch.histc(x[:1], 3).tolist() == [0, 1, 0]
 
 
-@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_products_of_integers(remote, dtype):
     x, y, batch = (torch.randint(-9, 9, s).to(dtype) for s in ((4, 6), (6, 5), (3, 4, 6)))
     there, other, batches = x.to(remote), y.to(remote), batch.to(remote)
@@ -673,7 +673,7 @@ def test_distances_of_a_matrix(remote, dtype):
     same(F.pdist(x[:0].to(remote)), F.pdist(x[:0]))  # CPU's gradient crashes
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *WHOLE], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
 def test_numbers_between_two(remote, dtype):
     start, end = torch.tensor(2.5), torch.tensor(40)
     for steps in (0, 1, 2, 7, 50):

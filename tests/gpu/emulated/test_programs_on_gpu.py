@@ -7,7 +7,7 @@ import os
 
 import pytest
 from commit import commit_number
-from gpu_programs import Tally, explained, run
+from gpu_programs import Tally, explained_programs, run
 
 SEED = os.environ.get("TORCH_REMOTE_TEST_SEED")
 FIRST = int(SEED) if SEED else commit_number() * 1000
@@ -23,7 +23,7 @@ MOST_ROUNDED = 4  # programs per group; 13 of 3,000 in total
 @pytest.mark.parametrize("first", range(FIRST, FIRST + PROGRAMS, GROUP))
 def test_programs_equal_cpu(remote, first):
     tally = Tally()
-    explained.clear()
+    explained_programs.clear()
     for seed in range(first, first + GROUP):
         failure = run(seed, remote.type, tally)
         assert failure is None, f"{failure.report()}\nrepeat: gpu_programs.py --seed {seed}"
@@ -32,4 +32,4 @@ def test_programs_equal_cpu(remote, first):
     assert tally.steps >= LEAST_STEPS
     assert tally.complex_refused.total() <= MOST_COMPLEX, tally.complex_refused
     assert tally.own.total() <= MOST_OWN, tally.own
-    assert len(explained) <= MOST_ROUNDED, f"rounding changes too many programs: {sorted(explained)}"
+    assert len(explained_programs) <= MOST_ROUNDED, f"rounding changes too many programs: {sorted(explained_programs)}"

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from commit import commit_number
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 if os.environ.get("TORCH_REMOTE_TEST_CHECKED") == "1":  # every access is examined, so one dtype of each size must do
-    FLOATS, WHOLE = [torch.float32, torch.bfloat16], [torch.int64, torch.uint8]
-ALL = [*FLOATS, *WHOLE, torch.bool]
+    FLOATS, INTEGERS = [torch.float32, torch.bfloat16], [torch.int64, torch.uint8]
+ALL = [*FLOATS, *INTEGERS, torch.bool]
 HALVES = (torch.bfloat16, torch.float16)
 # Each commit and dtype runs a different part of the large tables; TORCH_REMOTE_TEST_ALL=1 runs all of them.
 PARTS = 1 if os.environ.get("TORCH_REMOTE_TEST_ALL") == "1" else 7

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 CHECKED = os.environ.get("TORCH_REMOTE_TEST_CHECKED") == "1"
 if CHECKED:  # every access is examined, so one dtype of each kind must do
-    FLOATS, WHOLE = [torch.bfloat16], [torch.int64]
-ALL = [*FLOATS, *WHOLE]
+    FLOATS, INTEGERS = [torch.bfloat16], [torch.int64]
+ALL = [*FLOATS, *INTEGERS]
 
 
 def same(there, expected, **tolerance):
@@ -22,7 +22,7 @@ def same(there, expected, **tolerance):
     torch.testing.assert_close(there.cpu(), expected, equal_nan=True, **(tolerance or {"rtol": 0, "atol": 0}))
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *WHOLE], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
 def test_sorted_rows(remote, dtype):
     bounds = torch.tensor([1, 2, 2, 2, 5, 9]).to(dtype)
     x = torch.tensor([[0, 1, 2], [3, 5, 9], [10, 2, 4]]).to(dtype)
@@ -56,7 +56,7 @@ def test_sorted_by_another_order(remote):
     same(torch.bucketize(ages.to(remote), bounds.to(remote)), torch.bucketize(ages, bounds))
 
 
-@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_bins(remote, dtype):
     for size in (0, 1, 9, 3000 if dtype == torch.int64 else 30):
         x = torch.randint(0, 7, (size,)).to(dtype)
@@ -71,7 +71,7 @@ def test_bins(remote, dtype):
             torch.bincount(torch.tensor([1, -1]).to(dtype).to(remote)).cpu()
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *WHOLE], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
 def test_medians_and_modes(remote, dtype):
     shapes = ((3, 4, 5), (1, 1, 1), (2, 6, 3), (2, 1, 2500))
     views = (lambda t: t, lambda t: t.transpose(0, 2), lambda t: t[:, :1])
@@ -107,7 +107,7 @@ def test_medians_and_modes(remote, dtype):
 
 
 def test_masked_scatter(remote):
-    for dtype in (*FLOATS, *WHOLE, torch.bool, torch.complex64):
+    for dtype in (*FLOATS, *INTEGERS, torch.bool, torch.complex64):
         for rows, columns in ((3, 5), (1, 1), (40, 70), (0, 4))[:: 3 if CHECKED else 1]:
             x = torch.randint(0, 9, (rows, columns)).to(dtype)
             source = torch.randint(0, 9, (rows * columns + 2,)).to(dtype)

@@ -6,26 +6,26 @@ let drawn = { boxes: [], rows: [], boxOf: new Int32Array(0) };
 let hovered = null;   // a box
 let selected = null;  // a node's number
 let hits = new Set();  // nodes that the search found
-let colouring = "family";
+let coloring = "family";
 
 function relayout() {
   drawn = layout(visibleParts());
-  recolour();
+  recolor();
   hovered = null;
 }
 
-function recolour() {
-  const amount = amounts[colouring];
+function recolor() {
+  const amount = amounts[coloring];
   let largest = 0;
   for (const box of drawn.boxes) largest = Math.max(largest, amount ? amount(box.part) : 0);
   for (const box of drawn.boxes) {
-    const { hue, plain } = colourings[colouring](box.part, largest);
+    const { hue, plain } = colorings[coloring](box.part, largest);
     box.fill = fillOf(hue, plain);
     box.rim = rimOf(hue, plain);
   }
 }
 
-// What the colours mean: the families that there are, or from nothing to the largest amount.
+// What the colors mean: the families that there are, or from nothing to the largest amount.
 function showLegend() {
   const legend = document.getElementById("legend");
   legend.replaceChildren();
@@ -36,16 +36,16 @@ function showLegend() {
     swatch.style.borderColor = rimOf(hue, plain);
     line.append(text);
   };
-  if (colouring === "family") {
+  if (coloring === "family") {
     const families = new Set(nodes.map((node) => node.family));
     for (const name of [...families].sort()) entry(name.replace("_", "-"), { hue: hues[name] ?? 0, plain: plainFamily(name) });
-  } else if (colouring === "group") {
+  } else if (coloring === "group") {
     entry("in no group", { hue: 0, plain: true });
     const kinds = new Set(data.graph.groups.map((group) => group.kind).filter(Boolean));
     for (const kind of [...kinds].sort()) entry(kind.replace("_", "-"), { hue: 137, plain: false });
   } else {
     entry("none", { hue: 230, plain: true });
-    entry(`little ${colouring}`, { hue: 230, plain: false });
+    entry(`little ${coloring}`, { hue: 230, plain: false });
     entry("most", { hue: 0, plain: false });
   }
 }

@@ -54,9 +54,9 @@ function makeHeader() {
   levelNames.forEach((name, i) => {
     element("button", name, undefined, document.getElementById("levels")).onclick = () => setLevel(i);
   });
-  const choice = document.getElementById("colour");
-  for (const name of Object.keys(colourings)) element("option", name, undefined, choice);
-  choice.onchange = () => { colouring = choice.value; recolour(); showLegend(); redraw(); };
+  const choice = document.getElementById("color");
+  for (const name of Object.keys(colorings)) element("option", name, undefined, choice);
+  choice.onchange = () => { coloring = choice.value; recolor(); showLegend(); redraw(); };
   document.getElementById("fit").onclick = () => { fit(); redraw(); };
 }
 
@@ -176,7 +176,7 @@ draggable(document.getElementById("splitter"), (dx, dy) => {
 // -- start -----------------------------------------------------------------------------------------------------------------
 
 window.onresize = drawAll;
-matchMedia("(prefers-color-scheme: dark)").onchange = () => { readTheme(); recolour(); showLegend(); drawAll(); };
+matchMedia("(prefers-color-scheme: dark)").onchange = () => { readTheme(); recolor(); showLegend(); drawAll(); };
 readTheme();
 makeHeader();
 showLegend();

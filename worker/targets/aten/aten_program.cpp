@@ -21,8 +21,8 @@
 #include "worker/targets/aten/host_memory.h"
 #include "worker/targets/aten/kernels/depthwise.h"
 #include "worker/targets/aten/kernels/images.h"
+#include "worker/targets/aten/kernels/layout_conversion.h"
 #include "worker/targets/aten/kernels/packed_weights.h"
-#include "worker/targets/aten/kernels/turn.h"
 
 namespace torch_remote::worker::aten {
 namespace {
@@ -133,9 +133,9 @@ void AtenProgram::find_lifetimes() {
       if (std::exchange(noted_for[buffer], n) != n) nodes_[n].buffers.push_back(buffer);
     });
     nodes_[n].packs_weights = operations_[n] && !target_.is_gpu() && may_pack_weights(graph_.nodes[n]);
-    nodes_[n].depthwise =
-        operations_[n] && !target_.is_gpu() && operations_[n]->makes_results() && may_be_depthwise(graph_.nodes[n]);
-    nodes_[n].of_images = operations_[n] && !target_.is_gpu() && may_be_of_images(graph_.nodes[n]);
+    nodes_[n].depthwise = operations_[n] && !target_.is_gpu() && operations_[n]->makes_results() &&
+                          may_use_depthwise_loops(graph_.nodes[n]);
+    nodes_[n].image_kernels = operations_[n] && !target_.is_gpu() && may_use_image_kernels(graph_.nodes[n]);
     if (!operations_[n] || !operations_[n]->makes_results()) continue;
     for_each_result_view(graph_.nodes[n], [&](const Arg& result) {
       const uint32_t buffer = graph_.views[result.a].buffer;
@@ -225,7 +225,7 @@ void AtenProgram::update(const int64_t* symbols) {
     if (operation) operation->update(symbols);
   }
   if (resized) {
-    for (NodeState& node : nodes_) node.proven = false;
+    for (NodeState& node : nodes_) node.out_variant_checked = false;
     update_threads(symbols);
   }
   updated_ = true;
@@ -237,7 +237,7 @@ void AtenProgram::update_threads(const int64_t* symbols) {
     tuner_->resize(work_, &parallel_);
   } else {
     parallel_.resize(work_.size());
-    for (size_t n = 0; n < work_.size(); ++n) parallel_[n] = work_[n] >= kWorthThreads && !target_.is_gpu();
+    for (size_t n = 0; n < work_.size(); ++n) parallel_[n] = work_[n] >= kMinParallelWork && !target_.is_gpu();
   }
   parallel_work_ = largest_work_ = 0;
   for (size_t n = 0; n < work_.size(); ++n) {
@@ -278,18 +278,19 @@ void AtenProgram::run(tr_run& run, uint32_t* node) {
   }
   deterministic_ = (run.math & ir::kDeterministic) != 0;
   if (deterministic_) {
-    if (parallel_work_ >= kWorthWaking) threads_.expect();
-    awake_ = true;  // deterministic runs always use the same number of threads, whether or not the threads are asleep
+    if (parallel_work_ >= kMinWakeWork) threads_.begin_wake();
+    use_threads_ =
+        true;  // deterministic runs always use the same number of threads, whether or not the threads are asleep
   } else if (parallel_work_ > 0) {
-    const bool worth_waking = parallel_work_ >= kWorthWaking;
-    if (leaves_core(largest_work_) && threads_.one_but_one()) {
-      threads_.rest();
+    const bool worth_waking = parallel_work_ >= kMinWakeWork;
+    if (should_leave_core(largest_work_) && threads_.leaves_one_thread()) {
+      threads_.sleep();
     } else if (worth_waking) {
-      threads_.expect();
+      threads_.begin_wake();
     }
-    awake_ = worth_waking || !threads_.resting();
+    use_threads_ = worth_waking || !threads_.sleeping();
   }
-  const bool tuning = tuner_ && tuner_->open() && !deterministic_;
+  const bool tuning = tuner_ && tuner_->needs_samples() && !deterministic_;
   if (run.times) {
     tuning ? run_nodes<true, true>(run, node, missing) : run_nodes<true, false>(run, node, missing);
   } else {
@@ -304,16 +305,16 @@ void AtenProgram::run_nodes(tr_run& run, uint32_t* node, bool missing) {
     *node = n;
     if constexpr (timed) run.times[n - run.first] = now();
     if (missing) allocate_missing(run, n);
-    if (tuning && tuner_->open(n)) {
+    if (tuning && tuner_->needs_samples(n)) {
       const uint64_t begin = now();
       threads_.set(tuner_->next(n));
       run_node(run, n);
       tuner_->add(n, now() - begin, &parallel_);
     } else {
-      if (parallel_[n] && !deterministic_ && leaves_core(work_[n])) {
-        threads_.set_but_one();
+      if (parallel_[n] && !deterministic_ && should_leave_core(work_[n])) {
+        threads_.leave_one_core();
       } else {
-        threads_.set(parallel_[n] && awake_);
+        threads_.set(parallel_[n] && use_threads_);
       }
       run_node(run, n);
     }
@@ -367,25 +368,27 @@ class AtenProgram::PackedWeights {
 
 // For one call of a convolution of a contiguous (NCHW) image whose result is channels last, replaces the image by a
 // channels-last copy. Otherwise torch would compute a contiguous result, and we would copy it.
-class AtenProgram::TurnedImage {
+class AtenProgram::ChannelsLastImage {
  public:
-  TurnedImage(AtenProgram& program, uint32_t index) {
+  ChannelsLastImage(AtenProgram& program, uint32_t index) {
     if (!program.nodes_[index].packs_weights) return;
     const ir::Node& node = program.graph_.nodes[index];
     const at::Tensor &image = program.views_[node.args[kImage].a], &result = program.views_[node.results[0].a];
     ImageLayout made, given;
-    if (!find_image_layout(result, &made) || !made.last() || !find_image_layout(image, &given) || given.last()) return;
-    at::Tensor turned = at::empty_like(image, at::MemoryFormat::ChannelsLast);
-    if (!copy_turned(image, turned)) return;
+    if (!find_image_layout(result, &made) || !made.is_channels_last() || !find_image_layout(image, &given) ||
+        given.is_channels_last())
+      return;
+    at::Tensor channels_last = at::empty_like(image, at::MemoryFormat::ChannelsLast);
+    if (!copy_converting_layout(image, channels_last)) return;
     operation_ = &*program.operations_[index];
     image_ = image;
-    operation_->set_tensor(kImage, std::move(turned));
+    operation_->set_tensor(kImage, std::move(channels_last));
   }
-  ~TurnedImage() {
+  ~ChannelsLastImage() {
     if (operation_) operation_->set_tensor(kImage, std::move(image_));
   }
-  TurnedImage(const TurnedImage&) = delete;
-  TurnedImage& operator=(const TurnedImage&) = delete;
+  ChannelsLastImage(const ChannelsLastImage&) = delete;
+  ChannelsLastImage& operator=(const ChannelsLastImage&) = delete;
 
  private:
   static constexpr size_t kImage = 0;  // argument
@@ -396,21 +399,21 @@ class AtenProgram::TurnedImage {
 
 void AtenProgram::run_node(tr_run& run, uint32_t index) {
   Operation& operation = *operations_[index];
-  const TurnedImage turned(*this, index);
+  const ChannelsLastImage channels_last(*this, index);
   PackedWeights packed(*this, run, index);
   bool done = packed.result.defined();
   if (done) {
     stack_.clear();
     stack_.emplace_back(std::move(packed.result));
-  } else if ((nodes_[index].depthwise && run_depthwise(index)) || (nodes_[index].of_images && run_images(index))) {
+  } else if ((nodes_[index].depthwise && run_depthwise(index)) || (nodes_[index].image_kernels && run_images(index))) {
     done = true;
-  } else if (operation.mode() == Operation::Mode::kOut && !nodes_[index].proven) {
+  } else if (operation.mode() == Operation::Mode::kOut && !nodes_[index].out_variant_checked) {
     call_out(run, index);
   } else {
     operation.call(stack_);
   }
   if (ir::op_desc(graph_.nodes[index].opcode).flags & ir::kOpOut) resolve_written(graph_.nodes[index]);
-  if (operation.makes_results() || done) take_results(run, graph_.nodes[index]);
+  if (operation.makes_results() || done) store_results(run, graph_.nodes[index]);
   for (uint32_t b : nodes_[index].dead_after) {
     tr_buffer& buffer = run.buffers[b];
     if (buffer.release) buffer.release(buffer.owner);
@@ -433,7 +436,7 @@ bool AtenProgram::run_images(uint32_t index) {
   const ir::Node& node = graph_.nodes[index];
   const Operation& operation = *operations_[index];
   const auto arguments = operation.arguments().first(operation.schema().arguments().size());
-  std::vector<at::Tensor> results = on_images(node, arguments, views_[node.results[0].a]);
+  std::vector<at::Tensor> results = run_image_kernel(node, arguments, views_[node.results[0].a]);
   stack_.assign(std::make_move_iterator(results.begin()), std::make_move_iterator(results.end()));
   return !results.empty();
 }
@@ -458,7 +461,7 @@ bool same_strides(const at::Tensor& a, const at::Tensor& b) {
 }  // namespace
 
 // Whether the functional overload's results, which are on the stack, have the layout that the program expects.
-bool AtenProgram::is_natural(const ir::Node& node) const {
+bool AtenProgram::has_expected_layout(const ir::Node& node) const {
   bool same = stack_.size() == node.results.size();
   for (size_t i = 0; same && i < node.results.size(); ++i) {
     if (node.results[i].tag != ArgTag::kView || !stack_[i].isTensor()) return false;
@@ -476,11 +479,11 @@ void AtenProgram::call_out(tr_run& run, uint32_t index) {
   const ir::Node& node = graph_.nodes[index];
   NodeState& state = nodes_[index];
   // Some out variants write wrong values when the result's layout is not the one that the op would choose itself.
-  if (!state.natural && !is_packed(node)) {
+  if (!state.layout_matches && !is_packed(node)) {
     operation.call_functional(stack_);
-    state.natural = is_natural(node);
-    if (state.natural) {
-      take_results(run, node);
+    state.layout_matches = has_expected_layout(node);
+    if (state.layout_matches) {
+      store_results(run, node);
     } else {
       operation.stop_using_out();
     }
@@ -491,13 +494,13 @@ void AtenProgram::call_out(tr_run& run, uint32_t index) {
     NoWarnings silent;
     const c10::WarningUtils::WarningHandlerGuard guard(&silent);
     operation.call(stack_);
-    state.proven = results_untouched(node, run.symbols);
+    state.out_variant_checked = results_untouched(node, run.symbols);
   } catch (const c10::OutOfMemoryError&) {
     throw;
   } catch (const c10::Error&) {
-    state.proven = false;
+    state.out_variant_checked = false;
   }
-  if (state.proven) return;
+  if (state.out_variant_checked) return;
   stack_.clear();
   for_each_result_view(node, [&](const Arg& result) {
     views_[result.a]._set_conj(false);
@@ -544,7 +547,7 @@ bool AtenProgram::results_untouched(const ir::Node& node, const int64_t* symbols
   return same;
 }
 
-void AtenProgram::take_results(tr_run& run, const ir::Node& node) {
+void AtenProgram::store_results(tr_run& run, const ir::Node& node) {
   const ir::OpDesc& desc = ir::op_desc(node.opcode);
   TORCH_CHECK(stack_.size() == node.results.size(), "remote: the op returned ", stack_.size(), " results instead of ",
               node.results.size());
@@ -552,14 +555,14 @@ void AtenProgram::take_results(tr_run& run, const ir::Node& node) {
     const Arg& result = node.results[i];
     c10::IValue value = std::move(stack_[i]);
     if (result.tag == ArgTag::kView) {
-      take_tensor(run, result, std::move(value).toTensor());
+      store_tensor(run, result, std::move(value).toTensor());
     } else if (result.tag == ArgTag::kList) {
       std::vector<at::Tensor> tensors = value.toTensorVector();
       value = c10::IValue();
       TORCH_CHECK(tensors.size() == result.items.size(), "remote: the op returned a list of ", tensors.size(),
                   " tensors, the program expects ", result.items.size());
       for (size_t j = 0; j < tensors.size(); ++j) {
-        if (result.items[j].tag == ArgTag::kView) take_tensor(run, result.items[j], std::move(tensors[j]));
+        if (result.items[j].tag == ArgTag::kView) store_tensor(run, result.items[j], std::move(tensors[j]));
       }
     } else if (!value.isTensor() && !value.isTensorList() && (desc.flags & ir::kOpHostResult)) {
       add_host_result(run, value, desc.results[i].kind);
@@ -597,13 +600,13 @@ bool AtenProgram::is_sole_owner(const at::Tensor& tensor) const {
          tensor.device() == target_.device;
 }
 
-void AtenProgram::take_tensor(tr_run& run, const Arg& result, at::Tensor tensor) {
+void AtenProgram::store_tensor(tr_run& run, const Arg& result, at::Tensor tensor) {
   const ir::View& view = graph_.views[result.a];
   TORCH_CHECK_NOT_IMPLEMENTED(
       !tensor.defined() || (tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.is_quantized()),
       "remote: the op makes a tensor of layout ", tensor.layout(), " and dtype ", tensor.scalar_type(),
       tensor.is_nested() ? ", nested," : "", " and the device has no such tensors; make it on the CPU");
-  if (view.dynamic) return take_dynamic(run, view, std::move(tensor));
+  if (view.dynamic) return store_dynamic(run, view, std::move(tensor));
   const at::Tensor& expected = views_[result.a];
   TORCH_CHECK(tensor.defined(), "remote: the op returned no tensor where the program expects one");
   // The statistics of norms have another precision on other devices; the program's dtype counts.
@@ -627,10 +630,10 @@ void AtenProgram::take_tensor(tr_run& run, const Arg& result, at::Tensor tensor)
     buffer = allocate(host_, nbytes);
     bind(view.buffer, buffer);
   }
-  if (!copy_turned(tensor, expected)) expected.copy_(tensor);
+  if (!copy_converting_layout(tensor, expected)) expected.copy_(tensor);
 }
 
-void AtenProgram::take_dynamic(tr_run& run, const ir::View& view, at::Tensor tensor) {
+void AtenProgram::store_dynamic(tr_run& run, const ir::View& view, at::Tensor tensor) {
   if (!tensor.defined()) return add_word(run, -1);
   add_word(run, static_cast<int64_t>(tensor.scalar_type()));
   add_word(run, tensor.dim());

@@ -34,7 +34,7 @@ class AtenProgram {
 
  private:
   class PackedWeights;
-  class TurnedImage;
+  class ChannelsLastImage;
   struct BufferState {
     c10::Storage storage;
     void* data = nullptr;  // the address that the storage points to
@@ -47,9 +47,9 @@ class AtenProgram {
     std::vector<uint32_t> dead_after;  // buffers that this program creates and that no later node needs
     bool packs_weights = false;        // the node is a convolution whose weights may be packed
     bool depthwise = false;            // the node may be a depthwise convolution that our own loops compute
-    bool of_images = false;            // the node may be one that our own image kernels compute
-    bool proven = false;               // kOut: a call with these sizes left the results' tensors unchanged
-    bool natural = false;              // kOut: the op itself would choose this layout for the results
+    bool image_kernels = false;        // the node may be one that our own image kernels compute
+    bool out_variant_checked = false;  // kOut: a call with these sizes left the results' tensors unchanged
+    bool layout_matches = false;       // kOut: the op itself would choose this layout for the results
   };
 
   at::Tensor tensor_of(const ir::Arg& arg, const ir::Node& node);
@@ -66,19 +66,19 @@ class AtenProgram {
   void run_nodes(tr_run& run, uint32_t* node, bool missing);
   void run_node(tr_run& run, uint32_t index);
   // Whether an op of this estimated work should leave the client a core that all threads together would use.
-  bool leaves_core(double work) const { return aten::leaves_core(host_, threads_, work < kWorthWaking); }
+  bool should_leave_core(double work) const { return aten::should_leave_core(host_, threads_, work < kMinWakeWork); }
   bool run_depthwise(uint32_t index);
   bool run_images(uint32_t index);
   void call_out(tr_run& run, uint32_t index);
   // Whether only this tensor holds its memory, so that the memory can become a buffer.
   bool is_sole_owner(const at::Tensor& tensor) const;
   bool is_packed(const ir::Node& node) const;
-  bool is_natural(const ir::Node& node) const;
+  bool has_expected_layout(const ir::Node& node) const;
   void resolve_written(const ir::Node& node);
   bool results_untouched(const ir::Node& node, const int64_t* symbols) const;
-  void take_results(tr_run& run, const ir::Node& node);
-  void take_tensor(tr_run& run, const ir::Arg& result, at::Tensor tensor);
-  void take_dynamic(tr_run& run, const ir::View& view, at::Tensor tensor);
+  void store_results(tr_run& run, const ir::Node& node);
+  void store_tensor(tr_run& run, const ir::Arg& result, at::Tensor tensor);
+  void store_dynamic(tr_run& run, const ir::View& view, at::Tensor tensor);
   void add_host_result(tr_run& run, const c10::IValue& value, ir::ResultKind kind);
   void allocate_missing(tr_run& run, uint32_t index);
 
@@ -105,7 +105,7 @@ class AtenProgram {
   std::vector<bool> parallel_;  // per node: whether it runs on several threads
   double largest_work_ = 0;     // largest work_ of a parallel node
   double parallel_work_ = 0;    // sum of work_ over the parallel nodes
-  bool awake_ = true;           // the threads are awake in this run, or it is worth waking them
+  bool use_threads_ = true;     // the threads are awake in this run, or it is worth waking them
   bool deterministic_ = false;  // this run must give the same bits at any time and load
   std::optional<ThreadTuner> tuner_;
   c10::Stack stack_;

@@ -33,9 +33,9 @@ std::array<std::atomic<const tr_host*>, kMostGpus>& hosts() {
 void* allocate_on_gpu(size_t nbytes, int device, CUstream_st*) {
   const tr_host* host = hosts().at(static_cast<size_t>(device)).load(std::memory_order_acquire);
   TORCH_CHECK(host != nullptr, "remote: nobody has memory of GPU ", device);
-  return take_memory(*host, nbytes);
+  return allocate_memory(*host, nbytes);
 }
-void free_on_gpu(void* data, size_t, int, CUstream_st*) { give_memory(data); }
+void free_on_gpu(void* data, size_t, int, CUstream_st*) { free_memory(data); }
 
 // Path of a library in the directory of the libtorch_cpu.so that this plugin uses.
 std::string beside_torch(const char* name) {
@@ -124,16 +124,16 @@ void open_gpu(const tr_host& host) {
     TORCH_CHECK(host.gpu < guard.deviceCount(), "remote: CUDA's libtorch sees ", static_cast<int>(guard.deviceCount()),
                 " GPUs, and GPU ", host.gpu, " is wanted");
   } catch (...) {
-    leave_gpu(host);
+    close_gpu(host);
     throw;
   }
 }
 
-void leave_gpu(const tr_host& host) {
+void close_gpu(const tr_host& host) {
   if (has_gpu(host)) hosts()[static_cast<size_t>(host.gpu)].store(nullptr, std::memory_order_release);
 }
 
-OnTarget::OnTarget(const tr_host& host, uint32_t math)
+MathModeScope::MathModeScope(const tr_host& host, uint32_t math)
     : is_gpu_(has_gpu(host)), stream_(c10::Stream::DEFAULT, c10::Device(c10::kCPU)) {
   set_math(math);
   if (!is_gpu_) return;
@@ -142,7 +142,7 @@ OnTarget::OnTarget(const tr_host& host, uint32_t math)
   stream_ = guard.exchangeStream(stream_of(host));
 }
 
-OnTarget::~OnTarget() {
+MathModeScope::~MathModeScope() {
   if (!is_gpu_) return;
   const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
   (void)guard.exchangeStream(stream_);

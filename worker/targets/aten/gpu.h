@@ -24,19 +24,19 @@ struct Target {
 };
 Target target_of(const tr_host& host);
 
-// Opens CUDA's libtorch and makes it allocate from the host, which must live until `leave_gpu`. Throws c10::Error if
+// Opens CUDA's libtorch and makes it allocate from the host, which must live until `close_gpu`. Throws c10::Error if
 // the library cannot be used or the driver fails.
 void open_gpu(const tr_host& host);
-void leave_gpu(const tr_host& host);
+void close_gpu(const tr_host& host);
 
 // While an object lives, this thread's calls use these math modes (ir/math_modes.h) and, if the host has a GPU, its
 // stream. The modes are global to the process, so this must not be used in the user's process.
-class OnTarget {
+class MathModeScope {
  public:
-  OnTarget(const tr_host& host, uint32_t math);
-  ~OnTarget();
-  OnTarget(const OnTarget&) = delete;
-  OnTarget& operator=(const OnTarget&) = delete;
+  MathModeScope(const tr_host& host, uint32_t math);
+  ~MathModeScope();
+  MathModeScope(const MathModeScope&) = delete;
+  MathModeScope& operator=(const MathModeScope&) = delete;
 
  private:
   const bool is_gpu_;

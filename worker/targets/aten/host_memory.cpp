@@ -63,10 +63,10 @@ class HostAllocator final : public c10::Allocator {
     const c10::Device cpu(c10::DeviceType::CPU);
     const tr_host* host = host_.load(std::memory_order_acquire);
     if (!host) return c10::GetDefaultCPUAllocator()->allocate(nbytes);
-    void* const data = take_memory(*host, nbytes);
-    return {data, data, give_memory, cpu};
+    void* const data = allocate_memory(*host, nbytes);
+    return {data, data, free_memory, cpu};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return give_memory; }
+  c10::DeleterFnPtr raw_deleter() const override { return free_memory; }
   void copy_data(void* destination, const void* source, std::size_t count) const override {
     std::memcpy(destination, source, count);
   }
@@ -83,14 +83,14 @@ HostAllocator& host_allocator() {
 
 }  // namespace
 
-void* take_memory(const tr_host& host, uint64_t nbytes) {
+void* allocate_memory(const tr_host& host, uint64_t nbytes) {
   if (nbytes == 0) return nullptr;
   const tr_buffer buffer = allocate(host, nbytes);
   owners().add(buffer);
   return buffer.data;
 }
 
-void give_memory(void* data) {
+void free_memory(void* data) {
   if (!data) return;  // 0 bytes
   const std::optional<tr_buffer> buffer = owners().take(data);
   // The block is torch's own, from a time without a host: callers without a DataPtr release all blocks the same way.
@@ -103,7 +103,7 @@ void use_host_memory(const tr_host* host) {
   c10::SetCPUAllocator(&host_allocator(), kPriority);
 }
 
-void leave_host_memory() { host_allocator().set_host(nullptr); }
+void reset_host_memory() { host_allocator().set_host(nullptr); }
 
 tr_buffer take_storage(c10::Storage storage) {
   const uint64_t nbytes = storage.nbytes();

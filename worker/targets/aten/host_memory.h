@@ -7,13 +7,13 @@
 // Makes the host's memory torch's CPU allocator, so that an op's result can be handed over as a buffer.
 namespace torch_remote::worker::aten {
 
-// Replaces torch's CPU allocator in the whole process from now on. `host` must live until `leave_host_memory`.
+// Replaces torch's CPU allocator in the whole process from now on. `host` must live until `reset_host_memory`.
 void use_host_memory(const tr_host* host);
-void leave_host_memory();
+void reset_host_memory();
 
 // Allocates host memory for callers that keep only an address. Returns null for 0 bytes. Throws c10::OutOfMemoryError.
-void* take_memory(const tr_host& host, uint64_t nbytes);
-void give_memory(void* data);
+void* allocate_memory(const tr_host& host, uint64_t nbytes);
+void free_memory(void* data);
 
 // Returns a buffer that owns the tensor's storage. No other tensor may use the storage.
 tr_buffer take_storage(c10::Storage storage);

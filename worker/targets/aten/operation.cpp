@@ -104,7 +104,7 @@ void collect_symbols(const Arg& arg, std::vector<ir::Sym>& symbols) {
 }
 
 void refuse_harmful(const c10::OperatorHandle& op, std::string_view name) {
-  const char* why = why_refused(name);
+  const char* why = refusal_reason(name);
   if (op.hasTag(at::Tag::inplace_view)) why = "changes what a tensor is instead of its elements";
   TORCH_CHECK_NOT_IMPLEMENTED(why == nullptr, "remote: the worker does not run '", name, "': it ", why);
 }
@@ -258,7 +258,7 @@ void Operation::add_argument(const Arg& arg, const c10::Argument& argument,
     }
     case ArgTag::kGenerator:
       check(type.kind() == c10::TypeKind::GeneratorType && optional);
-      random_ = own_generator_ = true;
+      random_ = has_generator_argument_ = true;
       seed_symbol_ = arg.a;
       generator_ = at::detail::createCPUGenerator();
       arguments_.emplace_back(generator_);
@@ -372,7 +372,7 @@ void Operation::call_kernel(const c10::OperatorHandle& op, c10::Stack& stack) {
     return;
   }
   const uint64_t seed = ir::Philox(seed_, offset_).derived_seed();
-  if (own_generator_) {
+  if (has_generator_argument_) {
     generator_.set_current_seed(seed);
     op.redispatchBoxed(keys, &stack);
   } else {

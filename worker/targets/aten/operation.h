@@ -82,9 +82,9 @@ class Operation {
   Hazard hazard_ = Hazard::kNone;
   Guard guard_;
   std::optional<Casts> casts_;
-  bool has_kernel_ = false;     // torch has a kernel for the target
-  bool random_ = false;         // a generator is seeded before each call
-  bool own_generator_ = false;  // the op has a Generator argument; otherwise we seed the default generator
+  bool has_kernel_ = false;              // torch has a kernel for the target
+  bool random_ = false;                  // a generator is seeded before each call
+  bool has_generator_argument_ = false;  // the op has a Generator argument; otherwise we seed the default generator
   bool updated_ = false;
   uint64_t seed_ = 0, offset_ = 0;
   ir::Sym seed_symbol_ = ir::kNoSym;

@@ -29,7 +29,7 @@ struct tr_runner {
 
   tr_host host;
   bool inproc;
-  bool much = false;  // the current run has much work (see `begin`)
+  bool heavy_run = false;  // the current run has much work (see `begin`)
   torch_remote::worker::aten::Threads threads;
 };
 
@@ -54,7 +54,7 @@ int create(const tr_host* host, int threads, int inproc, tr_runner** runner, tr_
     if (!inproc) at::globalContext().setDeterministicFillUninitializedMemory(false);
     if (known.has_gpu == 0 && !inproc) {
       use_host_memory(&result->host);
-      ask_for_products(&result->host);
+      set_gemm_host(&result->host);
     }
     *runner = result.release();
     return 0;
@@ -65,10 +65,10 @@ int create(const tr_host* host, int threads, int inproc, tr_runner** runner, tr_
 }
 
 void destroy(tr_runner* runner) {
-  leave_gpu(runner->host);
+  close_gpu(runner->host);
   if (!runner->inproc) {
-    leave_host_memory();
-    ask_for_products(nullptr);
+    reset_host_memory();
+    set_gemm_host(nullptr);
   }
   delete runner;
 }
@@ -95,7 +95,7 @@ void unload(tr_runner* runner, tr_program* program) { delete program; }
 
 int run(tr_runner* runner, tr_program* program, tr_run* run, tr_error* error) {
   try {
-    std::optional<OnTarget> there;
+    std::optional<MathModeScope> there;
     if (!runner->inproc) there.emplace(runner->host, run->math);
     program->program.run(*run, &error->node);
     return 0;
@@ -112,10 +112,10 @@ int creates_buffer(const tr_program* program, uint32_t buffer) { return program-
 void choose_threads(tr_runner& runner, double grains) {
   constexpr double kGrainsWorthWaking = 64;
   Threads& threads = runner.threads;
-  const bool small = grains < kGrainsWorthWaking && !runner.much;
-  const bool parallel = grains >= 2 && !(small && threads.resting());
-  if (parallel && leaves_core(runner.host, threads, small)) {
-    threads.set_but_one();
+  const bool small = grains < kGrainsWorthWaking && !runner.heavy_run;
+  const bool parallel = grains >= 2 && !(small && threads.sleeping());
+  if (parallel && should_leave_core(runner.host, threads, small)) {
+    threads.leave_one_core();
   } else {
     threads.set(parallel);
   }
@@ -125,7 +125,7 @@ void choose_threads(tr_runner& runner, double grains) {
 void parallel_for(tr_runner* runner, int64_t count, int64_t grain,
                   void (*body)(void* context, int64_t begin, int64_t end), void* context) {
   choose_threads(*runner, static_cast<double>(count) / static_cast<double>(grain));
-  in_parallel(count, grain, [&](int64_t begin, int64_t end) { body(context, begin, end); });
+  run_parallel(count, grain, [&](int64_t begin, int64_t end) { body(context, begin, end); });
 }
 
 int has_op(tr_runner* runner, const char* name) {
@@ -139,8 +139,8 @@ int has_op(tr_runner* runner, const char* name) {
 }
 
 void begin(tr_runner* runner, int much) {
-  runner->much = much != 0;
-  if (much != 0 && !leaves_core(runner->host, runner->threads, false)) runner->threads.expect();
+  runner->heavy_run = much != 0;
+  if (much != 0 && !should_leave_core(runner->host, runner->threads, false)) runner->threads.begin_wake();
 }
 
 int multiply(tr_runner* runner, const tr_product* product) {
@@ -148,8 +148,8 @@ int multiply(tr_runner* runner, const tr_product* product) {
     const double work = static_cast<double>(std::max<int64_t>(product->batches, 1)) *
                         static_cast<double>(product->rows) * static_cast<double>(product->columns) *
                         static_cast<double>(product->depth);
-    choose_threads(*runner, work / kWorthThreads);
-    return run_product(*product) ? 0 : 1;
+    choose_threads(*runner, work / kMinParallelWork);
+    return run_gemm(*product) ? 0 : 1;
   } catch (...) {
     return 1;
   }
@@ -158,7 +158,7 @@ int multiply(tr_runner* runner, const tr_product* product) {
 // Threads that do not go to sleep at once do so after a while, so errors are ignored.
 void rest(tr_runner* runner) {
   try {
-    runner->threads.rest();
+    runner->threads.sleep();
   } catch (...) {  // NOLINT(bugprone-empty-catch)
   }
 }

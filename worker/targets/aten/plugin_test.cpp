@@ -495,10 +495,10 @@ std::vector<std::string> namespaces_of_torch() {
 TEST(Plugin, OfTorchsOpsOnlyThoseOfAtenRun) {
   TestRunner runner;
   for (const std::string& space : namespaces_of_torch()) {
-    EXPECT_EQ(why_refused(space + "::something") == nullptr, space == "remote") << space;
+    EXPECT_EQ(refusal_reason(space + "::something") == nullptr, space == "remote") << space;
   }
-  EXPECT_EQ(why_refused("mylib::add"), nullptr);
-  EXPECT_EQ(why_refused("aten::add.Tensor"), nullptr);
+  EXPECT_EQ(refusal_reason("mylib::add"), nullptr);
+  EXPECT_EQ(refusal_reason("aten::add.Tensor"), nullptr);
   const at::Tensor a = at::randn({3});
   for (const char* op : {"inductor::_reinterpret_tensor", "aten::_sparse_coo_tensor_unsafe"}) {
     TestGraph builder;

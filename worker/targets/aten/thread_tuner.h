@@ -19,24 +19,24 @@ class ThreadTuner {
   // The nodes' sizes have changed. `work`: each node's work, from `estimate_work`. Writes what is known to `parallel`.
   void resize(std::span<const double> work, std::vector<bool>* parallel);
   // Whether any node still needs measurements.
-  bool open() const { return open_ > 0; }
-  bool open(size_t node) const { return nodes_[node].open; }
-  // How an open node should run next: true for all threads.
+  bool needs_samples() const { return unmeasured_ > 0; }
+  bool needs_samples(size_t node) const { return nodes_[node].needs_samples; }
+  // How a node that needs samples should run next: true for all threads.
   bool next(size_t node) const { return nodes_[node].count[1] < nodes_[node].count[0]; }
   // Adds a time in ns, measured as `next` asked. Sets (*parallel)[node] once the faster choice is known.
   void add(size_t node, uint64_t ns, std::vector<bool>* parallel);
 
  private:
   struct Node {
-    double one_up_to;  // nodes with at most this work run faster on one thread
-    double all_from;
+    double single_thread_max_work;  // nodes with at most this work run faster on one thread
+    double all_threads_min_work;
     double work = 0;
-    bool open = false;
+    bool needs_samples = false;
     std::array<uint32_t, 2> count{};                        // samples, by choice: [0] one thread, [1] all
     std::array<std::array<uint64_t, kSamples>, 2> times{};  // ns, by choice
   };
   std::vector<Node> nodes_;
-  size_t open_ = 0;
+  size_t unmeasured_ = 0;
 };
 
 }  // namespace torch_remote::worker::aten

@@ -16,7 +16,7 @@ __attribute__((weak)) int omp_get_thread_num();
 namespace torch_remote::worker::aten {
 namespace {
 
-std::atomic<uint32_t> asleep{0};  // 1 while resting threads must sleep
+std::atomic<uint32_t> asleep{0};  // 1 while the threads must stay asleep
 
 }  // namespace
 
@@ -70,7 +70,7 @@ Threads::Threads(int count, bool fixed) {
   all_ = count_ = at::get_num_threads();
   cpu_set_t cores;
   const int core_count = sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : all_;
-  but_one_ = std::clamp(core_count - 1, 1, all_);
+  count_leaving_core_ = std::clamp(core_count - 1, 1, all_);
   cores_ = std::make_unique<Cores>(all_);
 }
 
@@ -81,11 +81,11 @@ void Threads::change(int count) {
 }
 
 // Starts a parallel region whose other threads sleep until they are woken. This thread leaves the region in `wake`.
-void Threads::rest() {
-  if (resting_ || !used_ || all_ <= 1) return;
+void Threads::sleep() {
+  if (sleeping_ || !used_ || all_ <= 1) return;
   if (!GOMP_parallel_start || !GOMP_parallel_end || !omp_get_thread_num) return;
   used_ = false;
-  resting_ = true;
+  sleeping_ = true;
   cores_->forget();
   asleep.store(1, std::memory_order_relaxed);
   const auto sleep = [](void* data) {
@@ -98,18 +98,18 @@ void Threads::rest() {
   GOMP_parallel_start(sleep, cores_.get(), static_cast<unsigned>(all_));
 }
 
-void Threads::expect() {
-  if (!resting_ || asleep.load(std::memory_order_relaxed) == 0) return;
+void Threads::begin_wake() {
+  if (!sleeping_ || asleep.load(std::memory_order_relaxed) == 0) return;
   cores_->spread();
   asleep.store(0, std::memory_order_release);
   asleep.notify_all();
 }
 
 void Threads::wake() {
-  if (!resting_) return;
-  expect();
+  if (!sleeping_) return;
+  begin_wake();
   GOMP_parallel_end();
-  resting_ = false;
+  sleeping_ = false;
   used_ = true;
   at::set_num_threads(count_);  // what was set inside of the region is lost when the region ends
 }

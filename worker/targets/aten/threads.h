@@ -16,10 +16,10 @@
 namespace torch_remote::worker::aten {
 
 // The work (ir/work.h) from which on a node gets several threads: about 20 us of one core.
-inline constexpr double kWorthThreads = 1 << 20;
+inline constexpr double kMinParallelWork = 1 << 20;
 // The parallel work of a run from which on we wake sleeping threads: some 600 us of one core. A wake-up takes 50 to 500
 // us, during which the threads contribute nothing.
-inline constexpr double kWorthWaking = 1 << 25;
+inline constexpr double kMinWakeWork = 1 << 25;
 
 // Chooses the cores on which sleeping threads wake. A scheduler may wake a thread on the core that it slept on, even if
 // that core is busy and others are idle. This happens on machines that do not report which cores share a cache. The
@@ -67,39 +67,39 @@ class Threads {
 
   void set(bool parallel) { use(parallel ? all_ : 1); }
   // For a parallel op while somebody else needs a core.
-  void set_but_one() { use(but_one_); }
+  void leave_one_core() { use(count_leaving_core_); }
   // Whether a core is left to others when all threads run.
-  bool spare_core() const { return but_one_ == all_; }
-  bool resting() const { return resting_; }
-  // Whether set_but_one() leaves a single thread.
-  bool one_but_one() const { return but_one_ == 1; }
+  bool has_spare_core() const { return count_leaving_core_ == all_; }
+  bool sleeping() const { return sleeping_; }
+  // Whether leave_one_core() leaves a single thread.
+  bool leaves_one_thread() const { return count_leaving_core_ == 1; }
 
   // No op will come for a while: spinning threads go to sleep at once. Until they wake, the calling thread works alone.
-  void rest();
+  void sleep();
   // The threads will be needed soon: wakes them without waiting.
-  void expect();
+  void begin_wake();
   // Waits until the threads are awake.
   void wake();
 
  private:
   void use(int count) {
-    if (count > 1 && resting_) wake();
+    if (count > 1 && sleeping_) wake();
     if (count != count_) change(count);
   }
   void change(int count);
 
   int all_ = 1;
-  int but_one_ = 1;   // the number of threads that leaves a core to others
-  int count_ = 1;     // the number in use
-  bool used_ = true;  // several threads ran since the last rest
-  bool resting_ = false;
+  int count_leaving_core_ = 1;  // the number of threads that leaves a core to others
+  int count_ = 1;               // the number in use
+  bool used_ = true;            // several threads ran since the last sleep
+  bool sleeping_ = false;
   std::unique_ptr<Cores> cores_;  // the cores of the sleeping threads
 };
 
-// Whether work should leave a core to the client, with set_but_one: if all threads would take all cores, and
+// Whether work should leave a core to the client, with leave_one_core: if all threads would take all cores, and
 // the client computes or, for `small` work, only polls for the answer.
-inline bool leaves_core(const tr_host& host, const Threads& threads, bool small) {
-  if (threads.spare_core() || !host.client_activity) return false;
+inline bool should_leave_core(const tr_host& host, const Threads& threads, bool small) {
+  if (threads.has_spare_core() || !host.client_activity) return false;
   const tr_client client = host.client_activity(host.context);
   return client == TR_CLIENT_COMPUTES || (client == TR_CLIENT_LOOKS && small);
 }

@@ -42,12 +42,12 @@ TEST(Threads, LeavesACore) {
   std::thread([] {
     const int cores = static_cast<int>(processor_cores());
     Threads few(1, /*fixed=*/false);
-    EXPECT_EQ(few.spare_core(), cores > 1);
+    EXPECT_EQ(few.has_spare_core(), cores > 1);
     Threads all(cores, /*fixed=*/false);
-    EXPECT_EQ(all.spare_core(), cores == 1);
+    EXPECT_EQ(all.has_spare_core(), cores == 1);
     all.set(true);
     EXPECT_EQ(at::get_num_threads(), cores);
-    all.set_but_one();
+    all.leave_one_core();
     EXPECT_EQ(at::get_num_threads(), std::max(1, cores - 1));
   }).join();
 }
@@ -72,7 +72,7 @@ TEST(Threads, AClientThatComputesKeepsItsCore) {
   std::thread([] {
     const int cores = static_cast<int>(processor_cores());
     TestRunner runner(false, uint64_t{1} << 30, cores);
-    constexpr int64_t kMuch = static_cast<int64_t>(kWorthWaking / ir::kWorkPerElement);
+    constexpr int64_t kMuch = static_cast<int64_t>(kMinWakeWork / ir::kWorkPerElement);
     EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_RESTS), cores);
     EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_COMPUTES), std::max(1, cores - 1));
     EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_RESTS), cores);
@@ -85,7 +85,7 @@ TEST(Threads, ALittleWorkDoesNotWakeThem) {
   std::thread([] {
     const int cores = static_cast<int>(processor_cores());
     TestRunner runner(false, uint64_t{1} << 30, cores);
-    constexpr int64_t kMuch = static_cast<int64_t>(kWorthWaking / ir::kWorkPerElement), kSome = kMuch / 4;
+    constexpr int64_t kMuch = static_cast<int64_t>(kMinWakeWork / ir::kWorkPerElement), kSome = kMuch / 4;
     EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_RESTS), cores);
     EXPECT_EQ(threads_of_sums(runner, kSome, TR_CLIENT_RESTS), cores);  // the threads are awake
     runner.api->rest(runner.runner);
@@ -131,10 +131,10 @@ TEST(Threads, SleepWhileTheyRestAndComeBack) {
     for (int i = 0; i < 3; ++i) {  // other processes use the machine, too
       const Region before = run_region();
       EXPECT_EQ(before.threads, 2);
-      threads.rest();
+      threads.sleep();
       EXPECT_EQ(run_region().threads, 1);  // work in between still runs
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      threads.expect();
+      threads.begin_wake();
       threads.set(true);
       EXPECT_EQ(at::get_num_threads(), 2);
       const Region after = run_region();
@@ -143,14 +143,14 @@ TEST(Threads, SleepWhileTheyRestAndComeBack) {
     }
     EXPECT_LT(used, 10'000'000);  // threads that are not put to sleep spin for longer
     threads.set(false);
-    threads.rest();
+    threads.sleep();
     threads.set(false);
     EXPECT_EQ(at::get_num_threads(), 1);
     threads.wake();
     EXPECT_EQ(at::get_num_threads(), 1);
     threads.set(true);
     EXPECT_EQ(run_region().threads, 2);
-    threads.rest();  // they are destroyed while they rest
+    threads.sleep();  // they are destroyed while they sleep
   }).join();
 }
 
@@ -203,7 +203,7 @@ std::vector<bool> parallel_of(TestGraph& builder) {
   ir::estimate_work(builder.graph, values.data(), &work);
   std::vector<bool> parallel;
   parallel.reserve(work.size());
-  for (const double w : work) parallel.push_back(w >= kWorthThreads);
+  for (const double w : work) parallel.push_back(w >= kMinParallelWork);
   return parallel;
 }
 
@@ -227,7 +227,7 @@ TEST(EstimateWork, TellsOpsThatAreWorthThreads) {
 // Runs the node until its choice is known. `ns`: its time with one thread and with all threads.
 void tune(ThreadTuner& tuner, size_t node, std::array<uint64_t, 2> ns, std::vector<bool>& parallel) {
   uint32_t times = 0;
-  for (; tuner.open(node); ++times) {
+  for (; tuner.needs_samples(node); ++times) {
     // Any single run may be disturbed.
     tuner.add(node, ns[tuner.next(node)] + (times % 3 == 0 ? 1'000'000 : 0), &parallel);
   }
@@ -237,33 +237,34 @@ void tune(ThreadTuner& tuner, size_t node, std::array<uint64_t, 2> ns, std::vect
 TEST(ThreadTuner, KeepsTheFasterWay) {
   ThreadTuner tuner;
   std::vector<bool> parallel;
-  const std::vector<double> work = {kWorthThreads / 2, kWorthThreads * 2, kWorthThreads / 1000, kWorthThreads * 1000};
+  const std::vector<double> work = {kMinParallelWork / 2, kMinParallelWork * 2, kMinParallelWork / 1000,
+                                    kMinParallelWork * 1000};
   tuner.resize(work, &parallel);
   EXPECT_EQ(parallel, (std::vector<bool>{false, true, false, true}));  // the estimates, until more is known
-  EXPECT_TRUE(tuner.open(0) && tuner.open(1));
-  EXPECT_FALSE(tuner.open(2) || tuner.open(3));
+  EXPECT_TRUE(tuner.needs_samples(0) && tuner.needs_samples(1));
+  EXPECT_FALSE(tuner.needs_samples(2) || tuner.needs_samples(3));
   tune(tuner, 0, {9000, 6000}, parallel);
-  EXPECT_TRUE(tuner.open());
+  EXPECT_TRUE(tuner.needs_samples());
   tune(tuner, 1, {9000, 8900}, parallel);  // the gain is too small to take the other cores
-  EXPECT_FALSE(tuner.open());
+  EXPECT_FALSE(tuner.needs_samples());
   EXPECT_EQ(parallel, (std::vector<bool>{true, false, false, true}));
 }
 
 TEST(ThreadTuner, LearnsForOtherSizesToo) {
   ThreadTuner tuner;
   std::vector<bool> parallel;
-  tuner.resize(std::vector<double>{kWorthThreads}, &parallel);
+  tuner.resize(std::vector<double>{kMinParallelWork}, &parallel);
   tune(tuner, 0, {5000, 9000}, parallel);
-  tuner.resize(std::vector<double>{kWorthThreads / 3}, &parallel);
-  EXPECT_FALSE(tuner.open() || parallel[0]);
-  tuner.resize(std::vector<double>{kWorthThreads * 8}, &parallel);
-  ASSERT_TRUE(tuner.open());
+  tuner.resize(std::vector<double>{kMinParallelWork / 3}, &parallel);
+  EXPECT_FALSE(tuner.needs_samples() || parallel[0]);
+  tuner.resize(std::vector<double>{kMinParallelWork * 8}, &parallel);
+  ASSERT_TRUE(tuner.needs_samples());
   tune(tuner, 0, {40000, 25000}, parallel);
   EXPECT_TRUE(parallel[0]);
-  tuner.resize(std::vector<double>{kWorthThreads * 9}, &parallel);
-  EXPECT_TRUE(!tuner.open() && parallel[0]);
-  tuner.resize(std::vector<double>{kWorthThreads * 4}, &parallel);  // between two known sizes
-  EXPECT_TRUE(tuner.open() && parallel[0]);
+  tuner.resize(std::vector<double>{kMinParallelWork * 9}, &parallel);
+  EXPECT_TRUE(!tuner.needs_samples() && parallel[0]);
+  tuner.resize(std::vector<double>{kMinParallelWork * 4}, &parallel);  // between two known sizes
+  EXPECT_TRUE(tuner.needs_samples() && parallel[0]);
 }
 
 TEST(ThreadTuner, TunedProgramsComputeTheSame) {

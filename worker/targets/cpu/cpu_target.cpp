@@ -15,23 +15,23 @@
 #include "worker/targets/cache_folder.h"
 #include "worker/targets/cpu/compiled/attention_runner.h"
 #include "worker/targets/cpu/compiled/compiler.h"
+#include "worker/targets/cpu/compiled/gemm.h"
+#include "worker/targets/cpu/compiled/gemm_runner.h"
 #include "worker/targets/cpu/compiled/kernel_runner.h"
-#include "worker/targets/cpu/compiled/library_product.h"
-#include "worker/targets/cpu/compiled/product.h"
-#include "worker/targets/cpu/compiled/product_runner.h"
+#include "worker/targets/cpu/compiled/library_gemm.h"
 #include "worker/targets/probed_part.h"
 
 namespace torch_remote::worker {
 namespace {
 
-using Way = kernels::ProductChoices::Way;
+using Algorithm = kernels::GemmChoices::Algorithm;
 
 // Delay before a requested kernel is compiled: most first steps are over by then.
 constexpr std::chrono::milliseconds kCompileDelay{200};
 
 // Opens the runners of compiled kernels, attention and matmuls, if there is a compiler and it supports this processor.
 // *products then holds the algorithm choices for matmuls.
-Runners open_kernels(const DeviceOptions& options, Runner& plugin, std::shared_ptr<kernels::ProductChoices>* products) {
+Runners open_kernels(const DeviceOptions& options, Runner& plugin, std::shared_ptr<kernels::GemmChoices>* products) {
   const std::string target = kernels::host_target();
   if (options.codegen.empty() || options.inproc) return {};
   if (target.empty()) {
@@ -47,31 +47,30 @@ Runners open_kernels(const DeviceOptions& options, Runner& plugin, std::shared_p
     spdlog::warn("{}; ops are run one by one", status.message());
     return {};
   }
-  cache.tell_failure = [](const Status& why) { spdlog::warn("{}; ops are run one by one", why.message()); };
+  cache.on_failure = [](const Status& why) { spdlog::warn("{}; ops are run one by one", why.message()); };
   kernels::KernelRunnerOptions made;
   made.waits = cache.urgent;
   made.description = "kernels";
-  made.tell_refusal = [](std::string_view ops, std::string_view why) {
+  made.on_refusal = [](std::string_view ops, std::string_view why) {
     spdlog::debug("no kernel for a group ({}): {}; its ops are run one by one", ops, why);
   };
   made.threads = plugin.threads();
-  made.tell_choice = [](std::string_view ops, std::string_view way) {
-    spdlog::debug("a tuned group ({}) is done by {}", ops, way);
+  made.on_choice = [](std::string_view ops, std::string_view algorithm) {
+    spdlog::debug("a tuned group ({}) is done by {}", ops, algorithm);
   };
   const std::string about = target + ", " + processor_name() + ", " + plugin.description() + ", " +
                             std::to_string(options.threads) + " of " + std::to_string(processor_cores()) + " threads";
   made.choices = std::make_shared<kernels::GroupChoices>(cache.folder, about + ", " + cache.version);
-  *products = std::make_shared<kernels::ProductChoices>(
-      kernels::ProductChoices::Options{.loops = kernels::product_loops(target),
-                                       .threads = made.threads,
-                                       .library = plugin.products(),
-                                       .fixed = cache.urgent,
-                                       .folder = cache.folder,
-                                       .about = about});
+  *products = std::make_shared<kernels::GemmChoices>(kernels::GemmChoices::Options{.loops = kernels::gemm_loops(target),
+                                                                                   .threads = made.threads,
+                                                                                   .library = plugin.products(),
+                                                                                   .fixed = cache.urgent,
+                                                                                   .folder = cache.folder,
+                                                                                   .about = about});
   made.cache = std::make_shared<kernels::KernelCache>(std::move(cache));
   Runners runners;
-  runners.push_back(kernels::make_attention_runner({made.threads, made.tell_refusal}));
-  runners.push_back(kernels::make_product_runner({made.threads, *products, plugin.begins()}));
+  runners.push_back(kernels::make_attention_runner({made.threads, made.on_refusal}));
+  runners.push_back(kernels::make_gemm_runner({made.threads, *products, plugin.begins()}));
   runners.push_back(kernels::make_kernel_runner(std::move(made)));
   return runners;
 }
@@ -87,12 +86,13 @@ Status open_cpu(remote::Transport& transport, const DeviceOptions& options, std:
                           .trusted = options.trusted || !transport.shares_memory(),
                           .limit = options.memory_limit});
   std::unique_ptr<Runner> plugin;
-  const auto products = std::make_shared<std::shared_ptr<kernels::ProductChoices>>();
+  const auto products = std::make_shared<std::shared_ptr<kernels::GemmChoices>>();
   const auto product_way = [products, on = device.get()](const tr_product& product) {
     if (*products == nullptr) return TR_PRODUCT_AS_OP;
     // A measured choice may differ from one process to the next.
     if ((on->math() & ir::kDeterministic) != 0 && !(*products)->is_fixed()) return TR_PRODUCT_AS_OP;
-    return (*products)->way(kernels::shape_of(product)) == Way::kOneDnn ? TR_PRODUCT_ONEDNN : TR_PRODUCT_AS_OP;
+    return (*products)->algorithm(kernels::shape_of(product)) == Algorithm::kOneDnn ? TR_PRODUCT_ONEDNN
+                                                                                    : TR_PRODUCT_AS_OP;
   };
   Status status = make_plugin_runner(
       options.runner, {options.threads, options.inproc, &device->memory(), std::move(client_activity), product_way},

@@ -81,7 +81,7 @@ TEST_F(ProbeTest, FindsWhatIsThere) {
   EXPECT_TRUE(found.parts[0].version.starts_with("CUDA 1")) << found.parts[0].version;
   EXPECT_NE(part(found, "cuBLASLt").version.find('.'), std::string::npos);
   EXPECT_NE(to_probed(found).text.find("Nothing is missing"), std::string::npos) << to_probed(found).text;
-  EXPECT_EQ(machine.left(), "");  // All contexts were destroyed.
+  EXPECT_EQ(machine.leaks(), "");  // All contexts were destroyed.
 }
 
 TEST_F(ProbeTest, OneMissingLibraryIsNamedAndTheGpuStaysUsable) {

@@ -20,35 +20,35 @@ namespace {
 // The namespaces, in addition to aten::, that torch registers itself: helpers of its compilers, quantization and
 // distributed runtime, whose callers are trusted. `inductor::_reinterpret_tensor` makes a tensor that reaches outside
 // of its storage.
-constexpr std::array<std::string_view, 29> kTorchsOwn{"_c10d_functional",
-                                                      "_c10d_functional_autograd",
-                                                      "_dtensor",
-                                                      "_native",
-                                                      "_quantized",
-                                                      "_test",
-                                                      "c10",
-                                                      "c10d",
-                                                      "cuda",
-                                                      "debug_mode_ops",
-                                                      "debugprims",
-                                                      "export",
-                                                      "inductor",
-                                                      "inductor_prims",
-                                                      "metal",
-                                                      "mkl",
-                                                      "mkldnn",
-                                                      "mkldnn_prepacked",
-                                                      "onednn",
-                                                      "prepacked",
-                                                      "prim",
-                                                      "prims",
-                                                      "profiler",
-                                                      "quantization",
-                                                      "quantized",
-                                                      "rngprims",
-                                                      "sparse",
-                                                      "static_runtime",
-                                                      "symm_mem"};
+constexpr std::array<std::string_view, 29> kTorchNamespaces{"_c10d_functional",
+                                                            "_c10d_functional_autograd",
+                                                            "_dtensor",
+                                                            "_native",
+                                                            "_quantized",
+                                                            "_test",
+                                                            "c10",
+                                                            "c10d",
+                                                            "cuda",
+                                                            "debug_mode_ops",
+                                                            "debugprims",
+                                                            "export",
+                                                            "inductor",
+                                                            "inductor_prims",
+                                                            "metal",
+                                                            "mkl",
+                                                            "mkldnn",
+                                                            "mkldnn_prepacked",
+                                                            "onednn",
+                                                            "prepacked",
+                                                            "prim",
+                                                            "prims",
+                                                            "profiler",
+                                                            "quantization",
+                                                            "quantized",
+                                                            "rngprims",
+                                                            "sparse",
+                                                            "static_runtime",
+                                                            "symm_mem"};
 
 void check(bool good, const char* what) { TORCH_CHECK_INDEX(good, "index out of range: ", what); }
 
@@ -61,7 +61,7 @@ at::Tensor numbers(const at::Tensor& tensor) { return tensor.to(at::kLong).conti
 void check_pool(const at::Tensor& self, const at::Tensor& indices, int64_t dims) {
   int64_t plane = 1;
   for (int64_t d = std::max<int64_t>(0, self.dim() - dims); d < self.dim(); ++d) plane *= self.size(d);
-  check(all_inside(indices, plane), "a max pooling's indices lie outside of its input");
+  check(all_in_range(indices, plane), "a max pooling's indices lie outside of its input");
 }
 
 // The kernel compares the sizes of the pooled planes itself.
@@ -123,12 +123,12 @@ void grid_sampler_backward(c10::IValue* args) {
 
 void embedding_backward(c10::IValue* args) {
   if (!args[4].toBool()) return;  // otherwise the kernel checks the indices
-  check(all_inside(args[1].toTensor(), args[2].toInt()), "an embedding's indices lie outside of its weight");
+  check(all_in_range(args[1].toTensor(), args[2].toInt()), "an embedding's indices lie outside of its weight");
 }
 
 void check_bags(const at::Tensor& grad, const at::Tensor& indices, const at::Tensor& bags, int64_t rows) {
-  check(all_inside(indices, rows), "an embedding bag's indices lie outside of its weight");
-  check(bags.numel() == indices.numel() && grad.dim() == 2 && all_inside(bags, grad.size(0)),
+  check(all_in_range(indices, rows), "an embedding bag's indices lie outside of its weight");
+  check(bags.numel() == indices.numel() && grad.dim() == 2 && all_in_range(bags, grad.size(0)),
         "an embedding bag's bags lie outside of its gradient");
 }
 
@@ -155,8 +155,8 @@ void embedding_bag_composed_backward(c10::IValue* args) {
     return embedding_bag_backward(dense);
   }
   const at::Tensor& sizes = args[4].toTensor();
-  check(grad.dim() == 2 && all_inside(offsets, indices.numel() + 1) &&
-            offsets.lt(indices.numel()).sum().item<int64_t>() <= grad.size(0) && all_inside(indices, args[6].toInt()),
+  check(grad.dim() == 2 && all_in_range(offsets, indices.numel() + 1) &&
+            offsets.lt(indices.numel()).sum().item<int64_t>() <= grad.size(0) && all_in_range(indices, args[6].toInt()),
         "an embedding bag's offsets or indices lie outside of its gradient or weight");
   check_sizes(grad, sizes, args[8].toInt());
 }
@@ -171,8 +171,8 @@ void embedding_bag_weights_backward(c10::IValue* args) {
   const int64_t* begins = offsets.const_data_ptr<int64_t>();
   const int64_t before_end =
       std::count_if(begins, begins + offsets.numel(), [&](int64_t begin) { return begin < indices.numel(); });
-  check(all_inside(indices, weight.size(0)), "an embedding bag's indices lie outside of its weight");
-  check(all_inside(offsets, indices.numel() + 1) && offsets.numel() > 0 && begins[0] == 0 && grad.dim() == 2 &&
+  check(all_in_range(indices, weight.size(0)), "an embedding bag's indices lie outside of its weight");
+  check(all_in_range(offsets, indices.numel() + 1) && offsets.numel() > 0 && begins[0] == 0 && grad.dim() == 2 &&
             before_end <= grad.size(0),
         "an embedding bag's offsets lie outside of its indices or gradient");
 }
@@ -320,7 +320,7 @@ void need(bool holds, const char* op, const char* what) {
 
 }  // namespace
 
-const char* why_refused(std::string_view name) {
+const char* refusal_reason(std::string_view name) {
   const std::string_view space = name.substr(0, name.find("::"));
   const ir::Opcode opcode = ir::find_op(name);
   if (opcode < ir::kFirstOpaque) return nullptr;
@@ -334,7 +334,7 @@ const char* why_refused(std::string_view name) {
     return "is not known to stay inside of its operands' memory whatever its arguments are (ir/ops/allowed_ops.txt); "
            "use ops of docs/operators.md in its place";
   }
-  if (std::ranges::find(kTorchsOwn, space) == kTorchsOwn.end()) return nullptr;
+  if (std::ranges::find(kTorchNamespaces, space) == kTorchNamespaces.end()) return nullptr;
   return "is one of torch's own helpers, which trust what they are given; call the op of aten:: that stands for it";
 }
 

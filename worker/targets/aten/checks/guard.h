@@ -12,7 +12,7 @@ namespace torch_remote::worker::aten {
 // they may. Three kinds of ops are allowed: those in the op table; those of aten:: in ir/ops/allowed_ops.txt, for which
 // //tests/guards found no harmful arguments; and those that libraries in the worker's process register in namespaces of
 // their own.
-const char* why_refused(std::string_view name);
+const char* refusal_reason(std::string_view name);
 
 // Checks what torch's kernel of an op does not check itself, as ir/ops/relations.toml states it: the relations of
 // operand sizes, and whether the elements of index tensors are in range.

@@ -136,7 +136,7 @@ std::vector<std::string> overloads_that_run() {
     const std::string name = op.overload_name.empty() ? op.name : op.name + "." + op.overload_name;
     const auto handle = c10::Dispatcher::singleton().findSchema(op);
     if (!name.starts_with("aten::") || !handle || handle->hasTag(at::Tag::inplace_view)) continue;
-    if (handle->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) && why_refused(name) == nullptr) {
+    if (handle->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) && refusal_reason(name) == nullptr) {
       all.push_back(name);
     }
   }
@@ -426,7 +426,7 @@ int main(int argc, char** argv) {
   std::vector<Sample> samples;
   std::map<std::string, size_t> numbers;  // numbers of the overloads
   for (Sample& sample : read_samples(argv[1])) {
-    if (worker ? why_refused(sample.name) != nullptr : !sample.results.empty()) continue;
+    if (worker ? refusal_reason(sample.name) != nullptr : !sample.results.empty()) continue;
     const size_t number = numbers.try_emplace(sample.name, numbers.size()).first->second;
     if (number % parts == part && sample.name.find(only) != std::string::npos) samples.push_back(std::move(sample));
   }

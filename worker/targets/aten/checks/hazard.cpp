@@ -33,7 +33,7 @@ constexpr std::array<std::string_view, 4> kDivisions{"aten::div_", "aten::floor_
 // Treats negative indices as out of range, although some ops accept them.
 bool inside(const at::Tensor& index, int64_t size) {
   if (index.numel() == 0) return true;
-  return (index.scalar_type() == at::kLong || index.scalar_type() == at::kInt) && all_inside(index, size);
+  return (index.scalar_type() == at::kLong || index.scalar_type() == at::kInt) && all_in_range(index, size);
 }
 
 bool list_inside(const at::Tensor& self, c10::ArrayRef<c10::IValue> indices) {

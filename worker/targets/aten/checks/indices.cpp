@@ -16,7 +16,7 @@ bool all_below(const at::Tensor& packed, int64_t size) {
 
 }  // namespace
 
-bool all_inside(const at::Tensor& index, int64_t size) {
+bool all_in_range(const at::Tensor& index, int64_t size) {
   const at::Tensor packed = index.contiguous();
   if (packed.scalar_type() == at::kLong) return all_below<int64_t>(packed, size);
   if (packed.scalar_type() == at::kInt) return all_below<int32_t>(packed, size);

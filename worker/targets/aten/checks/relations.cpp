@@ -65,20 +65,20 @@ bool typed(const IValue& a, const IValue& b) {
 }
 
 bool inside(const IValue& tensor, int64_t size) {
-  return empty(tensor.toTensor()) || all_inside(tensor.toTensor(), size);
+  return empty(tensor.toTensor()) || all_in_range(tensor.toTensor(), size);
 }
 
 bool labels(const IValue& tensor, int64_t size, int64_t ignored) {
   const at::Tensor& target = tensor.toTensor();
   if (empty(target)) return true;
-  if (ignored >= 0 && ignored < size) return all_inside(target, size);
-  if (all_inside(target, size)) return true;
-  return all_inside(target.masked_fill(target.eq(ignored), 0), size);
+  if (ignored >= 0 && ignored < size) return all_in_range(target, size);
+  if (all_in_range(target, size)) return true;
+  return all_in_range(target.masked_fill(target.eq(ignored), 0), size);
 }
 
 bool pivots(const IValue& tensor, int64_t size) {
   const at::Tensor& all = tensor.toTensor();
-  return empty(all) || (above_least(tensor) && all_inside(all.abs().sub(1), size));
+  return empty(all) || (above_least(tensor) && all_in_range(all.abs().sub(1), size));
 }
 
 bool finite(const IValue& tensor) {

@@ -54,7 +54,7 @@ c10::OperatorHandle find_operator(std::string_view name) {
 }
 
 bool can_run(std::string_view name, c10::DispatchKey key) {
-  if (why_refused(name)) return false;
+  if (refusal_reason(name)) return false;
   const auto found = c10::Dispatcher::singleton().findSchema(parse_name(name));
   return found && (found->hasKernelForDispatchKey(key) ||
                    found->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
@@ -79,7 +79,7 @@ bool has_positions(const c10::Argument& argument) {
 }  // namespace
 
 bool can_run_on_gpu(std::string_view name) {
-  if (why_refused(name) != nullptr || find_guard(name).reads_elements) return false;
+  if (refusal_reason(name) != nullptr || find_guard(name).reads_elements) return false;
   const auto found = c10::Dispatcher::singleton().findSchema(parse_name(name));
   if (!found || !found->hasComputedKernelForDispatchKey(c10::DispatchKey::CUDA)) return false;
   const auto& arguments = found->schema().arguments();

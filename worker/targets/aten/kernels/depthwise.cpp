@@ -73,10 +73,10 @@ std::optional<DepthwiseCall> call_of(const Tensor& input, const Tensor& kernel, 
     dim = {input.size(d), reach / *stride + 1, kernel.size(d), *stride, *padding, *dilation};
   }
   // With large dilations or wide kernels, most of a padded line would be zeros.
-  const bool near = call.width.dilation * call.width.kernel <= kMostDepthwiseColumns &&
-                    call.height.dilation * call.height.kernel <= kMostDepthwiseColumns && call.width.stride <= 4 &&
-                    call.height.stride <= 4 && call.width.padding <= kMostDepthwiseColumns &&
-                    call.height.padding <= kMostDepthwiseColumns;
+  const bool near = call.width.dilation * call.width.kernel <= kMaxDepthwiseKernel &&
+                    call.height.dilation * call.height.kernel <= kMaxDepthwiseKernel && call.width.stride <= 4 &&
+                    call.height.stride <= 4 && call.width.padding <= kMaxDepthwiseKernel &&
+                    call.height.padding <= kMaxDepthwiseKernel;
   return near ? std::optional(call) : std::nullopt;
 }
 
@@ -110,15 +110,15 @@ Tensor convolve(const DepthwiseLoops& loops, const DepthwiseCall& call, const Te
   float* const to = result.mutable_data_ptr<float>();
   const int64_t channels = input.size(1), in = call.height.input * call.width.input,
                 out = call.height.output * call.width.output, size = call.height.kernel * call.width.kernel;
-  in_parallel(input.size(0) * channels, std::max<int64_t>(1, kPlanesGrain / work_of(call)),
-              [&](int64_t begin, int64_t end) {
-                std::vector<float> scratch(static_cast<size_t>(loops.scratch(call)));
-                for (int64_t i = begin; i < end; ++i) {
-                  const int64_t c = i % channels;
-                  loops.convolve(call, from + i * in, kernels + c * size, bias != nullptr ? bias[c] : 0.0f,
-                                 to + i * out, scratch.data());
-                }
-              });
+  run_parallel(input.size(0) * channels, std::max<int64_t>(1, kPlanesGrain / work_of(call)),
+               [&](int64_t begin, int64_t end) {
+                 std::vector<float> scratch(static_cast<size_t>(loops.scratch(call)));
+                 for (int64_t i = begin; i < end; ++i) {
+                   const int64_t c = i % channels;
+                   loops.convolve(call, from + i * in, kernels + c * size, bias != nullptr ? bias[c] : 0.0f,
+                                  to + i * out, scratch.data());
+                 }
+               });
   return result;
 }
 
@@ -166,7 +166,7 @@ Tensor kernel_gradient(const DepthwiseLoops& loops, const DepthwiseCall& call, c
                 fold_after = std::max<int64_t>(1, kMostAdded / added);
   std::atomic<bool> finite{true};
   const int64_t grain = std::max<int64_t>(1, kPlanesGrain / (work_of(call) * images));
-  in_parallel(channels, grain, [&](int64_t begin, int64_t end) {
+  run_parallel(channels, grain, [&](int64_t begin, int64_t end) {
     std::vector<float> scratch(static_cast<size_t>(loops.scratch(call))), sums(static_cast<size_t>(loops.sums(call)));
     std::vector<double> gradient(static_cast<size_t>(size));
     for (int64_t c = begin; c < end && finite.load(std::memory_order_relaxed); ++c) {
@@ -227,7 +227,7 @@ const DepthwiseLoops* depthwise_loops() {
   return nullptr;
 }
 
-bool may_be_depthwise(const ir::Node& node) {
+bool may_use_depthwise_loops(const ir::Node& node) {
   const bool back = node.opcode == ir::ops::aten_convolution_backward;
   if (!back && node.opcode != ir::ops::aten_convolution) return false;
   return std::all_of(node.args.begin(), node.args.begin() + (back ? 3 : 2),

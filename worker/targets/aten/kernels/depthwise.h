@@ -19,15 +19,15 @@ namespace torch_remote::worker::aten {
 const DepthwiseLoops* depthwise_loops();
 
 // Whether the node may be one that the loops compute, in some runs.
-bool may_be_depthwise(const ir::Node& node);
+bool may_use_depthwise_loops(const ir::Node& node);
 
 // Number of multiplications from which on the loops are faster.
-inline constexpr int64_t kLeastDepthwise = 1 << 18;
+inline constexpr int64_t kMinDepthwiseWork = 1 << 18;
 
 // Computes the node, given the arguments of aten::convolution or aten::convolution_backward. Returns its results, of
 // which some may be undefined. Returns an empty vector if torch should compute the node; that includes all calls with
 // fewer than `least` multiplications.
 std::vector<at::Tensor> depthwise(const DepthwiseLoops& loops, const ir::Node& node,
-                                  std::span<const c10::IValue> arguments, int64_t least = kLeastDepthwise);
+                                  std::span<const c10::IValue> arguments, int64_t least = kMinDepthwiseWork);
 
 }  // namespace torch_remote::worker::aten

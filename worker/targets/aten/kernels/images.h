@@ -14,11 +14,11 @@
 namespace torch_remote::worker::aten {
 
 // Whether the node may be one that these kernels compute, in some runs.
-bool may_be_of_images(const ir::Node& node);
+bool may_use_image_kernels(const ir::Node& node);
 
 // Computes the node, given its arguments and a tensor with the layout of its first result. Returns all results, or an
 // empty vector if torch should compute the node.
-std::vector<at::Tensor> on_images(const ir::Node& node, std::span<const c10::IValue> arguments,
-                                  const at::Tensor& result);
+std::vector<at::Tensor> run_image_kernel(const ir::Node& node, std::span<const c10::IValue> arguments,
+                                         const at::Tensor& result);
 
 }  // namespace torch_remote::worker::aten

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "worker/targets/aten/kernels/turn.h"
+#include "worker/targets/aten/kernels/layout_conversion.h"
 #include "worker/targets/aten/testing.h"
 
 // Ops on images of which some are contiguous (NCHW) and some channels last.
@@ -43,7 +43,7 @@ TEST(Turn, CopiesEveryElementAndNothingBesides) {
         more[1] += 5;
         at::Tensor whole = at::full(more, 7, plain.options());
         if (to_last) whole = last(whole);
-        EXPECT_TRUE(copy_turned(from, whole.narrow(1, 2, sizes[1]))) << from.sizes() << type;
+        EXPECT_TRUE(copy_converting_layout(from, whole.narrow(1, 2, sizes[1]))) << from.sizes() << type;
         EXPECT_TRUE(same_bits(whole.narrow(1, 2, sizes[1]), plain)) << from.sizes() << type;
         EXPECT_TRUE((whole.narrow(1, 0, 2) == 7).all().item<bool>());
         EXPECT_TRUE((whole.narrow(1, 2 + sizes[1], 3) == 7).all().item<bool>());
@@ -54,11 +54,12 @@ TEST(Turn, CopiesEveryElementAndNothingBesides) {
 
 TEST(Turn, LeavesWhatIsNotTurned) {
   const at::Tensor plain = at::randn({2, 4, 6, 8}), made = at::zeros_like(plain);
-  EXPECT_FALSE(copy_turned(plain, made));                        // the layouts are equal
-  EXPECT_FALSE(copy_turned(plain.transpose(2, 3), last(made)));  // this layout is neither NCHW nor channels last
-  EXPECT_FALSE(copy_turned(plain, last(made.to(at::kDouble))));  // different dtypes
-  EXPECT_FALSE(copy_turned(plain.narrow(3, 0, 4), last(made.narrow(3, 0, 4))));  // positions with gaps
-  EXPECT_FALSE(copy_turned(at::randn({4, 6}), at::randn({4, 6})));
+  EXPECT_FALSE(copy_converting_layout(plain, made));  // the layouts are equal
+  EXPECT_FALSE(
+      copy_converting_layout(plain.transpose(2, 3), last(made)));  // this layout is neither NCHW nor channels last
+  EXPECT_FALSE(copy_converting_layout(plain, last(made.to(at::kDouble))));                  // different dtypes
+  EXPECT_FALSE(copy_converting_layout(plain.narrow(3, 0, 4), last(made.narrow(3, 0, 4))));  // positions with gaps
+  EXPECT_FALSE(copy_converting_layout(at::randn({4, 6}), at::randn({4, 6})));
   EXPECT_EQ(made.count_nonzero().item<int64_t>(), 0);
 }
 
@@ -80,7 +81,7 @@ TEST(Images, JoinsWhatLiesInTwoWays) {
       ir::Node node;
       node.opcode = opcode("aten::cat");
       const std::vector<c10::IValue> arguments = {c10::List<at::Tensor>({a, b}), dim};
-      const auto made = on_images(node, arguments, result);
+      const auto made = run_image_kernel(node, arguments, result);
       // In slices along rows, the positions have gaps.
       EXPECT_EQ(made.size(), dim == 3 ? 0U : 1U) << dim << to_last;
     }
@@ -90,7 +91,7 @@ TEST(Images, JoinsWhatLiesInTwoWays) {
   node.opcode = opcode("aten::cat");
   const at::Tensor a = at::randn({2, 8, 16, 16});
   const std::vector<c10::IValue> arguments = {c10::List<at::Tensor>({a, at::empty({0})}), 1};
-  EXPECT_TRUE(on_images(node, arguments, last(a)).empty());
+  EXPECT_TRUE(run_image_kernel(node, arguments, last(a)).empty());
 }
 
 double error_of(const at::Tensor& got, const at::Tensor& exact) {
@@ -99,21 +100,21 @@ double error_of(const at::Tensor& got, const at::Tensor& exact) {
 
 // Compares group norm of `x`, which is channels last, with the exact result and with torch's.
 void norm(const at::Tensor& x, int64_t groups, bool affine) {
-  const int64_t images = x.size(0), channels = x.size(1), places = x[0][0].numel();
+  const int64_t images = x.size(0), channels = x.size(1), positions = x[0][0].numel();
   const at::Tensor weight = affine ? at::randn({channels}) : at::Tensor(),
                    bias = affine ? at::randn({channels}) : weight;
   const auto wide = [](const at::Tensor& t) { return t.defined() ? t.to(at::kDouble) : t; };
   const auto [exact, mean, rstd] =
-      at::native_group_norm(wide(x).contiguous(), wide(weight), wide(bias), images, channels, places, groups, 1e-5);
+      at::native_group_norm(wide(x).contiguous(), wide(weight), wide(bias), images, channels, positions, groups, 1e-5);
   const auto [torchs, torchs_mean, torchs_rstd] =
-      at::native_group_norm(x.contiguous(), weight, bias, images, channels, places, groups, 1e-5);
+      at::native_group_norm(x.contiguous(), weight, bias, images, channels, positions, groups, 1e-5);
   const auto optional = [](const at::Tensor& t) { return t.defined() ? c10::IValue(t) : c10::IValue(); };
   std::vector<at::Tensor> before;
   for (const int threads : {1, 2}) {
     TestRunner runner(/*inproc=*/false, uint64_t{1} << 30, threads);
     TestGraph builder;
     builder.call("aten::native_group_norm",
-                 {x, optional(weight), optional(bias), images, channels, places, groups, 1e-5},
+                 {x, optional(weight), optional(bias), images, channels, positions, groups, 1e-5},
                  {last(torchs), torchs_mean, torchs_rstd});
     TestRunner::Loaded program(runner, builder);
     const auto outcome = program.run();
@@ -151,7 +152,7 @@ TEST(Images, NormsWhatIsNotFiniteAsTorch) {
   ir::Node node;
   node.opcode = opcode("aten::native_group_norm");
   const std::vector<c10::IValue> arguments = {x, {}, {}, 2, 32, 256, 8, 1e-5};
-  const auto made = on_images(node, arguments, wanted);
+  const auto made = run_image_kernel(node, arguments, wanted);
   ASSERT_EQ(made.size(), 3U);
   EXPECT_TRUE(at::equal(made[0].isfinite(), wanted.isfinite()));
   EXPECT_EQ(made[2].isnan().sum().item<int64_t>(), 2);
@@ -163,7 +164,7 @@ TEST(Images, WhatIsNotTakenIsTorchs) {
   const at::Tensor x = at::randn({2, 32, 16, 16});
   const auto takes = [&](const at::Tensor& image, const c10::IValue& weight) {
     const std::vector<c10::IValue> arguments = {image, weight, {}, 2, 32, 256, 8, 1e-5};
-    return !on_images(node, arguments, image).empty();
+    return !run_image_kernel(node, arguments, image).empty();
   };
   EXPECT_TRUE(takes(last(x), {}));
   EXPECT_FALSE(takes(x, {}));

@@ -34,7 +34,7 @@ std::atomic<const tr_host*> asked = nullptr;
 
 }  // namespace
 
-bool run_product(const tr_product& product) {
+bool run_gemm(const tr_product& product) {
   const c10::InferenceMode inference;
   const bool onednn = product.way == TR_PRODUCT_ONEDNN, batched = product.batches != 0;
   const bool adds = product.added.data != nullptr;
@@ -54,12 +54,12 @@ bool run_product(const tr_product& product) {
   return true;
 }
 
-void ask_for_products(const tr_host* host) {
+void set_gemm_host(const tr_host* host) {
   const bool known = host != nullptr && host->struct_size >= sizeof(tr_host) && host->product_way != nullptr;
   asked = known ? host : nullptr;
 }
 
-void multiply_into(const at::Tensor& result, const at::Tensor& left, const at::Tensor& right, bool adds) {
+void gemm_into(const at::Tensor& result, const at::Tensor& left, const at::Tensor& right, bool adds) {
   at::Tensor to = result;
   if (const tr_host* const host = asked;
       host != nullptr && result.scalar_type() == at::kFloat && result.is_contiguous()) {
@@ -74,7 +74,7 @@ void multiply_into(const at::Tensor& result, const at::Tensor& left, const at::T
     product.result = matrix(result);
     if (adds) product.added = product.result;
     product.way = host->product_way(host->context, &product);
-    if (product.way == TR_PRODUCT_ONEDNN && run_product(product)) return;
+    if (product.way == TR_PRODUCT_ONEDNN && run_gemm(product)) return;
   }
   adds ? to.addmm_(left, right) : at::mm_out(to, left, right);
 }

@@ -8,13 +8,13 @@ namespace torch_remote::worker::aten {
 
 // Computes the GEMM on the threads that are in use. Returns false, with nothing written, if the requested library does
 // not support it. Throws torch's errors.
-bool run_product(const tr_product& product);
+bool run_gemm(const tr_product& product);
 
-// Sets, for the whole process, the host that multiply_into asks which library is faster. Null: uses torch's own. The
+// Sets, for the whole process, the host that gemm_into asks which library is faster. Null: uses torch's own. The
 // host must outlive its use.
-void ask_for_products(const tr_host* host);
+void set_gemm_host(const tr_host* host);
 
 // result = left @ right, or result += left @ right if `adds`, for matrices of one dtype. Uses the faster library.
-void multiply_into(const at::Tensor& result, const at::Tensor& left, const at::Tensor& right, bool adds = false);
+void gemm_into(const at::Tensor& result, const at::Tensor& left, const at::Tensor& right, bool adds = false);
 
 }  // namespace torch_remote::worker::aten

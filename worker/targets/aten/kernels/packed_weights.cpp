@@ -27,26 +27,26 @@ std::vector<int64_t> both(const c10::IValue& given) {
 
 // The parameters that decide which weight layout oneDNN prefers. The image size matters too, but any layout works for
 // any image size.
-struct Kind {
+struct ConvolutionParams {
   std::vector<int64_t> stride, padding, dilation;
   int64_t groups = 1;
 
-  explicit Kind(std::span<const c10::IValue> arguments)
+  explicit ConvolutionParams(std::span<const c10::IValue> arguments)
       : stride(both(arguments[kStride])),
         padding(both(arguments[kPadding])),
         dilation(both(arguments[kDilation])),
         groups(arguments[kGroups].toInt()) {}
-  bool operator==(const Kind&) const = default;
+  bool operator==(const ConvolutionParams&) const = default;
 };
 
 struct Packed {
-  enum class State : uint8_t { kSeen, kMade };
+  enum class State : uint8_t { kSeen, kPacked };
   State state = State::kSeen;
   // The layout of the weights that the copy was made from.
   c10::DimVector sizes, strides;
   int64_t offset = 0;
-  at::Tensor tensor;         // the copy; undefined if there is none
-  std::optional<Kind> kind;  // the convolution that a copy in oneDNN's own layout is for
+  at::Tensor tensor;                        // the copy; undefined if there is none
+  std::optional<ConvolutionParams> params;  // the convolution that a copy in oneDNN's own layout is for
 
   bool is_of(const at::Tensor& weight) const {
     return weight.sizes() == c10::IntArrayRef(sizes) && weight.strides() == c10::IntArrayRef(strides) &&
@@ -55,7 +55,7 @@ struct Packed {
 };
 
 // Whether torch would call oneDNN for this convolution, with weights that may have a layout of oneDNN's own.
-bool is_done_by_onednn(std::span<const c10::IValue> arguments, const Kind& kind) {
+bool uses_onednn(std::span<const c10::IValue> arguments, const ConvolutionParams& params) {
   const at::Tensor &input = arguments[kInput].toTensor(), &weight = arguments[kWeight].toTensor();
   const bool float_type = input.scalar_type() == at::kFloat || input.scalar_type() == at::kBFloat16;
   if (!float_type || weight.scalar_type() != input.scalar_type() || arguments[kTransposed].toBool() ||
@@ -64,18 +64,18 @@ bool is_done_by_onednn(std::span<const c10::IValue> arguments, const Kind& kind)
   }
   const std::vector<int64_t> output_padding = both(arguments[kOutputPadding]);
   const at::native::ConvBackend backend = at::native::select_conv_backend(
-      input, weight, arguments[kBias].toOptional<at::Tensor>(), c10::fromIntArrayRefSlow(kind.stride),
-      c10::fromIntArrayRefSlow(kind.padding), c10::fromIntArrayRefSlow(kind.dilation), false,
-      c10::fromIntArrayRefSlow(output_padding), kind.groups, at::OptionalSymIntArrayRef());
+      input, weight, arguments[kBias].toOptional<at::Tensor>(), c10::fromIntArrayRefSlow(params.stride),
+      c10::fromIntArrayRefSlow(params.padding), c10::fromIntArrayRefSlow(params.dilation), false,
+      c10::fromIntArrayRefSlow(output_padding), params.groups, at::OptionalSymIntArrayRef());
   return backend == at::native::ConvBackend::Mkldnn;
 }
 
 c10::OperatorHandle find(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
 
-at::Tensor reordered(std::span<const c10::IValue> arguments, const Kind& kind) {
+at::Tensor reordered(std::span<const c10::IValue> arguments, const ConvolutionParams& params) {
   static const c10::OperatorHandle op = find("mkldnn::_reorder_convolution_weight");
-  c10::Stack stack{arguments[kWeight], kind.padding, kind.stride,
-                   kind.dilation,      kind.groups,  arguments[kInput].toTensor().sizes().vec()};
+  c10::Stack stack{arguments[kWeight], params.padding, params.stride,
+                   params.dilation,    params.groups,  arguments[kInput].toTensor().sizes().vec()};
   op.callBoxed(&stack);
   return std::move(stack[0]).toTensor();
 }
@@ -105,34 +105,34 @@ at::Tensor packed_weights(tr_attachment* attachment, std::span<const c10::IValue
   Packed& packed = *static_cast<Packed*>(attachment->data);
   if (!packed.is_of(weight)) return {};
   if (packed.state == Packed::State::kSeen) {
-    packed.state = Packed::State::kMade;
+    packed.state = Packed::State::kPacked;
     try {
-      Kind kind(arguments);
-      if (is_done_by_onednn(arguments, kind)) {
-        packed.tensor = reordered(arguments, kind);
-        packed.kind = std::move(kind);
+      ConvolutionParams params(arguments);
+      if (uses_onednn(arguments, params)) {
+        packed.tensor = reordered(arguments, params);
+        packed.params = std::move(params);
       } else if (!weight.is_contiguous(kLast)) {
         packed.tensor = weight.contiguous(kLast);
       }
     } catch (const c10::OutOfMemoryError&) {  // without memory for a copy, we use the weights as they are
     }
   }
-  if (!packed.kind) return packed.tensor;
+  if (!packed.params) return packed.tensor;
   // Other convolutions may use the same weights.
-  const bool fits = *packed.kind == Kind(arguments) && is_done_by_onednn(arguments, *packed.kind);
+  const bool fits = *packed.params == ConvolutionParams(arguments) && uses_onednn(arguments, *packed.params);
   return fits ? packed.tensor : at::Tensor();
 }
 
 at::Tensor convolve(std::span<const c10::IValue> arguments, const at::Tensor& weight) {
   static const c10::OperatorHandle op = find("mkldnn::_convolution_pointwise");
-  Kind kind(arguments);
+  ConvolutionParams params(arguments);
   c10::Stack stack{arguments[kInput],
                    weight,
                    arguments[kBias],
-                   std::move(kind.padding),
-                   std::move(kind.stride),
-                   std::move(kind.dilation),
-                   kind.groups,
+                   std::move(params.padding),
+                   std::move(params.stride),
+                   std::move(params.dilation),
+                   params.groups,
                    "none",
                    c10::List<std::optional<at::Scalar>>(),
                    c10::IValue()};

@@ -41,7 +41,7 @@ struct Region {
 
 }  // namespace
 
-void in_parallel(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {
+void run_parallel(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {
   if (count <= 0) return;
   const int64_t threads = at::in_parallel_region() || !GOMP_parallel ? 1 : at::get_num_threads();
   if (threads <= 1 || count <= grain) return body(0, count);
@@ -56,7 +56,7 @@ void TeamMember::wait() const {
   if (count > 1) GOMP_barrier();
 }
 
-void in_team(int64_t most, const std::function<void(const TeamMember&)>& body) {
+void run_team(int64_t most, const std::function<void(const TeamMember&)>& body) {
   const bool able = GOMP_parallel && GOMP_barrier && omp_get_thread_num && omp_get_num_threads;
   if (most <= 1 || !able || at::in_parallel_region()) return body({0, 1});
   GOMP_parallel(

@@ -8,7 +8,7 @@ namespace torch_remote::worker::aten {
 // Runs body(begin, end) over parts of [0, count) with `grain` or more elements each, on as many of torch's threads as
 // are set. Returns when all parts are done. (at::parallel_for is a template that uses threads only in code compiled
 // with OpenMP. Here it would run everything in the calling thread.)
-void in_parallel(int64_t count, int64_t grain, const std::function<void(int64_t begin, int64_t end)>& body);
+void run_parallel(int64_t count, int64_t grain, const std::function<void(int64_t begin, int64_t end)>& body);
 
 // A thread of a team that runs one function together.
 struct TeamMember {
@@ -18,6 +18,6 @@ struct TeamMember {
 };
 
 // Runs `body`, which must not throw, on at most `most` of torch's threads, all at the same time.
-void in_team(int64_t most, const std::function<void(const TeamMember&)>& body);
+void run_team(int64_t most, const std::function<void(const TeamMember&)>& body);
 
 }  // namespace torch_remote::worker::aten

@@ -9,8 +9,8 @@
 #include <limits>
 #include <vector>
 
+#include "worker/targets/aten/kernels/layout_conversion.h"
 #include "worker/targets/aten/kernels/parallel.h"
-#include "worker/targets/aten/kernels/turn.h"
 
 // Max pooling without indices. It takes the maximum along rows first and then along columns. So a window costs
 // kernel height + width comparisons, each for many windows at once. As in torch's kernel, the first of equal values
@@ -173,7 +173,7 @@ void pool(const SpecialCall& call, const at::Tensor& values, bool last) {
   T* const to = static_cast<T*>(values.mutable_data_ptr());
   if (last) {
     const int64_t channels = values.size(1), row = width.output * channels;
-    in_parallel(values.size(0) * height.output, std::max<int64_t>(1, 32768 / row), [&](int64_t begin, int64_t end) {
+    run_parallel(values.size(0) * height.output, std::max<int64_t>(1, 32768 / row), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const T* const image = from + i / height.output * in * channels;
         pool_row(O(), image, to + i * row, i % height.output, channels, height, width);
@@ -181,7 +181,7 @@ void pool(const SpecialCall& call, const at::Tensor& values, bool last) {
     });
     return;
   }
-  in_parallel(values.numel() / out, std::max<int64_t>(1, 32768 / std::max(in, out)), [&](int64_t begin, int64_t end) {
+  run_parallel(values.numel() / out, std::max<int64_t>(1, 32768 / std::max(in, out)), [&](int64_t begin, int64_t end) {
     std::vector<T> rows(static_cast<size_t>(height.input * width.output));
     for (int64_t i = begin; i < end; ++i) {
       pool_plane(O(), from + i * in, to + i * out, rows.data(), height, width);
@@ -199,9 +199,9 @@ void run_pool(const SpecialCall& call) {
   if (plain || last) {
     // Pools in the input's layout, then converts the layout of the result, which is smaller.
     const at::Tensor values = at::empty(result.sizes(), result.options(), format);
-    if (are_turned(values, result)) {
+    if (layouts_differ(values, result)) {
       pool<O>(call, values, last);
-      copy_turned(values, result);
+      copy_converting_layout(values, result);
       return;
     }
   }

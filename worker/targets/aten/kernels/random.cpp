@@ -42,7 +42,7 @@ void fill(const at::Tensor& self, const Philox& philox, F&& make) {
   const int64_t n = self.numel();
   with_packed<T>(self, [&](T* data) {
     const int64_t blocks = (n + kPerBlock - 1) / kPerBlock;
-    in_parallel(blocks, kElementsOfThread / kPerBlock, [&](int64_t begin, int64_t end) {
+    run_parallel(blocks, kElementsOfThread / kPerBlock, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
         const auto words = philox.block(static_cast<uint64_t>(block));
         const int64_t first = block * kPerBlock;
@@ -94,7 +94,7 @@ void fill_normal(const at::Tensor& self, const Philox& philox, C mean, C std) {
   const int64_t n = self.numel();
   with_packed<T>(self, [&](T* data) {
     const int64_t blocks = (n + kPerBlock - 1) / kPerBlock;
-    in_parallel(blocks, kElementsOfThread / kPerBlock / 4, [&](int64_t begin, int64_t end) {
+    run_parallel(blocks, kElementsOfThread / kPerBlock / 4, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
         const auto words = philox.block(static_cast<uint64_t>(block));
         C values[4];

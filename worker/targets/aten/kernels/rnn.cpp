@@ -35,13 +35,13 @@ using Gradients = RnnGradients;
 using Backward = RnnBackward;
 
 // Saves, if there will be a backward pass, the gates, [T, B, G, H], and one more part, [T, B, H].
-void keep(const Direction& d, const Tensor& gates, const Tensor& last) {
+void save_reserve(const Direction& d, const Tensor& gates, const Tensor& last) {
   if (!d.reserve.defined()) return;
-  d.kept(0, gates.size(2)).copy_(gates);
-  d.kept(gates.size(2), 1).copy_(last.unsqueeze(2));
+  d.saved(0, gates.size(2)).copy_(gates);
+  d.saved(gates.size(2), 1).copy_(last.unsqueeze(2));
 }
 // input @ w_ih^T + bias, [T, B, G, H].
-Tensor from_input(const Direction& d, const Tensor& bias) {
+Tensor project_input(const Direction& d, const Tensor& bias) {
   const Tensor rows = d.input.reshape({d.steps() * d.batch(), d.input.size(2)});
   const Tensor all = bias.defined() ? at::addmm(bias, rows, d.w_ih.t()) : at::mm(rows, d.w_ih.t());
   return all.view({d.steps(), d.batch(), d.gates(), d.hidden()});
@@ -52,7 +52,7 @@ OneDnnLstm onednn(const Direction& d) { return {d.input, d.w_ih, d.w_hh, d.b_ih,
 // Computes the layer with oneDNN. Returns false if oneDNN does not support it.
 bool lstm_onednn(const Direction& d, Tensor* hy, Tensor* cy) {
   OneDnnStates states;
-  if (!takes_onednn(onednn(d), d.reserve.defined()) || !onednn_forward(onednn(d), d.reserve, &states)) return false;
+  if (!supports_onednn(onednn(d), d.reserve.defined()) || !onednn_forward(onednn(d), d.reserve, &states)) return false;
   d.output.copy_(states.output);
   *hy = states.hy;
   *cy = states.cy;
@@ -61,7 +61,7 @@ bool lstm_onednn(const Direction& d, Tensor* hy, Tensor* cy) {
 
 // i, f, g, o = sigmoid, sigmoid, tanh, sigmoid; c = f * c + i * g; h = o * tanh(c). Saves i, f, g, o, then c.
 Tensor lstm(const Direction& d, Tensor* cy) {
-  const Tensor gates = from_input(d, both_biases(d));
+  const Tensor gates = project_input(d, both_biases(d));
   const Tensor cells = at::empty_like(d.output, at::MemoryFormat::Contiguous);
   const Tensor w = d.w_hh.t();
   Tensor h = d.hx, c = d.cx;
@@ -79,35 +79,35 @@ Tensor lstm(const Direction& d, Tensor* cy) {
     h = y;
     c = next;
   }
-  keep(d, gates, cells);
+  save_reserve(d, gates, cells);
   *cy = c;
   return h;
 }
 
 // r, z = sigmoid; n = tanh(x_n + r * h_n); h = n + z * (h - n). Saves r, z, n, then h_n.
 Tensor gru(const Direction& d) {
-  const Tensor gates = from_input(d, d.b_ih);
+  const Tensor gates = project_input(d, d.b_ih);
   const Tensor hidden_n = at::empty_like(d.output, at::MemoryFormat::Contiguous);
   const Tensor w = d.w_hh.t();
   Tensor h = d.hx;
   for (int64_t i = 0; i < d.steps(); ++i) {
     const int64_t t = d.at(i);
     const Tensor g = gates[t];  // [B, 3, H]
-    const Tensor from_hidden =
+    const Tensor hidden_projection =
         (d.b_hh.defined() ? at::addmm(d.b_hh, h, w) : at::mm(h, w)).view({d.batch(), 3, d.hidden()});
-    g.narrow(1, 0, 2).add_(from_hidden.narrow(1, 0, 2)).sigmoid_();
-    hidden_n[t].copy_(from_hidden.select(1, 2));
-    const Tensor fresh = g.select(1, 2).addcmul_(g.select(1, 0), from_hidden.select(1, 2)).tanh_();
+    g.narrow(1, 0, 2).add_(hidden_projection.narrow(1, 0, 2)).sigmoid_();
+    hidden_n[t].copy_(hidden_projection.select(1, 2));
+    const Tensor fresh = g.select(1, 2).addcmul_(g.select(1, 0), hidden_projection.select(1, 2)).tanh_();
     Tensor y = d.output[t];
     at::lerp_out(y, fresh, h, g.select(1, 1));
     h = y;
   }
-  keep(d, gates, hidden_n);
+  save_reserve(d, gates, hidden_n);
   return h;
 }
 
 Tensor simple(const Direction& d) {
-  const Tensor all = from_input(d, both_biases(d));
+  const Tensor all = project_input(d, both_biases(d));
   const Tensor w = d.w_hh.t();
   Tensor h = d.hx;
   for (int64_t i = 0; i < d.steps(); ++i) {
@@ -125,7 +125,7 @@ Tensor step_gradient(const Gradients& gradients, int64_t t, const Tensor& later)
 }
 
 Backward lstm_backward(const Direction& d, const Gradients& gradients) {
-  const Tensor gates = d.kept(0, 4), cells = d.kept(4, 1).select(2, 0);
+  const Tensor gates = d.saved(0, 4), cells = d.saved(4, 1).select(2, 0);
   const Tensor i = gates.select(2, 0), f = gates.select(2, 1), g = gates.select(2, 2), o = gates.select(2, 3);
   const Tensor tanh_c = cells.tanh();
   const Tensor to_o = tanh_c * o * (1 - o);       // factor of h's gradient
@@ -133,7 +133,7 @@ Backward lstm_backward(const Direction& d, const Gradients& gradients) {
   // i, f, g: factors of c's gradient
   const Tensor to_rest = at::empty({d.steps(), d.batch(), 3, d.hidden()}, gates.options());
   to_rest.select(2, 0).copy_(g * i * (1 - i));
-  to_rest.select(2, 1).copy_(d.before(d.cx, cells) * f * (1 - f));
+  to_rest.select(2, 1).copy_(d.states_before(d.cx, cells) * f * (1 - f));
   to_rest.select(2, 2).copy_(i * (1 - g * g));
   const Tensor all = at::empty_like(gates, at::MemoryFormat::Contiguous);
   Tensor h = gradients.hy, c = gradients.cy;
@@ -159,13 +159,13 @@ Backward lstm_backward(const Direction& d, const Gradients& gradients) {
 }
 
 Backward gru_backward(const Direction& d, const Gradients& gradients) {
-  const Tensor gates = d.kept(0, 3), hidden_n = d.kept(3, 1).select(2, 0);
+  const Tensor gates = d.saved(0, 3), hidden_n = d.saved(3, 1).select(2, 0);
   const Tensor r = gates.select(2, 0), z = gates.select(2, 1), n = gates.select(2, 2);
   // Factors of h's gradient for r, z, n, as the hidden state's matmul needs them.
   const Tensor to_hidden = at::empty_like(gates, at::MemoryFormat::Contiguous);
   const Tensor to_n = (1 - z) * (1 - n * n);
   to_hidden.select(2, 0).copy_(to_n * hidden_n * r * (1 - r));
-  to_hidden.select(2, 1).copy_((d.before(d.hx, d.output) - n) * z * (1 - z));
+  to_hidden.select(2, 1).copy_((d.states_before(d.hx, d.output) - n) * z * (1 - z));
   to_hidden.select(2, 2).copy_(to_n * r);
   const Tensor hidden = at::empty_like(gates, at::MemoryFormat::Contiguous);
   const Tensor all = at::empty_like(d.output, at::MemoryFormat::Contiguous);
@@ -236,7 +236,7 @@ void rnn_forward(const SpecialCall& call) {
       directions(mode, input, call.args[1].toTensorVector(), hx, optional(call.args[3]), output, call.results[3]);
   const RnnLoops* const loops = rnn_loops();
   std::vector<RnnStates> fused;
-  if (loops != nullptr && std::ranges::all_of(all, takes_fused)) fused = fused_forward(*loops, all);
+  if (loops != nullptr && std::ranges::all_of(all, supports_fused)) fused = fused_forward(*loops, all);
   for (int64_t i = 0; i < static_cast<int64_t>(all.size()); ++i) {
     Tensor hy, cy;
     const Direction& d = all[i];
@@ -258,24 +258,24 @@ void add_or_store(const Tensor& result, const Tensor& value, bool first) {
 }
 
 // result = a @ b if `first`, otherwise result += a @ b. The result is [T, B, I].
-void add_product(const Tensor& result, const Tensor& a, const Tensor& b, bool first) {
+void add_gemm(const Tensor& result, const Tensor& a, const Tensor& b, bool first) {
   if (!result.is_contiguous()) return add_or_store(result, at::mm(a, b).view(result.sizes()), first);
-  multiply_into(result.view({a.size(0), b.size(1)}), a, b, !first);
+  gemm_into(result.view({a.size(0), b.size(1)}), a, b, !first);
 }
 
 // Computes the gradients of w_ih, w_hh and, if there are any, the biases. Undefined tensors are not computed.
 void weight_gradients(const Direction& d, const Backward& b, std::span<const Tensor> w) {
   const int64_t rows = d.steps() * d.batch();
   if (w[0].defined()) {
-    multiply_into(w[0], b.from_input.t(), d.input.reshape({rows, d.input.size(2)}));
+    gemm_into(w[0], b.input_projections.t(), d.input.reshape({rows, d.input.size(2)}));
   }
   if (w[1].defined()) {
-    multiply_into(w[1], b.from_hidden.t(), d.before(d.hx, d.output).reshape({rows, d.hidden()}));
+    gemm_into(w[1], b.hidden_projections.t(), d.states_before(d.hx, d.output).reshape({rows, d.hidden()}));
   }
   if (w.size() < 4 || (!w[2].defined() && !w[3].defined())) return;
-  const Tensor sum = b.from_input.sum(0);
+  const Tensor sum = b.input_projections.sum(0);
   if (w[2].defined()) w[2].copy_(sum);
-  if (w[3].defined()) w[3].copy_(b.from_hidden.is_same(b.from_input) ? sum : b.from_hidden.sum(0));
+  if (w[3].defined()) w[3].copy_(b.hidden_projections.is_same(b.input_projections) ? sum : b.hidden_projections.sum(0));
 }
 
 void backward_onednn(const Direction& d, const Gradients& gradients, std::span<const Tensor> results, int64_t index,
@@ -309,7 +309,7 @@ void rnn_backward(const SpecialCall& call) {
   }
   const RnnLoops* const loops = rnn_loops();
   std::vector<Backward> fused;
-  if (loops != nullptr && std::ranges::all_of(all, takes_fused)) fused = fused_backward(*loops, all, gradients);
+  if (loops != nullptr && std::ranges::all_of(all, supports_fused)) fused = fused_backward(*loops, all, gradients);
   for (int64_t i = 0; i < count; ++i) {
     const Direction& d = all[i];
     if (d.mode == RnnMode::kLstm && fused.empty() && is_onednn(d.reserve)) {
@@ -320,7 +320,7 @@ void rnn_backward(const SpecialCall& call) {
                        : d.mode == RnnMode::kLstm ? lstm_backward(d, gradients[i])
                        : d.mode == RnnMode::kGru  ? gru_backward(d, gradients[i])
                                                   : simple_backward(d, gradients[i]);
-    if (call.results[0].defined()) add_product(call.results[0], b.from_input, d.w_ih, i == 0);
+    if (call.results[0].defined()) add_gemm(call.results[0], b.input_projections, d.w_ih, i == 0);
     if (call.results[1].defined()) call.results[1][i].copy_(b.hx);
     if (call.results[2].defined()) call.results[2][i].copy_(b.cx);
     if (call.results.size() == 3) continue;  // the weights need no gradients

@@ -21,7 +21,7 @@ constexpr int64_t kFewSteps = 2;
 constexpr int64_t kCachedWeights = 1 << 18;  // floats
 constexpr int64_t kRowsOfThread = 4;
 // Number of multiplications per step from which on it pays that threads synchronize after each step.
-constexpr int64_t kWorthMeeting = 1 << 16;
+constexpr int64_t kMinSyncWork = 1 << 16;
 constexpr int64_t kWorthThread = 1 << 20;  // of all steps: from this number on it pays to wake a thread
 
 // Returns the tensor with a last dim of stride 1.
@@ -48,9 +48,9 @@ RnnCell cell_of(ir::RnnMode mode) {
 struct Bound {
   const RnnDirection& d;
   RnnCall call;
-  Tensor hx, cx, w_hh, output, gates, cells, hidden_new, bias, weights, product;
+  Tensor hx, cx, w_hh, output, gates, cells, hidden_new, bias, weights, hidden_projection;
   // For the backward pass.
-  Tensor grad_output, grad_hy, carry, from_input, from_hidden, grad_hx;
+  Tensor grad_output, grad_hy, carry, grad_input_projections, grad_hidden_projections, grad_hx;
 
   explicit Bound(const RnnDirection& direction) : d(direction) {
     hx = d.hx.contiguous();
@@ -74,8 +74,8 @@ struct Bound {
   int64_t rows() const { return d.steps() * d.batch(); }
   bool few() const { return d.steps() <= kFewSteps; }
 
-  void keep(const Tensor& kept_gates, const Tensor& rest) {
-    gates = kept_gates;
+  void save_in(const Tensor& saved_gates, const Tensor& rest) {
+    gates = saved_gates;
     call.gates = data(gates);
     if (d.mode == ir::RnnMode::kLstm) {
       cells = rest;
@@ -88,22 +88,22 @@ struct Bound {
   }
 
   void set_forward(const RnnLoops& loops) {
-    const bool keeps = d.reserve.defined() && ir::rnn_reserve(d.mode) > 0;
-    call.keep = keeps;
-    if (keeps) {
-      keep(d.kept(0, d.gates()), d.kept(d.gates(), 1));
+    const bool saves = d.reserve.defined() && ir::rnn_reserve(d.mode) > 0;
+    call.save_gates = saves;
+    if (saves) {
+      save_in(d.saved(0, d.gates()), d.saved(d.gates(), 1));
     } else {
-      keep(make({d.steps(), d.batch(), d.gates(), d.hidden()}),
-           d.mode == ir::RnnMode::kLstm ? make({d.batch(), d.hidden()}) : Tensor());
+      save_in(make({d.steps(), d.batch(), d.gates(), d.hidden()}),
+              d.mode == ir::RnnMode::kLstm ? make({d.batch(), d.hidden()}) : Tensor());
     }
-    multiply_into(gates.view({rows(), width()}), d.input.reshape({rows(), d.input.size(2)}), d.w_ih.t());
+    gemm_into(gates.view({rows(), width()}), d.input.reshape({rows(), d.input.size(2)}), d.w_ih.t());
     set_bias();
     if (!few()) weights = make({loops.forward_weights(call)});
     call.weights = data(weights);
   }
 
   void set_backward(const RnnLoops& loops, const RnnGradients& gradients) {
-    if (ir::rnn_reserve(d.mode) > 0) keep(d.kept(0, d.gates()), d.kept(d.gates(), 1));
+    if (ir::rnn_reserve(d.mode) > 0) save_in(d.saved(0, d.gates()), d.saved(d.gates(), 1));
     grad_output = with_rows(gradients.output);
     if (grad_output.defined()) {
       call.grad_output = data(grad_output);
@@ -115,10 +115,10 @@ struct Bound {
     carry = gradients.cy.defined() ? gradients.cy.clone(at::MemoryFormat::Contiguous)
                                    : at::zeros_like(d.hx, at::MemoryFormat::Contiguous);
     call.carry = data(carry);
-    from_input = make({rows(), width()});
-    from_hidden = d.mode == ir::RnnMode::kGru ? make({rows(), width()}) : from_input;
-    call.from_input = data(from_input);
-    call.from_hidden = data(from_hidden);
+    grad_input_projections = make({rows(), width()});
+    grad_hidden_projections = d.mode == ir::RnnMode::kGru ? make({rows(), width()}) : grad_input_projections;
+    call.grad_input_projections = data(grad_input_projections);
+    call.grad_hidden_projections = data(grad_hidden_projections);
     grad_hx = make({d.batch(), d.hidden()});
     call.grad_hx = data(grad_hx);
     if (!few()) weights = make({loops.backward_weights(call)});
@@ -126,7 +126,7 @@ struct Bound {
   }
 
  private:
-  // Both biases of a gate are added to its sum. The third gate of a GRU keeps them apart, one for each part.
+  // Both biases of a gate are added to its sum. The third gate of a GRU saves them apart, one for each part.
   void set_bias() {
     const int64_t own = d.mode == ir::RnnMode::kGru ? 2 * d.hidden() : width();
     bias = make({width() + d.hidden()});
@@ -160,9 +160,9 @@ void run_packed(std::span<Bound> all, Pack pack, Step step, int64_t blocks, int6
     return call.batch >= kRowsOfThread * members && all[0].w_hh.numel() <= kCachedWeights;
   };
   const int64_t threads = at::get_num_threads();
-  const bool meets = work >= kWorthMeeting || by_rows(threads);
+  const bool meets = work >= kMinSyncWork || by_rows(threads);
   const int64_t most = meets ? threads : std::min(threads, directions);
-  in_team(work * call.steps * directions >= kWorthThread ? most : 1, [&](const TeamMember& member) {
+  run_team(work * call.steps * directions >= kWorthThread ? most : 1, [&](const TeamMember& member) {
     // Each direction has its own members, or all members process one direction after the other.
     const int64_t groups = directions > 1 && member.count % directions == 0 ? directions : 1;
     const int64_t size = member.count / groups, index = member.index % size;
@@ -188,7 +188,7 @@ void run_packed(std::span<Bound> all, Pack pack, Step step, int64_t blocks, int6
 // Runs one step whose GEMM is done; threads share its rows.
 void run_step(const RnnCall& call, Step step, int64_t blocks, int64_t i) {
   const int64_t grain = std::max<int64_t>(1, 4096 / call.units);
-  in_parallel(call.batch, grain, [&](int64_t begin, int64_t end) { step(call, i, {begin, end, 0, blocks}); });
+  run_parallel(call.batch, grain, [&](int64_t begin, int64_t end) { step(call, i, {begin, end, 0, blocks}); });
 }
 
 }  // namespace
@@ -203,7 +203,7 @@ const RnnLoops* rnn_loops() {
 }
 
 // A program may claim any sizes; torch's implementation reports what is wrong with them.
-bool takes_fused(const RnnDirection& d) {
+bool supports_fused(const RnnDirection& d) {
   if (d.input.dim() != 3 || d.hx.dim() != 2 || d.hx.numel() == 0 || d.input.numel() == 0) return false;
   const int64_t steps = d.steps(), batch = d.batch(), units = d.hidden(), width = d.gates() * units;
   const auto is = [](const Tensor& tensor, c10::IntArrayRef sizes) {
@@ -227,10 +227,10 @@ std::vector<RnnStates> fused_forward(const RnnLoops& loops, std::span<const RnnD
     run_packed(all, loops.pack_forward, loops.forward, blocks, 0, steps - 1);
   } else {
     for (Bound& bound : all) {
-      bound.product = bound.make({bound.d.batch(), bound.width()});
-      bound.call.product = data(bound.product);
+      bound.hidden_projection = bound.make({bound.d.batch(), bound.width()});
+      bound.call.hidden_projection = data(bound.hidden_projection);
       for (int64_t i = 0; i < steps; ++i) {
-        at::mm_out(bound.product, i == 0 ? bound.hx : bound.output[bound.d.at(i - 1)], bound.w_hh.t());
+        at::mm_out(bound.hidden_projection, i == 0 ? bound.hx : bound.output[bound.d.at(i - 1)], bound.w_hh.t());
         run_step(bound.call, loops.forward, blocks, i);
       }
     }
@@ -266,11 +266,12 @@ std::vector<RnnBackward> fused_backward(const RnnLoops& loops, std::span<const R
   } else {
     for (Bound& bound : all) {
       const RnnDirection& d = bound.d;
-      bound.product = bound.make({d.batch(), d.hidden()});
-      bound.call.product = data(bound.product);
+      bound.hidden_projection = bound.make({d.batch(), d.hidden()});
+      bound.call.hidden_projection = data(bound.hidden_projection);
       for (int64_t i = steps - 1; i >= -1; --i) {
         if (i < steps - 1) {
-          at::mm_out(bound.product, bound.from_hidden.narrow(0, d.at(i + 1) * d.batch(), d.batch()), bound.w_hh);
+          at::mm_out(bound.hidden_projection,
+                     bound.grad_hidden_projections.narrow(0, d.at(i + 1) * d.batch(), d.batch()), bound.w_hh);
         }
         run_step(bound.call, loops.backward, blocks, i);
       }
@@ -278,7 +279,7 @@ std::vector<RnnBackward> fused_backward(const RnnLoops& loops, std::span<const R
   }
   std::vector<RnnBackward> results;
   for (const Bound& bound : all) {
-    results.push_back({bound.from_input, bound.from_hidden, bound.grad_hx, bound.carry});
+    results.push_back({bound.grad_input_projections, bound.grad_hidden_projections, bound.grad_hx, bound.carry});
   }
   return results;
 }

@@ -15,7 +15,7 @@ namespace torch_remote::worker::aten {
 const RnnLoops* rnn_loops();
 
 // Whether the loops support this layer.
-bool takes_fused(const RnnDirection& direction);
+bool supports_fused(const RnnDirection& direction);
 
 // Computes all directions of a layer, and fills their reserves.
 std::vector<RnnStates> fused_forward(const RnnLoops& loops, std::span<const RnnDirection> directions);

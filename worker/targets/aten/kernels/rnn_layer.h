@@ -29,12 +29,12 @@ struct RnnDirection {
   int64_t at(int64_t i) const { return reverse ? steps() - 1 - i : i; }
 
   // [T, B, parts, H]: `parts` parts of the reserve, from part `first` on.
-  at::Tensor kept(int64_t first, int64_t parts) const {
+  at::Tensor saved(int64_t first, int64_t parts) const {
     const int64_t part = steps() * batch() * hidden();
     return reserve.narrow(0, first * part, parts * part).view({steps(), batch(), parts, hidden()});
   }
   // [T, B, H]: the state before each step.
-  at::Tensor before(const at::Tensor& first, const at::Tensor& all) const {
+  at::Tensor states_before(const at::Tensor& first, const at::Tensor& all) const {
     if (steps() == 1) return first.unsqueeze(0);
     return reverse ? at::cat({all.narrow(0, 1, steps() - 1), first.unsqueeze(0)})
                    : at::cat({first.unsqueeze(0), all.narrow(0, 0, steps() - 1)});
@@ -53,7 +53,8 @@ struct RnnGradients {
 
 // The result of the backward pass over all steps; the gradients of input, weights and biases follow from it.
 struct RnnBackward {
-  at::Tensor from_input, from_hidden;  // gradients of x @ w_ih^T + b_ih and of h @ w_hh^T + b_hh, [T * B, G * H]
+  at::Tensor input_projections,
+      hidden_projections;  // gradients of x @ w_ih^T + b_ih and of h @ w_hh^T + b_hh, [T * B, G * H]
   at::Tensor hx, cx;
 };
 

@@ -48,7 +48,7 @@ int64_t workspace_offset(const Tensor& cx) {
 }
 
 void copy_bytes(std::byte* to, const std::byte* from, int64_t count) {
-  in_parallel(count, 256 << 10, [&](int64_t begin, int64_t end) {
+  run_parallel(count, 256 << 10, [&](int64_t begin, int64_t end) {
     std::memcpy(to + begin, from + begin, static_cast<size_t>(end - begin));
   });
 }
@@ -64,7 +64,7 @@ Biases biases(const OneDnnLstm& lstm) {
 
 }  // namespace
 
-bool takes_onednn(const OneDnnLstm& lstm, bool train) {
+bool supports_onednn(const OneDnnLstm& lstm, bool train) {
   const at::ScalarType type = lstm.input.scalar_type();
   if (!at::globalContext().userEnabledMkldnn() || lstm.input.numel() == 0) return false;
   return (type == at::kBFloat16 && has_half(type)) || (type == at::kHalf && !train && has_half(type));

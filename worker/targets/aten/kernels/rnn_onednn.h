@@ -18,7 +18,7 @@ struct OneDnnLstm {
 };
 
 // Whether torch would use oneDNN on the CPU, with (`train`) or without a backward pass to follow.
-bool takes_onednn(const OneDnnLstm& lstm, bool train);
+bool supports_onednn(const OneDnnLstm& lstm, bool train);
 
 struct OneDnnStates {
   at::Tensor output, hy, cy;  // [T, B, H], [B, H], [B, H]

@@ -134,14 +134,15 @@ class FusedCase {
     const auto all = fused_backward(loops, directions, gradients);
     for (int64_t k = 0; k < d; ++k) {
       const RnnDirection& one = directions[k];
-      x += at::mm(all[k].from_input, one.w_ih).view(x.sizes());
+      x += at::mm(all[k].input_projections, one.w_ih).view(x.sizes());
       hx.push_back(all[k].hx);
       if (lstm()) cx.push_back(all[k].cx);
-      weights.push_back(at::mm(all[k].from_input.t(), x_.view({t * b, i})));
-      weights.push_back(at::mm(all[k].from_hidden.t(), one.before(one.hx, one.output).reshape({t * b, h})));
+      weights.push_back(at::mm(all[k].input_projections.t(), x_.view({t * b, i})));
+      weights.push_back(
+          at::mm(all[k].hidden_projections.t(), one.states_before(one.hx, one.output).reshape({t * b, h})));
       if (!biases) continue;
-      weights.push_back(all[k].from_input.sum(0));
-      weights.push_back(all[k].from_hidden.sum(0));
+      weights.push_back(all[k].input_projections.sum(0));
+      weights.push_back(all[k].hidden_projections.sum(0));
     }
     results.push_back(x);
     results.push_back(at::stack(hx));

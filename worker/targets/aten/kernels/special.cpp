@@ -31,7 +31,7 @@ Special find_special(std::string_view name) {
   if (Special found = find_add_slice(name)) return found;
   if (Special found = find_attention(name)) return found;
   if (Special found = find_embedding(name)) return found;
-  if (Special found = find_product(name)) return found;
+  if (Special found = find_matmul_dtype(name)) return found;
   if (Special found = find_sync_batch_norm(name)) return found;
   return find_rnn(name);
 }

@@ -31,7 +31,7 @@ Special find_random(std::string_view name);
 Special find_attention(std::string_view name);
 Special find_add_slice(std::string_view name);
 Special find_embedding(std::string_view name);
-Special find_product(std::string_view name);
+Special find_matmul_dtype(std::string_view name);
 Special find_rnn(std::string_view name);
 Special find_sync_batch_norm(std::string_view name);
 

@@ -75,7 +75,7 @@ void gather(const SpecialCall& call) {
 }
 
 // (input, weight, bias, mean, invstd, eps) -> output
-void normalise(const SpecialCall& call) {
+void normalize(const SpecialCall& call) {
   const Tensor input = wide(tensor(call, 0)), weight = optional(call, 1), bias = optional(call, 2);
   Tensor output = (input - spread(tensor(call, 3), input)) * spread(tensor(call, 4), input);
   if (weight.defined()) output = output * spread(weight, input);
@@ -107,7 +107,7 @@ void backward_elements(const SpecialCall& call) {
 constexpr std::pair<std::string_view, Special> kOps[] = {
     {"aten::batch_norm_stats", stats},
     {"aten::batch_norm_gather_stats_with_counts", gather},
-    {"aten::batch_norm_elemt", normalise},
+    {"aten::batch_norm_elemt", normalize},
     {"aten::batch_norm_backward_reduce", backward_reduce},
     {"aten::batch_norm_backward_elemt", backward_elements},
 };

@@ -73,7 +73,7 @@ void run_upsample(const SpecialCall& call) {
   }
   const int64_t width = self.size(3);
   float* const to = result.mutable_data_ptr<float>();
-  in_parallel(self.numel() / width, grain_of(width), [&](int64_t begin, int64_t end) {
+  run_parallel(self.numel() / width, grain_of(width), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       float* const upper = to + row * 4 * width;
       double_row(row_of(self, row), width, upper);
@@ -98,7 +98,7 @@ void run_upsample_backward(const SpecialCall& call) {
   }
   const int64_t width = result.size(3);
   float* const to = result.mutable_data_ptr<float>();
-  in_parallel(result.numel() / width, grain_of(width), [&](int64_t begin, int64_t end) {
+  run_parallel(result.numel() / width, grain_of(width), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const float* const above = row_of(grad, 2 * row);
       add_rows(above, above + 2 * width, width, to + row * width);

@@ -7,7 +7,7 @@
 
 #include "ir/number.h"
 #include "ir/ops/op_table_generated.h"
-#include "worker/targets/cpu/compiled/product_shape.h"
+#include "worker/targets/cpu/compiled/gemm_shape.h"
 #include "worker/targets/cpu/compiled/scratch.h"
 
 namespace torch_remote::worker::kernels {
@@ -55,7 +55,7 @@ namespace {
 class Binder {
  public:
   Binder(const ir::Graph& graph, std::span<const int64_t> values, AttentionCall* call,
-         std::vector<AttentionPlace>* places)
+         std::vector<TensorLocation>* places)
       : graph_(graph), values_(values), call_(call), places_(places) {}
 
   bool forward(const ir::Node& node) {
@@ -163,7 +163,7 @@ class Binder {
   const ir::Graph& graph_;
   const std::span<const int64_t> values_;
   AttentionCall* call_;
-  std::vector<AttentionPlace>* places_;
+  std::vector<TensorLocation>* places_;
   ir::DType dtype_ = ir::DType::kFloat32;  // of the query
 };
 
@@ -197,7 +197,7 @@ void Attention::split() {
 
 double Attention::points() const {
   const int64_t rows = std::max<int64_t>(1, call_.shared * call_.queries);
-  return product_points(multiplications_ / static_cast<double>(rows), rows);
+  return gemm_points(multiplications_ / static_cast<double>(rows), rows);
 }
 
 size_t Attention::scratch() const {
@@ -209,7 +209,7 @@ size_t Attention::scratch() const {
 
 void Attention::run(std::span<const tr_buffer> buffers, const ParallelFor& parallel) {
   AttentionCall call = call_;
-  for (const AttentionPlace& place : places_) {
+  for (const TensorLocation& place : places_) {
     (call.*place.tensor).data = static_cast<std::byte*>(buffers[place.buffer].data) + place.offset;
   }
   forward_ ? run_forward(call, parallel) : run_backward(call, parallel);

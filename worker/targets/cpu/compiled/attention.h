@@ -18,7 +18,7 @@ namespace torch_remote::worker::kernels {
 const AttentionLoops* attention_loops(std::string_view target);
 
 // The location of a call's tensor in the run's buffers.
-struct AttentionPlace {
+struct TensorLocation {
   uint32_t buffer = 0;
   int64_t offset = 0;  // bytes
   AttentionTensor AttentionCall::* tensor = nullptr;
@@ -49,8 +49,8 @@ class Attention {
 
   const AttentionLoops& loops_;
   AttentionCall call_;
-  AttentionPieces pieces_;
-  std::vector<AttentionPlace> places_;
+  KeySplit pieces_;
+  std::vector<TensorLocation> places_;
   bool forward_ = true;
   double multiplications_ = 0;
   bool tiny_ = false;  // takes less time than waking a thread

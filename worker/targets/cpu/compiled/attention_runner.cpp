@@ -25,11 +25,11 @@ class AttentionProgram final : public LoopProgram {
     if (const AttentionLoops* loops = attention_loops(host_target())) {
       attention = Attention::bind(graph(), node, values, *loops);
     }
-    if (attention != nullptr && attention->scratch() <= kMostScratch) return true;
+    if (attention != nullptr && attention->scratch() <= kMaxScratch) return true;
     if (std::exchange(loops_[index].refused, true)) return false;
     refused_.fetch_add(1, std::memory_order_relaxed);
-    if (options_.tell_refusal) {
-      options_.tell_refusal(ir::op_desc(node.opcode).name, kNoLoops);
+    if (options_.on_refusal) {
+      options_.on_refusal(ir::op_desc(node.opcode).name, kNoLoops);
     }
     return false;
   }

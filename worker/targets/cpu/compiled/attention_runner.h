@@ -12,7 +12,7 @@ namespace torch_remote::worker::kernels {
 struct AttentionRunnerOptions {
   ParallelFor threads;  // null: the calling thread runs everything
   // Called once for each group whose sizes in a run the loops do not support. May be null.
-  std::function<void(std::string_view ops, std::string_view why)> tell_refusal;
+  std::function<void(std::string_view ops, std::string_view why)> on_refusal;
 };
 
 // The runner that executes attention and its gradient on this machine's memory with hand-written loops. It accepts

@@ -15,32 +15,35 @@ constexpr double kSpread = 1.25;
 // An alternative must take at most this share of the plain kernel's time, because it changes the bits of results.
 constexpr double kGain = 0.95, kNodesGain = 0.9;
 
-constexpr GroupWay kWays[] = {GroupWay::kPlain, GroupWay::kStreams, GroupWay::kColumns, GroupWay::kNodes};
+constexpr GroupAlgorithm kAlgorithms[] = {GroupAlgorithm::kDefault, GroupAlgorithm::kStreamingStores,
+                                          GroupAlgorithm::kColumns, GroupAlgorithm::kNodes};
 
 }  // namespace
 
-std::string_view name(GroupWay way) {
-  switch (way) {
-    case GroupWay::kPlain:
+std::string_view name(GroupAlgorithm algorithm) {
+  switch (algorithm) {
+    case GroupAlgorithm::kDefault:
       return "the kernel for all sizes";
-    case GroupWay::kStreams:
+    case GroupAlgorithm::kStreamingStores:
       return "a kernel whose results go past the caches";
-    case GroupWay::kColumns:
+    case GroupAlgorithm::kColumns:
       return "a kernel for rows of this size";
-    case GroupWay::kNodes:
+    case GroupAlgorithm::kNodes:
       return "node by node";
   }
   return "";
 }
 
-GroupTuner::GroupTuner(const std::vector<GroupWay>& ways) {
-  for (const GroupWay way : ways) ways_.push_back({way});
+GroupTuner::GroupTuner(const std::vector<GroupAlgorithm>& algorithms) {
+  for (const GroupAlgorithm algorithm : algorithms) algorithms_.push_back({algorithm});
   close_if_done();
 }
 
-const GroupTuner::Tried& GroupTuner::next_of() const { return *std::ranges::min_element(ways_, {}, &Tried::count); }
+const GroupTuner::Tried& GroupTuner::next_of() const {
+  return *std::ranges::min_element(algorithms_, {}, &Tried::count);
+}
 
-GroupWay GroupTuner::next() const { return next_of().way; }
+GroupAlgorithm GroupTuner::next() const { return next_of().algorithm; }
 
 void GroupTuner::add(uint64_t ns) {
   auto& tried = const_cast<Tried&>(next_of());
@@ -48,8 +51,8 @@ void GroupTuner::add(uint64_t ns) {
   close_if_done();
 }
 
-void GroupTuner::drop(GroupWay way) {
-  std::erase_if(ways_, [&](const Tried& tried) { return tried.way == way; });
+void GroupTuner::drop(GroupAlgorithm algorithm) {
+  std::erase_if(algorithms_, [&](const Tried& tried) { return tried.algorithm == algorithm; });
   close_if_done();
 }
 
@@ -61,8 +64,8 @@ uint64_t GroupTuner::Tried::least(size_t nth) const {
   return sorted[1 + nth];
 }
 
-bool GroupTuner::sure() const {
-  return std::ranges::all_of(ways_, [](const Tried& tried) {
+bool GroupTuner::is_reliable() const {
+  return std::ranges::all_of(algorithms_, [](const Tried& tried) {
     return tried.count >= kSamples && static_cast<double>(tried.least(kCounts)) <=
                                           kSpread * static_cast<double>(std::max<uint64_t>(1, tried.least(0)));
   });
@@ -70,25 +73,25 @@ bool GroupTuner::sure() const {
 
 // A single algorithm need not be timed.
 void GroupTuner::close_if_done() {
-  const uint32_t count = ways_.empty() ? 0 : std::ranges::min(ways_, {}, &Tried::count).count;
-  open_ = ways_.size() > 1 && (count < kSamples || (count < kMostSamples && !sure()));
+  const uint32_t count = algorithms_.empty() ? 0 : std::ranges::min(algorithms_, {}, &Tried::count).count;
+  needs_samples_ = algorithms_.size() > 1 && (count < kSamples || (count < kMostSamples && !is_reliable()));
 }
 
-uint64_t GroupTuner::ns(GroupWay way) const {
-  const auto found = std::ranges::find(ways_, way, &Tried::way);
-  return found == ways_.end() || found->count < kSamples ? 0 : found->least(kCounts);
+uint64_t GroupTuner::ns(GroupAlgorithm algorithm) const {
+  const auto found = std::ranges::find(algorithms_, algorithm, &Tried::algorithm);
+  return found == algorithms_.end() || found->count < kSamples ? 0 : found->least(kCounts);
 }
 
-GroupWay GroupTuner::best() const {
-  const auto plain = static_cast<double>(ns(GroupWay::kPlain));
-  GroupWay best = GroupWay::kPlain;
-  if (!sure()) return best;
+GroupAlgorithm GroupTuner::best() const {
+  const auto plain = static_cast<double>(ns(GroupAlgorithm::kDefault));
+  GroupAlgorithm best = GroupAlgorithm::kDefault;
+  if (!is_reliable()) return best;
   double least = plain;
-  for (const Tried& tried : ways_) {
-    const double gain = tried.way == GroupWay::kNodes ? kNodesGain : kGain;
-    const auto took = static_cast<double>(ns(tried.way));
-    if (tried.way == GroupWay::kPlain || took == 0 || took > gain * plain || took >= least) continue;
-    best = tried.way;
+  for (const Tried& tried : algorithms_) {
+    const double gain = tried.algorithm == GroupAlgorithm::kNodes ? kNodesGain : kGain;
+    const auto took = static_cast<double>(ns(tried.algorithm));
+    if (tried.algorithm == GroupAlgorithm::kDefault || took == 0 || took > gain * plain || took >= least) continue;
+    best = tried.algorithm;
     least = took;
   }
   return best;
@@ -97,18 +100,18 @@ GroupWay GroupTuner::best() const {
 GroupChoices::GroupChoices(std::string folder, std::string about)
     : files_(std::move(folder), kFileLimit, std::move(about)) {}
 
-std::optional<GroupWay> GroupChoices::find(const std::string& group) {
-  if (const auto found = ways_.find(group); found != ways_.end()) return found->second;
+std::optional<GroupAlgorithm> GroupChoices::find(const std::string& group) {
+  if (const auto found = algorithms_.find(group); found != algorithms_.end()) return found->second;
   std::vector<uint8_t> bytes;
-  if (!files_.read(group, &bytes) || bytes.size() != 1 || bytes[0] >= std::size(kWays)) return std::nullopt;
-  const GroupWay way = kWays[bytes[0]];
-  if (ways_.size() < kMostKept) ways_[group] = way;
-  return way;
+  if (!files_.read(group, &bytes) || bytes.size() != 1 || bytes[0] >= std::size(kAlgorithms)) return std::nullopt;
+  const GroupAlgorithm algorithm = kAlgorithms[bytes[0]];
+  if (algorithms_.size() < kMostKept) algorithms_[group] = algorithm;
+  return algorithm;
 }
 
-void GroupChoices::keep(const std::string& group, GroupWay way, bool sure) {
-  if (ways_.size() < kMostKept) ways_[group] = way;
-  if (sure) files_.write(group, {static_cast<uint8_t>(way)});
+void GroupChoices::store(const std::string& group, GroupAlgorithm algorithm, bool reliable) {
+  if (algorithms_.size() < kMostKept) algorithms_[group] = algorithm;
+  if (reliable) files_.write(group, {static_cast<uint8_t>(algorithm)});
 }
 
 }  // namespace torch_remote::worker::kernels

@@ -18,68 +18,71 @@ namespace torch_remote::worker::kernels {
 namespace {
 
 namespace fs = std::filesystem;
-using enum GroupWay;
+using enum GroupAlgorithm;
 
 // Adds times until the choice is known; the first time of each algorithm is a bad one.
-GroupWay tune(GroupTuner& tuner, const std::map<GroupWay, uint64_t>& ns, std::map<GroupWay, int>* asked = nullptr) {
-  std::map<GroupWay, int> counts;
-  for (int i = 0; tuner.open() && i < 1000; ++i) {
-    const GroupWay way = tuner.next();
-    const bool disturbed = counts[way] == 0 || counts[way] % 3 == 0;
-    tuner.add(ns.at(way) + (disturbed ? 1'000'000 : 0));
-    ++counts[way];
+GroupAlgorithm tune(GroupTuner& tuner, const std::map<GroupAlgorithm, uint64_t>& ns,
+                    std::map<GroupAlgorithm, int>* asked = nullptr) {
+  std::map<GroupAlgorithm, int> counts;
+  for (int i = 0; tuner.needs_samples() && i < 1000; ++i) {
+    const GroupAlgorithm algorithm = tuner.next();
+    const bool disturbed = counts[algorithm] == 0 || counts[algorithm] % 3 == 0;
+    tuner.add(ns.at(algorithm) + (disturbed ? 1'000'000 : 0));
+    ++counts[algorithm];
   }
-  EXPECT_FALSE(tuner.open());
+  EXPECT_FALSE(tuner.needs_samples());
   if (asked != nullptr) *asked = counts;
   return tuner.best();
 }
 
 TEST(GroupTuner, TheFastestOneWins) {
-  GroupTuner tuner({kPlain, kStreams, kColumns, kNodes});
-  std::map<GroupWay, int> asked;
-  EXPECT_EQ(tune(tuner, {{kPlain, 1000}, {kStreams, 900}, {kColumns, 800}, {kNodes, 2000}}, &asked), kColumns);
-  for (const GroupWay way : {kPlain, kStreams, kColumns, kNodes}) {
-    EXPECT_EQ(asked[way], static_cast<int>(GroupTuner::kSamples));
+  GroupTuner tuner({kDefault, kStreamingStores, kColumns, kNodes});
+  std::map<GroupAlgorithm, int> asked;
+  EXPECT_EQ(tune(tuner, {{kDefault, 1000}, {kStreamingStores, 900}, {kColumns, 800}, {kNodes, 2000}}, &asked),
+            kColumns);
+  for (const GroupAlgorithm algorithm : {kDefault, kStreamingStores, kColumns, kNodes}) {
+    EXPECT_EQ(asked[algorithm], static_cast<int>(GroupTuner::kSamples));
   }
   EXPECT_EQ(tuner.ns(kColumns), 800u);
-  EXPECT_EQ(tuner.ns(kPlain), 1000u);
+  EXPECT_EQ(tuner.ns(kDefault), 1000u);
 }
 
 TEST(GroupTuner, WhatWinsByLittleDoesNot) {
-  GroupTuner tuner({kPlain, kStreams, kNodes});
-  EXPECT_EQ(tune(tuner, {{kPlain, 1000}, {kStreams, 970}, {kNodes, 920}}), kPlain);
-  GroupTuner nodes({kPlain, kNodes});
-  EXPECT_EQ(tune(nodes, {{kPlain, 1000}, {kNodes, 800}}), kNodes);
+  GroupTuner tuner({kDefault, kStreamingStores, kNodes});
+  EXPECT_EQ(tune(tuner, {{kDefault, 1000}, {kStreamingStores, 970}, {kNodes, 920}}), kDefault);
+  GroupTuner nodes({kDefault, kNodes});
+  EXPECT_EQ(tune(nodes, {{kDefault, 1000}, {kNodes, 800}}), kNodes);
 }
 
 // On a busy machine the tuner takes more samples, and then keeps the plain kernel.
 TEST(GroupTuner, TimesThatVaryAreNotBelieved) {
-  GroupTuner tuner({kPlain, kStreams});
+  GroupTuner tuner({kDefault, kStreamingStores});
   uint32_t times = 0;
-  for (uint64_t ns = 1000; tuner.open(); ns = ns * 3 / 2, ++times) tuner.add(tuner.next() == kPlain ? 10 * ns : ns);
+  for (uint64_t ns = 1000; tuner.needs_samples(); ns = ns * 3 / 2, ++times)
+    tuner.add(tuner.next() == kDefault ? 10 * ns : ns);
   EXPECT_EQ(times, 2 * GroupTuner::kMostSamples);
-  EXPECT_FALSE(tuner.sure());
-  EXPECT_EQ(tuner.best(), kPlain);
+  EXPECT_FALSE(tuner.is_reliable());
+  EXPECT_EQ(tuner.best(), kDefault);
   // The times become stable in the end.
-  GroupTuner later({kPlain, kStreams});
-  for (times = 0; later.open(); ++times) {
+  GroupTuner later({kDefault, kStreamingStores});
+  for (times = 0; later.needs_samples(); ++times) {
     const uint64_t disturbed = times < 14 ? 1'000'000 * times : 0;
-    later.add((later.next() == kPlain ? 1000 : 500) + disturbed);
+    later.add((later.next() == kDefault ? 1000 : 500) + disturbed);
   }
   EXPECT_GT(times, 2 * GroupTuner::kSamples);
-  EXPECT_TRUE(later.sure());
-  EXPECT_EQ(later.best(), kStreams);
+  EXPECT_TRUE(later.is_reliable());
+  EXPECT_EQ(later.best(), kStreamingStores);
 }
 
 TEST(GroupTuner, OneWayAloneIsNotTimed) {
-  GroupTuner alone({kPlain});
-  EXPECT_FALSE(alone.open());
-  EXPECT_EQ(alone.best(), kPlain);
-  GroupTuner two({kPlain, kStreams});
+  GroupTuner alone({kDefault});
+  EXPECT_FALSE(alone.needs_samples());
+  EXPECT_EQ(alone.best(), kDefault);
+  GroupTuner two({kDefault, kStreamingStores});
   two.add(10);
-  two.drop(kStreams);
-  EXPECT_FALSE(two.open());
-  EXPECT_EQ(two.best(), kPlain);
+  two.drop(kStreamingStores);
+  EXPECT_FALSE(two.needs_samples());
+  EXPECT_EQ(two.best(), kDefault);
 }
 
 class GroupChoicesTest : public ::testing::Test {
@@ -97,11 +100,11 @@ TEST_F(GroupChoicesTest, AreKeptOnDisk) {
   {
     GroupChoices choices(folder_, "a machine");
     EXPECT_FALSE(choices.find("a").has_value());
-    choices.keep("a", kColumns, true);
-    choices.keep("b", kNodes, true);
-    choices.keep("c", kStreams, false);
+    choices.store("a", kColumns, true);
+    choices.store("b", kNodes, true);
+    choices.store("c", kStreamingStores, false);
     EXPECT_EQ(choices.find("a"), kColumns);
-    EXPECT_EQ(choices.find("c"), kStreams);
+    EXPECT_EQ(choices.find("c"), kStreamingStores);
   }
   GroupChoices again(folder_, "a machine");
   EXPECT_EQ(again.find("a"), kColumns);
@@ -143,8 +146,8 @@ class TunedProgram : public GroupChoicesTest {
     options.cache = cache_ = std::make_shared<KernelCache>(std::move(cache));
     options.choices = std::make_shared<GroupChoices>(folder_, "a machine");
     options.clock = [this] { return clock_; };
-    options.tell_choice = [this](std::string_view ops, std::string_view way) {
-      told_.push_back(std::string(ops) + ": " + std::string(way));
+    options.on_choice = [this](std::string_view ops, std::string_view algorithm) {
+      told_.push_back(std::string(ops) + ": " + std::string(algorithm));
     };
     return make_kernel_runner(std::move(options));
   }

@@ -19,17 +19,17 @@ constexpr size_t kMostValues = 4096, kMostKernels = 1 << 14;
 // Fills in what callers need to know about a kernel.
 void describe(const codegen::Kernel& source, CompiledKernel& compiled) {
   codegen::Kernel kernel = source;
-  codegen::expand_functions(kernel);  // as the compiler does, because the kept values depend on it
+  codegen::expand_functions(kernel);  // as the compiler does, because the saved values depend on it
   const codegen::Schedule schedule = codegen::schedule(kernel);
   compiled.has_rows = kernel.rows != 0;
   const auto line = [&](uint32_t value) {
     Line made;
     made.item_size = ir::item_size(kernel.values[value].type);
     made.columns = (schedule.places[value].dims & kernel.column_dims()) >> kernel.rows;
-    made.neutral = codegen::identity(kernel.values[value].reduction, kernel.values[value].type).bits;
+    made.identity = codegen::identity(kernel.values[value].reduction, kernel.values[value].type).bits;
     return made;
   };
-  for (const uint32_t value : schedule.kept) compiled.kept.push_back(line(value));
+  for (const uint32_t value : schedule.kept) compiled.saved_values.push_back(line(value));
   for (const uint32_t value : schedule.totals) compiled.totals.push_back(line(value));
   compiled.splits_columns = schedule.phases <= 1 && kernel.columns == 1 && schedule.totals.empty();
   for (const codegen::Value& value : kernel.values) {
@@ -39,7 +39,7 @@ void describe(const codegen::Kernel& source, CompiledKernel& compiled) {
   }
   const std::vector<codegen::Facts> facts = codegen::facts(kernel);
   for (const codegen::Store& store : kernel.stores) {
-    compiled.in_order |= !store.indices.empty();
+    compiled.needs_row_order |= !store.indices.empty();
     for (const uint32_t index : store.indices) {
       compiled.splits_columns &= (facts[index].dims & kernel.column_dims()) == 0;
     }
@@ -117,7 +117,7 @@ void KernelCache::wait(const CompiledKernel& kernel) {
   std::unique_lock lock(mutex_);
   ++waiting_;
   wake_.notify_one();
-  done_.wait(lock, [&] { return ends_ || kernel.state.load() != CompiledKernel::State::kWaits; });
+  done_.wait(lock, [&] { return ends_ || kernel.state.load() != CompiledKernel::State::kPending; });
   --waiting_;
 }
 
@@ -181,7 +181,7 @@ void KernelCache::finish(CompiledKernel& kernel, const std::vector<uint8_t>& byt
 void KernelCache::fail(CompiledKernel& kernel, const Status& why) {
   kernel.status = why;
   kernel.state.store(CompiledKernel::State::kFailed, std::memory_order_release);
-  if (failed_.fetch_add(1, std::memory_order_relaxed) == 0 && options_.tell_failure) options_.tell_failure(why);
+  if (failed_.fetch_add(1, std::memory_order_relaxed) == 0 && options_.on_failure) options_.on_failure(why);
 }
 
 bool KernelCache::read(const std::string& key, CompiledKernel& kernel) {

@@ -27,20 +27,21 @@ namespace torch_remote::worker::kernels {
 // Memory that a kernel needs in addition to its operands.
 struct Line {
   uint32_t item_size = 4;
-  uint32_t columns = 0;  // bit c: it has an element for each index of column dim c; 0: a single element
-  uint64_t neutral = 0;  // bits of the reduction's initial value
+  uint32_t columns = 0;   // bit c: it has an element for each index of column dim c; 0: a single element
+  uint64_t identity = 0;  // bits of the reduction's initial value
 };
 
 // Code, and what its callers need to know. Its address never changes. It may be freed once no caller refers to it.
 struct CompiledKernel {
-  enum class State : uint8_t { kWaits, kReady, kFailed };
-  std::atomic<State> state = State::kWaits;
+  enum class State : uint8_t { kPending, kReady, kFailed };
+  std::atomic<State> state = State::kPending;
   bool ready() const { return state.load(std::memory_order_acquire) == State::kReady; }
 
   // Derived from the kernel; available immediately.
-  std::vector<Line> kept, totals;
+  std::vector<Line> saved_values, totals;
   bool has_rows = false;  // the kernel has a row dim
-  bool in_order = false;  // it stores at indices, so rows that may write the same element must not run in parallel
+  bool needs_row_order =
+      false;  // it stores at indices, so rows that may write the same element must not run in parallel
   // a row's columns may be split: no value reduces over them or depends on a column's index
   bool splits_columns = false;
   codegen::cpu::Variant variant;
@@ -65,7 +66,7 @@ struct CacheOptions {
                        uint32_t* rows, uint32_t* finish)>
       compile;
   // If not null, called for the first kernel that cannot be compiled, with the reason, by any thread.
-  std::function<void(const Status& why)> tell_failure;
+  std::function<void(const Status& why)> on_failure;
 };
 
 // Any thread may call any function.

@@ -271,7 +271,7 @@ TEST_F(KernelCacheTest, ThatKernelsDoNotCompileIsToldOnce) {
     return Status::internal("no library");
   };
   std::vector<std::string> told;
-  none.tell_failure = [&](const Status& why) { told.push_back(why.message()); };
+  none.on_failure = [&](const Status& why) { told.push_back(why.message()); };
   {
     KernelCache cache(std::move(none));
     for (const char* text : {kSoftmax, kNegate, kColumnMax}) EXPECT_FALSE(get(cache, text)->ready());
@@ -294,12 +294,12 @@ TEST_F(KernelCacheTest, SaysWhatCallersMustKnow) {
   const std::shared_ptr<CompiledKernel> softmax = get(cache, kSoftmax);
   EXPECT_TRUE(softmax->has_rows);
   EXPECT_FALSE(softmax->splits_columns);
-  ASSERT_EQ(softmax->kept.size(), 1u);  // exp
-  EXPECT_EQ(softmax->kept[0].item_size, 4u);
+  ASSERT_EQ(softmax->saved_values.size(), 1u);  // exp
+  EXPECT_EQ(softmax->saved_values[0].item_size, 4u);
   const std::shared_ptr<CompiledKernel> max = get(cache, kColumnMax);
   ASSERT_EQ(max->totals.size(), 1u);
   EXPECT_EQ(max->totals[0].columns, 0b1u);
-  EXPECT_EQ(max->totals[0].neutral, 0xFF800000u);
+  EXPECT_EQ(max->totals[0].identity, 0xFF800000u);
   const std::shared_ptr<CompiledKernel> lines = get(cache, kLineSums);
   ASSERT_EQ(lines->totals.size(), 1u);
   EXPECT_EQ(lines->totals[0].columns, 0b1u);  // of two columns

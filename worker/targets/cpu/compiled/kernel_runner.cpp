@@ -33,9 +33,9 @@ struct BoundGroup {
 
   ir::Group group;
   NumberChecks numbers;
-  std::vector<ir::Sym> places;   // symbols of the group's views
-  std::vector<ir::Sym> symbols;  // these, and others that the launches depend on
-  std::vector<int64_t> values;   // the symbols' values
+  std::vector<ir::Sym> view_symbols;  // symbols of the group's views
+  std::vector<ir::Sym> symbols;       // these, and others that the launches depend on
+  std::vector<int64_t> values;        // the symbols' values
   bool bound = false;
   bool fits = false;     // loop nests can compute it with these values
   bool taken = false;    // kernels execute it
@@ -44,19 +44,19 @@ struct BoundGroup {
   std::vector<codegen::Launch> launches;
   // The kernels that can execute the launches: those for all sizes and, in tuned programs, variants of them.
   struct Kernels {
-    GroupWay way = GroupWay::kPlain;
-    std::vector<std::shared_ptr<CompiledKernel>> of;  // one per launch
+    GroupAlgorithm algorithm = GroupAlgorithm::kDefault;
+    std::vector<std::shared_ptr<CompiledKernel>> per_launch;  // one per launch
     Launches prepared;
   };
   std::vector<Kernels> kernels;  // the plain ones first; empty if there are none
   // In tuned programs: the algorithm of the next run, and the tuner that finds the best one.
-  GroupWay way = GroupWay::kPlain, chosen = GroupWay::kPlain;
+  GroupAlgorithm algorithm = GroupAlgorithm::kDefault, chosen = GroupAlgorithm::kDefault;
   std::optional<GroupTuner> tuner;
   bool timed = false;  // the next run is timed
   std::string key;     // identifies the group among the choices
 
-  Kernels& by(GroupWay wanted) {
-    const auto found = std::ranges::find(kernels, wanted, &Kernels::way);
+  Kernels& by(GroupAlgorithm wanted) {
+    const auto found = std::ranges::find(kernels, wanted, &Kernels::algorithm);
     return found == kernels.end() ? kernels.front() : *found;
   }
   const Launches& plain() const { return kernels.front().prepared; }
@@ -116,7 +116,7 @@ class KernelProgram : public RunnerProgram {
       : options_(options), graph_(graph), refused_(refused), tunes_(tunes && options.choices != nullptr) {
     for (const ir::Group& group : graph.groups) {
       groups_.emplace_back(graph, group);
-      groups_.back().places = symbols_of_views(graph, group);
+      groups_.back().view_symbols = symbols_of_views(graph, group);
     }
   }
 
@@ -130,13 +130,13 @@ class KernelProgram : public RunnerProgram {
 
   bool tunes() const override {
     return tunes_ && std::ranges::any_of(groups_, [](const BoundGroup& group) {
-             return group.bound && group.fits && group.tuner.has_value() && group.tuner->open();
+             return group.bound && group.fits && group.tuner.has_value() && group.tuner->needs_samples();
            });
   }
 
   void took(uint32_t first, uint64_t ns) override {
     BoundGroup& group = group_at(first);
-    if (std::exchange(group.timed, false) && group.way == GroupWay::kNodes) add_time(group, ns);
+    if (std::exchange(group.timed, false) && group.algorithm == GroupAlgorithm::kNodes) add_time(group, ns);
   }
 
   bool may_share(uint32_t first, uint32_t made, uint32_t source) const override {
@@ -230,26 +230,26 @@ class KernelProgram : public RunnerProgram {
       const auto failed = [](const auto& kernel) { return kernel->state == CompiledKernel::State::kFailed; };
       group.why = "its kernel is being compiled";
       if (state == CompiledKernel::State::kFailed)
-        refuse(group, (*std::ranges::find_if(plain.of, failed))->status.message());
+        refuse(group, (*std::ranges::find_if(plain.per_launch, failed))->status.message());
       return false;
     }
     if (tunes_) {
       choose_way(group);
-    } else if (group.chosen != GroupWay::kPlain) {
+    } else if (group.chosen != GroupAlgorithm::kDefault) {
       use(group);
     }
-    if (group.way == GroupWay::kNodes) group.why = "its nodes one by one were faster, or are being timed";
-    return group.way != GroupWay::kNodes;
+    if (group.algorithm == GroupAlgorithm::kNodes) group.why = "its nodes one by one were faster, or are being timed";
+    return group.algorithm != GroupAlgorithm::kNodes;
   }
 
   // Whether all kernels are ready; kFailed if one has failed.
   CompiledKernel::State state_of(const BoundGroup::Kernels& kernels) const {
     auto all = CompiledKernel::State::kReady;
-    for (const std::shared_ptr<CompiledKernel>& kernel : kernels.of) {
+    for (const std::shared_ptr<CompiledKernel>& kernel : kernels.per_launch) {
       if (options_.waits) options_.cache->wait(*kernel);
       const auto state = kernel->state.load(std::memory_order_acquire);
       if (state == CompiledKernel::State::kFailed) return state;
-      if (state == CompiledKernel::State::kWaits) all = state;
+      if (state == CompiledKernel::State::kPending) all = state;
     }
     return all;
   }
@@ -260,15 +260,15 @@ class KernelProgram : public RunnerProgram {
   void choose_way(BoundGroup& group) {
     group.timed = false;
     if (group.key.empty()) begin_tuning(group);
-    if (!group.tuner.has_value() || !group.tuner->open()) return use(group);
-    group.way = GroupWay::kPlain;
+    if (!group.tuner.has_value() || !group.tuner->needs_samples()) return use(group);
+    group.algorithm = GroupAlgorithm::kDefault;
     for (const BoundGroup::Kernels& kernels : group.kernels) {
       const auto state = state_of(kernels);
-      if (state == CompiledKernel::State::kFailed) drop(group, kernels.way);
-      if (state == CompiledKernel::State::kWaits) return;
+      if (state == CompiledKernel::State::kFailed) drop(group, kernels.algorithm);
+      if (state == CompiledKernel::State::kPending) return;
     }
-    if (!group.tuner->open()) return;
-    group.way = group.tuner->next();
+    if (!group.tuner->needs_samples()) return;
+    group.algorithm = group.tuner->next();
     group.timed = true;
   }
 
@@ -284,14 +284,14 @@ class KernelProgram : public RunnerProgram {
 
   // Adds variants of the kernels of all launches. Returns false if there are too many kernels.
   template <typename F>
-  bool add_kernels(BoundGroup& group, GroupWay way, F&& variant_of) {
-    BoundGroup::Kernels kernels{way, {}, {}};
+  bool add_kernels(BoundGroup& group, GroupAlgorithm algorithm, F&& variant_of) {
+    BoundGroup::Kernels kernels{algorithm, {}, {}};
     for (const codegen::Launch& launch : group.launches) {
       const std::shared_ptr<CompiledKernel> kernel =
           options_.cache->get(codegen::print(launch.kernel), launch.kernel, variant_of(launch));
       if (kernel == nullptr) return false;
       used_.insert(kernel);
-      kernels.of.push_back(kernel);
+      kernels.per_launch.push_back(kernel);
       kernels.prepared.add(launch, *kernel);
     }
     group.kernels.push_back(std::move(kernels));
@@ -304,7 +304,8 @@ class KernelProgram : public RunnerProgram {
     // Kernels that compute more are not limited by memory loads, but would be by streaming stores.
     if (!std::ranges::all_of(group.launches, Launches::waits_for_memory)) return;
     if (bytes_until_read(graph_, group.group, values, options_.cache_bytes) <= options_.cache_bytes) return;
-    if (add_kernels(group, GroupWay::kStreams, streaming)) group.chosen = GroupWay::kStreams;
+    if (add_kernels(group, GroupAlgorithm::kStreamingStores, streaming))
+      group.chosen = GroupAlgorithm::kStreamingStores;
   }
 
   // Called once the kernel is ready. Uses the known choice, or starts a tuner.
@@ -315,28 +316,29 @@ class KernelProgram : public RunnerProgram {
       for (const int64_t size : launch.sizes) group.key += std::to_string(size_class(size)) + " ";
       for (const int64_t size : launch.outer) group.key += "* " + std::to_string(size_class(size));
     }
-    std::vector<GroupWay> ways = {GroupWay::kPlain};
-    const auto offer = [&](GroupWay way, auto&& variant_of) {
-      if (add_kernels(group, way, variant_of)) ways.push_back(way);
+    std::vector<GroupAlgorithm> algorithms = {GroupAlgorithm::kDefault};
+    const auto offer = [&](GroupAlgorithm algorithm, auto&& variant_of) {
+      if (add_kernels(group, algorithm, variant_of)) algorithms.push_back(algorithm);
     };
-    const std::optional<GroupWay> known = options_.choices->find(group.key);
-    const auto wanted = [&](GroupWay way) { return !known.has_value() || *known == way; };
-    if (may_stream(group) && wanted(GroupWay::kStreams)) offer(GroupWay::kStreams, streaming);
-    if (std::ranges::any_of(group.launches, has_short_rows) && wanted(GroupWay::kColumns)) {
-      offer(GroupWay::kColumns, [](const codegen::Launch& launch) {
+    const std::optional<GroupAlgorithm> known = options_.choices->find(group.key);
+    const auto wanted = [&](GroupAlgorithm algorithm) { return !known.has_value() || *known == algorithm; };
+    if (may_stream(group) && wanted(GroupAlgorithm::kStreamingStores))
+      offer(GroupAlgorithm::kStreamingStores, streaming);
+    if (std::ranges::any_of(group.launches, has_short_rows) && wanted(GroupAlgorithm::kColumns)) {
+      offer(GroupAlgorithm::kColumns, [](const codegen::Launch& launch) {
         return codegen::cpu::Variant{.columns = has_short_rows(launch) ? launch.sizes.back() : 0};
       });
     }
     // Runs that wait for kernels need the same bits in each process, so they never use kNodes.
-    if (!options_.waits) ways.push_back(GroupWay::kNodes);
+    if (!options_.waits) algorithms.push_back(GroupAlgorithm::kNodes);
     if (!known.has_value()) {
-      group.tuner.emplace(ways);
+      group.tuner.emplace(algorithms);
       return;
     }
-    const bool possible = std::ranges::count(ways, *known) != 0;
-    group.chosen = possible ? *known : GroupWay::kPlain;
-    if (options_.tell_choice)
-      options_.tell_choice(describe(graph_, group.group), std::string(name(group.chosen)) + ", as was found before");
+    const bool possible = std::ranges::count(algorithms, *known) != 0;
+    group.chosen = possible ? *known : GroupAlgorithm::kDefault;
+    if (options_.on_choice)
+      options_.on_choice(describe(graph_, group.group), std::string(name(group.chosen)) + ", as was found before");
   }
 
   // The size in a group's key. It is exact where code may be specialized for it; other sizes are rounded down to a
@@ -354,42 +356,44 @@ class KernelProgram : public RunnerProgram {
 
   // Uses the chosen algorithm if its kernels are ready.
   void use(BoundGroup& group) {
-    group.way = group.chosen;
-    if (group.way == GroupWay::kNodes) return;
-    const BoundGroup::Kernels& kernels = group.by(group.way);
-    if (state_of(kernels) != CompiledKernel::State::kReady) group.way = GroupWay::kPlain;
+    group.algorithm = group.chosen;
+    if (group.algorithm == GroupAlgorithm::kNodes) return;
+    const BoundGroup::Kernels& kernels = group.by(group.algorithm);
+    if (state_of(kernels) != CompiledKernel::State::kReady) group.algorithm = GroupAlgorithm::kDefault;
   }
 
   void add_time(BoundGroup& group, uint64_t ns) {
     group.tuner->add(ns);
-    if (!group.tuner->open()) decide(group);
+    if (!group.tuner->needs_samples()) decide(group);
   }
 
-  void drop(BoundGroup& group, GroupWay way) {
-    const bool was_open = group.tuner->open();
-    group.tuner->drop(way);
-    if (was_open && !group.tuner->open()) decide(group);
+  void drop(BoundGroup& group, GroupAlgorithm algorithm) {
+    const bool was_open = group.tuner->needs_samples();
+    group.tuner->drop(algorithm);
+    if (was_open && !group.tuner->needs_samples()) decide(group);
   }
 
   void decide(BoundGroup& group) {
     const GroupTuner& tuner = *group.tuner;
     group.chosen = tuner.best();
-    options_.choices->keep(group.key, group.chosen, tuner.sure());
-    if (!options_.tell_choice) return;
+    options_.choices->store(group.key, group.chosen, tuner.is_reliable());
+    if (!options_.on_choice) return;
     std::string text(name(group.chosen));
-    if (!tuner.sure()) text += ", as times vary too much";
-    for (const GroupWay way : {GroupWay::kPlain, GroupWay::kStreams, GroupWay::kColumns, GroupWay::kNodes}) {
-      if (tuner.ns(way) != 0) text += "; " + std::string(name(way)) + " took " + std::to_string(tuner.ns(way)) + " ns";
+    if (!tuner.is_reliable()) text += ", as times vary too much";
+    for (const GroupAlgorithm algorithm : {GroupAlgorithm::kDefault, GroupAlgorithm::kStreamingStores,
+                                           GroupAlgorithm::kColumns, GroupAlgorithm::kNodes}) {
+      if (tuner.ns(algorithm) != 0)
+        text += "; " + std::string(name(algorithm)) + " took " + std::to_string(tuner.ns(algorithm)) + " ns";
     }
-    options_.tell_choice(describe(graph_, group.group), text);
+    options_.on_choice(describe(graph_, group.group), text);
   }
 
   void run_kernels(BoundGroup& group, std::span<const tr_buffer> buffers, codegen::cpu::IndexRecord* failure) {
-    BoundGroup::Kernels* kernels = &group.by(group.way);
+    BoundGroup::Kernels* kernels = &group.by(group.algorithm);
     bool timed = std::exchange(group.timed, false);
-    if (kernels->way == GroupWay::kStreams && !kernels->prepared.may_stream_to(buffers)) {
+    if (kernels->algorithm == GroupAlgorithm::kStreamingStores && !kernels->prepared.may_stream_to(buffers)) {
       kernels = &group.kernels.front();
-      if (timed) drop(group, GroupWay::kStreams);
+      if (timed) drop(group, GroupAlgorithm::kStreamingStores);
       timed = false;
     }
     const auto clock = [&] { return options_.clock ? options_.clock() : monotonic_ns(); };
@@ -403,7 +407,7 @@ class KernelProgram : public RunnerProgram {
     group.why = why;
     if (std::exchange(group.refused, true)) return;
     refused_.fetch_add(1, std::memory_order_relaxed);
-    if (options_.tell_refusal) options_.tell_refusal(describe(graph_, group.group), why);
+    if (options_.on_refusal) options_.on_refusal(describe(graph_, group.group), why);
   }
 
   // The group's time is assigned to its first node.
@@ -429,11 +433,11 @@ class KernelProgram : public RunnerProgram {
   void bind(BoundGroup& group, std::span<const int64_t> values) {
     group.bound = true;
     group.kernels.clear();
-    group.way = group.chosen = GroupWay::kPlain;
+    group.algorithm = group.chosen = GroupAlgorithm::kDefault;
     group.tuner.reset();
     group.timed = false;
     group.key.clear();
-    group.symbols = group.places;
+    group.symbols = group.view_symbols;
     if (norms_channels_last(graph_, group.group, values)) {
       group.fits = false;
       remember(group, values);
@@ -452,11 +456,11 @@ class KernelProgram : public RunnerProgram {
       group.fits &= kernel != nullptr;
       if (kernel == nullptr) continue;
       used_.insert(kernel);
-      kernels.of.push_back(kernel);
+      kernels.per_launch.push_back(kernel);
       kernels.prepared.add(launch, *kernel);
     }
     if (!group.fits) return refuse(group, "it is too large, or there are too many kernels");
-    group.fits = kernels.prepared.scratch() <= kMostScratch;
+    group.fits = kernels.prepared.scratch() <= kMaxScratch;
     if (!group.fits) return refuse(group, "its rows are too long for what a thread keeps of them");
     choose_streams(group, values);
   }

@@ -26,9 +26,9 @@ struct KernelRunnerOptions {
   std::function<uint64_t()> clock;  // ns; times the algorithms; null: this machine's clock
   std::string description;          // such as "kernels"
   // Called once for each group that no kernel supports with the sizes of a run: its ops, and the reason. May be null.
-  std::function<void(std::string_view ops, std::string_view why)> tell_refusal;
+  std::function<void(std::string_view ops, std::string_view why)> on_refusal;
   // Called for each group whose algorithm was found by timing, or was known from an earlier process. May be null.
-  std::function<void(std::string_view ops, std::string_view way)> tell_choice;
+  std::function<void(std::string_view ops, std::string_view algorithm)> on_choice;
 };
 std::unique_ptr<Runner> make_kernel_runner(KernelRunnerOptions options);
 

@@ -22,7 +22,7 @@ using codegen::cpu::IndexRecord;
 
 constexpr int64_t kGrain = 1 << 14;  // points that are worth waking a thread
 // points per launch before the next launch takes over the same rows, so that their data stays in the cache
-constexpr int64_t kTurn = 1 << 13;
+constexpr int64_t kInterleavedPoints = 1 << 13;
 constexpr int64_t kMostChunks = 64, kLeastChunks = 4;  // chunks of rows with separate totals
 constexpr int64_t kMostTotals = 1 << 22;               // elements of all chunks' totals, unless kLeastChunks exceeds it
 // Rows and columns that are packed at a time. Pieces are tall, because memory is read down the columns. Kernels that
@@ -68,7 +68,7 @@ bool are_rows_apart(const Launch& launch) {
 }
 
 // Whether the store writes along the columns, without indices.
-bool stores_lines(const Launch& launch, const codegen::Store& store) {
+bool stores_along_columns(const Launch& launch, const codegen::Store& store) {
   const codegen::Kernel& kernel = launch.kernel;
   const codegen::Operand& to = kernel.operands[store.operand];
   return store.indices.empty() && kernel.columns > 0 && (to.dims >> (kernel.dims() - 1) & 1) != 0;
@@ -95,7 +95,7 @@ class LaunchRun {
     for (const Prepared& p : launches_.list_) {
       if (!p.kernel->totals.empty()) run_with_totals(p);
     }
-    for_parts(launches_.dealt_points_, kGrain, [this](int64_t begin, int64_t end) { run_points(begin, end); });
+    for_parts(launches_.assigned_points_, kGrain, [this](int64_t begin, int64_t end) { run_points(begin, end); });
   }
 
  private:
@@ -123,11 +123,11 @@ class LaunchRun {
 
   // Runs the units whose first points are in [begin, end), of all launches.
   void run_points(int64_t begin, int64_t end) const {
-    const auto& dealt = launches_.dealt_;
+    const auto& assigned = launches_.assigned_;
     const auto first_of = [&](uint32_t i) { return launches_.list_[i].first_point; };
-    auto at = std::ranges::upper_bound(dealt, begin, {}, first_of);
-    if (at != dealt.begin()) --at;
-    for (; at != dealt.end() && first_of(*at) < end; ++at) {
+    auto at = std::ranges::upper_bound(assigned, begin, {}, first_of);
+    if (at != assigned.begin()) --at;
+    for (; at != assigned.end() && first_of(*at) < end; ++at) {
       const Prepared& p = launches_.list_[*at];
       const auto unit = [&](int64_t point) {
         return std::clamp<int64_t>((point - p.first_point + p.unit_points - 1) / p.unit_points, 0, p.units);
@@ -136,13 +136,14 @@ class LaunchRun {
       if (first >= last) continue;
       if (p.by_columns) {
         run_columns(p, first * p.piece, std::min(last * p.piece, p.columns.empty() ? 1 : p.columns[0]));
-      } else if (p.in_order) {
+      } else if (p.needs_row_order) {
         clear_zeroed(p, 0, p.columns.empty() ? 1 : p.columns[0]);
         run_rows(p, 0, p.rows * p.lines);
       } else {
-        const int64_t step = p.turns == 1 ? last - first : std::max<int64_t>(1, kTurn / p.unit_points);
+        const int64_t step =
+            p.interleaved == 1 ? last - first : std::max<int64_t>(1, kInterleavedPoints / p.unit_points);
         for (int64_t row = first; row < last; row += step) {
-          for (uint32_t turn = 0; turn < p.turns; ++turn) {
+          for (uint32_t turn = 0; turn < p.interleaved; ++turn) {
             run_rows(launches_.list_[*at + turn], row, std::min(last, row + step));
           }
         }
@@ -257,12 +258,12 @@ class LaunchRun {
 
   static void clear(const Line& line, int64_t count, std::byte* data) {
     const auto size = static_cast<size_t>(count) * line.item_size;
-    if (line.neutral == 0) {
+    if (line.identity == 0) {
       std::memset(data, 0, size);
       return;
     }
     // Copies the filled part, which doubles its size each time.
-    std::memcpy(data, &line.neutral, std::min<size_t>(size, line.item_size));
+    std::memcpy(data, &line.identity, std::min<size_t>(size, line.item_size));
     for (size_t done = line.item_size; done < size; done *= 2) {
       std::memcpy(data + done, data, std::min(done, size - done));
     }
@@ -283,10 +284,10 @@ class LaunchRun {
   template <typename Work>
   void with_kept(const Prepared& p, Call& call, const Work& work) const {
     thread_local Scratch memory;
-    Pointers lines(p.kept.size());
-    if (!p.kept.empty()) {
-      std::byte* const data = memory.get(p.kept_bytes);
-      for (size_t i = 0; i < p.kept.size(); ++i) lines[i] = data + p.kept[i];
+    Pointers lines(p.saved_values.size());
+    if (!p.saved_values.empty()) {
+      std::byte* const data = memory.get(p.saved_bytes);
+      for (size_t i = 0; i < p.saved_values.size(); ++i) lines[i] = data + p.saved_values[i];
       call.kept = lines.data();
     }
     IndexRecord record;
@@ -335,8 +336,8 @@ class LaunchRun {
   static Packing packing(const Prepared& p, uint32_t operand, void* const* data, int64_t begin, int64_t end,
                          int64_t column, int64_t count, std::byte* lines) {
     const std::vector<int64_t>& apart = p.launch->operands[operand].strides;
-    void* const across = moved(data[operand], begin * apart[0] + column * apart[1], p.item_sizes[operand]);
-    return {across, apart[0], apart[1], lines, p.packed_line, end - begin, count};
+    void* const strided = moved(data[operand], begin * apart[0] + column * apart[1], p.item_sizes[operand]);
+    return {strided, apart[0], apart[1], lines, p.packed_line, end - begin, count};
   }
 
   void call_rows(const Prepared& p, void* const* data, std::span<const int64_t> columns, void* const* totals,
@@ -353,9 +354,9 @@ class LaunchRun {
 
 void Launches::clear() {
   list_.clear();
-  dealt_.clear();
+  assigned_.clear();
   data_.clear();
-  dealt_points_ = 0;
+  assigned_points_ = 0;
   streams_ = false;
 }
 
@@ -393,9 +394,9 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
       p.strides[p.first_stride[packed.operand] + 1] = 1;
     }
   }
-  for (const Line& line : kernel.kept) {
-    p.kept.push_back(p.kept_bytes);
-    p.kept_bytes += aligned(size_t{line.item_size} * static_cast<size_t>(p.row_points));
+  for (const Line& line : kernel.saved_values) {
+    p.saved_values.push_back(p.saved_bytes);
+    p.saved_bytes += aligned(size_t{line.item_size} * static_cast<size_t>(p.row_points));
   }
   for (const Line& line : kernel.totals) {
     int64_t count = 1;
@@ -409,22 +410,22 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
   p.full_chunks = (p.rows + p.chunk - 1) / p.chunk;
   p.chunks = p.full_chunks + (launch.rest != 0 ? 1 : 0);
   if (kernel.totals.empty()) {
-    p.in_order = kernel.in_order && !are_rows_apart(launch);
-    p.by_columns = (p.in_order || p.rows * p.lines == 1) && kernel.splits_columns;
-    p.piece = p.in_order ? kAddedPiece : kPiece;
+    p.needs_row_order = kernel.needs_row_order && !are_rows_apart(launch);
+    p.by_columns = (p.needs_row_order || p.rows * p.lines == 1) && kernel.splits_columns;
+    p.piece = p.needs_row_order ? kAddedPiece : kPiece;
     const int64_t columns = p.columns.empty() ? 1 : p.columns[0];
-    p.units = p.by_columns ? (columns + p.piece - 1) / p.piece : p.in_order ? 1 : p.rows * p.lines;
-    int64_t rows = p.in_order ? p.rows * p.lines : 1;
+    p.units = p.by_columns ? (columns + p.piece - 1) / p.piece : p.needs_row_order ? 1 : p.rows * p.lines;
+    int64_t rows = p.needs_row_order ? p.rows * p.lines : 1;
     for (const uint32_t i : p.zeroed) rows += launch.operands[i].bounds[0];
     p.unit_points = rows * (p.by_columns ? p.piece : std::max<int64_t>(1, p.row_points));
-    p.first_point = dealt_points_;
-    dealt_points_ += p.units * p.unit_points;
-    Prepared* const before = dealt_.empty() ? nullptr : &list_[dealt_.back()];
+    p.first_point = assigned_points_;
+    assigned_points_ += p.units * p.unit_points;
+    Prepared* const before = assigned_.empty() ? nullptr : &list_[assigned_.back()];
     if (launch.in_turn && before != nullptr && !p.by_columns && !before->by_columns && before->units == p.units) {
-      ++before->turns;
+      ++before->interleaved;
       before->unit_points += p.unit_points;
     } else {
-      dealt_.push_back(static_cast<uint32_t>(list_.size()));
+      assigned_.push_back(static_cast<uint32_t>(list_.size()));
     }
   }
   streams_ |= kernel.variant.streams;
@@ -435,7 +436,7 @@ bool Launches::may_stream(const Launch& launch) {
   bool streams = false;
   for (const codegen::Store& store : launch.kernel.stores) {
     if (!store.indices.empty() || store.adds) return false;
-    if (!stores_lines(launch, store)) continue;
+    if (!stores_along_columns(launch, store)) continue;
     const codegen::Operand& operand = launch.kernel.operands[store.operand];
     const Binding& to = launch.operands[store.operand];
     if (operand.strided) continue;
@@ -509,7 +510,8 @@ uint64_t Launches::stored_bytes(const Launch& launch) {
   for (const int64_t size : launch.sizes) points *= static_cast<uint64_t>(size);
   for (const int64_t size : launch.outer) points *= static_cast<uint64_t>(size);
   for (const codegen::Store& store : launch.kernel.stores) {
-    if (stores_lines(launch, store)) bytes += points * ir::item_size(launch.kernel.operands[store.operand].dtype);
+    if (stores_along_columns(launch, store))
+      bytes += points * ir::item_size(launch.kernel.operands[store.operand].dtype);
   }
   return bytes;
 }
@@ -521,7 +523,7 @@ bool Launches::may_stream_to(std::span<const tr_buffer> buffers) const {
     const auto memory = [&](uint32_t operand) { return buffers[p.launch->operands[operand].buffer].data; };
     return std::ranges::all_of(kernel.stores, [&](const codegen::Store& store) {
       const codegen::Operand& operand = kernel.operands[store.operand];
-      if (!stores_lines(*p.launch, store) || operand.strided) return true;
+      if (!stores_along_columns(*p.launch, store) || operand.strided) return true;
       const Binding& to = p.launch->operands[store.operand];
       void* const first = moved(buffers[to.buffer].data, to.offset, ir::item_size(operand.dtype));
       if (reinterpret_cast<uintptr_t>(first) % codegen::cpu::kStreamAlign != 0) return false;
@@ -543,7 +545,7 @@ double Launches::points() const {
 size_t Launches::scratch() const {
   size_t most = 0;
   for (const Prepared& p : list_) {
-    size_t bytes = p.kept_bytes + p.packed.size() * static_cast<size_t>(p.packed_rows * p.packed_line) * kMostItem;
+    size_t bytes = p.saved_bytes + p.packed.size() * static_cast<size_t>(p.packed_rows * p.packed_line) * kMostItem;
     for (const size_t line : p.total_lines) bytes += line * static_cast<size_t>(p.chunks * p.lines);
     most = std::max(most, bytes);
   }

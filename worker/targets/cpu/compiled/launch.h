@@ -52,19 +52,19 @@ class Launches {
     std::span<const int64_t> columns;
     // The units assigned to threads: rows over all outer dims, or columns of a single row.
     bool by_columns = false;
-    bool in_order = false;  // one thread runs all rows, as they may write the same elements
-    int64_t piece = 1;      // columns per unit
+    bool needs_row_order = false;  // one thread runs all rows, as they may write the same elements
+    int64_t piece = 1;             // columns per unit
     int64_t units = 0, unit_points = 1;
     // number of launches, this one and the next, with the same rows: they alternate, some rows at a time
-    uint32_t turns = 1;
+    uint32_t interleaved = 1;
     int64_t first_point = 0;  // sum over the launches that are assigned together, before this one
     size_t first_operand = 0;
     std::vector<uint32_t> item_sizes;      // per operand
     std::vector<int64_t> strides, bounds;  // as in Call
-    std::vector<size_t> kept;              // offsets of the kept values' lines
+    std::vector<size_t> saved_values;      // offsets of the saved values' lines
     std::vector<int64_t> total_counts;     // per total: elements of a chunk's line, and (total_lines) its bytes
     std::vector<size_t> total_lines;
-    size_t kept_bytes = 0;
+    size_t saved_bytes = 0;
     // Reductions over rows: rows per chunk, number of chunks of that size, and of all chunks with the remainder.
     int64_t chunk = 0, full_chunks = 0, chunks = 0;
     // The packed operands, and how many rows and columns are packed at a time.
@@ -78,8 +78,8 @@ class Launches {
     int64_t packed_rows = 0, packed_columns = 0, packed_line = 0;
   };
   std::vector<Prepared> list_;
-  std::vector<uint32_t> dealt_;  // launches that are assigned together
-  int64_t dealt_points_ = 0;
+  std::vector<uint32_t> assigned_;  // launches that are assigned together
+  int64_t assigned_points_ = 0;
   bool streams_ = false;     // some kernel uses streaming stores
   std::vector<void*> data_;  // addresses of all operands' first elements, in the current run
 };

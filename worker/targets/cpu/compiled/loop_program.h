@@ -13,7 +13,7 @@
 namespace torch_remote::worker::kernels {
 
 // Bound on a call's scratch memory, in bytes. It must be small, because it does not count towards the memory limit.
-constexpr size_t kMostScratch = 64 << 20;
+constexpr size_t kMaxScratch = 64 << 20;
 
 // A program of a runner that executes groups of one node each with hand-written loops. The loops are prepared ("bound")
 // for the values of a run, and used until a size, a stride or a number changes.
@@ -32,7 +32,7 @@ class LoopProgram : public RunnerProgram {
   // The number of groups; the functions below identify a group by its index.
   size_t count() const { return groups_.size(); }
   // The loops do not support the group with these values, although `bind` accepted them.
-  void give_up(size_t index) { groups_[index].fits = false; }
+  void reject(size_t index) { groups_[index].fits = false; }
 
  private:
   struct Bound {

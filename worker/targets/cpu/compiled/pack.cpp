@@ -12,15 +12,15 @@ namespace {
 
 constexpr int64_t kTile = 16;  // columns at a time, each a different cache line
 
-enum class To : uint8_t { kPacked, kAcross };
+enum class To : uint8_t { kPacked, kStrided };
 
 template <To to, typename T>
 void copy_columns(const Packing& p, int64_t row, int64_t rows, int64_t column, int64_t columns) {
-  T* const across = static_cast<T*>(p.across) + row * p.rows_apart + column * p.columns_apart;
+  T* const strided = static_cast<T*>(p.strided) + row * p.row_stride + column * p.column_stride;
   T* const packed = static_cast<T*>(p.packed) + row * p.line + column;
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < columns; ++c) {
-      T &there = across[r * p.rows_apart + c * p.columns_apart], &here = packed[r * p.line + c];
+      T &there = strided[r * p.row_stride + c * p.column_stride], &here = packed[r * p.line + c];
       if constexpr (to == To::kPacked) {
         here = there;
       } else {
@@ -46,7 +46,7 @@ void transpose_four(const float* from, int64_t from_apart, float* to, int64_t to
 // four columns ahead.
 template <To to>
 void copy_words(const Packing& p) {
-  auto* const across = static_cast<float*>(p.across);
+  auto* const strided = static_cast<float*>(p.strided);
   auto* const packed = static_cast<float*>(p.packed);
   const int64_t rows = p.rows / 4 * 4, columns = p.columns / 4 * 4;
   constexpr int64_t kLine = 64 / sizeof(float);
@@ -54,14 +54,14 @@ void copy_words(const Packing& p) {
     for (int64_t r = 0; r < rows; r += 4) {
       if (r % kLine == 0 && c + 8 <= columns) {
         for (int64_t next = c + 4; next < c + 8; ++next) {
-          __builtin_prefetch(across + r + next * p.columns_apart, to == To::kAcross ? 1 : 0);
+          __builtin_prefetch(strided + r + next * p.column_stride, to == To::kStrided ? 1 : 0);
         }
       }
-      float *const there = across + r + c * p.columns_apart, *const here = packed + r * p.line + c;
+      float *const there = strided + r + c * p.column_stride, *const here = packed + r * p.line + c;
       if constexpr (to == To::kPacked) {
-        transpose_four(there, p.columns_apart, here, p.line);
+        transpose_four(there, p.column_stride, here, p.line);
       } else {
-        transpose_four(here, p.line, there, p.columns_apart);
+        transpose_four(here, p.line, there, p.column_stride);
       }
     }
   }
@@ -89,7 +89,7 @@ void copy(const Packing& packing, uint32_t item_size) {
       return copy_tiles<to, uint16_t>(packing);
     case 4:
 #if defined(__SSE2__)
-      if (packing.rows_apart == 1) return copy_words<to>(packing);
+      if (packing.row_stride == 1) return copy_words<to>(packing);
 #endif
       return copy_tiles<to, uint32_t>(packing);
     default:
@@ -100,6 +100,6 @@ void copy(const Packing& packing, uint32_t item_size) {
 }  // namespace
 
 void pack(const Packing& packing, uint32_t item_size) { copy<To::kPacked>(packing, item_size); }
-void unpack(const Packing& packing, uint32_t item_size) { copy<To::kAcross>(packing, item_size); }
+void unpack(const Packing& packing, uint32_t item_size) { copy<To::kStrided>(packing, item_size); }
 
 }  // namespace torch_remote::worker::kernels

@@ -5,11 +5,11 @@
 
 namespace torch_remote::worker::kernels {
 
-// A strided matrix and its row-major copy. Element (row, column) is `rows_apart` * row + `columns_apart` * column
-// elements after `across`, and `line` * row + column elements after `packed`.
+// A strided matrix and its row-major copy. Element (row, column) is `row_stride` * row + `column_stride` * column
+// elements after `strided`, and `line` * row + column elements after `packed`.
 struct Packing {
-  void* across = nullptr;
-  int64_t rows_apart = 1, columns_apart = 0;
+  void* strided = nullptr;
+  int64_t row_stride = 1, column_stride = 0;
   void* packed = nullptr;
   int64_t line = 0;
   int64_t rows = 0, columns = 0;

@@ -9,28 +9,28 @@ namespace torch_remote::worker::kernels {
 namespace {
 
 template <typename T>
-void check(int64_t rows, int64_t columns, int64_t rows_apart) {
-  const int64_t columns_apart = rows * rows_apart + 3, line = columns + 5;
-  std::vector<T> source(static_cast<size_t>(columns * columns_apart + 1));
+void check(int64_t rows, int64_t columns, int64_t row_stride) {
+  const int64_t column_stride = rows * row_stride + 3, line = columns + 5;
+  std::vector<T> source(static_cast<size_t>(columns * column_stride + 1));
   std::iota(source.begin(), source.end(), T{1});
   std::vector<T> packed(static_cast<size_t>(rows * line + 1)), expected = packed;
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < columns; ++c) {
-      expected[static_cast<size_t>(r * line + c)] = source[static_cast<size_t>(r * rows_apart + c * columns_apart)];
+      expected[static_cast<size_t>(r * line + c)] = source[static_cast<size_t>(r * row_stride + c * column_stride)];
     }
   }
-  pack({source.data(), rows_apart, columns_apart, packed.data(), line, rows, columns}, sizeof(T));
-  EXPECT_EQ(packed, expected) << rows << " x " << columns << ", " << rows_apart << " apart, " << sizeof(T) << " bytes";
+  pack({source.data(), row_stride, column_stride, packed.data(), line, rows, columns}, sizeof(T));
+  EXPECT_EQ(packed, expected) << rows << " x " << columns << ", " << row_stride << " apart, " << sizeof(T) << " bytes";
   // Unpacking writes the original elements and nothing else.
   std::vector<T> back(source.size()), kept = back;
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < columns; ++c) {
-      const auto place = static_cast<size_t>(r * rows_apart + c * columns_apart);
+      const auto place = static_cast<size_t>(r * row_stride + c * column_stride);
       kept[place] = source[place];
     }
   }
-  unpack({back.data(), rows_apart, columns_apart, packed.data(), line, rows, columns}, sizeof(T));
-  EXPECT_EQ(back, kept) << rows << " x " << columns << ", " << rows_apart << " apart, " << sizeof(T) << " bytes";
+  unpack({back.data(), row_stride, column_stride, packed.data(), line, rows, columns}, sizeof(T));
+  EXPECT_EQ(back, kept) << rows << " x " << columns << ", " << row_stride << " apart, " << sizeof(T) << " bytes";
 }
 
 TEST(Pack, PutsColumnsSideBySideAndBack) {

@@ -35,7 +35,7 @@ struct AttentionCall {
 
 // The keys of a forward task. Where there are few tasks, the keys are split into pieces whose results are joined
 // afterwards. The split depends on sizes alone.
-struct AttentionPieces {
+struct KeySplit {
   int64_t keys = 0;   // keys per piece
   int64_t count = 1;  // number of pieces
   int64_t rows = 0;   // rows per block
@@ -53,10 +53,9 @@ struct AttentionLoops {
   int64_t (*partial)(const AttentionCall& call);
   // Runs task ((b * heads + h) * blocks + block) * count + piece. `partial`: its partial result, if there are several
   // pieces.
-  void (*forward)(const AttentionCall& call, const AttentionPieces& pieces, int64_t task, std::byte* scratch,
-                  float* partial);
+  void (*forward)(const AttentionCall& call, const KeySplit& pieces, int64_t task, std::byte* scratch, float* partial);
   // Joins the pieces of task (b * heads + h) * blocks + block. `partials`: the partial results of its pieces, in order.
-  void (*join)(const AttentionCall& call, const AttentionPieces& pieces, int64_t task, float* partials);
+  void (*join)(const AttentionCall& call, const KeySplit& pieces, int64_t task, float* partials);
   // Runs task b * heads + h.
   void (*backward)(const AttentionCall& call, int64_t task, std::byte* scratch);
 };

@@ -206,17 +206,17 @@ void score(const Head& head, const Block& block, int64_t low, int64_t from, int6
 int64_t packed(int64_t size) { return padded(size) * kRows; }
 
 // The state of a block of queries after some keys: sums of values [value_size][kRows], and the maximum and sum per row.
-struct Found {
+struct PartialSoftmax {
   float *out, *most, *sum;
 };
 
-Found found_in(const AttentionCall& call, float* memory) {
+PartialSoftmax partial_softmax(const AttentionCall& call, float* memory) {
   return {memory, memory + packed(call.value_size), memory + packed(call.value_size) + kRows};
 }
 
 int64_t partial(const AttentionCall& call) { return packed(call.value_size) + 2 * kRows; }
 
-void start(const AttentionCall& call, const Found& found) {
+void start(const AttentionCall& call, const PartialSoftmax& found) {
   for (int64_t i = 0; i < packed(call.value_size); ++i) found.out[i] = 0;
   for (int64_t r = 0; r < kRows; ++r) {
     found.most[r] = -kInfinity;
@@ -225,7 +225,7 @@ void start(const AttentionCall& call, const Found& found) {
 }
 
 // Raises the maxima to `new_most`: multiplies the state so far by e^(most - new_most).
-void raise(const AttentionCall& call, const Found& found, const float* new_most, int64_t low, int64_t wide) {
+void raise(const AttentionCall& call, const PartialSoftmax& found, const float* new_most, int64_t low, int64_t wide) {
   for (int64_t r = low; r < wide; r += kLanes) {
     const Floats before = load(found.most + r), after = load(new_most + r);
     const Floats same = splat(0.0f);
@@ -242,7 +242,7 @@ void raise(const AttentionCall& call, const Found& found, const float* new_most,
   }
 }
 
-void finish(const Head& head, const Block& block, const Found& found, float* rows) {
+void finish(const Head& head, const Block& block, const PartialSoftmax& found, float* rows) {
   const AttentionCall& call = head.call;
   float factors[kRows];
   for (int64_t r = 0; r < block.count; ++r) factors[r] = found.sum[r] == 0 ? 0 : 1 / found.sum[r];
@@ -348,7 +348,7 @@ void weigh(int64_t count, const float* weights, const Lines& value, int64_t size
 
 // The forward pass for few_rows, over keys [from, end).
 void find_few(const Head& head, const Block& block, int64_t from, int64_t end, const ForwardMemory& memory,
-              const Found& found) {
+              const PartialSoftmax& found) {
   const AttentionCall& call = head.call;
   const int64_t line = call.value_size;
   float* sums = memory.query;  // the queries are in memory.rows
@@ -389,15 +389,14 @@ void find_few(const Head& head, const Block& block, int64_t from, int64_t end, c
   }
 }
 
-void forward(const AttentionCall& call, const AttentionPieces& pieces, int64_t task, std::byte* scratch,
-             float* partials) {
+void forward(const AttentionCall& call, const KeySplit& pieces, int64_t task, std::byte* scratch, float* partials) {
   const int64_t piece = task % pieces.count, index = task / pieces.count;
   const int64_t which = index / pieces.blocks;
   const Head head{call, which / call.heads, which % call.heads};
   const Block block = block_of(head, pieces.rows, index % pieces.blocks);
   Arena arena(scratch);
   const ForwardMemory memory(call, arena);
-  const Found found = found_in(call, partials != nullptr ? partials : memory.found);
+  const PartialSoftmax found = partial_softmax(call, partials != nullptr ? partials : memory.found);
   start(call, found);
   pack_rows(head, call.query, call.size, block.first, block.count, memory.rows, padded(call.size), memory.query,
             call.scale);
@@ -436,13 +435,13 @@ void forward(const AttentionCall& call, const AttentionPieces& pieces, int64_t t
   if (partials == nullptr) finish(head, block, found, memory.rows);
 }
 
-void join(const AttentionCall& call, const AttentionPieces& pieces, int64_t task, float* partials) {
+void join(const AttentionCall& call, const KeySplit& pieces, int64_t task, float* partials) {
   const int64_t which = task / pieces.blocks;
   const Head head{call, which / call.heads, which % call.heads};
   const Block block = block_of(head, pieces.rows, task % pieces.blocks);
-  const Found all = found_in(call, partials);
+  const PartialSoftmax all = partial_softmax(call, partials);
   for (int64_t piece = 1; piece < pieces.count; ++piece) {
-    const Found other = found_in(call, partials + piece * partial(call));
+    const PartialSoftmax other = partial_softmax(call, partials + piece * partial(call));
     float most[kRows];
     for (int64_t r = 0; r < block.wide; r += kLanes) {
       store(most + r, larger(load(other.most + r), load(all.most + r)));
@@ -452,7 +451,7 @@ void join(const AttentionCall& call, const AttentionPieces& pieces, int64_t task
     for (int64_t i = 0; i < packed(call.value_size); ++i) all.out[i] += other.out[i];
     for (int64_t r = 0; r < block.wide; ++r) all.sum[r] += other.sum[r];
   }
-  finish(head, block, all, found_in(call, partials + partial(call)).out);  // the second piece's memory is free
+  finish(head, block, all, partial_softmax(call, partials + partial(call)).out);  // the second piece's memory is free
 }
 
 struct BackwardMemory {

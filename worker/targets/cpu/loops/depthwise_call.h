@@ -15,7 +15,7 @@ struct DepthwiseCall {
 };
 
 // Bound on the kernel width.
-inline constexpr int64_t kMostDepthwiseColumns = 32;
+inline constexpr int64_t kMaxDepthwiseKernel = 32;
 
 struct DepthwiseLoops {
   // Floats of scratch memory for one plane.

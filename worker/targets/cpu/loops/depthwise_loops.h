@@ -12,13 +12,13 @@ using namespace kernels::TORCH_REMOTE_ISA;
 // …; so neighboring results read neighboring elements.
 constexpr int64_t kBand = 12288;  // floats of a band's input rows, approximately
 
-struct Lines {
-  int64_t size;                            // floats per line
-  int64_t row;                             // floats of a row's lines
-  int64_t rows;                            // result rows per band
-  int64_t columns[kMostDepthwiseColumns];  // offsets of the kernel's columns in a row's lines
+struct PaddedRows {
+  int64_t size;                          // floats per line
+  int64_t row;                           // floats of a row's lines
+  int64_t rows;                          // result rows per band
+  int64_t columns[kMaxDepthwiseKernel];  // offsets of the kernel's columns in a row's lines
 
-  explicit Lines(const DepthwiseCall& call) {
+  explicit PaddedRows(const DepthwiseCall& call) {
     const DepthwiseDim& width = call.width;
     size = padded(width.output) + (width.kernel - 1) * width.dilation / width.stride + 1;
     row = size * width.stride;
@@ -40,12 +40,12 @@ inline void clear(float* data, int64_t count) {
 }
 
 // Copies the input's rows from `first` on; rows outside of the input are zeros.
-inline void copy_rows(const DepthwiseCall& call, const Lines& lines, const float* input, int64_t first, int64_t rows,
-                      float* to) {
+inline void copy_rows(const DepthwiseCall& call, const PaddedRows& padded_rows, const float* input, int64_t first,
+                      int64_t rows, float* to) {
   const DepthwiseDim& width = call.width;
-  const int64_t stride = width.stride, count = smaller(width.input, lines.row - width.padding);
-  for (int64_t r = 0; r < rows; ++r, to += lines.row) {
-    clear(to, lines.row);
+  const int64_t stride = width.stride, count = smaller(width.input, padded_rows.row - width.padding);
+  for (int64_t r = 0; r < rows; ++r, to += padded_rows.row) {
+    clear(to, padded_rows.row);
     if (first + r < 0 || first + r >= call.height.input) continue;
     const float* from = input + (first + r) * width.input;
     if (stride == 1) {
@@ -55,7 +55,7 @@ inline void copy_rows(const DepthwiseCall& call, const Lines& lines, const float
     for (int64_t phase = 0; phase < stride; ++phase) {
       // The first column of the input that belongs to this line.
       const int64_t begin = ((phase - width.padding) % stride + stride) % stride;
-      float* line = to + phase * lines.size + (begin + width.padding) / stride;
+      float* line = to + phase * padded_rows.size + (begin + width.padding) / stride;
       for (int64_t c = begin; c < count; c += stride) *line++ = from[c];
     }
   }
@@ -81,7 +81,7 @@ inline void store_some(float* data, Floats value, int64_t count) {
 // `Rows` adjacent rows of results, for a kernel of `Height` rows: each vector of the input is loaded once for all of
 // them.
 template <int Height, int Rows, int Vectors>
-inline __attribute__((always_inline)) void convolve_rows(const DepthwiseCall& call, const Lines& lines,
+inline __attribute__((always_inline)) void convolve_rows(const DepthwiseCall& call, const PaddedRows& padded_rows,
                                                          const float* input, const float* kernel, float bias,
                                                          float* output, int64_t columns) {
   Floats sum[Rows][Vectors];
@@ -92,12 +92,12 @@ inline __attribute__((always_inline)) void convolve_rows(const DepthwiseCall& ca
   }
   const int64_t width = call.width.kernel;
   for (int64_t j = 0; j < width; ++j) {
-    const float* at = input + lines.columns[j];
+    const float* at = input + padded_rows.columns[j];
 #pragma GCC unroll 16
     for (int t = 0; t < Height + Rows - 1; ++t) {
       Floats value[Vectors];
 #pragma GCC unroll 2
-      for (int v = 0; v < Vectors; ++v) value[v] = load(at + t * lines.row + v * kLanes);
+      for (int v = 0; v < Vectors; ++v) value[v] = load(at + t * padded_rows.row + v * kLanes);
 #pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) {
         if (t < r || t - r >= Height) continue;
@@ -118,7 +118,7 @@ inline __attribute__((always_inline)) void convolve_rows(const DepthwiseCall& ca
 
 // `Rows` rows of results, `Vectors` vectors wide. The sums stay in registers.
 template <int Rows, int Vectors>
-inline __attribute__((always_inline)) void convolve_tile(const DepthwiseCall& call, const Lines& lines,
+inline __attribute__((always_inline)) void convolve_tile(const DepthwiseCall& call, const PaddedRows& padded_rows,
                                                          const float* input, const float* kernel, float bias,
                                                          float* output, int64_t columns) {
   Floats sum[Rows][Vectors];
@@ -128,14 +128,14 @@ inline __attribute__((always_inline)) void convolve_tile(const DepthwiseCall& ca
     for (int v = 0; v < Vectors; ++v) sum[r][v] = splat(bias);
   }
   for (int64_t i = 0; i < call.height.kernel; ++i) {
-    const float* row = input + i * call.height.dilation * lines.row;
+    const float* row = input + i * call.height.dilation * padded_rows.row;
     for (int64_t j = 0; j < call.width.kernel; ++j) {
       const Floats factor = splat(*kernel++);
-      const float* at = row + lines.columns[j];
+      const float* at = row + padded_rows.columns[j];
 #pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
-        for (int v = 0; v < Vectors; ++v) sum[r][v] += factor * load(at + r * lines.row + v * kLanes);
+        for (int v = 0; v < Vectors; ++v) sum[r][v] += factor * load(at + r * padded_rows.row + v * kLanes);
       }
     }
   }
@@ -151,37 +151,38 @@ inline __attribute__((always_inline)) void convolve_tile(const DepthwiseCall& ca
 // All rows of a band, for some columns; the last tile may overlap the one before it. `Height`: the kernel's height if
 // it is not dilated; 0: any kernel.
 template <int Height, int Rows, int Vectors>
-inline void convolve_columns(const DepthwiseCall& call, const Lines& lines, const float* input, const float* kernel,
-                             float bias, float* output, int64_t rows, int64_t columns) {
+inline void convolve_columns(const DepthwiseCall& call, const PaddedRows& padded_rows, const float* input,
+                             const float* kernel, float bias, float* output, int64_t rows, int64_t columns) {
   const int64_t line = call.width.output;
   if (rows < Rows) {
     for (int64_t r = 0; r < rows; ++r) {
-      convolve_tile<1, Vectors>(call, lines, input + r * lines.row, kernel, bias, output + r * line, columns);
+      convolve_tile<1, Vectors>(call, padded_rows, input + r * padded_rows.row, kernel, bias, output + r * line,
+                                columns);
     }
     return;
   }
   for (int64_t r = 0; r < rows; r += Rows) {
     const int64_t first = smaller(r, rows - Rows);
     if constexpr (Height > 0) {
-      convolve_rows<Height, Rows, Vectors>(call, lines, input + first * lines.row, kernel, bias, output + first * line,
-                                           columns);
+      convolve_rows<Height, Rows, Vectors>(call, padded_rows, input + first * padded_rows.row, kernel, bias,
+                                           output + first * line, columns);
     } else {
-      convolve_tile<Rows, Vectors>(call, lines, input + first * lines.row, kernel, bias, output + first * line,
-                                   columns);
+      convolve_tile<Rows, Vectors>(call, padded_rows, input + first * padded_rows.row, kernel, bias,
+                                   output + first * line, columns);
     }
   }
 }
 
 template <int Height>
-inline void convolve_band(const DepthwiseCall& call, const Lines& lines, const float* input, const float* kernel,
-                          float bias, float* output, int64_t rows) {
+inline void convolve_band(const DepthwiseCall& call, const PaddedRows& padded_rows, const float* input,
+                          const float* kernel, float bias, float* output, int64_t rows) {
   for (int64_t x = 0; x < call.width.output;) {
     const int64_t left = call.width.output - x;
     const int64_t vectors = left > kLanes ? 2 : 1;
     if (vectors == 1) {
-      convolve_columns<Height, 8, 1>(call, lines, input + x, kernel, bias, output + x, rows, left);
+      convolve_columns<Height, 8, 1>(call, padded_rows, input + x, kernel, bias, output + x, rows, left);
     } else {
-      convolve_columns<Height, 4, 2>(call, lines, input + x, kernel, bias, output + x, rows, left);
+      convolve_columns<Height, 4, 2>(call, padded_rows, input + x, kernel, bias, output + x, rows, left);
     }
     x += vectors * kLanes;
   }
@@ -189,23 +190,23 @@ inline void convolve_band(const DepthwiseCall& call, const Lines& lines, const f
 
 void convolve(const DepthwiseCall& call, const float* input, const float* kernel, float bias, float* output,
               float* scratch) {
-  const Lines lines(call);
-  for (int64_t y = 0; y < call.height.output; y += lines.rows) {
-    const int64_t rows = smaller(lines.rows, call.height.output - y);
-    copy_rows(call, lines, input, y - call.height.padding, lines.rows_of_input(call, rows), scratch);
+  const PaddedRows padded_rows(call);
+  for (int64_t y = 0; y < call.height.output; y += padded_rows.rows) {
+    const int64_t rows = smaller(padded_rows.rows, call.height.output - y);
+    copy_rows(call, padded_rows, input, y - call.height.padding, padded_rows.rows_of_input(call, rows), scratch);
     float* to = output + y * call.width.output;
     switch (call.height.dilation == 1 ? call.height.kernel : 0) {
       case 3:
-        convolve_band<3>(call, lines, scratch, kernel, bias, to, rows);
+        convolve_band<3>(call, padded_rows, scratch, kernel, bias, to, rows);
         break;
       case 5:
-        convolve_band<5>(call, lines, scratch, kernel, bias, to, rows);
+        convolve_band<5>(call, padded_rows, scratch, kernel, bias, to, rows);
         break;
       case 7:
-        convolve_band<7>(call, lines, scratch, kernel, bias, to, rows);
+        convolve_band<7>(call, padded_rows, scratch, kernel, bias, to, rows);
         break;
       default:
-        convolve_band<0>(call, lines, scratch, kernel, bias, to, rows);
+        convolve_band<0>(call, padded_rows, scratch, kernel, bias, to, rows);
     }
   }
 }
@@ -213,8 +214,8 @@ void convolve(const DepthwiseCall& call, const float* input, const float* kernel
 // Adds a band's share to the gradients of `Rows` times `Columns` kernel elements, from (i, j) on. `mask`: the valid
 // lanes of a row's last vector; the input's lines may be infinite after them.
 template <int Rows, int Columns>
-inline void add_tile(const DepthwiseCall& call, const Lines& lines, const float* input, const float* grad_output,
-                     int64_t rows, int64_t i, int64_t j, Ints mask, float* sums) {
+inline void add_tile(const DepthwiseCall& call, const PaddedRows& padded_rows, const float* input,
+                     const float* grad_output, int64_t rows, int64_t i, int64_t j, Ints mask, float* sums) {
   Floats sum[Rows][Columns];
   float* const to = sums + (i * call.width.kernel + j) * kLanes;
 #pragma GCC unroll 4
@@ -222,9 +223,9 @@ inline void add_tile(const DepthwiseCall& call, const Lines& lines, const float*
 #pragma GCC unroll 8
     for (int l = 0; l < Columns; ++l) sum[k][l] = load(to + (k * call.width.kernel + l) * kLanes);
   }
-  const int64_t line = padded(call.width.output), below = call.height.dilation * lines.row;
+  const int64_t line = padded(call.width.output), below = call.height.dilation * padded_rows.row;
   for (int64_t y = 0; y < rows; ++y) {
-    const float* row = input + (y * call.height.stride + i * call.height.dilation) * lines.row;
+    const float* row = input + (y * call.height.stride + i * call.height.dilation) * padded_rows.row;
     const float* grad = grad_output + y * line;
     const auto add = [&](int64_t x, bool last) __attribute__((always_inline)) {
       const Floats factor = load(grad + x);
@@ -232,7 +233,7 @@ inline void add_tile(const DepthwiseCall& call, const Lines& lines, const float*
       for (int k = 0; k < Rows; ++k) {
 #pragma GCC unroll 8
         for (int l = 0; l < Columns; ++l) {
-          Floats value = load(row + k * below + lines.columns[j + l] + x);
+          Floats value = load(row + k * below + padded_rows.columns[j + l] + x);
           if (last) value = __builtin_bit_cast(Floats, __builtin_bit_cast(Ints, value) & mask);
           sum[k][l] += factor * value;
         }
@@ -250,15 +251,15 @@ inline void add_tile(const DepthwiseCall& call, const Lines& lines, const float*
 
 // Adds the gradients of `Columns` columns of the kernel, some rows of it at a time.
 template <int Columns>
-inline void add_columns(const DepthwiseCall& call, const Lines& lines, const float* input, const float* grad_output,
-                        int64_t rows, int64_t j, Ints mask, float* sums) {
+inline void add_columns(const DepthwiseCall& call, const PaddedRows& padded_rows, const float* input,
+                        const float* grad_output, int64_t rows, int64_t j, Ints mask, float* sums) {
   constexpr int kRows = Columns <= 3 ? 3 : Columns <= 5 ? 2 : 1;  // the sums fit into AVX2's registers
   int64_t i = 0;
   for (; i + kRows <= call.height.kernel; i += kRows) {
-    add_tile<kRows, Columns>(call, lines, input, grad_output, rows, i, j, mask, sums);
+    add_tile<kRows, Columns>(call, padded_rows, input, grad_output, rows, i, j, mask, sums);
   }
   for (; i < call.height.kernel; ++i) {
-    add_tile<1, Columns>(call, lines, input, grad_output, rows, i, j, mask, sums);
+    add_tile<1, Columns>(call, padded_rows, input, grad_output, rows, i, j, mask, sums);
   }
 }
 
@@ -275,14 +276,14 @@ inline bool copy_finite(const float* from, int64_t count, float* to) {
 
 bool add(const DepthwiseCall& call, const float* input, const float* grad_output, float* sums, float* scratch) {
   constexpr int64_t kColumns = 7;
-  const Lines lines(call);
+  const PaddedRows padded_rows(call);
   const int64_t width = call.width.output, line = padded(width);
-  float* const grads = scratch + lines.rows_of_input(call, lines.rows) * lines.row;
+  float* const grads = scratch + padded_rows.rows_of_input(call, padded_rows.rows) * padded_rows.row;
   const Ints mask = lanes_below(width - line + kLanes);
-  for (int64_t y = 0; y < call.height.output; y += lines.rows) {
-    const int64_t rows = smaller(lines.rows, call.height.output - y);
-    copy_rows(call, lines, input, y * call.height.stride - call.height.padding, lines.rows_of_input(call, rows),
-              scratch);
+  for (int64_t y = 0; y < call.height.output; y += padded_rows.rows) {
+    const int64_t rows = smaller(padded_rows.rows, call.height.output - y);
+    copy_rows(call, padded_rows, input, y * call.height.stride - call.height.padding,
+              padded_rows.rows_of_input(call, rows), scratch);
     for (int64_t r = 0; r < rows; ++r) {
       if (!copy_finite(grad_output + (y + r) * width, width, grads + r * line)) return false;
       clear(grads + r * line + width, line - width);
@@ -290,25 +291,25 @@ bool add(const DepthwiseCall& call, const float* input, const float* grad_output
     for (int64_t j = 0; j < call.width.kernel; j += kColumns) {
       switch (smaller(kColumns, call.width.kernel - j)) {
         case 1:
-          add_columns<1>(call, lines, scratch, grads, rows, j, mask, sums);
+          add_columns<1>(call, padded_rows, scratch, grads, rows, j, mask, sums);
           break;
         case 2:
-          add_columns<2>(call, lines, scratch, grads, rows, j, mask, sums);
+          add_columns<2>(call, padded_rows, scratch, grads, rows, j, mask, sums);
           break;
         case 3:
-          add_columns<3>(call, lines, scratch, grads, rows, j, mask, sums);
+          add_columns<3>(call, padded_rows, scratch, grads, rows, j, mask, sums);
           break;
         case 4:
-          add_columns<4>(call, lines, scratch, grads, rows, j, mask, sums);
+          add_columns<4>(call, padded_rows, scratch, grads, rows, j, mask, sums);
           break;
         case 5:
-          add_columns<5>(call, lines, scratch, grads, rows, j, mask, sums);
+          add_columns<5>(call, padded_rows, scratch, grads, rows, j, mask, sums);
           break;
         case 6:
-          add_columns<6>(call, lines, scratch, grads, rows, j, mask, sums);
+          add_columns<6>(call, padded_rows, scratch, grads, rows, j, mask, sums);
           break;
         default:
-          add_columns<7>(call, lines, scratch, grads, rows, j, mask, sums);
+          add_columns<7>(call, padded_rows, scratch, grads, rows, j, mask, sums);
       }
     }
   }
@@ -316,8 +317,9 @@ bool add(const DepthwiseCall& call, const float* input, const float* grad_output
 }
 
 int64_t scratch(const DepthwiseCall& call) {
-  const Lines lines(call);
-  return lines.rows_of_input(call, lines.rows) * lines.row + lines.rows * padded(call.width.output);
+  const PaddedRows padded_rows(call);
+  return padded_rows.rows_of_input(call, padded_rows.rows) * padded_rows.row +
+         padded_rows.rows * padded(call.width.output);
 }
 
 int64_t sums(const DepthwiseCall& call) { return call.height.kernel * call.width.kernel * kLanes; }

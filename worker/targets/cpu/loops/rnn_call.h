@@ -17,13 +17,14 @@ struct RnnCall {
   bool reverse = false;  // steps go from the last one to the first one
   int64_t steps = 0, batch = 0, units = 0;
   const float *hx = nullptr, *cx = nullptr;  // [B, H]; cx is for LSTM only
-  // w_hh as packed by `pack_forward` or `pack_backward`. If null, `product` holds the GEMM's result for this step: [B,
-  // G, H] in the forward pass, [B, H] in the backward pass.
+  // w_hh as packed by `pack_forward` or `pack_backward`. If null, `hidden_projection` holds the GEMM's result for this
+  // step: [B, G, H] in the forward pass, [B, H] in the backward pass.
   const float* weights = nullptr;
-  const float* product = nullptr;
-  // Forward: input, the input's share without biases; output, if `keep`, the gates. Backward: the gates. [T, B, G, H].
+  const float* hidden_projection = nullptr;
+  // Forward: input, the input's share without biases; output, if `save_gates`, the gates. Backward: the gates. [T, B,
+  // G, H].
   float* gates = nullptr;
-  bool keep = false;
+  bool save_gates = false;
   // [G + 1, H]: the bias of each gate, and that of the hidden state's share of a GRU's third gate.
   const float* bias = nullptr;
   // An LSTM's cell states, [T, B, H], `cells_step` apart; the step is 0 if only the last state is needed.
@@ -39,9 +40,9 @@ struct RnnCall {
   const float* grad_hy = nullptr;  // [B, H]; null: none
   // [B, H]. LSTM: the gradient of cy before the first call, that of cx after the last. GRU: 0 before the first call.
   float* carry = nullptr;
-  float* from_input = nullptr;   // output: gradients of x @ w_ih^T, [T, B, G, H]
-  float* from_hidden = nullptr;  // output: gradients of h @ w_hh^T; a separate tensor for a GRU only
-  float* grad_hx = nullptr;      // [B, H]
+  float* grad_input_projections = nullptr;   // output: gradients of x @ w_ih^T, [T, B, G, H]
+  float* grad_hidden_projections = nullptr;  // output: gradients of h @ w_hh^T; a separate tensor for a GRU only
+  float* grad_hx = nullptr;                  // [B, H]
 };
 
 // A range of the batch's rows, and of blocks of units.

@@ -93,8 +93,8 @@ inline void for_tiles(int64_t begin, int64_t end, F&& f) {
 
 // sums[i][v] = sum over r of a[i * along + r] * b[r][v]; b has `Vectors` vectors per line.
 template <int Rows, int Vectors>
-inline __attribute__((always_inline)) void product(int64_t depth, const float* a, int64_t along, const float* b,
-                                                   float* sums) {
+inline __attribute__((always_inline)) void gemm_tile(int64_t depth, const float* a, int64_t along, const float* b,
+                                                     float* sums) {
   Floats sum[Rows][Vectors];
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) {
@@ -181,8 +181,8 @@ inline void forward_units(const RnnCall& call, int64_t i, int64_t row, int64_t f
   const auto share = [&](int64_t g) {
     return load_some(gates + g * units, count) + load_some(bias + g * units, count);
   };
-  const auto keep = [&](int64_t g, Floats value) {
-    if (call.keep) store_some(gates + g * units, value, count);
+  const auto save_gate = [&](int64_t g, Floats value) {
+    if (call.save_gates) store_some(gates + g * units, value, count);
   };
   if constexpr (Cell == RnnCell::kLstm) {
     const Floats in = sigmoid_of(share(0) + load(sums)), forget = sigmoid_of(share(1) + load(sums + kLanes));
@@ -191,10 +191,10 @@ inline void forward_units(const RnnCall& call, int64_t i, int64_t row, int64_t f
     float* cells = call.cells + row * units + first;
     const float* before = i == 0 ? call.cx + row * units + first : cells + time_of(call, i - 1) * call.cells_step;
     const Floats cell = forget * load_some(before, count) + in * fresh;
-    keep(0, in);
-    keep(1, forget);
-    keep(2, fresh);
-    keep(3, leave);
+    save_gate(0, in);
+    save_gate(1, forget);
+    save_gate(2, fresh);
+    save_gate(3, leave);
     store_some(cells + t * call.cells_step, cell, count);
     store_some(out, leave * tanh_of(cell), count);
   } else if constexpr (Cell == RnnCell::kGru) {
@@ -204,9 +204,9 @@ inline void forward_units(const RnnCall& call, int64_t i, int64_t row, int64_t f
     const float* before = i == 0
                               ? call.hx + row * units + first
                               : call.output + time_of(call, i - 1) * call.output_step + row * call.output_line + first;
-    keep(0, reset);
-    keep(1, update);
-    keep(2, fresh);
+    save_gate(0, reset);
+    save_gate(1, update);
+    save_gate(2, fresh);
     if (call.hidden_new != nullptr) {
       store_some(call.hidden_new + (t * call.batch + row) * units + first, hidden, count);
     }
@@ -226,14 +226,14 @@ void forward_tile(const RnnCall& call, int64_t i, int64_t row, int64_t block) {
   if (call.weights != nullptr) {
     const int64_t line = i == 0 ? units : call.output_line;
     const float* state = i == 0 ? call.hx : call.output + time_of(call, i - 1) * call.output_step;
-    product<Rows, kV>(units, state + row * line, line, call.weights + block * units * kV * kLanes, sums);
+    gemm_tile<Rows, kV>(units, state + row * line, line, call.weights + block * units * kV * kLanes, sums);
   }
   for (int64_t r = 0; r < Rows; ++r) {
     float* mine = sums + r * kV * kLanes;
     for (int64_t v = 0; v < kV && call.weights == nullptr; ++v) {
       const int64_t at = kGates<Cell> == 1 ? first + v * kLanes : v * units + first;
       const int64_t end = kGates<Cell> == 1 ? units : (v + 1) * units;
-      const float* from = call.product + (row + r) * kGates<Cell> * units;
+      const float* from = call.hidden_projection + (row + r) * kGates<Cell> * units;
       store(mine + v * kLanes, at < end ? load_some(from + at, end - at) : splat(0.0f));
     }
     if constexpr (kGates<Cell> != 1) {
@@ -285,7 +285,9 @@ inline void backward_units(const RnnCall& call, int64_t i, int64_t row, int64_t 
   const int64_t place = (t * call.batch + row) * kG * units + first;
   float* carry = call.carry + row * units + first;
   const auto gate = [&](int64_t g) { return load_some(call.gates + place + g * units, count); };
-  const auto give = [&](int64_t g, Floats value) { store_some(call.from_input + place + g * units, value, count); };
+  const auto give = [&](int64_t g, Floats value) {
+    store_some(call.grad_input_projections + place + g * units, value, count);
+  };
   if (call.grad_output != nullptr) {
     grad += load_some(call.grad_output + t * call.grad_step + row * call.grad_line + first, count);
   }
@@ -313,9 +315,9 @@ inline void backward_units(const RnnCall& call, int64_t i, int64_t row, int64_t 
     give(0, to_reset);
     give(1, to_update);
     give(2, to_fresh);
-    store_some(call.from_hidden + place, to_reset, count);
-    store_some(call.from_hidden + place + units, to_update, count);
-    store_some(call.from_hidden + place + 2 * units, to_fresh * reset, count);
+    store_some(call.grad_hidden_projections + place, to_reset, count);
+    store_some(call.grad_hidden_projections + place + units, to_update, count);
+    store_some(call.grad_hidden_projections + place + 2 * units, to_fresh * reset, count);
     store_some(carry, grad * update, count);
   } else {
     const Floats out = load_some(call.output + t * call.output_step + row * call.output_line + first, count);
@@ -329,8 +331,9 @@ void backward_tile(const RnnCall& call, int64_t i, int64_t row, int64_t block) {
   alignas(64) float sums[Rows * kBackwardUnits];
   const bool last = i == call.steps - 1;
   if (!last && call.weights != nullptr) {
-    product<Rows, kBackwardVectors>(depth, call.from_hidden + (time_of(call, i + 1) * call.batch + row) * depth, depth,
-                                    call.weights + block * depth * kBackwardUnits, sums);
+    gemm_tile<Rows, kBackwardVectors>(depth,
+                                      call.grad_hidden_projections + (time_of(call, i + 1) * call.batch + row) * depth,
+                                      depth, call.weights + block * depth * kBackwardUnits, sums);
   }
   for (int64_t r = 0; r < Rows; ++r) {
     for (int64_t u = first, v = 0; v < kBackwardVectors && u < units; u += kLanes, ++v) {
@@ -341,7 +344,7 @@ void backward_tile(const RnnCall& call, int64_t i, int64_t row, int64_t block) {
       } else if (call.weights != nullptr) {
         grad = load(sums + (r * kBackwardVectors + v) * kLanes);
       } else {
-        grad = load_some(call.product + place, count);
+        grad = load_some(call.hidden_projection + place, count);
       }
       if (i >= 0) {
         backward_units<Cell>(call, i, row + r, u, count, grad);

@@ -75,7 +75,7 @@ TEST_F(OnGpus, ThereIsNoThirdOne) {
 }
 
 TEST_F(OnGpus, GivesEverythingBack) {
-  EXPECT_EQ(gpus().left(), "");
+  EXPECT_EQ(gpus().leaks(), "");
   tr_buffer kept{};
   {
     const auto device = open_device(gpus().driver(), 64 << 20);
@@ -85,9 +85,9 @@ TEST_F(OnGpus, GivesEverythingBack) {
     device->copy_in(other.data, *given, given);
     other.release(other.owner);
   }
-  EXPECT_NE(gpus().left(), "");  // The memory that `kept` still owns.
+  EXPECT_NE(gpus().leaks(), "");  // The memory that `kept` still owns.
   kept.release(kept.owner);
-  EXPECT_EQ(gpus().left(), "");
+  EXPECT_EQ(gpus().leaks(), "");
   EXPECT_EQ(gpus().allocated(), 0u);
 }
 

@@ -33,7 +33,7 @@ class KernelStoreTest : public ::testing::Test {
   }
   void TearDown() override {
     gpu = nullptr;
-    EXPECT_EQ(driver->left(), "");
+    EXPECT_EQ(driver->leaks(), "");
   }
   static codegen::Kernel kernel(ir::DType type) {
     const int64_t sizes[] = {4}, strides[] = {1};

@@ -19,7 +19,7 @@ namespace torch_remote::worker::cuda {
 namespace {
 
 using emulated::EmulatedDriver;
-using Others = emulated::Options::Others;
+using PeerAccess = emulated::Options::PeerAccess;
 using Floats = std::vector<float>;
 using ir::DType;
 
@@ -109,7 +109,7 @@ class End {
     copies_ = nullptr;
     device_ = nullptr;
     EXPECT_TRUE(driver_->findings().empty()) << driver_->findings()[0];
-    EXPECT_EQ(driver_->left(), "");
+    EXPECT_EQ(driver_->leaks(), "");
   }
 
  private:
@@ -300,10 +300,10 @@ TEST_P(PeerCopies, AnEndThatGoesIsNamed) {
 }
 
 TEST_P(PeerCopies, WhereMemoryCannotBeReadBothEndsGoThroughTheHost) {
-  for (const auto& [others, why] :
-       {std::pair(Others::kRefused, "peer access is not supported"), std::pair(Others::kGarbled, "other bytes come")}) {
+  for (const auto& [others, why] : {std::pair(PeerAccess::kRefused, "peer access is not supported"),
+                                    std::pair(PeerAccess::kGarbled, "other bytes come")}) {
     emulated::Options given = options();
-    given.others = others;
+    given.peer_access = others;
     const auto part = [why = std::string(why)](End& end) {
       const std::string way = end.meet();
       EXPECT_EQ(way.find("+over the network, as remote:0 does not read memory of remote:1: "), 0u) << way;

@@ -58,7 +58,7 @@ class WorkQueueTest : public ::testing::Test {
     loaded.clear();
     device = nullptr;
     EXPECT_EQ(driver->findings(), std::vector<std::string>());
-    EXPECT_EQ(driver->left(), "");
+    EXPECT_EQ(driver->leaks(), "");
     EXPECT_EQ(driver->allocated(), 0u);
     driver = nullptr;
   }

@@ -24,16 +24,16 @@ using State = AttentionLibrary::State;
 
 // Numbers of elements in the problem below: in rows of queries, rows of keys, and a bias.
 constexpr size_t kRows = size_t{2} * 4 * 9, kKeys = size_t{2} * 2 * 12, kBias = size_t{4} * 9 * 16;
-constexpr Engine kAllEngines[] = {Engine::kBroken, Engine::kWorkspace, Engine::kPlain};
+constexpr Engine kAllEngines[] = {Engine::kBroken, Engine::kWorkspace, Engine::kFallback};
 
 class AttentionLibraryTest : public emulated::LibraryTest<AttentionLibrary, PreparedAttention, dnn::Table> {
  protected:
-  AttentionLibraryTest() : LibraryTest(emulated::cudnn(), emulated::cudnn_left, kBytes, /*checked=*/true) {}
+  AttentionLibraryTest() : LibraryTest(emulated::cudnn(), emulated::cudnn_leaks, kBytes, /*checked=*/true) {}
 
   void TearDown() override {
     for (const Engine engine : kAllEngines) {
       emulated::slow_down(engine, std::chrono::microseconds(0));
-      emulated::leave_out(engine, false);
+      emulated::exclude_engine(engine, false);
     }
     LibraryTest::TearDown();
   }
@@ -186,7 +186,7 @@ TEST_F(AttentionLibraryTest, RefusesWhatNoEngineDoes) {
   odd.query[2] = 12;  // Rows do not begin at multiples of 16 bytes.
   prepare(odd);
   EXPECT_EQ(library->state(*prepared), State::kRefused);
-  for (const Engine engine : kAllEngines) emulated::leave_out(engine, true);
+  for (const Engine engine : kAllEngines) emulated::exclude_engine(engine, true);
   prepare(problem(AttentionPass::kBackward));
   EXPECT_EQ(library->state(*prepared), State::kRefused);
 }

@@ -24,7 +24,7 @@ constexpr size_t kImage = size_t{kBatch} * kChannels * kSpace;
 class BatchNormLibraryTest
     : public emulated::LibraryTest<BatchNormLibrary, BatchNormLibrary::Prepared::element_type, dnn::Table> {
  protected:
-  BatchNormLibraryTest() : LibraryTest(emulated::cudnn(), emulated::cudnn_left, kParts * kPart, /*checked=*/true) {}
+  BatchNormLibraryTest() : LibraryTest(emulated::cudnn(), emulated::cudnn_leaks, kParts * kPart, /*checked=*/true) {}
 
   // Each tensor has its own part of the memory.
   enum Part : uint8_t {

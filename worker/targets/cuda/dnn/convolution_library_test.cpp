@@ -23,16 +23,16 @@ using emulated::Engine;
 namespace fs = std::filesystem;
 
 constexpr Engine kAllEngines[] = {Engine::kLowPrecision, Engine::kUnordered, Engine::kBroken, Engine::kWorkspace,
-                                  Engine::kPlain};
+                                  Engine::kFallback};
 
 class ConvolutionLibraryTest : public emulated::LibraryTest<ConvolutionLibrary, PreparedConvolution, dnn::Table> {
  protected:
-  ConvolutionLibraryTest() : LibraryTest(emulated::cudnn(), emulated::cudnn_left, kBytes) {}
+  ConvolutionLibraryTest() : LibraryTest(emulated::cudnn(), emulated::cudnn_leaks, kBytes) {}
 
   void TearDown() override {
     for (const Engine engine : kAllEngines) {
       emulated::slow_down(engine, std::chrono::microseconds(0));
-      emulated::leave_out(engine, false);
+      emulated::exclude_engine(engine, false);
     }
     LibraryTest::TearDown();
   }
@@ -64,7 +64,7 @@ class ConvolutionLibraryTest : public emulated::LibraryTest<ConvolutionLibrary, 
   uint64_t calls(const char* name = "cudnnBackendExecute") { return driver->calls()[name]; }
   static std::vector<uint64_t> runs() {
     std::vector<uint64_t> counts;
-    for (const Engine engine : kAllEngines) counts.push_back(emulated::runs_of(engine));
+    for (const Engine engine : kAllEngines) counts.push_back(emulated::executions_of(engine));
     return counts;
   }
 
@@ -91,7 +91,7 @@ TEST_F(ConvolutionLibraryTest, Tf32IsAskedFor) {
   ASSERT_TRUE(prepare(low).ok());
   EXPECT_EQ(prepared->plans(), 3u);
   emulated::slow_down(Engine::kWorkspace, std::chrono::milliseconds(20));
-  emulated::slow_down(Engine::kPlain, std::chrono::milliseconds(20));
+  emulated::slow_down(Engine::kFallback, std::chrono::milliseconds(20));
   ASSERT_TRUE(run(2).ok());
   const auto before = runs();
   ASSERT_TRUE(run(2).ok());
@@ -122,8 +122,8 @@ TEST_F(ConvolutionLibraryTest, ADeterministicProblemIsNeverTimed) {
 }
 
 TEST_F(ConvolutionLibraryTest, SumsThatVaryAreRefusedWhereTheyMayNot) {
-  emulated::leave_out(Engine::kWorkspace, true);
-  emulated::leave_out(Engine::kPlain, true);
+  emulated::exclude_engine(Engine::kWorkspace, true);
+  emulated::exclude_engine(Engine::kFallback, true);
   ConvolutionProblem gradient = problem(ConvolutionPass::kBackwardFilter);
   gradient.deterministic = true;
   const Status status = prepare(gradient);
@@ -137,17 +137,17 @@ TEST_F(ConvolutionLibraryTest, SumsThatVaryAreRefusedWhereTheyMayNot) {
 }
 
 TEST_F(ConvolutionLibraryTest, TakesTheFastestPlan) {
-  for (const Engine slow : {Engine::kWorkspace, Engine::kPlain}) {
-    for (const Engine engine : {Engine::kWorkspace, Engine::kPlain}) {
+  for (const Engine slow : {Engine::kWorkspace, Engine::kFallback}) {
+    for (const Engine engine : {Engine::kWorkspace, Engine::kFallback}) {
       emulated::slow_down(engine, std::chrono::milliseconds(engine == slow ? 20 : 0));
     }
-    ASSERT_TRUE(prepare(problem(ConvolutionPass::kForward, slow == Engine::kPlain ? 8 : 9)).ok());
+    ASSERT_TRUE(prepare(problem(ConvolutionPass::kForward, slow == Engine::kFallback ? 8 : 9)).ok());
     ASSERT_TRUE(run(2).ok());
     const auto before = runs();
     ASSERT_TRUE(run(3).ok());
     const auto after = runs();
     for (size_t i = 0; i < before.size(); ++i) {
-      const bool fast = (slow == Engine::kPlain ? Engine::kWorkspace : Engine::kPlain) == kAllEngines[i];
+      const bool fast = (slow == Engine::kFallback ? Engine::kWorkspace : Engine::kFallback) == kAllEngines[i];
       EXPECT_EQ(after[i] - before[i], fast ? 3u : 0u) << i;
     }
   }
@@ -271,7 +271,7 @@ TEST_F(ConvolutionLibraryTest, DescriptorsAreStrict) {
   ASSERT_EQ(table.descriptor_create(Kind::kForward, &raw), dnn::Result::kSuccess);
   EXPECT_EQ(table.set_attribute(graph, Attribute::kGraphOperations, Is::kDescriptor, 1, static_cast<const void*>(&raw)),
             dnn::Result::kBadParamNotFinalized);
-  EXPECT_EQ(emulated::cudnn_left(), "1 handle, 3 descriptors");
+  EXPECT_EQ(emulated::cudnn_leaks(), "1 handle, 3 descriptors");
   for (const dnn::Descriptor made : {tensor, graph, raw}) {
     EXPECT_EQ(table.descriptor_destroy(made), dnn::Result::kSuccess);
     EXPECT_EQ(table.descriptor_destroy(made), dnn::Result::kBadParam);

@@ -18,10 +18,11 @@ namespace fs = std::filesystem;
 
 class ProductLibraryTest : public emulated::LibraryTest<ProductLibrary, PreparedProduct, lt::Table> {
  protected:
-  ProductLibraryTest() : LibraryTest(emulated::cublaslt(), emulated::cublaslt_left, kBytes) {}
+  ProductLibraryTest() : LibraryTest(emulated::cublaslt(), emulated::cublaslt_leaks, kBytes) {}
 
   void TearDown() override {
-    for (const auto way : {emulated::Way::kVectors, emulated::Way::kParts, emulated::Way::kPlain}) {
+    for (const auto way :
+         {emulated::MatmulAlgorithm::kVectors, emulated::MatmulAlgorithm::kSplitK, emulated::MatmulAlgorithm::kBasic}) {
       emulated::slow_down(way, std::chrono::microseconds(0));
     }
     LibraryTest::TearDown();
@@ -79,7 +80,7 @@ TEST_F(ProductLibraryTest, TimesOnceBehindTheFirstUse) {
 }
 
 TEST_F(ProductLibraryTest, ADeterministicProblemIsNeverTimed) {
-  emulated::slow_down(emulated::Way::kVectors, std::chrono::milliseconds(20));
+  emulated::slow_down(emulated::MatmulAlgorithm::kVectors, std::chrono::milliseconds(20));
   prepare(48);
   run(3);  // The file names another algorithm than the heuristic's first choice.
   const std::string kept = file();
@@ -97,8 +98,8 @@ TEST_F(ProductLibraryTest, ADeterministicProblemIsNeverTimed) {
 }
 
 TEST_F(ProductLibraryTest, KeepsTheFastestWayInAFile) {
-  emulated::slow_down(emulated::Way::kVectors, std::chrono::milliseconds(20));
-  emulated::slow_down(emulated::Way::kPlain, std::chrono::milliseconds(20));
+  emulated::slow_down(emulated::MatmulAlgorithm::kVectors, std::chrono::milliseconds(20));
+  emulated::slow_down(emulated::MatmulAlgorithm::kBasic, std::chrono::milliseconds(20));
   prepare(48);
   run(2);
   const std::string kept = file();

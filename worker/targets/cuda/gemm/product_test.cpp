@@ -172,7 +172,7 @@ class ProductTest : public ::testing::Test {
   static void TearDownTestSuite() {
     runner = nullptr;
     device = nullptr;
-    EXPECT_EQ(emulated::cublaslt_left(), "");
+    EXPECT_EQ(emulated::cublaslt_leaks(), "");
     for (const std::string& finding : emulated::gpus().findings()) ADD_FAILURE() << finding;
   }
 

@@ -1,4 +1,4 @@
-#include "worker/targets/cpu/compiled/product_choice.h"
+#include "worker/targets/cpu/compiled/gemm_choice.h"
 
 #include <algorithm>
 #include <array>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ir/fusion/fusion.h"
-#include "worker/targets/cpu/compiled/product.h"
+#include "worker/targets/cpu/compiled/gemm.h"
 
 namespace torch_remote::worker::kernels {
 namespace {
@@ -42,15 +42,15 @@ int64_t rounded_rows(int64_t rows) {
   return ir::kMostProductRows;
 }
 
-std::string name_of(const ProductShape& shape) {
+std::string name_of(const GemmShape& shape) {
   constexpr const char* kTypes[] = {"f32", "bf16", "f16"};
   return std::string("way of product ") + kTypes[static_cast<size_t>(shape.type)] + " " +
          (shape.batches == 0 ? "" : std::to_string(shape.batches) + " of ") + std::to_string(shape.rows) +
-         (shape.left_across ? "'x" : "x") + std::to_string(shape.depth) + (shape.right_along_columns ? "'x" : "x") +
+         (shape.left_transposed ? "'x" : "x") + std::to_string(shape.depth) + (shape.right_row_major ? "'x" : "x") +
          std::to_string(shape.columns);
 }
 
-int dtype_of(ProductType type) {
+int dtype_of(GemmType type) {
   constexpr ir::DType kTypes[] = {ir::DType::kFloat32, ir::DType::kBFloat16, ir::DType::kFloat16};
   return static_cast<int>(kTypes[static_cast<size_t>(type)]);
 }
@@ -59,18 +59,18 @@ double seconds_of_machine() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-ProductChoices::Options with_clock(ProductChoices::Options options) {
+GemmChoices::Options with_clock(GemmChoices::Options options) {
   if (!options.clock) options.clock = seconds_of_machine;
   return options;
 }
 
 }  // namespace
 
-ProductChoices::ProductChoices(Options options)
+GemmChoices::GemmChoices(Options options)
     : options_(with_clock(std::move(options))), files_(options_.folder, kFileLimit, options_.about) {}
 
-ProductShape ProductChoices::class_of(const ProductShape& shape) {
-  ProductShape known = shape;
+GemmShape GemmChoices::class_of(const GemmShape& shape) {
+  GemmShape known = shape;
   if (shape.may_be_loops()) {
     known.rows = rounded_rows(shape.rows);
     known.columns = rounded(shape.columns, kLeast, kMost);
@@ -87,50 +87,51 @@ ProductShape ProductChoices::class_of(const ProductShape& shape) {
   return known;
 }
 
-ProductChoices::Way ProductChoices::way(const ProductShape& shape) {
-  if (options_.fixed || !options_.library) return fixed_way(shape);
-  if (!shape.may_be_loops() && !shape.may_be_onednn()) return Way::kLibrary;
-  const ProductShape known = class_of(shape);
-  if (const auto found = ways_.find(known); found != ways_.end()) return found->second;
+GemmChoices::Algorithm GemmChoices::algorithm(const GemmShape& shape) {
+  if (options_.fixed || !options_.library) return fixed_algorithm(shape);
+  if (!shape.may_be_loops() && !shape.may_be_onednn()) return Algorithm::kLibrary;
+  const GemmShape known = class_of(shape);
+  if (const auto found = algorithms_.find(known); found != algorithms_.end()) return found->second;
   std::vector<uint8_t> bytes;
   const bool kept = files_.read(name_of(known), &bytes) && bytes.size() == 1 &&
-                    bytes[0] >= static_cast<uint8_t>(Way::kLoops) && bytes[0] <= static_cast<uint8_t>(Way::kOneDnn);
+                    bytes[0] >= static_cast<uint8_t>(Algorithm::kLoops) &&
+                    bytes[0] <= static_cast<uint8_t>(Algorithm::kOneDnn);
   if (!kept) wanted_.push_back(known);
-  return ways_[known] = kept ? static_cast<Way>(bytes[0]) : Way::kUnknown;
+  return algorithms_[known] = kept ? static_cast<Algorithm>(bytes[0]) : Algorithm::kUnknown;
 }
 
 // The choice if nothing may depend on times.
-ProductChoices::Way ProductChoices::fixed_way(const ProductShape& shape) {
-  if (shape.may_be_loops()) return Way::kLoops;
-  if (!options_.library || !shape.may_be_onednn()) return Way::kLibrary;
+GemmChoices::Algorithm GemmChoices::fixed_algorithm(const GemmShape& shape) {
+  if (shape.may_be_loops()) return Algorithm::kLoops;
+  if (!options_.library || !shape.may_be_onednn()) return Algorithm::kLibrary;
   if (!has_onednn_) {
     constexpr int64_t kSize = 8;
     std::array<float, kSize * kSize> zeros{}, result{};
     tr_product product{};
     product.struct_size = sizeof(product);
-    product.dtype = dtype_of(ProductType::kFloat);
+    product.dtype = dtype_of(GemmType::kFloat);
     product.way = TR_PRODUCT_ONEDNN;
     product.rows = product.columns = product.depth = kSize;
     product.left = product.right = {zeros.data(), 0, kSize, 1};
     product.result = {result.data(), 0, kSize, 1};
     has_onednn_ = options_.library(product);
   }
-  return *has_onednn_ ? Way::kOneDnn : Way::kLibrary;
+  return *has_onednn_ ? Algorithm::kOneDnn : Algorithm::kLibrary;
 }
 
-bool ProductChoices::measure() {
+bool GemmChoices::measure() {
   if (wanted_.empty()) return false;
-  const ProductShape shape = wanted_.front();
+  const GemmShape shape = wanted_.front();
   wanted_.pop_front();
-  const Way way = measured(shape);
-  ways_[shape] = way;
-  files_.write(name_of(shape), {static_cast<uint8_t>(way)});
+  const Algorithm algorithm = measured(shape);
+  algorithms_[shape] = algorithm;
+  files_.write(name_of(shape), {static_cast<uint8_t>(algorithm)});
   ++generation_;
   return true;
 }
 
-ProductChoices::Way ProductChoices::measured(const ProductShape& shape) const {
-  const size_t item = shape.type == ProductType::kFloat ? 4 : 2;
+GemmChoices::Algorithm GemmChoices::measured(const GemmShape& shape) const {
+  const size_t item = shape.type == GemmType::kFloat ? 4 : 2;
   const int64_t batches = std::max<int64_t>(shape.batches, 1);
   const int64_t lefts = shape.rows * shape.depth, rights = shape.columns * shape.depth;
   const int64_t results = shape.rows * shape.columns;
@@ -144,29 +145,29 @@ ProductChoices::Way ProductChoices::measured(const ProductShape& shape) const {
   const auto weights_at = [&] { return right.data() + next++ % copies * weights; };
 
   struct Candidate {
-    Way way;
+    Algorithm algorithm;
     std::function<bool()> run;
     std::vector<double> times = {};
     bool good = true;
   };
   std::vector<Candidate> candidates;
-  std::vector<float> converted(shape.type == ProductType::kFloat ? 0 : static_cast<size_t>(lefts));
+  std::vector<float> converted(shape.type == GemmType::kFloat ? 0 : static_cast<size_t>(lefts));
   if (shape.may_be_loops()) {
-    ProductCall call;
+    GemmCall call;
     call.type = shape.type;
     call.rows = shape.rows;
     call.columns = shape.columns;
     call.depth = call.left_line = call.right_line = shape.depth;
     call.result_line = shape.columns;
     call.result = result.data();
-    candidates.push_back({Way::kLoops, [&, call]() mutable {
+    candidates.push_back({Algorithm::kLoops, [&, call]() mutable {
                             call.right = weights_at();
                             call.left = reinterpret_cast<const float*>(left.data());
                             if (!converted.empty()) {
                               options_.loops->convert(shape.type, left.data(), lefts, converted.data());
                               call.left = converted.data();
                             }
-                            run_product(*options_.loops, call, options_.threads);
+                            run_gemm(*options_.loops, call, options_.threads);
                             return true;
                           }});
   }
@@ -177,18 +178,18 @@ ProductChoices::Way ProductChoices::measured(const ProductShape& shape) const {
   product.rows = shape.rows;
   product.columns = shape.columns;
   product.depth = shape.depth;
-  product.left =
-      shape.left_across ? tr_matrix{left.data(), lefts, 1, shape.rows} : tr_matrix{left.data(), lefts, shape.depth, 1};
-  product.right = shape.right_along_columns ? tr_matrix{nullptr, rights, shape.columns, 1}
-                                            : tr_matrix{nullptr, rights, 1, shape.depth};
+  product.left = shape.left_transposed ? tr_matrix{left.data(), lefts, 1, shape.rows}
+                                       : tr_matrix{left.data(), lefts, shape.depth, 1};
+  product.right =
+      shape.right_row_major ? tr_matrix{nullptr, rights, shape.columns, 1} : tr_matrix{nullptr, rights, 1, shape.depth};
   product.result = {result.data(), results, shape.columns, 1};
   const auto library = [&](tr_product_way way) {
     product.way = way;
     product.right.data = weights_at();
     return options_.library(product);
   };
-  candidates.push_back({Way::kLibrary, [&] { return library(TR_PRODUCT_AS_OP); }});
-  if (shape.may_be_onednn()) candidates.push_back({Way::kOneDnn, [&] { return library(TR_PRODUCT_ONEDNN); }});
+  candidates.push_back({Algorithm::kLibrary, [&] { return library(TR_PRODUCT_AS_OP); }});
+  if (shape.may_be_onednn()) candidates.push_back({Algorithm::kOneDnn, [&] { return library(TR_PRODUCT_ONEDNN); }});
 
   const size_t samples = batches * rights * shape.rows >= kLong ? kSamplesOfLong : kSamples;
   for (size_t i = 0; i <= samples; ++i) {  // the first round wakes the threads
@@ -203,14 +204,14 @@ ProductChoices::Way ProductChoices::measured(const ProductShape& shape) const {
     std::ranges::nth_element(times, times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2));
     return times[times.size() / 2];
   };
-  Way best = shape.may_be_loops() ? Way::kLoops : Way::kLibrary;
+  Algorithm best = shape.may_be_loops() ? Algorithm::kLoops : Algorithm::kLibrary;
   double least = std::numeric_limits<double>::infinity();
   for (Candidate& candidate : candidates) {
     if (!candidate.good) continue;
-    const double time = median(candidate.times) / (candidate.way == Way::kLibrary ? 1 : kGain);
+    const double time = median(candidate.times) / (candidate.algorithm == Algorithm::kLibrary ? 1 : kGain);
     if (time >= least) continue;
     least = time;
-    best = candidate.way;
+    best = candidate.algorithm;
   }
   return best;
 }

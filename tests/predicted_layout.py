@@ -16,7 +16,7 @@ def stored(result: torch.Tensor, strides: list[int], dtype: torch.dtype) -> torc
     return torch.empty_strided(result.shape, strides, dtype=dtype, device=result.device).copy_(result)
 
 
-def laid_out(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+def with_predicted_layout(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
     """Calls the graph and gives its results the strides and dtypes of torch's shape functions. Programs of the device
     produce these; CPU kernels may produce others."""
     inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
@@ -31,13 +31,13 @@ def laid_out(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
         for i, (node, result) in enumerate(zip(outputs, results, strict=True)):
             if not isinstance(result, torch.Tensor) or node.op == "placeholder":
                 continue
-            foreseen = node.meta["val"]
-            strides = [s.node.expr.subs(symbols) if isinstance(s, torch.SymInt) else s for s in foreseen.stride()]
+            predicted = node.meta["val"]
+            strides = [s.node.expr.subs(symbols) if isinstance(s, torch.SymInt) else s for s in predicted.stride()]
             if not any(getattr(stride, "free_symbols", ()) for stride in strides):  # skips data-dependent sizes
-                results[i] = stored(result, list(map(int, strides)), foreseen.dtype)
+                results[i] = stored(result, list(map(int, strides)), predicted.dtype)
         return results
 
     return make_boxed_func(run)
 
 
-AS_FORESEEN = aot_autograd(fw_compiler=laid_out, bw_compiler=laid_out)
+PREDICTED_LAYOUT = aot_autograd(fw_compiler=with_predicted_layout, bw_compiler=with_predicted_layout)

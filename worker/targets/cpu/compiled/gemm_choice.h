@@ -10,17 +10,17 @@
 #include "worker/device/strided_copy.h"
 #include "worker/runner/kernel_files.h"
 #include "worker/runner/plugin.h"
-#include "worker/targets/cpu/compiled/product_shape.h"
-#include "worker/targets/cpu/loops/product_call.h"
+#include "worker/targets/cpu/compiled/gemm_shape.h"
+#include "worker/targets/cpu/loops/gemm_call.h"
 
 namespace torch_remote::worker::kernels {
 
-// Chooses how a GEMM is computed: by the loops of product_loops.h, by oneDNN, or by the library that torch calls (MKL,
+// Chooses how a GEMM is computed: by the loops of gemm_loops.h, by oneDNN, or by the library that torch calls (MKL,
 // for float32). Shapes are grouped into classes; each class is measured once per machine. One thread uses it.
-class ProductChoices {
+class GemmChoices {
  public:
   struct Options {
-    const ProductLoops* loops = nullptr;
+    const GemmLoops* loops = nullptr;
     ParallelFor threads;  // null: the calling thread runs everything
     // Computes a GEMM with a library (tr_product, plugin.h). Null if there is none, and then nothing is chosen.
     std::function<bool(const tr_product& product)> library;
@@ -30,12 +30,12 @@ class ProductChoices {
     std::string about;                   // processor, libraries, number of threads
     std::function<double()> clock = {};  // seconds; empty: this machine's clock
   };
-  enum class Way : uint8_t { kUnknown, kLoops, kLibrary, kOneDnn };
+  enum class Algorithm : uint8_t { kUnknown, kLoops, kLibrary, kOneDnn };
 
-  explicit ProductChoices(Options options);
+  explicit GemmChoices(Options options);
 
   // Returns kUnknown if the class is not measured yet. A known choice never changes.
-  Way way(const ProductShape& shape);
+  Algorithm algorithm(const GemmShape& shape);
   bool is_fixed() const { return options_.fixed; }
   // The library, for kOneDnn.
   const std::function<bool(const tr_product& product)>& library() const { return options_.library; }
@@ -46,16 +46,16 @@ class ProductChoices {
   uint64_t generation() const { return generation_; }
 
   // The shape that is measured for its whole class: rows, columns and depth are about the same.
-  static ProductShape class_of(const ProductShape& shape);
+  static GemmShape class_of(const GemmShape& shape);
 
  private:
-  Way fixed_way(const ProductShape& shape);
-  Way measured(const ProductShape& shape) const;
+  Algorithm fixed_algorithm(const GemmShape& shape);
+  Algorithm measured(const GemmShape& shape) const;
 
   const Options options_;
   const KernelFiles files_;
-  std::map<ProductShape, Way> ways_;  // by class
-  std::deque<ProductShape> wanted_;
+  std::map<GemmShape, Algorithm> algorithms_;  // by class
+  std::deque<GemmShape> wanted_;
   std::optional<bool> has_onednn_;  // unknown until it is first needed
   uint64_t generation_ = 0;
 };

@@ -5,13 +5,13 @@
 
 #include "worker/device/strided_copy.h"
 #include "worker/runner/runner.h"
-#include "worker/targets/cpu/compiled/product_choice.h"
+#include "worker/targets/cpu/compiled/gemm_choice.h"
 
 namespace torch_remote::worker::kernels {
 
-struct ProductRunnerOptions {
+struct GemmRunnerOptions {
   ParallelFor threads;  // null: the calling thread runs everything
-  std::shared_ptr<ProductChoices> products;
+  std::shared_ptr<GemmChoices> products;
   // Called before GEMMs are measured (Runner::begins). May be null.
   std::function<void(bool much)> begins;
 };
@@ -19,6 +19,6 @@ struct ProductRunnerOptions {
 // The runner that executes GEMMs on this machine's memory: with hand-written loops for few rows, and with the library
 // of the ATen plugin (Runner::products). It accepts groups of one node of the kind kMatmulEpilogue. `products` chooses
 // the faster one.
-std::unique_ptr<Runner> make_product_runner(ProductRunnerOptions options);
+std::unique_ptr<Runner> make_gemm_runner(GemmRunnerOptions options);
 
 }  // namespace torch_remote::worker::kernels

@@ -1,4 +1,4 @@
-#include "tools/runs/localise.h"
+#include "tools/runs/culprit.h"
 
 #include <algorithm>
 #include <map>
@@ -56,8 +56,8 @@ Status differing_operand(const Side& a, const Side& b, const NodePair& pair, std
                          std::span<const int64_t> values_a, std::span<const int64_t> values_b,
                          const Tolerance& tolerance, std::optional<uint32_t>* operand) {
   std::vector<Snapshot> snapshots_a, snapshots_b;
-  auto graph_a = std::make_shared<const ir::Graph>(with_operands(*a.graph, pair.a, &snapshots_a));
-  auto graph_b = std::make_shared<const ir::Graph>(with_operands(*b.graph, pair.b, &snapshots_b));
+  auto graph_a = std::make_shared<const ir::Graph>(with_operand_snapshots(*a.graph, pair.a, &snapshots_a));
+  auto graph_b = std::make_shared<const ir::Graph>(with_operand_snapshots(*b.graph, pair.b, &snapshots_b));
   if (snapshots_a.size() != snapshots_b.size() || snapshots_a.empty()) return {};  // the nodes are different ops
   Contents contents_a, contents_b;
   if (Status status = read_snapshots(a, std::move(graph_a), snapshots_a, params, values_a, &contents_a); !status) {

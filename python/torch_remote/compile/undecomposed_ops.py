@@ -22,7 +22,7 @@ from torch._prims_common import suggest_memory_format
 
 from torch_remote import _C
 
-__all__ = ["keep_whole", "whole_ops"]
+__all__ = ["keep_undecomposed", "undecomposed_ops"]
 
 _NEAREST = [f"{name}{dims}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for dims in (1, 2, 3)]
 _LINEAR = ["upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"]
@@ -145,7 +145,7 @@ def _replaced() -> dict[OpOverload, Kernels]:
     return kernels
 
 
-def keep_whole(compositions: dict[OpOverload, Callable[..., Any]]) -> None:
+def keep_undecomposed(compositions: dict[OpOverload, Callable[..., Any]]) -> None:
     """Removes these ops from a table of decompositions, as ExportedProgram.run_decompositions takes one."""
     for op, kernels in _replaced().items():
         if DispatchKey.CompositeImplicitAutograd in kernels:
@@ -155,7 +155,7 @@ def keep_whole(compositions: dict[OpOverload, Callable[..., Any]]) -> None:
 
 
 @contextlib.contextmanager
-def whole_ops() -> Iterator[None]:
+def undecomposed_ops() -> Iterator[None]:
     """In this context, tracing keeps these ops whole, also with symbolic sizes."""
     with _lock:
         saved = {op: op.py_kernels.copy() for op in _replaced()}

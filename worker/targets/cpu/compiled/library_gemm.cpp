@@ -1,4 +1,4 @@
-#include "worker/targets/cpu/compiled/library_product.h"
+#include "worker/targets/cpu/compiled/library_gemm.h"
 
 #include <algorithm>
 #include <optional>
@@ -12,9 +12,9 @@ using ir::Arg;
 using ir::ArgTag;
 
 // Reads a node's arguments into a tr_product. Each function returns whether a library may compute it.
-class LibraryProductBinder {
+class LibraryGemmBinder {
  public:
-  LibraryProductBinder(const ir::Graph& graph, std::span<const int64_t> values, LibraryProduct* made)
+  LibraryGemmBinder(const ir::Graph& graph, std::span<const int64_t> values, LibraryGemm* made)
       : graph_(graph), values_(values), made_(made), product_(made->product_) {}
 
   bool multiplies(const ir::Node& node, bool batches) {
@@ -50,7 +50,7 @@ class LibraryProductBinder {
                     {nullptr, batches ? stride(0) : 0, stride(first), stride(first + 1)}};
   }
 
-  LibraryProduct::Place place(const ir::View& view) const {
+  LibraryGemm::Place place(const ir::View& view) const {
     return {view.buffer, values_[view.offset] * static_cast<int64_t>(ir::item_size(view.dtype))};
   }
 
@@ -110,14 +110,14 @@ class LibraryProductBinder {
 
   const ir::Graph& graph_;
   const std::span<const int64_t> values_;
-  LibraryProduct* const made_;
+  LibraryGemm* const made_;
   tr_product& product_;
 };
 
-std::unique_ptr<LibraryProduct> LibraryProduct::bind(const ir::Graph& graph, const ir::Node& node,
-                                                     std::span<const int64_t> values) {
-  std::unique_ptr<LibraryProduct> made(new LibraryProduct());
-  LibraryProductBinder binder(graph, values, made.get());
+std::unique_ptr<LibraryGemm> LibraryGemm::bind(const ir::Graph& graph, const ir::Node& node,
+                                               std::span<const int64_t> values) {
+  std::unique_ptr<LibraryGemm> made(new LibraryGemm());
+  LibraryGemmBinder binder(graph, values, made.get());
   const bool fits = node.opcode == ir::ops::aten_mm        ? binder.multiplies(node, false)
                     : node.opcode == ir::ops::aten_bmm     ? binder.multiplies(node, true)
                     : node.opcode == ir::ops::aten_addmm   ? binder.multiplies_and_adds(node, false)
@@ -126,24 +126,23 @@ std::unique_ptr<LibraryProduct> LibraryProduct::bind(const ir::Graph& graph, con
   return fits ? std::move(made) : nullptr;
 }
 
-ProductShape shape_of(const tr_product& p) {
-  return {.type = ProductType::kFloat,
+GemmShape shape_of(const tr_product& p) {
+  return {.type = GemmType::kFloat,
           .rows = p.rows,
           .columns = p.columns,
           .depth = p.depth,
           .batches = p.batches,
-          .left_across = p.left.column != 1 && p.depth != 1,
-          .right_along_columns = p.right.row != 1 && p.depth != 1};
+          .left_transposed = p.left.column != 1 && p.depth != 1,
+          .right_row_major = p.right.row != 1 && p.depth != 1};
 }
 
-double LibraryProduct::points() const {
+double LibraryGemm::points() const {
   const auto batches = static_cast<double>(std::max<int64_t>(product_.batches, 1));
-  return product_points(batches * static_cast<double>(product_.columns) * static_cast<double>(product_.depth),
-                        product_.rows);
+  return gemm_points(batches * static_cast<double>(product_.columns) * static_cast<double>(product_.depth),
+                     product_.rows);
 }
 
-bool LibraryProduct::run(std::span<const tr_buffer> buffers,
-                         const std::function<bool(const tr_product&)>& library) const {
+bool LibraryGemm::run(std::span<const tr_buffer> buffers, const std::function<bool(const tr_product&)>& library) const {
   const auto at = [&](const Place& place) -> void* {
     return static_cast<std::byte*>(buffers[place.buffer].data) + place.offset;
   };

@@ -4,15 +4,15 @@
 #include <cstdint>
 
 // GEMMs with few rows and a transposed right matrix (F.linear's weights): each weight is read once, in place, without
-// packing. Compiled for two levels of x86-64 (product_loops.h); the caller chooses one.
+// packing. Compiled for two levels of x86-64 (gemm_loops.h); the caller chooses one.
 namespace torch_remote::worker::kernels {
 
-enum class ProductType : uint8_t { kFloat, kBFloat16, kHalf };
+enum class GemmType : uint8_t { kFloat, kBFloat16, kHalf };
 
 // result[r][n] = alpha * (sum over k of left[r][k] * right[n][k]) + beta * added[r][n], computed in f32 and rounded
 // once. The stride of k in left and right, and of n in the result, is 1; other strides are in elements.
-struct ProductCall {
-  ProductType type = ProductType::kFloat;  // of all matrices but `left`
+struct GemmCall {
+  GemmType type = GemmType::kFloat;  // of all matrices but `left`
   int64_t rows = 0, columns = 0, depth = 0;
   const float* left = nullptr;  // half types are converted before
   int64_t left_line = 0;
@@ -25,16 +25,16 @@ struct ProductCall {
   float alpha = 1, beta = 1;
 };
 
-inline constexpr int64_t kProductColumns = 4;  // columns per step: parts should begin at multiples of this
+inline constexpr int64_t kGemmColumns = 4;  // columns per step: parts should begin at multiples of this
 
-struct ProductLoops {
+struct GemmLoops {
   // Computes columns [begin, end). The order of a sum depends on `depth` alone.
-  void (*run)(const ProductCall& call, int64_t begin, int64_t end);
+  void (*run)(const GemmCall& call, int64_t begin, int64_t end);
   // Converts `count` elements of a half type to floats.
-  void (*convert)(ProductType type, const void* from, int64_t count, float* to);
+  void (*convert)(GemmType type, const void* from, int64_t count, float* to);
 };
 
-extern const ProductLoops kProductV3;  // AVX2, FMA, F16C
-extern const ProductLoops kProductV4;  // AVX-512
+extern const GemmLoops kGemmV3;  // AVX2, FMA, F16C
+extern const GemmLoops kGemmV4;  // AVX-512
 
 }  // namespace torch_remote::worker::kernels

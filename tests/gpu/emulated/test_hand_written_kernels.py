@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from python_processes import run_python
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 if os.environ.get("TORCH_REMOTE_TEST_CHECKED") == "1":  # every access is examined, so one dtype of each size must do
-    FLOATS, WHOLE = [torch.float32, torch.bfloat16], [torch.int64, torch.uint8]
-ALL = [*FLOATS, *WHOLE, torch.bool]
+    FLOATS, INTEGERS = [torch.float32, torch.bfloat16], [torch.int64, torch.uint8]
+ALL = [*FLOATS, *INTEGERS, torch.bool]
 SHAPES = [(), (1,), (7,), (0,), (3, 5), (2, 0, 3), (4, 1, 6), (2, 3, 40)]
 
 
@@ -86,7 +86,7 @@ def test_random_numbers_are_those_of_the_cpu_worker(remote, tmp_path):
     script = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 import torch, torch_remote
-from test_written_kernels import draws
+from test_hand_written_kernels import draws
 torch.save(draws(torch.device("remote")), {str(tmp_path / "draws.pt")!r})
 """
     env = {k: v for k, v in os.environ.items() if k != "TORCH_REMOTE_WORKER_BINARY"}
@@ -297,7 +297,7 @@ def test_an_index_out_of_range_is_told_and_the_session_lives(remote, number):
         ERRORS[number](there, bad.to(remote)).cpu()
     words = str(expected.value).split("\n")[0]
     assert words in str(raised.value) or "out of" in str(raised.value)
-    assert "test_written_kernels.py" in str(raised.value)
+    assert "test_hand_written_kernels.py" in str(raised.value)
     same(there + 1, x + 1)
     torch.remote.synchronize()
 
@@ -547,7 +547,7 @@ def test_neighbours_parts_and_decimals_of_floats(remote, dtype):
     same(torch.special.entr(there), torch.special.entr(x))
 
 
-@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_divisors_and_multiples(remote, dtype):
     x, y = made((5, 60), dtype), made((5, 60), dtype).mul(3)
     y[0, :3] = 0

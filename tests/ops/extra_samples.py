@@ -272,7 +272,7 @@ SAMPLES: dict[str, Callable[[Make], Iterator[SampleInput]]] = {
 OF_COMPLEX = ("scatter",)
 
 
-def own_samples(op: OpInfo, dtype: torch.dtype, grad: bool) -> list[SampleInput]:
+def extra_samples(op: OpInfo, dtype: torch.dtype, grad: bool) -> list[SampleInput]:
     """Samples of an op in a floating-point dtype, or in a complex dtype if it is in OF_COMPLEX. CPU accepts all of them
     in float32."""
     name = op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")

@@ -11,7 +11,7 @@ namespace torch_remote::fuzzers {
 
 // If the bytes are a program, overwrites its op-table fingerprint with that of this build. So the corpus survives
 // changes of the table, and damage reaches the code after the comparison.
-inline void mend_program(std::span<uint8_t> bytes) {
+inline void fix_fingerprint(std::span<uint8_t> bytes) {
   namespace fbs = ir::fbs;
   // The buffer must be aligned as the decoder requires.
   if (bytes.size() < 8 || reinterpret_cast<uintptr_t>(bytes.data()) % 8 != 0) return;

@@ -5,6 +5,6 @@
 namespace torch_remote::worker::cuda::emulated {
 
 // The hand-written kernels, compiled for the emulated driver.
-KernelArchive written_kernels();
+KernelArchive hand_written_kernels();
 
 }  // namespace torch_remote::worker::cuda::emulated

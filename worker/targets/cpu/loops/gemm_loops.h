@@ -1,11 +1,11 @@
-// Included once for each instruction set: product_v3.cpp, product_v4.cpp.
-#include "worker/targets/cpu/loops/product_call.h"
+// Included once for each instruction set: gemm_v3.cpp, gemm_v4.cpp.
+#include "worker/targets/cpu/loops/gemm_call.h"
 #include "worker/targets/cpu/loops/vector_block.h"
 
 namespace torch_remote::worker::kernels::TORCH_REMOTE_ISA {
 namespace {
 
-constexpr int kColumns = static_cast<int>(kProductColumns);
+constexpr int kColumns = static_cast<int>(kGemmColumns);
 #if defined(__AVX512F__)
 constexpr int kMostRows = 6;  // 24 sums, 6 rows and a weight use 31 of 32 registers
 #else
@@ -21,11 +21,11 @@ typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
 static_assert(kColumns == 4);
 
 // Loads kLanes elements as floats.
-template <ProductType Type>
+template <GemmType Type>
 inline __attribute__((always_inline)) Floats load_as(const void* data, int64_t i) {
-  if constexpr (Type == ProductType::kFloat) return load(static_cast<const float*>(data) + i);
+  if constexpr (Type == GemmType::kFloat) return load(static_cast<const float*>(data) + i);
   const uint16_t* const bits = static_cast<const uint16_t*>(data) + i;
-  if constexpr (Type == ProductType::kHalf) return floats_of_halves(bits);
+  if constexpr (Type == GemmType::kHalf) return floats_of_halves(bits);
 #if defined(__AVX512F__)
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(bits)));
   return __builtin_bit_cast(Floats, _mm512_slli_epi32(wide, 16));
@@ -35,30 +35,30 @@ inline __attribute__((always_inline)) Floats load_as(const void* data, int64_t i
 #endif
 }
 
-template <ProductType Type>
+template <GemmType Type>
 inline float read(const void* data, int64_t i) {
-  if constexpr (Type == ProductType::kFloat) return static_cast<const float*>(data)[i];
-  if constexpr (Type == ProductType::kBFloat16) return float_of_bfloat16(static_cast<const uint16_t*>(data)[i]);
-  if constexpr (Type == ProductType::kHalf) return float_of_half(static_cast<const uint16_t*>(data)[i]);
+  if constexpr (Type == GemmType::kFloat) return static_cast<const float*>(data)[i];
+  if constexpr (Type == GemmType::kBFloat16) return float_of_bfloat16(static_cast<const uint16_t*>(data)[i]);
+  if constexpr (Type == GemmType::kHalf) return float_of_half(static_cast<const uint16_t*>(data)[i]);
 }
 
-template <ProductType Type>
+template <GemmType Type>
 inline void write(void* data, int64_t i, float value) {
-  if constexpr (Type == ProductType::kFloat) static_cast<float*>(data)[i] = value;
-  if constexpr (Type == ProductType::kBFloat16) static_cast<uint16_t*>(data)[i] = bfloat16_of_float(value);
-  if constexpr (Type == ProductType::kHalf) static_cast<uint16_t*>(data)[i] = half_of_float(value);
+  if constexpr (Type == GemmType::kFloat) static_cast<float*>(data)[i] = value;
+  if constexpr (Type == GemmType::kBFloat16) static_cast<uint16_t*>(data)[i] = bfloat16_of_float(value);
+  if constexpr (Type == GemmType::kHalf) static_cast<uint16_t*>(data)[i] = half_of_float(value);
 }
 
 // Calls f.operator()<type>() with a runtime type as the template argument.
 template <typename F>
-inline void with_type(ProductType type, F&& f) {
+inline void with_type(GemmType type, F&& f) {
   switch (type) {
-    case ProductType::kFloat:
-      return f.template operator()<ProductType::kFloat>();
-    case ProductType::kBFloat16:
-      return f.template operator()<ProductType::kBFloat16>();
-    case ProductType::kHalf:
-      return f.template operator()<ProductType::kHalf>();
+    case GemmType::kFloat:
+      return f.template operator()<GemmType::kFloat>();
+    case GemmType::kBFloat16:
+      return f.template operator()<GemmType::kBFloat16>();
+    case GemmType::kHalf:
+      return f.template operator()<GemmType::kHalf>();
   }
 }
 
@@ -83,7 +83,7 @@ inline __attribute__((always_inline)) Four sums_of_four(Floats a, Floats b, Floa
 }
 
 // Loads `count` elements from `i` on, then zeros up to kLanes.
-template <ProductType Type>
+template <GemmType Type>
 inline Floats load_rest(const void* data, int64_t i, int64_t count) {
   Floats rest = splat(0.0f);
   for (int64_t lane = 0; lane < count; ++lane) rest[lane] = read<Type>(data, i + lane);
@@ -92,12 +92,12 @@ inline Floats load_rest(const void* data, int64_t i, int64_t count) {
 
 // sums[r][c] of `Rows` rows and `Columns` columns, over elements [from, end) of the depth; adds to earlier sums.
 // `Fetch`: prefetches the next columns' weights from memory.
-template <ProductType Type, int Rows, int Columns, bool Fetch>
-inline __attribute__((always_inline)) void add_up(const ProductCall& call, int64_t row, int64_t column, int64_t from,
+template <GemmType Type, int Rows, int Columns, bool Fetch>
+inline __attribute__((always_inline)) void add_up(const GemmCall& call, int64_t row, int64_t column, int64_t from,
                                                   int64_t end, Four* sums) {
   const float* left[Rows];
   const void* right[Columns];
-  constexpr int64_t size = Type == ProductType::kFloat ? 4 : 2;
+  constexpr int64_t size = Type == GemmType::kFloat ? 4 : 2;
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) left[r] = call.left + (row + r) * call.left_line;
 #pragma GCC unroll 4
@@ -128,7 +128,7 @@ inline __attribute__((always_inline)) void add_up(const ProductCall& call, int64
   if (k < end) {
     Floats line[Rows];
 #pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) line[r] = load_rest<ProductType::kFloat>(left[r], k, end - k);
+    for (int r = 0; r < Rows; ++r) line[r] = load_rest<GemmType::kFloat>(left[r], k, end - k);
 #pragma GCC unroll 4
     for (int c = 0; c < Columns; ++c) {
       const Floats weight = load_rest<Type>(right[c], k, end - k);
@@ -143,8 +143,8 @@ inline __attribute__((always_inline)) void add_up(const ProductCall& call, int64
   }
 }
 
-template <ProductType Type, int Rows, int Columns, bool Fetch>
-void run_tile(const ProductCall& call, int64_t row, int64_t column) {
+template <GemmType Type, int Rows, int Columns, bool Fetch>
+void run_tile(const GemmCall& call, int64_t row, int64_t column) {
   Four sums[Rows] = {};
   for (int64_t from = 0; from < call.depth; from += kDepth) {
     add_up<Type, Rows, Columns, Fetch>(call, row, column, from, smaller(call.depth, from + kDepth), sums);
@@ -160,8 +160,8 @@ void run_tile(const ProductCall& call, int64_t row, int64_t column) {
   }
 }
 
-template <ProductType Type, int Columns, bool Fetch>
-inline void run_rows(const ProductCall& call, int64_t row, int64_t count, int64_t column) {
+template <GemmType Type, int Columns, bool Fetch>
+inline void run_rows(const GemmCall& call, int64_t row, int64_t count, int64_t column) {
   switch (count) {
     case 1:
       return run_tile<Type, 1, Columns, Fetch>(call, row, column);
@@ -182,11 +182,11 @@ inline void run_rows(const ProductCall& call, int64_t row, int64_t count, int64_
   }
 }
 
-void run(const ProductCall& call, int64_t begin, int64_t end) {
+void run(const GemmCall& call, int64_t begin, int64_t end) {
   // Splits the rows into blocks of about the same size.
   const int64_t blocks = (call.rows + kMostRows - 1) / kMostRows;
-  with_type(call.type, [&]<ProductType Type>() {
-    constexpr int64_t size = Type == ProductType::kFloat ? 4 : 2;
+  with_type(call.type, [&]<GemmType Type>() {
+    constexpr int64_t size = Type == GemmType::kFloat ? 4 : 2;
     int64_t panel = kPanel / (call.depth * size) / kColumns * kColumns;
     if (panel < kColumns || call.depth > kShort) panel = kColumns;
     for (int64_t first = begin; first < end; first += panel) {
@@ -204,8 +204,8 @@ void run(const ProductCall& call, int64_t begin, int64_t end) {
   });
 }
 
-void convert(ProductType type, const void* from, int64_t count, float* to) {
-  with_type(type, [&]<ProductType Type>() {
+void convert(GemmType type, const void* from, int64_t count, float* to) {
+  with_type(type, [&]<GemmType Type>() {
     int64_t i = 0;
     for (; i + kLanes <= count; i += kLanes) store(to + i, load_as<Type>(from, i));
     for (; i < count; ++i) to[i] = read<Type>(from, i);

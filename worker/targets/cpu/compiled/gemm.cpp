@@ -1,4 +1,4 @@
-#include "worker/targets/cpu/compiled/product.h"
+#include "worker/targets/cpu/compiled/gemm.h"
 
 #include <algorithm>
 #include <optional>
@@ -18,34 +18,34 @@ using ir::ArgTag;
 // weights from memory.
 constexpr int64_t kMultiplications = 1 << 20, kBytes = 1 << 17;
 
-std::optional<ProductType> type_of(ir::DType dtype) {
+std::optional<GemmType> type_of(ir::DType dtype) {
   switch (dtype) {
     case ir::DType::kFloat32:
-      return ProductType::kFloat;
+      return GemmType::kFloat;
     case ir::DType::kBFloat16:
-      return ProductType::kBFloat16;
+      return GemmType::kBFloat16;
     case ir::DType::kFloat16:
-      return ProductType::kHalf;
+      return GemmType::kHalf;
     default:
       return std::nullopt;
   }
 }
 
-int64_t item_size(ProductType type) { return type == ProductType::kFloat ? 4 : 2; }
+int64_t item_size(GemmType type) { return type == GemmType::kFloat ? 4 : 2; }
 
 }  // namespace
 
-const ProductLoops* product_loops(std::string_view target) {
-  if (target == "x86-64-v4") return &kProductV4;
-  return target == "x86-64-v3" ? &kProductV3 : nullptr;
+const GemmLoops* gemm_loops(std::string_view target) {
+  if (target == "x86-64-v4") return &kGemmV4;
+  return target == "x86-64-v3" ? &kGemmV3 : nullptr;
 }
 
-void run_product(const ProductLoops& loops, const ProductCall& call, const ParallelFor& parallel) {
-  const int64_t parts = (call.columns + kProductColumns - 1) / kProductColumns;
+void run_gemm(const GemmLoops& loops, const GemmCall& call, const ParallelFor& parallel) {
+  const int64_t parts = (call.columns + kGemmColumns - 1) / kGemmColumns;
   const auto body = [&](int64_t begin, int64_t end) {
-    loops.run(call, begin * kProductColumns, std::min(end * kProductColumns, call.columns));
+    loops.run(call, begin * kGemmColumns, std::min(end * kGemmColumns, call.columns));
   };
-  const int64_t weights = kProductColumns * call.depth;
+  const int64_t weights = kGemmColumns * call.depth;
   const int64_t grain = std::max<int64_t>(
       1, std::min(kMultiplications / (weights * call.rows), kBytes / (weights * item_size(call.type))));
   if (parallel && parts > grain) {
@@ -55,10 +55,10 @@ void run_product(const ProductLoops& loops, const ProductCall& call, const Paral
   }
 }
 
-// Reads a node's arguments into a Product. Each function returns whether the loops support them.
-class ProductBinder {
+// Reads a node's arguments into a SmallGemm. Each function returns whether the loops support them.
+class SmallGemmBinder {
  public:
-  ProductBinder(const ir::Graph& graph, std::span<const int64_t> values, Product* product)
+  SmallGemmBinder(const ir::Graph& graph, std::span<const int64_t> values, SmallGemm* product)
       : graph_(graph), values_(values), product_(product), call_(product->call_) {}
 
   bool mm(const ir::Node& node) { return operands(node.args[0], node.args[1], node.results[0]); }
@@ -83,14 +83,14 @@ class ProductBinder {
                   values_[view.strides[1]]};
   }
 
-  Product::Place place(const ir::View& view) const {
+  SmallGemm::Place place(const ir::View& view) const {
     return {view.buffer, values_[view.offset] * static_cast<int64_t>(ir::item_size(view.dtype))};
   }
 
   bool operands(const Arg& left_arg, const Arg& right_arg, const Arg& result_arg) {
     const std::optional<Matrix> left = matrix(left_arg), right = matrix(right_arg), result = matrix(result_arg);
     if (!left || !right || !result) return false;
-    const std::optional<ProductType> type = type_of(left->view.dtype);
+    const std::optional<GemmType> type = type_of(left->view.dtype);
     if (!type || right->view.dtype != left->view.dtype || result->view.dtype != left->view.dtype) return false;
     dtype_ = left->view.dtype;
     call_.type = *type;
@@ -140,38 +140,38 @@ class ProductBinder {
 
   const ir::Graph& graph_;
   const std::span<const int64_t> values_;
-  Product* const product_;
-  ProductCall& call_;
+  SmallGemm* const product_;
+  GemmCall& call_;
   ir::DType dtype_ = ir::DType::kFloat32;
 };
 
-std::unique_ptr<Product> Product::bind(const ir::Graph& graph, const ir::Node& node, std::span<const int64_t> values,
-                                       const ProductLoops& loops) {
-  std::unique_ptr<Product> made(new Product(loops));
-  ProductBinder binder(graph, values, made.get());
+std::unique_ptr<SmallGemm> SmallGemm::bind(const ir::Graph& graph, const ir::Node& node,
+                                           std::span<const int64_t> values, const GemmLoops& loops) {
+  std::unique_ptr<SmallGemm> made(new SmallGemm(loops));
+  SmallGemmBinder binder(graph, values, made.get());
   const bool fits = node.opcode == ir::ops::aten_mm      ? binder.mm(node)
                     : node.opcode == ir::ops::aten_addmm ? binder.addmm(node)
                                                          : false;
   return fits ? std::move(made) : nullptr;
 }
 
-double Product::points() const {
-  return product_points(static_cast<double>(call_.columns) * static_cast<double>(call_.depth), call_.rows);
+double SmallGemm::points() const {
+  return gemm_points(static_cast<double>(call_.columns) * static_cast<double>(call_.depth), call_.rows);
 }
 
-size_t Product::scratch() const {
-  return call_.type == ProductType::kFloat ? 0 : static_cast<size_t>(call_.rows * call_.depth) * sizeof(float);
+size_t SmallGemm::scratch() const {
+  return call_.type == GemmType::kFloat ? 0 : static_cast<size_t>(call_.rows * call_.depth) * sizeof(float);
 }
 
-void Product::run(std::span<const tr_buffer> buffers, const ParallelFor& parallel) const {
+void SmallGemm::run(std::span<const tr_buffer> buffers, const ParallelFor& parallel) const {
   const auto at = [&](const Place& place) {
     return static_cast<std::byte*>(buffers[place.buffer].data) + place.offset;
   };
-  ProductCall call = call_;
+  GemmCall call = call_;
   call.right = at(right_);
   call.result = at(result_);
   if (adds_) call.added = at(added_);
-  if (call.type == ProductType::kFloat) {
+  if (call.type == GemmType::kFloat) {
     call.left = reinterpret_cast<const float*>(at(left_));
   } else {
     thread_local Scratch memory;
@@ -183,7 +183,7 @@ void Product::run(std::span<const tr_buffer> buffers, const ParallelFor& paralle
     call.left = rows;
     call.left_line = call.depth;
   }
-  run_product(loops_, call, parallel);
+  run_gemm(loops_, call, parallel);
 }
 
 }  // namespace torch_remote::worker::kernels

@@ -26,7 +26,7 @@ void product(const SpecialCall& call) {
 
 }  // namespace
 
-Special find_product(std::string_view name) {
+Special find_matmul_dtype(std::string_view name) {
   return name.ends_with("mm.dtype") || name.ends_with("mm.dtype_out") ? product : nullptr;
 }
 

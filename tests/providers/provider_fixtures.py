@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import api_server
-import modal_standin
+import fake_modal
 import sshd as sshd_module
 import torch
 from python_processes import Python
@@ -43,7 +43,7 @@ def is_worker(pid: int) -> bool:
         return False
 
 
-class Place:
+class ProviderFixture:
     provider = ""
     in_url = ""  # the option that the URL has after ://
     can_pause = False
@@ -71,7 +71,7 @@ class Place:
         pass
 
 
-class Local(Place):
+class Local(ProviderFixture):
     provider = "local"
     can_pause = True
 
@@ -79,7 +79,7 @@ class Local(Place):
         return workers_of(os.getpid())
 
 
-class Ssh(Place):
+class Ssh(ProviderFixture):
     provider = "ssh"
     in_url = "host"
 
@@ -97,7 +97,7 @@ class Ssh(Place):
         self.server.stop()
 
 
-class Tcp(Place):
+class Tcp(ProviderFixture):
     provider = "tcp"
     in_url = "address"
     chooses = False
@@ -149,7 +149,7 @@ def certificates(folder: Path) -> None:
     subprocess.run(["remote/net/testing/make_certificates", str(folder)], check=True)
 
 
-class Kubernetes(Place):
+class Kubernetes(ProviderFixture):
     provider = "kubernetes"
     in_url = "context"
 
@@ -172,13 +172,13 @@ class Kubernetes(Place):
         assert left == ([], {}, {}), left
 
 
-class Modal(Place):
+class Modal(ProviderFixture):
     provider = "modal"
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         certificates(folder)
-        self.cloud = modal_standin.Cloud(folder)
+        self.cloud = fake_modal.Cloud(folder)
         self.cloud.install()
 
     def sessions(self) -> list[int]:
@@ -188,5 +188,5 @@ class Modal(Place):
         self.cloud.close()
 
 
-PLACES = {place.provider: place for place in (Local, Tcp, Tls, Ssh, Kubernetes, Modal)}
+FIXTURES = {place.provider: place for place in (Local, Tcp, Tls, Ssh, Kubernetes, Modal)}
 assert _C.device_count() >= 1

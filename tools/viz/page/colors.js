@@ -28,11 +28,11 @@ function familyOf(p) {
   return best;
 }
 
-const colourings = { family: (p) => ({ hue: hues[familyOf(p)] ?? 0, plain: plainFamily(familyOf(p)) }) };
+const colorings = { family: (p) => ({ hue: hues[familyOf(p)] ?? 0, plain: plainFamily(familyOf(p)) }) };
 // Of a group that one kernel may do: neighbours differ. Plain: none of its ops is in one.
 const groupOf = (n) => data.graph.groups[nodes[n].group];
 if (data.graph.groups.some((group) => group.kind)) {
-  colourings.group = (p) => ({ hue: (nodes[p.first].group * 137) % 360, plain: !groupOf(p.first).kind });
+  colorings.group = (p) => ({ hue: (nodes[p.first].group * 137) % 360, plain: !groupOf(p.first).kind });
 }
 // From blue (nothing) to red (the largest), by the square root, so that the middle is visible.
 function byAmount(amount) {
@@ -41,4 +41,4 @@ function byAmount(amount) {
 const amounts = {};
 if (data.times.length > 0) amounts.time = (p) => timeOf(p.first, p.last);
 if (data.bytes.length > 0) amounts.bytes = (p) => data.bytes.slice(p.first, p.last + 1).reduce((a, b) => a + b, 0);
-for (const name of Object.keys(amounts)) colourings[name] = byAmount(amounts[name]);
+for (const name of Object.keys(amounts)) colorings[name] = byAmount(amounts[name]);

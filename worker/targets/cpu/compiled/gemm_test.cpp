@@ -1,4 +1,4 @@
-#include "worker/targets/cpu/compiled/product.h"
+#include "worker/targets/cpu/compiled/gemm.h"
 
 #include <gtest/gtest.h>
 
@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "ir/fusion/fusion.h"
+#include "worker/targets/cpu/compiled/gemm_choice.h"
 #include "worker/targets/cpu/compiled/kernel_runner.h"
-#include "worker/targets/cpu/compiled/library_product.h"
-#include "worker/targets/cpu/compiled/product_choice.h"
+#include "worker/targets/cpu/compiled/library_gemm.h"
 #include "worker/targets/cpu/compiled/testing/elements.h"
 
 // Compares GEMMs with few rows by both sets of loops with double precision: sizes that do not fill a tile, strides,
@@ -29,10 +29,10 @@ using testing::item, testing::read, testing::write;
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 // The loops that this machine can run.
-std::vector<const ProductLoops*> all_loops() {
-  std::vector<const ProductLoops*> all;
-  if (!host_target().empty()) all.push_back(product_loops("x86-64-v3"));
-  if (host_target() == "x86-64-v4") all.push_back(product_loops("x86-64-v4"));
+std::vector<const GemmLoops*> all_loops() {
+  std::vector<const GemmLoops*> all;
+  if (!host_target().empty()) all.push_back(gemm_loops("x86-64-v3"));
+  if (host_target() == "x86-64-v4") all.push_back(gemm_loops("x86-64-v4"));
   return all;
 }
 
@@ -90,12 +90,12 @@ class Bench {
     line_ = line;
   }
 
-  std::unique_ptr<Product> bind(const ProductLoops& loops) {
+  std::unique_ptr<SmallGemm> bind(const GemmLoops& loops) {
     EXPECT_TRUE(ir::evaluate(graph_, nullptr, &values_).ok());
-    return Product::bind(graph_, graph_.nodes[0], values_, loops);
+    return SmallGemm::bind(graph_, graph_.nodes[0], values_, loops);
   }
 
-  void run(const Product& product, const ParallelFor& parallel = nullptr) {
+  void run(const SmallGemm& product, const ParallelFor& parallel = nullptr) {
     std::vector<tr_buffer> buffers(4);
     std::vector<std::byte>* const memory[] = {&left_, &right_, &added_, &result_};
     for (size_t b = 0; b < 4; ++b) {
@@ -178,9 +178,9 @@ class Bench {
 };
 
 std::string outcome(const Case& c) {
-  for (const ProductLoops* loops : all_loops()) {
+  for (const GemmLoops* loops : all_loops()) {
     Bench bench(c);
-    const std::unique_ptr<Product> product = bench.bind(*loops);
+    const std::unique_ptr<SmallGemm> product = bench.bind(*loops);
     if (product == nullptr) return describe(c) + ": is not done";
     bench.run(*product);
     if (std::string error = bench.compare(); !error.empty()) return error;
@@ -188,7 +188,7 @@ std::string outcome(const Case& c) {
   return "";
 }
 
-TEST(Product, EqualsTheSum) {
+TEST(SmallGemm, EqualsTheSum) {
   for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 13, 31, 48}) {
     for (const int64_t columns : {1, 2, 3, 4, 5, 7, 16, 30}) {
       for (const int64_t depth : {1, 2, 7, 8, 15, 16, 17, 100}) {
@@ -201,7 +201,7 @@ TEST(Product, EqualsTheSum) {
   }
 }
 
-TEST(Product, TakesHalfTypes) {
+TEST(SmallGemm, TakesHalfTypes) {
   for (const char* dtype : {"bf16", "f16"}) {
     for (const int64_t depth : {1, 15, 33, 1100}) {
       EXPECT_EQ(outcome({.rows = 5, .depth = depth, .columns = 9, .dtype = dtype}), "");
@@ -210,7 +210,7 @@ TEST(Product, TakesHalfTypes) {
   }
 }
 
-TEST(Product, AddsWhatIsBroadcast) {
+TEST(SmallGemm, AddsWhatIsBroadcast) {
   for (const char* dtype : {"f32", "bf16", "f16"}) {
     for (const char* added : {"[columns]", "[rows, columns]", "[rows, 1]", "[]"}) {
       EXPECT_EQ(outcome({.rows = 5, .depth = 40, .columns = 11, .dtype = dtype, .added = added}), "");
@@ -227,8 +227,8 @@ TEST(Product, AddsWhatIsBroadcast) {
   }
 }
 
-TEST(Product, WhatIsTimesZeroDoesNotCount) {
-  for (const ProductLoops* loops : all_loops()) {
+TEST(SmallGemm, WhatIsTimesZeroDoesNotCount) {
+  for (const GemmLoops* loops : all_loops()) {
     Bench bench({.rows = 3, .depth = 20, .columns = 6, .added = "[columns]", .beta = 0});
     bench.set_added(kNaN);
     bench.run(*bench.bind(*loops));
@@ -236,8 +236,8 @@ TEST(Product, WhatIsTimesZeroDoesNotCount) {
   }
 }
 
-TEST(Product, KeepsNanAndInfinity) {
-  for (const ProductLoops* loops : all_loops()) {
+TEST(SmallGemm, KeepsNanAndInfinity) {
+  for (const GemmLoops* loops : all_loops()) {
     for (const int64_t depth : {20, 1030}) {
       Bench bench({.rows = 7, .depth = depth, .columns = 6});
       bench.set_left(2, depth - 1, std::numeric_limits<float>::infinity());
@@ -249,11 +249,11 @@ TEST(Product, KeepsNanAndInfinity) {
   }
 }
 
-TEST(Product, PartsChangeNoBits) {
+TEST(SmallGemm, PartsChangeNoBits) {
   const ParallelFor parallel = [](int64_t count, int64_t, const std::function<void(int64_t, int64_t)>& body) {
     for (int64_t i = count; i-- > 0;) body(i, i + 1);
   };
-  for (const ProductLoops* loops : all_loops()) {
+  for (const GemmLoops* loops : all_loops()) {
     Bench whole({.rows = 48, .depth = 1025, .columns = 515}), parts({.rows = 48, .depth = 1025, .columns = 515});
     whole.run(*whole.bind(*loops));
     parts.run(*parts.bind(*loops), parallel);
@@ -261,9 +261,9 @@ TEST(Product, PartsChangeNoBits) {
   }
 }
 
-TEST(Product, LeavesTheRestToOthers) {
+TEST(SmallGemm, LeavesTheRestToOthers) {
   if (all_loops().empty()) GTEST_SKIP();
-  const ProductLoops& loops = *all_loops()[0];
+  const GemmLoops& loops = *all_loops()[0];
   EXPECT_EQ(Bench({.rows = ir::kMostProductRows + 1, .depth = 4, .columns = 4}).bind(loops), nullptr);
   const auto binds = [&](const std::string& nodes) {
     ir::Graph graph;
@@ -272,7 +272,7 @@ TEST(Product, LeavesTheRestToOthers) {
     EXPECT_TRUE(status.ok()) << status.message();
     std::vector<int64_t> values;
     EXPECT_TRUE(ir::evaluate(graph, nullptr, &values).ok());
-    return Product::bind(graph, graph.nodes[0], values, loops) != nullptr;
+    return SmallGemm::bind(graph, graph.nodes[0], values, loops) != nullptr;
   };
   const auto product = [&](const std::string& left, const std::string& right, const std::string& result) {
     return binds("  %0: " + left + " @b0\n  %1: " + right + " @b1\n  %2: " + result + " @b2 = aten::mm(%0, %1)\n");
@@ -295,51 +295,51 @@ struct Clock {
   bool slow() { return (now += 5) > 0; }
 };
 
-ProductChoices::Options options(std::function<bool(const tr_product&)> library, Clock* clock = nullptr) {
-  ProductChoices::Options made;
+GemmChoices::Options options(std::function<bool(const tr_product&)> library, Clock* clock = nullptr) {
+  GemmChoices::Options made;
   made.loops = all_loops().back();
   made.library = std::move(library);
   if (clock != nullptr) made.clock = [=] { return clock->now += 1; };
   return made;
 }
 
-constexpr ProductShape kSmall{ProductType::kFloat, 3, 70, 60};
+constexpr GemmShape kSmall{GemmType::kFloat, 3, 70, 60};
 
-TEST(ProductChoices, TheFasterOneDoesIt) {
+TEST(GemmChoices, TheFasterOneDoesIt) {
   if (all_loops().empty()) GTEST_SKIP();
   Clock clock;
   const auto slow = [&](const tr_product&) { return clock.slow(); };
   int calls = 0;
   const auto fast = [&](const tr_product&) { return ++calls > 0; };
-  const auto way = [&](const std::function<bool(const tr_product&)>& library) {
-    ProductChoices choices(options(library, &clock));
-    EXPECT_EQ(choices.way(kSmall), ProductChoices::Way::kUnknown);
-    EXPECT_EQ(choices.way(kSmall), ProductChoices::Way::kUnknown);
+  const auto chosen_by = [&](const std::function<bool(const tr_product&)>& library) {
+    GemmChoices choices(options(library, &clock));
+    EXPECT_EQ(choices.algorithm(kSmall), GemmChoices::Algorithm::kUnknown);
+    EXPECT_EQ(choices.algorithm(kSmall), GemmChoices::Algorithm::kUnknown);
     const uint64_t before = choices.generation();
     EXPECT_TRUE(choices.measure());
     EXPECT_FALSE(choices.measure());  // requested twice, measured once
     EXPECT_EQ(choices.generation(), before + 1);
-    const ProductChoices::Way chosen = choices.way(kSmall);
-    ProductShape alike = kSmall;
+    const GemmChoices::Algorithm chosen = choices.algorithm(kSmall);
+    GemmShape alike = kSmall;
     alike.depth = 66;
-    EXPECT_EQ(choices.way(alike), chosen);
+    EXPECT_EQ(choices.algorithm(alike), chosen);
     return chosen;
   };
-  EXPECT_EQ(way(slow), ProductChoices::Way::kLoops);
-  EXPECT_EQ(way(fast), ProductChoices::Way::kLibrary);
+  EXPECT_EQ(chosen_by(slow), GemmChoices::Algorithm::kLoops);
+  EXPECT_EQ(chosen_by(fast), GemmChoices::Algorithm::kLibrary);
   EXPECT_GT(calls, 0);
   // the library does not support it
-  EXPECT_EQ(way([](const tr_product&) { return false; }), ProductChoices::Way::kLoops);
+  EXPECT_EQ(chosen_by([](const tr_product&) { return false; }), GemmChoices::Algorithm::kLoops);
 }
 
-TEST(ProductChoices, TheLibraryIsGivenTheProduct) {
+TEST(GemmChoices, TheLibraryIsGivenTheProduct) {
   if (all_loops().empty()) GTEST_SKIP();
   tr_product seen{};
-  ProductChoices choices(options([&](const tr_product& product) {
+  GemmChoices choices(options([&](const tr_product& product) {
     seen = product;
     return true;
   }));
-  choices.way({ProductType::kBFloat16, 9, 100, 300});
+  choices.algorithm({GemmType::kBFloat16, 9, 100, 300});
   choices.measure();
   EXPECT_EQ(seen.dtype, static_cast<int>(ir::DType::kBFloat16));
   EXPECT_EQ(seen.rows, 16);
@@ -347,87 +347,87 @@ TEST(ProductChoices, TheLibraryIsGivenTheProduct) {
   EXPECT_EQ(seen.depth, 256);
 }
 
-TEST(ProductChoices, IsRemembered) {
+TEST(GemmChoices, IsRemembered) {
   if (all_loops().empty()) GTEST_SKIP();
   const std::string folder = ::testing::TempDir() + "/product_choices";
   std::filesystem::remove_all(folder);
   const auto make = [&](const std::string& about) {
-    ProductChoices::Options made = options([](const tr_product&) { return true; });
+    GemmChoices::Options made = options([](const tr_product&) { return true; });
     made.folder = folder;
     made.about = about;
-    return ProductChoices(std::move(made));
+    return GemmChoices(std::move(made));
   };
-  ProductChoices first = make("a processor");
-  first.way(kSmall);
+  GemmChoices first = make("a processor");
+  first.algorithm(kSmall);
   EXPECT_TRUE(first.measure());
-  ProductChoices second = make("a processor"), other = make("another processor");
-  EXPECT_EQ(second.way(kSmall), first.way(kSmall));
+  GemmChoices second = make("a processor"), other = make("another processor");
+  EXPECT_EQ(second.algorithm(kSmall), first.algorithm(kSmall));
   EXPECT_FALSE(second.measure());
-  EXPECT_EQ(other.way(kSmall), ProductChoices::Way::kUnknown);
+  EXPECT_EQ(other.algorithm(kSmall), GemmChoices::Algorithm::kUnknown);
 }
 
-TEST(ProductChoices, NothingIsMeasuredWhereBitsAreFixed) {
+TEST(GemmChoices, NothingIsMeasuredWhereBitsAreFixed) {
   if (all_loops().empty()) GTEST_SKIP();
-  ProductChoices::Options made = options([](const tr_product&) { return true; });
+  GemmChoices::Options made = options([](const tr_product&) { return true; });
   made.fixed = true;
-  ProductChoices choices(std::move(made));
-  EXPECT_EQ(choices.way(kSmall), ProductChoices::Way::kLoops);
+  GemmChoices choices(std::move(made));
+  EXPECT_EQ(choices.algorithm(kSmall), GemmChoices::Algorithm::kLoops);
   EXPECT_FALSE(choices.measure());
 }
 
-constexpr ProductShape kLarge{.rows = 300, .columns = 100, .depth = 200};
+constexpr GemmShape kLarge{.rows = 300, .columns = 100, .depth = 200};
 
-TEST(ProductChoices, OneDnnDoesWhatItIsFasterAt) {
+TEST(GemmChoices, OneDnnDoesWhatItIsFasterAt) {
   if (all_loops().empty()) GTEST_SKIP();
-  const auto way = [](int slow, bool can, const ProductShape& shape) {
+  const auto chosen_by = [](int slow, bool can, const GemmShape& shape) {
     Clock clock;
     const auto library = [&](const tr_product& product) {
       if (product.way == slow) clock.slow();
       return can || product.way != TR_PRODUCT_ONEDNN;
     };
-    ProductChoices choices(options(library, &clock));
-    if (choices.way(shape) == ProductChoices::Way::kUnknown) {
+    GemmChoices choices(options(library, &clock));
+    if (choices.algorithm(shape) == GemmChoices::Algorithm::kUnknown) {
       EXPECT_TRUE(choices.measure());
     }
-    return choices.way(shape);
+    return choices.algorithm(shape);
   };
-  ProductShape batch = kLarge;
+  GemmShape batch = kLarge;
   batch.batches = 6;
-  for (const ProductShape& shape : {kLarge, batch}) {
-    EXPECT_EQ(way(TR_PRODUCT_AS_OP, true, shape), ProductChoices::Way::kOneDnn);
-    EXPECT_EQ(way(TR_PRODUCT_ONEDNN, true, shape), ProductChoices::Way::kLibrary);
-    EXPECT_EQ(way(TR_PRODUCT_AS_OP, false, shape), ProductChoices::Way::kLibrary);
+  for (const GemmShape& shape : {kLarge, batch}) {
+    EXPECT_EQ(chosen_by(TR_PRODUCT_AS_OP, true, shape), GemmChoices::Algorithm::kOneDnn);
+    EXPECT_EQ(chosen_by(TR_PRODUCT_ONEDNN, true, shape), GemmChoices::Algorithm::kLibrary);
+    EXPECT_EQ(chosen_by(TR_PRODUCT_AS_OP, false, shape), GemmChoices::Algorithm::kLibrary);
   }
   // With few rows, the loops are a third alternative.
-  const ProductShape few{.rows = 32, .columns = 512, .depth = 512};
-  EXPECT_NE(way(TR_PRODUCT_AS_OP, true, few), ProductChoices::Way::kLibrary);
-  EXPECT_EQ(way(TR_PRODUCT_ONEDNN, true, few), ProductChoices::Way::kLibrary);
-  EXPECT_EQ(way(TR_PRODUCT_AS_OP, false, few), ProductChoices::Way::kLoops);
+  const GemmShape few{.rows = 32, .columns = 512, .depth = 512};
+  EXPECT_NE(chosen_by(TR_PRODUCT_AS_OP, true, few), GemmChoices::Algorithm::kLibrary);
+  EXPECT_EQ(chosen_by(TR_PRODUCT_ONEDNN, true, few), GemmChoices::Algorithm::kLibrary);
+  EXPECT_EQ(chosen_by(TR_PRODUCT_AS_OP, false, few), GemmChoices::Algorithm::kLoops);
 }
 
-TEST(ProductChoices, OneDnnIsNotAskedWhatTakesNoTime) {
+TEST(GemmChoices, OneDnnIsNotAskedWhatTakesNoTime) {
   if (all_loops().empty()) GTEST_SKIP();
-  ProductChoices choices(options([](const tr_product&) { return true; }));
-  EXPECT_EQ(choices.way({.rows = 60, .columns = 60, .depth = 60}), ProductChoices::Way::kLibrary);
-  EXPECT_EQ(choices.way({.type = ProductType::kHalf, .rows = 600, .columns = 600, .depth = 60}),
-            ProductChoices::Way::kLibrary);
+  GemmChoices choices(options([](const tr_product&) { return true; }));
+  EXPECT_EQ(choices.algorithm({.rows = 60, .columns = 60, .depth = 60}), GemmChoices::Algorithm::kLibrary);
+  EXPECT_EQ(choices.algorithm({.type = GemmType::kHalf, .rows = 600, .columns = 600, .depth = 60}),
+            GemmChoices::Algorithm::kLibrary);
   EXPECT_FALSE(choices.wants_measuring());
 }
 
-TEST(ProductChoices, TheLibraryIsGivenHowMatricesLie) {
+TEST(GemmChoices, TheLibraryIsGivenHowMatricesLie) {
   if (all_loops().empty()) GTEST_SKIP();
   tr_product seen{};
-  ProductChoices choices(options([&](const tr_product& product) {
+  GemmChoices choices(options([&](const tr_product& product) {
     seen = product;
     return true;
   }));
-  const ProductShape shape{.rows = 60, .columns = 100, .depth = 300, .batches = 5};
+  const GemmShape shape{.rows = 60, .columns = 100, .depth = 300, .batches = 5};
   for (const bool left : {false, true}) {
     for (const bool right : {false, true}) {
-      ProductShape lies = shape;
-      lies.left_across = left;
-      lies.right_along_columns = right;
-      choices.way(lies);
+      GemmShape lies = shape;
+      lies.left_transposed = left;
+      lies.right_row_major = right;
+      choices.algorithm(lies);
       EXPECT_TRUE(choices.measure());  // its layout makes it a class of its own
       EXPECT_EQ(seen.batches, 4);
       EXPECT_EQ(seen.left.batch, 64 * 256);
@@ -440,31 +440,31 @@ TEST(ProductChoices, TheLibraryIsGivenHowMatricesLie) {
   }
 }
 
-TEST(ProductChoices, WhatIsMeasuredIsNeverLong) {
-  const ProductShape huge{.rows = 9000, .columns = 9000, .depth = 9000, .batches = 900};
-  const ProductShape known = ProductChoices::class_of(huge);
+TEST(GemmChoices, WhatIsMeasuredIsNeverLong) {
+  const GemmShape huge{.rows = 9000, .columns = 9000, .depth = 9000, .batches = 900};
+  const GemmShape known = GemmChoices::class_of(huge);
   EXPECT_LE(known.rows * known.columns * known.depth * known.batches, 1 << 26);
-  const ProductShape thin{.rows = 1, .columns = 9000, .depth = 16, .batches = 128, .right_along_columns = true};
-  EXPECT_EQ(ProductChoices::class_of(thin).rows, 1);
-  EXPECT_EQ(ProductChoices::class_of(thin).depth, 16);
+  const GemmShape thin{.rows = 1, .columns = 9000, .depth = 16, .batches = 128, .right_row_major = true};
+  EXPECT_EQ(GemmChoices::class_of(thin).rows, 1);
+  EXPECT_EQ(GemmChoices::class_of(thin).depth, 16);
 }
 
-TEST(ProductChoices, OneDnnDoesItWhereBitsAreFixed) {
+TEST(GemmChoices, OneDnnDoesItWhereBitsAreFixed) {
   if (all_loops().empty()) GTEST_SKIP();
   for (const bool can : {true, false}) {
-    ProductChoices::Options made =
+    GemmChoices::Options made =
         options([=](const tr_product& product) { return can || product.way != TR_PRODUCT_ONEDNN; });
     made.fixed = true;
-    ProductChoices choices(std::move(made));
-    EXPECT_EQ(choices.way(kLarge), can ? ProductChoices::Way::kOneDnn : ProductChoices::Way::kLibrary);
-    EXPECT_EQ(choices.way({.rows = 60, .columns = 60, .depth = 60}), ProductChoices::Way::kLibrary);
+    GemmChoices choices(std::move(made));
+    EXPECT_EQ(choices.algorithm(kLarge), can ? GemmChoices::Algorithm::kOneDnn : GemmChoices::Algorithm::kLibrary);
+    EXPECT_EQ(choices.algorithm({.rows = 60, .columns = 60, .depth = 60}), GemmChoices::Algorithm::kLibrary);
     EXPECT_FALSE(choices.wants_measuring());
   }
 }
 
 // --- GEMMs by a library ----------------------------------------------------------------------------------------------
 
-// The arguments that a library gets for the last node of a graph; nothing if LibraryProduct rejects the node.
+// The arguments that a library gets for the last node of a graph; nothing if LibraryGemm rejects the node.
 std::optional<tr_product> given(const std::string& nodes) {
   ir::Graph graph;
   const Status status = ir::parse_graph(
@@ -474,7 +474,7 @@ std::optional<tr_product> given(const std::string& nodes) {
   EXPECT_TRUE(status.ok()) << status.message() << nodes;
   std::vector<int64_t> values;
   EXPECT_TRUE(ir::evaluate(graph, nullptr, &values).ok());
-  const std::unique_ptr<LibraryProduct> product = LibraryProduct::bind(graph, graph.nodes.back(), values);
+  const std::unique_ptr<LibraryGemm> product = LibraryGemm::bind(graph, graph.nodes.back(), values);
   if (product == nullptr) return std::nullopt;
   std::vector<float> memory(4096);
   std::vector<tr_buffer> buffers(4);
@@ -511,7 +511,7 @@ std::optional<tr_product> addmm(const std::string& added, const std::string& num
                " @b3 = aten::" + (batches ? "baddbmm" : "addmm") + "(%2, %0, %1, " + numbers + ")\n");
 }
 
-TEST(LibraryProduct, IsGivenAsItLies) {
+TEST(LibraryGemm, IsGivenAsItLies) {
   const auto plain = mm("f32[3, 8]{8, 1}", "f32[8, 5]{1, 9}", "f32[3, 5]{5, 1}");
   ASSERT_TRUE(plain);
   EXPECT_EQ(plain->way, TR_PRODUCT_ONEDNN);
@@ -531,7 +531,7 @@ TEST(LibraryProduct, IsGivenAsItLies) {
   EXPECT_EQ(batch->right.batch, 0);
 }
 
-TEST(LibraryProduct, AddsWhatIsBroadcast) {
+TEST(LibraryGemm, AddsWhatIsBroadcast) {
   const auto strides = [](const std::optional<tr_product>& product) {
     return product ? std::vector<int64_t>{product->added.batch, product->added.row, product->added.column}
                    : std::vector<int64_t>{};
@@ -548,7 +548,7 @@ TEST(LibraryProduct, AddsWhatIsBroadcast) {
   EXPECT_EQ(none->added.data, nullptr);
 }
 
-TEST(LibraryProduct, LeavesTheRestToOps) {
+TEST(LibraryGemm, LeavesTheRestToOps) {
   EXPECT_FALSE(mm("f64[3, 8]{8, 1}", "f64[8, 5]{1, 8}", "f64[3, 5]{5, 1}"));
   EXPECT_FALSE(mm("bf16[3, 8]{8, 1}", "bf16[8, 5]{1, 8}", "bf16[3, 5]{5, 1}"));
   EXPECT_FALSE(mm("f32[3, 8]{8, 1}", "f32[7, 5]{1, 7}", "f32[3, 5]{5, 1}"));   // ATen reports this error

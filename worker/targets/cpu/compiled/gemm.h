@@ -9,27 +9,27 @@
 #include "ir/graph.h"
 #include "worker/device/strided_copy.h"
 #include "worker/runner/plugin.h"
-#include "worker/targets/cpu/compiled/product_shape.h"
-#include "worker/targets/cpu/loops/product_call.h"
+#include "worker/targets/cpu/compiled/gemm_shape.h"
+#include "worker/targets/cpu/loops/gemm_call.h"
 
 namespace torch_remote::worker::kernels {
 
 // The loops for a kernel target (host_target, kernel_runner.h); null if there are none.
-const ProductLoops* product_loops(std::string_view target);
+const GemmLoops* gemm_loops(std::string_view target);
 
 // Runs a call, on the threads of `parallel` if it is worth waking them.
-void run_product(const ProductLoops& loops, const ProductCall& call, const ParallelFor& parallel);
+void run_gemm(const GemmLoops& loops, const GemmCall& call, const ParallelFor& parallel);
 
 // `aten::mm` or `aten::addmm` with the sizes of one run, f32, bf16 or f16. The left matrix has up to
 // ir::kMostProductRows rows; the elements of the right matrix's columns are contiguous.
-class Product {
+class SmallGemm {
  public:
   // Returns null if the loops do not support the node: its op, dtypes, sizes or strides, sizes that do not match (the
   // next runner reports that error), or nothing to compute.
-  static std::unique_ptr<Product> bind(const ir::Graph& graph, const ir::Node& node, std::span<const int64_t> values,
-                                       const ProductLoops& loops);
+  static std::unique_ptr<SmallGemm> bind(const ir::Graph& graph, const ir::Node& node, std::span<const int64_t> values,
+                                         const GemmLoops& loops);
 
-  ProductShape shape() const { return {call_.type, call_.rows, call_.columns, call_.depth}; }
+  GemmShape shape() const { return {call_.type, call_.rows, call_.columns, call_.depth}; }
   // The estimated work, in points of compiled kernels (Launches::points).
   double points() const;
   // Bytes that a run needs in addition to the buffers.
@@ -37,16 +37,16 @@ class Product {
   void run(std::span<const tr_buffer> buffers, const ParallelFor& parallel) const;
 
  private:
-  friend class ProductBinder;
+  friend class SmallGemmBinder;
   struct Place {
     uint32_t buffer = 0;
     int64_t offset = 0;  // bytes
   };
 
-  explicit Product(const ProductLoops& loops) : loops_(loops) {}
+  explicit SmallGemm(const GemmLoops& loops) : loops_(loops) {}
 
-  const ProductLoops& loops_;
-  ProductCall call_;  // addresses are filled in by `run`
+  const GemmLoops& loops_;
+  GemmCall call_;  // addresses are filled in by `run`
   Place left_, right_, result_, added_;
   bool adds_ = false;
 };

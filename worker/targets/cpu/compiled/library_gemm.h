@@ -7,36 +7,36 @@
 
 #include "ir/graph.h"
 #include "worker/runner/plugin.h"
-#include "worker/targets/cpu/compiled/product_shape.h"
+#include "worker/targets/cpu/compiled/gemm_shape.h"
 
 namespace torch_remote::worker::kernels {
 
 // The shape of a float32 GEMM.
-ProductShape shape_of(const tr_product& product);
+GemmShape shape_of(const tr_product& product);
 
 // `aten::mm`, `addmm`, `bmm` or `baddbmm` in float32 with the sizes of one run, as arguments for a library
 // (Runner::products).
-class LibraryProduct {
+class LibraryGemm {
  public:
   // Returns null if ATen should execute the op: other ops, dtypes or strides, factors other than 1, sizes that do not
   // match (the op reports that error), or nothing to compute.
-  static std::unique_ptr<LibraryProduct> bind(const ir::Graph& graph, const ir::Node& node,
-                                              std::span<const int64_t> values);
+  static std::unique_ptr<LibraryGemm> bind(const ir::Graph& graph, const ir::Node& node,
+                                           std::span<const int64_t> values);
 
-  ProductShape shape() const { return shape_of(product_); }
+  GemmShape shape() const { return shape_of(product_); }
   // The estimated work, in points of compiled kernels (Launches::points).
   double points() const;
   // Returns false if the library does not support it.
   bool run(std::span<const tr_buffer> buffers, const std::function<bool(const tr_product&)>& library) const;
 
  private:
-  friend class LibraryProductBinder;
+  friend class LibraryGemmBinder;
   struct Place {
     uint32_t buffer = 0;
     int64_t offset = 0;  // bytes
   };
 
-  LibraryProduct() = default;
+  LibraryGemm() = default;
 
   tr_product product_{};  // addresses are filled in by `run`
   Place left_, right_, added_, result_;
