@@ -73,9 +73,9 @@ class MappedFile : public CaptureReader {
   std::span<std::byte> mapped_;
 };
 
-class HeldBytes : public CaptureReader {
+class InMemoryCapture : public CaptureReader {
  public:
-  explicit HeldBytes(std::vector<std::byte> bytes) : held_(std::move(bytes)) {}
+  explicit InMemoryCapture(std::vector<std::byte> bytes) : held_(std::move(bytes)) {}
   Status start() { return index(held_); }
 
  private:
@@ -92,7 +92,7 @@ Status CaptureReader::open(const std::string& path, std::unique_ptr<CaptureReade
 }
 
 Status CaptureReader::parse(std::vector<std::byte> bytes, std::unique_ptr<CaptureReader>* reader) {
-  auto made = std::make_unique<HeldBytes>(std::move(bytes));
+  auto made = std::make_unique<InMemoryCapture>(std::move(bytes));
   if (Status status = made->start(); !status) return status;
   *reader = std::move(made);
   return {};
@@ -376,7 +376,7 @@ Status CaptureReader::run(const Chunk& chunk, uint64_t sequence, bool wants_repl
     if (status = answer(sequence, &reply, nullptr); !status) return status;
   }
   if (reply) {
-    run.answered = true;
+    run.has_reply = true;
     run.words = copied(reply->words());
     run.error = captured(reply->error());
   }
