@@ -295,7 +295,7 @@ std::pair<uint64_t, uint64_t> memory_limits(int device, bool trim) {
   py::gil_scoped_release release;
   remote::MemoryRequest request;
   request.trim = trim;
-  const remote::MemoryRoom room = Recorder::get(checked_device(device)).memory(request);
+  const remote::MemoryLimits room = Recorder::get(checked_device(device)).memory(request);
   return {room.limit, room.free};
 }
 

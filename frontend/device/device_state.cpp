@@ -29,7 +29,7 @@ namespace {
 // The worker of a connection. A restore replaces it.
 struct WorkerSlot {
   std::mutex mutex;
-  std::unique_ptr<remote::Worker> worker;
+  std::unique_ptr<remote::WorkerHandle> worker;
 };
 
 struct Connection {
@@ -90,7 +90,7 @@ Status start(c10::DeviceIndex device, const remote::KeepWaiting& go_on, Connecti
                                           std::unique_ptr<remote::Transport>* transport) {
     std::string name;
     if (Status status = worker_name(device, &name); !status) return status;
-    std::unique_ptr<remote::Worker> worker;
+    std::unique_ptr<remote::WorkerHandle> worker;
     if (Status status = open_worker(device, name, paths(), go_on, store_python_error, &worker); !status) return status;
     *transport = worker->take_transport();
     const std::lock_guard lock(worker_slot->mutex);
@@ -107,8 +107,8 @@ Status start(c10::DeviceIndex device, const remote::KeepWaiting& go_on, Connecti
   const auto build = [capture](const remote::BuildRequest& request, std::vector<uint8_t>* program) {
     return build_program(request, capture.get(), program);
   };
-  uint64_t program_bytes = remote::kMostProgramBytes;
-  if (const char* limit = remote::setting("TORCH_REMOTE_PROGRAM_LIMIT"); *limit != '\0') {
+  uint64_t program_bytes = remote::kMaxProgramBytes;
+  if (const char* limit = remote::environment_value("TORCH_REMOTE_PROGRAM_LIMIT"); *limit != '\0') {
     if (Status status = remote::parse_bytes("TORCH_REMOTE_PROGRAM_LIMIT", limit, &program_bytes); !status) {
       return status;
     }
@@ -127,7 +127,7 @@ Status start(c10::DeviceIndex device, const remote::KeepWaiting& go_on, Connecti
 Status limit_memory(remote::Client& worker, double fraction, const remote::KeepWaiting& keep_waiting) {
   remote::MemoryRequest request;
   request.limit = static_cast<uint64_t>(fraction * static_cast<double>(worker.machine().memory));
-  remote::MemoryRoom room;
+  remote::MemoryLimits room;
   return worker.memory(request, keep_waiting, &room);
 }
 

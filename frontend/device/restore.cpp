@@ -48,9 +48,9 @@ Status restore_options(c10::DeviceIndex device, RestoreOptions* options) {
     }
   }
   *options = {};
-  options->replay = std::strcmp(remote::setting("TORCH_REMOTE_RESTORE"), "replay") == 0;
-  options->folder = remote::setting("TORCH_REMOTE_RESTORE_FOLDER");
-  const char* limit = remote::setting("TORCH_REMOTE_RESTORE_LIMIT");
+  options->replay = std::strcmp(remote::environment_value("TORCH_REMOTE_RESTORE"), "replay") == 0;
+  options->folder = remote::environment_value("TORCH_REMOTE_RESTORE_FOLDER");
+  const char* limit = remote::environment_value("TORCH_REMOTE_RESTORE_LIMIT");
   if (*limit == '\0') return {};
   return remote::parse_bytes("TORCH_REMOTE_RESTORE_LIMIT", limit, &options->limit);
 }
@@ -64,8 +64,8 @@ Status Restore::wrap(const RestoreOptions& options, Connect connect, std::unique
   replay.limit = options.limit;
   replay.every = options.interval;
   replay.connect = std::move(connect);
-  replay.tell = print_notice;
-  replay.due = [it = made.get()] {
+  replay.log = print_notice;
+  replay.on_due = [it = made.get()] {
     const std::lock_guard lock(it->mutex_);
     if (it->due_ || it->closing_) return;
     it->due_ = true;

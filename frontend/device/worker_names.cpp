@@ -116,7 +116,7 @@ Status worker_name(c10::DeviceIndex device, std::string* name) {
 
 Status open_worker(c10::DeviceIndex device, const std::string& name, const remote::WorkerFiles& files,
                    const remote::KeepWaiting& go_on, void (*store_python_error)(),
-                   std::unique_ptr<remote::Worker>* worker) {
+                   std::unique_ptr<remote::WorkerHandle>* worker) {
   if (remote::is_worker_name(name)) {
     const char* threads = std::getenv("TORCH_REMOTE_WORKER_THREADS");
     return remote::start_worker(name, files, threads != nullptr ? std::atoi(threads) : 0, go_on, worker);

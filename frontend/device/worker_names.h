@@ -30,6 +30,6 @@ Status worker_name(c10::DeviceIndex device, std::string* name);
 // KeyboardInterrupt or SystemExit, it calls `store_python_error` with the GIL held and returns kInterrupted.
 Status open_worker(c10::DeviceIndex device, const std::string& name, const remote::WorkerFiles& files,
                    const remote::KeepWaiting& go_on, void (*store_python_error)(),
-                   std::unique_ptr<remote::Worker>* worker);
+                   std::unique_ptr<remote::WorkerHandle>* worker);
 
 }  // namespace torch_remote::frontend

@@ -90,7 +90,7 @@ class RemoteAllocator final : public c10::DeviceAllocator {
     ask_if_connected(device, request);
   }
   std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override {
-    const remote::MemoryRoom room = Recorder::get(checked_device(device)).memory({});
+    const remote::MemoryLimits room = Recorder::get(checked_device(device)).memory({});
     return {room.free, client(device).machine().memory};
   }
 

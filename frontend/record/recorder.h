@@ -94,7 +94,7 @@ class Recorder {
   // Flushes, then waits until the worker is done. Raises the worker's failures.
   void synchronize();
   // Flushes, then asks for the worker's memory state. Does not raise failures of ops.
-  remote::MemoryRoom memory(const remote::MemoryRequest& request);
+  remote::MemoryLimits memory(const remote::MemoryRequest& request);
   // Lets the worker call a Python function with these tensors (remote::Client::call), without waiting. Returns the
   // session, the ticket, and the first buffer id of the results.
   std::array<uint64_t, 3> call(std::span<const std::byte> request, const std::vector<at::Tensor>& tensors);

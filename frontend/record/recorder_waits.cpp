@@ -60,9 +60,9 @@ std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::
   return words;
 }
 
-remote::MemoryRoom Recorder::memory(const remote::MemoryRequest& request) {
+remote::MemoryLimits Recorder::memory(const remote::MemoryRequest& request) {
   flush("memory", /*waits=*/true);
-  remote::MemoryRoom room;
+  remote::MemoryLimits room;
   const WaitSpan span("memory", wait_line());
   check(client(device_).memory(request, keep_waiting, &room));
   return room;

@@ -120,7 +120,7 @@ struct EventText {
       if (made > 1) out += ".." + std::to_string(event.base + made - 1);
     }
     if (!event.frees.empty()) out += "; frees " + ids_text(event.frees);
-    if (event.wants_reply) out += event.answered ? "; answer " + list_text(event.words) : "; no answer";
+    if (event.wants_reply) out += event.has_reply ? "; answer " + list_text(event.words) : "; no answer";
     return out + failure(event.error);
   }
   std::string operator()(const remote::UploadEvent& event) const {
@@ -158,7 +158,7 @@ struct EventJson {
             {"made", event.program->survivors.size()},
             {"frees", event.frees},
             {"wants_reply", event.wants_reply},
-            {"answered", event.answered},
+            {"answered", event.has_reply},
             {"words", event.words},
             {"error", error_json(event.error)}};
   }
