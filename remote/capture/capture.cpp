@@ -405,7 +405,7 @@ Status CaptureReader::read(const Chunk& chunk, uint64_t sequence, CaptureEvent* 
   const wire::ReadReply* reply;
   if (Status status = answer(sequence, &reply, &read.bytes); !status) return status;
   if (reply) {
-    read.answered = true;
+    read.has_reply = true;
     read.error = captured(reply->error());
     uint64_t expected = read.item_size;
     bool sound = read.sizes.size() == read.strides.size();
@@ -438,7 +438,7 @@ Status CaptureReader::synchronize(const Chunk& chunk, uint64_t sequence, Capture
   const wire::SynchronizeReply* reply;
   if (Status status = answer(sequence, &reply, nullptr); !status) return status;
   if (reply) {
-    synchronize.answered = true;
+    synchronize.has_reply = true;
     synchronize.error = captured(reply->error());
   }
   event->what = std::move(synchronize);

@@ -83,7 +83,7 @@ struct ReadEvent {
   uint32_t item_size = 0;
   std::vector<int64_t> sizes, strides;  // in elements
   int64_t offset = 0;
-  bool answered = false;
+  bool has_reply = false;
   std::span<const std::byte> bytes;  // packed, in row-major order
   std::optional<CapturedError> error;
 };
@@ -93,7 +93,7 @@ struct FreeEvent {
 };
 
 struct SynchronizeEvent {
-  bool answered = false;
+  bool has_reply = false;
   std::optional<CapturedError> error;
 };
 
