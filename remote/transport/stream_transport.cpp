@@ -197,20 +197,20 @@ Status StreamTransport::wait_to_write() {
   const bool full = receiving.owns_lock() && queued_ >= kMaxQueued;   // then the silence is ours, not the other end's
   const bool pump = receiving.owns_lock() && !full;
   if (receiving.owns_lock() && !pump) receiving.unlock();  // another thread may free space
-  const std::chrono::nanoseconds most_silence = silence_limit_;
-  if (most_silence.count() > 0) {
+  const std::chrono::nanoseconds silence_limit = silence_limit_;
+  if (silence_limit.count() > 0) {
     const uint64_t moved = bytes_sent() + bytes_received();
     const auto now = Clock::now();
     if (moved != moved_ || full) {
       moved_ = moved;
       moved_at_ = now;
-    } else if (now - moved_at_ > most_silence) {
+    } else if (now - moved_at_ > silence_limit) {
       return lost("nothing moved over it");
     }
   }
   pollfd wait[] = {{stream_->output(), POLLOUT, 0}, {stream_->input(), POLLIN, 0}};
   int longest = static_cast<int>(kOtherReceives.count());
-  if (pump) longest = most_silence.count() > 0 ? kLookAgain : -1;
+  if (pump) longest = silence_limit.count() > 0 ? kLookAgain : -1;
   const int ready = poll(wait, pump ? 2 : 1, longest);
   if (ready <= 0 || !pump || !(wait[1].revents & (POLLIN | POLLHUP))) return {};
   std::vector<std::shared_ptr<void>> released;
