@@ -305,20 +305,20 @@ std::pair<uint64_t, uint64_t> memory_limits(int device, bool trim) {
 std::unique_ptr<CompiledGraph> finish(Lowering& lowering, const py::list& outputs,
                                       const std::optional<py::dict>& places, bool low_latency, bool tune) {
   std::unique_ptr<CompiledGraphSpec> spec = lowering.finish(outputs);
-  std::vector<CompiledGraph::Place> all;
+  std::vector<CompiledGraph::InputSource> all;
   for (const py::handle node : lowering.inputs()) {
-    CompiledGraph::Place place{all.size(), {}, {}, py::cast<std::string>(node.attr("name"))};
+    CompiledGraph::InputSource source{all.size(), {}, {}, py::cast<std::string>(node.attr("name"))};
     if (places) {
       const py::object its = (*places)[node];
       if (PyLong_Check(its.ptr())) {
-        place.position = py::cast<size_t>(its);
+        source.position = py::cast<size_t>(its);
       } else {
         const auto [tensor, copy] = py::cast<std::pair<py::object, std::optional<at::Tensor>>>(its);
-        place.fixed = tensor;
-        place.copy = copy.value_or(at::Tensor());
+        source.constant = tensor;
+        source.copy = copy.value_or(at::Tensor());
       }
     }
-    all.push_back(std::move(place));
+    all.push_back(std::move(source));
   }
   return std::make_unique<CompiledGraph>(std::move(spec), std::move(all), remote::ProgramOptions{low_latency, tune});
 }
