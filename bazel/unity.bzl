@@ -7,7 +7,7 @@ def unity_library(name, srcs, most = 4, alone = [], **kwargs):
 
     Args:
       name: of the library.
-      srcs: sources, and headers that other rooms do not include.
+      srcs: sources, and headers that other components do not include.
       most: sources that are compiled as one.
       alone: sources that are compiled by themselves. What is inlined depends on all that is in a unit, and so does the speed of hot code.
       **kwargs: as cc_library.

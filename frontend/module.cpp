@@ -290,12 +290,12 @@ double set_fraction(int device, double fraction) {
 }
 
 // Returns the memory limit and the free bytes. With `trim`, the worker first releases cached memory.
-std::pair<uint64_t, uint64_t> memory_room(int device, bool trim) {
+std::pair<uint64_t, uint64_t> memory_limits(int device, bool trim) {
   check_not_forked();
   py::gil_scoped_release release;
   remote::MemoryRequest request;
   request.trim = trim;
-  const remote::MemoryRoom room = Recorder::get(checked_device(device)).memory(request);
+  const remote::MemoryLimits room = Recorder::get(checked_device(device)).memory(request);
   return {room.limit, room.free};
 }
 
@@ -305,20 +305,20 @@ std::pair<uint64_t, uint64_t> memory_room(int device, bool trim) {
 std::unique_ptr<CompiledGraph> finish(Lowering& lowering, const py::list& outputs,
                                       const std::optional<py::dict>& places, bool low_latency, bool tune) {
   std::unique_ptr<CompiledGraphSpec> spec = lowering.finish(outputs);
-  std::vector<CompiledGraph::Place> all;
+  std::vector<CompiledGraph::InputSource> all;
   for (const py::handle node : lowering.inputs()) {
-    CompiledGraph::Place place{all.size(), {}, {}, py::cast<std::string>(node.attr("name"))};
+    CompiledGraph::InputSource source{all.size(), {}, {}, py::cast<std::string>(node.attr("name"))};
     if (places) {
       const py::object its = (*places)[node];
       if (PyLong_Check(its.ptr())) {
-        place.position = py::cast<size_t>(its);
+        source.position = py::cast<size_t>(its);
       } else {
         const auto [tensor, copy] = py::cast<std::pair<py::object, std::optional<at::Tensor>>>(its);
-        place.fixed = tensor;
-        place.copy = copy.value_or(at::Tensor());
+        source.constant = tensor;
+        source.copy = copy.value_or(at::Tensor());
       }
     }
-    all.push_back(std::move(place));
+    all.push_back(std::move(source));
   }
   return std::make_unique<CompiledGraph>(std::move(spec), std::move(all), remote::ProgramOptions{low_latency, tune});
 }
@@ -340,7 +340,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("copy_paths", wrap_pybind_function([] {
                std::vector<std::tuple<int, int, uint64_t, uint64_t, std::string, std::string>> all;
                for (const f::CopyPath& path : f::copy_paths()) {
-                 all.emplace_back(path.from, path.to, path.direct, path.relayed, path.why, path.way);
+                 all.emplace_back(path.from, path.to, path.direct, path.relayed, path.why, path.transport);
                }
                return all;
              }));
@@ -372,7 +372,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("result_tensor", wrap_pybind_function(f::result_tensor));
   module.def("find_file", wrap_pybind_function(f::find_file));
   module.def("read_file", wrap_pybind_function(f::read_file));
-  module.def("memory_room", wrap_pybind_function(f::memory_room), py::arg("device"), py::arg("trim") = false);
+  module.def("memory_limits", wrap_pybind_function(f::memory_limits), py::arg("device"), py::arg("trim") = false);
   module.def("host_memory_stats", wrap_pybind_function(f::host_memory_stats));
   module.def("reset_host_memory_stats", f::reset_host_memory_stats);
   module.def("release_host_memory", f::release_host_memory);
@@ -417,7 +417,7 @@ PYBIND11_MODULE(_C, module) {
         return std::make_unique<f::Lowering>(f::checked_device(device), trust_ranges);
       }))
       .def("offer", wrap_pybind_function(&f::Lowering::offer), py::arg("node"), py::kw_only(),
-           py::arg("tells_size") = true)
+           py::arg("determines_size") = true)
       .def("add", wrap_pybind_function(&f::Lowering::add))
       .def("constant", wrap_pybind_function(&f::Lowering::constant))
       .def("is_host", wrap_pybind_function(&f::Lowering::is_host))
@@ -433,7 +433,7 @@ PYBIND11_MODULE(_C, module) {
   });
   module.def("restored", wrap_pybind_function(f::restored));
   module.def("is_program_op", wrap_pybind_function(f::is_program_op));
-  module.def("is_whole_op", wrap_pybind_function(f::is_whole_op));
+  module.def("is_single_op", wrap_pybind_function(f::is_single_op));
   module.def("multi_head_attention", wrap_pybind_function(f::multi_head_attention));
   module.def("transformer_encoder_layer", wrap_pybind_function(f::transformer_encoder_layer));
   module.def("meta_key_calls", wrap_pybind_function(f::meta_key_calls));

@@ -19,7 +19,7 @@ LIBRARIES = {
     "cc_binary",
     "py_library",
     "py_binary",
-    "room",
+    "frontend_library",
     "flatbuffer_cc_library",
     "portable_binary",
     "unity_library",

@@ -37,25 +37,25 @@ at::Tensor restored(at::Tensor tensor, const at::Tensor& copy) {
   return tensor;
 }
 
-CompiledGraph::CompiledGraph(std::unique_ptr<CompiledGraphSpec> spec, std::vector<Place> places,
+CompiledGraph::CompiledGraph(std::unique_ptr<CompiledGraphSpec> spec, std::vector<InputSource> input_sources,
                              const remote::ProgramOptions& options)
-    : spec_(std::move(spec)), places_(std::move(places)) {
+    : spec_(std::move(spec)), input_sources_(std::move(input_sources)) {
   runnable_.graph = spec_->graph;
   runnable_.sources = spec_->sources;
   runnable_.options = options;
 }
 
 py::handle CompiledGraph::argument(const py::list& arguments, size_t input) const {
-  const Place& place = places_[input];
-  if (place.fixed) return place.fixed;
-  TORCH_CHECK(place.position < arguments.size(), "remote: a compiled graph was called with ", arguments.size(),
+  const InputSource& source = input_sources_[input];
+  if (source.constant) return source.constant;
+  TORCH_CHECK(source.position < arguments.size(), "remote: a compiled graph was called with ", arguments.size(),
               " arguments, which are too few");
-  return PyList_GET_ITEM(arguments.ptr(), static_cast<Py_ssize_t>(place.position));
+  return PyList_GET_ITEM(arguments.ptr(), static_cast<Py_ssize_t>(source.position));
 }
 
 void CompiledGraph::take_tensor(Call& call, size_t index, py::handle argument) {
   const GraphInput& in = spec_->inputs[index];
-  const std::string& name = places_[index].name;
+  const std::string& name = input_sources_[index].name;
   TORCH_CHECK_TYPE(THPVariable_Check(argument.ptr()), "remote: argument '", name,
                    "' of a compiled graph must be a tensor, got ", Py_TYPE(argument.ptr())->tp_name);
   const at::Tensor& tensor = THPVariable_Unpack(argument.ptr());
@@ -82,7 +82,7 @@ void CompiledGraph::take_tensor(Call& call, size_t index, py::handle argument) {
               tensor.device());
   TORCH_CHECK(tensor.dim() == static_cast<int64_t>(in.sizes.size()), "remote: argument '", name,
               "' of a compiled graph must have ", in.sizes.size(), " dims, got ", tensor.dim());
-  if (places_[index].copy.defined()) restored(tensor, places_[index].copy);
+  if (input_sources_[index].copy.defined()) restored(tensor, input_sources_[index].copy);
   call.params[in.param] = tensor.storage_offset();
   for (const auto& [dim, param] : in.size_params) call.params[param] = tensor.size(dim);
   call.tensors[index] = tensor;
@@ -125,7 +125,7 @@ void CompiledGraph::fix_strides(Call& call, size_t index) {
   const auto sizes = tensor.sizes(), strides = tensor.strides();
   bool same = true;
   for (size_t d = 0; d < in.sizes.size(); ++d) {
-    TORCH_CHECK(sizes[d] == call.values[in.sizes[d]], "remote: argument '", places_[index].name,
+    TORCH_CHECK(sizes[d] == call.values[in.sizes[d]], "remote: argument '", input_sources_[index].name,
                 "' of a compiled graph has sizes ", sizes, ", but dim ", d, " must be ", call.values[in.sizes[d]]);
     same = same && (sizes[d] == 1 || strides[d] == call.values[in.strides[d]]);
   }
@@ -172,7 +172,7 @@ void CompiledGraph::replace_lost(Call& call) const {
                        std::ranges::find(call.replaced, storage, &Call::Replaced::lost) == call.replaced.end();
     if (in.elements == Elements::kRead || (overwritten && !whole)) {
       const std::string line = describe_source(in.reader);
-      TORCH_CHECK(false, "remote: the contents of argument '", places_[i].name,
+      TORCH_CHECK(false, "remote: the contents of argument '", input_sources_[i].name,
                   "' of a compiled graph were lost with the worker that held them",
                   overwritten    ? ", and a part of them is overwritten only"
                   : line.empty() ? ""
@@ -224,8 +224,8 @@ py::list CompiledGraph::results(Call& call, const py::list& arguments) {
         break;
       }
       case GraphOutput::Kind::kFresh:
-        tensor = tensor_on(call.made[out.index], out.dtype, evaluated(out.sizes), evaluated(out.strides),
-                           call.values[out.offset]);
+        tensor = tensor_over_storage(call.made[out.index], out.dtype, evaluated(out.sizes), evaluated(out.strides),
+                                     call.values[out.offset]);
         break;
     }
     if (tensor.defined()) {

@@ -18,14 +18,14 @@ at::Tensor restored(at::Tensor tensor, const at::Tensor& copy);
 class CompiledGraph {
  public:
   // The source of an input's value.
-  struct Place {
-    size_t position = 0;     // index among the arguments of a call
-    pybind11::object fixed;  // if set, the value at every call
-    at::Tensor copy;         // copy of `fixed` on the CPU; undefined if `fixed` is not on a worker
-    std::string name;        // its node's name, for errors; in an exported program, the argument's name
+  struct InputSource {
+    size_t position = 0;        // index among the arguments of a call
+    pybind11::object constant;  // if set, the value at every call
+    at::Tensor copy;            // copy of `constant` on the CPU; undefined if `constant` is not on a worker
+    std::string name;           // its node's name, for errors; in an exported program, the argument's name
   };
-  // `places` has one entry per input of the graph.
-  CompiledGraph(std::unique_ptr<CompiledGraphSpec> spec, std::vector<Place> places,
+  // `input_sources` has one entry per input of the graph.
+  CompiledGraph(std::unique_ptr<CompiledGraphSpec> spec, std::vector<InputSource> input_sources,
                 const remote::ProgramOptions& options);
 
   // Removes the arguments from the list, so that their memory can be freed early, and returns the results as a list.
@@ -45,7 +45,7 @@ class CompiledGraph {
   pybind11::list results(Call& call, const pybind11::list& arguments);
 
   const std::unique_ptr<CompiledGraphSpec> spec_;
-  const std::vector<Place> places_;
+  const std::vector<InputSource> input_sources_;
   RunnableGraph runnable_;
 };
 

@@ -18,7 +18,7 @@ using ir::ExprKind;
 using ir::kNoSym;
 using ir::Sym;
 
-void refuse(std::string why) { throw Refused{std::move(why)}; }
+void throw_unsupported(std::string why) { throw UnsupportedNode{std::move(why)}; }
 
 CompiledGraphBuilder::CompiledGraphBuilder(c10::DeviceIndex device, bool trust_ranges)
     : device_(device), symbols_(graph_, trust_ranges) {
@@ -28,25 +28,25 @@ CompiledGraphBuilder::CompiledGraphBuilder(c10::DeviceIndex device, bool trust_r
 // -- symbols ---------------------------------------------------------------------------------------------------------
 
 std::optional<Sym> CompiledGraphBuilder::offered_symbol(py::handle expr) {
-  PyObject* node = lookup(offered_, expr);
+  PyObject* node = lookup(offered_by_size_, expr);
   if (node == nullptr && !offered_tensors_.empty()) {
     for (PyObject* tensor : std::exchange(offered_tensors_, {})) {
       const py::object val = meta_entry(tensor, names().val);
       for (const c10::SymInt& size : THPVariable_Unpack(val.ptr()).sym_sizes()) {
         const py::handle symbolic = Symbols::node_of(size);
-        if (symbolic) PyDict_SetDefault(offered_.ptr(), symbolic.attr("expr").ptr(), tensor);
+        if (symbolic) PyDict_SetDefault(offered_by_size_.ptr(), symbolic.attr("expr").ptr(), tensor);
       }
     }
-    node = lookup(offered_, expr);
+    node = lookup(offered_by_size_, expr);
   }
-  if (node == nullptr || !outside_.contains(node)) return std::nullopt;
+  if (node == nullptr || !offered_nodes_.contains(node)) return std::nullopt;
   make_input(node);
   return symbols_.defined(expr);
 }
 
 Sym CompiledGraphBuilder::size_of(const c10::SymInt& size) {
   const auto found = symbols_.find_size(size);
-  if (!found) refuse("a size is an expression that no program can hold");
+  if (!found) throw_unsupported("a size is an expression that no program can hold");
   return *found;
 }
 
@@ -57,13 +57,13 @@ Sym CompiledGraphBuilder::number_symbol(py::handle value, ArgTag& tag) {
                        : v.kind == Value::Kind::kFloat ? ArgTag::kFloat
                        : v.kind == Value::Kind::kBool  ? ArgTag::kBool
                                                        : ArgTag::kNone;
-    if (its == ArgTag::kNone) refuse("a tensor stands in a number's place");
+    if (its == ArgTag::kNone) throw_unsupported("a tensor stands in a number's place");
     if (tag == ArgTag::kNone) tag = its;
     if (tag != its && (tag == ArgTag::kFloat || its == ArgTag::kFloat)) {
       int64_t known = 0;
       if (its == ArgTag::kInt && graph_.is_constant(v.symbol, &known))
         return float_constant(static_cast<double>(known));
-      refuse("an int or a float that is known only at the call stands in the other's place");
+      throw_unsupported("an int or a float that is known only at the call stands in the other's place");
     }
     return v.symbol;
   }
@@ -78,17 +78,17 @@ Sym CompiledGraphBuilder::number_symbol(py::handle value, ArgTag& tag) {
     const int64_t number = PyLong_AsLongLong(value.ptr());
     if (number == -1 && PyErr_Occurred() != nullptr) {
       PyErr_Clear();
-      refuse("an int does not fit 64 bits");
+      throw_unsupported("an int does not fit 64 bits");
     }
     return symbols_.constant(number);
   }
   if (PyFloat_Check(value.ptr())) {
     if (tag == ArgTag::kNone) tag = ArgTag::kFloat;
-    if (tag != ArgTag::kFloat) refuse("a float stands in an int's place");
+    if (tag != ArgTag::kFloat) throw_unsupported("a float stands in an int's place");
     return float_constant(PyFloat_AsDouble(value.ptr()));
   }
   if (PyComplex_Check(value.ptr())) {
-    if (tag != ArgTag::kNone) refuse("a complex number stands in another's place");
+    if (tag != ArgTag::kNone) throw_unsupported("a complex number stands in another's place");
     tag = ArgTag::kComplex;
     return complex_constant(value);
   }
@@ -97,7 +97,8 @@ Sym CompiledGraphBuilder::number_symbol(py::handle value, ArgTag& tag) {
     const auto found = symbols_.find_node(value.attr(names().node));
     if (found && tag == ArgTag::kInt) return *found;
   }
-  refuse("a number of type " + std::string(Py_TYPE(value.ptr())->tp_name) + " cannot be told before the call");
+  throw_unsupported("a number of type " + std::string(Py_TYPE(value.ptr())->tp_name) +
+                    " cannot be told before the call");
 }
 
 Sym CompiledGraphBuilder::float_constant(double value) { return symbols_.constant(std::bit_cast<int64_t>(value)); }
@@ -119,7 +120,7 @@ std::optional<int64_t> CompiledGraphBuilder::guarded_value(py::handle value) {
     return std::nullopt;
   }
   const py::object made_of = node.attr("expr").attr("free_symbols");
-  for (const py::object& other : kept_) {
+  for (const py::object& other : alive_nodes_) {
     if (py::cast<std::string>(other.attr("op")) != "placeholder") continue;
     const py::object tensor = meta_entry(other, names().val);
     if (!tensor || !THPVariable_Check(tensor.ptr())) continue;
@@ -135,19 +136,19 @@ std::optional<int64_t> CompiledGraphBuilder::guarded_value(py::handle value) {
 
 // -- values ----------------------------------------------------------------------------------------------------------
 
-void CompiledGraphBuilder::offer(py::object node, bool tells_size) {
-  const py::object val = tells_size ? meta_entry(node, names().val) : py::object();
+void CompiledGraphBuilder::offer(py::object node, bool determines_size) {
+  const py::object val = determines_size ? meta_entry(node, names().val) : py::object();
   if (val && torch::is_symint(val)) {
-    offered_[val.attr(names().node).attr("expr")] = node;
+    offered_by_size_[val.attr(names().node).attr("expr")] = node;
   } else if (val && THPVariable_Check(val.ptr())) {
     offered_tensors_.push_back(node.ptr());
   }
-  outside_.insert(node.ptr());
-  kept_.push_back(std::move(node));
+  offered_nodes_.insert(node.ptr());
+  alive_nodes_.push_back(std::move(node));
 }
 
 void CompiledGraphBuilder::remember(py::handle node, Value value) {
-  kept_.push_back(py::reinterpret_borrow<py::object>(node));
+  alive_nodes_.push_back(py::reinterpret_borrow<py::object>(node));
   values_.insert_or_assign(node.ptr(), std::move(value));
 }
 
@@ -174,9 +175,9 @@ const Value& CompiledGraphBuilder::value_of(py::handle node) {
 
 const Value& CompiledGraphBuilder::make_input(py::handle node, bool random_state) {
   // Erase first: a tensor that is becoming an input must not be offered for its own sizes.
-  if (outside_.erase(node.ptr()) == 0) refuse("it needs what the program computes, as a number");
+  if (offered_nodes_.erase(node.ptr()) == 0) throw_unsupported("it needs what the program computes, as a number");
   const py::object val = meta_entry(node, names().val);
-  if (!val) refuse("a node has no example value");
+  if (!val) throw_unsupported("a node has no example value");
   GraphInput in;
   Value value;
   if (random_state) {
@@ -201,7 +202,7 @@ const Value& CompiledGraphBuilder::make_input(py::handle node, bool random_state
       in.kind = GraphInput::Kind::kBool;
       value.kind = Value::Kind::kBool;
     } else {
-      refuse("an input is of type " + std::string(Py_TYPE(val.ptr())->tp_name));
+      throw_unsupported("an input is of type " + std::string(Py_TYPE(val.ptr())->tp_name));
     }
   }
   spec_->inputs.push_back(std::move(in));
@@ -212,13 +213,13 @@ const Value& CompiledGraphBuilder::make_input(py::handle node, bool random_state
 
 void CompiledGraphBuilder::make_tensor_input(py::handle val, GraphInput& in, Value& value) {
   const at::Tensor& tensor = THPVariable_Unpack(val.ptr());
-  check_plain(tensor);
+  check_strided_dtype(tensor);
   in.conj = value.conj = tensor.is_conj();
   in.neg = value.neg = tensor.is_neg();
   const c10::Device on = device_of(val);
   in.dtype = tensor.scalar_type();
   if (on.is_cpu() && tensor.dim() == 0) {
-    if (value.conj || value.neg) refuse("a number on the CPU is a lazy conjugate or negative");
+    if (value.conj || value.neg) throw_unsupported("a number on the CPU is a lazy conjugate or negative");
     in.kind = GraphInput::Kind::kNumber;
     in.param = symbols_.new_param();
     if (c10::isComplexType(in.dtype)) symbols_.new_param();
@@ -233,7 +234,7 @@ void CompiledGraphBuilder::make_tensor_input(py::handle val, GraphInput& in, Val
   for (size_t i = 0; i < sizes.size(); ++i) in.sizes.push_back(input_size(in, sizes[i], static_cast<uint32_t>(i)));
   for (size_t i = 0; i < strides.size(); ++i) {
     const auto stride = symbols_.find(strides[i]);
-    if (!stride) refuse("an input has a stride that no program can hold");
+    if (!stride) throw_unsupported("an input has a stride that no program can hold");
     in.strides.push_back(*stride);
   }
   in.param = symbols_.new_param();
@@ -247,21 +248,22 @@ void CompiledGraphBuilder::make_tensor_input(py::handle val, GraphInput& in, Val
 Sym CompiledGraphBuilder::input_size(GraphInput& in, const c10::SymInt& size, uint32_t dim) {
   if (const auto known = symbols_.find_size(size)) return *known;
   const py::handle node = Symbols::node_of(size);
-  if (!node) refuse("an input has a size that no program can hold");
+  if (!node) throw_unsupported("an input has a size that no program can hold");
   const Sym param = symbols_.new_param();
   symbols_.define(node, param);
   in.size_params.emplace_back(dim, param);
   return symbols_.find_size(size).value_or(param);
 }
 
-void CompiledGraphBuilder::check_plain(const at::Tensor& tensor) {
-  if (tensor.layout() != c10::kStrided) refuse("a tensor is not strided");
-  if (!ir::is_valid(static_cast<ir::DType>(tensor.scalar_type()))) refuse("a tensor has a dtype that no program holds");
+void CompiledGraphBuilder::check_strided_dtype(const at::Tensor& tensor) {
+  if (tensor.layout() != c10::kStrided) throw_unsupported("a tensor is not strided");
+  if (!ir::is_valid(static_cast<ir::DType>(tensor.scalar_type())))
+    throw_unsupported("a tensor has a dtype that no program holds");
 }
 
 void CompiledGraphBuilder::check_device(c10::Device on) const {
   if (on.type() != c10::DeviceType::PrivateUse1 || (on.has_index() && on.index() != device_)) {
-    refuse("a tensor is on " + on.str());
+    throw_unsupported("a tensor is on " + on.str());
   }
 }
 
@@ -294,7 +296,7 @@ Geometry CompiledGraphBuilder::geometry(const at::Tensor& tensor) {
   for (const c10::SymInt& size : tensor.sym_sizes()) g.sizes.push_back(size_of(size));
   for (const c10::SymInt& stride : tensor.sym_strides()) {
     const auto found = symbols_.find(stride);
-    if (!found) refuse("a stride is an expression that no program can hold");
+    if (!found) throw_unsupported("a stride is an expression that no program can hold");
     g.strides.push_back(*found);
   }
   return g;
@@ -335,13 +337,13 @@ uint32_t CompiledGraphBuilder::fresh_view(c10::ScalarType dtype, const Geometry&
 Value CompiledGraphBuilder::fresh(py::handle val, bool host) {
   Value value;
   if (val.is_none()) return value;
-  if (!THPVariable_Check(val.ptr())) refuse("a result is no tensor");
+  if (!THPVariable_Check(val.ptr())) throw_unsupported("a result is no tensor");
   const at::Tensor& tensor = THPVariable_Unpack(val.ptr());
-  check_plain(tensor);
-  if (tensor.is_conj() || tensor.is_neg()) refuse("a result is a lazy conjugate or negative");
+  check_strided_dtype(tensor);
+  if (tensor.is_conj() || tensor.is_neg()) throw_unsupported("a result is a lazy conjugate or negative");
   const c10::Device on = device_of(val);
-  value.host = host && on.is_cpu() && tensor.dim() == 0;
-  if (!value.host) check_device(on);
+  value.computed_on_cpu = host && on.is_cpu() && tensor.dim() == 0;
+  if (!value.computed_on_cpu) check_device(on);
   value.kind = Value::Kind::kTensor;
   value.view = fresh_view(tensor.scalar_type(), geometry(tensor));
   return value;
@@ -354,9 +356,9 @@ Value CompiledGraphBuilder::view_of(const Value& base, py::handle val) {
     for (const py::handle item : val) value.items.push_back(view_of(base, item));
     return value;
   }
-  if (!THPVariable_Check(val.ptr())) refuse("a view is no tensor");
+  if (!THPVariable_Check(val.ptr())) throw_unsupported("a view is no tensor");
   const at::Tensor& tensor = THPVariable_Unpack(val.ptr());
-  check_plain(tensor);
+  check_strided_dtype(tensor);
   check_device(device_of(val));
   const Geometry g = geometry(tensor);
   // A fake tensor's offset is relative to the fake storage, where the input starts at `starts_[in].offset`. The real
@@ -364,11 +366,11 @@ Value CompiledGraphBuilder::view_of(const Value& base, py::handle val) {
   const uint32_t buffer = graph_.views[base.view].buffer;
   const uint32_t in = input_of_buffer_[buffer];
   const auto offset = symbols_.find(tensor.sym_storage_offset());
-  if (!offset) refuse("a storage offset is an expression that no program can hold");
+  if (!offset) throw_unsupported("a storage offset is an expression that no program can hold");
   Sym at = *offset;
   if (in != kNotInput) {
     const auto start = symbols_.find(starts_[in].offset);
-    if (!start) refuse("a storage offset is an expression that no program can hold");
+    if (!start) throw_unsupported("a storage offset is an expression that no program can hold");
     // Scales from the input's element size to that of this view.
     const auto from = static_cast<int64_t>(c10::elementSize(spec_->inputs[in].dtype));
     const auto to = static_cast<int64_t>(tensor.element_size());
@@ -437,9 +439,9 @@ GraphOutput CompiledGraphBuilder::output(py::handle object) {
         }
         ++out.index;
       }
-      refuse("a result is of a kind that a graph does not return");
+      throw_unsupported("a result is of a kind that a graph does not return");
   }
-  if (value.host) refuse("a result is on the CPU");
+  if (value.computed_on_cpu) throw_unsupported("a result is on the CPU");
   const ir::View& view = graph_.views[value.view];
   const uint32_t in = input_of_buffer_[view.buffer];
   out.dtype = static_cast<c10::ScalarType>(view.dtype);

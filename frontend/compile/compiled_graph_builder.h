@@ -17,10 +17,10 @@
 namespace torch_remote::frontend {
 
 // Thrown when a node cannot be part of a graph. The node then stays out of it.
-struct Refused {
+struct UnsupportedNode {
   std::string why;
 };
-[[noreturn]] void refuse(std::string why);
+[[noreturn]] void throw_unsupported(std::string why);
 
 // The value of an FX node.
 struct Value {
@@ -29,7 +29,7 @@ struct Value {
   uint32_t view = 0;            // kTensor
   ir::Sym symbol = ir::kNoSym;  // kNumber, kInt, kFloat, kBool; kRandomState: the seed, followed by the position
   c10::ScalarType dtype = c10::ScalarType::Float;  // kNumber
-  bool host = false;                               // kTensor: a 0-dim CPU tensor that the program computes, too
+  bool computed_on_cpu = false;                    // kTensor: a 0-dim CPU tensor that the program computes, too
   bool conj = false, neg = false;                  // kTensor: lazy; the view describes torch's memory
   std::vector<Value> items;                        // kList: items of a list, or several results
 };
@@ -40,7 +40,7 @@ struct Geometry {
 };
 
 // Builds a graph: symbols, values of FX nodes, inputs, buffers, views and nodes. Lowering (lowering.cpp) decides which
-// ones to add. All methods require the GIL, and may throw Refused.
+// ones to add. All methods require the GIL, and may throw UnsupportedNode.
 class CompiledGraphBuilder {
  public:
   CompiledGraphBuilder(c10::DeviceIndex device, bool trust_ranges);
@@ -62,9 +62,9 @@ class CompiledGraphBuilder {
 
   // -- values of nodes
 
-  // Offers a node whose value a call can provide. It becomes an input when another node needs it. With `tells_size`, it
-  // also becomes an input when a size that it determines is needed.
-  void offer(pybind11::object node, bool tells_size);
+  // Offers a node whose value a call can provide. It becomes an input when another node needs it. With
+  // `determines_size`, it also becomes an input when a size that it determines is needed.
+  void offer(pybind11::object node, bool determines_size);
   void remember(pybind11::handle node, Value value);
   // The value of a node that is in the graph, or null.
   const Value* find_value(pybind11::handle node) const;
@@ -114,7 +114,7 @@ class CompiledGraphBuilder {
   void make_tensor_input(pybind11::handle val, GraphInput& in, Value& value);
   // The symbol of an input's size: a known one, or a new parameter that the input sets.
   ir::Sym input_size(GraphInput& in, const c10::SymInt& size, uint32_t dim);
-  static void check_plain(const at::Tensor& tensor);  // refuses layouts and dtypes that programs do not support
+  static void check_strided_dtype(const at::Tensor& tensor);  // refuses layouts and dtypes that programs do not support
   void check_device(c10::Device on) const;
   uint32_t new_buffer(ir::BufferKind kind, ir::Sym nbytes, uint32_t input_index);
   uint32_t new_view(uint32_t buffer, c10::ScalarType dtype, const std::vector<ir::Sym>& sizes,
@@ -137,11 +137,11 @@ class CompiledGraphBuilder {
   std::unique_ptr<CompiledGraphSpec> spec_ = std::make_unique<CompiledGraphSpec>();
   ir::Graph graph_;
   Symbols symbols_;
-  std::unordered_set<PyObject*> outside_;   // nodes that may become inputs
-  pybind11::dict offered_;                  // by the sizes (sympy expressions) that they determine
-  std::vector<PyObject*> offered_tensors_;  // whose sizes are not in `offered_` yet
+  std::unordered_set<PyObject*> offered_nodes_;  // nodes that may become inputs
+  pybind11::dict offered_by_size_;               // by the sizes (sympy expressions) that they determine
+  std::vector<PyObject*> offered_tensors_;       // whose sizes are not in `offered_by_size_` yet
   std::unordered_map<PyObject*, Value> values_;
-  std::vector<pybind11::object> kept_;  // keeps alive the nodes in `values_` and `outside_`
+  std::vector<pybind11::object> alive_nodes_;  // keeps alive the nodes in `values_` and `offered_nodes_`
   pybind11::list input_nodes_;
   std::vector<uint32_t> input_of_buffer_;  // by buffer; kNotInput for others
   struct Start {

@@ -17,25 +17,26 @@ namespace torch_remote::frontend {
 namespace {
 
 namespace py = pybind11;
-using How = GraphOp::How;
+using Kind = GraphOp::Kind;
 
 size_t place_of(std::string_view name, const c10::FunctionSchema& schema) {
   return static_cast<size_t>(schema.argumentIndexWithName(std::string(name)).value());
 }
 
 // The arguments of the other op: some of the node's own arguments, and constants.
-std::vector<GraphOp::Filling> filling(const ir::ComposedOp& composed, const c10::FunctionSchema& schema) {
-  std::vector<GraphOp::Filling> all;
+std::vector<GraphOp::MappedArgument> mapped_arguments(const ir::ComposedOp& composed,
+                                                      const c10::FunctionSchema& schema) {
+  std::vector<GraphOp::MappedArgument> all;
   for (const ir::ComposedArgument& argument : composed.with) {
-    GraphOp::Filling& one = all.emplace_back();
+    GraphOp::MappedArgument& one = all.emplace_back();
     if (!argument.name.empty()) {
-      one.place = place_of(argument.name, schema);
+      one.index = place_of(argument.name, schema);
     } else if (argument.kind == ir::ArgKind::kBool) {
-      one.fixed = py::bool_(argument.constant != 0);
+      one.constant = py::bool_(argument.constant != 0);
     } else if (argument.kind == ir::ArgKind::kInt) {
-      one.fixed = py::int_(static_cast<int64_t>(argument.constant));
+      one.constant = py::int_(static_cast<int64_t>(argument.constant));
     } else {
-      one.fixed = py::float_(argument.constant);
+      one.constant = py::float_(argument.constant);
     }
   }
   return all;
@@ -48,18 +49,18 @@ bool classify_composed(const ir::ComposedOp& composed, const c10::OperatorHandle
     case ir::ComposedAs::kRecord:
       return false;
     case ir::ComposedAs::kEmpty:
-      op.how = How::kEmpty;
+      op.kind = Kind::kEmpty;
       return true;
     case ir::ComposedAs::kView:
-      op.how = How::kView;
+      op.kind = Kind::kView;
       return true;
     case ir::ComposedAs::kFill:
-      op.how = How::kFill;
-      op.filling = filling(composed, handle.schema());
+      op.kind = Kind::kFill;
+      op.mapped_arguments = mapped_arguments(composed, handle.schema());
       break;
     case ir::ComposedAs::kOther:
-      op.how = How::kOther;
-      op.filling = filling(composed, handle.schema());
+      op.kind = Kind::kReplaced;
+      op.mapped_arguments = mapped_arguments(composed, handle.schema());
       if (!composed.zero.empty()) op.zero = place_of(composed.zero, handle.schema());
       break;
   }
@@ -71,7 +72,7 @@ void classify(const c10::OperatorHandle& handle, const std::string& name, GraphO
   const ir::ComposedOp* composed = ir::find_composed(name);
   if (composed != nullptr && classify_composed(*composed, handle, op)) return;
   if (is_view_schema(handle.schema())) {
-    op.how = How::kView;
+    op.kind = Kind::kView;
     return;
   }
   const bool torchs = name.starts_with("aten::");
@@ -86,7 +87,7 @@ void classify(const c10::OperatorHandle& handle, const std::string& name, GraphO
   if (torchs && (desc->flags & ir::kOpRandom) && !is_recorded(handle)) return;
   op.why_not = "the worker does not have it";
   if (!torchs && !worker_has_op(handle)) return;
-  op.how = How::kRecord;
+  op.kind = Kind::kRecord;
   op.desc = desc;
 }
 
@@ -113,17 +114,17 @@ std::vector<py::object> GraphOp::arguments(const py::tuple& args, const py::dict
     } else if (PyObject* given = kwargs.size() == 0 ? nullptr : lookup(kwargs, schema[i].name)) {
       all[i] = py::reinterpret_borrow<py::object>(given);
     } else {
-      all[i] = schema[i].otherwise;
+      all[i] = schema[i].default_value;
     }
   }
   return all;
 }
 
-bool is_program_op(py::handle target) { return graph_op(target).how == How::kRecord; }
+bool is_program_op(py::handle target) { return graph_op(target).kind == Kind::kRecord; }
 
-bool is_whole_op(py::handle target) {
+bool is_single_op(py::handle target) {
   const GraphOp& op = graph_op(target);
-  return op.how == How::kRecord && is_recorded(*op.handle) && !(op.desc->flags & ir::kOpHiddenMutation);
+  return op.kind == Kind::kRecord && is_recorded(*op.handle) && !(op.desc->flags & ir::kOpHiddenMutation);
 }
 
 const GraphOp& graph_op(py::handle target) {

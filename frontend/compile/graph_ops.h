@@ -12,27 +12,27 @@ namespace torch_remote::frontend {
 
 // How a node of an FX graph becomes part of an ir::Graph.
 struct GraphOp {
-  enum class How : uint8_t {
-    kNot,     // not supported
-    kRecord,  // a node of the op `desc`
-    kView,    // no node: a view of its first argument
-    kEmpty,   // no node: new memory
-    kFill,    // new memory and `desc`, which fills it
-    kOther,   // a node of `desc` computes the first results; the others are unused memory
+  enum class Kind : uint8_t {
+    kUnsupported,  // not supported
+    kRecord,       // a node of the op `desc`
+    kView,         // no node: a view of its first argument
+    kEmpty,        // no node: new memory
+    kFill,         // new memory and `desc`, which fills it
+    kReplaced,     // a node of `desc` computes the first results; the others are unused memory
   };
-  How how = How::kNot;
+  Kind kind = Kind::kUnsupported;
   const ir::OpDesc* desc = nullptr;
   const char* why_not = "";
-  // kFill, kOther: the arguments of `desc` other than the memory, in order.
-  struct Filling {
-    std::optional<size_t> place;  // index among the node's arguments
-    pybind11::object fixed;       // if not set, this constant
+  // kFill, kReplaced: the arguments of `desc` other than the memory, in order.
+  struct MappedArgument {
+    std::optional<size_t> index;  // index among the node's arguments
+    pybind11::object constant;    // if not set, this constant
   };
-  std::vector<Filling> filling;
-  std::optional<size_t> zero;  // kOther: index of an argument that must be 0
+  std::vector<MappedArgument> mapped_arguments;
+  std::optional<size_t> zero;  // kReplaced: index of an argument that must be 0
   struct Argument {
     pybind11::str name;
-    pybind11::object otherwise;  // its default; null if there is none
+    pybind11::object default_value;  // its default; null if there is none
   };
   std::vector<Argument> schema;  // of the node's overload
   std::optional<c10::OperatorHandle> handle;
@@ -46,7 +46,7 @@ bool is_program_op(pybind11::handle target);
 
 // Whether this operator (an OpOverload) is recorded as one op in eager mode, too, and mutates only what its schema
 // says. Requires the GIL.
-bool is_whole_op(pybind11::handle target);
+bool is_single_op(pybind11::handle target);
 
 // The GraphOp of an FX node's target; cached. Requires the GIL.
 const GraphOp& graph_op(pybind11::handle target);

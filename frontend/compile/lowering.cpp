@@ -22,7 +22,7 @@ using ir::ArgTag;
 using ir::ExprKind;
 using ir::kNoSym;
 using ir::Sym;
-using How = GraphOp::How;
+using Kind = GraphOp::Kind;
 
 Arg number(ArgTag tag, Sym symbol) {
   Arg arg;
@@ -51,8 +51,8 @@ struct Lowering::State {
       case Value::Kind::kNone:
         return arg;
       case Value::Kind::kTensor:
-        hosts_only &= v.host;
-        if (writes && (v.conj || v.neg)) refuse("a lazy conjugate or negative is written");
+        only_host_operands &= v.computed_on_cpu;
+        if (writes && (v.conj || v.neg)) throw_unsupported("a lazy conjugate or negative is written");
         arg.tag = ArgTag::kView;
         arg.a = resolved(Value(v));
         return arg;
@@ -60,7 +60,7 @@ struct Lowering::State {
         arg.tag = ArgTag::kScalarTensor;
         arg.a = v.symbol;
         arg.b = static_cast<uint32_t>(v.dtype);
-        if (writes) refuse("a tensor on the CPU is written");
+        if (writes) throw_unsupported("a tensor on the CPU is written");
         return arg;
       case Value::Kind::kInt:
         return scalar_tensor(v.symbol, ArgTag::kInt);
@@ -69,11 +69,11 @@ struct Lowering::State {
       case Value::Kind::kBool:
         return scalar_tensor(v.symbol, ArgTag::kBool);
       case Value::Kind::kRandomState:
-        refuse("a generator's state stands in a tensor's place");
+        throw_unsupported("a generator's state stands in a tensor's place");
       case Value::Kind::kList:
         break;
     }
-    refuse("a list stands in a tensor's place");
+    throw_unsupported("a list stands in a tensor's place");
   }
 
   // The view of a tensor after its lazy conjugate or negative is resolved: programs have no lazy tensors.
@@ -112,16 +112,16 @@ struct Lowering::State {
     Arg arg;
     if (desc.role == ir::ArgRole::kIgnored) return arg;
     if (desc.role == ir::ArgRole::kRandom) {
-      if (value && !value.is_none()) refuse("it draws from a generator of its own");
+      if (value && !value.is_none()) throw_unsupported("it draws from a generator of its own");
       arg.tag = ArgTag::kGenerator;
-      arg.a = replayed;
-      if (replayed == kNoSym) {
+      arg.a = replayed_state;
+      if (replayed_state == kNoSym) {
         arg.a = symbols.new_param();
         symbols.new_param();
       }
       return arg;
     }
-    if (!value) refuse("argument '" + std::string(desc.name) + "' is missing");
+    if (!value) throw_unsupported("argument '" + std::string(desc.name) + "' is missing");
     if (value.is_none() && desc.kind != ArgKind::kTensor) return arg;
     switch (desc.kind) {
       case ArgKind::kTensor:
@@ -132,10 +132,10 @@ struct Lowering::State {
         arg.tag = ArgTag::kList;
         if (is_fx_node(value)) {
           const Value v = builder.value_of(value);
-          if (v.kind != Value::Kind::kList) refuse("a tensor stands in a list's place");
+          if (v.kind != Value::Kind::kList) throw_unsupported("a tensor stands in a list's place");
           for (const Value& item : v.items) {
-            if (item.kind != Value::Kind::kTensor) refuse("a list holds something else than tensors");
-            hosts_only &= item.host;
+            if (item.kind != Value::Kind::kTensor) throw_unsupported("a list holds something else than tensors");
+            only_host_operands &= item.computed_on_cpu;
             arg.items.push_back(number(ArgTag::kView, resolved(item)));
           }
           return arg;
@@ -148,10 +148,10 @@ struct Lowering::State {
         arg.text = py::cast<std::string>(value);
         return arg;
       case ArgKind::kDType:
-        if (!THPDtype_Check(value.ptr())) refuse("a dtype is none");
+        if (!THPDtype_Check(value.ptr())) throw_unsupported("a dtype is none");
         return number(ArgTag::kDType, static_cast<uint32_t>(reinterpret_cast<THPDtype*>(value.ptr())->scalar_type));
       case ArgKind::kMemoryFormat:
-        if (!THPMemoryFormat_Check(value.ptr())) refuse("a memory format is none");
+        if (!THPMemoryFormat_Check(value.ptr())) throw_unsupported("a memory format is none");
         return number(ArgTag::kMemoryFormat,
                       static_cast<uint32_t>(reinterpret_cast<THPMemoryFormat*>(value.ptr())->memory_format));
       default:
@@ -175,7 +175,8 @@ struct Lowering::State {
     if (desc.role == ir::ArgRole::kStructural && !builder.graph().is_constant(symbol)) {
       const std::optional<int64_t> guarded = builder.guarded_value(value);
       if (!guarded)
-        refuse("argument '" + std::string(desc.name) + "', which a program fixes, is known only at the call");
+        throw_unsupported("argument '" + std::string(desc.name) +
+                          "', which a program fixes, is known only at the call");
       return number(tag, symbols.constant(*guarded));
     }
     return number(tag, symbol);
@@ -194,7 +195,7 @@ struct Lowering::State {
 
   // Draws a random op's seed and offset at each call.
   void draw(const ir::OpDesc& desc, const std::vector<Arg>& args, std::vector<Sym> counts) {
-    if (!(desc.flags & ir::kOpRandom) || replayed != kNoSym) return;
+    if (!(desc.flags & ir::kOpRandom) || replayed_state != kNoSym) return;
     GraphRandom random{kNoSym, std::move(counts)};
     for (const Arg& arg : args) {
       if (arg.tag == ArgTag::kGenerator) random.seed = arg.a;
@@ -213,19 +214,19 @@ struct Lowering::State {
       for (const Arg& index : arg.items) {
         if (index.tag != ArgTag::kView) continue;
         const ir::DType dtype = builder.graph().views[index.a].dtype;
-        if (dtype == ir::DType::kBool || dtype == ir::DType::kUInt8) refuse("its results depend on data");
+        if (dtype == ir::DType::kBool || dtype == ir::DType::kUInt8) throw_unsupported("its results depend on data");
       }
     }
   }
 
   Value record(py::handle fx, py::handle val, const ir::OpDesc& desc, const std::vector<py::object>& given) {
-    hosts_only = true;
+    only_host_operands = true;
     std::vector<Arg> args = convert_all(desc, given);
     if (desc.opcode == ir::ops::aten_index_Tensor) check_no_mask(args);
-    const bool host = hosts_only && !(desc.flags & (ir::kOpRandom | ir::kOpInPlace | ir::kOpOut));
+    const bool host = only_host_operands && !(desc.flags & (ir::kOpRandom | ir::kOpInPlace | ir::kOpOut));
     const bool several = desc.results.size() != 1;
     if (several && !desc.results.empty() && !py::isinstance<py::tuple>(val) && !py::isinstance<py::list>(val)) {
-      refuse("its example value is no tuple");
+      throw_unsupported("its example value is no tuple");
     }
     Value value;
     std::vector<Arg> results(desc.results.size());
@@ -236,13 +237,14 @@ struct Lowering::State {
       Value one;
       if (mask != nullptr && i < mask->items.size() && mask->items[i].a == symbols.constant(0)) {
         // this result is not wanted
-      } else if (i > 0 && is_batch_norm_at_rest(desc, args)) {
+      } else if (i > 0 && is_batch_norm_eval(desc, args)) {
         // In eval mode the CPU op returns no statistics, although the example value has some. No result depends on
         // them.
         one = builder.fresh(val[py::int_(i)]);
       } else if (result.alias >= 0) {
         one.kind = Value::Kind::kTensor;
-        if (args[result.alias].tag != ArgTag::kView) refuse("it returns an argument that is no tensor of the device");
+        if (args[result.alias].tag != ArgTag::kView)
+          throw_unsupported("it returns an argument that is no tensor of the device");
         one.view = args[result.alias].a;
       } else {
         const py::object its = several ? py::object(val[py::int_(i)]) : py::reinterpret_borrow<py::object>(val);
@@ -280,7 +282,7 @@ struct Lowering::State {
   }
 
   // Whether the op is batch norm in eval mode.
-  bool is_batch_norm_at_rest(const ir::OpDesc& desc, const std::vector<Arg>& args) {
+  bool is_batch_norm_eval(const ir::OpDesc& desc, const std::vector<Arg>& args) {
     if (!desc.name.starts_with("aten::_native_batch_norm") && desc.name != "aten::native_batch_norm") return false;
     for (size_t i = 0; i < args.size(); ++i) {
       if (desc.args[i].name == "training") return args[i].a == symbols.constant(0);
@@ -295,7 +297,7 @@ struct Lowering::State {
   // New memory that an op fills, in place or as its `out`. `given` are the node's arguments.
   Value fill(py::handle fx, py::handle val, const GraphOp& op, const std::vector<py::object>& given) {
     const ir::OpDesc& desc = *op.desc;
-    hosts_only = true;
+    only_host_operands = true;
     std::vector<Arg> args;
     size_t filled = 0, next = 0;
     for (size_t i = 0; i < desc.args.size(); ++i) {
@@ -304,11 +306,11 @@ struct Lowering::State {
         args.emplace_back();
         continue;
       }
-      const bool last = next == op.filling.size();
-      const GraphOp::Filling from = last ? GraphOp::Filling() : op.filling[next++];
-      args.push_back(convert(desc.args[i], filling(from, given)));
+      const bool last = next == op.mapped_arguments.size();
+      const GraphOp::MappedArgument from = last ? GraphOp::MappedArgument() : op.mapped_arguments[next++];
+      args.push_back(convert(desc.args[i], mapped_argument(from, given)));
     }
-    const bool host = hosts_only && !(desc.flags & ir::kOpRandom);
+    const bool host = only_host_operands && !(desc.flags & ir::kOpRandom);
     Value value;
     if (desc.args[filled].kind == ArgKind::kTensorList) {
       value.kind = Value::Kind::kList;
@@ -326,19 +328,19 @@ struct Lowering::State {
     return value;
   }
 
-  py::handle filling(const GraphOp::Filling& from, const std::vector<py::object>& given) {
-    return from.place ? py::handle(given[*from.place]) : py::handle(from.fixed);
+  py::handle mapped_argument(const GraphOp::MappedArgument& from, const std::vector<py::object>& given) {
+    return from.index ? py::handle(given[*from.index]) : py::handle(from.constant);
   }
 
   // A node of another op, which computes the first results. `given` are the node's arguments.
   Value other(py::handle fx, py::handle val, const GraphOp& op, const std::vector<py::object>& given) {
     if (op.zero && given[*op.zero].cast<double>() != 0) {
-      refuse("its argument '" + op.schema[*op.zero].name.cast<std::string>() + "' is not 0");
+      throw_unsupported("its argument '" + op.schema[*op.zero].name.cast<std::string>() + "' is not 0");
     }
     std::vector<py::object> taken;
-    taken.reserve(op.filling.size());
-    for (const GraphOp::Filling& from : op.filling) {
-      taken.push_back(py::reinterpret_borrow<py::object>(filling(from, given)));
+    taken.reserve(op.mapped_arguments.size());
+    for (const GraphOp::MappedArgument& from : op.mapped_arguments) {
+      taken.push_back(py::reinterpret_borrow<py::object>(mapped_argument(from, given)));
     }
     std::vector<Arg> args = convert_all(*op.desc, taken);
     Value value;
@@ -362,20 +364,21 @@ struct Lowering::State {
 
   Value lower(py::handle fx) {
     fx_node = fx;
-    replayed = kNoSym;
+    replayed_state = kNoSym;
     const py::object target = fx.attr(names().target);
     const py::tuple args = fx.attr(names().args);
     if (target.is(names().getitem)) {
       const Value& list = builder.value_of(args[0]);
-      if (list.kind != Value::Kind::kList || !PyLong_Check(py::object(args[1]).ptr())) refuse("it indexes no list");
+      if (list.kind != Value::Kind::kList || !PyLong_Check(py::object(args[1]).ptr()))
+        throw_unsupported("it indexes no list");
       const auto index = py::cast<int64_t>(args[1]);
-      if (index < 0 || index >= static_cast<int64_t>(list.items.size())) refuse("it indexes no item");
+      if (index < 0 || index >= static_cast<int64_t>(list.items.size())) throw_unsupported("it indexes no item");
       return Value(list.items[static_cast<size_t>(index)]);
     }
     py::object val = meta_entry(fx, names().val);
     if (target.is(names().run_and_save_rng_state)) return run_and_save(fx, val, args);
     if (target.is(names().run_with_rng_state)) {
-      replayed = random_state(args[0]);
+      replayed_state = random_state(args[0]);
       return call(fx, args[1], args[py::slice(2, py::len(args), 1)], std::move(val));
     }
     return call(fx, target, args, std::move(val));
@@ -385,10 +388,10 @@ struct Lowering::State {
 
   // An op together with the generator state that its random numbers start from.
   Value run_and_save(py::handle fx, py::handle val, const py::tuple& args) {
-    if (!val) refuse("it has no example value");
+    if (!val) throw_unsupported("it has no example value");
     const size_t before = builder.randoms().size();
     Value made = call(fx, args[0], args[py::slice(1, py::len(args), 1)], val[py::int_(1)]);
-    if (builder.randoms().size() != before + 1) refuse("it does not draw random numbers once");
+    if (builder.randoms().size() != before + 1) throw_unsupported("it does not draw random numbers once");
     Value state;
     state.kind = Value::Kind::kRandomState;
     state.symbol = builder.randoms().back().seed;
@@ -401,31 +404,32 @@ struct Lowering::State {
   Sym random_state(py::handle node) {
     const Value* known = builder.find_value(node);
     const Value& state = known == nullptr ? builder.make_input(node, true) : *known;
-    if (state.kind != Value::Kind::kRandomState) refuse("it takes random numbers from elsewhere");
+    if (state.kind != Value::Kind::kRandomState) throw_unsupported("it takes random numbers from elsewhere");
     return state.symbol;
   }
 
   // `target` called with these arguments and fx's keyword arguments; `val` is its example value.
   Value call(py::handle fx, py::handle target, const py::tuple& args, py::object val) {
     const GraphOp& op = graph_op(target);
-    if (op.how == How::kNot) refuse(op.why_not);
+    if (op.kind == Kind::kUnsupported) throw_unsupported(op.why_not);
     if (!val) {
-      if (op.how != How::kRecord || !op.desc->results.empty()) refuse("it has no example value");
+      if (op.kind != Kind::kRecord || !op.desc->results.empty()) throw_unsupported("it has no example value");
       val = py::none();
     }
     const std::vector<py::object> given = op.arguments(args, fx.attr(names().kwargs));
-    switch (op.how) {
-      case How::kView: {
-        if (!is_fx_node(given[0])) refuse("it is a view of no node");
+    switch (op.kind) {
+      case Kind::kView: {
+        if (!is_fx_node(given[0])) throw_unsupported("it is a view of no node");
         const Value base = builder.value_of(given[0]);
-        if (base.kind != Value::Kind::kTensor || base.host) refuse("it is a view of no tensor of the device");
+        if (base.kind != Value::Kind::kTensor || base.computed_on_cpu)
+          throw_unsupported("it is a view of no tensor of the device");
         return builder.view_of(base, val);
       }
-      case How::kEmpty:
+      case Kind::kEmpty:
         return builder.fresh(val);
-      case How::kFill:
+      case Kind::kFill:
         return fill(fx, val, op, given);
-      case How::kOther:
+      case Kind::kReplaced:
         return other(fx, val, op, given);
       default:
         return record(fx, val, *op.desc, given);
@@ -433,10 +437,10 @@ struct Lowering::State {
   }
 
   CompiledGraphBuilder builder;
-  Symbols& symbols;         // of the builder
-  py::handle fx_node;       // the node being lowered
-  bool hosts_only = false;  // no argument of the node is a tensor of the device
-  Sym replayed = kNoSym;    // parameters of the seed and position to use instead of new ones
+  Symbols& symbols;                 // of the builder
+  py::handle fx_node;               // the node being lowered
+  bool only_host_operands = false;  // no argument of the node is a tensor of the device
+  Sym replayed_state = kNoSym;      // parameters of the seed and position to use instead of new ones
   std::string why_not;
 };
 
@@ -444,7 +448,7 @@ Lowering::Lowering(c10::DeviceIndex device, bool trust_ranges)
     : state_(std::make_unique<State>(device, trust_ranges)) {}
 Lowering::~Lowering() = default;
 
-void Lowering::offer(py::object node, bool tells_size) { state_->builder.offer(std::move(node), tells_size); }
+void Lowering::offer(py::object node, bool determines_size) { state_->builder.offer(std::move(node), determines_size); }
 
 bool Lowering::add(const py::object& node) {
   // If the node is refused, inputs that it added stay, but the node and its results are removed.
@@ -453,7 +457,7 @@ bool Lowering::add(const py::object& node) {
   try {
     builder.remember(node, state_->lower(node));
     return true;
-  } catch (const Refused& refused) {
+  } catch (const UnsupportedNode& refused) {
     state_->why_not = refused.why;
     builder.cut_to(before);
     return false;
@@ -465,14 +469,14 @@ const std::string& Lowering::why_not() const { return state_->why_not; }
 bool Lowering::is_host(py::handle node) const {
   const Value* value = state_->builder.find_value(node);
   while (value != nullptr && value->kind == Value::Kind::kList && !value->items.empty()) value = &value->items[0];
-  return value != nullptr && value->host;
+  return value != nullptr && value->computed_on_cpu;
 }
 
 bool Lowering::returns(py::handle node) {
   try {
     (void)state_->builder.value_of(node);  // an offered node becomes an input
     return !is_host(node);
-  } catch (const Refused&) {
+  } catch (const UnsupportedNode&) {
     return false;
   }
 }
@@ -499,7 +503,7 @@ py::list Lowering::inputs() const { return state_->builder.input_nodes(); }
 std::unique_ptr<CompiledGraphSpec> Lowering::finish(const py::list& outputs) {
   try {
     for (const py::handle object : outputs) state_->builder.add_output(object);
-  } catch (const Refused& refused) {
+  } catch (const UnsupportedNode& refused) {
     TORCH_CHECK(false, "remote: a compiled graph's result cannot be returned: ", refused.why);
   }
   return state_->builder.finish();

@@ -21,7 +21,7 @@ class Lowering {
   ~Lowering();
 
   // See CompiledGraphBuilder::offer.
-  void offer(pybind11::object node, bool tells_size);
+  void offer(pybind11::object node, bool determines_size);
   // Declares a node that always has the value of this 0-dim CPU tensor.
   void constant(const pybind11::object& node, const at::Tensor& value);
   // Adds a call_function node. Returns false if it cannot run in a program of this device: another device,

@@ -28,7 +28,7 @@ bool is_true(py::handle object, const py::str& attribute) { return object.attr(a
 void Symbols::define(py::handle node, Sym symbol) {
   const py::object expr = node.attr(expr_names().expr);
   by_value_[expr] = py::int_(symbol);
-  if (may_be_small_.size() <= symbol) may_be_small_.resize(symbol + 1, true);
+  if (may_be_zero_or_one_.size() <= symbol) may_be_zero_or_one_.resize(symbol + 1, true);
   if (!trust_ranges_ || !is_true(expr, expr_names().is_symbol)) return;
   const py::object ranges = node.attr(expr_names().shape_env).attr(expr_names().var_to_range);
   PyObject* range = PyDict_GetItemWithError(ranges.ptr(), expr.ptr());
@@ -37,7 +37,7 @@ void Symbols::define(py::handle node, Sym symbol) {
     return;
   }
   const py::object enough = py::handle(range).attr(expr_names().lower).attr("__ge__")(2);
-  may_be_small_[symbol] = !py::bool_(enough);
+  may_be_zero_or_one_[symbol] = !py::bool_(enough);
 }
 
 std::optional<Sym> Symbols::defined(py::handle expr) const {
@@ -66,7 +66,7 @@ std::optional<Sym> Symbols::find_node(py::handle node) {
 
 std::optional<Sym> Symbols::find_size(const c10::SymInt& value) {
   const auto found = find(value);
-  if (found && *found < params_ && (*found >= may_be_small_.size() || may_be_small_[*found])) {
+  if (found && *found < params_ && (*found >= may_be_zero_or_one_.size() || may_be_zero_or_one_[*found])) {
     return expr(ExprKind::kMax, *found, constant(0));
   }
   return found;

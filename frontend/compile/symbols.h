@@ -59,7 +59,7 @@ class Symbols {
   ir::Graph& graph_;
   const bool trust_ranges_;
   ir::Sym params_ = 0;
-  std::vector<bool> may_be_small_;                    // by parameter: it may be 0 or 1
+  std::vector<bool> may_be_zero_or_one_;              // by parameter: it may be 0 or 1
   std::unordered_map<PyObject*, ir::Sym> by_object_;  // keys are expressions in `kept_`
   std::vector<pybind11::object> kept_;
   pybind11::dict by_value_;  // sympy compares by value; has the symbol's number

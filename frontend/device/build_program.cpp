@@ -74,7 +74,7 @@ void write_dump(const std::filesystem::path& path, std::string_view text) {
 
 Status read_switches(passes::PassContext* context) {
   const char* fusion = std::getenv("TORCH_REMOTE_FUSION");
-  context->fusion = fusion == nullptr || *fusion == '\0' || remote::is_set("TORCH_REMOTE_FUSION");
+  context->fusion = fusion == nullptr || *fusion == '\0' || remote::is_enabled("TORCH_REMOTE_FUSION");
   const char* options = std::getenv("TORCH_REMOTE_PASSES");
   if (options == nullptr) return {};
   if (Status status = passes::parse_options(options, context); !status) {
@@ -85,7 +85,7 @@ Status read_switches(passes::PassContext* context) {
 
 Status build_program(const remote::BuildRequest& request, remote::CaptureWriter* capture,
                      std::vector<uint8_t>* program) {
-  static const bool verify = remote::is_set("TORCH_REMOTE_VERIFY");
+  static const bool verify = remote::is_enabled("TORCH_REMOTE_VERIFY");
   static const char* const dump = std::getenv("TORCH_REMOTE_DUMP");
   BuildSteps steps(request.program);
   ir::Graph graph;

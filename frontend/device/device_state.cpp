@@ -27,13 +27,13 @@ namespace torch_remote::frontend {
 namespace {
 
 // The worker of a connection. A restore replaces it.
-struct Place {
+struct WorkerSlot {
   std::mutex mutex;
-  std::unique_ptr<remote::Worker> worker;
+  std::unique_ptr<remote::WorkerHandle> worker;
 };
 
 struct Connection {
-  std::shared_ptr<Place> place;
+  std::shared_ptr<WorkerSlot> worker_slot;
   std::unique_ptr<remote::Client> client;
   std::unique_ptr<Restore> restore;  // null if lost tensors are not restored
 };
@@ -41,8 +41,8 @@ struct Connection {
 struct State {
   std::mutex mutex;  // guards `connections` and `connecting`; not held while waiting for a worker
   std::condition_variable changed;
-  std::array<bool, kMaxDevices> connecting{};            // a thread is connecting the device
-  std::array<std::atomic<bool>, kMaxDevices> give_up{};  // and must stop
+  std::array<bool, kMaxDevices> connecting{};                   // a thread is connecting the device
+  std::array<std::atomic<bool>, kMaxDevices> cancel_connect{};  // and must stop
   std::array<std::atomic<bool>, kMaxDevices> on_cpu{};
   std::array<std::atomic<remote::Client*>, kMaxDevices> clients{};
   std::array<Connection, kMaxDevices> connections;
@@ -85,18 +85,19 @@ Status start(c10::DeviceIndex device, const remote::KeepWaiting& go_on, Connecti
         "remote: a session that is restored (restore='replay') cannot be captured: unset "
         "TORCH_REMOTE_CAPTURE or TORCH_REMOTE_RESTORE");
   }
-  const auto place = std::make_shared<Place>();
-  const auto open = [device, place](const remote::KeepWaiting& go_on, std::unique_ptr<remote::Transport>* transport) {
+  const auto worker_slot = std::make_shared<WorkerSlot>();
+  const auto open = [device, worker_slot](const remote::KeepWaiting& go_on,
+                                          std::unique_ptr<remote::Transport>* transport) {
     std::string name;
     if (Status status = worker_name(device, &name); !status) return status;
-    std::unique_ptr<remote::Worker> worker;
-    if (Status status = open_worker(device, name, paths(), go_on, keep_raised, &worker); !status) return status;
+    std::unique_ptr<remote::WorkerHandle> worker;
+    if (Status status = open_worker(device, name, paths(), go_on, store_python_error, &worker); !status) return status;
     *transport = worker->take_transport();
-    const std::lock_guard lock(place->mutex);
-    place->worker.swap(worker);
+    const std::lock_guard lock(worker_slot->mutex);
+    worker_slot->worker.swap(worker);
     return Status();
   };
-  connection.place = place;
+  connection.worker_slot = worker_slot;
   std::unique_ptr<remote::Transport> transport;
   if (Status status = open(go_on, &transport); !status) return status;
   if (restore.replay) {
@@ -106,8 +107,8 @@ Status start(c10::DeviceIndex device, const remote::KeepWaiting& go_on, Connecti
   const auto build = [capture](const remote::BuildRequest& request, std::vector<uint8_t>* program) {
     return build_program(request, capture.get(), program);
   };
-  uint64_t program_bytes = remote::kMostProgramBytes;
-  if (const char* limit = remote::setting("TORCH_REMOTE_PROGRAM_LIMIT"); *limit != '\0') {
+  uint64_t program_bytes = remote::kMaxProgramBytes;
+  if (const char* limit = remote::environment_value("TORCH_REMOTE_PROGRAM_LIMIT"); *limit != '\0') {
     if (Status status = remote::parse_bytes("TORCH_REMOTE_PROGRAM_LIMIT", limit, &program_bytes); !status) {
       return status;
     }
@@ -126,14 +127,14 @@ Status start(c10::DeviceIndex device, const remote::KeepWaiting& go_on, Connecti
 Status limit_memory(remote::Client& worker, double fraction, const remote::KeepWaiting& keep_waiting) {
   remote::MemoryRequest request;
   request.limit = static_cast<uint64_t>(fraction * static_cast<double>(worker.machine().memory));
-  remote::MemoryRoom room;
+  remote::MemoryLimits room;
   return worker.memory(request, keep_waiting, &room);
 }
 
 void stop(Connection& connection) {
   connection.restore.reset();
   connection.client.reset();  // sends the goodbye message
-  connection.place.reset();
+  connection.worker_slot.reset();
 }
 
 // Requires the GIL. The exception class lives in the Python package.
@@ -160,7 +161,7 @@ constinit thread_local c10::DeviceIndex detail::current_device = 0;
 
 void set_current_device(int device) { detail::current_device = checked_device(device); }
 
-static_assert(kMostWorkers == kMaxDevices);
+static_assert(kMaxWorkers == kMaxDevices);
 int device_count() noexcept { return worker_count(); }
 
 c10::DeviceIndex checked_device(int index) {
@@ -179,9 +180,9 @@ remote::WorkerFiles& paths() {
 
 namespace {
 
-// Returns true if this thread must connect the device and then call end_turn. Returns false if another thread has
+// Returns true if this thread must connect the device and then call finish_connect. Returns false if another thread has
 // connected it, or if the wait was interrupted, in which case *status is set.
-bool take_turn(c10::DeviceIndex device, Status* status) {
+bool begin_connect(c10::DeviceIndex device, Status* status) {
   State& s = state();
   std::unique_lock lock(s.mutex);
   while (s.connecting[device]) {
@@ -198,7 +199,7 @@ bool take_turn(c10::DeviceIndex device, Status* status) {
 }
 
 // `client` is the connection's client, or null if there is none.
-void end_turn(c10::DeviceIndex device, Connection connection, remote::Client* client) {
+void finish_connect(c10::DeviceIndex device, Connection connection, remote::Client* client) {
   State& s = state();
   std::lock_guard lock(s.mutex);
   s.connections[device] = std::move(connection);
@@ -221,7 +222,7 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
   }
   bool connecting = false;
   try {
-    connecting = take_turn(device, status);
+    connecting = begin_connect(device, status);
     if (!connecting) return s.clients[device].load(std::memory_order_acquire);
     if (!s.used.exchange(true)) {
       pthread_atfork(nullptr, nullptr, after_fork_in_child);
@@ -233,7 +234,7 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
     Connection connection;
     {
       const remote::EventSpan span(remote::Event::Kind::kConnect);
-      const auto go_on = [&] { return !s.give_up[device].load() && keep_waiting(); };
+      const auto go_on = [&] { return !s.cancel_connect[device].load() && keep_waiting(); };
       *status = start(device, go_on, connection);
       const double fraction = s.memory_fraction[device];
       if (status->ok() && fraction < 1) *status = limit_memory(*connection.client, fraction, go_on);
@@ -247,11 +248,11 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
       s.on_cpu[device] = !targets.empty() && targets[0].starts_with("x86");
       if (s.observer != nullptr) s.observer->connected(device, *client);
     }
-    end_turn(device, std::move(connection), client);
+    finish_connect(device, std::move(connection), client);
     return client;
   } catch (const std::exception& error) {
     *status = Status::internal(std::string("remote: starting a worker failed: ") + error.what());
-    if (connecting) end_turn(device, {}, nullptr);
+    if (connecting) finish_connect(device, {}, nullptr);
     return nullptr;
   }
 }
@@ -300,9 +301,9 @@ void restart(c10::DeviceIndex device) {
     s.observer->ending(*worker);
   }
   std::unique_lock lock(s.mutex);
-  s.give_up[device] = true;
+  s.cancel_connect[device] = true;
   s.changed.wait(lock, [&] { return !s.connecting[device]; });
-  s.give_up[device] = false;
+  s.cancel_connect[device] = false;
   {
     std::lock_guard ended_lock(s.ended_mutex);
     if (remote::Client* client = s.clients[device].exchange(nullptr)) {
@@ -319,16 +320,16 @@ int worker_process(c10::DeviceIndex device) {
   State& s = state();
   std::lock_guard lock(s.mutex);
   const Connection& connection = s.connections[device];
-  if (!connection.place) return -1;
-  std::lock_guard place(connection.place->mutex);
-  return connection.place->worker ? connection.place->worker->process() : -1;
+  if (!connection.worker_slot) return -1;
+  std::lock_guard slot_lock(connection.worker_slot->mutex);
+  return connection.worker_slot->worker ? connection.worker_slot->worker->process() : -1;
 }
 
 void set_restore(c10::DeviceIndex device, const RestoreOptions& options) {
   TORCH_CHECK(existing_client(device) == nullptr,
               "remote: set_restore() comes before the first use of a device; remote:", static_cast<int>(device),
               " has a worker already (torch.remote.restart() ends it, and its tensors)");
-  keep_restore_options(device, options);
+  store_restore_options(device, options);
 }
 
 void checkpoint(c10::DeviceIndex device) {
@@ -365,7 +366,7 @@ void check_not_forked() {
 namespace {
 
 // Adds a message to Python's KeyboardInterrupt, which has none.
-void name_the_way_out() {
+void explain_keyboard_interrupt() {
   if (!PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) return;
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
@@ -380,7 +381,7 @@ void name_the_way_out() {
 
 }  // namespace
 
-void keep_raised() {
+void store_python_error() {
   interrupted = std::make_unique<python_error>();
   interrupted->persist();
 }
@@ -389,8 +390,8 @@ bool keep_waiting() {
   if (!Py_IsInitialized()) return true;
   py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() == 0) return true;
-  name_the_way_out();
-  keep_raised();
+  explain_keyboard_interrupt();
+  store_python_error();
   return false;
 }
 

@@ -77,7 +77,7 @@ bool keep_waiting();
 
 // Stores the Python exception that is set in this thread. `raise` throws it for the next kInterrupted. Requires the
 // GIL.
-void keep_raised();
+void store_python_error();
 
 // True in a child of fork() whose parent had used the device. Every use then raises, as on CUDA.
 bool in_bad_fork();

@@ -22,8 +22,8 @@ namespace {
 
 using at::Tensor;
 
-constexpr size_t kLarge = size_t{1} << 20;      // minimum size in bytes
-constexpr size_t kMaxKept = size_t{256} << 20;  // bytes in the cache
+constexpr size_t kLarge = size_t{1} << 20;             // minimum size in bytes
+constexpr size_t kMaxCachedBytes = size_t{256} << 20;  // bytes in the cache
 constexpr size_t kHugePage = size_t{2} << 20;
 
 struct Mapping {
@@ -57,7 +57,7 @@ size_t rounded(size_t size) {
 
 // The cache of free mappings; lives as long as the process. All functions only try to lock, and do without the cache if
 // that fails. In a forked child, a thread that does not exist there may hold the lock forever.
-class Kept {
+class CachedMappings {
  public:
   Mapping take(size_t size) {
     const std::unique_lock lock(mutex_, std::try_to_lock);
@@ -85,10 +85,10 @@ class Kept {
   void put(const Mapping& mapping) {
     madvise(mapping.data, mapping.size, MADV_FREE);
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock || mapping.size > kMaxKept) return unmap(mapping);
+    if (!lock || mapping.size > kMaxCachedBytes) return unmap(mapping);
     all_.push_back(mapping);
     bytes_ += mapping.size;
-    while (bytes_ > kMaxKept) {
+    while (bytes_ > kMaxCachedBytes) {
       bytes_ -= all_.front().size;
       unmap(all_.front());
       all_.erase(all_.begin());
@@ -101,14 +101,14 @@ class Kept {
   size_t bytes_ = 0;
 };
 
-Kept& kept() {
-  static auto* const memory = new Kept;
+CachedMappings& cached_mappings() {
+  static auto* const memory = new CachedMappings;
   return *memory;
 }
 
-void let_go(void* context) {
+void return_mapping(void* context) {
   const std::unique_ptr<Mapping> mapping(static_cast<Mapping*>(context));
-  kept().put(*mapping);
+  cached_mappings().put(*mapping);
 }
 
 // A dense CPU tensor with uninitialized contents.
@@ -116,11 +116,11 @@ Tensor empty_host(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarT
   const auto meta = c10::scalarTypeToTypeMeta(dtype);
   const size_t nbytes = at::detail::computeStorageNbytes(sizes, strides, meta.itemsize());
   const size_t size = rounded(nbytes);
-  Mapping mapping = kept().take(size);
+  Mapping mapping = cached_mappings().take(size);
   if (!mapping.data) mapping = map(size);
   if (!mapping.data) return at::detail::empty_strided_cpu(sizes, strides, dtype);  // raises torch's error
   auto context = std::make_unique<Mapping>(mapping);
-  c10::DataPtr data(mapping.data, context.get(), let_go, c10::Device(c10::kCPU));
+  c10::DataPtr data(mapping.data, context.get(), return_mapping, c10::Device(c10::kCPU));
   (void)context.release();
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes, std::move(data),
                                                        c10::GetCPUAllocator(), /*resizable=*/true);
@@ -149,6 +149,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) { library.impl("_to_copy", &to_co
 
 }  // namespace
 
-void release_host_memory() { kept().clear(); }
+void release_host_memory() { cached_mappings().clear(); }
 
 }  // namespace torch_remote::frontend

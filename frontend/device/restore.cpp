@@ -16,30 +16,30 @@
 namespace torch_remote::frontend {
 namespace {
 
-constexpr std::chrono::seconds kAgain{1};  // delay before the next attempt after unreported failures
+constexpr std::chrono::seconds kRetryDelay{1};  // delay before the next attempt after unreported failures
 
-struct Given {
+struct StoredRestoreOptions {
   std::mutex mutex;
-  std::array<std::optional<RestoreOptions>, kMostWorkers> options;
+  std::array<std::optional<RestoreOptions>, kMaxWorkers> options;
 };
 
-Given& given() {
-  static auto* instance = new Given;
+StoredRestoreOptions& stored_options() {
+  static auto* instance = new StoredRestoreOptions;
   return *instance;
 }
 
-void tell(const std::string& what) { std::fprintf(stderr, "remote: %s\n", what.c_str()); }
+void print_notice(const std::string& what) { std::fprintf(stderr, "remote: %s\n", what.c_str()); }
 
 }  // namespace
 
-void keep_restore_options(c10::DeviceIndex device, const RestoreOptions& options) {
-  Given& all = given();
+void store_restore_options(c10::DeviceIndex device, const RestoreOptions& options) {
+  StoredRestoreOptions& all = stored_options();
   const std::lock_guard lock(all.mutex);
   all.options[device] = options;
 }
 
 Status restore_options(c10::DeviceIndex device, RestoreOptions* options) {
-  Given& all = given();
+  StoredRestoreOptions& all = stored_options();
   {
     const std::lock_guard lock(all.mutex);
     if (all.options[device]) {
@@ -48,9 +48,9 @@ Status restore_options(c10::DeviceIndex device, RestoreOptions* options) {
     }
   }
   *options = {};
-  options->replay = std::strcmp(remote::setting("TORCH_REMOTE_RESTORE"), "replay") == 0;
-  options->folder = remote::setting("TORCH_REMOTE_RESTORE_FOLDER");
-  const char* limit = remote::setting("TORCH_REMOTE_RESTORE_LIMIT");
+  options->replay = std::strcmp(remote::environment_value("TORCH_REMOTE_RESTORE"), "replay") == 0;
+  options->folder = remote::environment_value("TORCH_REMOTE_RESTORE_FOLDER");
+  const char* limit = remote::environment_value("TORCH_REMOTE_RESTORE_LIMIT");
   if (*limit == '\0') return {};
   return remote::parse_bytes("TORCH_REMOTE_RESTORE_LIMIT", limit, &options->limit);
 }
@@ -62,10 +62,10 @@ Status Restore::wrap(const RestoreOptions& options, Connect connect, std::unique
   std::error_code error;
   replay.folder = options.folder.empty() ? std::filesystem::temp_directory_path(error).string() : options.folder;
   replay.limit = options.limit;
-  replay.every = options.every;
+  replay.every = options.interval;
   replay.connect = std::move(connect);
-  replay.tell = tell;
-  replay.due = [it = made.get()] {
+  replay.log = print_notice;
+  replay.on_due = [it = made.get()] {
     const std::lock_guard lock(it->mutex_);
     if (it->due_ || it->closing_) return;
     it->due_ = true;
@@ -101,7 +101,7 @@ bool Restore::closing() {
 }
 
 Status Restore::checkpoint(const remote::KeepWaiting& keep_waiting, bool* kept) {
-  const std::lock_guard making(making_);
+  const std::lock_guard lock(checkpoint_mutex_);
   *kept = false;
   if (Status status = transport_->begin_checkpoint(); !status) return status;
   std::vector<remote::CheckpointBuffer> buffers;
@@ -132,12 +132,12 @@ void Restore::loop() {
     if (transport_->checkpoint_due()) {
       const Status status = checkpoint([this] { return !closing(); }, &kept);
       if (!status.ok() && status.code() != ErrorCode::kLost && status.code() != ErrorCode::kInterrupted) {
-        tell("a checkpoint for restore='replay' failed: " + status.message());
+        print_notice("a checkpoint for restore='replay' failed: " + status.message());
         kept = false;
       }
     }
     lock.lock();
-    if (!kept) changed_.wait_for(lock, kAgain, [&] { return closing_; });
+    if (!kept) changed_.wait_for(lock, kRetryDelay, [&] { return closing_; });
     due_ = false;
   }
 }

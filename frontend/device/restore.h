@@ -22,14 +22,14 @@ struct RestoreOptions {
   bool replay = false;
   std::string folder;  // for the log; empty: the system's folder for temporary files
   uint64_t limit = uint64_t{1} << 30;
-  std::chrono::seconds every{300};
+  std::chrono::seconds interval{300};
 };
 
 // Sets the options for later connections of the device. Throws if it is connected. Implemented in device_state.cpp, as
 // checkpoint() and times_restored() are.
 void set_restore(c10::DeviceIndex device, const RestoreOptions& options);
 // Stores the options without checking for a connection.
-void keep_restore_options(c10::DeviceIndex device, const RestoreOptions& options);
+void store_restore_options(c10::DeviceIndex device, const RestoreOptions& options);
 // The options that were set, or else those of the environment.
 Status restore_options(c10::DeviceIndex device, RestoreOptions* options);
 
@@ -62,7 +62,7 @@ class Restore {
 
   remote::ReplayTransport* transport_ = nullptr;  // owned by the client
   remote::Client* client_ = nullptr;
-  std::mutex making_;  // held while a checkpoint is made
+  std::mutex checkpoint_mutex_;  // held while a checkpoint is made
   std::mutex mutex_;
   std::condition_variable changed_;
   bool due_ = false, closing_ = false;

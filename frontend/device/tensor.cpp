@@ -123,7 +123,7 @@ RemoteStorage* storage_of_token(const void* token) {
   return storage;
 }
 
-void (*storage_died)(RemoteStorage*) noexcept = nullptr;
+void (*on_storage_destroyed)(RemoteStorage*) noexcept = nullptr;
 
 RemoteStorage::RemoteStorage(c10::SymInt nbytes, at::DataPtr data, c10::Allocator* allocator, bool resizable)
     : StorageImpl(use_byte_size_t(), std::move(nbytes), std::move(data), allocator, resizable) {
@@ -140,7 +140,7 @@ void RemoteStorage::release_resources() {
 
 void RemoteStorage::forget() noexcept {
   // A storage that was never recorded or uploaded needs no call to the recorder.
-  if (id != 0 || buffer.epoch != 0) storage_died(this);
+  if (id != 0 || buffer.epoch != 0) on_storage_destroyed(this);
   if (!is_token(token_)) return;
   const uint64_t number = token_number(std::exchange(token_, nullptr));
   token_space().owners[number].store(nullptr, std::memory_order_release);
@@ -208,8 +208,8 @@ at::Tensor make_view(const at::Tensor& base, c10::Storage storage, caffe2::TypeM
   return at::Tensor(std::move(impl));
 }
 
-at::Tensor tensor_on(c10::Storage storage, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
-                     int64_t offset) {
+at::Tensor tensor_over_storage(c10::Storage storage, c10::ScalarType dtype, c10::IntArrayRef sizes,
+                               c10::IntArrayRef strides, int64_t offset) {
   auto impl = c10::make_intrusive<RemoteTensorImpl>(std::move(storage), kKeySet, c10::scalarTypeToTypeMeta(dtype));
   impl->set_sizes_and_strides(sizes, strides, offset);
   return at::Tensor(std::move(impl));

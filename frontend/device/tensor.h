@@ -14,7 +14,7 @@ namespace torch_remote::frontend {
 // Index of a storage or a tensor in the trace that is being recorded. Stale unless `epoch` equals the recorder's epoch.
 struct TraceSlot {
   uint32_t epoch = 0;
-  uint32_t number = 0;
+  uint32_t index = 0;
 };
 
 // A storage has no bytes on the client. Its data pointer is a unique token in unreadable address space: dereferencing
@@ -42,7 +42,7 @@ class RemoteStorage final : public c10::StorageImpl {
 
 // The recorder's callback for a storage that was recorded or uploaded and is destroyed. Called from any thread. Null
 // until a recorder exists.
-extern void (*storage_died)(RemoteStorage* storage) noexcept;
+extern void (*on_storage_destroyed)(RemoteStorage* storage) noexcept;
 
 class RemoteTensorImpl final : public c10::TensorImpl {
  public:
@@ -99,8 +99,8 @@ at::Tensor make_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::Sc
                        c10::DeviceIndex device);
 at::Tensor make_contiguous_tensor(c10::IntArrayRef sizes, c10::ScalarType dtype, c10::DeviceIndex device);
 // A tensor on an existing storage.
-at::Tensor tensor_on(c10::Storage storage, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
-                     int64_t offset);
+at::Tensor tensor_over_storage(c10::Storage storage, c10::ScalarType dtype, c10::IntArrayRef sizes,
+                               c10::IntArrayRef strides, int64_t offset);
 // Another view of the same storage.
 at::Tensor make_view(const at::Tensor& base, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset);
 at::Tensor make_view(const at::Tensor& base, c10::Storage storage, caffe2::TypeMeta dtype, c10::IntArrayRef sizes,

@@ -28,8 +28,8 @@ std::vector<std::string> environment_names() {
 
 struct KnownNames {
   std::mutex mutex;
-  std::array<std::string, kMostWorkers> given;  // empty: the environment's name
-  std::atomic<int> count{static_cast<int>(std::min<size_t>(environment_names().size(), kMostWorkers))};
+  std::array<std::string, kMaxWorkers> overrides;  // empty: the environment's name
+  std::atomic<int> count{static_cast<int>(std::min<size_t>(environment_names().size(), kMaxWorkers))};
 };
 
 KnownNames& known_names() {
@@ -38,7 +38,8 @@ KnownNames& known_names() {
 }
 
 // Asks the Python registry for the worker's endpoint.
-Status ask_python(c10::DeviceIndex device, const std::string& name, void (*keep_raised)(), remote::Endpoint* endpoint) {
+Status ask_python(c10::DeviceIndex device, const std::string& name, void (*store_python_error)(),
+                  remote::Endpoint* endpoint) {
   const py::gil_scoped_acquire gil;
   try {
     const py::object found =
@@ -57,7 +58,7 @@ Status ask_python(c10::DeviceIndex device, const std::string& name, void (*keep_
       return {ErrorCode::kUnsupported, py::cast<std::string>(py::str(error.value()))};
     }
     error.restore();  // KeyboardInterrupt, SystemExit
-    keep_raised();
+    store_python_error();
     return {ErrorCode::kInterrupted, "remote: starting a worker was interrupted"};
   }
 }
@@ -71,9 +72,9 @@ c10::DeviceIndex add_device(const std::string& worker) {
   const std::lock_guard lock(all.mutex);
   const int index = all.count.load();
   TORCH_CHECK(
-      index < kMostWorkers, "remote: there are ", kMostWorkers,
+      index < kMaxWorkers, "remote: there are ", kMaxWorkers,
       " devices, which is the most; stop a machine that is not needed (machine.stop(), torch_remote.machines())");
-  all.given[index] = worker;
+  all.overrides[index] = worker;
   every_thread_runs_backward();  // before the new device can be used
   all.count.store(index + 1);
   return static_cast<c10::DeviceIndex>(index);
@@ -82,7 +83,7 @@ c10::DeviceIndex add_device(const std::string& worker) {
 void set_worker(c10::DeviceIndex device, const std::string& worker) {
   KnownNames& all = known_names();
   const std::lock_guard lock(all.mutex);
-  all.given[device] = worker;
+  all.overrides[device] = worker;
 }
 
 std::vector<std::string> worker_names() {
@@ -91,7 +92,7 @@ std::vector<std::string> worker_names() {
   const std::lock_guard lock(all.mutex);
   list.resize(static_cast<size_t>(all.count.load()));
   for (size_t i = 0; i < list.size(); ++i) {
-    if (!all.given[i].empty()) list[i] = all.given[i];
+    if (!all.overrides[i].empty()) list[i] = all.overrides[i];
   }
   return list;
 }
@@ -100,27 +101,28 @@ Status worker_name(c10::DeviceIndex device, std::string* name) {
   KnownNames& all = known_names();
   {
     const std::lock_guard lock(all.mutex);
-    *name = all.given[device];
+    *name = all.overrides[device];
   }
   if (!name->empty()) return {};
   const std::vector<std::string> list = environment_names();  // its current value
-  if (list.size() > kMostWorkers || static_cast<size_t>(device) >= list.size()) {
+  if (list.size() > kMaxWorkers || static_cast<size_t>(device) >= list.size()) {
     return Status::invalid("remote: TORCH_REMOTE_WORKER names " + std::to_string(list.size()) +
                            " workers, and remote:" + std::to_string(device) + " is used; at most " +
-                           std::to_string(kMostWorkers) + " can be named, with commas between them");
+                           std::to_string(kMaxWorkers) + " can be named, with commas between them");
   }
   *name = list[device];
   return {};
 }
 
 Status open_worker(c10::DeviceIndex device, const std::string& name, const remote::WorkerFiles& files,
-                   const remote::KeepWaiting& go_on, void (*keep_raised)(), std::unique_ptr<remote::Worker>* worker) {
+                   const remote::KeepWaiting& go_on, void (*store_python_error)(),
+                   std::unique_ptr<remote::WorkerHandle>* worker) {
   if (remote::is_worker_name(name)) {
     const char* threads = std::getenv("TORCH_REMOTE_WORKER_THREADS");
     return remote::start_worker(name, files, threads != nullptr ? std::atoi(threads) : 0, go_on, worker);
   }
   remote::Endpoint endpoint;
-  if (Status status = ask_python(device, name, keep_raised, &endpoint); !status) return status;
+  if (Status status = ask_python(device, name, store_python_error, &endpoint); !status) return status;
   return remote::connect_worker(endpoint, go_on, worker);
 }
 

@@ -13,11 +13,11 @@
 // other names it calls Python (torch_remote.providers.registry.connect), which starts the worker.
 namespace torch_remote::frontend {
 
-inline constexpr int kMostWorkers = 16;
+inline constexpr int kMaxWorkers = 16;
 
 // Number of workers: those that the environment names when this is first called, and those that were added.
 int worker_count() noexcept;
-// Adds a device and returns its index. Throws if there are kMostWorkers already. Thread safe.
+// Adds a device and returns its index. Throws if there are kMaxWorkers already. Thread safe.
 c10::DeviceIndex add_device(const std::string& worker);
 // Sets the worker for the device's next connection. Thread safe.
 void set_worker(c10::DeviceIndex device, const std::string& worker);
@@ -27,8 +27,9 @@ std::vector<std::string> worker_names();
 Status worker_name(c10::DeviceIndex device, std::string* name);
 
 // Connects to the worker of that name. Call it without the GIL. It may take long, and polls `go_on`. If Python raised
-// KeyboardInterrupt or SystemExit, it calls `keep_raised` with the GIL held and returns kInterrupted.
+// KeyboardInterrupt or SystemExit, it calls `store_python_error` with the GIL held and returns kInterrupted.
 Status open_worker(c10::DeviceIndex device, const std::string& name, const remote::WorkerFiles& files,
-                   const remote::KeepWaiting& go_on, void (*keep_raised)(), std::unique_ptr<remote::Worker>* worker);
+                   const remote::KeepWaiting& go_on, void (*store_python_error)(),
+                   std::unique_ptr<remote::WorkerHandle>* worker);
 
 }  // namespace torch_remote::frontend

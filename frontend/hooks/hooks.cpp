@@ -90,7 +90,7 @@ class RemoteAllocator final : public c10::DeviceAllocator {
     ask_if_connected(device, request);
   }
   std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override {
-    const remote::MemoryRoom room = Recorder::get(checked_device(device)).memory({});
+    const remote::MemoryLimits room = Recorder::get(checked_device(device)).memory({});
     return {room.free, client(device).machine().memory};
   }
 
@@ -248,8 +248,8 @@ struct Event {
   DeviceIndex device = 0;
   bool timed = false;
   State state = State::kRecorded;
-  bool has_time = false;  // `mark` is filled in
-  bool asked = false;     // whether failures were reported for an event without a mark
+  bool has_time = false;          // `mark` is filled in
+  bool checked_failures = false;  // whether failures were reported for an event without a mark
   uint64_t session = 0;
   uint64_t ticket = 0;  // in the client with this session
   remote::Mark mark;
@@ -262,7 +262,7 @@ struct Event {
   void forget() noexcept {
     if (remote::Client* worker = marker()) worker->forget(ticket);
     state = State::kRecorded;
-    has_time = asked = mark.failed = false;
+    has_time = checked_failures = mark.failed = false;
   }
   void send() {
     Recorder::get(device).flush("event");
@@ -344,7 +344,7 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
     auto* e = static_cast<Event*>(event);
     if (e == nullptr) return;
     e->wait();
-    const bool unknown = !e->has_time && !std::exchange(e->asked, true);  // completed without a mark
+    const bool unknown = !e->has_time && !std::exchange(e->checked_failures, true);  // completed without a mark
     if (std::exchange(e->mark.failed, false) || unknown) Recorder::get(e->device).synchronize();
   }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override {

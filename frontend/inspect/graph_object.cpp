@@ -182,7 +182,7 @@ std::vector<at::Tensor> GraphObject::run(const std::vector<at::Tensor>& inputs,
       strides.push_back(values[view->strides[d]]);
     }
     const auto dtype = view == nullptr ? c10::kByte : static_cast<c10::ScalarType>(view->dtype);
-    results.push_back(tensor_on(storage, dtype, sizes, strides, view == nullptr ? 0 : values[view->offset]));
+    results.push_back(tensor_over_storage(storage, dtype, sizes, strides, view == nullptr ? 0 : values[view->offset]));
   }
   if (!runnable_.graph) {
     runnable_.graph = std::make_shared<const ir::Graph>(graph_);

@@ -48,7 +48,7 @@ class WithoutGil {
 };
 
 // How far kineto's clock (CLOCK_REALTIME) is ahead of CLOCK_MONOTONIC, in ns.
-int64_t realtime_ahead() {
+int64_t realtime_offset_ns() {
   const uint64_t before = remote::monotonic_ns();
   const auto now =
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch());
@@ -63,7 +63,7 @@ class WorkerClock {
   explicit WorkerClock(const std::vector<ClockSample>& samples) {
     if (samples.empty()) return;
     const auto ahead = [](const ClockSample& s) {
-      return s.least <= 0 && 0 <= s.most ? int64_t{0} : s.least + (s.most - s.least) / 2;
+      return s.min_offset <= 0 && 0 <= s.max_offset ? int64_t{0} : s.min_offset + (s.max_offset - s.min_offset) / 2;
     };
     const ClockSample &first = samples.front(), &last = samples.back();
     at_ = static_cast<int64_t>(first.at);
@@ -97,7 +97,7 @@ class Correlations {
  public:
   void push(uint64_t id) {
     while (!open_.empty() && open_.back().owner != this) open_.pop_back();  // left by a recording that has ended
-    Open& open = open_.emplace_back();
+    OpenOp& open = open_.emplace_back();
     open.owner = this;
     open.id = id;
     for (int i = 0; i < device_count(); ++i) {
@@ -106,7 +106,7 @@ class Correlations {
   }
   void pop() {
     if (open_.empty() || open_.back().owner != this) return;  // pushed before the recording began
-    const Open open = open_.back();
+    const OpenOp open = open_.back();
     open_.pop_back();
     for (int i = 0; i < device_count(); ++i) {
       const auto [first, now] = Recorder::get(static_cast<c10::DeviceIndex>(i)).numbers();
@@ -124,7 +124,7 @@ class Correlations {
   }
 
  private:
-  struct Open {
+  struct OpenOp {
     const Correlations* owner = nullptr;
     uint64_t id = 0;
     std::array<uint64_t, kMaxDevices> records{};
@@ -143,14 +143,14 @@ class Correlations {
     sorted_ = true;
   }
 
-  static thread_local std::vector<Open> open_;
+  static thread_local std::vector<OpenOp> open_;
 
   std::mutex mutex_;
   std::array<std::vector<Span>, kMaxDevices> ids_;
   std::array<std::unordered_map<uint64_t, uint64_t>, kMaxDevices> by_record_;
   bool sorted_ = false;
 };
-thread_local std::vector<Correlations::Open> Correlations::open_;
+thread_local std::vector<Correlations::OpenOp> Correlations::open_;
 
 class KinetoSession final : public libkineto::IActivityProfilerSession {
  public:
@@ -174,7 +174,7 @@ class KinetoSession final : public libkineto::IActivityProfilerSession {
     {
       const WithoutGil released;
       recording_ = stop_recording();
-      realtime_ahead_ = realtime_ahead();
+      realtime_offset_ns_ = realtime_offset_ns();
     }
     if (recording_->interrupted) PyErr_SetInterrupt();
     for (const WorkerRecording& worker : recording_->workers) {
@@ -219,7 +219,7 @@ class KinetoSession final : public libkineto::IActivityProfilerSession {
     TORCH_WARN(why);
   }
 
-  int64_t ours(uint64_t monotonic) const { return static_cast<int64_t>(monotonic) + realtime_ahead_; }
+  int64_t ours(uint64_t monotonic) const { return static_cast<int64_t>(monotonic) + realtime_offset_ns_; }
 
   std::string description_of(int device) const {
     for (const WorkerRecording& worker : recording_->workers) {
@@ -302,7 +302,7 @@ class KinetoSession final : public libkineto::IActivityProfilerSession {
 
   bool on_ = false;
   std::optional<Recording> recording_;
-  int64_t realtime_ahead_ = 0;
+  int64_t realtime_offset_ns_ = 0;
   Correlations correlations_;
   std::unique_ptr<libkineto::CpuTraceBuffer> trace_;
   std::map<std::tuple<uint64_t, int32_t, bool>, std::string> lines_;
@@ -361,7 +361,7 @@ struct Markers final : torch::profiler::impl::ProfilerStubs {
     }
     const uint64_t now = remote::monotonic_ns();
     *event = std::shared_ptr<void>(new uint64_t(now), [](void* time) { delete static_cast<uint64_t*>(time); });
-    if (cpu_ns != nullptr) *cpu_ns = static_cast<int64_t>(now) + realtime_ahead();
+    if (cpu_ns != nullptr) *cpu_ns = static_cast<int64_t>(now) + realtime_offset_ns();
   }
   float elapsed(const torch::profiler::impl::ProfilerVoidEventStub* first,
                 const torch::profiler::impl::ProfilerVoidEventStub* last) const override {

@@ -23,7 +23,7 @@ using remote::EventLog;
 using remote::ProfileCommand;
 
 constexpr int kClockSamples = 8;
-constexpr std::chrono::seconds kLastWords{1};  // time limit for the events of a worker that is being ended
+constexpr std::chrono::seconds kStopTimeout{1};  // time limit for the events of a worker that is being ended
 
 // The mutex is never held while waiting for a worker or for the GIL.
 struct State {
@@ -45,8 +45,8 @@ Status sample_clock(remote::Client& worker, const remote::KeepWaiting& keep_wait
     remote::WorkerProfile reply;
     if (Status status = worker.profile(ProfileCommand::kClock, 0, keep_waiting, &reply); !status) return status;
     sample->at = reply.end;
-    sample->least = std::max(sample->least, reply.clock_least);
-    sample->most = std::min(sample->most, reply.clock_most);
+    sample->min_offset = std::max(sample->min_offset, reply.clock_least);
+    sample->max_offset = std::min(sample->max_offset, reply.clock_most);
   }
   return {};
 }
@@ -101,7 +101,7 @@ class Observer final : public ConnectionObserver {
   }
   void ending(remote::Client& worker) noexcept override {
     if (!EventLog::on()) return;
-    const auto deadline = std::chrono::steady_clock::now() + kLastWords;
+    const auto deadline = std::chrono::steady_clock::now() + kStopTimeout;
     stop_session(worker, [deadline] { return std::chrono::steady_clock::now() < deadline; });
   }
 };
@@ -134,7 +134,7 @@ py::dict to_python(const WorkerRecording& session) {
   all["error"] = session.status.ok() ? py::object(py::none()) : py::cast(session.status.message());
   py::list clock;
   for (const ClockSample& sample : session.clock) {
-    clock.append(py::make_tuple(sample.at, sample.least, sample.most));
+    clock.append(py::make_tuple(sample.at, sample.min_offset, sample.max_offset));
   }
   all["clock"] = clock;
   const std::span<const std::byte> bytes = std::as_bytes(std::span(session.recorded.events));

@@ -15,7 +15,7 @@ namespace torch_remote::frontend {
 // At the time `at`, the worker's clock is ahead of ours by at least `least` and at most `most` ns.
 struct ClockSample {
   uint64_t at = 0;
-  int64_t least = 0, most = 0;
+  int64_t min_offset = 0, max_offset = 0;
 };
 
 // The recording of one worker.

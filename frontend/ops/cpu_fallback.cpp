@@ -32,7 +32,7 @@ Setting setting() {
 }
 
 // Returns true the first time.
-bool is_news(const std::string& name) {
+bool is_first_warning(const std::string& name) {
   static std::mutex mutex;
   static auto* warned = new std::unordered_set<std::string>;
   std::lock_guard lock(mutex);
@@ -46,7 +46,7 @@ void run_on_client(const c10::OperatorHandle& op, torch::jit::Stack* stack, std:
   const Setting what = setting();
   TORCH_CHECK_NOT_IMPLEMENTED(what != Setting::kError, "remote: '", name, "' ", std::string(why),
                               "; TORCH_REMOTE_FALLBACK=allow runs such ops on this process's CPU (warn: and says so)");
-  if (what == Setting::kWarn && is_news(name)) {
+  if (what == Setting::kWarn && is_first_warning(name)) {
     // TORCH_WARN would not do: only some callers of ops turn it into a Python warning with the caller's line.
     const std::string text =
         c10::str("remote: '", name, "' ", why, "; it runs on this process's CPU, with copies there ",

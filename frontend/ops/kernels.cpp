@@ -242,7 +242,7 @@ void copy_to_host(const Tensor& self, const Tensor& source) {
 }
 
 // Copies between devices: directly from worker to worker, or through this process if they cannot connect.
-void copy_across(const Tensor& self, const Tensor& source) {
+void copy_between_devices(const Tensor& self, const Tensor& source) {
   const DeviceIndex device = self.device().index();
   // If both have the same dense layout, copy the elements in memory order, without packing.
   const bool flat = self.scalar_type() == source.scalar_type() && self.sizes().equals(source.sizes()) &&
@@ -295,7 +295,7 @@ Tensor& copy_(Tensor& self, const Tensor& given, bool non_blocking) {
     if (self.device() == source.device()) {
       record_copy(self, source);
     } else {
-      copy_across(self, source);
+      copy_between_devices(self, source);
     }
   }
   return self;
@@ -360,7 +360,7 @@ const Tensor& as_strided_(const Tensor& self, SymIntArrayRef sym_size, SymIntArr
 
 }  // namespace
 
-bool is_own_kernel(std::string_view name) {
+bool has_custom_kernel(std::string_view name) {
   const ir::ComposedOp* op = ir::find_composed(name);
   return op != nullptr && op->own_kernel;
 }

@@ -6,6 +6,6 @@
 namespace torch_remote::frontend {
 
 // Whether kernels.cpp or autocast.cpp registers the op itself ("aten::empty.memory_format").
-bool is_own_kernel(std::string_view name);
+bool has_custom_kernel(std::string_view name);
 
 }  // namespace torch_remote::frontend

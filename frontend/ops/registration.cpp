@@ -13,7 +13,7 @@
 #include "frontend/device/tensor.h"
 #include "frontend/ops/cpu_fallback.h"
 #include "frontend/ops/kernels.h"
-#include "frontend/ops/plain_kernels.h"
+#include "frontend/ops/unboxed_kernels.h"
 #include "frontend/record/record_kernel.h"
 #include "frontend/record/schemas.h"
 #include "frontend/shapes/infer.h"
@@ -100,7 +100,7 @@ c10::KernelFunction kernel_of(const c10::OperatorHandle& handle, const OpEntry* 
   if (flag && schema.returns().size() == 1 && schema.arguments()[0].name() == "grad") {
     return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<SparseIfKernel>(entry, *flag));
   }
-  if (std::optional<c10::KernelFunction> plain = plain_kernel(*entry)) return *std::move(plain);
+  if (std::optional<c10::KernelFunction> unboxed = unboxed_kernel(*entry)) return *std::move(unboxed);
   return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(entry));
 }
 
@@ -119,7 +119,7 @@ bool wanted(const c10::OperatorHandle& handle, bool in_table) {
   if (!handle.hasSchema()) return false;
   const auto& name = handle.operator_name();
   if (name.name.rfind("aten::", 0) != 0) return false;
-  if (is_own_kernel(c10::toString(name))) return false;
+  if (has_custom_kernel(c10::toString(name))) return false;
   // Composites keep their autograd. Composites that also have a CPU kernel have a derivative formula of their own.
   if (handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
       !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
@@ -202,7 +202,7 @@ void register_ops() {
                                                std::nullopt, nullptr, "torch_remote"));
   }
   for (OpEntry& entry : table.all) {
-    entry.single = entry_of(entry.desc->single);
+    entry.per_tensor_op = entry_of(entry.desc->single);
     if (entry.desc->functional == entry.desc->opcode) continue;
     const OpEntry* functional = entry_of(entry.desc->functional);
     if (functional != nullptr && is_prefix(*functional, entry)) entry.functional = functional;

@@ -171,8 +171,8 @@ using SingleStateRnn = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, 
                                                   bool, bool, bool);
 
 // Computes the layer again with torch's composite. Returns (output, hy, cy); cy is defined only for an LSTM.
-std::vector<Tensor> layer_in_steps(RnnMode mode, const Tensor& input, at::TensorList hidden, at::TensorList weight,
-                                   bool has_biases, bool bidirectional) {
+std::vector<Tensor> layer_as_composite(RnnMode mode, const Tensor& input, at::TensorList hidden, at::TensorList weight,
+                                       bool has_biases, bool bidirectional) {
   const auto single = [&](SingleStateRnn* torchs) -> std::vector<Tensor> {
     auto [output, hy] = torchs(input, hidden[0], weight, has_biases, /*num_layers=*/1, /*dropout=*/0.0,
                                /*train=*/false, bidirectional, /*batch_first=*/false);
@@ -226,8 +226,9 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> layer_backward_with_grap
     places.push_back(i);
   }
   const bool lstm = own[2].defined();
-  const auto outputs = layer_in_steps(static_cast<RnnMode>(mode), own[0], at::TensorList(own).slice(1, lstm ? 2 : 1),
-                                      at::TensorList(own).slice(3), weight_stride == 4, bidirectional);
+  const auto outputs =
+      layer_as_composite(static_cast<RnnMode>(mode), own[0], at::TensorList(own).slice(1, lstm ? 2 : 1),
+                         at::TensorList(own).slice(3), weight_stride == 4, bidirectional);
   std::vector<Tensor> from, with;
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].defined() || !gradients[i].defined()) continue;
@@ -247,7 +248,7 @@ TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
   library.impl("_cudnn_rnn_backward", &layer_backward_with_graph);
 }
 
-struct Net {
+struct RecurrentLayers {
   RnnMode mode;
   Tensor input;                // [steps, batch, inputs], or batch first
   std::vector<Tensor> hidden;  // hx, and cx for an LSTM: [layers * directions, batch, units]
@@ -270,7 +271,7 @@ bool is_transformed(const Tensor& tensor) {
 bool is_shape(const Tensor& tensor, c10::IntArrayRef sizes) { return tensor.sizes().equals(sizes); }
 
 // Whether `remote::rnn` supports the layer. If not, torch's composite computes it, or raises.
-bool is_plain(const Net& net) {
+bool is_supported(const RecurrentLayers& net) {
   if (!at::globalContext().userEnabledCuDNN()) return false;
   if (net.input.dim() != 3 || net.input.numel() == 0 || net.layers < 1) return false;
   if (static_cast<int64_t>(net.params.size()) != net.layers * net.directions() * net.stride()) return false;
@@ -303,7 +304,7 @@ bool is_plain(const Net& net) {
 }
 
 // Casts to the lower precision, as on CUDA.
-void autocast(Net& net) {
+void autocast(RecurrentLayers& net) {
   if (!at::autocast::is_autocast_enabled(at::kPrivateUse1)) return;
   const auto cast = [](Tensor& tensor) {
     tensor = at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kPrivateUse1), tensor, at::kPrivateUse1);
@@ -313,14 +314,14 @@ void autocast(Net& net) {
   for (Tensor& tensor : net.params) cast(tensor);
 }
 
-bool needs_gradient(const Net& net) {
+bool needs_gradient(const RecurrentLayers& net) {
   const auto needs = [](const Tensor& t) { return t.requires_grad(); };
   return c10::GradMode::is_enabled() && (needs(net.input) || std::any_of(net.hidden.begin(), net.hidden.end(), needs) ||
                                          std::any_of(net.params.begin(), net.params.end(), needs));
 }
 
 // Returns (output, hy, cy); cy is defined only for an LSTM.
-std::tuple<Tensor, Tensor, Tensor> run(const Net& net) {
+std::tuple<Tensor, Tensor, Tensor> run(const RecurrentLayers& net) {
   const bool lstm = net.mode == RnnMode::kLstm, gradient = needs_gradient(net);
   const int64_t directions = net.directions(), params = directions * net.stride(), units = net.hidden[0].size(2);
   Tensor x = net.batch_first ? net.input.transpose(0, 1) : net.input;
@@ -356,10 +357,10 @@ std::vector<Tensor> batched_states(const Tensor& input, at::TensorList states) {
 std::tuple<Tensor, Tensor, Tensor> lstm(const Tensor& input, at::TensorList hx, at::TensorList params, bool has_biases,
                                         int64_t layers, double dropout, bool train, bool bidirectional,
                                         bool batch_first) {
-  Net net{RnnMode::kLstm, input,   hx.vec(), params.vec(),  has_biases,
-          layers,         dropout, train,    bidirectional, batch_first};
+  RecurrentLayers net{RnnMode::kLstm, input,   hx.vec(), params.vec(),  has_biases,
+                      layers,         dropout, train,    bidirectional, batch_first};
   autocast(net);
-  if (is_plain(net)) return run(net);
+  if (is_supported(net)) return run(net);
   return at::native::lstm(input, batched_states(input, hx), params, has_biases, layers, dropout, train, bidirectional,
                           batch_first);
 }
@@ -368,9 +369,9 @@ template <RnnMode mode, SingleStateRnn* torchs>
 std::tuple<Tensor, Tensor> single_state(const Tensor& input, const Tensor& hx, at::TensorList params, bool has_biases,
                                         int64_t layers, double dropout, bool train, bool bidirectional,
                                         bool batch_first) {
-  Net net{mode, input, {hx}, params.vec(), has_biases, layers, dropout, train, bidirectional, batch_first};
+  RecurrentLayers net{mode, input, {hx}, params.vec(), has_biases, layers, dropout, train, bidirectional, batch_first};
   autocast(net);
-  if (!is_plain(net)) {
+  if (!is_supported(net)) {
     return torchs(input, batched_states(input, hx)[0], params, has_biases, layers, dropout, train, bidirectional,
                   batch_first);
   }

@@ -39,11 +39,11 @@ void values_as_on_cpu(torch::Library& library) {
 }
 
 void products(torch::Library& library) {
-  library.impl("addmm", &sparse::product);
-  library.impl("addmm.out", &sparse::product_out);
+  library.impl("addmm", &sparse::sparse_addmm);
+  library.impl("addmm.out", &sparse::sparse_addmm_out);
   library.impl("mv", &sparse::matrix_vector);
   library.impl("addmv.out", &sparse::vector_product_out);
-  library.impl("bmm", &sparse::batch_product);
+  library.impl("bmm", &sparse::sparse_bmm);
   library.impl("baddbmm", &sparse::batch_sum);
   library.impl("_to_sparse_bsr", &sparse::to_blocks<at::kSparseBsr>);
   library.impl("_to_sparse_bsc", &sparse::to_blocks<at::kSparseBsc>);
@@ -114,10 +114,10 @@ TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, library) {
   library.impl("mul_.Tensor", &sparse::multiply);
   library.impl("mul.out", &sparse::multiplied_out);
   products(library);
-  library.impl("addmm_", &sparse::product_in_place);
-  library.impl("_sparse_sparse_matmul", &sparse::sparse_product);
-  library.impl("hspmm", &sparse::rows_of_product);
-  library.impl("sspaddmm.out", &sparse::sparse_sum_with_product_out);
+  library.impl("addmm_", &sparse::sparse_addmm_in_place);
+  library.impl("_sparse_sparse_matmul", &sparse::sparse_sparse_mm);
+  library.impl("hspmm", &sparse::sparse_hspmm);
+  library.impl("sspaddmm.out", &sparse::sparse_sspaddmm_out);
   library.impl("sparse_mask", &sparse::mask);
   library.impl("_sparse_mask_projection", &sparse::project);
   library.impl("index_select", &sparse::select_index);
@@ -154,9 +154,9 @@ TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, library) {
   library.impl("mul.Tensor", &sparse::compressed_multiplied);
   library.impl("mul.Scalar", &sparse::compressed_multiplied_by_number);
   library.impl("mm", &sparse::compressed_product);
-  library.impl("sparse_sampled_addmm", &sparse::sampled_product);
-  library.impl("_sparse_mm_reduce_impl", &sparse::reduced_product);
-  library.impl("_sparse_mm_reduce_impl_backward", &sparse::reduced_product_backward);
+  library.impl("sparse_sampled_addmm", &sparse::sampled_addmm);
+  library.impl("_sparse_mm_reduce_impl", &sparse::mm_reduce);
+  library.impl("_sparse_mm_reduce_impl_backward", &sparse::mm_reduce_backward);
   library.impl("_to_dense", &sparse::compressed_to_dense);
   library.impl("_to_sparse_csr", &sparse::to_compressed<at::kSparseCsr>);
   library.impl("_to_sparse_csc", &sparse::to_compressed<at::kSparseCsc>);

@@ -22,12 +22,12 @@ using at::Tensor;
 
 Tensor make_coo(const Tensor& like, const Tensor& indices, const Tensor& values, bool coalesced);
 // The elements' linear positions in the sparse dims, in row-major order.
-Tensor places(const Tensor& indices, IntArrayRef sizes);
+Tensor linear_positions(const Tensor& indices, IntArrayRef sizes);
 // rows[index[i]] += values[i], for `count` rows. For bool the sum is a logical or, like torch's addition.
 Tensor sums_of(const Tensor& values, const Tensor& index, int64_t count);
 Tensor coalesce(const Tensor& self);
 // Replaces the contents of `self` by the indices and values of `other`.
-Tensor& become(Tensor& self, const Tensor& other);
+Tensor& assign_contents(Tensor& self, const Tensor& other);
 Tensor sum_of(const Tensor& self, const Tensor& other, const Scalar& alpha);
 Tensor& add_to(Tensor& self, const Tensor& other, const Scalar& alpha);
 Tensor& sum_out(const Tensor& self, const Tensor& other, const Scalar& alpha, Tensor& out);
@@ -52,43 +52,44 @@ template <bool log>
 Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, const Tensor&);
 // The elements (or blocks) of a matrix or a batch of matrices, in COO or a compressed layout. Rows and columns of
 // elements, or of blocks, are numbered through all matrices of the batch.
-struct Places {
+struct SparseElements {
   Tensor rows, columns;
   Tensor values;                          // [positions, block..., dense dims...]; the block of an element is [1, 1]
   std::array<int64_t, 2> block = {1, 1};  // rows and columns of a block
   int64_t batches = 1;
 };
-Places places_of(const Tensor& matrix);
+SparseElements elements_of(const Tensor& matrix);
 // A compressed tensor with the same indices and other values.
 Tensor with_values(const Tensor& self, const Tensor& values);
 // beta * self + alpha * (mat1 @ mat2), where one of the matrices is sparse. The same for batches of matrices below.
-Tensor product(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha);
-Tensor& product_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha,
-                    Tensor& out);
-Tensor& product_in_place(Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha);
+Tensor sparse_addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                    const Scalar& alpha);
+Tensor& sparse_addmm_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                         const Scalar& alpha, Tensor& out);
+Tensor& sparse_addmm_in_place(Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                              const Scalar& alpha);
 Tensor batch_sum(const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta,
                  const Scalar& alpha);
-Tensor batch_product(const Tensor& self, const Tensor& other);
+Tensor sparse_bmm(const Tensor& self, const Tensor& other);
 // The matmul of a sparse matrix and a vector.
 Tensor matrix_vector(const Tensor& self, const Tensor& vector);
 Tensor& vector_product_out(const Tensor& self, const Tensor& matrix, const Tensor& vector, const Scalar& beta,
                            const Scalar& alpha, Tensor& out);
-Tensor sparse_product(const Tensor& self, const Tensor& other);
+Tensor sparse_sparse_mm(const Tensor& self, const Tensor& other);
 // A sparse matrix times a strided one (hspmm). The result has only the rows that have elements, each as a dense row.
-Tensor rows_of_product(const Tensor& mat1, const Tensor& mat2);
+Tensor sparse_hspmm(const Tensor& mat1, const Tensor& mat2);
 // beta * self + alpha * (mat1 @ mat2) as a sparse tensor (sspaddmm).
-Tensor& sparse_sum_with_product_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
-                                    const Scalar& alpha, Tensor& out);
+Tensor& sparse_sspaddmm_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                            const Scalar& alpha, Tensor& out);
 // beta * self + alpha * (mat1 @ mat2), at the elements of `self`.
-Tensor sampled_product(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
-                       const Scalar& alpha);
+Tensor sampled_addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                     const Scalar& alpha);
 // A matmul whose terms are reduced by `reduce` instead of added. For maxima and minima that may need gradients, the
 // second result has the index of the element that each result came from. The number of elements means that there is
 // none.
-std::tuple<Tensor, Tensor> reduced_product(const Tensor& self, const Tensor& other, c10::string_view reduce);
-std::tuple<Tensor, Tensor> reduced_product_backward(const Tensor& self, const Tensor& grad, const Tensor& other,
-                                                    c10::string_view reduce, const Tensor& from,
-                                                    std::array<bool, 2> wanted);
+std::tuple<Tensor, Tensor> mm_reduce(const Tensor& self, const Tensor& other, c10::string_view reduce);
+std::tuple<Tensor, Tensor> mm_reduce_backward(const Tensor& self, const Tensor& grad, const Tensor& other,
+                                              c10::string_view reduce, const Tensor& from, std::array<bool, 2> wanted);
 Tensor compressed_to_dense(const Tensor& self, std::optional<at::ScalarType> type, std::optional<bool> masked_grad);
 template <at::Layout layout>
 Tensor to_compressed(const Tensor& self, std::optional<int64_t> dense_dim);

@@ -33,47 +33,47 @@ static Tensor lines_of(const Tensor& compressed, const Tensor& plain) {
   return at::repeat_interleave(at::arange(counts.size(0), counts.options()), counts, 0, plain.numel());
 }
 
-Places places_of(const Tensor& matrix) {
-  Places places;
+SparseElements elements_of(const Tensor& matrix) {
+  SparseElements elements;
   if (matrix.is_sparse()) {
     const int64_t rank = matrix.sparse_dim();
     TORCH_CHECK(matrix.dense_dim() == 0 && rank == matrix.dim() && (rank == 2 || rank == 3),
                 "addmm: Argument #2: matrices expected, got a tensor of ", rank, " sparse and ", matrix.dense_dim(),
                 " dense dims");
     const Tensor indices = matrix._indices();
-    places.rows = indices.select(0, rank - 2);
-    places.columns = indices.select(0, rank - 1);
-    places.values = matrix._values().view({-1, 1, 1});
+    elements.rows = indices.select(0, rank - 2);
+    elements.columns = indices.select(0, rank - 1);
+    elements.values = matrix._values().view({-1, 1, 1});
     if (rank == 3) {
-      places.batches = matrix.size(0);
-      places.rows = indices.select(0, 0).mul(matrix.size(1)).add(places.rows);
-      places.columns = indices.select(0, 0).mul(matrix.size(2)).add(places.columns);
+      elements.batches = matrix.size(0);
+      elements.rows = indices.select(0, 0).mul(matrix.size(1)).add(elements.rows);
+      elements.columns = indices.select(0, 0).mul(matrix.size(2)).add(elements.columns);
     }
-    return places;
+    return elements;
   }
   const auto [compressed, plain] = getCompressedPlainIndices(matrix);
   const bool by_rows = is_by_rows(matrix.layout());
   const auto block = block_of(matrix);
   const int64_t batched = batch_dims(matrix), lines = compressed.size(-1) - 1;
   const int64_t others = by_rows ? matrix.size(batched + 1) / block[1] : matrix.size(batched) / block[0];
-  for (int64_t d = 0; d < batched; ++d) places.batches *= matrix.size(d);
+  for (int64_t d = 0; d < batched; ++d) elements.batches *= matrix.size(d);
   const Tensor line = lines_of(compressed, plain);
   Tensor other = plain.reshape({-1}).to(at::kLong);
-  if (places.batches > 1) other = line.div(lines, "floor").mul(others).add(other);
-  places.rows = by_rows ? line : other;
-  places.columns = by_rows ? other : line;
-  places.block = block;
+  if (elements.batches > 1) other = line.div(lines, "floor").mul(others).add(other);
+  elements.rows = by_rows ? line : other;
+  elements.columns = by_rows ? other : line;
+  elements.block = block;
   std::vector<int64_t> sizes = {plain.numel(), block[0], block[1]};
   const int64_t first_dense = batched + 1 + (is_in_blocks(matrix.layout()) ? 2 : 0);
   const Tensor values = matrix.values();
   sizes.insert(sizes.end(), values.sizes().begin() + first_dense, values.sizes().end());
-  places.values = values.reshape(sizes);
-  return places;
+  elements.values = values.reshape(sizes);
+  return elements;
 }
 
 Tensor compressed_to_dense(const Tensor& self, std::optional<at::ScalarType> type, std::optional<bool>) {
   TORCH_CHECK(!type.has_value(), "dtype argument is not supported by sparse_csr_to_dense");
-  const Places of = places_of(self);
+  const SparseElements of = elements_of(self);
   const int64_t batched = batch_dims(self);
   const int64_t rows = self.size(batched) / of.block[0], columns = self.size(batched + 1) / of.block[1];
   const Tensor column = of.batches > 1 ? of.columns.remainder(columns) : of.columns;
@@ -111,9 +111,9 @@ static Tensor in_blocks(const Tensor& self, at::Layout layout, IntArrayRef block
 }
 
 // The same elements, or blocks, compressed along the other dim.
-static Tensor flipped(const Tensor& self, at::Layout layout) {
+static Tensor compressed_along_other_dim(const Tensor& self, at::Layout layout) {
   const auto [compressed, plain] = getCompressedPlainIndices(self);
-  const Places of = places_of(self);
+  const SparseElements of = elements_of(self);
   const bool by_rows = is_by_rows(self.layout());
   const int64_t dim = batch_dims(self), lines = compressed.size(-1) - 1, each = plain.size(-1);
   const int64_t others = by_rows ? self.size(dim + 1) / of.block[1] : self.size(dim) / of.block[0];
@@ -139,7 +139,7 @@ template <at::Layout layout>
 Tensor to_compressed(const Tensor& self, std::optional<int64_t>) {
   TORCH_CHECK(!is_in_blocks(self.layout()), "sparse_compressed_to_", layout,
               ": expected SparseCsr or SparseCsc layout but got ", self.layout());
-  return self.layout() == layout ? self.clone() : flipped(self, layout);
+  return self.layout() == layout ? self.clone() : compressed_along_other_dim(self, layout);
 }
 template Tensor to_compressed<at::kSparseCsr>(const Tensor& self, std::optional<int64_t> dense_dim);
 template Tensor to_compressed<at::kSparseCsc>(const Tensor& self, std::optional<int64_t> dense_dim);
@@ -149,7 +149,7 @@ Tensor to_blocks(const Tensor& self, IntArrayRef block, std::optional<int64_t>) 
   if (!is_in_blocks(self.layout())) return in_blocks(self, layout, block);
   TORCH_CHECK(block == IntArrayRef(block_of(self)), "conversion from ", self.layout(), " to ", layout,
               " with blocksize changed from ", IntArrayRef(block_of(self)), " to ", block, " is not supported");
-  return self.layout() == layout ? self.clone() : flipped(self, layout);
+  return self.layout() == layout ? self.clone() : compressed_along_other_dim(self, layout);
 }
 template Tensor to_blocks<at::kSparseBsr>(const Tensor& self, IntArrayRef block, std::optional<int64_t> dense_dim);
 template Tensor to_blocks<at::kSparseBsc>(const Tensor& self, IntArrayRef block, std::optional<int64_t> dense_dim);
@@ -201,11 +201,11 @@ Tensor compressed_product(const Tensor& self, const Tensor& other) {
   if (is_sparse_compressed(self) && is_sparse_compressed(other)) {
     TORCH_CHECK(!is_in_blocks(self.layout()) && !is_in_blocks(other.layout()),
                 "remote: a product of two sparse tensors in blocks is not there; to_sparse() or to_dense() one");
-    return sparse_product(as_coo(self), as_coo(other)).to_sparse(self.layout());
+    return sparse_sparse_mm(as_coo(self), as_coo(other)).to_sparse(self.layout());
   }
-  if (is_sparse_compressed(self)) return product(other, self, other, 0, 1);
+  if (is_sparse_compressed(self)) return sparse_addmm(other, self, other, 0, 1);
   const Tensor left = self.t();
-  return product(left, other.t(), left, 0, 1).t();
+  return sparse_addmm(left, other.t(), left, 0, 1).t();
 }
 
 // The CSR row pointers of elements that are sorted by row: the number of elements before each row, followed by the

@@ -14,7 +14,7 @@ Tensor make_coo(const Tensor& like, const Tensor& indices, const Tensor& values,
 }
 
 // The elements' linear positions in the sparse dims, in row-major order.
-Tensor places(const Tensor& indices, IntArrayRef sizes) {
+Tensor linear_positions(const Tensor& indices, IntArrayRef sizes) {
   if (indices.size(0) == 0) return at::zeros({indices.size(1)}, indices.options());
   Tensor place = indices.select(0, 0);
   for (int64_t d = 1; d < indices.size(0); ++d) place = place.mul(sizes[d]).add(indices.select(0, d));
@@ -46,7 +46,7 @@ Tensor sums_of(const Tensor& values, const Tensor& index, int64_t count) {
 Tensor coalesce(const Tensor& self) {
   if (self.is_coalesced()) return self;
   if (self._nnz() < 2) return self.clone()._coalesced_(true);
-  const auto [found, inverse, counts] = at::_unique2(places(self._indices(), self.sizes()), true, true);
+  const auto [found, inverse, counts] = at::_unique2(linear_positions(self._indices(), self.sizes()), true, true);
   return make_coo(self, indices_of(found, self.sparse_dim(), self.sizes()),
                   sums_of(self._values(), inverse, found.size(0)), true);
 }
@@ -104,7 +104,7 @@ Tensor sum_of(const Tensor& self, const Tensor& other, const Scalar& alpha) {
   return add_to_dense(sum, other, alpha);
 }
 
-Tensor& become(Tensor& self, const Tensor& other) {
+Tensor& assign_contents(Tensor& self, const Tensor& other) {
   TORCH_CHECK(at::can_cast(other.scalar_type(), self.scalar_type()), "Can't convert result type ", other.scalar_type(),
               " to output ", self.scalar_type());
   auto* impl = static_cast<at::SparseTensorImpl*>(self.unsafeGetTensorImpl());
@@ -116,12 +116,12 @@ Tensor& become(Tensor& self, const Tensor& other) {
 
 Tensor& add_to(Tensor& self, const Tensor& other, const Scalar& alpha) {
   if (!self.is_sparse()) return add_to_dense(self, other, alpha);
-  return become(self, add_sparse(self, other, alpha));
+  return assign_contents(self, add_sparse(self, other, alpha));
 }
 
 Tensor& sum_out(const Tensor& self, const Tensor& other, const Scalar& alpha, Tensor& out) {
   const Tensor added = sum_of(self, other, alpha);
-  return out.is_sparse() ? become(out, added) : out.resize_(added.sizes()).copy_(added);
+  return out.is_sparse() ? assign_contents(out, added) : out.resize_(added.sizes()).copy_(added);
 }
 
 Tensor difference(const Tensor& self, const Tensor& other, const Scalar& alpha) { return sum_of(self, other, -alpha); }
@@ -154,7 +154,8 @@ static Tensor intersection(const Tensor& self, const Tensor& other) {
     return make_coo(self, at::empty({left.sparse_dim(), 0}, left._indices().options()),
                     at::empty(none, left._values().options().dtype(type)), true);
   }
-  const Search there = search(places(right._indices(), right.sizes()), places(left._indices(), left.sizes()));
+  const Search there =
+      search(linear_positions(right._indices(), right.sizes()), linear_positions(left._indices(), left.sizes()));
   const Tensor both = there.found.nonzero().squeeze(1), at = there.at;
   const Tensor values = left._values().index_select(0, both).to(type).mul(
       right._values().index_select(0, at.index_select(0, both)).to(type));
@@ -178,12 +179,12 @@ Tensor multiplied(const Tensor& self, const Tensor& other) {
 
 Tensor& multiply(Tensor& self, const Tensor& other) {
   const Tensor product = multiplied(self, other);
-  return self.is_sparse() ? become(self, product) : self.copy_(product.to_dense());
+  return self.is_sparse() ? assign_contents(self, product) : self.copy_(product.to_dense());
 }
 
 Tensor& multiplied_out(const Tensor& self, const Tensor& other, Tensor& out) {
   TORCH_CHECK(out.is_sparse(), "mul(): the result of a sparse operand is sparse, and 'out' is not");
-  return become(out, multiplied(self, other));
+  return assign_contents(out, multiplied(self, other));
 }
 
 Tensor like_first_dim(const Tensor& condition, const Tensor& values) {
@@ -200,7 +201,7 @@ static Tensor values_of(const Tensor& sparse, const Tensor& indices) {
     sizes[0] = indices.size(1);
     return at::zeros(sizes, all._values().options());
   }
-  const Search there = search(places(all._indices(), all.sizes()), places(indices, all.sizes()));
+  const Search there = search(linear_positions(all._indices(), all.sizes()), linear_positions(indices, all.sizes()));
   const Tensor values = all._values().index_select(0, there.at);
   return at::where(like_first_dim(there.found, values), values, at::zeros({}, values.options()));
 }

@@ -15,7 +15,7 @@ using at::Tensor;
 Tensor heads_of(const Tensor& t, int64_t heads) { return t.unflatten(-1, {heads, -1}).transpose(1, 2); }
 
 // True where the mask excludes a weight. The shape broadcasts to [batch, heads, length, length].
-Tensor left_out(const Tensor& mask, std::optional<int64_t> mask_type) {
+Tensor mask_excluding(const Tensor& mask, std::optional<int64_t> mask_type) {
   TORCH_CHECK(mask_type.has_value(), "Mask Type should be defined");
   TORCH_CHECK(*mask_type >= 0 && *mask_type <= 2,
               "Mask Type should be 0 (src_mask), 1 (src_key_padding_mask), or 2 (default_mask)");
@@ -63,7 +63,7 @@ std::tuple<Tensor, Tensor> multi_head_attention(const Tensor& query, const Tenso
     Tensor scores = at::matmul(parts[0] / std::sqrt(static_cast<double>(embed_dim / num_head)),  //
                                parts[1].transpose(-2, -1));
     if (mask.has_value()) {
-      scores = scores.masked_fill(left_out(*mask, mask_type), -std::numeric_limits<double>::infinity());
+      scores = scores.masked_fill(mask_excluding(*mask, mask_type), -std::numeric_limits<double>::infinity());
     }
     weights = at::softmax(scores, -1);
     attended = at::matmul(weights, parts[2]);

@@ -32,9 +32,9 @@ using c10::DeviceIndex;
 using c10::IValue;
 using ir::ArgKind;
 
-constexpr int64_t kAnswer = 512;                  // bytes of a worker's answer
-constexpr int64_t kFirstPair = int64_t{1} << 32;  // process groups have ids below it
-constexpr size_t kSecret = 32;                    // bytes
+constexpr int64_t kAnswerBytes = 512;                     // bytes of a worker's answer
+constexpr int64_t kFirstConnectionId = int64_t{1} << 32;  // process groups have ids below it
+constexpr size_t kSecretBytes = 32;                       // bytes
 constexpr std::string_view kReceive = "remote_c10d::copy_receive";
 
 // Declares the ops; worker/collectives/collective_runner.cpp defines their arguments.
@@ -64,13 +64,13 @@ const Ops& ops() {
 struct Link {
   std::mutex mutex;
   std::array<DeviceIndex, 2> devices{};
-  std::array<uint64_t, 2> sessions{};  // sessions for which the members below hold; 0: not tried yet
-  int64_t pair = 0;                    // id of the connection; 0: none
-  std::string why;                     // why there is no connection
-  std::string way;                     // transport of the connection
-  int64_t copies = 0;                  // number of copies over the connection
-  std::atomic<bool> renew{false};      // a copy failed or was cancelled: connect again
-  std::atomic<bool> at_once{false};    // and do not wait for pending copies
+  std::array<uint64_t, 2> sessions{};     // sessions for which the members below hold; 0: not tried yet
+  int64_t pair = 0;                       // id of the connection; 0: none
+  std::string why;                        // why there is no connection
+  std::string transport;                  // transport of the connection
+  int64_t copies = 0;                     // number of copies over the connection
+  std::atomic<bool> reconnect{false};     // a copy failed or was cancelled: connect again
+  std::atomic<bool> skip_pending{false};  // and do not wait for pending copies
 };
 
 struct Path {
@@ -78,13 +78,13 @@ struct Path {
   std::atomic<bool> used{false};  // a direct copy was ever made
   std::mutex mutex;
   std::string why;
-  std::string way;
+  std::string transport;
 };
 
 struct State {
   std::array<std::array<Link, kMaxDevices>, kMaxDevices> links;  // the lower index first
   std::array<std::array<Path, kMaxDevices>, kMaxDevices> paths;  // from, to
-  std::atomic<int64_t> next_pair{kFirstPair};
+  std::atomic<int64_t> next_pair{kFirstConnectionId};
 };
 
 State& state() {
@@ -115,11 +115,11 @@ std::string name_of(DeviceIndex device) { return "remote:" + std::to_string(devi
 
 // Records an op whose result is the worker's answer, and waits for it.
 std::string ask(DeviceIndex device, const ir::OpDesc& op, const std::vector<IValue>& rest) {
-  const Tensor answer = make_contiguous_tensor({kAnswer}, c10::ScalarType::Byte, device);
+  const Tensor answer = make_contiguous_tensor({kAnswerBytes}, c10::ScalarType::Byte, device);
   std::vector<IValue> args{answer};
   args.insert(args.end(), rest.begin(), rest.end());
   record(op, args);
-  std::string text(kAnswer, '\0');
+  std::string text(kAnswerBytes, '\0');
   Recorder::get(device).read(answer, text.data(), "the workers' first copy");
   return text.substr(0, std::min(text.find('\0'), text.size()));
 }
@@ -131,14 +131,14 @@ Tensor plan_on(DeviceIndex device, const std::string& text) {
   return upload_tensor(bytes, device);
 }
 
-void leave(DeviceIndex device, int64_t pair, bool at_once) {
+void leave(DeviceIndex device, int64_t pair, bool skip_pending) {
   const Tensor unused = plan_on(device, "-");
-  record(ops().leave, {unused, pair, int64_t{at_once}});
+  record(ops().leave, {unused, pair, int64_t{skip_pending}});
   send_recorded(device);
 }
 
 std::string new_secret() {
-  std::array<uint8_t, kSecret> bytes{};
+  std::array<uint8_t, kSecretBytes> bytes{};
   TORCH_CHECK(::getrandom(bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()),
               "remote: the system has no random numbers");
   std::string digits;
@@ -148,7 +148,7 @@ std::string new_secret() {
 
 // Lets the worker of `other` connect to the worker of `waits`, which listens. If that fails, returns false and appends
 // the reason to *why.
-bool connect_to(DeviceIndex waits, DeviceIndex other, int64_t pair, std::string* why, std::string* way) {
+bool connect_to(DeviceIndex waits, DeviceIndex other, int64_t pair, std::string* why, std::string* transport) {
   const auto refused = [&](DeviceIndex device, const std::string& answer) {
     *why += (why->empty() ? "" : "; ") + name_of(device) + ": " + (answer.empty() ? "no answer" : answer.substr(1));
     return false;
@@ -161,11 +161,11 @@ bool connect_to(DeviceIndex waits, DeviceIndex other, int64_t pair, std::string*
   send_recorded(waits);
   const std::string answer = ask(other, ops().connect, {plan_on(other, plan), pair});
   if (answer.starts_with('+')) {
-    *way = answer.substr(1);
+    *transport = answer.substr(1);
     return true;
   }
-  leave(waits, pair, /*at_once=*/true);
-  leave(other, pair, /*at_once=*/true);
+  leave(waits, pair, /*skip_pending=*/true);
+  leave(other, pair, /*skip_pending=*/true);
   return refused(other, answer);
 }
 
@@ -173,18 +173,18 @@ bool connect_to(DeviceIndex waits, DeviceIndex other, int64_t pair, std::string*
 void update(Link& link, DeviceIndex from, DeviceIndex to) {
   link.devices = {std::min(from, to), std::max(from, to)};
   const std::array<uint64_t, 2> sessions{client(link.devices[0]).session(), client(link.devices[1]).session()};
-  const bool renew = link.renew.exchange(false), at_once = link.at_once.exchange(false);
-  if (sessions == link.sessions && !(renew && link.pair != 0)) return;
+  const bool reconnect = link.reconnect.exchange(false), skip_pending = link.skip_pending.exchange(false);
+  if (sessions == link.sessions && !(reconnect && link.pair != 0)) return;
   const std::array<uint64_t, 2> before = std::exchange(link.sessions, {});
   const int64_t left = std::exchange(link.pair, 0);
   link.copies = 0;
   for (size_t i = 0; i < 2 && left != 0; ++i) {
-    if (sessions[i] == before[i]) leave(link.devices[i], left, sessions != before || at_once);
+    if (sessions[i] == before[i]) leave(link.devices[i], left, sessions != before || skip_pending);
   }
   std::string why;
   for (const auto& [waits, other] : {std::pair(to, from), std::pair(from, to)}) {
     const int64_t pair = state().next_pair.fetch_add(1);
-    if (!connect_to(waits, other, pair, &why, &link.way)) continue;
+    if (!connect_to(waits, other, pair, &why, &link.transport)) continue;
     link.pair = pair;
     break;
   }
@@ -246,7 +246,7 @@ class Observer final : public FailureObserver {
     for (; !failed.empty(); failed.pop_front()) {
       for (int i = 0; i < device_count(); ++i) {
         const auto other = static_cast<DeviceIndex>(i);
-        if (other != failed.front()) link_of(failed.front(), other).renew = true;
+        if (other != failed.front()) link_of(failed.front(), other).reconnect = true;
         remote::OpError cause;
         if (seen[i] || !state().paths[i][failed.front()].used) continue;
         seen[i] = true;
@@ -263,8 +263,8 @@ class Observer final : public FailureObserver {
     for (int other = 0; other < kMaxDevices; ++other) {
       if (other == device) continue;
       Link& link = link_of(device, static_cast<DeviceIndex>(other));
-      link.at_once = true;
-      link.renew = true;
+      link.skip_pending = true;
+      link.reconnect = true;
     }
   }
 };
@@ -290,10 +290,10 @@ bool copy_directly(const Tensor& to, const Tensor& from) {
     record(ops().receive, {to, link.pair, number});
     send_recorded(destination);
   } catch (...) {  // one of the two ops may be missing
-    link.renew = link.at_once = true;
+    link.reconnect = link.skip_pending = true;
     for (const DeviceIndex device : {source, destination}) {
       try {
-        leave(device, link.pair, /*at_once=*/true);
+        leave(device, link.pair, /*skip_pending=*/true);
       } catch (...) {  // its worker is lost, or the user pressed Ctrl-C
         continue;
       }
@@ -302,7 +302,7 @@ bool copy_directly(const Tensor& to, const Tensor& from) {
   }
   ++path.direct;
   const std::lock_guard path_lock(path.mutex);
-  path.way = link.way;
+  path.transport = link.transport;
   return true;
 }
 
@@ -314,7 +314,7 @@ std::vector<CopyPath> copy_paths() {
       if (path.direct == 0 && path.relayed == 0) continue;
       const std::lock_guard lock(path.mutex);
       all.push_back({static_cast<DeviceIndex>(from), static_cast<DeviceIndex>(to), path.direct, path.relayed, path.why,
-                     path.way});
+                     path.transport});
     }
   }
   return all;
@@ -326,7 +326,7 @@ void reset_copy_paths() {
       const std::lock_guard lock(path.mutex);
       path.direct = path.relayed = 0;
       path.why.clear();
-      path.way.clear();
+      path.transport.clear();
     }
   }
 }

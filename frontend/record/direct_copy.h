@@ -27,7 +27,7 @@ struct CopyPath {
   uint64_t relayed = 0;  // number of copies through this process
   std::string why;       // reason of the last relayed copy
   // transport of the last direct copy: "from GPU to GPU", "over the network", "over the network, as ..."
-  std::string way;
+  std::string transport;
 };
 std::vector<CopyPath> copy_paths();
 void reset_copy_paths();

@@ -61,7 +61,7 @@ void report_flushes() {
 }
 
 bool sync_each_op() {
-  static const bool on = remote::is_set("TORCH_REMOTE_SYNC");
+  static const bool on = remote::is_enabled("TORCH_REMOTE_SYNC");
   return on;
 }
 

@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "frontend/shapes/call_checks.h"
-#include "frontend/shapes/written.h"
+#include "frontend/shapes/write_checks.h"
 
 namespace torch_remote::frontend {
 namespace {
@@ -33,7 +33,7 @@ bool has_complex_number(const OpEntry& op, const IValue* args) {
 }
 
 // True for the common case, which needs no checks: float tensors of equal sizes that share no memory, and real numbers.
-bool is_plain_foreach(const OpEntry& op, const IValue* args, size_t i, const at::Tensor& self) {
+bool needs_no_foreach_checks(const OpEntry& op, const IValue* args, size_t i, const at::Tensor& self) {
   if (self.scalar_type() != c10::ScalarType::Float || !self.is_non_overlapping_and_dense()) return false;
   for (uint32_t a = 1; a < op.arg_count; ++a) {
     const ArgKind kind = op.desc->args[a].kind;
@@ -62,9 +62,9 @@ void check_foreach(const OpEntry& op, const IValue* args) {
   Stack single;
   for (size_t i = 0; i < written.size(); ++i) {
     const at::Tensor& self = written[i].toTensor();
-    if (!is_plain_foreach(op, args, i, self) && single_arguments(op, args, i, single)) {
+    if (!needs_no_foreach_checks(op, args, i, self) && single_arguments(op, args, i, single)) {
       check_single_call(op, single.data());
-      check_in_place_call(*op.single, single.data());
+      check_in_place_call(*op.per_tensor_op, single.data());
     }
     auto* impl = self.unsafeGetTensorImpl();
     if (!impl->is_inference()) impl->bump_version();
@@ -73,7 +73,7 @@ void check_foreach(const OpEntry& op, const IValue* args) {
 
 // Whether it is masked_fill_ as scripts use it: a bool mask that broadcasts to `self`, and a number. If not, torch's
 // meta kernel checks the call. Raises if the dtype cannot hold the number.
-bool is_plain_masked_fill(const IValue* args) {
+bool is_common_masked_fill(const IValue* args) {
   const at::Tensor& self = args[0].toTensor();
   const at::Tensor& mask = args[1].toTensor();
   if (!args[2].isScalar() || !is_remote(mask) || mask.scalar_type() != c10::ScalarType::Bool ||
@@ -86,7 +86,7 @@ bool is_plain_masked_fill(const IValue* args) {
 }
 
 // Whether index_put_ has operands that do not overlap, and values that broadcast.
-bool is_plain_index_put(const IValue* args) {
+bool is_common_index_put(const IValue* args) {
   const at::Tensor& self = args[0].toTensor();
   const at::Tensor& values = args[2].toTensor();
   const auto apart = [&](const at::Tensor& t) { return !is_remote(t) || !self.storage().is_alias_of(t.storage()); };
@@ -128,8 +128,8 @@ void check_in_place_call(const OpEntry& op, const IValue* args) {
                 "fill_ only supports 0-dimension value tensor but got tensor with ", args[1].toTensor().dim(),
                 " dimensions.");
   }
-  if (op.fills || (is_masked_fill(op) && is_plain_masked_fill(args)) ||
-      (op.has(ir::kFactTakesHostIndices) && is_plain_index_put(args))) {
+  if (op.fills || (is_masked_fill(op) && is_common_masked_fill(args)) ||
+      (op.has(ir::kFactTakesHostIndices) && is_common_index_put(args))) {
     return;
   }
   Inferred inferred;

@@ -65,7 +65,7 @@ void check_operand(const OpEntry& op, const ir::ArgDesc& arg, const at::Tensor& 
     if (t.device().index() != device) wrong_device(op, arg, t, device);
     return;
   }
-  if (t.is_cpu() && t.dim() == 0 && op.takes_numbers && !arg.writes) return;
+  if (t.is_cpu() && t.dim() == 0 && op.accepts_cpu_scalars && !arg.writes) return;
   wrong_device(op, arg, t, device);
 }
 
@@ -262,7 +262,7 @@ at::Tensor make_result(const ResultMeta& meta, c10::DeviceIndex device) {
 
 }  // namespace
 
-at::Tensor record_plain_call(const OpEntry& op, IValue* args) {
+at::Tensor record_single_result_call(const OpEntry& op, IValue* args) {
   const c10::DeviceIndex device = check_call(op, args);
   Inferred inferred;
   if (infer(op, args, inferred) == Tier::kDynamic) {
@@ -275,7 +275,7 @@ at::Tensor record_plain_call(const OpEntry& op, IValue* args) {
   return result;
 }
 
-void record_plain_in_place_call(const OpEntry& op, IValue* args) {
+void record_fixed_size_in_place_call(const OpEntry& op, IValue* args) {
   const c10::DeviceIndex device = check_call(op, args);
   check_in_place_call(op, args);
   Recorder::get(device).record(*op.desc, args, {}, {}, take_random(op, args, {}, device));

@@ -12,7 +12,7 @@ void record_call(const OpEntry& op, torch::jit::Stack& stack);
 
 // The same for a functional op whose only result is a tensor, and for an in-place op that never resizes. Arguments are
 // only read and may be borrowed (c10::MaybeOwned). No operand may be a lazy conjugate or negative.
-at::Tensor record_plain_call(const OpEntry& op, c10::IValue* args);
-void record_plain_in_place_call(const OpEntry& op, c10::IValue* args);
+at::Tensor record_single_result_call(const OpEntry& op, c10::IValue* args);
+void record_fixed_size_in_place_call(const OpEntry& op, c10::IValue* args);
 
 }  // namespace torch_remote::frontend

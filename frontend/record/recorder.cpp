@@ -65,15 +65,15 @@ Status worker_ended() { return {ErrorCode::kLost, "remote: the worker has been e
 const std::array<Recorder*, kMaxDevices> Recorder::all_ = [] {
   std::array<Recorder*, kMaxDevices> all{};
   for (int i = 0; i < kMaxDevices; ++i) all[i] = new Recorder(static_cast<c10::DeviceIndex>(i));
-  frontend::storage_died = [](RemoteStorage* storage) noexcept {
-    get(storage->device().index()).storage_died(storage);
+  frontend::on_storage_destroyed = [](RemoteStorage* storage) noexcept {
+    get(storage->device().index()).on_storage_destroyed(storage);
   };
   return all;
 }();
 
 Recorder::Recorder(c10::DeviceIndex device) : device_(device) {
-  lanes_.push_back(std::make_unique<Lane>(encoders_, plans_, 0));
-  lane_ = lanes_.front().get();
+  thread_states_.push_back(std::make_unique<ThreadState>(encoders_, plans_, 0));
+  last_thread_state_ = thread_states_.front().get();
 }
 
 bool Recorder::is_lost(const RemoteStorage* storage) {
@@ -83,68 +83,74 @@ bool Recorder::is_lost(const RemoteStorage* storage) {
 
 // --- threads ---------------------------------------------------------------------------------------------------------
 
-Recorder::Lane* Recorder::existing_lane() const {
-  const auto found = std::ranges::find_if(lanes_, [](const auto& lane) { return lane->thread == this_thread(); });
-  return found != lanes_.end() ? found->get() : nullptr;
+Recorder::ThreadState* Recorder::existing_thread_state() const {
+  const auto found = std::ranges::find_if(
+      thread_states_, [](const auto& thread_state) { return thread_state->thread == this_thread(); });
+  return found != thread_states_.end() ? found->get() : nullptr;
 }
 
-Recorder::Lane& Recorder::find_lane(std::unique_lock<FastMutex>& lock, Status* status) {
-  if (Lane* lane = existing_lane()) return *(lane_ = lane);
-  const bool first = !several_threads_ && lane_->thread == 0 && lane_->empty();
+Recorder::ThreadState& Recorder::find_thread_state(std::unique_lock<FastMutex>& lock, Status* status) {
+  if (ThreadState* thread_state = existing_thread_state()) return *(last_thread_state_ = thread_state);
+  const bool first = !several_threads_ && last_thread_state_->thread == 0 && last_thread_state_->empty();
   if (!first && !several_threads_) {
     // With a single thread, recorded ops do not note what they write. So they are sent first.
-    if (*status = connect_locked(lock); !status->ok()) return *lane_;
+    if (*status = connect_locked(lock); !status->ok()) return *last_thread_state_;
     several_threads_ = true;
     // The engine's single thread would interleave the backward passes of all threads.
     every_thread_runs_backward();
-    if (*status = flush_locked(lock, *lane_, {"another thread"}); !status->ok()) return *lane_;
+    if (*status = flush_locked(lock, *last_thread_state_, {"another thread"}); !status->ok())
+      return *last_thread_state_;
   }
-  const auto ended = std::ranges::find(lanes_, uint64_t{0}, [](const auto& lane) { return lane->thread; });
-  if (ended != lanes_.end()) {
-    lane_ = ended->get();
-    (void)flush_locked(lock, *lane_, {"a thread ended"});  // if that fails, its tensors are lost, and their use raises
-    lane_->first = lane_->sent;
-    lane_->pass = lane_->last_pass = Pass::kForward;
+  const auto ended =
+      std::ranges::find(thread_states_, uint64_t{0}, [](const auto& thread_state) { return thread_state->thread; });
+  if (ended != thread_states_.end()) {
+    last_thread_state_ = ended->get();
+    (void)flush_locked(lock, *last_thread_state_,
+                       {"a thread ended"});  // if that fails, its tensors are lost, and their use raises
+    last_thread_state_->first = last_thread_state_->sent;
+    last_thread_state_->pass = last_thread_state_->last_pass = Pass::kForward;
   } else {
-    lane_ = lanes_.emplace_back(std::make_unique<Lane>(encoders_, plans_, lanes_.size())).get();
+    last_thread_state_ =
+        thread_states_.emplace_back(std::make_unique<ThreadState>(encoders_, plans_, thread_states_.size())).get();
   }
-  lane_->thread = this_thread();
-  static thread_local const struct Leaver {
-    ~Leaver() { thread_ends(); }
+  last_thread_state_->thread = this_thread();
+  static thread_local const struct ThreadExitHook {
+    ~ThreadExitHook() { thread_ends(); }
   } leaver;
   (void)&leaver;  // constructed where it is first reached
-  return *lane_;
+  return *last_thread_state_;
 }
 
 void Recorder::thread_ends() noexcept {
   if (in_bad_fork()) return;
   for (Recorder* recorder : all_) {
     const std::lock_guard<FastMutex> lock(recorder->mutex_);
-    if (Lane* lane = recorder->existing_lane()) lane->thread = 0;
+    if (ThreadState* thread_state = recorder->existing_thread_state()) thread_state->thread = 0;
   }
 }
 
-Status Recorder::send_others_of(std::unique_lock<FastMutex>& lock, const Lane* own, const RemoteStorage* storage,
-                                bool writes, const Cause& cause, bool* flushed) {
+Status Recorder::send_others_of(std::unique_lock<FastMutex>& lock, const ThreadState* own, const RemoteStorage* storage,
+                                bool writes, const FlushReason& flush_reason, bool* flushed) {
   Status status;
-  for (const auto& lane : lanes_) {
+  for (const auto& thread_state : thread_states_) {
     // While only one thread records, records do not note what they write.
-    if (lane.get() == own || !lane->encoder.precedes(storage, writes || !several_threads_)) continue;
-    const Status sent = flush_locked(lock, *lane, cause);
+    if (thread_state.get() == own || !thread_state->encoder.must_precede(storage, writes || !several_threads_))
+      continue;
+    const Status sent = flush_locked(lock, *thread_state, flush_reason);
     if (status.ok()) status = sent;
     *flushed = true;
   }
   return status;
 }
 
-Status Recorder::send_before(std::unique_lock<FastMutex>& lock, const Lane& own, const ir::OpDesc& op,
+Status Recorder::send_before(std::unique_lock<FastMutex>& lock, const ThreadState& own, const ir::OpDesc& op,
                              const c10::IValue* args, bool* flushed) {
   Status status;
   // All ranks execute collectives and messages in one order: the order of the calls.
   if (op.opcode >= ir::kFirstOpaque && op.name.starts_with("remote_c10d::")) {
-    for (const auto& lane : lanes_) {
-      if (lane.get() == &own || lane->empty()) continue;
-      const Status sent = flush_locked(lock, *lane, {"another thread"});
+    for (const auto& thread_state : thread_states_) {
+      if (thread_state.get() == &own || thread_state->empty()) continue;
+      const Status sent = flush_locked(lock, *thread_state, {"another thread"});
       if (status.ok()) status = sent;
       *flushed = true;
     }
@@ -157,23 +163,23 @@ Status Recorder::send_before(std::unique_lock<FastMutex>& lock, const Lane& own,
   return status;
 }
 
-void Recorder::note_written(Lane& lane, const ir::OpDesc& op, const c10::IValue* args) const {
+void Recorder::note_written(ThreadState& thread_state, const ir::OpDesc& op, const c10::IValue* args) const {
   for_each_operand(op, args, [&](const RemoteStorage* storage, bool writes) {
-    if (writes) lane.encoder.note_written(storage);
+    if (writes) thread_state.encoder.note_written(storage);
   });
 }
 
 // --- recording -------------------------------------------------------------------------------------------------------
 
 // Drops a trace that will never run. The tensors that it would have created are lost.
-void Recorder::forget_trace(Lane& lane) {
-  const ir::Trace& trace = lane.encoder.trace();
+void Recorder::forget_trace(ThreadState& thread_state) {
+  const ir::Trace& trace = thread_state.encoder.trace();
   for (const ir::TraceBuffer& buffer : trace.buffers) {
     if (buffer.fresh && buffer.owner != nullptr) static_cast<RemoteStorage*>(buffer.owner)->id = RemoteStorage::kLost;
   }
-  lane.sent += trace.records.size();
-  lane.cuts.trace_ends(trace, /*ends=*/true, /*waits=*/false);
-  lane.encoder.clear();
+  thread_state.sent += trace.records.size();
+  thread_state.cuts.trace_ends(trace, /*ends=*/true, /*waits=*/false);
+  thread_state.encoder.clear();
 }
 
 void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayRef<at::Tensor> results,
@@ -184,35 +190,36 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
   bool flushed = false;
   {
     std::unique_lock<FastMutex> lock(mutex_);
-    Lane& lane = this->lane(lock, &status);
+    ThreadState& thread_state = this->thread_state(lock, &status);
     const Pass pass = backward ? Pass::kBackward : Pass::kForward;
-    if (status.ok() && others_record(lane)) status = send_before(lock, lane, op, args, &flushed);
-    const bool joins = op.family == ir::Family::kCopy && !tracing_ && lane.encoder.joins_inputs(op, args);
-    if (joins && !lane.empty()) {
-      const Status sent = flush_locked(lock, lane, {"join"});
+    if (status.ok() && others_record(thread_state)) status = send_before(lock, thread_state, op, args, &flushed);
+    const bool joins =
+        op.family == ir::Family::kCopy && !tracing_ && thread_state.encoder.concatenates_many_inputs(op, args);
+    if (joins && !thread_state.empty()) {
+      const Status sent = flush_locked(lock, thread_state, {"join"});
       if (status.ok()) status = sent;
       flushed = true;
     }
-    if (pass != lane.pass) {
-      const Status entered = enter_pass(lock, lane, pass, &flushed);
+    if (pass != thread_state.pass) {
+      const Status entered = enter_pass(lock, thread_state, pass, &flushed);
       if (status.ok()) status = entered;
     }
-    if (const ir::MathModes now = determinism(); now != lane.determinism) [[unlikely]] {
-      const Status entered = enter_determinism(lock, lane, now, &flushed);
+    if (const ir::MathModes now = determinism(); now != thread_state.determinism) [[unlikely]] {
+      const Status entered = enter_determinism(lock, thread_state, now, &flushed);
       if (status.ok()) status = entered;
     }
     if (has_math_modes(op.family) && !runs_on_cpu(device_)) {
-      const Status entered = enter_math(lock, lane, math_modes(), &flushed);
+      const Status entered = enter_math(lock, thread_state, math_modes(), &flushed);
       if (status.ok()) status = entered;
     }
     // If sending failed, raise that error, not the follow-up errors of tensors that were lost with it.
     if (status.ok()) {
-      lane.encoder.append(op, args, results, list_lengths, source, random, joins);
+      thread_state.encoder.append(op, args, results, list_lengths, source, random, joins);
       records_.fetch_add(1, std::memory_order_relaxed);
-      if (several_threads_) note_written(lane, op, args);
-      if (const ir::Cuts::Place place = lane.cuts.after(op.opcode); place != ir::Cuts::Place::kNone || joins) {
+      if (several_threads_) note_written(thread_state, op, args);
+      if (const ir::Cuts::Place place = thread_state.cuts.after(op.opcode); place != ir::Cuts::Place::kNone || joins) {
         const bool planned = place == ir::Cuts::Place::kPlanned && !joins;
-        status = flush_locked(lock, lane, {joins ? "join" : "cut", false, planned});
+        status = flush_locked(lock, thread_state, {joins ? "join" : "cut", false, planned});
         flushed = true;
       }
     }
@@ -227,28 +234,29 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
 }
 
 // Cuts between forward and backward, and between backward and optimizer.
-Status Recorder::enter_pass(std::unique_lock<FastMutex>& lock, Lane& lane, Pass pass, bool* flushed) {
+Status Recorder::enter_pass(std::unique_lock<FastMutex>& lock, ThreadState& thread_state, Pass pass, bool* flushed) {
   Status status;
-  if (pass != lane.last_pass && lane.cuts.at_boundary()) {
-    status = flush_locked(lock, lane, {"boundary"});
+  if (pass != thread_state.last_pass && thread_state.cuts.at_boundary()) {
+    status = flush_locked(lock, thread_state, {"boundary"});
     *flushed = true;
   }
-  if (lane.empty() && EventLog::on()) {
-    lane.trace_began = remote::monotonic_ns();
-    lane.trace_thread = EventLog::this_thread();
+  if (thread_state.empty() && EventLog::on()) {
+    thread_state.trace_began = remote::monotonic_ns();
+    thread_state.trace_thread = EventLog::this_thread();
   }
-  lane.pass = lane.last_pass = pass;
+  thread_state.pass = thread_state.last_pass = pass;
   return status;
 }
 
-Status Recorder::enter_math(std::unique_lock<FastMutex>& lock, Lane& lane, ir::MathModes math, bool* flushed) {
+Status Recorder::enter_math(std::unique_lock<FastMutex>& lock, ThreadState& thread_state, ir::MathModes math,
+                            bool* flushed) {
   Status status;
-  if (lane.math_in_trace && math != lane.math) {
-    status = flush_locked(lock, lane, {"math modes"});
+  if (thread_state.math_in_trace && math != thread_state.math) {
+    status = flush_locked(lock, thread_state, {"math modes"});
     *flushed = true;
   }
-  lane.math = math;
-  lane.math_in_trace = true;
+  thread_state.math = math;
+  thread_state.math_in_trace = true;
   return status;
 }
 
@@ -259,14 +267,14 @@ ir::MathModes Recorder::determinism() {
   return ir::kDeterministic | (context.deterministicAlgorithmsWarnOnly() ? ir::kMayDiffer : 0);
 }
 
-Status Recorder::enter_determinism(std::unique_lock<FastMutex>& lock, Lane& lane, ir::MathModes determinism,
-                                   bool* flushed) {
+Status Recorder::enter_determinism(std::unique_lock<FastMutex>& lock, ThreadState& thread_state,
+                                   ir::MathModes determinism, bool* flushed) {
   Status status;
-  if (!lane.empty()) {
-    status = flush_locked(lock, lane, {"math modes"});
+  if (!thread_state.empty()) {
+    status = flush_locked(lock, thread_state, {"math modes"});
     *flushed = true;
   }
-  lane.determinism = determinism;
+  thread_state.determinism = determinism;
   return status;
 }
 
@@ -281,28 +289,29 @@ Status Recorder::connect_locked(std::unique_lock<FastMutex>& lock) const {
   return {};
 }
 
-Status Recorder::flush_all_locked(std::unique_lock<FastMutex>& lock, const Cause& cause, const ir::SourceRef& line) {
+Status Recorder::flush_all_locked(std::unique_lock<FastMutex>& lock, const FlushReason& flush_reason,
+                                  const ir::SourceRef& line) {
   Status status;
-  for (size_t i = 0; i < lanes_.size(); ++i) {  // other threads may add lanes while a worker starts
-    const Status sent = flush_locked(lock, *lanes_[i], cause, nullptr, line);
+  for (size_t i = 0; i < thread_states_.size(); ++i) {  // other threads may add thread states while a worker starts
+    const Status sent = flush_locked(lock, *thread_states_[i], flush_reason, nullptr, line);
     if (status.ok()) status = sent;
   }
   return status;
 }
 
-Status Recorder::flush_locked(std::unique_lock<FastMutex>& lock, Lane& lane, const Cause& cause, uint64_t* ticket,
-                              const ir::SourceRef& line) {
-  ir::Trace& trace = lane.encoder.trace();
+Status Recorder::flush_locked(std::unique_lock<FastMutex>& lock, ThreadState& thread_state,
+                              const FlushReason& flush_reason, uint64_t* ticket, const ir::SourceRef& line) {
+  ir::Trace& trace = thread_state.encoder.trace();
   Status status;
   if (!trace.empty()) status = connect_locked(lock);
-  lane.cuts.trace_ends(trace, !cause.planned, cause.waits);
+  thread_state.cuts.trace_ends(trace, !flush_reason.planned, flush_reason.waits);
   if (trace.empty()) return {};
   survivors_.clear();
   for (const ir::TraceBuffer& buffer : trace.buffers) {
     if (buffer.fresh && buffer.owner != nullptr) survivors_.push_back(static_cast<RemoteStorage*>(buffer.owner));
   }
   const ir::SourceRef last = trace.sources.back();
-  const uint64_t first_record = std::exchange(lane.sent, lane.sent + trace.records.size());
+  const uint64_t first_record = std::exchange(thread_state.sent, thread_state.sent + trace.records.size());
   std::vector<ir::SourceRef> sources;
   std::vector<ir::Opcode> ops;
   const bool watch = expect_no_compile_ && !unexpected_compile_;
@@ -311,9 +320,9 @@ Status Recorder::flush_locked(std::unique_lock<FastMutex>& lock, Lane& lane, con
     for (const ir::TraceRecord& record : trace.records) ops.push_back(trace.code[record.code]);
   }
   if (tracing_) traced_.push_back({trace, trace.survivors(), nullptr});
-  trace.math = lane.math | lane.determinism;
-  trace.deterministic = lane.determinism != 0;
-  lane.math_in_trace = false;
+  trace.math = thread_state.math | thread_state.determinism;
+  trace.deterministic = thread_state.determinism != 0;
+  thread_state.math_in_trace = false;
   remote::FlushInfo info;
   uint64_t base = 0;
   const uint64_t started = remote::monotonic_ns();
@@ -321,11 +330,12 @@ Status Recorder::flush_locked(std::unique_lock<FastMutex>& lock, Lane& lane, con
     remote::Client* worker = existing_client(device_);
     status = worker != nullptr ? worker->flush(trace, &base, &info, ticket) : worker_ended();
   }
-  lane.encoder.clear();
-  give_ids(survivors_, status.ok(), base);
+  thread_state.encoder.clear();
+  assign_buffer_ids(survivors_, status.ok(), base);
   if (!status.ok()) return status;
-  note_flush({info, cause.name, last, remote::monotonic_ns() - started});
-  if (EventLog::on()) log_flush(lane, cause.name, info, line.code != 0 ? line : last, started, first_record);
+  note_flush({info, flush_reason.name, last, remote::monotonic_ns() - started});
+  if (EventLog::on())
+    log_flush(thread_state, flush_reason.name, info, line.code != 0 ? line : last, started, first_record);
   if (watch && !info.hit) {
     const bool differs = info.first_difference < ops.size();
     unexpected_compile_ = {differs ? std::string(ir::op_desc(ops[info.first_difference]).name) : std::string(),
@@ -334,7 +344,7 @@ Status Recorder::flush_locked(std::unique_lock<FastMutex>& lock, Lane& lane, con
   return {};
 }
 
-void Recorder::give_ids(std::span<RemoteStorage* const> made, bool sent, uint64_t base) const {
+void Recorder::assign_buffer_ids(std::span<RemoteStorage* const> made, bool sent, uint64_t base) const {
   for (size_t i = 0; i < made.size(); ++i) {
     made[i]->id = sent ? base + i : RemoteStorage::kLost;
     made[i]->session = encoders_.session;
@@ -349,17 +359,17 @@ bool Recorder::run(RunnableGraph& graph, std::span<const int64_t> params, std::s
     std::unique_lock<FastMutex> lock(mutex_);
     status = connect_locked(lock);
     if (status.ok()) {
-      Lane& lane = this->lane(lock, &status);
+      ThreadState& thread_state = this->thread_state(lock, &status);
       bool flushed = false;
-      if (status.ok()) status = flush_locked(lock, lane, {"compiled graph"});
+      if (status.ok()) status = flush_locked(lock, thread_state, {"compiled graph"});
       for (const RemoteStorage* storage : inputs) {
-        if (!status.ok() || !others_record(lane)) break;
-        status = send_others_of(lock, &lane, storage, /*writes=*/true, {"another thread"}, &flushed);
+        if (!status.ok() || !others_record(thread_state)) break;
+        status = send_others_of(lock, &thread_state, storage, /*writes=*/true, {"another thread"}, &flushed);
       }
-      if (!runs_on_cpu(device_)) lane.math = math_modes();
-      lane.determinism = determinism();  // the trace is empty here
+      if (!runs_on_cpu(device_)) thread_state.math = math_modes();
+      thread_state.determinism = determinism();  // the trace is empty here
       for (const RemoteStorage* storage : inputs) lost = lost || encoders_.is_lost(storage);
-      if (status.ok() && !lost) status = run_locked(lane, graph, params, inputs, results);
+      if (status.ok() && !lost) status = run_locked(thread_state, graph, params, inputs, results);
     }
   }
   report_flushes();
@@ -370,16 +380,16 @@ bool Recorder::run(RunnableGraph& graph, std::span<const int64_t> params, std::s
   return true;
 }
 
-Status Recorder::run_locked(Lane& lane, RunnableGraph& graph, std::span<const int64_t> params,
+Status Recorder::run_locked(ThreadState& thread_state, RunnableGraph& graph, std::span<const int64_t> params,
                             std::span<RemoteStorage* const> inputs, std::span<RemoteStorage* const> results) {
   Status status;
   remote::Client* worker = existing_client(device_);
   if (worker == nullptr) return worker_ended();
   const uint64_t started = remote::monotonic_ns();
-  RunnableGraph::Loaded& loaded = graph.loaded[lane.determinism != 0 ? 1 : 0];
+  RunnableGraph::Loaded& loaded = graph.loaded[thread_state.determinism != 0 ? 1 : 0];
   if (!loaded.program || loaded.session != encoders_.session) {
     remote::ProgramOptions options = graph.options;
-    options.deterministic = lane.determinism != 0;
+    options.deterministic = thread_state.determinism != 0;
     if (status = worker->load(graph.graph, graph.sources, params, options, &loaded.program); !status) return status;
     loaded.session = encoders_.session;
   }
@@ -394,12 +404,13 @@ Status Recorder::run_locked(Lane& lane, RunnableGraph& graph, std::span<const in
   remote::FlushInfo info;
   uint64_t base = 0;
   status =
-      worker->run(loaded.program, {params, graph.inputs, results.size(), lane.math | lane.determinism}, &base, &info);
-  give_ids(results, status.ok(), base);
+      worker->run(loaded.program, {params, graph.inputs, results.size(), thread_state.math | thread_state.determinism},
+                  &base, &info);
+  assign_buffer_ids(results, status.ok(), base);
   if (!status) return status;
   const ir::SourceRef last = graph.sources.empty() ? ir::SourceRef() : graph.sources.back();
   note_flush({info, "compiled graph", last, remote::monotonic_ns() - started});
-  if (EventLog::on()) log_flush(lane, "compiled graph", info, last, started, kNoRecords);
+  if (EventLog::on()) log_flush(thread_state, "compiled graph", info, last, started, kNoRecords);
   if (expect_no_compile_ && !unexpected_compile_ && !info.hit) {
     unexpected_compile_ = {"", last, info.ops, info.ops};
     unexpected_compile_->compiled_graph = true;
@@ -407,8 +418,8 @@ Status Recorder::run_locked(Lane& lane, RunnableGraph& graph, std::span<const in
   return {};
 }
 
-void Recorder::log_flush(Lane& lane, const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line,
-                         uint64_t started, uint64_t first_record) {
+void Recorder::log_flush(ThreadState& thread_state, const char* reason, const remote::FlushInfo& info,
+                         const ir::SourceRef& line, uint64_t started, uint64_t first_record) {
   Event flush;
   flush.first_record = first_record;
   flush.kind = Event::Kind::kFlush;
@@ -420,31 +431,33 @@ void Recorder::log_flush(Lane& lane, const char* reason, const remote::FlushInfo
   flush.ops = static_cast<uint32_t>(info.ops);
   flush.source = line;
   if (const remote::Client* worker = existing_client(device_)) flush.session = worker->session();
-  if (lane.trace_began != 0) {
+  if (thread_state.trace_began != 0) {
     Event recording = flush;
     recording.kind = Event::Kind::kRecording;
-    recording.thread = lane.trace_thread;
-    recording.begin = lane.trace_began;
+    recording.thread = thread_state.trace_thread;
+    recording.begin = thread_state.trace_began;
     recording.end = started;
     EventLog::add(std::move(recording));
   }
   EventLog::add(std::move(flush));
-  lane.trace_began = 0;
-  lane.pass = Pass::kUnknown;
+  thread_state.trace_began = 0;
+  thread_state.pass = Pass::kUnknown;
 }
 
 void Recorder::profile_starts() {
   std::lock_guard<FastMutex> lock(mutex_);
-  for (const auto& lane : lanes_) {
-    lane->trace_began = 0;
-    lane->pass = Pass::kUnknown;
+  for (const auto& thread_state : thread_states_) {
+    thread_state->trace_began = 0;
+    thread_state->pass = Pass::kUnknown;
   }
 }
 
 Recorder::Numbers Recorder::numbers() {
   const std::lock_guard<FastMutex> lock(mutex_);
-  const Lane* lane = existing_lane();
-  return lane != nullptr ? Numbers{lane->first, lane->sent + lane->encoder.trace().records.size()} : Numbers();
+  const ThreadState* thread_state = existing_thread_state();
+  return thread_state != nullptr
+             ? Numbers{thread_state->first, thread_state->sent + thread_state->encoder.trace().records.size()}
+             : Numbers();
 }
 
 void Recorder::profile_ends(const ir::SourceRef& line) {
@@ -533,7 +546,8 @@ void Recorder::flush_own(const char* reason) {
   Status status;
   {
     std::unique_lock<FastMutex> lock(mutex_);
-    if (Lane* lane = existing_lane()) status = flush_locked(lock, *lane, {reason}, nullptr, line);
+    if (ThreadState* thread_state = existing_thread_state())
+      status = flush_locked(lock, *thread_state, {reason}, nullptr, line);
   }
   report_flushes();
   check(status);
@@ -545,11 +559,12 @@ void Recorder::move_buffer(RemoteStorage* from, RemoteStorage* to) {
   bool flushed = false;
   {
     std::unique_lock<FastMutex> lock(mutex_);
-    Lane& lane = this->lane(lock, &status);
+    ThreadState& thread_state = this->thread_state(lock, &status);
     for (const RemoteStorage* storage : {from, to}) {
-      if (status.ok()) status = send_others_of(lock, &lane, storage, /*writes=*/true, {"another thread"}, &flushed);
+      if (status.ok())
+        status = send_others_of(lock, &thread_state, storage, /*writes=*/true, {"another thread"}, &flushed);
     }
-    if (status.ok()) lane.encoder.swap_buffers(from, to);
+    if (status.ok()) thread_state.encoder.swap_buffers(from, to);
   }
   if (flushed) report_flushes();
   check(status);
@@ -557,21 +572,22 @@ void Recorder::move_buffer(RemoteStorage* from, RemoteStorage* to) {
 
 bool Recorder::has_buffer(const RemoteStorage* storage) {
   std::lock_guard<FastMutex> lock(mutex_);
-  return storage->id != 0 ||
-         std::ranges::any_of(lanes_, [&](const auto& lane) { return lane->encoder.holds(storage); });
+  return storage->id != 0 || std::ranges::any_of(thread_states_, [&](const auto& thread_state) {
+           return thread_state->encoder.contains(storage);
+         });
 }
 
-void Recorder::storage_died(RemoteStorage* storage) noexcept {
+void Recorder::on_storage_destroyed(RemoteStorage* storage) noexcept {
   if (in_bad_fork()) return;
   std::unique_lock<FastMutex> lock(mutex_);
-  Lane* holder = lane_;
+  ThreadState* holder = last_thread_state_;
   if (several_threads_) {
     holder = nullptr;
-    for (const auto& lane : lanes_) {
-      if (!lane->encoder.holds(storage)) continue;
+    for (const auto& thread_state : thread_states_) {
+      if (!thread_state->encoder.contains(storage)) continue;
       // The last run that reads the buffer frees it, so send the other traces first.
       if (holder != nullptr) (void)flush_locked(lock, *holder, {"another thread"});
-      holder = lane.get();
+      holder = thread_state.get();
     }
   }
   const bool recorded = holder != nullptr && holder->encoder.forget_storage(storage);
@@ -584,7 +600,7 @@ void Recorder::storage_died(RemoteStorage* storage) noexcept {
 
 void Recorder::restart() {
   std::lock_guard<FastMutex> lock(mutex_);
-  for (const auto& lane : lanes_) forget_trace(*lane);
+  for (const auto& thread_state : thread_states_) forget_trace(*thread_state);
   ++encoders_.session;
   frontend::restart(device_);
 }
@@ -593,7 +609,7 @@ void shutdown(bool wait) {
   if (in_bad_fork()) return;
   for (int i = 0; i < device_count(); ++i) {
     const auto device = static_cast<c10::DeviceIndex>(i);
-    if (wait) Recorder::get(device).report_unseen();
+    if (wait) Recorder::get(device).print_unreported();
     restart(device);
   }
 }

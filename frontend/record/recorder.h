@@ -94,19 +94,19 @@ class Recorder {
   // Flushes, then waits until the worker is done. Raises the worker's failures.
   void synchronize();
   // Flushes, then asks for the worker's memory state. Does not raise failures of ops.
-  remote::MemoryRoom memory(const remote::MemoryRequest& request);
+  remote::MemoryLimits memory(const remote::MemoryRequest& request);
   // Lets the worker call a Python function with these tensors (remote::Client::call), without waiting. Returns the
   // session, the ticket, and the first buffer id of the results.
   std::array<uint64_t, 3> call(std::span<const std::byte> request, const std::vector<at::Tensor>& tensors);
   // Makes `storage` the owner of the buffer `id`, a result of the call.
-  void take_result(RemoteStorage* storage, uint64_t id) { give_buffer(storage, id); }
+  void take_result(RemoteStorage* storage, uint64_t id) { set_buffer(storage, id); }
   // Looks up a file on the worker's machine. Waits.
   remote::FoundFile find_file(const std::string& path);
 
   // Drops recorded ops and the ops that the worker has not executed. Call it from any thread; it does not wait.
   void cancel();
   // At exit: waits for the worker, and prints failures that were never raised on stderr. Raises nothing.
-  void report_unseen() noexcept;
+  void print_unreported() noexcept;
 
   // Copies a remote tensor's elements to `destination`, packed in row-major order. Exactly numel * itemsize bytes are
   // transferred.
@@ -123,7 +123,7 @@ class Recorder {
   bool has_buffer(const RemoteStorage* storage);
 
   // Called when a storage is destroyed, from any thread, with or without the GIL.
-  void storage_died(RemoteStorage* storage) noexcept;
+  void on_storage_destroyed(RemoteStorage* storage) noexcept;
 
   uint64_t ops_recorded() const {
     return records_.load(std::memory_order_relaxed) - reset_at_.load(std::memory_order_relaxed);
@@ -167,15 +167,15 @@ class Recorder {
   enum class Pass : uint8_t { kForward, kBackward, kUnknown };
 
   // Why a trace is sent. Used by the log, and by the plan of where to cut such a trace the next time.
-  struct Cause {
+  struct FlushReason {
     const char* name;
     bool waits = false;    // user code waits for it
     bool planned = false;  // a planned cut within a stretch (ir/cuts.h)
   };
 
   // The recording state of one thread.
-  struct Lane {
-    Lane(TraceEncoders& encoders, ir::CutPlans& plans, uint64_t number)
+  struct ThreadState {
+    ThreadState(TraceEncoderGroup& encoders, ir::CutPlans& plans, uint64_t number)
         : encoder(encoders), cuts(plans), first(number << 40), sent(first) {}
 
     uint64_t thread = 0;  // the thread; 0 if it has ended
@@ -198,33 +198,35 @@ class Recorder {
 
   // An id that is not 0 and differs for each live thread.
   static uint64_t this_thread() noexcept { return static_cast<uint64_t>(pthread_self()); }
-  // This thread's lane. If this is the second thread and there is no worker yet, the lock is released meanwhile. If
-  // *status is not OK, the lane must not be used.
-  Lane& lane(std::unique_lock<FastMutex>& lock, Status* status) {
-    if (lane_->thread == this_thread()) [[likely]]
-      return *lane_;
-    return find_lane(lock, status);
+  // This thread's state. If this is the second thread and there is no worker yet, the lock is released meanwhile. If
+  // *status is not OK, the thread state must not be used.
+  ThreadState& thread_state(std::unique_lock<FastMutex>& lock, Status* status) {
+    if (last_thread_state_->thread == this_thread()) [[likely]]
+      return *last_thread_state_;
+    return find_thread_state(lock, status);
   }
-  [[gnu::cold, gnu::noinline]] Lane& find_lane(std::unique_lock<FastMutex>& lock, Status* status);
-  // This thread's lane, or null.
-  Lane* existing_lane() const;
-  // Called when the thread ends. The next flush also sends its trace, and a new thread reuses its lane.
+  [[gnu::cold, gnu::noinline]] ThreadState& find_thread_state(std::unique_lock<FastMutex>& lock, Status* status);
+  // This thread's state, or null.
+  ThreadState* existing_thread_state() const;
+  // Called when the thread ends. The next flush also sends its trace, and a new thread reuses its thread state.
   static void thread_ends() noexcept;
 
   // Whether other threads have recorded ops that are not sent.
-  bool others_record(const Lane& own) const {
-    return several_threads_ &&
-           std::ranges::any_of(lanes_, [&](const auto& lane) { return lane.get() != &own && !lane->empty(); });
+  bool others_record(const ThreadState& own) const {
+    return several_threads_ && std::ranges::any_of(thread_states_, [&](const auto& thread_state) {
+             return thread_state.get() != &own && !thread_state->empty();
+           });
   }
   // Sends other threads' recorded ops that the call depends on.
-  [[gnu::cold, gnu::noinline]] Status send_before(std::unique_lock<FastMutex>& lock, const Lane& own,
+  [[gnu::cold, gnu::noinline]] Status send_before(std::unique_lock<FastMutex>& lock, const ThreadState& own,
                                                   const ir::OpDesc& op, const c10::IValue* args, bool* flushed);
   // Sends the other threads' traces that write the storage, or, with `writes`, all of them that use it.
-  [[gnu::cold, gnu::noinline]] Status send_others_of(std::unique_lock<FastMutex>& lock, const Lane* own,
-                                                     const RemoteStorage* storage, bool writes, const Cause& cause,
-                                                     bool* flushed);
+  [[gnu::cold, gnu::noinline]] Status send_others_of(std::unique_lock<FastMutex>& lock, const ThreadState* own,
+                                                     const RemoteStorage* storage, bool writes,
+                                                     const FlushReason& flush_reason, bool* flushed);
   // Notes the storages that the last record writes, for other threads.
-  [[gnu::cold, gnu::noinline]] void note_written(Lane& lane, const ir::OpDesc& op, const c10::IValue* args) const;
+  [[gnu::cold, gnu::noinline]] void note_written(ThreadState& thread_state, const ir::OpDesc& op,
+                                                 const c10::IValue* args) const;
 
   // On success `lock` holds mutex_ and there is a worker. The lock is released while a worker starts, so other threads
   // keep recording.
@@ -232,42 +234,44 @@ class Recorder {
   // Sends a trace; see connect_locked. Never raises, because raising takes the GIL and must happen after the lock is
   // released. `line` is the user's line that forces the flush, if a profile is recorded and it is not the last
   // record's.
-  Status flush_locked(std::unique_lock<FastMutex>& lock, Lane& lane, const Cause& cause, uint64_t* ticket = nullptr,
-                      const ir::SourceRef& line = {});
+  Status flush_locked(std::unique_lock<FastMutex>& lock, ThreadState& thread_state, const FlushReason& flush_reason,
+                      uint64_t* ticket = nullptr, const ir::SourceRef& line = {});
   // Sends the traces of all threads.
-  Status flush_all_locked(std::unique_lock<FastMutex>& lock, const Cause& cause, const ir::SourceRef& line = {});
+  Status flush_all_locked(std::unique_lock<FastMutex>& lock, const FlushReason& flush_reason,
+                          const ir::SourceRef& line = {});
   // Assigns buffer ids to the storages that a run creates: consecutive ones from `base`, or kLost if it was not sent.
-  void give_ids(std::span<RemoteStorage* const> made, bool sent, uint64_t base) const;
-  Status run_locked(Lane& lane, RunnableGraph& graph, std::span<const int64_t> params,
+  void assign_buffer_ids(std::span<RemoteStorage* const> made, bool sent, uint64_t base) const;
+  Status run_locked(ThreadState& thread_state, RunnableGraph& graph, std::span<const int64_t> params,
                     std::span<RemoteStorage* const> inputs, std::span<RemoteStorage* const> results);
-  void log_flush(Lane& lane, const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line,
-                 uint64_t started, uint64_t first_record);
+  void log_flush(ThreadState& thread_state, const char* reason, const remote::FlushInfo& info,
+                 const ir::SourceRef& line, uint64_t started, uint64_t first_record);
   // Called when the next record's pass differs from the last one's. Cuts if the trace is long enough.
-  Status enter_pass(std::unique_lock<FastMutex>& lock, Lane& lane, Pass pass, bool* flushed);
+  Status enter_pass(std::unique_lock<FastMutex>& lock, ThreadState& thread_state, Pass pass, bool* flushed);
   // The current setting of torch.use_deterministic_algorithms.
   static ir::MathModes determinism();
   // Called before an op that depends on math modes (TF32, deterministic cuDNN). Sends a trace that has such an op under
   // other modes.
-  Status enter_math(std::unique_lock<FastMutex>& lock, Lane& lane, ir::MathModes math, bool* flushed);
-  // Called if torch.use_deterministic_algorithms changed since the lane's last record. Sends the records before.
-  [[gnu::cold, gnu::noinline]] Status enter_determinism(std::unique_lock<FastMutex>& lock, Lane& lane,
+  Status enter_math(std::unique_lock<FastMutex>& lock, ThreadState& thread_state, ir::MathModes math, bool* flushed);
+  // Called if torch.use_deterministic_algorithms changed since the thread state's last record. Sends the records
+  // before.
+  [[gnu::cold, gnu::noinline]] Status enter_determinism(std::unique_lock<FastMutex>& lock, ThreadState& thread_state,
                                                         ir::MathModes determinism, bool* flushed);
   // Makes `storage` the owner of a buffer that the worker was asked to make.
-  void give_buffer(RemoteStorage* storage, uint64_t id);
+  void set_buffer(RemoteStorage* storage, uint64_t id);
   // Waits, interruptibly, while the worker is far behind. Call it without the lock.
   void throttle();
-  void forget_trace(Lane& lane);
+  void forget_trace(ThreadState& thread_state);
 
   static const std::array<Recorder*, kMaxDevices> all_;
 
   const c10::DeviceIndex device_;
   FastMutex mutex_;
-  TraceEncoders encoders_;
+  TraceEncoderGroup encoders_;
   ir::CutPlans plans_;
-  std::vector<std::unique_ptr<Lane>> lanes_;  // never empty
-  Lane* lane_;                                // the lane that recorded last
-  bool several_threads_ = false;              // more than one thread has recorded
-  std::vector<RemoteStorage*> survivors_;     // scratch of flush_locked
+  std::vector<std::unique_ptr<ThreadState>> thread_states_;  // never empty
+  ThreadState* last_thread_state_;                           // the thread state that recorded last
+  bool several_threads_ = false;                             // more than one thread has recorded
+  std::vector<RemoteStorage*> survivors_;                    // scratch of flush_locked
   bool expect_no_compile_ = false;
   bool tracing_ = false;
   std::vector<TracedRun> traced_;

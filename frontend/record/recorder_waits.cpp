@@ -15,7 +15,7 @@ namespace {
 
 FailureObserver* failure_observer = nullptr;
 
-[[noreturn]] void raise_told(c10::DeviceIndex device, remote::OpError& error) {
+[[noreturn]] void raise_observed(c10::DeviceIndex device, remote::OpError& error) {
   if (failure_observer != nullptr) failure_observer->raises(device, error);
   raise(error);
 }
@@ -35,16 +35,16 @@ std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::
     std::unique_lock<FastMutex> lock(mutex_);
     status = connect_locked(lock);  // connect before recording: the record must be the trace's last one
     if (status.ok()) {
-      Lane& lane = this->lane(lock, &status);
+      ThreadState& thread_state = this->thread_state(lock, &status);
       bool flushed = false;
-      if (status.ok() && others_record(lane)) status = send_before(lock, lane, op, args, &flushed);
-      if (const ir::MathModes now = determinism(); status.ok() && now != lane.determinism) {
-        status = enter_determinism(lock, lane, now, &flushed);
+      if (status.ok() && others_record(thread_state)) status = send_before(lock, thread_state, op, args, &flushed);
+      if (const ir::MathModes now = determinism(); status.ok() && now != thread_state.determinism) {
+        status = enter_determinism(lock, thread_state, now, &flushed);
       }
       if (status.ok()) {
-        lane.encoder.append_dynamic(op, args, results, source, random);
-        (void)lane.cuts.after(op.opcode);
-        status = flush_locked(lock, lane, {"dynamic", true}, &ticket);
+        thread_state.encoder.append_dynamic(op, args, results, source, random);
+        (void)thread_state.cuts.after(op.opcode);
+        status = flush_locked(lock, thread_state, {"dynamic", true}, &ticket);
       }
     }
   }
@@ -55,14 +55,14 @@ std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::
   remote::OpError error;
   const WaitSpan span("dynamic", source);
   status = client(device_).wait_results(ticket, &words, keep_waiting, &error);
-  if (!error.status.ok()) raise_told(device_, error);
+  if (!error.status.ok()) raise_observed(device_, error);
   check(status);
   return words;
 }
 
-remote::MemoryRoom Recorder::memory(const remote::MemoryRequest& request) {
+remote::MemoryLimits Recorder::memory(const remote::MemoryRequest& request) {
   flush("memory", /*waits=*/true);
-  remote::MemoryRoom room;
+  remote::MemoryLimits room;
   const WaitSpan span("memory", wait_line());
   check(client(device_).memory(request, keep_waiting, &room));
   return room;
@@ -103,7 +103,7 @@ void Recorder::synchronize() {
   remote::OpError error;
   const WaitSpan span("synchronize", wait_line());
   const Status status = worker->synchronize(keep_waiting, &error);
-  if (!error.status.ok()) raise_told(device_, error);
+  if (!error.status.ok()) raise_observed(device_, error);
   check(status);
 }
 
@@ -115,7 +115,7 @@ void Recorder::cancel() {
   Status status;
   {
     std::unique_lock<FastMutex> lock(mutex_);
-    if (std::ranges::all_of(lanes_, [](const auto& lane) { return lane->empty(); })) return;
+    if (std::ranges::all_of(thread_states_, [](const auto& thread_state) { return thread_state->empty(); })) return;
     status = flush_all_locked(lock, {"cancel"});
   }
   report_flushes();
@@ -123,7 +123,7 @@ void Recorder::cancel() {
   check(worker->cancel());
 }
 
-void Recorder::report_unseen() noexcept try {
+void Recorder::print_unreported() noexcept try {
   remote::Client* worker = existing_client(device_);
   if (worker == nullptr || !worker->health()) return;
   {
@@ -154,7 +154,7 @@ void Recorder::read(const at::Tensor& tensor, void* destination, const char* rea
   Status status;
   {
     std::unique_lock<FastMutex> lock(mutex_);
-    Lane* own = existing_lane();
+    ThreadState* own = existing_thread_state();
     bool flushed = false;
     status = send_others_of(lock, own, storage, /*writes=*/false, {reason, true}, &flushed);
     if (own != nullptr) {
@@ -178,7 +178,7 @@ void Recorder::read(const at::Tensor& tensor, void* destination, const char* rea
   const WaitSpan span(reason, line);
   status = client(device_).read(id, static_cast<uint32_t>(tensor.element_size()), span_of(tensor.sizes()),
                                 span_of(tensor.strides()), tensor.storage_offset(), take, keep_waiting, &error);
-  if (!error.status.ok()) raise_told(device_, error);
+  if (!error.status.ok()) raise_observed(device_, error);
   check(status);
 }
 
@@ -193,17 +193,17 @@ void Recorder::upload(RemoteStorage* storage, size_t nbytes, const std::function
     }
     check(worker.upload(nbytes, fill, &id));
   }
-  give_buffer(storage, id);
+  set_buffer(storage, id);
 }
 
 void Recorder::read_file(RemoteStorage* storage, size_t nbytes, const std::string& path,
                          const remote::FileVersion& version, uint64_t offset) {
   uint64_t id = 0;
   check(client(device_).read_file(path, version, offset, nbytes, &id));
-  give_buffer(storage, id);
+  set_buffer(storage, id);
 }
 
-void Recorder::give_buffer(RemoteStorage* storage, uint64_t id) {
+void Recorder::set_buffer(RemoteStorage* storage, uint64_t id) {
   {
     std::lock_guard<FastMutex> lock(mutex_);
     storage->id = id;

@@ -73,7 +73,7 @@ Tensor tensor_of_result(uint64_t id, uint64_t nbytes, IntArrayRef sizes, c10::Sc
 Tensor adopt_storage(const c10::Storage& storage, IntArrayRef sizes, IntArrayRef strides, c10::ScalarType dtype) {
   const auto meta = c10::scalarTypeToTypeMeta(dtype);
   storage.unsafeGetStorageImpl()->set_nbytes(at::detail::computeStorageNbytes(sizes, strides, meta.itemsize()));
-  return tensor_on(storage, dtype, sizes, strides, 0);
+  return tensor_over_storage(storage, dtype, sizes, strides, 0);
 }
 
 void fill_if_unwritten(const Tensor& tensor) {

@@ -6,24 +6,24 @@
 
 namespace torch_remote::frontend {
 
-uint32_t TraceEncoder::find_apart(const Numbers& numbers, const void* object) {
+uint32_t TraceEncoder::find_local(const Numbers& numbers, const void* object) {
   const auto found = numbers.find(object);
   return found != numbers.end() ? found->second : kNone;
 }
 
-bool TraceEncoder::enter_apart(const void* object, const TraceSlot& slot, uint32_t number, Numbers& apart) {
+bool TraceEncoder::enter_local(const void* object, const TraceSlot& slot, uint32_t number, Numbers& local) {
   const bool of_another = std::ranges::any_of(shared_.all, [&](const TraceEncoder* other) {
     return other != this && other->epoch_ == slot.epoch && !other->trace_.empty();
   });
   if (!of_another) return false;
-  apart[object] = number;
-  apart_ = true;
+  local[object] = number;
+  has_local_indices_ = true;
   return true;
 }
 
 void TraceEncoder::check_not_lost(const RemoteStorage* storage) {
-  met_lost_ = shared_.is_lost(storage);
-  if (met_lost_) raise_lost();
+  raised_lost_ = shared_.is_lost(storage);
+  if (raised_lost_) raise_lost();
 }
 
 void raise_lost() {
@@ -63,13 +63,13 @@ void TraceEncoder::encode_view(const at::Tensor& tensor) {
   const auto strides = span_of(impl->strides());
   const int64_t offset = impl->storage_offset();
   TraceSlot& slot = view_slot(impl, storage);
-  uint32_t buffer = storage->buffer.number, view = slot.number;
+  uint32_t buffer = storage->buffer.index, view = slot.index;
   bool known = storage->buffer.epoch == epoch_, seen = slot.epoch == epoch_;
-  if (apart_) [[unlikely]] {
-    if (!known) known = (buffer = find_apart(apart_buffers_, storage)) != kNone;
-    if (!seen) seen = (view = find_apart(apart_views_, impl)) != kNone;
+  if (has_local_indices_) [[unlikely]] {
+    if (!known) known = (buffer = find_local(local_buffers_, storage)) != kNone;
+    if (!seen) seen = (view = find_local(local_views_, impl)) != kNone;
   }
-  known = known && !joining_;
+  known = known && !encoding_join_;
   if (known && seen && trace_.views[view].buffer == buffer &&
       trace_.view_matches(view, dtype, sizes, strides, offset)) {
     trace_.use_view(view);
@@ -82,7 +82,7 @@ void TraceEncoder::encode_view(const at::Tensor& tensor) {
     enter_buffer(storage);
     view = trace_.new_buffer_view(storage->id, storage, storage->nbytes(), dtype, sizes, strides, offset);
   }
-  enter(impl, slot, view, apart_views_);
+  enter(impl, slot, view, local_views_);
 }
 
 void TraceEncoder::encode_operand(const at::Tensor& tensor) {
@@ -327,9 +327,9 @@ void TraceEncoder::begin(const ir::OpDesc& op, const c10::IValue* args, const ir
     for (size_t i = 0; i < trace_.buffers.size(); ++i) {
       if (trace_.buffers[i].owner == nullptr) continue;
       auto* storage = static_cast<RemoteStorage*>(trace_.buffers[i].owner);
-      enter(storage, storage->buffer, static_cast<uint32_t>(i), apart_buffers_);
+      enter(storage, storage->buffer, static_cast<uint32_t>(i), local_buffers_);
     }
-    if (!std::exchange(met_lost_, false)) throw;
+    if (!std::exchange(raised_lost_, false)) throw;
     const std::vector<RemoteStorage*> overwritten = forget_overwritten(op, args);
     if (overwritten.empty()) throw;
     try {
@@ -341,23 +341,23 @@ void TraceEncoder::begin(const ir::OpDesc& op, const c10::IValue* args, const ir
   }
 }
 
-bool TraceEncoder::joins_inputs(const ir::OpDesc& op, const c10::IValue* args) const {
+bool TraceEncoder::concatenates_many_inputs(const ir::OpDesc& op, const c10::IValue* args) const {
   constexpr size_t kMany = 4;
   if (op.args[0].kind != ir::ArgKind::kTensorList || !(op.flags & ir::kOpPure)) return false;
   const auto items = args[0].toListRef();
   return items.size() >= kMany && std::all_of(items.begin(), items.end(), [&](const c10::IValue& item) {
            if (!item.toTensor().defined() || !is_remote(item.toTensor())) return false;
            const RemoteStorage* storage = storage_of(item.toTensor());
-           return storage->id != 0 && (!holds(storage) || !trace_.buffers[find_buffer(storage)].fresh);
+           return storage->id != 0 && (!contains(storage) || !trace_.buffers[find_buffer(storage)].fresh);
          });
 }
 
 void TraceEncoder::append(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayRef<at::Tensor> results,
                           c10::ArrayRef<uint32_t> list_lengths, const ir::SourceRef& source,
                           std::optional<RandomState> random, bool joins) {
-  joining_ = joins;
+  encoding_join_ = joins;
   begin(op, args, source, random);
-  joining_ = false;
+  encoding_join_ = false;
   const at::Tensor* result = results.data();
   const uint32_t* length = list_lengths.data();
   for (const ir::ResultDesc& desc : op.results) {
@@ -377,7 +377,7 @@ void TraceEncoder::append(const ir::OpDesc& op, const c10::IValue* args, c10::Ar
 
 void TraceEncoder::append_dynamic(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayRef<c10::Storage> results,
                                   const ir::SourceRef& source, std::optional<RandomState> random) {
-  joining_ = false;
+  encoding_join_ = false;
   begin(op, args, source, random);
   for (const c10::Storage& storage : results) {
     auto* remote = static_cast<RemoteStorage*>(storage.unsafeGetStorageImpl());
@@ -393,7 +393,7 @@ bool TraceEncoder::forget_storage(RemoteStorage* storage) {
   ir::TraceBuffer& buffer = trace_.buffers[number];
   buffer.owner = nullptr;
   buffer.died = static_cast<uint32_t>(trace_.records.size());
-  if (apart_) apart_buffers_.erase(storage);
+  if (has_local_indices_) local_buffers_.erase(storage);
   return true;
 }
 
@@ -403,7 +403,7 @@ void TraceEncoder::swap_buffers(RemoteStorage* a, RemoteStorage* b) {
   const uint32_t of_a = find_buffer(a), of_b = find_buffer(b);
   const auto give = [&](RemoteStorage* storage, uint32_t buffer) {
     storage->stock_impl = nullptr;
-    apart_buffers_.erase(storage);
+    local_buffers_.erase(storage);
     storage->buffer = {};
     if (buffer == kNone) return;
     storage->buffer = {epoch_, buffer};

@@ -25,11 +25,11 @@ inline std::span<const int64_t> span_of(c10::IntArrayRef values) { return {value
 class TraceEncoder;
 
 // State that the traces of one device share.
-struct TraceEncoders {
+struct TraceEncoderGroup {
   uint32_t session = 1;  // counts workers; buffer ids of other sessions are invalid
   uint32_t epoch = 0;    // epoch of the newest trace
   std::vector<const TraceEncoder*> all;
-  bool several = false;  // there was ever more than one encoder
+  bool had_several = false;  // there was ever more than one encoder
 
   // Whether the storage had contents and lost them with a worker.
   bool is_lost(const RemoteStorage* storage) const {
@@ -44,9 +44,9 @@ struct TraceEncoders {
 class TraceEncoder {
  public:
   // `shared` must outlive the encoder.
-  explicit TraceEncoder(TraceEncoders& shared) : shared_(shared) {
+  explicit TraceEncoder(TraceEncoderGroup& shared) : shared_(shared) {
     shared_.all.push_back(this);
-    shared_.several = shared_.all.size() > 1;
+    shared_.had_several = shared_.all.size() > 1;
     next_epoch();
   }
   ~TraceEncoder() { std::erase(shared_.all, this); }
@@ -67,7 +67,7 @@ class TraceEncoder {
   // Whether the op copies by joining many tensors, none of which this trace has created. The recorder makes such an op
   // a trace of its own, in which each tensor is a separate input. Which of the tensors share memory is random, for
   // example in a batch sampled from a replay buffer. So it must not be part of the key.
-  bool joins_inputs(const ir::OpDesc& op, const c10::IValue* args) const;
+  bool concatenates_many_inputs(const ir::OpDesc& op, const c10::IValue* args) const;
 
   // Empties the trace. No tensor has an index in it afterwards.
   void clear() {
@@ -76,9 +76,9 @@ class TraceEncoder {
   }
 
   // Whether the storage is a buffer of the trace.
-  bool holds(const RemoteStorage* storage) const { return find_buffer(storage) != kNone; }
+  bool contains(const RemoteStorage* storage) const { return find_buffer(storage) != kNone; }
   // Whether a record of another thread that reads the storage, or writes it (`writes`), must run after this trace.
-  bool precedes(const RemoteStorage* storage, bool writes) const {
+  bool must_precede(const RemoteStorage* storage, bool writes) const {
     const uint32_t buffer = find_buffer(storage);
     return buffer != kNone && (writes || trace_.buffers[buffer].fresh || trace_.buffers[buffer].written);
   }
@@ -105,30 +105,30 @@ class TraceEncoder {
 
   // The index of the storage's buffer, or kNone.
   uint32_t find_buffer(const RemoteStorage* storage) const {
-    if (storage->buffer.epoch == epoch_) return storage->buffer.number;
-    return apart_ ? find_apart(apart_buffers_, storage) : kNone;
+    if (storage->buffer.epoch == epoch_) return storage->buffer.index;
+    return has_local_indices_ ? find_local(local_buffers_, storage) : kNone;
   }
-  [[gnu::cold, gnu::noinline]] static uint32_t find_apart(const Numbers& numbers, const void* object);
+  [[gnu::cold, gnu::noinline]] static uint32_t find_local(const Numbers& numbers, const void* object);
   // Makes `number` the index of the storage or tensor.
-  void enter(const void* object, TraceSlot& slot, uint32_t number, Numbers& apart) {
-    if (shared_.several && enter_apart(object, slot, number, apart)) [[unlikely]]
+  void enter(const void* object, TraceSlot& slot, uint32_t number, Numbers& local) {
+    if (shared_.had_several && enter_local(object, slot, number, local)) [[unlikely]]
       return;
     slot = {epoch_, number};
   }
-  // Stores the index in `apart` if the object's slot belongs to another trace that is being recorded. Returns whether
+  // Stores the index in `local` if the object's slot belongs to another trace that is being recorded. Returns whether
   // it did.
-  [[gnu::cold, gnu::noinline]] bool enter_apart(const void* object, const TraceSlot& slot, uint32_t number,
-                                                Numbers& apart);
+  [[gnu::cold, gnu::noinline]] bool enter_local(const void* object, const TraceSlot& slot, uint32_t number,
+                                                Numbers& local);
   // Makes the storage the trace's next buffer.
   void enter_buffer(RemoteStorage* storage) {
-    enter(storage, storage->buffer, static_cast<uint32_t>(trace_.buffers.size()), apart_buffers_);
+    enter(storage, storage->buffer, static_cast<uint32_t>(trace_.buffers.size()), local_buffers_);
   }
   void next_epoch() {
     if (++shared_.epoch == 0) shared_.epoch = 1;
     epoch_ = shared_.epoch;
-    if (!std::exchange(apart_, false)) return;
-    apart_buffers_.clear();
-    apart_views_.clear();
+    if (!std::exchange(has_local_indices_, false)) return;
+    local_buffers_.clear();
+    local_views_.clear();
   }
   // Raises if the storage's contents are lost.
   void check_not_lost(const RemoteStorage* storage);
@@ -136,13 +136,13 @@ class TraceEncoder {
   std::vector<RemoteStorage*> forget_overwritten(const ir::OpDesc& op, const c10::IValue* args) const;
 
   ir::Trace trace_;
-  uint32_t epoch_ = 0;     // of the trace; a slot is valid if it has this epoch
-  bool apart_ = false;     // one of the maps below is not empty
-  Numbers apart_buffers_;  // indices of storages whose slots belong to another trace
-  Numbers apart_views_;    // the same for tensors
-  TraceEncoders& shared_;
-  bool met_lost_ = false;  // check_not_lost has raised
-  bool joining_ = false;   // the arguments of an op with joins_inputs are being encoded
+  uint32_t epoch_ = 0;              // of the trace; a slot is valid if it has this epoch
+  bool has_local_indices_ = false;  // one of the maps below is not empty
+  Numbers local_buffers_;           // indices of storages whose slots belong to another trace
+  Numbers local_views_;             // the same for tensors
+  TraceEncoderGroup& shared_;
+  bool raised_lost_ = false;    // check_not_lost has raised
+  bool encoding_join_ = false;  // the arguments of an op with concatenates_many_inputs are being encoded
 };
 
 }  // namespace torch_remote::frontend

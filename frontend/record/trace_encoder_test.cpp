@@ -32,7 +32,7 @@ class TraceEncoderTest : public testing::Test {
   static void SetUpTestSuite() {
     // Device tensors have no memory here, but torch asks for their allocator.
     c10::SetAllocator(c10::DeviceType::PrivateUse1, c10::GetAllocator(c10::DeviceType::CPU));
-    storage_died = [](RemoteStorage*) noexcept {};
+    on_storage_destroyed = [](RemoteStorage*) noexcept {};
   }
 
   // Appends a record of the op `name`.
@@ -58,7 +58,7 @@ class TraceEncoderTest : public testing::Test {
     return {from, to};
   }
 
-  TraceEncoders shared;
+  TraceEncoderGroup shared;
   TraceEncoder encoder{shared};
 };
 
@@ -207,19 +207,19 @@ TEST_F(TraceEncoderTest, TwoThreadsTracesMayReadTheSame) {
   EXPECT_EQ(encoder.trace().key(), other.trace().key());
   // A read of x may run before or after these traces. A write of x, and a read of their results, may not.
   const RemoteStorage* read = storage_of(x);
-  EXPECT_FALSE(encoder.precedes(read, false));
-  EXPECT_FALSE(other.precedes(read, false));
-  EXPECT_TRUE(encoder.precedes(read, true));
-  EXPECT_TRUE(other.precedes(read, true));
-  EXPECT_TRUE(encoder.precedes(storage_of(y), false));
-  EXPECT_FALSE(other.precedes(storage_of(y), true));
-  EXPECT_TRUE(other.precedes(storage_of(z), false));
+  EXPECT_FALSE(encoder.must_precede(read, false));
+  EXPECT_FALSE(other.must_precede(read, false));
+  EXPECT_TRUE(encoder.must_precede(read, true));
+  EXPECT_TRUE(other.must_precede(read, true));
+  EXPECT_TRUE(encoder.must_precede(storage_of(y), false));
+  EXPECT_FALSE(other.must_precede(storage_of(y), true));
+  EXPECT_TRUE(other.must_precede(storage_of(z), false));
   other.note_written(read);
-  EXPECT_TRUE(other.precedes(read, false));
+  EXPECT_TRUE(other.must_precede(read, false));
   // Clearing one trace does not affect the other one.
   encoder.clear();
-  EXPECT_FALSE(encoder.holds(read));
-  EXPECT_TRUE(other.holds(read));
+  EXPECT_FALSE(encoder.contains(read));
+  EXPECT_TRUE(other.contains(read));
   append("aten::neg", {x}, {tensor({2})});
   append_to_other(x, tensor({2}));
   EXPECT_EQ(encoder.trace().buffers.size(), 2u);
@@ -250,7 +250,7 @@ TEST_F(TraceEncoderTest, ManyInputsThatAreJoinedAreInputsOfTheirOwn) {
   c10::List<at::Tensor> rows;
   for (int64_t i = 0; i < 4; ++i) rows.push_back(make_view(base, {2}, {1}, 2 * i));
   const std::vector<IValue> args = {rows, 0};
-  ASSERT_TRUE(encoder.joins_inputs(cat, args.data()));
+  ASSERT_TRUE(encoder.concatenates_many_inputs(cat, args.data()));
   append("aten::cat", args, {tensor({8})}, /*joins=*/true);
   // Shared memory is not part of the key: each tensor is an input with its own buffer.
   EXPECT_EQ(encoder.trace().buffers.size(), 5u);
@@ -260,7 +260,7 @@ TEST_F(TraceEncoderTest, ManyInputsThatAreJoinedAreInputsOfTheirOwn) {
   append("aten::neg", {uploaded({2}, 9)}, {made});
   rows.set(0, made);
   const std::vector<IValue> others = {rows, 0};
-  EXPECT_FALSE(encoder.joins_inputs(cat, others.data()));
+  EXPECT_FALSE(encoder.concatenates_many_inputs(cat, others.data()));
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 
 #include "frontend/shapes/call_checks_generated.h"
 #include "frontend/shapes/shape_rules.h"
-#include "frontend/shapes/written.h"
+#include "frontend/shapes/write_checks.h"
 
 namespace torch_remote::frontend {
 
@@ -432,7 +432,7 @@ void ormqr(const OpEntry&, const IValue* args) {
 // -- multi-tensor ----------------------------------------------------------------------------------------------------
 
 // _foreach_norm(self, ord, dtype)
-void check_norm(const IValue* args) {
+void check_foreach_norm(const IValue* args) {
   const auto dtype = args[2].isNone() ? std::nullopt : std::optional(args[2].toScalarType());
   const at::Scalar ord = args[1].toScalar();
   const bool largest = !ord.isComplex() && ord.toDouble() == std::numeric_limits<double>::infinity();
@@ -452,7 +452,7 @@ void check_norm(const IValue* args) {
 // All lists of numbers and tensors must be as long as the first one.
 void foreach (const OpEntry& op, const IValue* args) {
   if (!args[0].isTensorList()) return;
-  if (op.desc->shape_function == ir::ShapeFunction::kForeachNorm) check_norm(args);
+  if (op.desc->shape_function == ir::ShapeFunction::kForeachNorm) check_foreach_norm(args);
   const size_t count = args[0].toListRef().size();
   for (uint32_t i = 1; i < op.arg_count; ++i) {
     if (!args[i].isList()) continue;

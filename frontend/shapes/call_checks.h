@@ -31,8 +31,8 @@ uint64_t find_refused_dtypes(std::string_view name);
 // Raises torch's error if the call would compute in one of `op.refused_dtypes`. Some operand has such a dtype.
 [[gnu::cold]] void check_kernel_dtype(const OpEntry& op, const c10::IValue* args);
 
-// Checks a call of `op.single` that a multi-tensor op makes for one of its tensors. It makes the checks of every such
-// call, and refuses the dtypes that the multi-tensor op itself refuses.
+// Checks a call of `op.per_tensor_op` that a multi-tensor op makes for one of its tensors. It makes the checks of every
+// such call, and refuses the dtypes that the multi-tensor op itself refuses.
 void check_single_call(const OpEntry& op, const c10::IValue* single_args);
 
 // Helpers of the checks.

@@ -22,7 +22,7 @@ struct NoKernel {
 };
 
 void check_dtype(const at::Tensor& self, const char* kernel) {
-  TORCH_CHECK_NOT_IMPLEMENTED(is_plain_float(self.scalar_type()), "\"", kernel, "\" not implemented for '",
+  TORCH_CHECK_NOT_IMPLEMENTED(is_standard_float(self.scalar_type()), "\"", kernel, "\" not implemented for '",
                               self.scalar_type(), "'");
 }
 
@@ -33,7 +33,7 @@ void uniform(const OpEntry&, const IValue* args) {
   const double from = args[1].toDouble(), to = args[2].toDouble();
   at::Tensor self = tensor_at(args, 0);
   constexpr double kSmall = 65504;  // within the range of every floating-point dtype
-  if (is_plain_float(self.scalar_type()) && from >= -kSmall / 2 && from <= to && to <= kSmall / 2) return;
+  if (is_standard_float(self.scalar_type()) && from >= -kSmall / 2 && from <= to && to <= kSmall / 2) return;
   templates::uniform_impl_<NoKernel, RemoteGenerator>(self, from, to, std::nullopt);
 }
 

@@ -248,10 +248,10 @@ OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
   if (const CallCheckRow* row = find_call_check(*desc)) {
     (row->when == CheckWhen::kAlways ? check : check_unruled) = row->check;
   }
-  structured = find_own_meta(desc->opcode);
+  structured = find_custom_meta(desc->opcode);
   if (structured == nullptr) structured = find_structured_meta(handle.operator_name());
   dynamic = desc->flags & (ir::kOpDynamicShape | ir::kOpHostResult);
-  takes_numbers = has(ir::kFactTakesNumbers) || desc->family == ir::Family::kOpaque;
+  accepts_cpu_scalars = has(ir::kFactTakesNumbers) || desc->family == ir::Family::kOpaque;
   fills = (desc->flags & ir::kOpInPlace) && desc->args[0].overwrites && desc->args[0].kind == ArgKind::kTensor;
   one_tensor =
       desc->results.size() == 1 && desc->results[0].kind == ir::ResultKind::kTensor && desc->results[0].alias < 0;
@@ -260,16 +260,16 @@ OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
     if (name == "dim") dim = static_cast<int>(i);
     if (name == "keepdim") keepdim = static_cast<int>(i);
     if (name == "dtype" || name == "out_dtype") dtype = static_cast<int>(i);
-    if (name == "output_size" && dynamic) sized_by = static_cast<int>(i);
+    if (name == "output_size" && dynamic) size_argument = static_cast<int>(i);
   }
 }
 
 bool single_arguments(const OpEntry& op, const IValue* args, size_t i, torch::jit::Stack& single) {
-  if (op.single == nullptr) return false;
+  if (op.per_tensor_op == nullptr) return false;
   single.clear();
-  for (uint32_t a = 0; a < op.single->arg_count; ++a) {
+  for (uint32_t a = 0; a < op.per_tensor_op->arg_count; ++a) {
     if (a >= op.arg_count) {
-      const auto& standard = op.single->handle.schema().arguments()[a].default_value();
+      const auto& standard = op.per_tensor_op->handle.schema().arguments()[a].default_value();
       if (!standard.has_value()) return false;
       single.push_back(*standard);
     } else if (args[a].isList()) {
@@ -299,7 +299,7 @@ bool infer_singly(const OpEntry& op, const IValue* args, Inferred& out) {
     Inferred one;
     if (!single_arguments(op, args, i, single)) return false;
     check_single_call(op, single.data());
-    if (infer(*op.single, single.data(), one) == Tier::kDynamic || one.results.size() != 1) {
+    if (infer(*op.per_tensor_op, single.data(), one) == Tier::kDynamic || one.results.size() != 1) {
       return false;
     }
     results.results.push_back(std::move(one.results[0]));
@@ -321,7 +321,7 @@ static bool calls_structured(const OpEntry& op, const IValue* args) {
 }
 
 Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
-  if (op.dynamic && (op.sized_by < 0 || args[op.sized_by].isNone())) return Tier::kDynamic;
+  if (op.dynamic && (op.size_argument < 0 || args[op.size_argument].isNone())) return Tier::kDynamic;
   if (op.has(ir::kFactTakesHostIndices) && op.desc->results.size() == 1 && op.desc->results[0].alias < 0 &&
       op.desc->args.size() == 2 && has_bool_index(args[1])) {
     return Tier::kDynamic;  // an index with a mask
@@ -332,7 +332,7 @@ Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
     out.list_lengths.clear();
   }
   if (op.check_unruled != nullptr) op.check_unruled(op, args);
-  if (op.single != nullptr && infer_singly(op, args, out)) return Tier::kRule;
+  if (op.per_tensor_op != nullptr && infer_singly(op, args, out)) return Tier::kRule;
   torch::jit::Stack stack;
   if (calls_structured(op, args)) {
     call_meta(op, args, stack);

@@ -15,8 +15,8 @@ namespace torch_remote::frontend {
 enum class Tier { kRule, kStructured, kMetaKey, kDynamic };
 Tier infer(const OpEntry& op, const c10::IValue* args, Inferred& out);
 
-// The arguments with which a multi-tensor op calls `op.single` for its i-th tensor. Returns false if there is no such
-// call.
+// The arguments with which a multi-tensor op calls `op.per_tensor_op` for its i-th tensor. Returns false if there is no
+// such call.
 bool single_arguments(const OpEntry& op, const c10::IValue* args, size_t i, torch::jit::Stack& single);
 
 // For in-place and out overloads: raises if the arguments are invalid, and resizes `out` arguments. Runs the op at the

@@ -87,7 +87,7 @@ void check_kernel_dtype(const OpEntry& op, const IValue* args) {
 }
 
 void check_single_call(const OpEntry& op, const IValue* args) {
-  const OpEntry& single = *op.single;
+  const OpEntry& single = *op.per_tensor_op;
   if ((op.refused_dtypes | single.refused_dtypes) != 0) {
     const ScalarType dtype = computed_in(single, args);
     if ((op.refused_dtypes | single.refused_dtypes) & bit(dtype)) {

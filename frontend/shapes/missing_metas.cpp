@@ -246,7 +246,7 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
 
 }  // namespace
 
-const c10::KernelFunction* find_own_meta(ir::Opcode opcode) {
+const c10::KernelFunction* find_custom_meta(ir::Opcode opcode) {
   static const auto kGlu = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&glu_backward);
   static const auto kNonzero = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&nonzero_static);
   static const auto kLdexp = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&ldexp);

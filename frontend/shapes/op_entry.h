@@ -53,14 +53,14 @@ struct OpEntry {
   CallCheck check = nullptr;          // for every call
   CallCheck check_unruled = nullptr;  // for calls that no rule or fast path accepts; these decline invalid calls
   const c10::KernelFunction* structured = nullptr;
-  const OpEntry* functional = nullptr;  // for an in-place or out overload: the op to infer with
-  const OpEntry* single = nullptr;      // for a multi-tensor op: the op that CPU calls for each tensor
-  uint64_t refused_dtypes = 0;          // bit mask by ScalarType of the dtypes that its kernel does not support
-  bool dynamic = false;                 // needs a round trip, unless the argument `sized_by` is given
-  int sized_by = -1;                    // index of the argument that has the size of a dynamic result
-  bool takes_numbers = false;           // accepts 0-dim CPU tensors as operands
-  bool fills = false;                   // an in-place op whose arguments' shapes are always valid
-  bool one_tensor = false;              // its only result is a new tensor
+  const OpEntry* functional = nullptr;     // for an in-place or out overload: the op to infer with
+  const OpEntry* per_tensor_op = nullptr;  // for a multi-tensor op: the op that CPU calls for each tensor
+  uint64_t refused_dtypes = 0;             // bit mask by ScalarType of the dtypes that its kernel does not support
+  bool dynamic = false;                    // needs a round trip, unless the argument `size_argument` is given
+  int size_argument = -1;                  // index of the argument that has the size of a dynamic result
+  bool accepts_cpu_scalars = false;        // accepts 0-dim CPU tensors as operands
+  bool fills = false;                      // an in-place op whose arguments' shapes are always valid
+  bool one_tensor = false;                 // its only result is a new tensor
 
   bool has(ir::OpFacts fact) const { return (desc->facts & fact) != 0; }
 

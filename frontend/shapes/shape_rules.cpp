@@ -140,7 +140,7 @@ bool broadcast_result(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out
   return true;
 }
 
-bool like(const OpEntry&, const c10::IValue* args, Inferred& out) {
+bool like_first(const OpEntry&, const c10::IValue* args, Inferred& out) {
   const at::Tensor& self = args[0].toTensor();
   if (!is_remote(self)) return false;
   if (self.is_non_overlapping_and_dense()) {
@@ -174,7 +174,7 @@ int dtype_category(ScalarType t) {
 }
 
 // Whether the tensor is a bool among numbers: subtraction refuses it.
-bool is_odd_bool(const at::Tensor& t, ScalarType dtype) {
+bool is_mixed_bool(const at::Tensor& t, ScalarType dtype) {
   return t.scalar_type() == ScalarType::Bool && dtype != ScalarType::Bool;
 }
 
@@ -208,7 +208,7 @@ ScalarType collect(const OpEntry& op, const IValue* args, c10::SmallVector<const
   }
   const int category = dtype_category(dtype);
   for (const at::Tensor* t : operands) {
-    if (is_odd_bool(*t, dtype)) return ScalarType::Undefined;
+    if (is_mixed_bool(*t, dtype)) return ScalarType::Undefined;
     if (t->dim() == 0 && t->scalar_type() != dtype && dtype_category(t->scalar_type()) > category) {
       return ScalarType::Undefined;
     }
@@ -236,7 +236,7 @@ bool all_remote_or_scalar(c10::ArrayRef<const at::Tensor*> operands) {
 }
 
 // The common case: two contiguous float tensors of one dtype and equal sizes, and perhaps a real number.
-bool two_alike(const OpEntry& op, const IValue* args, Inferred& out) {
+bool is_same_shape_float_pair(const OpEntry& op, const IValue* args, Inferred& out) {
   if (op.arg_count < 2 || op.arg_count > 3 || op.has(ir::kFactWrapsNumber) || !args[0].isTensor() ||
       !args[1].isTensor())
     return false;
@@ -244,7 +244,7 @@ bool two_alike(const OpEntry& op, const IValue* args, Inferred& out) {
   const at::Tensor& a = args[0].toTensor();
   const at::Tensor& b = args[1].toTensor();
   if (!a.defined() || !b.defined() || !is_remote(a) || !is_remote(b)) return false;
-  if (a.dtype() != b.dtype() || !is_plain_float(a.scalar_type())) return false;
+  if (a.dtype() != b.dtype() || !is_standard_float(a.scalar_type())) return false;
   if (!a.sizes().equals(b.sizes()) || !a.is_contiguous() || !b.is_contiguous()) return false;
   out.add(a.sizes(), a.scalar_type());
   return true;
@@ -253,7 +253,7 @@ bool two_alike(const OpEntry& op, const IValue* args, Inferred& out) {
 bool pointwise(const OpEntry& op, const IValue* args, Inferred& out) {
   c10::SmallVector<const at::Tensor*, 4> operands;
   const ScalarType dtype = collect(op, args, operands);
-  return is_plain_float(dtype) && all_remote_or_scalar(operands) &&
+  return is_standard_float(dtype) && all_remote_or_scalar(operands) &&
          add_broadcast(operands, dtype, out, op.has(ir::kFactWrapsNumber));
 }
 
@@ -268,7 +268,7 @@ bool lerp(const OpEntry& op, const IValue* args, Inferred& out) {
 
 // add, sub, mul, bitwise ops and similar ones: integers stay integers.
 bool pointwise_any(const OpEntry& op, const IValue* args, Inferred& out) {
-  if (two_alike(op, args, out)) return true;
+  if (is_same_shape_float_pair(op, args, out)) return true;
   c10::SmallVector<const at::Tensor*, 4> operands;
   const ScalarType dtype = collect(op, args, operands);
   return dtype != ScalarType::Undefined && dtype != ScalarType::Bool && all_remote_or_scalar(operands) &&
@@ -318,12 +318,12 @@ bool promoted(const OpEntry& op, const IValue* args, Inferred& out) {
 // Elementwise ops whose result is made by empty_like: it has the strides of `self`, also in dims of size 1.
 bool like_number(const OpEntry& op, const IValue* args, Inferred& out) {
   const ScalarType dtype = args[0].toTensor().scalar_type();
-  return dtype != ScalarType::Bool && !c10::isComplexType(dtype) && like(op, args, out);
+  return dtype != ScalarType::Bool && !c10::isComplexType(dtype) && like_first(op, args, out);
 }
 
 bool like_float(const OpEntry& op, const IValue* args, Inferred& out) {
   const ScalarType dtype = args[0].toTensor().scalar_type();
-  if (c10::isComplexType(dtype) || !like(op, args, out)) return false;
+  if (c10::isComplexType(dtype) || !like_first(op, args, out)) return false;
   if (c10::isIntegralType(dtype, true)) out.results[0].dtype = c10::get_default_dtype_as_scalartype();
   return true;
 }
@@ -338,7 +338,7 @@ bool angle(const OpEntry&, const IValue* args, Inferred& out) {
 
 // frexp(self) -> mantissa, exponent
 bool frexp(const OpEntry& op, const IValue* args, Inferred& out) {
-  if (!is_plain_float(args[0].toTensor().scalar_type()) || !like(op, args, out)) return false;
+  if (!is_standard_float(args[0].toTensor().scalar_type()) || !like_first(op, args, out)) return false;
   const ResultMeta mantissa = out.results[0];
   out.add(mantissa.sizes, mantissa.strides, ScalarType::Int);
   return true;
@@ -415,9 +415,9 @@ bool reduction(const OpEntry& op, const IValue* args, Inferred& out) {
                   "(): Expected reduction dim to be specified for input.numel() == 0. "
                   "Specify the reduction dim with the 'dim' argument.");
     }
-    if (!is_plain_float(dtype) || self.numel() == 0) return false;
+    if (!is_standard_float(dtype) || self.numel() == 0) return false;
     dtype = dtype_arg(op, args, dtype);
-    if (!is_plain_float(dtype)) return false;
+    if (!is_standard_float(dtype)) return false;
   }
   const int64_t rank = self.dim();
   uint64_t reduced = 0;
@@ -457,7 +457,7 @@ bool reduction(const OpEntry& op, const IValue* args, Inferred& out) {
 // GEMMs (rank 2) or batched GEMMs (rank 3). With `kAdds`, the first operand is added and broadcasts to the result. The
 // overloads with `out_dtype` return that dtype, and accept an added operand of either dtype.
 template <int64_t kRank, bool kAdds>
-bool product(const OpEntry& op, const IValue* args, Inferred& out) {
+bool matmul_rule(const OpEntry& op, const IValue* args, Inferred& out) {
   const at::Tensor& a = args[kAdds].toTensor();
   const at::Tensor& b = args[kAdds + 1].toTensor();
   if (a.dim() != kRank || b.dim() != kRank || a.size(-1) != b.size(-2) || !same_float(a, b)) return false;
@@ -482,8 +482,8 @@ bool product(const OpEntry& op, const IValue* args, Inferred& out) {
 }
 
 // addmm, and baddbmm with `out_dtype`, for which torch has no meta.
-bool added_product(const OpEntry& op, const IValue* args, Inferred& out) {
-  return (op.desc->opcode == ir::ops::aten_baddbmm_dtype ? product<3, true> : product<2, true>)(op, args, out);
+bool addmm_rule(const OpEntry& op, const IValue* args, Inferred& out) {
+  return (op.desc->opcode == ir::ops::aten_baddbmm_dtype ? matmul_rule<3, true> : matmul_rule<2, true>)(op, args, out);
 }
 
 // Each result has the metadata of the tensor at the same index of the first list. Only for floats: integers may be
@@ -493,7 +493,7 @@ bool foreach_like(const OpEntry& op, const IValue* args, Inferred& out) {
   const auto tensors = args[0].toListRef();
   for (const IValue& item : tensors) {
     const at::Tensor& t = item.toTensor();
-    if (!is_remote(t) || !is_plain_float(t.scalar_type()) || !t.is_non_overlapping_and_dense()) return false;
+    if (!is_remote(t) || !is_standard_float(t.scalar_type()) || !t.is_non_overlapping_and_dense()) return false;
   }
   for (uint32_t a = 1; a < op.arg_count; ++a) {
     if (args[a].isBool()) return false;  // subtraction refuses bools
@@ -518,7 +518,7 @@ bool foreach_like(const OpEntry& op, const IValue* args, Inferred& out) {
   }
   out.list_lengths.push_back(static_cast<uint32_t>(tensors.size()));
   // CPU calls an op for each tensor, which may give a dim of size 1 another stride.
-  const bool number = op.single != nullptr && op.single->has(ir::kFactWrapsNumber);
+  const bool number = op.per_tensor_op != nullptr && op.per_tensor_op->has(ir::kFactWrapsNumber);
   for (const IValue& item : tensors) {
     const at::Tensor& t = item.toTensor();
     add_broadcast({&t}, t.scalar_type(), out, number);
@@ -530,7 +530,7 @@ bool foreach_like(const OpEntry& op, const IValue* args, Inferred& out) {
 bool foreach_norm(const OpEntry& op, const IValue* args, Inferred& out) {
   const auto tensors = args[0].toListRef();
   for (const IValue& item : tensors) {
-    if (!is_remote(item.toTensor()) || !is_plain_float(item.toTensor().scalar_type())) return false;
+    if (!is_remote(item.toTensor()) || !is_standard_float(item.toTensor().scalar_type())) return false;
   }
   out.list_lengths.push_back(static_cast<uint32_t>(tensors.size()));
   for (const IValue& item : tensors) out.add({}, dtype_arg(op, args, item.toTensor().scalar_type()));
@@ -555,7 +555,7 @@ bool copied_lists(const OpEntry& op, const IValue* args, Inferred& out) {
 // isin(number, test_elements): a 0-dim result. torch's structured meta has the sizes [0].
 bool number_is_in(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& elements = args[1].toTensor();
-  const bool computed = c10::isIntegralType(elements.scalar_type(), false) || is_plain_float(elements.scalar_type());
+  const bool computed = c10::isIntegralType(elements.scalar_type(), false) || is_standard_float(elements.scalar_type());
   if (!is_remote(elements) || !computed || elements.scalar_type() == ScalarType::BFloat16) return false;
   out.add({}, ScalarType::Bool);
   return true;
@@ -607,7 +607,7 @@ ShapeRuleFunction find_shape_rule(ir::ShapeFunction function) {
     case kWhere:
       return where;
     case kLike:
-      return like;
+      return like_first;
     case kLikeNumber:
       return like_number;
     case kLikeFloat:
@@ -629,11 +629,11 @@ ShapeRuleFunction find_shape_rule(ir::ShapeFunction function) {
     case kArgReduction:
       return reduction<ReductionKind::kIndex>;
     case kMm:
-      return product<2, false>;
+      return matmul_rule<2, false>;
     case kBmm:
-      return product<3, false>;
+      return matmul_rule<3, false>;
     case kAddmm:
-      return added_product;
+      return addmm_rule;
     case kForeach:
       return foreach_like;
     case kForeachNorm:
@@ -647,7 +647,7 @@ ShapeRuleFunction find_shape_rule(ir::ShapeFunction function) {
     default:
       break;
   }
-  for (const auto find : {find_moving_rule, find_nn_rule, find_linalg_rule}) {
+  for (const auto find : {find_data_movement_rule, find_nn_rule, find_linalg_rule}) {
     if (const ShapeRuleFunction rule = find(function)) return rule;
   }
   TORCH_INTERNAL_ASSERT(false, "no file of shape rules has function ", static_cast<int>(function));

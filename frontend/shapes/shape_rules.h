@@ -11,13 +11,13 @@ namespace torch_remote::frontend {
 ShapeRuleFunction find_shape_rule(ir::ShapeFunction function);
 
 // The functions of each file. Null if another file has the function.
-ShapeRuleFunction find_moving_rule(ir::ShapeFunction function);
+ShapeRuleFunction find_data_movement_rule(ir::ShapeFunction function);
 ShapeRuleFunction find_nn_rule(ir::ShapeFunction function);
 ShapeRuleFunction find_linalg_rule(ir::ShapeFunction function);
 
 // Our meta function for an op whose meta in torch has other strides than the CPU kernel (missing_metas.cpp). Null if
 // there is none.
-const c10::KernelFunction* find_own_meta(ir::Opcode opcode);
+const c10::KernelFunction* find_custom_meta(ir::Opcode opcode);
 
 inline void contiguous_strides(c10::IntArrayRef sizes, c10::DimVector& strides) {
   strides.resize(sizes.size());
@@ -28,7 +28,7 @@ inline void contiguous_strides(c10::IntArrayRef sizes, c10::DimVector& strides) 
   }
 }
 
-inline bool is_plain_float(c10::ScalarType t) {
+inline bool is_standard_float(c10::ScalarType t) {
   using enum c10::ScalarType;
   return t == Float || t == Double || t == Half || t == BFloat16;
 }
@@ -39,7 +39,7 @@ inline bool same_float(const at::Tensor& a, const at::Tensor& b) {
 
 // Contiguous, and not also channels-last, which dims of size 1 allow. Then the memory format of a result is
 // unambiguous.
-inline bool plain(const at::Tensor& t) {
+inline bool is_only_contiguous(const at::Tensor& t) {
   return t.suggest_memory_format() == c10::MemoryFormat::Contiguous && t.is_contiguous();
 }
 
@@ -63,7 +63,7 @@ inline bool given(const c10::IValue& value) { return !value.isNone() && value.to
 bool broadcast_result(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out, bool number = false);
 
 // The rule of ops whose result has the metadata of the first argument.
-bool like(const OpEntry& op, const c10::IValue* args, Inferred& out);
+bool like_first(const OpEntry& op, const c10::IValue* args, Inferred& out);
 
 // Adds a result over the broadcast operands. A rule that declines may leave a result behind; infer() removes it.
 bool add_broadcast(c10::ArrayRef<const at::Tensor*> operands, c10::ScalarType dtype, Inferred& out,

@@ -37,8 +37,8 @@ at::Tensor cpu_like_with_height(const at::Tensor& t) {
 }
 
 // Whether the tensor is contiguous and not also channels-last, also with that additional dim.
-bool plain_for_convolution(const at::Tensor& t) {
-  if (!plain(t)) return false;
+bool is_only_contiguous_for_convolution(const at::Tensor& t) {
+  if (!is_only_contiguous(t)) return false;
   if (t.dim() != 3) return true;
   const int64_t sizes[] = {t.size(0), t.size(1), 1, t.size(2)};
   const int64_t strides[] = {t.stride(0), t.stride(1), t.size(2) * t.stride(2), t.stride(2)};
@@ -61,7 +61,7 @@ struct ConvolutionFormat {
 // has the arguments from stride on: stride, padding, dilation, transposed, output_padding, groups.
 ConvolutionFormat convolution_format(at::Tensor input, at::Tensor weight, const IValue* rest) {
   ConvolutionFormat format;
-  if (plain_for_convolution(input) && plain_for_convolution(weight)) return format;
+  if (is_only_contiguous_for_convolution(input) && is_only_contiguous_for_convolution(weight)) return format;
   std::vector<c10::SymInt> lists[4];  // stride, padding, dilation, output_padding
   const bool flat = input.dim() == 3;
   for (int i = 0; i < 4; ++i) {
@@ -249,7 +249,7 @@ bool embedding_bag(const OpEntry&, const IValue* args, Inferred& out) {
   }
   const ScalarType index = c10::promoteTypes(indices.scalar_type(), offsets.scalar_type());
   const int64_t bags = offsets.size(0) - last;
-  const bool fast = mode == kSum && is_plain_float(weight.scalar_type()) &&
+  const bool fast = mode == kSum && is_standard_float(weight.scalar_type()) &&
                     weight.scalar_type() != ScalarType::Double && weight.stride(1) == 1 && padding_idx < 0 &&
                     (!scale.defined() || scale.stride(0) == 1);
   const int64_t sizes = !kForwardOnly || mode != kSum ? bags : offsets.size(0);
@@ -268,7 +268,7 @@ bool embedding_bag(const OpEntry&, const IValue* args, Inferred& out) {
 bool softmax(const OpEntry& op, const IValue* args, Inferred& out) {
   const at::Tensor& self = args[0].toTensor();
   const int64_t dim = args[1].toInt();
-  if (!is_remote(self) || !is_plain_float(self.scalar_type()) || !self.is_contiguous()) return false;
+  if (!is_remote(self) || !is_standard_float(self.scalar_type()) || !self.is_contiguous()) return false;
   if (self.dim() > 3 || op.desc->args.size() != 3 || args[2].toBool()) return false;
   const int64_t rank = std::max<int64_t>(self.dim(), 1);
   if (dim < -rank || dim >= rank) return false;
@@ -282,7 +282,7 @@ bool layer_norm(const OpEntry&, const IValue* args, Inferred& out) {
   const auto shape = args[1].toListRef();
   const int64_t rank = input.dim();
   const int64_t axis = rank - static_cast<int64_t>(shape.size());
-  if (!is_remote(input) || axis < 0 || shape.empty() || !is_plain_float(input.scalar_type())) return false;
+  if (!is_remote(input) || axis < 0 || shape.empty() || !is_standard_float(input.scalar_type())) return false;
   for (size_t i = 0; i < shape.size(); ++i) {
     if (shape[i].toInt() != input.size(axis + static_cast<int64_t>(i))) return false;
   }
@@ -315,7 +315,7 @@ void add_masked(Inferred& out, bool wanted, const IValue& like, const at::Tensor
 bool layer_norm_backward(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& grad = args[0].toTensor();
   const at::Tensor& input = args[1].toTensor();
-  if (!same_float(grad, input) || !is_plain_float(input.scalar_type())) return false;
+  if (!same_float(grad, input) || !is_standard_float(input.scalar_type())) return false;
   const auto mask = args[7].toListRef();
   if ((mask[1].toBool() && !given(args[5])) || (mask[2].toBool() && !given(args[5]) && !given(args[6]))) return false;
   add_masked(out, mask[0].toBool(), args[1], input);
@@ -329,7 +329,7 @@ bool layer_norm_backward(const OpEntry&, const IValue* args, Inferred& out) {
 // result.
 bool batch_norm_like(const IValue* args, bool running, bool training, bool updates, Inferred& out) {
   const at::Tensor& input = args[0].toTensor();
-  if (!is_remote(input) || input.dim() < 2 || !is_plain_float(input.scalar_type())) return false;
+  if (!is_remote(input) || input.dim() < 2 || !is_standard_float(input.scalar_type())) return false;
   const at::Tensor& weight = optional_tensor(args[1]);
   const at::Tensor& bias = optional_tensor(args[2]);
   const at::Tensor none;
@@ -408,7 +408,7 @@ bool group_norm(const OpEntry&, const IValue* args, Inferred& out) {
   if (!is_remote(input)) return false;
   const MemoryFormat format = input.suggest_memory_format();
   TORCH_CHECK(input.is_contiguous(format), "Expected X.is_contiguous(memory_format) to be true, but got false.");
-  if (!is_plain_float(input.scalar_type())) return false;
+  if (!is_standard_float(input.scalar_type())) return false;
   const at::Tensor weight = optional_tensor(args[1]), bias = optional_tensor(args[2]);
   const bool mixed = at::native::is_mixed_type(input, weight, bias);
   if (mixed) at::native::check_mixed_data_type(input, weight, bias);
@@ -438,7 +438,7 @@ bool group_norm_backward(const OpEntry&, const IValue* args, Inferred& out) {
 // log_sigmoid_forward(self) -> output, buffer
 bool log_sigmoid(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& self = args[0].toTensor();
-  if (!is_plain_float(self.scalar_type())) return false;
+  if (!is_standard_float(self.scalar_type())) return false;
   out.add(self.sizes(), self.scalar_type());
   out.add(self.sizes(), self.scalar_type());
   return true;
@@ -448,8 +448,8 @@ bool log_sigmoid(const OpEntry&, const IValue* args, Inferred& out) {
 bool log_sigmoid_backward(const OpEntry& op, const IValue* args, Inferred& out) {
   const at::Tensor& grad = args[0].toTensor();
   const at::Tensor& self = args[1].toTensor();
-  return is_plain_float(grad.scalar_type()) && same_float(grad, self) && grad.sizes().equals(self.sizes()) &&
-         like(op, args, out);
+  return is_standard_float(grad.scalar_type()) && same_float(grad, self) && grad.sizes().equals(self.sizes()) &&
+         like_first(op, args, out);
 }
 
 // _prelu_kernel_backward(grad, self, weight) -> gradients of self and weight, with equal sizes
@@ -458,7 +458,7 @@ bool prelu_backward(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& self = args[1].toTensor();
   const at::Tensor& weight = args[2].toTensor();
   const ScalarType dtype = self.scalar_type();
-  if (!is_plain_float(dtype) || !same_float(grad, self) || !same_float(self, weight)) return false;
+  if (!is_standard_float(dtype) || !same_float(grad, self) || !same_float(self, weight)) return false;
   return add_broadcast({&self, &weight, &grad}, dtype, out) && add_broadcast({&self, &weight, &grad}, dtype, out);
 }
 
@@ -473,8 +473,8 @@ bool channel_shuffle(const OpEntry&, const IValue* args, Inferred& out) {
 // native_dropout(input, p, train) -> output, mask
 bool dropout(const OpEntry& op, const IValue* args, Inferred& out) {
   const at::Tensor& input = args[0].toTensor();
-  if (!is_plain_float(input.scalar_type())) return false;
-  if (!like(op, args, out)) return false;
+  if (!is_standard_float(input.scalar_type())) return false;
+  if (!like_first(op, args, out)) return false;
   const ResultMeta& output = out.results[0];
   const c10::DimVector sizes = output.sizes, strides = output.strides;
   out.add(sizes, strides, ScalarType::Bool);
@@ -494,7 +494,7 @@ bool dropout_backward(const OpEntry&, const IValue* args, Inferred& out) {
 bool add_packed(c10::ArrayRef<const at::Tensor*> operands, Inferred& out) {
   const ScalarType dtype = operands[0]->scalar_type();
   for (const at::Tensor* t : operands) {
-    if (!is_remote(*t) || t->scalar_type() != dtype || !is_plain_float(dtype)) return false;
+    if (!is_remote(*t) || t->scalar_type() != dtype || !is_standard_float(dtype)) return false;
   }
   ResultMeta broadcast;
   if (!broadcast_result(operands, broadcast)) return false;
@@ -512,7 +512,7 @@ bool loss_backward(const OpEntry&, const IValue* args, Inferred& out) {
 bool loss_with_logits(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& self = args[0].toTensor();
   const at::Tensor& target = args[1].toTensor();
-  if (!is_plain_float(self.scalar_type()) || !same_float(self, target) || !self.sizes().equals(target.sizes())) {
+  if (!is_standard_float(self.scalar_type()) || !same_float(self, target) || !self.sizes().equals(target.sizes())) {
     return false;
   }
   if (given(args[2]) || given(args[3]) || args[4].toInt() != at::Reduction::None) return false;

@@ -178,7 +178,7 @@ struct LastCallers {
 
 [[gnu::tls_model("initial-exec")]] thread_local LastCallers* last_callers = nullptr;  // owned by new_callers
 
-const void* place_of(_PyInterpreterFrame* frame) {
+const void* instruction_address(_PyInterpreterFrame* frame) {
 #if PY_VERSION_HEX >= 0x030D0000
   return frame->instr_ptr;
 #else
@@ -210,7 +210,8 @@ _PyInterpreterFrame* python_frame(_PyInterpreterFrame* frame) {
   }
   // The outermost frames that both chains share already have numbers.
   uint32_t same = 0;
-  while (same < std::min(count, last.count) && last.at[last.count - 1 - same] == place_of(frames[count - 1 - same])) {
+  while (same < std::min(count, last.count) &&
+         last.at[last.count - 1 - same] == instruction_address(frames[count - 1 - same])) {
     ++same;
   }
   uint32_t number = same > 0 ? last.numbers[last.count - same] : 0;
@@ -227,9 +228,9 @@ _PyInterpreterFrame* python_frame(_PyInterpreterFrame* frame) {
   for (uint32_t i = count - same; i-- > 0;) {
     PyCodeObject* code = code_of(frames[i]);
     if (kind_of(code) == CodeTable::Kind::kUnknown) return 0;
-    number = callers().number(number, code, place_of(frames[i]), instruction_of(frames[i]));
+    number = callers().number(number, code, instruction_address(frames[i]), instruction_of(frames[i]));
     if (number == 0) return 0;
-    last.at[i] = place_of(frames[i]);
+    last.at[i] = instruction_address(frames[i]);
     last.numbers[i] = number;
   }
   last.count = count;
@@ -243,7 +244,7 @@ _PyInterpreterFrame* python_frame(_PyInterpreterFrame* frame) {
   uint32_t i = 0;
   _PyInterpreterFrame* caller = python_frame(frame);
   for (; caller != nullptr && i < last->count; caller = python_frame(caller->previous), ++i) {
-    if (place_of(caller) != last->at[i]) return new_callers(frame);
+    if (instruction_address(caller) != last->at[i]) return new_callers(frame);
   }
   if (i != last->count || (caller != nullptr && i < LastCallers::kMost)) return new_callers(frame);
   return last->number;
@@ -316,7 +317,7 @@ ir::SourceRef capture_source(bool* backward) {
 
 namespace {
 
-constexpr int32_t kText = -2;  // SourceRef::instruction: `code` is a str
+constexpr int32_t kStackTraceText = -2;  // SourceRef::instruction: `code` is a str
 
 // Turns each entry '  File "train.py", line 12, in forward' into "train.py:12 in forward"; the innermost is last.
 std::vector<std::string> lines_of_text(PyObject* text) {
@@ -344,7 +345,7 @@ ir::SourceRef text_source(PyObject* stack_trace) {
     PyErr_Clear();
     return {};
   }
-  return {reinterpret_cast<uint64_t>(text), kText, 0};
+  return {reinterpret_cast<uint64_t>(text), kStackTraceText, 0};
 }
 
 ir::SourceRef user_line() {
@@ -451,7 +452,7 @@ std::string describe_source(const ir::SourceRef& source) {
   if (source.code == 0 || !Py_IsInitialized()) return {};
   const PyGILState_STATE gil = PyGILState_Ensure();
   std::string text;
-  if (source.instruction == kText) {
+  if (source.instruction == kStackTraceText) {
     const std::vector<std::string> lines = lines_of_text(reinterpret_cast<PyObject*>(source.code));
     if (!lines.empty()) text = lines.back();
   } else {
@@ -468,7 +469,7 @@ std::string describe_stack(const ir::SourceRef& source) {
   const PyGILState_STATE gil = PyGILState_Ensure();
   CallerLines callers_above;
   std::string line;
-  if (source.instruction == kText) {
+  if (source.instruction == kStackTraceText) {
     std::vector<std::string> lines = lines_of_text(reinterpret_cast<PyObject*>(source.code));
     if (!lines.empty()) {
       line = std::move(lines.back());
@@ -486,7 +487,7 @@ std::string describe_stack(const ir::SourceRef& source) {
   }
   std::string text;
   if (!line.empty()) {
-    const bool backward = source.instruction != kText && is_backward(source);
+    const bool backward = source.instruction != kStackTraceText && is_backward(source);
     text = callers_above.text() + (backward ? "\n  recorded in the backward pass of " : "\n  recorded at ") + line;
   }
   PyErr_Clear();

@@ -73,9 +73,9 @@ class MappedFile : public CaptureReader {
   std::span<std::byte> mapped_;
 };
 
-class HeldBytes : public CaptureReader {
+class InMemoryCapture : public CaptureReader {
  public:
-  explicit HeldBytes(std::vector<std::byte> bytes) : held_(std::move(bytes)) {}
+  explicit InMemoryCapture(std::vector<std::byte> bytes) : held_(std::move(bytes)) {}
   Status start() { return index(held_); }
 
  private:
@@ -92,7 +92,7 @@ Status CaptureReader::open(const std::string& path, std::unique_ptr<CaptureReade
 }
 
 Status CaptureReader::parse(std::vector<std::byte> bytes, std::unique_ptr<CaptureReader>* reader) {
-  auto made = std::make_unique<HeldBytes>(std::move(bytes));
+  auto made = std::make_unique<InMemoryCapture>(std::move(bytes));
   if (Status status = made->start(); !status) return status;
   *reader = std::move(made);
   return {};
@@ -376,7 +376,7 @@ Status CaptureReader::run(const Chunk& chunk, uint64_t sequence, bool wants_repl
     if (status = answer(sequence, &reply, nullptr); !status) return status;
   }
   if (reply) {
-    run.answered = true;
+    run.has_reply = true;
     run.words = copied(reply->words());
     run.error = captured(reply->error());
   }
@@ -405,7 +405,7 @@ Status CaptureReader::read(const Chunk& chunk, uint64_t sequence, CaptureEvent* 
   const wire::ReadReply* reply;
   if (Status status = answer(sequence, &reply, &read.bytes); !status) return status;
   if (reply) {
-    read.answered = true;
+    read.has_reply = true;
     read.error = captured(reply->error());
     uint64_t expected = read.item_size;
     bool sound = read.sizes.size() == read.strides.size();
@@ -438,7 +438,7 @@ Status CaptureReader::synchronize(const Chunk& chunk, uint64_t sequence, Capture
   const wire::SynchronizeReply* reply;
   if (Status status = answer(sequence, &reply, nullptr); !status) return status;
   if (reply) {
-    synchronize.answered = true;
+    synchronize.has_reply = true;
     synchronize.error = captured(reply->error());
   }
   event->what = std::move(synchronize);

@@ -68,7 +68,7 @@ struct RunEvent {
   std::vector<uint64_t> frees;   // ids freed after the run
   ir::MathModes math = 0;
   bool wants_reply = false;
-  bool answered = false;               // whether the reply is in the capture
+  bool has_reply = false;              // whether the reply is in the capture
   std::vector<int64_t> words;          // of the reply; see RunReply in remote/wire/wire.fbs
   std::optional<CapturedError> error;  // of the reply
 };
@@ -83,7 +83,7 @@ struct ReadEvent {
   uint32_t item_size = 0;
   std::vector<int64_t> sizes, strides;  // in elements
   int64_t offset = 0;
-  bool answered = false;
+  bool has_reply = false;
   std::span<const std::byte> bytes;  // packed, in row-major order
   std::optional<CapturedError> error;
 };
@@ -93,7 +93,7 @@ struct FreeEvent {
 };
 
 struct SynchronizeEvent {
-  bool answered = false;
+  bool has_reply = false;
   std::optional<CapturedError> error;
 };
 
@@ -165,11 +165,11 @@ class CaptureReader {
   std::span<const std::byte> bytes_;
   CaptureInfo info_;
   CaptureEnding ending_ = CaptureEnding::kCutOff;
-  struct Place {
+  struct IndexedChunk {
     Chunk chunk;
     uint32_t type;
   };
-  std::vector<Place> chunks_;                    // chunks that may be events
+  std::vector<IndexedChunk> chunks_;             // chunks that may be events
   std::unordered_map<uint64_t, Chunk> answers_;  // replies by sequence
 
   // State of the iteration.

@@ -138,7 +138,7 @@ TEST_F(CaptureTest, GivesBackWhatWasSent) {
     EXPECT_FALSE(last.wants_reply);
     EXPECT_EQ(as<RunEvent>(all[4]).inputs, (std::vector<uint64_t>{1, 3}));
     const auto& question = as<ReadEvent>(all[6]);
-    EXPECT_TRUE(question.answered);
+    EXPECT_TRUE(question.has_reply);
     EXPECT_EQ(question.sizes, (std::vector<int64_t>{2}));
     EXPECT_EQ(string_of(question.bytes), "abcdefgh");
   }
@@ -170,7 +170,7 @@ TEST_F(CaptureTest, ASessionThroughATransport) {
   ASSERT_TRUE(as<ReadEvent>(all[2]).error.has_value());
   EXPECT_EQ(as<ReadEvent>(all[2]).error->status.message(), "no buffer 77");
   EXPECT_EQ(as<FreeEvent>(all[3]).buffers, (std::vector<uint64_t>{1}));
-  EXPECT_TRUE(as<SynchronizeEvent>(all[4]).answered);
+  EXPECT_TRUE(as<SynchronizeEvent>(all[4]).has_reply);
   EXPECT_LE(all[0].time, all[4].time);
 }
 

@@ -91,15 +91,15 @@ Status ReplayLog::append(const wire::Header& header, std::span<const uint8_t> co
     programs_->writer->sent(header, control, attachment);
     ++program_count_;
     if (programs_->writer->is_open()) return {};
-    spoiled_ = spoiled_since_cut_ = "its programs could not be written to disk in '" + folder_ + "'";
-    return Status::invalid(spoiled_);
+    not_repeatable_ = not_repeatable_since_cut_ = "its programs could not be written to disk in '" + folder_ + "'";
+    return Status::invalid(not_repeatable_);
   }
   if (header.type == static_cast<uint8_t>(wire::Type::kUnload)) {
     const auto* message = wire::verify<wire::Unload>(control);
     std::vector<uint32_t>& dropped = cutting_ ? dropped_since_cut_ : dropped_;
     if (message != nullptr) dropped.insert(dropped.end(), message->programs()->begin(), message->programs()->end());
   }
-  std::string& spoiled = cutting_ ? spoiled_since_cut_ : spoiled_;
+  std::string& spoiled = cutting_ ? not_repeatable_since_cut_ : not_repeatable_;
   if (!spoiled.empty()) return Status::invalid(spoiled);
   File& file = *messages_.back();
   const uint64_t more = capture::chunk_bytes(sizeof(header) + control.size(), attachment.size());
@@ -125,25 +125,25 @@ Status ReplayLog::cut() {
   Status status = make(&file);
   std::lock_guard lock(mutex_);
   if (!status) {
-    spoiled_ = status.message();
+    not_repeatable_ = status.message();
     return status;
   }
   messages_.push_back(std::move(file));
   cut_at_ = messages_.size() - 1;
   cutting_ = true;
-  spoiled_since_cut_.clear();
+  not_repeatable_since_cut_.clear();
   return {};
 }
 
-void ReplayLog::spoil(const std::string& why) {
+void ReplayLog::mark_not_repeatable(const std::string& why) {
   std::lock_guard lock(mutex_);
-  if (spoiled_.empty()) spoiled_ = why;
-  if (cutting_ && spoiled_since_cut_.empty()) spoiled_since_cut_ = why;
+  if (not_repeatable_.empty()) not_repeatable_ = why;
+  if (cutting_ && not_repeatable_since_cut_.empty()) not_repeatable_since_cut_ = why;
 }
 
 Status ReplayLog::usable() const {
   std::lock_guard lock(mutex_);
-  const std::string& why = spoiled_.empty() && cutting_ ? spoiled_since_cut_ : spoiled_;
+  const std::string& why = not_repeatable_.empty() && cutting_ ? not_repeatable_since_cut_ : not_repeatable_;
   return why.empty() ? Status() : Status(ErrorCode::kLost, why);
 }
 
@@ -182,8 +182,8 @@ Status ReplayLog::commit_checkpoint() {
   messages_.erase(messages_.begin(), messages_.begin() + static_cast<ptrdiff_t>(cut_at_));
   cut_at_ = 0;
   cutting_ = false;
-  spoiled_ = std::exchange(spoiled_since_cut_, {});
-  gone_.insert(dropped_.begin(), dropped_.end());
+  not_repeatable_ = std::exchange(not_repeatable_since_cut_, {});
+  dropped_before_checkpoint_.insert(dropped_.begin(), dropped_.end());
   dropped_ = std::exchange(dropped_since_cut_, {});
   compact();
   return {};
@@ -192,11 +192,11 @@ Status ReplayLog::commit_checkpoint() {
 void ReplayLog::compact() {
   constexpr size_t kFew = 64;
   FilePtr file;
-  if (gone_.size() < kFew + program_count_ / 2 || !make(&file)) return;
+  if (dropped_before_checkpoint_.size() < kFew + program_count_ / 2 || !make(&file)) return;
   uint64_t offset = 0;
   size_t count = 0;
   const Status copied = visit_file(*programs_, &offset, [&](const LoggedFrame& frame) {
-    if (gone_.contains(program_of(frame))) return Status();
+    if (dropped_before_checkpoint_.contains(program_of(frame))) return Status();
     ++count;
     file->writer->sent(frame.header, frame.control, frame.attachment);
     return Status();
@@ -204,14 +204,14 @@ void ReplayLog::compact() {
   if (!copied || !file->writer->is_open()) return;  // keep the old file, which is still valid
   programs_ = std::move(file);
   program_count_ = count;
-  gone_.clear();
+  dropped_before_checkpoint_.clear();
 }
 
 void ReplayLog::abandon_checkpoint() {
   std::lock_guard lock(mutex_);
   next_state_ = nullptr;
   cutting_ = false;
-  if (spoiled_.empty()) spoiled_ = std::exchange(spoiled_since_cut_, {});
+  if (not_repeatable_.empty()) not_repeatable_ = std::exchange(not_repeatable_since_cut_, {});
   dropped_.insert(dropped_.end(), dropped_since_cut_.begin(), dropped_since_cut_.end());
   dropped_since_cut_.clear();
 }
@@ -254,7 +254,7 @@ Status ReplayLog::visit_state(const Visit& visit) const {
     std::lock_guard lock(mutex_);
     programs = programs_;
     state = state_;
-    gone = gone_;
+    gone = dropped_before_checkpoint_;
   }
   uint64_t offset = 0;
   Status status = visit_file(*programs, &offset, [&](const LoggedFrame& frame) {
@@ -265,15 +265,15 @@ Status ReplayLog::visit_state(const Visit& visit) const {
   return visit_file(*state, &offset, visit);
 }
 
-Status ReplayLog::visit_messages(Place* place, const Visit& visit) const {
+Status ReplayLog::visit_messages(Position* position, const Visit& visit) const {
   for (;;) {
     FilePtr file;
     bool last;
     {
       std::lock_guard lock(mutex_);
-      if (place->file >= messages_.size()) return {};
-      file = messages_[place->file];
-      last = place->file + 1 == messages_.size();
+      if (position->file >= messages_.size()) return {};
+      file = messages_[position->file];
+      last = position->file + 1 == messages_.size();
     }
     const auto visit_sent = [&](const LoggedFrame& frame) {
       {
@@ -282,8 +282,8 @@ Status ReplayLog::visit_messages(Place* place, const Visit& visit) const {
       }
       return visit(frame);
     };
-    if (Status status = visit_file(*file, &place->offset, visit_sent); !status || last) return status;
-    *place = {place->file + 1, 0};
+    if (Status status = visit_file(*file, &position->offset, visit_sent); !status || last) return status;
+    *position = {position->file + 1, 0};
   }
 }
 

@@ -36,7 +36,7 @@ class ReplayLog {
   // Starts a new checkpoint: messages appended from now on come after it.
   Status cut();
   // Marks earlier messages as not repeatable. The log is unusable until a later checkpoint.
-  void spoil(const std::string& why);
+  void mark_not_repeatable(const std::string& why);
   // Returns ok, or the reason why the session cannot be rebuilt from this log.
   Status usable() const;
   // Bytes of messages since the last checkpoint.
@@ -49,15 +49,15 @@ class ReplayLog {
   void abandon_checkpoint();
 
   // A reader's position. No checkpoint may be committed meanwhile: see hold_checkpoints().
-  struct Place {
+  struct Position {
     size_t file = 0;
     uint64_t offset = 0;
   };
   using Visit = std::function<Status(const LoggedFrame&)>;
   // Visits all programs that a message since the last checkpoint may run, then the buffers of that checkpoint.
   Status visit_state(const Visit& visit) const;
-  // Visits the messages from `place` on and moves `place` behind them.
-  Status visit_messages(Place* place, const Visit& visit) const;
+  // Visits the messages from `position` on and moves `position` behind them.
+  Status visit_messages(Position* position, const Visit& visit) const;
   // While this lock is held, commit_checkpoint waits.
   std::unique_lock<std::mutex> hold_checkpoints() { return std::unique_lock(reading_); }
 
@@ -84,11 +84,12 @@ class ReplayLog {
   std::vector<FilePtr> messages_;
   size_t cut_at_ = 0;  // index of the first file after the checkpoint that is being made
   std::set<uint64_t> forgotten_;
-  // Dropped programs: since the last checkpoint; since the cut; before the last checkpoint (gone_).
+  // Dropped programs: since the last checkpoint; since the cut; before the last checkpoint
+  // (dropped_before_checkpoint_).
   std::vector<uint32_t> dropped_, dropped_since_cut_;
-  std::set<uint32_t> gone_;
+  std::set<uint32_t> dropped_before_checkpoint_;
   size_t program_count_ = 0;  // number of programs in programs_
-  std::string spoiled_, spoiled_since_cut_;
+  std::string not_repeatable_, not_repeatable_since_cut_;
   bool cutting_ = false;
 };
 

@@ -56,9 +56,9 @@ bool repeats(Type type) {
 }
 
 // An attachment of one worker's transport. After a restore it is copied to the next worker's transport.
-class Owned : public Attachment {
+class GenerationAttachment : public Attachment {
  public:
-  Owned(AttachmentPtr inner, uint64_t generation) : inner_(std::move(inner)), generation_(generation) {}
+  GenerationAttachment(AttachmentPtr inner, uint64_t generation) : inner_(std::move(inner)), generation_(generation) {}
   std::span<std::byte> bytes() override { return inner_->bytes(); }
   const AttachmentPtr& inner() const { return inner_; }
   uint64_t generation() const { return generation_; }
@@ -116,32 +116,32 @@ bool ran_out(const Frame& frame) {
 }
 
 // Locks: send_mutex_ makes the order of the log that of the connection. mutex_ is taken after it, for short times.
-class Replaying final : public ReplayTransport {
+class ReplayTransportImpl final : public ReplayTransport {
  public:
-  Replaying(std::unique_ptr<Transport> first, ReplayOptions options, std::unique_ptr<ReplayLog> log)
+  ReplayTransportImpl(std::unique_ptr<Transport> first, ReplayOptions options, std::unique_ptr<ReplayLog> log)
       : options_(std::move(options)), log_(std::move(log)), inner_(std::move(first)) {}
-  ~Replaying() override;
+  ~ReplayTransportImpl() override;
 
   AttachmentPtr allocate(size_t size) override {
     const auto [inner, generation] = current();
     AttachmentPtr made = inner->allocate(size);
-    return made ? std::make_shared<Owned>(std::move(made), generation) : nullptr;
+    return made ? std::make_shared<GenerationAttachment>(std::move(made), generation) : nullptr;
   }
-  AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> keep) override {
+  AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> owner) override {
     const auto [inner, generation] = current();
-    AttachmentPtr made = inner->share(memory, size, std::move(keep));
-    return made ? std::make_shared<Owned>(std::move(made), generation) : nullptr;
+    AttachmentPtr made = inner->share(memory, size, std::move(owner));
+    return made ? std::make_shared<GenerationAttachment>(std::move(made), generation) : nullptr;
   }
   Status send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) override;
   Status receive(Frame* frame, std::chrono::nanoseconds timeout) override;
-  void busy_wait(std::chrono::nanoseconds time) override {
+  void set_spin_time(std::chrono::nanoseconds time) override {
     std::unique_lock lock(mutex_);
     busy_ = time;
     const std::shared_ptr<Transport> inner = inner_;
     lock.unlock();
-    inner->busy_wait(time);
+    inner->set_spin_time(time);
   }
-  void leave_busy_cores() override { current().first->leave_busy_cores(); }
+  void avoid_busy_cores() override { current().first->avoid_busy_cores(); }
   void wake() override {
     std::unique_lock lock(mutex_);
     woken_ = state_ != State::kLive;
@@ -184,7 +184,7 @@ class Replaying final : public ReplayTransport {
     std::lock_guard lock(mutex_);
     return {inner_, generation_};
   }
-  Status greet(wire::Header header, std::span<const uint8_t> control);
+  Status send_hello(wire::Header header, std::span<const uint8_t> control);
   // Requires mutex_. Returns false if the client already received this frame.
   bool note(const Frame& frame);
   void lose(uint64_t generation, const Status& why);
@@ -198,12 +198,12 @@ class Replaying final : public ReplayTransport {
   void restore(const Status& why);
   void drain_lost();
   Status replay(std::shared_ptr<Transport> fresh);
-  Status greet_again(Transport& fresh);
+  Status repeat_handshake(Transport& fresh);
   Status send_again(Transport& fresh, const LoggedFrame& frame, uint64_t sequence);
   // Receives available frames; waits for the first one for at most `timeout`.
   Status take(Transport& fresh, std::chrono::nanoseconds timeout);
   void say(const std::string& what) const {
-    if (options_.tell) options_.tell(what);
+    if (options_.log) options_.log(what);
   }
 
   const ReplayOptions options_;
@@ -223,19 +223,19 @@ class Replaying final : public ReplayTransport {
   Status why_;  // why the worker was lost, or why it cannot be restored
   std::chrono::nanoseconds busy_{0};
   bool receiving_ = false, woken_ = false, closing_ = false;
-  Limit state_limit_;          // as of the last checkpoint
-  std::deque<Frame> came_;     // frames for the client, before those from inner_
-  std::string kind_;           // of the first worker
-  int process_ = 0;            // pid of the current worker
-  std::set<uint64_t> calls_;   // calls of Python functions without a reply so far
-  uint64_t delivered_ = 0;     // sequence of the last reply that the client received; replies come in order
-  uint64_t acknowledged_ = 0;  // as far as the client knows
+  Limit state_limit_;                 // as of the last checkpoint
+  std::deque<Frame> pending_frames_;  // frames for the client, before those from inner_
+  std::string kind_;                  // of the first worker
+  int process_ = 0;                   // pid of the current worker
+  std::set<uint64_t> calls_;          // calls of Python functions without a reply so far
+  uint64_t delivered_ = 0;            // sequence of the last reply that the client received; replies come in order
+  uint64_t acknowledged_ = 0;         // as far as the client knows
   std::thread restorer_;
   std::atomic<Clock::time_point> last_checkpoint_{Clock::now()};
 
   // The following belong to the restoring thread.
-  bool pass_on_ = false;  // whether frames may be for the client
-  uint64_t there_ = 0;    // the last sequence that the new worker acknowledged
+  bool pass_on_ = false;            // whether frames may be for the client
+  uint64_t replayed_sequence_ = 0;  // the last sequence that the new worker acknowledged
   uint64_t bytes_on_the_way_ = 0;
   std::deque<std::pair<uint64_t, uint64_t>> on_the_way_;  // pairs of sequence and bytes
   uint64_t acknowledged_at_death_ = 0;
@@ -243,7 +243,7 @@ class Replaying final : public ReplayTransport {
   int fresh_process_ = 0;
 };
 
-Replaying::~Replaying() {
+ReplayTransportImpl::~ReplayTransportImpl() {
   {
     std::lock_guard lock(mutex_);
     closing_ = true;
@@ -255,7 +255,7 @@ Replaying::~Replaying() {
 // --- the client's side -----------------------------------------------------------------------------------------------
 
 // Sends the client hello with `repeatable` set, so that the worker computes the same bits again.
-Status Replaying::greet(wire::Header header, std::span<const uint8_t> control) {
+Status ReplayTransportImpl::send_hello(wire::Header header, std::span<const uint8_t> control) {
   const auto* hello = wire::verify<wire::Hello>(control);
   if (hello == nullptr) return Status::internal("remote: the client's greeting is damaged");
   flatbuffers::FlatBufferBuilder builder;
@@ -266,10 +266,10 @@ Status Replaying::greet(wire::Header header, std::span<const uint8_t> control) {
   return current().first->send(header, hello_, nullptr);
 }
 
-Status Replaying::send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) {
+Status ReplayTransportImpl::send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) {
   std::lock_guard order(send_mutex_);
   const Type type = type_of(header);
-  if (type == Type::kHello) return greet(header, control);
+  if (type == Type::kHello) return send_hello(header, control);
   std::unique_lock lock(mutex_);
   if (state_ == State::kFailed) return why_;
   const bool live = state_ == State::kLive;
@@ -302,16 +302,17 @@ Status Replaying::send(wire::Header header, std::span<const uint8_t> control, At
       calls_.insert(header.sequence);
       lock.unlock();
     }
-    log_->spoil(type == Type::kCall ? kCalled
-                : type == Type::kCancel
-                    ? "work was cancelled, and which part of it was done cannot be repeated"
-                    : std::string("a message of type '") + wire::name(type) + "' was sent, which cannot be repeated");
+    log_->mark_not_repeatable(type == Type::kCall ? kCalled
+                              : type == Type::kCancel
+                                  ? "work was cancelled, and which part of it was done cannot be repeated"
+                                  : std::string("a message of type '") + wire::name(type) +
+                                        "' was sent, which cannot be repeated");
   }
-  if (options_.due && checkpoint_due()) options_.due();
+  if (options_.on_due && checkpoint_due()) options_.on_due();
   if (!live) return {};
 
   if (attachment) {
-    auto& owned = static_cast<Owned&>(*attachment);
+    auto& owned = static_cast<GenerationAttachment&>(*attachment);
     if (owned.generation() == generation) {
       attachment = owned.inner();
     } else {
@@ -335,7 +336,7 @@ Status Replaying::send(wire::Header header, std::span<const uint8_t> control, At
   return state_ == State::kFailed ? why_ : Status();
 }
 
-bool Replaying::note(const Frame& frame) {
+bool ReplayTransportImpl::note(const Frame& frame) {
   const Type type = type_of(frame.header);
   const uint64_t sequence = frame.header.sequence;
   if (is_reply(type)) {
@@ -351,22 +352,22 @@ bool Replaying::note(const Frame& frame) {
   acknowledged_ = std::max(acknowledged_, sequence);
   if (type == Type::kCallReply) {
     calls_.erase(sequence);
-    log_->spoil(kCalled);  // the results of the call are in no message
+    log_->mark_not_repeatable(kCalled);  // the results of the call are in no message
   }
   if (ran_out(frame)) {
-    log_->spoil("memory ran out on the worker, which another one need not repeat");
-    if (options_.due) options_.due();
+    log_->mark_not_repeatable("memory ran out on the worker, which another one need not repeat");
+    if (options_.on_due) options_.on_due();
   }
   return true;
 }
 
-Status Replaying::receive(Frame* frame, std::chrono::nanoseconds timeout) {
+Status ReplayTransportImpl::receive(Frame* frame, std::chrono::nanoseconds timeout) {
   const auto deadline = Clock::now() + timeout;
   std::unique_lock lock(mutex_);
   for (;;) {
-    if (!came_.empty()) {
-      *frame = std::move(came_.front());
-      came_.pop_front();
+    if (!pending_frames_.empty()) {
+      *frame = std::move(pending_frames_.front());
+      pending_frames_.pop_front();
       return {};
     }
     if (state_ == State::kFailed) return why_;
@@ -395,7 +396,7 @@ Status Replaying::receive(Frame* frame, std::chrono::nanoseconds timeout) {
   }
 }
 
-void Replaying::lose(uint64_t generation, const Status& why) {
+void ReplayTransportImpl::lose(uint64_t generation, const Status& why) {
   if (state_ != State::kLive || generation != generation_) return;
   why_ = why;
   if (delivered_ == 0) {  // the handshake is not done yet, so there is nothing to restore
@@ -407,7 +408,7 @@ void Replaying::lose(uint64_t generation, const Status& why) {
   changed_.notify_all();
 }
 
-Status Replaying::commit_checkpoint() {
+Status ReplayTransportImpl::commit_checkpoint() {
   Status status = log_->commit_checkpoint();
   std::lock_guard order(send_mutex_);
   std::lock_guard lock(mutex_);
@@ -418,7 +419,7 @@ Status Replaying::commit_checkpoint() {
 
 // --- another worker --------------------------------------------------------------------------------------------------
 
-void Replaying::restore_loop() {
+void ReplayTransportImpl::restore_loop() {
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return closing_ || state_ == State::kRestoring; });
@@ -431,7 +432,7 @@ void Replaying::restore_loop() {
 }
 
 // Takes the frames that the lost worker sent before its death, which are valid.
-void Replaying::drain_lost() {
+void ReplayTransportImpl::drain_lost() {
   std::unique_lock lock(mutex_);
   const std::shared_ptr<Transport> old = inner_;
   while (receiving_ && !closing_) {
@@ -445,12 +446,12 @@ void Replaying::drain_lost() {
     Frame frame;
     if (!old->receive(&frame, std::chrono::nanoseconds::zero())) return;
     lock.lock();
-    if (note(frame)) came_.push_back(std::move(frame));
+    if (note(frame)) pending_frames_.push_back(std::move(frame));
     lock.unlock();
   }
 }
 
-void Replaying::restore(const Status& why) {
+void ReplayTransportImpl::restore(const Status& why) {
   const auto began = Clock::now();
   const auto give_up = [&](const Status& reason) {
     say("the worker was lost (" + why.message() + ") and cannot be replaced: " + reason.message());
@@ -490,7 +491,7 @@ void Replaying::restore(const Status& why) {
       continue;
     }
     if (closing()) return;
-    if (Clock::now() - last_try > options_.patience) return give_up(status);
+    if (Clock::now() - last_try > options_.retry_time) return give_up(status);
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, kBetweenAttempts, [&] { return closing_; });
   }
@@ -498,7 +499,7 @@ void Replaying::restore(const Status& why) {
   say("the tensors are there again, after " + std::to_string(took.count()) + " ms");
 }
 
-Status Replaying::greet_again(Transport& fresh) {
+Status ReplayTransportImpl::repeat_handshake(Transport& fresh) {
   Frame frame;
   if (Status status = fresh.send(hello_header_, hello_, nullptr); !status) return status;
   const auto deadline = Clock::now() + kHello;
@@ -521,30 +522,30 @@ Status Replaying::greet_again(Transport& fresh) {
   return {};
 }
 
-Status Replaying::take(Transport& fresh, std::chrono::nanoseconds timeout) {
+Status ReplayTransportImpl::take(Transport& fresh, std::chrono::nanoseconds timeout) {
   for (;; timeout = {}) {
     Frame frame;
     Status status = fresh.receive(&frame, timeout);
     if (is_timeout(status)) return {};
     if (!status) return status;
-    there_ = frame.header.sequence;
-    for (; !on_the_way_.empty() && on_the_way_.front().first <= there_; on_the_way_.pop_front()) {
+    replayed_sequence_ = frame.header.sequence;
+    for (; !on_the_way_.empty() && on_the_way_.front().first <= replayed_sequence_; on_the_way_.pop_front()) {
       bytes_on_the_way_ -= on_the_way_.front().second;
     }
     if (!pass_on_ || type_of(frame.header) == Type::kProfilePart) continue;
     std::lock_guard lock(mutex_);
     if (type_of(frame.header) == Type::kProgress && frame.header.sequence <= acknowledged_) continue;
     if (!note(frame)) continue;
-    came_.push_back(std::move(frame));
+    pending_frames_.push_back(std::move(frame));
     changed_.notify_all();
   }
 }
 
-Status Replaying::send_again(Transport& fresh, const LoggedFrame& logged, uint64_t sequence) {
+Status ReplayTransportImpl::send_again(Transport& fresh, const LoggedFrame& logged, uint64_t sequence) {
   wire::Header header = logged.header;
   header.sequence = sequence;
   header.length = header.checksum = 0;
-  header.flags = static_cast<uint16_t>(header.flags & ~(wire::kAttachment | wire::kLooks));
+  header.flags = static_cast<uint16_t>(header.flags & ~(wire::kAttachment | wire::kSpins));
   AttachmentPtr attachment;
   if (!logged.attachment.empty() || (logged.header.flags & wire::kAttachment) != 0 ||
       type_of(header) == Type::kUpload) {
@@ -564,13 +565,13 @@ Status Replaying::send_again(Transport& fresh, const LoggedFrame& logged, uint64
 }
 
 // The messages that restore the state are numbered from 1. The messages after them keep the client's numbers.
-Status Replaying::replay(std::shared_ptr<Transport> fresh) {
+Status ReplayTransportImpl::replay(std::shared_ptr<Transport> fresh) {
   const auto no_checkpoint = log_->hold_checkpoints();
   std::unique_lock lock(mutex_, std::defer_lock);
   pass_on_ = false;
   on_the_way_.clear();
   bytes_on_the_way_ = 0;
-  if (Status status = greet_again(*fresh); !status) return status;
+  if (Status status = repeat_handshake(*fresh); !status) return status;
   uint64_t sequence = hello_header_.sequence;
   const auto again = [&](const LoggedFrame& frame) { return send_again(*fresh, frame, ++sequence); };
   if (Status status = log_->visit_state(again); !status) return status;
@@ -589,7 +590,7 @@ Status Replaying::replay(std::shared_ptr<Transport> fresh) {
   header.type = static_cast<uint8_t>(Type::kSynchronize);
   const std::span<const uint8_t> control(builder.GetBufferPointer(), builder.GetSize());
   if (Status status = again({header, control, {}}); !status) return status;
-  while (there_ != sequence) {
+  while (replayed_sequence_ != sequence) {
     if (closing()) return {ErrorCode::kInterrupted, "remote: the session ends"};
     if (Status status = take(*fresh, kWaitStep); !status) return status;
   }
@@ -597,14 +598,14 @@ Status Replaying::replay(std::shared_ptr<Transport> fresh) {
   pass_on_ = true;
   on_the_way_.clear();
   bytes_on_the_way_ = 0;
-  ReplayLog::Place place;
+  ReplayLog::Position position;
   const auto go_on = [&](const LoggedFrame& frame) { return send_again(*fresh, frame, frame.header.sequence); };
-  if (Status status = log_->visit_messages(&place, go_on); !status) return status;
+  if (Status status = log_->visit_messages(&position, go_on); !status) return status;
   std::lock_guard order(send_mutex_);
-  if (Status status = log_->visit_messages(&place, go_on); !status) return status;
+  if (Status status = log_->visit_messages(&position, go_on); !status) return status;
   if (Status usable = log_->usable(); !usable) return Status::internal(usable.message());
   lock.lock();
-  fresh->busy_wait(busy_);
+  fresh->set_spin_time(busy_);
   inner_ = std::move(fresh);
   process_ = fresh_process_;
   ++generation_;
@@ -619,7 +620,7 @@ Status ReplayTransport::open(std::unique_ptr<Transport> first, ReplayOptions opt
                              std::unique_ptr<ReplayTransport>* transport) {
   std::unique_ptr<ReplayLog> log;
   if (Status status = ReplayLog::open(options.folder, options.limit, &log); !status) return status;
-  *transport = std::make_unique<Replaying>(std::move(first), std::move(options), std::move(log));
+  *transport = std::make_unique<ReplayTransportImpl>(std::move(first), std::move(options), std::move(log));
   return {};
 }
 

@@ -21,12 +21,12 @@ struct ReplayOptions {
   std::string folder;                  // for the log
   uint64_t limit = uint64_t{1} << 30;  // limit on bytes of messages since the last checkpoint
   // Connects to another worker when one is lost. Called on a thread of the transport. If it fails, it is called again
-  // for up to `patience`; it should stop when `go_on` returns false.
+  // for up to `retry_time`; it should stop when `go_on` returns false.
   std::function<Status(const KeepWaiting& go_on, std::unique_ptr<Transport>* transport)> connect;
-  std::chrono::seconds patience{60};
-  std::chrono::seconds every{300};                    // a checkpoint is due after this time
-  std::function<void(const std::string&)> tell = {};  // receives log messages for users, on any thread
-  std::function<void()> due = {};  // asks for a checkpoint; called during a send, so it must not wait
+  std::chrono::seconds retry_time{60};
+  std::chrono::seconds every{300};                   // a checkpoint is due after this time
+  std::function<void(const std::string&)> log = {};  // receives log messages for users, on any thread
+  std::function<void()> on_due = {};                 // asks for a checkpoint; called during a send, so it must not wait
 };
 
 // The client's end. The destructor ends the restoring thread.

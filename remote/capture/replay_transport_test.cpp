@@ -35,8 +35,8 @@ class ReplayTest : public testing::TestWithParam<Pair (*)()> {
     workers.push_back(std::make_unique<FakeWorker>(std::move(its)));
     ReplayOptions options{
         .folder = folder, .limit = limit, .connect = [this](const KeepWaiting&, auto* to) { return connect(to); }};
-    options.patience = 1s;
-    options.tell = [this](const std::string& what) {
+    options.retry_time = 1s;
+    options.log = [this](const std::string& what) {
       const std::lock_guard lock(telling);
       told += what + "\n";
     };
@@ -329,7 +329,7 @@ TEST_P(ReplayTest, AnEndWhileItIsRebuilt) {
   refuse = true;
   kill();
   std::this_thread::sleep_for(20ms);
-  client = nullptr;  // does not wait until `patience` is over
+  client = nullptr;  // does not wait until `retry_time` is over
 }
 
 TEST_P(ReplayTest, NothingIsLeftInTheFolder) {

@@ -84,7 +84,7 @@ struct FlushInfo {
 struct RunArguments {
   std::span<const int64_t> params;   // one for each parameter of the graph
   std::span<const uint64_t> inputs;  // buffer ids in the order of the graph's input buffers
-  uint64_t made = 0;                 // number of fresh buffers that survive
+  uint64_t fresh_buffers = 0;        // number of fresh buffers that survive
   ir::MathModes math = 0;
 };
 
@@ -118,7 +118,7 @@ class Client {
   // record that the nodes name. `sample` has typical parameters of a run. The graph must verify.
   virtual Status load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources,
                       std::span<const int64_t> sample, const ProgramOptions& options, ProgramPtr* program) = 0;
-  // Sets how many bytes programs may take on the worker; kMostProgramBytes by default. Beyond that, the least recently
+  // Sets how many bytes programs may take on the worker; kMaxProgramBytes by default. Beyond that, the least recently
   // used programs of traces are dropped, here and on the worker, and built again when needed. Loaded programs are
   // dropped when nobody references them any more.
   virtual void limit_programs(uint64_t bytes) = 0;
@@ -139,7 +139,7 @@ class Client {
                            uint64_t* id) = 0;
 
   // Makes the worker call a Python function, which `request` names. Does not wait. `ticket` must be passed to wait_call
-  // until the call has ended, or to forget_call. The results become the buffers from *base on, at most kMostResults.
+  // until the call has ended, or to forget_call. The results become the buffers from *base on, at most kMaxResults.
   virtual Status call(std::span<const std::byte> request, const std::vector<CallInput>& inputs, uint64_t* ticket,
                       uint64_t* base) = 0;
   // Waits for a call to end. After an interruption the wait can be repeated.
@@ -165,7 +165,7 @@ class Client {
 
   // Sends a request to the worker's allocator and returns the memory available after it; memory_use() is updated as
   // well. Waits. Unreported failures remain for the next synchronize.
-  virtual Status memory(const MemoryRequest& request, const KeepWaiting& keep_waiting, MemoryRoom* room) = 0;
+  virtual Status memory(const MemoryRequest& request, const KeepWaiting& keep_waiting, MemoryLimits* limits) = 0;
 
   // Cancels messages that were sent but are not done. Buffers that they would have created are poisoned; buffers that
   // they would have written keep their contents. Does not wait.

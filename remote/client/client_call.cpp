@@ -18,7 +18,7 @@ Status ClientImpl::call(std::span<const std::byte> request, const std::vector<Ca
   if (Status status = begin(1, request.size()); !status) return status;
   if (Status status = send_frees(); !status) return status;
   *base = next_id_;
-  next_id_ += kMostResults;
+  next_id_ += kMaxResults;
   builder_.Clear();
   std::vector<flatbuffers::Offset<wire::CallInput>> all;
   all.reserve(inputs.size());
@@ -41,7 +41,7 @@ Status ClientImpl::wait_call(uint64_t ticket, const KeepWaiting& keep_waiting, C
     result->answer.assign(bytes.begin(), bytes.end());
   }
   if (reply->sizes()) result->sizes.assign(reply->sizes()->begin(), reply->sizes()->end());
-  if (result->sizes.size() <= kMostResults) return {};
+  if (result->sizes.size() <= kMaxResults) return {};
   return Status::internal("remote: a call has more results than there may be");
 }
 
@@ -56,7 +56,7 @@ Status ClientImpl::end_call(uint64_t ticket, bool kill) {
 
 Status ClientImpl::forget_call(uint64_t ticket, uint64_t base) {
   if (abandoned_) return forked();
-  replies_.forget(ticket);
+  replies_.drop_reply(ticket);
   std::lock_guard order(order_);
   if (Status status = begin(1, 0); !status) return status;
   builder_.Clear();

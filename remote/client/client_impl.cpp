@@ -98,9 +98,9 @@ void ClientImpl::take_frees() {
     frees_now_.swap(frees_);
   }
   encode_frees(frees_now_, frees_bytes_);
-  read_ahead_.freed(frees_now_);
-  for (const uint64_t sequence : read_ahead_.unwanted()) replies_.forget(sequence);
-  read_ahead_.unwanted().clear();
+  speculative_reads_.on_free(frees_now_);
+  for (const uint64_t sequence : speculative_reads_.abandoned_reads()) replies_.drop_reply(sequence);
+  speculative_reads_.abandoned_reads().clear();
 }
 
 void ClientImpl::limit_programs(uint64_t bytes) {
@@ -210,9 +210,9 @@ Status ClientImpl::flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint
     if (Status status = send_frees(); !status) return status;
     program = programs_.add(key, trace, survivors_);
   }
-  program->used = ++uses_;
+  program->last_use = ++uses_;
   find_copies(*program, trace);
-  read_ahead_.runs(*program, inputs_, *base, made_, copies_);
+  speculative_reads_.on_run(*program, inputs_, *base, made_, copies_);
   const std::span<const uint8_t> control = encode_run(*program, trace.params, *base, trace.math);
   count_flush(*program, hit, control, info);
 
@@ -243,7 +243,7 @@ Status ClientImpl::load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::
   if (Status status = drop_programs(); !status) return status;
   if (Status status = send_frees(); !status) return status;
   *program = programs_.add(*graph, std::move(sources), options);
-  if (options.low_latency) transport_->busy_wait(kBusyWait);
+  if (options.low_latency) transport_->set_spin_time(kLowLatencySpin);
   auto job = std::make_unique<BuildJob>();
   job->graph = std::move(graph);
   job->sample.assign(sample.begin(), sample.end());
@@ -261,13 +261,13 @@ Status ClientImpl::run(const ProgramPtr& program, const RunArguments& arguments,
   *base = next_id_;
   if (program->failed) return program->failure;
   if (Status status = begin(1, 0); !status) return status;
-  next_id_ += arguments.made;
+  next_id_ += arguments.fresh_buffers;
   inputs_.assign(arguments.inputs.begin(), arguments.inputs.end());
-  made_.assign(arguments.made, 0);  // their sizes are not known here
-  read_ahead_.runs(*program, inputs_, *base, made_, {});
+  made_.assign(arguments.fresh_buffers, 0);  // their sizes are not known here
+  speculative_reads_.on_run(*program, inputs_, *base, made_, {});
   const std::span<const uint8_t> control = encode_run(*program, arguments.params, *base, arguments.math);
-  count_flush(*program, std::exchange(program->ran, true), control, info);
-  const RunInfo run{program, *base, arguments.made};
+  count_flush(*program, std::exchange(program->has_run, true), control, info);
+  const RunInfo run{program, *base, arguments.fresh_buffers};
   const wire::Header header = run_header(ticket, info);
   if (EventLog::on()) log_run(*info, program->sources);
   return outbox_.send(header, control, nullptr, &run);
@@ -352,14 +352,15 @@ void ClientImpl::free(uint64_t id) {
 
 // --- waiting ---------------------------------------------------------------------------------------------------------
 
-Status ClientImpl::wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error, bool again) {
+Status ClientImpl::wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error,
+                        bool keep_expecting) {
   counters_.round_trips.fetch_add(1, std::memory_order_relaxed);
   EventSpan span(Event::Kind::kReply);
   if (Event* event = span.event()) {
     event->session = session_;
     event->sequence = sequence;
   }
-  return replies_.wait(sequence, keep_waiting, reply, error, again);
+  return replies_.wait(sequence, keep_waiting, reply, error, keep_expecting);
 }
 
 Status ClientImpl::wait_results(uint64_t ticket, Words* words, const KeepWaiting& keep_waiting, OpError* error) {
@@ -398,7 +399,7 @@ Status ClientImpl::cancel() {
   return transport_->send(header(wire::Type::kCancel, 0, 0), {builder.GetBufferPointer(), builder.GetSize()}, nullptr);
 }
 
-Status ClientImpl::memory(const MemoryRequest& request, const KeepWaiting& keep_waiting, MemoryRoom* room) {
+Status ClientImpl::memory(const MemoryRequest& request, const KeepWaiting& keep_waiting, MemoryLimits* limits) {
   const auto encode = [&] {
     wire::MemoryBuilder message(builder_);
     message.add_trim(request.trim);
@@ -411,12 +412,12 @@ Status ClientImpl::memory(const MemoryRequest& request, const KeepWaiting& keep_
   OpError none;  // this reply has no error
   if (Status status = ask(wire::Type::kMemory, encode, keep_waiting, &frame, &none); !status) return status;
   const auto* reply = flatbuffers::GetRoot<wire::MemoryReply>(frame.control.data());  // verified on receipt
-  *room = {reply->limit(), reply->free()};
+  *limits = {reply->limit(), reply->free()};
   return {};
 }
 
 Status ClientImpl::mark(uint64_t* ticket) {
-  return send_question(wire::Type::kMark, [&] { builder_.Finish(wire::CreateMark(builder_)); }, ticket);
+  return send_request(wire::Type::kMark, [&] { builder_.Finish(wire::CreateMark(builder_)); }, ticket);
 }
 
 bool ClientImpl::is_reached(uint64_t ticket) {
@@ -441,11 +442,11 @@ Status ClientImpl::wait_mark(uint64_t ticket, const KeepWaiting& keep_waiting, M
 bool ClientImpl::is_idle() {
   if (abandoned_) return true;
   replies_.drain();
-  return !health() || (!replies_.at_work() && last_acknowledged() == last_sent());
+  return !health() || (!replies_.has_background_work() && last_acknowledged() == last_sent());
 }
 
 void ClientImpl::forget(uint64_t ticket) noexcept {
-  if (!abandoned_) replies_.forget(ticket);
+  if (!abandoned_) replies_.drop_reply(ticket);
 }
 
 Status ClientImpl::find_file(std::string_view path, const KeepWaiting& keep_waiting, FoundFile* file) {

@@ -13,9 +13,9 @@
 #include "remote/client/client.h"
 #include "remote/client/outbox.h"
 #include "remote/client/program_cache.h"
-#include "remote/client/read_ahead.h"
 #include "remote/client/read_view.h"
 #include "remote/client/replies.h"
+#include "remote/client/speculative_reads.h"
 
 // The client over one transport: client_impl.cpp connects, sends and asks; client_read.cpp reads.
 namespace torch_remote::remote {
@@ -61,7 +61,7 @@ class ClientImpl final : public Client {
               const KeepWaiting& keep_waiting, OpError* error) override;
   void free(uint64_t id) override;
   Status synchronize(const KeepWaiting& keep_waiting, OpError* error) override;
-  Status memory(const MemoryRequest& request, const KeepWaiting& keep_waiting, MemoryRoom* room) override;
+  Status memory(const MemoryRequest& request, const KeepWaiting& keep_waiting, MemoryLimits* limits) override;
   Status cancel() override;
   Status throttle(const KeepWaiting& keep_waiting) override {
     return abandoned_ ? forked() : replies_.throttle(keep_waiting);
@@ -130,10 +130,11 @@ class ClientImpl final : public Client {
   Counters all_counters() const;
 
   // The following must be called without order_.
-  Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error, bool again = false);
+  Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error,
+              bool keep_expecting = false);
   // Sends a question, which `encode` writes into builder_ with order_ held.
   template <typename Encode>
-  Status send_question(wire::Type type, Encode&& encode, uint64_t* sequence);
+  Status send_request(wire::Type type, Encode&& encode, uint64_t* sequence);
   // Sends a question, which `encode` writes into builder_ with order_ held, and waits for the reply.
   template <typename Encode>
   Status ask(wire::Type type, Encode&& encode, const KeepWaiting& keep_waiting, Frame* reply, OpError* error);
@@ -150,18 +151,18 @@ class ClientImpl final : public Client {
   Status send_read_whole(uint64_t buffer, uint64_t nbytes, bool ahead, SnapshotPtr* snapshot);
   // Send speculative reads. The first function follows a message that reserved credits for them; the second reserves
   // its own.
-  Status send_guesses(const std::vector<ReadAhead::Guess>& guesses);
-  Status send_guesses_alone(const std::vector<ReadAhead::Guess>& guesses);
+  Status send_guesses(const std::vector<SpeculativeReads::Guess>& guesses);
+  Status reserve_and_send_guesses(const std::vector<SpeculativeReads::Guess>& guesses);
   // Requests a view, which is in the first `end` bytes of its buffer, unless it is cached or already requested. Also
   // requests what is likely to be read next. If *snapshot is set, the view is a part of it; if it is null, the reply
   // has only the view.
   Status ask_for(const ReadView& view, uint64_t end, uint64_t* sequence, SnapshotPtr* snapshot);
   // The following must be called without order_.
   // Waits for the bytes of a snapshot.
-  Status take_whole(const ReadView& view, Snapshot& snapshot, const KeepWaiting& keep_waiting, OpError* error);
+  Status wait_for_snapshot(const ReadView& view, Snapshot& snapshot, const KeepWaiting& keep_waiting, OpError* error);
   static Status check_size(const Frame& frame, uint64_t expected);
   // The error to report for a read that failed with `status`.
-  Status why_not_read(uint64_t buffer, Status status, OpError* error) const;
+  Status read_error(uint64_t buffer, Status status, OpError* error) const;
 
   const std::unique_ptr<Transport> transport_;
   ProgramCache programs_;
@@ -180,13 +181,13 @@ class ClientImpl final : public Client {
   uint64_t next_id_ = 1;
   uint64_t checkpoints_ = 0;
   uint64_t uses_ = 0;  // number of uses of programs so far
-  uint64_t most_program_bytes_ = kMostProgramBytes;
+  uint64_t most_program_bytes_ = kMaxProgramBytes;
   // Buffers that are reused for their capacity.
   flatbuffers::FlatBufferBuilder builder_{16 << 10};
-  ReadAhead read_ahead_;
+  SpeculativeReads speculative_reads_;
   std::vector<uint32_t> dropped_;
   std::vector<uint64_t> survivors_, inputs_, made_, frees_now_;
-  std::vector<ReadAhead::Copy> copies_;
+  std::vector<SpeculativeReads::Copy> copies_;
   std::vector<uint8_t> params_, bindings_, frees_bytes_;
 
   std::mutex frees_mutex_;
@@ -197,7 +198,7 @@ class ClientImpl final : public Client {
 };
 
 template <typename Encode>
-Status ClientImpl::send_question(wire::Type type, Encode&& encode, uint64_t* sequence) {
+Status ClientImpl::send_request(wire::Type type, Encode&& encode, uint64_t* sequence) {
   if (abandoned_) return forked();
   std::lock_guard order(order_);
   if (Status status = begin(1, 0); !status) return status;
@@ -211,7 +212,7 @@ template <typename Encode>
 Status ClientImpl::ask(wire::Type type, Encode&& encode, const KeepWaiting& keep_waiting, Frame* reply,
                        OpError* error) {
   uint64_t sequence = 0;
-  if (Status status = send_question(type, encode, &sequence); !status) return status;
+  if (Status status = send_request(type, encode, &sequence); !status) return status;
   return wait(sequence, keep_waiting, reply, error);
 }
 

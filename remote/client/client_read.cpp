@@ -18,38 +18,39 @@ Status ClientImpl::send_read_whole(uint64_t buffer, uint64_t nbytes, bool ahead,
   uint64_t sequence;
   if (Status status = send_read({buffer, 1, sizes, strides, 0}, ahead, &sequence); !status) return status;
   *snapshot = std::make_shared<Snapshot>();
-  (*snapshot)->state = ahead ? Snapshot::State::kAsked : Snapshot::State::kWaitedFor;
+  (*snapshot)->state = ahead ? Snapshot::State::kRequested : Snapshot::State::kWaitedFor;
   (*snapshot)->ahead = ahead;
   (*snapshot)->bytes.resize(nbytes);
-  read_ahead_.keep(buffer, *snapshot, sequence);
+  speculative_reads_.insert(buffer, *snapshot, sequence);
   return {};
 }
 
 Status ClientImpl::ask_for(const ReadView& view, uint64_t end, uint64_t* sequence, SnapshotPtr* snapshot) {
-  if (*snapshot = read_ahead_.find(view.buffer); *snapshot) {
+  if (*snapshot = speculative_reads_.find(view.buffer); *snapshot) {
     Snapshot& known = **snapshot;
-    const bool usable = known.state == Snapshot::State::kAsked || known.state == Snapshot::State::kThere;
+    const bool usable = known.state == Snapshot::State::kRequested || known.state == Snapshot::State::kReady;
     if (usable && end <= known.bytes.size()) {
-      read_ahead_.used(view.buffer);
-      if (known.state == Snapshot::State::kAsked) known.state = Snapshot::State::kWaitedFor;
+      speculative_reads_.on_use(view.buffer);
+      if (known.state == Snapshot::State::kRequested) known.state = Snapshot::State::kWaitedFor;
       *sequence = known.sequence;
       // This read ends the round of the runs sent before it. It may not have to wait itself, but the next read would.
-      if (read_ahead_.round_is_open()) {
-        if (Status status = send_guesses_alone(read_ahead_.waits_for(view.buffer, end)); !status) return status;
+      if (speculative_reads_.round_is_open()) {
+        if (Status status = reserve_and_send_guesses(speculative_reads_.end_round(view.buffer, end)); !status)
+          return status;
       }
       return replies_.health();
     }
     // Another thread waits for the snapshot, or the view needs more bytes than it has.
     *snapshot = nullptr;
-    if (usable) read_ahead_.drop(view.buffer);
+    if (usable) speculative_reads_.drop(view.buffer);
     if (Status status = begin(1, 0); !status) return status;
     if (Status status = send_frees(); !status) return status;
     return send_read(view, false, sequence);
   }
-  const std::vector<ReadAhead::Guess>& guesses = read_ahead_.waits_for(view.buffer, end);
+  const std::vector<SpeculativeReads::Guess>& guesses = speculative_reads_.end_round(view.buffer, end);
   if (Status status = begin(1 + guesses.size(), 0); !status) return status;
   if (Status status = send_frees(); !status) return status;
-  if (const uint64_t nbytes = read_ahead_.size_of(view.buffer, end); nbytes <= kMostReadAhead) {
+  if (const uint64_t nbytes = speculative_reads_.size_of(view.buffer, end); nbytes <= kMaxSpeculativeRead) {
     if (Status status = send_read_whole(view.buffer, nbytes, false, snapshot); !status) return status;
     *sequence = (*snapshot)->sequence;
   } else if (Status status = send_read(view, false, sequence); !status) {
@@ -58,15 +59,15 @@ Status ClientImpl::ask_for(const ReadView& view, uint64_t end, uint64_t* sequenc
   return send_guesses(guesses);
 }
 
-Status ClientImpl::send_guesses_alone(const std::vector<ReadAhead::Guess>& guesses) {
+Status ClientImpl::reserve_and_send_guesses(const std::vector<SpeculativeReads::Guess>& guesses) {
   if (guesses.empty()) return {};
   if (Status status = begin(guesses.size(), 0); !status) return status;
   if (Status status = send_frees(); !status) return status;
   return send_guesses(guesses);
 }
 
-Status ClientImpl::send_guesses(const std::vector<ReadAhead::Guess>& guesses) {
-  for (const ReadAhead::Guess& guess : guesses) {
+Status ClientImpl::send_guesses(const std::vector<SpeculativeReads::Guess>& guesses) {
+  for (const SpeculativeReads::Guess& guess : guesses) {
     SnapshotPtr kept;
     if (std::ranges::find(frees_now_, guess.buffer) != frees_now_.end()) continue;
     if (Status status = send_read_whole(guess.buffer, guess.nbytes, true, &kept); !status) return status;
@@ -74,8 +75,8 @@ Status ClientImpl::send_guesses(const std::vector<ReadAhead::Guess>& guesses) {
   return {};
 }
 
-Status ClientImpl::take_whole(const ReadView& view, Snapshot& snapshot, const KeepWaiting& keep_waiting,
-                              OpError* error) {
+Status ClientImpl::wait_for_snapshot(const ReadView& view, Snapshot& snapshot, const KeepWaiting& keep_waiting,
+                                     OpError* error) {
   Frame frame;
   // A speculative read shares the round trip of another read, so we do not count it.
   Status status = snapshot.ahead ? replies_.wait(snapshot.sequence, keep_waiting, &frame, error)
@@ -85,10 +86,11 @@ Status ClientImpl::take_whole(const ReadView& view, Snapshot& snapshot, const Ke
   if (status.ok()) {
     std::ranges::copy(frame.attachment->bytes(), snapshot.bytes.begin());
     counters_.bytes_downloaded.fetch_add(snapshot.bytes.size(), std::memory_order_relaxed);
-    snapshot.state = Snapshot::State::kThere;
+    snapshot.state = Snapshot::State::kReady;
   } else {
     snapshot.state = Snapshot::State::kFailed;
-    if (const SnapshotPtr kept = read_ahead_.find(view.buffer); kept.get() == &snapshot) read_ahead_.drop(view.buffer);
+    if (const SnapshotPtr kept = speculative_reads_.find(view.buffer); kept.get() == &snapshot)
+      speculative_reads_.drop(view.buffer);
   }
   return status;
 }
@@ -96,19 +98,19 @@ Status ClientImpl::take_whole(const ReadView& view, Snapshot& snapshot, const Ke
 Status ClientImpl::check_size(const Frame& frame, uint64_t expected) {
   const size_t came = frame.attachment ? frame.attachment->bytes().size() : 0;
   if (came == expected) return {};
-  if (frame.refused != 0) {
+  if (frame.refused_bytes != 0) {
     return {ErrorCode::kOutOfMemory, "remote: this process is out of memory. It has none left for the " +
-                                         std::to_string(frame.refused) + " bytes of a tensor to read"};
+                                         std::to_string(frame.refused_bytes) + " bytes of a tensor to read"};
   }
   return Status::internal("remote: the worker sent " + std::to_string(came) + " bytes of a tensor of " +
                           std::to_string(expected));
 }
 
-Status ClientImpl::why_not_read(uint64_t buffer, Status status, OpError* error) const {
+Status ClientImpl::read_error(uint64_t buffer, Status status, OpError* error) const {
   // If a program could not be built, its buffers do not exist. The worker only knows that they are missing; we know
   // why.
   if (status.code() == ErrorCode::kInterrupted) return status;
-  std::optional<OpError> missing = replies_.missing(buffer);
+  std::optional<OpError> missing = replies_.failure_of(buffer);
   if (!missing) return status;
   *error = *std::move(missing);
   return error->status;
@@ -121,22 +123,22 @@ Status ClientImpl::read(uint64_t buffer, uint32_t item_size, std::span<const int
   if (abandoned_) return forked();
   const ReadView view{buffer, item_size, sizes, strides, offset};
   uint64_t packed, end;
-  if (!extent(view, &packed, &end)) return Status::invalid("remote: a read of a tensor with impossible sizes");
-  if (packed > kMostReadAhead) end = UINT64_MAX;  // read only the view, not the whole buffer
+  if (!measure(view, &packed, &end)) return Status::invalid("remote: a read of a tensor with impossible sizes");
+  if (packed > kMaxSpeculativeRead) end = UINT64_MAX;  // read only the view, not the whole buffer
   uint64_t sequence = 0;
   SnapshotPtr snapshot;
   bool there = false;
   {
     std::lock_guard order(order_);
     if (Status status = ask_for(view, end, &sequence, &snapshot); !status) return status;
-    there = snapshot && snapshot->state == Snapshot::State::kThere;
+    there = snapshot && snapshot->state == Snapshot::State::kReady;
   }
   if (snapshot && !there) {
-    Status status = take_whole(view, *snapshot, keep_waiting, error);
+    Status status = wait_for_snapshot(view, *snapshot, keep_waiting, error);
     there = status.ok();
     const bool in_vain =
         snapshot->ahead && status.code() != ErrorCode::kInterrupted && status.code() != ErrorCode::kLost;
-    if (!there && !in_vain) return why_not_read(buffer, std::move(status), error);
+    if (!there && !in_vain) return read_error(buffer, std::move(status), error);
   }
   if (there) {
     const std::byte* first = snapshot->bytes.data() + static_cast<size_t>(offset) * item_size;
@@ -144,7 +146,7 @@ Status ClientImpl::read(uint64_t buffer, uint32_t item_size, std::span<const int
       take({first, packed});
     } else {
       std::vector<std::byte> elements(packed);
-      gather(view, first, elements.data());
+      copy_packed(view, first, elements.data());
       take(elements);
     }
     return {};
@@ -158,7 +160,7 @@ Status ClientImpl::read(uint64_t buffer, uint32_t item_size, std::span<const int
   }
   Frame frame;
   if (Status status = wait(sequence, keep_waiting, &frame, error); !status) {
-    return why_not_read(buffer, std::move(status), error);
+    return read_error(buffer, std::move(status), error);
   }
   if (Status status = check_size(frame, packed); !status) return status;
   counters_.bytes_downloaded.fetch_add(packed, std::memory_order_relaxed);

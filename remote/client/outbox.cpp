@@ -112,7 +112,7 @@ Status Outbox::send_now(const wire::Header& header, std::span<const uint8_t> con
     return status;
   }
   if (status.code() == ErrorCode::kOutOfMemory) return status;  // the connection still works
-  replies_.lose(status);
+  replies_.set_connection_lost(status);
   return replies_.health();
 }
 
@@ -151,7 +151,8 @@ void Outbox::send_item(Item& item) {
   } else if (run.program && run.program->failed) {
     return send_failed_run(item, nullptr, run.program->failure);
   }
-  if (Status status = send_now(item.header, item.control, std::move(item.attachment)); !status) replies_.lose(status);
+  if (Status status = send_now(item.header, item.control, std::move(item.attachment)); !status)
+    replies_.set_connection_lost(status);
 }
 
 Status Outbox::build_program(BuildJob& job, const RunInfo& run, const wire::Header& header) {
@@ -179,13 +180,13 @@ Status Outbox::build_program(BuildJob& job, const RunInfo& run, const wire::Head
     if (Status status = build_(request, &program); !status) return status;
     ir::Graph graph;
     if (job.graph || ir::import_trace(job.trace, job.survivors, &graph).ok()) {
-      run.program->facts = facts_of(job.graph ? *job.graph : graph);
+      run.program->facts = analyze_buffers(job.graph ? *job.graph : graph);
       run.program->facts_known.store(true, std::memory_order_release);
     }
   } catch (const std::exception& error) {
     return Status::internal(std::string("remote: building a program failed: ") + error.what());
   }
-  run.program->takes = bytes_on_worker(program.size());
+  run.program->worker_bytes = bytes_on_worker(program.size());
   AttachmentPtr attachment = transport_.allocate(program.size());
   if (!attachment)
     return {ErrorCode::kOutOfMemory, "remote: this process is out of memory. It has none left to send a program of " +

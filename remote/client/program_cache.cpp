@@ -16,7 +16,7 @@ bool same(std::span<const T> a, std::span<const T> b) {
 
 }  // namespace
 
-ProgramFacts facts_of(const ir::Graph& graph) {
+ProgramFacts analyze_buffers(const ir::Graph& graph) {
   constexpr size_t kMostCopies = 8;
   constexpr ir::Opcode copy = ir::ops::aten_copy_;
   const size_t count = graph.buffers.size();
@@ -130,7 +130,7 @@ void ProgramCache::trim(uint64_t most, std::vector<uint32_t>* dropped) {
     if (program->of_graph && program.use_count() == 1) {
       old.push_back(program);
     } else {
-      taken += program->takes.load(std::memory_order_relaxed);
+      taken += program->worker_bytes.load(std::memory_order_relaxed);
     }
   }
   if (taken > most) {
@@ -138,10 +138,10 @@ void ProgramCache::trim(uint64_t most, std::vector<uint32_t>* dropped) {
     for (const auto& [number, program] : by_number_) {
       if (!program->of_graph) traces.push_back(program);
     }
-    std::ranges::sort(traces, {}, [](const ProgramPtr& program) { return program->used; });
+    std::ranges::sort(traces, {}, [](const ProgramPtr& program) { return program->last_use; });
     for (const ProgramPtr& program : traces) {
       if (taken <= most - most / 8) break;
-      taken -= std::min(taken, program->takes.load(std::memory_order_relaxed));
+      taken -= std::min(taken, program->worker_bytes.load(std::memory_order_relaxed));
       old.push_back(program);
     }
   }

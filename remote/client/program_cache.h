@@ -28,7 +28,7 @@ struct ProgramFacts {
   };
   std::vector<Copy> copies;
 };
-ProgramFacts facts_of(const ir::Graph& graph);
+ProgramFacts analyze_buffers(const ir::Graph& graph);
 
 // Estimated memory on a worker of a program with this many encoded bytes, including the runners' plans and the kernels.
 inline uint64_t bytes_on_worker(size_t encoded) { return 4096 + 16 * uint64_t{encoded}; }
@@ -45,9 +45,9 @@ struct CachedProgram {
   bool of_graph = false;  // made by load(): its callers own it, and find() never returns it
 
   // For programs of traces: time of the last use, as a counter. Guarded by the lock on message order.
-  uint64_t used = 0;
+  uint64_t last_use = 0;
   // Estimated memory on the worker, in bytes; set by the builder.
-  std::atomic<uint64_t> takes = 0;
+  std::atomic<uint64_t> worker_bytes = 0;
 
   // The last run, from which the next one is delta encoded; the worker stores it as well. Guarded by the lock on
   // message order.
@@ -57,7 +57,7 @@ struct CachedProgram {
   // The build failed, so the worker will never have this program; `failure` says why. The builder sets this last.
   std::atomic<bool> failed = false;
   Status failure;
-  bool ran = false;  // guarded in the same way as `last`
+  bool has_run = false;  // guarded in the same way as `last`
 
   // The builder sets `facts` before `facts_known`.
   ProgramFacts facts;

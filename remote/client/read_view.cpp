@@ -19,7 +19,7 @@ std::byte* gather_from(const ReadView& view, const std::byte* from, size_t dim, 
 
 }  // namespace
 
-bool extent(const ReadView& view, uint64_t* packed, uint64_t* end) {
+bool measure(const ReadView& view, uint64_t* packed, uint64_t* end) {
   *packed = view.item_size;
   __int128 last = view.offset;
   bool first_is_inside = view.offset >= 0;
@@ -35,7 +35,7 @@ bool extent(const ReadView& view, uint64_t* packed, uint64_t* end) {
   return true;
 }
 
-void gather(const ReadView& view, const std::byte* from, std::byte* to) { gather_from(view, from, 0, to); }
+void copy_packed(const ReadView& view, const std::byte* from, std::byte* to) { gather_from(view, from, 0, to); }
 
 bool is_contiguous(std::span<const int64_t> sizes, std::span<const int64_t> strides) {
   int64_t expected = 1;

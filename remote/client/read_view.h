@@ -16,10 +16,10 @@ struct ReadView {
 
 // Sets *packed to the bytes of the view's elements, and *end to the bytes of the buffer up to the last element. *end is
 // UINT64_MAX if the view reaches before the buffer or the number overflows. Returns false for sizes that no tensor has.
-bool extent(const ReadView& view, uint64_t* packed, uint64_t* end);
+bool measure(const ReadView& view, uint64_t* packed, uint64_t* end);
 
 // Copies the view's elements, packed. `from` points to the first one.
-void gather(const ReadView& view, const std::byte* from, std::byte* to);
+void copy_packed(const ReadView& view, const std::byte* from, std::byte* to);
 
 // Whether the elements are contiguous in row-major order.
 bool is_contiguous(std::span<const int64_t> sizes, std::span<const int64_t> strides);

@@ -101,7 +101,7 @@ void Replies::expect(uint64_t sequence) {
   slots_[sequence];
 }
 
-void Replies::forget(uint64_t sequence) {
+void Replies::drop_reply(uint64_t sequence) {
   std::lock_guard lock(mutex_);
   const auto slot = slots_.find(sequence);
   if (slot == slots_.end()) return;
@@ -125,21 +125,22 @@ bool Replies::has(uint64_t sequence) const {
   return slot == slots_.end() || slot->second.done || !lost_;
 }
 
-Status Replies::take(std::unique_lock<std::mutex>& lock, uint64_t sequence, const KeepWaiting& keep_waiting, bool again,
-                     Slot* result) {
+Status Replies::take(std::unique_lock<std::mutex>& lock, uint64_t sequence, const KeepWaiting& keep_waiting,
+                     bool keep_expecting, Slot* result) {
   const auto slot = slots_.find(sequence);
   if (slot == slots_.end()) return Status::internal("remote: nothing is known of message " + std::to_string(sequence));
   Status status = wait_until(lock, &keep_waiting, [&] { return slot->second.done; });
-  if (again && status.code() == ErrorCode::kInterrupted) return status;
+  if (keep_expecting && status.code() == ErrorCode::kInterrupted) return status;
   *result = std::move(slot->second);
   slots_.erase(slot);
   return status;
 }
 
-Status Replies::wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error, bool again) {
+Status Replies::wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error,
+                     bool keep_expecting) {
   std::unique_lock lock(mutex_);
   Slot result;
-  if (Status status = take(lock, sequence, keep_waiting, again, &result); !status) return status;
+  if (Status status = take(lock, sequence, keep_waiting, keep_expecting, &result); !status) return status;
   if (!result.error) {
     *reply = std::move(result.reply);
     return {};
@@ -163,7 +164,7 @@ void Replies::take_deferred(OpError* error) {
 Status Replies::handle(Frame& frame) {
   totals_.bytes_received += sizeof(wire::Header) + frame.control.size();
   if (Status status = acknowledge(frame.header.sequence); !status) return status;
-  at_work_ = (frame.header.flags & wire::kAtWork) != 0;
+  has_background_work_ = (frame.header.flags & wire::kBackgroundWork) != 0;
   if (EventLog::on()) log_acknowledged(frame.header);
   switch (static_cast<wire::Type>(frame.header.type)) {
     case wire::Type::kRunReply:
@@ -302,8 +303,8 @@ void Replies::defer(OpError error) {
 void Replies::fail(uint64_t sequence, uint64_t base, uint64_t count, OpError error) {
   {
     std::lock_guard lock(mutex_);
-    if (count > 0) missing_.push_back({base, count, error});
-    if (missing_.size() > kMaxMissing) missing_.pop_front();
+    if (count > 0) failed_runs_.push_back({base, count, error});
+    if (failed_runs_.size() > kMaxMissing) failed_runs_.pop_front();
     if (const auto slot = slots_.find(sequence); slot != slots_.end()) {
       slot->second.error = std::move(error);
       slot->second.done = true;
@@ -315,9 +316,9 @@ void Replies::fail(uint64_t sequence, uint64_t base, uint64_t count, OpError err
   transport_.wake();  // the thread that receives may be the one that waits for this reply
 }
 
-std::optional<OpError> Replies::missing(uint64_t buffer) const {
+std::optional<OpError> Replies::failure_of(uint64_t buffer) const {
   std::lock_guard lock(mutex_);
-  for (const Missing& m : missing_) {
+  for (const FailedRun& m : failed_runs_) {
     if (buffer - m.base < m.count) return m.error;
   }
   return std::nullopt;
@@ -330,7 +331,7 @@ void Replies::set_lost(const Status& why) {
            why.message() + ". The tensors on the worker are lost; torch.remote.restart() starts a new one"};
 }
 
-void Replies::lose(const Status& why) {
+void Replies::set_connection_lost(const Status& why) {
   {
     std::unique_lock lock(mutex_);
     while (!receiving_ && lost_.ok()) {  // messages from before the loss may have a better reason
@@ -346,9 +347,9 @@ Status Replies::health() const {
   return lost_;
 }
 
-bool Replies::at_work() const {
+bool Replies::has_background_work() const {
   std::lock_guard lock(mutex_);
-  return at_work_;
+  return has_background_work_;
 }
 
 uint64_t Replies::acknowledged() const {

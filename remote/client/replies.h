@@ -37,16 +37,17 @@ class Replies {
   // Says that a thread will wait for this message's reply.
   void expect(uint64_t sequence);
   // Says that no thread will wait for this message's reply any more.
-  void forget(uint64_t sequence);
+  void drop_reply(uint64_t sequence);
   // Handles the messages that have already arrived.
   void drain();
   // Whether wait() would return at once: the reply is there, or the worker is lost.
   bool has(uint64_t sequence) const;
 
   // Waits for the reply to a message that was passed to expect(). A failure in the reply is returned and stored in
-  // *error. After an interruption the reply is no longer expected, unless `again` is set: then the wait can be
+  // *error. After an interruption the reply is no longer expected, unless `keep_expecting` is set: then the wait can be
   // repeated.
-  Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error, bool again = false);
+  Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error,
+              bool keep_expecting = false);
 
   // Adds the deferred failures to *error, a synchronize's error, whose own failures come last. Deferred failures are
   // those of programs that could not be built, and those in replies to interrupted waits.
@@ -61,15 +62,15 @@ class Replies {
   // the buffers [base, base + count) that it should have created. Without such a wait, take_deferred reports it.
   void fail(uint64_t sequence, uint64_t base, uint64_t count, OpError error);
   // The error that fail() recorded for this buffer, if any.
-  std::optional<OpError> missing(uint64_t buffer) const;
+  std::optional<OpError> failure_of(uint64_t buffer) const;
 
   // Says that the connection failed during a send.
-  void lose(const Status& why);
+  void set_connection_lost(const Status& why);
   // Returns ok, or kLost with the reason.
   Status health() const;
   uint64_t acknowledged() const;
   // Whether acknowledged ops still run in the background of the worker.
-  bool at_work() const;
+  bool has_background_work() const;
   uint64_t last_sent() const;
 
   struct Totals {
@@ -88,7 +89,7 @@ class Replies {
     Frame reply;
     std::optional<OpError> error;
   };
-  struct Missing {
+  struct FailedRun {
     uint64_t base, count;
     OpError error;
   };
@@ -102,8 +103,8 @@ class Replies {
   Status receive_as_leader(std::unique_lock<std::mutex>& lock, std::chrono::nanoseconds timeout);
 
   // Waits for this message's reply and removes its slot.
-  Status take(std::unique_lock<std::mutex>& lock, uint64_t sequence, const KeepWaiting& keep_waiting, bool again,
-              Slot* result);
+  Status take(std::unique_lock<std::mutex>& lock, uint64_t sequence, const KeepWaiting& keep_waiting,
+              bool keep_expecting, Slot* result);
 
   // The following require mutex_.
   Status handle(Frame& frame);
@@ -127,7 +128,7 @@ class Replies {
   std::map<uint64_t, Slot> slots_;  // by sequence
   std::vector<OpError> deferred_;
   uint64_t not_listed_ = 0;  // failures in excess of deferred_
-  std::deque<Missing> missing_;
+  std::deque<FailedRun> failed_runs_;
   // ring buffer of the messages that are not acknowledged yet, in order
   std::array<Credit, kMaxUnacknowledged> credits_;
   size_t first_credit_ = 0;
@@ -135,7 +136,7 @@ class Replies {
   size_t unacknowledged_bytes_ = 0;
   uint64_t last_sent_ = 0;
   uint64_t acknowledged_ = 0;
-  bool at_work_ = false;
+  bool has_background_work_ = false;
   Totals totals_;
   WorkerProfile profile_;  // what was received so far
   uint64_t profile_limit_ = 0;

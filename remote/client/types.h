@@ -24,7 +24,7 @@ inline constexpr size_t kMaxUnacknowledged = 64;
 inline constexpr size_t kMaxUnacknowledgedBytes = size_t{512} << 20;
 
 // Default limit on the memory of programs on a worker: enough for hundreds of the largest traces.
-inline constexpr uint64_t kMostProgramBytes = uint64_t{512} << 20;
+inline constexpr uint64_t kMaxProgramBytes = uint64_t{512} << 20;
 
 // A failure on the worker, with the source of the op that failed.
 struct OpError {
@@ -76,7 +76,7 @@ struct CallInput {
 };
 
 // Most tensors that one call may return.
-inline constexpr uint64_t kMostResults = 4096;
+inline constexpr uint64_t kMaxResults = 4096;
 
 // The outcome of a call.
 struct CallResult {
@@ -86,7 +86,7 @@ struct CallResult {
 
 // What a program asks of the worker.
 struct ProgramOptions {
-  // From now on both ends spin for expected messages (Transport::busy_wait), for all programs of the session. This
+  // From now on both ends spin for expected messages (Transport::set_spin_time), for all programs of the session. This
   // lowers the latency of calls and costs up to a millisecond of a core per wait.
   bool low_latency = false;
   // The worker may time several algorithms and keep the fastest, so the last bits of results may differ between runs.

@@ -37,7 +37,7 @@ struct MemoryRequest {
 };
 
 // Available memory, in bytes.
-struct MemoryRoom {
+struct MemoryLimits {
   uint64_t limit = 0;
   uint64_t free = 0;  // may still be reserved, and the machine has it
 };

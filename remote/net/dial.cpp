@@ -46,14 +46,15 @@ class Dialer {
 
   // Makes one connection, for a new session or for `resumed`. *ended is true if the listener says that it has no such
   // session.
-  Status connect(const Resumed* resumed, const KeepWaiting& keep_waiting, Greeted* greeted,
+  Status connect(const SessionToResume* resumed, const KeepWaiting& keep_waiting, HandshakeResult* handshake,
                  std::unique_ptr<StreamTransport>* transport, bool* ended) const {
-    const Patience patience(time_, keep_waiting);
+    const Deadline deadline(time_, keep_waiting);
     int socket = -1;
     *ended = false;
-    if (Status status = connect_tcp(address_, patience, &socket); !status) return status;
+    if (Status status = connect_tcp(address_, deadline, &socket); !status) return status;
     std::unique_ptr<ByteStream> stream;
-    if (Status status = join(socket, side_, resumed, patience, greeted, &stream, ended); !status) return status;
+    if (Status status = client_handshake(socket, side_, resumed, deadline, handshake, &stream, ended); !status)
+      return status;
     *transport = std::make_unique<StreamTransport>(std::move(stream), StreamTransport::Options());
     return {};
   }
@@ -74,16 +75,17 @@ class Dialer {
 // Reconnects a client whose connection broke. It tries until the lease is over, which ResumingTransport ends. Errors of
 // the network do not stop it, because a tunnel or load balancer that restarts refuses connections, too. Only the
 // listener itself can say that the session is gone.
-class Returning {
+class Reconnector {
  public:
-  Returning(std::shared_ptr<Dialer> dialer, const Greeted& greeted) : dialer_(std::move(dialer)), greeted_(greeted) {}
+  Reconnector(std::shared_ptr<Dialer> dialer, const HandshakeResult& handshake)
+      : dialer_(std::move(dialer)), handshake_(handshake) {}
 
   Status operator()(bool broken, std::chrono::milliseconds, const ResumingTransport::Freeze& freeze,
                     ResumingTransport::Connection* connection) {
     if (!broken) return {ErrorCode::kTimeout, "remote: timeout"};
-    if (broken_since_ == Patience::Clock::time_point()) broken_since_ = Patience::Clock::now();
-    const Resumed resumed{greeted_.key, ++attempts_, freeze()};
-    Greeted again;
+    if (broken_since_ == Deadline::Clock::time_point()) broken_since_ = Deadline::Clock::now();
+    const SessionToResume resumed{handshake_.key, ++attempts_, freeze()};
+    HandshakeResult again;
     bool ended = false;
     const auto goes_on = [this] {
       say_what_is_waited_for();
@@ -104,19 +106,19 @@ class Returning {
 
  private:
   void say_what_is_waited_for() {
-    if (said_ || Patience::Clock::now() - broken_since_ < kQuiet) return;
+    if (said_ || Deadline::Clock::now() - broken_since_ < kQuiet) return;
     said_ = true;
     std::fprintf(stderr,
                  "remote: the connection to the worker at %s broke; trying to connect again for %lld s, as long as it "
                  "keeps the session%s%s\n",
-                 dialer_->name().c_str(), static_cast<long long>(greeted_.lease.count() / 1000),
+                 dialer_->name().c_str(), static_cast<long long>(handshake_.lease.count() / 1000),
                  why_.empty() ? "" : ". The last attempt: ", why_.c_str());
   }
 
   std::shared_ptr<Dialer> dialer_;
-  Greeted greeted_;
+  HandshakeResult handshake_;
   uint64_t attempts_ = 0;
-  Patience::Clock::time_point broken_since_;
+  Deadline::Clock::time_point broken_since_;
   std::string why_;
   bool said_ = false;  // whether the message about this outage was printed
 };
@@ -124,7 +126,8 @@ class Returning {
 }  // namespace
 
 TlsFiles tls_files_from_environment() {
-  return {setting("TORCH_REMOTE_TLS_CERT"), setting("TORCH_REMOTE_TLS_KEY"), setting("TORCH_REMOTE_TLS_CA")};
+  return {environment_value("TORCH_REMOTE_TLS_CERT"), environment_value("TORCH_REMOTE_TLS_KEY"),
+          environment_value("TORCH_REMOTE_TLS_CA")};
 }
 
 Status dial_options_from_environment(DialOptions* options) {
@@ -136,18 +139,18 @@ Status dial(const std::string& url, const DialOptions& options, const KeepWaitin
             std::unique_ptr<Transport>* transport) {
   std::shared_ptr<Dialer> dialer;
   if (Status status = Dialer::open(url, options, &dialer); !status) return status;
-  Greeted greeted;
+  HandshakeResult handshake;
   ResumingTransport::Connection first;
   bool ended = false;
-  if (Status status = dialer->connect(nullptr, keep_waiting, &greeted, &first.transport, &ended); !status) {
+  if (Status status = dialer->connect(nullptr, keep_waiting, &handshake, &first.transport, &ended); !status) {
     return status;
   }
   ResumingTransport::Options how;
-  how.lease = greeted.lease;
-  how.heartbeat = greeted.heartbeat;
-  how.most_kept = kMostKept;
+  how.lease = handshake.lease;
+  how.heartbeat = handshake.heartbeat;
+  how.max_unacknowledged_bytes = kMostKept;
   how.interrupt = [dialer] { dialer->interrupt(); };
-  *transport = std::make_unique<ResumingTransport>(std::move(first), how, Returning(dialer, greeted));
+  *transport = std::make_unique<ResumingTransport>(std::move(first), how, Reconnector(dialer, handshake));
   return {};
 }
 

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "ir/status.h"
-#include "remote/net/patience.h"
+#include "remote/net/deadline.h"
 #include "remote/net/tls.h"
 #include "remote/transport/transport.h"
 

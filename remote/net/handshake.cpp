@@ -56,12 +56,12 @@ std::string printable(std::string text) {
 }
 
 // The plaintext part of the handshake: the client hello and the worker's nonce.
-using Preamble = std::array<uint8_t, sizeof(Opening) + sizeof(Digest)>;
+using Preamble = std::array<uint8_t, sizeof(ClientHello) + sizeof(Digest)>;
 
-Preamble preamble_of(const Opening& opening, const Digest& nonce) {
+Preamble preamble_of(const ClientHello& client_hello, const Digest& nonce) {
   Preamble said;
-  std::memcpy(said.data(), &opening, sizeof(opening));
-  std::memcpy(said.data() + sizeof(opening), nonce.data(), nonce.size());
+  std::memcpy(said.data(), &client_hello, sizeof(client_hello));
+  std::memcpy(said.data() + sizeof(client_hello), nonce.data(), nonce.size());
   return said;
 }
 
@@ -81,8 +81,8 @@ Digest prove(std::string_view token, std::string_view who, const Digest& binding
 }
 
 // Makes the stream of a socket on which the preamble was exchanged, its binding, and the key of a new session.
-Status secure(int socket, const TlsContext* tls, const TlsPeer& peer, const Preamble& said, const Patience& patience,
-              std::string description, Applicant* made) {
+Status secure(int socket, const TlsContext* tls, const TlsPeer& peer, const Preamble& said, const Deadline& deadline,
+              std::string description, PendingClient* made) {
   if (tls == nullptr) {  // any process on this machine may connect
     made->stream = make_socket_stream(socket, std::move(description));
     made->binding = derive_key({}, said, kBinding);
@@ -90,7 +90,7 @@ Status secure(int socket, const TlsContext* tls, const TlsPeer& peer, const Prea
     return {};
   }
   std::unique_ptr<TlsStream> stream;
-  if (Status status = start_tls(socket, *tls, peer, patience, std::move(description), &stream); !status) return status;
+  if (Status status = start_tls(socket, *tls, peer, deadline, std::move(description), &stream); !status) return status;
   if (Status status = stream->export_secret(kBinding, said, &made->binding); !status) return status;
   if (Status status = stream->export_secret(kSessionKey, said, &made->key); !status) return status;
   made->tls = stream.get();
@@ -98,14 +98,14 @@ Status secure(int socket, const TlsContext* tls, const TlsPeer& peer, const Prea
   return {};
 }
 
-Status write_all(ByteStream& stream, const void* data, size_t size, const Patience& patience) {
+Status write_all(ByteStream& stream, const void* data, size_t size, const Deadline& deadline) {
   const auto* p = static_cast<const char*>(data);
   int no_descriptor = -1;
   while (size > 0) {
     const iovec piece{const_cast<char*>(p), size};
     size_t n = 0;
     Status status = stream.write({&piece, 1}, &n, &no_descriptor);
-    if (status.code() == ErrorCode::kTimeout) status = patience.wait(stream.output(), POLLOUT);
+    if (status.code() == ErrorCode::kTimeout) status = deadline.wait(stream.output(), POLLOUT);
     if (!status.ok()) return status;
     p += n;
     size -= n;
@@ -114,14 +114,14 @@ Status write_all(ByteStream& stream, const void* data, size_t size, const Patien
 }
 
 // Reads exactly `size` bytes, because later bytes belong to other code.
-Status read_all(ByteStream& stream, void* data, size_t size, const Patience& patience) {
+Status read_all(ByteStream& stream, void* data, size_t size, const Deadline& deadline) {
   auto* p = static_cast<char*>(data);
   while (size > 0) {
     const iovec piece{p, size};
     size_t n = 0;
     Status status = stream.read({&piece, 1}, &n, nullptr);
     const bool waits = status.code() == ErrorCode::kTimeout;
-    if (waits) status = patience.wait(stream.input(), POLLIN);
+    if (waits) status = deadline.wait(stream.input(), POLLIN);
     if (!status.ok()) return status;
     if (!waits && n == 0) return {ErrorCode::kLost, "it was closed"};
     p += n;
@@ -131,7 +131,7 @@ Status read_all(ByteStream& stream, void* data, size_t size, const Patience& pat
 }
 
 // Sends or receives on a bare socket, before there is a stream.
-Status exchange(int socket, bool sends, void* data, size_t size, const Patience& patience, size_t* done) {
+Status exchange(int socket, bool sends, void* data, size_t size, const Deadline& deadline, size_t* done) {
   auto* p = static_cast<char*>(data);
   for (*done = 0; *done < size;) {
     const ssize_t n = sends ? send(socket, p + *done, size - *done, MSG_NOSIGNAL | MSG_DONTWAIT)
@@ -143,7 +143,7 @@ Status exchange(int socket, bool sends, void* data, size_t size, const Patience&
     if (n == 0) return {ErrorCode::kLost, "it was closed"};
     if (errno == EINTR) continue;
     if (errno != EAGAIN && errno != EWOULDBLOCK) return {ErrorCode::kLost, std::strerror(errno)};
-    if (Status status = patience.wait(socket, sends ? POLLOUT : POLLIN); !status) return status;
+    if (Status status = deadline.wait(socket, sends ? POLLOUT : POLLIN); !status) return status;
   }
   return {};
 }
@@ -172,47 +172,47 @@ std::string not_the_token(const std::string& name) {
 
 Status refused(const std::string& why) { return {ErrorCode::kUnsupported, "remote: " + why}; }
 
-Status exchange_openings(int socket, const Opening& opening, const std::string& name, const Patience& patience,
-                         Digest* nonce, bool* ended) {
+Status exchange_hellos(int socket, const ClientHello& client_hello, const std::string& name, const Deadline& deadline,
+                       Digest* nonce, bool* ended) {
   constexpr const char* kWhen = "before it says who it is";
   size_t done = 0;
-  Opening said = opening;
-  Status status = exchange(socket, true, &said, sizeof(said), patience, &done);
-  Answer answer;
-  if (status.ok()) status = exchange(socket, false, &answer, sizeof(answer), patience, &done);
+  ClientHello said = client_hello;
+  Status status = exchange(socket, true, &said, sizeof(said), deadline, &done);
+  ServerHello server_hello;
+  if (status.ok()) status = exchange(socket, false, &server_hello, sizeof(server_hello), deadline, &done);
   if (!status.ok() && status.code() == ErrorCode::kLost && done > 0 &&
-      std::memcmp(&answer, Answer::kMagic.data(), std::min(done, answer.magic.size())) != 0) {
+      std::memcmp(&server_hello, ServerHello::kMagic.data(), std::min(done, server_hello.magic.size())) != 0) {
     return no_worker(name, "it says something else");
   }
   if (!status.ok()) return explain(status, name, kWhen);
-  if (answer.magic != Answer::kMagic) return no_worker(name, "it says something else");
-  if (answer.code == Answer::kGoOn && answer.version == Opening::kVersion) {
-    status = exchange(socket, false, nonce->data(), nonce->size(), patience, &done);
+  if (server_hello.magic != ServerHello::kMagic) return no_worker(name, "it says something else");
+  if (server_hello.code == ServerHello::kGoOn && server_hello.version == ClientHello::kVersion) {
+    status = exchange(socket, false, nonce->data(), nonce->size(), deadline, &done);
     return status.ok() ? status : explain(status, name, kWhen);
   }
-  std::string text(std::min<size_t>(answer.text, kMaxText), '\0');
-  if (status = exchange(socket, false, text.data(), text.size(), patience, &done); !status) {
+  std::string text(std::min<size_t>(server_hello.text, kMaxText), '\0');
+  if (status = exchange(socket, false, text.data(), text.size(), deadline, &done); !status) {
     return explain(status, name, kWhen);
   }
   text = printable(std::move(text));
-  if (answer.version != Opening::kVersion) answer.code = Answer::kOtherVersion;
-  switch (answer.code) {
-    case Answer::kWantsTls:
+  if (server_hello.version != ClientHello::kVersion) server_hello.code = ServerHello::kOtherVersion;
+  switch (server_hello.code) {
+    case ServerHello::kWantsTls:
       return refused("the worker at " + name + " wants TLS; connect with tls://" + name);
-    case Answer::kHasNoTls:
+    case ServerHello::kHasNoTls:
       return refused("the worker at " + name + " has no TLS; connect with tcp://" + name +
                      ", or start it with --listen tls://" + name);
-    case Answer::kOtherVersion:
-      return refused("the worker at " + name + " speaks version " + std::to_string(answer.version) +
-                     " of the handshake, this client " + std::to_string(Opening::kVersion) +
+    case ServerHello::kOtherVersion:
+      return refused("the worker at " + name + " speaks version " + std::to_string(server_hello.version) +
+                     " of the handshake, this client " + std::to_string(ClientHello::kVersion) +
                      "; install the same torch-remote on both");
-    case Answer::kUnknownSession:
+    case ServerHello::kUnknownSession:
       *ended = true;
       return refused("the worker at " + name + " has no such session any more" + (text.empty() ? "" : ": " + text));
-    case Answer::kWantsToken:
+    case ServerHello::kWantsToken:
       return refused("the worker at " + name +
                      " wants a token; set TORCH_REMOTE_TOKEN_FILE to the file that has it (or TORCH_REMOTE_TOKEN)");
-    case Answer::kHasNoToken:
+    case ServerHello::kHasNoToken:
       return refused("a token is set, but the worker at " + name +
                      " has none, so it cannot prove that it is yours; start it with --token-file, or unset "
                      "TORCH_REMOTE_TOKEN_FILE and TORCH_REMOTE_TOKEN");
@@ -225,32 +225,33 @@ Status not_let_in(ByteStream& stream, const std::string& why) {
   return {ErrorCode::kUnsupported, "remote: " + stream.description() + " was not let in: " + why};
 }
 
-Status write_result(ByteStream& stream, Result result, const std::string& why, const Patience& patience) {
+Status write_result(ByteStream& stream, Result result, const std::string& why, const Deadline& deadline) {
   const std::string text = why.substr(0, kMaxText);
   result.text = static_cast<uint16_t>(text.size());
-  if (Status status = write_all(stream, &result, sizeof(result), patience); !status.ok()) return status;
-  return write_all(stream, text.data(), text.size(), patience);
+  if (Status status = write_all(stream, &result, sizeof(result), deadline); !status.ok()) return status;
+  return write_all(stream, text.data(), text.size(), deadline);
 }
 
 }  // namespace
 
 Digest routing_key(const Digest& session_key) { return derive_key(session_key, {}, kRoutingKey); }
 
-bool is_from(const Opening& opening, const Digest& routing_key) {
-  return opening.resumes() && equal(opening.tag, tag_of(opening.attempt, routing_key));
+bool is_from(const ClientHello& client_hello, const Digest& routing_key) {
+  return client_hello.resumes() && equal(client_hello.tag, tag_of(client_hello.attempt, routing_key));
 }
 
 // --- the client's side -----------------------------------------------------------------------------------------------
 
-Status join(int socket, const ClientSide& side, const Resumed* resumed, const Patience& patience, Greeted* greeted,
-            std::unique_ptr<ByteStream>* stream, bool* ended) {
+Status client_handshake(int socket, const ClientSide& side, const SessionToResume* resumed, const Deadline& deadline,
+                        HandshakeResult* handshake, std::unique_ptr<ByteStream>* stream, bool* ended) {
   *ended = false;
-  Opening opening;
-  opening.flags = static_cast<uint8_t>((side.tls ? Opening::kTls : 0) | (side.token.empty() ? 0 : Opening::kHasToken));
-  fill_random(opening.nonce);
+  ClientHello client_hello;
+  client_hello.flags =
+      static_cast<uint8_t>((side.tls ? ClientHello::kTls : 0) | (side.token.empty() ? 0 : ClientHello::kHasToken));
+  fill_random(client_hello.nonce);
   if (resumed != nullptr) {
-    opening.attempt = resumed->attempt;
-    opening.tag = tag_of(resumed->attempt, routing_key(resumed->key));
+    client_hello.attempt = resumed->attempt;
+    client_hello.tag = tag_of(resumed->attempt, routing_key(resumed->key));
   }
   const bool by_certificate = resumed == nullptr && side.tls;
   const bool by_key = resumed != nullptr || (!side.tls && !side.token.empty());
@@ -264,25 +265,25 @@ Status join(int socket, const ClientSide& side, const Resumed* resumed, const Pa
         " is another one; start the worker with --token-file and "
         "set TORCH_REMOTE_TOKEN_FILE, or use a tunnel to 127.0.0.1");
   }
-  if (status.ok()) status = exchange_openings(socket, opening, side.name, patience, &nonce, ended);
+  if (status.ok()) status = exchange_hellos(socket, client_hello, side.name, deadline, &nonce, ended);
   if (!status.ok()) {
     close(socket);
     return status;
   }
-  const Preamble said = preamble_of(opening, nonce);
+  const Preamble said = preamble_of(client_hello, nonce);
   Digest key{};
   if (resumed != nullptr) {
     key = derive_key(resumed->key, said, kResumedKey);
   } else if (by_key) {
     key = derive_key(bytes_of(side.token), said, kTokenKey);
   }
-  Applicant made;
+  PendingClient made;
   status =
       secure(socket,
              by_certificate ? side.certificates
              : by_key       ? side.keys
                             : nullptr,
-             {side.host, by_key ? &key : nullptr}, said, patience, (side.tls ? "tls " : "tcp ") + side.name, &made);
+             {side.host, by_key ? &key : nullptr}, said, deadline, (side.tls ? "tls " : "tcp ") + side.name, &made);
   if (by_key && status.code() == ErrorCode::kUnsupported) {
     return refused(resumed != nullptr
                        ? "the worker at " + side.name + " does not take this client for the session's own"
@@ -290,97 +291,98 @@ Status join(int socket, const ClientSide& side, const Resumed* resumed, const Pa
   }
   if (!status.ok()) return status;
   const std::string_view token = by_certificate ? side.token : std::string_view();
-  status = request(*made.stream, made.binding, token, resumed != nullptr ? resumed->received : 0, side.name, patience,
-                   greeted);
+  status = request(*made.stream, made.binding, token, resumed != nullptr ? resumed->received : 0, side.name, deadline,
+                   handshake);
   if (!status.ok()) return status;
-  greeted->key = resumed != nullptr ? resumed->key : made.key;
+  handshake->key = resumed != nullptr ? resumed->key : made.key;
   if (made.tls != nullptr) made.tls->use_large_buffers();
   *stream = std::move(made.stream);
   return {};
 }
 
 Status request(ByteStream& stream, const Digest& binding, std::string_view token, uint64_t received,
-               const std::string& name, const Patience& patience, Greeted* greeted) {
+               const std::string& name, const Deadline& deadline, HandshakeResult* handshake) {
   constexpr const char* kWhen = "while both prove who they are";
   Request request;
   request.received = received;
   request.proof = prove(token, kClientProves, binding);
-  Status status = write_all(stream, &request, sizeof(request), patience);
+  Status status = write_all(stream, &request, sizeof(request), deadline);
   Result result;
-  if (status.ok()) status = read_all(stream, &result, sizeof(result), patience);
+  if (status.ok()) status = read_all(stream, &result, sizeof(result), deadline);
   if (!status.ok()) return explain(status, name, kWhen);
   if (result.code == Result::kNoProof) return refused(not_the_token(name));
   if (result.code != Result::kWelcome) {
     std::string text(std::min<size_t>(result.text, kMaxText), '\0');
-    if (status = read_all(stream, text.data(), text.size(), patience); !status) return explain(status, name, kWhen);
+    if (status = read_all(stream, text.data(), text.size(), deadline); !status) return explain(status, name, kWhen);
     return {ErrorCode::kUnsupported, printable(std::move(text))};
   }
   if (!equal(result.proof, prove(token, kWorkerProves, binding))) {
     return refused("the worker at " + name +
                    " does not know the token; it is not the one that was meant, or somebody is in between");
   }
-  greeted->received = result.received;
-  greeted->lease = std::chrono::milliseconds(result.lease);
-  greeted->heartbeat = std::chrono::milliseconds(std::max(result.heartbeat, 1u));
+  handshake->received = result.received;
+  handshake->lease = std::chrono::milliseconds(result.lease);
+  handshake->heartbeat = std::chrono::milliseconds(std::max(result.heartbeat, 1u));
   return {};
 }
 
 // --- the worker's side -----------------------------------------------------------------------------------------------
 
-std::string encode_answer(Answer::Code code, const std::string& text) {
-  Answer answer;
-  answer.code = code;
-  answer.text = static_cast<uint16_t>(std::min(text.size(), kMaxText));
-  std::string bytes(reinterpret_cast<const char*>(&answer), sizeof(answer));
-  return bytes + text.substr(0, answer.text);
+std::string encode_server_hello(ServerHello::Code code, const std::string& text) {
+  ServerHello server_hello;
+  server_hello.code = code;
+  server_hello.text = static_cast<uint16_t>(std::min(text.size(), kMaxText));
+  std::string bytes(reinterpret_cast<const char*>(&server_hello), sizeof(server_hello));
+  return bytes + text.substr(0, server_hello.text);
 }
 
 bool is_whole(std::span<const uint8_t> bytes) {
-  constexpr size_t kMagicSize = Opening::kMagic.size();
-  if (bytes.size() >= sizeof(Opening)) return true;
-  if (std::memcmp(bytes.data(), Opening::kMagic.data(), std::min(bytes.size(), kMagicSize)) != 0) return true;
-  return bytes.size() > kMagicSize && bytes[kMagicSize] != Opening::kVersion;
+  constexpr size_t kMagicSize = ClientHello::kMagic.size();
+  if (bytes.size() >= sizeof(ClientHello)) return true;
+  if (std::memcmp(bytes.data(), ClientHello::kMagic.data(), std::min(bytes.size(), kMagicSize)) != 0) return true;
+  return bytes.size() > kMagicSize && bytes[kMagicSize] != ClientHello::kVersion;
 }
 
-Answer::Code check_opening(std::span<const uint8_t> bytes, bool tls, bool has_token, Opening* opening,
-                           std::string* text) {
+ServerHello::Code check_client_hello(std::span<const uint8_t> bytes, bool tls, bool has_token,
+                                     ClientHello* client_hello, std::string* text) {
   text->clear();
-  constexpr size_t kMagicSize = Opening::kMagic.size();
-  if (bytes.size() <= kMagicSize || std::memcmp(bytes.data(), Opening::kMagic.data(), kMagicSize) != 0) {
+  constexpr size_t kMagicSize = ClientHello::kMagic.size();
+  if (bytes.size() <= kMagicSize || std::memcmp(bytes.data(), ClientHello::kMagic.data(), kMagicSize) != 0) {
     *text = "the greeting is no client's of torch-remote";
-    return Answer::kRefused;
+    return ServerHello::kRefused;
   }
-  if (bytes[kMagicSize] != Opening::kVersion) return Answer::kOtherVersion;
-  if (bytes.size() != sizeof(*opening)) {
+  if (bytes[kMagicSize] != ClientHello::kVersion) return ServerHello::kOtherVersion;
+  if (bytes.size() != sizeof(*client_hello)) {
     *text = "the greeting is no client's of torch-remote";
-    return Answer::kRefused;
+    return ServerHello::kRefused;
   }
-  std::memcpy(opening, bytes.data(), sizeof(*opening));
-  const bool wants_tls = opening->flags & Opening::kTls, token_too = opening->flags & Opening::kHasToken;
-  if (tls && !wants_tls) return Answer::kWantsTls;
-  if (!tls && wants_tls) return Answer::kHasNoTls;
-  if (opening->resumes()) return Answer::kGoOn;
-  if (has_token && !token_too) return Answer::kWantsToken;
-  if (!has_token && token_too) return Answer::kHasNoToken;
-  return Answer::kGoOn;
+  std::memcpy(client_hello, bytes.data(), sizeof(*client_hello));
+  const bool wants_tls = client_hello->flags & ClientHello::kTls,
+             token_too = client_hello->flags & ClientHello::kHasToken;
+  if (tls && !wants_tls) return ServerHello::kWantsTls;
+  if (!tls && wants_tls) return ServerHello::kHasNoTls;
+  if (client_hello->resumes()) return ServerHello::kGoOn;
+  if (has_token && !token_too) return ServerHello::kWantsToken;
+  if (!has_token && token_too) return ServerHello::kHasNoToken;
+  return ServerHello::kGoOn;
 }
 
-Status hear(int socket, const Opening& opening, const WorkerSide& side, const Patience& patience,
-            const std::string& description, Applicant* applicant) {
+Status authenticate_client(int socket, const ClientHello& client_hello, const WorkerSide& side,
+                           const Deadline& deadline, const std::string& description, PendingClient* pending_client) {
   const bool resumes = side.session != nullptr;
   const bool by_certificate = !resumes && side.certificates != nullptr;
   const bool by_key = resumes || (!by_certificate && !side.token.empty());
   Digest nonce{};
   fill_random(nonce);
-  std::string answer = encode_answer(Answer::kGoOn);
+  std::string answer = encode_server_hello(ServerHello::kGoOn);
   answer.append(reinterpret_cast<const char*>(nonce.data()), nonce.size());
   size_t done = 0;
-  Status status = exchange(socket, true, answer.data(), answer.size(), patience, &done);
+  Status status = exchange(socket, true, answer.data(), answer.size(), deadline, &done);
   if (!status.ok()) {
     close(socket);
     return {ErrorCode::kUnsupported, "remote: " + description + " was not let in: " + status.message()};
   }
-  const Preamble said = preamble_of(opening, nonce);
+  const Preamble said = preamble_of(client_hello, nonce);
   Digest key{};
   if (resumes) {
     key = derive_key(*side.session, said, kResumedKey);
@@ -391,7 +393,7 @@ Status hear(int socket, const Opening& opening, const WorkerSide& side, const Pa
                   by_certificate ? side.certificates
                   : by_key       ? side.keys
                                  : nullptr,
-                  {{}, by_key ? &key : nullptr}, said, patience, description, applicant);
+                  {{}, by_key ? &key : nullptr}, said, deadline, description, pending_client);
   if (!status.ok()) {
     const bool other_key = by_key && status.code() == ErrorCode::kUnsupported;
     return {ErrorCode::kUnsupported, "remote: " + description +
@@ -399,49 +401,50 @@ Status hear(int socket, const Opening& opening, const WorkerSide& side, const Pa
                                          status.message() + (other_key ? ")" : "")};
   }
   const std::string_view token = by_certificate ? side.token : std::string_view();
-  if (status = hear_request(*applicant->stream, applicant->binding, token, patience, &applicant->received);
+  if (status =
+          read_request(*pending_client->stream, pending_client->binding, token, deadline, &pending_client->received);
       !status.ok()) {
     return status;
   }
-  applicant->proof = prove(token, kWorkerProves, applicant->binding);
-  if (resumes) applicant->key = *side.session;
+  pending_client->proof = prove(token, kWorkerProves, pending_client->binding);
+  if (resumes) pending_client->key = *side.session;
   return {};
 }
 
-Status hear_request(ByteStream& stream, const Digest& binding, std::string_view token, const Patience& patience,
+Status read_request(ByteStream& stream, const Digest& binding, std::string_view token, const Deadline& deadline,
                     uint64_t* received) {
   Request request;
-  if (Status status = read_all(stream, &request, sizeof(request), patience); !status.ok()) {
+  if (Status status = read_all(stream, &request, sizeof(request), deadline); !status.ok()) {
     return not_let_in(stream, status.message());
   }
   if (request.magic != Request().magic || !equal(request.proof, prove(token, kClientProves, binding))) {
     Result result;
     result.code = Result::kNoProof;
-    (void)write_result(stream, result, {}, patience);
+    (void)write_result(stream, result, {}, deadline);
     return not_let_in(stream, "its proof is wrong");
   }
   *received = request.received;
   return {};
 }
 
-Status let_in(Applicant& applicant, uint64_t received, std::chrono::milliseconds lease,
-              std::chrono::milliseconds heartbeat, const Patience& patience) {
+Status accept_client(PendingClient& pending_client, uint64_t received, std::chrono::milliseconds lease,
+                     std::chrono::milliseconds heartbeat, const Deadline& deadline) {
   Result result;
   result.lease = static_cast<uint32_t>(lease.count());
   result.heartbeat = static_cast<uint32_t>(heartbeat.count());
   result.received = received;
-  result.proof = applicant.proof;
-  if (Status status = write_result(*applicant.stream, result, {}, patience); !status.ok()) {
-    return not_let_in(*applicant.stream, status.message());
+  result.proof = pending_client.proof;
+  if (Status status = write_result(*pending_client.stream, result, {}, deadline); !status.ok()) {
+    return not_let_in(*pending_client.stream, status.message());
   }
-  if (applicant.tls != nullptr) applicant.tls->use_large_buffers();
+  if (pending_client.tls != nullptr) pending_client.tls->use_large_buffers();
   return {};
 }
 
-void refuse(Applicant& applicant, const std::string& why, const Patience& patience) {
+void refuse(PendingClient& pending_client, const std::string& why, const Deadline& deadline) {
   Result result;
   result.code = Result::kRefused;
-  (void)write_result(*applicant.stream, result, why, patience);
+  (void)write_result(*pending_client.stream, result, why, deadline);
 }
 
 }  // namespace torch_remote::remote

@@ -76,7 +76,7 @@ ssize_t receive_all(int socket, std::span<char> to) {
   return static_cast<ssize_t>(have);
 }
 
-// The memory that the worker allocates for a client that sends `words` after its opening.
+// The memory that the worker allocates for a client that sends `words` after its client hello.
 int64_t taken(const WorkerSide& side, const std::string& words) {
   const auto [a, b] = testing::tcp_sockets();
   std::thread stranger([&, a = a] {
@@ -89,10 +89,10 @@ int64_t taken(const WorkerSide& side, const std::string& words) {
     std::this_thread::sleep_for(100ms);
     close(a);
   });
-  Applicant applicant;
+  PendingClient pending_client;
   t_now = t_most = 0;
   t_counts = true;
-  const Status status = hear(b, Opening(), side, Patience(2s), "a stranger", &applicant);
+  const Status status = authenticate_client(b, ClientHello(), side, Deadline(2s), "a stranger", &pending_client);
   t_counts = false;
   stranger.join();
   EXPECT_FALSE(status.ok());
@@ -133,23 +133,23 @@ TEST(HandshakeMemory, OfAStrangerIsLittle) {
 int64_t taken_by_hands(const TlsContext& server, const TlsContext& client) {
   const auto [a, b] = testing::tcp_sockets();
   std::thread stranger([&, a = a] {
-    std::array<char, sizeof(Answer) + sizeof(Digest)> answer;
+    std::array<char, sizeof(ServerHello) + sizeof(Digest)> answer;
     EXPECT_EQ(receive_all(a, answer), static_cast<ssize_t>(answer.size()));
     std::unique_ptr<TlsStream> stream;
-    const Status status = start_tls(a, client, {.host = "127.0.0.1", .key = nullptr}, Patience(10s), "w", &stream);
+    const Status status = start_tls(a, client, {.host = "127.0.0.1", .key = nullptr}, Deadline(10s), "w", &stream);
     EXPECT_TRUE(status.ok()) << status.message();
     if (!status.ok()) return;
-    Greeted greeted;
-    EXPECT_FALSE(request(*stream, {}, "another token, as long", 0, "host:1", Patience(10s), &greeted).ok());
+    HandshakeResult handshake;
+    EXPECT_FALSE(request(*stream, {}, "another token, as long", 0, "host:1", Deadline(10s), &handshake).ok());
   });
-  Applicant applicant;
+  PendingClient pending_client;
   const WorkerSide side{
       .token = "a token that only both ends know", .certificates = &server, .keys = nullptr, .session = nullptr};
   t_now = t_most = 0;
   t_counts = true;
-  const Status status = hear(b, Opening(), side, Patience(10s), "a stranger", &applicant);
+  const Status status = authenticate_client(b, ClientHello(), side, Deadline(10s), "a stranger", &pending_client);
   t_counts = false;
-  applicant.stream = nullptr;
+  pending_client.stream = nullptr;
   stranger.join();
   EXPECT_NE(status.message().find("its proof is wrong"), std::string::npos) << status.message();
   EXPECT_GT(t_most, 10'000);

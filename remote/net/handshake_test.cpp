@@ -65,20 +65,20 @@ std::shared_ptr<const TlsContext> keys(TlsContext::Side side) {
 
 struct Joined {
   Status client, worker;
-  Greeted greeted;  // what the client knows
-  Applicant applicant;
+  HandshakeResult handshake;  // what the client knows
+  PendingClient pending_client;
   std::unique_ptr<ByteStream> stream;  // the client's stream
   std::array<std::string, 2> said;     // what client and worker sent
 };
 
 struct Case {
   std::string clients_token = kToken, workers_token = kToken;
-  const Resumed* clients_session = nullptr;
+  const SessionToResume* clients_session = nullptr;
   const Digest* workers_session = nullptr;
   std::string refusal;
   const TlsFiles* clients_files = nullptr;  // for tls://
   const TlsFiles* workers_files = nullptr;
-  Answer::Code answered = Answer::kGoOn;  // expected result of the listener's check
+  ServerHello::Code answered = ServerHello::kGoOn;  // expected result of the listener's check
 };
 
 // Runs a whole handshake, including the listener's part.
@@ -94,17 +94,18 @@ Joined join_each_other(const Case& c) {
   }
   const bool tls = c.clients_files != nullptr;
   std::thread other([&, b = b] {
-    std::array<uint8_t, sizeof(Opening)> bytes;
+    std::array<uint8_t, sizeof(ClientHello)> bytes;
     size_t have = 0;
     for (ssize_t n; have < bytes.size() && (n = recv(b, bytes.data() + have, bytes.size() - have, 0)) > 0;) {
       have += static_cast<size_t>(n);
     }
-    Opening opening;
+    ClientHello client_hello;
     std::string text;
-    const Answer::Code code = check_opening({bytes.data(), have}, tls, !c.workers_token.empty(), &opening, &text);
+    const ServerHello::Code code =
+        check_client_hello({bytes.data(), have}, tls, !c.workers_token.empty(), &client_hello, &text);
     EXPECT_EQ(code, c.answered);
-    if (code != Answer::kGoOn) {
-      const std::string answer = encode_answer(code, text);
+    if (code != ServerHello::kGoOn) {
+      const std::string answer = encode_server_hello(code, text);
       (void)!send(b, answer.data(), answer.size(), MSG_NOSIGNAL);
       close(b);
       return;
@@ -114,15 +115,15 @@ Joined join_each_other(const Case& c) {
                           .certificates = workers_certificates.get(),
                           .keys = its_keys.get(),
                           .session = c.workers_session};
-    result.worker = hear(b, opening, side, Patience(10s), "the client", &result.applicant);
+    result.worker = authenticate_client(b, client_hello, side, Deadline(10s), "the client", &result.pending_client);
     if (!result.worker.ok()) {
-      result.applicant = {};
+      result.pending_client = {};
       return;
     }
     if (c.refusal.empty()) {
-      result.worker = let_in(result.applicant, 17, 7s, 3s, Patience(10s));
+      result.worker = accept_client(result.pending_client, 17, 7s, 3s, Deadline(10s));
     } else {
-      refuse(result.applicant, c.refusal, Patience(10s));
+      refuse(result.pending_client, c.refusal, Deadline(10s));
     }
   });
   const auto its_keys = keys(TlsContext::Side::kClient);
@@ -133,7 +134,8 @@ Joined join_each_other(const Case& c) {
                         .host = "127.0.0.1",
                         .name = "host:1"};
   bool ended = false;
-  result.client = join(a, side, c.clients_session, Patience(10s), &result.greeted, &result.stream, &ended);
+  result.client =
+      client_handshake(a, side, c.clients_session, Deadline(10s), &result.handshake, &result.stream, &ended);
   EXPECT_FALSE(ended);
   other.join();
   if (result.client.ok() && result.worker.ok()) {  // now data can be sent over the connection
@@ -144,7 +146,7 @@ Joined join_each_other(const Case& c) {
     EXPECT_TRUE(result.stream->write({&out, 1}, &n, &none).ok());
   }
   result.stream = nullptr;
-  result.applicant.stream = nullptr;
+  result.pending_client.stream = nullptr;
   result.said = tap.finish();
   return result;
 }
@@ -159,21 +161,21 @@ TEST(Handshake, ATokenMeansEncryptionAndIsNeverSent) {
   const Joined joined = join_each_other({});
   ASSERT_TRUE(joined.client.ok()) << joined.client.message();
   ASSERT_TRUE(joined.worker.ok()) << joined.worker.message();
-  EXPECT_EQ(joined.greeted.key, joined.applicant.key);
-  EXPECT_EQ(joined.greeted.received, 17u);
-  EXPECT_EQ(joined.greeted.lease, 7s);
-  EXPECT_EQ(joined.greeted.heartbeat, 3s);
+  EXPECT_EQ(joined.handshake.key, joined.pending_client.key);
+  EXPECT_EQ(joined.handshake.received, 17u);
+  EXPECT_EQ(joined.handshake.lease, 7s);
+  EXPECT_EQ(joined.handshake.heartbeat, 3s);
   EXPECT_FALSE(contains(joined.said, "what nobody else should read"));
   EXPECT_FALSE(contains(joined.said, kToken));
   EXPECT_FALSE(contains(joined.said, kToken.substr(0, 8)));
-  EXPECT_FALSE(contains(joined.said, text_of(joined.greeted.key)));
-  EXPECT_NE(join_each_other({}).greeted.key, joined.greeted.key);  // each session has its own key
+  EXPECT_FALSE(contains(joined.said, text_of(joined.handshake.key)));
+  EXPECT_NE(join_each_other({}).handshake.key, joined.handshake.key);  // each session has its own key
 }
 
 TEST(Handshake, WithoutTokensEverybodyOnThisMachineIsLetIn) {
   const Joined joined = join_each_other({.clients_token = "", .workers_token = ""});
   EXPECT_TRUE(joined.client.ok()) << joined.client.message();
-  EXPECT_EQ(joined.greeted.key, joined.applicant.key);
+  EXPECT_EQ(joined.handshake.key, joined.pending_client.key);
   EXPECT_TRUE(contains(joined.said, "what nobody else should read"));
 }
 
@@ -191,12 +193,16 @@ TEST(Handshake, AnotherTokenOpensNothingAndErrorsNameTheFix) {
     EXPECT_FALSE(joined.worker.ok());
     EXPECT_TRUE(says(joined.worker, "its proof is wrong")) << joined.worker.message();
 
-    joined = join_each_other(
-        {.clients_token = "", .clients_files = clients, .workers_files = workers, .answered = Answer::kWantsToken});
+    joined = join_each_other({.clients_token = "",
+                              .clients_files = clients,
+                              .workers_files = workers,
+                              .answered = ServerHello::kWantsToken});
     EXPECT_TRUE(says(joined.client, "wants a token; set TORCH_REMOTE_TOKEN_FILE")) << joined.client.message();
 
-    joined = join_each_other(
-        {.workers_token = "", .clients_files = clients, .workers_files = workers, .answered = Answer::kHasNoToken});
+    joined = join_each_other({.workers_token = "",
+                              .clients_files = clients,
+                              .workers_files = workers,
+                              .answered = ServerHello::kHasNoToken});
     EXPECT_TRUE(says(joined.client, "has none, so it cannot prove that it is yours")) << joined.client.message();
   }
 }
@@ -206,7 +212,7 @@ TEST(Handshake, OverTlsBothProveTheTokenToo) {
   const TlsFiles client{"", "", files.file("ca.pem")}, worker = files.of("worker");
   const Joined joined = join_each_other({.clients_files = &client, .workers_files = &worker});
   EXPECT_TRUE(joined.client.ok()) << joined.client.message();
-  EXPECT_EQ(joined.greeted.key, joined.applicant.key);
+  EXPECT_EQ(joined.handshake.key, joined.pending_client.key);
   EXPECT_FALSE(contains(joined.said, kToken));
   // A proof from another connection is refused, because it covers a secret of that connection.
   const auto [a, b] = testing::tcp_sockets();
@@ -215,10 +221,10 @@ TEST(Handshake, OverTlsBothProveTheTokenToo) {
   std::thread other([&, b = b] {
     const auto its = make_socket_stream(b, "the client");
     uint64_t received = 0;
-    EXPECT_TRUE(says(hear_request(*its, there, kToken, Patience(10s), &received), "its proof is wrong"));
+    EXPECT_TRUE(says(read_request(*its, there, kToken, Deadline(10s), &received), "its proof is wrong"));
   });
-  Greeted greeted;
-  EXPECT_TRUE(says(request(*stream, here, kToken, 0, "host:1", Patience(10s), &greeted), "the token is not"));
+  HandshakeResult handshake;
+  EXPECT_TRUE(says(request(*stream, here, kToken, 0, "host:1", Deadline(10s), &handshake), "the token is not"));
   other.join();
 }
 
@@ -243,15 +249,15 @@ TEST(Handshake, ARefusalIsToldToWhoeverIsKnown) {
 }
 
 TEST(Handshake, ASessionGoesOnWithItsKeyAndNoOther) {
-  const Resumed session{{4, 5, 6}, 1, 12}, stolen{{9}, 1, 12};
+  const SessionToResume session{{4, 5, 6}, 1, 12}, stolen{{9}, 1, 12};
   for (const char* token : {"", kToken.c_str()}) {
     Joined joined = join_each_other(
         {.clients_token = token, .workers_token = token, .clients_session = &session, .workers_session = &session.key});
     ASSERT_TRUE(joined.client.ok()) << joined.client.message();
-    EXPECT_EQ(joined.applicant.received, 12u);
-    EXPECT_EQ(joined.greeted.received, 17u);
-    EXPECT_EQ(joined.greeted.key, session.key);
-    EXPECT_EQ(joined.applicant.key, session.key);
+    EXPECT_EQ(joined.pending_client.received, 12u);
+    EXPECT_EQ(joined.handshake.received, 17u);
+    EXPECT_EQ(joined.handshake.key, session.key);
+    EXPECT_EQ(joined.pending_client.key, session.key);
     EXPECT_FALSE(contains(joined.said, "what nobody else should read"));
     // Without the session's key, knowing the token does not help.
     joined = join_each_other(
@@ -262,37 +268,37 @@ TEST(Handshake, ASessionGoesOnWithItsKeyAndNoOther) {
 }
 
 TEST(Handshake, OnlyTheClientOfASessionMakesItsOpenings) {
-  const Resumed session{{4, 5, 6}, 7, 0};
+  const SessionToResume session{{4, 5, 6}, 7, 0};
   const Joined joined = join_each_other({.clients_session = &session, .workers_session = &session.key});
-  Opening opening;
-  ASSERT_GE(joined.said[0].size(), sizeof(opening));
-  std::memcpy(&opening, joined.said[0].data(), sizeof(opening));
-  EXPECT_TRUE(is_from(opening, routing_key(session.key)));
-  EXPECT_FALSE(is_from(opening, routing_key({4, 5, 7})));
-  ++opening.attempt;  // only the session's client can make the next attempt
-  EXPECT_FALSE(is_from(opening, routing_key(session.key)));
-  EXPECT_FALSE(is_from(Opening(), routing_key(session.key)));
+  ClientHello client_hello;
+  ASSERT_GE(joined.said[0].size(), sizeof(client_hello));
+  std::memcpy(&client_hello, joined.said[0].data(), sizeof(client_hello));
+  EXPECT_TRUE(is_from(client_hello, routing_key(session.key)));
+  EXPECT_FALSE(is_from(client_hello, routing_key({4, 5, 7})));
+  ++client_hello.attempt;  // only the session's client can make the next attempt
+  EXPECT_FALSE(is_from(client_hello, routing_key(session.key)));
+  EXPECT_FALSE(is_from(ClientHello(), routing_key(session.key)));
   EXPECT_FALSE(contains(joined.said, text_of(routing_key(session.key))));
 }
 
 // Messages recorded on one connection cannot be replayed on another one.
 TEST(Handshake, WhatWasHeardCannotBeSaidAgain) {
   const std::string heard = join_each_other({}).said[0];
-  Opening opening;
-  std::memcpy(&opening, heard.data(), sizeof(opening));
+  ClientHello client_hello;
+  std::memcpy(&client_hello, heard.data(), sizeof(client_hello));
   const auto its_keys = keys(TlsContext::Side::kWorker);
   for (int i = 0; i < 100; ++i) {
     const auto [a, b] = testing::tcp_sockets();
-    const std::string words = heard.substr(sizeof(opening));
+    const std::string words = heard.substr(sizeof(client_hello));
     EXPECT_EQ(send(a, words.data(), words.size(), MSG_NOSIGNAL), static_cast<ssize_t>(words.size()));
-    Applicant applicant;
+    PendingClient pending_client;
     const WorkerSide side{.token = kToken, .keys = its_keys.get()};
-    const Status status = hear(b, opening, side, Patience(10s), "a stranger", &applicant);
+    const Status status = authenticate_client(b, client_hello, side, Deadline(10s), "a stranger", &pending_client);
     EXPECT_TRUE(says(status, "its proof is wrong")) << status.message();
     // The worker only sent the answer and an alert. Its first TLS flight would come after a valid proof.
     std::string answer(4096, '\0');
     answer.resize(static_cast<size_t>(std::max<ssize_t>(recv(a, answer.data(), answer.size(), 0), 0)));
-    constexpr size_t kAnswer = sizeof(Answer) + sizeof(Digest);
+    constexpr size_t kAnswer = sizeof(ServerHello) + sizeof(Digest);
     ASSERT_GE(answer.size(), kAnswer);
     EXPECT_LE(answer.size(), kAnswer + 7);
     close(a);
@@ -305,14 +311,15 @@ TEST(Handshake, ASilentOrEndlessPeerIsLeftInTime) {
     for (const std::string& token : {std::string(), kToken}) {
       const auto [a, b] = testing::tcp_sockets();
       const auto begin = std::chrono::steady_clock::now();
-      Greeted greeted;
-      Applicant applicant;
+      HandshakeResult handshake;
+      PendingClient pending_client;
       std::unique_ptr<ByteStream> stream;
       bool ended = false;
       const Status status =
-          client ? join(a, {.token = token, .keys = clients_keys.get(), .host = "", .name = "host:1"}, nullptr,
-                        Patience(50ms), &greeted, &stream, &ended)
-                 : hear(a, Opening(), {.token = token, .keys = workers_keys.get()}, Patience(50ms), "x", &applicant);
+          client ? client_handshake(a, {.token = token, .keys = clients_keys.get(), .host = "", .name = "host:1"},
+                                    nullptr, Deadline(50ms), &handshake, &stream, &ended)
+                 : authenticate_client(a, ClientHello(), {.token = token, .keys = workers_keys.get()}, Deadline(50ms),
+                                       "x", &pending_client);
       EXPECT_FALSE(status.ok());
       EXPECT_EQ(says(status, "is silent"), client) << status.message();
       EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
@@ -324,28 +331,28 @@ TEST(Handshake, ASilentOrEndlessPeerIsLeftInTime) {
 // --- the client hello ------------------------------------------------------------------------------------------------
 
 TEST(Opening, IsCheckedForProtocolVersionAndTls) {
-  const auto check = [](Opening opening, bool tls, size_t size = sizeof(Opening)) {
-    Opening read;
+  const auto check = [](ClientHello client_hello, bool tls, size_t size = sizeof(ClientHello)) {
+    ClientHello read;
     std::string text;
-    const std::span<const uint8_t> bytes(reinterpret_cast<const uint8_t*>(&opening), size);
-    const Answer::Code code = check_opening(bytes, tls, false, &read, &text);
-    EXPECT_TRUE(code != Answer::kGoOn || is_whole(bytes));
+    const std::span<const uint8_t> bytes(reinterpret_cast<const uint8_t*>(&client_hello), size);
+    const ServerHello::Code code = check_client_hello(bytes, tls, false, &read, &text);
+    EXPECT_TRUE(code != ServerHello::kGoOn || is_whole(bytes));
     return code;
   };
-  Opening plain, tls, version, other;
-  tls.flags = Opening::kTls;
+  ClientHello plain, tls, version, other;
+  tls.flags = ClientHello::kTls;
   version.version = 9;
   other.magic[0] = 'G';
-  EXPECT_EQ(check(plain, false), Answer::kGoOn);
-  EXPECT_EQ(check(tls, true), Answer::kGoOn);
-  EXPECT_EQ(check(plain, true), Answer::kWantsTls);
-  EXPECT_EQ(check(tls, false), Answer::kHasNoTls);
-  EXPECT_EQ(check(version, false), Answer::kOtherVersion);
-  EXPECT_EQ(check(other, false), Answer::kRefused);
-  EXPECT_EQ(check(plain, false, 3), Answer::kRefused);
-  EXPECT_EQ(check(plain, false, 63), Answer::kRefused);
-  // An opening of an older version is shorter, so the worker must not wait for more bytes.
-  EXPECT_EQ(check(version, false, 24), Answer::kOtherVersion);
+  EXPECT_EQ(check(plain, false), ServerHello::kGoOn);
+  EXPECT_EQ(check(tls, true), ServerHello::kGoOn);
+  EXPECT_EQ(check(plain, true), ServerHello::kWantsTls);
+  EXPECT_EQ(check(tls, false), ServerHello::kHasNoTls);
+  EXPECT_EQ(check(version, false), ServerHello::kOtherVersion);
+  EXPECT_EQ(check(other, false), ServerHello::kRefused);
+  EXPECT_EQ(check(plain, false, 3), ServerHello::kRefused);
+  EXPECT_EQ(check(plain, false, 63), ServerHello::kRefused);
+  // A client hello of an older version is shorter, so the worker must not wait for more bytes.
+  EXPECT_EQ(check(version, false, 24), ServerHello::kOtherVersion);
   EXPECT_TRUE(is_whole({reinterpret_cast<const uint8_t*>(&version), 24}));
   EXPECT_TRUE(is_whole({reinterpret_cast<const uint8_t*>(&other), 4}));
   EXPECT_FALSE(is_whole({reinterpret_cast<const uint8_t*>(&plain), 63}));
@@ -357,22 +364,24 @@ Status open_against(const std::string& answer, bool tls = false, std::chrono::mi
   const auto [a, b] = testing::tcp_sockets();
   (void)!send(b, answer.data(), answer.size(), MSG_NOSIGNAL);
   shutdown(b, SHUT_WR);
-  Greeted greeted;
+  HandshakeResult handshake;
   std::unique_ptr<ByteStream> stream;
   bool ended = false;
-  const Status status = join(a, {.tls = tls, .token = "", .host = "", .name = "host:1"}, nullptr, Patience(time),
-                             &greeted, &stream, &ended);
+  const Status status = client_handshake(a, {.tls = tls, .token = "", .host = "", .name = "host:1"}, nullptr,
+                                         Deadline(time), &handshake, &stream, &ended);
   EXPECT_EQ(ended, says(status, "no such session"));
   close(b);
   return status;
 }
 
 TEST(Opening, EachAnswerHasItsError) {
-  EXPECT_TRUE(says(open_against(encode_answer(Answer::kGoOn)), "ended the connection before it says who it is"));
-  EXPECT_TRUE(says(open_against(encode_answer(Answer::kWantsTls)), "wants TLS; connect with tls://host:1"));
-  EXPECT_TRUE(says(open_against(encode_answer(Answer::kHasNoTls), true), "has no TLS; connect with tcp://host:1"));
-  EXPECT_TRUE(says(open_against(encode_answer(Answer::kUnknownSession, "it was killed")), "it was killed"));
-  EXPECT_TRUE(says(open_against(encode_answer(Answer::kRefused, "too many")), "refuses: too many"));
+  EXPECT_TRUE(
+      says(open_against(encode_server_hello(ServerHello::kGoOn)), "ended the connection before it says who it is"));
+  EXPECT_TRUE(says(open_against(encode_server_hello(ServerHello::kWantsTls)), "wants TLS; connect with tls://host:1"));
+  EXPECT_TRUE(
+      says(open_against(encode_server_hello(ServerHello::kHasNoTls), true), "has no TLS; connect with tcp://host:1"));
+  EXPECT_TRUE(says(open_against(encode_server_hello(ServerHello::kUnknownSession, "it was killed")), "it was killed"));
+  EXPECT_TRUE(says(open_against(encode_server_hello(ServerHello::kRefused, "too many")), "refuses: too many"));
   EXPECT_TRUE(says(open_against(std::string("TRRW\x01\x02\x00\x00", 8)), "speaks version 1 of the handshake"));
   EXPECT_TRUE(says(open_against("HTTP/1.1 400 Bad Request\r\n"), "is no worker of torch-remote"));
   EXPECT_TRUE(says(open_against("HTTP"), "is no worker of torch-remote"));
@@ -457,7 +466,7 @@ TEST_F(Tls, AConnectionThatBreaksMeanwhileMayBeTriedAgain) {
   std::shared_ptr<const TlsContext> context;
   ASSERT_TRUE(TlsContext::for_client(trusting, &context).ok());
   std::unique_ptr<TlsStream> stream;
-  EXPECT_EQ(start_tls(a, *context, {.host = "127.0.0.1"}, Patience(10s), "a worker", &stream).code(), ErrorCode::kLost);
+  EXPECT_EQ(start_tls(a, *context, {.host = "127.0.0.1"}, Deadline(10s), "a worker", &stream).code(), ErrorCode::kLost);
 }
 
 TEST_F(Tls, AWorkerMayWantCertificatesOfItsClients) {
@@ -471,10 +480,10 @@ TEST_F(Tls, AWorkerMayWantCertificatesOfItsClients) {
     auto [a, b] = testing::tls_streams(client, worker, "127.0.0.1");
     EXPECT_EQ(b.status.ok(), certificate == "client");
     // The client learns of it when it reads.
-    Greeted greeted;
+    HandshakeResult handshake;
     if (b.status.ok() || !a.status.ok()) return a.status;
     b.stream = nullptr;
-    return request(*a.stream, {}, kToken, 0, "host:1", Patience(10s), &greeted);
+    return request(*a.stream, {}, kToken, 0, "host:1", Deadline(10s), &handshake);
   };
   EXPECT_TRUE(attempt("client").ok());
   EXPECT_TRUE(says(attempt(""), "set TORCH_REMOTE_TLS_CERT and TORCH_REMOTE_TLS_KEY")) << attempt("").message();

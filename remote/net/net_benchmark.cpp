@@ -100,7 +100,7 @@ Rate frames(Transport& from, Transport& to) {
 
 std::unique_ptr<Transport> resuming(std::unique_ptr<ByteStream> stream) {
   ResumingTransport::Options options;
-  options.most_kept = size_t{512} << 20;
+  options.max_unacknowledged_bytes = size_t{512} << 20;
   return std::make_unique<ResumingTransport>(
       ResumingTransport::Connection{std::make_unique<StreamTransport>(std::move(stream), StreamTransport::Options()),
                                     0},

@@ -41,7 +41,7 @@ ResumingTransport::ResumingTransport(Connection first, Options options, Reconnec
       connection_(std::move(first.transport)),
       progressed_(Clock::now()),
       sent_since_(Clock::now()) {
-  keeper_ = std::thread([this] { keep(); });
+  keeper_ = std::thread([this] { run_keeper(); });
 }
 
 ResumingTransport::~ResumingTransport() {
@@ -69,15 +69,15 @@ Status ResumingTransport::send(wire::Header header, std::span<const uint8_t> con
     return Status::invalid("remote: a control message of " + std::to_string(control.size()) + " bytes; the most is " +
                            std::to_string(wire::kMaxControl));
   }
-  const size_t bytes = sizeof(Kept) + control.size() + (attachment ? attachment->bytes().size() : 0);
+  const size_t bytes = sizeof(SentFrame) + control.size() + (attachment ? attachment->bytes().size() : 0);
   std::vector<uint8_t> copy(control.begin(), control.end());
   Lock lock(mutex_);
   for (;;) {
     if (!lost_) return lost_;
-    if (sends_) {
+    if (sending_) {
       changed_.wait(lock);
-    } else if (!has_room(bytes)) {
-      if (connection_ && !receives_ && queued_ < kMaxQueued) {
+    } else if (!fits(bytes)) {
+      if (connection_ && !receiving_ && queued_ < kMaxQueued) {
         (void)take(lock, kOtherReceives, nullptr);
       } else {
         changed_.wait_for(lock, kOtherReceives);
@@ -86,9 +86,9 @@ Status ResumingTransport::send(wire::Header header, std::span<const uint8_t> con
       break;
     }
   }
-  sends_ = true;
-  kept_.push_back(std::make_shared<const Kept>(Kept{header, std::move(copy), attachment, bytes}));
-  kept_bytes_ += bytes;
+  sending_ = true;
+  unacknowledged_.push_back(std::make_shared<const SentFrame>(SentFrame{header, std::move(copy), attachment, bytes}));
+  unacknowledged_bytes_ += bytes;
   const ConnectionPtr connection = connection_;
   Status status;
   if (connection) {
@@ -96,12 +96,12 @@ Status ResumingTransport::send(wire::Header header, std::span<const uint8_t> con
     status = connection->send(header, control, std::move(attachment));
     lock.lock();
   }
-  sends_ = false;
+  sending_ = false;
   changed_.notify_all();
   if (status.ok() || status.code() == ErrorCode::kLost) {
     if (!status.ok()) {
-      suspect(connection);
-    } else if (untold_bytes_ >= kBytesBeforeWaiting) {
+      cut_connection(connection);
+    } else if (unacknowledged_received_bytes_ >= kBytesBeforeWaiting) {
       acknowledge(lock, true);
     }
     return {};
@@ -111,13 +111,13 @@ Status ResumingTransport::send(wire::Header header, std::span<const uint8_t> con
 }
 
 void ResumingTransport::drop_acknowledged(uint64_t through) {
-  if (through > acknowledged_ + kept_.size()) {
+  if (through > acknowledged_ + unacknowledged_.size()) {
     return set_lost(Status::invalid("remote: the other end says that it has " + std::to_string(through) +
-                                    " messages, of " + std::to_string(acknowledged_ + kept_.size())));
+                                    " messages, of " + std::to_string(acknowledged_ + unacknowledged_.size())));
   }
   for (; acknowledged_ < through; ++acknowledged_) {
-    kept_bytes_ -= kept_.front()->bytes;
-    kept_.pop_front();
+    unacknowledged_bytes_ -= unacknowledged_.front()->bytes;
+    unacknowledged_.pop_front();
   }
 }
 
@@ -125,12 +125,12 @@ void ResumingTransport::drop_acknowledged(uint64_t through) {
 
 Status ResumingTransport::take(Lock& lock, std::chrono::nanoseconds timeout, Frame* frame) {
   const ConnectionPtr connection = connection_;
-  receives_ = true;
+  receiving_ = true;
   lock.unlock();
   Frame came;
   Status status = connection->receive(&came, timeout);
   lock.lock();
-  receives_ = false;
+  receiving_ = false;
   if (suspected_) keeper_changed_.notify_all();
   if (connection != connection_) {  // cut meanwhile; the frame is sent again
     status = timed_out();
@@ -166,24 +166,25 @@ bool ResumingTransport::count(const Frame& frame) {
       return false;
     default:
       ++received_;
-      untold_bytes_ += bytes_of(frame);
+      unacknowledged_received_bytes_ += bytes_of(frame);
       return true;
   }
 }
 
 void ResumingTransport::acknowledge(Lock& lock, bool now) {
   const ConnectionPtr connection = connection_;
-  if (!connection || (!now && received_ - told_ < kFrames && untold_bytes_ < kBytes)) return;
+  if (!connection || (!now && received_ - acknowledged_to_peer_ < kFrames && unacknowledged_received_bytes_ < kBytes))
+    return;
   wire::Header header = link_header(wire::Type::kReceived);
   const uint64_t received = header.sequence = received_;
   bool sent = false;
   lock.unlock();
   const Status status = connection->send_at_once(header, {}, &sent);
   lock.lock();
-  if (!status.ok()) suspect(connection);
+  if (!status.ok()) cut_connection(connection);
   if (!sent || connection != connection_) return;
-  if (received > told_) told_ = received;
-  untold_bytes_ = 0;
+  if (received > acknowledged_to_peer_) acknowledged_to_peer_ = received;
+  unacknowledged_received_bytes_ = 0;
 }
 
 Status ResumingTransport::receive(Frame* frame, std::chrono::nanoseconds timeout) {
@@ -207,12 +208,12 @@ Status ResumingTransport::receive(Frame* frame, std::chrono::nanoseconds timeout
       left = deadline - now;
     }
     if (!first && left.count() <= 0) return timed_out();
-    if (!connection_ || receives_) {
+    if (!connection_ || receiving_) {
       if (left.count() <= 0) return timed_out();
       wait_for(lock, left);
       continue;
     }
-    if (left.count() > 0 && untold_bytes_ >= kBytesBeforeWaiting && !std::exchange(confirmed, true)) {
+    if (left.count() > 0 && unacknowledged_received_bytes_ >= kBytesBeforeWaiting && !std::exchange(confirmed, true)) {
       if (take(lock, 0ns, frame).ok()) return {};
       if (queue_.empty() && lost_.ok()) acknowledge(lock, true);
       continue;
@@ -228,16 +229,16 @@ void ResumingTransport::wait_for(Lock& lock, std::chrono::nanoseconds time) {
 
 // --- other requests of the user --------------------------------------------------------------------------------------
 
-void ResumingTransport::busy_wait(std::chrono::nanoseconds time) {
+void ResumingTransport::set_spin_time(std::chrono::nanoseconds time) {
   std::lock_guard lock(mutex_);
-  busy_wait_ = time;
-  if (connection_) connection_->busy_wait(time);
+  spin_time_ = time;
+  if (connection_) connection_->set_spin_time(time);
 }
 
-void ResumingTransport::leave_busy_cores() {
+void ResumingTransport::avoid_busy_cores() {
   std::lock_guard lock(mutex_);
-  leaves_busy_cores_ = true;
-  if (connection_) connection_->leave_busy_cores();
+  avoids_busy_cores_ = true;
+  if (connection_) connection_->avoid_busy_cores();
 }
 
 bool ResumingTransport::is_peer(int process) const {
@@ -266,9 +267,9 @@ void ResumingTransport::abandon() {
 
 // --- connections -----------------------------------------------------------------------------------------------------
 
-void ResumingTransport::suspect(const ConnectionPtr& connection) {
+void ResumingTransport::cut_connection(const ConnectionPtr& connection) {
   if (!connection || connection != connection_) return;
-  connection->cut();
+  connection->disconnect();
   suspected_ = true;
   changed_.notify_all();
   keeper_changed_.notify_all();
@@ -277,7 +278,7 @@ void ResumingTransport::suspect(const ConnectionPtr& connection) {
 void ResumingTransport::set_broken(const ConnectionPtr& connection, const Status& why) {
   if (!connection || connection != connection_) return;
   suspected_ = false;
-  connection->cut();
+  connection->disconnect();
   connection->wake();
   connection_ = nullptr;
   broken_why_ = why;
@@ -290,27 +291,27 @@ void ResumingTransport::set_lost(const Status& why) {
   if (!lost_) return;
   lost_ = {why.code() == ErrorCode::kInvalid ? why.code() : ErrorCode::kLost, why.message()};
   if (connection_) {
-    connection_->cut();
+    connection_->disconnect();
     connection_->wake();
   }
   changed_.notify_all();
   keeper_changed_.notify_all();
 }
 
-void ResumingTransport::keep() {
+void ResumingTransport::run_keeper() {
   const auto tick = std::clamp<Clock::duration>(options_.heartbeat / 4, 1ms, 1s);
   Clock::duration pause = kFirstPause;
   Lock lock(mutex_);
   while (!ending_ && lost_.ok()) {
     if (connection_) {
       pause = kFirstPause;
-      look_after(lock);
+      maintain_connection(lock);
       if (ending_ || !lost_.ok() || !connection_) continue;
       if (options_.reconnect_always) {
         try_to_reconnect(lock);
       } else {
         // While a thread receives, that thread notices that the connection was cut.
-        const auto has_work = [&] { return ending_ || !lost_.ok() || !connection_ || (suspected_ && !receives_); };
+        const auto has_work = [&] { return ending_ || !lost_.ok() || !connection_ || (suspected_ && !receiving_); };
         keeper_changed_.wait_for(lock, tick, has_work);
       }
       continue;
@@ -328,15 +329,15 @@ void ResumingTransport::keep() {
 }
 
 // Receives what no thread waits for, sends heartbeats, and checks whether the other end is alive.
-void ResumingTransport::look_after(Lock& lock) {
+void ResumingTransport::maintain_connection(Lock& lock) {
   const ConnectionPtr connection = connection_;
-  while (connection == connection_ && lost_.ok() && !receives_ && queued_ < kMaxQueued) {
+  while (connection == connection_ && lost_.ok() && !receiving_ && queued_ < kMaxQueued) {
     const uint64_t before = received_, known = acknowledged_;
     (void)take(lock, 0ns, nullptr);
     if (received_ == before && acknowledged_ == known) break;
   }
   if (connection != connection_ || !lost_.ok() || ending_) return;
-  if (suspected_ && !receives_) {  // the queue is full; the other end will send the rest again
+  if (suspected_ && !receiving_) {  // the queue is full; the other end will send the rest again
     return set_broken(connection, {ErrorCode::kLost, "remote: the connection (" + description_ + ") broke"});
   }
   const auto now = Clock::now();
@@ -381,37 +382,37 @@ void ResumingTransport::try_to_reconnect(Lock& lock) {
 
 void ResumingTransport::install(Lock& lock, Connection made) {
   const ConnectionPtr connection = std::move(made.transport);
-  changed_.wait(lock, [&] { return !sends_; });  // soon, because the old connection was cut
+  changed_.wait(lock, [&] { return !sending_; });  // soon, because the old connection was cut
   if (made.received < acknowledged_) {
     return set_lost({ErrorCode::kLost, "remote: the other end has lost messages that it had"});
   }
   drop_acknowledged(made.received);
   if (!lost_ || ending_) return;
-  told_ = received_;
-  untold_bytes_ = 0;
-  if (busy_wait_.count() > 0) connection->busy_wait(busy_wait_);
-  if (leaves_busy_cores_) connection->leave_busy_cores();
+  acknowledged_to_peer_ = received_;
+  unacknowledged_received_bytes_ = 0;
+  if (spin_time_.count() > 0) connection->set_spin_time(spin_time_);
+  if (avoids_busy_cores_) connection->avoid_busy_cores();
   // While the keeper resends below, no other thread checks whether the other end is alive.
-  connection->most_silence(kMissed * options_.heartbeat);
+  connection->set_silence_limit(kMissed * options_.heartbeat);
   connection_ = connection;
   resumed_.fetch_add(1, std::memory_order_relaxed);
   progress_ = sent_ = 0;
   progressed_ = sent_since_ = Clock::now();
   // From now on other threads receive from it, including acknowledgements of resent frames. Senders wait until sends_
   // is false.
-  sends_ = true;
+  sending_ = true;
   Status status;
   for (uint64_t next = 0; status.ok(); ++next) {
     next = std::max(next, acknowledged_);
-    if (next == acknowledged_ + kept_.size()) break;
-    const std::shared_ptr<const Kept> kept = kept_[next - acknowledged_];
+    if (next == acknowledged_ + unacknowledged_.size()) break;
+    const std::shared_ptr<const SentFrame> kept = unacknowledged_[next - acknowledged_];
     lock.unlock();
     status = connection->send(kept->header, kept->control, kept->attachment);
     lock.lock();
   }
-  sends_ = false;
+  sending_ = false;
   changed_.notify_all();
-  if (!status.ok()) suspect(connection);
+  if (!status.ok()) cut_connection(connection);
 }
 
 }  // namespace torch_remote::remote

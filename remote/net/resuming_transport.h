@@ -46,7 +46,7 @@ class ResumingTransport : public Transport {
     // Limit on the bytes of kept frames; a single frame may exceed it. Beyond it send waits. If an end keeps less than
     // kMaxQueued, its peer can queue everything that it resends. So it can always go on to receive what the peer
     // resends.
-    size_t most_kept = size_t{32} << 20;
+    size_t max_unacknowledged_bytes = size_t{32} << 20;
     bool reconnect_always = false;    // call Reconnect also while the connection works
     std::function<void()> interrupt;  // called on another thread; makes Reconnect return soon
   };
@@ -55,13 +55,13 @@ class ResumingTransport : public Transport {
   ~ResumingTransport() override;
 
   AttachmentPtr allocate(size_t size) override { return pool_->allocate(size); }
-  AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> keep) override {
-    return std::make_shared<KeptAttachment>(memory, size, std::move(keep));
+  AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> owner) override {
+    return std::make_shared<ExternalAttachment>(memory, size, std::move(owner));
   }
   Status send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) override;
   Status receive(Frame* frame, std::chrono::nanoseconds timeout) override;
-  void busy_wait(std::chrono::nanoseconds time) override;
-  void leave_busy_cores() override;
+  void set_spin_time(std::chrono::nanoseconds time) override;
+  void avoid_busy_cores() override;
   void wake() override;
   void abandon() override;
   bool shares_memory() const override { return false; }
@@ -74,7 +74,7 @@ class ResumingTransport : public Transport {
  private:
   using Clock = std::chrono::steady_clock;
   using ConnectionPtr = std::shared_ptr<StreamTransport>;
-  struct Kept {
+  struct SentFrame {
     wire::Header header;
     std::vector<uint8_t> control;
     AttachmentPtr attachment;
@@ -83,7 +83,9 @@ class ResumingTransport : public Transport {
   using Lock = std::unique_lock<std::mutex>;
 
   // The following require mutex_ and may release it temporarily.
-  bool has_room(size_t bytes) const { return kept_.empty() || kept_bytes_ + bytes <= options_.most_kept; }
+  bool fits(size_t bytes) const {
+    return unacknowledged_.empty() || unacknowledged_bytes_ + bytes <= options_.max_unacknowledged_bytes;
+  }
   // Receives one frame from the connection into *frame, or into the queue if `frame` is null.
   Status take(Lock& lock, std::chrono::nanoseconds timeout, Frame* frame);
   // Counts a received frame. Returns true if it is for the user.
@@ -91,13 +93,13 @@ class ResumingTransport : public Transport {
   void drop_acknowledged(uint64_t through);
   void acknowledge(Lock& lock, bool now);
   // A send failed. We cut the connection, but receive what has already arrived before it counts as broken.
-  void suspect(const ConnectionPtr& connection);
+  void cut_connection(const ConnectionPtr& connection);
   void set_broken(const ConnectionPtr& connection, const Status& why);
   void set_lost(const Status& why);
   void wait_for(Lock& lock, std::chrono::nanoseconds time);
 
-  void keep();
-  void look_after(Lock& lock);
+  void run_keeper();
+  void maintain_connection(Lock& lock);
   void try_to_reconnect(Lock& lock);
   void install(Lock& lock, Connection made);
 
@@ -117,22 +119,22 @@ class ResumingTransport : public Transport {
   Status broken_why_;
   Clock::time_point broken_since_;
   bool ending_ = false;
-  std::chrono::nanoseconds busy_wait_{0};
-  bool leaves_busy_cores_ = false;
+  std::chrono::nanoseconds spin_time_{0};
+  bool avoids_busy_cores_ = false;
 
   // State of sending.
-  bool sends_ = false;  // a thread is sending
-  std::deque<std::shared_ptr<const Kept>> kept_;
-  size_t kept_bytes_ = 0;
-  uint64_t acknowledged_ = 0;  // frames that the other end has received; kept_ has the later ones
+  bool sending_ = false;  // a thread is sending
+  std::deque<std::shared_ptr<const SentFrame>> unacknowledged_;
+  size_t unacknowledged_bytes_ = 0;
+  uint64_t acknowledged_ = 0;  // frames that the other end has received; unacknowledged_ has the later ones
   // State of receiving.
-  bool receives_ = false;
+  bool receiving_ = false;
   bool woken_ = false;
-  std::deque<Frame> queue_;  // frames received during a send
-  size_t queued_ = 0;        // bytes of queue_
-  uint64_t received_ = 0;    // number of frames received
-  uint64_t told_ = 0;        // number of received frames that we acknowledged
-  size_t untold_bytes_ = 0;
+  std::deque<Frame> queue_;            // frames received during a send
+  size_t queued_ = 0;                  // bytes of queue_
+  uint64_t received_ = 0;              // number of frames received
+  uint64_t acknowledged_to_peer_ = 0;  // number of received frames that we acknowledged
+  size_t unacknowledged_received_bytes_ = 0;
   // State of the keeper.
   uint64_t progress_ = 0, sent_ = 0;
   Clock::time_point progressed_, sent_since_;

@@ -79,7 +79,7 @@ class Session {
 
  private:
   static Status exchange(ByteStream& stream, uint64_t mine, uint64_t* theirs) {
-    const Patience patience(kHandshake);
+    const Deadline deadline(kHandshake);
     int none = -1;
     const iovec out{&mine, sizeof(mine)}, in{theirs, sizeof(*theirs)};
     size_t n = 0;
@@ -87,7 +87,7 @@ class Session {
     while (status.ok()) {
       status = stream.read({&in, 1}, &n, nullptr);
       if (status.ok()) return n == sizeof(*theirs) ? Status() : Status(ErrorCode::kLost, "short");
-      if (status.code() == ErrorCode::kTimeout) status = patience.wait(stream.input(), POLLIN);
+      if (status.code() == ErrorCode::kTimeout) status = deadline.wait(stream.input(), POLLIN);
     }
     return status.ok() ? status : Status(ErrorCode::kLost, status.message());
   }
@@ -100,7 +100,7 @@ class Session {
       std::unique_ptr<TlsStream> made;
       const TlsPeer peer{.host = client_side ? "127.0.0.1" : ""};
       if (Status status =
-              start_tls(socket, client_side ? *clients_ : *workers_, peer, Patience(kHandshake), "tls", &made);
+              start_tls(socket, client_side ? *clients_ : *workers_, peer, Deadline(kHandshake), "tls", &made);
           !status.ok()) {
         return {ErrorCode::kLost, status.message()};
       }
@@ -117,7 +117,7 @@ class Session {
   Status connect_one(const Freeze& freeze, Connection* connection) {
     if (gone) return {ErrorCode::kUnsupported, "remote: nobody is there"};
     int socket = -1;
-    if (Status status = connect_tcp({"127.0.0.1", proxy->port()}, Patience(kHandshake), &socket); !status.ok()) {
+    if (Status status = connect_tcp({"127.0.0.1", proxy->port()}, Deadline(kHandshake), &socket); !status.ok()) {
       return {ErrorCode::kLost, status.message()};
     }
     return begin(socket, true, freeze, connection);
@@ -188,7 +188,7 @@ class CutTest : public ::testing::TestWithParam<bool> {};
 TEST_P(CutTest, EverythingArrivesOnceWhereverConnectionsAreCut) {
   const size_t cuts = wanted_cuts(120);
   ResumingTransport::Options options;
-  options.most_kept = 4 << 20;
+  options.max_unacknowledged_bytes = 4 << 20;
   Session session(GetParam(), 7, 400'000, cuts, options);
   const uint64_t frames = 60 * cuts;
   std::thread clients_in([&] { receive_all(*session.client, frames); });
@@ -250,7 +250,7 @@ TEST(ResumingTransport, WhatWillNotDoEndsTheSessionAtOnce) {
 
 TEST(ResumingTransport, WhatIsKeptIsBoundedAndSendingWaits) {
   ResumingTransport::Options options;
-  options.most_kept = 1 << 20;
+  options.max_unacknowledged_bytes = 1 << 20;
   Session session(false, 1, 0, 0, options);
   std::atomic<int> sent = 0;
   session.proxy->stall(true);

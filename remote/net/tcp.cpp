@@ -41,7 +41,7 @@ int look_up(const Address& address, int flags, Addresses* found) {
 
 // A name server may not answer for long, and getaddrinfo cannot be interrupted. So it runs on a thread of its own,
 // which is detached.
-Status resolve(const Address& address, const Patience& patience, Addresses* found) {
+Status resolve(const Address& address, const Deadline& deadline, Addresses* found) {
   if (look_up(address, AI_NUMERICHOST, found) == 0) return {};
   struct Answer {
     std::atomic<bool> done{false};
@@ -54,7 +54,7 @@ Status resolve(const Address& address, const Patience& patience, Addresses* foun
     answer->done = true;
   }).detach();
   while (!answer->done) {
-    if (Status status = patience.check(); !status) {
+    if (Status status = deadline.check(); !status) {
       if (status.code() != ErrorCode::kTimeout) return status;
       return {ErrorCode::kTimeout, "remote: the name '" + address.host +
                                        "' of the worker's machine was not found in time: no name server answers; check "
@@ -68,7 +68,7 @@ Status resolve(const Address& address, const Patience& patience, Addresses* foun
 }
 
 // Sets *error to 0 if connected, else to an errno.
-Status connect_one(const addrinfo& to, const Patience& patience, int* socket, int* error) {
+Status connect_one(const addrinfo& to, const Deadline& deadline, int* socket, int* error) {
   const int made = ::socket(to.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (made < 0) {
     *error = errno;
@@ -77,7 +77,7 @@ Status connect_one(const addrinfo& to, const Patience& patience, int* socket, in
   *error = ::connect(made, to.ai_addr, to.ai_addrlen) == 0 ? 0 : errno;
   Status status;
   if (*error == EINPROGRESS) {
-    status = patience.wait(made, POLLOUT);
+    status = deadline.wait(made, POLLOUT);
     socklen_t size = sizeof(*error);
     if (status.ok()) getsockopt(made, SOL_SOCKET, SO_ERROR, error, &size);
   }
@@ -126,12 +126,12 @@ Status parse_address(std::string_view text, std::string_view url, Address* addre
   return {};
 }
 
-Status connect_tcp(const Address& address, const Patience& patience, int* socket) {
+Status connect_tcp(const Address& address, const Deadline& deadline, int* socket) {
   Addresses found;
-  if (Status status = resolve(address, patience, &found); !status) return status;
+  if (Status status = resolve(address, deadline, &found); !status) return status;
   int error = 0;
   for (const addrinfo* to = found.get(); to != nullptr; to = to->ai_next) {
-    Status status = connect_one(*to, patience, socket, &error);
+    Status status = connect_one(*to, deadline, socket, &error);
     if (status.code() == ErrorCode::kTimeout) {
       return {ErrorCode::kTimeout, "remote: the machine at " + address.text() +
                                        " does not answer; check the address, that the machine runs, and that no "

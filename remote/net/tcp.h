@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "ir/status.h"
-#include "remote/net/patience.h"
+#include "remote/net/deadline.h"
 
 namespace torch_remote::remote {
 
@@ -23,7 +23,7 @@ Status parse_address(std::string_view text, std::string_view url, Address* addre
 // Makes a connected socket, set up for frames. Tries the addresses of the host one after the other. Errors name the
 // fix: kUnsupported if the host name cannot be resolved, kLost if the host refuses or does not answer, kTimeout,
 // kInterrupted.
-Status connect_tcp(const Address& address, const Patience& patience, int* socket);
+Status connect_tcp(const Address& address, const Deadline& deadline, int* socket);
 
 // Makes a non-blocking listening socket. With port 0 the kernel chooses one, which is stored in the address. *loopback
 // says whether only this machine can reach it.

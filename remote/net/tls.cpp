@@ -339,7 +339,7 @@ class Stream : public TlsStream {
     ::close(socket_);
   }
 
-  Status shake_hands(const TlsContext& context, const TlsPeer& peer, const Patience& patience);
+  Status shake_hands(const TlsContext& context, const TlsPeer& peer, const Deadline& deadline);
 
   Status export_secret(std::string_view label, std::span<const uint8_t> context, Digest* secret) override {
     std::lock_guard lock(mutex_);
@@ -441,7 +441,7 @@ class Stream : public TlsStream {
   std::vector<char> gathered_;  // used by the writing thread
 };
 
-Status Stream::shake_hands(const TlsContext& context, const TlsPeer& peer, const Patience& patience) {
+Status Stream::shake_hands(const TlsContext& context, const TlsPeer& peer, const Deadline& deadline) {
   const bool client = context.side() == TlsContext::Side::kClient;
   if (SSL_CTX* own = context.credentials()) {
     STACK_OF(X509)* chain = nullptr;
@@ -486,7 +486,7 @@ Status Stream::shake_hands(const TlsContext& context, const TlsPeer& peer, const
       return {cut ? ErrorCode::kLost : ErrorCode::kUnsupported,
               "remote: no TLS 1.3 with " + description_ + ": " + status.message()};
     }
-    Status status = patience.wait(socket_, error == SSL_ERROR_WANT_READ ? POLLIN : POLLOUT);
+    Status status = deadline.wait(socket_, error == SSL_ERROR_WANT_READ ? POLLIN : POLLOUT);
     if (status.code() == ErrorCode::kTimeout) {
       return {ErrorCode::kTimeout, "remote: " + description_ +
                                        " does not go on with the TLS handshake; is the network "
@@ -507,7 +507,7 @@ Status Stream::shake_hands(const TlsContext& context, const TlsPeer& peer, const
 
 }  // namespace
 
-bool overwrite_what_openssl_frees() { return CRYPTO_set_mem_functions(allocate, reallocate, overwrite_and_free) == 1; }
+bool enable_openssl_cleansing() { return CRYPTO_set_mem_functions(allocate, reallocate, overwrite_and_free) == 1; }
 
 TlsContext::~TlsContext() {
   SSL_CTX_free(context_);
@@ -566,10 +566,10 @@ Status TlsContext::for_worker(const TlsFiles& files, std::shared_ptr<const TlsCo
   return load_authorities(made, files.authorities, " (--tls-client-ca)");
 }
 
-Status start_tls(int socket, const TlsContext& context, const TlsPeer& peer, const Patience& patience,
+Status start_tls(int socket, const TlsContext& context, const TlsPeer& peer, const Deadline& deadline,
                  std::string description, std::unique_ptr<TlsStream>* stream) {
   auto made = std::make_unique<Stream>(socket, context, std::move(description));
-  if (Status status = made->shake_hands(context, peer, patience); !status) return status;
+  if (Status status = made->shake_hands(context, peer, deadline); !status) return status;
   *stream = std::move(made);
   return {};
 }

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "ir/status.h"
-#include "remote/net/patience.h"
+#include "remote/net/deadline.h"
 #include "remote/net/token.h"
 #include "remote/transport/byte_stream.h"
 
@@ -21,7 +21,7 @@ namespace torch_remote::remote {
 // From now on OpenSSL overwrites all memory that it frees. By default it leaves traces of a private key's file in
 // memory. For programs that must not keep secrets in memory. Must be called before anything uses OpenSSL; returns false
 // if something did.
-bool overwrite_what_openssl_frees();
+bool enable_openssl_cleansing();
 
 // Names of PEM files; an empty name means that there is none.
 struct TlsFiles {
@@ -75,7 +75,7 @@ class TlsStream : public ByteStream {
 
 // Runs the TLS handshake over a socket, which the stream owns (also if this fails). Errors name the fix. kUnsupported
 // means that one end does not trust the other.
-Status start_tls(int socket, const TlsContext& context, const TlsPeer& peer, const Patience& patience,
+Status start_tls(int socket, const TlsContext& context, const TlsPeer& peer, const Deadline& deadline,
                  std::string description, std::unique_ptr<TlsStream>* stream);
 
 }  // namespace torch_remote::remote

@@ -22,10 +22,10 @@ namespace torch_remote::remote {
 namespace {
 
 Status check(const std::string& token, const std::string& where) {
-  if (token.size() >= kLeastToken && token.size() <= kMostToken) return {};
+  if (token.size() >= kMinTokenBytes && token.size() <= kMaxTokenBytes) return {};
   return Status::invalid("remote: the token in " + where + " has " + std::to_string(token.size()) +
-                         " bytes; it needs " + std::to_string(kLeastToken) + " to " + std::to_string(kMostToken) +
-                         " (make one: openssl rand -hex 32 > token)");
+                         " bytes; it needs " + std::to_string(kMinTokenBytes) + " to " +
+                         std::to_string(kMaxTokenBytes) + " (make one: openssl rand -hex 32 > token)");
 }
 
 }  // namespace
@@ -37,7 +37,7 @@ Status read_token_file(const std::string& path, std::string* token, bool* readab
   }
   struct stat info{};
   *readable_by_others = fstat(file, &info) == 0 && S_ISREG(info.st_mode) && (info.st_mode & (S_IRGRP | S_IROTH)) != 0;
-  std::string text(kMostToken + 2, '\0');
+  std::string text(kMaxTokenBytes + 2, '\0');
   size_t size = 0;
   for (ssize_t n; size < text.size() && (n = read(file, text.data() + size, text.size() - size)) > 0;) {
     size += static_cast<size_t>(n);
@@ -50,7 +50,7 @@ Status read_token_file(const std::string& path, std::string* token, bool* readab
 }
 
 Status read_token_from_environment(std::string* token) {
-  const std::string file = setting("TORCH_REMOTE_TOKEN_FILE"), text = setting("TORCH_REMOTE_TOKEN");
+  const std::string file = environment_value("TORCH_REMOTE_TOKEN_FILE"), text = environment_value("TORCH_REMOTE_TOKEN");
   if (!file.empty() && !text.empty()) {
     return Status::invalid("remote: TORCH_REMOTE_TOKEN_FILE and TORCH_REMOTE_TOKEN are both set; unset one of them");
   }

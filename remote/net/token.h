@@ -11,8 +11,8 @@
 // Shared secrets: where they are read from, and proofs that an end knows one.
 namespace torch_remote::remote {
 
-inline constexpr size_t kLeastToken = 16;  // bytes
-inline constexpr size_t kMostToken = 4096;
+inline constexpr size_t kMinTokenBytes = 16;  // bytes
+inline constexpr size_t kMaxTokenBytes = 4096;
 
 // Reads the first line of a file. *readable_by_others says whether the file's mode lets other users read it.
 Status read_token_file(const std::string& path, std::string* token, bool* readable_by_others);

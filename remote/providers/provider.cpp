@@ -59,7 +59,7 @@ class ChildTransport : public ForwardingTransport {
   std::shared_ptr<ChildProcess> child_;
 };
 
-class LocalWorker : public Worker {
+class LocalWorker : public WorkerHandle {
  public:
   LocalWorker(int socket, int pid)
       : child_(std::make_shared<ChildProcess>(pid)),
@@ -88,7 +88,7 @@ class LocalWorker : public Worker {
   bool abandoned_ = false;
 };
 
-class ListeningWorker : public Worker {
+class ListeningWorker : public WorkerHandle {
  public:
   explicit ListeningWorker(std::unique_ptr<Transport> transport) : transport_(std::move(transport)) {}
   std::unique_ptr<Transport> take_transport() override { return std::move(transport_); }
@@ -101,7 +101,7 @@ class ListeningWorker : public Worker {
   std::unique_ptr<Transport> transport_;
 };
 
-class InprocWorker : public Worker {
+class InprocWorker : public WorkerHandle {
  public:
   using Serve = int (*)(void* transport, const char* plugin, const char* python, int threads);
 
@@ -141,7 +141,7 @@ Status system_error(const std::string& what) {
 
 }  // namespace
 
-Status start_local_worker(const LocalWorkerOptions& options, std::unique_ptr<Worker>* worker) {
+Status start_local_worker(const LocalWorkerOptions& options, std::unique_ptr<WorkerHandle>* worker) {
   constexpr const char* kReinstall = "install torch-remote again (pip install --force-reinstall torch-remote)";
   if (Status status = check_file(options.binary, F_OK, "the worker's program", kReinstall); !status) return status;
   if (Status status = check_file(options.binary, X_OK, "the worker's program is not executable:", "chmod +x it");
@@ -177,7 +177,7 @@ Status start_local_worker(const LocalWorkerOptions& options, std::unique_ptr<Wor
 }
 
 Status start_inproc_worker(const std::string& library, const std::string& plugin, const std::string& python,
-                           std::unique_ptr<Worker>* worker) {
+                           std::unique_ptr<WorkerHandle>* worker) {
   void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     return Status::invalid("remote: a worker in this process (inproc) needs " + library + ": " + dlerror());
@@ -188,7 +188,7 @@ Status start_inproc_worker(const std::string& library, const std::string& plugin
   return {};
 }
 
-Status connect_unix_worker(const std::string& path, std::unique_ptr<Worker>* worker) {
+Status connect_unix_worker(const std::string& path, std::unique_ptr<WorkerHandle>* worker) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof(address.sun_path)) {
@@ -215,11 +215,12 @@ Status connect_unix_worker(const std::string& path, std::unique_ptr<Worker>* wor
 }
 
 Status connect_network_worker(const std::string& url, const KeepWaiting& keep_waiting,
-                              std::unique_ptr<Worker>* worker) {
+                              std::unique_ptr<WorkerHandle>* worker) {
   return connect_worker({url, {}, {}, -1}, keep_waiting, worker);
 }
 
-Status connect_worker(const Endpoint& endpoint, const KeepWaiting& keep_waiting, std::unique_ptr<Worker>* worker) {
+Status connect_worker(const Endpoint& endpoint, const KeepWaiting& keep_waiting,
+                      std::unique_ptr<WorkerHandle>* worker) {
   const std::string& url = endpoint.url;
   if (url == kSocket) {
     *worker = std::make_unique<ListeningWorker>(make_unix_transport(endpoint.socket));
@@ -262,7 +263,7 @@ bool is_worker_name(std::string_view name) {
 }
 
 Status start_worker(const std::string& name, const WorkerFiles& files, int threads, const KeepWaiting& keep_waiting,
-                    std::unique_ptr<Worker>* worker) {
+                    std::unique_ptr<WorkerHandle>* worker) {
   if (name == "local")
     return start_local_worker({files.worker, files.plugin, files.torch_lib, threads, files.python}, worker);
   if (name == "inproc") return start_inproc_worker(files.inproc, files.plugin, files.python, worker);

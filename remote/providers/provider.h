@@ -13,9 +13,9 @@ namespace torch_remote::remote {
 
 // A running worker and the connection to it. The destructor ends a worker that it started. Destroy the users of the
 // transport first; then the worker ends by itself.
-class Worker {
+class WorkerHandle {
  public:
-  virtual ~Worker() = default;
+  virtual ~WorkerHandle() = default;
   virtual std::unique_ptr<Transport> take_transport() = 0;  // may be called once
   virtual int process() const = 0;                          // pid of a local worker, -1 for others
   virtual void abandon() = 0;                               // for a forked child: leaves the worker alone
@@ -34,19 +34,20 @@ struct LocalWorkerOptions {
 // own, so that Ctrl-C interrupts a wait but not the worker. If the transport returns kLost, the message says how the
 // process ended. Errors name the file that is missing or not executable, and the fix. Other threads may run during the
 // call.
-Status start_local_worker(const LocalWorkerOptions& options, std::unique_ptr<Worker>* worker);
+Status start_local_worker(const LocalWorkerOptions& options, std::unique_ptr<WorkerHandle>* worker);
 
 // Runs a worker on a thread of this process. `library` has its code (lib/libtorch_remote_inproc.so of the package).
 // `python` is as in LocalWorkerOptions. The thread ends when the transport is destroyed.
 Status start_inproc_worker(const std::string& library, const std::string& plugin, const std::string& python,
-                           std::unique_ptr<Worker>* worker);
+                           std::unique_ptr<WorkerHandle>* worker);
 
 // Connects to a worker that listens at unix://path (`torch-remote-worker --listen unix://path`).
-Status connect_unix_worker(const std::string& path, std::unique_ptr<Worker>* worker);
+Status connect_unix_worker(const std::string& path, std::unique_ptr<WorkerHandle>* worker);
 
 // Connects to a worker that listens at tcp://HOST:PORT or tls://HOST:PORT. The environment has the token and
 // certificates (remote/net/dial.h). If the connection breaks, the session is resumed automatically.
-Status connect_network_worker(const std::string& url, const KeepWaiting& keep_waiting, std::unique_ptr<Worker>* worker);
+Status connect_network_worker(const std::string& url, const KeepWaiting& keep_waiting,
+                              std::unique_ptr<WorkerHandle>* worker);
 
 // The address of a worker that somebody else started.
 struct Endpoint {
@@ -57,7 +58,7 @@ struct Endpoint {
   // shares memory. With "channel:DESCRIPTION" another program forwards the bytes, so there is only the stream.
   int socket = -1;
 };
-Status connect_worker(const Endpoint& endpoint, const KeepWaiting& keep_waiting, std::unique_ptr<Worker>* worker);
+Status connect_worker(const Endpoint& endpoint, const KeepWaiting& keep_waiting, std::unique_ptr<WorkerHandle>* worker);
 
 // The files of an installed package.
 struct WorkerFiles {
@@ -75,6 +76,6 @@ bool is_worker_name(std::string_view name);
 // "tls://host:port". `threads` is for a local worker. Operations that may take long stop when `keep_waiting`, if not
 // empty, returns false.
 Status start_worker(const std::string& name, const WorkerFiles& files, int threads, const KeepWaiting& keep_waiting,
-                    std::unique_ptr<Worker>* worker);
+                    std::unique_ptr<WorkerHandle>* worker);
 
 }  // namespace torch_remote::remote

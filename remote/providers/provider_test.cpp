@@ -46,7 +46,7 @@ class ProviderTest : public testing::Test {
 
   std::string folder;
   LocalWorkerOptions options;
-  std::unique_ptr<Worker> worker;
+  std::unique_ptr<WorkerHandle> worker;
   std::unique_ptr<Transport> transport;
 };
 
@@ -119,7 +119,7 @@ TEST_F(ProviderTest, TheWorkerDiesWithItsParent) {
   ASSERT_EQ(pipe(pids), 0);
   const pid_t parent = fork();
   if (parent == 0) {
-    std::unique_ptr<Worker> its;
+    std::unique_ptr<WorkerHandle> its;
     int pid = -1;
     if (start_local_worker(options, &its).ok()) pid = its->process();
     (void)!write(pids[1], &pid, sizeof(pid));

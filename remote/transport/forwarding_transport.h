@@ -15,15 +15,15 @@ class ForwardingTransport : public Transport {
   explicit ForwardingTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
 
   AttachmentPtr allocate(size_t size) override { return inner_->allocate(size); }
-  AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> keep) override {
-    return inner_->share(memory, size, std::move(keep));
+  AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> owner) override {
+    return inner_->share(memory, size, std::move(owner));
   }
   Status send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) override {
     return inner_->send(header, control, std::move(attachment));
   }
   Status receive(Frame* frame, std::chrono::nanoseconds timeout) override { return inner_->receive(frame, timeout); }
-  void busy_wait(std::chrono::nanoseconds time) override { inner_->busy_wait(time); }
-  void leave_busy_cores() override { inner_->leave_busy_cores(); }
+  void set_spin_time(std::chrono::nanoseconds time) override { inner_->set_spin_time(time); }
+  void avoid_busy_cores() override { inner_->avoid_busy_cores(); }
   void wake() override { inner_->wake(); }
   void abandon() override { inner_->abandon(); }
   bool shares_memory() const override { return inner_->shares_memory(); }

@@ -14,7 +14,7 @@ constexpr size_t kSkippedAtOnce = 256 << 10;
 
 Status FrameParser::parse(std::span<const uint8_t> bytes, std::deque<Frame>& frames) {
   while (!bytes.empty()) {
-    const std::span<uint8_t> to = rest();
+    const std::span<uint8_t> to = writable_bytes();
     const size_t n = std::min(to.size(), bytes.size());
     std::memcpy(to.data(), bytes.data(), n);
     bytes = bytes.subspan(n);
@@ -107,7 +107,7 @@ Status FrameParser::end_control(std::deque<Frame>& frames) {
 Status FrameParser::end_attachment(std::deque<Frame>& frames) {
   if (Status status = handler_.attachment(attachment_bytes_, &frame_.attachment); !status) return status;
   if (!frame_.attachment) {
-    frame_.refused = to_skip_ = attachment_bytes_.size;
+    frame_.refused_bytes = to_skip_ = attachment_bytes_.size;
     if (to_skip_ == 0) return Status{ErrorCode::kOutOfMemory, "remote: no memory for a message"};
     skipped_.resize(kSkippedAtOnce);
     state_ = State::kSkipped;

@@ -12,8 +12,8 @@
 namespace torch_remote::remote {
 
 enum AttachmentFlags : uint32_t {
-  kInline = 1,            // its bytes follow in the stream
-  kReceiversSegment = 2,  // it is in a segment that the receiver created
+  kInline = 1,             // its bytes follow in the stream
+  kSegmentOfReceiver = 2,  // it is in a segment that the receiver created
 };
 
 // The attachment part of a frame; little endian.
@@ -21,7 +21,7 @@ struct AttachmentHeader {
   uint64_t size = 0;
   uint64_t offset = 0;   // bytes from the start of the segment
   uint64_t token = 0;    // names the attachment when the receiver gives it back
-  uint32_t segment = 0;  // number among the sender's segments, or the receiver's with kReceiversSegment
+  uint32_t segment = 0;  // number among the sender's segments, or the receiver's with kSegmentOfReceiver
   uint32_t flags = 0;
 };
 static_assert(sizeof(AttachmentHeader) == 32);
@@ -42,9 +42,9 @@ class FrameParser {
   explicit FrameParser(Handler& handler) : handler_(handler) { begin_frame(); }
 
   // Where the next bytes belong; never empty. The caller may receive directly into it and then call advance().
-  std::span<uint8_t> rest() { return {piece_ + have_, size_ - have_}; }
-  // Says that the first `bytes` bytes of rest() were filled. Complete frames are appended to `frames`. After an error
-  // nothing more may be parsed.
+  std::span<uint8_t> writable_bytes() { return {piece_ + have_, size_ - have_}; }
+  // Says that the first `bytes` bytes of writable_bytes() were filled. Complete frames are appended to `frames`. After
+  // an error nothing more may be parsed.
   Status advance(size_t bytes, std::deque<Frame>& frames);
   // Copies `bytes` to where they belong and advances.
   Status parse(std::span<const uint8_t> bytes, std::deque<Frame>& frames);

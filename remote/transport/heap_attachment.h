@@ -43,7 +43,7 @@ class HeapPool : public std::enable_shared_from_this<HeapPool> {
   AttachmentPtr allocate(size_t size);
 
  private:
-  class Pooled;
+  class PooledAttachment;
 
   HeapMemory take(size_t size) {
     {
@@ -62,11 +62,11 @@ class HeapPool : public std::enable_shared_from_this<HeapPool> {
   MemoryPool<HeapMemory> pool_;
 };
 
-class HeapPool::Pooled : public Attachment {
+class HeapPool::PooledAttachment : public Attachment {
  public:
-  Pooled(std::shared_ptr<HeapPool> pool, HeapMemory memory, size_t size)
+  PooledAttachment(std::shared_ptr<HeapPool> pool, HeapMemory memory, size_t size)
       : pool_(std::move(pool)), memory_(std::move(memory)), size_(size) {}
-  ~Pooled() override { pool_->put(size_class(size_), std::move(memory_)); }
+  ~PooledAttachment() override { pool_->put(size_class(size_), std::move(memory_)); }
   std::span<std::byte> bytes() override { return {memory_.get(), size_}; }
 
  private:
@@ -82,19 +82,19 @@ inline AttachmentPtr HeapPool::allocate(size_t size) {
   }
   if (size > physical_memory()) return nullptr;  // also rules out an overflow in size_class
   HeapMemory memory = take(size_class(size));
-  return memory ? std::make_shared<Pooled>(shared_from_this(), std::move(memory), size) : nullptr;
+  return memory ? std::make_shared<PooledAttachment>(shared_from_this(), std::move(memory), size) : nullptr;
 }
 
-// An attachment in memory that this object does not own; `keep` keeps that memory alive.
-class KeptAttachment : public Attachment {
+// An attachment in memory that this object does not own; `owner` keeps that memory alive.
+class ExternalAttachment : public Attachment {
  public:
-  KeptAttachment(const void* memory, size_t size, std::shared_ptr<void> keep)
-      : bytes_(static_cast<std::byte*>(const_cast<void*>(memory)), size), keep_(std::move(keep)) {}
+  ExternalAttachment(const void* memory, size_t size, std::shared_ptr<void> owner)
+      : bytes_(static_cast<std::byte*>(const_cast<void*>(memory)), size), owner_(std::move(owner)) {}
   std::span<std::byte> bytes() override { return bytes_; }
 
  private:
   std::span<std::byte> bytes_;
-  std::shared_ptr<void> keep_;
+  std::shared_ptr<void> owner_;
 };
 
 }  // namespace torch_remote::remote

@@ -21,11 +21,11 @@ struct Mailbox {
 
 // An attachment as the receiver holds it. On release the lent attachment goes to the owner's mailbox, so that the
 // owner's destructors do not run on the receiver's thread.
-class LentAttachment : public Attachment {
+class ReceivedAttachment : public Attachment {
  public:
-  LentAttachment(AttachmentPtr lent, std::shared_ptr<Mailbox> owner)
+  ReceivedAttachment(AttachmentPtr lent, std::shared_ptr<Mailbox> owner)
       : lent_(std::move(lent)), owner_(std::move(owner)) {}
-  ~LentAttachment() override {
+  ~ReceivedAttachment() override {
     {
       std::lock_guard lock(owner_->mutex);
       if (!owner_->closed) owner_->returned.push_back(std::move(lent_));
@@ -65,8 +65,8 @@ class InprocTransport : public Transport {
     return pool_->allocate(size);
   }
 
-  AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> keep) override {
-    return std::make_shared<KeptAttachment>(memory, size, std::move(keep));
+  AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> owner) override {
+    return std::make_shared<ExternalAttachment>(memory, size, std::move(owner));
   }
 
   Status send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) override {
@@ -75,7 +75,7 @@ class InprocTransport : public Transport {
     header.checksum = wire::crc32c(control.data(), control.size());
     header.flags = static_cast<uint16_t>((header.flags & ~wire::kAttachment) | (attachment ? wire::kAttachment : 0));
     Frame frame{header, {control.begin(), control.end()}, nullptr};
-    if (attachment) frame.attachment = std::make_shared<LentAttachment>(std::move(attachment), in_);
+    if (attachment) frame.attachment = std::make_shared<ReceivedAttachment>(std::move(attachment), in_);
     {
       std::lock_guard lock(out_->mutex);
       if (!out_->closed) {

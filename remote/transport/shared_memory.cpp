@@ -60,14 +60,14 @@ Status bad_segment(std::string what) {
 
 // --- segments --------------------------------------------------------------------------------------------------------
 
-std::shared_ptr<SharedSegment> SharedSegment::create(size_t size, Lending lending) {
+std::shared_ptr<SharedSegment> SharedSegment::create(size_t size, MemoryAccess access) {
   if (size > physical_memory()) return nullptr;
   const int descriptor = memfd_create("torch-remote", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (descriptor < 0) return nullptr;
   std::byte* data = nullptr;
   if (ftruncate(descriptor, static_cast<off_t>(size)) == 0) data = map_shared(descriptor, size, /*writable=*/true);
   // F_SEAL_FUTURE_WRITE leaves the existing mapping writable.
-  const int against_writing = lending == Lending::kReadOnly ? F_SEAL_FUTURE_WRITE : 0;
+  const int against_writing = access == MemoryAccess::kReadOnly ? F_SEAL_FUTURE_WRITE : 0;
   if (data && fcntl(descriptor, F_ADD_SEALS, against_writing | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     munmap(std::exchange(data, nullptr), size);
   }
@@ -107,11 +107,11 @@ SharedSegment::~SharedSegment() {
 // --- attachments -----------------------------------------------------------------------------------------------------
 
 // A whole segment of this end. The destructor puts the segment back into the pool.
-class SharedMemory::OwnAttachment : public Attachment {
+class SharedMemory::SegmentAttachment : public Attachment {
  public:
-  OwnAttachment(std::shared_ptr<SharedMemory> memory, SharedSegmentPtr segment, size_t size)
+  SegmentAttachment(std::shared_ptr<SharedMemory> memory, SharedSegmentPtr segment, size_t size)
       : memory_(std::move(memory)), segment_(std::move(segment)), size_(size) {}
-  ~OwnAttachment() override { memory_->put_back(std::move(segment_)); }
+  ~SegmentAttachment() override { memory_->put_back(std::move(segment_)); }
   std::span<std::byte> bytes() override { return {segment_->data(), size_}; }
 
  private:
@@ -133,18 +133,18 @@ class SharedMemory::SharedAttachment : public Attachment {
   std::shared_ptr<void> keep_;
 };
 
-// Memory that the peer lent us. The destructor gives it back. If it is a part of memory that we lent, `keep` is that
+// Memory that the peer lent us. The destructor gives it back. If it is a part of memory that we lent, `owner` is that
 // attachment.
-class SharedMemory::BorrowedAttachment : public Attachment {
+class SharedMemory::PeerAttachment : public Attachment {
  public:
-  BorrowedAttachment(std::shared_ptr<SharedMemory> memory, SharedSegmentPtr segment, AttachmentPtr keep,
-                     std::span<std::byte> bytes, uint64_t token)
+  PeerAttachment(std::shared_ptr<SharedMemory> memory, SharedSegmentPtr segment, AttachmentPtr keep,
+                 std::span<std::byte> bytes, uint64_t token)
       : memory_(std::move(memory)),
         segment_(std::move(segment)),
         keep_(std::move(keep)),
         bytes_(bytes),
         token_(token) {}
-  ~BorrowedAttachment() override { memory_->give_back(token_); }
+  ~PeerAttachment() override { memory_->give_back(token_); }
   std::span<std::byte> bytes() override { return bytes_; }
 
  private:
@@ -166,14 +166,14 @@ AttachmentPtr SharedMemory::allocate(size_t size) {
     segment = pool_.take(rounded);
   }
   if (!segment) {
-    segment = SharedSegment::create(rounded, lending_);
+    segment = SharedSegment::create(rounded, access_);
     if (!segment) return nullptr;
     std::lock_guard lock(mutex_);
     segment->number = ++last_number_;
     own_.emplace(segment->number, segment);
     by_address_.emplace(segment->data(), segment);
   }
-  return std::make_shared<OwnAttachment>(shared_from_this(), std::move(segment), size);
+  return std::make_shared<SegmentAttachment>(shared_from_this(), std::move(segment), size);
 }
 
 void SharedMemory::put_back(SharedSegmentPtr segment) {
@@ -195,8 +195,8 @@ SharedSegmentPtr SharedMemory::find(const void* memory, size_t size) {
   return segment->contains(memory, size) ? segment : nullptr;
 }
 
-AttachmentPtr SharedMemory::find_lent(const std::byte* memory, size_t size) const {
-  for (const auto& [token, attachment] : lent_) {
+AttachmentPtr SharedMemory::find_exported(const std::byte* memory, size_t size) const {
+  for (const auto& [token, attachment] : exported_) {
     const std::span<std::byte> bytes = attachment->bytes();
     const size_t offset = static_cast<size_t>(memory - bytes.data());
     if (memory >= bytes.data() && offset <= bytes.size() && size <= bytes.size() - offset) return attachment;
@@ -204,7 +204,7 @@ AttachmentPtr SharedMemory::find_lent(const std::byte* memory, size_t size) cons
   return nullptr;
 }
 
-AttachmentPtr SharedMemory::share(const void* memory, size_t size, std::shared_ptr<void> keep) {
+AttachmentPtr SharedMemory::share(const void* memory, size_t size, std::shared_ptr<void> owner) {
   SharedSegmentPtr segment;
   {
     std::lock_guard lock(mutex_);
@@ -212,10 +212,10 @@ AttachmentPtr SharedMemory::share(const void* memory, size_t size, std::shared_p
   }
   if (!segment) return nullptr;
   auto* bytes = static_cast<std::byte*>(const_cast<void*>(memory));
-  return std::make_shared<SharedAttachment>(std::move(segment), std::span(bytes, size), std::move(keep));
+  return std::make_shared<SharedAttachment>(std::move(segment), std::span(bytes, size), std::move(owner));
 }
 
-bool SharedMemory::lend(const AttachmentPtr& attachment, AttachmentHeader* header) {
+bool SharedMemory::export_attachment(const AttachmentPtr& attachment, AttachmentHeader* header) {
   const std::span<std::byte> bytes = attachment->bytes();
   std::lock_guard lock(mutex_);
   const SharedSegmentPtr segment = find(bytes.data(), bytes.size());
@@ -225,13 +225,13 @@ bool SharedMemory::lend(const AttachmentPtr& attachment, AttachmentHeader* heade
   header->offset = static_cast<uint64_t>(bytes.data() - segment->data());
   header->token = ++last_token_;
   header->segment = segment->number;
-  header->flags = segment->own ? 0u : uint32_t{kReceiversSegment};
-  lent_.emplace(last_token_, attachment);
+  header->flags = segment->own ? 0u : uint32_t{kSegmentOfReceiver};
+  exported_.emplace(last_token_, attachment);
   return true;
 }
 
-Status SharedMemory::borrow(const AttachmentHeader& header, AttachmentPtr* attachment) {
-  const bool ours = (header.flags & kReceiversSegment) != 0;
+Status SharedMemory::import_attachment(const AttachmentHeader& header, AttachmentPtr* attachment) {
+  const bool ours = (header.flags & kSegmentOfReceiver) != 0;
   SharedSegmentPtr segment;
   AttachmentPtr lent;
   std::span<std::byte> bytes;
@@ -249,10 +249,11 @@ Status SharedMemory::borrow(const AttachmentHeader& header, AttachmentPtr* attac
     if (header.offset > segment->size() || header.size > segment->size() - header.offset) return bad_segment(what());
     bytes = {segment->data() + header.offset, header.size};
     // The peer may name only what we lent it, not the rest of our segment.
-    if (ours && !(lent = find_lent(bytes.data(), bytes.size()))) return bad_segment(what() + ", which was not lent");
+    if (ours && !(lent = find_exported(bytes.data(), bytes.size())))
+      return bad_segment(what() + ", which was not lent");
   }
-  *attachment = std::make_shared<BorrowedAttachment>(shared_from_this(), std::move(segment), std::move(lent), bytes,
-                                                     header.token);
+  *attachment =
+      std::make_shared<PeerAttachment>(shared_from_this(), std::move(segment), std::move(lent), bytes, header.token);
   return {};
 }
 
@@ -298,11 +299,11 @@ Status SharedMemory::incoming(std::span<const uint8_t> control, std::deque<int>&
       return announced(body, descriptors);
     case SegmentOp::kGiveBack:
       for (size_t i = 0; i < message.count; ++i) {
-        auto found = lent_.find(word(i));
-        if (found == lent_.end())
+        auto found = exported_.find(word(i));
+        if (found == exported_.end())
           return bad_segment("attachment " + std::to_string(word(i)) + " given back, but it was not lent");
         released.push_back(std::move(found->second));
-        lent_.erase(found);
+        exported_.erase(found);
       }
       return {};
     case SegmentOp::kRetire:
@@ -342,7 +343,7 @@ void SharedMemory::close() {
   std::unordered_map<uint64_t, AttachmentPtr> lent;
   std::lock_guard lock(mutex_);
   closed_ = true;
-  lent.swap(lent_);
+  lent.swap(exported_);
   to_give_back_.clear();
 }
 

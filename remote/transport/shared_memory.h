@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "remote/transport/frame_parser.h"
-#include "remote/transport/lending.h"
+#include "remote/transport/memory_access.h"
 #include "remote/transport/memory_pool.h"
 #include "remote/transport/transport.h"
 
@@ -34,9 +34,9 @@ inline constexpr size_t kMaxTokens = 512;  // in one message
 class SharedSegment {
  public:
   // Creates a segment that is sealed against shrinking, so that neither end can take pages away from the other. With
-  // Lending::kReadOnly only this mapping can write to it. Returns null if memory or descriptors are exhausted, or if
-  // the kernel lacks the seals.
-  static std::shared_ptr<SharedSegment> create(size_t size, Lending lending);
+  // MemoryAccess::kReadOnly only this mapping can write to it. Returns null if memory or descriptors are exhausted, or
+  // if the kernel lacks the seals.
+  static std::shared_ptr<SharedSegment> create(size_t size, MemoryAccess access);
   // Maps a segment of the peer, read-only if it is sealed against writing. Closes the descriptor. Refuses a segment
   // that is smaller than `size` or not sealed against shrinking: access to it could kill this process with SIGBUS.
   static Status map(int descriptor, uint64_t size, std::shared_ptr<SharedSegment>* segment);
@@ -69,22 +69,22 @@ using SharedSegmentPtr = std::shared_ptr<SharedSegment>;
 // The segments of one connection. Thread safe. Attachments hold a reference to it.
 class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
  public:
-  explicit SharedMemory(Lending lending) : lending_(lending) {}
+  explicit SharedMemory(MemoryAccess access) : access_(access) {}
 
   // Allocates an attachment in a segment of this end; for sizes from kSmallAttachment on.
   AttachmentPtr allocate(size_t size);
   // Returns null if the memory is not in a segment.
-  AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> keep);
+  AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> owner);
 
-  // Lends an attachment to the peer. Returns false if it is not in a segment, or after close. If the peer does not know
-  // the segment yet, outgoing() announces it.
-  bool lend(const AttachmentPtr& attachment, AttachmentHeader* header);
+  // Exports an attachment to the peer. Returns false if it is not in a segment, or after close. If the peer does not
+  // know the segment yet, outgoing() announces it.
+  bool export_attachment(const AttachmentPtr& attachment, AttachmentHeader* header);
   // Accepts an attachment that the peer lends us: a part of one of its segments, or of memory that we lent it.
-  Status borrow(const AttachmentHeader& header, AttachmentPtr* attachment);
+  Status import_attachment(const AttachmentHeader& header, AttachmentPtr* attachment);
 
   // Appends, as whole frames, the messages that the peer must have before the attachment that was lent last. They give
-  // back at most `max_tokens` attachments, rounded up to a multiple of kMaxTokens. Must be called after each lend().
-  // Sets *descriptor if a descriptor must be sent along; the caller closes it.
+  // back at most `max_tokens` attachments, rounded up to a multiple of kMaxTokens. Must be called after each
+  // export_attachment(). Sets *descriptor if a descriptor must be sent along; the caller closes it.
   void outgoing(size_t max_tokens, std::vector<uint8_t>& frames, int* descriptor);
   bool has_outgoing();
   // Handles a message of the peer. Attachments that the peer gave back are appended to `released`; the caller destroys
@@ -96,18 +96,18 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   void close();
 
  private:
-  class OwnAttachment;
+  class SegmentAttachment;
   class SharedAttachment;
-  class BorrowedAttachment;
+  class PeerAttachment;
 
   void put_back(SharedSegmentPtr segment);
   void give_back(uint64_t token);
   // The following require mutex_.
   SharedSegmentPtr find(const void* memory, size_t size);
-  AttachmentPtr find_lent(const std::byte* memory, size_t size) const;
+  AttachmentPtr find_exported(const std::byte* memory, size_t size) const;
   Status announced(std::span<const uint8_t> body, std::deque<int>& descriptors);
 
-  const Lending lending_;
+  const MemoryAccess access_;
   std::mutex mutex_;
   bool closed_ = false;
   std::map<const std::byte*, SharedSegmentPtr> by_address_;  // segments of both ends
@@ -116,8 +116,8 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   MemoryPool<SharedSegmentPtr> pool_;
   uint32_t last_number_ = 0;
   uint64_t last_token_ = 0;
-  std::unordered_map<uint64_t, AttachmentPtr> lent_;  // by token
-  std::vector<uint64_t> to_give_back_;                // tokens
+  std::unordered_map<uint64_t, AttachmentPtr> exported_;  // by token
+  std::vector<uint64_t> to_give_back_;                    // tokens
   SharedSegmentPtr to_announce_;
   std::vector<uint64_t> to_retire_;
 };

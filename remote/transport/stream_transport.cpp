@@ -16,9 +16,9 @@
 
 #include "remote/transport/frame_parser.h"
 #include "remote/transport/heap_attachment.h"
-#include "remote/transport/pace.h"
 #include "remote/transport/shared_memory.h"
 #include "remote/transport/transport.h"
+#include "remote/transport/wait_predictor.h"
 
 namespace torch_remote::remote {
 namespace {
@@ -78,7 +78,7 @@ StreamTransport::StreamTransport(std::unique_ptr<ByteStream> stream, Options opt
     : stream_(std::move(stream)),
       wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       memory_(std::move(options.memory)),
-      most_attached_(options.most_attached),
+      max_attachment_bytes_(options.max_attachment_bytes),
       buffer_(kReceiveBuffer) {}
 
 StreamTransport::~StreamTransport() {
@@ -91,9 +91,9 @@ AttachmentPtr StreamTransport::allocate(size_t size) {
   return memory_ && size >= kSmallAttachment ? memory_->allocate(size) : pool_->allocate(size);
 }
 
-AttachmentPtr StreamTransport::share(const void* memory, size_t size, std::shared_ptr<void> keep) {
-  if (memory_) return memory_->share(memory, size, std::move(keep));
-  return std::make_shared<KeptAttachment>(memory, size, std::move(keep));
+AttachmentPtr StreamTransport::share(const void* memory, size_t size, std::shared_ptr<void> owner) {
+  if (memory_) return memory_->share(memory, size, std::move(owner));
+  return std::make_shared<ExternalAttachment>(memory, size, std::move(owner));
 }
 
 void StreamTransport::wake() {
@@ -129,17 +129,17 @@ Status StreamTransport::send(wire::Header header, std::span<const uint8_t> contr
   }
   header.length = static_cast<uint32_t>(control.size());
   header.checksum = wire::crc32c(control.data(), control.size());
-  header.flags = static_cast<uint16_t>((header.flags & ~(wire::kAttachment | wire::kLooks)) |
+  header.flags = static_cast<uint16_t>((header.flags & ~(wire::kAttachment | wire::kSpins)) |
                                        (attachment ? wire::kAttachment : 0));
-  const bool looks = looks_.load(std::memory_order_relaxed) || busy_wait_.load(std::memory_order_relaxed).count() > 0;
-  if ((header.flags & wire::kWantsReply) && looks) header.flags |= wire::kLooks;
+  const bool looks = spins_.load(std::memory_order_relaxed) || spin_time_.load(std::memory_order_relaxed).count() > 0;
+  if ((header.flags & wire::kWantsReply) && looks) header.flags |= wire::kSpins;
 
   std::lock_guard lock(sending_);
   if (!send_status_) return send_status_;
   AttachmentHeader attachment_header;
   std::span<const std::byte> inline_bytes;
   if (memory_ && attachment && attachment->bytes().size() >= kSmallAttachment) {
-    if (Status status = lend(attachment, &attachment_header); !status) return status;
+    if (Status status = export_attachment(attachment, &attachment_header); !status) return status;
   } else if (attachment) {
     inline_bytes = attachment->bytes();
     attachment_header.size = inline_bytes.size();
@@ -167,8 +167,8 @@ Status StreamTransport::send(wire::Header header, std::span<const uint8_t> contr
   return send_status_;
 }
 
-Status StreamTransport::lend(AttachmentPtr& attachment, AttachmentHeader* header) {
-  if (memory_->lend(attachment, header)) return {};
+Status StreamTransport::export_attachment(AttachmentPtr& attachment, AttachmentHeader* header) {
+  if (memory_->export_attachment(attachment, header)) return {};
   // The memory belongs to this process alone, for example to another connection, so we copy it.
   AttachmentPtr copy = memory_->allocate(attachment->bytes().size());
   if (!copy)
@@ -176,7 +176,7 @@ Status StreamTransport::lend(AttachmentPtr& attachment, AttachmentHeader* header
             "remote: no shared memory for " + std::to_string(attachment->bytes().size()) + " bytes"};
   std::ranges::copy(attachment->bytes(), copy->bytes().begin());
   attachment = std::move(copy);
-  return memory_->lend(attachment, header) ? Status() : lost("it was closed");
+  return memory_->export_attachment(attachment, header) ? Status() : lost("it was closed");
 }
 
 Status StreamTransport::write_some(Pieces& pieces, int& descriptor) {
@@ -197,20 +197,20 @@ Status StreamTransport::wait_to_write() {
   const bool full = receiving.owns_lock() && queued_ >= kMaxQueued;   // then the silence is ours, not the other end's
   const bool pump = receiving.owns_lock() && !full;
   if (receiving.owns_lock() && !pump) receiving.unlock();  // another thread may free space
-  const std::chrono::nanoseconds most_silence = most_silence_;
-  if (most_silence.count() > 0) {
+  const std::chrono::nanoseconds silence_limit = silence_limit_;
+  if (silence_limit.count() > 0) {
     const uint64_t moved = bytes_sent() + bytes_received();
     const auto now = Clock::now();
     if (moved != moved_ || full) {
       moved_ = moved;
       moved_at_ = now;
-    } else if (now - moved_at_ > most_silence) {
+    } else if (now - moved_at_ > silence_limit) {
       return lost("nothing moved over it");
     }
   }
   pollfd wait[] = {{stream_->output(), POLLOUT, 0}, {stream_->input(), POLLIN, 0}};
   int longest = static_cast<int>(kOtherReceives.count());
-  if (pump) longest = most_silence.count() > 0 ? kLookAgain : -1;
+  if (pump) longest = silence_limit.count() > 0 ? kLookAgain : -1;
   const int ready = poll(wait, pump ? 2 : 1, longest);
   if (ready <= 0 || !pump || !(wait[1].revents & (POLLIN | POLLHUP))) return {};
   std::vector<std::shared_ptr<void>> released;
@@ -279,7 +279,7 @@ Status StreamTransport::receive(Frame* frame, std::chrono::nanoseconds timeout) 
   Clock::time_point began, deadline;
   bool waits = false;               // whether the wait has begun, at `began`
   for (Clock::time_point look;;) {  // when to stop spinning; zero: do not spin
-    const Status status = !frames_.empty() ? Status() : look != Clock::time_point() ? read_busily(look) : read_some();
+    const Status status = !frames_.empty() ? Status() : look != Clock::time_point() ? spin_until(look) : read_some();
     if (!released_.empty()) {
       released.swap(released_);
       lock.unlock();
@@ -288,8 +288,8 @@ Status StreamTransport::receive(Frame* frame, std::chrono::nanoseconds timeout) 
     }
     if (!frames_.empty()) {
       if (waits) {
-        pace_.came(Clock::now() - began);
-        looks_.store(pace_.plan().first.count() > 0, std::memory_order_relaxed);
+        predictor_.record_wait(Clock::now() - began);
+        spins_.store(predictor_.plan().first.count() > 0, std::memory_order_relaxed);
       }
       *frame = std::move(frames_.front());
       frames_.pop_front();
@@ -308,17 +308,17 @@ Status StreamTransport::receive(Frame* frame, std::chrono::nanoseconds timeout) 
       return timed_out();
     }
     Clock::time_point then = deadline;
-    look = std::min(look_until(began, now, &then), deadline);
+    look = std::min(spin_until_time(began, now, &then), deadline);
     if (look > now) continue;
     look = {};
     if (!sleep_until(then)) return timed_out();
   }
 }
 
-Clock::time_point StreamTransport::look_until(Clock::time_point began, Clock::time_point now,
-                                              Clock::time_point* sleep_until) const {
-  const Pace::Plan plan = pace_.plan();
-  if (const auto first = began + std::max<Clock::duration>(plan.first, busy_wait_.load()); first > now) return first;
+Clock::time_point StreamTransport::spin_until_time(Clock::time_point began, Clock::time_point now,
+                                                   Clock::time_point* sleep_until) const {
+  const WaitPredictor::Plan plan = predictor_.plan();
+  if (const auto first = began + std::max<Clock::duration>(plan.first, spin_time_.load()); first > now) return first;
   if (began + plan.from > now) {
     *sleep_until = std::min(*sleep_until, began + plan.from);
     return now;
@@ -337,7 +337,7 @@ bool StreamTransport::sleep_until(Clock::time_point then) {
   return false;
 }
 
-Status StreamTransport::read_busily(Clock::time_point deadline) {
+Status StreamTransport::spin_until(Clock::time_point deadline) {
   auto before = Clock::now();
   for (bool moved = false;;) {
     // The other end may share this core.
@@ -347,8 +347,8 @@ Status StreamTransport::read_busily(Clock::time_point deadline) {
     const auto now = Clock::now();
     if (now - before > kCoreNeeded) {
       // Perhaps the other end needs it while other cores are idle.
-      if (moved || !leaves_busy_cores_ || !move_to_another_core()) {
-        pace_.contended();
+      if (moved || !avoids_busy_cores_ || !move_to_another_core()) {
+        predictor_.suspend_spinning();
         return status;
       }
       moved = true;
@@ -375,7 +375,7 @@ Status StreamTransport::read_some() {
 }
 
 Status StreamTransport::read_some_from_stream() {
-  const std::span<uint8_t> rest = parser_.rest();
+  const std::span<uint8_t> rest = parser_.writable_bytes();
   const iovec pieces[] = {{rest.data(), rest.size()}, {buffer_.data(), buffer_.size()}};
   size_t n = 0;
   const Status status = stream_->read(pieces, &n, &descriptors_);
@@ -396,14 +396,14 @@ Status StreamTransport::transport_message(std::span<const uint8_t> control) {
 
 Status StreamTransport::attachment(const AttachmentHeader& header, AttachmentPtr* attachment) {
   if (!(header.flags & kInline)) {
-    if (memory_) return memory_->borrow(header, attachment);
+    if (memory_) return memory_->import_attachment(header, attachment);
     return Status::invalid("remote: an attachment in shared memory came through a stream that has none");
   }
   if (memory_ && header.size >= kSmallAttachment) {
     return Status::invalid("remote: an attachment of " + std::to_string(header.size) +
                            " bytes came through the socket");
   }
-  *attachment = header.size <= most_attached_ ? pool_->allocate(header.size) : nullptr;
+  *attachment = header.size <= max_attachment_bytes_ ? pool_->allocate(header.size) : nullptr;
   return {};
 }
 

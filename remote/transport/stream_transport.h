@@ -12,9 +12,9 @@
 #include "remote/transport/byte_stream.h"
 #include "remote/transport/frame_parser.h"
 #include "remote/transport/heap_attachment.h"
-#include "remote/transport/pace.h"
 #include "remote/transport/shared_memory.h"
 #include "remote/transport/transport.h"
+#include "remote/transport/wait_predictor.h"
 
 namespace torch_remote::remote {
 
@@ -27,17 +27,17 @@ class StreamTransport : public Transport, private FrameParser::Handler {
   struct Options {
     std::shared_ptr<SharedMemory> memory;  // shared with the peer; null if there is none
     // Most bytes of an attachment that comes through the stream. A larger one is skipped: see Frame::refused.
-    uint64_t most_attached = UINT64_MAX;
+    uint64_t max_attachment_bytes = UINT64_MAX;
   };
   StreamTransport(std::unique_ptr<ByteStream> stream, Options options);
   ~StreamTransport() override;
 
   AttachmentPtr allocate(size_t size) override;
-  AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> keep) override;
+  AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> owner) override;
   Status send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) override;
   Status receive(Frame* frame, std::chrono::nanoseconds timeout) override;
-  void busy_wait(std::chrono::nanoseconds time) override { busy_wait_ = time; }
-  void leave_busy_cores() override { leaves_busy_cores_ = true; }
+  void set_spin_time(std::chrono::nanoseconds time) override { spin_time_ = time; }
+  void avoid_busy_cores() override { avoids_busy_cores_ = true; }
   void wake() override;
   void abandon() override;
   bool shares_memory() const override { return memory_ != nullptr; }
@@ -48,9 +48,9 @@ class StreamTransport : public Transport, private FrameParser::Handler {
   // Sends a small frame without attachment if it can go out whole without waiting; *sent says whether it did.
   Status send_at_once(wire::Header header, std::span<const uint8_t> control, bool* sent);
   // From now on a send fails with kLost if no byte moves in either direction for this long.
-  void most_silence(std::chrono::nanoseconds time) { most_silence_ = time; }
+  void set_silence_limit(std::chrono::nanoseconds time) { silence_limit_ = time; }
   // Ends the connection for both ends, whose waits fail with kLost. Any thread may call this.
-  void cut() { stream_->shut_down(); }
+  void disconnect() { stream_->shut_down(); }
   // Total bytes received and sent. Any thread may call these.
   uint64_t bytes_received() const { return received_.load(std::memory_order_relaxed); }
   uint64_t bytes_sent() const { return sent_.load(std::memory_order_relaxed); }
@@ -64,10 +64,11 @@ class StreamTransport : public Transport, private FrameParser::Handler {
   Status transport_message(std::span<const uint8_t> control) override;
 
   // Requires receiving_. Polls for input until `deadline`. Returns kTimeout if none came.
-  Status read_busily(Clock::time_point deadline);
+  Status spin_until(Clock::time_point deadline);
   // The next step of the wait that began at `began`. The caller spins until the returned time. If that is past, it
   // sleeps until *sleep_until.
-  Clock::time_point look_until(Clock::time_point began, Clock::time_point now, Clock::time_point* sleep_until) const;
+  Clock::time_point spin_until_time(Clock::time_point began, Clock::time_point now,
+                                    Clock::time_point* sleep_until) const;
   // Sleeps until input arrives, wake() is called, or `then`. Returns false if wake() ended the sleep.
   bool sleep_until(Clock::time_point then);
   // Requires receiving_. Reads what is available; kTimeout if nothing is. Other errors are permanent.
@@ -76,7 +77,7 @@ class StreamTransport : public Transport, private FrameParser::Handler {
   // Bytes that a frame occupies in the queue.
   size_t bytes_of(const Frame& frame) const;
   // The following require sending_.
-  Status lend(AttachmentPtr& attachment, AttachmentHeader* header);
+  Status export_attachment(AttachmentPtr& attachment, AttachmentHeader* header);
   Status write_some(Pieces& pieces, int& descriptor);  // kTimeout if the peer accepts no more now
   Status wait_to_write();
   bool writable() const;
@@ -88,21 +89,21 @@ class StreamTransport : public Transport, private FrameParser::Handler {
   const int wake_;
   const std::shared_ptr<SharedMemory> memory_;
   const std::shared_ptr<HeapPool> pool_ = std::make_shared<HeapPool>();
-  const uint64_t most_attached_;
+  const uint64_t max_attachment_bytes_;
 
   std::mutex sending_;
   std::vector<uint8_t> memory_frames_;
   Status send_status_;
   std::atomic<uint64_t> sent_{0};  // bytes; written with sending_ held
-  std::atomic<std::chrono::nanoseconds> most_silence_{std::chrono::nanoseconds::zero()};  // zero: no limit
+  std::atomic<std::chrono::nanoseconds> silence_limit_{std::chrono::nanoseconds::zero()};  // zero: no limit
   uint64_t moved_ = 0;  // total bytes moved when the silence limit was last checked; moved_at_ is when that changed
   Clock::time_point moved_at_;
 
-  std::atomic<std::chrono::nanoseconds> busy_wait_{std::chrono::nanoseconds::zero()};
-  std::atomic<bool> leaves_busy_cores_ = false;
+  std::atomic<std::chrono::nanoseconds> spin_time_{std::chrono::nanoseconds::zero()};
+  std::atomic<bool> avoids_busy_cores_ = false;
   std::mutex receiving_;
-  Pace pace_;
-  std::atomic<bool> looks_{false};  // whether the next wait spins before it sleeps
+  WaitPredictor predictor_;
+  std::atomic<bool> spins_{false};  // whether the next wait spins before it sleeps
   FrameParser parser_{*this};
   std::vector<uint8_t> buffer_;
   std::deque<Frame> frames_;

@@ -28,9 +28,9 @@ class Attachment {
 };
 using AttachmentPtr = std::shared_ptr<Attachment>;
 
-// Argument of Transport::busy_wait for low-latency programs. It is longer than the code of a training loop takes
+// Argument of Transport::set_spin_time for low-latency programs. It is longer than the code of a training loop takes
 // between calls.
-inline constexpr std::chrono::milliseconds kBusyWait{1};
+inline constexpr std::chrono::milliseconds kLowLatencySpin{1};
 
 // Called during a wait every kWaitStep, without any lock. Returns false to give up, for example after Ctrl-C; the reply
 // is then dropped when it comes.
@@ -44,8 +44,8 @@ inline constexpr size_t kMaxQueued = size_t{64} << 20;
 struct Frame {
   wire::Header header;  // send() fills in length and checksum
   std::vector<uint8_t> control;
-  AttachmentPtr attachment;  // null: none
-  uint64_t refused = 0;      // bytes of an attachment for which this end had no memory; `attachment` is null then
+  AttachmentPtr attachment;    // null: none
+  uint64_t refused_bytes = 0;  // bytes of an attachment for which this end had no memory; `attachment` is null then
 };
 
 class Transport {
@@ -60,10 +60,10 @@ class Transport {
 
   // Makes an attachment of existing memory without a copy. The other end must be able to reach the memory: it is in an
   // attachment of this connection, made by either end. In process it may be anywhere. A byte stream accepts any memory
-  // because it sends the bytes from there. Otherwise returns null. The memory must not change until `keep` is released,
-  // which happens when the peer gives it back or has received the bytes. A thread of this end that is in send, receive
-  // or the destructor releases it. Thread safe.
-  virtual AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> keep) = 0;
+  // because it sends the bytes from there. Otherwise returns null. The memory must not change until `owner` is
+  // released, which happens when the peer gives it back or has received the bytes. A thread of this end that is in
+  // send, receive or the destructor releases it. Thread safe.
+  virtual AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> owner) = 0;
 
   // Sends one frame; `control` is not copied if it can go out at once. Blocks while the peer accepts nothing. Meanwhile
   // it receives into a queue of kMaxQueued bytes and one frame, so two ends that both send less than that cannot
@@ -78,11 +78,11 @@ class Transport {
   // From now on receive spins for this long before it sleeps, and yields the core meanwhile. A frame that comes during
   // that time needs no wake-up and is received sooner. This is a hint; with zero, the default, it sleeps at once.
   // Thread safe.
-  virtual void busy_wait(std::chrono::nanoseconds time) {}
+  virtual void set_spin_time(std::chrono::nanoseconds time) {}
 
   // From now on a spinning thread moves to another core when another thread needs its core. To avoid waking cores, a
   // scheduler may put both ends on one core, where they alternate. For an end that owns its threads.
-  virtual void leave_busy_cores() {}
+  virtual void avoid_busy_cores() {}
 
   // Wakes a thread that waits in receive, which then returns kTimeout. If none waits, the next receive that would wait
   // returns at once.

@@ -2,11 +2,11 @@
 
 #include <memory>
 
-#include "remote/transport/lending.h"
+#include "remote/transport/memory_access.h"
 #include "remote/transport/transport.h"
 
 namespace torch_remote::remote {
 
-std::unique_ptr<Transport> make_unix_transport(int socket, Lending lending);
+std::unique_ptr<Transport> make_unix_transport(int socket, MemoryAccess access);
 
 }  // namespace torch_remote::remote

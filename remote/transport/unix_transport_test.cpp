@@ -342,7 +342,7 @@ TEST_F(UnixTransportTest, WhatIsLentReadOnlyCannotBeWrittenByTheReceiver) {
   close_raw();
   int sockets[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets), 0);
-  transport = make_unix_transport(sockets[0], Lending::kReadOnly);
+  transport = make_unix_transport(sockets[0], MemoryAccess::kReadOnly);
   raw = sockets[1];
   AttachmentPtr lent = transport->allocate(kSize);
   std::memset(lent->bytes().data(), 1, kSize);

@@ -100,7 +100,7 @@ Status damaged(const char* what) {
                          " in a run message; the two ends disagree about the program's last run");
 }
 
-uint64_t by_rule(const Bindings& last, size_t i, uint64_t base, bool relative) {
+uint64_t id_by_rule(const Bindings& last, size_t i, uint64_t base, bool relative) {
   return relative ? base - (last.base - last.ids[i]) : last.ids[i];
 }
 
@@ -177,7 +177,7 @@ void encode_bindings(std::span<const uint64_t> now, uint64_t base, Bindings& las
   }
   uint64_t previous = base;
   size_t done = 0;
-  auto follows_rule = [&](size_t i) { return now[i] == by_rule(last, i, base, last.relative[i]); };
+  auto follows_rule = [&](size_t i) { return now[i] == id_by_rule(last, i, base, last.relative[i]); };
   for (size_t begin = 0; begin < n;) {
     if (follows_rule(begin)) {
       ++begin;
@@ -188,7 +188,7 @@ void encode_bindings(std::span<const uint64_t> now, uint64_t base, Bindings& las
     put_varint(begin - done, out);
     put_varint(end - begin, out);
     for (size_t i = begin; i < end; ++i) {
-      if (now[i] == by_rule(last, i, base, !last.relative[i])) {
+      if (now[i] == id_by_rule(last, i, base, !last.relative[i])) {
         last.relative[i] = !last.relative[i];
         out.push_back(0);
       } else {
@@ -208,26 +208,26 @@ Status decode_bindings(std::span<const uint8_t> bytes, uint64_t base, Bindings& 
   Reader reader(bytes);
   uint64_t previous = base;
   size_t i = 0;
-  const auto keep_rule = [&](size_t end) {
-    for (; i < end; ++i) last.ids[i] = by_rule(last, i, base, last.relative[i]);
+  const auto apply_rule_until = [&](size_t end) {
+    for (; i < end; ++i) last.ids[i] = id_by_rule(last, i, base, last.relative[i]);
   };
   while (!reader.at_end()) {
     uint64_t skip, count;
     if (!reader.varint(&skip) || !reader.varint(&count)) return damaged("bindings");
     if (skip > last.ids.size() - i || count > last.ids.size() - i - skip) return damaged("bindings");
-    keep_rule(i + skip);
+    apply_rule_until(i + skip);
     for (const size_t end = i + count; i < end; ++i) {
       uint64_t value;
       if (!reader.varint(&value)) return damaged("bindings");
       if (value == 0) {
         last.relative[i] = !last.relative[i];
-        last.ids[i] = by_rule(last, i, base, last.relative[i]);
+        last.ids[i] = id_by_rule(last, i, base, last.relative[i]);
       } else {
         last.ids[i] = previous += unzigzag(value - 1);
       }
     }
   }
-  keep_rule(last.ids.size());
+  apply_rule_until(last.ids.size());
   last.base = base;
   return {};
 }

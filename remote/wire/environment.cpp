@@ -161,13 +161,13 @@ Status check_environment() {
   return {};
 }
 
-const char* setting(const char* name) {
+const char* environment_value(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr ? value : "";
 }
 
-bool is_set(const char* name) {
-  const std::string_view value = setting(name);
+bool is_enabled(const char* name) {
+  const std::string_view value = environment_value(name);
   return !value.empty() && value != "0";
 }
 

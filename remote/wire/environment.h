@@ -27,10 +27,10 @@ std::span<const EnvironmentVariable> environment_variables();
 Status check_environment();
 
 // Whether a switch is on, that is, set to a value other than "" and "0".
-bool is_set(const char* name);
+bool is_enabled(const char* name);
 
 // The value of a variable; "" if it is not set.
-const char* setting(const char* name);
+const char* environment_value(const char* name);
 
 // The folder of the Python package: $TORCH_REMOTE_PACKAGE, or the package whose bin/ holds this executable.
 std::filesystem::path package_folder();

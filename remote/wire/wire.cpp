@@ -121,12 +121,12 @@ uint32_t crc32c_portable(const void* data, size_t size, uint32_t before) {
   return ~crc;
 }
 
-uint32_t crc32c(const void* data, size_t size, uint32_t before) {
+uint32_t crc32c(const void* data, size_t size, uint32_t previous_crc) {
 #if defined(__x86_64__)
   static const bool hardware = __builtin_cpu_supports("sse4.2");
-  if (hardware) return crc32c_sse42(data, size, before);
+  if (hardware) return crc32c_sse42(data, size, previous_crc);
 #endif
-  return crc32c_portable(data, size, before);
+  return crc32c_portable(data, size, previous_crc);
 }
 
 }  // namespace torch_remote::wire

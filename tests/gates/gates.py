@@ -561,7 +561,7 @@ def expired_sessions(piece: Piece) -> Outcome:
 
     A token must fail after the worker was restarted with another one.
     """
-    folder, tried, wrong, code_at = piece.folder, 0, 0, 5  # Answer, in remote/net/handshake.h
+    folder, tried, wrong, code_at = piece.folder, 0, 0, 5  # ServerHello, in remote/net/handshake.h
     (folder / "new").write_text(TOKEN[::-1] + "\n")
     (folder / "new").chmod(0o600)
     with listening(folder, "--token-file", folder / "new") as worker:

@@ -13,7 +13,7 @@ namespace remote = torch_remote::remote;
 int main(int argc, char** argv) {
   if (argc != 4) return 2;
   const long guesses = std::atol(argv[2]);
-  std::unique_ptr<remote::Worker> workers[2];
+  std::unique_ptr<remote::WorkerHandle> workers[2];
   std::unique_ptr<remote::Client> clients[2];
   for (int i = 0; i < 2; ++i) {
     if (const auto status = remote::connect_unix_worker(argv[1], &workers[i]); !status) {

@@ -54,13 +54,13 @@ class ReplayStream : public ByteStream {
 const std::string kToken = "a token of enough bytes";
 
 bool prove(std::span<const uint8_t> bytes, bool worker) {
-  const Patience patience(std::chrono::seconds(10));
+  const Deadline deadline(std::chrono::seconds(10));
   ReplayStream replay(bytes);
-  Greeted greeted;
+  HandshakeResult handshake;
   uint64_t received = 0;
   const Digest binding{1, 2, 3};
-  const Status status = worker ? hear_request(replay, binding, kToken, patience, &received)
-                               : request(replay, binding, kToken, 0, "somewhere", patience, &greeted);
+  const Status status = worker ? read_request(replay, binding, kToken, deadline, &received)
+                               : request(replay, binding, kToken, 0, "somewhere", deadline, &handshake);
   if (status.ok()) wrong("who does not know the secret was believed");
   if (replay.taken() > 2 * kMaxText) wrong("too much was read");
   return false;
@@ -83,7 +83,7 @@ void check_text(const Status& status) {
 }
 
 // A client that receives these bytes: a server hello, and what follows.
-bool open(std::span<const uint8_t> bytes, const Resumed* resumed) {
+bool open(std::span<const uint8_t> bytes, const SessionToResume* resumed) {
   static const std::shared_ptr<const TlsContext> keys = [] {
     std::shared_ptr<const TlsContext> made;
     if (!TlsContext::for_keys(TlsContext::Side::kClient, &made).ok()) wrong("no TLS");
@@ -95,10 +95,10 @@ bool open(std::span<const uint8_t> bytes, const Resumed* resumed) {
   side.token = kToken;
   side.keys = keys.get();
   side.name = "somewhere";
-  Greeted greeted;
+  HandshakeResult handshake;
   std::unique_ptr<ByteStream> stream;
   bool ended = false;
-  check_text(join(socket, side, resumed, Patience(std::chrono::seconds(10)), &greeted, &stream, &ended));
+  check_text(client_handshake(socket, side, resumed, Deadline(std::chrono::seconds(10)), &handshake, &stream, &ended));
   close(other);
   return ended;
 }
@@ -113,8 +113,9 @@ bool run_worker_handshake(std::span<const uint8_t> bytes, const Digest* session)
   int other;
   const int socket = replay_on_socket(bytes, &other);
   const WorkerSide side{.token = kToken, .keys = keys.get(), .session = session};
-  Applicant applicant;
-  check_text(hear(socket, Opening(), side, Patience(std::chrono::seconds(10)), "a stranger", &applicant));
+  PendingClient pending_client;
+  check_text(authenticate_client(socket, ClientHello(), side, Deadline(std::chrono::seconds(10)), "a stranger",
+                                 &pending_client));
   close(other);
   return false;
 }
@@ -126,13 +127,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace torch_remote::fuzzers;
   if (size == 0) return count_outcome(false);
   const std::span<const uint8_t> bytes(data + 1, size - 1);
-  const Resumed resumed{{1}, 2, 3};
+  const SessionToResume resumed{{1}, 2, 3};
   switch (data[0] % 7) {
     case 0: {
-      Opening opening;
+      ClientHello client_hello;
       std::string text;
-      const bool good = check_opening(bytes, false, true, &opening, &text) == Answer::kGoOn;
-      if (good && is_from(opening, routing_key(resumed.key))) wrong("who does not know the secret was believed");
+      const bool good = check_client_hello(bytes, false, true, &client_hello, &text) == ServerHello::kGoOn;
+      if (good && is_from(client_hello, routing_key(resumed.key))) wrong("who does not know the secret was believed");
       if (good && !is_whole(bytes)) wrong("a listener would wait for more");
       return count_outcome(good);
     }

@@ -62,9 +62,9 @@ class Script final : public remote::Transport {
   AttachmentPtr allocate(size_t size) override {
     return size == 0 || size > session_memory() ? nullptr : std::make_shared<Block>(size);
   }
-  AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> keep) override {
+  AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> owner) override {
     return std::make_shared<Shared>(std::span(static_cast<std::byte*>(const_cast<void*>(memory)), size),
-                                    std::move(keep));
+                                    std::move(owner));
   }
   Status send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) override {
     if (header.type == 0 || header.type > static_cast<uint8_t>(wire::Type::kEndCall)) wrong("an answer of no type");
@@ -119,7 +119,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Input input(data, size);
   while (!input.empty()) {
     const auto type = input.number<uint8_t>();
-    const uint16_t flags = input.number<uint8_t>() & (wire::kWantsReply | wire::kAttachment | wire::kLooks);
+    const uint16_t flags = input.number<uint8_t>() & (wire::kWantsReply | wire::kAttachment | wire::kSpins);
     const auto control = input.number<uint16_t>();
     const auto attached = input.number<uint16_t>();
     const bool is_cancel = type == static_cast<uint8_t>(wire::Type::kCancel);

@@ -150,10 +150,10 @@ def test_dictionaries_have_the_keys_and_types_of_the_stub(typed, value):
 
 def test_a_stub_that_says_something_else_is_noticed():
     """Tests the comparison: a missing parameter, another name, another type, another result."""
-    doc = "memory_room(device: typing.SupportsInt | typing.SupportsIndex, trim: bool = False) -> tuple[int, int]\n"
+    doc = "memory_limits(device: typing.SupportsInt | typing.SupportsIndex, trim: bool = False) -> tuple[int, int]\n"
 
     def stub(text):
-        return ast.parse(f"def memory_room{text}: ...").body[0]
+        return ast.parse(f"def memory_limits{text}: ...").body[0]
 
     compare("right", stub("(device: int, trim: bool=False) -> tuple[int, int]"), doc)
     for wrong in (

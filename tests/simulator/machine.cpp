@@ -21,8 +21,8 @@
 namespace torch_remote::simulator {
 namespace {
 
-using remote::Answer;
-using remote::Opening;
+using remote::ClientHello;
+using remote::ServerHello;
 
 // Counts its runs, and takes simulated time.
 const tr_runner_api* counting_runner() {
@@ -75,7 +75,7 @@ class Listener {
   struct Incoming {
     int socket = -1;
     Nanoseconds deadline = 0;
-    std::array<uint8_t, sizeof(Opening)> bytes{};
+    std::array<uint8_t, sizeof(ClientHello)> bytes{};
     size_t have = 0;
   };
   struct Session {
@@ -85,8 +85,8 @@ class Listener {
     uint64_t attempts = 0;
   };
 
-  static void answer(int client, Answer::Code code, const std::string& text = {}) {
-    const std::string bytes = remote::encode_answer(code, text);
+  static void answer(int client, ServerHello::Code code, const std::string& text = {}) {
+    const std::string bytes = remote::encode_server_hello(code, text);
     (void)!send(client, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     shutdown(client, SHUT_WR);
   }
@@ -103,20 +103,20 @@ class Listener {
   }
 
   void begin(const Incoming& incoming) {
-    Opening opening;
+    ClientHello client_hello;
     std::string text;
-    const Answer::Code code =
-        remote::check_opening({incoming.bytes.data(), incoming.have}, false, true, &opening, &text);
-    if (code != Answer::kGoOn) return answer(incoming.socket, code, text);
-    if (opening.resumes()) {
+    const ServerHello::Code code =
+        remote::check_client_hello({incoming.bytes.data(), incoming.have}, false, true, &client_hello, &text);
+    if (code != ServerHello::kGoOn) return answer(incoming.socket, code, text);
+    if (client_hello.resumes()) {
       const auto session = std::ranges::find_if(
-          sessions_, [&](const Session& s) { return s.routing && remote::is_from(opening, *s.routing); });
+          sessions_, [&](const Session& s) { return s.routing && remote::is_from(client_hello, *s.routing); });
       if (session == sessions_.end() || !run_.world.alive(session->process)) {
-        return answer(incoming.socket, Answer::kUnknownSession, "it has ended");
+        return answer(incoming.socket, ServerHello::kUnknownSession, "it has ended");
       }
-      if (opening.attempt <= session->attempts) return;
-      session->attempts = opening.attempt;
-      const std::string bytes(reinterpret_cast<const char*>(&opening), sizeof(opening));
+      if (client_hello.attempt <= session->attempts) return;
+      session->attempts = client_hello.attempt;
+      const std::string bytes(reinterpret_cast<const char*>(&client_hello), sizeof(client_hello));
       worker::send_control(session->control, worker::Control::kReturns, bytes, incoming.socket);
       return;
     }
@@ -129,8 +129,9 @@ class Listener {
     const int socket = run_.network.duplicate(incoming.socket, session.process);
     const int control = run_.network.duplicate(ends[1], session.process);
     close(ends[1]);
-    run_.world.spawn(session.process, [this, socket, control, opening, process = session.process] {
-      const Status status = worker::serve_network_client(socket, opening, control, options_, nullptr, server_, nullptr);
+    run_.world.spawn(session.process, [this, socket, control, client_hello, process = session.process] {
+      const Status status =
+          worker::serve_network_client(socket, client_hello, control, options_, nullptr, server_, nullptr);
       run_.world.note(status.ok() ? "session ends" : "session refused", process);
       run_.world.kill(process);  // its open descriptors close with the process
       run_.world.maybe_switch();
@@ -162,16 +163,17 @@ void run_listener(Run& run) { Listener(run).serve(); }
 void run_stranger(Run& run) {
   Random& random = run.world.random();
   sleep(random.below(10 * kSecond));
-  const bool replays = run.network.overheard().size() > sizeof(Opening) && random.chance(0.6);
+  const bool replays = run.network.overheard().size() > sizeof(ClientHello) && random.chance(0.6);
   run.network.count(replays ? Fault::kReplay : Fault::kStranger);
   std::string says = run.network.overheard();
   if (!replays) {
     says.assign(random.below(200), '\0');
     for (char& c : says) c = static_cast<char>(random.next());
-    Opening opening;
-    opening.flags = Opening::kHasToken;
-    opening.attempt = random.below(3);  // may also claim to resume a session
-    if (random.chance(0.8)) says = std::string(reinterpret_cast<const char*>(&opening), sizeof(opening)) + says;
+    ClientHello client_hello;
+    client_hello.flags = ClientHello::kHasToken;
+    client_hello.attempt = random.below(3);  // may also claim to resume a session
+    if (random.chance(0.8))
+      says = std::string(reinterpret_cast<const char*>(&client_hello), sizeof(client_hello)) + says;
   }
   const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
   const sockaddr_in anywhere{.sin_family = AF_INET, .sin_port = 0, .sin_addr = {}, .sin_zero = {}};
@@ -195,10 +197,11 @@ void run_stranger(Run& run) {
   }
   // After its answer, a worker that trusts the peer sends its hello (a TLS handshake record). Otherwise it sends an
   // error.
-  constexpr size_t kAnswer = sizeof(Answer) + sizeof(remote::Digest);
+  constexpr size_t kAnswer = sizeof(ServerHello) + sizeof(remote::Digest);
   constexpr char kHandshake = 22;
-  require(heard.size() <= kAnswer || heard[sizeof(Answer) - 3] != Answer::kGoOn || heard[kAnswer] != kHandshake,
-          "a stranger was welcomed");
+  require(
+      heard.size() <= kAnswer || heard[sizeof(ServerHello) - 3] != ServerHello::kGoOn || heard[kAnswer] != kHandshake,
+      "a stranger was welcomed");
   close(socket);
 }
 

@@ -281,10 +281,10 @@ class Script {
         return true;
       }
       case 2: {
-        remote::MemoryRoom room;
+        remote::MemoryLimits limits;
         remote::MemoryRequest request;
         request.trim = true;
-        check(client_->memory(request, {}, &room), "memory");
+        check(client_->memory(request, {}, &limits), "memory");
         return true;
       }
       default: {

@@ -120,7 +120,7 @@ struct EventText {
       if (made > 1) out += ".." + std::to_string(event.base + made - 1);
     }
     if (!event.frees.empty()) out += "; frees " + ids_text(event.frees);
-    if (event.wants_reply) out += event.answered ? "; answer " + list_text(event.words) : "; no answer";
+    if (event.wants_reply) out += event.has_reply ? "; answer " + list_text(event.words) : "; no answer";
     return out + failure(event.error);
   }
   std::string operator()(const remote::UploadEvent& event) const {
@@ -128,11 +128,11 @@ struct EventText {
   }
   std::string operator()(const remote::ReadEvent& event) const {
     return "read: buffer " + std::to_string(event.buffer) + ", sizes " + list_text(event.sizes) + " of " +
-           std::to_string(event.item_size) + " bytes" + (event.answered ? "" : "; no answer") + failure(event.error);
+           std::to_string(event.item_size) + " bytes" + (event.has_reply ? "" : "; no answer") + failure(event.error);
   }
   std::string operator()(const remote::FreeEvent& event) const { return "free: " + ids_text(event.buffers); }
   std::string operator()(const remote::SynchronizeEvent& event) const {
-    return std::string("synchronize") + (event.answered ? "" : "; no answer") + failure(event.error);
+    return std::string("synchronize") + (event.has_reply ? "" : "; no answer") + failure(event.error);
   }
   std::string operator()(const remote::ErrorEvent& event) const { return "the worker reports" + failure(event.error); }
 
@@ -158,7 +158,7 @@ struct EventJson {
             {"made", event.program->survivors.size()},
             {"frees", event.frees},
             {"wants_reply", event.wants_reply},
-            {"answered", event.answered},
+            {"answered", event.has_reply},
             {"words", event.words},
             {"error", error_json(event.error)}};
   }
@@ -172,12 +172,12 @@ struct EventJson {
             {"shape", event.sizes},
             {"strides", event.strides},
             {"offset", event.offset},
-            {"answered", event.answered},
+            {"answered", event.has_reply},
             {"error", error_json(event.error)}};
   }
   Json operator()(const remote::FreeEvent& event) const { return {{"event", "free"}, {"buffers", event.buffers}}; }
   Json operator()(const remote::SynchronizeEvent& event) const {
-    return {{"event", "synchronize"}, {"answered", event.answered}, {"error", error_json(event.error)}};
+    return {{"event", "synchronize"}, {"answered", event.has_reply}, {"error", error_json(event.error)}};
   }
   Json operator()(const remote::ErrorEvent& event) const {
     return {{"event", "error"}, {"error", error_json(event.error)}};

@@ -54,7 +54,7 @@ Status replay(remote::CaptureReader& capture, Device& device, const Options& opt
     if (Status status = capture.next(&event); !status) return status;
     if (!event) break;
     const auto* read = std::get_if<remote::ReadEvent>(&event->what);
-    const bool compare = options.compare == Compare::kRecorded && read && read->answered && !read->error;
+    const bool compare = options.compare == Compare::kRecorded && read && read->has_reply && !read->error;
     Bytes answer;
     if (Status status = replayer.perform(*event, compare ? &answer : nullptr); !status) return status;
     if (!compare || replayer.failed()) continue;

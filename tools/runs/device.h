@@ -68,7 +68,7 @@ class Device {
 
   const std::string name_;
   // Declared before client_, so that the worker ends after the client has closed the session.
-  std::unique_ptr<remote::Worker> worker_;
+  std::unique_ptr<remote::WorkerHandle> worker_;
   std::unique_ptr<remote::Client> client_;
   LoadedGraph copy_;
   ir::MathModes math_ = 0;

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "remote/net/patience.h"
+#include "remote/net/deadline.h"
 #include "worker/collectives/peers.h"
 #include "worker/device/memory.h"
 
@@ -292,7 +292,7 @@ TEST(Joining, StrangersAreSentAway) {
   const auto all = listeners(2);
   // One peer sends nonsense, another does not know the secret.
   int noise = -1;
-  ASSERT_TRUE(remote::connect_tcp(all[0]->address(), remote::Patience(5s), &noise).ok());
+  ASSERT_TRUE(remote::connect_tcp(all[0]->address(), remote::Deadline(5s), &noise).ok());
   const std::vector<char> rubbish(100, 'x');
   ASSERT_EQ(::send(noise, rubbish.data(), rubbish.size(), MSG_NOSIGNAL), 100);
   std::thread first([&] {

@@ -12,14 +12,14 @@
 #include <string_view>
 #include <utility>
 
-#include "remote/net/patience.h"
+#include "remote/net/deadline.h"
 #include "remote/net/token.h"
 
 namespace torch_remote::worker {
 namespace {
 
+using remote::Deadline;
 using remote::Digest;
-using remote::Patience;
 
 constexpr std::array<char, 4> kMagic = {'T', 'R', 'G', 'P'};
 constexpr uint8_t kVersion = 2;
@@ -63,14 +63,14 @@ class Socket {
   int socket_;
 };
 
-Status transfer(int socket, std::span<uint8_t> bytes, bool sends, const Patience& patience) {
+Status transfer(int socket, std::span<uint8_t> bytes, bool sends, const Deadline& deadline) {
   for (size_t done = 0; done < bytes.size();) {
     const ssize_t n = sends ? ::send(socket, bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL)
                             : ::recv(socket, bytes.data() + done, bytes.size() - done, 0);
     if (n > 0) {
       done += static_cast<size_t>(n);
     } else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-      if (Status status = patience.wait(socket, sends ? POLLOUT : POLLIN); !status.ok()) return status;
+      if (Status status = deadline.wait(socket, sends ? POLLOUT : POLLIN); !status.ok()) return status;
     } else if (n == 0 || errno != EINTR) {
       return {ErrorCode::kLost, n == 0 ? "the connection was closed" : std::strerror(errno)};
     }
@@ -79,13 +79,13 @@ Status transfer(int socket, std::span<uint8_t> bytes, bool sends, const Patience
 }
 
 template <typename T>
-Status put(int socket, T value, const Patience& patience) {
-  return transfer(socket, {reinterpret_cast<uint8_t*>(&value), sizeof(value)}, true, patience);
+Status put(int socket, T value, const Deadline& deadline) {
+  return transfer(socket, {reinterpret_cast<uint8_t*>(&value), sizeof(value)}, true, deadline);
 }
 
 template <typename T>
-Status get(int socket, T* value, const Patience& patience) {
-  return transfer(socket, {reinterpret_cast<uint8_t*>(value), sizeof(*value)}, false, patience);
+Status get(int socket, T* value, const Deadline& deadline) {
+  return transfer(socket, {reinterpret_cast<uint8_t*>(value), sizeof(*value)}, false, deadline);
 }
 
 Digest prove(const GroupPlan& plan, std::string_view who, const Greeting& greeting, int acceptor,
@@ -101,15 +101,15 @@ Digest prove(const GroupPlan& plan, std::string_view who, const Greeting& greeti
   return remote::hmac_sha256(plan.secret, message);
 }
 
-Patience patience_of(const OpLimits& limits, std::chrono::milliseconds time) {
-  return Patience(time, limits.interrupted ? remote::KeepWaiting([asked = limits.interrupted] { return !asked(); })
+Deadline deadline_of(const OpLimits& limits, std::chrono::milliseconds time) {
+  return Deadline(time, limits.interrupted ? remote::KeepWaiting([asked = limits.interrupted] { return !asked(); })
                                            : remote::KeepWaiting());
 }
 
-Status connect(const GroupPlan& plan, int to, const Patience& patience, Socket* connected, uint32_t* offers) {
+Status connect(const GroupPlan& plan, int to, const Deadline& deadline, Socket* connected, uint32_t* offers) {
   int socket = -1;
   const std::string name = plan.name_of(to) + " at " + plan.addresses[to].text();
-  Status status = remote::connect_tcp(plan.addresses[to], patience, &socket);
+  Status status = remote::connect_tcp(plan.addresses[to], deadline, &socket);
   if (!status.ok()) {
     return collective_failed(
         "remote: the worker of " + name + " is not reached from that of " + plan.name_of(plan.rank) + ": " +
@@ -124,10 +124,10 @@ Status connect(const GroupPlan& plan, int to, const Patience& patience, Socket* 
   remote::fill_random(greeting.nonce.bytes);
   Answer answer;
   Digest proof{};
-  status = put(socket, greeting, patience);
-  if (status.ok()) status = get(socket, &answer, patience);
-  if (status.ok()) status = put(socket, prove(plan, "connects", greeting, to, answer), patience);
-  if (status.ok()) status = get(socket, &proof, patience);
+  status = put(socket, greeting, deadline);
+  if (status.ok()) status = get(socket, &answer, deadline);
+  if (status.ok()) status = put(socket, prove(plan, "connects", greeting, to, answer), deadline);
+  if (status.ok()) status = get(socket, &proof, deadline);
   if (!status.ok()) {
     return collective_failed("remote: the worker of " + name + " did not let " + plan.name_of(plan.rank) +
                              " in: " + status.message() + "; see that both are of one group and of one version");
@@ -141,26 +141,26 @@ Status connect(const GroupPlan& plan, int to, const Patience& patience, Socket* 
 }
 
 // Authenticates a connecting peer. Returns an error if it does not belong to the group, for any reason.
-Status let_in(const GroupPlan& plan, int socket, const Mesh& mesh, const Patience& patience, int* rank,
+Status let_in(const GroupPlan& plan, int socket, const Mesh& mesh, const Deadline& deadline, int* rank,
               uint32_t* offers) {
   Greeting greeting;
   Answer answer;
   answer.offers = plan.offers;
   remote::fill_random(answer.nonce.bytes);
-  if (Status status = get(socket, &greeting, patience); !status.ok()) return status;
+  if (Status status = get(socket, &greeting, deadline); !status.ok()) return status;
   if (greeting.magic != kMagic || greeting.version != kVersion || greeting.rank <= plan.rank ||
       greeting.rank >= greeting.size || static_cast<size_t>(greeting.size) != plan.addresses.size()) {
     return Status::invalid("no member");
   }
-  if (Status status = put(socket, answer, patience); !status.ok()) return status;
+  if (Status status = put(socket, answer, deadline); !status.ok()) return status;
   Digest proof{};
-  if (Status status = get(socket, &proof, patience); !status.ok()) return status;
+  if (Status status = get(socket, &proof, deadline); !status.ok()) return status;
   if (!remote::equal(proof, prove(plan, "connects", greeting, plan.rank, answer)) || mesh.has(greeting.rank)) {
     return Status::invalid("no member");
   }
   *rank = greeting.rank;
   *offers = greeting.offers;
-  return put(socket, prove(plan, "accepts", greeting, plan.rank, answer), patience);
+  return put(socket, prove(plan, "accepts", greeting, plan.rank, answer), deadline);
 }
 
 }  // namespace
@@ -182,7 +182,7 @@ PeerListener::~PeerListener() { ::close(socket_); }
 Status join_rank(const GroupPlan& plan, int to, const OpLimits& limits, Mesh& mesh) {
   Socket socket;
   uint32_t offers = 0;
-  if (Status status = connect(plan, to, patience_of(limits, limits.time), &socket, &offers); !status.ok()) {
+  if (Status status = connect(plan, to, deadline_of(limits, limits.time), &socket, &offers); !status.ok()) {
     return status;
   }
   mesh.add(to, socket.release(), offers);
@@ -208,7 +208,7 @@ bool read_secret(std::string_view digits, std::vector<uint8_t>* secret) {
 
 Status join(const PeerListener& listener, const GroupPlan& plan, const OpLimits& limits, Mesh& mesh) {
   const int size = static_cast<int>(plan.addresses.size());
-  if (plan.rank < 0 || plan.rank >= size || size != mesh.size() || plan.secret.size() < remote::kLeastToken) {
+  if (plan.rank < 0 || plan.rank >= size || size != mesh.size() || plan.secret.size() < remote::kMinTokenBytes) {
     return Status::invalid("remote: a group with a rank that is none, or without a secret");
   }
   const auto deadline = std::chrono::steady_clock::now() + limits.time;
@@ -221,7 +221,7 @@ Status join(const PeerListener& listener, const GroupPlan& plan, const OpLimits&
     if (!wanted(to)) continue;
     Socket socket;
     uint32_t offers = 0;
-    if (Status status = connect(plan, to, patience_of(limits, left()), &socket, &offers); !status.ok()) return status;
+    if (Status status = connect(plan, to, deadline_of(limits, left()), &socket, &offers); !status.ok()) return status;
     mesh.add(to, socket.release(), offers);
   }
   for (;;) {
@@ -230,7 +230,7 @@ Status join(const PeerListener& listener, const GroupPlan& plan, const OpLimits&
       if (wanted(from)) missing += (missing.empty() ? "" : ", ") + std::to_string(from);
     }
     if (missing.empty()) return {};
-    if (Status status = patience_of(limits, left()).wait(listener.socket(), POLLIN); !status.ok()) {
+    if (Status status = deadline_of(limits, left()).wait(listener.socket(), POLLIN); !status.ok()) {
       return collective_failed("remote: the worker of rank " + std::to_string(plan.rank) + " waits at " +
                                listener.address().text() + " for those of ranks " + missing + ", which did not come" +
                                (status.code() == ErrorCode::kTimeout ? " in time" : "") +
@@ -240,8 +240,8 @@ Status join(const PeerListener& listener, const GroupPlan& plan, const OpLimits&
     if (socket.get() < 0) continue;
     int from = -1;
     uint32_t offers = 0;
-    const Patience patience = patience_of(limits, std::min(left(), kProofTime));
-    if (!let_in(plan, socket.get(), mesh, patience, &from, &offers).ok()) continue;
+    const Deadline handshake_deadline = deadline_of(limits, std::min(left(), kProofTime));
+    if (!let_in(plan, socket.get(), mesh, handshake_deadline, &from, &offers).ok()) continue;
     remote::set_up_tcp(socket.get());
     mesh.add(from, socket.release(), offers);
   }

@@ -36,7 +36,7 @@ class PeerListener {
 struct GroupPlan {
   int rank = 0;
   std::vector<remote::Address> addresses;  // One per rank; port 0: the rank is not connected now.
-  std::vector<uint8_t> secret;             // At least remote::kLeastToken bytes.
+  std::vector<uint8_t> secret;             // At least remote::kMinTokenBytes bytes.
   uint32_t offers = 0;                     // Bits with capabilities of this rank (Mesh::offers_of).
   std::vector<std::string> names = {};     // For errors, one per rank: "remote:1"; empty: "rank 1".
 

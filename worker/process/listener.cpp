@@ -40,8 +40,8 @@ namespace torch_remote::worker {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using remote::Answer;
-using remote::Opening;
+using remote::ClientHello;
+using remote::ServerHello;
 
 // A client that ends one session and begins another may be faster than the exit of the old session's process.
 constexpr std::chrono::milliseconds kForOneToEnd{500};
@@ -107,7 +107,7 @@ ucred peer_of(int client) {
 struct Incoming {
   int socket = -1;
   Clock::time_point deadline;
-  std::array<uint8_t, sizeof(Opening)> bytes{};
+  std::array<uint8_t, sizeof(ClientHello)> bytes{};
   size_t have = 0;
 };
 
@@ -162,9 +162,9 @@ class Listener {
   void begin_network(int client);
   // Returns false if the connection is finished.
   bool read_opening(Incoming& incoming);
-  void answer(int client, Answer::Code code, const std::string& text);
-  void begin_session(int client, const Opening& opening);
-  void hand_over(int client, const Opening& opening);
+  void answer(int client, ServerHello::Code code, const std::string& text);
+  void begin_session(int client, const ClientHello& client_hello);
+  void hand_over(int client, const ClientHello& client_hello);
   // Returns false if the other end is gone.
   bool read_control(SessionProcess& session);
   void let_in(SessionProcess& session);
@@ -452,7 +452,7 @@ void Listener::begin_network(int client) {
   }
   Incoming& incoming = incoming_.emplace_back();
   incoming.socket = client;
-  incoming.deadline = Clock::now() + remote::kOpeningTime;
+  incoming.deadline = Clock::now() + remote::kHelloTimeout;
 }
 
 bool Listener::read_opening(Incoming& incoming) {
@@ -470,24 +470,24 @@ bool Listener::read_opening(Incoming& incoming) {
   // Another protocol is recognized after fewer bytes.
   if (!remote::is_whole({incoming.bytes.data(), incoming.have})) return true;
   const int client = std::exchange(incoming.socket, -1);
-  Opening opening;
+  ClientHello client_hello;
   std::string text;
-  const Answer::Code code = remote::check_opening({incoming.bytes.data(), incoming.have}, at_.is_tls(),
-                                                  !options_.token.empty(), &opening, &text);
-  if (code != Answer::kGoOn) {
+  const ServerHello::Code code = remote::check_client_hello({incoming.bytes.data(), incoming.have}, at_.is_tls(),
+                                                            !options_.token.empty(), &client_hello, &text);
+  if (code != ServerHello::kGoOn) {
     answer(client, code, text);
-  } else if (opening.resumes()) {
-    hand_over(client, opening);
+  } else if (client_hello.resumes()) {
+    hand_over(client, client_hello);
   } else {
-    begin_session(client, opening);
+    begin_session(client, client_hello);
   }
   close(client);
   return false;
 }
 
 // A new socket's send buffer takes so few bytes without blocking.
-void Listener::answer(int client, Answer::Code code, const std::string& text) {
-  const std::string bytes = remote::encode_answer(code, text);
+void Listener::answer(int client, ServerHello::Code code, const std::string& text) {
+  const std::string bytes = remote::encode_server_hello(code, text);
   (void)!send(client, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   spdlog::info("{} is refused ({})", remote::peer_of(client), static_cast<int>(code));
   shutdown(client, SHUT_WR);
@@ -496,14 +496,14 @@ void Listener::answer(int client, Answer::Code code, const std::string& text) {
   }
 }
 
-void Listener::begin_session(int client, const Opening& opening) {
+void Listener::begin_session(int client, const ClientHello& client_hello) {
   if (count(SessionProcess::State::kUnproven) >= kMostUnproven) {
-    return answer(client, Answer::kRefused, "too many clients connect at once; try again");
+    return answer(client, ServerHello::kRefused, "too many clients connect at once; try again");
   }
   int ends[2];
   if (Status status = make_control_sockets(ends); !status.ok()) {
     spdlog::error("{}", status.message());
-    return answer(client, Answer::kRefused, "it has no room just now; try again");
+    return answer(client, ServerHello::kRefused, "it has no room just now; try again");
   }
   std::string name = remote::peer_of(client);
   SessionStatus* const counts = begin_status(name);
@@ -512,7 +512,7 @@ void Listener::begin_session(int client, const Opening& opening) {
   its.client = client;
   its.control = ends[1];
   its.device = next_device();
-  its.opening = opening;
+  its.client_hello = client_hello;
   its.token = options_.token;
   its.status_slot = slot_of(counts);
   pid_t pid = -1;
@@ -522,17 +522,18 @@ void Listener::begin_session(int client, const Opening& opening) {
     spdlog::error("{}", started.message());
     if (status_) status_->end(counts);
     close(ends[0]);
-    return answer(client, Answer::kRefused, "it has no room just now; try again");
+    return answer(client, ServerHello::kRefused, "it has no room just now; try again");
   }
   SessionProcess& session = add_session(pid, SessionProcess::State::kUnproven, std::move(name), counts);
   session.control = ends[0];
   session.device = its.device;
 }
 
-void Listener::hand_over(int client, const Opening& opening) {
+void Listener::hand_over(int client, const ClientHello& client_hello) {
   const auto find = [&] {
-    return std::ranges::find_if(
-        sessions_, [&](const auto& session) { return session.routing && remote::is_from(opening, *session.routing); });
+    return std::ranges::find_if(sessions_, [&](const auto& session) {
+      return session.routing && remote::is_from(client_hello, *session.routing);
+    });
   };
   reap();
   auto session = find();
@@ -544,15 +545,16 @@ void Listener::hand_over(int client, const Opening& opening) {
   }
   if (session == sessions_.end() || session->control < 0) {
     const auto ended =
-        std::ranges::find_if(ended_, [&](const Ended& it) { return remote::is_from(opening, it.routing); });
-    return answer(client, Answer::kUnknownSession, ended != ended_.end() ? ended->how : std::string());
+        std::ranges::find_if(ended_, [&](const Ended& it) { return remote::is_from(client_hello, it.routing); });
+    return answer(client, ServerHello::kUnknownSession, ended != ended_.end() ? ended->how : std::string());
   }
-  if (opening.attempt <= session->attempts) {  // The client hello is a replay, or the client has given it up since.
+  if (client_hello.attempt <=
+      session->attempts) {  // The client hello is a replay, or the client has given it up since.
     spdlog::info("{} says again what the client of {} said", remote::peer_of(client), session->client);
     return;
   }
-  session->attempts = opening.attempt;
-  const std::string bytes(reinterpret_cast<const char*>(&opening), sizeof(opening));
+  session->attempts = client_hello.attempt;
+  const std::string bytes(reinterpret_cast<const char*>(&client_hello), sizeof(client_hello));
   if (!send_control(session->control, Control::kReturns, bytes, client)) {
     spdlog::warn("the session of {} does not take its client back", session->client);
   }

@@ -103,7 +103,8 @@ int fail(const std::string& message) {
 
 // Returns when the client is gone.
 Status serve_socket(int socket, const ServerOptions& options) {
-  const std::unique_ptr<remote::Transport> transport = remote::make_unix_transport(socket, remote::Lending::kReadOnly);
+  const std::unique_ptr<remote::Transport> transport =
+      remote::make_unix_transport(socket, remote::MemoryAccess::kReadOnly);
   spdlog::debug("serving {}", transport->description());
   return serve(*transport, options);
 }
@@ -120,7 +121,7 @@ Status serve_stdio(const ServerOptions& options) {
   std::signal(SIGPIPE, SIG_IGN);
   remote::StreamTransport transport(
       remote::make_pipe_stream(input, output, "standard input and output"),
-      {.memory = nullptr, .most_attached = options.memory_limit ? options.memory_limit : UINT64_MAX});
+      {.memory = nullptr, .max_attachment_bytes = options.memory_limit ? options.memory_limit : UINT64_MAX});
   return serve(transport, options);
 }
 
@@ -329,7 +330,7 @@ int run(int argc, char** argv, const std::vector<Target>& targets) {
     options.peer_host = host != nullptr && *host != '\0' ? host : "127.0.0.1";
   }
   set_thread_pools();
-  // Nanoseconds: the worker sleeps until shortly before the next message (remote/transport/pace.h).
+  // Nanoseconds: the worker sleeps until shortly before the next message (remote/transport/wait_predictor.h).
   prctl(PR_SET_TIMERSLACK, 1000);
   // A stopped worker continues when its client dies, and notices the end of the connection.
   if (socket >= 0) prctl(PR_SET_PDEATHSIG, SIGCONT);
@@ -372,7 +373,7 @@ int run(int argc, char** argv, const std::vector<Target>& targets) {
 
 int run_worker(int argc, char** argv, const std::vector<Target>& targets) {
   // Fails if a library has used OpenSSL already: then less is overwritten.
-  (void)remote::overwrite_what_openssl_frees();
+  (void)remote::enable_openssl_cleansing();
   try {
     return run(argc, argv, targets);
   } catch (const std::exception& error) {  // From CLI11 and spdlog.

@@ -24,8 +24,8 @@
 namespace torch_remote::worker {
 namespace {
 
-using remote::Opening;
-using remote::Patience;
+using remote::ClientHello;
+using remote::Deadline;
 using remote::ResumingTransport;
 
 // Limits for reconnecting clients: time for a handshake, and concurrent handshakes. Newer ones replace older ones: a
@@ -34,9 +34,11 @@ constexpr std::chrono::seconds kReturnTime{5};
 constexpr size_t kMostReturns = 2;
 constexpr std::chrono::seconds kWriteTime{1};
 
-std::unique_ptr<remote::StreamTransport> frames_over(remote::Applicant& applicant, uint64_t most_attached) {
+std::unique_ptr<remote::StreamTransport> frames_over(remote::PendingClient& pending_client,
+                                                     uint64_t max_attachment_bytes) {
   return std::make_unique<remote::StreamTransport>(
-      std::move(applicant.stream), remote::StreamTransport::Options{.memory = nullptr, .most_attached = most_attached});
+      std::move(pending_client.stream),
+      remote::StreamTransport::Options{.memory = nullptr, .max_attachment_bytes = max_attachment_bytes});
 }
 
 std::string describe(int socket, const ListenOptions& options) {
@@ -67,11 +69,11 @@ Status ask_for_room(int control, const remote::Digest& session_key) {
 // keeper continues with heartbeats and acknowledgements whatever the other end does.
 class Arrivals {
  public:
-  Arrivals(int control, const ListenOptions& options, uint64_t most_attached, const remote::Digest& session,
+  Arrivals(int control, const ListenOptions& options, uint64_t max_attachment_bytes, const remote::Digest& session,
            std::shared_ptr<const remote::TlsContext> keys)
       : control_(control),
         options_(options),
-        most_attached_(most_attached),
+        max_attachment_bytes_(max_attachment_bytes),
         session_(session),
         keys_(std::move(keys)),
         wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
@@ -108,7 +110,7 @@ class Arrivals {
     std::thread thread;
     std::atomic<bool> given_up{false}, done{false};
     Status status;  // `status` and `applicant` are valid once `done`.
-    remote::Applicant applicant;
+    remote::PendingClient pending_client;
   };
 
   Status take_from_listener() {
@@ -116,18 +118,19 @@ class Arrivals {
     const Status status = receive_control(control_, &message);
     if (status.code() == ErrorCode::kLost) return {ErrorCode::kUnsupported, "remote: the worker ends"};
     if (!status.ok()) return {};
-    Opening opening;
-    if (message.type != Control::kReturns || message.body.size() != sizeof(opening) || message.descriptor < 0) {
+    ClientHello client_hello;
+    if (message.type != Control::kReturns || message.body.size() != sizeof(client_hello) || message.descriptor < 0) {
       if (message.descriptor >= 0) close(message.descriptor);
       return {};
     }
-    std::memcpy(&opening, message.body.data(), sizeof(opening));
+    std::memcpy(&client_hello, message.body.data(), sizeof(client_hello));
     if (arrivals_.size() >= kMostReturns) drop(arrivals_.begin());
     Arrival* const made = arrivals_.emplace_back(std::make_unique<Arrival>()).get();
-    made->thread = std::thread([this, made, opening, socket = message.descriptor] {
-      const Patience patience(kReturnTime, [made] { return !made->given_up; });
+    made->thread = std::thread([this, made, client_hello, socket = message.descriptor] {
+      const Deadline deadline(kReturnTime, [made] { return !made->given_up; });
       const remote::WorkerSide side{.token = {}, .keys = keys_.get(), .session = &session_};
-      made->status = hear(socket, opening, side, patience, describe(socket, options_), &made->applicant);
+      made->status =
+          authenticate_client(socket, client_hello, side, deadline, describe(socket, options_), &made->pending_client);
       made->done = true;
       interrupt();
     });
@@ -146,16 +149,17 @@ class Arrivals {
         continue;
       }
       while (i-- > 0) drop(arrivals_.begin());
-      remote::Applicant& applicant = arrival->applicant;
-      connection->received = applicant.received;
+      remote::PendingClient& pending_client = arrival->pending_client;
+      connection->received = pending_client.received;
       // So few bytes are sent without blocking.
-      if (Status status = let_in(applicant, freeze(), options_.lease, options_.heartbeat, Patience(kWriteTime));
+      if (Status status =
+              accept_client(pending_client, freeze(), options_.lease, options_.heartbeat, Deadline(kWriteTime));
           !status.ok()) {
         spdlog::warn("{}", status.message());
         return false;
       }
-      spdlog::info("a session goes on over {}", applicant.stream->description());
-      connection->transport = frames_over(applicant, most_attached_);
+      spdlog::info("a session goes on over {}", pending_client.stream->description());
+      connection->transport = frames_over(pending_client, max_attachment_bytes_);
       return true;
     }
     return false;
@@ -169,7 +173,7 @@ class Arrivals {
 
   const int control_;
   const ListenOptions& options_;
-  const uint64_t most_attached_;
+  const uint64_t max_attachment_bytes_;
   const remote::Digest session_;
   const std::shared_ptr<const remote::TlsContext> keys_;
   const int wake_;
@@ -178,7 +182,7 @@ class Arrivals {
 
 }  // namespace
 
-Status serve_network_client(int socket, const Opening& opening, int control, ListenOptions options,
+Status serve_network_client(int socket, const ClientHello& client_hello, int control, ListenOptions options,
                             std::shared_ptr<const remote::TlsContext> tls, const ServerOptions& server,
                             SessionStatus* counts) {
   std::shared_ptr<const remote::TlsContext> keys;
@@ -186,28 +190,29 @@ Status serve_network_client(int socket, const Opening& opening, int control, Lis
     close(socket);
     return status;
   }
-  const Patience patience(remote::kProofTime);
-  remote::Applicant applicant;
+  const Deadline deadline(remote::kAuthenticationTimeout);
+  remote::PendingClient pending_client;
   const remote::WorkerSide side{.token = options.token, .certificates = tls.get(), .keys = keys.get()};
-  Status status = hear(socket, opening, side, patience, describe(socket, options), &applicant);
+  Status status = authenticate_client(socket, client_hello, side, deadline, describe(socket, options), &pending_client);
   remote::wipe(&options.token);
   tls.reset();
   if (!status.ok()) return status;
-  if (status = ask_for_room(control, applicant.key); !status.ok()) {
-    refuse(applicant, status.message(), patience);
+  if (status = ask_for_room(control, pending_client.key); !status.ok()) {
+    refuse(pending_client, status.message(), deadline);
     return {ErrorCode::kUnsupported,
-            "remote: " + applicant.stream->description() + " was not let in: " + status.message()};
+            "remote: " + pending_client.stream->description() + " was not let in: " + status.message()};
   }
-  if (status = let_in(applicant, 0, options.lease, options.heartbeat, patience); !status.ok()) return status;
-  const uint64_t most_attached = server.memory_limit ? server.memory_limit : UINT64_MAX;
+  if (status = accept_client(pending_client, 0, options.lease, options.heartbeat, deadline); !status.ok())
+    return status;
+  const uint64_t max_attachment_bytes = server.memory_limit ? server.memory_limit : UINT64_MAX;
   ResumingTransport::Connection first;
-  first.transport = frames_over(applicant, most_attached);
+  first.transport = frames_over(pending_client, max_attachment_bytes);
   spdlog::debug("serving {}", first.transport->description());
   ServerOptions its = server;
   if (status = options.load(&its); !status.ok()) its.unavailable = status;
   // The client may have to send it again after a reconnect.
   its.greeting = std::max<std::chrono::milliseconds>(its.greeting, options.lease);
-  Arrivals arrivals(control, options, most_attached, applicant.key, std::move(keys));
+  Arrivals arrivals(control, options, max_attachment_bytes, pending_client.key, std::move(keys));
   ResumingTransport::Options how;
   how.lease = options.lease;
   how.heartbeat = options.heartbeat;

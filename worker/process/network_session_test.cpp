@@ -32,17 +32,17 @@ namespace torch_remote::worker {
 namespace {
 
 using namespace std::chrono_literals;
+using remote::ClientHello;
+using remote::Deadline;
 using remote::Digest;
-using remote::Opening;
-using remote::Patience;
 
 // As at the start of the worker's program.
-const bool g_overwrites = remote::overwrite_what_openssl_frees();
+const bool g_overwrites = remote::enable_openssl_cleansing();
 
-int read_opening(int socket, Opening* opening) {
-  auto* to = reinterpret_cast<char*>(opening);
+int read_opening(int socket, ClientHello* client_hello) {
+  auto* to = reinterpret_cast<char*>(client_hello);
   size_t have = 0;
-  for (ssize_t n; have < sizeof(*opening) && (n = recv(socket, to + have, sizeof(*opening) - have, 0)) > 0;) {
+  for (ssize_t n; have < sizeof(*client_hello) && (n = recv(socket, to + have, sizeof(*client_hello) - have, 0)) > 0;) {
     have += static_cast<size_t>(n);
   }
   return static_cast<int>(have);
@@ -68,9 +68,9 @@ class Session {
 
   // `secrets`: "token", or with TLS "token\ncertificate\nkey".
   void start(const std::string& secrets, int socket) {
-    Opening opening;
-    EXPECT_EQ(read_opening(socket, &opening), static_cast<int>(sizeof(opening)));
-    const std::string said(reinterpret_cast<const char*>(&opening), sizeof(opening));
+    ClientHello client_hello;
+    EXPECT_EQ(read_opening(socket, &client_hello), static_cast<int>(sizeof(client_hello)));
+    const std::string said(reinterpret_cast<const char*>(&client_hello), sizeof(client_hello));
     EXPECT_TRUE(send_control(begin_[0], Control::kReturns, said, socket));
     EXPECT_EQ(send(begin_[0], secrets.data(), secrets.size(), 0), static_cast<ssize_t>(secrets.size()));
     close(socket);
@@ -83,11 +83,11 @@ class Session {
     EXPECT_TRUE(send_control(control_[0], Control::kAdmitted, {}));
   }
   void hand_over(int socket) {
-    Opening opening;
-    EXPECT_EQ(read_opening(socket, &opening), static_cast<int>(sizeof(opening)));
-    EXPECT_TRUE(remote::is_from(opening, routing_));
+    ClientHello client_hello;
+    EXPECT_EQ(read_opening(socket, &client_hello), static_cast<int>(sizeof(client_hello)));
+    EXPECT_TRUE(remote::is_from(client_hello, routing_));
     EXPECT_TRUE(send_control(control_[0], Control::kReturns,
-                             std::string(reinterpret_cast<const char*>(&opening), sizeof(opening)), socket));
+                             std::string(reinterpret_cast<const char*>(&client_hello), sizeof(client_hello)), socket));
     close(socket);
   }
 
@@ -121,8 +121,8 @@ class Session {
     (void)poll(&polled, 1, 60'000);
     ControlMessage message;
     if (!receive_control(begin_[1], &message).ok()) _exit(1);
-    Opening opening;
-    std::memcpy(&opening, message.body.data(), sizeof(opening));
+    ClientHello client_hello;
+    std::memcpy(&client_hello, message.body.data(), sizeof(client_hello));
     static std::array<char, 4096> secrets;
     const ssize_t size = recv(begin_[1], secrets.data(), secrets.size(), 0);
     if (size <= 0) _exit(1);
@@ -146,8 +146,8 @@ class Session {
     ServerOptions server;
     server.open_device = open_cpu;
     server.greeting = 60s;
-    (void)serve_network_client(message.descriptor, opening, control_[1], std::move(options), std::move(tls), server,
-                               nullptr);
+    (void)serve_network_client(message.descriptor, client_hello, control_[1], std::move(options), std::move(tls),
+                               server, nullptr);
     _exit(0);
   }
 
@@ -173,10 +173,10 @@ class Client {
     }
   }
 
-  std::unique_ptr<remote::StreamTransport> connect(int socket, const remote::Resumed* resumed = nullptr) {
+  std::unique_ptr<remote::StreamTransport> connect(int socket, const remote::SessionToResume* resumed = nullptr) {
     std::unique_ptr<remote::ByteStream> stream;
     bool ended = false;
-    const Status status = remote::join(socket, side_, resumed, Patience(30s), &greeted, &stream, &ended);
+    const Status status = remote::client_handshake(socket, side_, resumed, Deadline(30s), &handshake, &stream, &ended);
     EXPECT_TRUE(status.ok()) << status.message();
     if (!status.ok()) return nullptr;
     return std::make_unique<remote::StreamTransport>(std::move(stream), remote::StreamTransport::Options());
@@ -184,14 +184,14 @@ class Client {
 
   // Sends the client hello of a reconnect, and nothing more.
   void come_back_silently(uint64_t attempt, int socket) {
-    const remote::Resumed resumed{greeted.key, attempt, 0};
-    remote::Greeted unused;
+    const remote::SessionToResume resumed{handshake.key, attempt, 0};
+    remote::HandshakeResult unused;
     std::unique_ptr<remote::ByteStream> stream;
     bool ended = false;
-    (void)remote::join(socket, side_, &resumed, Patience(1ms), &unused, &stream, &ended);
+    (void)remote::client_handshake(socket, side_, &resumed, Deadline(1ms), &unused, &stream, &ended);
   }
 
-  remote::Greeted greeted;
+  remote::HandshakeResult handshake;
 
  private:
   std::string token_;
@@ -262,11 +262,11 @@ TEST(NetworkSession, KeepsNeitherTokenNorPrivateKeyAfterTheFirstHandshake) {
                     << " is left, tls: " << tls;
     }
     // Checks the search itself: the session's own key stays in memory.
-    EXPECT_FALSE(session.has({std::string(client.greeted.key.begin(), client.greeted.key.end())}).empty());
+    EXPECT_FALSE(session.has({std::string(client.handshake.key.begin(), client.handshake.key.end())}).empty());
     // The session continues without the secrets.
     const auto [c, d] = remote::testing::tcp_sockets();
     std::thread again([&, d = d] { session.hand_over(d); });
-    const remote::Resumed resumed{client.greeted.key, 1, 0};
+    const remote::SessionToResume resumed{client.handshake.key, 1, 0};
     EXPECT_NE(client.connect(c, &resumed), nullptr);
     again.join();
   }
@@ -317,7 +317,7 @@ TEST(NetworkSession, HeartbeatsGoOnWhileSilentClientsComeBack) {
   // The client itself does not wait behind them.
   const auto [e, f] = remote::testing::tcp_sockets();
   std::thread again([&, f = f] { session.hand_over(f); });
-  const remote::Resumed resumed{client.greeted.key, 9, 0};
+  const remote::SessionToResume resumed{client.handshake.key, 9, 0};
   const auto begin = std::chrono::steady_clock::now();
   const auto newer = client.connect(e, &resumed);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 3s);

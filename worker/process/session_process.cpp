@@ -89,7 +89,7 @@ Status write_file(const SessionStart& start, int* descriptor) {
   writer.number(start.status >= 0);
   writer.number(start.status_slot);
   writer.number(start.device);
-  writer.raw(&start.opening, sizeof(start.opening));
+  writer.raw(&start.client_hello, sizeof(start.client_hello));
   writer.text(start.token);
   writer.text(start.refusal.substr(0, kMostText));
   writer.number(start.libraries.size());
@@ -226,7 +226,7 @@ Status read_session(int descriptor, SessionStart* start) {
   start->status = reader.number() != 0 ? next++ : -1;
   start->status_slot = reader.number();
   start->device = reader.number();
-  reader.raw(&start->opening, sizeof(start->opening));
+  reader.raw(&start->client_hello, sizeof(start->client_hello));
   start->token = reader.text();
   start->refusal = reader.text();
   const uint64_t folders = reader.number();
@@ -266,11 +266,11 @@ Status serve_session(SessionStart start, ListenOptions options, ServerOptions se
       if (remote::scheme_of(options.url) == remote::WorkerUrl::Scheme::kTls) {
         if (Status status = remote::TlsContext::for_worker(options.tls, &tls); !status) return status;
       }
-      return serve_network_client(start.client, start.opening, start.control, std::move(options), std::move(tls),
+      return serve_network_client(start.client, start.client_hello, start.control, std::move(options), std::move(tls),
                                   server, counts);
     }
     std::unique_ptr<remote::Transport> transport =
-        remote::make_unix_transport(start.client, remote::Lending::kReadOnly);
+        remote::make_unix_transport(start.client, remote::MemoryAccess::kReadOnly);
     if (counts != nullptr) transport = std::make_unique<CountingTransport>(std::move(transport), counts);
     spdlog::debug("serving {}", transport->description());
     if (!start.refusal.empty()) {

@@ -33,7 +33,7 @@ Status try_all(const ListenOptions& options, const ServerOptions& server, Trial*
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return system_error("no socket");
     const std::unique_ptr<remote::Transport> transport =
-        remote::make_unix_transport(ends[0], remote::Lending::kReadOnly);
+        remote::make_unix_transport(ends[0], remote::MemoryAccess::kReadOnly);
     std::vector<DeviceOpener> devices = options.devices;
     if (devices.empty()) devices.push_back(server.open_device);
     for (const DeviceOpener& open : devices) {

@@ -13,7 +13,7 @@ constexpr size_t kSmallAttachment = 32 << 10;  // Larger ones lie in the client'
 constexpr size_t kMaxAhead = 256 << 20;        // Bytes of messages that are received early during a run.
 // How often a long run looks at the client's activity, and the time without a look after which nothing is known of it.
 constexpr uint64_t kLookAtClient = 100'000, kForgetClient = 20'000'000;  // ns
-// A client that has waited this long has stopped polling (remote/transport/pace.h) and sleeps.
+// A client that has waited this long has stopped polling (remote/transport/wait_predictor.h) and sleeps.
 constexpr uint64_t kClientLooks = 1'000'000;  // ns
 
 // Upper bound of the memory that a message takes here until it is handled.
@@ -56,7 +56,7 @@ void Inbox::look_ahead() {
 }
 
 void Inbox::note_wait(const remote::Frame& frame) {
-  if (is_waited_for(frame)) client_looks_ = (frame.header.flags & wire::kLooks) != 0;
+  if (is_waited_for(frame)) client_looks_ = (frame.header.flags & wire::kSpins) != 0;
 }
 
 tr_client Inbox::client_activity() {

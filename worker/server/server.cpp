@@ -30,7 +30,7 @@ Server::Server(remote::Transport& transport, const ServerOptions& options)
     : transport_(transport),
       options_(options),
       inbox_(transport),
-      waits_(remote::is_set("TORCH_REMOTE_WAIT_COMPILE")) {}
+      waits_(remote::is_enabled("TORCH_REMOTE_WAIT_COMPILE")) {}
 
 ir::MathModes Server::math_of(const wire::Run& run) const {
   const ir::MathModes math = run.math();
@@ -155,7 +155,7 @@ Status Server::hello() {
   if (!options_.unavailable.ok()) return refuse(options_.unavailable);
   options_.repeatable = hello->repeatable();
   if (status = open_device(static_cast<int>(hello->process())); !status.ok()) return refuse(status);
-  if (!options_.inproc) transport_.leave_busy_cores();
+  if (!options_.inproc) transport_.avoid_busy_cores();
   session_number_ = frame.header.session;
   builder_.Clear();
   const auto description = builder_.CreateString(descriptions(on_.runners));
@@ -177,7 +177,7 @@ Status Server::send(Type type, uint64_t sequence, AttachmentPtr attachment) {
   header.type = static_cast<uint8_t>(type);
   header.flags = attachment ? wire::kAttachment : 0;
   said_at_work_ = session_ && session_->is_at_work();
-  if (said_at_work_) header.flags |= wire::kAtWork;
+  if (said_at_work_) header.flags |= wire::kBackgroundWork;
   header.session = session_number_;
   header.sequence = sequence;
   return transport_.send(header, {builder_.GetBufferPointer(), builder_.GetSize()}, std::move(attachment));

@@ -20,7 +20,7 @@ Status Server::load_program(Frame& frame) {
   const auto* message = wire::verify<wire::LoadProgram>(frame.control);
   if (!message || !frame.attachment) return damaged("program");
   session_->load_program(message->program(), frame.attachment->bytes(), message->tune() && !options_.repeatable);
-  if (message->low_latency()) transport_.busy_wait(remote::kBusyWait);
+  if (message->low_latency()) transport_.set_spin_time(remote::kLowLatencySpin);
   return {};
 }
 
@@ -68,7 +68,7 @@ Status Server::run_program(Frame& frame) {
 Status Server::upload(Frame& frame) {
   const auto* message = wire::verify<wire::Upload>(frame.control);
   if (!message) return damaged("upload");
-  if (frame.refused != 0) return session_->upload_failed(message->buffer(), frame.refused);
+  if (frame.refused_bytes != 0) return session_->upload_failed(message->buffer(), frame.refused_bytes);
   std::span<std::byte> bytes;
   if (frame.attachment) bytes = frame.attachment->bytes();
   const uint64_t size = bytes.size();

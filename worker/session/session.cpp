@@ -74,7 +74,7 @@ Session::Session(Device* device, const Runners* runners)
     : device_(device),
       runners_(runners),
       memory_(&device->memory()),
-      waits_(remote::is_set("TORCH_REMOTE_WAIT_COMPILE")) {
+      waits_(remote::is_enabled("TORCH_REMOTE_WAIT_COMPILE")) {
   const auto found = std::ranges::find_if(*runners, [](const auto& r) { return r->works_in_background(); });
   if (found != runners->end()) background_runner_ = static_cast<uint32_t>(found - runners->begin());
   for (const auto& runner : *runners) {

@@ -88,7 +88,7 @@ def offer(lowering: _C.Lowering, node: fx.Node, classes: Classes) -> None:
     if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() == 0:
         lowering.constant(node, value)
     else:
-        lowering.offer(node, tells_size=classes.of[node].where not in (NodePlacement.NUMBER, NodePlacement.HOST))
+        lowering.offer(node, determines_size=classes.of[node].where not in (NodePlacement.NUMBER, NodePlacement.HOST))
 
 
 def classify(module: fx.GraphModule, *, guarded: bool, refused: dict[fx.Node, str] | None = None) -> Classes:

@@ -136,7 +136,7 @@ def _replaced() -> dict[OpOverload, Kernels]:
     for names, make in ((_NEAREST, _nearest), (_LINEAR, _linear)):
         for name in names:
             forward, backward = getattr(torch.ops.aten, name), getattr(torch.ops.aten, f"{name}_backward").default
-            if not (_C.is_whole_op(forward.default) and _C.is_whole_op(backward)):
+            if not (_C.is_single_op(forward.default) and _C.is_single_op(backward)):
                 continue
             kernels[forward.default] = {}
             kernels[forward.vec] = dict.fromkeys(_COMPOSED, make(forward.default))

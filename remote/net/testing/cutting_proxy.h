@@ -47,7 +47,7 @@ class CuttingProxy {
       const int client = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
       if (client < 0) continue;
       int worker = -1;
-      if (connect_tcp({"127.0.0.1", to_}, Patience(std::chrono::seconds(10)), &worker).ok()) {
+      if (connect_tcp({"127.0.0.1", to_}, Deadline(std::chrono::seconds(10)), &worker).ok()) {
         set_up_tcp(client);
         ++connections_;
         forward(client, worker);

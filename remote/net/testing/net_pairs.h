@@ -26,7 +26,7 @@ inline std::pair<int, int> tcp_sockets() {
   bool loopback = false;
   EXPECT_TRUE(listen_tcp(&address, &listener, &loopback).ok());
   EXPECT_TRUE(loopback);
-  EXPECT_TRUE(connect_tcp(address, Patience(kPatience), &a).ok());
+  EXPECT_TRUE(connect_tcp(address, Deadline(kPatience), &a).ok());
   pollfd polled{listener, POLLIN, 0};
   (void)poll(&polled, 1, 30'000);
   const int b = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
@@ -70,8 +70,8 @@ inline std::pair<TlsEnd, TlsEnd> shake_hands(const TlsContext& client, const Tls
   auto [a, b] = tcp_sockets();
   TlsEnd clients, workers;
   std::thread other(
-      [&, b = b] { workers.status = start_tls(b, server, peer, Patience(kPatience), "a client", &workers.stream); });
-  clients.status = start_tls(a, client, worker, Patience(kPatience), "a worker", &clients.stream);
+      [&, b = b] { workers.status = start_tls(b, server, peer, Deadline(kPatience), "a client", &workers.stream); });
+  clients.status = start_tls(a, client, worker, Deadline(kPatience), "a worker", &clients.stream);
   other.join();
   return {std::move(clients), std::move(workers)};
 }

@@ -107,7 +107,7 @@ TEST_P(TransportTest, FramesArriveInOrderAsTheyWereSent) {
 }
 
 TEST_P(TransportTest, WhoWaitsBusilyMeetsTheSameFrames) {
-  b->busy_wait(2ms);
+  b->set_spin_time(2ms);
   const auto start = std::chrono::steady_clock::now();
   Frame frame;
   EXPECT_EQ(b->receive(&frame, 0ms).code(), ErrorCode::kTimeout);

@@ -41,7 +41,7 @@ Runners open_kernels(const DeviceOptions& options, Runner& plugin, std::shared_p
   kernels::CacheOptions cache;
   cache.folder = cache_folder();
   cache.target = target;
-  cache.urgent = options.repeatable || remote::is_set("TORCH_REMOTE_WAIT_COMPILE");
+  cache.urgent = options.repeatable || remote::is_enabled("TORCH_REMOTE_WAIT_COMPILE");
   if (!cache.urgent) cache.delay = kCompileDelay;
   if (const Status status = kernels::open_compiler(options.codegen, target, &cache); !status.ok()) {
     spdlog::warn("{}; ops are run one by one", status.message());

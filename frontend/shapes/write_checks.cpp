@@ -1,4 +1,4 @@
-#include "frontend/shapes/written.h"
+#include "frontend/shapes/write_checks.h"
 
 #include <ATen/Dispatch_v2.h>
 #include <ATen/ExpandUtils.h>

@@ -26,7 +26,7 @@ static Lines lines_of(const Tensor& self, int64_t dim) {
   rest.erase(rest.begin() + dim);
   sizes.erase(sizes.begin() + dim);
   if (rest.empty()) return {at::zeros({self._nnz()}, self._indices().options()), 1};
-  const auto [found, inverse, counts] = at::_unique2(places(at::stack(rest), sizes), true, true);
+  const auto [found, inverse, counts] = at::_unique2(linear_positions(at::stack(rest), sizes), true, true);
   return {inverse, found.size(0)};
 }
 
@@ -80,7 +80,7 @@ template Tensor softmax_backward<true>(const Tensor& grad, const Tensor& output,
 // row to a row. Each block adds the result of a small GEMM to as many rows as it has. `dense` is [batches, rows,
 // columns].
 static Tensor times(const Tensor& sparse, const Tensor& dense) {
-  const Places of = places_of(sparse);
+  const SparseElements of = elements_of(sparse);
   const int64_t rows = sparse.size(-2), columns = dense.size(-1), height = of.block[0], width = of.block[1];
   const Tensor taken = dense.reshape({-1, width, columns}).index_select(0, of.columns);
   const Tensor terms = height == 1 && width == 1 ? taken.mul(of.values) : at::bmm(of.values, taken);
@@ -97,7 +97,8 @@ static Tensor scaled_sum(const Tensor& self, Tensor product, const Scalar& beta,
 }
 
 // beta * self + alpha * (mat1 @ mat2), where one of the matrices is sparse.
-Tensor product(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha) {
+Tensor sparse_addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                    const Scalar& alpha) {
   const bool first = mat1.layout() != at::kStrided;
   TORCH_CHECK(first != (mat2.layout() != at::kStrided) && self.layout() == at::kStrided,
               "remote: addmm of these layouts (", self.layout(), ", ", mat1.layout(), ", ", mat2.layout(),
@@ -124,17 +125,17 @@ Tensor batch_sum(const Tensor& self, const Tensor& batch1, const Tensor& batch2,
       alpha);
 }
 
-Tensor batch_product(const Tensor& self, const Tensor& other) { return batch_sum(self, self, other, 0, 1); }
+Tensor sparse_bmm(const Tensor& self, const Tensor& other) { return batch_sum(self, self, other, 0, 1); }
 
-Tensor& product_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha,
-                    Tensor& out) {
-  const Tensor result = product(self, mat1, mat2, beta, alpha);
+Tensor& sparse_addmm_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                         const Scalar& alpha, Tensor& out) {
+  const Tensor result = sparse_addmm(self, mat1, mat2, beta, alpha);
   return out.resize_(result.sizes()).copy_(result);
 }
 
-Tensor& product_in_place(Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
-                         const Scalar& alpha) {
-  return self.copy_(product(self, mat1, mat2, beta, alpha));
+Tensor& sparse_addmm_in_place(Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                              const Scalar& alpha) {
+  return self.copy_(sparse_addmm(self, mat1, mat2, beta, alpha));
 }
 
 // The matmul of a sparse matrix and a vector.
@@ -142,7 +143,7 @@ Tensor matrix_vector(const Tensor& self, const Tensor& vector) {
   TORCH_CHECK(self.dim() == 2 && vector.dim() == 1 && self.size(1) == vector.size(0), "size mismatch, got input (",
               self.sizes(), "), vec (", vector.sizes(), ")");
   const Tensor column = vector.unsqueeze(1);
-  return product(column, self, column, 0, 1).squeeze(1);
+  return sparse_addmm(column, self, column, 0, 1).squeeze(1);
 }
 
 Tensor& vector_product_out(const Tensor& self, const Tensor& matrix, const Tensor& vector, const Scalar& beta,
@@ -152,11 +153,11 @@ Tensor& vector_product_out(const Tensor& self, const Tensor& matrix, const Tenso
   return out.resize_(result.sizes()).copy_(result);
 }
 
-Tensor sparse_product(const Tensor& self, const Tensor& other) {
+Tensor sparse_sparse_mm(const Tensor& self, const Tensor& other) {
   TORCH_CHECK(self.is_sparse() && other.is_sparse(), "remote: this product of sparse matrices wants both of COO");
   TORCH_CHECK(self.dim() == 2 && other.dim() == 2 && self.size(1) == other.size(0),
               "mat1 and mat2 shapes cannot be multiplied (", self.sizes(), " and ", other.sizes(), ")");
-  const Places left = places_of(coalesce(self)), right = places_of(coalesce(other));
+  const SparseElements left = elements_of(coalesce(self)), right = elements_of(coalesce(other));
   const auto [which, at] = join(left.columns, right.rows);
   const Tensor values = left.values.view({-1}).index_select(0, which).mul(right.values.view({-1}).index_select(0, at));
   const Tensor indices = at::stack({left.rows.index_select(0, which), right.columns.index_select(0, at)});
@@ -166,13 +167,13 @@ Tensor sparse_product(const Tensor& self, const Tensor& other) {
 
 // The rows of a matmul's result that have elements: their numbers and their contents.
 static std::pair<Tensor, Tensor> filled_rows(const Tensor& mat1, const Tensor& mat2) {
-  const Places of = places_of(coalesce(mat1));
+  const SparseElements of = elements_of(coalesce(mat1));
   const auto [rows, which, counts] = at::_unique2(of.rows, true, true);
   const Tensor terms = mat2.index_select(0, of.columns).mul(of.values.view({-1, 1}));
   return {rows, sums_of(terms, which, rows.size(0))};
 }
 
-Tensor rows_of_product(const Tensor& mat1, const Tensor& mat2) {
+Tensor sparse_hspmm(const Tensor& mat1, const Tensor& mat2) {
   TORCH_CHECK(mat1.is_sparse() && mat1.sparse_dim() == 2, "hspmm: Argument #2: matrix expected, got ",
               mat1.sparse_dim(), "D tensor");
   TORCH_CHECK(mat2.layout() == at::kStrided && mat2.dim() == 2, "hspmm: Argument #3: matrix expected, got ", mat2.dim(),
@@ -184,8 +185,8 @@ Tensor rows_of_product(const Tensor& mat1, const Tensor& mat2) {
                                                       values.options().layout(at::kSparse), false);
 }
 
-Tensor& sparse_sum_with_product_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
-                                    const Scalar& alpha, Tensor& out) {
+Tensor& sparse_sspaddmm_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                            const Scalar& alpha, Tensor& out) {
   TORCH_CHECK(self.is_sparse() && mat1.is_sparse() && mat2.layout() == at::kStrided,
               "remote: sspaddmm wants two sparse matrices (COO) and a strided one");
   TORCH_CHECK(mat1.sparse_dim() == 2, "sspaddmm: Argument #2: matrix expected, got ", mat1.sparse_dim(), "D tensor");
@@ -203,13 +204,14 @@ Tensor& sparse_sum_with_product_out(const Tensor& self, const Tensor& mat1, cons
   const Tensor column = at::arange(columns, rows.options());
   const Tensor indices = at::stack({rows.unsqueeze(1).expand({-1, columns}).reshape({-1}),
                                     column.unsqueeze(0).expand({rows.size(0), -1}).reshape({-1})});
-  return become(out, at::_sparse_coo_tensor_with_dims_and_tensors(
-                         2, 0, self.sizes(), at::cat({self._indices(), indices}, 1),
-                         at::cat({self._values().mul(beta), values.mul(alpha).reshape({-1})}), self.options(), false));
+  return assign_contents(
+      out, at::_sparse_coo_tensor_with_dims_and_tensors(
+               2, 0, self.sizes(), at::cat({self._indices(), indices}, 1),
+               at::cat({self._values().mul(beta), values.mul(alpha).reshape({-1})}), self.options(), false));
 }
 
-Tensor sampled_product(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
-                       const Scalar& alpha) {
+Tensor sampled_addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                     const Scalar& alpha) {
   TORCH_CHECK(self.layout() == at::kSparseCsr, "sampled_addmm: Expected result to have sparse csr layout, but got ",
               self.layout());
   TORCH_CHECK(mat1.layout() == at::kStrided && mat2.layout() == at::kStrided,
@@ -227,7 +229,7 @@ Tensor sampled_product(const Tensor& self, const Tensor& mat1, const Tensor& mat
               mat1.size(-2), "x", mat1.size(-1), " and ", mat2.size(-2), "x", mat2.size(-1), ")");
   TORCH_CHECK(self.size(-2) == mat1.size(-2), "sampled_addmm: self.shape[-2] must match mat1.shape[-2]");
   TORCH_CHECK(self.size(-1) == mat2.size(-1), "sampled_addmm: self.shape[-1] must match mat2.shape[-1]");
-  const Places of = places_of(self);
+  const SparseElements of = elements_of(self);
   const Tensor values = self.values();
   const Tensor left = mat1.reshape({-1, mat1.size(-1)}).index_select(0, of.rows);
   const Tensor right = mat2.transpose(-2, -1).reshape({-1, mat1.size(-1)}).index_select(0, of.columns);
@@ -246,7 +248,7 @@ static Tensor counts_of(const Tensor& self) {
   return ends.slice(0, 1).sub(ends.slice(0, 0, -1)).clamp_min(1).unsqueeze(1);
 }
 
-std::tuple<Tensor, Tensor> reduced_product(const Tensor& self, const Tensor& other, c10::string_view reduce) {
+std::tuple<Tensor, Tensor> mm_reduce(const Tensor& self, const Tensor& other, c10::string_view reduce) {
   TORCH_CHECK(self.layout() == at::kSparseCsr, "sparse_mm_reduce: expect self to be SparseCsr, got ", self.layout());
   TORCH_CHECK(other.layout() == at::kStrided, "sparse_mm_reduce: expect other to be Strided, got ", other.layout());
   const ReductionType kind = at::native::get_reduction_enum(reduce);
@@ -259,7 +261,7 @@ std::tuple<Tensor, Tensor> reduced_product(const Tensor& self, const Tensor& oth
     const Tensor sum = times(self, other).squeeze(0);
     return {kind == ReductionType::SUM ? sum : sum.div(counts_of(self)), from};
   }
-  const Places of = places_of(self);
+  const SparseElements of = elements_of(self);
   const Tensor terms = other.index_select(0, of.columns).mul(of.values.view({-1, 1}));
   const Tensor row = of.rows.unsqueeze(1).expand_as(terms);
   const Tensor found =
@@ -274,10 +276,9 @@ std::tuple<Tensor, Tensor> reduced_product(const Tensor& self, const Tensor& oth
   return {found, from};
 }
 
-std::tuple<Tensor, Tensor> reduced_product_backward(const Tensor& self, const Tensor& grad, const Tensor& other,
-                                                    c10::string_view reduce, const Tensor& from,
-                                                    std::array<bool, 2> wanted) {
-  const Places of = places_of(self);
+std::tuple<Tensor, Tensor> mm_reduce_backward(const Tensor& self, const Tensor& grad, const Tensor& other,
+                                              c10::string_view reduce, const Tensor& from, std::array<bool, 2> wanted) {
+  const SparseElements of = elements_of(self);
   const Tensor values = of.values.view({-1});
   Tensor of_self, of_other;
   if (const ReductionType kind = at::native::get_reduction_enum(reduce); is_added_up(kind)) {

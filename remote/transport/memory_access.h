@@ -5,7 +5,7 @@
 namespace torch_remote::remote {
 
 // What the peer may do with memory that this end lends it.
-enum class Lending : uint8_t {
+enum class MemoryAccess : uint8_t {
   kWritable,
   // The peer maps the memory read-only and cannot map it otherwise: this end seals its segments against writing by
   // others (Linux 5.1). For an end that does not trust its peer.

@@ -33,7 +33,7 @@ bool cat(const OpEntry& op, const IValue* args, Inferred& out) {
   if (rank == 0 || dim < -rank || dim >= rank) return false;
   if (dim < 0) dim += rank;
   c10::DimVector sizes(first.sizes().begin(), first.sizes().end());
-  if (rank >= 4 && !plain(first)) return false;
+  if (rank >= 4 && !is_only_contiguous(first)) return false;
   for (const IValue& item : tensors.slice(1)) {
     const at::Tensor& t = item.toTensor();
     if (t.dim() != rank) return false;
@@ -119,7 +119,7 @@ bool roll(const OpEntry& op, const IValue* args, Inferred& out) {
     return true;
   }
   if (dims.size() != shifts.size() || dims.empty()) return false;
-  if (self.numel() == 0) return like(op, args, out);  // and dims are not checked
+  if (self.numel() == 0) return like_first(op, args, out);  // and dims are not checked
   const int64_t rank = self.dim();
   at::Tensor rolled = self;
   for (size_t i = 0; i < dims.size(); ++i) {
@@ -144,7 +144,7 @@ bool roll(const OpEntry& op, const IValue* args, Inferred& out) {
 // constant_pad_nd(self, pad, value)
 bool pad(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& self = args[0].toTensor();
-  if (!is_remote(self) || !plain(self)) return false;
+  if (!is_remote(self) || !is_only_contiguous(self)) return false;
   const auto amounts = int_list(args[1]);
   const int64_t rank = self.dim();
   if (amounts.size() % 2 != 0 || static_cast<int64_t>(amounts.size()) > 2 * rank) return false;
@@ -173,7 +173,7 @@ bool pad(const OpEntry&, const IValue* args, Inferred& out) {
 
 }  // namespace
 
-ShapeRuleFunction find_moving_rule(ir::ShapeFunction function) {
+ShapeRuleFunction find_data_movement_rule(ir::ShapeFunction function) {
   using enum ir::ShapeFunction;
   switch (function) {
     case kCat:

@@ -1,4 +1,4 @@
-#include "frontend/ops/plain_kernels.h"
+#include "frontend/ops/unboxed_kernels.h"
 
 #include <ATen/core/function_schema.h>
 
@@ -22,25 +22,25 @@ bool is_lazy(const T&) {
   return false;
 }
 
-IValue lend(const Tensor& tensor) { return IValue(c10::MaybeOwnedTraits<Tensor>::createBorrow(tensor)); }
+IValue borrow(const Tensor& tensor) { return IValue(c10::MaybeOwnedTraits<Tensor>::createBorrow(tensor)); }
 template <class T>
-IValue lend(const T& value) {
+IValue borrow(const T& value) {
   return IValue(value);
 }
 
 // The arguments of a call. Tensors are borrowed from the caller.
 template <size_t count>
-class Lent {
+class BorrowedArguments {
  public:
   template <class... Args>
-  explicit Lent(const Args&... args) : values_{lend(args)...} {}
-  ~Lent() {
+  explicit BorrowedArguments(const Args&... args) : values_{borrow(args)...} {}
+  ~BorrowedArguments() {
     for (IValue& value : values_) {
       if (value.isTensor()) c10::MaybeOwnedTraits<IValue>::destroyBorrow(value);
     }
   }
-  Lent(const Lent&) = delete;
-  Lent& operator=(const Lent&) = delete;
+  BorrowedArguments(const BorrowedArguments&) = delete;
+  BorrowedArguments& operator=(const BorrowedArguments&) = delete;
 
   IValue* data() { return values_.data(); }
 
@@ -57,13 +57,13 @@ Tensor call_boxed(const OpEntry& op, const Args&... args) {
 }
 
 template <class... Args>
-class PlainKernel final : public c10::OperatorKernel {
+class UnboxedKernel final : public c10::OperatorKernel {
  public:
-  explicit PlainKernel(const OpEntry* op) : op_(op) {}
+  explicit UnboxedKernel(const OpEntry* op) : op_(op) {}
   Tensor operator()(Args... args) {
     if ((is_lazy(args) || ...)) return call_boxed(*op_, args...);
-    Lent<sizeof...(Args)> lent(args...);
-    return record_plain_call(*op_, lent.data());
+    BorrowedArguments<sizeof...(Args)> borrowed(args...);
+    return record_single_result_call(*op_, borrowed.data());
   }
 
  private:
@@ -79,8 +79,8 @@ class PlainInPlaceKernel final : public c10::OperatorKernel {
       call_boxed(*op_, self, args...);
       return self;
     }
-    Lent<sizeof...(Args) + 1> lent(self, args...);
-    record_plain_in_place_call(*op_, lent.data());
+    BorrowedArguments<sizeof...(Args) + 1> borrowed(self, args...);
+    record_fixed_size_in_place_call(*op_, borrowed.data());
     return self;
   }
 
@@ -89,8 +89,8 @@ class PlainInPlaceKernel final : public c10::OperatorKernel {
 };
 
 template <class... Args>
-c10::KernelFunction plain(const OpEntry& op) {
-  using Kernel = PlainKernel<Args...>;
+c10::KernelFunction make_unboxed(const OpEntry& op) {
+  using Kernel = UnboxedKernel<Args...>;
   return c10::KernelFunction::makeFromUnboxedFunctor<false, Kernel>(std::make_unique<Kernel>(&op));
 }
 
@@ -126,7 +126,7 @@ std::string arguments_of(const c10::FunctionSchema& schema) {
 
 }  // namespace
 
-std::optional<c10::KernelFunction> plain_kernel(const OpEntry& op) {
+std::optional<c10::KernelFunction> unboxed_kernel(const OpEntry& op) {
   using T = const Tensor&;
   using S = const Scalar&;
   const std::string arguments = arguments_of(op.handle.schema());
@@ -145,16 +145,16 @@ std::optional<c10::KernelFunction> plain_kernel(const OpEntry& op) {
     return std::nullopt;
   }
   if (!op.one_tensor || op.handle.schema().returns().size() != 1) return std::nullopt;
-  if (arguments == "T") return plain<T>(op);
-  if (arguments == "TT") return plain<T, T>(op);
-  if (arguments == "TTT") return plain<T, T, T>(op);
-  if (arguments == "Ts") return plain<T, S>(op);
-  if (arguments == "TTs") return plain<T, T, S>(op);
-  if (arguments == "Tss") return plain<T, S, S>(op);
-  if (arguments == "TTss") return plain<T, T, S, S>(op);
-  if (arguments == "TTTs") return plain<T, T, T, S>(op);
-  if (arguments == "TTTss") return plain<T, T, T, S, S>(op);
-  if (arguments == "Tib") return plain<T, int64_t, bool>(op);
+  if (arguments == "T") return make_unboxed<T>(op);
+  if (arguments == "TT") return make_unboxed<T, T>(op);
+  if (arguments == "TTT") return make_unboxed<T, T, T>(op);
+  if (arguments == "Ts") return make_unboxed<T, S>(op);
+  if (arguments == "TTs") return make_unboxed<T, T, S>(op);
+  if (arguments == "Tss") return make_unboxed<T, S, S>(op);
+  if (arguments == "TTss") return make_unboxed<T, T, S, S>(op);
+  if (arguments == "TTTs") return make_unboxed<T, T, T, S>(op);
+  if (arguments == "TTTss") return make_unboxed<T, T, T, S, S>(op);
+  if (arguments == "Tib") return make_unboxed<T, int64_t, bool>(op);
   return std::nullopt;
 }
 

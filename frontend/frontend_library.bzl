@@ -1,16 +1,16 @@
-"""room: the C++ of one folder of the frontend."""
+"""frontend_library: the C++ of one folder of the frontend."""
 
 load("//bazel:unity.bzl", "unity_library")
 
-def room(name, srcs, deps, hdrs = [], alone = [], visibility = ["//frontend:__subpackages__"]):
+def frontend_library(name, srcs, deps, hdrs = [], alone = [], visibility = ["//frontend:__subpackages__"]):
     """A cc_library that is always linked as a whole: kernels register themselves.
 
     Args:
       name: of the folder.
-      srcs: sources, and headers that other rooms do not include.
+      srcs: sources, and headers that other components do not include.
       alone: sources of which single calls are measured; see unity_library.
-      deps: the rooms below, and others; torch is added.
-      hdrs: headers for other rooms.
+      deps: the components below, and others; torch is added.
+      hdrs: headers for other components.
       visibility: who may depend on it.
     """
     unity_library(

@@ -1,4 +1,4 @@
-#include "remote/transport/pace.h"
+#include "remote/transport/wait_predictor.h"
 
 #include <algorithm>
 #include <bit>
@@ -25,7 +25,7 @@ size_t bucket_of(int64_t ns, size_t buckets) {
 }  // namespace
 
 // The initial spin time with the lowest expected cost, if the next wait resembles the recent ones.
-Pace::Duration Pace::best_first() const {
+WaitPredictor::Duration WaitPredictor::best_first() const {
   int64_t all = 0;
   for (const uint32_t weight : weights_) all += weight;
   int64_t best = all * kWakeUp, best_time = 0;
@@ -40,7 +40,7 @@ Pace::Duration Pace::best_first() const {
   return Duration(best_time);
 }
 
-void Pace::came(Duration after) {
+void WaitPredictor::record_wait(Duration after) {
   const int64_t ns = after.count();
   if (suspended_ > 0) {
     --suspended_;
@@ -49,28 +49,28 @@ void Pace::came(Duration after) {
   }
   for (uint32_t& weight : weights_) weight -= weight / 16;
   weights_[bucket_of(ns, kBuckets)] += 1u << 12;
-  if (after > plan_.first && after <= kFar) {
+  if (after > plan_.first && after <= kLongestPredicted) {
     const int64_t error = ns - mean_;
     // At the start, or when the rhythm changed, the estimate restarts from this wait.
-    if (std::abs(error) > 8 * deviation_ + mean_ / 2) {
+    if (std::abs(error) > 8 * mean_error_ + mean_ / 2) {
       mean_ = ns;
-      deviation_ = ns / 4;
+      mean_error_ = ns / 4;
     } else {
       mean_ += error / 8;
-      deviation_ += (std::abs(error) - deviation_) / 8;
+      mean_error_ += (std::abs(error) - mean_error_) / 8;
     }
   }
   plan_ = {};
   plan_.first = best_first();
   if (mean_ == 0) return;
-  const int64_t around = 2 * deviation_ + kMargin / 2;
+  const int64_t around = 2 * mean_error_ + kMargin / 2;
   const int64_t from = mean_ - around - kMargin, until = mean_ + around;
-  if (until - from > std::min<int64_t>(kMostAround.count(), mean_ / 2) || from <= plan_.first.count()) return;
+  if (until - from > std::min<int64_t>(kMaxSpinAroundMean.count(), mean_ / 2) || from <= plan_.first.count()) return;
   plan_.from = Duration(from);
   plan_.until = Duration(until);
 }
 
-void Pace::contended() {
+void WaitPredictor::suspend_spinning() {
   suspend_next_ = std::clamp(2 * suspend_next_, kLeastSuspended, kMostSuspended);
   suspended_ = suspend_next_;
 }

@@ -1,11 +1,11 @@
-#include "remote/client/read_ahead.h"
+#include "remote/client/speculative_reads.h"
 
 #include <algorithm>
 
 namespace torch_remote::remote {
 
-void ReadAhead::runs(const CachedProgram& program, std::span<const uint64_t> inputs, uint64_t base,
-                     std::vector<uint64_t>& made, std::span<const Copy> copies) {
+void SpeculativeReads::on_run(const CachedProgram& program, std::span<const uint64_t> inputs, uint64_t base,
+                              std::vector<uint64_t>& made, std::span<const Copy> copies) {
   Run& run = runs_[++number_ % kRuns];
   run.number = number_;
   run.program = program.number;
@@ -18,7 +18,7 @@ void ReadAhead::runs(const CachedProgram& program, std::span<const uint64_t> inp
     const auto source = snapshots_.find(copy.source);
     if (source == snapshots_.end() || source->second->state == Snapshot::State::kFailed) continue;
     const SnapshotPtr shared = source->second;  // keep() may rehash the map
-    if (shared->bytes.size() == run.made[copy.index]) keep(base + copy.index, shared, shared->sequence);
+    if (shared->bytes.size() == run.made[copy.index]) insert(base + copy.index, shared, shared->sequence);
   }
   const bool known = program.facts_known.load(std::memory_order_acquire);
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -27,19 +27,19 @@ void ReadAhead::runs(const CachedProgram& program, std::span<const uint64_t> inp
   }
 }
 
-void ReadAhead::freed(std::span<const uint64_t> ids) {
+void SpeculativeReads::on_free(std::span<const uint64_t> ids) {
   if (snapshots_.empty()) return;
   for (const uint64_t id : ids) {
     if (filter_ >> (id % 64) & 1) drop(id);
   }
 }
 
-SnapshotPtr ReadAhead::find(uint64_t buffer) {
+SnapshotPtr SpeculativeReads::find(uint64_t buffer) {
   const auto found = snapshots_.find(buffer);
   return found == snapshots_.end() ? nullptr : found->second;
 }
 
-void ReadAhead::keep(uint64_t buffer, SnapshotPtr snapshot, uint64_t sequence) {
+void SpeculativeReads::insert(uint64_t buffer, SnapshotPtr snapshot, uint64_t sequence) {
   snapshot->sequence = sequence;
   drop(buffer);
   if (order_.size() >= kMostSnapshots) {
@@ -52,12 +52,12 @@ void ReadAhead::keep(uint64_t buffer, SnapshotPtr snapshot, uint64_t sequence) {
   filter_ |= uint64_t{1} << (buffer % 64);
 }
 
-void ReadAhead::drop(uint64_t buffer) {
+void SpeculativeReads::drop(uint64_t buffer) {
   const auto found = snapshots_.find(buffer);
   if (found == snapshots_.end()) return;
   const Snapshot& snapshot = *found->second;
-  if (snapshot.state == Snapshot::State::kAsked && found->second.use_count() == 1) {
-    unwanted_.push_back(snapshot.sequence);
+  if (snapshot.state == Snapshot::State::kRequested && found->second.use_count() == 1) {
+    abandoned_reads_.push_back(snapshot.sequence);
   }
   snapshots_.erase(found);
   if (!snapshots_.empty()) return;
@@ -65,7 +65,7 @@ void ReadAhead::drop(uint64_t buffer) {
   filter_ = 0;
 }
 
-const ReadAhead::Run* ReadAhead::find_run(uint64_t buffer) const {
+const SpeculativeReads::Run* SpeculativeReads::find_run(uint64_t buffer) const {
   const uint64_t count = std::min<uint64_t>(number_, kRuns);
   for (uint64_t i = 0; i < count; ++i) {
     const Run& run = runs_[(number_ - i) % kRuns];
@@ -74,7 +74,7 @@ const ReadAhead::Run* ReadAhead::find_run(uint64_t buffer) const {
   return nullptr;
 }
 
-uint64_t ReadAhead::origin(uint64_t buffer) const {
+uint64_t SpeculativeReads::origin(uint64_t buffer) const {
   for (size_t step = 0; step < kRuns; ++step) {
     const Run* run = find_run(buffer);
     if (run == nullptr) return buffer;
@@ -85,7 +85,7 @@ uint64_t ReadAhead::origin(uint64_t buffer) const {
   return buffer;
 }
 
-ReadAhead::Entry* ReadAhead::find_entry(const Run& run, uint32_t index) {
+SpeculativeReads::Entry* SpeculativeReads::find_entry(const Run& run, uint32_t index) {
   const auto entries = read_after_.find(run.round);
   if (entries == read_after_.end()) return nullptr;
   const auto found = std::ranges::find_if(
@@ -93,7 +93,7 @@ ReadAhead::Entry* ReadAhead::find_entry(const Run& run, uint32_t index) {
   return found == entries->second.end() ? nullptr : &*found;
 }
 
-const std::vector<ReadAhead::Guess>& ReadAhead::waits_for(uint64_t buffer, uint64_t least) {
+const std::vector<SpeculativeReads::Guess>& SpeculativeReads::end_round(uint64_t buffer, uint64_t least) {
   guesses_.clear();
   // This buffer could have been requested when the round of its run ended, so we record it for that round.
   buffer = origin(buffer);
@@ -119,7 +119,7 @@ const std::vector<ReadAhead::Guess>& ReadAhead::waits_for(uint64_t buffer, uint6
       if (run.program != entry.program || entry.index >= run.made.size()) continue;
       const uint64_t other = run.base + entry.index;
       const uint64_t nbytes = run.made[entry.index] != 0 ? run.made[entry.index] : entry.nbytes;
-      if (other != buffer && nbytes != 0 && nbytes <= kMostReadAhead && !snapshots_.contains(other)) {
+      if (other != buffer && nbytes != 0 && nbytes <= kMaxSpeculativeRead && !snapshots_.contains(other)) {
         ++entry.unused;
         guesses_.push_back({other, nbytes});
       }
@@ -129,14 +129,14 @@ const std::vector<ReadAhead::Guess>& ReadAhead::waits_for(uint64_t buffer, uint6
   return guesses_;
 }
 
-void ReadAhead::used(uint64_t buffer) {
+void SpeculativeReads::on_use(uint64_t buffer) {
   buffer = origin(buffer);
   const Run* run = find_run(buffer);
   if (run == nullptr) return;
   if (Entry* entry = find_entry(*run, static_cast<uint32_t>(buffer - run->base))) entry->unused = 0;
 }
 
-uint64_t ReadAhead::size_of(uint64_t buffer, uint64_t least) const {
+uint64_t SpeculativeReads::size_of(uint64_t buffer, uint64_t least) const {
   const Run* run = find_run(buffer);
   return run == nullptr ? least : std::max(run->made[buffer - run->base], least);
 }

@@ -9,15 +9,15 @@
 namespace torch_remote::remote {
 
 // Predicts the end of one thread's waits. Not thread safe.
-class Pace {
+class WaitPredictor {
  public:
   using Duration = std::chrono::nanoseconds;
 
   // Limits of the spin time per wait: at its beginning, and around the time at which we expect it to end.
-  static constexpr Duration kMostAtFirst = std::chrono::microseconds(512);
-  static constexpr Duration kMostAround = std::chrono::microseconds(800);
+  static constexpr Duration kMaxInitialSpin = std::chrono::microseconds(512);
+  static constexpr Duration kMaxSpinAroundMean = std::chrono::microseconds(800);
   // We do not predict waits that take longer: the user is thinking, or there is no work.
-  static constexpr Duration kFar = std::chrono::milliseconds(50);
+  static constexpr Duration kLongestPredicted = std::chrono::milliseconds(50);
 
   // The plan for a wait; times count from its beginning. Spin until `first`, then sleep, except that we spin from
   // `from` to `until`. If both are 0, sleep on.
@@ -29,13 +29,13 @@ class Pace {
   Plan plan() const { return suspended_ > 0 ? Plan() : plan_; }
 
   // Records a wait that ended with a message after this time.
-  void came(Duration after);
+  void record_wait(Duration after);
   // Another thread needs the core, so we do not spin for a while. Spinning would take the core away from that thread,
   // and get it back late.
-  void contended();
+  void suspend_spinning();
 
  private:
-  // Buckets of waits below 8 µs, 16 µs, ..., kMostAtFirst; the last one has all longer waits.
+  // Buckets of waits below 8 µs, 16 µs, ..., kMaxInitialSpin; the last one has all longer waits.
   static constexpr size_t kBuckets = 8;
 
   Duration best_first() const;
@@ -45,7 +45,7 @@ class Pace {
   // Mean and mean absolute error, in ns, of the waits that took longer than `first`. We estimate them as TCP does its
   // round-trip time (V. Jacobson, "Congestion Avoidance and Control", 1988).
   int64_t mean_ = 0;
-  int64_t deviation_ = 0;
+  int64_t mean_error_ = 0;
   uint32_t suspended_ = 0;  // number of waits for which we do not spin
   uint32_t suspend_next_ = 0;
 };

@@ -13,11 +13,11 @@
 namespace torch_remote::remote {
 
 // Limits how long connecting may take, and lets the user interrupt it.
-class Patience {
+class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  explicit Patience(std::chrono::milliseconds time, KeepWaiting keep_waiting = {})
+  explicit Deadline(std::chrono::milliseconds time, KeepWaiting keep_waiting = {})
       : deadline_(Clock::now() + time), keep_waiting_(std::move(keep_waiting)) {}
 
   // Returns kTimeout after the deadline, or kInterrupted.

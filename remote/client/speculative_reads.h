@@ -17,25 +17,25 @@
 namespace torch_remote::remote {
 
 // Buffers up to this size are read whole, so that later reads of other parts are already cached.
-inline constexpr uint64_t kMostReadAhead = 4096;
+inline constexpr uint64_t kMaxSpeculativeRead = 4096;
 
 // The first bytes of a buffer as of one message.
 struct Snapshot {
   enum class State : uint8_t {
-    kAsked,      // a speculative read was sent; no thread waits for it
+    kRequested,  // a speculative read was sent; no thread waits for it
     kWaitedFor,  // one thread waits for it; others send reads of their own
-    kThere,
+    kReady,
     kFailed
   };
-  State state = State::kAsked;
+  State state = State::kRequested;
   bool ahead = false;
   uint64_t sequence = 0;         // of the Read message
-  std::vector<std::byte> bytes;  // allocated in the right size; constant once state is kThere
+  std::vector<std::byte> bytes;  // allocated in the right size; constant once state is kReady
 };
 using SnapshotPtr = std::shared_ptr<Snapshot>;
 
 // Guarded by the lock on message order.
-class ReadAhead {
+class SpeculativeReads {
  public:
   struct Guess {
     uint64_t buffer;
@@ -48,27 +48,27 @@ class ReadAhead {
     uint32_t index;
     uint64_t source;
   };
-  void runs(const CachedProgram& program, std::span<const uint64_t> inputs, uint64_t base, std::vector<uint64_t>& made,
-            std::span<const Copy> copies);
+  void on_run(const CachedProgram& program, std::span<const uint64_t> inputs, uint64_t base,
+              std::vector<uint64_t>& made, std::span<const Copy> copies);
   // Says that the next message frees these ids.
-  void freed(std::span<const uint64_t> ids);
+  void on_free(std::span<const uint64_t> ids);
 
   // Returns the cached snapshot of a buffer, or null.
   SnapshotPtr find(uint64_t buffer);
   // Says that the script reads the first `least` bytes of this buffer, which ends the round. Returns what it is likely
   // to read next.
-  const std::vector<Guess>& waits_for(uint64_t buffer, uint64_t least);
+  const std::vector<Guess>& end_round(uint64_t buffer, uint64_t least);
   // Whether programs were run since the last round ended.
   bool round_is_open() const { return number_ != ended_; }
   // Says that the script reads a buffer that was requested speculatively.
-  void used(uint64_t buffer);
+  void on_use(uint64_t buffer);
   // How many bytes of the buffer to read if the first `least` bytes are wanted: all of it, if its size is known.
   uint64_t size_of(uint64_t buffer, uint64_t least) const;
-  void keep(uint64_t buffer, SnapshotPtr snapshot, uint64_t sequence);
+  void insert(uint64_t buffer, SnapshotPtr snapshot, uint64_t sequence);
   void drop(uint64_t buffer);
 
   // Sequences of messages whose replies nobody will want any more; the caller clears the list.
-  std::vector<uint64_t>& unwanted() { return unwanted_; }
+  std::vector<uint64_t>& abandoned_reads() { return abandoned_reads_; }
 
  private:
   struct Run {
@@ -104,7 +104,7 @@ class ReadAhead {
   std::deque<uint64_t> order_;  // buffers in the order of their snapshots, some of which are gone
   uint64_t filter_ = 0;         // bit id % 64: a buffer with this id may have a snapshot
   std::vector<Guess> guesses_;
-  std::vector<uint64_t> unwanted_;
+  std::vector<uint64_t> abandoned_reads_;
 };
 
 }  // namespace torch_remote::remote

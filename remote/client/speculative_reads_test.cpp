@@ -1,5 +1,5 @@
 // Tests which reads are sent speculatively, what is cached, and when it is dropped.
-#include "remote/client/read_ahead.h"
+#include "remote/client/speculative_reads.h"
 
 #include <gtest/gtest.h>
 
@@ -10,37 +10,37 @@ class ReadAheadTest : public testing::Test {
  protected:
   // A run of a program that creates buffers of these sizes. Returns the first one's id.
   uint64_t run(uint32_t program, std::vector<uint64_t> made, std::vector<uint64_t> inputs = {},
-               std::vector<bool> written = {}, std::vector<ReadAhead::Copy> copies = {}) {
+               std::vector<bool> written = {}, std::vector<SpeculativeReads::Copy> copies = {}) {
     CachedProgram its;
     its.number = program;
     its.facts.written = std::move(written);
     its.facts_known = true;
     const uint64_t base = next_;
     next_ += made.size();
-    ahead.runs(its, inputs, base, made, copies);
+    ahead.on_run(its, inputs, base, made, copies);
     return base;
   }
   // The script reads a buffer. Returns the buffers that are requested speculatively along with it.
   std::vector<uint64_t> read(uint64_t buffer) {
     std::vector<uint64_t> asked;
     const bool there = ahead.find(buffer) != nullptr;
-    if (there) ahead.used(buffer);
+    if (there) ahead.on_use(buffer);
     if (there && !ahead.round_is_open()) return asked;
-    for (const ReadAhead::Guess& guess : ahead.waits_for(buffer, 4)) {
-      keep(guess.buffer, Snapshot::State::kAsked, guess.nbytes);
+    for (const SpeculativeReads::Guess& guess : ahead.end_round(buffer, 4)) {
+      keep(guess.buffer, Snapshot::State::kRequested, guess.nbytes);
       asked.push_back(guess.buffer);
     }
-    if (!there) keep(buffer, Snapshot::State::kThere, ahead.size_of(buffer, 4));
+    if (!there) keep(buffer, Snapshot::State::kReady, ahead.size_of(buffer, 4));
     return asked;
   }
   void keep(uint64_t buffer, Snapshot::State state, uint64_t nbytes) {
     auto snapshot = std::make_shared<Snapshot>();
     snapshot->state = state;
     snapshot->bytes.resize(nbytes);
-    ahead.keep(buffer, std::move(snapshot), ++sequence_);
+    ahead.insert(buffer, std::move(snapshot), ++sequence_);
   }
 
-  ReadAhead ahead;
+  SpeculativeReads ahead;
 
  private:
   uint64_t next_ = 100;
@@ -111,44 +111,44 @@ TEST_F(ReadAheadTest, ACopyLeadsToWhatItIsACopyOf) {
 
 TEST_F(ReadAheadTest, LargeResultsAreNotAskedFor) {
   for (int step = 0; step < 2; ++step) {
-    const uint64_t base = run(1, {4, kMostReadAhead + 1});
+    const uint64_t base = run(1, {4, kMaxSpeculativeRead + 1});
     EXPECT_TRUE(read(base).empty());
-    ahead.waits_for(base + 1, 4);
+    ahead.end_round(base + 1, 4);
   }
 }
 
 TEST_F(ReadAheadTest, AWriteEndsIt) {
-  keep(7, Snapshot::State::kThere, 4);
-  keep(8, Snapshot::State::kAsked, 4);
+  keep(7, Snapshot::State::kReady, 4);
+  keep(8, Snapshot::State::kRequested, 4);
   run(1, {}, {7, 8}, {false, false});
   EXPECT_TRUE(ahead.find(7) && ahead.find(8));
-  EXPECT_TRUE(ahead.unwanted().empty());
+  EXPECT_TRUE(ahead.abandoned_reads().empty());
   run(2, {}, {7, 8}, {false, true});
   EXPECT_TRUE(ahead.find(7));
   EXPECT_FALSE(ahead.find(8));
-  EXPECT_EQ(ahead.unwanted().size(), 1u);  // the reply of the snapshot that was still in flight
+  EXPECT_EQ(ahead.abandoned_reads().size(), 1u);  // the reply of the snapshot that was still in flight
 }
 
 TEST_F(ReadAheadTest, AProgramOfWhichNothingIsKnownMayWrite) {
-  keep(7, Snapshot::State::kThere, 4);
+  keep(7, Snapshot::State::kReady, 4);
   CachedProgram unknown;
   std::vector<uint64_t> made;
   const uint64_t inputs[] = {7};
-  ahead.runs(unknown, inputs, 500, made, {});
+  ahead.on_run(unknown, inputs, 500, made, {});
   EXPECT_FALSE(ahead.find(7));
 }
 
 TEST_F(ReadAheadTest, SoDoesFreeing) {
-  keep(7, Snapshot::State::kThere, 4);
-  keep(71, Snapshot::State::kThere, 4);  // shares a bit of the filter with 7
+  keep(7, Snapshot::State::kReady, 4);
+  keep(71, Snapshot::State::kReady, 4);  // shares a bit of the filter with 7
   const uint64_t ids[] = {7, 9};
-  ahead.freed(ids);
+  ahead.on_free(ids);
   EXPECT_FALSE(ahead.find(7));
   EXPECT_TRUE(ahead.find(71));
 }
 
 TEST_F(ReadAheadTest, ACopyKeepsWhatItsSourceLost) {
-  keep(7, Snapshot::State::kThere, 4);
+  keep(7, Snapshot::State::kReady, 4);
   const uint64_t copy = run(1, {4}, {7}, {false}, {{0, 7}});
   run(2, {}, {7}, {true});
   EXPECT_FALSE(ahead.find(7));
@@ -158,11 +158,11 @@ TEST_F(ReadAheadTest, ACopyKeepsWhatItsSourceLost) {
 // The list of snapshots, oldest first, also has entries whose snapshots are gone. It is cleared with the last snapshot.
 TEST_F(ReadAheadTest, TheLastOneMakesRoomForTheNext) {
   constexpr uint64_t kMost = 256;
-  const auto keep_new = [&](uint64_t id) { keep(id, Snapshot::State::kThere, 4); };
+  const auto keep_new = [&](uint64_t id) { keep(id, Snapshot::State::kReady, 4); };
   keep_new(1);
   for (uint64_t id = 2; id <= kMost; ++id) {
     keep_new(id);
-    ahead.freed(std::vector<uint64_t>{id});
+    ahead.on_free(std::vector<uint64_t>{id});
   }
   keep_new(1000);
   EXPECT_FALSE(ahead.find(1));
@@ -173,7 +173,7 @@ TEST_F(ReadAheadTest, TheLastOneMakesRoomForTheNext) {
 }
 
 TEST_F(ReadAheadTest, KeepsSoMany) {
-  for (uint64_t id = 1; id <= 2000; ++id) keep(id, Snapshot::State::kThere, 4);
+  for (uint64_t id = 1; id <= 2000; ++id) keep(id, Snapshot::State::kReady, 4);
   EXPECT_FALSE(ahead.find(1));
   EXPECT_TRUE(ahead.find(2000) && ahead.find(1900));
 }

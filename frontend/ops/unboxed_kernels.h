@@ -13,6 +13,6 @@ namespace torch_remote::frontend {
 //
 // A boxed call copies its operands to a stack. torch takes the GIL when a tensor gets its first owner other than its
 // Python object, and again when it loses this owner. Each time costs 60 ns.
-std::optional<c10::KernelFunction> plain_kernel(const OpEntry& op);
+std::optional<c10::KernelFunction> unboxed_kernel(const OpEntry& op);
 
 }  // namespace torch_remote::frontend
