@@ -23,7 +23,7 @@ struct NodeEmitter::Group {
     for (const ir::Merged& dim : dims.row) launch.sizes.push_back(dim.size);
     for (const ir::Merged& dim : dims.columns) launch.sizes.push_back(dim.size);
     for (const ir::Merged& dim : dims.outer) launch.outer.push_back(dim.size);
-    launch.rest = dims.rest;
+    launch.remainder_columns = dims.rest;
   }
 
   uint32_t operand(const ir::Domain::Access& access, uint32_t node) {
@@ -68,17 +68,17 @@ struct NodeEmitter::Group {
   // stored. An operand that must be zeroed first may only vary along the last column, with stride 1, and its index.
   // Otherwise the result is false, because the code that sets it to 0 cannot handle it.
   bool store() {
-    for (const auto& [buffer, written] : made) {
+    for (const auto& [buffer, written] : results) {
       if (graph.buffers[buffer].in_group) continue;
       launch.kernel.stores.push_back({operand(*written.access, written.node), written.value, {}, false});
     }
-    for (const Written& written : at_indices) {
+    for (const IndexedStore& written : at_indices) {
       if (graph.buffers[graph.views[written.access->part.view].buffer].in_group) continue;
       const uint32_t to = operand(*written.access, written.node);
       launch.kernel.stores.push_back({to, written.value, written.indices, written.adds});
       Binding& binding = launch.operands[to];
-      binding.zeroed = !written.access->part.reads;
-      if (!binding.zeroed) continue;
+      binding.needs_zero_fill = !written.access->part.reads;
+      if (!binding.needs_zero_fill) continue;
       const auto is_zero = [](int64_t stride) { return stride == 0; };
       const bool apart =
           !dims.columns.empty() && !std::ranges::all_of(binding.strides.begin(), binding.strides.end() - 2, is_zero);
@@ -87,14 +87,14 @@ struct NodeEmitter::Group {
     return true;
   }
 
-  struct Made {
+  struct EmittedResult {
     V value = kNone;
     const ir::Domain::Access* access = nullptr;
     uint32_t node = 0;
     bool rounds = false;  // readers get the value as a store would round it
   };
 
-  struct Written {
+  struct IndexedStore {
     std::vector<V> indices;
     V value = kNone;
     const ir::Domain::Access* access = nullptr;
@@ -108,8 +108,8 @@ struct NodeEmitter::Group {
   const ir::Arrangement& dims;
   Launch& launch;
   Emitter emitter;
-  std::map<uint32_t, Made> made;  // by buffer
-  std::vector<Written> at_indices;
+  std::map<uint32_t, EmittedResult> results;  // by buffer
+  std::vector<IndexedStore> at_indices;
 };
 
 }  // namespace torch_remote::codegen

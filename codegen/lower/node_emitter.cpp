@@ -40,9 +40,9 @@ int64_t NodeEmitter::symbol(ir::Sym symbol) const {
 V NodeEmitter::scalar_of(DType type, ir::Sym symbol) { return e.scalar_of(type, symbol, group_.values[symbol]); }
 
 V NodeEmitter::read(const Domain::Access& access, std::vector<V> indices) {
-  const auto made = group_.made.find(graph.views[access.part.view].buffer);
-  if (made != group_.made.end()) {
-    const Group::Made& known = made->second;
+  const auto made = group_.results.find(graph.views[access.part.view].buffer);
+  if (made != group_.results.end()) {
+    const Group::EmittedResult& known = made->second;
     return known.rounds ? e.rounded(known.value, graph.views[access.part.view].dtype) : known.value;
   }
   return e.load(group_.operand(access, member.node), std::move(indices));
@@ -86,19 +86,19 @@ V NodeEmitter::operand(std::string_view name) {
 
 V NodeEmitter::operand(std::string_view name, DType type) { return e.convert(operand(name), type); }
 
-int64_t NodeEmitter::whole(std::string_view name) const {
+int64_t NodeEmitter::int_argument(std::string_view name) const {
   const ir::Arg* given = argument(name);
   return given != nullptr && given->tag == ir::ArgTag::kInt ? symbol(given->a) : 0;
 }
 
-double NodeEmitter::number(std::string_view name) const {
+double NodeEmitter::float_argument(std::string_view name) const {
   const ir::Arg* given = argument(name);
   if (given == nullptr) return 0;
   if (given->tag == ir::ArgTag::kInt) return static_cast<double>(symbol(given->a));
   return given->tag == ir::ArgTag::kFloat ? std::bit_cast<double>(symbol(given->a)) : 0;
 }
 
-bool NodeEmitter::flag(std::string_view name) const {
+bool NodeEmitter::bool_argument(std::string_view name) const {
   const ir::Arg* given = argument(name);
   return given != nullptr && given->tag == ir::ArgTag::kBool && symbol(given->a) != 0;
 }
@@ -129,12 +129,13 @@ const ir::View* NodeEmitter::view(std::string_view name) const {
   return given != nullptr && given->tag == ir::ArgTag::kView ? &graph.views[given->a] : nullptr;
 }
 
-bool NodeEmitter::wants(size_t result) const {
+bool NodeEmitter::is_result_used(size_t result) const {
   return ir::item_of(node.results[result], item_).tag == ir::ArgTag::kView;
 }
 
 DType NodeEmitter::result_dtype(size_t result) const {
-  if (!node.results.empty() && wants(result)) return graph.views[ir::item_of(node.results[result], item_).a].dtype;
+  if (!node.results.empty() && is_result_used(result))
+    return graph.views[ir::item_of(node.results[result], item_).a].dtype;
   for (const Domain::Access& access : member.accesses) {
     if (access.part.writes) return graph.views[access.part.view].dtype;
   }
@@ -152,12 +153,12 @@ void NodeEmitter::write(uint32_t view, V value) {
   }
   for (const Domain::Access& access : member.accesses) {
     if (access.part.view != view || !access.part.writes) continue;
-    group_.made[to.buffer] = {e.convert(value, loaded_type(to.dtype)), &access, member.node, rounds};
+    group_.results[to.buffer] = {e.convert(value, loaded_type(to.dtype)), &access, member.node, rounds};
   }
 }
 
 void NodeEmitter::result(size_t index, V value) {
-  if (wants(index)) write(ir::item_of(node.results[index], item_).a, value);
+  if (is_result_used(index)) write(ir::item_of(node.results[index], item_).a, value);
 }
 
 void NodeEmitter::fill(V value) {
@@ -217,7 +218,7 @@ V NodeEmitter::reduce(Reduction reduction, V value) {
 
 V NodeEmitter::accumulate(Reduction reduction, V value) {
   const bool is_over_columns = member.reduces == ir::Reduces::kColumns || member.reduces == ir::Reduces::kAll;
-  if (is_over_columns && reduction == Reduction::kSum && e.has_no_sign(value)) {
+  if (is_over_columns && reduction == Reduction::kSum && e.is_nonnegative(value)) {
     const V sum = e.wide_sum(value);
     return member.reduces == ir::Reduces::kAll ? e.rows(Reduction::kSum, sum) : sum;
   }
@@ -266,9 +267,9 @@ V NodeEmitter::linear_index() {
   return number == kNone ? e.constant_int(DType::kInt64, 0) : number;
 }
 
-V NodeEmitter::place(uint32_t view, int64_t bound, bool wraps, std::optional<int64_t> ignored) {
+V NodeEmitter::checked_index(uint32_t view, int64_t bound, bool wraps, std::optional<int64_t> ignored) {
   const ir::View& from = graph.views[view];
-  if (group_.made.contains(from.buffer)) {
+  if (group_.results.contains(from.buffer)) {
     group_.launch.computes_indices = true;
   } else {
     IndexCheck check{from.buffer, from.dtype, group_.values[from.offset], {}, {}, bound, wraps, ignored};
@@ -282,19 +283,20 @@ V NodeEmitter::place(uint32_t view, int64_t bound, bool wraps, std::optional<int
   return e.where(below, e.add(index, e.scalar_int(bound)), index);
 }
 
-V NodeEmitter::indexed(std::string_view name, std::span<const uint32_t> indices, bool wraps) {
+V NodeEmitter::load_at_indices(std::string_view name, std::span<const uint32_t> indices, bool wraps) {
   const ir::Arg* given = argument(name);
   for (const Domain::Access& access : member.accesses) {
     if (given == nullptr || access.part.view != given->a || access.indexed.size() != indices.size()) continue;
     std::vector<V> places;
     places.reserve(indices.size());
-    for (size_t i = 0; i < indices.size(); ++i) places.push_back(place(indices[i], access.indexed[i].size, wraps));
+    for (size_t i = 0; i < indices.size(); ++i)
+      places.push_back(checked_index(indices[i], access.indexed[i].size, wraps));
     return e.load(group_.operand(access, member.node), std::move(places));
   }
   return kNone;
 }
 
-V NodeEmitter::numbered(std::string_view name, uint32_t number) {
+V NodeEmitter::load_at_linear_index(std::string_view name, uint32_t number) {
   const ir::Arg* given = argument(name);
   for (Domain::Access access : member.accesses) {
     if (given == nullptr || access.part.view != given->a || access.indexed.empty()) continue;
@@ -312,21 +314,21 @@ V NodeEmitter::numbered(std::string_view name, uint32_t number) {
     if (dims.empty()) dims.push_back({1, 0});
     // If the number is out of bounds, so is an index: the first one gets the rest, which is not reduced by its size.
     std::vector<V> places(dims.size());
-    V rest = place(number, count, true);
+    V rest = checked_index(number, count, true);
     for (size_t d = dims.size(); d-- > 1;) {
       const V size = e.scalar_int(dims[d].size), quotient = e.div(rest, size);
       places[d] = e.sub(rest, e.mul(quotient, size));
       rest = quotient;
     }
     places[0] = rest;
-    group_.launch.splits_numbers |= dims.size() > 1;
+    group_.launch.splits_linear_indices |= dims.size() > 1;
     access.indexed = std::move(dims);
     return e.load(group_.operand(access, member.node), std::move(places));
   }
   return kNone;
 }
 
-V NodeEmitter::indexed_in_axis(std::string_view name, V index, uint32_t axis) {
+V NodeEmitter::check_index_in_axis(std::string_view name, V index, uint32_t axis) {
   const ir::Arg* given = argument(name);
   for (Domain::Access access : member.accesses) {
     if (given == nullptr || access.part.view != given->a) continue;
@@ -346,7 +348,8 @@ void NodeEmitter::write_at(std::span<const uint32_t> indices, V value, bool adds
     if (!access.part.in_order) continue;
     std::vector<V> places;
     places.reserve(indices.size());
-    for (size_t i = 0; i < indices.size(); ++i) places.push_back(place(indices[i], access.indexed[i].size, wraps));
+    for (size_t i = 0; i < indices.size(); ++i)
+      places.push_back(checked_index(indices[i], access.indexed[i].size, wraps));
     const DType type = loaded_type(graph.views[access.part.view].dtype);
     group_.at_indices.push_back({std::move(places), e.convert(value, type), &access, member.node, adds});
   }

@@ -210,7 +210,7 @@ class KernelProgram : public RunnerProgram {
   static bool may_begin(const BoundGroup& group, std::span<const tr_buffer> buffers,
                         codegen::cpu::IndexRecord* failure) {
     return std::ranges::all_of(group.launches, [&](const codegen::Launch& launch) {
-      if (!group.shares && !launch.checks_first) return true;
+      if (!group.shares && !launch.check_indices_first) return true;
       return std::ranges::all_of(launch.checks,
                                  [&](const codegen::IndexCheck& check) { return are_inside(check, buffers, failure); });
     });
@@ -311,7 +311,7 @@ class KernelProgram : public RunnerProgram {
   void begin_tuning(BoundGroup& group) {
     group.key = "group";
     for (const codegen::Launch& launch : group.launches) {
-      group.key += "\n" + codegen::print(launch.kernel) + (launch.in_turn ? "in turn, " : "");
+      group.key += "\n" + codegen::print(launch.kernel) + (launch.alternates_with_previous ? "in turn, " : "");
       for (const int64_t size : launch.sizes) group.key += std::to_string(size_class(size)) + " ";
       for (const int64_t size : launch.outer) group.key += "* " + std::to_string(size_class(size));
     }
@@ -348,7 +348,7 @@ class KernelProgram : public RunnerProgram {
 
   static bool has_short_rows(const codegen::Launch& launch) {
     const codegen::Kernel& kernel = launch.kernel;
-    return kernel.rows == 1 && kernel.columns > 0 && launch.rest == 0 && launch.sizes.back() > 0 &&
+    return kernel.rows == 1 && kernel.columns > 0 && launch.remainder_columns == 0 && launch.sizes.back() > 0 &&
            launch.sizes.back() <= codegen::cpu::kMostFixedColumns;
   }
 

@@ -63,7 +63,7 @@ bool are_rows_apart(const Launch& launch) {
     if (store.indices.empty()) return true;
     const Binding& to = launch.operands[store.operand];
     const bool rows = launch.kernel.rows == 0 || to.strides[0] != 0;
-    return !to.zeroed && rows && std::ranges::count(to.outer, 0) == 0;
+    return !to.needs_zero_fill && rows && std::ranges::count(to.outer, 0) == 0;
   });
 }
 
@@ -252,7 +252,7 @@ class LaunchRun {
     for (size_t i = 0; i < p.item_sizes.size(); ++i) {
       pointers[i] = moved(data(p)[i], p.rows * p.launch->operands[i].strides[0], p.item_sizes[i]);
     }
-    call(p, pointers.data(), std::span(&p.launch->rest, 1), totals, 0, 1);
+    call(p, pointers.data(), std::span(&p.launch->remainder_columns, 1), totals, 0, 1);
   }
 
   static void clear(const Line& line, int64_t count, std::byte* data) {
@@ -374,7 +374,7 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
     p.item_sizes.push_back(ir::item_size(launch.kernel.operands[i].dtype));
     p.first_stride.push_back(p.strides.size());
     p.strides.insert(p.strides.end(), binding.strides.begin(), binding.strides.end());
-    if (binding.zeroed) p.zeroed.push_back(static_cast<uint32_t>(i));
+    if (binding.needs_zero_fill) p.zeroed.push_back(static_cast<uint32_t>(i));
     if (binding.packed) {
       const auto loads = [&](const codegen::Value& value) { return value.operand == i; };
       const auto stores = [&](const codegen::Store& store) { return store.operand == i; };
@@ -407,7 +407,7 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
   const int64_t most = std::clamp(kMostTotals / points, kLeastChunks, kMostChunks);
   p.chunk = std::max({int64_t{1}, kGrain / points, (p.rows + most - 1) / most});
   p.full_chunks = (p.rows + p.chunk - 1) / p.chunk;
-  p.chunks = p.full_chunks + (launch.rest != 0 ? 1 : 0);
+  p.chunks = p.full_chunks + (launch.remainder_columns != 0 ? 1 : 0);
   if (kernel.totals.empty()) {
     p.in_order = kernel.in_order && !are_rows_apart(launch);
     p.by_columns = (p.in_order || p.rows * p.lines == 1) && kernel.splits_columns;
@@ -420,7 +420,8 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
     p.first_point = dealt_points_;
     dealt_points_ += p.units * p.unit_points;
     Prepared* const before = dealt_.empty() ? nullptr : &list_[dealt_.back()];
-    if (launch.in_turn && before != nullptr && !p.by_columns && !before->by_columns && before->units == p.units) {
+    if (launch.alternates_with_previous && before != nullptr && !p.by_columns && !before->by_columns &&
+        before->units == p.units) {
       ++before->turns;
       before->unit_points += p.unit_points;
     } else {
