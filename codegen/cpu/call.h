@@ -33,7 +33,8 @@ struct Call {
   const int64_t* strides;  // for each operand: along the row dim if there is one, the column dims, the indexed dims
   const int64_t* bounds;   // for each operand: of its indexed dims
   const uint64_t* scalars;
-  // For each of Schedule::kept: a line of memory for all columns, in the value's type. Each thread has its own lines.
+  // For each of Schedule::spilled: a line of memory for all columns, in the value's type. Each thread has its own
+  // lines.
   void* const* kept;
   // For each of Schedule::totals: the line of this call's chunk; for `finish`: of the first chunk.
   void* const* totals;

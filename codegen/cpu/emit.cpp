@@ -27,8 +27,8 @@ constexpr int64_t kHalves = 2;
 constexpr uint32_t kSlotAlign = 64;
 // Loops with at most this many vector values are unrolled (`pairs`).
 constexpr size_t kMostUnrolled = 8;
-static_assert(kOrder.lanes == kHalves * kLanes && kOrder.block % kOrder.narrow == 0 &&
-              kOrder.narrow % kOrder.lanes == 0 && kOrder.wide_lanes == kLanes / 2);
+static_assert(kOrder.lanes == kHalves * kLanes && kOrder.block % kOrder.short_sum == 0 &&
+              kOrder.short_sum % kOrder.lanes == 0 && kOrder.wide_lanes == kLanes / 2);
 
 class FunctionEmitter {
  public:
@@ -58,7 +58,7 @@ class FunctionEmitter {
 
  private:
   DType type(uint32_t value) const { return kernel_.values[value].type; }
-  bool varies_over(uint32_t value, uint32_t dim) const { return (schedule_.places[value].dims >> dim & 1) != 0; }
+  bool varies_over(uint32_t value, uint32_t dim) const { return (schedule_.values[value].dims >> dim & 1) != 0; }
   uint32_t last_column() const { return kernel_.dims() - 1; }
   MlirValue columns() { return memory_.size(kernel_.columns - 1); }
 
@@ -267,9 +267,9 @@ class FunctionEmitter {
     if (std::none_of(sums.begin(), sums.end(), [&](uint32_t sum) { return is_wide(sum); })) {
       return short_range(loop, start, end, carried);
     }
-    MlirValue rest = ops_.add(start, ops_.bit_and(ops_.sub(end, start), ops_.i64(-int64_t{kOrder.narrow})));
+    MlirValue rest = ops_.add(start, ops_.bit_and(ops_.sub(end, start), ops_.i64(-int64_t{kOrder.short_sum})));
     const MlirValues most =
-        ops_.loop(start, rest, kOrder.narrow, carried, [&](MlirValue first, mlir::ValueRange before) {
+        ops_.loop(start, rest, kOrder.short_sum, carried, [&](MlirValue first, mlir::ValueRange before) {
           return with_short_sums(sums, before, [&](mlir::ValueRange narrow) { return pairs(loop, first, narrow); });
         });
     const auto remaining = [&] {
@@ -282,13 +282,13 @@ class FunctionEmitter {
   // Emits kOrder.narrow places: without a loop if that is little code.
   MlirValues pairs(const LoopPlan& loop, MlirValue first, mlir::ValueRange before) {
     if (loop.vectors.size() > kMostUnrolled) {
-      MlirValue last = ops_.add(first, ops_.i64(kOrder.narrow));
+      MlirValue last = ops_.add(first, ops_.i64(kOrder.short_sum));
       return ops_.loop(first, last, kOrder.lanes, before, [&](MlirValue column, mlir::ValueRange carried) {
         return pair(loop, column, ops_.add(column, ops_.i64(kLanes)), carried);
       });
     }
     MlirValues results(before);
-    for (int64_t column = 0; column < kOrder.narrow; column += kOrder.lanes) {
+    for (int64_t column = 0; column < kOrder.short_sum; column += kOrder.lanes) {
       results = pair(loop, ops_.add(first, ops_.i64(column)), ops_.add(first, ops_.i64(column + kLanes)), results);
     }
     return results;
@@ -442,7 +442,7 @@ class FunctionEmitter {
   // Emits keeps, totals and stores of a vector, after all loads of its places.
   void write(const LoopPlan& loop, int64_t half, const Point& at) {
     for (const uint32_t k : loop.keeps) {
-      const uint32_t value = schedule_.kept[k];
+      const uint32_t value = schedule_.spilled[k];
       memory_.store_line(vector(value, half), kept_pointer(value, at), type(value), at);
     }
     for (const uint32_t total : loop.totals) {

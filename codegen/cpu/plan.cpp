@@ -29,7 +29,7 @@ class Planner {
   bool is_column_reduction(uint32_t value) const {
     return kernel_.values[value].kind == Kind::kReduce && kernel_.values[value].over == Over::kColumns;
   }
-  DimSet dims(uint32_t value) const { return schedule_.places[value].dims; }
+  DimSet dims(uint32_t value) const { return schedule_.values[value].dims; }
 
   void find_scopes() {
     const size_t count = kernel_.values.size();
@@ -51,9 +51,9 @@ class Planner {
                                                                       : Scope::kRow);
     }
     if (plan_.finish) return;
-    for (uint32_t k = 0; k < schedule_.kept.size(); ++k) {
+    for (uint32_t k = 0; k < schedule_.spilled.size(); ++k) {
       // A value that varies over the outer dim only costs one computation per line, so it is recomputed instead.
-      if (plan_.scopes[schedule_.kept[k]] == Scope::kVector) plan_.kept_as[schedule_.kept[k]] = k;
+      if (plan_.scopes[schedule_.spilled[k]] == Scope::kVector) plan_.kept_as[schedule_.spilled[k]] = k;
     }
   }
 

@@ -279,11 +279,11 @@ Order order(const Recipe& recipe, std::span<const int64_t> sizes) {
   const uint32_t threads = recipe.shape == Shape::kRows ? Team(recipe, extents).threads : 1;
   return {.lanes = threads * recipe.vector,
           .block = kNoBlocks,
-          .narrow = threads * recipe.vector,
+          .short_sum = threads * recipe.vector,
           .wide_lanes = threads * recipe.vector,
           .groups = {recipe.vector, std::min(threads, kWarp) * recipe.vector},
           .chunk = chunk_rows(recipe, sizes),
-          .folds = folds(recipe)};
+          .chunk_lanes = folds(recipe)};
 }
 
 }  // namespace torch_remote::codegen::gpu

@@ -84,7 +84,7 @@ TEST(Launch, OrderFollowsFromSizesAlone) {
   const Order order = gpu::order(recipe, std::vector<int64_t>{20, 1000});
   EXPECT_EQ(order.lanes, 64u * 4);
   EXPECT_EQ(order.groups, (std::array<uint32_t, 2>{4, 128}));
-  EXPECT_EQ(order.folds, 1u);
+  EXPECT_EQ(order.chunk_lanes, 1u);
 }
 
 Recipe sum_recipe() {

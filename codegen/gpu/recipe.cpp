@@ -21,7 +21,7 @@ struct Held {
 constexpr Held kHeldElements[] = {{16, 24}, {8, 80}, {4, 400}};
 
 Schedule without_kept(Schedule schedule) {
-  schedule.kept.clear();
+  schedule.spilled.clear();
   return schedule;
 }
 
@@ -41,7 +41,7 @@ class Chooser {
     if (recipe_.shape == Shape::kRows && kernel_.columns == 1) choose_slots();
     for (const uint32_t total : plans_.schedule.totals) {
       const ir::DType dtype = kernel_.values[total].type;
-      recipe_.totals.push_back({ir::item_size(dtype), plans_.schedule.places[total].dims & kernel_.column_dims()});
+      recipe_.totals.push_back({ir::item_size(dtype), plans_.schedule.values[total].dims & kernel_.column_dims()});
     }
     if (!plans_.finish.empty()) {
       const bool columns = !plans_.finish.loops.empty();

@@ -101,7 +101,7 @@ V Emitter::op(ScalarOp op, V a, V b, V c) {
   value.a = a;
   value.b = b;
   value.c = c;
-  value.type = info(op).answers ? DType::kBool : type(op == ScalarOp::kWhere ? b : a);
+  value.type = info(op).returns_bool ? DType::kBool : type(op == ScalarOp::kWhere ? b : a);
   return add_value(value);
 }
 

@@ -45,8 +45,8 @@ class Emitter {
   V rounded(V value, ir::DType half);
   V columns(Reduction reduction, V value);
   V sum_columns(V value) { return columns(Reduction::kSum, convert(value, sum_type(type(value)))); }
-  // The sum over columns or lines, in `sum_type`. An f32 is added in short sums in f32 (`Order::narrow`). Their error
-  // is a few units in the last place of the largest one, which is negligible if all numbers have one sign.
+  // The sum over columns or lines, in `sum_type`. An f32 is added in short sums in f32 (`Order::short_sum`). Their
+  // error is a few units in the last place of the largest one, which is negligible if all numbers have one sign.
   V wide_sum(V value, Over over = Over::kColumns);
   // Whether the value is an absolute value or a square.
   bool is_nonnegative(V value) const;

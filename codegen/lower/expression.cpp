@@ -201,7 +201,7 @@ class TreeEmitter {
   }
 
   static bool returns_bool(ScalarOp op) {
-    return info(op).answers || op == ScalarOp::kLogicalAnd || op == ScalarOp::kLogicalOr ||
+    return info(op).returns_bool || op == ScalarOp::kLogicalAnd || op == ScalarOp::kLogicalOr ||
            op == ScalarOp::kLogicalXor || op == ScalarOp::kLogicalNot;
   }
 

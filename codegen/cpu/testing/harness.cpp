@@ -185,14 +185,14 @@ void run_compiled(const Compiled& compiled, const Arguments& arguments, IndexRec
   const int64_t rows = kernel.rows == 0 ? 1 : arguments.sizes[0];
   const int64_t chunk = Order().chunk, chunks = (rows + chunk - 1) / chunk;
   Buffers kept, totals;
-  for (const uint32_t value : schedule.kept) {
+  for (const uint32_t value : schedule.spilled) {
     const int64_t elements = columns_of(kernel, arguments, kernel.column_dims());
     kept.push_back(std::make_unique<Guarded>(static_cast<size_t>(elements) * ir::item_size(kernel.values[value].type)));
   }
   std::vector<int64_t> lines;
   for (const uint32_t total : schedule.totals) {
     const Bytes one = neutral(kernel.values[total]);
-    const int64_t elements = columns_of(kernel, arguments, schedule.places[total].dims);
+    const int64_t elements = columns_of(kernel, arguments, schedule.values[total].dims);
     lines.push_back(elements * static_cast<int64_t>(one.size()));
     totals.push_back(std::make_unique<Guarded>(static_cast<size_t>(lines.back() * chunks)));
     for (int64_t i = 0; i < elements * chunks; ++i) {

@@ -25,11 +25,11 @@ void describe(const codegen::Kernel& source, CompiledKernel& compiled) {
   const auto line = [&](uint32_t value) {
     Line made;
     made.item_size = ir::item_size(kernel.values[value].type);
-    made.columns = (schedule.places[value].dims & kernel.column_dims()) >> kernel.rows;
+    made.columns = (schedule.values[value].dims & kernel.column_dims()) >> kernel.rows;
     made.neutral = codegen::identity(kernel.values[value].reduction, kernel.values[value].type).bits;
     return made;
   };
-  for (const uint32_t value : schedule.kept) compiled.kept.push_back(line(value));
+  for (const uint32_t value : schedule.spilled) compiled.kept.push_back(line(value));
   for (const uint32_t value : schedule.totals) compiled.totals.push_back(line(value));
   compiled.splits_columns = schedule.phases <= 1 && kernel.columns == 1 && schedule.totals.empty();
   for (const codegen::Value& value : kernel.values) {
