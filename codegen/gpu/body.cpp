@@ -143,7 +143,7 @@ class PointsBody : Body {
       sums[next] = team_.combine(total(t), sums[next], values_.scalar(total(t).a));
     }
     if (!plan_.stores.empty()) {
-      m_.only_if(first, false, [&] {
+      m_.if_then(first, false, [&] {
         for (const uint32_t s : plan_.stores) store_scalar(s);
       });
     }
@@ -183,12 +183,12 @@ class PointsBody : Body {
           if (lane == 0) {
             one();
           } else {
-            m_.only_if(memory_.valid(at, lane), false, one);
+            m_.if_then(memory_.valid(at, lane), false, one);
           }
         }
       };
       if (mine) {
-        m_.only_if(mine, false, put);
+        m_.if_then(mine, false, put);
       } else {
         put();
       }
@@ -270,7 +270,7 @@ class RowsBody : Body {
     }
     if (!plan_.stores.empty()) {
       team_.barrier();  // all threads have loaded the old contents
-      m_.only_if(m_.is_zero(thread_), false, [&] {
+      m_.if_then(m_.is_zero(thread_), false, [&] {
         for (const uint32_t s : plan_.stores) store_scalar(s);
       });
     }
@@ -391,7 +391,7 @@ class RowsBody : Body {
   void add_outer_totals(const LoopPlan& loop, MlirValue outer) {
     for (const uint32_t t : loop.totals) {
       if (total_scope(t) != Scope::kOuter) continue;
-      m_.only_if(m_.is_zero(thread_), false, [&] {
+      m_.if_then(m_.is_zero(thread_), false, [&] {
         const Spot at{outer, {}, {}};
         add_one(t, memory_.line(t, chunk_), memory_.line_place(t, at), values_.scalar(total(t).a));
       });
@@ -403,7 +403,7 @@ class RowsBody : Body {
     for (uint32_t lane = 0; lane < lanes_; ++lane) {
       MlirValue mine = memory_.valid(at, lane);
       if (at.outer && !total_along(t, kernel_.rows)) mine = m_.bit_and(mine, m_.is_zero(at.outer));
-      m_.only_if(mine, false, [&] { add_one(t, line, m_.add(place, i64(lane)), values_.lane(total(t).a, 0, lane)); });
+      m_.if_then(mine, false, [&] { add_one(t, line, m_.add(place, i64(lane)), values_.lane(total(t).a, 0, lane)); });
     }
   }
 
@@ -421,13 +421,13 @@ class RowsBody : Body {
     for (uint32_t t = 0; t < totals(); next += width(t++)) {
       MlirValue line = memory_.line(t, chunk);
       if (total_scope(t) < Scope::kOuter) {
-        m_.only_if(m_.is_zero(thread_), false, [&] { memory_.store_place(sums[next], line, i64(0), total(t).type); });
+        m_.if_then(m_.is_zero(thread_), false, [&] { memory_.store_place(sums[next], line, i64(0), total(t).type); });
         continue;
       }
       for (size_t i = 0; i < width(t); ++i) {
         const Spot& at = spots_[i / lanes_];
         const auto lane = static_cast<uint32_t>(i % lanes_);
-        m_.only_if(memory_.valid(at, lane), false, [&] {
+        m_.if_then(memory_.valid(at, lane), false, [&] {
           MlirValue place = m_.add(memory_.line_place(t, at), i64(lane));
           memory_.store_place(sums[next + i], line, place, total(t).type);
         });
@@ -463,7 +463,7 @@ class FinishBody : Body {
     if (plan_.stores.empty()) return;
     if (recipe_.finish_alone) m_.barrier();  // all threads have loaded the old contents
     first = m_.bit_and(first, m_.bit_and(m_.is_zero(m_.thread_x()), m_.is_zero(m_.block())));
-    m_.only_if(first, false, [&] {
+    m_.if_then(first, false, [&] {
       for (const uint32_t s : plan_.stores) store_scalar(s);
     });
   }
@@ -489,7 +489,7 @@ class FinishBody : Body {
         values_.set(schedule_.totals[t], sum);
         values_.set_lanes(schedule_.totals[t], 0, {sum});
       }
-      m_.only_if(m_.bit_and(valid, first), false, [&] {
+      m_.if_then(m_.bit_and(valid, first), false, [&] {
         const LoopPlan& loop = plan_.loops[0];
         if (outer) memory_.enter_outer(outer);
         values_.define(loop.outers, outer);

@@ -122,7 +122,7 @@ bool Memory::is_plain(uint32_t operand, const Indices& indices) const {
 MlirValue Memory::checked(uint32_t operand, uint32_t dim, MlirValue index, MlirValue valid) {
   MlirValue bound = parameter(ParameterKind::kBound, first_bound_[operand] + dim);
   MlirValue outside = m().compare(Int::uge, index, bound);
-  m().only_if(both(outside, valid), true, [&] { record(operand, index, bound); });
+  m().if_then(both(outside, valid), true, [&] { record(operand, index, bound); });
   return m().compare(Int::ult, index, bound);
 }
 
@@ -142,7 +142,7 @@ void Memory::record(uint32_t operand, MlirValue index, MlirValue bound) {
   MlirValue exchanged = m().b.create<ll::AtomicCmpXchgOp>(to, m().i32(kNone), m().i32(operand),
                                                           ll::AtomicOrdering::monotonic, ll::AtomicOrdering::monotonic);
   MlirValue first = m().b.create<ll::ExtractValueOp>(exchanged, llvm::ArrayRef<int64_t>{1});
-  m().only_if(first, false, [&] {
+  m().if_then(first, false, [&] {
     const auto put = [&](size_t offset, MlirValue value) {
       MlirValue address = m().at(to, m().b.getI8Type(), m().i64(static_cast<int64_t>(offset)));
       m().b.create<ll::StoreOp>(value, address, 8);
@@ -255,7 +255,7 @@ void Memory::store_if(const Store& store, MlirValue value, const Place& to) {
     m().store(m().to_memory(sum, dtype), to.pointer, dtype);
   };
   if (!to.allowed) return write();
-  m().only_if(to.allowed, false, write);
+  m().if_then(to.allowed, false, write);
 }
 
 void Memory::store(const Store& store, MlirValue value, const Indices& indices) {

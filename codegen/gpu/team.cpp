@@ -114,7 +114,7 @@ MlirValues Team::several_warps(std::vector<Partial>& partials) {
   for (const Partial& partial : partials) parts += static_cast<uint32_t>(partial.lanes[0].size());
   const uint32_t first = shared_->places;
   shared_->places += parts * kWarps;
-  machine_.only_if(machine_.is_zero(lane), false, [&] {
+  machine_.if_then(machine_.is_zero(lane), false, [&] {
     uint32_t at = first;
     for (const Partial& partial : partials) {
       for (size_t part = 0; part < partial.lanes[0].size(); ++part, at += kWarps) {
@@ -181,7 +181,7 @@ MlirValue Team::fold(const Value& reduce, MlirValue x, uint32_t columns, uint32_
   store(x);
   for (uint32_t half = folds / 2; half > 0; half /= 2) {
     machine_.barrier();
-    machine_.only_if(machine_.less_than(row, machine_.i64(half)), false,
+    machine_.if_then(machine_.less_than(row, machine_.i64(half)), false,
                      [&] { store(combine(reduce, load(row), load(machine_.add(row, machine_.i64(half))))); });
   }
   machine_.barrier();

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "codegen/cpu/call.h"
-#include "codegen/cpu/place.h"
+#include "codegen/cpu/executable_code.h"
 #include "codegen/gpu/launch.h"
 #include "codegen/library/codegen_api.h"
 
@@ -60,8 +60,8 @@ TEST_F(Library, SaysWhatItIs) {
 
 TEST_F(Library, CompilesText) {
   ASSERT_EQ(compile(kAdd, "x86-64-v3"), 0) << code_.message;
-  cpu::PlacedCode placed;
-  ASSERT_TRUE(cpu::PlacedCode::place(bytes_, &placed).ok());
+  cpu::ExecutableCode placed;
+  ASSERT_TRUE(cpu::ExecutableCode::load(bytes_, &placed).ok());
   EXPECT_EQ(code_.rows, code_.finish);
   constexpr int64_t kColumns = 37;
   std::vector<float> x(2 * kColumns), y(kColumns), sum(2 * kColumns);
@@ -74,9 +74,9 @@ TEST_F(Library, CompilesText) {
                        .strides = strides,
                        .bounds = nullptr,
                        .scalars = nullptr,
-                       .kept = nullptr,
+                       .row_buffers = nullptr,
                        .totals = nullptr,
-                       .lines = nullptr,
+                       .chunk_strides = nullptr,
                        .failure = nullptr};
   placed.function<cpu::RowsFunction>(code_.rows)(&call, 0, 2);
   for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(sum[i], x[i] + y[i % kColumns]) << i;

@@ -130,7 +130,7 @@ Status compile_and_place(const Kernel& kernel, const CompileOptions& options, Co
   expand_functions(compiled->kernel);
   compiled->schedule = schedule(compiled->kernel);
   if (Status status = compile(kernel, options, &compiled->code); !status) return status;
-  return PlacedCode::place(compiled->code.bytes, &compiled->placed);
+  return ExecutableCode::load(compiled->code.bytes, &compiled->placed);
 }
 
 namespace {
@@ -205,9 +205,9 @@ void run_compiled(const Compiled& compiled, const Arguments& arguments, IndexRec
             .strides = arguments.strides.data(),
             .bounds = arguments.bounds.data(),
             .scalars = arguments.scalars.data(),
-            .kept = kept_pointers.data(),
+            .row_buffers = kept_pointers.data(),
             .totals = nullptr,
-            .lines = lines.data(),
+            .chunk_strides = lines.data(),
             .failure = failure};
   const auto run = compiled.placed.function<RowsFunction>(compiled.code.rows);
   for (int64_t c = 0; c < chunks; ++c) {

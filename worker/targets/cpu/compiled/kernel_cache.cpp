@@ -170,7 +170,7 @@ void KernelCache::work() {
 }
 
 void KernelCache::finish(CompiledKernel& kernel, const std::vector<uint8_t>& bytes, uint32_t rows, uint32_t last) {
-  if (const Status status = codegen::cpu::PlacedCode::place(bytes, &kernel.code); !status.ok()) {
+  if (const Status status = codegen::cpu::ExecutableCode::load(bytes, &kernel.code); !status.ok()) {
     return fail(kernel, status);
   }
   kernel.rows = kernel.code.function<codegen::cpu::RowsFunction>(rows);

@@ -342,14 +342,14 @@ class KernelProgram : public RunnerProgram {
   // The size in a group's key. It is exact where code may be specialized for it; other sizes are rounded down to a
   // power of two.
   static int64_t size_class(int64_t size) {
-    if (size <= codegen::cpu::kMostFixedColumns) return size;
+    if (size <= codegen::cpu::kMaxFixedColumns) return size;
     return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(size)));
   }
 
   static bool has_short_rows(const codegen::Launch& launch) {
     const codegen::Kernel& kernel = launch.kernel;
     return kernel.rows == 1 && kernel.columns > 0 && launch.remainder_columns == 0 && launch.sizes.back() > 0 &&
-           launch.sizes.back() <= codegen::cpu::kMostFixedColumns;
+           launch.sizes.back() <= codegen::cpu::kMaxFixedColumns;
   }
 
   // Uses the chosen algorithm if its kernels are ready.

@@ -242,7 +242,7 @@ class LaunchRun {
         first[t] = sums + offsets[t] + static_cast<size_t>(line * p.chunks) * p.total_lines[t];
       }
       Call finish = make_call(p, pointers.data(), p.columns, first.data());
-      finish.lines = sizes.data();
+      finish.chunk_strides = sizes.data();
       with_kept(p, finish, [&] { p.kernel->finish(&finish, p.chunks); });
     }
   }
@@ -287,7 +287,7 @@ class LaunchRun {
     if (!p.kept.empty()) {
       std::byte* const data = memory.get(p.kept_bytes);
       for (size_t i = 0; i < p.kept.size(); ++i) lines[i] = data + p.kept[i];
-      call.kept = lines.data();
+      call.row_buffers = lines.data();
     }
     IndexRecord record;
     call.failure = &record;
