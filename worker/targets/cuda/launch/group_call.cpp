@@ -159,7 +159,7 @@ Status GroupCall::run(CudaDevice& device, const codegen::Launch& made, const Pre
   call.strides = prepared.strides;
   call.bounds = prepared.bounds;
   call.scalars = made.scalars;
-  call.rest = made.remainder_columns;
+  call.remainder_columns = made.remainder_columns;
   call.processors = device.gpu().processors();
   // Released after the launch is queued. Its next user is queued behind the launch.
   tr_buffer scratch{};
