@@ -37,9 +37,9 @@ class Library : public ::testing::Test {
   int compile(const std::string& text, const char* target, int64_t columns = 0) {
     bytes_.clear();
     code_ = {};
-    code_.struct_size = sizeof(tr_code);
+    code_.struct_size = sizeof(tr_cpu_code);
     code_.context = &bytes_;
-    code_.take = [](void* context, const uint8_t* bytes, size_t size) {
+    code_.on_code = [](void* context, const uint8_t* bytes, size_t size) {
       static_cast<std::vector<uint8_t>*>(context)->assign(bytes, bytes + size);
     };
     const tr_variant variant{sizeof(variant), 0, columns};
@@ -48,7 +48,7 @@ class Library : public ::testing::Test {
 
   void* handle_ = nullptr;
   const tr_codegen_api* api_ = nullptr;
-  tr_code code_;
+  tr_cpu_code code_;
   std::vector<uint8_t> bytes_;
 };
 
@@ -90,10 +90,10 @@ TEST_F(Library, CompilesForGpus) {
   tr_gpu_code code{};
   code.struct_size = sizeof(code);
   code.context = &taken;
-  code.take_image = [](void* context, const uint8_t* bytes, size_t size) {
+  code.on_image = [](void* context, const uint8_t* bytes, size_t size) {
     static_cast<Taken*>(context)->image.assign(reinterpret_cast<const char*>(bytes), size);
   };
-  code.take_recipe = [](void* context, const uint8_t* bytes, size_t size) {
+  code.on_recipe = [](void* context, const uint8_t* bytes, size_t size) {
     static_cast<Taken*>(context)->recipe.assign(bytes, bytes + size);
   };
   const std::string text = kAdd;
