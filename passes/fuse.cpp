@@ -276,7 +276,7 @@ class Fuser {
     if (context_.target().starts_with("sm_") && ir::goes_in_order(ir::expansion_of(node.opcode))) return false;
     bool dtypes = true;
     ir::for_each_view(node, [&](uint32_t view, bool) {
-      dtypes &= !graph_.views[view].dynamic && context_.worker.does(graph_.views[view].dtype);
+      dtypes &= !graph_.views[view].dynamic && context_.worker.supports(graph_.views[view].dtype);
     });
     return dtypes;
   }
@@ -461,7 +461,7 @@ class Fuser {
 
   // The worker says whether it has hand-written kernels for attention. It checks sizes and dtypes itself.
   bool is_attention(const Node& node) const {
-    return context_.worker.does(GroupKind::kAttention) &&
+    return context_.worker.supports(GroupKind::kAttention) &&
            (node.opcode == ir::ops::remote_attention || node.opcode == ir::ops::remote_attention_backward);
   }
 
@@ -469,7 +469,7 @@ class Fuser {
   // they are faster than the library.
   bool is_product(const Node& node) const {
     const bool adds = node.opcode == ir::ops::aten_addmm;
-    if (!context_.worker.does(GroupKind::kMatmulEpilogue) || !context_.target().starts_with("x86-64") ||
+    if (!context_.worker.supports(GroupKind::kMatmulEpilogue) || !context_.target().starts_with("x86-64") ||
         (node.opcode != ir::ops::aten_mm && !adds) || !may_be_fused(node)) {
       return false;
     }
@@ -488,7 +488,7 @@ class Fuser {
   bool is_library_product(const Node& node) const {
     const bool batches = node.opcode == ir::ops::aten_bmm || node.opcode == ir::ops::aten_baddbmm;
     const bool adds = node.opcode == ir::ops::aten_addmm || node.opcode == ir::ops::aten_baddbmm;
-    if (!context_.worker.does(GroupKind::kMatmulEpilogue) || !context_.target().starts_with("x86-64") ||
+    if (!context_.worker.supports(GroupKind::kMatmulEpilogue) || !context_.target().starts_with("x86-64") ||
         (node.opcode != ir::ops::aten_mm && !adds && !batches) || !may_be_fused(node)) {
       return false;
     }
@@ -530,7 +530,7 @@ class Fuser {
       const bool drop = cluster.nodes.empty() ||
                         (cluster.nodes.size() == 1 &&
                          (cluster.joins || (!is_better_alone(cluster) && !lies_across(cluster.domain)))) ||
-                        !context_.worker.does(kind_of(cluster));
+                        !context_.worker.supports(kind_of(cluster));
       if (!drop) continue;
       for (const uint32_t n : cluster.nodes) cluster_of_[n] = kNoNode;
       cluster.nodes.clear();
@@ -580,7 +580,7 @@ class Fuser {
     for (const Unit& half : {Unit(all.begin(), middle), Unit(middle, all.end())}) {
       Cluster made{half, Domain(graph_, values_), items};
       made.joins = std::ranges::any_of(half, [&](uint32_t n) { return is_join(n); });
-      if (half.size() == 1 || !fits(made, half) || !context_.worker.does(kind_of(made))) continue;
+      if (half.size() == 1 || !fits(made, half) || !context_.worker.supports(kind_of(made))) continue;
       for (const uint32_t n : half) cluster_of_[n] = static_cast<uint32_t>(clusters_.size());
       clusters_.push_back(std::move(made));
     }

@@ -26,7 +26,7 @@ ir::MathModes math_modes() {
   };
   ir::MathModes modes = 0;
   if (!at::NoTF32Guard::should_disable_tf32()) {
-    if (allows(at::Float32Op::MATMUL)) modes |= ir::kTf32Products;
+    if (allows(at::Float32Op::MATMUL)) modes |= ir::kTf32Matmuls;
     if (allows(at::Float32Op::CONV)) modes |= ir::kTf32Convolutions;
   }
   if (context.deterministicCuDNN()) modes |= ir::kDeterministic;
@@ -210,8 +210,8 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
       lane.encoder.append(op, args, results, list_lengths, source, random, joins);
       records_.fetch_add(1, std::memory_order_relaxed);
       if (several_threads_) note_written(lane, op, args);
-      if (const ir::Cuts::Place place = lane.cuts.after(op.opcode); place != ir::Cuts::Place::kNone || joins) {
-        const bool planned = place == ir::Cuts::Place::kPlanned && !joins;
+      if (const ir::Cuts::CutKind place = lane.cuts.after(op.opcode); place != ir::Cuts::CutKind::kNone || joins) {
+        const bool planned = place == ir::Cuts::CutKind::kPlanned && !joins;
         status = flush_locked(lock, lane, {joins ? "join" : "cut", false, planned});
         flushed = true;
       }
@@ -229,7 +229,7 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
 // Cuts between forward and backward, and between backward and optimizer.
 Status Recorder::enter_pass(std::unique_lock<FastMutex>& lock, Lane& lane, Pass pass, bool* flushed) {
   Status status;
-  if (pass != lane.last_pass && lane.cuts.at_boundary()) {
+  if (pass != lane.last_pass && lane.cuts.is_long_enough_to_cut()) {
     status = flush_locked(lock, lane, {"boundary"});
     *flushed = true;
   }
@@ -256,7 +256,7 @@ ir::MathModes Recorder::determinism() {
   static const at::Context& context = at::globalContext();
   if (!context.deterministicAlgorithms()) [[likely]]
     return 0;
-  return ir::kDeterministic | (context.deterministicAlgorithmsWarnOnly() ? ir::kMayDiffer : 0);
+  return ir::kDeterministic | (context.deterministicAlgorithmsWarnOnly() ? ir::kDeterministicWarnOnly : 0);
 }
 
 Status Recorder::enter_determinism(std::unique_lock<FastMutex>& lock, Lane& lane, ir::MathModes determinism,
