@@ -213,7 +213,7 @@ RecordCosts record_costs(const Trace& trace) {
   for (size_t i = 1; i < records; ++i) live[i] += live[i - 1];
   // Which records fuse with the next record, and which with the previous one. A matmul only begins a kernel.
   std::vector<bool> fusable(records), continues(records);
-  Form form;
+  KernelForm form;
   for (const Node& node : graph.nodes) {
     if (!find_form(graph, node, 0, &form)) continue;
     fusable[node.source] = true;

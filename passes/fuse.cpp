@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "ir/fusion/arrangement.h"
 #include "ir/fusion/domain.h"
+#include "ir/fusion/kernel_dims.h"
 #include "ir/fusion/sections.h"
 #include "ir/ops/op_table_generated.h"
 #include "passes/pass.h"
@@ -17,10 +17,10 @@
 // other.
 //
 // Nodes are visited in order. A node joins the group that computes one of its operands if one loop nest can compute
-// both (ir::Domain). No node outside may have to run in between. If it joins several groups, these become one. So a
-// chain of pointwise ops, a reduction of its result, and ops on the reduced rows are one group. Which elements are the
-// same follows from the sizes of the run in which the graph was recorded (PassContext::sample). The worker checks this
-// for other sizes; where it does not hold, it executes the nodes one by one.
+// both (ir::IterationDomain). No node outside may have to run in between. If it joins several groups, these become one.
+// So a chain of pointwise ops, a reduction of its result, and ops on the reduced rows are one group. Which elements are
+// the same follows from the sizes of the run in which the graph was recorded (PassContext::sample). The worker checks
+// this for other sizes; where it does not hold, it executes the nodes one by one.
 //
 // A group of one node stays only where our kernel is better than ATen's. docs/fusion.md has the rules and their
 // effects. A group that joins tensors (cat) is executed in sections (ir/fusion/sections.h).
@@ -28,10 +28,10 @@ namespace torch_remote::passes {
 namespace {
 
 using ir::Arg;
-using ir::Domain;
 using ir::Graph;
 using ir::Group;
 using ir::GroupKind;
+using ir::IterationDomain;
 using ir::kNoNode;
 using ir::Node;
 
@@ -249,7 +249,7 @@ class Fuser {
     cluster_of_.assign(count, kNoNode);
     after_.assign(count, Bits(count));
     for (uint32_t n = 0; n < count; ++n) {
-      ir::Form form;
+      ir::KernelForm form;
       checks_indices_.push_back(ir::find_form(graph_, graph_.nodes[n], 0, &form) && ir::checks_indices(form));
     }
     for (uint32_t n = 0; n < count; ++n) {
@@ -264,7 +264,7 @@ class Fuser {
  private:
   struct Cluster {
     std::vector<uint32_t> nodes;
-    Domain domain;
+    IterationDomain domain;
     uint32_t items = 1;
     bool joins = false;  // it is executed in sections (ir/fusion/sections.h), and has no domain
     GroupKind kind = GroupKind::kPointwise;
@@ -273,7 +273,7 @@ class Fuser {
   bool may_be_fused(const Node& node) const {
     if (!only_visible_effects(ir::op_desc(node.opcode))) return false;
     // A worker without a kernel for the node would execute the whole group node by node.
-    if (context_.target().starts_with("sm_") && ir::goes_in_order(ir::expansion_of(node.opcode))) return false;
+    if (context_.target().starts_with("sm_") && ir::is_sequential(ir::expansion_of(node.opcode))) return false;
     bool dtypes = true;
     ir::for_each_view(node, [&](uint32_t view, bool) {
       dtypes &= !graph_.views[view].dynamic && context_.worker.supports(graph_.views[view].dtype);
@@ -293,7 +293,7 @@ class Fuser {
         makers.push_back(cluster);
       }
     });
-    Cluster made{{n}, Domain(graph_, values_), ir::count_items(graph_.nodes[n])};
+    Cluster made{{n}, IterationDomain(graph_, values_), ir::count_items(graph_.nodes[n])};
     bool alone = true;
     for (const uint32_t maker : makers) {
       const Cluster& other = clusters_[maker];
@@ -302,7 +302,7 @@ class Fuser {
       std::ranges::merge(other.nodes, made.nodes, std::back_inserter(nodes));
       const bool joins = other.joins || made.joins || is_join(n);
       if (nodes.size() > (joins ? most_joined_ : most_nodes_) || comes_between(nodes)) continue;
-      Cluster both{std::move(nodes), alone ? other.domain : Domain(graph_, values_), made.items};
+      Cluster both{std::move(nodes), alone ? other.domain : IterationDomain(graph_, values_), made.items};
       both.joins = joins;
       if (!fits(both, alone && !both.joins ? std::vector<uint32_t>{n} : both.nodes)) continue;
       for (const uint32_t node : other.nodes) cluster_of_[node] = kNoNode;
@@ -322,7 +322,7 @@ class Fuser {
   // Whether the nodes may be executed together although an index may be out of bounds.
   bool may_fail(const std::vector<uint32_t>& nodes) const {
     return std::ranges::none_of(nodes, [&](uint32_t n) { return checks_indices_[n]; }) ||
-           ir::may_be_repeated(graph_, nodes) || ir::knows_indices(graph_, nodes);
+           ir::can_reexecute(graph_, nodes) || ir::indices_exist_before(graph_, nodes);
   }
 
   // Whether one kernel can compute the cluster's nodes. All nodes but `added` are in its domain already.
@@ -334,14 +334,14 @@ class Fuser {
   }
 
   // Whether a kernel can have the domain's dims.
-  static bool has_kernel(const Domain& domain) { return ir::Arrangement(domain).find().ok(); }
+  static bool has_kernel(const IterationDomain& domain) { return ir::KernelDims(domain).find().ok(); }
 
   bool fits_in_sections(Cluster& cluster) const {
     std::vector<ir::Section> sections;
     if (cluster.items != 1 || !ir::find_sections(graph_, values_, cluster.nodes, &sections)) return false;
     cluster.kind = GroupKind::kPointwise;
     for (const ir::Section& section : sections) {
-      Domain domain(section.graph, section.values);
+      IterationDomain domain(section.graph, section.values);
       for (uint32_t n = 0; n < section.nodes.size(); ++n) {
         if (!domain.add(n)) return false;
       }
@@ -412,11 +412,11 @@ class Fuser {
   }
 
   // Whether neighbors in the result are chosen by different indices.
-  static bool indices_vary_inside(const Domain::Member& member) {
+  static bool indices_vary_inside(const IterationDomain::Member& member) {
     const auto made = std::ranges::find_if(member.accesses, [](const auto& access) { return access.part.writes; });
     for (uint32_t d = 0; d < made->strides.size(); ++d) {
       if (made->strides[d] != 1) continue;
-      return std::ranges::any_of(member.accesses, [&](const Domain::Access& access) {
+      return std::ranges::any_of(member.accesses, [&](const IterationDomain::Access& access) {
         return access.part.is_index && access.strides[d] != 0;
       });
     }
@@ -427,7 +427,7 @@ class Fuser {
   bool is_better_alone(const Cluster& cluster) const {
     switch (ir::expansion_of(graph_.nodes[cluster.nodes[0]].opcode)) {
       case ir::Expansion::kBatchNorm:  // in eval mode it is like any pointwise op
-        return cluster.domain.members()[0].reduces != ir::Reduces::kNothing;
+        return cluster.domain.members()[0].reduces != ir::ReductionKind::kNothing;
       case ir::Expansion::kIndexSelect:  // ATen copies whole rows as fast
         return indices_vary_inside(cluster.domain.members()[0]);
       case ir::Expansion::kBatchNormBackward:
@@ -480,7 +480,7 @@ class Fuser {
     using enum ir::DType;
     const bool float_type = left.dtype == kFloat32 || left.dtype == kBFloat16 || left.dtype == kFloat16;
     const int64_t rows = values_[left.sizes[0]];
-    return float_type && rows >= 1 && rows <= ir::kMostProductRows && values_[left.strides[1]] == 1 &&
+    return float_type && rows >= 1 && rows <= ir::kMaxMatmulRows && values_[left.strides[1]] == 1 &&
            values_[right.strides[0]] == 1;
   }
 
@@ -498,22 +498,23 @@ class Fuser {
     if (left.dtype != ir::DType::kFloat32 || left.sizes.empty() || right.sizes.empty()) return false;
     const auto multiplications =
         static_cast<double>(points(left_arg.a)) * static_cast<double>(values_[right.sizes.back()]);
-    return multiplications >= ir::kFewestLibraryMultiplications;
+    return multiplications >= ir::kMinLibraryMultiplications;
   }
 
   // Whether neighbors of one operand are far apart in another one. A kernel packs such operands; ATen's loops mostly do
   // not.
-  static bool lies_across(const Domain& domain) {
+  static bool lies_across(const IterationDomain& domain) {
     constexpr int64_t kMany = 64;
-    std::vector<const Domain::Access*> accesses;
-    for (const Domain::Member& member : domain.members()) {
-      for (const Domain::Access& access : member.accesses) accesses.push_back(&access);
+    std::vector<const IterationDomain::Access*> accesses;
+    for (const IterationDomain::Member& member : domain.members()) {
+      for (const IterationDomain::Access& access : member.accesses) accesses.push_back(&access);
     }
-    const auto runs_along = [&](const Domain::Access& access, uint32_t dim, const Domain::Access& other) {
+    const auto runs_along = [&](const IterationDomain::Access& access, uint32_t dim,
+                                const IterationDomain::Access& other) {
       return domain.sizes()[dim] >= kMany && access.strides[dim] == 1 && other.strides[dim] >= kMany;
     };
-    for (const Domain::Access* x : accesses) {
-      for (const Domain::Access* y : accesses) {
+    for (const IterationDomain::Access* x : accesses) {
+      for (const IterationDomain::Access* y : accesses) {
         bool x_runs = false, y_runs = false;
         for (uint32_t d = 0; d < domain.sizes().size(); ++d) {
           x_runs |= runs_along(*x, d, *y);
@@ -542,11 +543,11 @@ class Fuser {
     return cluster.joins ? cluster.kind : kind_of(cluster.domain);
   }
 
-  static GroupKind kind_of(const Domain& domain) {
+  static GroupKind kind_of(const IterationDomain& domain) {
     bool columns = false, totals = false;
-    for (const Domain::Member& member : domain.members()) {
-      columns |= member.reduces == ir::Reduces::kColumns;
-      totals |= member.reduces == ir::Reduces::kRows || member.reduces == ir::Reduces::kAll;
+    for (const IterationDomain::Member& member : domain.members()) {
+      columns |= member.reduces == ir::ReductionKind::kColumns;
+      totals |= member.reduces == ir::ReductionKind::kRows || member.reduces == ir::ReductionKind::kAll;
     }
     return columns ? GroupKind::kRowwise : totals ? GroupKind::kReduce : GroupKind::kPointwise;
   }
@@ -578,7 +579,7 @@ class Fuser {
     for (const uint32_t n : all) cluster_of_[n] = kNoNode;
     const auto middle = all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2);
     for (const Unit& half : {Unit(all.begin(), middle), Unit(middle, all.end())}) {
-      Cluster made{half, Domain(graph_, values_), items};
+      Cluster made{half, IterationDomain(graph_, values_), items};
       made.joins = std::ranges::any_of(half, [&](uint32_t n) { return is_join(n); });
       if (half.size() == 1 || !fits(made, half) || !context_.worker.supports(kind_of(made))) continue;
       for (const uint32_t n : half) cluster_of_[n] = static_cast<uint32_t>(clusters_.size());

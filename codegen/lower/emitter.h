@@ -73,11 +73,11 @@ class NodeEmitter {
  public:
   struct Group;  // what the members of a group share: group_emitter.h
 
-  NodeEmitter(Group& group, const ir::Domain::Member& member, const ir::Node& node, uint32_t item);
+  NodeEmitter(Group& group, const ir::IterationDomain::Member& member, const ir::Node& node, uint32_t item);
 
   Emitter& e;
   const ir::Graph& graph;
-  const ir::Domain::Member& member;
+  const ir::IterationDomain::Member& member;
   const ir::Node& node;
   const ir::OpDesc& desc;
 
@@ -144,7 +144,7 @@ class NodeEmitter {
   V load_at_linear_index(std::string_view name, uint32_t number);
 
  private:
-  V read(const ir::Domain::Access& access, std::vector<V> indices = {});
+  V read(const ir::IterationDomain::Access& access, std::vector<V> indices = {});
   void write(uint32_t view, V value);
   Group& group_;
   const uint32_t item_;

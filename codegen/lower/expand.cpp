@@ -388,7 +388,7 @@ bool nll_loss(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = loaded_type(node.result_dtype(0));
   const V here = node.axis_index(1);
-  if (here == kNone || node.member.reduces != ir::Reduces::kAll) return false;
+  if (here == kNone || node.member.reduces != ir::ReductionKind::kAll) return false;
   const ir::View& scores = *node.view("self");
   const V label =
       node.checked_index(node.argument("target")->a, node.size(scores, 1), false, node.int_argument("ignore_index"));
@@ -433,7 +433,7 @@ bool nll_loss_backward(NodeEmitter& node) {
 bool variance(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = type_of(node, "self");
-  if (!ir::is_float(type) || node.member.reduces != ir::Reduces::kColumns) return false;
+  if (!ir::is_float(type) || node.member.reduces != ir::ReductionKind::kColumns) return false;
   const Expansion what = node.member.form.expansion;
   const bool gives_mean = what == Expansion::kVarMean || what == Expansion::kStdMean;
   const Moments moments = moments_of(node, node.operand("self", type), gives_mean ? Wanted::kMean : Wanted::kSquares);
@@ -450,7 +450,7 @@ bool variance(NodeEmitter& node) {
 bool log_sum_exp(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = type_of(node, "self");
-  if (!ir::is_float(type) || node.member.reduces != ir::Reduces::kColumns) return false;
+  if (!ir::is_float(type) || node.member.reduces != ir::ReductionKind::kColumns) return false;
   const V x = node.operand("self", type);
   const V max = e.columns(Reduction::kMax, x);
   const V shift = e.where(e.op(ScalarOp::kIsInf, max), e.constant(type, 0), max);
@@ -463,7 +463,7 @@ bool log_sum_exp(NodeEmitter& node) {
 V sum_of_squares(NodeEmitter& node, V x) {
   Emitter& e = node.e;
   const V wide = e.convert(x, sum_type(e.type(x)));
-  if (e.type(x) != DType::kFloat32 || node.member.reduces != ir::Reduces::kColumns) {
+  if (e.type(x) != DType::kFloat32 || node.member.reduces != ir::ReductionKind::kColumns) {
     return node.accumulate(Reduction::kSum, e.mul(wide, wide));
   }
   const V squares = e.wide_sum(e.mul(x, x));
@@ -538,7 +538,7 @@ bool reduction(NodeEmitter& node) {
       return true;
     default: {
       // Reductions to indices exist over the columns of a row only.
-      if (node.member.reduces != ir::Reduces::kColumns) return false;
+      if (node.member.reduces != ir::ReductionKind::kColumns) return false;
       const Expansion what = node.member.form.expansion;
       const bool largest = what == Expansion::kArgMax || what == Expansion::kMaxWithIndex;
       const V at = e.columns(largest ? Reduction::kArgMax : Reduction::kArgMin, x);

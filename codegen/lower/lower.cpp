@@ -10,14 +10,14 @@
 #include "codegen/loop/facts.h"
 #include "codegen/lower/emitter.h"
 #include "codegen/lower/group_emitter.h"
-#include "ir/fusion/arrangement.h"
 #include "ir/fusion/domain.h"
+#include "ir/fusion/kernel_dims.h"
 #include "ir/fusion/sections.h"
 
 namespace torch_remote::codegen {
 
-using ir::Arrangement;
-using ir::Domain;
+using ir::IterationDomain;
+using ir::KernelDims;
 
 namespace {
 
@@ -38,7 +38,7 @@ bool are_independent(const ir::Graph& graph, const ir::Group& group, uint32_t it
   std::map<uint32_t, User> users;  // by buffer
   for (uint32_t n = group.first; n <= group.last; ++n) {
     for (uint32_t item = 0; item < items; ++item) {
-      ir::Form form;
+      ir::KernelForm form;
       if (!ir::find_form(graph, graph.nodes[n], item, &form)) return false;
       for (const ir::Part& part : form.parts) {
         User& user = users[graph.views[part.view].buffer];
@@ -53,7 +53,7 @@ bool are_independent(const ir::Graph& graph, const ir::Group& group, uint32_t it
 // Whether no tensor that this item writes has elements.
 bool is_empty_item(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values, uint32_t item) {
   for (uint32_t n = group.first; n <= group.last; ++n) {
-    ir::Form form;
+    ir::KernelForm form;
     if (!ir::find_form(graph, graph.nodes[n], item, &form)) return false;
     for (const ir::Part& part : form.parts) {
       const auto is_zero = [&](ir::Sym size) { return values[size] == 0; };
@@ -96,16 +96,16 @@ bool pack_transposed(Launch& launch) {
 // Lowers the nodes first..last to one kernel. For ops over lists, it computes the tensors number `item`.
 Status lower_nodes(const ir::Graph& graph, uint32_t first, uint32_t last, std::span<const int64_t> values,
                    uint32_t item, Launch* launch) {
-  Domain domain(graph, values, item);
+  IterationDomain domain(graph, values, item);
   for (uint32_t n = first; n <= last; ++n) {
     if (!domain.add(n)) {
       return unsupported(std::string(ir::op_desc(graph.nodes[n].opcode).name) + " is not at the same places");
     }
   }
-  Arrangement dims(domain);
+  KernelDims dims(domain);
   if (Status status = dims.find(); !status.ok()) return status;
   NodeEmitter::Group group(graph, values, domain, dims, *launch);
-  for (const Domain::Member& member : domain.members()) {
+  for (const IterationDomain::Member& member : domain.members()) {
     NodeEmitter node(group, member, graph.nodes[member.node], item);
     if (!expand(node)) {
       return unsupported("no kernel for this form of " + std::string(ir::op_desc(node.node.opcode).name));
@@ -184,8 +184,8 @@ Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<con
   }
   std::vector<uint32_t> nodes(group.last - group.first + 1);
   std::iota(nodes.begin(), nodes.end(), group.first);
-  const bool check_indices_first = !ir::may_be_repeated(graph, nodes);
-  if (check_indices_first && !ir::knows_indices(graph, nodes))
+  const bool check_indices_first = !ir::can_reexecute(graph, nodes);
+  if (check_indices_first && !ir::indices_exist_before(graph, nodes))
     return unsupported("an index decides what is written in place");
   if (joins) {
     if (Status status = lower_sections(graph, nodes, values, launches); !status.ok()) return status;

@@ -9,13 +9,13 @@
 // The operands, results and indices of one member, as values of the kernel.
 namespace torch_remote::codegen {
 
-using ir::Arrangement;
 using ir::DimMask;
-using ir::Domain;
 using ir::DType;
-using ir::Merged;
+using ir::IterationDomain;
+using ir::KernelDims;
+using ir::MergedDims;
 
-NodeEmitter::NodeEmitter(Group& group, const Domain::Member& member, const ir::Node& node, uint32_t item)
+NodeEmitter::NodeEmitter(Group& group, const IterationDomain::Member& member, const ir::Node& node, uint32_t item)
     : e(group.emitter),
       graph(group.graph),
       member(member),
@@ -39,7 +39,7 @@ int64_t NodeEmitter::symbol(ir::Sym symbol) const {
 
 V NodeEmitter::scalar_of(DType type, ir::Sym symbol) { return e.scalar_of(type, symbol, group_.values[symbol]); }
 
-V NodeEmitter::read(const Domain::Access& access, std::vector<V> indices) {
+V NodeEmitter::read(const IterationDomain::Access& access, std::vector<V> indices) {
   const auto made = group_.results.find(graph.views[access.part.view].buffer);
   if (made != group_.results.end()) {
     const Group::EmittedResult& known = made->second;
@@ -49,7 +49,7 @@ V NodeEmitter::read(const Domain::Access& access, std::vector<V> indices) {
 }
 
 V NodeEmitter::element(uint32_t view) {
-  for (const Domain::Access& access : member.accesses) {
+  for (const IterationDomain::Access& access : member.accesses) {
     if (access.part.view == view && access.part.reads && access.indexed.empty()) return read(access);
   }
   return kNone;
@@ -121,7 +121,7 @@ bool NodeEmitter::has_part(std::string_view name) const {
   const ir::Arg* given = argument(name);
   return given != nullptr && given->tag == ir::ArgTag::kView &&
          std::ranges::any_of(member.accesses,
-                             [&](const Domain::Access& access) { return access.part.view == given->a; });
+                             [&](const IterationDomain::Access& access) { return access.part.view == given->a; });
 }
 
 const ir::View* NodeEmitter::view(std::string_view name) const {
@@ -136,7 +136,7 @@ bool NodeEmitter::is_result_used(size_t result) const {
 DType NodeEmitter::result_dtype(size_t result) const {
   if (!node.results.empty() && is_result_used(result))
     return graph.views[ir::item_of(node.results[result], item_).a].dtype;
-  for (const Domain::Access& access : member.accesses) {
+  for (const IterationDomain::Access& access : member.accesses) {
     if (access.part.writes) return graph.views[access.part.view].dtype;
   }
   return DType::kFloat32;
@@ -147,11 +147,11 @@ void NodeEmitter::write(uint32_t view, V value) {
   // A chain of ops on half types is rounded only at its end, but a conversion to a half type must round.
   bool rounds = false;
   if (member.form.expansion == ir::Expansion::kCopy && is_half(to.dtype)) {
-    rounds = std::ranges::any_of(member.accesses, [&](const Domain::Access& access) {
+    rounds = std::ranges::any_of(member.accesses, [&](const IterationDomain::Access& access) {
       return access.part.reads && graph.views[access.part.view].dtype != to.dtype;
     });
   }
-  for (const Domain::Access& access : member.accesses) {
+  for (const IterationDomain::Access& access : member.accesses) {
     if (access.part.view != view || !access.part.writes) continue;
     group_.results[to.buffer] = {e.convert(value, loaded_type(to.dtype)), &access, member.node, rounds};
   }
@@ -162,7 +162,7 @@ void NodeEmitter::result(size_t index, V value) {
 }
 
 void NodeEmitter::fill(V value) {
-  for (const Domain::Access& access : member.accesses) {
+  for (const IterationDomain::Access& access : member.accesses) {
     if (access.part.writes) write(access.part.view, value);
   }
 }
@@ -196,10 +196,11 @@ int64_t NodeEmitter::count_reduced() const {
 
 V NodeEmitter::sum_for(size_t result, V value) {
   const uint32_t view = ir::item_of(node.results[result], item_).a;
-  const auto found = std::ranges::find_if(
-      member.accesses, [&](const Domain::Access& access) { return access.part.view == view && access.part.writes; });
+  const auto found = std::ranges::find_if(member.accesses, [&](const IterationDomain::Access& access) {
+    return access.part.view == view && access.part.writes;
+  });
   if (found == member.accesses.end()) return kNone;
-  const std::vector<Merged>& columns = group_.dims.columns;
+  const std::vector<MergedDims>& columns = group_.dims.columns;
   const auto varies = [&](size_t column) { return columns[column].stride(*found) != 0; };
   const bool rows = group_.launch.kernel.rows != 0;
   if (columns.size() == 2 && varies(0) != varies(1)) return varies(0) ? e.wide_sum(value, Over::kLines) : kNone;
@@ -209,33 +210,36 @@ V NodeEmitter::sum_for(size_t result, V value) {
 }
 
 V NodeEmitter::reduce(Reduction reduction, V value) {
-  if (member.reduces == ir::Reduces::kColumns || member.reduces == ir::Reduces::kAll) {
+  if (member.reduces == ir::ReductionKind::kColumns || member.reduces == ir::ReductionKind::kAll) {
     value = e.columns(reduction, value);
   }
-  if (member.reduces == ir::Reduces::kRows || member.reduces == ir::Reduces::kAll) value = e.rows(reduction, value);
+  if (member.reduces == ir::ReductionKind::kRows || member.reduces == ir::ReductionKind::kAll)
+    value = e.rows(reduction, value);
   return value;
 }
 
 V NodeEmitter::accumulate(Reduction reduction, V value) {
-  const bool is_over_columns = member.reduces == ir::Reduces::kColumns || member.reduces == ir::Reduces::kAll;
+  const bool is_over_columns =
+      member.reduces == ir::ReductionKind::kColumns || member.reduces == ir::ReductionKind::kAll;
   if (is_over_columns && reduction == Reduction::kSum && e.is_nonnegative(value)) {
     const V sum = e.wide_sum(value);
-    return member.reduces == ir::Reduces::kAll ? e.rows(Reduction::kSum, sum) : sum;
+    return member.reduces == ir::ReductionKind::kAll ? e.rows(Reduction::kSum, sum) : sum;
   }
   return reduce(reduction, e.convert(value, sum_type(e.type(value))));
 }
 
 bool NodeEmitter::has_one_column() const {
-  return group_.dims.columns.size() == 1 && member.reduces == ir::Reduces::kColumns;
+  return group_.dims.columns.size() == 1 && member.reduces == ir::ReductionKind::kColumns;
 }
 
 V NodeEmitter::axis_index(uint32_t axis) {
   uint32_t at = 0;
-  for (const std::vector<Merged>* list : {&group_.dims.row, &group_.dims.columns}) {
-    for (const Merged& dim : *list) {
+  for (const std::vector<MergedDims>* list : {&group_.dims.row, &group_.dims.columns}) {
+    for (const MergedDims& dim : *list) {
       DimMask mask = 0;
       for (const uint32_t d : dim.dims) mask |= 1u << d;
-      if (mask == member.axes[axis] && std::ranges::is_sorted(dim.dims) && group_.dims.piece == 0) return e.index(at);
+      if (mask == member.axes[axis] && std::ranges::is_sorted(dim.dims) && group_.dims.row_length == 0)
+        return e.index(at);
       ++at;
     }
   }
@@ -244,11 +248,11 @@ V NodeEmitter::axis_index(uint32_t axis) {
 
 V NodeEmitter::linear_index() {
   // The kernel's dims are in the order of memory, which must be the order of the axes.
-  const Arrangement& dims = group_.dims;
-  if (!dims.outer.empty() || dims.piece != 0 || member.space != group_.domain.all()) return kNone;
+  const KernelDims& dims = group_.dims;
+  if (!dims.outer.empty() || dims.row_length != 0 || member.space != group_.domain.all()) return kNone;
   std::vector<uint32_t> in_memory, in_order;
-  for (const std::vector<Merged>* list : {&dims.row, &dims.columns}) {
-    for (const Merged& dim : *list) in_memory.insert(in_memory.end(), dim.dims.begin(), dim.dims.end());
+  for (const std::vector<MergedDims>* list : {&dims.row, &dims.columns}) {
+    for (const MergedDims& dim : *list) in_memory.insert(in_memory.end(), dim.dims.begin(), dim.dims.end());
   }
   for (const DimMask axis : member.axes) {
     for (uint32_t d = 0; d < group_.domain.sizes().size(); ++d) {
@@ -258,8 +262,8 @@ V NodeEmitter::linear_index() {
   if (in_memory != in_order) return kNone;
   V number = kNone;
   uint32_t at = 0;
-  for (const std::vector<Merged>* list : {&dims.row, &dims.columns}) {
-    for (const Merged& dim : *list) {
+  for (const std::vector<MergedDims>* list : {&dims.row, &dims.columns}) {
+    for (const MergedDims& dim : *list) {
       const V here = e.index(at++);
       number = number == kNone ? here : e.add(e.mul(number, e.scalar_int(dim.size)), here);
     }
@@ -285,7 +289,7 @@ V NodeEmitter::checked_index(uint32_t view, int64_t bound, bool wraps, std::opti
 
 V NodeEmitter::load_at_indices(std::string_view name, std::span<const uint32_t> indices, bool wraps) {
   const ir::Arg* given = argument(name);
-  for (const Domain::Access& access : member.accesses) {
+  for (const IterationDomain::Access& access : member.accesses) {
     if (given == nullptr || access.part.view != given->a || access.indexed.size() != indices.size()) continue;
     std::vector<V> places;
     places.reserve(indices.size());
@@ -298,11 +302,11 @@ V NodeEmitter::load_at_indices(std::string_view name, std::span<const uint32_t> 
 
 V NodeEmitter::load_at_linear_index(std::string_view name, uint32_t number) {
   const ir::Arg* given = argument(name);
-  for (Domain::Access access : member.accesses) {
+  for (IterationDomain::Access access : member.accesses) {
     if (given == nullptr || access.part.view != given->a || access.indexed.empty()) continue;
     int64_t count = 1;
-    std::vector<Domain::Indexed> dims;  // dims that cannot be merged with the next one
-    for (const Domain::Indexed& dim : access.indexed) {
+    std::vector<IterationDomain::IndexedDim> dims;  // dims that cannot be merged with the next one
+    for (const IterationDomain::IndexedDim& dim : access.indexed) {
       count *= dim.size;
       if (dim.size == 1) continue;
       if (!dims.empty() && dims.back().stride == dim.size * dim.stride) {
@@ -330,7 +334,7 @@ V NodeEmitter::load_at_linear_index(std::string_view name, uint32_t number) {
 
 V NodeEmitter::check_index_in_axis(std::string_view name, V index, uint32_t axis) {
   const ir::Arg* given = argument(name);
-  for (Domain::Access access : member.accesses) {
+  for (IterationDomain::Access access : member.accesses) {
     if (given == nullptr || access.part.view != given->a) continue;
     std::ranges::fill(access.strides, 0);
     access.dims = 0;
@@ -344,7 +348,7 @@ V NodeEmitter::check_index_in_axis(std::string_view name, V index, uint32_t axis
 }
 
 void NodeEmitter::write_at(std::span<const uint32_t> indices, V value, bool adds, bool wraps) {
-  for (const Domain::Access& access : member.accesses) {
+  for (const IterationDomain::Access& access : member.accesses) {
     if (!access.part.in_order) continue;
     std::vector<V> places;
     places.reserve(indices.size());

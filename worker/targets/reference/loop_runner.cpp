@@ -136,7 +136,7 @@ class LoopRunner final : public Runner {
     ir::for_each_view(its, [&](uint32_t view, bool) {
       has_dtypes &= !graph.views[view].dynamic && (kDTypes & bit(graph.views[view].dtype)) != 0;
     });
-    ir::Form form;
+    ir::KernelForm form;
     return has_dtypes && has_form(its.opcode) && ir::count_items(its) != 0 && ir::find_form(graph, its, 0, &form);
   }
   bool may_decline() const override { return true; }

@@ -57,7 +57,7 @@ void* moved(void* data, int64_t elements, uint32_t item_size) {
 }
 
 // Whether no two rows write the same element, whatever the indices are: each store at indices varies over all row dims.
-// ir::Domain guarantees that these elements differ.
+// ir::IterationDomain guarantees that these elements differ.
 bool are_rows_apart(const Launch& launch) {
   return std::ranges::all_of(launch.kernel.stores, [&](const codegen::Store& store) {
     if (store.indices.empty()) return true;

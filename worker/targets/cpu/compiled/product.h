@@ -21,7 +21,7 @@ const ProductLoops* product_loops(std::string_view target);
 void run_product(const ProductLoops& loops, const ProductCall& call, const ParallelFor& parallel);
 
 // `aten::mm` or `aten::addmm` with the sizes of one run, f32, bf16 or f16. The left matrix has up to
-// ir::kMostProductRows rows; the elements of the right matrix's columns are contiguous.
+// ir::kMaxMatmulRows rows; the elements of the right matrix's columns are contiguous.
 class Product {
  public:
   // Returns null if the loops do not support the node: its op, dtypes, sizes or strides, sizes that do not match (the

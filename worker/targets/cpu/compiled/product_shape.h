@@ -28,7 +28,7 @@ struct ProductShape {
 
   // Whether the loops for few rows support it (product_call.h).
   bool may_be_loops() const {
-    return rows <= ir::kMostProductRows && batches == 0 && !left_across && !right_along_columns;
+    return rows <= ir::kMaxMatmulRows && batches == 0 && !left_across && !right_along_columns;
   }
   // Whether oneDNN may be faster than the library that torch calls for this dtype.
   bool may_be_onednn() const {

@@ -63,7 +63,7 @@ bool lower_copy(const ir::View& from, const ir::View& to, std::span<const int64_
 
 // Lowers the node if it is a copy. False: it is not, or cannot be lowered.
 bool lower_copy_node(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, codegen::Launch* launch) {
-  ir::Form form;
+  ir::KernelForm form;
   if (!ir::find_form(graph, graph.nodes[node], 0, &form) || form.expansion != ir::Expansion::kCopy) return false;
   const auto reads = [](const ir::Part& part) { return part.reads; };
   const auto writes = [](const ir::Part& part) { return part.writes; };
