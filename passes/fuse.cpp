@@ -142,7 +142,7 @@ std::vector<std::vector<uint32_t>> find_dependencies(const Graph& graph) {
     }
     if (updates) updated.push_back(n);
     // An op with an effect that the client may notice stays after all earlier nodes, and before all later ones.
-    if (!only_visible_effects(ir::op_desc(node.opcode))) {
+    if (!has_only_declared_effects(ir::op_desc(node.opcode))) {
       before[n].resize(n);
       std::iota(before[n].begin(), before[n].end(), 0);
       for (Touched& touched : buffers) touched = {n, {}};
@@ -183,7 +183,7 @@ class Memory {
   Memory(const Graph& graph, const std::vector<int64_t>& values) : graph_(graph), sizes_(find_sizes(graph, values)) {}
 
   // The most bytes that live at once, without inputs that survive.
-  int64_t most(const std::vector<Unit>& units) {
+  int64_t peak(const std::vector<Unit>& units) {
     last_.assign(sizes_.size(), kNoNode);
     first_.assign(sizes_.size(), kNoNode);
     std::vector<int64_t> change(units.size() + 1, 0);
@@ -217,7 +217,7 @@ class Memory {
 
   // For the order that `most` got last: the unit of several nodes that is the last user of most of that memory.
   // kNoNode: none.
-  uint32_t waits_for(const std::vector<Unit>& units) const {
+  uint32_t largest_holder(const std::vector<Unit>& units) const {
     std::vector<int64_t> waiting(units.size(), 0);
     for (size_t b = 0; b < sizes_.size(); ++b) {
       if (last_[b] == kNoNode || graph_.buffers[b].survives || first_[b] > at_ || last_[b] < at_) continue;
@@ -271,7 +271,7 @@ class Fuser {
   };
 
   bool may_be_fused(const Node& node) const {
-    if (!only_visible_effects(ir::op_desc(node.opcode))) return false;
+    if (!has_only_declared_effects(ir::op_desc(node.opcode))) return false;
     // A worker without a kernel for the node would execute the whole group node by node.
     if (context_.target().starts_with("sm_") && ir::is_sequential(ir::expansion_of(node.opcode))) return false;
     bool dtypes = true;
@@ -301,7 +301,7 @@ class Fuser {
       std::vector<uint32_t> nodes;
       std::ranges::merge(other.nodes, made.nodes, std::back_inserter(nodes));
       const bool joins = other.joins || made.joins || is_join(n);
-      if (nodes.size() > (joins ? most_joined_ : most_nodes_) || comes_between(nodes)) continue;
+      if (nodes.size() > (joins ? most_joined_ : most_nodes_) || has_node_between(nodes)) continue;
       Cluster both{std::move(nodes), alone ? other.domain : IterationDomain(graph_, values_), made.items};
       both.joins = joins;
       if (!fits(both, alone && !both.joins ? std::vector<uint32_t>{n} : both.nodes)) continue;
@@ -313,7 +313,7 @@ class Fuser {
     made.joins |= is_join(n);
     if (alone && !fits(made, made.nodes)) return;
     for (const uint32_t node : made.nodes) cluster_of_[node] = static_cast<uint32_t>(clusters_.size());
-    tie(made.nodes);
+    merge_dependencies(made.nodes);
     clusters_.push_back(std::move(made));
   }
 
@@ -387,7 +387,7 @@ class Fuser {
   }
 
   // Whether a node outside would have to come after one of them and before another.
-  bool comes_between(const std::vector<uint32_t>& nodes) const {
+  bool has_node_between(const std::vector<uint32_t>& nodes) const {
     Bits inside(graph_.nodes.size());
     for (const uint32_t n : nodes) inside.set(n);
     for (const uint32_t n : nodes) {
@@ -399,7 +399,7 @@ class Fuser {
   }
 
   // The nodes are executed together: what comes after one of them comes after everything that any of them needs.
-  void tie(const std::vector<uint32_t>& nodes) {
+  void merge_dependencies(const std::vector<uint32_t>& nodes) {
     if (nodes.size() == 1) return;
     Bits inside(graph_.nodes.size()), all(graph_.nodes.size());
     for (const uint32_t n : nodes) {
@@ -453,7 +453,7 @@ class Fuser {
       case ir::Expansion::kLogSoftmaxBackward:
         return true;
       case ir::Expansion::kMatmul:
-        return !is_product(graph_.nodes[cluster.nodes[0]]);
+        return !is_skinny_matmul(graph_.nodes[cluster.nodes[0]]);
       default:
         return false;
     }
@@ -467,7 +467,7 @@ class Fuser {
 
   // A few rows times a matrix whose columns are contiguous: CPU workers have loops for these. The worker decides where
   // they are faster than the library.
-  bool is_product(const Node& node) const {
+  bool is_skinny_matmul(const Node& node) const {
     const bool adds = node.opcode == ir::ops::aten_addmm;
     if (!context_.worker.supports(GroupKind::kMatmulEpilogue) || !context_.target().starts_with("x86-64") ||
         (node.opcode != ir::ops::aten_mm && !adds) || !may_be_fused(node)) {
@@ -485,7 +485,7 @@ class Fuser {
   }
 
   // A matmul that CPU workers may execute with another library than ATen's. The worker decides which one is faster.
-  bool is_library_product(const Node& node) const {
+  bool is_library_matmul(const Node& node) const {
     const bool batches = node.opcode == ir::ops::aten_bmm || node.opcode == ir::ops::aten_baddbmm;
     const bool adds = node.opcode == ir::ops::aten_addmm || node.opcode == ir::ops::aten_baddbmm;
     if (!context_.worker.supports(GroupKind::kMatmulEpilogue) || !context_.target().starts_with("x86-64") ||
@@ -503,7 +503,7 @@ class Fuser {
 
   // Whether neighbors of one operand are far apart in another one. A kernel packs such operands; ATen's loops mostly do
   // not.
-  static bool lies_across(const IterationDomain& domain) {
+  static bool is_transposed(const IterationDomain& domain) {
     constexpr int64_t kMany = 64;
     std::vector<const IterationDomain::Access*> accesses;
     for (const IterationDomain::Member& member : domain.members()) {
@@ -530,7 +530,7 @@ class Fuser {
     for (Cluster& cluster : clusters_) {
       const bool drop = cluster.nodes.empty() ||
                         (cluster.nodes.size() == 1 &&
-                         (cluster.joins || (!is_better_alone(cluster) && !lies_across(cluster.domain)))) ||
+                         (cluster.joins || (!is_better_alone(cluster) && !is_transposed(cluster.domain)))) ||
                         !context_.worker.supports(kind_of(cluster));
       if (!drop) continue;
       for (const uint32_t n : cluster.nodes) cluster_of_[n] = kNoNode;
@@ -555,15 +555,15 @@ class Fuser {
   // A group waits for everything that it needs, and keeps it alive. If this takes more memory than executing the nodes
   // one by one, the group is halved.
   std::vector<Unit> order_within_memory() {
-    constexpr int kMostCuts = 64;
+    constexpr int kMaxCuts = 64;
     constexpr int64_t kLittle = 1 << 20;
     Memory memory(graph_, values_);
     std::vector<Unit> units(graph_.nodes.size());
     for (uint32_t n = 0; n < units.size(); ++n) units[n] = {n};
-    const int64_t alone = memory.most(units), allowed = alone + std::max(alone / 32, kLittle);
+    const int64_t alone = memory.peak(units), allowed = alone + std::max(alone / 32, kLittle);
     units = order();
-    for (int cuts = 0; cuts < kMostCuts && memory.most(units) > allowed; ++cuts) {
-      const uint32_t unit = memory.waits_for(units);
+    for (int cuts = 0; cuts < kMaxCuts && memory.peak(units) > allowed; ++cuts) {
+      const uint32_t unit = memory.largest_holder(units);
       if (unit == kNoNode) break;
       halve(clusters_[cluster_of_[units[unit].back()]]);
       units = order();
@@ -632,7 +632,7 @@ class Fuser {
         kind = kind_of(clusters_[cluster]);
       } else if (is_attention(nodes.back())) {
         kind = GroupKind::kAttention;
-      } else if (is_product(nodes.back()) || is_library_product(nodes.back())) {
+      } else if (is_skinny_matmul(nodes.back()) || is_library_matmul(nodes.back())) {
         kind = GroupKind::kMatmulEpilogue;
       }
       if (!kind || static_cast<int64_t>(graph_.groups.size()) >= limit) continue;
