@@ -26,7 +26,7 @@ LINKED_IN = {
 }
 
 
-def asks_too_much(file: Path) -> list[str]:
+def unsupported_dependencies(file: Path) -> list[str]:
     """What a file needs, apart from torch's libraries, that machines may lack."""
     said = subprocess.run(["objdump", "-p", file.resolve()], capture_output=True, text=True, check=True).stdout
     libraries = re.findall(r"^\s*NEEDED\s+(\S+)", said, flags=re.MULTILINE)
@@ -39,11 +39,11 @@ def asks_too_much(file: Path) -> list[str]:
 
 def check(files: list[Path]) -> None:
     for file in files:
-        if found := asks_too_much(file):
+        if found := unsupported_dependencies(file):
             sys.exit(f"{file} is to run with glibc {GLIBC}, and asks for {', '.join(found)}: see bazel/glibc.bzl")
 
 
-def licences() -> dict[str, Path]:
+def license_files() -> dict[str, Path]:
     """License files by the software that they cover, or by their own names."""
     files = {name: Path("/usr/share/doc") / package / "copyright" for name, package in LINKED_IN.items()}
     # Full texts that those files only refer to.

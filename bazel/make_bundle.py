@@ -11,7 +11,7 @@ import os
 import tarfile
 from pathlib import Path
 
-from inside import GLIBC, check, file_name, licences
+from inside import GLIBC, check, file_name, license_files
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
 
     files = {name: Path(file) for name, _, file in (entry.partition("=") for entry in args.files)}
     check([file for name, file in files.items() if not name.endswith(".py")])
-    owners = licences()
+    owners = license_files()
     files.update({f"licenses/{file_name(name)}": file for name, file in owners.items()})
     files["LICENSE"] = args.license
     readme = args.readme.read_text().replace("{version}", args.version).replace("{glibc}", GLIBC)

@@ -1,21 +1,21 @@
 """Libraries whose sources are compiled several at a time: most of the time of a file that includes torch goes into torch's headers."""
 
-def unity_library(name, srcs, most = 4, alone = [], **kwargs):
-    """A cc_library that compiles up to `most` of its sources as one; each by itself with --define=unity=off.
+def unity_library(name, srcs, max_unit_size = 4, separate = [], **kwargs):
+    """A cc_library that compiles up to `max_unit_size` of its sources as one; each by itself with --define=unity=off.
 
     Names in anonymous namespaces must be unique among the sources.
 
     Args:
       name: of the library.
       srcs: sources, and headers that other components do not include.
-      most: sources that are compiled as one.
-      alone: sources that are compiled by themselves. What is inlined depends on all that is in a unit, and so does the speed of hot code.
+      max_unit_size: sources that are compiled as one.
+      separate: sources that are compiled by themselves. What is inlined depends on all that is in a unit, and so does the speed of hot code.
       **kwargs: as cc_library.
     """
-    sources = [f for f in srcs if f.endswith(".cpp") and f not in alone]
+    sources = [f for f in srcs if f.endswith(".cpp") and f not in separate]
     headers = [f for f in srcs if not f.endswith(".cpp")]
-    units = list(alone)
-    count = (len(sources) + most - 1) // most
+    units = list(separate)
+    count = (len(sources) + max_unit_size - 1) // max_unit_size
     for i in range(count):
         # Units have about as many sources each, and neighbors are in different units. So a long file and its companions
         # are not all in one unit.
@@ -33,7 +33,7 @@ def unity_library(name, srcs, most = 4, alone = [], **kwargs):
     native.cc_library(
         name = name,
         srcs = headers + select({
-            "//bazel:separate_units": sources + alone,
+            "//bazel:separate_units": sources + separate,
             "//conditions:default": units,
         }),
         textual_hdrs = [f for f in sources if f not in units],

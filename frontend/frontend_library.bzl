@@ -2,13 +2,13 @@
 
 load("//bazel:unity.bzl", "unity_library")
 
-def frontend_library(name, srcs, deps, hdrs = [], alone = [], visibility = ["//frontend:__subpackages__"]):
+def frontend_library(name, srcs, deps, hdrs = [], separate = [], visibility = ["//frontend:__subpackages__"]):
     """A cc_library that is always linked as a whole: kernels register themselves.
 
     Args:
       name: of the folder.
       srcs: sources, and headers that other components do not include.
-      alone: sources of which single calls are measured; see unity_library.
+      separate: sources of which single calls are measured; see unity_library.
       deps: the components below, and others; torch is added.
       hdrs: headers for other components.
       visibility: who may depend on it.
@@ -16,7 +16,7 @@ def frontend_library(name, srcs, deps, hdrs = [], alone = [], visibility = ["//f
     unity_library(
         name = name,
         srcs = srcs,
-        alone = alone,
+        separate = separate,
         hdrs = hdrs,
         copts = [
             "-O3",

@@ -20,8 +20,8 @@ struct Capabilities {
   uint32_t threads = 0;      // threads of the worker's kernels; 0: one for each core
   std::string versions;      // versions of libraries that affect results: "ATen 2.13.0"
 
-  bool does(GroupKind kind) const { return group_kinds >> static_cast<uint32_t>(kind) & 1; }
-  bool does(DType dtype) const { return dtypes >> static_cast<uint32_t>(dtype) & 1; }
+  bool supports(GroupKind kind) const { return group_kinds >> static_cast<uint32_t>(kind) & 1; }
+  bool supports(DType dtype) const { return dtypes >> static_cast<uint32_t>(dtype) & 1; }
 };
 
 }  // namespace torch_remote::ir

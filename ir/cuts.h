@@ -45,23 +45,23 @@ struct CutPlans {
 // The position of one thread in its stretch. Not thread safe.
 class Cuts {
  public:
-  enum class Place : uint8_t { kNone, kPlanned, kStretchEnds };
+  enum class CutKind : uint8_t { kNone, kPlanned, kStretchEnds };
 
   explicit Cuts(CutPlans& plans) : plans_(plans) {}
 
   // Call after `opcode` was recorded. Returns whether to cut here, and why. Does not allocate.
-  Place after(Opcode opcode) {
+  CutKind after(Opcode opcode) {
     const uint64_t mixed = mix(uint64_t{opcode} + 1);
     gear_ = (gear_ << 6) + mixed;
     hash_ = extended(hash_, mixed);
     ++records_;
-    if (plans_.planned_bits[hash_ >> CutPlans::kShift] && is_planned()) return Place::kPlanned;
-    return records_ >= plans_.limits.min_records && end_by_content() ? Place::kStretchEnds : Place::kNone;
+    if (plans_.planned_bits[hash_ >> CutPlans::kShift] && is_planned()) return CutKind::kPlanned;
+    return records_ >= plans_.limits.min_records && end_by_content() ? CutKind::kStretchEnds : CutKind::kNone;
   }
 
   // Whether the stretch is long enough to be cut at a natural boundary: between forward and backward, before an
   // optimizer.
-  bool at_boundary() const { return records_ >= plans_.limits.min_records; }
+  bool is_long_enough_to_cut() const { return records_ >= plans_.limits.min_records; }
 
   // Call before a trace is sent. `ends`: the stretch ends with this trace. `waits`: the client waits for the trace.
   void trace_ends(const Trace& trace, bool ends, bool waits);
@@ -96,8 +96,9 @@ class Cuts {
   uint64_t hash_ = kSeed;  // hash of all its ops
   uint64_t gear_ = 0;      // gear hash of its last ops
   uint32_t records_ = 0;
-  uint64_t began_ = kSeed;  // value of hash_ where the trace began
-  bool idle_ = true;        // the worker was idle when the stretch began: the previous stretch ended in a wait
+  uint64_t trace_begin_hash_ = kSeed;  // value of hash_ where the trace began
+  // The worker was idle when the stretch began: the previous stretch ended in a wait.
+  bool worker_idle_at_start_ = true;
 };
 
 // The costs of each record of a trace, from which cuts are planned.
@@ -105,7 +106,7 @@ struct RecordCosts {
   // Bytes that are live across a cut after the record, because later records touch them or the script still holds them.
   // Bytes that outlive the trace are not counted. The maximum of the type stands where no cut is allowed: between ops
   // that one kernel may compute.
-  std::vector<uint64_t> live;
+  std::vector<uint64_t> live_bytes_after;
   std::vector<double> time;  // estimated time that the worker needs for the record, in microseconds
 };
 RecordCosts record_costs(const Trace& trace);

@@ -37,14 +37,14 @@ class Script {
     const size_t before = trace_.buffers.size();
     last_ = trace_.new_buffer_view(0, this, nbytes, DType::kFloat32, sizes, strides, 0);
     trace_.end_record();
-    const Cuts::Place place = cuts_.after(opcode);
+    const Cuts::CutKind place = cuts_.after(opcode);
     ++records_;
-    if (place != Cuts::Place::kNone) {
+    if (place != Cuts::CutKind::kNone) {
       places_.push_back(records_);
-      end(place == Cuts::Place::kStretchEnds, false);
+      end(place == Cuts::CutKind::kStretchEnds, false);
     } else if (before > 1 || !first) {  // the script drops the operand
       trace_.buffers[before - 1].owner = nullptr;
-      trace_.buffers[before - 1].died = static_cast<uint32_t>(trace_.records.size());
+      trace_.buffers[before - 1].died_at_record = static_cast<uint32_t>(trace_.records.size());
     }
   }
   std::vector<uint32_t> wait() { return end_stretch(true); }
@@ -291,7 +291,7 @@ TEST(PlannedCuts, HoldForAnyTimes) {
     const auto records = static_cast<uint32_t>(draw(200));
     const auto first = static_cast<uint32_t>(1 + draw(records + 1));
     RecordCosts costs{std::vector<uint64_t>(records), std::vector<double>(records)};
-    for (uint64_t& bytes : costs.live) bytes = draw(3);
+    for (uint64_t& bytes : costs.live_bytes_after) bytes = draw(3);
     for (double& time : costs.time) time = draw(4) == 0 ? static_cast<double>(draw(3000)) : 3;
     const std::vector<uint32_t> cuts = planned_cuts(costs, first, /*waits=*/true);
     for (size_t c = 0; c < cuts.size(); ++c) {
@@ -319,7 +319,7 @@ TEST(RecordCosts, CountsWhatIsStillNeededAndWhatTheScriptStillHolds) {
   };
   const auto dies = [&](size_t buffer) {
     trace.buffers[buffer].owner = nullptr;
-    trace.buffers[buffer].died = static_cast<uint32_t>(trace.records.size());
+    trace.buffers[buffer].died_at_record = static_cast<uint32_t>(trace.records.size());
   };
   record(0);  // makes 1
   record(1);  // makes 2
@@ -331,7 +331,7 @@ TEST(RecordCosts, CountsWhatIsStillNeededAndWhatTheScriptStillHolds) {
   record(4);  // makes 5, the result
   dies(4);
   // Live after the first record: 1; after the second: 1, 2; after the third: 1 (until the fourth), 2, 3; ...
-  EXPECT_EQ(record_costs(trace).live, (std::vector<uint64_t>{32, 64, 96, 96, 32}));
+  EXPECT_EQ(record_costs(trace).live_bytes_after, (std::vector<uint64_t>{32, 64, 96, 96, 32}));
 }
 
 }  // namespace

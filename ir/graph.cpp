@@ -78,7 +78,7 @@ const char* operator_name(ExprKind kind) {
 
 namespace internal {
 
-void ExprIndex::insert(const std::vector<Expr>& exprs, uint32_t index) {
+void ExprTable::insert(const std::vector<Expr>& exprs, uint32_t index) {
   const uint32_t mask = static_cast<uint32_t>(slots_.size()) - 1;
   for (uint32_t slot = static_cast<uint32_t>(hash_of(exprs[index])) & mask;; slot = (slot + 1) & mask) {
     if (slots_[slot] == kEmptySlot) {
@@ -89,7 +89,7 @@ void ExprIndex::insert(const std::vector<Expr>& exprs, uint32_t index) {
   }
 }
 
-uint32_t ExprIndex::find_or_add(std::vector<Expr>& exprs, const Expr& expr) {
+uint32_t ExprTable::find_or_add(std::vector<Expr>& exprs, const Expr& expr) {
   const uint32_t count = static_cast<uint32_t>(exprs.size());
   if (indexed_ > count || 2 * (count + 1) > slots_.size()) {  // expressions were removed, or the table is half full
     size_t size = 32;

@@ -156,11 +156,11 @@ struct Group {
 namespace internal {
 // Finds expressions by content, with open addressing over the indices of Graph::exprs. It is a cache: it adds
 // expressions that were appended without it, and checks every hit. So it can be stale but never wrong.
-class ExprIndex {
+class ExprTable {
  public:
   // Returns the index in `exprs` of the first expression that equals `expr`; appends `expr` if there is none.
   uint32_t find_or_add(std::vector<Expr>& exprs, const Expr& expr);
-  bool operator==(const ExprIndex&) const { return true; }  // not part of the graph's value
+  bool operator==(const ExprTable&) const { return true; }  // not part of the graph's value
 
  private:
   void insert(const std::vector<Expr>& exprs, uint32_t index);
@@ -193,7 +193,7 @@ struct Graph {
   bool is_constant(Sym symbol, int64_t* value = nullptr) const;
   uint32_t symbols() const { return params + static_cast<uint32_t>(exprs.size()); }
 
-  internal::ExprIndex index_;  // used by constant() and expr()
+  internal::ExprTable index_;  // used by constant() and expr()
 };
 // Calls f(view, writes) for every view that the node reads or writes, arguments before results, in order. A result that
 // creates a view counts as a write.

@@ -66,7 +66,7 @@ class Importer {
   bool import_record(Node& node) {
     const TraceRecord& record = trace_.records[record_];
     desc_ = nullptr;
-    if (record.code != code_ || record.params != param_) return fail("the record before it has another length");
+    if (record.code != code_ || record.first_param != param_) return fail("the record before it has another length");
     if (!word(&node.opcode)) return false;
     if (node.opcode == kInvalidOpcode || (node.opcode < kFirstOpaque && node.opcode >= op_table().size())) {
       return fail("unknown opcode " + std::to_string(node.opcode));

@@ -17,7 +17,7 @@ namespace {
 using text::Token;
 using text::TokenKind;
 
-constexpr int64_t kMostSymbols = 1 << 24;
+constexpr int64_t kMaxSymbols = 1 << 24;
 constexpr int64_t kMaxSources = 1 << 20;
 
 // Words that have another meaning where a symbol can stand.
@@ -111,7 +111,7 @@ class Parser {
     advance();
     advance();
     const int64_t last = token_.kind == TokenKind::kName ? numbered(token_.text, 's') : -1;
-    if (last < first || last >= kMostSymbols) return fail("the range must end with a later name, like s9");
+    if (last < first || last >= kMaxSymbols) return fail("the range must end with a later name, like s9");
     graph_.params = static_cast<uint32_t>(last) + 1;
     advance();
     return true;
@@ -487,7 +487,7 @@ class Parser {
     if (node.opcode == kInvalidOpcode)
       return fail_at(at, "there is no op '" + name + "'; declare it with an 'op' line");
     const OpDesc& desc = op_desc(node.opcode);
-    if (!place_results(at, desc, results, node.results) || !arguments(desc, node.args)) return false;
+    if (!assign_results(at, desc, results, node.results) || !arguments(desc, node.args)) return false;
     node.source = static_cast<uint32_t>(graph_.nodes.size());
     if (token_.is("in_place") && !token_.first_on_line) {
       node.in_place = true;
@@ -518,7 +518,7 @@ class Parser {
 
   // Assigns the results of the text to the op's results. Aliases and numbers are results too, but the text leaves them
   // out.
-  bool place_results(const Token& at, const OpDesc& desc, std::vector<Arg>& written, std::vector<Arg>& out) {
+  bool assign_results(const Token& at, const OpDesc& desc, std::vector<Arg>& written, std::vector<Arg>& out) {
     out.resize(desc.results.size());
     size_t next = 0;
     for (size_t i = 0; i < out.size(); ++i) {

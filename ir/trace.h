@@ -89,20 +89,20 @@ struct TraceBuffer {
   void* owner = nullptr;  // the storage that holds it; null after the storage died
   uint64_t nbytes = 0;
   bool fresh = false;
-  bool written = false;  // whether a record writes it; maintained only if several threads record
-  uint32_t died = 0;     // number of records when the storage died
+  bool written = false;         // whether a record writes it; maintained only if several threads record
+  uint32_t died_at_record = 0;  // number of records when the storage died
 };
 
 struct TraceView {
   uint32_t buffer;  // ordinal
   DType dtype;
   uint8_t rank;
-  uint32_t params;  // index of the first size in `params`; the strides and the offset follow
+  uint32_t first_param;  // index of the first size in `params`; the strides and the offset follow
 };
 
 struct TraceRecord {
-  uint32_t code;    // index of the opcode word
-  uint32_t params;  // index of the record's first parameter
+  uint32_t code;         // index of the opcode word
+  uint32_t first_param;  // index of the record's first parameter
 };
 
 // Not thread safe: the recorder's lock guards it.
@@ -169,7 +169,7 @@ class Trace {
   // next.
   void rollback_record(size_t buffer_count, size_t view_count) {
     code.resize(records.back().code);
-    params.resize(records.back().params);
+    params.resize(records.back().first_param);
     records.pop_back();
     sources.pop_back();
     buffers.resize(buffer_count);
@@ -187,7 +187,7 @@ class Trace {
     const TraceView& view = views[slot];
     const size_t rank = sizes.size();
     if (view.dtype != dtype || view.rank != rank) return false;
-    const int64_t* p = params.data() + view.params;
+    const int64_t* p = params.data() + view.first_param;
     for (size_t i = 0; i < rank; ++i) {
       if (p[i] != sizes[i] || p[rank + i] != strides[i]) return false;
     }

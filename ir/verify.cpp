@@ -24,8 +24,8 @@ class Verifier {
     uint32_t creator = kNoNode;  // the node that has it as a result
     uint32_t first = kNoNode;
     uint32_t last = kNoNode;
-    bool filled = false;   // the first node that touches it writes it as an argument
-    bool written = false;  // written again, or read by the node that fills it
+    bool written_as_argument = false;  // the first node that touches it writes it as an argument
+    bool written_again = false;        // written again, or read by the node that fills it
   };
 
   bool fail(std::string what) {
@@ -119,10 +119,10 @@ class Verifier {
     }
     for (size_t i = 0; i < uses_.size(); ++i) {
       if (!graph_.buffers[i].ssa) continue;
-      if (uses_[i].creator == kNoNode && !uses_[i].filled) {
+      if (uses_[i].creator == kNoNode && !uses_[i].written_as_argument) {
         return fail("ssa buffer b" + std::to_string(i) + " is not written by the first node that touches it");
       }
-      if (uses_[i].written) return fail("ssa buffer b" + std::to_string(i) + " is written more than once");
+      if (uses_[i].written_again) return fail("ssa buffer b" + std::to_string(i) + " is written more than once");
     }
     return true;
   }
@@ -171,7 +171,8 @@ class Verifier {
   // The checks of one argument return the error, or null.
 
   const char* argument(uint32_t index, const ArgDesc& desc, const Arg& arg) {
-    if (desc.role == ArgRole::kIgnored) return plain(arg, ArgTag::kNone) ? nullptr : "is given, but the op ignores it";
+    if (desc.role == ArgRole::kIgnored)
+      return has_only_tag_and_value(arg, ArgTag::kNone) ? nullptr : "is given, but the op ignores it";
     switch (desc.kind) {
       case ArgKind::kTensor:
       case ArgKind::kOptionalTensor:
@@ -187,7 +188,8 @@ class Verifier {
       case ArgKind::kOptionalFloat:
       case ArgKind::kOptionalBool:
       case ArgKind::kOptionalScalar:
-        if (arg.tag == ArgTag::kNone) return plain(arg, ArgTag::kNone) ? nullptr : "has parts it must not have";
+        if (arg.tag == ArgTag::kNone)
+          return has_only_tag_and_value(arg, ArgTag::kNone) ? nullptr : "has parts it must not have";
         [[fallthrough]];
       case ArgKind::kInt:
       case ArgKind::kFloat:
@@ -196,7 +198,8 @@ class Verifier {
         return number(desc, arg);
       case ArgKind::kOptionalIntList:
       case ArgKind::kOptionalFloatList:
-        if (arg.tag == ArgTag::kNone) return plain(arg, ArgTag::kNone) ? nullptr : "has parts it must not have";
+        if (arg.tag == ArgTag::kNone)
+          return has_only_tag_and_value(arg, ArgTag::kNone) ? nullptr : "has parts it must not have";
         [[fallthrough]];
       case ArgKind::kIntList:
       case ArgKind::kFloatList:
@@ -208,32 +211,35 @@ class Verifier {
         }
         return nullptr;
       case ArgKind::kOptionalString:
-        if (plain(arg, ArgTag::kNone)) return nullptr;
+        if (has_only_tag_and_value(arg, ArgTag::kNone)) return nullptr;
         [[fallthrough]];
       case ArgKind::kString:
         return arg.tag == ArgTag::kString && arg.a == 0 && arg.b == 0 && arg.items.empty() ? nullptr : "is no string";
       case ArgKind::kDType:
-        if (plain(arg, ArgTag::kNone)) return nullptr;
-        return plain(arg, ArgTag::kDType) && arg.a <= 0xFF && is_valid(static_cast<DType>(arg.a)) ? nullptr
-                                                                                                  : "is no dtype";
+        if (has_only_tag_and_value(arg, ArgTag::kNone)) return nullptr;
+        return has_only_tag_and_value(arg, ArgTag::kDType) && arg.a <= 0xFF && is_valid(static_cast<DType>(arg.a))
+                   ? nullptr
+                   : "is no dtype";
       case ArgKind::kMemoryFormat:
-        if (plain(arg, ArgTag::kNone)) return nullptr;
-        return plain(arg, ArgTag::kMemoryFormat) && arg.a < kMemoryFormats ? nullptr : "is no memory format";
+        if (has_only_tag_and_value(arg, ArgTag::kNone)) return nullptr;
+        return has_only_tag_and_value(arg, ArgTag::kMemoryFormat) && arg.a < kMemoryFormats ? nullptr
+                                                                                            : "is no memory format";
       case ArgKind::kGenerator:
-        return plain(arg, ArgTag::kGenerator) && pair(arg.a) ? nullptr : "is no pair of seed and offset";
+        return has_only_tag_and_value(arg, ArgTag::kGenerator) && pair(arg.a) ? nullptr
+                                                                              : "is no pair of seed and offset";
       case ArgKind::kLayout:
       case ArgKind::kDevice:
       case ArgKind::kUnsupported:
         break;
     }
-    return plain(arg, ArgTag::kNone) ? nullptr : "is of a kind that no program can hold";
+    return has_only_tag_and_value(arg, ArgTag::kNone) ? nullptr : "is of a kind that no program can hold";
   }
 
   // c10::MemoryFormat: contiguous, preserve, channels last, channels last 3d.
   static constexpr uint32_t kMemoryFormats = 4;
 
   // Whether only the tag and `a` are set, so that each meaning has one form.
-  static bool plain(const Arg& arg, ArgTag tag) {
+  static bool has_only_tag_and_value(const Arg& arg, ArgTag tag) {
     return arg.tag == tag && arg.b == 0 && arg.text.empty() && arg.items.empty() &&
            (tag != ArgTag::kNone || arg.a == 0);
   }
@@ -258,16 +264,17 @@ class Verifier {
   }
 
   const char* operand(uint32_t index, bool writes, const Arg& arg) {
-    if (arg.tag == ArgTag::kNone) return plain(arg, ArgTag::kNone) ? nullptr : "has parts it must not have";
+    if (arg.tag == ArgTag::kNone)
+      return has_only_tag_and_value(arg, ArgTag::kNone) ? nullptr : "has parts it must not have";
     if (arg.tag == ArgTag::kView) {
-      if (!plain(arg, ArgTag::kView) || arg.a >= graph_.views.size()) return "is no view";
+      if (!has_only_tag_and_value(arg, ArgTag::kView) || arg.a >= graph_.views.size()) return "is no view";
       const View& view = graph_.views[arg.a];
       if (view.dynamic) return "is a dynamic result: only a later program can read it";
       Use& use = uses_[view.buffer];
       if (use.first == kNoNode) {
-        use.filled = writes;
+        use.written_as_argument = writes;
       } else {
-        use.written |= writes || (use.filled && use.first == index);
+        use.written_again |= writes || (use.written_as_argument && use.first == index);
       }
       touch(view.buffer, index);
       return nullptr;
@@ -283,7 +290,7 @@ class Verifier {
   const char* result(uint32_t index, const ResultDesc& desc, const Arg& arg) {
     const bool tensors = desc.kind == ResultKind::kTensor || desc.kind == ResultKind::kTensorList;
     if (desc.alias >= 0 || !tensors) {
-      return plain(arg, ArgTag::kNone) ? nullptr : "must be empty: it is an argument or a number";
+      return has_only_tag_and_value(arg, ArgTag::kNone) ? nullptr : "must be empty: it is an argument or a number";
     }
     if (desc.kind == ResultKind::kTensor) return created(index, arg);
     if (arg.tag == ArgTag::kView && arg.a < graph_.views.size() && graph_.views[arg.a].dynamic) {
@@ -297,8 +304,8 @@ class Verifier {
   }
 
   const char* created(uint32_t index, const Arg& arg) {
-    if (plain(arg, ArgTag::kNone)) return nullptr;
-    if (!plain(arg, ArgTag::kView) || arg.a >= graph_.views.size()) return "is no view";
+    if (has_only_tag_and_value(arg, ArgTag::kNone)) return nullptr;
+    if (!has_only_tag_and_value(arg, ArgTag::kView) || arg.a >= graph_.views.size()) return "is no view";
     const View& view = graph_.views[arg.a];
     const Buffer& buffer = graph_.buffers[view.buffer];
     Use& use = uses_[view.buffer];

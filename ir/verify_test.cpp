@@ -8,7 +8,7 @@ namespace torch_remote::ir {
 namespace {
 
 // The verifier's message without its fixed beginning, or "valid".
-std::string verdict(const Graph& graph) {
+std::string verifier_message(const Graph& graph) {
   const Status status = verify(graph);
   if (status.ok()) return "valid";
   const std::string begin = "remote: the program is not valid: ";
@@ -16,11 +16,11 @@ std::string verdict(const Graph& graph) {
   return status.message().substr(begin.size());
 }
 
-std::string verdict(const std::string& lines) {
+std::string verifier_message(const std::string& lines) {
   Graph graph;
   const Status status = parse_graph("graph(s0..s5) {\n" + lines + "}\n", &graph);
   EXPECT_TRUE(status.ok()) << status.message();
-  return verdict(graph);
+  return verifier_message(graph);
 }
 
 constexpr char kTwoInputs[] = R"(
@@ -35,31 +35,32 @@ TEST(Verify, RandomGraphsAreValid) {
   for (uint64_t seed = 0; seed < 3000; ++seed) {
     testing::Rng rng(seed);
     const Graph graph = testing::random_graph(rng);
-    ASSERT_EQ(verdict(graph), "valid") << "seed " << seed << "\n" << print(graph);
+    ASSERT_EQ(verifier_message(graph), "valid") << "seed " << seed << "\n" << print(graph);
   }
 }
 
 TEST(Verify, ArgumentsAreWhatTheSchemaSays) {
   const std::string begin = kTwoInputs;
-  EXPECT_EQ(verdict(begin + "%2: f32[s1] @b2 = aten::add.Tensor(%0, %1, alpha=1)\n"), "valid");
-  EXPECT_EQ(verdict(begin + "%2: f32[s1] @b2 = aten::add.Tensor(%0, 3, alpha=1)\n"),
+  EXPECT_EQ(verifier_message(begin + "%2: f32[s1] @b2 = aten::add.Tensor(%0, %1, alpha=1)\n"), "valid");
+  EXPECT_EQ(verifier_message(begin + "%2: f32[s1] @b2 = aten::add.Tensor(%0, 3, alpha=1)\n"),
             "node 0 (aten::add.Tensor): argument 'other' is no tensor");
-  EXPECT_EQ(verdict(begin + "%2: f32[s1] @b2 = aten::add.Tensor(%0, %1)\n"),
+  EXPECT_EQ(verifier_message(begin + "%2: f32[s1] @b2 = aten::add.Tensor(%0, %1)\n"),
             "node 0 (aten::add.Tensor): argument 'alpha' is a number of another kind");
-  EXPECT_EQ(verdict(begin + "%2: f32[] @b2 = aten::sum.dim_IntList(%0, [0], 1)\n"),
+  EXPECT_EQ(verifier_message(begin + "%2: f32[] @b2 = aten::sum.dim_IntList(%0, [0], 1)\n"),
             "node 0 (aten::sum.dim_IntList): argument 'keepdim' is a number of another kind");
-  EXPECT_EQ(verdict(begin + "%2: f32[] @b2 = aten::sum.dim_IntList(%0, [s2], true)\n"),
+  EXPECT_EQ(verifier_message(begin + "%2: f32[] @b2 = aten::sum.dim_IntList(%0, [s2], true)\n"),
             "node 0 (aten::sum.dim_IntList): argument 'dim' is structural, so it must be a constant");
-  EXPECT_EQ(verdict(begin + "aten::copy_(number(1: f32), %1)\n"),
+  EXPECT_EQ(verifier_message(begin + "aten::copy_(number(1: f32), %1)\n"),
             "node 0 (aten::copy_): argument 'self' is written, but it is a number");
 }
 
 TEST(Verify, ResultsAreNewBuffers) {
   const std::string begin = kTwoInputs;
-  EXPECT_EQ(verdict(begin + "%1 = aten::relu(%0)\n"), "node 0 (aten::relu): result 0 is a view of an input buffer");
-  EXPECT_EQ(verdict(begin + "%2: f32[s1] @b2 = aten::relu(%0)\n%3: f32[s1] @b2 = aten::relu(%1)\n"),
+  EXPECT_EQ(verifier_message(begin + "%1 = aten::relu(%0)\n"),
+            "node 0 (aten::relu): result 0 is a view of an input buffer");
+  EXPECT_EQ(verifier_message(begin + "%2: f32[s1] @b2 = aten::relu(%0)\n%3: f32[s1] @b2 = aten::relu(%1)\n"),
             "node 1 (aten::relu): result 0 is a view of a buffer that was there before");
-  EXPECT_EQ(verdict(begin + "%2: f32[s1] @b2\naten::relu_(%2)\n%2 = aten::relu(%1)\n"),
+  EXPECT_EQ(verifier_message(begin + "%2: f32[s1] @b2\naten::relu_(%2)\n%2 = aten::relu(%1)\n"),
             "node 1 (aten::relu): result 0 is a view of a buffer that was there before");
 }
 
@@ -70,13 +71,15 @@ TEST(Verify, SsaBuffersAreWrittenOnceByTheirFirstNode) {
   %0: f32[s1] @b0
   %1: f32[s1] @b1
 )";
-  EXPECT_EQ(verdict(begin + "%1 = aten::relu(%0)\naten::add_.Tensor(%0, %1, alpha=1)\n"), "valid");
-  EXPECT_EQ(verdict(begin + "aten::copy_(%1, %0)\naten::add_.Tensor(%0, %1, alpha=1)\n"), "valid");
-  EXPECT_EQ(verdict(begin + "%1 = aten::relu(%0)\naten::relu_(%1)\n"), "ssa buffer b1 is written more than once");
-  EXPECT_EQ(verdict(begin + "aten::copy_(%1, %1)\n"), "ssa buffer b1 is written more than once");
-  EXPECT_EQ(verdict(begin + "aten::copy_(%0, %1)\n"), "ssa buffer b1 is not written by the first node that touches it");
-  EXPECT_EQ(verdict(begin), "ssa buffer b1 is not written by the first node that touches it");
-  EXPECT_EQ(verdict("b0: input ssa\n"), "input buffer b0 is marked ssa, but it existed before");
+  EXPECT_EQ(verifier_message(begin + "%1 = aten::relu(%0)\naten::add_.Tensor(%0, %1, alpha=1)\n"), "valid");
+  EXPECT_EQ(verifier_message(begin + "aten::copy_(%1, %0)\naten::add_.Tensor(%0, %1, alpha=1)\n"), "valid");
+  EXPECT_EQ(verifier_message(begin + "%1 = aten::relu(%0)\naten::relu_(%1)\n"),
+            "ssa buffer b1 is written more than once");
+  EXPECT_EQ(verifier_message(begin + "aten::copy_(%1, %1)\n"), "ssa buffer b1 is written more than once");
+  EXPECT_EQ(verifier_message(begin + "aten::copy_(%0, %1)\n"),
+            "ssa buffer b1 is not written by the first node that touches it");
+  EXPECT_EQ(verifier_message(begin), "ssa buffer b1 is not written by the first node that touches it");
+  EXPECT_EQ(verifier_message("b0: input ssa\n"), "input buffer b0 is marked ssa, but it existed before");
 }
 
 TEST(Verify, DynamicResultsComeLast) {
@@ -86,8 +89,8 @@ TEST(Verify, DynamicResultsComeLast) {
   %0: f32[s1] @b0
   %1: f32[?] @b1 = aten::nonzero(%0)
 )";
-  EXPECT_EQ(verdict(begin), "valid");
-  EXPECT_EQ(verdict(begin + "aten::relu_(%0)\n"),
+  EXPECT_EQ(verifier_message(begin), "valid");
+  EXPECT_EQ(verifier_message(begin + "aten::relu_(%0)\n"),
             "node 0 (aten::nonzero): result 0 is dynamic, but the node is not the last one");
 }
 
@@ -98,7 +101,7 @@ TEST(Verify, MemoryIsTakenOverOnlyWhereNobodyNeedsIt) {
   %2: f32[s1] @b2 = aten::relu(%1)
 )";
   const auto plan = [&](const std::string& b0, const std::string& b1, const std::string& b2) {
-    return verdict("b0: input " + b0 + "\nb1: fresh(s0) " + b1 + "\nb2: fresh(s0) survives " + b2 + nodes);
+    return verifier_message("b0: input " + b0 + "\nb1: fresh(s0) " + b1 + "\nb2: fresh(s0) survives " + b2 + nodes);
   };
   EXPECT_EQ(plan("", "", ""), "valid");
   EXPECT_EQ(plan("", "reuses b0", "reuses b1"), "valid");
@@ -107,8 +110,8 @@ TEST(Verify, MemoryIsTakenOverOnlyWhereNobodyNeedsIt) {
   EXPECT_EQ(plan("", "", "reuses b0"),
             "the plan of buffer b2 reuses b0, whose last use is not the first use of this one");
   EXPECT_EQ(plan("survives", "reuses b0", ""), "the plan of buffer b1 reuses b0, which survives");
-  EXPECT_EQ(verdict("b0: input\nb1: fresh(s0) survives reuses b0\n%0: f32[s1, s1] @b0\n"
-                    "%1: f32[s1, s1] @b1 = aten::mm(%0, %0)\n"),
+  EXPECT_EQ(verifier_message("b0: input\nb1: fresh(s0) survives reuses b0\n%0: f32[s1, s1] @b0\n"
+                             "%1: f32[s1, s1] @b1 = aten::mm(%0, %0)\n"),
             "the plan of buffer b1 reuses b0, but node 0 may not work in place");
 }
 
@@ -127,7 +130,7 @@ TEST(Verify, GroupsAreInOrderAndKeepTheirOwn) {
                     .ok());
     graph.groups = std::move(groups);
     for (const uint32_t buffer : in_group) graph.buffers[buffer].in_group = true;
-    return verdict(graph);
+    return verifier_message(graph);
   };
   const auto kind = GroupKind::kPointwise;
   EXPECT_EQ(grouped({{0, 0, kind}, {1, 1, kind}}), "valid");
@@ -150,29 +153,29 @@ TEST(Verify, IndicesAreInRange) {
   Graph graph;
   graph.params = 1;
   graph.exprs.push_back({ExprKind::kAdd, 0, 1, 0});
-  EXPECT_EQ(verdict(graph), "symbol s1 is no expression over earlier symbols");
+  EXPECT_EQ(verifier_message(graph), "symbol s1 is no expression over earlier symbols");
   graph.exprs.clear();
   graph.views.push_back({});
-  EXPECT_EQ(verdict(graph), "view %0 is of no buffer");
+  EXPECT_EQ(verifier_message(graph), "view %0 is of no buffer");
   graph.buffers.push_back({BufferKind::kFresh, false, false, 7});
-  EXPECT_EQ(verdict(graph), "the size of buffer b0 is no symbol");
+  EXPECT_EQ(verifier_message(graph), "the size of buffer b0 is no symbol");
   graph.buffers[0].nbytes = 0;
   graph.views[0].sizes = {9};
-  EXPECT_EQ(verdict(graph), "view %0 has not as many strides as sizes");
+  EXPECT_EQ(verifier_message(graph), "view %0 has not as many strides as sizes");
   graph.views[0].strides = {0};
   graph.views[0].offset = 0;
-  EXPECT_EQ(verdict(graph), "view %0 has a size, stride or offset that is no symbol");
+  EXPECT_EQ(verifier_message(graph), "view %0 has a size, stride or offset that is no symbol");
   graph.views[0].sizes = {0};
-  EXPECT_EQ(verdict(graph), "valid");
+  EXPECT_EQ(verifier_message(graph), "valid");
   graph.nodes.resize(1);
-  EXPECT_EQ(verdict(graph), "node 0 (opcode 4294967295): the op table lacks this op");
+  EXPECT_EQ(verifier_message(graph), "node 0 (opcode 4294967295): the op table lacks this op");
   graph.nodes[0].opcode = find_op("aten::relu");
-  EXPECT_EQ(verdict(graph), "node 0 (aten::relu): 0 arguments, but the op has 1");
+  EXPECT_EQ(verifier_message(graph), "node 0 (aten::relu): 0 arguments, but the op has 1");
   graph.nodes[0].args.resize(1);
   graph.nodes[0].results.resize(1);
   graph.nodes[0].args[0].tag = ArgTag::kView;
   graph.nodes[0].args[0].a = 1;
-  EXPECT_EQ(verdict(graph), "node 0 (aten::relu): argument 'self' is no view");
+  EXPECT_EQ(verifier_message(graph), "node 0 (aten::relu): argument 'self' is no view");
 }
 
 }  // namespace

@@ -30,8 +30,8 @@ using ir::Node;
 using ir::Opcode;
 using ir::View;
 
-constexpr uint32_t kFewest = 6;         // the fewest slices of a sum that is changed
-constexpr int64_t kSmallest = 1 << 15;  // the fewest elements of such a sum, in the run that is known
+constexpr uint32_t kMinSlices = 6;         // the fewest slices of a sum that is changed
+constexpr int64_t kMinElements = 1 << 15;  // the fewest elements of such a sum, in the run that is known
 
 class Accumulator {
  public:
@@ -55,21 +55,21 @@ class Accumulator {
 
   void run() {
     sums_.resize(graph_.nodes.size());
-    for (uint32_t i = 0; i < graph_.nodes.size(); ++i) look_at(i);
+    for (uint32_t i = 0; i < graph_.nodes.size(); ++i) inspect(i);
     for (uint32_t i = static_cast<uint32_t>(graph_.nodes.size()); i-- > 0;) {
       Sum& sum = sums_[i];
       if (sum.next != kNoNode) sum.slices = sums_[sum.next].slices;  // the number of the whole chain
-      if (sum.slices >= kFewest && sum.slice != kNoNode && sum.goes_on) change(i);
+      if (sum.slices >= kMinSlices && sum.slice != kNoNode && sum.extends_slice_sum) convert(i);
     }
   }
 
  private:
   // An add in a chain.
   struct Sum {
-    uint32_t slices = 0;       // added up to this add
-    uint32_t slice = kNoNode;  // the node whose gradient this add adds
-    uint32_t next = kNoNode;   // the add whose first operand is this add's result
-    bool goes_on = false;      // the first operand is a slice, or a sum that has slices
+    uint32_t slices = 0;             // added up to this add
+    uint32_t slice = kNoNode;        // the node whose gradient this add adds
+    uint32_t next = kNoNode;         // the add whose first operand is this add's result
+    bool extends_slice_sum = false;  // the first operand is a slice, or a sum that has slices
   };
 
   static bool is_slice(const Node& node) {
@@ -77,7 +77,7 @@ class Accumulator {
   }
 
   // The node whose result, as a whole, the argument is; kNoNode if there is none.
-  uint32_t maker(const Arg& arg) const {
+  uint32_t writer_of(const Arg& arg) const {
     if (arg.tag != ArgTag::kView) return kNoNode;
     const View& view = graph_.views[arg.a];
     const uint32_t node = made_by_[view.buffer];
@@ -93,7 +93,7 @@ class Accumulator {
   }
 
   bool is_added_slice(const Arg& arg, const View& result) const {
-    const uint32_t node = maker(arg);
+    const uint32_t node = writer_of(arg);
     if (node == kNoNode || !is_slice(graph_.nodes[node]) || !read_once(arg)) return false;
     const Arg& gradient = graph_.nodes[node].args[0];
     return gradient.tag == ArgTag::kView && constant_[graph_.views[gradient.a].buffer] &&
@@ -105,10 +105,10 @@ class Accumulator {
     if (values_.empty()) return false;
     int64_t elements = 1;
     for (const ir::Sym size : view.sizes) elements *= values_[size];
-    return elements < kSmallest;
+    return elements < kMinElements;
   }
 
-  void look_at(uint32_t index) {
+  void inspect(uint32_t index) {
     const Node& node = graph_.nodes[index];
     if (node.opcode != ir::ops::aten_add_Tensor || node.results.size() != 1 || node.results[0].tag != ArgTag::kView ||
         node.args[0].tag != ArgTag::kView) {
@@ -118,25 +118,25 @@ class Accumulator {
     const View& self = graph_.views[node.args[0].a];
     if (self.dtype != result.dtype || self.sizes != result.sizes || is_small(result)) return;
     Sum& sum = sums_[index];
-    const uint32_t base = maker(node.args[0]);
+    const uint32_t base = writer_of(node.args[0]);
     if (base != kNoNode && read_once(node.args[0])) {
       if (is_slice(graph_.nodes[base])) {
-        sum.goes_on = true;
+        sum.extends_slice_sum = true;
         sum.slices = 1;
       } else if (sums_[base].slices != 0) {
-        sum.goes_on = true;
+        sum.extends_slice_sum = true;
         sum.slices = sums_[base].slices;
         sums_[base].next = index;
       }
     }
     if (is_added_slice(node.args[1], result)) {
-      sum.slice = maker(node.args[1]);
+      sum.slice = writer_of(node.args[1]);
       ++sum.slices;
     }
   }
 
   // The first slice and the dense operands keep their adds.
-  void change(uint32_t index) {
+  void convert(uint32_t index) {
     Node& node = graph_.nodes[index];
     const Node& slice = graph_.nodes[sums_[index].slice];
     const bool selects = slice.opcode == ir::ops::aten_select_backward;

@@ -246,7 +246,7 @@ class Canonicalizer {
     }
     for (const Node& node : graph_.nodes) {
       ir::for_each_view(node, [&](uint32_t view, bool) { rename_strides(graph_.views[view]); });
-      const bool always = makes_contiguous(ir::op_desc(node.opcode));
+      const bool always = result_is_contiguous(ir::op_desc(node.opcode));
       for (const Arg& result : node.results) {
         if (result.tag != ArgTag::kView) continue;
         View& view = graph_.views[result.a];

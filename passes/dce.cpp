@@ -37,7 +37,7 @@ class Sweeper {
     std::vector<bool> keep(graph_.nodes.size());
     for (size_t i = graph_.nodes.size(); i-- > 0;) {
       const Node& node = graph_.nodes[i];
-      bool needed = !only_visible_effects(ir::op_desc(node.opcode));
+      bool needed = !has_only_declared_effects(ir::op_desc(node.opcode));
       ir::for_each_view(node, [&](uint32_t view, bool writes) {
         needed |= writes && (live[graph_.views[view].buffer] || graph_.views[view].dynamic);
       });

@@ -9,16 +9,16 @@
 namespace torch_remote::passes {
 namespace {
 
-bool same(const ir::Domain& a, const ir::Domain& b) {
-  const auto same_access = [](const ir::Domain::Access& x, const ir::Domain::Access& y) {
+bool same(const ir::IterationDomain& a, const ir::IterationDomain& b) {
+  const auto same_access = [](const ir::IterationDomain::Access& x, const ir::IterationDomain::Access& y) {
     return x.part.view == y.part.view && x.offset == y.offset && x.strides == y.strides && x.dims == y.dims &&
-           x.finish == y.finish;
+           x.available_after_all_rows == y.available_after_all_rows;
   };
-  const auto same_member = [&](const ir::Domain::Member& x, const ir::Domain::Member& y) {
+  const auto same_member = [&](const ir::IterationDomain::Member& x, const ir::IterationDomain::Member& y) {
     return x.node == y.node && x.space == y.space && x.axes == y.axes && x.reduces == y.reduces &&
            std::ranges::equal(x.accesses, y.accesses, same_access);
   };
-  return a.sizes() == b.sizes() && a.columns() == b.columns() && a.kept_rows() == b.kept_rows() &&
+  return a.sizes() == b.sizes() && a.columns() == b.columns() && a.unreduced_rows() == b.unreduced_rows() &&
          std::ranges::equal(a.members(), b.members(), same_member);
 }
 
@@ -47,9 +47,9 @@ TEST(Domain, IsAsItWasAfterANodeForWhichItSplitDims) {
                     .ok());
     std::vector<int64_t> values;
     ASSERT_TRUE(ir::evaluate(graph, nullptr, &values).ok());
-    ir::Domain domain(graph, values);
+    ir::IterationDomain domain(graph, values);
     ASSERT_TRUE(domain.add(0));
-    const ir::Domain before = domain;
+    const ir::IterationDomain before = domain;
     EXPECT_FALSE(domain.add(1)) << operands;
     EXPECT_TRUE(same(domain, before)) << operands;
     EXPECT_TRUE(domain.add(2));
@@ -68,10 +68,10 @@ TEST(Domain, IsAsItWasAfterANodeThatItCannotDo) {
     std::vector<int64_t> values;
     ASSERT_TRUE(ir::evaluate(graph, trace.params.data(), &values).ok());
     for (int start = 0; start < 8; ++start) {
-      ir::Domain domain(graph, values);
+      ir::IterationDomain domain(graph, values);
       for (int tries = 0; tries < 12; ++tries) {
         const auto node = static_cast<uint32_t>(rng() % graph.nodes.size());
-        const ir::Domain before = domain;
+        const ir::IterationDomain before = domain;
         if (domain.add(node)) {
           ++added;
           continue;

@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "ir/fusion/arrangement.h"
 #include "ir/fusion/domain.h"
+#include "ir/fusion/kernel_dims.h"
 #include "ir/fusion/sections.h"
 #include "ir/ops/op_table_generated.h"
 #include "passes/pass.h"
@@ -17,10 +17,10 @@
 // other.
 //
 // Nodes are visited in order. A node joins the group that computes one of its operands if one loop nest can compute
-// both (ir::Domain). No node outside may have to run in between. If it joins several groups, these become one. So a
-// chain of pointwise ops, a reduction of its result, and ops on the reduced rows are one group. Which elements are the
-// same follows from the sizes of the run in which the graph was recorded (PassContext::sample). The worker checks this
-// for other sizes; where it does not hold, it executes the nodes one by one.
+// both (ir::IterationDomain). No node outside may have to run in between. If it joins several groups, these become one.
+// So a chain of pointwise ops, a reduction of its result, and ops on the reduced rows are one group. Which elements are
+// the same follows from the sizes of the run in which the graph was recorded (PassContext::sample). The worker checks
+// this for other sizes; where it does not hold, it executes the nodes one by one.
 //
 // A group of one node stays only where our kernel is better than ATen's. docs/fusion.md has the rules and their
 // effects. A group that joins tensors (cat) is executed in sections (ir/fusion/sections.h).
@@ -28,10 +28,10 @@ namespace torch_remote::passes {
 namespace {
 
 using ir::Arg;
-using ir::Domain;
 using ir::Graph;
 using ir::Group;
 using ir::GroupKind;
+using ir::IterationDomain;
 using ir::kNoNode;
 using ir::Node;
 
@@ -142,7 +142,7 @@ std::vector<std::vector<uint32_t>> find_dependencies(const Graph& graph) {
     }
     if (updates) updated.push_back(n);
     // An op with an effect that the client may notice stays after all earlier nodes, and before all later ones.
-    if (!only_visible_effects(ir::op_desc(node.opcode))) {
+    if (!has_only_declared_effects(ir::op_desc(node.opcode))) {
       before[n].resize(n);
       std::iota(before[n].begin(), before[n].end(), 0);
       for (Touched& touched : buffers) touched = {n, {}};
@@ -183,7 +183,7 @@ class Memory {
   Memory(const Graph& graph, const std::vector<int64_t>& values) : graph_(graph), sizes_(find_sizes(graph, values)) {}
 
   // The most bytes that live at once, without inputs that survive.
-  int64_t most(const std::vector<Unit>& units) {
+  int64_t peak(const std::vector<Unit>& units) {
     last_.assign(sizes_.size(), kNoNode);
     first_.assign(sizes_.size(), kNoNode);
     std::vector<int64_t> change(units.size() + 1, 0);
@@ -217,7 +217,7 @@ class Memory {
 
   // For the order that `most` got last: the unit of several nodes that is the last user of most of that memory.
   // kNoNode: none.
-  uint32_t waits_for(const std::vector<Unit>& units) const {
+  uint32_t largest_holder(const std::vector<Unit>& units) const {
     std::vector<int64_t> waiting(units.size(), 0);
     for (size_t b = 0; b < sizes_.size(); ++b) {
       if (last_[b] == kNoNode || graph_.buffers[b].survives || first_[b] > at_ || last_[b] < at_) continue;
@@ -249,7 +249,7 @@ class Fuser {
     cluster_of_.assign(count, kNoNode);
     after_.assign(count, Bits(count));
     for (uint32_t n = 0; n < count; ++n) {
-      ir::Form form;
+      ir::KernelForm form;
       checks_indices_.push_back(ir::find_form(graph_, graph_.nodes[n], 0, &form) && ir::checks_indices(form));
     }
     for (uint32_t n = 0; n < count; ++n) {
@@ -264,19 +264,19 @@ class Fuser {
  private:
   struct Cluster {
     std::vector<uint32_t> nodes;
-    Domain domain;
+    IterationDomain domain;
     uint32_t items = 1;
     bool joins = false;  // it is executed in sections (ir/fusion/sections.h), and has no domain
     GroupKind kind = GroupKind::kPointwise;
   };
 
   bool may_be_fused(const Node& node) const {
-    if (!only_visible_effects(ir::op_desc(node.opcode))) return false;
+    if (!has_only_declared_effects(ir::op_desc(node.opcode))) return false;
     // A worker without a kernel for the node would execute the whole group node by node.
-    if (context_.target().starts_with("sm_") && ir::goes_in_order(ir::expansion_of(node.opcode))) return false;
+    if (context_.target().starts_with("sm_") && ir::is_sequential(ir::expansion_of(node.opcode))) return false;
     bool dtypes = true;
     ir::for_each_view(node, [&](uint32_t view, bool) {
-      dtypes &= !graph_.views[view].dynamic && context_.worker.does(graph_.views[view].dtype);
+      dtypes &= !graph_.views[view].dynamic && context_.worker.supports(graph_.views[view].dtype);
     });
     return dtypes;
   }
@@ -293,7 +293,7 @@ class Fuser {
         makers.push_back(cluster);
       }
     });
-    Cluster made{{n}, Domain(graph_, values_), ir::count_items(graph_.nodes[n])};
+    Cluster made{{n}, IterationDomain(graph_, values_), ir::count_items(graph_.nodes[n])};
     bool alone = true;
     for (const uint32_t maker : makers) {
       const Cluster& other = clusters_[maker];
@@ -301,8 +301,8 @@ class Fuser {
       std::vector<uint32_t> nodes;
       std::ranges::merge(other.nodes, made.nodes, std::back_inserter(nodes));
       const bool joins = other.joins || made.joins || is_join(n);
-      if (nodes.size() > (joins ? most_joined_ : most_nodes_) || comes_between(nodes)) continue;
-      Cluster both{std::move(nodes), alone ? other.domain : Domain(graph_, values_), made.items};
+      if (nodes.size() > (joins ? most_joined_ : most_nodes_) || has_node_between(nodes)) continue;
+      Cluster both{std::move(nodes), alone ? other.domain : IterationDomain(graph_, values_), made.items};
       both.joins = joins;
       if (!fits(both, alone && !both.joins ? std::vector<uint32_t>{n} : both.nodes)) continue;
       for (const uint32_t node : other.nodes) cluster_of_[node] = kNoNode;
@@ -313,7 +313,7 @@ class Fuser {
     made.joins |= is_join(n);
     if (alone && !fits(made, made.nodes)) return;
     for (const uint32_t node : made.nodes) cluster_of_[node] = static_cast<uint32_t>(clusters_.size());
-    tie(made.nodes);
+    merge_dependencies(made.nodes);
     clusters_.push_back(std::move(made));
   }
 
@@ -322,7 +322,7 @@ class Fuser {
   // Whether the nodes may be executed together although an index may be out of bounds.
   bool may_fail(const std::vector<uint32_t>& nodes) const {
     return std::ranges::none_of(nodes, [&](uint32_t n) { return checks_indices_[n]; }) ||
-           ir::may_be_repeated(graph_, nodes) || ir::knows_indices(graph_, nodes);
+           ir::can_reexecute(graph_, nodes) || ir::indices_exist_before(graph_, nodes);
   }
 
   // Whether one kernel can compute the cluster's nodes. All nodes but `added` are in its domain already.
@@ -334,14 +334,14 @@ class Fuser {
   }
 
   // Whether a kernel can have the domain's dims.
-  static bool has_kernel(const Domain& domain) { return ir::Arrangement(domain).find().ok(); }
+  static bool has_kernel(const IterationDomain& domain) { return ir::KernelDims(domain).find().ok(); }
 
   bool fits_in_sections(Cluster& cluster) const {
     std::vector<ir::Section> sections;
     if (cluster.items != 1 || !ir::find_sections(graph_, values_, cluster.nodes, &sections)) return false;
     cluster.kind = GroupKind::kPointwise;
     for (const ir::Section& section : sections) {
-      Domain domain(section.graph, section.values);
+      IterationDomain domain(section.graph, section.values);
       for (uint32_t n = 0; n < section.nodes.size(); ++n) {
         if (!domain.add(n)) return false;
       }
@@ -387,7 +387,7 @@ class Fuser {
   }
 
   // Whether a node outside would have to come after one of them and before another.
-  bool comes_between(const std::vector<uint32_t>& nodes) const {
+  bool has_node_between(const std::vector<uint32_t>& nodes) const {
     Bits inside(graph_.nodes.size());
     for (const uint32_t n : nodes) inside.set(n);
     for (const uint32_t n : nodes) {
@@ -399,7 +399,7 @@ class Fuser {
   }
 
   // The nodes are executed together: what comes after one of them comes after everything that any of them needs.
-  void tie(const std::vector<uint32_t>& nodes) {
+  void merge_dependencies(const std::vector<uint32_t>& nodes) {
     if (nodes.size() == 1) return;
     Bits inside(graph_.nodes.size()), all(graph_.nodes.size());
     for (const uint32_t n : nodes) {
@@ -412,11 +412,11 @@ class Fuser {
   }
 
   // Whether neighbors in the result are chosen by different indices.
-  static bool indices_vary_inside(const Domain::Member& member) {
+  static bool indices_vary_inside(const IterationDomain::Member& member) {
     const auto made = std::ranges::find_if(member.accesses, [](const auto& access) { return access.part.writes; });
     for (uint32_t d = 0; d < made->strides.size(); ++d) {
       if (made->strides[d] != 1) continue;
-      return std::ranges::any_of(member.accesses, [&](const Domain::Access& access) {
+      return std::ranges::any_of(member.accesses, [&](const IterationDomain::Access& access) {
         return access.part.is_index && access.strides[d] != 0;
       });
     }
@@ -427,7 +427,7 @@ class Fuser {
   bool is_better_alone(const Cluster& cluster) const {
     switch (ir::expansion_of(graph_.nodes[cluster.nodes[0]].opcode)) {
       case ir::Expansion::kBatchNorm:  // in eval mode it is like any pointwise op
-        return cluster.domain.members()[0].reduces != ir::Reduces::kNothing;
+        return cluster.domain.members()[0].reduces != ir::ReductionKind::kNothing;
       case ir::Expansion::kIndexSelect:  // ATen copies whole rows as fast
         return indices_vary_inside(cluster.domain.members()[0]);
       case ir::Expansion::kBatchNormBackward:
@@ -453,7 +453,7 @@ class Fuser {
       case ir::Expansion::kLogSoftmaxBackward:
         return true;
       case ir::Expansion::kMatmul:
-        return !is_product(graph_.nodes[cluster.nodes[0]]);
+        return !is_skinny_matmul(graph_.nodes[cluster.nodes[0]]);
       default:
         return false;
     }
@@ -461,15 +461,15 @@ class Fuser {
 
   // The worker says whether it has hand-written kernels for attention. It checks sizes and dtypes itself.
   bool is_attention(const Node& node) const {
-    return context_.worker.does(GroupKind::kAttention) &&
+    return context_.worker.supports(GroupKind::kAttention) &&
            (node.opcode == ir::ops::remote_attention || node.opcode == ir::ops::remote_attention_backward);
   }
 
   // A few rows times a matrix whose columns are contiguous: CPU workers have loops for these. The worker decides where
   // they are faster than the library.
-  bool is_product(const Node& node) const {
+  bool is_skinny_matmul(const Node& node) const {
     const bool adds = node.opcode == ir::ops::aten_addmm;
-    if (!context_.worker.does(GroupKind::kMatmulEpilogue) || !context_.target().starts_with("x86-64") ||
+    if (!context_.worker.supports(GroupKind::kMatmulEpilogue) || !context_.target().starts_with("x86-64") ||
         (node.opcode != ir::ops::aten_mm && !adds) || !may_be_fused(node)) {
       return false;
     }
@@ -480,15 +480,15 @@ class Fuser {
     using enum ir::DType;
     const bool float_type = left.dtype == kFloat32 || left.dtype == kBFloat16 || left.dtype == kFloat16;
     const int64_t rows = values_[left.sizes[0]];
-    return float_type && rows >= 1 && rows <= ir::kMostProductRows && values_[left.strides[1]] == 1 &&
+    return float_type && rows >= 1 && rows <= ir::kMaxMatmulRows && values_[left.strides[1]] == 1 &&
            values_[right.strides[0]] == 1;
   }
 
   // A matmul that CPU workers may execute with another library than ATen's. The worker decides which one is faster.
-  bool is_library_product(const Node& node) const {
+  bool is_library_matmul(const Node& node) const {
     const bool batches = node.opcode == ir::ops::aten_bmm || node.opcode == ir::ops::aten_baddbmm;
     const bool adds = node.opcode == ir::ops::aten_addmm || node.opcode == ir::ops::aten_baddbmm;
-    if (!context_.worker.does(GroupKind::kMatmulEpilogue) || !context_.target().starts_with("x86-64") ||
+    if (!context_.worker.supports(GroupKind::kMatmulEpilogue) || !context_.target().starts_with("x86-64") ||
         (node.opcode != ir::ops::aten_mm && !adds && !batches) || !may_be_fused(node)) {
       return false;
     }
@@ -498,22 +498,23 @@ class Fuser {
     if (left.dtype != ir::DType::kFloat32 || left.sizes.empty() || right.sizes.empty()) return false;
     const auto multiplications =
         static_cast<double>(points(left_arg.a)) * static_cast<double>(values_[right.sizes.back()]);
-    return multiplications >= ir::kFewestLibraryMultiplications;
+    return multiplications >= ir::kMinLibraryMultiplications;
   }
 
   // Whether neighbors of one operand are far apart in another one. A kernel packs such operands; ATen's loops mostly do
   // not.
-  static bool lies_across(const Domain& domain) {
+  static bool is_transposed(const IterationDomain& domain) {
     constexpr int64_t kMany = 64;
-    std::vector<const Domain::Access*> accesses;
-    for (const Domain::Member& member : domain.members()) {
-      for (const Domain::Access& access : member.accesses) accesses.push_back(&access);
+    std::vector<const IterationDomain::Access*> accesses;
+    for (const IterationDomain::Member& member : domain.members()) {
+      for (const IterationDomain::Access& access : member.accesses) accesses.push_back(&access);
     }
-    const auto runs_along = [&](const Domain::Access& access, uint32_t dim, const Domain::Access& other) {
+    const auto runs_along = [&](const IterationDomain::Access& access, uint32_t dim,
+                                const IterationDomain::Access& other) {
       return domain.sizes()[dim] >= kMany && access.strides[dim] == 1 && other.strides[dim] >= kMany;
     };
-    for (const Domain::Access* x : accesses) {
-      for (const Domain::Access* y : accesses) {
+    for (const IterationDomain::Access* x : accesses) {
+      for (const IterationDomain::Access* y : accesses) {
         bool x_runs = false, y_runs = false;
         for (uint32_t d = 0; d < domain.sizes().size(); ++d) {
           x_runs |= runs_along(*x, d, *y);
@@ -529,8 +530,8 @@ class Fuser {
     for (Cluster& cluster : clusters_) {
       const bool drop = cluster.nodes.empty() ||
                         (cluster.nodes.size() == 1 &&
-                         (cluster.joins || (!is_better_alone(cluster) && !lies_across(cluster.domain)))) ||
-                        !context_.worker.does(kind_of(cluster));
+                         (cluster.joins || (!is_better_alone(cluster) && !is_transposed(cluster.domain)))) ||
+                        !context_.worker.supports(kind_of(cluster));
       if (!drop) continue;
       for (const uint32_t n : cluster.nodes) cluster_of_[n] = kNoNode;
       cluster.nodes.clear();
@@ -542,11 +543,11 @@ class Fuser {
     return cluster.joins ? cluster.kind : kind_of(cluster.domain);
   }
 
-  static GroupKind kind_of(const Domain& domain) {
+  static GroupKind kind_of(const IterationDomain& domain) {
     bool columns = false, totals = false;
-    for (const Domain::Member& member : domain.members()) {
-      columns |= member.reduces == ir::Reduces::kColumns;
-      totals |= member.reduces == ir::Reduces::kRows || member.reduces == ir::Reduces::kAll;
+    for (const IterationDomain::Member& member : domain.members()) {
+      columns |= member.reduces == ir::ReductionKind::kColumns;
+      totals |= member.reduces == ir::ReductionKind::kRows || member.reduces == ir::ReductionKind::kAll;
     }
     return columns ? GroupKind::kRowwise : totals ? GroupKind::kReduce : GroupKind::kPointwise;
   }
@@ -554,15 +555,15 @@ class Fuser {
   // A group waits for everything that it needs, and keeps it alive. If this takes more memory than executing the nodes
   // one by one, the group is halved.
   std::vector<Unit> order_within_memory() {
-    constexpr int kMostCuts = 64;
+    constexpr int kMaxCuts = 64;
     constexpr int64_t kLittle = 1 << 20;
     Memory memory(graph_, values_);
     std::vector<Unit> units(graph_.nodes.size());
     for (uint32_t n = 0; n < units.size(); ++n) units[n] = {n};
-    const int64_t alone = memory.most(units), allowed = alone + std::max(alone / 32, kLittle);
+    const int64_t alone = memory.peak(units), allowed = alone + std::max(alone / 32, kLittle);
     units = order();
-    for (int cuts = 0; cuts < kMostCuts && memory.most(units) > allowed; ++cuts) {
-      const uint32_t unit = memory.waits_for(units);
+    for (int cuts = 0; cuts < kMaxCuts && memory.peak(units) > allowed; ++cuts) {
+      const uint32_t unit = memory.largest_holder(units);
       if (unit == kNoNode) break;
       halve(clusters_[cluster_of_[units[unit].back()]]);
       units = order();
@@ -578,9 +579,9 @@ class Fuser {
     for (const uint32_t n : all) cluster_of_[n] = kNoNode;
     const auto middle = all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2);
     for (const Unit& half : {Unit(all.begin(), middle), Unit(middle, all.end())}) {
-      Cluster made{half, Domain(graph_, values_), items};
+      Cluster made{half, IterationDomain(graph_, values_), items};
       made.joins = std::ranges::any_of(half, [&](uint32_t n) { return is_join(n); });
-      if (half.size() == 1 || !fits(made, half) || !context_.worker.does(kind_of(made))) continue;
+      if (half.size() == 1 || !fits(made, half) || !context_.worker.supports(kind_of(made))) continue;
       for (const uint32_t n : half) cluster_of_[n] = static_cast<uint32_t>(clusters_.size());
       clusters_.push_back(std::move(made));
     }
@@ -631,7 +632,7 @@ class Fuser {
         kind = kind_of(clusters_[cluster]);
       } else if (is_attention(nodes.back())) {
         kind = GroupKind::kAttention;
-      } else if (is_product(nodes.back()) || is_library_product(nodes.back())) {
+      } else if (is_skinny_matmul(nodes.back()) || is_library_matmul(nodes.back())) {
         kind = GroupKind::kMatmulEpilogue;
       }
       if (!kind || static_cast<int64_t>(graph_.groups.size()) >= limit) continue;

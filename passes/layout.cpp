@@ -40,16 +40,16 @@ class Layout {
 
   void run() {
     find_images();
-    for (const Node& node : graph_.nodes) keep_plain(node);
-    while (std::ranges::any_of(graph_.nodes, [this](const Node& node) { return keep_alike(node); })) {
+    for (const Node& node : graph_.nodes) keep_contiguous(node);
+    while (std::ranges::any_of(graph_.nodes, [this](const Node& node) { return keep_same_layout(node); })) {
     }
     chain_of_.resize(graph_.buffers.size());
     std::iota(chain_of_.begin(), chain_of_.end(), 0);
     for (const Node& node : graph_.nodes) join(node);
     gains_.assign(graph_.buffers.size(), 0);
-    for (const Node& node : graph_.nodes) weigh(node);
+    for (const Node& node : graph_.nodes) estimate_gain(node);
     for (uint32_t b = 0; b < graph_.buffers.size(); ++b) {
-      if (image_[b] != kNoView && gains_[find(b)] > 0) turn_round(image_[b]);
+      if (image_[b] != kNoView && gains_[find(b)] > 0) make_channels_last(image_[b]);
     }
   }
 
@@ -62,13 +62,13 @@ class Layout {
       const uint32_t b = graph_.views[v].buffer;
       const ir::Buffer& buffer = graph_.buffers[b];
       const bool may = ++views[b] == 1 && buffer.kind == ir::BufferKind::kFresh && buffer.ssa && !buffer.survives &&
-                       is_plain_image(graph_.views[v]);
+                       is_contiguous_image(graph_.views[v]);
       image_[b] = may ? v : kNoView;
     }
   }
 
   // Looks at the strides in the known run. The graph may leave them open, because they depend on the inputs.
-  bool is_plain_image(const View& view) const {
+  bool is_contiguous_image(const View& view) const {
     if (view.dynamic || view.sizes.size() != 4 || values_[view.offset] != 0) return false;
     int64_t expected = 1;
     for (size_t d = 4; d-- > 0;) {
@@ -86,7 +86,7 @@ class Layout {
     return count;
   }
   // Seconds to reorder the image.
-  double turning(uint32_t view) const {
+  double reorder_seconds(uint32_t view) const {
     return elements(view) * static_cast<double>(ir::item_size(graph_.views[view].dtype)) / kBytesPerSecond;
   }
 
@@ -107,7 +107,7 @@ class Layout {
   }
 
   // Whether the op works in any layout, and gives its results the layout of its operands.
-  bool goes_along(const Node& node) const {
+  bool works_in_any_layout(const Node& node) const {
     const ir::OpDesc& desc = ir::op_desc(node.opcode);
     switch (node.opcode) {
       case ir::ops::aten_cat:
@@ -128,8 +128,8 @@ class Layout {
     return node.opcode == ir::ops::aten_mean_dim || node.opcode == ir::ops::aten__adaptive_avg_pool2d;
   }
 
-  void keep_plain(const Node& node) {
-    if (goes_along(node)) return;
+  void keep_contiguous(const Node& node) {
+    if (works_in_any_layout(node)) return;
     const bool convolves = is_convolution(node), reads = reads_any(node);
     const auto keep = [&](uint32_t view) { image_[graph_.views[view].buffer] = kNoView; };
     for (size_t i = 0; i < node.args.size(); ++i) {
@@ -145,7 +145,7 @@ class Layout {
 
   // If an in-place op fails, its result has its operand's bytes, so both need the same layout. Returns true if this
   // changed anything.
-  bool keep_alike(const Node& node) {
+  bool keep_same_layout(const Node& node) {
     if (!node.in_place || is_image(node.args[0].a) == is_image(node.results[0].a)) return false;
     for (const uint32_t view : {node.args[0].a, node.results[0].a}) image_[graph_.views[view].buffer] = kNoView;
     return true;
@@ -159,7 +159,7 @@ class Layout {
   }
 
   void join(const Node& node) {
-    if (!is_convolution(node) && !goes_along(node)) return;
+    if (!is_convolution(node) && !works_in_any_layout(node)) return;
     uint32_t first = kNoView;
     ir::for_each_view(node, [&](uint32_t view, bool) {
       if (!is_image(view)) return;
@@ -168,16 +168,16 @@ class Layout {
     });
   }
 
-  void weigh(const Node& node) {
+  void estimate_gain(const Node& node) {
     const bool convolves = is_convolution(node);
-    if (!convolves && !goes_along(node)) return;
+    if (!convolves && !works_in_any_layout(node)) return;
     uint32_t chain = kNoView;
     double turned = 0;
     ir::for_each_view(node, [&](uint32_t view, bool) {
       if (is_image(view)) {
         chain = find(graph_.views[view].buffer);
-      } else if (graph_.views[view].sizes.size() == 4 && is_plain_image(graph_.views[view])) {
-        turned += turning(view);
+      } else if (graph_.views[view].sizes.size() == 4 && is_contiguous_image(graph_.views[view])) {
+        turned += reorder_seconds(view);
       }
     });
     if (chain == kNoView) return;
@@ -189,12 +189,12 @@ class Layout {
       const double work = elements(weights) * static_cast<double>(size(places, 0)) *
                           static_cast<double>(size(places, 2)) * static_cast<double>(size(places, 3));
       gains_[chain] += kGain * work / kMultiplicationsPerSecond;
-      if (is_plain_image(graph_.views[weights])) turned -= turning(weights);
+      if (is_contiguous_image(graph_.views[weights])) turned -= reorder_seconds(weights);
     }
     gains_[chain] -= turned;
   }
 
-  void turn_round(uint32_t index) {
+  void make_channels_last(uint32_t index) {
     const auto times = [&](Sym a, Sym b) { return graph_.expr(ExprKind::kMul, a, b); };
     const Sym columns = graph_.views[index].sizes[3], rows = graph_.views[index].sizes[2],
               channels = graph_.views[index].sizes[1];

@@ -78,7 +78,7 @@ class Lifter {
   struct State {
     uint32_t definition = kNoView;  // the view that the value's node wrote
     uint32_t first = kNoNode;
-    bool memory = false;  // something else wrote it since then
+    bool overwritten = false;  // something else wrote it since then
     uint32_t conversions = 0;
   };
 
@@ -98,7 +98,7 @@ class Lifter {
         if (state.first == kNoNode) {
           state.definition = view;
         } else {
-          state.memory = true;
+          state.overwritten = true;
         }
       }
       if (state.first == kNoNode) state.first = index;
@@ -113,7 +113,8 @@ class Lifter {
     if (functional.family != ir::Family::kPointwise || (functional.flags & ir::kOpPure) == 0) return false;
     const View& self = graph_.views[node.args[0].a];
     const State& state = states_[self.buffer];
-    if (graph_.buffers[self.buffer].kind != ir::BufferKind::kFresh || state.definition == kNoView || state.memory) {
+    if (graph_.buffers[self.buffer].kind != ir::BufferKind::kFresh || state.definition == kNoView ||
+        state.overwritten) {
       return false;
     }
     return ir::same_geometry(self, graph_.views[state.definition]) && is_functional_form(desc, functional) &&
@@ -221,7 +222,7 @@ class Lifter {
     struct Use {
       uint32_t first = kNoNode;
       bool defined = false;
-      bool spoiled = false;
+      bool written_again = false;
     };
     std::vector<Use> uses(graph_.buffers.size());
     for (uint32_t i = 0; i < graph_.nodes.size(); ++i) {
@@ -231,13 +232,13 @@ class Lifter {
           use.first = i;
           use.defined = writes;
         } else {
-          use.spoiled |= writes || use.first == i;
+          use.written_again |= writes || use.first == i;
         }
       });
     }
     for (size_t i = 0; i < uses.size(); ++i) {
       const bool fresh = graph_.buffers[i].kind == ir::BufferKind::kFresh;
-      graph_.buffers[i].ssa = fresh && uses[i].defined && !uses[i].spoiled;
+      graph_.buffers[i].ssa = fresh && uses[i].defined && !uses[i].written_again;
     }
   }
 

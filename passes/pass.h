@@ -37,7 +37,7 @@ struct PassContext {
 struct PassOption {
   std::string_view name;     // without the pass's name: "limit"
   std::string_view summary;  // a phrase
-  int64_t otherwise;         // the default
+  int64_t default_value;     // the default
 };
 
 struct Pass {
@@ -47,7 +47,7 @@ struct Pass {
   std::span<const PassOption> options = {};
   // The bits of an op may depend on the graph's other ops. (Where graphs are cut depends on threads, waits and earlier
   // records.)
-  bool mixes_ops = false;
+  bool bits_depend_on_other_ops = false;
 };
 
 // All passes, in pipeline order: lift, canonicalize, cse, accumulate, dce, layout, fuse, plan. (`emit` is

@@ -25,15 +25,15 @@ constexpr Pass kPipeline[] = {
      "Has sums of many slices' gradients add each slice where it is.",
      accumulate,
      {},
-     /*mixes_ops=*/true},
+     /*bits_depend_on_other_ops=*/true},
     {"dce", "Removes ops whose results nobody can see, and what nothing names.", dce},
     {"layout",
      "Has images between convolutions lie channels last, where that is faster and nobody sees it.",
      layout,
      {},
-     /*mixes_ops=*/true},
+     /*bits_depend_on_other_ops=*/true},
     {"fuse", "Says which nodes the worker may do as a whole, by one kernel, and moves them beside each other.", fuse,
-     kFuseOptions, /*mixes_ops=*/true},
+     kFuseOptions, /*bits_depend_on_other_ops=*/true},
     {"plan", "Lifetimes of the buffers, and which one may take over the memory of which.", plan},
 };
 
@@ -52,12 +52,12 @@ int64_t PassContext::option(std::string_view name) const {
   if (const auto found = options.find(name); found != options.end()) return found->second;
   const size_t dot = name.find('.');
   const std::span<const PassOption> listed = find_pass(name.substr(0, dot))->options;
-  return std::ranges::find(listed, name.substr(dot + 1), &PassOption::name)->otherwise;
+  return std::ranges::find(listed, name.substr(dot + 1), &PassOption::name)->default_value;
 }
 
 bool PassContext::wants(std::string_view pass) const {
   if (deterministic && !target().starts_with("sm_")) {
-    if (const Pass* known = find_pass(pass); known != nullptr && known->mixes_ops) return false;
+    if (const Pass* known = find_pass(pass); known != nullptr && known->bits_depend_on_other_ops) return false;
   }
   const auto found = options.find(pass);
   return found == options.end() || found->second != 0;

@@ -24,18 +24,18 @@ class Planner {
     for (uint32_t i = 0; i < graph_.nodes.size(); ++i) {
       const Node& node = graph_.nodes[i];
       for (const Arg& result : node.results) {
-        if (result.tag == ArgTag::kView) take_over(i, graph_.views[result.a].buffer);
+        if (result.tag == ArgTag::kView) reuse_memory(i, graph_.views[result.a].buffer);
       }
       if (ir::fills_first_argument(ir::op_desc(node.opcode)) && node.args[0].tag == ArgTag::kView) {
         const uint32_t filled = graph_.views[node.args[0].a].buffer;
-        if (graph_.buffers[filled].ssa) take_over(i, filled);
+        if (graph_.buffers[filled].ssa) reuse_memory(i, filled);
       }
     }
   }
 
  private:
   // Finds an operand of the node whose memory may be taken over by the buffer that the node creates.
-  void take_over(uint32_t index, uint32_t made) {
+  void reuse_memory(uint32_t index, uint32_t made) {
     if (lifetimes_[made].first != index) return;
     const Node& node = graph_.nodes[index];
     for (const Arg& arg : node.args) {

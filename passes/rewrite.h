@@ -11,7 +11,7 @@ namespace torch_remote::passes {
 
 // Whether the op's only effects are its results and the writes that its schema or the table states. Such an op reports
 // nothing to the client, so it may be removed if its results and writes are unused.
-bool only_visible_effects(const ir::OpDesc& desc);
+bool has_only_declared_effects(const ir::OpDesc& desc);
 
 // Returns which buffers no node writes after their first use: reads at any two nodes give the same value. These are the
 // ssa buffers, and the inputs that this graph only reads.

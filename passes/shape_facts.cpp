@@ -65,9 +65,9 @@ class Collector {
         return same(operand(graph_, node_, 0), result(graph_, node_, 0));
       case ShapeRule::kMatmul:
       case ShapeRule::kBmm:
-        return product(operand(graph_, node_, 0), operand(graph_, node_, 1));
+        return matmul(operand(graph_, node_, 0), operand(graph_, node_, 1));
       case ShapeRule::kAddmm:
-        return product(operand(graph_, node_, 1), operand(graph_, node_, 2));
+        return matmul(operand(graph_, node_, 1), operand(graph_, node_, 2));
       case ShapeRule::kEmbedding:
         return embedding();
       case ShapeRule::kReduction:
@@ -109,7 +109,7 @@ class Collector {
   }
 
   // (batch,) m, k times (batch,) k, n
-  void product(const View* a, const View* b) {
+  void matmul(const View* a, const View* b) {
     const View* c = result(graph_, node_, 0);
     if (a == nullptr || b == nullptr || c == nullptr) return;
     const size_t rank = c->sizes.size();
@@ -214,7 +214,7 @@ void collect_equal_sizes(const Graph& graph, const Node& node, EqualSizes& out) 
   }
 }
 
-bool makes_contiguous(const OpDesc& desc) {
+bool result_is_contiguous(const OpDesc& desc) {
   switch (desc.shape_rule) {
     case ShapeRule::kMatmul:
     case ShapeRule::kBmm:

@@ -14,7 +14,7 @@ using EqualSizes = std::vector<std::pair<ir::Sym, ir::Sym>>;
 void collect_equal_sizes(const ir::Graph& graph, const ir::Node& node, EqualSizes& out);
 
 // Whether the op makes its results contiguous for any operands.
-bool makes_contiguous(const ir::OpDesc& desc);
+bool result_is_contiguous(const ir::OpDesc& desc);
 
 // Whether the pointwise node's result is contiguous because of its operands. Torch gives it the operands' order of
 // dims, and no operand has another order.

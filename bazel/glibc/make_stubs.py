@@ -39,7 +39,7 @@ class Symbol(NamedTuple):
     size: int
 
 
-def of(version: str) -> tuple[str, tuple[int, ...]] | None:
+def parse_version(version: str) -> tuple[str, tuple[int, ...]] | None:
     """A version's family and number; None for another kind (GLIBC_PRIVATE, GLIBCXX_LDBL_3.4)."""
     match = re.fullmatch(r"([A-Z]+)_(\d+(?:\.\d+)*)", version)
     return (match[1], tuple(map(int, match[2].split(".")))) if match and match[1] in VERSIONS else None
@@ -58,16 +58,16 @@ def exported(library: Path) -> dict[str, list[Symbol]]:
         name, _, version = fields[7].partition("@")
         is_default = version.startswith("@")
         version = version.removeprefix("@")
-        if of(version):
+        if parse_version(version):
             found[name].append(Symbol(name, version, is_default, fields[3] == "OBJECT", int(fields[2], 0)))
     return found
 
 
-def kept(library: Path) -> dict[str, list[Symbol]]:
+def supported_symbols(library: Path) -> dict[str, list[Symbol]]:
     """The symbols that are old enough, by the library that contained them."""
     homes = defaultdict(list)
     for name, symbols in exported(library).items():
-        numbers = {symbol: of(symbol.version) for symbol in symbols}
+        numbers = {symbol: parse_version(symbol.version) for symbol in symbols}
         old = [symbol for symbol, (family, number) in numbers.items() if number <= VERSIONS[family]]
         if not old:
             continue
@@ -102,7 +102,7 @@ def write_stub(file: Path, name: str, symbols: list[Symbol]) -> None:
     script.unlink()
 
 
-def machines_own(name: str) -> Path:
+def find_library(name: str) -> Path:
     """The path at which the compiler finds the library."""
     said = subprocess.run(
         ["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True
@@ -115,16 +115,16 @@ def machines_own(name: str) -> Path:
 def main(folder: Path) -> None:
     stubs: dict[str, list[Symbol]] = defaultdict(list)
     for name in [*C_LIBRARY, CXX_LIBRARY, UNWINDER]:
-        for home, symbols in kept(machines_own(name)).items():
+        for home, symbols in supported_symbols(find_library(name)).items():
             stubs[home] += symbols
     for name, symbols in stubs.items():
         write_stub(folder / name, name, symbols)
     # Linker scripts under the names that the compiler uses. What came with later versions of the C++ library is taken
     # from its archive.
     moved = " ".join([*HOMES, LOADER])
-    archive = machines_own("libstdc++.a")
+    archive = find_library("libstdc++.a")
     scripts = {
-        "libc.so": f"GROUP(libc.so.6 {machines_own('libc_nonshared.a')} AS_NEEDED({moved}))",
+        "libc.so": f"GROUP(libc.so.6 {find_library('libc_nonshared.a')} AS_NEEDED({moved}))",
         "libm.so": "INPUT(libm.so.6)",
         "libpthread.so": "INPUT(AS_NEEDED(libpthread.so.0))",
         "libdl.so": "INPUT(AS_NEEDED(libdl.so.2))",

@@ -17,7 +17,7 @@
 #include <cstdlib>
 
 // NOLINTBEGIN(bugprone-reserved-identifier): glibc's names
-#define OWN extern "C" __attribute__((visibility("hidden")))
+#define HIDDEN extern "C" __attribute__((visibility("hidden")))
 
 extern "C" {
 // Until glibc 2.32, stat and similar functions were wrappers of these. The number is the version of the struct.
@@ -42,7 +42,7 @@ constexpr int kStat = 1;  // the version on x86-64
 
 // The C library's function of that name; null if it has none.
 template <typename Function>
-Function* librarys_own(const char* name) {
+Function* libc_function(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
 }
 
@@ -87,16 +87,17 @@ int close_what_is_open(posix_spawn_file_actions_t* actions, int from) {
 
 }  // namespace torch_remote::glibc
 
-OWN int __libc_start_main(Main main, int argc, char** argv, Constructor, void (*)(), void (*rtld_fini)(), void* stack) {
+HIDDEN int __libc_start_main(Main main, int argc, char** argv, Constructor, void (*)(), void (*rtld_fini)(),
+                             void* stack) {
   return start_main(main, argc, argv, run_constructors, nullptr, rtld_fini, stack);
 }
 
 // 2.30
-OWN pid_t gettid() noexcept { return static_cast<pid_t>(syscall(SYS_gettid)); }
+HIDDEN pid_t gettid() noexcept { return static_cast<pid_t>(syscall(SYS_gettid)); }
 
-OWN int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
-                               const timespec* deadline) {
-  static auto* const own = librarys_own<decltype(pthread_cond_clockwait)>("pthread_cond_clockwait");
+HIDDEN int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
+                                  const timespec* deadline) {
+  static auto* const own = libc_function<decltype(pthread_cond_clockwait)>("pthread_cond_clockwait");
   return (own ? own : torch_remote::glibc::wait_by_time_of_day)(condition, mutex, clock, deadline);
 }
 
@@ -105,14 +106,14 @@ extern "C" __attribute__((visibility("hidden"))) char __libc_single_threaded;
 char __libc_single_threaded = 0;
 
 // 2.33
-OWN int stat(const char* path, struct stat* out) noexcept { return __xstat(kStat, path, out); }
-OWN int lstat(const char* path, struct stat* out) noexcept { return __lxstat(kStat, path, out); }
-OWN int fstat(int descriptor, struct stat* out) noexcept { return __fxstat(kStat, descriptor, out); }
-OWN int fstat64(int descriptor, struct stat64* out) noexcept {
+HIDDEN int stat(const char* path, struct stat* out) noexcept { return __xstat(kStat, path, out); }
+HIDDEN int lstat(const char* path, struct stat* out) noexcept { return __lxstat(kStat, path, out); }
+HIDDEN int fstat(int descriptor, struct stat* out) noexcept { return __fxstat(kStat, descriptor, out); }
+HIDDEN int fstat64(int descriptor, struct stat64* out) noexcept {
   return __fxstat(kStat, descriptor, reinterpret_cast<struct stat*>(out));  // the same struct
 }
 
-OWN struct mallinfo2 mallinfo2() noexcept {
+HIDDEN struct mallinfo2 mallinfo2() noexcept {
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
   const struct mallinfo old = mallinfo();
@@ -131,14 +132,14 @@ OWN struct mallinfo2 mallinfo2() noexcept {
 }
 
 // 2.34
-OWN int posix_spawn_file_actions_addclosefrom_np(posix_spawn_file_actions_t* actions, int from) noexcept {
+HIDDEN int posix_spawn_file_actions_addclosefrom_np(posix_spawn_file_actions_t* actions, int from) noexcept {
   static auto* const own =
-      librarys_own<decltype(posix_spawn_file_actions_addclosefrom_np)>("posix_spawn_file_actions_addclosefrom_np");
+      libc_function<decltype(posix_spawn_file_actions_addclosefrom_np)>("posix_spawn_file_actions_addclosefrom_np");
   return (own ? own : torch_remote::glibc::close_what_is_open)(actions, from);
 }
 
 // 2.36
-OWN uint32_t arc4random() noexcept {
+HIDDEN uint32_t arc4random() noexcept {
   uint32_t number;
   while (getrandom(&number, sizeof number, 0) != sizeof number) {
     if (errno != EINTR) abort();

@@ -19,11 +19,11 @@ struct Variant {
   // kStreamAlign bytes, and their strides must be multiples of it. A fence is needed before another thread reads the
   // results.
   bool streams = false;
-  // The size of the last column dim, at most kMostFixedColumns. 0: any size.
+  // The size of the last column dim, at most kMaxFixedColumns. 0: any size.
   int64_t columns = 0;
   bool operator==(const Variant&) const = default;
 };
-inline constexpr int64_t kStreamAlign = 64, kMostFixedColumns = 64;
+inline constexpr int64_t kStreamAlign = 64, kMaxFixedColumns = 64;
 
 // The arguments of a kernel with at most one row dim; the caller loops over other dims and moves `data`. Sizes and
 // strides are in elements. `Schedule` means the schedule of the kernel after `expand_functions`.
@@ -33,12 +33,13 @@ struct Call {
   const int64_t* strides;  // for each operand: along the row dim if there is one, the column dims, the indexed dims
   const int64_t* bounds;   // for each operand: of its indexed dims
   const uint64_t* scalars;
-  // For each of Schedule::kept: a line of memory for all columns, in the value's type. Each thread has its own lines.
-  void* const* kept;
+  // For each of Schedule::spilled: a line of memory for all columns, in the value's type. Each thread has its own
+  // lines.
+  void* const* row_buffers;
   // For each of Schedule::totals: the line of this call's chunk; for `finish`: of the first chunk.
   void* const* totals;
-  const int64_t* lines;  // for `finish`, for each total: bytes from one chunk's line to the next
-  IndexRecord* failure;  // of this thread
+  const int64_t* chunk_strides;  // for `finish`, for each total: bytes from one chunk's line to the next
+  IndexRecord* failure;          // of this thread
 };
 
 // Computes and stores rows [begin, end), and adds to the totals' lines. The caller has filled these lines with the

@@ -196,9 +196,9 @@ class Compiler {
 }  // namespace
 
 Status compile(const Kernel& kernel, const CompileOptions& options, Code* code) {
-  if (options.variant.columns < 0 || options.variant.columns > kMostFixedColumns) {
+  if (options.variant.columns < 0 || options.variant.columns > kMaxFixedColumns) {
     return Status::invalid("codegen: code for rows of " + std::to_string(options.variant.columns) +
-                           " places; there is such code for up to " + std::to_string(kMostFixedColumns));
+                           " places; there is such code for up to " + std::to_string(kMaxFixedColumns));
   }
   if (kernel.rows > 1) {
     return Status::invalid("codegen: a kernel of " + std::to_string(kernel.rows) +

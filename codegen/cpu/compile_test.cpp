@@ -73,7 +73,7 @@ void check(const std::string& text, std::vector<int64_t> rows = {3}, const std::
         compare(code, make_case(kernel, sizes, bounds, seed), std::string(target) + ", " + std::to_string(size));
       }
       // This code is for rows of this size only.
-      if (kernel.columns == 0 || size == 0 || size > kMostFixedColumns) continue;
+      if (kernel.columns == 0 || size == 0 || size > kMaxFixedColumns) continue;
       const Compiled fixed = compiled(kernel, target, nullptr, {.columns = size});
       compare(fixed, make_case(kernel, sizes, bounds, 2), std::string(target) + ", fixed at " + std::to_string(size));
     }
@@ -383,9 +383,9 @@ TEST(Compile, InPlace) {
                       .strides = apart.strides.data(),
                       .bounds = nullptr,
                       .scalars = nullptr,
-                      .kept = nullptr,
+                      .row_buffers = nullptr,
                       .totals = nullptr,
-                      .lines = nullptr,
+                      .chunk_strides = nullptr,
                       .failure = &record};
       code.placed.function<RowsFunction>(code.code.rows)(&call, 0, 3);
       run_compiled(code, &apart, &record);

@@ -26,9 +26,9 @@ constexpr Order kOrder;
 constexpr int64_t kHalves = 2;
 constexpr uint32_t kSlotAlign = 64;
 // Loops with at most this many vector values are unrolled (`pairs`).
-constexpr size_t kMostUnrolled = 8;
-static_assert(kOrder.lanes == kHalves * kLanes && kOrder.block % kOrder.narrow == 0 &&
-              kOrder.narrow % kOrder.lanes == 0 && kOrder.wide_lanes == kLanes / 2);
+constexpr size_t kMaxUnrolled = 8;
+static_assert(kOrder.lanes == kHalves * kLanes && kOrder.block % kOrder.short_sum == 0 &&
+              kOrder.short_sum % kOrder.lanes == 0 && kOrder.wide_lanes == kLanes / 2);
 
 class FunctionEmitter {
  public:
@@ -47,8 +47,8 @@ class FunctionEmitter {
   // Emits the body at the builder's insertion point.
   void run() {
     memory_.enter_row({});
-    define(plan_.before);
-    look_ahead();
+    emit_scalars(plan_.before);
+    choose_prefetches();
     if (plan_.finish) return row({});
     ops_.loop(entry_->getArgument(1), entry_->getArgument(2), 1, {}, [&](MlirValue index, mlir::ValueRange) {
       row(index);
@@ -58,7 +58,7 @@ class FunctionEmitter {
 
  private:
   DType type(uint32_t value) const { return kernel_.values[value].type; }
-  bool varies_over(uint32_t value, uint32_t dim) const { return (schedule_.places[value].dims >> dim & 1) != 0; }
+  bool varies_over(uint32_t value, uint32_t dim) const { return (schedule_.values[value].dims >> dim & 1) != 0; }
   uint32_t last_column() const { return kernel_.dims() - 1; }
   MlirValue columns() { return memory_.size(kernel_.columns - 1); }
 
@@ -66,10 +66,10 @@ class FunctionEmitter {
     row_ = index;
     memory_.enter_row(index);
     for (size_t number = 0; number < plan_.values.size(); ++number) {
-      define(plan_.values[number]);
+      emit_scalars(plan_.values[number]);
       if (number < plan_.loops.size()) phase(plan_.loops[number]);
     }
-    for (const uint32_t total : plan_.totals) add_to_total(total, scalar(totalled(total)), {});
+    for (const uint32_t total : plan_.totals) add_to_total(total, scalar(total_operand(total)), {});
     for (const uint32_t s : plan_.stores) store(kernel_.stores[s], {});
   }
 
@@ -79,7 +79,7 @@ class FunctionEmitter {
   // other loops memory would be idle. So the longest of these prefetches what the next row reads, and the locations to
   // which results are written. A single loop with reductions is limited by memory. It prefetches for itself, because
   // the processor's prefetcher stops at the end of a page.
-  void look_ahead() {
+  void choose_prefetches() {
     if (plan_.finish || kernel_.rows == 0 || kernel_.columns != 1 || plan_.loops.empty()) return;
     const bool reduces = !plan_.loops[0].reduces.empty() || !plan_.loops[0].totals.empty();
     if (plan_.loops.size() == 1 && !reduces) return;
@@ -93,18 +93,18 @@ class FunctionEmitter {
     for (const LoopPlan& loop : plan_.loops) {
       for (const uint32_t v : loop.vectors) {
         const Value& value = kernel_.values[v];
-        if (value.kind != Kind::kLoad || known[value.operand] || !memory_.has_lines(value.operand)) continue;
+        if (value.kind != Kind::kLoad || known[value.operand] || !memory_.has_contiguous_rows(value.operand)) continue;
         known[value.operand] = true;
         reads_next_.push_back(value.operand);
       }
     }
     for (const uint32_t s : plan_.loops.back().stores) {
       const uint32_t operand = kernel_.stores[s].operand;
-      if (!known[operand] && memory_.has_lines(operand) && !variant_.streams) writes_next_.push_back(operand);
+      if (!known[operand] && memory_.has_contiguous_rows(operand) && !variant_.streams) writes_next_.push_back(operand);
     }
   }
 
-  void fetch_ahead(const LoopPlan& loop, MlirValue column) {
+  void emit_prefetches(const LoopPlan& loop, MlirValue column) {
     if (loop.number != ahead_) return;
     const bool is_last = ahead_ + 1 == plan_.loops.size();
     for (const uint32_t operand : reads_next_) memory_.prefetch(operand, column, true, false);
@@ -169,12 +169,13 @@ class FunctionEmitter {
   // Emits the loop over the last column dim, at one place of the outer one.
   MlirValues line(const LoopPlan& loop, MlirValue outer, mlir::ValueRange carried) {
     outer_ = outer;
-    define(loop.outers);
+    emit_scalars(loop.outers);
     begin_running(loop);
     for (const uint32_t s : loop.outer_stores) store(kernel_.stores[s], {outer, {}, {}});
     bool inner = !loop.vectors.empty() || !loop.reduces.empty() || !loop.lines.empty() || !loop.stores.empty();
     for (const uint32_t total : loop.totals) {
-      if (plan_.scopes[totalled(total)] == Scope::kOuter) add_to_total(total, scalar(totalled(total)), {outer, {}, {}});
+      if (plan_.scopes[total_operand(total)] == Scope::kOuter)
+        add_to_total(total, scalar(total_operand(total)), {outer, {}, {}});
     }
     if (!inner) return MlirValues(carried);
     if (loop.lines.empty()) return places(loop, carried);
@@ -206,7 +207,7 @@ class FunctionEmitter {
     });
     if (variant_.columns != 0) {  // fewer than in a block or a short sum
       const auto all = [&](mlir::ValueRange before) {
-        return with_short_sums(sums, before, [&](mlir::ValueRange narrow) { return known_range(loop, narrow); });
+        return with_short_sums(sums, before, [&](mlir::ValueRange narrow) { return fixed_range(loop, narrow); });
       };
       return blocks ? in_block(sums, carried, all) : all(carried);
     }
@@ -267,9 +268,9 @@ class FunctionEmitter {
     if (std::none_of(sums.begin(), sums.end(), [&](uint32_t sum) { return is_wide(sum); })) {
       return short_range(loop, start, end, carried);
     }
-    MlirValue rest = ops_.add(start, ops_.bit_and(ops_.sub(end, start), ops_.i64(-int64_t{kOrder.narrow})));
+    MlirValue rest = ops_.add(start, ops_.bit_and(ops_.sub(end, start), ops_.i64(-int64_t{kOrder.short_sum})));
     const MlirValues most =
-        ops_.loop(start, rest, kOrder.narrow, carried, [&](MlirValue first, mlir::ValueRange before) {
+        ops_.loop(start, rest, kOrder.short_sum, carried, [&](MlirValue first, mlir::ValueRange before) {
           return with_short_sums(sums, before, [&](mlir::ValueRange narrow) { return pairs(loop, first, narrow); });
         });
     const auto remaining = [&] {
@@ -281,14 +282,14 @@ class FunctionEmitter {
 
   // Emits kOrder.narrow places: without a loop if that is little code.
   MlirValues pairs(const LoopPlan& loop, MlirValue first, mlir::ValueRange before) {
-    if (loop.vectors.size() > kMostUnrolled) {
-      MlirValue last = ops_.add(first, ops_.i64(kOrder.narrow));
+    if (loop.vectors.size() > kMaxUnrolled) {
+      MlirValue last = ops_.add(first, ops_.i64(kOrder.short_sum));
       return ops_.loop(first, last, kOrder.lanes, before, [&](MlirValue column, mlir::ValueRange carried) {
         return pair(loop, column, ops_.add(column, ops_.i64(kLanes)), carried);
       });
     }
     MlirValues results(before);
-    for (int64_t column = 0; column < kOrder.narrow; column += kOrder.lanes) {
+    for (int64_t column = 0; column < kOrder.short_sum; column += kOrder.lanes) {
       results = pair(loop, ops_.add(first, ops_.i64(column)), ops_.add(first, ops_.i64(column + kLanes)), results);
     }
     return results;
@@ -308,15 +309,15 @@ class FunctionEmitter {
       stop = ops_.select(ops_.compare(Int::slt, pairs, end), both, pairs);
     }
     return ops_.loop(pairs, stop, kLanes, results, [&](MlirValue column, mlir::ValueRange before) {
-      return some(loop, column, ops_.convert(ops_.sub(end, column), DType::kInt64, DType::kInt32), before);
+      return masked_vector(loop, column, ops_.convert(ops_.sub(end, column), DType::kInt64, DType::kInt32), before);
     });
   }
 
   MlirValues pair(const LoopPlan& loop, MlirValue column, MlirValue next, mlir::ValueRange before) {
     const size_t half = before.size() / kHalves;
-    const Point low = {outer_, column, {}}, high = {outer_, next, {}};
-    fetch_ahead(loop, column);
-    define_pair(loop, low, high);
+    const EmitPosition low = {outer_, column, {}}, high = {outer_, next, {}};
+    emit_prefetches(loop, column);
+    emit_pair(loop, low, high);
     MlirValues after = reduce(loop, 0, low, before.take_front(half));
     after.append(reduce(loop, 1, high, before.drop_front(half)));
     write(loop, 0, low);
@@ -325,10 +326,10 @@ class FunctionEmitter {
   }
 
   // Emits a vector of which the first `left` lanes are active.
-  MlirValues some(const LoopPlan& loop, MlirValue column, MlirValue left, mlir::ValueRange before) {
+  MlirValues masked_vector(const LoopPlan& loop, MlirValue column, MlirValue left, mlir::ValueRange before) {
     const size_t half = before.size() / kHalves;
-    const Point at = {outer_, column, ops_.compare(Int::slt, ops_.ramp(left.getType(), 0), ops_.splat(left))};
-    define_vectors(loop, 0, at);
+    const EmitPosition at = {outer_, column, ops_.compare(Int::slt, ops_.ramp(left.getType(), 0), ops_.splat(left))};
+    emit_vectors(loop, 0, at);
     const MlirValues changed = reduce(loop, 0, at, before.take_front(half));
     write(loop, 0, at);
     MlirValues after(before.drop_front(half));
@@ -337,7 +338,7 @@ class FunctionEmitter {
   }
 
   // The same as `short_range` over all columns, whose number the variant fixes: no loop and no test is needed.
-  MlirValues known_range(const LoopPlan& loop, mlir::ValueRange carried) {
+  MlirValues fixed_range(const LoopPlan& loop, mlir::ValueRange carried) {
     MlirValues results(carried);
     int64_t column = 0, stop = variant_.columns;
     for (; column + kOrder.lanes <= variant_.columns; column += kOrder.lanes) {
@@ -346,7 +347,7 @@ class FunctionEmitter {
     if (column < stop && (!loop.reduces.empty() || !loop.lines.empty())) stop = column + kOrder.lanes;
     for (; column < stop; column += kLanes) {
       const int64_t left = std::max<int64_t>(0, variant_.columns - column);
-      results = some(loop, ops_.i64(column), ops_.integer(ops_.b.getI32Type(), left), results);
+      results = masked_vector(loop, ops_.i64(column), ops_.integer(ops_.b.getI32Type(), left), results);
     }
     return results;
   }
@@ -385,30 +386,30 @@ class FunctionEmitter {
   }
 
   // Emits all values of 16 places.
-  void define_vectors(const LoopPlan& loop, int64_t half, const Point& at) {
+  void emit_vectors(const LoopPlan& loop, int64_t half, const EmitPosition& at) {
     vectors_[half].assign(kernel_.values.size(), {});
-    for (const uint32_t value : loop.vectors) vectors_[half][value] = define_vector(loop, value, half, at);
+    for (const uint32_t value : loop.vectors) vectors_[half][value] = emit_vector(loop, value, half, at);
   }
 
   // With 32 registers we interleave both vectors. A chain of functions mostly waits for its own results, and the
   // processor does not look far enough ahead to find the other vector's instructions. Loads at indices branch, so with
   // these we emit one vector after the other.
-  void define_pair(const LoopPlan& loop, const Point& low, const Point& high) {
+  void emit_pair(const LoopPlan& loop, const EmitPosition& low, const EmitPosition& high) {
     const bool branches = std::any_of(loop.vectors.begin(), loop.vectors.end(),
                                       [&](uint32_t value) { return !kernel_.values[value].indices.empty(); });
     if (!ops_.features.avx512 || branches) {
-      define_vectors(loop, 0, low);
-      return define_vectors(loop, 1, high);
+      emit_vectors(loop, 0, low);
+      return emit_vectors(loop, 1, high);
     }
     for (std::vector<MlirValue>& vectors : vectors_) vectors.assign(kernel_.values.size(), {});
     for (const uint32_t value : loop.vectors) {
-      vectors_[0][value] = define_vector(loop, value, 0, low);
-      vectors_[1][value] = define_vector(loop, value, 1, high);
+      vectors_[0][value] = emit_vector(loop, value, 0, low);
+      vectors_[1][value] = emit_vector(loop, value, 1, high);
     }
   }
 
   // Adds a vector's elements to the partial results of the loop's reductions.
-  MlirValues reduce(const LoopPlan& loop, int64_t half, const Point& at, mlir::ValueRange before) {
+  MlirValues reduce(const LoopPlan& loop, int64_t half, const EmitPosition& at, mlir::ValueRange before) {
     MlirValues after;
     for (const uint32_t reduce : sums_of(loop)) {
       const Value& value = kernel_.values[reduce];
@@ -429,24 +430,25 @@ class FunctionEmitter {
   }
 
   // The row-major numbers of a vector's lanes among the columns.
-  MlirValue place_in_row(const Point& at) {
+  MlirValue place_in_row(const EmitPosition& at) {
     return ops_.add(ops_.splat(line_index(at, true)), ops_.ramp(ops_.b.getI64Type(), 0));
   }
 
   // The index of a point in a line of memory, which covers both column dims or only the last one.
-  MlirValue line_index(const Point& at, bool both) {
+  MlirValue line_index(const EmitPosition& at, bool both) {
     if (!at.outer || !both) return at.column;
     return ops_.add(ops_.mul(at.outer, columns()), at.column);
   }
 
   // Emits keeps, totals and stores of a vector, after all loads of its places.
-  void write(const LoopPlan& loop, int64_t half, const Point& at) {
-    for (const uint32_t k : loop.keeps) {
-      const uint32_t value = schedule_.kept[k];
+  void write(const LoopPlan& loop, int64_t half, const EmitPosition& at) {
+    for (const uint32_t k : loop.spills) {
+      const uint32_t value = schedule_.spilled[k];
       memory_.store_line(vector(value, half), kept_pointer(value, at), type(value), at);
     }
     for (const uint32_t total : loop.totals) {
-      if (plan_.scopes[totalled(total)] == Scope::kVector) add_to_total(total, vector(totalled(total), half), at);
+      if (plan_.scopes[total_operand(total)] == Scope::kVector)
+        add_to_total(total, vector(total_operand(total), half), at);
     }
     for (const uint32_t s : loop.stores) store(kernel_.stores[s], at, half);
   }
@@ -469,11 +471,11 @@ class FunctionEmitter {
     return ir::is_float(value.type) ? ops_.number(type, value.number) : ops_.integer(type, value.integer);
   }
 
-  void define(const std::vector<uint32_t>& values) {
+  void emit_scalars(const std::vector<uint32_t>& values) {
     for (const uint32_t v : values) {
       const Value& value = kernel_.values[v];
       if (value.kind == Kind::kReduce && value.over == Over::kColumns) continue;  // its loop has defined it
-      const Point at = {outer_, {}, {}};
+      const EmitPosition at = {outer_, {}, {}};
       if (value.kind == Kind::kReduce) {
         scalars_[v] = total_of_chunks(v, at);
       } else if (value.kind == Kind::kConstant) {
@@ -488,9 +490,9 @@ class FunctionEmitter {
     }
   }
 
-  MlirValue define_vector(const LoopPlan& loop, uint32_t v, int64_t half, const Point& at) {
+  MlirValue emit_vector(const LoopPlan& loop, uint32_t v, int64_t half, const EmitPosition& at) {
     const Value& value = kernel_.values[v];
-    if (plan_.kept_in[v] < loop.number) return memory_.load_line(kept_pointer(v, at), value.type, at);
+    if (plan_.spill_loop[v] < loop.number) return memory_.load_line(kept_pointer(v, at), value.type, at);
     if (value.kind == Kind::kReduce) return total_of_chunks(v, at);
     if (value.kind == Kind::kIndex) {
       return ops_.add(ops_.splat(at.column), ops_.ramp(ops_.b.getI64Type(), 0));
@@ -537,7 +539,7 @@ class FunctionEmitter {
     return made.back();
   }
 
-  MlirValue nothing(const Value& value, mlir::Type of) {
+  MlirValue identity_vector(const Value& value, mlir::Type of) {
     if (value.reduction == Reduction::kLogSumExp) {
       return ops_.number(of, -std::numeric_limits<double>::infinity());
     }
@@ -549,23 +551,23 @@ class FunctionEmitter {
   void begin_running(const LoopPlan& loop) {
     for (const uint32_t v : loop.vectors) {
       const Value& value = kernel_.values[v];
-      if (value.kind != Kind::kRunning || plan_.kept_in[v] < loop.number) continue;
-      ops_.b.create<ll::StoreOp>(nothing(value, Ops::vector_of(ops_.type(value.type))), slot(v), kSlotAlign);
+      if (value.kind != Kind::kRunning || plan_.spill_loop[v] < loop.number) continue;
+      ops_.b.create<ll::StoreOp>(identity_vector(value, Ops::vector_of(ops_.type(value.type))), slot(v), kSlotAlign);
     }
   }
 
   // Returns `none` in a form that LLVM cannot see through. To shift known zeros into a vector, LLVM would use
   // vexpandps, which takes several cycles on AMD's processors. The alternative is one instruction that shifts a pair of
   // vectors.
-  MlirValue opaque(const Value& value, MlirValue none) {
+  MlirValue opaque_identity(const Value& value, MlirValue none) {
     if (!ops_.features.avx512) return none;
-    MlirValue& found = nothings_[{value.reduction, value.type}];
+    MlirValue& found = identity_vectors_[{value.reduction, value.type}];
     if (!found) {
       mlir::OpBuilder::InsertionGuard guard(ops_.b);
       ops_.b.setInsertionPointToEnd(entry_);
       const mlir::Type pointer = ll::LLVMPointerType::get(ops_.b.getContext()), type = none.getType();
       MlirValue place = ops_.b.create<ll::AllocaOp>(pointer, type, ops_.i64(1), kSlotAlign);
-      ops_.b.create<ll::StoreOp>(nothing(value, type), place, kSlotAlign, /*isVolatile=*/true);
+      ops_.b.create<ll::StoreOp>(identity_vector(value, type), place, kSlotAlign, /*isVolatile=*/true);
       found = ops_.b.create<ll::LoadOp>(type, place, kSlotAlign, /*isVolatile=*/true);
     }
     return found;
@@ -574,7 +576,7 @@ class FunctionEmitter {
   MlirValue running(uint32_t v, MlirValue x) {
     static_assert(kRunningBlock == kLanes);
     const Value& value = kernel_.values[v];
-    MlirValue none = opaque(value, nothing(value, x.getType()));
+    MlirValue none = opaque_identity(value, identity_vector(value, x.getType()));
     constexpr int32_t kCount = kLanes;
     for (int32_t apart = 1; apart < kCount; apart *= 2) {
       llvm::SmallVector<int32_t, kLanes> from;  // lanes of x, or of `none`, which stands for the places before x
@@ -592,7 +594,7 @@ class FunctionEmitter {
   }
 
   // If a vector's random words have one seed and offset, and consecutive numbers in its lanes: the first lane's number.
-  std::optional<MlirValue> first_number(const Value& value, const Point& at) {
+  std::optional<MlirValue> first_number(const Value& value, const EmitPosition& at) {
     const auto is_scalar = [&](uint32_t v) { return plan_.scopes[v] != Scope::kVector; };
     const auto is_place = [&](uint32_t v) {
       return kernel_.values[v].kind == Kind::kIndex && kernel_.values[v].a == last_column();
@@ -607,7 +609,7 @@ class FunctionEmitter {
   }
 
   // In the main loop, the words of the second vector are computed with those of the first one.
-  MlirValue random(uint32_t v, const Value& value, MlirValue first, int64_t half, const Point& at) {
+  MlirValue random(uint32_t v, const Value& value, MlirValue first, int64_t half, const EmitPosition& at) {
     if (at.mask) return ops_.random_vector(scalar(value.a), scalar(value.b), first);
     if (half == 0) {
       const auto [low, high] = ops_.random_vectors(scalar(value.a), scalar(value.b), first);
@@ -617,7 +619,7 @@ class FunctionEmitter {
     return std::exchange(words_[v], {});
   }
 
-  MlirValues indices(const std::vector<uint32_t>& values, const Point& at, int64_t half) {
+  MlirValues indices(const std::vector<uint32_t>& values, const EmitPosition& at, int64_t half) {
     MlirValues result;
     for (const uint32_t index : values) {
       const bool lanes = at.column && plan_.scopes[index] == Scope::kVector;
@@ -627,7 +629,7 @@ class FunctionEmitter {
   }
 
   // A value that depends on earlier ones; `get` returns these, as wide as the value.
-  MlirValue compose(const Value& value, const Point& at, llvm::function_ref<MlirValue(uint32_t)> get) {
+  MlirValue compose(const Value& value, const EmitPosition& at, llvm::function_ref<MlirValue(uint32_t)> get) {
     switch (value.kind) {
       case Kind::kLoad: {
         MlirValues places;
@@ -663,15 +665,15 @@ class FunctionEmitter {
 
   // -- Lines of memory ------------------------------------------------------------------------------------------------
 
-  uint32_t totalled(uint32_t total) const { return kernel_.values[schedule_.totals[total]].a; }
+  uint32_t total_operand(uint32_t total) const { return kernel_.values[schedule_.totals[total]].a; }
 
-  MlirValue kept_pointer(uint32_t value, const Point& at) {
+  MlirValue kept_pointer(uint32_t value, const EmitPosition& at) {
     MlirValue index = line_index(at, kernel_.columns == 1 || varies_over(value, kernel_.rows));
-    return ops_.at(memory_.kept(plan_.kept_as[value]), ops_.memory_type(type(value)), index);
+    return ops_.at(memory_.row_buffer(plan_.spill_index[value]), ops_.memory_type(type(value)), index);
   }
 
   // The address of a total's element in the first chunk's line.
-  MlirValue total_pointer(uint32_t total, const Point& at) {
+  MlirValue total_pointer(uint32_t total, const EmitPosition& at) {
     const uint32_t value = schedule_.totals[total];
     MlirValue index;
     if (at.column) {
@@ -683,24 +685,24 @@ class FunctionEmitter {
     return index ? ops_.at(line, ops_.memory_type(type(value)), index) : line;
   }
 
-  void add_to_total(uint32_t total, MlirValue x, const Point& at) {
+  void add_to_total(uint32_t total, MlirValue x, const EmitPosition& at) {
     const uint32_t number = schedule_.totals[total];
     const Value& value = kernel_.values[number];
-    const Point to = {at.outer, at.column, once(number, at)};
+    const EmitPosition to = {at.outer, at.column, first_place_mask(number, at)};
     MlirValue pointer = total_pointer(total, to);
     MlirValue before = memory_.load_line(pointer, value.type, to);
     memory_.store_line(reductions_.combine(value, value.type, before, x)[0], pointer, value.type, to);
   }
 
   // A value that does not vary over the outer column dim is added only at the first place of that dim.
-  MlirValue once(uint32_t total, const Point& at) {
+  MlirValue first_place_mask(uint32_t total, const EmitPosition& at) {
     if (!at.outer || !at.column || varies_over(total, kernel_.rows)) return at.mask;
     MlirValue first = ops_.splat(ops_.compare(Int::eq, at.outer, ops_.i64(0)));
     return at.mask ? ops_.bit_and(at.mask, first) : first;
   }
 
   // In `finish`: combines the lines of all chunks, in order.
-  MlirValue total_of_chunks(uint32_t number, const Point& at) {
+  MlirValue total_of_chunks(uint32_t number, const EmitPosition& at) {
     const Value& value = kernel_.values[number];
     const auto total = static_cast<uint32_t>(std::find(schedule_.totals.begin(), schedule_.totals.end(), number) -
                                              schedule_.totals.begin());
@@ -714,7 +716,7 @@ class FunctionEmitter {
     })[0];
   }
 
-  void store(const Store& store, const Point& at, int64_t half = 0) {
+  void store(const Store& store, const EmitPosition& at, int64_t half = 0) {
     MlirValue value = at.column ? vector(store.value, half) : scalar(store.value);
     memory_.store(store, value, indices(store.indices, at, half), at);
   }
@@ -733,7 +735,7 @@ class FunctionEmitter {
   std::vector<MlirValue> scalars_;                  // for each value: its scalar at the current place, if it has one
   // For running sums: the result of previous blocks, which LLVM keeps in a register.
   std::map<uint32_t, MlirValue> slots_;
-  std::map<std::pair<Reduction, DType>, MlirValue> nothings_;
+  std::map<std::pair<Reduction, DType>, MlirValue> identity_vectors_;
   std::map<uint32_t, MlirValue> words_;      // for random values: the words of the second vector
   std::vector<MlirValue> vectors_[kHalves];  // for each value: its vectors at the current places
 };

@@ -75,9 +75,11 @@ MlirValue Memory::scalar(uint32_t number) {
   return ops_.convert(word, DType::kInt64, dtype);
 }
 
-MlirValue Memory::kept(uint32_t number) { return element(offsetof(Call, kept), number, call_.getType()); }
+MlirValue Memory::row_buffer(uint32_t number) { return element(offsetof(Call, row_buffers), number, call_.getType()); }
 MlirValue Memory::total(uint32_t number) { return element(offsetof(Call, totals), number, call_.getType()); }
-MlirValue Memory::chunk_bytes(uint32_t number) { return element(offsetof(Call, lines), number, ops_.b.getI64Type()); }
+MlirValue Memory::chunk_bytes(uint32_t number) {
+  return element(offsetof(Call, chunk_strides), number, ops_.b.getI64Type());
+}
 
 MlirValue Memory::stride(uint32_t operand, uint32_t dim) {
   return element(offsetof(Call, strides), first_stride_[operand] + dim, ops_.b.getI64Type());
@@ -113,7 +115,7 @@ MlirValue Memory::both(MlirValue x, MlirValue y) {
   return ops_.bit_and(x, y);
 }
 
-Memory::Place Memory::place(uint32_t operand, mlir::ValueRange indices, const Point& at) {
+Memory::Access Memory::access(uint32_t operand, mlir::ValueRange indices, const EmitPosition& at) {
   const mlir::Type element = ops_.memory_type(kernel_.operands[operand].dtype);
   const bool moves = at.column && along_columns(operand), strided = kernel_.operands[operand].strided;
   const uint32_t last = kernel_.dims() - 1;
@@ -145,18 +147,18 @@ Memory::Place Memory::place(uint32_t operand, mlir::ValueRange indices, const Po
 }
 
 // Whether an index is in bounds. If it is not, the first failing index of an active lane is recorded.
-MlirValue Memory::checked(uint32_t operand, uint32_t dim, MlirValue index, const Point& at) {
+MlirValue Memory::checked(uint32_t operand, uint32_t dim, MlirValue index, const EmitPosition& at) {
   MlirValue bound = element(offsetof(Call, bounds), first_bound_[operand] + dim, ops_.b.getI64Type());
   MlirValue bounds = is_vector(index) ? ops_.splat(bound) : bound;
   MlirValue inside = ops_.compare(Int::ult, index, bounds);
   MlirValue outside = ops_.compare(Int::uge, index, bounds);
   if (!is_vector(index)) {
-    ops_.only_if(outside, true, [&] { record(operand, index, bound); });
+    ops_.if_then(outside, true, [&] { record(operand, index, bound); });
     return inside;
   }
   const mlir::Type word = ops_.b.getIntegerType(kLanes);
   MlirValue lanes = ops_.b.create<ll::BitcastOp>(word, both(outside, at.mask));
-  ops_.only_if(ops_.compare(Int::ne, lanes, ops_.integer(word, 0)), true, [&] {
+  ops_.if_then(ops_.compare(Int::ne, lanes, ops_.integer(word, 0)), true, [&] {
     MlirValue lane = ops_.b.create<ll::CountTrailingZerosOp>(word, lanes, true);
     record(operand, ops_.b.create<ll::ExtractElementOp>(index, lane), bound);
   });
@@ -168,7 +170,7 @@ void Memory::record(uint32_t operand, MlirValue index, MlirValue bound) {
   const mlir::Type i32 = ops_.b.getI32Type();
   MlirValue before = ops_.b.create<ll::LoadOp>(i32, to, 8);
   MlirValue first = ops_.compare(Int::eq, before, ops_.integer(i32, kNoFailure));
-  ops_.only_if(first, false, [&] {
+  ops_.if_then(first, false, [&] {
     const auto put = [&](size_t offset, MlirValue value) {
       ops_.b.create<ll::StoreOp>(value, ops_.at(to, ops_.b.getI8Type(), ops_.i64(static_cast<int64_t>(offset))), 8);
     };
@@ -180,7 +182,7 @@ void Memory::record(uint32_t operand, MlirValue index, MlirValue bound) {
 
 // -- Prefetching ------------------------------------------------------------------------------------------------------
 
-bool Memory::has_lines(uint32_t operand) const {
+bool Memory::has_contiguous_rows(uint32_t operand) const {
   const Operand& of = kernel_.operands[operand];
   return along_columns(operand) && !of.strided && of.indexed == 0 && (of.dims & kernel_.row_dims()) != 0;
 }
@@ -212,7 +214,7 @@ void Memory::prefetch(uint32_t operand, MlirValue column, bool next_row, bool wr
 
 // -- Elements ---------------------------------------------------------------------------------------------------------
 
-MlirValue Memory::load_line(MlirValue pointer, DType dtype, const Point& at) {
+MlirValue Memory::load_line(MlirValue pointer, DType dtype, const EmitPosition& at) {
   mlir::Type type = ops_.memory_type(dtype);
   if (at.column) type = Ops::vector_of(type);
   if (!at.mask) return ops_.from_memory(ops_.load(type, pointer, dtype), dtype);
@@ -222,32 +224,32 @@ MlirValue Memory::load_line(MlirValue pointer, DType dtype, const Point& at) {
     raw = ops_.b.create<ll::MaskedLoadOp>(type, pointer, at.mask, zero, ir::item_size(dtype));
   } else {
     ops_.store(zero, scratch(), dtype);
-    copy_some(pointer, scratch(), dtype, at.mask);
+    copy_masked(pointer, scratch(), dtype, at.mask);
     raw = ops_.load(type, scratch(), dtype);
   }
   return ops_.from_memory(raw, dtype);
 }
 
-void Memory::store_line(MlirValue value, MlirValue pointer, DType dtype, const Point& at) {
+void Memory::store_line(MlirValue value, MlirValue pointer, DType dtype, const EmitPosition& at) {
   MlirValue raw = ops_.to_memory(value, dtype);
   if (!at.mask) return ops_.store(raw, pointer, dtype);
   if (ops_.features.avx512 || ir::item_size(dtype) >= 4) {
     ops_.b.create<ll::MaskedStoreOp>(raw, pointer, at.mask, ir::item_size(dtype));
   } else {
     ops_.store(raw, scratch(), dtype);
-    copy_some(scratch(), pointer, dtype, at.mask);
+    copy_masked(scratch(), pointer, dtype, at.mask);
   }
 }
 
 // Copies as many elements as `mask` has lanes: pieces of 16, 8, 4, 2 and 1, one for each bit of their number. LLVM
 // would test and move each lane by itself. Compiling that takes ten times as long as all the rest.
-void Memory::copy_some(MlirValue from, MlirValue to, DType dtype, MlirValue mask) {
+void Memory::copy_masked(MlirValue from, MlirValue to, DType dtype, MlirValue mask) {
   const mlir::Type word = ops_.b.getIntegerType(kLanes), element = ops_.memory_type(dtype);
   MlirValue lanes = ops_.b.create<ll::BitcastOp>(word, mask);
   MlirValue count = ops_.convert(ops_.b.create<ll::CtPopOp>(word, lanes), DType::kInt16, DType::kInt64);
   for (int64_t piece = kLanes; piece > 0; piece /= 2) {
     MlirValue has = ops_.compare(Int::ne, ops_.bit_and(count, ops_.i64(piece)), ops_.i64(0));
-    ops_.only_if(has, false, [&] {
+    ops_.if_then(has, false, [&] {
       MlirValue done = ops_.bit_and(count, ops_.i64(-2 * piece));
       const mlir::Type type = piece == 1 ? element : mlir::Type(Ops::vector_of(element, piece));
       MlirValue moved = ops_.load(type, ops_.at(from, element, done), dtype);
@@ -266,10 +268,10 @@ MlirValue Memory::scratch() {
   return scratch_;
 }
 
-MlirValue Memory::load(uint32_t operand, mlir::ValueRange indices, const Point& at) {
+MlirValue Memory::load(uint32_t operand, mlir::ValueRange indices, const EmitPosition& at) {
   const DType dtype = kernel_.operands[operand].dtype;
-  const Place from = place(operand, indices, at);
-  if (from.side_by_side && at.column) return load_line(from.pointer, dtype, {at.outer, at.column, from.allowed});
+  const Access from = access(operand, indices, at);
+  if (from.is_contiguous && at.column) return load_line(from.pointer, dtype, {at.outer, at.column, from.allowed});
   const mlir::Type element = ops_.memory_type(dtype);
   const mlir::Type type = at.column ? Ops::vector_of(element) : element;
   MlirValue zero = llvm::isa<mlir::FloatType>(element) ? ops_.number(type, 0) : ops_.integer(type, 0);
@@ -284,12 +286,12 @@ MlirValue Memory::load(uint32_t operand, mlir::ValueRange indices, const Point& 
   return ops_.from_memory(ops_.branch(from.allowed, loaded, nothing, type, false)[0], dtype);
 }
 
-void Memory::store(const Store& store, MlirValue value, mlir::ValueRange indices, const Point& at) {
+void Memory::store(const Store& store, MlirValue value, mlir::ValueRange indices, const EmitPosition& at) {
   const DType dtype = kernel_.operands[store.operand].dtype;
-  const Place to = place(store.operand, indices, at);
+  const Access to = access(store.operand, indices, at);
   const auto sum = [&](MlirValue before) { return ops_.scalar_op(ir::ScalarOp::kAdd, dtype, before, value, {}); };
-  if (at.column && to.side_by_side) {
-    const Point where = {at.outer, at.column, to.allowed};
+  if (at.column && to.is_contiguous) {
+    const EmitPosition where = {at.outer, at.column, to.allowed};
     if (variant_.streams && !to.allowed && !store.adds && store.indices.empty()) {
       return stream(value, to.pointer, dtype);
     }
@@ -305,7 +307,7 @@ void Memory::store(const Store& store, MlirValue value, mlir::ValueRange indices
     store_line(store.adds ? sum(load_line(to.pointer, dtype, {})) : value, to.pointer, dtype, {});
   };
   if (!to.allowed) return write();
-  ops_.only_if(to.allowed, false, write);
+  ops_.if_then(to.allowed, false, write);
 }
 
 // Stores 16 elements past the caches. If the alignment were not known, LLVM would emit an ordinary store.
@@ -316,7 +318,7 @@ void Memory::stream(MlirValue value, MlirValue pointer, DType dtype) {
 }
 
 // Several lanes may address the same place, so each one must see what the lanes before it wrote.
-void Memory::add_lane_by_lane(MlirValue value, const Place& to, DType dtype) {
+void Memory::add_lane_by_lane(MlirValue value, const Access& to, DType dtype) {
   ops_.loop(ops_.i64(0), ops_.i64(kLanes), 1, {}, [&](MlirValue lane, mlir::ValueRange) {
     const auto of_lane = [&](MlirValue x) -> MlirValue { return ops_.b.create<ll::ExtractElementOp>(x, lane); };
     const auto write = [&] {
@@ -324,7 +326,7 @@ void Memory::add_lane_by_lane(MlirValue value, const Place& to, DType dtype) {
       store_line(ops_.scalar_op(ir::ScalarOp::kAdd, dtype, before, of_lane(value), {}), pointer, dtype, {});
     };
     if (to.allowed) {
-      ops_.only_if(of_lane(to.allowed), false, write);
+      ops_.if_then(of_lane(to.allowed), false, write);
     } else {
       write();
     }

@@ -12,7 +12,7 @@
 namespace torch_remote::codegen::cpu {
 
 // The place for which code is emitted: a scalar (no `column`), or 16 places along the last column dim.
-struct Point {
+struct EmitPosition {
   MlirValue outer;   // index along the outer one of two column dims
   MlirValue column;  // index of the first lane along the last column dim
   MlirValue mask;    // active lanes; null: all
@@ -26,7 +26,7 @@ class Memory {
 
   MlirValue size(uint32_t column);
   MlirValue scalar(uint32_t number);
-  MlirValue kept(uint32_t number);
+  MlirValue row_buffer(uint32_t number);
   MlirValue total(uint32_t number);
   MlirValue chunk_bytes(uint32_t number);  // bytes from one chunk's line of a total to the next
 
@@ -35,33 +35,33 @@ class Memory {
   void enter_outer(MlirValue place);
 
   // Each index is a scalar, or a vector with one index per lane.
-  MlirValue load(uint32_t operand, mlir::ValueRange indices, const Point& at);
-  void store(const Store& store, MlirValue value, mlir::ValueRange indices, const Point& at);
+  MlirValue load(uint32_t operand, mlir::ValueRange indices, const EmitPosition& at);
+  void store(const Store& store, MlirValue value, mlir::ValueRange indices, const EmitPosition& at);
 
   // Whether a row of the operand is contiguous, and different rows have different addresses.
-  bool has_lines(uint32_t operand) const;
+  bool has_contiguous_rows(uint32_t operand) const;
   // Prefetches the elements of a pair of vectors from `column` on, in this row or in the next one. The operand must
   // have lines (`has_lines`).
   void prefetch(uint32_t operand, MlirValue column, bool next_row, bool writes);
 
   // Loads or stores contiguous elements, given a pointer to the first one. A scalar if `at` has no column. Active lanes
   // must be the first ones.
-  MlirValue load_line(MlirValue pointer, ir::DType dtype, const Point& at);
-  void store_line(MlirValue value, MlirValue pointer, ir::DType dtype, const Point& at);
+  MlirValue load_line(MlirValue pointer, ir::DType dtype, const EmitPosition& at);
+  void store_line(MlirValue value, MlirValue pointer, ir::DType dtype, const EmitPosition& at);
 
  private:
   // The memory that a load or store accesses.
-  struct Place {
+  struct Access {
     MlirValue pointer;  // to the first element, or a vector of pointers
     MlirValue allowed;  // where access is allowed: i1 or a vector of i1; null: everywhere
-    bool side_by_side = false;
+    bool is_contiguous = false;
   };
-  Place place(uint32_t operand, mlir::ValueRange indices, const Point& at);
-  MlirValue checked(uint32_t operand, uint32_t dim, MlirValue index, const Point& at);
+  Access access(uint32_t operand, mlir::ValueRange indices, const EmitPosition& at);
+  MlirValue checked(uint32_t operand, uint32_t dim, MlirValue index, const EmitPosition& at);
   void record(uint32_t operand, MlirValue index, MlirValue bound);
-  void add_lane_by_lane(MlirValue value, const Place& to, ir::DType dtype);
+  void add_lane_by_lane(MlirValue value, const Access& to, ir::DType dtype);
 
-  void copy_some(MlirValue from, MlirValue to, ir::DType dtype, MlirValue mask);
+  void copy_masked(MlirValue from, MlirValue to, ir::DType dtype, MlirValue mask);
   MlirValue scratch();
   MlirValue field(size_t offset);
   MlirValue element(size_t array, uint32_t number, mlir::Type type);

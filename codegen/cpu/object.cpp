@@ -18,7 +18,7 @@ namespace elf = llvm::ELF;
 
 // Sections begin at the alignment of their widest constants, at most that of the blob. The blob needs no padding at its
 // end, because nothing reads past it.
-constexpr uint64_t kMostAlignment = 64;
+constexpr uint64_t kMaxAlignment = 64;
 
 class Linker {
  public:
@@ -61,7 +61,7 @@ class Linker {
     if ((section.sh_flags & elf::SHF_ALLOC) == 0 || section.sh_size == 0) return {};
     const std::string name = name_of(section);
     if (section.sh_type != elf::SHT_PROGBITS || (section.sh_flags & (elf::SHF_WRITE | elf::SHF_TLS)) != 0 ||
-        section.sh_addralign > kMostAlignment) {
+        section.sh_addralign > kMaxAlignment) {
       return Status::internal("codegen: the object has a section '" + name + "' that is neither code nor constants");
     }
     if (((section.sh_flags & elf::SHF_EXECINSTR) != 0) != executable) return {};

@@ -586,7 +586,7 @@ MlirValues Ops::branch(MlirValue condition, Arm yes, Arm no, mlir::TypeRange typ
   return MlirValues(after->getArguments());
 }
 
-void Ops::only_if(MlirValue condition, bool rare, llvm::function_ref<void()> yes) {
+void Ops::if_then(MlirValue condition, bool rare, llvm::function_ref<void()> yes) {
   branch(
       condition,
       [&] {

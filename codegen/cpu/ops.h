@@ -88,7 +88,7 @@ class Ops {
   using Arm = llvm::function_ref<MlirValues()>;
   // Both arms return values of the same types. `rare`: the first arm is seldom taken.
   MlirValues branch(MlirValue condition, Arm yes, Arm no, mlir::TypeRange types, bool rare);
-  void only_if(MlirValue condition, bool rare, llvm::function_ref<void()> yes);
+  void if_then(MlirValue condition, bool rare, llvm::function_ref<void()> yes);
 
  private:
   std::array<MlirValue, 4> philox(MlirValue seed, MlirValue offset, MlirValue block);
@@ -109,7 +109,7 @@ class Ops {
   mlir::Block* new_block(mlir::TypeRange types);
 };
 
-inline bool is_whole(ir::DType dtype) { return !ir::is_float(dtype) && dtype != ir::DType::kBool; }
+inline bool is_integer(ir::DType dtype) { return !ir::is_float(dtype) && dtype != ir::DType::kBool; }
 inline bool is_signed(ir::DType dtype) { return dtype != ir::DType::kUInt8 && dtype != ir::DType::kBool; }
 
 }  // namespace torch_remote::codegen::cpu

@@ -29,13 +29,13 @@ class Planner {
   bool is_column_reduction(uint32_t value) const {
     return kernel_.values[value].kind == Kind::kReduce && kernel_.values[value].over == Over::kColumns;
   }
-  DimSet dims(uint32_t value) const { return schedule_.places[value].dims; }
+  DimSet dims(uint32_t value) const { return schedule_.values[value].dims; }
 
   void find_scopes() {
     const size_t count = kernel_.values.size();
     plan_.levels.assign(count, 0);
-    plan_.kept_as.assign(count, kNone);
-    plan_.kept_in.assign(count, kNone);
+    plan_.spill_index.assign(count, kNone);
+    plan_.spill_loop.assign(count, kNone);
     for (uint32_t v = 0; v < count; ++v) {
       bool once = (dims(v) & kernel_.row_dims()) == 0 && kernel_.values[v].kind != Kind::kReduce;
       if (!is_total(v)) {
@@ -51,9 +51,9 @@ class Planner {
                                                                       : Scope::kRow);
     }
     if (plan_.finish) return;
-    for (uint32_t k = 0; k < schedule_.kept.size(); ++k) {
+    for (uint32_t k = 0; k < schedule_.spilled.size(); ++k) {
       // A value that varies over the outer dim only costs one computation per line, so it is recomputed instead.
-      if (plan_.scopes[schedule_.kept[k]] == Scope::kVector) plan_.kept_as[schedule_.kept[k]] = k;
+      if (plan_.scopes[schedule_.spilled[k]] == Scope::kVector) plan_.spill_index[schedule_.spilled[k]] = k;
     }
   }
 
@@ -139,7 +139,7 @@ class Planner {
 
   // See LoopPlan::condition.
   uint32_t condition_of(const LoopPlan& loop) const {
-    const bool only_reduces = loop.keeps.empty() && loop.totals.empty() && loop.lines.empty() && loop.stores.empty() &&
+    const bool only_reduces = loop.spills.empty() && loop.totals.empty() && loop.lines.empty() && loop.stores.empty() &&
                               loop.outer_stores.empty();
     if (!only_reduces) return kNone;
     uint32_t found = kNone;
@@ -154,10 +154,10 @@ class Planner {
   void want(uint32_t value, uint32_t number) {
     if (wanted_[value] || plan_.scopes[value] < Scope::kOuter) return;
     wanted_[value] = true;
-    if (plan_.kept_in[value] < number || is_total(value)) return;
-    if (plan_.kept_as[value] != kNone) {
-      plan_.kept_in[value] = number;
-      plan_.loops[number].keeps.push_back(plan_.kept_as[value]);
+    if (plan_.spill_loop[value] < number || is_total(value)) return;
+    if (plan_.spill_index[value] != kNone) {
+      plan_.spill_loop[value] = number;
+      plan_.loops[number].spills.push_back(plan_.spill_index[value]);
     }
     for (const uint32_t input : inputs(kernel_.values[value])) want(input, number);
   }

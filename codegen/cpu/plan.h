@@ -22,7 +22,7 @@ struct LoopPlan {
   std::vector<uint32_t> outers;   // values computed once per place of the outer column dim
   std::vector<uint32_t> vectors;  // values computed as vectors
   std::vector<uint32_t> reduces;  // reductions over columns that end with this loop
-  std::vector<uint32_t> keeps;    // indices into Schedule::kept of values that this loop writes
+  std::vector<uint32_t> spills;   // indices into Schedule::spilled of values that this loop writes
   std::vector<uint32_t> totals;   // indices into Schedule::totals: added to here, point by point
   std::vector<uint32_t> lines;    // indices into Schedule::totals: added to here, line by line
   std::vector<uint32_t> stores;   // indices into Kernel::stores
@@ -44,8 +44,8 @@ struct Plan {
   std::vector<std::vector<uint32_t>> values;  // has one list more than `loops`
   std::vector<uint32_t> totals;
   std::vector<uint32_t> stores;
-  std::vector<uint32_t> kept_as;  // for each value: its index in Schedule::kept, or kNone
-  std::vector<uint32_t> kept_in;  // for each value: the loop that keeps it; later loops load it
+  std::vector<uint32_t> spill_index;  // for each value: its index in Schedule::spilled, or kNone
+  std::vector<uint32_t> spill_loop;   // for each value: the loop that keeps it; later loops load it
 
   bool empty() const { return loops.empty() && stores.empty() && totals.empty(); }
 };

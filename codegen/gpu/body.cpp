@@ -25,7 +25,7 @@ class Body {
       : m_(builder),
         memory_(m_, plans.kernel, recipe, lanes, entry),
         values_(m_, memory_, plans.kernel, plan, lanes, slots),
-        team_(m_, plans.kernel, shared),
+        reducer_(m_, plans.kernel, shared),
         kernel_(plans.kernel),
         schedule_(plans.schedule),
         plan_(plan),
@@ -47,7 +47,7 @@ class Body {
     const Store& store = kernel_.stores[s];
     memory_.store(store, values_.scalar(store.value), values_.indices(store.indices, 0));
   }
-  void store_lanes(uint32_t s, size_t slot, const Spot& at) {
+  void store_lanes(uint32_t s, size_t slot, const EmitPosition& at) {
     const Store& store = kernel_.stores[s];
     memory_.store_lanes(store, values_.lanes(store.value, slot), values_.indices(store.indices, slot), at);
   }
@@ -69,10 +69,10 @@ class Body {
   }
   MlirValue items() { return totals() == 0 ? memory_.rows() : m_.divide_up(memory_.rows(), chunk_rows()); }
 
-  Machine m_;
+  GpuOps m_;
   Memory memory_;
   Values values_;
-  Team team_;
+  RowReducer reducer_;
   const Kernel& kernel_;
   const Schedule& schedule_;
   const cpu::Plan& plan_;
@@ -118,9 +118,9 @@ class PointsBody : Body {
       first = m_.bit_and(first, m_.is_zero(outer));
     }
     if (kernel_.rows == 0) number = i64(0);
-    const Spot at = memory_.spot(outer, m_.mul(vector, i64(lanes_)));
+    const EmitPosition at = memory_.position(outer, m_.mul(vector, i64(lanes_)));
     MlirValues begin;
-    for (uint32_t t = 0; t < totals(); ++t) begin.append(width(t), team_.neutral(total(t)));
+    for (uint32_t t = 0; t < totals(); ++t) begin.append(width(t), reducer_.neutral(total(t)));
     item(
         number, begin,
         [&](MlirValue row, MlirValue, const MlirValues& sums) { return this->row(row, at, first, sums); },
@@ -129,28 +129,28 @@ class PointsBody : Body {
 
   size_t width(uint32_t t) const { return total_scope(t) == Scope::kVector ? lanes_ : 1; }
 
-  MlirValues row(MlirValue number, const Spot& at, MlirValue first, MlirValues sums) {
+  MlirValues row(MlirValue number, const EmitPosition& at, MlirValue first, MlirValues sums) {
     memory_.enter_row(number);
-    values_.forget_lanes();
+    values_.clear_lanes();
     values_.define(plan_.values[0]);
     if (!plan_.loops.empty()) {
-      sums = m_.only_if_gives(memory_.valid(at, 0), sums, [&] { return line(plan_.loops[0], at, sums); });
+      sums = m_.if_then_else(memory_.valid(at, 0), sums, [&] { return line(plan_.loops[0], at, sums); });
       values_.define(plan_.values[1]);
     }
     size_t next = 0;
     for (uint32_t t = 0; t < totals(); next += width(t++)) {
       if (total_scope(t) >= Scope::kOuter) continue;
-      sums[next] = team_.combine(total(t), sums[next], values_.scalar(total(t).a));
+      sums[next] = reducer_.combine(total(t), sums[next], values_.scalar(total(t).a));
     }
     if (!plan_.stores.empty()) {
-      m_.only_if(first, false, [&] {
+      m_.if_then(first, false, [&] {
         for (const uint32_t s : plan_.stores) store_scalar(s);
       });
     }
     return sums;
   }
 
-  MlirValues line(const LoopPlan& loop, const Spot& at, MlirValues sums) {
+  MlirValues line(const LoopPlan& loop, const EmitPosition& at, MlirValues sums) {
     if (at.outer) memory_.enter_outer(at.outer);
     values_.define(loop.outers, at.outer);
     values_.define_lanes(loop.vectors, {&at, 1});
@@ -158,7 +158,7 @@ class PointsBody : Body {
     for (uint32_t t = 0; t < totals(); next += width(t++)) {
       if (total_scope(t) < Scope::kOuter) continue;
       for (uint32_t lane = 0; lane < width(t); ++lane) {
-        sums[next + lane] = team_.combine(total(t), sums[next + lane], values_.lane(total(t).a, 0, lane));
+        sums[next + lane] = reducer_.combine(total(t), sums[next + lane], values_.lane(total(t).a, 0, lane));
       }
     }
     for (const uint32_t s : loop.stores) store_lanes(s, 0, at);
@@ -166,7 +166,7 @@ class PointsBody : Body {
   }
 
   // If a total does not vary over a column dim, only the thread at the first place of that dim writes it.
-  void write(MlirValue chunk, const Spot& at, const MlirValues& sums) {
+  void write(MlirValue chunk, const EmitPosition& at, const MlirValues& sums) {
     size_t next = 0;
     for (uint32_t t = 0; t < totals(); next += width(t++)) {
       MlirValue mine;
@@ -183,12 +183,12 @@ class PointsBody : Body {
           if (lane == 0) {
             one();
           } else {
-            m_.only_if(memory_.valid(at, lane), false, one);
+            m_.if_then(memory_.valid(at, lane), false, one);
           }
         }
       };
       if (mine) {
-        m_.only_if(mine, false, put);
+        m_.if_then(mine, false, put);
       } else {
         put();
       }
@@ -218,7 +218,7 @@ class RowsBody : Body {
     MlirValue team = m_.add(m_.mul(m_.block(), m_.threads_y()), m_.thread_y());
     m_.loop(team, items(), m_.mul(m_.blocks(), m_.threads_y()), {}, [&](MlirValue number, mlir::ValueRange) {
       MlirValues begin;
-      for (uint32_t t = 0; t < totals(); ++t) begin.append(width(t), team_.neutral(total(t)));
+      for (uint32_t t = 0; t < totals(); ++t) begin.append(width(t), reducer_.neutral(total(t)));
       item(
           number, begin,
           [&](MlirValue row, MlirValue first, const MlirValues& sums) { return this->row(row, first, sums); },
@@ -232,7 +232,7 @@ class RowsBody : Body {
   void find_spots() {
     spots_.clear();
     for (uint32_t slot = 0; held_ && slot < recipe_.slots; ++slot) {
-      spots_.push_back(memory_.spot({}, m_.add(first_column_, m_.mul(step_, i64(slot)))));
+      spots_.push_back(memory_.position({}, m_.add(first_column_, m_.mul(step_, i64(slot)))));
     }
   }
 
@@ -244,7 +244,7 @@ class RowsBody : Body {
 
   MlirValues row(MlirValue number, MlirValue first, MlirValues sums) {
     memory_.enter_row(number);
-    values_.forget_lanes();
+    values_.clear_lanes();
     if (first && !held_) {
       MlirValue chunk = m_.divide(number, chunk_rows());
       chunk_ = m_.add(chunk, memory_.parameter(ParameterKind::kFirstChunk));
@@ -253,7 +253,7 @@ class RowsBody : Body {
     find_spots();
     // Each exchange has its own shared memory. If there are several, no barrier is needed: a thread that comes to one
     // again has met all others at the next one.
-    if (exchanges_ == 1) team_.barrier();
+    if (exchanges_ == 1) reducer_.barrier();
     for (size_t number = 0; number < plan_.values.size(); ++number) {
       values_.define(plan_.values[number]);
       if (number >= plan_.loops.size()) continue;
@@ -266,11 +266,11 @@ class RowsBody : Body {
     size_t next = 0;
     for (uint32_t t = 0; t < totals(); next += width(t++)) {
       if (total_scope(t) >= Scope::kOuter) continue;
-      sums[next] = team_.combine(total(t), sums[next], values_.scalar(total(t).a));
+      sums[next] = reducer_.combine(total(t), sums[next], values_.scalar(total(t).a));
     }
     if (!plan_.stores.empty()) {
-      team_.barrier();  // all threads have loaded the old contents
-      m_.only_if(m_.is_zero(thread_), false, [&] {
+      reducer_.barrier();  // all threads have loaded the old contents
+      m_.if_then(m_.is_zero(thread_), false, [&] {
         for (const uint32_t s : plan_.stores) store_scalar(s);
       });
     }
@@ -279,11 +279,11 @@ class RowsBody : Body {
 
   std::vector<Partial> begin(const LoopPlan& loop) {
     std::vector<Partial> partials;
-    for (const uint32_t v : loop.reduces) partials.push_back(team_.begin(kernel_.values[v], lanes_));
+    for (const uint32_t v : loop.reduces) partials.push_back(reducer_.begin(kernel_.values[v], lanes_));
     return partials;
   }
 
-  void accumulate(std::vector<Partial>& partials, size_t slot, const Spot& at) {
+  void accumulate(std::vector<Partial>& partials, size_t slot, const EmitPosition& at) {
     if (partials.empty()) return;
     const std::vector<Partial> before = partials;
     const auto after = [&](bool masked) {
@@ -293,7 +293,7 @@ class RowsBody : Body {
           MlirValue place = m_.add(at.column, i64(lane));
           if (at.outer) place = m_.add(place, m_.mul(at.outer, memory_.size(kernel_.dims() - 1)));
           MlirValue valid = masked ? memory_.valid(at, lane) : MlirValue();
-          team_.accumulate(partial, lane, values_.lane(partial.reduce->a, slot, lane), place, valid);
+          reducer_.accumulate(partial, lane, values_.lane(partial.reduce->a, slot, lane), place, valid);
         }
       }
       return flat(partials);
@@ -307,7 +307,7 @@ class RowsBody : Body {
 
   void end(const LoopPlan& loop, std::vector<Partial>& partials) {
     if (partials.empty()) return;
-    const std::vector<MlirValue> results = team_.reduce(partials);
+    const std::vector<MlirValue> results = reducer_.reduce(partials);
     for (size_t i = 0; i < results.size(); ++i) values_.set(loop.reduces[i], results[i]);
   }
 
@@ -320,7 +320,7 @@ class RowsBody : Body {
       if (std::ranges::find(loop.totals, t) == loop.totals.end()) continue;
       for (size_t i = 0; i < width(t); ++i) {
         MlirValue x = values_.lane(total(t).a, i / lanes_, static_cast<uint32_t>(i % lanes_));
-        sums[next + i] = team_.combine(total(t), sums[next + i], x);
+        sums[next + i] = reducer_.combine(total(t), sums[next + i], x);
       }
     }
     for (const uint32_t s : loop.stores) {
@@ -362,7 +362,7 @@ class RowsBody : Body {
         add_outer_totals(loop, outer);
         std::vector<Partial> sums = partials_of(loop, carried);
         const std::vector<Partial> of_line = partials_of(loop, line(loop, outer, flat(begin(loop))));
-        for (size_t i = 0; i < sums.size(); ++i) team_.combine(sums[i], of_line[i]);
+        for (size_t i = 0; i < sums.size(); ++i) reducer_.combine(sums[i], of_line[i]);
         return flat(sums);
       });
     } else {
@@ -375,8 +375,8 @@ class RowsBody : Body {
   MlirValues line(const LoopPlan& loop, MlirValue outer, const MlirValues& before) {
     if (loop.vectors.empty() && loop.reduces.empty() && loop.stores.empty()) return before;
     return m_.loop(first_column_, memory_.columns(), step_, before, [&](MlirValue column, mlir::ValueRange carried) {
-      const Spot at = memory_.spot(outer, column);
-      values_.forget_lanes();
+      const EmitPosition at = memory_.position(outer, column);
+      values_.clear_lanes();
       values_.define_lanes(loop.vectors, {&at, 1});
       std::vector<Partial> partials = partials_of(loop, carried);
       accumulate(partials, 0, at);
@@ -391,28 +391,28 @@ class RowsBody : Body {
   void add_outer_totals(const LoopPlan& loop, MlirValue outer) {
     for (const uint32_t t : loop.totals) {
       if (total_scope(t) != Scope::kOuter) continue;
-      m_.only_if(m_.is_zero(thread_), false, [&] {
-        const Spot at{outer, {}, {}};
+      m_.if_then(m_.is_zero(thread_), false, [&] {
+        const EmitPosition at{outer, {}, {}};
         add_one(t, memory_.line(t, chunk_), memory_.line_place(t, at), values_.scalar(total(t).a));
       });
     }
   }
 
-  void add_to_line(uint32_t t, const Spot& at) {
+  void add_to_line(uint32_t t, const EmitPosition& at) {
     MlirValue line = memory_.line(t, chunk_), place = memory_.line_place(t, at);
     for (uint32_t lane = 0; lane < lanes_; ++lane) {
       MlirValue mine = memory_.valid(at, lane);
       if (at.outer && !total_along(t, kernel_.rows)) mine = m_.bit_and(mine, m_.is_zero(at.outer));
-      m_.only_if(mine, false, [&] { add_one(t, line, m_.add(place, i64(lane)), values_.lane(total(t).a, 0, lane)); });
+      m_.if_then(mine, false, [&] { add_one(t, line, m_.add(place, i64(lane)), values_.lane(total(t).a, 0, lane)); });
     }
   }
 
   // In the chunk's first row, the line has no contents yet.
   void add_one(uint32_t t, MlirValue line, MlirValue place, MlirValue x) {
-    MlirValue later = m_.bit_xor(first_, m_.truth(true));
-    MlirValue before = m_.only_if_gives(later, MlirValues{team_.neutral(total(t))},
-                                        [&] { return MlirValues{memory_.load_place(line, place, total(t).type)}; })[0];
-    memory_.store_place(team_.combine(total(t), before, x), line, place, total(t).type);
+    MlirValue later = m_.bit_xor(first_, m_.bool_constant(true));
+    MlirValue before = m_.if_then_else(later, MlirValues{reducer_.neutral(total(t))},
+                                       [&] { return MlirValues{memory_.load_place(line, place, total(t).type)}; })[0];
+    memory_.store_place(reducer_.combine(total(t), before, x), line, place, total(t).type);
   }
 
   void write(MlirValue chunk, const MlirValues& sums) {
@@ -421,13 +421,13 @@ class RowsBody : Body {
     for (uint32_t t = 0; t < totals(); next += width(t++)) {
       MlirValue line = memory_.line(t, chunk);
       if (total_scope(t) < Scope::kOuter) {
-        m_.only_if(m_.is_zero(thread_), false, [&] { memory_.store_place(sums[next], line, i64(0), total(t).type); });
+        m_.if_then(m_.is_zero(thread_), false, [&] { memory_.store_place(sums[next], line, i64(0), total(t).type); });
         continue;
       }
       for (size_t i = 0; i < width(t); ++i) {
-        const Spot& at = spots_[i / lanes_];
+        const EmitPosition& at = spots_[i / lanes_];
         const auto lane = static_cast<uint32_t>(i % lanes_);
-        m_.only_if(memory_.valid(at, lane), false, [&] {
+        m_.if_then(memory_.valid(at, lane), false, [&] {
           MlirValue place = m_.add(memory_.line_place(t, at), i64(lane));
           memory_.store_place(sums[next + i], line, place, total(t).type);
         });
@@ -437,7 +437,7 @@ class RowsBody : Body {
 
   const bool held_;
   uint32_t exchanges_ = 0;
-  std::vector<Spot> spots_;  // for each slot
+  std::vector<EmitPosition> spots_;  // for each slot
   MlirValue thread_, first_column_, step_;
   MlirValue first_, chunk_;  // whether the row is the chunk's first one; the chunk's number
 };
@@ -461,9 +461,9 @@ class FinishBody : Body {
     for (const auto& values : plan_.values) values_.define(values);
     if (!plan_.loops.empty()) columns(first);
     if (plan_.stores.empty()) return;
-    if (recipe_.finish_alone) m_.barrier();  // all threads have loaded the old contents
+    if (recipe_.finish_in_one_block) m_.barrier();  // all threads have loaded the old contents
     first = m_.bit_and(first, m_.bit_and(m_.is_zero(m_.thread_x()), m_.is_zero(m_.block())));
-    m_.only_if(first, false, [&] {
+    m_.if_then(first, false, [&] {
       for (const uint32_t s : plan_.stores) store_scalar(s);
     });
   }
@@ -481,15 +481,15 @@ class FinishBody : Body {
         outer = m_.divide(index, width);
         column = m_.sub(index, m_.mul(outer, width));
       }
-      const Spot at{outer, column, m_.b.create<ll::ZExtOp>(m_.b.getI32Type(), valid)};
-      values_.forget_lanes();
+      const EmitPosition at{outer, column, m_.b.create<ll::ZExtOp>(m_.b.getI32Type(), valid)};
+      values_.clear_lanes();
       for (uint32_t t = 0; t < totals(); ++t) {
         if (scope(t) < Scope::kOuter) continue;
         MlirValue sum = total_of_chunks(t, at, valid);
         values_.set(schedule_.totals[t], sum);
         values_.set_lanes(schedule_.totals[t], 0, {sum});
       }
-      m_.only_if(m_.bit_and(valid, first), false, [&] {
+      m_.if_then(m_.bit_and(valid, first), false, [&] {
         const LoopPlan& loop = plan_.loops[0];
         if (outer) memory_.enter_outer(outer);
         values_.define(loop.outers, outer);
@@ -500,12 +500,12 @@ class FinishBody : Body {
     });
   }
 
-  MlirValue total_of_chunks(uint32_t t, const Spot& at, MlirValue valid) {
+  MlirValue total_of_chunks(uint32_t t, const EmitPosition& at, MlirValue valid) {
     const uint32_t folds = kFinishThreads / recipe_.finish_columns;
     MlirValue end = memory_.parameter(ParameterKind::kChunks), place = memory_.line_place(t, at);
     if (valid) end = m_.select(valid, end, i64(0));
     // Several lines are loaded at a time, so that the loads overlap.
-    MlirValue sum = team_.neutral(total(t)), next = m_.thread_y();
+    MlirValue sum = reducer_.neutral(total(t)), next = m_.thread_y();
     for (const int64_t lines : {kLinesAtOnce, int64_t{1}}) {
       MlirValue last = m_.sub(end, i64((lines - 1) * folds));
       const MlirValues before{sum, next};
@@ -517,13 +517,13 @@ class FinishBody : Body {
               x.push_back(memory_.load_place(line, place, total(t).type));
             }
             MlirValue all = so_far[0];
-            for (MlirValue one : x) all = team_.combine(total(t), all, one);
+            for (MlirValue one : x) all = reducer_.combine(total(t), all, one);
             return MlirValues{all, m_.add(chunk, i64(lines * folds))};
           });
       sum = after[0];
       next = after[1];
     }
-    return team_.fold(total(t), sum, recipe_.finish_columns, folds);
+    return reducer_.fold(total(t), sum, recipe_.finish_columns, folds);
   }
 };
 
@@ -534,9 +534,9 @@ void emit_body(mlir::ImplicitLocOpBuilder& builder, Function function, const Pla
   switch (function) {
     case Function::kPoints:
       return PointsBody(builder, plans, recipe, entry, shared).run();
-    case Function::kHeld:
-    case Function::kLooped:
-      return RowsBody(builder, plans, recipe, function == Function::kHeld, entry, shared).run();
+    case Function::kRowsInRegisters:
+    case Function::kRowsReloaded:
+      return RowsBody(builder, plans, recipe, function == Function::kRowsInRegisters, entry, shared).run();
     case Function::kFinish:
       return FinishBody(builder, plans, recipe, entry, shared).run();
   }

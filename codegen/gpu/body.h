@@ -2,7 +2,7 @@
 
 #include "codegen/gpu/launch.h"
 #include "codegen/gpu/recipe.h"
-#include "codegen/gpu/team.h"
+#include "codegen/gpu/row_reducer.h"
 #include "mlir/IR/ImplicitLocOpBuilder.h"
 
 namespace torch_remote::codegen::gpu {

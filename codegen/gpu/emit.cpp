@@ -3,7 +3,7 @@
 #include <string>
 
 #include "codegen/gpu/body.h"
-#include "codegen/gpu/machine.h"
+#include "codegen/gpu/gpu_ops.h"
 #include "mlir/Dialect/LLVMIR/NVVMDialect.h"
 
 namespace torch_remote::codegen::gpu {
@@ -22,9 +22,9 @@ uint32_t most_threads(Function function) {
       return kPointsThreads;
     case Function::kFinish:
       return kFinishThreads;
-    case Function::kLooped:
+    case Function::kRowsReloaded:
       return kLoopedThreads;
-    case Function::kHeld:
+    case Function::kRowsInRegisters:
       break;
   }
   return kTeamThreads;
@@ -35,7 +35,7 @@ mlir::Type type_of(const Kernel& kernel, const Parameter& parameter, mlir::OpBui
     case ParameterKind::kData:
     case ParameterKind::kFailure:
     case ParameterKind::kLines:
-    case ParameterKind::kNumbers:
+    case ParameterKind::kScalarsAddress:
       return ll::LLVMPointerType::get(builder.getContext(), kGlobalSpace);
     case ParameterKind::kScalar:
       if (kernel.scalars[parameter.a] == ir::DType::kFloat64) return builder.getF64Type();
@@ -78,8 +78,8 @@ std::vector<Function> functions(const Recipe& recipe) {
   if (recipe.shape == Shape::kPoints) {
     result.push_back(Function::kPoints);
   } else {
-    if (recipe.slots != 0) result.push_back(Function::kHeld);
-    result.push_back(Function::kLooped);
+    if (recipe.slots != 0) result.push_back(Function::kRowsInRegisters);
+    result.push_back(Function::kRowsReloaded);
   }
   if (recipe.finish_columns != 0) result.push_back(Function::kFinish);
   return result;

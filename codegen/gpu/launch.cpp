@@ -8,15 +8,15 @@
 namespace torch_remote::codegen::gpu {
 namespace {
 
-constexpr int64_t kMostGrid = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxGrid = std::numeric_limits<int32_t>::max();
 // Most blocks per multiprocessor. These fill it several times, so that blocks that end early do not matter.
-constexpr int64_t kBlocksOfProcessor = 32;
-constexpr int64_t kMostChunks = 2048;
+constexpr int64_t kBlocksPerMultiprocessor = 32;
+constexpr int64_t kMaxChunks = 2048;
 constexpr int64_t kPointsItems = 1 << 17;  // chunks times threads per chunk: enough to fill a device
-constexpr int64_t kLeastPointsRows = 8;    // per chunk: for each line that is written, at least this many are read
+constexpr int64_t kMinPointsRows = 8;      // per chunk: for each line that is written, at least this many are read
 constexpr int64_t kRowsChunks = 1024;
-constexpr int64_t kLeastRows = 4;
-constexpr int64_t kMostLines = 1 << 23;  // elements of the lines of all chunks
+constexpr int64_t kMinRows = 4;
+constexpr int64_t kMaxLines = 1 << 23;  // elements of the lines of all chunks
 constexpr uint64_t kAlign = 16;
 constexpr uint32_t kNoBlocks = 1u << 30;  // Order::block: rows are not divided
 
@@ -52,8 +52,8 @@ int64_t chunk_rows(const Recipe& recipe, std::span<const int64_t> sizes) {
   for (const Total& total : recipe.totals) line += elements(recipe, total, sizes);
   const bool points = recipe.shape == Shape::kPoints;
   int64_t most = points ? kPointsItems / (extents.vectors * extents.lines) : kRowsChunks;
-  most = std::clamp<int64_t>(std::min(most, kMostLines / line), 1, kMostChunks);
-  return std::max(divide_up(extents.rows, most), points ? kLeastPointsRows : kLeastRows);
+  most = std::clamp<int64_t>(std::min(most, kMaxLines / line), 1, kMaxChunks);
+  return std::max(divide_up(extents.rows, most), points ? kMinPointsRows : kMinRows);
 }
 
 int64_t count_chunks(const Recipe& recipe, std::span<const int64_t> sizes) {
@@ -86,7 +86,7 @@ class Launcher {
     chunk_ = chunk_rows(recipe, call.sizes);
     full_ = count_chunks(recipe, call.sizes);
     uint64_t next = call.scratch;
-    const uint64_t chunks = static_cast<uint64_t>(full_ + (call.rest != 0 ? 1 : 0));
+    const uint64_t chunks = static_cast<uint64_t>(full_ + (call.remainder_columns != 0 ? 1 : 0));
     for (const Total& total : recipe.totals) {
       lines_.push_back(next);
       next += (line_bytes(recipe, total, call.sizes) * chunks + kAlign - 1) / kAlign * kAlign;
@@ -95,8 +95,8 @@ class Launcher {
 
   void run() {
     main(call_.sizes, call_.data, 0);
-    if (call_.rest != 0) {
-      const int64_t sizes[] = {1, call_.rest};
+    if (call_.remainder_columns != 0) {
+      const int64_t sizes[] = {1, call_.remainder_columns};
       std::vector<uint64_t> data(call_.data.begin(), call_.data.end());
       const size_t rows = static_cast<size_t>(call_.sizes[0]);
       for (size_t i = 0, stride = 0; i < data.size(); ++i) {
@@ -126,7 +126,7 @@ class Launcher {
       // No team may be without a row: it would load memory that belongs to no row, and may be stored to.
       const int64_t most = team.threads == kWarp ? kShortTeams : 1;
       const auto teams = static_cast<uint32_t>(std::min(items, most));
-      launch.function = team.is_held ? Function::kHeld : Function::kLooped;
+      launch.function = team.is_held ? Function::kRowsInRegisters : Function::kRowsReloaded;
       launch.block = {team.threads, teams};
       blocks = divide_up(items, teams);
     }
@@ -141,14 +141,14 @@ class Launcher {
     launch.function = Function::kFinish;
     launch.block = {recipe_.finish_columns, folds(recipe_)};
     const int64_t columns = std::max<int64_t>(1, extents.outer * extents.last);
-    const bool one_block = recipe_.finish_alone || recipe_.finish_columns == 1;
+    const bool one_block = recipe_.finish_in_one_block || recipe_.finish_columns == 1;
     launch.grid = one_block ? 1 : limited(divide_up(columns, recipe_.finish_columns));
     set_parameters(call_.sizes, call_.data, 0, &launch);
     launches_->push_back(std::move(launch));
   }
 
   uint32_t limited(int64_t blocks) const {
-    const int64_t most = std::min<int64_t>(kMostGrid, std::max(1u, call_.processors) * kBlocksOfProcessor);
+    const int64_t most = std::min<int64_t>(kMaxGrid, std::max(1u, call_.processors) * kBlocksPerMultiprocessor);
     return static_cast<uint32_t>(std::min(blocks, most));
   }
 
@@ -181,11 +181,11 @@ class Launcher {
         case ParameterKind::kChunk:
           return static_cast<uint64_t>(chunk_);
         case ParameterKind::kChunks:
-          return static_cast<uint64_t>(full_ + (call_.rest != 0 ? 1 : 0));
+          return static_cast<uint64_t>(full_ + (call_.remainder_columns != 0 ? 1 : 0));
         case ParameterKind::kFirstChunk:
           return static_cast<uint64_t>(first_chunk);
-        case ParameterKind::kNumbers:
-          return call_.numbers;
+        case ParameterKind::kScalarsAddress:
+          return call_.scalars_address;
       }
       return 0;
     };
@@ -236,7 +236,7 @@ Status check(const Recipe& recipe, const Call& call) {
   if (!recipe.totals.empty() && (call.scratch == 0 || call.scratch % kAlign != 0)) {
     return Status::invalid("gpu: a kernel with reductions over rows needs scratch memory at a multiple of 16");
   }
-  if (call.rest != 0 && (recipe.rows != 1 || recipe.columns != 1)) {
+  if (call.remainder_columns != 0 && (recipe.rows != 1 || recipe.columns != 1)) {
     return Status::invalid("gpu: a row of another length goes with kernels of one row dim and one column dim");
   }
   return {};
@@ -248,9 +248,9 @@ std::string_view name(Function function) {
   switch (function) {
     case Function::kPoints:
       return "points";
-    case Function::kHeld:
+    case Function::kRowsInRegisters:
       return "rows_held";
-    case Function::kLooped:
+    case Function::kRowsReloaded:
       return "rows_looped";
     case Function::kFinish:
       return "finish";
@@ -258,8 +258,8 @@ std::string_view name(Function function) {
   return "";
 }
 
-uint64_t scratch_bytes(const Recipe& recipe, std::span<const int64_t> sizes, int64_t rest) {
-  const auto chunks = static_cast<uint64_t>(count_chunks(recipe, sizes) + (rest != 0 ? 1 : 0));
+uint64_t scratch_bytes(const Recipe& recipe, std::span<const int64_t> sizes, int64_t remainder_columns) {
+  const auto chunks = static_cast<uint64_t>(count_chunks(recipe, sizes) + (remainder_columns != 0 ? 1 : 0));
   uint64_t bytes = 0;
   for (const Total& total : recipe.totals) {
     bytes += (line_bytes(recipe, total, sizes) * chunks + kAlign - 1) / kAlign * kAlign;
@@ -279,11 +279,11 @@ Order order(const Recipe& recipe, std::span<const int64_t> sizes) {
   const uint32_t threads = recipe.shape == Shape::kRows ? Team(recipe, extents).threads : 1;
   return {.lanes = threads * recipe.vector,
           .block = kNoBlocks,
-          .narrow = threads * recipe.vector,
+          .short_sum = threads * recipe.vector,
           .wide_lanes = threads * recipe.vector,
           .groups = {recipe.vector, std::min(threads, kWarp) * recipe.vector},
           .chunk = chunk_rows(recipe, sizes),
-          .folds = folds(recipe)};
+          .chunk_lanes = folds(recipe)};
 }
 
 }  // namespace torch_remote::codegen::gpu

@@ -24,29 +24,29 @@ enum class Shape : uint8_t {
 // The functions of a kernel's code.
 enum class Function : uint8_t {
   kPoints,
-  kHeld,    // rows whose columns all stay in registers
-  kLooped,  // longer rows: each phase loads them again
-  kFinish,  // computes what depends on reductions over rows
+  kRowsInRegisters,  // rows whose columns all stay in registers
+  kRowsReloaded,     // longer rows: each phase loads them again
+  kFinish,           // computes what depends on reductions over rows
 };
 std::string_view name(Function function);
 
 // All functions of a kernel have the same parameters. Each parameter has 8 bytes.
 enum class ParameterKind : uint8_t {
-  kData,        // of operand `a`: the address of its element at place 0 of all dims
-  kSize,        // of dim `a`
-  kStride,      // in elements, of operand `a` along `b`: a dim, or (from dims() on) an indexed dim
-  kBound,       // of indexed dim number `a`, counted over all operands
-  kScalar,      // scalar number `a`
-  kAligned,     // bit i: operand i may be accessed in vectors
-  kFailure,     // address of an IndexRecord, which may have the bit kElsewhere
-  kLines,       // of total `a`: the address of the first chunk's line
-  kChunk,       // number of rows in a chunk
-  kChunks,      // number of all chunks
-  kFirstChunk,  // first chunk of this launch
-  kNumbers      // address of all scalars in memory, in order; 0: the scalars are parameters
+  kData,           // of operand `a`: the address of its element at place 0 of all dims
+  kSize,           // of dim `a`
+  kStride,         // in elements, of operand `a` along `b`: a dim, or (from dims() on) an indexed dim
+  kBound,          // of indexed dim number `a`, counted over all operands
+  kScalar,         // scalar number `a`
+  kAligned,        // bit i: operand i may be accessed in vectors
+  kFailure,        // address of an IndexRecord, which may have the bit kIndirectRecord
+  kLines,          // of total `a`: the address of the first chunk's line
+  kChunk,          // number of rows in a chunk
+  kChunks,         // number of all chunks
+  kFirstChunk,     // first chunk of this launch
+  kScalarsAddress  // address of all scalars in memory, in order; 0: the scalars are parameters
 };
 // An address with this bit set points to 8 bytes that contain the address of the IndexRecord.
-inline constexpr uint64_t kElsewhere = 1;
+inline constexpr uint64_t kIndirectRecord = 1;
 struct Parameter {
   ParameterKind kind = ParameterKind::kData;
   uint32_t a = 0, b = 0;
@@ -64,10 +64,10 @@ struct Recipe {
   Shape shape = Shape::kPoints;
   uint32_t rows = 0, columns = 0;  // numbers of dims
   uint32_t vector = 1;             // number of adjacent elements along the last column that a thread has
-  uint32_t slots = 0;              // number of vectors of a row that a thread holds; 0: there is no kHeld
+  uint32_t slots = 0;              // number of vectors of a row that a thread holds; 0: there is no kRowsInRegisters
   // Number of columns that a block of kFinish computes at a time; 0: there is no kFinish.
   uint32_t finish_columns = 0;
-  bool finish_alone = false;  // kFinish must run as one block, because it stores where all blocks would load
+  bool finish_in_one_block = false;  // kFinish must run as one block, because it stores where all blocks would load
   std::vector<Operand> operands;
   std::vector<Total> totals;
   std::vector<Parameter> parameters;
@@ -81,11 +81,11 @@ std::vector<uint8_t> encode(const Recipe& recipe);
 Status decode(std::span<const uint8_t> bytes, Recipe* recipe);
 
 // An index that was out of bounds; `operand` is kNone before the launch. If several indices are, the record has any one
-// of them. `good` shows all of their operands: bit min(operand, 31) is 0 for each. All its bits are 1 before the
-// launch.
+// of them. `unfailed_operands` shows all of their operands: bit min(operand, 31) is 0 for each. All its bits are 1
+// before the launch.
 struct IndexRecord {
   uint32_t operand = kNone;
-  uint32_t good = ~uint32_t{0};
+  uint32_t unfailed_operands = ~uint32_t{0};
   int64_t index = 0;
   int64_t bound = 0;
 };
@@ -100,11 +100,11 @@ struct Call {
   std::span<const int64_t> bounds;
   std::span<const uint64_t> scalars;
   // One more row follows the others (of one row dim), with this size of the last column dim; 0: there is none.
-  int64_t rest = 0;
-  uint64_t scratch = 0;       // scratch_bytes() bytes, aligned to 16
-  uint64_t failure = 0;       // see kFailure; may be 0 if no operand is indexed
-  uint64_t numbers = 0;       // see kNumbers
-  uint32_t processors = 132;  // multiprocessors of the device, which limit the grid; results do not depend on it
+  int64_t remainder_columns = 0;
+  uint64_t scratch = 0;          // scratch_bytes() bytes, aligned to 16
+  uint64_t failure = 0;          // see kFailure; may be 0 if no operand is indexed
+  uint64_t scalars_address = 0;  // see kScalarsAddress
+  uint32_t processors = 132;     // multiprocessors of the device, which limit the grid; results do not depend on it
 };
 
 struct Launch {
@@ -116,7 +116,7 @@ struct Launch {
 };
 
 // Bytes of scratch memory for a call; 0 without reductions over rows.
-uint64_t scratch_bytes(const Recipe& recipe, std::span<const int64_t> sizes, int64_t rest = 0);
+uint64_t scratch_bytes(const Recipe& recipe, std::span<const int64_t> sizes, int64_t remainder_columns = 0);
 
 // Computes the launches of a call, which must run in this order. There are none if there is nothing to compute.
 Status make_launches(const Recipe& recipe, const Call& call, std::vector<Launch>* launches);

@@ -32,7 +32,7 @@ std::vector<Launch> launches(const Recipe& recipe, std::vector<int64_t> sizes, s
                                        .strides = strides,
                                        .bounds = {},
                                        .scalars = {},
-                                       .rest = rest,
+                                       .remainder_columns = rest,
                                        .scratch = scratch,
                                        .failure = 0,
                                        .processors = kProcessors},
@@ -67,11 +67,11 @@ TEST(Launch, TeamsAreAsSmallAsHoldsARow) {
     const Launch launch = launches(rows_recipe(), {20, columns}, {0x1000, 0x2000}, {columns, 1, columns, 1})[0];
     return std::tuple(launch.function, launch.block[0], launch.block[1], launch.grid);
   };
-  EXPECT_EQ(shape(1), std::tuple(Function::kHeld, 32u, 8u, 3u));
-  EXPECT_EQ(shape(512), std::tuple(Function::kHeld, 32u, 8u, 3u));
-  EXPECT_EQ(shape(513), std::tuple(Function::kHeld, 64u, 1u, 20u));
-  EXPECT_EQ(shape(8192), std::tuple(Function::kHeld, 512u, 1u, 20u));
-  EXPECT_EQ(shape(8193), std::tuple(Function::kLooped, 256u, 1u, 20u));
+  EXPECT_EQ(shape(1), std::tuple(Function::kRowsInRegisters, 32u, 8u, 3u));
+  EXPECT_EQ(shape(512), std::tuple(Function::kRowsInRegisters, 32u, 8u, 3u));
+  EXPECT_EQ(shape(513), std::tuple(Function::kRowsInRegisters, 64u, 1u, 20u));
+  EXPECT_EQ(shape(8192), std::tuple(Function::kRowsInRegisters, 512u, 1u, 20u));
+  EXPECT_EQ(shape(8193), std::tuple(Function::kRowsReloaded, 256u, 1u, 20u));
 }
 
 TEST(Launch, NoMoreTeamsThanRows) {
@@ -84,7 +84,7 @@ TEST(Launch, OrderFollowsFromSizesAlone) {
   const Order order = gpu::order(recipe, std::vector<int64_t>{20, 1000});
   EXPECT_EQ(order.lanes, 64u * 4);
   EXPECT_EQ(order.groups, (std::array<uint32_t, 2>{4, 128}));
-  EXPECT_EQ(order.folds, 1u);
+  EXPECT_EQ(order.chunk_lanes, 1u);
 }
 
 Recipe sum_recipe() {
@@ -125,14 +125,14 @@ TEST(Launch, WithoutRowsOnlyTheFinishIsThere) {
 
 TEST(Launch, ScalarsFollowTheirAddress) {
   Recipe recipe = rows_recipe();
-  recipe.parameters = {{ParameterKind::kNumbers}, {ParameterKind::kScalar, 0}, {ParameterKind::kScalar, 1}};
+  recipe.parameters = {{ParameterKind::kScalarsAddress}, {ParameterKind::kScalar, 0}, {ParameterKind::kScalar, 1}};
   const std::vector<int64_t> sizes = {3, 4}, strides = {4, 1, 4, 1};
   const std::vector<uint64_t> data = {0x1000, 0x2000}, scalars = {7, 8};
   Call call{.sizes = sizes, .data = data, .strides = strides, .bounds = {}, .scalars = scalars};
   std::vector<Launch> made;
   ASSERT_TRUE(make_launches(recipe, call, &made).ok());
   EXPECT_EQ(made[0].parameters, (std::vector<uint64_t>{0, 7, 8}));
-  call.numbers = 0x3000;
+  call.scalars_address = 0x3000;
   ASSERT_TRUE(make_launches(recipe, call, &made).ok());
   EXPECT_EQ(made[0].parameters, (std::vector<uint64_t>{0x3000, 7, 8}));
 }
@@ -156,11 +156,12 @@ TEST(RecipeBytes, LoseNothing) {
   recipe.vector = 8;
   recipe.slots = 4;
   recipe.finish_columns = 32;
-  recipe.finish_alone = true;
+  recipe.finish_in_one_block = true;
   recipe.operands = {{.dtype = ir::DType::kBFloat16, .dims = 5, .strided = true, .indexed = 0},
                      {.dtype = ir::DType::kInt64, .dims = 1, .strided = false, .indexed = 2}};
   recipe.totals = {{.item_size = 8, .dims = 4}};
-  recipe.parameters = {{ParameterKind::kData, 0, 0}, {ParameterKind::kStride, 1, 2}, {ParameterKind::kNumbers, 0, 0}};
+  recipe.parameters = {
+      {ParameterKind::kData, 0, 0}, {ParameterKind::kStride, 1, 2}, {ParameterKind::kScalarsAddress, 0, 0}};
   const std::vector<uint8_t> bytes = encode(recipe);
   Recipe back;
   ASSERT_TRUE(decode(bytes, &back).ok());

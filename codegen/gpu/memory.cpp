@@ -9,8 +9,8 @@ using ir::DType;
 namespace ll = mlir::LLVM;
 using Int = ll::ICmpPredicate;
 
-Memory::Memory(Machine& machine, const Kernel& kernel, const Recipe& recipe, uint32_t lanes, mlir::Block* entry)
-    : machine_(machine), kernel_(kernel), recipe_(recipe), lanes_(lanes), entry_(entry) {
+Memory::Memory(GpuOps& ops, const Kernel& kernel, const Recipe& recipe, uint32_t lanes, mlir::Block* entry)
+    : ops_(ops), kernel_(kernel), recipe_(recipe), lanes_(lanes), entry_(entry) {
   for (uint32_t i = 0; i < recipe.parameters.size(); ++i) {
     const Parameter& parameter = recipe.parameters[i];
     parameters_[{parameter.kind, parameter.a, parameter.b}] = i;
@@ -46,10 +46,10 @@ MlirValue Memory::columns() {
 
 // All threads take the same branch, once. Scalars that a function does not use are not read.
 void Memory::read_scalars() {
-  MlirValue from = parameter(ParameterKind::kNumbers);
+  MlirValue from = parameter(ParameterKind::kScalarsAddress);
   for (uint32_t s = 0; s < kernel_.scalars.size(); ++s) scalars_.push_back(parameter(ParameterKind::kScalar, s));
   MlirValue elsewhere = m().compare(Int::ne, from, m().b.create<ll::ZeroOp>(from.getType()));
-  scalars_ = m().only_if_gives(elsewhere, scalars_, [&] {
+  scalars_ = m().if_then_else(elsewhere, scalars_, [&] {
     MlirValues read;
     for (MlirValue scalar : scalars_) {
       MlirValue at = m().at(from, m().b.getI64Type(), m().i64(static_cast<int64_t>(read.size())));
@@ -99,21 +99,21 @@ void Memory::enter_outer(MlirValue place) {
   }
 }
 
-Spot Memory::spot(MlirValue outer, MlirValue column) {
+EmitPosition Memory::position(MlirValue outer, MlirValue column) {
   MlirValue left = m().b.create<ll::SMinOp>(m().sub(columns(), column), m().i64(lanes_));
   return {outer, column, m().b.create<ll::TruncOp>(m().b.getI32Type(), left)};
 }
 
-MlirValue Memory::valid(const Spot& at, uint32_t lane) { return m().less_than(m().i32(lane), at.left); }
+MlirValue Memory::valid(const EmitPosition& at, uint32_t lane) { return m().less_than(m().i32(lane), at.left); }
 
-MlirValue Memory::full(const Spot& at) { return m().equal(at.left, m().i32(lanes_)); }
+MlirValue Memory::full(const EmitPosition& at) { return m().equal(at.left, m().i32(lanes_)); }
 
 bool Memory::along_columns(uint32_t operand) const {
   return kernel_.columns > 0 && (kernel_.operands[operand].dims >> (kernel_.dims() - 1) & 1) != 0;
 }
 
 // Whether lanes are adjacent in memory.
-bool Memory::is_plain(uint32_t operand, const Indices& indices) const {
+bool Memory::is_contiguous(uint32_t operand, const Indices& indices) const {
   return along_columns(operand) && !kernel_.operands[operand].strided &&
          std::ranges::all_of(indices, [](const MlirValues& index) { return index.size() == 1; });
 }
@@ -122,27 +122,27 @@ bool Memory::is_plain(uint32_t operand, const Indices& indices) const {
 MlirValue Memory::checked(uint32_t operand, uint32_t dim, MlirValue index, MlirValue valid) {
   MlirValue bound = parameter(ParameterKind::kBound, first_bound_[operand] + dim);
   MlirValue outside = m().compare(Int::uge, index, bound);
-  m().only_if(both(outside, valid), true, [&] { record(operand, index, bound); });
+  m().if_then(both(outside, valid), true, [&] { record(operand, index, bound); });
   return m().compare(Int::ult, index, bound);
 }
 
 // The first thread that finds the record free writes its failure. Each failing thread clears the bit of its operand in
-// `good`.
+// `unfailed_operands`.
 void Memory::record(uint32_t operand, MlirValue index, MlirValue bound) {
   MlirValue to = parameter(ParameterKind::kFailure);
-  MlirValue bit = m().i64(kElsewhere), word = m().b.create<ll::PtrToIntOp>(m().b.getI64Type(), to);
-  to = m().only_if_gives(m().compare(Int::ne, m().bit_and(word, bit), m().i64(0)), MlirValues{to}, [&] {
+  MlirValue bit = m().i64(kIndirectRecord), word = m().b.create<ll::PtrToIntOp>(m().b.getI64Type(), to);
+  to = m().if_then_else(m().compare(Int::ne, m().bit_and(word, bit), m().i64(0)), MlirValues{to}, [&] {
     MlirValue at = m().b.create<ll::IntToPtrOp>(to.getType(), m().bit_xor(word, bit));
     return MlirValues{m().b.create<ll::LoadOp>(to.getType(), at, 8)};
   })[0];
-  MlirValue good = m().at(to, m().b.getI8Type(), m().i64(offsetof(IndexRecord, good)));
+  MlirValue good = m().at(to, m().b.getI8Type(), m().i64(offsetof(IndexRecord, unfailed_operands)));
   const uint32_t others = ~(uint32_t{1} << std::min<uint32_t>(operand, 31));
   m().b.create<ll::AtomicRMWOp>(ll::AtomicBinOp::_and, good, m().i32(static_cast<int32_t>(others)),
                                 ll::AtomicOrdering::monotonic);
   MlirValue exchanged = m().b.create<ll::AtomicCmpXchgOp>(to, m().i32(kNone), m().i32(operand),
                                                           ll::AtomicOrdering::monotonic, ll::AtomicOrdering::monotonic);
   MlirValue first = m().b.create<ll::ExtractValueOp>(exchanged, llvm::ArrayRef<int64_t>{1});
-  m().only_if(first, false, [&] {
+  m().if_then(first, false, [&] {
     const auto put = [&](size_t offset, MlirValue value) {
       MlirValue address = m().at(to, m().b.getI8Type(), m().i64(static_cast<int64_t>(offset)));
       m().b.create<ll::StoreOp>(value, address, 8);
@@ -152,8 +152,8 @@ void Memory::record(uint32_t operand, MlirValue index, MlirValue bound) {
   });
 }
 
-Memory::Place Memory::scalar_place(uint32_t operand, const Indices& indices) {
-  Place place{pointers_[operand], {}};
+Memory::Access Memory::scalar_access(uint32_t operand, const Indices& indices) {
+  Access place{pointers_[operand], {}};
   for (uint32_t d = 0; d < indices.size(); ++d) {
     MlirValue step = parameter(ParameterKind::kStride, operand, kernel_.dims() + d);
     place.allowed = both(place.allowed, checked(operand, d, indices[d][0], {}));
@@ -162,8 +162,8 @@ Memory::Place Memory::scalar_place(uint32_t operand, const Indices& indices) {
   return place;
 }
 
-Memory::Place Memory::lane_place(uint32_t operand, const Indices& indices, const Spot& at, uint32_t lane) {
-  Place place{pointers_[operand], valid(at, lane)};
+Memory::Access Memory::lane_access(uint32_t operand, const Indices& indices, const EmitPosition& at, uint32_t lane) {
+  Access place{pointers_[operand], valid(at, lane)};
   if (along_columns(operand)) {
     MlirValue column = m().add(at.column, m().i64(lane));
     if (kernel_.operands[operand].strided) {
@@ -187,28 +187,28 @@ MlirValue Memory::zero(DType dtype) {
   return llvm::isa<mlir::FloatType>(type) ? m().number(type, 0) : m().integer(type, 0);
 }
 
-MlirValue Memory::load_if(const Place& from, DType dtype) {
+MlirValue Memory::load_if(const Access& from, DType dtype) {
   const auto load = [&] { return MlirValues{m().load(m().memory_type(dtype), from.pointer, dtype)}; };
   if (!from.allowed) return load()[0];
-  return m().only_if_gives(from.allowed, MlirValues{zero(dtype)}, load)[0];
+  return m().if_then_else(from.allowed, MlirValues{zero(dtype)}, load)[0];
 }
 
 MlirValue Memory::load(uint32_t operand, const Indices& indices) {
   const DType dtype = kernel_.operands[operand].dtype;
-  return m().from_memory(load_if(scalar_place(operand, indices), dtype), dtype);
+  return m().from_memory(load_if(scalar_access(operand, indices), dtype), dtype);
 }
 
-MlirValues Memory::load_lanes(uint32_t operand, const Indices& indices, const Spot& at) {
+MlirValues Memory::load_lanes(uint32_t operand, const Indices& indices, const EmitPosition& at) {
   const DType dtype = kernel_.operands[operand].dtype;
   const mlir::Type element = m().memory_type(dtype);
   MlirValues result;
-  if (lanes_ == 1 || operand >= 64 || !is_plain(operand, indices)) {
+  if (lanes_ == 1 || operand >= 64 || !is_contiguous(operand, indices)) {
     for (uint32_t lane = 0; lane < lanes_; ++lane) {
-      result.push_back(m().from_memory(load_if(lane_place(operand, indices, at, lane), dtype), dtype));
+      result.push_back(m().from_memory(load_if(lane_access(operand, indices, at, lane), dtype), dtype));
     }
     return result;
   }
-  Place first = scalar_place(operand, indices);
+  Access first = scalar_access(operand, indices);
   first.pointer = offset_pointer(operand, first.pointer, at.column);
   const auto together = [&] {
     const mlir::Type type = m().vector_of(element, lanes_);
@@ -231,7 +231,7 @@ MlirValues Memory::load_lanes(uint32_t operand, const Indices& indices, const Sp
   MlirValue fits = both(both(full(at), first.allowed), m().compare(Int::ne, bit, m().i64(0)));
   result = m().branch(
       fits, together,
-      [&] { return m().only_if_gives(both(first.allowed, valid(at, 0)), MlirValues(lanes_, zero(dtype)), apart); },
+      [&] { return m().if_then_else(both(first.allowed, valid(at, 0)), MlirValues(lanes_, zero(dtype)), apart); },
       types, false);
   for (MlirValue& lane : result) lane = m().from_memory(lane, dtype);
   return result;
@@ -243,7 +243,7 @@ void Memory::add_atomically(MlirValue value, MlirValue pointer, DType dtype) {
 }
 
 // If indices choose the places, several threads may add to one place. Otherwise each thread has its own places.
-void Memory::store_if(const Store& store, MlirValue value, const Place& to) {
+void Memory::store_if(const Store& store, MlirValue value, const Access& to) {
   const DType dtype = kernel_.operands[store.operand].dtype;
   const auto write = [&] {
     if (store.adds && !store.indices.empty()) return add_atomically(value, to.pointer, dtype);
@@ -255,21 +255,21 @@ void Memory::store_if(const Store& store, MlirValue value, const Place& to) {
     m().store(m().to_memory(sum, dtype), to.pointer, dtype);
   };
   if (!to.allowed) return write();
-  m().only_if(to.allowed, false, write);
+  m().if_then(to.allowed, false, write);
 }
 
 void Memory::store(const Store& store, MlirValue value, const Indices& indices) {
-  store_if(store, value, scalar_place(store.operand, indices));
+  store_if(store, value, scalar_access(store.operand, indices));
 }
 
-void Memory::store_lanes(const Store& store, const MlirValues& values, const Indices& indices, const Spot& at) {
+void Memory::store_lanes(const Store& store, const MlirValues& values, const Indices& indices, const EmitPosition& at) {
   const DType dtype = kernel_.operands[store.operand].dtype;
   const auto apart = [&] {
     for (uint32_t lane = 0; lane < lanes_; ++lane) {
-      store_if(store, values[lane], lane_place(store.operand, indices, at, lane));
+      store_if(store, values[lane], lane_access(store.operand, indices, at, lane));
     }
   };
-  if (lanes_ == 1 || store.operand >= 64 || !indices.empty() || !is_plain(store.operand, indices)) return apart();
+  if (lanes_ == 1 || store.operand >= 64 || !indices.empty() || !is_contiguous(store.operand, indices)) return apart();
   const auto together = [&] {
     const mlir::Type type = m().vector_of(m().memory_type(dtype), lanes_);
     const uint32_t align = access_bytes(ir::item_size(dtype), lanes_);
@@ -312,7 +312,7 @@ MlirValue Memory::line(uint32_t total, MlirValue chunk) {
   return m().at(parameter(ParameterKind::kLines, total), type, elements);
 }
 
-MlirValue Memory::line_place(uint32_t total, const Spot& at) {
+MlirValue Memory::line_place(uint32_t total, const EmitPosition& at) {
   const DimSet dims = recipe_.totals[total].dims;
   const bool last = kernel_.columns > 0 && (dims >> (kernel_.dims() - 1) & 1) != 0;
   const bool outer = kernel_.columns > 1 && (dims >> kernel_.rows & 1) != 0;

@@ -5,14 +5,14 @@
 #include <tuple>
 #include <vector>
 
+#include "codegen/gpu/gpu_ops.h"
 #include "codegen/gpu/launch.h"
-#include "codegen/gpu/machine.h"
 
 // Kernel parameters, and loads and stores of operands and of lines of totals.
 namespace torch_remote::codegen::gpu {
 
 // The place for which code is emitted: a scalar, or several adjacent places (lanes) along the last column dim.
-struct Spot {
+struct EmitPosition {
   MlirValue outer;   // index along the outer one of two column dims
   MlirValue column;  // index of the first lane along the last column dim; null: a scalar
   MlirValue left;    // i32: number of active lanes, which are the first ones
@@ -21,7 +21,7 @@ struct Spot {
 class Memory {
  public:
   // `lanes` is the number of adjacent places. `entry` is the function's first block, which has its parameters.
-  Memory(Machine& machine, const Kernel& kernel, const Recipe& recipe, uint32_t lanes, mlir::Block* entry);
+  Memory(GpuOps& ops, const Kernel& kernel, const Recipe& recipe, uint32_t lanes, mlir::Block* entry);
 
   MlirValue parameter(ParameterKind kind, uint32_t a = 0, uint32_t b = 0);
   MlirValue size(uint32_t dim) { return parameter(ParameterKind::kSize, dim); }
@@ -35,23 +35,23 @@ class Memory {
   void enter_outer(MlirValue place);
   MlirValue row_place(uint32_t dim) { return row_places_[dim]; }
 
-  Spot spot(MlirValue outer, MlirValue column);
+  EmitPosition position(MlirValue outer, MlirValue column);
   // i1: whether a lane is active; whether all are. They are computed at each use, because keeping them would take a
   // register for each lane.
-  MlirValue valid(const Spot& at, uint32_t lane);
-  MlirValue full(const Spot& at);
+  MlirValue valid(const EmitPosition& at, uint32_t lane);
+  MlirValue full(const EmitPosition& at);
 
   // For each indexed dim: one index, or one for each lane.
   using Indices = std::vector<MlirValues>;
   MlirValue load(uint32_t operand, const Indices& indices);
-  MlirValues load_lanes(uint32_t operand, const Indices& indices, const Spot& at);
+  MlirValues load_lanes(uint32_t operand, const Indices& indices, const EmitPosition& at);
   void store(const Store& store, MlirValue value, const Indices& indices);
-  void store_lanes(const Store& store, const MlirValues& values, const Indices& indices, const Spot& at);
+  void store_lanes(const Store& store, const MlirValues& values, const Indices& indices, const EmitPosition& at);
 
-  // A total's line: its address in a chunk, and the index of an element in it. A spot without column has one element
-  // per outer place.
+  // A total's line: its address in a chunk, and the index of an element in it. A position without column has one
+  // element per outer place.
   MlirValue line(uint32_t total, MlirValue chunk);
-  MlirValue line_place(uint32_t total, const Spot& at);
+  MlirValue line_place(uint32_t total, const EmitPosition& at);
   MlirValue load_place(MlirValue line, MlirValue place, ir::DType dtype);
   void store_place(MlirValue value, MlirValue line, MlirValue place, ir::DType dtype);
 
@@ -59,24 +59,24 @@ class Memory {
   void read_scalars();
   MlirValue offset_pointer(uint32_t operand, MlirValue pointer, MlirValue elements);
   bool along_columns(uint32_t operand) const;
-  bool is_plain(uint32_t operand, const Indices& indices) const;
+  bool is_contiguous(uint32_t operand, const Indices& indices) const;
   MlirValue checked(uint32_t operand, uint32_t dim, MlirValue index, MlirValue valid);
   void record(uint32_t operand, MlirValue index, MlirValue bound);
   // An address, and whether it may be accessed (null: always).
-  struct Place {
+  struct Access {
     MlirValue pointer, allowed;
   };
-  Place scalar_place(uint32_t operand, const Indices& indices);
-  Place lane_place(uint32_t operand, const Indices& indices, const Spot& at, uint32_t lane);
-  MlirValue load_if(const Place& from, ir::DType dtype);
-  void store_if(const Store& store, MlirValue value, const Place& to);
+  Access scalar_access(uint32_t operand, const Indices& indices);
+  Access lane_access(uint32_t operand, const Indices& indices, const EmitPosition& at, uint32_t lane);
+  MlirValue load_if(const Access& from, ir::DType dtype);
+  void store_if(const Store& store, MlirValue value, const Access& to);
   void add_atomically(MlirValue value, MlirValue pointer, ir::DType dtype);
-  MlirValue both(MlirValue x, MlirValue y) { return x && y ? machine_.bit_and(x, y) : (x ? x : y); }
+  MlirValue both(MlirValue x, MlirValue y) { return x && y ? ops_.bit_and(x, y) : (x ? x : y); }
   MlirValue zero(ir::DType dtype);
 
-  Machine& m() { return machine_; }
+  GpuOps& m() { return ops_; }
 
-  Machine& machine_;
+  GpuOps& ops_;
   const Kernel& kernel_;
   const Recipe& recipe_;
   const uint32_t lanes_;

@@ -9,10 +9,10 @@
 namespace torch_remote::codegen::gpu {
 namespace {
 
-constexpr uint32_t kAccess = 16;         // bytes per load of a thread
-constexpr uint32_t kMostVector = 8;      // elements
-constexpr size_t kMostParameters = 512;  // of 8 bytes; all drivers accept this many
-constexpr uint32_t kMostLanes = 24;      // most registers for the part of a row that a thread holds
+constexpr uint32_t kAccess = 16;        // bytes per load of a thread
+constexpr uint32_t kMaxVector = 8;      // elements
+constexpr size_t kMaxParameters = 512;  // of 8 bytes; all drivers accept this many
+constexpr uint32_t kMaxLanes = 24;      // most registers for the part of a row that a thread holds
 
 // The elements of a row that a thread may hold, by the number of operations per element, all of which are unrolled.
 struct Held {
@@ -20,8 +20,8 @@ struct Held {
 };
 constexpr Held kHeldElements[] = {{16, 24}, {8, 80}, {4, 400}};
 
-Schedule without_kept(Schedule schedule) {
-  schedule.kept.clear();
+Schedule without_spills(Schedule schedule) {
+  schedule.spilled.clear();
   return schedule;
 }
 
@@ -41,12 +41,12 @@ class Chooser {
     if (recipe_.shape == Shape::kRows && kernel_.columns == 1) choose_slots();
     for (const uint32_t total : plans_.schedule.totals) {
       const ir::DType dtype = kernel_.values[total].type;
-      recipe_.totals.push_back({ir::item_size(dtype), plans_.schedule.places[total].dims & kernel_.column_dims()});
+      recipe_.totals.push_back({ir::item_size(dtype), plans_.schedule.values[total].dims & kernel_.column_dims()});
     }
     if (!plans_.finish.empty()) {
       const bool columns = !plans_.finish.loops.empty();
       recipe_.finish_columns = columns ? kWarp : 1;
-      recipe_.finish_alone = columns && loads_what_it_stores(plans_.finish);
+      recipe_.finish_in_one_block = columns && loads_what_it_stores(plans_.finish);
     }
     list_parameters();
   }
@@ -75,11 +75,11 @@ class Chooser {
       narrowest = narrowest == 0 ? size : std::min(narrowest, size);
     }
     if (narrowest == 0) return;
-    uint32_t most = kMostVector;
+    uint32_t most = kMaxVector;
     for (const cpu::LoopPlan& loop : plans_.main.loops) {
       operations_ += static_cast<uint32_t>(loop.vectors.size());
       for (const uint32_t v : loop.vectors) {
-        if (ir::item_size(kernel_.values[v].type) == 8) most = kMostVector / 2;
+        if (ir::item_size(kernel_.values[v].type) == 8) most = kMaxVector / 2;
       }
     }
     if (operations_ > 150) most = 4;
@@ -118,7 +118,7 @@ class Chooser {
   void choose_slots() {
     const uint32_t registers = held_registers();
     for (const auto& [elements, operations] : kHeldElements) {
-      if (elements * registers > kMostLanes || operations_ > operations) continue;
+      if (elements * registers > kMaxLanes || operations_ > operations) continue;
       recipe_.vector = std::min(recipe_.vector, elements);
       recipe_.slots = elements / recipe_.vector;
       return;
@@ -144,7 +144,7 @@ class Chooser {
         add(ParameterKind::kBound, bounds++);
       }
     }
-    if (!kernel_.scalars.empty()) add(ParameterKind::kNumbers);
+    if (!kernel_.scalars.empty()) add(ParameterKind::kScalarsAddress);
     for (uint32_t s = 0; s < kernel_.scalars.size(); ++s) add(ParameterKind::kScalar, s);
     add(ParameterKind::kAligned);
     if (bounds != 0) add(ParameterKind::kFailure);
@@ -165,7 +165,7 @@ class Chooser {
 
 Plans::Plans(const Kernel& expanded)
     : kernel(expanded),
-      schedule(without_kept(codegen::schedule(expanded))),
+      schedule(without_spills(codegen::schedule(expanded))),
       main(cpu::plan_rows(expanded, schedule)),
       finish(cpu::plan_finish(expanded, schedule)) {}
 
@@ -192,9 +192,9 @@ Status make_recipe(const Plans& plans, Recipe* recipe) {
     }
   }
   Chooser(plans, recipe).run();
-  if (recipe->parameters.size() > kMostParameters) {
+  if (recipe->parameters.size() > kMaxParameters) {
     return {ErrorCode::kUnsupported, "gpu: a kernel of " + std::to_string(recipe->parameters.size()) +
-                                         " parameters; there may be " + std::to_string(kMostParameters)};
+                                         " parameters; there may be " + std::to_string(kMaxParameters)};
   }
   return {};
 }

@@ -8,7 +8,7 @@ namespace torch_remote::codegen::gpu {
 namespace {
 
 constexpr uint32_t kMagic = 0x32524754;  // "TGR2"
-constexpr uint32_t kMostItems = 1 << 16;
+constexpr uint32_t kMaxItems = 1 << 16;
 
 class Writer {
  public:
@@ -57,7 +57,7 @@ std::vector<uint8_t> encode(const Recipe& recipe) {
   for (const uint32_t value : {recipe.rows, recipe.columns, recipe.vector, recipe.slots, recipe.finish_columns}) {
     writer.word(value);
   }
-  writer.word(recipe.finish_alone ? 1 : 0);
+  writer.word(recipe.finish_in_one_block ? 1 : 0);
   writer.word(static_cast<uint32_t>(recipe.operands.size()));
   for (const Operand& operand : recipe.operands) {
     writer.word(static_cast<uint32_t>(operand.dtype));
@@ -87,11 +87,11 @@ Status decode(std::span<const uint8_t> bytes, Recipe* recipe) {
   read.shape = static_cast<Shape>(reader.below(static_cast<uint32_t>(Shape::kRows) + 1));
   read.rows = reader.below(kMaxRows + 1);
   read.columns = reader.below(kMaxColumns + 1);
-  read.vector = reader.below(kMostItems);
-  read.slots = reader.below(kMostItems);
-  read.finish_columns = reader.below(kMostItems);
-  read.finish_alone = reader.below(2) != 0;
-  read.operands.resize(reader.below(kMostItems));
+  read.vector = reader.below(kMaxItems);
+  read.slots = reader.below(kMaxItems);
+  read.finish_columns = reader.below(kMaxItems);
+  read.finish_in_one_block = reader.below(2) != 0;
+  read.operands.resize(reader.below(kMaxItems));
   for (Operand& operand : read.operands) {
     operand.dtype = static_cast<ir::DType>(reader.below(256));
     is_known = is_known && ir::is_valid(operand.dtype);
@@ -99,16 +99,17 @@ Status decode(std::span<const uint8_t> bytes, Recipe* recipe) {
     operand.strided = reader.below(2) != 0;
     operand.indexed = static_cast<uint8_t>(reader.below(kMaxIndexed + 1));
   }
-  read.totals.resize(reader.below(kMostItems));
+  read.totals.resize(reader.below(kMaxItems));
   for (Total& total : read.totals) {
     total.item_size = reader.below(9);
     total.dims = reader.below(1u << kMaxDims);
   }
-  read.parameters.resize(reader.below(kMostItems));
+  read.parameters.resize(reader.below(kMaxItems));
   for (Parameter& parameter : read.parameters) {
-    parameter.kind = static_cast<ParameterKind>(reader.below(static_cast<uint32_t>(ParameterKind::kNumbers) + 1));
-    parameter.a = reader.below(kMostItems);
-    parameter.b = reader.below(kMostItems);
+    parameter.kind =
+        static_cast<ParameterKind>(reader.below(static_cast<uint32_t>(ParameterKind::kScalarsAddress) + 1));
+    parameter.a = reader.below(kMaxItems);
+    parameter.b = reader.below(kMaxItems);
   }
   if (!is_recipe || !is_known || !reader.at_end()) return Status::invalid("gpu: these bytes are no recipe");
   *recipe = std::move(read);

@@ -6,11 +6,10 @@
 namespace torch_remote::codegen::gpu {
 
 // Most registers that wait for loads at the same time.
-constexpr uint32_t kRegistersOfLoads = 24;
+constexpr uint32_t kMaxLoadRegisters = 24;
 
-Values::Values(Machine& machine, Memory& memory, const Kernel& kernel, const cpu::Plan& plan, uint32_t lanes,
-               size_t slots)
-    : machine_(machine),
+Values::Values(GpuOps& ops, Memory& memory, const Kernel& kernel, const cpu::Plan& plan, uint32_t lanes, size_t slots)
+    : ops_(ops),
       memory_(memory),
       kernel_(kernel),
       plan_(plan),
@@ -18,7 +17,7 @@ Values::Values(Machine& machine, Memory& memory, const Kernel& kernel, const cpu
       scalars_(kernel.values.size()),
       lanes_(slots, std::vector<MlirValues>(kernel.values.size())) {}
 
-void Values::forget_lanes() {
+void Values::clear_lanes() {
   for (auto& slot : lanes_) std::ranges::fill(slot, MlirValues());
 }
 
@@ -39,8 +38,8 @@ Memory::Indices Values::indices(const std::vector<uint32_t>& values, size_t slot
 }
 
 MlirValue Values::constant(const Value& value) {
-  const mlir::Type of = machine_.type(value.type);
-  return ir::is_float(value.type) ? machine_.number(of, value.number) : machine_.integer(of, value.integer);
+  const mlir::Type of = ops_.type(value.type);
+  return ir::is_float(value.type) ? ops_.number(of, value.number) : ops_.integer(of, value.integer);
 }
 
 void Values::define(std::span<const uint32_t> values, MlirValue outer) {
@@ -73,25 +72,25 @@ bool Values::is_early_load(uint32_t value) const {
          std::ranges::none_of(kernel_.values[value].indices, [&](uint32_t index) { return is_vector(index); });
 }
 
-void Values::define_lanes(std::span<const uint32_t> values, std::span<const Spot> spots) {
+void Values::define_lanes(std::span<const uint32_t> values, std::span<const EmitPosition> positions) {
   uint32_t registers = 1;  // for the loads of one slot
   for (const uint32_t v : values) {
     if (is_early_load(v)) registers += width_ * ((ir::item_size(type(v)) + 3) / 4);
   }
-  const size_t together = std::max<size_t>(1, kRegistersOfLoads / registers);
-  for (size_t first = 0; first < spots.size(); first += together) {
-    const size_t end = std::min(spots.size(), first + together);
+  const size_t together = std::max<size_t>(1, kMaxLoadRegisters / registers);
+  for (size_t first = 0; first < positions.size(); first += together) {
+    const size_t end = std::min(positions.size(), first + together);
     for (const bool early : {true, false}) {
       for (size_t slot = first; slot < end; ++slot) {
         for (const uint32_t v : values) {
-          if (lanes_[slot][v].empty() && is_early_load(v) == early) define_in(v, slot, spots[slot]);
+          if (lanes_[slot][v].empty() && is_early_load(v) == early) define_in(v, slot, positions[slot]);
         }
       }
     }
   }
 }
 
-void Values::define_in(uint32_t v, size_t slot, const Spot& at) {
+void Values::define_in(uint32_t v, size_t slot, const EmitPosition& at) {
   const Value& value = kernel_.values[v];
   MlirValues result;
   switch (value.kind) {
@@ -101,7 +100,7 @@ void Values::define_in(uint32_t v, size_t slot, const Spot& at) {
       result = memory_.load_lanes(value.operand, indices(value.indices, slot), at);
       break;
     case Kind::kIndex:
-      for (uint32_t e = 0; e < width_; ++e) result.push_back(machine_.add(at.column, machine_.i64(e)));
+      for (uint32_t e = 0; e < width_; ++e) result.push_back(ops_.add(at.column, ops_.i64(e)));
       break;
     default:
       for (uint32_t e = 0; e < width_; ++e) {
@@ -116,17 +115,17 @@ MlirValue Values::compose(const Value& value, llvm::function_ref<MlirValue(uint3
   const auto input = [&](uint32_t number) { return number == kNone ? MlirValue() : get(number); };
   switch (value.kind) {
     case Kind::kConvert:
-      return machine_.convert(get(value.a), type(value.a), value.type);
+      return ops_.convert(get(value.a), type(value.a), value.type);
     case Kind::kBits:
-      return machine_.bits(get(value.a), type(value.a), value.type);
+      return ops_.bits(get(value.a), type(value.a), value.type);
     case Kind::kFma:
-      return machine_.fma(get(value.a), get(value.b), get(value.c));
+      return ops_.fma(get(value.a), get(value.b), get(value.c));
     case Kind::kLdexp:
-      return machine_.ldexp(get(value.a), get(value.b), value.type);
+      return ops_.ldexp(get(value.a), get(value.b), value.type);
     case Kind::kRandom:
-      return machine_.random(get(value.a), get(value.b), get(value.c));
+      return ops_.random(get(value.a), get(value.b), get(value.c));
     default:
-      return machine_.scalar_op(value.op, type(value.typed()), input(value.a), input(value.b), input(value.c));
+      return ops_.scalar_op(value.op, type(value.typed()), input(value.a), input(value.b), input(value.c));
   }
 }
 

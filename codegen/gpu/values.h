@@ -11,7 +11,7 @@ namespace torch_remote::codegen::gpu {
 
 class Values {
  public:
-  Values(Machine& machine, Memory& memory, const Kernel& kernel, const cpu::Plan& plan, uint32_t lanes, size_t slots);
+  Values(GpuOps& ops, Memory& memory, const Kernel& kernel, const cpu::Plan& plan, uint32_t lanes, size_t slots);
 
   // Reductions are set from outside; `define` skips them.
   void set(uint32_t value, MlirValue scalar) { scalars_[value] = scalar; }
@@ -19,10 +19,10 @@ class Values {
 
   // Defines scalars, at a place of the outer column dim if there is one.
   void define(std::span<const uint32_t> values, MlirValue outer = {});
-  // Defines lanes, for each slot at its spot. Values that are defined already are skipped. Loads come first. If they
-  // need few registers, the loads of several slots come together, so that they overlap.
-  void define_lanes(std::span<const uint32_t> values, std::span<const Spot> spots);
-  void forget_lanes();
+  // Defines lanes, for each slot at its position. Values that are defined already are skipped. Loads come first. If
+  // they need few registers, the loads of several slots come together, so that they overlap.
+  void define_lanes(std::span<const uint32_t> values, std::span<const EmitPosition> positions);
+  void clear_lanes();
 
   MlirValue scalar(uint32_t value) const { return scalars_[value]; }
   MlirValue lane(uint32_t value, size_t slot, uint32_t lane) const;
@@ -33,11 +33,11 @@ class Values {
   ir::DType type(uint32_t value) const { return kernel_.values[value].type; }
   bool is_vector(uint32_t value) const { return plan_.scopes[value] == cpu::Scope::kVector; }
   bool is_early_load(uint32_t value) const;
-  void define_in(uint32_t value, size_t slot, const Spot& at);
+  void define_in(uint32_t value, size_t slot, const EmitPosition& at);
   MlirValue constant(const Value& value);
   MlirValue compose(const Value& value, llvm::function_ref<MlirValue(uint32_t)> get);
 
-  Machine& machine_;
+  GpuOps& ops_;
   Memory& memory_;
   const Kernel& kernel_;
   const cpu::Plan& plan_;

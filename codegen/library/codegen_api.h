@@ -22,24 +22,24 @@ typedef struct tr_variant {
 } tr_variant;
 
 // The output of compile_cpu: position-independent machine code (codegen/cpu/compile.h), or an error message.
-typedef struct tr_code {
+typedef struct tr_cpu_code {
   size_t struct_size;
   // Called once during compile_cpu, on the calling thread; must copy the bytes.
-  void (*take)(void* context, const uint8_t* bytes, size_t size);
+  void (*on_code)(void* context, const uint8_t* bytes, size_t size);
   void* context;
   uint32_t rows;       // offset of RowsFunction in the bytes
   uint32_t finish;     // offset of FinishFunction; equals `rows` if the kernel has none
   char message[1024];  // NUL terminated
-} tr_code;
+} tr_cpu_code;
 
 // The output of compile_gpu.
 typedef struct tr_gpu_code {
   size_t struct_size;
-  // Each is called once during compile_gpu, on the calling thread, and must copy the bytes. `take_image` receives PTX;
-  // its size includes the terminating 0. `take_recipe` receives how to launch the code (codegen/gpu/launch.h,
+  // Each is called once during compile_gpu, on the calling thread, and must copy the bytes. `on_image` receives PTX;
+  // its size includes the terminating 0. `on_recipe` receives how to launch the code (codegen/gpu/launch.h,
   // `decode`).
-  void (*take_image)(void* context, const uint8_t* bytes, size_t size);
-  void (*take_recipe)(void* context, const uint8_t* bytes, size_t size);
+  void (*on_image)(void* context, const uint8_t* bytes, size_t size);
+  void (*on_recipe)(void* context, const uint8_t* bytes, size_t size);
   void* context;
   int unsupported;     // out: 1 if this kernel cannot be compiled for a GPU
   char message[1024];  // NUL terminated
@@ -51,7 +51,7 @@ typedef struct tr_codegen_api {
   const char* version;  // of the compiler, such as "LLVM 19.1.7, codegen 4"
   // Compiles a kernel in LoopIR's text form for "x86-64-v4" or "x86-64-v3". Returns 0, or 1 with a message. Any number
   // of threads may call it at once.
-  int (*compile_cpu)(const char* text, size_t size, const char* target, const tr_variant* variant, tr_code* code);
+  int (*compile_cpu)(const char* text, size_t size, const char* target, const tr_variant* variant, tr_cpu_code* code);
   // Compiles a kernel for GPUs of compute capability `sm`: 80, 90 or 100. Otherwise as compile_cpu.
   int (*compile_gpu)(const char* text, size_t size, uint32_t sm, tr_gpu_code* code);
 } tr_codegen_api;

@@ -27,12 +27,12 @@ int compile_gpu(const char* text, size_t size, uint32_t sm, tr_gpu_code* code) {
     return 1;
   }
   const std::vector<uint8_t> recipe = codegen::gpu::encode(made.recipe);
-  code->take_image(code->context, reinterpret_cast<const uint8_t*>(made.ptx.c_str()), made.ptx.size() + 1);
-  code->take_recipe(code->context, recipe.data(), recipe.size());
+  code->on_image(code->context, reinterpret_cast<const uint8_t*>(made.ptx.c_str()), made.ptx.size() + 1);
+  code->on_recipe(code->context, recipe.data(), recipe.size());
   return 0;
 }
 
-int compile_cpu(const char* text, size_t size, const char* target, const tr_variant* variant, tr_code* code) {
+int compile_cpu(const char* text, size_t size, const char* target, const tr_variant* variant, tr_cpu_code* code) {
   codegen::Kernel kernel;
   codegen::cpu::Code made;
   Status status = read_kernel(text, size, &kernel);
@@ -46,7 +46,7 @@ int compile_cpu(const char* text, size_t size, const char* target, const tr_vari
     std::snprintf(code->message, sizeof(code->message), "%s", status.message().c_str());
     return 1;
   }
-  code->take(code->context, made.bytes.data(), made.bytes.size());
+  code->on_code(code->context, made.bytes.data(), made.bytes.size());
   code->rows = made.rows;
   code->finish = made.finish;
   return 0;

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "codegen/cpu/call.h"
-#include "codegen/cpu/place.h"
+#include "codegen/cpu/executable_code.h"
 #include "codegen/gpu/launch.h"
 #include "codegen/library/codegen_api.h"
 
@@ -37,9 +37,9 @@ class Library : public ::testing::Test {
   int compile(const std::string& text, const char* target, int64_t columns = 0) {
     bytes_.clear();
     code_ = {};
-    code_.struct_size = sizeof(tr_code);
+    code_.struct_size = sizeof(tr_cpu_code);
     code_.context = &bytes_;
-    code_.take = [](void* context, const uint8_t* bytes, size_t size) {
+    code_.on_code = [](void* context, const uint8_t* bytes, size_t size) {
       static_cast<std::vector<uint8_t>*>(context)->assign(bytes, bytes + size);
     };
     const tr_variant variant{sizeof(variant), 0, columns};
@@ -48,7 +48,7 @@ class Library : public ::testing::Test {
 
   void* handle_ = nullptr;
   const tr_codegen_api* api_ = nullptr;
-  tr_code code_;
+  tr_cpu_code code_;
   std::vector<uint8_t> bytes_;
 };
 
@@ -60,8 +60,8 @@ TEST_F(Library, SaysWhatItIs) {
 
 TEST_F(Library, CompilesText) {
   ASSERT_EQ(compile(kAdd, "x86-64-v3"), 0) << code_.message;
-  cpu::PlacedCode placed;
-  ASSERT_TRUE(cpu::PlacedCode::place(bytes_, &placed).ok());
+  cpu::ExecutableCode placed;
+  ASSERT_TRUE(cpu::ExecutableCode::load(bytes_, &placed).ok());
   EXPECT_EQ(code_.rows, code_.finish);
   constexpr int64_t kColumns = 37;
   std::vector<float> x(2 * kColumns), y(kColumns), sum(2 * kColumns);
@@ -74,9 +74,9 @@ TEST_F(Library, CompilesText) {
                        .strides = strides,
                        .bounds = nullptr,
                        .scalars = nullptr,
-                       .kept = nullptr,
+                       .row_buffers = nullptr,
                        .totals = nullptr,
-                       .lines = nullptr,
+                       .chunk_strides = nullptr,
                        .failure = nullptr};
   placed.function<cpu::RowsFunction>(code_.rows)(&call, 0, 2);
   for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(sum[i], x[i] + y[i % kColumns]) << i;
@@ -90,10 +90,10 @@ TEST_F(Library, CompilesForGpus) {
   tr_gpu_code code{};
   code.struct_size = sizeof(code);
   code.context = &taken;
-  code.take_image = [](void* context, const uint8_t* bytes, size_t size) {
+  code.on_image = [](void* context, const uint8_t* bytes, size_t size) {
     static_cast<Taken*>(context)->image.assign(reinterpret_cast<const char*>(bytes), size);
   };
-  code.take_recipe = [](void* context, const uint8_t* bytes, size_t size) {
+  code.on_recipe = [](void* context, const uint8_t* bytes, size_t size) {
     static_cast<Taken*>(context)->recipe.assign(bytes, bytes + size);
   };
   const std::string text = kAdd;

@@ -97,8 +97,8 @@ uint32_t condition_of_sum(const Kernel& kernel, std::span<const Facts> values, u
   return is_zero && (values[choice.a].dims & kernel.column_dims()) == 0 ? choice.a : kNone;
 }
 
-Uses uses(const Kernel& kernel, std::span<const Facts> values) {
-  Uses result{.rows = std::vector<bool>(values.size()), .finish = std::vector<bool>(values.size())};
+UsedValues uses(const Kernel& kernel, std::span<const Facts> values) {
+  UsedValues result{.rows = std::vector<bool>(values.size()), .finish = std::vector<bool>(values.size())};
   for (const Store& store : kernel.stores) {
     std::vector<bool>& used = facts(kernel, store, values).finish ? result.finish : result.rows;
     used[store.value] = true;

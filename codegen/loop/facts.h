@@ -20,7 +20,7 @@ struct Facts {
 // Whether the value is a reduction whose result is known only after all rows.
 inline bool is_total(const Value& value) { return value.kind == Kind::kReduce && value.over != Over::kColumns; }
 
-// Whether the value is a sum of an f32 over columns or lines in f64. Its short sums are f32 (`Order::narrow`).
+// Whether the value is a sum of an f32 over columns or lines in f64. Its short sums are f32 (`Order::short_sum`).
 bool is_wide_sum(const Kernel& kernel, const Value& value);
 
 // Whether the value is a wide sum of products (`mul`). Its short sums use fma, so products are not rounded.
@@ -55,11 +55,11 @@ StoreFacts facts(const Kernel& kernel, const Store& store, std::span<const Facts
 
 // The values that a store uses, directly or indirectly; others are never computed. `finish` recomputes what it needs in
 // addition to the totals, so a value may be in both lists.
-struct Uses {
+struct UsedValues {
   std::vector<bool> rows;
   // A reduction over rows is in this list if its total is used; its operand is then in `rows`.
   std::vector<bool> finish;
 };
-Uses uses(const Kernel& kernel, std::span<const Facts> values);
+UsedValues uses(const Kernel& kernel, std::span<const Facts> values);
 
 }  // namespace torch_remote::codegen

@@ -79,9 +79,9 @@ inline constexpr double kStirling[] = {0x1.5555555555553p-4, -0x1.6c16c16bbad7ep
 // 2^-54.7
 inline constexpr double kSinPi[] = {0x1.921fb54442d18p+1, -0x1.4abbce625be15p+2, 0x1.466bc67758481p+1, -0x1.32d2cce503955p-1, 0x1.507833fa17b94p-4, -0x1.e3070585373b6p-8, 0x1.e8de6d73134afp-12, -0x1.6c4ee2d432dcfp-16, 0x1.394bcdf2fbc18p-21};
 // Bits 23 to 191 of 1 / (2 pi).
-inline constexpr double kTurn32[] = {0x1.b727220000000p-25, 0x1.529fc26000000p-54, 0x1.57d1f53000000p-82, 0x1.377036c000000p-112, 0x1.8a5664f10e410p-140};
+inline constexpr double kInvTwoPi32[] = {0x1.b727220000000p-25, 0x1.529fc26000000p-54, 0x1.57d1f53000000p-82, 0x1.377036c000000p-112, 0x1.8a5664f10e410p-140};
 // 50 bits each of 1 / (2 pi), as numbers below 1.
-inline constexpr double kTurn64[] = {0x1.45f306dc9c880p-3, 0x1.529fc2757d1c0p-4, 0x1.a9a6ee06db148p-1, 0x1.664f10e4107f0p-2, 0x1.28b1d5ef5de28p-1, 0x1.86dc91b8e9090p-2, 0x1.ba5c00c925dc0p-3, 0x1.413a32439fc38p-1, 0x1.eb1cb129a73e0p-2, 0x1.d1046bea5d768p-1, 0x1.213a671c09ac0p-4, 0x1.17df904e64750p-2, 0x1.1cc1a99cfa4e0p-1, 0x1.08bf177bf2500p-1, 0x1.d8ffc4bffef00p-1, 0x1.6603fbcbc4620p-2, 0x1.ad05368fb69b0p-1, 0x1.fb3c9f2c26dd0p-2, 0x1.e8c7ecd3cbfc0p-3, 0x1.45aea4f758fd0p-1, 0x1.f2f8bd9e839c8p-1, 0x1.ef14a525d4d78p-1, 0x1.dafd88fc6ae80p-1, 0x1.0ac06608df8f0p-1};
+inline constexpr double kInvTwoPi64[] = {0x1.45f306dc9c880p-3, 0x1.529fc2757d1c0p-4, 0x1.a9a6ee06db148p-1, 0x1.664f10e4107f0p-2, 0x1.28b1d5ef5de28p-1, 0x1.86dc91b8e9090p-2, 0x1.ba5c00c925dc0p-3, 0x1.413a32439fc38p-1, 0x1.eb1cb129a73e0p-2, 0x1.d1046bea5d768p-1, 0x1.213a671c09ac0p-4, 0x1.17df904e64750p-2, 0x1.1cc1a99cfa4e0p-1, 0x1.08bf177bf2500p-1, 0x1.d8ffc4bffef00p-1, 0x1.6603fbcbc4620p-2, 0x1.ad05368fb69b0p-1, 0x1.fb3c9f2c26dd0p-2, 0x1.e8c7ecd3cbfc0p-3, 0x1.45aea4f758fd0p-1, 0x1.f2f8bd9e839c8p-1, 0x1.ef14a525d4d78p-1, 0x1.dafd88fc6ae80p-1, 0x1.0ac06608df8f0p-1};
 // clang-format on
 
 }  // namespace torch_remote::codegen::tables

@@ -12,7 +12,7 @@ using namespace functions;
 
 using Unary = Term (*)(const Format&, Term);
 
-// `single` is nullptr if f32 is computed in f64 (the middle format).
+// `single` is nullptr if f32 is computed in f64 (double_for_single_format).
 struct UnaryFunction {
   ScalarOp op;
   Unary single, wide;
@@ -48,7 +48,7 @@ std::optional<Term> unary(ScalarOp op, Term x) {
     if (function.op != op) continue;
     if (x.type() == DType::kFloat64) return function.wide(double_format(), x);
     if (function.single != nullptr) return function.single(single_format(), x);
-    return function.wide(middle_format(), x.as(DType::kFloat64)).as(DType::kFloat32);
+    return function.wide(double_for_single_format(), x.as(DType::kFloat64)).as(DType::kFloat32);
   }
   return std::nullopt;
 }
@@ -57,7 +57,7 @@ using Binary = Term (*)(const Format&, Term, Term);
 
 Term binary_in_double(Binary function, Term x, Term y) {
   if (x.type() == DType::kFloat64) return function(double_format(), x, y);
-  return function(middle_format(), x.as(DType::kFloat64), y.as(DType::kFloat64)).as(DType::kFloat32);
+  return function(double_for_single_format(), x.as(DType::kFloat64), y.as(DType::kFloat64)).as(DType::kFloat32);
 }
 
 // Exponents that need no logarithm. sqrt differs from pow for -0 and -infinity.
@@ -113,24 +113,25 @@ std::optional<Term> of_floats(ScalarOp op, Term x, Term y) {
 Term power_of_whole(Term a, Term b) {
   const Value& exponent = b.builder->value(b.id);
   if (exponent.kind == Kind::kConstant && exponent.integer >= 0) {
-    return whole_power(a, static_cast<uint64_t>(exponent.integer));
+    return int_power(a, static_cast<uint64_t>(exponent.integer));
   }
-  return whole_pow(a, b);
+  return int_pow(a, b);
 }
 
 std::optional<Term> of_integers(ScalarOp op, Term a, Term b) {
   switch (op) {
     case ScalarOp::kSign:
-      return where(a > a.whole(0), a.whole(1), where(a < 0, -a.whole(1), a.whole(0)));
+      return where(a > a.integer_constant(0), a.integer_constant(1),
+                   where(a < 0, -a.integer_constant(1), a.integer_constant(0)));
     case ScalarOp::kIsNan:
     case ScalarOp::kIsInf:
-      return a.builder->whole(DType::kBool, 0);
+      return a.builder->integer_constant(DType::kBool, 0);
     case ScalarOp::kFmod:
-      return whole_fmod(a, b);
+      return int_fmod(a, b);
     case ScalarOp::kRemainder:
-      return whole_remainder(a, b);
+      return int_remainder(a, b);
     case ScalarOp::kFloorDiv:
-      return whole_floor_div(a, b);
+      return int_floor_div(a, b);
     case ScalarOp::kPow:
       return power_of_whole(a, b);
     default:

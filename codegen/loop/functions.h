@@ -24,9 +24,9 @@ struct Term {
   uint32_t id = kNone;
 
   DType type() const;
-  Term constant(double number) const;  // of this term's type, which is a floating-point type
-  Term whole(int64_t number) const;    // of this term's type, which is an integer type
-  Term as(DType type) const;           // converted
+  Term constant(double number) const;           // of this term's type, which is a floating-point type
+  Term integer_constant(int64_t number) const;  // of this term's type, which is an integer type
+  Term as(DType type) const;                    // converted
   Term bits(DType type) const;
 };
 
@@ -40,7 +40,7 @@ class Builder {
   uint32_t append(const Value& value);
   Term op(ScalarOp op, Term a, Term b = {}, Term c = {});
   Term constant(DType type, double number);
-  Term whole(DType type, int64_t number);
+  Term integer_constant(DType type, int64_t number);
   Term term(uint32_t id) { return {this, id}; }
   const Value& value(uint32_t id) const { return values_[id]; }
 
@@ -52,14 +52,14 @@ class Builder {
 };
 
 // Operands of the functions below: a number that becomes a constant of the other operand's type.
-struct Number {
+struct FloatOperand {
   template <std::floating_point T>
-  Number(T value) : value(value) {}  // NOLINT(google-explicit-constructor)
+  FloatOperand(T value) : value(value) {}  // NOLINT(google-explicit-constructor)
   double value;
 };
-struct Whole {
+struct IntegerOperand {
   template <std::integral T>
-  Whole(T value) : value(value) {}  // NOLINT(google-explicit-constructor)
+  IntegerOperand(T value) : value(value) {}  // NOLINT(google-explicit-constructor)
   int64_t value;
 };
 
@@ -68,11 +68,11 @@ Term operator+(Term a, Term b);
 Term operator-(Term a, Term b);
 Term operator*(Term a, Term b);
 Term operator/(Term a, Term b);
-Term operator+(Term a, Number b);
-Term operator-(Term a, Number b);
-Term operator-(Number a, Term b);
-Term operator*(Term a, Number b);
-Term operator/(Number a, Term b);
+Term operator+(Term a, FloatOperand b);
+Term operator-(Term a, FloatOperand b);
+Term operator-(FloatOperand a, Term b);
+Term operator*(Term a, FloatOperand b);
+Term operator/(FloatOperand a, Term b);
 
 Term operator==(Term a, Term b);
 Term operator!=(Term a, Term b);
@@ -80,12 +80,12 @@ Term operator<(Term a, Term b);
 Term operator<=(Term a, Term b);
 Term operator>(Term a, Term b);
 Term operator>=(Term a, Term b);
-Term operator==(Term a, Number b);
-Term operator!=(Term a, Number b);
-Term operator<(Term a, Number b);
-Term operator<=(Term a, Number b);
-Term operator>(Term a, Number b);
-Term operator>=(Term a, Number b);
+Term operator==(Term a, FloatOperand b);
+Term operator!=(Term a, FloatOperand b);
+Term operator<(Term a, FloatOperand b);
+Term operator<=(Term a, FloatOperand b);
+Term operator>(Term a, FloatOperand b);
+Term operator>=(Term a, FloatOperand b);
 
 // For bools.
 Term operator&&(Term a, Term b);
@@ -93,26 +93,26 @@ Term operator||(Term a, Term b);
 Term operator!(Term a);
 
 // For integers.
-Term operator&(Term a, Whole b);
+Term operator&(Term a, IntegerOperand b);
 Term operator|(Term a, Term b);
 Term operator^(Term a, Term b);
-Term operator<<(Term a, Whole b);
-Term operator>>(Term a, Whole b);
-Term operator+(Term a, Whole b);
-Term operator-(Term a, Whole b);
-Term operator-(Whole a, Term b);
-Term operator==(Term a, Whole b);
-Term operator!=(Term a, Whole b);
-Term operator<(Term a, Whole b);
+Term operator<<(Term a, IntegerOperand b);
+Term operator>>(Term a, IntegerOperand b);
+Term operator+(Term a, IntegerOperand b);
+Term operator-(Term a, IntegerOperand b);
+Term operator-(IntegerOperand a, Term b);
+Term operator==(Term a, IntegerOperand b);
+Term operator!=(Term a, IntegerOperand b);
+Term operator<(Term a, IntegerOperand b);
 
 Term fma(Term a, Term b, Term c);
-Term fma(Term a, Number b, Term c);
-Term fma(Term a, Term b, Number c);
-Term fma(Term a, Number b, Number c);
+Term fma(Term a, FloatOperand b, Term c);
+Term fma(Term a, Term b, FloatOperand c);
+Term fma(Term a, FloatOperand b, FloatOperand c);
 Term ldexp(Term a, Term b);  // a * 2^b
 Term where(Term condition, Term b, Term c);
-Term where(Term condition, Number b, Term c);
-Term where(Term condition, Term b, Number c);
+Term where(Term condition, FloatOperand b, Term c);
+Term where(Term condition, Term b, FloatOperand c);
 Term where(Term condition, DType type, double b, double c);
 Term abs(Term a);
 Term sqrt(Term a);
@@ -123,8 +123,8 @@ Term copysign(Term a, Term b);
 Term max(Term a, Term b);
 Term min(Term a, Term b);
 // Each is one machine instruction. NaN stays NaN.
-Term at_most(Term a, double bound);
-Term at_least(Term a, double bound);
+Term clamp_max(Term a, double bound);
+Term clamp_min(Term a, double bound);
 
 // c[0] + x (c[1] + x (c[2] + ...)).
 Term polynomial(std::span<const double> coefficients, Term x);
@@ -144,9 +144,9 @@ Pair exact_product(Term a, Term b);
 Pair multiply(Pair a, Pair b);
 Pair add(Pair a, Pair b);  // |a| >= |b|
 
-// Selects what differs between formats. f32 functions that would need pairs are computed in f64 (`kMiddle`) and rounded
-// at the end. Their polynomials are only as accurate as f32 needs.
-enum class Precision : uint8_t { kSingle, kMiddle, kDouble };
+// Selects what differs between formats. f32 functions that would need pairs are computed in f64 (`kDoubleForSingle`)
+// and rounded at the end. Their polynomials are only as accurate as f32 needs.
+enum class Precision : uint8_t { kSingle, kDoubleForSingle, kDouble };
 
 struct Format {
   Precision precision;
@@ -160,15 +160,15 @@ struct Format {
 
 inline bool is_single(const Format& format) { return format.type == DType::kFloat32; }
 const Format& single_format();
-const Format& middle_format();
+const Format& double_for_single_format();
 const Format& double_format();
 
-std::span<const double> pick(const Format& format, std::span<const double> single, std::span<const double> middle,
-                             std::span<const double> wide);
+std::span<const double> select_coefficients(const Format& format, std::span<const double> single,
+                                            std::span<const double> middle, std::span<const double> wide);
 
 // An integer near a number. The low bits of `sum` contain it, too.
 struct Split {
-  Term sum, whole;
+  Term sum, integer;
 };
 // Rounds `scale` * x to the nearest integer. The low bits of `sum` contain this integer plus `offset`. |result| must be
 // less than 2^(mantissa - 2).
@@ -181,7 +181,7 @@ struct Scaled {
 };
 Scaled scaled_exp(const Format& format, Term x);
 // x where |x| < bound, else `result`. Needed where a formula loses the sign of 0 or bits of tiny numbers.
-Term unless_tiny(Term x, double bound, Term result);
+Term passthrough_tiny(Term x, double bound, Term result);
 
 // -- Functions; x has the type of the format --------------------------------------------------------------------------
 
@@ -229,10 +229,10 @@ Term remainder_from(Term rest, Term y);
 Term floor_div_from(Term rest, Term x, Term y);
 
 // For integers.
-Term whole_fmod(Term a, Term b);
-Term whole_remainder(Term a, Term b);
-Term whole_floor_div(Term a, Term b);
-Term whole_pow(Term a, Term b);
-Term whole_power(Term a, uint64_t exponent);
+Term int_fmod(Term a, Term b);
+Term int_remainder(Term a, Term b);
+Term int_floor_div(Term a, Term b);
+Term int_pow(Term a, Term b);
+Term int_power(Term a, uint64_t exponent);
 
 }  // namespace torch_remote::codegen::functions

@@ -36,7 +36,7 @@ Term is_negative(Term a) { return a < 0; }
 
 Term fmod(const Format& format, Term x, Term y) {
   const Term a = abs(x), b = abs(y);
-  const Term rest = format.precision == Precision::kMiddle ? fmod_of_single(a, b) : fmod_of_double(a, b);
+  const Term rest = format.precision == Precision::kDoubleForSingle ? fmod_of_single(a, b) : fmod_of_double(a, b);
   const Term positive = where(rest < 0.0, rest + b, rest);
   return copysign(where((b == kInfinity) && (a < kInfinity), a, positive), x);
 }
@@ -44,7 +44,7 @@ Term fmod(const Format& format, Term x, Term y) {
 Term hypot(const Format& format, Term x, Term y) {
   const Term a = abs(x), b = abs(y);
   const Term infinite = (a == kInfinity) || (b == kInfinity);
-  if (format.precision == Precision::kMiddle) return where(infinite, kInfinity, sqrt(fma(x, x, y * y)));
+  if (format.precision == Precision::kDoubleForSingle) return where(infinite, kInfinity, sqrt(fma(x, x, y * y)));
   const Term most = max(a, b), least = min(a, b);
   const Term large = most > 0x1p500, small = most < 0x1p-500;
   const Term factor = where(large, 0x1p-600, where(small, x.type(), 0x1p600, 1.0));
@@ -67,21 +67,21 @@ Term floor_div_from(Term rest, Term x, Term y) {
 }
 
 // LoopIR's integer division by zero gives 0.
-Term whole_fmod(Term a, Term b) { return a - (a / b) * b; }
+Term int_fmod(Term a, Term b) { return a - (a / b) * b; }
 
-Term whole_remainder(Term a, Term b) {
-  const Term rest = whole_fmod(a, b);
+Term int_remainder(Term a, Term b) {
+  const Term rest = int_fmod(a, b);
   return where((rest != 0) && (is_negative(rest) != is_negative(b)), rest + b, rest);
 }
 
-Term whole_floor_div(Term a, Term b) {
+Term int_floor_div(Term a, Term b) {
   const Term quotient = a / b;
   const Term rest = a - quotient * b;
   return where((rest != 0) && (is_negative(a) != is_negative(b)), quotient - 1, quotient);
 }
 
-Term whole_power(Term a, uint64_t exponent) {
-  Term result = a.whole(1);
+Term int_power(Term a, uint64_t exponent) {
+  Term result = a.integer_constant(1);
   bool is_one = true;
   for (Term power = a; exponent != 0; exponent >>= 1) {
     if ((exponent & 1) != 0) result = is_one ? power : result * power;
@@ -93,20 +93,20 @@ Term whole_power(Term a, uint64_t exponent) {
 
 // In w bits, the 2^(w - 2)th power of an odd number is 1, so only w - 2 bits of the exponent matter. The wth power of
 // an even number is 0.
-Term whole_pow(Term a, Term b) {
+Term int_pow(Term a, Term b) {
   const int width = 8 * static_cast<int>(ir::item_size(a.type()));
-  Term result = a.whole(1);
+  Term result = a.integer_constant(1);
   Term power = a;
   for (int i = 0; i < width - 2; ++i) {
     const Term bit = (b & (int64_t{1} << i)) != 0;
     result = where(bit, result * power, result);
     power = power * power;
   }
-  const Term zero = a.whole(0), one = a.whole(1);
+  const Term zero = a.integer_constant(0), one = a.integer_constant(1);
   const Term is_even = (a & 1) == 0;
-  result = where(is_even && (b > b.whole(width - 1)), zero, result);
+  result = where(is_even && (b > b.integer_constant(width - 1)), zero, result);
   if (a.type() == DType::kUInt8) return result;
-  const Term minus_one = a.whole(-1);
+  const Term minus_one = a.integer_constant(-1);
   const Term inverse = where(a == one, one, where(a == minus_one, where((b & 1) == 0, one, minus_one), zero));
   return where(is_negative(b), inverse, result);
 }

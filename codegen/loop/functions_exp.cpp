@@ -29,14 +29,14 @@ struct Reduced {
 Reduced reduce(const Format& format, Term x) {
   const Split n = split(format, x, kLog2E, format.bias - 1);
   const Ln2& parts = ln2(format);
-  const Term rest = fma(n.whole, -parts.low, fma(n.whole, -parts.high, x));
+  const Term rest = fma(n.integer, -parts.low, fma(n.integer, -parts.high, x));
   return {power_of_two(format, n.sum), rest};
 }
 
 // Returns e^r - 1 for |r| <= ln 2 / 2.
 Term expm1_of_rest(const Format& format, Term r) {
   using namespace tables;
-  const auto q = pick(format, kExpm1_32, kExpm1_64, kExpm1_64);
+  const auto q = select_coefficients(format, kExpm1_32, kExpm1_64, kExpm1_64);
   return fma(r * r, polynomial(q, r), r);
 }
 
@@ -56,37 +56,37 @@ Scaled scaled_exp(const Format& format, Term x) {
   using namespace tables;
   const Split n = split(format, x, kLog2E, 0);
   const Ln2& parts = ln2(format);
-  const Term r = fma(n.whole, -parts.low, fma(n.whole, -parts.high, x));
-  const auto q = pick(format, kExp32, kExpMid, kExp64);
-  return {fma(polynomial(1.0, q, r), r, 1.0), n.whole};
+  const Term r = fma(n.integer, -parts.low, fma(n.integer, -parts.high, x));
+  const auto q = select_coefficients(format, kExp32, kExpMid, kExp64);
+  return {fma(polynomial(1.0, q, r), r, 1.0), n.integer};
 }
 
 Term exp(const Format& format, Term x) {
   const auto [least, most] = is_single(format) ? std::pair(-104.0, 89.0) : std::pair(-746.0, 710.0);
-  const Scaled e = scaled_exp(format, at_least(at_most(x, most), least));
+  const Scaled e = scaled_exp(format, clamp_min(clamp_max(x, most), least));
   return ldexp(e.value, e.exponent);
 }
 
 Term exp2(const Format& format, Pair x) {
   using namespace tables;
   const auto [least, most] = is_single(format) ? std::pair(-151.0, 129.0) : std::pair(-1076.0, 1025.0);
-  const Term high = at_least(at_most(x.high, most), least);
+  const Term high = clamp_min(clamp_max(x.high, most), least);
   const Term whole = round(high);
   Term r = high - whole;
   if (x.low.builder != nullptr) r = r + x.low;
-  return ldexp(polynomial(1.0, pick(format, kExp2_32, kExp2Mid, kExp2_64), r), whole);
+  return ldexp(polynomial(1.0, select_coefficients(format, kExp2_32, kExp2Mid, kExp2_64), r), whole);
 }
 
 Term exp2(const Format& format, Term x) { return exp2(format, Pair{x, {}}); }
 
-Term unless_tiny(Term x, double bound, Term result) { return where(abs(x) < bound, x, result); }
+Term passthrough_tiny(Term x, double bound, Term result) { return where(abs(x) < bound, x, result); }
 
 // 2^n (e^r - 1) + (2^n - 1). All terms are halved, so that 2^n does not overflow before the sum does.
 Term expm1(const Format& format, Term x) {
   const auto [least, most] = is_single(format) ? std::pair(-25.0, 89.0) : std::pair(-40.0, 710.0);
-  const Reduced n = reduce(format, at_least(at_most(x, most), least));
+  const Reduced n = reduce(format, clamp_min(clamp_max(x, most), least));
   const Term half = fma(n.half_power, expm1_of_rest(format, n.rest), n.half_power - 0.5);
-  return unless_tiny(x, is_single(format) ? 0x1p-25 : 0x1p-54, half + half);
+  return passthrough_tiny(x, is_single(format) ? 0x1p-25 : 0x1p-54, half + half);
 }
 
 // f32, with 13 operations in addition to the division. With x = r - n ln 2, the result is e^r / (e^r + 2^n). Both are
@@ -95,9 +95,9 @@ Term expm1(const Format& format, Term x) {
 Term sigmoid_single(const Format& format, Term x) {
   using namespace tables;
   constexpr int kDown = 24;
-  const Term bounded = at_most(at_least(x, -104.0), 64.0);
+  const Term bounded = clamp_max(clamp_min(x, -104.0), 64.0);
   const Split n = split(format, bounded, -kLog2E, format.bias - kDown);
-  const Term r = fma(n.whole, kLn2Single.low, fma(n.whole, kLn2Single.high, bounded));
+  const Term r = fma(n.integer, kLn2Single.low, fma(n.integer, kLn2Single.high, bounded));
   double scaled[2 + std::size(kExp32)] = {0x1p-24, 0x1p-24};
   std::transform(std::begin(kExp32), std::end(kExp32), scaled + 2, [](double c) { return c * 0x1p-24; });
   const Term power = polynomial(scaled, r);
@@ -107,7 +107,7 @@ Term sigmoid_single(const Format& format, Term x) {
 // f64. With t = exp(-|x|) and q = t / (1 + t), the result is 1 - q, or t - t q for negative x. Nothing overflows, small
 // results keep their precision, and errors of q count little.
 Term sigmoid(const Format& format, Term x) {
-  const Scaled e = scaled_exp(format, at_least(-abs(x), -746.0));
+  const Scaled e = scaled_exp(format, clamp_min(-abs(x), -746.0));
   const Term power = ldexp(e.value, e.exponent);
   const Term base = where(x < 0.0, power, 1.0);
   return fma(base, power / (-1.0 - power), base);
@@ -123,11 +123,11 @@ Term tanh(const Format& format, Term x) {
   using namespace tables;
   const bool single = is_single(format);
   const Term a = abs(x);
-  const Term bounded = at_most(a, single ? 10.0 : 20.0);
+  const Term bounded = clamp_max(a, single ? 10.0 : 20.0);
   // r is half of the remainder, so the coefficient of each power r^k is multiplied by 2^k, which is exact.
   const Split n = split(format, bounded, 2 * kLog2E, format.bias);
-  const Term r = fma(n.whole, single ? -0x1.62e43p-2 : -0x1.62e42fefa39efp-2, bounded);
-  const auto q = pick(format, kExp32, kExp64, kExp64);
+  const Term r = fma(n.integer, single ? -0x1.62e43p-2 : -0x1.62e42fefa39efp-2, bounded);
+  const auto q = select_coefficients(format, kExp32, kExp64, kExp64);
   std::vector<double> doubled = {1, 2};
   doubled.reserve(doubled.size() + q.size());
   double factor = 4;
@@ -137,7 +137,7 @@ Term tanh(const Format& format, Term x) {
   }
   const Term large = -2.0 / fma(polynomial(doubled, r), power_of_two(format, n.sum), 1.0) + 1.0;
   const Term square = x * x;
-  const Term small = fma(square * a, polynomial(pick(format, kTanh32, kTanh64, kTanh64), square), a);
+  const Term small = fma(square * a, polynomial(select_coefficients(format, kTanh32, kTanh64, kTanh64), square), a);
   return copysign(where(a < 0.55, small, large), x);
 }
 
@@ -145,7 +145,7 @@ namespace {
 
 // Returns exp(a) / 2.
 Term half_exp(const Format& format, Term a) {
-  const Scaled e = scaled_exp(format, at_most(a, is_single(format) ? 90.0 : 711.0));
+  const Scaled e = scaled_exp(format, clamp_max(a, is_single(format) ? 90.0 : 711.0));
   return ldexp(e.value, e.exponent - 1.0);
 }
 
@@ -157,7 +157,7 @@ Term sinh(const Format& format, Term x) {
   const Term a = abs(x);
   const Term h = half_exp(format, a);
   const Term square = x * x;
-  const Term small = fma(square * a, polynomial(pick(format, kSinh32, kSinh64, kSinh64), square), a);
+  const Term small = fma(square * a, polynomial(select_coefficients(format, kSinh32, kSinh64, kSinh64), square), a);
   return copysign(where(a <= 1.0, small, h - 0.25 / h), x);
 }
 
@@ -173,12 +173,12 @@ Term cosh(const Format& format, Term x) {
 // each rounding of P and Q counts there, and some results exceed 1.
 Term erf_single(const Format& format, Term x) {
   using namespace tables;
-  const Term a = at_most(abs(x), 3.93);
+  const Term a = clamp_max(abs(x), 3.93);
   const Term minus = -a;
   const Term y = fma(minus, polynomial(kErf32, a), minus);
   // One part of ln 2 is enough, because erfc(|x|) scales down an error of y.
   const Split n = split(format, y, kLog2E, format.bias);
-  const Term r = fma(n.whole, -0x1.62e43p-1, y);
+  const Term r = fma(n.integer, -0x1.62e43p-1, y);
   const Term power = power_of_two(format, n.sum);
   const Term rest = fma(r * r, polynomial(kExpm1Short32, r), r);
   return copysign(fma(power, rest, power - 1.0), x);

@@ -24,11 +24,11 @@ struct LongScaled {
 };
 LongScaled long_exp(const Format& format, Pair x) {
   const Split n = split(format, x.high, 0x1.71547652b82fep+0, 0);
-  const Term high = fma(n.whole, -0x1.62e42fefap-1, x.high);  // exact
-  const Pair r = exact_sum(high, fma(n.whole, -0x1.cf79abc9e3b3ap-40, x.low));
+  const Term high = fma(n.integer, -0x1.62e42fefap-1, x.high);  // exact
+  const Pair r = exact_sum(high, fma(n.integer, -0x1.cf79abc9e3b3ap-40, x.low));
   const Pair less = quick_sum(r.high, r.high * r.high * polynomial(tables::kExp64, r.high));
   const Pair e = quick_sum(r.high.constant(1), less.high);
-  return {{e.high, fma(r.low, e.high, e.low + less.low)}, n.whole};
+  return {{e.high, fma(r.low, e.high, e.low + less.low)}, n.integer};
 }
 
 // The quotient t, the square and the exponential are pairs. The rounding error of t acts like a change of a. For it we
@@ -63,8 +63,9 @@ Term lgamma_of_positive(const Format& format, Term a) {
     product = where(is_less, product * less, product);
   }
   const Term from1 = where(low, a, near - 1.0), from2 = where(low, a - 1.0, near - 2.0);
-  const Term around = where(from1 < 0.4, from1 * polynomial(pick(format, {}, kLgamma1_Mid, kLgamma1_64), from1),
-                            from2 * polynomial(pick(format, {}, kLgamma2_Mid, kLgamma2_64), from2));
+  const Term around =
+      where(from1 < 0.4, from1 * polynomial(select_coefficients(format, {}, kLgamma1_Mid, kLgamma1_64), from1),
+            from2 * polynomial(select_coefficients(format, {}, kLgamma2_Mid, kLgamma2_64), from2));
   const Pair logarithm = long_log(format, where(low || large, a, product));
   const Term inverse = 1.0 / a;
   const Term series = fma(inverse, polynomial(kStirling, inverse * inverse), 0x1.acfe390c97d69p-2);
@@ -77,14 +78,14 @@ Term lgamma_of_positive(const Format& format, Term a) {
 }  // namespace
 
 Term erfc(const Format& format, Term x) {
-  const bool middle = format.precision == Precision::kMiddle;
-  const Term a = at_most(abs(x), middle ? 11.0 : 28.0);
+  const bool middle = format.precision == Precision::kDoubleForSingle;
+  const Term a = clamp_max(abs(x), middle ? 11.0 : 28.0);
   const Term result = middle ? erfc_middle(format, a) : erfc_double(format, a);
   return where(x < 0.0, 2.0 - result, result);
 }
 
 Term erf(const Format& format, Term x) {
-  const Term a = at_most(abs(x), 28.0);
+  const Term a = clamp_max(abs(x), 28.0);
   const Term small = fma(a, polynomial(tables::kErf64, a * a), a);
   return copysign(where(a < 1.0, small, 1.0 - erfc_double(format, a)), x);
 }

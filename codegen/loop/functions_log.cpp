@@ -73,7 +73,7 @@ Term log1p_less(const Format& format, Term f) {
   const Term s = f / (f + 2.0);
   const Term z = s * s;
   const Term half_square = f * f * 0.5;
-  const auto q = pick(format, {}, kLogMid, kLog64);
+  const auto q = select_coefficients(format, {}, kLogMid, kLog64);
   // 2 s = f - s f, and s f = f^2 / 2 - s f^2 / 2.
   return fma(s, fma(z, polynomial(q, z), half_square), -half_square);
 }
@@ -146,7 +146,7 @@ Term log(const Format& format, Term x) { return with_limits(x, natural(format, p
 
 Term log1p(const Format& format, Term x) {
   const Term result = with_limits(x + 1.0, natural(format, parts_of_successor(format, x)));
-  return unless_tiny(x, is_single(format) ? 0x1p-25 : 0x1p-54, result);
+  return passthrough_tiny(x, is_single(format) ? 0x1p-25 : 0x1p-54, result);
 }
 
 Term log_add_exp(const Format& format, Term x, Term y) {
@@ -165,7 +165,7 @@ Term log10(const Format& format, Term x) {
 // log(a + sqrt(a^2 + 1)), in terms of log1p because of small a. f64 uses pairs; above 2^30 the result is log(2 a).
 Term asinh(const Format& format, Term x) {
   const Term a = abs(x);
-  if (format.precision == Precision::kMiddle) {
+  if (format.precision == Precision::kDoubleForSingle) {
     const Term square = a * a;
     const Term argument = a + square / (sqrt(square + 1.0) + 1.0);
     return copysign(log1p(format, where(a < kInfinity, argument, a)), x);
@@ -177,13 +177,13 @@ Term asinh(const Format& format, Term x) {
   const Pair argument = exact_sum(a, root.high - 1.0);
   const Term result =
       log1p_of(format, {where(large, a - 1.0, argument.high), where(large, 0.0, argument.low + root.low)}, large);
-  return copysign(unless_tiny(a, 0x1p-28, result), x);
+  return copysign(passthrough_tiny(a, 0x1p-28, result), x);
 }
 
 // log(x + sqrt(x^2 - 1)).
 Term acosh(const Format& format, Term x) {
   const Term less = x - 1.0;
-  if (format.precision == Precision::kMiddle) {
+  if (format.precision == Precision::kDoubleForSingle) {
     return where(x < 1.0, kNan, log1p(format, less + sqrt(less * (x + 1.0))));
   }
   const Term large = x > 0x1p30;
@@ -200,12 +200,12 @@ Term acosh(const Format& format, Term x) {
 Term atanh(const Format& format, Term x) {
   const Term a = abs(x);
   const Term twice = a + a;
-  if (format.precision == Precision::kMiddle) return copysign(log1p(format, twice / (1.0 - a)) * 0.5, x);
+  if (format.precision == Precision::kDoubleForSingle) return copysign(log1p(format, twice / (1.0 - a)) * 0.5, x);
   const Pair below = exact_sum(a.constant(1), -a);
   const Term quotient = twice / below.high;
   const Term low = (fma(-quotient, below.high, twice) - quotient * below.low) / below.high;
   const Term result = log1p_of(format, {quotient, low}, {}) * 0.5;
-  return copysign(unless_tiny(a, 0x1p-28, result), x);
+  return copysign(passthrough_tiny(a, 0x1p-28, result), x);
 }
 
 // -- pow -------------------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ Term power_of_magnitude(const Format& format, Term a, Term y) {
   const Parts parts = parts_of(format, a, format.precision == Precision::kDouble);
   const Term regular = (a > 0.0) && (a < kInfinity);
   const Term limit = where(a == 0.0, -kInfinity, a);
-  if (format.precision == Precision::kMiddle) {
+  if (format.precision == Precision::kDoubleForSingle) {
     const Term log = to_base(format, parts, {1, 0}, log2_e(format));
     return exp2(format, y * where(regular, log, limit));
   }

@@ -33,7 +33,7 @@ bool answers(ScalarOp op) {
 
 DType Term::type() const { return builder->value(id).type; }
 Term Term::constant(double number) const { return builder->constant(type(), number); }
-Term Term::whole(int64_t number) const { return builder->whole(type(), number); }
+Term Term::integer_constant(int64_t number) const { return builder->integer_constant(type(), number); }
 
 Term Term::as(DType to) const {
   Value value;
@@ -87,7 +87,7 @@ Term Builder::constant(DType type, double number) {
   return make(value);
 }
 
-Term Builder::whole(DType type, int64_t number) {
+Term Builder::integer_constant(DType type, int64_t number) {
   Value value;
   value.type = type;
   value.integer = number;
@@ -99,11 +99,11 @@ Term operator+(Term a, Term b) { return a.builder->op(ScalarOp::kAdd, a, b); }
 Term operator-(Term a, Term b) { return a.builder->op(ScalarOp::kSub, a, b); }
 Term operator*(Term a, Term b) { return a.builder->op(ScalarOp::kMul, a, b); }
 Term operator/(Term a, Term b) { return a.builder->op(ScalarOp::kDiv, a, b); }
-Term operator+(Term a, Number b) { return a + a.constant(b.value); }
-Term operator-(Term a, Number b) { return a - a.constant(b.value); }
-Term operator-(Number a, Term b) { return b.constant(a.value) - b; }
-Term operator*(Term a, Number b) { return a * a.constant(b.value); }
-Term operator/(Number a, Term b) { return b.constant(a.value) / b; }
+Term operator+(Term a, FloatOperand b) { return a + a.constant(b.value); }
+Term operator-(Term a, FloatOperand b) { return a - a.constant(b.value); }
+Term operator-(FloatOperand a, Term b) { return b.constant(a.value) - b; }
+Term operator*(Term a, FloatOperand b) { return a * a.constant(b.value); }
+Term operator/(FloatOperand a, Term b) { return b.constant(a.value) / b; }
 
 Term operator==(Term a, Term b) { return a.builder->op(ScalarOp::kEq, a, b); }
 Term operator!=(Term a, Term b) { return a.builder->op(ScalarOp::kNe, a, b); }
@@ -111,28 +111,32 @@ Term operator<(Term a, Term b) { return a.builder->op(ScalarOp::kLt, a, b); }
 Term operator<=(Term a, Term b) { return a.builder->op(ScalarOp::kLe, a, b); }
 Term operator>(Term a, Term b) { return a.builder->op(ScalarOp::kGt, a, b); }
 Term operator>=(Term a, Term b) { return a.builder->op(ScalarOp::kGe, a, b); }
-Term operator==(Term a, Number b) { return a == a.constant(b.value); }
-Term operator!=(Term a, Number b) { return a != a.constant(b.value); }
-Term operator<(Term a, Number b) { return a < a.constant(b.value); }
-Term operator<=(Term a, Number b) { return a <= a.constant(b.value); }
-Term operator>(Term a, Number b) { return a > a.constant(b.value); }
-Term operator>=(Term a, Number b) { return a >= a.constant(b.value); }
+Term operator==(Term a, FloatOperand b) { return a == a.constant(b.value); }
+Term operator!=(Term a, FloatOperand b) { return a != a.constant(b.value); }
+Term operator<(Term a, FloatOperand b) { return a < a.constant(b.value); }
+Term operator<=(Term a, FloatOperand b) { return a <= a.constant(b.value); }
+Term operator>(Term a, FloatOperand b) { return a > a.constant(b.value); }
+Term operator>=(Term a, FloatOperand b) { return a >= a.constant(b.value); }
 
 Term operator&&(Term a, Term b) { return a.builder->op(ScalarOp::kLogicalAnd, a, b); }
 Term operator||(Term a, Term b) { return a.builder->op(ScalarOp::kLogicalOr, a, b); }
 Term operator!(Term a) { return a.builder->op(ScalarOp::kLogicalNot, a); }
 
-Term operator&(Term a, Whole b) { return a.builder->op(ScalarOp::kBitAnd, a, a.whole(b.value)); }
+Term operator&(Term a, IntegerOperand b) { return a.builder->op(ScalarOp::kBitAnd, a, a.integer_constant(b.value)); }
 Term operator|(Term a, Term b) { return a.builder->op(ScalarOp::kBitOr, a, b); }
 Term operator^(Term a, Term b) { return a.builder->op(ScalarOp::kBitXor, a, b); }
-Term operator<<(Term a, Whole b) { return a.builder->op(ScalarOp::kShiftLeft, a, a.whole(b.value)); }
-Term operator>>(Term a, Whole b) { return a.builder->op(ScalarOp::kShiftRight, a, a.whole(b.value)); }
-Term operator+(Term a, Whole b) { return a + a.whole(b.value); }
-Term operator-(Term a, Whole b) { return a - a.whole(b.value); }
-Term operator-(Whole a, Term b) { return b.whole(a.value) - b; }
-Term operator==(Term a, Whole b) { return a == a.whole(b.value); }
-Term operator!=(Term a, Whole b) { return a != a.whole(b.value); }
-Term operator<(Term a, Whole b) { return a < a.whole(b.value); }
+Term operator<<(Term a, IntegerOperand b) {
+  return a.builder->op(ScalarOp::kShiftLeft, a, a.integer_constant(b.value));
+}
+Term operator>>(Term a, IntegerOperand b) {
+  return a.builder->op(ScalarOp::kShiftRight, a, a.integer_constant(b.value));
+}
+Term operator+(Term a, IntegerOperand b) { return a + a.integer_constant(b.value); }
+Term operator-(Term a, IntegerOperand b) { return a - a.integer_constant(b.value); }
+Term operator-(IntegerOperand a, Term b) { return b.integer_constant(a.value) - b; }
+Term operator==(Term a, IntegerOperand b) { return a == a.integer_constant(b.value); }
+Term operator!=(Term a, IntegerOperand b) { return a != a.integer_constant(b.value); }
+Term operator<(Term a, IntegerOperand b) { return a < a.integer_constant(b.value); }
 
 Term fma(Term a, Term b, Term c) {
   Value value;
@@ -152,13 +156,13 @@ Term ldexp(Term a, Term b) {
   return a.builder->make(value);
 }
 
-Term fma(Term a, Number b, Term c) { return fma(a, a.constant(b.value), c); }
-Term fma(Term a, Term b, Number c) { return fma(a, b, a.constant(c.value)); }
-Term fma(Term a, Number b, Number c) { return fma(a, a.constant(b.value), a.constant(c.value)); }
+Term fma(Term a, FloatOperand b, Term c) { return fma(a, a.constant(b.value), c); }
+Term fma(Term a, Term b, FloatOperand c) { return fma(a, b, a.constant(c.value)); }
+Term fma(Term a, FloatOperand b, FloatOperand c) { return fma(a, a.constant(b.value), a.constant(c.value)); }
 
 Term where(Term condition, Term b, Term c) { return condition.builder->op(ScalarOp::kWhere, condition, b, c); }
-Term where(Term condition, Number b, Term c) { return where(condition, c.constant(b.value), c); }
-Term where(Term condition, Term b, Number c) { return where(condition, b, b.constant(c.value)); }
+Term where(Term condition, FloatOperand b, Term c) { return where(condition, c.constant(b.value), c); }
+Term where(Term condition, Term b, FloatOperand c) { return where(condition, b, b.constant(c.value)); }
 Term where(Term condition, DType type, double b, double c) {
   return where(condition, condition.builder->constant(type, b), condition.builder->constant(type, c));
 }
@@ -173,8 +177,8 @@ Term max(Term a, Term b) { return a.builder->op(ScalarOp::kMax, a, b); }
 Term min(Term a, Term b) { return a.builder->op(ScalarOp::kMin, a, b); }
 
 // Comparisons with NaN are false, so NaN is returned.
-Term at_most(Term a, double bound) { return where(a > bound, bound, a); }
-Term at_least(Term a, double bound) { return where(a < bound, bound, a); }
+Term clamp_max(Term a, double bound) { return where(a > bound, bound, a); }
+Term clamp_min(Term a, double bound) { return where(a < bound, bound, a); }
 
 Term polynomial(std::span<const double> coefficients, Term x) {
   Term sum = x.constant(coefficients.back());
@@ -216,8 +220,9 @@ const Format& single_format() {
   static constexpr Format kFormat{Precision::kSingle, DType::kFloat32, DType::kInt32, 23, 127, 0x1.8p23, 0x1p-126};
   return kFormat;
 }
-const Format& middle_format() {
-  static constexpr Format kFormat{Precision::kMiddle, DType::kFloat64, DType::kInt64, 52, 1023, 0x1.8p52, 0x1p-1022};
+const Format& double_for_single_format() {
+  static constexpr Format kFormat{
+      Precision::kDoubleForSingle, DType::kFloat64, DType::kInt64, 52, 1023, 0x1.8p52, 0x1p-1022};
   return kFormat;
 }
 const Format& double_format() {
@@ -225,12 +230,12 @@ const Format& double_format() {
   return kFormat;
 }
 
-std::span<const double> pick(const Format& format, std::span<const double> single, std::span<const double> middle,
-                             std::span<const double> wide) {
+std::span<const double> select_coefficients(const Format& format, std::span<const double> single,
+                                            std::span<const double> middle, std::span<const double> wide) {
   switch (format.precision) {
     case Precision::kSingle:
       return single;
-    case Precision::kMiddle:
+    case Precision::kDoubleForSingle:
       return middle;
     case Precision::kDouble:
       break;

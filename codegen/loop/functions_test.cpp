@@ -79,7 +79,7 @@ TEST(Functions, NoFunctionIsLeftForAnyType) {
     const ScalarOpInfo& what = info(op);
     if (!is_elementary(op) || what.arity == 0) continue;
     for (const DType type : kTypes) {
-      if (!accepts(what.takes, type)) continue;
+      if (!accepts(what.operand_types, type)) continue;
       const Kernel kernel = testing::kernel_of(op, what.arity, type);
       const Status status = verify(kernel);
       EXPECT_TRUE(status.ok()) << what.name << " " << ir::name(type) << ": " << status.message();
@@ -260,7 +260,7 @@ T number_in(Cell cell) {
 // Compares with the interpreter's arithmetic, element by element.
 template <typename T>
 void expect_same(ScalarOp op, int arity, DType type, const std::vector<T>& xs, const std::vector<T>& ys) {
-  const bool answers = info(op).answers;
+  const bool answers = info(op).returns_bool;
   FastEvaluator evaluator(testing::kernel_of(op, arity, type));
   int wrong = 0;
   for (size_t at = 0; at < xs.size(); at += FastEvaluator::kBlock) {

@@ -31,7 +31,7 @@ struct Angle {
 // give whole turns. The sum is accurate to 2^-54, and no f32 is closer to a multiple of pi / 2 than about 2^-30 of a
 // turn.
 Term far_single(Term x) {
-  const std::span<const double> bits = tables::kTurn32;
+  const std::span<const double> bits = tables::kInvTwoPi32;
   Term sum = fraction(x * bits[0]);
   for (size_t i = 1; i < bits.size(); ++i) {
     const Term product = x * bits[i];
@@ -44,14 +44,14 @@ Term far_single(Term x) {
 Angle reduce_single(Term x) {
   const Term near = where(abs(x) >= kFar, far_single(x), x);
   const Split n = split(double_format(), near, kQuarters, 0);
-  const Term rest = fma(n.whole, -kQuarter2, fma(n.whole, -kQuarter1, near));
+  const Term rest = fma(n.integer, -kQuarter2, fma(n.integer, -kQuarter1, near));
   return {n.sum.bits(DType::kInt64), {rest, {}}};
 }
 
 // Returns the five words of 50 bits of 1 / (2 pi) from word `first` on.
 std::array<Term, 5> words_from(Term first) {
   std::vector<Term> words;
-  for (const double word : tables::kTurn64) words.push_back(first.builder->constant(DType::kFloat64, word));
+  for (const double word : tables::kInvTwoPi64) words.push_back(first.builder->constant(DType::kFloat64, word));
   for (const int64_t step : {16, 8, 4, 2, 1}) {
     const Term far = (first & step) != 0;
     // After this step only words first to first + step + 3 are needed.
@@ -71,8 +71,9 @@ std::array<Term, 5> words_from(Term first) {
 Pair far_turns(Term x) {
   const Term field = (x.bits(DType::kInt64) >> 52) & 0x7ff;
   const Term above = field - 1075;  // number of bits of 1 / (2 pi) that give only whole turns
-  const Term first = where(above < 0, above.whole(0), (above * above.whole(1311)) >> 16);  // above / 50
-  const Term scaled = (x.bits(DType::kInt64) - ((first * first.whole(50)) << 52)).bits(DType::kFloat64);
+  const Term first =
+      where(above < 0, above.integer_constant(0), (above * above.integer_constant(1311)) >> 16);  // above / 50
+  const Term scaled = (x.bits(DType::kInt64) - ((first * first.integer_constant(50)) << 52)).bits(DType::kFloat64);
   const std::array<Term, 5> words = words_from(first);
   std::array<Pair, 4> products;
   double unit = 1;
@@ -92,14 +93,14 @@ Pair far_turns(Term x) {
 
 Angle reduce_double(Term x) {
   const Split n = split(double_format(), x, kQuarters, 0);
-  const Term first = fma(n.whole, -kQuarter1, x);  // exact
-  const Pair product = exact_product(n.whole, n.whole.constant(kQuarter2));
+  const Term first = fma(n.integer, -kQuarter1, x);  // exact
+  const Pair product = exact_product(n.integer, n.integer.constant(kQuarter2));
   const Pair second = exact_sum(first, -product.high);
-  const Pair near = quick_sum(second.high, second.low - fma(n.whole, kQuarter3, product.low));
+  const Pair near = quick_sum(second.high, second.low - fma(n.integer, kQuarter3, product.low));
 
   const Pair turns = far_turns(x);
   const Split quarters = split(double_format(), turns.high, 4, 0);
-  const Pair fourths = quick_sum(fma(turns.high, 4.0, -quarters.whole), turns.low * 4.0);
+  const Pair fourths = quick_sum(fma(turns.high, 4.0, -quarters.integer), turns.low * 4.0);
   const Pair far = multiply(fourths, {x.constant(kQuarter1), x.constant(kQuarter2)});
 
   const Term is_far = abs(x) >= kFar;
@@ -113,7 +114,7 @@ Angle reduce_double(Term x) {
 Pair sine(const Format& format, Pair r) {
   using namespace tables;
   const Term z = r.high * r.high;
-  const Term q = polynomial(pick(format, kSin32, kSinMid, kSin64), z);
+  const Term q = polynomial(select_coefficients(format, kSin32, kSinMid, kSin64), z);
   if (r.low.builder == nullptr) return {fma(r.high * z, q, r.high), {}};
   return quick_sum(r.high, fma(r.high * z, q, fma(z * -0.5, r.low, r.low)));
 }
@@ -121,7 +122,7 @@ Pair sine(const Format& format, Pair r) {
 Pair cosine(const Format& format, Pair r) {
   using namespace tables;
   const Term z = r.high * r.high;
-  const Term q = polynomial(pick(format, kCos32, kCosMid, kCos64), z);
+  const Term q = polynomial(select_coefficients(format, kCos32, kCosMid, kCos64), z);
   if (r.low.builder == nullptr) return {fma(z * z, q, fma(z, -0.5, 1.0)), {}};
   const Pair head = quick_sum(z.constant(1), z * -0.5);
   return quick_sum(head.high, head.low + fma(z * z, q, -(r.high * r.low)));
@@ -153,20 +154,20 @@ Term quotient(Pair a, Pair b) {
 }  // namespace
 
 Term sin(const Format& format, Term x) {
-  return unless_tiny(x, is_single(format) ? 0x1p-13 : 0x1p-28, wave(format, x, 0));
+  return passthrough_tiny(x, is_single(format) ? 0x1p-13 : 0x1p-28, wave(format, x, 0));
 }
 
 Term cos(const Format& format, Term x) { return wave(format, x, 1); }
 
 // In the middle format, `x` is an f32 that was converted.
 Term tan(const Format& format, Term x) {
-  const bool middle = format.precision == Precision::kMiddle;
+  const bool middle = format.precision == Precision::kDoubleForSingle;
   const Angle angle = middle ? reduce_single(x) : reduce_double(x);
   const Pair s = sine(format, angle.rest), c = cosine(format, angle.rest);
   const Term odd = (angle.quarters & 1) != 0;
   const Term above = where(odd, -c.high, s.high), below = where(odd, s.high, c.high);
-  if (middle) return unless_tiny(x, 0x1p-28, above / below);
-  return unless_tiny(x, 0x1p-28, quotient({above, where(odd, -c.low, s.low)}, {below, where(odd, s.low, c.low)}));
+  if (middle) return passthrough_tiny(x, 0x1p-28, above / below);
+  return passthrough_tiny(x, 0x1p-28, quotient({above, where(odd, -c.low, s.low)}, {below, where(odd, s.low, c.low)}));
 }
 
 namespace {
@@ -190,7 +191,7 @@ Inverse inverse_sine(const Format& format, Term x) {
   const Term root = sqrt(z);
   const Term head = where(large, root, x);
   const Term error = where(large && (root > 0.0), fma(-root, root, z) / (root + root), 0.0);
-  const Term rest = fma(head * z, polynomial(pick(format, kAsin32, kAsin64, kAsin64), z), error);
+  const Term rest = fma(head * z, polynomial(select_coefficients(format, kAsin32, kAsin64, kAsin64), z), error);
   return {large, head, rest};
 }
 
@@ -221,7 +222,7 @@ namespace {
 Term inverse_tangent(const Format& format, Term t) {
   using namespace tables;
   const Term z = t * t;
-  return fma(t * z, polynomial(pick(format, kAtan32, kAtan64, kAtan64), z), t);
+  return fma(t * z, polynomial(select_coefficients(format, kAtan32, kAtan64, kAtan64), z), t);
 }
 
 }  // namespace

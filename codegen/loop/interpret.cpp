@@ -105,7 +105,7 @@ class Interpreter {
       const Value& value = kernel_.values[i];
       if (!is_total(value) || !uses_.finish[i]) continue;
       const std::vector<Cell> none(cells_[i].size(), identity(value.reduction, value.type));
-      totals_.push_back({i, none, std::vector(order_.folds, none)});
+      totals_.push_back({i, none, std::vector(order_.chunk_lanes, none)});
     }
     for (int64_t row = 0; row < count; ++row) {
       int64_t rest = row;
@@ -134,7 +134,7 @@ class Interpreter {
   void end_chunk(int64_t number) {
     for (Total& total : totals_) {
       const Value& value = kernel_.values[total.value];
-      std::vector<Cell>& lane = total.lanes[static_cast<size_t>(number % order_.folds)];
+      std::vector<Cell>& lane = total.lanes[static_cast<size_t>(number % order_.chunk_lanes)];
       for (size_t i = 0; i < lane.size(); ++i) {
         lane[i] = combine(value.reduction, value.type, lane[i], total.chunk[i]);
         total.chunk[i] = identity(value.reduction, value.type);
@@ -154,7 +154,7 @@ class Interpreter {
     place_ = {};
     for (Total& total : totals_) {
       const Value& value = kernel_.values[total.value];
-      fold(0, 1, order_.folds, [&](size_t lower, size_t upper) {
+      fold(0, 1, order_.chunk_lanes, [&](size_t lower, size_t upper) {
         for (size_t i = 0; i < total.chunk.size(); ++i) {
           Cell& sum = total.lanes[lower][i];
           sum = combine(value.reduction, value.type, sum, total.lanes[upper][i]);
@@ -280,9 +280,9 @@ class Interpreter {
     const Value& operand = kernel_.values[value.a];
     const bool products = sums_products(kernel_, value);
     const Value fma{.kind = Kind::kFma, .type = narrow};
-    for (int64_t first = begin; first < end; first += order_.narrow) {
+    for (int64_t first = begin; first < end; first += order_.short_sum) {
       std::vector<Cell> sums(order_.lanes, identity(Reduction::kSum, narrow));
-      for (int64_t k = first; k < std::min(end, first + int64_t{order_.narrow}); ++k) {
+      for (int64_t k = first; k < std::min(end, first + int64_t{order_.short_sum}); ++k) {
         Cell& sum = sums[static_cast<size_t>(k % order_.lanes)];
         const Cell next = cell(value.a, line + k);
         sum = products ? evaluate(fma, narrow, cell(operand.a, line + k), cell(operand.b, line + k), sum)
@@ -304,7 +304,7 @@ class Interpreter {
   Cell best_place(const Value& value) const {
     int64_t best = 0;
     for (int64_t point = 1; point < columns_; ++point) {
-      if (is_better(value.reduction, type(value.a), cell(value.a, best), cell(value.a, point))) best = point;
+      if (prefers_next(value.reduction, type(value.a), cell(value.a, best), cell(value.a, point))) best = point;
     }
     return to_cell(best);
   }
@@ -366,7 +366,7 @@ class Interpreter {
   const Arguments& arguments_;
   const Order order_;
   const std::vector<Facts> facts_;
-  const Uses uses_;
+  const UsedValues uses_;
   std::vector<size_t> first_stride_, first_bound_;  // for each operand
   int64_t columns_ = 1;                             // number of places of all column dims
   int64_t line_ = 1;                                // number of places of the last column dim, at least 1
@@ -384,11 +384,11 @@ Status interpret(const Kernel& kernel, const Arguments& arguments, const Order& 
   if (failure != nullptr) *failure = {};
   if (Status status = verify(kernel); !status.ok()) return status;
   const bool powers = std::has_single_bit(order.lanes) && std::has_single_bit(order.wide_lanes) &&
-                      std::has_single_bit(order.folds) && std::has_single_bit(order.groups[0]) &&
+                      std::has_single_bit(order.chunk_lanes) && std::has_single_bit(order.groups[0]) &&
                       std::has_single_bit(order.groups[1]);
   const bool ascend = order.groups[0] <= order.groups[1] && order.groups[1] <= order.lanes;
-  if (!powers || !ascend || order.block == 0 || order.block % order.lanes != 0 || order.narrow == 0 ||
-      order.narrow % order.lanes != 0 || order.chunk <= 0) {
+  if (!powers || !ascend || order.block == 0 || order.block % order.lanes != 0 || order.short_sum == 0 ||
+      order.short_sum % order.lanes != 0 || order.chunk <= 0) {
     return Status::invalid(
         "interpret: lanes, wide lanes, groups and folds must be powers of two, groups ascend up to lanes, block and "
         "narrow be "

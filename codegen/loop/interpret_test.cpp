@@ -591,10 +591,10 @@ TEST(Interpret, ArgumentsThatDoNotFit) {
       Call(text, {1, 4}).operand(x).run({.lanes = 3}),
       "interpret: lanes, wide lanes, groups and folds must be powers of two, groups ascend up to lanes, block and "
       "narrow be multiples of lanes, chunk 1 or more");
-  EXPECT_NE(Call(text, {1, 4}).operand(x).run({.narrow = 16}), "");
+  EXPECT_NE(Call(text, {1, 4}).operand(x).run({.short_sum = 16}), "");
   EXPECT_NE(Call(text, {1, 4}).operand(x).run({.wide_lanes = 3}), "");
   EXPECT_NE(Call(text, {1, 4}).operand(x).run({.lanes = 4, .groups = {4, 2}}), "");
-  EXPECT_NE(Call(text, {1, 4}).operand(x).run({.folds = 3}), "");
+  EXPECT_NE(Call(text, {1, 4}).operand(x).run({.chunk_lanes = 3}), "");
 }
 
 // 2^24 plus 1 is 2^24, but 2^24 plus 2 is exact.
@@ -633,13 +633,13 @@ TEST(Interpret, ShortSumsOfWideOnesAreNarrow) {
   };
   const std::vector<float> x = {big, 1, 1, 1};
   EXPECT_EQ(sum("neg %0", x, {.lanes = 1}), -big);
-  EXPECT_EQ(sum("neg %0", x, {.lanes = 1, .narrow = 2}), -double{big} - 2);
-  EXPECT_EQ(sum("neg %0", x, {.lanes = 1, .narrow = 1}), -double{big} - 3);
-  EXPECT_EQ(sum("neg %0", x, {.lanes = 2, .narrow = 4, .wide_lanes = 1}), -double{big} - 2);
-  EXPECT_EQ(sum("neg %0", x, {.lanes = 2, .narrow = 2, .wide_lanes = 2}), -double{big} - 3);
+  EXPECT_EQ(sum("neg %0", x, {.lanes = 1, .short_sum = 2}), -double{big} - 2);
+  EXPECT_EQ(sum("neg %0", x, {.lanes = 1, .short_sum = 1}), -double{big} - 3);
+  EXPECT_EQ(sum("neg %0", x, {.lanes = 2, .short_sum = 4, .wide_lanes = 1}), -double{big} - 2);
+  EXPECT_EQ(sum("neg %0", x, {.lanes = 2, .short_sum = 2, .wide_lanes = 2}), -double{big} - 3);
   // Products are not rounded before they are added: (2^12 + 1)^2 is 2^24 + 2^13 + 1.
   EXPECT_EQ(sum("mul %0, %0", {-1, 4097}, {.lanes = 1}), 0x1p24 + 0x1p13 + 2);
-  EXPECT_EQ(sum("mul %0, %0", {-1, 4097}, {.lanes = 1, .narrow = 1}), 0x1p24 + 0x1p13 + 1);
+  EXPECT_EQ(sum("mul %0, %0", {-1, 4097}, {.lanes = 1, .short_sum = 1}), 0x1p24 + 0x1p13 + 1);
 }
 
 TEST(Interpret, ChunksAreAddedInLanes) {
@@ -658,9 +658,9 @@ TEST(Interpret, ChunksAreAddedInLanes) {
     return out[0];
   };
   EXPECT_EQ(sum({.chunk = 1}), big);
-  EXPECT_EQ(sum({.chunk = 1, .folds = 2}), big + 2);
-  EXPECT_EQ(sum({.chunk = 1, .folds = 4}), big + 2);
-  EXPECT_EQ(sum({.chunk = 2, .folds = 4}), big);  // (big + 1) + (0 + 1)
+  EXPECT_EQ(sum({.chunk = 1, .chunk_lanes = 2}), big + 2);
+  EXPECT_EQ(sum({.chunk = 1, .chunk_lanes = 4}), big + 2);
+  EXPECT_EQ(sum({.chunk = 2, .chunk_lanes = 4}), big);  // (big + 1) + (0 + 1)
 }
 
 bool order_matters(const Kernel& kernel) {

@@ -137,7 +137,7 @@ std::string_view name(Over over);
 // the row's own values that use reductions of that loop. Values that depend on a reduction over all rows are computed
 // in `finish`, when all rows are done: over the columns, or once. Other values that these need, such as loads, are
 // recomputed there.
-struct Place {
+struct ValueSchedule {
   DimSet dims = 0;  // dims over which it varies; no row dims in `finish`
   bool finish = false;
   // The first loop that can compute the value; for a row's own value, the first loop that can use it. For a reduction
@@ -146,11 +146,11 @@ struct Place {
 };
 
 struct Schedule {
-  std::vector<Place> places;  // of each value; values that no store uses are never computed
+  std::vector<ValueSchedule> values;  // of each value; values that no store uses are never computed
   uint32_t phases = 0;  // number of loops over the columns of a row; 0 if nothing is stored or reduced over columns
   // Values over columns that later phases need and that are too expensive to recompute: they are kept for the length of
   // a row. Other values are recomputed from what was loaded or kept.
-  std::vector<uint32_t> kept;
+  std::vector<uint32_t> spilled;
   std::vector<uint32_t> totals;  // reductions over rows whose results are used
 };
 // The kernel must verify.
@@ -199,23 +199,23 @@ inline constexpr int64_t kRunningBlock = 16;
 //
 // Over lines: as over columns along the last column, then as over rows.
 //
-// Over rows: `chunk` rows are added one by one. Chunk k goes to lane k % folds, a lane adds its chunks, and at the end
-// the lanes are added up.
+// Over rows: `chunk` rows are added one by one. Chunk k goes to lane k % chunk_lanes, a lane adds its chunks, and at
+// the end the lanes are added up.
 //
 // To add up lanes, the upper half is added to the lower half until one lane is left. This is done first within each
 // groups[0] adjacent lanes, then within each groups[1], then over all that are left.
 //
-// Wide sums (`is_wide_sum`) are wider than their operand. A lane adds its elements of each `narrow` consecutive k of a
-// block in f32, starting from 0. If the operand is a `mul`, its factors are added by fma. The upper half of the lanes
+// Wide sums (`is_wide_sum`) are wider than their operand. A lane adds its elements of each `short_sum` consecutive k of
+// a block in f32, starting from 0. If the operand is a `mul`, its factors are added by fma. The upper half of the lanes
 // is added to the lower half until `wide_lanes` are left, and these are added to lanes of f64.
 struct Order {
   uint32_t lanes = 32;                      // a power of two
   uint32_t block = 4096;                    // a multiple of `lanes`
-  uint32_t narrow = 256;                    // a multiple of `lanes`
+  uint32_t short_sum = 256;                 // a multiple of `lanes`
   uint32_t wide_lanes = 8;                  // a power of two
   std::array<uint32_t, 2> groups = {1, 1};  // powers of two, ascending up to `lanes`
   int64_t chunk = 64;
-  uint32_t folds = 1;  // a power of two
+  uint32_t chunk_lanes = 1;  // a power of two
 };
 
 // Computes a kernel value by value, with libm. Sizes may be 0. An index out of bounds is not an error of this call:

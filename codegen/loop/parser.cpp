@@ -306,7 +306,7 @@ class Parser {
       value.integer = accept_word("true") ? 1 : 0;
       return value.integer != 0 || accept_word("false") || fail("expected true or false");
     }
-    if (!accepts(Takes::kFloats, value.type)) return number(&value.integer, "expected an integer");
+    if (!accepts(OperandTypes::kFloats, value.type)) return number(&value.integer, "expected an integer");
     const bool negative = peek_word().empty() && at() == '-' && is_letter(at(1)) && accept('-');
     if (accept_word("inf")) {
       value.number = negative ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();

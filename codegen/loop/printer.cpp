@@ -41,7 +41,7 @@ std::string place(uint32_t operand, const std::vector<uint32_t>& indices) {
 
 std::string constant(const Value& value) {
   if (value.type == DType::kBool) return value.integer != 0 ? "true" : "false";
-  return accepts(Takes::kFloats, value.type) ? float_literal(value.number) : std::to_string(value.integer);
+  return accepts(OperandTypes::kFloats, value.type) ? float_literal(value.number) : std::to_string(value.integer);
 }
 
 std::string operand(const Kernel& kernel, const Operand& operand) {

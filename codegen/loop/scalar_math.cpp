@@ -73,7 +73,7 @@ void write(T x, void* element) {
   std::memcpy(element, &x, sizeof(T));
 }
 
-Cell whole(int64_t x) { return to_cell<int64_t>(x); }
+Cell integer_cell(int64_t x) { return to_cell<int64_t>(x); }
 
 // Calls f with a zero of the type in which elements of `type` are computed: float, double or int64_t.
 template <typename F>
@@ -88,17 +88,17 @@ auto computed_as(DType type, F&& f) {
 Cell load_element(DType memory, const void* element) {
   switch (memory) {
     case DType::kBool:
-      return whole(read<uint8_t>(element) != 0);
+      return integer_cell(read<uint8_t>(element) != 0);
     case DType::kUInt8:
-      return whole(read<uint8_t>(element));
+      return integer_cell(read<uint8_t>(element));
     case DType::kInt8:
-      return whole(read<int8_t>(element));
+      return integer_cell(read<int8_t>(element));
     case DType::kInt16:
-      return whole(read<int16_t>(element));
+      return integer_cell(read<int16_t>(element));
     case DType::kInt32:
-      return whole(read<int32_t>(element));
+      return integer_cell(read<int32_t>(element));
     case DType::kInt64:
-      return whole(read<int64_t>(element));
+      return integer_cell(read<int64_t>(element));
     case DType::kFloat16:
       return to_cell(from_f16(read<uint16_t>(element)));
     case DType::kBFloat16:
@@ -135,14 +135,14 @@ Cell convert(DType from, DType to, Cell cell) {
   return computed_as(from, [&](auto source) {
     using From = decltype(source);
     const auto x = from_cell<From>(cell);
-    if (to == DType::kBool) return whole(x != 0);
+    if (to == DType::kBool) return integer_cell(x != 0);
     return computed_as(to, [&](auto target) {
       using To = decltype(target);
       if constexpr (std::is_same_v<To, int64_t> && !std::is_same_v<From, int64_t>) {
         // NaN and numbers that do not fit may become any integer.
-        return whole(x >= -0x1p63 && x < 0x1p63 ? wrapped(to, static_cast<int64_t>(x)) : 0);
+        return integer_cell(x >= -0x1p63 && x < 0x1p63 ? wrapped(to, static_cast<int64_t>(x)) : 0);
       } else if constexpr (std::is_same_v<To, int64_t>) {
-        return whole(wrapped(to, x));
+        return integer_cell(wrapped(to, x));
       } else {
         return to_cell(static_cast<To>(x));
       }
@@ -153,7 +153,7 @@ Cell convert(DType from, DType to, Cell cell) {
 Cell bits_as(DType to, Cell cell) {
   // A cell contains the bits of f32 and f64; integers are extended to 64 bits.
   if (to == DType::kFloat32) return {cell.bits & 0xFFFFFFFF};
-  return to == DType::kFloat64 ? cell : whole(wrapped(to, static_cast<int64_t>(cell.bits)));
+  return to == DType::kFloat64 ? cell : integer_cell(wrapped(to, static_cast<int64_t>(cell.bits)));
 }
 
 namespace {
@@ -192,12 +192,12 @@ T apply_as(ScalarOp op, T a, T b) {
 
 Cell apply(ScalarOp op, DType type, Cell a, Cell b, Cell c) {
   if (op == ScalarOp::kWhere) return a.bits != 0 ? b : c;
-  const bool answers = info(op).answers;
+  const bool answers = info(op).returns_bool;
   return computed_as(type, [&](auto zero) {
     using T = decltype(zero);
     const T result = apply_as<T>(op, from_cell<T>(a), from_cell<T>(b));
-    if (answers) return whole(result != 0);
-    if constexpr (std::is_same_v<T, int64_t>) return whole(wrapped(type, result));
+    if (answers) return integer_cell(result != 0);
+    if constexpr (std::is_same_v<T, int64_t>) return integer_cell(wrapped(type, result));
     return to_cell(result);
   });
 }
@@ -217,8 +217,8 @@ Cell scaled(DType type, Cell a, Cell b) {
 Cell evaluate(const Value& value, DType operand, Cell a, Cell b, Cell c) {
   switch (value.kind) {
     case Kind::kConstant:
-      return accepts(Takes::kFloats, value.type) ? convert(DType::kFloat64, value.type, to_cell(value.number))
-                                                 : whole(value.integer);
+      return accepts(OperandTypes::kFloats, value.type) ? convert(DType::kFloat64, value.type, to_cell(value.number))
+                                                        : integer_cell(value.integer);
     case Kind::kConvert:
       return convert(operand, value.type, a);
     case Kind::kBits:
@@ -257,9 +257,9 @@ Cell log_sum_exp(DType type, Cell x, Cell y) {
 Cell identity(Reduction reduction, DType type) {
   switch (reduction) {
     case Reduction::kSum:
-      return convert(DType::kInt64, type, whole(0));
+      return convert(DType::kInt64, type, integer_cell(0));
     case Reduction::kProduct:
-      return convert(DType::kInt64, type, whole(1));
+      return convert(DType::kInt64, type, integer_cell(1));
     default:
       break;
   }
@@ -271,12 +271,12 @@ Cell identity(Reduction reduction, DType type) {
           DType::kFloat64, type,
           to_cell(lowest ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity()));
     case DType::kBool:
-      return whole(lowest ? 0 : 1);
+      return integer_cell(lowest ? 0 : 1);
     case DType::kUInt8:
-      return whole(lowest ? 0 : UINT8_MAX);
+      return integer_cell(lowest ? 0 : UINT8_MAX);
     default: {
       const int64_t most = std::numeric_limits<int64_t>::max() >> (64 - 8 * item_size(type));
-      return whole(lowest ? -most - 1 : most);
+      return integer_cell(lowest ? -most - 1 : most);
     }
   }
 }
@@ -296,7 +296,7 @@ Cell combine(Reduction reduction, DType type, Cell so_far, Cell next) {
   }
 }
 
-bool is_better(Reduction reduction, DType type, Cell best, Cell next) {
+bool prefers_next(Reduction reduction, DType type, Cell best, Cell next) {
   return computed_as(type, [&](auto zero) {
     using T = decltype(zero);
     const auto x = from_cell<T>(best), y = from_cell<T>(next);

@@ -40,7 +40,7 @@ Cell evaluate(const Value& value, ir::DType operand, Cell a, Cell b, Cell c);
 Cell identity(Reduction reduction, ir::DType type);
 Cell combine(Reduction reduction, ir::DType type, Cell so_far, Cell next);
 // Whether argmax or argmin prefers the later element `next`.
-bool is_better(Reduction reduction, ir::DType type, Cell best, Cell next);
+bool prefers_next(Reduction reduction, ir::DType type, Cell best, Cell next);
 
 // Word `number` % 4 of block `number` / 4 of Philox4x32-10.
 int32_t random_word(uint64_t seed, uint64_t offset, uint64_t number);

@@ -14,73 +14,73 @@ constexpr ScalarOpInfo kInfos[] = {
     {},
     {},
     {},
-    {"neg", 1, Takes::kNumbers},
-    {"add", 2, Takes::kNumbers},
-    {"sub", 2, Takes::kNumbers},
-    {"mul", 2, Takes::kNumbers},
-    {"div", 2, Takes::kNumbers},
-    {"eq", 2, Takes::kAny, true},
-    {"ne", 2, Takes::kAny, true},
-    {"lt", 2, Takes::kAny, true},
-    {"le", 2, Takes::kAny, true},
-    {"gt", 2, Takes::kAny, true},
-    {"ge", 2, Takes::kAny, true},
-    {"abs", 1, Takes::kNumbers},
-    {"acos", 1, Takes::kFloats},
-    {"acosh", 1, Takes::kFloats},
-    {"asin", 1, Takes::kFloats},
-    {"asinh", 1, Takes::kFloats},
-    {"atan", 1, Takes::kFloats},
-    {"atan2", 2, Takes::kFloats},
-    {"atanh", 1, Takes::kFloats},
-    {"bit_and", 2, Takes::kBits},
-    {"bit_not", 1, Takes::kBits},
-    {"bit_or", 2, Takes::kBits},
-    {"bit_xor", 2, Takes::kBits},
-    {"ceil", 1, Takes::kFloats},
-    {"copysign", 2, Takes::kFloats},
-    {"cos", 1, Takes::kFloats},
-    {"cosh", 1, Takes::kFloats},
-    {"erf", 1, Takes::kFloats},
-    {"erfc", 1, Takes::kFloats},
-    {"exp", 1, Takes::kFloats},
-    {"exp2", 1, Takes::kFloats},
-    {"expm1", 1, Takes::kFloats},
-    {"floor", 1, Takes::kFloats},
-    {"floor_div", 2, Takes::kNumbers},
-    {"fmax", 2, Takes::kAny},
-    {"fmin", 2, Takes::kAny},
-    {"fmod", 2, Takes::kNumbers},
-    {"hypot", 2, Takes::kFloats},
-    {"is_inf", 1, Takes::kFloats, true},
-    {"is_nan", 1, Takes::kFloats, true},
-    {"lgamma", 1, Takes::kFloats},
-    {"log", 1, Takes::kFloats},
-    {"log10", 1, Takes::kFloats},
-    {"log1p", 1, Takes::kFloats},
-    {"log2", 1, Takes::kFloats},
-    {"logical_and", 2, Takes::kBools},
-    {"logical_not", 1, Takes::kBools},
-    {"logical_or", 2, Takes::kBools},
-    {"logical_xor", 2, Takes::kBools},
-    {"max", 2, Takes::kAny},
-    {"min", 2, Takes::kAny},
-    {"pow", 2, Takes::kNumbers},
-    {"reciprocal", 1, Takes::kFloats},
-    {"remainder", 2, Takes::kNumbers},
-    {"round", 1, Takes::kFloats},
-    {"rsqrt", 1, Takes::kFloats},
-    {"shift_left", 2, Takes::kIntegers},
-    {"shift_right", 2, Takes::kIntegers},
-    {"sigmoid", 1, Takes::kFloats},
-    {"sign", 1, Takes::kNumbers},
-    {"sin", 1, Takes::kFloats},
-    {"sinh", 1, Takes::kFloats},
-    {"sqrt", 1, Takes::kFloats},
-    {"tan", 1, Takes::kFloats},
-    {"tanh", 1, Takes::kFloats},
-    {"trunc", 1, Takes::kFloats},
-    {"where", 3, Takes::kAny},
+    {"neg", 1, OperandTypes::kNumbers},
+    {"add", 2, OperandTypes::kNumbers},
+    {"sub", 2, OperandTypes::kNumbers},
+    {"mul", 2, OperandTypes::kNumbers},
+    {"div", 2, OperandTypes::kNumbers},
+    {"eq", 2, OperandTypes::kAny, true},
+    {"ne", 2, OperandTypes::kAny, true},
+    {"lt", 2, OperandTypes::kAny, true},
+    {"le", 2, OperandTypes::kAny, true},
+    {"gt", 2, OperandTypes::kAny, true},
+    {"ge", 2, OperandTypes::kAny, true},
+    {"abs", 1, OperandTypes::kNumbers},
+    {"acos", 1, OperandTypes::kFloats},
+    {"acosh", 1, OperandTypes::kFloats},
+    {"asin", 1, OperandTypes::kFloats},
+    {"asinh", 1, OperandTypes::kFloats},
+    {"atan", 1, OperandTypes::kFloats},
+    {"atan2", 2, OperandTypes::kFloats},
+    {"atanh", 1, OperandTypes::kFloats},
+    {"bit_and", 2, OperandTypes::kBits},
+    {"bit_not", 1, OperandTypes::kBits},
+    {"bit_or", 2, OperandTypes::kBits},
+    {"bit_xor", 2, OperandTypes::kBits},
+    {"ceil", 1, OperandTypes::kFloats},
+    {"copysign", 2, OperandTypes::kFloats},
+    {"cos", 1, OperandTypes::kFloats},
+    {"cosh", 1, OperandTypes::kFloats},
+    {"erf", 1, OperandTypes::kFloats},
+    {"erfc", 1, OperandTypes::kFloats},
+    {"exp", 1, OperandTypes::kFloats},
+    {"exp2", 1, OperandTypes::kFloats},
+    {"expm1", 1, OperandTypes::kFloats},
+    {"floor", 1, OperandTypes::kFloats},
+    {"floor_div", 2, OperandTypes::kNumbers},
+    {"fmax", 2, OperandTypes::kAny},
+    {"fmin", 2, OperandTypes::kAny},
+    {"fmod", 2, OperandTypes::kNumbers},
+    {"hypot", 2, OperandTypes::kFloats},
+    {"is_inf", 1, OperandTypes::kFloats, true},
+    {"is_nan", 1, OperandTypes::kFloats, true},
+    {"lgamma", 1, OperandTypes::kFloats},
+    {"log", 1, OperandTypes::kFloats},
+    {"log10", 1, OperandTypes::kFloats},
+    {"log1p", 1, OperandTypes::kFloats},
+    {"log2", 1, OperandTypes::kFloats},
+    {"logical_and", 2, OperandTypes::kBools},
+    {"logical_not", 1, OperandTypes::kBools},
+    {"logical_or", 2, OperandTypes::kBools},
+    {"logical_xor", 2, OperandTypes::kBools},
+    {"max", 2, OperandTypes::kAny},
+    {"min", 2, OperandTypes::kAny},
+    {"pow", 2, OperandTypes::kNumbers},
+    {"reciprocal", 1, OperandTypes::kFloats},
+    {"remainder", 2, OperandTypes::kNumbers},
+    {"round", 1, OperandTypes::kFloats},
+    {"rsqrt", 1, OperandTypes::kFloats},
+    {"shift_left", 2, OperandTypes::kIntegers},
+    {"shift_right", 2, OperandTypes::kIntegers},
+    {"sigmoid", 1, OperandTypes::kFloats},
+    {"sign", 1, OperandTypes::kNumbers},
+    {"sin", 1, OperandTypes::kFloats},
+    {"sinh", 1, OperandTypes::kFloats},
+    {"sqrt", 1, OperandTypes::kFloats},
+    {"tan", 1, OperandTypes::kFloats},
+    {"tanh", 1, OperandTypes::kFloats},
+    {"trunc", 1, OperandTypes::kFloats},
+    {"where", 3, OperandTypes::kAny},
 };
 constexpr size_t kOps = static_cast<size_t>(ScalarOp::kWhere) + 1;
 static_assert(std::size(kInfos) == kOps);
@@ -115,28 +115,28 @@ bool is_value_type(DType type) {
   }
 }
 
-bool accepts(Takes takes, DType type) {
+bool accepts(OperandTypes takes, DType type) {
   if (!is_value_type(type)) return false;
   switch (takes) {
-    case Takes::kNothing:
+    case OperandTypes::kNothing:
       return false;
-    case Takes::kAny:
+    case OperandTypes::kAny:
       return true;
-    case Takes::kNumbers:
+    case OperandTypes::kNumbers:
       return type != DType::kBool;
-    case Takes::kIntegers:
+    case OperandTypes::kIntegers:
       return type != DType::kBool && !ir::is_float(type);
-    case Takes::kBits:
+    case OperandTypes::kBits:
       return !ir::is_float(type);
-    case Takes::kFloats:
+    case OperandTypes::kFloats:
       return ir::is_float(type);
-    case Takes::kBools:
+    case OperandTypes::kBools:
       return type == DType::kBool;
   }
   return false;
 }
 
-std::string_view name(Takes takes) {
+std::string_view name(OperandTypes takes) {
   static constexpr std::string_view kNames[] = {"nothing",          "any type",   "numbers", "integers",
                                                 "integers or bool", "f32 or f64", "bool"};
   return kNames[static_cast<size_t>(takes)];

@@ -11,7 +11,7 @@
 namespace torch_remote::codegen {
 
 // Types of the operands of an op.
-enum class Takes : uint8_t {
+enum class OperandTypes : uint8_t {
   kNothing,   // the op cannot be in a kernel
   kAny,       // bool, integers, floats
   kNumbers,   // integers, floats
@@ -24,14 +24,14 @@ enum class Takes : uint8_t {
 struct ScalarOpInfo {
   std::string_view name;
   uint8_t arity = 0;
-  Takes takes = Takes::kNothing;
-  bool answers = false;  // its result is bool for all operand types
+  OperandTypes operand_types = OperandTypes::kNothing;
+  bool returns_bool = false;  // its result is bool for all operand types
 };
 
 const ScalarOpInfo& info(ir::ScalarOp op);
 std::optional<ir::ScalarOp> scalar_op_from_name(std::string_view name);
-bool accepts(Takes takes, ir::DType type);
-std::string_view name(Takes takes);
+bool accepts(OperandTypes takes, ir::DType type);
+std::string_view name(OperandTypes takes);
 
 // Whether values can have this type; memory may also contain f16 and bf16.
 bool is_value_type(ir::DType type);

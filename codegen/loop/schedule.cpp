@@ -11,7 +11,7 @@ using ir::ScalarOp;
 
 // A value that costs more than this is kept instead of recomputed. The unit is about one addition. A kept value is
 // stored once, and loaded from a cache in each later loop.
-constexpr uint32_t kWorthKeeping = 8;
+constexpr uint32_t kRecomputeCostLimit = 8;
 constexpr uint32_t kCostly = 16;  // a division, a root, a function, a random number
 constexpr uint32_t kGather = 4;
 
@@ -67,7 +67,7 @@ class Scheduler {
     phases();
     keep();
     for (uint32_t i = 0; i < kernel_.values.size(); ++i) {
-      if (kept_[i]) result_.kept.push_back(i);
+      if (kept_[i]) result_.spilled.push_back(i);
       if (is_total(i) && uses_.finish[i]) result_.totals.push_back(i);
     }
     return std::move(result_);
@@ -91,16 +91,16 @@ class Scheduler {
   }
   bool is_total(uint32_t value) const { return codegen::is_total(kernel_.values[value]); }
   bool over_columns(uint32_t value) const { return (facts_[value].dims & kernel_.column_dims()) != 0; }
-  uint32_t phase(uint32_t value) const { return result_.places[value].phase; }
+  uint32_t phase(uint32_t value) const { return result_.values[value].phase; }
 
   void places() {
     for (uint32_t i = 0; i < kernel_.values.size(); ++i) {
-      Place place{.dims = facts_[i].dims, .finish = facts_[i].finish};
+      ValueSchedule place{.dims = facts_[i].dims, .finish = facts_[i].finish};
       if (!place.finish || is_total(i)) {
         for (const uint32_t input : inputs(kernel_.values[i])) place.phase = std::max(place.phase, phase(input));
       }
       if (is_reduction(i, Over::kColumns)) ++place.phase;
-      result_.places.push_back(place);
+      result_.values.push_back(place);
     }
   }
 
@@ -120,7 +120,7 @@ class Scheduler {
 
   // Stores and reductions need values in their loop. A value that is not kept needs its inputs in each loop that needs
   // it.
-  std::vector<Loops> wanted_by_roots() const {
+  std::vector<Loops> initial_uses() const {
     std::vector<Loops> wanted(kernel_.values.size());
     for (const Store& store : kernel_.stores) {
       const StoreFacts at = facts(kernel_, store, facts_);
@@ -136,22 +136,22 @@ class Scheduler {
   }
 
   void keep() {
-    std::vector<Loops> wanted = wanted_by_roots();
+    std::vector<Loops> wanted = initial_uses();
     // We go from the results back. A value that several loops need is kept, and then needs its inputs only once.
     for (uint32_t i = static_cast<uint32_t>(kernel_.values.size()); i-- > 0;) {
       if (!over_columns(i) || facts_[i].finish || !wanted[i].any()) continue;
-      kept_[i] = wanted[i].several() && !widens(kernel_.values[i]);
+      kept_[i] = wanted[i].several() && !is_widening(kernel_.values[i]);
       for (const uint32_t input : inputs(kernel_.values[i])) {
         wanted[input].add(wanted[i].first);
         if (!kept_[i]) wanted[input].add(wanted[i].last);
       }
     }
     // Values that are cheap to recompute from what is kept of their inputs are not kept.
-    for (uint32_t i = 0; i < kernel_.values.size(); ++i) kept_[i] = kept_[i] && cost_of(i) > kWorthKeeping;
+    for (uint32_t i = 0; i < kernel_.values.size(); ++i) kept_[i] = kept_[i] && cost_of(i) > kRecomputeCostLimit;
   }
 
   // Whether it is a conversion whose operand takes less memory.
-  bool widens(const Value& value) const {
+  bool is_widening(const Value& value) const {
     return value.kind == Kind::kConvert && ir::item_size(value.type) > ir::item_size(kernel_.values[value.a].type);
   }
 
@@ -200,7 +200,7 @@ class Scheduler {
 
   const Kernel& kernel_;
   const std::vector<Facts> facts_;
-  const Uses uses_;
+  const UsedValues uses_;
   std::vector<bool> kept_;
   Schedule result_;
 };

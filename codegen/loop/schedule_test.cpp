@@ -22,7 +22,7 @@ Schedule of(const std::string& text) {
 
 Values phases(const Schedule& schedule) {
   Values result;
-  for (const Place& place : schedule.places) result.push_back(place.phase);
+  for (const ValueSchedule& place : schedule.values) result.push_back(place.phase);
   return result;
 }
 
@@ -39,10 +39,10 @@ TEST(Schedule, SoftmaxHasThreeLoopsAndKeepsItsExponentials) {
   })");
   EXPECT_EQ(phases(result), Values({0, 1, 1, 1, 2, 2}));
   EXPECT_EQ(result.phases, 3u);
-  EXPECT_EQ(result.kept, Values({3}));
+  EXPECT_EQ(result.spilled, Values({3}));
   EXPECT_EQ(result.totals, Values());
-  EXPECT_EQ(result.places[0].dims, 0b11u);
-  EXPECT_EQ(result.places[1].dims, 0b01u);
+  EXPECT_EQ(result.values[0].dims, 0b11u);
+  EXPECT_EQ(result.values[1].dims, 0b01u);
 }
 
 TEST(Schedule, CheapValuesAreComputedAgain) {
@@ -58,7 +58,7 @@ TEST(Schedule, CheapValuesAreComputedAgain) {
     store a1, %5
   })");
   EXPECT_EQ(result.phases, 2u);
-  EXPECT_EQ(result.kept, Values());
+  EXPECT_EQ(result.spilled, Values());
 }
 
 TEST(Schedule, WhatIsMadeOfKeptValuesIsCheap) {
@@ -75,16 +75,16 @@ TEST(Schedule, WhatIsMadeOfKeptValuesIsCheap) {
     store a0, %6
     store a1, %2
   })");
-  EXPECT_EQ(result.kept, Values({2})) << "%3 is an addition away from %2, and %1 is wanted by nobody else";
+  EXPECT_EQ(result.spilled, Values({2})) << "%3 is an addition away from %2, and %1 is wanted by nobody else";
 }
 
 TEST(Schedule, ManyCheapValuesAreKeptAsOne) {
   std::string text = "kernel(i0 | j0) {\n a0: f32[i0, j0]\n %0: f32 = load a0\n";
   for (int i = 1; i <= 8; ++i) text += " %" + std::to_string(i) + ": f32 = neg %" + std::to_string(i - 1) + "\n";
   const Schedule seven = of(text + " %9: f32 = columns sum %7\n %10: f32 = mul %7, %9\n store a0, %10\n}");
-  EXPECT_EQ(seven.kept, Values()) << "a load and seven operations cost 8";
+  EXPECT_EQ(seven.spilled, Values()) << "a load and seven operations cost 8";
   const Schedule eight = of(text + " %9: f32 = columns sum %8\n %10: f32 = mul %8, %9\n store a0, %10\n}");
-  EXPECT_EQ(eight.kept, Values({8}));
+  EXPECT_EQ(eight.spilled, Values({8}));
 }
 
 TEST(Schedule, RowsWithoutColumnsHaveNoLoop) {
@@ -122,11 +122,11 @@ TEST(Schedule, TotalsAndWhatFollowsFromThem) {
   EXPECT_EQ(phases(result), Values({0, 1, 1, 1, 0, 0, 1, 0}));
   EXPECT_EQ(result.phases, 2u);
   EXPECT_EQ(result.totals, Values({3, 6})) << "nobody wants %7";
-  EXPECT_TRUE(result.places[3].finish);
-  EXPECT_EQ(result.places[3].dims, 0b10u);
-  EXPECT_TRUE(result.places[5].finish);
-  EXPECT_FALSE(result.places[4].finish);
-  EXPECT_EQ(result.places[6].dims, 0u);
+  EXPECT_TRUE(result.values[3].finish);
+  EXPECT_EQ(result.values[3].dims, 0b10u);
+  EXPECT_TRUE(result.values[5].finish);
+  EXPECT_FALSE(result.values[4].finish);
+  EXPECT_EQ(result.values[6].dims, 0u);
 }
 
 TEST(Schedule, UnusedValuesMakeNoLoops) {
@@ -140,7 +140,7 @@ TEST(Schedule, UnusedValuesMakeNoLoops) {
     store a0, %1
   })");
   EXPECT_EQ(result.phases, 1u);
-  EXPECT_EQ(result.kept, Values());
+  EXPECT_EQ(result.spilled, Values());
 }
 
 // Checks what lowerings assume about every loop that they generate.
@@ -151,11 +151,11 @@ TEST(Schedule, EachLoopCanComputeWhatItWants) {
     const Kernel kernel = testing::random_kernel(rng, {.functions = seed % 2 == 0, .lines = true});
     const Schedule result = schedule(kernel);
     const std::vector<Facts> known = facts(kernel);
-    const Uses used = uses(kernel, known);
-    const std::set<uint32_t> keeps(result.kept.begin(), result.kept.end());
+    const UsedValues used = uses(kernel, known);
+    const std::set<uint32_t> keeps(result.spilled.begin(), result.spilled.end());
     const auto over_columns = [&](uint32_t value) { return (known[value].dims & kernel.column_dims()) != 0; };
     for (uint32_t i = 0; i < kernel.values.size(); ++i) {
-      const Place& place = result.places[i];
+      const ValueSchedule& place = result.values[i];
       ASSERT_EQ(place.dims, known[i].dims);
       if (place.finish) {
         ASSERT_EQ(place.dims & kernel.row_dims(), 0u) << seed;
@@ -165,14 +165,14 @@ TEST(Schedule, EachLoopCanComputeWhatItWants) {
         continue;
       }
       for (const uint32_t input : inputs(kernel.values[i])) {
-        ASSERT_LE(result.places[input].phase, place.phase) << seed << "\n" << print(kernel);
+        ASSERT_LE(result.values[input].phase, place.phase) << seed << "\n" << print(kernel);
       }
       ASSERT_LE(place.phase + (over_columns(i) ? 1 : 0), result.phases) << seed << "\n" << print(kernel);
     }
-    for (const uint32_t i : result.kept) {
-      ASSERT_TRUE(over_columns(i) && !known[i].finish && result.places[i].phase + 1 < result.phases) << seed;
+    for (const uint32_t i : result.spilled) {
+      ASSERT_TRUE(over_columns(i) && !known[i].finish && result.values[i].phase + 1 < result.phases) << seed;
     }
-    kept += static_cast<uint32_t>(result.kept.size());
+    kept += static_cast<uint32_t>(result.spilled.size());
     loops += result.phases;
   }
   EXPECT_GT(kept, 150u);

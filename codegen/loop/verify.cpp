@@ -97,7 +97,7 @@ class Verifier {
       where_ = "%" + std::to_string(i);
       const Value& value = kernel_.values[i];
       if (!is_value_type(value.type)) return fail(named(value.type) + " is no type of a value");
-      if (!definition(value) || !nothing_else(value)) return false;
+      if (!definition(value) || !unused_fields_are_default(value)) return false;
       facts_.push_back(facts(kernel_, value, facts_));
       if (!finish(value)) return false;
     }
@@ -122,7 +122,7 @@ class Verifier {
   bool definition(const Value& value) {
     switch (value.kind) {
       case Kind::kConstant:
-        return accepts(Takes::kFloats, value.type) ||
+        return accepts(OperandTypes::kFloats, value.type) ||
                (value.integer >= lowest(value.type) && value.integer <= highest(value.type)) ||
                fail("its number does not fit " + named(value.type));
       case Kind::kScalar:
@@ -131,7 +131,7 @@ class Verifier {
       case Kind::kIndex:
         return (value.a < kernel_.dims() || fail("is the place along a dim that is none")) && is(value, DType::kInt64);
       case Kind::kLoad:
-        return place(value.operand, value.indices) && is(value, loaded_type(kernel_.operands[value.operand].dtype));
+        return access(value.operand, value.indices) && is(value, loaded_type(kernel_.operands[value.operand].dtype));
       case Kind::kConvert:
         return input(value.a);
       case Kind::kBits:
@@ -139,11 +139,11 @@ class Verifier {
       case Kind::kScalarOp:
         return scalar_op(value);
       case Kind::kFma:
-        return (accepts(Takes::kFloats, value.type) || fail("fma is of f32 or f64")) && input(value.a, value.type) &&
-               input(value.b, value.type) && input(value.c, value.type);
+        return (accepts(OperandTypes::kFloats, value.type) || fail("fma is of f32 or f64")) &&
+               input(value.a, value.type) && input(value.b, value.type) && input(value.c, value.type);
       case Kind::kLdexp:
-        return (accepts(Takes::kFloats, value.type) || fail("ldexp is of f32 or f64")) && input(value.a, value.type) &&
-               input(value.b, value.type);
+        return (accepts(OperandTypes::kFloats, value.type) || fail("ldexp is of f32 or f64")) &&
+               input(value.a, value.type) && input(value.b, value.type);
       case Kind::kReduce:
         return reduce(value);
       case Kind::kRunning:
@@ -155,7 +155,7 @@ class Verifier {
     return fail("has a kind that is none");
   }
 
-  bool place(uint32_t operand, const std::vector<uint32_t>& indices) {
+  bool access(uint32_t operand, const std::vector<uint32_t>& indices) {
     if (operand >= kernel_.operands.size()) return fail("names an operand that is not declared");
     if (indices.size() != kernel_.operands[operand].indexed) {
       return fail("a" + std::to_string(operand) + " has " + std::to_string(kernel_.operands[operand].indexed) +
@@ -178,11 +178,11 @@ class Verifier {
     const ScalarOpInfo& op = info(value.op);
     if (op.arity == 0) return fail("its function is none of a kernel");
     const bool selects = value.op == ir::ScalarOp::kWhere;
-    if (op.answers && !is(value, DType::kBool)) return false;
-    if (op.answers && !input(value.a)) return false;
-    const DType taken = op.answers ? type(value.a) : value.type;
-    if (!accepts(op.takes, taken)) {
-      return fail(std::string(op.name) + " takes " + std::string(name(op.takes)) + ", not " + named(taken));
+    if (op.returns_bool && !is(value, DType::kBool)) return false;
+    if (op.returns_bool && !input(value.a)) return false;
+    const DType taken = op.returns_bool ? type(value.a) : value.type;
+    if (!accepts(op.operand_types, taken)) {
+      return fail(std::string(op.name) + " takes " + std::string(name(op.operand_types)) + ", not " + named(taken));
     }
     const uint32_t all[] = {value.a, value.b, value.c};
     for (uint32_t i = 0; i < op.arity; ++i) {
@@ -224,7 +224,7 @@ class Verifier {
     if (kernel_.columns == 0) return fail("there is no column dim to go along");
     if (facts_[value.a].finish) return fail("goes along what is known when all rows are done");
     if (value.reduction == Reduction::kLogSumExp) {
-      return accepts(Takes::kFloats, value.type) || fail("logsumexp is of floats");
+      return accepts(OperandTypes::kFloats, value.type) || fail("logsumexp is of floats");
     }
     if (value.reduction != Reduction::kSum && value.reduction != Reduction::kProduct) {
       return fail("running " + std::string(name(value.reduction)) + "; there are sum, product and logsumexp");
@@ -233,10 +233,10 @@ class Verifier {
   }
 
   // Fields that the kind does not use must have their defaults, because the text form omits them.
-  bool nothing_else(const Value& value) {
+  bool unused_fields_are_default(const Value& value) {
     Value used{.kind = value.kind, .type = value.type};
     if (value.kind == Kind::kConstant) {
-      if (accepts(Takes::kFloats, value.type)) {
+      if (accepts(OperandTypes::kFloats, value.type)) {
         used.number = value.number;
       } else {
         used.integer = value.integer;
@@ -284,7 +284,7 @@ class Verifier {
     std::vector<bool> stored(kernel_.operands.size());
     for (const Store& store : kernel_.stores) {
       where_ = "store a" + std::to_string(store.operand);
-      if (!place(store.operand, store.indices)) return false;
+      if (!access(store.operand, store.indices)) return false;
       if (!input(store.value, loaded_type(kernel_.operands[store.operand].dtype))) return false;
       if (stored[store.operand]) return fail("is stored to twice");
       stored[store.operand] = true;

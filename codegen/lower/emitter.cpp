@@ -87,7 +87,7 @@ V Emitter::convert(V a, DType type) {
   return add_value(value);
 }
 
-V Emitter::truth(V a) {
+V Emitter::to_bool(V a) {
   if (type(a) == DType::kBool) return a;
   const Value& value = launch_.kernel.values[a];
   if (value.kind == Kind::kConvert && type(value.a) == DType::kBool) return value.a;
@@ -101,7 +101,7 @@ V Emitter::op(ScalarOp op, V a, V b, V c) {
   value.a = a;
   value.b = b;
   value.c = c;
-  value.type = info(op).answers ? DType::kBool : type(op == ScalarOp::kWhere ? b : a);
+  value.type = info(op).returns_bool ? DType::kBool : type(op == ScalarOp::kWhere ? b : a);
   return add_value(value);
 }
 
@@ -163,7 +163,7 @@ V Emitter::wide_sum(V a, Over over) {
   return add_value(value);
 }
 
-bool Emitter::has_no_sign(V a) const {
+bool Emitter::is_nonnegative(V a) const {
   const Value& value = value_at(a);
   if (value.kind != Kind::kScalarOp) return false;
   return value.op == ir::ScalarOp::kAbs || (value.op == ir::ScalarOp::kMul && value.a == value.b);

@@ -37,7 +37,7 @@ class Emitter {
   V index(uint32_t dim);
   V load(uint32_t operand, std::vector<V> indices = {});
   V convert(V value, ir::DType type);
-  V truth(V value);  // a bool: whether the value is not 0
+  V to_bool(V value);  // a bool: whether the value is not 0
   V op(ir::ScalarOp op, V a, V b = kNone, V c = kNone);
   V fma(V a, V b, V c);  // a * b + c, rounded once
   V bits(V value, ir::DType type);
@@ -45,11 +45,11 @@ class Emitter {
   V rounded(V value, ir::DType half);
   V columns(Reduction reduction, V value);
   V sum_columns(V value) { return columns(Reduction::kSum, convert(value, sum_type(type(value)))); }
-  // The sum over columns or lines, in `sum_type`. An f32 is added in short sums in f32 (`Order::narrow`). Their error
-  // is a few units in the last place of the largest one, which is negligible if all numbers have one sign.
+  // The sum over columns or lines, in `sum_type`. An f32 is added in short sums in f32 (`Order::short_sum`). Their
+  // error is a few units in the last place of the largest one, which is negligible if all numbers have one sign.
   V wide_sum(V value, Over over = Over::kColumns);
   // Whether the value is an absolute value or a square.
-  bool has_no_sign(V value) const;
+  bool is_nonnegative(V value) const;
   V running(Reduction reduction, V value);
   V rows(Reduction reduction, V value);
   V random(V seed, V offset, V number);
@@ -73,11 +73,11 @@ class NodeEmitter {
  public:
   struct Group;  // what the members of a group share: group_emitter.h
 
-  NodeEmitter(Group& group, const ir::Domain::Member& member, const ir::Node& node, uint32_t item);
+  NodeEmitter(Group& group, const ir::IterationDomain::Member& member, const ir::Node& node, uint32_t item);
 
   Emitter& e;
   const ir::Graph& graph;
-  const ir::Domain::Member& member;
+  const ir::IterationDomain::Member& member;
   const ir::Node& node;
   const ir::OpDesc& desc;
 
@@ -90,18 +90,18 @@ class NodeEmitter {
   V operand(std::string_view name, ir::DType type);
   const ir::Arg& arg(size_t index) const { return ir::item_of(node.args[index], item_); }
   const ir::Arg* argument(std::string_view name) const;
-  int64_t whole(std::string_view name) const;      // an int of this run; 0 if not given
-  double number(std::string_view name) const;      // a float or int of this run; 0 if not given
-  bool flag(std::string_view name) const;          // a bool of this run; false if not given
-  int64_t symbol(ir::Sym symbol) const;            // the symbol's value in this run
-  int64_t space_points() const;                    // points of the space that the node is computed over
-  std::optional<double> number(size_t arg) const;  // the argument's number in this run, if it is one
-  bool has(std::string_view name) const;           // whether the argument is given
-  bool has_part(std::string_view name) const;      // whether it is given and the kernel accesses its elements
+  int64_t int_argument(std::string_view name) const;   // an int of this run; 0 if not given
+  double float_argument(std::string_view name) const;  // a float or int of this run; 0 if not given
+  bool bool_argument(std::string_view name) const;     // a bool of this run; false if not given
+  int64_t symbol(ir::Sym symbol) const;                // the symbol's value in this run
+  int64_t space_points() const;                        // points of the space that the node is computed over
+  std::optional<double> number(size_t arg) const;      // the argument's number in this run, if it is one
+  bool has(std::string_view name) const;               // whether the argument is given
+  bool has_part(std::string_view name) const;          // whether it is given and the kernel accesses its elements
   const ir::View* view(std::string_view name) const;
   int64_t size(const ir::View& view, size_t dim) const;  // in this run
 
-  bool wants(size_t result) const;
+  bool is_result_used(size_t result) const;
   ir::DType result_dtype(size_t result) const;
   // Sets a result; `value` has the type that kernels compute in.
   void result(size_t index, V value);
@@ -114,7 +114,7 @@ class NodeEmitter {
   V element(uint32_t view);
   // Loads an arbitrary element of an operand to check an index. The load fails unless `index` is a place along this
   // axis of the node's space.
-  V indexed_in_axis(std::string_view name, V index, uint32_t axis);
+  V check_index_in_axis(std::string_view name, V index, uint32_t axis);
   // Writes the value, or adds it, to the elements at the indices in these views, for the parts that the node writes at
   // indices.
   void write_at(std::span<const uint32_t> indices, V value, bool adds, bool wraps = false);
@@ -137,14 +137,14 @@ class NodeEmitter {
   V linear_index();
   // An index that the node reads, i64, which must be less than `bound` or equal `ignored`. `wraps`: negative indices
   // count from the end.
-  V place(uint32_t view, int64_t bound, bool wraps = false, std::optional<int64_t> ignored = std::nullopt);
+  V checked_index(uint32_t view, int64_t bound, bool wraps = false, std::optional<int64_t> ignored = std::nullopt);
   // The element of an operand at the indices in these views: one index for each dim that indices choose.
-  V indexed(std::string_view name, std::span<const uint32_t> indices, bool wraps = false);
+  V load_at_indices(std::string_view name, std::span<const uint32_t> indices, bool wraps = false);
   // The element of an operand whose row-major number is in this view; negative numbers count from the end.
-  V numbered(std::string_view name, uint32_t number);
+  V load_at_linear_index(std::string_view name, uint32_t number);
 
  private:
-  V read(const ir::Domain::Access& access, std::vector<V> indices = {});
+  V read(const ir::IterationDomain::Access& access, std::vector<V> indices = {});
   void write(uint32_t view, V value);
   Group& group_;
   const uint32_t item_;

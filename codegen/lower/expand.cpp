@@ -35,7 +35,7 @@ bool fill(NodeEmitter& node) {
 bool dropout(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = type_of(node, "input");
-  const double p = node.number("p");
+  const double p = node.float_argument("p");
   const ir::Arg* generator = node.argument("generator");
   const V number = node.linear_index();
   if (!ir::is_float(type) || number == kNone || generator == nullptr || !(p >= 0 && p <= 1)) return false;
@@ -105,17 +105,17 @@ struct Moments {
 V part_of(NodeEmitter& node) { return node.e.scalar_float(1 / static_cast<double>(node.count_reduced())); }
 
 // If squares are at least this large on average, those that vanish in f32 are negligible.
-constexpr double kLeastSquare = 1e-36;
+constexpr double kMinMeanSquare = 1e-36;
 
 // Whether f32 sums of squares are as good as f64 sums: nothing overflowed, and what vanished is negligible.
-V are_good(Emitter& e, V squares, double points) {
+V f32_sums_suffice(Emitter& e, V squares, double points) {
   const V is_finite = e.op(ScalarOp::kLt, squares, e.constant(DType::kFloat64, std::numeric_limits<float>::max()));
-  return e.op(ScalarOp::kLogicalAnd, is_finite, e.op(ScalarOp::kGt, squares, e.scalar_float(points * kLeastSquare)));
+  return e.op(ScalarOp::kLogicalAnd, is_finite, e.op(ScalarOp::kGt, squares, e.scalar_float(points * kMinMeanSquare)));
 }
 
 // The sum of the squares of x - mean, in f64, for rows whose `again` is true. Other rows skip this loop
 // (codegen/cpu/plan.h, LoopPlan::condition), as they skip other sums of `where again, x, 0`.
-V squares_again(Emitter& e, V x, V mean, V again) {
+V recomputed_squares(Emitter& e, V x, V mean, V again) {
   const V centered = e.sub(e.convert(x, DType::kFloat64), mean);
   return e.columns(Reduction::kSum, e.where(again, e.mul(centered, centered), e.constant(DType::kFloat64, 0)));
 }
@@ -130,17 +130,17 @@ Moments moments_with_exact_mean(NodeEmitter& node, V x) {
   const V difference = e.sub(x, rounded), rest = e.sub(mean, e.convert(rounded, DType::kFloat64));
   const V sum = e.wide_sum(e.mul(difference, difference));
   const V squares = e.sub(sum, e.mul(count, e.mul(rest, rest)));
-  const V again = e.op(ScalarOp::kLogicalNot, are_good(e, squares, static_cast<double>(node.count_reduced())));
-  return {count, part_of(node), mean, e.where(again, squares_again(e, x, mean, again), squares)};
+  const V again = e.op(ScalarOp::kLogicalNot, f32_sums_suffice(e, squares, static_cast<double>(node.count_reduced())));
+  return {count, part_of(node), mean, e.where(again, recomputed_squares(e, x, mean, again), squares)};
 }
 
 // The exact mean and sum of squares in rows whose `again` is true; `given` in other rows.
-Moments moments_again(NodeEmitter& node, V x, V again, const Moments& given) {
+Moments recomputed_moments(NodeEmitter& node, V x, V again, const Moments& given) {
   Emitter& e = node.e;
   const DType wide = DType::kFloat64;
   const V all = e.columns(Reduction::kSum, e.where(again, e.convert(x, wide), e.constant(wide, 0)));
   const V mean = e.where(again, e.div(all, given.count), given.mean);
-  return {given.count, given.part, mean, e.where(again, squares_again(e, x, mean, again), given.squares)};
+  return {given.count, given.part, mean, e.where(again, recomputed_squares(e, x, mean, again), given.squares)};
 }
 
 // Used if only the squares are a result: they are taken about a rough mean. The mean's own error is negligible if the
@@ -152,9 +152,9 @@ Moments squares_about_rough_mean(NodeEmitter& node, V x) {
   const V difference = e.sub(x, e.convert(mean, DType::kFloat32));
   const V squares = e.wide_sum(e.mul(difference, difference));
   const V offset = e.mul(e.mul(mean, mean), e.mul(count, e.constant(DType::kFloat64, std::ldexp(1, -16))));
-  const V good = e.op(ScalarOp::kLogicalAnd, are_good(e, squares, static_cast<double>(node.count_reduced())),
+  const V good = e.op(ScalarOp::kLogicalAnd, f32_sums_suffice(e, squares, static_cast<double>(node.count_reduced())),
                       e.op(ScalarOp::kLe, offset, squares));
-  return moments_again(node, x, e.op(ScalarOp::kLogicalNot, good), {count, part, mean, squares});
+  return recomputed_moments(node, x, e.op(ScalarOp::kLogicalNot, good), {count, part, mean, squares});
 }
 
 // Used if both are used but neither is a result. The squares are taken about a rough mean, whose error is then
@@ -171,9 +171,10 @@ Moments moments_about_rough_mean(NodeEmitter& node, V x) {
   const V sum = e.wide_sum(e.mul(difference, one)), squares = e.wide_sum(e.mul(difference, difference));
   const V shift = e.mul(sum, part), excess = e.mul(sum, shift);
   const V is_close = e.op(ScalarOp::kLe, e.mul(excess, e.constant(wide, 16)), squares);
-  const V good = e.op(ScalarOp::kLogicalAnd, are_good(e, squares, static_cast<double>(node.count_reduced())), is_close);
+  const V good =
+      e.op(ScalarOp::kLogicalAnd, f32_sums_suffice(e, squares, static_cast<double>(node.count_reduced())), is_close);
   const Moments moments{count, part, e.add(e.convert(rough, wide), shift), e.sub(squares, excess)};
-  return moments_again(node, x, e.op(ScalarOp::kLogicalNot, good), moments);
+  return recomputed_moments(node, x, e.op(ScalarOp::kLogicalNot, good), moments);
 }
 
 enum class Wanted : uint8_t {
@@ -219,7 +220,7 @@ V rstd_of(NodeEmitter& node, V variance) {
 }
 
 // Splits an f64 into the sum of two f32.
-std::pair<V, V> in_two(Emitter& e, V wide) {
+std::pair<V, V> split_f64(Emitter& e, V wide) {
   const V high = e.convert(wide, DType::kFloat32);
   return {high, e.convert(e.sub(wide, e.convert(high, DType::kFloat64)), DType::kFloat32)};
 }
@@ -233,7 +234,7 @@ V shifted_and_scaled(Emitter& e, V x, V mean, V scale, V shift) {
     const V centered = e.sub(x, mean), factor = e.convert(scale, type);
     return shift == kNone ? e.mul(centered, factor) : e.fma(centered, factor, e.convert(shift, type));
   }
-  const auto [high, low] = in_two(e, e.mul(mean, e.constant(wide, 0.5)));
+  const auto [high, low] = split_f64(e, e.mul(mean, e.constant(wide, 0.5)));
   const V centered = e.fma(x, e.constant(type, 0.5), e.op(ScalarOp::kNeg, high));
   const V factor = e.mul(scale, e.constant(wide, 2)), rest = e.mul(e.convert(low, wide), factor);
   const V added = shift == kNone ? e.op(ScalarOp::kNeg, rest) : e.sub(e.convert(shift, wide), rest);
@@ -276,9 +277,9 @@ bool row_norm(NodeEmitter& node) {
 // where `scale` is one f64 per row. The mean of `normal` is not exactly 0, because the stored mean is rounded; this is
 // corrected.
 struct NormGradient {
-  V input;  // the gradient of the input, divided by rstd
-  V shift;  // the mean of `normal`, in `sum_type`
-  V along;  // the sum of grad * (normal - shift), in `sum_type`
+  V input;            // the gradient of the input, divided by rstd
+  V shift;            // the mean of `normal`, in `sum_type`
+  V grad_dot_normal;  // the sum of grad * (normal - shift), in `sum_type`
 };
 
 NormGradient norm_gradient(NodeEmitter& node, V grad, V normal, V scale) {
@@ -286,11 +287,11 @@ NormGradient norm_gradient(NodeEmitter& node, V grad, V normal, V scale) {
   const DType type = e.type(grad);
   const V part = part_of(node);
   const V sum = e.wide_sum(grad), shift = e.mul(e.wide_sum(normal), part);
-  const V along = e.sub(e.wide_sum(e.mul(grad, normal)), e.mul(sum, shift));
-  const V slope = e.mul(e.mul(along, part), e.mul(scale, scale));
+  const V grad_dot_normal = e.sub(e.wide_sum(e.mul(grad, normal)), e.mul(sum, shift));
+  const V slope = e.mul(e.mul(grad_dot_normal, part), e.mul(scale, scale));
   const V level = e.sub(e.mul(sum, part), e.mul(shift, slope));
   const V input = e.sub(e.sub(grad, e.convert(level, type)), e.mul(normal, e.convert(slope, type)));
-  return {input, shift, along};
+  return {input, shift, grad_dot_normal};
 }
 
 // Computes the gradients of layer norm and group norm.
@@ -303,9 +304,9 @@ bool row_norm_backward(NodeEmitter& node) {
   const V normal = e.mul(e.sub(x, mean), rstd);
   const V scaled = node.has("weight") ? e.mul(grad, node.operand("weight", type)) : grad;
   const NormGradient gradient = norm_gradient(node, scaled, normal, e.constant(wide, 1));
-  if (node.wants(0)) node.result(0, e.mul(gradient.input, rstd));
+  if (node.is_result_used(0)) node.result(0, e.mul(gradient.input, rstd));
   for (const size_t result : {1, 2}) {  // with a single row, the sum is that row
-    if (!node.wants(result)) continue;
+    if (!node.is_result_used(result)) continue;
     const V product = e.mul(grad, e.sub(normal, e.convert(gradient.shift, type)));
     const V sum = node.sum_for(result, result == 1 ? product : grad);
     if (sum == kNone) return false;
@@ -367,12 +368,12 @@ bool batch_norm_backward(NodeEmitter& node) {
   V along = kNone, slope = grad;
   if (trains) {
     const NormGradient gradient = norm_gradient(node, grad, centered, scale);
-    along = gradient.along;
+    along = gradient.grad_dot_normal;
     slope = gradient.input;
   } else {
     along = e.wide_sum(e.mul(grad, centered));
   }
-  if (node.wants(0)) {
+  if (node.is_result_used(0)) {
     const V factor = node.has("weight") ? e.mul(rstd, node.operand("weight", wide)) : rstd;
     node.result(0, e.mul(slope, e.convert(factor, type)));
   }
@@ -387,12 +388,13 @@ bool nll_loss(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = loaded_type(node.result_dtype(0));
   const V here = node.axis_index(1);
-  if (here == kNone || node.member.reduces != ir::Reduces::kAll) return false;
+  if (here == kNone || node.member.reduces != ir::ReductionKind::kAll) return false;
   const ir::View& scores = *node.view("self");
-  const V label = node.place(node.argument("target")->a, node.size(scores, 1), false, node.whole("ignore_index"));
+  const V label =
+      node.checked_index(node.argument("target")->a, node.size(scores, 1), false, node.int_argument("ignore_index"));
   const V counts = e.op(ScalarOp::kNe, label, node.operand("ignore_index"));
   const V place = e.where(counts, label, e.constant_int(DType::kInt64, 0));
-  const V known = node.indexed_in_axis("target", place, 1);
+  const V known = node.check_index_in_axis("target", place, 1);
   const V hit = e.op(ScalarOp::kLogicalAnd, e.eq(here, label), counts);
   const V zero = e.constant(type, 0);
   V score = node.operand("self", type), counted = e.convert(counts, type);
@@ -406,7 +408,7 @@ bool nll_loss(NodeEmitter& node) {
   const V sum = e.rows(Reduction::kSum, e.convert(e.op(ScalarOp::kNeg, at_label), wide));
   const V checked = e.where(e.eq(known, known), counted, zero);
   const V total = e.rows(Reduction::kSum, e.convert(checked, wide));
-  node.result(0, node.whole("reduction") == kMeanReduction ? e.div(sum, total) : sum);
+  node.result(0, node.int_argument("reduction") == kMeanReduction ? e.div(sum, total) : sum);
   node.result(1, total);
   return true;
 }
@@ -419,7 +421,7 @@ bool nll_loss_backward(NodeEmitter& node) {
   if (here == kNone) return false;
   const V label = node.operand("target", DType::kInt64);
   V grad = node.operand("grad_output", type);
-  if (node.whole("reduction") == kMeanReduction) grad = e.div(grad, node.operand("total_weight", type));
+  if (node.int_argument("reduction") == kMeanReduction) grad = e.div(grad, node.operand("total_weight", type));
   const V counts =
       e.op(ScalarOp::kLogicalAnd, e.eq(here, label), e.op(ScalarOp::kNe, label, node.operand("ignore_index")));
   if (node.has("weight")) grad = e.mul(grad, node.operand("weight", type));
@@ -431,12 +433,12 @@ bool nll_loss_backward(NodeEmitter& node) {
 bool variance(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = type_of(node, "self");
-  if (!ir::is_float(type) || node.member.reduces != ir::Reduces::kColumns) return false;
+  if (!ir::is_float(type) || node.member.reduces != ir::ReductionKind::kColumns) return false;
   const Expansion what = node.member.form.expansion;
   const bool gives_mean = what == Expansion::kVarMean || what == Expansion::kStdMean;
   const Moments moments = moments_of(node, node.operand("self", type), gives_mean ? Wanted::kMean : Wanted::kSquares);
   const double rest =
-      static_cast<double>(node.count_reduced()) - (node.has("correction") ? node.number("correction") : 1);
+      static_cast<double>(node.count_reduced()) - (node.has("correction") ? node.float_argument("correction") : 1);
   const V var = e.div(moments.squares, e.convert(e.scalar_float(std::max(rest, 0.0)), sum_type(type)));
   const bool root = what == Expansion::kStd || what == Expansion::kStdMean;
   node.result(0, root ? e.op(ScalarOp::kSqrt, var) : var);
@@ -448,7 +450,7 @@ bool variance(NodeEmitter& node) {
 bool log_sum_exp(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = type_of(node, "self");
-  if (!ir::is_float(type) || node.member.reduces != ir::Reduces::kColumns) return false;
+  if (!ir::is_float(type) || node.member.reduces != ir::ReductionKind::kColumns) return false;
   const V x = node.operand("self", type);
   const V max = e.columns(Reduction::kMax, x);
   const V shift = e.where(e.op(ScalarOp::kIsInf, max), e.constant(type, 0), max);
@@ -461,11 +463,11 @@ bool log_sum_exp(NodeEmitter& node) {
 V sum_of_squares(NodeEmitter& node, V x) {
   Emitter& e = node.e;
   const V wide = e.convert(x, sum_type(e.type(x)));
-  if (e.type(x) != DType::kFloat32 || node.member.reduces != ir::Reduces::kColumns) {
+  if (e.type(x) != DType::kFloat32 || node.member.reduces != ir::ReductionKind::kColumns) {
     return node.accumulate(Reduction::kSum, e.mul(wide, wide));
   }
   const V squares = e.wide_sum(e.mul(x, x));
-  const V again = e.op(ScalarOp::kLogicalNot, are_good(e, squares, static_cast<double>(node.count_reduced())));
+  const V again = e.op(ScalarOp::kLogicalNot, f32_sums_suffice(e, squares, static_cast<double>(node.count_reduced())));
   const V zero = e.constant(DType::kFloat64, 0);
   const V exact = e.columns(Reduction::kSum, e.where(again, e.mul(wide, wide), zero));
   return e.where(again, exact, squares);
@@ -476,14 +478,14 @@ bool vector_norm(NodeEmitter& node, V x) {
   Emitter& e = node.e;
   const DType type = e.type(x);
   if (!ir::is_float(type) || node.count_reduced() == 0) return false;
-  const double p = node.has("ord") ? node.number("ord") : node.has("p") ? node.number("p") : 2;
+  const double p = node.has("ord") ? node.float_argument("ord") : node.has("p") ? node.float_argument("p") : 2;
   const V size = e.op(ScalarOp::kAbs, x);
   if (p == 2) {
     node.result(0, e.op(ScalarOp::kSqrt, sum_of_squares(node, x)));
   } else if (p == 1) {
     node.result(0, node.accumulate(Reduction::kSum, size));
   } else if (p == 0) {
-    node.result(0, node.accumulate(Reduction::kSum, e.convert(e.truth(x), type)));
+    node.result(0, node.accumulate(Reduction::kSum, e.convert(e.to_bool(x), type)));
   } else if (std::isinf(p)) {
     node.result(0, node.reduce(p > 0 ? Reduction::kMax : Reduction::kMin, size));
   } else {
@@ -516,10 +518,10 @@ bool reduction(NodeEmitter& node) {
       node.result(0, node.reduce(Reduction::kMin, x));
       return true;
     case Expansion::kAny:
-      node.result(0, node.reduce(Reduction::kMax, e.truth(x)));
+      node.result(0, node.reduce(Reduction::kMax, e.to_bool(x)));
       return true;
     case Expansion::kAll:
-      node.result(0, node.reduce(Reduction::kMin, e.truth(x)));
+      node.result(0, node.reduce(Reduction::kMin, e.to_bool(x)));
       return true;
     case Expansion::kVectorNorm:
       return vector_norm(node, e.convert(x, result));
@@ -532,11 +534,11 @@ bool reduction(NodeEmitter& node) {
       return true;
     }
     case Expansion::kCountNonzero:
-      node.result(0, node.accumulate(Reduction::kSum, e.convert(e.truth(x), DType::kInt64)));
+      node.result(0, node.accumulate(Reduction::kSum, e.convert(e.to_bool(x), DType::kInt64)));
       return true;
     default: {
       // Reductions to indices exist over the columns of a row only.
-      if (node.member.reduces != ir::Reduces::kColumns) return false;
+      if (node.member.reduces != ir::ReductionKind::kColumns) return false;
       const Expansion what = node.member.form.expansion;
       const bool largest = what == Expansion::kArgMax || what == Expansion::kMaxWithIndex;
       const V at = e.columns(largest ? Reduction::kArgMax : Reduction::kArgMin, x);
@@ -566,7 +568,7 @@ bool matmul(NodeEmitter& node) {
   const V product = e.mul(node.operand(adds ? "mat1" : "self", type), node.operand("mat2", type));
   V sum = node.reduce(Reduction::kSum, product);
   if (adds) {
-    const double beta = node.number("beta"), alpha = node.number("alpha");
+    const double beta = node.float_argument("beta"), alpha = node.float_argument("alpha");
     if (alpha != 1) sum = e.mul(sum, e.convert(e.scalar_float(alpha), type));
     if (beta != 0) {
       V self = node.operand("self", type);

@@ -73,8 +73,9 @@ bool elu_backward(NodeEmitter& node) {
   const V grad = node.operand("grad_output", type), x = node.operand("self_or_result", type);
   const V scale = node.operand("scale", type), input_scale = node.operand("input_scale", type);
   const V depth = e.mul(node.operand("alpha", type), scale);
-  const V below = node.flag("is_result") ? e.mul(e.mul(grad, input_scale), e.add(x, depth))
-                                         : e.mul(e.mul(e.mul(grad, input_scale), depth), e.exp(e.mul(x, input_scale)));
+  const V below = node.bool_argument("is_result")
+                      ? e.mul(e.mul(grad, input_scale), e.add(x, depth))
+                      : e.mul(e.mul(e.mul(grad, input_scale), depth), e.exp(e.mul(x, input_scale)));
   node.fill(e.where(e.op(ScalarOp::kLe, x, e.constant(type, 0)), below, e.mul(grad, scale)));
   return true;
 }
@@ -177,7 +178,7 @@ bool clamp(NodeEmitter& node, bool by_tensors) {
   for (const std::string_view name : {"min", "max"}) {
     if (!node.has(name)) continue;
     // A bound that the integer type cannot represent is an error; torch raises it.
-    if (!by_tensors && !ir::is_float(memory) && !has_integer(memory, node.whole(name))) return false;
+    if (!by_tensors && !ir::is_float(memory) && !has_integer(memory, node.int_argument(name))) return false;
     const V bound = node.operand(name, type);
     const ScalarOp op = name == "min" ? ScalarOp::kMax : ScalarOp::kMin;
     x = by_tensors ? e.op(op, x, bound) : e.op(op, bound, x);

@@ -13,7 +13,7 @@ namespace {
 using ir::Expansion;
 
 bool embedding(NodeEmitter& node) {
-  node.result(0, node.indexed("weight", std::array{node.argument("indices")->a}));
+  node.result(0, node.load_at_indices("weight", std::array{node.argument("indices")->a}));
   return true;
 }
 
@@ -30,12 +30,12 @@ bool embedding_backward(NodeEmitter& node) {
 
 // index_select, gather
 bool along_a_dim(NodeEmitter& node) {
-  node.result(0, node.indexed("self", std::array{node.argument("index")->a}));
+  node.result(0, node.load_at_indices("self", std::array{node.argument("index")->a}));
   return true;
 }
 
 bool take(NodeEmitter& node) {
-  node.result(0, node.numbered("self", node.argument("index")->a));
+  node.result(0, node.load_at_linear_index("self", node.argument("index")->a));
   return true;
 }
 
@@ -48,12 +48,12 @@ std::vector<uint32_t> views_of(const ir::Arg& list) {
 }
 
 bool index(NodeEmitter& node) {
-  node.result(0, node.indexed("self", views_of(node.node.args[1]), true));
+  node.result(0, node.load_at_indices("self", views_of(node.node.args[1]), true));
   return true;
 }
 
 bool index_put(NodeEmitter& node) {
-  node.write_at(views_of(node.node.args[1]), node.operand("values"), node.flag("accumulate"), true);
+  node.write_at(views_of(node.node.args[1]), node.operand("values"), node.bool_argument("accumulate"), true);
   return true;
 }
 
@@ -61,7 +61,7 @@ bool index_put(NodeEmitter& node) {
 bool index_add(NodeEmitter& node) {
   Emitter& e = node.e;
   V value = node.operand("source");
-  if (node.number("alpha") != 1) value = e.mul(value, node.operand("alpha", e.type(value)));
+  if (node.float_argument("alpha") != 1) value = e.mul(value, node.operand("alpha", e.type(value)));
   node.write_at(std::array{node.argument("index")->a}, value, true);
   return true;
 }
@@ -86,7 +86,7 @@ bool fits(double number, ir::DType dtype) {
 
 // index_copy_, scatter_, scatter_add_
 bool write_along_a_dim(NodeEmitter& node, std::string_view source, bool adds) {
-  if (source == "value" && !fits(node.number(source), node.view("self")->dtype)) return false;
+  if (source == "value" && !fits(node.float_argument(source), node.view("self")->dtype)) return false;
   node.write_at(std::array{node.argument("index")->a}, node.operand(source), adds);
   return true;
 }

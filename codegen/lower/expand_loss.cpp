@@ -102,7 +102,7 @@ class LossEmitter {
   }
 
   bool lost(V value) {
-    const int64_t reduction = node_.whole("reduction");
+    const int64_t reduction = node_.int_argument("reduction");
     if (reduction != kNoReduction) value = node_.accumulate(Reduction::kSum, value);
     if (reduction == kMeanReduction) value = e_.div(value, node_.reduced_points(sum_type(type_)));
     node_.result(0, value);
@@ -110,7 +110,8 @@ class LossEmitter {
   }
 
   bool gradient(V slope) {
-    const double points = node_.whole("reduction") == kMeanReduction ? static_cast<double>(node_.space_points()) : 1;
+    const double points =
+        node_.int_argument("reduction") == kMeanReduction ? static_cast<double>(node_.space_points()) : 1;
     const V part = e_.convert(e_.scalar_float(1 / points), type_);
     node_.result(0, e_.mul(e_.mul(part, slope), node_.operand("grad_output", type_)));
     return true;

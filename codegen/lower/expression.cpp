@@ -56,7 +56,7 @@ class ResultType {
 };
 
 // Whether the op maps integers to integers. Constants of a tree are floats (as in deg2rad), so they do not count.
-bool is_whole(const ScalarNode& n) {
+bool preserves_integers(const ScalarNode& n) {
   switch (n.op) {
     case ScalarOp::kArgument:
     case ScalarOp::kToCompute:
@@ -130,10 +130,10 @@ class TreeEmitter {
     // If the result is a float but no tensor operand is, we compute in the result's dtype (torch's default dtype). Sums
     // and products of integers stay integers, even if the result is stored as floats.
     const std::optional<DType> operands = found.get();
-    const bool keeps_whole =
-        operands && category(*operands) != Category::kFloat &&
-        (node_.desc.shape_function == ir::ShapeFunction::kPromoted || std::ranges::all_of(node_.desc.tree, is_whole));
-    const bool made_float = !floats && !keeps_whole && category(result) == Category::kFloat;
+    const bool keeps_integers = operands && category(*operands) != Category::kFloat &&
+                                (node_.desc.shape_function == ir::ShapeFunction::kPromoted ||
+                                 std::ranges::all_of(node_.desc.tree, preserves_integers));
+    const bool made_float = !floats && !keeps_integers && category(result) == Category::kFloat;
     common_ = made_float ? result : operands.value_or(result);
     type_ = loaded_type(common_);
     // If the result is an integer, ops such as addcmul, threshold and masked_fill first convert their float numbers to
@@ -141,7 +141,7 @@ class TreeEmitter {
     const ScalarNode& last = node_.desc.tree.back();
     const ScalarOp root = last.op == ScalarOp::kToResult ? node_.desc.tree[last.a].op : last.op;
     const bool rounds = category(result) == Category::kInteger && category(type_) == Category::kFloat;
-    if (rounds && !is_answer(root)) type_ = result;
+    if (rounds && !returns_bool(root)) type_ = result;
     result_ = loaded_type(result);
     return true;
   }
@@ -158,13 +158,13 @@ class TreeEmitter {
       case ScalarOp::kToResult:
         return e_.convert(at(n.a), result_);
       case ScalarOp::kWhere:
-        return e_.where(e_.truth(at(n.a)), number(at(n.b)), number(at(n.c)));
+        return e_.where(e_.to_bool(at(n.a)), number(at(n.b)), number(at(n.c)));
       case ScalarOp::kLogicalNot:
-        return e_.op(n.op, e_.truth(at(n.a)));
+        return e_.op(n.op, e_.to_bool(at(n.a)));
       case ScalarOp::kLogicalAnd:
       case ScalarOp::kLogicalOr:
       case ScalarOp::kLogicalXor:
-        return e_.op(n.op, e_.truth(at(n.a)), e_.truth(at(n.b)));
+        return e_.op(n.op, e_.to_bool(at(n.a)), e_.to_bool(at(n.b)));
       case ScalarOp::kPow: {
         const V simple = power(number(at(n.a)), n.b);
         return simple != kNone ? simple : arithmetic(n, at);
@@ -200,8 +200,8 @@ class TreeEmitter {
     return tensor && wide && is_half(common_) ? e_.rounded(converted, common_) : converted;
   }
 
-  static bool is_answer(ScalarOp op) {
-    return info(op).answers || op == ScalarOp::kLogicalAnd || op == ScalarOp::kLogicalOr ||
+  static bool returns_bool(ScalarOp op) {
+    return info(op).returns_bool || op == ScalarOp::kLogicalAnd || op == ScalarOp::kLogicalOr ||
            op == ScalarOp::kLogicalXor || op == ScalarOp::kLogicalNot;
   }
 
@@ -251,14 +251,14 @@ class TreeEmitter {
 
   template <typename At>
   V arithmetic(const ScalarNode& n, At&& at) {
-    if (type_ == DType::kBool) return of_bools(n, at);
+    if (type_ == DType::kBool) return bool_arithmetic(n, at);
     const uint8_t arity = info(n.op).arity;
     return e_.op(n.op, number(at(n.a)), arity > 1 ? number(at(n.b)) : kNone, arity > 2 ? number(at(n.c)) : kNone);
   }
 
   // For bools, sum means `or` and product means `and`, as in C++ after conversion back to bool.
   template <typename At>
-  V of_bools(const ScalarNode& n, At&& at) {
+  V bool_arithmetic(const ScalarNode& n, At&& at) {
     const V a = at(n.a);
     switch (n.op) {
       case ScalarOp::kAdd:

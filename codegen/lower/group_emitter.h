@@ -8,45 +8,45 @@
 #include <vector>
 
 #include "codegen/lower/emitter.h"
-#include "ir/fusion/arrangement.h"
+#include "ir/fusion/kernel_dims.h"
 
 // State that the members of a group share while their kernel is built.
 namespace torch_remote::codegen {
 
 struct NodeEmitter::Group {
-  Group(const ir::Graph& graph, std::span<const int64_t> values, const ir::Domain& domain, const ir::Arrangement& dims,
-        Launch& launch)
+  Group(const ir::Graph& graph, std::span<const int64_t> values, const ir::IterationDomain& domain,
+        const ir::KernelDims& dims, Launch& launch)
       : graph(graph), values(values), domain(domain), dims(dims), launch(launch), emitter(launch) {
     Kernel& kernel = launch.kernel;
     kernel.rows = static_cast<uint32_t>(dims.row.size());
     kernel.columns = static_cast<uint32_t>(dims.columns.size());
-    for (const ir::Merged& dim : dims.row) launch.sizes.push_back(dim.size);
-    for (const ir::Merged& dim : dims.columns) launch.sizes.push_back(dim.size);
-    for (const ir::Merged& dim : dims.outer) launch.outer.push_back(dim.size);
-    launch.rest = dims.rest;
+    for (const ir::MergedDims& dim : dims.row) launch.sizes.push_back(dim.size);
+    for (const ir::MergedDims& dim : dims.columns) launch.sizes.push_back(dim.size);
+    for (const ir::MergedDims& dim : dims.outer) launch.outer.push_back(dim.size);
+    launch.remainder_columns = dims.remainder;
   }
 
-  uint32_t operand(const ir::Domain::Access& access, uint32_t node) {
+  uint32_t operand(const ir::IterationDomain::Access& access, uint32_t node) {
     const ir::View& view = graph.views[access.part.view];
     Operand operand;
     operand.dtype = view.dtype;
     Binding binding;
     binding.buffer = view.buffer;
     binding.offset = access.offset;
-    const auto add = [&](const ir::Merged& dim, int64_t times) {
+    const auto add = [&](const ir::MergedDims& dim, int64_t times) {
       const int64_t stride = dim.stride(access) * times;
       if (stride != 0) operand.dims |= 1u << binding.strides.size();
       binding.strides.push_back(stride);
       return stride;
     };
-    for (const ir::Merged& dim : dims.row) add(dim, dims.piece != 0 ? dims.piece : 1);
+    for (const ir::MergedDims& dim : dims.row) add(dim, dims.row_length != 0 ? dims.row_length : 1);
     int64_t inner = 0;
-    for (const ir::Merged& dim : dims.columns) inner = add(dim, 1);
+    for (const ir::MergedDims& dim : dims.columns) inner = add(dim, 1);
     const uint32_t last = static_cast<uint32_t>(binding.strides.size());
     operand.strided = last != 0 && (operand.dims >> (last - 1) & 1) != 0 && !dims.columns.empty() && inner != 1;
-    for (const ir::Merged& dim : dims.outer) binding.outer.push_back(dim.stride(access));
+    for (const ir::MergedDims& dim : dims.outer) binding.outer.push_back(dim.stride(access));
     operand.indexed = static_cast<uint8_t>(access.indexed.size());
-    for (const ir::Domain::Indexed& dim : access.indexed) {
+    for (const ir::IterationDomain::IndexedDim& dim : access.indexed) {
       binding.strides.push_back(dim.stride);
       binding.bounds.push_back(dim.size);
     }
@@ -68,17 +68,17 @@ struct NodeEmitter::Group {
   // stored. An operand that must be zeroed first may only vary along the last column, with stride 1, and its index.
   // Otherwise the result is false, because the code that sets it to 0 cannot handle it.
   bool store() {
-    for (const auto& [buffer, written] : made) {
+    for (const auto& [buffer, written] : results) {
       if (graph.buffers[buffer].in_group) continue;
       launch.kernel.stores.push_back({operand(*written.access, written.node), written.value, {}, false});
     }
-    for (const Written& written : at_indices) {
+    for (const IndexedStore& written : at_indices) {
       if (graph.buffers[graph.views[written.access->part.view].buffer].in_group) continue;
       const uint32_t to = operand(*written.access, written.node);
       launch.kernel.stores.push_back({to, written.value, written.indices, written.adds});
       Binding& binding = launch.operands[to];
-      binding.zeroed = !written.access->part.reads;
-      if (!binding.zeroed) continue;
+      binding.needs_zero_fill = !written.access->part.reads;
+      if (!binding.needs_zero_fill) continue;
       const auto is_zero = [](int64_t stride) { return stride == 0; };
       const bool apart =
           !dims.columns.empty() && !std::ranges::all_of(binding.strides.begin(), binding.strides.end() - 2, is_zero);
@@ -87,29 +87,29 @@ struct NodeEmitter::Group {
     return true;
   }
 
-  struct Made {
+  struct EmittedResult {
     V value = kNone;
-    const ir::Domain::Access* access = nullptr;
+    const ir::IterationDomain::Access* access = nullptr;
     uint32_t node = 0;
     bool rounds = false;  // readers get the value as a store would round it
   };
 
-  struct Written {
+  struct IndexedStore {
     std::vector<V> indices;
     V value = kNone;
-    const ir::Domain::Access* access = nullptr;
+    const ir::IterationDomain::Access* access = nullptr;
     uint32_t node = 0;
     bool adds = false;
   };
 
   const ir::Graph& graph;
   std::span<const int64_t> values;
-  const ir::Domain& domain;
-  const ir::Arrangement& dims;
+  const ir::IterationDomain& domain;
+  const ir::KernelDims& dims;
   Launch& launch;
   Emitter emitter;
-  std::map<uint32_t, Made> made;  // by buffer
-  std::vector<Written> at_indices;
+  std::map<uint32_t, EmittedResult> results;  // by buffer
+  std::vector<IndexedStore> at_indices;
 };
 
 }  // namespace torch_remote::codegen

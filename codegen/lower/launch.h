@@ -21,7 +21,7 @@ struct Binding {
   bool packed = false;
   // The kernel adds to this operand. The caller sets its elements to 0 first: `bounds` times those along the kernel's
   // dims.
-  bool zeroed = false;
+  bool needs_zero_fill = false;
 };
 
 // Indices in memory that must be checked against a bound.
@@ -47,17 +47,17 @@ struct Launch {
   // Symbols, except those of views and scalar_symbols, whose values this launch depends on.
   std::vector<ir::Sym> depends;
   // For a full reduction: one more row follows the others, with this size of the last column dim. 0: there is none.
-  int64_t rest = 0;
+  int64_t remainder_columns = 0;
   // Its rows are those of the previous launch, with other columns (ir/fusion/sections.h). If the two launches alternate
   // after every few rows, both find their inputs in the cache.
-  bool in_turn = false;
+  bool alternates_with_previous = false;
   std::vector<IndexCheck> checks;
   bool computes_indices = false;  // there are more indices, which the kernel itself computes
   // The kernel overwrites existing data, so it must not start unless all indices are in bounds.
-  bool checks_first = false;
+  bool check_indices_first = false;
   // The kernel splits an element's number into indices along several dims. A failing index is one of these, not the
   // number.
-  bool splits_numbers = false;
+  bool splits_linear_indices = false;
   // For each of the kernel's operands: the graph's node that an error message about its indices names.
   std::vector<uint32_t> nodes;
 };

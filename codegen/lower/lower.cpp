@@ -10,27 +10,27 @@
 #include "codegen/loop/facts.h"
 #include "codegen/lower/emitter.h"
 #include "codegen/lower/group_emitter.h"
-#include "ir/fusion/arrangement.h"
 #include "ir/fusion/domain.h"
+#include "ir/fusion/kernel_dims.h"
 #include "ir/fusion/sections.h"
 
 namespace torch_remote::codegen {
 
-using ir::Arrangement;
-using ir::Domain;
+using ir::IterationDomain;
+using ir::KernelDims;
 
 namespace {
 
 // Most nodes that a compiler gets at once. Passes make smaller groups.
-constexpr uint32_t kMostNodes = 256;
+constexpr uint32_t kMaxNodes = 256;
 
 // Most columns of a row that is packed as a whole.
-constexpr int64_t kMostPacked = 1 << 15;
+constexpr int64_t kMaxPackedColumns = 1 << 15;
 
 Status unsupported(std::string what) { return {ErrorCode::kUnsupported, std::move(what)}; }
 
 // Whether no item reads or writes what another item writes, so that each can be computed alone.
-bool are_apart(const ir::Graph& graph, const ir::Group& group, uint32_t items) {
+bool are_independent(const ir::Graph& graph, const ir::Group& group, uint32_t items) {
   struct User {
     uint32_t item = kNone;
     bool writes = false;
@@ -38,7 +38,7 @@ bool are_apart(const ir::Graph& graph, const ir::Group& group, uint32_t items) {
   std::map<uint32_t, User> users;  // by buffer
   for (uint32_t n = group.first; n <= group.last; ++n) {
     for (uint32_t item = 0; item < items; ++item) {
-      ir::Form form;
+      ir::KernelForm form;
       if (!ir::find_form(graph, graph.nodes[n], item, &form)) return false;
       for (const ir::Part& part : form.parts) {
         User& user = users[graph.views[part.view].buffer];
@@ -53,7 +53,7 @@ bool are_apart(const ir::Graph& graph, const ir::Group& group, uint32_t items) {
 // Whether no tensor that this item writes has elements.
 bool is_empty_item(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values, uint32_t item) {
   for (uint32_t n = group.first; n <= group.last; ++n) {
-    ir::Form form;
+    ir::KernelForm form;
     if (!ir::find_form(graph, graph.nodes[n], item, &form)) return false;
     for (const ir::Part& part : form.parts) {
       const auto is_zero = [&](ir::Sym size) { return values[size] == 0; };
@@ -84,7 +84,7 @@ bool pack_transposed(Launch& launch) {
     const std::vector<int64_t>& strides = launch.operands[i].strides;
     if (kernel.operands[i].strided && kernel.rows != 0 && launch.sizes[0] > 16 && launch.sizes.back() > 16 &&
         strides[0] != 0 && strides[0] < strides[kernel.dims() - 1]) {
-      const bool fits = kernel.columns == 1 && (launch.sizes.back() <= kMostPacked || is_pointwise(kernel));
+      const bool fits = kernel.columns == 1 && (launch.sizes.back() <= kMaxPackedColumns || is_pointwise(kernel));
       if (kernel.operands[i].indexed != 0 || !fits) return false;
       kernel.operands[i].strided = false;
       launch.operands[i].packed = true;
@@ -96,22 +96,22 @@ bool pack_transposed(Launch& launch) {
 // Lowers the nodes first..last to one kernel. For ops over lists, it computes the tensors number `item`.
 Status lower_nodes(const ir::Graph& graph, uint32_t first, uint32_t last, std::span<const int64_t> values,
                    uint32_t item, Launch* launch) {
-  Domain domain(graph, values, item);
+  IterationDomain domain(graph, values, item);
   for (uint32_t n = first; n <= last; ++n) {
     if (!domain.add(n)) {
       return unsupported(std::string(ir::op_desc(graph.nodes[n].opcode).name) + " is not at the same places");
     }
   }
-  Arrangement dims(domain);
+  KernelDims dims(domain);
   if (Status status = dims.find(); !status.ok()) return status;
-  NodeEmitter::Group made(graph, values, domain, dims, *launch);
-  for (const Domain::Member& member : domain.members()) {
-    NodeEmitter node(made, member, graph.nodes[member.node], item);
+  NodeEmitter::Group group(graph, values, domain, dims, *launch);
+  for (const IterationDomain::Member& member : domain.members()) {
+    NodeEmitter node(group, member, graph.nodes[member.node], item);
     if (!expand(node)) {
       return unsupported("no kernel for this form of " + std::string(ir::op_desc(node.node.opcode).name));
     }
   }
-  if (!made.store()) return unsupported("what is added up lies apart");
+  if (!group.store()) return unsupported("what is added up lies apart");
   return {};
 }
 
@@ -144,7 +144,7 @@ void rename(const ir::Section& section, Launch* launch) {
   for (uint32_t& node : launch->nodes) node = section.nodes[node];
 }
 
-bool is_in_turn(const Launch& before, const Launch& launch) {
+bool can_alternate(const Launch& before, const Launch& launch) {
   return launch.kernel.rows != 0 && launch.kernel.rows == before.kernel.rows && launch.sizes[0] == before.sizes[0] &&
          launch.outer == before.outer && !has_totals(before.kernel) && !has_totals(launch.kernel);
 }
@@ -160,7 +160,7 @@ Status lower_sections(const ir::Graph& graph, std::span<const uint32_t> nodes, s
     if (Status status = lower_nodes(section.graph, 0, last, section.values, 0, &launch); !status.ok()) return status;
     rename(section, &launch);
     if (launch.kernel.stores.empty()) continue;
-    launch.in_turn = !launches->empty() && is_in_turn(launches->back(), launch);
+    launch.alternates_with_previous = !launches->empty() && can_alternate(launches->back(), launch);
     if (Status status = finish_launch(std::move(launch), launches); !status.ok()) return status;
   }
   return {};
@@ -171,10 +171,10 @@ Status lower_sections(const ir::Graph& graph, std::span<const uint32_t> nodes, s
 Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values,
                    std::vector<Launch>* launches, bool in_order) {
   launches->clear();
-  if (group.last - group.first >= kMostNodes) return unsupported("too many nodes");
+  if (group.last - group.first >= kMaxNodes) return unsupported("too many nodes");
   const uint32_t items = ir::count_items(graph.nodes[group.first]);
   const bool takes_turns = in_order && group.first == group.last;
-  if (items > 1 && !takes_turns && !are_apart(graph, group, items)) {
+  if (items > 1 && !takes_turns && !are_independent(graph, group, items)) {
     return unsupported("tensors of one list share memory");
   }
   bool joins = false;
@@ -184,8 +184,9 @@ Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<con
   }
   std::vector<uint32_t> nodes(group.last - group.first + 1);
   std::iota(nodes.begin(), nodes.end(), group.first);
-  const bool checks_first = !ir::may_be_repeated(graph, nodes);
-  if (checks_first && !ir::knows_indices(graph, nodes)) return unsupported("an index decides what is written in place");
+  const bool check_indices_first = !ir::can_reexecute(graph, nodes);
+  if (check_indices_first && !ir::indices_exist_before(graph, nodes))
+    return unsupported("an index decides what is written in place");
   if (joins) {
     if (Status status = lower_sections(graph, nodes, values, launches); !status.ok()) return status;
   }
@@ -196,7 +197,7 @@ Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<con
     if (launch.kernel.stores.empty()) continue;
     if (Status status = finish_launch(std::move(launch), launches); !status.ok()) return status;
   }
-  for (Launch& launch : *launches) launch.checks_first = checks_first;
+  for (Launch& launch : *launches) launch.check_indices_first = check_indices_first;
   return {};
 }
 

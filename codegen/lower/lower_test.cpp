@@ -377,7 +377,7 @@ kernel(i0 | j0) {
 )");
   ASSERT_EQ(launches.size(), 1u);
   EXPECT_EQ(launches[0].sizes, (std::vector<int64_t>{24, 4096}));
-  EXPECT_EQ(launches[0].rest, 100000 - 24 * 4096);
+  EXPECT_EQ(launches[0].remainder_columns, 100000 - 24 * 4096);
 }
 
 // A sum with a product is rounded once in torch's vector code. So infinity - 2.5 * (largest number) is infinity.
@@ -522,8 +522,8 @@ kernel(i0 | j0) {
 }
 )");
   ASSERT_EQ(launches.size(), 2u);
-  EXPECT_FALSE(launches[0].in_turn);
-  EXPECT_TRUE(launches[1].in_turn);
+  EXPECT_FALSE(launches[0].alternates_with_previous);
+  EXPECT_TRUE(launches[1].alternates_with_previous);
   const auto offsets = [&](const Launch& launch) {
     std::vector<int64_t> found;
     found.reserve(launch.operands.size());
@@ -655,7 +655,7 @@ kernel(i0 | j0) {
 )");
   ASSERT_EQ(launches.size(), 1u);
   EXPECT_EQ(launches[0].sizes, (std::vector<int64_t>{8, 11}));
-  EXPECT_FALSE(launches[0].checks_first);
+  EXPECT_FALSE(launches[0].check_indices_first);
   ASSERT_EQ(launches[0].checks.size(), 2u);
   EXPECT_EQ(launches[0].checks[1].offset, 3);
   EXPECT_EQ(launches[0].checks[1].bound, 20);
@@ -694,7 +694,7 @@ kernel(| j0) {
 }
 )");
   ASSERT_EQ(launches.size(), 1u);
-  EXPECT_FALSE(launches[0].splits_numbers);
+  EXPECT_FALSE(launches[0].splits_linear_indices);
   EXPECT_EQ(launches[0].operands[1].bounds, std::vector<int64_t>{4800});
   ASSERT_EQ(launches[0].checks.size(), 1u);
   EXPECT_EQ(launches[0].checks[0].bound, 4800);
@@ -725,7 +725,7 @@ kernel(| j0) {
 }
 )");
   ASSERT_EQ(launches.size(), 1u);
-  EXPECT_TRUE(launches[0].splits_numbers);
+  EXPECT_TRUE(launches[0].splits_linear_indices);
   EXPECT_EQ(launches[0].operands[1].bounds, (std::vector<int64_t>{8, 600}));
   EXPECT_EQ(launches[0].checks[0].bound, 4800);
 }
@@ -778,8 +778,8 @@ kernel(i0 | j0) {
 }
 )");
   ASSERT_EQ(launches.size(), 1u);
-  EXPECT_TRUE(launches[0].checks_first);
-  EXPECT_FALSE(launches[0].operands[2].zeroed);
+  EXPECT_TRUE(launches[0].check_indices_first);
+  EXPECT_FALSE(launches[0].operands[2].needs_zero_fill);
 }
 
 // If two results have different strides, the transposed one is stored to packed memory.

@@ -9,13 +9,13 @@
 // The operands, results and indices of one member, as values of the kernel.
 namespace torch_remote::codegen {
 
-using ir::Arrangement;
 using ir::DimMask;
-using ir::Domain;
 using ir::DType;
-using ir::Merged;
+using ir::IterationDomain;
+using ir::KernelDims;
+using ir::MergedDims;
 
-NodeEmitter::NodeEmitter(Group& group, const Domain::Member& member, const ir::Node& node, uint32_t item)
+NodeEmitter::NodeEmitter(Group& group, const IterationDomain::Member& member, const ir::Node& node, uint32_t item)
     : e(group.emitter),
       graph(group.graph),
       member(member),
@@ -39,17 +39,17 @@ int64_t NodeEmitter::symbol(ir::Sym symbol) const {
 
 V NodeEmitter::scalar_of(DType type, ir::Sym symbol) { return e.scalar_of(type, symbol, group_.values[symbol]); }
 
-V NodeEmitter::read(const Domain::Access& access, std::vector<V> indices) {
-  const auto made = group_.made.find(graph.views[access.part.view].buffer);
-  if (made != group_.made.end()) {
-    const Group::Made& known = made->second;
+V NodeEmitter::read(const IterationDomain::Access& access, std::vector<V> indices) {
+  const auto made = group_.results.find(graph.views[access.part.view].buffer);
+  if (made != group_.results.end()) {
+    const Group::EmittedResult& known = made->second;
     return known.rounds ? e.rounded(known.value, graph.views[access.part.view].dtype) : known.value;
   }
   return e.load(group_.operand(access, member.node), std::move(indices));
 }
 
 V NodeEmitter::element(uint32_t view) {
-  for (const Domain::Access& access : member.accesses) {
+  for (const IterationDomain::Access& access : member.accesses) {
     if (access.part.view == view && access.part.reads && access.indexed.empty()) return read(access);
   }
   return kNone;
@@ -86,19 +86,19 @@ V NodeEmitter::operand(std::string_view name) {
 
 V NodeEmitter::operand(std::string_view name, DType type) { return e.convert(operand(name), type); }
 
-int64_t NodeEmitter::whole(std::string_view name) const {
+int64_t NodeEmitter::int_argument(std::string_view name) const {
   const ir::Arg* given = argument(name);
   return given != nullptr && given->tag == ir::ArgTag::kInt ? symbol(given->a) : 0;
 }
 
-double NodeEmitter::number(std::string_view name) const {
+double NodeEmitter::float_argument(std::string_view name) const {
   const ir::Arg* given = argument(name);
   if (given == nullptr) return 0;
   if (given->tag == ir::ArgTag::kInt) return static_cast<double>(symbol(given->a));
   return given->tag == ir::ArgTag::kFloat ? std::bit_cast<double>(symbol(given->a)) : 0;
 }
 
-bool NodeEmitter::flag(std::string_view name) const {
+bool NodeEmitter::bool_argument(std::string_view name) const {
   const ir::Arg* given = argument(name);
   return given != nullptr && given->tag == ir::ArgTag::kBool && symbol(given->a) != 0;
 }
@@ -121,7 +121,7 @@ bool NodeEmitter::has_part(std::string_view name) const {
   const ir::Arg* given = argument(name);
   return given != nullptr && given->tag == ir::ArgTag::kView &&
          std::ranges::any_of(member.accesses,
-                             [&](const Domain::Access& access) { return access.part.view == given->a; });
+                             [&](const IterationDomain::Access& access) { return access.part.view == given->a; });
 }
 
 const ir::View* NodeEmitter::view(std::string_view name) const {
@@ -129,13 +129,14 @@ const ir::View* NodeEmitter::view(std::string_view name) const {
   return given != nullptr && given->tag == ir::ArgTag::kView ? &graph.views[given->a] : nullptr;
 }
 
-bool NodeEmitter::wants(size_t result) const {
+bool NodeEmitter::is_result_used(size_t result) const {
   return ir::item_of(node.results[result], item_).tag == ir::ArgTag::kView;
 }
 
 DType NodeEmitter::result_dtype(size_t result) const {
-  if (!node.results.empty() && wants(result)) return graph.views[ir::item_of(node.results[result], item_).a].dtype;
-  for (const Domain::Access& access : member.accesses) {
+  if (!node.results.empty() && is_result_used(result))
+    return graph.views[ir::item_of(node.results[result], item_).a].dtype;
+  for (const IterationDomain::Access& access : member.accesses) {
     if (access.part.writes) return graph.views[access.part.view].dtype;
   }
   return DType::kFloat32;
@@ -146,22 +147,22 @@ void NodeEmitter::write(uint32_t view, V value) {
   // A chain of ops on half types is rounded only at its end, but a conversion to a half type must round.
   bool rounds = false;
   if (member.form.expansion == ir::Expansion::kCopy && is_half(to.dtype)) {
-    rounds = std::ranges::any_of(member.accesses, [&](const Domain::Access& access) {
+    rounds = std::ranges::any_of(member.accesses, [&](const IterationDomain::Access& access) {
       return access.part.reads && graph.views[access.part.view].dtype != to.dtype;
     });
   }
-  for (const Domain::Access& access : member.accesses) {
+  for (const IterationDomain::Access& access : member.accesses) {
     if (access.part.view != view || !access.part.writes) continue;
-    group_.made[to.buffer] = {e.convert(value, loaded_type(to.dtype)), &access, member.node, rounds};
+    group_.results[to.buffer] = {e.convert(value, loaded_type(to.dtype)), &access, member.node, rounds};
   }
 }
 
 void NodeEmitter::result(size_t index, V value) {
-  if (wants(index)) write(ir::item_of(node.results[index], item_).a, value);
+  if (is_result_used(index)) write(ir::item_of(node.results[index], item_).a, value);
 }
 
 void NodeEmitter::fill(V value) {
-  for (const Domain::Access& access : member.accesses) {
+  for (const IterationDomain::Access& access : member.accesses) {
     if (access.part.writes) write(access.part.view, value);
   }
 }
@@ -195,10 +196,11 @@ int64_t NodeEmitter::count_reduced() const {
 
 V NodeEmitter::sum_for(size_t result, V value) {
   const uint32_t view = ir::item_of(node.results[result], item_).a;
-  const auto found = std::ranges::find_if(
-      member.accesses, [&](const Domain::Access& access) { return access.part.view == view && access.part.writes; });
+  const auto found = std::ranges::find_if(member.accesses, [&](const IterationDomain::Access& access) {
+    return access.part.view == view && access.part.writes;
+  });
   if (found == member.accesses.end()) return kNone;
-  const std::vector<Merged>& columns = group_.dims.columns;
+  const std::vector<MergedDims>& columns = group_.dims.columns;
   const auto varies = [&](size_t column) { return columns[column].stride(*found) != 0; };
   const bool rows = group_.launch.kernel.rows != 0;
   if (columns.size() == 2 && varies(0) != varies(1)) return varies(0) ? e.wide_sum(value, Over::kLines) : kNone;
@@ -208,33 +210,36 @@ V NodeEmitter::sum_for(size_t result, V value) {
 }
 
 V NodeEmitter::reduce(Reduction reduction, V value) {
-  if (member.reduces == ir::Reduces::kColumns || member.reduces == ir::Reduces::kAll) {
+  if (member.reduces == ir::ReductionKind::kColumns || member.reduces == ir::ReductionKind::kAll) {
     value = e.columns(reduction, value);
   }
-  if (member.reduces == ir::Reduces::kRows || member.reduces == ir::Reduces::kAll) value = e.rows(reduction, value);
+  if (member.reduces == ir::ReductionKind::kRows || member.reduces == ir::ReductionKind::kAll)
+    value = e.rows(reduction, value);
   return value;
 }
 
 V NodeEmitter::accumulate(Reduction reduction, V value) {
-  const bool is_over_columns = member.reduces == ir::Reduces::kColumns || member.reduces == ir::Reduces::kAll;
-  if (is_over_columns && reduction == Reduction::kSum && e.has_no_sign(value)) {
+  const bool is_over_columns =
+      member.reduces == ir::ReductionKind::kColumns || member.reduces == ir::ReductionKind::kAll;
+  if (is_over_columns && reduction == Reduction::kSum && e.is_nonnegative(value)) {
     const V sum = e.wide_sum(value);
-    return member.reduces == ir::Reduces::kAll ? e.rows(Reduction::kSum, sum) : sum;
+    return member.reduces == ir::ReductionKind::kAll ? e.rows(Reduction::kSum, sum) : sum;
   }
   return reduce(reduction, e.convert(value, sum_type(e.type(value))));
 }
 
 bool NodeEmitter::has_one_column() const {
-  return group_.dims.columns.size() == 1 && member.reduces == ir::Reduces::kColumns;
+  return group_.dims.columns.size() == 1 && member.reduces == ir::ReductionKind::kColumns;
 }
 
 V NodeEmitter::axis_index(uint32_t axis) {
   uint32_t at = 0;
-  for (const std::vector<Merged>* list : {&group_.dims.row, &group_.dims.columns}) {
-    for (const Merged& dim : *list) {
+  for (const std::vector<MergedDims>* list : {&group_.dims.row, &group_.dims.columns}) {
+    for (const MergedDims& dim : *list) {
       DimMask mask = 0;
       for (const uint32_t d : dim.dims) mask |= 1u << d;
-      if (mask == member.axes[axis] && std::ranges::is_sorted(dim.dims) && group_.dims.piece == 0) return e.index(at);
+      if (mask == member.axes[axis] && std::ranges::is_sorted(dim.dims) && group_.dims.row_length == 0)
+        return e.index(at);
       ++at;
     }
   }
@@ -243,11 +248,11 @@ V NodeEmitter::axis_index(uint32_t axis) {
 
 V NodeEmitter::linear_index() {
   // The kernel's dims are in the order of memory, which must be the order of the axes.
-  const Arrangement& dims = group_.dims;
-  if (!dims.outer.empty() || dims.piece != 0 || member.space != group_.domain.all()) return kNone;
+  const KernelDims& dims = group_.dims;
+  if (!dims.outer.empty() || dims.row_length != 0 || member.space != group_.domain.all()) return kNone;
   std::vector<uint32_t> in_memory, in_order;
-  for (const std::vector<Merged>* list : {&dims.row, &dims.columns}) {
-    for (const Merged& dim : *list) in_memory.insert(in_memory.end(), dim.dims.begin(), dim.dims.end());
+  for (const std::vector<MergedDims>* list : {&dims.row, &dims.columns}) {
+    for (const MergedDims& dim : *list) in_memory.insert(in_memory.end(), dim.dims.begin(), dim.dims.end());
   }
   for (const DimMask axis : member.axes) {
     for (uint32_t d = 0; d < group_.domain.sizes().size(); ++d) {
@@ -257,8 +262,8 @@ V NodeEmitter::linear_index() {
   if (in_memory != in_order) return kNone;
   V number = kNone;
   uint32_t at = 0;
-  for (const std::vector<Merged>* list : {&dims.row, &dims.columns}) {
-    for (const Merged& dim : *list) {
+  for (const std::vector<MergedDims>* list : {&dims.row, &dims.columns}) {
+    for (const MergedDims& dim : *list) {
       const V here = e.index(at++);
       number = number == kNone ? here : e.add(e.mul(number, e.scalar_int(dim.size)), here);
     }
@@ -266,9 +271,9 @@ V NodeEmitter::linear_index() {
   return number == kNone ? e.constant_int(DType::kInt64, 0) : number;
 }
 
-V NodeEmitter::place(uint32_t view, int64_t bound, bool wraps, std::optional<int64_t> ignored) {
+V NodeEmitter::checked_index(uint32_t view, int64_t bound, bool wraps, std::optional<int64_t> ignored) {
   const ir::View& from = graph.views[view];
-  if (group_.made.contains(from.buffer)) {
+  if (group_.results.contains(from.buffer)) {
     group_.launch.computes_indices = true;
   } else {
     IndexCheck check{from.buffer, from.dtype, group_.values[from.offset], {}, {}, bound, wraps, ignored};
@@ -282,25 +287,26 @@ V NodeEmitter::place(uint32_t view, int64_t bound, bool wraps, std::optional<int
   return e.where(below, e.add(index, e.scalar_int(bound)), index);
 }
 
-V NodeEmitter::indexed(std::string_view name, std::span<const uint32_t> indices, bool wraps) {
+V NodeEmitter::load_at_indices(std::string_view name, std::span<const uint32_t> indices, bool wraps) {
   const ir::Arg* given = argument(name);
-  for (const Domain::Access& access : member.accesses) {
+  for (const IterationDomain::Access& access : member.accesses) {
     if (given == nullptr || access.part.view != given->a || access.indexed.size() != indices.size()) continue;
     std::vector<V> places;
     places.reserve(indices.size());
-    for (size_t i = 0; i < indices.size(); ++i) places.push_back(place(indices[i], access.indexed[i].size, wraps));
+    for (size_t i = 0; i < indices.size(); ++i)
+      places.push_back(checked_index(indices[i], access.indexed[i].size, wraps));
     return e.load(group_.operand(access, member.node), std::move(places));
   }
   return kNone;
 }
 
-V NodeEmitter::numbered(std::string_view name, uint32_t number) {
+V NodeEmitter::load_at_linear_index(std::string_view name, uint32_t number) {
   const ir::Arg* given = argument(name);
-  for (Domain::Access access : member.accesses) {
+  for (IterationDomain::Access access : member.accesses) {
     if (given == nullptr || access.part.view != given->a || access.indexed.empty()) continue;
     int64_t count = 1;
-    std::vector<Domain::Indexed> dims;  // dims that cannot be merged with the next one
-    for (const Domain::Indexed& dim : access.indexed) {
+    std::vector<IterationDomain::IndexedDim> dims;  // dims that cannot be merged with the next one
+    for (const IterationDomain::IndexedDim& dim : access.indexed) {
       count *= dim.size;
       if (dim.size == 1) continue;
       if (!dims.empty() && dims.back().stride == dim.size * dim.stride) {
@@ -312,23 +318,23 @@ V NodeEmitter::numbered(std::string_view name, uint32_t number) {
     if (dims.empty()) dims.push_back({1, 0});
     // If the number is out of bounds, so is an index: the first one gets the rest, which is not reduced by its size.
     std::vector<V> places(dims.size());
-    V rest = place(number, count, true);
+    V rest = checked_index(number, count, true);
     for (size_t d = dims.size(); d-- > 1;) {
       const V size = e.scalar_int(dims[d].size), quotient = e.div(rest, size);
       places[d] = e.sub(rest, e.mul(quotient, size));
       rest = quotient;
     }
     places[0] = rest;
-    group_.launch.splits_numbers |= dims.size() > 1;
+    group_.launch.splits_linear_indices |= dims.size() > 1;
     access.indexed = std::move(dims);
     return e.load(group_.operand(access, member.node), std::move(places));
   }
   return kNone;
 }
 
-V NodeEmitter::indexed_in_axis(std::string_view name, V index, uint32_t axis) {
+V NodeEmitter::check_index_in_axis(std::string_view name, V index, uint32_t axis) {
   const ir::Arg* given = argument(name);
-  for (Domain::Access access : member.accesses) {
+  for (IterationDomain::Access access : member.accesses) {
     if (given == nullptr || access.part.view != given->a) continue;
     std::ranges::fill(access.strides, 0);
     access.dims = 0;
@@ -342,11 +348,12 @@ V NodeEmitter::indexed_in_axis(std::string_view name, V index, uint32_t axis) {
 }
 
 void NodeEmitter::write_at(std::span<const uint32_t> indices, V value, bool adds, bool wraps) {
-  for (const Domain::Access& access : member.accesses) {
+  for (const IterationDomain::Access& access : member.accesses) {
     if (!access.part.in_order) continue;
     std::vector<V> places;
     places.reserve(indices.size());
-    for (size_t i = 0; i < indices.size(); ++i) places.push_back(place(indices[i], access.indexed[i].size, wraps));
+    for (size_t i = 0; i < indices.size(); ++i)
+      places.push_back(checked_index(indices[i], access.indexed[i].size, wraps));
     const DType type = loaded_type(graph.views[access.part.view].dtype);
     group_.at_indices.push_back({std::move(places), e.convert(value, type), &access, member.node, adds});
   }

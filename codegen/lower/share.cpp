@@ -33,7 +33,7 @@ bool may_share(const Launch& launch, uint32_t made, uint32_t source) {
   // A row's last loads are in the last loop over its columns, where each element is loaded before its result is stored.
   // Other elements are at other places, because distinct points store to distinct places.
   const Schedule order = schedule(kernel);
-  return loads && (order.phases <= 1 || order.places[stored->value].phase + 1 == order.phases);
+  return loads && (order.phases <= 1 || order.values[stored->value].phase + 1 == order.phases);
 }
 
 }  // namespace torch_remote::codegen

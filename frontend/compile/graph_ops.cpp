@@ -27,7 +27,7 @@ size_t place_of(std::string_view name, const c10::FunctionSchema& schema) {
 std::vector<GraphOp::MappedArgument> mapped_arguments(const ir::ComposedOp& composed,
                                                       const c10::FunctionSchema& schema) {
   std::vector<GraphOp::MappedArgument> all;
-  for (const ir::ComposedArgument& argument : composed.with) {
+  for (const ir::ComposedArgument& argument : composed.arguments) {
     GraphOp::MappedArgument& one = all.emplace_back();
     if (!argument.name.empty()) {
       one.index = place_of(argument.name, schema);
@@ -61,10 +61,10 @@ bool classify_composed(const ir::ComposedOp& composed, const c10::OperatorHandle
     case ir::ComposedAs::kOther:
       op.kind = Kind::kReplaced;
       op.mapped_arguments = mapped_arguments(composed, handle.schema());
-      if (!composed.zero.empty()) op.zero = place_of(composed.zero, handle.schema());
+      if (!composed.zero_argument.empty()) op.zero = place_of(composed.zero_argument, handle.schema());
       break;
   }
-  op.desc = &ir::op_desc(composed.by);
+  op.desc = &ir::op_desc(composed.op);
   return true;
 }
 
@@ -77,7 +77,7 @@ void classify(const c10::OperatorHandle& handle, const std::string& name, GraphO
   }
   const bool torchs = name.starts_with("aten::");
   op.why_not = "the recorder has its own way with this op";
-  if (composed != nullptr && composed->own_kernel && composed->as != ir::ComposedAs::kRecord) return;
+  if (composed != nullptr && composed->implemented_by_client && composed->as != ir::ComposedAs::kRecord) return;
   op.why_not = "an argument or a result is of a type that no program holds";
   const ir::OpDesc* desc = graph_desc(handle);
   if (desc == nullptr) return;

@@ -362,7 +362,7 @@ const Tensor& as_strided_(const Tensor& self, SymIntArrayRef sym_size, SymIntArr
 
 bool has_custom_kernel(std::string_view name) {
   const ir::ComposedOp* op = ir::find_composed(name);
-  return op != nullptr && op->own_kernel;
+  return op != nullptr && op->implemented_by_client;
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {

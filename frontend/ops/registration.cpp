@@ -92,7 +92,7 @@ c10::KernelFunction kernel_of(const c10::OperatorHandle& handle, const OpEntry* 
   if (entry->desc->opcode == ir::ops::aten_convolution) {
     return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<UntracedKernel>(entry));
   }
-  if (entry->has(ir::kFactOfCpuAlone)) {
+  if (entry->has(ir::kFactCpuOnly)) {
     return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<CpuAloneKernel>(entry));
   }
   const c10::FunctionSchema& schema = handle.schema();
@@ -202,7 +202,7 @@ void register_ops() {
                                                std::nullopt, nullptr, "torch_remote"));
   }
   for (OpEntry& entry : table.all) {
-    entry.per_tensor_op = entry_of(entry.desc->single);
+    entry.per_tensor_op = entry_of(entry.desc->per_tensor_op);
     if (entry.desc->functional == entry.desc->opcode) continue;
     const OpEntry* functional = entry_of(entry.desc->functional);
     if (functional != nullptr && is_prefix(*functional, entry)) entry.functional = functional;

@@ -26,7 +26,7 @@ ir::MathModes math_modes() {
   };
   ir::MathModes modes = 0;
   if (!at::NoTF32Guard::should_disable_tf32()) {
-    if (allows(at::Float32Op::MATMUL)) modes |= ir::kTf32Products;
+    if (allows(at::Float32Op::MATMUL)) modes |= ir::kTf32Matmuls;
     if (allows(at::Float32Op::CONV)) modes |= ir::kTf32Convolutions;
   }
   if (context.deterministicCuDNN()) modes |= ir::kDeterministic;
@@ -217,8 +217,8 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
       thread_state.encoder.append(op, args, results, list_lengths, source, random, joins);
       records_.fetch_add(1, std::memory_order_relaxed);
       if (several_threads_) note_written(thread_state, op, args);
-      if (const ir::Cuts::Place place = thread_state.cuts.after(op.opcode); place != ir::Cuts::Place::kNone || joins) {
-        const bool planned = place == ir::Cuts::Place::kPlanned && !joins;
+      if (const ir::Cuts::CutKind place = thread_state.cuts.after(op.opcode); place != ir::Cuts::CutKind::kNone || joins) {
+        const bool planned = place == ir::Cuts::CutKind::kPlanned && !joins;
         status = flush_locked(lock, thread_state, {joins ? "join" : "cut", false, planned});
         flushed = true;
       }
@@ -236,7 +236,7 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
 // Cuts between forward and backward, and between backward and optimizer.
 Status Recorder::enter_pass(std::unique_lock<FastMutex>& lock, ThreadState& thread_state, Pass pass, bool* flushed) {
   Status status;
-  if (pass != thread_state.last_pass && thread_state.cuts.at_boundary()) {
+  if (pass != thread_state.last_pass && thread_state.cuts.is_long_enough_to_cut()) {
     status = flush_locked(lock, thread_state, {"boundary"});
     *flushed = true;
   }
@@ -264,7 +264,7 @@ ir::MathModes Recorder::determinism() {
   static const at::Context& context = at::globalContext();
   if (!context.deterministicAlgorithms()) [[likely]]
     return 0;
-  return ir::kDeterministic | (context.deterministicAlgorithmsWarnOnly() ? ir::kMayDiffer : 0);
+  return ir::kDeterministic | (context.deterministicAlgorithmsWarnOnly() ? ir::kDeterministicWarnOnly : 0);
 }
 
 Status Recorder::enter_determinism(std::unique_lock<FastMutex>& lock, ThreadState& thread_state,

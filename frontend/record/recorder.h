@@ -187,7 +187,7 @@ class Recorder {
     uint32_t trace_thread = 0;        // profile's number of the thread that recorded the first op
     ir::MathModes math = 0;           // modes of the last matmul, convolution or attention
     bool math_in_trace = false;       // and that op has not been sent
-    ir::MathModes determinism = 0;    // kDeterministic and kMayDiffer of all records of the trace
+    ir::MathModes determinism = 0;    // kDeterministic and kDeterministicWarnOnly of all records of the trace
     uint64_t first;                   // number of the thread's first record
     uint64_t sent;                    // number of the trace's first record; earlier ones were sent or dropped
 

@@ -392,7 +392,7 @@ bool TraceEncoder::forget_storage(RemoteStorage* storage) {
   if (number == kNone) return false;
   ir::TraceBuffer& buffer = trace_.buffers[number];
   buffer.owner = nullptr;
-  buffer.died = static_cast<uint32_t>(trace_.records.size());
+  buffer.died_at_record = static_cast<uint32_t>(trace_.records.size());
   if (has_local_indices_) local_buffers_.erase(storage);
   return true;
 }

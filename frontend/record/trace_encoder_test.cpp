@@ -169,7 +169,7 @@ TEST_F(TraceEncoderTest, WhatDiesIsNoSurvivor) {
   EXPECT_EQ(encoder.trace().survivors(), (std::vector<uint64_t>{0b11}));
   EXPECT_TRUE(encoder.forget_storage(storage_of(y)));
   EXPECT_EQ(encoder.trace().survivors(), (std::vector<uint64_t>{0b01}));
-  EXPECT_EQ(encoder.trace().buffers[1].died, 1u);
+  EXPECT_EQ(encoder.trace().buffers[1].died_at_record, 1u);
   encoder.clear();
   EXPECT_FALSE(encoder.forget_storage(storage_of(y)));
 }

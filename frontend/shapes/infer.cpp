@@ -251,7 +251,7 @@ OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
   structured = find_custom_meta(desc->opcode);
   if (structured == nullptr) structured = find_structured_meta(handle.operator_name());
   dynamic = desc->flags & (ir::kOpDynamicShape | ir::kOpHostResult);
-  accepts_cpu_scalars = has(ir::kFactTakesNumbers) || desc->family == ir::Family::kOpaque;
+  accepts_cpu_scalars = has(ir::kFactAcceptsCpuScalars) || desc->family == ir::Family::kOpaque;
   fills = (desc->flags & ir::kOpInPlace) && desc->args[0].overwrites && desc->args[0].kind == ArgKind::kTensor;
   one_tensor =
       desc->results.size() == 1 && desc->results[0].kind == ir::ResultKind::kTensor && desc->results[0].alias < 0;

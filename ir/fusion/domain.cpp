@@ -7,7 +7,7 @@ namespace torch_remote::ir {
 namespace {
 
 // Limits the number of points, so that no multiplication of sizes and strides overflows.
-constexpr int64_t kMostPoints = int64_t{1} << 40;
+constexpr int64_t kMaxPoints = int64_t{1} << 40;
 
 DimMask split_mask(DimMask mask, uint32_t dim) {
   const DimMask below = mask & ((2u << dim) - 1);
@@ -25,17 +25,17 @@ int64_t product(const std::vector<int64_t>& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
-bool same_place(const Domain::Access& a, const Domain::Access& b) {
+bool same_place(const IterationDomain::Access& a, const IterationDomain::Access& b) {
   return a.offset == b.offset && a.strides == b.strides && a.indexed.empty() && b.indexed.empty();
 }
 
 // Whether each combination of point and index writes another element.
-bool is_injective(const Domain::Access& access, const std::vector<int64_t>& sizes) {
+bool is_injective(const IterationDomain::Access& access, const std::vector<int64_t>& sizes) {
   std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
   for (size_t d = 0; d < sizes.size(); ++d) {
     if (access.strides[d] != 0) dims.emplace_back(access.strides[d], sizes[d]);
   }
-  for (const Domain::Indexed& dim : access.indexed) {
+  for (const IterationDomain::IndexedDim& dim : access.indexed) {
     if (dim.size > 1) dims.emplace_back(dim.stride, dim.size);
   }
   std::ranges::sort(dims);
@@ -49,11 +49,12 @@ bool is_injective(const Domain::Access& access, const std::vector<int64_t>& size
 
 // Whether neighboring elements are each written where their own index says. Such a kernel writes element by element;
 // ATen is as fast.
-bool chooses_columns(const Domain::Member& member) {
-  if (std::ranges::none_of(member.accesses, [](const Domain::Access& access) { return access.part.in_order; })) {
+bool chooses_columns(const IterationDomain::Member& member) {
+  if (std::ranges::none_of(member.accesses,
+                           [](const IterationDomain::Access& access) { return access.part.in_order; })) {
     return false;
   }
-  const auto space = std::ranges::find_if(member.accesses, [&](const Domain::Access& access) {
+  const auto space = std::ranges::find_if(member.accesses, [&](const IterationDomain::Access& access) {
     return access.part.reads && access.indexed.empty() && access.dims != 0 && !access.part.is_index;
   });
   if (space == member.accesses.end()) return true;
@@ -62,7 +63,7 @@ bool chooses_columns(const Domain::Member& member) {
     const int64_t stride = space->strides[d];
     if (stride != 0 && (space->strides[inner] == 0 || stride < space->strides[inner])) inner = d;
   }
-  return std::ranges::any_of(member.accesses, [&](const Domain::Access& access) {
+  return std::ranges::any_of(member.accesses, [&](const IterationDomain::Access& access) {
     return access.part.is_index && access.strides[inner] != 0;
   });
 }
@@ -70,15 +71,15 @@ bool chooses_columns(const Domain::Member& member) {
 }  // namespace
 
 // A range of elements: along a dim of the domain, or along an axis of a node's space.
-struct Domain::Axis {
+struct IterationDomain::Axis {
   uint32_t index = 0;
   int64_t size = 1;
   int64_t stride = -1;  // -1: not compared
 };
 
-int64_t Domain::points() const { return product(sizes_); }
+int64_t IterationDomain::points() const { return product(sizes_); }
 
-bool Domain::add(uint32_t node) {
+bool IterationDomain::add(uint32_t node) {
   const Marks marks = marks_;
   const size_t members = members_.size();
   splits_.clear();
@@ -90,36 +91,38 @@ bool Domain::add(uint32_t node) {
   return false;
 }
 
-bool Domain::try_add(uint32_t node) {
+bool IterationDomain::try_add(uint32_t node) {
   Member member;
   member.node = node;
   if (!find_form(*graph_, graph_->nodes[node], item_, &member.form)) return false;
-  if (!std::ranges::all_of(member.form.parts, [&](const Part& part) { return is_near(graph_->views[part.view]); })) {
+  if (!std::ranges::all_of(member.form.parts,
+                           [&](const Part& part) { return strides_cannot_overflow(graph_->views[part.view]); })) {
     return false;
   }
   // Alone, an NLL loss reads one element per row. So it joins only a group that computes all elements anyway.
-  if (member.form.expansion == Expansion::kNllLoss && maker(graph_->views[member.form.space].buffer) == nullptr) {
+  if (member.form.expansion == Expansion::kNllLoss && last_writer(graph_->views[member.form.space].buffer) == nullptr) {
     return false;
   }
   std::vector<std::vector<uint32_t>> dims_of_axis;
-  if (!map_axes(member.form, &dims_of_axis) || !place(member, dims_of_axis) || !find_level(member, dims_of_axis) ||
-      !goes_along_lines(member) || !may_access(member)) {
+  if (!map_axes(member.form, &dims_of_axis) || !compute_strides(member, dims_of_axis) ||
+      !find_reduction(member, dims_of_axis) || !innermost_column_is_reduced(member) ||
+      !accesses_are_compatible(member)) {
     return false;
   }
   members_.push_back(std::move(member));
-  return has_one_layout() && is_dealt_one_way();
+  return has_one_layout() && has_one_partitioning();
 }
 
 // A reduction over rows partitions the rows among threads. A write at indices needs all rows in one thread, and
 // partitions the columns. One kernel cannot do both.
-bool Domain::is_dealt_one_way() const {
+bool IterationDomain::has_one_partitioning() const {
   bool in_order = false, reduces = false;
   for (const Member& member : members_) {
     if (chooses_columns(member)) return false;
-    reduces |= member.reduces != Reduces::kNothing;
+    reduces |= member.reduces != ReductionKind::kNothing;
     for (const Part& part : member.form.parts) {
       in_order |= part.in_order;
-      reduces |= part.over_rows;
+      reduces |= part.reduces_other_axes;
     }
   }
   return !in_order || !reduces;
@@ -127,7 +130,7 @@ bool Domain::is_dealt_one_way() const {
 
 // Whether all elements are near enough that sums and products of strides cannot overflow. Sizes and strides are
 // arbitrary if they do not come from a checked run.
-bool Domain::is_near(const View& view) const {
+bool IterationDomain::strides_cannot_overflow(const View& view) const {
   constexpr int64_t kFarthest = int64_t{1} << 48;
   int64_t reach = 0;
   for (size_t d = 0; d < view.sizes.size(); ++d) {
@@ -141,7 +144,7 @@ bool Domain::is_near(const View& view) const {
 }
 
 // Finds the dims for each axis of the node's space. Splits dims where the space is finer.
-bool Domain::map_axes(const Form& form, std::vector<std::vector<uint32_t>>* dims_of_axis) {
+bool IterationDomain::map_axes(const KernelForm& form, std::vector<std::vector<uint32_t>>* dims_of_axis) {
   int64_t points = 1;
   std::vector<int64_t> sizes;
   if (!find_sizes(*graph_, form, values_, &sizes)) return false;
@@ -149,7 +152,7 @@ bool Domain::map_axes(const Form& form, std::vector<std::vector<uint32_t>>* dims
   for (uint32_t a = 0; a < sizes.size(); ++a) {
     const int64_t size = sizes[a];
     // Sizes of expanded views may be arbitrarily large.
-    if (size <= 0 || __builtin_mul_overflow(points, size, &points) || points > kMostPoints) return false;
+    if (size <= 0 || __builtin_mul_overflow(points, size, &points) || points > kMaxPoints) return false;
     if (size != 1) axes.push_back({a, size, -1});
   }
   dims_of_axis->assign(sizes.size(), {});
@@ -170,13 +173,13 @@ bool Domain::map_axes(const Form& form, std::vector<std::vector<uint32_t>>* dims
 
 // Maps the axes by an operand that an earlier member wrote: equal strides mean equal elements. This also covers
 // operands that were transposed in between, and spaces with fewer dims than the domain.
-bool Domain::map_by_operand(const Form& form, const std::vector<int64_t>& sizes,
-                            std::vector<std::vector<uint32_t>>* dims_of_axis) {
+bool IterationDomain::map_by_operand(const KernelForm& form, const std::vector<int64_t>& sizes,
+                                     std::vector<std::vector<uint32_t>>* dims_of_axis) {
   std::vector<AxisRange> axes;
   for (const Part& part : form.parts) {
     if (!part.reads || is_at_indices(part) || !find_axes(*graph_, form, part, &axes)) continue;
     const View& view = graph_->views[part.view];
-    const Access* const made = maker(view.buffer);
+    const Access* const made = last_writer(view.buffer);
     if (made == nullptr || graph_->views[made->part.view].dtype != view.dtype) continue;
     std::vector<Axis> wanted, dims;
     for (uint32_t d = 0; d < axes.size(); ++d) {
@@ -209,7 +212,8 @@ bool Domain::map_by_operand(const Form& form, const std::vector<int64_t>& sizes,
 }
 
 // Both lists describe the same elements, outer ranges first. Where an axis ends inside of a dim, the dim is split.
-bool Domain::match(std::vector<Axis> dims, std::vector<Axis> axes, std::vector<std::vector<uint32_t>>* dims_of_axis) {
+bool IterationDomain::match(std::vector<Axis> dims, std::vector<Axis> axes,
+                            std::vector<std::vector<uint32_t>>* dims_of_axis) {
   while (!dims.empty() && !axes.empty()) {
     Axis& dim = dims.back();
     Axis& axis = axes.back();
@@ -243,8 +247,8 @@ bool Domain::match(std::vector<Axis> dims, std::vector<Axis> axes, std::vector<s
 }
 
 template <typename Change>
-void Domain::change_masks(const Change& change) {
-  for (DimMask* mask : {&marks_.columns, &marks_.kept_rows, &marks_.lines}) *mask = change(*mask);
+void IterationDomain::change_masks(const Change& change) {
+  for (DimMask* mask : {&marks_.columns, &marks_.unreduced_rows, &marks_.reduced_columns}) *mask = change(*mask);
   for (Member& member : members_) {
     member.space = change(member.space);
     for (DimMask& axis : member.axes) axis = change(axis);
@@ -253,7 +257,7 @@ void Domain::change_masks(const Change& change) {
 }
 
 // Splits a dim into an outer dim and an inner dim of size `inner`, which follows it.
-void Domain::split(uint32_t dim, int64_t inner) {
+void IterationDomain::split(uint32_t dim, int64_t inner) {
   splits_.push_back(dim);
   sizes_[dim] /= inner;
   sizes_.insert(sizes_.begin() + dim + 1, inner);
@@ -267,7 +271,7 @@ void Domain::split(uint32_t dim, int64_t inner) {
 }
 
 // Undoes all splits but the first `left`.
-void Domain::undo_splits(size_t left) {
+void IterationDomain::undo_splits(size_t left) {
   for (; splits_.size() > left; splits_.pop_back()) {
     const uint32_t dim = splits_.back();
     sizes_[dim] *= sizes_[dim + 1];
@@ -280,8 +284,8 @@ void Domain::undo_splits(size_t left) {
 }
 
 // Computes the strides of the node's views along the domain's dims.
-bool Domain::place(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis) {
-  const Form& form = member.form;
+bool IterationDomain::compute_strides(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis) {
+  const KernelForm& form = member.form;
   for (const auto& dims : dims_of_axis) {
     DimMask axis = 0;
     for (const uint32_t d : dims) axis |= 1u << d;
@@ -298,7 +302,7 @@ bool Domain::place(Member& member, const std::vector<std::vector<uint32_t>>& dim
     for (size_t d = 0; d < axes.size(); ++d) {
       int64_t size = value(view.sizes[d]), stride = value(view.strides[d]);
       if (part.is_by_index(d)) access.indexed.push_back({size, stride});
-      if (part.along == Along::kNamed && axes[d].count == 1) {
+      if (part.mapping == AxisMapping::kNamed && axes[d].count == 1) {
         if (size < sizes[axes[d].first]) return false;
         size = sizes[axes[d].first];
       }
@@ -319,11 +323,12 @@ bool Domain::place(Member& member, const std::vector<std::vector<uint32_t>>& dim
 }
 
 // Finds what the member reduces over, and when its results are available.
-bool Domain::find_level(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis) {
+bool IterationDomain::find_reduction(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis) {
   bool late = false, early = false;  // it reads results that need all rows, or other results of earlier members
   for (const Access& access : member.accesses) {
     if (!access.part.reads) continue;
-    if (const Access* made = maker(graph_->views[access.part.view].buffer)) (made->finish ? late : early) = true;
+    if (const Access* made = last_writer(graph_->views[access.part.view].buffer))
+      (made->available_after_all_rows ? late : early) = true;
   }
   DimMask reduced = 0;
   for (size_t axis = 0; axis < dims_of_axis.size(); ++axis) {
@@ -332,7 +337,7 @@ bool Domain::find_level(Member& member, const std::vector<std::vector<uint32_t>>
   }
   if (member.form.reduced == 0) {
     if (late && (early || (member.space & ~marks_.columns) != 0)) return false;
-    for (Access& access : member.accesses) access.finish = late && access.part.writes;
+    for (Access& access : member.accesses) access.available_after_all_rows = late && access.part.writes;
     return true;
   }
   if (late || reduced == 0) return false;
@@ -342,44 +347,45 @@ bool Domain::find_level(Member& member, const std::vector<std::vector<uint32_t>>
   const bool of_all = plain && reduced == all() && member.space == all() && marks_.columns != all();
   if (!of_all && !choose_columns(member, reduced, plain)) return false;
   if (of_all) {
-    member.reduces = Reduces::kAll;
+    member.reduces = ReductionKind::kAll;
   } else if (reduced == marks_.columns && member.space == all()) {
-    member.reduces = Reduces::kColumns;
+    member.reduces = ReductionKind::kColumns;
   } else if (plain && reduced == (all() & ~marks_.columns)) {
-    member.reduces = Reduces::kRows;
+    member.reduces = ReductionKind::kRows;
   } else {
     return false;
   }
   for (Access& access : member.accesses) {
-    access.finish = access.part.writes && (member.reduces != Reduces::kColumns || access.part.over_rows);
-    if (access.finish && !keeps_rows(member, access)) return false;
+    access.available_after_all_rows =
+        access.part.writes && (member.reduces != ReductionKind::kColumns || access.part.reduces_other_axes);
+    if (access.available_after_all_rows && !record_row_reduction(member, access)) return false;
   }
   return true;
 }
 
 // All reductions over rows in a group reduce the same rows; each position in the kept rows is computed on its own. Such
 // a result has all columns or none, or it also reduces the inner columns.
-bool Domain::keeps_rows(const Member& member, const Access& result) {
+bool IterationDomain::record_row_reduction(const Member& member, const Access& result) {
   const DimMask rows = result.dims & ~marks_.columns, columns = result.dims & marks_.columns;
-  if (marks_.totals && marks_.kept_rows != rows) return false;
-  marks_.totals = true;
-  marks_.kept_rows = rows;
+  if (marks_.has_row_reductions && marks_.unreduced_rows != rows) return false;
+  marks_.has_row_reductions = true;
+  marks_.unreduced_rows = rows;
   if (columns == 0 || columns == marks_.columns) return true;
   const DimMask lines = marks_.columns & ~columns;
-  if (marks_.lines != 0 && marks_.lines != lines) return false;
-  marks_.lines = lines;
-  return std::ranges::all_of(members_, [&](const Member& other) { return goes_along_lines(other); }) &&
-         goes_along_lines(member);
+  if (marks_.reduced_columns != 0 && marks_.reduced_columns != lines) return false;
+  marks_.reduced_columns = lines;
+  return std::ranges::all_of(members_, [&](const Member& other) { return innermost_column_is_reduced(other); }) &&
+         innermost_column_is_reduced(member);
 }
 
 // If channels are in groups, all accesses that cover all points must have the same strides. Torch's group norm backward
 // assumes that the incoming gradient has the input's strides. Where it has others, torch executes the node, so that the
 // results are torch's.
-bool Domain::has_one_layout() const {
+bool IterationDomain::has_one_layout() const {
   const Access* first = nullptr;
   bool pieces = false, same = true;
   for (const Member& member : members_) {
-    pieces |= member.form.pieces != 0;
+    pieces |= member.form.channel_groups != 0;
     for (const Access& access : member.accesses) {
       if (access.dims != all()) continue;
       if (first == nullptr) first = &access;
@@ -390,25 +396,25 @@ bool Domain::has_one_layout() const {
 }
 
 // If some sums run over lines, the innermost column of each access that covers all points must be in a line.
-bool Domain::goes_along_lines(const Member& member) const {
-  if (marks_.lines == 0) return true;
+bool IterationDomain::innermost_column_is_reduced(const Member& member) const {
+  if (marks_.reduced_columns == 0) return true;
   return std::ranges::all_of(member.accesses, [&](const Access& access) {
     uint32_t inner = kMaxDomainDims;
     for (uint32_t d = 0; d < sizes_.size(); ++d) {
       const bool least = inner == kMaxDomainDims || access.strides[d] < access.strides[inner];
       if ((marks_.columns >> d & 1) != 0 && access.strides[d] != 0 && least) inner = d;
     }
-    return access.dims != all() || (marks_.lines >> inner & 1) != 0;
+    return access.dims != all() || (marks_.reduced_columns >> inner & 1) != 0;
   });
 }
 
 // The first reduction determines the columns: the dims that it reduces if the innermost dim is among them, otherwise
 // the other dims.
-bool Domain::choose_columns(const Member& member, DimMask reduced, bool plain) {
+bool IterationDomain::choose_columns(const Member& member, DimMask reduced, bool plain) {
   if (marks_.columns != 0) return true;
   if (member.space != all()) return false;
   const auto of_space = std::ranges::find_if(member.accesses, [&](const Access& access) {
-    return access.part.view == member.form.space && access.part.along == Along::kLast;
+    return access.part.view == member.form.space && access.part.mapping == AxisMapping::kLast;
   });
   if (of_space == member.accesses.end()) return false;
   uint32_t inner = 0;
@@ -427,7 +433,7 @@ bool Domain::choose_columns(const Member& member, DimMask reduced, bool plain) {
 }
 
 // The last access by which a member creates or writes the buffer; null if there is none.
-const Domain::Access* Domain::maker(uint32_t buffer) const {
+const IterationDomain::Access* IterationDomain::last_writer(uint32_t buffer) const {
   const Access* made = nullptr;
   for (const Member& other : members_) {
     for (const Access& known : other.accesses) {
@@ -438,7 +444,7 @@ const Domain::Access* Domain::maker(uint32_t buffer) const {
 }
 
 // Whether a buffer that a member writes is accessed at the same elements only.
-bool Domain::may_access(const Member& member) const {
+bool IterationDomain::accesses_are_compatible(const Member& member) const {
   for (const Access& access : member.accesses) {
     const View& view = graph_->views[access.part.view];
     const auto clashes = [&](const Access& other) {

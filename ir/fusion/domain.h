@@ -19,18 +19,18 @@ inline constexpr uint32_t kMaxDomainDims = 8;
 using DimMask = uint32_t;  // bit d: dim d of the domain
 
 // The dims over which a node reduces.
-enum class Reduces : uint8_t {
+enum class ReductionKind : uint8_t {
   kNothing,
   kColumns,  // over the columns: one value per row, which the row's elements may use
   kRows,     // over the rows: available after all rows
   kAll,      // over rows and columns
 };
 
-class Domain {
+class IterationDomain {
  public:
   // `values`: the values of the graph's symbols (ir::evaluate). For ops over lists, the domain of the `item`-th
   // tensors.
-  Domain(const Graph& graph, std::span<const int64_t> values, uint32_t item = 0)
+  IterationDomain(const Graph& graph, std::span<const int64_t> values, uint32_t item = 0)
       : graph_(&graph), values_(values), item_(item) {}
 
   // Adds a node after the existing ones. Returns false, and changes nothing, if one loop nest cannot compute all of
@@ -38,24 +38,24 @@ class Domain {
   bool add(uint32_t node);
 
   // A dim of a view in which an index gives the position.
-  struct Indexed {
+  struct IndexedDim {
     int64_t size = 0, stride = 0;
   };
   struct Access {
     Part part;
-    int64_t offset = 0;            // elements
-    std::vector<int64_t> strides;  // of each dim, in elements; 0: the access does not vary along it
-    std::vector<Indexed> indexed;  // the dims that indices choose
+    int64_t offset = 0;               // elements
+    std::vector<int64_t> strides;     // of each dim, in elements; 0: the access does not vary along it
+    std::vector<IndexedDim> indexed;  // the dims that indices choose
     DimMask dims = 0;
-    bool finish = false;  // it writes a value that is available only after all rows
+    bool available_after_all_rows = false;  // it writes a value that is available only after all rows
   };
   struct Member {
     uint32_t node = 0;
-    Form form;
+    KernelForm form;
     std::vector<Access> accesses;  // one for each of the form's parts
     DimMask space = 0;
     std::vector<DimMask> axes;  // for each axis of the space: the dims that it maps to
-    Reduces reduces = Reduces::kNothing;
+    ReductionKind reduces = ReductionKind::kNothing;
   };
 
   const std::vector<Member>& members() const { return members_; }
@@ -65,14 +65,14 @@ class Domain {
   DimMask columns() const { return marks_.columns; }
   DimMask all() const { return (1u << sizes_.size()) - 1; }
   // The row dims that reductions over rows keep. Each position along them is computed on its own.
-  DimMask kept_rows() const { return marks_.kept_rows; }
+  DimMask unreduced_rows() const { return marks_.unreduced_rows; }
 
  private:
   struct Axis;
   bool try_add(uint32_t node);
-  bool is_near(const View& view) const;
-  bool map_axes(const Form& form, std::vector<std::vector<uint32_t>>* dims_of_axis);
-  bool map_by_operand(const Form& form, const std::vector<int64_t>& sizes,
+  bool strides_cannot_overflow(const View& view) const;
+  bool map_axes(const KernelForm& form, std::vector<std::vector<uint32_t>>* dims_of_axis);
+  bool map_by_operand(const KernelForm& form, const std::vector<int64_t>& sizes,
                       std::vector<std::vector<uint32_t>>* dims_of_axis);
   bool match(std::vector<Axis> dims, std::vector<Axis> axes, std::vector<std::vector<uint32_t>>* dims_of_axis);
   // Replaces each mask of dims by change(mask).
@@ -80,15 +80,15 @@ class Domain {
   void change_masks(const Change& change);
   void split(uint32_t dim, int64_t inner);
   void undo_splits(size_t left);
-  bool place(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis);
-  bool find_level(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis);
+  bool compute_strides(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis);
+  bool find_reduction(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis);
   bool choose_columns(const Member& member, DimMask reduced, bool plain);
-  bool keeps_rows(const Member& member, const Access& result);
-  bool goes_along_lines(const Member& member) const;
+  bool record_row_reduction(const Member& member, const Access& result);
+  bool innermost_column_is_reduced(const Member& member) const;
   bool has_one_layout() const;
-  bool is_dealt_one_way() const;
-  const Access* maker(uint32_t buffer) const;
-  bool may_access(const Member& member) const;
+  bool has_one_partitioning() const;
+  const Access* last_writer(uint32_t buffer) const;
+  bool accesses_are_compatible(const Member& member) const;
   int64_t value(Sym symbol) const { return values_[symbol]; }
 
   const Graph* graph_;
@@ -100,9 +100,9 @@ class Domain {
   // Properties of the dims that the reductions so far determine.
   struct Marks {
     DimMask columns = 0;
-    bool totals = false;  // there are reductions over rows
-    DimMask kept_rows = 0;
-    DimMask lines = 0;  // inner columns that some of them also reduce; 0: none
+    bool has_row_reductions = false;  // there are reductions over rows
+    DimMask unreduced_rows = 0;
+    DimMask reduced_columns = 0;  // inner columns that some of them also reduce; 0: none
   } marks_;
 };
 

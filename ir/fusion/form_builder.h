@@ -13,7 +13,7 @@ namespace torch_remote::ir {
 
 class FormBuilder {
  protected:
-  FormBuilder(const Graph& graph, const Node& node, Form* form)
+  FormBuilder(const Graph& graph, const Node& node, KernelForm* form)
       : graph_(graph), node_(node), desc_(op_desc(node.opcode)), form_(*form) {}
 
   bool is_one(Sym size) const {
@@ -44,7 +44,7 @@ class FormBuilder {
   }
 
   // Adds a part that is read. An undefined tensor adds none.
-  bool reads(std::string_view name, Along along = Along::kLast) {
+  bool reads(std::string_view name, AxisMapping along = AxisMapping::kLast) {
     const Arg* arg = argument(name);
     if (arg == nullptr) return false;
     if (arg->tag == ArgTag::kNone) return true;
@@ -53,7 +53,7 @@ class FormBuilder {
     return true;
   }
 
-  bool result(size_t index, Along along, bool over_rows = false) {
+  bool result(size_t index, AxisMapping along, bool over_rows = false) {
     const Arg& arg = node_.results[index];
     if (arg.tag == ArgTag::kView) form_.parts.push_back({arg.a, along, false, true, over_rows});
     return arg.tag == ArgTag::kView || arg.tag == ArgTag::kNone;
@@ -75,13 +75,13 @@ class FormBuilder {
 
   size_t rank_of(uint32_t view) const { return graph_.views[view].sizes.size(); }
 
-  bool reads_index(std::string_view name, Along along) {
+  bool reads_index(std::string_view name, AxisMapping along) {
     if (!is_index(name) || !reads(name, along)) return false;
     form_.parts.back().is_index = true;
     return true;
   }
   void reads_index(const Arg& arg, std::vector<uint32_t> axes) {
-    form_.parts.push_back({arg.a, Along::kNamed, true, false, false, false, std::move(axes), true});
+    form_.parts.push_back({arg.a, AxisMapping::kNamed, true, false, false, false, std::move(axes), true});
   }
   bool is_index(const Arg& arg) const {
     return arg.tag == ArgTag::kView &&
@@ -95,10 +95,10 @@ class FormBuilder {
   const Graph& graph_;
   const Node& node_;
   const OpDesc& desc_;
-  Form& form_;
+  KernelForm& form_;
 };
 
 // Finds the form of a node whose expansion reads or writes at indices. `form` already has the expansion.
-bool find_index_form(const Graph& graph, const Node& node, Form* form);
+bool find_index_form(const Graph& graph, const Node& node, KernelForm* form);
 
 }  // namespace torch_remote::ir

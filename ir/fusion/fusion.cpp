@@ -7,7 +7,7 @@
 namespace torch_remote::ir {
 
 bool is_at_indices(const Part& part) {
-  return part.along == Along::kNamed && std::ranges::count(part.axes, kByIndex) != 0;
+  return part.mapping == AxisMapping::kNamed && std::ranges::count(part.axes, kByIndex) != 0;
 }
 
 bool is_loss(Expansion expansion) {
@@ -24,7 +24,7 @@ bool is_loss(Expansion expansion) {
   }
 }
 
-bool goes_in_order(Expansion expansion) {
+bool is_sequential(Expansion expansion) {
   switch (expansion) {
     case Expansion::kCumsum:
     case Expansion::kCumprod:
@@ -41,13 +41,13 @@ bool goes_in_order(Expansion expansion) {
   }
 }
 
-bool checks_indices(const Form& form) {
+bool checks_indices(const KernelForm& form) {
   return form.expansion == Expansion::kNllLoss || std::ranges::any_of(form.parts, is_at_indices);
 }
 
-bool may_be_repeated(const Graph& graph, std::span<const uint32_t> nodes) {
+bool can_reexecute(const Graph& graph, std::span<const uint32_t> nodes) {
   const bool checks = std::ranges::any_of(nodes, [&](uint32_t n) {
-    Form form;
+    KernelForm form;
     return find_form(graph, graph.nodes[n], 0, &form) && checks_indices(form);
   });
   if (!checks) return true;
@@ -69,9 +69,9 @@ bool may_be_repeated(const Graph& graph, std::span<const uint32_t> nodes) {
   return makes;
 }
 
-bool knows_indices(const Graph& graph, std::span<const uint32_t> nodes) {
+bool indices_exist_before(const Graph& graph, std::span<const uint32_t> nodes) {
   std::vector<uint32_t> written, read;  // buffers
-  Form form;
+  KernelForm form;
   for (const uint32_t n : nodes) {
     for_each_view(graph.nodes[n], [&](uint32_t view, bool writes) {
       if (writes) written.push_back(graph.views[view].buffer);
@@ -84,34 +84,34 @@ bool knows_indices(const Graph& graph, std::span<const uint32_t> nodes) {
   return std::ranges::none_of(read, [&](uint32_t buffer) { return std::ranges::count(written, buffer) != 0; });
 }
 
-bool find_axes(const Graph& graph, const Form& form, const Part& part, std::vector<AxisRange>* axes_out) {
+bool find_axes(const Graph& graph, const KernelForm& form, const Part& part, std::vector<AxisRange>* axes_out) {
   const View& view = graph.views[part.view];
   const auto rank = static_cast<int>(view.sizes.size());
   const auto axes = static_cast<int>(graph.views[form.space].sizes.size());
   // The axes of the space for an axis of the view that defines the space's sizes.
   const auto range = [&](int axis) -> AxisRange {
     const auto first = static_cast<uint32_t>(axis);
-    if (form.pieces == 0 || axis < 1) return {first, 1};
+    if (form.channel_groups == 0 || axis < 1) return {first, 1};
     return axis == 1 ? AxisRange{1, 2} : AxisRange{first + 1, 1};
   };
   axes_out->clear();
   for (int d = 0, axis = 0; d < rank; ++d, ++axis) {
-    switch (part.along) {
-      case Along::kFirst:
+    switch (part.mapping) {
+      case AxisMapping::kFirst:
         break;
-      case Along::kRest:
+      case AxisMapping::kRest:
         while (axis < axes && (form.reduced >> axis & 1) != 0) ++axis;
         break;
-      case Along::kLast:
+      case AxisMapping::kLast:
         axis = axes - rank + d;
         break;
-      case Along::kReduced:
+      case AxisMapping::kReduced:
         axis = d == rank - 1 ? std::countr_zero(form.reduced) : axes;
         break;
-      case Along::kChannel:
+      case AxisMapping::kChannel:
         axis = d + 1;
         break;
-      case Along::kNamed:
+      case AxisMapping::kNamed:
         axis = part.is_by_index(d) ? axes : static_cast<int>(part.axes[d]);
         break;
     }
@@ -119,21 +119,22 @@ bool find_axes(const Graph& graph, const Form& form, const Part& part, std::vect
     int64_t size = 0;
     const bool one = graph.is_constant(view.sizes[d], &size) && size == 1;
     if (!indexed && !one && (axis < 0 || axis >= axes)) return false;
-    // With Along::kFirst, dims map to the axes of the split space directly.
-    const auto found = part.along == Along::kFirst ? AxisRange{static_cast<uint32_t>(axis), 1} : range(axis);
+    // With AxisMapping::kFirst, dims map to the axes of the split space directly.
+    const auto found = part.mapping == AxisMapping::kFirst ? AxisRange{static_cast<uint32_t>(axis), 1} : range(axis);
     axes_out->push_back(indexed || one ? AxisRange{} : found);
   }
   return true;
 }
 
-bool find_sizes(const Graph& graph, const Form& form, std::span<const int64_t> values, std::vector<int64_t>* sizes) {
+bool find_sizes(const Graph& graph, const KernelForm& form, std::span<const int64_t> values,
+                std::vector<int64_t>* sizes) {
   sizes->clear();
   for (const Sym size : graph.views[form.space].sizes) sizes->push_back(values[size]);
-  if (form.pieces == 0) return true;
+  if (form.channel_groups == 0) return true;
   const int64_t channels = (*sizes)[1];
-  if (form.pieces < 0 || channels % form.pieces != 0) return false;
-  (*sizes)[1] = form.pieces;
-  sizes->insert(sizes->begin() + 2, channels / form.pieces);
+  if (form.channel_groups < 0 || channels % form.channel_groups != 0) return false;
+  (*sizes)[1] = form.channel_groups;
+  sizes->insert(sizes->begin() + 2, channels / form.channel_groups);
   return true;
 }
 

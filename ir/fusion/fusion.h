@@ -98,10 +98,10 @@ Expansion expansion_of(Opcode opcode);
 bool is_loss(Expansion expansion);
 // Whether it processes the elements of a row, or the rows, in order. The threads of a GPU process rows and their parts
 // at the same time, so there is no GPU code for it.
-bool goes_in_order(Expansion expansion);
+bool is_sequential(Expansion expansion);
 
 // The mapping of a view's dims to the axes of the space over which a node is computed.
-enum class Along : uint8_t {
+enum class AxisMapping : uint8_t {
   kLast,     // the last dim maps to the last axis, and so on; a dim of size 1 is broadcast
   kFirst,    // the first dim maps to the first axis, and so on
   kRest,     // the dims map, in order, to the axes that are not reduced
@@ -113,21 +113,21 @@ enum class Along : uint8_t {
 // Entry of Part::axes for a dim without an axis: an index gives the position.
 inline constexpr uint32_t kByIndex = 0xFFFFFFFF;
 // The most dims of a view that indices may choose.
-inline constexpr uint32_t kMostIndexed = 4;
+inline constexpr uint32_t kMaxIndexedDims = 4;
 
 // A view that the node reads or writes.
 struct Part {
   uint32_t view = 0;
-  Along along = Along::kLast;
+  AxisMapping mapping = AxisMapping::kLast;
   bool reads = false;
   bool writes = false;
-  bool over_rows =
+  bool reduces_other_axes =
       false;  // a sum over axes that the node does not reduce otherwise: gradients of a norm's weight and bias
   bool in_order = false;  // written at indices, row by row, as rows may share an element; starts from zero if not read
-  std::vector<uint32_t> axes = {};  // for Along::kNamed: the axis of each dim
+  std::vector<uint32_t> axes = {};  // for AxisMapping::kNamed: the axis of each dim
   bool is_index = false;            // its elements are indices
 
-  bool is_by_index(size_t dim) const { return along == Along::kNamed && axes[dim] == kByIndex; }
+  bool is_by_index(size_t dim) const { return mapping == AxisMapping::kNamed && axes[dim] == kByIndex; }
 };
 
 // Whether indices choose which elements of the part are accessed.
@@ -135,36 +135,36 @@ bool is_at_indices(const Part& part);
 
 // A node as a kernel sees it. At each point of a space, it computes something from the parts' elements there. It may
 // reduce over some axes of the space.
-struct Form {
+struct KernelForm {
   Expansion expansion = Expansion::kNone;
   uint32_t space = 0;    // the view whose sizes are the space's sizes
   uint64_t reduced = 0;  // bit d: axis d is reduced
   // If not 0, axis 1 of that view is split into axes 1 and 2 of the space. Axis 1 has this number of pieces, and axis 2
   // the positions in a piece (groups of channels).
-  int64_t pieces = 0;
+  int64_t channel_groups = 0;
   std::vector<Part> parts;
 };
 
 // Finds the node's form; for an op over lists of tensors, the form of the `item`-th tensors. Returns false if no kernel
 // computes the node.
-bool find_form(const Graph& graph, const Node& node, uint32_t item, Form* form);
+bool find_form(const Graph& graph, const Node& node, uint32_t item, KernelForm* form);
 
 // The most rows of a matmul that may go to the loops for few rows (GroupKind::kMatmulEpilogue). With more rows,
 // libraries are faster.
-inline constexpr int64_t kMostProductRows = 48;
+inline constexpr int64_t kMaxMatmulRows = 48;
 // Number of multiplications of a matmul, with the sizes of the known run, from which a worker may prefer a library in
 // some run.
-inline constexpr double kFewestLibraryMultiplications = 1 << 15;
+inline constexpr double kMinLibraryMultiplications = 1 << 15;
 
 // Whether the node may fail because an index is out of bounds. Only the data decide whether it does.
-bool checks_indices(const Form& form);
+bool checks_indices(const KernelForm& form);
 
 // Whether the nodes may all be executed again after an index was found to be out of bounds. They may if they write only
 // what they create, or have no indices.
-bool may_be_repeated(const Graph& graph, std::span<const uint32_t> nodes);
+bool can_reexecute(const Graph& graph, std::span<const uint32_t> nodes);
 
 // Whether none of the nodes writes an index that one of them reads, so that a runner can check all indices first.
-bool knows_indices(const Graph& graph, std::span<const uint32_t> nodes);
+bool indices_exist_before(const Graph& graph, std::span<const uint32_t> nodes);
 
 // The number of tensors that an op over lists processes; 1 for any other op.
 uint32_t count_items(const Node& node);
@@ -179,10 +179,11 @@ struct AxisRange {
 
 // Finds the axes of the space for each dim of the part: one, or two if the axis is split. A dim has none if it is
 // indexed, or is broadcast. Returns false if the part does not fit.
-bool find_axes(const Graph& graph, const Form& form, const Part& part, std::vector<AxisRange>* axes);
+bool find_axes(const Graph& graph, const KernelForm& form, const Part& part, std::vector<AxisRange>* axes);
 
 // Computes the sizes of the space's axes from the values of the graph's symbols. Returns false if the pieces are not
 // equal.
-bool find_sizes(const Graph& graph, const Form& form, std::span<const int64_t> values, std::vector<int64_t>* sizes);
+bool find_sizes(const Graph& graph, const KernelForm& form, std::span<const int64_t> values,
+                std::vector<int64_t>* sizes);
 
 }  // namespace torch_remote::ir

@@ -10,7 +10,7 @@ namespace {
 
 class FormFinder : FormBuilder {
  public:
-  FormFinder(const Graph& graph, const Node& node, uint32_t item, Form* form)
+  FormFinder(const Graph& graph, const Node& node, uint32_t item, KernelForm* form)
       : FormBuilder(graph, node, form), item_(item) {}
 
   bool find() {
@@ -68,7 +68,7 @@ class FormFinder : FormBuilder {
       case Expansion::kEluBackward:
         return constant("is_result").has_value() && pointwise();
       case Expansion::kLogSigmoidBackward:  // the buffer of the forward op is not needed
-        return reads("grad_output") && reads("self") && result(0, Along::kLast) && space_of_result();
+        return reads("grad_output") && reads("self") && result(0, AxisMapping::kLast) && space_of_result();
       case Expansion::kDropout:
         return constant("train").value_or(0) != 0 && pointwise();
       case Expansion::kMseLoss:
@@ -76,21 +76,22 @@ class FormFinder : FormBuilder {
       case Expansion::kHuberLoss:
       case Expansion::kSoftMarginLoss:
         if (constant("reduction").value_or(-1) == 0) return pointwise();
-        return reads("self") && reads("target") && space("self") && reduces_all() && result(0, Along::kRest);
+        return reads("self") && reads("target") && space("self") && reduces_all() && result(0, AxisMapping::kRest);
       case Expansion::kBceWithLogits: {
         if (!reads("self") || !reads("target") || !reads("weight") || !reads("pos_weight") || !space("self"))
           return false;
-        if (constant("reduction").value_or(-1) == 0) return result(0, Along::kLast);
-        return reduces_all() && result(0, Along::kRest);
+        if (constant("reduction").value_or(-1) == 0) return result(0, AxisMapping::kLast);
+        return reduces_all() && result(0, AxisMapping::kRest);
       }
       case Expansion::kMseLossBackward:
       case Expansion::kSmoothL1LossBackward:
       case Expansion::kHuberLossBackward:
       case Expansion::kSoftMarginLossBackward:
-        return reads("grad_output") && reads("self") && reads("target") && result(0, Along::kLast) && space_of_result();
-      case Expansion::kBceBackward:
-        return reads("grad_output") && reads("self") && reads("target") && reads("weight") && result(0, Along::kLast) &&
+        return reads("grad_output") && reads("self") && reads("target") && result(0, AxisMapping::kLast) &&
                space_of_result();
+      case Expansion::kBceBackward:
+        return reads("grad_output") && reads("self") && reads("target") && reads("weight") &&
+               result(0, AxisMapping::kLast) && space_of_result();
       case Expansion::kLogCumSumExp:
         if (!is_float_argument("self")) return false;
         [[fallthrough]];
@@ -98,17 +99,18 @@ class FormFinder : FormBuilder {
       case Expansion::kLogSoftmax:
       case Expansion::kCumsum:
       case Expansion::kCumprod:
-        return reads("self") && space("self") && reduces_dim() && result(0, Along::kLast);
+        return reads("self") && space("self") && reduces_dim() && result(0, AxisMapping::kLast);
       case Expansion::kSoftmaxBackward:
       case Expansion::kLogSoftmaxBackward:
-        return reads("grad_output") && reads("output") && space("output") && reduces_dim() && result(0, Along::kLast);
+        return reads("grad_output") && reads("output") && space("output") && reduces_dim() &&
+               result(0, AxisMapping::kLast);
       case Expansion::kLayerNorm:
         return reads("input") && reads("weight") && reads("bias") && space("input") && reduces_last() &&
-               result(0, Along::kLast) && result(1, Along::kLast) && result(2, Along::kLast);
+               result(0, AxisMapping::kLast) && result(1, AxisMapping::kLast) && result(2, AxisMapping::kLast);
       case Expansion::kLayerNormBackward:
         return reads("grad_out") && reads("input") && reads("mean") && reads("rstd") && reads("weight") &&
-               space("input") && reduces_last() && result(0, Along::kLast) && result(1, Along::kLast, true) &&
-               result(2, Along::kLast, true);
+               space("input") && reduces_last() && result(0, AxisMapping::kLast) &&
+               result(1, AxisMapping::kLast, true) && result(2, AxisMapping::kLast, true);
       case Expansion::kGroupNorm:
         return group_norm();
       case Expansion::kGroupNormBackward:
@@ -146,12 +148,13 @@ class FormFinder : FormBuilder {
         return matmul();
       case Expansion::kFusedAdam:
       case Expansion::kFusedAdamW:
-        return steps() && of_list("exp_avgs", true) && of_list("exp_avg_sqs", true) &&
-               of_list("max_exp_avg_sqs", true) && of_list("state_steps", false);
+        return optimizer_step() && list_item("exp_avgs", true) && list_item("exp_avg_sqs", true) &&
+               list_item("max_exp_avg_sqs", true) && list_item("state_steps", false);
       case Expansion::kFusedSgd:
         // Half-precision `_fused_sgd_` runs on ATen, whose kernel does not compute an SGD step there; results must be
         // torch's.
-        return steps() && item_size(graph_.views[form_.space].dtype) >= 4 && of_list("momentum_buffer_list", true);
+        return optimizer_step() && item_size(graph_.views[form_.space].dtype) >= 4 &&
+               list_item("momentum_buffer_list", true);
       case Expansion::kEmbedding:
       case Expansion::kEmbeddingBackward:
       case Expansion::kIndexSelect:
@@ -199,7 +202,7 @@ class FormFinder : FormBuilder {
       const Arg& arg = item_of(node_.args[i], item_);
       if (desc.role != ArgRole::kOperand || arg.tag == ArgTag::kScalarTensor) continue;
       if (arg.tag != ArgTag::kView) return false;
-      form_.parts.push_back({arg.a, Along::kLast, !desc.overwrites, desc.writes, false});
+      form_.parts.push_back({arg.a, AxisMapping::kLast, !desc.overwrites, desc.writes, false});
       if (!desc.writes) continue;
       form_.space = arg.a;
       any = true;
@@ -208,7 +211,7 @@ class FormFinder : FormBuilder {
       const Arg& result = item_of(arg, item_);
       if (result.tag == ArgTag::kNone) continue;
       if (result.tag != ArgTag::kView) return false;
-      form_.parts.push_back({result.a, Along::kLast, false, true, false});
+      form_.parts.push_back({result.a, AxisMapping::kLast, false, true, false});
       form_.space = result.a;
       any = true;
     }
@@ -231,27 +234,29 @@ class FormFinder : FormBuilder {
     }
     const bool keeps = constant("keepdim").value_or(0) != 0;
     for (size_t i = 0; i < node_.results.size(); ++i) {
-      if (!result(i, keeps ? Along::kLast : Along::kRest)) return false;
+      if (!result(i, keeps ? AxisMapping::kLast : AxisMapping::kRest)) return false;
     }
     return true;
   }
 
   // A row is one group of channels of one image.
   bool group_norm() {
-    return reads("input") && reads("weight", Along::kChannel) && reads("bias", Along::kChannel) && space("input") &&
-           reduces_groups() && result(0, Along::kLast) && result(1, Along::kFirst) && result(2, Along::kFirst);
+    return reads("input") && reads("weight", AxisMapping::kChannel) && reads("bias", AxisMapping::kChannel) &&
+           space("input") && reduces_groups() && result(0, AxisMapping::kLast) && result(1, AxisMapping::kFirst) &&
+           result(2, AxisMapping::kFirst);
   }
 
   bool group_norm_backward() {
-    return reads("grad_out") && reads("input") && reads("mean", Along::kFirst) && reads("rstd", Along::kFirst) &&
-           reads("weight", Along::kChannel) && space("input") && reduces_groups() && result(0, Along::kLast) &&
-           result(1, Along::kChannel, true) && result(2, Along::kChannel, true);
+    return reads("grad_out") && reads("input") && reads("mean", AxisMapping::kFirst) &&
+           reads("rstd", AxisMapping::kFirst) && reads("weight", AxisMapping::kChannel) && space("input") &&
+           reduces_groups() && result(0, AxisMapping::kLast) && result(1, AxisMapping::kChannel, true) &&
+           result(2, AxisMapping::kChannel, true);
   }
 
   bool reduces_groups() {
     const size_t rank = graph_.views[form_.space].sizes.size();
-    form_.pieces = constant("group").value_or(0);
-    if (form_.pieces <= 0 || rank < 2) return false;
+    form_.channel_groups = constant("group").value_or(0);
+    if (form_.channel_groups <= 0 || rank < 2) return false;
     form_.reduced = ((uint64_t{1} << (rank + 1)) - 1) & ~uint64_t{0b11};
     return true;
   }
@@ -261,8 +266,8 @@ class FormFinder : FormBuilder {
   bool batch_norm() {
     const Arg* training = argument("training");
     const bool trains = training != nullptr && constant("training").value_or(1) != 0;
-    if (!reads("input") || !reads("weight", Along::kChannel) || !reads("bias", Along::kChannel) || !space("input") ||
-        !has_channels()) {
+    if (!reads("input") || !reads("weight", AxisMapping::kChannel) || !reads("bias", AxisMapping::kChannel) ||
+        !space("input") || !has_channels()) {
       return false;
     }
     for (const std::string_view name : {"running_mean", "running_var"}) {
@@ -270,27 +275,28 @@ class FormFinder : FormBuilder {
       if (running == nullptr || (!trains && running->tag == ArgTag::kNone)) return false;
       if (running->tag == ArgTag::kNone) continue;
       if (running->tag != ArgTag::kView) return false;
-      form_.parts.push_back({running->a, Along::kChannel, true, trains, false});
+      form_.parts.push_back({running->a, AxisMapping::kChannel, true, trains, false});
     }
-    if (!result(0, Along::kLast)) return false;
+    if (!result(0, AxisMapping::kLast)) return false;
     if (!trains) return true;
     form_.reduced = all_but_channels();
-    return result(1, Along::kChannel) && result(2, Along::kChannel);
+    return result(1, AxisMapping::kChannel) && result(2, AxisMapping::kChannel);
   }
 
   bool batch_norm_backward() {
     const bool trains = constant("train").value_or(1) != 0;
-    if (!reads("grad_out") || !reads("input") || !reads("weight", Along::kChannel) || !space("input") ||
+    if (!reads("grad_out") || !reads("input") || !reads("weight", AxisMapping::kChannel) || !space("input") ||
         !has_channels()) {
       return false;
     }
     for (const std::string_view name :
          trains ? std::array{"save_mean", "save_invstd"} : std::array{"running_mean", "running_var"}) {
       const Arg* statistics = argument(name);
-      if (statistics == nullptr || statistics->tag != ArgTag::kView || !reads(name, Along::kChannel)) return false;
+      if (statistics == nullptr || statistics->tag != ArgTag::kView || !reads(name, AxisMapping::kChannel))
+        return false;
     }
     form_.reduced = all_but_channels();
-    return result(0, Along::kLast) && result(1, Along::kChannel) && result(2, Along::kChannel);
+    return result(0, AxisMapping::kLast) && result(1, AxisMapping::kChannel) && result(2, AxisMapping::kChannel);
   }
 
   bool has_channels() const { return graph_.views[form_.space].sizes.size() >= 2; }
@@ -300,40 +306,40 @@ class FormFinder : FormBuilder {
 
   // Computes the sum of each row's element at its label, and the total weight of the labels.
   bool nll_loss() {
-    return reads("weight", Along::kChannel) && constant("reduction").value_or(0) != 0 && reads("self") &&
-           is_float_argument("self") && reads_index("target", Along::kFirst) && space("self") &&
-           graph_.views[form_.space].sizes.size() == 2 && reduces_all() && result(0, Along::kRest) &&
-           result(1, Along::kRest);
+    return reads("weight", AxisMapping::kChannel) && constant("reduction").value_or(0) != 0 && reads("self") &&
+           is_float_argument("self") && reads_index("target", AxisMapping::kFirst) && space("self") &&
+           graph_.views[form_.space].sizes.size() == 2 && reduces_all() && result(0, AxisMapping::kRest) &&
+           result(1, AxisMapping::kRest);
   }
 
   // Writes a number at each row's label, and zero elsewhere.
   bool nll_loss_backward() {
-    if (!reads("weight", Along::kChannel)) return false;
+    if (!reads("weight", AxisMapping::kChannel)) return false;
     const bool whole = constant("reduction").value_or(0) != 0;
-    if (!reads("grad_output", whole ? Along::kLast : Along::kFirst) || !reads("target", Along::kFirst) ||
-        !reads("total_weight") || !result(0, Along::kLast)) {
+    if (!reads("grad_output", whole ? AxisMapping::kLast : AxisMapping::kFirst) ||
+        !reads("target", AxisMapping::kFirst) || !reads("total_weight") || !result(0, AxisMapping::kLast)) {
       return false;
     }
     return space_of_result() && graph_.views[form_.space].sizes.size() == 2;
   }
 
   // One parameter of an optimizer's step. Gradient scaling and skipped steps are left to ATen.
-  bool steps() {
+  bool optimizer_step() {
     for (const std::string_view name : {"grad_scale", "found_inf"}) {
       if (argument(name) == nullptr || argument(name)->tag != ArgTag::kNone) return false;
     }
-    if (!of_list("self", true) || form_.parts.empty()) return false;
+    if (!list_item("self", true) || form_.parts.empty()) return false;
     form_.space = form_.parts[0].view;
-    return is_float(graph_.views[form_.space].dtype) && of_list("grads", false);
+    return is_float(graph_.views[form_.space].dtype) && list_item("grads", false);
   }
 
   // Adds the item's tensor of a list; adds nothing if the list is empty.
-  bool of_list(std::string_view name, bool writes) {
+  bool list_item(std::string_view name, bool writes) {
     const Arg* list = argument(name);
     if (list == nullptr || list->tag != ArgTag::kList) return false;
     if (list->items.empty()) return true;
     if (item_ >= list->items.size() || list->items[item_].tag != ArgTag::kView) return false;
-    form_.parts.push_back({list->items[item_].a, Along::kLast, true, writes});
+    form_.parts.push_back({list->items[item_].a, AxisMapping::kLast, true, writes});
     return true;
   }
 
@@ -342,13 +348,14 @@ class FormFinder : FormBuilder {
   bool matmul() {
     const bool adds = argument("mat1") != nullptr;  // addmm(self, mat1, mat2)
     const std::string_view left = adds ? "mat1" : "self";
-    if ((adds && !reads("self")) || !reads(left, Along::kReduced) || !reads("mat2") || !space("mat2")) return false;
+    if ((adds && !reads("self")) || !reads(left, AxisMapping::kReduced) || !reads("mat2") || !space("mat2"))
+      return false;
     if (argument(left)->tag != ArgTag::kView) return false;
     const View& row = graph_.views[argument(left)->a];
     if (row.sizes.size() != 2 || graph_.views[form_.space].sizes.size() != 2) return false;
     if (!is_one(row.sizes[0]) || is_one(graph_.views[form_.space].sizes[1])) return false;
     form_.reduced = 1;
-    return is_float(row.dtype) && result(0, Along::kLast);
+    return is_float(row.dtype) && result(0, AxisMapping::kLast);
   }
 
   bool reduces(const Arg& dim) {
@@ -398,7 +405,7 @@ const Arg& item_of(const Arg& arg, uint32_t item) {
   return arg.tag == ArgTag::kList && item < arg.items.size() ? arg.items[item] : arg;
 }
 
-bool find_form(const Graph& graph, const Node& node, uint32_t item, Form* form) {
+bool find_form(const Graph& graph, const Node& node, uint32_t item, KernelForm* form) {
   return FormFinder(graph, node, item, form).find();
 }
 

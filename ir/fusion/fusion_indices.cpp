@@ -10,7 +10,7 @@ namespace {
 
 class IndexForms : FormBuilder {
  public:
-  IndexForms(const Graph& graph, const Node& node, Form* form) : FormBuilder(graph, node, form) {}
+  IndexForms(const Graph& graph, const Node& node, KernelForm* form) : FormBuilder(graph, node, form) {}
 
   bool find() {
     switch (form_.expansion) {
@@ -38,14 +38,15 @@ class IndexForms : FormBuilder {
 
  private:
   bool embedding() {
-    if (!reads_index("indices", Along::kFirst) || !result(0, Along::kLast) || !space_of_result()) return false;
+    if (!reads_index("indices", AxisMapping::kFirst) || !result(0, AxisMapping::kLast) || !space_of_result())
+      return false;
     return rank_of(form_.space) != 0 && reads_at("weight", {kByIndex, static_cast<uint32_t>(rank_of(form_.space)) - 1});
   }
 
   // Reads slices along a dim at the positions that an index gives.
   bool index_select() {
     const std::optional<uint32_t> dim = dim_of("self");
-    if (!dim.has_value() || !result(0, Along::kLast) || !space_of_result() || !is_index("index")) return false;
+    if (!dim.has_value() || !result(0, AxisMapping::kLast) || !space_of_result() || !is_index("index")) return false;
     std::vector<uint32_t> axes = axes_but("self", *dim);
     if (axes.size() != rank_of(form_.space)) return false;
     const uint32_t index = argument("index")->a;
@@ -56,23 +57,23 @@ class IndexForms : FormBuilder {
   // Reads, at each point, the element that the point's own index gives.
   bool gather() {
     const std::optional<uint32_t> dim = dim_of("self");
-    if (!dim.has_value() || !result(0, Along::kLast) || !space_of_result() || !is_index("index")) return false;
+    if (!dim.has_value() || !result(0, AxisMapping::kLast) || !space_of_result() || !is_index("index")) return false;
     std::vector<uint32_t> axes = axes_but("self", *dim);
     if (axes.size() != rank_of(form_.space) || rank_of(argument("index")->a) != axes.size()) return false;
-    return reads_index("index", Along::kLast) && reads_at("self", std::move(axes));
+    return reads_index("index", AxisMapping::kLast) && reads_at("self", std::move(axes));
   }
 
   // Reads elements by their row-major number.
   bool take() {
     const Arg* self = argument("self");
-    if (self->tag != ArgTag::kView || rank_of(self->a) == 0 || rank_of(self->a) > kMostIndexed) return false;
-    return result(0, Along::kLast) && space_of_result() && reads_index("index", Along::kLast) &&
+    if (self->tag != ArgTag::kView || rank_of(self->a) == 0 || rank_of(self->a) > kMaxIndexedDims) return false;
+    return result(0, AxisMapping::kLast) && space_of_result() && reads_index("index", AxisMapping::kLast) &&
            reads_at("self", std::vector<uint32_t>(rank_of(self->a), kByIndex));
   }
 
   bool index() {
     std::vector<uint32_t> axes;
-    return result(0, Along::kLast) && space_of_result() && reads_indices(rank_of(form_.space), &axes) &&
+    return result(0, AxisMapping::kLast) && space_of_result() && reads_indices(rank_of(form_.space), &axes) &&
            reads_at("self", std::move(axes));
   }
 
@@ -94,7 +95,7 @@ class IndexForms : FormBuilder {
       wide = std::max(wide, rank_of(item.a));
       ++count;
     }
-    if (count == 0 || count > kMostIndexed || space_rank != rank - count + wide) return false;
+    if (count == 0 || count > kMaxIndexedDims || space_rank != rank - count + wide) return false;
     const size_t begin = last - first + 1 == count ? first : 0;
     for (size_t d = 0; d < rank; ++d) {
       if (d < list->items.size() && list->items[d].tag != ArgTag::kNone) {
@@ -114,7 +115,7 @@ class IndexForms : FormBuilder {
   // Adds each row to the row that its index names.
   bool embedding_backward() {
     if (constant("scale_grad_by_freq").value_or(1) != 0 || !reads("grad_output") ||
-        !reads_index("indices", Along::kFirst) || !space("grad_output") || !is_float_argument("grad_output") ||
+        !reads_index("indices", AxisMapping::kFirst) || !space("grad_output") || !is_float_argument("grad_output") ||
         node_.results[0].tag != ArgTag::kView || rank_of(form_.space) == 0) {
       return false;
     }
@@ -141,7 +142,7 @@ class IndexForms : FormBuilder {
   bool scatter() {
     const std::optional<uint32_t> dim = dim_of("self");
     if (form_.expansion == Expansion::kScatterAdd && is_bool("self")) return false;
-    if (!dim.has_value() || !reads_index("index", Along::kLast) || !space("index")) return false;
+    if (!dim.has_value() || !reads_index("index", AxisMapping::kLast) || !space("index")) return false;
     const size_t rank = rank_of(form_.space);
     std::vector<uint32_t> all(rank);
     std::iota(all.begin(), all.end(), 0);
@@ -180,7 +181,7 @@ class IndexForms : FormBuilder {
   bool reads_at(std::string_view name, std::vector<uint32_t> axes) {
     const Arg* arg = argument(name);
     if (arg == nullptr || arg->tag != ArgTag::kView || axes.size() != rank_of(arg->a)) return false;
-    form_.parts.push_back({arg->a, Along::kNamed, true, false, false, false, std::move(axes)});
+    form_.parts.push_back({arg->a, AxisMapping::kNamed, true, false, false, false, std::move(axes)});
     return true;
   }
 
@@ -200,7 +201,7 @@ class IndexForms : FormBuilder {
     return true;
   }
   void writes_at(uint32_t view, std::vector<uint32_t> axes) {
-    form_.parts.push_back({view, Along::kNamed, true, true, false, true, std::move(axes)});
+    form_.parts.push_back({view, AxisMapping::kNamed, true, true, false, true, std::move(axes)});
   }
 
   bool is_bool(std::string_view name) const {
@@ -227,6 +228,8 @@ class IndexForms : FormBuilder {
 
 }  // namespace
 
-bool find_index_form(const Graph& graph, const Node& node, Form* form) { return IndexForms(graph, node, form).find(); }
+bool find_index_form(const Graph& graph, const Node& node, KernelForm* form) {
+  return IndexForms(graph, node, form).find();
+}
 
 }  // namespace torch_remote::ir

@@ -15,7 +15,7 @@ namespace torch_remote::ir {
 namespace {
 
 // The most sections of a group. Each section is one call of a kernel.
-constexpr int64_t kMostSections = 8;
+constexpr int64_t kMaxSections = 8;
 
 // Positions first, first + step, ... of a dim.
 struct Range {
@@ -44,7 +44,7 @@ Range intersection(const Range& a, const Range& b) {
 struct Join {
   struct Operand {
     uint32_t view = kNone;
-    Range places;  // positions in the result
+    Range positions;  // positions in the result
   };
   static constexpr uint32_t kNone = 0xFFFFFFFF;
   uint32_t result = 0;  // view
@@ -78,22 +78,22 @@ uint32_t count_symbols(const Arg& arg) {
 }
 
 // A section that may still have joins. Each view belongs to one node, which names it once.
-class Cut {
+class PartialSection {
  public:
   // Takes all of the nodes. Returns false if a join has a form that cannot be cut.
-  bool take(const Graph& graph, std::span<const int64_t> values, std::span<const uint32_t> nodes) {
+  bool add_nodes(const Graph& graph, std::span<const int64_t> values, std::span<const uint32_t> nodes) {
     for (const uint32_t n : nodes) count_params(graph, graph.nodes[n]);
     section_.values.resize(section_.graph.params);
     for (const uint32_t n : nodes) {
       Node node = graph.nodes[n];
-      for (Arg& arg : node.args) take(graph, values, arg);
-      for (Arg& arg : node.results) take(graph, values, arg);
-      owners_.resize(section_.graph.views.size(), static_cast<uint32_t>(section_.graph.nodes.size()));
+      for (Arg& arg : node.args) add_argument(graph, values, arg);
+      for (Arg& arg : node.results) add_argument(graph, values, arg);
+      node_of_view_.resize(section_.graph.views.size(), static_cast<uint32_t>(section_.graph.nodes.size()));
       section_.graph.nodes.push_back(std::move(node));
       section_.nodes.push_back(n);
     }
     if (dynamic_) return false;
-    gone_.assign(nodes.size(), false);
+    dropped_nodes_.assign(nodes.size(), false);
     writes_.assign(section_.graph.views.size(), false);
     for (const Node& node : section_.graph.nodes) {
       for_each_view(node, [&](uint32_t v, bool writes) { writes_[v] = writes; });
@@ -101,9 +101,9 @@ class Cut {
     auto views = std::make_shared<Views>();
     views->of_buffer.resize(section_.graph.buffers.size());
     views->of_node.resize(nodes.size());
-    for (uint32_t v = 0; v < owners_.size(); ++v) {
+    for (uint32_t v = 0; v < node_of_view_.size(); ++v) {
       views->of_buffer[view(v).buffer].push_back(v);
-      views->of_node[owners_[v]].push_back(v);
+      views->of_node[node_of_view_[v]].push_back(v);
     }
     views_ = std::move(views);
     for (uint32_t n = 0; n < nodes.size(); ++n) {
@@ -125,7 +125,7 @@ class Cut {
   bool keep_operand(uint32_t node, size_t operand, bool* empty) {
     const Join join = joins_.at(node);
     joins_.erase(node);
-    const Range range = join.operands[operand].places;
+    const Range range = join.operands[operand].positions;
     *empty = range.count == 0;
     if (*empty) return true;
     Node& copy = section_.graph.nodes[node];
@@ -139,7 +139,7 @@ class Cut {
       blocking.a = constant(0);
     }
     for (size_t i = 0; i < join.operands.size(); ++i) {
-      if (i != operand && join.operands[i].view != Join::kNone) owners_[join.operands[i].view] = kNoNode;
+      if (i != operand && join.operands[i].view != Join::kNone) node_of_view_[join.operands[i].view] = kNoNode;
     }
     copy.results.assign(op_desc(copy.opcode).results.size(), Arg{});
     drop_others(node);
@@ -160,9 +160,9 @@ class Cut {
     std::vector<Node> nodes;
     std::vector<uint32_t> of;
     for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
-      if (gone_[n]) continue;
+      if (dropped_nodes_[n]) continue;
       // The sections of a cut compute a node at different positions, or all of them at the same positions.
-      if (!(*done)[n].insert(places_of(n)).second) store_nothing(graph.nodes[n], once);
+      if (!(*done)[n].insert(places_of(n)).second) discard_results(graph.nodes[n], once);
       nodes.push_back(std::move(graph.nodes[n]));
       of.push_back(section_.nodes[n]);
     }
@@ -188,8 +188,8 @@ class Cut {
     for (const Arg& arg : node.args) visit(visit, arg);
   }
 
-  void take(const Graph& graph, std::span<const int64_t> values, Arg& arg) {
-    for (Arg& item : arg.items) take(graph, values, item);
+  void add_argument(const Graph& graph, std::span<const int64_t> values, Arg& arg) {
+    for (Arg& item : arg.items) add_argument(graph, values, item);
     if (const uint32_t count = count_symbols(arg); count != 0) {
       const bool known = count == 1 && graph.is_constant(arg.a);
       const Sym symbol = known ? constant(values[arg.a]) : (count == 1 ? params_ : pairs_).at(arg.a);
@@ -259,7 +259,7 @@ class Cut {
                                                                         : find_slice(node, &join);
     if (!found) return false;
     int64_t places = 0;
-    for (const Join::Operand& operand : join.operands) places += operand.places.count;
+    for (const Join::Operand& operand : join.operands) places += operand.positions.count;
     if (places != size(join.result, join.dim)) return false;
     joins_[n] = std::move(join);
     return true;
@@ -322,7 +322,7 @@ class Cut {
     add(Join::kNone, 0, 1, first);
     add(grad->a, first, step, count);
     if (count > 1) {
-      if (step > kMostSections) return false;
+      if (step > kMaxSections) return false;
       for (int64_t k = 1; k < step; ++k) add(Join::kNone, first + k, step, count - 1);
     }
     add(Join::kNone, last + 1, 1, places - 1 - last);
@@ -339,11 +339,11 @@ class Cut {
   // buffer in other nodes.
   bool narrow(uint32_t v, const Range& range) {
     const bool begun = ranges_[v].has_value() || is_all(v, range);
-    return leave(v, range) && (begun || through_node(v, range));
+    return narrow_buffer(v, range) && (begun || through_node(v, range));
   }
 
   // As `narrow`, but without the other views of the view's own node, which the caller narrows.
-  bool leave(uint32_t v, const Range& range) {
+  bool narrow_buffer(uint32_t v, const Range& range) {
     if (ranges_[v].has_value()) return *ranges_[v] == range;
     if (is_all(v, range)) return true;
     if (range.first < 0 || range.first + (range.count - 1) * range.step >= size(v, range.dim)) return false;
@@ -352,10 +352,11 @@ class Cut {
   }
 
   bool through_node(uint32_t v, const Range& range) {
-    const uint32_t n = owners_[v];
+    const uint32_t n = node_of_view_[v];
     if (const auto join = joins_.find(n); join != joins_.end()) return through_join(join->second, v, range);
-    Form form;
-    if (!find_form(section_.graph, section_.graph.nodes[n], 0, &form) || !is_done_apart(form)) return false;
+    KernelForm form;
+    if (!find_form(section_.graph, section_.graph.nodes[n], 0, &form) || !is_independent_by_position(form))
+      return false;
     std::vector<AxisRange> axes;
     uint32_t axis = kNoNode;
     for (const Part& part : form.parts) {
@@ -365,7 +366,7 @@ class Cut {
     }
     if (axis == kNoNode || (form.reduced >> axis & 1) != 0) return false;
     for (const Part& part : form.parts) {
-      if (part.over_rows || !find_axes(section_.graph, form, part, &axes)) return false;
+      if (part.reduces_other_axes || !find_axes(section_.graph, form, part, &axes)) return false;
       for (uint32_t d = 0; d < axes.size(); ++d) {
         if (axes[d].count != 1 || axes[d].first != axis) continue;
         if (!narrow(part.view, {d, range.first, range.step, range.count})) return false;
@@ -376,7 +377,7 @@ class Cut {
 
   // Whether what the node computes at a position depends only on the elements there, not on the position or on the
   // number of positions.
-  static bool is_done_apart(const Form& form) {
+  static bool is_independent_by_position(const KernelForm& form) {
     switch (form.expansion) {
       case Expansion::kExpression:
       case Expansion::kCopy:
@@ -426,16 +427,16 @@ class Cut {
     if (v != join.result) return false;
     join.operands.clear();
     for (const Join::Operand& operand : operands) {
-      const Range& places = operand.places;
+      const Range& places = operand.positions;
       const Range both = intersection(range, places);
       if (both.count > 0) {
         // The common positions, as positions among those that are left, and as positions in the operand.
         const Range left = {join.dim, (both.first - range.first) / range.step, both.step / range.step, both.count};
         const Range inner = {join.dim, (both.first - places.first) / places.step, both.step / places.step, both.count};
         join.operands.push_back({operand.view, left});
-        if (operand.view != Join::kNone && !leave(operand.view, inner)) return false;
+        if (operand.view != Join::kNone && !narrow_buffer(operand.view, inner)) return false;
       } else if (operand.view != Join::kNone) {
-        owners_[operand.view] = kNoNode;
+        node_of_view_[operand.view] = kNoNode;
       }
     }
     return true;
@@ -490,7 +491,7 @@ class Cut {
 
   // -- Nodes ----------------------------------------------------------------------------------------------------------
 
-  bool is_live(uint32_t v) const { return owners_[v] != kNoNode && !gone_[owners_[v]]; }
+  bool is_live(uint32_t v) const { return node_of_view_[v] != kNoNode && !dropped_nodes_[node_of_view_[v]]; }
 
   bool is_written(uint32_t buffer) const {
     return std::ranges::any_of(views_->of_buffer[buffer], [&](uint32_t v) { return writes_[v] && is_live(v); });
@@ -498,7 +499,7 @@ class Cut {
 
   // Keeps the nodes that are connected to this node through written buffers. The other nodes belong to another section.
   void drop_others(uint32_t node) {
-    std::vector<bool> reached(gone_.size(), false), seen(views_->of_buffer.size(), false);
+    std::vector<bool> reached(dropped_nodes_.size(), false), seen(views_->of_buffer.size(), false);
     std::vector<uint32_t> next = {node};
     reached[node] = true;
     while (!next.empty()) {
@@ -506,19 +507,19 @@ class Cut {
       next.pop_back();
       for (const uint32_t v : views_->of_node[n]) {
         const uint32_t buffer = view(v).buffer;
-        if (owners_[v] != n || seen[buffer]) continue;
+        if (node_of_view_[v] != n || seen[buffer]) continue;
         seen[buffer] = true;
         if (!is_written(buffer)) continue;
         for (const uint32_t u : views_->of_buffer[buffer]) {
-          if (!is_live(u) || reached[owners_[u]]) continue;
-          reached[owners_[u]] = true;
-          next.push_back(owners_[u]);
+          if (!is_live(u) || reached[node_of_view_[u]]) continue;
+          reached[node_of_view_[u]] = true;
+          next.push_back(node_of_view_[u]);
         }
       }
     }
-    for (uint32_t n = 0; n < gone_.size(); ++n) {
+    for (uint32_t n = 0; n < dropped_nodes_.size(); ++n) {
       if (reached[n]) continue;
-      gone_[n] = true;
+      dropped_nodes_[n] = true;
       joins_.erase(n);
     }
   }
@@ -526,9 +527,9 @@ class Cut {
   // Whether all views of a buffer that the group updates cover the same elements. Then no section reads what another
   // one updates.
   bool updates_same_places() const {
-    for (uint32_t v = 0; v < owners_.size(); ++v) {
+    for (uint32_t v = 0; v < node_of_view_.size(); ++v) {
       bool creates = false, writes = false;
-      for_each_access(section_.graph.nodes[owners_[v]], [&](uint32_t other, Access access) {
+      for_each_access(section_.graph.nodes[node_of_view_[v]], [&](uint32_t other, Access access) {
         if (other != v) return;
         creates |= access == Access::kCreates;
         writes |= access == Access::kUpdates || access == Access::kOverwrites;
@@ -546,7 +547,7 @@ class Cut {
   std::vector<int64_t> places_of(uint32_t n) const {
     std::vector<int64_t> places;
     for (const uint32_t v : views_->of_node[n]) {
-      if (owners_[v] != n) continue;
+      if (node_of_view_[v] != n) continue;
       places.push_back(value(view(v).offset));
       for (const Sym size : view(v).sizes) places.push_back(value(size));
       for (const Sym stride : view(v).strides) places.push_back(value(stride));
@@ -556,7 +557,7 @@ class Cut {
 
   // An earlier section has stored the node's results. This section computes them again, only for the nodes that use
   // them.
-  void store_nothing(const Node& node, bool* once) {
+  void discard_results(const Node& node, bool* once) {
     for_each_access(node, [&](uint32_t v, Access access) {
       if (access == Access::kCreates) section_.graph.buffers[view(v).buffer].in_group = true;
       *once &= access == Access::kReads || access == Access::kCreates;
@@ -572,9 +573,9 @@ class Cut {
   std::map<Sym, Sym> params_, pairs_;
   std::map<uint32_t, uint32_t> buffers_;
   std::shared_ptr<const Views> views_;        // all views that were taken, in order
-  std::vector<uint32_t> owners_;              // for each view: its node, or kNoNode if the section does not need it
+  std::vector<uint32_t> node_of_view_;        // for each view: its node, or kNoNode if the section does not need it
   std::vector<bool> writes_;                  // for each view: whether its node writes it
-  std::vector<bool> gone_;                    // for each node: whether the section leaves it out
+  std::vector<bool> dropped_nodes_;           // for each node: whether the section leaves it out
   std::map<uint32_t, Join> joins_;            // by node
   std::vector<std::optional<Range>> ranges_;  // for each view, while it is narrowed
   bool dynamic_ = false;
@@ -584,17 +585,17 @@ class Cutter {
  public:
   Cutter(size_t nodes, std::vector<Section>* sections) : sections_(*sections), done_(nodes) {}
 
-  bool run(Cut whole) {
+  bool run(PartialSection whole) {
     const uint32_t join = whole.last_join();
     if (join == kNoNode) {
-      if (std::ssize(sections_) == kMostSections) return false;
+      if (std::ssize(sections_) == kMaxSections) return false;
       bool once = true;
       sections_.push_back(whole.finish(&done_, &once));
       return once;
     }
     const size_t operands = whole.operands_of(join);
-    if (static_cast<int64_t>(operands) > kMostSections) return false;
-    const auto keep = [&](Cut part, size_t operand) {
+    if (static_cast<int64_t>(operands) > kMaxSections) return false;
+    const auto keep = [&](PartialSection part, size_t operand) {
       bool empty = false;
       return part.keep_operand(join, operand, &empty) && (empty || run(std::move(part)));
     };
@@ -630,8 +631,8 @@ bool is_join(Opcode opcode) {
 bool find_sections(const Graph& graph, std::span<const int64_t> values, std::span<const uint32_t> nodes,
                    std::vector<Section>* sections) {
   sections->clear();
-  Cut whole;
-  if (!whole.take(graph, values, nodes)) return false;
+  PartialSection whole;
+  if (!whole.add_nodes(graph, values, nodes)) return false;
   Cutter cutter(nodes.size(), sections);
   return cutter.run(std::move(whole)) && cutter.is_complete();
 }

@@ -8,8 +8,8 @@
 
 // Ops that join tensors (cat, stack, gradients of slices) compute nothing: each element of the result is an element of
 // an operand, or zero. A group with joins is cut into sections at the ends of the joined operands. In each section a
-// join is a copy, and the other nodes are unchanged, but have fewer positions. So one loop nest (ir::Domain) can
-// compute a section, though it could not compute the whole group.
+// join is a copy, and the other nodes are unchanged, but have fewer positions. So one loop nest (ir::IterationDomain)
+// can compute a section, though it could not compute the whole group.
 namespace torch_remote::ir {
 
 // A section of a group: a separate graph, for the numbers of one run.

@@ -16,11 +16,11 @@ enum class ComposedAs : uint8_t {
   kRecord,   // a node of the same op, although eager mode does not record it as such
   kEmpty,    // new memory
   kView,     // another view of its first argument
-  kFill,     // new memory and `by`, which fills it
-  kOther,    // a node of `by`, which computes the first results; the other results are memory that is never read
+  kFill,     // new memory and `op`, which fills it
+  kOther,    // a node of `op`, which computes the first results; the other results are memory that is never read
 };
 
-// An argument of `by` (for kFill: after the memory): an argument of the composed op, or a constant.
+// An argument of `op` (for kFill: after the memory): an argument of the composed op, or a constant.
 struct ComposedArgument {
   std::string_view name;  // empty if the argument is a constant
   ArgKind kind;           // kind of the constant: kBool, kInt or kFloat
@@ -28,12 +28,12 @@ struct ComposedArgument {
 };
 
 struct ComposedOp {
-  std::string_view name;  // schema name
-  bool own_kernel;        // the client implements it, or torch's composite does, which calls such an op
+  std::string_view name;       // schema name
+  bool implemented_by_client;  // the client implements it, or torch's composite does, which calls such an op
   ComposedAs as;
-  Opcode by;  // op of the table; kInvalidOpcode if there is none
-  std::span<const ComposedArgument> with;
-  std::string_view zero;  // an argument that must be 0; empty if there is none
+  Opcode op;  // op of the table; kInvalidOpcode if there is none
+  std::span<const ComposedArgument> arguments;
+  std::string_view zero_argument;  // an argument that must be 0; empty if there is none
 };
 
 // Sorted by name.

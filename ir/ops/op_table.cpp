@@ -106,7 +106,7 @@ Opcode register_opaque(std::string_view name, std::span<const OpaqueArg> args, s
   desc.flags = flags;
   desc.opcode = opcode;
   desc.functional = opcode;
-  desc.single = kInvalidOpcode;
+  desc.per_tensor_op = kInvalidOpcode;
   desc.layout_of = -1;
   desc.args = op.args;
   desc.results = op.results;

@@ -104,21 +104,21 @@ enum OpFlags : uint32_t {
   kOpPure = 1u << 5,            // no writes, not random: may be merged (cse) and dropped (dce)
   kOpHiddenMutation = 1u << 6,  // writes what the schema does not annotate
   kOpCommutative = 1u << 7,     // the first two operands may be exchanged
-  kOpIntoFirst = 1u << 8,       // its result may take over the first operand's memory, which makes the op faster
+  kOpReusesFirst = 1u << 8,     // its result may take over the first operand's memory, which makes the op faster
 };
 
 // Facts about an op that the recorder needs.
 enum OpFacts : uint32_t {
-  kFactTakesNumbers = 1u << 0,       // a 0-dim CPU tensor may stand for an operand
+  kFactAcceptsCpuScalars = 1u << 0,  // a 0-dim CPU tensor may stand for an operand
   kFactTakesHostIndices = 1u << 1,   // its index tensors may be on the CPU; they are uploaded
   kFactWrapsNumber = 1u << 2,        // elementwise, and torch makes its number an operand of rank 0
   kFactMayOverlap = 1u << 3,         // in place, and may write an element twice: overlap is not checked
   kFactResizesSelf = 1u << 4,        // in place, and gives `self` the size of its functional overload's result
-  kFactPerTensor = 1u << 5,          // multi-tensor, and CPU may process each tensor separately: see `single`
+  kFactPerTensor = 1u << 5,          // multi-tensor, and CPU may process each tensor separately: see `per_tensor_op`
   kFactKeepsIntegers = 1u << 6,      // in place; CPU leaves integers unchanged and checks nothing
   kFactKeepsReals = 1u << 7,         // in place; CPU leaves real numbers unchanged and checks nothing
   kFactMetaNeedsElements = 1u << 8,  // torch's structured meta is wrong for operands without elements
-  kFactOfCpuAlone = 1u << 9,  // torch has a kernel for CPUs only; other devices, like CUDA, compose it of other ops
+  kFactCpuOnly = 1u << 9,  // torch has a kernel for CPUs only; other devices, like CUDA, compose it of other ops
 };
 
 // The relation of result shapes to operand shapes, as passes know it.
@@ -227,7 +227,8 @@ struct OpDesc {
   uint32_t facts;  // OpFacts
   Opcode opcode;
   Opcode functional;  // for in-place and out overloads the functional sibling's opcode, otherwise `opcode` itself
-  Opcode single;      // kFactPerTensor: the op that CPU calls for each tensor; kInvalidOpcode if that is not recorded
+  // kFactPerTensor: the op that CPU calls for each tensor; kInvalidOpcode if that is not recorded.
+  Opcode per_tensor_op;
   // The argument whose memory format CPU's kernel gives to the first result, although torch's meta function gives
   // another. -1: the meta function is right.
   int8_t layout_of;

@@ -103,8 +103,8 @@ TEST(OpTable, WhatIsInTheKey) {
 
 TEST(OpTable, WhatTheRecorderMustKnow) {
   const auto has = [](Opcode opcode, OpFacts fact) { return (op_desc(opcode).facts & fact) != 0; };
-  EXPECT_TRUE(has(ops::aten_mul_Tensor, kFactTakesNumbers));
-  EXPECT_FALSE(has(ops::aten_mm, kFactTakesNumbers));
+  EXPECT_TRUE(has(ops::aten_mul_Tensor, kFactAcceptsCpuScalars));
+  EXPECT_FALSE(has(ops::aten_mm, kFactAcceptsCpuScalars));
   EXPECT_TRUE(has(ops::aten_index_put_, kFactTakesHostIndices));
   EXPECT_FALSE(has(ops::aten_index_select, kFactTakesHostIndices));
   EXPECT_TRUE(has(ops::aten_add_Scalar, kFactWrapsNumber));
@@ -116,16 +116,16 @@ TEST(OpTable, WhatTheRecorderMustKnow) {
   EXPECT_TRUE(has(ops::aten_nan_to_num_, kFactKeepsIntegers));
   EXPECT_TRUE(has(ops::aten_conj_physical_, kFactKeepsReals));
   EXPECT_TRUE(has(ops::aten_index_add_, kFactMetaNeedsElements));
-  EXPECT_TRUE(has(ops::aten_ldexp_, kFactOfCpuAlone));
-  EXPECT_FALSE(has(ops::aten_hypot_, kFactOfCpuAlone));
+  EXPECT_TRUE(has(ops::aten_ldexp_, kFactCpuOnly));
+  EXPECT_FALSE(has(ops::aten_hypot_, kFactCpuOnly));
   EXPECT_EQ(op_desc(ops::aten_replication_pad2d_backward).layout_of, 1);
   EXPECT_EQ(op_desc(ops::aten_replication_pad1d).layout_of, -1);
 }
 
 TEST(OpTable, WhatCpuCallsForEachTensor) {
-  EXPECT_EQ(op_desc(ops::aten__foreach_add__List).single, ops::aten_add__Tensor);
-  EXPECT_EQ(op_desc(ops::aten__foreach_maximum_Scalar).single, ops::aten_clamp_min);
-  EXPECT_EQ(op_desc(ops::aten__foreach_clone).single, kInvalidOpcode);
+  EXPECT_EQ(op_desc(ops::aten__foreach_add__List).per_tensor_op, ops::aten_add__Tensor);
+  EXPECT_EQ(op_desc(ops::aten__foreach_maximum_Scalar).per_tensor_op, ops::aten_clamp_min);
+  EXPECT_EQ(op_desc(ops::aten__foreach_clone).per_tensor_op, kInvalidOpcode);
   EXPECT_EQ(op_desc(ops::aten__fused_adam_).facts & kFactPerTensor, 0u);
 }
 
@@ -197,16 +197,16 @@ TEST(ComposedOps, AreFoundByName) {
   EXPECT_EQ(find_composed("aten::add.Tensor"), nullptr);
   EXPECT_EQ(find_composed(""), nullptr);
   for (const ComposedOp& op : composed_ops()) EXPECT_EQ(find_composed(op.name), &op);
-  EXPECT_TRUE(find_composed("aten::view")->own_kernel);
+  EXPECT_TRUE(find_composed("aten::view")->implemented_by_client);
   EXPECT_EQ(find_composed("aten::view")->as, ComposedAs::kNothing);
   EXPECT_EQ(find_composed("aten::copy_")->as, ComposedAs::kRecord);
   const ComposedOp* rand = find_composed("aten::rand");
-  EXPECT_FALSE(rand->own_kernel);
-  EXPECT_EQ(rand->by, ops::aten_uniform_);
-  ASSERT_EQ(rand->with.size(), 2u);
-  EXPECT_EQ(rand->with[1].kind, ArgKind::kFloat);
-  EXPECT_EQ(rand->with[1].constant, 1.0);
-  EXPECT_EQ(find_composed("aten::full")->with[0].name, "fill_value");
+  EXPECT_FALSE(rand->implemented_by_client);
+  EXPECT_EQ(rand->op, ops::aten_uniform_);
+  ASSERT_EQ(rand->arguments.size(), 2u);
+  EXPECT_EQ(rand->arguments[1].kind, ArgKind::kFloat);
+  EXPECT_EQ(rand->arguments[1].constant, 1.0);
+  EXPECT_EQ(find_composed("aten::full")->arguments[0].name, "fill_value");
 }
 
 TEST(OpaqueOps, KeepTheirSchema) {

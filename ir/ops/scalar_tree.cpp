@@ -11,7 +11,7 @@ namespace {
 
 // Integers are computed as unsigned 64-bit integers, which wrap around by definition.
 template <typename T>
-constexpr bool kWhole = std::is_integral_v<T>;
+constexpr bool kIsInteger = std::is_integral_v<T>;
 
 template <typename T>
 T wrapped(uint64_t value) {
@@ -24,7 +24,7 @@ T wrapped(uint64_t value) {
 
 template <typename T>
 bool is_nan(T x) {
-  if constexpr (kWhole<T>) {
+  if constexpr (kIsInteger<T>) {
     return false;
   } else {
     return std::isnan(x);
@@ -33,7 +33,7 @@ bool is_nan(T x) {
 
 template <typename T>
 bool is_inf(T x) {
-  if constexpr (kWhole<T>) {
+  if constexpr (kIsInteger<T>) {
     return false;
   } else {
     return std::isinf(x);
@@ -51,7 +51,7 @@ bool is_negative(T x) {
 
 // The quotient of two integers, rounded towards zero; 0 for a division by zero.
 template <typename T>
-T whole_quotient(T a, T b) {
+T integer_quotient(T a, T b) {
   if (b == 0) return 0;
   if constexpr (std::is_signed_v<T>) {
     if (b == -1) return wrapped<T>(0 - static_cast<uint64_t>(a));
@@ -61,9 +61,9 @@ T whole_quotient(T a, T b) {
 
 template <typename T>
 T fmod_of(T a, T b) {
-  if constexpr (kWhole<T>) {
+  if constexpr (kIsInteger<T>) {
     return wrapped<T>(static_cast<uint64_t>(a) -
-                      static_cast<uint64_t>(whole_quotient(a, b)) * static_cast<uint64_t>(b));
+                      static_cast<uint64_t>(integer_quotient(a, b)) * static_cast<uint64_t>(b));
   } else {
     return std::fmod(a, b);
   }
@@ -72,7 +72,7 @@ T fmod_of(T a, T b) {
 template <typename T>
 T remainder_of(T a, T b) {
   const T rest = fmod_of(a, b);
-  if constexpr (kWhole<T>) {
+  if constexpr (kIsInteger<T>) {
     return rest != 0 && is_negative(rest) != is_negative(b)
                ? wrapped<T>(static_cast<uint64_t>(rest) + static_cast<uint64_t>(b))
                : rest;
@@ -84,8 +84,8 @@ T remainder_of(T a, T b) {
 // Like c10::div_floor_floating, which follows CPython.
 template <typename T>
 T floor_div(T a, T b) {
-  if constexpr (kWhole<T>) {
-    const T quotient = whole_quotient(a, b);
+  if constexpr (kIsInteger<T>) {
+    const T quotient = integer_quotient(a, b);
     return fmod_of(a, b) != 0 && is_negative(a) != is_negative(b) ? static_cast<T>(quotient - 1) : quotient;
   } else {
     if (b == 0) return a / b;
@@ -100,7 +100,7 @@ T floor_div(T a, T b) {
 
 template <typename T>
 T power(T a, T b) {
-  if constexpr (kWhole<T>) {
+  if constexpr (kIsInteger<T>) {
     if (is_negative(b)) {
       if (a == 1) return 1;
       return std::is_signed_v<T> && a == static_cast<T>(-1) ? (b % 2 == 0 ? T{1} : static_cast<T>(-1)) : T{0};
@@ -118,7 +118,7 @@ T power(T a, T b) {
 
 template <typename T>
 T shifted_left(T a, T b) {
-  if constexpr (kWhole<T>) {
+  if constexpr (kIsInteger<T>) {
     constexpr int kBits = 8 * sizeof(T);
     return is_negative(b) || static_cast<int64_t>(b) >= kBits ? T{0} : wrapped<T>(static_cast<uint64_t>(a) << b);
   } else {
@@ -128,7 +128,7 @@ T shifted_left(T a, T b) {
 
 template <typename T>
 T shifted_right(T a, T b) {
-  if constexpr (kWhole<T>) {
+  if constexpr (kIsInteger<T>) {
     constexpr int kMost = 8 * sizeof(T) - std::is_signed_v<T>;
     const bool far = is_negative(b) || static_cast<int64_t>(b) >= kMost;
     return static_cast<T>(far ? (std::is_signed_v<T> ? a >> kMost : 0) : a >> b);
@@ -140,7 +140,7 @@ T shifted_right(T a, T b) {
 // Applies a function of floats. It is never reached for integers, because such an op computes in floats.
 template <typename T, typename F>
 T real(T x, F&& function) {
-  if constexpr (kWhole<T>) {
+  if constexpr (kIsInteger<T>) {
     return 0;
   } else {
     return function(x);
@@ -160,7 +160,7 @@ T smaller(T a, T b) {
 
 template <typename T>
 T bits(ScalarOp op, T a, T b) {
-  if constexpr (kWhole<T>) {
+  if constexpr (kIsInteger<T>) {
     if (op == ScalarOp::kBitAnd) return static_cast<T>(a & b);
     if (op == ScalarOp::kBitOr) return static_cast<T>(a | b);
     if (op == ScalarOp::kBitXor) return static_cast<T>(a ^ b);
@@ -176,7 +176,7 @@ T bits(ScalarOp op, T a, T b) {
 
 template <typename T>
 T arithmetic(ScalarOp op, T a, T b) {
-  if constexpr (kWhole<T>) {
+  if constexpr (kIsInteger<T>) {
     const auto x = static_cast<uint64_t>(a), y = static_cast<uint64_t>(b);
     switch (op) {
       case ScalarOp::kNeg:
@@ -188,7 +188,7 @@ T arithmetic(ScalarOp op, T a, T b) {
       case ScalarOp::kMul:
         return wrapped<T>(x * y);
       default:
-        return whole_quotient(a, b);
+        return integer_quotient(a, b);
     }
   } else {
     switch (op) {
@@ -238,19 +238,19 @@ T apply(ScalarOp op, T a, T b, T c) {
     case ScalarOp::kBitXor:
       return bits(op, a, b);
     case ScalarOp::kAbs:
-      if constexpr (kWhole<T>) {
+      if constexpr (kIsInteger<T>) {
         return is_negative(a) ? arithmetic(ScalarOp::kNeg, a, b) : a;
       } else {
         return std::fabs(a);
       }
     case ScalarOp::kCeil:
-      return kWhole<T> ? a : real(a, [](auto x) { return std::ceil(x); });
+      return kIsInteger<T> ? a : real(a, [](auto x) { return std::ceil(x); });
     case ScalarOp::kFloor:
-      return kWhole<T> ? a : real(a, [](auto x) { return std::floor(x); });
+      return kIsInteger<T> ? a : real(a, [](auto x) { return std::floor(x); });
     case ScalarOp::kRound:
-      return kWhole<T> ? a : real(a, [](auto x) { return std::nearbyint(x); });
+      return kIsInteger<T> ? a : real(a, [](auto x) { return std::nearbyint(x); });
     case ScalarOp::kTrunc:
-      return kWhole<T> ? a : real(a, [](auto x) { return std::trunc(x); });
+      return kIsInteger<T> ? a : real(a, [](auto x) { return std::trunc(x); });
     case ScalarOp::kFloorDiv:
       return floor_div(a, b);
     case ScalarOp::kFmod:

@@ -146,7 +146,7 @@ class Interpreter {
     const ir::OpDesc& desc = ir::op_desc(node.opcode);
     if (ir::fills_first_argument(desc)) return fill(node);
     if (desc.family == ir::Family::kPointwise && node.args[0].tag == ArgTag::kView) return pointwise(node);
-    whole(node);
+    mix_all_elements(node);
   }
 
   // copy_, fill_, zero_: the first argument is not read.
@@ -198,7 +198,7 @@ class Interpreter {
   }
 
   // Every written element depends on every element that is read.
-  void whole(const Node& node) {
+  void mix_all_elements(const Node& node) {
     Element all{identity(node), true};
     ir::for_each_view(node, [&](uint32_t index, bool) {
       if (is_result(node, index)) return;

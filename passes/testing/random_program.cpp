@@ -101,9 +101,9 @@ class Recorder {
   std::vector<Storage> storages_;
 };
 
-class Maker {
+class ProgramBuilder {
  public:
-  explicit Maker(Rng& rng) : rng_(rng) {}
+  explicit ProgramBuilder(Rng& rng) : rng_(rng) {}
 
   Trace make(uint32_t ops) {
     for (int i = 0; i < 6; ++i) tensors_.push_back(recorder_.make(dtype(), shape(), true));
@@ -161,7 +161,7 @@ class Maker {
       case 6:
         return in_place(x);
       case 7:
-        return product(x);
+        return matmul(x);
       case 8:
         return sum(x);
       case 9:
@@ -240,7 +240,7 @@ class Maker {
     recorder_.end();
   }
 
-  void product(const Tensor& x) {
+  void matmul(const Tensor& x) {
     if (x.sizes.size() != 2 || x.dtype != DType::kFloat32) return;
     const Tensor y = recorder_.make(DType::kFloat32, {x.sizes[1], 4}, true);
     recorder_.begin("aten::mm");
@@ -432,7 +432,7 @@ class Perceptron {
 
 }  // namespace
 
-Trace random_program(Rng& rng, uint32_t ops) { return Maker(rng).make(ops); }
+Trace random_program(Rng& rng, uint32_t ops) { return ProgramBuilder(rng).make(ops); }
 Trace perceptron_program(uint32_t ops) { return Perceptron().make(ops); }
 
 }  // namespace torch_remote::passes::testing

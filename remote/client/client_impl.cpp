@@ -124,7 +124,7 @@ void ClientImpl::find_copies(const CachedProgram& program, const ir::Trace& trac
   if (!program.facts_known.load(std::memory_order_acquire)) return;
   for (const ProgramFacts::Copy& copy : program.facts.copies) {
     const ir::TraceView &from = trace.views[copy.from], &to = trace.views[copy.to];
-    const int64_t *source = trace.params.data() + from.params, *target = trace.params.data() + to.params;
+    const int64_t *source = trace.params.data() + from.first_param, *target = trace.params.data() + to.first_param;
     // The copy must cover a whole buffer of the same size, in the same order.
     const size_t rank = from.rank;
     uint64_t nbytes = ir::item_size(from.dtype);

@@ -40,8 +40,8 @@ TEST_P(ClientTest, ProgramsAreBuiltForTheWorkerThatAnswered) {
   flush();
   ASSERT_TRUE(synchronize().ok());
   EXPECT_EQ(built_for.targets, (std::vector<std::string>{"fake-1", "fake-0"}));
-  EXPECT_TRUE(built_for.does(ir::GroupKind::kPointwise) && built_for.does(ir::GroupKind::kReduce));
-  EXPECT_FALSE(built_for.does(ir::GroupKind::kRowwise));
+  EXPECT_TRUE(built_for.supports(ir::GroupKind::kPointwise) && built_for.supports(ir::GroupKind::kReduce));
+  EXPECT_FALSE(built_for.supports(ir::GroupKind::kRowwise));
   EXPECT_EQ(built_for.dtypes, uint64_t{1} << 40);
   EXPECT_EQ(built_for.memory, 5000u);
   EXPECT_EQ(built_for.threads, 3u);

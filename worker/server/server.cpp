@@ -35,7 +35,7 @@ Server::Server(remote::Transport& transport, const ServerOptions& options)
 ir::MathModes Server::math_of(const wire::Run& run) const {
   const ir::MathModes math = run.math();
   const bool add = repeats() && on_.device->is_host_memory() && (math & ir::kDeterministic) == 0;
-  return add ? math | ir::kDeterministic | ir::kMayDiffer : math;
+  return add ? math | ir::kDeterministic | ir::kDeterministicWarnOnly : math;
 }
 
 Status Server::run() {

@@ -130,7 +130,7 @@ Status compile_and_place(const Kernel& kernel, const CompileOptions& options, Co
   expand_functions(compiled->kernel);
   compiled->schedule = schedule(compiled->kernel);
   if (Status status = compile(kernel, options, &compiled->code); !status) return status;
-  return PlacedCode::place(compiled->code.bytes, &compiled->placed);
+  return ExecutableCode::load(compiled->code.bytes, &compiled->placed);
 }
 
 namespace {
@@ -185,14 +185,14 @@ void run_compiled(const Compiled& compiled, const Arguments& arguments, IndexRec
   const int64_t rows = kernel.rows == 0 ? 1 : arguments.sizes[0];
   const int64_t chunk = Order().chunk, chunks = (rows + chunk - 1) / chunk;
   Buffers kept, totals;
-  for (const uint32_t value : schedule.kept) {
+  for (const uint32_t value : schedule.spilled) {
     const int64_t elements = columns_of(kernel, arguments, kernel.column_dims());
     kept.push_back(std::make_unique<Guarded>(static_cast<size_t>(elements) * ir::item_size(kernel.values[value].type)));
   }
   std::vector<int64_t> lines;
   for (const uint32_t total : schedule.totals) {
     const Bytes one = neutral(kernel.values[total]);
-    const int64_t elements = columns_of(kernel, arguments, schedule.places[total].dims);
+    const int64_t elements = columns_of(kernel, arguments, schedule.values[total].dims);
     lines.push_back(elements * static_cast<int64_t>(one.size()));
     totals.push_back(std::make_unique<Guarded>(static_cast<size_t>(lines.back() * chunks)));
     for (int64_t i = 0; i < elements * chunks; ++i) {
@@ -205,9 +205,9 @@ void run_compiled(const Compiled& compiled, const Arguments& arguments, IndexRec
             .strides = arguments.strides.data(),
             .bounds = arguments.bounds.data(),
             .scalars = arguments.scalars.data(),
-            .kept = kept_pointers.data(),
+            .row_buffers = kept_pointers.data(),
             .totals = nullptr,
-            .lines = lines.data(),
+            .chunk_strides = lines.data(),
             .failure = failure};
   const auto run = compiled.placed.function<RowsFunction>(compiled.code.rows);
   for (int64_t c = 0; c < chunks; ++c) {

@@ -7,7 +7,7 @@
 
 #include "codegen/cpu/call.h"
 #include "codegen/cpu/compile.h"
-#include "codegen/cpu/place.h"
+#include "codegen/cpu/executable_code.h"
 #include "codegen/loop/loop_ir.h"
 
 // Calls compiled kernels and the interpreter with the same arguments, and compares the memory that they wrote.
@@ -35,7 +35,7 @@ struct Compiled {
   Kernel kernel;  // with expanded functions
   Schedule schedule;
   Code code;
-  PlacedCode placed;
+  ExecutableCode placed;
 };
 Status compile_and_place(const Kernel& kernel, const CompileOptions& options, Compiled* compiled);
 

@@ -84,10 +84,10 @@ Status Emulated::run(const Arguments& arguments, std::span<const std::span<uint8
                   .strides = arguments.strides,
                   .bounds = arguments.bounds,
                   .scalars = given,
-                  .rest = rest,
+                  .remainder_columns = rest,
                   .scratch = number(scratch),
-                  .failure = elsewhere ? (number(numbers) + 8 * given.size()) | kElsewhere : number(record),
-                  .numbers = number(numbers),
+                  .failure = elsewhere ? (number(numbers) + 8 * given.size()) | kIndirectRecord : number(record),
+                  .scalars_address = number(numbers),
                   .processors = 1};
   status = launch(call, options);
   if (status.ok()) status = memory.read(failure, record, sizeof(IndexRecord));

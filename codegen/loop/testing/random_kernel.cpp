@@ -18,7 +18,7 @@ constexpr DType kTypes[] = {DType::kBool,  DType::kUInt8, DType::kInt8,    DType
                             DType::kInt32, DType::kInt64, DType::kFloat32, DType::kFloat64};
 
 // Whether expand_functions leaves the op unchanged.
-bool is_plain(ScalarOp op) {
+bool is_unexpanded(ScalarOp op) {
   switch (op) {
     case ScalarOp::kNeg:
     case ScalarOp::kAdd:
@@ -172,7 +172,7 @@ class Maker {
   }
 
   // Picks a value of this type, preferring later ones. If there is none, it adds one.
-  uint32_t pick(DType wanted, bool finish) {
+  uint32_t select_coefficients(DType wanted, bool finish) {
     std::vector<uint32_t> found;
     for (uint32_t i = 0; i < kernel_.values.size(); ++i) {
       if (type(i) == wanted && usable(i, finish)) found.push_back(i);
@@ -223,17 +223,17 @@ class Maker {
       const ScalarOpInfo& about = info(what);
       const DType taken = some_type();
       const bool answers_nan = what == ScalarOp::kIsNan || what == ScalarOp::kIsInf;
-      if (about.arity == 0 || !accepts(about.takes, taken)) continue;
-      if (!options_.functions && !is_plain(what) && !answers_nan) continue;
+      if (about.arity == 0 || !accepts(about.operand_types, taken)) continue;
+      if (!options_.functions && !is_unexpanded(what) && !answers_nan) continue;
       uint32_t in[3] = {kNone, kNone, kNone};
       for (uint32_t i = 0; i < about.arity; ++i) {
-        in[i] = pick(what == ScalarOp::kWhere && i == 0 ? DType::kBool : taken, finish);
+        in[i] = select_coefficients(what == ScalarOp::kWhere && i == 0 ? DType::kBool : taken, finish);
       }
       // An op whose operands are the same value, such as x - x, tests little.
       const uint32_t last = about.arity - 1;
       if (last != 0 && in[last] == in[last - 1] && chance(90)) in[last] = load(type(in[last]), finish);
       if (what == ScalarOp::kCopysign) in[1] = no_nan(in[1]);
-      return op(what, about.answers ? DType::kBool : taken, in[0], in[1], in[2]);
+      return op(what, about.returns_bool ? DType::kBool : taken, in[0], in[1], in[2]);
     }
   }
 
@@ -244,7 +244,7 @@ class Maker {
                                                              {DType::kInt64, DType::kFloat64},
                                                              {DType::kUInt8, DType::kInt8},
                                                              {DType::kInt8, DType::kUInt8}});
-    return add({.kind = Kind::kBits, .type = to, .a = no_nan(pick(from, finish))});
+    return add({.kind = Kind::kBits, .type = to, .a = no_nan(select_coefficients(from, finish))});
   }
 
   // An index for an operand: usually an element of an operand of indices, otherwise a number that is roughly in bounds.
@@ -295,10 +295,11 @@ class Maker {
   // Adds a reduction, and a value that uses it.
   void reduce(Over over) {
     const DType reduced = chance(80) ? some_type() : kTypes[below(std::size(kTypes))];
-    uint32_t a = pick(reduced, false);
+    uint32_t a = select_coefficients(reduced, false);
     if (over == Over::kLines && (facts_[a].dims & outer_column()) == 0) return;
     // This adds a value that is worth keeping for the next loop.
-    if (accepts(Takes::kNumbers, reduced) && chance(30)) a = op(ScalarOp::kDiv, reduced, a, load(reduced, false));
+    if (accepts(OperandTypes::kNumbers, reduced) && chance(30))
+      a = op(ScalarOp::kDiv, reduced, a, load(reduced, false));
     const Reduction what = some_reduction(type(a), over);
     const bool place = what == Reduction::kArgMax || what == Reduction::kArgMin;
     const bool widens = what == Reduction::kSum && over != Over::kRows && type(a) == DType::kFloat32 && chance(40);
@@ -306,14 +307,15 @@ class Maker {
     const uint32_t result = add({.kind = Kind::kReduce, .type = made, .reduction = what, .over = over, .a = a});
     if (type(result) == DType::kBool || chance(30)) return;
     const bool again = over == Over::kColumns && made == type(a) && chance(60);
-    const uint32_t other = again ? a : pick(type(result), over != Over::kColumns);
+    const uint32_t other = again ? a : select_coefficients(type(result), over != Over::kColumns);
     op(one_of({ScalarOp::kSub, ScalarOp::kMul, ScalarOp::kDiv, ScalarOp::kMax}), type(result), other, result);
   }
 
   void running() {
     const DType type = some_type();
-    const uint32_t a = type == DType::kBool ? convert(pick(type, false), DType::kInt32) : pick(type, false);
-    const bool floats = accepts(Takes::kFloats, this->type(a));
+    const uint32_t a = type == DType::kBool ? convert(select_coefficients(type, false), DType::kInt32)
+                                            : select_coefficients(type, false);
+    const bool floats = accepts(OperandTypes::kFloats, this->type(a));
     add({.kind = Kind::kRunning,
          .type = this->type(a),
          .reduction = floats && chance(40) ? Reduction::kLogSumExp : one_of({Reduction::kSum, Reduction::kProduct}),
@@ -322,7 +324,7 @@ class Maker {
 
   void random(bool finish) {
     uint32_t in[3];
-    for (uint32_t& word : in) word = pick(DType::kInt64, finish);
+    for (uint32_t& word : in) word = select_coefficients(DType::kInt64, finish);
     if (kernel_.columns != 0 && chance(70)) {
       in[2] = add({.kind = Kind::kIndex, .type = DType::kInt64, .a = kernel_.dims() - 1});
     }
@@ -342,7 +344,7 @@ class Maker {
       load(some_type(), finish);
     } else if (what < 53) {
       const DType from = some_type();
-      convert(pick(from, finish), kTypes[below(std::size(kTypes))]);
+      convert(select_coefficients(from, finish), kTypes[below(std::size(kTypes))]);
     } else if (what < 56) {
       constant(some_type());
     } else if (what < 59 && !kernel_.scalars.empty()) {
@@ -352,7 +354,8 @@ class Maker {
       add({.kind = Kind::kIndex, .type = DType::kInt64, .a = below(kernel_.dims())});
     } else if (what < 66) {
       const DType wanted = some_float();
-      const uint32_t a = pick(wanted, finish), b = pick(wanted, finish), c = pick(wanted, finish);
+      const uint32_t a = select_coefficients(wanted, finish), b = select_coefficients(wanted, finish),
+                     c = select_coefficients(wanted, finish);
       add({.kind = Kind::kFma, .type = wanted, .a = a, .b = b, .c = c});
     } else if (what < 69) {
       bits(finish);
@@ -388,7 +391,7 @@ class Maker {
       if (options_.indexed && chance(12)) {
         indexed_store(value);
       } else {
-        plain_store(value);
+        unindexed_store(value);
       }
     }
   }
@@ -401,7 +404,7 @@ class Maker {
     return (facts_[value].finish ? 0 : kernel_.row_dims()) | (columns ? kernel_.column_dims() : 0);
   }
 
-  void plain_store(uint32_t value) {
+  void unindexed_store(uint32_t value) {
     const DimSet outer = outer_column();
     const bool by_line = options_.lines && outer != 0 && (facts_[value].dims & kernel_.column_dims()) == outer;
     const DimSet dims = by_line ? points(value) & ~kernel_.last_column() : points(value);

@@ -20,7 +20,7 @@ namespace {
 using ir::DType;
 
 constexpr size_t kLine = sizeof(TestData::Line);
-constexpr size_t kAround = 70;  // number of elements before and after an operand that belong to none
+constexpr size_t kPadding = 70;  // number of elements before and after an operand that belong to none
 
 class Maker {
  public:
@@ -80,7 +80,7 @@ class Maker {
   }
 
   const Value& value(uint32_t index) const { return kernel_.values[index]; }
-  bool is_plain_load(uint32_t index) const {
+  bool is_unindexed_load(uint32_t index) const {
     return value(index).kind == Kind::kLoad && kernel_.operands[value(index).operand].indexed == 0;
   }
 
@@ -92,13 +92,13 @@ class Maker {
     for (uint32_t i = 0; i < indexed; ++i) {
       int64_t bound = indexed > 1 ? one_of<int64_t>({1, 2, 5}) : one_of<int64_t>({1, 2, 7, 33, 50});
       if (wrong_ && chance(5)) bound = 0;
-      const auto make_room = [&](uint32_t index, bool stores, bool apart) {
+      const auto make_room = [&](uint32_t index, bool stores, bool distinct) {
         if (value(index).kind == Kind::kIndex && !(wrong_ && chance(50))) {
           const int64_t size = data_.sizes[value(index).a];
           const bool small = indexed == 1 && elements(kernel_.operands[operand].dims) * size < 10 * options_.max_points;
           if (stores || small) bound = std::max(bound, size);
         }
-        if (apart && is_plain_load(index)) bound = std::max(bound, elements(facts_[index].dims) + 3);
+        if (distinct && is_unindexed_load(index)) bound = std::max(bound, elements(facts_[index].dims) + 3);
       };
       for (const Value& load : kernel_.values) {
         if (load.kind == Kind::kLoad && load.operand == operand) make_room(load.indices[i], false, false);
@@ -200,14 +200,14 @@ class Maker {
     data_.strides.insert(data_.strides.end(), strides.begin(), strides.end());
     // An operand without elements must not be accessed at all.
     if (empty) lowest = 0, highest = -1;
-    size_t before = kAround - static_cast<size_t>(lowest);
+    size_t before = kPadding - static_cast<size_t>(lowest);
     if (options_.unaligned && chance(50)) {
       before += below(kLine);
     } else {
       before = (before + kLine - 1) / kLine * kLine;
     }
     data_.views.push_back({static_cast<uint32_t>(data_.buffers.size()), before});
-    make_buffer(operand.dtype, before + static_cast<size_t>(highest + 1) + kAround);
+    make_buffer(operand.dtype, before + static_cast<size_t>(highest + 1) + kPadding);
   }
 
   // -- Elements -------------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class Maker {
     const DType loaded = loaded_type(dtype);
     for (size_t i = 0; i < elements; ++i) {
       Cell cell;
-      if (accepts(Takes::kFloats, loaded)) {
+      if (accepts(OperandTypes::kFloats, loaded)) {
         cell = convert(DType::kFloat64, loaded, to_cell(number(kind)));
       } else {
         cell = to_cell(dtype == DType::kBool ? static_cast<int64_t>(below(2)) : wrapped(dtype, integer(special)));
@@ -267,15 +267,15 @@ class Maker {
   struct Index {
     int64_t bound = std::numeric_limits<int64_t>::max();
     bool used = false;
-    bool apart = false;  // all elements must be different
+    bool distinct = false;  // all elements must be different
   };
 
   Index index_of(uint32_t operand) const {
     Index result;
-    const auto look = [&](uint32_t index, int64_t bound, bool apart) {
-      if (!is_plain_load(index) || value(index).operand != operand) return;
+    const auto look = [&](uint32_t index, int64_t bound, bool distinct) {
+      if (!is_unindexed_load(index) || value(index).operand != operand) return;
       result.used = true;
-      result.apart |= apart;
+      result.distinct |= distinct;
       result.bound = std::min(result.bound, bound);
     };
     for (const Value& load : kernel_.values) {
@@ -296,10 +296,10 @@ class Maker {
     const Index index = index_of(operand);
     if (!index.used) return;
     TestData::Buffer& buffer = data_.buffers[data_.views[operand].buffer];
-    if (index.apart) {
+    if (index.distinct) {
       // The bound is large enough for all elements of the operand, which are fewer than the buffer's. Each element gets
       // its own index, for any strides.
-      fill_apart(operand, index.bound);
+      fill_distinct(operand, index.bound);
       return;
     }
     for (size_t i = 0; i < buffer.elements; ++i) {
@@ -309,7 +309,7 @@ class Maker {
     }
   }
 
-  void fill_apart(uint32_t operand, int64_t bound) {
+  void fill_distinct(uint32_t operand, int64_t bound) {
     const DimSet dims = kernel_.operands[operand].dims;
     const int64_t count = elements(dims);
     std::vector<int64_t> values(static_cast<size_t>(std::max(bound, count)));

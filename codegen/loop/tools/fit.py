@@ -337,12 +337,12 @@ def reductions() -> None:
     mp.prec = 2000
     turn = 1 / (2 * mp.pi)
     print("// Bits 23 to 191 of 1 / (2 pi).")
-    show_plain("kTurn32", pieces(turn, 23, [29, 29, 29, 29, 53]))
+    show_plain("kInvTwoPi32", pieces(turn, 23, [29, 29, 29, 29, 53]))
     words = []
     for i in range(24):
         words.append(pieces(turn, 50 * i, [50])[0] * mpf(2) ** (50 * i))
     print("// 50 bits each of 1 / (2 pi), as numbers below 1.")
-    show_plain("kTurn64", words)
+    show_plain("kInvTwoPi64", words)
 
 
 def show_plain(name: str, values: list[mpf]) -> None:

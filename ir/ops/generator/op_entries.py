@@ -266,7 +266,7 @@ class _Entry:
         in_place = overload.kind is SchemaKind.inplace
         facts = []
         if data.get("numbers", self.family in ("pointwise", "multi_tensor") or data.get("host_indices", False)):
-            facts.append("TakesNumbers")
+            facts.append("AcceptsCpuScalars")
         if data.get("host_indices"):
             facts.append("TakesHostIndices")
         scalar = "Scalar" in overload.name or "_scalar" in overload.name
@@ -283,7 +283,7 @@ class _Entry:
         if data.get("meta_needs_elements") and overload.kind is not SchemaKind.out:
             facts.append("MetaNeedsElements")
         if data.get("of_cpu_alone"):
-            facts.append("OfCpuAlone")
+            facts.append("CpuOnly")
         return facts
 
     def _rule(self, overload: Overload) -> str:
@@ -402,7 +402,7 @@ class _Entry:
             if kinds == ["Tensor", "Tensor"]:
                 flags.append("Commutative")
         if self.data.get("into_first"):
-            flags.append("IntoFirst")
+            flags.append("ReusesFirst")
         return flags
 
     def _role(self, name: str, kind: str, default: str | None) -> str:

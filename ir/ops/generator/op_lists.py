@@ -71,7 +71,7 @@ def composed(path: Path, header_path: str, ops: list[Op], overloads: dict[str, O
         by = opcodes[row["by"]] if "by" in row else "kInvalidOpcode"
         rows.append(
             f"    {{{json.dumps(full_name(name))}, {str(name in own).lower()}, ComposedAs::k{camel(row['as'])}, {by},"
-            f" with({first}, {len(fills) - first}), {json.dumps(zero)}}},"
+            f" args({first}, {len(fills) - first}), {json.dumps(zero)}}},"
         )
     newline = "\n"
     return f"""// {_NOTE}
@@ -84,7 +84,7 @@ constexpr ComposedArgument kArguments[] = {{
 {newline.join(fills)}
 }};
 
-constexpr std::span<const ComposedArgument> with(size_t first, size_t count) {{ return {{kArguments + first, count}}; }}
+constexpr std::span<const ComposedArgument> args(size_t first, size_t count) {{ return {{kArguments + first, count}}; }}
 
 constexpr ComposedOp kOps[] = {{
 {newline.join(rows)}

@@ -100,10 +100,10 @@ void set_math(uint32_t math) {
   if (last == math) return;
   last = math;
   const bool deterministic = (math & ir::kDeterministic) != 0;
-  context.setAllowTF32CuBLAS((math & ir::kTf32Products) != 0);
+  context.setAllowTF32CuBLAS((math & ir::kTf32Matmuls) != 0);
   context.setAllowTF32CuDNN((math & ir::kTf32Convolutions) != 0);
   context.setDeterministicCuDNN(deterministic);
-  context.setDeterministicAlgorithms(deterministic, (math & ir::kMayDiffer) != 0);
+  context.setDeterministicAlgorithms(deterministic, (math & ir::kDeterministicWarnOnly) != 0);
 }
 
 bool has_gpu(const tr_host& host) { return host.has_gpu != 0; }

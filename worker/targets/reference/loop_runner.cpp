@@ -36,10 +36,10 @@ class LoopPlan final : public NodePlan {
     Status status = codegen::lower_group(graph, group, values, &launches_, /*in_order=*/true);
     for (codegen::Launch& launch : launches_) {
       // An index out of bounds is only known at the end.
-      if (status.ok() && launch.checks_first) {
+      if (status.ok() && launch.check_indices_first) {
         status = {ErrorCode::kUnsupported, "an index decides what is written in place"};
       }
-      if (status.ok() && launch.splits_numbers) {
+      if (status.ok() && launch.splits_linear_indices) {
         status = {ErrorCode::kUnsupported, "an element's number is taken apart into places"};
       }
       if (status.ok()) status = codegen::take_in_loops(&launch);
@@ -66,8 +66,8 @@ class LoopPlan final : public NodePlan {
     if (std::ranges::find(launch.outer, 0) != launch.outer.end()) return {};
     std::vector<int64_t> sizes = launch.sizes, strides, bounds;
     // A reduction of all elements: they are contiguous, so they make one row.
-    if (launch.rest != 0) {
-      sizes.back() = sizes.front() * sizes.back() + launch.rest;
+    if (launch.remainder_columns != 0) {
+      sizes.back() = sizes.front() * sizes.back() + launch.remainder_columns;
       sizes.front() = 1;
     }
     for (const codegen::Binding& binding : launch.operands) {
@@ -83,7 +83,7 @@ class LoopPlan final : public NodePlan {
         for (size_t d = 0; d < place.size(); ++d) offset += place[d] * binding.outer[d];
         data[i] = static_cast<std::byte*>(buffers[binding.buffer].data) +
                   offset * static_cast<int64_t>(ir::item_size(launch.kernel.operands[i].dtype));
-        if (binding.zeroed) clear(launch, binding, i, data[i]);
+        if (binding.needs_zero_fill) clear(launch, binding, i, data[i]);
       }
       codegen::IndexFailure failure;
       Status status = codegen::interpret(
@@ -136,7 +136,7 @@ class LoopRunner final : public Runner {
     ir::for_each_view(its, [&](uint32_t view, bool) {
       has_dtypes &= !graph.views[view].dynamic && (kDTypes & bit(graph.views[view].dtype)) != 0;
     });
-    ir::Form form;
+    ir::KernelForm form;
     return has_dtypes && has_form(its.opcode) && ir::count_items(its) != 0 && ir::find_form(graph, its, 0, &form);
   }
   bool may_decline() const override { return true; }

@@ -21,10 +21,10 @@ class Library {
     Status status;
     if (api_ == nullptr) api_ = open(&status);
     if (api_ == nullptr) return status;
-    tr_code code{};
+    tr_cpu_code code{};
     code.struct_size = sizeof(code);
     code.context = bytes;
-    code.take = [](void* context, const uint8_t* data, size_t size) {
+    code.on_code = [](void* context, const uint8_t* data, size_t size) {
       static_cast<std::vector<uint8_t>*>(context)->assign(data, data + size);
     };
     const tr_variant wanted{sizeof(wanted), variant.streams, variant.columns};

@@ -98,7 +98,7 @@ class SmallGemmBinder {
     call_.depth = left->columns;
     call_.columns = right->columns;
     if (right->rows != call_.depth || result->rows != call_.rows || result->columns != call_.columns) return false;
-    if (call_.rows < 1 || call_.rows > ir::kMostProductRows || call_.depth < 1 || call_.columns < 1) return false;
+    if (call_.rows < 1 || call_.rows > ir::kMaxMatmulRows || call_.depth < 1 || call_.columns < 1) return false;
     const auto along = [](int64_t stride, int64_t size) { return stride == 1 || size == 1; };
     if (!along(left->column, call_.depth) || !along(right->row, call_.depth) || !along(result->column, call_.columns)) {
       return false;

@@ -21,7 +21,7 @@ const GemmLoops* gemm_loops(std::string_view target);
 void run_gemm(const GemmLoops& loops, const GemmCall& call, const ParallelFor& parallel);
 
 // `aten::mm` or `aten::addmm` with the sizes of one run, f32, bf16 or f16. The left matrix has up to
-// ir::kMostProductRows rows; the elements of the right matrix's columns are contiguous.
+// ir::kMaxMatmulRows rows; the elements of the right matrix's columns are contiguous.
 class SmallGemm {
  public:
   // Returns null if the loops do not support the node: its op, dtypes, sizes or strides, sizes that do not match (the

@@ -39,7 +39,7 @@ int64_t rounded_rows(int64_t rows) {
   for (const int64_t most : kRows) {
     if (rows <= most) return most;
   }
-  return ir::kMostProductRows;
+  return ir::kMaxMatmulRows;
 }
 
 std::string name_of(const GemmShape& shape) {

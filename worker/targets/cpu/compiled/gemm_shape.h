@@ -28,7 +28,7 @@ struct GemmShape {
 
   // Whether the loops for few rows support it (gemm_call.h).
   bool may_be_loops() const {
-    return rows <= ir::kMostProductRows && batches == 0 && !left_transposed && !right_row_major;
+    return rows <= ir::kMaxMatmulRows && batches == 0 && !left_transposed && !right_row_major;
   }
   // Whether oneDNN may be faster than the library that torch calls for this dtype.
   bool may_be_onednn() const {

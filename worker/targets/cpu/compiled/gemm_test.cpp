@@ -264,7 +264,7 @@ TEST(SmallGemm, PartsChangeNoBits) {
 TEST(SmallGemm, LeavesTheRestToOthers) {
   if (all_loops().empty()) GTEST_SKIP();
   const GemmLoops& loops = *all_loops()[0];
-  EXPECT_EQ(Bench({.rows = ir::kMostProductRows + 1, .depth = 4, .columns = 4}).bind(loops), nullptr);
+  EXPECT_EQ(Bench({.rows = ir::kMaxMatmulRows + 1, .depth = 4, .columns = 4}).bind(loops), nullptr);
   const auto binds = [&](const std::string& nodes) {
     ir::Graph graph;
     const Status status = ir::parse_graph(

@@ -25,11 +25,11 @@ void describe(const codegen::Kernel& source, CompiledKernel& compiled) {
   const auto line = [&](uint32_t value) {
     Line made;
     made.item_size = ir::item_size(kernel.values[value].type);
-    made.columns = (schedule.places[value].dims & kernel.column_dims()) >> kernel.rows;
+    made.columns = (schedule.values[value].dims & kernel.column_dims()) >> kernel.rows;
     made.identity = codegen::identity(kernel.values[value].reduction, kernel.values[value].type).bits;
     return made;
   };
-  for (const uint32_t value : schedule.kept) compiled.saved_values.push_back(line(value));
+  for (const uint32_t value : schedule.spilled) compiled.saved_values.push_back(line(value));
   for (const uint32_t value : schedule.totals) compiled.totals.push_back(line(value));
   compiled.splits_columns = schedule.phases <= 1 && kernel.columns == 1 && schedule.totals.empty();
   for (const codegen::Value& value : kernel.values) {
@@ -170,7 +170,7 @@ void KernelCache::work() {
 }
 
 void KernelCache::finish(CompiledKernel& kernel, const std::vector<uint8_t>& bytes, uint32_t rows, uint32_t last) {
-  if (const Status status = codegen::cpu::PlacedCode::place(bytes, &kernel.code); !status.ok()) {
+  if (const Status status = codegen::cpu::ExecutableCode::load(bytes, &kernel.code); !status.ok()) {
     return fail(kernel, status);
   }
   kernel.rows = kernel.code.function<codegen::cpu::RowsFunction>(rows);

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "codegen/cpu/call.h"
-#include "codegen/cpu/place.h"
+#include "codegen/cpu/executable_code.h"
 #include "codegen/loop/loop_ir.h"
 #include "ir/status.h"
 #include "worker/runner/kernel_files.h"
@@ -46,7 +46,7 @@ struct CompiledKernel {
   bool splits_columns = false;
   codegen::cpu::Variant variant;
   // Available when the kernel is ready.
-  codegen::cpu::PlacedCode code;
+  codegen::cpu::ExecutableCode code;
   codegen::cpu::RowsFunction rows = nullptr;
   codegen::cpu::FinishFunction finish = nullptr;  // null if the kernel has none
   Status status;                                  // the reason of a failure

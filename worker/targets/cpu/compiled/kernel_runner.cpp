@@ -210,7 +210,7 @@ class KernelProgram : public RunnerProgram {
   static bool may_begin(const BoundGroup& group, std::span<const tr_buffer> buffers,
                         codegen::cpu::IndexRecord* failure) {
     return std::ranges::all_of(group.launches, [&](const codegen::Launch& launch) {
-      if (!group.shares && !launch.checks_first) return true;
+      if (!group.shares && !launch.check_indices_first) return true;
       return std::ranges::all_of(launch.checks,
                                  [&](const codegen::IndexCheck& check) { return are_inside(check, buffers, failure); });
     });
@@ -312,7 +312,7 @@ class KernelProgram : public RunnerProgram {
   void begin_tuning(BoundGroup& group) {
     group.key = "group";
     for (const codegen::Launch& launch : group.launches) {
-      group.key += "\n" + codegen::print(launch.kernel) + (launch.in_turn ? "in turn, " : "");
+      group.key += "\n" + codegen::print(launch.kernel) + (launch.alternates_with_previous ? "in turn, " : "");
       for (const int64_t size : launch.sizes) group.key += std::to_string(size_class(size)) + " ";
       for (const int64_t size : launch.outer) group.key += "* " + std::to_string(size_class(size));
     }
@@ -344,14 +344,14 @@ class KernelProgram : public RunnerProgram {
   // The size in a group's key. It is exact where code may be specialized for it; other sizes are rounded down to a
   // power of two.
   static int64_t size_class(int64_t size) {
-    if (size <= codegen::cpu::kMostFixedColumns) return size;
+    if (size <= codegen::cpu::kMaxFixedColumns) return size;
     return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(size)));
   }
 
   static bool has_short_rows(const codegen::Launch& launch) {
     const codegen::Kernel& kernel = launch.kernel;
-    return kernel.rows == 1 && kernel.columns > 0 && launch.rest == 0 && launch.sizes.back() > 0 &&
-           launch.sizes.back() <= codegen::cpu::kMostFixedColumns;
+    return kernel.rows == 1 && kernel.columns > 0 && launch.remainder_columns == 0 && launch.sizes.back() > 0 &&
+           launch.sizes.back() <= codegen::cpu::kMaxFixedColumns;
   }
 
   // Uses the chosen algorithm if its kernels are ready.

@@ -57,13 +57,13 @@ void* moved(void* data, int64_t elements, uint32_t item_size) {
 }
 
 // Whether no two rows write the same element, whatever the indices are: each store at indices varies over all row dims.
-// ir::Domain guarantees that these elements differ.
+// ir::IterationDomain guarantees that these elements differ.
 bool are_rows_apart(const Launch& launch) {
   return std::ranges::all_of(launch.kernel.stores, [&](const codegen::Store& store) {
     if (store.indices.empty()) return true;
     const Binding& to = launch.operands[store.operand];
     const bool rows = launch.kernel.rows == 0 || to.strides[0] != 0;
-    return !to.zeroed && rows && std::ranges::count(to.outer, 0) == 0;
+    return !to.needs_zero_fill && rows && std::ranges::count(to.outer, 0) == 0;
   });
 }
 
@@ -243,7 +243,7 @@ class LaunchRun {
         first[t] = sums + offsets[t] + static_cast<size_t>(line * p.chunks) * p.total_lines[t];
       }
       Call finish = make_call(p, pointers.data(), p.columns, first.data());
-      finish.lines = sizes.data();
+      finish.chunk_strides = sizes.data();
       with_kept(p, finish, [&] { p.kernel->finish(&finish, p.chunks); });
     }
   }
@@ -253,7 +253,7 @@ class LaunchRun {
     for (size_t i = 0; i < p.item_sizes.size(); ++i) {
       pointers[i] = moved(data(p)[i], p.rows * p.launch->operands[i].strides[0], p.item_sizes[i]);
     }
-    call(p, pointers.data(), std::span(&p.launch->rest, 1), totals, 0, 1);
+    call(p, pointers.data(), std::span(&p.launch->remainder_columns, 1), totals, 0, 1);
   }
 
   static void clear(const Line& line, int64_t count, std::byte* data) {
@@ -288,7 +288,7 @@ class LaunchRun {
     if (!p.saved_values.empty()) {
       std::byte* const data = memory.get(p.saved_bytes);
       for (size_t i = 0; i < p.saved_values.size(); ++i) lines[i] = data + p.saved_values[i];
-      call.kept = lines.data();
+      call.row_buffers = lines.data();
     }
     IndexRecord record;
     call.failure = &record;
@@ -375,7 +375,7 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
     p.item_sizes.push_back(ir::item_size(launch.kernel.operands[i].dtype));
     p.first_stride.push_back(p.strides.size());
     p.strides.insert(p.strides.end(), binding.strides.begin(), binding.strides.end());
-    if (binding.zeroed) p.zeroed.push_back(static_cast<uint32_t>(i));
+    if (binding.needs_zero_fill) p.zeroed.push_back(static_cast<uint32_t>(i));
     if (binding.packed) {
       const auto loads = [&](const codegen::Value& value) { return value.operand == i; };
       const auto stores = [&](const codegen::Store& store) { return store.operand == i; };
@@ -408,7 +408,7 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
   const int64_t most = std::clamp(kMostTotals / points, kLeastChunks, kMostChunks);
   p.chunk = std::max({int64_t{1}, kGrain / points, (p.rows + most - 1) / most});
   p.full_chunks = (p.rows + p.chunk - 1) / p.chunk;
-  p.chunks = p.full_chunks + (launch.rest != 0 ? 1 : 0);
+  p.chunks = p.full_chunks + (launch.remainder_columns != 0 ? 1 : 0);
   if (kernel.totals.empty()) {
     p.needs_row_order = kernel.needs_row_order && !are_rows_apart(launch);
     p.by_columns = (p.needs_row_order || p.rows * p.lines == 1) && kernel.splits_columns;
@@ -421,7 +421,7 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
     p.first_point = assigned_points_;
     assigned_points_ += p.units * p.unit_points;
     Prepared* const before = assigned_.empty() ? nullptr : &list_[assigned_.back()];
-    if (launch.in_turn && before != nullptr && !p.by_columns && !before->by_columns && before->units == p.units) {
+    if (launch.alternates_with_previous && before != nullptr && !p.by_columns && !before->by_columns && before->units == p.units) {
       ++before->interleaved;
       before->unit_points += p.unit_points;
     } else {

@@ -38,10 +38,10 @@ Status compile_with(const tr_codegen_api& api, std::string_view text, uint32_t s
   tr_gpu_code code{};
   code.struct_size = sizeof(code);
   code.context = &taken;
-  code.take_image = [](void* context, const uint8_t* bytes, size_t size) {
+  code.on_image = [](void* context, const uint8_t* bytes, size_t size) {
     static_cast<Taken*>(context)->kernel->image.assign(bytes, bytes + size);
   };
-  code.take_recipe = [](void* context, const uint8_t* bytes, size_t size) {
+  code.on_recipe = [](void* context, const uint8_t* bytes, size_t size) {
     Taken& taken = *static_cast<Taken*>(context);
     taken.status = codegen::gpu::decode({bytes, size}, &taken.kernel->recipe);
   };

@@ -34,7 +34,7 @@ bool sums_groups(ir::Expansion expansion) { return expansion == ir::Expansion::k
 // Whether a compiled kernel can execute the op as a single node.
 bool has_kernel(ir::Opcode opcode) {
   const ir::Expansion expansion = ir::expansion_of(opcode);
-  return expansion != ir::Expansion::kNone && expansion != ir::Expansion::kNllLoss && !ir::goes_in_order(expansion) &&
+  return expansion != ir::Expansion::kNone && expansion != ir::Expansion::kNllLoss && !ir::is_sequential(expansion) &&
          !reads_at_indices(expansion) && !sums_groups(expansion) && !ir::is_join(opcode);
 }
 
@@ -56,7 +56,7 @@ bool reduces_nothing(const ir::Graph& graph, const ir::Node& node) {
     return reads_none && !makes_none;
   }
   for (uint32_t item = 0; item < items; ++item) {  // Some tensors of a list may have elements.
-    ir::Form form;
+    ir::KernelForm form;
     if (!ir::find_form(graph, node, item, &form)) return false;
     reads_none = false;
     makes_none = true;
@@ -125,14 +125,14 @@ class CudaRunner final : public Runner {
   std::string name() const override { return "CUDA kernels"; }
 
   bool accepts(const ir::Graph& graph, uint32_t node) override {
-    ir::Form form;
+    ir::KernelForm form;
     return has_kernel(graph.nodes[node].opcode) && has_kernel_dtypes(graph, graph.nodes[node]) &&
            !reduces_nothing(graph, graph.nodes[node]) && ir::find_form(graph, graph.nodes[node], 0, &form);
   }
 
   bool accepts_group(const ir::Graph& graph, const ir::Group& group) override {
     for (uint32_t n = group.first; n <= group.last; ++n) {
-      const bool ordered = ir::goes_in_order(ir::expansion_of(graph.nodes[n].opcode));
+      const bool ordered = ir::is_sequential(ir::expansion_of(graph.nodes[n].opcode));
       const bool good = has_kernel_dtypes(graph, graph.nodes[n]) && !reduces_nothing(graph, graph.nodes[n]);
       if (ordered || !good) return false;
     }

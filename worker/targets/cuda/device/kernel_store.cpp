@@ -14,8 +14,8 @@ using Name = codegen::gpu::Function;
 std::vector<Name> functions_of(const Recipe& recipe) {
   std::vector<Name> functions;
   if (recipe.shape == codegen::gpu::Shape::kPoints) functions.push_back(Name::kPoints);
-  if (recipe.shape == codegen::gpu::Shape::kRows && recipe.slots != 0) functions.push_back(Name::kHeld);
-  if (recipe.shape == codegen::gpu::Shape::kRows) functions.push_back(Name::kLooped);
+  if (recipe.shape == codegen::gpu::Shape::kRows && recipe.slots != 0) functions.push_back(Name::kRowsInRegisters);
+  if (recipe.shape == codegen::gpu::Shape::kRows) functions.push_back(Name::kRowsReloaded);
   if (recipe.finish_columns != 0) functions.push_back(Name::kFinish);
   return functions;
 }
@@ -175,7 +175,7 @@ Status KernelStore::load(const Asked& asked, LoadedKernel* kernel) const {
   using codegen::gpu::ParameterKind;
   for (size_t i = 0; i < kernel->recipe.parameters.size(); ++i) {
     const ParameterKind kind = kernel->recipe.parameters[i].kind;
-    if (kind == ParameterKind::kNumbers) kernel->numbers = i;
+    if (kind == ParameterKind::kScalarsAddress) kernel->numbers = i;
     if (kind == ParameterKind::kScalar) ++kernel->number_count;
     if (kind == ParameterKind::kFailure) kernel->failure = i;
   }

@@ -15,7 +15,7 @@ namespace {
 
 using Record = codegen::gpu::IndexRecord;
 
-// Every byte of an empty record: its operand is codegen::kNone, and all operands are marked good.
+// Every byte of an empty record: its operand is codegen::kNone, and all operands are marked unfailed.
 constexpr uint8_t kEmpty = 0xFF;
 
 // Adds a failure for each node that the record says had a bad index, in node order.
@@ -26,7 +26,7 @@ void add(uint64_t run, const Record& record, std::span<const IndexedOperand> ope
   std::map<uint32_t, Status> nodes;
   nodes[told.node] = index_error(told, record.index, record.bound);
   for (size_t i = 0; i < operands.size(); ++i) {
-    const bool good = record.good >> std::min<size_t>(i, 31) & 1;
+    const bool good = record.unfailed_operands >> std::min<size_t>(i, 31) & 1;
     if (good || operands[i].op.empty()) continue;
     nodes.try_emplace(operands[i].node, Status{ErrorCode::kOpFailed, "an index is out of bounds", "IndexError"});
   }

@@ -244,7 +244,8 @@ bool WorkQueue::set_parameters(const Captured& captured, size_t piece, const Wor
   if (captured.slots[piece] != kByValue) {
     const DevicePointer at = captured.numbers + captured.slots[piece] * sizeof(uint64_t);
     if (work.number_count != 0) words[work.numbers] = at;
-    if (work.failure) words[*work.failure] = (at + work.number_count * sizeof(uint64_t)) | codegen::gpu::kElsewhere;
+    if (work.failure)
+      words[*work.failure] = (at + work.number_count * sizeof(uint64_t)) | codegen::gpu::kIndirectRecord;
   }
   std::vector<void*> pointers = parameters_of(words, work.one_parameter);
   KernelNodeParameters parameters;

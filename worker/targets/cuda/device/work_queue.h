@@ -30,7 +30,7 @@ struct Work {
   bool one_parameter = false;  // For a kernel: its only parameter is a struct of these words.
   // For a kernel: parameters that it can also read from GPU memory. These are the `number_count` words after word
   // `numbers`. Word `numbers` is their address in that case, and 0 here. The word `failure` can be replaced by the
-  // address of its value, flagged with kElsewhere.
+  // address of its value, flagged with kIndirectRecord.
   size_t numbers = 0, number_count = 0;
   std::optional<size_t> failure = {};
   // For work without a function: what it is, and how to queue it.

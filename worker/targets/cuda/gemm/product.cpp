@@ -657,7 +657,7 @@ Status plan_product(const ir::Graph& graph, const Product& product, std::span<co
   Status status = ProductPlanner(graph, product, values, *plan).run();
   for (Problem* const problem : {&plan->problem, &plan->problem_next}) {
     const bool is_f32 = problem->a.type == lt::Type::kFloat32 || problem->a.type == lt::Type::kComplex64;
-    if (is_f32 && (math & ir::kTf32Products) != 0) problem->compute = lt::Compute::kTf32;
+    if (is_f32 && (math & ir::kTf32Matmuls) != 0) problem->compute = lt::Compute::kTf32;
     problem->deterministic = (math & ir::kDeterministic) != 0;
   }
   return status;

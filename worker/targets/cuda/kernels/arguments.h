@@ -13,7 +13,7 @@ inline constexpr int kMostIndices = 4;
 
 // If this bit of a failure's address is set, the address is that of a word that holds the real address
 // (codegen/gpu/launch.h).
-inline constexpr u64 kElsewhere = 1;
+inline constexpr u64 kIndirectRecord = 1;
 
 // -- random.cu
 

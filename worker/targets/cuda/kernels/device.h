@@ -172,14 +172,14 @@ __device__ inline void move(u64 to, i64 to_at, u64 from, i64 from_at, i64 item) 
 
 // -- failures that depend on data
 
-// codegen::gpu::IndexRecord; the first failure wins. All operands of a kernel belong to one op, so `good` is not
-// written.
+// codegen::gpu::IndexRecord; the first failure wins. All operands of a kernel belong to one op, so `unfailed_operands`
+// is not written.
 struct FailureRecord {
-  u32 operand, good;
+  u32 operand, unfailed_operands;
   i64 index, bound;
 };
 __device__ inline void fail(u64 record, u32 operand, i64 index, i64 bound) {
-  if ((record & kElsewhere) != 0) record = *pointer<const u64>(record & ~kElsewhere);
+  if ((record & kIndirectRecord) != 0) record = *pointer<const u64>(record & ~kIndirectRecord);
   auto* const to = pointer<FailureRecord>(record);
   u32 none = 0xFFFFFFFF;
   if (!__atomic_compare_exchange_n(&to->operand, &none, operand, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return;

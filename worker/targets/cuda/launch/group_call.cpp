@@ -63,7 +63,7 @@ bool lower_copy(const ir::View& from, const ir::View& to, std::span<const int64_
 
 // Lowers the node if it is a copy. False: it is not, or cannot be lowered.
 bool lower_copy_node(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, codegen::Launch* launch) {
-  ir::Form form;
+  ir::KernelForm form;
   if (!ir::find_form(graph, graph.nodes[node], 0, &form) || form.expansion != ir::Expansion::kCopy) return false;
   const auto reads = [](const ir::Part& part) { return part.reads; };
   const auto writes = [](const ir::Part& part) { return part.writes; };
@@ -86,8 +86,9 @@ Status GroupCall::ask(CudaDevice& device, const ir::Graph& graph, const ir::Grou
   }
   for (codegen::Launch& launch : launches_) {
     // The kernel reports a bad index only when it is done, too late to prevent the write.
-    if (launch.checks_first) return {ErrorCode::kUnsupported, "an index decides what is written in place"};
-    if (launch.splits_numbers) return {ErrorCode::kUnsupported, "an element's number is taken apart into places"};
+    if (launch.check_indices_first) return {ErrorCode::kUnsupported, "an index decides what is written in place"};
+    if (launch.splits_linear_indices)
+      return {ErrorCode::kUnsupported, "an element's number is taken apart into places"};
     if (Status status = codegen::take_in_loops(&launch); !status.ok()) return status;
     prepared_.emplace_back().asked = device.kernels().ask(launch.kernel);
   }
@@ -117,7 +118,7 @@ Status GroupCall::prepare(CudaDevice& device, const ir::Graph& graph, const code
                                   : IndexedOperand{});
   }
   if (has_indices) prepared->indexed = std::move(indexed);
-  prepared->scratch = codegen::gpu::scratch_bytes(prepared->kernel->recipe, launch.sizes, launch.rest);
+  prepared->scratch = codegen::gpu::scratch_bytes(prepared->kernel->recipe, launch.sizes, launch.remainder_columns);
   return {};
 }
 
@@ -158,7 +159,7 @@ Status GroupCall::run(CudaDevice& device, const codegen::Launch& made, const Pre
   call.strides = prepared.strides;
   call.bounds = prepared.bounds;
   call.scalars = made.scalars;
-  call.rest = made.rest;
+  call.remainder_columns = made.remainder_columns;
   call.processors = device.gpu().processors();
   // Released after the launch is queued. Its next user is queued behind the launch.
   tr_buffer scratch{};

@@ -1,4 +1,4 @@
-#include "codegen/cpu/place.h"
+#include "codegen/cpu/executable_code.h"
 
 #include <sys/mman.h>
 
@@ -9,26 +9,26 @@
 
 namespace torch_remote::codegen::cpu {
 
-PlacedCode::PlacedCode(PlacedCode&& other) noexcept
+ExecutableCode::ExecutableCode(ExecutableCode&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
 
-PlacedCode& PlacedCode::operator=(PlacedCode&& other) noexcept {
+ExecutableCode& ExecutableCode::operator=(ExecutableCode&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   return *this;
 }
 
-PlacedCode::~PlacedCode() {
+ExecutableCode::~ExecutableCode() {
   if (data_ != nullptr) munmap(const_cast<uint8_t*>(data_), size_);
 }
 
-Status PlacedCode::place(std::span<const uint8_t> bytes, PlacedCode* code) {
+Status ExecutableCode::load(std::span<const uint8_t> bytes, ExecutableCode* code) {
   if (bytes.empty()) return Status::invalid("codegen: there is no code to place");
   void* memory = mmap(nullptr, bytes.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
     return {ErrorCode::kOutOfMemory, std::string("codegen: no memory for code: ") + std::strerror(errno)};
   }
-  PlacedCode placed;
+  ExecutableCode placed;
   placed.data_ = static_cast<uint8_t*>(memory);
   placed.size_ = bytes.size();
   std::memcpy(memory, bytes.data(), bytes.size());

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "codegen/cpu/reductions.h"
+#include "codegen/gpu/gpu_ops.h"
 #include "codegen/gpu/launch.h"
-#include "codegen/gpu/machine.h"
 
 // Reductions across threads, in the order of docs/loop_ir.md.
 namespace torch_remote::codegen::gpu {
@@ -23,10 +23,10 @@ struct Partial {
   std::vector<MlirValues> lanes;
 };
 
-class Team {
+class RowReducer {
  public:
-  Team(Machine& machine, const Kernel& kernel, SharedMemory* shared)
-      : machine_(machine), reductions_(machine), kernel_(kernel), shared_(shared) {}
+  RowReducer(GpuOps& ops, const Kernel& kernel, SharedMemory* shared)
+      : ops_(ops), reductions_(ops), kernel_(kernel), shared_(shared) {}
 
   Partial begin(const Value& reduce, uint32_t lanes);
   // Adds one element to a lane, if `valid`. `place` is for argmax and argmin.
@@ -49,14 +49,14 @@ class Team {
  private:
   static bool is_arg(const Value& reduce) { return cpu::Reductions::parts(reduce) == 2; }
   // Whether the order of two numbers matters, as it does for two zeros.
-  static bool has_sides(const Partial& partial);
+  static bool is_order_sensitive(const Partial& partial);
   ir::DType part_type(const Partial& partial, size_t part) const;
   void fold_lanes(Partial& partial);
   void fold_warp(Partial& partial, uint32_t threads);
   MlirValue place(uint32_t first, MlirValue offset);
   MlirValues several_warps(std::vector<Partial>& partials);
 
-  Machine& machine_;
+  GpuOps& ops_;
   cpu::Reductions reductions_;
   const Kernel& kernel_;
   SharedMemory* shared_;

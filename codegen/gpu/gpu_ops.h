@@ -12,9 +12,9 @@ using cpu::MlirValues;
 
 constexpr unsigned kGlobalSpace = 1, kSharedSpace = 3;  // address spaces of NVPTX
 
-class Machine : public cpu::Ops {
+class GpuOps : public cpu::Ops {
  public:
-  explicit Machine(mlir::ImplicitLocOpBuilder& builder) : cpu::Ops(builder, cpu::Features{}) {}
+  explicit GpuOps(mlir::ImplicitLocOpBuilder& builder) : cpu::Ops(builder, cpu::Features{}) {}
 
   // Index of this thread in its block, size of the block, index of the block, size of the grid; i64.
   MlirValue thread_x();
@@ -28,12 +28,12 @@ class Machine : public cpu::Ops {
   void warp_barrier();  // for all lanes of the warp
 
   // The value of another lane of the warp, of any type. All lanes must execute this.
-  MlirValue from_across(MlirValue x, uint32_t distance);  // lane ^ distance
-  MlirValue from_above(MlirValue x, uint32_t distance);   // lane + distance; this lane's own value if there is none
-  MlirValue from_first(MlirValue x);                      // lane 0
+  MlirValue shuffle_xor(MlirValue x, uint32_t distance);   // lane ^ distance
+  MlirValue shuffle_down(MlirValue x, uint32_t distance);  // lane + distance; this lane's own value if there is none
+  MlirValue broadcast_first(MlirValue x);                  // lane 0
 
   MlirValue i32(int64_t value) { return integer(b.getI32Type(), value); }
-  MlirValue truth(bool value) { return integer(b.getI1Type(), value ? 1 : 0); }
+  MlirValue bool_constant(bool value) { return integer(b.getI1Type(), value ? 1 : 0); }
   MlirValue less_than(MlirValue x, MlirValue y) { return compare(mlir::LLVM::ICmpPredicate::slt, x, y); }
   MlirValue is_zero(MlirValue x);
   MlirValue divide(MlirValue x, MlirValue y);  // for numbers that are not negative
@@ -45,7 +45,7 @@ class Machine : public cpu::Ops {
   // Loops over begin, begin + step, ... below `end`.
   MlirValues loop(MlirValue begin, MlirValue end, MlirValue step, mlir::ValueRange carried, Body body);
   // Returns the results of `yes` if the condition is true, else `otherwise`.
-  MlirValues only_if_gives(MlirValue condition, mlir::ValueRange otherwise, llvm::function_ref<MlirValues()> yes);
+  MlirValues if_then_else(MlirValue condition, mlir::ValueRange otherwise, llvm::function_ref<MlirValues()> yes);
 
  private:
   template <typename Register>

@@ -11,35 +11,35 @@
 namespace torch_remote::ir {
 
 // The most dims of columns. A kernel's columns are the loops inside of a row.
-inline constexpr size_t kMostColumnDims = 2;
+inline constexpr size_t kMaxColumnDims = 2;
 
 // Dims of the domain that are merged into one dim of the kernel, outer dims first.
-struct Merged {
+struct MergedDims {
   std::vector<uint32_t> dims;
   int64_t size = 1;
-  int64_t stride(const Domain::Access& access) const { return dims.empty() ? 0 : access.strides[dims.back()]; }
+  int64_t stride(const IterationDomain::Access& access) const { return dims.empty() ? 0 : access.strides[dims.back()]; }
 };
 
 // Finds the kernel's dims in memory order: neighbors along the last dim are neighbors in memory.
-class Arrangement {
+class KernelDims {
  public:
-  explicit Arrangement(const Domain& domain) : domain_(domain) {}
+  explicit KernelDims(const IterationDomain& domain) : domain_(domain) {}
 
   // Returns kUnsupported if no kernel has that many dims.
   Status find();
 
-  std::vector<Merged> outer, row, columns;  // `row` has at most one dim
-  int64_t piece = 0;                        // length of a row, if the only dim is cut into rows; otherwise 0
-  int64_t rest = 0;
+  std::vector<MergedDims> outer, row, columns;  // `row` has at most one dim
+  int64_t row_length = 0;                       // length of a row, if the only dim is cut into rows; otherwise 0
+  int64_t remainder = 0;
 
  private:
   void find_reference();
-  std::vector<Merged> merge(DimMask mask) const;
-  bool joins(const Merged& outer_dim, uint32_t d) const;
+  std::vector<MergedDims> merge(DimMask mask) const;
+  bool joins(const MergedDims& outer_dim, uint32_t d) const;
   void cut();
 
-  const Domain& domain_;
-  const Domain::Access* reference_ = nullptr;
+  const IterationDomain& domain_;
+  const IterationDomain::Access* reference_ = nullptr;
 };
 
 }  // namespace torch_remote::ir

@@ -9,15 +9,15 @@
 namespace torch_remote::codegen::cpu {
 
 // Machine code in its own memory, which is executable and read-only.
-class PlacedCode {
+class ExecutableCode {
  public:
-  PlacedCode() = default;
-  PlacedCode(PlacedCode&& other) noexcept;
-  PlacedCode& operator=(PlacedCode&& other) noexcept;
-  ~PlacedCode();
+  ExecutableCode() = default;
+  ExecutableCode(ExecutableCode&& other) noexcept;
+  ExecutableCode& operator=(ExecutableCode&& other) noexcept;
+  ~ExecutableCode();
 
   // Copies the bytes to new memory, which begins at a page boundary.
-  static Status place(std::span<const uint8_t> bytes, PlacedCode* code);
+  static Status load(std::span<const uint8_t> bytes, ExecutableCode* code);
 
   const uint8_t* data() const { return data_; }
   size_t size() const { return size_; }

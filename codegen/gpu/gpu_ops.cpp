@@ -1,4 +1,4 @@
-#include "codegen/gpu/machine.h"
+#include "codegen/gpu/gpu_ops.h"
 
 #include "mlir/Dialect/LLVMIR/NVVMDialect.h"
 
@@ -12,24 +12,24 @@ using Int = ll::ICmpPredicate;
 // -- Threads ----------------------------------------------------------------------------------------------------------
 
 template <typename Register>
-MlirValue Machine::special() {
+MlirValue GpuOps::special() {
   MlirValue word = b.create<Register>(b.getI32Type());
   return b.create<ll::ZExtOp>(b.getI64Type(), word);
 }
 
-MlirValue Machine::thread_x() { return special<nv::ThreadIdXOp>(); }
-MlirValue Machine::thread_y() { return special<nv::ThreadIdYOp>(); }
-MlirValue Machine::threads_x() { return special<nv::BlockDimXOp>(); }
-MlirValue Machine::threads_y() { return special<nv::BlockDimYOp>(); }
-MlirValue Machine::block() { return special<nv::BlockIdXOp>(); }
-MlirValue Machine::blocks() { return special<nv::GridDimXOp>(); }
+MlirValue GpuOps::thread_x() { return special<nv::ThreadIdXOp>(); }
+MlirValue GpuOps::thread_y() { return special<nv::ThreadIdYOp>(); }
+MlirValue GpuOps::threads_x() { return special<nv::BlockDimXOp>(); }
+MlirValue GpuOps::threads_y() { return special<nv::BlockDimYOp>(); }
+MlirValue GpuOps::block() { return special<nv::BlockIdXOp>(); }
+MlirValue GpuOps::blocks() { return special<nv::GridDimXOp>(); }
 
-void Machine::barrier() { b.create<nv::Barrier0Op>(); }
-void Machine::warp_barrier() { b.create<nv::SyncWarpOp>(i32(-1)); }
+void GpuOps::barrier() { b.create<nv::Barrier0Op>(); }
+void GpuOps::warp_barrier() { b.create<nv::SyncWarpOp>(i32(-1)); }
 
 // Shuffles move 32 bits, so wider values take two of them.
 template <typename Shuffle>
-MlirValue Machine::in_words(MlirValue x, Shuffle&& shuffle) {
+MlirValue GpuOps::in_words(MlirValue x, Shuffle&& shuffle) {
   const mlir::Type type = x.getType(), i32_type = b.getI32Type(), i64_type = b.getI64Type();
   if (type.isF32()) return b.create<ll::BitcastOp>(type, shuffle(b.create<ll::BitcastOp>(i32_type, x)));
   if (type.isF64()) return b.create<ll::BitcastOp>(type, in_words(b.create<ll::BitcastOp>(i64_type, x), shuffle));
@@ -42,19 +42,19 @@ MlirValue Machine::in_words(MlirValue x, Shuffle&& shuffle) {
   return bit_or(b.create<ll::ZExtOp>(i64_type, low), high);
 }
 
-MlirValue Machine::from_across(MlirValue x, uint32_t distance) {
+MlirValue GpuOps::shuffle_xor(MlirValue x, uint32_t distance) {
   return in_words(x, [&](MlirValue word) -> MlirValue {
     return b.create<nv::ShflOp>(b.getI32Type(), i32(-1), word, i32(distance), i32(31), nv::ShflKind::bfly, nullptr);
   });
 }
 
-MlirValue Machine::from_above(MlirValue x, uint32_t distance) {
+MlirValue GpuOps::shuffle_down(MlirValue x, uint32_t distance) {
   return in_words(x, [&](MlirValue word) -> MlirValue {
     return b.create<nv::ShflOp>(b.getI32Type(), i32(-1), word, i32(distance), i32(31), nv::ShflKind::down, nullptr);
   });
 }
 
-MlirValue Machine::from_first(MlirValue x) {
+MlirValue GpuOps::broadcast_first(MlirValue x) {
   return in_words(x, [&](MlirValue word) -> MlirValue {
     return b.create<nv::ShflOp>(b.getI32Type(), i32(-1), word, i32(0), i32(31), nv::ShflKind::idx, nullptr);
   });
@@ -62,17 +62,17 @@ MlirValue Machine::from_first(MlirValue x) {
 
 // -- Values -----------------------------------------------------------------------------------------------------------
 
-MlirValue Machine::is_zero(MlirValue x) { return compare(Int::eq, x, integer(x.getType(), 0)); }
-MlirValue Machine::divide(MlirValue x, MlirValue y) { return b.create<ll::UDivOp>(x, y); }
-MlirValue Machine::divide_up(MlirValue x, MlirValue y) { return divide(add(x, sub(y, i64(1))), y); }
+MlirValue GpuOps::is_zero(MlirValue x) { return compare(Int::eq, x, integer(x.getType(), 0)); }
+MlirValue GpuOps::divide(MlirValue x, MlirValue y) { return b.create<ll::UDivOp>(x, y); }
+MlirValue GpuOps::divide_up(MlirValue x, MlirValue y) { return divide(add(x, sub(y, i64(1))), y); }
 
-MlirValue Machine::to_memory(MlirValue x, DType memory) {
+MlirValue GpuOps::to_memory(MlirValue x, DType memory) {
   if (memory != DType::kBFloat16) return Ops::to_memory(x, memory);
   return b.create<ll::BitcastOp>(b.getI16Type(), b.create<ll::FPTruncOp>(b.getBF16Type(), x));
 }
 
 // The same as in Ops, with words of 32 bits.
-MlirValue Machine::random(MlirValue seed, MlirValue offset, MlirValue number) {
+MlirValue GpuOps::random(MlirValue seed, MlirValue offset, MlirValue number) {
   const mlir::Type word = b.getI32Type(), wide = b.getI64Type();
   const auto lower = [&](MlirValue x) -> MlirValue { return b.create<ll::TruncOp>(word, x); };
   const auto upper = [&](MlirValue x) { return lower(b.create<ll::LShrOp>(x, i64(32))); };
@@ -97,7 +97,7 @@ MlirValue Machine::random(MlirValue seed, MlirValue offset, MlirValue number) {
 
 // -- Control flow -----------------------------------------------------------------------------------------------------
 
-MlirValues Machine::loop(MlirValue begin, MlirValue end, MlirValue step, mlir::ValueRange carried, Body body) {
+MlirValues GpuOps::loop(MlirValue begin, MlirValue end, MlirValue step, mlir::ValueRange carried, Body body) {
   mlir::Region* region = b.getInsertionBlock()->getParent();
   const auto new_block = [&](mlir::TypeRange types) {
     mlir::OpBuilder::InsertionGuard guard(b);
@@ -122,8 +122,7 @@ MlirValues Machine::loop(MlirValue begin, MlirValue end, MlirValue step, mlir::V
   return MlirValues(exit->getArguments());
 }
 
-MlirValues Machine::only_if_gives(MlirValue condition, mlir::ValueRange otherwise,
-                                  llvm::function_ref<MlirValues()> yes) {
+MlirValues GpuOps::if_then_else(MlirValue condition, mlir::ValueRange otherwise, llvm::function_ref<MlirValues()> yes) {
   MlirValues kept(otherwise);
   const llvm::SmallVector<mlir::Type, 4> types(otherwise.getTypes());
   return branch(condition, yes, [&] { return kept; }, types, false);

@@ -15,7 +15,7 @@
 #include "codegen/cpu/testing/harness.h"
 
 // Times several kernels alternately, each on the same operands:
-//   ./bazelw run //codegen/cpu:kernels_in_turn -- ROWS COLUMNS CALLS THREADS FILE...
+//   ./bazelw run //codegen/cpu:compare_kernels -- ROWS COLUMNS CALLS THREADS FILE...
 // Each FILE contains a kernel in LoopIR. A round runs each kernel on CALLS sets of operands per thread. The tool prints
 // the median time per element. It also prints the median and quartiles of the time relative to the first kernel's time
 // in the same round.
@@ -23,7 +23,7 @@ namespace torch_remote::codegen::cpu {
 namespace {
 
 constexpr int kRounds = 41;
-constexpr int64_t kLeastElements = 1 << 22;  // least number of timed elements per thread
+constexpr int64_t kMinElements = 1 << 22;  // least number of timed elements per thread
 
 struct Call {
   testing::Case arguments;
@@ -122,7 +122,7 @@ int main_of(int argc, char** argv) {
   const int64_t rows = std::atol(argv[1]), columns = std::atol(argv[2]);
   const int calls = std::atoi(argv[3]), threads = std::atoi(argv[4]);
   // Calls with small operands are repeated; these stay in the cache.
-  const int repeats = static_cast<int>(std::max<int64_t>(1, kLeastElements / (rows * columns * calls)));
+  const int repeats = static_cast<int>(std::max<int64_t>(1, kMinElements / (rows * columns * calls)));
   std::vector<Timed> all(static_cast<size_t>(argc) - 5);
   for (size_t i = 0; i < all.size(); ++i) {
     all[i].file = argv[i + 5];

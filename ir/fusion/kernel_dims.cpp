@@ -1,4 +1,4 @@
-#include "ir/fusion/arrangement.h"
+#include "ir/fusion/kernel_dims.h"
 
 #include <algorithm>
 #include <bit>
@@ -14,17 +14,17 @@ Status unsupported(const char* what) { return {ErrorCode::kUnsupported, what}; }
 
 }  // namespace
 
-Status Arrangement::find() {
+Status KernelDims::find() {
   bool over_rows = false, over_all = false;
-  for (const Domain::Member& member : domain_.members()) {
-    over_all |= member.reduces == Reduces::kAll;
-    over_rows |= member.reduces == Reduces::kAll || member.reduces == Reduces::kRows;
-    for (const Domain::Access& access : member.accesses) over_rows |= access.part.over_rows;
+  for (const IterationDomain::Member& member : domain_.members()) {
+    over_all |= member.reduces == ReductionKind::kAll;
+    over_rows |= member.reduces == ReductionKind::kAll || member.reduces == ReductionKind::kRows;
+    for (const IterationDomain::Access& access : member.accesses) over_rows |= access.part.reduces_other_axes;
   }
   find_reference();
   if (domain_.columns() != 0) {
     columns = merge(domain_.columns());
-    outer = merge(domain_.all() & ~domain_.columns() & ~domain_.kept_rows());
+    outer = merge(domain_.all() & ~domain_.columns() & ~domain_.unreduced_rows());
   } else {
     outer = merge(domain_.all());
     if (!outer.empty()) {
@@ -37,21 +37,21 @@ Status Arrangement::find() {
       cut();
     }
   }
-  if (columns.size() > kMostColumnDims) return unsupported("more than two dims of columns");
+  if (columns.size() > kMaxColumnDims) return unsupported("more than two dims of columns");
   if (!outer.empty()) {
     row = {outer.back()};
     outer.pop_back();
   }
   if (over_rows && !outer.empty()) return unsupported("a reduction over rows of several dims");
-  if (domain_.kept_rows() != 0) outer = merge(domain_.kept_rows());
+  if (domain_.unreduced_rows() != 0) outer = merge(domain_.unreduced_rows());
   return {};
 }
 
 // Finds the access with the most dims, preferably one that writes. The kernel walks memory in its order.
-void Arrangement::find_reference() {
+void KernelDims::find_reference() {
   for (const bool writes : {true, false}) {
-    for (const Domain::Member& member : domain_.members()) {
-      for (const Domain::Access& access : member.accesses) {
+    for (const IterationDomain::Member& member : domain_.members()) {
+      for (const IterationDomain::Access& access : member.accesses) {
         if (access.part.writes != writes) continue;
         if (reference_ == nullptr || std::popcount(access.dims) > std::popcount(reference_->dims)) reference_ = &access;
       }
@@ -59,7 +59,7 @@ void Arrangement::find_reference() {
   }
 }
 
-std::vector<Merged> Arrangement::merge(DimMask mask) const {
+std::vector<MergedDims> KernelDims::merge(DimMask mask) const {
   std::vector<uint32_t> dims;
   for (uint32_t d = 0; d < domain_.sizes().size(); ++d) {
     if ((mask >> d & 1) != 0) dims.push_back(d);
@@ -77,7 +77,7 @@ std::vector<Merged> Arrangement::merge(DimMask mask) const {
       if (reference_->strides[d] != 0) d = *next++;
     }
   }
-  std::vector<Merged> merged;
+  std::vector<MergedDims> merged;
   for (const uint32_t d : dims) {
     if (!merged.empty() && joins(merged.back(), d)) {
       merged.back().dims.push_back(d);
@@ -90,9 +90,9 @@ std::vector<Merged> Arrangement::merge(DimMask mask) const {
 }
 
 // Whether, in all views, the last element along `d` is followed by the next element of the outer dim.
-bool Arrangement::joins(const Merged& outer_dim, uint32_t d) const {
-  for (const Domain::Member& member : domain_.members()) {
-    for (const Domain::Access& access : member.accesses) {
+bool KernelDims::joins(const MergedDims& outer_dim, uint32_t d) const {
+  for (const IterationDomain::Member& member : domain_.members()) {
+    for (const IterationDomain::Access& access : member.accesses) {
       if (outer_dim.stride(access) != access.strides[d] * domain_.sizes()[d]) return false;
     }
   }
@@ -100,12 +100,12 @@ bool Arrangement::joins(const Merged& outer_dim, uint32_t d) const {
 }
 
 // Cuts the only dim into rows. A short dim becomes one row, so that short and long dims have the same kernel.
-void Arrangement::cut() {
+void KernelDims::cut() {
   const int64_t size = columns[0].size;
-  piece = std::min(size, kPiece);
-  rest = size % piece;
-  row = {{columns[0].dims, size / piece}};
-  columns[0].size = piece;
+  row_length = std::min(size, kPiece);
+  remainder = size % row_length;
+  row = {{columns[0].dims, size / row_length}};
+  columns[0].size = row_length;
   outer = row;
 }
 
