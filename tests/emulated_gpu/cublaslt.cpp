@@ -242,8 +242,8 @@ bool can(const Product& p, Way way) {
 
 size_t workspace_of(Way way) { return way == Way::kParts ? kPartsWorkspace : 0; }
 
-lt::Candidate candidate_of(Way way) {
-  lt::Candidate candidate;
+lt::HeuristicResult candidate_of(Way way) {
+  lt::HeuristicResult candidate;
   candidate.algorithm.data[0] = kMagic;
   candidate.algorithm.data[1] = static_cast<uint64_t>(way);
   candidate.workspace = workspace_of(way);
@@ -252,7 +252,7 @@ lt::Candidate candidate_of(Way way) {
 }
 
 Status find_algorithms(lt::Handle handle, lt::Desc desc, lt::Layout a, lt::Layout b, lt::Layout c, lt::Layout d,
-                       lt::Preference preference, int asked, lt::Candidate* candidates, int* count) {
+                       lt::Preference preference, int asked, lt::HeuristicResult* candidates, int* count) {
   if (!enter("cublasLtMatmulAlgoGetHeuristic")) return Status::kNotInitialized;
   Product p;
   *count = 0;
@@ -274,7 +274,7 @@ std::optional<Way> way_of(const lt::Algorithm* algorithm) {
 }
 
 Status check_algorithm(lt::Handle handle, lt::Desc desc, lt::Layout a, lt::Layout b, lt::Layout c, lt::Layout d,
-                       const lt::Algorithm* algorithm, lt::Candidate* candidate) {
+                       const lt::Algorithm* algorithm, lt::HeuristicResult* candidate) {
   if (!enter("cublasLtMatmulAlgoCheck")) return Status::kNotInitialized;
   Product p;
   if (const Status status = describe(handle, desc, a, b, c, d, &p); status != Status::kSuccess) return status;

@@ -75,7 +75,7 @@ __device__ inline double load_float(u64 address, i64 i, i64 dtype) {
       return pointer<const double>(address)[i];
   }
 }
-__device__ inline i64 load_whole(u64 address, i64 i, i64 dtype) {
+__device__ inline i64 load_int(u64 address, i64 i, i64 dtype) {
   switch (dtype) {
     case kUInt8:
       return pointer<const u8>(address)[i];
@@ -106,7 +106,7 @@ __device__ inline void store_float(u64 address, i64 i, i64 dtype, double x) {
       pointer<double>(address)[i] = x;
   }
 }
-__device__ inline void store_whole(u64 address, i64 i, i64 dtype, i64 x) {
+__device__ inline void store_int(u64 address, i64 i, i64 dtype, i64 x) {
   switch (dtype) {
     case kBool:
       pointer<u8>(address)[i] = x != 0;
@@ -179,7 +179,7 @@ struct FailureRecord {
   i64 index, bound;
 };
 __device__ inline void fail(u64 record, u32 operand, i64 index, i64 bound) {
-  if ((record & kElsewhere) != 0) record = *pointer<const u64>(record & ~kElsewhere);
+  if ((record & kIndirectRecord) != 0) record = *pointer<const u64>(record & ~kIndirectRecord);
   auto* const to = pointer<FailureRecord>(record);
   u32 none = 0xFFFFFFFF;
   if (!__atomic_compare_exchange_n(&to->operand, &none, operand, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return;
