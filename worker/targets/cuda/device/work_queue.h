@@ -29,8 +29,8 @@ struct WorkItem {
   std::vector<uint64_t> words = {};
   bool one_parameter = false;  // For a kernel: its only parameter is a struct of these words.
   // For a kernel: parameters that it can also read from GPU memory. These are the `scalar_count` words after word
-  // `scalars_word`. That word is their address in that case, and 0 here. The word `failure` can be replaced by the
-  // address of its value, flagged with kIndirectRecord.
+  // `scalars_word`. In that case, `scalars_word` holds their address, and 0 here. The word `failure` can be replaced by
+  // the address of its value, flagged with kIndirectRecord.
   size_t scalars_word = 0, scalar_count = 0;
   std::optional<size_t> failure = {};
   // For work without a function: an object that identifies and owns what `queue` uses, and how to queue it.
