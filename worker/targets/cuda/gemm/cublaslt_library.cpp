@@ -235,7 +235,7 @@ Status CublasLtLibrary::choose(PreparedGemm& prepared) {
     return status;
   }
   if (choices_.size() >= kMaxChoices) {
-    std::erase_if(choices_, [](const auto& entry) { return entry.second->marks.empty(); });
+    std::erase_if(choices_, [](const auto& entry) { return entry.second->timing_events.empty(); });
   }
   prepared.choice_ = choice;
   // An algorithm that does not support this size stays the choice of the other sizes.

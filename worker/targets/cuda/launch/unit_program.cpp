@@ -47,8 +47,8 @@ const Status& Unit::prepare(std::span<const int64_t> values, bool wait) {
     return true;
   };
   const bool may_work_now = !status_.ok() && status_.code() != ErrorCode::kUnsupported;
-  if (!prepared_ || may_work_now || !is_same() || (!empty_ && !is_still_valid(values))) {
-    prepared_ = true;
+  if (!is_prepared_ || may_work_now || !is_same() || (!empty_ && !is_still_valid(values))) {
+    is_prepared_ = true;
     bound_ = false;
     symbols_.clear();
     values_.clear();

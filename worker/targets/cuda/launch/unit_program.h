@@ -28,7 +28,7 @@ class Unit {
   // Asks, and finishes the preparation: waits for kernels. kOpFailed: torch rejects one of its numbers.
   const Status& bind(std::span<const int64_t> values);
   // It was prepared, and nothing prevents it from running with these values.
-  bool is_good() const { return prepared_ && status_.ok() && scalar_status_.ok(); }
+  bool is_good() const { return is_prepared_ && status_.ok() && scalar_status_.ok(); }
   // The next runner may execute it with the last values.
   bool declines() const { return scalar_status_.ok() && status_.code() == ErrorCode::kUnsupported; }
   // Records that it cannot run with the last values after all.
@@ -73,7 +73,7 @@ class Unit {
   std::vector<uint32_t> fresh_;
   std::vector<ir::Sym> symbols_;
   std::vector<int64_t> values_;  // The values of symbols_.
-  bool prepared_ = false, bound_ = false, empty_ = false, waits_ = false;
+  bool is_prepared_ = false, bound_ = false, empty_ = false, waits_ = false;
   Status status_;
   const NumberChecks numbers_;
   Status scalar_status_;  // Whether torch accepts the numbers of the last values.
