@@ -29,7 +29,7 @@ struct BatchNorm {
                                   .scale = at(plan.scale),
                                   .bias = at(plan.bias),
                                   .mean = at(plan.mean),
-                                  .deviation = at(plan.inverse_std),
+                                  .inverse_std = at(plan.inverse_std),
                                   .mean_before = at(plan.mean_before),
                                   .variance_before = at(plan.variance_before),
                                   .mean_after = at(plan.mean_after),

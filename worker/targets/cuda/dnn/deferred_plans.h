@@ -306,7 +306,7 @@ Status DeferredPlans<Problem>::make(DeferredPlan<Problem>& prepared, dnn::Handle
       if (prepared.plans() != 0) {
         const std::lock_guard lock(mutex_);
         ++file_hits_;
-        prepared.choice_.settle(true);
+        prepared.choice_.keep_first(true);
         return {};
       }
     }
@@ -323,7 +323,7 @@ Status DeferredPlans<Problem>::make(DeferredPlan<Problem>& prepared, dnn::Handle
       if (!added.ok()) status = added;
       if (prepared.plans() == 0) continue;
       if (Status good = check(problem, level); !good.ok()) return good;
-      if (problem.deterministic || prepared.plans() == 1) prepared.choice_.settle(false);
+      if (problem.deterministic || prepared.plans() == 1) prepared.choice_.keep_first(false);
       return {};
     }
   }
@@ -365,7 +365,7 @@ Status DeferredPlans<Problem>::run_plan(const Prepared& prepared, std::initializ
   std::vector<uint64_t> all(words);
   all.insert(all.end(), {memory, chosen});
   gpu_->queue().add({.words = std::move(all),
-                     .what = prepared,
+                     .keep_alive = prepared,
                      .queue = [prepared, memory, chosen, call = std::move(call)](Stream stream) {
                        return call(prepared->choice_.plans()[chosen], memory, stream);
                      }});
