@@ -6,8 +6,8 @@ using ir::Graph;
 using ir::OpDesc;
 
 bool has_only_declared_effects(const OpDesc& desc) {
-  constexpr uint32_t kIndirectRecord = ir::kOpHostResult | ir::kOpDynamicShape;
-  if ((desc.flags & kIndirectRecord) != 0) return false;  // the client waits for its result
+  constexpr uint32_t kReadByClient = ir::kOpHostResult | ir::kOpDynamicShape;
+  if ((desc.flags & kReadByClient) != 0) return false;  // the client waits for its result
   // For an op of the table, the table states what it writes beyond its schema.
   if ((desc.flags & ir::kOpHiddenMutation) != 0 && desc.opcode >= ir::kFirstOpaque) return false;
   if ((desc.flags & ir::kOpPure) != 0) return true;

@@ -242,8 +242,8 @@ bool supports(const Matmul& p, MatmulAlgorithm id) {
 
 size_t workspace_of(MatmulAlgorithm id) { return id == MatmulAlgorithm::kSplitK ? kSplitKWorkspace : 0; }
 
-lt::Candidate candidate_of(MatmulAlgorithm id) {
-  lt::Candidate candidate;
+lt::HeuristicResult candidate_of(MatmulAlgorithm id) {
+  lt::HeuristicResult candidate;
   candidate.algorithm.data[0] = kMagic;
   candidate.algorithm.data[1] = static_cast<uint64_t>(id);
   candidate.workspace = workspace_of(id);
@@ -252,7 +252,7 @@ lt::Candidate candidate_of(MatmulAlgorithm id) {
 }
 
 Status find_algorithms(lt::Handle handle, lt::Desc desc, lt::Layout a, lt::Layout b, lt::Layout c, lt::Layout d,
-                       lt::Preference preference, int asked, lt::Candidate* candidates, int* count) {
+                       lt::Preference preference, int asked, lt::HeuristicResult* candidates, int* count) {
   if (!enter("cublasLtMatmulAlgoGetHeuristic")) return Status::kNotInitialized;
   Matmul p;
   *count = 0;
@@ -274,7 +274,7 @@ std::optional<MatmulAlgorithm> id_of(const lt::Algorithm* algorithm) {
 }
 
 Status check_algorithm(lt::Handle handle, lt::Desc desc, lt::Layout a, lt::Layout b, lt::Layout c, lt::Layout d,
-                       const lt::Algorithm* algorithm, lt::Candidate* candidate) {
+                       const lt::Algorithm* algorithm, lt::HeuristicResult* candidate) {
   if (!enter("cublasLtMatmulAlgoCheck")) return Status::kNotInitialized;
   Matmul p;
   if (const Status status = describe(handle, desc, a, b, c, d, &p); status != Status::kSuccess) return status;

@@ -77,7 +77,7 @@ class CublasLtTest : public EmulatedDriverTest {
     EXPECT_EQ(table.preference_destroy(preference), Status::kSuccess);
     return status;
   }
-  Status multiply(DevicePointer x, DevicePointer y, DevicePointer z, const lt::Candidate& candidate,
+  Status multiply(DevicePointer x, DevicePointer y, DevicePointer z, const lt::HeuristicResult& candidate,
                   DevicePointer workspace = 0, size_t workspace_bytes = 0) {
     const float alpha = 1, beta = 0;
     return table.matmul(handle, desc, &alpha, x, a, y, b, &beta, z, c, z, d, &candidate.algorithm, workspace,
@@ -94,7 +94,7 @@ class CublasLtTest : public EmulatedDriverTest {
   lt::Desc desc = nullptr;
   lt::Layout a = nullptr, b = nullptr, c = nullptr, d = nullptr;
   std::vector<lt::Layout> layouts;
-  std::vector<lt::Candidate> candidates;
+  std::vector<lt::HeuristicResult> candidates;
 };
 
 TEST_F(CublasLtTest, MultipliesInTheOrderOfTheStream) {
@@ -197,7 +197,7 @@ TEST_F(CublasLtTest, RefusesAddressesThatItsWayCannotDo) {
   EXPECT_EQ(multiply(x + 288, y, z, candidates[1]), Status::kInvalidValue);  // out of bounds
   EXPECT_EQ(multiply(x, y, x, candidates[1]), Status::kInvalidValue);        // overlaps an input
   EXPECT_EQ(emulated->findings().size(), 1u);
-  lt::Candidate damaged = candidates[0];
+  lt::HeuristicResult damaged = candidates[0];
   damaged.algorithm.data[0] ^= 1;
   EXPECT_EQ(multiply(x, y, z, damaged), Status::kInvalidValue);
 }
@@ -209,7 +209,7 @@ TEST_F(CublasLtTest, WantsItsWorkspace) {
   EXPECT_EQ(candidates.size(), 2u);
   ASSERT_EQ(ask(), Status::kSuccess);
   ASSERT_EQ(candidates.size(), 3u);
-  const lt::Candidate& parts = candidates[1];
+  const lt::HeuristicResult& parts = candidates[1];
   ASSERT_GT(parts.workspace, 0u);
   const DevicePointer x = floats(std::vector<float>(256, 1)), y = floats(std::vector<float>(128, 1)),
                       z = allocate(32, first), workspace = allocate(parts.workspace, first);

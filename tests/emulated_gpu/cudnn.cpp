@@ -45,9 +45,9 @@ std::optional<Call> enter(const char* name) {
 namespace {
 
 using dnn::Attribute;
+using dnn::AttributeType;
 using dnn::Descriptor;
-using dnn::Is;
-using dnn::Kind;
+using dnn::DescriptorType;
 using dnn::Value;
 using Status = dnn::Result;
 
@@ -74,13 +74,13 @@ Status set_stream(dnn::Handle handle, Stream stream) {
 }
 
 template <typename T>
-void put(dnn::DescriptorState& state, Attribute attribute, Is type, T value) {
+void put(dnn::DescriptorState& state, Attribute attribute, AttributeType type, T value) {
   Value& to = state.values[attribute];
   to = {type, 1, std::vector<std::byte>(kItem<T>)};
   std::memcpy(to.bytes.data(), static_cast<const void*>(&value), kItem<T>);
 }
 
-Status descriptor_create(Kind kind, Descriptor* descriptor) {
+Status descriptor_create(DescriptorType kind, Descriptor* descriptor) {
   if (!enter("cudnnBackendCreateDescriptor")) return Status::kNotInitialized;
   return make(descriptor, dnn::DescriptorState{.kind = kind, .values = {}});
 }
@@ -115,7 +115,7 @@ Status supports(const DnnOperations& graph, Engine engine, dnn::HeuristicsMode m
   std::string why;
   const Status status = supports_attention(graph, &why);
   if (status != Status::kSuccess) return fail(status, why);
-  const bool backward = graph.operations[0].kind == Kind::kPointwiseOperation;
+  const bool backward = graph.operations[0].kind == DescriptorType::kPointwiseOperation;
   const bool good = engine == Engine::kBroken || engine == Engine::kWorkspace ||
                     (engine == Engine::kFallback && !(backward && mode == dnn::HeuristicsMode::kFallback));
   return good ? Status::kSuccess : fail(Status::kNotSupported, "not of this engine");
@@ -134,9 +134,9 @@ Status supports(const Graph& graph, Engine engine, dnn::HeuristicsMode mode) {
   return graph.norm ? supports(*graph.norm, engine) : supports(graph.operations, engine, mode);
 }
 
-std::vector<dnn::Note> notes_of(Engine engine) {
-  if (engine == Engine::kLowPrecision) return {dnn::Note::kTensorCore, dnn::Note::kDownConvertInputs};
-  if (engine == Engine::kUnordered) return {dnn::Note::kNondeterministic};
+std::vector<dnn::NumericalNote> notes_of(Engine engine) {
+  if (engine == Engine::kLowPrecision) return {dnn::NumericalNote::kTensorCore, dnn::NumericalNote::kDownConvertInputs};
+  if (engine == Engine::kUnordered) return {dnn::NumericalNote::kNondeterministic};
   return {};
 }
 
@@ -149,43 +149,44 @@ Status descriptor_finalize(Descriptor descriptor) {
   Graph graph;
   DnnNorm norm;
   switch (state.kind) {
-    case Kind::kTensor:
+    case DescriptorType::kTensor:
       status = check_tensor(state);
       break;
-    case Kind::kConvolution:
+    case DescriptorType::kConvolution:
       status = check_convolution(state);
       break;
-    case Kind::kForward:
-    case Kind::kBackwardData:
-    case Kind::kBackwardFilter:
+    case DescriptorType::kForward:
+    case DescriptorType::kBackwardData:
+    case DescriptorType::kBackwardFilter:
       status = check_operation(state);
       break;
-    case Kind::kPointwiseOperation:
-    case Kind::kMatmulOperation:
-    case Kind::kReductionOperation:
-    case Kind::kReshapeOperation: {
+    case DescriptorType::kPointwiseOperation:
+    case DescriptorType::kMatmulOperation:
+    case DescriptorType::kReductionOperation:
+    case DescriptorType::kReshapeOperation: {
       std::string why;
       status = check_operation_sizes(state, &why);
       if (status != Status::kSuccess) return fail(status, why);
       break;
     }
-    case Kind::kNormForward:
-    case Kind::kNormBackward: {
+    case DescriptorType::kNormForward:
+    case DescriptorType::kNormBackward: {
       std::string why;
       status = read_norm(state, &norm, &why);
       if (status != Status::kSuccess) return fail(status, why);
       break;
     }
-    case Kind::kGraph:
+    case DescriptorType::kGraph:
       status = read_graph(state, &graph);
       break;
-    case Kind::kPlan: {
+    case DescriptorType::kPlan: {
       const Descriptor config = get_scalar<Descriptor>(state, Attribute::kPlanConfig);
-      if (config->kind != Kind::kEngineConfig) return fail(Status::kBadParamDescriptorType, "no engine's config");
+      if (config->kind != DescriptorType::kEngineConfig)
+        return fail(Status::kBadParamDescriptorType, "no engine's config");
       if (engine_of(*config) == Engine::kBroken) return fail(Status::kNotSupported, "only proposed");
       break;
     }
-    case Kind::kVariantPack: {
+    case DescriptorType::kVariantPack: {
       const auto ids = get_list<int64_t>(state, Attribute::kPackIds);
       if (ids.size() != get_list<DevicePointer>(state, Attribute::kPackPointers).size())
         return fail(Status::kBadParamShapeMismatch, "as many ids as addresses");
@@ -193,8 +194,8 @@ Status descriptor_finalize(Descriptor descriptor) {
         return fail(Status::kBadParamDuplicatedEntries, "an id twice");
       break;
     }
-    case Kind::kEngine:
-    case Kind::kEngineConfig:
+    case DescriptorType::kEngine:
+    case DescriptorType::kEngineConfig:
       return fail(Status::kNotSupported, "engines come from heuristics here");
     default:
       break;
@@ -204,19 +205,20 @@ Status descriptor_finalize(Descriptor descriptor) {
 }
 
 void fill(dnn::DescriptorState& state, Engine engine, Descriptor graph) {
-  put(state, kEngineNumber, Is::kInt64, static_cast<int64_t>(engine));
-  put(state, kEngineGraph, Is::kDescriptor, graph);
+  put(state, kEngineNumber, AttributeType::kInt64, static_cast<int64_t>(engine));
+  put(state, kEngineGraph, AttributeType::kDescriptor, graph);
   state.finalized = true;
 }
 
-Status get_attribute(Descriptor descriptor, Attribute attribute, Is type, int64_t asked, int64_t* count,
+Status get_attribute(Descriptor descriptor, Attribute attribute, AttributeType type, int64_t asked, int64_t* count,
                      void* elements) {
   if (!enter("cudnnBackendGetAttribute")) return Status::kNotInitialized;
   if (count == nullptr || elements == nullptr) return fail(Status::kBadParamNullPointer, "nowhere to put it");
   if (!is_complete(descriptor)) return fail(Status::kBadParamNotFinalized, "it is not whole");
   const dnn::DescriptorState& state = *descriptor;
   *count = 0;
-  if (state.kind == Kind::kHeuristics && attribute == Attribute::kHeuristicsResults && type == Is::kDescriptor) {
+  if (state.kind == DescriptorType::kHeuristics && attribute == Attribute::kHeuristicsResults &&
+      type == AttributeType::kDescriptor) {
     const Descriptor graph = get_scalar<Descriptor>(state, Attribute::kHeuristicsGraph);
     Graph what;
     if (const Status status = read_graph(*graph, &what); status != Status::kSuccess) return status;
@@ -231,28 +233,30 @@ Status get_attribute(Descriptor descriptor, Attribute attribute, Is type, int64_
       if (able != Status::kSuccess) status = able;
       if (able != Status::kSuccess || *count >= asked) continue;
       const Descriptor to = static_cast<Descriptor*>(elements)[*count];
-      if (!exists(to) || to->finalized || to->kind != Kind::kEngineConfig)
+      if (!exists(to) || to->finalized || to->kind != DescriptorType::kEngineConfig)
         return fail(Status::kBadParam, "no empty config to fill");
       fill(*to, engine, graph);
       ++*count;
     }
     return *count == 0 ? status : Status::kSuccess;
   }
-  if (state.kind == Kind::kEngineConfig && attribute == Attribute::kConfigEngine && type == Is::kDescriptor) {
+  if (state.kind == DescriptorType::kEngineConfig && attribute == Attribute::kConfigEngine &&
+      type == AttributeType::kDescriptor) {
     const Descriptor to = *static_cast<Descriptor*>(elements);
-    if (asked != 1 || !exists(to) || to->finalized || to->kind != Kind::kEngine)
+    if (asked != 1 || !exists(to) || to->finalized || to->kind != DescriptorType::kEngine)
       return fail(Status::kBadParam, "no empty engine to fill");
     fill(*to, engine_of(state), get_scalar<Descriptor>(state, kEngineGraph));
     *count = 1;
     return Status::kSuccess;
   }
-  if (state.kind == Kind::kEngine && attribute == Attribute::kEngineNotes && type == Is::kNote) {
-    for (const dnn::Note note : notes_of(engine_of(state))) {
-      if (*count < asked) static_cast<dnn::Note*>(elements)[(*count)++] = note;
+  if (state.kind == DescriptorType::kEngine && attribute == Attribute::kEngineNotes && type == AttributeType::kNote) {
+    for (const dnn::NumericalNote note : notes_of(engine_of(state))) {
+      if (*count < asked) static_cast<dnn::NumericalNote*>(elements)[(*count)++] = note;
     }
     return Status::kSuccess;
   }
-  if (state.kind == Kind::kPlan && attribute == Attribute::kPlanWorkspace && type == Is::kInt64 && asked >= 1) {
+  if (state.kind == DescriptorType::kPlan && attribute == Attribute::kPlanWorkspace && type == AttributeType::kInt64 &&
+      asked >= 1) {
     const Engine engine = engine_of(*get_scalar<Descriptor>(state, Attribute::kPlanConfig));
     *static_cast<int64_t*>(elements) = engine == Engine::kWorkspace ? kWorkspaceBytes : 0;
     *count = 1;

@@ -13,7 +13,7 @@ namespace {
 
 using dnn::Attribute;
 using dnn::Descriptor;
-using dnn::Kind;
+using dnn::DescriptorType;
 using dnn::PointwiseMode;
 using dnn::Type;
 using Status = dnn::Result;
@@ -61,11 +61,11 @@ std::string_view name_of(PointwiseMode mode) {
 std::string names_of(const DnnOperations& graph) {
   std::string names;
   for (const DnnOperation& each : graph.operations) {
-    if (each.kind == Kind::kMatmulOperation) {
+    if (each.kind == DescriptorType::kMatmulOperation) {
       names += "matmul";
-    } else if (each.kind == Kind::kReshapeOperation) {
+    } else if (each.kind == DescriptorType::kReshapeOperation) {
       names += "reshape";
-    } else if (each.kind == Kind::kReductionOperation) {
+    } else if (each.kind == DescriptorType::kReductionOperation) {
       names += each.reduction == dnn::ReductionMode::kMax ? "max" : "sum";
     } else {
       names += name_of(each.pointwise);
@@ -100,9 +100,9 @@ bool has_aligned_rows(const DnnTensor& tensor) {
 // -- operations alone
 
 // Checks that the tensors and the operation's parameters are descriptors of the right kinds.
-Status check_kinds(const dnn::DescriptorState& state, Kind how, Attribute of_how, std::string* why) {
+Status check_kinds(const dnn::DescriptorState& state, DescriptorType how, Attribute of_how, std::string* why) {
   for (const auto& [attribute, value] : state.values) {
-    const Kind wanted = attribute == of_how ? how : Kind::kTensor;
+    const DescriptorType wanted = attribute == of_how ? how : DescriptorType::kTensor;
     if (get_scalar<Descriptor>(state, attribute)->kind != wanted)
       return fail(why, Status::kBadParamDescriptorType, "a descriptor of another kind");
   }
@@ -126,7 +126,7 @@ size_t operands_of(dnn::PointwiseMode mode) {
 }
 
 Status check_pointwise(const dnn::DescriptorState& state, std::string* why) {
-  if (const Status status = check_kinds(state, Kind::kPointwise, Attribute::kPointwiseOperation, why);
+  if (const Status status = check_kinds(state, DescriptorType::kPointwise, Attribute::kPointwiseOperation, why);
       status != Status::kSuccess)
     return status;
   const auto mode = get_scalar<dnn::PointwiseMode>(*get_scalar<Descriptor>(state, Attribute::kPointwiseOperation),
@@ -148,7 +148,7 @@ Status check_pointwise(const dnn::DescriptorState& state, std::string* why) {
 }
 
 Status check_matmul(const dnn::DescriptorState& state, std::string* why) {
-  if (const Status status = check_kinds(state, Kind::kMatmul, Attribute::kMatmulDescriptor, why);
+  if (const Status status = check_kinds(state, DescriptorType::kMatmul, Attribute::kMatmulDescriptor, why);
       status != Status::kSuccess)
     return status;
   const auto sizes = [&](Attribute attribute) { return tensor_of(*get_scalar<Descriptor>(state, attribute)).sizes; };
@@ -162,7 +162,7 @@ Status check_matmul(const dnn::DescriptorState& state, std::string* why) {
 }
 
 Status check_reduction(const dnn::DescriptorState& state, std::string* why) {
-  if (const Status status = check_kinds(state, Kind::kReduction, Attribute::kReductionDescriptor, why);
+  if (const Status status = check_kinds(state, DescriptorType::kReduction, Attribute::kReductionDescriptor, why);
       status != Status::kSuccess)
     return status;
   const DnnTensor from = tensor_of(*get_scalar<Descriptor>(state, Attribute::kReductionFrom)),
@@ -173,7 +173,8 @@ Status check_reduction(const dnn::DescriptorState& state, std::string* why) {
 }
 
 Status check_reshape(const dnn::DescriptorState& state, std::string* why) {
-  if (const Status status = check_kinds(state, Kind::kTensor, Attribute::kReshapeFrom, why); status != Status::kSuccess)
+  if (const Status status = check_kinds(state, DescriptorType::kTensor, Attribute::kReshapeFrom, why);
+      status != Status::kSuccess)
     return status;
   const DnnTensor from = tensor_of(*get_scalar<Descriptor>(state, Attribute::kReshapeFrom)),
                   to = tensor_of(*get_scalar<Descriptor>(state, Attribute::kReshapeTo));
@@ -184,11 +185,11 @@ Status check_reshape(const dnn::DescriptorState& state, std::string* why) {
 
 Status check_operation_sizes(const dnn::DescriptorState& state, std::string* why) {
   switch (state.kind) {
-    case Kind::kPointwiseOperation:
+    case DescriptorType::kPointwiseOperation:
       return check_pointwise(state, why);
-    case Kind::kMatmulOperation:
+    case DescriptorType::kMatmulOperation:
       return check_matmul(state, why);
-    case Kind::kReductionOperation:
+    case DescriptorType::kReductionOperation:
       return check_reduction(state, why);
     default:
       return check_reshape(state, why);
@@ -226,21 +227,21 @@ Status read_operations(const std::vector<Descriptor>& descriptors, DnnOperations
     std::vector<Attribute> reads;
     Attribute writes{};
     switch (state.kind) {
-      case Kind::kMatmulOperation:
+      case DescriptorType::kMatmulOperation:
         reads = {Attribute::kMatmulLeft, Attribute::kMatmulRight};
         writes = Attribute::kMatmulResult;
         break;
-      case Kind::kReductionOperation:
+      case DescriptorType::kReductionOperation:
         reads = {Attribute::kReductionFrom};
         writes = Attribute::kReductionTo;
         operation.reduction = get_scalar<dnn::ReductionMode>(
             *get_scalar<Descriptor>(state, Attribute::kReductionDescriptor), Attribute::kReductionMode);
         break;
-      case Kind::kReshapeOperation:
+      case DescriptorType::kReshapeOperation:
         reads = {Attribute::kReshapeFrom};
         writes = Attribute::kReshapeTo;
         break;
-      case Kind::kPointwiseOperation: {
+      case DescriptorType::kPointwiseOperation: {
         const auto& how = *get_scalar<Descriptor>(state, Attribute::kPointwiseOperation);
         operation.pointwise = get_scalar<PointwiseMode>(how, Attribute::kPointwiseMode);
         operation.axis = get_scalar<int64_t>(how, Attribute::kPointwiseAxis);
@@ -436,11 +437,11 @@ void compute(const DnnOperations& graph, const std::map<int64_t, std::byte*>& ad
     const DnnTensor& left = graph.tensors.at(each.operands[0]);
     const Values& from = all[each.operands[0]];
     Values& made = all[each.result];
-    if (each.kind == Kind::kMatmulOperation) {
+    if (each.kind == DescriptorType::kMatmulOperation) {
       multiply(left, from, graph.tensors.at(each.operands[1]), all[each.operands[1]], made);
-    } else if (each.kind == Kind::kReductionOperation) {
+    } else if (each.kind == DescriptorType::kReductionOperation) {
       reduce(each.reduction, left, from, result, made);
-    } else if (each.kind == Kind::kReshapeOperation) {  // swaps the last two dims
+    } else if (each.kind == DescriptorType::kReshapeOperation) {  // swaps the last two dims
       const auto rows = static_cast<size_t>(left.sizes[2]), columns = static_cast<size_t>(left.sizes[3]);
       for (size_t i = 0; i < from.size(); ++i) {
         const size_t line = i / (rows * columns), row = i / columns % rows, column = i % columns;

@@ -8,102 +8,102 @@ namespace torch_remote::worker::cuda::emulated {
 namespace {
 
 using dnn::Attribute;
+using dnn::AttributeType;
 using dnn::Descriptor;
-using dnn::Is;
-using dnn::Kind;
+using dnn::DescriptorType;
 using dnn::Value;
 using Status = dnn::Result;
 
 // An attribute of a descriptor: its type, its element count (0: any), and whether it is required.
 struct Rule {
-  Kind kind;
+  DescriptorType kind;
   Attribute attribute;
-  Is type;
+  AttributeType type;
   int32_t count;
   bool must;
 };
 constexpr Rule kRules[] = {
-    {Kind::kTensor, Attribute::kTensorType, Is::kDataType, 1, true},
-    {Kind::kTensor, Attribute::kTensorSizes, Is::kInt64, 0, true},
-    {Kind::kTensor, Attribute::kTensorStrides, Is::kInt64, 0, true},
-    {Kind::kTensor, Attribute::kTensorId, Is::kInt64, 1, true},
-    {Kind::kTensor, Attribute::kTensorAlignment, Is::kInt64, 1, true},
-    {Kind::kTensor, Attribute::kTensorIsVirtual, Is::kBool, 1, false},
-    {Kind::kTensor, Attribute::kTensorIsNumber, Is::kBool, 1, false},
-    {Kind::kConvolution, Attribute::kConvolutionType, Is::kDataType, 1, true},
-    {Kind::kConvolution, Attribute::kConvolutionMode, Is::kConvolutionMode, 1, true},
-    {Kind::kConvolution, Attribute::kConvolutionDims, Is::kInt64, 1, true},
-    {Kind::kConvolution, Attribute::kConvolutionDilations, Is::kInt64, 0, true},
-    {Kind::kConvolution, Attribute::kConvolutionStrides, Is::kInt64, 0, true},
-    {Kind::kConvolution, Attribute::kConvolutionPaddings, Is::kInt64, 0, true},
-    {Kind::kConvolution, Attribute::kConvolutionPaddingsAfter, Is::kInt64, 0, true},
-    {Kind::kPointwise, Attribute::kPointwiseMode, Is::kPointwiseMode, 1, true},
-    {Kind::kPointwise, Attribute::kPointwisePrecision, Is::kDataType, 1, true},
-    {Kind::kPointwiseOperation, Attribute::kPointwiseOperation, Is::kDescriptor, 1, true},
-    {Kind::kPointwiseOperation, Attribute::kPointwiseLeft, Is::kDescriptor, 1, true},
-    {Kind::kPointwise, Attribute::kPointwiseAxis, Is::kInt64, 1, false},
-    {Kind::kPointwiseOperation, Attribute::kPointwiseRight, Is::kDescriptor, 1, false},
-    {Kind::kPointwiseOperation, Attribute::kPointwiseThird, Is::kDescriptor, 1, false},
-    {Kind::kPointwiseOperation, Attribute::kPointwiseResult, Is::kDescriptor, 1, true},
-    {Kind::kMatmul, Attribute::kMatmulPrecision, Is::kDataType, 1, true},
-    {Kind::kMatmulOperation, Attribute::kMatmulLeft, Is::kDescriptor, 1, true},
-    {Kind::kMatmulOperation, Attribute::kMatmulRight, Is::kDescriptor, 1, true},
-    {Kind::kMatmulOperation, Attribute::kMatmulResult, Is::kDescriptor, 1, true},
-    {Kind::kMatmulOperation, Attribute::kMatmulDescriptor, Is::kDescriptor, 1, true},
-    {Kind::kReduction, Attribute::kReductionMode, Is::kReductionMode, 1, true},
-    {Kind::kReduction, Attribute::kReductionPrecision, Is::kDataType, 1, true},
-    {Kind::kReductionOperation, Attribute::kReductionFrom, Is::kDescriptor, 1, true},
-    {Kind::kReductionOperation, Attribute::kReductionTo, Is::kDescriptor, 1, true},
-    {Kind::kReductionOperation, Attribute::kReductionDescriptor, Is::kDescriptor, 1, true},
-    {Kind::kReshapeOperation, Attribute::kReshapeFrom, Is::kDescriptor, 1, true},
-    {Kind::kReshapeOperation, Attribute::kReshapeTo, Is::kDescriptor, 1, true},
-    {Kind::kNormForward, Attribute::kNormForwardMode, Is::kNormMode, 1, true},
-    {Kind::kNormForward, Attribute::kNormForwardPhase, Is::kNormPhase, 1, true},
-    {Kind::kNormForward, Attribute::kNormForwardFrom, Is::kDescriptor, 1, false},
-    {Kind::kNormForward, Attribute::kNormForwardMean, Is::kDescriptor, 1, false},
-    {Kind::kNormForward, Attribute::kNormForwardDeviation, Is::kDescriptor, 1, false},
-    {Kind::kNormForward, Attribute::kNormForwardScale, Is::kDescriptor, 1, false},
-    {Kind::kNormForward, Attribute::kNormForwardBias, Is::kDescriptor, 1, false},
-    {Kind::kNormForward, Attribute::kNormForwardEpsilon, Is::kDescriptor, 1, false},
-    {Kind::kNormForward, Attribute::kNormForwardMomentum, Is::kDescriptor, 1, false},
-    {Kind::kNormForward, Attribute::kNormForwardMeanBefore, Is::kDescriptor, 1, false},
-    {Kind::kNormForward, Attribute::kNormForwardVarianceBefore, Is::kDescriptor, 1, false},
-    {Kind::kNormForward, Attribute::kNormForwardMeanAfter, Is::kDescriptor, 1, false},
-    {Kind::kNormForward, Attribute::kNormForwardVarianceAfter, Is::kDescriptor, 1, false},
-    {Kind::kNormForward, Attribute::kNormForwardTo, Is::kDescriptor, 1, false},
-    {Kind::kNormBackward, Attribute::kNormBackwardMode, Is::kNormMode, 1, true},
-    {Kind::kNormBackward, Attribute::kNormBackwardFrom, Is::kDescriptor, 1, false},
-    {Kind::kNormBackward, Attribute::kNormBackwardMean, Is::kDescriptor, 1, false},
-    {Kind::kNormBackward, Attribute::kNormBackwardDeviation, Is::kDescriptor, 1, false},
-    {Kind::kNormBackward, Attribute::kNormBackwardGrad, Is::kDescriptor, 1, false},
-    {Kind::kNormBackward, Attribute::kNormBackwardScale, Is::kDescriptor, 1, false},
-    {Kind::kNormBackward, Attribute::kNormBackwardGradScale, Is::kDescriptor, 1, false},
-    {Kind::kNormBackward, Attribute::kNormBackwardGradBias, Is::kDescriptor, 1, false},
-    {Kind::kNormBackward, Attribute::kNormBackwardTo, Is::kDescriptor, 1, false},
-    {Kind::kGraph, Attribute::kGraphHandle, Is::kHandle, 1, true},
-    {Kind::kGraph, Attribute::kGraphOperations, Is::kDescriptor, 0, true},
-    {Kind::kHeuristics, Attribute::kHeuristicsGraph, Is::kDescriptor, 1, true},
-    {Kind::kHeuristics, Attribute::kHeuristicsMode, Is::kHeuristicsMode, 1, true},
-    {Kind::kPlan, Attribute::kPlanHandle, Is::kHandle, 1, true},
-    {Kind::kPlan, Attribute::kPlanConfig, Is::kDescriptor, 1, true},
-    {Kind::kVariantPack, Attribute::kPackIds, Is::kInt64, 0, true},
-    {Kind::kVariantPack, Attribute::kPackPointers, Is::kPointer, 0, true},
-    {Kind::kVariantPack, Attribute::kPackWorkspace, Is::kPointer, 1, true},
+    {DescriptorType::kTensor, Attribute::kTensorType, AttributeType::kDataType, 1, true},
+    {DescriptorType::kTensor, Attribute::kTensorSizes, AttributeType::kInt64, 0, true},
+    {DescriptorType::kTensor, Attribute::kTensorStrides, AttributeType::kInt64, 0, true},
+    {DescriptorType::kTensor, Attribute::kTensorId, AttributeType::kInt64, 1, true},
+    {DescriptorType::kTensor, Attribute::kTensorAlignment, AttributeType::kInt64, 1, true},
+    {DescriptorType::kTensor, Attribute::kTensorIsVirtual, AttributeType::kBool, 1, false},
+    {DescriptorType::kTensor, Attribute::kTensorIsNumber, AttributeType::kBool, 1, false},
+    {DescriptorType::kConvolution, Attribute::kConvolutionType, AttributeType::kDataType, 1, true},
+    {DescriptorType::kConvolution, Attribute::kConvolutionMode, AttributeType::kConvolutionMode, 1, true},
+    {DescriptorType::kConvolution, Attribute::kConvolutionDims, AttributeType::kInt64, 1, true},
+    {DescriptorType::kConvolution, Attribute::kConvolutionDilations, AttributeType::kInt64, 0, true},
+    {DescriptorType::kConvolution, Attribute::kConvolutionStrides, AttributeType::kInt64, 0, true},
+    {DescriptorType::kConvolution, Attribute::kConvolutionPaddings, AttributeType::kInt64, 0, true},
+    {DescriptorType::kConvolution, Attribute::kConvolutionPaddingsAfter, AttributeType::kInt64, 0, true},
+    {DescriptorType::kPointwise, Attribute::kPointwiseMode, AttributeType::kPointwiseMode, 1, true},
+    {DescriptorType::kPointwise, Attribute::kPointwisePrecision, AttributeType::kDataType, 1, true},
+    {DescriptorType::kPointwiseOperation, Attribute::kPointwiseOperation, AttributeType::kDescriptor, 1, true},
+    {DescriptorType::kPointwiseOperation, Attribute::kPointwiseLeft, AttributeType::kDescriptor, 1, true},
+    {DescriptorType::kPointwise, Attribute::kPointwiseAxis, AttributeType::kInt64, 1, false},
+    {DescriptorType::kPointwiseOperation, Attribute::kPointwiseRight, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kPointwiseOperation, Attribute::kPointwiseThird, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kPointwiseOperation, Attribute::kPointwiseResult, AttributeType::kDescriptor, 1, true},
+    {DescriptorType::kMatmul, Attribute::kMatmulPrecision, AttributeType::kDataType, 1, true},
+    {DescriptorType::kMatmulOperation, Attribute::kMatmulLeft, AttributeType::kDescriptor, 1, true},
+    {DescriptorType::kMatmulOperation, Attribute::kMatmulRight, AttributeType::kDescriptor, 1, true},
+    {DescriptorType::kMatmulOperation, Attribute::kMatmulResult, AttributeType::kDescriptor, 1, true},
+    {DescriptorType::kMatmulOperation, Attribute::kMatmulDescriptor, AttributeType::kDescriptor, 1, true},
+    {DescriptorType::kReduction, Attribute::kReductionMode, AttributeType::kReductionMode, 1, true},
+    {DescriptorType::kReduction, Attribute::kReductionPrecision, AttributeType::kDataType, 1, true},
+    {DescriptorType::kReductionOperation, Attribute::kReductionFrom, AttributeType::kDescriptor, 1, true},
+    {DescriptorType::kReductionOperation, Attribute::kReductionTo, AttributeType::kDescriptor, 1, true},
+    {DescriptorType::kReductionOperation, Attribute::kReductionDescriptor, AttributeType::kDescriptor, 1, true},
+    {DescriptorType::kReshapeOperation, Attribute::kReshapeFrom, AttributeType::kDescriptor, 1, true},
+    {DescriptorType::kReshapeOperation, Attribute::kReshapeTo, AttributeType::kDescriptor, 1, true},
+    {DescriptorType::kNormForward, Attribute::kNormForwardMode, AttributeType::kNormMode, 1, true},
+    {DescriptorType::kNormForward, Attribute::kNormForwardPhase, AttributeType::kNormPhase, 1, true},
+    {DescriptorType::kNormForward, Attribute::kNormForwardFrom, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kNormForward, Attribute::kNormForwardMean, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kNormForward, Attribute::kNormForwardInverseStd, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kNormForward, Attribute::kNormForwardScale, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kNormForward, Attribute::kNormForwardBias, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kNormForward, Attribute::kNormForwardEpsilon, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kNormForward, Attribute::kNormForwardMomentum, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kNormForward, Attribute::kNormForwardMeanBefore, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kNormForward, Attribute::kNormForwardVarianceBefore, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kNormForward, Attribute::kNormForwardMeanAfter, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kNormForward, Attribute::kNormForwardVarianceAfter, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kNormForward, Attribute::kNormForwardTo, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kNormBackward, Attribute::kNormBackwardMode, AttributeType::kNormMode, 1, true},
+    {DescriptorType::kNormBackward, Attribute::kNormBackwardFrom, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kNormBackward, Attribute::kNormBackwardMean, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kNormBackward, Attribute::kNormBackwardInverseStd, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kNormBackward, Attribute::kNormBackwardGrad, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kNormBackward, Attribute::kNormBackwardScale, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kNormBackward, Attribute::kNormBackwardGradScale, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kNormBackward, Attribute::kNormBackwardGradBias, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kNormBackward, Attribute::kNormBackwardTo, AttributeType::kDescriptor, 1, false},
+    {DescriptorType::kGraph, Attribute::kGraphHandle, AttributeType::kHandle, 1, true},
+    {DescriptorType::kGraph, Attribute::kGraphOperations, AttributeType::kDescriptor, 0, true},
+    {DescriptorType::kHeuristics, Attribute::kHeuristicsGraph, AttributeType::kDescriptor, 1, true},
+    {DescriptorType::kHeuristics, Attribute::kHeuristicsMode, AttributeType::kHeuristicsMode, 1, true},
+    {DescriptorType::kPlan, Attribute::kPlanHandle, AttributeType::kHandle, 1, true},
+    {DescriptorType::kPlan, Attribute::kPlanConfig, AttributeType::kDescriptor, 1, true},
+    {DescriptorType::kVariantPack, Attribute::kPackIds, AttributeType::kInt64, 0, true},
+    {DescriptorType::kVariantPack, Attribute::kPackPointers, AttributeType::kPointer, 0, true},
+    {DescriptorType::kVariantPack, Attribute::kPackWorkspace, AttributeType::kPointer, 1, true},
 };
 
-size_t bytes_of(Is type) {
+size_t bytes_of(AttributeType type) {
   switch (type) {
-    case Is::kBool:
+    case AttributeType::kBool:
       return 1;
-    case Is::kDataType:
-    case Is::kFloat:
-    case Is::kConvolutionMode:
-    case Is::kHeuristicsMode:
-    case Is::kNote:
-    case Is::kPointwiseMode:
-    case Is::kReductionMode:
-    case Is::kNormMode:
-    case Is::kNormPhase:
+    case AttributeType::kDataType:
+    case AttributeType::kFloat:
+    case AttributeType::kConvolutionMode:
+    case AttributeType::kHeuristicsMode:
+    case AttributeType::kNote:
+    case AttributeType::kPointwiseMode:
+    case AttributeType::kReductionMode:
+    case AttributeType::kNormMode:
+    case AttributeType::kNormPhase:
       return 4;
     default:
       return 8;
@@ -112,35 +112,36 @@ size_t bytes_of(Is type) {
 
 }  // namespace
 
-std::optional<Attribute> first_attribute(Kind kind) {
-  if (kind == Kind::kForward) return Attribute::kForwardAlpha;
-  if (kind == Kind::kBackwardData) return Attribute::kBackwardDataAlpha;
-  if (kind == Kind::kBackwardFilter) return Attribute::kBackwardFilterAlpha;
+std::optional<Attribute> first_attribute(DescriptorType kind) {
+  if (kind == DescriptorType::kForward) return Attribute::kForwardAlpha;
+  if (kind == DescriptorType::kBackwardData) return Attribute::kBackwardDataAlpha;
+  if (kind == DescriptorType::kBackwardFilter) return Attribute::kBackwardFilterAlpha;
   return std::nullopt;
 }
 
 bool is_complete(Descriptor descriptor) {
   if (!exists(descriptor) || !descriptor->finalized) return false;
   for (const auto& [attribute, value] : descriptor->values) {
-    if (value.type != Is::kDescriptor) continue;
+    if (value.type != AttributeType::kDescriptor) continue;
     const auto others = get_list<Descriptor>(*descriptor, attribute);
     if (!std::ranges::all_of(others, is_complete)) return false;
   }
   return true;
 }
 
-Status set_attribute(Descriptor descriptor, Attribute attribute, Is type, int64_t count, const void* elements) {
+Status set_attribute(Descriptor descriptor, Attribute attribute, AttributeType type, int64_t count,
+                     const void* elements) {
   if (!exists(descriptor)) return fail(Status::kBadParam, "no such descriptor");
   if (elements == nullptr) return fail(Status::kBadParamNullPointer, "no elements");
   if (descriptor->finalized) return fail(Status::kBadParam, "it is finalized");
   const auto rule = std::ranges::find_if(
       kRules, [&](const Rule& each) { return each.kind == descriptor->kind && each.attribute == attribute; });
-  Is wanted = Is::kDescriptor;
+  AttributeType wanted = AttributeType::kDescriptor;
   int64_t most = 1;
   if (const auto first = first_attribute(descriptor->kind)) {
     const int place = static_cast<int>(attribute) - static_cast<int>(*first);
     if (place < 0 || place > 5) return fail(Status::kBadParam, "not of this operation");
-    if (place < 2) wanted = type == Is::kDouble ? Is::kDouble : Is::kFloat;
+    if (place < 2) wanted = type == AttributeType::kDouble ? AttributeType::kDouble : AttributeType::kFloat;
   } else if (rule == std::end(kRules)) {
     return fail(Status::kBadParam, "not of this kind of descriptor");
   } else {
@@ -153,12 +154,12 @@ Status set_attribute(Descriptor descriptor, Attribute attribute, Is type, int64_
   Value& value = descriptor->values[attribute];
   value = {type, count, std::vector<std::byte>(bytes)};
   std::memcpy(value.bytes.data(), elements, bytes);
-  if (type == Is::kDescriptor) {
+  if (type == AttributeType::kDescriptor) {
     const auto others = get_list<Descriptor>(*descriptor, attribute);
     if (!std::ranges::all_of(others, is_complete))
       return fail(Status::kBadParamNotFinalized, "of one that is not whole");
   }
-  if (type == Is::kHandle && !exists(get_scalar<dnn::Handle>(*descriptor, attribute)))
+  if (type == AttributeType::kHandle && !exists(get_scalar<dnn::Handle>(*descriptor, attribute)))
     return fail(Status::kBadParam, "no such handle");
   return Status::kSuccess;
 }

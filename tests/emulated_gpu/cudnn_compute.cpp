@@ -129,11 +129,11 @@ void compute_as(const DnnGraph& graph, Engine engine, const DnnAddresses& addres
   const DnnTensor& result = graph.result();
   std::vector<T> made(static_cast<size_t>(result.count()));
   const auto at = [](int64_t i) { return static_cast<size_t>(i); };
-  if (graph.pass == dnn::Kind::kForward) {
+  if (graph.pass == dnn::DescriptorType::kForward) {
     const auto image = gather<T>(graph.image, addresses.image, low),
                filter = gather<T>(graph.filter, addresses.filter, low);
     for_each_triple(graph, [&](int64_t i, int64_t f, int64_t o) { made[at(o)] += image[at(i)] * filter[at(f)]; });
-  } else if (graph.pass == dnn::Kind::kBackwardData) {
+  } else if (graph.pass == dnn::DescriptorType::kBackwardData) {
     const auto output = gather<T>(graph.output, addresses.output, low),
                filter = gather<T>(graph.filter, addresses.filter, low);
     for_each_triple(graph, [&](int64_t i, int64_t f, int64_t o) { made[at(i)] += output[at(o)] * filter[at(f)]; });

@@ -7,20 +7,20 @@
 namespace torch_remote::worker::cuda::emulated {
 
 using dnn::Attribute;
+using dnn::AttributeType;
 using dnn::Descriptor;
-using dnn::Is;
-using dnn::Kind;
+using dnn::DescriptorType;
 using dnn::Type;
 using Status = dnn::Result;
 
 const DnnTensor& DnnGraph::result() const {
-  if (pass == dnn::Kind::kBackwardData) return image;
-  if (pass == dnn::Kind::kBackwardFilter) return filter;
+  if (pass == dnn::DescriptorType::kBackwardData) return image;
+  if (pass == dnn::DescriptorType::kBackwardFilter) return filter;
   return adds_bias ? sum : output;
 }
 std::vector<const DnnTensor*> DnnGraph::operands() const {
-  if (pass == dnn::Kind::kBackwardData) return {&filter, &output};
-  if (pass == dnn::Kind::kBackwardFilter) return {&image, &output};
+  if (pass == dnn::DescriptorType::kBackwardData) return {&filter, &output};
+  if (pass == dnn::DescriptorType::kBackwardFilter) return {&image, &output};
   if (adds_bias) return {&image, &filter, &bias};
   return {&image, &filter};
 }
@@ -87,7 +87,7 @@ Status check_operation(const dnn::DescriptorState& state) {
   const Attribute first = *first_attribute(state.kind);
   for (int i = 0; i < 6; ++i) {
     if (find(state, nth_attribute(first, i)) == nullptr) return fail(Status::kBadParam, "an attribute is missing");
-    const Kind wanted = i == 2 ? Kind::kConvolution : Kind::kTensor;
+    const DescriptorType wanted = i == 2 ? DescriptorType::kConvolution : DescriptorType::kTensor;
     if (i >= 2 && get_scalar<Descriptor>(state, nth_attribute(first, i))->kind != wanted)
       return fail(Status::kBadParamDescriptorType, "a descriptor of another kind");
   }
@@ -95,8 +95,8 @@ Status check_operation(const dnn::DescriptorState& state) {
   const auto& conv = *op.convolution;
   const Type precision = get_scalar<Type>(conv, Attribute::kConvolutionType);
   const bool wide = precision == Type::kFloat64;
-  const Is scalars = find(state, first)->type;
-  if (wide != (scalars == Is::kDouble) || find(state, nth_attribute(first, 1))->type != scalars)
+  const AttributeType scalars = find(state, first)->type;
+  if (wide != (scalars == AttributeType::kDouble) || find(state, nth_attribute(first, 1))->type != scalars)
     return fail(Status::kBadParam, "alpha and beta are of the type of sums");
   const Type type = op.filter.type;
   if (wide != (type == Type::kFloat64)) return fail(Status::kNotSupportedDataType, "sums of another precision");
@@ -139,7 +139,7 @@ Status graph_of(const dnn::DescriptorState& state, DnnGraph* graph) {
   graph->adds_bias = operations.size() == 2;
   if (graph->adds_bias) {
     const auto& add = *operations[1];
-    if (add.kind != Kind::kPointwiseOperation || first.kind != Kind::kForward)
+    if (add.kind != DescriptorType::kPointwiseOperation || first.kind != DescriptorType::kForward)
       return fail(Status::kNotSupportedGraphPattern, "no bias behind a forward pass");
     const auto tensor = [&](Attribute attribute) { return tensor_of(*get_scalar<Descriptor>(add, attribute)); };
     graph->bias = tensor(Attribute::kPointwiseRight);
@@ -166,7 +166,7 @@ Status supports(const DnnGraph& graph, Engine engine) {
   if (graph.adds_bias && dnn::item_size(graph.filter.type) != 2)
     return fail(Status::kNotSupportedGraphPattern, "a bias behind a convolution of these types");
   const bool good = engine == Engine::kLowPrecision ? graph.filter.type == Type::kFloat32
-                    : engine == Engine::kUnordered  ? graph.pass == Kind::kBackwardFilter
+                    : engine == Engine::kUnordered  ? graph.pass == DescriptorType::kBackwardFilter
                     : engine == Engine::kFallback   ? true
                                                     : !graph.computes_in_f64;
   return good ? Status::kSuccess : fail(Status::kNotSupported, "not of this engine");

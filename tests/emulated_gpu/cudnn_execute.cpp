@@ -14,7 +14,7 @@ namespace {
 
 using dnn::Attribute;
 using dnn::Descriptor;
-using dnn::Kind;
+using dnn::DescriptorType;
 using Status = dnn::Result;
 
 std::array<std::atomic<int64_t>, kEngines>& delays() {
@@ -124,7 +124,7 @@ Status execute(dnn::Handle handle, Descriptor plan, Descriptor pack) {
   if (!call) return fail(Status::kExecutionFailed, "no GPU");
   if (!exists(handle)) return fail(Status::kBadParam, "no such handle");
   if (!is_complete(plan) || !is_complete(pack)) return fail(Status::kBadParamNotFinalized, "a descriptor is not whole");
-  if (plan->kind != Kind::kPlan || pack->kind != Kind::kVariantPack)
+  if (plan->kind != DescriptorType::kPlan || pack->kind != DescriptorType::kVariantPack)
     return fail(Status::kBadParamDescriptorType, "no plan, or no pack");
   const auto& config = *get_scalar<Descriptor>(*plan, Attribute::kPlanConfig);
   Piece piece;

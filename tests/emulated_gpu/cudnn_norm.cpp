@@ -12,7 +12,7 @@ namespace {
 
 using dnn::Attribute;
 using dnn::Descriptor;
-using dnn::Kind;
+using dnn::DescriptorType;
 using dnn::Type;
 using Status = dnn::Result;
 using enum dnn::Attribute;
@@ -31,7 +31,7 @@ struct Rule {
 constexpr Rule kForwardRules[] = {
     {kNormForwardFrom, Is::kImage, true, false},
     {kNormForwardMean, Is::kChannels, true, true},
-    {kNormForwardDeviation, Is::kChannels, true, true},
+    {kNormForwardInverseStd, Is::kChannels, true, true},
     {kNormForwardScale, Is::kChannels, true, false},
     {kNormForwardBias, Is::kChannels, true, false},
     {kNormForwardEpsilon, Is::kNumber, true, false},
@@ -43,10 +43,10 @@ constexpr Rule kForwardRules[] = {
     {kNormForwardTo, Is::kImage, true, true},
 };
 constexpr Rule kBackwardRules[] = {
-    {kNormBackwardFrom, Is::kImage, true, false},         {kNormBackwardMean, Is::kChannels, true, false},
-    {kNormBackwardDeviation, Is::kChannels, true, false}, {kNormBackwardGrad, Is::kImage, true, false},
-    {kNormBackwardScale, Is::kChannels, true, false},     {kNormBackwardGradScale, Is::kChannels, true, true},
-    {kNormBackwardGradBias, Is::kChannels, true, true},   {kNormBackwardTo, Is::kImage, true, true},
+    {kNormBackwardFrom, Is::kImage, true, false},          {kNormBackwardMean, Is::kChannels, true, false},
+    {kNormBackwardInverseStd, Is::kChannels, true, false}, {kNormBackwardGrad, Is::kImage, true, false},
+    {kNormBackwardScale, Is::kChannels, true, false},      {kNormBackwardGradScale, Is::kChannels, true, true},
+    {kNormBackwardGradBias, Is::kChannels, true, true},    {kNormBackwardTo, Is::kImage, true, true},
 };
 std::span<const Rule> rules(bool backward) {
   if (backward) return kBackwardRules;
@@ -69,7 +69,7 @@ bool DnnNorm::writes(Attribute attribute) const {
 }
 
 Status read_norm(const dnn::DescriptorState& operation, DnnNorm* norm, std::string* why) {
-  norm->backward = operation.kind == Kind::kNormBackward;
+  norm->backward = operation.kind == DescriptorType::kNormBackward;
   const Attribute mode = norm->backward ? kNormBackwardMode : kNormForwardMode;
   if (get_scalar<dnn::NormMode>(operation, mode) != dnn::NormMode::kBatch)
     return fail(why, Status::kNotSupported, "another norm than that of batches");
@@ -81,7 +81,7 @@ Status read_norm(const dnn::DescriptorState& operation, DnnNorm* norm, std::stri
       continue;
     }
     const Descriptor descriptor = get_scalar<Descriptor>(operation, rule.attribute);
-    if (descriptor->kind != Kind::kTensor) return fail(why, Status::kBadParamDescriptorType, "no tensor");
+    if (descriptor->kind != DescriptorType::kTensor) return fail(why, Status::kBadParamDescriptorType, "no tensor");
     norm->tensors[rule.attribute] = tensor_of(*descriptor);
   }
   const DnnTensor& image = norm->tensors.at(norm->backward ? kNormBackwardFrom : kNormForwardFrom);
@@ -150,7 +150,7 @@ void compute(const DnnNorm& norm, const std::map<int64_t, std::byte*>& addresses
     double sum = 0, squares = 0;
     if (norm.backward) {
       const std::byte* const grad = at(kNormBackwardGrad);
-      const double mean = load(at(kNormBackwardMean), channel), deviation = load(at(kNormBackwardDeviation), channel);
+      const double mean = load(at(kNormBackwardMean), channel), deviation = load(at(kNormBackwardInverseStd), channel);
       const double scale = load(at(kNormBackwardScale), channel);
       each(channel, [&](uint64_t place) {
         sum += element(grad, place);
@@ -174,7 +174,7 @@ void compute(const DnnNorm& norm, const std::map<int64_t, std::byte*>& addresses
     const double deviation = 1 / std::sqrt(squares / count + static_cast<double>(number(kNormForwardEpsilon)));
     const double scale = load(at(kNormForwardScale), channel), bias = load(at(kNormForwardBias), channel);
     store(at(kNormForwardMean), channel, mean);
-    store(at(kNormForwardDeviation), channel, deviation);
+    store(at(kNormForwardInverseStd), channel, deviation);
     each(channel, [&](uint64_t place) {
       const double made = (element(from, place) - mean) * deviation * scale + bias;
       store_element(image.type, static_cast<float>(made), to + place);

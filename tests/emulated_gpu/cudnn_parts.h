@@ -26,14 +26,14 @@ std::optional<Call> enter(const char* name);
 
 // -- attributes (cudnn_attributes.cpp)
 
-dnn::Result set_attribute(dnn::Descriptor descriptor, dnn::Attribute attribute, dnn::Is type, int64_t count,
+dnn::Result set_attribute(dnn::Descriptor descriptor, dnn::Attribute attribute, dnn::AttributeType type, int64_t count,
                           const void* elements);
 // Fails unless all required attributes are set.
 dnn::Result check_attributes(const dnn::DescriptorState& state);
 // Whether the descriptor exists and is finalized, and so is everything that it refers to.
 bool is_complete(dnn::Descriptor descriptor);
 // The first of the six attributes of a convolution operation; none for other kinds.
-std::optional<dnn::Attribute> first_attribute(dnn::Kind kind);
+std::optional<dnn::Attribute> first_attribute(dnn::DescriptorType kind);
 inline dnn::Attribute nth_attribute(dnn::Attribute first, int i) {
   return static_cast<dnn::Attribute>(static_cast<int>(first) + i);
 }

@@ -54,7 +54,7 @@ Status set_rnn(RnnDescriptor rnn, dnn::RnnAlgorithm algorithm, int mode, dnn::Rn
                int32_t projected, int32_t layers, void* dropout, uint32_t flags) {
   if (!exists(rnn) || mode < 0 || mode > 3 || inputs < 1 || units < 1 || layers < 1) return Status::kBadParam;
   if (algorithm != dnn::RnnAlgorithm::kStandard || input != dnn::RnnInput::kLinear || projected != units ||
-      layers != 1 || dropout != nullptr || flags != dnn::kRnnUnpacked || !is_known(type) || precision != Type::kFloat32)
+      layers != 1 || dropout != nullptr || flags != dnn::kRnnPaddedIo || !is_known(type) || precision != Type::kFloat32)
     return Status::kNotSupported;
   // Tensor cores would compute float32 as TF32.
   if ((math == dnn::MathType::kExact) != (type == Type::kFloat32)) return Status::kNotSupported;
@@ -532,7 +532,7 @@ void add_rnn_functions(dnn::Table& table) {
   table.rnn_data_set = set_data;
   table.rnn_sizes = sizes;
   table.rnn_weight_size = weight_size;
-  table.rnn_weight_place = weight_place;
+  table.rnn_weight_params = weight_place;
   table.rnn_forward = rnn_forward;
   table.rnn_backward_data = rnn_backward_data;
   table.rnn_backward_weights = rnn_backward_weights;

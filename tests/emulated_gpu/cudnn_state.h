@@ -21,13 +21,13 @@ struct HandleState {
 };
 
 struct Value {
-  Is type = Is::kInt64;
+  AttributeType type = AttributeType::kInt64;
   int64_t count = 0;
   std::vector<std::byte> bytes;
 };
 
 struct DescriptorState {
-  Kind kind = Kind::kTensor;
+  DescriptorType kind = DescriptorType::kTensor;
   bool finalized = false;
   std::map<Attribute, Value> values;
 };
@@ -65,7 +65,7 @@ struct DnnTensor {
 
 // A graph of one convolution. A forward pass may be followed by a bias.
 struct DnnGraph {
-  dnn::Kind pass = dnn::Kind::kForward;
+  dnn::DescriptorType pass = dnn::DescriptorType::kForward;
   DnnTensor image, filter, output;  // operands of the convolution
   DnnTensor bias, sum;
   bool adds_bias = false;
@@ -86,7 +86,7 @@ void compute(const DnnGraph& graph, Engine engine, const DnnAddresses& addresses
 // -- graphs of arbitrary operations; only attention can be computed
 
 struct DnnOperation {
-  dnn::Kind kind = dnn::Kind::kMatmulOperation;
+  dnn::DescriptorType kind = dnn::DescriptorType::kMatmulOperation;
   dnn::PointwiseMode pointwise = dnn::PointwiseMode::kAdd;
   dnn::ReductionMode reduction = dnn::ReductionMode::kAdd;
   int64_t axis = 0;
@@ -116,7 +116,9 @@ struct DnnNorm {
   bool writes(dnn::Attribute attribute) const;
 };
 
-inline bool is_norm(dnn::Kind kind) { return kind == dnn::Kind::kNormForward || kind == dnn::Kind::kNormBackward; }
+inline bool is_norm(dnn::DescriptorType kind) {
+  return kind == dnn::DescriptorType::kNormForward || kind == dnn::DescriptorType::kNormBackward;
+}
 // Checks an operation when it is finalized, and fills *norm if it is a batch norm. On an error, *why has the reason.
 dnn::Result read_norm(const dnn::DescriptorState& operation, DnnNorm* norm, std::string* why);
 // Whether some engine supports it.

@@ -44,7 +44,7 @@ class LibraryTest : public ::testing::Test {
     Status status =
         CudaDevice::open({.driver = driver->driver(), .limit = limit, .kernels = {.compile = compile}}, &device);
     ASSERT_TRUE(status.ok()) << status.message();
-    const Current current(device->gpu());
+    const ContextGuard current(device->gpu());
     typename Library::Options options;
     options.table = &table;
     options.folder = folder;

@@ -376,7 +376,7 @@ nccl::Table nccl(int refused) {
   table.join = join;
   table.abort = abort;
   table.get_error = get_error;
-  table.get_text = [](Status result) {
+  table.get_error_string = [](Status result) {
     return result == Status::kInvalidUsage ? "invalid usage: two ranks on one GPU" : "an error in software";
   };
   table.get_last_text = [](nccl::Group) { return ""; };

@@ -124,7 +124,7 @@ DeviceOpener device_opener(int ordinal) {
     std::ranges::move(runners, std::back_inserter(opened->runners));
     opened->collectives = make_nccl_collectives(device->shared_gpu(), open_emulated_nccl);
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
-    opened->group_kinds = group_kinds() | product_group_kinds();
+    opened->group_kinds = group_kinds() | gemm_group_kinds();
     opened->dtypes = dtypes();
     opened->device = std::move(device);
     return status;
@@ -143,19 +143,19 @@ ProbeSource probe_source() {
                 return to_status(*driver, driver->init(0), "cuInit");
               },
           .cublaslt =
-              [](const LibraryPlaces&, lt::Table* table) {
+              [](const LibrarySearchPath&, lt::Table* table) {
                 *table = cublaslt();
                 return Status();
               },
           .cudnn =
-              [](const LibraryPlaces&, dnn::Table* table) {
+              [](const LibrarySearchPath&, dnn::Table* table) {
                 *table = cudnn();
                 return Status();
               },
-          .nccl = [](const LibraryPlaces&, nccl::Table* table) { return open_emulated_nccl(table); },
-          .nvrtc = [](const LibraryPlaces&, std::string*) { return Status(); },
-          .nvjitlink = [](const LibraryPlaces&, std::string*) { return Status(); },
-          .path = "in software"};
+          .nccl = [](const LibrarySearchPath&, nccl::Table* table) { return open_emulated_nccl(table); },
+          .nvrtc = [](const LibrarySearchPath&, std::string*) { return Status(); },
+          .nvjitlink = [](const LibrarySearchPath&, std::string*) { return Status(); },
+          .shown_path = "in software"};
 }
 
 void report_calls_on_signal() {

@@ -12,10 +12,10 @@
 namespace torch_remote::worker::cuda::testing {
 
 // Constants of cudnn_graph.h for device properties.
-inline constexpr auto kDeviceKind = static_cast<dnn::Kind>(38);
+inline constexpr auto kDeviceKind = static_cast<dnn::DescriptorType>(38);
 inline constexpr auto kDeviceOfHeuristics = static_cast<dnn::Attribute>(204),
                       kDeviceOfPlan = static_cast<dnn::Attribute>(407), kDeviceText = static_cast<dnn::Attribute>(2702);
-inline constexpr auto kChar = static_cast<dnn::Is>(24);
+inline constexpr auto kChar = static_cast<dnn::AttributeType>(24);
 
 inline dnn::Table real;
 inline dnn::Descriptor device_properties = nullptr;
@@ -48,14 +48,14 @@ inline dnn::Table without_gpu() {
     return dnn::Result::kSuccess;
   };
   table.destroy = [](dnn::Handle) { return dnn::Result::kSuccess; };
-  table.set_attribute = [](dnn::Descriptor descriptor, Attribute attribute, dnn::Is type, int64_t count,
+  table.set_attribute = [](dnn::Descriptor descriptor, Attribute attribute, dnn::AttributeType type, int64_t count,
                            const void* elements) {
     if (attribute == Attribute::kGraphHandle) return dnn::Result::kSuccess;
     if (attribute == Attribute::kPlanHandle)
-      return real.set_attribute(descriptor, kDeviceOfPlan, dnn::Is::kDescriptor, 1,
+      return real.set_attribute(descriptor, kDeviceOfPlan, dnn::AttributeType::kDescriptor, 1,
                                 static_cast<const void*>(&device_properties));
     if (attribute == Attribute::kHeuristicsGraph)
-      (void)real.set_attribute(descriptor, kDeviceOfHeuristics, dnn::Is::kDescriptor, 1,
+      (void)real.set_attribute(descriptor, kDeviceOfHeuristics, dnn::AttributeType::kDescriptor, 1,
                                static_cast<const void*>(&device_properties));
     return real.set_attribute(descriptor, attribute, type, count, elements);
   };
@@ -64,10 +64,10 @@ inline dnn::Table without_gpu() {
 
 // Opens the library and sets the described GPU. Errors are fatal test failures.
 inline void open_real_cudnn(int sm) {
-  LibraryPlaces places;
-  places.driver = 13000;
-  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) places.given = folder;
-  const Status opened = dnn::open(places, &real);
+  LibrarySearchPath search_path;
+  search_path.driver = 13000;
+  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) search_path.folder = folder;
+  const Status opened = dnn::open(search_path, &real);
   ASSERT_TRUE(opened.ok()) << opened.message();
   const std::string text = device_description(sm);
   ASSERT_EQ(real.descriptor_create(kDeviceKind, &device_properties), dnn::Result::kSuccess);

@@ -16,7 +16,7 @@
 #include "worker/targets/cuda/device/nccl_collectives.h"
 #include "worker/targets/cuda/dnn/cudnn.h"
 #include "worker/targets/cuda/gemm/cublaslt.h"
-#include "worker/targets/cuda/gemm/product_runner.h"
+#include "worker/targets/cuda/gemm/gemm_runner.h"
 #include "worker/targets/cuda/runners.h"
 
 namespace torch_remote::worker {
@@ -25,11 +25,11 @@ namespace {
 // Without torch's kernels, the worker has only its hand-written ones for the rest.
 constexpr const char* kWithoutAten = "most of linalg, fft and special functions are refused on a GPU";
 
-cuda::LibraryPlaces library_places() {
-  cuda::LibraryPlaces places;
-  places.packages = remote::package_folder().parent_path();
-  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) places.given = folder;
-  return places;
+cuda::LibrarySearchPath library_search_path() {
+  cuda::LibrarySearchPath search_path;
+  search_path.packages = remote::package_folder().parent_path();
+  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) search_path.folder = folder;
+  return search_path;
 }
 
 cuda::AtenSource aten_source(const std::string& plugin) {
@@ -45,32 +45,33 @@ DeviceOpener open_gpu(int ordinal) {
     device_options.ordinal = ordinal;
     device_options.limit = options.memory_limit;
     device_options.kernels.folder = cache_folder();
-    cuda::LibraryPlaces places = library_places();
+    cuda::LibrarySearchPath search_path = library_search_path();
     const cuda::Driver& driver = device_options.driver;
     Status status = cuda::open_driver(cuda::kDriverLibrary, &device_options.driver);
     if (status.ok()) {
-      status = cuda::to_status(driver, driver.driver_get_version(&places.driver), "cuDriverGetVersion");
+      status = cuda::to_status(driver, driver.driver_get_version(&search_path.driver), "cuDriverGetVersion");
     }
     if (status.ok()) {
       status = cuda::open_gpu_compiler(
-          options.codegen, places, [](const std::string& text) { spdlog::warn("{}", text); }, &device_options.kernels);
+          options.codegen, search_path, [](const std::string& text) { spdlog::warn("{}", text); },
+          &device_options.kernels);
     }
     std::unique_ptr<cuda::CudaDevice> device;
     if (status.ok()) status = cuda::CudaDevice::open(device_options, &device);
     if (!status.ok()) return status;
     const auto cudnn = std::make_shared<cuda::CudnnTable>(
-        [places](cuda::dnn::Table* table) { return cuda::dnn::open(places, table); });
+        [search_path](cuda::dnn::Table* table) { return cuda::dnn::open(search_path, table); });
     Runners runners = cuda::make_runners(
-        *device, {.cublaslt = [places](cuda::lt::Table* table) { return cuda::lt::open(places, table); },
+        *device, {.cublaslt = [search_path](cuda::lt::Table* table) { return cuda::lt::open(search_path, table); },
                   .cudnn = cudnn,
-                  .kernels = cuda::written_kernels(),
+                  .kernels = cuda::hand_written_kernels(),
                   .aten = aten_source(options.plugin),
                   .folder = cache_folder()});
     std::ranges::move(runners, std::back_inserter(opened->runners));
     opened->collectives = cuda::make_nccl_collectives(
-        device->shared_gpu(), [places](cuda::nccl::Table* table) { return cuda::nccl::open(places, table); });
+        device->shared_gpu(), [search_path](cuda::nccl::Table* table) { return cuda::nccl::open(search_path, table); });
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
-    opened->group_kinds = cuda::group_kinds() | cuda::product_group_kinds();
+    opened->group_kinds = cuda::group_kinds() | cuda::gemm_group_kinds();
     opened->dtypes = cuda::dtypes();
     opened->device = std::move(device);
     return status;
@@ -87,7 +88,7 @@ Target cuda_target(cuda::ProbeSource source) {
           .load = {},
           .open = open_gpu,
           .probe = [source = std::move(source)](const DeviceOptions& options) {
-            cuda::Probe found = cuda::probe(source, library_places(), options.codegen);
+            cuda::Probe found = cuda::probe(source, library_search_path(), options.codegen);
             const cuda::AtenSource aten = aten_source(options.plugin);
             found.aten = {.name = "libtorch", .path = aten.found, .without = kWithoutAten};
             if (!aten.open) found.aten.set_missing({ErrorCode::kUnsupported, aten.missing});

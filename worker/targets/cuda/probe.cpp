@@ -52,13 +52,13 @@ ProbedPart probe_driver(const ProbeSource& source, Driver* driver, int* version)
   ProbedPart part{.name = "driver", .without = "there is no GPU to use"};
   Status status = source.driver(driver);
   if (status.ok()) status = to_status(*driver, driver->driver_get_version(version), "cuDriverGetVersion");
-  part.path = source.path.empty() ? path_of(kDriverLibrary) : source.path;
+  part.path = source.shown_path.empty() ? path_of(kDriverLibrary) : source.shown_path;
   if (!status.ok()) {
     *version = 0;
     part.set_missing(status);
     return part;
   }
-  const std::string module = source.path.empty() ? module_version() : "";
+  const std::string module = source.shown_path.empty() ? module_version() : "";
   const std::string cuda = "CUDA " + std::to_string(*version / 1000) + "." + std::to_string(*version % 1000 / 10);
   part.version = module.empty() ? cuda : module + ", " + cuda;
   return part;
@@ -83,20 +83,20 @@ ProbedGpu probe_gpu(const Driver& driver, int number) {
     return found;
   }
   found.sm = gpu->sm();
-  found.processors = gpu->processors();
+  found.multiprocessors = gpu->multiprocessors();
   found.free_memory = gpu->free_memory();
   return found;
 }
 
 // The result of a library's `open`, and the library's path.
-ProbedPart probe_library(const ProbeSource& source, const Library& library, const LibraryPlaces& places,
-                         const std::string& without, const std::function<Status(std::string*)>& open) {
-  ProbedPart part{.name = std::string(library.name), .without = without};
-  part.path = source.path;
+ProbedPart probe_library(const ProbeSource& source, const Library& library, const LibrarySearchPath& search_path,
+                         const std::string& consequence, const std::function<Status(std::string*)>& open) {
+  ProbedPart part{.name = std::string(library.name), .without = consequence};
+  part.path = source.shown_path;
   Status status;
-  if (source.path.empty()) {
+  if (source.shown_path.empty()) {
     OpenLibrary opened;
-    status = open_library(library, places, &opened);
+    status = open_library(library, search_path, &opened);
     part.path = opened.path;
   }
   if (status.ok()) status = open(&part.version);
@@ -112,7 +112,7 @@ std::string gibibytes(uint64_t bytes) {
 
 std::string json_of(const ProbedGpu& gpu) {
   return "{\"device\": \"cuda:" + std::to_string(gpu.number) + "\", \"name\": " + json_text(gpu.name) +
-         ", \"sm\": " + std::to_string(gpu.sm) + ", \"processors\": " + std::to_string(gpu.processors) +
+         ", \"sm\": " + std::to_string(gpu.sm) + ", \"processors\": " + std::to_string(gpu.multiprocessors) +
          ", \"free_memory\": " + std::to_string(gpu.free_memory) +
          ", \"all_memory\": " + std::to_string(gpu.all_memory) + ", \"missing\": " + json_text(gpu.missing) + "}";
 }
@@ -140,16 +140,16 @@ ProbeSource nvidia() {
           .cudnn = dnn::open,
           .nccl = nccl::open,
           .nvrtc =
-              [](const LibraryPlaces& places, std::string* version) {
+              [](const LibrarySearchPath& search_path, std::string* version) {
                 OpenLibrary library;
-                Status status = open_library(dnn::kCompiler, places, &library);
+                Status status = open_library(dnn::kCompiler, search_path, &library);
                 if (status.ok()) *version = std::to_string(library.major);
                 return status;
               },
           .nvjitlink =
-              [](const LibraryPlaces& places, std::string* version) {
+              [](const LibrarySearchPath& search_path, std::string* version) {
                 OpenLibrary library;
-                Status status = open_library(kNvJitLink, places, &library);
+                Status status = open_library(kNvJitLink, search_path, &library);
                 if (!status.ok()) return status;
                 unsigned major = static_cast<unsigned>(library.major), minor = 0;
                 const auto get = reinterpret_cast<int (*)(unsigned*, unsigned*)>(library.find("nvJitLinkVersion"));
@@ -157,44 +157,45 @@ ProbeSource nvidia() {
                 *version = std::to_string(major) + (tells ? "." + std::to_string(minor) : "");
                 return status;
               },
-          .path = ""};
+          .shown_path = ""};
 }
 
-Probe probe(const ProbeSource& source, LibraryPlaces places, const std::string& codegen) {
+Probe probe(const ProbeSource& source, LibrarySearchPath search_path, const std::string& codegen) {
   Probe result;
   Driver driver;
-  result.parts.push_back(probe_driver(source, &driver, &places.driver));
+  result.parts.push_back(probe_driver(source, &driver, &search_path.driver));
   const bool has_driver = result.parts[0].missing.empty();
   int count = 0;
   if (has_driver && driver.device_get_count(&count) == Result::kSuccess) {
     for (int number = 0; number < count; ++number) result.gpus.push_back(probe_gpu(driver, number));
   }
-  if (!has_driver) places.driver = kNewestCuda;
-  result.parts.push_back(probe_library(source, lt::kLibrary, places, "matmuls are refused", [&](std::string* version) {
-    lt::Table table;
-    Status status = source.cublaslt(places, &table);
-    if (status.ok()) *version = version_text(table.get_version());
-    return status;
-  }));
-  result.parts.push_back(probe_library(source, dnn::kLibrary, places,
+  if (!has_driver) search_path.driver = kNewestCuda;
+  result.parts.push_back(
+      probe_library(source, lt::kLibrary, search_path, "matmuls are refused", [&](std::string* version) {
+        lt::Table table;
+        Status status = source.cublaslt(search_path, &table);
+        if (status.ok()) *version = version_text(table.get_version());
+        return status;
+      }));
+  result.parts.push_back(probe_library(source, dnn::kLibrary, search_path,
                                        "convolutions are refused, and attention is done without tensor cores",
                                        [&](std::string* version) {
                                          dnn::Table table;
-                                         Status status = source.cudnn(places, &table);
+                                         Status status = source.cudnn(search_path, &table);
                                          if (status.ok()) *version = version_text(table.get_version());
                                          return status;
                                        }));
-  result.parts.push_back(probe_library(source, dnn::kCompiler, places,
+  result.parts.push_back(probe_library(source, dnn::kCompiler, search_path,
                                        "attention in half types is done without tensor cores",
-                                       [&](std::string* version) { return source.nvrtc(places, version); }));
-  result.parts.push_back(probe_library(source, kNvJitLink, places,
+                                       [&](std::string* version) { return source.nvrtc(search_path, version); }));
+  result.parts.push_back(probe_library(source, kNvJitLink, search_path,
                                        "the driver makes machine code of kernels, in each session",
-                                       [&](std::string* version) { return source.nvjitlink(places, version); }));
+                                       [&](std::string* version) { return source.nvjitlink(search_path, version); }));
   result.nccl =
-      probe_library(source, nccl::kLibrary, places, "collective ops of process groups go through the hosts' memory",
-                    [&](std::string* version) {
+      probe_library(source, nccl::kLibrary, search_path,
+                    "collective ops of process groups go through the hosts' memory", [&](std::string* version) {
                       nccl::Table table;
-                      Status status = source.nccl(places, &table);
+                      Status status = source.nccl(search_path, &table);
                       int number = 0;
                       if (status.ok() && table.get_version(&number) == nccl::Result::kSuccess) {
                         *version = nccl::version_text(number);
@@ -217,7 +218,7 @@ Probed to_probed(const Probe& probe) {
   for (const ProbedGpu& gpu : probe.gpus) {
     std::string what = gpu.name;
     if (gpu.missing.empty()) {
-      what += ": sm_" + std::to_string(gpu.sm) + ", " + std::to_string(gpu.processors) + " processors, " +
+      what += ": sm_" + std::to_string(gpu.sm) + ", " + std::to_string(gpu.multiprocessors) + " processors, " +
               gibibytes(gpu.free_memory) + " of " + gibibytes(gpu.all_memory) + " GiB free";
     } else {
       what += ": cannot be used: " + gpu.missing;

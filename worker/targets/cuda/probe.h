@@ -21,7 +21,7 @@ struct ProbedGpu {
   int number = 0;  // The N of cuda:N.
   std::string name = {};
   uint32_t sm = 0;                           // 90 for compute capability 9.0.
-  uint32_t processors = 0;                   // Multiprocessors.
+  uint32_t multiprocessors = 0;              // Multiprocessors.
   uint64_t free_memory = 0, all_memory = 0;  // bytes
   std::string missing = {};                  // Why it cannot be used; empty: it can.
 };
@@ -39,20 +39,20 @@ struct Probe {
 // Opens the parts. Tests supply the driver and libraries of the GPU emulator.
 struct ProbeSource {
   std::function<Status(Driver*)> driver;
-  std::function<Status(const LibraryPlaces&, lt::Table*)> cublaslt;
-  std::function<Status(const LibraryPlaces&, dnn::Table*)> cudnn;
-  std::function<Status(const LibraryPlaces&, nccl::Table*)> nccl;
-  std::function<Status(const LibraryPlaces&, std::string* version)> nvrtc, nvjitlink;
-  std::string path;  // The path reported for all of them; empty: their real paths.
+  std::function<Status(const LibrarySearchPath&, lt::Table*)> cublaslt;
+  std::function<Status(const LibrarySearchPath&, dnn::Table*)> cudnn;
+  std::function<Status(const LibrarySearchPath&, nccl::Table*)> nccl;
+  std::function<Status(const LibrarySearchPath&, std::string* version)> nvrtc, nvjitlink;
+  std::string shown_path;  // The path reported for all of them; empty: their real paths.
 };
 
 // Opens NVIDIA's driver and libraries.
 ProbeSource nvidia();
 
 // Opens each GPU for a moment, and the libraries for the life of the process. `codegen` is the path of the kernel
-// compiler's library. places.driver is filled in; without a driver, libraries of the newest CUDA are looked for. `cpu`
-// and `aten` stay empty.
-Probe probe(const ProbeSource& source, LibraryPlaces places, const std::string& codegen);
+// compiler's library. search_path.driver is filled in; without a driver, libraries of the newest CUDA are looked for.
+// `cpu` and `aten` stay empty.
+Probe probe(const ProbeSource& source, LibrarySearchPath search_path, const std::string& codegen);
 
 // docs/workers.md lists the keys of the JSON.
 Probed to_probed(const Probe& probe);

@@ -46,23 +46,23 @@ class ProbeTest : public ::testing::Test {
                   return to_status(*driver, driver->init(0), "cuInit");
                 },
             .cublaslt =
-                [](const LibraryPlaces&, lt::Table* table) {
+                [](const LibrarySearchPath&, lt::Table* table) {
                   *table = emulated::cublaslt();
                   return Status();
                 },
             .cudnn =
-                [](const LibraryPlaces&, dnn::Table* table) {
+                [](const LibrarySearchPath&, dnn::Table* table) {
                   *table = emulated::cudnn();
                   return Status();
                 },
             .nccl =
-                [](const LibraryPlaces&, nccl::Table* table) {
+                [](const LibrarySearchPath&, nccl::Table* table) {
                   *table = emulated::nccl();
                   return Status();
                 },
-            .nvrtc = [](const LibraryPlaces&, std::string*) { return Status(); },
-            .nvjitlink = [](const LibraryPlaces&, std::string*) { return Status(); },
-            .path = "in software"};
+            .nvrtc = [](const LibrarySearchPath&, std::string*) { return Status(); },
+            .nvjitlink = [](const LibrarySearchPath&, std::string*) { return Status(); },
+            .shown_path = "in software"};
   }
   fs::path folder;
   std::string codegen;
@@ -87,12 +87,14 @@ TEST_F(ProbeTest, FindsWhatIsThere) {
 TEST_F(ProbeTest, OneMissingLibraryIsNamedAndTheGpuStaysUsable) {
   emulated::EmulatedDriver machine({});
   ProbeSource source = in_software(machine);
-  source.path = "";  // Looks for this machine's libraries, in an empty folder.
-  const auto none = [this](LibraryPlaces places) {
-    places.given = folder;
-    return places;
+  source.shown_path = "";  // Looks for this machine's libraries, in an empty folder.
+  const auto none = [this](LibrarySearchPath search_path) {
+    search_path.folder = folder;
+    return search_path;
   };
-  source.cudnn = [none](const LibraryPlaces& places, dnn::Table* table) { return dnn::open(none(places), table); };
+  source.cudnn = [none](const LibrarySearchPath& search_path, dnn::Table* table) {
+    return dnn::open(none(search_path), table);
+  };
   const Probe found = probe(source, none({}), codegen);
   EXPECT_TRUE(found.has_gpu());
   EXPECT_FALSE(found.is_complete());
@@ -108,7 +110,7 @@ TEST_F(ProbeTest, NcclIsNamedButNotMissed) {
   emulated::EmulatedDriver machine({});
   ProbeSource source = in_software(machine);
   EXPECT_NE(to_probed(probe(source, {}, codegen)).text.find("2.32.3"), std::string::npos);
-  source.nccl = [](const LibraryPlaces&, nccl::Table*) {
+  source.nccl = [](const LibrarySearchPath&, nccl::Table*) {
     return Status{ErrorCode::kUnsupported, "cuda: there is no libnccl.so.2; install it: pip install nvidia-nccl-cu13"};
   };
   const Probe found = probe(source, {}, codegen);
@@ -148,7 +150,7 @@ TEST_F(ProbeTest, WithoutADriverLibrariesAreLookedAtAllTheSame) {
   fs::copy_file(std::getenv("NVJITLINK"), folder / "libnvJitLink.so.13", fs::copy_options::overwrite_existing);
   fs::copy_file("tests/emulated_gpu/libfake_driver.so", folder / "libcublasLt.so.13",
                 fs::copy_options::overwrite_existing);
-  const Probe found = probe(source, {.given = folder}, folder / "none.so");
+  const Probe found = probe(source, {.folder = folder}, folder / "none.so");
   EXPECT_FALSE(found.has_gpu());
   EXPECT_TRUE(found.gpus.empty());
   EXPECT_NE(found.parts[0].missing.find("there is no driver"), std::string::npos) << to_probed(found).text;

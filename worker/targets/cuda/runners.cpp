@@ -17,7 +17,7 @@ Runners make_runners(CudaDevice& device, RunnerSources sources) {
   const auto kernels = std::make_shared<OpKernels>(device, archive);
   Runners runners;
   runners.push_back(make_cuda_runner(device));
-  runners.push_back(make_product_runner(device, cublaslt, folder));
+  runners.push_back(make_gemm_runner(device, cublaslt, folder));
   runners.push_back(make_convolution_runner(device, cudnn, folder));
   runners.push_back(make_attention_runner(device, cudnn, folder, kernels));
   runners.push_back(make_batch_norm_runner(device, cudnn, folder, kernels));

@@ -6,14 +6,14 @@
 #include "worker/runner/runner.h"
 #include "worker/targets/cuda/device/cuda_device.h"
 #include "worker/targets/cuda/dnn/cudnn_table.h"
-#include "worker/targets/cuda/gemm/product_runner.h"
+#include "worker/targets/cuda/gemm/gemm_runner.h"
 #include "worker/targets/cuda/kernels/kernel_images.h"
 #include "worker/targets/cuda/ops/aten_runner.h"
 
 namespace torch_remote::worker::cuda {
 
 struct RunnerSources {
-  OpenProducts cublaslt;
+  OpenCublasLt cublaslt;
   std::shared_ptr<CudnnTable> cudnn;
   KernelArchive kernels;  // Hand-written; must outlive the runners.
   AtenSource aten;

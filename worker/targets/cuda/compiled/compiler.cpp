@@ -64,8 +64,8 @@ std::string version_of(const std::string& path) {
 class GpuCompiler {
  public:
   GpuCompiler(std::string path, std::unique_ptr<codegen::gpu::Assembler> assembler,
-              std::function<void(const std::string&)> tell)
-      : path_(std::move(path)), assembler_(std::move(assembler)), tell_(std::move(tell)) {}
+              std::function<void(const std::string&)> warn)
+      : path_(std::move(path)), assembler_(std::move(assembler)), warn_(std::move(warn)) {}
 
   Status compile(std::string_view text, uint32_t sm, CompiledKernel* compiled) {
     std::call_once(once_, [this] { api_ = open_library(path_, &status_); });
@@ -84,33 +84,33 @@ class GpuCompiler {
     if (status.ok()) {
       compiled->image = std::move(code.cubin);
     } else {
-      std::call_once(told_, [&] { tell_(status.message() + "; the driver makes machine code of kernels"); });
+      std::call_once(warned_, [&] { warn_(status.message() + "; the driver makes machine code of kernels"); });
     }
   }
 
   const std::string path_;
   const std::unique_ptr<codegen::gpu::Assembler> assembler_;
-  const std::function<void(const std::string&)> tell_;
-  std::once_flag once_, told_;
+  const std::function<void(const std::string&)> warn_;
+  std::once_flag once_, warned_;
   const tr_codegen_api* api_ = nullptr;
   Status status_;
 };
 
 }  // namespace
 
-Status open_gpu_compiler(const std::string& path, const LibraryPlaces& places,
-                         const std::function<void(const std::string&)>& tell, KernelOptions* options) {
+Status open_gpu_compiler(const std::string& path, const LibrarySearchPath& search_path,
+                         const std::function<void(const std::string&)>& warn, KernelOptions* options) {
   options->version = version_of(path);
   if (options->version.empty()) {
     return {ErrorCode::kUnsupported, "remote: there is no " + path + " to compile kernels; install torch_remote again"};
   }
   OpenLibrary library;
   std::unique_ptr<codegen::gpu::Assembler> assembler;
-  Status status = cuda::open_library(kNvJitLink, places, &library);
+  Status status = cuda::open_library(kNvJitLink, search_path, &library);
   if (status.ok()) status = codegen::gpu::Assembler::open(library.path, &assembler);
-  if (!status.ok()) tell(status.message() + ". Until then the driver makes machine code of kernels, in each session");
+  if (!status.ok()) warn(status.message() + ". Until then the driver makes machine code of kernels, in each session");
   options->version += status.ok() ? "\ncubin " + version_of(library.path) : "\nptx";
-  const auto compiler = std::make_shared<GpuCompiler>(path, std::move(assembler), tell);
+  const auto compiler = std::make_shared<GpuCompiler>(path, std::move(assembler), warn);
   options->compile = [compiler](std::string_view text, uint32_t sm, CompiledKernel* compiled) {
     return compiler->compile(text, sm, compiled);
   };

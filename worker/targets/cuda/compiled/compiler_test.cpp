@@ -22,19 +22,19 @@ constexpr const char* kSum = R"(kernel(i0 | j0) {
 })";
 
 // A folder without nvJitLink.
-const LibraryPlaces kNowhere = {"/no/such/folder", "", 13000};
+const LibrarySearchPath kNoLibraries = {"/no/such/folder", "", 13000};
 
 struct Told {
   std::vector<std::string> lines;
-  std::function<void(const std::string&)> tell = [this](const std::string& line) { lines.push_back(line); };
+  std::function<void(const std::string&)> warn = [this](const std::string& line) { lines.push_back(line); };
 };
 
 TEST(GpuCompiler, MakesPtxAndARecipe) {
   KernelOptions options;
-  Told told;
-  ASSERT_TRUE(open_gpu_compiler(kLibrary, kNowhere, told.tell, &options).ok());
-  ASSERT_EQ(told.lines.size(), 1u);
-  EXPECT_NE(told.lines[0].find("pip install nvidia-nvjitlink"), std::string::npos) << told.lines[0];
+  Told messages;
+  ASSERT_TRUE(open_gpu_compiler(kLibrary, kNoLibraries, messages.warn, &options).ok());
+  ASSERT_EQ(messages.lines.size(), 1u);
+  EXPECT_NE(messages.lines[0].find("pip install nvidia-nvjitlink"), std::string::npos) << messages.lines[0];
   EXPECT_TRUE(options.version.ends_with("\nptx")) << options.version;
   const Compile& compile = options.compile;
   for (const auto& [sm, target] : {std::pair(80u, "sm_80"), {86, "sm_80"}, {90, "sm_90"}, {120, "sm_90"}}) {
@@ -53,10 +53,10 @@ TEST(GpuCompiler, MakesMachineCodeWhereNvJitLinkIs) {
   ASSERT_NE(given, nullptr);
   const std::string path = given;
   KernelOptions options;
-  Told told;
-  const LibraryPlaces places = {path.substr(0, path.rfind('/')), "", 13000};
-  ASSERT_TRUE(open_gpu_compiler(kLibrary, places, told.tell, &options).ok());
-  EXPECT_EQ(told.lines, std::vector<std::string>());
+  Told messages;
+  const LibrarySearchPath search_path = {path.substr(0, path.rfind('/')), "", 13000};
+  ASSERT_TRUE(open_gpu_compiler(kLibrary, search_path, messages.warn, &options).ok());
+  EXPECT_EQ(messages.lines, std::vector<std::string>());
   EXPECT_NE(options.version.find("\ncubin "), std::string::npos) << options.version;
   for (const uint32_t sm : {80u, 86u, 90u, 100u, 120u}) {
     CompiledKernel kernel;
@@ -69,23 +69,24 @@ TEST(GpuCompiler, MakesMachineCodeWhereNvJitLinkIs) {
         << sm;
     EXPECT_EQ(kernel.recipe.totals.size(), 1u);
   }
-  EXPECT_EQ(told.lines, std::vector<std::string>());
+  EXPECT_EQ(messages.lines, std::vector<std::string>());
   // For a GPU that nvJitLink does not know, the image stays PTX, with one message.
   for (int i = 0; i < 2; ++i) {
     CompiledKernel kernel;
     ASSERT_TRUE(options.compile(kSum, 999, &kernel).ok());
     EXPECT_EQ(kernel.image.back(), 0);
-    EXPECT_EQ(told.lines.size(), 1u);
+    EXPECT_EQ(messages.lines.size(), 1u);
   }
 }
 
 TEST(GpuCompiler, SaysWhatIsWrong) {
   KernelOptions options;
-  Told told;
-  EXPECT_NE(
-      open_gpu_compiler("no/such/file.so", kNowhere, told.tell, &options).message().find("install torch_remote again"),
-      std::string::npos);
-  ASSERT_TRUE(open_gpu_compiler(kLibrary, kNowhere, told.tell, &options).ok());
+  Told messages;
+  EXPECT_NE(open_gpu_compiler("no/such/file.so", kNoLibraries, messages.warn, &options)
+                .message()
+                .find("install torch_remote again"),
+            std::string::npos);
+  ASSERT_TRUE(open_gpu_compiler(kLibrary, kNoLibraries, messages.warn, &options).ok());
   const Compile& compile = options.compile;
   CompiledKernel kernel;
   EXPECT_EQ(compile("kernel(", 90, &kernel).code(), ErrorCode::kInternal);

@@ -22,20 +22,20 @@ bool has_kernel_dtypes(const ir::Graph& graph, const ir::Node& node) {
 }
 
 // Hand-written kernels (op_runner.h) read at indices of all forms.
-bool reads_at_indices(ir::Expansion expansion) {
+bool is_gather(ir::Expansion expansion) {
   return expansion == ir::Expansion::kIndexSelect || expansion == ir::Expansion::kGather ||
          expansion == ir::Expansion::kTake || expansion == ir::Expansion::kIndex;
 }
 
 // A row is one group of channels, but the sums of a channel run over several rows. There is no code for more than one
 // group.
-bool sums_groups(ir::Expansion expansion) { return expansion == ir::Expansion::kGroupNormBackward; }
+bool needs_several_groups(ir::Expansion expansion) { return expansion == ir::Expansion::kGroupNormBackward; }
 
 // Whether a compiled kernel can execute the op as a single node.
 bool has_kernel(ir::Opcode opcode) {
   const ir::Expansion expansion = ir::expansion_of(opcode);
   return expansion != ir::Expansion::kNone && expansion != ir::Expansion::kNllLoss && !ir::is_sequential(expansion) &&
-         !reads_at_indices(expansion) && !sums_groups(expansion) && !ir::is_join(opcode);
+         !is_gather(expansion) && !needs_several_groups(expansion) && !ir::is_join(opcode);
 }
 
 // It reads only operands without elements but writes elements; a kernel cannot iterate over such operands. (A size of 0
@@ -78,8 +78,8 @@ class KernelUnit final : public Unit {
   const GroupCall& call() const { return call_; }
 
  private:
-  Status begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override {
-    Status status = call_.ask(device_, graph(), group(), values);
+  Status plan(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override {
+    Status status = call_.request_kernels(device_, graph(), group(), values);
     for (const codegen::Launch& launch : call_.launches()) {
       symbols->insert(symbols->end(), launch.depends.begin(), launch.depends.end());
     }

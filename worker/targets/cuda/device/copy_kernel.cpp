@@ -68,7 +68,7 @@ Status queue_copy(Gpu& gpu, KernelStore& kernels, const StridedCopy& given) {
   call.sizes = sizes;
   call.data = data;
   call.strides = strides;
-  call.processors = gpu.processors();
+  call.processors = gpu.multiprocessors();
   (void)launch(gpu, *loaded, call);
   return {};
 }

@@ -79,10 +79,10 @@ CudaDevice::CudaDevice(const std::shared_ptr<Gpu>& gpu, const Options& options, 
     : Device(CachingAllocator::create(make_segment_source(gpu), limit)),
       gpu_(gpu),
       kernels_(gpu, options.kernels),
-      late_(gpu),
+      deferred_failures_(gpu),
       in_(gpu, options.slot_bytes, options.slots),
       out_(gpu, options.slot_bytes, options.slots),
-      peers_(make_peer_memory(gpu, this->memory(), options.kept_for_peers, [this] { queued(); })) {}
+      peers_(make_peer_memory(gpu, this->memory(), options.peer_memory_limit, [this] { queued(); })) {}
 
 CudaDevice::~CudaDevice() {
   {
@@ -91,10 +91,11 @@ CudaDevice::~CudaDevice() {
   }
   wake_.notify_all();
   if (watcher_.joinable()) watcher_.join();
-  const Current current(*gpu_);
+  const ContextGuard current(*gpu_);
   const Driver& driver = gpu_->driver();
-  for (const Stream stream : {gpu_->in(), gpu_->work(), gpu_->out()}) (void)driver.stream_synchronize(stream);
-  for (const Mark& mark : marks_) {
+  for (const Stream stream : {gpu_->copy_in_stream(), gpu_->work_stream(), gpu_->copy_out_stream()})
+    (void)driver.stream_synchronize(stream);
+  for (const TicketEvents& mark : ticket_events_) {
     (void)driver.event_destroy(mark.work);
     if (mark.out != nullptr) (void)driver.event_destroy(mark.out);
   }
@@ -103,26 +104,26 @@ CudaDevice::~CudaDevice() {
 
 // --- copies ----------------------------------------------------------------------------------------------------------
 
-CudaDevice::Held& CudaDevice::hold(std::shared_ptr<void> memory) {
+CudaDevice::RetainedMemory& CudaDevice::retain(std::shared_ptr<void> memory) {
   const std::lock_guard lock(mutex_);
   ++queued_;
-  return held_.emplace_back(Held{queued_, std::move(memory), {}});
+  return retained_.emplace_back(RetainedMemory{queued_, std::move(memory), {}});
 }
 
-bool CudaDevice::copy_on_host(Stream stream, const HostCopy& copy, Held& held) {
-  held.copies.push_back(copy);
+bool CudaDevice::copy_on_host(Stream stream, const HostCopy& copy, RetainedMemory& retained) {
+  retained.copies.push_back(copy);
   const auto function = [](void* data) {
     const HostCopy& copy = *static_cast<HostCopy*>(data);
     std::memcpy(copy.to, copy.from, copy.bytes);
   };
-  return check(gpu_->driver().launch_host_func(stream, function, &held.copies.back()), "cuLaunchHostFunc");
+  return check(gpu_->driver().launch_host_func(stream, function, &retained.copies.back()), "cuLaunchHostFunc");
 }
 
-bool CudaDevice::stage_in(DevicePointer to, const std::byte* from, size_t bytes, Held& held) {
+bool CudaDevice::copy_in_staged(DevicePointer to, const std::byte* from, size_t bytes, RetainedMemory& retained) {
   const Driver& driver = gpu_->driver();
-  const Stream in = gpu_->in(), work = gpu_->work();
+  const Stream in = gpu_->copy_in_stream(), work = gpu_->work_stream();
   const Staging::Slot& slot = in_.next();
-  return copy_on_host(in, {slot.pinned, from, bytes}, held) &&
+  return copy_on_host(in, {slot.pinned, from, bytes}, retained) &&
          check(driver.stream_wait_event(in, slot.emptied, 0), "cuStreamWaitEvent") &&
          check(driver.memcpy_htod_async(slot.memory, slot.pinned, bytes, in), "cuMemcpyHtoDAsync") &&
          check(driver.event_record(slot.filled, in), "cuEventRecord") &&
@@ -133,57 +134,58 @@ bool CudaDevice::stage_in(DevicePointer to, const std::byte* from, size_t bytes,
 
 void CudaDevice::copy_in(void* destination, std::span<const std::byte> source, std::shared_ptr<void> keep) {
   if (source.empty() || gpu_->is_lost()) return;
-  const Current current(*gpu_);
+  const ContextGuard current(*gpu_);
   const DevicePointer to = to_pointer(destination);
   if (source.size() <= kSmall) {
-    const Result result = gpu_->driver().memcpy_htod_async(to, source.data(), source.size(), gpu_->work());
+    const Result result = gpu_->driver().memcpy_htod_async(to, source.data(), source.size(), gpu_->work_stream());
     check(result, "cuMemcpyHtoDAsync");
-    hold(std::move(keep));  // The driver may read `source` after the call returns.
+    retain(std::move(keep));  // The driver may read `source` after the call returns.
     return;
   }
-  Held& held = hold(std::move(keep));
+  RetainedMemory& retained = retain(std::move(keep));
   for (size_t at = 0; at < source.size(); at += in_.slot_bytes()) {
     const size_t bytes = std::min(in_.slot_bytes(), source.size() - at);
-    if (!stage_in(to + at, source.data() + at, bytes, held)) return;
+    if (!copy_in_staged(to + at, source.data() + at, bytes, retained)) return;
   }
 }
 
 void CudaDevice::copy_out(const StridedBytes& source, std::byte* destination, std::shared_ptr<void> keep) {
   const View view(source);
   if (view.count() == 0 || gpu_->is_lost()) return;
-  const Current current(*gpu_);
-  Held& held = hold(std::move(keep));
-  used_out_ = true;
-  stage_out(view, destination, held);
+  const ContextGuard current(*gpu_);
+  RetainedMemory& retained = retain(std::move(keep));
+  has_copies_out_ = true;
+  copy_out_staged(view, destination, retained);
 }
 
 // Copies the view at once if it fits into a slot; otherwise splits it along the outermost dim.
-bool CudaDevice::stage_out(const View& view, std::byte*& to, Held& held) {
+bool CudaDevice::copy_out_staged(const View& view, std::byte*& to, RetainedMemory& retained) {
   const size_t bytes = view.nbytes();
   const auto inner = static_cast<int64_t>(bytes / static_cast<size_t>(view.sizes[0]));
   const bool has_code = view.sizes.size() + (view.item_size == 16 ? 1 : 0) <= codegen::kMaxRows + 1;
   if (bytes > out_.slot_bytes() || (!has_code && !view.is_packed())) {
     const int64_t part = has_code ? std::max<int64_t>(1, static_cast<int64_t>(out_.slot_bytes()) / inner) : 1;
     for (int64_t first = 0; first < view.sizes[0]; first += part) {
-      if (!stage_out(view.piece(first, std::min(part, view.sizes[0] - first)), to, held)) return false;
+      if (!copy_out_staged(view.piece(first, std::min(part, view.sizes[0] - first)), to, retained)) return false;
     }
     return true;
   }
   const Driver& driver = gpu_->driver();
-  const Stream out = gpu_->out(), work = gpu_->work();
+  const Stream out = gpu_->copy_out_stream(), work = gpu_->work_stream();
   const Staging::Slot& slot = out_.next();
   return check(driver.stream_wait_event(work, slot.emptied, 0), "cuStreamWaitEvent") && pack(view, slot.memory) &&
          check(driver.event_record(slot.filled, work), "cuEventRecord") &&
          check(driver.stream_wait_event(out, slot.filled, 0), "cuStreamWaitEvent") &&
          check(driver.memcpy_dtoh_async(slot.pinned, slot.memory, bytes, out), "cuMemcpyDtoHAsync") &&
          check(driver.event_record(slot.emptied, out), "cuEventRecord") &&
-         copy_on_host(out, {std::exchange(to, to + bytes), slot.pinned, bytes}, held);
+         copy_on_host(out, {std::exchange(to, to + bytes), slot.pinned, bytes}, retained);
 }
 
 // Gathers the view's elements into contiguous memory, with a kernel of one load and one store.
 bool CudaDevice::pack(const View& view, DevicePointer to) {
   if (view.is_packed()) {
-    return check(gpu_->driver().memcpy_dtod_async(to, view.data, view.nbytes(), gpu_->work()), "cuMemcpyDtoDAsync");
+    return check(gpu_->driver().memcpy_dtod_async(to, view.data, view.nbytes(), gpu_->work_stream()),
+                 "cuMemcpyDtoDAsync");
   }
   std::vector<int64_t> packed(view.sizes.size(), 1);
   for (size_t d = packed.size() - 1; d-- > 0;) packed[d] = packed[d + 1] * view.sizes[d + 1];
@@ -195,31 +197,31 @@ bool CudaDevice::pack(const View& view, DevicePointer to) {
 
 void CudaDevice::copy(void* destination, const void* source, uint64_t nbytes) {
   if (nbytes == 0 || gpu_->is_lost()) return;
-  const Current current(*gpu_);
+  const ContextGuard current(*gpu_);
   const Result result =
-      gpu_->driver().memcpy_dtod_async(to_pointer(destination), to_pointer(source), nbytes, gpu_->work());
+      gpu_->driver().memcpy_dtod_async(to_pointer(destination), to_pointer(source), nbytes, gpu_->work_stream());
   check(result, "cuMemcpyDtoDAsync");
   queued();
 }
 
 void CudaDevice::fill(void* destination, std::byte value, uint64_t nbytes) {
   if (nbytes == 0 || gpu_->is_lost()) return;
-  const Current current(*gpu_);
-  const Result result =
-      gpu_->driver().memset_d8_async(to_pointer(destination), static_cast<unsigned char>(value), nbytes, gpu_->work());
+  const ContextGuard current(*gpu_);
+  const Result result = gpu_->driver().memset_d8_async(to_pointer(destination), static_cast<unsigned char>(value),
+                                                       nbytes, gpu_->work_stream());
   check(result, "cuMemsetD8Async");
   queued();
 }
 
 uint64_t CudaDevice::take_failure_record(uint64_t run, std::shared_ptr<const std::vector<IndexedOperand>> operands) {
-  const Current current(*gpu_);
-  if (late_.is_full()) {
+  const ContextGuard current(*gpu_);
+  if (deferred_failures_.is_full()) {
     queued();
     (void)wait(record());
     const std::lock_guard lock(mutex_);
-    late_.collect(done_, &failures_);
+    deferred_failures_.collect(done_, &failures_);
   }
-  return late_.take(run, std::move(operands));
+  return deferred_failures_.take(run, std::move(operands));
 }
 
 void CudaDevice::queued() {
@@ -241,20 +243,20 @@ Event CudaDevice::new_event() {
 }
 
 Ticket CudaDevice::record() {
-  const Current current(*gpu_);
-  std::vector<Held> finished;
+  const ContextGuard current(*gpu_);
+  std::vector<RetainedMemory> finished;
   const std::lock_guard lock(mutex_);
   poll(&finished);
   if (is_done(queued_)) return 0;
   if (marked_ == queued_) return queued_;
-  if (!gpu_->is_lost()) late_.flush(queued_);
-  Mark mark{queued_, new_event(), used_out_ ? new_event() : nullptr};
+  if (!gpu_->is_lost()) deferred_failures_.flush(queued_);
+  TicketEvents mark{queued_, new_event(), has_copies_out_ ? new_event() : nullptr};
   const Driver& driver = gpu_->driver();
-  check(driver.event_record(mark.work, gpu_->work()), "cuEventRecord");
-  if (mark.out != nullptr) check(driver.event_record(mark.out, gpu_->out()), "cuEventRecord");
-  marks_.push_back(mark);
+  check(driver.event_record(mark.work, gpu_->work_stream()), "cuEventRecord");
+  if (mark.out != nullptr) check(driver.event_record(mark.out, gpu_->copy_out_stream()), "cuEventRecord");
+  ticket_events_.push_back(mark);
   marked_ = queued_;
-  used_out_ = false;
+  has_copies_out_ = false;
   return queued_;
 }
 
@@ -265,38 +267,38 @@ bool CudaDevice::is_reached(Event event) {
 }
 
 // Moves host memory that is no longer needed to `finished`, so that the caller frees it without the lock.
-void CudaDevice::poll(std::vector<Held>* finished) {
-  while (!marks_.empty() && !gpu_->is_lost()) {
-    const Mark& mark = marks_.front();
+void CudaDevice::poll(std::vector<RetainedMemory>* finished) {
+  while (!ticket_events_.empty() && !gpu_->is_lost()) {
+    const TicketEvents& mark = ticket_events_.front();
     if (!is_reached(mark.work) || !is_reached(mark.out)) break;
     done_ = mark.ticket;
     events_.push_back(mark.work);
     if (mark.out != nullptr) events_.push_back(mark.out);
-    marks_.pop_front();
+    ticket_events_.pop_front();
   }
-  while (!held_.empty() && held_.front().ticket <= done_) {
-    finished->push_back(std::move(held_.front()));
-    held_.pop_front();
+  while (!retained_.empty() && retained_.front().ticket <= done_) {
+    finished->push_back(std::move(retained_.front()));
+    retained_.pop_front();
   }
 }
 
 bool CudaDevice::done(Ticket ticket) {
-  const Current current(*gpu_);
-  std::vector<Held> finished;
+  const ContextGuard current(*gpu_);
+  std::vector<RetainedMemory> finished;
   const std::lock_guard lock(mutex_);
   if (!is_done(ticket)) poll(&finished);
   return is_done(ticket);
 }
 
 Status CudaDevice::wait(Ticket ticket) {
-  const Current current(*gpu_);
+  const ContextGuard current(*gpu_);
   const auto until = std::chrono::steady_clock::now() + kLooks;
   for (;;) {
-    std::vector<Held> finished;
+    std::vector<RetainedMemory> finished;
     std::unique_lock lock(mutex_);
     poll(&finished);
-    if (is_done(ticket) || marks_.empty()) return gpu_->status();
-    const Mark mark = marks_.front();
+    if (is_done(ticket) || ticket_events_.empty()) return gpu_->status();
+    const TicketEvents mark = ticket_events_.front();
     lock.unlock();
     if (std::chrono::steady_clock::now() < until) {
       std::this_thread::yield();
@@ -312,19 +314,19 @@ Status CudaDevice::wait(Ticket ticket) {
 
 // CUDA events measure the time between two of them. Each reading adds the time since the previous one.
 std::function<uint64_t()> CudaDevice::read_clock() {
-  const Current current(*gpu_);
+  const ContextGuard current(*gpu_);
   Event made = nullptr;
   if (gpu_->is_lost() || !check(gpu_->driver().event_create(&made, kEventBlockingSync), "cuEventCreate")) {
     return [] { return uint64_t{0}; };
   }
   std::shared_ptr<void> event(made, [gpu = gpu_](void* last) {
-    const Current there(*gpu);
+    const ContextGuard there(*gpu);
     (void)gpu->driver().event_destroy(static_cast<Event>(last));
   });
-  check(gpu_->driver().event_record(made, gpu_->work()), "cuEventRecord");
+  check(gpu_->driver().event_record(made, gpu_->work_stream()), "cuEventRecord");
   queued();
   return [this, event] {
-    const Current there(*gpu_);
+    const ContextGuard there(*gpu_);
     float milliseconds = 0;
     if (clock_event_ && !gpu_->is_lost()) {
       check(gpu_->driver().event_elapsed_time(&milliseconds, static_cast<Event>(clock_event_.get()),
@@ -371,14 +373,14 @@ void CudaDevice::watch() {
 
 std::vector<LateFailure> CudaDevice::take_failures() {
   const std::lock_guard lock(mutex_);
-  if (!gpu_->is_lost()) late_.collect(done_, &failures_);
+  if (!gpu_->is_lost()) deferred_failures_.collect(done_, &failures_);
   return std::exchange(failures_, {});
 }
 
 std::vector<LateFailure> CudaDevice::await_failures() {
-  if (!late_.is_empty()) (void)wait(record());
+  if (!deferred_failures_.is_empty()) (void)wait(record());
   const std::lock_guard lock(mutex_);
-  if (!gpu_->is_lost()) late_.collect(done_, &failures_);
+  if (!gpu_->is_lost()) deferred_failures_.collect(done_, &failures_);
   return failures_;
 }
 

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "worker/device/device.h"
+#include "worker/targets/cuda/device/deferred_failures.h"
 #include "worker/targets/cuda/device/gpu.h"
 #include "worker/targets/cuda/device/kernel_store.h"
-#include "worker/targets/cuda/device/late_failures.h"
 #include "worker/targets/cuda/device/peer_memory.h"
 #include "worker/targets/cuda/device/staging.h"
 
@@ -29,9 +29,9 @@ class CudaDevice final : public Device {
     int ordinal = 0;
     uint64_t limit = 0;     // Bytes for tensors; 0: the memory that is free now, minus a part for kernels and staging.
     KernelOptions kernels;  // Also used for the kernels that pack strided views.
-    size_t slot_bytes = size_t{4} << 20;            // Bytes of a staging slot.
-    uint32_t slots = 4;                             // Staging slots in each direction.
-    uint64_t kept_for_peers = uint64_t{256} << 20;  // At most this many bytes of shared memory are reused.
+    size_t slot_bytes = size_t{4} << 20;               // Bytes of a staging slot.
+    uint32_t slots = 4;                                // Staging slots in each direction.
+    uint64_t peer_memory_limit = uint64_t{256} << 20;  // At most this many bytes of shared memory are reused.
   };
   static Status open(const Options& options, std::unique_ptr<CudaDevice>* device);
   ~CudaDevice() override;
@@ -65,7 +65,7 @@ class CudaDevice final : public Device {
 
  private:
   // Events that show when the streams have reached a ticket.
-  struct Mark {
+  struct TicketEvents {
     Ticket ticket = 0;
     Event work = nullptr, out = nullptr;
   };
@@ -75,7 +75,7 @@ class CudaDevice final : public Device {
     const std::byte* from = nullptr;
     size_t bytes = 0;
   };
-  struct Held {
+  struct RetainedMemory {
     Ticket ticket = 0;
     std::shared_ptr<void> memory;
     std::deque<HostCopy> copies;  // Arguments of host functions on a stream, which need stable addresses.
@@ -85,32 +85,32 @@ class CudaDevice final : public Device {
   CudaDevice(const std::shared_ptr<Gpu>& gpu, const Options& options, uint64_t limit);
 
   bool check(Result result, const char* what) { return gpu_->check(result, what); }
-  Held& hold(std::shared_ptr<void> memory);
-  bool stage_in(DevicePointer to, const std::byte* from, size_t bytes, Held& held);
-  bool stage_out(const View& view, std::byte*& to, Held& held);
+  RetainedMemory& retain(std::shared_ptr<void> memory);
+  bool copy_in_staged(DevicePointer to, const std::byte* from, size_t bytes, RetainedMemory& retained);
+  bool copy_out_staged(const View& view, std::byte*& to, RetainedMemory& retained);
   bool pack(const View& view, DevicePointer to);
-  bool copy_on_host(Stream stream, const HostCopy& copy, Held& held);
+  bool copy_on_host(Stream stream, const HostCopy& copy, RetainedMemory& retained);
   Event new_event();
   bool is_reached(Event event);
-  void poll(std::vector<Held>* finished);
+  void poll(std::vector<RetainedMemory>* finished);
   bool is_done(Ticket ticket) const { return done_ >= ticket || gpu_->is_lost(); }
   void watch();
 
   const std::shared_ptr<Gpu> gpu_;
   KernelStore kernels_;
-  LateFailures late_;
+  DeferredFailures deferred_failures_;
   Staging in_, out_;
   const std::unique_ptr<PeerMemory> peers_;
   std::shared_ptr<void> clock_event_;  // The event of the last clock reading.
   double clock_ns_ = 0;                // The clock's value at that event.
   std::vector<LateFailure> failures_;  // Not yet returned by take_failures or await_failures.
-  bool used_out_ = false;              // A copy to the host was queued after the last mark.
+  bool has_copies_out_ = false;        // A copy to the host was queued after the last mark.
 
   mutable std::mutex mutex_;  // Guards the members below.
   Ticket queued_ = 0, marked_ = 0, done_ = 0;
-  std::deque<Mark> marks_;
+  std::deque<TicketEvents> ticket_events_;
   std::vector<Event> events_;  // For reuse.
-  std::deque<Held> held_;
+  std::deque<RetainedMemory> retained_;
   std::multimap<Ticket, std::function<void()>> waiting_;
   std::condition_variable wake_;
   bool closing_ = false;

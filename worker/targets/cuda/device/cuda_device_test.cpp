@@ -132,10 +132,10 @@ TEST_F(OnGpus, MemoryThatIsNotThereFailsOneAllocation) {
 TEST_F(OnGpus, ALostDeviceSaysSoAndNobodyWaitsForEver) {
   auto device = open_device(gpus().driver(), 64 << 20);
   const tr_buffer x = allocate(*device, 1 << 20);
-  device->gpu().set_doing("aten::relu");
+  device->gpu().set_current_op("aten::relu");
   gpus().lose_device(0, 5);
   const auto given = bytes(1 << 20, 1);
-  std::weak_ptr<Bytes> held = given;
+  std::weak_ptr<Bytes> retained = given;
   device->copy_in(x.data, *given, given);
   device->fill(x.data, std::byte{1}, 1 << 20);
   std::atomic<bool> told = false;

@@ -13,7 +13,7 @@ class PoolSource final : public SegmentSource {
 
   Segment allocate(size_t size) override {
     if (gpu_->is_lost()) return {};
-    const Current current(*gpu_);
+    const ContextGuard current(*gpu_);
     DevicePointer address = take(size);
     if (address % CachingAllocator::kPage != 0) {  // The driver guarantees a smaller alignment.
       give(*gpu_, address);
@@ -24,7 +24,7 @@ class PoolSource final : public SegmentSource {
         (address + CachingAllocator::kPage - 1) / CachingAllocator::kPage * CachingAllocator::kPage;
     // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver's addresses are numbers
     return {reinterpret_cast<std::byte*>(begin), size, std::shared_ptr<void>(nullptr, [gpu = gpu_, address](void*) {
-              const Current current(*gpu);
+              const ContextGuard current(*gpu);
               give(*gpu, address);
             })};
   }
@@ -35,7 +35,7 @@ class PoolSource final : public SegmentSource {
     const Driver& driver = gpu_->driver();
     DevicePointer address = 0;
     Result result = driver.mem_alloc_from_pool_async(&address, size, gpu_->pool(), gpu_->stream());
-    if (result == Result::kOutOfMemory && driver.stream_synchronize(gpu_->work()) == Result::kSuccess &&
+    if (result == Result::kOutOfMemory && driver.stream_synchronize(gpu_->work_stream()) == Result::kSuccess &&
         driver.mem_pool_trim_to(gpu_->pool(), 0) == Result::kSuccess) {
       result = driver.mem_alloc_from_pool_async(&address, size, gpu_->pool(), gpu_->stream());
     }
@@ -44,7 +44,7 @@ class PoolSource final : public SegmentSource {
   }
   static void give(Gpu& gpu, DevicePointer address) {
     if (address != 0 && !gpu.is_lost()) {
-      gpu.check(gpu.driver().mem_free_async(address, gpu.work()), "cuMemFreeAsync");
+      gpu.check(gpu.driver().mem_free_async(address, gpu.work_stream()), "cuMemFreeAsync");
     }
   }
 
@@ -56,7 +56,7 @@ class PoolSource final : public SegmentSource {
 Status Gpu::open(const Driver& driver, int ordinal, std::shared_ptr<Gpu>* opened) {
   std::shared_ptr<Gpu> gpu(new Gpu(driver));
   if (Status status = gpu->open_device(ordinal); !status.ok()) return status;
-  const Current current(*gpu);
+  const ContextGuard current(*gpu);
   if (Status status = gpu->open_context(); !status.ok()) return status;
   *opened = std::move(gpu);
   return {};
@@ -64,7 +64,7 @@ Status Gpu::open(const Driver& driver, int ordinal, std::shared_ptr<Gpu>* opened
 
 Status Gpu::open_device(int ordinal) {
   ordinal_ = ordinal;
-  int count = 0, major = 0, minor = 0, processors = 0, pools = 0;
+  int count = 0, major = 0, minor = 0, multiprocessors = 0, pools = 0;
   Status status = to_status(driver_, driver_.device_get_count(&count), "cuDeviceGetCount");
   if (!status.ok()) return status;
   if (ordinal < 0 || ordinal >= count) {
@@ -80,12 +80,12 @@ Status Gpu::open_device(int ordinal) {
   if (status.ok()) status = to_status(driver_, driver_.device_get_name(name, sizeof(name), device_), "cuDeviceGetName");
   attribute(DeviceAttribute::kMajor, &major);
   attribute(DeviceAttribute::kMinor, &minor);
-  attribute(DeviceAttribute::kMultiprocessors, &processors);
+  attribute(DeviceAttribute::kMultiprocessors, &multiprocessors);
   attribute(DeviceAttribute::kMemoryPools, &pools);
   if (!status.ok()) return status;
   name_ = name;
   sm_ = static_cast<uint32_t>(10 * major + minor);
-  processors_ = static_cast<uint32_t>(processors);
+  multiprocessors_ = static_cast<uint32_t>(multiprocessors);
   if (sm_ < kOldest || pools == 0) {
     return {ErrorCode::kUnsupported, "cuda: " + name_ + " (sm_" + std::to_string(sm_) +
                                          ") is too old; kernels are made for sm_80 (A100) and later, and memory pools"
@@ -106,11 +106,11 @@ Status Gpu::open_context() {
     status = to_status(driver_, driver_.mem_pool_set_attribute(pool_, PoolAttribute::kReleaseThreshold, &keep),
                        "cuMemPoolSetAttribute");
   }
-  for (Stream* stream : {&work_, &in_, &out_}) {
+  for (Stream* stream : {&work_stream_, &copy_in_stream_, &copy_out_stream_}) {
     if (!status.ok()) return status;
     status = to_status(driver_, driver_.stream_create(stream, kStreamNonBlocking, 0), "cuStreamCreate");
   }
-  queue_->set_stream(work_, pool_);
+  queue_->set_stream(work_stream_, pool_);
   return status;
 }
 
@@ -118,9 +118,9 @@ Status Gpu::open_context() {
 Gpu::~Gpu() {
   if (context_ == nullptr) return;
   {
-    const Current current(*this);
+    const ContextGuard current(*this);
     queue_->clear();
-    for (Stream stream : {work_, in_, out_}) {
+    for (Stream stream : {work_stream_, copy_in_stream_, copy_out_stream_}) {
       if (stream == nullptr) continue;
       (void)driver_.stream_synchronize(stream);
       (void)driver_.stream_destroy(stream);
@@ -133,20 +133,21 @@ Gpu::~Gpu() {
 Gpu::Gpu(const Driver& driver)
     : driver_(driver),
       queue_(std::make_unique<WorkQueue>(
-          driver_, [this] { return is_lost(); }, [this](const Status& why) { lose(why); })) {}
+          driver_, [this] { return is_lost(); }, [this](const Status& why) { mark_lost(why); })) {}
 
 bool Gpu::check(Result result, const char* what) {
   if (result == Result::kSuccess) return true;
-  lose(to_status(driver_, result, what));
+  mark_lost(to_status(driver_, result, what));
   return false;
 }
 
-void Gpu::lose(const Status& why) {
+void Gpu::mark_lost(const Status& why) {
   const std::lock_guard lock(mutex_);
   if (status_.ok()) {
-    status_ = {ErrorCode::kLost, "remote: " + name_ + " is lost" +
-                                     (doing_.empty() ? "" : ", '" + std::string(doing_) + "' was queued last") + ": " +
-                                     why.message()};
+    status_ = {ErrorCode::kLost,
+               "remote: " + name_ + " is lost" +
+                   (current_op_.empty() ? "" : ", '" + std::string(current_op_) + "' was queued last") + ": " +
+                   why.message()};
     lost_.store(true, std::memory_order_release);
   }
 }

@@ -26,34 +26,35 @@ class Gpu {
 
   const Driver& driver() const { return driver_; }
   Context context() const { return context_; }
-  // Three streams: work; copies from the host to staging memory (`in`); copies from staging memory to the host (`out`).
-  // `work` flushes the queue first, so that what the caller queues on the stream comes after it.
-  Stream work() const {
+  // Three streams: work; copies from the host to staging memory (`copy_in_stream`); copies from staging memory to the
+  // host (`copy_out_stream`). `work_stream` flushes the queue first, so that what the caller queues on the stream comes
+  // after it.
+  Stream work_stream() const {
     queue_->flush();
-    return work_;
+    return work_stream_;
   }
   // The work stream without a flush: for the queue itself, and for work that may run before the queue's.
-  Stream stream() const { return work_; }
+  Stream stream() const { return work_stream_; }
   WorkQueue& queue() const { return *queue_; }
-  Stream in() const { return in_; }
-  Stream out() const { return out_; }
+  Stream copy_in_stream() const { return copy_in_stream_; }
+  Stream copy_out_stream() const { return copy_out_stream_; }
   MemoryPool pool() const { return pool_; }
 
   int ordinal() const { return ordinal_; }
   std::string name() const { return name_; }
   uint32_t sm() const { return sm_; }  // Compute capability without the point: 90.
-  uint32_t processors() const { return processors_; }
+  uint32_t multiprocessors() const { return multiprocessors_; }
   // Bytes that were free when the GPU was opened.
   uint64_t free_memory() const { return free_memory_; }
 
   // False if the call failed. From then on the GPU is lost: nothing queued later takes effect, and `status` says why
   // and which op was running. Thread safe.
   bool check(Result result, const char* what);
-  void lose(const Status& why);
+  void mark_lost(const Status& why);
   bool is_lost() const { return lost_.load(std::memory_order_acquire); }
   Status status() const;
   // Names the op that is being queued, for error messages. `op` must live as long as the process.
-  void set_doing(std::string_view op) { doing_ = op; }
+  void set_current_op(std::string_view op) { current_op_ = op; }
 
  private:
   explicit Gpu(const Driver& driver);
@@ -64,12 +65,12 @@ class Gpu {
   int ordinal_ = 0;
   DeviceNumber device_ = 0;
   Context context_ = nullptr;
-  Stream work_ = nullptr, in_ = nullptr, out_ = nullptr;
+  Stream work_stream_ = nullptr, copy_in_stream_ = nullptr, copy_out_stream_ = nullptr;
   MemoryPool pool_ = nullptr;
   std::string name_;
-  uint32_t sm_ = 0, processors_ = 1;
+  uint32_t sm_ = 0, multiprocessors_ = 1;
   uint64_t free_memory_ = 0;
-  std::string_view doing_;
+  std::string_view current_op_;
   std::atomic<bool> lost_ = false;
   std::unique_ptr<WorkQueue> queue_;
   mutable std::mutex mutex_;
@@ -77,12 +78,12 @@ class Gpu {
 };
 
 // Makes the GPU's context current on the calling thread for as long as this object lives.
-class Current {
+class ContextGuard {
  public:
-  explicit Current(const Gpu& gpu) : driver_(gpu.driver()) { (void)driver_.ctx_push_current(gpu.context()); }
-  ~Current() { (void)driver_.ctx_pop_current(nullptr); }
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
+  explicit ContextGuard(const Gpu& gpu) : driver_(gpu.driver()) { (void)driver_.ctx_push_current(gpu.context()); }
+  ~ContextGuard() { (void)driver_.ctx_pop_current(nullptr); }
+  ContextGuard(const ContextGuard&) = delete;
+  ContextGuard& operator=(const ContextGuard&) = delete;
 
  private:
   const Driver& driver_;

@@ -46,7 +46,7 @@ bool decode(std::span<const uint8_t> bytes, CompiledKernel* kernel) {
 
 }  // namespace
 
-class KernelStore::Asked {
+class KernelStore::Request {
  public:
   enum class State : uint8_t { kQueued, kBegun, kDone };
   std::string text;
@@ -72,39 +72,39 @@ KernelStore::~KernelStore() {
   wake_.notify_all();
   for (std::thread& thread : threads_) thread.join();
   if (gpu_->is_lost()) return;
-  const Current current(*gpu_);
+  const ContextGuard current(*gpu_);
   gpu_->queue().clear();
-  for (const auto& [text, asked] : all_) {
-    if (asked->kernel.module != nullptr) (void)gpu_->driver().module_unload(asked->kernel.module);
+  for (const auto& [text, request] : all_) {
+    if (request->kernel.module != nullptr) (void)gpu_->driver().module_unload(request->kernel.module);
   }
 }
 
-KernelStore::Asked* KernelStore::ask(const codegen::Kernel& kernel) {
+KernelStore::Request* KernelStore::request(const codegen::Kernel& kernel) {
   std::string text = codegen::print(kernel);
-  std::unique_ptr<Asked>& asked = all_[text];
-  if (!asked) {
-    asked = std::make_unique<Asked>();
-    asked->text = std::move(text);
+  std::unique_ptr<Request>& request = all_[text];
+  if (!request) {
+    request = std::make_unique<Request>();
+    request->text = std::move(text);
   } else {
     const std::lock_guard lock(mutex_);
-    const bool may_work_now =
-        asked->state == Asked::State::kDone && !asked->status.ok() && asked->status.code() != ErrorCode::kUnsupported;
-    if (!may_work_now) return asked.get();
-    asked->state = Asked::State::kQueued;
+    const bool may_work_now = request->state == Request::State::kDone && !request->status.ok() &&
+                              request->status.code() != ErrorCode::kUnsupported;
+    if (!may_work_now) return request.get();
+    request->state = Request::State::kQueued;
   }
   std::vector<uint8_t> bytes;
-  const bool found = files_.read(asked->text, &bytes) && decode(bytes, &asked->compiled);
+  const bool found = files_.read(request->text, &bytes) && decode(bytes, &request->compiled);
   const std::lock_guard lock(mutex_);
   if (found) {
-    asked->state = Asked::State::kDone;
-    return asked.get();
+    request->state = Request::State::kDone;
+    return request.get();
   }
-  queue_.push_back(asked.get());
+  queue_.push_back(request.get());
   const uint32_t most =
       options_.threads != 0 ? options_.threads : std::max(1u, std::thread::hardware_concurrency() / 2);
   if (threads_.size() < std::min<size_t>(most, queue_.size())) threads_.emplace_back([this] { work(); });
   wake_.notify_one();
-  return asked.get();
+  return request.get();
 }
 
 void KernelStore::work() {
@@ -112,71 +112,71 @@ void KernelStore::work() {
   for (;;) {
     wake_.wait(lock, [&] { return ends_ || !queue_.empty(); });
     if (ends_) return;
-    Asked& asked = *queue_.front();
+    Request& request = *queue_.front();
     queue_.pop_front();
-    asked.state = Asked::State::kBegun;
+    request.state = Request::State::kBegun;
     lock.unlock();
-    make(asked);
+    make(request);
     lock.lock();
-    asked.state = Asked::State::kDone;
+    request.state = Request::State::kDone;
     done_.notify_all();
   }
 }
 
 // Compiles the kernel and writes it to disk.
-void KernelStore::make(Asked& asked) {
-  asked.compiled = {};
-  asked.status = options_.compile(asked.text, gpu_->sm(), &asked.compiled);
-  if (!asked.status.ok()) return;
-  files_.write(asked.text, encode(asked.compiled));
+void KernelStore::make(Request& request) {
+  request.compiled = {};
+  request.status = options_.compile(request.text, gpu_->sm(), &request.compiled);
+  if (!request.status.ok()) return;
+  files_.write(request.text, encode(request.compiled));
   if (compiled_.fetch_add(1, std::memory_order_relaxed) % kPruneEvery == 0) files_.prune();
 }
 
-Status KernelStore::get(Asked& asked, const LoadedKernel** loaded) {
+Status KernelStore::get(Request& request, const LoadedKernel** loaded) {
   std::unique_lock lock(mutex_);
-  if (asked.state == Asked::State::kQueued) {
-    std::erase(queue_, &asked);
-    asked.state = Asked::State::kBegun;
+  if (request.state == Request::State::kQueued) {
+    std::erase(queue_, &request);
+    request.state = Request::State::kBegun;
     lock.unlock();
-    make(asked);
+    make(request);
     lock.lock();
-    asked.state = Asked::State::kDone;
+    request.state = Request::State::kDone;
   }
-  done_.wait(lock, [&] { return asked.state == Asked::State::kDone; });
+  done_.wait(lock, [&] { return request.state == Request::State::kDone; });
   lock.unlock();
-  if (asked.status.ok() && !asked.loaded) {
-    asked.status = load(asked, &asked.kernel);
-    asked.loaded = asked.status.ok();
-    asked.compiled.image = {};
+  if (request.status.ok() && !request.loaded) {
+    request.status = load(request, &request.kernel);
+    request.loaded = request.status.ok();
+    request.compiled.image = {};
   }
-  *loaded = &asked.kernel;
-  return asked.status;
+  *loaded = &request.kernel;
+  return request.status;
 }
 
-Status KernelStore::load(const Asked& asked, LoadedKernel* kernel) const {
+Status KernelStore::load(const Request& request, LoadedKernel* kernel) const {
   const Driver& driver = gpu_->driver();
-  const Current current(*gpu_);
+  const ContextGuard current(*gpu_);
   std::vector<char> log(4096);
   JitOption options[] = {JitOption::kErrorLog, JitOption::kErrorLogBytes};
   // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver wants the size in a pointer's place
   void* values[] = {log.data(), reinterpret_cast<void*>(log.size())};
   Status status =
-      to_status(driver, driver.module_load_data_ex(&kernel->module, asked.compiled.image.data(), 2, options, values),
+      to_status(driver, driver.module_load_data_ex(&kernel->module, request.compiled.image.data(), 2, options, values),
                 "cuModuleLoadDataEx");
   if (!status.ok()) return {status.code(), status.message() + " " + log.data()};
-  for (const Name name : functions_of(asked.compiled.recipe)) {
+  for (const Name name : functions_of(request.compiled.recipe)) {
     status = to_status(driver,
                        driver.module_get_function(&kernel->functions[static_cast<size_t>(name)], kernel->module,
                                                   std::string(codegen::gpu::name(name)).c_str()),
                        "cuModuleGetFunction");
     if (!status.ok()) return status;
   }
-  kernel->recipe = asked.compiled.recipe;
+  kernel->recipe = request.compiled.recipe;
   using codegen::gpu::ParameterKind;
   for (size_t i = 0; i < kernel->recipe.parameters.size(); ++i) {
     const ParameterKind kind = kernel->recipe.parameters[i].kind;
-    if (kind == ParameterKind::kScalarsAddress) kernel->numbers = i;
-    if (kind == ParameterKind::kScalar) ++kernel->number_count;
+    if (kind == ParameterKind::kScalarsAddress) kernel->scalars_word = i;
+    if (kind == ParameterKind::kScalar) ++kernel->scalar_count;
     if (kind == ParameterKind::kFailure) kernel->failure = i;
   }
   return {};
@@ -193,8 +193,8 @@ bool launch(Gpu& gpu, const LoadedKernel& kernel, const codegen::gpu::Call& call
                      .block = {launch.block[0], launch.block[1]},
                      .shared_bytes = launch.shared_bytes,
                      .words = std::move(launch.parameters),
-                     .numbers = kernel.numbers,
-                     .number_count = kernel.number_count,
+                     .scalars_word = kernel.scalars_word,
+                     .scalar_count = kernel.scalar_count,
                      .failure = kernel.failure});
   }
   return !gpu.is_lost();

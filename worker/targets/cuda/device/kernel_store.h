@@ -46,8 +46,8 @@ struct LoadedKernel {
   codegen::gpu::Recipe recipe;
   Module module = nullptr;
   std::array<Function, 4> functions = {};  // Indexed by codegen::gpu::Function.
-  // Positions of parameters, as in Work.
-  size_t numbers = 0, number_count = 0;
+  // Positions of parameters, as in WorkItem.
+  size_t scalars_word = 0, scalar_count = 0;
   std::optional<size_t> failure = {};
 };
 
@@ -55,32 +55,32 @@ struct LoadedKernel {
 class KernelStore {
  public:
   // A requested kernel. Lives as long as the store.
-  class Asked;
+  class Request;
 
   KernelStore(std::shared_ptr<Gpu> gpu, KernelOptions options);
   ~KernelStore();
 
   // Returns at once. Starts the compilation if the kernel was not requested before.
-  Asked* ask(const codegen::Kernel& kernel);
+  Request* request(const codegen::Kernel& kernel);
   // Waits until the kernel is compiled, and loads it. If no thread has begun to compile it, the caller does.
-  // kUnsupported is final; after other errors the next `ask` tries again.
-  Status get(Asked& asked, const LoadedKernel** loaded);
-  Status get(const codegen::Kernel& kernel, const LoadedKernel** loaded) { return get(*ask(kernel), loaded); }
+  // kUnsupported is final; after other errors the next `request` tries again.
+  Status get(Request& request, const LoadedKernel** loaded);
+  Status get(const codegen::Kernel& kernel, const LoadedKernel** loaded) { return get(*request(kernel), loaded); }
 
   uint64_t compiled() const { return compiled_.load(std::memory_order_relaxed); }
 
  private:
   void work();
-  void make(Asked& asked);
-  Status load(const Asked& asked, LoadedKernel* kernel) const;
+  void make(Request& request);
+  Status load(const Request& request, LoadedKernel* kernel) const;
 
   const std::shared_ptr<Gpu> gpu_;
   const KernelOptions options_;
   const kernels::KernelFiles files_;
-  std::unordered_map<std::string, std::unique_ptr<Asked>> all_;  // By kernel text.
+  std::unordered_map<std::string, std::unique_ptr<Request>> all_;  // By kernel text.
   std::atomic<uint64_t> compiled_ = 0;
   std::mutex mutex_;  // Guards the members below and the states of all Asked.
-  std::deque<Asked*> queue_;
+  std::deque<Request*> queue_;
   std::condition_variable wake_, done_;
   bool ends_ = false;
   std::vector<std::thread> threads_;  // Started on demand.

@@ -101,11 +101,11 @@ TEST_F(KernelStoreTest, AskingDoesNotWait) {
     return emulated::compile(text, sm, compiled);
   };
   KernelStore store(gpu, options);
-  KernelStore::Asked* const first = store.ask(kernel(ir::DType::kFloat32));
-  KernelStore::Asked* const second = store.ask(kernel(ir::DType::kFloat64));
+  KernelStore::Request* const first = store.request(kernel(ir::DType::kFloat32));
+  KernelStore::Request* const second = store.request(kernel(ir::DType::kFloat64));
   begun.wait();
-  EXPECT_EQ(store.ask(kernel(ir::DType::kFloat32)), first);
-  store.ask(kernel(ir::DType::kInt8));
+  EXPECT_EQ(store.request(kernel(ir::DType::kFloat32)), first);
+  store.request(kernel(ir::DType::kInt8));
   EXPECT_TRUE(get(store, ir::DType::kInt8).ok());
   EXPECT_EQ(own, 1);
   go.count_down();
@@ -134,7 +134,7 @@ TEST_F(KernelStoreTest, WhatFailsIsTriedAgainButForWhatThereIsNoCodeOf) {
 TEST_F(KernelStoreTest, MayGoAtAnyTime) {
   KernelStore store(gpu, options);
   for (const ir::DType type : {ir::DType::kFloat32, ir::DType::kFloat64, ir::DType::kInt8, ir::DType::kInt64}) {
-    store.ask(kernel(type));
+    store.request(kernel(type));
   }
 }
 

@@ -27,14 +27,14 @@ std::string soname_of(const Library& library, int major) {
 
 void* OpenLibrary::find(const char* symbol) const { return dlsym(handle, symbol); }
 
-std::vector<std::string> paths_of(const Library& library, const LibraryPlaces& places, int major) {
+std::vector<std::string> paths_of(const Library& library, const LibrarySearchPath& search_path, int major) {
   const std::string soname = soname_of(library, major);
-  if (!places.given.empty()) return {places.given + "/" + soname};
+  if (!search_path.folder.empty()) return {search_path.folder + "/" + soname};
   std::vector<std::string> paths;
-  if (!places.packages.empty()) {
+  if (!search_path.packages.empty()) {
     const bool has_own = major == kOldest || !library.version.empty();
     const std::string folder = has_own ? std::string(library.folder) : "cu" + std::to_string(major);
-    paths.push_back(places.packages + "/nvidia/" + folder + "/lib/" + soname);
+    paths.push_back(search_path.packages + "/nvidia/" + folder + "/lib/" + soname);
   }
   paths.push_back(soname);
   for (const char* variable : {"CUDA_PATH", "CUDA_HOME"}) {
@@ -46,8 +46,8 @@ std::vector<std::string> paths_of(const Library& library, const LibraryPlaces& p
   return paths;
 }
 
-Status open_library(const Library& library, const LibraryPlaces& places, OpenLibrary* opened) {
-  const int newest = places.driver >= 1000 * kNewest ? kNewest : kOldest;
+Status open_library(const Library& library, const LibrarySearchPath& search_path, OpenLibrary* opened) {
+  const int newest = search_path.driver >= 1000 * kNewest ? kNewest : kOldest;
   // A library with its own version has the same soname for every CUDA.
   const int oldest = library.version.empty() ? kOldest : newest;
   const auto take = [&](void* handle, int major) {
@@ -62,7 +62,7 @@ Status open_library(const Library& library, const LibraryPlaces& places, OpenLib
     if (take(dlopen(soname.c_str(), RTLD_NOW | RTLD_NOLOAD), major)) return {};
   }
   for (int major = newest; major >= oldest; --major) {
-    for (const std::string& path : paths_of(library, places, major)) {
+    for (const std::string& path : paths_of(library, search_path, major)) {
       if (take(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), major)) return {};
       const std::string error = dlerror();
       // The file exists, so report what is wrong with it.
@@ -70,13 +70,13 @@ Status open_library(const Library& library, const LibraryPlaces& places, OpenLib
     }
   }
   std::string message = "cuda: there is no " + soname_of(library, newest) + " (" + std::string(library.name) + ")";
-  if (!places.given.empty()) message += " in " + places.given;
+  if (!search_path.folder.empty()) message += " in " + search_path.folder;
   if (!why.empty()) message += ": " + why;
   return {ErrorCode::kUnsupported, message + "; install it: pip install " + package_of(library, newest) +
                                        ", or say in which folder it is: TORCH_REMOTE_CUDA_LIB=/usr/local/cuda/lib64"};
 }
 
-void open_beside(const OpenLibrary& library, std::string_view beginning) {
+void open_siblings(const OpenLibrary& library, std::string_view beginning) {
   std::error_code error;
   for (const auto& entry :
        std::filesystem::directory_iterator(std::filesystem::path(library.path).parent_path(), error)) {

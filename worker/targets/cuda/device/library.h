@@ -19,10 +19,10 @@ struct Library {
   std::string_view version = {};
 };
 
-// Where libraries are looked for, in this order: what the process has open; `given`; NVIDIA's Python packages next to
+// Where libraries are looked for, in this order: what the process has open; `folder`; NVIDIA's Python packages next to
 // ours; the system's search path; CUDA's folders (CUDA_PATH, CUDA_HOME, /usr/local/cuda).
-struct LibraryPlaces {
-  std::string given;          // A folder; empty: none. It is an error if it lacks the library.
+struct LibrarySearchPath {
+  std::string folder;         // A folder; empty: none. It is an error if it lacks the library.
   std::string packages = {};  // The site-packages folder; empty: none.
   int driver = 0;             // The driver's version: 13000. Libraries of later CUDA versions are not tried.
 };
@@ -35,13 +35,13 @@ struct OpenLibrary {
 };
 
 // The files to try, in this order, in addition to a library that is open already.
-std::vector<std::string> paths_of(const Library& library, const LibraryPlaces& places, int major);
+std::vector<std::string> paths_of(const Library& library, const LibrarySearchPath& search_path, int major);
 
 // An error names the package and how to install it.
-Status open_library(const Library& library, const LibraryPlaces& places, OpenLibrary* opened);
+Status open_library(const Library& library, const LibrarySearchPath& search_path, OpenLibrary* opened);
 
 // Opens the other libraries in `library`'s folder whose names begin with `beginning`. Some libraries look for these
 // only in the system's search path.
-void open_beside(const OpenLibrary& library, std::string_view beginning);
+void open_siblings(const OpenLibrary& library, std::string_view beginning);
 
 }  // namespace torch_remote::worker::cuda

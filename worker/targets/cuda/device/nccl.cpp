@@ -14,9 +14,9 @@ std::string version_text(int version) {
          std::to_string(version % 100);
 }
 
-Status open(const LibraryPlaces& places, Table* table) {
+Status open(const LibrarySearchPath& search_path, Table* table) {
   OpenLibrary library;
-  if (Status status = open_library(kLibrary, places, &library); !status.ok()) return status;
+  if (Status status = open_library(kLibrary, search_path, &library); !status.ok()) return status;
   std::string missing;
 #define TORCH_REMOTE_NCCL_FIND(member, name, type, parameters)                    \
   table->member = reinterpret_cast<decltype(table->member)>(library.find(#name)); \
@@ -28,7 +28,7 @@ Status open(const LibraryPlaces& places, Table* table) {
   const std::string what = missing.empty() ? "is NCCL " + version_text(version) : "has no " + missing;
   return {ErrorCode::kUnsupported, "cuda: " + library.path + " " + what +
                                        ", but 2.18 or later is wanted; update it: pip install -U nvidia-nccl-cu" +
-                                       (places.driver >= 13000 ? "13" : "12")};
+                                       (search_path.driver >= 13000 ? "13" : "12")};
 }
 
 }  // namespace torch_remote::worker::cuda::nccl

@@ -53,7 +53,7 @@ struct Config {
   int blocking = 0;
   int clusters = kUndefined, least_blocks = kUndefined, most_blocks = kUndefined;
   const char* network = nullptr;
-  int shares = kUndefined;
+  int split_share = kUndefined;
 };
 
 using Group = struct GroupState*;  // ncclComm_t
@@ -65,7 +65,7 @@ using Group = struct GroupState*;  // ncclComm_t
   F(join, ncclCommInitRankConfig, Result, (Group * group, int size, Id id, int rank, Config* config))                 \
   F(abort, ncclCommAbort, Result, (Group group))                                                                      \
   F(get_error, ncclCommGetAsyncError, Result, (Group group, Result * error))                                          \
-  F(get_text, ncclGetErrorString, const char*, (Result result))                                                       \
+  F(get_error_string, ncclGetErrorString, const char*, (Result result))                                               \
   F(get_last_text, ncclGetLastError, const char*, (Group group))                                                      \
   F(all_reduce, ncclAllReduce, Result,                                                                                \
     (const void* from, void* to, size_t count, Type type, Reduction reduction, Group group, Stream stream))           \
@@ -93,7 +93,7 @@ struct Table {
 inline constexpr Library kLibrary = {"NCCL", "libnccl.so", "nvidia-nccl", "nccl", "2"};
 
 // Opens the library for the life of the process and fills the table. An error says what to install.
-Status open(const LibraryPlaces& places, Table* table);
+Status open(const LibrarySearchPath& search_path, Table* table);
 
 // "2.32.3" for 23203.
 std::string version_text(int version);

@@ -78,7 +78,7 @@ bool reduces(CollectiveOp op) {
 
 Status to_status(const nccl::Table& table, nccl::Result result, const char* what, nccl::Group group = nullptr) {
   if (result == nccl::Result::kSuccess) return {};
-  std::string text = std::string("nccl: ") + what + ": " + table.get_text(result);
+  std::string text = std::string("nccl: ") + what + ": " + table.get_error_string(result);
   const char* const more = table.get_last_text(group);
   if (more != nullptr && *more != 0) text += std::string(": ") + more;
   return {ErrorCode::kInternal, std::move(text)};
@@ -91,7 +91,7 @@ class NcclGroup final : public DeviceCollectives::Group {
   ~NcclGroup() override { abort(); }
 
   Status join(const DeviceCollectives::Id& id, int rank, int size, const DeviceCollectives::GoesOn& goes_on) {
-    const Current current(*gpu_);
+    const ContextGuard current(*gpu_);
     nccl::Id name{};
     static_assert(sizeof(name) == sizeof(id));
     std::memcpy(name.bytes, id.data(), sizeof(name));
@@ -107,9 +107,9 @@ class NcclGroup final : public DeviceCollectives::Group {
   Status run(const DeviceCollectives::Call& call, const DeviceCollectives::GoesOn& goes_on,
              const std::function<void()>& wake) override {
     if (group_ == nullptr) return {ErrorCode::kInternal, "nccl: the group has ended"};
-    const Current current(*gpu_);
+    const ContextGuard current(*gpu_);
     if (gpu_->is_lost()) return {ErrorCode::kLost, "nccl: the GPU is lost"};
-    const Stream stream = gpu_->work();
+    const Stream stream = gpu_->work_stream();
     Status status = queue(call, stream, goes_on);
     // Set by a host function when the stream reaches it.
     struct Done {
@@ -149,7 +149,7 @@ class NcclGroup final : public DeviceCollectives::Group {
  private:
   void abort() {
     if (group_ == nullptr) return;
-    const Current current(*gpu_);
+    const ContextGuard current(*gpu_);
     if (!gpu_->is_lost()) (void)table_.abort(group_);
     group_ = nullptr;
   }
@@ -229,7 +229,7 @@ class NcclCollectives final : public DeviceCollectives {
   }
   Status make_id(Id* id) override {
     nccl::Id made{};
-    const Current current(*gpu_);
+    const ContextGuard current(*gpu_);
     const Status status = to_status(table_, table_.get_id(&made), "ncclGetUniqueId");
     std::memcpy(id->data(), made.bytes, sizeof(made));
     return status;

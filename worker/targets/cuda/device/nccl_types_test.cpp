@@ -42,16 +42,16 @@ static_assert(offsetof(Config, magic) == offsetof(ncclConfig_t, magic));
 static_assert(offsetof(Config, version) == offsetof(ncclConfig_t, version));
 static_assert(offsetof(Config, blocking) == offsetof(ncclConfig_t, blocking));
 static_assert(offsetof(Config, network) == offsetof(ncclConfig_t, netName));
-static_assert(offsetof(Config, shares) == offsetof(ncclConfig_t, splitShare));
+static_assert(offsetof(Config, split_share) == offsetof(ncclConfig_t, splitShare));
 static_assert(Config().magic == NCCL_API_MAGIC && Config::kUndefined == NCCL_CONFIG_UNDEF_INT);
 
 // The library opens without a GPU and reports its version.
 TEST(Nccl, Opens) {
-  LibraryPlaces places;
-  places.driver = 13000;
-  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) places.given = folder;
+  LibrarySearchPath search_path;
+  search_path.driver = 13000;
+  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) search_path.folder = folder;
   Table table;
-  const Status status = open(places, &table);
+  const Status status = open(search_path, &table);
   if (!status.ok()) GTEST_SKIP() << status.message();
   int version = 0;
   EXPECT_EQ(table.get_version(&version), Result::kSuccess);

@@ -35,7 +35,7 @@ class End {
     options.seed += static_cast<uint64_t>(rank);
     driver_ = std::make_unique<EmulatedDriver>(options);
     const Status status = CudaDevice::open(
-        {.driver = driver_->driver(), .ordinal = rank, .kernels = {}, .kept_for_peers = kKept}, &device_);
+        {.driver = driver_->driver(), .ordinal = rank, .kernels = {}, .peer_memory_limit = kKept}, &device_);
     EXPECT_TRUE(status.ok()) << status.message();
     copies_ = std::make_unique<DirectCopies>("127.0.0.1", nullptr, device_.get());
   }

@@ -23,15 +23,15 @@ std::byte* to_address(DevicePointer pointer) { return reinterpret_cast<std::byte
 struct Contents {
   IpcMemoryHandle handle;
   uint64_t offset = 0;
-  uint64_t once = 0;  // 1: freed after it was read, so the reader must close it before.
+  uint64_t free_after_read = 0;  // 1: freed after it was read, so the reader must close it before.
 };
 static_assert(sizeof(Contents) <= PeerMemory::kPlaceBytes);
 
 // All memory that other processes may have open. Thread safe.
-class Exports : public std::enable_shared_from_this<Exports> {
+class ExportedMemory : public std::enable_shared_from_this<ExportedMemory> {
  public:
-  Exports(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, uint64_t most_kept)
-      : gpu_(std::move(gpu)), memory_(memory), most_kept_(most_kept) {}
+  ExportedMemory(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, uint64_t reuse_limit)
+      : gpu_(std::move(gpu)), memory_(memory), reuse_limit_(reuse_limit) {}
 
   struct Region {
     DevicePointer address = 0;
@@ -42,7 +42,7 @@ class Exports : public std::enable_shared_from_this<Exports> {
   // Allocates memory that nothing else shares. kOutOfMemory: there is none.
   Status allocate(uint64_t size, Region* region) {
     size = (size + kGrain - 1) / kGrain * kGrain;
-    const Current current(*gpu_);
+    const ContextGuard current(*gpu_);
     const Driver& driver = gpu_->driver();
     if (!memory_.charge(size)) return none(size);
     Result result = driver.mem_alloc(&region->address, size);
@@ -59,7 +59,7 @@ class Exports : public std::enable_shared_from_this<Exports> {
 
   // Frees memory that no other process has open any more.
   void free(const Region& region) {
-    const Current current(*gpu_);
+    const ContextGuard current(*gpu_);
     if (!gpu_->is_lost()) gpu_->check(gpu_->driver().mem_free(region.address), "cuMemFree");
     memory_.discharge(region.size);
   }
@@ -89,11 +89,11 @@ class Exports : public std::enable_shared_from_this<Exports> {
     if (parked != parked_.end()) {
       region = *parked;
       parked_.erase(parked);
-    } else if (kept_bytes_ + size > most_kept_ || !allocate(size, &region).ok()) {
+    } else if (reused_bytes_ + size > reuse_limit_ || !allocate(size, &region).ok()) {
       return {};
     } else {
-      kept_bytes_ += region.size;
-      kept_[region.address] = region;
+      reused_bytes_ += region.size;
+      reused_[region.address] = region;
     }
     // A segment that the allocator releases stays open in other processes, so it is parked and reused.
     return {to_address(region.address), size,
@@ -102,7 +102,7 @@ class Exports : public std::enable_shared_from_this<Exports> {
   // The region of a block in such a segment.
   Region find(const void* address) const {
     const std::lock_guard lock(mutex_);
-    return std::prev(kept_.upper_bound(to_pointer(address)))->second;
+    return std::prev(reused_.upper_bound(to_pointer(address)))->second;
   }
 
  private:
@@ -114,21 +114,21 @@ class Exports : public std::enable_shared_from_this<Exports> {
 
   const std::shared_ptr<Gpu> gpu_;
   CachingAllocator& memory_;
-  const uint64_t most_kept_;
+  const uint64_t reuse_limit_;
   mutable std::mutex mutex_;
-  uint64_t kept_bytes_ = 0;
-  std::map<DevicePointer, Region> kept_;  // by address
+  uint64_t reused_bytes_ = 0;
+  std::map<DevicePointer, Region> reused_;  // by address
   std::vector<Region> parked_, read_;
 };
 
 // Never returns segments to the driver, as another process may have them open.
-class KeptSource final : public SegmentSource {
+class ReusedSegmentSource final : public SegmentSource {
  public:
-  explicit KeptSource(std::shared_ptr<Exports> exports) : exports_(std::move(exports)) {}
+  explicit ReusedSegmentSource(std::shared_ptr<ExportedMemory> exports) : exports_(std::move(exports)) {}
   Segment allocate(size_t size) override { return exports_->take_segment(size); }
 
  private:
-  const std::shared_ptr<Exports> exports_;
+  const std::shared_ptr<ExportedMemory> exports_;
 };
 
 // A block in a reused segment.
@@ -144,15 +144,15 @@ class Block final : public PeerMemory::Piece {
 };
 
 // A piece with its own allocation.
-class Whole final : public PeerMemory::Piece {
+class DedicatedAllocation final : public PeerMemory::Piece {
  public:
-  Whole(std::shared_ptr<Exports> exports, const Exports::Region& region)
+  DedicatedAllocation(std::shared_ptr<ExportedMemory> exports, const ExportedMemory::Region& region)
       : exports_(std::move(exports)), region_(region) {}
   void was_read() override { exports_->add_read(region_); }
 
  private:
-  const std::shared_ptr<Exports> exports_;
-  const Exports::Region region_;
+  const std::shared_ptr<ExportedMemory> exports_;
+  const ExportedMemory::Region region_;
 };
 
 class CudaReader final : public PeerMemory::Reader, public std::enable_shared_from_this<CudaReader> {
@@ -160,7 +160,7 @@ class CudaReader final : public PeerMemory::Reader, public std::enable_shared_fr
   CudaReader(std::shared_ptr<Gpu> gpu, std::function<void()> queued)
       : gpu_(std::move(gpu)), queued_(std::move(queued)) {}
   ~CudaReader() override {
-    const Current current(*gpu_);
+    const ContextGuard current(*gpu_);
     for (const Open& open : open_) (void)gpu_->driver().ipc_close_mem_handle(open.address);
   }
 
@@ -170,14 +170,14 @@ class CudaReader final : public PeerMemory::Reader, public std::enable_shared_fr
     if (nbytes == 0) return {};
     Contents contents;
     std::memcpy(&contents, place.data(), sizeof(contents));
-    const Current current(*gpu_);
+    const ContextGuard current(*gpu_);
     DevicePointer begin = 0;
     if (Status status = open(contents, &begin); !status.ok()) return status;
     const Result result =
-        gpu_->driver().memcpy_dtod_async(to_pointer(destination), begin + contents.offset, nbytes, gpu_->work());
+        gpu_->driver().memcpy_dtod_async(to_pointer(destination), begin + contents.offset, nbytes, gpu_->work_stream());
     gpu_->check(result, "cuMemcpyDtoDAsync");
     queued_();
-    if (contents.once != 0) {
+    if (contents.free_after_read != 0) {
       *finish = [self = shared_from_this(), begin] { self->close(begin); };
     }
     return gpu_->status();
@@ -206,7 +206,7 @@ class CudaReader final : public PeerMemory::Reader, public std::enable_shared_fr
   }
 
   void close(DevicePointer begin) {
-    const Current current(*gpu_);
+    const ContextGuard current(*gpu_);
     const std::lock_guard lock(mutex_);
     std::erase_if(open_, [begin](const Open& open) { return open.address == begin; });
     if (!gpu_->is_lost()) gpu_->check(gpu_->driver().ipc_close_mem_handle(begin), "cuIpcCloseMemHandle");
@@ -219,16 +219,16 @@ class CudaReader final : public PeerMemory::Reader, public std::enable_shared_fr
 };
 
 // A separate stream, for threads other than the device's.
-class OwnStream {
+class ScopedStream {
  public:
-  explicit OwnStream(const Driver& driver) : driver_(driver) {
+  explicit ScopedStream(const Driver& driver) : driver_(driver) {
     status_ = to_status(driver, driver.stream_create(&stream_, kStreamNonBlocking, 0), "cuStreamCreate");
   }
-  ~OwnStream() {
+  ~ScopedStream() {
     if (stream_ != nullptr) (void)driver_.stream_destroy(stream_);
   }
-  OwnStream(const OwnStream&) = delete;
-  OwnStream& operator=(const OwnStream&) = delete;
+  ScopedStream(const ScopedStream&) = delete;
+  ScopedStream& operator=(const ScopedStream&) = delete;
 
   // `copy` queues work on the stream; `run` returns when it is done.
   template <typename F>
@@ -247,19 +247,19 @@ class OwnStream {
 
 class CudaPeerMemory final : public PeerMemory {
  public:
-  CudaPeerMemory(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, uint64_t most_kept, std::function<void()> queued)
+  CudaPeerMemory(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, uint64_t reuse_limit, std::function<void()> queued)
       : gpu_(std::move(gpu)),
-        exports_(std::make_shared<Exports>(gpu_, memory, most_kept)),
-        kept_(CachingAllocator::create(std::make_unique<KeptSource>(exports_), UINT64_MAX)),
+        exports_(std::make_shared<ExportedMemory>(gpu_, memory, reuse_limit)),
+        reused_(CachingAllocator::create(std::make_unique<ReusedSegmentSource>(exports_), UINT64_MAX)),
         queued_(std::move(queued)) {}
   ~CudaPeerMemory() override { exports_->free_read(); }
 
   Status offer(std::span<const std::byte> content, Place* place, PiecePtr* piece) override {
     DevicePointer address = 0;
     if (Status status = allocate(content.size(), place, piece, &address); !status.ok()) return status;
-    const Current current(*gpu_);
+    const ContextGuard current(*gpu_);
     const Driver& driver = gpu_->driver();
-    return OwnStream(driver).run("cuMemcpyHtoDAsync", [&](Stream stream) {
+    return ScopedStream(driver).run("cuMemcpyHtoDAsync", [&](Stream stream) {
       return driver.memcpy_htod_async(address, content.data(), content.size(), stream);
     });
   }
@@ -269,7 +269,7 @@ class CudaPeerMemory final : public PeerMemory {
   Status try_out(const Place& place, std::span<const std::byte> content) override {
     Contents contents;
     std::memcpy(&contents, place.data(), sizeof(contents));
-    const Current current(*gpu_);
+    const ContextGuard current(*gpu_);
     const Driver& driver = gpu_->driver();
     DevicePointer begin = 0;
     const Result opened = driver.ipc_open_mem_handle(&begin, contents.handle, kIpcLazyPeerAccess);
@@ -278,7 +278,7 @@ class CudaPeerMemory final : public PeerMemory {
     Status status = to_status(driver, driver.mem_alloc(&here, content.size()), "cuMemAlloc");
     std::vector<std::byte> came(content.size());
     if (status.ok()) {
-      OwnStream stream(driver);
+      ScopedStream stream(driver);
       status = stream.run("cuMemcpyDtoDAsync", [&](Stream on) {
         return driver.memcpy_dtod_async(here, begin + contents.offset, came.size(), on);
       });
@@ -303,9 +303,9 @@ class CudaPeerMemory final : public PeerMemory {
     exports_->free_read();
     DevicePointer address = 0;
     if (Status status = allocate(nbytes, place, piece, &address); !status.ok()) return status;
-    const Current current(*gpu_);
+    const ContextGuard current(*gpu_);
     if (nbytes != 0) {
-      gpu_->check(gpu_->driver().memcpy_dtod_async(address, to_pointer(source), nbytes, gpu_->work()),
+      gpu_->check(gpu_->driver().memcpy_dtod_async(address, to_pointer(source), nbytes, gpu_->work_stream()),
                   "cuMemcpyDtoDAsync");
       queued_();
     }
@@ -318,17 +318,17 @@ class CudaPeerMemory final : public PeerMemory {
   Status allocate(uint64_t nbytes, Place* place, PiecePtr* piece, DevicePointer* address) {
     Contents contents;
     tr_buffer block{};
-    if (kept_->allocate(std::max<uint64_t>(nbytes, 1), &block)) {
-      const Exports::Region region = exports_->find(block.data);
+    if (reused_->allocate(std::max<uint64_t>(nbytes, 1), &block)) {
+      const ExportedMemory::Region region = exports_->find(block.data);
       *address = to_pointer(block.data);
       contents = {region.handle, *address - region.address, 0};
       *piece = std::make_shared<Block>(block);
     } else {
-      Exports::Region region;
+      ExportedMemory::Region region;
       if (Status status = exports_->allocate(nbytes, &region); !status.ok()) return status;
       *address = region.address;
       contents = {region.handle, 0, 1};
-      *piece = std::make_shared<Whole>(exports_, region);
+      *piece = std::make_shared<DedicatedAllocation>(exports_, region);
     }
     place->fill(std::byte{0});
     std::memcpy(place->data(), &contents, sizeof(contents));
@@ -336,16 +336,16 @@ class CudaPeerMemory final : public PeerMemory {
   }
 
   const std::shared_ptr<Gpu> gpu_;
-  const std::shared_ptr<Exports> exports_;
-  const CachingAllocator::Pointer kept_;
+  const std::shared_ptr<ExportedMemory> exports_;
+  const CachingAllocator::Pointer reused_;
   const std::function<void()> queued_;
 };
 
 }  // namespace
 
-std::unique_ptr<PeerMemory> make_peer_memory(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, uint64_t most_kept,
+std::unique_ptr<PeerMemory> make_peer_memory(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, uint64_t reuse_limit,
                                              std::function<void()> queued) {
-  return std::make_unique<CudaPeerMemory>(std::move(gpu), memory, most_kept, std::move(queued));
+  return std::make_unique<CudaPeerMemory>(std::move(gpu), memory, reuse_limit, std::move(queued));
 }
 
 }  // namespace torch_remote::worker::cuda

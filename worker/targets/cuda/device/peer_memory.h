@@ -11,9 +11,9 @@
 namespace torch_remote::worker::cuda {
 
 // Memory of cuMemAlloc that other processes open by CUDA's IPC handles; memory of a pool cannot be exported as simply.
-// Opening is slow, so up to `most_kept` bytes are reused until the session ends. All of it counts against `memory`'s
+// Opening is slow, so up to `reuse_limit` bytes are reused until the session ends. All of it counts against `memory`'s
 // limit. `queued` is called after work was queued on the GPU's stream.
-std::unique_ptr<PeerMemory> make_peer_memory(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, uint64_t most_kept,
+std::unique_ptr<PeerMemory> make_peer_memory(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, uint64_t reuse_limit,
                                              std::function<void()> queued);
 
 }  // namespace torch_remote::worker::cuda

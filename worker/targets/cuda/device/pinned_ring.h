@@ -23,7 +23,7 @@ class PinnedRing {
   // Does nothing if it is open.
   Status open();
   // Returns memory for `words` words, at most kAreaWords. The caller must have queued its copies from earlier memory.
-  Status take(size_t words, Stream stream, uint64_t** room);
+  Status take(size_t words, Stream stream, uint64_t** memory);
   // Waits until the queued copies are done, and frees the memory. On a lost GPU it is not called; the process's end
   // frees pinned memory.
   void close(Stream stream);
@@ -33,8 +33,8 @@ class PinnedRing {
 
   const Driver& driver_;
   uint64_t* words_ = nullptr;
-  std::array<Event, kAreas> left_ = {};  // Recorded when `take` moves on from the area.
-  size_t area_ = 0, used_ = 0;           // Words used in the current area.
+  std::array<Event, kAreas> area_done_ = {};  // Recorded when `take` moves on from the area.
+  size_t area_ = 0, used_ = 0;                // Words used in the current area.
 };
 
 }  // namespace torch_remote::worker::cuda

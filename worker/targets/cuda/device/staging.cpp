@@ -5,12 +5,12 @@ namespace torch_remote::worker::cuda {
 // On a lost GPU nothing is freed: the context's end releases its memory, and the process's end releases pinned memory.
 Staging::~Staging() {
   if (slots_.empty() || gpu_->is_lost()) return;
-  const Current current(*gpu_);
+  const ContextGuard current(*gpu_);
   for (const Slot& slot : slots_) remove(slot);
 }
 
 Status Staging::open() {
-  const Current current(*gpu_);
+  const ContextGuard current(*gpu_);
   return add();
 }
 

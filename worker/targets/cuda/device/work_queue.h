@@ -19,22 +19,22 @@
 namespace torch_remote::worker::cuda {
 
 // A piece of work for the GPU: a kernel launch, or a call of a library or the driver.
-struct Work {
+struct WorkItem {
   Function function = nullptr;
   unsigned grid = 1;
   std::array<unsigned, 2> block = {1, 1};
   unsigned shared_bytes = 0;
   // For a kernel: its parameters, 8 bytes each. For other work: everything that `queue` depends on, in addition to
-  // `what`.
+  // `keep_alive`.
   std::vector<uint64_t> words = {};
   bool one_parameter = false;  // For a kernel: its only parameter is a struct of these words.
-  // For a kernel: parameters that it can also read from GPU memory. These are the `number_count` words after word
-  // `numbers`. Word `numbers` is their address in that case, and 0 here. The word `failure` can be replaced by the
-  // address of its value, flagged with kIndirectRecord.
-  size_t numbers = 0, number_count = 0;
+  // For a kernel: parameters that it can also read from GPU memory. These are the `scalar_count` words after word
+  // `scalars_word`. In that case, `scalars_word` holds their address, and 0 here. The word `failure` can be replaced by
+  // the address of its value, flagged with kIndirectRecord.
+  size_t scalars_word = 0, scalar_count = 0;
   std::optional<size_t> failure = {};
-  // For work without a function: what it is, and how to queue it.
-  std::shared_ptr<const void> what = nullptr;
+  // For work without a function: an object that identifies and owns what `queue` uses, and how to queue it.
+  std::shared_ptr<const void> keep_alive = nullptr;
   std::function<Status(Stream stream)> queue = nullptr;
 };
 
@@ -42,15 +42,15 @@ struct Work {
 // gets all of it. When a sequence repeats, it is captured as a CUDA graph, and each later repetition is one graph
 // launch. A sequence repeats if it has the same kernels with the same grid, and the same library calls on the same
 // memory.
-// If kernels' addresses change, the parameters of their graph nodes are updated. If only a kernel's numbers change, it
-// reads them from the graph's memory from then on. One copy before the launch writes all of these numbers. Library
+// If kernels' addresses change, the parameters of their graph nodes are updated. If only a kernel's scalars change, it
+// reads them from the graph's memory from then on. One copy before the launch writes all of these scalars. Library
 // calls cannot be updated, as their kernels are unknown. Graphs that have not been used for long are dropped. Thread
 // safe.
 class WorkQueue {
  public:
-  // `is_lost`: the GPU is lost, so queued work is discarded. `lose`: marks the GPU as lost because of the status.
-  WorkQueue(const Driver& driver, std::function<bool()> is_lost, std::function<void(const Status&)> lose)
-      : driver_(driver), is_lost_(std::move(is_lost)), lose_(std::move(lose)), ring_(driver) {}
+  // `is_lost`: the GPU is lost, so queued work is discarded. `mark_lost`: marks the GPU as lost because of the status.
+  WorkQueue(const Driver& driver, std::function<bool()> is_lost, std::function<void(const Status&)> mark_lost)
+      : driver_(driver), is_lost_(std::move(is_lost)), mark_lost_(std::move(mark_lost)), ring_(driver) {}
   ~WorkQueue() { clear(); }
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
@@ -61,82 +61,82 @@ class WorkQueue {
     pool_ = pool;
   }
   // The GPU's context must be current, here and in `flush`.
-  void add(Work work);
+  void add(WorkItem item);
   void flush();
   // Flushes and drops all graphs. To be called before what the graphs consist of is freed.
   void clear();
 
   struct Counts {
     uint64_t captured = 0, launched = 0;  // Graphs.
-    uint64_t exchanged = 0;               // Updates of one kernel node's parameters.
-    uint64_t written = 0;                 // Copies of a graph's numbers.
+    uint64_t node_updates = 0;            // Updates of one kernel node's parameters.
+    uint64_t scalar_copies = 0;           // Copies of a graph's scalars.
     uint64_t graphs = 0;                  // Graphs that exist now.
   };
   Counts counts() const;
 
-  // Sequences shorter than kFewest are not worth a graph. At kMost works, the queue flushes by itself.
-  static constexpr size_t kFewest = 4, kMost = 8192;
-  static constexpr size_t kMostGraphs = 64, kMostPieces = 1 << 16, kMostSeen = 512;
-  static constexpr size_t kMostAlike = 4;                         // Graphs per sequence.
-  static constexpr size_t kMostNumbers = PinnedRing::kAreaWords;  // Words in one graph's memory.
+  // Sequences shorter than kMinSequence are not worth a graph. At kMaxQueued items, the queue flushes by itself.
+  static constexpr size_t kMinSequence = 4, kMaxQueued = 8192;
+  static constexpr size_t kMaxGraphs = 64, kMaxCapturedItems = 1 << 16, kMaxSequences = 512;
+  static constexpr size_t kMaxGraphsPerSequence = 4;             // Graphs per sequence.
+  static constexpr size_t kMaxScalars = PinnedRing::kAreaWords;  // Words in one graph's memory.
 
  private:
   using Key = std::array<uint64_t, 2>;
-  // A graph, and the works that it executes.
-  struct Captured {
-    std::vector<Work> works;  // As of the last launch.
-    Graph graph = nullptr;    // Owns the nodes by which `exec` is updated.
+  // A graph, and the items that it executes.
+  struct CapturedGraph {
+    std::vector<WorkItem> items;  // As of the last launch.
+    Graph graph = nullptr;        // Owns the nodes by which `exec` is updated.
     GraphExec exec = nullptr;
-    std::vector<GraphNode> nodes;  // One per work.
-    DevicePointer numbers = 0;     // GPU memory of `most` words, or 0; the first `used` words are taken.
-    size_t most = 0, used = 0;
-    std::vector<size_t> slots = {};  // One per work: the position of its numbers in that memory, or kByValue.
+    std::vector<GraphNode> nodes;  // One per item.
+    DevicePointer scalars = 0;     // GPU memory of `capacity` words, or 0; the first `used` words are taken.
+    size_t capacity = 0, used = 0;
+    std::vector<size_t> slots = {};  // One per item: the position of its scalars in that memory, or kByValue.
   };
   static constexpr size_t kByValue = SIZE_MAX;
-  // Works that differ from a graph's last ones: only in their numbers, or in anything else.
+  // Items that differ from a graph's last ones: only in their scalars, or in anything else.
   struct Changes {
-    std::vector<size_t> numbers, others;
+    std::vector<size_t> scalars, others;
     bool operator<(const Changes& than) const {
-      return std::pair(others.size(), numbers.size()) < std::pair(than.others.size(), than.numbers.size());
+      return std::pair(others.size(), scalars.size()) < std::pair(than.others.size(), than.scalars.size());
     }
   };
   // A sequence that has occurred. It has several graphs if programs share it, or if its memory alternates.
-  struct Seen {
+  struct Sequence {
     Key key = {};
-    std::list<Captured> graphs = {};      // Most recently used first.
-    bool never = false;                   // It cannot be captured, or is not worth it.
-    uint32_t restless = 0;                // How much more often than not most of a graph had to be updated.
-    std::array<uint64_t, 8> states = {};  // Hashes of the last states that required updates, without numbers.
+    std::list<CapturedGraph> graphs = {};  // Most recently used first.
+    bool never_capture = false;            // It cannot be captured, or is not worth it.
+    uint32_t churn = 0;                    // How much more often than not most of a graph had to be updated.
+    std::array<uint64_t, 8> states = {};   // Hashes of the last states that required updates, without scalars.
     size_t next_state = 0;
-    size_t again = 0;  // Updates to a state in `states`, since the last graph was made.
+    size_t repeated_updates = 0;  // Updates to a state in `states`, since the last graph was made.
   };
 
-  void queue_all(const std::vector<Work>& works);
-  Status queue(const Work& work) const;
-  bool launch_graph(std::vector<Work>& works);
-  bool find_graph(Seen& seen, const std::vector<Work>& works);
-  bool capture(const std::vector<Work>& works, Captured& captured) const;
-  bool make_graph(const std::vector<Work>& works, Captured& captured);
-  bool exchange(Captured& captured, const std::vector<Work>& works, const Changes& changes);
-  bool take_slot(Captured& captured, size_t piece, const Work& work);
-  bool open_numbers(Captured& captured, const std::vector<Work>& works);
-  bool write_numbers(const Captured& captured, const std::vector<Work>& works);
-  bool set_parameters(const Captured& captured, size_t piece, const Work& work);
-  void drop(Captured& captured);
-  void drop_graphs(Seen& seen);
-  void make_room();
+  void queue_all(const std::vector<WorkItem>& items);
+  Status queue(const WorkItem& item) const;
+  bool launch_graph(std::vector<WorkItem>& items);
+  bool find_graph(Sequence& sequence, const std::vector<WorkItem>& items);
+  bool capture(const std::vector<WorkItem>& items, CapturedGraph& captured) const;
+  bool make_graph(const std::vector<WorkItem>& items, CapturedGraph& captured);
+  bool update_graph(CapturedGraph& captured, const std::vector<WorkItem>& items, const Changes& changes);
+  bool take_slot(CapturedGraph& captured, size_t index, const WorkItem& item);
+  bool allocate_scalars(CapturedGraph& captured, const std::vector<WorkItem>& items);
+  bool write_scalars(const CapturedGraph& captured, const std::vector<WorkItem>& items);
+  bool set_parameters(const CapturedGraph& captured, size_t index, const WorkItem& item);
+  void drop(CapturedGraph& captured);
+  void drop_graphs(Sequence& sequence);
+  void evict();
 
   const Driver& driver_;
   const std::function<bool()> is_lost_;
-  const std::function<void(const Status&)> lose_;
+  const std::function<void(const Status&)> mark_lost_;
   Stream stream_ = nullptr;
   MemoryPool pool_ = nullptr;
-  PinnedRing ring_;  // Holds numbers on their way to the graphs' memory.
+  PinnedRing ring_;  // Holds scalars on their way to the graphs' memory.
   mutable std::mutex mutex_;
-  std::vector<Work> works_;
-  std::list<Seen> seen_;  // Most recently used first.
-  std::map<Key, std::list<Seen>::iterator> by_key_;
-  size_t pieces_ = 0;  // Works in all graphs.
+  std::vector<WorkItem> items_;
+  std::list<Sequence> sequences_;  // Most recently used first.
+  std::map<Key, std::list<Sequence>::iterator> sequences_by_key_;
+  size_t captured_items_ = 0;  // Items in all graphs.
   Counts counts_;
 };
 

@@ -105,7 +105,7 @@ class WorkQueueTest : public ::testing::Test {
   }
   // A chain of copies from the first buffer to the last one.
   void chain(size_t last, int64_t count = kCount) {
-    const Current current(device->gpu());
+    const ContextGuard current(device->gpu());
     for (size_t i = 0; i < last; ++i) copy(i, i + 1, count);
     device->queued();
   }
@@ -150,7 +150,7 @@ class WorkQueueTest : public ::testing::Test {
     };
     const Asked before = now();
     {
-      const Current current(device->gpu());
+      const ContextGuard current(device->gpu());
       step();
       device->queued();
     }
@@ -189,7 +189,7 @@ TEST_F(WorkQueueTest, TheSecondTimeASequenceIsAGraph) {
 
 TEST_F(WorkQueueTest, OtherAddressesAreExchanged) {
   const auto run = [&](size_t last) {
-    const Current current(device->gpu());
+    const ContextGuard current(device->gpu());
     for (size_t i = 0; i < 6; ++i) copy(i, i + 1);
     copy(6, last);
     device->queued();
@@ -200,7 +200,7 @@ TEST_F(WorkQueueTest, OtherAddressesAreExchanged) {
     EXPECT_EQ(read(8 + round % 3), 7 * round);
   }
   EXPECT_EQ(counts().captured, 1u);
-  EXPECT_EQ(counts().exchanged, 4u);  // One kernel's, at every launch except the first.
+  EXPECT_EQ(counts().node_updates, 4u);  // One kernel's, at every launch except the first.
   EXPECT_EQ(calls("cuGraphExecKernelNodeSetParams"), 4u);
 }
 
@@ -221,14 +221,14 @@ TEST_F(WorkQueueTest, WhatAlwaysChangesIsNoGraph) {
     const auto place = [&](size_t i) { return (5 * round + i) % buffers.size(); };
     write(place(0), static_cast<int64_t>(round));
     {
-      const Current current(device->gpu());
+      const ContextGuard current(device->gpu());
       for (size_t i = 0; i < 6; ++i) copy(place(i), place(i + 1));
       device->queued();
     }
     EXPECT_EQ(read(place(6)), static_cast<int64_t>(round));
   }
   EXPECT_EQ(counts().graphs, 0u);
-  EXPECT_EQ(counts().captured, WorkQueue::kMostAlike);
+  EXPECT_EQ(counts().captured, WorkQueue::kMaxGraphsPerSequence);
   EXPECT_LT(calls("cuGraphLaunch"), 50u);
 }
 
@@ -238,25 +238,25 @@ TEST_F(WorkQueueTest, TwoPlacesAreTwoGraphs) {
     const size_t first = round % 2 * 5;
     write(first, static_cast<int64_t>(round));
     {
-      const Current current(device->gpu());
+      const ContextGuard current(device->gpu());
       for (size_t i = first; i < first + 5; ++i) copy(i, i + 1);
       device->queued();
     }
     EXPECT_EQ(read(first + 5), static_cast<int64_t>(round));
   }
   EXPECT_EQ(counts().captured, 2u);
-  EXPECT_EQ(counts().exchanged, 0u);
+  EXPECT_EQ(counts().node_updates, 0u);
   EXPECT_EQ(calls("cuGraphLaunch"), 11u);
 }
 
-// Fewer than half of the works alternate: a second graph is made once updates to known states outnumber the kernels.
+// Fewer than half of the items alternate: a second graph is made once updates to known states outnumber the kernels.
 TEST_F(WorkQueueTest, PiecesWhoseMemoryTakesTurnsAreTwoGraphs) {
   constexpr uint64_t kPieces = 8, kMoved = 3, kTurns = 2 + kPieces / kMoved;
   for (size_t round = 0; round < 20; ++round) {
     write(0, static_cast<int64_t>(round));
     const size_t last = 8 + round % 2;
     {
-      const Current current(device->gpu());
+      const ContextGuard current(device->gpu());
       for (size_t i = 0; i < 5; ++i) copy(i, i + 1);
       copy(5, last);
       copy(last, last + 2);
@@ -266,21 +266,22 @@ TEST_F(WorkQueueTest, PiecesWhoseMemoryTakesTurnsAreTwoGraphs) {
     EXPECT_EQ(read(6), static_cast<int64_t>(round));
   }
   EXPECT_EQ(counts().captured, 2u);
-  EXPECT_EQ(counts().exchanged, kTurns * kMoved);
+  EXPECT_EQ(counts().node_updates, kTurns * kMoved);
 }
 
 TEST_F(WorkQueueTest, ThereAreNotTooManyGraphs) {
   write(0, 3);
-  for (size_t length = WorkQueue::kFewest; length < WorkQueue::kFewest + WorkQueue::kMostGraphs + 20; ++length) {
+  for (size_t length = WorkQueue::kMinSequence; length < WorkQueue::kMinSequence + WorkQueue::kMaxGraphs + 20;
+       ++length) {
     for (int round = 0; round < 2; ++round) {
-      const Current current(device->gpu());
+      const ContextGuard current(device->gpu());
       for (size_t i = 0; i < length; ++i) copy(i % 2, 1 - i % 2);
       device->queued();
       (void)device->record();
     }
   }
-  EXPECT_EQ(counts().graphs, WorkQueue::kMostGraphs);
-  EXPECT_EQ(counts().captured, WorkQueue::kMostGraphs + 20);
+  EXPECT_EQ(counts().graphs, WorkQueue::kMaxGraphs);
+  EXPECT_EQ(counts().captured, WorkQueue::kMaxGraphs + 20);
   EXPECT_EQ(read(1), 3);
 }
 
@@ -292,14 +293,14 @@ TEST_F(WorkQueueTest, CopiesAndFillsStayInOrder) {
     device->copy(buffers[6].data, buffers[5].data, 8 * kCount);
     device->fill(buffers[5].data, std::byte{0}, 8 * kCount);
     {
-      const Current current(device->gpu());
+      const ContextGuard current(device->gpu());
       for (size_t i = 6; i < 11; ++i) copy(i, i + 1);
       device->queued();
     }
     EXPECT_EQ(read(11), round);
   }
   EXPECT_EQ(counts().captured, 2u);
-  EXPECT_EQ(counts().exchanged, 0u);
+  EXPECT_EQ(counts().node_updates, 0u);
 }
 
 // -- Numbers ----------------------------------------------------------------------------------------------------------
@@ -412,7 +413,7 @@ TEST_F(WorkQueueTest, NumbersWithoutMemoryStayParameters) {
 }
 
 TEST_F(WorkQueueTest, NumbersThatHaveNoRoomStayParameters) {
-  constexpr uint64_t kNumbers = 200, kKernels = 50, kFit = WorkQueue::kMostNumbers / kNumbers;
+  constexpr uint64_t kNumbers = 200, kKernels = 50, kFit = WorkQueue::kMaxScalars / kNumbers;
   static_assert(kFit < kKernels);
   for (uint64_t step = 0; step < 5; ++step) {
     write(0, 0);
@@ -435,15 +436,15 @@ TEST_F(WorkQueueTest, NumbersAreOfSoManyGraphs) {
   write(0, 0);
   EXPECT_EQ(read(0), 0);
   const uint64_t allocated = calls("cuMemAllocFromPoolAsync"), freed = calls("cuMemFreeAsync");
-  for (size_t length = 0; length < WorkQueue::kMostGraphs + kMore; ++length) {
+  for (size_t length = 0; length < WorkQueue::kMaxGraphs + kMore; ++length) {
     for (uint64_t step = 0; step < 3; ++step) {
       (void)step_of([&] {
-        for (size_t i = 0; i < WorkQueue::kFewest + length; ++i) add(0, 0, {step});
+        for (size_t i = 0; i < WorkQueue::kMinSequence + length; ++i) add(0, 0, {step});
       });
     }
   }
-  EXPECT_EQ(counts().graphs, WorkQueue::kMostGraphs);
-  EXPECT_EQ(calls("cuMemAllocFromPoolAsync") - allocated, WorkQueue::kMostGraphs + kMore);
+  EXPECT_EQ(counts().graphs, WorkQueue::kMaxGraphs);
+  EXPECT_EQ(calls("cuMemAllocFromPoolAsync") - allocated, WorkQueue::kMaxGraphs + kMore);
   EXPECT_EQ(calls("cuMemFreeAsync") - freed, kMore);
 }
 

@@ -53,7 +53,7 @@ enum class AttentionId : uint8_t {
   kGradKey,
   kGradValue,
   kScale,     // f32: scores are query * key^T times this.
-  kNothing,   // f32: the score of a masked key.
+  kMasked,    // f32: the score of a masked key.
   kOne,       // f32
   kQuerySum,  // Backward: f32, sizes of queries, contiguous.
   kDelta,     // Backward: f32, [batch, head, row], contiguous.
@@ -64,6 +64,6 @@ Status describe_attention(const dnn::Table& table, dnn::Handle handle, const Att
                           std::vector<dnn::Descriptor>* made, dnn::Descriptor* graph);
 
 // Whether the gradient of queries is accumulated in scratch memory (kQuerySum), in any order.
-bool sums_queries_apart(const AttentionProblem& problem);
+bool accumulates_query_gradient(const AttentionProblem& problem);
 
 }  // namespace torch_remote::worker::cuda

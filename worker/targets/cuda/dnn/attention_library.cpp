@@ -20,14 +20,14 @@ uint64_t delta_bytes(const AttentionProblem& problem) {
   return padded(static_cast<uint64_t>(problem.batch * problem.heads * problem.queries) * sizeof(float));
 }
 uint64_t sum_bytes(const AttentionProblem& problem) {
-  if (problem.pass == AttentionPass::kForward || !sums_queries_apart(problem)) return 0;
+  if (problem.pass == AttentionPass::kForward || !accumulates_query_gradient(problem)) return 0;
   return padded(static_cast<uint64_t>(problem.batch * problem.heads * problem.queries * problem.size) * sizeof(float));
 }
 
 }  // namespace
 
 AttentionLibrary::AttentionLibrary(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options)
-    : LatePlans(std::move(gpu), memory, std::move(options), "attention") {}
+    : DeferredPlans(std::move(gpu), memory, std::move(options), "attention") {}
 
 Status AttentionLibrary::open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
                               std::unique_ptr<AttentionLibrary>* opened) {
@@ -50,7 +50,7 @@ Status AttentionLibrary::describe(const AttentionProblem& problem, dnn::Handle h
 // `memory` holds the plan's workspace, padded, then delta, then kQuerySum.
 Status AttentionLibrary::call(const AttentionProblem& problem, const dnn::Plan& plan, const AttentionPointers& pointers,
                               DevicePointer memory, Stream stream) const {
-  static constexpr float kNothing = -std::numeric_limits<float>::infinity(), kOne = 1;
+  static constexpr float kMasked = -std::numeric_limits<float>::infinity(), kOne = 1;
   std::vector<int64_t> ids;
   std::vector<DevicePointer> addresses;
   const auto add = [&](AttentionId id, DevicePointer address) {
@@ -65,7 +65,7 @@ Status AttentionLibrary::call(const AttentionProblem& problem, const dnn::Plan& 
   add(AttentionId::kLogSumExp, pointers.logsumexp);
   add(AttentionId::kScale, number(pointers.scale));
   if (problem.has_bias()) add(AttentionId::kBias, pointers.bias);
-  if (problem.causal) add(AttentionId::kNothing, number(kNothing));
+  if (problem.causal) add(AttentionId::kMasked, number(kMasked));
   if (problem.pass == AttentionPass::kBackward) {
     const DevicePointer delta = memory + padded(plan.workspace);
     add(AttentionId::kGrad, pointers.grad);
@@ -74,7 +74,7 @@ Status AttentionLibrary::call(const AttentionProblem& problem, const dnn::Plan& 
     add(AttentionId::kGradValue, pointers.grad_value);
     add(AttentionId::kOne, number(kOne));
     add(AttentionId::kDelta, delta);
-    if (sums_queries_apart(problem)) add(AttentionId::kQuerySum, delta + delta_bytes(problem));
+    if (accumulates_query_gradient(problem)) add(AttentionId::kQuerySum, delta + delta_bytes(problem));
   }
   return dnn::execute(table(), handle(), plan.plan, ids, addresses, plan.workspace == 0 ? 0 : memory, stream);
 }

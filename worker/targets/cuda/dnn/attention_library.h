@@ -4,11 +4,11 @@
 
 #include "ir/status.h"
 #include "worker/targets/cuda/dnn/attention_graph.h"
-#include "worker/targets/cuda/dnn/late_plans.h"
+#include "worker/targets/cuda/dnn/deferred_plans.h"
 
 namespace torch_remote::worker::cuda {
 
-using PreparedAttention = LatePlan<AttentionProblem>;
+using PreparedAttention = DeferredPlan<AttentionProblem>;
 
 // Addresses of the tensors that the problem's pass uses.
 struct AttentionPointers {
@@ -18,7 +18,7 @@ struct AttentionPointers {
 };
 
 // Attention with cuDNN.
-class AttentionLibrary final : public LatePlans<AttentionProblem> {
+class AttentionLibrary final : public DeferredPlans<AttentionProblem> {
  public:
   // kUnsupported: the library is too old.
   static Status open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,

@@ -52,7 +52,7 @@ class AttentionLibraryTest : public emulated::LibraryTest<AttentionLibrary, Prep
     return problem;
   }
   void prepare(const AttentionProblem& problem) {
-    const Current current(device->gpu());
+    const ContextGuard current(device->gpu());
     prepared = library->find(problem);
     library->wait(prepared);
   }
@@ -61,7 +61,7 @@ class AttentionLibraryTest : public emulated::LibraryTest<AttentionLibrary, Prep
     return reinterpret_cast<DevicePointer>(memory.data) + static_cast<uint64_t>(number) * kPart;
   }
   Status run(int times = 1) {
-    const Current current(device->gpu());
+    const ContextGuard current(device->gpu());
     Status status;
     for (int i = 0; i < times && status.ok(); ++i) {
       status = library->run(prepared, {.query = part(0),
@@ -121,17 +121,17 @@ std::vector<float> numbers(size_t count, int64_t seed) {
 }
 
 TEST_F(AttentionLibraryTest, IsAskedForByTheSecondUse) {
-  const Current current(device->gpu());
+  const ContextGuard current(device->gpu());
   prepared = library->find(problem());
   EXPECT_EQ(library->state(*prepared), State::kWaiting);
-  library->note_use(prepared);
+  library->count_use(prepared);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_EQ(calls("cudnnBackendGetAttribute"), 0u);  // One use does not request a plan.
-  library->note_use(prepared);
+  library->count_use(prepared);
   for (int i = 0; i < 12000 && library->state(*prepared) == State::kWaiting; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_EQ(library->state(*prepared), State::kReady);
-  EXPECT_EQ(library->asked(), 1u);
+  EXPECT_EQ(library->heuristic_calls(), 1u);
   EXPECT_EQ(library->find(problem()), prepared);
 }
 
@@ -154,8 +154,8 @@ TEST_F(AttentionLibraryTest, ChoicesAreKept) {
   stop();
   start();
   prepare(problem());
-  EXPECT_EQ(library->found(), 1u);
-  EXPECT_EQ(library->asked(), 0u);
+  EXPECT_EQ(library->file_hits(), 1u);
+  EXPECT_EQ(library->heuristic_calls(), 0u);
   EXPECT_EQ(prepared->plans(), 1u);
   const uint64_t before = calls();
   ASSERT_TRUE(run(3).ok());
@@ -192,12 +192,12 @@ TEST_F(AttentionLibraryTest, RefusesWhatNoEngineDoes) {
 }
 
 TEST_F(AttentionLibraryTest, ManyAreMadeInTurn) {
-  const Current current(device->gpu());
+  const ContextGuard current(device->gpu());
   std::vector<std::shared_ptr<PreparedAttention>> all;
   all.reserve(80);
   for (int64_t keys = 9; keys < 89; ++keys) {
     all.push_back(library->find(problem(AttentionPass::kForward, keys)));
-    for (uint32_t use = 0; use < AttentionLibrary::kUses; ++use) library->note_use(all.back());
+    for (uint32_t use = 0; use < AttentionLibrary::kUses; ++use) library->count_use(all.back());
   }
   for (const auto& each : all) {  // This includes those that the full queue rejected.
     library->wait(each);
@@ -216,9 +216,9 @@ TEST_F(AttentionLibraryTest, BecomesPartOfAGraph) {
   const std::vector<float> expected = get(3, kRows * 8);
   const uint64_t before = calls();
   for (int i = 0; i < 4; ++i) {
-    const Current current(device->gpu());
+    const ContextGuard current(device->gpu());
     device->fill(reinterpret_cast<void*>(part(3)), std::byte{0}, kPart);  // NOLINT(performance-no-int-to-ptr)
-    for (size_t piece = 0; piece < WorkQueue::kFewest; ++piece) {
+    for (size_t piece = 0; piece < WorkQueue::kMinSequence; ++piece) {
       ASSERT_TRUE(library
                       ->run(prepared, {.query = part(0),
                                        .key = part(1),
@@ -232,51 +232,52 @@ TEST_F(AttentionLibraryTest, BecomesPartOfAGraph) {
     EXPECT_EQ(get(3, expected.size()), expected);
   }
   EXPECT_EQ(device->gpu().queue().counts().launched, 3u);
-  EXPECT_EQ(calls() - before, 2 * WorkQueue::kFewest);  // Once as calls, and once during the capture.
+  EXPECT_EQ(calls() - before, 2 * WorkQueue::kMinSequence);  // Once as calls, and once during the capture.
 }
 
 // The emulated cuDNN rejects what the real one rejects, and graphs that are inconsistent.
 TEST_F(AttentionLibraryTest, GraphsAreStrict) {
   using dnn::Attribute;
+  using dnn::AttributeType;
   using dnn::Descriptor;
-  using dnn::Is;
-  using dnn::Kind;
-  const Current current(device->gpu());
+  using dnn::DescriptorType;
+  const ContextGuard current(device->gpu());
   dnn::Temporary temporary(table);
   dnn::Handle handle = nullptr;
   ASSERT_EQ(table.create(&handle), dnn::Result::kSuccess);
   dnn::Builder builder(table, &temporary.made);
   const auto tensor = [&](int64_t id, const std::vector<int64_t>& sizes, Attribute what = {}) {
-    builder.make(Kind::kTensor)
-        .set_one(Attribute::kTensorType, Is::kDataType, dnn::Type::kFloat16)
-        .set(Attribute::kTensorSizes, Is::kInt64, sizes)
-        .set(Attribute::kTensorStrides, Is::kInt64,
+    builder.make(DescriptorType::kTensor)
+        .set_one(Attribute::kTensorType, AttributeType::kDataType, dnn::Type::kFloat16)
+        .set(Attribute::kTensorSizes, AttributeType::kInt64, sizes)
+        .set(Attribute::kTensorStrides, AttributeType::kInt64,
              std::vector<int64_t>{sizes[1] * sizes[2] * sizes[3], sizes[2] * sizes[3], sizes[3], 1})
-        .set_one(Attribute::kTensorId, Is::kInt64, id)
-        .set_one(Attribute::kTensorAlignment, Is::kInt64, int64_t{16});
-    if (what != Attribute{}) builder.set_one(what, Is::kBool, true);
+        .set_one(Attribute::kTensorId, AttributeType::kInt64, id)
+        .set_one(Attribute::kTensorAlignment, AttributeType::kInt64, int64_t{16});
+    if (what != Attribute{}) builder.set_one(what, AttributeType::kBool, true);
     return builder.finish();
   };
   const auto product = [&](Descriptor left, Descriptor right, Descriptor result) {
-    builder.make(Kind::kMatmul).set_one(Attribute::kMatmulPrecision, Is::kDataType, dnn::Type::kFloat32);
+    builder.make(DescriptorType::kMatmul)
+        .set_one(Attribute::kMatmulPrecision, AttributeType::kDataType, dnn::Type::kFloat32);
     const Descriptor how = builder.finish();
-    builder.make(Kind::kMatmulOperation)
-        .set_one(Attribute::kMatmulLeft, Is::kDescriptor, left)
-        .set_one(Attribute::kMatmulRight, Is::kDescriptor, right)
-        .set_one(Attribute::kMatmulResult, Is::kDescriptor, result)
-        .set_one(Attribute::kMatmulDescriptor, Is::kDescriptor, how);
+    builder.make(DescriptorType::kMatmulOperation)
+        .set_one(Attribute::kMatmulLeft, AttributeType::kDescriptor, left)
+        .set_one(Attribute::kMatmulRight, AttributeType::kDescriptor, right)
+        .set_one(Attribute::kMatmulResult, AttributeType::kDescriptor, result)
+        .set_one(Attribute::kMatmulDescriptor, AttributeType::kDescriptor, how);
     return builder.finish();
   };
   const auto graph_of = [&](const std::vector<Descriptor>& operations) {
     EXPECT_TRUE(builder.status().ok()) << builder.status().message();
     dnn::Builder graph(table, &temporary.made);
-    graph.make(Kind::kGraph)
-        .set_one(Attribute::kGraphHandle, Is::kHandle, handle)
-        .set(Attribute::kGraphOperations, Is::kDescriptor, operations);
+    graph.make(DescriptorType::kGraph)
+        .set_one(Attribute::kGraphHandle, AttributeType::kHandle, handle)
+        .set(Attribute::kGraphOperations, AttributeType::kDescriptor, operations);
     const Descriptor made = graph.finish();
     if (made == nullptr) return graph.status().message();
     std::vector<Descriptor> configs;
-    return dnn::propose(table, made, dnn::HeuristicsMode::kA, &temporary, &configs).message();
+    return dnn::query_heuristics(table, made, dnn::HeuristicsMode::kA, &temporary, &configs).message();
   };
   const Descriptor left = tensor(1, {1, 2, 8, 8}), right = tensor(2, {1, 2, 8, 16}), result = tensor(3, {1, 2, 8, 16}),
                    between = tensor(4, {1, 2, 8, 16}, Attribute::kTensorIsVirtual), twin = tensor(1, {1, 2, 8, 16});

@@ -19,7 +19,7 @@ constexpr int64_t kAlignedElements = 8;
 Strides packed(const OpTensor& tensor) { return packed_heads(tensor.sizes[1], tensor.sizes[2], tensor.sizes[3]); }
 
 // Whether cuDNN can read the tensor in place, and with which strides. Strides of dims of size 1 do not matter.
-bool lies(const OpTensor& tensor, Strides* strides) {
+bool has_layout(const OpTensor& tensor, Strides* strides) {
   *strides = packed(tensor);
   for (size_t d = 0; d < 4; ++d) {
     if (tensor.sizes[d] == 1) continue;
@@ -28,7 +28,7 @@ bool lies(const OpTensor& tensor, Strides* strides) {
         d == 3 ? tensor.strides[d] == 1 : tensor.strides[d] > 0 && tensor.strides[d] % kAlignedElements == 0;
     if (!good) return false;
   }
-  return tensor.place.offset % dnn::kAlignment == 0;
+  return tensor.location.offset % dnn::kAlignment == 0;
 }
 
 class AttentionPlanner {
@@ -43,10 +43,10 @@ class AttentionPlanner {
 
  private:
   Status find();
-  Place read(const OpTensor& tensor, Strides* strides);
-  Place write(const std::optional<OpTensor>& tensor, const OpTensor& like, Strides* strides);
+  Location read(const OpTensor& tensor, Strides* strides);
+  Location write(const std::optional<OpTensor>& tensor, const OpTensor& like, Strides* strides);
   void add_bias(const OpTensor& bias);
-  void copy_late();
+  void add_deferred_copies();
   int64_t rows() const { return plan_.problem.batch * plan_.problem.heads * plan_.problem.queries; }
   const char* kernel(const char* of_f16, const char* of_bf16) const {
     return plan_.problem.type == dnn::Type::kFloat16 ? of_f16 : of_bf16;
@@ -56,11 +56,11 @@ class AttentionPlanner {
   AttentionPlan& plan_;
   std::vector<OpTensor> read_;
   std::optional<OpTensor> query_, key_, value_;
-  Place seen_;  // With a bias: for each of its rows, whether it attends to any key; one byte each.
-  struct Late {
+  Location has_keys_;  // With a bias: for each of its rows, whether it attends to any key; one byte each.
+  struct DeferredCopy {
     OpTensor from, to;
   };
-  std::vector<Late> late_;  // Copies after the call.
+  std::vector<DeferredCopy> deferred_copies_;  // Copies after the call.
 };
 
 // Reads the operands that both passes have.
@@ -73,18 +73,18 @@ Status AttentionPlanner::find() {
   query_ = planner_.tensor("query");
   key_ = planner_.tensor("key");
   value_ = planner_.tensor("value");
-  if (!query_ || !key_ || !value_) return refuse("without operands");
+  if (!query_ || !key_ || !value_) return unsupported("without operands");
   for (const auto* tensor : {&*query_, &*key_, &*value_}) {
-    if (tensor->sizes.size() != 4) return refuse("of other than 4 dims");
-    if (tensor->count() == 0) return refuse("of nothing");
-    if (tensor->sizes[3] % kAlignedElements != 0) return refuse("of heads whose elements are no multiple of 8");
+    if (tensor->sizes.size() != 4) return unsupported("of other than 4 dims");
+    if (tensor->count() == 0) return unsupported("of nothing");
+    if (tensor->sizes[3] % kAlignedElements != 0) return unsupported("of heads whose elements are no multiple of 8");
   }
   const OpTensor &query = *query_, &key = *key_, &value = *value_;
   const bool fits = query.sizes[0] == key.sizes[0] && key.sizes[0] == value.sizes[0] &&
                     key.sizes[1] == value.sizes[1] && key.sizes[2] == value.sizes[2] &&
                     query.sizes[3] == key.sizes[3] && query.sizes[1] % key.sizes[1] == 0;
-  if (!fits) return refuse("of sizes that do not go together");
-  if (query.sizes[2] < kFewestQueries) return refuse("of so few queries");
+  if (!fits) return unsupported("of sizes that do not go together");
+  if (query.sizes[2] < kMinQueries) return unsupported("of so few queries");
   problem.type = *dnn::type_of(query.dtype);
   problem.batch = query.sizes[0];
   problem.heads = query.sizes[1];
@@ -95,41 +95,42 @@ Status AttentionPlanner::find() {
   problem.value_size = value.sizes[3];
   plan_.scale = static_cast<float>(has_scale ? scale : 1 / std::sqrt(static_cast<double>(problem.size)));
   // The engines take the maximum of scores before they scale it, which needs a positive scale.
-  if (!(plan_.scale > 0) || !std::isfinite(plan_.scale)) return refuse("with such a scale");
+  if (!(plan_.scale > 0) || !std::isfinite(plan_.scale)) return unsupported("with such a scale");
   plan_.query = read(query, &problem.query);
   plan_.key = read(key, &problem.key);
   plan_.value = read(value, &problem.value);
   const std::optional<OpTensor> bias = planner_.tensor("bias");
   if (!bias) return {};
-  if (bias->dtype != DType::kBool && bias->dtype != query.dtype) return refuse("with a bias of another dtype");
-  if (bias->sizes.size() < 2 || bias->sizes.size() > 4) return refuse("with a bias of other than 2 to 4 dims");
+  if (bias->dtype != DType::kBool && bias->dtype != query.dtype) return unsupported("with a bias of another dtype");
+  if (bias->sizes.size() < 2 || bias->sizes.size() > 4) return unsupported("with a bias of other than 2 to 4 dims");
   add_bias(*bias);
   return {};
 }
 
-Place AttentionPlanner::read(const OpTensor& tensor, Strides* strides) {
+Location AttentionPlanner::read(const OpTensor& tensor, Strides* strides) {
   read_.push_back(tensor);
-  if (lies(tensor, strides)) return tensor.place;
+  if (has_layout(tensor, strides)) return tensor.location;
   OpTensor made = tensor;
   made.strides = packed_strides(tensor.sizes);
-  made.place = planner_.scratch(tensor.nbytes());
+  made.location = planner_.scratch(tensor.nbytes());
   planner_.copy(tensor, made);
   *strides = packed(made);
-  return made.place;
+  return made.location;
 }
 
 // Uses scratch memory if the result is not wanted or cannot be written in place.
-Place AttentionPlanner::write(const std::optional<OpTensor>& tensor, const OpTensor& like, Strides* strides) {
+Location AttentionPlanner::write(const std::optional<OpTensor>& tensor, const OpTensor& like, Strides* strides) {
   const auto is_read = [&] {
-    return std::ranges::any_of(read_, [&](const OpTensor& read) { return read.place.buffer == tensor->place.buffer; });
+    return std::ranges::any_of(read_,
+                               [&](const OpTensor& read) { return read.location.buffer == tensor->location.buffer; });
   };
-  if (tensor && lies(*tensor, strides) && !is_read()) return tensor->place;
+  if (tensor && has_layout(*tensor, strides) && !is_read()) return tensor->location;
   OpTensor made = like;
   made.strides = packed_strides(like.sizes);
-  made.place = planner_.scratch(like.nbytes());
+  made.location = planner_.scratch(like.nbytes());
   *strides = packed(made);
-  if (tensor) late_.push_back({made, *tensor});
-  return made.place;
+  if (tensor) deferred_copies_.push_back({made, *tensor});
+  return made.location;
 }
 
 // Makes the bias that cuDNN accepts: of the queries' dtype, with rows at multiples of 16 bytes, and with all elements
@@ -154,17 +155,17 @@ void AttentionPlanner::add_bias(const OpTensor& given) {
   problem.causal = false;
   const int64_t rows = call.batch * call.heads * call.queries;
   plan_.bias = planner_.scratch(static_cast<uint64_t>(rows * call.row) * 2);
-  seen_ = planner_.scratch(static_cast<uint64_t>(rows));
+  has_keys_ = planner_.scratch(static_cast<uint64_t>(rows));
   planner_
       .launch(KernelFile::kAttention, kernel("attention_bias_f16", "attention_bias_bf16"), call,
               std::min<int64_t>((rows + 3) / 4, 1 << 20), 128)
-      .at(&AttentionBiasArguments::bias, given.place)
+      .at(&AttentionBiasArguments::bias, given.location)
       .at(&AttentionBiasArguments::out, plan_.bias)
-      .at(&AttentionBiasArguments::seen, seen_);
+      .at(&AttentionBiasArguments::has_keys, has_keys_);
 }
 
-void AttentionPlanner::copy_late() {
-  for (const Late& late : late_) planner_.copy(late.from, late.to);
+void AttentionPlanner::add_deferred_copies() {
+  for (const DeferredCopy& deferred : deferred_copies_) planner_.copy(deferred.from, deferred.to);
 }
 
 Status AttentionPlanner::forward() {
@@ -180,27 +181,29 @@ Status AttentionPlanner::forward() {
   if (logsumexp) sums = *logsumexp;
   sums.sizes = {problem.batch, problem.heads, problem.queries};
   sums.strides = packed_strides(sums.sizes);
-  if (!logsumexp || !logsumexp->is_packed() || logsumexp->place.offset % dnn::kAlignment != 0) {
-    sums.place = planner_.scratch(sums.nbytes());
-    if (logsumexp) late_.push_back({sums, *logsumexp});
+  if (!logsumexp || !logsumexp->is_packed() || logsumexp->location.offset % dnn::kAlignment != 0) {
+    sums.location = planner_.scratch(sums.nbytes());
+    if (logsumexp) deferred_copies_.push_back({sums, *logsumexp});
   }
-  plan_.logsumexp = sums.place;
+  plan_.logsumexp = sums.location;
   plan_.before = plan_.steps.steps.size();
   if (problem.has_bias()) {
-    AttentionUnseenArguments call;
+    AttentionMaskedRowsArguments call;
     call.batch = problem.batch;
     call.heads = problem.heads;
     call.queries = problem.queries;
     call.size = problem.value_size;
-    call.seen_batch = problem.bias_batch == 1 ? 0 : problem.bias_heads * problem.queries;
-    call.seen_head = problem.bias_heads == 1 ? 0 : problem.queries;
+    call.has_keys_batch = problem.bias_batch == 1 ? 0 : problem.bias_heads * problem.queries;
+    call.has_keys_head = problem.bias_heads == 1 ? 0 : problem.queries;
     std::copy(problem.out.begin(), problem.out.end(), call.out_strides);
-    planner_.launch(KernelFile::kAttention, "attention_unseen", call, std::min<int64_t>((rows() + 3) / 4, 1 << 20), 128)
-        .at(&AttentionUnseenArguments::seen, seen_)
-        .at(&AttentionUnseenArguments::out, plan_.out)
-        .at(&AttentionUnseenArguments::logsumexp, plan_.logsumexp);
+    planner_
+        .launch(KernelFile::kAttention, "attention_masked_rows", call, std::min<int64_t>((rows() + 3) / 4, 1 << 20),
+                128)
+        .at(&AttentionMaskedRowsArguments::has_keys, has_keys_)
+        .at(&AttentionMaskedRowsArguments::out, plan_.out)
+        .at(&AttentionMaskedRowsArguments::logsumexp, plan_.logsumexp);
   }
-  copy_late();
+  add_deferred_copies();
   return {};
 }
 
@@ -210,14 +213,14 @@ Status AttentionPlanner::backward() {
   problem.pass = AttentionPass::kBackward;
   const std::optional<OpTensor> grad = planner_.tensor("grad"), out = planner_.tensor("out"),
                                 logsumexp = planner_.tensor("logsumexp");
-  if (!grad || !out || !logsumexp || logsumexp->dtype != DType::kFloat32) return refuse("without operands");
+  if (!grad || !out || !logsumexp || logsumexp->dtype != DType::kFloat32) return unsupported("without operands");
   if (grad->sizes.size() != 4 || out->sizes.size() != 4 || logsumexp->sizes.size() != 3) {
-    return refuse("of other than 4 dims");
+    return unsupported("of other than 4 dims");
   }
   plan_.grad = read(*grad, &problem.grad);
   plan_.out = read(*out, &problem.out);
   read_.push_back(*logsumexp);
-  plan_.logsumexp = logsumexp->place;
+  plan_.logsumexp = logsumexp->location;
   if (problem.has_bias()) {  // Rows that attend to no key get weights of 0.
     plan_.logsumexp = planner_.scratch(static_cast<uint64_t>(rows()) * sizeof(float));
     AttentionSumsArguments call;
@@ -226,19 +229,19 @@ Status AttentionPlanner::backward() {
     call.queries = problem.queries;
     std::copy(logsumexp->strides.begin(), logsumexp->strides.end(), call.strides);
     planner_.launch(KernelFile::kAttention, "attention_sums", call, blocks_for(rows()))
-        .at(&AttentionSumsArguments::logsumexp, logsumexp->place)
+        .at(&AttentionSumsArguments::logsumexp, logsumexp->location)
         .at(&AttentionSumsArguments::out, plan_.logsumexp);
-  } else if (!logsumexp->is_packed() || logsumexp->place.offset % dnn::kAlignment != 0) {
+  } else if (!logsumexp->is_packed() || logsumexp->location.offset % dnn::kAlignment != 0) {
     OpTensor made = *logsumexp;
     made.strides = packed_strides(made.sizes);
-    made.place = plan_.logsumexp = planner_.scratch(made.nbytes());
+    made.location = plan_.logsumexp = planner_.scratch(made.nbytes());
     planner_.copy(*logsumexp, made);
   }
   plan_.grad_query = write(planner_.result(0), *query_, &problem.grad_query);
   plan_.grad_key = write(planner_.result(1), *key_, &problem.grad_key);
   plan_.grad_value = write(planner_.result(2), *value_, &problem.grad_value);
   plan_.before = plan_.steps.steps.size();
-  copy_late();
+  add_deferred_copies();
   return {};
 }
 

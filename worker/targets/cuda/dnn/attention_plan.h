@@ -7,7 +7,7 @@
 #include "ir/graph.h"
 #include "ir/status.h"
 #include "worker/targets/cuda/dnn/attention_graph.h"
-#include "worker/targets/cuda/launch/place.h"
+#include "worker/targets/cuda/launch/location.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
 // Attention with cuDNN: which nodes it may execute, and with which call for given sizes and strides. Needs no GPU.
@@ -23,12 +23,12 @@ struct AttentionPlan {
   size_t before = 0;
   AttentionProblem problem;
   float scale = 1;
-  Place query, key, value, out, logsumexp, bias;
-  Place grad, grad_query, grad_key, grad_value;
+  Location query, key, value, out, logsumexp, bias;
+  Location grad, grad_query, grad_key, grad_value;
 };
 
 // Fewer queries are a decoder's step. A hand-written kernel that splits the keys is used for it.
-inline constexpr int64_t kFewestQueries = 8;
+inline constexpr int64_t kMinQueries = 8;
 
 // Makes the plan for one run's values (as OpPlanner has them). kUnsupported: the message says why; even then, `symbols`
 // has everything that the op depends on.

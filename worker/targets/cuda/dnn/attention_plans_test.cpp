@@ -34,7 +34,7 @@ class AttentionPlansTest : public ::testing::TestWithParam<int> {
     // The graph is valid, or it is unsupported.
     EXPECT_TRUE(status.ok() || status.code() == ErrorCode::kUnsupported) << status.message();
     std::vector<dnn::Plan> made;
-    const auto any = [](const std::vector<dnn::Note>&) { return true; };
+    const auto any = [](const std::vector<dnn::NumericalNote>&) { return true; };
     if (status.ok()) {
       status = dnn::add_plans(table, handle, graph, dnn::HeuristicsMode::kA, uint64_t{1} << 32, 3, any, nullptr,
                               &temporary.made, &made);

@@ -4,7 +4,7 @@
 
 #include "worker/targets/cuda/dnn/attention_library.h"
 #include "worker/targets/cuda/dnn/attention_plan.h"
-#include "worker/targets/cuda/dnn/late_plan_runner.h"
+#include "worker/targets/cuda/dnn/deferred_plan_runner.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -42,7 +42,8 @@ struct Attention {
 
 std::unique_ptr<Runner> make_attention_runner(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder,
                                               std::shared_ptr<OpKernels> kernels) {
-  return std::make_unique<LatePlanRunner<Attention>>(device, std::move(table), std::move(folder), std::move(kernels));
+  return std::make_unique<DeferredPlanRunner<Attention>>(device, std::move(table), std::move(folder),
+                                                         std::move(kernels));
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -9,9 +9,9 @@ namespace torch_remote::worker::cuda {
 namespace {
 
 using dnn::Attribute;
+using dnn::AttributeType;
 using dnn::Descriptor;
-using dnn::Is;
-using dnn::Kind;
+using dnn::DescriptorType;
 using enum BatchNormId;
 
 std::vector<int64_t> channels_last(const std::vector<int64_t>& sizes) {
@@ -26,7 +26,10 @@ std::vector<int64_t> channels_last(const std::vector<int64_t>& sizes) {
 }  // namespace
 
 std::string BatchNormProblem::key_of() const {
-  std::string key = std::string(backward ? "b" : runs ? "r" : "f") + "t" + std::to_string(static_cast<int>(type)) + ":";
+  std::string key = std::string(backward            ? "b"
+                                : has_running_stats ? "r"
+                                                    : "f") +
+                    "t" + std::to_string(static_cast<int>(type)) + ":";
   for (const int64_t size : sizes) key += std::to_string(size) + ",";
   return key;
 }
@@ -35,13 +38,13 @@ Status describe_batch_norm(const dnn::Table& table, dnn::Handle handle, const Ba
                            std::vector<Descriptor>* made, Descriptor* graph) {
   dnn::Builder builder(table, made);
   const auto tensor = [&](BatchNormId id, const std::vector<int64_t>& sizes, dnn::Type type, bool is_number = false) {
-    builder.make(Kind::kTensor)
-        .set_one(Attribute::kTensorType, Is::kDataType, type)
-        .set(Attribute::kTensorSizes, Is::kInt64, sizes)
-        .set(Attribute::kTensorStrides, Is::kInt64, channels_last(sizes))
-        .set_one(Attribute::kTensorId, Is::kInt64, static_cast<int64_t>(id))
-        .set_one(Attribute::kTensorAlignment, Is::kInt64, dnn::kAlignment);
-    if (is_number) builder.set_one(Attribute::kTensorIsNumber, Is::kBool, true);
+    builder.make(DescriptorType::kTensor)
+        .set_one(Attribute::kTensorType, AttributeType::kDataType, type)
+        .set(Attribute::kTensorSizes, AttributeType::kInt64, sizes)
+        .set(Attribute::kTensorStrides, AttributeType::kInt64, channels_last(sizes))
+        .set_one(Attribute::kTensorId, AttributeType::kInt64, static_cast<int64_t>(id))
+        .set_one(Attribute::kTensorAlignment, AttributeType::kInt64, dnn::kAlignment);
+    if (is_number) builder.set_one(Attribute::kTensorIsNumber, AttributeType::kBool, true);
     return builder.finish();
   };
   const std::vector<int64_t> one(problem.sizes.size(), 1);
@@ -55,7 +58,7 @@ Status describe_batch_norm(const dnn::Table& table, dnn::Handle handle, const Ba
   if (problem.backward) {
     tensors = {{Attribute::kNormBackwardFrom, image(kInput)},
                {Attribute::kNormBackwardMean, of_channels(kMean)},
-               {Attribute::kNormBackwardDeviation, of_channels(kDeviation)},
+               {Attribute::kNormBackwardInverseStd, of_channels(kInverseStd)},
                {Attribute::kNormBackwardGrad, image(kGrad)},
                {Attribute::kNormBackwardScale, of_channels(kScale)},
                {Attribute::kNormBackwardGradScale, of_channels(kGradScale)},
@@ -64,13 +67,13 @@ Status describe_batch_norm(const dnn::Table& table, dnn::Handle handle, const Ba
   } else {
     tensors = {{Attribute::kNormForwardFrom, image(kInput)},
                {Attribute::kNormForwardMean, of_channels(kMean)},
-               {Attribute::kNormForwardDeviation, of_channels(kDeviation)},
+               {Attribute::kNormForwardInverseStd, of_channels(kInverseStd)},
                {Attribute::kNormForwardScale, of_channels(kScale)},
                {Attribute::kNormForwardBias, of_channels(kBias)},
                {Attribute::kNormForwardEpsilon, number(kEpsilon)},
                {Attribute::kNormForwardTo, image(kOutput)}};
   }
-  if (!problem.backward && problem.runs) {
+  if (!problem.backward && problem.has_running_stats) {
     tensors.insert(tensors.end(), {{Attribute::kNormForwardMomentum, number(kMomentum)},
                                    {Attribute::kNormForwardMeanBefore, of_channels(kMeanBefore)},
                                    {Attribute::kNormForwardVarianceBefore, of_channels(kVarianceBefore)},
@@ -78,17 +81,19 @@ Status describe_batch_norm(const dnn::Table& table, dnn::Handle handle, const Ba
                                    {Attribute::kNormForwardVarianceAfter, of_channels(kVarianceAfter)}});
   }
   if (problem.backward) {
-    builder.make(Kind::kNormBackward).set_one(Attribute::kNormBackwardMode, Is::kNormMode, dnn::NormMode::kBatch);
+    builder.make(DescriptorType::kNormBackward)
+        .set_one(Attribute::kNormBackwardMode, AttributeType::kNormMode, dnn::NormMode::kBatch);
   } else {
-    builder.make(Kind::kNormForward)
-        .set_one(Attribute::kNormForwardMode, Is::kNormMode, dnn::NormMode::kBatch)
-        .set_one(Attribute::kNormForwardPhase, Is::kNormPhase, dnn::NormPhase::kTraining);
+    builder.make(DescriptorType::kNormForward)
+        .set_one(Attribute::kNormForwardMode, AttributeType::kNormMode, dnn::NormMode::kBatch)
+        .set_one(Attribute::kNormForwardPhase, AttributeType::kNormPhase, dnn::NormPhase::kTraining);
   }
-  for (const auto& [attribute, descriptor] : tensors) builder.set_one(attribute, Is::kDescriptor, descriptor);
+  for (const auto& [attribute, descriptor] : tensors)
+    builder.set_one(attribute, AttributeType::kDescriptor, descriptor);
   const Descriptor norm = builder.finish();
-  builder.make(Kind::kGraph)
-      .set_one(Attribute::kGraphHandle, Is::kHandle, handle)
-      .set_one(Attribute::kGraphOperations, Is::kDescriptor, norm);
+  builder.make(DescriptorType::kGraph)
+      .set_one(Attribute::kGraphHandle, AttributeType::kHandle, handle)
+      .set_one(Attribute::kGraphOperations, AttributeType::kDescriptor, norm);
   *graph = builder.finish();
   return builder.status();
 }

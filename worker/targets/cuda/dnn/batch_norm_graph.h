@@ -16,7 +16,8 @@ namespace torch_remote::worker::cuda {
 struct BatchNormProblem {
   bool backward = false;
   bool deterministic = false;  // Always the same algorithm, even if another one is faster.
-  bool runs = false;  // Forward: running statistics are read, and the updated ones are written to other memory.
+  bool has_running_stats =
+      false;  // Forward: running statistics are read, and the updated ones are written to other memory.
   dnn::Type type = dnn::Type::kFloat32;
   std::vector<int64_t> sizes;
   auto operator<=>(const BatchNormProblem&) const = default;
@@ -31,7 +32,7 @@ enum class BatchNormId : uint8_t {
   kScale,
   kBias,
   kMean,
-  kDeviation,  // 1 / sqrt(variance + epsilon)
+  kInverseStd,  // 1 / sqrt(variance + epsilon)
   kMeanBefore,
   kVarianceBefore,
   kMeanAfter,

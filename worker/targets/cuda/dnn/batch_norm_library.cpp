@@ -7,7 +7,7 @@
 namespace torch_remote::worker::cuda {
 
 BatchNormLibrary::BatchNormLibrary(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options)
-    : LatePlans(std::move(gpu), memory, std::move(options), "batch norm") {}
+    : DeferredPlans(std::move(gpu), memory, std::move(options), "batch norm") {}
 
 Status BatchNormLibrary::open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
                               std::unique_ptr<BatchNormLibrary>* opened) {
@@ -22,9 +22,9 @@ Status BatchNormLibrary::describe(const BatchNormProblem& problem, dnn::Handle h
   return describe_batch_norm(table(), handle, problem, made, graph);
 }
 
-bool BatchNormLibrary::suits(const BatchNormProblem& problem, const std::vector<dnn::Note>& notes,
+bool BatchNormLibrary::suits(const BatchNormProblem& problem, const std::vector<dnn::NumericalNote>& notes,
                              size_t /*level*/) const {
-  return !problem.deterministic || std::ranges::count(notes, dnn::Note::kNondeterministic) == 0;
+  return !problem.deterministic || std::ranges::count(notes, dnn::NumericalNote::kNondeterministic) == 0;
 }
 
 Status BatchNormLibrary::call(const BatchNormProblem& problem, const dnn::Plan& plan, const BatchNormPointers& pointers,
@@ -40,7 +40,7 @@ Status BatchNormLibrary::call(const BatchNormProblem& problem, const dnn::Plan& 
   add(kInput, pointers.input);
   add(kScale, pointers.scale);
   add(kMean, pointers.mean);
-  add(kDeviation, pointers.deviation);
+  add(kInverseStd, pointers.inverse_std);
   if (problem.backward) {
     add(kGrad, pointers.grad);
     add(kGradInput, pointers.grad_input);
@@ -51,7 +51,7 @@ Status BatchNormLibrary::call(const BatchNormProblem& problem, const dnn::Plan& 
     add(kBias, pointers.bias);
     add(kEpsilon, number(pointers.epsilon));
   }
-  if (!problem.backward && problem.runs) {
+  if (!problem.backward && problem.has_running_stats) {
     add(kMomentum, number(pointers.momentum));
     add(kMeanBefore, pointers.mean_before);
     add(kVarianceBefore, pointers.variance_before);
@@ -63,7 +63,7 @@ Status BatchNormLibrary::call(const BatchNormProblem& problem, const dnn::Plan& 
 
 Status BatchNormLibrary::run(const Prepared& prepared, const BatchNormPointers& pointers) {
   return run_plan(prepared,
-                  {pointers.input, pointers.output, pointers.scale, pointers.bias, pointers.mean, pointers.deviation,
+                  {pointers.input, pointers.output, pointers.scale, pointers.bias, pointers.mean, pointers.inverse_std,
                    pointers.mean_before, pointers.variance_before, pointers.mean_after, pointers.variance_after,
                    pointers.grad, pointers.grad_input, pointers.grad_scale, pointers.grad_bias,
                    std::bit_cast<uint32_t>(pointers.epsilon), std::bit_cast<uint32_t>(pointers.momentum)},

@@ -4,20 +4,20 @@
 
 #include "ir/status.h"
 #include "worker/targets/cuda/dnn/batch_norm_graph.h"
-#include "worker/targets/cuda/dnn/late_plans.h"
+#include "worker/targets/cuda/dnn/deferred_plans.h"
 
 namespace torch_remote::worker::cuda {
 
 // Addresses of the tensors that the problem's pass uses.
 struct BatchNormPointers {
-  DevicePointer input = 0, output = 0, scale = 0, bias = 0, mean = 0, deviation = 0;
+  DevicePointer input = 0, output = 0, scale = 0, bias = 0, mean = 0, inverse_std = 0;
   DevicePointer mean_before = 0, variance_before = 0, mean_after = 0, variance_after = 0;
   DevicePointer grad = 0, grad_input = 0, grad_scale = 0, grad_bias = 0;
   float epsilon = 0, momentum = 0;
 };
 
 // Batch norm with cuDNN.
-class BatchNormLibrary final : public LatePlans<BatchNormProblem> {
+class BatchNormLibrary final : public DeferredPlans<BatchNormProblem> {
  public:
   static Status open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
                      std::unique_ptr<BatchNormLibrary>* library);
@@ -31,7 +31,8 @@ class BatchNormLibrary final : public LatePlans<BatchNormProblem> {
 
   Status describe(const BatchNormProblem& problem, dnn::Handle handle, std::vector<dnn::Descriptor>* made,
                   dnn::Descriptor* graph) const override;
-  bool suits(const BatchNormProblem& problem, const std::vector<dnn::Note>& notes, size_t level) const override;
+  bool suits(const BatchNormProblem& problem, const std::vector<dnn::NumericalNote>& notes,
+             size_t level) const override;
   Status call(const BatchNormProblem& problem, const dnn::Plan& plan, const BatchNormPointers& pointers,
               DevicePointer memory, Stream stream) const;
 };

@@ -33,7 +33,7 @@ class BatchNormLibraryTest
     kScale,
     kBias,
     kMean,
-    kDeviation,
+    kInverseStd,
     kMeanBefore,
     kVarianceBefore,
     kMeanAfter,
@@ -49,19 +49,19 @@ class BatchNormLibraryTest
   static BatchNormProblem problem(bool backward, bool runs) {
     BatchNormProblem problem;
     problem.backward = backward;
-    problem.runs = runs;
+    problem.has_running_stats = runs;
     problem.sizes = {kBatch, kChannels, 2, 3};
     return problem;
   }
   void prepare(const BatchNormProblem& problem) {
-    const Current current(device->gpu());
+    const ContextGuard current(device->gpu());
     prepared = library->find(problem);
     library->wait(prepared);
   }
   void run() {
-    const Current current(device->gpu());
+    const ContextGuard current(device->gpu());
     const Status status =
-        library->run(prepared, {at(kInput), at(kOutput), at(kScale), at(kBias), at(kMean), at(kDeviation),
+        library->run(prepared, {at(kInput), at(kOutput), at(kScale), at(kBias), at(kMean), at(kInverseStd),
                                 at(kMeanBefore), at(kVarianceBefore), at(kMeanAfter), at(kVarianceAfter), at(kGrad),
                                 at(kGradInput), at(kGradScale), at(kGradBias), 0.5F, 0.25F});
     EXPECT_TRUE(status.ok()) << status.message();
@@ -104,7 +104,7 @@ TEST_F(BatchNormLibraryTest, StatisticsRunOnceAlthoughPlansAreTimed) {
   put(kMeanBefore, mean);
   put(kVarianceBefore, variance);
   prepare(problem(false, true));
-  ASSERT_EQ(library->state(*prepared), LateState::kReady) << library->status(*prepared).message();
+  ASSERT_EQ(library->state(*prepared), DeferredPlanState::kReady) << library->status(*prepared).message();
   EXPECT_EQ(prepared->plans(), 2u);
   run();
   EXPECT_GT(driver->calls()["cudnnBackendExecute"], 1u);  // Plans were timed.
@@ -115,16 +115,17 @@ TEST_F(BatchNormLibraryTest, StatisticsRunOnceAlthoughPlansAreTimed) {
     for (const double each : x) sum += each;
     const double average = sum / static_cast<double>(x.size());
     for (const double each : x) squares += (each - average) * (each - average);
-    const double deviation = 1 / std::sqrt(squares / static_cast<double>(x.size()) + 0.5);
+    const double inverse_std = 1 / std::sqrt(squares / static_cast<double>(x.size()) + 0.5);
     EXPECT_NEAR(static_cast<double>(get(kMean)[channel]), average, 1e-5);
-    EXPECT_NEAR(static_cast<double>(get(kDeviation)[channel]), deviation, 1e-5);
+    EXPECT_NEAR(static_cast<double>(get(kInverseStd)[channel]), inverse_std, 1e-5);
     const auto before = static_cast<double>(mean[channel]), spread = static_cast<double>(variance[channel]);
     EXPECT_NEAR(static_cast<double>(get(kMeanAfter)[channel]), 0.75 * before + 0.25 * average, 1e-5);
     EXPECT_NEAR(static_cast<double>(get(kVarianceAfter)[channel]),
                 0.75 * spread + 0.25 * squares / static_cast<double>(x.size() - 1), 1e-5);
     for (size_t i = 0; i < x.size(); ++i) {
       EXPECT_NEAR(
-          y[i], (x[i] - average) * deviation * static_cast<double>(scale[channel]) + static_cast<double>(bias[channel]),
+          y[i],
+          (x[i] - average) * inverse_std * static_cast<double>(scale[channel]) + static_cast<double>(bias[channel]),
           1e-5);
     }
   }
@@ -176,7 +177,7 @@ TEST_F(BatchNormLibraryTest, OtherChannelsAreRefused) {
     odd.type = type;
     odd.sizes[1] = channels;
     prepare(odd);
-    EXPECT_EQ(library->state(*prepared), LateState::kRefused);
+    EXPECT_EQ(library->state(*prepared), DeferredPlanState::kRefused);
     EXPECT_EQ(library->status(*prepared).code(), ErrorCode::kUnsupported) << library->status(*prepared).message();
   }
 }
@@ -186,7 +187,7 @@ TEST_F(BatchNormLibraryTest, ADeterministicProblemIsNeverTimed) {
   same.deterministic = true;
   prepare(same);
   EXPECT_EQ(prepared->plans(), 1u);
-  for (const Part part : {kInput, kGrad, kScale, kMean, kDeviation}) put(part, numbers(kImage, 9));
+  for (const Part part : {kInput, kGrad, kScale, kMean, kInverseStd}) put(part, numbers(kImage, 9));
   run();
   EXPECT_EQ(driver->calls()["cudnnBackendExecute"], 1u);
 }

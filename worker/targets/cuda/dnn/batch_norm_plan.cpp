@@ -19,7 +19,7 @@ std::vector<int64_t> channels_last(const std::vector<int64_t>& sizes) {
   return strides;
 }
 
-bool lies_channels_last(const OpTensor& tensor) {
+bool is_channels_last(const OpTensor& tensor) {
   const std::vector<int64_t> strides = channels_last(tensor.sizes);
   for (size_t d = 0; d < tensor.sizes.size(); ++d) {
     if (tensor.sizes[d] != 1 && tensor.strides[d] != strides[d]) return false;
@@ -41,38 +41,38 @@ class BatchNormPlanner {
   void finish() { planner_.finish(); }
 
  private:
-  struct Late {
+  struct DeferredCopy {
     OpTensor from, to;
   };
 
   Status take_input();
   OpTensor image(const OpTensor& like) const;
-  Place read_image(const OpTensor& tensor);
-  Place write_image(const OpTensor& tensor);
+  Location read_image(const OpTensor& tensor);
+  Location write_image(const OpTensor& tensor);
   OpTensor channels() const;
-  Place read_channels(const OpTensor& tensor);
+  Location read_channels(const OpTensor& tensor);
   // A result that is not wanted is written to scratch memory.
-  Place write_channels(const std::optional<OpTensor>& tensor);
+  Location write_channels(const std::optional<OpTensor>& tensor);
   bool is_read(const OpTensor& tensor) const {
-    return std::ranges::any_of(read_, [&](uint32_t buffer) { return buffer == tensor.place.buffer; });
+    return std::ranges::any_of(read_, [&](uint32_t buffer) { return buffer == tensor.location.buffer; });
   }
-  void copy_late() {
+  void add_deferred_copies() {
     plan_.before = plan_.steps.steps.size();
-    for (const Late& late : late_) planner_.copy(late.from, late.to);
+    for (const DeferredCopy& deferred : deferred_copies_) planner_.copy(deferred.from, deferred.to);
   }
 
   OpPlanner planner_;
   BatchNormPlan& plan_;
   OpTensor input_;
   std::vector<uint32_t> read_;  // buffers
-  std::vector<Late> late_;
+  std::vector<DeferredCopy> deferred_copies_;
 };
 
 Status BatchNormPlanner::take_input() {
   const auto input = planner_.tensor("input");
-  if (!input || input->sizes.size() < 4 || input->sizes.size() > 5) return refuse("of other than 4 or 5 dims");
+  if (!input || input->sizes.size() < 4 || input->sizes.size() > 5) return unsupported("of other than 4 or 5 dims");
   // With one point or one channel, both layouts are the same; the hand-written kernels execute these.
-  if (!lies_channels_last(*input) || input->is_packed()) return refuse("of images that lie in another way");
+  if (!is_channels_last(*input) || input->is_packed()) return unsupported("of images that lie in another way");
   input_ = *input;
   plan_.problem.type = *dnn::narrow_type_of(input_.dtype);
   plan_.problem.sizes = input_.sizes;
@@ -87,23 +87,24 @@ OpTensor BatchNormPlanner::image(const OpTensor& like) const {
   return made;
 }
 
-Place BatchNormPlanner::read_image(const OpTensor& tensor) {
-  read_.push_back(tensor.place.buffer);
-  if (tensor.dtype == input_.dtype && lies_channels_last(tensor) && tensor.place.offset % dnn::kAlignment == 0) {
-    return tensor.place;
+Location BatchNormPlanner::read_image(const OpTensor& tensor) {
+  read_.push_back(tensor.location.buffer);
+  if (tensor.dtype == input_.dtype && is_channels_last(tensor) && tensor.location.offset % dnn::kAlignment == 0) {
+    return tensor.location;
   }
   OpTensor made = image(tensor);
-  made.place = planner_.scratch(made.nbytes());
+  made.location = planner_.scratch(made.nbytes());
   planner_.copy(tensor, made);
-  return made.place;
+  return made.location;
 }
 
-Place BatchNormPlanner::write_image(const OpTensor& tensor) {
-  if (lies_channels_last(tensor) && tensor.place.offset % dnn::kAlignment == 0 && !is_read(tensor)) return tensor.place;
+Location BatchNormPlanner::write_image(const OpTensor& tensor) {
+  if (is_channels_last(tensor) && tensor.location.offset % dnn::kAlignment == 0 && !is_read(tensor))
+    return tensor.location;
   OpTensor made = image(tensor);
-  made.place = planner_.scratch(made.nbytes());
-  late_.push_back({made, tensor});
-  return made.place;
+  made.location = planner_.scratch(made.nbytes());
+  deferred_copies_.push_back({made, tensor});
+  return made.location;
 }
 
 OpTensor BatchNormPlanner::channels() const {
@@ -114,39 +115,39 @@ OpTensor BatchNormPlanner::channels() const {
   return made;
 }
 
-Place BatchNormPlanner::read_channels(const OpTensor& tensor) {
-  read_.push_back(tensor.place.buffer);
-  if (tensor.dtype == DType::kFloat32 && tensor.is_packed() && tensor.place.offset % dnn::kAlignment == 0) {
-    return tensor.place;
+Location BatchNormPlanner::read_channels(const OpTensor& tensor) {
+  read_.push_back(tensor.location.buffer);
+  if (tensor.dtype == DType::kFloat32 && tensor.is_packed() && tensor.location.offset % dnn::kAlignment == 0) {
+    return tensor.location;
   }
   OpTensor made = channels();
-  made.place = planner_.scratch(made.nbytes());
+  made.location = planner_.scratch(made.nbytes());
   planner_.copy(tensor, made);
-  return made.place;
+  return made.location;
 }
 
-Place BatchNormPlanner::write_channels(const std::optional<OpTensor>& tensor) {
+Location BatchNormPlanner::write_channels(const std::optional<OpTensor>& tensor) {
   const bool is_there = tensor && tensor->count() != 0;
   if (is_there && tensor->dtype == DType::kFloat32 && tensor->is_packed() &&
-      tensor->place.offset % dnn::kAlignment == 0 && !is_read(*tensor)) {
-    return tensor->place;
+      tensor->location.offset % dnn::kAlignment == 0 && !is_read(*tensor)) {
+    return tensor->location;
   }
   OpTensor made = channels();
-  made.place = planner_.scratch(made.nbytes());
-  if (is_there) late_.push_back({made, *tensor});
-  return made.place;
+  made.location = planner_.scratch(made.nbytes());
+  if (is_there) deferred_copies_.push_back({made, *tensor});
+  return made.location;
 }
 
 Status BatchNormPlanner::forward() {
-  if (!planner_.flag("training")) return refuse("with given statistics");
+  if (!planner_.flag("training")) return unsupported("with given statistics");
   if (Status status = take_input(); !status.ok()) return status;
   const auto weight = planner_.tensor("weight"), bias = planner_.tensor("bias");
   const auto mean = planner_.tensor("running_mean"), variance = planner_.tensor("running_var");
   const auto result = planner_.result(0);
-  if (!weight || !bias || !result || mean.has_value() != variance.has_value()) return refuse("without operands");
+  if (!weight || !bias || !result || mean.has_value() != variance.has_value()) return unsupported("without operands");
   plan_.scale = read_channels(*weight);
   plan_.bias = read_channels(*bias);
-  plan_.problem.runs = mean.has_value();
+  plan_.problem.has_running_stats = mean.has_value();
   if (mean) {
     plan_.mean_before = read_channels(*mean);
     plan_.variance_before = read_channels(*variance);
@@ -155,29 +156,29 @@ Status BatchNormPlanner::forward() {
   }
   plan_.output = write_image(*result);
   plan_.mean = write_channels(planner_.result(1));
-  plan_.deviation = write_channels(planner_.result(2));
-  copy_late();
+  plan_.inverse_std = write_channels(planner_.result(2));
+  add_deferred_copies();
   return {};
 }
 
 Status BatchNormPlanner::backward() {
-  if (!planner_.flag("train")) return refuse("with given statistics");
+  if (!planner_.flag("train")) return unsupported("with given statistics");
   if (Status status = take_input(); !status.ok()) return status;
   plan_.problem.backward = true;
   const auto grad = planner_.tensor("grad_out"), weight = planner_.tensor("weight"),
-             mean = planner_.tensor("save_mean"), deviation = planner_.tensor("save_invstd");
+             mean = planner_.tensor("save_mean"), inverse_std = planner_.tensor("save_invstd");
   const auto grad_input = planner_.result(0);
-  if (!grad || !weight || !mean || !deviation || !grad_input || grad->sizes != input_.sizes) {
-    return refuse("without operands");
+  if (!grad || !weight || !mean || !inverse_std || !grad_input || grad->sizes != input_.sizes) {
+    return unsupported("without operands");
   }
   plan_.grad = read_image(*grad);
   plan_.scale = read_channels(*weight);
   plan_.mean = read_channels(*mean);
-  plan_.deviation = read_channels(*deviation);
+  plan_.inverse_std = read_channels(*inverse_std);
   plan_.grad_input = write_image(*grad_input);
   plan_.grad_scale = write_channels(planner_.result(1));
   plan_.grad_bias = write_channels(planner_.result(2));
-  copy_late();
+  add_deferred_copies();
   return {};
 }
 

@@ -7,7 +7,7 @@
 #include "ir/graph.h"
 #include "ir/status.h"
 #include "worker/targets/cuda/dnn/batch_norm_graph.h"
-#include "worker/targets/cuda/launch/place.h"
+#include "worker/targets/cuda/launch/location.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
 // Batch norm with cuDNN: which nodes it may execute, and with which call for given sizes and strides. Needs no GPU.
@@ -24,9 +24,9 @@ struct BatchNormPlan {
   size_t before = 0;
   BatchNormProblem problem;
   float epsilon = 0, momentum = 0;
-  Place input, output, scale, bias, mean, deviation;
-  Place mean_before, variance_before, mean_after, variance_after;
-  Place grad, grad_input, grad_scale, grad_bias;
+  Location input, output, scale, bias, mean, inverse_std;
+  Location mean_before, variance_before, mean_after, variance_after;
+  Location grad, grad_input, grad_scale, grad_bias;
 };
 
 // Makes the plan for one run's values (as OpPlanner has them). kUnsupported: the message says why. Images that are not

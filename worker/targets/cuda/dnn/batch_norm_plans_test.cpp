@@ -34,7 +34,7 @@ class BatchNormPlansTest : public ::testing::TestWithParam<int> {
     // The graph is valid, or it is unsupported.
     EXPECT_TRUE(status.ok() || status.code() == ErrorCode::kUnsupported) << status.message();
     std::vector<dnn::Plan> made;
-    const auto any = [](const std::vector<dnn::Note>&) { return true; };
+    const auto any = [](const std::vector<dnn::NumericalNote>&) { return true; };
     if (status.ok()) {
       status = dnn::add_plans(table, handle, graph, dnn::HeuristicsMode::kA, uint64_t{1} << 30, 1, any, nullptr,
                               &temporary.made, &made);
@@ -55,7 +55,7 @@ TEST_P(BatchNormPlansTest, PlansWhatModelsHave) {
         BatchNormProblem problem;
         problem.type = type;
         problem.backward = backward;
-        problem.runs = runs;
+        problem.has_running_stats = runs;
         problem.sizes = sizes;
         size_t plans = 0;
         const std::string said = plan(problem, &plans);

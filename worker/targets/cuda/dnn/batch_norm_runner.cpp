@@ -4,7 +4,7 @@
 
 #include "worker/targets/cuda/dnn/batch_norm_library.h"
 #include "worker/targets/cuda/dnn/batch_norm_plan.h"
-#include "worker/targets/cuda/dnn/late_plan_runner.h"
+#include "worker/targets/cuda/dnn/deferred_plan_runner.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -29,7 +29,7 @@ struct BatchNorm {
                                   .scale = at(plan.scale),
                                   .bias = at(plan.bias),
                                   .mean = at(plan.mean),
-                                  .deviation = at(plan.deviation),
+                                  .inverse_std = at(plan.inverse_std),
                                   .mean_before = at(plan.mean_before),
                                   .variance_before = at(plan.variance_before),
                                   .mean_after = at(plan.mean_after),
@@ -47,7 +47,8 @@ struct BatchNorm {
 
 std::unique_ptr<Runner> make_batch_norm_runner(CudaDevice& device, std::shared_ptr<CudnnTable> table,
                                                std::string folder, std::shared_ptr<OpKernels> kernels) {
-  return std::make_unique<LatePlanRunner<BatchNorm>>(device, std::move(table), std::move(folder), std::move(kernels));
+  return std::make_unique<DeferredPlanRunner<BatchNorm>>(device, std::move(table), std::move(folder),
+                                                         std::move(kernels));
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -12,7 +12,7 @@ namespace {
 
 using ir::DType;
 
-constexpr size_t kMostSpace = 3;
+constexpr size_t kMaxSpaceDims = 3;
 
 // Strides of a dense tensor in channels-last or contiguous layout.
 std::vector<int64_t> strides_of(std::span<const int64_t> sizes, bool channels_last) {
@@ -26,12 +26,12 @@ std::vector<int64_t> strides_of(std::span<const int64_t> sizes, bool channels_la
 }
 
 // Whether the tensor has this layout and is aligned. Strides of dims of size 1 do not matter.
-bool lies(const OpTensor& tensor, bool channels_last) {
+bool has_layout(const OpTensor& tensor, bool channels_last) {
   const std::vector<int64_t> strides = strides_of(tensor.sizes, channels_last);
   for (size_t d = 0; d < tensor.sizes.size(); ++d) {
     if (tensor.sizes[d] != 1 && tensor.strides[d] != strides[d]) return false;
   }
-  return tensor.place.offset % dnn::kAlignment == 0;
+  return tensor.location.offset % dnn::kAlignment == 0;
 }
 
 class ConvolutionPlanner {
@@ -45,22 +45,22 @@ class ConvolutionPlanner {
 
  private:
   // An operand or result, and the location that a call uses for it.
-  struct Side {
+  struct CallTensor {
     OpTensor tensor;
-    Place place;
+    Location location;
   };
 
-  Status take_lists(const OpTensor& image);
+  Status read_lists(const OpTensor& image);
   static Status check_space(const OpTensor& image);
   void choose_layout(const std::vector<const OpTensor*>& tensors);
   bool channels_last() const { return channels_last_; }
-  OpTensor laid(const OpTensor& tensor, Place place) const;
-  Side read(const OpTensor& tensor);
+  OpTensor in_layout(const OpTensor& tensor, Location location) const;
+  CallTensor read(const OpTensor& tensor);
   // `reads`: the call's operands, whose memory it must not overwrite.
-  Side write(const OpTensor& tensor, std::initializer_list<const OpTensor*> reads);
-  Status add(ConvolutionPass pass, const Side& image, const Side& filter, const Side& output);
+  CallTensor write(const OpTensor& tensor, std::initializer_list<const OpTensor*> reads);
+  Status add(ConvolutionPass pass, const CallTensor& image, const CallTensor& filter, const CallTensor& output);
   void fill_with_zeros(const OpTensor& tensor);
-  OpTensor in_one_piece(const OpTensor& image);
+  OpTensor dense(const OpTensor& image);
   void finish();
 
   OpPlanner planner_;
@@ -68,22 +68,22 @@ class ConvolutionPlanner {
   ConvolutionPlan& plan_;
   bool channels_last_ = false;
   std::vector<int64_t> padding_, stride_, dilation_;
-  std::vector<Side> written_;  // Results that are copied after the calls.
+  std::vector<CallTensor> written_;  // Results that are copied after the calls.
 };
 
 // Reads one number per space dim. Images with one space dim get another one of size 1 in front.
-Status ConvolutionPlanner::take_lists(const OpTensor& image) {
-  if (image.sizes.size() < 3 || image.sizes.size() > 2 + kMostSpace) return refuse("in more than 3 dims");
+Status ConvolutionPlanner::read_lists(const OpTensor& image) {
+  if (image.sizes.size() < 3 || image.sizes.size() > 2 + kMaxSpaceDims) return unsupported("in more than 3 dims");
   const size_t space = image.sizes.size() - 2;
   const auto take = [&](std::string_view name, int64_t otherwise, std::vector<int64_t>* list) {
-    *list = planner_.wholes(name);
+    *list = planner_.integers(name);
     if (list->size() == 1) list->resize(space, list->front());
     if (list->size() != space) return false;
     if (space == 1) list->insert(list->begin(), otherwise);
     return true;
   };
   const bool good = take("padding", 0, &padding_) && take("stride", 1, &stride_) && take("dilation", 1, &dilation_);
-  return good ? Status() : refuse("with lists of another length than the dims");
+  return good ? Status() : unsupported("with lists of another length than the dims");
 }
 
 // Torch's rule: an image without points is an error, unless its batch or its channels are 0.
@@ -100,36 +100,37 @@ Status ConvolutionPlanner::check_space(const OpTensor& image) {
 void ConvolutionPlanner::choose_layout(const std::vector<const OpTensor*>& tensors) {
   std::array<uint64_t, 2> moved{};  // Bytes.
   for (const OpTensor* tensor : tensors) {
-    for (const bool last : {false, true}) moved[last] += lies(*tensor, last) ? 0 : tensor->nbytes();
+    for (const bool last : {false, true}) moved[last] += has_layout(*tensor, last) ? 0 : tensor->nbytes();
   }
   const bool only_first = tensors.front()->dtype == DType::kFloat64;
   channels_last_ = !only_first && moved[1] < moved[0];
   if (layout_ == ConvolutionLayout::kOther && !only_first) channels_last_ = !channels_last_;
 }
 
-OpTensor ConvolutionPlanner::laid(const OpTensor& tensor, Place place) const {
+OpTensor ConvolutionPlanner::in_layout(const OpTensor& tensor, Location location) const {
   OpTensor made = tensor;
   made.strides = strides_of(tensor.sizes, channels_last());
-  made.place = place;
+  made.location = location;
   return made;
 }
 
-ConvolutionPlanner::Side ConvolutionPlanner::read(const OpTensor& tensor) {
-  if (lies(tensor, channels_last())) return {tensor, tensor.place};
-  const OpTensor moved = laid(tensor, planner_.scratch(tensor.nbytes()));
+ConvolutionPlanner::CallTensor ConvolutionPlanner::read(const OpTensor& tensor) {
+  if (has_layout(tensor, channels_last())) return {tensor, tensor.location};
+  const OpTensor moved = in_layout(tensor, planner_.scratch(tensor.nbytes()));
   planner_.copy(tensor, moved);
-  return {tensor, moved.place};
+  return {tensor, moved.location};
 }
 
-ConvolutionPlanner::Side ConvolutionPlanner::write(const OpTensor& tensor,
-                                                   std::initializer_list<const OpTensor*> reads) {
+ConvolutionPlanner::CallTensor ConvolutionPlanner::write(const OpTensor& tensor,
+                                                         std::initializer_list<const OpTensor*> reads) {
   const bool is_read =
-      std::ranges::any_of(reads, [&](const OpTensor* read) { return read->place.buffer == tensor.place.buffer; });
-  if (lies(tensor, channels_last()) && !is_read) return {tensor, tensor.place};
-  return written_.emplace_back(Side{tensor, planner_.scratch(tensor.nbytes())});
+      std::ranges::any_of(reads, [&](const OpTensor* read) { return read->location.buffer == tensor.location.buffer; });
+  if (has_layout(tensor, channels_last()) && !is_read) return {tensor, tensor.location};
+  return written_.emplace_back(CallTensor{tensor, planner_.scratch(tensor.nbytes())});
 }
 
-Status ConvolutionPlanner::add(ConvolutionPass pass, const Side& image, const Side& filter, const Side& output) {
+Status ConvolutionPlanner::add(ConvolutionPass pass, const CallTensor& image, const CallTensor& filter,
+                               const CallTensor& output) {
   ConvolutionProblem problem;
   problem.pass = pass;
   problem.type = *dnn::type_of(image.tensor.dtype);
@@ -151,29 +152,29 @@ Status ConvolutionPlanner::add(ConvolutionPass pass, const Side& image, const Si
     if ((image_size + 2 * after - reach) / stride_[d] + 1 != output_size) {
       after = (output_size - 1) * stride_[d] + reach - image_size - padding_[d];
     }
-    if (after < 0) return refuse("with an output padding of more than padding and stride");
+    if (after < 0) return unsupported("with an output padding of more than padding and stride");
     problem.padding_after.push_back(after);
   }
-  plan_.calls.push_back({std::move(problem), image.place, filter.place, output.place});
+  plan_.calls.push_back({std::move(problem), image.location, filter.location, output.location});
   return {};
 }
 
 void ConvolutionPlanner::fill_with_zeros(const OpTensor& tensor) {
   OpTensor zero = tensor;
-  zero.place = planner_.scratch(ir::item_size(tensor.dtype));
+  zero.location = planner_.scratch(ir::item_size(tensor.dtype));
   zero.sizes.assign(tensor.sizes.size(), 1);
-  planner_.zero(zero.place, ir::item_size(tensor.dtype));
+  planner_.zero(zero.location, ir::item_size(tensor.dtype));
   planner_.copy(zero, tensor);
 }
 
 // Kernels sum channels only of images that are dense in one of the two layouts; others are packed first.
-OpTensor ConvolutionPlanner::in_one_piece(const OpTensor& image) {
+OpTensor ConvolutionPlanner::dense(const OpTensor& image) {
   OpTensor last = image;
   std::rotate(last.sizes.begin() + 1, last.sizes.begin() + 2, last.sizes.end());
   std::rotate(last.strides.begin() + 1, last.strides.begin() + 2, last.strides.end());
   if (image.is_packed() || last.is_packed()) return image;
   OpTensor made = image;
-  made.place = planner_.packed(image);
+  made.location = planner_.packed(image);
   made.strides = packed_strides(image.sizes);
   return made;
 }
@@ -181,14 +182,14 @@ OpTensor ConvolutionPlanner::in_one_piece(const OpTensor& image) {
 // Adds the copies after the calls.
 void ConvolutionPlanner::finish() {
   plan_.before = plan_.steps.steps.size();
-  for (const Side& side : written_) planner_.copy(laid(side.tensor, side.place), side.tensor);
+  for (const CallTensor& side : written_) planner_.copy(in_layout(side.tensor, side.location), side.tensor);
 }
 
 Status ConvolutionPlanner::forward() {
   const auto input = planner_.tensor("input"), weight = planner_.tensor("weight"), bias = planner_.tensor("bias");
   const auto result = planner_.result(0);
-  if (!input || !weight || !result) return refuse("without operands");
-  if (Status status = take_lists(*input); !status.ok()) return status;
+  if (!input || !weight || !result) return unsupported("without operands");
+  if (Status status = read_lists(*input); !status.ok()) return status;
   if (Status status = check_space(*input); !status.ok()) return status;
   const bool transposed = planner_.flag("transposed");
   if (bias) plan_.bias = ChannelBias{*result, *bias, false};
@@ -198,7 +199,7 @@ Status ConvolutionPlanner::forward() {
     return {};
   }
   choose_layout({&*input, &*weight, &*result});
-  const Side in = read(*input), filter = read(*weight), out = write(*result, {&*input, &*weight});
+  const CallTensor in = read(*input), filter = read(*weight), out = write(*result, {&*input, &*weight});
   if (bias && !transposed) plan_.call_bias = planner_.packed(*bias);
   Status status = transposed ? add(ConvolutionPass::kBackwardData, out, filter, in)
                              : add(ConvolutionPass::kForward, in, filter, out);
@@ -209,8 +210,8 @@ Status ConvolutionPlanner::forward() {
 Status ConvolutionPlanner::backward() {
   const auto grad = planner_.tensor("grad_output"), input = planner_.tensor("input"),
              weight = planner_.tensor("weight");
-  if (!grad || !input || !weight) return refuse("without operands");
-  if (Status status = take_lists(*input); !status.ok()) return status;
+  if (!grad || !input || !weight) return unsupported("without operands");
+  if (Status status = read_lists(*input); !status.ok()) return status;
   const bool transposed = planner_.flag("transposed");
   // Unused gradients have no view.
   const auto grad_input = planner_.result(0), grad_weight = planner_.result(1), grad_bias = planner_.result(2);
@@ -223,7 +224,7 @@ Status ConvolutionPlanner::backward() {
     channels.strides = {grad->strides[1]};
     planner_.copy(channels, *grad_bias);
   } else if (grad_bias && grad->count() != 0) {
-    plan_.bias = ChannelBias{in_one_piece(*grad), *grad_bias, true};
+    plan_.bias = ChannelBias{dense(*grad), *grad_bias, true};
   }
   if (nothing) {
     for (const auto& made : {grad_input, grad_weight}) {
@@ -238,14 +239,14 @@ Status ConvolutionPlanner::backward() {
     if (grad_input) tensors.insert(tensors.end(), {&*weight, &*grad_input});
     if (grad_weight) tensors.insert(tensors.end(), {&*input, &*grad_weight});
     choose_layout(tensors);
-    const Side given = read(*grad);
+    const CallTensor given = read(*grad);
     if (grad_input) {
-      const Side filter = read(*weight), made = write(*grad_input, {&*grad, &*weight, &*input});
+      const CallTensor filter = read(*weight), made = write(*grad_input, {&*grad, &*weight, &*input});
       status = transposed ? add(ConvolutionPass::kForward, given, filter, made)
                           : add(ConvolutionPass::kBackwardData, made, filter, given);
     }
     if (status.ok() && grad_weight) {
-      const Side in = read(*input), made = write(*grad_weight, {&*grad, &*weight, &*input});
+      const CallTensor in = read(*input), made = write(*grad_weight, {&*grad, &*weight, &*input});
       status = transposed ? add(ConvolutionPass::kBackwardFilter, given, made, in)
                           : add(ConvolutionPass::kBackwardFilter, in, made, given);
     }

@@ -8,7 +8,7 @@
 #include "ir/graph.h"
 #include "ir/status.h"
 #include "worker/targets/cuda/dnn/cudnn.h"
-#include "worker/targets/cuda/launch/place.h"
+#include "worker/targets/cuda/launch/location.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
 // Convolutions with cuDNN: which nodes are convolutions, and which calls execute a node with given sizes and strides.
@@ -42,7 +42,7 @@ struct ConvolutionProblem {
 
 struct ConvolutionCall {
   ConvolutionProblem problem;
-  Place image, filter, output;  // One of them is written.
+  Location image, filter, output;  // One of them is written.
 };
 
 // One number for each channel (dim 1) that is added to an image, or summed from it.
@@ -59,7 +59,7 @@ struct ConvolutionPlan {
   std::vector<ConvolutionCall> calls;
   std::optional<ChannelBias> bias;
   // Forward only: the bias in a form that a call can add, contiguous.
-  std::optional<Place> call_bias;
+  std::optional<Location> call_bias;
 };
 
 // The layout of the calls: the one that needs fewer copies, or the other one. f64 is never channels last.

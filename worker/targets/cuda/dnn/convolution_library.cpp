@@ -9,8 +9,8 @@ namespace torch_remote::worker::cuda {
 namespace {
 
 using dnn::Attribute;
-using dnn::Is;
-using dnn::Kind;
+using dnn::AttributeType;
+using dnn::DescriptorType;
 
 enum Id : int64_t { kImageId = 1, kFilterId, kOutputId, kBiasId, kBetweenId };
 
@@ -31,7 +31,7 @@ std::vector<int64_t> strides_of(const std::vector<int64_t>& sizes, bool channels
 }  // namespace
 
 ConvolutionLibrary::ConvolutionLibrary(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options)
-    : LatePlans(std::move(gpu), memory, std::move(options), "a convolution") {}
+    : DeferredPlans(std::move(gpu), memory, std::move(options), "a convolution") {}
 
 Status ConvolutionLibrary::open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
                                 std::unique_ptr<ConvolutionLibrary>* opened) {
@@ -53,13 +53,13 @@ Status ConvolutionLibrary::describe(const ConvolutionProblem& problem, dnn::Hand
   const dnn::Type precision = wide ? dnn::Type::kFloat64 : dnn::Type::kFloat32;
   dnn::Builder builder(table(), made_for);
   const auto tensor = [&](Id id, const std::vector<int64_t>& sizes, dnn::Type type, int64_t alignment) {
-    builder.make(Kind::kTensor)
-        .set_one(Attribute::kTensorType, Is::kDataType, type)
-        .set(Attribute::kTensorSizes, Is::kInt64, sizes)
-        .set(Attribute::kTensorStrides, Is::kInt64, strides_of(sizes, problem.channels_last))
-        .set_one(Attribute::kTensorId, Is::kInt64, static_cast<int64_t>(id))
-        .set_one(Attribute::kTensorAlignment, Is::kInt64, alignment);
-    if (id == kBetweenId) builder.set_one(Attribute::kTensorIsVirtual, Is::kBool, true);
+    builder.make(DescriptorType::kTensor)
+        .set_one(Attribute::kTensorType, AttributeType::kDataType, type)
+        .set(Attribute::kTensorSizes, AttributeType::kInt64, sizes)
+        .set(Attribute::kTensorStrides, AttributeType::kInt64, strides_of(sizes, problem.channels_last))
+        .set_one(Attribute::kTensorId, AttributeType::kInt64, static_cast<int64_t>(id))
+        .set_one(Attribute::kTensorAlignment, AttributeType::kInt64, alignment);
+    if (id == kBetweenId) builder.set_one(Attribute::kTensorIsVirtual, AttributeType::kBool, true);
     return builder.finish();
   };
   const dnn::Descriptor image = tensor(kImageId, problem.image, problem.type, dnn::kAlignment);
@@ -68,56 +68,56 @@ Status ConvolutionLibrary::describe(const ConvolutionProblem& problem, dnn::Hand
   // The convolution's result, if a bias is added to it.
   const dnn::Descriptor made =
       problem.adds_bias ? tensor(kBetweenId, problem.output, precision, dnn::kAlignment) : output;
-  builder.make(Kind::kConvolution)
-      .set_one(Attribute::kConvolutionType, Is::kDataType, precision)
-      .set_one(Attribute::kConvolutionMode, Is::kConvolutionMode, dnn::ConvolutionMode::kCrossCorrelation)
-      .set_one(Attribute::kConvolutionDims, Is::kInt64, static_cast<int64_t>(problem.stride.size()))
-      .set(Attribute::kConvolutionDilations, Is::kInt64, problem.dilation)
-      .set(Attribute::kConvolutionStrides, Is::kInt64, problem.stride)
-      .set(Attribute::kConvolutionPaddings, Is::kInt64, problem.padding)
-      .set(Attribute::kConvolutionPaddingsAfter, Is::kInt64, problem.padding_after);
+  builder.make(DescriptorType::kConvolution)
+      .set_one(Attribute::kConvolutionType, AttributeType::kDataType, precision)
+      .set_one(Attribute::kConvolutionMode, AttributeType::kConvolutionMode, dnn::ConvolutionMode::kCrossCorrelation)
+      .set_one(Attribute::kConvolutionDims, AttributeType::kInt64, static_cast<int64_t>(problem.stride.size()))
+      .set(Attribute::kConvolutionDilations, AttributeType::kInt64, problem.dilation)
+      .set(Attribute::kConvolutionStrides, AttributeType::kInt64, problem.stride)
+      .set(Attribute::kConvolutionPaddings, AttributeType::kInt64, problem.padding)
+      .set(Attribute::kConvolutionPaddingsAfter, AttributeType::kInt64, problem.padding_after);
   const dnn::Descriptor convolution = builder.finish();
-  Kind kind = Kind::kForward;
+  DescriptorType kind = DescriptorType::kForward;
   Attribute first = Attribute::kForwardAlpha;
   if (problem.pass == ConvolutionPass::kBackwardData) {
-    kind = Kind::kBackwardData;
+    kind = DescriptorType::kBackwardData;
     first = Attribute::kBackwardDataAlpha;
   } else if (problem.pass == ConvolutionPass::kBackwardFilter) {
-    kind = Kind::kBackwardFilter;
+    kind = DescriptorType::kBackwardFilter;
     first = Attribute::kBackwardFilterAlpha;
   }
   const auto attribute = [&](int i) { return static_cast<Attribute>(static_cast<int>(first) + i); };
   builder.make(kind);
   for (const int i : {0, 1}) {  // 1 * the result + 0 * the previous content
     if (wide) {
-      builder.set_one(attribute(i), Is::kDouble, i == 0 ? 1.0 : 0.0);
+      builder.set_one(attribute(i), AttributeType::kDouble, i == 0 ? 1.0 : 0.0);
     } else {
-      builder.set_one(attribute(i), Is::kFloat, i == 0 ? 1.0F : 0.0F);
+      builder.set_one(attribute(i), AttributeType::kFloat, i == 0 ? 1.0F : 0.0F);
     }
   }
-  builder.set_one(attribute(2), Is::kDescriptor, convolution)
-      .set_one(attribute(3), Is::kDescriptor, filter)
-      .set_one(attribute(4), Is::kDescriptor, image)
-      .set_one(attribute(5), Is::kDescriptor, made);
+  builder.set_one(attribute(2), AttributeType::kDescriptor, convolution)
+      .set_one(attribute(3), AttributeType::kDescriptor, filter)
+      .set_one(attribute(4), AttributeType::kDescriptor, image)
+      .set_one(attribute(5), AttributeType::kDescriptor, made);
   std::vector<dnn::Descriptor> operations = {builder.finish()};
   if (problem.adds_bias) {
     std::vector<int64_t> sizes(problem.output.size(), 1);
     sizes[1] = problem.output[1];
     const dnn::Descriptor bias = tensor(kBiasId, sizes, problem.type, dnn::item_size(problem.type));
-    builder.make(Kind::kPointwise)
-        .set_one(Attribute::kPointwiseMode, Is::kPointwiseMode, dnn::PointwiseMode::kAdd)
-        .set_one(Attribute::kPointwisePrecision, Is::kDataType, precision);
+    builder.make(DescriptorType::kPointwise)
+        .set_one(Attribute::kPointwiseMode, AttributeType::kPointwiseMode, dnn::PointwiseMode::kAdd)
+        .set_one(Attribute::kPointwisePrecision, AttributeType::kDataType, precision);
     const dnn::Descriptor add = builder.finish();
-    builder.make(Kind::kPointwiseOperation)
-        .set_one(Attribute::kPointwiseOperation, Is::kDescriptor, add)
-        .set_one(Attribute::kPointwiseLeft, Is::kDescriptor, made)
-        .set_one(Attribute::kPointwiseRight, Is::kDescriptor, bias)
-        .set_one(Attribute::kPointwiseResult, Is::kDescriptor, output);
+    builder.make(DescriptorType::kPointwiseOperation)
+        .set_one(Attribute::kPointwiseOperation, AttributeType::kDescriptor, add)
+        .set_one(Attribute::kPointwiseLeft, AttributeType::kDescriptor, made)
+        .set_one(Attribute::kPointwiseRight, AttributeType::kDescriptor, bias)
+        .set_one(Attribute::kPointwiseResult, AttributeType::kDescriptor, output);
     operations.push_back(builder.finish());
   }
-  builder.make(Kind::kGraph)
-      .set_one(Attribute::kGraphHandle, Is::kHandle, handle)
-      .set(Attribute::kGraphOperations, Is::kDescriptor, operations);
+  builder.make(DescriptorType::kGraph)
+      .set_one(Attribute::kGraphHandle, AttributeType::kHandle, handle)
+      .set(Attribute::kGraphOperations, AttributeType::kDescriptor, operations);
   *graph = builder.finish();
   return builder.status();
 }
@@ -125,11 +125,11 @@ Status ConvolutionLibrary::describe(const ConvolutionProblem& problem, dnn::Hand
 // --- plans -----------------------------------------------------------------------------------------------------------
 
 // Rejects engines that round f32 unless tf32 is allowed. Only the last level accepts nondeterministic sums.
-bool ConvolutionLibrary::suits(const ConvolutionProblem& problem, const std::vector<dnn::Note>& notes,
+bool ConvolutionLibrary::suits(const ConvolutionProblem& problem, const std::vector<dnn::NumericalNote>& notes,
                                size_t level) const {
-  return std::ranges::none_of(notes, [&](dnn::Note note) {
-    if (note == dnn::Note::kNondeterministic) return level + 1 != levels();
-    return note == dnn::Note::kDownConvertInputs && problem.type == dnn::Type::kFloat32 && !problem.tf32;
+  return std::ranges::none_of(notes, [&](dnn::NumericalNote note) {
+    if (note == dnn::NumericalNote::kNondeterministic) return level + 1 != levels();
+    return note == dnn::NumericalNote::kDownConvertInputs && problem.type == dnn::Type::kFloat32 && !problem.tf32;
   });
 }
 

@@ -5,18 +5,18 @@
 
 #include "ir/status.h"
 #include "worker/targets/cuda/dnn/convolution.h"
-#include "worker/targets/cuda/dnn/late_plans.h"
+#include "worker/targets/cuda/dnn/deferred_plans.h"
 
 namespace torch_remote::worker::cuda {
 
-using PreparedConvolution = LatePlan<ConvolutionProblem>;
+using PreparedConvolution = DeferredPlan<ConvolutionProblem>;
 
 struct ConvolutionPointers {
   DevicePointer image = 0, filter = 0, output = 0, bias = 0;
 };
 
 // Convolutions with cuDNN. No other runner executes them, so callers wait for the plan.
-class ConvolutionLibrary final : public LatePlans<ConvolutionProblem> {
+class ConvolutionLibrary final : public DeferredPlans<ConvolutionProblem> {
  public:
   static Status open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
                      std::unique_ptr<ConvolutionLibrary>* library);
@@ -34,10 +34,11 @@ class ConvolutionLibrary final : public LatePlans<ConvolutionProblem> {
                   dnn::Descriptor* graph) const override;
   // Deterministic engines are preferred, even if they are slower.
   size_t levels() const override { return 2; }
-  bool suits(const ConvolutionProblem& problem, const std::vector<dnn::Note>& notes, size_t level) const override;
+  bool suits(const ConvolutionProblem& problem, const std::vector<dnn::NumericalNote>& notes,
+             size_t level) const override;
   Status check(const ConvolutionProblem& problem, size_t level) const override;
-  size_t most(const ConvolutionProblem&) const override { return kTimed; }
-  bool is_only_way() const override { return true; }
+  size_t max_plans(const ConvolutionProblem&) const override { return kTimed; }
+  bool is_only_runner() const override { return true; }
   Status call(const ConvolutionProblem& problem, const dnn::Plan& plan, const ConvolutionPointers& pointers,
               DevicePointer workspace, Stream stream) const;
 

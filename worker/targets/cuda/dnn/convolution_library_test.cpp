@@ -17,8 +17,8 @@ namespace torch_remote::worker::cuda {
 namespace {
 
 using dnn::Attribute;
-using dnn::Is;
-using dnn::Kind;
+using dnn::AttributeType;
+using dnn::DescriptorType;
 using emulated::Engine;
 namespace fs = std::filesystem;
 
@@ -47,11 +47,11 @@ class ConvolutionLibraryTest : public emulated::LibraryTest<ConvolutionLibrary, 
     return problem;
   }
   Status prepare(const ConvolutionProblem& problem) {
-    const Current current(device->gpu());
+    const ContextGuard current(device->gpu());
     return library->prepare(problem, &prepared);
   }
   Status run(int times = 1) {
-    const Current current(device->gpu());
+    const ContextGuard current(device->gpu());
     const auto at = reinterpret_cast<DevicePointer>(memory.data);
     Status status;
     for (int i = 0; i < times && status.ok(); ++i) {
@@ -79,9 +79,9 @@ TEST_F(ConvolutionLibraryTest, TimesOnceBehindTheFirstUse) {
   ASSERT_TRUE(run(5).ok());
   EXPECT_EQ(calls("cuEventElapsedTime"), 2u);
   ASSERT_TRUE(prepare(problem()).ok());
-  EXPECT_EQ(library->asked(), 1u);
+  EXPECT_EQ(library->heuristic_calls(), 1u);
   ASSERT_TRUE(prepare(problem(ConvolutionPass::kForward, 7)).ok());
-  EXPECT_EQ(library->asked(), 2u);
+  EXPECT_EQ(library->heuristic_calls(), 2u);
 }
 
 // Where tf32 is allowed, it is one of the plans, and the heuristic's first choice.
@@ -100,7 +100,7 @@ TEST_F(ConvolutionLibraryTest, Tf32IsAskedFor) {
   ASSERT_TRUE(prepare(problem()).ok());
   ASSERT_TRUE(run(2).ok());
   EXPECT_EQ(runs()[0] - before[0], 2u);
-  EXPECT_EQ(library->found(), 0u);
+  EXPECT_EQ(library->file_hits(), 0u);
 }
 
 TEST_F(ConvolutionLibraryTest, ADeterministicProblemIsNeverTimed) {
@@ -177,14 +177,14 @@ TEST_F(ConvolutionLibraryTest, KeepsTheFastestPlanInAFile) {
   start();
   ASSERT_TRUE(prepare(problem()).ok());
   EXPECT_EQ(prepared->plans(), 1u);
-  EXPECT_EQ(library->found(), 1u);
-  EXPECT_EQ(library->asked(), 0u);
+  EXPECT_EQ(library->file_hits(), 1u);
+  EXPECT_EQ(library->heuristic_calls(), 0u);
   const auto before = runs();
   ASSERT_TRUE(run(3).ok());
   EXPECT_EQ(runs()[4], before[4] + 3);  // The fallback engine runs, and nothing is timed.
   EXPECT_EQ(file(), kept);
   ASSERT_TRUE(prepare(problem(ConvolutionPass::kForward, 7)).ok());
-  EXPECT_EQ(library->asked(), 1u);
+  EXPECT_EQ(library->heuristic_calls(), 1u);
   // A line that was modified is ignored.
   stop();
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -194,8 +194,8 @@ TEST_F(ConvolutionLibraryTest, KeepsTheFastestPlanInAFile) {
   }
   start();
   ASSERT_TRUE(prepare(problem()).ok());
-  EXPECT_EQ(library->found(), 0u);
-  EXPECT_EQ(library->asked(), 1u);
+  EXPECT_EQ(library->file_hits(), 0u);
+  EXPECT_EQ(library->heuristic_calls(), 1u);
 }
 
 TEST_F(ConvolutionLibraryTest, OnlyTheFallbackKnowsDoubles) {
@@ -218,7 +218,7 @@ TEST_F(ConvolutionLibraryTest, RemembersWhatIsNotDone) {
     EXPECT_EQ(status.code(), ErrorCode::kUnsupported);
     EXPECT_NE(status.message().find("a bias behind a convolution of these types"), std::string::npos);
   }
-  EXPECT_EQ(library->asked(), 1u);
+  EXPECT_EQ(library->heuristic_calls(), 1u);
   biased.type = dnn::Type::kFloat16;
   EXPECT_TRUE(prepare(biased).ok());
   EXPECT_TRUE(run(3).ok());
@@ -241,35 +241,36 @@ TEST_F(ConvolutionLibraryTest, WithoutMemoryTakesThePlanThatWantsLess) {
 // -- The emulated library ---------------------------------------------------------------------------------------------
 
 TEST_F(ConvolutionLibraryTest, DescriptorsAreStrict) {
-  const Current current(device->gpu());
+  const ContextGuard current(device->gpu());
   dnn::Descriptor tensor = nullptr;
-  ASSERT_EQ(table.descriptor_create(Kind::kTensor, &tensor), dnn::Result::kSuccess);
+  ASSERT_EQ(table.descriptor_create(DescriptorType::kTensor, &tensor), dnn::Result::kSuccess);
   const std::vector<int64_t> sizes = {1, 2, 3, 4}, strides = {24, 12, 4, 1};
-  const auto set = [&](Attribute attribute, Is type, int64_t count, const void* values) {
+  const auto set = [&](Attribute attribute, AttributeType type, int64_t count, const void* values) {
     return table.set_attribute(tensor, attribute, type, count, values);
   };
   const int64_t number = 16;
   const dnn::Type type = dnn::Type::kFloat32;
   EXPECT_EQ(table.descriptor_finalize(tensor), dnn::Result::kBadParam);  // Nothing is set.
-  EXPECT_EQ(set(Attribute::kTensorSizes, Is::kInt64, 4, nullptr), dnn::Result::kBadParamNullPointer);
-  EXPECT_EQ(set(Attribute::kTensorSizes, Is::kFloat, 4, sizes.data()), dnn::Result::kBadParamAttributeType);
-  EXPECT_EQ(set(Attribute::kPackIds, Is::kInt64, 4, sizes.data()), dnn::Result::kBadParam);
-  EXPECT_EQ(set(Attribute::kTensorId, Is::kInt64, 2, sizes.data()), dnn::Result::kBadParamOutOfBound);
-  EXPECT_EQ(set(Attribute::kTensorSizes, Is::kInt64, 4, sizes.data()), dnn::Result::kSuccess);
-  EXPECT_EQ(set(Attribute::kTensorStrides, Is::kInt64, 3, strides.data()), dnn::Result::kSuccess);
-  EXPECT_EQ(set(Attribute::kTensorType, Is::kDataType, 1, &type), dnn::Result::kSuccess);
-  EXPECT_EQ(set(Attribute::kTensorId, Is::kInt64, 1, &number), dnn::Result::kSuccess);
-  EXPECT_EQ(set(Attribute::kTensorAlignment, Is::kInt64, 1, &number), dnn::Result::kSuccess);
+  EXPECT_EQ(set(Attribute::kTensorSizes, AttributeType::kInt64, 4, nullptr), dnn::Result::kBadParamNullPointer);
+  EXPECT_EQ(set(Attribute::kTensorSizes, AttributeType::kFloat, 4, sizes.data()), dnn::Result::kBadParamAttributeType);
+  EXPECT_EQ(set(Attribute::kPackIds, AttributeType::kInt64, 4, sizes.data()), dnn::Result::kBadParam);
+  EXPECT_EQ(set(Attribute::kTensorId, AttributeType::kInt64, 2, sizes.data()), dnn::Result::kBadParamOutOfBound);
+  EXPECT_EQ(set(Attribute::kTensorSizes, AttributeType::kInt64, 4, sizes.data()), dnn::Result::kSuccess);
+  EXPECT_EQ(set(Attribute::kTensorStrides, AttributeType::kInt64, 3, strides.data()), dnn::Result::kSuccess);
+  EXPECT_EQ(set(Attribute::kTensorType, AttributeType::kDataType, 1, &type), dnn::Result::kSuccess);
+  EXPECT_EQ(set(Attribute::kTensorId, AttributeType::kInt64, 1, &number), dnn::Result::kSuccess);
+  EXPECT_EQ(set(Attribute::kTensorAlignment, AttributeType::kInt64, 1, &number), dnn::Result::kSuccess);
   EXPECT_EQ(table.descriptor_finalize(tensor), dnn::Result::kBadParamShapeMismatch);
-  EXPECT_EQ(set(Attribute::kTensorStrides, Is::kInt64, 4, strides.data()), dnn::Result::kSuccess);
+  EXPECT_EQ(set(Attribute::kTensorStrides, AttributeType::kInt64, 4, strides.data()), dnn::Result::kSuccess);
   EXPECT_EQ(table.descriptor_finalize(tensor), dnn::Result::kSuccess);
-  EXPECT_EQ(table.descriptor_finalize(tensor), dnn::Result::kBadParam);                  // Already finalized.
-  EXPECT_EQ(set(Attribute::kTensorId, Is::kInt64, 1, &number), dnn::Result::kBadParam);  // Too late.
+  EXPECT_EQ(table.descriptor_finalize(tensor), dnn::Result::kBadParam);  // Already finalized.
+  EXPECT_EQ(set(Attribute::kTensorId, AttributeType::kInt64, 1, &number), dnn::Result::kBadParam);  // Too late.
   // A descriptor may only refer to finalized ones.
   dnn::Descriptor graph = nullptr, raw = nullptr;
-  ASSERT_EQ(table.descriptor_create(Kind::kGraph, &graph), dnn::Result::kSuccess);
-  ASSERT_EQ(table.descriptor_create(Kind::kForward, &raw), dnn::Result::kSuccess);
-  EXPECT_EQ(table.set_attribute(graph, Attribute::kGraphOperations, Is::kDescriptor, 1, static_cast<const void*>(&raw)),
+  ASSERT_EQ(table.descriptor_create(DescriptorType::kGraph, &graph), dnn::Result::kSuccess);
+  ASSERT_EQ(table.descriptor_create(DescriptorType::kForward, &raw), dnn::Result::kSuccess);
+  EXPECT_EQ(table.set_attribute(graph, Attribute::kGraphOperations, AttributeType::kDescriptor, 1,
+                                static_cast<const void*>(&raw)),
             dnn::Result::kBadParamNotFinalized);
   EXPECT_EQ(emulated::cudnn_leaks(), "1 handle, 3 descriptors");
   for (const dnn::Descriptor made : {tensor, graph, raw}) {
@@ -279,7 +280,7 @@ TEST_F(ConvolutionLibraryTest, DescriptorsAreStrict) {
 }
 
 TEST_F(ConvolutionLibraryTest, AddressesAreStrict) {
-  const Current current(device->gpu());
+  const ContextGuard current(device->gpu());
   const auto at = reinterpret_cast<DevicePointer>(memory.data);
   const auto fails = [&](const ConvolutionPointers& pointers, const char* why) {
     static int64_t size = 20;  // A new problem each time, as a problem that ran once is only queued.

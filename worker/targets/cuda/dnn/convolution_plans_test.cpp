@@ -25,7 +25,7 @@ class ConvolutionPlansTest : public ::testing::TestWithParam<int> {
     Status status = CudaDevice::open(
         {.driver = driver->driver(), .limit = 1 << 28, .kernels = {.compile = emulated::compile}}, &device);
     ASSERT_TRUE(status.ok()) << status.message();
-    const Current current(device->gpu());
+    const ContextGuard current(device->gpu());
     status = ConvolutionLibrary::open(device->shared_gpu(), device->memory(), {.table = &table}, &library);
     ASSERT_TRUE(status.ok()) << status.message();
   }
@@ -53,7 +53,7 @@ constexpr Shape kShapes[] = {
 };
 
 TEST_P(ConvolutionPlansTest, PlansWhatModelsHave) {
-  const Current current(device->gpu());
+  const ContextGuard current(device->gpu());
   for (const Shape& shape : kShapes) {
     for (const dnn::Type type : {dnn::Type::kFloat32, dnn::Type::kFloat16, dnn::Type::kBFloat16, dnn::Type::kFloat64}) {
       for (const auto pass :

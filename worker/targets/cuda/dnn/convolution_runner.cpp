@@ -8,7 +8,7 @@
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/dnn/convolution.h"
 #include "worker/targets/cuda/dnn/convolution_library.h"
-#include "worker/targets/cuda/dnn/late_plan_runner.h"
+#include "worker/targets/cuda/dnn/deferred_plan_runner.h"
 #include "worker/targets/cuda/launch/group_call.h"
 #include "worker/targets/cuda/launch/run_memory.h"
 #include "worker/targets/cuda/launch/unit_program.h"
@@ -16,7 +16,7 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-using Convolutions = LateLibrary<ConvolutionLibrary>;
+using Convolutions = LazyLibrary<ConvolutionLibrary>;
 
 std::string list(std::span<const int64_t> numbers) {
   std::string text;
@@ -27,7 +27,7 @@ std::string list(std::span<const int64_t> numbers) {
 // A compiled kernel that adds a bias to an image, or sums an image to a bias.
 class BiasKernel {
  public:
-  Status ask(CudaDevice& device, const ChannelBias& work) {
+  Status request(CudaDevice& device, const ChannelBias& work) {
     OpTensor image = work.image;
     for (size_t d = image.sizes.size(); d-- > 2;) {  // Kernels do not need dims of size 1.
       if (image.sizes[d] != 1) continue;
@@ -53,7 +53,7 @@ class BiasKernel {
     graph_ = {};
     Status status = ir::parse_graph(text, &graph_);
     if (status.ok()) status = ir::evaluate(graph_, nullptr, &values_);
-    if (status.ok()) status = call_.ask(device, graph_, ir::Group{}, values_);
+    if (status.ok()) status = call_.request_kernels(device, graph_, ir::Group{}, values_);
     return status;
   }
   Status finish(CudaDevice& device) {
@@ -83,11 +83,11 @@ class ConvolutionUnit final : public Unit {
   Status run(std::span<const tr_buffer> buffers, uint64_t number) override;
 
  private:
-  Status begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override;
+  Status plan(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override;
   Status finish() override;
-  bool suits(std::span<const int64_t>) const override { return convolutions_.device().math() == math_; }
+  bool is_still_valid(std::span<const int64_t>) const override { return convolutions_.device().math() == math_; }
   void set_numbers(std::span<const int64_t>) override {}
-  Status prepare(ConvolutionLibrary& library);
+  Status prepare_calls(ConvolutionLibrary& library);
   static Status do_step(const OpStep& step, const RunMemory& memory);
 
   Convolutions& convolutions_;
@@ -98,10 +98,10 @@ class ConvolutionUnit final : public Unit {
   std::optional<BiasKernel> bias_;
 };
 
-Status ConvolutionUnit::begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) {
+Status ConvolutionUnit::plan(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) {
   bias_.reset();
   math_ = convolutions_.device().math();
-  const Current current(convolutions_.device().gpu());
+  const ContextGuard current(convolutions_.device().gpu());
   ConvolutionLibrary* const library = convolutions_.get();
   if (library == nullptr) {
     return {ErrorCode::kUnsupported, convolutions_.status().message()};
@@ -110,18 +110,18 @@ Status ConvolutionUnit::begin(std::span<const int64_t> values, std::vector<ir::S
   for (const ConvolutionLayout layout : {ConvolutionLayout::kPreferred, ConvolutionLayout::kOther}) {
     Status tried = plan_convolution(graph(), group().first, values, layout, &plan_, symbols);
     if (!tried.ok()) return tried;
-    tried = prepare(*library);
+    tried = prepare_calls(*library);
     if (tried.ok() || status.ok()) status = tried;
     if (tried.ok()) break;
     if (tried.code() != ErrorCode::kUnsupported) return tried;
   }
   if (status.ok() && plan_.bias && !call_adds_bias_) {
-    status = bias_.emplace().ask(convolutions_.device(), *plan_.bias);
+    status = bias_.emplace().request(convolutions_.device(), *plan_.bias);
   }
   return status;
 }
 
-Status ConvolutionUnit::prepare(ConvolutionLibrary& library) {
+Status ConvolutionUnit::prepare_calls(ConvolutionLibrary& library) {
   prepared_.assign(plan_.calls.size(), nullptr);
   call_adds_bias_ = false;
   for (size_t i = 0; i < plan_.calls.size(); ++i) {
@@ -144,7 +144,7 @@ Status ConvolutionUnit::prepare(ConvolutionLibrary& library) {
 Status ConvolutionUnit::finish() { return bias_ ? bias_->finish(convolutions_.device()) : Status(); }
 
 Status ConvolutionUnit::do_step(const OpStep& step, const RunMemory& memory) {
-  if (const auto* const moved = std::get_if<Moved>(&step)) return memory.copy(*moved);
+  if (const auto* const moved = std::get_if<StridedMove>(&step)) return memory.copy(*moved);
   const auto& fill = std::get<OpFill>(step);
   memory.fill(fill.to, fill.nbytes, fill.value);
   return {};
@@ -157,7 +157,7 @@ Status ConvolutionUnit::run(std::span<const tr_buffer> buffers, uint64_t number)
   if (device.gpu().is_lost()) return {};
   Status status;
   ConvolutionLibrary& library = *convolutions_.get();
-  const auto at = [&](const Place& place) { return memory.address(place); };
+  const auto at = [&](const Location& location) { return memory.address(location); };
   for (size_t i = 0; i < plan_.before && status.ok(); ++i) status = do_step(plan_.steps.steps[i], memory);
   for (size_t i = 0; i < plan_.calls.size() && status.ok(); ++i) {
     const ConvolutionCall& call = plan_.calls[i];
@@ -168,7 +168,7 @@ Status ConvolutionUnit::run(std::span<const tr_buffer> buffers, uint64_t number)
     status = do_step(plan_.steps.steps[i], memory);
   }
   if (status.ok() && bias_) {
-    status = bias_->run(device, at(plan_.bias->image.place), at(plan_.bias->bias.place), number);
+    status = bias_->run(device, at(plan_.bias->image.location), at(plan_.bias->bias.location), number);
   }
   return status;
 }

@@ -22,9 +22,9 @@ uint32_t item_size(Type type) {
   return 0;
 }
 
-Status open(const LibraryPlaces& places, Table* table) {
+Status open(const LibrarySearchPath& search_path, Table* table) {
   OpenLibrary library;
-  if (Status status = open_library(kLibrary, places, &library); !status.ok()) return status;
+  if (Status status = open_library(kLibrary, search_path, &library); !status.ok()) return status;
   std::string missing;
 #define TORCH_REMOTE_CUDNN_FIND(member, name, type, parameters)                   \
   table->member = reinterpret_cast<decltype(table->member)>(library.find(#name)); \
@@ -34,15 +34,15 @@ Status open(const LibraryPlaces& places, Table* table) {
   if (!missing.empty())
     return {ErrorCode::kUnsupported, "cuda: " + library.path + " has no " + missing + "; cuDNN 9 is wanted"};
   // The soname does not say for which CUDA version cuDNN was built.
-  const int made_for = static_cast<int>(table->get_cudart_version()) / 1000, driver = places.driver / 1000;
+  const int made_for = static_cast<int>(table->get_cudart_version()) / 1000, driver = search_path.driver / 1000;
   if (made_for <= driver) {
     // cuDNN loads the cuBLASLt of its own CUDA version, and aborts the process if there is none.
-    LibraryPlaces own = places;
+    LibrarySearchPath own = search_path;
     own.driver = made_for * 1000;
     OpenLibrary products;
     Status status = open_library(lt::kLibrary, own, &products);
     OpenLibrary compiler;
-    if (open_library(kCompiler, own, &compiler).ok()) open_beside(compiler, "libnvrtc-builtins.so");
+    if (open_library(kCompiler, own, &compiler).ok()) open_siblings(compiler, "libnvrtc-builtins.so");
     if (!status.ok() || products.major == made_for) return status;
     return {ErrorCode::kUnsupported, "cuda: " + library.path + " is made for CUDA " + std::to_string(made_for) + ", " +
                                          products.path + " is not; install cuBLASLt for it: pip install nvidia-cublas" +

@@ -72,7 +72,7 @@ enum class HeuristicsMode : int { kFallback = 2, kA = 3 };
 enum class NormMode : int { kBatch = 2 };
 enum class NormPhase : int { kTraining = 1 };
 // cudnnBackendNumericalNote_t: an engine's numerical properties.
-enum class Note : int {
+enum class NumericalNote : int {
   kTensorCore = 0,
   kDownConvertInputs = 1,  // f32 is rounded to tf32 or less.
   kReducedPrecisionReduction = 2,
@@ -80,10 +80,10 @@ enum class Note : int {
   kNondeterministic = 4,
   kWinograd = 5,
 };
-inline constexpr int kMostNotes = 16;
+inline constexpr int kMaxNotes = 16;
 
 // cudnnBackendDescriptorType_t
-enum class Kind : int {
+enum class DescriptorType : int {
   kPointwise = 0,
   kConvolution = 1,
   kEngine = 2,
@@ -107,7 +107,7 @@ enum class Kind : int {
 };
 
 // cudnnBackendAttributeType_t, and the C++ type of each value.
-enum class Is : int {
+enum class AttributeType : int {
   kHandle = 0,    // Handle
   kDataType = 1,  // Type
   kBool = 2,      // bool
@@ -195,7 +195,7 @@ enum class Attribute : int {
   kNormForwardPhase = 2001,
   kNormForwardFrom = 2002,
   kNormForwardMean = 2003,
-  kNormForwardDeviation = 2004,  // 1 / sqrt(variance + epsilon)
+  kNormForwardInverseStd = 2004,  // 1 / sqrt(variance + epsilon)
   kNormForwardScale = 2005,
   kNormForwardBias = 2006,
   kNormForwardEpsilon = 2007,
@@ -208,7 +208,7 @@ enum class Attribute : int {
   kNormBackwardMode = 2100,
   kNormBackwardFrom = 2101,
   kNormBackwardMean = 2102,
-  kNormBackwardDeviation = 2103,
+  kNormBackwardInverseStd = 2103,
   kNormBackwardGrad = 2104,
   kNormBackwardScale = 2105,
   kNormBackwardGradScale = 2107,
@@ -227,7 +227,7 @@ enum class RnnLayout : int { kSteps = 0 };              // cudnnRNNDataLayout_t:
 enum class ForwardMode : int { kInference = 0, kTraining = 1 };
 enum class MathType : int { kTensorCores = 1, kExact = 3 };  // cudnnMathType_t; kExact: no tf32.
 enum class GradMode : int { kAdd = 0 };                      // cudnnWgradMode_t
-inline constexpr uint32_t kRnnUnpacked = 1;                  // CUDNN_RNN_PADDED_IO_ENABLED
+inline constexpr uint32_t kRnnPaddedIo = 1;                  // CUDNN_RNN_PADDED_IO_ENABLED
 
 using Handle = struct HandleState*;
 using Descriptor = struct DescriptorState*;
@@ -243,13 +243,13 @@ using TensorDescriptor = struct TensorDescriptorState*;
   F(destroy, cudnnDestroy, Result, (Handle handle))                                                                    \
   F(set_stream, cudnnSetStream, Result, (Handle handle, Stream stream))                                                \
   F(get_last_error, cudnnGetLastErrorString, void, (char* message, size_t size))                                       \
-  F(descriptor_create, cudnnBackendCreateDescriptor, Result, (Kind kind, Descriptor * descriptor))                     \
+  F(descriptor_create, cudnnBackendCreateDescriptor, Result, (DescriptorType kind, Descriptor * descriptor))           \
   F(descriptor_destroy, cudnnBackendDestroyDescriptor, Result, (Descriptor descriptor))                                \
   F(descriptor_finalize, cudnnBackendFinalize, Result, (Descriptor descriptor))                                        \
   F(set_attribute, cudnnBackendSetAttribute, Result,                                                                   \
-    (Descriptor descriptor, Attribute attribute, Is type, int64_t count, const void* elements))                        \
+    (Descriptor descriptor, Attribute attribute, AttributeType type, int64_t count, const void* elements))             \
   F(get_attribute, cudnnBackendGetAttribute, Result,                                                                   \
-    (Descriptor descriptor, Attribute attribute, Is type, int64_t asked, int64_t* count, void* elements))              \
+    (Descriptor descriptor, Attribute attribute, AttributeType type, int64_t asked, int64_t* count, void* elements))   \
   F(execute, cudnnBackendExecute, Result, (Handle handle, Descriptor plan, Descriptor pack))                           \
   F(tensor_create, cudnnCreateTensorDescriptor, Result, (TensorDescriptor * descriptor))                               \
   F(tensor_destroy, cudnnDestroyTensorDescriptor, Result, (TensorDescriptor descriptor))                               \
@@ -269,7 +269,7 @@ using TensorDescriptor = struct TensorDescriptorState*;
   F(rnn_sizes, cudnnGetRNNTempSpaceSizes, Result,                                                                      \
     (Handle handle, RnnDescriptor rnn, ForwardMode mode, RnnDataDescriptor input, size_t* workspace, size_t* reserve)) \
   F(rnn_weight_size, cudnnGetRNNWeightSpaceSize, Result, (Handle handle, RnnDescriptor rnn, size_t* bytes))            \
-  F(rnn_weight_place, cudnnGetRNNWeightParams, Result,                                                                 \
+  F(rnn_weight_params, cudnnGetRNNWeightParams, Result,                                                                \
     (Handle handle, RnnDescriptor rnn, int32_t direction, size_t bytes, const void* weights, int32_t linear,           \
      TensorDescriptor of_matrix, void** matrix, TensorDescriptor of_bias, void** bias))                                \
   F(rnn_forward, cudnnRNNForward, Result,                                                                              \
@@ -304,7 +304,7 @@ inline constexpr Library kCompiler = {"NVRTC", "libnvrtc.so", "nvidia-cuda-nvrtc
 
 // Opens cuDNN, cuBLASLt, which it needs, and NVRTC, if it is there, for the life of the process. Fills the table. An
 // error says what to install.
-Status open(const LibraryPlaces& places, Table* table);
+Status open(const LibrarySearchPath& search_path, Table* table);
 
 // Ok, or "cudnn: cudnnBackendFinalize: not supported (CUDNN_STATUS 3004)" with the library's message. Not supported
 // becomes kUnsupported.

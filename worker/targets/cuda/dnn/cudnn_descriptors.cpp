@@ -6,7 +6,7 @@
 namespace torch_remote::worker::cuda::dnn {
 namespace {
 
-constexpr int64_t kMostConfigs = 64;  // How many engine configs are requested.
+constexpr int64_t kMaxConfigs = 64;  // How many engine configs are requested.
 
 }  // namespace
 
@@ -15,14 +15,14 @@ void destroy(const Table& table, std::vector<Descriptor>& made) {
   made.clear();
 }
 
-Builder& Builder::make(Kind kind) {
+Builder& Builder::make(DescriptorType kind) {
   current_ = nullptr;
   if (!status_.ok()) return *this;
   if (check(table_.descriptor_create(kind, &current_), "cudnnBackendCreateDescriptor")) keep_->push_back(current_);
   return *this;
 }
 
-Builder& Builder::set_all(Attribute attribute, Is type, int64_t count, const void* values) {
+Builder& Builder::set_all(Attribute attribute, AttributeType type, int64_t count, const void* values) {
   if (status_.ok()) {
     check(table_.set_attribute(current_, attribute, type, count, values), "cudnnBackendSetAttribute");
   }
@@ -39,59 +39,60 @@ bool Builder::check(Result result, const char* what) {
   return status_.ok();
 }
 
-Status propose(const Table& table, Descriptor graph, HeuristicsMode mode, Temporary* made,
-               std::vector<Descriptor>* configs) {
+Status query_heuristics(const Table& table, Descriptor graph, HeuristicsMode mode, Temporary* made,
+                        std::vector<Descriptor>* configs) {
   configs->clear();
   Builder builder(table, &made->made);
-  builder.make(Kind::kHeuristics)
-      .set_one(Attribute::kHeuristicsGraph, Is::kDescriptor, graph)
-      .set_one(Attribute::kHeuristicsMode, Is::kHeuristicsMode, mode);
+  builder.make(DescriptorType::kHeuristics)
+      .set_one(Attribute::kHeuristicsGraph, AttributeType::kDescriptor, graph)
+      .set_one(Attribute::kHeuristicsMode, AttributeType::kHeuristicsMode, mode);
   const Descriptor heuristics = builder.finish();
-  configs->reserve(kMostConfigs);
-  for (int64_t i = 0; i < kMostConfigs && builder.status().ok(); ++i) {
-    builder.make(Kind::kEngineConfig);
+  configs->reserve(kMaxConfigs);
+  for (int64_t i = 0; i < kMaxConfigs && builder.status().ok(); ++i) {
+    builder.make(DescriptorType::kEngineConfig);
     configs->push_back(made->made.back());
   }
   if (!builder.status().ok()) return builder.status();
   int64_t count = 0;
   Status status = to_status(table,
-                            table.get_attribute(heuristics, Attribute::kHeuristicsResults, Is::kDescriptor,
-                                                kMostConfigs, &count, static_cast<void*>(configs->data())),
+                            table.get_attribute(heuristics, Attribute::kHeuristicsResults, AttributeType::kDescriptor,
+                                                kMaxConfigs, &count, static_cast<void*>(configs->data())),
                             "cudnnBackendGetAttribute");
-  configs->resize(status.ok() ? static_cast<size_t>(std::clamp<int64_t>(count, 0, kMostConfigs)) : 0);
+  configs->resize(status.ok() ? static_cast<size_t>(std::clamp<int64_t>(count, 0, kMaxConfigs)) : 0);
   return status;
 }
 
-bool find_notes(const Table& table, Descriptor config, std::vector<Note>* notes) {
+bool find_notes(const Table& table, Descriptor config, std::vector<NumericalNote>* notes) {
   Temporary temporary(table);
   Descriptor engine = nullptr;
-  if (table.descriptor_create(Kind::kEngine, &engine) != Result::kSuccess) return false;
+  if (table.descriptor_create(DescriptorType::kEngine, &engine) != Result::kSuccess) return false;
   temporary.made.push_back(engine);
   int64_t count = 0;
-  if (table.get_attribute(config, Attribute::kConfigEngine, Is::kDescriptor, 1, &count, static_cast<void*>(&engine)) !=
+  if (table.get_attribute(config, Attribute::kConfigEngine, AttributeType::kDescriptor, 1, &count,
+                          static_cast<void*>(&engine)) != Result::kSuccess) {
+    return false;
+  }
+  notes->resize(kMaxNotes);
+  if (table.get_attribute(engine, Attribute::kEngineNotes, AttributeType::kNote, kMaxNotes, &count, notes->data()) !=
       Result::kSuccess) {
     return false;
   }
-  notes->resize(kMostNotes);
-  if (table.get_attribute(engine, Attribute::kEngineNotes, Is::kNote, kMostNotes, &count, notes->data()) !=
-      Result::kSuccess) {
-    return false;
-  }
-  notes->resize(static_cast<size_t>(std::clamp<int64_t>(count, 0, kMostNotes)));
+  notes->resize(static_cast<size_t>(std::clamp<int64_t>(count, 0, kMaxNotes)));
   return true;
 }
 
 Status make_plan(const Table& table, Handle handle, Descriptor config, uint64_t most, std::vector<Descriptor>* made,
                  Descriptor* plan, uint64_t* workspace) {
   Builder builder(table, made);
-  builder.make(Kind::kPlan)
-      .set_one(Attribute::kPlanHandle, Is::kHandle, handle)
-      .set_one(Attribute::kPlanConfig, Is::kDescriptor, config);
+  builder.make(DescriptorType::kPlan)
+      .set_one(Attribute::kPlanHandle, AttributeType::kHandle, handle)
+      .set_one(Attribute::kPlanConfig, AttributeType::kDescriptor, config);
   *plan = builder.finish();
   if (!builder.status().ok()) return builder.status();
   int64_t bytes = 0, one = 0;
   Status status =
-      to_status(table, table.get_attribute(*plan, Attribute::kPlanWorkspace, Is::kInt64, 1, &one, &bytes), "workspace");
+      to_status(table, table.get_attribute(*plan, Attribute::kPlanWorkspace, AttributeType::kInt64, 1, &one, &bytes),
+                "workspace");
   if (!status.ok()) return status;
   *workspace = static_cast<uint64_t>(bytes);
   if (*workspace <= most) return {};
@@ -102,10 +103,10 @@ Status execute(const Table& table, Handle handle, Descriptor plan, const std::ve
                const std::vector<DevicePointer>& addresses, DevicePointer workspace, Stream stream) {
   Temporary temporary(table);
   Builder builder(table, &temporary.made);
-  builder.make(Kind::kVariantPack)
-      .set(Attribute::kPackIds, Is::kInt64, ids)
-      .set(Attribute::kPackPointers, Is::kPointer, addresses)
-      .set_one(Attribute::kPackWorkspace, Is::kPointer, workspace);
+  builder.make(DescriptorType::kVariantPack)
+      .set(Attribute::kPackIds, AttributeType::kInt64, ids)
+      .set(Attribute::kPackPointers, AttributeType::kPointer, addresses)
+      .set_one(Attribute::kPackWorkspace, AttributeType::kPointer, workspace);
   const Descriptor pack = builder.finish();
   if (!builder.status().ok()) return builder.status();
   Status status = to_status(table, table.set_stream(handle, stream), "cudnnSetStream");

@@ -30,13 +30,13 @@ class Builder {
  public:
   Builder(const Table& table, std::vector<Descriptor>* keep) : table_(table), keep_(keep) {}
 
-  Builder& make(Kind kind);
+  Builder& make(DescriptorType kind);
   template <typename T>
-  Builder& set(Attribute attribute, Is type, const std::vector<T>& values) {
+  Builder& set(Attribute attribute, AttributeType type, const std::vector<T>& values) {
     return set_all(attribute, type, static_cast<int64_t>(values.size()), static_cast<const void*>(values.data()));
   }
   template <typename T>
-  Builder& set_one(Attribute attribute, Is type, T value) {
+  Builder& set_one(Attribute attribute, AttributeType type, T value) {
     return set_all(attribute, type, 1, static_cast<const void*>(&value));
   }
   // Null after an error.
@@ -44,7 +44,7 @@ class Builder {
   const Status& status() const { return status_; }
 
  private:
-  Builder& set_all(Attribute attribute, Is type, int64_t count, const void* values);
+  Builder& set_all(Attribute attribute, AttributeType type, int64_t count, const void* values);
   bool check(Result result, const char* what);
 
   const Table& table_;
@@ -54,10 +54,10 @@ class Builder {
 };
 
 // Asks cuDNN's heuristics for engine configs for a graph, first choice first. `made` owns them.
-Status propose(const Table& table, Descriptor graph, HeuristicsMode mode, Temporary* made,
-               std::vector<Descriptor>* configs);
+Status query_heuristics(const Table& table, Descriptor graph, HeuristicsMode mode, Temporary* made,
+                        std::vector<Descriptor>* configs);
 // The numerical notes of a config's engine. False: the engine does not report them.
-bool find_notes(const Table& table, Descriptor config, std::vector<Note>* notes);
+bool find_notes(const Table& table, Descriptor config, std::vector<NumericalNote>* notes);
 // Makes the plan of a config. `made` owns its descriptors. Fails if the plan needs more than `most` bytes of workspace.
 Status make_plan(const Table& table, Handle handle, Descriptor config, uint64_t most, std::vector<Descriptor>* made,
                  Descriptor* plan, uint64_t* workspace);

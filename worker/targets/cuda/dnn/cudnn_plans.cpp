@@ -20,17 +20,17 @@ HeuristicsMode mode_of(std::string_view choice) {
 }
 
 Status add_plans(const Table& table, Handle handle, Descriptor graph, HeuristicsMode mode, uint64_t workspace,
-                 size_t most, const std::function<bool(const std::vector<Note>& notes)>& wanted,
+                 size_t max_plans, const std::function<bool(const std::vector<NumericalNote>& notes)>& wanted,
                  const std::string* only, std::vector<Descriptor>* made, std::vector<Plan>* plans) {
   Temporary temporary(table);
   std::vector<Descriptor> configs;
-  if (Status status = propose(table, graph, mode, &temporary, &configs); !status.ok()) return status;
+  if (Status status = query_heuristics(table, graph, mode, &temporary, &configs); !status.ok()) return status;
   Status status;
   for (size_t number = 0; number < configs.size(); ++number) {
     std::string choice = choice_of(mode, number);
     if (only != nullptr && choice != *only) continue;
-    if (plans->size() >= most) break;
-    std::vector<Note> notes;
+    if (plans->size() >= max_plans) break;
+    std::vector<NumericalNote> notes;
     if (!find_notes(table, configs[number], &notes) || !wanted(notes)) continue;
     std::vector<Descriptor> own;
     Plan plan{.choice = std::move(choice)};
@@ -54,9 +54,9 @@ uint64_t bytes_of(const Plan& plan, uint64_t more) {
   return more == 0 ? plan.workspace : (plan.workspace + kAlignment - 1) / kAlignment * kAlignment + more;
 }
 
-void PlanChoice::settle(bool kept) {
+void PlanChoice::keep_first(bool from_file) {
   decided_ = true;
-  kept_ = kept;
+  from_file_ = from_file;
 }
 
 Status PlanChoice::first_run(Gpu& gpu, CachingAllocator& memory, const Call& call, bool settled, std::string_view what,
@@ -65,16 +65,16 @@ Status PlanChoice::first_run(Gpu& gpu, CachingAllocator& memory, const Call& cal
   while (!plans_.empty()) {
     const Plan plan = plans_.front();
     Workspace workspace;
-    status = workspace.take(memory, bytes_of(plan, more)) ? call(plan, workspace.address(), gpu.work())
+    status = workspace.take(memory, bytes_of(plan, more)) ? call(plan, workspace.address(), gpu.work_stream())
                                                           : no_memory(bytes_of(plan, more), what);
     if (status.ok()) break;
-    if (plans_.size() == 1 && !kept_) return status;
+    if (plans_.size() == 1 && !from_file_) return status;
     if (settled && status.code() == ErrorCode::kOutOfMemory) return status;
     plans_.erase(plans_.begin());
-    if (kept_) return status;
+    if (from_file_) return status;
   }
-  proven_ = true;
-  kept_ = false;
+  has_succeeded_ = true;
+  from_file_ = false;
   decided_ = decided_ || settled || plans_.size() == 1;
   if (!decided_) time(gpu, memory, call, more);
   return {};
@@ -100,7 +100,7 @@ void PlanChoice::time(Gpu& gpu, CachingAllocator& memory, const Call& call, uint
     return;
   }
   const Driver& driver = gpu.driver();
-  const Stream stream = gpu.work();
+  const Stream stream = gpu.work_stream();
   const auto repeat = [&](const Plan& plan) { return call(plan, workspace.address(), stream).ok(); };
   for (size_t i = plans_.size(); i-- > 1;) {
     if (!repeat(plans_[i])) plans_.erase(plans_.begin() + static_cast<std::ptrdiff_t>(i));
@@ -108,7 +108,7 @@ void PlanChoice::time(Gpu& gpu, CachingAllocator& memory, const Call& call, uint
   const auto mark = [&] {
     Event event = nullptr;
     if (!gpu.check(driver.event_create(&event, kEventDefault), "cuEventCreate")) return;
-    marks_.push_back(event);
+    timing_events_.push_back(event);
     gpu.check(driver.event_record(event, stream), "cuEventRecord");
   };
   mark();
@@ -119,31 +119,32 @@ void PlanChoice::time(Gpu& gpu, CachingAllocator& memory, const Call& call, uint
 }
 
 bool PlanChoice::decide(Gpu& gpu) {
-  if (marks_.empty()) return false;
+  if (timing_events_.empty()) return false;
   const Driver& driver = gpu.driver();
-  const cuda::Result result = driver.event_query(marks_.back());
+  const cuda::Result result = driver.event_query(timing_events_.back());
   if (result == cuda::Result::kNotReady || !gpu.check(result, "cuEventQuery")) return false;
   float least = 0;
   const size_t plans = plans_.size();
-  if (marks_.size() != plans + 1) return false;
+  if (timing_events_.size() != plans + 1) return false;
   for (size_t i = 0; i < plans; ++i) {
     float milliseconds = 0;
-    if (!gpu.check(driver.event_elapsed_time(&milliseconds, marks_[i], marks_[i + 1]), "cuEventElapsedTime")) {
+    if (!gpu.check(driver.event_elapsed_time(&milliseconds, timing_events_[i], timing_events_[i + 1]),
+                   "cuEventElapsedTime")) {
       return false;
     }
     if (i != 0 && milliseconds > least) continue;  // If two are equally fast, the heuristic's earlier choice wins.
     least = milliseconds;
     best_ = plans - 1 - i;
   }
-  for (const Event event : marks_) gpu.check(driver.event_destroy(event), "cuEventDestroy");
-  marks_.clear();
+  for (const Event event : timing_events_) gpu.check(driver.event_destroy(event), "cuEventDestroy");
+  timing_events_.clear();
   decided_ = true;
   return true;
 }
 
-void PlanChoice::destroy_marks(const Gpu& gpu) {
-  for (const Event event : marks_) (void)gpu.driver().event_destroy(event);
-  marks_.clear();
+void PlanChoice::destroy_timing_events(const Gpu& gpu) {
+  for (const Event event : timing_events_) (void)gpu.driver().event_destroy(event);
+  timing_events_.clear();
 }
 
 }  // namespace torch_remote::worker::cuda::dnn

@@ -39,16 +39,16 @@ class PlanChoice {
   const std::vector<Plan>& plans() const { return plans_; }
   size_t best() const { return best_; }
   // No timing is in flight.
-  bool is_quiet() const { return marks_.empty(); }
+  bool is_idle() const { return timing_events_.empty(); }
   // A call has succeeded, so later calls may be deferred in the work queue.
-  bool is_proven() const { return proven_; }
+  bool has_succeeded() const { return has_succeeded_; }
 
-  // Keeps the first plan without timing. `kept`: the choice file named it.
-  void settle(bool kept);
+  // Keeps the first plan without timing. `from_file`: the choice file named it.
+  void keep_first(bool from_file);
   // The choice file named the plan, and it has not been called yet.
-  bool is_kept() const { return kept_; }
+  bool is_from_file() const { return from_file_; }
 
-  // Calls a plan at once, and drops plans that fail. Fails if none works. If `is_kept`, requesting plans again may
+  // Calls a plan at once, and drops plans that fail. Fails if none works. If `is_from_file`, requesting plans again may
   // help. `settled`: plans are neither timed nor replaced by one that needs less memory.
   Status first_run(Gpu& gpu, CachingAllocator& memory, const Call& call, bool settled, std::string_view what,
                    uint64_t more = 0);
@@ -58,23 +58,24 @@ class PlanChoice {
   Status take(CachingAllocator& memory, bool settled, std::string_view what, Workspace* workspace, size_t* chosen,
               uint64_t more = 0) const;
   // The GPU must not be lost.
-  void destroy_marks(const Gpu& gpu);
+  void destroy_timing_events(const Gpu& gpu);
 
  private:
   void time(Gpu& gpu, CachingAllocator& memory, const Call& call, uint64_t more);
 
   std::vector<Plan> plans_;  // The heuristic's first choice first.
   size_t best_ = 0;
-  std::vector<Event> marks_;  // Events around each plan while they are timed, the last plan first; one more than plans.
-  bool proven_ = false;
+  std::vector<Event>
+      timing_events_;  // Events around each plan while they are timed, the last plan first; one more than plans.
+  bool has_succeeded_ = false;
   bool decided_ = false;
-  bool kept_ = false;
+  bool from_file_ = false;
 };
 
-// Adds the plans from one heuristics mode until there are `most`. `wanted` filters engines by their notes. `only`: only
-// the plan with this choice. The status says why the last failed plan failed.
+// Adds the plans from one heuristics mode until there are `max_plans`. `wanted` filters engines by their notes. `only`:
+// only the plan with this choice. The status says why the last failed plan failed.
 Status add_plans(const Table& table, Handle handle, Descriptor graph, HeuristicsMode mode, uint64_t workspace,
-                 size_t most, const std::function<bool(const std::vector<Note>& notes)>& wanted,
+                 size_t max_plans, const std::function<bool(const std::vector<NumericalNote>& notes)>& wanted,
                  const std::string* only, std::vector<Descriptor>* made, std::vector<Plan>* plans);
 
 }  // namespace torch_remote::worker::cuda::dnn

@@ -63,48 +63,48 @@ TORCH_REMOTE_SAME(HeuristicsMode::kFallback, CUDNN_HEUR_MODE_FALLBACK);
 TORCH_REMOTE_SAME(HeuristicsMode::kA, CUDNN_HEUR_MODE_A);
 TORCH_REMOTE_SAME(NormMode::kBatch, CUDNN_BATCH_NORM);
 TORCH_REMOTE_SAME(NormPhase::kTraining, CUDNN_NORM_FWD_TRAINING);
-TORCH_REMOTE_SAME(Note::kTensorCore, CUDNN_NUMERICAL_NOTE_TENSOR_CORE);
-TORCH_REMOTE_SAME(Note::kDownConvertInputs, CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS);
-TORCH_REMOTE_SAME(Note::kReducedPrecisionReduction, CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION);
-TORCH_REMOTE_SAME(Note::kFft, CUDNN_NUMERICAL_NOTE_FFT);
-TORCH_REMOTE_SAME(Note::kNondeterministic, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC);
-TORCH_REMOTE_SAME(Note::kWinograd, CUDNN_NUMERICAL_NOTE_WINOGRAD);
-static_assert(CUDNN_NUMERICAL_NOTE_TYPE_COUNT <= kMostNotes);
-TORCH_REMOTE_SAME(Kind::kPointwise, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
-TORCH_REMOTE_SAME(Kind::kConvolution, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
-TORCH_REMOTE_SAME(Kind::kEngine, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
-TORCH_REMOTE_SAME(Kind::kEngineConfig, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
-TORCH_REMOTE_SAME(Kind::kHeuristics, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
-TORCH_REMOTE_SAME(Kind::kPlan, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-TORCH_REMOTE_SAME(Kind::kForward, CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR);
-TORCH_REMOTE_SAME(Kind::kBackwardFilter, CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR);
-TORCH_REMOTE_SAME(Kind::kBackwardData, CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR);
-TORCH_REMOTE_SAME(Kind::kPointwiseOperation, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-TORCH_REMOTE_SAME(Kind::kGraph, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
-TORCH_REMOTE_SAME(Kind::kVariantPack, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-TORCH_REMOTE_SAME(Kind::kTensor, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
-TORCH_REMOTE_SAME(Kind::kMatmul, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
-TORCH_REMOTE_SAME(Kind::kMatmulOperation, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
-TORCH_REMOTE_SAME(Kind::kReduction, CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
-TORCH_REMOTE_SAME(Kind::kReductionOperation, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
-TORCH_REMOTE_SAME(Kind::kNormForward, CUDNN_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR);
-TORCH_REMOTE_SAME(Kind::kNormBackward, CUDNN_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR);
-TORCH_REMOTE_SAME(Kind::kReshapeOperation, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
-TORCH_REMOTE_SAME(Is::kHandle, CUDNN_TYPE_HANDLE);
-TORCH_REMOTE_SAME(Is::kDataType, CUDNN_TYPE_DATA_TYPE);
-TORCH_REMOTE_SAME(Is::kBool, CUDNN_TYPE_BOOLEAN);
-TORCH_REMOTE_SAME(Is::kInt64, CUDNN_TYPE_INT64);
-TORCH_REMOTE_SAME(Is::kFloat, CUDNN_TYPE_FLOAT);
-TORCH_REMOTE_SAME(Is::kDouble, CUDNN_TYPE_DOUBLE);
-TORCH_REMOTE_SAME(Is::kPointer, CUDNN_TYPE_VOID_PTR);
-TORCH_REMOTE_SAME(Is::kConvolutionMode, CUDNN_TYPE_CONVOLUTION_MODE);
-TORCH_REMOTE_SAME(Is::kHeuristicsMode, CUDNN_TYPE_HEUR_MODE);
-TORCH_REMOTE_SAME(Is::kNote, CUDNN_TYPE_NUMERICAL_NOTE);
-TORCH_REMOTE_SAME(Is::kPointwiseMode, CUDNN_TYPE_POINTWISE_MODE);
-TORCH_REMOTE_SAME(Is::kDescriptor, CUDNN_TYPE_BACKEND_DESCRIPTOR);
-TORCH_REMOTE_SAME(Is::kReductionMode, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE);
-TORCH_REMOTE_SAME(Is::kNormMode, CUDNN_TYPE_NORM_MODE);
-TORCH_REMOTE_SAME(Is::kNormPhase, CUDNN_TYPE_NORM_FWD_PHASE);
+TORCH_REMOTE_SAME(NumericalNote::kTensorCore, CUDNN_NUMERICAL_NOTE_TENSOR_CORE);
+TORCH_REMOTE_SAME(NumericalNote::kDownConvertInputs, CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS);
+TORCH_REMOTE_SAME(NumericalNote::kReducedPrecisionReduction, CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION);
+TORCH_REMOTE_SAME(NumericalNote::kFft, CUDNN_NUMERICAL_NOTE_FFT);
+TORCH_REMOTE_SAME(NumericalNote::kNondeterministic, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC);
+TORCH_REMOTE_SAME(NumericalNote::kWinograd, CUDNN_NUMERICAL_NOTE_WINOGRAD);
+static_assert(CUDNN_NUMERICAL_NOTE_TYPE_COUNT <= kMaxNotes);
+TORCH_REMOTE_SAME(DescriptorType::kPointwise, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
+TORCH_REMOTE_SAME(DescriptorType::kConvolution, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
+TORCH_REMOTE_SAME(DescriptorType::kEngine, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+TORCH_REMOTE_SAME(DescriptorType::kEngineConfig, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+TORCH_REMOTE_SAME(DescriptorType::kHeuristics, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+TORCH_REMOTE_SAME(DescriptorType::kPlan, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+TORCH_REMOTE_SAME(DescriptorType::kForward, CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR);
+TORCH_REMOTE_SAME(DescriptorType::kBackwardFilter, CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR);
+TORCH_REMOTE_SAME(DescriptorType::kBackwardData, CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR);
+TORCH_REMOTE_SAME(DescriptorType::kPointwiseOperation, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+TORCH_REMOTE_SAME(DescriptorType::kGraph, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+TORCH_REMOTE_SAME(DescriptorType::kVariantPack, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+TORCH_REMOTE_SAME(DescriptorType::kTensor, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+TORCH_REMOTE_SAME(DescriptorType::kMatmul, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
+TORCH_REMOTE_SAME(DescriptorType::kMatmulOperation, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
+TORCH_REMOTE_SAME(DescriptorType::kReduction, CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
+TORCH_REMOTE_SAME(DescriptorType::kReductionOperation, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+TORCH_REMOTE_SAME(DescriptorType::kNormForward, CUDNN_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR);
+TORCH_REMOTE_SAME(DescriptorType::kNormBackward, CUDNN_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR);
+TORCH_REMOTE_SAME(DescriptorType::kReshapeOperation, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
+TORCH_REMOTE_SAME(AttributeType::kHandle, CUDNN_TYPE_HANDLE);
+TORCH_REMOTE_SAME(AttributeType::kDataType, CUDNN_TYPE_DATA_TYPE);
+TORCH_REMOTE_SAME(AttributeType::kBool, CUDNN_TYPE_BOOLEAN);
+TORCH_REMOTE_SAME(AttributeType::kInt64, CUDNN_TYPE_INT64);
+TORCH_REMOTE_SAME(AttributeType::kFloat, CUDNN_TYPE_FLOAT);
+TORCH_REMOTE_SAME(AttributeType::kDouble, CUDNN_TYPE_DOUBLE);
+TORCH_REMOTE_SAME(AttributeType::kPointer, CUDNN_TYPE_VOID_PTR);
+TORCH_REMOTE_SAME(AttributeType::kConvolutionMode, CUDNN_TYPE_CONVOLUTION_MODE);
+TORCH_REMOTE_SAME(AttributeType::kHeuristicsMode, CUDNN_TYPE_HEUR_MODE);
+TORCH_REMOTE_SAME(AttributeType::kNote, CUDNN_TYPE_NUMERICAL_NOTE);
+TORCH_REMOTE_SAME(AttributeType::kPointwiseMode, CUDNN_TYPE_POINTWISE_MODE);
+TORCH_REMOTE_SAME(AttributeType::kDescriptor, CUDNN_TYPE_BACKEND_DESCRIPTOR);
+TORCH_REMOTE_SAME(AttributeType::kReductionMode, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE);
+TORCH_REMOTE_SAME(AttributeType::kNormMode, CUDNN_TYPE_NORM_MODE);
+TORCH_REMOTE_SAME(AttributeType::kNormPhase, CUDNN_TYPE_NORM_FWD_PHASE);
 TORCH_REMOTE_SAME(Attribute::kPointwiseMode, CUDNN_ATTR_POINTWISE_MODE);
 TORCH_REMOTE_SAME(Attribute::kPointwisePrecision, CUDNN_ATTR_POINTWISE_MATH_PREC);
 TORCH_REMOTE_SAME(Attribute::kPointwiseAxis, CUDNN_ATTR_POINTWISE_AXIS);
@@ -172,7 +172,7 @@ TORCH_REMOTE_SAME(Attribute::kNormForwardMode, CUDNN_ATTR_OPERATION_NORM_FWD_MOD
 TORCH_REMOTE_SAME(Attribute::kNormForwardPhase, CUDNN_ATTR_OPERATION_NORM_FWD_PHASE);
 TORCH_REMOTE_SAME(Attribute::kNormForwardFrom, CUDNN_ATTR_OPERATION_NORM_FWD_XDESC);
 TORCH_REMOTE_SAME(Attribute::kNormForwardMean, CUDNN_ATTR_OPERATION_NORM_FWD_MEAN_DESC);
-TORCH_REMOTE_SAME(Attribute::kNormForwardDeviation, CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC);
+TORCH_REMOTE_SAME(Attribute::kNormForwardInverseStd, CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC);
 TORCH_REMOTE_SAME(Attribute::kNormForwardScale, CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC);
 TORCH_REMOTE_SAME(Attribute::kNormForwardBias, CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC);
 TORCH_REMOTE_SAME(Attribute::kNormForwardEpsilon, CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC);
@@ -185,7 +185,7 @@ TORCH_REMOTE_SAME(Attribute::kNormForwardTo, CUDNN_ATTR_OPERATION_NORM_FWD_YDESC
 TORCH_REMOTE_SAME(Attribute::kNormBackwardMode, CUDNN_ATTR_OPERATION_NORM_BWD_MODE);
 TORCH_REMOTE_SAME(Attribute::kNormBackwardFrom, CUDNN_ATTR_OPERATION_NORM_BWD_XDESC);
 TORCH_REMOTE_SAME(Attribute::kNormBackwardMean, CUDNN_ATTR_OPERATION_NORM_BWD_MEAN_DESC);
-TORCH_REMOTE_SAME(Attribute::kNormBackwardDeviation, CUDNN_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC);
+TORCH_REMOTE_SAME(Attribute::kNormBackwardInverseStd, CUDNN_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC);
 TORCH_REMOTE_SAME(Attribute::kNormBackwardGrad, CUDNN_ATTR_OPERATION_NORM_BWD_DYDESC);
 TORCH_REMOTE_SAME(Attribute::kNormBackwardScale, CUDNN_ATTR_OPERATION_NORM_BWD_SCALE_DESC);
 TORCH_REMOTE_SAME(Attribute::kNormBackwardGradScale, CUDNN_ATTR_OPERATION_NORM_BWD_DSCALE_DESC);
@@ -209,15 +209,15 @@ TORCH_REMOTE_SAME(ForwardMode::kTraining, CUDNN_FWD_MODE_TRAINING);
 TORCH_REMOTE_SAME(MathType::kTensorCores, CUDNN_TENSOR_OP_MATH);
 TORCH_REMOTE_SAME(MathType::kExact, CUDNN_FMA_MATH);
 TORCH_REMOTE_SAME(GradMode::kAdd, CUDNN_WGRAD_MODE_ADD);
-static_assert(kRnnUnpacked == CUDNN_RNN_PADDED_IO_ENABLED);
+static_assert(kRnnPaddedIo == CUDNN_RNN_PADDED_IO_ENABLED);
 
 // Recurrent layers of all types that we use can be described without a GPU.
 TEST(Cudnn, TakesRecurrentLayers) {
-  LibraryPlaces places;
-  places.driver = 13000;
-  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) places.given = folder;
+  LibrarySearchPath search_path;
+  search_path.driver = 13000;
+  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) search_path.folder = folder;
   Table table;
-  const Status status = open(places, &table);
+  const Status status = open(search_path, &table);
   if (!status.ok()) GTEST_SKIP() << status.message();
   for (const Type type : {Type::kFloat32, Type::kFloat16, Type::kBFloat16}) {
     for (const int mode : {0, 1, 2, 3}) {
@@ -228,7 +228,7 @@ TEST(Cudnn, TakesRecurrentLayers) {
         const Status set = to_status(
             table,
             table.rnn_set(rnn, RnnAlgorithm::kStandard, mode, mode == 0 ? RnnBias::kNone : RnnBias::kDouble, direction,
-                          RnnInput::kLinear, type, Type::kFloat32, math, 5, 7, 7, 1, nullptr, kRnnUnpacked),
+                          RnnInput::kLinear, type, Type::kFloat32, math, 5, 7, 7, 1, nullptr, kRnnPaddedIo),
             "cudnnSetRNNDescriptor_v8");
         EXPECT_TRUE(set.ok()) << set.message();
         EXPECT_EQ(table.rnn_destroy(rnn), Result::kSuccess);
@@ -244,26 +244,26 @@ TEST(Cudnn, TakesRecurrentLayers) {
 
 // Descriptors can be made without a GPU, and report errors.
 TEST(Cudnn, TakesDescriptions) {
-  LibraryPlaces places;
-  places.driver = 13000;
-  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) places.given = folder;
+  LibrarySearchPath search_path;
+  search_path.driver = 13000;
+  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) search_path.folder = folder;
   Table table;
-  const Status status = open(places, &table);
+  const Status status = open(search_path, &table);
   if (!status.ok()) GTEST_SKIP() << status.message();
   EXPECT_GE(table.get_version(), 90000u);
   Descriptor tensor = nullptr;
-  ASSERT_EQ(table.descriptor_create(Kind::kTensor, &tensor), Result::kSuccess);
-  const auto set = [&]<typename T>(Attribute attribute, Is type, std::initializer_list<T> values) {
+  ASSERT_EQ(table.descriptor_create(DescriptorType::kTensor, &tensor), Result::kSuccess);
+  const auto set = [&]<typename T>(Attribute attribute, AttributeType type, std::initializer_list<T> values) {
     EXPECT_EQ(table.set_attribute(tensor, attribute, type, static_cast<int64_t>(values.size()), values.begin()),
               Result::kSuccess);
   };
-  set(Attribute::kTensorType, Is::kDataType, {Type::kFloat32});
-  set(Attribute::kTensorSizes, Is::kInt64, {int64_t{2}, int64_t{3}, int64_t{4}, int64_t{5}});
-  set(Attribute::kTensorStrides, Is::kInt64, {int64_t{60}, int64_t{20}, int64_t{5}, int64_t{1}});
-  set(Attribute::kTensorId, Is::kInt64, {int64_t{1}});
+  set(Attribute::kTensorType, AttributeType::kDataType, {Type::kFloat32});
+  set(Attribute::kTensorSizes, AttributeType::kInt64, {int64_t{2}, int64_t{3}, int64_t{4}, int64_t{5}});
+  set(Attribute::kTensorStrides, AttributeType::kInt64, {int64_t{60}, int64_t{20}, int64_t{5}, int64_t{1}});
+  set(Attribute::kTensorId, AttributeType::kInt64, {int64_t{1}});
   // It has no alignment.
   EXPECT_FALSE(to_status(table, table.descriptor_finalize(tensor), "cudnnBackendFinalize").ok());
-  set(Attribute::kTensorAlignment, Is::kInt64, {int64_t{16}});
+  set(Attribute::kTensorAlignment, AttributeType::kInt64, {int64_t{16}});
   EXPECT_TRUE(to_status(table, table.descriptor_finalize(tensor), "cudnnBackendFinalize").ok());
   EXPECT_EQ(table.descriptor_destroy(tensor), Result::kSuccess);
 }

@@ -10,7 +10,7 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-constexpr size_t kMostKnown = 1024;
+constexpr size_t kMaxCached = 1024;
 
 // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver's addresses are numbers
 void* at(DevicePointer pointer) { return reinterpret_cast<void*>(pointer); }
@@ -33,15 +33,15 @@ Status RnnLibrary::open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Opti
 }
 
 RnnLibrary::~RnnLibrary() {
-  const Current current(*gpu_);
+  const ContextGuard current(*gpu_);
   gpu_->queue().flush();
-  known_.clear();
+  cached_.clear();
   if (handle_ != nullptr) (void)table_.destroy(handle_);
 }
 
 Status RnnLibrary::prepare(const RnnProblem& problem, std::shared_ptr<PreparedRnn>* made) {
-  const auto known = known_.find(problem);
-  if (known != known_.end()) {
+  const auto known = cached_.find(problem);
+  if (known != cached_.end()) {
     *made = known->second.prepared;
     return known->second.status;
   }
@@ -52,10 +52,10 @@ Status RnnLibrary::prepare(const RnnProblem& problem, std::shared_ptr<PreparedRn
   if (!status.ok()) prepared = nullptr;
   // Errors that are not kUnsupported may be temporary, so they are not cached.
   if (!status.ok() && status.code() != ErrorCode::kUnsupported) return status;
-  if (known_.size() >= kMostKnown) {
-    std::erase_if(known_, [](const auto& entry) { return entry.second.prepared.use_count() <= 1; });
+  if (cached_.size() >= kMaxCached) {
+    std::erase_if(cached_, [](const auto& entry) { return entry.second.prepared.use_count() <= 1; });
   }
-  known_[problem] = {prepared, status};
+  cached_[problem] = {prepared, status};
   *made = std::move(prepared);
   return status;
 }
@@ -77,7 +77,7 @@ Status RnnLibrary::describe(PreparedRnn& prepared) {
                      problem.directions == 2 ? dnn::RnnDirection::kBoth : dnn::RnnDirection::kOne,
                      dnn::RnnInput::kLinear, problem.type, dnn::Type::kFloat32,
                      is_half ? dnn::MathType::kTensorCores : dnn::MathType::kExact, number(problem.inputs),
-                     number(problem.units), number(problem.units), 1, nullptr, dnn::kRnnUnpacked),
+                     number(problem.units), number(problem.units), 1, nullptr, dnn::kRnnPaddedIo),
       "cudnnSetRNNDescriptor_v8");
   if (!status.ok()) return status;
   const std::vector<int> lengths(static_cast<size_t>(problem.batch), number(problem.steps));
@@ -127,15 +127,15 @@ Status RnnLibrary::measure(PreparedRnn& prepared) {
     for (int32_t linear = 0; linear < linears && status.ok(); ++linear) {
       void *matrix = nullptr, *bias = nullptr;
       status = dnn::to_status(table_,
-                              table_.rnn_weight_place(handle_, prepared.rnn_, direction, weights, at(memory.address()),
-                                                      linear, of_matrix, &matrix, of_bias, &bias),
+                              table_.rnn_weight_params(handle_, prepared.rnn_, direction, weights, at(memory.address()),
+                                                       linear, of_matrix, &matrix, of_bias, &bias),
                               "cudnnGetRNNWeightParams");
       if (status.ok() && (matrix == nullptr || (problem.biases && bias == nullptr))) {
         status = Status::internal("cudnn: cudnnGetRNNWeightParams tells no place of a weight");
       }
       if (!status.ok()) break;
-      const auto from = [&](void* place) { return reinterpret_cast<DevicePointer>(place) - memory.address(); };
-      space.places.push_back({from(matrix), problem.biases ? from(bias) : 0});
+      const auto from = [&](void* location) { return reinterpret_cast<DevicePointer>(location) - memory.address(); };
+      space.weight_offsets.push_back({from(matrix), problem.biases ? from(bias) : 0});
     }
   }
   if (of_matrix != nullptr) (void)table_.tensor_destroy(of_matrix);
@@ -158,14 +158,14 @@ Status RnnLibrary::run_forward(const PreparedRnn& prepared, const RnnPointers& p
 
 Status RnnLibrary::forward(const PreparedRnn& prepared, const RnnPointers& pointers) {
   if (gpu_->is_lost()) return {};
-  Status status = dnn::to_status(table_, table_.set_stream(handle_, gpu_->work()), "cudnnSetStream");
+  Status status = dnn::to_status(table_, table_.set_stream(handle_, gpu_->work_stream()), "cudnnSetStream");
   return status.ok() ? run_forward(prepared, pointers, false) : status;
 }
 
 Status RnnLibrary::backward(const PreparedRnn& prepared, const RnnPointers& pointers) {
   if (gpu_->is_lost()) return {};
   const RnnSpace& space = prepared.space_;
-  Status status = dnn::to_status(table_, table_.set_stream(handle_, gpu_->work()), "cudnnSetStream");
+  Status status = dnn::to_status(table_, table_.set_stream(handle_, gpu_->work_stream()), "cudnnSetStream");
   if (status.ok()) status = run_forward(prepared, pointers, true);
   if (!status.ok()) return status;
   status =

@@ -34,7 +34,7 @@ struct RnnSpace {
   uint64_t weights = 0;
   uint64_t forward_workspace = 0;  // Workspace of a forward pass that stores nothing for a backward pass.
   uint64_t workspace = 0, reserve = 0;
-  std::vector<Weights> places;
+  std::vector<Weights> weight_offsets;
 };
 
 // Descriptors for a problem's calls, made once.
@@ -86,7 +86,7 @@ class RnnLibrary {
   Status backward(const PreparedRnn& prepared, const RnnPointers& pointers);
 
  private:
-  struct Known {
+  struct CachedRnn {
     std::shared_ptr<PreparedRnn> prepared;
     Status status;
   };
@@ -102,7 +102,7 @@ class RnnLibrary {
   CachingAllocator& memory_;
   const dnn::Table& table_;
   dnn::Handle handle_ = nullptr;
-  std::map<RnnProblem, Known> known_;
+  std::map<RnnProblem, CachedRnn> cached_;
 };
 
 }  // namespace torch_remote::worker::cuda

@@ -23,21 +23,21 @@ class RnnPlanner {
   Status backward();
 
  private:
-  struct Late {
+  struct DeferredCopy {
     OpTensor from, to;
   };
   // The tensor's location if it is contiguous, else that of a contiguous copy.
-  Place read(const OpTensor& tensor);
-  Place read_given(std::string_view name);
-  Place write(const std::optional<OpTensor>& tensor, bool must = false, uint64_t nbytes = 0);
+  Location read(const OpTensor& tensor);
+  Location read_given(std::string_view name);
+  Location write(const std::optional<OpTensor>& tensor, bool must = false, uint64_t nbytes = 0);
   void read_layer();
   // Calls f(rows of a weight, offset in the weight space in bytes) for each weight; `weight` returns one by its number.
   template <typename Weight, typename F>
   void for_each_weight(Weight&& weight, F&& f) const;
-  OpTensor in_weights(const OpTensor& part, Place weights, uint64_t from) const {
+  OpTensor in_weights(const OpTensor& part, Location weights, uint64_t from) const {
     OpTensor made = part;
     made.strides = packed_strides(part.sizes);
-    made.place = {weights.buffer, weights.offset + from};
+    made.location = {weights.buffer, weights.offset + from};
     return made;
   }
   uint64_t output_bytes() const {
@@ -50,33 +50,33 @@ class RnnPlanner {
   const RnnSpace& space_;
   RnnPlan& plan_;
   std::vector<uint32_t> read_;  // Buffers.
-  std::vector<Late> late_;
+  std::vector<DeferredCopy> deferred_copies_;
 };
 
-Place RnnPlanner::read(const OpTensor& tensor) {
-  read_.push_back(tensor.place.buffer);
-  if (tensor.is_packed() && tensor.place.offset % dnn::kAlignment == 0) return tensor.place;
+Location RnnPlanner::read(const OpTensor& tensor) {
+  read_.push_back(tensor.location.buffer);
+  if (tensor.is_packed() && tensor.location.offset % dnn::kAlignment == 0) return tensor.location;
   OpTensor made = tensor;
   made.strides = packed_strides(tensor.sizes);
-  made.place = planner_.scratch(made.nbytes());
+  made.location = planner_.scratch(made.nbytes());
   planner_.copy(tensor, made);
-  return made.place;
+  return made.location;
 }
 
-Place RnnPlanner::read_given(std::string_view name) {
+Location RnnPlanner::read_given(std::string_view name) {
   const auto tensor = planner_.tensor(name);
-  return tensor && tensor->count() != 0 ? read(*tensor) : Place();
+  return tensor && tensor->count() != 0 ? read(*tensor) : Location();
 }
 
-Place RnnPlanner::write(const std::optional<OpTensor>& tensor, bool must, uint64_t nbytes) {
-  if (!tensor || tensor->count() == 0) return must ? planner_.scratch(nbytes) : Place();
-  const bool is_read = std::ranges::count(read_, tensor->place.buffer) != 0;
-  if (tensor->is_packed() && tensor->place.offset % dnn::kAlignment == 0 && !is_read) return tensor->place;
+Location RnnPlanner::write(const std::optional<OpTensor>& tensor, bool must, uint64_t nbytes) {
+  if (!tensor || tensor->count() == 0) return must ? planner_.scratch(nbytes) : Location();
+  const bool is_read = std::ranges::count(read_, tensor->location.buffer) != 0;
+  if (tensor->is_packed() && tensor->location.offset % dnn::kAlignment == 0 && !is_read) return tensor->location;
   OpTensor made = *tensor;
   made.strides = packed_strides(tensor->sizes);
-  made.place = planner_.scratch(made.nbytes());
-  late_.push_back({made, *tensor});
-  return made.place;
+  made.location = planner_.scratch(made.nbytes());
+  deferred_copies_.push_back({made, *tensor});
+  return made.location;
 }
 
 template <typename Weight, typename F>
@@ -88,20 +88,20 @@ void RnnPlanner::for_each_weight(Weight&& weight, F&& f) const {
     for (int64_t which = 0; which < each; ++which) {
       const std::optional<OpTensor> whole = weight(direction * each + which);
       if (!whole) continue;
-      const auto place_of = [&](int64_t gate) {
+      const auto offset_of = [&](int64_t gate) {
         const size_t linear = static_cast<size_t>((direction * 2 + which % 2) * gates + gate);
-        return which < 2 ? space_.places[linear].matrix : space_.places[linear].bias;
+        return which < 2 ? space_.weight_offsets[linear].matrix : space_.weight_offsets[linear].bias;
       };
       const int64_t row = which == 0 ? problem_.inputs : which == 1 ? units : 1;
       for (int64_t gate = 0; gate < gates;) {
         // Gates that are adjacent in the weight space are copied at once.
         int64_t end = gate + 1;
         const auto bytes = static_cast<uint64_t>(units * row) * item;
-        while (end < gates && place_of(end) == place_of(end - 1) + bytes) ++end;
+        while (end < gates && offset_of(end) == offset_of(end - 1) + bytes) ++end;
         OpTensor part = *whole;
-        part.place.offset += static_cast<uint64_t>(gate * units * whole->strides[0]) * item;
+        part.location.offset += static_cast<uint64_t>(gate * units * whole->strides[0]) * item;
         part.sizes[0] = (end - gate) * units;
-        f(part, place_of(gate));
+        f(part, offset_of(gate));
         gate = end;
       }
     }
@@ -119,7 +119,7 @@ void RnnPlanner::read_layer() {
         return planner_.tensor_of(list.items[static_cast<size_t>(number)].a);
       },
       [&](const OpTensor& part, uint64_t from) {
-        read_.push_back(part.place.buffer);
+        read_.push_back(part.location.buffer);
         planner_.copy(part, in_weights(part, plan_.weights, from));
       });
 }
@@ -131,11 +131,11 @@ Status RnnPlanner::forward() {
   plan_.hy = write(planner_.result(1));
   if (problem_.mode == RnnMode::kLstm) plan_.cy = write(planner_.result(2));
   if (const auto kept = planner_.result(3); kept && kept->count() != 0) {
-    if (!kept->is_packed()) return refuse("with a place for what is kept that has gaps");
-    plan_.steps.steps.emplace_back(OpFill{kept->place, kept->nbytes(), 0xFF});
+    if (!kept->is_packed()) return unsupported("with a place for what is kept that has gaps");
+    plan_.steps.steps.emplace_back(OpFill{kept->location, kept->nbytes(), 0xFF});
   }
   plan_.before = plan_.steps.steps.size();
-  for (const Late& late : late_) planner_.copy(late.from, late.to);
+  for (const DeferredCopy& deferred : deferred_copies_) planner_.copy(deferred.from, deferred.to);
   planner_.finish();
   return {};
 }
@@ -147,7 +147,7 @@ Status RnnPlanner::backward() {
   plan_.reserve = planner_.scratch(space_.reserve);
   plan_.output = planner_.scratch(output_bytes());  // The output is recomputed.
   plan_.grad_output = read_given("grad_output");
-  if (plan_.grad_output.buffer == kNowhere) {
+  if (plan_.grad_output.buffer == kNoLocation) {
     plan_.grad_output = planner_.scratch(output_bytes());
     planner_.zero(plan_.grad_output, output_bytes());
   }
@@ -166,7 +166,7 @@ Status RnnPlanner::backward() {
     planner_.zero(plan_.grad_weights, space_.weights);
   }
   plan_.before = plan_.steps.steps.size();
-  for (const Late& late : late_) planner_.copy(late.from, late.to);
+  for (const DeferredCopy& deferred : deferred_copies_) planner_.copy(deferred.from, deferred.to);
   for_each_weight(grad_weight, [&](const OpTensor& part, uint64_t from) {
     planner_.copy(in_weights(part, plan_.grad_weights, from), part);
   });
@@ -193,11 +193,11 @@ Status find_rnn_problem(const ir::Graph& graph, uint32_t node, std::span<const i
                         std::vector<ir::Sym>* symbols) {
   OpPlan unused;
   OpPlanner planner(graph, node, values, &unused, symbols);
-  problem->mode = static_cast<RnnMode>(planner.whole("mode"));
+  problem->mode = static_cast<RnnMode>(planner.integer("mode"));
   const auto input = planner.tensor("input"), hx = planner.tensor("hx"), cx = planner.tensor("cx");
   const ir::Arg* const weights = planner.argument("weight");
   if (!input || !hx || input->sizes.size() != 3 || hx->sizes.size() != 3 || weights == nullptr) {
-    return refuse("without operands");
+    return unsupported("without operands");
   }
   problem->type = *dnn::narrow_type_of(input->dtype);
   problem->steps = input->sizes[0];
@@ -206,13 +206,14 @@ Status find_rnn_problem(const ir::Graph& graph, uint32_t node, std::span<const i
   problem->directions = hx->sizes[0];
   problem->units = hx->sizes[2];
   const bool has_state = problem->mode != RnnMode::kLstm || cx;
-  if (input->count() == 0 || hx->count() == 0 || problem->directions > 2 || !has_state) return refuse("of such sizes");
+  if (input->count() == 0 || hx->count() == 0 || problem->directions > 2 || !has_state)
+    return unsupported("of such sizes");
   const auto given = static_cast<int64_t>(weights->items.size());
-  if (given != 2 * problem->directions && given != 4 * problem->directions) return refuse("with such weights");
+  if (given != 2 * problem->directions && given != 4 * problem->directions) return unsupported("with such weights");
   problem->biases = given == 4 * problem->directions;
   const bool all =
       std::ranges::all_of(weights->items, [](const ir::Arg& each) { return each.tag == ir::ArgTag::kView; });
-  return all ? Status() : refuse("without weights");
+  return all ? Status() : unsupported("without weights");
 }
 
 Status plan_rnn(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, const RnnProblem& problem,

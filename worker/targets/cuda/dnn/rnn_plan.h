@@ -8,7 +8,7 @@
 #include "ir/graph.h"
 #include "ir/status.h"
 #include "worker/targets/cuda/dnn/rnn_library.h"
-#include "worker/targets/cuda/launch/place.h"
+#include "worker/targets/cuda/launch/location.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
 // Recurrent layers with cuDNN: which nodes it may execute, and with which call for given sizes and strides. Needs no
@@ -29,8 +29,8 @@ struct RnnPlan {
   OpPlan steps;
   size_t before = 0;
   bool backward = false;
-  Place input, hx, cx, output, hy, cy, weights, workspace, reserve;
-  Place grad_output, grad_hy, grad_cy, grad_input, grad_hx, grad_cx, grad_weights;
+  Location input, hx, cx, output, hy, cy, weights, workspace, reserve;
+  Location grad_output, grad_hy, grad_cy, grad_input, grad_hx, grad_cx, grad_weights;
 };
 
 // Makes the plan for one run's values (as OpPlanner has them), which must fit the problem. The program's buffer for

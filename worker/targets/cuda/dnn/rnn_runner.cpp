@@ -5,7 +5,7 @@
 #include <variant>
 #include <vector>
 
-#include "worker/targets/cuda/dnn/late_plan_runner.h"
+#include "worker/targets/cuda/dnn/deferred_plan_runner.h"
 #include "worker/targets/cuda/dnn/rnn_library.h"
 #include "worker/targets/cuda/dnn/rnn_plan.h"
 #include "worker/targets/cuda/launch/run_memory.h"
@@ -18,14 +18,14 @@ namespace {
 // same runner. Another runner could not read what cuDNN's forward pass stores.
 class RnnUnit final : public Unit {
  public:
-  RnnUnit(LateLibrary<RnnLibrary>& libraries, const ir::Graph& graph, const ir::Group& group)
+  RnnUnit(LazyLibrary<RnnLibrary>& libraries, const ir::Graph& graph, const ir::Group& group)
       : Unit(graph, group), device_(libraries.device()), libraries_(libraries) {}
 
   Status run(std::span<const tr_buffer> buffers, uint64_t) override {
     RunMemory memory(device_, buffers);
     if (Status status = memory.allocate(plan_.steps.scratch, "a recurrent layer"); !status.ok()) return status;
     if (device_.gpu().is_lost()) return {};
-    const auto at = [&](const Place& place) { return memory.address(place); };
+    const auto at = [&](const Location& location) { return memory.address(location); };
     const std::vector<OpStep>& steps = plan_.steps.steps;
     Status status;
     for (size_t i = 0; i < plan_.before && status.ok(); ++i) status = do_step(steps[i], memory);
@@ -54,8 +54,8 @@ class RnnUnit final : public Unit {
   }
 
  private:
-  Status begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override {
-    const Current current(device_.gpu());
+  Status plan(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override {
+    const ContextGuard current(device_.gpu());
     prepared_ = nullptr;
     RnnProblem problem;
     if (Status status = find_rnn_problem(graph(), group().first, values, &problem, symbols); !status.ok()) {
@@ -69,21 +69,21 @@ class RnnUnit final : public Unit {
   void set_numbers(std::span<const int64_t>) override {}
 
   static Status do_step(const OpStep& step, const RunMemory& memory) {
-    if (const auto* const moved = std::get_if<Moved>(&step)) return memory.copy(*moved);
+    if (const auto* const moved = std::get_if<StridedMove>(&step)) return memory.copy(*moved);
     const auto& fill = std::get<OpFill>(step);
     memory.fill(fill.to, fill.nbytes, fill.value);
     return {};
   }
 
   CudaDevice& device_;
-  LateLibrary<RnnLibrary>& libraries_;
+  LazyLibrary<RnnLibrary>& libraries_;
   RnnPlan plan_;
   std::shared_ptr<PreparedRnn> prepared_;
 };
 
 class RnnProgram final : public UnitProgram {
  public:
-  RnnProgram(LateLibrary<RnnLibrary>& libraries, const LoadRequest& request, uint64_t& refused)
+  RnnProgram(LazyLibrary<RnnLibrary>& libraries, const LoadRequest& request, uint64_t& refused)
       : UnitProgram(libraries.device(), request, refused), libraries_(libraries) {
     make_units(request);
   }
@@ -94,7 +94,7 @@ class RnnProgram final : public UnitProgram {
     return std::make_unique<RnnUnit>(libraries_, graph, group);
   }
 
-  LateLibrary<RnnLibrary>& libraries_;
+  LazyLibrary<RnnLibrary>& libraries_;
 };
 
 class RnnRunner final : public Runner {
@@ -116,7 +116,7 @@ class RnnRunner final : public Runner {
   uint64_t generation() const override { return refused_; }
 
  private:
-  LateLibrary<RnnLibrary> libraries_;
+  LazyLibrary<RnnLibrary> libraries_;
   uint64_t refused_ = 0;
 };
 

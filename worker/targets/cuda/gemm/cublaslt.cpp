@@ -23,9 +23,9 @@ uint32_t item_size(Type type) {
   return 0;
 }
 
-Status open(const LibraryPlaces& places, Table* table) {
+Status open(const LibrarySearchPath& search_path, Table* table) {
   OpenLibrary library;
-  if (Status status = open_library(kLibrary, places, &library); !status.ok()) return status;
+  if (Status status = open_library(kLibrary, search_path, &library); !status.ok()) return status;
   std::string missing;
 #define TORCH_REMOTE_CUBLASLT_FIND(member, name, type, parameters)                \
   table->member = reinterpret_cast<decltype(table->member)>(library.find(#name)); \

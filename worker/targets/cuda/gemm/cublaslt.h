@@ -88,7 +88,7 @@ struct Algorithm {
 };
 
 // cublasLtMatmulHeuristicResult_t
-struct Candidate {
+struct HeuristicResult {
   Algorithm algorithm;
   size_t workspace = 0;  // bytes
   Result state = Result::kSuccess;
@@ -119,10 +119,10 @@ inline constexpr size_t kWorkspaceAlignment = 256;
     (Preference preference, PreferenceAttribute attribute, const void* value, size_t bytes))                           \
   F(find_algorithms, cublasLtMatmulAlgoGetHeuristic, Result,                                                           \
     (Handle handle, Desc desc, Layout a, Layout b, Layout c, Layout d, Preference preference, int asked,               \
-     Candidate* candidates, int* count))                                                                               \
+     HeuristicResult* candidates, int* count))                                                                         \
   F(check_algorithm, cublasLtMatmulAlgoCheck, Result,                                                                  \
     (Handle handle, Desc desc, Layout a, Layout b, Layout c, Layout d, const Algorithm* algorithm,                     \
-     Candidate* candidate))                                                                                            \
+     HeuristicResult* candidate))                                                                                      \
   F(matmul, cublasLtMatmul, Result,                                                                                    \
     (Handle handle, Desc desc, const void* alpha, DevicePointer a, Layout a_layout, DevicePointer b, Layout b_layout,  \
      const void* beta, DevicePointer c, Layout c_layout, DevicePointer d, Layout d_layout, const Algorithm* algorithm, \
@@ -138,7 +138,7 @@ struct Table {
 inline constexpr Library kLibrary = {"cuBLASLt", "libcublasLt.so", "nvidia-cublas", "cublas"};
 
 // Opens the library for the life of the process and fills the table. An error says what to install.
-Status open(const LibraryPlaces& places, Table* table);
+Status open(const LibrarySearchPath& search_path, Table* table);
 
 // Ok, or "cublasLt: cublasLtMatmul: not supported (CUBLAS_STATUS_NOT_SUPPORTED)". Not supported becomes kUnsupported.
 Status to_status(Result result, const char* what);

@@ -66,10 +66,10 @@ TORCH_REMOTE_SAME(PreferenceAttribute::kAlignmentD, CUBLASLT_MATMUL_PREF_MIN_ALI
 TORCH_REMOTE_SAME(kReductionComputeType, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
 
 static_assert(sizeof(Algorithm) == sizeof(cublasLtMatmulAlgo_t));
-static_assert(sizeof(Candidate) == sizeof(cublasLtMatmulHeuristicResult_t));
-static_assert(offsetof(Candidate, workspace) == offsetof(cublasLtMatmulHeuristicResult_t, workspaceSize));
-static_assert(offsetof(Candidate, state) == offsetof(cublasLtMatmulHeuristicResult_t, state));
-static_assert(offsetof(Candidate, waves) == offsetof(cublasLtMatmulHeuristicResult_t, wavesCount));
+static_assert(sizeof(HeuristicResult) == sizeof(cublasLtMatmulHeuristicResult_t));
+static_assert(offsetof(HeuristicResult, workspace) == offsetof(cublasLtMatmulHeuristicResult_t, workspaceSize));
+static_assert(offsetof(HeuristicResult, state) == offsetof(cublasLtMatmulHeuristicResult_t, state));
+static_assert(offsetof(HeuristicResult, waves) == offsetof(cublasLtMatmulHeuristicResult_t, wavesCount));
 
 TEST(CublasLtTypes, AreThoseOfTheRealHeader) {}  // Compiling this file is the test.
 

@@ -8,8 +8,8 @@ namespace torch_remote::worker::cuda {
 using i64 = long;
 using u64 = unsigned long;
 
-inline constexpr int kMostDims = 10;
-inline constexpr int kMostIndices = 4;
+inline constexpr int kMaxDims = 10;
+inline constexpr int kMaxIndices = 4;
 
 // If this bit of a failure's address is set, the address is that of a word that holds the real address
 // (codegen/gpu/launch.h).
@@ -17,7 +17,7 @@ inline constexpr u64 kIndirectRecord = 1;
 
 // -- random.cu
 
-enum class Draw : i64 { kUniform, kNormal, kExponential, kIntegers, kBelow, kBelowEach, kGeometric };
+enum class Draw : i64 { kUniform, kNormal, kExponential, kIntegers, kBernoulli, kBernoulliEach, kGeometric };
 
 // Element i depends only on seed, offset and i (ir/philox.h), as in worker/targets/aten/kernels/random.cpp.
 struct RandomArguments {
@@ -29,16 +29,16 @@ struct RandomArguments {
   // kUniform: from, to; kNormal: mean, standard deviation; kExponential: lambda; kGeometric: log(1 - p)
   double a = 0, b = 0;
   i64 first = 0;          // kIntegers
-  u64 range = 0;          // kIntegers: 0 means 2^64; kBelow: in units of 2^-32.
-  u64 probabilities = 0;  // kBelowEach: contiguous f64.
-  u64 failure = 0;        // kBelowEach: IndexRecord
+  u64 range = 0;          // kIntegers: 0 means 2^64; kBernoulli: in units of 2^-32.
+  u64 probabilities = 0;  // kBernoulliEach: contiguous f64.
+  u64 failure = 0;        // kBernoulliEach: IndexRecord
 };
 
 // -- scan.cu
 
 // Scans along the middle of three dims.
 struct ScanArguments {
-  u64 in = 0, out = 0, places = 0;  // Contiguous; places: i64, for cummax and cummin.
+  u64 in = 0, out = 0, positions = 0;  // Contiguous; positions: i64, for cummax and cummin.
   i64 outer = 1, length = 0, inner = 1;
   i64 in_dtype = 0, out_dtype = 0;
   i64 minimum = 0;  // Set for cummin.
@@ -54,25 +54,25 @@ struct SortKeysArguments {
   i64 dtype = 0, descending = 0;
 };
 struct SortChunksArguments {
-  u64 keys = 0, places = 0;  // u64, u32; places are written.
+  u64 keys = 0, positions = 0;  // u64, u32; positions are written.
   i64 rows = 0, length = 0;
   i64 chunk = 0;  // A power of two, at most kSortChunk.
 };
 struct SortMergeArguments {
-  u64 keys = 0, places = 0, out_keys = 0, out_places = 0;
+  u64 keys = 0, positions = 0, out_keys = 0, out_positions = 0;
   i64 rows = 0, length = 0;
   i64 width = 0;  // The length of the runs that are sorted already.
 };
-// values[o, k, i] = in[o, places[o, i, first + k], i]
+// values[o, k, i] = in[o, positions[o, i, first + k], i]
 struct SortTakeArguments {
-  u64 in = 0, places = 0;
+  u64 in = 0, positions = 0;
   u64 values = 0, indices = 0;  // Contiguous; may be 0.
   i64 outer = 1, length = 0, inner = 1;
   i64 first = 0, count = 0;
   i64 item = 0;  // Bytes.
 };
 inline constexpr int kSortChunk = 2048;
-inline constexpr u64 kKeyOfNan = ~u64{0} - 1;  // The greatest key, ~0, is padding.
+inline constexpr u64 kNanKey = ~u64{0} - 1;  // The greatest key, ~0, is padding.
 
 // -- index.cu
 
@@ -81,14 +81,14 @@ inline constexpr u64 kKeyOfNan = ~u64{0} - 1;  // The greatest key, ~0, is paddi
 struct IndexArguments {
   u64 self = 0, values = 0, failure = 0;
   i64 count = 0, rank = 0, indices = 0;
-  i64 sizes[kMostDims] = {};
-  i64 self_strides[kMostDims] = {}, value_strides[kMostDims] = {};
-  u64 index[kMostIndices] = {};  // Addresses of i64 each.
-  i64 index_strides[kMostIndices][kMostDims] = {};
-  i64 steps[kMostIndices] = {}, bounds[kMostIndices] = {};  // Stride and size of `self` along the indexed dim.
-  i64 item = 0;                                             // Bytes.
-  i64 wraps = 0;                                            // Negative indices count from the end.
-  i64 skipped = -0x7FFFFFFFFFFFFFFF;                        // Points with this index are skipped.
+  i64 sizes[kMaxDims] = {};
+  i64 self_strides[kMaxDims] = {}, value_strides[kMaxDims] = {};
+  u64 index[kMaxIndices] = {};  // Addresses of i64 each.
+  i64 index_strides[kMaxIndices][kMaxDims] = {};
+  i64 steps[kMaxIndices] = {}, bounds[kMaxIndices] = {};  // Stride and size of `self` along the indexed dim.
+  i64 item = 0;                                           // Bytes.
+  i64 allows_negative = 0;                                // Negative indices count from the end.
+  i64 skipped = -0x7FFFFFFFFFFFFFFF;                      // Points with this index are skipped.
 };
 
 // Writes (or adds) elements of `values` where a mask is true. The first index is the mask, the second one its inclusive
@@ -111,13 +111,13 @@ struct IndexKeysArguments {
 enum class Combine : i64 { kSet, kSum, kProduct, kMax, kMin, kMean };
 struct IndexApplyArguments {
   IndexArguments index = {};
-  u64 keys = 0, places = 0;  // Sorted.
+  u64 keys = 0, positions = 0;  // Sorted.
   i64 key_dims = 0, key_count = 0;
   i64 dtype = 0;
   Combine combine = Combine::kSet;
   i64 with_self = 1;  // The previous element is included.
   double alpha = 1;   // Factor for sums.
-  i64 whole_alpha = 1;
+  i64 int_alpha = 1;
 };
 inline constexpr u64 kNoKey = ~u64{0};
 
@@ -147,14 +147,14 @@ struct SelectSumArguments {
   u64 counts = 0;
   i64 count = 0;
 };
-struct SelectPlacesArguments {
+struct SelectPositionsArguments {
   u64 in = 0, counts = 0;
-  u64 places = 0;            // [n, rank] of i64 with the strides below, or 0 to write values.
+  u64 positions = 0;         // [n, rank] of i64 with the strides below, or 0 to write values.
   u64 values = 0, from = 0;  // Elements of `from`, contiguous.
   i64 count = 0, dtype = 0, rank = 0, item = 0;
-  i64 dim_stride = 0, place_stride = 1;  // Strides of places.
-  i64 most = 0x7FFFFFFFFFFFFFFF;         // Later ones are dropped.
-  i64 sizes[kMostDims] = {};
+  i64 dim_stride = 0, position_stride = 1;  // Strides of positions.
+  i64 most = 0x7FFFFFFFFFFFFFFF;            // Later ones are dropped.
+  i64 sizes[kMaxDims] = {};
 };
 inline constexpr int kSelectChunk = 1024;
 
@@ -162,7 +162,7 @@ inline constexpr int kSelectChunk = 1024;
 struct UniqueFlagsArguments {
   u64 keys = 0, flags = 0;  // u64, u8
   i64 count = 0;
-  i64 floats = 0;  // kKeyOfNan does not equal itself.
+  i64 floats = 0;  // kNanKey does not equal itself.
 };
 struct UniqueWriteArguments {
   u64 in = 0, sorted = 0, flags = 0, counts = 0;  // in: contiguous; sorted: u32 positions; counts: sums, as above.
@@ -182,10 +182,10 @@ struct RangeArguments {
   u64 out = 0;
   i64 count = 0, dtype = 0;
   double first = 0, step = 0;
-  i64 whole_first = 0, whole_step = 0;
+  i64 int_first = 0, int_step = 0;
 };
 // linspace and logspace, as torch computes them in the dtype: the second half counts backwards from the end.
-struct BetweenArguments {
+struct LinspaceArguments {
   u64 out = 0;
   u64 first_at = 0, last_at = 0;       // Addresses of the ends (f64); 0: use the numbers.
   i64 count = 0, dtype = 0, step = 1;  // step: stride of `out`.
@@ -199,7 +199,7 @@ struct TriangleArguments {
   i64 count = 0, rows = 0, columns = 0, diagonal = 0, upper = 0, item = 0;
 };
 // out[o, t, i] = the sum of in[o, w, i, k] where w * step + k is t: windows of `size` elements, all contiguous.
-struct UnfoldedArguments {
+struct UnfoldBackwardArguments {
   u64 in = 0, out = 0;
   i64 count = 0, length = 0, inner = 0;  // Sizes of out.
   i64 windows = 0, size = 0, step = 1, dtype = 0;
@@ -217,7 +217,7 @@ struct FillArguments {
 
 // -- attention.cu
 
-inline constexpr int kMostAttention = 256, kMostAttentionWide = 128;  // The most elements per row; for f64.
+inline constexpr int kMaxAttention = 256, kMaxAttentionF64 = 128;  // The most elements per row; for f64.
 
 // As in remote::attention: element (b, h, i, j) is at b * strides[0] + h * strides[1] + ... Rows are contiguous, except
 // those of the bias. If causal, query i attends to keys 0 to i.
@@ -236,20 +236,20 @@ struct AttentionArguments {
 };
 
 // For cuDNN's attention. Copies a strided bias to contiguous rows of `row` elements, of which `keys` are used. Masked
-// keys get a value far below all others. `seen` gets one byte per row: whether it attends to any key.
+// keys get a value far below all others. `has_keys` gets one byte per row: whether it attends to any key.
 struct AttentionBiasArguments {
-  u64 bias = 0, out = 0, seen = 0;
+  u64 bias = 0, out = 0, has_keys = 0;
   i64 strides[4] = {};
   i64 batch = 0, heads = 0, queries = 0, keys = 0, row = 0;
   i64 is_mask = 0, causal = 0;
 };
 // Rows that attend to no key become zeros, and their log-sum-exp minus infinity. The byte of row (b, h, i) is at b *
-// seen_batch + h * seen_head + i.
-struct AttentionUnseenArguments {
-  u64 seen = 0, out = 0, logsumexp = 0;  // out and logsumexp are contiguous.
+// has_keys_batch + h * has_keys_head + i.
+struct AttentionMaskedRowsArguments {
+  u64 has_keys = 0, out = 0, logsumexp = 0;  // out and logsumexp are contiguous.
   i64 out_strides[4] = {};
   i64 batch = 0, heads = 0, queries = 0, size = 0;
-  i64 seen_batch = 0, seen_head = 0;
+  i64 has_keys_batch = 0, has_keys_head = 0;
 };
 // Copies log-sum-exp values to contiguous memory. For rows that attend to no key it writes plus infinity, so that their
 // weights are 0.

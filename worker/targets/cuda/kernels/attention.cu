@@ -47,7 +47,7 @@ __device__ T over_warp(T x) {
 
 // A lane's elements of a row.
 template <typename T>
-constexpr int kEach = (sizeof(T) == 8 ? kMostAttentionWide : kMostAttention) / 32;
+constexpr int kEach = (sizeof(T) == 8 ? kMaxAttentionF64 : kMaxAttention) / 32;
 template <typename T>
 struct Part {
   T each[kEach<T>];
@@ -105,7 +105,7 @@ __device__ Row row_of(const AttentionArguments& call, i64 number) {
   row.key_head = divide(row.head, call.shared);
   return row;
 }
-__device__ i64 place(const i64* strides, i64 batch, i64 head, i64 row) {
+__device__ i64 position(const i64* strides, i64 batch, i64 head, i64 row) {
   return batch * strides[0] + head * strides[1] + row * strides[2];
 }
 
@@ -113,7 +113,7 @@ __device__ i64 place(const i64* strides, i64 batch, i64 head, i64 row) {
 template <i64 kType, typename T>
 __device__ T biased(const AttentionArguments& call, const Row& row, i64 key, T score) {
   if (call.bias == 0) return score;
-  const i64 at = place(call.bias_strides, row.batch, row.head, row.query) + key * call.bias_strides[3];
+  const i64 at = position(call.bias_strides, row.batch, row.head, row.query) + key * call.bias_strides[3];
   if (call.bias_is_mask != 0) return pointer<const u8>(call.bias)[at] != 0 ? score : -static_cast<T>(__builtin_inff());
   return score + static_cast<T>(load_float(call.bias, at, kType));
 }
@@ -143,12 +143,14 @@ __device__ void join(Running<T>& to, T most, T sum, const Part<T>& values) {
 template <i64 kType, typename T>
 __device__ void finish(const AttentionArguments& call, const Row& row, const Running<T>& all) {
   const T factor = all.sum > 0 || all.sum != all.sum ? 1 / all.sum : T{0};
-  store<kType>(call.out, place(call.out_strides, row.batch, row.head, row.query), call.value_size, all.values, factor);
+  store<kType>(call.out, position(call.out_strides, row.batch, row.head, row.query), call.value_size, all.values,
+               factor);
   if (call.logsumexp == 0 || (thread() & 31) != 0) return;
   const double sum = all.sum > 0 || all.sum != all.sum
                          ? static_cast<double>(all.most) + log(static_cast<double>(all.sum))
                          : -__builtin_inf();
-  store_float(call.logsumexp, place(call.logsumexp_strides, row.batch, row.head, row.query), call.logsumexp_dtype, sum);
+  store_float(call.logsumexp, position(call.logsumexp_strides, row.batch, row.head, row.query), call.logsumexp_dtype,
+              sum);
 }
 
 template <i64 kType>
@@ -158,13 +160,14 @@ __device__ void forward(const AttentionArguments& call) {
   for (i64 task = divide(first_item(), 32); task < rows * call.pieces; task += divide(all_threads(), 32)) {
     const i64 number = divide(task, call.pieces), piece = task - number * call.pieces;
     const Row row = row_of(call, number);
-    const Part<T> query = load<kType>(call.query, place(call.query_strides, row.batch, row.head, row.query), call.size);
+    const Part<T> query =
+        load<kType>(call.query, position(call.query_strides, row.batch, row.head, row.query), call.size);
     Running<T> all{-static_cast<T>(__builtin_inff()), 0, {}};
     for (int e = 0; e < kEach<T>; ++e) all.values.each[e] = 0;
     const i64 begin = piece * call.piece_keys, seen = keys_seen(call, row.query);
     const i64 end = begin + call.piece_keys < seen ? begin + call.piece_keys : seen;
-    const i64 keys = place(call.key_strides, row.batch, row.key_head, 0);
-    const i64 values = place(call.value_strides, row.batch, row.key_head, 0);
+    const i64 keys = position(call.key_strides, row.batch, row.key_head, 0);
+    const i64 values = position(call.value_strides, row.batch, row.key_head, 0);
 #pragma unroll 1
     for (i64 k = begin; k < end; ++k) {
       const Part<T> key = load<kType>(call.key, keys + k * call.key_strides[2], call.size);
@@ -216,13 +219,13 @@ template <i64 kType, typename T>
 __device__ T weigh(const AttentionArguments& call, const Row& row, i64 k, const Part<T>& query, const Part<T>& key) {
   const T score = biased<kType>(call, row, k, dot(query, key) * static_cast<T>(call.scale));
   if (score == -static_cast<T>(__builtin_inff())) return 0;
-  const i64 at = place(call.logsumexp_strides, row.batch, row.head, row.query);
+  const i64 at = position(call.logsumexp_strides, row.batch, row.head, row.query);
   return exponential(score - static_cast<T>(load_float(call.logsumexp, at, call.logsumexp_dtype)));
 }
 
 template <i64 kType, typename T = typename Element<kType>::Wide>
 __device__ Part<T> load_row(u64 data, const i64* strides, i64 batch, i64 head, i64 row, i64 size) {
-  return load<kType>(data, place(strides, batch, head, row), size);
+  return load<kType>(data, position(strides, batch, head, row), size);
 }
 
 // For each query: the sum of its gradient times its output.
@@ -259,7 +262,7 @@ __device__ void backward_queries(const AttentionArguments& call) {
       add(sum, weight * (dot(grad, value) - delta) * static_cast<T>(call.scale), key);
     }
     const i64* const strides = call.grad_query_strides;
-    store<kType>(call.grad_query, place(strides, row.batch, row.head, row.query), call.size, sum, T{1});
+    store<kType>(call.grad_query, position(strides, row.batch, row.head, row.query), call.size, sum, T{1});
   }
 }
 
@@ -299,7 +302,7 @@ __device__ void backward_keys(const AttentionArguments& call) {
     const u64 to = kOfValues ? call.grad_value : call.grad_key;
     const i64* const strides = kOfValues ? call.grad_value_strides : call.grad_key_strides;
     const i64 size = kOfValues ? call.value_size : call.size;
-    store<kType>(to, place(strides, row.batch, row.key_head, k), size, sum, T{1});
+    store<kType>(to, position(strides, row.batch, row.key_head, k), size, sum, T{1});
   }
 }
 
@@ -307,7 +310,7 @@ __device__ void backward_keys(const AttentionArguments& call) {
 
 // Below all scores that count, and far from f32's limit, so that a row of only this value yields finite numbers.
 template <i64 kType>
-constexpr float kUnseen = kType == kFloat16 ? -65504.0F : -1e30F;
+constexpr float kMaskedScore = kType == kFloat16 ? -65504.0F : -1e30F;
 
 template <i64 kType>
 __device__ void make_bias(const AttentionBiasArguments& call) {
@@ -315,22 +318,22 @@ __device__ void make_bias(const AttentionBiasArguments& call) {
   for (i64 number = divide(first_item(), 32); number < rows; number += divide(all_threads(), 32)) {
     const i64 line = divide(number, call.queries), query = number - line * call.queries;
     const i64 batch = divide(line, call.heads), head = line - batch * call.heads;
-    const i64 from = place(call.strides, batch, head, query);
+    const i64 from = position(call.strides, batch, head, query);
     float any = 0;
     for (i64 key = lane(); key < call.row; key += 32) {
-      float score = kUnseen<kType>;
+      float score = kMaskedScore<kType>;
       if (key < call.keys && (call.causal == 0 || key <= query)) {
         const i64 at = from + key * call.strides[3];
         const float given = call.is_mask == 0 ? static_cast<float>(load_float(call.bias, at, kType))
                             : pointer<const u8>(call.bias)[at] != 0 ? 0.0F
                                                                     : -__builtin_inff();
         any += given == -__builtin_inff() ? 0.0F : 1.0F;
-        if (!(given < kUnseen<kType>)) score = given;  // Keeps NaN.
+        if (!(given < kMaskedScore<kType>)) score = given;  // Keeps NaN.
       }
       store_float(call.out, number * call.row + key, kType, static_cast<double>(score));
     }
     any = over_warp(any);
-    if (lane() == 0) pointer<u8>(call.seen)[number] = any > 0 ? 1 : 0;
+    if (lane() == 0) pointer<u8>(call.has_keys)[number] = any > 0 ? 1 : 0;
   }
 }
 
@@ -339,13 +342,14 @@ __device__ void make_bias(const AttentionBiasArguments& call) {
 KERNEL(128) attention_bias_f16(const AttentionBiasArguments call) { make_bias<kFloat16>(call); }
 KERNEL(128) attention_bias_bf16(const AttentionBiasArguments call) { make_bias<kBFloat16>(call); }
 
-KERNEL(128) attention_unseen(const AttentionUnseenArguments call) {
+KERNEL(128) attention_masked_rows(const AttentionMaskedRowsArguments call) {
   const i64 rows = call.batch * call.heads * call.queries;
   for (i64 number = divide(first_item(), 32); number < rows; number += divide(all_threads(), 32)) {
     const i64 line = divide(number, call.queries), query = number - line * call.queries;
     const i64 batch = divide(line, call.heads), head = line - batch * call.heads;
-    if (pointer<const u8>(call.seen)[batch * call.seen_batch + head * call.seen_head + query] != 0) continue;
-    const i64 to = place(call.out_strides, batch, head, query);
+    if (pointer<const u8>(call.has_keys)[batch * call.has_keys_batch + head * call.has_keys_head + query] != 0)
+      continue;
+    const i64 to = position(call.out_strides, batch, head, query);
     for (i64 e = lane(); e < call.size; e += 32) pointer<u16>(call.out)[to + e] = 0;  // Zero in f16 and in bf16.
     if (lane() == 0) pointer<float>(call.logsumexp)[number] = -__builtin_inff();
   }
@@ -356,7 +360,7 @@ KERNEL(256) attention_sums(const AttentionSumsArguments call) {
   for (i64 number = first_item(); number < rows; number += all_threads()) {
     const i64 line = divide(number, call.queries), query = number - line * call.queries;
     const i64 batch = divide(line, call.heads), head = line - batch * call.heads;
-    const float sum = pointer<const float>(call.logsumexp)[place(call.strides, batch, head, query)];
+    const float sum = pointer<const float>(call.logsumexp)[position(call.strides, batch, head, query)];
     pointer<float>(call.out)[number] = sum == -__builtin_inff() ? __builtin_inff() : sum;
   }
 }

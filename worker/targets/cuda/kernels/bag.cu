@@ -27,13 +27,13 @@ __device__ double norm_step(const RenormArguments& f, double so_far, double x) {
   switch (f.norm) {
     case RowNorm::kZero:
       return so_far + (x != 0 ? 1 : 0);
-    case RowNorm::kOne:
+    case RowNorm::kL1:
       return so_far + size;
-    case RowNorm::kTwo:
+    case RowNorm::kL2:
       return so_far + x * x;
-    case RowNorm::kMost:
+    case RowNorm::kMax:
       return so_far >= size || so_far != so_far ? so_far : size;
-    case RowNorm::kLeast:
+    case RowNorm::kMin:
       return so_far <= size || so_far != so_far ? so_far : size;
     default:
       return so_far + (size == 0 ? (f.p > 0 ? 0 : __builtin_inf()) : exp(f.p * log(size)));
@@ -43,8 +43,8 @@ __device__ double norm_step(const RenormArguments& f, double so_far, double x) {
 // Combines the threads' parts, and returns the norm to all threads.
 __device__ double norm_of_block(const RenormArguments& f, double mine, double* shared) {
   const auto both = [&](double a, double b) {
-    if (f.norm == RowNorm::kMost) return a >= b || a != a ? a : b;
-    if (f.norm == RowNorm::kLeast) return a <= b || a != a ? a : b;
+    if (f.norm == RowNorm::kMax) return a >= b || a != a ? a : b;
+    if (f.norm == RowNorm::kMin) return a <= b || a != a ? a : b;
     return a + b;
   };
   sync();
@@ -55,7 +55,7 @@ __device__ double norm_of_block(const RenormArguments& f, double mine, double* s
   }
   sync();
   const double all = shared[0];
-  if (f.norm == RowNorm::kTwo) return __builtin_sqrt(all);
+  if (f.norm == RowNorm::kL2) return __builtin_sqrt(all);
   if (f.norm == RowNorm::kPower) return all == 0 ? (f.p > 0 ? 0 : __builtin_inf()) : exp(log(all) / f.p);
   return all;
 }
@@ -96,14 +96,14 @@ KERNEL(256) bag_forward(const BagArguments f) {
     }
     if (f.mode == BagMode::kMean && taken != 0) sum /= static_cast<double>(taken);
     store_float(f.out, i, f.dtype, sum);
-    if (f.most != 0) store_whole(f.most, i, f.index_dtype, row_of_most);
-    if (f.sizes != 0 && at == 0) store_whole(f.sizes, bag, f.index_dtype, taken);
+    if (f.max_indices != 0) store_int(f.max_indices, i, f.index_dtype, row_of_most);
+    if (f.sizes != 0 && at == 0) store_int(f.sizes, bag, f.index_dtype, taken);
   }
 }
 
 KERNEL(256) bag_numbers(const BagArguments f) {
   for (i64 i = first_item(); i < f.count; i += all_threads()) {
-    store_whole(f.bags, i, f.index_dtype, bag_of(pointer<const i64>(f.offsets), f.bag_count, i));
+    store_int(f.bags, i, f.index_dtype, bag_of(pointer<const i64>(f.offsets), f.bag_count, i));
   }
 }
 
@@ -163,7 +163,7 @@ KERNEL(kRowThreads) bag_renorm(const RenormArguments f) {
   for (i64 row = block(); row < f.rows; row += blocks()) {
     if (pointer<const u8>(f.marks)[row] == 0) continue;
     const i64 first = row * f.weight_strides[0];
-    double norm = f.norm == RowNorm::kLeast ? __builtin_inf() : 0;
+    double norm = f.norm == RowNorm::kMin ? __builtin_inf() : 0;
     for (i64 i = thread(); i < f.length; i += kRowThreads) {
       norm = norm_step(f, norm, load_float(f.weight, first + i * f.weight_strides[1], f.dtype));
     }

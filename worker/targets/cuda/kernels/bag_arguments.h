@@ -16,9 +16,9 @@ inline constexpr i64 kFirstOffset = -1, kLastOffset = -2;
 struct BagArguments {
   u64 weight = 0, indices = 0, offsets = 0;  // indices, offsets: i64.
   u64 scales = 0;                            // One per index; may be 0.
-  // bags: the bag of each index; sizes: indices per bag; most: the rows that have the maxima. Their dtype is
+  // bags: the bag of each index; sizes: indices per bag; max_indices: the rows that have the maxima. Their dtype is
   // index_dtype. Any may be 0.
-  u64 out = 0, bags = 0, sizes = 0, most = 0;
+  u64 out = 0, bags = 0, sizes = 0, max_indices = 0;
   u64 failure = 0;
   i64 weight_strides[2] = {};
   i64 rows = 0, length = 0, count = 0, bag_count = 0;  // Rows and row length of the table; number of indices.
@@ -43,14 +43,14 @@ struct BagScaleArguments {
   i64 rows = 0, length = 0, count = 0, bag_count = 0, offset_count = 0, padding = -1, dtype = 0;
 };
 
-// Scales rows of a table that an index names to a norm of at most `most`.
-enum class RowNorm : i64 { kZero, kOne, kTwo, kMost, kLeast, kPower };
+// Scales rows of a table that an index names to a norm of at most `max_indices`.
+enum class RowNorm : i64 { kZero, kL1, kL2, kMax, kMin, kPower };
 struct RenormArguments {
   u64 weight = 0, indices = 0, failure = 0;  // indices: contiguous i64.
   u64 marks = 0;                             // One byte per row: whether an index names it; initially zeros.
   i64 weight_strides[2] = {};
   i64 rows = 0, length = 0, count = 0, dtype = 0;
-  RowNorm norm = RowNorm::kTwo;
+  RowNorm norm = RowNorm::kL2;
   double p = 2, most = 0;
 };
 

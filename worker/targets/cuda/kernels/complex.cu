@@ -247,11 +247,11 @@ __device__ __attribute__((always_inline)) Complex compute(const ComplexArguments
     case ComplexOp::kSine:  // sin(x) = -i sinh(i x)
     case ComplexOp::kSinc:
     case ComplexOp::kSinh: {
-      const bool is_sinc = f.what == ComplexOp::kSinc, turns = f.what != ComplexOp::kSinh;
+      const bool is_sinc = f.what == ComplexOp::kSinc, rotates = f.what != ComplexOp::kSinh;
       if (is_sinc && a.real == 0 && a.imaginary == 0) return {1, 0};
       const Complex x = is_sinc ? Complex{kPi * a.real, kPi * a.imaginary} : a;
-      const Complex made = hyperbolic_sine(turns ? Complex{-x.imaginary, x.real} : x);
-      const Complex sine = turns ? Complex{made.imaginary, -made.real} : made;
+      const Complex made = hyperbolic_sine(rotates ? Complex{-x.imaginary, x.real} : x);
+      const Complex sine = rotates ? Complex{made.imaginary, -made.real} : made;
       return is_sinc ? divided(sine, x) : sine;
     }
     case ComplexOp::kCosine:
@@ -259,9 +259,9 @@ __device__ __attribute__((always_inline)) Complex compute(const ComplexArguments
       return hyperbolic_cosine(f.what == ComplexOp::kCosine ? Complex{-a.imaginary, a.real} : a);
     case ComplexOp::kTangent:
     case ComplexOp::kTanh: {
-      const bool turns = f.what == ComplexOp::kTangent;
-      const Complex made = hyperbolic_tangent(turns ? Complex{-a.imaginary, a.real} : a);
-      return turns ? Complex{made.imaginary, -made.real} : made;
+      const bool rotates = f.what == ComplexOp::kTangent;
+      const Complex made = hyperbolic_tangent(rotates ? Complex{-a.imaginary, a.real} : a);
+      return rotates ? Complex{made.imaginary, -made.real} : made;
     }
     case ComplexOp::kSigmoid:
     case ComplexOp::kSilu: {
@@ -290,8 +290,8 @@ __device__ double inverse_sinh(double x) {
 // Kahan's algorithms (Branch Cuts for Complex Elementary Functions). asinh(x) = -i asin(i x). acosh(x) = i acos(x),
 // with the sign that makes its real part positive. atan(x) = -i atanh(i x).
 __device__ __attribute__((always_inline)) Complex inverse(ComplexOp what, Complex a) {
-  const bool turns = what == ComplexOp::kAsinh || what == ComplexOp::kAtan;
-  const Complex x = turns ? Complex{-a.imaginary, a.real} : a;
+  const bool rotates = what == ComplexOp::kAsinh || what == ComplexOp::kAtan;
+  const Complex x = rotates ? Complex{-a.imaginary, a.real} : a;
   const bool is_finite = x.real - x.real == 0 && x.imaginary - x.imaginary == 0;
   const bool is_infinite = magnitude(x.real) == __builtin_inf() || magnitude(x.imaginary) == __builtin_inf();
   Complex made = {__builtin_nan(""), __builtin_nan("")};
@@ -322,7 +322,7 @@ __device__ __attribute__((always_inline)) Complex inverse(ComplexOp what, Comple
     made.imaginary = is_sine ? -imaginary : imaginary;
     if (what == ComplexOp::kAcosh) made = {magnitude(made.imaginary), __builtin_copysign(made.real, x.imaginary)};
   }
-  return turns ? Complex{made.imaginary, -made.real} : made;
+  return rotates ? Complex{made.imaginary, -made.real} : made;
 }
 
 __device__ Complex load(u64 from, i64 at, i64 dtype) {

@@ -39,8 +39,8 @@ class Sequence {
     return load_float(f_.scores, t * f_.score_strides[0] + batch_ * f_.score_strides[1] + label * f_.score_strides[2],
                       f_.dtype);
   }
-  __device__ i64 place(i64 t, i64 state) const { return (batch_ * f_.time + t) * f_.states + state; }
-  __device__ double alpha(i64 t, i64 state) const { return load_float(f_.alpha, place(t, state), f_.dtype); }
+  __device__ i64 position(i64 t, i64 state) const { return (batch_ * f_.time + t) * f_.states + state; }
+  __device__ double alpha(i64 t, i64 state) const { return load_float(f_.alpha, position(t, state), f_.dtype); }
 
   i64 time, states;
 
@@ -63,7 +63,7 @@ KERNEL(kThreads) ctc_forward(const CtcArguments f) {
         before = log_sum(of.alpha(t - 1, s), s > 0 ? of.alpha(t - 1, s - 1) : kNever,
                          skips ? of.alpha(t - 1, s - 2) : kNever);
       }
-      store_float(f.alpha, of.place(t, s), f.dtype, before + of.score(t, label));
+      store_float(f.alpha, of.position(t, s), f.dtype, before + of.score(t, label));
     }
     sync();
   }

@@ -75,7 +75,7 @@ __device__ inline double load_float(u64 address, i64 i, i64 dtype) {
       return pointer<const double>(address)[i];
   }
 }
-__device__ inline i64 load_whole(u64 address, i64 i, i64 dtype) {
+__device__ inline i64 load_int(u64 address, i64 i, i64 dtype) {
   switch (dtype) {
     case kUInt8:
       return pointer<const u8>(address)[i];
@@ -106,7 +106,7 @@ __device__ inline void store_float(u64 address, i64 i, i64 dtype, double x) {
       pointer<double>(address)[i] = x;
   }
 }
-__device__ inline void store_whole(u64 address, i64 i, i64 dtype, i64 x) {
+__device__ inline void store_int(u64 address, i64 i, i64 dtype, i64 x) {
   switch (dtype) {
     case kBool:
       pointer<u8>(address)[i] = x != 0;

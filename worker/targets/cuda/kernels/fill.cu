@@ -7,8 +7,8 @@ namespace {
 
 // Powers with an integer exponent are exact where the result is representable.
 __device__ double power(double x, double exponent) {
-  constexpr double kMostWhole = 1100;
-  if (__builtin_rint(exponent) == exponent && exponent <= kMostWhole && exponent >= -kMostWhole) {
+  constexpr double kMaxExponent = 1100;
+  if (__builtin_rint(exponent) == exponent && exponent <= kMaxExponent && exponent >= -kMaxExponent) {
     const auto times = static_cast<i64>(exponent < 0 ? -exponent : exponent);
     double result = 1;
     for (i64 i = 0; i < times; ++i) result *= x;
@@ -18,13 +18,13 @@ __device__ double power(double x, double exponent) {
   return exp(exponent * log(x));
 }
 // Rounds to the nearest integer if x differs from it only by the error of `power`.
-__device__ double near_whole(double x) {
+__device__ double round_if_near(double x) {
   const double whole = __builtin_rint(x), apart = x < whole ? whole - x : x - whole;
   return apart <= 0x1p-44 * (x < 0 ? -x : x) ? whole : x;
 }
 
 // linspace: each step of the sum is rounded, as on the CPU.
-__device__ double between(const BetweenArguments& f, double first, double last, i64 i) {
+__device__ double between(const LinspaceArguments& f, double first, double last, i64 i) {
   const double step = rounded(rounded(last - first, f.dtype) / static_cast<double>(f.count - 1), f.dtype);
   if (i < f.count / 2) return first + rounded(step * static_cast<double>(i), f.dtype);
   return last - rounded(step * static_cast<double>(f.count - 1 - i), f.dtype);
@@ -42,12 +42,12 @@ KERNEL(256) fill_range(const RangeArguments range) {
     if (is_float(range.dtype)) {
       store_float(range.out, i, range.dtype, range.first + range.step * static_cast<double>(i));
     } else {
-      store_whole(range.out, i, range.dtype, range.whole_first + range.whole_step * i);
+      store_int(range.out, i, range.dtype, range.int_first + range.int_step * i);
     }
   }
 }
 
-KERNEL(256) fill_between(const BetweenArguments f) {
+KERNEL(256) fill_linspace(const LinspaceArguments f) {
   const double first = end_of(f.first, f.first_at, f.dtype), last = end_of(f.last, f.last_at, f.dtype);
   for (i64 i = first_item(); i < f.count; i += all_threads()) {
     double x = f.count > 1 ? between(f, first, last, i) : first;
@@ -55,7 +55,7 @@ KERNEL(256) fill_between(const BetweenArguments f) {
     if (is_float(f.dtype)) {
       store_float(f.out, i * f.step, f.dtype, x);
     } else {
-      store_whole(f.out, i * f.step, f.dtype, static_cast<i64>(f.raises != 0 ? near_whole(x) : x));
+      store_int(f.out, i * f.step, f.dtype, static_cast<i64>(f.raises != 0 ? round_if_near(x) : x));
     }
   }
 }
@@ -107,7 +107,7 @@ KERNEL(256) triangle(const TriangleArguments triangle) {
   }
 }
 
-KERNEL(256) sum_windows(const UnfoldedArguments f) {
+KERNEL(256) unfold_backward(const UnfoldBackwardArguments f) {
   const bool floats = is_float(f.dtype);
   for (i64 at = first_item(); at < f.count; at += all_threads()) {
     const i64 line = divide(at, f.inner), inner = at - line * f.inner;
@@ -121,13 +121,13 @@ KERNEL(256) sum_windows(const UnfoldedArguments f) {
       if (floats) {
         sum += load_float(f.in, from, f.dtype);
       } else {
-        whole += load_whole(f.in, from, f.dtype);
+        whole += load_int(f.in, from, f.dtype);
       }
     }
     if (floats) {
       store_float(f.out, at, f.dtype, sum);
     } else {
-      store_whole(f.out, at, f.dtype, whole);
+      store_int(f.out, at, f.dtype, whole);
     }
   }
 }

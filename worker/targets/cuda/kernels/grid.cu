@@ -53,11 +53,11 @@ __device__ double far_slope(double x) { return (-2.25 * x + 7.5) * x - 6; }
 // The taps along one dim. A position outside of the image is -1.
 struct Axis {
   int count;
-  i64 places[4];
+  i64 positions[4];
   double weights[4], slopes[4];  // slopes: derivatives of the weights by the coordinate.
 };
 
-__device__ i64 place(double at, i64 size) {
+__device__ i64 position(double at, i64 size) {
   return at >= 0 && at < static_cast<double>(size) ? static_cast<i64>(at) : -1;
 }
 
@@ -70,7 +70,7 @@ __device__ Axis axis(const GridArguments& f, double coordinate, i64 size) {
   if (f.interpolation == GridInterpolation::kCubic) {
     const double whole = __builtin_floor(at), t = at - whole;
     made.count = 4;
-    for (int k = 0; k < 4; ++k) made.places[k] = place(inside(f, whole - 1 + k, size).at, size);
+    for (int k = 0; k < 4; ++k) made.positions[k] = position(inside(f, whole - 1 + k, size).at, size);
     made.weights[0] = far(t + 1);
     made.weights[1] = near(t);
     made.weights[2] = near(1 - t);
@@ -83,13 +83,13 @@ __device__ Axis axis(const GridArguments& f, double coordinate, i64 size) {
   }
   const Inside in = inside(f, at, size);
   if (f.interpolation == GridInterpolation::kNearest) {
-    made.places[0] = place(__builtin_rint(in.at), size);
+    made.positions[0] = position(__builtin_rint(in.at), size);
     return made;
   }
   const double whole = __builtin_floor(in.at), t = in.at - whole;
   made.count = 2;
-  made.places[0] = place(whole, size);
-  made.places[1] = place(whole + 1, size);
+  made.positions[0] = position(whole, size);
+  made.positions[1] = position(whole + 1, size);
   made.weights[0] = 1 - t;
   made.weights[1] = t;
   made.slopes[0] = -in.slope * step;
@@ -122,7 +122,7 @@ __device__ void for_each_tap(const Axis* axes, F&& f) {
   for (int z = 0; z < axes[0].count; ++z) {
     for (int y = 0; y < axes[1].count; ++y) {
       for (int x = 0; x < axes[2].count; ++x) {
-        const bool there = axes[0].places[z] >= 0 && axes[1].places[y] >= 0 && axes[2].places[x] >= 0;
+        const bool there = axes[0].positions[z] >= 0 && axes[1].positions[y] >= 0 && axes[2].positions[x] >= 0;
         f(z, y, x, there);
       }
     }
@@ -130,8 +130,8 @@ __device__ void for_each_tap(const Axis* axes, F&& f) {
 }
 
 __device__ i64 offset_of(const ImageView& view, const Axis* axes, int z, int y, int x) {
-  return axes[0].places[z] * view.strides[2] + axes[1].places[y] * view.strides[3] +
-         axes[2].places[x] * view.strides[4];
+  return axes[0].positions[z] * view.strides[2] + axes[1].positions[y] * view.strides[3] +
+         axes[2].positions[x] * view.strides[4];
 }
 __device__ i64 offset_of(const ImageView& view, const i64* at) {
   return at[0] * view.strides[2] + at[1] * view.strides[3] + at[2] * view.strides[4];
@@ -184,7 +184,7 @@ KERNEL(kThreads) grid_backward(const GridArguments f) {
   }
 }
 
-// The share of each image point in each grid point's gradient: places [point, tap], values [point, tap, channel].
+// The share of each image point in each grid point's gradient: positions [point, tap], values [point, tap, channel].
 KERNEL(kThreads) grid_spread(const GridArguments f) {
   const i64 points = f.batch * f.out_sizes[0] * f.out_sizes[1] * f.out_sizes[2];
   for (i64 point = first_item(); point < points; point += all_threads()) {
@@ -196,7 +196,7 @@ KERNEL(kThreads) grid_spread(const GridArguments f) {
     for_each_tap(of, [&](int z, int y, int x, bool there) {
       i64 to = -1;
       if (there) {
-        to = (of[0].places[z] * f.in_sizes[1] + of[1].places[y]) * f.in_sizes[2] + of[2].places[x];
+        to = (of[0].positions[z] * f.in_sizes[1] + of[1].positions[y]) * f.in_sizes[2] + of[2].positions[x];
         const double weight = of[0].weights[z] * of[1].weights[y] * of[2].weights[x];
         for (i64 channel = 0; channel < f.channels; ++channel) {
           const i64 out = batch * f.out.strides[0] + channel * f.out.strides[1] + offset_of(f.out, at);
@@ -204,7 +204,7 @@ KERNEL(kThreads) grid_spread(const GridArguments f) {
                       weight * load_float(f.out.address, out, f.dtype));
         }
       }
-      pointer<i64>(f.places)[tap++] = to;
+      pointer<i64>(f.positions)[tap++] = to;
     });
   }
 }

@@ -13,7 +13,7 @@ enum class GridPadding : i64 { kZeros, kBorder, kReflection };
 struct GridArguments {
   ImageView in = {}, out = {};  // out: in the backward pass, its gradient.
   u64 grid = 0;
-  u64 grad_grid = 0, places = 0, values = 0;  // Backward: contiguous outputs.
+  u64 grad_grid = 0, positions = 0, values = 0;  // Backward: contiguous outputs.
   i64 grid_strides[5] = {};
   i64 batch = 1, channels = 1;
   i64 in_sizes[3] = {1, 1, 1}, out_sizes[3] = {1, 1, 1};

@@ -28,7 +28,7 @@ __device__ Point point_of(i64 item, i64 channels, const i64* sizes) {
 __device__ i64 base_of(const ImageView& view, const Point& point) {
   return point.batch * view.strides[0] + point.channel * view.strides[1];
 }
-__device__ i64 place_in(const ImageView& view, const Point& point) {
+__device__ i64 offset_in(const ImageView& view, const Point& point) {
   i64 at = base_of(view, point);
   for (int d = 0; d < 3; ++d) at += point.space[d] * view.strides[d + 2];
   return at;
@@ -109,19 +109,20 @@ __device__ void pool_forward(const PoolArguments& pool, bool most) {
     const i64* const strides = pool.large.strides;
     const i64* const large = pool.large_sizes;
     double sum = 0, best = -__builtin_inf();
-    i64 place = (ranges[0].begin * large[1] + ranges[1].begin) * large[2] + ranges[2].begin;
+    i64 position = (ranges[0].begin * large[1] + ranges[1].begin) * large[2] + ranges[2].begin;
     for_each_point(ranges, steps, [&](i64 z, i64 y, i64 x) {
       const double value =
           load_float(pool.large.address, base + z * strides[2] + y * strides[3] + x * strides[4], pool.dtype);
       sum += value;
       if (value > best || value != value) {  // The first maximum, or the last NaN.
         best = value;
-        place = (z * large[1] + y) * large[2] + x;
+        position = (z * large[1] + y) * large[2] + x;
       }
     });
-    store_float(pool.small.address, place_in(pool.small, point), pool.dtype,
+    store_float(pool.small.address, offset_in(pool.small, point), pool.dtype,
                 most ? best : sum / divisor_of(pool, point.space));
-    if (most && pool.places.address != 0) pointer<i64>(pool.places.address)[place_in(pool.places, point)] = place;
+    if (most && pool.positions.address != 0)
+      pointer<i64>(pool.positions.address)[offset_in(pool.positions, point)] = position;
   }
 }
 
@@ -140,17 +141,17 @@ __device__ void pool_backward(const PoolArguments& pool, bool most) {
       Point there = point;
       for (int d = 0; d < 3; ++d) there.space[d] = at[d];
       if (most) {
-        if (pointer<const i64>(pool.places.address)[place_in(pool.places, there)] != own) return;
-        sum += load_float(pool.small.address, place_in(pool.small, there), pool.dtype);
+        if (pointer<const i64>(pool.positions.address)[offset_in(pool.positions, there)] != own) return;
+        sum += load_float(pool.small.address, offset_in(pool.small, there), pool.dtype);
         return;
       }
       for (int d = 0; d < 3; ++d) {
         const Range inside = window(pool, d, at[d]);
         if (point.space[d] < inside.begin || point.space[d] >= inside.end) return;
       }
-      sum += load_float(pool.small.address, place_in(pool.small, there), pool.dtype) / divisor_of(pool, at);
+      sum += load_float(pool.small.address, offset_in(pool.small, there), pool.dtype) / divisor_of(pool, at);
     });
-    store_float(pool.large.address, place_in(pool.large, point), pool.dtype, sum);
+    store_float(pool.large.address, offset_in(pool.large, point), pool.dtype, sum);
   }
 }
 
@@ -172,8 +173,8 @@ __device__ double sum_of_windows(const FoldArguments& fold, const Point& point) 
     for (i64 x = 0; x < fold.kernel[1]; ++x) {
       const i64 column = window_of(fold, 1, point.space[2], x);
       if (column < 0) continue;
-      const i64 place = (point.channel * fold.kernel[0] + y) * fold.kernel[1] + x;
-      const i64 at = point.batch * fold.column_strides[0] + place * fold.column_strides[1] +
+      const i64 position = (point.channel * fold.kernel[0] + y) * fold.kernel[1] + x;
+      const i64 at = point.batch * fold.column_strides[0] + position * fold.column_strides[1] +
                      (row * fold.windows[1] + column) * fold.column_strides[2];
       sum += load_float(fold.columns, at, fold.dtype);
     }
@@ -185,7 +186,7 @@ __device__ double sum_of_windows(const FoldArguments& fold, const Point& point) 
 
 struct Taps {
   int count;
-  i64 places[4];
+  i64 positions[4];
   double weights[4];
 };
 
@@ -203,24 +204,24 @@ __device__ double source_of(const ResampleArguments& arguments, int d, i64 at) {
 __device__ Taps taps_of(const ResampleArguments& arguments, int d, i64 at) {
   const i64 size = arguments.in_sizes[d];
   Taps taps = {1, {0, 0, 0, 0}, {1, 0, 0, 0}};
-  const auto inside = [&](i64 place) { return place < 0 ? 0 : place >= size ? size - 1 : place; };
+  const auto inside = [&](i64 position) { return position < 0 ? 0 : position >= size ? size - 1 : position; };
   switch (arguments.how) {
     case Resample::kNearest:
     case Resample::kNearestExact: {  // Computed in f32, as torch does.
       const auto scale = static_cast<float>(arguments.scales[d]);
       const float shift = arguments.how == Resample::kNearestExact ? 0.5f : 0.0f;
-      taps.places[0] = inside(static_cast<i64>(__builtin_floorf((static_cast<float>(at) + shift) * scale)));
+      taps.positions[0] = inside(static_cast<i64>(__builtin_floorf((static_cast<float>(at) + shift) * scale)));
       return taps;
     }
     case Resample::kReflect: {
-      i64 place = at - arguments.before[d];
-      if (place < 0) place = -place;
-      if (place >= size) place = 2 * (size - 1) - place;
-      taps.places[0] = inside(place);
+      i64 position = at - arguments.before[d];
+      if (position < 0) position = -position;
+      if (position >= size) position = 2 * (size - 1) - position;
+      taps.positions[0] = inside(position);
       return taps;
     }
     case Resample::kReplicate:
-      taps.places[0] = inside(at - arguments.before[d]);
+      taps.positions[0] = inside(at - arguments.before[d]);
       return taps;
     default:
       break;
@@ -261,9 +262,9 @@ __device__ Range takers_of(const ResampleArguments& arguments, int d, i64 at) {
   return range;
 }
 
-__device__ double weight_of(const Taps& taps, i64 place) {
+__device__ double weight_of(const Taps& taps, i64 position) {
   double weight = 0;
-  for (int i = 0; i < taps.count; ++i) weight += taps.places[i] == place ? taps.weights[i] : 0;
+  for (int i = 0; i < taps.count; ++i) weight += taps.positions[i] == position ? taps.weights[i] : 0;
   return weight;
 }
 
@@ -277,10 +278,10 @@ __device__ void resample_forward(const ResampleArguments& arguments) {
     for (int d = 0; d < 3; ++d) taps[d] = taps_of(arguments, d, point.space[d]);
     const i64 base = base_of(arguments.in, point);
     const auto value_at = [&](int z, int y, int x) {
-      return load_float(
-          arguments.in.address,
-          base + taps[0].places[z] * strides[2] + taps[1].places[y] * strides[3] + taps[2].places[x] * strides[4],
-          arguments.dtype);
+      return load_float(arguments.in.address,
+                        base + taps[0].positions[z] * strides[2] + taps[1].positions[y] * strides[3] +
+                            taps[2].positions[x] * strides[4],
+                        arguments.dtype);
     };
     double sum = 0;
     if (taps[0].count == 1) {  // Copied without a weight.
@@ -296,7 +297,7 @@ __device__ void resample_forward(const ResampleArguments& arguments) {
         }
       }
     }
-    store_float(arguments.out.address, place_in(arguments.out, point), arguments.dtype, sum);
+    store_float(arguments.out.address, offset_in(arguments.out, point), arguments.dtype, sum);
   }
 }
 
@@ -325,7 +326,7 @@ __device__ void resample_backward(const ResampleArguments& arguments) {
         }
       }
     }
-    store_float(arguments.in.address, place_in(arguments.in, point), arguments.dtype, sum);
+    store_float(arguments.in.address, offset_in(arguments.in, point), arguments.dtype, sum);
   }
 }
 
@@ -364,7 +365,8 @@ __device__ Filter filter_of(const ResampleArguments& arguments, int d, i64 at) {
   const auto begin = static_cast<i64>(made.center - reach + 0.5), end = static_cast<i64>(made.center + reach + 0.5);
   made.range = {begin < 0 ? 0 : begin, end > size ? size : end};
   double sum = 0;
-  for (i64 place = made.range.begin; place < made.range.end; ++place) sum += weight_of(arguments, made, place);
+  for (i64 position = made.range.begin; position < made.range.end; ++position)
+    sum += weight_of(arguments, made, position);
   if (sum != 0) made.sum = sum;
   return made;
 }
@@ -386,7 +388,7 @@ __device__ void filter_forward(const ResampleArguments& arguments) {
       }
       sum += weight_of(arguments, rows, y) * row;
     }
-    store_float(arguments.out.address, place_in(arguments.out, point), arguments.dtype, sum);
+    store_float(arguments.out.address, offset_in(arguments.out, point), arguments.dtype, sum);
   }
 }
 
@@ -422,7 +424,7 @@ __device__ void filter_backward(const ResampleArguments& arguments) {
                load_float(arguments.out.address, base + y * strides[3] + x * strides[4], arguments.dtype);
       }
     }
-    store_float(arguments.in.address, place_in(arguments.in, point), arguments.dtype, sum);
+    store_float(arguments.in.address, offset_in(arguments.in, point), arguments.dtype, sum);
   }
 }
 
@@ -441,7 +443,7 @@ KERNEL(kThreads) image_fold(const FoldArguments fold) {
   const i64 count = fold.batch * fold.channels * fold.sizes[1] * fold.sizes[2];
   for (i64 item = first_item(); item < count; item += all_threads()) {
     const Point point = point_of(item, fold.channels, fold.sizes);
-    store_float(fold.image.address, place_in(fold.image, point), fold.dtype, sum_of_windows(fold, point));
+    store_float(fold.image.address, offset_in(fold.image, point), fold.dtype, sum_of_windows(fold, point));
   }
 }
 

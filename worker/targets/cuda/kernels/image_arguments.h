@@ -14,8 +14,8 @@ struct ImageView {
 
 // Pooling windows of the large image, one per point of the small image.
 struct PoolArguments {
-  // places: i64 positions of maxima in the large image's space; may be absent.
-  ImageView large = {}, small = {}, places = {};
+  // positions: i64 positions of maxima in the large image's space; may be absent.
+  ImageView large = {}, small = {}, positions = {};
   i64 batch = 1, channels = 1;
   i64 large_sizes[3] = {1, 1, 1}, small_sizes[3] = {1, 1, 1};
   i64 kernel[3] = {1, 1, 1}, stride[3] = {1, 1, 1}, padding[3] = {}, dilation[3] = {1, 1, 1};

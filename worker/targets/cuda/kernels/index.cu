@@ -13,39 +13,37 @@ struct Spot {
 // Locates point p over the dims [begin, end). Reads the indices if `looks`.
 __device__ Spot find(const IndexArguments& index, i64 p, i64 begin, i64 end, bool looks) {
   Spot spot{0, 0, true};
-  i64 at[kMostIndices] = {};
+  i64 at[kMaxIndices] = {};
   for (i64 d = end - 1; d >= begin; --d) {
     const i64 rest = divide(p, index.sizes[d]), here = p - rest * index.sizes[d];
     p = rest;
     spot.self += here * index.self_strides[d];
     spot.value += here * index.value_strides[d];
 #pragma unroll
-    for (int k = 0; k < kMostIndices; ++k) at[k] += here * index.index_strides[k][d];
+    for (int k = 0; k < kMaxIndices; ++k) at[k] += here * index.index_strides[k][d];
   }
   if (!looks) return spot;
 #pragma unroll
-  for (int k = 0; k < kMostIndices; ++k) {
+  for (int k = 0; k < kMaxIndices; ++k) {
     if (k >= index.indices) continue;
-    i64 place = pointer<const i64>(index.index[k])[at[k]];
-    if (place == index.skipped) {
+    i64 position = pointer<const i64>(index.index[k])[at[k]];
+    if (position == index.skipped) {
       spot.good = false;
       continue;
     }
-    const i64 given = place;
-    if (index.wraps != 0 && place < 0) place += index.bounds[k];
-    if (place < 0 || place >= index.bounds[k]) {
+    const i64 given = position;
+    if (index.allows_negative != 0 && position < 0) position += index.bounds[k];
+    if (position < 0 || position >= index.bounds[k]) {
       fail(index.failure, static_cast<u32>(k), given, index.bounds[k]);
       spot.good = false;
       continue;
     }
-    spot.self += place * index.steps[k];
+    spot.self += position * index.steps[k];
   }
   return spot;
 }
 
-__device__ i64 to_whole(const IndexApplyArguments& apply, u64 from, i64 at) {
-  return load_whole(from, at, apply.dtype);
-}
+__device__ i64 to_int(const IndexApplyArguments& apply, u64 from, i64 at) { return load_int(from, at, apply.dtype); }
 
 __device__ i64 combine(const IndexApplyArguments& apply, i64 a, i64 b) {
   switch (apply.combine) {
@@ -56,7 +54,7 @@ __device__ i64 combine(const IndexApplyArguments& apply, i64 a, i64 b) {
     case Combine::kMin:
       return a < b ? a : b;
     default:
-      return static_cast<i64>(static_cast<u64>(a) + static_cast<u64>(b) * static_cast<u64>(apply.whole_alpha));
+      return static_cast<i64>(static_cast<u64>(a) + static_cast<u64>(b) * static_cast<u64>(apply.int_alpha));
   }
 }
 __device__ double combine(const IndexApplyArguments& apply, double a, double b) {
@@ -79,13 +77,13 @@ __device__ i64 mean(i64 sum, i64 count) {
 __device__ double mean(double sum, i64 count) { return sum / static_cast<double>(count); }
 
 __device__ void load(const IndexApplyArguments& apply, u64 from, i64 at, i64* x) {
-  *x = load_whole(from, at, apply.dtype);
+  *x = load_int(from, at, apply.dtype);
 }
 __device__ void load(const IndexApplyArguments& apply, u64 from, i64 at, double* x) {
   *x = load_float(from, at, apply.dtype);
 }
 __device__ void store(const IndexApplyArguments& apply, i64 at, i64 x) {
-  store_whole(apply.index.self, at, apply.dtype, x);
+  store_int(apply.index.self, at, apply.dtype, x);
 }
 __device__ void store(const IndexApplyArguments& apply, i64 at, double x) {
   store_float(apply.index.self, at, apply.dtype, x);
@@ -96,7 +94,7 @@ __device__ void store(const IndexApplyArguments& apply, i64 at, double x) {
 template <typename T>
 __device__ void fold(const IndexApplyArguments& apply, i64 sorted, u64 key, i64 self, i64 value) {
   const u64* const keys = pointer<const u64>(apply.keys);
-  const u32* const places = pointer<const u32>(apply.places);
+  const u32* const positions = pointer<const u32>(apply.positions);
   T sum = 0;
   i64 count = 0;
   if (apply.with_self != 0) {
@@ -105,7 +103,7 @@ __device__ void fold(const IndexApplyArguments& apply, i64 sorted, u64 key, i64 
   }
   for (i64 i = sorted; i < apply.key_count && keys[i] == key; ++i) {
     T x = 0;
-    load(apply, apply.index.values, find(apply.index, places[i], 0, apply.key_dims, false).value + value, &x);
+    load(apply, apply.index.values, find(apply.index, positions[i], 0, apply.key_dims, false).value + value, &x);
     sum = count == 0 && apply.combine != Combine::kSum ? x : combine(apply, sum, x);
     ++count;
   }
@@ -158,8 +156,8 @@ KERNEL(256) index_write_masked(const IndexMaskedArguments masked) {
       store_float(index.self, self, masked.dtype,
                   load_float(index.self, self, masked.dtype) + load_float(index.values, value, masked.dtype));
     } else {
-      store_whole(index.self, self, masked.dtype,
-                  load_whole(index.self, self, masked.dtype) + load_whole(index.values, value, masked.dtype));
+      store_int(index.self, self, masked.dtype,
+                load_int(index.self, self, masked.dtype) + load_int(index.values, value, masked.dtype));
     }
   }
 }
@@ -182,7 +180,7 @@ KERNEL(256) index_apply(const IndexApplyArguments apply) {
     const i64 self = static_cast<i64>(key) + plain.self;
     if (apply.combine == Combine::kSet) {
       if (sorted + 1 < apply.key_count && keys[sorted + 1] == key) continue;  // A later point overwrites it.
-      const i64 p = pointer<const u32>(apply.places)[sorted];
+      const i64 p = pointer<const u32>(apply.positions)[sorted];
       const i64 value = find(apply.index, p, 0, apply.key_dims, false).value + plain.value;
       move(apply.index.self, self, apply.index.values, value, apply.index.item);
       continue;

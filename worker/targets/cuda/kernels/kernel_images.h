@@ -47,6 +47,6 @@ using KernelArchive = std::span<const uint8_t>;
 KernelArchive find_image(KernelArchive archive, KernelFile file, uint32_t sm);
 
 // The archive in the worker.
-KernelArchive written_kernels();
+KernelArchive hand_written_kernels();
 
 }  // namespace torch_remote::worker::cuda

@@ -5,7 +5,7 @@ _FLAGS = " ".join([
     "-std=c++20 -O3 -ffp-contract=off -Xclang -target-feature -Xclang +ptx83 -I.",
 ])
 
-def written_kernels(name, srcs, hdrs):
+def hand_written_kernels(name, srcs, hdrs):
     """Libraries' parts NAME.o (machine code, and PTX for GPUs to come) and NAME_bitcode.o, of archives of all files in
     their order, behind the symbols torch_remote_NAME and torch_remote_NAME_end; and each file's .ptx."""
     for src in srcs:

@@ -26,10 +26,10 @@ __device__ double distance(const DistanceArguments& f, i64 left, i64 right, u64 
       case Distance::kZero:
         sum += apart != 0 ? 1 : 0;
         break;
-      case Distance::kOne:
+      case Distance::kL1:
         sum += apart;
         break;
-      case Distance::kTwo:
+      case Distance::kL2:
         sum += apart * apart;
         break;
       case Distance::kInfinite:
@@ -39,7 +39,7 @@ __device__ double distance(const DistanceArguments& f, i64 left, i64 right, u64 
         sum += power(apart, f.p);
     }
   }
-  return f.how == Distance::kTwo ? __builtin_sqrt(sum) : f.how == Distance::kPower ? power(sum, 1 / f.p) : sum;
+  return f.how == Distance::kL2 ? __builtin_sqrt(sum) : f.how == Distance::kPower ? power(sum, 1 / f.p) : sum;
 }
 
 // The derivative of a distance by an element; `apart` is that element's difference.
@@ -47,9 +47,9 @@ __device__ double slope(const DistanceArguments& f, double apart, double distanc
   switch (f.how) {
     case Distance::kZero:
       return 0;
-    case Distance::kOne:
+    case Distance::kL1:
       return sign(apart);
-    case Distance::kTwo:
+    case Distance::kL2:
       return distance == 0 ? 0 : apart / distance;
     case Distance::kInfinite:
       return rounded(magnitude(apart), f.dtype) == distance ? sign(apart) : 0;
@@ -59,23 +59,23 @@ __device__ double slope(const DistanceArguments& f, double apart, double distanc
   }
 }
 
-struct Whole {
+struct Integer {
   using T = u64;
-  __device__ static T load(u64 from, i64 at, i64 dtype) { return static_cast<u64>(load_whole(from, at, dtype)); }
-  __device__ static void store(u64 to, i64 at, i64 dtype, T x) { store_whole(to, at, dtype, static_cast<i64>(x)); }
-  __device__ static T alpha(const PairProductArguments& f) { return static_cast<u64>(f.alpha); }
-  __device__ static T beta(const PairProductArguments& f) { return static_cast<u64>(f.beta); }
+  __device__ static T load(u64 from, i64 at, i64 dtype) { return static_cast<u64>(load_int(from, at, dtype)); }
+  __device__ static void store(u64 to, i64 at, i64 dtype, T x) { store_int(to, at, dtype, static_cast<i64>(x)); }
+  __device__ static T alpha(const PairMatmulArguments& f) { return static_cast<u64>(f.alpha); }
+  __device__ static T beta(const PairMatmulArguments& f) { return static_cast<u64>(f.beta); }
 };
 struct Real {
   using T = double;
   __device__ static T load(u64 from, i64 at, i64 dtype) { return load_float(from, at, dtype); }
   __device__ static void store(u64 to, i64 at, i64 dtype, T x) { store_float(to, at, dtype, x); }
-  __device__ static T alpha(const PairProductArguments& f) { return f.real_alpha; }
-  __device__ static T beta(const PairProductArguments& f) { return f.real_beta; }
+  __device__ static T alpha(const PairMatmulArguments& f) { return f.real_alpha; }
+  __device__ static T beta(const PairMatmulArguments& f) { return f.real_beta; }
 };
 
 template <typename Kind>
-__device__ void multiply(const PairProductArguments& f) {
+__device__ void multiply(const PairMatmulArguments& f) {
   const i64 matrix = f.rows * f.columns, count = f.sums_batch != 0 ? matrix : f.batch * matrix;
   for (i64 i = first_item(); i < count; i += all_threads()) {
     const i64 b = divide(i, matrix), row = divide(i - b * matrix, f.columns), column = i - b * matrix - row * f.columns;
@@ -102,23 +102,23 @@ struct Places {
   i64 a, b, c;
 };
 // The offsets of element `number` over the dims [begin, end).
-__device__ Places places_in(const TripleArguments& f, i64 number, i64 begin, i64 end, Places places) {
+__device__ Places places_in(const TripleArguments& f, i64 number, i64 begin, i64 end, Places positions) {
   for (i64 d = end - 1; d >= begin; --d) {
     const i64 rest = divide(number, f.sizes[d]), at = number - rest * f.sizes[d];
     number = rest;
-    places.a += at * f.a_strides[d];
-    places.b += at * f.b_strides[d];
-    places.c += at * f.c_strides[d];
+    positions.a += at * f.a_strides[d];
+    positions.b += at * f.b_strides[d];
+    positions.c += at * f.c_strides[d];
   }
-  return places;
+  return positions;
 }
 template <typename Kind>
 __device__ void sum_of_triples(const TripleArguments& f) {
   for (i64 i = first_item(); i < f.count; i += all_threads()) {
-    const Places begin = places_in(f, i, 0, f.kept, {0, 0, 0});
+    const Places begin = places_in(f, i, 0, f.result_rank, {0, 0, 0});
     typename Kind::T sum = 0;
     for (i64 term = 0; term < f.terms; ++term) {
-      const Places at = places_in(f, term, f.kept, f.rank, begin);
+      const Places at = places_in(f, term, f.result_rank, f.rank, begin);
       sum += Kind::load(f.a, at.a, f.dtype) * Kind::load(f.b, at.b, f.dtype) * Kind::load(f.c, at.c, f.dtype);
     }
     Kind::store(f.out, i, f.out_dtype, sum);
@@ -127,11 +127,11 @@ __device__ void sum_of_triples(const TripleArguments& f) {
 
 }  // namespace
 
-KERNEL(256) pair_triple_whole(const TripleArguments f) { sum_of_triples<Whole>(f); }
+KERNEL(256) pair_triple_int(const TripleArguments f) { sum_of_triples<Integer>(f); }
 KERNEL(256) pair_triple_float(const TripleArguments f) { sum_of_triples<Real>(f); }
 
-KERNEL(256) pair_product_whole(const PairProductArguments f) { multiply<Whole>(f); }
-KERNEL(256) pair_product_float(const PairProductArguments f) { multiply<Real>(f); }
+KERNEL(256) pair_matmul_int(const PairMatmulArguments f) { multiply<Integer>(f); }
+KERNEL(256) pair_matmul_float(const PairMatmulArguments f) { multiply<Real>(f); }
 
 KERNEL(256) pair_distance(const DistanceArguments f) {
   const i64 count = f.batch * f.rows * f.others;

@@ -8,7 +8,7 @@ using u64 = unsigned long;
 
 // out = beta * added + alpha * left right, for [batch, rows, inner] and [batch, inner, columns]. `out` is contiguous.
 // Strides are of batch, rows and columns.
-struct PairProductArguments {
+struct PairMatmulArguments {
   u64 left = 0, right = 0, added = 0, out = 0;  // added: 0 if there is none.
   i64 batch = 1, rows = 1, columns = 1, inner = 1;
   i64 left_strides[3] = {}, right_strides[3] = {}, added_strides[3] = {};
@@ -18,12 +18,12 @@ struct PairProductArguments {
   double real_alpha = 1, real_beta = 1;
 };
 
-// out[i] = the sum of a b c over the dims that are not kept, which come after those that are. `out` is contiguous.
+// out[i] = the sum of a b c over the dims after the first `result_rank` ones. `out` is contiguous.
 constexpr i64 kTripleRank = 8;
 struct TripleArguments {
   u64 a = 0, b = 0, c = 0, out = 0;
   i64 count = 0, terms = 1;  // Elements of the result; terms of each sum.
-  i64 kept = 0, rank = 0;
+  i64 result_rank = 0, rank = 0;
   i64 sizes[kTripleRank] = {};
   i64 a_strides[kTripleRank] = {}, b_strides[kTripleRank] = {}, c_strides[kTripleRank] = {};
   i64 dtype = 0, out_dtype = 0;
@@ -31,13 +31,13 @@ struct TripleArguments {
 
 // Distances between the rows of two matrices of the same batch: contiguous, [batch, rows, others]. pair_row_distance:
 // distances between each row of a matrix and the rows after it, row by row.
-enum class Distance : i64 { kZero, kOne, kTwo, kInfinite, kPower };
+enum class Distance : i64 { kZero, kL1, kL2, kInfinite, kPower };
 struct DistanceArguments {
   u64 left = 0, right = 0, out = 0;  // Backward: out is the gradient of left.
   u64 grad = 0, distance = 0;        // Backward.
   i64 batch = 1, rows = 0, others = 0, length = 0;
   i64 dtype = 0;
-  Distance how = Distance::kTwo;
+  Distance how = Distance::kL2;
   double p = 2;
 };
 

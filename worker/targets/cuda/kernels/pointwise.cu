@@ -478,7 +478,7 @@ KERNEL(256) pointwise_float(const PointwiseArguments f) {
     if (is_float(f.out_dtype)) {
       store_float(f.out, i, f.out_dtype, made);
     } else {
-      store_whole(f.out, i, f.out_dtype, static_cast<i64>(made));
+      store_int(f.out, i, f.out_dtype, static_cast<i64>(made));
     }
   }
 }
@@ -491,12 +491,12 @@ KERNEL(256) pointwise_special(const PointwiseArguments f) {
   }
 }
 
-KERNEL(256) pointwise_whole(const PointwiseArguments f) {
+KERNEL(256) pointwise_int(const PointwiseArguments f) {
   for (i64 i = first_item(); i < f.count; i += all_threads()) {
-    const i64 a = f.a != 0 ? load_whole(f.a, i, f.dtype) : f.a_whole;
-    const i64 b = f.b != 0 ? load_whole(f.b, i, f.dtype) : f.b_whole;
-    const i64 c = f.c != 0 ? load_whole(f.c, i, f.dtype) : f.c_whole;
-    store_whole(f.out, i, f.out_dtype, compute(f, a, b, c));
+    const i64 a = f.a != 0 ? load_int(f.a, i, f.dtype) : f.a_int;
+    const i64 b = f.b != 0 ? load_int(f.b, i, f.dtype) : f.b_int;
+    const i64 c = f.c != 0 ? load_int(f.c, i, f.dtype) : f.c_int;
+    store_int(f.out, i, f.out_dtype, compute(f, a, b, c));
   }
 }
 

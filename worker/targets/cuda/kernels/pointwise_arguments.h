@@ -64,7 +64,7 @@ struct PointwiseArguments {
   Pointwise what = Pointwise::kClamp;
   i64 has_b = 0, has_c = 0;
   double a_number = 0, b_number = 0, c_number = 0, d_number = 0;
-  i64 a_whole = 0, b_whole = 0, c_whole = 0;
+  i64 a_int = 0, b_int = 0, c_int = 0;
 };
 
 }  // namespace torch_remote::worker::cuda

@@ -95,7 +95,7 @@ __device__ void store_number(const RandomArguments& to, i64 i, i64 x) {
   if (is_float(to.dtype)) {
     store_float(to.out, i, to.dtype, static_cast<double>(x));
   } else {
-    store_whole(to.out, i, to.dtype, x);
+    store_int(to.out, i, to.dtype, x);
   }
 }
 
@@ -119,11 +119,11 @@ __device__ void draw(const RandomArguments& to, i64 i, u32 low, u32 high) {
       if (is_float(to.dtype)) {
         store_float(to.out, i, to.dtype, trials);
       } else {
-        store_whole(to.out, i, to.dtype, trials < 0x1p62 ? static_cast<i64>(trials) : i64{1} << 62);
+        store_int(to.out, i, to.dtype, trials < 0x1p62 ? static_cast<i64>(trials) : i64{1} << 62);
       }
       break;
     }
-    case Draw::kBelow:
+    case Draw::kBernoulli:
       store_number(to, i, low < to.range);
       break;
     default: {

@@ -10,22 +10,22 @@ namespace {
 constexpr int kThreads = 256;
 
 __device__ double load_number(u64 from, i64 at, i64 dtype) {
-  return is_float(dtype) ? load_float(from, at, dtype) : static_cast<double>(load_whole(from, at, dtype));
+  return is_float(dtype) ? load_float(from, at, dtype) : static_cast<double>(load_int(from, at, dtype));
 }
 __device__ void load(u64 from, i64 at, i64 dtype, double* x) { *x = load_number(from, at, dtype); }
-__device__ void load(u64 from, i64 at, i64 dtype, i64* x) { *x = load_whole(from, at, dtype); }
+__device__ void load(u64 from, i64 at, i64 dtype, i64* x) { *x = load_int(from, at, dtype); }
 __device__ void store_number(u64 to, i64 at, i64 dtype, double x) {
   if (is_float(dtype)) {
     store_float(to, at, dtype, x);
   } else {
-    store_whole(to, at, dtype, static_cast<i64>(x));
+    store_int(to, at, dtype, static_cast<i64>(x));
   }
 }
 __device__ void store_number(u64 to, i64 at, i64 dtype, i64 x) {
   if (is_float(dtype)) {
     store_float(to, at, dtype, static_cast<double>(x));
   } else {
-    store_whole(to, at, dtype, x);
+    store_int(to, at, dtype, x);
   }
 }
 
@@ -40,16 +40,16 @@ __device__ i64 multiply(i64 a, i64 b) { return static_cast<i64>(static_cast<u64>
 template <typename T>
 struct Part {
   T x;
-  i64 place;
+  i64 position;
 };
 
 // NaN comes first; among equal elements the first one.
 template <typename T>
 __device__ bool comes_first(const Part<T>& a, const Part<T>& b, bool smallest) {
-  if (b.place < 0) return true;
-  if (a.place < 0) return false;
-  if (is_nan(a.x) || is_nan(b.x)) return is_nan(a.x) && (!is_nan(b.x) || a.place < b.place);
-  if (a.x == b.x) return a.place < b.place;
+  if (b.position < 0) return true;
+  if (a.position < 0) return false;
+  if (is_nan(a.x) || is_nan(b.x)) return is_nan(a.x) && (!is_nan(b.x) || a.position < b.position);
+  if (a.x == b.x) return a.position < b.position;
   return (a.x < b.x) == smallest;
 }
 
@@ -69,26 +69,27 @@ __device__ Part<T> join(const Part<T>& a, const Part<T>& b, Join how) {
 
 // Combines the group's parts, and returns the result to all of its threads. All threads of the block must call this.
 template <typename T>
-__device__ Part<T> join_group(const Part<T>& mine, Join how, i64 group, T* numbers, i64* places) {
+__device__ Part<T> join_group(const Part<T>& mine, Join how, i64 group, T* numbers, i64* positions) {
   const i64 first = thread() & ~(group - 1);
   sync();
   numbers[thread()] = mine.x;
-  places[thread()] = mine.place;
+  positions[thread()] = mine.position;
   for (i64 half = group / 2; half > 0; half /= 2) {
     sync();
     const bool joins = thread() - first < half;
     Part<T> both = mine;
     if (joins) {
-      both = join<T>({numbers[thread()], places[thread()]}, {numbers[thread() + half], places[thread() + half]}, how);
+      both = join<T>({numbers[thread()], positions[thread()]}, {numbers[thread() + half], positions[thread() + half]},
+                     how);
     }
     sync();
     if (joins) {
       numbers[thread()] = both.x;
-      places[thread()] = both.place;
+      positions[thread()] = both.position;
     }
   }
   sync();
-  return {numbers[first], places[first]};
+  return {numbers[first], positions[first]};
 }
 
 __device__ double magnitude(double x) { return x < 0 ? -x : x == 0 ? 0 : x; }
@@ -110,7 +111,7 @@ __device__ double root(double sum, double p) {
 // The term that an element adds to a sum.
 __device__ double counted(const ReduceArguments& reduce, double x, double mean) {
   switch (reduce.reduce) {
-    case Reduce::kSumOfNumbers:
+    case Reduce::kNansum:
       return x != x ? 0 : x;
     case Reduce::kNonzero:
     case Reduce::kAny:
@@ -119,7 +120,7 @@ __device__ double counted(const ReduceArguments& reduce, double x, double mean) 
     case Reduce::kNorm:
       return power(x, reduce.p);
     case Reduce::kVariance:
-    case Reduce::kDeviation:
+    case Reduce::kStd:
       return (x - mean) * (x - mean);
     case Reduce::kLogSumExp:
       return exp(x - mean);
@@ -159,7 +160,7 @@ template <typename T>
 __device__ Part<T> part_of(const ReduceArguments& reduce, const Row& row, T shift, Join how) {
   Part<T> mine{static_cast<T>(how == kMultiply ? 1 : 0), how == kAdd || how == kMultiply ? 0 : -1};
   for (i64 i = row.begin; i < row.end; i += reduce.group) {
-    Part<T> here{0, reduce.in_places != 0 ? pointer<const i64>(reduce.in_places)[i] : i - row.base};
+    Part<T> here{0, reduce.in_positions != 0 ? pointer<const i64>(reduce.in_positions)[i] : i - row.base};
     load(reduce.in, i, reduce.dtype, &here.x);
     if (how == kAdd && reduce.stage != Stage::kJoin) here.x = counted(reduce, here.x, shift);
     if (reduce.reduce == Reduce::kNorm && how != kAdd) here.x = static_cast<T>(magnitude(static_cast<double>(here.x)));
@@ -170,25 +171,25 @@ __device__ Part<T> part_of(const ReduceArguments& reduce, const Row& row, T shif
 
 // Maxima and minima, with their positions.
 template <typename T>
-__device__ void extremes(const ReduceArguments& reduce, T* numbers, i64* places) {
+__device__ void extremes(const ReduceArguments& reduce, T* numbers, i64* positions) {
   const i64 tiles = tiles_of(reduce.rows * reduce.pieces, reduce.group);
   for (i64 tile = block(); tile < tiles; tile += blocks()) {
     const Row row = row_at(tile, reduce);
     const Join how = reduce.reduce == Reduce::kMin ? kSmallest : kLargest;
-    const Part<T> found = join_group(part_of<T>(reduce, row, 0, how), how, reduce.group, numbers, places);
+    const Part<T> found = join_group(part_of<T>(reduce, row, 0, how), how, reduce.group, numbers, positions);
     if (!row.first) continue;
     if (reduce.out != 0) store_number(reduce.out, row.number, reduce.out_dtype, found.x);
-    if (reduce.places != 0) pointer<i64>(reduce.places)[row.number] = found.place;
+    if (reduce.positions != 0) pointer<i64>(reduce.positions)[row.number] = found.position;
   }
 }
 
 template <typename T>
-__device__ void sums(const ReduceArguments& reduce, T* numbers, i64* places) {
+__device__ void sums(const ReduceArguments& reduce, T* numbers, i64* positions) {
   const i64 tiles = tiles_of(reduce.rows * reduce.pieces, reduce.group);
   for (i64 tile = block(); tile < tiles; tile += blocks()) {
     const Row row = row_at(tile, reduce);
     const Join how = reduce.reduce == Reduce::kProduct ? kMultiply : kAdd;
-    const T sum = join_group(part_of<T>(reduce, row, 0, how), how, reduce.group, numbers, places).x;
+    const T sum = join_group(part_of<T>(reduce, row, 0, how), how, reduce.group, numbers, positions).x;
     if (!row.first) continue;
     T made = sum;
     if (reduce.stage == Stage::kPieces) {
@@ -201,31 +202,31 @@ __device__ void sums(const ReduceArguments& reduce, T* numbers, i64* places) {
   }
 }
 
-__device__ double mean_of(const ReduceArguments& reduce, const Row& row, double* numbers, i64* places) {
+__device__ double mean_of(const ReduceArguments& reduce, const Row& row, double* numbers, i64* positions) {
   double sum = 0;
   for (i64 i = row.begin; i < row.end; i += reduce.group) sum += load_number(reduce.in, i, reduce.dtype);
-  return join_group<double>({sum, 0}, kAdd, reduce.group, numbers, places).x / static_cast<double>(reduce.length);
+  return join_group<double>({sum, 0}, kAdd, reduce.group, numbers, positions).x / static_cast<double>(reduce.length);
 }
 
 }  // namespace
 
 KERNEL(kThreads) reduce_extremes_float(const ReduceArguments reduce) {
   __shared__ double numbers[kThreads];
-  __shared__ i64 places[kThreads];
-  extremes<double>(reduce, numbers, places);
+  __shared__ i64 positions[kThreads];
+  extremes<double>(reduce, numbers, positions);
 }
-KERNEL(kThreads) reduce_extremes_whole(const ReduceArguments reduce) {
-  __shared__ i64 numbers[kThreads], places[kThreads];
-  extremes<i64>(reduce, numbers, places);
+KERNEL(kThreads) reduce_extremes_int(const ReduceArguments reduce) {
+  __shared__ i64 numbers[kThreads], positions[kThreads];
+  extremes<i64>(reduce, numbers, positions);
 }
-KERNEL(kThreads) reduce_sums_whole(const ReduceArguments reduce) {
-  __shared__ i64 numbers[kThreads], places[kThreads];
-  sums<i64>(reduce, numbers, places);
+KERNEL(kThreads) reduce_sums_int(const ReduceArguments reduce) {
+  __shared__ i64 numbers[kThreads], positions[kThreads];
+  sums<i64>(reduce, numbers, positions);
 }
 
 KERNEL(kThreads) reduce_sums_float(const ReduceArguments reduce) {
   __shared__ double numbers[kThreads];
-  __shared__ i64 places[kThreads];
+  __shared__ i64 positions[kThreads];
   const i64 tiles = tiles_of(reduce.rows * reduce.pieces, reduce.group);
   const auto length = static_cast<double>(reduce.count);
   const bool is_norm_of_extreme = reduce.reduce == Reduce::kNorm && magnitude(reduce.p) == __builtin_inf();
@@ -233,16 +234,16 @@ KERNEL(kThreads) reduce_sums_float(const ReduceArguments reduce) {
     const Row row = row_at(tile, reduce);
     double shift = 0;  // Subtracted from each element.
     Join how = reduce.reduce == Reduce::kProduct ? kMultiply : kAdd;
-    if (reduce.reduce == Reduce::kVariance || reduce.reduce == Reduce::kDeviation) {
-      shift = mean_of(reduce, row, numbers, places);
+    if (reduce.reduce == Reduce::kVariance || reduce.reduce == Reduce::kStd) {
+      shift = mean_of(reduce, row, numbers, positions);
     } else if (reduce.reduce == Reduce::kLogSumExp) {
-      shift = join_group(part_of<double>(reduce, row, 0, kLargest), kLargest, reduce.group, numbers, places).x;
+      shift = join_group(part_of<double>(reduce, row, 0, kLargest), kLargest, reduce.group, numbers, positions).x;
       if (reduce.length == 0) shift = 0;
       if (magnitude(shift) == __builtin_inf()) shift = 0;
     } else if (is_norm_of_extreme) {
       how = reduce.p > 0 ? kLargest : kSmallest;
     }
-    const double sum = join_group(part_of<double>(reduce, row, shift, how), how, reduce.group, numbers, places).x;
+    const double sum = join_group(part_of<double>(reduce, row, shift, how), how, reduce.group, numbers, positions).x;
     if (!row.first) continue;
     double made = sum;
     if (reduce.stage == Stage::kPieces) {
@@ -260,9 +261,9 @@ KERNEL(kThreads) reduce_sums_float(const ReduceArguments reduce) {
         made = sum / length;
         break;
       case Reduce::kVariance:
-      case Reduce::kDeviation:
+      case Reduce::kStd:
         made = length - reduce.p > 0 ? sum / (length - reduce.p) : sum / 0.0;
-        if (reduce.reduce == Reduce::kDeviation) made = __builtin_sqrt(made);
+        if (reduce.reduce == Reduce::kStd) made = __builtin_sqrt(made);
         if (reduce.mean != 0) store_float(reduce.mean, row.number, reduce.out_dtype, shift);
         break;
       case Reduce::kNorm:
@@ -283,19 +284,19 @@ KERNEL(kThreads) reduce_sums_float(const ReduceArguments reduce) {
 // log_softmax: x - log(sum(exp(x))), or softmax: exp of it.
 KERNEL(kThreads) reduce_softmax(const SoftmaxArguments softmax) {
   __shared__ double numbers[kThreads];
-  __shared__ i64 places[kThreads];
+  __shared__ i64 positions[kThreads];
   const ReduceArguments reduce{
       .in = softmax.in, .rows = softmax.rows, .length = softmax.length, .dtype = softmax.dtype, .group = softmax.group};
   const i64 tiles = tiles_of(softmax.rows, softmax.group);
   for (i64 tile = block(); tile < tiles; tile += blocks()) {
     const Row row = row_at(tile, softmax.group, softmax.rows, softmax.length);
     const double most =
-        join_group(part_of<double>(reduce, row, 0, kLargest), kLargest, softmax.group, numbers, places).x;
+        join_group(part_of<double>(reduce, row, 0, kLargest), kLargest, softmax.group, numbers, positions).x;
     double sum = 0;
     for (i64 i = row.begin; i < row.end; i += softmax.group) {
       sum += exp(load_float(softmax.in, i, softmax.dtype) - most);
     }
-    sum = join_group<double>({sum, 0}, kAdd, softmax.group, numbers, places).x;
+    sum = join_group<double>({sum, 0}, kAdd, softmax.group, numbers, positions).x;
     const double whole = log(sum);
     for (i64 i = row.begin; i < row.end; i += softmax.group) {
       const double x = load_float(softmax.in, i, softmax.dtype) - most;
@@ -308,7 +309,7 @@ KERNEL(kThreads) reduce_softmax(const SoftmaxArguments softmax) {
 
 KERNEL(kThreads) reduce_softmax_backward(const SoftmaxArguments softmax) {
   __shared__ double numbers[kThreads];
-  __shared__ i64 places[kThreads];
+  __shared__ i64 positions[kThreads];
   const i64 tiles = tiles_of(softmax.rows, softmax.group);
   for (i64 tile = block(); tile < tiles; tile += blocks()) {
     const Row row = row_at(tile, softmax.group, softmax.rows, softmax.length);
@@ -317,7 +318,7 @@ KERNEL(kThreads) reduce_softmax_backward(const SoftmaxArguments softmax) {
       const double grad = load_float(softmax.grad, i, softmax.dtype);
       sum += softmax.is_log != 0 ? grad : grad * load_float(softmax.in, i, softmax.dtype);
     }
-    sum = join_group<double>({sum, 0}, kAdd, softmax.group, numbers, places).x;
+    sum = join_group<double>({sum, 0}, kAdd, softmax.group, numbers, positions).x;
     for (i64 i = row.begin; i < row.end; i += softmax.group) {
       const double grad = load_float(softmax.grad, i, softmax.dtype);
       const double made = load_float(softmax.in, i, softmax.dtype);
@@ -330,19 +331,19 @@ KERNEL(kThreads) reduce_softmax_backward(const SoftmaxArguments softmax) {
 // (x - mean) / sqrt(variance + epsilon) * weight + bias
 KERNEL(kThreads) reduce_layer_norm(const LayerNormArguments norm) {
   __shared__ double numbers[kThreads];
-  __shared__ i64 places[kThreads];
+  __shared__ i64 positions[kThreads];
   const ReduceArguments reduce{
       .in = norm.in, .rows = norm.rows, .length = norm.length, .dtype = norm.dtype, .group = norm.group};
   const i64 tiles = tiles_of(norm.rows, norm.group);
   for (i64 tile = block(); tile < tiles; tile += blocks()) {
     const Row row = row_at(tile, norm.group, norm.rows, norm.length);
-    const double mean = mean_of(reduce, row, numbers, places);
+    const double mean = mean_of(reduce, row, numbers, positions);
     double sum = 0;
     for (i64 i = row.begin; i < row.end; i += norm.group) {
       const double x = load_float(norm.in, i, norm.dtype) - mean;
       sum += x * x;
     }
-    sum = join_group<double>({sum, 0}, kAdd, norm.group, numbers, places).x;
+    sum = join_group<double>({sum, 0}, kAdd, norm.group, numbers, positions).x;
     const double scale = 1 / __builtin_sqrt(sum / static_cast<double>(norm.length) + norm.epsilon);
     for (i64 i = row.begin; i < row.end; i += norm.group) {
       double x = (load_float(norm.in, i, norm.dtype) - mean) * scale;

@@ -8,7 +8,7 @@ using u64 = unsigned long;
 
 enum class Reduce : i64 {
   kSum,
-  kSumOfNumbers,  // Ignores NaN.
+  kNansum,  // Ignores NaN.
   kMean,
   kProduct,
   kMax,
@@ -17,7 +17,7 @@ enum class Reduce : i64 {
   kAll,
   kNonzero,
   kVariance,
-  kDeviation,
+  kStd,
   kNorm,
   kLogSumExp
 };
@@ -25,8 +25,8 @@ enum class Reduce : i64 {
 enum class Stage : i64 { kAll, kPieces, kJoin };
 // Rows and results are contiguous. `group` threads handle a row: a power of two, at most the block's threads.
 struct ReduceArguments {
-  u64 in = 0, in_places = 0, out = 0, places = 0;  // places: i64, for extremes; all except `in` may be 0.
-  u64 mean = 0;                                    // For variances; may be 0.
+  u64 in = 0, in_positions = 0, out = 0, positions = 0;  // positions: i64, for extremes; all except `in` may be 0.
+  u64 mean = 0;                                          // For variances; may be 0.
   i64 rows = 0, length = 0, dtype = 0, out_dtype = 0, group = 1;
   i64 pieces = 1, piece = 0;  // Pieces per row; elements per piece.
   i64 count = 0;              // Elements of a row, before it is split.

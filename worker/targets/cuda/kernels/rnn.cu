@@ -25,7 +25,7 @@ __device__ double tanh(double x) {
 }
 
 template <typename T>
-__device__ void product(const RnnProductArguments& p) {
+__device__ void gemm(const RnnGemmArguments& p) {
   __shared__ T left[kTile][kTile + 1], right[kTile][kTile + 1];
   const i64 wide = divide(p.columns + kTile - 1, kTile), high = divide(p.rows + kTile - 1, kTile);
   const i64 y = thread() / kTile, x = thread() % kTile;
@@ -55,8 +55,8 @@ __device__ void product(const RnnProductArguments& p) {
 
 }  // namespace
 
-KERNEL(kThreads) rnn_product(const RnnProductArguments arguments) { product<float>(arguments); }
-KERNEL(kThreads) rnn_product_wide(const RnnProductArguments arguments) { product<double>(arguments); }
+KERNEL(kThreads) rnn_gemm(const RnnGemmArguments arguments) { gemm<float>(arguments); }
+KERNEL(kThreads) rnn_gemm_wide(const RnnGemmArguments arguments) { gemm<double>(arguments); }
 
 KERNEL(kThreads) rnn_sum(const RnnSumArguments arguments) {
   for (i64 column = first_item(); column < arguments.columns; column += all_threads()) {
@@ -75,7 +75,7 @@ KERNEL(kThreads) rnn_cell(const RnnCellArguments cell) {
       return load_float(from, (row * gates + which) * cell.units + unit, cell.wide);
     };
     const auto keep = [&](i64 part, double value) {
-      if (cell.kept != 0) store_float(cell.kept, part * cell.part + item, cell.dtype, value);
+      if (cell.reserve != 0) store_float(cell.reserve, part * cell.part + item, cell.dtype, value);
     };
     double state = 0;
     if (cell.mode == kLstm) {
@@ -117,7 +117,7 @@ KERNEL(kThreads) rnn_cell_backward(const RnnCellBackwardArguments cell) {
     const auto write = [&](u64 to, i64 which, double value) {
       store_float(to, (row * gates + which) * cell.units + unit, cell.wide, value);
     };
-    const auto kept = [&](i64 part) { return load_float(cell.kept, part * cell.part + item, cell.dtype); };
+    const auto kept = [&](i64 part) { return load_float(cell.reserve, part * cell.part + item, cell.dtype); };
     double grad = load_float(cell.grad_state, item, cell.wide);
     if (cell.grad_output != 0)
       grad += load_float(cell.grad_output, row * cell.grad_batch + unit * cell.grad_unit, cell.dtype);

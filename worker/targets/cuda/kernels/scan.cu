@@ -13,21 +13,21 @@ struct FloatScan {
   using State = double;
   __device__ static State load(const ScanArguments& scan, i64 at, i64) {
     const double x = is_float(scan.in_dtype) ? load_float(scan.in, at, scan.in_dtype)
-                                             : static_cast<double>(load_whole(scan.in, at, scan.in_dtype));
+                                             : static_cast<double>(load_int(scan.in, at, scan.in_dtype));
     return rounded(x, scan.out_dtype);
   }
   __device__ static void store(const ScanArguments& scan, i64 at, State x) {
     store_float(scan.out, at, scan.out_dtype, x);
   }
 };
-struct WholeScan {
+struct IntScan {
   using State = i64;
   __device__ static State load(const ScanArguments& scan, i64 at, i64) {
     return is_float(scan.in_dtype) ? static_cast<i64>(load_float(scan.in, at, scan.in_dtype))
-                                   : load_whole(scan.in, at, scan.in_dtype);
+                                   : load_int(scan.in, at, scan.in_dtype);
   }
   __device__ static void store(const ScanArguments& scan, i64 at, State x) {
-    store_whole(scan.out, at, scan.out_dtype, x);
+    store_int(scan.out, at, scan.out_dtype, x);
   }
 };
 
@@ -39,13 +39,13 @@ struct FloatProduct : FloatScan {
   __device__ static State neutral() { return 1; }
   __device__ static State combine(const ScanArguments&, State a, State b) { return a * b; }
 };
-struct WholeSum : WholeScan {
+struct IntSum : IntScan {
   __device__ static State neutral() { return 0; }
   __device__ static State combine(const ScanArguments&, State a, State b) {
     return static_cast<i64>(static_cast<u64>(a) + static_cast<u64>(b));
   }
 };
-struct WholeProduct : WholeScan {
+struct IntProduct : IntScan {
   __device__ static State neutral() { return 1; }
   __device__ static State combine(const ScanArguments&, State a, State b) {
     return static_cast<i64>(static_cast<u64>(a) * static_cast<u64>(b));
@@ -67,21 +67,21 @@ struct LogSumExp : FloatScan {
 template <typename T>
 struct Found {
   T value;
-  i64 place;
+  i64 position;
 };
 template <typename Base, typename T>
-struct Most {
+struct Extreme {
   using State = Found<T>;
   __device__ static State neutral() { return {0, -1}; }
-  __device__ static State load(const ScanArguments& scan, i64 at, i64 place) {
-    return {Base::load(scan, at, place), place};
+  __device__ static State load(const ScanArguments& scan, i64 at, i64 position) {
+    return {Base::load(scan, at, position), position};
   }
   __device__ static void store(const ScanArguments& scan, i64 at, State x) {
     Base::store(scan, at, x.value);
-    pointer<i64>(scan.places)[at] = x.place;
+    pointer<i64>(scan.positions)[at] = x.position;
   }
   __device__ static State combine(const ScanArguments& scan, State a, State b) {
-    if (a.place < 0 || b.place < 0) return a.place < 0 ? b : a;
+    if (a.position < 0 || b.position < 0) return a.position < 0 ? b : a;
     const bool nan = a.value != a.value;
     const bool later = scan.minimum != 0 ? b.value <= a.value : b.value >= a.value;
     return b.value != b.value || (!nan && later) ? b : a;
@@ -89,7 +89,7 @@ struct Most {
 };
 
 template <typename Scan>
-__device__ void scan_line(const ScanArguments& scan, i64 line) {
+__device__ void scan_row(const ScanArguments& scan, i64 line) {
   using State = typename Scan::State;
   __shared__ State shared[kThreads];
   const i64 outer = divide(line, scan.inner), inner = line - outer * scan.inner;
@@ -124,8 +124,8 @@ __device__ void scan_line(const ScanArguments& scan, i64 line) {
 }
 
 template <typename Scan>
-__device__ void scan_lines(const ScanArguments& scan) {
-  for (i64 line = block(); line < scan.outer * scan.inner; line += blocks()) scan_line<Scan>(scan, line);
+__device__ void scan_rows(const ScanArguments& scan) {
+  for (i64 line = block(); line < scan.outer * scan.inner; line += blocks()) scan_row<Scan>(scan, line);
 }
 
 template <typename Scan>
@@ -143,18 +143,18 @@ __device__ void scan_columns(const ScanArguments& scan) {
 
 }  // namespace
 
-#define SCAN(name, Scan)                                                              \
-  KERNEL(kThreads) name##_lines(const ScanArguments scan) { scan_lines<Scan>(scan); } \
+#define SCAN(name, Scan)                                                            \
+  KERNEL(kThreads) name##_rows(const ScanArguments scan) { scan_rows<Scan>(scan); } \
   KERNEL(kThreads) name##_columns(const ScanArguments scan) { scan_columns<Scan>(scan); }
 
-using MostFloat = Most<FloatScan, double>;
-using MostWhole = Most<WholeScan, i64>;
+using ExtremeFloat = Extreme<FloatScan, double>;
+using ExtremeInt = Extreme<IntScan, i64>;
 SCAN(scan_sum_float, FloatSum)
-SCAN(scan_sum_whole, WholeSum)
+SCAN(scan_sum_int, IntSum)
 SCAN(scan_product_float, FloatProduct)
-SCAN(scan_product_whole, WholeProduct)
-SCAN(scan_most_float, MostFloat)
-SCAN(scan_most_whole, MostWhole)
+SCAN(scan_product_int, IntProduct)
+SCAN(scan_extreme_float, ExtremeFloat)
+SCAN(scan_extreme_int, ExtremeInt)
 SCAN(scan_log_sum_exp, LogSumExp)
 
 }  // namespace torch_remote::worker::cuda

@@ -11,7 +11,7 @@ constexpr u64 kSign = u64{1} << 63;
 __device__ bool is_passed(double bound, double x, bool right) { return right ? !(bound > x) : !(bound >= x); }
 __device__ bool is_passed(i64 bound, i64 x, bool right) { return right ? bound <= x : bound < x; }
 __device__ double load(u64 from, i64 at, i64 dtype, double) { return load_float(from, at, dtype); }
-__device__ i64 load(u64 from, i64 at, i64 dtype, i64) { return load_whole(from, at, dtype); }
+__device__ i64 load(u64 from, i64 at, i64 dtype, i64) { return load_int(from, at, dtype); }
 
 // The number of the row's bounds that x passes.
 template <typename T>
@@ -50,9 +50,9 @@ KERNEL(256) search_sorted(const SearchArguments f) {
     if (is_float(f.dtype)) {
       found = search(f, row, f.in != 0 ? load_float(f.in, i, f.dtype) : rounded(f.number, f.dtype));
     } else {
-      found = search(f, row, f.in != 0 ? load_whole(f.in, i, f.dtype) : f.whole);
+      found = search(f, row, f.in != 0 ? load_int(f.in, i, f.dtype) : f.int_number);
     }
-    store_whole(f.out, i, f.out_dtype, found);
+    store_int(f.out, i, f.out_dtype, found);
   }
 }
 
@@ -61,17 +61,17 @@ KERNEL(256) search_members(const MemberArguments f) {
   for (i64 i = first_item(); i < f.count; i += all_threads()) {
     const u64 key = pointer<const u64>(f.keys)[i];
     const i64 at = first_key(sorted, f.length, key);
-    const bool is_number = f.floats == 0 || key != kKeyOfNan;
+    const bool is_number = f.floats == 0 || key != kNanKey;
     pointer<u8>(f.out)[i] = (is_number && at < f.length && sorted[at] == key) != (f.inverts != 0);
   }
 }
 
 // Histogram of integers, exact: the last bin that begins at x or before.
-KERNEL(256) search_histogram_whole(const HistogramArguments f) {
-  i64 from = f.whole_from, to = f.whole_to;
+KERNEL(256) search_histogram_int(const HistogramArguments f) {
+  i64 from = f.int_from, to = f.int_to;
   if (f.least != 0) {
-    from = load_whole(f.least, 0, f.dtype);
-    to = load_whole(f.most, 0, f.dtype);
+    from = load_int(f.least, 0, f.dtype);
+    to = load_int(f.most, 0, f.dtype);
     if (from == to) {  // Does not overflow for the least and greatest integer.
       from -= from != -0x7FFFFFFFFFFFFFFF - 1;
       to += to != 0x7FFFFFFFFFFFFFFF;
@@ -79,7 +79,7 @@ KERNEL(256) search_histogram_whole(const HistogramArguments f) {
   }
   const u64 width = static_cast<u64>(to) - static_cast<u64>(from), bins = static_cast<u64>(f.bins);
   for (i64 i = first_item(); i < f.count; i += all_threads()) {
-    const i64 x = load_whole(f.in, i, f.dtype);
+    const i64 x = load_int(f.in, i, f.dtype);
     if (x < from || x > to) continue;
     const u64 behind = static_cast<u64>(x) - static_cast<u64>(from);
     auto bin = static_cast<u64>(static_cast<double>(behind) / static_cast<double>(width) * static_cast<double>(bins));
@@ -142,18 +142,18 @@ KERNEL(256) search_count(const CountArguments f) {
     }
     double sum = 0;
     for (i64 i = begin; i < end; ++i) {
-      sum = rounded(sum + load_float(f.weights, pointer<const u32>(f.places)[i], f.dtype), f.dtype);
+      sum = rounded(sum + load_float(f.weights, pointer<const u32>(f.positions)[i], f.dtype), f.dtype);
     }
     store_float(f.out, bin, f.dtype, sum);
   }
 }
 
-KERNEL(256) search_middle(const MiddleArguments f) {
+KERNEL(256) search_row_statistic(const RowStatisticArguments f) {
   for (i64 row = first_item(); row < f.rows; row += all_threads()) {
     const auto* const keys = pointer<const u64>(f.keys) + row * f.length;
-    const i64 numbers = f.floats != 0 ? first_key(keys, f.length, kKeyOfNan) : f.length;
+    const i64 numbers = f.floats != 0 ? first_key(keys, f.length, kNanKey) : f.length;
     i64 found = 0;
-    if (f.middle == Middle::kMode) {
+    if (f.statistic == RowStatistic::kMode) {
       i64 most = 0, begin = 0;
       for (i64 i = 0; i < f.length; ++i) {
         const bool begins = i == 0 || keys[i] != keys[i - 1] || i >= numbers;
@@ -162,15 +162,15 @@ KERNEL(256) search_middle(const MiddleArguments f) {
         most = i - begin + 1;
         found = i;
       }
-    } else if (f.middle == Middle::kMedian && numbers < f.length) {
+    } else if (f.statistic == RowStatistic::kMedian && numbers < f.length) {
       found = numbers;
     } else {
       found = numbers == 0 ? 0 : (numbers - 1) / 2;
     }
-    const i64 place = pointer<const u32>(f.places)[row * f.length + found];
+    const i64 position = pointer<const u32>(f.positions)[row * f.length + found];
     const i64 outer = divide(row, f.inner), inner = row - outer * f.inner;
-    if (f.values != 0) move(f.values, row, f.in, (outer * f.length + place) * f.inner + inner, f.item);
-    if (f.indices != 0) pointer<i64>(f.indices)[row] = place;
+    if (f.values != 0) move(f.values, row, f.in, (outer * f.length + position) * f.inner + inner, f.item);
+    if (f.indices != 0) pointer<i64>(f.indices)[row] = position;
   }
 }
 

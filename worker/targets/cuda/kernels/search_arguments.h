@@ -15,10 +15,10 @@ struct SearchArguments {
   i64 dtype = 0, out_dtype = 0;
   i64 right = 0;  // Equal elements count.
   double number = 0;
-  i64 whole = 0;
+  i64 int_number = 0;
 };
 
-// out[i] = whether a key is among the sorted keys (or is not); kKeyOfNan never is.
+// out[i] = whether a key is among the sorted keys (or is not); kNanKey never is.
 struct MemberArguments {
   u64 keys = 0, sorted = 0, out = 0;
   i64 count = 0, length = 0;  // Keys; sorted keys.
@@ -31,7 +31,7 @@ struct HistogramArguments {
   u64 least = 0, most = 0;  // If the bounds are equal: addresses of the minimum and maximum; else 0.
   i64 count = 0, bins = 0, dtype = 0;
   double from = 0, to = 0;
-  i64 whole_from = 0, whole_to = 0;  // For integers.
+  i64 int_from = 0, int_to = 0;  // For integers.
 };
 
 // Statistics of integers that sort.cu has sorted as keys.
@@ -40,8 +40,8 @@ struct CountBoundArguments {
   i64 count = 0;
 };
 struct CountArguments {
-  u64 keys = 0, places = 0, weights = 0, out = 0;  // Sorted; weights may be 0.
-  i64 count = 0, bins = 0, dtype = 0;              // dtype of weights and result.
+  u64 keys = 0, positions = 0, weights = 0, out = 0;  // Sorted; weights may be 0.
+  i64 count = 0, bins = 0, dtype = 0;                 // dtype of weights and result.
 };
 
 // out[i] = the next element of `source`, where in[i] is not 0.
@@ -64,13 +64,13 @@ struct RepeatArguments {
 };
 
 // For each sorted row: the median, or the most frequent element (the last of equal ones).
-enum class Middle : i64 { kMedian, kMedianOfNumbers, kMode };
-struct MiddleArguments {
-  u64 in = 0, keys = 0, places = 0;  // From sort_tensor, in rows.
-  u64 values = 0, indices = 0;       // May be 0.
+enum class RowStatistic : i64 { kMedian, kNanmedian, kMode };
+struct RowStatisticArguments {
+  u64 in = 0, keys = 0, positions = 0;  // From sort_tensor, in rows.
+  u64 values = 0, indices = 0;          // May be 0.
   i64 rows = 0, length = 0, inner = 1, item = 0;
-  Middle middle = Middle::kMedian;
-  i64 floats = 0;  // kKeyOfNan counts as NaN.
+  RowStatistic statistic = RowStatistic::kMedian;
+  i64 floats = 0;  // kNanKey counts as NaN.
 };
 
 // Weighted draws. With replacement: from rows of cumulative sums (f64). Without: the weights become keys, and the

@@ -10,7 +10,7 @@ constexpr int kThreads = 256;
 constexpr int kEach = kSelectChunk / kThreads;
 
 __device__ bool is_set(u64 in, i64 at, i64 dtype) {
-  return is_float(dtype) ? load_float(in, at, dtype) != 0 : load_whole(in, at, dtype) != 0;
+  return is_float(dtype) ? load_float(in, at, dtype) != 0 : load_int(in, at, dtype) != 0;
 }
 
 // The sum over the previous threads; *all is the block's total.
@@ -56,7 +56,7 @@ KERNEL(kThreads) select_sum(const SelectSumArguments select) {
   if (thread() == 0) counts[select.count] = before;
 }
 
-KERNEL(kThreads) select_places(const SelectPlacesArguments select) {
+KERNEL(kThreads) select_positions(const SelectPositionsArguments select) {
   __shared__ i64 shared[kThreads];
   const i64 first = block() * kSelectChunk + thread() * kEach;
   i64 mine = 0, all = 0;
@@ -71,7 +71,8 @@ KERNEL(kThreads) select_places(const SelectPlacesArguments select) {
       i64 rest = first + i;
       for (i64 d = select.rank - 1; d >= 0; --d) {
         const i64 next = divide(rest, select.sizes[d]);
-        pointer<i64>(select.places)[to * select.place_stride + d * select.dim_stride] = rest - next * select.sizes[d];
+        pointer<i64>(select.positions)[to * select.position_stride + d * select.dim_stride] =
+            rest - next * select.sizes[d];
         rest = next;
       }
     }
@@ -82,7 +83,7 @@ KERNEL(kThreads) select_places(const SelectPlacesArguments select) {
 KERNEL(kThreads) unique_flags(const UniqueFlagsArguments unique) {
   const auto* const keys = pointer<const u64>(unique.keys);
   for (i64 i = first_item(); i < unique.count; i += all_threads()) {
-    pointer<u8>(unique.flags)[i] = i == 0 || keys[i] != keys[i - 1] || (unique.floats != 0 && keys[i] == kKeyOfNan);
+    pointer<u8>(unique.flags)[i] = i == 0 || keys[i] != keys[i - 1] || (unique.floats != 0 && keys[i] == kNanKey);
   }
 }
 
@@ -94,13 +95,13 @@ KERNEL(kThreads) unique_write(const UniqueWriteArguments unique) {
   for (int i = 0; i < kEach; ++i) mine += first + i < unique.count && flags[first + i] != 0;
   i64 number = pointer<const i64>(unique.counts)[block()] + sum_before(mine, shared, &all) - 1;
   for (int i = 0; i < kEach && first + i < unique.count; ++i) {
-    const i64 place = unique.sorted != 0 ? pointer<const u32>(unique.sorted)[first + i] : first + i;
+    const i64 position = unique.sorted != 0 ? pointer<const u32>(unique.sorted)[first + i] : first + i;
     if (flags[first + i] != 0) {
       ++number;
-      move(unique.values, number, unique.in, place, unique.item);
+      move(unique.values, number, unique.in, position, unique.item);
       if (unique.begins != 0) pointer<i64>(unique.begins)[number] = first + i;
     }
-    if (unique.inverse != 0) pointer<i64>(unique.inverse)[place] = number;
+    if (unique.inverse != 0) pointer<i64>(unique.inverse)[position] = number;
   }
 }
 
@@ -150,7 +151,7 @@ KERNEL(kThreads) repeat_count(const RepeatCountArguments repeat) {
 }
 
 // If a number is negative, sums may be anything, but every write stays in bounds.
-KERNEL(kThreads) repeat_places(const RepeatArguments repeat) {
+KERNEL(kThreads) repeat_positions(const RepeatArguments repeat) {
   const auto* const sums = pointer<const i64>(repeat.sums);
   for (i64 i = first_item(); i < repeat.found; i += all_threads()) {
     i64 low = 0, high = repeat.count - 1;
@@ -162,7 +163,7 @@ KERNEL(kThreads) repeat_places(const RepeatArguments repeat) {
         high = middle;
       }
     }
-    store_whole(repeat.out, i, repeat.out_dtype, low);
+    store_int(repeat.out, i, repeat.out_dtype, low);
   }
 }
 

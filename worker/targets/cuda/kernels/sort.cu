@@ -11,24 +11,26 @@ constexpr u64 kSign = u64{1} << 63;
 
 // NaN comes last; all NaNs are equal, and so are both zeros.
 __device__ u64 key_of(u64 in, i64 at, i64 dtype) {
-  if (!is_float(dtype)) return static_cast<u64>(load_whole(in, at, dtype)) ^ kSign;
+  if (!is_float(dtype)) return static_cast<u64>(load_int(in, at, dtype)) ^ kSign;
   const double x = load_float(in, at, dtype);
-  if (x != x) return kKeyOfNan;
+  if (x != x) return kNanKey;
   if (x == 0) return kSign;
   const auto bits = __builtin_bit_cast(u64, x);
   return (bits & kSign) != 0 ? ~bits : bits | kSign;
 }
 
-__device__ bool is_before(u64 a, u32 a_place, u64 b, u32 b_place) { return a != b ? a < b : a_place < b_place; }
+__device__ bool is_before(u64 a, u32 a_position, u64 b, u32 b_position) {
+  return a != b ? a < b : a_position < b_position;
+}
 
 }  // namespace
 
 KERNEL(256) sort_keys(const SortKeysArguments sort) {
   const i64 count = sort.outer * sort.length * sort.inner;
   for (i64 i = first_item(); i < count; i += all_threads()) {
-    const i64 row = divide(i, sort.length), place = i - row * sort.length;
+    const i64 row = divide(i, sort.length), position = i - row * sort.length;
     const i64 outer = divide(row, sort.inner), inner = row - outer * sort.inner;
-    const u64 key = key_of(sort.in, (outer * sort.length + place) * sort.inner + inner, sort.dtype);
+    const u64 key = key_of(sort.in, (outer * sort.length + position) * sort.inner + inner, sort.dtype);
     pointer<u64>(sort.keys)[i] = sort.descending != 0 ? ~key : key;
   }
 }
@@ -36,15 +38,15 @@ KERNEL(256) sort_keys(const SortKeysArguments sort) {
 // One block per chunk, with at most chunk / 2 threads.
 KERNEL(256) sort_chunks(const SortChunksArguments sort) {
   __shared__ u64 keys[kSortChunk];
-  __shared__ u32 places[kSortChunk];
+  __shared__ u32 positions[kSortChunk];
   const i64 chunks = divide(sort.length + sort.chunk - 1, sort.chunk);
   const i64 row = divide(block(), chunks), begin = (block() - row * chunks) * sort.chunk;
   auto* const from = pointer<u64>(sort.keys) + row * sort.length;
-  auto* const to = pointer<u32>(sort.places) + row * sort.length;
+  auto* const to = pointer<u32>(sort.positions) + row * sort.length;
   for (i64 i = thread(); i < sort.chunk; i += threads()) {
     const bool there = begin + i < sort.length;
     keys[i] = there ? from[begin + i] : ~u64{0};
-    places[i] = there ? static_cast<u32>(begin + i) : ~u32{0};
+    positions[i] = there ? static_cast<u32>(begin + i) : ~u32{0};
   }
   for (i64 size = 2; size <= sort.chunk; size *= 2) {
     for (i64 apart = size / 2; apart > 0; apart /= 2) {
@@ -53,12 +55,12 @@ KERNEL(256) sort_chunks(const SortChunksArguments sort) {
         const i64 low = 2 * pair - (pair & (apart - 1)), high = low + apart;
         const bool up = (low & size) == 0;
         const u64 a = keys[low], b = keys[high];
-        const u32 a_place = places[low], b_place = places[high];
-        if (is_before(b, b_place, a, a_place) == up) {
+        const u32 a_position = positions[low], b_position = positions[high];
+        if (is_before(b, b_position, a, a_position) == up) {
           keys[low] = b;
           keys[high] = a;
-          places[low] = b_place;
-          places[high] = a_place;
+          positions[low] = b_position;
+          positions[high] = a_position;
         }
       }
     }
@@ -66,7 +68,7 @@ KERNEL(256) sort_chunks(const SortChunksArguments sort) {
   sync();
   for (i64 i = thread(); i < sort.chunk && begin + i < sort.length; i += threads()) {
     from[begin + i] = keys[i];
-    to[begin + i] = places[i];
+    to[begin + i] = positions[i];
   }
 }
 
@@ -74,16 +76,16 @@ KERNEL(256) sort_merge(const SortMergeArguments sort) {
   for (i64 i = first_item(); i < sort.rows * sort.length; i += all_threads()) {
     const i64 row = divide(i, sort.length), at = i - row * sort.length;
     const u64* const keys = pointer<const u64>(sort.keys) + row * sort.length;
-    const u32* const places = pointer<const u32>(sort.places) + row * sort.length;
+    const u32* const positions = pointer<const u32>(sort.positions) + row * sort.length;
     const u64 key = keys[at];
-    const u32 place = places[at];
+    const u32 position = positions[at];
     const i64 run = divide(at, sort.width), other = (run ^ 1) * sort.width;
     i64 low = other < sort.length ? other : sort.length;
     i64 high = other + sort.width < sort.length ? other + sort.width : sort.length;
     const i64 begin = low;
     while (low < high) {
       const i64 middle = (low + high) / 2;
-      if (is_before(keys[middle], places[middle], key, place)) {
+      if (is_before(keys[middle], positions[middle], key, position)) {
         low = middle + 1;
       } else {
         high = middle;
@@ -91,7 +93,7 @@ KERNEL(256) sort_merge(const SortMergeArguments sort) {
     }
     const i64 to = row * sort.length + (run & ~i64{1}) * sort.width + (at - run * sort.width) + (low - begin);
     pointer<u64>(sort.out_keys)[to] = key;
-    pointer<u32>(sort.out_places)[to] = place;
+    pointer<u32>(sort.out_positions)[to] = position;
   }
 }
 
@@ -101,9 +103,10 @@ KERNEL(256) sort_take(const SortTakeArguments take) {
     const i64 line = divide(i, take.inner), inner = i - line * take.inner;
     const i64 outer = divide(line, take.count), k = line - outer * take.count;
     const i64 row = outer * take.inner + inner;
-    const i64 place = pointer<const u32>(take.places)[row * take.length + take.first + k];
-    if (take.values != 0) move(take.values, i, take.in, (outer * take.length + place) * take.inner + inner, take.item);
-    if (take.indices != 0) pointer<i64>(take.indices)[i] = place;
+    const i64 position = pointer<const u32>(take.positions)[row * take.length + take.first + k];
+    if (take.values != 0)
+      move(take.values, i, take.in, (outer * take.length + position) * take.inner + inner, take.item);
+    if (take.indices != 0) pointer<i64>(take.indices)[i] = position;
   }
 }
 

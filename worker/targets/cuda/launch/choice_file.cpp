@@ -14,7 +14,7 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-constexpr uint64_t kMostFile = 1 << 20;  // bytes
+constexpr uint64_t kMaxFileBytes = 1 << 20;  // bytes
 
 uint64_t hash(std::string_view text) {
   uint64_t value = 0xCBF29CE484222325;
@@ -22,8 +22,8 @@ uint64_t hash(std::string_view text) {
   return value ^ value >> 29;
 }
 
-std::string sum_of(const std::string& about, const std::string& key, const std::string& choice) {
-  std::string all = about;
+std::string sum_of(const std::string& environment, const std::string& key, const std::string& choice) {
+  std::string all = environment;
   all += key;
   all += choice;
   return std::to_string(hash(all));
@@ -31,7 +31,8 @@ std::string sum_of(const std::string& about, const std::string& key, const std::
 
 }  // namespace
 
-ChoiceFile::ChoiceFile(const std::string& folder, std::string about, std::string_view kind) : about_(std::move(about)) {
+ChoiceFile::ChoiceFile(const std::string& folder, std::string environment, std::string_view kind)
+    : environment_(std::move(environment)) {
   namespace fs = std::filesystem;
   struct stat info{};
   if (folder.empty()) return;
@@ -43,25 +44,25 @@ ChoiceFile::ChoiceFile(const std::string& folder, std::string about, std::string
     return;
   }
   char name[32];
-  std::snprintf(name, sizeof(name), "/%016llx.", static_cast<unsigned long long>(hash(about_)));
+  std::snprintf(name, sizeof(name), "/%016llx.", static_cast<unsigned long long>(hash(environment_)));
   path_ = folder + name + std::string(kind);
-  if (fs::file_size(path_, error) > kMostFile && !error) fs::remove(path_, error);
+  if (fs::file_size(path_, error) > kMaxFileBytes && !error) fs::remove(path_, error);
   std::ifstream file(path_);
   std::string key, choice, sum;
   while (file >> key >> choice >> sum) {
-    if (sum == sum_of(about_, key, choice)) kept_[key] = choice;
+    if (sum == sum_of(environment_, key, choice)) choices_[key] = choice;
   }
 }
 
 const std::string* ChoiceFile::find(const std::string& key) const {
-  const auto found = kept_.find(key);
-  return found != kept_.end() ? &found->second : nullptr;
+  const auto found = choices_.find(key);
+  return found != choices_.end() ? &found->second : nullptr;
 }
 
 // One write per line, so that lines of several processes do not interleave.
 void ChoiceFile::add(const std::string& key, const std::string& choice) {
   if (path_.empty()) return;
-  const std::string line = key + " " + choice + " " + sum_of(about_, key, choice) + "\n";
+  const std::string line = key + " " + choice + " " + sum_of(environment_, key, choice) + "\n";
   const int file = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
   if (file < 0) return;
   (void)!::write(file, line.data(), line.size());

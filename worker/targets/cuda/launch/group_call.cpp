@@ -74,8 +74,8 @@ bool lower_copy_node(const ir::Graph& graph, uint32_t node, std::span<const int6
 
 }  // namespace
 
-Status GroupCall::ask(CudaDevice& device, const ir::Graph& graph, const ir::Group& group,
-                      std::span<const int64_t> values) {
+Status GroupCall::request_kernels(CudaDevice& device, const ir::Graph& graph, const ir::Group& group,
+                                  std::span<const int64_t> values) {
   prepared_.clear();
   if (Status status = codegen::lower_group(graph, group, values, &launches_, /*in_order=*/true); !status.ok()) {
     codegen::Launch copy;
@@ -90,7 +90,7 @@ Status GroupCall::ask(CudaDevice& device, const ir::Graph& graph, const ir::Grou
     if (launch.splits_linear_indices)
       return {ErrorCode::kUnsupported, "an element's number is taken apart into places"};
     if (Status status = codegen::take_in_loops(&launch); !status.ok()) return status;
-    prepared_.emplace_back().asked = device.kernels().ask(launch.kernel);
+    prepared_.emplace_back().asked = device.kernels().request(launch.kernel);
   }
   return {};
 }
@@ -141,10 +141,10 @@ Status GroupCall::run(CudaDevice& device, std::span<const tr_buffer> buffers, ui
 namespace {
 
 // Advances to the next position in dims of these sizes, innermost dim first. False: that was the last one.
-bool next_place(std::vector<int64_t>& place, std::span<const int64_t> sizes) {
-  for (size_t d = place.size(); d-- > 0;) {
-    if (++place[d] < sizes[d]) return true;
-    place[d] = 0;
+bool next_index(std::vector<int64_t>& index, std::span<const int64_t> sizes) {
+  for (size_t d = index.size(); d-- > 0;) {
+    if (++index[d] < sizes[d]) return true;
+    index[d] = 0;
   }
   return false;
 }
@@ -160,7 +160,7 @@ Status GroupCall::run(CudaDevice& device, const codegen::Launch& made, const Pre
   call.bounds = prepared.bounds;
   call.scalars = made.scalars;
   call.remainder_columns = made.remainder_columns;
-  call.processors = device.gpu().processors();
+  call.processors = device.gpu().multiprocessors();
   // Released after the launch is queued. Its next user is queued behind the launch.
   tr_buffer scratch{};
   if (prepared.scratch != 0) {
@@ -174,18 +174,18 @@ Status GroupCall::run(CudaDevice& device, const codegen::Launch& made, const Pre
     good = call.failure != 0 || device.gpu().is_lost();
   }
   std::vector<uint64_t> data(made.operands.size());
-  std::vector<int64_t> place(made.outer.size());
+  std::vector<int64_t> index(made.outer.size());
   do {
     for (size_t i = 0; good && i < data.size(); ++i) {
       const codegen::Binding& binding = made.operands[i];
       int64_t offset = binding.offset;
-      for (size_t d = 0; d < place.size(); ++d) offset += place[d] * binding.outer[d];
+      for (size_t d = 0; d < index.size(); ++d) offset += index[d] * binding.outer[d];
       data[i] = reinterpret_cast<uint64_t>(buffers[binding.buffer].data) +
                 static_cast<uint64_t>(offset) * ir::item_size(made.kernel.operands[i].dtype);
     }
     call.data = data;
     if (good && !device.gpu().is_lost()) (void)launch(device.gpu(), *prepared.kernel, call);
-  } while (good && next_place(place, made.outer));
+  } while (good && next_index(index, made.outer));
   if (scratch.release != nullptr) scratch.release(scratch.owner);
   return good ? Status() : no_memory(sizeof(codegen::gpu::IndexRecord), "a kernel");
 }

@@ -20,7 +20,8 @@ namespace torch_remote::worker::cuda {
 class GroupCall {
  public:
   // Requests the kernels; returns at once. kUnsupported: there are no kernels for these values.
-  Status ask(CudaDevice& device, const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values);
+  Status request_kernels(CudaDevice& device, const ir::Graph& graph, const ir::Group& group,
+                         std::span<const int64_t> values);
   // Waits until the kernels are compiled. kUnsupported: one cannot be compiled.
   Status finish(CudaDevice& device, const ir::Graph& graph);
   // Sets the scalar arguments, which do not affect the code.
@@ -33,7 +34,7 @@ class GroupCall {
 
  private:
   struct Prepared {
-    KernelStore::Asked* asked = nullptr;
+    KernelStore::Request* asked = nullptr;
     const LoadedKernel* kernel = nullptr;
     std::vector<int64_t> strides, bounds;                        // All operands' values, concatenated.
     uint64_t scratch = 0;                                        // Bytes.

@@ -14,25 +14,26 @@ Status no_memory(uint64_t bytes, std::string_view what) {
 }
 
 RunMemory::~RunMemory() {
-  for (tr_buffer& buffer : own_) {
+  for (tr_buffer& buffer : scratch_) {
     if (buffer.release != nullptr) buffer.release(buffer.owner);
   }
 }
 
 Status RunMemory::allocate(std::span<const uint64_t> nbytes, std::string_view what) {
   for (const uint64_t bytes : nbytes) {
-    if (!device_.memory().allocate(bytes, &own_.emplace_back(), Reach::kOwn)) return no_memory(bytes, what);
+    if (!device_.memory().allocate(bytes, &scratch_.emplace_back(), Reach::kOwn)) return no_memory(bytes, what);
   }
   return {};
 }
 
-DevicePointer RunMemory::address(const Place& place) const {
-  if (place.buffer == kNowhere) return 0;
-  const tr_buffer& buffer = place.buffer >= kScratch ? own_[place.buffer - kScratch] : buffers_[place.buffer];
-  return reinterpret_cast<DevicePointer>(buffer.data) + place.offset;
+DevicePointer RunMemory::address(const Location& location) const {
+  if (location.buffer == kNoLocation) return 0;
+  const tr_buffer& buffer =
+      location.buffer >= kScratch ? scratch_[location.buffer - kScratch] : buffers_[location.buffer];
+  return reinterpret_cast<DevicePointer>(buffer.data) + location.offset;
 }
 
-Status RunMemory::copy(const Moved& moved) const {
+Status RunMemory::copy(const StridedMove& moved) const {
   return queue_copy(device_.gpu(), device_.kernels(),
                     {.from = address(moved.from),
                      .to = address(moved.to),
@@ -43,15 +44,15 @@ Status RunMemory::copy(const Moved& moved) const {
                      .to_strides = moved.to_strides});
 }
 
-void RunMemory::fill(const Place& to, uint64_t nbytes, uint8_t value) const {
+void RunMemory::fill(const Location& to, uint64_t nbytes, uint8_t value) const {
   if (nbytes == 0) return;
   static const std::shared_ptr<const void> kFills = std::make_shared<char>();
   Gpu& gpu = device_.gpu();
   const DevicePointer at = address(to);
-  gpu.queue().add({.words = {at, nbytes, value}, .what = kFills, .queue = [&gpu, at, nbytes, value](Stream stream) {
-                     return to_status(gpu.driver(), gpu.driver().memset_d8_async(at, value, nbytes, stream),
-                                      "cuMemsetD8Async");
-                   }});
+  gpu.queue().add(
+      {.words = {at, nbytes, value}, .keep_alive = kFills, .queue = [&gpu, at, nbytes, value](Stream stream) {
+         return to_status(gpu.driver(), gpu.driver().memset_d8_async(at, value, nbytes, stream), "cuMemsetD8Async");
+       }});
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "worker/targets/cuda/device/cuda_device.h"
-#include "worker/targets/cuda/launch/place.h"
+#include "worker/targets/cuda/launch/location.h"
 
 // The memory of one run of a plan: the graph's buffers, and scratch memory.
 namespace torch_remote::worker::cuda {
@@ -24,16 +24,16 @@ class RunMemory {
   // Allocates scratch memory of these sizes in bytes; their locations start at kScratch. `what` names the use in the
   // error.
   Status allocate(std::span<const uint64_t> nbytes, std::string_view what);
-  DevicePointer address(const Place& place) const;  // 0 for kNowhere.
+  DevicePointer address(const Location& location) const;  // 0 for kNoLocation.
 
   // Both are queued; the GPU's context must be current.
-  Status copy(const Moved& moved) const;
-  void fill(const Place& to, uint64_t nbytes, uint8_t value) const;
+  Status copy(const StridedMove& moved) const;
+  void fill(const Location& to, uint64_t nbytes, uint8_t value) const;
 
  private:
   CudaDevice& device_;
   std::span<const tr_buffer> buffers_;
-  std::vector<tr_buffer> own_;
+  std::vector<tr_buffer> scratch_;
 };
 
 }  // namespace torch_remote::worker::cuda

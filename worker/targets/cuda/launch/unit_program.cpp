@@ -37,8 +37,8 @@ Unit::Unit(const ir::Graph& graph, const ir::Group& group)
   }
 }
 
-const Status& Unit::ask(std::span<const int64_t> values, bool wait) {
-  held_ = numbers_.check(values);
+const Status& Unit::prepare(std::span<const int64_t> values, bool wait) {
+  scalar_status_ = numbers_.check(values);
   waits_ = wait;
   const auto is_same = [&] {
     for (size_t i = 0; i < symbols_.size(); ++i) {
@@ -47,16 +47,16 @@ const Status& Unit::ask(std::span<const int64_t> values, bool wait) {
     return true;
   };
   const bool may_work_now = !status_.ok() && status_.code() != ErrorCode::kUnsupported;
-  if (!asked_ || may_work_now || !is_same() || (!empty_ && !suits(values))) {
-    asked_ = true;
+  if (!is_prepared_ || may_work_now || !is_same() || (!empty_ && !is_still_valid(values))) {
+    is_prepared_ = true;
     bound_ = false;
     symbols_.clear();
     values_.clear();
-    empty_ = makes_nothing(values);
+    empty_ = has_no_elements(values);
     if (!empty_ && has_complex_number() && !takes_complex_numbers()) {
       status_ = {ErrorCode::kUnsupported, "a complex number beside real tensors"};
     } else {
-      status_ = empty_ ? Status() : begin(values, &symbols_);
+      status_ = empty_ ? Status() : plan(values, &symbols_);
     }
     for (uint32_t n = group_.first; n <= group_.last; ++n) {
       ir::for_each_view(graph_.nodes[n], [&](uint32_t index, bool) {
@@ -76,7 +76,7 @@ const Status& Unit::ask(std::span<const int64_t> values, bool wait) {
 }
 
 // Everything that it writes has no elements.
-bool Unit::makes_nothing(std::span<const int64_t> values) const {
+bool Unit::has_no_elements(std::span<const int64_t> values) const {
   bool nothing = true, makes = false;
   for (uint32_t n = group_.first; n <= group_.last; ++n) {
     ir::for_each_view(graph_.nodes[n], [&](uint32_t index, bool writes) {
@@ -107,8 +107,8 @@ bool Unit::has_complex_number() const {
 }
 
 const Status& Unit::bind(std::span<const int64_t> values) {
-  (void)ask(values);
-  if (!held_.ok()) return held_;
+  (void)prepare(values);
+  if (!scalar_status_.ok()) return scalar_status_;
   if (status_.ok() && !bound_ && !empty_) status_ = finish();
   bound_ = status_.ok();
   if (bound_ && !empty_) set_numbers(values);
@@ -118,9 +118,9 @@ const Status& Unit::bind(std::span<const int64_t> values) {
 // --- programs --------------------------------------------------------------------------------------------------------
 
 UnitProgram::UnitProgram(CudaDevice& device, const LoadRequest& request, uint64_t& refused)
-    : device_(device), refused_(refused), graph_(request.graph), apart_(request.graph) {
+    : device_(device), refused_(refused), graph_(request.graph), ungrouped_graph_(request.graph) {
   // A node that is executed alone writes results that a group would keep in registers.
-  for (ir::Buffer& buffer : apart_.buffers) buffer.in_group = false;
+  for (ir::Buffer& buffer : ungrouped_graph_.buffers) buffer.in_group = false;
 }
 
 bool UnitProgram::creates_buffer(uint32_t buffer) const {
@@ -136,27 +136,27 @@ void UnitProgram::make_units(const LoadRequest& request) {
     if (request.nodes[n] == 0) continue;
     ir::Group group;
     group.first = group.last = n;
-    if (auto unit = make_unit(apart_, group)) alone_.emplace(n, std::move(unit));
+    if (auto unit = make_unit(ungrouped_graph_, group)) node_units_.emplace(n, std::move(unit));
   }
 }
 
 bool UnitProgram::takes(uint32_t first, uint32_t, std::span<const int64_t> values) {
   const auto unit = units_.find(first);
   if (unit == units_.end()) return false;
-  (void)unit->second->ask(values);
+  (void)unit->second->prepare(values);
   return unit->second->is_good();
 }
 
 bool UnitProgram::takes_node(uint32_t node, std::span<const int64_t> values, bool wait) {
-  const auto found = alone_.find(node);
-  if (found == alone_.end()) return false;
-  (void)found->second->ask(values, wait);
+  const auto found = node_units_.find(node);
+  if (found == node_units_.end()) return false;
+  (void)found->second->prepare(values, wait);
   return !found->second->declines();
 }
 
 std::string UnitProgram::why_not(uint32_t node) const {
-  const auto found = alone_.find(node);
-  return found == alone_.end() ? "" : found->second->status().message();
+  const auto found = node_units_.find(node);
+  return found == node_units_.end() ? "" : found->second->status().message();
 }
 
 std::string UnitProgram::why_not_group(uint32_t first) const {
@@ -165,11 +165,11 @@ std::string UnitProgram::why_not_group(uint32_t first) const {
 }
 
 bool UnitProgram::asks_again() const {
-  return std::ranges::any_of(alone_, [](const auto& entry) { return entry.second->asks_again(); });
+  return std::ranges::any_of(node_units_, [](const auto& entry) { return entry.second->wants_retry(); });
 }
 
 bool UnitProgram::run(tr_run& run, tr_error* error) {
-  const Current current(device_.gpu());
+  const ContextGuard current(device_.gpu());
   const std::span<const int64_t> values(run.symbols, graph_.symbols());
   run.word_count = 0;
   bool good = true;
@@ -189,16 +189,16 @@ bool UnitProgram::run(tr_run& run, tr_error* error) {
 // The unit of the group that begins at `node`, if the group is within the range and can run; else the node's unit.
 Unit& UnitProgram::unit_at(uint32_t node, uint32_t last) {
   const auto found = units_.find(node);
-  if (found == units_.end()) return *alone_.at(node);
+  if (found == units_.end()) return *node_units_.at(node);
   Unit& unit = *found->second;
   const bool whole = unit.is_good() && unit.group().last < last && unit.group().last != node;
-  return whole ? unit : *alone_.at(node);
+  return whole ? unit : *node_units_.at(node);
 }
 
 bool UnitProgram::run_unit(tr_run& run, Unit& unit, const Status& bound, tr_error* error) {
   const uint32_t node = unit.group().first;
   const std::string_view op = ir::op_desc(graph_.nodes[node].opcode).name;
-  device_.gpu().set_doing(op);
+  device_.gpu().set_current_op(op);
   Status status = bound;
   if (status.ok()) status = allocate(run, unit);
   if (status.ok() && !unit.is_empty()) status = unit.run(run);
@@ -226,7 +226,8 @@ Status UnitProgram::allocate(tr_run& run, const Unit& unit) {
 void UnitProgram::note(const tr_run& run, uint32_t node) {
   if (run.times == nullptr || device_.gpu().is_lost()) return;
   Gpu& gpu = device_.gpu();
-  gpu.check(gpu.driver().launch_host_func(gpu.work(), note_time, run.times + (node - run.first)), "cuLaunchHostFunc");
+  gpu.check(gpu.driver().launch_host_func(gpu.work_stream(), note_time, run.times + (node - run.first)),
+            "cuLaunchHostFunc");
 }
 
 }  // namespace torch_remote::worker::cuda

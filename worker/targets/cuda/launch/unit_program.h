@@ -24,20 +24,20 @@ class Unit {
   const ir::Group& group() const { return group_; }
   // Prepares the unit again if a value that it depends on has changed, or if the last attempt failed for a temporary
   // reason. `wait`: wait for a plan that is being built (RunnerProgram::takes_node).
-  const Status& ask(std::span<const int64_t> values, bool wait = false);
+  const Status& prepare(std::span<const int64_t> values, bool wait = false);
   // Asks, and finishes the preparation: waits for kernels. kOpFailed: torch rejects one of its numbers.
   const Status& bind(std::span<const int64_t> values);
-  // It was asked, and nothing prevents it from running with these values.
-  bool is_good() const { return asked_ && status_.ok() && held_.ok(); }
+  // It was prepared, and nothing prevents it from running with these values.
+  bool is_good() const { return is_prepared_ && status_.ok() && scalar_status_.ok(); }
   // The next runner may execute it with the last values.
-  bool declines() const { return held_.ok() && status_.code() == ErrorCode::kUnsupported; }
+  bool declines() const { return scalar_status_.ok() && status_.code() == ErrorCode::kUnsupported; }
   // Records that it cannot run with the last values after all.
   void decline(Status why) { status_ = std::move(why); }
   // The outcome for the last values.
   const Status& status() const { return status_; }
-  // It declines only because its plan is not requested yet, which depends on how often it runs. So it must be asked
+  // It declines only because its plan is not requested yet, which depends on how often it runs. So it must be prepared
   // again.
-  virtual bool asks_again() const { return false; }
+  virtual bool wants_retry() const { return false; }
   // No result has elements, so there is nothing to do.
   bool is_empty() const { return empty_; }
 
@@ -50,22 +50,22 @@ class Unit {
 
  protected:
   const ir::Graph& graph() const { return graph_; }
-  bool waits() const { return waits_; }  // The `wait` of the last `ask`.
+  bool waits() const { return waits_; }  // The `wait` of the last `prepare`.
 
  private:
   // Starts the preparation. kUnsupported: it cannot run with these values. Appends to `symbols` what it depends on in
   // addition to sizes, strides and offsets.
-  virtual Status begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) = 0;
+  virtual Status plan(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) = 0;
   // The part of the preparation that may take long.
   virtual Status finish() { return {}; }
   // Whether a number may be complex although no tensor is (x == 1j with a real x).
   virtual bool takes_complex_numbers() const { return false; }
   // Whether what was prepared is also valid for the numbers of this run.
-  virtual bool suits(std::span<const int64_t>) const { return true; }
+  virtual bool is_still_valid(std::span<const int64_t>) const { return true; }
   // Sets numbers that do not affect the preparation. Called for each run.
   virtual void set_numbers(std::span<const int64_t> values) = 0;
 
-  bool makes_nothing(std::span<const int64_t> values) const;
+  bool has_no_elements(std::span<const int64_t> values) const;
   bool has_complex_number() const;
 
   const ir::Graph& graph_;
@@ -73,10 +73,10 @@ class Unit {
   std::vector<uint32_t> fresh_;
   std::vector<ir::Sym> symbols_;
   std::vector<int64_t> values_;  // The values of symbols_.
-  bool asked_ = false, bound_ = false, empty_ = false, waits_ = false;
+  bool is_prepared_ = false, bound_ = false, empty_ = false, waits_ = false;
   Status status_;
   const NumberChecks numbers_;
-  Status held_;  // Whether torch accepts the numbers of the last values.
+  Status scalar_status_;  // Whether torch accepts the numbers of the last values.
 };
 
 // A program whose nodes are executed by units.
@@ -111,8 +111,8 @@ class UnitProgram : public RunnerProgram {
   CudaDevice& device_;
   uint64_t& refused_;
   const ir::Graph& graph_;
-  ir::Graph apart_;                                          // The graph as if it had no groups.
-  std::map<uint32_t, std::unique_ptr<Unit>> units_, alone_;  // By their first node.
+  ir::Graph ungrouped_graph_;                                     // The graph as if it had no groups.
+  std::map<uint32_t, std::unique_ptr<Unit>> units_, node_units_;  // By their first node.
 };
 
 }  // namespace torch_remote::worker::cuda

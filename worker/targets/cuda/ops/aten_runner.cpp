@@ -49,7 +49,7 @@ class AtenUnit final : public Unit {
 
   Status run(tr_run& run) override {
     CudaDevice& device = plugin_.device();
-    (void)device.gpu().work();  // Flushes the queue, so that earlier work precedes torch's kernels.
+    (void)device.gpu().work_stream();  // Flushes the queue, so that earlier work precedes torch's kernels.
     tr_run own = run;
     own.first = group().first;
     own.last = group().first + 1;
@@ -69,7 +69,7 @@ class AtenUnit final : public Unit {
 
  private:
   bool takes_complex_numbers() const override { return true; }
-  Status begin(std::span<const int64_t>, std::vector<ir::Sym>*) override {
+  Status plan(std::span<const int64_t>, std::vector<ir::Sym>*) override {
     if (asked_) return status_;
     asked_ = true;
     const std::string op(ir::op_desc(graph().nodes[group().first].opcode).name);
@@ -100,7 +100,7 @@ class AtenUnit final : public Unit {
 Runner* AtenPlugin::get() {
   if (opened_) return runner_.get();
   opened_ = true;
-  const Current current(device_.gpu());
+  const ContextGuard current(device_.gpu());
   const auto begin = std::chrono::steady_clock::now();
   const tr_runner_api* api = nullptr;
   status_ = source_.open(&api);

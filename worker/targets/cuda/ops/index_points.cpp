@@ -6,26 +6,26 @@ namespace torch_remote::worker::cuda {
 
 using ir::DType;
 
-size_t Points::add_dim(int64_t size, int64_t self_stride, int64_t value_stride) {
+size_t IndexedPoints::add_dim(int64_t size, int64_t self_stride, int64_t value_stride) {
   const auto d = static_cast<size_t>(arguments_.rank++);
-  if (d >= kMostDims) return d;
+  if (d >= kMaxDims) return d;
   arguments_.sizes[d] = size;
   arguments_.self_strides[d] = self_stride;
   arguments_.value_strides[d] = value_stride;
   return d;
 }
 
-void Points::add_index(const OpTensor& given, int64_t dim, size_t first, size_t rank) {
+void IndexedPoints::add_index(const OpTensor& given, int64_t dim, size_t first, size_t rank) {
   const auto k = static_cast<size_t>(arguments_.indices++);
-  if (k >= kMostIndices || arguments_.rank > kMostDims) return;
+  if (k >= kMaxIndices || arguments_.rank > kMaxDims) return;
   OpTensor index = given;
   if (given.dtype != DType::kInt64) {
-    index.place = planner_.packed(given, DType::kInt64);
+    index.location = planner_.packed(given, DType::kInt64);
     index.strides = packed_strides(given.sizes);
   } else {
-    index = planner_.apart(given, self_);
+    index = planner_.without_overlap(given, self_);
   }
-  places_[k] = index.place;
+  locations_[k] = index.location;
   for (size_t d = 0; d < index.sizes.size(); ++d) {
     const size_t to = first + rank - index.sizes.size() + d;
     arguments_.index_strides[k][to] = index.sizes[d] == 1 ? 0 : index.strides[d];
@@ -36,14 +36,14 @@ void Points::add_index(const OpTensor& given, int64_t dim, size_t first, size_t 
   planner_.add_operand(dim);
 }
 
-Status Points::check() const {
-  if (arguments_.rank > kMostDims) return refuse("more than " + std::to_string(kMostDims) + " dims");
-  if (arguments_.indices > kMostIndices) return refuse("more than " + std::to_string(kMostIndices) + " indices");
+Status IndexedPoints::check() const {
+  if (arguments_.rank > kMaxDims) return unsupported("more than " + std::to_string(kMaxDims) + " dims");
+  if (arguments_.indices > kMaxIndices) return unsupported("more than " + std::to_string(kMaxIndices) + " indices");
   return {};
 }
 
 // Views complex numbers as a further dim of two parts.
-void Points::split_parts() {
+void IndexedPoints::split_parts() {
   for (i64& step : arguments_.steps) step *= 2;
   for (size_t d = 0; d < static_cast<size_t>(arguments_.rank); ++d) {
     arguments_.self_strides[d] *= 2;
@@ -53,27 +53,27 @@ void Points::split_parts() {
   add_dim(2, 1, 1);
 }
 
-void Points::count() {
+void IndexedPoints::count() {
   arguments_.count = 1;
   for (i64 d = 0; d < arguments_.rank; ++d) arguments_.count *= arguments_.sizes[d];
 }
 
-Status Points::launch(const char* kernel, Place values) {
+Status IndexedPoints::launch(const char* kernel, Location values) {
   if (Status status = check(); !status.ok()) return status;
   count();
   planner_.launch(KernelFile::kIndex, kernel, arguments_, blocks_for(arguments_.count))
-      .at(&IndexArguments::self, self_.place)
+      .at(&IndexArguments::self, self_.location)
       .at(&IndexArguments::values, values)
-      .at_words([](const IndexArguments& words) { return &words.index[0]; }, places())
+      .at_words([](const IndexArguments& words) { return &words.index[0]; }, locations())
       .failure([](const IndexArguments& words) { return &words.failure; }, arguments_.indices != 0);
   return {};
 }
 
-Status Points::apply(Place values, int64_t key_dims, IndexApplyArguments apply) {
+Status IndexedPoints::apply(Location values, int64_t key_dims, IndexApplyArguments apply) {
   if (Status status = check(); !status.ok()) return status;
   const bool of_parts = apply.combine != Combine::kSet && ir::is_complex(self_.dtype);
   if (of_parts) {
-    if (apply.combine != Combine::kSum) return refuse("of complex numbers, but for sums");
+    if (apply.combine != Combine::kSum) return unsupported("of complex numbers, but for sums");
     split_parts();
     if (Status status = check(); !status.ok()) return status;
   }
@@ -81,21 +81,21 @@ Status Points::apply(Place values, int64_t key_dims, IndexApplyArguments apply) 
   apply.key_dims = key_dims;
   apply.key_count = 1;
   for (i64 d = 0; d < key_dims; ++d) apply.key_count *= arguments_.sizes[d];
-  if (apply.key_count >= (int64_t{1} << 31)) return refuse("more indices than are sorted at once");
+  if (apply.key_count >= (int64_t{1} << 31)) return unsupported("more indices than are sorted at once");
   if (arguments_.count == 0) return {};
   const IndexKeysArguments keys{.index = arguments_, .key_dims = key_dims, .key_count = apply.key_count};
-  const Place place = planner_.scratch(8 * static_cast<uint64_t>(apply.key_count));
+  const Location location = planner_.scratch(8 * static_cast<uint64_t>(apply.key_count));
   planner_.launch(KernelFile::kIndex, "index_keys", keys, blocks_for(apply.key_count))
-      .at(&IndexKeysArguments::keys, place)
-      .at_words([](const IndexKeysArguments& words) { return &words.index.index[0]; }, places())
+      .at(&IndexKeysArguments::keys, location)
+      .at_words([](const IndexKeysArguments& words) { return &words.index.index[0]; }, locations())
       .failure([](const IndexKeysArguments& words) { return &words.index.failure; });
-  const Sorted sorted = sort_rows(planner_, place, 1, apply.key_count);
+  const Sorted sorted = sort_rows(planner_, location, 1, apply.key_count);
   apply.index = arguments_;
   apply.dtype = static_cast<i64>(part_of(self_.dtype));
   planner_.launch(KernelFile::kIndex, "index_apply", apply, blocks_for(arguments_.count))
       .at(&IndexApplyArguments::keys, sorted.keys)
-      .at(&IndexApplyArguments::places, sorted.places)
-      .at_word([](const IndexApplyArguments& words) { return &words.index.self; }, self_.place)
+      .at(&IndexApplyArguments::positions, sorted.positions)
+      .at_word([](const IndexApplyArguments& words) { return &words.index.self; }, self_.location)
       .at_word([](const IndexApplyArguments& words) { return &words.index.values; }, values);
   return {};
 }

@@ -12,9 +12,9 @@ namespace torch_remote::worker::cuda {
 // The iteration points of an op that reads or writes at indices, and the elements of each point. Writes to an element
 // that several points share happen in the order of the points. So results are reproducible, and equal those of a single
 // thread.
-class Points {
+class IndexedPoints {
  public:
-  Points(OpPlanner& planner, const OpTensor& self) : planner_(planner), self_(self) {
+  IndexedPoints(OpPlanner& planner, const OpTensor& self) : planner_(planner), self_(self) {
     arguments_.item = ir::item_size(self.dtype);
   }
 
@@ -23,26 +23,26 @@ class Points {
   // Adds an index along dim `dim` of `self`. The index varies along the `rank` dims that begin with `first`; its own
   // dims are broadcast to the last of these.
   void add_index(const OpTensor& given, int64_t dim, size_t first, size_t rank);
-  void wrap() { arguments_.wraps = 1; }
+  void wrap() { arguments_.allows_negative = 1; }
   void skip(int64_t index) { arguments_.skipped = index; }
 
-  Status read(Place values) { return launch("index_read", values); }
+  Status read(Location values) { return launch("index_read", values); }
   // Points that share an element must have the same value.
-  Status write(Place values) { return launch("index_write", values); }
+  Status write(Location values) { return launch("index_write", values); }
   // Indices vary along the first `key_dims` dims.
-  Status apply(Place values, int64_t key_dims, IndexApplyArguments apply);
+  Status apply(Location values, int64_t key_dims, IndexApplyArguments apply);
 
  private:
   Status check() const;
   void split_parts();
   void count();
-  Status launch(const char* kernel, Place values);
-  std::span<const Place> places() const { return {places_, static_cast<size_t>(arguments_.indices)}; }
+  Status launch(const char* kernel, Location values);
+  std::span<const Location> locations() const { return {locations_, static_cast<size_t>(arguments_.indices)}; }
 
   OpPlanner& planner_;
   const OpTensor self_;
   IndexArguments arguments_;
-  Place places_[kMostIndices];
+  Location locations_[kMaxIndices];
 };
 
 }  // namespace torch_remote::worker::cuda

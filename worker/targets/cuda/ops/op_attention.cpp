@@ -12,8 +12,8 @@ namespace {
 using ir::DType;
 
 // If there are fewer query rows than warps that keep a GPU busy, the keys are split into pieces of at least
-// kLeastPiece. The split depends only on sizes.
-constexpr int64_t kEnoughWarps = 2048, kLeastPiece = 128, kMostPieces = 64;
+// kMinPiece. The split depends only on sizes.
+constexpr int64_t kEnoughWarps = 2048, kMinPiece = 128, kMaxPieces = 64;
 
 const char* name_of(std::string_view kernel, DType dtype) {
   const struct {
@@ -48,18 +48,18 @@ class Attention {
     const std::optional<OpTensor> query = planner_.tensor("query"), key = planner_.tensor("key"),
                                   value = planner_.tensor("value");
     if (!query || !key || !value || query->sizes.size() != 4 || key->sizes.size() != 4 || value->sizes.size() != 4) {
-      return refuse("of other than 4 dims");
+      return unsupported("of other than 4 dims");
     }
     dtype_ = query->dtype;
     const bool same = key->dtype == dtype_ && value->dtype == dtype_;
-    if (!ir::is_float(dtype_) || ir::item_size(dtype_) < 2 || !same) return refuse("of these dtypes");
+    if (!ir::is_float(dtype_) || ir::item_size(dtype_) < 2 || !same) return unsupported("of these dtypes");
     const bool fits = query->sizes[0] == key->sizes[0] && key->sizes[0] == value->sizes[0] &&
                       key->sizes[1] == value->sizes[1] && key->sizes[2] == value->sizes[2] &&
                       query->sizes[3] == key->sizes[3] && key->sizes[1] > 0 && query->sizes[1] % key->sizes[1] == 0;
-    if (!fits) return refuse("of sizes that do not go together");
-    const int most = dtype_ == DType::kFloat64 ? kMostAttentionWide : kMostAttention;
+    if (!fits) return unsupported("of sizes that do not go together");
+    const int most = dtype_ == DType::kFloat64 ? kMaxAttentionF64 : kMaxAttention;
     if (query->sizes[3] > most || value->sizes[3] > most) {
-      return refuse("of heads of more than " + std::to_string(most) + " elements");
+      return unsupported("of heads of more than " + std::to_string(most) + " elements");
     }
     call_.batch = query->sizes[0];
     call_.heads = key->sizes[1];
@@ -79,12 +79,12 @@ class Attention {
   Status forward() {
     if (Status status = find(); !status.ok()) return status;
     const std::optional<OpTensor> out = planner_.result(0), logsumexp = planner_.result(1);
-    if (!out) return refuse("without a result");
+    if (!out) return unsupported("without a result");
     add(&AttentionArguments::out, call_.out_strides, *out, true);
     if (logsumexp) add_logsumexp(*logsumexp);
     const int64_t rows = call_.batch * call_.heads * call_.shared * call_.queries;
-    const int64_t wanted = std::min(kEnoughWarps / std::max<int64_t>(rows, 1), kMostPieces);
-    call_.pieces = std::clamp<int64_t>(call_.keys / kLeastPiece, 1, std::max<int64_t>(wanted, 1));
+    const int64_t wanted = std::min(kEnoughWarps / std::max<int64_t>(rows, 1), kMaxPieces);
+    call_.pieces = std::clamp<int64_t>(call_.keys / kMinPiece, 1, std::max<int64_t>(wanted, 1));
     call_.piece_keys = (call_.keys + call_.pieces - 1) / call_.pieces;
     if (call_.pieces > 1) {
       const uint64_t item = dtype_ == DType::kFloat64 ? 8 : 4;
@@ -99,7 +99,8 @@ class Attention {
     if (Status status = find(); !status.ok()) return status;
     const std::optional<OpTensor> grad = planner_.tensor("grad"), out = planner_.tensor("out"),
                                   logsumexp = planner_.tensor("logsumexp");
-    if (!grad || !out || !logsumexp || grad->dtype != dtype_ || out->dtype != dtype_) return refuse("of these dtypes");
+    if (!grad || !out || !logsumexp || grad->dtype != dtype_ || out->dtype != dtype_)
+      return unsupported("of these dtypes");
     add(&AttentionArguments::grad, call_.grad_strides, *grad);
     add(&AttentionArguments::out, call_.out_strides, *out);
     add_logsumexp(*logsumexp);
@@ -125,22 +126,22 @@ class Attention {
     const bool rows = member != &AttentionArguments::bias && !given.sizes.empty() && given.sizes.back() != 1;
     if (rows && given.strides.back() != 1) {
       tensor.strides = packed_strides(given.sizes);
-      tensor.place = written ? planner_.output(given) : planner_.packed(given);
+      tensor.location = written ? planner_.output(given) : planner_.packed(given);
     }
     const size_t missing = 4 - tensor.sizes.size();
     for (size_t d = missing; d < 4; ++d) strides[d] = tensor.sizes[d - missing] == 1 ? 0 : tensor.strides[d - missing];
-    places_.push_back({member, tensor.place});
+    locations_.push_back({member, tensor.location});
   }
   void add_logsumexp(const OpTensor& tensor) {
     for (size_t d = 0; d < 3 && d < tensor.sizes.size(); ++d) call_.logsumexp_strides[d] = tensor.strides[d];
     call_.logsumexp_dtype = static_cast<i64>(tensor.dtype);
-    places_.push_back({&AttentionArguments::logsumexp, tensor.place});
+    locations_.push_back({&AttentionArguments::logsumexp, tensor.location});
   }
   Status find_bias() {
     const std::optional<OpTensor> bias = planner_.tensor("bias");
     if (!bias) return {};
-    if (bias->dtype != DType::kBool && bias->dtype != dtype_) return refuse("with a bias of another dtype");
-    if (bias->sizes.size() > 4) return refuse("with a bias of more than 4 dims");
+    if (bias->dtype != DType::kBool && bias->dtype != dtype_) return unsupported("with a bias of another dtype");
+    if (bias->sizes.size() > 4) return unsupported("with a bias of more than 4 dims");
     call_.bias_is_mask = bias->dtype == DType::kBool ? 1 : 0;
     add(&AttentionArguments::bias, call_.bias_strides, *bias);
     return {};
@@ -150,7 +151,7 @@ class Attention {
     planner_
         .launch(KernelFile::kAttention, name_of(kernel, dtype_), call_, std::min<int64_t>((warps + 3) / 4, 1 << 20),
                 128)
-        .at_each(places_)
+        .at_each(locations_)
         .at(&AttentionArguments::partial, partial_)
         .at(&AttentionArguments::delta, delta_);
   }
@@ -158,12 +159,12 @@ class Attention {
   OpPlanner& planner_;
   AttentionArguments call_;
   DType dtype_ = DType::kFloat32;
-  Place partial_, delta_;
+  Location partial_, delta_;
   struct Member {
     u64 AttentionArguments::* member;
-    Place place;
+    Location location;
   };
-  std::vector<Member> places_;
+  std::vector<Member> locations_;
 };
 
 Status forward(OpPlanner& planner) { return Attention(planner).forward(); }

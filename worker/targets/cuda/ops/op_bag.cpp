@@ -17,7 +17,7 @@ Status forward(OpPlanner& planner) {
              offsets = planner.tensor("offsets");
   const auto scales = planner.tensor("per_sample_weights"), to = planner.result(0);
   if (!weight || !indices || !offsets || !to || weight->sizes.size() != 2 || to->sizes.size() != 2) {
-    return refuse("of other dims");
+    return unsupported("of other dims");
   }
   const auto bags = planner.result(1), sizes = planner.result(2), most = planner.result(3);
   BagArguments arguments{.rows = weight->sizes[0],
@@ -25,39 +25,39 @@ Status forward(OpPlanner& planner) {
                          .count = indices->count(),
                          .bag_count = to->sizes[0],
                          .offset_count = offsets->count(),
-                         .padding = planner.whole("padding_idx", -1),
+                         .padding = planner.integer("padding_idx", -1),
                          .dtype = static_cast<i64>(weight->dtype),
-                         .mode = static_cast<BagMode>(planner.whole("mode"))};
-  if (arguments.mode > BagMode::kMax || !ir::is_float(weight->dtype)) return refuse("in this mode");
+                         .mode = static_cast<BagMode>(planner.integer("mode"))};
+  if (arguments.mode > BagMode::kMax || !ir::is_float(weight->dtype)) return unsupported("in this mode");
   std::ranges::copy(weight->strides, arguments.weight_strides);
   for (const auto* const one : {&bags, &sizes, &most}) {
     if (*one) arguments.index_dtype = static_cast<i64>((*one)->dtype);
   }
-  const Place of_indices = planner.packed(*indices, DType::kInt64),
-              of_offsets = planner.packed(*offsets, DType::kInt64);
-  const Place of_scales = scales ? planner.packed(*scales, weight->dtype) : Place();
+  const Location of_indices = planner.packed(*indices, DType::kInt64),
+                 of_offsets = planner.packed(*offsets, DType::kInt64);
+  const Location of_scales = scales ? planner.packed(*scales, weight->dtype) : Location();
   // Results that have more elements than are written (an extra offset, unused maxima) are zero there.
   const auto output = [&](const std::optional<OpTensor>& made, int64_t written) {
-    if (!made || made->count() == 0) return Place();
-    const Place place = planner.output(*made);
-    if (made->count() != written) planner.zero(place, made->nbytes());
-    return place;
+    if (!made || made->count() == 0) return Location();
+    const Location location = planner.output(*made);
+    if (made->count() != written) planner.zero(location, made->nbytes());
+    return location;
   };
   const bool has_most = arguments.mode == BagMode::kMax;
-  const Place out = planner.output(*to), of_sizes = output(sizes, arguments.bag_count);
-  const Place of_most = output(most, has_most ? to->count() : 0);
-  const Place of_bags = output(bags, arguments.count);
+  const Location out = planner.output(*to), of_sizes = output(sizes, arguments.bag_count);
+  const Location of_most = output(most, has_most ? to->count() : 0);
+  const Location of_bags = output(bags, arguments.count);
   planner.add_operand(-1);
   planner.launch(KernelFile::kBag, "bag_forward", arguments, blocks_for(arguments.bag_count * arguments.length))
-      .at(&BagArguments::weight, weight->place)
+      .at(&BagArguments::weight, weight->location)
       .at(&BagArguments::indices, of_indices)
       .at(&BagArguments::offsets, of_offsets)
       .at(&BagArguments::scales, of_scales)
       .at(&BagArguments::out, out)
       .at(&BagArguments::sizes, of_sizes)
-      .at(&BagArguments::most, has_most ? of_most : Place())
+      .at(&BagArguments::max_indices, has_most ? of_most : Location())
       .failure([](const BagArguments& words) { return &words.failure; });
-  if (of_bags.buffer == kNowhere) return {};
+  if (of_bags.buffer == kNoLocation) return {};
   planner.launch(KernelFile::kBag, "bag_numbers", arguments, blocks_for(arguments.count))
       .at(&BagArguments::offsets, of_offsets)
       .at(&BagArguments::bags, of_bags);
@@ -67,9 +67,9 @@ Status forward(OpPlanner& planner) {
 // The result, zeroed; rows are then added to it.
 OpTensor cleared(OpPlanner& planner, const OpTensor& made) {
   OpTensor to = made;
-  to.place = planner.output(made);
+  to.location = planner.output(made);
   to.strides = packed_strides(to.sizes);
-  planner.zero(to.place, to.nbytes());
+  planner.zero(to.location, to.nbytes());
   return to;
 }
 
@@ -81,48 +81,48 @@ Status add_rows(OpPlanner& planner, const OpTensor& grad, const OpTensor& indice
   const OpTensor to = cleared(planner, made);
   if (count == 0 || length == 0) return {};
   OpTensor index = indices;
-  index.place = planner.packed(indices, DType::kInt64);
+  index.location = planner.packed(indices, DType::kInt64);
   index.dtype = DType::kInt64;
   index.sizes = {count};
   index.strides = {1};
   OpTensor values = to;
   values.sizes = {count, length};
   values.strides = {length, 1};
-  values.place = planner.scratch(values.nbytes());
-  Place keys;
+  values.location = planner.scratch(values.nbytes());
+  Location keys;
   if (planner.flag("scale_grad_by_freq")) {
     Sorted sorted;
-    if (Status status = sort_tensor(planner, index, index.place, {1, count, 1}, false, &sorted); !status.ok()) {
+    if (Status status = sort_tensor(planner, index, index.location, {1, count, 1}, false, &sorted); !status.ok()) {
       return status;
     }
     keys = sorted.keys;
   }
   OpTensor rows = grad;  // [bags or indices, length]
   if (!bags && rows.sizes.size() != 2) {
-    rows.place = planner.packed(grad);
+    rows.location = planner.packed(grad);
     rows.sizes = {count, length};
     rows.strides = {length, 1};
   }
   BagSpreadArguments spread{
       .count = count, .length = length, .dtype = static_cast<i64>(to.dtype), .bag_count = rows.sizes[0]};
   std::ranges::copy(rows.strides, spread.grad_strides);
-  const Place of_bags = bags ? planner.packed(*bags, DType::kInt64) : Place();
-  const Place of_sizes = sizes ? planner.packed(*sizes, DType::kInt64) : Place();
-  const Place of_scales = scales ? planner.packed(*scales, to.dtype) : Place();
+  const Location of_bags = bags ? planner.packed(*bags, DType::kInt64) : Location();
+  const Location of_sizes = sizes ? planner.packed(*sizes, DType::kInt64) : Location();
+  const Location of_scales = scales ? planner.packed(*scales, to.dtype) : Location();
   planner.launch(KernelFile::kBag, "bag_spread", spread, blocks_for(values.count()))
-      .at(&BagSpreadArguments::grad, rows.place)
+      .at(&BagSpreadArguments::grad, rows.location)
       .at(&BagSpreadArguments::bags, of_bags)
       .at(&BagSpreadArguments::sizes, of_sizes)
       .at(&BagSpreadArguments::scales, of_scales)
-      .at(&BagSpreadArguments::indices, index.place)
+      .at(&BagSpreadArguments::indices, index.location)
       .at(&BagSpreadArguments::keys, keys)
-      .at(&BagSpreadArguments::values, values.place);
-  Points points(planner, to);
+      .at(&BagSpreadArguments::values, values.location);
+  IndexedPoints points(planner, to);
   points.add_dim(count, 0, length);
   points.add_dim(length, to.strides[1], 1);
   points.add_index(index, 0, 0, 1);
-  if (const int64_t padding = planner.whole("padding_idx", -1); padding >= 0) points.skip(padding);
-  return points.apply(values.place, 1, {.combine = Combine::kSum});
+  if (const int64_t padding = planner.integer("padding_idx", -1); padding >= 0) points.skip(padding);
+  return points.apply(values.location, 1, {.combine = Combine::kSum});
 }
 
 // The bag of each index, if the forward op has not stored it.
@@ -131,13 +131,13 @@ OpTensor bags_of(OpPlanner& planner, const OpTensor& offsets, int64_t count, int
   made.dtype = DType::kInt64;
   made.sizes = {count};
   made.strides = {1};
-  made.place = planner.scratch(made.nbytes());
-  const Place of_offsets = planner.packed(offsets, DType::kInt64);
+  made.location = planner.scratch(made.nbytes());
+  const Location of_offsets = planner.packed(offsets, DType::kInt64);
   const BagArguments arguments{
       .count = count, .bag_count = std::min(bags, offsets.count()), .index_dtype = static_cast<i64>(DType::kInt64)};
   planner.launch(KernelFile::kBag, "bag_numbers", arguments, blocks_for(count))
       .at(&BagArguments::offsets, of_offsets)
-      .at(&BagArguments::bags, made.place);
+      .at(&BagArguments::bags, made.location);
   return made;
 }
 
@@ -145,28 +145,29 @@ Status backward(OpPlanner& planner) {
   const auto grad = planner.tensor("grad"), indices = planner.tensor("indices"), sizes = planner.tensor("bag_size"),
              offsets = planner.tensor("offsets"), made = planner.result(0);
   auto bags = planner.tensor("offset2bag");
-  if (planner.flag("sparse")) return refuse("to a sparse gradient");
+  if (planner.flag("sparse")) return unsupported("to a sparse gradient");
   if (!grad || !indices || !made || grad->dtype != made->dtype || grad->sizes.size() != 2 || made->sizes.size() != 2) {
-    return refuse("of other dims");
+    return unsupported("of other dims");
   }
-  const auto mode = static_cast<BagMode>(planner.whole("mode"));
+  const auto mode = static_cast<BagMode>(planner.integer("mode"));
   if (mode != BagMode::kMax) {
     if (offsets && bags && bags->count() != indices->count()) {
       bags = bags_of(planner, *offsets, indices->count(), grad->sizes[0]);
     }
-    if (!bags || bags->count() != indices->count()) return refuse("without the bags of indices");
-    if (mode == BagMode::kMean && (!sizes || sizes->count() < grad->sizes[0])) return refuse("without sizes of bags");
+    if (!bags || bags->count() != indices->count()) return unsupported("without the bags of indices");
+    if (mode == BagMode::kMean && (!sizes || sizes->count() < grad->sizes[0]))
+      return unsupported("without sizes of bags");
     return add_rows(planner, *grad, *indices, *made, bags, mode == BagMode::kMean ? sizes : std::nullopt);
   }
   const auto most = planner.tensor("maximum_indices");
-  if (!most || most->sizes != grad->sizes) return refuse("without the places of maxima");
+  if (!most || most->sizes != grad->sizes) return unsupported("without the places of maxima");
   const OpTensor to = cleared(planner, *made);
-  Points points(planner, to);
+  IndexedPoints points(planner, to);
   points.add_dim(grad->sizes[0], 0, grad->strides[0]);
   points.add_dim(grad->sizes[1], to.strides[1], grad->strides[1]);
   points.add_index(*most, 0, 0, 2);
   points.skip(-1);  // The index of empty bags.
-  return points.apply(grad->place, 2, {.combine = Combine::kSum});
+  return points.apply(grad->location, 2, {.combine = Combine::kSum});
 }
 
 Status scales_backward(OpPlanner& planner) {
@@ -174,22 +175,22 @@ Status scales_backward(OpPlanner& planner) {
              offsets = planner.tensor("offsets"), to = planner.result(0);
   if (!grad || !weight || !indices || !offsets || !to || grad->sizes.size() != 2 || weight->sizes.size() != 2 ||
       grad->dtype != weight->dtype || to->dtype != grad->dtype) {
-    return refuse("of other dims");
+    return unsupported("of other dims");
   }
   BagScaleArguments arguments{.rows = weight->sizes[0],
                               .length = weight->sizes[1],
                               .count = indices->count(),
                               .bag_count = std::min(grad->sizes[0], offsets->count()),
-                              .padding = planner.whole("padding_idx", -1),
+                              .padding = planner.integer("padding_idx", -1),
                               .dtype = static_cast<i64>(grad->dtype)};
   std::ranges::copy(grad->strides, arguments.grad_strides);
   std::ranges::copy(weight->strides, arguments.weight_strides);
-  const Place of_indices = planner.packed(*indices, DType::kInt64),
-              of_offsets = planner.packed(*offsets, DType::kInt64);
+  const Location of_indices = planner.packed(*indices, DType::kInt64),
+                 of_offsets = planner.packed(*offsets, DType::kInt64);
   planner.add_operand(-1);
   planner.launch(KernelFile::kBag, "bag_scales", arguments, blocks_for(arguments.count))
-      .at(&BagScaleArguments::grad, grad->place)
-      .at(&BagScaleArguments::weight, weight->place)
+      .at(&BagScaleArguments::grad, grad->location)
+      .at(&BagScaleArguments::weight, weight->location)
       .at(&BagScaleArguments::indices, of_indices)
       .at(&BagScaleArguments::offsets, of_offsets)
       .at(&BagScaleArguments::out, planner.output(*to))
@@ -200,29 +201,29 @@ Status scales_backward(OpPlanner& planner) {
 Status embedding_backward(OpPlanner& planner) {
   const auto grad = planner.tensor("grad_output"), index = planner.tensor("indices"), made = planner.result(0);
   if (!grad || !index || !made || grad->dtype != made->dtype || made->sizes.size() != 2) {
-    return refuse("without a result");
+    return unsupported("without a result");
   }
   if (planner.flag("scale_grad_by_freq")) return add_rows(planner, *grad, *index, *made, std::nullopt, std::nullopt);
   const OpTensor to = cleared(planner, *made);
-  Points points(planner, to);
+  IndexedPoints points(planner, to);
   const size_t rank = index->sizes.size();
   for (size_t d = 0; d < rank; ++d) points.add_dim(index->sizes[d], 0, grad->strides[d]);
   points.add_dim(to.sizes[1], to.strides[1], grad->strides[rank]);
   points.add_index(*index, 0, 0, rank);
-  if (const int64_t padding = planner.whole("padding_idx", -1); padding >= 0) points.skip(padding);
-  return points.apply(grad->place, static_cast<int64_t>(rank), {.combine = Combine::kSum});
+  if (const int64_t padding = planner.integer("padding_idx", -1); padding >= 0) points.skip(padding);
+  return points.apply(grad->location, static_cast<int64_t>(rank), {.combine = Combine::kSum});
 }
 
 RowNorm row_norm_of(double p) {
-  if (std::isinf(p)) return p > 0 ? RowNorm::kMost : RowNorm::kLeast;
-  return p == 0 ? RowNorm::kZero : p == 1 ? RowNorm::kOne : p == 2 ? RowNorm::kTwo : RowNorm::kPower;
+  if (std::isinf(p)) return p > 0 ? RowNorm::kMax : RowNorm::kMin;
+  return p == 0 ? RowNorm::kZero : p == 1 ? RowNorm::kL1 : p == 2 ? RowNorm::kL2 : RowNorm::kPower;
 }
 
 Status embedding_renorm(OpPlanner& planner) {
   const auto self = planner.tensor("self"), indices = planner.tensor("indices");
-  if (!self || !indices || self->sizes.size() != 2 || !ir::is_float(self->dtype)) return refuse("of other dims");
+  if (!self || !indices || self->sizes.size() != 2 || !ir::is_float(self->dtype)) return unsupported("of other dims");
   const auto made = planner.result(0);
-  if (made && (made->place.buffer != self->place.buffer || made->place.offset != self->place.offset)) {
+  if (made && (made->location.buffer != self->location.buffer || made->location.offset != self->location.offset)) {
     planner.copy(*self, *made);
   }
   const OpTensor& to = made ? *made : *self;
@@ -235,16 +236,16 @@ Status embedding_renorm(OpPlanner& planner) {
                             .p = p,
                             .most = planner.number("max_norm")};
   std::ranges::copy(to.strides, arguments.weight_strides);
-  const Place named = planner.packed(*indices, DType::kInt64);
-  const Place marks = planner.scratch(static_cast<uint64_t>(arguments.rows));
+  const Location named = planner.packed(*indices, DType::kInt64);
+  const Location marks = planner.scratch(static_cast<uint64_t>(arguments.rows));
   planner.zero(marks, static_cast<uint64_t>(arguments.rows));
   planner.add_operand(-1);
   planner.launch(KernelFile::kBag, "bag_mark", arguments, blocks_for(arguments.count))
       .at(&RenormArguments::indices, named)
       .at(&RenormArguments::marks, marks)
       .failure([](const RenormArguments& words) { return &words.failure; });
-  planner.launch(KernelFile::kBag, "bag_renorm", arguments, std::min(arguments.rows, kMostBlocks), 128)
-      .at(&RenormArguments::weight, to.place)
+  planner.launch(KernelFile::kBag, "bag_renorm", arguments, std::min(arguments.rows, kMaxBlocks), 128)
+      .at(&RenormArguments::weight, to.location)
       .at(&RenormArguments::marks, marks);
   return {};
 }

@@ -36,15 +36,15 @@ OpTensor element(OpPlanner& planner, Number number, DType dtype) {
   const DType part = part_of(dtype);
   OpTensor one;
   one.dtype = dtype;
-  one.place = planner.scratch(ir::item_size(dtype));
+  one.location = planner.scratch(ir::item_size(dtype));
   for (const bool imaginary : {false, true}) {
     const double x = imaginary ? number.imaginary : number.real;
-    Place place = one.place;
-    if (imaginary) place.offset += ir::item_size(part);
+    Location location = one.location;
+    if (imaginary) location.offset += ir::item_size(part);
     planner
         .launch(KernelFile::kFill, "fill_bits",
                 FillArguments{.count = 1, .item = ir::item_size(part), .bits = float_bits(x, part)}, 1, 32)
-        .at(&FillArguments::out, place);
+        .at(&FillArguments::out, location);
   }
   return one;
 }
@@ -54,25 +54,25 @@ OpTensor spread(OpPlanner& planner, Number number, DType dtype, const OpTensor& 
   OpTensor all = like;
   all.dtype = dtype;
   all.strides = packed_strides(all.sizes);
-  all.place = planner.scratch(all.nbytes());
+  all.location = planner.scratch(all.nbytes());
   planner.copy(one, all);
   return all;
 }
 
 // The operand, contiguous, expanded to the result's sizes and converted to `dtype`. None: it is absent.
-std::optional<Place> bring(OpPlanner& planner, std::string_view name, DType dtype, const OpTensor& to) {
+std::optional<Location> expand_to(OpPlanner& planner, std::string_view name, DType dtype, const OpTensor& to) {
   if (const auto tensor = planner.tensor(name)) {
     if (tensor->sizes == to.sizes) return planner.packed(*tensor, dtype);
     OpTensor all = to;
     all.dtype = dtype;
     all.strides = packed_strides(all.sizes);
-    all.place = planner.scratch(all.nbytes());
+    all.location = planner.scratch(all.nbytes());
     planner.copy(*tensor, all);
-    return all.place;
+    return all.location;
   }
   Number number;
   if (!number_of(planner, name, &number)) return std::nullopt;
-  return spread(planner, number, dtype, to).place;
+  return spread(planner, number, dtype, to).location;
 }
 
 // The complex dtype in which an op computes. It is that of operands with dims, whatever the result's dtype is (`out=`).
@@ -115,21 +115,21 @@ struct Names {
 // Computes the result element by element.
 Status compute(OpPlanner& planner, ComplexOp what, Names names = {}, Number times = {1, 0}) {
   const auto to = planner.result(0);
-  if (!to) return refuse("without a result");
+  if (!to) return unsupported("without a result");
   const auto dtype = dtype_of(planner, *to);
-  if (!dtype) return refuse("of these complex numbers");
+  if (!dtype) return unsupported("of these complex numbers");
   const auto operand = [&](std::string_view name) {
-    return name.empty() ? Place() : bring(planner, name, *dtype, *to);
+    return name.empty() ? Location() : expand_to(planner, name, *dtype, *to);
   };
-  const std::optional<Place> a = operand(names.a), b = operand(names.b), c = operand(names.c);
-  if (!a || !b || !c) return refuse("of a number of the CPU");
+  const std::optional<Location> a = operand(names.a), b = operand(names.b), c = operand(names.c);
+  if (!a || !b || !c) return unsupported("of a number of the CPU");
   OpTensor made = *to;
   made.dtype = made_of(what, *dtype);
   if (made.dtype == to->dtype) {
-    made.place = planner.output(*to);
+    made.location = planner.output(*to);
   } else {
     made.strides = packed_strides(made.sizes);
-    made.place = planner.scratch(made.nbytes());
+    made.location = planner.scratch(made.nbytes());
   }
   const bool is_inverse = what >= ComplexOp::kAsin && what <= ComplexOp::kAtanh;
   planner
@@ -144,7 +144,7 @@ Status compute(OpPlanner& planner, ComplexOp what, Names names = {}, Number time
       .at(&ComplexArguments::a, *a)
       .at(&ComplexArguments::b, *b)
       .at(&ComplexArguments::c, *c)
-      .at(&ComplexArguments::out, made.place);
+      .at(&ComplexArguments::out, made.location);
   if (made.dtype != to->dtype) planner.copy(made, *to);
   return {};
 }
@@ -160,7 +160,7 @@ Status binary(OpPlanner& planner) {
 
 Status add(OpPlanner& planner, const Names& names, double sign) {
   Number alpha{1, 0};
-  if (planner.has("alpha") && !number_of(planner, "alpha", &alpha)) return refuse("times a tensor");
+  if (planner.has("alpha") && !number_of(planner, "alpha", &alpha)) return unsupported("times a tensor");
   return compute(planner, ComplexOp::kAdd, names, {sign * alpha.real, sign * alpha.imaginary});
 }
 Status sum_of_both(OpPlanner& planner) { return add(planner, {.b = "other"}, 1); }
@@ -170,7 +170,7 @@ Status difference_from(OpPlanner& planner) { return add(planner, {.a = "other", 
 template <ComplexOp kWhat>
 Status add_pair(OpPlanner& planner) {
   Number times{1, 0};
-  if (planner.has("value") && !number_of(planner, "value", &times)) return refuse("times a tensor");
+  if (planner.has("value") && !number_of(planner, "value", &times)) return unsupported("times a tensor");
   return compute(planner, kWhat, {.b = "tensor1", .c = "tensor2"}, times);
 }
 
@@ -182,7 +182,7 @@ Status backward(OpPlanner& planner) {
 Status lerp(OpPlanner& planner) { return compute(planner, ComplexOp::kLerp, {.b = "end", .c = "weight"}); }
 
 Status divide(OpPlanner& planner) {
-  if (planner.has("rounding_mode")) return refuse("of complex numbers, rounded");
+  if (planner.has("rounding_mode")) return unsupported("of complex numbers, rounded");
   return compute(planner, ComplexOp::kDivide, {.b = "other"});
 }
 Status power(OpPlanner& planner) {
@@ -199,11 +199,11 @@ Status is_nan(OpPlanner& planner) { return compute(planner, ComplexOp::kNotEqual
 template <Pointwise kWhat>
 Status logical(OpPlanner& planner) {
   const auto to = planner.result(0);
-  if (!to || to->dtype != DType::kBool) return refuse("into another dtype");
-  const auto a = bring(planner, "self", DType::kBool, *to), b = bring(planner, "other", DType::kBool, *to);
-  if (!a || !b) return refuse("of a number of the CPU");
+  if (!to || to->dtype != DType::kBool) return unsupported("into another dtype");
+  const auto a = expand_to(planner, "self", DType::kBool, *to), b = expand_to(planner, "other", DType::kBool, *to);
+  if (!a || !b) return unsupported("of a number of the CPU");
   planner
-      .launch(KernelFile::kPointwise, "pointwise_whole",
+      .launch(KernelFile::kPointwise, "pointwise_int",
               PointwiseArguments{.count = to->count(),
                                  .dtype = static_cast<i64>(DType::kBool),
                                  .out_dtype = static_cast<i64>(DType::kBool),
@@ -219,10 +219,10 @@ Status logical(OpPlanner& planner) {
 // Makes complex numbers from absolute values and angles, or from parts.
 Status polar(OpPlanner& planner) {
   const auto size = planner.tensor("abs"), to = planner.result(0);
-  if (!size || !to) return refuse("without a result");
+  if (!size || !to) return unsupported("without a result");
   const DType part = part_of(to->dtype);
-  const auto a = bring(planner, "abs", part, *to), b = bring(planner, "angle", part, *to);
-  if (!a || !b) return refuse("of numbers");
+  const auto a = expand_to(planner, "abs", part, *to), b = expand_to(planner, "angle", part, *to);
+  if (!a || !b) return unsupported("of numbers");
   planner
       .launch(KernelFile::kComplex, "complex_pointwise",
               ComplexArguments{.count = to->count(),
@@ -237,12 +237,12 @@ Status polar(OpPlanner& planner) {
 }
 Status of_parts(OpPlanner& planner) {
   const auto real = planner.tensor("real"), imaginary = planner.tensor("imag"), to = planner.result(0);
-  if (!real || !imaginary || !to) return refuse("of numbers");
+  if (!real || !imaginary || !to) return unsupported("of numbers");
   OpTensor parts = parts_of(*to);
   parts.sizes.pop_back();
   parts.strides.pop_back();
   planner.copy(*real, parts);
-  parts.place.offset += ir::item_size(parts.dtype);
+  parts.location.offset += ir::item_size(parts.dtype);
   planner.copy(*imaginary, parts);
   return {};
 }
@@ -251,14 +251,14 @@ Status of_parts(OpPlanner& planner) {
 Status cross(OpPlanner& planner) {
   const auto self = planner.tensor("self"), other = planner.tensor("other"), to = planner.result(0);
   const bool known = to && (to->dtype == DType::kComplex64 || to->dtype == DType::kComplex128);
-  if (!self || !other || !known || to->sizes.empty()) return refuse("of these dtypes");
-  const int64_t given = planner.whole("dim", -1);
+  if (!self || !other || !known || to->sizes.empty()) return unsupported("of these dtypes");
+  const int64_t given = planner.integer("dim", -1);
   const auto dim = static_cast<size_t>(given < 0 ? given + static_cast<int64_t>(to->sizes.size()) : given);
-  if (to->sizes[dim] != 3) return refuse("along such a dim");
+  if (to->sizes[dim] != 3) return unsupported("along such a dim");
   const auto side = [&](const OpTensor& from, int64_t by) {
-    return turned(planner, from, *to, to->dtype, dim, by).place;
+    return broadcast_and_roll(planner, from, *to, to->dtype, dim, by).location;
   };
-  const Place product = planner.scratch(to->nbytes());
+  const Location product = planner.scratch(to->nbytes());
   const auto part = static_cast<i64>(part_of(to->dtype));
   ComplexArguments arguments{
       .count = to->count(), .dtype = part, .out_dtype = part, .what = ComplexOp::kMultiply, .real = -1};
@@ -278,10 +278,10 @@ Status cross(OpPlanner& planner) {
 // Selects `there` where the condition is true, and `elsewhere` where it is false.
 Status choose(OpPlanner& planner, std::string_view condition, std::string_view there, std::string_view elsewhere) {
   const auto to = planner.result(0);
-  if (!to || (to->dtype != DType::kComplex64 && to->dtype != DType::kComplex128)) return refuse("of these dtypes");
-  const auto a = bring(planner, there, to->dtype, *to), b = bring(planner, elsewhere, to->dtype, *to),
-             c = bring(planner, condition, DType::kBool, *to);
-  if (!a || !b || !c) return refuse("of a number of the CPU");
+  if (!to || (to->dtype != DType::kComplex64 && to->dtype != DType::kComplex128)) return unsupported("of these dtypes");
+  const auto a = expand_to(planner, there, to->dtype, *to), b = expand_to(planner, elsewhere, to->dtype, *to),
+             c = expand_to(planner, condition, DType::kBool, *to);
+  if (!a || !b || !c) return unsupported("of a number of the CPU");
   const auto part = static_cast<i64>(part_of(to->dtype));
   planner
       .launch(KernelFile::kComplex, "complex_pointwise",
@@ -297,10 +297,10 @@ Status where(OpPlanner& planner) { return choose(planner, "condition", "self", "
 Status masked_fill(OpPlanner& planner) { return choose(planner, "mask", "value", "self"); }
 
 // The product along a dim, or the cumulative product.
-Status product_along(OpPlanner& planner, const char* kernel, const Split& dims, int64_t grid) {
+Status product_along(OpPlanner& planner, const char* kernel, const OuterLengthInner& dims, int64_t grid) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   const bool known = to && (to->dtype == DType::kComplex64 || to->dtype == DType::kComplex128);
-  if (!self || !known) return refuse("of these dtypes");
+  if (!self || !known) return unsupported("of these dtypes");
   const auto part = static_cast<i64>(part_of(to->dtype));
   planner
       .launch(KernelFile::kComplex, kernel,
@@ -313,26 +313,27 @@ Status product_along(OpPlanner& planner, const char* kernel, const Split& dims, 
 }
 Status product(OpPlanner& planner) {
   const auto self = planner.tensor("self");
-  if (!self) return refuse("of a number");
-  const Split dims = planner.has("dim") ? split(self->sizes, planner.whole("dim")) : Split{1, self->count(), 1};
+  if (!self) return unsupported("of a number");
+  const OuterLengthInner dims =
+      planner.has("dim") ? split(self->sizes, planner.integer("dim")) : OuterLengthInner{1, self->count(), 1};
   return product_along(planner, "complex_product", dims, std::min<int64_t>(dims.outer * dims.inner, 1 << 16));
 }
 Status running_product(OpPlanner& planner) {
   const auto self = planner.tensor("self");
-  if (!self) return refuse("of a number");
-  const Split dims = split(self->sizes, planner.whole("dim"));
+  if (!self) return unsupported("of a number");
+  const OuterLengthInner dims = split(self->sizes, planner.integer("dim"));
   return product_along(planner, "complex_running_product", dims, blocks_for(dims.outer * dims.inner));
 }
 
 Status fill(OpPlanner& planner) {
   const auto to = planner.result(0), value = planner.tensor("value");
-  if (!to) return refuse("without a result");
+  if (!to) return unsupported("without a result");
   if (value) {
-    planner.copy(planner.apart(*value, *to), *to);
+    planner.copy(planner.without_overlap(*value, *to), *to);
     return {};
   }
   Number number;
-  if (to->dtype == DType::kComplex32 || !number_of(planner, "value", &number)) return refuse("of such a number");
+  if (to->dtype == DType::kComplex32 || !number_of(planner, "value", &number)) return unsupported("of such a number");
   planner.copy(spread(planner, number, to->dtype, *to), *to);
   return {};
 }
@@ -400,8 +401,8 @@ constexpr NamedPlan kComplexPlans[] = {{"add", sum_of_both, true},
                                        {"mean", mean_of_parts, true},
                                        {"var", variance_of_parts, true},
                                        {"var_mean", variance_of_parts, true},
-                                       {"std", deviation_of_parts, true},
-                                       {"std_mean", deviation_of_parts, true}};
+                                       {"std", std_of_parts, true},
+                                       {"std_mean", std_of_parts, true}};
 
 }  // namespace
 
@@ -411,18 +412,18 @@ std::optional<OpTensor> complex_number(OpPlanner& planner, std::string_view name
   return element(planner, number, dtype);
 }
 
-OpTensor sizes_of(OpPlanner& planner, const OpTensor& tensor) {
+OpTensor absolute_values(OpPlanner& planner, const OpTensor& tensor) {
   OpTensor sizes = tensor;
   sizes.dtype = part_of(tensor.dtype);
   sizes.strides = packed_strides(sizes.sizes);
-  sizes.place = planner.scratch(sizes.nbytes());
+  sizes.location = planner.scratch(sizes.nbytes());
   const auto part = static_cast<i64>(sizes.dtype);
   planner
       .launch(KernelFile::kComplex, "complex_pointwise",
               ComplexArguments{.count = sizes.count(), .dtype = part, .out_dtype = part, .what = ComplexOp::kAbs},
               blocks_for(sizes.count()))
       .at(&ComplexArguments::a, planner.packed(tensor))
-      .at(&ComplexArguments::out, sizes.place);
+      .at(&ComplexArguments::out, sizes.location);
   return sizes;
 }
 

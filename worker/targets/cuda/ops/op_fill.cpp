@@ -20,63 +20,63 @@ Status range(OpPlanner& planner, const RangeArguments& range, const OpTensor& to
 
 Status arange(OpPlanner& planner) {
   const std::optional<OpTensor> to = planner.result(0);
-  if (!to) return refuse("without a result");
+  if (!to) return unsupported("without a result");
   return range(planner,
                {.count = to->count(),
                 .dtype = static_cast<i64>(to->dtype),
                 .first = planner.number("start"),
                 .step = planner.number("step", 1),
-                .whole_first = planner.whole("start"),
-                .whole_step = planner.whole("step", 1)},
+                .int_first = planner.integer("start"),
+                .int_step = planner.integer("step", 1)},
                *to);
 }
 
 // Start and end may be tensors without dims.
-Status fill_between(OpPlanner& planner, bool raises) {
+Status fill_linspace(OpPlanner& planner, bool raises) {
   const std::optional<OpTensor> to = planner.result(0);
-  if (!to) return refuse("without a result");
+  if (!to) return unsupported("without a result");
   const auto number = [&](std::string_view name) {
     if (planner.tensor(name)) return 0.0;
-    return ir::is_float(to->dtype) ? planner.number(name) : static_cast<double>(planner.whole(name));
+    return ir::is_float(to->dtype) ? planner.number(name) : static_cast<double>(planner.integer(name));
   };
-  const auto place = [&](std::string_view name) {
+  const auto location = [&](std::string_view name) {
     const std::optional<OpTensor> end = planner.tensor(name);
-    return end ? planner.packed(*end, DType::kFloat64) : Place();
+    return end ? planner.packed(*end, DType::kFloat64) : Location();
   };
-  const Place first = place("start"), last = place("end");
+  const Location first = location("start"), last = location("end");
   planner
-      .launch(KernelFile::kFill, "fill_between",
-              BetweenArguments{.count = to->count(),
-                               .dtype = static_cast<i64>(to->dtype),
-                               .first = number("start"),
-                               .last = number("end"),
-                               .raises = raises ? 1 : 0,
-                               .base = raises ? planner.number("base", 10) : 0},
+      .launch(KernelFile::kFill, "fill_linspace",
+              LinspaceArguments{.count = to->count(),
+                                .dtype = static_cast<i64>(to->dtype),
+                                .first = number("start"),
+                                .last = number("end"),
+                                .raises = raises ? 1 : 0,
+                                .base = raises ? planner.number("base", 10) : 0},
               blocks_for(to->count()))
-      .at(&BetweenArguments::first_at, first)
-      .at(&BetweenArguments::last_at, last)
-      .at(&BetweenArguments::out, planner.output(*to));
+      .at(&LinspaceArguments::first_at, first)
+      .at(&LinspaceArguments::last_at, last)
+      .at(&LinspaceArguments::out, planner.output(*to));
   return {};
 }
 
 // Complex numbers are filled part by part.
 Status fill_between_complex(OpPlanner& planner, const OpTensor& to) {
-  const auto place = [&](std::string_view name) {
+  const auto location = [&](std::string_view name) {
     std::optional<OpTensor> end = planner.tensor(name);
     if (!end) end = complex_number(planner, name, DType::kComplex128);
-    return end ? planner.packed(*end, DType::kComplex128) : Place();
+    return end ? planner.packed(*end, DType::kComplex128) : Location();
   };
-  Place first = place("start"), last = place("end"), out = planner.output(to);
-  if (first.buffer == kNowhere || last.buffer == kNowhere) return refuse("between these ends");
+  Location first = location("start"), last = location("end"), out = planner.output(to);
+  if (first.buffer == kNoLocation || last.buffer == kNoLocation) return unsupported("between these ends");
   const DType part = part_of(to.dtype);
   for (int i = 0; i < 2; ++i) {
     planner
-        .launch(KernelFile::kFill, "fill_between",
-                BetweenArguments{.count = to.count(), .dtype = static_cast<i64>(part), .step = 2},
+        .launch(KernelFile::kFill, "fill_linspace",
+                LinspaceArguments{.count = to.count(), .dtype = static_cast<i64>(part), .step = 2},
                 blocks_for(to.count()))
-        .at(&BetweenArguments::first_at, first)
-        .at(&BetweenArguments::last_at, last)
-        .at(&BetweenArguments::out, out);
+        .at(&LinspaceArguments::first_at, first)
+        .at(&LinspaceArguments::last_at, last)
+        .at(&LinspaceArguments::out, out);
     first.offset += sizeof(double);
     last.offset += sizeof(double);
     out.offset += ir::item_size(part);
@@ -87,14 +87,14 @@ Status fill_between_complex(OpPlanner& planner, const OpTensor& to) {
 Status linspace(OpPlanner& planner) {
   const std::optional<OpTensor> to = planner.result(0);
   if (to && ir::is_complex(to->dtype)) return fill_between_complex(planner, *to);
-  return fill_between(planner, false);
+  return fill_linspace(planner, false);
 }
-Status logspace(OpPlanner& planner) { return fill_between(planner, true); }
+Status logspace(OpPlanner& planner) { return fill_linspace(planner, true); }
 
 // A slice of a tensor along a dim.
 OpTensor part(const OpTensor& whole, size_t dim, int64_t begin, int64_t size, int64_t step = 1) {
   OpTensor made = whole;
-  made.place.offset += static_cast<uint64_t>(begin * whole.strides[dim]) * ir::item_size(whole.dtype);
+  made.location.offset += static_cast<uint64_t>(begin * whole.strides[dim]) * ir::item_size(whole.dtype);
   made.sizes[dim] = size;
   made.strides[dim] *= step;
   return made;
@@ -104,7 +104,7 @@ OpTensor part(const OpTensor& whole, size_t dim, int64_t begin, int64_t size, in
 std::optional<OpTensor> packed_result(OpPlanner& planner) {
   std::optional<OpTensor> to = planner.result(0);
   if (!to) return to;
-  to->place = planner.output(*to);
+  to->location = planner.output(*to);
   to->strides = packed_strides(to->sizes);
   return to;
 }
@@ -126,8 +126,8 @@ size_t dim_in(int64_t dim, size_t rank) {
 Status cat(OpPlanner& planner) {
   std::vector<OpTensor> tensors;
   const std::optional<OpTensor> to = packed_result(planner);
-  if (!to || to->sizes.empty() || !find_tensors(planner, &tensors)) return refuse("without a list");
-  const size_t dim = dim_in(planner.whole("dim"), to->sizes.size());
+  if (!to || to->sizes.empty() || !find_tensors(planner, &tensors)) return unsupported("without a list");
+  const size_t dim = dim_in(planner.integer("dim"), to->sizes.size());
   int64_t begin = 0;
   for (const OpTensor& tensor : tensors) {
     if (tensor.sizes.size() != to->sizes.size()) continue;  // A legacy empty tensor of one dim, which cat skips.
@@ -141,8 +141,8 @@ Status cat(OpPlanner& planner) {
 Status stack(OpPlanner& planner) {
   std::vector<OpTensor> tensors;
   const std::optional<OpTensor> to = packed_result(planner);
-  if (!to || !find_tensors(planner, &tensors)) return refuse("without a list");
-  const size_t dim = dim_in(planner.whole("dim"), to->sizes.size());
+  if (!to || !find_tensors(planner, &tensors)) return unsupported("without a list");
+  const size_t dim = dim_in(planner.integer("dim"), to->sizes.size());
   int64_t begin = 0;
   for (OpTensor& tensor : tensors) {
     tensor.sizes.insert(tensor.sizes.begin() + static_cast<std::ptrdiff_t>(dim), 1);
@@ -154,11 +154,11 @@ Status stack(OpPlanner& planner) {
 
 // A slice's begin, and its size for the given step.
 std::pair<int64_t, int64_t> slice_of(OpPlanner& planner, int64_t size, int64_t step) {
-  const auto place = [&](std::string_view name, int64_t otherwise) {
-    const int64_t given = planner.whole(name, otherwise);
+  const auto position = [&](std::string_view name, int64_t otherwise) {
+    const int64_t given = planner.integer(name, otherwise);
     return std::clamp<int64_t>(given < 0 ? given + size : given, 0, size);
   };
-  const int64_t begin = place("start", 0), end = std::max(place("end", size), begin);
+  const int64_t begin = position("start", 0), end = std::max(position("end", size), begin);
   return {begin, (end - begin + step - 1) / step};
 }
 
@@ -166,21 +166,21 @@ std::pair<int64_t, int64_t> slice_of(OpPlanner& planner, int64_t size, int64_t s
 Status replace(OpPlanner& planner, std::string_view source, bool slices) {
   const std::optional<OpTensor> from = planner.tensor(source), self = planner.tensor("self");
   const std::optional<OpTensor> to = packed_result(planner);
-  if (!from || !to || to->sizes.empty()) return refuse("without a result");
-  const size_t dim = dim_in(planner.whole("dim"), to->sizes.size());
+  if (!from || !to || to->sizes.empty()) return unsupported("without a result");
+  const size_t dim = dim_in(planner.integer("dim"), to->sizes.size());
   if (self) {
     planner.copy(*self, *to);
   } else {
-    planner.zero(to->place, to->nbytes());
+    planner.zero(to->location, to->nbytes());
   }
   const int64_t size = to->sizes[dim];
   if (slices) {
-    const int64_t step = planner.whole("step", 1);
+    const int64_t step = planner.integer("step", 1);
     const auto [begin, count] = slice_of(planner, size, step);
     planner.copy(*from, part(*to, dim, begin, count, step));
     return {};
   }
-  const int64_t index = planner.whole("index");
+  const int64_t index = planner.integer("index");
   OpTensor one = *from;
   one.sizes.insert(one.sizes.begin() + static_cast<std::ptrdiff_t>(dim), 1);
   one.strides.insert(one.strides.begin() + static_cast<std::ptrdiff_t>(dim), 0);
@@ -194,11 +194,11 @@ Status select_scatter(OpPlanner& planner) { return replace(planner, "src", false
 
 Status pad(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
-  const std::vector<int64_t> pads = planner.wholes("pad");
-  if (!self || !to || self->sizes.size() != to->sizes.size()) return refuse("without a result");
+  const std::vector<int64_t> pads = planner.integers("pad");
+  if (!self || !to || self->sizes.size() != to->sizes.size()) return unsupported("without a result");
   if (ir::is_complex(to->dtype)) {
     const std::optional<OpTensor> value = complex_number(planner, "value", to->dtype);
-    if (!value) return refuse("without a number");
+    if (!value) return unsupported("without a number");
     planner.copy(*value, *to);
   } else {
     planner
@@ -206,7 +206,7 @@ Status pad(OpPlanner& planner) {
                 FillArguments{
                     .count = to->count(), .item = ir::item_size(to->dtype), .bits = planner.bits("value", to->dtype)},
                 blocks_for(to->count()))
-        .at(&FillArguments::out, to->place);
+        .at(&FillArguments::out, to->location);
   }
   OpTensor from = *self, inner = *to;
   for (size_t i = 0; i + 1 < pads.size(); i += 2) {
@@ -222,13 +222,14 @@ Status pad(OpPlanner& planner) {
 
 Status flip(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
-  if (!self || !to || self->sizes.size() > kMostDims) return refuse("of so many dims");
+  if (!self || !to || self->sizes.size() > kMaxDims) return unsupported("of so many dims");
   OpTensor from = *self;
   if (from.count() == 0) return {};
-  for (const int64_t given : planner.wholes("dims")) {
+  for (const int64_t given : planner.integers("dims")) {
     if (from.sizes.empty()) break;
     const size_t dim = dim_in(given, from.sizes.size());
-    from.place.offset += static_cast<uint64_t>((from.sizes[dim] - 1) * from.strides[dim]) * ir::item_size(from.dtype);
+    from.location.offset +=
+        static_cast<uint64_t>((from.sizes[dim] - 1) * from.strides[dim]) * ir::item_size(from.dtype);
     from.strides[dim] = -from.strides[dim];
   }
   IndexArguments copy{.count = from.count(), .rank = static_cast<i64>(from.sizes.size())};
@@ -239,8 +240,8 @@ Status flip(OpPlanner& planner) {
     copy.value_strides[d] = to->strides[d];
   }
   planner.launch(KernelFile::kIndex, "index_read", copy, blocks_for(copy.count))
-      .at(&IndexArguments::self, from.place)
-      .at(&IndexArguments::values, to->place);
+      .at(&IndexArguments::self, from.location)
+      .at(&IndexArguments::values, to->location);
   return {};
 }
 
@@ -258,18 +259,18 @@ void roll_dims(OpPlanner& planner, const OpTensor& from, const OpTensor& to,
 
 Status roll(OpPlanner& planner) {
   std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
-  const std::vector<int64_t> shifts = planner.wholes("shifts"), dims = planner.wholes("dims");
-  if (!self || !to) return refuse("without a result");
+  const std::vector<int64_t> shifts = planner.integers("shifts"), dims = planner.integers("dims");
+  if (!self || !to) return unsupported("without a result");
   std::vector<std::pair<size_t, int64_t>> pairs;
   if (dims.empty()) {  // Rolls the flattened tensor.
-    self->place = planner.packed(*self);
+    self->location = planner.packed(*self);
     for (OpTensor* const flat : {&*self, &*to}) {
       flat->sizes = {flat->count()};
       flat->strides = {1};
     }
     if (!shifts.empty()) pairs.emplace_back(0, shifts[0]);
   } else if (self->sizes.empty() || dims.size() > 3) {
-    return refuse("of so many dims");
+    return unsupported("of so many dims");
   }
   for (size_t i = 0; i < dims.size() && i < shifts.size(); ++i) {
     const size_t dim = dim_in(dims[i], self->sizes.size());
@@ -286,14 +287,14 @@ Status roll(OpPlanner& planner) {
 
 Status triangle(OpPlanner& planner, bool upper) {
   const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || self->sizes.size() < 2) return refuse("of no matrix");
-  const Place in = planner.packed(*self);
+  if (!self || !to || self->sizes.size() < 2) return unsupported("of no matrix");
+  const Location in = planner.packed(*self);
   planner
       .launch(KernelFile::kFill, "triangle",
               TriangleArguments{.count = self->count(),
                                 .rows = self->sizes[self->sizes.size() - 2],
                                 .columns = self->sizes.back(),
-                                .diagonal = planner.whole("diagonal"),
+                                .diagonal = planner.integer("diagonal"),
                                 .upper = upper ? 1 : 0,
                                 .item = ir::item_size(self->dtype)},
               blocks_for(self->count()))
@@ -316,7 +317,7 @@ OpTensor diagonal_of(const OpTensor& tensor, int64_t offset) {
   made.strides.back() = tensor.strides[rank - 2] + tensor.strides[rank - 1];
   if (made.sizes.back() != 0) {
     const int64_t first = row * tensor.strides[rank - 2] + column * tensor.strides[rank - 1];
-    made.place.offset += static_cast<uint64_t>(first) * ir::item_size(tensor.dtype);
+    made.location.offset += static_cast<uint64_t>(first) * ir::item_size(tensor.dtype);
   }
   return made;
 }
@@ -342,8 +343,8 @@ OpTensor with_matrices(const OpTensor& tensor, int64_t first, int64_t second) {
 // Copies elements of any dtype. Both tensors may share a buffer.
 Status copy(OpPlanner& planner) {
   const std::optional<OpTensor> from = planner.tensor("src"), to = planner.result(0);
-  if (!from || !to) return refuse("of a number");
-  planner.copy(planner.apart(*from, *to), *to);
+  if (!from || !to) return unsupported("of a number");
+  planner.copy(planner.without_overlap(*from, *to), *to);
   return {};
 }
 
@@ -351,9 +352,9 @@ void clear(OpPlanner& planner, const OpTensor& to) {
   OpTensor zeros = to;
   if (!to.is_packed()) {
     zeros.strides = packed_strides(zeros.sizes);
-    zeros.place = planner.scratch(zeros.nbytes());
+    zeros.location = planner.scratch(zeros.nbytes());
   }
-  planner.zero(zeros.place, zeros.nbytes());
+  planner.zero(zeros.location, zeros.nbytes());
   if (!to.is_packed()) planner.copy(zeros, to);
 }
 
@@ -361,10 +362,10 @@ void clear(OpPlanner& planner, const OpTensor& to) {
 // order.)
 Status fill(OpPlanner& planner) {
   const std::optional<OpTensor> to = planner.result(0);
-  if (!to || planner.tensor("value")) return refuse("with what a tensor has");
-  if (to->sizes.size() > kMostDims) return refuse("of so many dims");
+  if (!to || planner.tensor("value")) return unsupported("with what a tensor has");
+  if (to->sizes.size() > kMaxDims) return unsupported("of so many dims");
   const int64_t item = ir::item_size(to->dtype);
-  const Place number = planner.scratch(static_cast<uint64_t>(item));
+  const Location number = planner.scratch(static_cast<uint64_t>(item));
   planner
       .launch(KernelFile::kFill, "fill_bits",
               FillArguments{.count = 1, .item = item, .bits = planner.bits("value", to->dtype)}, 1, 32)
@@ -376,14 +377,14 @@ Status fill(OpPlanner& planner) {
     write.self_strides[d] = to->strides[d];
   }
   planner.launch(KernelFile::kIndex, "index_write", write, blocks_for(write.count))
-      .at(&IndexArguments::self, to->place)
+      .at(&IndexArguments::self, to->location)
       .at(&IndexArguments::values, number);
   return {};
 }
 
 Status zero(OpPlanner& planner) {
   const std::optional<OpTensor> to = planner.result(0);
-  if (!to) return refuse("without a result");
+  if (!to) return unsupported("without a result");
   clear(planner, *to);
   return {};
 }
@@ -391,9 +392,10 @@ Status zero(OpPlanner& planner) {
 // Fills each tensor of a list.
 Status zeros(OpPlanner& planner) {
   const ir::Arg* const list = planner.argument("self");
-  if (list == nullptr || list->tag != ir::ArgTag::kList || planner.listed_result(0, 0)) return refuse("of numbers");
+  if (list == nullptr || list->tag != ir::ArgTag::kList || planner.listed_result(0, 0))
+    return unsupported("of numbers");
   for (const ir::Arg& item : list->items) {
-    if (item.tag != ir::ArgTag::kView) return refuse("of numbers");
+    if (item.tag != ir::ArgTag::kView) return unsupported("of numbers");
     clear(planner, planner.tensor_of(item.a));
   }
   return {};
@@ -403,28 +405,28 @@ uint64_t one_of(DType dtype) { return ir::is_float(dtype) ? float_bits(1, dtype)
 
 Status eye(OpPlanner& planner) {
   const std::optional<OpTensor> to = packed_result(planner);
-  if (!to || to->sizes.size() != 2) return refuse("without a result");
-  planner.zero(to->place, to->nbytes());
+  if (!to || to->sizes.size() != 2) return unsupported("without a result");
+  planner.zero(to->location, to->nbytes());
   const OpTensor diagonal = diagonal_of(*to, 0);
   OpTensor ones = diagonal;
   ones.dtype = part_of(to->dtype);
   ones.strides = {1};
-  ones.place = planner.scratch(ones.nbytes());
+  ones.location = planner.scratch(ones.nbytes());
   planner
       .launch(KernelFile::kFill, "fill_bits",
               FillArguments{.count = ones.count(), .item = ir::item_size(ones.dtype), .bits = one_of(ones.dtype)},
               blocks_for(ones.count()))
-      .at(&FillArguments::out, ones.place);
+      .at(&FillArguments::out, ones.location);
   planner.copy(ones, diagonal);
   return {};
 }
 
 Status embed_diagonal(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
-  if (!self || !to || to->sizes.size() < 2) return refuse("without a result");
-  planner.zero(to->place, to->nbytes());
-  planner.copy(*self, diagonal_of(with_matrices(*to, planner.whole("dim1", -2), planner.whole("dim2", -1)),
-                                  planner.whole("offset")));
+  if (!self || !to || to->sizes.size() < 2) return unsupported("without a result");
+  planner.zero(to->location, to->nbytes());
+  planner.copy(*self, diagonal_of(with_matrices(*to, planner.integer("dim1", -2), planner.integer("dim2", -1)),
+                                  planner.integer("offset")));
   return {};
 }
 
@@ -432,14 +434,14 @@ Status embed_diagonal(OpPlanner& planner) {
 Status replace_diagonal(OpPlanner& planner, std::string_view source) {
   const std::optional<OpTensor> from = planner.tensor(source), self = planner.tensor("self");
   const std::optional<OpTensor> to = packed_result(planner);
-  if (!from || !to || to->sizes.size() < 2) return refuse("without a result");
+  if (!from || !to || to->sizes.size() < 2) return unsupported("without a result");
   if (self) {
     planner.copy(*self, *to);
   } else {
-    planner.zero(to->place, to->nbytes());
+    planner.zero(to->location, to->nbytes());
   }
-  const OpTensor matrices = with_matrices(*to, planner.whole("dim1", 0), planner.whole("dim2", 1));
-  planner.copy(*from, diagonal_of(matrices, planner.whole("offset")));
+  const OpTensor matrices = with_matrices(*to, planner.integer("dim1", 0), planner.integer("dim2", 1));
+  planner.copy(*from, diagonal_of(matrices, planner.integer("offset")));
   return {};
 }
 Status scatter_diagonal(OpPlanner& planner) { return replace_diagonal(planner, "src"); }
@@ -447,23 +449,23 @@ Status diagonal_backward(OpPlanner& planner) { return replace_diagonal(planner, 
 
 Status copy_diagonal(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
-  if (!self || !to || self->sizes.size() < 2) return refuse("without a result");
-  planner.copy(
-      diagonal_of(with_matrices(*self, planner.whole("dim1", 0), planner.whole("dim2", 1)), planner.whole("offset")),
-      *to);
+  if (!self || !to || self->sizes.size() < 2) return unsupported("without a result");
+  planner.copy(diagonal_of(with_matrices(*self, planner.integer("dim1", 0), planner.integer("dim2", 1)),
+                           planner.integer("offset")),
+               *to);
   return {};
 }
 
 // Row and column indices of a triangle's elements, row by row.
 Status triangle_indices(OpPlanner& planner, bool upper) {
   const std::optional<OpTensor> to = planner.result(0);
-  if (!to || to->sizes.size() != 2) return refuse("without a result");
-  const int64_t rows = planner.whole("row"), columns = planner.whole("col"), offset = planner.whole("offset");
+  if (!to || to->sizes.size() != 2) return unsupported("without a result");
+  const int64_t rows = planner.integer("row"), columns = planner.integer("col"), offset = planner.integer("offset");
   OpTensor wide = *to;
   wide.dtype = DType::kInt64;
   wide.strides = packed_strides(wide.sizes);
-  wide.place = planner.scratch(wide.nbytes());
-  planner.upload({wide.place, [=, count = to->sizes[1]](std::span<const int64_t>) {
+  wide.location = planner.scratch(wide.nbytes());
+  planner.upload({wide.location, [=, count = to->sizes[1]](std::span<const int64_t>) {
                     std::vector<std::byte> bytes(static_cast<size_t>(count) * 16);
                     int64_t made = 0;
                     const auto put = [&](int64_t at, int64_t x) {
@@ -488,21 +490,21 @@ Status upper_indices(OpPlanner& planner) { return triangle_indices(planner, true
 // Adds windows along a dim, whose elements are the last dim, to the elements that they were taken from.
 Status unfold_backward(OpPlanner& planner) {
   const std::optional<OpTensor> grad = planner.tensor("grad_in"), to = planner.result(0);
-  if (!grad || !to || grad->dtype != to->dtype || grad->sizes.empty()) return refuse("without a result");
-  if (to->dtype == DType::kBool) return refuse("of bools");
+  if (!grad || !to || grad->dtype != to->dtype || grad->sizes.empty()) return unsupported("without a result");
+  if (to->dtype == DType::kBool) return unsupported("of bools");
   const bool is_complex = ir::is_complex(to->dtype);
-  UnfoldedArguments arguments{.count = to->count() * (is_complex ? 2 : 1),
-                              .length = 1,
-                              .inner = 1,
-                              .windows = 1,
-                              .size = planner.whole("size"),
-                              .step = planner.whole("step"),
-                              .dtype = static_cast<i64>(part_of(to->dtype))};
+  UnfoldBackwardArguments arguments{.count = to->count() * (is_complex ? 2 : 1),
+                                    .length = 1,
+                                    .inner = 1,
+                                    .windows = 1,
+                                    .size = planner.integer("size"),
+                                    .step = planner.integer("step"),
+                                    .dtype = static_cast<i64>(part_of(to->dtype))};
   if (!to->sizes.empty()) {
-    const Split dims = split(to->sizes, planner.whole("dim"));
+    const OuterLengthInner dims = split(to->sizes, planner.integer("dim"));
     arguments.length = dims.length;
     arguments.inner = dims.inner;
-    arguments.windows = grad->sizes[dim_in(planner.whole("dim"), to->sizes.size())];
+    arguments.windows = grad->sizes[dim_in(planner.integer("dim"), to->sizes.size())];
   }
   OpTensor from = *grad;
   if (is_complex) {  // The two parts become the last of the inner dims.
@@ -511,10 +513,10 @@ Status unfold_backward(OpPlanner& planner) {
     std::swap(from.sizes[from.sizes.size() - 2], from.sizes.back());
     std::swap(from.strides[from.strides.size() - 2], from.strides.back());
   }
-  const Place in = planner.packed(from);
-  planner.launch(KernelFile::kFill, "sum_windows", arguments, blocks_for(arguments.count))
-      .at(&UnfoldedArguments::in, in)
-      .at(&UnfoldedArguments::out, planner.output(*to));
+  const Location in = planner.packed(from);
+  planner.launch(KernelFile::kFill, "unfold_backward", arguments, blocks_for(arguments.count))
+      .at(&UnfoldBackwardArguments::in, in)
+      .at(&UnfoldBackwardArguments::out, planner.output(*to));
   return {};
 }
 

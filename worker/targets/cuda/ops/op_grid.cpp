@@ -28,8 +28,9 @@ ImageView view_of(const OpTensor& image, size_t space, i64* sizes) {
 // Reads the arguments of both passes; `out` is the samples, or their gradient.
 Status read(OpPlanner& planner, const OpTensor& in, const OpTensor& grid, const OpTensor& out, GridArguments* f) {
   const size_t rank = in.sizes.size(), space = rank - 2;
-  if (rank < 4 || rank > 5 || grid.sizes.size() != rank || out.sizes.size() != rank) return refuse("of other dims");
-  if (!ir::is_float(in.dtype) || grid.dtype != in.dtype || out.dtype != in.dtype) return refuse("of two dtypes");
+  if (rank < 4 || rank > 5 || grid.sizes.size() != rank || out.sizes.size() != rank)
+    return unsupported("of other dims");
+  if (!ir::is_float(in.dtype) || grid.dtype != in.dtype || out.dtype != in.dtype) return unsupported("of two dtypes");
   f->space = static_cast<i64>(space);
   f->in = view_of(in, space, f->in_sizes);
   f->out = view_of(out, space, f->out_sizes);
@@ -39,10 +40,10 @@ Status read(OpPlanner& planner, const OpTensor& in, const OpTensor& grid, const 
   for (size_t d = 0; d < space; ++d) f->grid_strides[1 + kSpace - space + d] = grid.strides[1 + d];
   f->grid_strides[4] = grid.strides[rank - 1];
   f->dtype = static_cast<i64>(in.dtype);
-  f->interpolation = static_cast<GridInterpolation>(planner.whole("interpolation_mode"));
-  f->padding = static_cast<GridPadding>(planner.whole("padding_mode"));
+  f->interpolation = static_cast<GridInterpolation>(planner.integer("interpolation_mode"));
+  f->padding = static_cast<GridPadding>(planner.integer("padding_mode"));
   f->align_corners = planner.flag("align_corners") ? 1 : 0;
-  if (f->interpolation > GridInterpolation::kCubic || f->padding > GridPadding::kReflection) return refuse("so");
+  if (f->interpolation > GridInterpolation::kCubic || f->padding > GridPadding::kReflection) return unsupported("so");
   const i64 each = f->interpolation == GridInterpolation::kCubic     ? 4
                    : f->interpolation == GridInterpolation::kNearest ? 1
                                                                      : 2;
@@ -52,13 +53,13 @@ Status read(OpPlanner& planner, const OpTensor& in, const OpTensor& grid, const 
 
 Status forward(OpPlanner& planner) {
   const auto in = planner.tensor("input"), grid = planner.tensor("grid"), to = planner.result(0);
-  if (!in || !grid || !to) return refuse("without a result");
+  if (!in || !grid || !to) return unsupported("without a result");
   GridArguments f;
   if (Status status = read(planner, *in, *grid, *to, &f); !status.ok()) return status;
   planner.launch(KernelFile::kGrid, "grid_forward", f, blocks_for(to->count()))
-      .at_word([](const GridArguments& words) { return &words.in.address; }, in->place)
-      .at_word([](const GridArguments& words) { return &words.out.address; }, to->place)
-      .at(&GridArguments::grid, grid->place);
+      .at_word([](const GridArguments& words) { return &words.in.address; }, in->location)
+      .at_word([](const GridArguments& words) { return &words.out.address; }, to->location)
+      .at(&GridArguments::grid, grid->location);
   return {};
 }
 
@@ -69,29 +70,29 @@ Status spread(OpPlanner& planner, GridArguments f, const OpTensor& grid, const O
   OpTensor sums = to;  // [batch, channels, space], in f32 for half types, so that sums are rounded less.
   sums.dtype = to.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   sums.strides = packed_strides(to.sizes);
-  sums.place = planner.scratch(sums.nbytes());
-  planner.zero(sums.place, sums.nbytes());
+  sums.location = planner.scratch(sums.nbytes());
+  planner.zero(sums.location, sums.nbytes());
   f.value_dtype = static_cast<i64>(sums.dtype);
-  OpTensor places;
-  places.dtype = DType::kInt64;
-  places.sizes = {f.batch, points * f.taps};
-  places.strides = packed_strides(places.sizes);
-  places.place = planner.scratch(places.nbytes());
-  const auto count = static_cast<uint64_t>(places.count() * f.channels);
-  const Place values = planner.scratch(count * ir::item_size(sums.dtype));
+  OpTensor positions;
+  positions.dtype = DType::kInt64;
+  positions.sizes = {f.batch, points * f.taps};
+  positions.strides = packed_strides(positions.sizes);
+  positions.location = planner.scratch(positions.nbytes());
+  const auto count = static_cast<uint64_t>(positions.count() * f.channels);
+  const Location values = planner.scratch(count * ir::item_size(sums.dtype));
   planner.launch(KernelFile::kGrid, "grid_spread", f, blocks_for(f.batch * points))
-      .at_word([](const GridArguments& words) { return &words.out.address; }, grad.place)
-      .at(&GridArguments::grid, grid.place)
-      .at(&GridArguments::places, places.place)
+      .at_word([](const GridArguments& words) { return &words.out.address; }, grad.location)
+      .at(&GridArguments::grid, grid.location)
+      .at(&GridArguments::positions, positions.location)
       .at(&GridArguments::values, values);
   OpTensor flat = sums;
   flat.sizes = {f.batch, f.channels, space};
   flat.strides = packed_strides(flat.sizes);
-  Points all(planner, flat);
-  all.add_dim(f.batch, flat.strides[0], places.strides[0] * f.channels);
-  all.add_dim(places.sizes[1], 0, f.channels);
+  IndexedPoints all(planner, flat);
+  all.add_dim(f.batch, flat.strides[0], positions.strides[0] * f.channels);
+  all.add_dim(positions.sizes[1], 0, f.channels);
   all.add_dim(f.channels, space, 1);
-  all.add_index(places, 2, 0, 2);
+  all.add_index(positions, 2, 0, 2);
   all.skip(-1);
   const Status status = all.apply(values, 2, {.combine = Combine::kSum});
   planner.copy(sums, to);
@@ -101,7 +102,7 @@ Status spread(OpPlanner& planner, GridArguments f, const OpTensor& grid, const O
 Status backward(OpPlanner& planner) {
   const auto grad = planner.tensor("grad_output"), in = planner.tensor("input"), grid = planner.tensor("grid");
   const auto to_image = planner.result(0), to_grid = planner.result(1);
-  if (!grad || !in || !grid) return refuse("without operands");
+  if (!grad || !in || !grid) return unsupported("without operands");
   GridArguments f;
   if (Status status = read(planner, *in, *grid, *grad, &f); !status.ok()) return status;
   if (to_image && to_image->sizes == in->sizes) {
@@ -111,9 +112,9 @@ Status backward(OpPlanner& planner) {
   planner
       .launch(KernelFile::kGrid, "grid_backward", f,
               blocks_for(f.batch * f.out_sizes[0] * f.out_sizes[1] * f.out_sizes[2]))
-      .at_word([](const GridArguments& words) { return &words.in.address; }, in->place)
-      .at_word([](const GridArguments& words) { return &words.out.address; }, grad->place)
-      .at(&GridArguments::grid, grid->place)
+      .at_word([](const GridArguments& words) { return &words.in.address; }, in->location)
+      .at_word([](const GridArguments& words) { return &words.out.address; }, grad->location)
+      .at(&GridArguments::grid, grid->location)
       .at(&GridArguments::grad_grid, planner.output(*to_grid));
   return {};
 }

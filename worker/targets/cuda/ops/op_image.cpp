@@ -48,7 +48,7 @@ bool read_image(const OpTensor& tensor, int space, Image* image) {
 
 // Reads a list argument into the last `space` entries. An empty argument leaves the defaults.
 bool read_list(OpPlanner& planner, std::string_view name, int space, i64* list) {
-  std::vector<int64_t> given = planner.wholes(name);
+  std::vector<int64_t> given = planner.integers(name);
   const auto dims = static_cast<size_t>(space);
   if (given.size() == 1) given.resize(dims, given[0]);
   if (given.empty()) return true;
@@ -65,14 +65,15 @@ Status pool(OpPlanner& planner, Pool how, bool adaptive, bool backward) {
   const int space = space_of(planner);
   const auto self = planner.tensor("self"), grad = planner.tensor("grad_output");
   const auto result = planner.result(0);
-  auto places = backward ? planner.tensor("indices") : planner.result(1);
+  auto positions = backward ? planner.tensor("indices") : planner.result(1);
   const auto& large = backward ? result : self;
   const auto& small = backward ? grad : result;
   const bool most = how == Pool::kMax;
-  if (!large || !small || (most && backward && !places)) return refuse("without operands");
-  if (!ir::is_float(small->dtype) || large->dtype != small->dtype) return refuse("of integers");
+  if (!large || !small || (most && backward && !positions)) return unsupported("without operands");
+  if (!ir::is_float(small->dtype) || large->dtype != small->dtype) return unsupported("of integers");
   Image of_large, of_small, of_places;
-  if (!read_image(*large, space, &of_large) || !read_image(*small, space, &of_small)) return refuse("of such dims");
+  if (!read_image(*large, space, &of_large) || !read_image(*small, space, &of_small))
+    return unsupported("of such dims");
   PoolArguments arguments{.large = of_large.view,
                           .small = of_small.view,
                           .batch = of_large.batch,
@@ -81,9 +82,9 @@ Status pool(OpPlanner& planner, Pool how, bool adaptive, bool backward) {
                           .dtype = static_cast<i64>(small->dtype)};
   std::ranges::copy(of_large.sizes, arguments.large_sizes);
   std::ranges::copy(of_small.sizes, arguments.small_sizes);
-  if (most && places) {
-    if (!read_image(*places, space, &of_places)) return refuse("of such dims");
-    arguments.places = of_places.view;
+  if (most && positions) {
+    if (!read_image(*positions, space, &of_places)) return unsupported("of such dims");
+    arguments.positions = of_places.view;
   }
   if (!adaptive) {
     bool good = read_list(planner, "kernel_size", space, arguments.kernel);
@@ -91,17 +92,17 @@ Status pool(OpPlanner& planner, Pool how, bool adaptive, bool backward) {
     good = good && read_list(planner, "stride", space, arguments.stride) &&
            read_list(planner, "padding", space, arguments.padding) &&
            read_list(planner, "dilation", space, arguments.dilation);
-    if (!good) return refuse("with lists of another length than the dims");
+    if (!good) return unsupported("with lists of another length than the dims");
     arguments.counts_padding = planner.flag("count_include_pad") ? 1 : 0;
-    arguments.divisor = planner.whole("divisor_override");
+    arguments.divisor = planner.integer("divisor_override");
   }
   const char* const kernel =
       most ? (backward ? "image_max_backward" : "image_max") : (backward ? "image_mean_backward" : "image_mean");
   planner.launch(KernelFile::kImage, kernel, arguments, blocks_for(result->count()))
-      .at_word([](const PoolArguments& made) { return &made.large.address; }, large->place)
-      .at_word([](const PoolArguments& made) { return &made.small.address; }, small->place)
-      .at_word([](const PoolArguments& made) { return &made.places.address; },
-               most && places ? places->place : Place{});
+      .at_word([](const PoolArguments& made) { return &made.large.address; }, large->location)
+      .at_word([](const PoolArguments& made) { return &made.small.address; }, small->location)
+      .at_word([](const PoolArguments& made) { return &made.positions.address; },
+               most && positions ? positions->location : Location{});
   return {};
 }
 
@@ -116,7 +117,7 @@ Status resample_floats(OpPlanner& planner, ResampleArguments arguments, bool bac
                        const OpTensor& out) {
   const int space = space_of(planner);
   Image of_in, of_out;
-  if (!read_image(in, space, &of_in) || !read_image(out, space, &of_out)) return refuse("of such dims");
+  if (!read_image(in, space, &of_in) || !read_image(out, space, &of_out)) return unsupported("of such dims");
   arguments.in = of_in.view;
   arguments.out = of_out.view;
   arguments.batch = of_in.batch;
@@ -142,8 +143,8 @@ Status resample_floats(OpPlanner& planner, ResampleArguments arguments, bool bac
   const char* const kernel = filters ? (backward ? "image_filter_backward" : "image_filter")
                                      : (backward ? "image_resample_backward" : "image_resample");
   planner.launch(KernelFile::kImage, kernel, arguments, blocks_for((backward ? in : out).count()))
-      .at_word([](const ResampleArguments& made) { return &made.in.address; }, in.place)
-      .at_word([](const ResampleArguments& made) { return &made.out.address; }, out.place);
+      .at_word([](const ResampleArguments& made) { return &made.in.address; }, in.location)
+      .at_word([](const ResampleArguments& made) { return &made.out.address; }, out.location);
   return {};
 }
 
@@ -152,18 +153,19 @@ OpTensor half_of(const OpTensor& tensor, DType dtype, bool second) {
   OpTensor half = tensor;
   half.dtype = dtype;
   for (int64_t& stride : half.strides) stride *= 2;
-  if (second) half.place.offset += ir::item_size(dtype);
+  if (second) half.location.offset += ir::item_size(dtype);
   return half;
 }
 
 // Resamples integers that are only selected, as f64, which represents all of them exactly.
-Status pick_wholes(OpPlanner& planner, const ResampleArguments& arguments, const OpTensor& in, const OpTensor& out) {
+Status resample_integers(OpPlanner& planner, const ResampleArguments& arguments, const OpTensor& in,
+                         const OpTensor& out) {
   OpTensor from = in, to = out;
   from.dtype = to.dtype = DType::kFloat64;
   from.strides = packed_strides(from.sizes);
   to.strides = packed_strides(to.sizes);
-  from.place = planner.scratch(from.nbytes());
-  to.place = planner.scratch(to.nbytes());
+  from.location = planner.scratch(from.nbytes());
+  to.location = planner.scratch(to.nbytes());
   planner.copy(in, from);
   if (Status status = resample_floats(planner, arguments, false, from, to); !status.ok()) return status;
   planner.copy(to, out);
@@ -172,19 +174,19 @@ Status pick_wholes(OpPlanner& planner, const ResampleArguments& arguments, const
 
 Status resample(OpPlanner& planner, const ResampleArguments& arguments, bool backward) {
   const auto given = planner.tensor(backward ? "grad_output" : "self"), result = planner.result(0);
-  if (!given || !result) return refuse("without operands");
-  if (given->dtype != result->dtype) return refuse("of two dtypes");
+  if (!given || !result) return unsupported("without operands");
+  if (given->dtype != result->dtype) return unsupported("of two dtypes");
   const OpTensor &in = backward ? *result : *given, &out = backward ? *given : *result;
   const DType dtype = result->dtype;
   if (ir::is_float(dtype)) return resample_floats(planner, arguments, backward, in, out);
   const bool pads = arguments.how == Resample::kReflect || arguments.how == Resample::kReplicate;
   const bool picks = pads || arguments.how == Resample::kNearest || arguments.how == Resample::kNearestExact;
-  if (!picks || (backward && !ir::is_complex(dtype))) return refuse("of integers");
-  if (!ir::is_complex(dtype) && dtype != DType::kInt64) return pick_wholes(planner, arguments, in, out);
+  if (!picks || (backward && !ir::is_complex(dtype))) return unsupported("of integers");
+  if (!ir::is_complex(dtype) && dtype != DType::kInt64) return resample_integers(planner, arguments, in, out);
   const DType part = dtype == DType::kInt64 ? DType::kInt32 : part_of(dtype);
   for (const bool second : {false, true}) {
     const OpTensor from = half_of(in, part, second), to = half_of(out, part, second);
-    Status status = dtype == DType::kInt64 ? pick_wholes(planner, arguments, from, to)
+    Status status = dtype == DType::kInt64 ? resample_integers(planner, arguments, from, to)
                                            : resample_floats(planner, arguments, backward, from, to);
     if (!status.ok()) return status;
   }
@@ -200,7 +202,7 @@ Status plan_resample(OpPlanner& planner) {
 template <Resample kHow, bool kBackward>
 Status plan_pad(OpPlanner& planner) {
   ResampleArguments arguments{.how = kHow};
-  const std::vector<int64_t> padding = planner.wholes("padding");
+  const std::vector<int64_t> padding = planner.integers("padding");
   for (size_t i = 0; i + 1 < padding.size() && i / 2 < kSpace; i += 2)
     arguments.before[kSpace - 1 - i / 2] = padding[i];
   return resample(planner, arguments, kBackward);
@@ -226,8 +228,8 @@ OpTensor as(const OpTensor& tensor, const Dims& dims) {
 // Rearranges [channels * factor^2, rows, columns] to [channels, rows * factor, columns * factor], or back.
 Status shuffle_pixels(OpPlanner& planner, bool into_space) {
   const auto self = planner.tensor("self"), result = planner.result(0);
-  const int64_t factor = planner.whole(into_space ? "upscale_factor" : "downscale_factor");
-  if (!self || !result || self->sizes.size() < 3 || factor < 1) return refuse("of such dims");
+  const int64_t factor = planner.integer(into_space ? "upscale_factor" : "downscale_factor");
+  if (!self || !result || self->sizes.size() < 3 || factor < 1) return unsupported("of such dims");
   const OpTensor &deep = into_space ? *self : *result, &wide = into_space ? *result : *self;
   const size_t rank = wide.sizes.size(), c = rank - 3;
   Dims of_deep, of_wide;
@@ -254,8 +256,8 @@ Status plan_pixels(OpPlanner& planner) {
 
 Status plan_channels(OpPlanner& planner) {
   const auto self = planner.tensor("self"), result = planner.result(0);
-  const int64_t groups = planner.whole("groups");
-  if (!self || !result || self->sizes.size() < 3 || groups < 1) return refuse("of such dims");
+  const int64_t groups = planner.integer("groups");
+  if (!self || !result || self->sizes.size() < 3 || groups < 1) return unsupported("of such dims");
   Dims from, to;
   const int64_t each = self->sizes[1] / groups;
   from.add(self->sizes[0], self->strides[0]);
@@ -281,7 +283,7 @@ bool read_windows(OpPlanner& planner, WindowLists* lists) {
                                    {"dilation", &lists->dilation},
                                    {"padding", &lists->padding},
                                    {"stride", &lists->stride}}) {
-    *list = planner.wholes(name);
+    *list = planner.integers(name);
     if (list->size() == 1) list->resize(kWindowDims, (*list)[0]);
     if (list->size() != kWindowDims) return false;
   }
@@ -293,32 +295,32 @@ int64_t count_windows(const WindowLists& lists, size_t d, int64_t size) {
 
 // im2col: windows of an image as columns. For each position in a window there is a row with the elements of all
 // windows.
-Status plan_windows(OpPlanner& planner) {
+Status plan_im2col(OpPlanner& planner) {
   const auto self = planner.tensor("self"), result = planner.result(0);
   WindowLists lists;
-  if (!read_windows(planner, &lists)) return refuse("with lists of another length than the dims");
+  if (!read_windows(planner, &lists)) return unsupported("with lists of another length than the dims");
   const auto& [kernel, dilation, padding, stride] = lists;
   if (!self || !result || self->sizes.size() < 3 || self->sizes.size() != result->sizes.size() + 1) {
-    return refuse("of such dims");
+    return unsupported("of such dims");
   }
   const size_t c = self->sizes.size() - 3;  // There may be a batch dim before it.
   OpTensor all = *result;
   all.strides = packed_strides(all.sizes);
-  all.place = planner.output(*result);
-  planner.zero(all.place, all.nbytes());
+  all.location = planner.output(*result);
+  planner.zero(all.location, all.nbytes());
   int64_t windows[kWindowDims];
   for (size_t d = 0; d < kWindowDims; ++d) {
     const int64_t size = self->sizes[c + 1 + d];
     windows[d] = count_windows(lists, d, size);
   }
   const int64_t columns = windows[0] * windows[1];
-  for (int64_t place = 0; place < kernel[0] * kernel[1]; ++place) {
-    const int64_t at[kWindowDims] = {place / kernel[1], place % kernel[1]};
+  for (int64_t tap = 0; tap < kernel[0] * kernel[1]; ++tap) {
+    const int64_t at[kWindowDims] = {tap / kernel[1], tap % kernel[1]};
     OpTensor from = *self, to = all;
     to.sizes = from.sizes;
     to.strides.resize(c);
     to.strides.insert(to.strides.end(), {kernel[0] * kernel[1] * columns, windows[1], 1});
-    int64_t from_offset = 0, to_offset = place * columns;
+    int64_t from_offset = 0, to_offset = tap * columns;
     for (size_t d = 0; d < kWindowDims; ++d) {  // Only windows whose element at this position is inside the image.
       const int64_t begin = at[d] * dilation[d] - padding[d], size = self->sizes[c + 1 + d];
       const int64_t first = begin >= 0 ? 0 : (-begin + stride[d] - 1) / stride[d];
@@ -329,8 +331,8 @@ Status plan_windows(OpPlanner& planner) {
       to_offset += first * to.strides[c + 1 + d];
     }
     if (from.count() == 0) continue;
-    from.place.offset += static_cast<uint64_t>(from_offset) * ir::item_size(from.dtype);
-    to.place.offset += static_cast<uint64_t>(to_offset) * ir::item_size(to.dtype);
+    from.location.offset += static_cast<uint64_t>(from_offset) * ir::item_size(from.dtype);
+    to.location.offset += static_cast<uint64_t>(to_offset) * ir::item_size(to.dtype);
     planner.copy(from, to);
   }
   return {};
@@ -341,7 +343,7 @@ Status fold_floats(OpPlanner& planner, const WindowLists& lists, const OpTensor&
   FoldArguments arguments{.dtype = static_cast<i64>(to.dtype)};
   Image image;
   const size_t rank = columns.sizes.size();
-  if (!read_image(to, kWindowDims, &image) || rank + 1 != to.sizes.size()) return refuse("of such dims");
+  if (!read_image(to, kWindowDims, &image) || rank + 1 != to.sizes.size()) return unsupported("of such dims");
   arguments.image = image.view;
   arguments.batch = image.batch;
   arguments.channels = image.channels;
@@ -355,18 +357,18 @@ Status fold_floats(OpPlanner& planner, const WindowLists& lists, const OpTensor&
   std::ranges::copy(lists.padding, arguments.padding);
   std::ranges::copy(lists.dilation, arguments.dilation);
   planner.launch(KernelFile::kImage, "image_fold", arguments, blocks_for(to.count()))
-      .at_word([](const FoldArguments& made) { return &made.image.address; }, to.place)
-      .at(&FoldArguments::columns, columns.place);
+      .at_word([](const FoldArguments& made) { return &made.image.address; }, to.location)
+      .at(&FoldArguments::columns, columns.location);
   return {};
 }
 
 Status plan_fold(OpPlanner& planner) {
   const auto self = planner.tensor("self"), result = planner.result(0);
   WindowLists lists;
-  if (!read_windows(planner, &lists)) return refuse("with lists of another length than the dims");
-  if (!self || !result || self->sizes.size() < 2) return refuse("of such dims");
+  if (!read_windows(planner, &lists)) return unsupported("with lists of another length than the dims");
+  if (!self || !result || self->sizes.size() < 2) return unsupported("of such dims");
   const DType dtype = result->dtype;
-  if (self->dtype != dtype) return refuse("of two dtypes");
+  if (self->dtype != dtype) return unsupported("of two dtypes");
   if (ir::is_complex(dtype)) {
     const DType part = part_of(dtype);
     for (const bool second : {false, true}) {
@@ -376,12 +378,12 @@ Status plan_fold(OpPlanner& planner) {
     return {};
   }
   if (ir::is_float(dtype)) return fold_floats(planner, lists, *self, *result);
-  if (dtype != DType::kBool) return refuse("of integers");
+  if (dtype != DType::kBool) return unsupported("of integers");
   OpTensor from = *self, to = *result;  // For bools, whether any window has a true element.
   from.dtype = to.dtype = DType::kFloat32;
-  from.place = planner.packed(*self, from.dtype);
+  from.location = planner.packed(*self, from.dtype);
   from.strides = packed_strides(from.sizes);
-  to.place = planner.scratch(to.nbytes());
+  to.location = planner.scratch(to.nbytes());
   to.strides = packed_strides(to.sizes);
   if (Status status = fold_floats(planner, lists, from, to); !status.ok()) return status;
   planner.copy(to, *result);
@@ -468,7 +470,7 @@ constexpr NamedPlan kImagePlans[] = {
     {"pixel_unshuffle", plan_pixels<false>, true},
     {"channel_shuffle", plan_channels, true},
     {"native_channel_shuffle", plan_channels, true},
-    {"im2col", plan_windows, true},
+    {"im2col", plan_im2col, true},
     {"col2im", plan_fold, true},
 };
 

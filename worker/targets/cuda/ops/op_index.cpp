@@ -14,14 +14,15 @@ namespace {
 using ir::DType;
 
 int64_t dim_of(OpPlanner& planner, const OpTensor& self) {
-  const int64_t dim = planner.whole("dim");
+  const int64_t dim = planner.integer("dim");
   return dim < 0 ? dim + std::max<int64_t>(static_cast<int64_t>(self.sizes.size()), 1) : dim;
 }
 
 // The tensor that an op changes: its result with the elements of `self` copied into it, or `self` itself.
 std::optional<OpTensor> target_of(OpPlanner& planner, const OpTensor& self) {
   const std::optional<OpTensor> to = planner.result(0);
-  if (to && (to->place.buffer != self.place.buffer || to->place.offset != self.place.offset)) planner.copy(self, *to);
+  if (to && (to->location.buffer != self.location.buffer || to->location.offset != self.location.offset))
+    planner.copy(self, *to);
   return to ? to : self;
 }
 
@@ -30,7 +31,7 @@ int64_t stride_at(const OpTensor& tensor, size_t dim) { return tensor.sizes.empt
 // -- Indices for every element ----------------------------------------------------------------------------------------
 
 // Adds the dims of an index that has the sizes of the values. `self` may have another size along `dim`.
-void add_dims(Points& points, const OpTensor& index, const OpTensor& self, const OpTensor* values, int64_t dim) {
+void add_dims(IndexedPoints& points, const OpTensor& index, const OpTensor& self, const OpTensor* values, int64_t dim) {
   for (size_t d = 0; d < index.sizes.size(); ++d) {
     const int64_t self_stride = static_cast<int64_t>(d) == dim ? 0 : stride_at(self, d);
     points.add_dim(index.sizes[d], self_stride, values != nullptr ? stride_at(*values, d) : 0);
@@ -40,24 +41,24 @@ void add_dims(Points& points, const OpTensor& index, const OpTensor& self, const
 
 Status gather(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index"), to = planner.result(0);
-  if (!self || !index || !to) return refuse("without an index");
-  Points points(planner, *self);
+  if (!self || !index || !to) return unsupported("without an index");
+  IndexedPoints points(planner, *self);
   add_dims(points, *index, *self, &*to, dim_of(planner, *self));
-  return points.read(to->place);
+  return points.read(to->location);
 }
 
 Status take(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index"), to = planner.result(0);
-  if (!self || !index || !to) return refuse("without an index");
+  if (!self || !index || !to) return unsupported("without an index");
   OpTensor flat = *self;
-  flat.place = planner.packed(*self);
+  flat.location = planner.packed(*self);
   flat.sizes = {self->count()};
   flat.strides = {1};
-  Points points(planner, flat);
+  IndexedPoints points(planner, flat);
   for (size_t d = 0; d < index->sizes.size(); ++d) points.add_dim(index->sizes[d], 0, to->strides[d]);
   points.add_index(*index, 0, 0, index->sizes.size());
   points.wrap();
-  return points.read(to->place);
+  return points.read(to->location);
 }
 
 // Writes at flat indices: to a contiguous copy if the tensor is strided.
@@ -65,31 +66,31 @@ Status put(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index"),
                                 source = planner.tensor("source");
   if (!self || !index || !source || source->dtype != self->dtype || source->count() != index->count()) {
-    return refuse("without values");
+    return unsupported("without values");
   }
   const std::optional<OpTensor> to = target_of(planner, *self);
-  const OpTensor values = planner.apart(*source, *to), places = planner.apart(*index, *to);
+  const OpTensor values = planner.without_overlap(*source, *to), positions = planner.without_overlap(*index, *to);
   OpTensor flat = *to;
-  flat.place = planner.packed(*to);
+  flat.location = planner.packed(*to);
   flat.sizes = {to->count()};
   flat.strides = {1};
-  OpTensor in_order = places, from = values;
-  if (values.sizes != places.sizes) {
-    in_order.place = planner.packed(places, DType::kInt64);
+  OpTensor in_order = positions, from = values;
+  if (values.sizes != positions.sizes) {
+    in_order.location = planner.packed(positions, DType::kInt64);
     in_order.dtype = DType::kInt64;
-    from.place = planner.packed(values);
+    from.location = planner.packed(values);
     in_order.sizes = from.sizes = {index->count()};
     in_order.strides = from.strides = {1};
   }
-  Points points(planner, flat);
+  IndexedPoints points(planner, flat);
   for (size_t d = 0; d < from.sizes.size(); ++d) points.add_dim(from.sizes[d], 0, from.strides[d]);
   points.add_index(in_order, 0, 0, from.sizes.size());
   points.wrap();
   const bool adds = planner.flag("accumulate");
-  const Status status = points.apply(from.place, static_cast<int64_t>(from.sizes.size()),
+  const Status status = points.apply(from.location, static_cast<int64_t>(from.sizes.size()),
                                      {.combine = adds ? Combine::kSum : Combine::kSet});
   OpTensor packed = *to;
-  packed.place = flat.place;
+  packed.location = flat.location;
   packed.strides = packed_strides(to->sizes);
   if (!to->is_packed()) planner.copy(packed, *to);
   return status;
@@ -111,36 +112,36 @@ std::optional<OpTensor> number_of(OpPlanner& planner, std::string_view name, DTy
   if (ir::is_complex(dtype)) return complex_number(planner, name, dtype);
   OpTensor number;
   number.dtype = dtype;
-  number.place = planner.scratch(8);
+  number.location = planner.scratch(8);
   planner
       .launch(KernelFile::kFill, "fill_bits",
               FillArguments{.count = 1, .item = ir::item_size(dtype), .bits = planner.bits(name, dtype)}, 1, 32)
-      .at(&FillArguments::out, number.place);
+      .at(&FillArguments::out, number.location);
   return number;
 }
 
 Status scatter(OpPlanner& planner, IndexApplyArguments apply) {
   const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index");
-  if (!self || !index) return refuse("without an index");
+  if (!self || !index) return unsupported("without an index");
   if (const ir::Arg* const reduce = planner.argument("reduce")) {
-    if (!find_combine(reduce->text, &apply.combine)) return refuse("reduce=" + reduce->text);
+    if (!find_combine(reduce->text, &apply.combine)) return unsupported("reduce=" + reduce->text);
     apply.with_self = planner.flag("include_self", true) ? 1 : 0;
   }
   const std::optional<OpTensor> to = target_of(planner, *self), source = planner.tensor("src");
   const int64_t dim = dim_of(planner, *self);
-  if (!source && !planner.has("value")) return refuse("without values");
-  Points points(planner, *to);
+  if (!source && !planner.has("value")) return unsupported("without values");
+  IndexedPoints points(planner, *to);
   if (source) {
-    const OpTensor values = planner.apart(*source, *to);
-    if (values.dtype != to->dtype) return refuse("values of another dtype");
+    const OpTensor values = planner.without_overlap(*source, *to);
+    if (values.dtype != to->dtype) return unsupported("values of another dtype");
     add_dims(points, *index, *to, &values, dim);
-    return points.apply(values.place, static_cast<int64_t>(index->sizes.size()), apply);
+    return points.apply(values.location, static_cast<int64_t>(index->sizes.size()), apply);
   }
   const std::optional<OpTensor> value = number_of(planner, "value", to->dtype);
-  if (!value) return refuse("of such a number");
+  if (!value) return unsupported("of such a number");
   add_dims(points, *index, *to, nullptr, dim);
-  if (apply.combine == Combine::kSet) return points.write(value->place);
-  return points.apply(value->place, static_cast<int64_t>(index->sizes.size()), apply);
+  if (apply.combine == Combine::kSet) return points.write(value->location);
+  return points.apply(value->location, static_cast<int64_t>(index->sizes.size()), apply);
 }
 Status scatter_set(OpPlanner& planner) { return scatter(planner, {}); }
 Status scatter_add(OpPlanner& planner) { return scatter(planner, {.combine = Combine::kSum}); }
@@ -149,21 +150,21 @@ Status scatter_add(OpPlanner& planner) { return scatter(planner, {.combine = Com
 Status max_unpool(OpPlanner& planner, size_t space) {
   const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("indices"),
                                 to = planner.result(0);
-  if (!self || !index || !to || self->sizes.size() < space) return refuse("without indices");
+  if (!self || !index || !to || self->sizes.size() < space) return unsupported("without indices");
   const size_t rank = self->sizes.size(), lead = rank - space;
   OpTensor planes = *to;
-  planes.place = planner.output(*to);
-  planner.zero(planes.place, to->nbytes());
+  planes.location = planner.output(*to);
+  planner.zero(planes.location, to->nbytes());
   planes.sizes.assign(to->sizes.begin(), to->sizes.begin() + static_cast<std::ptrdiff_t>(lead));
   planes.sizes.push_back(1);
   for (size_t d = lead; d < rank; ++d) planes.sizes.back() *= to->sizes[d];
   planes.strides = packed_strides(planes.sizes);
-  Points points(planner, planes);
+  IndexedPoints points(planner, planes);
   for (size_t d = 0; d < rank; ++d) {
     points.add_dim(self->sizes[d], d < lead ? planes.strides[d] : 0, self->strides[d]);
   }
   points.add_index(*index, static_cast<int64_t>(lead), 0, rank);
-  return points.apply(self->place, static_cast<int64_t>(rank), {});
+  return points.apply(self->location, static_cast<int64_t>(rank), {});
 }
 Status max_unpool2d(OpPlanner& planner) { return max_unpool(planner, 2); }
 Status max_unpool3d(OpPlanner& planner) { return max_unpool(planner, 3); }
@@ -172,44 +173,44 @@ Status max_unpool3d(OpPlanner& planner) { return max_unpool(planner, 3); }
 
 Status index_select(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index"), to = planner.result(0);
-  if (!self || !index || !to) return refuse("without an index");
+  if (!self || !index || !to) return unsupported("without an index");
   const auto dim = static_cast<size_t>(dim_of(planner, *self));
-  Points points(planner, *self);
+  IndexedPoints points(planner, *self);
   for (size_t d = 0; d < to->sizes.size(); ++d) {
     points.add_dim(to->sizes[d], d == dim ? 0 : stride_at(*self, d), to->strides[d]);
   }
   if (to->sizes.empty()) points.add_dim(1, 0, 0);
   points.add_index(*index, static_cast<int64_t>(dim), dim, 1);
-  return points.read(to->place);
+  return points.read(to->location);
 }
 
 // index_add, index_copy, index_fill, index_reduce: the index's dim comes first.
 Status write_slices(OpPlanner& planner, IndexApplyArguments apply) {
   const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index");
-  if (!self || !index) return refuse("without an index");
+  if (!self || !index) return unsupported("without an index");
   if (const ir::Arg* const reduce = planner.argument("reduce")) {
-    if (!find_combine(reduce->text, &apply.combine)) return refuse("reduce=" + reduce->text);
+    if (!find_combine(reduce->text, &apply.combine)) return unsupported("reduce=" + reduce->text);
     apply.with_self = planner.flag("include_self", true) ? 1 : 0;
   }
   const std::optional<OpTensor> to = target_of(planner, *self);
   std::optional<OpTensor> source = planner.tensor("source");
   OpTensor values;
   if (source) {
-    values = planner.apart(*source, *to);
-    if (values.dtype != to->dtype) return refuse("values of another dtype");
+    values = planner.without_overlap(*source, *to);
+    if (values.dtype != to->dtype) return unsupported("values of another dtype");
   } else if (const std::optional<OpTensor> value = planner.tensor("value")) {
     values = *value;
-    values.place = planner.packed(*value, to->dtype);
+    values.location = planner.packed(*value, to->dtype);
   } else if (planner.has("value")) {
     const std::optional<OpTensor> number = number_of(planner, "value", to->dtype);
-    if (!number) return refuse("of such a number");
+    if (!number) return unsupported("of such a number");
     values = *number;
   } else {
-    return refuse("without values");
+    return unsupported("without values");
   }
   const auto dim = static_cast<size_t>(dim_of(planner, *self));
   const auto stride = [&](size_t d) { return source && d < values.sizes.size() ? values.strides[d] : 0; };
-  Points points(planner, *to);
+  IndexedPoints points(planner, *to);
   const int64_t count = index->count();
   points.add_dim(count, 0, stride(dim));
   for (size_t d = 0; d < to->sizes.size(); ++d) {
@@ -218,16 +219,16 @@ Status write_slices(OpPlanner& planner, IndexApplyArguments apply) {
   points.add_index(*index, static_cast<int64_t>(dim), 0, 1);
   if (!source) {
     points.wrap();
-    return points.write(values.place);
+    return points.write(values.location);
   }
-  return points.apply(values.place, 1, apply);
+  return points.apply(values.location, 1, apply);
 }
 Status index_add(OpPlanner& planner) {
   const ir::Arg* const alpha = planner.argument("alpha");
-  if (alpha != nullptr && alpha->tag == ir::ArgTag::kComplex) return refuse("times a complex number");
+  if (alpha != nullptr && alpha->tag == ir::ArgTag::kComplex) return unsupported("times a complex number");
   IndexApplyArguments apply{.combine = Combine::kSum};
   apply.alpha = planner.number("alpha", 1);
-  apply.whole_alpha = planner.whole("alpha", 1);
+  apply.int_alpha = planner.integer("alpha", 1);
   return write_slices(planner, apply);
 }
 Status index_copy(OpPlanner& planner) { return write_slices(planner, {}); }
@@ -240,7 +241,7 @@ struct Indexed {
   std::vector<std::pair<size_t, OpTensor>> indices;  // Pairs of dim and index.
   std::vector<int64_t> common;                       // The sizes of the broadcast indices.
   std::vector<size_t> left;                          // Dims of `self` without an index.
-  size_t place = 0;                                  // The position of the first broadcast dim in the result.
+  size_t position = 0;                               // The position of the first broadcast dim in the result.
 };
 
 bool find_indexed(OpPlanner& planner, const OpTensor& self, Indexed* indexed) {
@@ -268,19 +269,19 @@ bool find_indexed(OpPlanner& planner, const OpTensor& self, Indexed* indexed) {
     }
   }
   const bool adjacent = last - first + 1 == indexed->indices.size();
-  indexed->place = adjacent ? first : 0;
+  indexed->position = adjacent ? first : 0;
   return true;
 }
 
 // Adds the result's dims. The broadcast dims of the indices come at their position, or first.
-void add_dims(Points& points, const Indexed& indexed, const OpTensor& self, std::span<const int64_t> value_strides,
-              bool common_first) {
+void add_dims(IndexedPoints& points, const Indexed& indexed, const OpTensor& self,
+              std::span<const int64_t> value_strides, bool common_first) {
   const size_t common = indexed.common.size();
   const auto add_common = [&] {
     const size_t first = [&] {
       size_t at = 0;
       for (size_t c = 0; c < common; ++c) {
-        const size_t d = points.add_dim(indexed.common[c], 0, value_strides[indexed.place + c]);
+        const size_t d = points.add_dim(indexed.common[c], 0, value_strides[indexed.position + c]);
         if (c == 0) at = d;
       }
       return at;
@@ -289,22 +290,22 @@ void add_dims(Points& points, const Indexed& indexed, const OpTensor& self, std:
   };
   if (common_first) add_common();
   for (size_t i = 0; i < indexed.left.size(); ++i) {
-    if (i == indexed.place && !common_first) add_common();
-    const size_t in_result = i < indexed.place ? i : i + common;
+    if (i == indexed.position && !common_first) add_common();
+    const size_t in_result = i < indexed.position ? i : i + common;
     points.add_dim(self.sizes[indexed.left[i]], self.strides[indexed.left[i]], value_strides[in_result]);
   }
-  if (indexed.place >= indexed.left.size() && !common_first) add_common();
+  if (indexed.position >= indexed.left.size() && !common_first) add_common();
 }
 
 Status index(OpPlanner& planner) {
   if (planner.dynamic_result(0)) return plan_index_by_mask(planner);
   const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0);
   Indexed indexed;
-  if (!self || !to || !find_indexed(planner, *self, &indexed)) return refuse("indices that are no integers");
-  Points points(planner, *self);
+  if (!self || !to || !find_indexed(planner, *self, &indexed)) return unsupported("indices that are no integers");
+  IndexedPoints points(planner, *self);
   add_dims(points, indexed, *self, to->strides, false);
   points.wrap();
-  return points.read(to->place);
+  return points.read(to->location);
 }
 
 // Writes values where a mask is true; the mask covers the dims from `first` on. There is one value per true element, or
@@ -312,7 +313,7 @@ Status index(OpPlanner& planner) {
 Status write_masked(OpPlanner& planner, const OpTensor& to, const OpTensor& mask, size_t first,
                     const OpTensor& values) {
   const size_t rank = to.sizes.size(), covered = mask.sizes.size();
-  if (rank > kMostDims || covered == 0 || covered > rank) return refuse("of so many dims");
+  if (rank > kMaxDims || covered == 0 || covered > rank) return unsupported("of so many dims");
   IndexMaskedArguments write;
   IndexArguments& index = write.index;
   index.count = to.count();
@@ -320,10 +321,10 @@ Status write_masked(OpPlanner& planner, const OpTensor& to, const OpTensor& mask
   index.item = ir::item_size(to.dtype);
   write.dtype = static_cast<i64>(to.dtype);
   write.adds = planner.flag("accumulate") ? 1 : 0;
-  if (write.adds != 0 && ir::is_complex(to.dtype)) return refuse("sums of complex numbers where a mask says");
+  if (write.adds != 0 && ir::is_complex(to.dtype)) return unsupported("sums of complex numbers where a mask says");
   // The values have the sizes of x[mask]: one dim replaces those that the mask covers.
   const size_t result_rank = rank - covered + 1;
-  if (values.sizes.size() > result_rank) return refuse("values of more dims");
+  if (values.sizes.size() > result_rank) return unsupported("values of more dims");
   const size_t missing = result_rank - values.sizes.size();
   const auto stride_of = [&](size_t d) {
     return d < missing || values.sizes[d - missing] == 1 ? 0 : values.strides[d - missing];
@@ -339,15 +340,15 @@ Status write_masked(OpPlanner& planner, const OpTensor& to, const OpTensor& mask
     index.value_strides[d] = is_masked ? 0 : stride_of(d < first ? d : d - covered + 1);
   }
   if (index.count == 0) return {};
-  Place numbers;
+  Location numbers;
   if (each) {
     index.steps[1] = stride_of(first);
     index.bounds[1] = values.sizes[first - missing];
     write.last = mask.count() - 1;
     numbers = planner.scratch(8 * static_cast<uint64_t>(mask.count()));
-    const Place in = planner.packed(mask);
+    const Location in = planner.packed(mask);
     planner
-        .launch(KernelFile::kScan, "scan_sum_whole_lines",
+        .launch(KernelFile::kScan, "scan_sum_int_rows",
                 ScanArguments{.length = mask.count(),
                               .in_dtype = static_cast<i64>(DType::kBool),
                               .out_dtype = static_cast<i64>(DType::kInt64)},
@@ -357,9 +358,9 @@ Status write_masked(OpPlanner& planner, const OpTensor& to, const OpTensor& mask
     planner.add_operand(kMaskedCount);
   }
   planner.launch(KernelFile::kIndex, "index_write_masked", write, blocks_for(index.count))
-      .at_word([](const IndexMaskedArguments& words) { return &words.index.self; }, to.place)
-      .at_word([](const IndexMaskedArguments& words) { return &words.index.values; }, values.place)
-      .at_word([](const IndexMaskedArguments& words) { return &words.index.index[0]; }, mask.place)
+      .at_word([](const IndexMaskedArguments& words) { return &words.index.self; }, to.location)
+      .at_word([](const IndexMaskedArguments& words) { return &words.index.values; }, values.location)
+      .at_word([](const IndexMaskedArguments& words) { return &words.index.index[0]; }, mask.location)
       .at_word([](const IndexMaskedArguments& words) { return &words.index.index[1]; }, numbers)
       .failure([](const IndexMaskedArguments& words) { return &words.index.failure; }, each);
   return {};
@@ -368,28 +369,28 @@ Status write_masked(OpPlanner& planner, const OpTensor& to, const OpTensor& mask
 Status index_put(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self");
   const std::optional<OpTensor> given = planner.tensor("values");
-  if (!self || !given || given->dtype != self->dtype) return refuse("values of another dtype");
+  if (!self || !given || given->dtype != self->dtype) return unsupported("values of another dtype");
   if (const auto mask = planner.mask()) {
     const std::optional<OpTensor> to = target_of(planner, *self);
-    const OpTensor values = planner.apart(*given, *to);
-    return write_masked(planner, *to, planner.apart(mask->first, *to), mask->second, values);
+    const OpTensor values = planner.without_overlap(*given, *to);
+    return write_masked(planner, *to, planner.without_overlap(mask->first, *to), mask->second, values);
   }
   Indexed indexed;
-  if (!find_indexed(planner, *self, &indexed)) return refuse("indices that are no integers");
+  if (!find_indexed(planner, *self, &indexed)) return unsupported("indices that are no integers");
   const std::optional<OpTensor> to = target_of(planner, *self);
-  const OpTensor values = planner.apart(*given, *to);
+  const OpTensor values = planner.without_overlap(*given, *to);
   const size_t rank = indexed.common.size() + indexed.left.size();
   std::vector<int64_t> strides(rank);
   for (size_t d = 0; d < values.sizes.size() && d < rank; ++d) {
     const size_t from = values.sizes.size() - 1 - d;
     strides[rank - 1 - d] = values.sizes[from] == 1 ? 0 : values.strides[from];
   }
-  Points points(planner, *to);
+  IndexedPoints points(planner, *to);
   add_dims(points, indexed, *to, strides, true);
   points.wrap();
   const bool accumulates = planner.flag("accumulate");
-  if (!accumulates && values.count() == 1) return points.write(values.place);
-  return points.apply(values.place, static_cast<int64_t>(indexed.common.size()),
+  if (!accumulates && values.count() == 1) return points.write(values.location);
+  return points.apply(values.location, static_cast<int64_t>(indexed.common.size()),
                       {.combine = accumulates ? Combine::kSum : Combine::kSet});
 }
 
@@ -406,12 +407,12 @@ OpTensor with_classes_last(const OpTensor& tensor) {
 Status nll_loss(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self"), target = planner.tensor("target"),
                                 to = planner.result(0), total = planner.result(1);
-  if (!self || !target || !to || self->sizes.empty()) return refuse("of other dims");
+  if (!self || !target || !to || self->sizes.empty()) return unsupported("of other dims");
   const bool pixels = self->sizes.size() == 4;
-  if (self->sizes.size() > 2 && !pixels) return refuse("of other dims");
+  if (self->sizes.size() > 2 && !pixels) return unsupported("of other dims");
   const std::optional<OpTensor> weight = planner.tensor("weight");
   const bool one = self->sizes.size() == 1;
-  const Place classes = planner.packed(*target, DType::kInt64);
+  const Location classes = planner.packed(*target, DType::kInt64);
   const int64_t count = self->sizes[pixels ? 1 : self->sizes.size() - 1];
   const NllLossArguments loss{.rows = one      ? 1
                                       : pixels ? target->count()
@@ -422,17 +423,17 @@ Status nll_loss(OpPlanner& planner) {
                                                      : self->strides[0],
                               .class_stride = pixels ? 1 : self->strides.back(),
                               .dtype = static_cast<i64>(self->dtype),
-                              .reduction = planner.whole("reduction"),
-                              .ignored = planner.whole("ignore_index", -100)};
-  const Place weights = weight ? planner.packed(*weight, self->dtype) : Place{};
-  const Place in = pixels ? planner.packed(with_classes_last(*self)) : self->place;
+                              .reduction = planner.integer("reduction"),
+                              .ignored = planner.integer("ignore_index", -100)};
+  const Location weights = weight ? planner.packed(*weight, self->dtype) : Location{};
+  const Location in = pixels ? planner.packed(with_classes_last(*self)) : self->location;
   planner.add_operand(-1);
   planner.launch(KernelFile::kIndex, "nll_loss", loss, 1)
       .at(&NllLossArguments::in, in)
       .at(&NllLossArguments::target, classes)
       .at(&NllLossArguments::weight, weights)
       .at(&NllLossArguments::out, planner.output(*to))
-      .at(&NllLossArguments::total, total ? planner.output(*total) : Place{})
+      .at(&NllLossArguments::total, total ? planner.output(*total) : Location{})
       .failure([](const NllLossArguments& words) { return &words.failure; });
   return {};
 }
@@ -440,21 +441,21 @@ Status nll_loss(OpPlanner& planner) {
 Status nll_loss_backward(OpPlanner& planner) {
   const std::optional<OpTensor> grad = planner.tensor("grad_output"), target = planner.tensor("target"),
                                 total = planner.tensor("total_weight"), to = planner.result(0);
-  if (!grad || !target || !total || !to || to->sizes.empty()) return refuse("of other dims");
+  if (!grad || !target || !total || !to || to->sizes.empty()) return unsupported("of other dims");
   const bool pixels = to->sizes.size() == 4;
-  if (to->sizes.size() > 2 && !pixels) return refuse("of other dims");
+  if (to->sizes.size() > 2 && !pixels) return unsupported("of other dims");
   const std::optional<OpTensor> weight = planner.tensor("weight");
-  const Place classes = planner.packed(*target, DType::kInt64), grads = planner.packed(*grad, to->dtype);
-  const Place weights = weight ? planner.packed(*weight, to->dtype) : Place{};
-  const Place sum = planner.packed(*total, to->dtype), out = planner.output(with_classes_last(*to));
+  const Location classes = planner.packed(*target, DType::kInt64), grads = planner.packed(*grad, to->dtype);
+  const Location weights = weight ? planner.packed(*weight, to->dtype) : Location{};
+  const Location sum = planner.packed(*total, to->dtype), out = planner.output(with_classes_last(*to));
   planner.zero(out, to->nbytes());
   const NllLossBackwardArguments loss{.rows = to->sizes.size() == 1 ? 1
                                               : pixels              ? target->count()
                                                                     : to->sizes[0],
                                       .classes = to->sizes[pixels ? 1 : to->sizes.size() - 1],
                                       .dtype = static_cast<i64>(to->dtype),
-                                      .reduction = planner.whole("reduction"),
-                                      .ignored = planner.whole("ignore_index", -100)};
+                                      .reduction = planner.integer("reduction"),
+                                      .ignored = planner.integer("ignore_index", -100)};
   planner.launch(KernelFile::kIndex, "nll_loss_backward", loss, blocks_for(loss.rows))
       .at(&NllLossBackwardArguments::grad, grads)
       .at(&NllLossBackwardArguments::target, classes)

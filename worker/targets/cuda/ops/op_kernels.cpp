@@ -6,7 +6,7 @@ namespace torch_remote::worker::cuda {
 
 OpKernels::~OpKernels() {
   if (gpu().is_lost()) return;
-  const Current current(gpu());
+  const ContextGuard current(gpu());
   gpu().queue().clear();
   for (const Module module : modules_) {
     if (module != nullptr) (void)gpu().driver().module_unload(module);
@@ -39,14 +39,14 @@ Status OpKernels::launch(const OpLaunch& launch, const RunMemory& memory, uint64
                          std::span<const int64_t> values) {
   Function function = nullptr;
   if (Status status = find(launch.file, launch.kernel, &function); !status.ok()) return status;
-  Work work{.function = function, .grid = launch.grid, .block = {launch.block, 1}, .one_parameter = true};
+  WorkItem work{.function = function, .grid = launch.grid, .block = {launch.block, 1}, .one_parameter = true};
   work.words = launch.words;
-  for (const OpLaunch::Address& word : launch.addresses) work.words[word.word] = memory.address(word.place);
+  for (const OpLaunch::Address& word : launch.addresses) work.words[word.word] = memory.address(word.location);
   for (const OpLaunch::Parameter& word : launch.parameters) {
     work.words[word.word] = static_cast<uint64_t>(values[word.symbol]);
   }
-  work.numbers = launch.numbers.value_or(0);
-  work.number_count = launch.parameters.size();
+  work.scalars_word = launch.scalars_word.value_or(0);
+  work.scalar_count = launch.parameters.size();
   work.failure = launch.failure;
   if (launch.failure) work.words[*launch.failure] = record;
   gpu().queue().add(std::move(work));
@@ -62,8 +62,8 @@ Status OpKernels::read(DevicePointer from, int64_t* count) {
     count_ = static_cast<int64_t*>(memory);
   }
   const bool good =
-      gpu().check(driver.memcpy_dtoh_async(count_, from, sizeof(*count_), gpu().work()), "cuMemcpyDtoHAsync") &&
-      gpu().check(driver.stream_synchronize(gpu().work()), "cuStreamSynchronize");
+      gpu().check(driver.memcpy_dtoh_async(count_, from, sizeof(*count_), gpu().work_stream()), "cuMemcpyDtoHAsync") &&
+      gpu().check(driver.stream_synchronize(gpu().work_stream()), "cuStreamSynchronize");
   *count = good ? *count_ : 0;
   return {};
 }

@@ -11,10 +11,10 @@ using ir::DType;
 
 enum class MarginReduction : int64_t { kNone, kMean, kSum };
 MarginReduction margin_reduction(OpPlanner& planner) {
-  return static_cast<MarginReduction>(planner.whole("reduction", static_cast<int64_t>(MarginReduction::kMean)));
+  return static_cast<MarginReduction>(planner.integer("reduction", static_cast<int64_t>(MarginReduction::kMean)));
 }
 
-constexpr int64_t kMostMarginRows = 1 << 16;  // Blocks at most.
+constexpr int64_t kMaxMarginRows = 1 << 16;  // Blocks at most.
 
 // Reads [rows, length] from a tensor with at most two dims.
 bool read_margin_rows(OpPlanner& planner, const OpTensor& self, MarginArguments* arguments) {
@@ -23,7 +23,7 @@ bool read_margin_rows(OpPlanner& planner, const OpTensor& self, MarginArguments*
   arguments->length = self.sizes.empty() ? 1 : self.sizes.back();
   arguments->dtype = static_cast<i64>(self.dtype);
   arguments->margin = planner.number("margin", 1);
-  arguments->squares = planner.whole("p", 1) == 2 ? 1 : 0;
+  arguments->squares = planner.integer("p", 1) == 2 ? 1 : 0;
   arguments->scale = 1 / static_cast<double>(arguments->length);
   return true;
 }
@@ -35,30 +35,30 @@ Status margin_loss(OpPlanner& planner, bool has_labels) {
   if (has_labels) is_target = planner.result(1);
   MarginArguments arguments;
   if (!self || !target || !to || !read_margin_rows(planner, *self, &arguments))
-    return refuse("of other dims or dtypes");
+    return unsupported("of other dims or dtypes");
   const MarginReduction reduction = margin_reduction(planner);
   const bool is_each = reduction == MarginReduction::kNone;
-  if (is_each ? to->count() != arguments.rows : to->count() != 1) return refuse("into another size");
+  if (is_each ? to->count() != arguments.rows : to->count() != 1) return unsupported("into another size");
   // Losses that are summed are summed in f64.
-  const OpTensor rows{
-      .place = is_each ? planner.output(*to) : planner.scratch(sizeof(double) * static_cast<uint64_t>(arguments.rows)),
-      .dtype = DType::kFloat64,
-      .sizes = {arguments.rows},
-      .strides = {1}};
+  const OpTensor rows{.location = is_each ? planner.output(*to)
+                                          : planner.scratch(sizeof(double) * static_cast<uint64_t>(arguments.rows)),
+                      .dtype = DType::kFloat64,
+                      .sizes = {arguments.rows},
+                      .strides = {1}};
   arguments.out_dtype = static_cast<i64>(is_each ? to->dtype : rows.dtype);
-  const Place in = planner.packed(*self), labels = planner.packed(*target, DType::kInt64);
-  const Place weights = weight ? planner.packed(*weight, self->dtype) : Place();
-  Place marks;
+  const Location in = planner.packed(*self), labels = planner.packed(*target, DType::kInt64);
+  const Location weights = weight ? planner.packed(*weight, self->dtype) : Location();
+  Location marks;
   if (has_labels) marks = is_target ? planner.output(*is_target) : planner.scratch(self->nbytes());
   planner.add_operand(-1);
   planner
       .launch(KernelFile::kMargin, has_labels ? "margin_labels" : "margin_class", arguments,
-              std::min(arguments.rows, kMostMarginRows), 128)
+              std::min(arguments.rows, kMaxMarginRows), 128)
       .at(&MarginArguments::in, in)
       .at(&MarginArguments::target, labels)
       .at(&MarginArguments::weight, weights)
       .at(&MarginArguments::is_target, marks)
-      .at(&MarginArguments::out, rows.place)
+      .at(&MarginArguments::out, rows.location)
       .failure([](const MarginArguments& words) { return &words.failure; });
   if (!is_each)
     reduce_all(planner, reduction == MarginReduction::kMean ? ReduceAll::kMean : ReduceAll::kSum, rows, *to);
@@ -70,21 +70,21 @@ Status margin_loss_backward(OpPlanner& planner, bool has_labels) {
   const auto weight = planner.tensor("weight"), is_target = planner.tensor("is_target");
   MarginArguments arguments;
   if (!self || !target || !grad || (has_labels && !is_target) || !read_margin_rows(planner, *self, &arguments)) {
-    return refuse("of other dims or dtypes");
+    return unsupported("of other dims or dtypes");
   }
   const MarginReduction reduction = margin_reduction(planner);
   const bool is_each = reduction == MarginReduction::kNone;
-  if (grad->count() != (is_each ? arguments.rows : 1)) return refuse("of a gradient of another size");
+  if (grad->count() != (is_each ? arguments.rows : 1)) return unsupported("of a gradient of another size");
   arguments.grad_is_each = is_each ? 1 : 0;
   if (reduction == MarginReduction::kMean) arguments.scale /= static_cast<double>(arguments.rows);
-  const Place in = planner.packed(*self), labels = planner.packed(*target, DType::kInt64);
-  const Place grads = planner.packed(*grad, self->dtype);
-  const Place weights = weight ? planner.packed(*weight, self->dtype) : Place();
-  const Place marks = has_labels ? planner.packed(*is_target, self->dtype) : Place();
+  const Location in = planner.packed(*self), labels = planner.packed(*target, DType::kInt64);
+  const Location grads = planner.packed(*grad, self->dtype);
+  const Location weights = weight ? planner.packed(*weight, self->dtype) : Location();
+  const Location marks = has_labels ? planner.packed(*is_target, self->dtype) : Location();
   planner.add_operand(-1);
   const char* const kernel = has_labels ? "margin_labels_backward" : "margin_class_backward";
-  return make_result(planner, self->dtype, self->sizes, [=](std::vector<OpStep>* steps, Place to) {
-    OpPlanner::add_launch(steps, KernelFile::kMargin, kernel, arguments, std::min(arguments.rows, kMostMarginRows), 128)
+  return make_result(planner, self->dtype, self->sizes, [=](std::vector<OpStep>* steps, Location to) {
+    OpPlanner::add_launch(steps, KernelFile::kMargin, kernel, arguments, std::min(arguments.rows, kMaxMarginRows), 128)
         .at(&MarginArguments::in, in)
         .at(&MarginArguments::target, labels)
         .at(&MarginArguments::weight, weights)

@@ -14,24 +14,24 @@ namespace {
 using ir::DType;
 
 // How a tensor's dims map to [batch, rows, columns].
-enum class PairLies : uint8_t { kMatrix, kColumn, kRow };
+enum class PairLayout : uint8_t { kMatrix, kColumn, kRow };
 
 struct PairMatrix {
   int64_t batch = 1, rows = 1, columns = 1;
   int64_t strides[3] = {};
 };
-bool read(const OpTensor& tensor, PairLies lies, PairMatrix* matrix) {
-  const size_t rank = tensor.sizes.size(), wanted = lies == PairLies::kMatrix ? 2 : 1;
-  if (rank < wanted || rank > wanted + 1 || (lies != PairLies::kMatrix && rank != 1)) return false;
+bool read(const OpTensor& tensor, PairLayout lies, PairMatrix* matrix) {
+  const size_t rank = tensor.sizes.size(), wanted = lies == PairLayout::kMatrix ? 2 : 1;
+  if (rank < wanted || rank > wanted + 1 || (lies != PairLayout::kMatrix && rank != 1)) return false;
   if (rank == 3) {
     matrix->batch = tensor.sizes[0];
     matrix->strides[0] = tensor.strides[0];
   }
-  if (lies != PairLies::kRow) {
-    matrix->rows = tensor.sizes[lies == PairLies::kColumn ? 0 : rank - 2];
-    matrix->strides[1] = tensor.strides[lies == PairLies::kColumn ? 0 : rank - 2];
+  if (lies != PairLayout::kRow) {
+    matrix->rows = tensor.sizes[lies == PairLayout::kColumn ? 0 : rank - 2];
+    matrix->strides[1] = tensor.strides[lies == PairLayout::kColumn ? 0 : rank - 2];
   }
-  if (lies != PairLies::kColumn) {
+  if (lies != PairLayout::kColumn) {
     matrix->columns = tensor.sizes[rank - 1];
     matrix->strides[2] = tensor.strides[rank - 1];
   }
@@ -40,44 +40,44 @@ bool read(const OpTensor& tensor, PairLies lies, PairMatrix* matrix) {
 
 struct ProductForm {
   const char *left = "self", *right = "mat2";
-  PairLies left_lies = PairLies::kMatrix, right_lies = PairLies::kMatrix;
+  PairLayout left_layout = PairLayout::kMatrix, right_layout = PairLayout::kMatrix;
   bool adds = false, sums_batch = false;
 };
 
 Status product(OpPlanner& planner, const ProductForm& form) {
   const auto left = planner.tensor(form.left), right = planner.tensor(form.right), to = planner.result(0);
-  if (!left || !right || !to) return refuse("without a result");
+  if (!left || !right || !to) return unsupported("without a result");
   const bool floats = ir::is_float(left->dtype);
   for (const OpTensor* const one : {&*left, &*right, &*to}) {
-    if (ir::is_float(one->dtype) != floats || ir::is_complex(one->dtype)) return refuse("of these dtypes");
+    if (ir::is_float(one->dtype) != floats || ir::is_complex(one->dtype)) return unsupported("of these dtypes");
   }
   PairMatrix a, b;
-  if (!read(*left, form.left_lies, &a) || !read(*right, form.right_lies, &b) || a.columns != b.rows ||
+  if (!read(*left, form.left_layout, &a) || !read(*right, form.right_layout, &b) || a.columns != b.rows ||
       a.batch != b.batch || left->dtype != right->dtype) {
-    return refuse("of sizes that do not fit");
+    return unsupported("of sizes that do not fit");
   }
-  PairProductArguments arguments{.batch = a.batch,
-                                 .rows = a.rows,
-                                 .columns = b.columns,
-                                 .inner = a.columns,
-                                 .sums_batch = form.sums_batch ? 1 : 0,
-                                 .dtype = static_cast<i64>(left->dtype),
-                                 .out_dtype = static_cast<i64>(to->dtype)};
+  PairMatmulArguments arguments{.batch = a.batch,
+                                .rows = a.rows,
+                                .columns = b.columns,
+                                .inner = a.columns,
+                                .sums_batch = form.sums_batch ? 1 : 0,
+                                .dtype = static_cast<i64>(left->dtype),
+                                .out_dtype = static_cast<i64>(to->dtype)};
   std::ranges::copy(a.strides, arguments.left_strides);
   std::ranges::copy(b.strides, arguments.right_strides);
   std::optional<OpTensor> added;
   if (form.adds) {
-    arguments.alpha = planner.whole("alpha", 1);
-    arguments.beta = planner.whole("beta", 1);
+    arguments.alpha = planner.integer("alpha", 1);
+    arguments.beta = planner.integer("beta", 1);
     arguments.real_alpha = planner.number("alpha", 1);
     arguments.real_beta = planner.number("beta", 1);
     if (floats ? arguments.real_beta != 0 : arguments.beta != 0) added = planner.tensor("self");
   }
   if (added) {  // Broadcast to the result's dims, which are the last of batch, rows and columns.
     if (ir::is_float(added->dtype) != floats || added->sizes.size() > to->sizes.size()) {
-      return refuse("with what is added");
+      return unsupported("with what is added");
     }
-    const size_t first = form.right_lies == PairLies::kColumn ? 1 : 3 - to->sizes.size();
+    const size_t first = form.right_layout == PairLayout::kColumn ? 1 : 3 - to->sizes.size();
     const size_t missing = to->sizes.size() - added->sizes.size();
     for (size_t d = 0; d < added->sizes.size(); ++d) {
       arguments.added_strides[first + missing + d] = added->sizes[d] == 1 ? 0 : added->strides[d];
@@ -85,12 +85,11 @@ Status product(OpPlanner& planner, const ProductForm& form) {
     arguments.added_dtype = static_cast<i64>(added->dtype);
   }
   planner
-      .launch(KernelFile::kPair, floats ? "pair_product_float" : "pair_product_whole", arguments,
-              blocks_for(to->count()))
-      .at(&PairProductArguments::left, left->place)
-      .at(&PairProductArguments::right, right->place)
-      .at(&PairProductArguments::added, added ? added->place : Place())
-      .at(&PairProductArguments::out, planner.output(*to));
+      .launch(KernelFile::kPair, floats ? "pair_matmul_float" : "pair_matmul_int", arguments, blocks_for(to->count()))
+      .at(&PairMatmulArguments::left, left->location)
+      .at(&PairMatmulArguments::right, right->location)
+      .at(&PairMatmulArguments::added, added ? added->location : Location())
+      .at(&PairMatmulArguments::out, planner.output(*to));
   return {};
 }
 
@@ -101,19 +100,21 @@ Status summed_batch(OpPlanner& planner) {
   return product(planner, {.left = "batch1", .right = "batch2", .adds = true, .sums_batch = true});
 }
 Status vector_product(OpPlanner& planner) {
-  return product(planner, {.left = "self", .right = "vec", .right_lies = PairLies::kColumn});
+  return product(planner, {.left = "self", .right = "vec", .right_layout = PairLayout::kColumn});
 }
 Status added_vector_product(OpPlanner& planner) {
-  return product(planner, {.left = "mat", .right = "vec", .right_lies = PairLies::kColumn, .adds = true});
+  return product(planner, {.left = "mat", .right = "vec", .right_layout = PairLayout::kColumn, .adds = true});
 }
 Status outer_product(OpPlanner& planner) {
-  return product(
-      planner,
-      {.left = "vec1", .right = "vec2", .left_lies = PairLies::kColumn, .right_lies = PairLies::kRow, .adds = true});
+  return product(planner, {.left = "vec1",
+                           .right = "vec2",
+                           .left_layout = PairLayout::kColumn,
+                           .right_layout = PairLayout::kRow,
+                           .adds = true});
 }
 Status inner_product(OpPlanner& planner, const char* right) {
-  return product(planner,
-                 {.left = "self", .right = right, .left_lies = PairLies::kRow, .right_lies = PairLies::kColumn});
+  return product(
+      planner, {.left = "self", .right = right, .left_layout = PairLayout::kRow, .right_layout = PairLayout::kColumn});
 }
 Status dot(OpPlanner& planner) { return inner_product(planner, "tensor"); }
 Status vdot(OpPlanner& planner) { return inner_product(planner, "other"); }
@@ -123,7 +124,7 @@ Status vdot(OpPlanner& planner) { return inner_product(planner, "other"); }
 // Marks the dims in a list of dims.
 std::vector<bool> listed_dims(OpPlanner& planner, std::string_view name, size_t rank) {
   std::vector<bool> found(rank);
-  for (const int64_t dim : planner.wholes(name)) {
+  for (const int64_t dim : planner.integers(name)) {
     found[static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(rank) : dim)] = true;
   }
   return found;
@@ -133,42 +134,42 @@ std::vector<bool> listed_dims(OpPlanner& planner, std::string_view name, size_t 
 Status product_of_three(OpPlanner& planner) {
   constexpr std::string_view kOperands[] = {"i1", "i2", "i3"}, kNewDims[] = {"expand1", "expand2", "expand3"};
   const auto to = planner.result(0), first = planner.tensor("i1");
-  if (!to || !first || ir::is_complex(to->dtype)) return refuse("of these dtypes");
-  const size_t rank = first->sizes.size() + planner.wholes("expand1").size();
-  if (rank > kTripleRank) return refuse("of so many dims");
+  if (!to || !first || ir::is_complex(to->dtype)) return unsupported("of these dtypes");
+  const size_t rank = first->sizes.size() + planner.integers("expand1").size();
+  if (rank > kTripleRank) return unsupported("of so many dims");
   TripleArguments arguments{.count = to->count(),
                             .rank = static_cast<i64>(rank),
                             .dtype = static_cast<i64>(first->dtype),
                             .out_dtype = static_cast<i64>(to->dtype)};
   // The order of dims in the arguments: those of the result come first.
   const std::vector<bool> summed = listed_dims(planner, "sumdim", rank);
-  std::vector<size_t> places(rank);
-  arguments.kept = std::ranges::count(summed, false);
-  auto kept = size_t{0}, behind = static_cast<size_t>(arguments.kept);
-  for (size_t d = 0; d < rank; ++d) places[d] = summed[d] ? behind++ : kept++;
+  std::vector<size_t> positions(rank);
+  arguments.result_rank = std::ranges::count(summed, false);
+  auto kept = size_t{0}, behind = static_cast<size_t>(arguments.result_rank);
+  for (size_t d = 0; d < rank; ++d) positions[d] = summed[d] ? behind++ : kept++;
   std::ranges::fill(arguments.sizes, 1);
   i64* const strides[] = {arguments.a_strides, arguments.b_strides, arguments.c_strides};
-  Place operands[3];
+  Location operands[3];
   for (size_t i = 0; i < 3; ++i) {
     const auto operand = planner.tensor(kOperands[i]);
-    if (!operand || operand->dtype != first->dtype) return refuse("of two dtypes");
+    if (!operand || operand->dtype != first->dtype) return unsupported("of two dtypes");
     const std::vector<bool> is_new = listed_dims(planner, kNewDims[i], rank);
     if (operand->sizes.size() + static_cast<size_t>(std::ranges::count(is_new, true)) != rank) {
-      return refuse("of sizes that do not fit");
+      return unsupported("of sizes that do not fit");
     }
-    operands[i] = operand->place;
+    operands[i] = operand->location;
     for (size_t d = 0, own = 0; d < rank; ++d) {
       if (is_new[d]) continue;
       const int64_t size = operand->sizes[own], stride = operand->strides[own];
       ++own;
       if (size == 1) continue;
-      arguments.sizes[places[d]] = size;
-      strides[i][places[d]] = stride;
+      arguments.sizes[positions[d]] = size;
+      strides[i][positions[d]] = stride;
     }
   }
-  for (size_t d = static_cast<size_t>(arguments.kept); d < rank; ++d) arguments.terms *= arguments.sizes[d];
+  for (size_t d = static_cast<size_t>(arguments.result_rank); d < rank; ++d) arguments.terms *= arguments.sizes[d];
   planner
-      .launch(KernelFile::kPair, ir::is_float(to->dtype) ? "pair_triple_float" : "pair_triple_whole", arguments,
+      .launch(KernelFile::kPair, ir::is_float(to->dtype) ? "pair_triple_float" : "pair_triple_int", arguments,
               blocks_for(arguments.count))
       .at(&TripleArguments::a, operands[0])
       .at(&TripleArguments::b, operands[1])
@@ -181,30 +182,30 @@ Status product_of_three(OpPlanner& planner) {
 
 Distance distance_of(double p) {
   return p == 0          ? Distance::kZero
-         : p == 1        ? Distance::kOne
-         : p == 2        ? Distance::kTwo
+         : p == 1        ? Distance::kL1
+         : p == 2        ? Distance::kL2
          : std::isinf(p) ? Distance::kInfinite
                          : Distance::kPower;
 }
 
 // Contiguous matrices, expanded to the batch dims `batch`.
-Place in_batch(OpPlanner& planner, const OpTensor& tensor, std::span<const int64_t> batch) {
+Location in_batch(OpPlanner& planner, const OpTensor& tensor, std::span<const int64_t> batch) {
   OpTensor all = tensor;
   all.sizes.assign(batch.begin(), batch.end());
   all.sizes.insert(all.sizes.end(), tensor.sizes.end() - 2, tensor.sizes.end());
   if (all.sizes == tensor.sizes) return planner.packed(tensor);
   all.strides = packed_strides(all.sizes);
-  all.place = planner.scratch(all.nbytes());
+  all.location = planner.scratch(all.nbytes());
   planner.copy(tensor, all);
-  return all.place;
+  return all.location;
 }
 
 Status distances(OpPlanner& planner, bool backward) {
   const auto left = planner.tensor("x1"), right = planner.tensor("x2"), to = planner.result(0);
   const auto grad = planner.tensor("grad"), made = planner.tensor("cdist");
-  if (!left || !right || !to || (backward && (!grad || !made))) return refuse("without a result");
+  if (!left || !right || !to || (backward && (!grad || !made))) return unsupported("without a result");
   const std::vector<int64_t>& sizes = backward ? made->sizes : to->sizes;  // [..., rows, others]
-  if (sizes.size() < 2 || left->sizes.size() < 2 || right->sizes.size() < 2) return refuse("of no matrices");
+  if (sizes.size() < 2 || left->sizes.size() < 2 || right->sizes.size() < 2) return unsupported("of no matrices");
   const std::span<const int64_t> batch(sizes.data(), sizes.size() - 2);
   DistanceArguments arguments{.rows = left->sizes[left->sizes.size() - 2],
                               .others = right->sizes[right->sizes.size() - 2],
@@ -213,13 +214,13 @@ Status distances(OpPlanner& planner, bool backward) {
                               .how = distance_of(planner.number("p", 2)),
                               .p = planner.number("p", 2)};
   for (const int64_t size : batch) arguments.batch *= size;
-  if (left->dtype != right->dtype || !ir::is_float(left->dtype)) return refuse("of two dtypes");
+  if (left->dtype != right->dtype || !ir::is_float(left->dtype)) return unsupported("of two dtypes");
   if (backward && (grad->sizes != sizes || arguments.batch * arguments.rows * arguments.length != to->count())) {
-    return refuse("of other sizes");
+    return unsupported("of other sizes");
   }
-  const Place of_left = in_batch(planner, *left, batch), of_right = in_batch(planner, *right, batch);
-  const Place grads = backward ? planner.packed(*grad, left->dtype) : Place();
-  const Place lengths = backward ? planner.packed(*made, left->dtype) : Place();
+  const Location of_left = in_batch(planner, *left, batch), of_right = in_batch(planner, *right, batch);
+  const Location grads = backward ? planner.packed(*grad, left->dtype) : Location();
+  const Location lengths = backward ? planner.packed(*made, left->dtype) : Location();
   planner
       .launch(KernelFile::kPair, backward ? "pair_distance_backward" : "pair_distance", arguments,
               blocks_for(to->count()))
@@ -237,19 +238,19 @@ Status cdist_backward(OpPlanner& planner) { return distances(planner, true); }
 Status row_distances(OpPlanner& planner, bool backward) {
   const auto self = planner.tensor("self"), grad = planner.tensor("grad"), made = planner.tensor("pdist");
   if (!self || (backward && (!grad || !made)) || self->sizes.size() != 2 || !ir::is_float(self->dtype)) {
-    return refuse("of other dims or dtypes");
+    return unsupported("of other dims or dtypes");
   }
   const double p = planner.number("p", 2);
   const int64_t rows = self->sizes[0], pairs = rows * (rows - 1) / 2;
-  if (backward && (grad->count() != pairs || made->count() != pairs)) return refuse("of other sizes");
+  if (backward && (grad->count() != pairs || made->count() != pairs)) return unsupported("of other sizes");
   const DistanceArguments arguments{
       .rows = rows, .length = self->sizes[1], .dtype = static_cast<i64>(self->dtype), .how = distance_of(p), .p = p};
-  const Place in = planner.packed(*self), grads = backward ? planner.packed(*grad, self->dtype) : Place(),
-              lengths = backward ? planner.packed(*made, self->dtype) : Place();
+  const Location in = planner.packed(*self), grads = backward ? planner.packed(*grad, self->dtype) : Location(),
+                 lengths = backward ? planner.packed(*made, self->dtype) : Location();
   const char* const kernel = backward ? "pair_row_distance_backward" : "pair_row_distance";
   const std::vector<int64_t> sizes = backward ? self->sizes : std::vector<int64_t>{pairs};
   const int64_t blocks = blocks_for(backward ? self->count() : rows * rows);
-  return make_result(planner, self->dtype, sizes, [=](std::vector<OpStep>* steps, Place to) {
+  return make_result(planner, self->dtype, sizes, [=](std::vector<OpStep>* steps, Location to) {
     OpPlanner::add_launch(steps, KernelFile::kPair, kernel, arguments, blocks)
         .at(&DistanceArguments::left, in)
         .at(&DistanceArguments::grad, grads)

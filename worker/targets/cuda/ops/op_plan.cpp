@@ -29,8 +29,8 @@ bool OpTensor::is_packed() const {
   return true;
 }
 
-Split split(std::span<const int64_t> sizes, int64_t dim) {
-  Split made;
+OuterLengthInner split(std::span<const int64_t> sizes, int64_t dim) {
+  OuterLengthInner made;
   if (sizes.empty()) return made;
   if (dim < 0) dim += static_cast<int64_t>(sizes.size());
   for (size_t d = 0; d < sizes.size(); ++d) {
@@ -103,7 +103,7 @@ bool holds_float(const ir::Arg& arg) {
 
 }  // namespace
 
-int64_t OpPlanner::whole(std::string_view name, int64_t otherwise) {
+int64_t OpPlanner::integer(std::string_view name, int64_t otherwise) {
   const ir::Arg* const given = argument(name);
   if (given == nullptr) return otherwise;
   return holds_float(*given) ? static_cast<int64_t>(std::bit_cast<double>(value(given->a))) : value(given->a);
@@ -115,7 +115,7 @@ double OpPlanner::number(std::string_view name, double otherwise) {
   return holds_float(*given) ? std::bit_cast<double>(value(given->a)) : static_cast<double>(value(given->a));
 }
 
-std::vector<int64_t> OpPlanner::wholes(std::string_view name) {
+std::vector<int64_t> OpPlanner::integers(std::string_view name) {
   std::vector<int64_t> all;
   const ir::Arg* const given = argument(name);
   if (given == nullptr) return all;
@@ -126,7 +126,7 @@ std::vector<int64_t> OpPlanner::wholes(std::string_view name) {
 uint64_t OpPlanner::bits(std::string_view name, DType dtype) {
   if (ir::is_float(dtype)) return float_bits(number(name), dtype);
   if (dtype == DType::kBool) return number(name) != 0 ? 1 : 0;
-  return static_cast<uint64_t>(whole(name));
+  return static_cast<uint64_t>(integer(name));
 }
 
 OpTensor OpPlanner::tensor_of(uint32_t index) const {
@@ -135,7 +135,7 @@ OpTensor OpPlanner::tensor_of(uint32_t index) const {
   tensor.view = index;
   tensor.dtype = view.dtype;
   if (view.dynamic) return tensor;
-  tensor.place = {view.buffer, static_cast<uint64_t>(values_[view.offset]) * ir::item_size(view.dtype)};
+  tensor.location = {view.buffer, static_cast<uint64_t>(values_[view.offset]) * ir::item_size(view.dtype)};
   for (size_t d = 0; d < view.sizes.size(); ++d) {
     tensor.sizes.push_back(values_[view.sizes[d]]);
     tensor.strides.push_back(values_[view.strides[d]]);
@@ -186,17 +186,17 @@ std::optional<uint32_t> OpPlanner::dynamic_result(size_t i) const {
 
 // --- its plan --------------------------------------------------------------------------------------------------------
 
-Place OpPlanner::scratch(uint64_t nbytes) {
+Location OpPlanner::scratch(uint64_t nbytes) {
   plan_->scratch.push_back(std::max<uint64_t>(nbytes, 8));
   return {kScratch + static_cast<uint32_t>(plan_->scratch.size() - 1), 0};
 }
 
 // Adds a copy. Adjacent dims that one stride can describe on both sides are merged.
-void OpPlanner::move(Place from, DType from_type, std::span<const int64_t> from_strides, const OpTensor& to) {
+void OpPlanner::add_copy(Location from, DType from_type, std::span<const int64_t> from_strides, const OpTensor& to) {
   if (from_type != to.dtype && (ir::is_complex(from_type) || ir::is_complex(to.dtype))) {
-    return move_parts(from, from_type, from_strides, to);
+    return add_parts_copy(from, from_type, from_strides, to);
   }
-  Moved moved{from, to.place, from_type, to.dtype, {}, {}, {}};
+  StridedMove moved{from, to.location, from_type, to.dtype, {}, {}, {}};
   for (size_t d = 0; d < to.sizes.size(); ++d) {
     if (to.sizes[d] == 1) continue;
     // All elements are written to one location, so only the last one remains.
@@ -218,41 +218,42 @@ void OpPlanner::move(Place from, DType from_type, std::span<const int64_t> from_
   if (to.count() != 0) plan_->steps.emplace_back(std::move(moved));
 }
 
-void OpPlanner::move_parts(Place from, DType from_type, std::span<const int64_t> from_strides, const OpTensor& to) {
+void OpPlanner::add_parts_copy(Location from, DType from_type, std::span<const int64_t> from_strides,
+                               const OpTensor& to) {
   if (to.dtype == DType::kBool) {  // Whether they are not 0.
     OpTensor elements = to, truths = to;
     elements.dtype = from_type;
     elements.strides = truths.strides = packed_strides(to.sizes);
-    elements.place = scratch(elements.nbytes());
-    truths.place = scratch(truths.nbytes());
-    move(from, from_type, from_strides, elements);
+    elements.location = scratch(elements.nbytes());
+    truths.location = scratch(truths.nbytes());
+    add_copy(from, from_type, from_strides, elements);
     launch(KernelFile::kComplex, "complex_pointwise",
            ComplexArguments{.count = to.count(),
                             .dtype = static_cast<i64>(part_of(from_type)),
                             .out_dtype = static_cast<i64>(DType::kBool),
                             .what = ComplexOp::kNotEqual},
            blocks_for(to.count()))
-        .at(&ComplexArguments::a, elements.place)
-        .at(&ComplexArguments::out, truths.place);
-    return move(truths.place, DType::kBool, truths.strides, to);
+        .at(&ComplexArguments::a, elements.location)
+        .at(&ComplexArguments::out, truths.location);
+    return add_copy(truths.location, DType::kBool, truths.strides, to);
   }
   std::vector<int64_t> strides(from_strides.begin(), from_strides.end());
   if (ir::is_complex(from_type)) {
     for (int64_t& stride : strides) stride *= 2;
     if (ir::is_complex(to.dtype)) {
       strides.push_back(1);
-      return move(from, part_of(from_type), strides, parts_of(to));
+      return add_copy(from, part_of(from_type), strides, parts_of(to));
     }
-    return move(from, part_of(from_type), strides, to);  // Drops the imaginary part.
+    return add_copy(from, part_of(from_type), strides, to);  // Drops the imaginary part.
   }
   OpTensor part = parts_of(to);
   part.sizes.pop_back();
   part.strides.pop_back();
-  move(from, from_type, strides, part);
-  part.place.offset += ir::item_size(part.dtype);
-  const Place nothing = scratch(8);
+  add_copy(from, from_type, strides, part);
+  part.location.offset += ir::item_size(part.dtype);
+  const Location nothing = scratch(8);
   zero(nothing, 8);
-  move(nothing, part.dtype, std::vector<int64_t>(strides.size()), part);
+  add_copy(nothing, part.dtype, std::vector<int64_t>(strides.size()), part);
 }
 
 void OpPlanner::copy(const OpTensor& from, const OpTensor& to) {
@@ -261,24 +262,24 @@ void OpPlanner::copy(const OpTensor& from, const OpTensor& to) {
   for (size_t d = missing; d < to.sizes.size(); ++d) {
     strides[d] = from.sizes[d - missing] == 1 ? 0 : from.strides[d - missing];
   }
-  move(from.place, from.dtype, strides, to);
+  add_copy(from.location, from.dtype, strides, to);
 }
 
-Place OpPlanner::packed(const OpTensor& tensor, DType dtype) {
-  if (tensor.dtype == dtype && tensor.is_packed()) return tensor.place;
+Location OpPlanner::packed(const OpTensor& tensor, DType dtype) {
+  if (tensor.dtype == dtype && tensor.is_packed()) return tensor.location;
   OpTensor there = tensor;
   there.dtype = dtype;
   there.strides = packed_strides(tensor.sizes);
-  there.place = scratch(there.nbytes());
+  there.location = scratch(there.nbytes());
   copy(tensor, there);
-  return there.place;
+  return there.location;
 }
 
-OpTensor OpPlanner::apart(const OpTensor& tensor, const OpTensor& written) {
-  if (tensor.place.buffer != written.place.buffer) return tensor;
+OpTensor OpPlanner::without_overlap(const OpTensor& tensor, const OpTensor& written) {
+  if (tensor.location.buffer != written.location.buffer) return tensor;
   OpTensor there = tensor;
   there.strides = packed_strides(tensor.sizes);
-  there.place = scratch(there.nbytes());
+  there.location = scratch(there.nbytes());
   copy(tensor, there);
   return there;
 }
@@ -291,37 +292,38 @@ bool OpPlanner::is_read(uint32_t buffer) const {
   return read;
 }
 
-Place OpPlanner::output(const OpTensor& to) {
-  if (to.is_packed() && !is_read(to.place.buffer)) return to.place;
-  const Place place = scratch(to.nbytes());
-  late_.push_back({place, to});
-  return place;
+Location OpPlanner::output(const OpTensor& to) {
+  if (to.is_packed() && !is_read(to.location.buffer)) return to.location;
+  const Location location = scratch(to.nbytes());
+  deferred_copies_.push_back({location, to});
+  return location;
 }
 
 void OpPlanner::finish() {
-  for (const Late& late : late_) move(late.from, late.to.dtype, packed_strides(late.to.sizes), late.to);
-  late_.clear();
+  for (const DeferredCopy& deferred : deferred_copies_)
+    add_copy(deferred.from, deferred.to.dtype, packed_strides(deferred.to.sizes), deferred.to);
+  deferred_copies_.clear();
 }
 
-uint32_t OpPlanner::add_operand(int64_t dim, std::string words) {
-  plan_->operands.push_back({number_, op(), dim, std::move(words)});
+uint32_t OpPlanner::add_operand(int64_t dim, std::string message) {
+  plan_->operands.push_back({number_, op(), dim, std::move(message)});
   return static_cast<uint32_t>(plan_->operands.size() - 1);
 }
 
 Status make_result(OpPlanner& planner, DType dtype, const std::vector<int64_t>& sizes, const MakeResult& make) {
   if (const std::optional<OpTensor> to = planner.result(0)) {
-    if (to->dtype != dtype || to->sizes != sizes) return refuse("into another dtype or size");
-    const Place out = planner.output(*to);
+    if (to->dtype != dtype || to->sizes != sizes) return unsupported("into another dtype or size");
+    const Location out = planner.output(*to);
     make(&planner.plan().steps, out);
     return {};
   }
   const std::optional<uint32_t> view = planner.dynamic_result(0);
-  if (!view) return refuse("without a result");
-  const Place nothing = planner.scratch(8);
+  if (!view) return unsupported("without a result");
+  const Location nothing = planner.scratch(8);
   planner.zero(nothing, 8);
   planner.plan().count = nothing;
-  const Place out{planner.graph().views[*view].buffer, 0};
-  planner.plan().then = [=, view = *view](int64_t, OpPlan* rest, std::vector<DynamicResult>* results) {
+  const Location out{planner.graph().views[*view].buffer, 0};
+  planner.plan().plan_rest = [=, view = *view](int64_t, OpPlan* rest, std::vector<DynamicResult>* results) {
     results->push_back({view, dtype, sizes});
     make(&rest->steps, out);
     return Status();

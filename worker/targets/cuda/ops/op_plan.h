@@ -16,9 +16,9 @@
 
 #include "ir/graph.h"
 #include "ir/status.h"
-#include "worker/targets/cuda/device/late_failures.h"
+#include "worker/targets/cuda/device/deferred_failures.h"
 #include "worker/targets/cuda/kernels/kernel_images.h"
-#include "worker/targets/cuda/launch/place.h"
+#include "worker/targets/cuda/launch/location.h"
 
 // Plans how hand-written kernels (worker/targets/cuda/kernels) execute a node. Needs no GPU.
 namespace torch_remote::worker::cuda {
@@ -32,7 +32,7 @@ struct OpLaunch {
   // Words that are known only in a run.
   struct Address {
     size_t word = 0;
-    Place place;
+    Location location;
   };
   struct Parameter {
     size_t word = 0;
@@ -40,24 +40,24 @@ struct OpLaunch {
   };
   std::vector<Address> addresses;
   std::vector<Parameter> parameters;
-  std::optional<size_t> numbers;  // As in Work: `parameters` are the words after it.
-  std::optional<size_t> failure;  // The address of an IndexRecord; its operands are the plan's.
+  std::optional<size_t> scalars_word;  // As in WorkItem: `parameters` are the words after it.
+  std::optional<size_t> failure;       // The address of an IndexRecord; its operands are the plan's.
 };
 
 // Fills memory with one byte value.
 struct OpFill {
-  Place to;
+  Location to;
   uint64_t nbytes = 0;
   uint8_t value = 0;
 };
 
 // Bytes that the host computes from the run's values.
 struct OpUpload {
-  Place to;
+  Location to;
   std::function<std::vector<std::byte>(std::span<const int64_t> values)> make;
 };
 
-using OpStep = std::variant<Moved, OpLaunch, OpFill, OpUpload>;
+using OpStep = std::variant<StridedMove, OpLaunch, OpFill, OpUpload>;
 
 // A result whose size depends on data.
 struct DynamicResult {
@@ -74,14 +74,14 @@ struct OpPlan {
   std::vector<IndexedOperand> operands;  // Operands that failures refer to.
   // With dynamic results: the location of an i64 that the host reads after the steps, and a function that plans the
   // rest. The second plan's scratch follows the first one's, and its buffers are those of the results.
-  std::optional<Place> count;
-  std::function<Status(int64_t count, OpPlan* rest, std::vector<DynamicResult>* results)> then;
+  std::optional<Location> count;
+  std::function<Status(int64_t count, OpPlan* rest, std::vector<DynamicResult>* results)> plan_rest;
 };
 
 // A view with the values of one run.
 struct OpTensor {
   uint32_t view = 0;
-  Place place;
+  Location location;
   ir::DType dtype = ir::DType::kFloat32;
   std::vector<int64_t> sizes, strides;
 
@@ -91,10 +91,10 @@ struct OpTensor {
 };
 
 // The numbers of elements before, along and after a dim.
-struct Split {
+struct OuterLengthInner {
   int64_t outer = 1, length = 1, inner = 1;
 };
-Split split(std::span<const int64_t> sizes, int64_t dim);
+OuterLengthInner split(std::span<const int64_t> sizes, int64_t dim);
 
 std::vector<int64_t> packed_strides(std::span<const int64_t> sizes);
 
@@ -119,10 +119,10 @@ class OpPlanner {
   const ir::Arg* argument(std::string_view name) const;
   bool has(std::string_view name) const { return argument(name) != nullptr; }
   // Number arguments. Every value that is read becomes a dependency: the node is planned anew when it changes.
-  int64_t whole(std::string_view name, int64_t otherwise = 0);
+  int64_t integer(std::string_view name, int64_t otherwise = 0);
   double number(std::string_view name, double otherwise = 0);
-  bool flag(std::string_view name, bool otherwise = false) { return whole(name, otherwise ? 1 : 0) != 0; }
-  std::vector<int64_t> wholes(std::string_view name);
+  bool flag(std::string_view name, bool otherwise = false) { return integer(name, otherwise ? 1 : 0) != 0; }
+  std::vector<int64_t> integers(std::string_view name);
   int64_t value(ir::Sym symbol);
   // A number argument as the bits of an element.
   uint64_t bits(std::string_view name, ir::DType dtype);
@@ -139,19 +139,19 @@ class OpPlanner {
 
   // -- Its plan
 
-  Place scratch(uint64_t nbytes);
+  Location scratch(uint64_t nbytes);
   // The tensor's elements, contiguous and in that dtype: the tensor itself if it fits, else a copy.
-  Place packed(const OpTensor& tensor, ir::DType dtype);
-  Place packed(const OpTensor& tensor) { return packed(tensor, tensor.dtype); }
+  Location packed(const OpTensor& tensor, ir::DType dtype);
+  Location packed(const OpTensor& tensor) { return packed(tensor, tensor.dtype); }
   // The tensor, copied if it shares a buffer with `written`.
-  OpTensor apart(const OpTensor& tensor, const OpTensor& written);
+  OpTensor without_overlap(const OpTensor& tensor, const OpTensor& written);
   // Where to write a result's contiguous elements. It is in scratch memory if the result is strided or an operand
   // shares its buffer; `finish` then adds the copy.
-  Place output(const OpTensor& to);
+  Location output(const OpTensor& to);
   void copy(const OpTensor& from, const OpTensor& to);  // Broadcasts `from`.
-  void zero(Place to, uint64_t nbytes) { plan_->steps.emplace_back(OpFill{to, nbytes, 0}); }
+  void zero(Location to, uint64_t nbytes) { plan_->steps.emplace_back(OpFill{to, nbytes, 0}); }
   void upload(OpUpload upload) { plan_->steps.emplace_back(std::move(upload)); }
-  uint32_t add_operand(int64_t dim, std::string words = {});
+  uint32_t add_operand(int64_t dim, std::string message = {});
 
   // A launch, with words to fill in. It becomes a step at the end of the full expression, and cannot be used after
   // that. So steps that its operands add (`packed`, `copy`) always come before it.
@@ -167,33 +167,33 @@ class OpPlanner {
     Call& operator=(const Call&) = delete;
 
     template <typename U>
-    Call&& at(U T::* member, const Place& place) && {
-      add(word(&(given_.*member)), place);
+    Call&& at(U T::* member, const Location& location) && {
+      add(word(&(given_.*member)), location);
       return std::move(*this);
     }
     template <typename F>
-    Call&& at_word(F&& member, const Place& place) && {
-      add(word(member(given_)), place);
+    Call&& at_word(F&& member, const Location& location) && {
+      add(word(member(given_)), location);
       return std::move(*this);
     }
     // Fills in elements of an array.
     template <typename F>
-    Call&& at_words(F&& first, std::span<const Place> places) && {
-      for (size_t i = 0; i < places.size(); ++i) add(word(first(given_)) + i, places[i]);
+    Call&& at_words(F&& first, std::span<const Location> locations) && {
+      for (size_t i = 0; i < locations.size(); ++i) add(word(first(given_)) + i, locations[i]);
       return std::move(*this);
     }
     // Fills in several members with their locations.
     template <typename Members>
     Call&& at_each(const Members& members) && {
-      for (const auto& [member, place] : members) add(word(&(given_.*member)), place);
+      for (const auto& [member, location] : members) add(word(&(given_.*member)), location);
       return std::move(*this);
     }
     // Consecutive members, which follow a member that can hold their address in GPU memory.
     template <typename U>
     Call&& parameters(U T::* numbers, std::initializer_list<ir::Sym> symbols) && {
-      made_.numbers = word(&(given_.*numbers));
+      made_.scalars_word = word(&(given_.*numbers));
       for (const ir::Sym symbol : symbols) {
-        made_.parameters.push_back({*made_.numbers + 1 + made_.parameters.size(), symbol});
+        made_.parameters.push_back({*made_.scalars_word + 1 + made_.parameters.size(), symbol});
       }
       return std::move(*this);
     }
@@ -207,8 +207,8 @@ class OpPlanner {
     size_t word(const void* member) const {
       return static_cast<size_t>(static_cast<const char*>(member) - reinterpret_cast<const char*>(&given_)) / 8;
     }
-    void add(size_t word, const Place& place) {
-      if (place.buffer != kNowhere) made_.addresses.push_back({word, place});
+    void add(size_t word, const Location& location) {
+      if (location.buffer != kNoLocation) made_.addresses.push_back({word, location});
     }
 
     std::vector<OpStep>* const steps_;
@@ -243,9 +243,9 @@ class OpPlanner {
 
  private:
   bool is_read(uint32_t buffer) const;
-  void move(Place from, ir::DType from_type, std::span<const int64_t> from_strides, const OpTensor& to);
+  void add_copy(Location from, ir::DType from_type, std::span<const int64_t> from_strides, const OpTensor& to);
   // Copies between complex and real dtypes.
-  void move_parts(Place from, ir::DType from_type, std::span<const int64_t> from_strides, const OpTensor& to);
+  void add_parts_copy(Location from, ir::DType from_type, std::span<const int64_t> from_strides, const OpTensor& to);
 
   const ir::Graph& graph_;
   const ir::Node& node_;
@@ -253,23 +253,23 @@ class OpPlanner {
   std::span<const int64_t> values_;
   OpPlan* const plan_;
   std::vector<ir::Sym>* const symbols_;
-  struct Late {
-    Place from;
+  struct DeferredCopy {
+    Location from;
     OpTensor to;
   };
-  std::vector<Late> late_;
+  std::vector<DeferredCopy> deferred_copies_;
 };
 
 // The most blocks of a launch in which each block loops over items.
-inline constexpr int64_t kMostBlocks = 1 << 16;
+inline constexpr int64_t kMaxBlocks = 1 << 16;
 
 // The number of blocks of 256 threads for so many items; threads loop if there are more.
 inline int64_t blocks_for(int64_t items) {
-  constexpr int64_t kMost = 4096;
-  return items <= 0 ? 0 : items > kMost * 256 ? kMost : (items + 255) / 256;
+  constexpr int64_t kMax = 4096;
+  return items <= 0 ? 0 : items > kMax * 256 ? kMax : (items + 255) / 256;
 }
 
-inline Status refuse(std::string what) { return {ErrorCode::kUnsupported, std::move(what)}; }
+inline Status unsupported(std::string what) { return {ErrorCode::kUnsupported, std::move(what)}; }
 
 // -- the ops
 
@@ -305,28 +305,28 @@ std::span<const NamedPlan> complex_plans();
 
 // Makes the first result, whose sizes the client may not know although they do not depend on data. `make` adds the
 // steps that write its contiguous elements.
-using MakeResult = std::function<void(std::vector<OpStep>* steps, Place to)>;
+using MakeResult = std::function<void(std::vector<OpStep>* steps, Location to)>;
 Status make_result(OpPlanner& planner, ir::DType dtype, const std::vector<int64_t>& sizes, const MakeResult& make);
 
 // `from` broadcast to the sizes of `to`, contiguous, converted to `dtype`. If `dim` is given, it is rolled along it by
 // -`by`.
-OpTensor turned(OpPlanner& planner, const OpTensor& from, const OpTensor& to, ir::DType dtype,
-                std::optional<size_t> dim = std::nullopt, int64_t by = 0);
+OpTensor broadcast_and_roll(OpPlanner& planner, const OpTensor& from, const OpTensor& to, ir::DType dtype,
+                            std::optional<size_t> dim = std::nullopt, int64_t by = 0);
 
 // Writes the number of elements that are not 0 as an i64; `in` is contiguous.
-void count_nonzero(OpPlanner& planner, Place in, ir::DType dtype, int64_t count, Place out);
+void count_nonzero(OpPlanner& planner, Location in, ir::DType dtype, int64_t count, Location out);
 
 // A number argument as an element of a complex dtype, without dims. None: it is a tensor, or absent.
 std::optional<OpTensor> complex_number(OpPlanner& planner, std::string_view name, ir::DType dtype);
 // The absolute values of complex numbers, as a real tensor.
-OpTensor sizes_of(OpPlanner& planner, const OpTensor& tensor);
+OpTensor absolute_values(OpPlanner& planner, const OpTensor& tensor);
 
 // Sums and means of complex numbers, part by part.
 Status sum_of_parts(OpPlanner& planner);
 Status mean_of_parts(OpPlanner& planner);
 // Variances and standard deviations of complex numbers; both parts contribute.
 Status variance_of_parts(OpPlanner& planner);
-Status deviation_of_parts(OpPlanner& planner);
+Status std_of_parts(OpPlanner& planner);
 
 // Norms over some dims, of floats or complex numbers, into contiguous floats.
 void norm_over(OpPlanner& planner, const OpTensor& from, const std::vector<bool>& dims, double p, const OpTensor& to);
@@ -336,19 +336,19 @@ enum class ReduceAll : uint8_t { kSum, kMean, kMax, kMin };
 void reduce_all(OpPlanner& planner, ReduceAll how, const OpTensor& from, const OpTensor& to);
 
 // Whether each element is a member of a contiguous tensor of the same dtype. There are as many elements as `to` has.
-Status search_members(OpPlanner& planner, Place elements, const OpTensor& to, const OpTensor& members, bool inverts);
+Status search_members(OpPlanner& planner, Location elements, const OpTensor& to, const OpTensor& members, bool inverts);
 
 // c10::promoteTypes for real dtypes.
 ir::DType promote(ir::DType a, ir::DType b);
 
 // Sorts rows of u64 keys, overwriting `keys`. Returns where the sorted keys and their original positions (u32) are.
 struct Sorted {
-  Place keys, places;
+  Location keys, positions;
 };
-Sorted sort_rows(OpPlanner& planner, Place keys, int64_t rows, int64_t length);
+Sorted sort_rows(OpPlanner& planner, Location keys, int64_t rows, int64_t length);
 // The same for a tensor's elements along a dim.
-Status sort_tensor(OpPlanner& planner, const OpTensor& tensor, Place packed, const Split& dims, bool descending,
-                   Sorted* sorted);
+Status sort_tensor(OpPlanner& planner, const OpTensor& tensor, Location packed, const OuterLengthInner& dims,
+                   bool descending, Sorted* sorted);
 
 // x[mask], whose size depends on data.
 Status plan_index_by_mask(OpPlanner& planner);

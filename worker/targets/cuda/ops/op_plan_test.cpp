@@ -12,7 +12,7 @@ namespace {
 using Call = OpPlanner::Call<TriangleArguments>;
 
 template <typename C>
-concept UsableLater = requires(C& call, Place place) { call.at(&TriangleArguments::in, place); };
+concept UsableLater = requires(C& call, Location location) { call.at(&TriangleArguments::in, location); };
 // A named launch could be given operands after steps that it must precede.
 static_assert(!UsableLater<Call> && !std::is_copy_constructible_v<Call> && !std::is_move_constructible_v<Call>);
 
@@ -37,7 +37,9 @@ class OpPlans : public testing::Test {
     std::string all;
     for (const OpStep& step : plan_.steps) {
       all += all.empty() ? "" : " ";
-      all += std::holds_alternative<Moved>(step) ? "move" : std::holds_alternative<OpLaunch>(step) ? "launch" : "other";
+      all += std::holds_alternative<StridedMove>(step) ? "move"
+             : std::holds_alternative<OpLaunch>(step)  ? "launch"
+                                                       : "other";
     }
     return all;
   }
@@ -56,12 +58,12 @@ TEST_F(OpPlans, OperandsThatALaunchAsksForArePackedBeforeIt) {
       .at(&TriangleArguments::out, planner.output(to));
   planner.finish();
   ASSERT_EQ(steps(), "move launch");
-  const Place packed = std::get<Moved>(plan_.steps[0]).to;
+  const Location packed = std::get<StridedMove>(plan_.steps[0]).to;
   const auto& launch = std::get<OpLaunch>(plan_.steps[1]);
   ASSERT_EQ(launch.addresses.size(), 2u);
-  EXPECT_EQ(launch.addresses[0].place.buffer, packed.buffer);
+  EXPECT_EQ(launch.addresses[0].location.buffer, packed.buffer);
   EXPECT_EQ(launch.addresses[0].word, offsetof(TriangleArguments, in) / 8);
-  EXPECT_EQ(launch.addresses[1].place.buffer, 1u);
+  EXPECT_EQ(launch.addresses[1].location.buffer, 1u);
 }
 
 // More of each than a vector holds without reallocation.
@@ -78,14 +80,14 @@ TEST_F(OpPlans, LaunchesKeepTheirOrderAndTheirWords) {
     const auto& launch = std::get<OpLaunch>(plan_.steps[3 * i + 2]);
     EXPECT_EQ(launch.grid, i + 1);
     EXPECT_EQ(launch.words[offsetof(TriangleArguments, count) / 8], i + 1);
-    EXPECT_EQ(launch.addresses[0].place.buffer, std::get<Moved>(plan_.steps[3 * i]).to.buffer);
-    EXPECT_EQ(launch.addresses[1].place.buffer, std::get<Moved>(plan_.steps[3 * i + 1]).to.buffer);
+    EXPECT_EQ(launch.addresses[0].location.buffer, std::get<StridedMove>(plan_.steps[3 * i]).to.buffer);
+    EXPECT_EQ(launch.addresses[1].location.buffer, std::get<StridedMove>(plan_.steps[3 * i + 1]).to.buffer);
   }
 }
 
 TEST_F(OpPlans, OfNoBlocksALaunchIsNoStep) {
   OpPlanner planner = this->planner();
-  planner.launch(KernelFile::kFill, "triangle", TriangleArguments{}, 0).at(&TriangleArguments::in, Place{0, 0});
+  planner.launch(KernelFile::kFill, "triangle", TriangleArguments{}, 0).at(&TriangleArguments::in, Location{0, 0});
   EXPECT_EQ(steps(), "");
 }
 

@@ -82,18 +82,18 @@ double largest_of(DType dtype) {
 // -- operands ---------------------------------------------------------------------------------------------------------
 
 struct Operand {
-  bool there = false;
+  bool is_given = false;
   std::optional<OpTensor> tensor = std::nullopt;
   double number = 0;
-  int64_t whole = 0;
-  Place place = {};
+  int64_t integer = 0;
+  Location location = {};
 };
 
 Operand operand(OpPlanner& planner, std::string_view name, ResultType* types) {
   Operand made;
   const ir::Arg* const arg = planner.argument(name);
   if (arg == nullptr) return made;
-  made.there = true;
+  made.is_given = true;
   made.tensor = planner.tensor(name);
   if (made.tensor) {
     types->add_tensor(made.tensor->dtype, !made.tensor->sizes.empty());
@@ -103,7 +103,7 @@ Operand operand(OpPlanner& planner, std::string_view name, ResultType* types) {
   const bool is_tensor = arg->tag == ir::ArgTag::kScalarTensor;
   const auto dtype = static_cast<DType>(arg->b & 0xFF);
   const bool is_float = is_tensor ? ir::is_float(dtype) : arg->tag == ir::ArgTag::kFloat;
-  if (!is_float) made.whole = planner.whole(name);
+  if (!is_float) made.integer = planner.integer(name);
   if (is_tensor && (arg->b >> 8 & 1) == 0) {
     types->add_tensor(dtype, false);
   } else {
@@ -114,53 +114,53 @@ Operand operand(OpPlanner& planner, std::string_view name, ResultType* types) {
 }
 
 // Converts an operand to the dtype of the computation and expands it to the result's sizes.
-void bring(OpPlanner& planner, const OpTensor& to, DType dtype, Operand* operand) {
+void expand_to(OpPlanner& planner, const OpTensor& to, DType dtype, Operand* operand) {
   if (!operand->tensor) {
     operand->number = as_element(operand->number, dtype);
-    operand->whole = as_element(operand->whole, dtype);
+    operand->integer = as_element(operand->integer, dtype);
   } else if (operand->tensor->sizes == to.sizes) {
-    operand->place = planner.packed(*operand->tensor, dtype);
+    operand->location = planner.packed(*operand->tensor, dtype);
   } else {
     OpTensor wide = to;
     wide.dtype = dtype;
     wide.strides = packed_strides(wide.sizes);
-    wide.place = planner.scratch(wide.nbytes());
+    wide.location = planner.scratch(wide.nbytes());
     planner.copy(*operand->tensor, wide);
-    operand->place = wide.place;
+    operand->location = wide.location;
   }
 }
 
 Status compute(OpPlanner& planner, Pointwise what, DType dtype, const OpTensor& to, Operand a, Operand b = {},
                Operand c = {}, double d = 0) {
   for (Operand* const one : {&a, &b, &c}) {
-    if (one->there) bring(planner, to, dtype, one);
+    if (one->is_given) expand_to(planner, to, dtype, one);
   }
   const bool floats = ir::is_float(dtype);
   const PointwiseArguments arguments{.count = to.count(),
                                      .dtype = static_cast<i64>(dtype),
                                      .out_dtype = static_cast<i64>(to.dtype),
                                      .what = what,
-                                     .has_b = b.there ? 1 : 0,
-                                     .has_c = c.there ? 1 : 0,
+                                     .has_b = b.is_given ? 1 : 0,
+                                     .has_c = c.is_given ? 1 : 0,
                                      .a_number = a.number,
                                      .b_number = b.number,
                                      .c_number = c.number,
                                      .d_number = d,
-                                     .a_whole = a.whole,
-                                     .b_whole = b.whole,
-                                     .c_whole = c.whole};
+                                     .a_int = a.integer,
+                                     .b_int = b.integer,
+                                     .c_int = c.integer};
   const bool divides = what == Pointwise::kFmod || what == Pointwise::kRemainder || what == Pointwise::kFloorDivide ||
                        what == Pointwise::kTruncDivide;
-  const bool divides_wholes = divides && !floats;
-  const bool can_fail = divides_wholes || what == Pointwise::kBinaryCrossEntropy;
-  if (can_fail) planner.add_operand(divides_wholes ? kDivision : -1);
+  const bool divides_integers = divides && !floats;
+  const bool can_fail = divides_integers || what == Pointwise::kBinaryCrossEntropy;
+  if (can_fail) planner.add_operand(divides_integers ? kDivision : -1);
   const char* const kernel = what >= Pointwise::kBesselI ? "pointwise_special"
                              : floats                    ? "pointwise_float"
-                                                         : "pointwise_whole";
+                                                         : "pointwise_int";
   planner.launch(KernelFile::kPointwise, kernel, arguments, blocks_for(arguments.count))
-      .at(&PointwiseArguments::a, a.place)
-      .at(&PointwiseArguments::b, b.place)
-      .at(&PointwiseArguments::c, c.place)
+      .at(&PointwiseArguments::a, a.location)
+      .at(&PointwiseArguments::b, b.location)
+      .at(&PointwiseArguments::c, c.location)
       .at(&PointwiseArguments::out, planner.output(to))
       .failure([](const PointwiseArguments& words) { return &words.failure; }, can_fail);
   return {};
@@ -172,7 +172,7 @@ Status binary(OpPlanner& planner, Pointwise what, std::string_view second = "oth
   ResultType types;
   const auto to = planner.result(0);
   Operand a = operand(planner, "self", &types), b = operand(planner, second, &types);
-  if (!to || !a.there || !b.there) return refuse("without a result");
+  if (!to || !a.is_given || !b.is_given) return unsupported("without a result");
   return compute(planner, what, types.get(), *to, std::move(a), std::move(b));
 }
 template <Pointwise kWhat>
@@ -183,7 +183,7 @@ Status heaviside(OpPlanner& planner) { return binary(planner, Pointwise::kHeavis
 
 Status divide(OpPlanner& planner) {
   const ir::Arg* const mode = planner.argument("rounding_mode");
-  if (mode == nullptr || mode->tag != ir::ArgTag::kString) return refuse("of these dtypes");
+  if (mode == nullptr || mode->tag != ir::ArgTag::kString) return unsupported("of these dtypes");
   return binary(planner, mode->text == "floor" ? Pointwise::kFloorDivide : Pointwise::kTruncDivide);
 }
 
@@ -192,24 +192,24 @@ Status clamp(OpPlanner& planner) {
   const auto to = planner.result(0);
   Operand a = operand(planner, "self", &types), least = operand(planner, "min", &types),
           most = operand(planner, "max", &types);
-  if (!to || !a.there) return refuse("without a result");
+  if (!to || !a.is_given) return unsupported("without a result");
   return compute(planner, Pointwise::kClamp, types.get(), *to, std::move(a), std::move(least), std::move(most));
 }
 
 // The result is a copy of the operand.
 Status same(OpPlanner& planner, const OpTensor& self, const OpTensor& to) {
-  if (self.place.buffer == to.place.buffer && self.place.offset == to.place.offset) return {};
+  if (self.location.buffer == to.location.buffer && self.location.offset == to.location.offset) return {};
   planner.copy(self, to);
   return {};
 }
 
 Status nan_to_num(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to) return refuse("without a result");
+  if (!self || !to) return unsupported("without a result");
   if (!ir::is_float(self->dtype)) return same(planner, *self, *to);
   const double most = largest_of(self->dtype);
-  Operand a{.there = true, .tensor = self}, nan{.there = true, .number = planner.number("nan", 0)},
-      infinite{.there = true, .number = planner.number("posinf", most)};
+  Operand a{.is_given = true, .tensor = self}, nan{.is_given = true, .number = planner.number("nan", 0)},
+      infinite{.is_given = true, .number = planner.number("posinf", most)};
   return compute(planner, Pointwise::kNanToNum, self->dtype, *to, std::move(a), std::move(nan), std::move(infinite),
                  as_element(planner.number("neginf", -most), self->dtype));
 }
@@ -217,21 +217,21 @@ Status nan_to_num(OpPlanner& planner) {
 // Integers need no rounding.
 Status round(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || self->dtype != to->dtype) return refuse("of these dtypes");
+  if (!self || !to || self->dtype != to->dtype) return unsupported("of these dtypes");
   if (!ir::is_float(self->dtype)) return same(planner, *self, *to);
-  if (!planner.has("decimals")) return refuse("of these dtypes");
-  const int64_t decimals = planner.whole("decimals");
-  const Operand to_decimals{.there = true, .number = static_cast<double>(decimals)},
-      ten{.there = true, .number = std::pow(10.0, static_cast<double>(std::abs(decimals)))};
-  return compute(planner, Pointwise::kRoundDecimals, self->dtype, *to, {.there = true, .tensor = self}, to_decimals,
+  if (!planner.has("decimals")) return unsupported("of these dtypes");
+  const int64_t decimals = planner.integer("decimals");
+  const Operand to_decimals{.is_given = true, .number = static_cast<double>(decimals)},
+      ten{.is_given = true, .number = std::pow(10.0, static_cast<double>(std::abs(decimals)))};
+  return compute(planner, Pointwise::kRoundDecimals, self->dtype, *to, {.is_given = true, .tensor = self}, to_decimals,
                  ten);
 }
 
 // frexp: mantissa and exponent.
 Status parts_of_floats(OpPlanner& planner) {
   const auto self = planner.tensor("self"), mantissa = planner.result(0), exponent = planner.result(1);
-  if (!self || !ir::is_float(self->dtype)) return refuse("of integers");
-  const Operand a{.there = true, .tensor = self};
+  if (!self || !ir::is_float(self->dtype)) return unsupported("of integers");
+  const Operand a{.is_given = true, .tensor = self};
   if (mantissa) {
     Status status = compute(planner, Pointwise::kMantissa, self->dtype, *mantissa, a);
     if (!status.ok()) return status;
@@ -243,27 +243,27 @@ Status parts_of_floats(OpPlanner& planner) {
 Status power(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   const double exponent = planner.number("exponent", -1);
-  if (!self || !to || self->dtype != DType::kBool || to->dtype != DType::kBool) return refuse("of these dtypes");
+  if (!self || !to || self->dtype != DType::kBool || to->dtype != DType::kBool) return unsupported("of these dtypes");
   if (exponent == 1) return same(planner, *self, *to);
-  if (exponent != 0) return refuse("of bools to this power");
-  return compute(planner, Pointwise::kGreaterOrEqual, DType::kBool, *to, {.there = true, .tensor = self},
-                 {.there = true});
+  if (exponent != 0) return unsupported("of bools to this power");
+  return compute(planner, Pointwise::kGreaterOrEqual, DType::kBool, *to, {.is_given = true, .tensor = self},
+                 {.is_given = true});
 }
 
 Status unary(OpPlanner& planner, Pointwise what) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to) return refuse("without a result");
+  if (!self || !to) return unsupported("without a result");
   const bool widens = ir::is_float(to->dtype) && !ir::is_float(self->dtype);
-  return compute(planner, what, widens ? to->dtype : self->dtype, *to, {.there = true, .tensor = self});
+  return compute(planner, what, widens ? to->dtype : self->dtype, *to, {.is_given = true, .tensor = self});
 }
 Status same_bools(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || self->dtype != DType::kBool || to->dtype != DType::kBool) return refuse("of these dtypes");
+  if (!self || !to || self->dtype != DType::kBool || to->dtype != DType::kBool) return unsupported("of these dtypes");
   return same(planner, *self, *to);
 }
 Status infinity_of_bools(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || self->dtype != DType::kBool || to->dtype != DType::kBool) return refuse("of these dtypes");
+  if (!self || !to || self->dtype != DType::kBool || to->dtype != DType::kBool) return unsupported("of these dtypes");
   planner.zero(planner.output(*to), to->nbytes());
   return {};
 }
@@ -276,9 +276,9 @@ Status angle(OpPlanner& planner) { return unary(planner, Pointwise::kAngle); }
 // Only for integers; floats are compiled.
 Status logit(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || ir::is_float(self->dtype) || !ir::is_float(to->dtype)) return refuse("of these dtypes");
-  return compute(planner, Pointwise::kLogit, to->dtype, *to, {.there = true, .tensor = self},
-                 {.there = true, .number = planner.number("eps", -1)});
+  if (!self || !to || ir::is_float(self->dtype) || !ir::is_float(to->dtype)) return unsupported("of these dtypes");
+  return compute(planner, Pointwise::kLogit, to->dtype, *to, {.is_given = true, .tensor = self},
+                 {.is_given = true, .number = planner.number("eps", -1)});
 }
 
 Status sinc(OpPlanner& planner) { return unary(planner, Pointwise::kSinc); }
@@ -288,10 +288,10 @@ Status entropy(OpPlanner& planner) { return unary(planner, Pointwise::kEntropy);
 
 Status special(OpPlanner& planner, Pointwise what, double b = 0, double c = 0) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || !ir::is_float(to->dtype)) return refuse("without a result");
+  if (!self || !to || !ir::is_float(to->dtype)) return unsupported("without a result");
   const DType dtype = ir::is_float(self->dtype) ? self->dtype : to->dtype;
-  return compute(planner, what, dtype, *to, {.there = true, .tensor = self}, {.there = true, .number = b},
-                 {.there = true, .number = c});
+  return compute(planner, what, dtype, *to, {.is_given = true, .tensor = self}, {.is_given = true, .number = b},
+                 {.is_given = true, .number = c});
 }
 template <int kOrder, bool kScales>
 Status bessel_i(OpPlanner& planner) {
@@ -307,15 +307,15 @@ Status zeta(OpPlanner& planner) {
   ResultType types;
   const auto to = planner.result(0);
   Operand a = operand(planner, "self", &types), b = operand(planner, "other", &types);
-  if (!to || !a.there || !b.there || !ir::is_float(to->dtype)) return refuse("without a result");
+  if (!to || !a.is_given || !b.is_given || !ir::is_float(to->dtype)) return unsupported("without a result");
   const DType dtype = ir::is_float(types.get()) ? types.get() : to->dtype;
   return compute(planner, Pointwise::kZeta, dtype, *to, std::move(a), std::move(b));
 }
 
 Status log_sigmoid(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0), kept = planner.result(1);
-  if (!self || !to || !ir::is_float(self->dtype)) return refuse("of integers");
-  const Operand a{.there = true, .tensor = self};
+  if (!self || !to || !ir::is_float(self->dtype)) return unsupported("of integers");
+  const Operand a{.is_given = true, .tensor = self};
   if (kept && kept->sizes == self->sizes) {
     if (Status status = compute(planner, Pointwise::kExpOfNegative, self->dtype, *kept, a); !status.ok()) return status;
   }
@@ -325,36 +325,36 @@ Status log_sigmoid(OpPlanner& planner) {
 // out[i] = a[i + 1] b[i + 2] - a[i + 2] b[i + 1] along a dim of three.
 Status cross(OpPlanner& planner) {
   const auto self = planner.tensor("self"), other = planner.tensor("other"), to = planner.result(0);
-  if (!self || !other || !to || to->sizes.empty() || to->dtype == DType::kBool) return refuse("of these dtypes");
-  const int64_t given = planner.whole("dim", -1);
+  if (!self || !other || !to || to->sizes.empty() || to->dtype == DType::kBool) return unsupported("of these dtypes");
+  const int64_t given = planner.integer("dim", -1);
   const auto dim = static_cast<size_t>(given < 0 ? given + static_cast<int64_t>(to->sizes.size()) : given);
-  if (to->sizes[dim] != 3) return refuse("along such a dim");
+  if (to->sizes[dim] != 3) return unsupported("along such a dim");
   const DType wide = ir::is_float(to->dtype) ? DType::kFloat64 : DType::kInt64;
   const auto side = [&](const OpTensor& from, int64_t by) {
-    return Operand{.there = true, .tensor = turned(planner, from, *to, wide, dim, by)};
+    return Operand{.is_given = true, .tensor = broadcast_and_roll(planner, from, *to, wide, dim, by)};
   };
   OpTensor product = *to;
   product.dtype = wide;
   product.strides = packed_strides(product.sizes);
-  product.place = planner.scratch(product.nbytes());
+  product.location = planner.scratch(product.nbytes());
   Status status = compute(planner, Pointwise::kTimes, wide, product, side(*self, 1), side(*other, 2));
   if (!status.ok()) return status;
   return compute(planner, Pointwise::kMinusProduct, wide, *to, side(*self, 2), side(*other, 1),
-                 {.there = true, .tensor = product});
+                 {.is_given = true, .tensor = product});
 }
 
 // Scales down slices along a dim whose norm is too large.
 Status renorm(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || self->sizes.empty() || self->dtype != to->dtype) return refuse("of these dtypes");
-  const int64_t given = planner.whole("dim");
+  if (!self || !to || self->sizes.empty() || self->dtype != to->dtype) return unsupported("of these dtypes");
+  const int64_t given = planner.integer("dim");
   const auto dim = static_cast<size_t>(given < 0 ? given + static_cast<int64_t>(self->sizes.size()) : given);
   OpTensor norms;
   norms.dtype = DType::kFloat64;
   norms.sizes.assign(self->sizes.size(), 1);
   norms.sizes[dim] = self->sizes[dim];
   norms.strides = packed_strides(norms.sizes);
-  norms.place = planner.scratch(norms.nbytes());
+  norms.location = planner.scratch(norms.nbytes());
   std::vector<bool> dims(self->sizes.size(), true);
   dims[dim] = false;
   norm_over(planner, *self, dims, planner.number("p"), norms);
@@ -365,36 +365,36 @@ Status renorm(OpPlanner& planner) {
     norms.sizes.push_back(1);
     norms.strides.push_back(1);
   }
-  return compute(planner, Pointwise::kRenorm, DType::kFloat64, made, {.there = true, .tensor = from},
-                 {.there = true, .tensor = norms}, {}, planner.number("maxnorm"));
+  return compute(planner, Pointwise::kRenorm, DType::kFloat64, made, {.is_given = true, .tensor = from},
+                 {.is_given = true, .tensor = norms}, {}, planner.number("maxnorm"));
 }
 
 // GLU: the two halves of a dim; one is multiplied by the sigmoid of the other.
 std::optional<std::pair<OpTensor, OpTensor>> halves_of(OpPlanner& planner, const OpTensor& whole) {
   if (whole.sizes.empty()) return std::nullopt;
-  const int64_t given = planner.whole("dim", -1);
+  const int64_t given = planner.integer("dim", -1);
   const auto dim = static_cast<size_t>(given < 0 ? given + static_cast<int64_t>(whole.sizes.size()) : given);
   std::pair<OpTensor, OpTensor> made = {whole, whole};
   const int64_t half = whole.sizes[dim] / 2;
   made.first.sizes[dim] = made.second.sizes[dim] = half;
-  made.second.place.offset += static_cast<uint64_t>(half * whole.strides[dim]) * ir::item_size(whole.dtype);
+  made.second.location.offset += static_cast<uint64_t>(half * whole.strides[dim]) * ir::item_size(whole.dtype);
   return made;
 }
 Status glu(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || !ir::is_float(self->dtype)) return refuse("of integers");
+  if (!self || !to || !ir::is_float(self->dtype)) return unsupported("of integers");
   const auto halves = halves_of(planner, *self);
-  if (!halves) return refuse("of a number");
-  return compute(planner, Pointwise::kGlu, self->dtype, *to, {.there = true, .tensor = halves->first},
-                 {.there = true, .tensor = halves->second});
+  if (!halves) return unsupported("of a number");
+  return compute(planner, Pointwise::kGlu, self->dtype, *to, {.is_given = true, .tensor = halves->first},
+                 {.is_given = true, .tensor = halves->second});
 }
 Status glu_backward(OpPlanner& planner) {
   const auto grad = planner.tensor("grad_output"), self = planner.tensor("self"), to = planner.result(0);
-  if (!grad || !self || !to || !ir::is_float(self->dtype)) return refuse("of integers");
+  if (!grad || !self || !to || !ir::is_float(self->dtype)) return unsupported("of integers");
   const auto halves = halves_of(planner, *self), made = halves_of(planner, *to);
-  if (!halves || !made) return refuse("of a number");
-  const Operand of_grad{.there = true, .tensor = grad}, gate{.there = true, .tensor = halves->second};
-  const Operand gated{.there = true, .tensor = halves->first};
+  if (!halves || !made) return unsupported("of a number");
+  const Operand of_grad{.is_given = true, .tensor = grad}, gate{.is_given = true, .tensor = halves->second};
+  const Operand gated{.is_given = true, .tensor = halves->first};
   Status status = compute(planner, Pointwise::kGlu, self->dtype, made->first, of_grad, gate);
   if (!status.ok()) return status;
   return compute(planner, Pointwise::kGluSlope, self->dtype, made->second, gated, gate, of_grad);
@@ -404,32 +404,32 @@ Status glu_backward(OpPlanner& planner) {
 Status pair_loss(OpPlanner& planner, Pointwise what, double d = 0) {
   const auto self = planner.tensor("self"), target = planner.tensor("target"), weight = planner.tensor("weight"),
              of_truth = planner.tensor("pos_weight"), to = planner.result(0);
-  if (!self || !target || !to || !ir::is_float(self->dtype)) return refuse("of integers");
-  const auto how = planner.whole("reduction", 1);
+  if (!self || !target || !to || !ir::is_float(self->dtype)) return unsupported("of integers");
+  const auto how = planner.integer("reduction", 1);
   const DType dtype = promote(self->dtype, target->dtype);
   OpTensor losses = *to;
   if (how != 0) {
     losses.sizes = self->sizes;
-    if (target->sizes != self->sizes) return refuse("of targets of other sizes");
+    if (target->sizes != self->sizes) return unsupported("of targets of other sizes");
   }
   // Losses that are still summed or multiplied are at least f32.
   const bool ends = how == 0 && (!weight || what == Pointwise::kBinaryCrossEntropy);
   if (!ends) {
     losses.dtype = dtype == DType::kFloat64 ? dtype : DType::kFloat32;
     losses.strides = packed_strides(losses.sizes);
-    losses.place = planner.scratch(losses.nbytes());
+    losses.location = planner.scratch(losses.nbytes());
   }
   const bool of_chances = what == Pointwise::kBinaryCrossEntropy;
   const std::optional<OpTensor>& third = of_chances ? weight : of_truth;
   Status status =
-      compute(planner, what, dtype, losses, {.there = true, .tensor = self}, {.there = true, .tensor = target},
-              third ? Operand{.there = true, .tensor = third} : Operand{}, d);
+      compute(planner, what, dtype, losses, {.is_given = true, .tensor = self}, {.is_given = true, .tensor = target},
+              third ? Operand{.is_given = true, .tensor = third} : Operand{}, d);
   if (!status.ok() || ends) return status;
   if (weight && !of_chances) {
     OpTensor weighted = how == 0 ? *to : losses;
-    if (how != 0) weighted.place = planner.scratch(losses.nbytes());
-    status = compute(planner, Pointwise::kTimes, losses.dtype, weighted, {.there = true, .tensor = losses},
-                     {.there = true, .tensor = weight});
+    if (how != 0) weighted.location = planner.scratch(losses.nbytes());
+    status = compute(planner, Pointwise::kTimes, losses.dtype, weighted, {.is_given = true, .tensor = losses},
+                     {.is_given = true, .tensor = weight});
     if (!status.ok() || how == 0) return status;
     losses = weighted;
   }
@@ -452,36 +452,36 @@ Status is_in(OpPlanner& planner) {
   const bool one = !planner.has("test_elements");
   Operand elements = operand(planner, planner.has("elements") ? "elements" : "element", &types),
           tests = operand(planner, one ? "test_element" : "test_elements", &types);
-  if (!to || !elements.there || !tests.there) return refuse("without a result");
+  if (!to || !elements.is_given || !tests.is_given) return unsupported("without a result");
   const DType dtype = types.get();
   const bool inverts = planner.flag("invert");
   if (one) {
     return compute(planner, inverts ? Pointwise::kNotEqual : Pointwise::kEqual, dtype, *to, std::move(elements),
                    std::move(tests));
   }
-  if (!tests.tensor) return refuse("of a number");
-  bring(planner, *to, dtype, &elements);
+  if (!tests.tensor) return unsupported("of a number");
+  expand_to(planner, *to, dtype, &elements);
   OpTensor all = *tests.tensor;
-  if (elements.place.buffer == kNowhere) {  // It is a number.
-    elements.place = planner.scratch(8);
+  if (elements.location.buffer == kNoLocation) {  // It is a number.
+    elements.location = planner.scratch(8);
     planner
         .launch(KernelFile::kFill, "fill_bits",
                 FillArguments{.count = 1, .item = ir::item_size(dtype), .bits = planner.bits("element", dtype)}, 1, 32)
-        .at(&FillArguments::out, elements.place);
+        .at(&FillArguments::out, elements.location);
   }
-  all.place = planner.packed(all, dtype);
+  all.location = planner.packed(all, dtype);
   all.dtype = dtype;
-  return search_members(planner, elements.place, *to, all, inverts);
+  return search_members(planner, elements.location, *to, all, inverts);
 }
 
 // Whether all elements are equal: a bool on the host.
 Status equal(OpPlanner& planner) {
   auto self = planner.tensor("self"), other = planner.tensor("other");
-  if (!self || !other || self->dtype != other->dtype) return refuse("of two dtypes");
-  const Place count = planner.scratch(8);
+  if (!self || !other || self->dtype != other->dtype) return unsupported("of two dtypes");
+  const Location count = planner.scratch(8);
   planner.plan().count = count;
   const bool same_sizes = self->sizes == other->sizes;
-  planner.plan().then = [same_sizes](int64_t different, OpPlan*, std::vector<DynamicResult>* results) {
+  planner.plan().plan_rest = [same_sizes](int64_t different, OpPlan*, std::vector<DynamicResult>* results) {
     results->push_back({.number = same_sizes && different == 0 ? 1 : 0});
     return Status();
   };
@@ -491,15 +491,15 @@ Status equal(OpPlanner& planner) {
   }
   DType dtype = self->dtype;
   int64_t numbers = self->count();
-  const Place a = planner.packed(*self), b = planner.packed(*other);
+  const Location a = planner.packed(*self), b = planner.packed(*other);
   if (ir::is_complex(dtype)) {
-    if (dtype == DType::kComplex32) return refuse("of complex32");
+    if (dtype == DType::kComplex32) return unsupported("of complex32");
     dtype = dtype == DType::kComplex64 ? DType::kFloat32 : DType::kFloat64;
     numbers *= 2;
   }
-  const Place flags = planner.scratch(static_cast<uint64_t>(numbers));
+  const Location flags = planner.scratch(static_cast<uint64_t>(numbers));
   planner
-      .launch(KernelFile::kPointwise, ir::is_float(dtype) ? "pointwise_float" : "pointwise_whole",
+      .launch(KernelFile::kPointwise, ir::is_float(dtype) ? "pointwise_float" : "pointwise_int",
               PointwiseArguments{.count = numbers,
                                  .dtype = static_cast<i64>(dtype),
                                  .out_dtype = static_cast<i64>(DType::kBool),

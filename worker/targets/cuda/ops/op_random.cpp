@@ -40,30 +40,32 @@ uint64_t last_integer(DType dtype) {
 }
 
 // Fills the op's result, or `self`.
-Status fill(OpPlanner& planner, RandomArguments draw, Place probabilities = {}) {
+Status fill(OpPlanner& planner, RandomArguments draw, Location probabilities = {}) {
   std::optional<OpTensor> to = planner.result(0);
   if (!to) to = planner.tensor("self");
   const ir::Arg* const generator = planner.argument("generator");
-  if (!to || generator == nullptr || generator->tag != ir::ArgTag::kGenerator) return refuse("without a generator");
+  if (!to || generator == nullptr || generator->tag != ir::ArgTag::kGenerator)
+    return unsupported("without a generator");
   draw.count = to->count();
   draw.dtype = static_cast<i64>(to->dtype);
   const bool is_complex = to->dtype == DType::kComplex64 || to->dtype == DType::kComplex128;
   if (is_complex) {  // Real and imaginary parts, which share the variance.
-    if (draw.draw != Draw::kUniform && (draw.draw != Draw::kNormal || draw.a != 0)) return refuse("of complex numbers");
+    if (draw.draw != Draw::kUniform && (draw.draw != Draw::kNormal || draw.a != 0))
+      return unsupported("of complex numbers");
     draw.count *= 2;
     draw.dtype = static_cast<i64>(to->dtype == DType::kComplex64 ? DType::kFloat32 : DType::kFloat64);
     if (draw.draw == Draw::kNormal) draw.b = draw.b * std::numbers::sqrt2 / 2;
   } else if (draw.draw <= Draw::kExponential && !ir::is_float(to->dtype)) {
-    return refuse("of integers");
+    return unsupported("of integers");
   }
-  const Place place = planner.output(*to);
+  const Location location = planner.output(*to);
   // A thread makes two or four numbers from one Philox block of words.
   planner.launch(KernelFile::kRandom, "random_fill", draw, blocks_for((draw.count + 1) / 2))
-      .at(&RandomArguments::out, place)
+      .at(&RandomArguments::out, location)
       .at(&RandomArguments::probabilities, probabilities)
       .parameters(&RandomArguments::numbers, {generator->a, generator->a + 1})
-      .failure([](const RandomArguments& words) { return &words.failure; }, draw.draw == Draw::kBelowEach);
-  if (draw.draw == Draw::kBelowEach) planner.add_operand(-1);
+      .failure([](const RandomArguments& words) { return &words.failure; }, draw.draw == Draw::kBernoulliEach);
+  if (draw.draw == Draw::kBernoulliEach) planner.add_operand(-1);
   return {};
 }
 
@@ -74,7 +76,7 @@ Status uniform(OpPlanner& planner) {
 }
 
 Status normal(OpPlanner& planner) {
-  if (planner.tensor("mean") || planner.tensor("std")) return refuse("means and deviations of each element");
+  if (planner.tensor("mean") || planner.tensor("std")) return unsupported("means and deviations of each element");
   const RandomArguments draw{.draw = Draw::kNormal, .a = planner.number("mean"), .b = planner.number("std", 1)};
   if (!(draw.b >= 0)) return invalid("normal expects std >= 0.0");
   return fill(planner, draw);
@@ -94,10 +96,10 @@ Status geometric(OpPlanner& planner) {
 
 Status integers(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self");
-  if (!self) return refuse("without a tensor");
-  RandomArguments draw{.draw = Draw::kIntegers, .first = planner.whole("from")};
+  if (!self) return unsupported("without a tensor");
+  RandomArguments draw{.draw = Draw::kIntegers, .first = planner.integer("from")};
   if (planner.has("to")) {
-    const int64_t to = planner.whole("to");
+    const int64_t to = planner.integer("to");
     if (draw.first >= to) return invalid("random_ expects 'from' to be less than 'to'");
     draw.range = static_cast<uint64_t>(to) - static_cast<uint64_t>(draw.first);
   } else {
@@ -109,37 +111,38 @@ Status integers(OpPlanner& planner) {
 Status bernoulli(OpPlanner& planner) {
   if (const std::optional<OpTensor> each = planner.tensor("p")) {
     const std::optional<OpTensor> self = planner.tensor("self");
-    if (!self) return refuse("without a tensor");
+    if (!self) return unsupported("without a tensor");
     OpTensor wide = *self;
     wide.dtype = DType::kFloat64;
     wide.strides = packed_strides(wide.sizes);
-    wide.place = planner.scratch(wide.nbytes());
+    wide.location = planner.scratch(wide.nbytes());
     planner.copy(*each, wide);
-    return fill(planner, {.draw = Draw::kBelowEach}, wide.place);
+    return fill(planner, {.draw = Draw::kBernoulliEach}, wide.location);
   }
   const double p = planner.number("p", 0.5);
   if (!(p >= 0 && p <= 1)) return invalid("bernoulli_ expects p to be in [0, 1], but got p=" + std::to_string(p));
-  return fill(planner, {.draw = Draw::kBelow, .range = static_cast<uint64_t>(std::ldexp(p, 32))});
+  return fill(planner, {.draw = Draw::kBernoulli, .range = static_cast<uint64_t>(std::ldexp(p, 32))});
 }
 
 // For more elements, ATen draws 64 bits for each.
-constexpr int64_t kMostPermuted = UINT32_MAX / 20;
+constexpr int64_t kMaxPermuted = UINT32_MAX / 20;
 
 // Fisher-Yates shuffle: each step depends on the previous one. So the host computes it, with ATen's generator, as the
 // CPU worker does.
 Status permutation(OpPlanner& planner) {
   const std::optional<OpTensor> to = planner.result(0);
   const ir::Arg* const generator = planner.argument("generator");
-  if (!to || generator == nullptr || generator->tag != ir::ArgTag::kGenerator) return refuse("without a generator");
+  if (!to || generator == nullptr || generator->tag != ir::ArgTag::kGenerator)
+    return unsupported("without a generator");
   OpTensor order = *to;
   order.dtype = DType::kInt64;
   order.strides = packed_strides(order.sizes);
   const int64_t count = order.count();
-  if (count != planner.whole("n") || count == 0) return count == 0 ? Status() : refuse("of other sizes");
-  if (count > kMostPermuted) return refuse("of so many elements");
-  order.place = planner.scratch(order.nbytes());
+  if (count != planner.integer("n") || count == 0) return count == 0 ? Status() : unsupported("of other sizes");
+  if (count > kMaxPermuted) return unsupported("of so many elements");
+  order.location = planner.scratch(order.nbytes());
   const ir::Sym seed = generator->a;
-  planner.upload({order.place, [count, seed](std::span<const int64_t> values) {
+  planner.upload({order.location, [count, seed](std::span<const int64_t> values) {
                     const ir::Philox philox(static_cast<uint64_t>(values[seed]),
                                             static_cast<uint64_t>(values[seed + 1]));
                     std::mt19937 numbers(static_cast<uint32_t>(philox.derived_seed()));

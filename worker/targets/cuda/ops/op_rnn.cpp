@@ -18,22 +18,22 @@ constexpr int64_t kTile = 16;
 
 // A matrix with any strides.
 struct GateMatrix {
-  Place place;
+  Location location;
   DType dtype = DType::kFloat32;
   int64_t rows = 0, columns = 0, row = 0, column = 1;
 
-  GateMatrix transposed() const { return {place, dtype, columns, rows, column, row}; }
+  GateMatrix transposed() const { return {location, dtype, columns, rows, column, row}; }
 };
 
-Place behind(Place place, int64_t elements, DType dtype) {
-  place.offset += static_cast<uint64_t>(elements) * ir::item_size(dtype);
-  return place;
+Location offset_by(Location location, int64_t elements, DType dtype) {
+  location.offset += static_cast<uint64_t>(elements) * ir::item_size(dtype);
+  return location;
 }
 
 // One direction of a layer: its contiguous weights.
 struct Direction {
   bool reverse = false;
-  Place w_ih, w_hh, b_ih, b_hh;  // Biases are kNowhere if there are none.
+  Location w_ih, w_hh, b_ih, b_hh;  // Biases are kNoLocation if there are none.
   int64_t index = 0;
 
   int64_t at(int64_t step, int64_t steps) const { return reverse ? steps - 1 - step : step; }
@@ -50,18 +50,18 @@ class Layer {
   Status open();
   OpTensor wide_tensor(std::vector<int64_t> sizes);
   static OpTensor part_of(const OpTensor& whole, size_t dim, int64_t index);
-  GateMatrix matrix(Place place, DType dtype, int64_t rows, int64_t columns) const {
-    return {place, dtype, rows, columns, columns, 1};
+  GateMatrix matrix(Location location, DType dtype, int64_t rows, int64_t columns) const {
+    return {location, dtype, rows, columns, columns, 1};
   }
   // c = a b + biases; with `adds`, added to the content of c.
-  void product(const GateMatrix& a, const GateMatrix& b, const GateMatrix& c, Place bias = {}, Place more_bias = {},
-               bool adds = false);
-  void sum(const GateMatrix& a, Place to);
+  void gemm(const GateMatrix& a, const GateMatrix& b, const GateMatrix& c, Location bias = {}, Location more_bias = {},
+            bool adds = false);
+  void sum(const GateMatrix& a, Location to);
   void forward(const Direction& direction);
   void backward(const Direction& direction, const std::optional<GateMatrix>& grad_input);
   std::optional<OpTensor> weight_gradient(const Direction& direction, int64_t which) const;
   // The element offset of step t and this direction in a tensor [steps, batch, directions * units].
-  int64_t place_of(const OpTensor& tensor, const Direction& direction, int64_t t) const {
+  int64_t offset_of(const OpTensor& tensor, const Direction& direction, int64_t t) const {
     return t * tensor.strides[0] + direction.index * units_ * tensor.strides[2];
   }
   int64_t state_size() const { return batch_ * units_; }
@@ -71,7 +71,7 @@ class Layer {
   DType dtype_ = DType::kFloat32, wide_ = DType::kFloat32;
   OpTensor input_, hx_;
   std::optional<OpTensor> cx_, output_, reserve_;
-  Place packed_input_;
+  Location packed_input_;
   int64_t steps_ = 0, batch_ = 0, inputs_ = 0, units_ = 0, gates_ = 1, stride_ = 2;
   std::vector<Direction> directions_;
 };
@@ -81,13 +81,13 @@ OpTensor Layer::wide_tensor(std::vector<int64_t> sizes) {
   made.dtype = wide_;
   made.strides = packed_strides(sizes);
   made.sizes = std::move(sizes);
-  made.place = planner_.scratch(made.nbytes());
+  made.location = planner_.scratch(made.nbytes());
   return made;
 }
 
 OpTensor Layer::part_of(const OpTensor& whole, size_t dim, int64_t index) {
   OpTensor part = whole;
-  part.place = behind(whole.place, index * whole.strides[dim], whole.dtype);
+  part.location = offset_by(whole.location, index * whole.strides[dim], whole.dtype);
   part.sizes.erase(part.sizes.begin() + static_cast<std::ptrdiff_t>(dim));
   part.strides.erase(part.strides.begin() + static_cast<std::ptrdiff_t>(dim));
   return part;
@@ -97,13 +97,13 @@ Status Layer::open() {
   const auto input = planner_.tensor("input"), hx = planner_.tensor("hx");
   const ir::Arg* const weights = planner_.argument("weight");
   if (!input || !hx || input->sizes.size() != 3 || hx->sizes.size() != 3 || weights == nullptr)
-    return refuse("without operands");
+    return unsupported("without operands");
   input_ = *input;
   hx_ = *hx;
   cx_ = planner_.tensor("cx");
-  mode_ = static_cast<RnnMode>(planner_.whole("mode"));
+  mode_ = static_cast<RnnMode>(planner_.integer("mode"));
   dtype_ = input_.dtype;
-  if (!ir::is_float(dtype_)) return refuse("of integers");
+  if (!ir::is_float(dtype_)) return unsupported("of integers");
   wide_ = dtype_ == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   gates_ = ir::rnn_gates(mode_);
   steps_ = input_.sizes[0];
@@ -111,55 +111,55 @@ Status Layer::open() {
   inputs_ = input_.sizes[2];
   units_ = hx_.sizes[2];
   const int64_t count = hx_.sizes[0];
-  if (count < 1 || steps_ < 1 || (mode_ == RnnMode::kLstm && !cx_)) return refuse("without a state");
+  if (count < 1 || steps_ < 1 || (mode_ == RnnMode::kLstm && !cx_)) return unsupported("without a state");
   stride_ = static_cast<int64_t>(weights->items.size()) / count;
-  if (stride_ != 2 && stride_ != 4) return refuse("with such weights");
+  if (stride_ != 2 && stride_ != 4) return unsupported("with such weights");
   packed_input_ = planner_.packed(input_);
   for (int64_t i = 0; i < count; ++i) {
     Direction direction{.reverse = i == 1, .w_ih = {}, .w_hh = {}, .b_ih = {}, .b_hh = {}, .index = i};
-    Place* const places[] = {&direction.w_ih, &direction.w_hh, &direction.b_ih, &direction.b_hh};
+    Location* const positions[] = {&direction.w_ih, &direction.w_hh, &direction.b_ih, &direction.b_hh};
     for (int64_t w = 0; w < stride_; ++w) {
       const ir::Arg& arg = weights->items[static_cast<size_t>(i * stride_ + w)];
-      if (arg.tag != ir::ArgTag::kView) return refuse("without weights");
-      *places[w] = planner_.packed(planner_.tensor_of(arg.a));
+      if (arg.tag != ir::ArgTag::kView) return unsupported("without weights");
+      *positions[w] = planner_.packed(planner_.tensor_of(arg.a));
     }
     directions_.push_back(direction);
   }
   return {};
 }
 
-void Layer::product(const GateMatrix& a, const GateMatrix& b, const GateMatrix& c, Place bias, Place more_bias,
-                    bool adds) {
-  const RnnProductArguments arguments{.rows = a.rows,
-                                      .columns = b.columns,
-                                      .depth = a.columns,
-                                      .a_row = a.row,
-                                      .a_depth = a.column,
-                                      .b_depth = b.row,
-                                      .b_column = b.column,
-                                      .a_dtype = static_cast<i64>(a.dtype),
-                                      .b_dtype = static_cast<i64>(b.dtype),
-                                      .c_dtype = static_cast<i64>(c.dtype),
-                                      .bias_dtype = static_cast<i64>(dtype_),
-                                      .adds = adds ? 1 : 0};
+void Layer::gemm(const GateMatrix& a, const GateMatrix& b, const GateMatrix& c, Location bias, Location more_bias,
+                 bool adds) {
+  const RnnGemmArguments arguments{.rows = a.rows,
+                                   .columns = b.columns,
+                                   .depth = a.columns,
+                                   .a_row = a.row,
+                                   .a_depth = a.column,
+                                   .b_depth = b.row,
+                                   .b_column = b.column,
+                                   .a_dtype = static_cast<i64>(a.dtype),
+                                   .b_dtype = static_cast<i64>(b.dtype),
+                                   .c_dtype = static_cast<i64>(c.dtype),
+                                   .bias_dtype = static_cast<i64>(dtype_),
+                                   .adds = adds ? 1 : 0};
   const int64_t tiles = (a.rows + kTile - 1) / kTile * ((b.columns + kTile - 1) / kTile);
   planner_
-      .launch(KernelFile::kRnn, wide_ == DType::kFloat64 ? "rnn_product_wide" : "rnn_product", arguments,
-              std::min(tiles, kMostBlocks))
-      .at(&RnnProductArguments::a, a.place)
-      .at(&RnnProductArguments::b, b.place)
-      .at(&RnnProductArguments::c, c.place)
-      .at(&RnnProductArguments::bias, bias)
-      .at(&RnnProductArguments::more_bias, more_bias);
+      .launch(KernelFile::kRnn, wide_ == DType::kFloat64 ? "rnn_gemm_wide" : "rnn_gemm", arguments,
+              std::min(tiles, kMaxBlocks))
+      .at(&RnnGemmArguments::a, a.location)
+      .at(&RnnGemmArguments::b, b.location)
+      .at(&RnnGemmArguments::c, c.location)
+      .at(&RnnGemmArguments::bias, bias)
+      .at(&RnnGemmArguments::more_bias, more_bias);
 }
 
-void Layer::sum(const GateMatrix& a, Place to) {
+void Layer::sum(const GateMatrix& a, Location to) {
   const RnnSumArguments arguments{.rows = a.rows,
                                   .columns = a.columns,
                                   .a_dtype = static_cast<i64>(a.dtype),
                                   .out_dtype = static_cast<i64>(dtype_)};
   planner_.launch(KernelFile::kRnn, "rnn_sum", arguments, blocks_for(a.columns))
-      .at(&RnnSumArguments::a, a.place)
+      .at(&RnnSumArguments::a, a.location)
       .at(&RnnSumArguments::out, to);
 }
 
@@ -181,40 +181,40 @@ void Layer::forward(const Direction& direction) {
                  states = wide_tensor({steps_ + 1, batch_, units_}), cell = wide_tensor({batch_, units_});
   // A GRU applies its reset gate to the hidden state's projection, bias included, before it adds the input's
   // projection. So b_hh belongs to the hidden state's GEMM.
-  product(matrix(packed_input_, dtype_, rows, inputs_), matrix(direction.w_ih, dtype_, width, inputs_).transposed(),
-          matrix(gates.place, wide_, rows, width), direction.b_ih, is_gru ? Place() : direction.b_hh);
+  gemm(matrix(packed_input_, dtype_, rows, inputs_), matrix(direction.w_ih, dtype_, width, inputs_).transposed(),
+       matrix(gates.location, wide_, rows, width), direction.b_ih, is_gru ? Location() : direction.b_hh);
   planner_.copy(part_of(hx_, 0, direction.index), part_of(states, 0, 0));
   if (mode_ == RnnMode::kLstm) planner_.copy(part_of(*cx_, 0, direction.index), cell);
   const GateMatrix w_hh = matrix(direction.w_hh, dtype_, width, units_).transposed();
   for (int64_t step = 0; step < steps_; ++step) {
     const int64_t t = direction.at(step, steps_);
-    const Place before = behind(states.place, step * state_size(), wide_);
-    product(matrix(before, wide_, batch_, units_), w_hh, matrix(hidden.place, wide_, batch_, width),
-            is_gru ? direction.b_hh : Place());
+    const Location before = offset_by(states.location, step * state_size(), wide_);
+    gemm(matrix(before, wide_, batch_, units_), w_hh, matrix(hidden.location, wide_, batch_, width),
+         is_gru ? direction.b_hh : Location());
     RnnCellArguments arguments{.batch = batch_,
                                .units = units_,
                                .mode = static_cast<i64>(mode_),
                                .part = steps_ * state_size(),
                                .dtype = static_cast<i64>(dtype_),
                                .wide = static_cast<i64>(wide_)};
-    Place output, kept;
+    Location output, kept;
     if (output_) {
       arguments.output_batch = output_->strides[1];
       arguments.output_unit = output_->strides[2];
-      output = behind(output_->place, place_of(*output_, direction, t), dtype_);
+      output = offset_by(output_->location, offset_of(*output_, direction, t), dtype_);
     }
     if (reserve_) {
       const int64_t share = reserve_->count() / static_cast<int64_t>(directions_.size());
-      kept = behind(reserve_->place, direction.index * share + t * state_size(), dtype_);
+      kept = offset_by(reserve_->location, direction.index * share + t * state_size(), dtype_);
     }
     planner_.launch(KernelFile::kRnn, "rnn_cell", arguments, blocks_for(state_size()))
-        .at(&RnnCellArguments::gates, behind(gates.place, t * batch_ * width, wide_))
-        .at(&RnnCellArguments::hidden, hidden.place)
+        .at(&RnnCellArguments::gates, offset_by(gates.location, t * batch_ * width, wide_))
+        .at(&RnnCellArguments::hidden, hidden.location)
         .at(&RnnCellArguments::before, before)
-        .at(&RnnCellArguments::state, behind(states.place, (step + 1) * state_size(), wide_))
-        .at(&RnnCellArguments::cell, cell.place)
+        .at(&RnnCellArguments::state, offset_by(states.location, (step + 1) * state_size(), wide_))
+        .at(&RnnCellArguments::cell, cell.location)
         .at(&RnnCellArguments::output, output)
-        .at(&RnnCellArguments::kept, kept);
+        .at(&RnnCellArguments::reserve, kept);
   }
   if (const auto hy = planner_.result(1)) planner_.copy(part_of(states, 0, steps_), part_of(*hy, 0, direction.index));
   if (const auto cy = planner_.result(2); cy && mode_ == RnnMode::kLstm)
@@ -228,15 +228,15 @@ Status Layer::backward() {
   output_ = planner_.tensor("output");
   reserve_ = planner_.tensor("reserve");
   const bool keeps = ir::rnn_reserve(mode_) != 0;
-  if (!output_ || (keeps && (!reserve_ || reserve_->count() == 0))) return refuse("without what was kept");
+  if (!output_ || (keeps && (!reserve_ || reserve_->count() == 0))) return unsupported("without what was kept");
   const auto grad_input = planner_.result(0);
   std::optional<GateMatrix> wide;
-  if (grad_input) wide = matrix(wide_tensor({steps_, batch_, inputs_}).place, wide_, steps_ * batch_, inputs_);
+  if (grad_input) wide = matrix(wide_tensor({steps_, batch_, inputs_}).location, wide_, steps_ * batch_, inputs_);
   for (const Direction& direction : directions_) backward(direction, wide);
   if (grad_input) {
     OpTensor from = *grad_input;
     from.dtype = wide_;
-    from.place = wide->place;
+    from.location = wide->location;
     from.strides = packed_strides(from.sizes);
     planner_.copy(from, *grad_input);
   }
@@ -256,17 +256,17 @@ void Layer::backward(const Direction& direction, const std::optional<GateMatrix>
   const auto begin = [&](std::string_view name, const OpTensor& to) {
     const auto given = planner_.tensor(name);
     if (given && given->count() != 0) return planner_.copy(part_of(*given, 0, direction.index), to);
-    planner_.zero(to.place, to.nbytes());
+    planner_.zero(to.location, to.nbytes());
   };
   begin("grad_hy", grad);
   begin("grad_cy", grad_cell);
   const auto grad_output = planner_.tensor("grad_output");
-  const Place kept =
-      !reserve_ ? Place()
-                : behind(planner_.packed(*reserve_),
-                         direction.index * (reserve_->count() / static_cast<int64_t>(directions_.size())), dtype_);
+  const Location kept =
+      !reserve_ ? Location()
+                : offset_by(planner_.packed(*reserve_),
+                            direction.index * (reserve_->count() / static_cast<int64_t>(directions_.size())), dtype_);
   const OpTensor hx = part_of(hx_, 0, direction.index);
-  const Place cx = is_lstm ? planner_.packed(part_of(*cx_, 0, direction.index)) : Place();
+  const Location cx = is_lstm ? planner_.packed(part_of(*cx_, 0, direction.index)) : Location();
   const int64_t part = steps_ * state_size();
   const GateMatrix w_hh = matrix(direction.w_hh, dtype_, width, units_);
   for (int64_t step = steps_; step-- > 0;) {
@@ -282,38 +282,39 @@ void Layer::backward(const Direction& direction, const std::optional<GateMatrix>
                                        .part = part,
                                        .dtype = static_cast<i64>(dtype_),
                                        .wide = static_cast<i64>(wide_)};
-    Place of_output;
+    Location of_output;
     if (grad_output) {
       arguments.grad_batch = grad_output->strides[1];
       arguments.grad_unit = grad_output->strides[2];
-      of_output = behind(grad_output->place, place_of(*grad_output, direction, t), dtype_);
+      of_output = offset_by(grad_output->location, offset_of(*grad_output, direction, t), dtype_);
     }
-    const Place before = step == 0 ? hx.place : behind(output_->place, place_of(*output_, direction, earlier), dtype_);
-    Place before_cell;
-    if (is_lstm) before_cell = step == 0 ? cx : behind(kept, 4 * part + earlier * state_size(), dtype_);
+    const Location before =
+        step == 0 ? hx.location : offset_by(output_->location, offset_of(*output_, direction, earlier), dtype_);
+    Location before_cell;
+    if (is_lstm) before_cell = step == 0 ? cx : offset_by(kept, 4 * part + earlier * state_size(), dtype_);
     planner_.launch(KernelFile::kRnn, "rnn_cell_backward", arguments, blocks_for(state_size()))
-        .at(&RnnCellBackwardArguments::grad_gates, behind(gates.place, t * batch_ * width, wide_))
-        .at(&RnnCellBackwardArguments::grad_hidden, behind(hidden.place, t * batch_ * width, wide_))
-        .at(&RnnCellBackwardArguments::grad_state, grad.place)
-        .at(&RnnCellBackwardArguments::grad_cell, grad_cell.place)
+        .at(&RnnCellBackwardArguments::grad_gates, offset_by(gates.location, t * batch_ * width, wide_))
+        .at(&RnnCellBackwardArguments::grad_hidden, offset_by(hidden.location, t * batch_ * width, wide_))
+        .at(&RnnCellBackwardArguments::grad_state, grad.location)
+        .at(&RnnCellBackwardArguments::grad_cell, grad_cell.location)
         .at(&RnnCellBackwardArguments::grad_output, of_output)
         .at(&RnnCellBackwardArguments::before, before)
         .at(&RnnCellBackwardArguments::before_cell, before_cell)
-        .at(&RnnCellBackwardArguments::output, behind(output_->place, place_of(*output_, direction, t), dtype_))
-        .at(&RnnCellBackwardArguments::kept, reserve_ ? behind(kept, t * state_size(), dtype_) : Place());
-    product(matrix(behind(hidden.place, t * batch_ * width, wide_), wide_, batch_, width), w_hh,
-            matrix(grad.place, wide_, batch_, units_), {}, {}, is_gru);
+        .at(&RnnCellBackwardArguments::output, offset_by(output_->location, offset_of(*output_, direction, t), dtype_))
+        .at(&RnnCellBackwardArguments::reserve, reserve_ ? offset_by(kept, t * state_size(), dtype_) : Location());
+    gemm(matrix(offset_by(hidden.location, t * batch_ * width, wide_), wide_, batch_, width), w_hh,
+         matrix(grad.location, wide_, batch_, units_), {}, {}, is_gru);
   }
   if (const auto made = planner_.result(1)) planner_.copy(grad, part_of(*made, 0, direction.index));
   if (const auto made = planner_.result(2)) planner_.copy(grad_cell, part_of(*made, 0, direction.index));
 
-  const GateMatrix of_gates = matrix(gates.place, wide_, rows, width),
-                   of_hidden = matrix(hidden.place, wide_, rows, width);
+  const GateMatrix of_gates = matrix(gates.location, wide_, rows, width),
+                   of_hidden = matrix(hidden.location, wide_, rows, width);
   if (grad_input)
-    product(of_gates, matrix(direction.w_ih, dtype_, width, inputs_), *grad_input, {}, {}, direction.index != 0);
+    gemm(of_gates, matrix(direction.w_ih, dtype_, width, inputs_), *grad_input, {}, {}, direction.index != 0);
   if (const auto made = weight_gradient(direction, 0)) {
-    product(of_gates.transposed(), matrix(packed_input_, dtype_, rows, inputs_),
-            matrix(planner_.output(*made), dtype_, width, inputs_));
+    gemm(of_gates.transposed(), matrix(packed_input_, dtype_, rows, inputs_),
+         matrix(planner_.output(*made), dtype_, width, inputs_));
   }
   if (const auto made = weight_gradient(direction, 1)) {
     // The hidden state before each step.
@@ -322,13 +323,13 @@ void Layer::backward(const Direction& direction, const std::optional<GateMatrix>
       OpTensor from = hx;
       if (step != 0) {
         from = part_of(*output_, 0, direction.at(step - 1, steps_));
-        from.place = behind(from.place, direction.index * units_ * from.strides[1], dtype_);
+        from.location = offset_by(from.location, direction.index * units_ * from.strides[1], dtype_);
         from.sizes[1] = units_;
       }
       planner_.copy(from, part_of(before, 0, direction.at(step, steps_)));
     }
-    product(of_hidden.transposed(), matrix(before.place, wide_, rows, units_),
-            matrix(planner_.output(*made), dtype_, width, units_));
+    gemm(of_hidden.transposed(), matrix(before.location, wide_, rows, units_),
+         matrix(planner_.output(*made), dtype_, width, units_));
   }
   for (const int64_t which : {2, 3}) {
     if (which >= stride_) break;

@@ -24,12 +24,12 @@ class OpUnit final : public Unit {
   Status run(tr_run& run) override;
 
  private:
-  Status begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override {
+  Status plan(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override {
     plan_ = {};
     bool has_complex = false;
     ir::for_each_view(graph().nodes[group().first],
                       [&](uint32_t view, bool) { has_complex |= ir::is_complex(graph().views[view].dtype); });
-    if (has_complex && !make_.takes_complex) return refuse("of complex numbers");
+    if (has_complex && !make_.takes_complex) return unsupported("of complex numbers");
     OpPlanner planner(graph(), group().first, values, &plan_, symbols);
     Status status = make_.plan(planner);
     planner.finish();
@@ -72,7 +72,7 @@ Status OpUnit::do_plan(const OpPlan& plan, uint64_t number, RunMemory& memory) {
         if (record == 0) return gpu.is_lost() ? Status() : no_memory(sizeof(codegen::gpu::IndexRecord), kForWhat);
       }
       status = kernels_.launch(*launch, memory, record, values_);
-    } else if (const auto* const moved = std::get_if<Moved>(&step)) {
+    } else if (const auto* const moved = std::get_if<StridedMove>(&step)) {
       status = memory.copy(*moved);
     } else if (const auto* const fill = std::get_if<OpFill>(&step)) {
       memory.fill(fill->to, fill->nbytes, fill->value);
@@ -97,7 +97,7 @@ Status OpUnit::run(tr_run& run) {
   if (Status status = kernels_.read(memory.address(*plan_.count), &count); !status.ok()) return status;
   OpPlan rest;
   std::vector<DynamicResult> results;
-  if (Status status = plan_.then(count, &rest, &results); !status.ok()) return status;
+  if (Status status = plan_.plan_rest(count, &rest, &results); !status.ok()) return status;
   for (const DynamicResult& result : results) {
     if (result.number) {
       if (run.word_count == run.word_capacity) return Status::internal("cuda: too many words");

@@ -8,7 +8,7 @@ namespace {
 using ir::DType;
 
 // At least this many adjacent lines are scanned by one thread each.
-constexpr int64_t kBeside = 32;
+constexpr int64_t kMinAdjacentLines = 32;
 
 struct Kernels {
   const char *lines, *columns;
@@ -16,23 +16,23 @@ struct Kernels {
 
 Status scan(OpPlanner& planner, const Kernels& of_floats, const Kernels& of_integers, bool has_places, bool minimum) {
   const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to) return refuse("without a result");
+  if (!self || !to) return unsupported("without a result");
   const bool is_complex = ir::is_complex(to->dtype), is_float = is_complex || ir::is_float(to->dtype);
-  if (!is_float && of_integers.lines == nullptr) return refuse("of integers");
+  if (!is_float && of_integers.lines == nullptr) return unsupported("of integers");
   // Torch has cumulative maxima of bools, and no sums.
-  if (to->dtype == ir::DType::kBool && !has_places) return refuse("of bools");
-  Split dims = split(self->sizes, planner.whole("dim"));
+  if (to->dtype == ir::DType::kBool && !has_places) return unsupported("of bools");
+  OuterLengthInner dims = split(self->sizes, planner.integer("dim"));
   if (is_complex) dims.inner *= 2;  // Real and imaginary parts are adjacent.
   const bool changes = is_complex || ir::is_complex(self->dtype);
-  const Place in = planner.packed(*self, changes ? to->dtype : self->dtype), out = planner.output(*to);
-  Place places;
+  const Location in = planner.packed(*self, changes ? to->dtype : self->dtype), out = planner.output(*to);
+  Location positions;
   if (has_places) {
     const std::optional<OpTensor> indices = planner.result(1);
-    places = indices ? planner.output(*indices) : planner.scratch(static_cast<uint64_t>(self->count()) * 8);
+    positions = indices ? planner.output(*indices) : planner.scratch(static_cast<uint64_t>(self->count()) * 8);
   }
   const Kernels& kernels = is_float ? of_floats : of_integers;
   const int64_t lines = dims.length == 0 ? 0 : dims.outer * dims.inner;
-  const bool beside = dims.inner >= kBeside;
+  const bool beside = dims.inner >= kMinAdjacentLines;
   const ScanArguments arguments{.outer = dims.outer,
                                 .length = dims.length,
                                 .inner = dims.inner,
@@ -43,26 +43,26 @@ Status scan(OpPlanner& planner, const Kernels& of_floats, const Kernels& of_inte
   planner.launch(KernelFile::kScan, beside ? kernels.columns : kernels.lines, arguments, grid)
       .at(&ScanArguments::in, in)
       .at(&ScanArguments::out, out)
-      .at(&ScanArguments::places, places);
+      .at(&ScanArguments::positions, positions);
   return {};
 }
 
 Status sum(OpPlanner& planner) {
-  return scan(planner, {"scan_sum_float_lines", "scan_sum_float_columns"},
-              {"scan_sum_whole_lines", "scan_sum_whole_columns"}, false, false);
+  return scan(planner, {"scan_sum_float_rows", "scan_sum_float_columns"}, {"scan_sum_int_rows", "scan_sum_int_columns"},
+              false, false);
 }
 Status product(OpPlanner& planner) {
-  return scan(planner, {"scan_product_float_lines", "scan_product_float_columns"},
-              {"scan_product_whole_lines", "scan_product_whole_columns"}, false, false);
+  return scan(planner, {"scan_product_float_rows", "scan_product_float_columns"},
+              {"scan_product_int_rows", "scan_product_int_columns"}, false, false);
 }
 Status most(OpPlanner& planner, bool minimum) {
-  return scan(planner, {"scan_most_float_lines", "scan_most_float_columns"},
-              {"scan_most_whole_lines", "scan_most_whole_columns"}, true, minimum);
+  return scan(planner, {"scan_extreme_float_rows", "scan_extreme_float_columns"},
+              {"scan_extreme_int_rows", "scan_extreme_int_columns"}, true, minimum);
 }
 Status largest(OpPlanner& planner) { return most(planner, false); }
 Status smallest(OpPlanner& planner) { return most(planner, true); }
 Status log_sum_exp(OpPlanner& planner) {
-  return scan(planner, {"scan_log_sum_exp_lines", "scan_log_sum_exp_columns"}, {nullptr, nullptr}, false, false);
+  return scan(planner, {"scan_log_sum_exp_rows", "scan_log_sum_exp_columns"}, {nullptr, nullptr}, false, false);
 }
 
 constexpr NamedPlan kScanPlans[] = {{"cumsum", sum, true},         {"cumprod", product},

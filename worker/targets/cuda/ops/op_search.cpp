@@ -23,10 +23,10 @@ bool is_float_number(const ir::Arg& arg) {
 Status search(OpPlanner& planner, std::string_view bounds_name) {
   const auto bounds = planner.tensor(bounds_name), self = planner.tensor("self"), to = planner.result(0);
   const ir::Arg* const given = planner.argument("self");
-  if (!bounds || given == nullptr || !to || bounds->sizes.empty()) return refuse("without bounds");
+  if (!bounds || given == nullptr || !to || bounds->sizes.empty()) return unsupported("without bounds");
   DType dtype = bounds->dtype;
   if (self && self->dtype != dtype) {
-    if (self->sizes.empty()) return refuse("of a number of another dtype");
+    if (self->sizes.empty()) return unsupported("of a number of another dtype");
     dtype = promote(dtype, self->dtype);
   } else if (!self && is_float_number(*given) && !ir::is_float(dtype)) {
     dtype = DType::kFloat32;
@@ -43,10 +43,10 @@ Status search(OpPlanner& planner, std::string_view bounds_name) {
   }
   if (!self) {
     arguments.number = planner.number("self");
-    if (!is_float_number(*given)) arguments.whole = planner.whole("self");
+    if (!is_float_number(*given)) arguments.int_number = planner.integer("self");
   }
-  const Place rows = planner.packed(*bounds, dtype), in = self ? planner.packed(*self, dtype) : Place();
-  const Place order = sorter ? planner.packed(*sorter) : Place();
+  const Location rows = planner.packed(*bounds, dtype), in = self ? planner.packed(*self, dtype) : Location();
+  const Location order = sorter ? planner.packed(*sorter) : Location();
   planner.launch(KernelFile::kSearch, "search_sorted", arguments, blocks_for(arguments.count))
       .at(&SearchArguments::bounds, rows)
       .at(&SearchArguments::sorter, order)
@@ -61,27 +61,28 @@ Status count_bins(OpPlanner& planner) {
   const auto self = planner.tensor("self");
   const auto weights = planner.tensor("weights");
   const auto to = planner.dynamic_result(0);
-  if (!self || !to || ir::is_float(self->dtype)) return refuse("of a known size");
-  const int64_t count = self->count(), least = planner.whole("minlength");
+  if (!self || !to || ir::is_float(self->dtype)) return unsupported("of a known size");
+  const int64_t count = self->count(), least = planner.integer("minlength");
   const DType dtype = !weights || count == 0              ? DType::kInt64
                       : weights->dtype == DType::kFloat32 ? DType::kFloat32
                                                           : DType::kFloat64;
   Sorted sorted;
-  Place values;
-  const Place most = planner.scratch(8);
+  Location values;
+  const Location most = planner.scratch(8);
   planner.plan().count = most;
   if (count == 0) {
     planner.zero(most, 8);
   } else {
-    const Place in = planner.packed(*self);
+    const Location in = planner.packed(*self);
     if (weights) values = planner.packed(*weights, dtype);
     if (Status status = sort_tensor(planner, *self, in, {1, count, 1}, false, &sorted); !status.ok()) return status;
     planner.launch(KernelFile::kSearch, "search_count_bound", CountBoundArguments{.count = count}, 1, 32)
         .at(&CountBoundArguments::keys, sorted.keys)
         .at(&CountBoundArguments::out, most);
   }
-  const Place out{planner.graph().views[*to].buffer, 0};
-  planner.plan().then = [=, view = *to](int64_t found, OpPlan* rest, std::vector<DynamicResult>* results) -> Status {
+  const Location out{planner.graph().views[*to].buffer, 0};
+  planner.plan().plan_rest = [=, view = *to](int64_t found, OpPlan* rest,
+                                             std::vector<DynamicResult>* results) -> Status {
     if (found < 0) {
       return {ErrorCode::kOpFailed, "bincount only supports 1-d non-negative integral inputs.", "RuntimeError"};
     }
@@ -96,7 +97,7 @@ Status count_bins(OpPlanner& planner) {
                           CountArguments{.count = count, .bins = bins, .dtype = static_cast<i64>(dtype)},
                           blocks_for(bins))
         .at(&CountArguments::keys, sorted.keys)
-        .at(&CountArguments::places, sorted.places)
+        .at(&CountArguments::positions, sorted.positions)
         .at(&CountArguments::weights, values)
         .at(&CountArguments::out, out);
     return {};
@@ -106,7 +107,7 @@ Status count_bins(OpPlanner& planner) {
 
 Status histogram(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || self->dtype == DType::kBool || to->dtype != self->dtype) return refuse("of these dtypes");
+  if (!self || !to || self->dtype == DType::kBool || to->dtype != self->dtype) return unsupported("of these dtypes");
   const bool floats = ir::is_float(self->dtype);
   const DType dtype = self->dtype;
   HistogramArguments arguments{.count = self->count(),
@@ -114,34 +115,34 @@ Status histogram(OpPlanner& planner) {
                                .dtype = static_cast<i64>(dtype),
                                .from = planner.number("min", 0),
                                .to = planner.number("max", 0),
-                               .whole_from = planner.whole("min", 0),
-                               .whole_to = planner.whole("max", 0)};
-  const Place in = planner.packed(*self), counts = planner.scratch(8 * static_cast<uint64_t>(arguments.bins));
+                               .int_from = planner.integer("min", 0),
+                               .int_to = planner.integer("max", 0)};
+  const Location in = planner.packed(*self), counts = planner.scratch(8 * static_cast<uint64_t>(arguments.bins));
   planner.zero(counts, 8 * static_cast<uint64_t>(arguments.bins));
   OpTensor least = *self, most = *self;
-  const bool of_all = floats ? arguments.from == arguments.to : arguments.whole_from == arguments.whole_to;
+  const bool of_all = floats ? arguments.from == arguments.to : arguments.int_from == arguments.int_to;
   if (of_all && arguments.count != 0) {
-    const OpTensor all{.place = in, .dtype = dtype, .sizes = {arguments.count}, .strides = {1}};
+    const OpTensor all{.location = in, .dtype = dtype, .sizes = {arguments.count}, .strides = {1}};
     for (OpTensor* const one : {&least, &most}) {
       one->sizes = one->strides = {};
-      one->place = planner.scratch(8);
+      one->location = planner.scratch(8);
     }
     reduce_all(planner, ReduceAll::kMin, all, least);
     reduce_all(planner, ReduceAll::kMax, all, most);
   } else {
-    least.place = most.place = {};
+    least.location = most.location = {};
   }
   if (floats) planner.add_operand(-1);
   planner
-      .launch(KernelFile::kSearch, floats ? "search_histogram" : "search_histogram_whole", arguments,
+      .launch(KernelFile::kSearch, floats ? "search_histogram" : "search_histogram_int", arguments,
               blocks_for(arguments.count))
       .at(&HistogramArguments::in, in)
       .at(&HistogramArguments::counts, counts)
-      .at(&HistogramArguments::least, least.place)
-      .at(&HistogramArguments::most, most.place)
+      .at(&HistogramArguments::least, least.location)
+      .at(&HistogramArguments::most, most.location)
       .failure([](const HistogramArguments& words) { return &words.failure; }, floats);
   if (!floats) {
-    planner.copy({.place = counts, .dtype = DType::kInt64, .sizes = {arguments.bins}, .strides = {1}}, *to);
+    planner.copy({.location = counts, .dtype = DType::kInt64, .sizes = {arguments.bins}, .strides = {1}}, *to);
     return {};
   }
   planner.launch(KernelFile::kSearch, "search_histogram_out", arguments, blocks_for(arguments.bins))
@@ -159,15 +160,16 @@ uint64_t bits_of_nan(DType dtype) {
 }
 
 // Along a dim, or over all elements.
-Status middle(OpPlanner& planner, Middle what) {
+Status middle_of_sorted(OpPlanner& planner, RowStatistic what) {
   const auto self = planner.tensor("self"), values = planner.result(0), indices = planner.result(1);
-  if (!self || (!values && !indices)) return refuse("without a result");
-  const bool of_all = !planner.has("dim") && what != Middle::kMode;
-  const Split dims = of_all ? Split{1, self->count(), 1} : split(self->sizes, planner.whole("dim", -1));
+  if (!self || (!values && !indices)) return unsupported("without a result");
+  const bool of_all = !planner.has("dim") && what != RowStatistic::kMode;
+  const OuterLengthInner dims =
+      of_all ? OuterLengthInner{1, self->count(), 1} : split(self->sizes, planner.integer("dim", -1));
   const int64_t rows = dims.outer * dims.inner;
   if (rows == 0) return {};
   if (dims.length == 0) {
-    if (!values || what == Middle::kMode) return refuse("of nothing");
+    if (!values || what == RowStatistic::kMode) return unsupported("of nothing");
     const uint64_t nan = bits_of_nan(values->dtype);
     planner
         .launch(KernelFile::kFill, "fill_bits",
@@ -175,26 +177,26 @@ Status middle(OpPlanner& planner, Middle what) {
         .at(&FillArguments::out, planner.output(*values));
     return {};
   }
-  const Place in = planner.packed(*self);
+  const Location in = planner.packed(*self);
   Sorted sorted;
   if (Status status = sort_tensor(planner, *self, in, dims, false, &sorted); !status.ok()) return status;
-  const MiddleArguments arguments{.rows = rows,
-                                  .length = dims.length,
-                                  .inner = dims.inner,
-                                  .item = ir::item_size(self->dtype),
-                                  .middle = what,
-                                  .floats = ir::is_float(self->dtype) ? 1 : 0};
-  planner.launch(KernelFile::kSearch, "search_middle", arguments, blocks_for(rows))
-      .at(&MiddleArguments::in, in)
-      .at(&MiddleArguments::keys, sorted.keys)
-      .at(&MiddleArguments::places, sorted.places)
-      .at(&MiddleArguments::values, values ? planner.output(*values) : Place())
-      .at(&MiddleArguments::indices, indices ? planner.output(*indices) : Place());
+  const RowStatisticArguments arguments{.rows = rows,
+                                        .length = dims.length,
+                                        .inner = dims.inner,
+                                        .item = ir::item_size(self->dtype),
+                                        .statistic = what,
+                                        .floats = ir::is_float(self->dtype) ? 1 : 0};
+  planner.launch(KernelFile::kSearch, "search_row_statistic", arguments, blocks_for(rows))
+      .at(&RowStatisticArguments::in, in)
+      .at(&RowStatisticArguments::keys, sorted.keys)
+      .at(&RowStatisticArguments::positions, sorted.positions)
+      .at(&RowStatisticArguments::values, values ? planner.output(*values) : Location())
+      .at(&RowStatisticArguments::indices, indices ? planner.output(*indices) : Location());
   return {};
 }
-Status median(OpPlanner& planner) { return middle(planner, Middle::kMedian); }
-Status median_of_numbers(OpPlanner& planner) { return middle(planner, Middle::kMedianOfNumbers); }
-Status mode(OpPlanner& planner) { return middle(planner, Middle::kMode); }
+Status median(OpPlanner& planner) { return middle_of_sorted(planner, RowStatistic::kMedian); }
+Status nanmedian(OpPlanner& planner) { return middle_of_sorted(planner, RowStatistic::kNanmedian); }
+Status mode(OpPlanner& planner) { return middle_of_sorted(planner, RowStatistic::kMode); }
 
 // -- Weighted draws ---------------------------------------------------------------------------------------------------
 
@@ -202,16 +204,16 @@ Status multinomial(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   const ir::Arg* const generator = planner.argument("generator");
   if (!self || !to || self->sizes.empty() || generator == nullptr || generator->tag != ir::ArgTag::kGenerator) {
-    return refuse("without a generator");
+    return unsupported("without a generator");
   }
-  const int64_t length = self->sizes.back(), samples = planner.whole("num_samples");
+  const int64_t length = self->sizes.back(), samples = planner.integer("num_samples");
   const int64_t rows = self->sizes.size() == 1 ? 1 : self->sizes[0];
   const bool replaces = planner.flag("replacement");
   if (rows == 0) return {};
   if (length == 0) {
     return {ErrorCode::kOpFailed, "invalid multinomial distribution (sum of probabilities <= 0)", "RuntimeError"};
   }
-  const Place in = planner.packed(*self);
+  const Location in = planner.packed(*self);
   MultinomialArguments arguments{.rows = rows,
                                  .length = length,
                                  .samples = samples,
@@ -222,9 +224,9 @@ Status multinomial(OpPlanner& planner) {
       .at(&MultinomialArguments::in, in)
       .failure([](const MultinomialArguments& words) { return &words.failure; });
   if (replaces || samples == 1) {
-    const Place sums = planner.scratch(8 * static_cast<uint64_t>(rows * length)), out = planner.output(*to);
+    const Location sums = planner.scratch(8 * static_cast<uint64_t>(rows * length)), out = planner.output(*to);
     planner
-        .launch(KernelFile::kScan, "scan_sum_float_lines",
+        .launch(KernelFile::kScan, "scan_sum_float_rows",
                 ScanArguments{.outer = rows,
                               .length = length,
                               .in_dtype = arguments.dtype,
@@ -242,21 +244,21 @@ Status multinomial(OpPlanner& planner) {
   keys.dtype = DType::kFloat64;
   keys.sizes = {rows, length};
   keys.strides = {length, 1};
-  keys.place = planner.scratch(keys.nbytes());
+  keys.location = planner.scratch(keys.nbytes());
   planner.launch(KernelFile::kRandom, "multinomial_keys", arguments, blocks_for(rows * length))
       .at(&MultinomialArguments::in, in)
-      .at(&MultinomialArguments::out, keys.place)
+      .at(&MultinomialArguments::out, keys.location)
       .parameters(&MultinomialArguments::numbers, {generator->a, generator->a + 1});
   Sorted sorted;
-  if (Status status = sort_tensor(planner, keys, keys.place, {rows, length, 1}, true, &sorted); !status.ok()) {
+  if (Status status = sort_tensor(planner, keys, keys.location, {rows, length, 1}, true, &sorted); !status.ok()) {
     return status;
   }
   planner
       .launch(KernelFile::kSort, "sort_take",
               SortTakeArguments{.outer = rows, .length = length, .count = samples, .item = 8},
               blocks_for(rows * samples))
-      .at(&SortTakeArguments::in, keys.place)
-      .at(&SortTakeArguments::places, sorted.places)
+      .at(&SortTakeArguments::in, keys.location)
+      .at(&SortTakeArguments::positions, sorted.positions)
       .at(&SortTakeArguments::indices, planner.output(*to));
   return {};
 }
@@ -266,15 +268,16 @@ constexpr NamedPlan kSearchPlans[] = {{"searchsorted", search_sorted},
                                       {"bincount", count_bins},
                                       {"histc", histogram},
                                       {"median", median},
-                                      {"nanmedian", median_of_numbers},
+                                      {"nanmedian", nanmedian},
                                       {"mode", mode},
                                       {"multinomial", multinomial}};
 
 }  // namespace
 
-Status search_members(OpPlanner& planner, Place elements, const OpTensor& to, const OpTensor& members, bool inverts) {
+Status search_members(OpPlanner& planner, Location elements, const OpTensor& to, const OpTensor& members,
+                      bool inverts) {
   const int64_t count = to.count(), length = members.count();
-  const Place keys = planner.scratch(8 * static_cast<uint64_t>(count));
+  const Location keys = planner.scratch(8 * static_cast<uint64_t>(count));
   planner
       .launch(KernelFile::kSort, "sort_keys",
               SortKeysArguments{.length = count, .dtype = static_cast<i64>(members.dtype)}, blocks_for(count))
@@ -282,7 +285,7 @@ Status search_members(OpPlanner& planner, Place elements, const OpTensor& to, co
       .at(&SortKeysArguments::keys, keys);
   Sorted sorted;
   if (length != 0) {
-    Status status = sort_tensor(planner, members, members.place, {1, length, 1}, false, &sorted);
+    Status status = sort_tensor(planner, members, members.location, {1, length, 1}, false, &sorted);
     if (!status.ok()) return status;
   }
   planner

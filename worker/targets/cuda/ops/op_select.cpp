@@ -13,9 +13,9 @@ namespace {
 using ir::DType;
 
 // Counts the elements of `in` that are not 0. Returns the offset of each chunk's first one; the total comes last.
-Place sum_set(OpPlanner& planner, Place in, int64_t count, DType dtype) {
+Location sum_set(OpPlanner& planner, Location in, int64_t count, DType dtype) {
   const int64_t chunks = (count + kSelectChunk - 1) / kSelectChunk;
-  const Place counts = planner.scratch(8 * static_cast<uint64_t>(chunks + 1));
+  const Location counts = planner.scratch(8 * static_cast<uint64_t>(chunks + 1));
   planner
       .launch(KernelFile::kSelect, "select_count",
               SelectCountArguments{.count = count, .dtype = static_cast<i64>(dtype)}, chunks)
@@ -26,10 +26,10 @@ Place sum_set(OpPlanner& planner, Place in, int64_t count, DType dtype) {
   return counts;
 }
 // The same; the host also reads the total.
-Place count_set(OpPlanner& planner, Place in, int64_t count, DType dtype) {
+Location count_set(OpPlanner& planner, Location in, int64_t count, DType dtype) {
   const int64_t chunks = (count + kSelectChunk - 1) / kSelectChunk;
-  const Place counts = sum_set(planner, in, count, dtype);
-  planner.plan().count = Place{counts.buffer, counts.offset + 8 * static_cast<uint64_t>(chunks)};
+  const Location counts = sum_set(planner, in, count, dtype);
+  planner.plan().count = Location{counts.buffer, counts.offset + 8 * static_cast<uint64_t>(chunks)};
   return counts;
 }
 
@@ -54,24 +54,24 @@ size_t word(U T::* member) {
          8;
 }
 
-constexpr Place result(uint32_t buffer) { return {buffer, 0}; }
+constexpr Location result(uint32_t buffer) { return {buffer, 0}; }
 
-Status select(OpPlanner& planner, const ir::Graph& graph, uint32_t to, const OpTensor& mask, Place in,
-              const OpTensor* from, Place from_place) {
+Status select(OpPlanner& planner, const ir::Graph& graph, uint32_t to, const OpTensor& mask, Location in,
+              const OpTensor* from, Location from_location) {
   const int64_t count = mask.count();
-  const Place counts = count_set(planner, in, count, mask.dtype);
-  SelectPlacesArguments arguments{.count = count,
-                                  .dtype = static_cast<i64>(mask.dtype),
-                                  .rank = static_cast<i64>(mask.sizes.size()),
-                                  .item = from != nullptr ? ir::item_size(from->dtype) : 8};
-  if (from == nullptr && mask.sizes.size() > kMostDims) return refuse("of so many dims");
-  for (size_t d = 0; d < mask.sizes.size() && d < kMostDims; ++d) arguments.sizes[d] = mask.sizes[d];
+  const Location counts = count_set(planner, in, count, mask.dtype);
+  SelectPositionsArguments arguments{.count = count,
+                                     .dtype = static_cast<i64>(mask.dtype),
+                                     .rank = static_cast<i64>(mask.sizes.size()),
+                                     .item = from != nullptr ? ir::item_size(from->dtype) : 8};
+  if (from == nullptr && mask.sizes.size() > kMaxDims) return unsupported("of so many dims");
+  for (size_t d = 0; d < mask.sizes.size() && d < kMaxDims; ++d) arguments.sizes[d] = mask.sizes[d];
   const uint32_t buffer = graph.views[to].buffer;
   const DType dtype = from != nullptr ? from->dtype : DType::kInt64;
   const bool is_from = from != nullptr;
-  planner.plan().then = [=](int64_t found, OpPlan* rest, std::vector<DynamicResult>* results) {
+  planner.plan().plan_rest = [=](int64_t found, OpPlan* rest, std::vector<DynamicResult>* results) {
     DynamicResult made{to, dtype, {found}};
-    SelectPlacesArguments all = arguments;
+    SelectPositionsArguments all = arguments;
     if (!is_from) {  // As on the CPU, the indices of one dim are contiguous.
       made.sizes.push_back(arguments.rank);
       made.strides = {1, found};
@@ -79,16 +79,16 @@ Status select(OpPlanner& planner, const ir::Graph& graph, uint32_t to, const OpT
     }
     results->push_back(std::move(made));
     if (found == 0 || (!is_from && arguments.rank == 0)) return Status();
-    std::vector<OpLaunch::Address> addresses = {{word(&SelectPlacesArguments::in), in},
-                                                {word(&SelectPlacesArguments::counts), counts}};
+    std::vector<OpLaunch::Address> addresses = {{word(&SelectPositionsArguments::in), in},
+                                                {word(&SelectPositionsArguments::counts), counts}};
     if (is_from) {
-      addresses.push_back({word(&SelectPlacesArguments::values), result(buffer)});
-      addresses.push_back({word(&SelectPlacesArguments::from), from_place});
+      addresses.push_back({word(&SelectPositionsArguments::values), result(buffer)});
+      addresses.push_back({word(&SelectPositionsArguments::from), from_location});
     } else {
-      addresses.push_back({word(&SelectPlacesArguments::places), result(buffer)});
+      addresses.push_back({word(&SelectPositionsArguments::positions), result(buffer)});
     }
     const int64_t chunks = (count + kSelectChunk - 1) / kSelectChunk;
-    rest->steps.emplace_back(rest_of("select_places", all, chunks, std::move(addresses)));
+    rest->steps.emplace_back(rest_of("select_positions", all, chunks, std::move(addresses)));
     return Status();
   };
   return {};
@@ -97,7 +97,7 @@ Status select(OpPlanner& planner, const ir::Graph& graph, uint32_t to, const OpT
 Status nonzero(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self");
   const std::optional<uint32_t> to = planner.dynamic_result(0);
-  if (!self || !to) return refuse("of a known size");
+  if (!self || !to) return unsupported("of a known size");
   OpTensor set = *self;
   if (ir::is_complex(set.dtype)) set.dtype = DType::kBool;
   return select(planner, planner.graph(), *to, set, planner.packed(*self, set.dtype), nullptr, {});
@@ -106,46 +106,46 @@ Status nonzero(OpPlanner& planner) {
 // A fixed number of indices, followed by a fill value.
 Status nonzero_static(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || to->sizes.size() != 2) return refuse("without a result");
-  if (self->sizes.size() > kMostDims) return refuse("of so many dims");
+  if (!self || !to || to->sizes.size() != 2) return unsupported("without a result");
+  if (self->sizes.size() > kMaxDims) return unsupported("of so many dims");
   const int64_t count = self->count(), chunks = (count + kSelectChunk - 1) / kSelectChunk;
   const DType dtype = ir::is_complex(self->dtype) ? DType::kBool : self->dtype;
-  const Place out = planner.output(*to);
+  const Location out = planner.output(*to);
   planner
       .launch(KernelFile::kFill, "fill_bits",
               FillArguments{
-                  .count = to->count(), .item = 8, .bits = static_cast<uint64_t>(planner.whole("fill_value", -1))},
+                  .count = to->count(), .item = 8, .bits = static_cast<uint64_t>(planner.integer("fill_value", -1))},
               blocks_for(to->count()))
       .at(&FillArguments::out, out);
   if (count == 0 || to->count() == 0) return {};
-  SelectPlacesArguments arguments{.count = count,
-                                  .dtype = static_cast<i64>(dtype),
-                                  .rank = to->sizes[1],
-                                  .item = 8,
-                                  .dim_stride = 1,
-                                  .place_stride = to->sizes[1],
-                                  .most = to->sizes[0]};
+  SelectPositionsArguments arguments{.count = count,
+                                     .dtype = static_cast<i64>(dtype),
+                                     .rank = to->sizes[1],
+                                     .item = 8,
+                                     .dim_stride = 1,
+                                     .position_stride = to->sizes[1],
+                                     .most = to->sizes[0]};
   std::ranges::copy(self->sizes, arguments.sizes);
-  const Place in = planner.packed(*self, dtype), counts = sum_set(planner, in, count, dtype);
-  planner.launch(KernelFile::kSelect, "select_places", arguments, chunks)
-      .at(&SelectPlacesArguments::in, in)
-      .at(&SelectPlacesArguments::counts, counts)
-      .at(&SelectPlacesArguments::places, out);
+  const Location in = planner.packed(*self, dtype), counts = sum_set(planner, in, count, dtype);
+  planner.launch(KernelFile::kSelect, "select_positions", arguments, chunks)
+      .at(&SelectPositionsArguments::in, in)
+      .at(&SelectPositionsArguments::counts, counts)
+      .at(&SelectPositionsArguments::positions, out);
   return {};
 }
 
 // Repeats each position of `repeats` as often as its value says. The host reads the total, or the call gives it.
-Status repeat_places(OpPlanner& planner) {
+Status repeat_positions(OpPlanner& planner) {
   const std::optional<OpTensor> repeats = planner.tensor("repeats"), to = planner.result(0);
   const std::optional<uint32_t> view = planner.dynamic_result(0);
-  if (!repeats || (!view && !to)) return refuse("without a result");
+  if (!repeats || (!view && !to)) return unsupported("without a result");
   const int64_t count = repeats->count();
   const bool says = planner.has("output_size");
-  const int64_t size = to ? to->count() : says ? planner.whole("output_size") : -1;
-  const Place numbers = planner.packed(*repeats, DType::kInt64),
-              sums = planner.scratch(8 * static_cast<uint64_t>(count)), total = planner.scratch(8);
+  const int64_t size = to ? to->count() : says ? planner.integer("output_size") : -1;
+  const Location numbers = planner.packed(*repeats, DType::kInt64),
+                 sums = planner.scratch(8 * static_cast<uint64_t>(count)), total = planner.scratch(8);
   planner
-      .launch(KernelFile::kScan, "scan_sum_whole_lines",
+      .launch(KernelFile::kScan, "scan_sum_int_rows",
               ScanArguments{.length = count,
                             .in_dtype = static_cast<i64>(DType::kInt64),
                             .out_dtype = static_cast<i64>(DType::kInt64)},
@@ -161,21 +161,21 @@ Status repeat_places(OpPlanner& planner) {
   RepeatArguments arguments{.count = count, .found = size, .out_dtype = static_cast<i64>(repeats->dtype)};
   if (to) {
     if (count == 0) return {};
-    planner.launch(KernelFile::kSelect, "repeat_places", arguments, blocks_for(size))
+    planner.launch(KernelFile::kSelect, "repeat_positions", arguments, blocks_for(size))
         .at(&RepeatArguments::sums, sums)
         .at(&RepeatArguments::out, planner.output(*to));
     return {};
   }
   planner.plan().count = total;
-  const Place out = result(planner.graph().views[*view].buffer);
-  planner.plan().then = [=, view = *view, dtype = repeats->dtype](int64_t found, OpPlan* rest,
-                                                                  std::vector<DynamicResult>* results) -> Status {
+  const Location out = result(planner.graph().views[*view].buffer);
+  planner.plan().plan_rest = [=, view = *view, dtype = repeats->dtype](int64_t found, OpPlan* rest,
+                                                                       std::vector<DynamicResult>* results) -> Status {
     if (!says && found < 0) return {ErrorCode::kOpFailed, "repeats can not be negative", "RuntimeError"};
     RepeatArguments all = arguments;
     if (!says) all.found = found;
     results->push_back({view, dtype, {all.found}});
     if (all.found == 0 || count == 0) return {};
-    rest->steps.emplace_back(rest_of("repeat_places", all, blocks_for(all.found),
+    rest->steps.emplace_back(rest_of("repeat_positions", all, blocks_for(all.found),
                                      {{word(&RepeatArguments::sums), sums}, {word(&RepeatArguments::out), out}}));
     return {};
   };
@@ -185,7 +185,7 @@ Status repeat_places(OpPlanner& planner) {
 Status masked_select(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self"), mask = planner.tensor("mask");
   const std::optional<uint32_t> to = planner.dynamic_result(0);
-  if (!self || !mask || !to) return refuse("of a known size");
+  if (!self || !mask || !to) return unsupported("of a known size");
   // Broadcasts both to a common size.
   OpTensor whole = *self;
   whole.sizes.assign(std::max(self->sizes.size(), mask->sizes.size()), 1);
@@ -200,31 +200,31 @@ Status masked_select(OpPlanner& planner) {
   set.dtype = mask->dtype;
   const auto spread = [&](const OpTensor& from, OpTensor* there) {
     if (from.sizes == there->sizes && from.is_packed()) {
-      there->place = from.place;
+      there->location = from.location;
     } else {
-      there->place = planner.scratch(there->nbytes());
+      there->location = planner.scratch(there->nbytes());
       planner.copy(from, *there);
     }
   };
   spread(*self, &whole);
   spread(*mask, &set);
-  return select(planner, planner.graph(), *to, set, set.place, &whole, whole.place);
+  return select(planner, planner.graph(), *to, set, set.location, &whole, whole.location);
 }
 
 Status masked_scatter(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self"), mask = planner.tensor("mask"),
                                 source = planner.tensor("source"), to = planner.result(0);
-  if (!self || !mask || !source || !to || source->dtype != to->dtype) return refuse("of two dtypes");
+  if (!self || !mask || !source || !to || source->dtype != to->dtype) return unsupported("of two dtypes");
   const int64_t count = to->count(), chunks = (count + kSelectChunk - 1) / kSelectChunk;
   if (count == 0) return {};
   OpTensor made = *to, set = *to;  // Expanded to the result's sizes.
   made.strides = set.strides = packed_strides(to->sizes);
   set.dtype = mask->dtype;
-  made.place = planner.scratch(made.nbytes());
-  set.place = planner.scratch(set.nbytes());
+  made.location = planner.scratch(made.nbytes());
+  set.location = planner.scratch(set.nbytes());
   planner.copy(*self, made);
   planner.copy(*mask, set);
-  const Place from = planner.packed(*source), counts = sum_set(planner, set.place, count, set.dtype);
+  const Location from = planner.packed(*source), counts = sum_set(planner, set.location, count, set.dtype);
   planner.add_operand(-1);
   planner
       .launch(KernelFile::kSelect, "select_scatter",
@@ -234,10 +234,10 @@ Status masked_scatter(OpPlanner& planner) {
                                      .chunks = chunks,
                                      .bound = source->count()},
               chunks)
-      .at(&SelectScatterArguments::in, set.place)
+      .at(&SelectScatterArguments::in, set.location)
       .at(&SelectScatterArguments::counts, counts)
       .at(&SelectScatterArguments::source, from)
-      .at(&SelectScatterArguments::out, made.place)
+      .at(&SelectScatterArguments::out, made.location)
       .failure([](const SelectScatterArguments& words) { return &words.failure; });
   planner.copy(made, *to);
   return {};
@@ -247,26 +247,26 @@ Status masked_scatter(OpPlanner& planner) {
 Status masked_scatter_backward(OpPlanner& planner) {
   const std::optional<OpTensor> grad = planner.tensor("grad_output"), mask = planner.tensor("mask"),
                                 to = planner.result(0);
-  if (!grad || !mask || !to || grad->dtype != to->dtype) return refuse("of two dtypes");
-  const Place out = planner.output(*to);
+  if (!grad || !mask || !to || grad->dtype != to->dtype) return unsupported("of two dtypes");
+  const Location out = planner.output(*to);
   planner.zero(out, to->nbytes());
   const int64_t count = grad->count(), chunks = (count + kSelectChunk - 1) / kSelectChunk;
   if (count == 0 || to->count() == 0) return {};
   OpTensor set = *grad;  // Expanded to the gradient's sizes.
   set.strides = packed_strides(set.sizes);
   set.dtype = mask->dtype;
-  set.place = planner.scratch(set.nbytes());
+  set.location = planner.scratch(set.nbytes());
   planner.copy(*mask, set);
-  const Place from = planner.packed(*grad), counts = sum_set(planner, set.place, count, set.dtype);
+  const Location from = planner.packed(*grad), counts = sum_set(planner, set.location, count, set.dtype);
   planner
-      .launch(
-          KernelFile::kSelect, "select_places",
-          SelectPlacesArguments{.count = count, .dtype = static_cast<i64>(set.dtype), .item = ir::item_size(to->dtype)},
-          chunks)
-      .at(&SelectPlacesArguments::in, set.place)
-      .at(&SelectPlacesArguments::counts, counts)
-      .at(&SelectPlacesArguments::values, out)
-      .at(&SelectPlacesArguments::from, from);
+      .launch(KernelFile::kSelect, "select_positions",
+              SelectPositionsArguments{
+                  .count = count, .dtype = static_cast<i64>(set.dtype), .item = ir::item_size(to->dtype)},
+              chunks)
+      .at(&SelectPositionsArguments::in, set.location)
+      .at(&SelectPositionsArguments::counts, counts)
+      .at(&SelectPositionsArguments::values, out)
+      .at(&SelectPositionsArguments::from, from);
   return {};
 }
 
@@ -275,9 +275,9 @@ Status index_by_mask(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self");
   const std::optional<uint32_t> to = planner.dynamic_result(0);
   const auto mask = planner.mask();
-  if (!self || !to || !mask) return refuse("indices that are no integers and no mask");
+  if (!self || !to || !mask) return unsupported("indices that are no integers and no mask");
   const auto& [set, first] = *mask;
-  Split dims;
+  OuterLengthInner dims;
   std::vector<int64_t> sizes;
   for (size_t d = 0; d < self->sizes.size(); ++d) {
     const bool is_masked = d >= first && d < first + set.sizes.size();
@@ -286,17 +286,17 @@ Status index_by_mask(OpPlanner& planner) {
     if (d == first) sizes.push_back(0);
     if (!is_masked) sizes.push_back(self->sizes[d]);
   }
-  if (set.sizes.empty() || set.count() != dims.length) return refuse("a mask of other sizes");
-  const Place from = planner.packed(*self), in = planner.packed(set);
+  if (set.sizes.empty() || set.count() != dims.length) return unsupported("a mask of other sizes");
+  const Location from = planner.packed(*self), in = planner.packed(set);
   const int64_t count = set.count();
-  const Place counts = count_set(planner, in, count, set.dtype);
-  const SelectPlacesArguments arguments{
+  const Location counts = count_set(planner, in, count, set.dtype);
+  const SelectPositionsArguments arguments{
       .count = count, .dtype = static_cast<i64>(set.dtype), .rank = 1, .item = 8, .sizes = {count}};
-  const Place places{kScratch + static_cast<uint32_t>(planner.plan().scratch.size()), 0};
+  const Location positions{kScratch + static_cast<uint32_t>(planner.plan().scratch.size()), 0};
   const uint32_t buffer = planner.graph().views[*to].buffer;
   const int64_t item = ir::item_size(self->dtype);
-  planner.plan().then = [=, view = *to, dtype = self->dtype, at = first](int64_t found, OpPlan* rest,
-                                                                         std::vector<DynamicResult>* results) {
+  planner.plan().plan_rest = [=, view = *to, dtype = self->dtype, at = first](int64_t found, OpPlan* rest,
+                                                                              std::vector<DynamicResult>* results) {
     DynamicResult made{view, dtype, sizes};
     made.sizes[at] = found;
     results->push_back(std::move(made));
@@ -304,10 +304,10 @@ Status index_by_mask(OpPlanner& planner) {
     if (all == 0) return Status();
     rest->scratch.push_back(8 * static_cast<uint64_t>(found));
     const int64_t chunks = (count + kSelectChunk - 1) / kSelectChunk;
-    rest->steps.emplace_back(rest_of("select_places", arguments, chunks,
-                                     {{word(&SelectPlacesArguments::in), in},
-                                      {word(&SelectPlacesArguments::counts), counts},
-                                      {word(&SelectPlacesArguments::places), places}}));
+    rest->steps.emplace_back(rest_of("select_positions", arguments, chunks,
+                                     {{word(&SelectPositionsArguments::in), in},
+                                      {word(&SelectPositionsArguments::counts), counts},
+                                      {word(&SelectPositionsArguments::positions), positions}}));
     IndexArguments index{.count = all, .rank = 3, .indices = 1, .sizes = {dims.outer, found, dims.inner}};
     index.self_strides[0] = dims.length * dims.inner;
     index.self_strides[2] = 1;
@@ -321,7 +321,7 @@ Status index_by_mask(OpPlanner& planner) {
     OpLaunch read = rest_of("index_read", index, blocks_for(all),
                             {{word(&IndexArguments::self), from},
                              {word(&IndexArguments::values), result(buffer)},
-                             {word(&IndexArguments::index), places}});
+                             {word(&IndexArguments::index), positions}});
     read.file = KernelFile::kIndex;
     rest->steps.emplace_back(std::move(read));
     return Status();
@@ -333,12 +333,12 @@ Status index_by_mask(OpPlanner& planner) {
 Status unique(OpPlanner& planner, bool sorts) {
   const std::optional<OpTensor> self = planner.tensor("self");
   const std::optional<uint32_t> to = planner.dynamic_result(0);
-  if (!self || !to || planner.has("dim")) return refuse("along a dim");
+  if (!self || !to || planner.has("dim")) return unsupported("along a dim");
   const std::optional<uint32_t> inverse = planner.dynamic_result(1), counts = planner.dynamic_result(2);
   const bool has_inverse = planner.flag("return_inverse"), has_counts = planner.flag("return_counts");
   const int64_t count = self->count();
-  const Place in = planner.packed(*self);
-  const Split dims{1, count, 1};
+  const Location in = planner.packed(*self);
+  const OuterLengthInner dims{1, count, 1};
   Sorted sorted{planner.scratch(8 * static_cast<uint64_t>(count)), {}};
   if (sorts) {
     if (Status status = sort_tensor(planner, *self, in, dims, false, &sorted); !status.ok()) return status;
@@ -349,21 +349,21 @@ Status unique(OpPlanner& planner, bool sorts) {
         .at(&SortKeysArguments::in, in)
         .at(&SortKeysArguments::keys, sorted.keys);
   }
-  const Place flags = planner.scratch(static_cast<uint64_t>(count));
+  const Location flags = planner.scratch(static_cast<uint64_t>(count));
   planner
       .launch(KernelFile::kSelect, "unique_flags",
               UniqueFlagsArguments{.count = count, .floats = ir::is_float(self->dtype) ? 1 : 0}, blocks_for(count))
       .at(&UniqueFlagsArguments::keys, sorted.keys)
       .at(&UniqueFlagsArguments::flags, flags);
-  const Place sums = count_set(planner, flags, count, DType::kBool);
-  const Place begins = planner.scratch(8 * static_cast<uint64_t>(count));
+  const Location sums = count_set(planner, flags, count, DType::kBool);
+  const Location begins = planner.scratch(8 * static_cast<uint64_t>(count));
   const ir::Graph& graph = planner.graph();
-  const auto buffer_of = [&](std::optional<uint32_t> view) { return view ? graph.views[*view].buffer : kNowhere; };
+  const auto buffer_of = [&](std::optional<uint32_t> view) { return view ? graph.views[*view].buffer : kNoLocation; };
   const uint32_t to_buffer = buffer_of(to), inverse_buffer = buffer_of(inverse), counts_buffer = buffer_of(counts);
   const UniqueWriteArguments write{.count = count, .item = ir::item_size(self->dtype)};
   // NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding): one a plan
-  planner.plan().then = [=, dtype = self->dtype, sizes = self->sizes](int64_t found, OpPlan* rest,
-                                                                      std::vector<DynamicResult>* results) {
+  planner.plan().plan_rest = [=, dtype = self->dtype, sizes = self->sizes](int64_t found, OpPlan* rest,
+                                                                           std::vector<DynamicResult>* results) {
     results->push_back({*to, dtype, {found}});
     if (inverse) results->push_back({*inverse, DType::kInt64, has_inverse ? sizes : std::vector<int64_t>{0}});
     if (counts) results->push_back({*counts, DType::kInt64, {has_counts ? found : 0}});
@@ -373,7 +373,7 @@ Status unique(OpPlanner& planner, bool sorts) {
                                                 {word(&UniqueWriteArguments::counts), sums},
                                                 {word(&UniqueWriteArguments::values), result(to_buffer)},
                                                 {word(&UniqueWriteArguments::begins), begins}};
-    if (sorts) addresses.push_back({word(&UniqueWriteArguments::sorted), sorted.places});
+    if (sorts) addresses.push_back({word(&UniqueWriteArguments::sorted), sorted.positions});
     if (inverse && has_inverse) addresses.push_back({word(&UniqueWriteArguments::inverse), result(inverse_buffer)});
     const int64_t chunks = (count + kSelectChunk - 1) / kSelectChunk;
     rest->steps.emplace_back(rest_of("unique_write", write, chunks, std::move(addresses)));
@@ -391,7 +391,7 @@ Status unique_runs(OpPlanner& planner) { return unique(planner, false); }
 
 constexpr NamedPlan kSelectPlans[] = {{"nonzero", nonzero, true},
                                       {"nonzero_static", nonzero_static, true},
-                                      {"repeat_interleave", repeat_places},
+                                      {"repeat_interleave", repeat_positions},
                                       {"masked_select", masked_select, true},
                                       {"masked_scatter", masked_scatter, true},
                                       {"masked_scatter_backward", masked_scatter_backward, true},

@@ -8,9 +8,9 @@
 // Sorting, and ops that take elements of sorted rows.
 namespace torch_remote::worker::cuda {
 
-Sorted sort_rows(OpPlanner& planner, Place keys, int64_t rows, int64_t length) {
+Sorted sort_rows(OpPlanner& planner, Location keys, int64_t rows, int64_t length) {
   const auto count = static_cast<uint64_t>(rows * length);
-  Place places = planner.scratch(4 * count);
+  Location positions = planner.scratch(4 * count);
   const int64_t chunk = std::clamp<int64_t>(
       static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(length, 2)))), 2, kSortChunk);
   const int64_t chunks = (length + chunk - 1) / chunk;
@@ -18,30 +18,30 @@ Sorted sort_rows(OpPlanner& planner, Place keys, int64_t rows, int64_t length) {
       .launch(KernelFile::kSort, "sort_chunks", SortChunksArguments{.rows = rows, .length = length, .chunk = chunk},
               rows * chunks, static_cast<unsigned>(std::clamp<int64_t>(chunk / 2, 32, 256)))
       .at(&SortChunksArguments::keys, keys)
-      .at(&SortChunksArguments::places, places);
-  if (chunks <= 1) return {keys, places};
-  Place other_keys = planner.scratch(8 * count), other_places = planner.scratch(4 * count);
+      .at(&SortChunksArguments::positions, positions);
+  if (chunks <= 1) return {keys, positions};
+  Location other_keys = planner.scratch(8 * count), other_places = planner.scratch(4 * count);
   for (int64_t width = chunk; width < length; width *= 2) {
     planner
         .launch(KernelFile::kSort, "sort_merge", SortMergeArguments{.rows = rows, .length = length, .width = width},
                 blocks_for(rows * length))
         .at(&SortMergeArguments::keys, keys)
-        .at(&SortMergeArguments::places, places)
+        .at(&SortMergeArguments::positions, positions)
         .at(&SortMergeArguments::out_keys, other_keys)
-        .at(&SortMergeArguments::out_places, other_places);
+        .at(&SortMergeArguments::out_positions, other_places);
     std::swap(keys, other_keys);
-    std::swap(places, other_places);
+    std::swap(positions, other_places);
   }
-  return {keys, places};
+  return {keys, positions};
 }
 
-Status sort_tensor(OpPlanner& planner, const OpTensor& tensor, Place packed, const Split& dims, bool descending,
-                   Sorted* sorted) {
+Status sort_tensor(OpPlanner& planner, const OpTensor& tensor, Location packed, const OuterLengthInner& dims,
+                   bool descending, Sorted* sorted) {
   const int64_t rows = dims.outer * dims.inner, chunks = (dims.length + kSortChunk - 1) / kSortChunk;
   if (dims.length >= (int64_t{1} << 31) || rows * std::max<int64_t>(chunks, 1) >= (int64_t{1} << 31)) {
-    return refuse("more elements than are sorted at once");
+    return unsupported("more elements than are sorted at once");
   }
-  const Place keys = planner.scratch(8 * static_cast<uint64_t>(tensor.count()));
+  const Location keys = planner.scratch(8 * static_cast<uint64_t>(tensor.count()));
   planner
       .launch(KernelFile::kSort, "sort_keys",
               SortKeysArguments{.outer = dims.outer,
@@ -62,12 +62,12 @@ namespace {
 Status take(OpPlanner& planner, bool descending, int64_t first, int64_t count) {
   const std::optional<OpTensor> self = planner.tensor("self");
   const std::optional<OpTensor> values = planner.result(0), indices = planner.result(1);
-  if (!self) return refuse("without a tensor");
-  const Split dims = split(self->sizes, planner.whole("dim", -1));
+  if (!self) return unsupported("without a tensor");
+  const OuterLengthInner dims = split(self->sizes, planner.integer("dim", -1));
   if (first < 0 || count < 0 || first + count > dims.length) {
     return {ErrorCode::kOpFailed, "selected index k out of range", "RuntimeError"};
   }
-  const Place in = planner.packed(*self);
+  const Location in = planner.packed(*self);
   Sorted sorted;
   if (Status status = sort_tensor(planner, *self, in, dims, descending, &sorted); !status.ok()) return status;
   planner
@@ -80,20 +80,20 @@ Status take(OpPlanner& planner, bool descending, int64_t first, int64_t count) {
                                 .item = ir::item_size(self->dtype)},
               blocks_for(dims.outer * count * dims.inner))
       .at(&SortTakeArguments::in, in)
-      .at(&SortTakeArguments::places, sorted.places)
-      .at(&SortTakeArguments::values, values ? planner.output(*values) : Place{})
-      .at(&SortTakeArguments::indices, indices ? planner.output(*indices) : Place{});
+      .at(&SortTakeArguments::positions, sorted.positions)
+      .at(&SortTakeArguments::values, values ? planner.output(*values) : Location{})
+      .at(&SortTakeArguments::indices, indices ? planner.output(*indices) : Location{});
   return {};
 }
 
 int64_t length_of(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self");
-  return self ? split(self->sizes, planner.whole("dim", -1)).length : 0;
+  return self ? split(self->sizes, planner.integer("dim", -1)).length : 0;
 }
 
 Status sort(OpPlanner& planner) { return take(planner, planner.flag("descending"), 0, length_of(planner)); }
-Status top(OpPlanner& planner) { return take(planner, planner.flag("largest", true), 0, planner.whole("k")); }
-Status kth(OpPlanner& planner) { return take(planner, false, planner.whole("k") - 1, 1); }
+Status top(OpPlanner& planner) { return take(planner, planner.flag("largest", true), 0, planner.integer("k")); }
+Status kth(OpPlanner& planner) { return take(planner, false, planner.integer("k") - 1, 1); }
 
 constexpr NamedPlan kSortPlans[] = {{"sort", sort}, {"topk", top}, {"kthvalue", kth}};
 

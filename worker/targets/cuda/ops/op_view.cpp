@@ -17,7 +17,7 @@ void copy_all(OpPlanner& planner, const OpTensor& from, const OpTensor& to) {
   if (from.sizes == to.sizes) return planner.copy(from, to);
   OpTensor same = to;
   same.dtype = from.dtype;
-  same.place = planner.packed(from);
+  same.location = planner.packed(from);
   same.strides = packed_strides(to.sizes);
   planner.copy(same, to);
 }
@@ -25,27 +25,27 @@ void copy_all(OpPlanner& planner, const OpTensor& from, const OpTensor& to) {
 // Only sizes change; the order of elements stays.
 Status copy_elements(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || self->count() != to->count()) return refuse("of other sizes");
+  if (!self || !to || self->count() != to->count()) return unsupported("of other sizes");
   copy_all(planner, *self, *to);
   return {};
 }
 
 Status copy_expanded(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || self->sizes.size() > to->sizes.size()) return refuse("of other sizes");
+  if (!self || !to || self->sizes.size() > to->sizes.size()) return unsupported("of other sizes");
   planner.copy(*self, *to);
   return {};
 }
 
 Status copy_strided(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  const std::vector<int64_t> strides = planner.wholes("stride");
-  if (!self || !to || strides.size() != to->sizes.size()) return refuse("of other sizes");
+  const std::vector<int64_t> strides = planner.integers("stride");
+  if (!self || !to || strides.size() != to->sizes.size()) return unsupported("of other sizes");
   OpTensor from = *self;
   from.sizes = to->sizes;
   from.strides = strides;
   if (planner.has("storage_offset")) {
-    from.place.offset = static_cast<uint64_t>(planner.whole("storage_offset")) * ir::item_size(from.dtype);
+    from.location.offset = static_cast<uint64_t>(planner.integer("storage_offset")) * ir::item_size(from.dtype);
   }
   planner.copy(from, *to);
   return {};
@@ -54,23 +54,23 @@ Status copy_strided(OpPlanner& planner) {
 // Copies `self` and overwrites a strided view of it with `src`.
 Status scatter_strided(OpPlanner& planner) {
   const auto self = planner.tensor("self"), from = planner.tensor("src"), to = planner.result(0);
-  const std::vector<int64_t> strides = planner.wholes("stride");
-  if (!self || !from || !to || strides.size() != from->sizes.size()) return refuse("of other sizes");
-  const bool alike = self->place.offset == 0 && to->place.offset == 0 && self->strides == to->strides;
-  if (!alike || !to->is_packed()) return refuse("of parts of memory");
+  const std::vector<int64_t> strides = planner.integers("stride");
+  if (!self || !from || !to || strides.size() != from->sizes.size()) return unsupported("of other sizes");
+  const bool alike = self->location.offset == 0 && to->location.offset == 0 && self->strides == to->strides;
+  if (!alike || !to->is_packed()) return unsupported("of parts of memory");
   planner.copy(*self, *to);
   OpTensor part = *to;
   part.sizes = from->sizes;
   part.strides = strides;
-  part.place.offset = static_cast<uint64_t>(planner.whole("storage_offset")) * ir::item_size(part.dtype);
+  part.location.offset = static_cast<uint64_t>(planner.integer("storage_offset")) * ir::item_size(part.dtype);
   planner.copy(*from, part);
   return {};
 }
 
 Status copy_permuted(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  const std::vector<int64_t> dims = planner.wholes("dims");
-  if (!self || !to || dims.size() != self->sizes.size()) return refuse("of other sizes");
+  const std::vector<int64_t> dims = planner.integers("dims");
+  if (!self || !to || dims.size() != self->sizes.size()) return unsupported("of other sizes");
   OpTensor from = *self;
   for (size_t d = 0; d < dims.size(); ++d) {
     const size_t at = dim_in(dims[d], dims.size());
@@ -83,7 +83,7 @@ Status copy_permuted(OpPlanner& planner) {
 
 Status copy_transposed(OpPlanner& planner, int64_t first, int64_t second) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to) return refuse("without a result");
+  if (!self || !to) return unsupported("without a result");
   OpTensor from = *self;
   if (const size_t rank = from.sizes.size(); rank > 1) {
     const size_t a = dim_in(first, rank), b = dim_in(second, rank);
@@ -94,13 +94,13 @@ Status copy_transposed(OpPlanner& planner, int64_t first, int64_t second) {
   return {};
 }
 Status copy_transposed(OpPlanner& planner) {
-  return copy_transposed(planner, planner.whole("dim0"), planner.whole("dim1"));
+  return copy_transposed(planner, planner.integer("dim0"), planner.integer("dim1"));
 }
 Status copy_matrix_transposed(OpPlanner& planner) { return copy_transposed(planner, 0, 1); }
 
 OpTensor part(const OpTensor& whole, size_t dim, int64_t begin, int64_t size, int64_t step = 1) {
   OpTensor made = whole;
-  made.place.offset += static_cast<uint64_t>(begin * whole.strides[dim]) * ir::item_size(whole.dtype);
+  made.location.offset += static_cast<uint64_t>(begin * whole.strides[dim]) * ir::item_size(whole.dtype);
   made.sizes[dim] = size;
   made.strides[dim] *= step;
   return made;
@@ -115,28 +115,28 @@ OpTensor without(OpTensor tensor, size_t dim) {
 // `[start, start + length)` of a dim, or a single index, whose dim is removed.
 Status copy_narrow(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || self->sizes.empty()) return refuse("of other sizes");
-  const size_t dim = dim_in(planner.whole("dim"), self->sizes.size());
-  const int64_t start = planner.whole("start"), begin = start < 0 ? start + self->sizes[dim] : start;
+  if (!self || !to || self->sizes.empty()) return unsupported("of other sizes");
+  const size_t dim = dim_in(planner.integer("dim"), self->sizes.size());
+  const int64_t start = planner.integer("start"), begin = start < 0 ? start + self->sizes[dim] : start;
   planner.copy(part(*self, dim, begin, to->sizes[dim]), *to);
   return {};
 }
 
 Status copy_slice(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || self->sizes.empty()) return refuse("of other sizes");
-  const size_t dim = dim_in(planner.whole("dim"), self->sizes.size());
-  const int64_t size = self->sizes[dim], start = planner.whole("start", 0);
+  if (!self || !to || self->sizes.empty()) return unsupported("of other sizes");
+  const size_t dim = dim_in(planner.integer("dim"), self->sizes.size());
+  const int64_t size = self->sizes[dim], start = planner.integer("start", 0);
   const int64_t begin = std::clamp<int64_t>(start < 0 ? start + size : start, 0, size);
-  planner.copy(part(*self, dim, begin, to->sizes[dim], planner.whole("step", 1)), *to);
+  planner.copy(part(*self, dim, begin, to->sizes[dim], planner.integer("step", 1)), *to);
   return {};
 }
 
 Status copy_selected(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || self->sizes.empty()) return refuse("of other sizes");
-  const size_t dim = dim_in(planner.whole("dim"), self->sizes.size());
-  const int64_t index = planner.whole("index");
+  if (!self || !to || self->sizes.empty()) return unsupported("of other sizes");
+  const size_t dim = dim_in(planner.integer("dim"), self->sizes.size());
+  const int64_t index = planner.integer("index");
   planner.copy(without(part(*self, dim, index < 0 ? index + self->sizes[dim] : index, 1), dim), *to);
   return {};
 }
@@ -144,14 +144,14 @@ Status copy_selected(OpPlanner& planner) {
 // Windows along a dim; their elements are the last dim.
 Status copy_unfolded(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  const int64_t size = planner.whole("size"), step = planner.whole("step");
-  if (!self || !to) return refuse("without a result");
+  const int64_t size = planner.integer("size"), step = planner.integer("step");
+  if (!self || !to) return unsupported("without a result");
   OpTensor from = *self;
   if (from.sizes.empty()) {
     from.sizes = {size};
     from.strides = {1};
   } else {
-    const size_t dim = dim_in(planner.whole("dimension"), from.sizes.size());
+    const size_t dim = dim_in(planner.integer("dimension"), from.sizes.size());
     const int64_t stride = from.strides[dim];
     from.sizes[dim] = (from.sizes[dim] - size) / step + 1;
     from.strides[dim] = stride * step;
@@ -166,20 +166,20 @@ Status copy_unfolded(OpPlanner& planner) {
 // and the dim is removed.
 Status copy_pieces(OpPlanner& planner, const std::vector<int64_t>& sizes, bool drops = false) {
   const auto self = planner.tensor("self");
-  if (!self || self->sizes.empty() || sizes.empty()) return refuse("of a number");
-  const size_t dim = dim_in(planner.whole("dim"), self->sizes.size());
+  if (!self || self->sizes.empty() || sizes.empty()) return unsupported("of a number");
+  const size_t dim = dim_in(planner.integer("dim"), self->sizes.size());
   int64_t begin = 0;
   for (size_t i = 0; begin < self->sizes[dim]; ++i) {
     const int64_t wanted = sizes[std::min(i, sizes.size() - 1)], size = std::min(wanted, self->sizes[dim] - begin);
-    if (wanted <= 0 && i >= sizes.size()) return refuse("into pieces without elements");
+    if (wanted <= 0 && i >= sizes.size()) return unsupported("into pieces without elements");
     const OpTensor from = part(*self, dim, begin, size);
     begin += size;
     if (const auto to = planner.listed_result(0, i)) planner.copy(drops ? without(from, dim) : from, *to);
   }
   return {};
 }
-Status copy_split(OpPlanner& planner) { return copy_pieces(planner, {planner.whole("split_size")}); }
-Status copy_split_with_sizes(OpPlanner& planner) { return copy_pieces(planner, planner.wholes("split_sizes")); }
+Status copy_split(OpPlanner& planner) { return copy_pieces(planner, {planner.integer("split_size")}); }
+Status copy_split_with_sizes(OpPlanner& planner) { return copy_pieces(planner, planner.integers("split_sizes")); }
 Status copy_unbound(OpPlanner& planner) { return copy_pieces(planner, {1}, true); }
 
 // _chunk_cat: splits each tensor along a dim into num_chunks chunks of one size, padded with zeros. Chunks with the
@@ -187,18 +187,18 @@ Status copy_unbound(OpPlanner& planner) { return copy_pieces(planner, {1}, true)
 Status join_chunks(OpPlanner& planner) {
   const ir::Arg* const list = planner.argument("tensors");
   const auto to = planner.result(0);
-  const int64_t chunks = planner.whole("num_chunks");
-  if (list == nullptr || !to || to->sizes.size() < 2 || chunks <= 0) return refuse("of such dims");
+  const int64_t chunks = planner.integer("num_chunks");
+  if (list == nullptr || !to || to->sizes.size() < 2 || chunks <= 0) return unsupported("of such dims");
   const size_t dim = to->sizes.size() - 2;
   OpTensor all = *to;
   all.strides = packed_strides(all.sizes);
-  all.place = planner.output(*to);
-  planner.zero(all.place, all.nbytes());
+  all.location = planner.output(*to);
+  planner.zero(all.location, all.nbytes());
   int64_t begin = 0;
   for (const ir::Arg& item : list->items) {
-    if (item.tag != ir::ArgTag::kView) return refuse("of numbers");
+    if (item.tag != ir::ArgTag::kView) return unsupported("of numbers");
     const OpTensor from = planner.tensor_of(item.a);
-    if (from.sizes.size() <= dim) return refuse("of such dims");
+    if (from.sizes.size() <= dim) return unsupported("of such dims");
     const int64_t size = from.sizes[dim], length = (size + chunks - 1) / chunks;
     const std::vector<int64_t> behind(from.sizes.begin() + static_cast<ptrdiff_t>(dim) + 1, from.sizes.end());
     const std::vector<int64_t> strides = packed_strides(behind);
@@ -211,7 +211,7 @@ Status join_chunks(OpPlanner& planner) {
       made.strides.resize(dim);
       made.strides.push_back(inner);
       made.strides.insert(made.strides.end(), strides.begin(), strides.end());
-      made.place.offset += static_cast<uint64_t>(i * all.strides[dim] + begin) * ir::item_size(all.dtype);
+      made.location.offset += static_cast<uint64_t>(i * all.strides[dim] + begin) * ir::item_size(all.dtype);
       planner.copy(piece, made);
     }
     begin += length * inner;
@@ -242,8 +242,8 @@ constexpr NamedPlan kViewPlans[] = {{"alias_copy", copy_elements, true},
 
 }  // namespace
 
-OpTensor turned(OpPlanner& planner, const OpTensor& from, const OpTensor& to, ir::DType dtype,
-                std::optional<size_t> dim, int64_t by) {
+OpTensor broadcast_and_roll(OpPlanner& planner, const OpTensor& from, const OpTensor& to, ir::DType dtype,
+                            std::optional<size_t> dim, int64_t by) {
   OpTensor all = from, made = to;
   const size_t missing = to.sizes.size() - from.sizes.size();
   all.sizes = to.sizes;
@@ -253,7 +253,7 @@ OpTensor turned(OpPlanner& planner, const OpTensor& from, const OpTensor& to, ir
   }
   made.dtype = dtype;
   made.strides = packed_strides(made.sizes);
-  made.place = planner.scratch(made.nbytes());
+  made.location = planner.scratch(made.nbytes());
   if (!dim || by == 0) {
     planner.copy(all, made);
     return made;

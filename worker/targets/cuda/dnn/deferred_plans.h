@@ -27,9 +27,9 @@
 // are used more than once. Until a plan exists, another runner executes the node.
 namespace torch_remote::worker::cuda {
 
-enum class LateState : uint8_t { kWaiting, kReady, kRefused };
+enum class DeferredPlanState : uint8_t { kWaiting, kReady, kRefused };
 
-struct LatePlanOptions {
+struct DeferredPlanOptions {
   const dnn::Table* table = nullptr;
   uint64_t workspace = uint64_t{1} << 30;  // The most bytes of workspace that a plan may need.
   size_t timed = 3;                        // How many heuristic results are timed.
@@ -37,30 +37,30 @@ struct LatePlanOptions {
 };
 
 template <typename Problem>
-class LatePlans;
+class DeferredPlans;
 
 // A problem and, once the thread has built them, its plans.
 template <typename Problem>
-class LatePlan {
+class DeferredPlan {
  public:
-  ~LatePlan() { dnn::destroy(table_, made_); }
-  LatePlan(const LatePlan&) = delete;
-  LatePlan& operator=(const LatePlan&) = delete;
+  ~DeferredPlan() { dnn::destroy(table_, made_); }
+  DeferredPlan(const DeferredPlan&) = delete;
+  DeferredPlan& operator=(const DeferredPlan&) = delete;
 
   const Problem& problem() const { return problem_; }
   size_t plans() const { return choice_.plans().size(); }
   size_t best() const { return choice_.best(); }
 
  private:
-  friend class LatePlans<Problem>;
-  LatePlan(const dnn::Table& table, const Problem& problem) : table_(table), problem_(problem) {}
+  friend class DeferredPlans<Problem>;
+  DeferredPlan(const dnn::Table& table, const Problem& problem) : table_(table), problem_(problem) {}
 
   const dnn::Table& table_;
   const Problem problem_;
-  uint32_t uses_ = 0;      // Uses without a plan.
-  bool is_asked_ = false;  // Queued for the thread.
-  bool is_made_ = false;   // The thread is done with it, so `status_` and the members below are valid.
-  bool distrusts_file_ = false;
+  uint32_t uses_ = 0;       // Uses without a plan.
+  bool is_queued_ = false;  // Queued for the thread.
+  bool is_built_ = false;   // The thread is done with it, so `status_` and the members below are valid.
+  bool ignores_choice_file_ = false;
   Status status_;
   std::vector<dnn::Descriptor> made_;  // Each after those that it refers to.
   dnn::PlanChoice choice_;
@@ -70,39 +70,39 @@ class LatePlan {
 // table must outlive it. A Problem is ordered and has `bool deterministic`: always the same algorithm, even if another
 // one is faster. Its key_of() is one word with everything that a plan depends on except the machine.
 template <typename Problem>
-class LatePlans {
+class DeferredPlans {
  public:
-  using State = LateState;
-  using Prepared = std::shared_ptr<LatePlan<Problem>>;
-  using Options = LatePlanOptions;
+  using State = DeferredPlanState;
+  using Prepared = std::shared_ptr<DeferredPlan<Problem>>;
+  using Options = DeferredPlanOptions;
 
-  virtual ~LatePlans() = default;  // Subclasses must call `close` in their destructors.
+  virtual ~DeferredPlans() = default;  // Subclasses must call `close` in their destructors.
 
   // Returns the entry of a problem, and makes it at the first call.
   Prepared find(const Problem& problem);
-  State state(const LatePlan<Problem>& prepared);
+  State state(const DeferredPlan<Problem>& prepared);
   // Why it is refused.
-  Status status(const LatePlan<Problem>& prepared);
+  Status status(const DeferredPlan<Problem>& prepared);
   // Notes that another runner executed it. The second use requests the plans; they are not worth building for a single
   // use.
-  void note_use(const Prepared& prepared);
+  void count_use(const Prepared& prepared);
   // Requests the plans and waits until they are built or refused. Errors that are not kUnsupported are tried again.
   void wait(const Prepared& prepared);
 
   // Whether the plans are not requested yet, as the problem was not used often enough.
-  bool is_unasked(const LatePlan<Problem>& prepared);
+  bool is_not_requested(const DeferredPlan<Problem>& prepared);
   // Grows with each problem whose plans are built or refused.
   uint64_t built() const { return built_.load(std::memory_order_acquire); }
 
   // How often heuristics were asked, and how often the choice file named the plan instead.
-  uint64_t asked();
-  uint64_t found();
+  uint64_t heuristic_calls();
+  uint64_t file_hits();
 
   static constexpr uint32_t kUses = 2;
 
  protected:
   // `what` names these graphs in errors.
-  LatePlans(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options, std::string_view what)
+  DeferredPlans(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options, std::string_view what)
       : gpu_(std::move(gpu)), memory_(memory), options_(std::move(options)), table_(*options_.table), what_(what) {}
 
   // `file`: the kind of the choice file. Must be called first.
@@ -126,19 +126,19 @@ class LatePlans {
   // Heuristics are asked level by level until an engine has a plan. A stored choice may be of any level.
   virtual size_t levels() const { return 1; }
   // Whether an engine with these notes is acceptable.
-  virtual bool suits(const Problem&, const std::vector<dnn::Note>&, size_t /*level*/) const { return true; }
+  virtual bool suits(const Problem&, const std::vector<dnn::NumericalNote>&, size_t /*level*/) const { return true; }
   // An error: plans of this level are rejected.
   virtual Status check(const Problem&, size_t /*level*/) const { return {}; }
   // How many heuristic results get plans.
-  virtual size_t most(const Problem& problem) const { return problem.deterministic ? 1 : options_.timed; }
+  virtual size_t max_plans(const Problem& problem) const { return problem.deterministic ? 1 : options_.timed; }
   // No other runner executes it, so an error of one call does not refuse later ones.
-  virtual bool is_only_way() const { return false; }
+  virtual bool is_only_runner() const { return false; }
 
-  void ask(const Prepared& prepared);
+  void request(const Prepared& prepared);
   void serve();  // The thread's main function.
-  Status make(LatePlan<Problem>& prepared, dnn::Handle handle);
+  Status make(DeferredPlan<Problem>& prepared, dnn::Handle handle);
 
-  static constexpr size_t kMostKnown = 1024, kMostAskedFor = 64;
+  static constexpr size_t kMaxProblems = 1024, kMaxRequests = 64;
 
   const std::shared_ptr<Gpu> gpu_;
   CachingAllocator& memory_;
@@ -146,29 +146,29 @@ class LatePlans {
   const dnn::Table& table_;
   const std::string_view what_;
   dnn::Handle handle_ = nullptr;
-  std::map<Problem, Prepared> known_;
+  std::map<Problem, Prepared> problems_;
   ChoiceFile file_;  // Read by the background thread, written by the user's thread.
 
   std::mutex mutex_;  // Guards the members below, and what the thread does with requested problems.
   std::condition_variable wake_, made_;
-  std::deque<Prepared> asked_for_;
+  std::deque<Prepared> requests_;
   bool closing_ = false;
-  uint64_t asked_ = 0, found_ = 0;
+  uint64_t heuristic_calls_ = 0, file_hits_ = 0;
   std::atomic<uint64_t> built_ = 0;
   std::thread thread_;  // Started by the first request.
 };
 
 template <typename Problem>
-Status LatePlans<Problem>::begin(std::string_view file) {
+Status DeferredPlans<Problem>::begin(std::string_view file) {
   Status status = dnn::to_status(table_, table_.create(&handle_), "cudnnCreate");
-  const std::string about = gpu_->name() + " sm_" + std::to_string(gpu_->sm()) + " cudnn " +
-                            std::to_string(table_.get_version()) + " " + std::to_string(options_.workspace);
-  if (status.ok()) file_ = ChoiceFile(options_.folder, about, std::string(file));
+  const std::string environment = gpu_->name() + " sm_" + std::to_string(gpu_->sm()) + " cudnn " +
+                                  std::to_string(table_.get_version()) + " " + std::to_string(options_.workspace);
+  if (status.ok()) file_ = ChoiceFile(options_.folder, environment, std::string(file));
   return status;
 }
 
 template <typename Problem>
-void LatePlans<Problem>::close() {
+void DeferredPlans<Problem>::close() {
   if (thread_.joinable()) {
     {
       const std::lock_guard lock(mutex_);
@@ -177,13 +177,13 @@ void LatePlans<Problem>::close() {
     wake_.notify_all();
     thread_.join();
   }
-  const Current current(*gpu_);
+  const ContextGuard current(*gpu_);
   gpu_->queue().clear();
-  for (const auto& [problem, prepared] : known_) {
-    if (!gpu_->is_lost()) prepared->choice_.destroy_marks(*gpu_);
+  for (const auto& [problem, prepared] : problems_) {
+    if (!gpu_->is_lost()) prepared->choice_.destroy_timing_events(*gpu_);
   }
-  asked_for_.clear();
-  known_.clear();
+  requests_.clear();
+  problems_.clear();
   if (handle_ != nullptr) (void)table_.destroy(handle_);
   handle_ = nullptr;
 }
@@ -191,95 +191,95 @@ void LatePlans<Problem>::close() {
 // --- problems --------------------------------------------------------------------------------------------------------
 
 template <typename Problem>
-typename LatePlans<Problem>::Prepared LatePlans<Problem>::find(const Problem& problem) {
-  const auto known = known_.find(problem);
-  if (known != known_.end()) return known->second;
-  if (known_.size() >= kMostKnown) {
+typename DeferredPlans<Problem>::Prepared DeferredPlans<Problem>::find(const Problem& problem) {
+  const auto known = problems_.find(problem);
+  if (known != problems_.end()) return known->second;
+  if (problems_.size() >= kMaxProblems) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(known_, [](const auto& entry) {
-      return entry.second.use_count() == 1 && (!entry.second->is_made_ || entry.second->choice_.is_quiet());
+    std::erase_if(problems_, [](const auto& entry) {
+      return entry.second.use_count() == 1 && (!entry.second->is_built_ || entry.second->choice_.is_idle());
     });
   }
-  Prepared prepared(new LatePlan<Problem>(table_, problem));
-  known_[problem] = prepared;
+  Prepared prepared(new DeferredPlan<Problem>(table_, problem));
+  problems_[problem] = prepared;
   return prepared;
 }
 
 template <typename Problem>
-LateState LatePlans<Problem>::state(const LatePlan<Problem>& prepared) {
+DeferredPlanState DeferredPlans<Problem>::state(const DeferredPlan<Problem>& prepared) {
   const std::lock_guard lock(mutex_);
-  if (!prepared.is_made_) return State::kWaiting;
+  if (!prepared.is_built_) return State::kWaiting;
   return prepared.status_.ok() ? State::kReady : State::kRefused;
 }
 
 template <typename Problem>
-bool LatePlans<Problem>::is_unasked(const LatePlan<Problem>& prepared) {
+bool DeferredPlans<Problem>::is_not_requested(const DeferredPlan<Problem>& prepared) {
   const std::lock_guard lock(mutex_);
-  return !prepared.is_asked_ && !prepared.is_made_;
+  return !prepared.is_queued_ && !prepared.is_built_;
 }
 
 template <typename Problem>
-Status LatePlans<Problem>::status(const LatePlan<Problem>& prepared) {
+Status DeferredPlans<Problem>::status(const DeferredPlan<Problem>& prepared) {
   const std::lock_guard lock(mutex_);
   return prepared.status_;
 }
 
 template <typename Problem>
-void LatePlans<Problem>::note_use(const Prepared& prepared) {
-  if (++prepared->uses_ >= kUses) ask(prepared);
+void DeferredPlans<Problem>::count_use(const Prepared& prepared) {
+  if (++prepared->uses_ >= kUses) request(prepared);
 }
 
 template <typename Problem>
-void LatePlans<Problem>::ask(const Prepared& prepared) {
+void DeferredPlans<Problem>::request(const Prepared& prepared) {
   const std::lock_guard lock(mutex_);
   // If the queue is full, a later use requests it.
-  if (prepared->is_asked_ || prepared->is_made_ || asked_for_.size() >= kMostAskedFor) return;
-  prepared->is_asked_ = true;
-  asked_for_.push_back(prepared);
+  if (prepared->is_queued_ || prepared->is_built_ || requests_.size() >= kMaxRequests) return;
+  prepared->is_queued_ = true;
+  requests_.push_back(prepared);
   if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
   wake_.notify_one();
 }
 
 template <typename Problem>
-void LatePlans<Problem>::wait(const Prepared& prepared) {
+void DeferredPlans<Problem>::wait(const Prepared& prepared) {
   {
     const std::lock_guard lock(mutex_);
-    if (prepared->is_made_ && !prepared->status_.ok() && prepared->status_.code() != ErrorCode::kUnsupported) {
-      prepared->is_asked_ = prepared->is_made_ = false;
+    if (prepared->is_built_ && !prepared->status_.ok() && prepared->status_.code() != ErrorCode::kUnsupported) {
+      prepared->is_queued_ = prepared->is_built_ = false;
       prepared->choice_ = {};
     }
   }
   while (true) {
-    ask(prepared);
+    request(prepared);
     std::unique_lock lock(mutex_);
-    if (prepared->is_made_) return;
+    if (prepared->is_built_) return;
     // The queue was full: wait until an entry is done.
-    const size_t before = asked_for_.size();
-    made_.wait(lock, [&] { return prepared->is_made_ || (!prepared->is_asked_ && asked_for_.size() < before); });
+    const size_t before = requests_.size();
+    made_.wait(lock, [&] { return prepared->is_built_ || (!prepared->is_queued_ && requests_.size() < before); });
   }
 }
 
 // --- plans -----------------------------------------------------------------------------------------------------------
 
 template <typename Problem>
-void LatePlans<Problem>::serve() {
-  const Current current(*gpu_);
+void DeferredPlans<Problem>::serve() {
+  const ContextGuard current(*gpu_);
   dnn::Handle handle = nullptr;  // A handle may be used by only one thread at a time.
   const Status created = dnn::to_status(table_, table_.create(&handle), "cudnnCreate");
   while (true) {
     Prepared prepared;
     {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [&] { return closing_ || !asked_for_.empty(); });
+      wake_.wait(lock, [&] { return closing_ || !requests_.empty(); });
       if (closing_) break;
-      prepared = asked_for_.front();
-      asked_for_.pop_front();
+      prepared = requests_.front();
+      requests_.pop_front();
     }
     Status status = created.ok() ? make(*prepared, handle) : created;
     {
       const std::lock_guard lock(mutex_);
       prepared->status_ = std::move(status);
-      prepared->is_made_ = true;
+      prepared->is_built_ = true;
     }
     built_.fetch_add(1, std::memory_order_release);
     prepared.reset();
@@ -288,42 +288,42 @@ void LatePlans<Problem>::serve() {
   if (handle != nullptr) (void)table_.destroy(handle);
 }
 
-// Called by the background thread. No other thread reads `prepared` until is_made_ is set.
+// Called by the background thread. No other thread reads `prepared` until is_built_ is set.
 template <typename Problem>
-Status LatePlans<Problem>::make(LatePlan<Problem>& prepared, dnn::Handle handle) {
+Status DeferredPlans<Problem>::make(DeferredPlan<Problem>& prepared, dnn::Handle handle) {
   const Problem& problem = prepared.problem_;
   dnn::Descriptor graph = nullptr;
   if (Status status = describe(problem, handle, &prepared.made_, &graph); !status.ok()) return status;
-  const auto add = [&](dnn::HeuristicsMode mode, size_t level, size_t most, const std::string* only) {
+  const auto add = [&](dnn::HeuristicsMode mode, size_t level, size_t max_plans, const std::string* only) {
     return dnn::add_plans(
-        table_, handle, graph, mode, options_.workspace, most,
-        [&](const std::vector<dnn::Note>& notes) { return suits(problem, notes, level); }, only, &prepared.made_,
-        &prepared.choice_.plans());
+        table_, handle, graph, mode, options_.workspace, max_plans,
+        [&](const std::vector<dnn::NumericalNote>& notes) { return suits(problem, notes, level); }, only,
+        &prepared.made_, &prepared.choice_.plans());
   };
-  if (!problem.deterministic && !prepared.distrusts_file_) {
-    if (const std::string* const kept = file_.find(problem.key_of()); kept != nullptr) {
-      (void)add(dnn::mode_of(*kept), levels() - 1, 1, kept);
+  if (!problem.deterministic && !prepared.ignores_choice_file_) {
+    if (const std::string* const stored = file_.find(problem.key_of()); stored != nullptr) {
+      (void)add(dnn::mode_of(*stored), levels() - 1, 1, stored);
       if (prepared.plans() != 0) {
         const std::lock_guard lock(mutex_);
-        ++found_;
-        prepared.choice_.settle(true);
+        ++file_hits_;
+        prepared.choice_.keep_first(true);
         return {};
       }
     }
   }
   {
     const std::lock_guard lock(mutex_);
-    ++asked_;
+    ++heuristic_calls_;
   }
   Status status;
   for (size_t level = 0; level < levels(); ++level) {
     for (const dnn::HeuristicsMode mode : {dnn::HeuristicsMode::kA, dnn::HeuristicsMode::kFallback}) {
       // One mode may support what the other one does not.
-      const Status added = add(mode, level, most(problem), nullptr);
+      const Status added = add(mode, level, max_plans(problem), nullptr);
       if (!added.ok()) status = added;
       if (prepared.plans() == 0) continue;
       if (Status good = check(problem, level); !good.ok()) return good;
-      if (problem.deterministic || prepared.plans() == 1) prepared.choice_.settle(false);
+      if (problem.deterministic || prepared.plans() == 1) prepared.choice_.keep_first(false);
       return {};
     }
   }
@@ -333,27 +333,27 @@ Status LatePlans<Problem>::make(LatePlan<Problem>& prepared, dnn::Handle handle)
 // --- calls -----------------------------------------------------------------------------------------------------------
 
 template <typename Problem>
-Status LatePlans<Problem>::run_plan(const Prepared& prepared, std::initializer_list<uint64_t> words, uint64_t more,
-                                    dnn::PlanChoice::Call call) {
+Status DeferredPlans<Problem>::run_plan(const Prepared& prepared, std::initializer_list<uint64_t> words, uint64_t more,
+                                        dnn::PlanChoice::Call call) {
   if (gpu_->is_lost()) return {};
   const Problem& problem = prepared->problem_;
   dnn::PlanChoice& choice = prepared->choice_;
   if (choice.decide(*gpu_)) file_.add(problem.key_of(), choice.plans()[choice.best()].choice);
-  if (!choice.is_proven()) {
-    const bool kept = choice.is_kept();
+  if (!choice.has_succeeded()) {
+    const bool from_file = choice.is_from_file();
     Status status = choice.first_run(*gpu_, memory_, call, problem.deterministic, what_, more);
-    if (status.ok() || (!kept && (is_only_way() || status.code() == ErrorCode::kOutOfMemory))) return status;
+    if (status.ok() || (!from_file && (is_only_runner() || status.code() == ErrorCode::kOutOfMemory))) return status;
     status = {ErrorCode::kUnsupported, status.message()};
     {
       const std::lock_guard lock(mutex_);
       prepared->status_ = status;
-      if (kept) {  // The choice file may be wrong, so plans are requested again without it.
-        prepared->distrusts_file_ = true;
-        prepared->is_asked_ = prepared->is_made_ = false;
+      if (from_file) {  // The choice file may be wrong, so plans are requested again without it.
+        prepared->ignores_choice_file_ = true;
+        prepared->is_queued_ = prepared->is_built_ = false;
         prepared->choice_ = {};
       }
     }
-    if (kept) ask(prepared);
+    if (from_file) request(prepared);
     return status;
   }
   size_t chosen = 0;
@@ -365,7 +365,7 @@ Status LatePlans<Problem>::run_plan(const Prepared& prepared, std::initializer_l
   std::vector<uint64_t> all(words);
   all.insert(all.end(), {memory, chosen});
   gpu_->queue().add({.words = std::move(all),
-                     .what = prepared,
+                     .keep_alive = prepared,
                      .queue = [prepared, memory, chosen, call = std::move(call)](Stream stream) {
                        return call(prepared->choice_.plans()[chosen], memory, stream);
                      }});
@@ -373,14 +373,14 @@ Status LatePlans<Problem>::run_plan(const Prepared& prepared, std::initializer_l
 }
 
 template <typename Problem>
-uint64_t LatePlans<Problem>::asked() {
+uint64_t DeferredPlans<Problem>::heuristic_calls() {
   const std::lock_guard lock(mutex_);
-  return asked_;
+  return heuristic_calls_;
 }
 template <typename Problem>
-uint64_t LatePlans<Problem>::found() {
+uint64_t DeferredPlans<Problem>::file_hits() {
   const std::lock_guard lock(mutex_);
-  return found_;
+  return file_hits_;
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -1,4 +1,4 @@
-#include "worker/targets/cuda/gemm/product.h"
+#include "worker/targets/cuda/gemm/gemm.h"
 
 #include <algorithm>
 #include <bit>
@@ -97,23 +97,23 @@ std::optional<lt::Type> type_of(DType dtype) {
   }
 }
 
-bool has_types(const ir::Graph& graph, const Product& product, bool scaled) {
-  const DType left = graph.views[product.left].dtype, right = graph.views[product.right].dtype,
-              result = graph.views[product.result].dtype;
+bool has_types(const ir::Graph& graph, const Gemm& gemm, bool scaled) {
+  const DType left = graph.views[gemm.left].dtype, right = graph.views[gemm.right].dtype,
+              result = graph.views[gemm.result].dtype;
   if (scaled) {
     const bool both_wide = left == DType::kFloat8E5M2 && right == DType::kFloat8E5M2;
-    const bool has_bias = product.added != kNoView;
-    if (has_bias && (!is_half(result) || graph.views[product.added].dtype != result)) return false;
+    const bool has_bias = gemm.added != kNoView;
+    if (has_bias && (!is_half(result) || graph.views[gemm.added].dtype != result)) return false;
     return is_float8(left) && is_float8(right) && !both_wide && (is_half(result) || result == DType::kFloat32) &&
-           graph.views[product.left_scale].dtype == DType::kFloat32 &&
-           graph.views[product.right_scale].dtype == DType::kFloat32;
+           graph.views[gemm.left_scale].dtype == DType::kFloat32 &&
+           graph.views[gemm.right_scale].dtype == DType::kFloat32;
   }
   if (left != right) return false;
   if (left == DType::kInt8) return result == DType::kInt32;
   const bool is_number = left == DType::kFloat32 || left == DType::kFloat64 || is_half(left) || ir::is_complex(left);
   if (!is_number || left == DType::kComplex32) return false;
-  if (product.added != kNoView) {
-    const DType added = graph.views[product.added].dtype;
+  if (gemm.added != kNoView) {
+    const DType added = graph.views[gemm.added].dtype;
     if (added != result && !(is_half(added) && result == DType::kFloat32)) return false;
   }
   return result == left || (is_half(left) && result == DType::kFloat32);
@@ -121,7 +121,7 @@ bool has_types(const ir::Graph& graph, const Product& product, bool scaled) {
 
 }  // namespace
 
-bool is_product_op(ir::Opcode opcode) {
+bool is_gemm_op(ir::Opcode opcode) {
   using namespace ir::ops;
   constexpr ir::Opcode kOps[] = {aten_mm,     aten_mm_dtype,    aten_bmm,  aten_bmm_dtype, aten__int_mm,
                                  aten_addmm,  aten_addmm_dtype, aten_mv,   aten_addmv,     aten__addmm_activation,
@@ -130,10 +130,10 @@ bool is_product_op(ir::Opcode opcode) {
   return std::ranges::find(kOps, ir::op_desc(opcode).functional) != std::end(kOps);
 }
 
-bool find_product(const ir::Graph& graph, const ir::Node& node, Product* product) {
+bool find_gemm(const ir::Graph& graph, const ir::Node& node, Gemm* gemm) {
   using namespace ir::ops;
   const Arguments arguments(graph, node);
-  Product found;
+  Gemm found;
   const auto operands = [&](std::string_view left, std::string_view right) {
     return arguments.view(left, &found.left) && arguments.view(right, &found.right) && arguments.result(&found.result);
   };
@@ -168,29 +168,29 @@ bool find_product(const ir::Graph& graph, const ir::Node& node, Product* product
       break;
     case aten_mv:
       good = operands("self", "vec");
-      found.right_lies = found.result_lies = Lies::kColumn;
+      found.right_layout = found.result_layout = DimLayout::kColumn;
       break;
     case aten_addmv:
       good = operands("mat", "vec") && adds();
-      found.right_lies = found.result_lies = Lies::kColumn;
+      found.right_layout = found.result_layout = DimLayout::kColumn;
       break;
     case aten_addr:  // Real ones run on another kernel, which propagates NaN when alpha is 0.
       good = operands("vec1", "vec2") && adds() && ir::is_complex(graph.views[found.left].dtype);
-      found.left_lies = Lies::kColumn;
-      found.right_lies = Lies::kRow;
+      found.left_layout = DimLayout::kColumn;
+      found.right_layout = DimLayout::kRow;
       break;
     case aten_vdot:
       good = operands("self", "other");
-      found.conjugates = good && ir::is_complex(graph.views[found.left].dtype);
-      found.left_lies = Lies::kRow;
-      found.right_lies = Lies::kColumn;
-      found.result_lies = Lies::kNumber;
+      found.conjugates_left = good && ir::is_complex(graph.views[found.left].dtype);
+      found.left_layout = DimLayout::kRow;
+      found.right_layout = DimLayout::kColumn;
+      found.result_layout = DimLayout::kNumber;
       break;
     case aten_dot:
       good = operands("self", "tensor");
-      found.left_lies = Lies::kRow;
-      found.right_lies = Lies::kColumn;
-      found.result_lies = Lies::kNumber;
+      found.left_layout = DimLayout::kRow;
+      found.right_layout = DimLayout::kColumn;
+      found.result_layout = DimLayout::kNumber;
       break;
     case aten__scaled_mm:
       scaled = true;
@@ -203,16 +203,16 @@ bool find_product(const ir::Graph& graph, const ir::Node& node, Product* product
       return false;
   }
   if (!good || !has_types(graph, found, scaled)) return false;
-  *product = found;
+  *gemm = found;
   return true;
 }
 
-bool find_epilogue(const ir::Graph& graph, const ir::Group& group, Product* product) {
+bool find_epilogue(const ir::Graph& graph, const ir::Group& group, Gemm* gemm) {
   using namespace ir::ops;
   if (group.kind != ir::GroupKind::kMatmulEpilogue || group.last != group.first + 1) return false;
   const ir::Node& second = graph.nodes[group.last];
-  Product found;
-  if (!find_product(graph, graph.nodes[group.first], &found) || found.activation != Activation::kNone) return false;
+  Gemm found;
+  if (!find_gemm(graph, graph.nodes[group.first], &found) || found.activation != Activation::kNone) return false;
   const Arguments arguments(graph, second);
   uint32_t activated = kNoView, result = kNoView;
   if (!arguments.view("self", &activated) || second.results[0].tag != ArgTag::kView || !arguments.result(&result)) {
@@ -233,7 +233,7 @@ bool find_epilogue(const ir::Graph& graph, const ir::Group& group, Product* prod
     return false;
   }
   found.result = result;
-  *product = found;
+  *gemm = found;
   return true;
 }
 
@@ -245,10 +245,10 @@ Number number_of(const ir::Arg* arg, std::span<const int64_t> values) {
   return {ir::number_of(*arg, values).value_or(1), 0};
 }
 
-ProductNumbers numbers_of(const Product& product, std::span<const int64_t> values) {
+GemmScalars scalars_of(const Gemm& gemm, std::span<const int64_t> values) {
   const auto is = [](Number number, double value) { return number.real == value && number.imaginary == 0; };
-  if (product.added == kNoView) return {};
-  const Number alpha = number_of(product.alpha, values), beta = number_of(product.beta, values);
+  if (gemm.added == kNoView) return {};
+  const Number alpha = number_of(gemm.alpha, values), beta = number_of(gemm.beta, values);
   return {is(alpha, 0), is(beta, 0), is(beta, 1)};
 }
 
@@ -258,7 +258,7 @@ namespace {
 
 // A matrix of a batch with any strides, in elements.
 struct Matrix {
-  Place place;
+  Location location;
   DType dtype = DType::kFloat32;
   int64_t rows = 1, columns = 1, row_stride = 0, column_stride = 0, batch_stride = 0;
 
@@ -283,46 +283,46 @@ struct Matrix {
 };
 
 // Alignment requirements of dims, and whether only op(a) = transposed, op(b) = not transposed is supported.
-struct Wants {
+struct OperandRequirements {
   int64_t rows = 1, inner = 1;
   uint32_t alignment = 1;  // bytes
   bool transposed = false;
 };
 
-class ProductPlanner {
+class GemmPlanner {
  public:
-  ProductPlanner(const ir::Graph& graph, const Product& product, std::span<const int64_t> values, ProductPlan& plan)
-      : graph_(graph), product_(product), values_(values), plan_(plan) {}
+  GemmPlanner(const ir::Graph& graph, const Gemm& gemm, std::span<const int64_t> values, GemmPlan& plan)
+      : graph_(graph), gemm_(gemm), values_(values), plan_(plan) {}
 
   Status run() {
     Matrix left, right, result, added;
-    const ir::View& left_view = graph_.views[product_.left];
-    const size_t matrix_rank = product_.left_lies == Lies::kMatrix ? 2 : 1;
+    const ir::View& left_view = graph_.views[gemm_.left];
+    const size_t matrix_rank = gemm_.left_layout == DimLayout::kMatrix ? 2 : 1;
     const bool batched = left_view.sizes.size() > matrix_rank;
     batch_ = batched ? values_[left_view.sizes[0]] : 1;
     const int64_t batch = batch_;
-    if (!read(product_.left, product_.left_lies, batched, &left) ||
-        !read(product_.right, product_.right_lies, batched, &right) ||
-        !read(product_.result, product_.result_lies, batched && !product_.sums_batch, &result)) {
+    if (!read(gemm_.left, gemm_.left_layout, batched, &left) ||
+        !read(gemm_.right, gemm_.right_layout, batched, &right) ||
+        !read(gemm_.result, gemm_.result_layout, batched && !gemm_.sums_batch, &result)) {
       return unsupported("operands of other ranks");
     }
-    const ProductNumbers numbers = numbers_of(product_, values_);
-    const bool is_bias = product_.left_scale != kNoView && product_.added != kNoView;
-    const bool adds = product_.added != kNoView && (is_bias || !numbers.beta_is_0);
-    if (adds && !broadcast(result, batched && !product_.sums_batch, &added)) return unsupported("what is added");
-    if (product_.left_scale != kNoView) {
-      for (const uint32_t view : {product_.left_scale, product_.right_scale}) {
+    const GemmScalars numbers = scalars_of(gemm_, values_);
+    const bool is_bias = gemm_.left_scale != kNoView && gemm_.added != kNoView;
+    const bool adds = gemm_.added != kNoView && (is_bias || !numbers.beta_is_0);
+    if (adds && !broadcast(result, batched && !gemm_.sums_batch, &added)) return unsupported("what is added");
+    if (gemm_.left_scale != kNoView) {
+      for (const uint32_t view : {gemm_.left_scale, gemm_.right_scale}) {
         if (count(view) != 1) return unsupported("scales that are not one number for each operand");
       }
     }
-    if (result.rows == 0 || result.columns == 0 || (batch == 0 && !product_.sums_batch)) return {};
+    if (result.rows == 0 || result.columns == 0 || (batch == 0 && !gemm_.sums_batch)) return {};
     if (left.rows != result.rows || right.columns != result.columns || left.columns != right.rows) {
       return unsupported("sizes that do not fit");
     }
     const bool nothing = left.columns == 0 || numbers.alpha_is_0 || batch == 0;
-    if (nothing && product_.sums_batch) batch_ = 1;
-    calls_ = product_.sums_batch && !nothing ? batch_ : 1;
-    if (product_.sums_batch) batch_ = 1;
+    if (nothing && gemm_.sums_batch) batch_ = 1;
+    calls_ = gemm_.sums_batch && !nothing ? batch_ : 1;
+    if (gemm_.sums_batch) batch_ = 1;
     orient(left, right, result, added, adds);
     const bool unit = numbers.beta_is_1 || is_bias;
     return build(left, right, result, added, adds, unit, nothing);
@@ -337,25 +337,25 @@ class ProductPlanner {
     return count;
   }
 
-  Place place_of(const ir::View& view) const {
+  Location location_of(const ir::View& view) const {
     return {view.buffer, static_cast<uint64_t>(values_[view.offset]) * ir::item_size(view.dtype)};
   }
 
-  bool read(uint32_t index, Lies lies, bool batched, Matrix* matrix) const {
+  bool read(uint32_t index, DimLayout layout, bool batched, Matrix* matrix) const {
     const ir::View& view = graph_.views[index];
-    const size_t own = lies == Lies::kMatrix ? 2 : lies == Lies::kNumber ? 0 : 1;
+    const size_t own = layout == DimLayout::kMatrix ? 2 : layout == DimLayout::kNumber ? 0 : 1;
     if (view.sizes.size() != own + (batched ? 1 : 0)) return false;
     const auto size = [&](size_t d) { return values_[view.sizes[d]]; };
     const auto stride = [&](size_t d) { return values_[view.strides[d]]; };
-    matrix->place = place_of(view);
+    matrix->location = location_of(view);
     matrix->dtype = view.dtype;
     const size_t first = batched ? 1 : 0;
     if (batched && size(0) > 1) matrix->batch_stride = stride(0);
-    if (lies == Lies::kMatrix || lies == Lies::kColumn) {
+    if (layout == DimLayout::kMatrix || layout == DimLayout::kColumn) {
       matrix->rows = size(first);
       matrix->row_stride = stride(first);
     }
-    if (lies == Lies::kMatrix || lies == Lies::kRow) {
+    if (layout == DimLayout::kMatrix || layout == DimLayout::kRow) {
       matrix->columns = size(view.sizes.size() - 1);
       matrix->column_stride = stride(view.sizes.size() - 1);
     }
@@ -364,14 +364,14 @@ class ProductPlanner {
 
   // The added tensor, broadcast to the result's sizes from the last dim on.
   bool broadcast(const Matrix& result, bool batched, Matrix* added) const {
-    const ir::View& view = graph_.views[product_.added];
-    added->place = place_of(view);
+    const ir::View& view = graph_.views[gemm_.added];
+    added->location = location_of(view);
     added->dtype = view.dtype;
     added->rows = result.rows;
     added->columns = result.columns;
     std::vector<std::pair<int64_t, int64_t*>> dims;  // Sizes and strides of the result's dims, the last one first.
-    if (product_.result_lies == Lies::kMatrix) dims.emplace_back(result.columns, &added->column_stride);
-    if (product_.result_lies != Lies::kNumber) dims.emplace_back(result.rows, &added->row_stride);
+    if (gemm_.result_layout == DimLayout::kMatrix) dims.emplace_back(result.columns, &added->column_stride);
+    if (gemm_.result_layout != DimLayout::kNumber) dims.emplace_back(result.rows, &added->row_stride);
     if (batched) dims.emplace_back(batch_, &added->batch_stride);
     if (view.sizes.size() > dims.size()) return false;
     for (size_t i = 0; i < view.sizes.size(); ++i) {
@@ -400,14 +400,14 @@ class ProductPlanner {
   }
 
   bool overlaps(const Matrix& a, const Matrix& b) const {
-    if (a.place.buffer != b.place.buffer) return false;
-    const uint64_t a_end = a.place.offset + a.reach(std::max(batch_, calls_));
-    const uint64_t b_end = b.place.offset + b.reach(std::max(batch_, calls_));
-    return a.place.offset < b_end && b.place.offset < a_end;
+    if (a.location.buffer != b.location.buffer) return false;
+    const uint64_t a_end = a.location.offset + a.reach(std::max(batch_, calls_));
+    const uint64_t b_end = b.location.offset + b.reach(std::max(batch_, calls_));
+    return a.location.offset < b_end && b.location.offset < a_end;
   }
 
-  void move(const Matrix& from, const Matrix& to, int64_t batch, std::vector<Moved>* moves) const {
-    Moved moved{from.place, to.place, from.dtype, to.dtype, {}, {}, {}};
+  void move(const Matrix& from, const Matrix& to, int64_t batch, std::vector<StridedMove>* moves) const {
+    StridedMove moved{from.location, to.location, from.dtype, to.dtype, {}, {}, {}};
     // The dim with the smallest stride in the destination comes last.
     const bool columns_last = to.column_stride < to.row_stride;
     const auto dim = [&](int64_t size, int64_t from_stride, int64_t to_stride) {
@@ -424,42 +424,42 @@ class ProductPlanner {
   }
 
   static uint32_t alignment_of(const Matrix& matrix, int64_t batch) {
-    uint64_t bits = matrix.place.offset | 16;
+    uint64_t bits = matrix.location.offset | 16;
     if (batch > 1) bits |= static_cast<uint64_t>(matrix.batch_stride) * matrix.item();
     return static_cast<uint32_t>(bits & (~bits + 1));
   }
 
   // Describes the operand such that op(a) is this matrix [rows, inner]. For b, its transpose is given; b is never
   // conjugated. An operand with other strides is copied first.
-  Stored operand(const Matrix& matrix, bool transposed_only, bool first, const Wants& wants, int64_t rows,
-                 int64_t inner, bool conjugates, lt::Operation* op, Place* place) {
-    // The op for a if its rows have stride 1 (`along`) or its columns do (`across`). b is given transposed, so both are
-    // swapped.
+  StoredMatrix operand(const Matrix& matrix, bool transposed_only, bool first, const OperandRequirements& wants,
+                       int64_t rows, int64_t inner, bool conjugates, lt::Operation* op, Location* location) {
+    // The op for a if its rows have stride 1 (`op_if_column_major`) or its columns do (`op_if_row_major`). b is given
+    // transposed, so both are swapped.
     const bool by_rows = matrix.has_columns(), by_columns = matrix.transposed().has_columns();
-    const lt::Operation along = first ? lt::Operation::kNone : lt::Operation::kTranspose;
-    const lt::Operation across = first ? lt::Operation::kTranspose : lt::Operation::kNone;
+    const lt::Operation op_if_column_major = first ? lt::Operation::kNone : lt::Operation::kTranspose;
+    const lt::Operation op_if_row_major = first ? lt::Operation::kTranspose : lt::Operation::kNone;
     const int64_t batch = std::max(batch_, calls_);
     const auto fits = [&](int64_t ld) {
       const auto bytes = static_cast<uint64_t>(ld) * matrix.item();
       return matrix.rows == rows && matrix.columns == inner && bytes % wants.alignment == 0 &&
              alignment_of(matrix, batch) >= wants.alignment;
     };
-    Stored stored;
+    StoredMatrix stored;
     stored.type = *type_of(matrix.dtype);
     stored.batch_stride = batch_ > 1 ? matrix.batch_stride : 0;
-    *place = matrix.place;
+    *location = matrix.location;
     stored.alignment = alignment_of(matrix, batch);
     // The conjugate is only available transposed.
     const bool any = !transposed_only && !conjugates;
     if (by_columns && fits(matrix.transposed().ld())) {
-      *op = conjugates ? lt::Operation::kConjugate : across;
+      *op = conjugates ? lt::Operation::kConjugate : op_if_row_major;
       stored.rows = matrix.columns;
       stored.columns = matrix.rows;
       stored.ld = matrix.transposed().ld();
       return stored;
     }
     if (any && by_rows && fits(matrix.ld())) {
-      *op = along;
+      *op = op_if_column_major;
       stored.rows = matrix.rows;
       stored.columns = matrix.columns;
       stored.ld = matrix.ld();
@@ -467,15 +467,15 @@ class ProductPlanner {
     }
     // A copy in scratch memory, with contiguous inner dims.
     Matrix packed = matrix;
-    packed.place = {scratch(static_cast<uint64_t>(batch * rows * inner) * matrix.item()), 0};
+    packed.location = {scratch(static_cast<uint64_t>(batch * rows * inner) * matrix.item()), 0};
     packed.column_stride = 1;
     packed.row_stride = inner;
     packed.batch_stride = rows * inner;
-    if (matrix.rows != rows || matrix.columns != inner) plan_.zeros.push_back(packed.place.buffer - kScratch);
+    if (matrix.rows != rows || matrix.columns != inner) plan_.zeros.push_back(packed.location.buffer - kScratch);
     move(matrix, packed, batch, &plan_.before);
     batch_strides_[first ? 0 : 1] = static_cast<uint64_t>(packed.batch_stride) * matrix.item();
-    *op = conjugates ? lt::Operation::kConjugate : across;
-    *place = packed.place;
+    *op = conjugates ? lt::Operation::kConjugate : op_if_row_major;
+    *location = packed.location;
     stored.rows = inner;
     stored.columns = rows;
     stored.ld = inner;
@@ -485,17 +485,18 @@ class ProductPlanner {
   }
 
   // An operand of zeros.
-  Stored zeros(DType dtype, int64_t rows, int64_t inner, uint32_t buffer, bool first, lt::Operation* op, Place* place) {
+  StoredMatrix zeros(DType dtype, int64_t rows, int64_t inner, uint32_t buffer, bool first, lt::Operation* op,
+                     Location* location) {
     *op = first ? lt::Operation::kTranspose : lt::Operation::kNone;
-    *place = {buffer, 0};
-    Stored stored;
+    *location = {buffer, 0};
+    StoredMatrix stored;
     stored.type = *type_of(dtype);
     stored.rows = stored.ld = inner;
     stored.columns = rows;
     return stored;
   }
 
-  static Wants wants_of(DType dtype) {
+  static OperandRequirements wants_of(DType dtype) {
     if (dtype == DType::kInt8) return {4, 4, 4, true};
     if (is_float8(dtype)) return {16, 16, 16, true};
     return {};
@@ -506,14 +507,14 @@ class ProductPlanner {
   // left [m, k], right [k, n], result [m, n]. If the result is not column-major, a column-major copy is made first.
   Status build(const Matrix& left, const Matrix& right, const Matrix& result, const Matrix& added, bool adds, bool unit,
                bool nothing) {
-    const Wants wants = wants_of(left.dtype);
+    const OperandRequirements wants = wants_of(left.dtype);
     const int64_t m = round_up(result.rows, wants.rows), n = result.columns;
     const int64_t k = nothing ? wants.inner : round_up(left.columns, wants.inner);
     Problem& problem = plan_.problem;
     problem.batch = static_cast<int32_t>(batch_);
     if (batch_ > INT32_MAX) return unsupported("too large a batch");
     set_types(left.dtype, problem);
-    ProductCall call;
+    GemmCall call;
     if (nothing) {
       const uint32_t buffer = scratch(static_cast<uint64_t>(k * std::max(m, n)) * left.item());
       plan_.zeros.push_back(buffer - kScratch);
@@ -522,7 +523,7 @@ class ProductPlanner {
     } else {
       batch_strides_[0] = static_cast<uint64_t>(left.batch_stride) * left.item();
       batch_strides_[1] = static_cast<uint64_t>(right.batch_stride) * right.item();
-      problem.a = operand(left, wants.transposed, true, wants, m, k, product_.conjugates, &problem.op_a, &call.a);
+      problem.a = operand(left, wants.transposed, true, wants, m, k, gemm_.conjugates_left, &problem.op_a, &call.a);
       problem.b = operand(right.transposed(), wants.transposed, false, wants, n, k, false, &problem.op_b, &call.b);
     }
     // The result is written in place if cuBLASLt supports its layout and no operand is read there.
@@ -533,7 +534,7 @@ class ProductPlanner {
                           alignment_of(result, batch_) >= wants.alignment;
     const bool is_self = adds && is_same(added, result);
     if (!in_place || (adds && !is_self && overlaps(result, added))) {
-      made.place = {scratch(static_cast<uint64_t>(batch_ * m * n) * made.item()), 0};
+      made.location = {scratch(static_cast<uint64_t>(batch_ * m * n) * made.item()), 0};
       made.row_stride = 1;
       made.column_stride = m;
       made.batch_stride = m * n;
@@ -545,16 +546,16 @@ class ProductPlanner {
     problem.d.ld = n == 1 ? m : made.column_stride;
     problem.d.batch_stride = batch_ > 1 ? made.batch_stride : 0;
     problem.d.alignment = alignment_of(made, batch_);
-    call.d = made.place;
+    call.d = made.location;
     problem.c = problem.d;
     call.c = call.d;
-    if (product_.activation == Activation::kRelu) problem.epilogue = lt::kRelu;
-    if (product_.activation == Activation::kGeluTanh) problem.epilogue = lt::kGelu;
+    if (gemm_.activation == Activation::kRelu) problem.epilogue = lt::kRelu;
+    if (gemm_.activation == Activation::kGeluTanh) problem.epilogue = lt::kGelu;
     if (adds) add(added, made, unit, problem, call);
-    if (product_.left_scale != kNoView) scale(problem, call);
-    problem.fast_accumulation = product_.fast_accumulation;
+    if (gemm_.left_scale != kNoView) scale(problem, call);
+    problem.fast_accumulation = gemm_.fast_accumulation;
     plan_.problem_next = problem;
-    plan_.problem_next.adds = true;
+    plan_.problem_next.beta_is_nonzero = true;
     plan_.problem_next.c = problem.d;
     for (int64_t i = 0; i < calls_; ++i) {
       plan_.calls.push_back(call);
@@ -578,7 +579,7 @@ class ProductPlanner {
   }
 
   static bool is_same(const Matrix& a, const Matrix& b) {
-    return a.place.buffer == b.place.buffer && a.place.offset == b.place.offset && a.dtype == b.dtype &&
+    return a.location.buffer == b.location.buffer && a.location.offset == b.location.offset && a.dtype == b.dtype &&
            (a.rows == 1 || a.row_stride == b.row_stride) && (a.columns == 1 || a.column_stride == b.column_stride) &&
            a.batch_stride == b.batch_stride;
   }
@@ -594,19 +595,19 @@ class ProductPlanner {
            (batch_ == 1 || added.batch_stride == 0);
   }
 
-  void add(const Matrix& added, const Matrix& made, bool unit, Problem& problem, ProductCall& call) {
+  void add(const Matrix& added, const Matrix& made, bool unit, Problem& problem, GemmCall& call) {
     const bool is_real = !ir::is_complex(made.dtype) && made.dtype != DType::kInt32;
-    const bool is_bias = product_.left_scale != kNoView;
+    const bool is_bias = gemm_.left_scale != kNoView;
     const bool fits = added.dtype == made.dtype || is_bias;
     if (unit && is_real && fits && calls_ == 1 && is_vector(added, made)) {
       problem.epilogue = (problem.epilogue & ~uint32_t{lt::kDefault}) | lt::kBias;
       problem.bias = *type_of(added.dtype);
       problem.bias_alignment = alignment_of(added, 1);
-      call.bias = added.place;
+      call.bias = added.location;
       if (problem.d.rows != made.rows) pad_bias(added, problem, call);
       return;
     }
-    problem.adds = true;
+    problem.beta_is_nonzero = true;
     if (is_same(added, made)) return;
     const bool readable =
         added.has_columns() && added.dtype == made.dtype && (batch_ == 1 || added.batch_stride != 0) && is_apart(added);
@@ -614,36 +615,36 @@ class ProductPlanner {
       problem.c.ld = added.ld();
       problem.c.batch_stride = batch_ > 1 ? added.batch_stride : 0;
       problem.c.alignment = alignment_of(added, batch_);
-      call.c = added.place;
+      call.c = added.location;
       return;
     }
     move(added, made, batch_, &plan_.before);
   }
 
   // Pads the bias to as many elements as the padded result has rows.
-  void pad_bias(const Matrix& added, Problem& problem, ProductCall& call) {
+  void pad_bias(const Matrix& added, Problem& problem, GemmCall& call) {
     Matrix padded = added;
     padded.columns = 1;
-    padded.place = {scratch(static_cast<uint64_t>(problem.d.rows) * added.item()), 0};
-    plan_.zeros.push_back(padded.place.buffer - kScratch);
+    padded.location = {scratch(static_cast<uint64_t>(problem.d.rows) * added.item()), 0};
+    plan_.zeros.push_back(padded.location.buffer - kScratch);
     Matrix vector = added;
     vector.columns = 1;
     move(vector, padded, 1, &plan_.before);
     problem.bias_alignment = alignment_of(padded, 1);
-    call.bias = padded.place;
+    call.bias = padded.location;
   }
 
-  void scale(Problem& problem, ProductCall& call) {
+  void scale(Problem& problem, GemmCall& call) {
     problem.is_scaled = true;
-    call.a_scale = place_of(graph_.views[product_.left_scale]);
-    call.b_scale = place_of(graph_.views[product_.right_scale]);
+    call.a_scale = location_of(graph_.views[gemm_.left_scale]);
+    call.b_scale = location_of(graph_.views[gemm_.right_scale]);
     if (swapped_) std::swap(call.a_scale, call.b_scale);
   }
 
   const ir::Graph& graph_;
-  const Product& product_;
+  const Gemm& gemm_;
   const std::span<const int64_t> values_;
-  ProductPlan& plan_;
+  GemmPlan& plan_;
   int64_t batch_ = 1, calls_ = 1;
   bool swapped_ = false;            // a is the right operand.
   uint64_t batch_strides_[2] = {};  // Bytes; for a and b.
@@ -651,10 +652,10 @@ class ProductPlanner {
 
 }  // namespace
 
-Status plan_product(const ir::Graph& graph, const Product& product, std::span<const int64_t> values, ir::MathModes math,
-                    ProductPlan* plan) {
+Status plan_gemm(const ir::Graph& graph, const Gemm& gemm, std::span<const int64_t> values, ir::MathModes math,
+                 GemmPlan* plan) {
   *plan = {};
-  Status status = ProductPlanner(graph, product, values, *plan).run();
+  Status status = GemmPlanner(graph, gemm, values, *plan).run();
   for (Problem* const problem : {&plan->problem, &plan->problem_next}) {
     const bool is_f32 = problem->a.type == lt::Type::kFloat32 || problem->a.type == lt::Type::kComplex64;
     if (is_f32 && (math & ir::kTf32Matmuls) != 0) problem->compute = lt::Compute::kTf32;

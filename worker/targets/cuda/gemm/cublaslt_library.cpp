@@ -1,4 +1,4 @@
-#include "worker/targets/cuda/gemm/product_library.h"
+#include "worker/targets/cuda/gemm/cublaslt_library.h"
 
 #include <algorithm>
 #include <bit>
@@ -15,8 +15,8 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-constexpr uint32_t kMostAlignment = 16;
-constexpr size_t kMostChoices = 4096;
+constexpr uint32_t kMaxAlignment = 16;
+constexpr size_t kMaxChoices = 4096;
 constexpr int kRepeats = 2;                              // Timed runs per algorithm, after one warm-up run.
 constexpr size_t kHex = 16 * sizeof(lt::Algorithm) / 8;  // Hex digits.
 
@@ -27,9 +27,9 @@ int64_t size_class(int64_t size) {
   return (((size - 1) >> shift) + 1) << shift;
 }
 
-// The largest power of two in bytes that divides a distance, at most kMostAlignment.
+// The largest power of two in bytes that divides a distance, at most kMaxAlignment.
 uint64_t steps(int64_t elements, lt::Type type) {
-  const uint64_t bits = static_cast<uint64_t>(elements) * lt::item_size(type) | kMostAlignment;
+  const uint64_t bits = static_cast<uint64_t>(elements) * lt::item_size(type) | kMaxAlignment;
   return bits & (~bits + 1);
 }
 
@@ -40,11 +40,11 @@ std::string key_of(const Problem& problem) {
   key << (problem.deterministic ? "d" : "") << size(problem.d.rows) << "x" << size(problem.d.columns) << "x" << size(k)
       << "b" << size(problem.batch) << "o" << static_cast<int>(problem.op_a) << static_cast<int>(problem.op_b) << "t"
       << static_cast<int>(problem.compute) << "," << static_cast<int>(problem.scale);
-  for (const Stored* stored : {&problem.a, &problem.b, &problem.c, &problem.d}) {
+  for (const StoredMatrix* stored : {&problem.a, &problem.b, &problem.c, &problem.d}) {
     key << "," << static_cast<int>(stored->type) << ":" << stored->alignment << ":" << steps(stored->ld, stored->type)
         << ":" << (stored->batch_stride == 0 ? 0 : steps(stored->batch_stride, stored->type));
   }
-  key << "e" << problem.epilogue << (problem.adds ? "+" : "") << (problem.is_scaled ? "s" : "")
+  key << "e" << problem.epilogue << (problem.beta_is_nonzero ? "+" : "") << (problem.is_scaled ? "s" : "")
       << (problem.fast_accumulation ? "f" : "");
   if ((problem.epilogue & lt::kBias) != 0) key << static_cast<int>(problem.bias) << ":" << problem.bias_alignment;
   return key.str();
@@ -104,21 +104,21 @@ class Scalar {
 };
 
 // The number of bytes from the first element to one past the last.
-uint64_t reach(const Stored& stored, int64_t batch) {
+uint64_t reach(const StoredMatrix& stored, int64_t batch) {
   return static_cast<uint64_t>((stored.columns - 1) * stored.ld + stored.rows + (batch - 1) * stored.batch_stride) *
          lt::item_size(stored.type);
 }
 
 }  // namespace
 
-PreparedProduct::~PreparedProduct() {
+PreparedGemm::~PreparedGemm() {
   for (const lt::Layout layout : {a_, b_, c_, d_}) {
     if (layout != nullptr) (void)table_.layout_destroy(layout);
   }
   if (desc_ != nullptr) (void)table_.desc_destroy(desc_);
 }
 
-ProductLibrary::ProductLibrary(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options)
+CublasLtLibrary::CublasLtLibrary(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options)
     : gpu_(std::move(gpu)),
       memory_(memory),
       options_([&] {
@@ -128,34 +128,34 @@ ProductLibrary::ProductLibrary(std::shared_ptr<Gpu> gpu, CachingAllocator& memor
       }()),
       table_(*options_.table) {}
 
-Status ProductLibrary::open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
-                            std::unique_ptr<ProductLibrary>* opened) {
-  std::unique_ptr<ProductLibrary> library(new ProductLibrary(std::move(gpu), memory, std::move(options)));
+Status CublasLtLibrary::open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
+                             std::unique_ptr<CublasLtLibrary>* opened) {
+  std::unique_ptr<CublasLtLibrary> library(new CublasLtLibrary(std::move(gpu), memory, std::move(options)));
   Status status = lt::to_status(library->table_.create(&library->handle_), "cublasLtCreate");
   if (!status.ok()) return status;
-  const std::string about = library->gpu_->name() + " sm_" + std::to_string(library->gpu_->sm()) + " cublasLt " +
-                            std::to_string(library->table_.get_version()) + " " +
-                            std::to_string(library->options_.workspace);
-  library->file_ = ChoiceFile(library->options_.folder, about, "products");
+  const std::string environment = library->gpu_->name() + " sm_" + std::to_string(library->gpu_->sm()) + " cublasLt " +
+                                  std::to_string(library->table_.get_version()) + " " +
+                                  std::to_string(library->options_.workspace);
+  library->file_ = ChoiceFile(library->options_.folder, environment, "products");
   *opened = std::move(library);
   return {};
 }
 
-ProductLibrary::~ProductLibrary() {
-  const Current current(*gpu_);
+CublasLtLibrary::~CublasLtLibrary() {
+  const ContextGuard current(*gpu_);
   gpu_->queue().clear();
   if (handle_ != nullptr) (void)table_.destroy(handle_);
   if (gpu_->is_lost()) return;
   for (const auto& [key, choice] : choices_) {
-    for (const Event event : choice->marks) (void)gpu_->driver().event_destroy(event);
+    for (const Event event : choice->timing_events) (void)gpu_->driver().event_destroy(event);
   }
-  if (workspace_ != 0) gpu_->check(gpu_->driver().mem_free_async(workspace_, gpu_->work()), "cuMemFreeAsync");
+  if (workspace_ != 0) gpu_->check(gpu_->driver().mem_free_async(workspace_, gpu_->work_stream()), "cuMemFreeAsync");
 }
 
 // --- descriptors -----------------------------------------------------------------------------------------------------
 
-Status ProductLibrary::prepare(const Problem& problem, std::shared_ptr<PreparedProduct>* made) {
-  std::shared_ptr<PreparedProduct> prepared(new PreparedProduct(table_));
+Status CublasLtLibrary::prepare(const Problem& problem, std::shared_ptr<PreparedGemm>* made) {
+  std::shared_ptr<PreparedGemm> prepared(new PreparedGemm(table_));
   prepared->problem_ = problem;
   Status status = describe(*prepared);
   if (status.ok()) status = choose(*prepared);
@@ -163,7 +163,7 @@ Status ProductLibrary::prepare(const Problem& problem, std::shared_ptr<PreparedP
   return status;
 }
 
-Status ProductLibrary::describe(PreparedProduct& prepared) {
+Status CublasLtLibrary::describe(PreparedGemm& prepared) {
   const Problem& problem = prepared.problem_;
   Status status =
       lt::to_status(table_.desc_create(&prepared.desc_, problem.compute, problem.scale), "cublasLtMatmulDescCreate");
@@ -183,12 +183,12 @@ Status ProductLibrary::describe(PreparedProduct& prepared) {
     set(lt::DescAttribute::kBiasPointer, prepared.bias_);
   }
   if (problem.is_scaled) {
-    prepared.a_scale_ = prepared.b_scale_ = kMostAlignment;
+    prepared.a_scale_ = prepared.b_scale_ = kMaxAlignment;
     set(lt::DescAttribute::kAScalePointer, prepared.a_scale_);
     set(lt::DescAttribute::kBScalePointer, prepared.b_scale_);
     set(lt::DescAttribute::kFastAccumulation, static_cast<int8_t>(problem.fast_accumulation ? 1 : 0));
   }
-  const auto lay = [&](const Stored& stored, lt::Layout* layout) {
+  const auto lay = [&](const StoredMatrix& stored, lt::Layout* layout) {
     if (!status.ok()) return;
     status = lt::to_status(table_.layout_create(layout, stored.type, static_cast<uint64_t>(stored.rows),
                                                 static_cast<uint64_t>(stored.columns), stored.ld),
@@ -211,31 +211,31 @@ Status ProductLibrary::describe(PreparedProduct& prepared) {
 
 // --- heuristics ------------------------------------------------------------------------------------------------------
 
-Status ProductLibrary::choose(PreparedProduct& prepared) {
+Status CublasLtLibrary::choose(PreparedGemm& prepared) {
   const std::string key = key_of(prepared.problem_);
-  lt::Candidate checked;
+  lt::HeuristicResult checked;
   if (const auto known = choices_.find(key); known != choices_.end()) {
     // The algorithm may not support another size of the same class.
-    Choice& choice = *known->second;
+    AlgorithmChoice& choice = *known->second;
     if (check(prepared, choice.candidates[choice.best].algorithm, &checked)) {
       prepared.choice_ = known->second;
       return {};
     }
   }
-  auto choice = std::make_shared<Choice>();
+  auto choice = std::make_shared<AlgorithmChoice>();
   choice->key = key;
   const std::string* const kept = prepared.problem_.deterministic ? nullptr : file_.find(key);
   const std::optional<lt::Algorithm> algorithm = kept != nullptr ? from_hex(*kept) : std::nullopt;
   if (algorithm && check(prepared, *algorithm, &checked)) {
-    ++found_;
+    ++file_hits_;
     checked.algorithm = *algorithm;
     choice->candidates = {checked};
     choice->decided = true;
-  } else if (Status status = ask(prepared, *choice); !status.ok()) {
+  } else if (Status status = query_heuristics(prepared, *choice); !status.ok()) {
     return status;
   }
-  if (choices_.size() >= kMostChoices) {
-    std::erase_if(choices_, [](const auto& entry) { return entry.second->marks.empty(); });
+  if (choices_.size() >= kMaxChoices) {
+    std::erase_if(choices_, [](const auto& entry) { return entry.second->timing_events.empty(); });
   }
   prepared.choice_ = choice;
   // An algorithm that does not support this size stays the choice of the other sizes.
@@ -243,15 +243,15 @@ Status ProductLibrary::choose(PreparedProduct& prepared) {
   return {};
 }
 
-bool ProductLibrary::check(const PreparedProduct& prepared, const lt::Algorithm& algorithm,
-                           lt::Candidate* candidate) const {
+bool CublasLtLibrary::check(const PreparedGemm& prepared, const lt::Algorithm& algorithm,
+                            lt::HeuristicResult* candidate) const {
   const lt::Result result = table_.check_algorithm(handle_, prepared.desc_, prepared.a_, prepared.b_, prepared.c_,
                                                    prepared.d_, &algorithm, candidate);
   return result == lt::Result::kSuccess && candidate->workspace <= (no_workspace_ ? 0 : options_.workspace);
 }
 
-Status ProductLibrary::ask(PreparedProduct& prepared, Choice& choice) {
-  ++asked_;
+Status CublasLtLibrary::query_heuristics(PreparedGemm& prepared, AlgorithmChoice& choice) {
+  ++heuristic_calls_;
   const Problem& problem = prepared.problem_;
   lt::Preference preference = nullptr;
   Status status = lt::to_status(table_.preference_create(&preference), "cublasLtMatmulPreferenceCreate");
@@ -268,17 +268,17 @@ Status ProductLibrary::ask(PreparedProduct& prepared, Choice& choice) {
   set(lt::PreferenceAttribute::kAlignmentC, problem.c.alignment);
   set(lt::PreferenceAttribute::kAlignmentD, problem.d.alignment);
   int count = 0;
-  choice.candidates.resize(static_cast<size_t>(options_.asked));
+  choice.candidates.resize(static_cast<size_t>(options_.requested));
   if (status.ok()) {
-    status =
-        lt::to_status(table_.find_algorithms(handle_, prepared.desc_, prepared.a_, prepared.b_, prepared.c_,
-                                             prepared.d_, preference, options_.asked, choice.candidates.data(), &count),
-                      "cublasLtMatmulAlgoGetHeuristic");
+    status = lt::to_status(
+        table_.find_algorithms(handle_, prepared.desc_, prepared.a_, prepared.b_, prepared.c_, prepared.d_, preference,
+                               options_.requested, choice.candidates.data(), &count),
+        "cublasLtMatmulAlgoGetHeuristic");
   }
   if (preference != nullptr) (void)table_.preference_destroy(preference);
   if (!status.ok()) return status;
   choice.candidates.resize(static_cast<size_t>(std::max(count, 0)));
-  std::erase_if(choice.candidates, [](const lt::Candidate& c) { return c.state != lt::Result::kSuccess; });
+  std::erase_if(choice.candidates, [](const lt::HeuristicResult& c) { return c.state != lt::Result::kSuccess; });
   if (choice.candidates.empty()) return lt::to_status(lt::Result::kNotSupported, "cublasLtMatmulAlgoGetHeuristic");
   choice.candidates.resize(
       std::min(choice.candidates.size(), problem.deterministic ? size_t{1} : static_cast<size_t>(options_.timed)));
@@ -288,7 +288,7 @@ Status ProductLibrary::ask(PreparedProduct& prepared, Choice& choice) {
 
 // --- calls -----------------------------------------------------------------------------------------------------------
 
-Status ProductLibrary::set_pointers(PreparedProduct& prepared, const ProductPointers& pointers) const {
+Status CublasLtLibrary::set_pointers(PreparedGemm& prepared, const GemmPointers& pointers) const {
   Status status;
   const auto set = [&](lt::DescAttribute attribute, DevicePointer pointer, DevicePointer* is) {
     if (!status.ok() || pointer == *is) return;
@@ -306,7 +306,7 @@ Status ProductLibrary::set_pointers(PreparedProduct& prepared, const ProductPoin
 }
 
 // Allocated from the GPU's pool, like other memory that kernels need: it does not count as a tensor's.
-bool ProductLibrary::take_workspace() {
+bool CublasLtLibrary::take_workspace() {
   if (workspace_ != 0) return true;
   if (no_workspace_) return false;
   const Result result =
@@ -317,8 +317,8 @@ bool ProductLibrary::take_workspace() {
   return !no_workspace_;
 }
 
-Status ProductLibrary::call(const PreparedProduct& prepared, const lt::Candidate& candidate,
-                            const ProductPointers& pointers, const void* alpha, const void* beta, Stream stream) const {
+Status CublasLtLibrary::call(const PreparedGemm& prepared, const lt::HeuristicResult& candidate,
+                             const GemmPointers& pointers, const void* alpha, const void* beta, Stream stream) const {
   const DevicePointer workspace = candidate.workspace != 0 ? workspace_ : 0;
   return lt::to_status(table_.matmul(handle_, prepared.desc_, alpha, pointers.a, prepared.a_, pointers.b, prepared.b_,
                                      beta, pointers.c, prepared.c_, pointers.d, prepared.d_, &candidate.algorithm,
@@ -326,11 +326,11 @@ Status ProductLibrary::call(const PreparedProduct& prepared, const lt::Candidate
                        "cublasLtMatmul");
 }
 
-Status ProductLibrary::run(const std::shared_ptr<PreparedProduct>& prepared, const ProductPointers& pointers,
-                           Number alpha, Number beta) {
+Status CublasLtLibrary::run(const std::shared_ptr<PreparedGemm>& prepared, const GemmPointers& pointers, Number alpha,
+                            Number beta) {
   if (gpu_->is_lost()) return {};
-  if (!prepared->problem_.adds) beta = {0, 0};
-  if (!prepared->choice_->marks.empty()) decide(*prepared->choice_);
+  if (!prepared->problem_.beta_is_nonzero) beta = {0, 0};
+  if (!prepared->choice_->timing_events.empty()) decide(*prepared->choice_);
   const auto chosen = [&] { return prepared->choice_->candidates[prepared->choice_->best]; };
   if (chosen().workspace != 0 && !take_workspace()) {
     if (prepared->problem_.deterministic) return no_memory(options_.workspace, "a product");
@@ -338,14 +338,14 @@ Status ProductLibrary::run(const std::shared_ptr<PreparedProduct>& prepared, con
     choices_.erase(prepared->choice_->key);
     if (Status status = choose(*prepared); !status.ok()) return status;
   }
-  const lt::Candidate candidate = chosen();
+  const lt::HeuristicResult candidate = chosen();
   const auto queue = [this, prepared, pointers, alpha, beta, candidate](Stream stream) {
     const Scalar alpha_value(prepared->problem_.scale, alpha), beta_value(prepared->problem_.scale, beta);
     Status status = set_pointers(*prepared, pointers);
     if (status.ok()) status = call(*prepared, candidate, pointers, alpha_value.data(), beta_value.data(), stream);
     return status;
   };
-  if (prepared->proven_) {
+  if (prepared->has_succeeded_) {
     std::vector<uint64_t> words = {pointers.a,
                                    pointers.b,
                                    pointers.c,
@@ -359,12 +359,12 @@ Status ProductLibrary::run(const std::shared_ptr<PreparedProduct>& prepared, con
                                    std::bit_cast<uint64_t>(beta.imaginary),
                                    workspace_};
     words.insert(words.end(), std::begin(candidate.algorithm.data), std::end(candidate.algorithm.data));
-    gpu_->queue().add({.words = std::move(words), .what = prepared, .queue = queue});
+    gpu_->queue().add({.words = std::move(words), .keep_alive = prepared, .queue = queue});
     return {};
   }
-  Status status = queue(gpu_->work());
-  prepared->proven_ = status.ok();
-  if (status.ok() && !prepared->choice_->decided && prepared->choice_->marks.empty()) {
+  Status status = queue(gpu_->work_stream());
+  prepared->has_succeeded_ = status.ok();
+  if (status.ok() && !prepared->choice_->decided && prepared->choice_->timing_events.empty()) {
     const Scalar alpha_value(prepared->problem_.scale, alpha), beta_value(prepared->problem_.scale, beta);
     time(*prepared, pointers, alpha_value.data(), beta_value.data());
   }
@@ -373,47 +373,47 @@ Status ProductLibrary::run(const std::shared_ptr<PreparedProduct>& prepared, con
 
 // --- timing ----------------------------------------------------------------------------------------------------------
 
-void ProductLibrary::time(const PreparedProduct& prepared, const ProductPointers& given, const void* alpha,
-                          const void* beta) {
-  Choice& choice = *prepared.choice_;
+void CublasLtLibrary::time(const PreparedGemm& prepared, const GemmPointers& given, const void* alpha,
+                           const void* beta) {
+  AlgorithmChoice& choice = *prepared.choice_;
   const bool wants_workspace =
-      std::ranges::any_of(choice.candidates, [](const lt::Candidate& c) { return c.workspace != 0; });
+      std::ranges::any_of(choice.candidates, [](const lt::HeuristicResult& c) { return c.workspace != 0; });
   tr_buffer scratch{};
   if ((wants_workspace && !take_workspace()) ||
       !memory_.allocate(reach(prepared.problem_.d, prepared.problem_.batch), &scratch, Reach::kOwn)) {
     choice.decided = true;  // Not written to the file.
     return;
   }
-  ProductPointers pointers = given;
+  GemmPointers pointers = given;
   pointers.d = reinterpret_cast<DevicePointer>(scratch.data);
   const auto mark = [&] {
     Event event = nullptr;
     const Driver& driver = gpu_->driver();
     if (!gpu_->check(driver.event_create(&event, kEventDefault), "cuEventCreate")) return;
-    choice.marks.push_back(event);
-    gpu_->check(driver.event_record(event, gpu_->work()), "cuEventRecord");
+    choice.timing_events.push_back(event);
+    gpu_->check(driver.event_record(event, gpu_->work_stream()), "cuEventRecord");
   };
-  const Stream stream = gpu_->work();
+  const Stream stream = gpu_->work_stream();
   // Each once to warm up, then again between two marks.
-  std::erase_if(choice.candidates, [&](const lt::Candidate& candidate) {
+  std::erase_if(choice.candidates, [&](const lt::HeuristicResult& candidate) {
     return !call(prepared, candidate, pointers, alpha, beta, stream).ok();
   });
   mark();
-  for (const lt::Candidate& candidate : choice.candidates) {
+  for (const lt::HeuristicResult& candidate : choice.candidates) {
     for (int i = 0; i < kRepeats; ++i) (void)call(prepared, candidate, pointers, alpha, beta, stream);
     mark();
   }
   scratch.release(scratch.owner);  // The next user is queued behind the timing.
 }
 
-void ProductLibrary::decide(Choice& choice) {
+void CublasLtLibrary::decide(AlgorithmChoice& choice) {
   const Driver& driver = gpu_->driver();
-  const Result result = driver.event_query(choice.marks.back());
+  const Result result = driver.event_query(choice.timing_events.back());
   if (result == Result::kNotReady || !gpu_->check(result, "cuEventQuery")) return;
   float least = 0;
   for (size_t i = 0; i < choice.candidates.size(); ++i) {
     float milliseconds = 0;
-    if (!gpu_->check(driver.event_elapsed_time(&milliseconds, choice.marks[i], choice.marks[i + 1]),
+    if (!gpu_->check(driver.event_elapsed_time(&milliseconds, choice.timing_events[i], choice.timing_events[i + 1]),
                      "cuEventElapsedTime")) {
       return;
     }
@@ -421,8 +421,8 @@ void ProductLibrary::decide(Choice& choice) {
     least = milliseconds;
     choice.best = i;
   }
-  for (const Event event : choice.marks) gpu_->check(driver.event_destroy(event), "cuEventDestroy");
-  choice.marks.clear();
+  for (const Event event : choice.timing_events) gpu_->check(driver.event_destroy(event), "cuEventDestroy");
+  choice.timing_events.clear();
   choice.decided = true;
   file_.add(choice.key, to_hex(choice.candidates[choice.best].algorithm));
 }

@@ -9,20 +9,20 @@
 
 #include "worker/targets/cuda/device/cuda_device.h"
 #include "worker/targets/cuda/dnn/cudnn_table.h"
-#include "worker/targets/cuda/dnn/late_plans.h"
+#include "worker/targets/cuda/dnn/deferred_plans.h"
 #include "worker/targets/cuda/launch/run_memory.h"
 #include "worker/targets/cuda/launch/unit_program.h"
 #include "worker/targets/cuda/ops/op_kernels.h"
 
-// Runners that execute a node with one cuDNN call. The plans of these calls are built in the background (late_plans.h).
-// A node is declined until its plan exists, and if cuDNN refuses it.
+// Runners that execute a node with one cuDNN call. The plans of these calls are built in the background
+// (deferred_plans.h). A node is declined until its plan exists, and if cuDNN refuses it.
 namespace torch_remote::worker::cuda {
 
 // Opens a library on first use.
 template <typename Library>
-class LateLibrary {
+class LazyLibrary {
  public:
-  LateLibrary(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder = "")
+  LazyLibrary(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder = "")
       : device_(device), table_(std::move(table)), folder_(std::move(folder)) {}
 
   CudaDevice& device() { return device_; }
@@ -52,7 +52,7 @@ class LateLibrary {
 };
 
 // A `Kind` has
-//   Library    a subclass of LatePlans
+//   Library    a subclass of DeferredPlans
 //   Plan       how to execute a node: `steps`, of which `before` come before the call, and its `problem`
 //   kRunner    the runner's name
 //   kWhat      names the kind in errors
@@ -61,11 +61,11 @@ class LateLibrary {
 //              then, `symbols` has everything that the op depends on
 //   run        queues the call; `at` gives a location's address
 template <typename Kind>
-class LatePlanUnit final : public Unit {
+class DeferredPlanUnit final : public Unit {
  public:
   using Library = typename Kind::Library;
 
-  LatePlanUnit(LateLibrary<Library>& libraries, OpKernels& kernels, const ir::Graph& graph, const ir::Group& group)
+  DeferredPlanUnit(LazyLibrary<Library>& libraries, OpKernels& kernels, const ir::Graph& graph, const ir::Group& group)
       : Unit(graph, group), libraries_(libraries), kernels_(kernels) {}
 
   Status run(std::span<const tr_buffer> buffers, uint64_t) override {
@@ -74,11 +74,11 @@ class LatePlanUnit final : public Unit {
     if (status.code() != ErrorCode::kOutOfMemory || is_deterministic()) return status;
     return {ErrorCode::kUnsupported, status.message()};
   }
-  bool asks_again() const override { return prepared_ != nullptr && libraries_.get()->is_unasked(*prepared_); }
+  bool wants_retry() const override { return prepared_ != nullptr && libraries_.get()->is_not_requested(*prepared_); }
 
  private:
-  Status begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override {
-    const Current current(libraries_.device().gpu());
+  Status plan(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override {
+    const ContextGuard current(libraries_.device().gpu());
     math_ = libraries_.device().math();
     prepared_ = nullptr;
     if (Status planned = Kind::plan(graph(), group().first, values, &plan_, symbols); !planned.ok()) return planned;
@@ -87,17 +87,17 @@ class LatePlanUnit final : public Unit {
     plan_.problem.deterministic = is_deterministic();
     prepared_ = library->find(plan_.problem);
     state_ = library->state(*prepared_);
-    if (state_ == LateState::kWaiting && (waits() || is_deterministic())) {
+    if (state_ == DeferredPlanState::kWaiting && (waits() || is_deterministic())) {
       library->wait(prepared_);
       state_ = library->state(*prepared_);
     }
     switch (state_) {
-      case LateState::kReady:
+      case DeferredPlanState::kReady:
         return {};
-      case LateState::kWaiting:
-        library->note_use(prepared_);
+      case DeferredPlanState::kWaiting:
+        library->count_use(prepared_);
         return {ErrorCode::kUnsupported, "its plan is being built"};
-      case LateState::kRefused: {
+      case DeferredPlanState::kRefused: {
         const Status why = library->status(*prepared_);
         return {ErrorCode::kUnsupported, why.message()};
       }
@@ -107,15 +107,15 @@ class LatePlanUnit final : public Unit {
 
   // False while the plan is being built, so that every `ask` looks again. Also false once the plan's state or the math
   // modes have changed.
-  bool suits(std::span<const int64_t>) const override {
+  bool is_still_valid(std::span<const int64_t>) const override {
     if (libraries_.device().math() != math_) return false;
     if (prepared_ == nullptr) return true;
-    return state_ != LateState::kWaiting && libraries_.get()->state(*prepared_) == state_;
+    return state_ != DeferredPlanState::kWaiting && libraries_.get()->state(*prepared_) == state_;
   }
   void set_numbers(std::span<const int64_t>) override {}
 
   Status do_step(const OpStep& step, const RunMemory& memory) {
-    if (const auto* const moved = std::get_if<Moved>(&step)) return memory.copy(*moved);
+    if (const auto* const moved = std::get_if<StridedMove>(&step)) return memory.copy(*moved);
     return kernels_.launch(std::get<OpLaunch>(step), memory, 0, {});
   }
 
@@ -128,27 +128,27 @@ class LatePlanUnit final : public Unit {
     Status status;
     for (size_t i = 0; i < plan_.before && status.ok(); ++i) status = do_step(steps[i], memory);
     if (status.ok()) {
-      status =
-          Kind::run(*libraries_.get(), prepared_, plan_, [&](const Place& place) { return memory.address(place); });
+      status = Kind::run(*libraries_.get(), prepared_, plan_,
+                         [&](const Location& location) { return memory.address(location); });
     }
     for (size_t i = plan_.before; i < steps.size() && status.ok(); ++i) status = do_step(steps[i], memory);
     return status;
   }
   bool is_deterministic() const { return (math_ & ir::kDeterministic) != 0; }
 
-  LateLibrary<Library>& libraries_;
+  LazyLibrary<Library>& libraries_;
   OpKernels& kernels_;
   ir::MathModes math_ = 0;
   typename Kind::Plan plan_;
   typename Library::Prepared prepared_;  // Null: cuDNN is not asked.
-  LateState state_ = LateState::kRefused;
+  DeferredPlanState state_ = DeferredPlanState::kRefused;
 };
 
 template <typename Kind>
-class LatePlanProgram final : public UnitProgram {
+class DeferredPlanProgram final : public UnitProgram {
  public:
-  LatePlanProgram(LateLibrary<typename Kind::Library>& libraries, OpKernels& kernels, const LoadRequest& request,
-                  uint64_t& refused)
+  DeferredPlanProgram(LazyLibrary<typename Kind::Library>& libraries, OpKernels& kernels, const LoadRequest& request,
+                      uint64_t& refused)
       : UnitProgram(libraries.device(), request, refused), libraries_(libraries), kernels_(kernels) {
     make_units(request);
   }
@@ -156,18 +156,18 @@ class LatePlanProgram final : public UnitProgram {
  private:
   std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
     if (group.first != group.last || !Kind::accepts(graph, graph.nodes[group.first])) return nullptr;
-    return std::make_unique<LatePlanUnit<Kind>>(libraries_, kernels_, graph, group);
+    return std::make_unique<DeferredPlanUnit<Kind>>(libraries_, kernels_, graph, group);
   }
 
-  LateLibrary<typename Kind::Library>& libraries_;
+  LazyLibrary<typename Kind::Library>& libraries_;
   OpKernels& kernels_;
 };
 
 template <typename Kind>
-class LatePlanRunner final : public Runner {
+class DeferredPlanRunner final : public Runner {
  public:
-  LatePlanRunner(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder,
-                 std::shared_ptr<OpKernels> kernels)
+  DeferredPlanRunner(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder,
+                     std::shared_ptr<OpKernels> kernels)
       : kernels_(std::move(kernels)), libraries_(device, std::move(table), std::move(folder)) {}
 
   std::string name() const override { return Kind::kRunner; }
@@ -175,7 +175,7 @@ class LatePlanRunner final : public Runner {
   bool accepts(const ir::Graph& graph, uint32_t node) override { return Kind::accepts(graph, graph.nodes[node]); }
   bool may_decline() const override { return true; }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    *program = std::make_unique<LatePlanProgram<Kind>>(libraries_, *kernels_, request, refused_);
+    *program = std::make_unique<DeferredPlanProgram<Kind>>(libraries_, *kernels_, request, refused_);
     return {};
   }
   bool has_op(const char* name) override {
@@ -186,7 +186,7 @@ class LatePlanRunner final : public Runner {
 
  private:
   const std::shared_ptr<OpKernels> kernels_;
-  LateLibrary<typename Kind::Library> libraries_;
+  LazyLibrary<typename Kind::Library> libraries_;
   uint64_t refused_ = 0;
 };
 

@@ -80,7 +80,7 @@ TEST(WrittenKernels, AreAssembledWithoutSpills) {
 }
 
 TEST(WrittenKernels, HaveImagesForAllGpus) {
-  const KernelArchive all = written_kernels();
+  const KernelArchive all = hand_written_kernels();
   for (size_t f = 0; f < kKernelFiles; ++f) {
     const auto file = static_cast<KernelFile>(f);
     const auto begins = [&](uint32_t sm) {

@@ -7,6 +7,6 @@ extern const uint8_t torch_remote_written_end[];
 
 namespace torch_remote::worker::cuda {
 
-KernelArchive written_kernels() { return {torch_remote_written, torch_remote_written_end}; }
+KernelArchive hand_written_kernels() { return {torch_remote_written, torch_remote_written_end}; }
 
 }  // namespace torch_remote::worker::cuda

@@ -1,4 +1,4 @@
-#include "worker/targets/cuda/gemm/product_runner.h"
+#include "worker/targets/cuda/gemm/gemm_runner.h"
 
 #include <future>
 #include <optional>
@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "ir/ops/op_table_generated.h"
-#include "worker/targets/cuda/gemm/product.h"
-#include "worker/targets/cuda/gemm/product_library.h"
+#include "worker/targets/cuda/gemm/cublaslt_library.h"
+#include "worker/targets/cuda/gemm/gemm.h"
 #include "worker/targets/cuda/launch/group_call.h"
 #include "worker/targets/cuda/launch/run_memory.h"
 #include "worker/targets/cuda/launch/unit_program.h"
@@ -16,22 +16,22 @@ namespace torch_remote::worker::cuda {
 namespace {
 
 // The library, opened on first use.
-class Products {
+class LazyCublasLt {
  public:
-  Products(CudaDevice& device, OpenProducts open, std::string folder)
+  LazyCublasLt(CudaDevice& device, OpenCublasLt open, std::string folder)
       : device_(device),
         folder_(std::move(folder)),
         opened_(std::async(std::launch::async, [this, open = std::move(open)] { return open(&table_); })) {}
 
   CudaDevice& device() { return device_; }
   // Null: *status says why.
-  ProductLibrary* get(Status* status) {
+  CublasLtLibrary* get(Status* status) {
     if (library_ == nullptr && status_.ok()) {
       if (opened_.valid()) status_ = opened_.get();
       if (!status_.ok()) status_ = {ErrorCode::kUnsupported, status_.message()};
       if (status_.ok()) {
-        status_ = ProductLibrary::open(device_.shared_gpu(), device_.memory(), {.table = &table_, .folder = folder_},
-                                       &library_);
+        status_ = CublasLtLibrary::open(device_.shared_gpu(), device_.memory(), {.table = &table_, .folder = folder_},
+                                        &library_);
       }
     }
     *status = status_;
@@ -44,7 +44,7 @@ class Products {
   lt::Table table_;
   std::future<Status> opened_;
   Status status_;
-  std::unique_ptr<ProductLibrary> library_;
+  std::unique_ptr<CublasLtLibrary> library_;
 };
 
 // gelu of a matrix in place, with a compiled kernel.
@@ -61,7 +61,7 @@ class Gelu {
     std::vector<int64_t> values;
     Status status = ir::parse_graph(text, &graph_);
     if (status.ok()) status = ir::evaluate(graph_, nullptr, &values);
-    if (status.ok()) status = call_.ask(device, graph_, ir::Group{}, values);
+    if (status.ok()) status = call_.request_kernels(device, graph_, ir::Group{}, values);
     if (status.ok()) status = call_.finish(device, graph_);
     if (status.ok()) call_.set_scalars(values);
     return status;
@@ -77,150 +77,150 @@ class Gelu {
   GroupCall call_;
 };
 
-class ProductUnit final : public Unit {
+class GemmUnit final : public Unit {
  public:
-  ProductUnit(Products& products, const ir::Graph& graph, const ir::Group& group, const Product& product)
-      : Unit(graph, group), products_(products), product_(product) {}
+  GemmUnit(LazyCublasLt& cublaslt, const ir::Graph& graph, const ir::Group& group, const Gemm& gemm)
+      : Unit(graph, group), cublaslt_(cublaslt), gemm_(gemm) {}
 
   Status run(std::span<const tr_buffer> buffers, uint64_t) override;
 
  private:
-  Status begin(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override;
-  bool suits(std::span<const int64_t> values) const override {
-    return numbers_of(product_, values) == numbers_ && products_.device().math() == math_;
+  Status plan(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override;
+  bool is_still_valid(std::span<const int64_t> values) const override {
+    return scalars_of(gemm_, values) == numbers_ && cublaslt_.device().math() == math_;
   }
   void set_numbers(std::span<const int64_t> values) override {
-    alpha_ = number_of(product_.alpha, values);
-    beta_ = number_of(product_.beta, values);
+    alpha_ = number_of(gemm_.alpha, values);
+    beta_ = number_of(gemm_.beta, values);
   }
-  static Status move(const std::vector<Moved>& moves, const RunMemory& memory);
+  static Status move(const std::vector<StridedMove>& moves, const RunMemory& memory);
   Status bind_gelu(std::span<const int64_t> values);
 
-  Products& products_;
-  const Product product_;
-  ProductNumbers numbers_;
+  LazyCublasLt& cublaslt_;
+  const Gemm gemm_;
+  GemmScalars numbers_;
   ir::MathModes math_ = 0;
-  ProductPlan plan_;
-  std::shared_ptr<PreparedProduct> first_, next_;
+  GemmPlan plan_;
+  std::shared_ptr<PreparedGemm> first_, next_;
   Number alpha_, beta_;
   std::optional<Gelu> gelu_;
-  Place gelu_place_;
+  Location gelu_location_;
 };
 
-Status ProductUnit::begin(std::span<const int64_t> values, std::vector<ir::Sym>*) {
-  numbers_ = numbers_of(product_, values);
-  math_ = products_.device().math();
+Status GemmUnit::plan(std::span<const int64_t> values, std::vector<ir::Sym>*) {
+  numbers_ = scalars_of(gemm_, values);
+  math_ = cublaslt_.device().math();
   first_ = nullptr;
   next_ = nullptr;
   gelu_.reset();
-  Status status = plan_product(graph(), product_, values, math_, &plan_);
+  Status status = plan_gemm(graph(), gemm_, values, math_, &plan_);
   if (!status.ok() || plan_.calls.empty()) return status;
-  const Current current(products_.device().gpu());
-  ProductLibrary* const library = products_.get(&status);
+  const ContextGuard current(cublaslt_.device().gpu());
+  CublasLtLibrary* const library = cublaslt_.get(&status);
   if (library == nullptr) return status;
   status = library->prepare(plan_.problem, &first_);
   if (status.ok() && plan_.calls.size() > 1) status = library->prepare(plan_.problem_next, &next_);
-  if (status.ok() && product_.activation == Activation::kGelu) status = bind_gelu(values);
+  if (status.ok() && gemm_.activation == Activation::kGelu) status = bind_gelu(values);
   return status;
 }
 
-Status ProductUnit::bind_gelu(std::span<const int64_t> values) {
-  const ir::View& view = graph().views[product_.result];
+Status GemmUnit::bind_gelu(std::span<const int64_t> values) {
+  const ir::View& view = graph().views[gemm_.result];
   std::vector<int64_t> sizes, strides;
   for (size_t d = 0; d < view.sizes.size(); ++d) {
     sizes.push_back(values[view.sizes[d]]);
     strides.push_back(values[view.strides[d]]);
   }
-  gelu_place_ = {view.buffer, static_cast<uint64_t>(values[view.offset]) * ir::item_size(view.dtype)};
-  return gelu_.emplace().bind(products_.device(), view.dtype, sizes, strides);
+  gelu_location_ = {view.buffer, static_cast<uint64_t>(values[view.offset]) * ir::item_size(view.dtype)};
+  return gelu_.emplace().bind(cublaslt_.device(), view.dtype, sizes, strides);
 }
 
-Status ProductUnit::move(const std::vector<Moved>& moves, const RunMemory& memory) {
-  for (const Moved& moved : moves) {
+Status GemmUnit::move(const std::vector<StridedMove>& moves, const RunMemory& memory) {
+  for (const StridedMove& moved : moves) {
     if (Status status = memory.copy(moved); !status.ok()) return status;
   }
   return {};
 }
 
-Status ProductUnit::run(std::span<const tr_buffer> buffers, uint64_t number) {
+Status GemmUnit::run(std::span<const tr_buffer> buffers, uint64_t number) {
   if (plan_.calls.empty()) return {};
-  CudaDevice& device = products_.device();
+  CudaDevice& device = cublaslt_.device();
   RunMemory memory(device, buffers);
   if (Status status = memory.allocate(plan_.scratch, "a product"); !status.ok()) return status;
   if (device.gpu().is_lost()) return {};
   for (const uint32_t zeros : plan_.zeros) memory.fill({kScratch + zeros, 0}, plan_.scratch[zeros], 0);
   Status status;
-  ProductLibrary* const library = products_.get(&status);
+  CublasLtLibrary* const library = cublaslt_.get(&status);
   if (status.ok()) status = move(plan_.before, memory);
-  for (const ProductCall& call : plan_.calls) {
+  for (const GemmCall& call : plan_.calls) {
     if (!status.ok()) return status;
-    const auto at = [&](const Place& place) { return memory.address(place); };
+    const auto at = [&](const Location& location) { return memory.address(location); };
     status = library->run(
         call.first ? first_ : next_,
         {at(call.a), at(call.b), at(call.c), at(call.d), at(call.bias), at(call.a_scale), at(call.b_scale)}, alpha_,
         call.first ? beta_ : Number{});
   }
   if (status.ok()) status = move(plan_.after, memory);
-  if (status.ok() && gelu_) status = gelu_->run(device, memory.address(gelu_place_), number);
+  if (status.ok() && gelu_) status = gelu_->run(device, memory.address(gelu_location_), number);
   return status;
 }
 
-class ProductProgram final : public UnitProgram {
+class GemmProgram final : public UnitProgram {
  public:
-  ProductProgram(Products& products, const LoadRequest& request, uint64_t& refused)
-      : UnitProgram(products.device(), request, refused), products_(products) {
+  GemmProgram(LazyCublasLt& cublaslt, const LoadRequest& request, uint64_t& refused)
+      : UnitProgram(cublaslt.device(), request, refused), cublaslt_(cublaslt) {
     make_units(request);
   }
 
  private:
   std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
-    Product product;
-    const bool is_product = group.last != group.first ? find_epilogue(graph, group, &product)
-                                                      : find_product(graph, graph.nodes[group.first], &product);
-    return is_product ? std::make_unique<ProductUnit>(products_, graph, group, product) : nullptr;
+    Gemm gemm;
+    const bool is_gemm = group.last != group.first ? find_epilogue(graph, group, &gemm)
+                                                   : find_gemm(graph, graph.nodes[group.first], &gemm);
+    return is_gemm ? std::make_unique<GemmUnit>(cublaslt_, graph, group, gemm) : nullptr;
   }
 
-  Products& products_;
+  LazyCublasLt& cublaslt_;
 };
 
-class ProductRunner final : public Runner {
+class GemmRunner final : public Runner {
  public:
-  ProductRunner(CudaDevice& device, OpenProducts open, std::string folder)
-      : products_(device, std::move(open), std::move(folder)) {}
+  GemmRunner(CudaDevice& device, OpenCublasLt open, std::string folder)
+      : cublaslt_(device, std::move(open), std::move(folder)) {}
 
   std::string name() const override { return "cuBLASLt"; }
 
   bool accepts(const ir::Graph& graph, uint32_t node) override {
-    Product product;
-    return find_product(graph, graph.nodes[node], &product);
+    Gemm gemm;
+    return find_gemm(graph, graph.nodes[node], &gemm);
   }
   bool accepts_group(const ir::Graph& graph, const ir::Group& group) override {
-    Product product;
-    return find_epilogue(graph, group, &product);
+    Gemm gemm;
+    return find_epilogue(graph, group, &gemm);
   }
   bool may_decline() const override { return true; }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    *program = std::make_unique<ProductProgram>(products_, request, refused_);
+    *program = std::make_unique<GemmProgram>(cublaslt_, request, refused_);
     return {};
   }
   bool has_op(const char* name) override {
     const ir::Opcode opcode = ir::find_op(name);
-    return opcode != ir::kInvalidOpcode && is_product_op(opcode);
+    return opcode != ir::kInvalidOpcode && is_gemm_op(opcode);
   }
 
   uint64_t generation() const override { return refused_; }
 
  private:
-  Products products_;
+  LazyCublasLt cublaslt_;
   uint64_t refused_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<Runner> make_product_runner(CudaDevice& device, OpenProducts open, std::string folder) {
-  return std::make_unique<ProductRunner>(device, std::move(open), std::move(folder));
+std::unique_ptr<Runner> make_gemm_runner(CudaDevice& device, OpenCublasLt open, std::string folder) {
+  return std::make_unique<GemmRunner>(device, std::move(open), std::move(folder));
 }
 
-uint32_t product_group_kinds() { return 1u << static_cast<uint32_t>(ir::GroupKind::kMatmulEpilogue); }
+uint32_t gemm_group_kinds() { return 1u << static_cast<uint32_t>(ir::GroupKind::kMatmulEpilogue); }
 
 }  // namespace torch_remote::worker::cuda

@@ -9,7 +9,7 @@
 #include "ir/math_modes.h"
 #include "ir/status.h"
 #include "worker/targets/cuda/gemm/cublaslt.h"
-#include "worker/targets/cuda/launch/place.h"
+#include "worker/targets/cuda/launch/location.h"
 
 // GEMMs: which nodes are GEMMs, and which cuBLASLt calls execute a node with given sizes and strides. Needs no GPU.
 namespace torch_remote::worker::cuda {
@@ -17,7 +17,7 @@ namespace torch_remote::worker::cuda {
 inline constexpr uint32_t kNoView = 0xFFFFFFFF;
 
 // How a view's dims map to those of a matrix; a batch dim may come first.
-enum class Lies : uint8_t {
+enum class DimLayout : uint8_t {
   kMatrix,
   kColumn,  // a vector: [n, 1]
   kRow,     // a vector: [1, n]
@@ -32,11 +32,11 @@ enum class Activation : uint8_t {
 };
 
 // result = activation(beta * added + alpha * left right)
-struct Product {
+struct Gemm {
   uint32_t left = kNoView, right = kNoView, added = kNoView, result = kNoView;  // Views.
-  Lies left_lies = Lies::kMatrix, right_lies = Lies::kMatrix, result_lies = Lies::kMatrix;
+  DimLayout left_layout = DimLayout::kMatrix, right_layout = DimLayout::kMatrix, result_layout = DimLayout::kMatrix;
   const ir::Arg *alpha = nullptr, *beta = nullptr;  // Null: 1. beta is unused without `added`.
-  bool conjugates = false;                          // The left operand is conjugated.
+  bool conjugates_left = false;                     // The left operand is conjugated.
   bool sums_batch = false;                          // Sums over a batch dim that the result lacks.
   Activation activation = Activation::kNone;
   // For float8: views of the f32 scales of the operands.
@@ -45,32 +45,32 @@ struct Product {
 };
 
 // Whether nodes of this op may be GEMMs.
-bool is_product_op(ir::Opcode opcode);
+bool is_gemm_op(ir::Opcode opcode);
 
-// False: the node is not a GEMM, or cuBLASLt lacks its types. `product` points into the node.
-bool find_product(const ir::Graph& graph, const ir::Node& node, Product* product);
+// False: the node is not a GEMM, or cuBLASLt lacks its types. `gemm` points into the node.
+bool find_gemm(const ir::Graph& graph, const ir::Node& node, Gemm* gemm);
 // The nodes of a group of this kind: a GEMM, then an activation of its result alone.
-bool find_epilogue(const ir::Graph& graph, const ir::Group& group, Product* product);
+bool find_epilogue(const ir::Graph& graph, const ir::Group& group, Gemm* gemm);
 
 // -- cuBLASLt calls ---------------------------------------------------------------------------------------------------
 
 // A matrix as cuBLASLt describes it: column-major with leading dimension `ld`. Matrices of a batch are `batch_stride`
 // elements apart.
-struct Stored {
+struct StoredMatrix {
   lt::Type type = lt::Type::kFloat32;
   int64_t rows = 1, columns = 1, ld = 1, batch_stride = 0;
   uint32_t alignment = 16;  // The address's alignment in bytes, at most 16.
-  bool operator==(const Stored&) const = default;
+  bool operator==(const StoredMatrix&) const = default;
 };
 
 // d = epilogue(alpha * op(a) * op(b) + beta * c). Describes a call without addresses and numbers.
 struct Problem {
-  Stored a, b, c, d;
+  StoredMatrix a, b, c, d;
   lt::Operation op_a = lt::Operation::kNone, op_b = lt::Operation::kNone;
   int32_t batch = 1;
   lt::Compute compute = lt::Compute::kFloat32;
   lt::Type scale = lt::Type::kFloat32;  // For alpha and beta.
-  bool adds = false;                    // beta is not 0.
+  bool beta_is_nonzero = false;         // beta is not 0.
   uint32_t epilogue = lt::kDefault;
   lt::Type bias = lt::Type::kFloat32;
   uint32_t bias_alignment = 16;
@@ -80,25 +80,25 @@ struct Problem {
   bool operator==(const Problem&) const = default;
 };
 
-struct ProductCall {
-  Place a, b, c, d, bias, a_scale, b_scale;
+struct GemmCall {
+  Location a, b, c, d, bias, a_scale, b_scale;
   bool first = true;  // Later calls add to the first one's result: alpha is as given, and beta is 1.
 };
 
 // How to execute a node: fills, copies, calls, copies. Empty if the result has no elements.
-struct ProductPlan {
+struct GemmPlan {
   std::vector<uint64_t> scratch;  // Bytes of each piece.
   std::vector<uint32_t> zeros;    // Pieces of scratch that are zeroed first.
-  std::vector<Moved> before, after;
-  Problem problem;       // For all calls, except for `adds`.
+  std::vector<StridedMove> before, after;
+  Problem problem;       // For all calls, except for `beta_is_nonzero`.
   Problem problem_next;  // For the calls after the first.
-  std::vector<ProductCall> calls;
+  std::vector<GemmCall> calls;
 };
 
 // The properties of alpha and beta on which a plan depends.
-struct ProductNumbers {
+struct GemmScalars {
   bool alpha_is_0 = false, beta_is_0 = true, beta_is_1 = false;
-  bool operator==(const ProductNumbers&) const = default;
+  bool operator==(const GemmScalars&) const = default;
 };
 
 // The real and imaginary part of an argument; 1 if it is absent.
@@ -106,10 +106,10 @@ struct Number {
   double real = 1, imaginary = 0;
 };
 Number number_of(const ir::Arg* arg, std::span<const int64_t> values);
-ProductNumbers numbers_of(const Product& product, std::span<const int64_t> values);
+GemmScalars scalars_of(const Gemm& gemm, std::span<const int64_t> values);
 
 // kUnsupported: there is no such call; the message says why.
-Status plan_product(const ir::Graph& graph, const Product& product, std::span<const int64_t> values, ir::MathModes math,
-                    ProductPlan* plan);
+Status plan_gemm(const ir::Graph& graph, const Gemm& gemm, std::span<const int64_t> values, ir::MathModes math,
+                 GemmPlan* plan);
 
 }  // namespace torch_remote::worker::cuda

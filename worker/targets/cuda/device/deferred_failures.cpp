@@ -1,4 +1,4 @@
-#include "worker/targets/cuda/device/late_failures.h"
+#include "worker/targets/cuda/device/deferred_failures.h"
 
 #include <algorithm>
 #include <bit>
@@ -22,9 +22,9 @@ constexpr uint8_t kEmpty = 0xFF;
 void add(uint64_t run, const Record& record, std::span<const IndexedOperand> operands,
          std::vector<LateFailure>* failures) {
   if (record.operand >= operands.size()) return;
-  const IndexedOperand& told = operands[record.operand];
+  const IndexedOperand& failing = operands[record.operand];
   std::map<uint32_t, Status> nodes;
-  nodes[told.node] = index_error(told, record.index, record.bound);
+  nodes[failing.node] = index_error(failing, record.index, record.bound);
   for (size_t i = 0; i < operands.size(); ++i) {
     const bool good = record.unfailed_operands >> std::min<size_t>(i, 31) & 1;
     if (good || operands[i].op.empty()) continue;
@@ -36,7 +36,7 @@ void add(uint64_t run, const Record& record, std::span<const IndexedOperand> ope
 }  // namespace
 
 Status index_error(const IndexedOperand& operand, int64_t index, int64_t bound) {
-  if (!operand.words.empty()) return {ErrorCode::kOpFailed, operand.words, "RuntimeError"};
+  if (!operand.message.empty()) return {ErrorCode::kOpFailed, operand.message, "RuntimeError"};
   const std::string_view op = operand.op;
   const std::string number = std::to_string(index), size = std::to_string(bound);
   if (op.starts_with("aten::bernoulli")) {
@@ -108,61 +108,61 @@ Status index_error(const IndexedOperand& operand, int64_t index, int64_t bound) 
   return {ErrorCode::kOpFailed, text, "IndexError"};
 }
 
-LateFailures::~LateFailures() {
+DeferredFailures::~DeferredFailures() {
   if (records_ == 0 || gpu_->is_lost()) return;
-  const Current current(*gpu_);
-  (void)gpu_->driver().mem_free_async(records_, gpu_->work());
+  const ContextGuard current(*gpu_);
+  (void)gpu_->driver().mem_free_async(records_, gpu_->work_stream());
   (void)gpu_->driver().mem_free_host(host_);
 }
 
-bool LateFailures::open() {
+bool DeferredFailures::open() {
   const Driver& driver = gpu_->driver();
   constexpr size_t kBytes = kRecords * sizeof(Record);
   void* host = nullptr;
   if (driver.mem_host_alloc(&host, kBytes, 0) != Result::kSuccess) return false;
-  if (driver.mem_alloc_from_pool_async(&records_, kBytes, gpu_->pool(), gpu_->work()) != Result::kSuccess) {
+  if (driver.mem_alloc_from_pool_async(&records_, kBytes, gpu_->pool(), gpu_->work_stream()) != Result::kSuccess) {
     (void)driver.mem_free_host(host);
     records_ = 0;
     return false;
   }
   host_ = static_cast<Record*>(host);
-  return gpu_->check(driver.memset_d8_async(records_, kEmpty, kBytes, gpu_->work()), "cuMemsetD8Async");
+  return gpu_->check(driver.memset_d8_async(records_, kEmpty, kBytes, gpu_->work_stream()), "cuMemsetD8Async");
 }
 
-uint64_t LateFailures::take(uint64_t run, std::shared_ptr<const std::vector<IndexedOperand>> operands) {
+uint64_t DeferredFailures::take(uint64_t run, std::shared_ptr<const std::vector<IndexedOperand>> operands) {
   if (gpu_->is_lost() || (records_ == 0 && !open())) return 0;
   const uint32_t record = std::exchange(next_, (next_ + 1) % kRecords);
-  taken_.push_back({record, run, std::move(operands), 0});
+  in_flight_.push_back({record, run, std::move(operands), 0});
   return records_ + record * sizeof(Record);
 }
 
-bool LateFailures::copy(uint32_t first, uint32_t last) {
+bool DeferredFailures::copy(uint32_t first, uint32_t last) {
   const Driver& driver = gpu_->driver();
   const size_t bytes = (last - first) * sizeof(Record);
   const DevicePointer from = records_ + first * sizeof(Record);
-  return gpu_->check(driver.memcpy_dtoh_async(host_ + first, from, bytes, gpu_->work()), "cuMemcpyDtoHAsync") &&
-         gpu_->check(driver.memset_d8_async(from, kEmpty, bytes, gpu_->work()), "cuMemsetD8Async");
+  return gpu_->check(driver.memcpy_dtoh_async(host_ + first, from, bytes, gpu_->work_stream()), "cuMemcpyDtoHAsync") &&
+         gpu_->check(driver.memset_d8_async(from, kEmpty, bytes, gpu_->work_stream()), "cuMemsetD8Async");
 }
 
-bool LateFailures::flush(Ticket ticket) {
-  auto first = taken_.end();
-  while (first != taken_.begin() && std::prev(first)->ticket == 0) --first;
-  while (first != taken_.end()) {  // One contiguous piece, or two if the records wrap around the ring.
+bool DeferredFailures::flush(Ticket ticket) {
+  auto first = in_flight_.end();
+  while (first != in_flight_.begin() && std::prev(first)->ticket == 0) --first;
+  while (first != in_flight_.end()) {  // One contiguous piece, or two if the records wrap around the ring.
     auto last = first;
     uint32_t end = first->record;
-    for (; last != taken_.end() && last->record == end; ++last, ++end) last->ticket = ticket;
+    for (; last != in_flight_.end() && last->record == end; ++last, ++end) last->ticket = ticket;
     if (!copy(first->record, end)) return false;
     first = last;
   }
   return true;
 }
 
-void LateFailures::collect(Ticket done, std::vector<LateFailure>* failures) {
-  while (!taken_.empty() && taken_.front().ticket != 0 && taken_.front().ticket <= done) {
-    const Taken& taken = taken_.front();
+void DeferredFailures::collect(Ticket done, std::vector<LateFailure>* failures) {
+  while (!in_flight_.empty() && in_flight_.front().ticket != 0 && in_flight_.front().ticket <= done) {
+    const InFlightRecord& taken = in_flight_.front();
     const Record& record = host_[taken.record];
     add(taken.run, record, *taken.operands, failures);
-    taken_.pop_front();
+    in_flight_.pop_front();
   }
 }
 

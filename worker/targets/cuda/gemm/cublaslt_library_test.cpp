@@ -1,6 +1,6 @@
 // Which of cuBLASLt's algorithms is chosen, when the heuristic is asked, and what is stored in a file. Runs on the GPU
 // emulator.
-#include "worker/targets/cuda/gemm/product_library.h"
+#include "worker/targets/cuda/gemm/cublaslt_library.h"
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class ProductLibraryTest : public emulated::LibraryTest<ProductLibrary, PreparedProduct, lt::Table> {
+class ProductLibraryTest : public emulated::LibraryTest<CublasLtLibrary, PreparedGemm, lt::Table> {
  protected:
   ProductLibraryTest() : LibraryTest(emulated::cublaslt(), emulated::cublaslt_leaks, kBytes) {}
 
@@ -37,14 +37,14 @@ class ProductLibraryTest : public emulated::LibraryTest<ProductLibrary, Prepared
     return problem;
   }
   void prepare(int64_t m, bool deterministic = false) {
-    const Current current(device->gpu());
+    const ContextGuard current(device->gpu());
     Problem given = problem(m);
     given.deterministic = deterministic;
     const Status status = library->prepare(given, &prepared);
     ASSERT_TRUE(status.ok()) << status.message();
   }
   void run(int times = 1) {
-    const Current current(device->gpu());
+    const ContextGuard current(device->gpu());
     const auto at = reinterpret_cast<DevicePointer>(memory.data);
     for (int i = 0; i < times; ++i) {
       const Status status = library->run(prepared, {at, at + (64 << 10), at + (128 << 10), at + (128 << 10)}, {}, {});
@@ -60,7 +60,7 @@ class ProductLibraryTest : public emulated::LibraryTest<ProductLibrary, Prepared
 
 TEST_F(ProductLibraryTest, TimesOnceBehindTheFirstUse) {
   prepare(48);
-  EXPECT_EQ(library->asked(), 1u);
+  EXPECT_EQ(library->heuristic_calls(), 1u);
   run();
   EXPECT_EQ(calls(), 1 + 3 * 3u);  // The call itself; each of three algorithms, to warm up and twice between marks.
   run(5);
@@ -72,11 +72,11 @@ TEST_F(ProductLibraryTest, TimesOnceBehindTheFirstUse) {
   prepare(48);
   prepare(44);
   run(2);
-  EXPECT_EQ(library->asked(), 1u);
+  EXPECT_EQ(library->heuristic_calls(), 1u);
   EXPECT_EQ(calls("cublasLtMatmulAlgoGetHeuristic"), 1u);
   EXPECT_EQ(calls("cuEventElapsedTime"), elapsed);
   prepare(16);
-  EXPECT_EQ(library->asked(), 2u);
+  EXPECT_EQ(library->heuristic_calls(), 2u);
 }
 
 TEST_F(ProductLibraryTest, ADeterministicProblemIsNeverTimed) {
@@ -87,9 +87,9 @@ TEST_F(ProductLibraryTest, ADeterministicProblemIsNeverTimed) {
   const uint64_t elapsed = calls("cuEventElapsedTime");
   // The heuristic is asked for each exact size; each run is one call of its first choice.
   for (const int64_t m : {48, 44}) {
-    const uint64_t asked = library->asked(), before = calls();
+    const uint64_t asked = library->heuristic_calls(), before = calls();
     prepare(m, /*deterministic=*/true);
-    EXPECT_EQ(library->asked(), asked + 1);
+    EXPECT_EQ(library->heuristic_calls(), asked + 1);
     run(3);
     EXPECT_EQ(calls(), before + 3);
   }
@@ -112,8 +112,8 @@ TEST_F(ProductLibraryTest, KeepsTheFastestWayInAFile) {
   start();
   prepare(48);
   run(3);
-  EXPECT_EQ(library->asked(), 0u);
-  EXPECT_EQ(library->found(), 1u);
+  EXPECT_EQ(library->heuristic_calls(), 0u);
+  EXPECT_EQ(library->file_hits(), 1u);
   EXPECT_EQ(file(), kept);
 }
 
@@ -128,7 +128,7 @@ TEST_F(ProductLibraryTest, ADamagedFileIsAskedAbout) {
   }
   start();
   prepare(48);
-  EXPECT_EQ(library->asked(), 1u);
+  EXPECT_EQ(library->heuristic_calls(), 1u);
   run();
 }
 
@@ -139,7 +139,7 @@ TEST_F(ProductLibraryTest, AFolderThatOthersCanWriteToIsNotUsed) {
   fs::permissions(folder, fs::perms::others_write, fs::perm_options::add);
   start();
   prepare(48);
-  EXPECT_EQ(library->asked(), 1u);
+  EXPECT_EQ(library->heuristic_calls(), 1u);
 }
 
 TEST_F(ProductLibraryTest, DoesWithoutAWorkspaceWhereThereIsNoMemory) {
@@ -152,7 +152,7 @@ TEST_F(ProductLibraryTest, DoesWithoutAWorkspaceWhereThereIsNoMemory) {
 TEST_F(ProductLibraryTest, SaysThatThereIsNoSuchProduct) {
   Problem wrong = problem(48);
   wrong.a.type = lt::Type::kFloat16;
-  const Current current(device->gpu());
+  const ContextGuard current(device->gpu());
   const Status status = library->prepare(wrong, &prepared);
   EXPECT_EQ(status.code(), ErrorCode::kUnsupported) << status.message();
 }

@@ -1,5 +1,5 @@
 // GEMMs on the GPU emulator, for every op, dtype and layout, compared with the definition.
-#include "worker/targets/cuda/gemm/product.h"
+#include "worker/targets/cuda/gemm/gemm.h"
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@
 #include "tests/emulated_gpu/emulated_cublaslt.h"
 #include "tests/emulated_gpu/open.h"
 #include "worker/targets/cuda/compiled/cuda_runner.h"
-#include "worker/targets/cuda/gemm/product_runner.h"
+#include "worker/targets/cuda/gemm/gemm_runner.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -109,12 +109,12 @@ struct Tensor {
     for (const int64_t size : sizes) count *= size;
     return count;
   }
-  std::byte* at(const Sizes& place) {
+  std::byte* at(const Sizes& location) {
     int64_t element = offset;
-    for (size_t d = 0; d < place.size(); ++d) element += place[d] * strides[d];
+    for (size_t d = 0; d < location.size(); ++d) element += location[d] * strides[d];
     return bytes.data() + element * ir::item_size(type);
   }
-  Complex value(const Sizes& place) { return get(type, at(place)); }
+  Complex value(const Sizes& location) { return get(type, at(location)); }
   std::string text(size_t buffer) const {
     const auto list = [](const Sizes& numbers) {
       std::string text;
@@ -161,7 +161,7 @@ class ProductTest : public ::testing::Test {
         {.driver = emulated::gpus().driver(), .limit = uint64_t{1} << 30, .kernels = {.compile = emulated::compile}},
         &device);
     ASSERT_TRUE(status.ok()) << status.message();
-    runner = make_product_runner(
+    runner = make_gemm_runner(
         *device,
         [](lt::Table* table) {
           *table = emulated::cublaslt();
@@ -363,18 +363,18 @@ TEST_P(EveryProduct, EqualsTheDefinition) {
     Tensor& there = op.in_place ? added : result;
     Tensor expected = op.in_place ? before : result;
     Tensor given = before;
-    Sizes place(shape.size());
+    Sizes location(shape.size());
     for (int64_t i = 0; i < expected.count(); ++i) {
       int64_t rest = i;
-      for (size_t d = shape.size(); d-- > 0; rest /= shape[d]) place[d] = rest % shape[d];
+      for (size_t d = shape.size(); d-- > 0; rest /= shape[d]) location[d] = rest % shape[d];
       const bool batched = op.result == 3;
-      const int64_t row = op.result == 0 ? 0 : place[batched ? 1 : 0], column = op.result >= 2 ? place.back() : 0;
+      const int64_t row = op.result == 0 ? 0 : location[batched ? 1 : 0], column = op.result >= 2 ? location.back() : 0;
       Complex sum = 0;
       for (int64_t b = 0; b < (op.sums_batch ? batch : 1); ++b) {
         for (int64_t l = 0; l < k; ++l) {
           const auto at = [&](int64_t rank, int64_t r, int64_t c, int64_t vector) {
             if (rank == 1) return Sizes{vector};
-            return rank == 2 ? Sizes{r, c} : Sizes{op.sums_batch ? b : place[0], r, c};
+            return rank == 2 ? Sizes{r, c} : Sizes{op.sums_batch ? b : location[0], r, c};
           };
           Complex x = left.value(at(op.left, row, l, outer ? row : l));
           if (std::string_view(op.name) == "aten::vdot") x = std::conj(x);
@@ -383,16 +383,16 @@ TEST_P(EveryProduct, EqualsTheDefinition) {
       }
       Complex value = alpha * sum;
       if (op.adds && beta != 0) {
-        Sizes from(place.end() - static_cast<std::ptrdiff_t>(given.sizes.size()), place.end());
+        Sizes from(location.end() - static_cast<std::ptrdiff_t>(given.sizes.size()), location.end());
         for (size_t d = 0; d < from.size(); ++d) from[d] = given.sizes[d] == 1 ? 0 : from[d];
         value += beta * given.value(from);
       }
-      put(type, value, expected.at(place));
+      put(type, value, expected.at(location));
     }
     for (int64_t i = 0; i < expected.count(); ++i) {
       int64_t rest = i;
-      for (size_t d = shape.size(); d-- > 0; rest /= shape[d]) place[d] = rest % shape[d];
-      ASSERT_EQ(there.value(place), expected.value(place)) << "element " << i << " of\n" << last_text;
+      for (size_t d = shape.size(); d-- > 0; rest /= shape[d]) location[d] = rest % shape[d];
+      ASSERT_EQ(there.value(location), expected.value(location)) << "element " << i << " of\n" << last_text;
     }
     // The memory around the result is unchanged.
     const uint32_t item = ir::item_size(type);
@@ -510,8 +510,8 @@ TEST_F(ProductTest, Activations) {
         for (int64_t j = 0; j < 8; ++j) {
           double sum = 0;
           for (int64_t l = 0; l < 16; ++l) sum += (left.value({i, l}) * right.value({l, j})).real();
-          const Sizes place = added.size() == 1 ? Sizes{j} : Sizes{i, added[1] == 1 ? 0 : j};
-          ASSERT_NEAR(result.value({i, j}).real(), activation(sum + bias.value(place).real()), 1e-5) << last_text;
+          const Sizes location = added.size() == 1 ? Sizes{j} : Sizes{i, added[1] == 1 ? 0 : j};
+          ASSERT_NEAR(result.value({i, j}).real(), activation(sum + bias.value(location).real()), 1e-5) << last_text;
         }
       }
     }
@@ -550,15 +550,15 @@ TEST(ProductPlans, TransposedAndBiasedProductsMoveNothing) {
     EXPECT_TRUE(status.ok()) << status.message();
     std::vector<int64_t> values;
     EXPECT_TRUE(ir::evaluate(graph, nullptr, &values).ok());
-    Product product;
-    EXPECT_TRUE(find_product(graph, graph.nodes[0], &product));
-    ProductPlan plan;
-    EXPECT_TRUE(plan_product(graph, product, values, 0, &plan).ok());
+    Gemm gemm;
+    EXPECT_TRUE(find_gemm(graph, graph.nodes[0], &gemm));
+    GemmPlan plan;
+    EXPECT_TRUE(plan_gemm(graph, gemm, values, 0, &plan).ok());
     return plan;
   };
   // linear: x w^T + b
-  ProductPlan plan = plan_of("  %0: f32[32, 64] @b0\n  %1: f32[64, 16]{1, 64} @b1\n  %2: f32[16] @b2\n",
-                             "  %3: f32[32, 16] @b3 = aten::addmm(%2, %0, %1, beta=1, alpha=1)\n");
+  GemmPlan plan = plan_of("  %0: f32[32, 64] @b0\n  %1: f32[64, 16]{1, 64} @b1\n  %2: f32[16] @b2\n",
+                          "  %3: f32[32, 16] @b3 = aten::addmm(%2, %0, %1, beta=1, alpha=1)\n");
   EXPECT_TRUE(plan.before.empty() && plan.after.empty() && plan.scratch.empty());
   EXPECT_EQ(plan.problem.epilogue, static_cast<uint32_t>(lt::kBias));
   EXPECT_EQ(plan.problem.op_a, lt::Operation::kTranspose);

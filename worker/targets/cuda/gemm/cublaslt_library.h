@@ -11,7 +11,7 @@
 #include "worker/device/memory.h"
 #include "worker/targets/cuda/device/gpu.h"
 #include "worker/targets/cuda/gemm/cublaslt.h"
-#include "worker/targets/cuda/gemm/product.h"
+#include "worker/targets/cuda/gemm/gemm.h"
 #include "worker/targets/cuda/launch/choice_file.h"
 
 namespace torch_remote::worker::cuda {
@@ -20,73 +20,72 @@ namespace torch_remote::worker::cuda {
 // The first use then queues each algorithm again behind the real call, into scratch memory, to time it. Later uses
 // check whether the GPU has finished the timing. The fastest algorithm is used from then on, and stored in a file. In
 // deterministic mode we use the heuristic's first choice for these exact sizes, without timing and without the file.
-struct Choice {
+struct AlgorithmChoice {
   std::string key;
-  std::vector<lt::Candidate> candidates;  // The heuristic's first choice first.
+  std::vector<lt::HeuristicResult> candidates;  // The heuristic's first choice first.
   size_t best = 0;
-  std::vector<Event> marks;  // Events around each candidate while they are timed; one more than candidates.
+  std::vector<Event> timing_events;  // Events around each candidate while they are timed; one more than candidates.
   bool decided = false;
 };
 
 // Everything that a problem's calls need, made once.
-class PreparedProduct {
+class PreparedGemm {
  public:
-  ~PreparedProduct();
-  PreparedProduct(const PreparedProduct&) = delete;
-  PreparedProduct& operator=(const PreparedProduct&) = delete;
+  ~PreparedGemm();
+  PreparedGemm(const PreparedGemm&) = delete;
+  PreparedGemm& operator=(const PreparedGemm&) = delete;
 
  private:
-  friend class ProductLibrary;
-  explicit PreparedProduct(const lt::Table& table) : table_(table) {}
+  friend class CublasLtLibrary;
+  explicit PreparedGemm(const lt::Table& table) : table_(table) {}
 
   const lt::Table& table_;
   Problem problem_;
   lt::Desc desc_ = nullptr;
   lt::Layout a_ = nullptr, b_ = nullptr, c_ = nullptr, d_ = nullptr;
   DevicePointer bias_ = 0, a_scale_ = 0, b_scale_ = 0;  // The pointers that the descriptor holds now.
-  std::shared_ptr<Choice> choice_;
-  bool proven_ = false;  // A call has succeeded.
+  std::shared_ptr<AlgorithmChoice> choice_;
+  bool has_succeeded_ = false;  // A call has succeeded.
 };
 
-struct ProductPointers {
+struct GemmPointers {
   DevicePointer a = 0, b = 0, c = 0, d = 0, bias = 0, a_scale = 0, b_scale = 0;
 };
 
 // cuBLASLt on one GPU's work stream. Used by one thread, with the GPU's context current. The table must outlive it.
-class ProductLibrary {
+class CublasLtLibrary {
  public:
   struct Options {
     const lt::Table* table = nullptr;
-    std::string folder;        // Where choices are stored; empty: nowhere. Must not be writable by others.
-    size_t workspace = 0;      // The most bytes; 0: as much as torch uses.
-    int asked = 8, timed = 4;  // How many algorithms the heuristic returns, and how many of them are timed.
+    std::string folder;            // Where choices are stored; empty: nowhere. Must not be writable by others.
+    size_t workspace = 0;          // The most bytes; 0: as much as torch uses.
+    int requested = 8, timed = 4;  // How many algorithms the heuristic returns, and how many of them are timed.
   };
   static Status open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
-                     std::unique_ptr<ProductLibrary>* library);
-  ~ProductLibrary();
+                     std::unique_ptr<CublasLtLibrary>* library);
+  ~CublasLtLibrary();
 
   // kUnsupported: cuBLASLt does not support the problem.
-  Status prepare(const Problem& problem, std::shared_ptr<PreparedProduct>* prepared);
+  Status prepare(const Problem& problem, std::shared_ptr<PreparedGemm>* prepared);
   // Queues the call. The first call is immediate, as only the call itself shows whether it works.
-  Status run(const std::shared_ptr<PreparedProduct>& prepared, const ProductPointers& pointers, Number alpha,
-             Number beta);
+  Status run(const std::shared_ptr<PreparedGemm>& prepared, const GemmPointers& pointers, Number alpha, Number beta);
 
   // How often the heuristic was asked, and how often the file named the algorithm instead.
-  uint64_t asked() const { return asked_; }
-  uint64_t found() const { return found_; }
+  uint64_t heuristic_calls() const { return heuristic_calls_; }
+  uint64_t file_hits() const { return file_hits_; }
 
  private:
-  ProductLibrary(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options);
+  CublasLtLibrary(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options);
 
-  Status describe(PreparedProduct& prepared);
-  Status choose(PreparedProduct& prepared);
-  Status ask(PreparedProduct& prepared, Choice& choice);
-  bool check(const PreparedProduct& prepared, const lt::Algorithm& algorithm, lt::Candidate* candidate) const;
-  Status set_pointers(PreparedProduct& prepared, const ProductPointers& pointers) const;
-  Status call(const PreparedProduct& prepared, const lt::Candidate& candidate, const ProductPointers& pointers,
+  Status describe(PreparedGemm& prepared);
+  Status choose(PreparedGemm& prepared);
+  Status query_heuristics(PreparedGemm& prepared, AlgorithmChoice& choice);
+  bool check(const PreparedGemm& prepared, const lt::Algorithm& algorithm, lt::HeuristicResult* candidate) const;
+  Status set_pointers(PreparedGemm& prepared, const GemmPointers& pointers) const;
+  Status call(const PreparedGemm& prepared, const lt::HeuristicResult& candidate, const GemmPointers& pointers,
               const void* alpha, const void* beta, Stream stream) const;
-  void time(const PreparedProduct& prepared, const ProductPointers& pointers, const void* alpha, const void* beta);
-  void decide(Choice& choice);
+  void time(const PreparedGemm& prepared, const GemmPointers& pointers, const void* alpha, const void* beta);
+  void decide(AlgorithmChoice& choice);
   bool take_workspace();
 
   const std::shared_ptr<Gpu> gpu_;
@@ -96,9 +95,9 @@ class ProductLibrary {
   lt::Handle handle_ = nullptr;
   DevicePointer workspace_ = 0;
   bool no_workspace_ = false;  // There was no memory for it.
-  std::unordered_map<std::string, std::shared_ptr<Choice>> choices_;
+  std::unordered_map<std::string, std::shared_ptr<AlgorithmChoice>> choices_;
   ChoiceFile file_;
-  uint64_t asked_ = 0, found_ = 0;
+  uint64_t heuristic_calls_ = 0, file_hits_ = 0;
 };
 
 }  // namespace torch_remote::worker::cuda

@@ -22,7 +22,7 @@ struct IndexedOperand {
   uint32_t node = 0;
   std::string_view op;  // Lives as long as the process; empty: no index addresses this operand.
   int64_t dim = -1;  // The tensor's dim that is indexed; -1: the op's message names none; or kDivision, kMaskedCount.
-  std::string words = {};  // The error message; empty: the op's own message about an index.
+  std::string message = {};  // The error message; empty: the op's own message about an index.
 };
 
 // The error for an index out of bounds, with the message that the op has on the CPU. Failures that are not indices have
@@ -32,10 +32,10 @@ Status index_error(const IndexedOperand& operand, int64_t index, int64_t bound);
 // Failures that depend on data and are found by kernels. A kernel that may find one gets a record in GPU memory. After
 // a run, the records are copied to the host behind the kernels and reset. Used by one thread, with the GPU's context
 // current.
-class LateFailures {
+class DeferredFailures {
  public:
-  explicit LateFailures(std::shared_ptr<Gpu> gpu) : gpu_(std::move(gpu)) {}
-  ~LateFailures();
+  explicit DeferredFailures(std::shared_ptr<Gpu> gpu) : gpu_(std::move(gpu)) {}
+  ~DeferredFailures();
 
   // Takes a record for a launch of this run. Returns its address, or 0 if the GPU is lost or out of memory. `operands`
   // are the kernel's.
@@ -43,16 +43,16 @@ class LateFailures {
   // Queues the copy of all records taken since the last flush to the host. The copy is done when `ticket` is.
   bool flush(Ticket ticket);
   // No record is in flight, so no queued launch can fail.
-  bool is_empty() const { return taken_.empty(); }
+  bool is_empty() const { return in_flight_.empty(); }
   // All records are in flight: they must be collected before another one is taken.
-  bool is_full() const { return taken_.size() >= kRecords; }
+  bool is_full() const { return in_flight_.size() >= kRecords; }
   // Collects failures from the records whose tickets are at most `done`.
   void collect(Ticket done, std::vector<LateFailure>* failures);
 
  private:
   static constexpr uint32_t kRecords = 1024;  // At most this many in flight.
 
-  struct Taken {
+  struct InFlightRecord {
     uint32_t record = 0;
     uint64_t run = 0;
     std::shared_ptr<const std::vector<IndexedOperand>> operands;
@@ -65,7 +65,7 @@ class LateFailures {
   DevicePointer records_ = 0;
   codegen::gpu::IndexRecord* host_ = nullptr;  // pinned
   uint32_t next_ = 0;                          // Index of the next record in the ring.
-  std::deque<Taken> taken_;
+  std::deque<InFlightRecord> in_flight_;
 };
 
 }  // namespace torch_remote::worker::cuda
