@@ -59,7 +59,8 @@ class Listener {
       for (const Session& session : sessions_) polled.push_back({session.control, POLLIN, 0});
       (void)poll(polled.data(), polled.size(), 1000);
       for (Session& session : sessions_) read_control(session);
-      for (auto i = incoming_.begin(); i != incoming_.end();) i = read_opening(*i) ? std::next(i) : incoming_.erase(i);
+      for (auto i = incoming_.begin(); i != incoming_.end();)
+        i = read_client_hello(*i) ? std::next(i) : incoming_.erase(i);
       std::erase_if(sessions_, [&](const Session& session) {
         if (run_.world.alive(session.process)) return false;
         close(session.control);
@@ -91,7 +92,7 @@ class Listener {
     shutdown(client, SHUT_WR);
   }
 
-  bool read_opening(Incoming& incoming) {
+  bool read_client_hello(Incoming& incoming) {
     const ssize_t n = recv(incoming.socket, incoming.bytes.data() + incoming.have,
                            incoming.bytes.size() - incoming.have, MSG_DONTWAIT);
     if (n < 0 && errno == EAGAIN && run_.world.now() < incoming.deadline) return true;
@@ -103,21 +104,21 @@ class Listener {
   }
 
   void begin(const Incoming& incoming) {
-    Opening opening;
+    Opening client_hello;
     std::string text;
     const Answer::Code code =
-        remote::check_opening({incoming.bytes.data(), incoming.have}, false, true, &opening, &text);
+        remote::check_opening({incoming.bytes.data(), incoming.have}, false, true, &client_hello, &text);
     if (code != Answer::kGoOn) return answer(incoming.socket, code, text);
-    if (opening.resumes()) {
+    if (client_hello.resumes()) {
       const auto session = std::ranges::find_if(
-          sessions_, [&](const Session& s) { return s.routing && remote::is_from(opening, *s.routing); });
+          sessions_, [&](const Session& s) { return s.routing && remote::is_from(client_hello, *s.routing); });
       if (session == sessions_.end() || !run_.world.alive(session->process)) {
         return answer(incoming.socket, Answer::kUnknownSession, "it has ended");
       }
-      if (opening.attempt <= session->attempts) return;
-      session->attempts = opening.attempt;
-      const std::string bytes(reinterpret_cast<const char*>(&opening), sizeof(opening));
-      worker::send_control(session->control, worker::Control::kReturns, bytes, incoming.socket);
+      if (client_hello.attempt <= session->attempts) return;
+      session->attempts = client_hello.attempt;
+      const std::string bytes(reinterpret_cast<const char*>(&client_hello), sizeof(client_hello));
+      worker::send_control(session->control, worker::Control::kReconnect, bytes, incoming.socket);
       return;
     }
     int ends[2];
@@ -129,8 +130,9 @@ class Listener {
     const int socket = run_.network.give(incoming.socket, session.process);
     const int control = run_.network.give(ends[1], session.process);
     close(ends[1]);
-    run_.world.spawn(session.process, [this, socket, control, opening, process = session.process] {
-      const Status status = worker::serve_network_client(socket, opening, control, options_, nullptr, server_, nullptr);
+    run_.world.spawn(session.process, [this, socket, control, client_hello, process = session.process] {
+      const Status status =
+          worker::serve_network_client(socket, client_hello, control, options_, nullptr, server_, nullptr);
       run_.world.note(status.ok() ? "session ends" : "session refused", process);
       run_.world.kill(process);  // its open descriptors close with the process
       run_.world.maybe_switch();
@@ -140,7 +142,7 @@ class Listener {
   void read_control(Session& session) {
     worker::ControlMessage message;
     while (worker::receive_control(session.control, &message).ok()) {
-      if (message.type != worker::Control::kAsks) continue;
+      if (message.type != worker::Control::kAdmissionRequest) continue;
       std::memcpy(session.routing.emplace().data(), message.body.data(), sizeof(remote::Digest));
       require(++run_.admitted <= run_.invited, "somebody was let in who has no token");
       run_.worker = session.process;
@@ -168,10 +170,11 @@ void intrude(Run& run) {
   if (!replays) {
     says.assign(random.below(200), '\0');
     for (char& c : says) c = static_cast<char>(random.next());
-    Opening opening;
-    opening.flags = Opening::kHasToken;
-    opening.attempt = random.below(3);  // may also claim to resume a session
-    if (random.chance(0.8)) says = std::string(reinterpret_cast<const char*>(&opening), sizeof(opening)) + says;
+    Opening client_hello;
+    client_hello.flags = Opening::kHasToken;
+    client_hello.attempt = random.below(3);  // may also claim to resume a session
+    if (random.chance(0.8))
+      says = std::string(reinterpret_cast<const char*>(&client_hello), sizeof(client_hello)) + says;
   }
   const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
   const sockaddr_in anywhere{.sin_family = AF_INET, .sin_port = 0, .sin_addr = {}, .sin_zero = {}};

@@ -39,10 +39,10 @@ using remote::Patience;
 // As at the start of the worker's program.
 const bool g_overwrites = remote::overwrite_what_openssl_frees();
 
-int read_opening(int socket, Opening* opening) {
-  auto* to = reinterpret_cast<char*>(opening);
+int read_client_hello(int socket, Opening* client_hello) {
+  auto* to = reinterpret_cast<char*>(client_hello);
   size_t have = 0;
-  for (ssize_t n; have < sizeof(*opening) && (n = recv(socket, to + have, sizeof(*opening) - have, 0)) > 0;) {
+  for (ssize_t n; have < sizeof(*client_hello) && (n = recv(socket, to + have, sizeof(*client_hello) - have, 0)) > 0;) {
     have += static_cast<size_t>(n);
   }
   return static_cast<int>(have);
@@ -68,26 +68,26 @@ class Session {
 
   // `secrets`: "token", or with TLS "token\ncertificate\nkey".
   void start(const std::string& secrets, int socket) {
-    Opening opening;
-    EXPECT_EQ(read_opening(socket, &opening), static_cast<int>(sizeof(opening)));
-    const std::string said(reinterpret_cast<const char*>(&opening), sizeof(opening));
-    EXPECT_TRUE(send_control(begin_[0], Control::kReturns, said, socket));
+    Opening client_hello;
+    EXPECT_EQ(read_client_hello(socket, &client_hello), static_cast<int>(sizeof(client_hello)));
+    const std::string said(reinterpret_cast<const char*>(&client_hello), sizeof(client_hello));
+    EXPECT_TRUE(send_control(begin_[0], Control::kReconnect, said, socket));
     EXPECT_EQ(send(begin_[0], secrets.data(), secrets.size(), 0), static_cast<ssize_t>(secrets.size()));
     close(socket);
     pollfd polled{control_[0], POLLIN, 0};
     ControlMessage message;
     EXPECT_EQ(poll(&polled, 1, 30'000), 1);
     EXPECT_TRUE(receive_control(control_[0], &message).ok());
-    EXPECT_EQ(message.type, Control::kAsks);
+    EXPECT_EQ(message.type, Control::kAdmissionRequest);
     std::memcpy(routing_.data(), message.body.data(), routing_.size());
     EXPECT_TRUE(send_control(control_[0], Control::kAdmitted, {}));
   }
   void hand_over(int socket) {
-    Opening opening;
-    EXPECT_EQ(read_opening(socket, &opening), static_cast<int>(sizeof(opening)));
-    EXPECT_TRUE(remote::is_from(opening, routing_));
-    EXPECT_TRUE(send_control(control_[0], Control::kReturns,
-                             std::string(reinterpret_cast<const char*>(&opening), sizeof(opening)), socket));
+    Opening client_hello;
+    EXPECT_EQ(read_client_hello(socket, &client_hello), static_cast<int>(sizeof(client_hello)));
+    EXPECT_TRUE(remote::is_from(client_hello, routing_));
+    EXPECT_TRUE(send_control(control_[0], Control::kReconnect,
+                             std::string(reinterpret_cast<const char*>(&client_hello), sizeof(client_hello)), socket));
     close(socket);
   }
 
@@ -121,8 +121,8 @@ class Session {
     (void)poll(&polled, 1, 60'000);
     ControlMessage message;
     if (!receive_control(begin_[1], &message).ok()) _exit(1);
-    Opening opening;
-    std::memcpy(&opening, message.body.data(), sizeof(opening));
+    Opening client_hello;
+    std::memcpy(&client_hello, message.body.data(), sizeof(client_hello));
     static std::array<char, 4096> secrets;
     const ssize_t size = recv(begin_[1], secrets.data(), secrets.size(), 0);
     if (size <= 0) _exit(1);
@@ -146,8 +146,8 @@ class Session {
     ServerOptions server;
     server.open_device = open_cpu;
     server.greeting = 60s;
-    (void)serve_network_client(message.descriptor, opening, control_[1], std::move(options), std::move(tls), server,
-                               nullptr);
+    (void)serve_network_client(message.descriptor, client_hello, control_[1], std::move(options), std::move(tls),
+                               server, nullptr);
     _exit(0);
   }
 

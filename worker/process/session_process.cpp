@@ -88,7 +88,7 @@ Status write_file(const SessionStart& start, int* descriptor) {
   writer.number(start.status >= 0);
   writer.number(start.status_slot);
   writer.number(start.device);
-  writer.raw(&start.opening, sizeof(start.opening));
+  writer.raw(&start.client_hello, sizeof(start.client_hello));
   writer.text(start.token);
   writer.text(start.refusal.substr(0, kMostText));
   writer.number(start.libraries.size());
@@ -138,7 +138,7 @@ struct Spawn {
   posix_spawnattr_t attributes;
 };
 
-void tie_to_listener(pid_t listener) {
+void exit_with_listener(pid_t listener) {
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (getppid() != listener) _exit(0);  // The listener ended before prctl().
 }
@@ -225,7 +225,7 @@ Status read_session(int descriptor, SessionStart* start) {
   start->status = reader.number() != 0 ? next++ : -1;
   start->status_slot = reader.number();
   start->device = reader.number();
-  reader.raw(&start->opening, sizeof(start->opening));
+  reader.raw(&start->client_hello, sizeof(start->client_hello));
   start->token = reader.text();
   start->refusal = reader.text();
   const uint64_t folders = reader.number();
@@ -233,7 +233,7 @@ Status read_session(int descriptor, SessionStart* start) {
   explicit_bzero(bytes.data(), bytes.size());
   if (!reader.done()) return Status::invalid("remote: --session-fd is for a listener's own use");
   for (int made = descriptor + 1; made < next; ++made) fcntl(made, F_SETFD, FD_CLOEXEC);
-  tie_to_listener(listener);
+  exit_with_listener(listener);
   protect_secrets();
   return {};
 }
@@ -251,7 +251,7 @@ Status serve_session(SessionStart start, ListenOptions options, ServerOptions se
     overwrite_freed(false);
     SandboxReport report;
     Status status = enter_sandbox(sandbox, &report);
-    tie_to_listener(listener);  // A change of user resets it.
+    exit_with_listener(listener);  // A change of user resets it.
     spdlog::debug("confined: {}", report.text());
     return status;
   };
@@ -265,7 +265,7 @@ Status serve_session(SessionStart start, ListenOptions options, ServerOptions se
       if (options.url.starts_with("tls://")) {
         if (Status status = remote::TlsContext::for_worker(options.tls, &tls); !status) return status;
       }
-      return serve_network_client(start.client, start.opening, start.control, std::move(options), std::move(tls),
+      return serve_network_client(start.client, start.client_hello, start.control, std::move(options), std::move(tls),
                                   server, counts);
     }
     std::unique_ptr<remote::Transport> transport =
@@ -274,7 +274,7 @@ Status serve_session(SessionStart start, ListenOptions options, ServerOptions se
     spdlog::debug("serving {}", transport->description());
     if (!start.refusal.empty()) {
       if (Status status = confine(); !status.ok()) return status;
-      server.greeting = kToRefuse;
+      server.greeting = kRefusedHelloTimeout;
       server.unavailable = {ErrorCode::kUnsupported, start.refusal};
     } else if (Status status = options.load(&server); !status.ok()) {
       server.unavailable = status;

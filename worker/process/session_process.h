@@ -16,13 +16,13 @@
 namespace torch_remote::worker {
 
 struct SessionStart {
-  bool network = false;      // False: over a Unix socket.
-  int client = -1;           // The connected socket.
-  int control = -1;          // Control socket of a network session (worker/process/control_socket.h); else -1.
-  int status = -1;           // The status file; -1: there is none.
-  uint64_t status_slot = 0;  // StatusFile::number_of
-  uint64_t device = 0;       // Index into ListenOptions::devices.
-  remote::Opening opening;   // The client hello of a network session.
+  bool network = false;          // False: over a Unix socket.
+  int client = -1;               // The connected socket.
+  int control = -1;              // Control socket of a network session (worker/process/control_socket.h); else -1.
+  int status = -1;               // The status file; -1: there is none.
+  uint64_t status_slot = 0;      // StatusFile::number_of
+  uint64_t device = 0;           // Index into ListenOptions::devices.
+  remote::Opening client_hello;  // The client hello of a network session.
   std::string token;
   std::string refusal;                 // The reason to refuse a client on a Unix socket; empty: the client is admitted.
   std::vector<std::string> libraries;  // Folders that the session may read.
