@@ -47,8 +47,8 @@ MemoryChart memory_chart(const ir::Graph& graph, const std::vector<int64_t>& val
     nbytes[b] = size_of(buffer, values) * (chart.sizes_known ? 1 : worker::Layout::kAlignment);
   }
   worker::Layout layout;
-  worker::place(graph, lifetimes, shown, nbytes, &layout);
-  if (layout.size == worker::Layout::kNotThere) return chart;  // does not fit into any memory
+  worker::place_in_arena(graph, lifetimes, shown, nbytes, &layout);
+  if (layout.size == worker::Layout::kNone) return chart;  // does not fit into any memory
   const uint64_t unit = chart.sizes_known ? 1 : worker::Layout::kAlignment;
   chart.height = layout.size / unit;
   std::vector<int64_t> change(graph.nodes.size() + 1);

@@ -30,7 +30,7 @@ Server::Server(remote::Transport& transport, const ServerOptions& options)
     : transport_(transport),
       options_(options),
       inbox_(transport),
-      waits_(remote::is_set("TORCH_REMOTE_WAIT_COMPILE")) {}
+      waits_for_plans_(remote::is_set("TORCH_REMOTE_WAIT_COMPILE")) {}
 
 ir::MathModes Server::math_of(const wire::Run& run) const {
   const ir::MathModes math = run.math();
@@ -73,14 +73,14 @@ Status Server::next(Frame* frame) {
     return status.ok() && (late || done_ - acknowledged_ >= kAcknowledgeEvery) ? acknowledge() : status;
   }
   if (pending_.empty()) {
-    for (const auto& runner : on_.runners) runner->rest();
+    for (const auto& runner : on_.runners) runner->on_idle();
   }
   for (;;) {
     inbox_.forget_wake();
-    if (session_->is_at_work()) session_->settle();
+    if (session_->has_background_work()) session_->settle();
     if (status = settle(); !status.ok()) return status;
     if (status = answer_calls(); !status.ok()) return status;
-    if (done_ != acknowledged_ || (said_at_work_ && !session_->is_at_work())) {
+    if (done_ != acknowledged_ || (said_at_work_ && !session_->has_background_work())) {
       if (status = acknowledge(); !status.ok()) return status;
     }
     if (!pending_.empty() && pending_.front().ticket != notified_) {
@@ -88,7 +88,8 @@ Status Server::next(Frame* frame) {
       on_.device->notify(notified_, [this] { inbox_.wake(); });
     }
     std::chrono::nanoseconds idle = kIdle;
-    if (const uint64_t due = profile_ ? profile_->due_in(monotonic_ns()) : Profile::kNever; due != Profile::kNever) {
+    if (const uint64_t due = profile_ ? profile_->next_hand_over_in(monotonic_ns()) : Profile::kNever;
+        due != Profile::kNever) {
       idle = std::chrono::nanoseconds(due);
     }
     status = inbox_.receive(frame, idle);
@@ -176,7 +177,7 @@ Status Server::send(Type type, uint64_t sequence, AttachmentPtr attachment) {
   wire::Header header;
   header.type = static_cast<uint8_t>(type);
   header.flags = attachment ? wire::kAttachment : 0;
-  said_at_work_ = session_ && session_->is_at_work();
+  said_at_work_ = session_ && session_->has_background_work();
   if (said_at_work_) header.flags |= wire::kAtWork;
   header.session = session_number_;
   header.sequence = sequence;
@@ -221,12 +222,12 @@ flatbuffers::Offset<wire::Error> Server::encode(const FailurePtr& failure) {
   const Status& status = failure->status;
   return wire::CreateErrorDirect(builder_, static_cast<uint8_t>(status.code()), status.kind().c_str(),
                                  status.message().c_str(), failure->program, failure->record, failure->sequence,
-                                 failure->skipped, failure->told);
+                                 failure->skipped, failure->reported);
 }
 
 flatbuffers::Offset<wire::Error> Server::tell(const FailurePtr& failure) {
   const auto error = encode(failure);
-  if (failure) session_->tell(failure);
+  if (failure) session_->mark_reported(failure);
   return error;
 }
 

@@ -44,7 +44,7 @@ class Server {
 
  private:
   // Whether results must not depend on timing.
-  bool repeats() const { return waits_ || options_.repeatable; }
+  bool repeats() const { return waits_for_plans_ || options_.repeatable; }
   ir::MathModes math_of(const wire::Run& run) const;
   Status hello();
   Status refuse(const Status& why);
@@ -108,7 +108,7 @@ class Server {
   remote::Transport& transport_;
   ServerOptions options_;
   Inbox inbox_;
-  const bool waits_;  // Runs wait for their kernels (TORCH_REMOTE_WAIT_COMPILE).
+  const bool waits_for_plans_;  // Runs wait for their kernels (TORCH_REMOTE_WAIT_COMPILE).
   OpenDevice on_;
   CachingAllocator* memory_ = nullptr;  // The device's.
   uint64_t limit_ = 0;                  // The largest limit that a client can set.

@@ -44,7 +44,7 @@ Status Server::run_program(Frame& frame) {
   request.bindings = wire::bytes(message->bindings());
   request.frees = wire::bytes(message->frees());
   request.sequence = frame.header.sequence;
-  request.answered = is_waited_for(frame);
+  request.wants_words = is_waited_for(frame);
   request.afresh = message->afresh();
   request.math = math_of(*message);
   FailurePtr failure;
@@ -55,7 +55,7 @@ Status Server::run_program(Frame& frame) {
   if (!status.ok() || !(frame.header.flags & wire::kWantsReply)) return status;
   const uint64_t sequence = frame.header.sequence;
   return when_done(sequence, [this, sequence, failure, words = words_] {
-    const FailurePtr late = session_->take_late_failure(sequence);
+    const FailurePtr late = session_->take_deferred_failure(sequence);
     builder_.Clear();
     const auto error = tell(failure ? failure : late);
     const auto encoded = builder_.CreateVector(words);
@@ -126,16 +126,16 @@ Status Server::read(Frame& frame) {
   request.sizes = sizes;
   request.strides = strides;
   request.offset = message->offset();
-  request.ahead = message->ahead();
+  request.prefetch = message->ahead();
 
   const uint64_t sequence = frame.header.sequence;
   Session::Located located;
-  FailurePtr failure = message->checkpoint() ? session_->locate_kept(request.buffer, sequence, &located)
+  FailurePtr failure = message->checkpoint() ? session_->locate_in_checkpoint(request.buffer, sequence, &located)
                                              : session_->locate(request, sequence, &located);
   const int64_t all[] = {static_cast<int64_t>(located.nbytes)}, one[] = {1};
   if (message->checkpoint())
     // The checkpoint's size may differ from that of the present contents.
-    request = {0, 1, all, one, 0, request.ahead};
+    request = {0, 1, all, one, 0, request.prefetch};
   AttachmentPtr attachment;
   std::shared_ptr<QueuedRead> queued;
   if (!failure && located.packed) attachment = on_.device->lend(located.data, located.nbytes, located.keep);
@@ -147,7 +147,7 @@ Status Server::read(Frame& frame) {
       failure = std::make_shared<Failure>(Failure{no_memory_for("an answer", located.nbytes), 0, 0, sequence});
     }
   }
-  return when_done(sequence, [this, sequence, ahead = request.ahead, failure, queued, attachment]() mutable {
+  return when_done(sequence, [this, sequence, ahead = request.prefetch, failure, queued, attachment]() mutable {
     if (queued && queued->failure) {
       failure = queued->failure;
       attachment = nullptr;
@@ -179,9 +179,9 @@ Status Server::synchronize(Frame& frame) {
 
 Status Server::checkpoint(Frame& frame, wire::Checkpoint what) {
   std::vector<uint64_t> buffers, sizes;
-  const bool kept = what == wire::Checkpoint::Keep && !session_->has_untold();
+  const bool kept = what == wire::Checkpoint::Keep && !session_->has_unreported_failures();
   session_->drop_checkpoint();
-  if (kept) session_->keep_checkpoint(&buffers, &sizes);
+  if (kept) session_->make_checkpoint(&buffers, &sizes);
   builder_.Clear();
   const auto ids = builder_.CreateVector(buffers), bytes = builder_.CreateVector(sizes);
   const wire::WorkerUse use = worker_use();
@@ -198,7 +198,7 @@ Status Server::mark(Frame& frame) {
   session_->wait_for_background();  // The mark also covers ops that are running in the background.
   return when_done(sequence, [this, sequence, clock = on_.device->read_clock()] {
     builder_.Clear();
-    builder_.Finish(wire::CreateMarkReply(builder_, 0, clock(), session_->has_untold()));
+    builder_.Finish(wire::CreateMarkReply(builder_, 0, clock(), session_->has_unreported_failures()));
     return reply(Type::kMarkReply, sequence);
   });
 }
@@ -280,7 +280,7 @@ Server::Programs Server::take_profile(Profile& profile, AttachmentPtr* events) {
   if (bytes.empty()) return {};
   *events = allocate(bytes.size());
   if (!*events) {  // Out of memory.
-    profile.give_up();
+    profile.drop_events();
     return {};
   }
   std::ranges::copy(bytes, (*events)->bytes().begin());
@@ -292,7 +292,7 @@ Server::Programs Server::take_profile(Profile& profile, AttachmentPtr* events) {
 
 Status Server::hand_over_profile(bool now) {
   const uint64_t begin = monotonic_ns();
-  if (!now && profile_->due_in(begin) > 0) return {};
+  if (!now && profile_->next_hand_over_in(begin) > 0) return {};
   builder_.Clear();
   AttachmentPtr events;
   const Programs programs = take_profile(*profile_, &events);

@@ -59,10 +59,10 @@ class FreeList {
 
 }  // namespace
 
-void place(const ir::Graph& graph, const std::vector<ir::Lifetime>& lifetimes, const std::vector<bool>& in_arena,
-           const std::vector<uint64_t>& nbytes, Layout* layout) {
+void place_in_arena(const ir::Graph& graph, const std::vector<ir::Lifetime>& lifetimes,
+                    const std::vector<bool>& in_arena, const std::vector<uint64_t>& nbytes, Layout* layout) {
   const size_t count = graph.buffers.size();
-  layout->offsets.assign(count, Layout::kNotThere);
+  layout->offsets.assign(count, Layout::kNone);
   layout->size = 0;
   std::vector<uint32_t> by_first, by_last;
   std::vector<uint64_t> sizes(count, 0);
@@ -71,7 +71,7 @@ void place(const ir::Graph& graph, const std::vector<ir::Lifetime>& lifetimes, c
   for (uint32_t b = 0; b < count; ++b) {
     if (!in_arena[b] || lifetimes[b].first == ir::kNoNode) continue;
     if (nbytes[b] > kLargestArena || total > kLargestArena) {
-      layout->size = Layout::kNotThere;
+      layout->size = Layout::kNone;
       return;
     }
     sizes[b] = (nbytes[b] + Layout::kAlignment - 1) / Layout::kAlignment * Layout::kAlignment;

@@ -11,16 +11,16 @@
 namespace torch_remote::worker {
 
 struct Layout {
-  static constexpr uint64_t kNotThere = std::numeric_limits<uint64_t>::max();
+  static constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
   static constexpr uint64_t kAlignment = 64;
-  uint64_t size = 0;              // Bytes; kNotThere: larger than an arena can be.
-  std::vector<uint64_t> offsets;  // One per buffer; kNotThere: the buffer is not in the arena.
+  uint64_t size = 0;              // Bytes; kNone: larger than an arena can be.
+  std::vector<uint64_t> offsets;  // One per buffer; kNone: the buffer is not in the arena.
 };
 
 // Places the buffers that `in_arena` marks, in the order of their first nodes. Each goes to the best fit in the memory
 // that is free by then. A buffer takes over the memory of the buffer that the graph's plan names, if it fits.
 // `lifetimes` are those of the graph, or longer ones.
-void place(const ir::Graph& graph, const std::vector<ir::Lifetime>& lifetimes, const std::vector<bool>& in_arena,
-           const std::vector<uint64_t>& nbytes, Layout* layout);
+void place_in_arena(const ir::Graph& graph, const std::vector<ir::Lifetime>& lifetimes,
+                    const std::vector<bool>& in_arena, const std::vector<uint64_t>& nbytes, Layout* layout);
 
 }  // namespace torch_remote::worker

@@ -24,11 +24,11 @@ std::vector<ir::Sym> size_symbols(const ir::Graph& graph) {
 
 // The runner of each node alone, then of each group.
 std::vector<uint32_t> runners_of(const LoadedProgram& program) {
-  std::vector<uint32_t> runners = program.alone;
+  std::vector<uint32_t> runners = program.node_runners;
   for (const ir::Group& group : program.graph.groups) {
     const auto step = std::ranges::find(program.groups, group.first, &Step::first);
-    const bool taken = step != program.groups.end() && program.taken[step - program.groups.begin()] != 0;
-    runners.push_back(taken ? step->runner : kNobody);
+    const bool taken = step != program.groups.end() && program.group_taken[step - program.groups.begin()] != 0;
+    runners.push_back(taken ? step->runner : kNoRunner);
   }
   return runners;
 }
@@ -54,7 +54,7 @@ void Profile::message(wire::Type type, uint64_t sequence, uint64_t begin, uint64
   add({begin, end, sequence, wire::ProfileEvent::kMessage, static_cast<uint32_t>(type)});
 }
 
-uint64_t Profile::due_in(uint64_t now) const {
+uint64_t Profile::next_hand_over_in(uint64_t now) const {
   if (since_ == 0) return kNever;
   if (events_.size() >= kHandOverEvents || now - since_ >= kHandOverAfter) return 0;
   return since_ + kHandOverAfter - now;
@@ -66,7 +66,7 @@ void Profile::handed_over() {
   first_variant_ = variants_.size();
 }
 
-void Profile::give_up() {
+void Profile::drop_events() {
   dropped_ += events_.size();
   events_.clear();
   since_ = 0;

@@ -232,7 +232,7 @@ TEST_P(RunnerConformance, SeesPartsOfBuffers) {
 }
 
 TEST_P(RunnerConformance, TellsWhatOnlyDataCanTell) {
-  if (!GetParam().tells_host) GTEST_SKIP() << "it has no op that does";
+  if (!GetParam().has_host_results) GTEST_SKIP() << "it has no op that does";
   Bench bench(GetParam());
   Bench::TestProgram program(bench, R"(graph(s0) {
   b0: input survives
