@@ -123,7 +123,7 @@ Status Server::open_device(int client) {
     return inbox_.is_over(sequence);
   };
   collectives.look = [this] { inbox_.look_ahead(); };
-  collectives.told = [this] { inbox_.wake(); };
+  collectives.on_done = [this] { inbox_.wake(); };
   on_.runners.insert(on_.runners.begin(), make_collective_runner(std::move(collectives)));
   memory_ = &on_.device->memory();
   limit_ = memory_->limit();
