@@ -184,7 +184,7 @@ Status CollectiveProgram::fetch(Call::Tensor& tensor) const {
 // invalid data. For earlier runs the affected buffers are not known any more, so any of their failures that was not
 // reported yet counts.
 Status CollectiveProgram::find_failure(const tr_run& run, uint32_t number) const {
-  for (const LateFailure& late : runner_.options_.device->await_failures()) {
+  for (const DeferredFailure& late : runner_.options_.device->await_failures()) {
     if (late.run != run.number) return late.error;
     std::vector<bool> lacks(graph_.buffers.size());
     for (uint32_t n = late.node; n <= number; ++n) {

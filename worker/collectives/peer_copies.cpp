@@ -19,7 +19,7 @@ constexpr size_t kText = 400;
 // The first message of each end.
 struct AccessOffer {
   std::array<char, kText> why{};  // The reason why it has no such memory; empty: it has.
-  PeerMemory::Place place{};
+  PeerMemory::Location place{};
   std::array<std::byte, kContent> content{};
 };
 // The second message of each end.
@@ -117,7 +117,7 @@ Status PeerCopies::test_access(Mesh& mesh, int peer, PeerMemory* mine, const OpL
     return {};
   }
   AccessResult mine_says, theirs;
-  if (const Status status = mine->try_out(there.place, there.content); !status.ok()) {
+  if (const Status status = mine->verify_readable(there.place, there.content); !status.ok()) {
     put_text(status.message().empty() ? "it does not" : status.message(), mine_says.why);
   }
   if (Status status = swap(mesh, peer, 1, limits, mine_says, &theirs); !status.ok()) return status;
@@ -132,7 +132,7 @@ Status PeerCopies::test_access(Mesh& mesh, int peer, PeerMemory* mine, const OpL
 
 Status PeerCopies::send(const Label& label, const void* data, uint64_t nbytes, const OpLimits& limits) {
   struct Sent {
-    PeerMemory::Place place{};
+    PeerMemory::Location place{};
     PeerMemory::PiecePtr piece;
   };
   const auto sent = std::make_shared<Sent>();
@@ -150,12 +150,12 @@ Status PeerCopies::send(const Label& label, const void* data, uint64_t nbytes, c
 
 Status PeerCopies::receive(const Label& label, void* data, uint64_t nbytes, const OpLimits& limits,
                            const std::function<void()>& look) {
-  const auto place = std::make_shared<PeerMemory::Place>();
+  const auto place = std::make_shared<PeerMemory::Location>();
   const auto came = queue_->receive({peer_, label_as(label, CollectiveOp::kLocation), *place}, limits, [place](int) {});
   came->wait(look);
   if (!came->status().ok()) return came->status();
   std::function<void()> finish;
-  Status status = reader_->take(*place, data, nbytes, &finish);
+  Status status = reader_->read(*place, data, nbytes, &finish);
   reading_->begin();
   device_.notify(device_.record(),
                  [queue = std::weak_ptr(queue_), peer = peer_, label, limits, finish, reading = reading_] {
@@ -168,7 +168,7 @@ Status PeerCopies::receive(const Label& label, void* data, uint64_t nbytes, cons
 }
 
 void PeerCopies::drop(const Label& label, const OpLimits& limits) {
-  const auto place = std::make_shared<PeerMemory::Place>();
+  const auto place = std::make_shared<PeerMemory::Location>();
   (void)queue_->add([place, label, limits, peer = peer_](Mesh& mesh) {
     std::array<Incoming, 1> receives{{{peer, label_as(label, CollectiveOp::kLocation), *place}}};
     // A failure belongs to the other end, and no one waits for it here, or it is the connection's.

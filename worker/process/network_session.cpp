@@ -205,7 +205,7 @@ Status serve_network_client(int socket, const Opening& client_hello, int control
   ServerOptions its = server;
   if (status = options.load(&its); !status.ok()) its.unavailable = status;
   // The client may have to send it again after a reconnect.
-  its.greeting = std::max<std::chrono::milliseconds>(its.greeting, options.lease);
+  its.hello_timeout = std::max<std::chrono::milliseconds>(its.hello_timeout, options.lease);
   Reconnects reconnects(control, options, most_attached, applicant.key, std::move(keys));
   ResumingTransport::Options how;
   how.lease = options.lease;

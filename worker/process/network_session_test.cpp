@@ -145,7 +145,7 @@ class Session {
     if (!options.tls.key.empty() && !remote::TlsContext::for_worker(options.tls, &tls).ok()) _exit(2);
     ServerOptions server;
     server.open_device = open_cpu;
-    server.greeting = 60s;
+    server.hello_timeout = 60s;
     (void)serve_network_client(message.descriptor, client_hello, control_[1], std::move(options), std::move(tls),
                                server, nullptr);
     _exit(0);

@@ -274,7 +274,7 @@ Status serve_session(SessionStart start, ListenOptions options, ServerOptions se
     spdlog::debug("serving {}", transport->description());
     if (!start.refusal.empty()) {
       if (Status status = confine(); !status.ok()) return status;
-      server.greeting = kRefusedHelloTimeout;
+      server.hello_timeout = kRefusedHelloTimeout;
       server.unavailable = {ErrorCode::kUnsupported, start.refusal};
     } else if (Status status = options.load(&server); !status.ok()) {
       server.unavailable = status;

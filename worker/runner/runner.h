@@ -70,7 +70,7 @@ class RunnerProgram {
   // Executes nodes [run.first, run.last), for all of which the program was loaded. Returns when they are queued;
   // results for the host (`words`) are known by then. Returns false with *error if a node failed: nodes before
   // error->node ran, that one did not, later ones were not tried.
-  // On an asynchronous device, a failure that depends on data is reported later, as a LateFailure
+  // On an asynchronous device, a failure that depends on data is reported later, as a DeferredFailure
   // (worker/device/device.h). The results of that node are undefined then, and later nodes ran. `times` are written
   // later there, too: the session retains them until the run's ticket is done.
   virtual bool run(tr_run& run, tr_error* error) = 0;

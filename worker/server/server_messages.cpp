@@ -57,7 +57,7 @@ Status Server::run_program(Frame& frame) {
   return when_done(sequence, [this, sequence, failure, words = words_] {
     const FailurePtr late = session_->take_deferred_failure(sequence);
     builder_.Clear();
-    const auto error = tell(failure ? failure : late);
+    const auto error = encode_and_mark_reported(failure ? failure : late);
     const auto encoded = builder_.CreateVector(words);
     const wire::WorkerUse use = worker_use();
     builder_.Finish(wire::CreateRunReply(builder_, error, encoded, &use));
@@ -105,7 +105,7 @@ Status Server::read_file(Frame& frame) {
   const uint64_t sequence = frame.header.sequence;
   return session_->make_buffer(message->buffer(), message->size(), sequence, status,
                                [&](uint64_t offset, std::span<std::byte> piece) {
-                                 if (inbox_.looks_cancelled(sequence)) return cancelled_read();
+                                 if (inbox_.poll_cancelled(sequence)) return cancelled_read();
                                  return file.read(message->offset() + offset, piece);
                                });
 }
@@ -138,7 +138,7 @@ Status Server::read(Frame& frame) {
     request = {0, 1, all, one, 0, request.prefetch};
   AttachmentPtr attachment;
   std::shared_ptr<QueuedRead> queued;
-  if (!failure && located.packed) attachment = on_.device->lend(located.data, located.nbytes, located.keep);
+  if (!failure && located.packed) attachment = opened_.device->lend(located.data, located.nbytes, located.keep);
   if (!failure && !attachment) {
     attachment = allocate(located.nbytes);
     if (attachment) {
@@ -153,7 +153,7 @@ Status Server::read(Frame& frame) {
       attachment = nullptr;
     }
     builder_.Clear();
-    const auto error = ahead ? encode(failure) : tell(failure);
+    const auto error = ahead ? encode(failure) : encode_and_mark_reported(failure);
     const wire::WorkerUse use = worker_use();
     builder_.Finish(wire::CreateReadReply(builder_, error, &use));
     return reply(Type::kReadReply, sequence, std::move(attachment));
@@ -169,7 +169,8 @@ Status Server::synchronize(Frame& frame) {
   builder_.Clear();
   uint64_t not_listed = 0;
   std::vector<flatbuffers::Offset<wire::Error>> errors;
-  for (const FailurePtr& failure : session_->take_failures(&not_listed)) errors.push_back(tell(failure));
+  for (const FailurePtr& failure : session_->take_failures(&not_listed))
+    errors.push_back(encode_and_mark_reported(failure));
   const auto first = errors.empty() ? flatbuffers::Offset<wire::Error>() : errors[0];
   const auto more = errors.size() < 2 ? 0 : builder_.CreateVector(&errors[1], errors.size() - 1);
   const wire::WorkerUse use = worker_use();
@@ -196,7 +197,7 @@ Status Server::mark(Frame& frame) {
   if (!message) return damaged("mark");
   const uint64_t sequence = frame.header.sequence;
   session_->wait_for_background();  // The mark also covers ops that are running in the background.
-  return when_done(sequence, [this, sequence, clock = on_.device->read_clock()] {
+  return when_done(sequence, [this, sequence, clock = opened_.device->read_clock()] {
     builder_.Clear();
     builder_.Finish(wire::CreateMarkReply(builder_, 0, clock(), session_->has_unreported_failures()));
     return reply(Type::kMarkReply, sequence);
@@ -209,7 +210,7 @@ wire::WorkerUse Server::worker_use() const {
     return wire::MemoryStat(stat.current, stat.peak, stat.allocated, stat.freed);
   };
   uint64_t kernels = 0, refused = 0;
-  for (const auto& runner : on_.runners) {
+  for (const auto& runner : opened_.runners) {
     kernels += runner->kernels_compiled();
     refused += runner->groups_refused();
   }
@@ -246,7 +247,7 @@ Status Server::has_op(Frame& frame) {
   if (Status status = drain(); !status.ok()) return status;
   builder_.Clear();
   const char* name = message->name()->c_str();
-  const bool has_op = std::ranges::any_of(on_.runners, [&](const auto& runner) { return runner->has_op(name); });
+  const bool has_op = std::ranges::any_of(opened_.runners, [&](const auto& runner) { return runner->has_op(name); });
   builder_.Finish(wire::CreateHasOpReply(builder_, 0, has_op));
   return reply(Type::kHasOpReply, frame.header.sequence);
 }
@@ -285,7 +286,7 @@ Server::Programs Server::take_profile(Profile& profile, AttachmentPtr* events) {
   }
   std::ranges::copy(bytes, (*events)->bytes().begin());
   const Programs programs =
-      profile.encode_programs(builder_, [this](uint32_t n) { return session_->find_program(n); }, on_.runners);
+      profile.encode_programs(builder_, [this](uint32_t n) { return session_->find_program(n); }, opened_.runners);
   profile.handed_over();
   return programs;
 }

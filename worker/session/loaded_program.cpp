@@ -342,7 +342,7 @@ std::shared_ptr<LoadedProgram> load_program(uint32_t number, const Runners& runn
   }
   if (program->charged == 0) {  // The program was not decoded, but its number is taken.
     program->charged = kNumber;
-    memory->charge_anyway(kNumber);
+    memory->charge_unchecked(kNumber);
   }
   return program;
 }

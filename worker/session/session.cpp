@@ -92,7 +92,7 @@ Session::~Session() {
 Status Session::within_limit() {
   while (buffers_.size() > counted_ + kChargedAtOnce) {
     counted_ += kChargedAtOnce;
-    memory_->charge_anyway(kChargedAtOnce * kPerBuffer);
+    memory_->charge_unchecked(kChargedAtOnce * kPerBuffer);
   }
   if (!memory_->overcharged()) return {};
   return {ErrorCode::kOutOfMemory, "remote: the client has " + std::to_string(buffers_.size()) + " buffers and " +

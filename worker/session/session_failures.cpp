@@ -17,7 +17,7 @@ Status out_of_memory(uint64_t nbytes) { return no_memory_for({}, nbytes); }
 FailurePtr Session::make_failure(Failure failure) const {
   const uint64_t bytes = 2 * sizeof(Failure) + failure.status.message().size();
   auto shared = std::make_unique<Failure>(std::move(failure));
-  memory_->charge_anyway(bytes);
+  memory_->charge_unchecked(bytes);
   return {shared.release(), [memory = memory_, bytes](Failure* failure) {
             memory->discharge(bytes);
             delete failure;
@@ -196,7 +196,7 @@ Session::OlderContents Session::copy_of(const Run& run, uint32_t buffer, uint64_
   const uint64_t nbytes = nbytes_[buffer], used = memory_->stats().allocated.current, limit = memory_->limit();
   tr_buffer copy{};
   if (run.poison_of(buffer) || !run.buffers[buffer].data || used > limit || nbytes > (limit - used) / 2 ||
-      !memory_->allocate(nbytes, &copy, Reach::kOwn)) {
+      !memory_->allocate(nbytes, &copy, Visibility::kPrivate)) {
     return contents;
   }
   device_->copy(copy.data, run.buffers[buffer].data, nbytes);

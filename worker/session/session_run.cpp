@@ -232,7 +232,7 @@ void Session::unshare_written(Run& run) {
 bool Session::allocate_arena(Run& run) {
   const LoadedProgram& program = run.program;
   const Layout& layout = program.layout;
-  if (layout.size == Layout::kNone || !memory_->allocate(layout.size, &run.arena, Reach::kOwn)) return false;
+  if (layout.size == Layout::kNone || !memory_->allocate(layout.size, &run.arena, Visibility::kPrivate)) return false;
   for (size_t b = 0; b < run.buffers.size(); ++b) {
     if (layout.offsets[b] == Layout::kNone) continue;
     run.buffers[b] = borrowed(static_cast<std::byte*>(run.arena.data) + layout.offsets[b], program.nbytes[b]);
@@ -273,7 +273,8 @@ bool Session::take_memory(Run& run, const Stage& stage) {
     if (from != ir::kNoBuffer) {
       buffer = std::exchange(run.buffers[from], borrowed(run.buffers[from].data, program.nbytes[from]));
       buffer.nbytes = program.nbytes[b];
-    } else if (!memory_->allocate(program.nbytes[b], &buffer, program.temporary[b] ? Reach::kOwn : Reach::kShared)) {
+    } else if (!memory_->allocate(program.nbytes[b], &buffer,
+                                  program.temporary[b] ? Visibility::kPrivate : Visibility::kShared)) {
       return false;
     }
   }
@@ -452,7 +453,7 @@ void Session::settle() {
   if (in_flight_.empty()) return;
   // Read before the failures, so that the failures of all this work are there.
   const size_t done = in_flight_.count_done(*device_);
-  for (const LateFailure& late : device_->take_failures()) {
+  for (const DeferredFailure& late : device_->take_failures()) {
     const InFlight::Run* run = in_flight_.find(late.run);
     if (!run) continue;
     const uint32_t index = std::min(late.node, static_cast<uint32_t>(run->program->graph.nodes.size()) - 1);

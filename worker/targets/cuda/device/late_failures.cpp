@@ -20,7 +20,7 @@ constexpr uint8_t kEmpty = 0xFF;
 
 // Adds a failure for each node that the record says had a bad index, in node order.
 void add(uint64_t run, const Record& record, std::span<const IndexedOperand> operands,
-         std::vector<LateFailure>* failures) {
+         std::vector<DeferredFailure>* failures) {
   if (record.operand >= operands.size()) return;
   const IndexedOperand& told = operands[record.operand];
   std::map<uint32_t, Status> nodes;
@@ -157,7 +157,7 @@ bool LateFailures::flush(Ticket ticket) {
   return true;
 }
 
-void LateFailures::collect(Ticket done, std::vector<LateFailure>* failures) {
+void LateFailures::collect(Ticket done, std::vector<DeferredFailure>* failures) {
   while (!taken_.empty() && taken_.front().ticket != 0 && taken_.front().ticket <= done) {
     const Taken& taken = taken_.front();
     const Record& record = host_[taken.record];
