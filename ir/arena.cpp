@@ -62,7 +62,7 @@ class FreeList {
 void place_in_arena(const Graph& graph, const std::vector<Lifetime>& lifetimes, const std::vector<bool>& in_arena,
                     const std::vector<uint64_t>& nbytes, ArenaLayout* layout) {
   const size_t count = graph.buffers.size();
-  layout->offsets.assign(count, ArenaLayout::kNotThere);
+  layout->offsets.assign(count, ArenaLayout::kNone);
   layout->size = 0;
   std::vector<uint32_t> by_first, by_last;
   std::vector<uint64_t> sizes(count, 0);
@@ -71,7 +71,7 @@ void place_in_arena(const Graph& graph, const std::vector<Lifetime>& lifetimes, 
   for (uint32_t b = 0; b < count; ++b) {
     if (!in_arena[b] || lifetimes[b].first == kNoNode) continue;
     if (nbytes[b] > kLargestArena || total > kLargestArena) {
-      layout->size = ArenaLayout::kNotThere;
+      layout->size = ArenaLayout::kNone;
       return;
     }
     sizes[b] = (nbytes[b] + ArenaLayout::kAlignment - 1) / ArenaLayout::kAlignment * ArenaLayout::kAlignment;

@@ -11,10 +11,10 @@
 namespace torch_remote::ir {
 
 struct ArenaLayout {
-  static constexpr uint64_t kNotThere = std::numeric_limits<uint64_t>::max();
+  static constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
   static constexpr uint64_t kAlignment = 64;
-  uint64_t size = 0;              // Bytes; kNotThere: larger than an arena can be.
-  std::vector<uint64_t> offsets;  // One per buffer; kNotThere: the buffer is not in the arena.
+  uint64_t size = 0;              // Bytes; kNone: larger than an arena can be.
+  std::vector<uint64_t> offsets;  // One per buffer; kNone: the buffer is not in the arena.
 };
 
 // Places the buffers that `in_arena` marks, in the order of their first nodes. Each goes to the best fit in the memory

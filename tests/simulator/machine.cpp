@@ -59,7 +59,8 @@ class Listener {
       for (const Session& session : sessions_) polled.push_back({session.control, POLLIN, 0});
       (void)poll(polled.data(), polled.size(), 1000);
       for (Session& session : sessions_) read_control(session);
-      for (auto i = incoming_.begin(); i != incoming_.end();) i = read_opening(*i) ? std::next(i) : incoming_.erase(i);
+      for (auto i = incoming_.begin(); i != incoming_.end();)
+        i = read_client_hello(*i) ? std::next(i) : incoming_.erase(i);
       std::erase_if(sessions_, [&](const Session& session) {
         if (run_.world.alive(session.process)) return false;
         close(session.control);
@@ -91,7 +92,7 @@ class Listener {
     shutdown(client, SHUT_WR);
   }
 
-  bool read_opening(Incoming& incoming) {
+  bool read_client_hello(Incoming& incoming) {
     const ssize_t n = recv(incoming.socket, incoming.bytes.data() + incoming.have,
                            incoming.bytes.size() - incoming.have, MSG_DONTWAIT);
     if (n < 0 && errno == EAGAIN && run_.world.now() < incoming.deadline) return true;
@@ -117,7 +118,7 @@ class Listener {
       if (client_hello.attempt <= session->attempts) return;
       session->attempts = client_hello.attempt;
       const std::string bytes(reinterpret_cast<const char*>(&client_hello), sizeof(client_hello));
-      worker::send_control(session->control, worker::Control::kReturns, bytes, incoming.socket);
+      worker::send_control(session->control, worker::Control::kReconnect, bytes, incoming.socket);
       return;
     }
     int ends[2];
@@ -141,7 +142,7 @@ class Listener {
   void read_control(Session& session) {
     worker::ControlMessage message;
     while (worker::receive_control(session.control, &message).ok()) {
-      if (message.type != worker::Control::kAsks) continue;
+      if (message.type != worker::Control::kAdmissionRequest) continue;
       std::memcpy(session.routing.emplace().data(), message.body.data(), sizeof(remote::Digest));
       require(++run_.admitted <= run_.invited, "somebody was let in who has no token");
       run_.worker = session.process;

@@ -48,7 +48,7 @@ MemoryChart memory_chart(const ir::Graph& graph, const std::vector<int64_t>& val
   }
   ir::ArenaLayout layout;
   ir::place_in_arena(graph, lifetimes, shown, nbytes, &layout);
-  if (layout.size == ir::ArenaLayout::kNotThere) return chart;  // does not fit into any memory
+  if (layout.size == ir::ArenaLayout::kNone) return chart;  // does not fit into any memory
   const uint64_t unit = chart.sizes_known ? 1 : ir::ArenaLayout::kAlignment;
   chart.height = layout.size / unit;
   std::vector<int64_t> change(graph.nodes.size() + 1);

@@ -74,7 +74,7 @@ Status check_node(const ir::Node& node, const OpForm& form) {
                          " has other arguments in the client's version");
 }
 
-CollectiveOp name_of(Op op) {
+CollectiveOp device_op_of(Op op) {
   switch (op) {
     case Op::kAllReduce:
       return CollectiveOp::kAllReduce;

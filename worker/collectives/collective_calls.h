@@ -57,7 +57,7 @@ Status check_node(const ir::Node& node, const OpForm& form);
 // Whether other workers receive the op's operands.
 bool sends_data(Op op);
 // The op that devices may execute for it; kNone: none.
-CollectiveOp name_of(Op op);
+CollectiveOp device_op_of(Op op);
 
 // The arguments of a node, with the values of a run.
 struct Call {

@@ -21,7 +21,7 @@
 #include "worker/collectives/collectives.h"
 #include "worker/collectives/device_group.h"
 #include "worker/collectives/direct_copies.h"
-#include "worker/collectives/lane.h"
+#include "worker/collectives/op_queue.h"
 #include "worker/collectives/peers.h"
 
 namespace torch_remote::worker {
@@ -35,7 +35,7 @@ using collective::Op;
 
 struct Group {
   std::unique_ptr<PeerListener> listener;
-  std::unique_ptr<Lane> lane;  // Set once the group was joined.
+  std::unique_ptr<OpQueue> queue;  // Set once the group was joined.
   std::chrono::milliseconds time{0};
   uint64_t sequence = 0;  // Number of the last collective op.
   // The group of all ranks' devices, and whether meet() was called.
@@ -50,7 +50,7 @@ class CollectiveProgram;
 class CollectiveRunner final : public Runner {
  public:
   explicit CollectiveRunner(CollectiveOptions options)
-      : options_(std::move(options)), copies_(options_.host, options_.told, options_.device) {}
+      : options_(std::move(options)), copies_(options_.host, options_.on_done, options_.device) {}
 
   std::string name() const override { return "collectives"; }
   std::string description() const override { return {}; }  // Part of every worker.
@@ -60,7 +60,7 @@ class CollectiveRunner final : public Runner {
   bool has_op(const char* name) override { return collective::find_op(name).has_value(); }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override;
   bool works_in_background() const override { return true; }
-  void leave_out(const ir::Graph& graph, uint32_t node, const int64_t* values, const Status& why) override;
+  void skip_node(const ir::Graph& graph, uint32_t node, const int64_t* values, const Status& why) override;
   void end() override {
     *ended_ = true;
     groups_.clear();
@@ -79,7 +79,7 @@ class CollectiveRunner final : public Runner {
   Status find_devices(Op op, const Call& call, bool* by_devices);
   Status collective_on_devices(Op op, const std::shared_ptr<Call>& call, WorkPtr* work);
   // Checks that the op comes next in the group's order. Returns an error if one was left out.
-  Status take_turn(Group& group, uint64_t sequence);
+  Status check_sequence(Group& group, uint64_t sequence);
   Status message(Op op, const std::shared_ptr<Call>& call, WorkPtr* work);
   Status copy(Op op, const std::shared_ptr<Call>& call, WorkPtr* work);
   Status copy_between_devices(Op op, const Call& call);
@@ -184,7 +184,7 @@ Status CollectiveProgram::fetch(Call::Tensor& tensor) const {
 // invalid data. For earlier runs the affected buffers are not known any more, so any of their failures that was not
 // reported yet counts.
 Status CollectiveProgram::find_failure(const tr_run& run, uint32_t number) const {
-  for (const LateFailure& late : runner_.options_.device->await_failures()) {
+  for (const DeferredFailure& late : runner_.options_.device->await_failures()) {
     if (late.run != run.number) return late.error;
     std::vector<bool> lacks(graph_.buffers.size());
     for (uint32_t n = late.node; n <= number; ++n) {
@@ -247,7 +247,7 @@ Status CollectiveProgram::begin_node(tr_run& run, uint32_t number, bool stays, W
   if (sends_data(op)) {
     Status failure = find_failure(run, number);
     if (!failure.ok() && op == Op::kCopySend) {  // The other end reports the failure.
-      runner_.copies_.leave_out(call.numbers[0], call.numbers[1], failure);
+      runner_.copies_.send_failure(call.numbers[0], call.numbers[1], failure);
       return {};
     }
     if (!failure.ok()) return failure;
@@ -365,12 +365,12 @@ Status CollectiveRunner::join(Call& call, WorkPtr* work) {
     if (!line.empty() && !remote::parse_address(line, line, &address).ok()) return damaged();
     plan.addresses.push_back(std::move(address));
   }
-  if (options_.collectives && options_.collectives->open().ok()) plan.offers = kOffersDeviceCollectives;
+  if (options_.collectives && options_.collectives->open().ok()) plan.capabilities = kHasDeviceCollectives;
   group->time = std::chrono::milliseconds(timeout);
-  if (!group->lane)
-    group->lane = std::make_unique<Lane>(plan.rank, static_cast<int>(size), options_.told,
-                                         MeshOptions{.memory = &options_.device->memory()});
-  *work = group->lane->connect(
+  if (!group->queue)
+    group->queue = std::make_unique<OpQueue>(plan.rank, static_cast<int>(size), options_.on_done,
+                                             MeshOptions{.memory = &options_.device->memory()});
+  *work = group->queue->connect(
       [listener = group->listener.get(), plan = std::move(plan), limits = limits_of(*group)](Mesh& mesh) {
         if (Status status = mesh.status(); !status.ok()) return status;
         const Status status = worker::join(*listener, plan, limits, mesh);
@@ -381,8 +381,8 @@ Status CollectiveRunner::join(Call& call, WorkPtr* work) {
 
 Status not_joined() { return collective_failed("remote: the process group was not joined"); }
 
-Status CollectiveRunner::take_turn(Group& group, uint64_t sequence) {
-  Mesh& mesh = group.lane->mesh();
+Status CollectiveRunner::check_sequence(Group& group, uint64_t sequence) {
+  Mesh& mesh = group.queue->mesh();
   if (sequence != group.sequence + 1) {
     return mesh.fail(collective_failed("remote: rank " + std::to_string(mesh.rank()) +
                                        " left out the collective op number " + std::to_string(group.sequence + 1) +
@@ -396,17 +396,17 @@ Status CollectiveRunner::take_turn(Group& group, uint64_t sequence) {
 Status CollectiveRunner::collective(Op op, const std::shared_ptr<Call>& call, WorkPtr* work) {
   Group* const group = find_group(call->numbers[0]);
   if (group == nullptr) return no_group();
-  if (!group->lane) return not_joined();
-  Mesh& mesh = group->lane->mesh();
+  if (!group->queue) return not_joined();
+  Mesh& mesh = group->queue->mesh();
   const auto sequence = static_cast<uint64_t>(call->numbers[1]);
-  if (Status status = take_turn(*group, sequence); !status.ok()) return status;
+  if (Status status = check_sequence(*group, sequence); !status.ok()) return status;
   Reduction reduction = Reduction::kSum;
   if (!call->text.empty()) {
     const auto found = reduction_from_name(call->text);
     if (!found) return mesh.fail(Status::invalid("remote: an unknown reduction " + std::string(call->text)));
     reduction = *found;
   }
-  *work = group->lane->add([op, call, reduction, sequence, limits = limits_of(*group)](Mesh& mesh) {
+  *work = group->queue->add([op, call, reduction, sequence, limits = limits_of(*group)](Mesh& mesh) {
     const Status status = perform(op, *call, reduction, Collectives(mesh, sequence, limits));
     // An op that this rank could not execute fails on the other ranks, too.
     return status.ok() ? status : mesh.fail(status);
@@ -417,14 +417,14 @@ Status CollectiveRunner::collective(Op op, const std::shared_ptr<Call>& call, Wo
 // Invalid arguments are left to the hosts' path, which reports them. All ranks decide alike.
 Status CollectiveRunner::find_devices(Op op, const Call& call, bool* by_devices) {
   *by_devices = false;
-  if (!options_.collectives || name_of(op) == CollectiveOp::kNone) return {};
+  if (!options_.collectives || device_op_of(op) == CollectiveOp::kNone) return {};
   Group* const group = find_group(call.numbers[0]);
-  if (group == nullptr || !group->lane || !options_.collectives->open().ok()) return {};
+  if (group == nullptr || !group->queue || !options_.collectives->open().ok()) return {};
   if (!group->met) {
     std::string why;
-    const WorkPtr work = group->lane->add([this, group, &why, limits = limits_of(*group)](Mesh& mesh) {
+    const WorkPtr work = group->queue->add([this, group, &why, limits = limits_of(*group)](Mesh& mesh) {
       // All ranks are connected here.
-      if (!all_offer(mesh)) return mesh.status();
+      if (!all_have_device_collectives(mesh)) return mesh.status();
       return worker::meet(mesh, *options_.collectives, limits, &group->devices, &why);
     });
     work->wait(options_.look);
@@ -436,19 +436,19 @@ Status CollectiveRunner::find_devices(Op op, const Call& call, bool* by_devices)
   const auto reduction = call.text.empty() ? Reduction::kSum : reduction_from_name(call.text);
   const bool one_dtype = call.tensors.size() < 2 || call.tensors[0].dtype == call.tensors[1].dtype;
   const int64_t root = op == Op::kReduce || op == Op::kBroadcast ? call.numbers[2] : 0;
-  *by_devices = reduction && one_dtype && root >= 0 && root < group->lane->mesh().size() &&
-                group->devices->does(name_of(op), call.tensors[0].dtype, *reduction);
+  *by_devices = reduction && one_dtype && root >= 0 && root < group->queue->mesh().size() &&
+                group->devices->supports(device_op_of(op), call.tensors[0].dtype, *reduction);
   return {};
 }
 
 Status CollectiveRunner::collective_on_devices(Op op, const std::shared_ptr<Call>& call, WorkPtr* work) {
   Group& group = *find_group(call->numbers[0]);
   const auto sequence = static_cast<uint64_t>(call->numbers[1]);
-  if (Status status = take_turn(group, sequence); !status.ok()) return status;
+  if (Status status = check_sequence(group, sequence); !status.ok()) return status;
   const Call::Tensor &output = call->tensors[0], &input = call->tensors.size() > 1 ? call->tensors[1] : output;
-  const auto ranks = static_cast<uint64_t>(group.lane->mesh().size());
+  const auto ranks = static_cast<uint64_t>(group.queue->mesh().size());
   DeviceCollectives::Call made;
-  made.op = name_of(op);
+  made.op = device_op_of(op);
   made.dtype = output.dtype;
   if (!call->text.empty()) made.reduction = *reduction_from_name(call->text);
   if (op == Op::kReduce || op == Op::kBroadcast) made.root = static_cast<int>(call->numbers[2]);
@@ -477,8 +477,8 @@ Status CollectiveRunner::collective_on_devices(Op op, const std::shared_ptr<Call
                                                 sum(*sends) == input.nbytes && sum(*receives) == output.nbytes
                                           : true;
   if (!fits)
-    return group.lane->mesh().fail(collective_failed("remote: " + describe(label) + " has tensors of other sizes"));
-  *work = group.lane->add(
+    return group.queue->mesh().fail(collective_failed("remote: " + describe(label) + " has tensors of other sizes"));
+  *work = group.queue->add(
       [made, label, sends, receives, devices = group.devices, limits = limits_of(group)](Mesh& mesh) mutable {
         made.sends = *sends;
         made.receives = *receives;
@@ -491,21 +491,21 @@ Status CollectiveRunner::collective_on_devices(Op op, const std::shared_ptr<Call
 Status CollectiveRunner::message(Op op, const std::shared_ptr<Call>& call, WorkPtr* work) {
   Group* const group = find_group(call->numbers[0]);
   if (group == nullptr) return no_group();
-  if (!group->lane) return not_joined();
+  if (!group->queue) return not_joined();
   const Call::Tensor& tensor = call->tensors[0];
   const Label label = message_label(tensor.dtype, static_cast<uint64_t>(call->numbers.back()), tensor.nbytes);
   const auto peer = static_cast<int>(std::clamp<int64_t>(call->numbers[1], -1, kMostRanks));
   if (op != Op::kReceiveAny) {
-    if (Status status = check_peer(group->lane->mesh(), peer); !status.ok()) return status;
+    if (Status status = check_peer(group->queue->mesh(), peer); !status.ok()) return status;
   }
   if (op == Op::kSend) {
-    *work = group->lane->send({peer, label, tensor.bytes}, limits_of(*group), call);
+    *work = group->queue->send({peer, label, tensor.bytes}, limits_of(*group), call);
   } else if (op == Op::kReceive) {
-    *work = group->lane->receive({peer, label, tensor.bytes}, limits_of(*group), [call](int) {});
+    *work = group->queue->receive({peer, label, tensor.bytes}, limits_of(*group), [call](int) {});
   } else {
     if (call->tensors[1].nbytes != 8) return Status::invalid("remote: the place for a rank has another size");
-    *work = group->lane->receive({kAnyPeer, label, tensor.bytes}, limits_of(*group), [call](int came) {
-      const int64_t from = came;
+    *work = group->queue->receive({kAnyPeer, label, tensor.bytes}, limits_of(*group), [call](int sender) {
+      const int64_t from = sender;
       std::memcpy(call->tensors[1].bytes.data(), &from, sizeof(from));
     });
   }
@@ -539,7 +539,7 @@ Status CollectiveRunner::copy(Op op, const std::shared_ptr<Call>& call, WorkPtr*
     case Op::kCopyReceive:
       return copies_.receive(pair, call->numbers[1], tensor.dtype, tensor.bytes, call, interrupted(), work);
     default:
-      copies_.leave(pair, call->numbers[1] != 0, options_.look);
+      copies_.close(pair, call->numbers[1] != 0, options_.look);
       return {};
   }
 }
@@ -554,14 +554,14 @@ Status CollectiveRunner::copy_between_devices(Op op, const Call& call) {
 }
 
 // Makes sure that the other end does not wait for data that never arrives, and that data which arrives is dropped.
-void CollectiveRunner::leave_out(const ir::Graph& graph, uint32_t index, const int64_t* values, const Status& why) {
+void CollectiveRunner::skip_node(const ir::Graph& graph, uint32_t index, const int64_t* values, const Status& why) {
   const ir::Node& node = graph.nodes[index];
   const std::optional<Op> op = collective::find_op(ir::op_desc(node.opcode).name);
   if (!op || !check_node(node, form_of(*op)).ok()) return;
   if (*op != Op::kCopySend && *op != Op::kCopyReceive) return;
   const ir::View& view = graph.views[node.args[0].a];
   const int64_t pair = values[node.args[1].a], number = values[node.args[2].a];
-  if (*op == Op::kCopySend) return copies_.leave_out(pair, number, why);
+  if (*op == Op::kCopySend) return copies_.send_failure(pair, number, why);
   int64_t count = 1;
   for (const uint32_t size : view.sizes) count *= values[size];
   copies_.drop(pair, number, view.dtype, static_cast<uint64_t>(count) * ir::item_size(view.dtype));
@@ -575,8 +575,8 @@ Status CollectiveRunner::begin(Op op, const std::shared_ptr<Call>& call, WorkPtr
     case Op::kJoin:
       return join(*call, work);
     case Op::kLeave:
-      if (Group* const group = find_group(call->numbers[0]); group != nullptr && group->lane) {
-        group->lane->wait_all(options_.look);
+      if (Group* const group = find_group(call->numbers[0]); group != nullptr && group->queue) {
+        group->queue->wait_all(options_.look);
       }
       groups_.erase(call->numbers[0]);
       return {};

@@ -19,7 +19,7 @@
 //   remote_c10d::all_reduce_(Tensor(a!) tensor, int group, int sequence, str reduction) -> (), and so on: see kOps in
 //   collective_calls.cpp
 //
-// Ops run in the background of the session (worker/collectives/lane.h), for at most the group's timeout (ms).
+// Ops run in the background of the session (worker/collectives/op_queue.h), for at most the group's timeout (ms).
 // `sequence` counts a group's collective ops. If one was left out because an earlier failure prevented it, the next one
 // breaks the group and reports that to the other ranks.
 // Tensors are contiguous. On a device that is not this machine's memory, the session waits for all ops except sends. If
@@ -40,7 +40,7 @@ struct CollectiveOptions {
   // Called now and then while the session waits for an op. May be null.
   std::function<void()> look = {};
   // Called on any thread when an op in the background is done. May be null.
-  std::function<void()> told = {};
+  std::function<void()> on_done = {};
 };
 
 std::unique_ptr<Runner> make_collective_runner(CollectiveOptions options);

@@ -23,7 +23,7 @@ class DeviceCollectives {
   // Identifies a group. One rank makes it, and all ranks need it.
   using Id = std::array<std::byte, 128>;
   // Called while other ranks are waited for; it may block for some ms. Returns false to give up.
-  using GoesOn = std::function<bool()>;
+  using KeepWaiting = std::function<bool()>;
 
   struct Call {
     CollectiveOp op = CollectiveOp::kAllReduce;
@@ -42,17 +42,18 @@ class DeviceCollectives {
    public:
     virtual ~Group() = default;
     // Whether the devices support this op; otherwise the hosts execute it.
-    virtual bool does(CollectiveOp op, ir::DType dtype, Reduction reduction) const = 0;
+    virtual bool supports(CollectiveOp op, ir::DType dtype, Reduction reduction) const = 0;
     // Queues the op after all work of the device, and returns when it is done. `wake` is called on any thread once it
     // is done. After an error the group is unusable.
-    virtual Status run(const Call& call, const GoesOn& goes_on, const std::function<void()>& wake) = 0;
+    virtual Status run(const Call& call, const KeepWaiting& keep_waiting, const std::function<void()>& wake) = 0;
   };
 
   // Returns an error if there is no such library, with the way to install it. The first call may take long.
   virtual Status open() = 0;
   virtual Status make_id(Id* id) = 0;
   // Returns when all ranks have joined.
-  virtual Status join(const Id& id, int rank, int size, const GoesOn& goes_on, std::shared_ptr<Group>* group) = 0;
+  virtual Status join(const Id& id, int rank, int size, const KeepWaiting& keep_waiting,
+                      std::shared_ptr<Group>* group) = 0;
 };
 
 }  // namespace torch_remote::worker

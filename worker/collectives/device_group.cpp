@@ -30,9 +30,9 @@ Label note_label(CollectiveOp op, uint64_t sequence, uint64_t step) {
 
 // Receives one message from each other rank, while this one waits for its device.
 template <typename T>
-class FromAll {
+class ReceiveFromAll {
  public:
-  FromAll(Mesh& mesh, const Label& label, const OpLimits& limits) : mesh_(mesh) {
+  ReceiveFromAll(Mesh& mesh, const Label& label, const OpLimits& limits) : mesh_(mesh) {
     for (int rank = 0; rank < mesh.size(); ++rank) {
       if (rank == mesh.rank()) continue;
       const auto& state = states_.emplace_back(std::make_shared<State>(rank));
@@ -74,7 +74,7 @@ class FromAll {
 };
 
 template <typename T>
-Status tell_all(Mesh& mesh, const Label& label, const T& note, const OpLimits& limits) {
+Status send_to_all(Mesh& mesh, const Label& label, const T& note, const OpLimits& limits) {
   std::vector<Outgoing> sends;
   for (int rank = 0; rank < mesh.size(); ++rank) {
     if (rank != mesh.rank()) sends.push_back({rank, label, std::as_bytes(std::span(&note, 1))});
@@ -83,7 +83,7 @@ Status tell_all(Mesh& mesh, const Label& label, const T& note, const OpLimits& l
 }
 
 // Drives the connections while a device is waited for.
-DeviceCollectives::GoesOn looking(Mesh& mesh, const OpLimits& limits, std::function<bool()> wanted) {
+DeviceCollectives::KeepWaiting looking(Mesh& mesh, const OpLimits& limits, std::function<bool()> wanted) {
   const auto until = std::chrono::steady_clock::now() + limits.time;
   return [&mesh, until, wanted = std::move(wanted), interrupted = limits.interrupted] {
     mesh.drive(mesh.wakes());
@@ -94,9 +94,9 @@ DeviceCollectives::GoesOn looking(Mesh& mesh, const OpLimits& limits, std::funct
 
 }  // namespace
 
-bool all_offer(const Mesh& mesh) {
+bool all_have_device_collectives(const Mesh& mesh) {
   for (int rank = 0; rank < mesh.size(); ++rank) {
-    if (rank != mesh.rank() && (mesh.offers_of(rank) & kOffersDeviceCollectives) == 0) return false;
+    if (rank != mesh.rank() && (mesh.capabilities_of(rank) & kHasDeviceCollectives) == 0) return false;
   }
   return mesh.size() > 1;
 }
@@ -109,7 +109,7 @@ Status meet(Mesh& mesh, DeviceCollectives& collectives, const OpLimits& limits,
   if (mesh.rank() == 0) {
     status = collectives.make_id(&note.id);
     note.good = status.ok() ? 1 : 0;
-    if (const Status told = tell_all(mesh, begins, note, limits); !told.ok()) return told;
+    if (const Status told = send_to_all(mesh, begins, note, limits); !told.ok()) return told;
   } else {
     std::vector<Incoming> receives = {{0, begins, std::as_writable_bytes(std::span(&note, 1))}};
     if (const Status came = mesh.exchange({}, receives, limits); !came.ok()) return came;
@@ -119,7 +119,7 @@ Status meet(Mesh& mesh, DeviceCollectives& collectives, const OpLimits& limits,
     *why = status.message();
     return {};
   }
-  FromAll<Note> others(mesh, ends, limits);
+  ReceiveFromAll<Note> others(mesh, ends, limits);
   const auto none_gave_up = [&] {
     bool good = true;
     others.for_each([&](int, const Note& theirs) { good = good && theirs.good != 0; });
@@ -127,7 +127,7 @@ Status meet(Mesh& mesh, DeviceCollectives& collectives, const OpLimits& limits,
   };
   status = collectives.join(note.id, mesh.rank(), mesh.size(), looking(mesh, limits, none_gave_up), group);
   note.good = status.ok() ? 1 : 0;
-  if (const Status told = tell_all(mesh, ends, note, limits); !told.ok()) return told;
+  if (const Status told = send_to_all(mesh, ends, note, limits); !told.ok()) return told;
   if (const Status came = others.wait(); !came.ok()) return came;
   others.for_each([&](int rank, const Note& theirs) {
     if (status.ok() && theirs.good == 0) status = {ErrorCode::kOpFailed, mesh.name_of(rank) + " could not"};
@@ -143,12 +143,12 @@ Status run_on_devices(Mesh& mesh, DeviceCollectives::Group& group, const Label& 
                       const DeviceCollectives::Call& call, const OpLimits& limits) {
   // All ranks are here, with the same op.
   const uint8_t here = 1;
-  FromAll<uint8_t> others(mesh, label, limits);
-  Status status = tell_all(mesh, label, here, limits);
+  ReceiveFromAll<uint8_t> others(mesh, label, limits);
+  Status status = send_to_all(mesh, label, here, limits);
   if (status.ok()) status = others.wait();
   if (!status.ok()) return status;
   const Label done = note_label(static_cast<CollectiveOp>(label.op), label.sequence, 3);
-  FromAll<uint8_t> ended(mesh, done, limits);
+  ReceiveFromAll<uint8_t> ended(mesh, done, limits);
   status = group.run(call, looking(mesh, limits, [] { return true; }), [&mesh] { mesh.wake(); });
   if (!mesh.status().ok()) return mesh.status();  // The mesh's status says more.
   if (!status.ok() && limits.interrupted && limits.interrupted()) {
@@ -156,7 +156,7 @@ Status run_on_devices(Mesh& mesh, DeviceCollectives::Group& group, const Label& 
   }
   if (!status.ok())
     return mesh.fail({ErrorCode::kOpFailed, "remote: " + status.message() + ", in " + describe(label), "RuntimeError"});
-  status = tell_all(mesh, done, here, limits);
+  status = send_to_all(mesh, done, here, limits);
   return status.ok() ? ended.wait() : status;
 }
 

@@ -13,8 +13,8 @@
 namespace torch_remote::worker {
 
 // Whether the devices of all ranks may support these ops, as reported when the ranks connected.
-inline constexpr uint32_t kOffersDeviceCollectives = 1;
-bool all_offer(const Mesh& mesh);
+inline constexpr uint32_t kHasDeviceCollectives = 1;
+bool all_have_device_collectives(const Mesh& mesh);
 
 // Called by all ranks at the same position in the order of ops. A null group: the device of one rank cannot join, so
 // the hosts execute the ops; *why is the reason that this rank knows. An error is an error of the mesh.

@@ -49,14 +49,14 @@ class Sent final : public BackgroundWork {
   const Status good_;
 };
 
-// Finds out, once both are connected, whether copies go from device to device. `way` describes their path in words.
-Status find_way(Mesh& mesh, int peer, PeerMemory* memory, const OpLimits& limits, bool* between_devices,
-                std::string* way) {
+// Finds out, once both are connected, whether copies go from device to device. `path` describes their path in words.
+Status find_path(Mesh& mesh, int peer, PeerMemory* memory, const OpLimits& limits, bool* between_devices,
+                 std::string* path) {
   std::string why;
-  if (Status status = PeerCopies::meet(mesh, peer, memory, limits, &why); !status.ok()) return status;
+  if (Status status = PeerCopies::test_access(mesh, peer, memory, limits, &why); !status.ok()) return status;
   *between_devices = why.empty();
-  *way = why.empty() ? "from GPU to GPU" : "over the network";
-  if (!why.empty() && why != "-") *way += ", as " + why;
+  *path = why.empty() ? "from GPU to GPU" : "over the network";
+  if (!why.empty() && why != "-") *path += ", as " + why;
   return {};
 }
 
@@ -88,23 +88,23 @@ std::string DirectCopies::listen(int64_t pair) {
   if (Status status = PeerListener::open(host_, &made.listener); !status.ok())
     return answer.append("-").append(status.message());
   answer.append("+").append(made.listener->address().text());
-  leave(pair, true, nullptr);
+  close(pair, true, nullptr);
   pairs_.emplace(pair, std::move(made));
   return answer;
 }
 
 Status DirectCopies::accept(int64_t pair, std::string_view plan, Interrupted interrupted, Work* work) {
   Pair* const found = find(pair);
-  if (found == nullptr || !found->listener || found->lane) return no_pair();
+  if (found == nullptr || !found->listener || found->queue) return no_pair();
   GroupPlan group;
   if (Status status = read_plan(plan, &group); !status.ok()) return status;
-  found->lane = std::make_shared<Lane>(0, 2, told_, options_of(group, device_));
-  found->connected = found->lane->connect([listener = found->listener.get(), group = std::move(group),
-                                           limits = limits_of(*found, std::move(interrupted)), memory = peer_memory(),
-                                           between_devices = found->between_devices](Mesh& mesh) {
+  found->queue = std::make_shared<OpQueue>(0, 2, on_done_, options_of(group, device_));
+  found->connected = found->queue->connect([listener = found->listener.get(), group = std::move(group),
+                                            limits = limits_of(*found, std::move(interrupted)), memory = peer_memory(),
+                                            between_devices = found->between_devices](Mesh& mesh) {
     Status status = worker::join(*listener, group, limits, mesh);
-    std::string way;
-    if (status.ok()) status = find_way(mesh, 1, memory, limits, between_devices.get(), &way);
+    std::string path;
+    if (status.ok()) status = find_path(mesh, 1, memory, limits, between_devices.get(), &path);
     return status.ok() ? status : mesh.fail(status);
   });
   *work = std::make_shared<Sent>(found->connected);
@@ -120,17 +120,17 @@ Status DirectCopies::connect(int64_t pair, std::string_view plan, Interrupted in
   GroupPlan group;
   if (Status status = read_plan(plan, &group); !status.ok()) return status;
   group.rank = 1;
-  leave(pair, true, nullptr);
+  close(pair, true, nullptr);
   Pair& made = pairs_[pair];
-  made.lane = std::make_shared<Lane>(1, 2, told_, options_of(group, device_));
+  made.queue = std::make_shared<OpQueue>(1, 2, on_done_, options_of(group, device_));
   OpLimits limits = limits_of(made, std::move(interrupted));
-  limits.time = kReach;
-  *work = made.lane->connect([group = std::move(group), limits = std::move(limits), answered = std::move(answered),
-                              memory = peer_memory(), between_devices = made.between_devices](Mesh& mesh) -> Status {
+  limits.time = kConnectTimeout;
+  *work = made.queue->connect([group = std::move(group), limits = std::move(limits), answered = std::move(answered),
+                               memory = peer_memory(), between_devices = made.between_devices](Mesh& mesh) -> Status {
     Status status = worker::join_rank(group, 0, limits, mesh);
-    std::string way;
-    if (status.ok()) status = find_way(mesh, 0, memory, limits, between_devices.get(), &way);
-    answered(status.ok() ? "+" + way : "-" + status.message());
+    std::string path;
+    if (status.ok()) status = find_path(mesh, 0, memory, limits, between_devices.get(), &path);
+    answered(status.ok() ? "+" + path : "-" + status.message());
     if (!status.ok()) std::ignore = mesh.fail(status);
     return {};
   });
@@ -143,7 +143,7 @@ bool DirectCopies::is_between_devices(int64_t pair) {
   if (found == nullptr || !found->connected || peer_memory() == nullptr) return false;
   found->connected->wait(nullptr);
   if (!*found->between_devices) return false;
-  if (!found->peers) found->peers = std::make_unique<PeerCopies>(*device_, found->lane, found->other());
+  if (!found->peers) found->peers = std::make_unique<PeerCopies>(*device_, found->queue, found->other());
   return true;
 }
 
@@ -152,7 +152,7 @@ Status DirectCopies::send_from(int64_t pair, int64_t number, ir::DType dtype, co
   Pair& found = *find(pair);
   const Label label = label_of(CollectiveOp::kCopy, number, dtype, nbytes);
   const Status status = found.peers->send(label, data, nbytes, limits_of(found, std::move(interrupted)));
-  if (!status.ok()) leave_out(pair, number, status);
+  if (!status.ok()) send_failure(pair, number, status);
   return {};
 }
 
@@ -167,53 +167,53 @@ Status DirectCopies::receive_to(int64_t pair, int64_t number, ir::DType dtype, v
 Status DirectCopies::send(int64_t pair, int64_t number, ir::DType dtype, std::span<const std::byte> bytes,
                           std::shared_ptr<void> keep, Interrupted interrupted, Work* work) {
   Pair* const found = find(pair);
-  if (found == nullptr || !found->lane) return {};  // Then no receive waits for it, either.
+  if (found == nullptr || !found->queue) return {};  // Then no receive waits for it, either.
   const Label label = label_of(CollectiveOp::kCopy, number, dtype, bytes.size());
   *work = std::make_shared<Sent>(
-      found->lane->send({found->other(), label, bytes}, limits_of(*found, std::move(interrupted)), std::move(keep)));
+      found->queue->send({found->other(), label, bytes}, limits_of(*found, std::move(interrupted)), std::move(keep)));
   return {};
 }
 
 Status DirectCopies::receive(int64_t pair, int64_t number, ir::DType dtype, std::span<std::byte> bytes,
                              std::shared_ptr<void> keep, Interrupted interrupted, Work* work) {
   Pair* const found = find(pair);
-  if (found == nullptr || !found->lane) return no_pair();
+  if (found == nullptr || !found->queue) return no_pair();
   found->asked = number;
   Incoming message;
   message.peer = found->other();
   message.label = label_of(CollectiveOp::kCopy, number, dtype, bytes.size());
   message.bytes = bytes;
-  *work = found->lane->receive(message, limits_of(*found, std::move(interrupted)), [keep = std::move(keep)](int) {});
+  *work = found->queue->receive(message, limits_of(*found, std::move(interrupted)), [keep = std::move(keep)](int) {});
   return {};
 }
 
-void DirectCopies::leave_out(int64_t pair, int64_t number, const Status& why) {
+void DirectCopies::send_failure(int64_t pair, int64_t number, const Status& why) {
   Pair* const found = find(pair);
-  if (found == nullptr || !found->lane) return;
+  if (found == nullptr || !found->queue) return;
   std::string text = (why.kind().empty() ? "RuntimeError" : why.kind()) + "\n";
   text += why.message().substr(0, Mesh::kMostText);
   const auto keep = std::make_shared<std::string>(std::move(text));
-  const Label label = label_of(CollectiveOp::kLeftOut, number, ir::DType::kUInt8, keep->size());
-  (void)found->lane->send({found->other(), label, std::as_bytes(std::span(*keep))}, limits_of(*found, nullptr), keep);
+  const Label label = label_of(CollectiveOp::kSkipped, number, ir::DType::kUInt8, keep->size());
+  (void)found->queue->send({found->other(), label, std::as_bytes(std::span(*keep))}, limits_of(*found, nullptr), keep);
 }
 
 void DirectCopies::drop(int64_t pair, int64_t number, ir::DType dtype, uint64_t nbytes) {
   Pair* const found = find(pair);
-  if (found == nullptr || !found->lane || number <= found->asked) return;
+  if (found == nullptr || !found->queue || number <= found->asked) return;
   const Label label = label_of(CollectiveOp::kCopy, number, dtype, nbytes);
   if (is_between_devices(pair)) return found->peers->drop(label, limits_of(*found, nullptr));
   Incoming message;
   message.peer = found->other();
   message.label = label;
   message.dropped = nbytes;
-  (void)found->lane->receive(message, limits_of(*found, nullptr), nullptr);
+  (void)found->queue->receive(message, limits_of(*found, nullptr), nullptr);
 }
 
-void DirectCopies::leave(int64_t pair, bool now, const std::function<void()>& look) {
+void DirectCopies::close(int64_t pair, bool now, const std::function<void()>& look) {
   Pair* const found = find(pair);
   if (found == nullptr) return;
   if (found->peers) found->peers->finish_reading();
-  if (!now && found->lane) found->lane->wait_all(look);
+  if (!now && found->queue) found->queue->wait_all(look);
   *found->ended = true;
   pairs_.erase(pair);
 }

@@ -12,8 +12,8 @@
 
 #include "ir/dtype.h"
 #include "ir/status.h"
-#include "worker/collectives/lane.h"
 #include "worker/collectives/mesh.h"
+#include "worker/collectives/op_queue.h"
 #include "worker/collectives/peer_copies.h"
 #include "worker/collectives/peers.h"
 #include "worker/device/device.h"
@@ -38,10 +38,10 @@ class DirectCopies {
   using Work = std::shared_ptr<BackgroundWork>;
   using Interrupted = std::function<bool()>;  // Called on any thread.
 
-  // `host`: the address at which it waits for other workers; empty: it neither waits nor connects. `told`: see Lane.
-  // `device`: the session's; null: its memory is this process's memory.
-  DirectCopies(std::string host, std::function<void()> told, Device* device = nullptr)
-      : host_(std::move(host)), told_(std::move(told)), device_(device) {}
+  // `host`: the address at which it waits for other workers; empty: it neither waits nor connects. `on_done`: see
+  // OpQueue. `device`: the session's; null: its memory is this process's memory.
+  DirectCopies(std::string host, std::function<void()> on_done, Device* device = nullptr)
+      : host_(std::move(host)), on_done_(std::move(on_done)), device_(device) {}
 
   // Begins a pair at the end that waits. Returns "+HOST:PORT" with its address, or "-" and the reason for an error.
   std::string listen(int64_t pair);
@@ -69,23 +69,23 @@ class DirectCopies {
   Status receive_to(int64_t pair, int64_t number, ir::DType dtype, void* data, uint64_t nbytes, Interrupted interrupted,
                     const std::function<void()>& look);
   // Call it instead of send(): the other end's receive fails with this error.
-  void leave_out(int64_t pair, int64_t number, const Status& why);
+  void send_failure(int64_t pair, int64_t number, const Status& why);
   // Call it instead of receive(): bytes that arrive are dropped. It is safe after a failed receive, where nothing
   // arrives.
   void drop(int64_t pair, int64_t number, ir::DType dtype, uint64_t nbytes);
 
   // Ends a pair: when its copies are done or, if `now`, at once. `look`: see BackgroundWork::wait.
-  void leave(int64_t pair, bool now, const std::function<void()>& look);
+  void close(int64_t pair, bool now, const std::function<void()>& look);
   void end();
 
-  static constexpr std::chrono::seconds kReach{5};  // Time limit for connecting.
+  static constexpr std::chrono::seconds kConnectTimeout{5};  // Time limit for connecting.
 
  private:
   struct Pair {
     std::unique_ptr<PeerListener> listener;
-    std::shared_ptr<Lane> lane;  // Set once the pair is connecting.
-    bool waits = false;          // This end waited for the connection: it is rank 0.
-    int64_t asked = 0;           // Number of the last copy that this end asked for; the numbers grow.
+    std::shared_ptr<OpQueue> queue;  // Set once the pair is connecting.
+    bool waits = false;              // This end waited for the connection: it is rank 0.
+    int64_t asked = 0;               // Number of the last copy that this end asked for; the numbers grow.
     std::shared_ptr<std::atomic<bool>> ended = std::make_shared<std::atomic<bool>>(false);
     Work connected;  // When it is done, `between_devices` is known.
     std::shared_ptr<bool> between_devices = std::make_shared<bool>(false);
@@ -98,7 +98,7 @@ class DirectCopies {
   static OpLimits limits_of(const Pair& pair, Interrupted interrupted);
 
   const std::string host_;
-  const std::function<void()> told_;
+  const std::function<void()> on_done_;
   Device* const device_;
   std::map<int64_t, Pair> pairs_;
 };

@@ -105,11 +105,11 @@ TEST_F(DirectCopiesTest, OneThatIsLeftOutFailsAloneAndLikeItsCause) {
   meet();
   std::vector<float> missing(4), late(4), got(2);
   const Work waits = receive(there, 1, missing);
-  here.leave_out(1, 1, {ErrorCode::kOpFailed, "index 9 is out of\nbounds", "IndexError"});
+  here.send_failure(1, 1, {ErrorCode::kOpFailed, "index 9 is out of\nbounds", "IndexError"});
   const Status status = finish(waits);
   EXPECT_EQ(status.kind(), "IndexError");
   EXPECT_EQ(status.message(), "index 9 is out of\nbounds");
-  here.leave_out(1, 2, {ErrorCode::kOpFailed, std::string(100'000, 'x'), ""});
+  here.send_failure(1, 2, {ErrorCode::kOpFailed, std::string(100'000, 'x'), ""});
   const std::vector<float> good = numbers(2, 3);
   const Work sent = send(here, 3, good);
   // The left-out copy arrived earlier, and no receive had asked for it.
@@ -127,13 +127,13 @@ TEST_F(DirectCopiesTest, OneThatNobodyWantsIsDropped) {
   const Work sent[] = {send(here, 1, unwanted), send(here, 2, good)};
   there.drop(1, 1, DType::kFloat32, unwanted.size() * 4);
   there.drop(1, 3, DType::kFloat32, 16);
-  here.leave_out(1, 3, {ErrorCode::kOpFailed, "neither end", ""});
+  here.send_failure(1, 3, {ErrorCode::kOpFailed, "neither end", ""});
   std::vector<float> got(2);
   EXPECT_TRUE(finish(receive(there, 2, got)).ok());
   EXPECT_EQ(got, good);
   for (const Work& work : sent) EXPECT_TRUE(finish(work).ok());
-  here.leave(1, false, nullptr);
-  there.leave(1, false, nullptr);
+  here.close(1, false, nullptr);
+  there.close(1, false, nullptr);
 }
 
 TEST_F(DirectCopiesTest, AnEndThatGoesIsNamedAndOnlyWhoReceivesFails) {
@@ -178,14 +178,14 @@ TEST_F(DirectCopiesTest, APairIsLeftAtOnceOrWhenItIsDone) {
   const std::string address = here.listen(1);
   Work work;
   ASSERT_TRUE(here.accept(1, plan(address), nullptr, &work).ok());
-  here.leave(1, true, nullptr);  // No client connects.
+  here.close(1, true, nullptr);  // No client connects.
   EXPECT_TRUE(work->done());
   meet(2);
   const std::vector<float> values = numbers(25'000'000, 1);
   std::vector<float> got(values.size());
   (void)send(here, 1, values, 2);
   const Work came = receive(there, 1, got, 2);
-  here.leave(2, false, nullptr);
+  here.close(2, false, nullptr);
   EXPECT_TRUE(finish(came).ok());
   EXPECT_TRUE(got == values);
 }

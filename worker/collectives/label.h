@@ -20,11 +20,11 @@ enum class CollectiveOp : uint8_t {
   kBarrier,
   kMessage,
   kCopy,     // worker/collectives/direct_copies.h
-  kLeftOut,  // Sent instead of a copy: the reason why there is none.
+  kSkipped,  // Sent instead of a copy: the reason why there is none.
   kMeet,     // worker/collectives/peer_copies.h
-  kPlace,
-  kTaken,
-  kLast = kTaken,
+  kLocation,
+  kReadDone,
+  kLast = kReadDone,
 };
 
 std::string_view name(CollectiveOp op);  // "all_reduce"

@@ -1,5 +1,3 @@
-#include "worker/collectives/lane.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,9 +8,10 @@
 #include <vector>
 
 #include "worker/collectives/collectives.h"
+#include "worker/collectives/op_queue.h"
 #include "worker/collectives/peers.h"
 
-// Ranks are threads, each with one lane per group.
+// Ranks are threads, each with one queue per group.
 namespace torch_remote::worker {
 namespace {
 
@@ -32,11 +31,11 @@ using Values = std::vector<int32_t>;
 // A rank's end of a group.
 class Member {
  public:
-  Member(int rank, const std::vector<std::unique_ptr<PeerListener>>& listeners, std::function<void()> told = nullptr)
-      : lane_(rank, static_cast<int>(listeners.size()), std::move(told)) {
+  Member(int rank, const std::vector<std::unique_ptr<PeerListener>>& listeners, std::function<void()> on_done = nullptr)
+      : queue_(rank, static_cast<int>(listeners.size()), std::move(on_done)) {
     GroupPlan plan{rank, {}, std::vector<uint8_t>(32, 7)};
     for (const auto& listener : listeners) plan.addresses.push_back(listener->address());
-    joined = lane_.connect([&listener = *listeners[static_cast<size_t>(rank)], plan](Mesh& mesh) {
+    joined = queue_.connect([&listener = *listeners[static_cast<size_t>(rank)], plan](Mesh& mesh) {
       const Status status = join(listener, plan, kLimits, mesh);
       return status.ok() ? status : mesh.fail(status);
     });
@@ -44,26 +43,26 @@ class Member {
 
   Work send(int to, const Values& values, uint64_t tag = 0) {
     const auto bytes = std::as_bytes(std::span(values));
-    return lane_.send({to, message_label(DType::kInt32, tag, bytes.size()), bytes}, kLimits, nullptr);
+    return queue_.send({to, message_label(DType::kInt32, tag, bytes.size()), bytes}, kLimits, nullptr);
   }
   Work receive(int from, Values& values, uint64_t tag = 0) {
     const auto bytes = std::as_writable_bytes(std::span(values));
-    return lane_.receive({from, message_label(DType::kInt32, tag, bytes.size()), bytes}, kLimits,
-                         [this](int peer) { came_from = peer; });
+    return queue_.receive({from, message_label(DType::kInt32, tag, bytes.size()), bytes}, kLimits,
+                          [this](int peer) { came_from = peer; });
   }
   Work sum(Values& values) {
-    return lane_.add([&values, sequence = ++sequence_](Mesh& mesh) {
+    return queue_.add([&values, sequence = ++sequence_](Mesh& mesh) {
       return Collectives(mesh, sequence, kLimits)
           .all_reduce(DType::kInt32, Reduction::kSum, std::as_writable_bytes(std::span(values)));
     });
   }
-  Lane& lane() { return lane_; }
+  OpQueue& queue() { return queue_; }
 
   Work joined;
   int came_from = -2;
 
  private:
-  Lane lane_;
+  OpQueue queue_;
   uint64_t sequence_ = 0;
 };
 
@@ -174,7 +173,7 @@ TEST(Lane, MessagesKeepTheirOrderWhileTheRanksConnect) {
         EXPECT_EQ(in[0], i);
       }
     }
-    member.lane().wait_all(nullptr);
+    member.queue().wait_all(nullptr);
   });
 }
 

@@ -34,10 +34,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint32_t kMagic = 0x4D435254;             // "TRCM"
-constexpr size_t kDropped = size_t{1} << 16;        // Bytes that are read and dropped at a time.
-constexpr std::chrono::milliseconds kTelling{500};  // Time to send the other ranks the reason for a failure.
-constexpr std::chrono::milliseconds kLook{20};      // Between two checks whether an op must end.
+constexpr uint32_t kMagic = 0x4D435254;                     // "TRCM"
+constexpr size_t kDropped = size_t{1} << 16;                // Bytes that are read and dropped at a time.
+constexpr std::chrono::milliseconds kFailureSendTime{500};  // Time to send the other ranks the reason for a failure.
+constexpr std::chrono::milliseconds kLook{20};              // Between two checks whether an op must end.
 
 MessageHeader encode(const Label& label, size_t nbytes) {
   return {kMagic,     label.kind, label.op,       label.dtype, label.reduction,
@@ -69,12 +69,12 @@ Status compare(const std::string& peer, const Label& come, size_t nbytes, const 
   return {};
 }
 
-bool is_left_out(const Label& label) {
-  return label.kind == Label::kPoint && label.op == static_cast<uint8_t>(CollectiveOp::kLeftOut);
+bool is_skipped(const Label& label) {
+  return label.kind == Label::kPoint && label.op == static_cast<uint8_t>(CollectiveOp::kSkipped);
 }
 
 // The error that `Mesh::exchange` returns for such a message.
-Status left_out(std::span<const std::byte> bytes) {
+Status skipped_error(std::span<const std::byte> bytes) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   const size_t line = std::min(text.find('\n'), text.size());
   return {ErrorCode::kOpFailed, std::string(text.substr(std::min(line + 1, text.size()))),
@@ -91,11 +91,11 @@ struct Mesh::Exchange {
   Clock::time_point deadline;
   size_t left = 0;  // Messages in both directions.
   bool done = false;
-  Status left_out;  // The error of a message that was left out.
+  Status skipped_error;  // The error of a message that was left out.
 };
 
 struct Mesh::Peer {
-  explicit Peer(int connected, uint32_t offered) : offers(offered), socket(connected) {}
+  explicit Peer(int connected, uint32_t offered) : capabilities(offered), socket(connected) {}
   ~Peer() { close_socket(); }
   Peer(const Peer&) = delete;
   Peer& operator=(const Peer&) = delete;
@@ -104,8 +104,8 @@ struct Mesh::Peer {
     socket = -1;
   }
 
-  const uint32_t offers;
-  struct Kept {
+  const uint32_t capabilities;
+  struct StoredMessage {
     Label label;
     std::vector<std::byte> bytes;
     Charge charge;
@@ -117,7 +117,7 @@ struct Mesh::Peer {
 
   int socket = -1;
   int error = 0;  // The errno with which it was closed; 0: the other end closed it.
-  // Receiving: a header, then bytes for `target` (null: for `kept`).
+  // Receiving: a header, then bytes for `target` (null: for `stored`).
   MessageHeader header;
   size_t header_read = 0, bytes_read = 0;
   Incoming* target = nullptr;
@@ -125,8 +125,8 @@ struct Mesh::Peer {
   std::vector<std::byte> bytes;
   Charge charge;      // The charge for `bytes`.
   bool held = false;  // The header is there, but there is no memory for the bytes.
-  std::deque<Kept> kept;
-  size_t kept_bytes = 0;
+  std::deque<StoredMessage> stored;
+  size_t stored_bytes = 0;
   // Sending.
   std::deque<Sent> queue;
   MessageHeader sent_header;
@@ -143,9 +143,9 @@ Mesh::~Mesh() {
   if (woken_ >= 0) ::close(woken_);
 }
 
-void Mesh::add(int rank, int socket, uint32_t offers) {
+void Mesh::add(int rank, int socket, uint32_t capabilities) {
   const std::lock_guard lock(mutex_);
-  peers_[rank] = std::make_unique<Peer>(socket, offers);
+  peers_[rank] = std::make_unique<Peer>(socket, capabilities);
   if (driving_) (void)::eventfd_write(woken_, 1);  // So that it polls the new socket, too.
 }
 
@@ -159,9 +159,9 @@ bool Mesh::has(int rank) const {
   return rank == rank_ || peers_[rank] != nullptr;
 }
 
-uint32_t Mesh::offers_of(int rank) const {
+uint32_t Mesh::capabilities_of(int rank) const {
   const std::lock_guard lock(mutex_);
-  return peers_[rank] != nullptr ? peers_[rank]->offers : 0;
+  return peers_[rank] != nullptr ? peers_[rank]->capabilities : 0;
 }
 
 Status Mesh::status() const {
@@ -179,7 +179,7 @@ void Mesh::wake() {
 // --- failures --------------------------------------------------------------------------------------------------------
 
 // Completes the message that is being sent, as far as that is possible soon, and sends the reason for the failure.
-void Mesh::tell(Peer& peer, const std::string& text, Clock::time_point until) const {
+void Mesh::send_failure(Peer& peer, const std::string& text, Clock::time_point until) const {
   Label label;
   label.kind = Label::kFailure;
   const MessageHeader header = encode(label, text.size());
@@ -218,11 +218,11 @@ void Mesh::fail_all(const Status& why) {
   status_ = why;
   // The other ranks should not have to wait until their timeout.
   const std::string text = why.message().substr(0, kMostText);
-  const auto until = Clock::now() + kTelling;
+  const auto until = Clock::now() + kFailureSendTime;
   for (const auto& peer : peers_) {
     if (!peer) continue;
     if (peer->socket >= 0) {
-      tell(*peer, text, until);
+      send_failure(*peer, text, until);
       // The socket is not closed: with unread data, close() would make the kernel drop sent data.
       ::shutdown(peer->socket, SHUT_WR);
     }
@@ -234,7 +234,7 @@ void Mesh::fail_all(const Status& why) {
   }
 }
 
-Status Mesh::gone(int rank, const Exchange& exchange, int error) const {
+Status Mesh::lost_peer_error(int rank, const Exchange& exchange, int error) const {
   std::string in;
   for (const Outgoing& send : exchange.sends) in = in.empty() && send.peer == rank ? describe(send.label) : in;
   for (const Incoming& receive : exchange.receives) {
@@ -248,7 +248,7 @@ Status Mesh::gone(int rank, const Exchange& exchange, int error) const {
 }
 
 // Returns an error if a peer that is needed is gone.
-Status Mesh::find_gone() const {
+Status Mesh::find_lost_peer() const {
   const auto is_gone = [this](int rank) { return peers_[rank] && peers_[rank]->socket < 0; };
   const auto is_left = [](const auto& peer) { return peer && peer->socket >= 0; };
   for (const auto& exchange : exchanges_) {
@@ -259,19 +259,19 @@ Status Mesh::find_gone() const {
         return collective_failed("remote: the workers of all other ranks are gone, in recv");
       }
       if (receive.peer != kAnyPeer && is_gone(receive.peer)) {
-        return gone(receive.peer, *exchange, peers_[receive.peer]->error);
+        return lost_peer_error(receive.peer, *exchange, peers_[receive.peer]->error);
       }
     }
   }
   for (int rank = 0; rank < size(); ++rank) {
     if (!is_gone(rank) || peers_[rank]->queue.empty()) continue;
-    return gone(rank, *peers_[rank]->queue.front().exchange, peers_[rank]->error);
+    return lost_peer_error(rank, *peers_[rank]->queue.front().exchange, peers_[rank]->error);
   }
   return {};
 }
 
 // Returns an error if the exchange must end.
-Status Mesh::over(const Exchange& exchange) const {
+Status Mesh::check_limits(const Exchange& exchange) const {
   const auto label = [&]() -> std::string {
     for (const Incoming& receive : exchange.receives) {
       if (receive.done) continue;
@@ -310,7 +310,7 @@ void Mesh::finish(Exchange& exchange, const Status& status) {
 
 void Mesh::finish_done() {
   for (const auto& exchange : exchanges_) {
-    if (!exchange->done && exchange->left == 0) finish(*exchange, exchange->left_out);
+    if (!exchange->done && exchange->left == 0) finish(*exchange, exchange->skipped_error);
   }
   std::erase_if(exchanges_, [](const auto& exchange) { return exchange->done; });
 }
@@ -328,11 +328,11 @@ bool Mesh::is_awaited(int rank) const {
 bool Mesh::reads(int rank) const {
   const Peer& peer = *peers_[rank];
   if (peer.held) return is_awaited(rank);
-  return peer.header_read != 0 || peer.kept_bytes < options_.most_kept || is_awaited(rank);
+  return peer.header_read != 0 || peer.stored_bytes < options_.max_stored_bytes || is_awaited(rank);
 }
 
 // Allocates memory for a message that no receive has asked for yet.
-Status Mesh::make_room(int rank) {
+Status Mesh::reserve_message(int rank) {
   Peer& peer = *peers_[rank];
   const Status room = peer.charge.take(options_.memory, peer.header.nbytes, "what " + name_of(rank) + " sends");
   peer.held = !room.ok();
@@ -358,7 +358,7 @@ Status Mesh::take_label(int rank) {
     peer.bytes.resize(header.nbytes);
     return {};
   }
-  if (is_left_out(label)) {
+  if (is_skipped(label)) {
     if (header.nbytes > 2 * kMostText) return collective_failed("remote: " + name_of(rank) + " sent a damaged message");
     peer.bytes.resize(header.nbytes);
     return {};
@@ -377,24 +377,24 @@ Status Mesh::take_label(int rank) {
   }
   if (header.nbytes > uint64_t{1} << 40)
     return collective_failed("remote: " + name_of(rank) + " sent a damaged message");
-  return make_room(rank);
+  return reserve_message(rank);
 }
 
 // A left-out message has arrived: fails the receive that asks for it, or stores it.
-void Mesh::take_left_out(int rank) {
+void Mesh::take_skipped(int rank) {
   Peer& peer = *peers_[rank];
   const Label label = decode(peer.header);
   for (const auto& exchange : exchanges_) {
     for (Incoming& receive : exchange->receives) {
       if (receive.peer != rank || receive.done || !belongs(label, receive.label)) continue;
       receive.done = true;
-      exchange->left_out = left_out(peer.bytes);
+      exchange->skipped_error = skipped_error(peer.bytes);
       --exchange->left;
       return;
     }
   }
-  peer.kept_bytes += peer.bytes.size() + sizeof(Peer::Kept);
-  peer.kept.push_back({label, std::move(peer.bytes), {}});
+  peer.stored_bytes += peer.bytes.size() + sizeof(Peer::StoredMessage);
+  peer.stored.push_back({label, std::move(peer.bytes), {}});
   peer.bytes = {};
 }
 
@@ -402,7 +402,7 @@ Status Mesh::read(int rank) {
   Peer& peer = *peers_[rank];
   while (peer.socket >= 0 && reads(rank)) {
     if (peer.held) {
-      if (Status status = make_room(rank); !status.ok()) return status;
+      if (Status status = reserve_message(rank); !status.ok()) return status;
     }
     const bool in_header = peer.header_read < sizeof(MessageHeader);
     std::byte* to = nullptr;
@@ -442,15 +442,15 @@ Status Mesh::read(int rank) {
           "remote: " + name_of(rank) +
           (options_.names.empty() ? " failed, and with it the group: " : " ended direct copies: ") + why);
     }
-    if (is_left_out(decode(peer.header))) {
-      take_left_out(rank);
+    if (is_skipped(decode(peer.header))) {
+      take_skipped(rank);
     } else if (peer.target != nullptr) {
       peer.target->done = true;
       --peer.target_of->left;
       peer.target = nullptr;
     } else {
-      peer.kept_bytes += peer.bytes.size() + sizeof(Peer::Kept);
-      peer.kept.push_back({decode(peer.header), std::move(peer.bytes), std::move(peer.charge)});
+      peer.stored_bytes += peer.bytes.size() + sizeof(Peer::StoredMessage);
+      peer.stored.push_back({decode(peer.header), std::move(peer.bytes), std::move(peer.charge)});
       peer.bytes = {};
     }
   }
@@ -497,26 +497,26 @@ Status Mesh::write(int rank) {
 }
 
 // Looks for a stored message from this rank that matches the receive. Returns whether one was found.
-bool Mesh::take_kept(int rank, Exchange& exchange, Incoming& receive, Status* status) {
+bool Mesh::take_stored(int rank, Exchange& exchange, Incoming& receive, Status* status) {
   Peer& peer = *peers_[rank];
-  const auto found =
-      std::ranges::find_if(peer.kept, [&](const Peer::Kept& kept) { return belongs(kept.label, receive.label); });
-  if (found != peer.kept.end()) {
-    if (is_left_out(found->label)) {
-      exchange.left_out = left_out(found->bytes);
+  const auto found = std::ranges::find_if(
+      peer.stored, [&](const Peer::StoredMessage& stored) { return belongs(stored.label, receive.label); });
+  if (found != peer.stored.end()) {
+    if (is_skipped(found->label)) {
+      exchange.skipped_error = skipped_error(found->bytes);
     } else {
       if (*status = compare(name_of(rank), found->label, found->bytes.size(), receive); !status->ok()) return true;
       if (receive.dropped == 0) std::ranges::copy(found->bytes, receive.bytes.begin());
     }
-    peer.kept_bytes -= found->bytes.size() + sizeof(Peer::Kept);
-    peer.kept.erase(found);
+    peer.stored_bytes -= found->bytes.size() + sizeof(Peer::StoredMessage);
+    peer.stored.erase(found);
     receive.peer = rank;
     receive.done = true;
     --exchange.left;
     return true;
   }
   // A message that is being read: the rest of it goes directly to the receive's memory.
-  if (peer.header_read != sizeof(MessageHeader) || peer.target != nullptr || is_left_out(decode(peer.header)) ||
+  if (peer.header_read != sizeof(MessageHeader) || peer.target != nullptr || is_skipped(decode(peer.header)) ||
       !belongs(decode(peer.header), receive.label)) {
     return false;
   }
@@ -544,10 +544,10 @@ Status Mesh::queue(Exchange& exchange) {
     receive.done = false;
     Status status;
     if (receive.peer != kAnyPeer) {
-      (void)take_kept(receive.peer, exchange, receive, &status);
+      (void)take_stored(receive.peer, exchange, receive, &status);
     } else {
       for (int rank = 0; rank < size(); ++rank) {
-        if (peers_[rank] && take_kept(rank, exchange, receive, &status)) break;
+        if (peers_[rank] && take_stored(rank, exchange, receive, &status)) break;
       }
     }
     if (!status.ok()) return status;
@@ -562,7 +562,7 @@ Status Mesh::move() {
     if (Status status = read(rank); !status.ok()) return status;
   }
   finish_done();
-  return find_gone();
+  return find_lost_peer();
 }
 
 // Does everything that is possible without waiting.
@@ -604,7 +604,7 @@ void Mesh::round(Lock& lock, uint64_t wakes) {
   const size_t before = exchanges_.size();
   advance();
   for (auto exchange = exchanges_.begin(); exchange != exchanges_.end() && status_.ok(); ++exchange) {
-    if (const Status status = over(**exchange); !status.ok()) fail_all(status);
+    if (const Status status = check_limits(**exchange); !status.ok()) fail_all(status);
   }
   finish_done();
   if (exchanges_.size() == before && status_.ok() && wakes_ == wakes) {

@@ -54,7 +54,7 @@ struct MeshOptions {
   // Names for error messages, one per rank: "remote:1"; empty: they are ranks of a process group.
   std::vector<std::string> names = {};
   // Bytes that are stored from a peer while no receive waits for it.
-  size_t most_kept = size_t{64} << 20;
+  size_t max_stored_bytes = size_t{64} << 20;
   // Stored bytes count against the limit of this allocator, which must outlive the mesh; null: there is no limit.
   CachingAllocator* memory = nullptr;
 };
@@ -73,21 +73,19 @@ class Mesh {
   int size() const { return static_cast<int>(peers_.size()); }
   std::string name_of(int rank) const;  // "rank 1"
 
-  // Adds a connected, non-blocking socket, which the mesh owns from now on. `offers`: bits with capabilities of that
-  // rank.
-  void add(int rank, int socket, uint32_t offers = 0);
+  // Adds a connected, non-blocking socket, which the mesh owns from now on. `capabilities`: bits with capabilities of
+  // that rank.
+  void add(int rank, int socket, uint32_t capabilities = 0);
   bool has(int rank) const;
-  uint32_t offers_of(int rank) const;  // 0 for ranks that were not added.
+  uint32_t capabilities_of(int rank) const;  // 0 for ranks that were not added.
 
   // Sends and receives all messages concurrently. Messages to one peer, and from one peer, keep the given order.
   // Messages that arrive before a receive asks for them are stored. While no receive waits for a peer, at most
-  // `most_kept` bytes from it are stored; otherwise there is no limit. So ranks that send to each other do not wait for
-  // each other.
-  // If the session's memory limit leaves no space for a message, the message is not read until a receive asks for it. A
-  // receive that asks for a later message then fails.
-  // Errors are kOpFailed, and name the other rank and the op. A sender may send an error instead of a message
-  // (CollectiveOp::kLeftOut; its bytes are the error's kind, a newline and the message). Then only the exchange that
-  // asks for this message fails.
+  // `max_stored_bytes` bytes from it are stored; otherwise there is no limit. So ranks that send to each other do not
+  // wait for each other. If the session's memory limit leaves no space for a message, the message is not read until a
+  // receive asks for it. A receive that asks for a later message then fails. Errors are kOpFailed, and name the other
+  // rank and the op. A sender may send an error instead of a message (CollectiveOp::kSkipped; its bytes are the error's
+  // kind, a newline and the message). Then only the exchange that asks for this message fails.
   Status exchange(std::span<const Outgoing> sends, std::span<Incoming> receives, const OpLimits& limits);
 
   // Begins an exchange without waiting. The caller must make sure that some thread calls drive() until `finished` was
@@ -114,7 +112,7 @@ class Mesh {
 
   // The functions below need the lock.
   void start(const std::shared_ptr<Exchange>& exchange);
-  void tell(Peer& peer, const std::string& text, std::chrono::steady_clock::time_point until) const;
+  void send_failure(Peer& peer, const std::string& text, std::chrono::steady_clock::time_point until) const;
   void fail_all(const Status& why);
   void finish(Exchange& exchange, const Status& status);
   void finish_done();
@@ -124,14 +122,14 @@ class Mesh {
   Status write(int rank);
   Status read(int rank);
   Status take_label(int rank);
-  bool take_kept(int rank, Exchange& exchange, Incoming& receive, Status* status);
-  void take_left_out(int rank);
+  bool take_stored(int rank, Exchange& exchange, Incoming& receive, Status* status);
+  void take_skipped(int rank);
   bool is_awaited(int rank) const;
   bool reads(int rank) const;
-  Status make_room(int rank);
-  Status find_gone() const;
-  Status gone(int rank, const Exchange& exchange, int error) const;
-  Status over(const Exchange& exchange) const;
+  Status reserve_message(int rank);
+  Status find_lost_peer() const;
+  Status lost_peer_error(int rank, const Exchange& exchange, int error) const;
+  Status check_limits(const Exchange& exchange) const;
   void round(Lock& lock, uint64_t wakes);
 
   mutable std::mutex mutex_;

@@ -17,13 +17,13 @@ constexpr size_t kContent = 64;  // Bytes that are read as a test.
 constexpr size_t kText = 400;
 
 // The first message of each end.
-struct Greeting {
+struct AccessOffer {
   std::array<char, kText> why{};  // The reason why it has no such memory; empty: it has.
-  PeerMemory::Place place{};
+  PeerMemory::Location place{};
   std::array<std::byte, kContent> content{};
 };
 // The second message of each end.
-struct Verdict {
+struct AccessResult {
   std::array<char, kText> why{};  // The reason why it cannot read the other end's memory; empty: it can.
 };
 
@@ -52,7 +52,7 @@ Label label_as(const Label& label, CollectiveOp op) {
 Label taken(const Label& label) {
   Label result;
   result.kind = Label::kPoint;
-  result.op = static_cast<uint8_t>(CollectiveOp::kTaken);
+  result.op = static_cast<uint8_t>(CollectiveOp::kReadDone);
   result.sequence = label.sequence;
   return result;
 }
@@ -79,17 +79,17 @@ struct PeerCopies::Reading {
   }
 };
 
-PeerCopies::PeerCopies(Device& device, std::shared_ptr<Lane> lane, int peer)
+PeerCopies::PeerCopies(Device& device, std::shared_ptr<OpQueue> queue, int peer)
     : device_(device),
-      lane_(std::move(lane)),
+      queue_(std::move(queue)),
       peer_(peer),
       reading_(std::make_shared<Reading>()),
       reader_(device.peer_memory()->make_reader()) {}
 
 PeerCopies::~PeerCopies() { finish_reading(); }
 
-Status PeerCopies::meet(Mesh& mesh, int peer, PeerMemory* mine, const OpLimits& limits, std::string* why) {
-  Greeting here, there;
+Status PeerCopies::test_access(Mesh& mesh, int peer, PeerMemory* mine, const OpLimits& limits, std::string* why) {
+  AccessOffer here, there;
   PeerMemory::PiecePtr piece;
   if (mine == nullptr) {
     put_text("-", here.why);
@@ -116,8 +116,8 @@ Status PeerCopies::meet(Mesh& mesh, int peer, PeerMemory* mine, const OpLimits& 
     tell(mesh.rank() < peer ? name_there : name_here, mesh.rank() < peer ? none_there : none_here);
     return {};
   }
-  Verdict mine_says, theirs;
-  if (const Status status = mine->try_out(there.place, there.content); !status.ok()) {
+  AccessResult mine_says, theirs;
+  if (const Status status = mine->verify_readable(there.place, there.content); !status.ok()) {
     put_text(status.message().empty() ? "it does not" : status.message(), mine_says.why);
   }
   if (Status status = swap(mesh, peer, 1, limits, mine_says, &theirs); !status.ok()) return status;
@@ -132,35 +132,35 @@ Status PeerCopies::meet(Mesh& mesh, int peer, PeerMemory* mine, const OpLimits& 
 
 Status PeerCopies::send(const Label& label, const void* data, uint64_t nbytes, const OpLimits& limits) {
   struct Sent {
-    PeerMemory::Place place{};
+    PeerMemory::Location place{};
     PeerMemory::PiecePtr piece;
   };
   const auto sent = std::make_shared<Sent>();
   PeerMemory& memory = *device_.peer_memory();
   if (Status status = memory.put(data, nbytes, &sent->place, &sent->piece); !status.ok()) return status;
   // The piece lies in memory that stays: without a confirmation the other end may still be reading it.
-  (void)lane_->receive({peer_, taken(label), {}}, limits, [sent](int) { sent->piece->was_read(); });
-  device_.notify(device_.record(), [lane = std::weak_ptr(lane_), peer = peer_, label, limits, sent, &memory] {
-    const std::shared_ptr<Lane> there = lane.lock();
+  (void)queue_->receive({peer_, taken(label), {}}, limits, [sent](int) { sent->piece->was_read(); });
+  device_.notify(device_.record(), [queue = std::weak_ptr(queue_), peer = peer_, label, limits, sent, &memory] {
+    const std::shared_ptr<OpQueue> there = queue.lock();
     if (!there || !memory.status().ok()) return;  // The other end notices that this end is gone.
-    (void)there->send({peer, label_as(label, CollectiveOp::kPlace), sent->place}, limits, sent);
+    (void)there->send({peer, label_as(label, CollectiveOp::kLocation), sent->place}, limits, sent);
   });
   return {};
 }
 
 Status PeerCopies::receive(const Label& label, void* data, uint64_t nbytes, const OpLimits& limits,
                            const std::function<void()>& look) {
-  const auto place = std::make_shared<PeerMemory::Place>();
-  const auto came = lane_->receive({peer_, label_as(label, CollectiveOp::kPlace), *place}, limits, [place](int) {});
+  const auto place = std::make_shared<PeerMemory::Location>();
+  const auto came = queue_->receive({peer_, label_as(label, CollectiveOp::kLocation), *place}, limits, [place](int) {});
   came->wait(look);
   if (!came->status().ok()) return came->status();
   std::function<void()> finish;
-  Status status = reader_->take(*place, data, nbytes, &finish);
+  Status status = reader_->read(*place, data, nbytes, &finish);
   reading_->begin();
   device_.notify(device_.record(),
-                 [lane = std::weak_ptr(lane_), peer = peer_, label, limits, finish, reading = reading_] {
+                 [queue = std::weak_ptr(queue_), peer = peer_, label, limits, finish, reading = reading_] {
                    finish();
-                   if (const std::shared_ptr<Lane> there = lane.lock())
+                   if (const std::shared_ptr<OpQueue> there = queue.lock())
                      (void)there->send({peer, taken(label), {}}, limits, nullptr);
                    reading->end();
                  });
@@ -168,9 +168,9 @@ Status PeerCopies::receive(const Label& label, void* data, uint64_t nbytes, cons
 }
 
 void PeerCopies::drop(const Label& label, const OpLimits& limits) {
-  const auto place = std::make_shared<PeerMemory::Place>();
-  (void)lane_->add([place, label, limits, peer = peer_](Mesh& mesh) {
-    std::array<Incoming, 1> receives{{{peer, label_as(label, CollectiveOp::kPlace), *place}}};
+  const auto place = std::make_shared<PeerMemory::Location>();
+  (void)queue_->add([place, label, limits, peer = peer_](Mesh& mesh) {
+    std::array<Incoming, 1> receives{{{peer, label_as(label, CollectiveOp::kLocation), *place}}};
     // A failure belongs to the other end, and no one waits for it here, or it is the connection's.
     if (!mesh.exchange({}, receives, limits).ok()) return Status();
     const std::array<Outgoing, 1> sends{{{peer, taken(label), {}}}};

@@ -7,8 +7,8 @@
 
 #include "ir/status.h"
 #include "worker/collectives/label.h"
-#include "worker/collectives/lane.h"
 #include "worker/collectives/mesh.h"
+#include "worker/collectives/op_queue.h"
 #include "worker/device/device.h"
 
 // Copies between two devices that read each other's memory. The connection between their workers carries only the
@@ -16,16 +16,16 @@
 //
 //   sender                                     receiver
 //   its device copies to a PeerMemory piece
-//   when that is done: kPlace, number ->       its device reads the piece, in the order of the session
-//   the piece is free again       <- kTaken, number     when that is done
+//   when that is done: kLocation, number ->       its device reads the piece, in the order of the session
+//   the piece is free again       <- kReadDone, number     when that is done
 //
-// For the session's thread, except `meet`.
+// For the session's thread, except `test_access`.
 namespace torch_remote::worker {
 
 class PeerCopies {
  public:
-  // `peer`: rank of the other end. The lane must be connected.
-  PeerCopies(Device& device, std::shared_ptr<Lane> lane, int peer);
+  // `peer`: rank of the other end. The queue must be connected.
+  PeerCopies(Device& device, std::shared_ptr<OpQueue> queue, int peer);
   ~PeerCopies();
   PeerCopies(const PeerCopies&) = delete;
   PeerCopies& operator=(const PeerCopies&) = delete;
@@ -33,7 +33,7 @@ class PeerCopies {
   // Tests whether both devices can read each other's memory. Both ends call it once they are connected. `mine` may be
   // null. *why is empty if both can; otherwise it is the reason, or "-" if neither device has such memory. Errors are
   // those of the connection.
-  static Status meet(Mesh& mesh, int peer, PeerMemory* mine, const OpLimits& limits, std::string* why);
+  static Status test_access(Mesh& mesh, int peer, PeerMemory* mine, const OpLimits& limits, std::string* why);
 
   // Returns kOutOfMemory if there is no memory for a copy of the data; nothing was sent then.
   Status send(const Label& label, const void* data, uint64_t nbytes, const OpLimits& limits);
@@ -50,7 +50,7 @@ class PeerCopies {
   struct Reading;  // Reads that are not done yet.
 
   Device& device_;
-  const std::shared_ptr<Lane> lane_;
+  const std::shared_ptr<OpQueue> queue_;
   const int peer_;
   const std::shared_ptr<Reading> reading_;
   std::shared_ptr<PeerMemory::Reader> reader_;

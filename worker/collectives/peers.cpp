@@ -31,19 +31,19 @@ struct Nonce {
 };
 
 // The handshake: client hello (connecting end), server hello (accepting end), then a proof from each end.
-struct Answer {
+struct ServerHello {
   Nonce nonce;
-  uint32_t offers = 0;
+  uint32_t capabilities = 0;
 };
-struct Greeting {
+struct ClientHello {
   std::array<char, 4> magic = kMagic;
   uint8_t version = kVersion;
   std::array<uint8_t, 3> reserved{};
   int32_t rank = 0, size = 0;
-  uint32_t offers = 0;
+  uint32_t capabilities = 0;
   Nonce nonce;
 };
-static_assert(sizeof(Greeting) == 36 && sizeof(Answer) == 20);
+static_assert(sizeof(ClientHello) == 36 && sizeof(ServerHello) == 20);
 
 class Socket {
  public:
@@ -88,16 +88,16 @@ Status get(int socket, T* value, const Deadline& deadline) {
   return transfer(socket, {reinterpret_cast<uint8_t*>(value), sizeof(*value)}, false, deadline);
 }
 
-Digest prove(const GroupPlan& plan, std::string_view who, const Greeting& greeting, int acceptor,
-             const Answer& answer) {
+Digest prove(const GroupPlan& plan, std::string_view who, const ClientHello& client_hello, int acceptor,
+             const ServerHello& server_hello) {
   std::vector<uint8_t> message(who.begin(), who.end());
   const auto add = [&](const auto& value) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(&value);
     message.insert(message.end(), bytes, bytes + sizeof(value));
   };
-  add(greeting);
+  add(client_hello);
   add(static_cast<int32_t>(acceptor));
-  add(answer);
+  add(server_hello);
   return remote::hmac_sha256(plan.secret, message);
 }
 
@@ -106,7 +106,7 @@ Deadline deadline_of(const OpLimits& limits, std::chrono::milliseconds time) {
                                            : remote::KeepWaiting());
 }
 
-Status connect(const GroupPlan& plan, int to, const Deadline& deadline, Socket* connected, uint32_t* offers) {
+Status connect(const GroupPlan& plan, int to, const Deadline& deadline, Socket* connected, uint32_t* capabilities) {
   int socket = -1;
   const std::string name = plan.name_of(to) + " at " + plan.addresses[to].text();
   Status status = remote::connect_tcp(plan.addresses[to], deadline, &socket);
@@ -117,50 +117,51 @@ Status connect(const GroupPlan& plan, int to, const Deadline& deadline, Socket* 
         "; workers on other machines need an address that the others reach (--peer-host, TORCH_REMOTE_PEER_HOST)");
   }
   *connected = Socket(socket);
-  Greeting greeting;
-  greeting.rank = plan.rank;
-  greeting.size = static_cast<int32_t>(plan.addresses.size());
-  greeting.offers = plan.offers;
-  remote::fill_random(greeting.nonce.bytes);
-  Answer answer;
+  ClientHello client_hello;
+  client_hello.rank = plan.rank;
+  client_hello.size = static_cast<int32_t>(plan.addresses.size());
+  client_hello.capabilities = plan.capabilities;
+  remote::fill_random(client_hello.nonce.bytes);
+  ServerHello server_hello;
   Digest proof{};
-  status = put(socket, greeting, deadline);
-  if (status.ok()) status = get(socket, &answer, deadline);
-  if (status.ok()) status = put(socket, prove(plan, "connects", greeting, to, answer), deadline);
+  status = put(socket, client_hello, deadline);
+  if (status.ok()) status = get(socket, &server_hello, deadline);
+  if (status.ok()) status = put(socket, prove(plan, "connects", client_hello, to, server_hello), deadline);
   if (status.ok()) status = get(socket, &proof, deadline);
   if (!status.ok()) {
     return collective_failed("remote: the worker of " + name + " did not let " + plan.name_of(plan.rank) +
                              " in: " + status.message() + "; see that both are of one group and of one version");
   }
-  if (!remote::equal(proof, prove(plan, "accepts", greeting, to, answer))) {
+  if (!remote::equal(proof, prove(plan, "accepts", client_hello, to, server_hello))) {
     return collective_failed("remote: who answers for " + name +
                              " does not know the group's secret; see what listens there");
   }
-  *offers = answer.offers;
+  *capabilities = server_hello.capabilities;
   return {};
 }
 
 // Authenticates a connecting peer. Returns an error if it does not belong to the group, for any reason.
 Status let_in(const GroupPlan& plan, int socket, const Mesh& mesh, const Deadline& deadline, int* rank,
-              uint32_t* offers) {
-  Greeting greeting;
-  Answer answer;
-  answer.offers = plan.offers;
-  remote::fill_random(answer.nonce.bytes);
-  if (Status status = get(socket, &greeting, deadline); !status.ok()) return status;
-  if (greeting.magic != kMagic || greeting.version != kVersion || greeting.rank <= plan.rank ||
-      greeting.rank >= greeting.size || static_cast<size_t>(greeting.size) != plan.addresses.size()) {
+              uint32_t* capabilities) {
+  ClientHello client_hello;
+  ServerHello server_hello;
+  server_hello.capabilities = plan.capabilities;
+  remote::fill_random(server_hello.nonce.bytes);
+  if (Status status = get(socket, &client_hello, deadline); !status.ok()) return status;
+  if (client_hello.magic != kMagic || client_hello.version != kVersion || client_hello.rank <= plan.rank ||
+      client_hello.rank >= client_hello.size || static_cast<size_t>(client_hello.size) != plan.addresses.size()) {
     return Status::invalid("no member");
   }
-  if (Status status = put(socket, answer, deadline); !status.ok()) return status;
+  if (Status status = put(socket, server_hello, deadline); !status.ok()) return status;
   Digest proof{};
   if (Status status = get(socket, &proof, deadline); !status.ok()) return status;
-  if (!remote::equal(proof, prove(plan, "connects", greeting, plan.rank, answer)) || mesh.has(greeting.rank)) {
+  if (!remote::equal(proof, prove(plan, "connects", client_hello, plan.rank, server_hello)) ||
+      mesh.has(client_hello.rank)) {
     return Status::invalid("no member");
   }
-  *rank = greeting.rank;
-  *offers = greeting.offers;
-  return put(socket, prove(plan, "accepts", greeting, plan.rank, answer), deadline);
+  *rank = client_hello.rank;
+  *capabilities = client_hello.capabilities;
+  return put(socket, prove(plan, "accepts", client_hello, plan.rank, server_hello), deadline);
 }
 
 }  // namespace
@@ -181,11 +182,11 @@ PeerListener::~PeerListener() { ::close(socket_); }
 
 Status join_rank(const GroupPlan& plan, int to, const OpLimits& limits, Mesh& mesh) {
   Socket socket;
-  uint32_t offers = 0;
-  if (Status status = connect(plan, to, deadline_of(limits, limits.time), &socket, &offers); !status.ok()) {
+  uint32_t capabilities = 0;
+  if (Status status = connect(plan, to, deadline_of(limits, limits.time), &socket, &capabilities); !status.ok()) {
     return status;
   }
-  mesh.add(to, socket.release(), offers);
+  mesh.add(to, socket.release(), capabilities);
   return {};
 }
 
@@ -220,9 +221,10 @@ Status join(const PeerListener& listener, const GroupPlan& plan, const OpLimits&
   for (int to = 0; to < plan.rank; ++to) {
     if (!wanted(to)) continue;
     Socket socket;
-    uint32_t offers = 0;
-    if (Status status = connect(plan, to, deadline_of(limits, left()), &socket, &offers); !status.ok()) return status;
-    mesh.add(to, socket.release(), offers);
+    uint32_t capabilities = 0;
+    if (Status status = connect(plan, to, deadline_of(limits, left()), &socket, &capabilities); !status.ok())
+      return status;
+    mesh.add(to, socket.release(), capabilities);
   }
   for (;;) {
     std::string missing;
@@ -239,11 +241,11 @@ Status join(const PeerListener& listener, const GroupPlan& plan, const OpLimits&
     Socket socket(::accept4(listener.socket(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.get() < 0) continue;
     int from = -1;
-    uint32_t offers = 0;
+    uint32_t capabilities = 0;
     const Deadline handshake_deadline = deadline_of(limits, std::min(left(), kProofTime));
-    if (!let_in(plan, socket.get(), mesh, handshake_deadline, &from, &offers).ok()) continue;
+    if (!let_in(plan, socket.get(), mesh, handshake_deadline, &from, &capabilities).ok()) continue;
     remote::set_up_tcp(socket.get());
-    mesh.add(from, socket.release(), offers);
+    mesh.add(from, socket.release(), capabilities);
   }
 }
 

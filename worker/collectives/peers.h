@@ -37,7 +37,7 @@ struct GroupPlan {
   int rank = 0;
   std::vector<remote::Address> addresses;  // One per rank; port 0: the rank is not connected now.
   std::vector<uint8_t> secret;             // At least remote::kMinTokenBytes bytes.
-  uint32_t offers = 0;                     // Bits with capabilities of this rank (Mesh::offers_of).
+  uint32_t capabilities = 0;               // Bits with capabilities of this rank (Mesh::capabilities_of).
   std::vector<std::string> names = {};     // For errors, one per rank: "remote:1"; empty: "rank 1".
 
   std::string name_of(int of) const { return names.empty() ? "rank " + std::to_string(of) : names[of]; }

@@ -35,7 +35,7 @@ struct StridedBytes {
 };
 
 // A failure that depends on data, and was found only when the work was done: an index out of range, a failed check.
-struct LateFailure {
+struct DeferredFailure {
   uint64_t run = 0;   // tr_run::number
   uint32_t node = 0;  // Node of that run's program.
   Status error;
@@ -83,9 +83,9 @@ class Device {
   // at most once, when the next ticket is done.
   virtual std::function<uint64_t()> read_clock() = 0;
   // Returns the failures of work that is done, in order, each once.
-  virtual std::vector<LateFailure> take_failures() { return {}; }
+  virtual std::vector<DeferredFailure> take_failures() { return {}; }
   // Returns the failures of all queued work, and leaves them for take_failures(). Waits for work that may fail.
-  virtual std::vector<LateFailure> await_failures() { return {}; }
+  virtual std::vector<DeferredFailure> await_failures() { return {}; }
 
   // -- Capabilities.
 

@@ -14,7 +14,7 @@ INSTANTIATE_TEST_SUITE_P(Delayed, DeviceConformance,
                                                              return std::make_unique<DelayedDevice>(
                                                                  DelayedDevice::Options{.limit = limit});
                                                            },
-                                                           /*is_apart=*/true}));
+                                                           /*has_private_memory=*/true}));
 
 }  // namespace
 }  // namespace torch_remote::worker::testing

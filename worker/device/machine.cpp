@@ -100,7 +100,7 @@ void ProcessLoad::assume_busy(uint64_t now) {
   since_ = now;
 }
 
-OtherLoad::OtherLoad(const std::string& file) : own_(getpid()) {
+OtherProcessLoad::OtherProcessLoad(const std::string& file) : own_(getpid()) {
   // With more cores it hardly matters that one of them is used, and reading the file takes long.
   constexpr unsigned kMostCores = 16;
   if (const unsigned cores = processor_cores(); cores > 1 && cores <= kMostCores) {
@@ -108,13 +108,13 @@ OtherLoad::OtherLoad(const std::string& file) : own_(getpid()) {
   }
 }
 
-OtherLoad::~OtherLoad() {
+OtherProcessLoad::~OtherProcessLoad() {
   if (file_ >= 0) close(file_);
 }
 
 // The file has a line for each core: "cpu1 ", and ticks as user, niced user, system, idle, waiting, interrupts, and
 // soft ones.
-bool OtherLoad::used(uint64_t* ns) const {
+bool OtherProcessLoad::used(uint64_t* ns) const {
   char text[16384];  // The lines of the cores come first.
   ssize_t size = file_ < 0 ? -1 : pread(file_, text, sizeof(text) - 1, 0);
   while (size > 0 && text[size - 1] != '\n') --size;  // Complete lines only.
@@ -138,7 +138,7 @@ bool OtherLoad::used(uint64_t* ns) const {
   return any;
 }
 
-bool OtherLoad::busy(uint64_t now, uint64_t client, uint64_t idle) {
+bool OtherProcessLoad::busy(uint64_t now, uint64_t client, uint64_t idle) {
   constexpr uint64_t kLook = 20'000'000, kWindow = 100'000'000;  // Nanoseconds: two of the file's ticks, and ten.
   constexpr uint64_t kForget = 1'000'000'000;
   if (file_ < 0 || now - since_ < kLook) return busy_;

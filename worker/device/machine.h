@@ -28,13 +28,13 @@ class ProcessLoad {
 };
 
 // How much other processes use of the cores that this process may run on. Not thread safe.
-class OtherLoad {
+class OtherProcessLoad {
  public:
   // `file` has the format of /proc/stat in proc(5), with the time of each core.
-  explicit OtherLoad(const std::string& file = "/proc/stat");
-  ~OtherLoad();
-  OtherLoad(const OtherLoad&) = delete;
-  OtherLoad& operator=(const OtherLoad&) = delete;
+  explicit OtherProcessLoad(const std::string& file = "/proc/stat");
+  ~OtherProcessLoad();
+  OtherProcessLoad(const OtherProcessLoad&) = delete;
+  OtherProcessLoad& operator=(const OtherProcessLoad&) = delete;
 
   // Whether other processes lately used more than half of a core while this process had work. Niced processes do not
   // count. Samples every 20 ms, which takes some 20 us, and decides every 100 ms.

@@ -104,7 +104,7 @@ class Passing {
 
  private:
   Stat stat_;
-  OtherLoad load_{stat_.path()};
+  OtherProcessLoad load_{stat_.path()};
   uint64_t now_ = 10'000 * kMillisecond, client_ = 0, idle_ = 0;
   uint64_t others_ = 1000, nice_ = 0, elsewhere_ = 0;
 };
@@ -148,7 +148,7 @@ TEST(OtherLoad, IsWhatTheyUseWhileSomethingIsToBeDone) {
 }
 
 TEST(OtherLoad, NobodyKnowsWithoutAFile) {
-  OtherLoad others("/nowhere");
+  OtherProcessLoad others("/nowhere");
   EXPECT_FALSE(others.busy(10'000 * kMillisecond, 0, 0));
   EXPECT_FALSE(others.busy(20'000 * kMillisecond, 0, 0));
 }

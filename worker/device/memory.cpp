@@ -70,22 +70,22 @@ size_t CachingAllocator::class_size(uint32_t size_class) {
   return (((size_class - 8) % 4 + 5) << shift) * kSmallest;
 }
 
-bool CachingAllocator::allocate(uint64_t nbytes, tr_buffer* buffer, Reach reach) {
-  if (take(nbytes, buffer, reach)) return true;
-  if (reclaim_ && reclaim_() && take(nbytes, buffer, reach)) return true;
+bool CachingAllocator::allocate(uint64_t nbytes, tr_buffer* buffer, Visibility visibility) {
+  if (take(nbytes, buffer, visibility)) return true;
+  if (reclaim_ && reclaim_() && take(nbytes, buffer, visibility)) return true;
   std::lock_guard lock(mutex_);
   ++stats_.failures;
   return false;
 }
 
-bool CachingAllocator::take(uint64_t nbytes, tr_buffer* buffer, Reach reach) {
+bool CachingAllocator::take(uint64_t nbytes, tr_buffer* buffer, Visibility visibility) {
   std::lock_guard lock(mutex_);
-  if (!sources_[1]) reach = Reach::kShared;
+  if (!sources_[1]) visibility = Visibility::kShared;
   Block* block = nullptr;
   if (nbytes <= kSmallMax) {
     block = take_small(class_of(nbytes));
   } else if (nbytes <= limit_) {  // The check also keeps the rounding from overflowing.
-    block = take_large(round_up(nbytes, kPage), reach);
+    block = take_large(round_up(nbytes, kPage), visibility);
   }
   if (!block) return false;
   block->in_use = true;
@@ -132,7 +132,7 @@ void CachingAllocator::give_small(Block* block) {
 
 bool CachingAllocator::add_slab(uint32_t size_class) {
   const size_t size = class_size(size_class);
-  Block* memory = take_large(round_up(std::clamp<size_t>(size * 64, 64 << 10, 512 << 10), kPage), Reach::kShared);
+  Block* memory = take_large(round_up(std::clamp<size_t>(size * 64, 64 << 10, 512 << 10), kPage), Visibility::kShared);
   if (!memory) return false;
   memory->in_use = true;
   auto slab = std::make_unique<Slab>();
@@ -165,17 +165,17 @@ CachingAllocator::Block* CachingAllocator::new_block() {
   return block;
 }
 
-CachingAllocator::Block* CachingAllocator::take_large(size_t size, Reach reach) {
-  std::set<Block*, BySize>& free = free_large(reach);
+CachingAllocator::Block* CachingAllocator::take_large(size_t size, Visibility visibility) {
+  std::set<Block*, BySize>& free = free_large(visibility);
   Block probe;
   probe.size = size;
   auto found = free.lower_bound(&probe);
   if (found == free.end()) {
-    if (!add_segment(size, reach)) {
+    if (!add_segment(size, visibility)) {
       free_slabs();
       free_segments();
       found = free.lower_bound(&probe);
-      if (found == free.end() && !add_segment(size, reach)) return nullptr;
+      if (found == free.end() && !add_segment(size, visibility)) return nullptr;
       ++stats_.retries;
     }
     found = free.lower_bound(&probe);
@@ -198,7 +198,7 @@ CachingAllocator::Block* CachingAllocator::take_large(size_t size, Reach reach) 
 }
 
 void CachingAllocator::give_large(Block* block) {
-  std::set<Block*, BySize>& free = free_large(block->segment->reach);
+  std::set<Block*, BySize>& free = free_large(block->segment->visibility);
   if (Block* next = block->next; next && !next->in_use) {
     free.erase(next);
     block->size += next->size;
@@ -222,15 +222,15 @@ bool CachingAllocator::fits(uint64_t nbytes) const {
   return taken <= limit_ && nbytes <= limit_ - taken;
 }
 
-bool CachingAllocator::add_segment(size_t size, Reach reach) {
-  SegmentSource& source = *sources_[static_cast<size_t>(reach)];
+bool CachingAllocator::add_segment(size_t size, Visibility visibility) {
+  SegmentSource& source = *sources_[static_cast<size_t>(visibility)];
   // A segment has space for more than this block, unless that wastes much of it or exceeds the limit.
   Segment memory;
   if (size < kSegment / 2 && fits(kSegment)) memory = source.allocate(kSegment);
   if (!memory.data && fits(size)) memory = source.allocate(size);
   if (!memory.data) return false;
   auto segment = std::make_unique<OwnedSegment>();
-  segment->reach = reach;
+  segment->visibility = visibility;
   Block* block = new_block();
   block->data = memory.data;
   block->size = memory.size / kPage * kPage;
@@ -240,7 +240,7 @@ bool CachingAllocator::add_segment(size_t size, Reach reach) {
   stats_.reserved.increase(memory.size);
   segment->memory = std::move(memory);
   segments_.push_back(std::move(segment));
-  free_large(reach).insert(block);
+  free_large(visibility).insert(block);
   return true;
 }
 
@@ -272,7 +272,7 @@ void CachingAllocator::free_segments() {
   std::erase_if(segments_, [&](std::unique_ptr<OwnedSegment>& segment) {
     Block* first = segment->first;
     if (first->in_use || first->next) return false;
-    free_large(segment->reach).erase(first);
+    free_large(segment->visibility).erase(first);
     spare_blocks_.push_back(first);
     stats_.segments.decrease(1);
     stats_.reserved.decrease(segment->memory.size);
@@ -300,7 +300,7 @@ bool CachingAllocator::charge(uint64_t nbytes) {
   return true;
 }
 
-void CachingAllocator::charge_anyway(uint64_t nbytes) {
+void CachingAllocator::charge_unchecked(uint64_t nbytes) {
   std::lock_guard lock(mutex_);
   charged_ += nbytes;
 }

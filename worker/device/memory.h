@@ -65,7 +65,7 @@ class SegmentSource {
 std::unique_ptr<SegmentSource> make_anonymous_source();
 
 // Which processes access a block's bytes: the client too, through the transport's memory, or this process alone.
-enum class Reach : uint8_t { kShared, kOwn };
+enum class Visibility : uint8_t { kShared, kPrivate };
 
 // Thread safe. Lives until `close` was called and the last block was released. So a library may hold a block longer
 // than the session that it came from.
@@ -83,13 +83,13 @@ class CachingAllocator {
   using Pointer = std::unique_ptr<CachingAllocator, Closer>;
 
   // `limit`: bytes that may be reserved in all, external memory included. `own`: the source of large blocks of
-  // Reach::kOwn, if that is not `source`.
+  // Visibility::kPrivate, if that is not `source`.
   static Pointer create(std::unique_ptr<SegmentSource> source, uint64_t limit,
                         std::unique_ptr<SegmentSource> own = nullptr);
 
   // Returns false if there is no memory. `buffer->nbytes` is the size asked for; a block of 0 bytes has an address,
   // too.
-  bool allocate(uint64_t nbytes, tr_buffer* buffer, Reach reach = Reach::kShared);
+  bool allocate(uint64_t nbytes, tr_buffer* buffer, Visibility visibility = Visibility::kShared);
   // `reclaim` is called, without the lock, by an allocation that is about to fail. It may release blocks, and returns
   // whether it did; then the allocation tries once more. Set it while no other thread allocates.
   void set_reclaim(std::function<bool()> reclaim) { reclaim_ = std::move(reclaim); }
@@ -102,7 +102,7 @@ class CachingAllocator {
   // which are about tensors. Returns false if so much is not left.
   bool charge(uint64_t nbytes);
   // Counts data that exists already, even beyond the limit; less memory is left for tensors then.
-  void charge_anyway(uint64_t nbytes);
+  void charge_unchecked(uint64_t nbytes);
   void discharge(uint64_t nbytes);
   // Whether the charged bytes alone exceed the limit.
   bool overcharged() const;
@@ -141,7 +141,7 @@ class CachingAllocator {
   };
   struct OwnedSegment {
     Segment memory;
-    Reach reach = Reach::kShared;
+    Visibility visibility = Visibility::kShared;
     Block* first = nullptr;
   };
   struct BySize {
@@ -158,22 +158,22 @@ class CachingAllocator {
   static size_t class_size(uint32_t size_class);
   static void release(void* owner);
 
-  bool take(uint64_t nbytes, tr_buffer* buffer, Reach reach);
+  bool take(uint64_t nbytes, tr_buffer* buffer, Visibility visibility);
   Block* take_small(uint32_t size_class);
-  Block* take_large(size_t size, Reach reach);
+  Block* take_large(size_t size, Visibility visibility);
   bool fits(uint64_t nbytes) const;
   bool add_slab(uint32_t size_class);
-  bool add_segment(size_t size, Reach reach);
+  bool add_segment(size_t size, Visibility visibility);
   void give_small(Block* block);
   void give_large(Block* block);
-  std::set<Block*, BySize>& free_large(Reach reach) { return free_large_[static_cast<size_t>(reach)]; }
+  std::set<Block*, BySize>& free_large(Visibility visibility) { return free_large_[static_cast<size_t>(visibility)]; }
   void free_slabs();
   void free_segments();
   Block* new_block();
   void close();
 
   mutable std::mutex mutex_;
-  std::array<std::unique_ptr<SegmentSource>, 2> sources_;  // By reach; the second one may be null.
+  std::array<std::unique_ptr<SegmentSource>, 2> sources_;  // By visibility; the second one may be null.
   uint64_t limit_;
   uint64_t charged_ = 0;
   MemoryStats stats_;
@@ -182,7 +182,7 @@ class CachingAllocator {
   std::function<bool()> reclaim_;
   std::array<Block*, kClasses> free_small_{};
   std::vector<std::unique_ptr<Slab>> slabs_;
-  std::array<std::set<Block*, BySize>, 2> free_large_;  // By reach.
+  std::array<std::set<Block*, BySize>, 2> free_large_;  // By visibility.
   std::vector<std::unique_ptr<OwnedSegment>> segments_;
   std::vector<Block*> spare_blocks_;  // Records of large blocks, for reuse.
 };

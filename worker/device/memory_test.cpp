@@ -70,30 +70,30 @@ TEST(Memory, OwnBlocksComeFromTheirOwnSource) {
   const auto shared = std::make_shared<Counted>(), own = std::make_shared<Counted>();
   auto allocator = CachingAllocator::create(std::make_unique<CountingSource>(shared), uint64_t{200} << 20,
                                             std::make_unique<CountingSource>(own));
-  const auto get = [&](Reach reach, uint64_t size) {
+  const auto get = [&](Visibility visibility, uint64_t size) {
     tr_buffer buffer{};
-    EXPECT_TRUE(allocator->allocate(size, &buffer, reach));
+    EXPECT_TRUE(allocator->allocate(size, &buffer, visibility));
     return buffer;
   };
-  const tr_buffer a = get(Reach::kOwn, 1 << 20);
+  const tr_buffer a = get(Visibility::kPrivate, 1 << 20);
   EXPECT_EQ(own->segments, 1u);
   EXPECT_EQ(shared->segments, 0u);
-  const tr_buffer b = get(Reach::kShared, 1 << 20);
+  const tr_buffer b = get(Visibility::kShared, 1 << 20);
   EXPECT_EQ(shared->segments, 1u);
   release(a);
   release(b);
   // Each block is found again in its own source.
-  const tr_buffer c = get(Reach::kShared, 1 << 20), d = get(Reach::kOwn, 1 << 20);
+  const tr_buffer c = get(Visibility::kShared, 1 << 20), d = get(Visibility::kPrivate, 1 << 20);
   EXPECT_EQ(c.data, b.data);
   EXPECT_EQ(d.data, a.data);
   release(c);
   release(d);
   // The limit counts both sources, and either may use what the other does not need.
-  const tr_buffer large = get(Reach::kOwn, 150 << 20);
+  const tr_buffer large = get(Visibility::kPrivate, 150 << 20);
   tr_buffer none{};
-  EXPECT_FALSE(allocator->allocate(100 << 20, &none, Reach::kShared));
+  EXPECT_FALSE(allocator->allocate(100 << 20, &none, Visibility::kShared));
   release(large);
-  release(get(Reach::kShared, 180 << 20));
+  release(get(Visibility::kShared, 180 << 20));
   allocator->trim();
   EXPECT_EQ(own->bytes + shared->bytes, 0u);
   EXPECT_EQ(allocator->stats().reserved.current, 0u);

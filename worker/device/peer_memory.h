@@ -19,8 +19,8 @@ class PeerMemory {
   virtual ~PeerMemory() = default;
 
   // The location of a piece, for the other process. Only the two devices know its format.
-  static constexpr size_t kPlaceBytes = 96;
-  using Place = std::array<std::byte, kPlaceBytes>;
+  static constexpr size_t kLocationBytes = 96;
+  using Location = std::array<std::byte, kLocationBytes>;
 
   // Memory that another process may be reading. It is reused only after was_read(). Thread safe.
   class Piece {
@@ -33,16 +33,16 @@ class PeerMemory {
   // -- Thread safe.
 
   // Stores a few bytes, which are in place when the call returns.
-  virtual Status offer(std::span<const std::byte> content, Place* place, PiecePtr* piece) = 0;
+  virtual Status offer(std::span<const std::byte> content, Location* location, PiecePtr* piece) = 0;
   // Checks that this device can read these bytes there. Waits for the read.
-  virtual Status try_out(const Place& place, std::span<const std::byte> content) = 0;
+  virtual Status verify_readable(const Location& location, std::span<const std::byte> content) = 0;
   // Ok, unless the device is lost.
   virtual Status status() const = 0;
 
   // -- Queued work, for the device's thread.
 
   // Copies to such memory.
-  virtual Status put(const void* source, uint64_t nbytes, Place* place, PiecePtr* piece) = 0;
+  virtual Status put(const void* source, uint64_t nbytes, Location* location, PiecePtr* piece) = 0;
 
   // Reads the memory of one other process. It holds that memory open until it is destroyed, after all its reads are
   // done.
@@ -50,7 +50,8 @@ class PeerMemory {
    public:
     virtual ~Reader() = default;
     // Queues a read. `*finish` must be called when the read is done, on any thread, before the other end is notified.
-    virtual Status take(const Place& place, void* destination, uint64_t nbytes, std::function<void()>* finish) = 0;
+    virtual Status read(const Location& location, void* destination, uint64_t nbytes,
+                        std::function<void()>* finish) = 0;
   };
   virtual std::shared_ptr<Reader> make_reader() = 0;
 };

@@ -10,10 +10,10 @@ namespace torch_remote::worker {
 
 enum class Control : char {
   // From the session: its client is authenticated and asks to be admitted. Body: the session's routing key.
-  kAsks = 'a',
-  kAdmitted = 'y',  // To the session: the client is admitted.
-  kRefused = 'n',   // To the session: the client is refused. Body: the reason.
-  kReturns = 'r',   // To the session: its client reconnects. Body: the client hello; the socket comes with it.
+  kAdmissionRequest = 'a',
+  kAdmitted = 'y',   // To the session: the client is admitted.
+  kRefused = 'n',    // To the session: the client is refused. Body: the reason.
+  kReconnect = 'r',  // To the session: its client reconnects. Body: the client hello; the socket comes with it.
 };
 
 struct ControlMessage {

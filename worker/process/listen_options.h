@@ -16,7 +16,7 @@ namespace torch_remote::worker {
 struct ListenOptions {
   std::string url;  // unix://PATH, tcp://HOST:PORT, tls://HOST:PORT. No host: 127.0.0.1; port 0: any free port.
   // Maximum number of concurrent clients; 0: any number. Further clients are refused at once, with the reason.
-  size_t most = 0;
+  size_t max_sessions = 0;
   std::string token;     // The token that clients over a network must know; empty: none.
   remote::TlsFiles tls;  // With `authorities`, clients need a certificate.
   // Users whose processes may connect to a Unix socket, in addition to this process's user and root.
@@ -34,6 +34,6 @@ struct ListenOptions {
 };
 
 // Time that a client that will be refused has for its first message.
-inline constexpr std::chrono::seconds kToRefuse{5};
+inline constexpr std::chrono::seconds kRefusedHelloTimeout{5};
 
 }  // namespace torch_remote::worker

@@ -44,8 +44,8 @@ using remote::ClientHello;
 using remote::ServerHello;
 
 // A client that ends one session and begins another may be faster than the exit of the old session's process.
-constexpr std::chrono::milliseconds kForOneToEnd{500};
-constexpr std::chrono::milliseconds kForRoom{100};
+constexpr std::chrono::milliseconds kSessionExitTime{500};
+constexpr std::chrono::milliseconds kAcceptRetryTime{100};
 constexpr std::chrono::milliseconds kForEnd{50};
 // Limits for a Unix socket: clients that wait to be admitted, and clients that are being refused. Each of the latter
 // has a process until it has its answer.
@@ -60,7 +60,7 @@ Status system_error(const std::string& what) {
 }
 
 // Removes the socket of a dead worker. Keeps a socket that still answers, and any other file.
-Status make_way(const std::string& path, const sockaddr_un& address) {
+Status remove_stale_socket(const std::string& path, const sockaddr_un& address) {
   struct stat there{};
   if (lstat(path.c_str(), &there) != 0) return {};
   if (!S_ISSOCK(there.st_mode)) {
@@ -86,7 +86,7 @@ Status bind_unix(const std::string& path, const std::string& url, mode_t mode, i
                            std::to_string(sizeof(address.sun_path) - 1) + " bytes");
   }
   std::memcpy(address.sun_path, path.c_str(), path.size());
-  if (Status status = make_way(path, address); !status.ok()) return status;
+  if (Status status = remove_stale_socket(path, address); !status.ok()) return status;
   const int made = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   const mode_t before = umask(static_cast<mode_t>(~mode & 0777));
   const bool bound = made >= 0 && bind(made, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
@@ -134,7 +134,7 @@ bool is_gone(const SessionProcess& session) {
 
 class Listener {
  public:
-  Listener(const ListenOptions& options, const ServerOptions& server, Trial trial)
+  Listener(const ListenOptions& options, const ServerOptions& server, TrialRun trial)
       : options_(options), server_(server), trial_(std::move(trial)) {}
 
   Status open();
@@ -150,24 +150,24 @@ class Listener {
   size_t count(SessionProcess::State state) const {
     return static_cast<size_t>(std::ranges::count(sessions_, state, &SessionProcess::state));
   }
-  bool has_room() const { return options_.most == 0 || serving() < options_.most; }
+  bool has_capacity() const { return options_.max_sessions == 0 || serving() < options_.max_sessions; }
   std::string busy() const;
   size_t next_device() const;
   // Starts a session's process, or returns the reason why it cannot.
   Status start(const SessionStart& start, pid_t* pid) const;
 
   void accept_unix(int client);
-  void let_in_unix();
+  void admit_unix();
   void begin_unix(int client, SessionProcess::State state);
   void begin_network(int client);
   // Returns false if the connection is finished.
-  bool read_opening(Incoming& incoming);
+  bool read_client_hello(Incoming& incoming);
   void answer(int client, ServerHello::Code code, const std::string& text);
   void begin_session(int client, const ClientHello& client_hello);
   void hand_over(int client, const ClientHello& client_hello);
   // Returns false if the other end is gone.
   bool read_control(SessionProcess& session);
-  void let_in(SessionProcess& session);
+  void answer_admission(SessionProcess& session);
   // Reserves a status slot for a session's process that is about to be started.
   SessionStatus* begin_status(const std::string& client) { return status_ ? status_->begin(client) : nullptr; }
   uint64_t slot_of(const SessionStatus* counts) const {
@@ -177,7 +177,7 @@ class Listener {
 
   const ListenOptions& options_;
   const ServerOptions& server_;
-  const Trial trial_;
+  const TrialRun trial_;
   std::string url_;  // Of at_, for messages.
   remote::WorkerUrl at_;
   int listener_ = -1;
@@ -188,7 +188,7 @@ class Listener {
     int client = -1;
     Clock::time_point until;
   };
-  std::deque<Waiting> waiting_for_room_;  // Over a Unix socket, in the order of arrival.
+  std::deque<Waiting> waiting_for_admission_;  // Over a Unix socket, in the order of arrival.
   std::list<SessionProcess> sessions_;
   struct Ended {
     remote::Digest routing{};
@@ -214,7 +214,7 @@ Status Listener::open() {
   }
   if (!status.ok()) return status;
   if (!options_.status_file.empty()) {
-    if (status = StatusFile::create(options_.status_file, options_.most, &status_); !status.ok()) return status;
+    if (status = StatusFile::create(options_.status_file, options_.max_sessions, &status_); !status.ok()) return status;
   }
   // SIGCHLD ends a wait, and arrives at no other time.
   struct sigaction child{};
@@ -229,7 +229,7 @@ Status Listener::open() {
   const std::string limit =
       server_.memory_limit ? std::to_string(server_.memory_limit >> 20) + " MiB" : std::string("all memory");
   spdlog::info("sessions are limited: {} at once (--max-sessions), {} for the tensors of each (--memory-limit)",
-               options_.most ? std::to_string(options_.most) : "any number", limit);
+               options_.max_sessions ? std::to_string(options_.max_sessions) : "any number", limit);
   spdlog::info("listening on {}", url_);
   return {};
 }
@@ -269,11 +269,11 @@ Status Listener::run() {
         close(session.control);
         session.control = -1;
       }
-      let_in(session);
+      answer_admission(session);
     }
-    let_in_unix();
+    admit_unix();
     for (auto incoming = incoming_.begin(); incoming != incoming_.end();) {
-      incoming = read_opening(*incoming) ? std::next(incoming) : incoming_.erase(incoming);
+      incoming = read_client_hello(*incoming) ? std::next(incoming) : incoming_.erase(incoming);
     }
     if (Status status = accept_all(); !status.ok()) return status;
   }
@@ -288,9 +288,9 @@ void Listener::wait_for_something(std::vector<pollfd>& polled) {
   }
   for (const SessionProcess& session : sessions_) {
     if (session.control >= 0) polled.push_back({session.control, POLLIN, 0});
-    if (session.asked) until = std::min(until, *session.asked + kForOneToEnd);
+    if (session.asked) until = std::min(until, *session.asked + kSessionExitTime);
   }
-  if (!waiting_for_room_.empty()) until = std::min(until, waiting_for_room_.front().until);
+  if (!waiting_for_admission_.empty()) until = std::min(until, waiting_for_admission_.front().until);
   const auto left = std::max<Clock::duration>(until - Clock::now(), Clock::duration::zero());
   const timespec timeout = {std::chrono::duration_cast<std::chrono::seconds>(left).count(),
                             std::chrono::duration_cast<std::chrono::nanoseconds>(left).count() % 1'000'000'000};
@@ -311,7 +311,7 @@ Status Listener::accept_all() {
     }
     // Out of descriptors or memory, which one client may have caused: the others must not suffer from it.
     spdlog::warn("cannot accept a client: {}", std::strerror(errno));
-    std::this_thread::sleep_for(kForRoom);
+    std::this_thread::sleep_for(kAcceptRetryTime);
     return {};
   }
 }
@@ -349,14 +349,14 @@ std::string Listener::busy() const {
     // "processes 1, 2"
     if (constexpr std::string_view kProcess = "process "; !network() && !clients.empty()) {
       client.erase(0, kProcess.size());
-    } else if (!network() && options_.most > 1) {
+    } else if (!network() && options_.max_sessions > 1) {
       client.replace(0, kProcess.size(), "processes ");
     }
     clients += (clients.empty() ? "" : ", ") + client;
   }
-  const bool one = options_.most == 1;
+  const bool one = options_.max_sessions == 1;
   return "remote: the worker at " + url_ + " (pid " + std::to_string(self_) + ") is busy: it serves " +
-         std::to_string(options_.most) + (one ? " client" : " clients") + " at most, and " + clients +
+         std::to_string(options_.max_sessions) + (one ? " client" : " clients") + " at most, and " + clients +
          (one ? " uses it" : " use it") +
          "; wait until one ends, start the worker with a larger --max-sessions, or start another one: "
          "torch-remote-worker --listen " +
@@ -400,22 +400,22 @@ void Listener::accept_unix(int client) {
   if (peer.uid != 0 && peer.uid != geteuid() && std::ranges::find(options_.users, peer.uid) == options_.users.end()) {
     spdlog::warn("process {} of user {} is not let in (--allow-user)", peer.pid, peer.uid);
     close(client);
-  } else if (waiting_for_room_.size() >= kMostWaiting) {
+  } else if (waiting_for_admission_.size() >= kMostWaiting) {
     close(client);
   } else {
-    waiting_for_room_.push_back({client, Clock::now() + kForOneToEnd});
-    let_in_unix();
+    waiting_for_admission_.push_back({client, Clock::now() + kSessionExitTime});
+    admit_unix();
   }
 }
 
 // Admits or refuses waiting clients: admits while there is capacity, refuses after a timeout.
-void Listener::let_in_unix() {
+void Listener::admit_unix() {
   using State = SessionProcess::State;
   reap();
-  while (!waiting_for_room_.empty() && (has_room() || Clock::now() >= waiting_for_room_.front().until)) {
-    const int client = waiting_for_room_.front().client;
-    waiting_for_room_.pop_front();
-    if (has_room()) {
+  while (!waiting_for_admission_.empty() && (has_capacity() || Clock::now() >= waiting_for_admission_.front().until)) {
+    const int client = waiting_for_admission_.front().client;
+    waiting_for_admission_.pop_front();
+    if (has_capacity()) {
       begin_unix(client, State::kServing);
     } else if (count(State::kRefused) < kMostRefused) {
       begin_unix(client, State::kRefused);
@@ -455,7 +455,7 @@ void Listener::begin_network(int client) {
   incoming.deadline = Clock::now() + remote::kHelloTimeout;
 }
 
-bool Listener::read_opening(Incoming& incoming) {
+bool Listener::read_client_hello(Incoming& incoming) {
   ssize_t n;
   do {
     n = recv(incoming.socket, incoming.bytes.data() + incoming.have, incoming.bytes.size() - incoming.have,
@@ -555,7 +555,7 @@ void Listener::hand_over(int client, const ClientHello& client_hello) {
   }
   session->attempts = client_hello.attempt;
   const std::string bytes(reinterpret_cast<const char*>(&client_hello), sizeof(client_hello));
-  if (!send_control(session->control, Control::kReturns, bytes, client)) {
+  if (!send_control(session->control, Control::kReconnect, bytes, client)) {
     spdlog::warn("the session of {} does not take its client back", session->client);
   }
 }
@@ -566,7 +566,7 @@ bool Listener::read_control(SessionProcess& session) {
     const Status status = receive_control(session.control, &message);
     if (!status.ok()) return status.code() == ErrorCode::kTimeout;
     if (message.descriptor >= 0) close(message.descriptor);
-    if (message.type != Control::kAsks || message.body.size() != sizeof(remote::Digest) ||
+    if (message.type != Control::kAdmissionRequest || message.body.size() != sizeof(remote::Digest) ||
         session.state != SessionProcess::State::kUnproven) {
       continue;
     }
@@ -576,13 +576,13 @@ bool Listener::read_control(SessionProcess& session) {
 }
 
 // Answers a session that asked to be admitted: yes while there is capacity, no after a timeout.
-void Listener::let_in(SessionProcess& session) {
+void Listener::answer_admission(SessionProcess& session) {
   if (!session.asked) return;
-  if (has_room()) {
+  if (has_capacity()) {
     session.state = SessionProcess::State::kServing;
     if (status_) ++status_->all().sessions;
     send_control(session.control, Control::kAdmitted, {});
-  } else if (Clock::now() - *session.asked >= kForOneToEnd) {
+  } else if (Clock::now() - *session.asked >= kSessionExitTime) {
     session.state = SessionProcess::State::kRefused;
     session.routing.reset();
     if (status_) ++status_->all().refused;
@@ -597,8 +597,8 @@ void Listener::let_in(SessionProcess& session) {
 
 Status listen(const ListenOptions& options, const ServerOptions& server) {
   protect_secrets();
-  Trial trial;
-  if (Status status = try_to_load(options, server, &trial); !status.ok()) return status;
+  TrialRun trial;
+  if (Status status = run_trial(options, server, &trial); !status.ok()) return status;
   Listener listener(options, server, std::move(trial));
   if (Status status = listener.open(); !status.ok()) return status;
   return listener.run();

@@ -201,7 +201,7 @@ void allow_places(const std::string& files, const ServerOptions& options, Sandbo
     if (!error) sandbox->readable.push_back(real.parent_path());
   }
   if (options.files) sandbox->readable.push_back(files.empty() ? "/" : files);
-  sandbox->as_user = [](SandboxOptions* its) {
+  sandbox->add_user_options = [](SandboxOptions* its) {
     const std::string cache = cache_folder();
     std::error_code error;
     // Only existing paths can be allowed.
@@ -278,7 +278,7 @@ int run(int argc, char** argv, const std::vector<Target>& targets) {
                      "an address of this machine by which workers of other ranks reach it "
                      "(torch.distributed), where sessions wait for them; default: with --listen none, else "
                      "TORCH_REMOTE_PEER_HOST or 127.0.0.1");
-  auto* most = app.add_option("--max-sessions", listening.most,
+  auto* most = app.add_option("--max-sessions", listening.max_sessions,
                               "clients at once, with --listen; 0: any number; default: twice the cores, 16 at least");
   int session = -1;
   app.add_option("--session-fd", session)->group("");  // For the processes that a listener starts.
@@ -344,7 +344,8 @@ int run(int argc, char** argv, const std::vector<Target>& targets) {
   if (!listening.url.empty()) {
     listening.opens_first = target.numbered;
     listening.load = load;
-    if (most->count() == 0) listening.most = std::max(kFewestSessions, 2 * static_cast<size_t>(processor_cores()));
+    if (most->count() == 0)
+      listening.max_sessions = std::max(kFewestSessions, 2 * static_cast<size_t>(processor_cores()));
     if (limit->count() == 0 && !target.gpu) {
       options.memory_limit = static_cast<uint64_t>(kShare * static_cast<double>(machine_memory()));
     }

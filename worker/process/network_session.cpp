@@ -47,10 +47,11 @@ std::string describe(int socket, const ListenOptions& options) {
 }
 
 // Asks the listener to admit the client; it answers within a second.
-Status ask_for_room(int control, const remote::Digest& session_key) {
+Status request_admission(int control, const remote::Digest& session_key) {
   const auto lost = [] { return Status(ErrorCode::kLost, "remote: the worker ends"); };
   const remote::Digest routing = remote::routing_key(session_key);
-  if (!send_control(control, Control::kAsks, {reinterpret_cast<const char*>(routing.data()), routing.size()})) {
+  if (!send_control(control, Control::kAdmissionRequest,
+                    {reinterpret_cast<const char*>(routing.data()), routing.size()})) {
     return lost();
   }
   for (;;) {
@@ -67,23 +68,23 @@ Status ask_for_room(int control, const remote::Digest& session_key) {
 
 // Later connections, as the listener hands them over. Each handshake has a thread of its own, so that the session's
 // keeper continues with heartbeats and acknowledgements whatever the other end does.
-class Arrivals {
+class Reconnects {
  public:
-  Arrivals(int control, const ListenOptions& options, uint64_t max_attachment_bytes, const remote::Digest& session,
-           std::shared_ptr<const remote::TlsContext> keys)
+  Reconnects(int control, const ListenOptions& options, uint64_t max_attachment_bytes, const remote::Digest& session,
+             std::shared_ptr<const remote::TlsContext> keys)
       : control_(control),
         options_(options),
         max_attachment_bytes_(max_attachment_bytes),
         session_(session),
         keys_(std::move(keys)),
         wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
-  ~Arrivals() {
-    for (const auto& arrival : arrivals_) arrival->given_up = true;
-    for (const auto& arrival : arrivals_) arrival->thread.join();
+  ~Reconnects() {
+    for (const auto& reconnect : reconnects_) reconnect->given_up = true;
+    for (const auto& reconnect : reconnects_) reconnect->thread.join();
     close(wake_);
   }
-  Arrivals(const Arrivals&) = delete;
-  Arrivals& operator=(const Arrivals&) = delete;
+  Reconnects(const Reconnects&) = delete;
+  Reconnects& operator=(const Reconnects&) = delete;
 
   void interrupt() const {
     const uint64_t one = 1;
@@ -106,7 +107,7 @@ class Arrivals {
   }
 
  private:
-  struct Arrival {
+  struct Reconnect {
     std::thread thread;
     std::atomic<bool> given_up{false}, done{false};
     Status status;  // `status` and `applicant` are valid once `done`.
@@ -119,13 +120,13 @@ class Arrivals {
     if (status.code() == ErrorCode::kLost) return {ErrorCode::kUnsupported, "remote: the worker ends"};
     if (!status.ok()) return {};
     ClientHello client_hello;
-    if (message.type != Control::kReturns || message.body.size() != sizeof(client_hello) || message.descriptor < 0) {
+    if (message.type != Control::kReconnect || message.body.size() != sizeof(client_hello) || message.descriptor < 0) {
       if (message.descriptor >= 0) close(message.descriptor);
       return {};
     }
     std::memcpy(&client_hello, message.body.data(), sizeof(client_hello));
-    if (arrivals_.size() >= kMostReturns) drop(arrivals_.begin());
-    Arrival* const made = arrivals_.emplace_back(std::make_unique<Arrival>()).get();
+    if (reconnects_.size() >= kMostReturns) drop(reconnects_.begin());
+    Reconnect* const made = reconnects_.emplace_back(std::make_unique<Reconnect>()).get();
     made->thread = std::thread([this, made, client_hello, socket = message.descriptor] {
       const Deadline deadline(kReturnTime, [made] { return !made->given_up; });
       const remote::WorkerSide side{.token = {}, .keys = keys_.get(), .session = &session_};
@@ -139,17 +140,17 @@ class Arrivals {
 
   // Continues with the newest authenticated client, and drops older connections.
   bool take_known(const ResumingTransport::Freeze& freeze, ResumingTransport::Connection* connection) {
-    for (size_t i = arrivals_.size(); i-- > 0;) {
-      if (!arrivals_[i]->done) continue;
-      arrivals_[i]->thread.join();
-      const std::unique_ptr<Arrival> arrival = std::move(arrivals_[i]);
-      arrivals_.erase(arrivals_.begin() + static_cast<std::ptrdiff_t>(i));
-      if (!arrival->status.ok()) {
-        spdlog::warn("{}", arrival->status.message());
+    for (size_t i = reconnects_.size(); i-- > 0;) {
+      if (!reconnects_[i]->done) continue;
+      reconnects_[i]->thread.join();
+      const std::unique_ptr<Reconnect> reconnect = std::move(reconnects_[i]);
+      reconnects_.erase(reconnects_.begin() + static_cast<std::ptrdiff_t>(i));
+      if (!reconnect->status.ok()) {
+        spdlog::warn("{}", reconnect->status.message());
         continue;
       }
-      while (i-- > 0) drop(arrivals_.begin());
-      remote::PendingClient& pending_client = arrival->pending_client;
+      while (i-- > 0) drop(reconnects_.begin());
+      remote::PendingClient& pending_client = reconnect->pending_client;
       connection->received = pending_client.received;
       // So few bytes are sent without blocking.
       if (Status status =
@@ -165,10 +166,10 @@ class Arrivals {
     return false;
   }
 
-  void drop(std::deque<std::unique_ptr<Arrival>>::iterator arrival) {
-    (*arrival)->given_up = true;
-    (*arrival)->thread.join();
-    arrivals_.erase(arrival);
+  void drop(std::deque<std::unique_ptr<Reconnect>>::iterator reconnect) {
+    (*reconnect)->given_up = true;
+    (*reconnect)->thread.join();
+    reconnects_.erase(reconnect);
   }
 
   const int control_;
@@ -177,7 +178,7 @@ class Arrivals {
   const remote::Digest session_;
   const std::shared_ptr<const remote::TlsContext> keys_;
   const int wake_;
-  std::deque<std::unique_ptr<Arrival>> arrivals_;  // Used by the session's keeper thread; the newest is last.
+  std::deque<std::unique_ptr<Reconnect>> reconnects_;  // Used by the session's keeper thread; the newest is last.
 };
 
 }  // namespace
@@ -197,7 +198,7 @@ Status serve_network_client(int socket, const ClientHello& client_hello, int con
   remote::wipe(&options.token);
   tls.reset();
   if (!status.ok()) return status;
-  if (status = ask_for_room(control, pending_client.key); !status.ok()) {
+  if (status = request_admission(control, pending_client.key); !status.ok()) {
     refuse(pending_client, status.message(), deadline);
     return {ErrorCode::kUnsupported,
             "remote: " + pending_client.stream->description() + " was not let in: " + status.message()};
@@ -211,17 +212,17 @@ Status serve_network_client(int socket, const ClientHello& client_hello, int con
   ServerOptions its = server;
   if (status = options.load(&its); !status.ok()) its.unavailable = status;
   // The client may have to send it again after a reconnect.
-  its.greeting = std::max<std::chrono::milliseconds>(its.greeting, options.lease);
-  Arrivals arrivals(control, options, max_attachment_bytes, pending_client.key, std::move(keys));
+  its.hello_timeout = std::max<std::chrono::milliseconds>(its.hello_timeout, options.lease);
+  Reconnects reconnects(control, options, max_attachment_bytes, pending_client.key, std::move(keys));
   ResumingTransport::Options how;
   how.lease = options.lease;
   how.heartbeat = options.heartbeat;
   how.reconnect_always = true;
-  how.interrupt = [&arrivals] { arrivals.interrupt(); };
+  how.interrupt = [&reconnects] { reconnects.interrupt(); };
   std::unique_ptr<remote::Transport> transport = std::make_unique<ResumingTransport>(
       std::move(first), how,
-      [&arrivals](bool, std::chrono::milliseconds step, const ResumingTransport::Freeze& freeze,
-                  ResumingTransport::Connection* connection) { return arrivals.next(step, freeze, connection); });
+      [&reconnects](bool, std::chrono::milliseconds step, const ResumingTransport::Freeze& freeze,
+                    ResumingTransport::Connection* connection) { return reconnects.next(step, freeze, connection); });
   if (counts != nullptr) transport = std::make_unique<CountingTransport>(std::move(transport), counts);
   return serve(*transport, its);
 }

@@ -10,13 +10,9 @@
 
 namespace torch_remote::worker {
 
-// Runs a session's process whose client connected over a network and sent `client_hello`. It completes
-// the handshake, asks the listener (over `control`) to admit the client, loads what sessions need, and serves. Later
-// connections of its client come from the listener. Owns both descriptors. `tls` is null for tcp://; `counts` may be
-// null.
-//
-// After the first handshake neither the token nor the private key is needed: the token in `options` is overwritten and
-// `tls` is released. If the caller has no other copies (pass both with std::move), none is left in the process.
+// Runs a session's process whose client connected over a network and sent `client_hello`. It completes the handshake,
+// asks the listener (over `control`) to admit the client, loads what sessions need, and serves. Later connections of
+// its client come from the listener. Owns both descriptors. `tls` is null for tcp://; `counts` may be null.
 Status serve_network_client(int socket, const remote::ClientHello& client_hello, int control, ListenOptions options,
                             std::shared_ptr<const remote::TlsContext> tls, const ServerOptions& server,
                             SessionStatus* counts);

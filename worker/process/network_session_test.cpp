@@ -39,7 +39,7 @@ using remote::Digest;
 // As at the start of the worker's program.
 const bool g_overwrites = remote::enable_openssl_cleansing();
 
-int read_opening(int socket, ClientHello* client_hello) {
+int read_client_hello(int socket, ClientHello* client_hello) {
   auto* to = reinterpret_cast<char*>(client_hello);
   size_t have = 0;
   for (ssize_t n; have < sizeof(*client_hello) && (n = recv(socket, to + have, sizeof(*client_hello) - have, 0)) > 0;) {
@@ -69,24 +69,24 @@ class Session {
   // `secrets`: "token", or with TLS "token\ncertificate\nkey".
   void start(const std::string& secrets, int socket) {
     ClientHello client_hello;
-    EXPECT_EQ(read_opening(socket, &client_hello), static_cast<int>(sizeof(client_hello)));
+    EXPECT_EQ(read_client_hello(socket, &client_hello), static_cast<int>(sizeof(client_hello)));
     const std::string said(reinterpret_cast<const char*>(&client_hello), sizeof(client_hello));
-    EXPECT_TRUE(send_control(begin_[0], Control::kReturns, said, socket));
+    EXPECT_TRUE(send_control(begin_[0], Control::kReconnect, said, socket));
     EXPECT_EQ(send(begin_[0], secrets.data(), secrets.size(), 0), static_cast<ssize_t>(secrets.size()));
     close(socket);
     pollfd polled{control_[0], POLLIN, 0};
     ControlMessage message;
     EXPECT_EQ(poll(&polled, 1, 30'000), 1);
     EXPECT_TRUE(receive_control(control_[0], &message).ok());
-    EXPECT_EQ(message.type, Control::kAsks);
+    EXPECT_EQ(message.type, Control::kAdmissionRequest);
     std::memcpy(routing_.data(), message.body.data(), routing_.size());
     EXPECT_TRUE(send_control(control_[0], Control::kAdmitted, {}));
   }
   void hand_over(int socket) {
     ClientHello client_hello;
-    EXPECT_EQ(read_opening(socket, &client_hello), static_cast<int>(sizeof(client_hello)));
+    EXPECT_EQ(read_client_hello(socket, &client_hello), static_cast<int>(sizeof(client_hello)));
     EXPECT_TRUE(remote::is_from(client_hello, routing_));
-    EXPECT_TRUE(send_control(control_[0], Control::kReturns,
+    EXPECT_TRUE(send_control(control_[0], Control::kReconnect,
                              std::string(reinterpret_cast<const char*>(&client_hello), sizeof(client_hello)), socket));
     close(socket);
   }
@@ -145,7 +145,7 @@ class Session {
     if (!options.tls.key.empty() && !remote::TlsContext::for_worker(options.tls, &tls).ok()) _exit(2);
     ServerOptions server;
     server.open_device = open_cpu;
-    server.greeting = 60s;
+    server.hello_timeout = 60s;
     (void)serve_network_client(message.descriptor, client_hello, control_[1], std::move(options), std::move(tls),
                                server, nullptr);
     _exit(0);

@@ -139,7 +139,7 @@ struct Spawn {
   posix_spawnattr_t attributes;
 };
 
-void tie_to_listener(pid_t listener) {
+void exit_with_listener(pid_t listener) {
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (getppid() != listener) _exit(0);  // The listener ended before prctl().
 }
@@ -234,7 +234,7 @@ Status read_session(int descriptor, SessionStart* start) {
   explicit_bzero(bytes.data(), bytes.size());
   if (!reader.done()) return Status::invalid("remote: --session-fd is for a listener's own use");
   for (int made = descriptor + 1; made < next; ++made) fcntl(made, F_SETFD, FD_CLOEXEC);
-  tie_to_listener(listener);
+  exit_with_listener(listener);
   protect_secrets();
   return {};
 }
@@ -252,7 +252,7 @@ Status serve_session(SessionStart start, ListenOptions options, ServerOptions se
     overwrite_freed(false);
     SandboxReport report;
     Status status = enter_sandbox(sandbox, &report);
-    tie_to_listener(listener);  // A change of user resets it.
+    exit_with_listener(listener);  // A change of user resets it.
     spdlog::debug("confined: {}", report.text());
     return status;
   };
@@ -275,7 +275,7 @@ Status serve_session(SessionStart start, ListenOptions options, ServerOptions se
     spdlog::debug("serving {}", transport->description());
     if (!start.refusal.empty()) {
       if (Status status = confine(); !status.ok()) return status;
-      server.greeting = kToRefuse;
+      server.hello_timeout = kRefusedHelloTimeout;
       server.unavailable = {ErrorCode::kUnsupported, start.refusal};
     } else if (Status status = options.load(&server); !status.ok()) {
       server.unavailable = status;

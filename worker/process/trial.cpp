@@ -25,7 +25,7 @@ Status system_error(const std::string& what) {
 }
 
 // Runs in the trial process. Does what a session does, but finds the folders of libraries before it enters the sandbox.
-Status try_all(const ListenOptions& options, const ServerOptions& server, Trial* found) {
+Status try_all(const ListenOptions& options, const ServerOptions& server, TrialRun* found) {
   ServerOptions its = server;
   Status status = options.load(&its);
   if (status.ok()) status = its.unavailable;
@@ -56,7 +56,7 @@ Status try_all(const ListenOptions& options, const ServerOptions& server, Trial*
 
 }  // namespace
 
-Status try_to_load(const ListenOptions& options, const ServerOptions& server, Trial* found) {
+Status run_trial(const ListenOptions& options, const ServerOptions& server, TrialRun* found) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return system_error("no pipe");
   const pid_t pid = fork();

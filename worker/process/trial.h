@@ -11,13 +11,13 @@
 namespace torch_remote::worker {
 
 // The results of a trial run.
-struct Trial {
+struct TrialRun {
   std::vector<std::string> libraries;  // Folders of the libraries that sessions need.
   std::string confined;                // Describes the sandbox of sessions (worker/sandbox/sandbox.h).
 };
 
 // Loads what sessions need, opens the GPUs, and enters the sandbox, in a process that then ends. So missing parts cause
 // an error before a client connects.
-Status try_to_load(const ListenOptions& options, const ServerOptions& server, Trial* found);
+Status run_trial(const ListenOptions& options, const ServerOptions& server, TrialRun* found);
 
 }  // namespace torch_remote::worker

@@ -61,8 +61,8 @@ bool is_private(const fs::path& folder) {
 
 }  // namespace
 
-KernelFiles::KernelFiles(std::string folder, uint64_t limit, std::string about)
-    : folder_(std::move(folder)), limit_(limit), about_(std::move(about)) {
+KernelFiles::KernelFiles(std::string folder, uint64_t limit, std::string key_prefix)
+    : folder_(std::move(folder)), limit_(limit), key_prefix_(std::move(key_prefix)) {
   if (folder_.empty()) return;
   std::error_code error;
   const fs::path made(folder_);
@@ -72,10 +72,10 @@ KernelFiles::KernelFiles(std::string folder, uint64_t limit, std::string about)
 }
 
 std::string KernelFiles::path_of(const std::string& text) const {
-  const std::string about = about_ + '\n' + text;
+  const std::string key = key_prefix_ + '\n' + text;
   char name[64];
-  std::snprintf(name, sizeof(name), "%016llx%016llx.kernel", static_cast<unsigned long long>(hash(about, 2)),
-                static_cast<unsigned long long>(hash(about, 3)));
+  std::snprintf(name, sizeof(name), "%016llx%016llx.kernel", static_cast<unsigned long long>(hash(key, 2)),
+                static_cast<unsigned long long>(hash(key, 3)));
   return folder_ + "/" + name;
 }
 

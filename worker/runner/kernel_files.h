@@ -12,8 +12,9 @@ class KernelFiles {
  public:
   // `folder` is created with mode 0700 if it does not exist. An existing folder keeps its mode; if others can write to
   // it, nothing is cached. `limit`: bytes of all cached files; the oldest ones are removed first. Other files in the
-  // folder are left alone. `about`: what distinguishes kernels of the same text: the target, the compiler's version.
-  KernelFiles(std::string folder, uint64_t limit, std::string about);
+  // folder are left alone. `key_prefix`: what distinguishes kernels of the same text: the target, the compiler's
+  // version.
+  KernelFiles(std::string folder, uint64_t limit, std::string key_prefix);
 
   // Returns false if the file does not exist or is damaged.
   bool read(const std::string& text, std::vector<uint8_t>* bytes) const;
@@ -26,7 +27,7 @@ class KernelFiles {
 
   std::string folder_;
   const uint64_t limit_;
-  const std::string about_;
+  const std::string key_prefix_;
 };
 
 }  // namespace torch_remote::worker::kernels

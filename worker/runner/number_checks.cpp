@@ -154,7 +154,7 @@ Status overflow(DType dtype) {
 
 }  // namespace
 
-NumberChecks::NumberChecks(const ir::Graph& graph, const ir::Group& group, Halves halves) {
+ScalarChecks::ScalarChecks(const ir::Graph& graph, const ir::Group& group, HalfPolicy half_policy) {
   for (uint32_t n = group.first; n <= group.last; ++n) {
     const ir::Node& node = graph.nodes[n];
     const ir::View* const view = first_view(graph, node);
@@ -166,13 +166,13 @@ NumberChecks::NumberChecks(const ir::Graph& graph, const ir::Group& group, Halve
       const Rule* const rule = find_rule(desc, desc.args[i]);
       if (rule == nullptr) continue;
       const bool is_half = view->dtype == DType::kFloat16 || view->dtype == DType::kBFloat16;
-      const DType dtype = is_half && rule->wide && halves == Halves::kWide ? DType::kFloat32 : view->dtype;
+      const DType dtype = is_half && rule->wide && half_policy == HalfPolicy::kWide ? DType::kFloat32 : view->dtype;
       if (!name_in_messages(dtype).empty()) numbers_.push_back({tag, node.args[i].a, dtype});
     }
   }
 }
 
-Status NumberChecks::check(std::span<const int64_t> values) const {
+Status ScalarChecks::check(std::span<const int64_t> values) const {
   for (const Number& number : numbers_) {
     const int64_t value = values[number.symbol];
     const bool held =

@@ -12,13 +12,13 @@ namespace torch_remote::worker {
 // Checks scalar arguments of a group's ops. torch's kernels first convert such a number to the dtype that they compute
 // in. If that dtype cannot hold it (300 as uint8, 1e39 as float), they raise an error on the host. Other kernels would
 // continue with different bits.
-class NumberChecks {
+class ScalarChecks {
  public:
-  enum class Halves : uint8_t {
+  enum class HalfPolicy : uint8_t {
     kWide,  // For half types: ops that torch's CUDA kernels compute in float accept all that a float holds.
     kAny,   // Refuses everything that any of torch's kernels may refuse.
   };
-  NumberChecks(const ir::Graph& graph, const ir::Group& group, Halves halves);
+  ScalarChecks(const ir::Graph& graph, const ir::Group& group, HalfPolicy half_policy);
 
   // Returns kOpFailed, with torch's message, for the first number that its dtype cannot hold.
   Status check(std::span<const int64_t> values) const;

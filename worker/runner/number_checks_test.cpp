@@ -9,13 +9,14 @@
 namespace torch_remote::worker {
 namespace {
 
-using Halves = NumberChecks::Halves;
+using HalfPolicy = ScalarChecks::HalfPolicy;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Returns the error for one node on elements of `dtype`. `%0` is its operand, `%1` its result, and `s0` has the value
 // `number`.
-std::string said(const std::string& dtype, const std::string& node, Halves halves = Halves::kWide, double number = 0) {
+std::string said(const std::string& dtype, const std::string& node, HalfPolicy half_policy = HalfPolicy::kWide,
+                 double number = 0) {
   ir::Graph graph;
   const Status parsed = ir::parse_graph("graph(s0) {\n  b0: input\n  b1: fresh(64) survives\n  %0: " + dtype +
                                             "[4] @b0\n  %1: " + dtype + "[4] @b1 = " + node + "\n}",
@@ -24,7 +25,7 @@ std::string said(const std::string& dtype, const std::string& node, Halves halve
   std::vector<int64_t> values;
   const auto parameter = std::bit_cast<int64_t>(number);
   EXPECT_TRUE(ir::evaluate(graph, &parameter, &values).ok());
-  const NumberChecks checks(graph, {.first = 0, .last = 0}, halves);
+  const ScalarChecks checks(graph, {.first = 0, .last = 0}, half_policy);
   const Status status = checks.check(values);
   EXPECT_EQ(status.kind(), status.ok() ? "" : "RuntimeError");
   return status.message();
@@ -51,11 +52,11 @@ TEST(NumberChecks, IntegersThatADTypeDoesNotHold) {
 TEST(NumberChecks, FloatsThatADTypeDoesNotHold) {
   EXPECT_EQ(said("f32", "aten::add.Tensor(%0, %0, alpha=1e39)"), overflows("float"));
   EXPECT_EQ(said("f32", "aten::add.Tensor(%0, %0, alpha=-1e38)"), "");
-  EXPECT_EQ(said("f32", "aten::add.Tensor(%0, %0, alpha=float(s0))", Halves::kWide, kInfinity), "");
+  EXPECT_EQ(said("f32", "aten::add.Tensor(%0, %0, alpha=float(s0))", HalfPolicy::kWide, kInfinity), "");
   EXPECT_EQ(said("f64", "aten::add.Tensor(%0, %0, alpha=1e300)"), "");
   EXPECT_EQ(said("bf16", "aten::constant_pad_nd(%0, [0, 0], 1e39)"), overflows("c10::BFloat16"));
   EXPECT_EQ(said("i64", "aten::constant_pad_nd(%0, [0, 0], 1e30)"), overflows("int64_t"));
-  EXPECT_EQ(said("i64", "aten::constant_pad_nd(%0, [0, 0], float(s0))", Halves::kWide, kInfinity - kInfinity),
+  EXPECT_EQ(said("i64", "aten::constant_pad_nd(%0, [0, 0], float(s0))", HalfPolicy::kWide, kInfinity - kInfinity),
             overflows("int64_t"));
 }
 
@@ -63,7 +64,7 @@ TEST(NumberChecks, FloatsThatADTypeDoesNotHold) {
 TEST(NumberChecks, NumbersOfHalfTypes) {
   EXPECT_EQ(said("f16", "aten::threshold(%0, 1e5, 1.0)"), overflows("c10::Half"));
   EXPECT_EQ(said("f16", "aten::softplus(%0, 1.0, 1e5)"), "");
-  EXPECT_EQ(said("f16", "aten::softplus(%0, 1.0, 1e5)", Halves::kAny), overflows("c10::Half"));
+  EXPECT_EQ(said("f16", "aten::softplus(%0, 1.0, 1e5)", HalfPolicy::kAny), overflows("c10::Half"));
   EXPECT_EQ(said("f16", "aten::leaky_relu(%0, 1e5)"), "");
   EXPECT_EQ(said("f16", "aten::leaky_relu(%0, 1e39)"), overflows("float"));
 }
@@ -81,7 +82,8 @@ TEST(NumberChecks, InPlaceItIsTheOperandsDType) {
   ASSERT_TRUE(parsed.ok()) << parsed.message();
   std::vector<int64_t> values;
   ASSERT_TRUE(ir::evaluate(graph, nullptr, &values).ok());
-  EXPECT_EQ(NumberChecks(graph, {.first = 0, .last = 0}, Halves::kWide).check(values).message(), overflows("uint8_t"));
+  EXPECT_EQ(ScalarChecks(graph, {.first = 0, .last = 0}, HalfPolicy::kWide).check(values).message(),
+            overflows("uint8_t"));
 }
 
 }  // namespace

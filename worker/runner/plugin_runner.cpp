@@ -36,7 +36,7 @@ class PluginRunner final : public Runner {
     host_.context = this;
     host_.allocate = allocate;
     host_.client_activity = options_.client_activity ? client_activity : nullptr;
-    host_.product_way = options_.product_way ? product_way : nullptr;
+    host_.product_way = options_.matmul_algorithm ? matmul_algorithm : nullptr;
     if (options_.gpu) {
       host_.has_gpu = 1;
       host_.gpu = options_.gpu->number;
@@ -53,7 +53,7 @@ class PluginRunner final : public Runner {
   std::string name() const override { return api_->description; }
   bool accepts(const ir::Graph&, uint32_t) override { return true; }
   bool has_op(const char* name) override { return api_->has_op(runner_, name) != 0; }
-  void rest() override { api_->rest(runner_); }
+  void on_idle() override { api_->rest(runner_); }
 
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
     const tr_load_options options{sizeof(options), request.tune, request.nodes.data()};
@@ -67,13 +67,13 @@ class PluginRunner final : public Runner {
     return {};
   }
 
-  std::function<bool(const tr_product&)> products() override {
+  std::function<bool(const tr_product&)> matmul() override {
     constexpr size_t kNeeded = offsetof(tr_runner_api, multiply) + sizeof(tr_runner_api::multiply);
     if (api_->struct_size < kNeeded || api_->multiply == nullptr) return nullptr;
     return [this](const tr_product& product) { return api_->multiply(runner_, &product) == 0; };
   }
 
-  std::function<void(bool)> begins() override {
+  std::function<void(bool)> thread_notifier() override {
     constexpr size_t kNeeded = offsetof(tr_runner_api, begin) + sizeof(tr_runner_api::begin);
     if (api_->struct_size < kNeeded || api_->begin == nullptr) return nullptr;
     return [this](bool much) { api_->begin(runner_, much ? 1 : 0); };
@@ -94,8 +94,8 @@ class PluginRunner final : public Runner {
   }
   static tr_client client_activity(void* self) { return static_cast<PluginRunner*>(self)->options_.client_activity(); }
 
-  static int product_way(void* self, const tr_product* product) {
-    return static_cast<PluginRunner*>(self)->options_.product_way(*product);
+  static int matmul_algorithm(void* self, const tr_product* product) {
+    return static_cast<PluginRunner*>(self)->options_.matmul_algorithm(*product);
   }
 
   const tr_runner_api* api_;

@@ -28,7 +28,7 @@ struct PluginOptions {
   // Returns what the client's process is doing; called during runs. Null: not known.
   std::function<tr_client()> client_activity = nullptr;
   // Returns the algorithm for matmuls inside of ops; called during runs. Null: the ops' own.
-  std::function<tr_product_way(const tr_product& product)> product_way = nullptr;
+  std::function<tr_product_way(const tr_product& product)> matmul_algorithm = nullptr;
   std::optional<PluginGpu> gpu = std::nullopt;
 };
 

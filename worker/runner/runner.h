@@ -57,7 +57,7 @@ class RunnerProgram {
   // timed.
   virtual bool tunes() const { return false; }
   // Reports, while tunes(), how long the nodes of a group that `takes` declined took in the run, one by one.
-  virtual void took(uint32_t first, uint64_t ns) {}
+  virtual void report_time(uint32_t first, uint64_t ns) {}
 
   // The amount of work in nodes [first, last), which the runner takes: points that loops on the host's threads go
   // through. Much work is worth waking threads for.
@@ -70,7 +70,7 @@ class RunnerProgram {
   // Executes nodes [run.first, run.last), for all of which the program was loaded. Returns when they are queued;
   // results for the host (`words`) are known by then. Returns false with *error if a node failed: nodes before
   // error->node ran, that one did not, later ones were not tried.
-  // On an asynchronous device, a failure that depends on data is reported later, as a LateFailure
+  // On an asynchronous device, a failure that depends on data is reported later, as a DeferredFailure
   // (worker/device/device.h). The results of that node are undefined then, and later nodes ran. `times` are written
   // later there, too: the session retains them until the run's ticket is done.
   virtual bool run(tr_run& run, tr_error* error) = 0;
@@ -107,7 +107,7 @@ class Runner {
   virtual bool may_decline() const { return false; }
   // For a runner that accepts nothing on this machine: the reason, and how to change that. Empty: it accepts some
   // nodes.
-  virtual std::string why_nothing() const { return {}; }
+  virtual std::string why_accepts_none() const { return {}; }
   // Whether the runner executes the group's nodes as one. If a node of the group must not run, because an operand
   // failed, it is left out, and the others execute one by one.
   virtual bool accepts_group(const ir::Graph& graph, const ir::Group& group) { return false; }
@@ -124,7 +124,7 @@ class Runner {
   virtual bool works_in_background() const { return false; }
   // For a runner that works in the background: a node does not run, because an operand failed. The program may be one
   // that could not be loaded. Other processes may wait for it. `values`: values of the graph's symbols.
-  virtual void leave_out(const ir::Graph& graph, uint32_t node, const int64_t* values, const Status& why) {}
+  virtual void skip_node(const ir::Graph& graph, uint32_t node, const int64_t* values, const Status& why) {}
   // Ends the session: background ops end now, in whatever state, before this returns.
   virtual void end() {}
 
@@ -134,18 +134,18 @@ class Runner {
   virtual uint64_t groups_refused() const { return 0; }
 
   // The worker is about to wait for an unknown time: threads that spin should sleep.
-  virtual void rest() {}
+  virtual void on_idle() {}
 
   // The runner's threads, for the host's own work; null: it has none to offer.
   virtual ParallelFor threads() { return nullptr; }
 
   // Returns a function to call when a run begins in which others use the runner's threads (tr_runner_api::begin); null:
   // the call is not needed.
-  virtual std::function<void(bool much)> begins() { return nullptr; }
+  virtual std::function<void(bool much)> thread_notifier() { return nullptr; }
 
   // Returns the runner's matmul, for other runners to use and to compare theirs with. The function returns whether it
   // computed the matmul. Null: the runner has none to offer.
-  virtual std::function<bool(const tr_product& product)> products() { return nullptr; }
+  virtual std::function<bool(const tr_product& product)> matmul() { return nullptr; }
 };
 
 using Runners = std::vector<std::unique_ptr<Runner>>;

@@ -33,7 +33,7 @@ constexpr uint32_t kOtherNumbers = 0x40000000;
 // System calls that reach other processes, circumvent file permissions, expose the kernel, or circumvent this filter.
 // The build's kernel headers may be older than the running kernel, so numbers from 424 on, which all architectures
 // share, are literals.
-constexpr uint32_t kNever[] = {
+constexpr uint32_t kForbiddenCalls[] = {
     // Other processes.
     __NR_ptrace,
     __NR_process_vm_readv,
@@ -192,7 +192,7 @@ bool confine_calls(const SandboxOptions& options, std::string* why) {
   program.load(offsetof(seccomp_data, nr));
   program.unless_above_skip(kOtherNumbers, 1);
   program.answer(SECCOMP_RET_ERRNO | EPERM);
-  for (const uint32_t number : kNever) program.refuse(number);
+  for (const uint32_t number : kForbiddenCalls) program.refuse(number);
   if (!options.processes) {
     for (const uint32_t number : kProcesses) program.refuse(number);
     // Its flags are in memory, which a filter cannot read. On ENOSYS glibc uses clone().

@@ -30,7 +30,7 @@ struct [[gnu::packed]] PathRule {
 };
 
 // The rights that apply to a file; a folder has more.
-constexpr uint64_t kOfFiles = kExecute | kWriteFile | kReadFile | kTruncate | kDeviceControl;
+constexpr uint64_t kFileRights = kExecute | kWriteFile | kReadFile | kTruncate | kDeviceControl;
 
 // Allows access to a path; a path that does not exist needs no right.
 void allow(int ruleset, uint64_t handled, const std::string& path, uint64_t rights) {
@@ -39,7 +39,7 @@ void allow(int ruleset, uint64_t handled, const std::string& path, uint64_t righ
   if (descriptor < 0) return;
   if (fstat(descriptor, &info) == 0) {
     PathRule rule{rights & handled, descriptor};
-    if (!S_ISDIR(info.st_mode)) rule.allowed &= kOfFiles;
+    if (!S_ISDIR(info.st_mode)) rule.allowed &= kFileRights;
     (void)syscall(kAddRule, ruleset, kPathBeneath, &rule, 0);
   }
   // A file of /proc gets a new inode when it is no longer open, so the rule would apply to the old one.

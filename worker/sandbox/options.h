@@ -8,14 +8,15 @@ namespace torch_remote::worker {
 
 // Options for a session's process (worker/sandbox/sandbox.h).
 struct SandboxOptions {
-  bool files = true;                                  // False: Landlock stays off.
-  bool processes = false;                             // It may start processes.
-  bool network = false;                               // It may open TCP connections and listen for them.
-  bool gpu = false;                                   // It uses a driver that opens local sockets.
-  std::vector<std::string> readable;                  // Files, and folders with their contents.
-  std::vector<std::string> writable;                  // Folders in which files may be created, changed and removed.
-  std::string user;                                   // The user to become; empty: no change.
-  std::function<void(SandboxOptions*)> as_user = {};  // Adds options that are known only as that user; may be null.
+  bool files = true;                  // False: Landlock stays off.
+  bool processes = false;             // It may start processes.
+  bool network = false;               // It may open TCP connections and listen for them.
+  bool gpu = false;                   // It uses a driver that opens local sockets.
+  std::vector<std::string> readable;  // Files, and folders with their contents.
+  std::vector<std::string> writable;  // Folders in which files may be created, changed and removed.
+  std::string user;                   // The user to become; empty: no change.
+  std::function<void(SandboxOptions*)> add_user_options =
+      {};  // Adds options that are known only as that user; may be null.
 };
 
 }  // namespace torch_remote::worker

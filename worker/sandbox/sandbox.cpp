@@ -34,7 +34,7 @@ constexpr std::pair<Confinement, const char*> kNames[] = {
 };
 
 // Files of the system that the C library, OpenMP and the worker read.
-constexpr const char* kOfTheSystem[] = {
+constexpr const char* kSystemFiles[] = {
     "/lib",
     "/lib64",
     "/usr/lib",
@@ -61,7 +61,7 @@ constexpr const char* kOfTheSystem[] = {
     "/dev/zero",
 };
 // Files for host names, for processes that open connections.
-constexpr const char* kOfTheNetwork[] = {"/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/host.conf",
+constexpr const char* kNetworkFiles[] = {"/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/host.conf",
                                          "/etc/gai.conf"};
 
 void add(SandboxReport* report, Confinement what, bool done, const std::string& why) {
@@ -170,10 +170,10 @@ Status enter_sandbox(const SandboxOptions& options, SandboxReport* report) {
   std::string why;
   if (options.files && !options.processes) {
     SandboxOptions its = options;
-    if (its.as_user) its.as_user(&its);
-    its.readable.insert(its.readable.end(), std::begin(kOfTheSystem), std::end(kOfTheSystem));
+    if (its.add_user_options) its.add_user_options(&its);
+    its.readable.insert(its.readable.end(), std::begin(kSystemFiles), std::end(kSystemFiles));
     if (options.network) {
-      its.readable.insert(its.readable.end(), std::begin(kOfTheNetwork), std::end(kOfTheNetwork));
+      its.readable.insert(its.readable.end(), std::begin(kNetworkFiles), std::end(kNetworkFiles));
     }
     its.writable.emplace_back("/dev/null");
     const bool confined = confine_files(its, &why);

@@ -37,26 +37,26 @@ bool Inbox::note_cancel(const remote::Frame& frame) {
   return true;
 }
 
-void Inbox::look_ahead() {
+void Inbox::receive_early() {
   looked_ = monotonic_ns();
-  while (ahead_status_.ok() && ahead_bytes_ < kMaxAhead) {
+  while (early_status_.ok() && early_bytes_ < kMaxAhead) {
     remote::Frame frame;
     Status status = transport_.receive(&frame, std::chrono::nanoseconds::zero());
     if (status.code() == ErrorCode::kTimeout) return;
     if (!status.ok()) {
-      ahead_status_ = status;
+      early_status_ = status;
       gone_ = status.code() == ErrorCode::kLost;
     } else if (!note_cancel(frame)) {
       note_wait(frame);
-      waits_ahead_ += is_waited_for(frame);
-      ahead_bytes_ += bytes_of(frame, transport_.shares_memory());
-      ahead_.push_back(std::move(frame));
+      early_waits_ += is_waited_for(frame);
+      early_bytes_ += bytes_of(frame, transport_.shares_memory());
+      early_.push_back(std::move(frame));
     }
   }
 }
 
 void Inbox::note_wait(const remote::Frame& frame) {
-  if (is_waited_for(frame)) client_looks_ = (frame.header.flags & wire::kSpins) != 0;
+  if (is_waited_for(frame)) client_polls_ = (frame.header.flags & wire::kSpins) != 0;
 }
 
 tr_client Inbox::client_activity() {
@@ -69,16 +69,16 @@ tr_client Inbox::client_activity() {
 }
 
 tr_client Inbox::look_at_client(uint64_t now) {
-  look_ahead();
+  receive_early();
   if (client_resumed_ || now - client_asked_ > kForgetClient) client_load_.assume_busy(now);
   client_resumed_ = false;
   client_asked_ = now;
-  if (!waited_for_ && waits_ahead_ == 0) {
+  if (!waited_for_ && early_waits_ == 0) {
     waits_since_ = 0;
   } else if (waits_since_ == 0) {
     waits_since_ = now;
   }
-  if (!client_load_.busy(now) || (waits_since_ != 0 && (!client_looks_ || now - waits_since_ > kClientLooks))) {
+  if (!client_load_.busy(now) || (waits_since_ != 0 && (!client_polls_ || now - waits_since_ > kClientLooks))) {
     return TR_CLIENT_RESTS;
   }
   return waits_since_ != 0 ? TR_CLIENT_LOOKS : TR_CLIENT_COMPUTES;
@@ -87,16 +87,16 @@ tr_client Inbox::look_at_client(uint64_t now) {
 Status Inbox::receive(remote::Frame* frame, std::chrono::nanoseconds timeout) {
   constexpr uint64_t kLookEvery = 2'000'000;  // ns
   asked_ = monotonic_ns();
-  if (asked_ - looked_ > kLookEvery) look_ahead();
-  if (!ahead_.empty()) {
-    *frame = std::move(ahead_.front());
-    ahead_.pop_front();
-    ahead_bytes_ -= bytes_of(*frame, transport_.shares_memory());
-    waits_ahead_ -= is_waited_for(*frame);
+  if (asked_ - looked_ > kLookEvery) receive_early();
+  if (!early_.empty()) {
+    *frame = std::move(early_.front());
+    early_.pop_front();
+    early_bytes_ -= bytes_of(*frame, transport_.shares_memory());
+    early_waits_ -= is_waited_for(*frame);
     return {};
   }
-  if (!ahead_status_.ok()) return ahead_status_;
-  if (woken_) timeout = std::chrono::nanoseconds::zero();  // look_ahead() may have consumed the wake-up.
+  if (!early_status_.ok()) return early_status_;
+  if (woken_) timeout = std::chrono::nanoseconds::zero();  // receive_early() may have consumed the wake-up.
   for (;;) {
     Status status = transport_.receive(frame, timeout);
     if (status.ok() && note_cancel(*frame)) continue;

@@ -22,10 +22,11 @@ class Inbox {
  public:
   explicit Inbox(remote::Transport& transport) : transport_(transport), client_load_(0) {}
 
-  // Starts observing the client's process, if it is on this machine. `says`: the process id that the client claims.
-  void watch_client(int says) {
+  // Starts observing the client's process, if it is on this machine. `claimed_process`: the process id that the client
+  // claims.
+  void watch_client(int claimed_process) {
     const int known = transport_.peer_process();
-    client_load_ = ProcessLoad(known == 0 && transport_.is_peer(says) ? says : known);
+    client_load_ = ProcessLoad(known == 0 && transport_.is_peer(claimed_process) ? claimed_process : known);
   }
 
   // Starts observing what other processes of this machine use while this worker has work. They count as a client that
@@ -49,8 +50,8 @@ class Inbox {
   // Whether the run with this sequence is cancelled, as far as is known.
   bool is_cancelled(uint64_t sequence) const { return sequence <= cancelled_; }
   // As is_cancelled(), but receives pending messages first.
-  bool looks_cancelled(uint64_t sequence) {
-    look_ahead();
+  bool poll_cancelled(uint64_t sequence) {
+    receive_early();
     return is_cancelled(sequence);
   }
 
@@ -61,7 +62,7 @@ class Inbox {
   tr_client client_activity();
 
   // Receives pending messages early, and looks for a Cancel among them.
-  void look_ahead();
+  void receive_early();
 
  private:
   bool note_cancel(const remote::Frame& frame);
@@ -70,22 +71,22 @@ class Inbox {
 
   remote::Transport& transport_;
   std::atomic<bool> woken_{false};
-  std::deque<remote::Frame> ahead_;     // Messages that were received and not handled yet.
-  size_t ahead_bytes_ = 0;              // Their bytes; messages beyond the limit wait in the socket.
-  Status ahead_status_;                 // The reason why no more messages arrive.
+  std::deque<remote::Frame> early_;     // Messages that were received and not handled yet.
+  size_t early_bytes_ = 0;              // Their bytes; messages beyond the limit wait in the socket.
+  Status early_status_;                 // The reason why no more messages arrive.
   std::atomic<bool> gone_{false};       // The client is gone.
   std::atomic<uint64_t> cancelled_{0};  // Runs up to this sequence are dropped.
-  uint64_t looked_ = 0;                 // When look_ahead() ran last, in ns.
+  uint64_t looked_ = 0;                 // When receive_early() ran last, in ns.
   uint64_t asked_ = 0;                  // When receive() was called last, in ns.
   bool waited_for_ = false;             // The client waits for the message that is being handled.
-  uint32_t waits_ahead_ = 0;            // Number of messages in ahead_ that the client waits for.
+  uint32_t early_waits_ = 0;            // Number of messages in early_ that the client waits for.
   ProcessLoad client_load_;
-  std::optional<OtherLoad> others_;
+  std::optional<OtherProcessLoad> others_;
   uint64_t idle_ = 0;           // Total time in which no message arrived, so that there was no work, in ns.
   uint64_t client_looked_ = 0;  // When client_activity() last looked, in ns; 0: not since the last message.
   uint64_t client_asked_ = 0;   // When it last looked at the client's process, in ns.
   uint64_t waits_since_ = 0;    // When the client was first seen waiting, in ns; 0: it does not wait.
-  bool client_looks_ = false;   // The client polls when it begins to wait.
+  bool client_polls_ = false;   // The client polls when it begins to wait.
   // The client was answered and sent a message that it does not wait for. The processor time that it used while it
   // waited is no evidence now.
   bool client_resumed_ = false;

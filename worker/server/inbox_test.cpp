@@ -63,7 +63,7 @@ class InboxTest : public ::testing::Test {
 TEST_F(InboxTest, MessagesKeepTheirOrderWhetherTakenEarlyOrNot) {
   send(1);
   send(2);
-  EXPECT_FALSE(inbox->looks_cancelled(1));  // Receives both.
+  EXPECT_FALSE(inbox->poll_cancelled(1));  // Receives both.
   send(3);
   EXPECT_EQ(next(), 1u);
   EXPECT_EQ(next(), 2u);
@@ -76,11 +76,11 @@ TEST_F(InboxTest, ACancelIsSeenBeforeWhatCameBeforeItIsHandled) {
   send(2);
   send(3);
   cancel(2);
-  EXPECT_TRUE(inbox->looks_cancelled(1));
+  EXPECT_TRUE(inbox->poll_cancelled(1));
   EXPECT_TRUE(inbox->is_cancelled(2));
   EXPECT_FALSE(inbox->is_cancelled(3));
   cancel(1);  // A late Cancel has no effect.
-  EXPECT_TRUE(inbox->looks_cancelled(2));
+  EXPECT_TRUE(inbox->poll_cancelled(2));
   for (uint64_t sequence : {1, 2, 3}) EXPECT_EQ(next(), sequence);  // A Cancel is not returned as a message.
   EXPECT_EQ(next(), 0u);
 }
@@ -90,7 +90,7 @@ TEST_F(InboxTest, ACancelThatIsNoneChangesNothing) {
   header.type = static_cast<uint8_t>(wire::Type::kCancel);
   ASSERT_TRUE(client->send(header, std::vector<uint8_t>(3, 0xff), nullptr).ok());
   send(1);
-  EXPECT_FALSE(inbox->looks_cancelled(1));
+  EXPECT_FALSE(inbox->poll_cancelled(1));
   EXPECT_EQ(next(), 1u);
 }
 
@@ -108,9 +108,9 @@ TEST_F(InboxTest, MessagesThatNobodyHandlesWaitOutside) {
       sent = i;
     }
   });
-  while (sent < 15) EXPECT_FALSE(inbox->looks_cancelled(1));  // 256 MB are received early.
+  while (sent < 15) EXPECT_FALSE(inbox->poll_cancelled(1));  // 256 MB are received early.
   for (int i = 0; i < 50; ++i) {
-    EXPECT_FALSE(inbox->looks_cancelled(1));
+    EXPECT_FALSE(inbox->poll_cancelled(1));
     std::this_thread::sleep_for(1ms);
   }
   EXPECT_LE(sent, 18u);  // No more are received, however often it looks.
@@ -121,9 +121,9 @@ TEST_F(InboxTest, MessagesThatNobodyHandlesWaitOutside) {
 TEST_F(InboxTest, WhatCameBeforeTheClientWentIsHandled) {
   send(1);
   send(2);
-  EXPECT_FALSE(inbox->looks_cancelled(1));
+  EXPECT_FALSE(inbox->poll_cancelled(1));
   client.reset();
-  EXPECT_FALSE(inbox->looks_cancelled(1));  // Notices the end of the connection.
+  EXPECT_FALSE(inbox->poll_cancelled(1));  // Notices the end of the connection.
   EXPECT_EQ(next(), 1u);
   EXPECT_EQ(next(), 2u);
   for (int i = 0; i < 2; ++i) {
@@ -134,7 +134,7 @@ TEST_F(InboxTest, WhatCameBeforeTheClientWentIsHandled) {
 
 TEST_F(InboxTest, AWakeIsKeptUntilItIsForgotten) {
   inbox->wake();
-  EXPECT_FALSE(inbox->looks_cancelled(1));  // May consume the transport's wake-up.
+  EXPECT_FALSE(inbox->poll_cancelled(1));  // May consume the transport's wake-up.
   const auto before = std::chrono::steady_clock::now();
   EXPECT_EQ(next(60s), 0u);
   EXPECT_EQ(next(60s), 0u);

@@ -53,7 +53,7 @@ bool send_descriptor(int socket, int descriptor) {
 }
 
 // A process sends a packet without a descriptor when it takes a call, and one with a descriptor to answer it.
-enum class Packet { kTaken, kAnswer, kEnd };
+enum class Packet { kAccepted, kAnswer, kEnd };
 
 Packet receive_packet(int socket, int* descriptor) {
   char byte;
@@ -70,7 +70,7 @@ Packet receive_packet(int socket, int* descriptor) {
   } while (received < 0 && errno == EINTR);
   if (received <= 0) return Packet::kEnd;
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (!header) return Packet::kTaken;
+  if (!header) return Packet::kAccepted;
   if (header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int))) return Packet::kEnd;
   std::memcpy(descriptor, CMSG_DATA(header), sizeof(int));
   return Packet::kAnswer;
@@ -173,11 +173,11 @@ Status Parts::read(size_t part, uint64_t offset, std::byte* bytes, uint64_t size
 
 // --- processes -------------------------------------------------------------------------------------------------------
 
-struct Python::Process {
+struct PythonCalls::Process {
   pid_t pid = -1;
   int socket = -1;
   uint64_t call = 0;      // The call that it executes; 0: none.
-  Parts untaken;          // The call's request, until the process has taken it.
+  Parts pending_request;  // The call's request, until the process has taken it.
   bool answered = false;  // It has answered a call.
   bool ended = false;     // It has ended and was reaped.
   std::thread listener;
@@ -188,10 +188,10 @@ struct Python::Process {
   }
 };
 
-Python::Python(std::string interpreter, std::string program, std::function<void()> wake)
+PythonCalls::PythonCalls(std::string interpreter, std::string program, std::function<void()> wake)
     : interpreter_(std::move(interpreter)), program_(std::move(program)), wake_(std::move(wake)) {}
 
-Python::~Python() {
+PythonCalls::~PythonCalls() {
   {
     std::lock_guard lock(mutex_);
     for (const auto& process : processes_) {
@@ -202,7 +202,7 @@ Python::~Python() {
   processes_.clear();
 }
 
-Status Python::start(std::unique_ptr<Process>* process) {
+Status PythonCalls::start(std::unique_ptr<Process>* process) {
   if (access(program_.c_str(), R_OK) != 0) {
     return {ErrorCode::kUnsupported, "remote: Python functions need the package torch_remote where the worker is: '" +
                                          program_ + "': " + std::strerror(errno)};
@@ -245,15 +245,15 @@ Status Python::start(std::unique_ptr<Process>* process) {
   return {};
 }
 
-void Python::listen(Process* process) {
+void PythonCalls::listen(Process* process) {
   for (;;) {
     int descriptor = -1;
     const Packet packet = receive_packet(process->socket, &descriptor);
     PythonResult result;
-    if (packet == Packet::kTaken) {
+    if (packet == Packet::kAccepted) {
       Parts taken;  // Destroyed without the lock.
       std::lock_guard lock(mutex_);
-      taken = std::move(process->untaken);
+      taken = std::move(process->pending_request);
       continue;
     }
     if (packet == Packet::kEnd) {
@@ -267,9 +267,9 @@ void Python::listen(Process* process) {
       while (waitpid(process->pid, &status, 0) < 0 && errno == EINTR) {
       }
       process->ended = true;
-      if (process->call != 0 && process->answered && process->untaken.count() != 0) {
+      if (process->call != 0 && process->answered && process->pending_request.count() != 0) {
         // It ended between two calls (an earlier one was killed or interrupted), so another process executes this one.
-        waiting_.emplace_front(std::exchange(process->call, 0), std::move(process->untaken));
+        waiting_.emplace_front(std::exchange(process->call, 0), std::move(process->pending_request));
       }
       result.status = {ErrorCode::kOpFailed,
                        "remote: the Python process of a function " + describe(status) + " before the function ended"};
@@ -285,23 +285,23 @@ void Python::listen(Process* process) {
   }
 }
 
-void Python::finish(Process* process, PythonResult result) {
+void PythonCalls::finish(Process* process, PythonResult result) {
   result.call = std::exchange(process->call, 0);
   if (result.call != 0) results_.push_back(std::move(result));
   if (waiting_.empty() || process->ended) return;
   auto [call, request] = std::move(waiting_.front());
   waiting_.pop_front();
-  give(process, call, std::move(request));
+  assign(process, call, std::move(request));
 }
 
-void Python::give(Process* process, uint64_t call, Parts request) {
+void PythonCalls::assign(Process* process, uint64_t call, Parts request) {
   process->call = call;
-  process->untaken = std::move(request);
+  process->pending_request = std::move(request);
   // If the process is gone, its listener reports that.
-  (void)send_descriptor(process->socket, process->untaken.descriptor());
+  (void)send_descriptor(process->socket, process->pending_request.descriptor());
 }
 
-Status Python::call(uint64_t call, Parts request) {
+Status PythonCalls::call(uint64_t call, Parts request) {
   {
     Process* chosen = nullptr;
     std::vector<std::unique_ptr<Process>> gone;  // Joined without the lock.
@@ -313,7 +313,7 @@ Status Python::call(uint64_t call, Parts request) {
       if (process->call == 0) chosen = process.get();
     }
     if (chosen) {
-      give(chosen, call, std::move(request));
+      assign(chosen, call, std::move(request));
       return {};
     }
     if (processes_.size() >= std::max(kMostProcesses, std::thread::hardware_concurrency())) {
@@ -324,13 +324,13 @@ Status Python::call(uint64_t call, Parts request) {
   std::unique_ptr<Process> process;
   if (Status status = start(&process); !status.ok()) return status;
   std::lock_guard lock(mutex_);
-  give(process.get(), call, std::move(request));
+  assign(process.get(), call, std::move(request));
   process->listener = std::thread([this, its = process.get()] { listen(its); });
   processes_.push_back(std::move(process));
   return {};
 }
 
-void Python::end(uint64_t call, bool kill) {
+void PythonCalls::end(uint64_t call, bool kill) {
   std::lock_guard lock(mutex_);
   if (const auto found = std::ranges::find(waiting_, call, [](const auto& one) { return one.first; });
       found != waiting_.end()) {
@@ -341,13 +341,13 @@ void Python::end(uint64_t call, bool kill) {
   }
   for (const auto& process : processes_) {
     if (process->call != call || process->ended) continue;
-    if (kill) process->untaken = {};  // No other process executes it.
+    if (kill) process->pending_request = {};  // No other process executes it.
     // SIGKILL also ends the processes that it has started.
     ::kill(kill ? -process->pid : process->pid, kill ? SIGKILL : SIGINT);
   }
 }
 
-std::vector<PythonResult> Python::take_results() {
+std::vector<PythonResult> PythonCalls::take_results() {
   std::unique_lock lock(mutex_);
   const auto ended = [](const auto& process) { return process->ended; };
   while (!waiting_.empty() && std::ranges::any_of(processes_, ended)) {  // A new process replaces it.

@@ -65,13 +65,13 @@ struct PythonResult {
 };
 
 // For one thread; it has threads of its own.
-class Python {
+class PythonCalls {
  public:
   // `wake` is called by any thread when there are results.
-  Python(std::string interpreter, std::string program, std::function<void()> wake);
+  PythonCalls(std::string interpreter, std::string program, std::function<void()> wake);
   // Ends all calls.
-  ~Python();
-  Python(const Python&) = delete;
+  ~PythonCalls();
+  PythonCalls(const PythonCalls&) = delete;
 
   // Begins a call. `call` must differ from all other calls.
   Status call(uint64_t call, Parts request);
@@ -89,7 +89,7 @@ class Python {
   // Records the result of a process's call, and gives the process the next one. Needs the lock.
   void finish(Process* process, PythonResult result);
   // Needs the lock.
-  static void give(Process* process, uint64_t call, Parts request);
+  static void assign(Process* process, uint64_t call, Parts request);
 
   const std::string interpreter_, program_;
   const std::function<void()> wake_;

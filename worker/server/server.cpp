@@ -30,11 +30,11 @@ Server::Server(remote::Transport& transport, const ServerOptions& options)
     : transport_(transport),
       options_(options),
       inbox_(transport),
-      waits_(remote::is_enabled("TORCH_REMOTE_WAIT_COMPILE")) {}
+      waits_for_plans_(remote::is_enabled("TORCH_REMOTE_WAIT_COMPILE")) {}
 
 ir::MathModes Server::math_of(const wire::Run& run) const {
   const ir::MathModes math = run.math();
-  const bool add = repeats() && on_.device->is_host_memory() && (math & ir::kDeterministic) == 0;
+  const bool add = is_reproducible() && opened_.device->is_host_memory() && (math & ir::kDeterministic) == 0;
   return add ? math | ir::kDeterministic | ir::kDeterministicWarnOnly : math;
 }
 
@@ -69,26 +69,27 @@ Status Server::run() {
 Status Server::next(Frame* frame) {
   Status status = inbox_.receive(frame, std::chrono::nanoseconds::zero());
   if (status.code() != ErrorCode::kTimeout) {
-    const bool late = done_ != acknowledged_ && inbox_.asked() - told_ >= kAcknowledgeAfter;
+    const bool late = done_ != acknowledged_ && inbox_.asked() - acknowledged_at_ >= kAcknowledgeAfter;
     return status.ok() && (late || done_ - acknowledged_ >= kAcknowledgeEvery) ? acknowledge() : status;
   }
   if (pending_.empty()) {
-    for (const auto& runner : on_.runners) runner->rest();
+    for (const auto& runner : opened_.runners) runner->on_idle();
   }
   for (;;) {
     inbox_.forget_wake();
-    if (session_->is_at_work()) session_->settle();
+    if (session_->has_background_work()) session_->settle();
     if (status = settle(); !status.ok()) return status;
     if (status = answer_calls(); !status.ok()) return status;
-    if (done_ != acknowledged_ || (said_at_work_ && !session_->is_at_work())) {
+    if (done_ != acknowledged_ || (reported_background_ && !session_->has_background_work())) {
       if (status = acknowledge(); !status.ok()) return status;
     }
     if (!pending_.empty() && pending_.front().ticket != notified_) {
       notified_ = pending_.front().ticket;
-      on_.device->notify(notified_, [this] { inbox_.wake(); });
+      opened_.device->notify(notified_, [this] { inbox_.wake(); });
     }
     std::chrono::nanoseconds idle = kIdle;
-    if (const uint64_t due = profile_ ? profile_->due_in(monotonic_ns()) : Profile::kNever; due != Profile::kNever) {
+    if (const uint64_t due = profile_ ? profile_->next_hand_over_in(monotonic_ns()) : Profile::kNever;
+        due != Profile::kNever) {
       idle = std::chrono::nanoseconds(due);
     }
     status = inbox_.receive(frame, idle);
@@ -105,29 +106,29 @@ Status Server::open_device(int client) {
   inbox_.watch_client(client);
   // For reproducible results, an op's number of threads must not depend on other processes.
   std::function<tr_client()> activity = [] { return TR_CLIENT_RESTS; };
-  if (!repeats()) {
+  if (!is_reproducible()) {
     inbox_.watch_others();
     activity = [this] { return inbox_.client_activity(); };
   }
-  Status status = options_.open_device(transport_, options_, std::move(activity), &on_);
+  Status status = options_.open_device(transport_, options_, std::move(activity), &opened_);
   if (!status.ok()) return status;
   // They come before runners that accept any op.
   CollectiveOptions collectives;
-  collectives.device = on_.device.get();
-  collectives.collectives = on_.collectives;
+  collectives.device = opened_.device.get();
+  collectives.collectives = opened_.collectives;
   collectives.host = options_.peer_host;
   collectives.sequence = [this] { return running_; };
   collectives.interrupted = [this](uint64_t sequence) {
-    if (std::this_thread::get_id() == thread_) inbox_.look_ahead();
+    if (std::this_thread::get_id() == thread_) inbox_.receive_early();
     return inbox_.is_over(sequence);
   };
-  collectives.look = [this] { inbox_.look_ahead(); };
-  collectives.told = [this] { inbox_.wake(); };
-  on_.runners.insert(on_.runners.begin(), make_collective_runner(std::move(collectives)));
-  memory_ = &on_.device->memory();
+  collectives.look = [this] { inbox_.receive_early(); };
+  collectives.on_done = [this] { inbox_.wake(); };
+  opened_.runners.insert(opened_.runners.begin(), make_collective_runner(std::move(collectives)));
+  memory_ = &opened_.device->memory();
   limit_ = memory_->limit();
-  session_ = std::make_unique<Session>(on_.device.get(), &on_.runners);
-  session_->set_cancelled([this](uint64_t sequence) { return inbox_.looks_cancelled(sequence); });
+  session_ = std::make_unique<Session>(opened_.device.get(), &opened_.runners);
+  session_->set_cancelled([this](uint64_t sequence) { return inbox_.poll_cancelled(sequence); });
   return {};
 }
 
@@ -141,7 +142,7 @@ Status Server::refuse(const Status& why) {
 
 Status Server::hello() {
   Frame frame;
-  Status status = inbox_.receive(&frame, options_.greeting);
+  Status status = inbox_.receive(&frame, options_.hello_timeout);
   if (status.code() == ErrorCode::kTimeout) return {ErrorCode::kTimeout, "remote: a client does not greet"};
   if (!status.ok()) return status;
   const auto* hello = wire::verify<wire::Hello>(frame.control);
@@ -158,11 +159,11 @@ Status Server::hello() {
   if (!options_.inproc) transport_.avoid_busy_cores();
   session_number_ = frame.header.session;
   builder_.Clear();
-  const auto description = builder_.CreateString(descriptions(on_.runners));
-  const auto processor = builder_.CreateString(on_.device->description());
-  const auto targets = builder_.CreateVectorOfStrings(on_.targets);
-  const auto capabilities = wire::CreateCapabilities(builder_, targets, on_.group_kinds, on_.dtypes, memory_->limit(),
-                                                     processor_cores(), description);
+  const auto description = builder_.CreateString(descriptions(opened_.runners));
+  const auto processor = builder_.CreateString(opened_.device->description());
+  const auto targets = builder_.CreateVectorOfStrings(opened_.targets);
+  const auto capabilities = wire::CreateCapabilities(builder_, targets, opened_.group_kinds, opened_.dtypes,
+                                                     memory_->limit(), processor_cores(), description);
   builder_.Finish(wire::CreateHelloReply(builder_, 0, static_cast<uint32_t>(getpid()), description, processor,
                                          processor_cores(), memory_->limit(), capabilities));
   done_ = frame.header.sequence;
@@ -176,8 +177,8 @@ Status Server::send(Type type, uint64_t sequence, AttachmentPtr attachment) {
   wire::Header header;
   header.type = static_cast<uint8_t>(type);
   header.flags = attachment ? wire::kAttachment : 0;
-  said_at_work_ = session_ && session_->is_at_work();
-  if (said_at_work_) header.flags |= wire::kBackgroundWork;
+  reported_background_ = session_ && session_->has_background_work();
+  if (reported_background_) header.flags |= wire::kBackgroundWork;
   header.session = session_number_;
   header.sequence = sequence;
   return transport_.send(header, {builder_.GetBufferPointer(), builder_.GetSize()}, std::move(attachment));
@@ -186,21 +187,21 @@ Status Server::send(Type type, uint64_t sequence, AttachmentPtr attachment) {
 // A reply acknowledges its message and all earlier ones.
 Status Server::reply(Type type, uint64_t to, AttachmentPtr attachment) {
   done_ = acknowledged_ = to;
-  told_ = inbox_.asked();
+  acknowledged_at_ = inbox_.asked();
   if (profile_) replied_ = monotonic_ns();
   return send(type, to, std::move(attachment));
 }
 
 // All tickets of a lost device are done, but its memory is gone: the session ends.
-Status Server::still_there(Ticket ticket) {
-  const Status status = on_.device->wait(ticket);
+Status Server::check_device(Ticket ticket) {
+  const Status status = opened_.device->wait(ticket);
   if (!status.ok()) spdlog::error("{}", status.message());
   return status;
 }
 
 Status Server::settle() {
-  while (!pending_.empty() && on_.device->done(pending_.front().ticket)) {
-    if (Status status = still_there(pending_.front().ticket); !status.ok()) return status;
+  while (!pending_.empty() && opened_.device->done(pending_.front().ticket)) {
+    if (Status status = check_device(pending_.front().ticket); !status.ok()) return status;
     session_->settle();
     const Pending next = std::move(pending_.front());
     pending_.pop_front();
@@ -211,7 +212,7 @@ Status Server::settle() {
 }
 
 Status Server::drain() {
-  if (Status status = on_.device->wait(on_.device->record()); !status.ok()) return status;
+  if (Status status = opened_.device->wait(opened_.device->record()); !status.ok()) return status;
   session_->settle();
   return settle();
 }
@@ -221,22 +222,22 @@ flatbuffers::Offset<wire::Error> Server::encode(const FailurePtr& failure) {
   const Status& status = failure->status;
   return wire::CreateErrorDirect(builder_, static_cast<uint8_t>(status.code()), status.kind().c_str(),
                                  status.message().c_str(), failure->program, failure->record, failure->sequence,
-                                 failure->skipped, failure->told);
+                                 failure->skipped, failure->reported);
 }
 
-flatbuffers::Offset<wire::Error> Server::tell(const FailurePtr& failure) {
+flatbuffers::Offset<wire::Error> Server::encode_and_mark_reported(const FailurePtr& failure) {
   const auto error = encode(failure);
-  if (failure) session_->tell(failure);
+  if (failure) session_->mark_reported(failure);
   return error;
 }
 
 // Allocates memory for a reply. It counts against the limit until the client has released it.
 AttachmentPtr Server::allocate(uint64_t nbytes) {
-  if (nbytes < on_.device->lends_from()) return nbytes <= limit_ ? transport_.allocate(nbytes) : nullptr;
+  if (nbytes < opened_.device->lends_from()) return nbytes <= limit_ ? transport_.allocate(nbytes) : nullptr;
   tr_buffer buffer{};
   if (!memory_->allocate(nbytes, &buffer)) return nullptr;
   const auto memory = std::make_shared<Memory>(buffer);
-  return on_.device->lend(memory->data(), nbytes, memory);
+  return opened_.device->lend(memory->data(), nbytes, memory);
 }
 
 Status Server::acknowledge() {
@@ -245,7 +246,7 @@ Status Server::acknowledge() {
   const wire::WorkerUse use = worker_use();
   builder_.Finish(wire::CreateProgress(builder_, &use, error));
   acknowledged_ = done_;
-  told_ = inbox_.asked();
+  acknowledged_at_ = inbox_.asked();
   return send(Type::kProgress, done_);
 }
 

@@ -52,7 +52,7 @@ FailurePtr Server::begin_call(Frame& frame, const wire::Call& message) {
     if (read && read->failure) return read->failure;
   }
   if (!python_) {
-    python_ = std::make_unique<Python>(options_.python, options_.python_program, [this] { inbox_.wake(); });
+    python_ = std::make_unique<PythonCalls>(options_.python, options_.python_program, [this] { inbox_.wake(); });
   }
   if (Status status = python_->call(sequence, std::move(parts)); !status.ok()) return refuse(std::move(status));
   std::ignore = charged.release();  // Until the call ends.
@@ -68,7 +68,7 @@ Status Server::call(Frame& frame) {
   const FailurePtr failure = begin_call(frame, *message);
   if (!failure) return {};
   builder_.Clear();
-  builder_.Finish(wire::CreateCallReply(builder_, tell(failure)));
+  builder_.Finish(wire::CreateCallReply(builder_, encode_and_mark_reported(failure)));
   return reply(Type::kCallReply, frame.header.sequence);
 }
 

@@ -44,7 +44,7 @@ class Server {
 
  private:
   // Whether results must not depend on timing.
-  bool repeats() const { return waits_ || options_.repeatable; }
+  bool is_reproducible() const { return waits_for_plans_ || options_.repeatable; }
   ir::MathModes math_of(const wire::Run& run) const;
   Status hello();
   Status refuse(const Status& why);
@@ -89,7 +89,7 @@ class Server {
 
   flatbuffers::Offset<wire::Error> encode(const FailurePtr& failure);
   // Encodes the failure and marks it as known to the client.
-  flatbuffers::Offset<wire::Error> tell(const FailurePtr& failure);
+  flatbuffers::Offset<wire::Error> encode_and_mark_reported(const FailurePtr& failure);
   AttachmentPtr allocate(uint64_t nbytes);
   // Sends the contents of builder_.
   Status send(Type type, uint64_t sequence, AttachmentPtr attachment = nullptr);
@@ -101,45 +101,45 @@ class Server {
   Status when_done(uint64_t sequence, F&& finish);
   // Finishes messages whose device work is done.
   Status settle();
-  Status still_there(Ticket ticket);
+  Status check_device(Ticket ticket);
   // Waits until the device has done all work.
   Status drain();
 
   remote::Transport& transport_;
   ServerOptions options_;
   Inbox inbox_;
-  const bool waits_;  // Runs wait for their kernels (TORCH_REMOTE_WAIT_COMPILE).
-  OpenDevice on_;
+  const bool waits_for_plans_;  // Runs wait for their kernels (TORCH_REMOTE_WAIT_COMPILE).
+  OpenDevice opened_;
   CachingAllocator* memory_ = nullptr;  // The device's.
   uint64_t limit_ = 0;                  // The largest limit that a client can set.
   std::unique_ptr<Session> session_;
   std::unique_ptr<Profile> profile_;       // Set while a profile is recorded.
-  std::unique_ptr<Python> python_;         // Set once a function was called.
+  std::unique_ptr<PythonCalls> python_;    // Set once a function was called.
   std::map<uint64_t, PendingCall> calls_;  // Calls that are not answered yet, by sequence.
   flatbuffers::FlatBufferBuilder builder_{4096};
   std::vector<int64_t> words_;
   uint64_t session_number_ = 0;
   uint64_t running_ = 0;  // Sequence of the last run.
   const std::thread::id thread_ = std::this_thread::get_id();
-  bool said_at_work_ = false;  // The last message to the client said that a background op is running.
+  bool reported_background_ = false;  // The last message to the client said that a background op is running.
   struct Pending {
     Ticket ticket = 0;
     uint64_t sequence = 0;
     std::function<Status()> finish;
   };
-  std::deque<Pending> pending_;  // Messages whose device work is not done.
-  Ticket notified_ = 0;          // The device calls back at this ticket.
-  uint64_t done_ = 0;            // Sequence of the last message that is done.
-  uint64_t acknowledged_ = 0;    // Sequence that the client knows as done.
-  uint64_t told_ = 0;            // Time of the last acknowledgement, measured by Inbox::asked(), in ns.
-  uint64_t replied_ = 0;         // When the last reply was sent, while a profile is recorded.
+  std::deque<Pending> pending_;   // Messages whose device work is not done.
+  Ticket notified_ = 0;           // The device calls back at this ticket.
+  uint64_t done_ = 0;             // Sequence of the last message that is done.
+  uint64_t acknowledged_ = 0;     // Sequence that the client knows as done.
+  uint64_t acknowledged_at_ = 0;  // Time of the last acknowledgement, measured by Inbox::asked(), in ns.
+  uint64_t replied_ = 0;          // When the last reply was sent, while a profile is recorded.
 };
 
 template <typename F>
 Status Server::when_done(uint64_t sequence, F&& finish) {
-  const Ticket ticket = on_.device->record();
-  if (pending_.empty() && (ticket == 0 || on_.device->done(ticket))) {
-    if (Status status = still_there(ticket); !status.ok()) return status;
+  const Ticket ticket = opened_.device->record();
+  if (pending_.empty() && (ticket == 0 || opened_.device->done(ticket))) {
+    if (Status status = check_device(ticket); !status.ok()) return status;
     session_->settle();
     Status status = finish();
     done_ = sequence;

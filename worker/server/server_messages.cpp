@@ -44,7 +44,7 @@ Status Server::run_program(Frame& frame) {
   request.bindings = wire::bytes(message->bindings());
   request.frees = wire::bytes(message->frees());
   request.sequence = frame.header.sequence;
-  request.answered = is_waited_for(frame);
+  request.wants_words = is_waited_for(frame);
   request.afresh = message->afresh();
   request.math = math_of(*message);
   FailurePtr failure;
@@ -55,9 +55,9 @@ Status Server::run_program(Frame& frame) {
   if (!status.ok() || !(frame.header.flags & wire::kWantsReply)) return status;
   const uint64_t sequence = frame.header.sequence;
   return when_done(sequence, [this, sequence, failure, words = words_] {
-    const FailurePtr late = session_->take_late_failure(sequence);
+    const FailurePtr late = session_->take_deferred_failure(sequence);
     builder_.Clear();
-    const auto error = tell(failure ? failure : late);
+    const auto error = encode_and_mark_reported(failure ? failure : late);
     const auto encoded = builder_.CreateVector(words);
     const wire::WorkerUse use = worker_use();
     builder_.Finish(wire::CreateRunReply(builder_, error, encoded, &use));
@@ -105,7 +105,7 @@ Status Server::read_file(Frame& frame) {
   const uint64_t sequence = frame.header.sequence;
   return session_->make_buffer(message->buffer(), message->size(), sequence, status,
                                [&](uint64_t offset, std::span<std::byte> piece) {
-                                 if (inbox_.looks_cancelled(sequence)) return cancelled_read();
+                                 if (inbox_.poll_cancelled(sequence)) return cancelled_read();
                                  return file.read(message->offset() + offset, piece);
                                });
 }
@@ -126,19 +126,19 @@ Status Server::read(Frame& frame) {
   request.sizes = sizes;
   request.strides = strides;
   request.offset = message->offset();
-  request.ahead = message->ahead();
+  request.prefetch = message->ahead();
 
   const uint64_t sequence = frame.header.sequence;
   Session::Located located;
-  FailurePtr failure = message->checkpoint() ? session_->locate_kept(request.buffer, sequence, &located)
+  FailurePtr failure = message->checkpoint() ? session_->locate_in_checkpoint(request.buffer, sequence, &located)
                                              : session_->locate(request, sequence, &located);
   const int64_t all[] = {static_cast<int64_t>(located.nbytes)}, one[] = {1};
   if (message->checkpoint())
     // The checkpoint's size may differ from that of the present contents.
-    request = {0, 1, all, one, 0, request.ahead};
+    request = {0, 1, all, one, 0, request.prefetch};
   AttachmentPtr attachment;
   std::shared_ptr<QueuedRead> queued;
-  if (!failure && located.packed) attachment = on_.device->lend(located.data, located.nbytes, located.keep);
+  if (!failure && located.packed) attachment = opened_.device->lend(located.data, located.nbytes, located.keep);
   if (!failure && !attachment) {
     attachment = allocate(located.nbytes);
     if (attachment) {
@@ -147,13 +147,13 @@ Status Server::read(Frame& frame) {
       failure = std::make_shared<Failure>(Failure{no_memory_for("an answer", located.nbytes), 0, 0, sequence});
     }
   }
-  return when_done(sequence, [this, sequence, ahead = request.ahead, failure, queued, attachment]() mutable {
+  return when_done(sequence, [this, sequence, ahead = request.prefetch, failure, queued, attachment]() mutable {
     if (queued && queued->failure) {
       failure = queued->failure;
       attachment = nullptr;
     }
     builder_.Clear();
-    const auto error = ahead ? encode(failure) : tell(failure);
+    const auto error = ahead ? encode(failure) : encode_and_mark_reported(failure);
     const wire::WorkerUse use = worker_use();
     builder_.Finish(wire::CreateReadReply(builder_, error, &use));
     return reply(Type::kReadReply, sequence, std::move(attachment));
@@ -169,7 +169,8 @@ Status Server::synchronize(Frame& frame) {
   builder_.Clear();
   uint64_t not_listed = 0;
   std::vector<flatbuffers::Offset<wire::Error>> errors;
-  for (const FailurePtr& failure : session_->take_failures(&not_listed)) errors.push_back(tell(failure));
+  for (const FailurePtr& failure : session_->take_failures(&not_listed))
+    errors.push_back(encode_and_mark_reported(failure));
   const auto first = errors.empty() ? flatbuffers::Offset<wire::Error>() : errors[0];
   const auto more = errors.size() < 2 ? 0 : builder_.CreateVector(&errors[1], errors.size() - 1);
   const wire::WorkerUse use = worker_use();
@@ -179,9 +180,9 @@ Status Server::synchronize(Frame& frame) {
 
 Status Server::checkpoint(Frame& frame, wire::Checkpoint what) {
   std::vector<uint64_t> buffers, sizes;
-  const bool kept = what == wire::Checkpoint::Keep && !session_->has_untold();
+  const bool kept = what == wire::Checkpoint::Keep && !session_->has_unreported_failures();
   session_->drop_checkpoint();
-  if (kept) session_->keep_checkpoint(&buffers, &sizes);
+  if (kept) session_->make_checkpoint(&buffers, &sizes);
   builder_.Clear();
   const auto ids = builder_.CreateVector(buffers), bytes = builder_.CreateVector(sizes);
   const wire::WorkerUse use = worker_use();
@@ -196,9 +197,9 @@ Status Server::mark(Frame& frame) {
   if (!message) return damaged("mark");
   const uint64_t sequence = frame.header.sequence;
   session_->wait_for_background();  // The mark also covers ops that are running in the background.
-  return when_done(sequence, [this, sequence, clock = on_.device->read_clock()] {
+  return when_done(sequence, [this, sequence, clock = opened_.device->read_clock()] {
     builder_.Clear();
-    builder_.Finish(wire::CreateMarkReply(builder_, 0, clock(), session_->has_untold()));
+    builder_.Finish(wire::CreateMarkReply(builder_, 0, clock(), session_->has_unreported_failures()));
     return reply(Type::kMarkReply, sequence);
   });
 }
@@ -209,7 +210,7 @@ wire::WorkerUse Server::worker_use() const {
     return wire::MemoryStat(stat.current, stat.peak, stat.allocated, stat.freed);
   };
   uint64_t kernels = 0, refused = 0;
-  for (const auto& runner : on_.runners) {
+  for (const auto& runner : opened_.runners) {
     kernels += runner->kernels_compiled();
     refused += runner->groups_refused();
   }
@@ -246,7 +247,7 @@ Status Server::has_op(Frame& frame) {
   if (Status status = drain(); !status.ok()) return status;
   builder_.Clear();
   const char* name = message->name()->c_str();
-  const bool has_op = std::ranges::any_of(on_.runners, [&](const auto& runner) { return runner->has_op(name); });
+  const bool has_op = std::ranges::any_of(opened_.runners, [&](const auto& runner) { return runner->has_op(name); });
   builder_.Finish(wire::CreateHasOpReply(builder_, 0, has_op));
   return reply(Type::kHasOpReply, frame.header.sequence);
 }
@@ -280,19 +281,19 @@ Server::Programs Server::take_profile(Profile& profile, AttachmentPtr* events) {
   if (bytes.empty()) return {};
   *events = allocate(bytes.size());
   if (!*events) {  // Out of memory.
-    profile.give_up();
+    profile.drop_events();
     return {};
   }
   std::ranges::copy(bytes, (*events)->bytes().begin());
   const Programs programs =
-      profile.encode_programs(builder_, [this](uint32_t n) { return session_->find_program(n); }, on_.runners);
+      profile.encode_programs(builder_, [this](uint32_t n) { return session_->find_program(n); }, opened_.runners);
   profile.handed_over();
   return programs;
 }
 
 Status Server::hand_over_profile(bool now) {
   const uint64_t begin = monotonic_ns();
-  if (!now && profile_->due_in(begin) > 0) return {};
+  if (!now && profile_->next_hand_over_in(begin) > 0) return {};
   builder_.Clear();
   AttachmentPtr events;
   const Programs programs = take_profile(*profile_, &events);

@@ -12,10 +12,10 @@
 namespace torch_remote::worker {
 
 struct ServerOptions : DeviceOptions {
-  DeviceOpener open_device;                    // Required.
-  Status unavailable;                          // Not ok: clients are refused with this error.
-  std::chrono::milliseconds greeting{30'000};  // Time that a client has for its first message.
-  std::shared_ptr<const Files> files;          // The files that clients may read; null: none.
+  DeviceOpener open_device;                         // Required.
+  Status unavailable;                               // Not ok: clients are refused with this error.
+  std::chrono::milliseconds hello_timeout{30'000};  // Time that a client has for its first message.
+  std::shared_ptr<const Files> files;               // The files that clients may read; null: none.
   std::string python;  // Interpreter of the Python functions that clients may call; empty: clients may call none.
   std::string python_program;  // python_process.py of the package.
   // The address on which it waits for workers of other ranks (worker/collectives); empty: it does not wait.

@@ -403,7 +403,7 @@ TEST_F(ServerTest, WhatAReadIsGivenCountsUntilItComesBack) {
 
 TEST_F(ServerTest, AClientThatDoesNotGreetIsNotWaitedForForEver) {
   ServerOptions options;
-  options.greeting = std::chrono::milliseconds(50);
+  options.hello_timeout = std::chrono::milliseconds(50);
   start(options);
   thread.join();
   EXPECT_EQ(result.code(), ErrorCode::kTimeout) << result.message();

@@ -16,18 +16,18 @@ struct Failure {
   bool check = false;     // A check failed: a node without results that writes nothing.
   uint64_t number = 0;    // Position among the session's failures, from 1.
   uint64_t skipped = 0;   // In-place updates that did not happen because of this failure.
-  bool told = false;      // The client knows this failure.
+  bool reported = false;  // The client knows this failure.
   bool announced = false;
 };
 using FailurePtr = std::shared_ptr<Failure>;
 
 // Whether there is a failure that the client does not know.
-inline bool untold(const FailurePtr& failure) { return failure && !failure->told; }
+inline bool is_unreported(const FailurePtr& failure) { return failure && !failure->reported; }
 
 // The earlier one of those failures that the client does not know.
 inline FailurePtr earlier(const FailurePtr& a, const FailurePtr& b) {
-  if (!untold(a)) return b;
-  return untold(b) && b->number < a->number ? b : a;
+  if (!is_unreported(a)) return b;
+  return is_unreported(b) && b->number < a->number ? b : a;
 }
 
 }  // namespace torch_remote::worker

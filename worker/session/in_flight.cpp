@@ -58,7 +58,7 @@ const InFlight::Run* InFlight::find(uint64_t number) const {
   return found == work_.end() ? nullptr : &found->run;
 }
 
-std::unordered_set<uint64_t> InFlight::spread(uint64_t number, uint32_t node, const FailurePtr& failure) {
+std::unordered_set<uint64_t> InFlight::invalidate_from(uint64_t number, uint32_t node, const FailurePtr& failure) {
   std::unordered_set<uint64_t> spoilt;
   auto work = std::ranges::find_if(work_, [&](const Work& work) { return work.run.number == number; });
   for (uint32_t from = node; work != work_.end(); ++work, from = ir::kNoNode) {

@@ -37,7 +37,7 @@ class InFlight {
     std::vector<uint64_t> inputs;  // Ids, in the order of the program's inputs; 0: the input did not exist.
     uint64_t base = 0;             // Id of the first survivor.
     std::vector<Call> calls;       // In the order of their calls.
-    bool answered = false;         // The client waits for the result words of the last node.
+    bool wants_words = false;      // The client waits for the result words of the last node.
     uint32_t profile_variant = 0;  // Profile::variant, while a profile is recorded
     FailurePtr failure;            // The failure of the last node, if one was found.
   };
@@ -51,7 +51,7 @@ class InFlight {
   // Records that this node of this run failed. Returns the ids of the buffers whose contents are invalid now: those
   // that the node writes, and those computed from them since. Reads of these buffers fail.
   // If the node writes nothing (a check), the result is everything that was written after it.
-  std::unordered_set<uint64_t> spread(uint64_t number, uint32_t node, const FailurePtr& failure);
+  std::unordered_set<uint64_t> invalidate_from(uint64_t number, uint32_t node, const FailurePtr& failure);
 
   // The number of leading entries that are done.
   size_t count_done(Device& device) const;

@@ -135,17 +135,17 @@ void describe_graph(LoadedProgram& program) {
     }
   }
   find_updates(program);
-  program.attaches = std::ranges::any_of(
+  program.has_attachments = std::ranges::any_of(
       graph.nodes, [](const ir::Node& node) { return ir::op_desc(node.opcode).family == ir::Family::kConv; });
   program.bindings.ids.assign(program.inputs.size(), 0);
 }
 
-// Returns the first runner for which `accepts` returns true, or kNobody.
+// Returns the first runner for which `accepts` returns true, or kNoRunner.
 template <typename F>
 uint32_t first_runner(const Runners& runners, F&& accepts) {
   const auto found =
       std::ranges::find_if(runners, [&](const std::unique_ptr<Runner>& runner) { return accepts(*runner); });
-  return found == runners.end() ? kNobody : static_cast<uint32_t>(found - runners.begin());
+  return found == runners.end() ? kNoRunner : static_cast<uint32_t>(found - runners.begin());
 }
 
 // Finds the runners that may execute each node alone.
@@ -158,22 +158,22 @@ void find_runners(LoadedProgram& program, const Runners& runners) {
       may |= uint64_t{1} << r;
       if (!runners[r]->may_decline()) break;
     }
-    program.may.push_back(may);
+    program.accepting_runners.push_back(may);
     // The runner was not asked with values yet.
-    program.alone.push_back(may == 0 ? kNobody : static_cast<uint32_t>(std::countr_zero(may)));
+    program.node_runners.push_back(may == 0 ? kNoRunner : static_cast<uint32_t>(std::countr_zero(may)));
   }
 }
 
 // Returns the first runner that takes the node. If none does, asks again and waits for plans that are being built.
 uint32_t first_taker(const LoadedProgram& program, uint32_t node) {
-  for (const bool wait : {program.waits, true}) {
-    for (uint64_t rest = program.may[node]; rest != 0; rest &= rest - 1) {
+  for (const bool wait : {program.waits_for_plans, true}) {
+    for (uint64_t rest = program.accepting_runners[node]; rest != 0; rest &= rest - 1) {
       const auto runner = static_cast<uint32_t>(std::countr_zero(rest));
       if (program.loaded[runner].program->takes_node(node, program.values, wait)) return runner;
     }
     if (wait) break;
   }
-  return kNobody;
+  return kNoRunner;
 }
 
 // Finds the groups that a runner may execute as one, and that runner.
@@ -181,7 +181,7 @@ std::vector<Step> find_groups(const ir::Graph& graph, const Runners& runners) {
   std::vector<Step> groups;
   for (const ir::Group& group : graph.groups) {
     const uint32_t runner = first_runner(runners, [&](Runner& r) { return r.accepts_group(graph, group); });
-    if (runner != kNobody) groups.push_back({group.first, group.last + 1, runner, true});
+    if (runner != kNoRunner) groups.push_back({group.first, group.last + 1, runner, true});
   }
   return groups;
 }
@@ -193,14 +193,15 @@ std::vector<Step> make_steps(const LoadedProgram& program) {
   for (uint32_t n = 0; n < program.graph.nodes.size();) {
     while (next < program.groups.size() && program.groups[next].last <= n) ++next;
     const bool inside = next < program.groups.size() && program.groups[next].first <= n;
-    if (inside && program.taken[next] != 0) {
+    if (inside && program.group_taken[next] != 0) {
       steps.push_back(program.groups[next]);
       n = steps.back().last;
       continue;
     }
-    const uint32_t timed = inside && program.times ? static_cast<uint32_t>(next) : ir::kNoNode;
-    if (steps.empty() || steps.back().whole || steps.back().runner != program.alone[n] || steps.back().timed != timed) {
-      steps.push_back({n, n, program.alone[n], false, timed});
+    const uint32_t timed = inside && program.is_tuning ? static_cast<uint32_t>(next) : ir::kNoNode;
+    if (steps.empty() || steps.back().is_group || steps.back().runner != program.node_runners[n] ||
+        steps.back().timed_group != timed) {
+      steps.push_back({n, n, program.node_runners[n], false, timed});
     }
     steps.back().last = ++n;
   }
@@ -211,7 +212,7 @@ std::vector<Step> make_steps(const LoadedProgram& program) {
 std::vector<Step> groups_of(const std::vector<Step>& steps, uint32_t runner) {
   std::vector<Step> groups;
   std::ranges::copy_if(steps, std::back_inserter(groups),
-                       [&](const Step& step) { return step.whole && step.runner == runner; });
+                       [&](const Step& step) { return step.is_group && step.runner == runner; });
   return groups;
 }
 
@@ -220,24 +221,25 @@ void apply_steps(LoadedProgram& program) {
   const ir::Graph& graph = program.graph;
   program.steps = make_steps(program);
   ++program.choice;
-  program.held = program.lifetimes;
-  program.created.assign(graph.buffers.size(), false);
+  program.step_lifetimes = program.lifetimes;
+  program.runner_allocates.assign(graph.buffers.size(), false);
   program.temporary.assign(graph.buffers.size(), false);
   program.placed = false;
   for (uint32_t b = 0; b < graph.buffers.size(); ++b) {
     const ir::Buffer& buffer = graph.buffers[b];
-    ir::Lifetime& life = program.held[b];
+    ir::Lifetime& life = program.step_lifetimes[b];
     bool has_memory = true;
     if (life.first != ir::kNoNode) {
       // The runner of the node that creates a buffer says whether it allocates the memory, too.
       const auto first = step_of(program, life.first), last = step_of(program, life.last);
-      program.created[b] = first->runner != kNobody && program.loaded[first->runner].program->creates_buffer(b);
-      has_memory = !(first->whole && buffer.in_group);
-      if (first->whole) life.first = first->first;
-      if (last->whole) life.last = last->last - 1;
+      program.runner_allocates[b] =
+          first->runner != kNoRunner && program.loaded[first->runner].program->creates_buffer(b);
+      has_memory = !(first->is_group && buffer.in_group);
+      if (first->is_group) life.first = first->first;
+      if (last->is_group) life.last = last->last - 1;
     }
     program.temporary[b] =
-        buffer.kind == ir::BufferKind::kFresh && !buffer.survives && !program.created[b] && has_memory;
+        buffer.kind == ir::BufferKind::kFresh && !buffer.survives && !program.runner_allocates[b] && has_memory;
   }
 }
 
@@ -257,7 +259,7 @@ Status load_groups(LoadedProgram& program, const Runners& runners, std::span<con
     if (!first && groups == groups_of(before, r)) continue;
     LoadRequest request{bytes, graph, std::vector<uint8_t>(graph.nodes.size()), program.tune};
     bool any = !groups.empty();
-    for (size_t n = 0; n < graph.nodes.size(); ++n) any |= request.nodes[n] = program.may[n] >> r & 1;
+    for (size_t n = 0; n < graph.nodes.size(); ++n) any |= request.nodes[n] = program.accepting_runners[n] >> r & 1;
     for (const Step& step : groups) {
       std::fill(request.nodes.begin() + step.first, request.nodes.begin() + step.last, 1);
     }
@@ -268,9 +270,9 @@ Status load_groups(LoadedProgram& program, const Runners& runners, std::span<con
       return status;
     }
   }
-  program.taken.assign(program.groups.size(), 0);
-  program.took.assign(program.groups.size(), 0);
-  program.times = false;
+  program.group_taken.assign(program.groups.size(), 0);
+  program.group_times.assign(program.groups.size(), 0);
+  program.is_tuning = false;
   apply_steps(program);
   return {};
 }
@@ -340,7 +342,7 @@ std::shared_ptr<LoadedProgram> load_program(uint32_t number, const Runners& runn
   }
   if (program->charged == 0) {  // The program was not decoded, but its number is taken.
     program->charged = kNumber;
-    memory->charge_anyway(kNumber);
+    memory->charge_unchecked(kNumber);
   }
   return program;
 }
@@ -364,32 +366,32 @@ void choose_steps(LoadedProgram& program) {
   const auto choose_alone = [&](uint32_t end) {
     for (; next < end; ++next) {
       const uint32_t runner = first_taker(program, next);
-      changed |= std::exchange(program.alone[next], runner) != runner;
+      changed |= std::exchange(program.node_runners[next], runner) != runner;
     }
   };
   for (size_t g = 0; g < program.groups.size(); ++g) {
     const Step& step = program.groups[g];
     choose_alone(step.first);
     const bool takes = program.loaded[step.runner].program->takes(step.first, step.last, program.values);
-    changed |= takes != (program.taken[g] != 0);
-    program.taken[g] = takes;
+    changed |= takes != (program.group_taken[g] != 0);
+    program.group_taken[g] = takes;
     if (!takes) continue;
-    for (; next < step.last; ++next) program.alone[next] = kUnasked;
+    for (; next < step.last; ++next) program.node_runners[next] = kUnknownRunner;
   }
   choose_alone(static_cast<uint32_t>(program.graph.nodes.size()));
   const bool times = program.tune && some_program(program, &RunnerProgram::tunes);
-  changed |= std::exchange(program.times, times) != times;
+  changed |= std::exchange(program.is_tuning, times) != times;
   program.asks_again = times || some_program(program, &RunnerProgram::asks_again);
   if (changed) apply_steps(program);
   program.work = 0;
   for (const Step& step : program.steps) {
-    if (step.runner != kNobody) program.work += program.loaded[step.runner].program->work(step.first, step.last);
+    if (step.runner != kNoRunner) program.work += program.loaded[step.runner].program->work(step.first, step.last);
   }
 }
 
 uint32_t runner_of(LoadedProgram& program, uint32_t node) {
-  uint32_t& runner = program.alone[node];
-  if (runner == kUnasked) {
+  uint32_t& runner = program.node_runners[node];
+  if (runner == kUnknownRunner) {
     runner = first_taker(program, node);
     ++program.choice;
   }
@@ -404,14 +406,14 @@ std::string reasons(const LoadedProgram& program, const Runners& runners, uint32
   for (size_t g = 0; g < program.groups.size(); ++g) {
     const Step& group = program.groups[g];
     if (node < group.first || node >= group.last) continue;
-    if (program.taken[g] != 0) return {};
+    if (program.group_taken[g] != 0) return {};
     add(group.runner, program.loaded[group.runner].program->why_not_group(group.first));
   }
-  const uint32_t taker = program.alone[node];
-  if (taker == kUnasked) return all;
+  const uint32_t taker = program.node_runners[node];
+  if (taker == kUnknownRunner) return all;
   for (uint32_t r = 0; r < std::min<size_t>(taker, runners.size()); ++r) {
-    const bool asked = (program.may[node] >> r & 1) != 0 && program.loaded[r].program != nullptr;
-    add(r, asked ? program.loaded[r].program->why_not(node) : runners[r]->why_nothing());
+    const bool asked = (program.accepting_runners[node] >> r & 1) != 0 && program.loaded[r].program != nullptr;
+    add(r, asked ? program.loaded[r].program->why_not(node) : runners[r]->why_accepts_none());
   }
   return all;
 }
@@ -428,9 +430,9 @@ Status refusal(const LoadedProgram& program, const Runners& runners, uint32_t no
 
 void end_tuned_run(LoadedProgram& program, bool complete) {
   for (size_t g = 0; g < program.groups.size(); ++g) {
-    const uint64_t ns = std::exchange(program.took[g], 0);
+    const uint64_t ns = std::exchange(program.group_times[g], 0);
     const Step& step = program.groups[g];
-    if (ns != 0 && complete) program.loaded[step.runner].program->took(step.first, ns);
+    if (ns != 0 && complete) program.loaded[step.runner].program->report_time(step.first, ns);
   }
 }
 
@@ -440,7 +442,7 @@ std::vector<Step>::const_iterator step_of(const LoadedProgram& program, uint32_t
 
 uint32_t next_cut(const LoadedProgram& program, uint32_t node) {
   const auto step = std::ranges::lower_bound(program.steps, node, {}, &Step::last);
-  if (step == program.steps.end() || !step->whole || node <= step->first) return node;
+  if (step == program.steps.end() || !step->is_group || node <= step->first) return node;
   return step->last;
 }
 
@@ -450,11 +452,11 @@ namespace {
 // buffers that still have memory of their own.
 uint32_t find_source(const LoadedProgram& program, uint32_t made, uint32_t node, const std::vector<bool>& owns) {
   const auto may = [&](uint32_t from, uint32_t last) {
-    return owns[from] && program.held[from].first < node && program.held[from].last == last &&
+    return owns[from] && program.step_lifetimes[from].first < node && program.step_lifetimes[from].last == last &&
            program.nbytes[made] <= program.nbytes[from];
   };
   const Step& step = *step_of(program, node);
-  if (!step.whole) {
+  if (!step.is_group) {
     const uint32_t from = program.graph.buffers[made].reuses;
     return from != ir::kNoBuffer && may(from, node) ? from : ir::kNoBuffer;
   }
@@ -471,30 +473,30 @@ void find_stages(LoadedProgram& program, const std::vector<bool>& in_block) {
   program.stages.assign(1, {});
   for (uint32_t i = 0; i < program.inputs.size(); ++i) {
     const uint32_t b = program.inputs[i];
-    if (!graph.buffers[b].survives && program.held[b].last != ir::kNoNode) {
-      last_read[program.held[b].last].push_back(i);
+    if (!graph.buffers[b].survives && program.step_lifetimes[b].last != ir::kNoNode) {
+      last_read[program.step_lifetimes[b].last].push_back(i);
     }
   }
   for (const uint32_t b : program.survivors) {
-    if (program.created[b]) continue;
-    if (program.held[b].first == ir::kNoNode) {
+    if (program.runner_allocates[b]) continue;
+    if (program.step_lifetimes[b].first == ir::kNoNode) {
       program.stages[0].allocate.push_back({b});
     } else {
-      born[program.held[b].first].push_back(b);
+      born[program.step_lifetimes[b].first].push_back(b);
     }
   }
   for (uint32_t b = 0; b < in_block.size(); ++b) {
     if (!in_block[b]) continue;
-    born[program.held[b].first].push_back(b);
-    dying[program.held[b].last].push_back(b);
+    born[program.step_lifetimes[b].first].push_back(b);
+    dying[program.step_lifetimes[b].last].push_back(b);
   }
   std::vector<bool> owns = in_block;  // Its memory is freed when it is dead.
-  std::vector<bool> freed(program.created.size(), false);
+  std::vector<bool> freed(program.runner_allocates.size(), false);
   // A buffer that a runner allocates is released with the last node that touches it, if the same runner executes that
   // node.
-  for (uint32_t b = 0; b < program.created.size(); ++b) {
-    const auto& [first, last] = program.held[b];
-    if (!program.created[b] || graph.buffers[b].survives ||
+  for (uint32_t b = 0; b < program.runner_allocates.size(); ++b) {
+    const auto& [first, last] = program.step_lifetimes[b];
+    if (!program.runner_allocates[b] || graph.buffers[b].survives ||
         step_of(program, first)->runner == step_of(program, last)->runner)
       continue;
     freed[b] = true;
@@ -511,7 +513,7 @@ void find_stages(LoadedProgram& program, const std::vector<bool>& in_block) {
     Stage& stage = program.stages.back();
     stage.last = n + 1;
     for (const uint32_t b : born[n]) {
-      if (program.created[b] && !graph.buffers[b].survives) continue;
+      if (program.runner_allocates[b] && !graph.buffers[b].survives) continue;
       const uint32_t from = in_block[b] ? find_source(program, b, n, owns) : ir::kNoBuffer;
       if (from != ir::kNoBuffer) owns[from] = false;
       stage.allocate.push_back({b, from});
@@ -533,11 +535,11 @@ void find_stages(LoadedProgram& program, const std::vector<bool>& in_block) {
 void place_buffers(LoadedProgram& program) {
   std::vector<bool> in_block(program.temporary.size(), false), in_arena = program.temporary;
   for (uint32_t b = 0; b < in_block.size(); ++b) {
-    if (!in_arena[b] || program.nbytes[b] < kLarge || program.held[b].first == ir::kNoNode) continue;
+    if (!in_arena[b] || program.nbytes[b] < kLarge || program.step_lifetimes[b].first == ir::kNoNode) continue;
     in_block[b] = true;
     in_arena[b] = false;
   }
-  ir::place_in_arena(program.graph, program.held, in_arena, program.nbytes, &program.layout);
+  ir::place_in_arena(program.graph, program.step_lifetimes, in_arena, program.nbytes, &program.layout);
   find_stages(program, in_block);
 }
 

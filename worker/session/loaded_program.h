@@ -28,16 +28,16 @@ struct Stage {
   std::vector<uint32_t> erase;    // Indices into `inputs` of the inputs that are dead after this stage.
 };
 
-inline constexpr uint32_t kNobody = ~uint32_t{0};       // No runner.
-inline constexpr uint32_t kUnasked = ~uint32_t{0} - 1;  // The runner is not known yet.
+inline constexpr uint32_t kNoRunner = ~uint32_t{0};           // No runner.
+inline constexpr uint32_t kUnknownRunner = ~uint32_t{0} - 1;  // The runner is not known yet.
 
 // Nodes [first, last) and the runner that executes them.
 struct Step {
   uint32_t first = 0, last = 0;
-  uint32_t runner = 0;  // kNobody: the step fails.
-  bool whole = false;   // A group that is executed as one; never cut.
+  uint32_t runner = 0;    // kNoRunner: the step fails.
+  bool is_group = false;  // A group that is executed as one; never cut.
   // The index of the group that these nodes belong to, if a runner wants to know how long they take one by one.
-  uint32_t timed = ir::kNoNode;
+  uint32_t timed_group = ir::kNoNode;
   bool operator==(const Step&) const = default;
 };
 
@@ -50,7 +50,7 @@ struct LoadedProgram {
   Status status;  // Not ok: the program could not be decoded or loaded, so its runs fail.
   bool decoded = false;
   ir::Graph graph;
-  std::vector<uint8_t> bytes;  // Kept if a runner may accept a group later.
+  std::vector<uint8_t> bytes;  // OlderContents if a runner may accept a group later.
 
   // The runners' forms of the program, and the choice of runners. Where a node failed or must not run, the nodes
   // execute one by one.
@@ -58,35 +58,37 @@ struct LoadedProgram {
     std::unique_ptr<RunnerProgram> program;  // Null: this runner executes none of the nodes.
     bool is_current = false;                 // The runner has seen `values`.
   };
-  std::vector<Loaded> loaded;  // By runner.
-  std::vector<Step> steps;     // In order; they cover all nodes.
-  std::vector<Step> groups;    // Groups that a runner may execute as one.
-  std::vector<uint8_t> taken;  // One per group: it executes as one in runs with the present values.
-  std::vector<uint64_t> took;  // One per group: nanoseconds that its nodes took in this run, if a runner wants to know.
-  std::vector<uint64_t> may;   // One per node: bit set of the runners that accept it.
-  std::vector<uint32_t> alone;     // One per node: the runner that executes it outside of a group, kNobody or kUnasked.
+  std::vector<Loaded> loaded;        // By runner.
+  std::vector<Step> steps;           // In order; they cover all nodes.
+  std::vector<Step> groups;          // Groups that a runner may execute as one.
+  std::vector<uint8_t> group_taken;  // One per group: it executes as one in runs with the present values.
+  std::vector<uint64_t>
+      group_times;  // One per group: nanoseconds that its nodes took in this run, if a runner wants to know.
+  std::vector<uint64_t> accepting_runners;  // One per node: bit set of the runners that accept it.
+  std::vector<uint32_t>
+      node_runners;  // One per node: the runner that executes it outside of a group, kNoRunner or kUnknownRunner.
   std::vector<uint64_t> accepted;  // One per runner: its generation when `steps` were made.
   bool tune = false;
-  bool times = false;       // A runner is tuning: the runner of a group may change from run to run.
-  double work = 0;          // Sum over all steps (RunnerProgram::work).
-  uint64_t choice = 0;      // Grows when a node is executed by a different runner.
-  bool asks_again = false;  // `steps` are chosen again before the next run.
-  bool waits = false;       // Waits for plans that are being built, because results must not depend on timing.
+  bool is_tuning = false;        // A runner is tuning: the runner of a group may change from run to run.
+  double work = 0;               // Sum over all steps (RunnerProgram::work).
+  uint64_t choice = 0;           // Grows when a node is executed by a different runner.
+  bool asks_again = false;       // `steps` are chosen again before the next run.
+  bool waits_for_plans = false;  // Waits for plans that are being built, because results must not depend on timing.
   CachingAllocator* memory = nullptr;  // The allocator that `charged` bytes are charged to.
   uint64_t charged = 0;
 
   // Derived from the graph.
-  std::vector<uint32_t> inputs;     // Buffers, in the order of the bindings.
-  std::vector<uint32_t> survivors;  // Fresh buffers, in the order of their ids.
-  std::vector<bool> written;        // One per buffer: some node writes this input.
-  std::vector<bool> created;        // One per buffer: the runner allocates its memory.
-  std::vector<bool> outlives;       // One per buffer: it outlives the run, or is an older value of a buffer that does.
-  bool attaches = false;            // Runners may attach data to the inputs.
-  bool updates = false;             // Some node updates in place a buffer that outlives the run.
-  std::vector<bool> temporary;      // One per buffer: it has memory that only the steps need.
+  std::vector<uint32_t> inputs;        // Buffers, in the order of the bindings.
+  std::vector<uint32_t> survivors;     // Fresh buffers, in the order of their ids.
+  std::vector<bool> written;           // One per buffer: some node writes this input.
+  std::vector<bool> runner_allocates;  // One per buffer: the runner allocates its memory.
+  std::vector<bool> outlives;    // One per buffer: it outlives the run, or is an older value of a buffer that does.
+  bool has_attachments = false;  // Runners may attach data to the inputs.
+  bool updates = false;          // Some node updates in place a buffer that outlives the run.
+  std::vector<bool> temporary;   // One per buffer: it has memory that only the steps need.
   std::vector<ir::Lifetime> lifetimes;
-  // The lifetimes when steps execute: a buffer that a whole step touches lives through all of the step.
-  std::vector<ir::Lifetime> held;
+  // The lifetimes when steps execute: a buffer that the step of a group touches lives through all of the step.
+  std::vector<ir::Lifetime> step_lifetimes;
   std::vector<std::vector<uint32_t>> dead_after;  // One per node: the temporaries that it is the last to touch.
   size_t words = 0;                               // Upper bound on the result words.
 
@@ -127,7 +129,7 @@ void update_groups(LoadedProgram& program, const Runners& runners);
 // Chooses the runners for the present values.
 void choose_steps(LoadedProgram& program);
 
-// Returns the runner that executes a node alone with the present values, or kNobody.
+// Returns the runner that executes a node alone with the present values, or kNoRunner.
 uint32_t runner_of(LoadedProgram& program, uint32_t node);
 
 // Explains why runners earlier in the list do not execute the node: "compiled kernels: it is being compiled". Empty if

@@ -24,13 +24,13 @@ std::vector<ir::Sym> size_symbols(const ir::Graph& graph) {
 
 // The runner of each node alone, then of each group.
 std::vector<uint32_t> runners_of(const LoadedProgram& program) {
-  std::vector<uint32_t> runners = program.alone;
+  std::vector<uint32_t> runners = program.node_runners;
   for (const ir::Group& group : program.graph.groups) {
     const auto step = std::ranges::find(program.groups, group.first, &Step::first);
-    const bool taken = step != program.groups.end() && program.taken[step - program.groups.begin()] != 0;
-    runners.push_back(taken ? step->runner : kNobody);
+    const bool taken = step != program.groups.end() && program.group_taken[step - program.groups.begin()] != 0;
+    runners.push_back(taken ? step->runner : kNoRunner);
     for (uint32_t n = group.first; taken && n <= group.last; ++n) {
-      if (runners[n] == kUnasked) runners[n] = step->runner;
+      if (runners[n] == kUnknownRunner) runners[n] = step->runner;
     }
   }
   return runners;
@@ -57,7 +57,7 @@ void Profile::message(wire::Type type, uint64_t sequence, uint64_t begin, uint64
   add({begin, end, sequence, wire::ProfileEvent::kMessage, static_cast<uint32_t>(type)});
 }
 
-uint64_t Profile::due_in(uint64_t now) const {
+uint64_t Profile::next_hand_over_in(uint64_t now) const {
   if (since_ == 0) return kNever;
   if (events_.size() >= kHandOverEvents || now - since_ >= kHandOverAfter) return 0;
   return since_ + kHandOverAfter - now;
@@ -69,7 +69,7 @@ void Profile::handed_over() {
   first_variant_ = variants_.size();
 }
 
-void Profile::give_up() {
+void Profile::drop_events() {
   dropped_ += events_.size();
   events_.clear();
   since_ = 0;
@@ -92,7 +92,7 @@ void Profile::ops(const LoadedProgram& program, uint32_t variant, uint64_t seque
     const auto number = static_cast<uint32_t>(program.graph.nodes.size() + (group - groups.begin()));
     // All time of a kernel is its first node's (tr_run::times). A group of one node has the node's label.
     if (group != groups.end() && group->first == n && group->last > n && group->last < last &&
-        variants_[variant].runners[number] != kNobody) {
+        variants_[variant].runners[number] != kNoRunner) {
       add({times_[n - first], times_[n - first + 1], sequence, variant, number});
       n = group->last;
       continue;

@@ -42,12 +42,12 @@ class Profile {
 
   // Nanoseconds after `now` when events() should be handed over. 0 if there are many events or the first one is old;
   // kNever if no event requires it. Events of the handing over itself never do.
-  uint64_t due_in(uint64_t now) const;
+  uint64_t next_hand_over_in(uint64_t now) const;
   static constexpr uint64_t kNever = UINT64_MAX;
   // The events, and the programs, were handed over.
   void handed_over();
   // The events cannot be handed over: counts them as dropped.
-  void give_up();
+  void drop_events();
 
   // Encodes ProfileReply::programs: the variants that were not handed over yet. `find` returns the program with a
   // number, or null if there is none. `runners` are those that executed the programs.
@@ -58,10 +58,11 @@ class Profile {
  private:
   // A program with one set of sizes and one choice of runners.
   struct Variant {
-    uint32_t program = 0;           // 0: forget() was called.
-    std::vector<int64_t> sizes;     // Values of Known::symbols.
-    uint64_t choice = 0;            // LoadedProgram::choice.
-    std::vector<uint32_t> runners;  // The runner of each node alone, then of each group; kNobody, kUnasked: none.
+    uint32_t program = 0;        // 0: forget() was called.
+    std::vector<int64_t> sizes;  // Values of Known::symbols.
+    uint64_t choice = 0;         // LoadedProgram::choice.
+    std::vector<uint32_t>
+        runners;  // The runner of each node alone, then of each group; kNoRunner, kUnknownRunner: none.
   };
   struct Known {
     std::vector<ir::Sym> symbols;  // Symbols that are sizes of the program's views, each once.

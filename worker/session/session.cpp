@@ -74,11 +74,11 @@ Session::Session(Device* device, const Runners* runners)
     : device_(device),
       runners_(runners),
       memory_(&device->memory()),
-      waits_(remote::is_enabled("TORCH_REMOTE_WAIT_COMPILE")) {
+      waits_for_plans_(remote::is_enabled("TORCH_REMOTE_WAIT_COMPILE")) {
   const auto found = std::ranges::find_if(*runners, [](const auto& r) { return r->works_in_background(); });
   if (found != runners->end()) background_runner_ = static_cast<uint32_t>(found - runners->begin());
   for (const auto& runner : *runners) {
-    if (!begins_) begins_ = runner->begins();
+    if (!notify_threads_) notify_threads_ = runner->thread_notifier();
   }
   memory_->set_reclaim([this] { return reclaim(); });
 }
@@ -92,7 +92,7 @@ Session::~Session() {
 Status Session::within_limit() {
   while (buffers_.size() > counted_ + kChargedAtOnce) {
     counted_ += kChargedAtOnce;
-    memory_->charge_anyway(kChargedAtOnce * kPerBuffer);
+    memory_->charge_unchecked(kChargedAtOnce * kPerBuffer);
   }
   if (!memory_->overcharged()) return {};
   return {ErrorCode::kOutOfMemory, "remote: the client has " + std::to_string(buffers_.size()) + " buffers and " +
@@ -102,8 +102,8 @@ Status Session::within_limit() {
 
 void Session::erase_freed() {
   for (const uint64_t id : frees_) buffers_.erase(id);
-  if (kept_.empty()) return;
-  for (const uint64_t id : frees_) kept_.erase(id);
+  if (older_contents_.empty()) return;
+  for (const uint64_t id : frees_) older_contents_.erase(id);
 }
 
 // A run message lists the buffers that the client has freed since its last message; they are erased when the run is
@@ -212,7 +212,7 @@ FailurePtr Session::locate(const ReadRequest& request, uint64_t sequence, Locate
   if (!entry) return no_such_buffer(request.buffer, sequence);
   if (entry->memory->is_being_written()) await_writers(MemoryPtr(entry->memory));
   if (entry->poisoned()) return entry->failure;
-  if (const FailurePtr failure = earlier(entry->failure, entry->check); untold(failure)) return failure;
+  if (const FailurePtr failure = earlier(entry->failure, entry->check); is_unreported(failure)) return failure;
   if (!valid_item_size(request.item_size) || request.sizes.size() != request.strides.size() ||
       request.sizes.size() > ir::kMaxRank || !packed_bytes(request, &located->nbytes)) {
     return refuse("remote: a read has sizes that make no sense");
@@ -223,9 +223,9 @@ FailurePtr Session::locate(const ReadRequest& request, uint64_t sequence, Locate
   }
   // After this read the older contents never come back. The client may never use the result of a prefetch, so a
   // prefetch is refused; the client asks again if it needs the value.
-  if (kept_.contains(request.buffer)) {
-    if (request.ahead) return refuse("remote: a read ahead of a buffer whose older contents may come back");
-    kept_.erase(request.buffer);
+  if (older_contents_.contains(request.buffer)) {
+    if (request.prefetch) return refuse("remote: a read ahead of a buffer whose older contents may come back");
+    older_contents_.erase(request.buffer);
   }
   located->data = static_cast<const std::byte*>(entry->memory->data());
   if (located->nbytes != 0) located->data += request.offset * request.item_size;
@@ -234,7 +234,7 @@ FailurePtr Session::locate(const ReadRequest& request, uint64_t sequence, Locate
   return nullptr;
 }
 
-void Session::keep_checkpoint(std::vector<uint64_t>* buffers, std::vector<uint64_t>* sizes) {
+void Session::make_checkpoint(std::vector<uint64_t>* buffers, std::vector<uint64_t>* sizes) {
   buffers_.for_each([&](uint64_t id, const Entry& entry) {
     if (entry.poisoned()) return;
     checkpoint_[id] = entry.memory;
@@ -243,7 +243,7 @@ void Session::keep_checkpoint(std::vector<uint64_t>* buffers, std::vector<uint64
   });
 }
 
-FailurePtr Session::locate_kept(uint64_t buffer, uint64_t sequence, Located* located) const {
+FailurePtr Session::locate_in_checkpoint(uint64_t buffer, uint64_t sequence, Located* located) const {
   const auto found = checkpoint_.find(buffer);
   if (found == checkpoint_.end()) return no_such_buffer(buffer, sequence);
   *located = {static_cast<const std::byte*>(found->second->data()), found->second->nbytes(), true, found->second};

@@ -86,8 +86,8 @@ struct RunRequest {
   uint64_t base = 0;
   std::span<const uint8_t> params, bindings, frees;
   uint64_t sequence = 0;
-  bool answered = false;  // The client waits for the result words of the last node.
-  bool afresh = false;    // Params and bindings are encoded as for a first run.
+  bool wants_words = false;  // The client waits for the result words of the last node.
+  bool afresh = false;       // Params and bindings are encoded as for a first run.
   ir::MathModes math = 0;
 };
 
@@ -96,7 +96,7 @@ struct ReadRequest {
   uint32_t item_size = 0;
   std::span<const int64_t> sizes, strides;
   int64_t offset = 0;
-  bool ahead = false;  // A prefetch: the client may not need it.
+  bool prefetch = false;  // A prefetch: the client may not need it.
 };
 
 class Session {
@@ -151,27 +151,27 @@ class Session {
 
   // Retains the present contents of all buffers until drop_checkpoint(), and lists them. Later writes go to a copy.
   // Buffers without contents are left out. The caller makes sure that the client knows all failures.
-  void keep_checkpoint(std::vector<uint64_t>* buffers, std::vector<uint64_t>* sizes);
+  void make_checkpoint(std::vector<uint64_t>* buffers, std::vector<uint64_t>* sizes);
   void drop_checkpoint() { checkpoint_.clear(); }
   // All of a buffer of the checkpoint, as it was then.
-  FailurePtr locate_kept(uint64_t buffer, uint64_t sequence, Located* located) const;
+  FailurePtr locate_in_checkpoint(uint64_t buffer, uint64_t sequence, Located* located) const;
 
   // Checks what the device and background ops have done meanwhile, and records their failures.
   void settle();
   // Whether an op is running in the background. Nodes that use what it writes wait for it.
-  bool is_at_work() const { return !begun_.empty(); }
+  bool has_background_work() const { return !background_ops_.empty(); }
   // Returns when no op is running in the background.
   void wait_for_background();
   // The failure that invalidates the result words of the run with this sequence, if it was found after the run
   // returned; else null. Call it once, when the run's ticket is done.
-  FailurePtr take_late_failure(uint64_t sequence);
+  FailurePtr take_deferred_failure(uint64_t sequence);
 
   // Whether there are failures that the client does not know yet.
-  bool has_untold() const { return !untold_.empty() || forgotten_ != 0; }
+  bool has_unreported_failures() const { return !unreported_.empty() || unlisted_failures_ != 0; }
   // Returns a failure that was not announced yet, and marks it as announced; null if there is none.
   FailurePtr announce();
   // Marks the failure as known to the client.
-  void tell(const FailurePtr& failure);
+  void mark_reported(const FailurePtr& failure);
   // Returns the failures that the client does not know yet, in order; the caller marks them as known. `more` counts
   // failures that are not in the list.
   std::vector<FailurePtr> take_failures(uint64_t* more);
@@ -195,13 +195,13 @@ class Session {
     bool poisoned() const { return memory->data() == nullptr; }
   };
   // Older contents of a buffer.
-  struct Kept {
-    uint64_t failure;   // Number of the last failure before the copy was made.
-    MemoryPtr memory;   // Null: there is no copy.
-    FailurePtr behind;  // The failure whose update the copy lacks.
+  struct OlderContents {
+    uint64_t failure;           // Number of the last failure before the copy was made.
+    MemoryPtr memory;           // Null: there is no copy.
+    FailurePtr missing_update;  // The failure whose update the copy lacks.
   };
   // An op that runs in the background.
-  struct Begun {
+  struct BackgroundOp {
     std::shared_ptr<BackgroundWork> work;
     std::shared_ptr<LoadedProgram> program;
     std::vector<int64_t> values;  // Values of the program's symbols.
@@ -211,7 +211,7 @@ class Session {
       uint64_t id = 0;
       MemoryPtr memory;
       bool writes = false;
-      bool makes = false;  // The buffer is new: without the op it has no contents.
+      bool creates = false;  // The buffer is new: without the op it has no contents.
     };
     std::vector<Use> uses = {};
   };
@@ -234,9 +234,9 @@ class Session {
   bool allocate_arena(Run& run);
   bool execute(Run& run);
   bool take_memory(Run& run, const Stage& stage);
-  void take_apart(Run& run, const Stage& stage);
+  void unshare_group_memory(Run& run, const Stage& stage);
   bool call_in_pieces(Run& run, uint32_t first, uint32_t last);
-  bool look(Run& run);
+  bool check_cancelled(Run& run);
   bool call(Run& run, uint32_t first, uint32_t last, bool alone = false);
   bool call_alone(Run& run, uint32_t node, uint64_t* times);
   bool call_runner(Run& run, uint32_t runner, uint32_t first, uint32_t last, uint64_t* times);
@@ -250,10 +250,10 @@ class Session {
   void await_writers(const MemoryPtr& memory);
   uint64_t give_operands(Run& run, uint32_t node);
   bool begin(Run& run, uint32_t node, uint64_t* times);
-  bool find_uses(Run& run, uint32_t node, std::vector<Begun::Use>* uses);
-  void wait(Begun& begun);
-  FailurePtr take_end(Begun& begun);
-  void settle_begun();
+  bool find_uses(Run& run, uint32_t node, std::vector<BackgroundOp::Use>* uses);
+  void wait(BackgroundOp& op);
+  FailurePtr finish_background(BackgroundOp& op);
+  void settle_background();
   void execute_one_by_one(Run& run);
   void finish(Run& run);
 
@@ -263,18 +263,18 @@ class Session {
   FailurePtr cancellation(uint64_t sequence);
   FailurePtr no_such_buffer(uint64_t id, uint64_t sequence) const;
   FailurePtr pending_check();
-  uint64_t last_untold() const;
-  static void doubt_made_with(Run& run, uint32_t index, const FailurePtr& failure);
+  uint64_t last_unreported() const;
+  static void mark_results_doubtful(Run& run, uint32_t index, const FailurePtr& failure);
   FailurePtr blocked(const Run& run, uint32_t node) const;
-  bool covers(const Run& run, uint32_t node, uint32_t buffer) const;
+  bool overwrites_whole_buffer(const Run& run, uint32_t node, uint32_t buffer) const;
   bool give_memory(Run& run, uint32_t buffer);
   void call_and_repair(Run& run, uint32_t node);
-  void keep(Run& run, uint32_t node, uint64_t failure);
-  Kept copy_of(const Run& run, uint32_t buffer, uint64_t failure);
-  void put_back(Run& run, uint32_t buffer, const FailurePtr& failure);
-  void leave_out(const LoadedProgram& program, uint32_t node, const FailurePtr& failure) const;
+  void save_older_contents(Run& run, uint32_t node, uint64_t failure);
+  OlderContents copy_of(const Run& run, uint32_t buffer, uint64_t failure);
+  void restore_older_contents(Run& run, uint32_t buffer, const FailurePtr& failure);
+  void notify_skipped(const LoadedProgram& program, uint32_t node, const FailurePtr& failure) const;
   void skip(Run& run, uint32_t node, const FailurePtr& failure);
-  void keep_older_value(Run& run, uint32_t node, const FailurePtr& failure);
+  void copy_older_value(Run& run, uint32_t node, const FailurePtr& failure);
   void pass_on(Run& run, uint32_t first, uint32_t last) const;
   void fail_all(Run& run, const FailurePtr& failure);
 
@@ -286,15 +286,15 @@ class Session {
   std::unordered_map<uint64_t, MemoryPtr> checkpoint_;
   std::unordered_map<uint32_t, std::shared_ptr<LoadedProgram>> programs_;
   InFlight in_flight_;
-  std::function<void(bool much)> begins_;  // From a runner that lends its threads; may be null.
-  uint32_t background_runner_ = kNobody;   // Index into `runners_`: the runner whose nodes execute in the background.
-  const bool waits_;                       // Runs wait for plans that are being built.
-  std::vector<Begun> begun_;
+  std::function<void(bool much)> notify_threads_;  // From a runner that lends its threads; may be null.
+  uint32_t background_runner_ = kNoRunner;  // Index into `runners_`: the runner whose nodes execute in the background.
+  const bool waits_for_plans_;              // Runs wait for plans that are being built.
+  std::vector<BackgroundOp> background_ops_;
   // By sequence; only for runs whose words the client waits for.
-  std::unordered_map<uint64_t, FailurePtr> late_failures_;
-  std::unordered_map<uint64_t, std::vector<Kept>> kept_;  // By buffer id; the oldest first.
-  std::vector<FailurePtr> untold_;                        // At most kMaxUntold.
-  uint64_t forgotten_ = 0;                                // Failures that untold_ had no space for.
+  std::unordered_map<uint64_t, FailurePtr> deferred_failures_;
+  std::unordered_map<uint64_t, std::vector<OlderContents>> older_contents_;  // By buffer id; the oldest first.
+  std::vector<FailurePtr> unreported_;                                       // At most kMaxUnreported.
+  uint64_t unlisted_failures_ = 0;  // Failures that unreported_ had no space for.
   uint64_t failures_ = 0;
   FailurePtr check_;  // The first failed check that the client does not know.
   std::function<bool(uint64_t sequence)> cancelled_;

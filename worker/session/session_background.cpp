@@ -6,12 +6,12 @@
 
 // Background ops: the runner has begun them, and the session continues. A node that reads or writes what such an op
 // writes waits for the op; so does a node that writes what the op reads. All of that memory is retained until the op is
-// done. If the op fails, the consequences are those of a failure where it was begun. Buffers that it would have created
+// done. If the op fails, the consequences are those of a failure where it was op. Buffers that it would have created
 // are poisoned, and those that it would have written lack the update.
 namespace torch_remote::worker {
 
 // Finds the memory of the node's operands. Returns whether all of it outlives the run.
-bool Session::find_uses(Run& run, uint32_t node, std::vector<Begun::Use>* uses) {
+bool Session::find_uses(Run& run, uint32_t node, std::vector<BackgroundOp::Use>* uses) {
   const LoadedProgram& program = run.program;
   const ir::Graph& graph = program.graph;
   if (run.one_by_one || run.aliased || profile_ != nullptr || !device_->is_host_memory()) return false;
@@ -31,15 +31,15 @@ bool Session::find_uses(Run& run, uint32_t node, std::vector<Begun::Use>* uses) 
     const auto survivor = std::ranges::find(program.survivors, b);
     all = survivor != program.survivors.end();
     if (!all) return;
-    if (run.made.empty()) run.made.resize(run.buffers.size());
-    if (!run.made[b]) {
+    if (run.shared_survivors.empty()) run.shared_survivors.resize(run.buffers.size());
+    if (!run.shared_survivors[b]) {
       const tr_buffer made = run.buffers[b];
-      run.made[b] = std::make_shared<Memory>(made);
+      run.shared_survivors[b] = std::make_shared<Memory>(made);
       run.buffers[b] = borrowed(made.data, made.nbytes);
     }
-    const bool makes = writes && program.lifetimes[b].first == node;
-    uses->push_back(
-        {run.request.base + static_cast<uint64_t>(survivor - program.survivors.begin()), run.made[b], writes, makes});
+    const bool creates = writes && program.lifetimes[b].first == node;
+    uses->push_back({run.request.base + static_cast<uint64_t>(survivor - program.survivors.begin()),
+                     run.shared_survivors[b], writes, creates});
   });
   return all;
 }
@@ -58,7 +58,7 @@ uint64_t Session::give_operands(Run& run, uint32_t node) {
 
 bool Session::begin(Run& run, uint32_t node, uint64_t* times) {
   LoadedProgram& program = run.program;
-  if (!begun_.empty() && !await_operands(run, node, node + 1)) {
+  if (!background_ops_.empty() && !await_operands(run, node, node + 1)) {
     error_.node = node;
     error_.repeat = 1;
     return false;
@@ -71,46 +71,46 @@ bool Session::begin(Run& run, uint32_t node, uint64_t* times) {
     std::snprintf(error_.message, sizeof(error_.message), "%s", status.message().c_str());
     return false;
   }
-  Begun begun;
-  const bool stays = find_uses(run, node, &begun.uses);
-  if (!stays) begun.uses.clear();
-  begun.program = programs_[program.number];
-  begun.values = program.values;
-  begun.node = node;
-  begun.sequence = run.request.sequence;
-  begun_.reserve(begun_.size() + 1);  // After the op has begun, nothing may throw.
+  BackgroundOp op;
+  const bool stays = find_uses(run, node, &op.uses);
+  if (!stays) op.uses.clear();
+  op.program = programs_[program.number];
+  op.values = program.values;
+  op.node = node;
+  op.sequence = run.request.sequence;
+  background_ops_.reserve(background_ops_.size() + 1);  // After the op has begun, nothing may throw.
   tr_run call = describe(run, background_runner_, node, node + 1, times);
   LoadedProgram::Loaded& loaded = program.loaded[background_runner_];
-  const bool good = loaded.program->begin(call, stays, &begun.work, &error_);
+  const bool good = loaded.program->begin(call, stays, &op.work, &error_);
   loaded.is_current = true;
-  if (!good || !begun.work) return good;
-  for (const Begun::Use& use : begun.uses) {
+  if (!good || !op.work) return good;
+  for (const BackgroundOp::Use& use : op.uses) {
     if (use.writes) use.memory->begin_writing();
   }
-  begun_.push_back(std::move(begun));
+  background_ops_.push_back(std::move(op));
   return true;
 }
 
-void Session::wait(Begun& begun) {
-  begun.work->wait([&] {
-    if (cancelled_) (void)cancelled_(begun.sequence);  // Looks for new messages of the client.
+void Session::wait(BackgroundOp& op) {
+  op.work->wait([&] {
+    if (cancelled_) (void)cancelled_(op.sequence);  // Looks for new messages of the client.
   });
 }
 
 // Handles the end of an op that is done. Returns its failure, or null.
-FailurePtr Session::take_end(Begun& begun) {
-  for (const Begun::Use& use : begun.uses) {
+FailurePtr Session::finish_background(BackgroundOp& op) {
+  for (const BackgroundOp::Use& use : op.uses) {
     if (use.writes) use.memory->end_writing();
   }
-  const Status& status = begun.work->status();
+  const Status& status = op.work->status();
   if (status.ok()) return nullptr;
-  const bool cancelled = cancelled_ && cancelled_(begun.sequence);  // Then the client has asked for it.
-  FailurePtr failure = cancelled ? cancellation(begun.sequence)
-                                 : note(failure_of(*begun.program, begun.values, begun.node, status, begun.sequence));
-  for (const Begun::Use& use : begun.uses) {
+  const bool cancelled = cancelled_ && cancelled_(op.sequence);  // Then the client has asked for it.
+  FailurePtr failure =
+      cancelled ? cancellation(op.sequence) : note(failure_of(*op.program, op.values, op.node, status, op.sequence));
+  for (const BackgroundOp::Use& use : op.uses) {
     Entry* const entry = use.writes ? buffers_.find(use.id) : nullptr;
     if (entry == nullptr || entry->memory != use.memory) continue;
-    if (use.makes) {
+    if (use.creates) {
       *entry = {std::make_shared<Memory>(use.memory->nbytes()), failure, nullptr};
       continue;
     }
@@ -120,37 +120,37 @@ FailurePtr Session::take_end(Begun& begun) {
   return failure;
 }
 
-void Session::settle_begun() {
-  for (size_t i = 0; i < begun_.size();) {
-    if (!begun_[i].work->done()) {
+void Session::settle_background() {
+  for (size_t i = 0; i < background_ops_.size();) {
+    if (!background_ops_[i].work->done()) {
       ++i;
       continue;
     }
-    (void)take_end(begun_[i]);
-    begun_.erase(begun_.begin() + static_cast<std::ptrdiff_t>(i));
+    (void)finish_background(background_ops_[i]);
+    background_ops_.erase(background_ops_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 }
 
 void Session::wait_for_background() {
-  for (Begun& begun : begun_) wait(begun);
-  settle_begun();
+  for (BackgroundOp& op : background_ops_) wait(op);
+  settle_background();
 }
 
 void Session::await_writers(const MemoryPtr& memory) {
   while (memory->is_being_written()) {
-    const auto found = std::ranges::find_if(begun_, [&](const Begun& begun) {
-      return std::ranges::any_of(begun.uses, [&](const Begun::Use& u) { return u.writes && u.memory == memory; });
+    const auto found = std::ranges::find_if(background_ops_, [&](const BackgroundOp& op) {
+      return std::ranges::any_of(op.uses, [&](const BackgroundOp::Use& u) { return u.writes && u.memory == memory; });
     });
     wait(*found);
-    settle_begun();
+    settle_background();
   }
 }
 
 // Waits for inputs that a run of the program writes, because they are unshared before the run. Other inputs are waited
 // for where they are read.
 void Session::await_inputs(const LoadedProgram& program) {
-  settle_begun();
-  for (size_t i = 0; i < program.inputs.size() && !begun_.empty(); ++i) {
+  settle_background();
+  for (size_t i = 0; i < program.inputs.size() && !background_ops_.empty(); ++i) {
     if (!program.written[program.inputs[i]]) continue;
     const Entry* const entry = buffers_.find(program.bindings.ids[i]);
     if (entry == nullptr || !entry->memory->is_being_written()) continue;
@@ -163,12 +163,12 @@ void Session::await_inputs(const LoadedProgram& program) {
 bool Session::await_operands(Run& run, uint32_t first, uint32_t last) {
   const ir::Graph& graph = run.program.graph;
   bool good = true;
-  for (size_t i = 0; i < begun_.size();) {
+  for (size_t i = 0; i < background_ops_.size();) {
     bool touched = false;
     for (uint32_t n = first; n < last && !touched; ++n) {
       ir::for_each_access(graph.nodes[n], [&](uint32_t view, ir::Access access) {
         const void* const data = run.buffers[graph.views[view].buffer].data;
-        for (const Begun::Use& use : begun_[i].uses) {
+        for (const BackgroundOp::Use& use : background_ops_[i].uses) {
           touched = touched || (use.memory->data() == data && (use.writes || access != ir::Access::kReads));
         }
       });
@@ -177,25 +177,25 @@ bool Session::await_operands(Run& run, uint32_t first, uint32_t last) {
       ++i;
       continue;
     }
-    wait(begun_[i]);
-    const FailurePtr failure = take_end(begun_[i]);
+    wait(background_ops_[i]);
+    const FailurePtr failure = finish_background(background_ops_[i]);
     if (failure) {
       good = false;
-      for (const Begun::Use& use : begun_[i].uses) {
+      for (const BackgroundOp::Use& use : background_ops_[i].uses) {
         for (uint32_t b = 0; use.writes && b < run.buffers.size(); ++b) {
           if (run.buffers[b].data != use.memory->data()) continue;
-          if (!use.makes) {
-            run.add_behind(b, failure);
+          if (!use.creates) {
+            run.add_missing_update(b, failure);
             continue;
           }
           run.set_poison(b, failure);
           run.buffers[b] = borrowed(nullptr, nbytes_[b]);  // The memory is released with the background op.
-          if (!run.made.empty()) run.made[b] = nullptr;
+          if (!run.shared_survivors.empty()) run.shared_survivors[b] = nullptr;
           if (!run.attachments.empty()) run.attachments[b] = nullptr;
         }
       }
     }
-    begun_.erase(begun_.begin() + static_cast<std::ptrdiff_t>(i));
+    background_ops_.erase(background_ops_.begin() + static_cast<std::ptrdiff_t>(i));
   }
   return good;
 }

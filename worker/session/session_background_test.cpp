@@ -49,7 +49,7 @@ class SlowRunner final : public Runner {
   bool has_op(const char*) override { return false; }
   bool works_in_background() const override { return true; }
   void end() override { ended = true; }
-  void leave_out(const ir::Graph& graph, uint32_t node, const int64_t* values, const Status& why) override {
+  void skip_node(const ir::Graph& graph, uint32_t node, const int64_t* values, const Status& why) override {
     left_out.push_back(std::string(ir::op_desc(graph.nodes[node].opcode).name) + " of " + std::to_string(values[0]) +
                        ": " + why.message());
   }
@@ -217,10 +217,10 @@ TEST_F(BackgroundTest, OnlyWhatUsesItsResultWaits) {
   EXPECT_EQ(run(2, {3, 12}, {2}, 100), nullptr);
   EXPECT_EQ(read(100, 3), (Floats{20, 40, 60}));
   EXPECT_EQ(waits(0), 0);
-  EXPECT_TRUE(session->is_at_work());
+  EXPECT_TRUE(session->has_background_work());
   EXPECT_EQ(run(2, {3, 12}, {1}, 101), nullptr);
   EXPECT_EQ(waits(0), 1);
-  EXPECT_FALSE(session->is_at_work());
+  EXPECT_FALSE(session->has_background_work());
   EXPECT_EQ(read(101, 3), (Floats{202, 204, 206}));
 }
 
@@ -232,7 +232,7 @@ TEST_F(BackgroundTest, AReadAndASettledOneDoNotWaitTwice) {
   EXPECT_EQ(run(1, {3}, {1}), nullptr);
   slow->begun[1]->end();
   session->settle();
-  EXPECT_FALSE(session->is_at_work());
+  EXPECT_FALSE(session->has_background_work());
   EXPECT_EQ(read(1, 3), (Floats{201, 202, 203}));
   EXPECT_EQ(waits(1), 0);
 }

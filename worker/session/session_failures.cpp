@@ -7,7 +7,7 @@
 namespace torch_remote::worker {
 namespace {
 
-constexpr size_t kMaxUntold = 64;
+constexpr size_t kMaxUnreported = 64;
 
 }  // namespace
 
@@ -17,7 +17,7 @@ Status out_of_memory(uint64_t nbytes) { return no_memory_for({}, nbytes); }
 FailurePtr Session::make_failure(Failure failure) const {
   const uint64_t bytes = 2 * sizeof(Failure) + failure.status.message().size();
   auto shared = std::make_unique<Failure>(std::move(failure));
-  memory_->charge_anyway(bytes);
+  memory_->charge_unchecked(bytes);
   return {shared.release(), [memory = memory_, bytes](Failure* failure) {
             memory->discharge(bytes);
             delete failure;
@@ -27,43 +27,44 @@ FailurePtr Session::make_failure(Failure failure) const {
 FailurePtr Session::note(Failure failure) {
   FailurePtr shared = make_failure(std::move(failure));
   shared->number = ++failures_;
-  if (untold_.size() < kMaxUntold) {
-    untold_.push_back(shared);
+  if (unreported_.size() < kMaxUnreported) {
+    unreported_.push_back(shared);
   } else {
-    ++forgotten_;
+    ++unlisted_failures_;
   }
-  if (shared->check && !untold(check_)) check_ = shared;
+  if (shared->check && !is_unreported(check_)) check_ = shared;
   return shared;
 }
 
 FailurePtr Session::announce() {
-  for (const FailurePtr& failure : untold_) {
+  for (const FailurePtr& failure : unreported_) {
     if (!std::exchange(failure->announced, true)) return failure;
   }
   return nullptr;
 }
 
-void Session::tell(const FailurePtr& failure) {
-  failure->told = true;
-  std::erase(untold_, failure);
-  if (kept_.empty()) return;
-  const auto first = std::ranges::find_if(untold_, [](const FailurePtr& f) { return !f->check; });
-  const uint64_t number = first == untold_.end() ? std::numeric_limits<uint64_t>::max() : (*first)->number;
-  for (auto& [id, kept] : kept_) std::erase_if(kept, [&](const Kept& k) { return k.failure < number; });
-  std::erase_if(kept_, [](const auto& of_buffer) { return of_buffer.second.empty(); });
+void Session::mark_reported(const FailurePtr& failure) {
+  failure->reported = true;
+  std::erase(unreported_, failure);
+  if (older_contents_.empty()) return;
+  const auto first = std::ranges::find_if(unreported_, [](const FailurePtr& f) { return !f->check; });
+  const uint64_t number = first == unreported_.end() ? std::numeric_limits<uint64_t>::max() : (*first)->number;
+  for (auto& [id, contents] : older_contents_)
+    std::erase_if(contents, [&](const OlderContents& k) { return k.failure < number; });
+  std::erase_if(older_contents_, [](const auto& of_buffer) { return of_buffer.second.empty(); });
 }
 
 // The number of the last failure that the client does not know and that is not a failed check; 0: none.
-uint64_t Session::last_untold() const {
-  for (size_t i = untold_.size(); i-- > 0;) {
-    if (!untold_[i]->check) return untold_[i]->number;
+uint64_t Session::last_unreported() const {
+  for (size_t i = unreported_.size(); i-- > 0;) {
+    if (!unreported_[i]->check) return unreported_[i]->number;
   }
   return 0;
 }
 
 std::vector<FailurePtr> Session::take_failures(uint64_t* more) {
-  *more = std::exchange(forgotten_, 0);
-  return std::exchange(untold_, {});
+  *more = std::exchange(unlisted_failures_, 0);
+  return std::exchange(unreported_, {});
 }
 
 // The failure counts as known: the client asked for it.
@@ -71,15 +72,15 @@ FailurePtr Session::cancellation(uint64_t sequence) {
   FailurePtr failure = make_failure(
       {{ErrorCode::kOpFailed, "remote: cancelled by torch.remote.cancel()", "RuntimeError"}, 0, 0, sequence});
   failure->number = ++failures_;
-  failure->told = true;
+  failure->reported = true;
   return failure;
 }
 
 // Returns the first failed check that the client does not know.
 FailurePtr Session::pending_check() {
-  if (check_ && check_->told) {
-    const auto next = std::ranges::find_if(untold_, [](const FailurePtr& f) { return f->check; });
-    check_ = next != untold_.end() ? *next : nullptr;
+  if (check_ && check_->reported) {
+    const auto next = std::ranges::find_if(unreported_, [](const FailurePtr& f) { return f->check; });
+    check_ = next != unreported_.end() ? *next : nullptr;
   }
   return check_;
 }
@@ -92,7 +93,7 @@ FailurePtr Session::no_such_buffer(uint64_t id, uint64_t sequence) const {
 // The check at node `index` failed. Another result of the node that computed its operand may be invalid, too: for
 // example a factorization, where the check reads the `info` output. Such results, and everything computed from them
 // since, count as written after the check.
-void Session::doubt_made_with(Run& run, uint32_t index, const FailurePtr& failure) {
+void Session::mark_results_doubtful(Run& run, uint32_t index, const FailurePtr& failure) {
   const ir::Graph& graph = run.program.graph;
   std::vector<bool> looked_at(graph.buffers.size()), doubtful(graph.buffers.size());
   ir::for_each_access(graph.nodes[index],
@@ -108,28 +109,28 @@ void Session::doubt_made_with(Run& run, uint32_t index, const FailurePtr& failur
       const uint32_t b = graph.views[view].buffer;
       if (access == ir::Access::kReads || looked_at[b]) return;
       doubtful[b] = true;
-      run.add_after(b, failure);
+      run.add_failed_check(b, failure);
     });
   }
 }
 
 // Returns the earliest failure that makes an operand of the node unusable; null: the node can run.
 FailurePtr Session::blocked(const Run& run, uint32_t index) const {
-  if (run.poison.empty() && run.behind.empty()) return nullptr;
+  if (run.poison.empty() && run.missing_updates.empty()) return nullptr;
   const ir::Graph& graph = run.program.graph;
   FailurePtr first;
   ir::for_each_access(graph.nodes[index], [&](uint32_t view, ir::Access) {
     const uint32_t b = graph.views[view].buffer;
     FailurePtr failure = run.poison_of(b);
-    if (!failure && untold(run.behind_of(b))) failure = run.behind[b];
-    if (!failure || (first && first->number <= failure->number) || covers(run, index, b)) return;
+    if (!failure && is_unreported(run.missing_update_of(b))) failure = run.missing_updates[b];
+    if (!failure || (first && first->number <= failure->number) || overwrites_whole_buffer(run, index, b)) return;
     first = failure;
   });
   return first;
 }
 
 // Whether the node overwrites all of the buffer and reads nothing of it.
-bool Session::covers(const Run& run, uint32_t index, uint32_t buffer) const {
+bool Session::overwrites_whole_buffer(const Run& run, uint32_t index, uint32_t buffer) const {
   return overwrites_all(run.program.graph, run.program.values, nbytes_[buffer], index, buffer);
 }
 
@@ -157,71 +158,72 @@ void Session::call_and_repair(Run& run, uint32_t index) {
     skip(run, index, note({out_of_memory(nbytes_[b]), run.program.number, node.source, run.request.sequence}));
   });
   if (!memory) return;
-  if (const uint64_t failure = last_untold()) keep(run, index, failure);
+  if (const uint64_t failure = last_unreported()) save_older_contents(run, index, failure);
   if (!call(run, index, index + 1, /*alone=*/true)) return;
   ir::for_each_view(node, [&](uint32_t view, bool) {
     const uint32_t b = graph.views[view].buffer;
     if (!run.poison.empty()) run.poison[b] = nullptr;
-    if (!run.behind.empty()) run.behind[b] = nullptr;
+    if (!run.missing_updates.empty()) run.missing_updates[b] = nullptr;
   });
 }
 
-// The node is about to write, after this failure: copies the contents that it replaces, for put_back().
-void Session::keep(Run& run, uint32_t index, uint64_t failure) {
+// The node is about to write, after this failure: copies the contents that it replaces, for restore_older_contents().
+void Session::save_older_contents(Run& run, uint32_t index, uint64_t failure) {
   const LoadedProgram& program = run.program;
   const ir::Graph& graph = program.graph;
   const ir::Node& node = graph.nodes[index];
-  const auto keep_one = [&](uint32_t older, uint32_t newer) {
-    std::vector<Kept>& kept = run.kept_of(newer);
-    if (kept.empty() || kept.back().failure < failure) kept.push_back(copy_of(run, older, failure));
+  const auto save_one = [&](uint32_t older, uint32_t newer) {
+    std::vector<OlderContents>& contents = run.older_contents_of(newer);
+    if (contents.empty() || contents.back().failure < failure) contents.push_back(copy_of(run, older, failure));
   };
   if (node.in_place) {
     const uint32_t from = graph.views[node.args[0].a].buffer, to = graph.views[node.results[0].a].buffer;
     if (!program.outlives[to]) return;
-    run.kept_of(to) = std::move(run.kept_of(from));
-    return keep_one(from, to);
+    run.older_contents_of(to) = std::move(run.older_contents_of(from));
+    return save_one(from, to);
   }
   ir::for_each_access(node, [&](uint32_t view, ir::Access access) {
     const uint32_t b = graph.views[view].buffer;
     const bool writes = access == ir::Access::kUpdates || access == ir::Access::kOverwrites;
-    const bool makes = graph.buffers[b].kind == ir::BufferKind::kFresh && program.lifetimes[b].first == index;
-    if (writes && !makes && program.outlives[b]) keep_one(b, b);
+    const bool creates = graph.buffers[b].kind == ir::BufferKind::kFresh && program.lifetimes[b].first == index;
+    if (writes && !creates && program.outlives[b]) save_one(b, b);
   });
 }
 
 // Makes a copy only if as much memory as it takes stays free. Otherwise there is no copy, and the update is not undone.
-Session::Kept Session::copy_of(const Run& run, uint32_t buffer, uint64_t failure) {
-  Kept kept{failure, nullptr, run.behind_of(buffer)};
+Session::OlderContents Session::copy_of(const Run& run, uint32_t buffer, uint64_t failure) {
+  OlderContents contents{failure, nullptr, run.missing_update_of(buffer)};
   const uint64_t nbytes = nbytes_[buffer], used = memory_->stats().allocated.current, limit = memory_->limit();
   tr_buffer copy{};
   if (run.poison_of(buffer) || !run.buffers[buffer].data || used > limit || nbytes > (limit - used) / 2 ||
-      !memory_->allocate(nbytes, &copy, Reach::kOwn)) {
-    return kept;
+      !memory_->allocate(nbytes, &copy, Visibility::kPrivate)) {
+    return contents;
   }
   device_->copy(copy.data, run.buffers[buffer].data, nbytes);
-  kept.memory = std::make_shared<Memory>(copy);
-  return kept;
+  contents.memory = std::make_shared<Memory>(copy);
+  return contents;
 }
 
 // An update is skipped for this failure: restores the contents that the buffer had when the failure happened.
-void Session::put_back(Run& run, uint32_t buffer, const FailurePtr& failure) {
-  if (run.kept.empty() || !untold(failure)) return;
-  std::vector<Kept>& kept = run.kept[buffer];
-  const auto first = std::ranges::find_if(kept, [&](const Kept& k) { return k.failure >= failure->number; });
-  if (first == kept.end()) return;
+void Session::restore_older_contents(Run& run, uint32_t buffer, const FailurePtr& failure) {
+  if (run.older_contents.empty() || !is_unreported(failure)) return;
+  std::vector<OlderContents>& contents = run.older_contents[buffer];
+  const auto first =
+      std::ranges::find_if(contents, [&](const OlderContents& k) { return k.failure >= failure->number; });
+  if (first == contents.end()) return;
   if (first->memory) {
     device_->copy(run.buffers[buffer].data, first->memory->data(), first->memory->nbytes());
-    run.add_behind(buffer, first->behind);
+    run.add_missing_update(buffer, first->missing_update);
   }
-  kept.erase(first, kept.end());
+  contents.erase(first, contents.end());
 }
 
 // Informs the background runner that the node does not run: another process may wait for it.
-void Session::leave_out(const LoadedProgram& program, uint32_t index, const FailurePtr& failure) const {
+void Session::notify_skipped(const LoadedProgram& program, uint32_t index, const FailurePtr& failure) const {
   if (background_runner_ == UINT32_MAX) return;
   Runner& runner = *(*runners_)[background_runner_];
   if (runner.accepts(program.graph, index)) {
-    runner.leave_out(program.graph, index, program.values.data(), failure->status);
+    runner.skip_node(program.graph, index, program.values.data(), failure->status);
   }
 }
 
@@ -230,24 +232,24 @@ void Session::leave_out(const LoadedProgram& program, uint32_t index, const Fail
 void Session::skip(Run& run, uint32_t index, const FailurePtr& failure) {
   const LoadedProgram& program = run.program;
   const ir::Node& node = program.graph.nodes[index];
-  leave_out(program, index, failure);
+  notify_skipped(program, index, failure);
   if (index + 1 == program.graph.nodes.size()) run.failure = failure;
-  if (node.in_place) return keep_older_value(run, index, failure);
+  if (node.in_place) return copy_older_value(run, index, failure);
   ir::for_each_access(node, [&](uint32_t view, ir::Access access) {
     const uint32_t b = program.graph.views[view].buffer;
     if (access == ir::Access::kReads || run.poison_of(b)) return;
     if (program.graph.buffers[b].kind == ir::BufferKind::kFresh && program.lifetimes[b].first == index) {
       run.set_poison(b, failure);
     } else {
-      put_back(run, b, failure);
-      run.add_behind(b, failure);
+      restore_older_contents(run, b, failure);
+      run.add_missing_update(b, failure);
       ++failure->skipped;
     }
   });
 }
 
 // Copies the older value's bytes to the buffer that holds the newer one.
-void Session::keep_older_value(Run& run, uint32_t index, const FailurePtr& failure) {
+void Session::copy_older_value(Run& run, uint32_t index, const FailurePtr& failure) {
   const ir::Graph& graph = run.program.graph;
   const ir::Node& node = graph.nodes[index];
   const uint32_t from = graph.views[node.args[0].a].buffer, to = graph.views[node.results[0].a].buffer;
@@ -259,35 +261,35 @@ void Session::keep_older_value(Run& run, uint32_t index, const FailurePtr& failu
   if (run.buffers[to].data != run.buffers[from].data) {
     device_->copy(run.buffers[to].data, run.buffers[from].data, std::min(nbytes_[to], nbytes_[from]));
   }
-  run.add_after(to, run.after_of(from));
-  run.add_behind(to, run.behind_of(from));
-  if (!run.kept.empty()) run.kept[to] = std::move(run.kept[from]);
-  put_back(run, to, failure);
-  run.add_behind(to, failure);
+  run.add_failed_check(to, run.failed_check_of(from));
+  run.add_missing_update(to, run.missing_update_of(from));
+  if (!run.older_contents.empty()) run.older_contents[to] = std::move(run.older_contents[from]);
+  restore_older_contents(run, to, failure);
+  run.add_missing_update(to, failure);
   ++failure->skipped;
 }
 
 // Nodes [first, last) ran: what they wrote inherits the failed checks of their operands.
 void Session::pass_on(Run& run, uint32_t first, uint32_t last) const {
   const ir::Graph& graph = run.program.graph;
-  if (run.after.empty()) run.after.resize(run.buffers.size());
+  if (run.failed_checks.empty()) run.failed_checks.resize(run.buffers.size());
   for (uint32_t n = first; n < last; ++n) {
     FailurePtr check = run.check;
     ir::for_each_access(graph.nodes[n], [&](uint32_t view, ir::Access access) {
       if (access == ir::Access::kReads || access == ir::Access::kUpdates) {
-        check = earlier(check, run.after[graph.views[view].buffer]);
+        check = earlier(check, run.failed_checks[graph.views[view].buffer]);
       }
     });
     ir::for_each_access(graph.nodes[n], [&](uint32_t view, ir::Access access) {
       const uint32_t b = graph.views[view].buffer;
       if (access == ir::Access::kReads) return;
-      if (access == ir::Access::kCreates || covers(run, n, b)) {
-        run.after[b] = check;
+      if (access == ir::Access::kCreates || overwrites_whole_buffer(run, n, b)) {
+        run.failed_checks[b] = check;
       } else {
-        run.after[b] = earlier(run.after[b], check);
+        run.failed_checks[b] = earlier(run.failed_checks[b], check);
       }
     });
-    if (n + 1 == graph.nodes.size() && untold(check)) run.failure = check;
+    if (n + 1 == graph.nodes.size() && is_unreported(check)) run.failure = check;
   }
 }
 
@@ -305,12 +307,12 @@ void Session::fail_all(Run& run, const FailurePtr& failure) {
   program.nbytes = nbytes_;
   program.placed = false;
   for (const uint32_t b : program.survivors) run.set_poison(b, failure);
-  for (uint32_t n = 0; sized && n < graph.nodes.size(); ++n) leave_out(program, n, failure);
+  for (uint32_t n = 0; sized && n < graph.nodes.size(); ++n) notify_skipped(program, n, failure);
   for (const ir::Node& node : graph.nodes) {
     ir::for_each_access(node, [&](uint32_t view, ir::Access access) {
       const uint32_t b = graph.views[view].buffer;
       if (access == ir::Access::kReads || graph.buffers[b].kind != ir::BufferKind::kInput || run.poison_of(b)) return;
-      run.add_behind(b, failure);
+      run.add_missing_update(b, failure);
       ++failure->skipped;
     });
   }

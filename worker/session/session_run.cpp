@@ -87,7 +87,7 @@ Status Session::run(const RunRequest& request, std::vector<int64_t>* words, Fail
 void Session::run_decoded(LoadedProgram& program, const RunRequest& request, std::vector<int64_t>* words,
                           FailurePtr* failure) {
   update_groups(program, *runners_);
-  if (!begun_.empty()) await_inputs(program);
+  if (!background_ops_.empty()) await_inputs(program);
   Run run{program, request, words};
   run.buffers.resize(program.graph.buffers.size());
   run.check = pending_check();
@@ -99,8 +99,9 @@ void Session::run_decoded(LoadedProgram& program, const RunRequest& request, std
   } else {
     words->resize(program.words);
     unshare_written(run);
-    if (program.work > 0 && begins_) begins_(program.work >= kPointsWorthWaking);
-    const bool careful = !run.poison.empty() || !run.behind.empty() || (last_untold() != 0 && program.updates);
+    if (program.work > 0 && notify_threads_) notify_threads_(program.work >= kPointsWorthWaking);
+    const bool careful =
+        !run.poison.empty() || !run.missing_updates.empty() || (last_unreported() != 0 && program.updates);
     const bool complete = !careful && allocate_arena(run) && execute(run);
     if (!complete) execute_one_by_one(run);
     if (program.tune) end_tuned_run(program, complete);
@@ -135,7 +136,7 @@ Status Session::run_cancelled(const RunRequest& request, FailurePtr* failure) {
 void Session::bind_inputs(Run& run) {
   const LoadedProgram& program = run.program;
   ++run_count_;
-  if (program.attaches) run.attachments.resize(program.graph.buffers.size());
+  if (program.has_attachments) run.attachments.resize(program.graph.buffers.size());
   for (size_t i = 0; i < program.inputs.size(); ++i) {
     const uint32_t b = program.inputs[i];
     const uint64_t id = program.bindings.ids[i];
@@ -157,10 +158,10 @@ void Session::bind_inputs(Run& run) {
       run.set_poison(b, entry->failure);
       continue;
     }
-    if (untold(entry->failure)) run.add_behind(b, entry->failure);
-    if (untold(entry->check)) run.add_after(b, entry->check);
-    if (kept_.empty()) continue;
-    if (auto kept = kept_.extract(id)) run.kept_of(b) = std::move(kept.mapped());
+    if (is_unreported(entry->failure)) run.add_missing_update(b, entry->failure);
+    if (is_unreported(entry->check)) run.add_failed_check(b, entry->check);
+    if (older_contents_.empty()) continue;
+    if (auto contents = older_contents_.extract(id)) run.older_contents_of(b) = std::move(contents.mapped());
   }
 }
 
@@ -171,7 +172,7 @@ Status Session::prepare(Run& run) {
   device_->set_math(run.request.math);
   if (std::exchange(program.math, run.request.math) != run.request.math) {  // Runners may choose differently.
     program.chosen = false;
-    program.waits = waits_ || (run.request.math & ir::kDeterministic) != 0;
+    program.waits_for_plans = waits_for_plans_ || (run.request.math & ir::kDeterministic) != 0;
     for (LoadedProgram::Loaded& loaded : program.loaded) loaded.is_current = false;
   }
   if (!program.evaluated) {
@@ -212,7 +213,7 @@ void Session::unshare_written(Run& run) {
     if (entry.memory.use_count() == 1) continue;
     tr_buffer copy{};
     bool allocated = memory_->allocate(entry.memory->nbytes(), &copy);
-    if (!allocated && !begun_.empty()) {
+    if (!allocated && !background_ops_.empty()) {
       wait_for_background();
       if (entry.memory.use_count() == 1) continue;
       allocated = memory_->allocate(entry.memory->nbytes(), &copy);
@@ -231,10 +232,10 @@ void Session::unshare_written(Run& run) {
 bool Session::allocate_arena(Run& run) {
   const LoadedProgram& program = run.program;
   const ir::ArenaLayout& layout = program.layout;
-  if (layout.size == ir::ArenaLayout::kNotThere || !memory_->allocate(layout.size, &run.arena, Reach::kOwn))
+  if (layout.size == ir::ArenaLayout::kNone || !memory_->allocate(layout.size, &run.arena, Visibility::kPrivate))
     return false;
   for (size_t b = 0; b < run.buffers.size(); ++b) {
-    if (layout.offsets[b] == ir::ArenaLayout::kNotThere) continue;
+    if (layout.offsets[b] == ir::ArenaLayout::kNone) continue;
     run.buffers[b] = borrowed(static_cast<std::byte*>(run.arena.data) + layout.offsets[b], program.nbytes[b]);
   }
   return true;
@@ -248,13 +249,13 @@ bool Session::execute(Run& run) {
     const bool last = &stage == &program.stages.back();
     const uint64_t began = last ? 0 : monotonic_ns();
     if (!take_memory(run, stage) || (stage.first != stage.last && !call_in_pieces(run, stage.first, stage.last))) {
-      take_apart(run, stage);
+      unshare_group_memory(run, stage);
       return false;
     }
-    if (!last) run.since_look += monotonic_ns() - began;
-    if (run.since_look >= kLookEvery && !last) {
-      run.since_look = 0;
-      if (look(run)) return false;
+    if (!last) run.unchecked_ns += monotonic_ns() - began;
+    if (run.unchecked_ns >= kLookEvery && !last) {
+      run.unchecked_ns = 0;
+      if (check_cancelled(run)) return false;
     }
     for (const uint32_t b : stage.release) release(run.buffers[b]);
     if (run.aliased || last) continue;
@@ -273,7 +274,8 @@ bool Session::take_memory(Run& run, const Stage& stage) {
     if (from != ir::kNoBuffer) {
       buffer = std::exchange(run.buffers[from], borrowed(run.buffers[from].data, program.nbytes[from]));
       buffer.nbytes = program.nbytes[b];
-    } else if (!memory_->allocate(program.nbytes[b], &buffer, program.temporary[b] ? Reach::kOwn : Reach::kShared)) {
+    } else if (!memory_->allocate(program.nbytes[b], &buffer,
+                                  program.temporary[b] ? Visibility::kPrivate : Visibility::kShared)) {
       return false;
     }
   }
@@ -282,10 +284,10 @@ bool Session::take_memory(Run& run, const Stage& stage) {
 
 // The remaining nodes execute one by one, even those of groups. A buffer that a group's result may overwrite is then
 // still needed, so both get memory of their own again.
-void Session::take_apart(Run& run, const Stage& stage) {
+void Session::unshare_group_memory(Run& run, const Stage& stage) {
   const LoadedProgram& program = run.program;
   for (const auto& [b, from] : std::views::reverse(stage.allocate)) {
-    if (from == ir::kNoBuffer || program.held[b].first < run.next || !run.buffers[b].data) continue;
+    if (from == ir::kNoBuffer || program.step_lifetimes[b].first < run.next || !run.buffers[b].data) continue;
     run.buffers[from] = std::exchange(run.buffers[b], {});
     run.buffers[from].nbytes = program.nbytes[from];
   }
@@ -302,12 +304,12 @@ bool Session::call_in_pieces(Run& run, uint32_t first, uint32_t last) {
     if (end == last) return true;
     first = end;
     const uint64_t took = monotonic_ns() - began;
-    run.since_look += took;
+    run.unchecked_ns += took;
     if (took < kLookEvery / 2) piece *= 2;
     if (took > 2 * kLookEvery) piece = std::max(piece / 2, 1u);
-    if (run.since_look < kLookEvery) continue;
-    run.since_look = 0;
-    if (look(run)) return false;
+    if (run.unchecked_ns < kLookEvery) continue;
+    run.unchecked_ns = 0;
+    if (check_cancelled(run)) return false;
   }
   const uint64_t began = last - first > 8 ? monotonic_ns() : 0;
   const bool good = call(run, first, last);
@@ -316,7 +318,7 @@ bool Session::call_in_pieces(Run& run, uint32_t first, uint32_t last) {
 }
 
 // Looks for a cancellation. Returns whether the rest of the run is dropped.
-bool Session::look(Run& run) {
+bool Session::check_cancelled(Run& run) {
   if (cancelled_ && cancelled_(run.request.sequence)) run.cancelled = cancellation(run.request.sequence);
   return run.cancelled != nullptr;
 }
@@ -336,16 +338,16 @@ bool Session::call(Run& run, uint32_t first, uint32_t last, bool alone) {
     auto step = step_of(program, first);
     for (uint32_t n = first; good && n < last; ++step) {
       const uint32_t end = std::min(step->last, last);
-      if (!begun_.empty() && !await_operands(run, n, end)) {  // An operand has failed meanwhile.
+      if (!background_ops_.empty() && !await_operands(run, n, end)) {  // An operand has failed meanwhile.
         error_.node = n;
         error_.repeat = 1;
         good = false;
         break;
       }
-      const bool timed = step->timed != ir::kNoNode;
+      const bool timed = step->timed_group != ir::kNoNode;
       const uint64_t began = timed ? monotonic_ns() : 0;
       good = call_runner(run, step->runner, n, end, times ? times + (n - first) : nullptr);
-      if (timed) run.program.took[step->timed] += monotonic_ns() - began;
+      if (timed) run.program.group_times[step->timed_group] += monotonic_ns() - began;
       if (good) n = end;
     }
   }
@@ -353,7 +355,7 @@ bool Session::call(Run& run, uint32_t first, uint32_t last, bool alone) {
     profile_->ops(program, profile_->variant(program, program.values), run.request.sequence, first, last);
   }
   const uint32_t end = good ? last : std::clamp(error_.node, first, last - 1);
-  if (!run.after.empty() || run.check) pass_on(run, first, end);
+  if (!run.failed_checks.empty() || run.check) pass_on(run, first, end);
   run.next = last;
   if (good) return true;
   if (error_.repeat != 0) {
@@ -364,14 +366,14 @@ bool Session::call(Run& run, uint32_t first, uint32_t last, bool alone) {
   const FailurePtr failure = note(failure_of(program, program.values, end, runner_error(error_), run.request.sequence));
   skip(run, end, failure);
   if (failure->check && !run.check) run.check = failure;
-  if (failure->check) doubt_made_with(run, end, failure);
+  if (failure->check) mark_results_doubtful(run, end, failure);
   return false;
 }
 
 // Executes a node with the first runner that takes it. If that runner finds out only now that it cannot, the next one
 // is tried.
 bool Session::call_alone(Run& run, uint32_t node, uint64_t* times) {
-  for (uint32_t before = kNobody;;) {
+  for (uint32_t before = kNoRunner;;) {
     const uint32_t runner = runner_of(run.program, node);
     error_.repeat = 0;
     if (call_runner(run, runner, node, node + 1, times)) return true;
@@ -381,13 +383,13 @@ bool Session::call_alone(Run& run, uint32_t node, uint64_t* times) {
       return false;
     }
     before = runner;
-    run.program.alone[node] = kUnasked;
+    run.program.node_runners[node] = kUnknownRunner;
   }
 }
 
 // Executes nodes [first, last) with one runner, which takes all of them.
 bool Session::call_runner(Run& run, uint32_t runner, uint32_t first, uint32_t last, uint64_t* times) {
-  if (runner == kNobody) {
+  if (runner == kNoRunner) {
     const Status status = refusal(run.program, *runners_, first);
     error_.node = first;
     std::snprintf(error_.kind, sizeof(error_.kind), "%s", status.kind().c_str());
@@ -438,34 +440,34 @@ void Session::note_in_flight(Run& run) {
   if (!device_->asynchronous()) return;
   const LoadedProgram& program = run.program;
   in_flight_.add({device_->record(), run_count_, run.request.sequence, programs_[program.number], program.values,
-                  nbytes_, program.bindings.ids, run.request.base, std::move(run.calls), run.request.answered,
+                  nbytes_, program.bindings.ids, run.request.base, std::move(run.calls), run.request.wants_words,
                   profile_ ? profile_->variant(program, program.values) : 0, nullptr});
 }
 
-FailurePtr Session::take_late_failure(uint64_t sequence) {
-  const auto found = late_failures_.extract(sequence);
+FailurePtr Session::take_deferred_failure(uint64_t sequence) {
+  const auto found = deferred_failures_.extract(sequence);
   return found ? found.mapped() : nullptr;
 }
 
 void Session::settle() {
-  if (!begun_.empty()) settle_begun();
+  if (!background_ops_.empty()) settle_background();
   if (in_flight_.empty()) return;
   // Read before the failures, so that the failures of all this work are there.
   const size_t done = in_flight_.count_done(*device_);
-  for (const LateFailure& late : device_->take_failures()) {
+  for (const DeferredFailure& late : device_->take_failures()) {
     const InFlight::Run* run = in_flight_.find(late.run);
     if (!run) continue;
     const uint32_t index = std::min(late.node, static_cast<uint32_t>(run->program->graph.nodes.size()) - 1);
     const FailurePtr failure = note(failure_of(*run->program, run->values, index, late.error, run->sequence));
-    for (const uint64_t id : in_flight_.spread(late.run, index, failure)) {
+    for (const uint64_t id : in_flight_.invalidate_from(late.run, index, failure)) {
       Entry* entry = buffers_.find(id);
       if (!entry || entry->poisoned()) continue;
-      kept_.erase(id);
+      older_contents_.erase(id);
       *entry = {std::make_shared<Memory>(entry->memory->nbytes()), failure, nullptr};
     }
   }
   in_flight_.forget(done, [this](const InFlight::Run& run) {
-    if (run.failure && run.answered) late_failures_[run.sequence] = run.failure;
+    if (run.failure && run.wants_words) deferred_failures_[run.sequence] = run.failure;
     if (!profile_) return;
     for (const InFlight::Call& call : run.calls) {
       if (call.times.empty()) continue;
@@ -483,9 +485,9 @@ void Session::execute_one_by_one(Run& run) {
   uint64_t looked = monotonic_ns();
   run.one_by_one = true;
   for (uint32_t n = run.next; n < graph.nodes.size(); ++n) {
-    if (!begun_.empty()) await_operands(run, n, n + 1);
+    if (!background_ops_.empty()) await_operands(run, n, n + 1);
     if (!run.cancelled && monotonic_ns() - looked > kLookEvery) {
-      look(run);
+      check_cancelled(run);
       looked = monotonic_ns();
     }
     if (const FailurePtr failure = run.cancelled ? run.cancelled : blocked(run, n)) {
@@ -500,7 +502,8 @@ void Session::execute_one_by_one(Run& run) {
 void Session::finish(Run& run) {
   const LoadedProgram& program = run.program;
   const auto keep_on = [&](uint64_t id, uint32_t b) {
-    if (!run.kept.empty() && !run.kept[b].empty()) kept_[id] = std::move(run.kept[b]);
+    if (!run.older_contents.empty() && !run.older_contents[b].empty())
+      older_contents_[id] = std::move(run.older_contents[b]);
   };
   for (size_t i = 0; i < program.inputs.size(); ++i) {
     const uint32_t b = program.inputs[i];
@@ -511,16 +514,16 @@ void Session::finish(Run& run) {
     }
     Entry* entry = buffers_.find(id);
     if (run.buffers[b].owner && !run.poison_of(b)) {  // The buffer was repaired.
-      put(id, {std::make_shared<Memory>(run.buffers[b]), run.behind_of(b), run.after_of(b)});
+      put(id, {std::make_shared<Memory>(run.buffers[b]), run.missing_update_of(b), run.failed_check_of(b)});
       run.buffers[b] = {};
     } else if (entry && !entry->poisoned()) {
       // A buffer is poisoned in this run only if it could not be written.
       if (run.poison_of(b)) {
         entry->failure = run.poison_of(b);
-      } else if (!run.behind.empty()) {
-        entry->failure = run.behind[b];
+      } else if (!run.missing_updates.empty()) {
+        entry->failure = run.missing_updates[b];
       }
-      if (!run.after.empty()) entry->check = run.after[b];
+      if (!run.failed_checks.empty()) entry->check = run.failed_checks[b];
     }
     keep_on(id, b);
   }
@@ -534,9 +537,9 @@ void Session::finish(Run& run) {
       release(run.buffers[b]);
       put(run.request.base + k, {std::make_shared<Memory>(program.nbytes[b]), std::move(failure), nullptr});
     } else {
-      MemoryPtr made = run.made.empty() ? nullptr : run.made[b];
+      MemoryPtr made = run.shared_survivors.empty() ? nullptr : run.shared_survivors[b];
       if (!made) made = std::make_shared<Memory>(run.buffers[b]);
-      put(run.request.base + k, {std::move(made), run.behind_of(b), run.after_of(b)});
+      put(run.request.base + k, {std::move(made), run.missing_update_of(b), run.failed_check_of(b)});
       run.buffers[b] = {};
       keep_on(run.request.base + k, b);
     }

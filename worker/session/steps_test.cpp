@@ -85,7 +85,7 @@ class PartRunner final : public Runner {
     std::string why_not_group(uint32_t) const override { return "no such group"; }
     bool asks_again() const override { return runner_.asks_again; }
     bool tunes() const override { return runner_.asked < runner_.ways.size(); }
-    void took(uint32_t first, uint64_t ns) override {
+    void report_time(uint32_t first, uint64_t ns) override {
       EXPECT_GT(ns, 0u);
       runner_.took.push_back(first);
     }

@@ -217,7 +217,7 @@ TEST_P(DeviceConformance, EndsWithWorkStillQueued) {
 }
 
 TEST_P(DeviceConformance, NobodyElseCanGetAtItsMemory) {
-  if (!GetParam().is_apart) GTEST_SKIP() << "its memory is this machine's";
+  if (!GetParam().has_private_memory) GTEST_SKIP() << "its memory is this machine's";
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const Block block(*device, 4096);
   EXPECT_DEATH(*static_cast<volatile char*>(block.data()) = 1, "");

@@ -15,7 +15,7 @@ namespace torch_remote::worker::testing {
 struct DeviceUnderTest {
   std::function<std::unique_ptr<Device>(uint64_t limit)> make;
   // Only the device can access its memory: other accesses crash.
-  bool is_apart = false;
+  bool has_private_memory = false;
 };
 
 class DeviceConformance : public ::testing::TestWithParam<DeviceUnderTest> {

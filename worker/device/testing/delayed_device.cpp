@@ -202,7 +202,7 @@ void DelayedDevice::notify(Ticket ticket, std::function<void()> then) {
   then();
 }
 
-void DelayedDevice::fail(LateFailure failure) {
+void DelayedDevice::fail(DeferredFailure failure) {
   std::lock_guard lock(mutex_);
   failures_.push_back(std::move(failure));
 }
@@ -216,7 +216,7 @@ std::function<uint64_t()> DelayedDevice::read_clock() {
   return [shown] { return *shown; };
 }
 
-std::vector<LateFailure> DelayedDevice::take_failures() {
+std::vector<DeferredFailure> DelayedDevice::take_failures() {
   std::lock_guard lock(mutex_);
   return std::exchange(failures_, {});
 }

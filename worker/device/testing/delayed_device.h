@@ -44,7 +44,7 @@ class DelayedDevice final : public Device {
   Status wait(Ticket ticket) override;
   void notify(Ticket ticket, std::function<void()> then) override;
   std::function<uint64_t()> read_clock() override;
-  std::vector<LateFailure> take_failures() override;
+  std::vector<DeferredFailure> take_failures() override;
 
   // -- For its runners.
 
@@ -52,7 +52,7 @@ class DelayedDevice final : public Device {
   void enqueue(std::function<void()> work);
   void enqueue_and_wait(std::function<void()> work);
   // Reports a failure; called by work.
-  void fail(LateFailure failure);
+  void fail(DeferredFailure failure);
   // Converts an address of the device to one that work can access, and back. Null stays null.
   void* reachable(const void* address) const;
   void* address(const void* reachable) const;
@@ -73,7 +73,7 @@ class DelayedDevice final : public Device {
   std::deque<std::function<void()>> queue_;
   uint64_t queued_ = 0, done_ = 0;
   std::multimap<Ticket, std::function<void()>> waiting_;
-  std::vector<LateFailure> failures_;
+  std::vector<DeferredFailure> failures_;
   bool closing_ = false;
   std::thread thread_;
 };

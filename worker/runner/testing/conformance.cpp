@@ -232,7 +232,7 @@ TEST_P(RunnerConformance, SeesPartsOfBuffers) {
 }
 
 TEST_P(RunnerConformance, TellsWhatOnlyDataCanTell) {
-  if (!GetParam().tells_host) GTEST_SKIP() << "it has no op that does";
+  if (!GetParam().has_host_results) GTEST_SKIP() << "it has no op that does";
   Bench bench(GetParam());
   Bench::TestProgram program(bench, R"(graph(s0) {
   b0: input survives
@@ -297,7 +297,7 @@ TEST_P(RunnerConformance, NamesTheNodeThatFails) {
     program.give(4, Floats{0, 0, 0});
     const bool good = program.run();
     ASSERT_TRUE(bench.device->wait(bench.device->record()).ok());
-    const std::vector<LateFailure> late = bench.device->take_failures();
+    const std::vector<DeferredFailure> late = bench.device->take_failures();
     ASSERT_NE(good, late.empty()) << "it did not fail, or twice";
     if (good) {
       ASSERT_EQ(late.size(), 1u);

@@ -21,7 +21,7 @@ struct RunnerUnderTest {
   std::string failing_node;
   std::string failure_kind;
   // The runner has ops with results for the host: aten::nonzero, aten::equal.
-  bool tells_host = true;
+  bool has_host_results = true;
 };
 
 class RunnerConformance : public ::testing::TestWithParam<RunnerUnderTest> {};

@@ -16,19 +16,19 @@ struct Needs {
     for (const ir::Buffer& buffer : graph.buffers) nbytes.push_back(buffer.nbytes);
     for (size_t n = 0; n < nodes.size(); ++n) {
       const ir::Node& node = graph.nodes[n];
-      nodes[n].tells_host = (ir::op_desc(node.opcode).flags & ir::kOpHostResult) != 0;
+      nodes[n].has_host_results = (ir::op_desc(node.opcode).flags & ir::kOpHostResult) != 0;
       ir::for_each_view(node, [&](uint32_t view, bool) {
         const uint32_t b = graph.views[view].buffer;
         if (graph.buffers[b].kind == ir::BufferKind::kFresh) nodes[n].fresh.push_back(b);
         if (!graph.views[view].dynamic) return;
-        dynamic[b] = nodes[n].tells_host = true;
+        dynamic[b] = nodes[n].has_host_results = true;
       });
     }
   }
 
   struct OfNode {
     std::vector<uint32_t> fresh;  // Fresh buffers that the node touches.
-    bool tells_host = false;
+    bool has_host_results = false;
   };
   size_t symbols;
   std::vector<ir::Sym> nbytes;  // One per buffer.
@@ -73,7 +73,7 @@ class DelayedProgram final : public RunnerProgram {
       do_run(*call, *inner, *needs, *device);
     };
     if (std::none_of(needs_->nodes.begin() + run.first, needs_->nodes.begin() + run.last,
-                     [](const Needs::OfNode& node) { return node.tells_host; })) {
+                     [](const Needs::OfNode& node) { return node.has_host_results; })) {
       device_.enqueue(work);
       return true;
     }
@@ -121,7 +121,7 @@ class DelayedProgram final : public RunnerProgram {
       words += call.run.word_count;
       if (good) break;
       const uint32_t failed = call.error.node;
-      if (needs.nodes[failed].tells_host) {
+      if (needs.nodes[failed].has_host_results) {
         call.good = false;
         break;
       }
@@ -163,8 +163,8 @@ class DelayedRunner final : public Runner {
     device_.enqueue_and_wait([&] { has = inner_->has_op(name); });
     return has;
   }
-  void rest() override {
-    device_.enqueue([this] { inner_->rest(); });
+  void on_idle() override {
+    device_.enqueue([this] { inner_->on_idle(); });
   }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
     Status status;

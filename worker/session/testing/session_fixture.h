@@ -76,7 +76,7 @@ class SessionTest : public ::testing::Test {
   FailurePtr told() {
     uint64_t more = 0;
     const std::vector<FailurePtr> all = session->take_failures(&more);
-    for (const FailurePtr& failure : all) session->tell(failure);
+    for (const FailurePtr& failure : all) session->mark_reported(failure);
     return all.empty() ? nullptr : all[0];
   }
 

@@ -63,14 +63,14 @@ Runners open_kernels(const DeviceOptions& options, Runner& plugin, std::shared_p
   made.choices = std::make_shared<kernels::GroupChoices>(cache.folder, about + ", " + cache.version);
   *products = std::make_shared<kernels::GemmChoices>(kernels::GemmChoices::Options{.loops = kernels::gemm_loops(target),
                                                                                    .threads = made.threads,
-                                                                                   .library = plugin.products(),
+                                                                                   .library = plugin.matmul(),
                                                                                    .fixed = cache.urgent,
                                                                                    .folder = cache.folder,
                                                                                    .about = about});
   made.cache = std::make_shared<kernels::KernelCache>(std::move(cache));
   Runners runners;
   runners.push_back(kernels::make_attention_runner({made.threads, made.on_refusal}));
-  runners.push_back(kernels::make_gemm_runner({made.threads, *products, plugin.begins()}));
+  runners.push_back(kernels::make_gemm_runner({made.threads, *products, plugin.thread_notifier()}));
   runners.push_back(kernels::make_kernel_runner(std::move(made)));
   return runners;
 }
@@ -87,7 +87,7 @@ Status open_cpu(remote::Transport& transport, const DeviceOptions& options, std:
                           .limit = options.memory_limit});
   std::unique_ptr<Runner> plugin;
   const auto products = std::make_shared<std::shared_ptr<kernels::GemmChoices>>();
-  const auto product_way = [products, on = device.get()](const tr_product& product) {
+  const auto matmul_algorithm = [products, on = device.get()](const tr_product& product) {
     if (*products == nullptr) return TR_PRODUCT_AS_OP;
     // A measured choice may differ from one process to the next.
     if ((on->math() & ir::kDeterministic) != 0 && !(*products)->is_fixed()) return TR_PRODUCT_AS_OP;
@@ -95,8 +95,8 @@ Status open_cpu(remote::Transport& transport, const DeviceOptions& options, std:
                                                                                     : TR_PRODUCT_AS_OP;
   };
   Status status = make_plugin_runner(
-      options.runner, {options.threads, options.inproc, &device->memory(), std::move(client_activity), product_way},
-      &plugin);
+      options.runner,
+      {options.threads, options.inproc, &device->memory(), std::move(client_activity), matmul_algorithm}, &plugin);
   if (!status.ok()) return status;
   device->set_threads(plugin->threads());
   if (Runners runners = open_kernels(options, *plugin, products.get()); !runners.empty()) {

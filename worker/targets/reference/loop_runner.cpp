@@ -32,7 +32,7 @@ class LoopPlan final : public NodePlan {
     ir::Group group;
     group.first = group.last = node;
     launches_.clear();
-    if (!numbers_) numbers_.emplace(graph, group, NumberChecks::Halves::kAny);
+    if (!numbers_) numbers_.emplace(graph, group, ScalarChecks::HalfPolicy::kAny);
     Status status = codegen::lower_group(graph, group, values, &launches_, /*in_order=*/true);
     for (codegen::Launch& launch : launches_) {
       // An index out of bounds is only known at the end.
@@ -122,7 +122,7 @@ class LoopPlan final : public NodePlan {
   }
 
   std::vector<codegen::Launch> launches_;
-  std::optional<NumberChecks> numbers_;
+  std::optional<ScalarChecks> numbers_;
 };
 
 class LoopRunner final : public Runner {

@@ -83,7 +83,7 @@ class GemmRunner final : public Runner {
   }
   uint64_t generation() const override { return options_.products->generation(); }
   // The worker is idle: measures a GEMM.
-  void rest() override {
+  void on_idle() override {
     if (!options_.products->wants_measuring()) return;
     if (options_.begins) options_.begins(true);
     options_.products->measure();

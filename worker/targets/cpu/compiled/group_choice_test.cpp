@@ -173,7 +173,7 @@ class TunedProgram : public GroupChoicesTest {
       if (program->tunes() && cache_->compiled() < 2) ::usleep(1000);
       if (!program->tunes() && i > 2) return i;
       if (!taken_.back()) {
-        program->took(0, nodes_ns);
+        program->report_time(0, nodes_ns);
         continue;
       }
       tr_run call{};

@@ -29,10 +29,10 @@ constexpr uint64_t kStreamedBytes = 4 << 20;
 // A group of a program, bound to the values of the last run that asked for it.
 struct BoundGroup {
   BoundGroup(const ir::Graph& graph, const ir::Group& made)
-      : group(made), numbers(graph, made, NumberChecks::Halves::kAny) {}
+      : group(made), numbers(graph, made, ScalarChecks::HalfPolicy::kAny) {}
 
   ir::Group group;
-  NumberChecks numbers;
+  ScalarChecks numbers;
   std::vector<ir::Sym> view_symbols;  // symbols of the group's views
   std::vector<ir::Sym> symbols;       // these, and others that the launches depend on
   std::vector<int64_t> values;        // the symbols' values
@@ -134,7 +134,7 @@ class KernelProgram : public RunnerProgram {
            });
   }
 
-  void took(uint32_t first, uint64_t ns) override {
+  void report_time(uint32_t first, uint64_t ns) override {
     BoundGroup& group = group_at(first);
     if (std::exchange(group.timed, false) && group.algorithm == GroupAlgorithm::kNodes) add_time(group, ns);
   }

@@ -15,7 +15,7 @@ namespace torch_remote::worker::kernels {
 GemmShape shape_of(const tr_product& product);
 
 // `aten::mm`, `addmm`, `bmm` or `baddbmm` in float32 with the sizes of one run, as arguments for a library
-// (Runner::products).
+// (Runner::matmul).
 class LibraryGemm {
  public:
   // Returns null if ATen should execute the op: other ops, dtypes or strides, factors other than 1, sizes that do not

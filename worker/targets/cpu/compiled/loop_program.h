@@ -37,9 +37,9 @@ class LoopProgram : public RunnerProgram {
  private:
   struct Bound {
     Bound(const ir::Graph& graph, const ir::Group& made)
-        : group(made), numbers(graph, made, NumberChecks::Halves::kAny) {}
+        : group(made), numbers(graph, made, ScalarChecks::HalfPolicy::kAny) {}
     ir::Group group;
-    NumberChecks numbers;
+    ScalarChecks numbers;
     std::vector<ir::Sym> symbols;  // the symbols that the loops depend on
     std::vector<int64_t> values;   // the symbols' values
     bool is_bound = false, fits = false, taken = false;

@@ -24,7 +24,7 @@ constexpr const char* kFailingNode = R"(%5: f32[s0, 1]{1, 1} @b0
 
 INSTANTIATE_TEST_SUITE_P(Cuda, RunnerConformance,
                          ::testing::Values(RunnerUnderTest{make_cuda, kFailingNode, "IndexError",
-                                                           /*tells_host=*/false}));
+                                                           /*has_host_results=*/false}));
 
 }  // namespace
 }  // namespace torch_remote::worker::testing

@@ -371,13 +371,13 @@ void CudaDevice::watch() {
   }
 }
 
-std::vector<LateFailure> CudaDevice::take_failures() {
+std::vector<DeferredFailure> CudaDevice::take_failures() {
   const std::lock_guard lock(mutex_);
   if (!gpu_->is_lost()) deferred_failures_.collect(done_, &failures_);
   return std::exchange(failures_, {});
 }
 
-std::vector<LateFailure> CudaDevice::await_failures() {
+std::vector<DeferredFailure> CudaDevice::await_failures() {
   if (!deferred_failures_.is_empty()) (void)wait(record());
   const std::lock_guard lock(mutex_);
   if (!gpu_->is_lost()) deferred_failures_.collect(done_, &failures_);

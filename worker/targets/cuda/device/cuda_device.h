@@ -49,8 +49,8 @@ class CudaDevice final : public Device {
   Status wait(Ticket ticket) override;
   void notify(Ticket ticket, std::function<void()> then) override;
   std::function<uint64_t()> read_clock() override;
-  std::vector<LateFailure> take_failures() override;
-  std::vector<LateFailure> await_failures() override;
+  std::vector<DeferredFailure> take_failures() override;
+  std::vector<DeferredFailure> await_failures() override;
   PeerMemory* peer_memory() override { return peers_.get(); }
 
   // -- For the device's runners
@@ -101,10 +101,10 @@ class CudaDevice final : public Device {
   DeferredFailures deferred_failures_;
   Staging in_, out_;
   const std::unique_ptr<PeerMemory> peers_;
-  std::shared_ptr<void> clock_event_;  // The event of the last clock reading.
-  double clock_ns_ = 0;                // The clock's value at that event.
-  std::vector<LateFailure> failures_;  // Not yet returned by take_failures or await_failures.
-  bool has_copies_out_ = false;        // A copy to the host was queued after the last mark.
+  std::shared_ptr<void> clock_event_;      // The event of the last clock reading.
+  double clock_ns_ = 0;                    // The clock's value at that event.
+  std::vector<DeferredFailure> failures_;  // Not yet returned by take_failures or await_failures.
+  bool has_copies_out_ = false;            // A copy to the host was queued after the last mark.
 
   mutable std::mutex mutex_;  // Guards the members below.
   Ticket queued_ = 0, marked_ = 0, done_ = 0;

@@ -200,7 +200,7 @@ namespace {
 INSTANTIATE_TEST_SUITE_P(Cuda, DeviceConformance,
                          ::testing::Values(DeviceUnderTest{
                              [](uint64_t limit) { return cuda::open_device(cuda::gpus().driver(), limit); },
-                             /*is_apart=*/true}));
+                             /*has_private_memory=*/true}));
 
 }  // namespace
 }  // namespace torch_remote::worker::testing

@@ -20,7 +20,7 @@ constexpr uint8_t kEmpty = 0xFF;
 
 // Adds a failure for each node that the record says had a bad index, in node order.
 void add(uint64_t run, const Record& record, std::span<const IndexedOperand> operands,
-         std::vector<LateFailure>* failures) {
+         std::vector<DeferredFailure>* failures) {
   if (record.operand >= operands.size()) return;
   const IndexedOperand& failing = operands[record.operand];
   std::map<uint32_t, Status> nodes;
@@ -157,7 +157,7 @@ bool DeferredFailures::flush(Ticket ticket) {
   return true;
 }
 
-void DeferredFailures::collect(Ticket done, std::vector<LateFailure>* failures) {
+void DeferredFailures::collect(Ticket done, std::vector<DeferredFailure>* failures) {
   while (!in_flight_.empty() && in_flight_.front().ticket != 0 && in_flight_.front().ticket <= done) {
     const InFlightRecord& taken = in_flight_.front();
     const Record& record = host_[taken.record];

@@ -47,7 +47,7 @@ class DeferredFailures {
   // All records are in flight: they must be collected before another one is taken.
   bool is_full() const { return in_flight_.size() >= kRecords; }
   // Collects failures from the records whose tickets are at most `done`.
-  void collect(Ticket done, std::vector<LateFailure>* failures);
+  void collect(Ticket done, std::vector<DeferredFailure>* failures);
 
  private:
   static constexpr uint32_t kRecords = 1024;  // At most this many in flight.

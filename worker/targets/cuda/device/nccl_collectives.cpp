@@ -90,27 +90,27 @@ class NcclGroup final : public DeviceCollectives::Group {
   // No op is running: `run` waits for every op that it starts.
   ~NcclGroup() override { abort(); }
 
-  Status join(const DeviceCollectives::Id& id, int rank, int size, const DeviceCollectives::GoesOn& goes_on) {
+  Status join(const DeviceCollectives::Id& id, int rank, int size, const DeviceCollectives::KeepWaiting& keep_waiting) {
     const ContextGuard current(*gpu_);
     nccl::Id name{};
     static_assert(sizeof(name) == sizeof(id));
     std::memcpy(name.bytes, id.data(), sizeof(name));
     nccl::Config config;
     size_ = size;
-    return settle(table_.join(&group_, size, name, rank, &config), "ncclCommInitRankConfig", goes_on);
+    return settle(table_.join(&group_, size, name, rank, &config), "ncclCommInitRankConfig", keep_waiting);
   }
 
-  bool does(CollectiveOp op, DType dtype, Reduction reduction) const override {
+  bool supports(CollectiveOp op, DType dtype, Reduction reduction) const override {
     return !reduces(op) || (type_of(dtype) && reduction_of(reduction, dtype));
   }
 
-  Status run(const DeviceCollectives::Call& call, const DeviceCollectives::GoesOn& goes_on,
+  Status run(const DeviceCollectives::Call& call, const DeviceCollectives::KeepWaiting& keep_waiting,
              const std::function<void()>& wake) override {
     if (group_ == nullptr) return {ErrorCode::kInternal, "nccl: the group has ended"};
     const ContextGuard current(*gpu_);
     if (gpu_->is_lost()) return {ErrorCode::kLost, "nccl: the GPU is lost"};
     const Stream stream = gpu_->work_stream();
-    Status status = queue(call, stream, goes_on);
+    Status status = queue(call, stream, keep_waiting);
     // Set by a host function when the stream reaches it.
     struct Done {
       std::atomic<bool> is{false};
@@ -131,7 +131,7 @@ class NcclGroup final : public DeviceCollectives::Group {
       }
     }
     while (status.ok() && !done->is) {
-      if (!goes_on()) status = {ErrorCode::kOpFailed, "nccl: others did not come in time, or are gone"};
+      if (!keep_waiting()) status = {ErrorCode::kOpFailed, "nccl: others did not come in time, or are gone"};
       nccl::Result error = nccl::Result::kSuccess;
       if (status.ok()) status = to_status(table_, table_.get_error(group_, &error), "ncclCommGetAsyncError", group_);
       if (status.ok() && error != nccl::Result::kInProgress) status = to_status(table_, error, "an op", group_);
@@ -155,9 +155,9 @@ class NcclGroup final : public DeviceCollectives::Group {
   }
 
   // Waits for a nonblocking NCCL call.
-  Status settle(nccl::Result result, const char* what, const DeviceCollectives::GoesOn& goes_on) {
+  Status settle(nccl::Result result, const char* what, const DeviceCollectives::KeepWaiting& keep_waiting) {
     while (result == nccl::Result::kInProgress) {
-      if (!goes_on()) {
+      if (!keep_waiting()) {
         abort();
         return {ErrorCode::kOpFailed, std::string("nccl: ") + what + ": others did not come in time, or are gone"};
       }
@@ -168,12 +168,12 @@ class NcclGroup final : public DeviceCollectives::Group {
     return status;
   }
 
-  Status queue(const DeviceCollectives::Call& call, Stream stream, const DeviceCollectives::GoesOn& goes_on) {
+  Status queue(const DeviceCollectives::Call& call, Stream stream, const DeviceCollectives::KeepWaiting& keep_waiting) {
     const uint64_t item = reduces(call.op) ? ir::item_size(call.dtype) : 1;
     const Type type = reduces(call.op) ? *type_of(call.dtype) : Type::kUInt8;
     const auto reduction = reduction_of(call.reduction, call.dtype).value_or(nccl::Reduction::kSum);
     const size_t given = call.input_bytes / item, made = call.output_bytes / item;
-    const auto settled = [&](nccl::Result result, const char* what) { return settle(result, what, goes_on); };
+    const auto settled = [&](nccl::Result result, const char* what) { return settle(result, what, keep_waiting); };
     switch (call.op) {
       case CollectiveOp::kAllReduce:
         return settled(table_.all_reduce(call.input, call.output, given, type, reduction, group_, stream),
@@ -234,9 +234,10 @@ class NcclCollectives final : public DeviceCollectives {
     std::memcpy(id->data(), made.bytes, sizeof(made));
     return status;
   }
-  Status join(const Id& id, int rank, int size, const GoesOn& goes_on, std::shared_ptr<Group>* group) override {
+  Status join(const Id& id, int rank, int size, const KeepWaiting& keep_waiting,
+              std::shared_ptr<Group>* group) override {
     const auto made = std::make_shared<NcclGroup>(gpu_, table_);
-    const Status status = made->join(id, rank, size, goes_on);
+    const Status status = made->join(id, rank, size, keep_waiting);
     if (status.ok()) *group = made;
     return status;
   }

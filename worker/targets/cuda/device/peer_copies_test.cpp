@@ -181,7 +181,7 @@ TEST_P(PeerCopies, BytesGoFromDeviceToDeviceBothWays) {
     EXPECT_EQ(after["cuIpcOpenMemHandle"], before["cuIpcOpenMemHandle"] + 1);
     for (size_t i = 0; i < counts.size(); ++i) EXPECT_TRUE(end.holds(to[i], counts[i], other)) << counts[i];
     for (size_t i = 0; i < counts.size(); ++i) end.free(from[i]), end.free(to[i]);
-    end.copies().leave(kPair, false, nullptr);
+    end.copies().close(kPair, false, nullptr);
     end.tell("left");
     EXPECT_EQ(end.hear(), "left");
     end.close();
@@ -202,7 +202,7 @@ TEST_P(PeerCopies, LargeMemoryGoesWhenItWasRead) {
         EXPECT_GE(end.driver().allocated(), before + kLarge * 4);
         EXPECT_EQ(end.hear(), "read");
         end.free(from);
-        end.copies().leave(kPair, false, nullptr);  // Returns when the read was reported here, too.
+        end.copies().close(kPair, false, nullptr);  // Returns when the read was reported here, too.
         end.close();                                // Frees what was read; the reader has closed it.
       },
       [](End& end) {
@@ -211,7 +211,7 @@ TEST_P(PeerCopies, LargeMemoryGoesWhenItWasRead) {
         EXPECT_TRUE(end.receive(1, to, kLarge).ok());
         EXPECT_TRUE(end.holds(to, kLarge, 1));
         end.free(to);
-        end.copies().leave(kPair, false, nullptr);
+        end.copies().close(kPair, false, nullptr);
         end.tell("read");
         end.close();
       });
@@ -224,12 +224,12 @@ TEST_P(PeerCopies, OnesThatAreLeftOutOrDroppedStopNoOthers) {
         ASSERT_EQ(end.meet(), "+from GPU to GPU");
         const tr_buffer from = end.allocate(100);
         end.upload(from, 100, 3);
-        end.copies().leave_out(kPair, 1, {ErrorCode::kOpFailed, "index 9 is out of bounds", "IndexError"});
+        end.copies().send_failure(kPair, 1, {ErrorCode::kOpFailed, "index 9 is out of bounds", "IndexError"});
         end.send(2, from, 100);
-        end.copies().leave_out(kPair, 3, {ErrorCode::kOpFailed, "neither end", ""});
+        end.copies().send_failure(kPair, 3, {ErrorCode::kOpFailed, "neither end", ""});
         end.send(4, from, 100);
         end.free(from);
-        end.copies().leave(kPair, false, nullptr);  // Returns because everything was read or dropped.
+        end.copies().close(kPair, false, nullptr);  // Returns because everything was read or dropped.
         end.tell("left");
         EXPECT_EQ(end.hear(), "left");
         end.close();
@@ -246,7 +246,7 @@ TEST_P(PeerCopies, OnesThatAreLeftOutOrDroppedStopNoOthers) {
         EXPECT_TRUE(end.receive(4, to, 100).ok());
         EXPECT_TRUE(end.holds(to, 100, 3));
         end.free(to);
-        end.copies().leave(kPair, false, nullptr);
+        end.copies().close(kPair, false, nullptr);
         end.tell("left");
         EXPECT_EQ(end.hear(), "left");
         end.close();
@@ -264,7 +264,7 @@ TEST_P(PeerCopies, WithoutMemoryForItTheReceiverFailsAndOthersGoOn) {
         end.send(1, from, kLarge);
         end.upload(from, 100, 3);
         end.send(2, from, 100);
-        end.copies().leave(kPair, false, nullptr);
+        end.copies().close(kPair, false, nullptr);
         end.tell("left");
         EXPECT_EQ(end.hear(), "left");
         EXPECT_TRUE(end.device().wait(end.device().record()).ok());
@@ -277,7 +277,7 @@ TEST_P(PeerCopies, WithoutMemoryForItTheReceiverFailsAndOthersGoOn) {
         EXPECT_NE(status.message().find("a copy to another device"), std::string::npos) << status.message();
         EXPECT_TRUE(end.receive(2, to, 100).ok());
         EXPECT_TRUE(end.holds(to, 100, 3));
-        end.copies().leave(kPair, false, nullptr);
+        end.copies().close(kPair, false, nullptr);
         end.tell("left");
         EXPECT_EQ(end.hear(), "left");
       });

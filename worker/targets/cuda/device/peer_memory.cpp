@@ -19,13 +19,13 @@ constexpr uint64_t kGrain = uint64_t{2} << 20;
 // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver's addresses are numbers
 std::byte* to_address(DevicePointer pointer) { return reinterpret_cast<std::byte*>(pointer); }
 
-// The content of a PeerMemory::Place.
+// The content of a PeerMemory::Location.
 struct Contents {
   IpcMemoryHandle handle;
   uint64_t offset = 0;
   uint64_t free_after_read = 0;  // 1: freed after it was read, so the reader must close it before.
 };
-static_assert(sizeof(Contents) <= PeerMemory::kPlaceBytes);
+static_assert(sizeof(Contents) <= PeerMemory::kLocationBytes);
 
 // All memory that other processes may have open. Thread safe.
 class ExportedMemory : public std::enable_shared_from_this<ExportedMemory> {
@@ -164,7 +164,7 @@ class CudaReader final : public PeerMemory::Reader, public std::enable_shared_fr
     for (const Open& open : open_) (void)gpu_->driver().ipc_close_mem_handle(open.address);
   }
 
-  Status take(const PeerMemory::Place& place, void* destination, uint64_t nbytes,
+  Status read(const PeerMemory::Location& place, void* destination, uint64_t nbytes,
               std::function<void()>* finish) override {
     *finish = [] {};
     if (nbytes == 0) return {};
@@ -254,7 +254,7 @@ class CudaPeerMemory final : public PeerMemory {
         queued_(std::move(queued)) {}
   ~CudaPeerMemory() override { exports_->free_read(); }
 
-  Status offer(std::span<const std::byte> content, Place* place, PiecePtr* piece) override {
+  Status offer(std::span<const std::byte> content, Location* place, PiecePtr* piece) override {
     DevicePointer address = 0;
     if (Status status = allocate(content.size(), place, piece, &address); !status.ok()) return status;
     const ContextGuard current(*gpu_);
@@ -266,7 +266,7 @@ class CudaPeerMemory final : public PeerMemory {
 
   // On machines with a misconfigured bus, all calls succeed but copies return wrong bytes. So this reads `content` back
   // and compares.
-  Status try_out(const Place& place, std::span<const std::byte> content) override {
+  Status verify_readable(const Location& place, std::span<const std::byte> content) override {
     Contents contents;
     std::memcpy(&contents, place.data(), sizeof(contents));
     const ContextGuard current(*gpu_);
@@ -299,7 +299,7 @@ class CudaPeerMemory final : public PeerMemory {
 
   Status status() const override { return gpu_->status(); }
 
-  Status put(const void* source, uint64_t nbytes, Place* place, PiecePtr* piece) override {
+  Status put(const void* source, uint64_t nbytes, Location* place, PiecePtr* piece) override {
     exports_->free_read();
     DevicePointer address = 0;
     if (Status status = allocate(nbytes, place, piece, &address); !status.ok()) return status;
@@ -315,7 +315,7 @@ class CudaPeerMemory final : public PeerMemory {
   std::shared_ptr<Reader> make_reader() override { return std::make_shared<CudaReader>(gpu_, queued_); }
 
  private:
-  Status allocate(uint64_t nbytes, Place* place, PiecePtr* piece, DevicePointer* address) {
+  Status allocate(uint64_t nbytes, Location* place, PiecePtr* piece, DevicePointer* address) {
     Contents contents;
     tr_buffer block{};
     if (reused_->allocate(std::max<uint64_t>(nbytes, 1), &block)) {

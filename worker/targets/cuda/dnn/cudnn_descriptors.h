@@ -74,7 +74,7 @@ struct Workspace {
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
   bool take(CachingAllocator& memory, uint64_t bytes) {
-    return bytes == 0 || memory.allocate(bytes, &buffer, Reach::kOwn);
+    return bytes == 0 || memory.allocate(bytes, &buffer, Visibility::kPrivate);
   }
   DevicePointer address() const { return reinterpret_cast<DevicePointer>(buffer.data); }
   tr_buffer buffer{};

@@ -380,7 +380,7 @@ void CublasLtLibrary::time(const PreparedGemm& prepared, const GemmPointers& giv
       std::ranges::any_of(choice.candidates, [](const lt::HeuristicResult& c) { return c.workspace != 0; });
   tr_buffer scratch{};
   if ((wants_workspace && !take_workspace()) ||
-      !memory_.allocate(reach(prepared.problem_.d, prepared.problem_.batch), &scratch, Reach::kOwn)) {
+      !memory_.allocate(reach(prepared.problem_.d, prepared.problem_.batch), &scratch, Visibility::kPrivate)) {
     choice.decided = true;  // Not written to the file.
     return;
   }

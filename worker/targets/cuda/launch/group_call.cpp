@@ -164,7 +164,7 @@ Status GroupCall::run(CudaDevice& device, const codegen::Launch& made, const Pre
   // Released after the launch is queued. Its next user is queued behind the launch.
   tr_buffer scratch{};
   if (prepared.scratch != 0) {
-    if (!device.memory().allocate(prepared.scratch, &scratch, Reach::kOwn))
+    if (!device.memory().allocate(prepared.scratch, &scratch, Visibility::kPrivate))
       return no_memory(prepared.scratch, "a kernel");
     call.scratch = reinterpret_cast<uint64_t>(scratch.data);
   }

@@ -21,7 +21,8 @@ RunMemory::~RunMemory() {
 
 Status RunMemory::allocate(std::span<const uint64_t> nbytes, std::string_view what) {
   for (const uint64_t bytes : nbytes) {
-    if (!device_.memory().allocate(bytes, &scratch_.emplace_back(), Reach::kOwn)) return no_memory(bytes, what);
+    if (!device_.memory().allocate(bytes, &scratch_.emplace_back(), Visibility::kPrivate))
+      return no_memory(bytes, what);
   }
   return {};
 }

@@ -26,7 +26,7 @@ void set_error(const Status& status, uint32_t node, tr_error* error) {
 // --- units -----------------------------------------------------------------------------------------------------------
 
 Unit::Unit(const ir::Graph& graph, const ir::Group& group)
-    : graph_(graph), group_(group), numbers_(graph, group, NumberChecks::Halves::kWide) {
+    : graph_(graph), group_(group), numbers_(graph, group, ScalarChecks::HalfPolicy::kWide) {
   for (uint32_t n = group.first; n <= group.last; ++n) {
     ir::for_each_view(graph.nodes[n], [&](uint32_t view, bool) {
       const uint32_t buffer = graph.views[view].buffer;

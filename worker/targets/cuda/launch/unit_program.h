@@ -75,7 +75,7 @@ class Unit {
   std::vector<int64_t> values_;  // The values of symbols_.
   bool is_prepared_ = false, bound_ = false, empty_ = false, waits_ = false;
   Status status_;
-  const NumberChecks numbers_;
+  const ScalarChecks numbers_;
   Status scalar_status_;  // Whether torch accepts the numbers of the last values.
 };
 

@@ -147,7 +147,7 @@ class AtenRunner final : public Runner {
   // Accepts every node if the plugin exists: opening torch takes seconds, so missing ops are found only when a node is
   // asked for.
   bool accepts(const ir::Graph&, uint32_t) override { return is_there(); }
-  std::string why_nothing() const override { return is_there() ? "" : plugin_.source().missing; }
+  std::string why_accepts_none() const override { return is_there() ? "" : plugin_.source().missing; }
   bool may_decline() const override { return true; }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
     *program = std::make_unique<AtenProgram>(plugin_, request, refused_);

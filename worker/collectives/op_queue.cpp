@@ -1,4 +1,4 @@
-#include "worker/collectives/lane.h"
+#include "worker/collectives/op_queue.h"
 
 #include <chrono>
 #include <new>
@@ -14,43 +14,44 @@ constexpr std::chrono::milliseconds kLook{20};  // Between two looks of a waitin
 
 }  // namespace
 
-class Lane::Op final : public BackgroundWork {
+class OpQueue::Op final : public BackgroundWork {
  public:
-  Op(Lane& lane, Perform perform, bool connects) : lane_(lane), perform_(std::move(perform)), connects_(connects) {}
+  Op(OpQueue& queue, Perform perform, bool connects)
+      : queue_(queue), perform_(std::move(perform)), connects_(connects) {}
 
   bool done() const override { return done_.load(std::memory_order_acquire); }
   void wait(const std::function<void()>& look) override {
-    if (!done()) lane_.wait(*this, look);
+    if (!done()) queue_.wait(*this, look);
   }
   const Status& status() const override { return status_; }
 
  private:
-  friend class Lane;
+  friend class OpQueue;
   void finish(Status status) {
     status_ = std::move(status);
-    came_ = nullptr;
+    on_received_ = nullptr;
     keep_ = nullptr;
     done_.store(true, std::memory_order_release);
-    if (lane_.told_) lane_.told_();
-    --lane_.undone_;
+    if (queue_.on_done_) queue_.on_done_();
+    --queue_.undone_;
   }
 
-  Lane& lane_;             // Outlives ops that are not done.
+  OpQueue& queue_;         // Outlives ops that are not done.
   const Perform perform_;  // Null: a message.
   const bool connects_;
   std::vector<Outgoing> sends_;
   std::vector<Incoming> receives_;
   OpLimits limits_;
-  std::function<void(int from)> came_;
+  std::function<void(int from)> on_received_;
   std::shared_ptr<void> keep_;
   Status status_;
   std::atomic<bool> done_{false};
 };
 
-Lane::Lane(int rank, int size, std::function<void()> told, MeshOptions options)
-    : mesh_(rank, size, std::move(options)), told_(std::move(told)) {}
+OpQueue::OpQueue(int rank, int size, std::function<void()> on_done, MeshOptions options)
+    : mesh_(rank, size, std::move(options)), on_done_(std::move(on_done)) {}
 
-Lane::~Lane() {
+OpQueue::~OpQueue() {
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;
@@ -68,37 +69,37 @@ Lane::~Lane() {
   }
 }
 
-std::shared_ptr<BackgroundWork> Lane::connect(Perform perform) {
-  return put(std::make_shared<Op>(*this, std::move(perform), true));
+std::shared_ptr<BackgroundWork> OpQueue::connect(Perform perform) {
+  return enqueue(std::make_shared<Op>(*this, std::move(perform), true));
 }
 
-std::shared_ptr<BackgroundWork> Lane::add(Perform perform) {
-  return put(std::make_shared<Op>(*this, std::move(perform), false));
+std::shared_ptr<BackgroundWork> OpQueue::add(Perform perform) {
+  return enqueue(std::make_shared<Op>(*this, std::move(perform), false));
 }
 
-std::shared_ptr<BackgroundWork> Lane::send(const Outgoing& message, const OpLimits& limits,
-                                           std::shared_ptr<void> keep) {
+std::shared_ptr<BackgroundWork> OpQueue::send(const Outgoing& message, const OpLimits& limits,
+                                              std::shared_ptr<void> keep) {
   return exchange({message}, {}, limits, nullptr, std::move(keep));
 }
 
-std::shared_ptr<BackgroundWork> Lane::receive(const Incoming& message, const OpLimits& limits,
-                                              std::function<void(int from)> came) {
-  return exchange({}, {message}, limits, std::move(came), nullptr);
+std::shared_ptr<BackgroundWork> OpQueue::receive(const Incoming& message, const OpLimits& limits,
+                                                 std::function<void(int from)> on_received) {
+  return exchange({}, {message}, limits, std::move(on_received), nullptr);
 }
 
-std::shared_ptr<BackgroundWork> Lane::exchange(std::vector<Outgoing> sends, std::vector<Incoming> receives,
-                                               const OpLimits& limits, std::function<void(int from)> came,
-                                               std::shared_ptr<void> keep) {
+std::shared_ptr<BackgroundWork> OpQueue::exchange(std::vector<Outgoing> sends, std::vector<Incoming> receives,
+                                                  const OpLimits& limits, std::function<void(int from)> on_received,
+                                                  std::shared_ptr<void> keep) {
   auto op = std::make_shared<Op>(*this, nullptr, false);
   op->sends_ = std::move(sends);
   op->receives_ = std::move(receives);
   op->limits_ = limits;
-  op->came_ = std::move(came);
+  op->on_received_ = std::move(on_received);
   op->keep_ = std::move(keep);
-  return put(std::move(op));
+  return enqueue(std::move(op));
 }
 
-std::shared_ptr<BackgroundWork> Lane::put(OpPtr op) {
+std::shared_ptr<BackgroundWork> OpQueue::enqueue(OpPtr op) {
   ++undone_;
   Lock lock(mutex_);
   if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
@@ -117,16 +118,16 @@ std::shared_ptr<BackgroundWork> Lane::put(OpPtr op) {
   return op;
 }
 
-void Lane::begin(const OpPtr& op) {
+void OpQueue::begin(const OpPtr& op) {
   mesh_.begin(std::move(op->sends_), std::move(op->receives_), op->limits_,
               [op](const Status& status, std::span<const Incoming> receives) {
-                if (status.ok() && op->came_) op->came_(receives[0].peer);
+                if (status.ok() && op->on_received_) op->on_received_(receives[0].peer);
                 op->finish(status);
               });
 }
 
 // Executes the first op of the queue.
-void Lane::perform(Lock& lock) {
+void OpQueue::perform(Lock& lock) {
   const OpPtr op = std::move(queue_.front());
   queue_.pop_front();
   performing_ = true;
@@ -150,7 +151,7 @@ void Lane::perform(Lock& lock) {
 }
 
 // One step of a waiting thread. `wakes`: the value of Mesh::wakes() before the caller checked what it waits for.
-void Lane::step(Lock& lock, uint64_t wakes, bool for_message, const std::function<void()>& look) {
+void OpQueue::step(Lock& lock, uint64_t wakes, bool for_message, const std::function<void()>& look) {
   // Not for a wait for a message: the other ranks may reach the op only after they get what this rank sends later.
   if (!performing_ && !queue_.empty() && !for_message) return perform(lock);
   // The performing thread drives; a waiting thread must not be woken by each of its rounds.
@@ -165,7 +166,7 @@ void Lane::step(Lock& lock, uint64_t wakes, bool for_message, const std::functio
   lock.lock();
 }
 
-void Lane::wait(const Op& op, const std::function<void()>& look) {
+void OpQueue::wait(const Op& op, const std::function<void()>& look) {
   Lock lock(mutex_);
   for (;;) {
     const uint64_t wakes = mesh_.wakes();
@@ -174,7 +175,7 @@ void Lane::wait(const Op& op, const std::function<void()>& look) {
   }
 }
 
-void Lane::wait_all(const std::function<void()>& look) {
+void OpQueue::wait_all(const std::function<void()>& look) {
   Lock lock(mutex_);
   for (;;) {
     const uint64_t wakes = mesh_.wakes();
@@ -183,7 +184,7 @@ void Lane::wait_all(const std::function<void()>& look) {
   }
 }
 
-void Lane::run() {
+void OpQueue::run() {
   Lock lock(mutex_);
   for (;;) {
     const uint64_t wakes = mesh_.wakes();

@@ -24,14 +24,14 @@
 // A thread, started with the first op, executes the ops. A caller that waits for an op also executes queued ops.
 namespace torch_remote::worker {
 
-class Lane {
+class OpQueue {
  public:
-  // `told` is called on any thread when an op is done. May be null.
-  Lane(int rank, int size, std::function<void()> told, MeshOptions options = {});
+  // `on_done` is called on any thread when an op is done. May be null.
+  OpQueue(int rank, int size, std::function<void()> on_done, MeshOptions options = {});
   // Breaks the mesh if an op is not done.
-  ~Lane();
-  Lane(const Lane&) = delete;
-  Lane& operator=(const Lane&) = delete;
+  ~OpQueue();
+  OpQueue(const OpQueue&) = delete;
+  OpQueue& operator=(const OpQueue&) = delete;
 
   Mesh& mesh() { return mesh_; }
 
@@ -41,9 +41,9 @@ class Lane {
 
   // `bytes` must stay valid until it is done; `keep` owns other memory that it needs.
   std::shared_ptr<BackgroundWork> send(const Outgoing& message, const OpLimits& limits, std::shared_ptr<void> keep);
-  // `came` is called with the sender's rank; may be null.
+  // `on_received` is called with the sender's rank; may be null.
   std::shared_ptr<BackgroundWork> receive(const Incoming& message, const OpLimits& limits,
-                                          std::function<void(int from)> came);
+                                          std::function<void(int from)> on_received);
 
   // Returns when all ops that were added are done.
   void wait_all(const std::function<void()>& look);
@@ -53,9 +53,9 @@ class Lane {
   using OpPtr = std::shared_ptr<Op>;
   using Lock = std::unique_lock<std::mutex>;
 
-  std::shared_ptr<BackgroundWork> put(OpPtr op);
+  std::shared_ptr<BackgroundWork> enqueue(OpPtr op);
   std::shared_ptr<BackgroundWork> exchange(std::vector<Outgoing> sends, std::vector<Incoming> receives,
-                                           const OpLimits& limits, std::function<void(int from)> came,
+                                           const OpLimits& limits, std::function<void(int from)> on_received,
                                            std::shared_ptr<void> keep);
   void begin(const OpPtr& op);
   void perform(Lock& lock);
@@ -64,7 +64,7 @@ class Lane {
   void run();
 
   Mesh mesh_;
-  const std::function<void()> told_;
+  const std::function<void()> on_done_;
   std::mutex mutex_;  // Guards the members below.
   std::condition_variable changed_;
   std::deque<OpPtr> queue_;     // Collective ops and connects that have not begun.
