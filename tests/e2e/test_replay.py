@@ -281,9 +281,11 @@ def test_who_executes_each_op(tools):
     ops = [node["op"] for node in found["graph"]["nodes"]]
     runners = dict(zip(ops, found["runners"], strict=True))
     assert runners["aten::native_layer_norm"] == {"runner": "compiled kernels", "in_kernel": True, "declined": ""}
-    matmul = runners["aten::mm"] if "aten::mm" in runners else runners["aten::addmm"]
-    if matmul["runner"] != "matmul loops":
-        assert matmul["runner"].startswith("ATen") and matmul["declined"].startswith("matmul loops: ")
+    matmuls = [node for op, node in zip(ops, found["runners"], strict=True) if op in ("aten::mm", "aten::addmm")]
+    for matmul in matmuls:  # which of them is faster depends on the machine
+        assert matmul["runner"] == "matmul loops" or matmul["runner"].startswith("ATen"), matmul
+        assert not matmul["declined"] or matmul["declined"].startswith("matmul loops: "), matmul
+    assert matmuls
     text = tools.run("remote-dump", fused, "--runners", "--program", program).stdout
     assert text.count("  // compiled kernels, with its group\n") == sum(n["in_kernel"] for n in found["runners"])
     assert len(re.findall(r"^  .*aten::.*  // \S", text, re.M)) == len(ops)

@@ -15,6 +15,7 @@ namespace {
 
 std::vector<NodeRunner> nodes_of(const ir::Graph& graph, const ProfiledRuns& profiled) {
   std::vector<NodeRunner> nodes;
+  nodes.reserve(graph.nodes.size());
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     nodes.push_back({profiled.rows[n].runner, profiled.rows[n].declined, false});
   }

@@ -178,7 +178,7 @@ class Listener {
   const ListenOptions& options_;
   const ServerOptions& server_;
   const TrialRun trial_;
-  std::string url_;  // Of at_, for messages.
+  std::string url_;  // The text of at_, for messages.
   remote::WorkerUrl at_;
   int listener_ = -1;
   const pid_t self_ = getpid();
