@@ -1,6 +1,27 @@
 #include "ir/analysis.h"
 
+#include <algorithm>
+
 namespace torch_remote::ir {
+
+std::optional<size_t> find_argument(const OpDesc& desc, std::string_view name) {
+  const auto found = std::ranges::find(desc.args, name, &ArgDesc::name);
+  if (found == desc.args.end()) return std::nullopt;
+  return static_cast<size_t>(found - desc.args.begin());
+}
+
+const Arg* find_argument(const Node& node, std::string_view name) {
+  const std::optional<size_t> found = find_argument(op_desc(node.opcode), name);
+  return found ? &node.args[*found] : nullptr;
+}
+
+const Arg* find_result(const Graph& graph, const Node& node, size_t i) {
+  if (i >= node.results.size()) return nullptr;
+  const Arg& made = node.results[i];
+  const int8_t alias = op_desc(node.opcode).results[i].alias;
+  const Arg& arg = made.tag == ArgTag::kView || alias < 0 ? made : node.args[static_cast<uint8_t>(alias)];
+  return arg.tag == ArgTag::kView && !graph.views[arg.a].dynamic ? &arg : nullptr;
+}
 
 std::vector<Lifetime> find_lifetimes(const Graph& graph) {
   std::vector<Lifetime> lifetimes(graph.buffers.size());

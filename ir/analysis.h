@@ -1,12 +1,24 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string_view>
 #include <vector>
 
 #include "ir/graph.h"
 
 // Facts computed from a graph's nodes; used by passes, the verifier, the worker and the tools.
 namespace torch_remote::ir {
+
+// The position of the op's argument with this name. Empty: it has none.
+std::optional<size_t> find_argument(const OpDesc& desc, std::string_view name);
+
+// The node's argument with this name. Null: its op has none.
+const Arg* find_argument(const Node& node, std::string_view name);
+
+// The view of the node's i-th result, or of the argument that the result aliases. Null: it is not one tensor, or its
+// sizes are known only when the node runs.
+const Arg* find_result(const Graph& graph, const Node& node, size_t i);
 
 struct Lifetime {
   uint32_t first = kNoNode;  // the first node that touches the buffer; kNoNode if none does

@@ -24,6 +24,23 @@ constexpr const char* kThree = R"(  b0: input survives
   %2: f32[s0] @b2 = aten::neg(%0)
 )";
 
+TEST(Analysis, ArgumentsAreFoundByName) {
+  const Graph graph = parsed(kThree);
+  const Node& add = graph.nodes[1];
+  EXPECT_EQ(find_argument(op_desc(add.opcode), "other"), 1u);
+  EXPECT_EQ(find_argument(add, "other"), &add.args[1]);
+  EXPECT_EQ(find_argument(add, "alpha"), &add.args[2]);
+  EXPECT_EQ(find_argument(add, "beta"), nullptr);
+  EXPECT_EQ(find_argument(op_desc(add.opcode), "beta"), std::nullopt);
+}
+
+TEST(Analysis, AResultIsItsOwnViewOrThatOfTheArgumentThatItAliases) {
+  const Graph graph = parsed(kThree);
+  EXPECT_EQ(find_result(graph, graph.nodes[0], 0), &graph.nodes[0].results[0]);
+  EXPECT_EQ(find_result(graph, graph.nodes[1], 0), &graph.nodes[1].args[0]);
+  EXPECT_EQ(find_result(graph, graph.nodes[1], 1), nullptr);
+}
+
 TEST(Analysis, LifetimesAreTheFirstAndTheLastNodeThatTouchABuffer) {
   const std::vector<Lifetime> lifetimes = find_lifetimes(parsed(kThree));
   const std::vector<std::pair<uint32_t, uint32_t>> expected = {{0, 2}, {0, 1}, {2, 2}, {kNoNode, kNoNode}};

@@ -1,5 +1,6 @@
 #include "passes/shape_facts.h"
 
+#include "ir/analysis.h"
 #include "ir/ops/op_table_generated.h"
 
 namespace torch_remote::passes {
@@ -25,13 +26,6 @@ const View* operand(const Graph& graph, const Node& node, size_t index) {
 
 const View* result(const Graph& graph, const Node& node, size_t index) {
   return index < node.results.size() ? view_of(graph, node.results[index]) : nullptr;
-}
-
-const Arg* named(const OpDesc& desc, const Node& node, std::string_view name) {
-  for (size_t i = 0; i < desc.args.size(); ++i) {
-    if (desc.args[i].name == name) return &node.args[i];
-  }
-  return nullptr;
 }
 
 bool is_one(const Graph& graph, Sym size) {
@@ -136,7 +130,7 @@ class Collector {
   // Finds which dims are reduced. Returns false if that is unknown.
   bool reduced_dims(size_t rank, std::vector<bool>& reduced) const {
     reduced.assign(rank, false);
-    const Arg* dim = named(desc_, node_, "dim");
+    const Arg* dim = ir::find_argument(node_, "dim");
     const auto set = [&](const Arg& arg) {
       int64_t d = 0;
       if (arg.tag != ArgTag::kInt || !graph_.is_constant(arg.a, &d)) return false;
@@ -162,7 +156,7 @@ class Collector {
     const size_t rank = source->sizes.size();
     std::vector<bool> reduced;
     if (!reduced_dims(rank, reduced)) return;
-    const Arg* keepdim = named(desc_, node_, "keepdim");
+    const Arg* keepdim = ir::find_argument(node_, "keepdim");
     int64_t keep = 0;
     if (keepdim != nullptr && (keepdim->tag != ArgTag::kBool || !graph_.is_constant(keepdim->a, &keep))) return;
     for (size_t i = 0; i < node_.results.size(); ++i) {

@@ -115,6 +115,14 @@ bool is_value_type(DType type) {
   }
 }
 
+uint64_t memory_types() {
+  uint64_t types = 0;
+  for (uint8_t i = 0; i < 64; ++i) {
+    if (is_memory_type(static_cast<DType>(i))) types |= uint64_t{1} << i;
+  }
+  return types;
+}
+
 bool accepts(OperandTypes takes, DType type) {
   if (!is_value_type(type)) return false;
   switch (takes) {

@@ -39,4 +39,9 @@ inline bool is_half(ir::DType type) { return type == ir::DType::kFloat16 || type
 // The type of a value that is loaded from memory of type `memory`.
 inline ir::DType loaded_type(ir::DType memory) { return is_half(memory) ? ir::DType::kFloat32 : memory; }
 
+// Whether an operand can have elements of this type.
+inline bool is_memory_type(ir::DType type) { return is_value_type(loaded_type(type)); }
+// All of these types: bit i is DType i, as in ir::Capabilities.
+uint64_t memory_types();
+
 }  // namespace torch_remote::codegen

@@ -79,8 +79,7 @@ class Verifier {
     for (size_t i = 0; i < kernel_.operands.size(); ++i) {
       where_ = "a" + std::to_string(i);
       const Operand& operand = kernel_.operands[i];
-      if (!is_value_type(loaded_type(operand.dtype)))
-        return fail("memory of a kernel cannot be " + named(operand.dtype));
+      if (!is_memory_type(operand.dtype)) return fail("memory of a kernel cannot be " + named(operand.dtype));
       if ((operand.dims & ~(kernel_.row_dims() | kernel_.column_dims())) != 0) return fail("has dims that are none");
       if (operand.indexed > kMaxIndexed) return fail("has more than " + std::to_string(kMaxIndexed) + " indexed dims");
       if (operand.strided && (kernel_.columns == 0 || (operand.dims >> (kernel_.dims() - 1) & 1) == 0)) {

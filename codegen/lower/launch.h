@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "codegen/loop/loop_ir.h"
@@ -61,5 +62,13 @@ struct Launch {
   // For each of the kernel's operands: the graph's node that an error message about its indices names.
   std::vector<uint32_t> nodes;
 };
+
+// Updates the numbers that are arguments of the kernel. `values` holds the values of all symbols of the graph.
+inline void set_scalars(std::span<const int64_t> values, Launch* launch) {
+  for (size_t i = 0; i < launch->scalars.size(); ++i) {
+    const ir::Sym symbol = launch->scalar_symbols[i];
+    if (symbol != ir::kNoSym) launch->scalars[i] = static_cast<uint64_t>(values[symbol]);
+  }
+}
 
 }  // namespace torch_remote::codegen

@@ -36,4 +36,18 @@ Status take_in_loops(Launch* launch) {
   return status.ok() ? status : Status{ErrorCode::kUnsupported, status.message()};
 }
 
+bool next_index(std::span<const int64_t> sizes, std::span<int64_t> index) {
+  for (size_t d = sizes.size(); d-- > 0;) {
+    if (++index[d] < sizes[d]) return true;
+    index[d] = 0;
+  }
+  return false;
+}
+
+int64_t offset_at(const Binding& binding, std::span<const int64_t> index) {
+  int64_t offset = binding.offset;
+  for (size_t d = 0; d < index.size(); ++d) offset += index[d] * binding.outer[d];
+  return offset;
+}
+
 }  // namespace torch_remote::codegen

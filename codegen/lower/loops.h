@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+#include <span>
+
 #include "codegen/lower/launch.h"
 #include "ir/status.h"
 
@@ -10,5 +13,11 @@ namespace torch_remote::codegen {
 // instead of packed copies. The caller loops over what remains in `launch->outer`. kUnsupported: the resulting kernel
 // would not be valid.
 Status take_in_loops(Launch* launch);
+
+// Advances to the next index of loops with these sizes, in row-major order. False: that was the last one.
+bool next_index(std::span<const int64_t> sizes, std::span<int64_t> index);
+
+// The operand's offset at a index of Launch::outer, in elements.
+int64_t offset_at(const Binding& binding, std::span<const int64_t> index);
 
 }  // namespace torch_remote::codegen

@@ -79,5 +79,16 @@ TEST(TakeInLoops, LeavesThoseAroundASumOverRows) {
   EXPECT_EQ(launch.outer, std::vector<int64_t>{3});
 }
 
+TEST(Loops, AreWalkedInRowMajorOrder) {
+  const Binding binding{.offset = 100, .strides = {}, .outer = {10, 1}};
+  const std::vector<int64_t> sizes = {2, 3};
+  std::vector<int64_t> place(2), offsets;
+  do {
+    offsets.push_back(offset_at(binding, place));
+  } while (next_index(sizes, place));
+  EXPECT_EQ(offsets, (std::vector<int64_t>{100, 101, 102, 110, 111, 112}));
+  EXPECT_FALSE(next_index({}, {}));
+}
+
 }  // namespace
 }  // namespace torch_remote::codegen

@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <bit>
+#include <optional>
 #include <utility>
 
 #include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/emitter.h"
 #include "codegen/lower/group_emitter.h"
+#include "ir/analysis.h"
 
 // The operands, results and indices of one member, as values of the kernel.
 namespace torch_remote::codegen {
@@ -25,10 +27,8 @@ NodeEmitter::NodeEmitter(Group& group, const IterationDomain::Member& member, co
       item_(item) {}
 
 const ir::Arg* NodeEmitter::argument(std::string_view name) const {
-  for (size_t i = 0; i < desc.args.size(); ++i) {
-    if (desc.args[i].name == name) return &arg(i);
-  }
-  return nullptr;
+  const std::optional<size_t> found = ir::find_argument(desc, name);
+  return found ? &arg(*found) : nullptr;
 }
 
 // The caller bases the kernel on this value, so another value of the symbol requires another kernel.
@@ -78,10 +78,8 @@ V NodeEmitter::operand(size_t index) {
 }
 
 V NodeEmitter::operand(std::string_view name) {
-  for (size_t i = 0; i < desc.args.size(); ++i) {
-    if (desc.args[i].name == name) return operand(i);
-  }
-  return kNone;
+  const std::optional<size_t> found = ir::find_argument(desc, name);
+  return found ? operand(*found) : kNone;
 }
 
 V NodeEmitter::operand(std::string_view name, DType type) { return e.convert(operand(name), type); }

@@ -6,13 +6,11 @@
 
 from __future__ import annotations
 
-import argparse
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import typer
+from generated import write_or_check
 
 TOOLS = ("remote-dump", "remote-opt", "remote-viz", "remote-replay", "remote-reduce")
 HEAD = """# Commands
@@ -47,19 +45,11 @@ def page(package: Path) -> str:
     return "\n".join(sections)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
+def make(root: Path) -> dict[str, str]:
     import torch_remote
 
-    text = page(Path(torch_remote.__file__).parent)
-    target = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", ".")) / "docs/reference/commands.md"
-    if not check:
-        target.write_text(text)
-    elif not target.exists() or target.read_text() != text:
-        sys.exit("docs/reference/commands.md is not what ./bazelw run //docs/site:commands writes: run it")
+    return {"docs/reference/commands.md": page(Path(torch_remote.__file__).parent)}
 
 
 if __name__ == "__main__":
-    main()
+    write_or_check("//docs/site:commands", __doc__, make)

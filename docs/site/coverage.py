@@ -8,11 +8,10 @@ It reads tests/ops/matrix.json and tests/gpu/emulated/gpu_ops.json, which tests 
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import sys
 from pathlib import Path
+
+from generated import write_or_check
 
 # Dtypes of both files, in the order of the page.
 DTYPES = ("float64", "float32", "float16", "bfloat16", "complex128", "complex64", "int64", "int32", "int16", "int8",
@@ -71,21 +70,10 @@ def page(matrix: dict, gpu: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
-    root = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", "."))
-    text = page(
-        json.loads((root / "tests/ops/matrix.json").read_text()),
-        json.loads((root / "tests/gpu/emulated/gpu_ops.json").read_text()),
-    )
-    target = root / "docs/coverage.md"
-    if not check:
-        target.write_text(text)
-    elif not target.exists() or target.read_text() != text:
-        sys.exit("docs/coverage.md is not what ./bazelw run //docs/site:coverage writes: run it")
+def make(root: Path) -> dict[str, str]:
+    files = ("tests/ops/matrix.json", "tests/gpu/emulated/gpu_ops.json")
+    return {"docs/coverage.md": page(*(json.loads((root / name).read_text()) for name in files))}
 
 
 if __name__ == "__main__":
-    main()
+    write_or_check("//docs/site:coverage", __doc__, make)

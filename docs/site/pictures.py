@@ -8,14 +8,14 @@ The components are those of the table in docs/architecture.md. The picture must 
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import os
 import re
 import sys
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+
+from generated import write_or_check
 
 FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
 INK, MUTED, LINE = "#1f2933", "#52606d", "#9aa5b1"
@@ -280,18 +280,12 @@ def flush() -> str:
     return drawing.svg()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
-    docs = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", ".")) / "docs"
-    pictures = {"components.svg": components((docs / "architecture.md").read_text()), "flush.svg": flush()}
-    for name, svg in pictures.items():
-        if not check:
-            (docs / name).write_text(svg)
-        elif not (docs / name).exists() or (docs / name).read_text() != svg:
-            sys.exit(f"docs/{name} is not what ./bazelw run //docs/site:pictures writes: run it")
+def make(root: Path) -> dict[str, str]:
+    return {
+        "docs/components.svg": components((root / "docs/architecture.md").read_text()),
+        "docs/flush.svg": flush(),
+    }
 
 
 if __name__ == "__main__":
-    main()
+    write_or_check("//docs/site:pictures", __doc__, make)

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "ir/analysis.h"
 #include "ir/fusion/fusion.h"
 
 // Base of the classes that find forms (fusion_forms.cpp, fusion_indices.cpp): access to a node's arguments by name, and
@@ -28,12 +29,7 @@ class FormBuilder {
 
   // -- arguments by name
 
-  const Arg* argument(std::string_view name) const {
-    for (size_t i = 0; i < desc_.args.size(); ++i) {
-      if (desc_.args[i].name == name) return &node_.args[i];
-    }
-    return nullptr;
-  }
+  const Arg* argument(std::string_view name) const { return find_argument(node_, name); }
 
   std::optional<int64_t> constant(std::string_view name) const {
     const Arg* arg = argument(name);

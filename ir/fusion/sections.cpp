@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "ir/analysis.h"
 #include "ir/fusion/fusion.h"
 #include "ir/ops/op_table_generated.h"
 
@@ -51,14 +52,6 @@ struct Join {
   uint32_t dim = 0;
   std::vector<Operand> operands;
 };
-
-const Arg* argument(const Node& node, std::string_view name) {
-  const OpDesc& desc = op_desc(node.opcode);
-  for (size_t i = 0; i < desc.args.size(); ++i) {
-    if (desc.args[i].name == name) return &node.args[i];
-  }
-  return nullptr;
-}
 
 // The number of consecutive symbols that an argument names.
 uint32_t count_symbols(const Arg& arg) {
@@ -266,7 +259,7 @@ class PartialSection {
   }
 
   bool number(const Node& node, std::string_view name, int64_t* found) {
-    const Arg* arg = argument(node, name);
+    const Arg* arg = find_argument(node, name);
     if (arg == nullptr || arg->tag != ArgTag::kInt) return false;
     *found = value(arg->a);
     if (section_.symbols[arg->a] != kNoSym) section_.depends.push_back(section_.symbols[arg->a]);
@@ -274,7 +267,7 @@ class PartialSection {
   }
 
   bool find_operands(const Node& node, bool stacks, Join* join) {
-    const Arg* tensors = argument(node, "tensors");
+    const Arg* tensors = find_argument(node, "tensors");
     if (tensors == nullptr || tensors->tag != ArgTag::kList) return false;
     const size_t rank = view(join->result).sizes.size();
     int64_t begin = 0;
@@ -298,7 +291,7 @@ class PartialSection {
   // The gradient of a slice has the slice's gradient among zeros.
   bool find_slice(const Node& node, Join* join) {
     const bool selects = expansion_of(node.opcode) == Expansion::kSelectBackward;
-    const Arg* grad = argument(node, "grad_output");
+    const Arg* grad = find_argument(node, "grad_output");
     int64_t first = 0, end = 0, step = 1;
     if (grad == nullptr || grad->tag != ArgTag::kView || !number(node, selects ? "index" : "start", &first) ||
         (!selects && (!number(node, "end", &end) || !number(node, "step", &step))) || step < 1) {

@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "codegen/loop/scalar_ops.h"
 #include "tests/emulated_gpu/compile.h"
 #include "tests/emulated_gpu/emulated_cublaslt.h"
 #include "tests/emulated_gpu/emulated_cudnn.h"
@@ -125,7 +126,7 @@ DeviceOpener device_opener(int ordinal) {
     opened->collectives = make_nccl_collectives(device->shared_gpu(), open_emulated_nccl);
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
     opened->group_kinds = group_kinds() | gemm_group_kinds();
-    opened->dtypes = dtypes();
+    opened->dtypes = codegen::memory_types();
     opened->device = std::move(device);
     return status;
   };

@@ -220,9 +220,7 @@ constexpr size_t kFewestSessions = 16;  // The largest number of devices that a 
 std::string describe(const std::vector<Target>& targets) {
   std::string text;
   for (const Target& target : targets) {
-    text += (text.empty() ? "" : "; ") + target.name;
-    if (target.numbered) text += ":0, " + target.name + ":1, ...";
-    text += ": " + target.about;
+    text += (text.empty() ? "" : "; ") + device_names(target) + ": " + target.about;
   }
   return text;
 }

@@ -9,10 +9,7 @@ namespace {
 // "cpu, cuda:0, cuda:1, ..., reference"
 std::string names_of(std::span<const Target> targets) {
   std::string names;
-  for (const Target& target : targets) {
-    names += (names.empty() ? "" : ", ") + target.name;
-    if (target.numbered) names += ":0, " + target.name + ":1, ...";
-  }
+  for (const Target& target : targets) names += (names.empty() ? "" : ", ") + device_names(target);
   return names;
 }
 
@@ -26,6 +23,10 @@ int number_of(std::string_view name, const Target& target) {
 }
 
 }  // namespace
+
+std::string device_names(const Target& target) {
+  return target.numbered ? target.name + ":0, " + target.name + ":1, ..." : target.name;
+}
 
 Status choose_devices(std::string_view text, std::span<const Target> targets, ChosenDevices* chosen) {
   *chosen = {};

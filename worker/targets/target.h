@@ -64,6 +64,9 @@ struct Target {
   std::function<Probed(const DeviceOptions&)> probe;  // Null: there is nothing to probe.
 };
 
+// The names of its devices: "cpu", or "cuda:0, cuda:1, ...".
+std::string device_names(const Target& target);
+
 // Devices of one target.
 struct ChosenDevices {
   const Target* target = nullptr;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <iterator>
 
+#include "codegen/loop/scalar_ops.h"
 #include "ir/math_modes.h"
 #include "remote/wire/environment.h"
 #include "worker/device/host_device.h"
@@ -102,7 +103,7 @@ Status open_cpu(remote::Transport& transport, const DeviceOptions& options, std:
   if (Runners runners = open_kernels(options, *plugin, products.get()); !runners.empty()) {
     opened->targets = {kernels::host_target()};
     opened->group_kinds = kernels::group_kinds();
-    opened->dtypes = kernels::dtypes();
+    opened->dtypes = codegen::memory_types();
     std::ranges::move(runners, std::back_inserter(opened->runners));
   }
   opened->runners.push_back(std::move(plugin));

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "codegen/loop/scalar_ops.h"
 #include "remote/wire/environment.h"
 #include "worker/targets/cache_folder.h"
 #include "worker/targets/cuda/compiled/compiler.h"
@@ -72,7 +73,7 @@ DeviceOpener open_gpu(int ordinal) {
         device->shared_gpu(), [search_path](cuda::nccl::Table* table) { return cuda::nccl::open(search_path, table); });
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
     opened->group_kinds = cuda::group_kinds() | cuda::gemm_group_kinds();
-    opened->dtypes = cuda::dtypes();
+    opened->dtypes = codegen::memory_types();
     opened->device = std::move(device);
     return status;
   };

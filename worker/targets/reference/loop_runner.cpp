@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/loops.h"
 #include "codegen/lower/lower.h"
 #include "ir/fusion/fusion.h"
@@ -16,14 +17,6 @@
 
 namespace torch_remote::worker::reference {
 namespace {
-
-constexpr uint64_t bit(ir::DType dtype) { return uint64_t{1} << static_cast<uint32_t>(dtype); }
-
-// The dtypes of LoopIR's operands.
-constexpr uint64_t kDTypes = bit(ir::DType::kBool) | bit(ir::DType::kUInt8) | bit(ir::DType::kInt8) |
-                             bit(ir::DType::kInt16) | bit(ir::DType::kInt32) | bit(ir::DType::kInt64) |
-                             bit(ir::DType::kFloat16) | bit(ir::DType::kBFloat16) | bit(ir::DType::kFloat32) |
-                             bit(ir::DType::kFloat64);
 
 // Interprets the kernels of one node, one after the other.
 class LoopPlan final : public NodePlan {
@@ -52,10 +45,7 @@ class LoopPlan final : public NodePlan {
 
   Status run(std::span<const tr_buffer> buffers, std::span<const int64_t> values) override {
     for (codegen::Launch& launch : launches_) {
-      for (size_t i = 0; i < launch.scalars.size(); ++i) {
-        const ir::Sym symbol = launch.scalar_symbols[i];
-        if (symbol != ir::kNoSym) launch.scalars[i] = static_cast<uint64_t>(values[symbol]);
-      }
+      codegen::set_scalars(values, &launch);
       if (Status status = run(launch, buffers); !status.ok()) return status;
     }
     return {};
@@ -74,15 +64,14 @@ class LoopPlan final : public NodePlan {
       strides.insert(strides.end(), binding.strides.begin(), binding.strides.end());
       bounds.insert(bounds.end(), binding.bounds.begin(), binding.bounds.end());
     }
-    std::vector<int64_t> place(launch.outer.size());
+    std::vector<int64_t> index(launch.outer.size());
     std::vector<void*> data(launch.operands.size());
     do {
       for (size_t i = 0; i < data.size(); ++i) {
         const codegen::Binding& binding = launch.operands[i];
-        int64_t offset = binding.offset;
-        for (size_t d = 0; d < place.size(); ++d) offset += place[d] * binding.outer[d];
-        data[i] = static_cast<std::byte*>(buffers[binding.buffer].data) +
-                  offset * static_cast<int64_t>(ir::item_size(launch.kernel.operands[i].dtype));
+        data[i] =
+            static_cast<std::byte*>(buffers[binding.buffer].data) +
+            codegen::offset_at(binding, index) * static_cast<int64_t>(ir::item_size(launch.kernel.operands[i].dtype));
         if (binding.needs_zero_fill) clear(launch, binding, i, data[i]);
       }
       codegen::IndexFailure failure;
@@ -97,7 +86,7 @@ class LoopPlan final : public NodePlan {
                     std::to_string(failure.bound),
                 "IndexError"};
       }
-    } while (next(launch.outer, &place));
+    } while (codegen::next_index(launch.outer, index));
     return {};
   }
 
@@ -110,15 +99,6 @@ class LoopPlan final : public NodePlan {
       std::memset(static_cast<std::byte*>(first) + row * binding.strides.back() * item, 0,
                   static_cast<size_t>(columns * item));
     }
-  }
-
-  // The next place in row-major order. False: that was the last one.
-  static bool next(const std::vector<int64_t>& sizes, std::vector<int64_t>* place) {
-    for (size_t d = sizes.size(); d-- > 0;) {
-      if (++(*place)[d] < sizes[d]) return true;
-      (*place)[d] = 0;
-    }
-    return false;
   }
 
   std::vector<codegen::Launch> launches_;
@@ -134,7 +114,7 @@ class LoopRunner final : public Runner {
     const ir::Node& its = graph.nodes[node];
     bool has_dtypes = true;
     ir::for_each_view(its, [&](uint32_t view, bool) {
-      has_dtypes &= !graph.views[view].dynamic && (kDTypes & bit(graph.views[view].dtype)) != 0;
+      has_dtypes &= !graph.views[view].dynamic && codegen::is_memory_type(graph.views[view].dtype);
     });
     ir::KernelForm form;
     return has_dtypes && has_form(its.opcode) && ir::count_items(its) != 0 && ir::find_form(graph, its, 0, &form);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "codegen/loop/half.h"
+#include "ir/analysis.h"
 #include "ir/number.h"
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/reference/node_program.h"
@@ -37,21 +38,6 @@ constexpr std::array kOps = {
 const MatmulOp* find(ir::Opcode opcode) {
   const auto found = std::ranges::find(kOps, ir::op_desc(opcode).functional, &MatmulOp::opcode);
   return found == kOps.end() ? nullptr : &*found;
-}
-
-const ir::Arg* argument(const ir::Node& node, std::string_view name) {
-  const std::span<const ir::ArgDesc> args = ir::op_desc(node.opcode).args;
-  const auto found = std::ranges::find(args, name, &ir::ArgDesc::name);
-  return found == args.end() ? nullptr : &node.args[static_cast<size_t>(found - args.begin())];
-}
-
-// The view that the node writes: its result, or the argument that the result aliases.
-const ir::View* result_of(const ir::Graph& graph, const ir::Node& node) {
-  if (node.results.size() != 1) return nullptr;
-  const ir::Arg& made = node.results[0];
-  const int8_t alias = ir::op_desc(node.opcode).results[0].alias;
-  const ir::Arg& arg = made.tag == ir::ArgTag::kView || alias < 0 ? made : node.args[static_cast<uint8_t>(alias)];
-  return arg.tag == ir::ArgTag::kView && !graph.views[arg.a].dynamic ? &graph.views[arg.a] : nullptr;
 }
 
 // A batch of matrices in a buffer: sizes and strides, in elements, of batch, rows and columns.
@@ -125,9 +111,9 @@ class MatmulPlan final : public NodePlan {
   Status bind(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values) override {
     const ir::Node& its = graph.nodes[node];
     const MatmulOp& op = *find(its.opcode);
-    const ir::View& left = graph.views[argument(its, op.left)->a];
-    const ir::View& right = graph.views[argument(its, op.right)->a];
-    const ir::View& result = *result_of(graph, its);
+    const ir::View& left = graph.views[ir::find_argument(its, op.left)->a];
+    const ir::View& right = graph.views[ir::find_argument(its, op.right)->a];
+    const ir::View& result = graph.views[ir::find_result(graph, its, 0)->a];
     const bool right_is_vector = right.sizes.size() == 1;
     left_ = matrices(left, values, left.sizes.size() == 1 ? 2 : 3 - left.sizes.size());
     right_ = matrices(right, values, right_is_vector ? 1 : 3 - right.sizes.size());
@@ -138,9 +124,9 @@ class MatmulPlan final : public NodePlan {
     }
     added_.reset();
     if (op.added.empty()) return {};
-    alpha_ = argument(its, "alpha");
-    beta_ = argument(its, "beta");
-    added_ = broadcast(graph.views[argument(its, op.added)->a], values, result_);
+    alpha_ = ir::find_argument(its, "alpha");
+    beta_ = ir::find_argument(its, "beta");
+    added_ = broadcast(graph.views[ir::find_argument(its, op.added)->a], values, result_);
     return {};
   }
 
@@ -181,13 +167,15 @@ class MatmulRunner final : public Runner {
     const ir::Node& its = graph.nodes[node];
     const MatmulOp* const op = find(its.opcode);
     if (op == nullptr) return false;
-    const ir::View* const result = result_of(graph, its);
-    const auto is_like_result = [&](std::string_view name) {
-      const ir::Arg* const arg = argument(its, name);
-      return arg != nullptr && arg->tag == ir::ArgTag::kView && graph.views[arg->a].dtype == result->dtype;
+    const ir::Arg* const result = ir::find_result(graph, its, 0);
+    if (result == nullptr) return false;
+    const DType dtype = graph.views[result->a].dtype;
+    const auto has_dtype = [&](std::string_view name) {
+      const ir::Arg* const arg = ir::find_argument(its, name);
+      return arg != nullptr && arg->tag == ir::ArgTag::kView && graph.views[arg->a].dtype == dtype;
     };
-    return result != nullptr && is_real_float(result->dtype) && is_like_result(op->left) && is_like_result(op->right) &&
-           (op->added.empty() || is_like_result(op->added));
+    return is_real_float(dtype) && has_dtype(op->left) && has_dtype(op->right) &&
+           (op->added.empty() || has_dtype(op->added));
   }
   bool may_decline() const override { return true; }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {

@@ -474,12 +474,7 @@ class KernelProgram : public RunnerProgram {
 
   // Updates numbers that are kernel arguments.
   static void set_scalars(BoundGroup& group, std::span<const int64_t> values) {
-    for (codegen::Launch& launch : group.launches) {
-      for (size_t i = 0; i < launch.scalars.size(); ++i) {
-        const ir::Sym symbol = launch.scalar_symbols[i];
-        if (symbol != ir::kNoSym) launch.scalars[i] = static_cast<uint64_t>(values[symbol]);
-      }
-    }
+    for (codegen::Launch& launch : group.launches) codegen::set_scalars(values, &launch);
   }
 
   const KernelRunnerOptions& options_;
@@ -517,7 +512,6 @@ class KernelRunner : public Runner {
   std::atomic<uint64_t> refused_ = 0;
 };
 
-constexpr uint64_t bit(ir::DType dtype) { return uint64_t{1} << static_cast<uint32_t>(dtype); }
 constexpr uint32_t bit(ir::GroupKind kind) { return 1u << static_cast<uint32_t>(kind); }
 
 }  // namespace
@@ -530,12 +524,6 @@ uint32_t group_kinds() {
   return bit(ir::GroupKind::kPointwise) | bit(ir::GroupKind::kRowwise) | bit(ir::GroupKind::kReduce) |
          bit(ir::GroupKind::kMultiTensor) |
          (host_target().empty() ? 0 : bit(ir::GroupKind::kAttention) | bit(ir::GroupKind::kMatmulEpilogue));
-}
-
-uint64_t dtypes() {
-  using enum ir::DType;
-  return bit(kBool) | bit(kUInt8) | bit(kInt8) | bit(kInt16) | bit(kInt32) | bit(kInt64) | bit(kFloat16) |
-         bit(kBFloat16) | bit(kFloat32) | bit(kFloat64);
 }
 
 std::string host_target() {

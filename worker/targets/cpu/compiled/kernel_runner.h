@@ -32,10 +32,8 @@ struct KernelRunnerOptions {
 };
 std::unique_ptr<Runner> make_kernel_runner(KernelRunnerOptions options);
 
-// The kinds of groups that this runner, the attention runner and the product runner accept, and the dtypes, as bits of
-// ir::Capabilities.
+// The kinds of groups that this runner, the attention runner and the product runner accept: bits of ir::Capabilities.
 uint32_t group_kinds();
-uint64_t dtypes();
 
 // The best target of this machine's processor, "x86-64-v4" or "x86-64-v3"; empty if kernels do not support it.
 std::string host_target();

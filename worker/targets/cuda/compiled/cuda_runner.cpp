@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/lower.h"
 #include "ir/fusion/fusion.h"
 #include "ir/fusion/sections.h"
@@ -12,12 +13,11 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-constexpr uint64_t bit(ir::DType dtype) { return uint64_t{1} << static_cast<uint32_t>(dtype); }
 constexpr uint32_t bit(ir::GroupKind kind) { return 1u << static_cast<uint32_t>(kind); }
 
 bool has_kernel_dtypes(const ir::Graph& graph, const ir::Node& node) {
   bool all = true;
-  ir::for_each_view(node, [&](uint32_t view, bool) { all = all && (dtypes() & bit(graph.views[view].dtype)) != 0; });
+  ir::for_each_view(node, [&](uint32_t view, bool) { all = all && codegen::is_memory_type(graph.views[view].dtype); });
   return all;
 }
 
@@ -166,12 +166,6 @@ std::unique_ptr<Runner> make_cuda_runner(CudaDevice& device) { return std::make_
 uint32_t group_kinds() {
   return bit(ir::GroupKind::kPointwise) | bit(ir::GroupKind::kRowwise) | bit(ir::GroupKind::kReduce) |
          bit(ir::GroupKind::kMultiTensor);
-}
-
-uint64_t dtypes() {
-  using enum ir::DType;
-  return bit(kBool) | bit(kUInt8) | bit(kInt8) | bit(kInt16) | bit(kInt32) | bit(kInt64) | bit(kFloat16) |
-         bit(kBFloat16) | bit(kFloat32) | bit(kFloat64);
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -12,8 +12,7 @@ namespace torch_remote::worker::cuda {
 // needed, and the run waits for it.
 std::unique_ptr<Runner> make_cuda_runner(CudaDevice& device);
 
-// The kinds of groups and the dtypes that it may be given, as bits of ir::Capabilities.
+// The kinds of groups that it may be given, as bits of ir::Capabilities.
 uint32_t group_kinds();
-uint64_t dtypes();
 
 }  // namespace torch_remote::worker::cuda

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "ir/analysis.h"
 #include "ir/number.h"
 #include "ir/ops/op_table_generated.h"
 
@@ -23,13 +24,7 @@ class Arguments {
  public:
   Arguments(const ir::Graph& graph, const ir::Node& node) : graph_(graph), node_(node) {}
 
-  const Arg* find(std::string_view name) const {
-    const ir::OpDesc& desc = ir::op_desc(node_.opcode);
-    for (size_t i = 0; i < desc.args.size(); ++i) {
-      if (desc.args[i].name == name) return &node_.args[i];
-    }
-    return nullptr;
-  }
+  const Arg* find(std::string_view name) const { return ir::find_argument(node_, name); }
   // False: the argument is not a tensor.
   bool view(std::string_view name, uint32_t* view) const {
     const Arg* arg = find(name);
@@ -52,13 +47,9 @@ class Arguments {
   }
   // The view that the node writes: a result, or the argument that it aliases.
   bool result(uint32_t* view) const {
-    const ir::OpDesc& desc = ir::op_desc(node_.opcode);
-    if (node_.results.size() != 1) return false;
-    const Arg& made = node_.results[0];
-    const int8_t alias = desc.results[0].alias;
-    const Arg& arg = made.tag == ArgTag::kView || alias < 0 ? made : node_.args[static_cast<uint8_t>(alias)];
-    if (arg.tag != ArgTag::kView || graph_.views[arg.a].dynamic) return false;
-    *view = arg.a;
+    const Arg* const found = node_.results.size() == 1 ? ir::find_result(graph_, node_, 0) : nullptr;
+    if (found == nullptr) return false;
+    *view = found->a;
     return true;
   }
 

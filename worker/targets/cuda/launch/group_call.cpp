@@ -123,12 +123,7 @@ Status GroupCall::prepare(CudaDevice& device, const ir::Graph& graph, const code
 }
 
 void GroupCall::set_scalars(std::span<const int64_t> values) {
-  for (codegen::Launch& launch : launches_) {
-    for (size_t i = 0; i < launch.scalars.size(); ++i) {
-      const ir::Sym symbol = launch.scalar_symbols[i];
-      if (symbol != ir::kNoSym) launch.scalars[i] = static_cast<uint64_t>(values[symbol]);
-    }
-  }
+  for (codegen::Launch& launch : launches_) codegen::set_scalars(values, &launch);
 }
 
 Status GroupCall::run(CudaDevice& device, std::span<const tr_buffer> buffers, uint64_t run_number) const {
@@ -137,19 +132,6 @@ Status GroupCall::run(CudaDevice& device, std::span<const tr_buffer> buffers, ui
   }
   return {};
 }
-
-namespace {
-
-// Advances to the next position in dims of these sizes, innermost dim first. False: that was the last one.
-bool next_index(std::vector<int64_t>& index, std::span<const int64_t> sizes) {
-  for (size_t d = index.size(); d-- > 0;) {
-    if (++index[d] < sizes[d]) return true;
-    index[d] = 0;
-  }
-  return false;
-}
-
-}  // namespace
 
 Status GroupCall::run(CudaDevice& device, const codegen::Launch& made, const Prepared& prepared,
                       std::span<const tr_buffer> buffers, uint64_t run_number) {
@@ -178,14 +160,13 @@ Status GroupCall::run(CudaDevice& device, const codegen::Launch& made, const Pre
   do {
     for (size_t i = 0; good && i < data.size(); ++i) {
       const codegen::Binding& binding = made.operands[i];
-      int64_t offset = binding.offset;
-      for (size_t d = 0; d < index.size(); ++d) offset += index[d] * binding.outer[d];
-      data[i] = reinterpret_cast<uint64_t>(buffers[binding.buffer].data) +
-                static_cast<uint64_t>(offset) * ir::item_size(made.kernel.operands[i].dtype);
+      data[i] =
+          reinterpret_cast<uint64_t>(buffers[binding.buffer].data) +
+          static_cast<uint64_t>(codegen::offset_at(binding, index)) * ir::item_size(made.kernel.operands[i].dtype);
     }
     call.data = data;
     if (good && !device.gpu().is_lost()) (void)launch(device.gpu(), *prepared.kernel, call);
-  } while (good && next_index(index, made.outer));
+  } while (good && codegen::next_index(made.outer, index));
   if (scratch.release != nullptr) scratch.release(scratch.owner);
   return good ? Status() : no_memory(sizeof(codegen::gpu::IndexRecord), "a kernel");
 }

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "ir/analysis.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/complex_arguments.h"
 
@@ -81,11 +82,8 @@ OpTensor parts_of(const OpTensor& tensor) {
 // --- the node --------------------------------------------------------------------------------------------------------
 
 const ir::Arg* OpPlanner::argument(std::string_view name) const {
-  const ir::OpDesc& desc = ir::op_desc(node_.opcode);
-  for (size_t i = 0; i < desc.args.size() && i < node_.args.size(); ++i) {
-    if (desc.args[i].name == name) return node_.args[i].tag == ArgTag::kNone ? nullptr : &node_.args[i];
-  }
-  return nullptr;
+  const ir::Arg* const found = ir::find_argument(node_, name);
+  return found == nullptr || found->tag == ArgTag::kNone ? nullptr : found;
 }
 
 int64_t OpPlanner::value(ir::Sym symbol) {
