@@ -18,7 +18,9 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -28,7 +30,8 @@ namespace {
 constexpr size_t kRecord = 16 << 10;        // most bytes of a TLS record
 constexpr size_t kSmallRecord = 1 << 10;    // most bytes of a record that we send before the handshake is done
 constexpr size_t kMostRead = 16 * kRecord;  // most bytes that one call of read returns
-constexpr size_t kRecordHeader = 5;         // bytes before each record
+constexpr size_t kBatch = 8 * kRecord;      // about as many bytes go to or come from the kernel at once
+constexpr size_t kRecordExtra = 256;        // most bytes that encryption adds to a record
 constexpr size_t kMostKeyFile = 64 << 10;
 constexpr long kMaxCertificates = 16 << 10;  // most bytes of certificates that the other end may send
 // The identity of the pre-shared key, which reveals nothing about the key.
@@ -96,57 +99,84 @@ class HelloGuard {
   size_t have_ = 0, at_ = 0, left_ = 0;
 };
 
+// The socket of a connection. After the handshake several records go to or come from the kernel at once, because a
+// system call costs as much as the encryption of a record.
 struct Socket {
   int descriptor = -1;
   bool guards = false;
   HelloGuard guard;
-  // the part of the next record's header that was read with the previous record
-  std::array<char, kRecordHeader> header{};
-  size_t header_size = 0;
+  // Bytes [begin, end) are to be sent, or were received and not read. Without memory nothing is batched.
+  struct Batch {
+    std::unique_ptr<char[]> data;
+    size_t capacity = 0, begin = 0, end = 0;
+
+    void allocate(size_t size) {
+      data = std::make_unique_for_overwrite<char[]>(size);
+      capacity = size;
+    }
+    bool empty() const { return begin == end; }
+  };
+  Batch in, out;
 };
 
 // OpenSSL's own socket BIO would raise SIGPIPE.
-int write_socket(BIO* bio, const char* data, int size) {
-  const int socket = static_cast<const Socket*>(BIO_get_data(bio))->descriptor;
-  BIO_clear_retry_flags(bio);
+ssize_t send_now(int socket, const char* data, size_t size) {
   ssize_t n;
   do {
-    n = send(socket, data, static_cast<size_t>(size), MSG_NOSIGNAL | MSG_DONTWAIT);
+    n = send(socket, data, size, MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (n < 0 && errno == EINTR);
-  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) BIO_set_retry_write(bio);
+  return n;
+}
+
+ssize_t receive_now(int socket, char* data, size_t size) {
+  ssize_t n;
+  do {
+    n = recv(socket, data, size, MSG_DONTWAIT);
+  } while (n < 0 && errno == EINTR);
+  return n;
+}
+
+bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
+
+int write_socket(BIO* bio, const char* data, int size) {
+  auto& to = *static_cast<Socket*>(BIO_get_data(bio));
+  BIO_clear_retry_flags(bio);
+  const auto bytes = static_cast<size_t>(size);
+  if (to.out.capacity > 0) {
+    if (to.out.capacity - to.out.end < bytes) {
+      BIO_set_retry_write(bio);
+      return -1;
+    }
+    std::memcpy(&to.out.data[to.out.end], data, bytes);
+    to.out.end += bytes;
+    return size;
+  }
+  const ssize_t n = send_now(to.descriptor, data, bytes);
+  if (n < 0 && would_block()) BIO_set_retry_write(bio);
   return static_cast<int>(n);
 }
 
-// OpenSSL reads a record's header, then its body. We read a body together with the next record's header, so that each
-// record takes one system call. OpenSSL's own read-ahead would move the rest of its buffer at each record.
 int read_socket(BIO* bio, char* data, int size) {
   auto& from = *static_cast<Socket*>(BIO_get_data(bio));
   BIO_clear_retry_flags(bio);
   const auto wanted = static_cast<size_t>(size);
-  if (from.header_size > 0) {
-    const size_t n = std::min(wanted, from.header_size);
-    std::memcpy(data, from.header.data(), n);
-    from.header_size -= n;
-    std::memmove(from.header.data(), from.header.data() + n, from.header_size);
-    return static_cast<int>(n);
+  const bool batches = from.in.capacity > 0;
+  if (from.in.empty()) {
+    const ssize_t n = batches ? receive_now(from.descriptor, from.in.data.get(), from.in.capacity)
+                              : receive_now(from.descriptor, data, wanted);
+    if (n < 0 && would_block()) BIO_set_retry_read(bio);
+    if (n > 0 && from.guards && !from.guard.good(data, static_cast<size_t>(n))) {
+      errno = EPROTO;
+      return -1;
+    }
+    if (n <= 0 || !batches) return static_cast<int>(n);
+    from.in.begin = 0;
+    from.in.end = static_cast<size_t>(n);
   }
-  iovec pieces[] = {{data, wanted}, {from.header.data(), from.header.size()}};
-  msghdr message{};
-  message.msg_iov = pieces;
-  message.msg_iovlen = from.guards || wanted <= kRecordHeader ? 1 : 2;
-  ssize_t n;
-  do {
-    n = recvmsg(from.descriptor, &message, MSG_DONTWAIT);
-  } while (n < 0 && errno == EINTR);
-  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) BIO_set_retry_read(bio);
-  if (n <= 0) return static_cast<int>(n);
-  const size_t given = std::min(wanted, static_cast<size_t>(n));
-  from.header_size = static_cast<size_t>(n) - given;
-  if (from.guards && !from.guard.good(data, given)) {
-    errno = EPROTO;
-    return -1;
-  }
-  return static_cast<int>(given);
+  const size_t n = std::min(wanted, from.in.end - from.in.begin);
+  std::memcpy(data, &from.in.data[from.in.begin], n);
+  from.in.begin += n;
+  return static_cast<int>(n);
 }
 
 long control_socket(BIO*, int command, long, void*) { return command == BIO_CTRL_FLUSH ? 1 : 0; }
@@ -317,7 +347,40 @@ std::string alert_text(int reason) {
 
 // --- the stream ------------------------------------------------------------------------------------------------------
 
-// OpenSSL's object is not thread safe, so a lock guards each call, which handles at most 16 KiB.
+// What a call of write has not sent yet.
+class Unsent {
+ public:
+  explicit Unsent(std::span<const iovec> pieces) : pieces_(pieces) { skip(0); }
+
+  bool empty() const { return pieces_.empty(); }
+  void skip(size_t bytes) {
+    at_ += bytes;
+    while (!pieces_.empty() && at_ >= pieces_.front().iov_len) {
+      at_ -= pieces_.front().iov_len;
+      pieces_ = pieces_.subspan(1);
+    }
+  }
+  // The next bytes, at most `most`. Small pieces are copied to `gathered`, so that they become one record.
+  std::span<const char> front(size_t most, std::vector<char>* gathered) const {
+    const auto of = [&](size_t i) {
+      const std::span<const char> piece(static_cast<const char*>(pieces_[i].iov_base), pieces_[i].iov_len);
+      return i == 0 ? piece.subspan(at_) : piece;
+    };
+    if (of(0).size() >= most || pieces_.size() == 1) return of(0).first(std::min(of(0).size(), most));
+    gathered->clear();
+    for (size_t i = 0; i < pieces_.size() && gathered->size() < most; ++i) {
+      const std::span<const char> piece = of(i);
+      gathered->insert(gathered->end(), piece.begin(), piece.begin() + std::min(piece.size(), most - gathered->size()));
+    }
+    return *gathered;
+  }
+
+ private:
+  std::span<const iovec> pieces_;
+  size_t at_ = 0;  // of the first piece
+};
+
+// OpenSSL's object is not thread safe, so a lock guards each call, which handles at most a batch.
 class Stream : public TlsStream {
  public:
   Stream(int socket, const TlsContext& context, std::string description)
@@ -328,7 +391,11 @@ class Stream : public TlsStream {
     SSL_set_bio(ssl_, bio, bio);
   }
   ~Stream() override {
-    if (shaken_) SSL_shutdown(ssl_);  // sends a close_notify alert, if possible
+    // Sends a close_notify alert, if possible.
+    if (shaken_ && flush().ok()) {
+      SSL_shutdown(ssl_);
+      (void)flush();
+    }
     ERR_clear_error();
     SSL_free(ssl_);
     shutdown(socket_, SHUT_WR);
@@ -354,6 +421,8 @@ class Stream : public TlsStream {
     SSL_clear_mode(ssl_, SSL_MODE_RELEASE_BUFFERS);
     SSL_set_max_send_fragment(ssl_, kRecord);
     SSL_set_split_send_fragment(ssl_, kRecord);  // without this call the smaller limit would still apply to sends
+    wire_.in.allocate(kBatch);
+    wire_.out.allocate(kBatch + kRecordExtra * kBatch / kRecord);
   }
 
   Status read(std::span<const iovec> to, size_t* bytes, std::deque<int>*) override {
@@ -374,24 +443,34 @@ class Stream : public TlsStream {
     return {};
   }
 
+  // A batch that the kernel does not take whole stays here, and the caller must come back for it. So the bytes of its
+  // last record do not count as sent yet; the next call begins with them, and skips them.
   Status write(std::span<const iovec> from, size_t* bytes, int*) override {
-    const void* data = from.front().iov_base;
-    size_t size = from.front().iov_len;
-    if (size < kRecord && from.size() > 1) {  // sends small pieces as one record
-      gathered_.clear();
-      for (const iovec& piece : from) {
-        const auto* p = static_cast<const char*>(piece.iov_base);
-        gathered_.insert(gathered_.end(), p, p + std::min(piece.iov_len, kRecord - gathered_.size()));
-        if (gathered_.size() == kRecord) break;
-      }
-      data = gathered_.data();
-      size = gathered_.size();
-    }
     std::lock_guard lock(mutex_);
+    if (Status status = flush(); !status) return status;
+    Unsent unsent(from);
+    size_t sent = std::exchange(encrypted_, 0), last = 0;
+    unsent.skip(sent);
     ERR_clear_error();
-    const int n = SSL_write(ssl_, data, static_cast<int>(std::min<size_t>(size, INT32_MAX)));
-    if (n > 0) return *bytes = static_cast<size_t>(n), Status();
-    return why(n);
+    while (!unsent.empty()) {
+      const std::span<const char> data = unsent.front(kRecord, &gathered_);
+      const int n = SSL_write(ssl_, data.data(), static_cast<int>(data.size()));
+      if (n <= 0) {
+        if (sent > 0) break;
+        return why(n);
+      }
+      last = static_cast<size_t>(n);
+      sent += last;
+      unsent.skip(last);
+      if (wire_.out.end + kRecord + kRecordExtra > wire_.out.capacity) break;
+    }
+    Status status = flush();
+    if (status.code() == ErrorCode::kTimeout) {
+      encrypted_ = last;
+      sent -= last;
+    }
+    if (!status && sent == 0) return status;
+    return *bytes = sent, Status();
   }
 
   bool is_peer(int process) const override { return is_tcp_peer(socket_, process); }
@@ -408,7 +487,9 @@ class Stream : public TlsStream {
     const int n = SSL_read(ssl_, to, static_cast<int>(std::min<size_t>(size, INT32_MAX)));
     if (n > 0) return *bytes = static_cast<size_t>(n), Status();
     if (SSL_get_error(ssl_, n) == SSL_ERROR_ZERO_RETURN) return *bytes = 0, Status();
-    return why(n);
+    Status status = why(n);
+    (void)flush();  // OpenSSL may have written an alert
+    return status;
   }
 
   // Requires mutex_. Turns the result of a failed call into an error.
@@ -432,13 +513,27 @@ class Stream : public TlsStream {
     return {ErrorCode::kLost, alert.empty() ? "TLS: " + openssl_error() : alert};
   }
 
+  // Requires mutex_. Sends the batch; kTimeout if the kernel does not take all of it.
+  Status flush() {
+    Socket::Batch& out = wire_.out;
+    while (!out.empty()) {
+      const ssize_t n = send_now(socket_, &out.data[out.begin], out.end - out.begin);
+      if (n < 0 && would_block()) return {ErrorCode::kTimeout, "remote: timeout"};
+      if (n < 0) return {ErrorCode::kLost, std::strerror(errno)};
+      out.begin += static_cast<size_t>(n);
+    }
+    out.begin = out.end = 0;
+    return {};
+  }
+
   const int socket_;
   const std::string description_;
   std::mutex mutex_;
   Socket wire_;
   SSL* const ssl_;
   bool shaken_ = false;
-  std::vector<char> gathered_;  // used by the writing thread
+  size_t encrypted_ = 0;        // bytes that the last write encrypted and did not count as sent
+  std::vector<char> gathered_;  // scratch of write
 };
 
 Status Stream::shake_hands(const TlsContext& context, const TlsPeer& peer, const Deadline& deadline) {
