@@ -203,7 +203,8 @@ class Trace {
   std::vector<TraceBuffer> buffers;
   std::vector<TraceView> views;
   MathModes math = 0;  // the math modes of its run; not part of the key
-  // Its program must not make an op's bits depend on other ops (see remote::ProgramOptions). Part of the key.
+  // The bits of an op's result must not depend on the other ops of the program (remote::ProgramOptions). Part of the
+  // key.
   bool deterministic = false;
 
  private:

@@ -8,11 +8,11 @@
 #include "remote/net/tls.h"
 #include "remote/transport/transport.h"
 
-// Starts workers and connects to them.
+// Functions that start workers and connect to them.
 namespace torch_remote::remote {
 
-// A running worker and the connection to it. The destructor ends a worker that it started. Destroy the users of the
-// transport first; then the worker ends by itself.
+// A running worker and the connection to it. The destructor ends the worker if it was started together with this
+// object. Destroy the users of the transport first; then the worker ends by itself.
 class WorkerHandle {
  public:
   virtual ~WorkerHandle() = default;
@@ -51,7 +51,8 @@ Status connect_network_worker(const std::string& url, const KeepWaiting& keep_wa
 
 // The address of a worker that somebody else started.
 struct Endpoint {
-  std::string url;    // unix://PATH, tcp://HOST:PORT, tls://HOST:PORT, or one of those at `socket`
+  // unix://PATH, tcp://HOST:PORT, tls://HOST:PORT; with `socket`, "socket:" or "channel:DESCRIPTION"
+  std::string url;
   std::string token;  // empty: use the environment's
   TlsFiles tls;       // empty fields: use the environment's
   // A connected stream socket, which connect_worker takes over. With the URL "socket:" the worker at its other end

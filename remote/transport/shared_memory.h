@@ -82,9 +82,9 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   // Accepts an attachment that the peer lends us: a part of one of its segments, or of memory that we lent it.
   Status import_attachment(const AttachmentHeader& header, AttachmentPtr* attachment);
 
-  // Appends, as whole frames, the messages that the peer must have before the attachment that was lent last. They give
-  // back at most `max_tokens` attachments, rounded up to a multiple of kMaxTokens. Must be called after each
-  // export_attachment(). Sets *descriptor if a descriptor must be sent along; the caller closes it.
+  // Appends, as whole frames, the messages that the peer must have before the attachment that was lent last. These
+  // messages give back at most `max_tokens` attachments, rounded up to a multiple of kMaxTokens. Must be called after
+  // each export_attachment(). Sets *descriptor if a descriptor must be sent along; the caller closes it.
   void outgoing(size_t max_tokens, std::vector<uint8_t>& frames, int* descriptor);
   bool has_outgoing();
   // Handles a message of the peer. Attachments that the peer gave back are appended to `released`; the caller destroys
