@@ -25,7 +25,7 @@ struct CallCheckRow {
 // The row of an op, or null if it has none.
 const CallCheckRow* find_call_check(const ir::OpDesc& desc);
 
-// A bit mask of the dtypes that the overload's kernel does not support (kernel_dtypes.cpp).
+// The dtypes that the overload's kernel does not support, as a bit mask by ScalarType (kernel_dtypes.cpp).
 uint64_t find_refused_dtypes(std::string_view name);
 
 // Raises torch's error if the call would compute in one of `op.refused_dtypes`. Some operand has such a dtype.
