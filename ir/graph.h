@@ -58,7 +58,7 @@ struct Buffer {
   BufferKind kind = BufferKind::kFresh;
   bool survives = false;  // outlives the run; the run frees an input that does not, or reuses its memory
   // Only one node writes it: the first that touches it, which does not read it. Every other node reads the same value.
-  // That node creates the buffer as its result, or fills a buffer of `empty` (torch makes zeros of empty and zero_, and
+  // The node creates the buffer as its result, or fills a buffer of `empty` (torch makes zeros of empty and zero_, and
   // clone of empty and copy_). Elements that the node does not write are undefined. Set by `lift`.
   bool ssa = false;
   Sym nbytes = kNoSym;  // bytes; fresh buffers only

@@ -40,7 +40,7 @@ class PeerCopies {
   // Waits until the other end has the data ready. `look`: see BackgroundWork::wait.
   Status receive(const Label& label, void* data, uint64_t nbytes, const OpLimits& limits,
                  const std::function<void()>& look);
-  // Call it instead of receive(): tells the sender that the data was read, without reading it.
+  // Call it instead of receive(): confirms the copy to the sender without reading the data.
   void drop(const Label& label, const OpLimits& limits);
 
   // Returns when this device has done all its reads, and the other end was notified.

@@ -29,9 +29,9 @@ struct WorkItem {
   std::vector<uint64_t> words = {};
   bool one_parameter = false;  // For a kernel: its only parameter is a struct of these words.
   // For a kernel: parameters that it can also read from GPU memory. These are the `scalar_count` words after word
-  // number `scalars_word`. That word is 0 here; if the kernel is to read them from GPU memory, the queue sets it to
-  // their address. `failure`: number of the word with the address of an IndexRecord. The queue may replace it by the
-  // address of that address, with the bit kIndirectRecord (codegen/gpu/launch.h).
+  // number `scalars_word`. Word `scalars_word` itself is 0 here; if the kernel is to read the parameters from GPU
+  // memory, the queue sets it to their address. `failure`: number of the word with the address of an IndexRecord. The
+  // queue may replace it by the address of that address, with the bit kIndirectRecord (codegen/gpu/launch.h).
   size_t scalars_word = 0, scalar_count = 0;
   std::optional<size_t> failure = {};
   // For work without a function: an object that identifies and owns what `queue` uses, and how to queue it.
