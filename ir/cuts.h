@@ -11,9 +11,9 @@
 // every step would need new programs. So only the recorded ops decide, never time.
 //
 // Cuts by content: a hash of the last ops decides, between a minimum and a maximum length of a trace. This is
-// content-defined chunking with a gear hash as in FastCDC (Xia et al. 2016); the fewer bits of the hash must match, the
-// nearer the maximum length is. Only opcodes are hashed, because slots depend on where the trace began. The records
-// between two such cuts, or between waits, are a *stretch*.
+// content-defined chunking with a gear hash as in FastCDC (Xia et al. 2016); the nearer a trace is to the maximum
+// length, the fewer bits of the hash must match. Only opcodes are hashed, because slots depend on where the trace
+// began. The records between two such cuts, or between waits, are a *stretch*.
 //
 // Planned cuts: a stretch that begins after a wait, or ends in one, is also cut inside. The worker can then execute
 // while the client records, and little work is left when the client waits. A stretch is planned when it ends for the
@@ -105,8 +105,8 @@ class Cuts {
 // The costs of each record of a trace, from which cuts are planned.
 struct RecordCosts {
   // Bytes that are live across a cut after the record, because later records touch them or the script still holds them.
-  // Bytes that outlive the trace are not counted. UINT64_MAX: no cut is allowed here, because one kernel may compute
-  // the ops on both sides.
+  // Bytes that outlive the trace are not counted. UINT64_MAX: no cut is allowed after this record, because one kernel
+  // may compute the ops before and after it.
   std::vector<uint64_t> live_bytes_after;
   std::vector<double> time;  // estimated time that the worker needs for the record, in microseconds
 };

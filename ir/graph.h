@@ -85,9 +85,10 @@ struct View {
 };
 
 enum class ArgTag : uint8_t {
-  kNone,          // an optional argument that was not given; an undefined result
-  kView,          // a: view
-  kScalarTensor,  // a number in place of a tensor. a: first symbol (two for complex), b: dtype | wrapped << 8
+  kNone,  // an optional argument that was not given; an undefined result
+  kView,  // a: view
+  // a number in place of a tensor. a: first symbol (two for complex), b: dtype | 1 << 8 for torch's wrapped numbers
+  kScalarTensor,
   kList,          // `items`: items of the tags above, or of the number tags below
   kInt,           // a: symbol
   kFloat,         // a: symbol whose bits are a double

@@ -33,9 +33,9 @@
 //                                           the run (kUnknownSize: a result of an op with kOpDynamicShape).
 //                                           params: nbytes (kFreshBuffer only); sizes, strides, offset (elements)
 //            | kScalarOperand|dtype<<8|wrapped
-//                                           a 0-dim CPU tensor, or a number in place of a tensor. params: 1 word (the
-//                                           bits of an int64, a double, or a bool as int64), 2 for complex (real and
-//                                           imaginary part as doubles)
+//                                           a 0-dim CPU tensor, or a number in place of a tensor (wrapped: 1).
+//                                           params: 1 word (the bits of an int64, a double, or a bool as int64), 2
+//                                           for complex (real and imaginary part as doubles)
 //            | kDynamicResult               a result whose dtype, rank and sizes are unknown until the run (nonzero,
 //                                           unique), or a list of unknown length. It gets the next slot, and its
 //                                           buffer the next ordinal. params: none. Only in a trace's last record.

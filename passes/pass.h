@@ -45,8 +45,8 @@ struct Pass {
   std::string_view summary;  // one sentence
   Status (*run)(ir::Graph& graph, const PassContext& context);
   std::span<const PassOption> options = {};
-  // The pass may let the bits of an op depend on the graph's other ops, and so on where traces are cut: on threads,
-  // waits and earlier records.
+  // With this pass, the bits of an op may depend on the graph's other ops. Where traces are cut depends on threads,
+  // waits and earlier records, so these can then change bits, too.
   bool bits_depend_on_other_ops = false;
 };
 

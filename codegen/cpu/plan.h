@@ -27,7 +27,7 @@ struct LoopPlan {
   std::vector<uint32_t> vectors;  // values computed as vectors
   std::vector<uint32_t> reduces;  // reductions over columns that end with this loop
   std::vector<uint32_t> spills;   // indices into Schedule::spilled of values that this loop writes
-  std::vector<uint32_t> totals;   // indices into Schedule::totals: over rows; each point is added to them
+  std::vector<uint32_t> totals;   // indices into Schedule::totals: Over::kRows; each point is added to them
   std::vector<uint32_t> lines;    // indices into Schedule::totals: Over::kLines; the sum of each line is added to them
   std::vector<uint32_t> stores;   // indices into Kernel::stores
   // Indices into Kernel::stores: executed once per place of the outer column dim.

@@ -12,7 +12,8 @@ namespace torch_remote::frontend {
 
 enum class CheckWhen : uint8_t {
   kAlways,
-  // only if neither the op's shape rule nor a fast path of in_place.cpp accepts the call; these decline invalid calls
+  // only if neither the op's shape rule nor a fast path of in_place.cpp accepts the call; rule and fast paths decline
+  // invalid calls
   kUnlessRuled,
 };
 

@@ -15,8 +15,8 @@
 #include "remote/transport/transport.h"
 #include "remote/wire/wire_generated.h"
 
-// Handles messages from the worker: replies, which are matched by sequence; acknowledgements, which return credits;
-// failures.
+// Handles messages from the worker: replies, which are matched by sequence; acknowledgements, which return credits (the
+// right to have messages in flight); failures.
 //
 // No thread is dedicated to receiving. One waiting thread at a time, the leader, receives. The others wait for the
 // leader, and one of them takes over when it has its reply.

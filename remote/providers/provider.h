@@ -56,7 +56,7 @@ struct Endpoint {
   std::string token;  // empty: use the environment's
   TlsFiles tls;       // empty fields: use the environment's
   // A connected stream socket, which connect_worker takes over. With the URL "socket:" the worker at its other end
-  // shares memory. With "channel:DESCRIPTION" another program forwards the bytes, so there is only the stream.
+  // shares memory. With "channel:DESCRIPTION" another program forwards the bytes, so there is no shared memory.
   int socket = -1;
 };
 Status connect_worker(const Endpoint& endpoint, const KeepWaiting& keep_waiting, std::unique_ptr<WorkerHandle>* worker);

@@ -25,7 +25,7 @@ enum class SegmentOp : uint32_t { kAnnounce = 1, kGiveBack, kRetire };
 
 struct SegmentMessage {
   uint32_t op = 0;
-  uint32_t count = 0;
+  uint32_t count = 0;  // of the tokens or numbers that follow
 };
 
 inline constexpr size_t kMaxTokens = 512;  // in one message
@@ -54,8 +54,8 @@ class SharedSegment {
   int take_descriptor() { return std::exchange(descriptor_, -1); }
   bool announced() const { return descriptor_ < 0; }
 
-  uint32_t number = 0;
-  bool own = false;
+  uint32_t number = 0;  // unique among the segments of the end that created it
+  bool own = false;     // created by this end
 
  private:
   SharedSegment(std::byte* data, size_t size, int descriptor) : data_(data), size_(size), descriptor_(descriptor) {}

@@ -96,8 +96,8 @@ class Threads {
   std::unique_ptr<Cores> cores_;  // the cores of the sleeping threads
 };
 
-// Whether an op should leave the client a core (leave_one_core). It should if all threads would take all cores and the
-// client computes. If the op is `small`, it should also if the client only polls for the answer.
+// Whether an op should leave the client a core (leave_one_core). True if all threads would take all cores and the
+// client computes; for a `small` op also if the client only polls for the answer.
 inline bool should_leave_core(const tr_host& host, const Threads& threads, bool small) {
   if (threads.has_spare_core() || !host.client_activity) return false;
   const tr_client client = host.client_activity(host.context);
