@@ -50,7 +50,7 @@ Tensor select_index(const Tensor& self, int64_t dim, const Tensor& index);
 // The gradient of a sum over `dims`: each element gets the gradient of the element that it was added to.
 Tensor sum_backward(const Tensor& grad, const Tensor& self, IntArrayRef dims);
 template <bool log>
-Tensor softmax(const Tensor& given, int64_t dim, bool);
+Tensor softmax(const Tensor& given, int64_t dim, bool half_to_float);
 template <bool log>
 Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, const Tensor&);
 // The elements (or blocks) of a matrix or a batch of matrices, in COO or a compressed layout. Rows and columns (of

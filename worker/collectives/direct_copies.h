@@ -84,7 +84,7 @@ class DirectCopies {
     std::unique_ptr<PeerListener> listener;
     std::shared_ptr<OpQueue> queue;  // Set once the pair is connecting.
     bool waits = false;              // This end waits for the other one to connect: it is rank 0.
-    int64_t asked = 0;               // Number of the last copy that this end asked for; the numbers grow.
+    int64_t asked = 0;               // Number of the last copy that this end requested; the numbers grow.
     std::shared_ptr<std::atomic<bool>> ended = std::make_shared<std::atomic<bool>>(false);
     Work connected;  // When it is done, `between_devices` is known.
     std::shared_ptr<bool> between_devices = std::make_shared<bool>(false);

@@ -112,7 +112,7 @@ typedef enum tr_product_way {
   TR_PRODUCT_ONEDNN = 1,  // float32 with oneDNN's kernels, which torch's ops do not use for this type on x86-64.
 } tr_product_way;
 
-// A matrix, or a batch of matrices: element (b, r, c) lies b * batch + r * row + c * column elements after `data`.
+// A matrix, or a batch of matrices: element (b, r, c) is b * batch + r * row + c * column elements after `data`.
 typedef struct tr_matrix {
   void* data;
   int64_t batch, row, column;

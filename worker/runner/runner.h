@@ -38,19 +38,20 @@ class RunnerProgram {
   // allocate it beforehand.
   virtual bool creates_buffer(uint32_t buffer) const = 0;
 
-  // Whether the runner executes nodes [first, last), a group that it accepted, in runs with these symbol values. It is
-  // asked when the values or the runner's generation change, and before the next run if asks_again(). If it declines,
-  // the nodes execute one by one.
+  // Whether the runner executes nodes [first, last), a group that it accepted, in runs with these symbol values. The
+  // session calls it when the values or the runner's generation have changed, and before the next run if asks_again().
+  // If the runner declines, the nodes execute one by one.
   virtual bool takes(uint32_t first, uint32_t last, std::span<const int64_t> values) { return true; }
-  // Whether the runner executes a node that it accepted, outside of groups that are taken. If it declines, the next
-  // runner is asked. `wait`: if a plan is being built, the runner waits for it, because no other runner takes the node,
-  // or because results must not depend on timing.
+  // Whether the runner executes a node that it accepted, outside of groups that are taken. If the runner declines, the
+  // session asks the next runner. `wait`: if a plan is being built, the runner waits for it, because no other runner
+  // takes the node, or because results must not depend on timing.
   virtual bool takes_node(uint32_t node, std::span<const int64_t> values, bool wait) { return true; }
-  // The reason why the runner declined the node, or the group that begins at `first`, when it was asked last: "its
-  // strides overlap". For errors and profiles. Empty: it took the node, or has no reason to give.
+  // The reason why the runner declined the node, or the group that begins at `first`, at the last call of takes_node()
+  // or takes(): "its strides overlap". For errors and profiles. Empty: the runner took the node or group, or has no
+  // reason to give.
   virtual std::string why_not(uint32_t node) const { return {}; }
   virtual std::string why_not_group(uint32_t first) const { return {}; }
-  // Whether the runner wants to be asked again before the next run, because an answer may change.
+  // Whether the session must call takes() and takes_node() again before the next run, because an answer may change.
   virtual bool asks_again() const { return false; }
 
   // For a program that is to be tuned (LoadRequest::tune): whether several algorithms for its groups are still being
@@ -64,7 +65,8 @@ class RunnerProgram {
   virtual double work(uint32_t first, uint32_t last) const { return 0; }
 
   // Whether buffer `made` may share the memory of buffer `source`, in a group that the runner executes as one. The
-  // values are those that it was last asked about. No later node needs `source`, and it is at least as large.
+  // values are those of the last call of takes(). No later node needs `source`, and `source` is at least as large as
+  // `made`.
   virtual bool may_share(uint32_t first, uint32_t made, uint32_t source) const { return false; }
 
   // Executes nodes [run.first, run.last), for all of which the program was loaded. Returns when they are queued;

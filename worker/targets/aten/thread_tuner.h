@@ -24,7 +24,8 @@ class ThreadTuner {
   bool needs_samples(size_t node) const { return nodes_[node].needs_samples; }
   // How a node that needs samples should run next: true for all threads.
   bool next(size_t node) const { return nodes_[node].count[1] < nodes_[node].count[0]; }
-  // Adds a time in ns, measured as `next` asked. Sets (*parallel)[node] once the faster choice is known.
+  // Adds a time in ns, measured with the choice that `next` returned. Sets (*parallel)[node] once the faster choice is
+  // known.
   void add(size_t node, uint64_t ns, std::vector<bool>* parallel);
 
  private:
