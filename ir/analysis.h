@@ -38,9 +38,9 @@ bool same_geometry(const View& a, const View& b);
 bool fills_first_argument(const OpDesc& desc);
 
 // Whether the node may create buffer `to` in the memory of buffer `from`. It must compute each element from the
-// elements at the same index (a pointwise op, or a copy). It must see both buffers as the same elements. It must write
-// all of `to` that it sees without reading it, and must only read `from`. The caller checks that nothing needs `from`
-// afterwards.
+// elements at the same index (a pointwise op, or a copy). All its views of the two buffers must have the same geometry.
+// It must write each element of its views of `to` without reading one, and must only read `from`. The caller checks
+// that nothing needs `from` afterwards.
 bool may_work_in_place(const Graph& graph, const Node& node, uint32_t from, uint32_t to);
 
 }  // namespace torch_remote::ir

@@ -17,9 +17,9 @@ struct ArenaLayout {
   std::vector<uint64_t> offsets;  // One per buffer; kNone: the buffer is not in the arena.
 };
 
-// Places the buffers that `in_arena` marks, in the order of their first nodes. Each goes to the best fit in the memory
-// that is free by then. A buffer takes over the memory of the buffer that the graph's plan names, if it fits.
-// `lifetimes` are those of the graph, or longer ones.
+// Places the buffers that `in_arena` marks, in the order of their first nodes. Each gets the best fit of the memory
+// that is free at its first node. A buffer with Buffer::reuses takes over that buffer's memory instead, if this is
+// large enough. A lifetime in `lifetimes` may be longer than the one that find_lifetimes() returns.
 void place_in_arena(const Graph& graph, const std::vector<Lifetime>& lifetimes, const std::vector<bool>& in_arena,
                     const std::vector<uint64_t>& nbytes, ArenaLayout* layout);
 

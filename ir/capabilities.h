@@ -11,9 +11,8 @@ namespace torch_remote::ir {
 
 // A worker's abilities in addition to executing single ops. The worker sends them in its hello; passes read them.
 struct Capabilities {
-  std::vector<std::string>
-      // targets for which the worker compiles kernels, best first ("x86-64-v4", "sm_90"); empty: it compiles none
-      targets;
+  // Targets for which the worker compiles kernels, best first ("x86-64-v4", "sm_90"); empty: it compiles none.
+  std::vector<std::string> targets;
   uint32_t group_kinds = 0;  // bit i: GroupKind i
   uint64_t dtypes = 0;       // bit i: kernels may use DType i
   uint64_t memory = 0;       // bytes that the worker may use

@@ -10,18 +10,18 @@
 // Decides where recorded ops are cut into traces. The cuts must be at the same places in each step of a script, or
 // every step would need new programs. So only the recorded ops decide, never time.
 //
-// Cuts by content: a hash of the last ops decides, which bounds the length of traces. This is content-defined chunking
-// with a gear hash as in FastCDC (Xia et al. 2016); the mask gets looser towards the maximum length. Only opcodes are
-// hashed, because slots depend on where the trace began. The records between two such cuts, or between waits, are a
-// *stretch*.
+// Cuts by content: a hash of the last ops decides, between a minimum and a maximum length of a trace. This is
+// content-defined chunking with a gear hash as in FastCDC (Xia et al. 2016); the nearer a trace is to the maximum
+// length, the fewer bits of the hash must match. Only opcodes are hashed, because slots depend on where the trace
+// began. The records between two such cuts, or between waits, are a *stretch*.
 //
 // Planned cuts: a stretch that begins after a wait, or ends in one, is also cut inside. The worker can then execute
 // while the client records, and little work is left when the client waits. A stretch is planned when it ends for the
 // first time, from its structure and its sizes at that time. A plan has a short first piece, and a short last piece
 // before a wait. A piece in between has about as many records as the client can record while the worker is busy. It
-// ends where temporaries hold the fewest bytes. A planned cut is identified by all ops since the beginning of its
-// stretch, whatever sizes they have later. No cut is added among ops with which another stretch began, so that the cuts
-// of that stretch do not change.
+// ends where temporaries hold the fewest bytes. A planned cut is identified by a hash of all opcodes since the
+// beginning of its stretch; later sizes do not matter. No cut is added among ops with which another stretch began, so
+// that the cuts of that stretch do not change.
 namespace torch_remote::ir {
 
 struct CutLimits {
@@ -39,7 +39,8 @@ struct CutPlans {
   // indexed by the first bits of the hash
   std::vector<bool> planned_bits = std::vector<bool>(size_t{1} << (64 - kShift));
   std::unordered_set<uint64_t> planned;  // hashes of stretches after which to cut
-  std::unordered_set<uint64_t> known;    // a hash for every record seen so far, up to a limit
+  // for every record seen so far, up to a limit: the hash of its stretch up to it
+  std::unordered_set<uint64_t> known;
 };
 
 // The position of one thread in its stretch. Not thread safe.
@@ -104,8 +105,8 @@ class Cuts {
 // The costs of each record of a trace, from which cuts are planned.
 struct RecordCosts {
   // Bytes that are live across a cut after the record, because later records touch them or the script still holds them.
-  // Bytes that outlive the trace are not counted. The maximum of the type stands where no cut is allowed: between ops
-  // that one kernel may compute.
+  // Bytes that outlive the trace are not counted. UINT64_MAX: no cut is allowed after this record, because one kernel
+  // may compute the ops before and after it.
   std::vector<uint64_t> live_bytes_after;
   std::vector<double> time;  // estimated time that the worker needs for the record, in microseconds
 };

@@ -50,23 +50,22 @@ enum class BufferKind : uint8_t {
   kFresh,  // created by this graph; uninitialized memory (torch.empty) if it is no node's result
 };
 
-// The wire names buffers by their index. A run binds its input buffers in index order, and the k-th surviving fresh
-// buffer gets the id base + k. So a pass keeps every input buffer, used or not, and the relative order of inputs and of
-// surviving fresh buffers. A pass that adds buffers keeps a surviving value at its index: `lift` gives new indices to
-// the *older* versions of a buffer.
-
+// A buffer of a graph. Messages refer to it by its index: a run binds the input buffers in index order, and the k-th
+// surviving fresh buffer gets the id base + k. Rules for passes: (1) Keep every input buffer, used or not, in order.
+// (2) Keep the order of surviving fresh buffers. (3) If a buffer is split into versions, the surviving last version
+// keeps the index, and older versions get new ones.
 struct Buffer {
   BufferKind kind = BufferKind::kFresh;
   bool survives = false;  // outlives the run; the run frees an input that does not, or reuses its memory
   // Only one node writes it: the first that touches it, which does not read it. Every other node reads the same value.
-  // The node has it as a result, or fills it as an argument (torch composes zeros and clone of empty and zero_ or
-  // copy_). Elements that the node does not write are undefined. Set by `lift`.
+  // The node creates the buffer as its result, or fills a buffer of `empty` (torch makes zeros of empty and zero_, and
+  // clone of empty and copy_). Elements that the node does not write are undefined. Set by `lift`.
   bool ssa = false;
   Sym nbytes = kNoSym;  // bytes; fresh buffers only
   // All its uses are in one group: a runner that executes the group as a whole need not allocate it. Set by `fuse`.
   bool in_group = false;
-  // The buffer whose memory it may take over in the first node that touches it, if the sizes fit in the run. Set by
-  // `plan`.
+  // The buffer whose memory this buffer may take over in the first node that touches this one, if the run's sizes allow
+  // it. Set by `plan`.
   uint32_t reuses = kNoBuffer;
   bool operator==(const Buffer&) const = default;
 };
@@ -86,9 +85,10 @@ struct View {
 };
 
 enum class ArgTag : uint8_t {
-  kNone,          // an optional argument that was not given; an undefined result
-  kView,          // a: view
-  kScalarTensor,  // a number in place of a tensor. a: first symbol (two for complex), b: dtype | wrapped << 8
+  kNone,  // an optional argument that was not given; an undefined result
+  kView,  // a: view
+  // a number in place of a tensor. a: first symbol (two for complex), b: dtype | 1 << 8 for torch's wrapped numbers
+  kScalarTensor,
   kList,          // `items`: items of the tags above, or of the number tags below
   kInt,           // a: symbol
   kFloat,         // a: symbol whose bits are a double

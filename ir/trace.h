@@ -33,9 +33,9 @@
 //                                           the run (kUnknownSize: a result of an op with kOpDynamicShape).
 //                                           params: nbytes (kFreshBuffer only); sizes, strides, offset (elements)
 //            | kScalarOperand|dtype<<8|wrapped
-//                                           a 0-dim CPU tensor, or a number in place of a tensor. params: 1 word (the
-//                                           bits of an int64, a double, or a bool as int64), 2 for complex (real and
-//                                           imaginary part as doubles)
+//                                           a 0-dim CPU tensor, or a number in place of a tensor (wrapped: 1).
+//                                           params: 1 word (the bits of an int64, a double, or a bool as int64), 2
+//                                           for complex (real and imaginary part as doubles)
 //            | kDynamicResult               a result whose dtype, rank and sizes are unknown until the run (nonzero,
 //                                           unique), or a list of unknown length. It gets the next slot, and its
 //                                           buffer the next ordinal. params: none. Only in a trace's last record.
@@ -203,7 +203,8 @@ class Trace {
   std::vector<TraceBuffer> buffers;
   std::vector<TraceView> views;
   MathModes math = 0;  // the math modes of its run; not part of the key
-  // Its program must not make an op's bits depend on other ops (see remote::ProgramOptions). Part of the key.
+  // The bits of an op's result must not depend on the other ops of the program (remote::ProgramOptions). Part of the
+  // key.
   bool deterministic = false;
 
  private:

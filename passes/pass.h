@@ -23,8 +23,8 @@ struct PassContext {
   bool deterministic = false;
   // Values of options, like "fuse.limit". The value 0 switches a pass off ("cse").
   std::map<std::string, int64_t, std::less<>> options;
-  // The parameters of the run in which the graph was recorded. Passes may use them to estimate what pays, but not to
-  // decide what is correct. Empty if they are unknown.
+  // The parameters of the run in which the graph was recorded. Passes may use them to estimate what is faster, but not
+  // to decide what is correct. Empty if they are unknown.
   std::span<const int64_t> sample;
 
   // The target that kernels are compiled for; empty if there is none.
@@ -45,8 +45,8 @@ struct Pass {
   std::string_view summary;  // one sentence
   Status (*run)(ir::Graph& graph, const PassContext& context);
   std::span<const PassOption> options = {};
-  // The bits of an op may depend on the graph's other ops. (Where graphs are cut depends on threads, waits and earlier
-  // records.)
+  // With this pass, the bits of an op may depend on the graph's other ops. Where traces are cut depends on threads,
+  // waits and earlier records, so these can then change bits, too.
   bool bits_depend_on_other_ops = false;
 };
 

@@ -21,7 +21,8 @@ std::vector<bool> constant_buffers(const ir::Graph& graph);
 template <typename F>
 void for_each_view_slot(ir::Node& node, F&& f);
 
-// Calls f(ir::Sym&, uint32_t count) for every symbol that an argument uses; `count` is 2 for a symbol and the next one.
+// Calls f(ir::Sym&, uint32_t count) for every symbol that an argument uses; `count` is 2 if the argument also uses the
+// next symbol.
 template <typename F>
 void for_each_symbol_slot(ir::Arg& arg, F&& f);
 

@@ -13,13 +13,13 @@ struct IndexRecord {
   int64_t bound = 0;
 };
 
-// The variants of a kernel's code. They assume more about the arguments, and give the same results bit for bit.
+// What a variant of a kernel's code assumes about its arguments. All variants give the same results bit for bit.
 struct Variant {
   // Stores along the columns bypass the caches. Operands that are stored to in this way must begin at a multiple of
   // kStreamAlign bytes, and their strides must be multiples of it. A fence is needed before another thread reads the
   // results.
   bool streams = false;
-  // The size of the last column dim, at most kMaxFixedColumns. 0: any size.
+  // The size of the last column dim, from 1 to kMaxFixedColumns; 0: any size.
   int64_t columns = 0;
   bool operator==(const Variant&) const = default;
 };
@@ -36,15 +36,16 @@ struct Call {
   // For each of Schedule::spilled: a line of memory for all columns, in the value's type. Each thread has its own
   // lines.
   void* const* row_buffers;
-  // For each of Schedule::totals: the line of this call's chunk; for `finish`: of the first chunk.
+  // For each of Schedule::totals: the line (see RowsFunction) of the chunk of rows that this call belongs to; for
+  // `finish`: of the first chunk.
   void* const* totals;
   const int64_t* chunk_strides;  // for `finish`, for each total: bytes from one chunk's line to the next
   IndexRecord* failure;          // of this thread
 };
 
-// Computes and stores rows [begin, end), and adds to the totals' lines. The caller has filled these lines with the
-// reductions' initial values (0, 1, -inf, ...). A line has one element, in the total's type, for each place that the
-// total varies over.
+// Computes and stores rows [begin, end), and adds to the totals' lines. A total's line has one element, in the total's
+// type, for each place that the total varies over. The caller has filled it with the reduction's initial value (0, 1,
+// -inf, ...).
 using RowsFunction = void (*)(const Call*, int64_t begin, int64_t end);
 // Combines the lines of `chunks` chunks, computes what depends on them, and stores it.
 using FinishFunction = void (*)(const Call*, int64_t chunks);

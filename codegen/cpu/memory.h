@@ -8,7 +8,7 @@
 #include "codegen/cpu/call.h"
 #include "codegen/cpu/ops.h"
 
-// Loads and stores of operands, and of the lines of memory for kept values and totals.
+// Loads and stores of operands, and of the lines of memory for spilled values and totals (codegen/cpu/call.h).
 namespace torch_remote::codegen::cpu {
 
 // The place for which code is emitted: a scalar (no `column`), or 16 places along the last column dim.
@@ -26,8 +26,8 @@ class Memory {
 
   MlirValue size(uint32_t column);
   MlirValue scalar(uint32_t number);
-  MlirValue row_buffer(uint32_t number);
-  MlirValue total(uint32_t number);
+  MlirValue row_buffer(uint32_t number);   // the address of the spilled value's line
+  MlirValue total(uint32_t number);        // the address of the total's line
   MlirValue chunk_bytes(uint32_t number);  // bytes from one chunk's line of a total to the next
 
   // These set the row, and the place along the outer column dim, at which operands are addressed.
@@ -41,7 +41,7 @@ class Memory {
   // Whether a row of the operand is contiguous, and different rows have different addresses.
   bool has_contiguous_rows(uint32_t operand) const;
   // Prefetches the elements of a pair of vectors from `column` on, in this row or in the next one. The operand must
-  // have lines (`has_lines`).
+  // have contiguous rows (has_contiguous_rows()).
   void prefetch(uint32_t operand, MlirValue column, bool next_row, bool writes);
 
   // Loads or stores contiguous elements, given a pointer to the first one. A scalar if `at` has no column. Active lanes

@@ -68,7 +68,7 @@ class Ops {
   MlirValue less(ir::DType dtype, MlirValue x, MlirValue y);
   MlirValue equal(MlirValue x, MlirValue y);
 
-  MlirValue add(MlirValue x, MlirValue y);  // this and all below: integers
+  MlirValue add(MlirValue x, MlirValue y);  // this and the next functions, up to compare(), are for integers
   MlirValue sub(MlirValue x, MlirValue y);
   MlirValue mul(MlirValue x, MlirValue y);
   MlirValue bit_and(MlirValue x, MlirValue y);

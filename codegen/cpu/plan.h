@@ -5,7 +5,11 @@
 
 #include "codegen/loop/loop_ir.h"
 
-// Assigns the values of a kernel to the loops of a function. It is derived from the kernel's Schedule and its stores.
+// A Plan assigns the values of a kernel to the loops of a function. It is derived from the kernel's Schedule and its
+// stores.
+//
+// A kernel has two functions. The *rows function* computes a range of rows, so that threads can share the rows. The
+// *finish function* runs once after all rows, and computes what depends on reductions over rows.
 namespace torch_remote::codegen::cpu {
 
 // How often a value is computed. At kVector it is a vector along the last column dim, elsewhere a scalar.
@@ -23,8 +27,8 @@ struct LoopPlan {
   std::vector<uint32_t> vectors;  // values computed as vectors
   std::vector<uint32_t> reduces;  // reductions over columns that end with this loop
   std::vector<uint32_t> spills;   // indices into Schedule::spilled of values that this loop writes
-  std::vector<uint32_t> totals;   // indices into Schedule::totals: added to here, point by point
-  std::vector<uint32_t> lines;    // indices into Schedule::totals: added to here, line by line
+  std::vector<uint32_t> totals;   // indices into Schedule::totals: Over::kRows; each point is added to them
+  std::vector<uint32_t> lines;    // indices into Schedule::totals: Over::kLines; the sum of each line is added to them
   std::vector<uint32_t> stores;   // indices into Kernel::stores
   // Indices into Kernel::stores: executed once per place of the outer column dim.
   std::vector<uint32_t> outer_stores;
@@ -33,8 +37,8 @@ struct LoopPlan {
 };
 
 // The structure of one function. The rows function computes `before`. Then, for each row, it executes values[0],
-// loops[0], values[1], loops[1], ... and the row's own totals and stores. The finish function does the same once,
-// without rows.
+// loops[0], values[1], loops[1], ... and then `totals` and `stores`, which do not vary over columns. The finish
+// function does the same once, without rows.
 struct Plan {
   bool finish = false;
   std::vector<Scope> scopes;     // of each value
@@ -45,7 +49,7 @@ struct Plan {
   std::vector<uint32_t> totals;
   std::vector<uint32_t> stores;
   std::vector<uint32_t> spill_index;  // for each value: its index in Schedule::spilled, or kNone
-  std::vector<uint32_t> spill_loop;   // for each value: the loop that keeps it; later loops load it
+  std::vector<uint32_t> spill_loop;   // for each spilled value: the loop that stores it to memory; later loops load it
 
   bool empty() const { return loops.empty() && stores.empty() && totals.empty(); }
 };

@@ -23,7 +23,7 @@ class Reductions {
                         MlirValue mask);
   // Combines two partial results of the same lanes, with `x` as the first operand.
   MlirValues combine(const Value& reduce, ir::DType dtype, mlir::ValueRange x, mlir::ValueRange y);
-  // Combines both halves, then adds the upper half of the lanes to the lower half until one lane is left.
+  // Combines both vectors, then combines the upper half of the lanes with the lower half until one lane is left.
   MlirValue end(const Value& reduce, ir::DType dtype, mlir::ValueRange low, mlir::ValueRange high);
   // The same steps for one partial result: `halved` halves it once, `fold` continues until one lane is left.
   MlirValues halved(const Value& reduce, ir::DType dtype, const MlirValues& lanes);

@@ -9,8 +9,8 @@
 #include "codegen/loop/loop_ir.h"
 #include "ir/status.h"
 
-// How compiled GPU kernels are launched. A recipe is plain data that belongs to the code; a call computes launches from
-// it. Needs no compiler.
+// How compiled GPU kernels are launched. A Recipe is plain data that is stored with the code. From it and the arguments
+// of a call, make_launches() computes the launches. Needs no compiler.
 namespace torch_remote::codegen::gpu {
 
 // -- The recipe of a kernel, for all sizes ----------------------------------------------------------------------------
@@ -53,7 +53,7 @@ struct Parameter {
   bool operator==(const Parameter&) const = default;
 };
 
-// The partial result of a reduction over rows. Each chunk has a line of it in scratch memory.
+// A reduction over rows. Each chunk of rows has a line of partial results in scratch memory.
 struct Total {
   uint32_t item_size = 0;
   DimSet dims = 0;  // columns over which it varies
@@ -63,8 +63,10 @@ struct Total {
 struct Recipe {
   Shape shape = Shape::kPoints;
   uint32_t rows = 0, columns = 0;  // numbers of dims
-  uint32_t vector = 1;             // number of adjacent elements along the last column that a thread has
-  uint32_t slots = 0;              // number of vectors of a row that a thread holds; 0: there is no kRowsInRegisters
+  // number of adjacent elements along the last column dim that a thread processes together
+  uint32_t vector = 1;
+  // kRowsInRegisters: number of vectors of a row that a thread holds; 0: there is no such function
+  uint32_t slots = 0;
   // Number of columns that a block of kFinish computes at a time; 0: there is no kFinish.
   uint32_t finish_columns = 0;
   bool finish_in_one_block = false;  // kFinish must run as one block, because it stores where all blocks would load
@@ -92,7 +94,7 @@ struct IndexRecord {
 
 // -- A call -----------------------------------------------------------------------------------------------------------
 
-// Like `Arguments`, with addresses of device memory.
+// Like Arguments (codegen/loop/loop_ir.h), but with addresses of device memory.
 struct Call {
   std::span<const int64_t> sizes;  // of all dims
   std::span<const uint64_t> data;  // for each operand

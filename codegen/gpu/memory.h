@@ -29,15 +29,15 @@ class Memory {
   MlirValue columns();  // size of the last column dim; 0 if the outer one is empty
   MlirValue scalar(uint32_t number);
 
-  // These set the row and the place along the outer column dim at which operands are addressed. A row is a row-major
-  // number; null means place 0 of all row dims.
+  // These set the row and the place along the outer column dim at which operands are addressed. `row` is the row-major
+  // number of a row; null: place 0 of all row dims.
   void enter_row(MlirValue row);
   void enter_outer(MlirValue place);
   MlirValue row_place(uint32_t dim) { return row_places_[dim]; }
 
   EmitPosition position(MlirValue outer, MlirValue column);
-  // i1: whether a lane is active; whether all are. They are computed at each use, because keeping them would take a
-  // register for each lane.
+  // valid: whether the lane is active. full: whether all lanes are. Both are i1, and are computed at each use, because
+  // keeping them would take a register for each lane.
   MlirValue valid(const EmitPosition& at, uint32_t lane);
   MlirValue full(const EmitPosition& at);
 
@@ -48,8 +48,8 @@ class Memory {
   void store(const Store& store, MlirValue value, const Indices& indices);
   void store_lanes(const Store& store, const MlirValues& values, const Indices& indices, const EmitPosition& at);
 
-  // A total's line: its address in a chunk, and the index of an element in it. A position without column has one
-  // element per outer place.
+  // line: the address of the total's line of a chunk. line_place: the index in it of the element at `at`, or, if `at`
+  // has no column, of the element at the outer place.
   MlirValue line(uint32_t total, MlirValue chunk);
   MlirValue line_place(uint32_t total, const EmitPosition& at);
   MlirValue load_place(MlirValue line, MlirValue place, ir::DType dtype);

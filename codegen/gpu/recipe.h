@@ -8,8 +8,8 @@
 // Chooses the structure of a kernel's code at compile time, from the kernel alone.
 namespace torch_remote::codegen::gpu {
 
-// A kernel after `expand_functions`, and the plans of its functions. No values are kept in memory between phases: those
-// that are not in registers are recomputed.
+// A kernel after `expand_functions`, and the plans of its functions. No values are spilled to memory between phases:
+// those that are not in registers are recomputed.
 struct Plans {
   explicit Plans(const Kernel& expanded);
   const Kernel& kernel;

@@ -10,7 +10,7 @@
 // Reductions across threads, in the order of docs/loop_ir.md.
 namespace torch_remote::codegen::gpu {
 
-// Shared memory of a block, in places of 8 bytes.
+// Shared memory of a block; `places` counts words of 8 bytes.
 struct SharedMemory {
   std::string name;
   uint32_t places = 0;

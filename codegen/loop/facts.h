@@ -7,7 +7,7 @@
 
 #include "codegen/loop/loop_ir.h"
 
-// Properties that follow from the definition of each value.
+// Properties of a value that follow from its definition.
 namespace torch_remote::codegen {
 
 struct Facts {

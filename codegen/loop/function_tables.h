@@ -1,6 +1,7 @@
 #pragma once
 
-// Written by codegen/loop/tools/fit.py. The comment above a table is the error of its polynomial.
+// Written by codegen/loop/tools/fit.py. The comment above a table is the relative error of its polynomial
+// (fit.py has the exceptions). Suffixes: 32 for f32, 64 for f64, Mid for f32 functions computed in f64.
 namespace torch_remote::codegen::tables {
 
 // clang-format off

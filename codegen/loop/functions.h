@@ -163,10 +163,11 @@ const Format& single_format();
 const Format& double_for_single_format();
 const Format& double_format();
 
+// `single` for kSingle, `middle` for kDoubleForSingle, `wide` for kDouble.
 std::span<const double> select_coefficients(const Format& format, std::span<const double> single,
                                             std::span<const double> middle, std::span<const double> wide);
 
-// An integer near a number. The low bits of `sum` contain it, too.
+// The integer nearest to a number; the low bits of `sum` contain it, too (see split).
 struct Split {
   Term sum, integer;
 };

@@ -17,8 +17,9 @@
 //
 // A kernel computes *values* at the points of a domain of rows and columns. A value is a loaded element, arithmetic on
 // earlier values at the same point, or a reduction over all columns or all rows. The dims over which a value varies
-// follow from this definition. All loads read the memory as it was before the kernel. Sizes, strides and scalars are
-// arguments, so one kernel serves all of them.
+// follow from this definition. A *place* is a position along one or several dims. A *line* is all places of the last
+// column dim, at one place of the other dims. All loads read the memory as it was before the kernel. Sizes, strides and
+// scalars are arguments, so one kernel serves all of them.
 namespace torch_remote::codegen {
 
 inline constexpr uint32_t kMaxRows = 6;
@@ -42,7 +43,7 @@ struct Operand {
 
 enum class Kind : uint8_t {
   kConstant,  // `number`, or `integer` if the type is an integer type
-  kScalar,    // argument `a` of the kernel, of the same type
+  kScalar,    // scalar argument number `a` of the kernel, of the same type
   kIndex,     // the index along dim `a`: i64
   kLoad,      // the element of operand `operand` at `indices`
   kConvert,   // a, converted as in torch: to integers towards zero; to bool: whether it is not 0
@@ -133,9 +134,9 @@ std::string_view name(Over over);
 
 // -- Derived from a kernel --------------------------------------------------------------------------------------------
 
-// The place where a value is computed. A row is computed in phases. Phase p is one loop over the columns, followed by
-// the row's own values that use reductions of that loop. Values that depend on a reduction over all rows are computed
-// in `finish`, when all rows are done: over the columns, or once. Other values that these need, such as loads, are
+// Where a value is computed. A row is computed in phases. Phase p is one loop over the columns, followed by the row's
+// own values that use reductions of that loop. Values that depend on a reduction over all rows are computed in
+// `finish`, when all rows are done: over the columns, or once. Other values that these need, such as loads, are
 // recomputed there.
 struct ValueSchedule {
   DimSet dims = 0;  // dims over which it varies; no row dims in `finish`
@@ -148,8 +149,8 @@ struct ValueSchedule {
 struct Schedule {
   std::vector<ValueSchedule> values;  // of each value; values that no store uses are never computed
   uint32_t phases = 0;  // number of loops over the columns of a row; 0 if nothing is stored or reduced over columns
-  // Values over columns that later phases need and that are too expensive to recompute: they are kept for the length of
-  // a row. Other values are recomputed from what was loaded or kept.
+  // Values over columns that later phases need and that are too expensive to recompute: they are stored in memory until
+  // the row is done. Other values are recomputed from what was loaded or spilled.
   std::vector<uint32_t> spilled;
   std::vector<uint32_t> totals;  // reductions over rows whose results are used
 };

@@ -43,13 +43,15 @@ class Emitter {
   V bits(V value, ir::DType type);
   // An f32 rounded to the precision of a half type; the result is an f32.
   V rounded(V value, ir::DType half);
+  // A reduction over columns.
   V columns(Reduction reduction, V value);
   V sum_columns(V value) { return columns(Reduction::kSum, convert(value, sum_type(type(value)))); }
-  // The sum over columns or lines, in `sum_type`. An f32 is added in short sums in f32 (`Order::short_sum`). Their
-  // error is a few units in the last place of the largest one, which is negligible if all numbers have one sign.
+  // The sum over columns or lines, in `sum_type`. Short sums of an f32 are computed in f32 (`Order::short_sum`). The
+  // error is a few units in the last place of the largest short sum, which is negligible if all numbers have one sign.
   V wide_sum(V value, Over over = Over::kColumns);
   // Whether the value is an absolute value or a square.
   bool is_nonnegative(V value) const;
+  // Reductions along the last column up to each place (Kind::kRunning), and over rows.
   V running(Reduction reduction, V value);
   V rows(Reduction reduction, V value);
   V random(V seed, V offset, V number);
@@ -112,8 +114,8 @@ class NodeEmitter {
 
   // The element at the point, of a view that the node reads.
   V element(uint32_t view);
-  // Loads an arbitrary element of an operand to check an index. The load fails unless `index` is a place along this
-  // axis of the node's space.
+  // Loads an arbitrary element of an operand to check an index. The load reports a failure unless `index` is a place
+  // along this axis of the node's space.
   V check_index_in_axis(std::string_view name, V index, uint32_t axis);
   // Writes the value, or adds it, to the elements at the indices in these views, for the parts that the node writes at
   // indices.
@@ -122,8 +124,8 @@ class NodeEmitter {
   // The number of points that the member reduces, as an argument of the kernel.
   V reduced_points(ir::DType type);
   int64_t count_reduced() const;
-  // The sum of a value, in `sum_type`, over all dims along which the result does not vary, except kept rows. Returns
-  // kNone if there is no such reduction.
+  // The sum of a value, in `sum_type`, over all dims along which the result does not vary, except rows that are not
+  // reduced (IterationDomain::unreduced_rows). Returns kNone if there is no such reduction.
   V sum_for(size_t result, V value);
   // The member's reduction of a value, in the value's type.
   V reduce(Reduction reduction, V value);

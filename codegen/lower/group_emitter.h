@@ -65,8 +65,9 @@ struct NodeEmitter::Group {
   }
 
   // Stores the values that are used outside of the group. If a buffer is written several times, the last value is
-  // stored. An operand that must be zeroed first may only vary along the last column, with stride 1, and its index.
-  // Otherwise the result is false, because the code that sets it to 0 cannot handle it.
+  // stored. An operand that must be zeroed first (Binding::needs_zero_fill) may only vary along the last column, with
+  // stride 1, and along its indexed dim. Otherwise the result is false, because the code that sets it to 0 cannot
+  // handle it.
   bool store() {
     for (const auto& [buffer, written] : results) {
       if (graph.buffers[buffer].in_group) continue;

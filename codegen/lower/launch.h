@@ -20,8 +20,8 @@ struct Binding {
   // The operand is transposed. The caller copies some of its rows to contiguous memory first, and copies stored
   // elements back afterwards. The kernel has one row dim and one column dim, and sees a column stride of 1.
   bool packed = false;
-  // The kernel adds to this operand. The caller sets its elements to 0 first: `bounds` times those along the kernel's
-  // dims.
+  // The kernel adds to this operand. The caller first sets its elements to 0: those at all indices below `bounds` and
+  // all places along the kernel's dims.
   bool needs_zero_fill = false;
 };
 
@@ -45,19 +45,19 @@ struct Launch {
   std::vector<Binding> operands;
   std::vector<uint64_t> scalars;
   std::vector<ir::Sym> scalar_symbols;  // for each scalar: the symbol that it comes from, or kNoSym
-  // Symbols, except those of views and scalar_symbols, whose values this launch depends on.
+  // Symbols whose values this launch depends on, in addition to those of views and scalar_symbols.
   std::vector<ir::Sym> depends;
   // For a full reduction: one more row follows the others, with this size of the last column dim. 0: there is none.
   int64_t remainder_columns = 0;
-  // Its rows are those of the previous launch, with other columns (ir/fusion/sections.h). If the two launches alternate
-  // after every few rows, both find their inputs in the cache.
+  // The launch has the rows of the previous launch, with other columns (ir/fusion/sections.h). If the two launches
+  // alternate after every few rows, both find their inputs in the cache.
   bool alternates_with_previous = false;
   std::vector<IndexCheck> checks;
-  bool computes_indices = false;  // there are more indices, which the kernel itself computes
+  bool computes_indices = false;  // the kernel computes further indices, which `checks` does not contain
   // The kernel overwrites existing data, so it must not start unless all indices are in bounds.
   bool check_indices_first = false;
-  // The kernel splits an element's number into indices along several dims. A failing index is one of these, not the
-  // number.
+  // The kernel splits an element's linear index into indices along several dims. A reported failure names one of these,
+  // not the linear index.
   bool splits_linear_indices = false;
   // For each of the kernel's operands: the graph's node that an error message about its indices names.
   std::vector<uint32_t> nodes;

@@ -8,8 +8,8 @@
 
 namespace torch_remote::codegen {
 
-// Moves loops around the kernel (`launch->outer`) into the kernel, as further dims, as many as it may have. It moves
-// none if the kernel reduces rows, as each iteration has its own rows. The kernel then reads strided operands directly
+// Makes loops around the kernel (`launch->outer`) dims of the kernel, as many as a kernel may have. It changes none if
+// the kernel reduces rows, because each iteration has its own rows. The kernel then reads strided operands directly
 // instead of packed copies. The caller loops over what remains in `launch->outer`. kUnsupported: the resulting kernel
 // would not be valid.
 Status take_in_loops(Launch* launch);
@@ -17,7 +17,7 @@ Status take_in_loops(Launch* launch);
 // Advances to the next index of loops with these sizes, in row-major order. False: that was the last one.
 bool next_index(std::span<const int64_t> sizes, std::span<int64_t> index);
 
-// The operand's offset at a index of Launch::outer, in elements.
+// The operand's offset, in elements, at an index of the loops in Launch::outer.
 int64_t offset_at(const Binding& binding, std::span<const int64_t> index);
 
 }  // namespace torch_remote::codegen

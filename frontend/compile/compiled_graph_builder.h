@@ -29,9 +29,11 @@ struct Value {
   uint32_t view = 0;            // kTensor
   ir::Sym symbol = ir::kNoSym;  // kNumber, kInt, kFloat, kBool; kRandomState: the seed, followed by the position
   c10::ScalarType dtype = c10::ScalarType::Float;  // kNumber
-  bool computed_on_cpu = false;                    // kTensor: a 0-dim CPU tensor that the program computes, too
-  bool conj = false, neg = false;                  // kTensor: lazy; the view describes torch's memory
-  std::vector<Value> items;                        // kList: items of a list, or several results
+  // kTensor: a 0-dim CPU tensor; the program computes its value for its own use
+  bool computed_on_cpu = false;
+  // kTensor: lazily conjugated or negated; `view` describes the memory as torch has it
+  bool conj = false, neg = false;
+  std::vector<Value> items;  // kList: items of a list, or several results
 };
 
 // Sizes and strides of a tensor.
@@ -56,8 +58,8 @@ class CompiledGraphBuilder {
   ir::Sym float_constant(double value);  // the double's bits
   // Two consecutive symbols, the real and the imaginary part. They are never shared with equal constants.
   ir::Sym complex_constant(pybind11::handle value);
-  // Adds a guard that fixes the value of a symbolic int, and returns the value; for another value Dynamo compiles
-  // again. Returns nothing if it is too late for a guard, or if the guard would fix a tensor's size.
+  // Returns the value of a symbolic int, and adds a guard for it, so that Dynamo compiles again for another value.
+  // Returns nothing if it is too late for a guard, or if the guard would fix a tensor's size.
   std::optional<int64_t> guarded_value(pybind11::handle value);
 
   // -- values of nodes
@@ -101,7 +103,7 @@ class CompiledGraphBuilder {
 
   // -- outputs
 
-  // Adds the next result of a call: a node's value, or an object that a call returns unchanged.
+  // Adds the next result of a call of the graph: a node's value, or an object that every call returns unchanged.
   void add_output(pybind11::handle object);
   std::unique_ptr<CompiledGraphSpec> finish();
 

@@ -69,7 +69,7 @@ struct CompiledGraphSpec {
   c10::DeviceIndex device = 0;
   std::shared_ptr<const ir::Graph> graph;
   std::vector<ir::SourceRef> sources;  // of the graph's nodes
-  // Has the same parameters as `graph`, and the expressions whose values the client needs at a call.
+  // Has no nodes: only the parameters of `graph`, and the expressions whose values the client needs at a call.
   ir::Graph host;
   std::vector<GraphInput> inputs;
   std::vector<GraphOutput> outputs;

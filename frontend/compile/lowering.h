@@ -16,17 +16,18 @@ namespace torch_remote::frontend {
 // Builds one graph from FX nodes, which are added in order. Requires the GIL.
 class Lowering {
  public:
-  // `trust_ranges`: see Symbols.
+  // `trust_ranges`: see symbols.h.
   Lowering(c10::DeviceIndex device, bool trust_ranges);
   ~Lowering();
 
-  // See CompiledGraphBuilder::offer.
+  // Offers a node whose value a call can provide; it becomes an input when another node needs it
+  // (CompiledGraphBuilder::offer in compiled_graph_builder.h).
   void offer(pybind11::object node, bool determines_size);
   // Declares a node that always has the value of this 0-dim CPU tensor.
   void constant(const pybind11::object& node, const at::Tensor& value);
   // Adds a call_function node. Returns false if it cannot run in a program of this device: another device,
-  // data-dependent sizes, numbers for Python, an op that the worker lacks. Then nothing has changed, and why_not gives
-  // the reason.
+  // data-dependent sizes, results that Python needs as numbers, an op that the worker lacks. Then nothing has changed,
+  // and why_not gives the reason.
   bool add(const pybind11::object& node);
   const std::string& why_not() const;
   // Whether the node is a 0-dim CPU tensor that the program also computes, for its own use.

@@ -16,18 +16,19 @@ struct Slot {
   size_t index = 0;
 };
 
-// The steps of a compiled graph that is more than one program: programs and Python calls, in order. A function of a
-// list, which it empties. Values are released as soon as no later step needs them. Requires the GIL.
+// The steps of a compiled graph that is more than one program: programs and Python calls, in order. A call of the plan
+// takes a list of arguments and empties it. Values are released as soon as no later step needs them. Requires the GIL.
 class Plan {
  public:
-  // The first slots have the arguments of a call.
+  // `arguments`: the number of arguments of a call, which are in the first slots.
   explicit Plan(size_t arguments) : arguments_(arguments) {}
-  // Adds the next step. `call` receives these arguments, after their slots are filled in, and `results` has the slot of
-  // its result. A program takes and returns lists; then `results` has the slots of the items. `last` are slots that no
-  // step needs once this step has its arguments.
+  // Adds the next step. `call` is called with `args` and `kwargs`, in which each Slot is replaced by its value.
+  // `results` has the slot of its result. If `call` is a program, it takes and returns lists, and `results` has the
+  // slots of the items. `last` are slots that no step needs once this step has its arguments.
   void add(pybind11::object call, const pybind11::tuple& args, const pybind11::dict& kwargs,
            std::vector<size_t> results, std::vector<size_t> last);
-  // Finishes the plan. A call returns `results`, after their slots are filled in.
+  // Finishes the plan. A call returns `results`, in which each Slot is replaced by its value. `slots`: the number of
+  // slots.
   void finish(size_t slots, pybind11::handle results);
 
   pybind11::object call(pybind11::list& arguments) const;

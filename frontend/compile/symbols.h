@@ -20,8 +20,8 @@ class Symbols {
   // expressions to follow the parameters.
   static constexpr ir::Sym kFirstExpr = 1u << 22;
 
-  // `trust_ranges`: sizes are at least the lower bound in the ShapeEnv. Dynamo's guards ensure that; torch.export's
-  // checks let 0 and 1 pass where the bound is 2.
+  // `trust_ranges`: sizes are at least the lower bound in the ShapeEnv. Dynamo's guards ensure this. torch.export's
+  // checks do not: they accept 0 and 1 where the lower bound is 2.
   Symbols(ir::Graph& graph, bool trust_ranges) : graph_(graph), trust_ranges_(trust_ranges) {
     graph_.params = kFirstExpr;
   }
@@ -41,10 +41,11 @@ class Symbols {
   std::optional<ir::Sym> find(const c10::SymInt& value);
   // The same for the `.node` of a Python SymInt.
   std::optional<ir::Sym> find_node(pybind11::handle node);
-  // As find, for a tensor's size. A parameter that may be 0 or 1 gets another symbol than the parameter (see ir::View).
+  // As find, for a tensor's size. For a parameter that may be 0 or 1 it returns a symbol other than the parameter,
+  // because of ir::View::sizes.
   std::optional<ir::Sym> find_size(const c10::SymInt& value);
 
-  // Called for an expression that cannot be made of defined ones; returns its symbol, if any.
+  // Called for an expression that cannot be computed from defined ones; returns its symbol, if any.
   std::function<std::optional<ir::Sym>(pybind11::handle expr)> on_unknown;
 
   // Ends the numbering. Afterwards `closed` maps symbols to their final numbers.

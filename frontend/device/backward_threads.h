@@ -7,9 +7,9 @@
 // torch's autograd engine counts devices once, at the first backward pass of the process, and makes a queue and a
 // thread for each. Devices may come later: an added machine, or all devices if a CPU backward pass ran before `import
 // torch_remote`. A pass that needs a thread for such a device would fail.
-// So such a pass runs in the thread that requested it. Recording does not block, so it loses nothing. With several
-// recording threads it gains: in the engine's single thread their passes would interleave, and no two steps would
-// record the same trace.
+// So such a pass runs in the thread that requested it. A pass only records ops, which takes little time, so this costs
+// nothing. With several recording threads it even helps: in the engine's single thread their passes would interleave,
+// and no two steps would record the same trace.
 namespace torch_remote::frontend {
 
 namespace detail {

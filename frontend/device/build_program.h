@@ -19,7 +19,7 @@ Status open_capture(std::shared_ptr<remote::CaptureWriter>* writer);
 Status build_program(const remote::BuildRequest& request, remote::CaptureWriter* capture,
                      std::vector<uint8_t>* program);
 
-// Reads TORCH_REMOTE_FUSION and TORCH_REMOTE_PASSES.
+// Reads TORCH_REMOTE_FUSION and TORCH_REMOTE_PASSES into *context.
 Status read_switches(passes::PassContext* context);
 
 }  // namespace torch_remote::frontend

@@ -2,7 +2,7 @@
 
 #include <c10/core/Device.h>
 
-// The current device of each thread, which calls without a device use.
+// The current device of each thread: calls that name no device use it.
 namespace torch_remote::frontend {
 
 namespace detail {

@@ -9,7 +9,8 @@
 #include "remote/client/client.h"
 #include "remote/providers/provider.h"
 
-// The connection of each device: starts at the first use, and ends with the process or with torch.remote.restart().
+// The connection of each device. It starts at the device's first use, and ends with the process or with
+// torch.remote.restart().
 namespace torch_remote::frontend {
 
 inline constexpr int kMaxDevices = 16;
@@ -20,13 +21,13 @@ int device_count() noexcept;
 // Returns the index, or raises if there is no such device.
 c10::DeviceIndex checked_device(int index);
 
-// Set once by the Python package, before the first use.
+// The files of the installed package. The Python package sets them once, before the first use.
 remote::WorkerFiles& paths();
 
-// The device's client. Starts the worker if there is none; Ctrl-C interrupts that, like any wait. On failure it throws
-// torch's exceptions, whose message names the fix. Thread safe. Call it with no lock held and without the GIL, as a
-// worker may take long to start. Threads that want the same device wait for the thread that connects; other devices do
-// not wait.
+// The device's client. Starts the worker if there is none; Ctrl-C interrupts the start, as it does any wait. On failure
+// it throws torch's exceptions, whose message names the fix. Thread safe. Call it with no lock held and without the
+// GIL, as a worker may take long to start. Threads that want the same device wait for the thread that connects; other
+// devices do not wait.
 remote::Client& client(c10::DeviceIndex device);
 // Like client(), but returns null and sets *status instead of raising.
 remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept;
@@ -47,7 +48,7 @@ void set_memory_fraction(c10::DeviceIndex device, double fraction);
 // Ends the worker, if there is one. The next use of the device starts another one.
 void restart(c10::DeviceIndex device);
 
-// Receives a call when a worker is connected or ended.
+// Is called when a worker is connected, and when it is ended.
 class ConnectionObserver {
  public:
   virtual ~ConnectionObserver() = default;

@@ -100,22 +100,22 @@ bool Restore::closing() {
   return closing_;
 }
 
-Status Restore::checkpoint(const remote::KeepWaiting& keep_waiting, bool* kept) {
+Status Restore::checkpoint(const remote::KeepWaiting& keep_waiting, bool* made) {
   const std::lock_guard lock(checkpoint_mutex_);
-  *kept = false;
+  *made = false;
   if (Status status = transport_->begin_checkpoint(); !status) return status;
   std::vector<remote::CheckpointBuffer> buffers;
-  Status status = remote::begin_checkpoint(*client_, keep_waiting, kept, &buffers);
+  Status status = remote::begin_checkpoint(*client_, keep_waiting, made, &buffers);
   for (size_t i = 0; status.ok() && i < buffers.size(); ++i) {
     const auto take = [&](std::span<const std::byte> bytes) { return transport_->add_buffer(buffers[i].id, bytes); };
     status = remote::read_checkpoint(*client_, buffers[i], take, keep_waiting);
   }
-  if (status.ok() && *kept) {
+  if (status.ok() && *made) {
     status = transport_->commit_checkpoint();
   } else {
     transport_->abandon_checkpoint();
   }
-  if (*kept) {
+  if (*made) {
     const Status dropped = remote::drop_checkpoint(*client_, keep_waiting);
     if (status.ok()) status = dropped;
   }

@@ -30,7 +30,7 @@ struct RestoreOptions {
 void set_restore(c10::DeviceIndex device, const RestoreOptions& options);
 // Stores the options without checking for a connection.
 void store_restore_options(c10::DeviceIndex device, const RestoreOptions& options);
-// The options that were set, or else those of the environment.
+// Sets *options to what set_restore() set for the device, or else to what the environment says.
 Status restore_options(c10::DeviceIndex device, RestoreOptions* options);
 
 // Makes a checkpoint of the worker's buffers, so that a restore replays only what follows it. Waits for it. Throws if
@@ -51,8 +51,8 @@ class Restore {
   // Starts the thread. `client` is the client that owns the transport.
   void start(remote::Client& client);
 
-  // Sets *kept to false if failures have not been reported yet; then there is no checkpoint.
-  Status checkpoint(const remote::KeepWaiting& keep_waiting, bool* kept);
+  // Sets *made to false if failures have not been reported yet; then there is no checkpoint.
+  Status checkpoint(const remote::KeepWaiting& keep_waiting, bool* made);
   uint64_t restored() const { return transport_->restored(); }
 
  private:

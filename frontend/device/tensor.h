@@ -11,7 +11,8 @@
 // The tensor remembers which view of the current trace it is, so a trace holds each view's sizes once.
 namespace torch_remote::frontend {
 
-// Index of a storage or a tensor in the trace that is being recorded. Stale unless `epoch` equals the recorder's epoch.
+// Index of a storage or a tensor in the trace that is being recorded. Only valid while `epoch` equals the recorder's
+// epoch.
 struct TraceSlot {
   uint32_t epoch = 0;
   uint32_t index = 0;
@@ -28,7 +29,7 @@ class RemoteStorage final : public c10::StorageImpl {
   void release_resources() override;
 
   // All members below are guarded by the device's recorder.
-  uint64_t id = 0;       // the worker's buffer; 0: none yet; kLost: its contents went with a lost worker
+  uint64_t id = 0;       // the worker's buffer; 0: none yet; kLost: its contents were lost with a worker
   uint32_t session = 0;  // the recorder's session when `id` was assigned
   TraceSlot buffer;      // index among the current trace's buffers
   TraceSlot stock_view;  // for `stock_impl`, a TensorImpl of torch's own class (made by `param.data = ...`)

@@ -15,7 +15,7 @@ namespace torch_remote::frontend {
 
 inline constexpr int kMaxWorkers = 16;
 
-// Number of workers: those that the environment names when this is first called, and those that were added.
+// Number of workers: those that the environment named at the first call, and those that were added.
 int worker_count() noexcept;
 // Adds a device and returns its index. Throws if there are kMaxWorkers already. Thread safe.
 c10::DeviceIndex add_device(const std::string& worker);

@@ -33,8 +33,8 @@ class GraphObject {
   const ir::Graph& graph() const { return graph_; }
 
   // Runs the graph on tensors of one device, one for each input buffer, in order. `params` maps parameter numbers to
-  // values; they override the values that the tensors and the recorded run imply. Returns a tensor for each fresh
-  // buffer that survives.
+  // values. These override the values that follow from the tensors and the recorded run. Returns a tensor for each
+  // fresh buffer that survives.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, const std::map<uint32_t, int64_t>& params);
 
  private:

@@ -12,7 +12,7 @@
 // Python (torch_remote/profiler.py) makes a trace of the events, and torch.profiler (kineto.cpp).
 namespace torch_remote::frontend {
 
-// At the time `at`, the worker's clock is ahead of ours by at least `least` and at most `most` ns.
+// At the time `at` of our clock, the worker's clock is ahead of ours by `min_offset` to `max_offset` ns.
 struct ClockSample {
   uint64_t at = 0;
   int64_t min_offset = 0, max_offset = 0;

@@ -13,7 +13,8 @@
 // Each such call is counted in torch.remote.stats()["client_fallbacks"].
 namespace torch_remote::frontend {
 
-// `why` and the op's name are for the error message. Replaces the arguments on the stack by the results.
+// Runs the op as the setting says, and replaces the arguments on the stack by the results. `why`: the reason, for
+// messages.
 void run_on_client(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::string_view why);
 
 uint64_t client_fallbacks();

@@ -9,7 +9,7 @@
 
 #include "ir/ops/op_table.h"
 
-// The kernels that record calls. One is registered per ATen op; the ops are found by walking the dispatcher.
+// Registers the kernels that record calls, one per ATen op. The ops are found by walking the dispatcher.
 namespace torch_remote::frontend {
 
 // Registers a recording kernel for all ops of the op table, and for all other ops that have a native kernel for some
@@ -23,9 +23,9 @@ void register_ops();
 
 // The op's description, for graphs, which name ops without calling them. Null if a record cannot hold its arguments.
 const ir::OpDesc* graph_desc(const c10::OperatorHandle& handle);
-// Whether a call is recorded as this op, not as the ops that torch composes it of.
+// Whether a call of the op is recorded as one record of this op, and not as the ops that torch composes it of.
 bool is_recorded(const c10::OperatorHandle& handle);
-// Whether the worker has an op that is not torch's own. The worker is asked once.
+// Whether the worker has an op that is not torch's own. Asks the worker at the first call only.
 bool worker_has_op(const c10::OperatorHandle& handle);
 
 // The ops whose shapes came from the dispatcher's Meta key (tier 3), and the number of such calls. Cache hits do not

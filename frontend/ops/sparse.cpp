@@ -42,9 +42,9 @@ void products(torch::Library& library) {
   library.impl("addmm", &sparse::sparse_addmm);
   library.impl("addmm.out", &sparse::sparse_addmm_out);
   library.impl("mv", &sparse::matrix_vector);
-  library.impl("addmv.out", &sparse::vector_product_out);
+  library.impl("addmv.out", &sparse::sparse_addmv_out);
   library.impl("bmm", &sparse::sparse_bmm);
-  library.impl("baddbmm", &sparse::batch_sum);
+  library.impl("baddbmm", &sparse::sparse_baddbmm);
   library.impl("_to_sparse_bsr", &sparse::to_blocks<at::kSparseBsr>);
   library.impl("_to_sparse_bsc", &sparse::to_blocks<at::kSparseBsc>);
 }
@@ -104,7 +104,7 @@ TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, library) {
                                                   "zero_"});
   values_as_on_cpu<DispatchKey::SparseCPU>(library);
   library.impl("_coalesce", &sparse::coalesce);
-  library.impl("add.Tensor", &sparse::sum_of);
+  library.impl("add.Tensor", &sparse::added);
   library.impl("add_.Tensor", &sparse::add_to);
   library.impl("add.out", &sparse::sum_out);
   library.impl("sub.Tensor", &sparse::difference);
@@ -150,10 +150,10 @@ TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, library) {
                                                      "values",
                                                      "zero_"});
   values_as_on_cpu<DispatchKey::SparseCsrCPU>(library);
-  library.impl("add.Tensor", &sparse::compressed_sum);
-  library.impl("mul.Tensor", &sparse::compressed_multiplied);
-  library.impl("mul.Scalar", &sparse::compressed_multiplied_by_number);
-  library.impl("mm", &sparse::compressed_product);
+  library.impl("add.Tensor", &sparse::compressed_add);
+  library.impl("mul.Tensor", &sparse::compressed_mul);
+  library.impl("mul.Scalar", &sparse::compressed_mul_by_number);
+  library.impl("mm", &sparse::compressed_mm);
   library.impl("sparse_sampled_addmm", &sparse::sampled_addmm);
   library.impl("_sparse_mm_reduce_impl", &sparse::mm_reduce);
   library.impl("_sparse_mm_reduce_impl_backward", &sparse::mm_reduce_backward);

@@ -24,11 +24,12 @@ Tensor make_coo(const Tensor& like, const Tensor& indices, const Tensor& values,
 // The elements' linear positions in the sparse dims, in row-major order.
 Tensor linear_positions(const Tensor& indices, IntArrayRef sizes);
 // rows[index[i]] += values[i], for `count` rows. For bool the sum is a logical or, like torch's addition.
-Tensor sums_of(const Tensor& values, const Tensor& index, int64_t count);
+Tensor sum_rows_by_index(const Tensor& values, const Tensor& index, int64_t count);
 Tensor coalesce(const Tensor& self);
 // Replaces the contents of `self` by the indices and values of `other`.
 Tensor& assign_contents(Tensor& self, const Tensor& other);
-Tensor sum_of(const Tensor& self, const Tensor& other, const Scalar& alpha);
+// self + alpha * other, self - alpha * other and self * other, with their in-place and out overloads.
+Tensor added(const Tensor& self, const Tensor& other, const Scalar& alpha);
 Tensor& add_to(Tensor& self, const Tensor& other, const Scalar& alpha);
 Tensor& sum_out(const Tensor& self, const Tensor& other, const Scalar& alpha, Tensor& out);
 Tensor difference(const Tensor& self, const Tensor& other, const Scalar& alpha);
@@ -37,9 +38,11 @@ Tensor& difference_out(const Tensor& self, const Tensor& other, const Scalar& al
 Tensor multiplied(const Tensor& self, const Tensor& other);
 Tensor& multiply(Tensor& self, const Tensor& other);
 Tensor& multiplied_out(const Tensor& self, const Tensor& other, Tensor& out);
-Tensor like_first_dim(const Tensor& condition, const Tensor& values);
+// `condition`, one per element, as a view [elements, 1, 1, ...] that broadcasts over `values`.
+Tensor along_first_dim(const Tensor& condition, const Tensor& values);
 Tensor mask(const Tensor& self, const Tensor& mask);
-Tensor project(const Tensor& self, const Tensor& onto, bool);
+// _sparse_mask_projection; accumulate_matches has no effect.
+Tensor project(const Tensor& self, const Tensor& onto, bool accumulate_matches);
 // For each element of `wanted`, finds all its positions in `keys`, which need not be sorted. Returns two tensors with
 // the pairs (index in `wanted`, position in `keys`), ordered by the index.
 std::pair<Tensor, Tensor> join(const Tensor& wanted, const Tensor& keys);
@@ -47,11 +50,12 @@ Tensor select_index(const Tensor& self, int64_t dim, const Tensor& index);
 // The gradient of a sum over `dims`: each element gets the gradient of the element that it was added to.
 Tensor sum_backward(const Tensor& grad, const Tensor& self, IntArrayRef dims);
 template <bool log>
-Tensor softmax(const Tensor& given, int64_t dim, bool);
+Tensor softmax(const Tensor& given, int64_t dim, bool half_to_float);
 template <bool log>
 Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, const Tensor&);
-// The elements (or blocks) of a matrix or a batch of matrices, in COO or a compressed layout. Rows and columns of
-// elements, or of blocks, are numbered through all matrices of the batch.
+// The elements (or blocks) of a matrix or a batch of matrices, in COO or a compressed layout. Rows and columns (of
+// elements, or of blocks) are numbered over the whole batch: row r of matrix b has the number b * (rows of a matrix) +
+// r.
 struct SparseElements {
   Tensor rows, columns;
   Tensor values;                          // [positions, block..., dense dims...]; the block of an element is [1, 1]
@@ -61,20 +65,21 @@ struct SparseElements {
 SparseElements elements_of(const Tensor& matrix);
 // A compressed tensor with the same indices and other values.
 Tensor with_values(const Tensor& self, const Tensor& values);
-// beta * self + alpha * (mat1 @ mat2), where one of the matrices is sparse. The same for batches of matrices below.
+// beta * self + alpha * (mat1 @ mat2), where one of the matrices is sparse. sparse_baddbmm() is the same for batches of
+// matrices.
 Tensor sparse_addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
                     const Scalar& alpha);
 Tensor& sparse_addmm_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
                          const Scalar& alpha, Tensor& out);
 Tensor& sparse_addmm_in_place(Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
                               const Scalar& alpha);
-Tensor batch_sum(const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta,
-                 const Scalar& alpha);
+Tensor sparse_baddbmm(const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta,
+                      const Scalar& alpha);
 Tensor sparse_bmm(const Tensor& self, const Tensor& other);
 // The matmul of a sparse matrix and a vector.
 Tensor matrix_vector(const Tensor& self, const Tensor& vector);
-Tensor& vector_product_out(const Tensor& self, const Tensor& matrix, const Tensor& vector, const Scalar& beta,
-                           const Scalar& alpha, Tensor& out);
+Tensor& sparse_addmv_out(const Tensor& self, const Tensor& matrix, const Tensor& vector, const Scalar& beta,
+                         const Scalar& alpha, Tensor& out);
 Tensor sparse_sparse_mm(const Tensor& self, const Tensor& other);
 // A sparse matrix times a strided one (hspmm). The result has only the rows that have elements, each as a dense row.
 Tensor sparse_hspmm(const Tensor& mat1, const Tensor& mat2);
@@ -85,8 +90,8 @@ Tensor& sparse_sspaddmm_out(const Tensor& self, const Tensor& mat1, const Tensor
 Tensor sampled_addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
                      const Scalar& alpha);
 // A matmul whose terms are reduced by `reduce` instead of added. For maxima and minima that may need gradients, the
-// second result has the index of the element that each result came from. The number of elements means that there is
-// none.
+// second result has, for each result, the index of the element of `self` that it came from. If a row of `self` has no
+// elements, its results have nnz as the index.
 std::tuple<Tensor, Tensor> mm_reduce(const Tensor& self, const Tensor& other, c10::string_view reduce);
 std::tuple<Tensor, Tensor> mm_reduce_backward(const Tensor& self, const Tensor& grad, const Tensor& other,
                                               c10::string_view reduce, const Tensor& from, std::array<bool, 2> wanted);
@@ -95,15 +100,15 @@ template <at::Layout layout>
 Tensor to_compressed(const Tensor& self, std::optional<int64_t> dense_dim);
 template <at::Layout layout>
 Tensor to_blocks(const Tensor& self, IntArrayRef block, std::optional<int64_t> dense_dim);
-Tensor compressed_multiplied(const Tensor& self, const Tensor& other);
-Tensor compressed_multiplied_by_number(const Tensor& self, const Scalar& other);
-Tensor compressed_sum(const Tensor& self, const Tensor& other, const Scalar& alpha);
-Tensor compressed_product(const Tensor& self, const Tensor& other);
+Tensor compressed_mul(const Tensor& self, const Tensor& other);
+Tensor compressed_mul_by_number(const Tensor& self, const Scalar& other);
+Tensor compressed_add(const Tensor& self, const Tensor& other, const Scalar& alpha);
+Tensor compressed_mm(const Tensor& self, const Tensor& other);
 // The CSR row pointers of elements that are sorted by row: the number of elements before each row, followed by the
 // total.
 Tensor to_csr(const Tensor& rows, int64_t size, bool int32);
 Tensor to_coo(const Tensor& crow, const Tensor& columns, bool int32, bool transpose);
-// The checks for which torch's implementation reads memory.
+// The checks of _validate_compressed_sparse_indices, for which torch's implementation reads memory.
 void validate(bool is_row_major, const Tensor& compressed, const Tensor& plain, int64_t compressed_size,
               int64_t plain_size, int64_t nnz);
 

@@ -77,7 +77,7 @@ Tensor compressed_to_dense(const Tensor& self, std::optional<at::ScalarType> typ
   const int64_t batched = batch_dims(self);
   const int64_t rows = self.size(batched) / of.block[0], columns = self.size(batched + 1) / of.block[1];
   const Tensor column = of.batches > 1 ? of.columns.remainder(columns) : of.columns;
-  const Tensor blocks = sums_of(of.values, of.rows.mul(columns).add(column), of.batches * rows * columns);
+  const Tensor blocks = sum_rows_by_index(of.values, of.rows.mul(columns).add(column), of.batches * rows * columns);
   std::vector<int64_t> sizes = {of.batches * rows, columns, of.block[0], of.block[1]};
   sizes.insert(sizes.end(), of.values.sizes().begin() + 3, of.values.sizes().end());
   return blocks.view(sizes).transpose(1, 2).reshape(self.sizes());
@@ -103,8 +103,8 @@ static Tensor in_blocks(const Tensor& self, at::Layout layout, IntArrayRef block
   const Tensor number = (by_rows ? block_row : block_column).mul(others).add(by_rows ? block_column : block_row);
   const auto [found, which, counts] = at::_unique2(number, /*sorted=*/true, /*return_inverse=*/true);
   const Tensor inside = row.remainder(block[0]).mul(block[1]).add(column.remainder(block[1]));
-  const Tensor values =
-      sums_of(elements._values(), which.mul(block[0] * block[1]).add(inside), found.size(0) * block[0] * block[1]);
+  const Tensor values = sum_rows_by_index(elements._values(), which.mul(block[0] * block[1]).add(inside),
+                                          found.size(0) * block[0] * block[1]);
   return at::_sparse_compressed_tensor_unsafe(
       to_csr(found.div(others, "floor"), lines, type == at::kInt), found.remainder(others).to(type),
       values.view({found.size(0), block[0], block[1]}), self.sizes(), values.options().layout(layout));
@@ -166,13 +166,13 @@ Tensor with_values(const Tensor& self, const Tensor& values) {
                                               values.options().layout(self.layout()));
 }
 
-Tensor compressed_multiplied(const Tensor& self, const Tensor& other) {
+Tensor compressed_mul(const Tensor& self, const Tensor& other) {
   const Tensor &matrix = is_sparse_compressed(self) ? self : other, &factor = is_sparse_compressed(self) ? other : self;
   if (factor.dim() == 0) return with_values(matrix, matrix.values().mul(as_coo(factor)));
   return like(matrix, multiplied(as_coo(self), as_coo(other)));
 }
 
-Tensor compressed_multiplied_by_number(const Tensor& self, const Scalar& other) {
+Tensor compressed_mul_by_number(const Tensor& self, const Scalar& other) {
   return with_values(self, self.values().mul(other));
 }
 
@@ -189,15 +189,15 @@ static Tensor sum_of_batches(const Tensor& self, const Tensor& other, const Scal
   return with_values(self, self.values().add(other.values(), alpha));
 }
 
-Tensor compressed_sum(const Tensor& self, const Tensor& other, const Scalar& alpha) {
-  if (!is_sparse_compressed(self)) return sum_of(self, as_coo(other), alpha);
+Tensor compressed_add(const Tensor& self, const Tensor& other, const Scalar& alpha) {
+  if (!is_sparse_compressed(self)) return added(self, as_coo(other), alpha);
   TORCH_CHECK(self.layout() == other.layout(), "remote: add of layouts ", self.layout(), " and ", other.layout(),
               " is not there; to_sparse() and to_dense() make them one");
   if (batch_dims(self) > 0) return sum_of_batches(self, other, alpha);
-  return like(self, sum_of(coalesce(as_coo(self)), coalesce(as_coo(other)), alpha));
+  return like(self, added(coalesce(as_coo(self)), coalesce(as_coo(other)), alpha));
 }
 
-Tensor compressed_product(const Tensor& self, const Tensor& other) {
+Tensor compressed_mm(const Tensor& self, const Tensor& other) {
   if (is_sparse_compressed(self) && is_sparse_compressed(other)) {
     TORCH_CHECK(!is_in_blocks(self.layout()) && !is_in_blocks(other.layout()),
                 "remote: a product of two sparse tensors in blocks is not there; to_sparse() or to_dense() one");

@@ -34,7 +34,7 @@ static Tensor indices_of(const Tensor& places, int64_t sparse_dim, IntArrayRef s
 }
 
 // rows[index[i]] += values[i], for `count` rows. For bool the sum is a logical or, like torch's addition.
-Tensor sums_of(const Tensor& values, const Tensor& index, int64_t count) {
+Tensor sum_rows_by_index(const Tensor& values, const Tensor& index, int64_t count) {
   std::vector<int64_t> sizes = values.sizes().vec();
   sizes[0] = count;
   if (values.scalar_type() == at::kBool) {
@@ -48,7 +48,7 @@ Tensor coalesce(const Tensor& self) {
   if (self._nnz() < 2) return self.clone()._coalesced_(true);
   const auto [found, inverse, counts] = at::_unique2(linear_positions(self._indices(), self.sizes()), true, true);
   return make_coo(self, indices_of(found, self.sparse_dim(), self.sizes()),
-                  sums_of(self._values(), inverse, found.size(0)), true);
+                  sum_rows_by_index(self._values(), inverse, found.size(0)), true);
 }
 
 static c10::List<std::optional<Tensor>> each_of(const Tensor& indices) {
@@ -98,7 +98,7 @@ static Tensor add_sparse(const Tensor& self, const Tensor& other, const Scalar& 
   return self.is_coalesced() && other.is_coalesced() ? coalesce(sum) : sum;
 }
 
-Tensor sum_of(const Tensor& self, const Tensor& other, const Scalar& alpha) {
+Tensor added(const Tensor& self, const Tensor& other, const Scalar& alpha) {
   if (self.is_sparse()) return add_sparse(self, other, alpha);
   Tensor sum = self.to(at::result_type(self, other), false, /*copy=*/true);
   return add_to_dense(sum, other, alpha);
@@ -120,11 +120,11 @@ Tensor& add_to(Tensor& self, const Tensor& other, const Scalar& alpha) {
 }
 
 Tensor& sum_out(const Tensor& self, const Tensor& other, const Scalar& alpha, Tensor& out) {
-  const Tensor added = sum_of(self, other, alpha);
-  return out.is_sparse() ? assign_contents(out, added) : out.resize_(added.sizes()).copy_(added);
+  const Tensor sum = added(self, other, alpha);
+  return out.is_sparse() ? assign_contents(out, sum) : out.resize_(sum.sizes()).copy_(sum);
 }
 
-Tensor difference(const Tensor& self, const Tensor& other, const Scalar& alpha) { return sum_of(self, other, -alpha); }
+Tensor difference(const Tensor& self, const Tensor& other, const Scalar& alpha) { return added(self, other, -alpha); }
 Tensor& subtract(Tensor& self, const Tensor& other, const Scalar& alpha) { return add_to(self, other, -alpha); }
 Tensor& difference_out(const Tensor& self, const Tensor& other, const Scalar& alpha, Tensor& out) {
   return sum_out(self, other, -alpha, out);
@@ -187,7 +187,7 @@ Tensor& multiplied_out(const Tensor& self, const Tensor& other, Tensor& out) {
   return assign_contents(out, multiplied(self, other));
 }
 
-Tensor like_first_dim(const Tensor& condition, const Tensor& values) {
+Tensor along_first_dim(const Tensor& condition, const Tensor& values) {
   std::vector<int64_t> sizes(values.dim(), 1);
   sizes[0] = condition.size(0);
   return condition.view(sizes);
@@ -203,7 +203,7 @@ static Tensor values_of(const Tensor& sparse, const Tensor& indices) {
   }
   const Search there = search(linear_positions(all._indices(), all.sizes()), linear_positions(indices, all.sizes()));
   const Tensor values = all._values().index_select(0, there.at);
-  return at::where(like_first_dim(there.found, values), values, at::zeros({}, values.options()));
+  return at::where(along_first_dim(there.found, values), values, at::zeros({}, values.options()));
 }
 
 Tensor mask(const Tensor& self, const Tensor& mask) {

@@ -43,11 +43,11 @@ Tensor softmax(const Tensor& given, int64_t dim, bool) {
   const Lines lines = lines_of(self, dim);
   std::vector<int64_t> sizes = values.sizes().vec();
   sizes[0] = lines.count;
-  const Tensor line = like_first_dim(lines.number, values).expand_as(values);
+  const Tensor line = along_first_dim(lines.number, values).expand_as(values);
   const Tensor top = at::full(sizes, -std::numeric_limits<double>::infinity(), values.options())
                          .scatter_reduce_(0, line, values, "amax");
   const Tensor shifted = values.sub(top.index_select(0, lines.number)), exp = shifted.exp();
-  const Tensor sum = sums_of(exp, lines.number, lines.count).index_select(0, lines.number);
+  const Tensor sum = sum_rows_by_index(exp, lines.number, lines.count).index_select(0, lines.number);
   return make_coo(self, self._indices().clone(), log ? shifted.sub(sum.log()) : exp.div(sum), true);
 }
 
@@ -64,7 +64,7 @@ Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, c
   }
   const Lines lines = lines_of(output, dim);
   const Tensor terms = log ? given : given.mul(values);
-  const Tensor sum = sums_of(terms, lines.number, lines.count).index_select(0, lines.number);
+  const Tensor sum = sum_rows_by_index(terms, lines.number, lines.count).index_select(0, lines.number);
   return make_coo(output, output._indices().clone(),
                   log ? given.sub(values.exp().mul(sum)) : values.mul(given.sub(sum)), true);
 }
@@ -111,8 +111,8 @@ Tensor sparse_addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, 
 }
 
 // The same for batches of matrices.
-Tensor batch_sum(const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta,
-                 const Scalar& alpha) {
+Tensor sparse_baddbmm(const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta,
+                      const Scalar& alpha) {
   const bool first = batch1.layout() != at::kStrided;
   TORCH_CHECK(first != (batch2.layout() != at::kStrided), "remote: bmm of the layouts ", batch1.layout(), " and ",
               batch2.layout(), " is not there: one of them may be sparse");
@@ -125,7 +125,7 @@ Tensor batch_sum(const Tensor& self, const Tensor& batch1, const Tensor& batch2,
       alpha);
 }
 
-Tensor sparse_bmm(const Tensor& self, const Tensor& other) { return batch_sum(self, self, other, 0, 1); }
+Tensor sparse_bmm(const Tensor& self, const Tensor& other) { return sparse_baddbmm(self, self, other, 0, 1); }
 
 Tensor& sparse_addmm_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
                          const Scalar& alpha, Tensor& out) {
@@ -146,8 +146,8 @@ Tensor matrix_vector(const Tensor& self, const Tensor& vector) {
   return sparse_addmm(column, self, column, 0, 1).squeeze(1);
 }
 
-Tensor& vector_product_out(const Tensor& self, const Tensor& matrix, const Tensor& vector, const Scalar& beta,
-                           const Scalar& alpha, Tensor& out) {
+Tensor& sparse_addmv_out(const Tensor& self, const Tensor& matrix, const Tensor& vector, const Scalar& beta,
+                         const Scalar& alpha, Tensor& out) {
   const Tensor product = matrix_vector(matrix, vector).mul(alpha);
   const Tensor result = beta.equal(0) ? product : self.mul(beta).add(product);
   return out.resize_(result.sizes()).copy_(result);
@@ -170,7 +170,7 @@ static std::pair<Tensor, Tensor> filled_rows(const Tensor& mat1, const Tensor& m
   const SparseElements of = elements_of(coalesce(mat1));
   const auto [rows, which, counts] = at::_unique2(of.rows, true, true);
   const Tensor terms = mat2.index_select(0, of.columns).mul(of.values.view({-1, 1}));
-  return {rows, sums_of(terms, which, rows.size(0))};
+  return {rows, sum_rows_by_index(terms, which, rows.size(0))};
 }
 
 Tensor sparse_hspmm(const Tensor& mat1, const Tensor& mat2) {

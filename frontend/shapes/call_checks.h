@@ -12,7 +12,8 @@ namespace torch_remote::frontend {
 
 enum class CheckWhen : uint8_t {
   kAlways,
-  // only if neither the op's shape rule nor a fast path of in_place.cpp accepts the call; these decline invalid calls
+  // only if neither the op's shape rule nor a fast path of in_place.cpp accepts the call; rule and fast paths decline
+  // invalid calls
   kUnlessRuled,
 };
 
@@ -25,7 +26,7 @@ struct CallCheckRow {
 // The row of an op, or null if it has none.
 const CallCheckRow* find_call_check(const ir::OpDesc& desc);
 
-// A bit mask of the dtypes that the overload's kernel does not support (kernel_dtypes.cpp).
+// The dtypes that the overload's kernel does not support, as a bit mask by ScalarType (kernel_dtypes.cpp).
 uint64_t find_refused_dtypes(std::string_view name);
 
 // Raises torch's error if the call would compute in one of `op.refused_dtypes`. Some operand has such a dtype.

@@ -20,9 +20,9 @@ Tier infer(const OpEntry& op, const c10::IValue* args, Inferred& out);
 bool single_arguments(const OpEntry& op, const c10::IValue* args, size_t i, torch::jit::Stack& single);
 
 // For in-place and out overloads: raises if the arguments are invalid, and resizes `out` arguments. Runs the op at the
-// Meta key on mirrors of its arguments, with one meta storage per real storage. Then applies changes of their sizes to
-// the real tensors. Signatures that changed nothing are cached. Returns false if there is no meta; then nothing was
-// checked or resized.
+// Meta key on mirrors of its arguments, with one meta storage per real storage. Then gives real tensors the sizes that
+// their mirrors have got. Signatures that changed nothing are cached. Returns false if there is no meta; then nothing
+// was checked or resized.
 bool check_mutation(const OpEntry& op, const c10::IValue* args);
 
 bool is_masked_fill(const OpEntry& op);  // the in-place overloads

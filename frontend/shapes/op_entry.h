@@ -50,8 +50,9 @@ struct OpEntry {
   const ir::OpDesc* desc;
   uint32_t arg_count;
   ShapeRuleFunction rule = nullptr;
-  CallCheck check = nullptr;          // for every call
-  CallCheck check_unruled = nullptr;  // for calls that no rule or fast path accepts; these decline invalid calls
+  CallCheck check = nullptr;  // for every call
+  // for calls that no rule or fast path accepts; rules and fast paths decline invalid calls
+  CallCheck check_unruled = nullptr;
   const c10::KernelFunction* structured = nullptr;
   const OpEntry* functional = nullptr;     // for an in-place or out overload: the op to infer with
   const OpEntry* per_tensor_op = nullptr;  // for a multi-tensor op: the op that CPU calls for each tensor

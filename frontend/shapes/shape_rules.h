@@ -33,6 +33,7 @@ inline bool is_standard_float(c10::ScalarType t) {
   return t == Float || t == Double || t == Half || t == BFloat16;
 }
 
+// Whether both are tensors of this device with the same dtype. Callers check that it is a float.
 inline bool same_float(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && is_remote(a) && is_remote(b);
 }
@@ -58,8 +59,8 @@ inline c10::DimVector int_list(const c10::IValue& value) {
 inline bool given(const c10::IValue& value) { return !value.isNone() && value.toTensor().defined(); }
 
 // Sizes, strides and dtype of a TensorIterator result over these operands: sizes are broadcast, and the operands' order
-// of dims is preserved (TensorIteratorBase::reorder_dimensions). Returns false if the sizes do not broadcast. `number`
-// says that there is also a number, which torch makes an operand of rank 0.
+// of dims is preserved (TensorIteratorBase::reorder_dimensions). Returns false if the sizes do not broadcast. `number`:
+// there is also a number, which torch makes an operand of rank 0.
 bool broadcast_result(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out, bool number = false);
 
 // The rule of ops whose result has the metadata of the first argument.

@@ -22,7 +22,7 @@ ir::SourceRef capture_source(bool* backward);
 // The source for a stack trace as torch.fx stores it (a str): its last line. Requires the GIL; keeps the text alive.
 ir::SourceRef text_source(PyObject* stack_trace);
 
-// The innermost such frame, for a wait, which has no record.
+// The innermost user frame, as for capture_source(), of a wait, which has no record.
 ir::SourceRef user_line();
 
 // Whether the record belongs to a backward pass. Its source is then the forward op.

@@ -37,17 +37,17 @@ class IterationDomain {
   // them.
   bool add(uint32_t node);
 
-  // A dim of a view in which an index gives the position.
+  // A dim of a view along which an index tensor gives the position.
   struct IndexedDim {
     int64_t size = 0, stride = 0;
   };
   struct Access {
     Part part;
-    int64_t offset = 0;               // elements
-    std::vector<int64_t> strides;     // of each dim, in elements; 0: the access does not vary along it
-    std::vector<IndexedDim> indexed;  // the dims that indices choose
-    DimMask dims = 0;
-    bool available_after_all_rows = false;  // it writes a value that is available only after all rows
+    int64_t offset = 0;                     // elements
+    std::vector<int64_t> strides;           // of each dim, in elements; 0: the access does not vary along it
+    std::vector<IndexedDim> indexed;        // the view's dims along which index tensors give the position
+    DimMask dims = 0;                       // the domain's dims whose stride is not 0
+    bool available_after_all_rows = false;  // the access writes a value that is available only after all rows
   };
   struct Member {
     uint32_t node = 0;

@@ -8,8 +8,9 @@
 #include "ir/analysis.h"
 #include "ir/fusion/fusion.h"
 
-// Base of the classes that find forms (fusion_forms.cpp, fusion_indices.cpp): access to a node's arguments by name, and
-// the form under construction.
+// Base of the classes that find a node's KernelForm (fusion_forms.cpp, fusion_indices.cpp). It has the form under
+// construction, and finds the node's arguments by name. Functions that add to the form return false if no kernel can
+// compute the node.
 namespace torch_remote::ir {
 
 class FormBuilder {
@@ -39,22 +40,24 @@ class FormBuilder {
     return value;
   }
 
-  // Adds a part that is read. An undefined tensor adds none.
-  bool reads(std::string_view name, AxisMapping along = AxisMapping::kLast) {
+  // Adds the argument as a part that is read. An undefined tensor adds none.
+  bool reads(std::string_view name, AxisMapping mapping = AxisMapping::kLast) {
     const Arg* arg = argument(name);
     if (arg == nullptr) return false;
     if (arg->tag == ArgTag::kNone) return true;
     if (arg->tag != ArgTag::kView) return false;
-    form_.parts.push_back({arg->a, along, true, false, false});
+    form_.parts.push_back({arg->a, mapping, true, false, false});
     return true;
   }
 
-  bool result(size_t index, AxisMapping along, bool over_rows = false) {
+  // Adds a result as a part that is written; an undefined one adds none. `reduces_other_axes`: see Part.
+  bool result(size_t index, AxisMapping mapping, bool reduces_other_axes = false) {
     const Arg& arg = node_.results[index];
-    if (arg.tag == ArgTag::kView) form_.parts.push_back({arg.a, along, false, true, over_rows});
+    if (arg.tag == ArgTag::kView) form_.parts.push_back({arg.a, mapping, false, true, reduces_other_axes});
     return arg.tag == ArgTag::kView || arg.tag == ArgTag::kNone;
   }
 
+  // Sets the form's space to that of an argument, or of the first result.
   bool space(std::string_view name) {
     const Arg* arg = argument(name);
     if (arg == nullptr || arg->tag != ArgTag::kView) return false;
@@ -67,12 +70,12 @@ class FormBuilder {
     return node_.results[0].tag == ArgTag::kView;
   }
 
-  // -- axes
+  // -- ranks and index tensors
 
   size_t rank_of(uint32_t view) const { return graph_.views[view].sizes.size(); }
 
-  bool reads_index(std::string_view name, AxisMapping along) {
-    if (!is_index(name) || !reads(name, along)) return false;
+  bool reads_index(std::string_view name, AxisMapping mapping) {
+    if (!is_index(name) || !reads(name, mapping)) return false;
     form_.parts.back().is_index = true;
     return true;
   }

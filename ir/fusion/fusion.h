@@ -94,10 +94,10 @@ enum class Expansion : uint8_t {
   kSelectBackward,
 };
 Expansion expansion_of(Opcode opcode);
-// Whether the op is a loss, whose sum or mean over all points may be wanted.
+// Whether the op is a loss with an argument `reduction`: none, mean or sum.
 bool is_loss(Expansion expansion);
-// Whether it processes the elements of a row, or the rows, in order. The threads of a GPU process rows and their parts
-// at the same time, so there is no GPU code for it.
+// Whether the kernel must process the elements of a row, or the rows, in order. The threads of a GPU process rows and
+// parts of rows at the same time, so there is no GPU code for these expansions.
 bool is_sequential(Expansion expansion);
 
 // The mapping of a view's dims to the axes of the space over which a node is computed.
@@ -107,12 +107,12 @@ enum class AxisMapping : uint8_t {
   kRest,     // the dims map, in order, to the axes that are not reduced
   kReduced,  // the last dim maps to the reduced axis; the other dims have size 1
   kChannel,  // the only dim maps to axis 1, which may be split
-  kNamed,    // as Part::axes says; if a dim is longer than its axis, its first positions are used
+  kNamed,    // Part::axes has the axis of each dim; if a dim is longer than its axis, only its first positions are used
 };
 
-// Entry of Part::axes for a dim without an axis: an index gives the position.
+// Entry of Part::axes for a dim without an axis: an index tensor gives the position along it.
 inline constexpr uint32_t kByIndex = 0xFFFFFFFF;
-// The most dims of a view that indices may choose.
+// Maximum number of such dims of a view.
 inline constexpr uint32_t kMaxIndexedDims = 4;
 
 // A view that the node reads or writes.
@@ -121,16 +121,18 @@ struct Part {
   AxisMapping mapping = AxisMapping::kLast;
   bool reads = false;
   bool writes = false;
-  bool reduces_other_axes =
-      false;  // a sum over axes that the node does not reduce otherwise: gradients of a norm's weight and bias
-  bool in_order = false;  // written at indices, row by row, as rows may share an element; starts from zero if not read
+  // a sum over axes that the node does not reduce otherwise: gradients of a norm's weight and bias
+  bool reduces_other_axes = false;
+  // written at indices, one row after the other, because two rows may write the same element; the view is filled with
+  // zeros first unless `reads`
+  bool in_order = false;
   std::vector<uint32_t> axes = {};  // for AxisMapping::kNamed: the axis of each dim
   bool is_index = false;            // its elements are indices
 
   bool is_by_index(size_t dim) const { return mapping == AxisMapping::kNamed && axes[dim] == kByIndex; }
 };
 
-// Whether indices choose which elements of the part are accessed.
+// Whether index tensors choose which elements of the part are accessed.
 bool is_at_indices(const Part& part);
 
 // A node as a kernel sees it. At each point of a space, it computes something from the parts' elements there. It may
@@ -139,8 +141,8 @@ struct KernelForm {
   Expansion expansion = Expansion::kNone;
   uint32_t space = 0;    // the view whose sizes are the space's sizes
   uint64_t reduced = 0;  // bit d: axis d is reduced
-  // If not 0, axis 1 of that view is split into axes 1 and 2 of the space. Axis 1 has this number of pieces, and axis 2
-  // the positions in a piece (groups of channels).
+  // If not 0, dim 1 (the channels) of the view `space` becomes axes 1 and 2 of the space. Axis 1 has this number of
+  // groups of channels, and axis 2 the channels of a group.
   int64_t channel_groups = 0;
   std::vector<Part> parts;
 };
@@ -149,11 +151,11 @@ struct KernelForm {
 // computes the node.
 bool find_form(const Graph& graph, const Node& node, uint32_t item, KernelForm* form);
 
-// The most rows of a matmul that may go to the loops for few rows (GroupKind::kMatmulEpilogue). With more rows,
-// libraries are faster.
+// Maximum number of rows of a matmul in a GroupKind::kMatmulEpilogue. With more rows, libraries are faster than our
+// loops.
 inline constexpr int64_t kMaxMatmulRows = 48;
-// Number of multiplications of a matmul, with the sizes of the known run, from which a worker may prefer a library in
-// some run.
+// From this number of multiplications on, a worker may prefer a library for a matmul. It is computed with the sizes of
+// the run for which the groups were made.
 inline constexpr double kMinLibraryMultiplications = 1 << 15;
 
 // Whether the node may fail because an index is out of bounds. Only the data decide whether it does.
@@ -181,8 +183,8 @@ struct AxisRange {
 // indexed, or is broadcast. Returns false if the part does not fit.
 bool find_axes(const Graph& graph, const KernelForm& form, const Part& part, std::vector<AxisRange>* axes);
 
-// Computes the sizes of the space's axes from the values of the graph's symbols. Returns false if the pieces are not
-// equal.
+// Computes the sizes of the space's axes from the values of the graph's symbols. Returns false if the groups of
+// channels are not equal.
 bool find_sizes(const Graph& graph, const KernelForm& form, std::span<const int64_t> values,
                 std::vector<int64_t>* sizes);
 

@@ -28,9 +28,10 @@ class KernelDims {
   // Returns kUnsupported if no kernel has that many dims.
   Status find();
 
-  std::vector<MergedDims> outer, row, columns;  // `row` has at most one dim
-  int64_t row_length = 0;                       // length of a row, if the only dim is cut into rows; otherwise 0
-  int64_t remainder = 0;
+  // The kernel's loops, from outside to inside: all dims of `outer`, then of `row` (at most one), then of `columns`.
+  std::vector<MergedDims> outer, row, columns;
+  int64_t row_length = 0;  // if the only dim is cut into rows: the length of a row; otherwise 0
+  int64_t remainder = 0;   // points after the last whole row
 
  private:
   void find_reference();

@@ -20,7 +20,8 @@ enum class ComposedAs : uint8_t {
   kOther,    // a node of `op`, which computes the first results; the other results are memory that is never read
 };
 
-// An argument of `op` (for kFill: after the memory): an argument of the composed op, or a constant.
+// An argument of `op`: an argument of the composed op, or a constant. For kFill, the first argument of `op` is the new
+// memory, which has no entry.
 struct ComposedArgument {
   std::string_view name;  // empty if the argument is a constant
   ArgKind kind;           // kind of the constant: kBool, kInt or kFloat
@@ -29,7 +30,7 @@ struct ComposedArgument {
 
 struct ComposedOp {
   std::string_view name;       // schema name
-  bool implemented_by_client;  // the client implements it, or torch's composite does, which calls such an op
+  bool implemented_by_client;  // the client implements it, or torch composes it of ops that the client implements
   ComposedAs as;
   Opcode op;  // op of the table; kInvalidOpcode if there is none
   std::span<const ComposedArgument> arguments;

@@ -270,9 +270,8 @@ Opcode register_opaque(std::string_view name, std::span<const OpaqueArg> args, s
 // Bools, strings, dtypes and memory formats are structural. Layouts and devices are ignored. Every number is a value.
 ArgRole default_role(ArgKind kind);
 
-// Whether torch's kernel of the op writes each element at its strides. Such a kernel stays within a tensor whose
-// elements share memory. CPU refuses some such tensors before the kernel writes them, and the kernels themselves refuse
-// others.
+// Whether torch's kernel of the op writes each element at its strides. Such a kernel never writes outside of a tensor
+// whose elements overlap in memory, though CPU refuses some of these tensors.
 bool writes_by_strides(const OpDesc& desc);
 
 }  // namespace torch_remote::ir

@@ -6,8 +6,8 @@
 #include "ir/graph.h"
 
 // Runs a graph with meaningless functions in place of the ops: an element is a hash of the op and of what the op read.
-// If two graphs give the same bytes, they do the same reads and writes, in orders that make no difference. Passes must
-// keep this.
+// If two graphs give the same bytes, they do the same reads and writes, in orders that make no difference. A pass must
+// not change the bytes.
 namespace torch_remote::passes::testing {
 
 struct Bytes {

@@ -53,8 +53,8 @@ struct CapturedProgram {
 };
 using CapturedProgramPtr = std::shared_ptr<const CapturedProgram>;
 
-// Events are in the order in which the client sent its messages. A reply is part of its message's event, whenever it
-// came. All spans point into the capture and live as long as the reader.
+// Events are in the order in which the client sent its messages. A reply is part of the event of the message that it
+// answers, no matter when it arrived. All spans point into the capture and live as long as the reader.
 
 struct ProgramEvent {
   CapturedProgramPtr program;
@@ -103,8 +103,8 @@ struct ErrorEvent {
 };
 
 struct CaptureEvent {
-  uint64_t sequence = 0;  // of the client's message; for ErrorEvent, of the last message that was done
-  uint64_t time = 0;      // ns from the start of the capture to when it was sent (for ErrorEvent, received)
+  uint64_t sequence = 0;  // of the client's message; for ErrorEvent, of the last message that the worker had finished
+  uint64_t time = 0;      // ns since the start of the capture: when the message was sent (for ErrorEvent, received)
   std::variant<ProgramEvent, RunEvent, UploadEvent, ReadEvent, FreeEvent, SynchronizeEvent, ErrorEvent> what;
 };
 

@@ -4,11 +4,11 @@
 #include <cstdint>
 
 // The format of a capture: a file header, then chunks. Integers are little endian. Headers, chunks and attachments are
-// aligned to 64 bytes; the padding is zero. If a file ends inside a chunk, its process died while writing it, and
+// aligned to 64 bytes; the padding is zero. If a file ends inside a chunk, the process that wrote the file died, and
 // everything before that chunk is valid.
 //
 // The format version changes when a reader of the old version would misread a new file. The flatbuffers
-// (remote/capture/capture.fbs, remote/wire/wire.fbs) may get new fields without that.
+// (remote/capture/capture.fbs, remote/wire/wire.fbs) may get new fields in the same format version.
 namespace torch_remote::capture {
 
 inline constexpr char kMagic[8] = {'T', 'R', 'R', 'E', 'P', 'L', 'A', 'Y'};

@@ -12,9 +12,9 @@
 #include "ir/status.h"
 #include "remote/capture/capture_writer.h"
 
-// A log on disk from which another worker can reach the same state. It has the programs, the contents of buffers at the
-// last checkpoint, and the messages since then. The files are captures (capture_format.h) that are unlinked, so they
-// disappear when the process ends.
+// A log on disk of one session, from which another worker can rebuild the session's state. It has the programs, the
+// contents of buffers at the last checkpoint, and the messages since then. The files are captures (capture_format.h)
+// that are unlinked, so they disappear when the process ends.
 namespace torch_remote::remote {
 
 struct LoggedFrame {
@@ -26,16 +26,16 @@ struct LoggedFrame {
 // Thread safe.
 class ReplayLog {
  public:
-  // Creates `folder` if it does not exist. `limit` is the most bytes of messages that it writes since a checkpoint.
+  // Creates `folder` if it does not exist. `limit`: maximum bytes of messages since the last checkpoint.
   static Status open(const std::string& folder, uint64_t limit, std::unique_ptr<ReplayLog>* log);
 
-  // Appends a message that is sent next. If this fails, the log is unusable until the next checkpoint.
+  // Appends the message that the client sends next. If this fails, the log is unusable until the next checkpoint.
   Status append(const wire::Header& header, std::span<const uint8_t> control, std::span<const std::byte> attachment);
   // Marks an appended message as not sent.
   void forget(uint64_t sequence);
   // Starts a new checkpoint: messages appended from now on come after it.
   Status cut();
-  // Marks earlier messages as not repeatable. The log is unusable until a later checkpoint.
+  // Records that the messages so far cannot be repeated, and why. The log is unusable until a later checkpoint.
   void mark_not_repeatable(const std::string& why);
   // Returns ok, or the reason why the session cannot be rebuilt from this log.
   Status usable() const;
@@ -48,7 +48,7 @@ class ReplayLog {
   Status commit_checkpoint();
   void abandon_checkpoint();
 
-  // A reader's position. No checkpoint may be committed meanwhile: see hold_checkpoints().
+  // A reader's position. While a reader uses it, no checkpoint may be committed: see hold_checkpoints().
   struct Position {
     size_t file = 0;
     uint64_t offset = 0;
@@ -56,11 +56,12 @@ class ReplayLog {
   using Visit = std::function<Status(const LoggedFrame&)>;
   // Visits all programs that a message since the last checkpoint may run, then the buffers of that checkpoint.
   Status visit_state(const Visit& visit) const;
-  // Visits the messages from `position` on and moves `position` behind them.
+  // Visits the messages from *position on, and moves *position behind the last one.
   Status visit_messages(Position* position, const Visit& visit) const;
   // While this lock is held, commit_checkpoint waits.
   std::unique_lock<std::mutex> hold_checkpoints() { return std::unique_lock(reading_); }
 
+  // For a forked child: see CaptureWriter::abandon.
   void abandon();
 
  private:
@@ -84,8 +85,7 @@ class ReplayLog {
   std::vector<FilePtr> messages_;
   size_t cut_at_ = 0;  // index of the first file after the checkpoint that is being made
   std::set<uint64_t> forgotten_;
-  // Dropped programs: since the last checkpoint; since the cut; before the last checkpoint
-  // (dropped_before_checkpoint_).
+  // Programs that the client dropped: since the last checkpoint, since the last cut(), and before the last checkpoint.
   std::vector<uint32_t> dropped_, dropped_since_cut_;
   std::set<uint32_t> dropped_before_checkpoint_;
   size_t program_count_ = 0;  // number of programs in programs_

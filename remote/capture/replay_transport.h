@@ -13,8 +13,8 @@
 // A session that survives its worker. The client's messages are written to disk. When the worker is lost, they are sent
 // to another worker, from the last checkpoint on. The client only notices the delay.
 //
-// To get the same bits from the new worker, the client hello asks it not to choose algorithms by timing
-// (Hello::repeatable). A different kind of worker (processor, number of cores, versions) is refused.
+// To get the same bits from every worker, the hello (Hello::repeatable) requests that no worker chooses algorithms by
+// timing. A different kind of worker (processor, number of cores, versions) is refused.
 namespace torch_remote::remote {
 
 struct ReplayOptions {
@@ -25,7 +25,7 @@ struct ReplayOptions {
   std::function<Status(const KeepWaiting& go_on, std::unique_ptr<Transport>* transport)> connect;
   std::chrono::seconds retry_time{60};
   std::chrono::seconds every{300};                   // a checkpoint is due after this time
-  std::function<void(const std::string&)> log = {};  // receives log messages for users, on any thread
+  std::function<void(const std::string&)> log = {};  // receives messages for the user; called on any thread
   std::function<void()> on_due = {};                 // asks for a checkpoint; called during a send, so it must not wait
 };
 
@@ -41,7 +41,8 @@ class ReplayTransport : public Transport {
   virtual Status add_buffer(uint64_t buffer, std::span<const std::byte> bytes) = 0;
   virtual Status commit_checkpoint() = 0;
   virtual void abandon_checkpoint() = 0;
-  // Whether a checkpoint is due: much was sent since the last one, time has passed, or a message cannot be repeated.
+  // Whether a checkpoint is due: since the last one more than half of ReplayOptions::limit was sent, or
+  // ReplayOptions::every has passed; or the log is unusable.
   virtual bool checkpoint_due() const = 0;
   // Number of workers that were replaced.
   virtual uint64_t restored() const = 0;

@@ -20,11 +20,11 @@ struct CheckpointBuffer {
 };
 using TakeBytes = std::function<Status(std::span<const std::byte>)>;
 
-// Makes a checkpoint; later runs send all of their parameters once. If there are unreported failures, *kept is false
-// and no checkpoint is made. Waits.
-Status begin_checkpoint(Client& client, const KeepWaiting& keep_waiting, bool* kept,
+// Makes a checkpoint and sets *made and *buffers. The next run of each program then sends all of its parameters. If
+// there are unreported failures, *made is false and there is no checkpoint. Waits.
+Status begin_checkpoint(Client& client, const KeepWaiting& keep_waiting, bool* made,
                         std::vector<CheckpointBuffer>* buffers);
-// Reads a buffer's contents in the checkpoint. `take` sees the bytes once, in place. Waits.
+// Reads the contents that a buffer had at the checkpoint. `take` sees the bytes once, in place. Waits.
 Status read_checkpoint(Client& client, const CheckpointBuffer& buffer, const TakeBytes& take,
                        const KeepWaiting& keep_waiting);
 // Makes the worker drop the checkpoint. Waits.

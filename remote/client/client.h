@@ -26,7 +26,7 @@ struct Counters {
   uint64_t programs_built = 0;
   uint64_t program_hits = 0;
   uint64_t programs_dropped = 0;  // by this client and on its worker, because of the limit on programs
-  uint64_t programs_kept = 0;
+  uint64_t programs_kept = 0;     // programs that the worker has now
   uint64_t kernels_compiled = 0;
   uint64_t groups_refused = 0;       // fusion groups for which the worker has no kernel
   uint64_t round_trips = 0;          // waits for a reply
@@ -36,7 +36,7 @@ struct Counters {
   uint64_t bytes_received = 0;       // control bytes
   uint64_t bytes_uploaded = 0;
   uint64_t bytes_downloaded = 0;
-  uint64_t worker_bytes = 0;
+  uint64_t worker_bytes = 0;  // in buffers on the worker, as of its last message
   uint64_t worker_peak_bytes = 0;
 
   // Adds another client's counters.
@@ -71,7 +71,7 @@ static_assert(std::size(kCounterFields) * sizeof(uint64_t) == sizeof(Counters), 
 
 struct FlushInfo {
   size_t ops = 0;
-  bool hit = false;
+  bool hit = false;  // the worker had a program of an equal trace
   uint32_t program = 0;
   size_t bytes = 0;       // control bytes of the run message
   uint64_t sequence = 0;  // of the run message
@@ -88,7 +88,7 @@ struct RunArguments {
   ir::MathModes math = 0;
 };
 
-// A point of the session's work that the device has reached.
+// A mark (Client::mark) that the worker's device has reached.
 struct Mark {
   uint64_t reached = 0;  // ns on the device's clock, whose origin is arbitrary
   bool failed = false;   // there are failures for synchronize() to report
@@ -110,7 +110,7 @@ class Client {
 
   // Sends the trace for execution and clears it. The fresh buffers that survive get consecutive ids from *base on, in
   // the order of their ordinals; *base is also set if there are none. A hit allocates no memory. The trace's storages
-  // must not die during the call. Waits for credits but not for the worker otherwise. Pass `ticket` if the trace's last
+  // must not die during the call. Waits only while too many messages are in flight. Pass `ticket` if the trace's last
   // record has dynamic or host results. The run then wants a reply, and the ticket must be passed to wait_results once.
   virtual Status flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint64_t* ticket = nullptr) = 0;
 
@@ -132,7 +132,7 @@ class Client {
   // Creates a buffer of `size` bytes, which `fill` writes once. Sets *id.
   virtual Status upload(size_t size, const std::function<void(std::byte* destination)>& fill, uint64_t* id) = 0;
 
-  // Asks whether the worker may read a file that it sees. Waits.
+  // Asks whether the worker finds a file at `path` and may read it. Waits.
   virtual Status find_file(std::string_view path, const KeepWaiting& keep_waiting, FoundFile* file) = 0;
   // Creates a buffer with bytes of such a file, which the worker reads. Sets *id.
   virtual Status read_file(std::string_view path, const FileVersion& version, uint64_t offset, uint64_t size,
@@ -175,7 +175,7 @@ class Client {
   // flushes and uploads, with no lock held.
   virtual Status throttle(const KeepWaiting& keep_waiting) = 0;
 
-  // Marks this point of the session's work; the worker reports when it gets there. Does not wait. `ticket` must be
+  // Marks the end of the work that was sent so far; the worker reports when it is done. Does not wait. `ticket` must be
   // passed to wait_mark or forget once.
   virtual Status mark(uint64_t* ticket) = 0;
   // Whether the mark was reached, as far as this end knows. Does not wait and never reports failures.
@@ -189,14 +189,14 @@ class Client {
   // Asks whether the worker can execute the op of this name ("mylib::scale.out"). Waits.
   virtual Status has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) = 0;
 
-  // Makes the worker record what it executes, or stop recording; kClock only reads its clock. Waits. `limit` is the
-  // number of events to record at most. A failed kStop returns what the worker had sent before.
+  // Makes the worker record what it executes, or stop recording; kClock only reads the worker's clock. Waits. `limit`
+  // is the maximum number of events to record. A failed kStop returns what the worker had sent before.
   virtual Status profile(ProfileCommand command, uint64_t limit, const KeepWaiting& keep_waiting,
                          WorkerProfile* profile) = 0;
 
   virtual Counters counters() const = 0;
   virtual void reset_counters() = 0;
-  // As of the worker's last message.
+  // The worker's memory as of its last message.
   virtual MemoryUse memory_use() const = 0;
   virtual MachineInfo machine() const = 0;
   // Returns kLost and the reason once the worker is gone.

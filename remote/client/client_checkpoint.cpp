@@ -7,7 +7,7 @@ ClientImpl& impl(Client& client) { return static_cast<ClientImpl&>(client); }
 
 }  // namespace
 
-Status begin_checkpoint(Client& client, const KeepWaiting& keep_waiting, bool* kept,
+Status begin_checkpoint(Client& client, const KeepWaiting& keep_waiting, bool* made,
                         std::vector<CheckpointBuffer>* buffers) {
   ClientImpl& it = impl(client);
   const auto encode = [&] {
@@ -18,7 +18,7 @@ Status begin_checkpoint(Client& client, const KeepWaiting& keep_waiting, bool* k
   OpError none;  // this reply has no error
   if (Status status = it.ask(wire::Type::kSynchronize, encode, keep_waiting, &frame, &none); !status) return status;
   const auto* reply = flatbuffers::GetRoot<wire::SynchronizeReply>(frame.control.data());  // verified on receipt
-  *kept = reply->kept();
+  *made = reply->kept();
   buffers->clear();
   if (reply->buffers() == nullptr || reply->sizes() == nullptr) return {};
   if (reply->buffers()->size() != reply->sizes()->size()) {

@@ -17,7 +17,7 @@
 #include "remote/client/replies.h"
 #include "remote/client/speculative_reads.h"
 
-// The client over one transport: client_impl.cpp connects, sends and asks; client_read.cpp reads.
+// The client over one transport: client_impl.cpp connects and sends, client_read.cpp reads buffers.
 namespace torch_remote::remote {
 
 struct AtomicCounters {
@@ -107,7 +107,8 @@ class ClientImpl final : public Client {
   }
 
   // The following require order_.
-  // Takes received messages, checks health, and reserves credits for `messages` and for a list of frees before them.
+  // Handles messages that have arrived, checks health, and reserves space in flight (Replies::reserve) for `messages`
+  // and for a list of frees before them.
   Status begin(size_t messages, size_t bytes);
   // Moves the pending frees to frees_now_ and encodes them to frees_bytes_.
   void take_frees();
@@ -132,10 +133,10 @@ class ClientImpl final : public Client {
   // The following must be called without order_.
   Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error,
               bool keep_expecting = false);
-  // Sends a question, which `encode` writes into builder_ with order_ held.
+  // Sends a message that wants a reply; `encode` writes it into builder_ with order_ held.
   template <typename Encode>
   Status send_request(wire::Type type, Encode&& encode, uint64_t* sequence);
-  // Sends a question, which `encode` writes into builder_ with order_ held, and waits for the reply.
+  // The same, then waits for the reply.
   template <typename Encode>
   Status ask(wire::Type type, Encode&& encode, const KeepWaiting& keep_waiting, Frame* reply, OpError* error);
 
@@ -149,13 +150,13 @@ class ClientImpl final : public Client {
   Status send_read(const ReadView& view, bool ahead, uint64_t* sequence);
   // Sends a Read of a buffer's first `nbytes` bytes, which are cached: *snapshot.
   Status send_read_whole(uint64_t buffer, uint64_t nbytes, bool ahead, SnapshotPtr* snapshot);
-  // Send speculative reads. The first function follows a message that reserved credits for them; the second reserves
-  // its own.
+  // Send speculative reads. The first function may only follow a message for which begin() reserved space for the
+  // reads, too; the second one reserves it.
   Status send_guesses(const std::vector<SpeculativeReads::Guess>& guesses);
   Status reserve_and_send_guesses(const std::vector<SpeculativeReads::Guess>& guesses);
-  // Requests a view, which is in the first `end` bytes of its buffer, unless it is cached or already requested. Also
-  // requests what is likely to be read next. If *snapshot is set, the view is a part of it; if it is null, the reply
-  // has only the view.
+  // Sends a Read of a view, which is in the first `end` bytes of its buffer, unless the bytes are cached or already
+  // requested. Also sends reads of what is likely to be read next. If *snapshot is not null afterwards, it will contain
+  // the view's bytes; otherwise the reply to `sequence` has only the view.
   Status ask_for(const ReadView& view, uint64_t end, uint64_t* sequence, SnapshotPtr* snapshot);
   // The following must be called without order_.
   // Waits for the bytes of a snapshot.
@@ -180,7 +181,7 @@ class ClientImpl final : public Client {
   uint64_t sequence_ = 0;
   uint64_t next_id_ = 1;
   uint64_t checkpoints_ = 0;
-  uint64_t uses_ = 0;  // number of uses of programs so far
+  uint64_t uses_ = 0;  // number of uses of programs so far: the clock of CachedProgram::last_use
   uint64_t most_program_bytes_ = kMaxProgramBytes;
   // Buffers that are reused for their capacity.
   flatbuffers::FlatBufferBuilder builder_{16 << 10};

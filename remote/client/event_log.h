@@ -9,8 +9,8 @@
 
 #include "ir/trace.h"
 
-// What this process does for its devices, and when, while torch.remote.profile records. There is one log per process.
-// While it is off, it costs one load and one branch per flush and message, and nothing per op.
+// The log of what this process does for its devices, and when. torch.remote.profile turns it on. There is one log per
+// process. While it is off, it costs one load and one branch per flush and message, and nothing per op.
 namespace torch_remote::remote {
 
 // CLOCK_MONOTONIC in ns.
@@ -29,7 +29,7 @@ struct Event {
     kReply,         // a wait for the reply to `sequence`
     kBackPressure,  // a wait because too many messages are in flight
     kWait,          // a wait of the user's code; name: "item", "synchronize", ...; source: its line
-    kUpload,        // bytes are copied to where the worker gets them; sets attachment
+    kUpload,        // bytes are copied into an attachment; sets attachment
     kBuild,         // a program is built
     kPass,          // a part of a build; name: "import", the pass, or "encode"
     kConnect,       // a worker is started

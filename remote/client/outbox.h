@@ -13,11 +13,11 @@
 #include "remote/client/types.h"
 #include "remote/transport/transport.h"
 
-// Sends messages in order. While no program is being built, they are sent on the caller's thread. While one is, later
-// messages queue behind it and are sent on the builder's thread.
+// Sends messages in order. While no program is being built, they are sent on the caller's thread. While a program is
+// being built, later messages wait in a queue, and the builder's thread sends them afterwards.
 namespace torch_remote::remote {
 
-// What the outbox must know of a run if its program cannot be built.
+// What the outbox needs of a run whose program could not be built.
 struct RunInfo {
   ProgramPtr program;
   uint64_t base = 0;
@@ -29,7 +29,7 @@ struct BuildJob {
   ir::Trace trace;
   std::vector<uint64_t> survivors;
   std::shared_ptr<const ir::Graph> graph;  // null: use the trace
-  std::vector<int64_t> sample;             // of the graph
+  std::vector<int64_t> sample;             // typical parameters of the graph
   uint64_t load_sequence = 0;              // of the LoadProgram message
 };
 
@@ -55,7 +55,8 @@ class Outbox {
   void build_and_send(std::unique_ptr<BuildJob> job, const wire::Header& header, std::span<const uint8_t> control,
                       const RunInfo& run);
 
-  // Exchanges `trace` for an empty one, which has capacity if the builder returned one. The job gets the old trace.
+  // Moves `trace` into a new job and leaves an empty trace, with the capacity of an earlier job's trace if there is
+  // one.
   std::unique_ptr<BuildJob> job_for(ir::Trace& trace);
 
  private:

@@ -42,7 +42,7 @@ struct CachedProgram {
   std::vector<ir::Opcode> ops;      // opcode of each record
   ProgramOptions options;
 
-  bool of_graph = false;  // made by load(): its callers own it, and find() never returns it
+  bool of_graph = false;  // made by add(graph) for Client::load(): its callers own it, and find() never returns it
 
   // For programs of traces: time of the last use, as a counter. Guarded by the lock on message order.
   uint64_t last_use = 0;
@@ -52,7 +52,9 @@ struct CachedProgram {
   // The last run, from which the next one is delta encoded; the worker stores it as well. Guarded by the lock on
   // message order.
   LastRun last;
-  uint64_t checkpoint = 0;  // the checkpoint after which `last` is valid; guarded in the same way
+  // Number of the last checkpoint before the last run. After a later checkpoint the next run sends all parameters,
+  // because a replay does not know `last`. Guarded in the same way.
+  uint64_t checkpoint = 0;
 
   // The build failed, so the worker will never have this program; `failure` says why. The builder sets this last.
   std::atomic<bool> failed = false;
@@ -68,10 +70,10 @@ struct CachedProgram {
   uint64_t sources_since = 0;
 };
 
-// Only one thread at a time may find and add; `describe` may run concurrently.
+// Only one thread at a time may call find(), add(), remove() and trim(); other threads may call describe() meanwhile.
 class ProgramCache {
  public:
-  // Returns the program built from an equal trace, or null. After the hash, the traces themselves are compared.
+  // Returns the program built from an equal trace, or null. Compares the traces themselves if the keys are equal.
   ProgramPtr find(const ir::Hash128& key, const ir::Trace& trace, std::span<const uint64_t> survivors) const;
   // Adds a program of a trace, with the next number. Copies `trace`.
   ProgramPtr add(const ir::Hash128& key, const ir::Trace& trace, std::span<const uint64_t> survivors);
@@ -91,7 +93,7 @@ class ProgramCache {
 
   // Sets the sources of a program's run with this sequence. Takes `sources` if they differ from the last run's.
   void set_sources(CachedProgram& program, uint64_t sequence, std::vector<ir::SourceRef>& sources);
-  // Sets the op's name of a record of a program's run, and where the record comes from if that is still known. Returns
+  // Looks up a record of a program's run: *op gets the op's name, *source the user's line if it is still known. Returns
   // false if there is no such record.
   bool describe(uint32_t program, uint32_t record, uint64_t sequence, ir::SourceRef* source, std::string* op) const;
 

@@ -14,8 +14,9 @@ struct ReadView {
   int64_t offset;
 };
 
-// Sets *packed to the bytes of the view's elements, and *end to the bytes of the buffer up to the last element. *end is
-// UINT64_MAX if the view reaches before the buffer or the number overflows. Returns false for sizes that no tensor has.
+// Sets *packed to the number of bytes of the view's elements, and *end to the number of bytes of the buffer up to the
+// end of the last element. *end is UINT64_MAX if the view reaches before the buffer or the number overflows. Returns
+// false for sizes that no tensor has.
 bool measure(const ReadView& view, uint64_t* packed, uint64_t* end);
 
 // Copies the view's elements, packed. `from` points to the first one.

@@ -15,11 +15,11 @@
 #include "remote/transport/transport.h"
 #include "remote/wire/wire_generated.h"
 
-// Handles messages from the worker: replies, which are matched by sequence; acknowledgements, which return credits;
-// failures.
+// Handles messages from the worker: replies, which are matched by sequence; acknowledgements, which return credits (the
+// right to have messages in flight); failures.
 //
-// No thread is dedicated to this. One waiting thread at a time, the leader, receives. The others wait for the leader,
-// and one of them takes over when it has its reply.
+// No thread is dedicated to receiving. One waiting thread at a time, the leader, receives. The others wait for the
+// leader, and one of them takes over when it has its reply.
 namespace torch_remote::remote {
 
 // Thread safe.
@@ -49,8 +49,8 @@ class Replies {
   Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error,
               bool keep_expecting = false);
 
-  // Adds the deferred failures to *error, a synchronize's error, whose own failures come last. Deferred failures are
-  // those of programs that could not be built, and those in replies to interrupted waits.
+  // *error is that of a synchronize. Puts the deferred failures before those that it has. Deferred failures are those
+  // of programs that could not be built, and those in replies to interrupted waits.
   void take_deferred(OpError* error);
 
   // Says that profile parts from this message on are to be stored, at most `limit` events.
@@ -68,8 +68,9 @@ class Replies {
   void set_connection_lost(const Status& why);
   // Returns ok, or kLost with the reason.
   Status health() const;
+  // Sequence of the last message that the worker has acknowledged.
   uint64_t acknowledged() const;
-  // Whether acknowledged ops still run in the background of the worker.
+  // Whether ops of acknowledged messages still run in the background of the worker.
   bool has_background_work() const;
   uint64_t last_sent() const;
 

@@ -10,10 +10,10 @@
 
 #include "remote/client/program_cache.h"
 
-// Speculative reads of small results, for scripts that read several one after the other. The first read after a
-// program's runs also requests what was read after its last runs, so that the script waits only once. A result that was
-// read and not written since is not requested again. Only bytes are cached, never an error: a read that must raise asks
-// the worker.
+// Speculative reads of small results, for scripts that read several results one after the other. A *round* is the runs
+// between two waits of the script. The read that ends a round also requests what the script read after earlier rounds
+// that ended with the same program, so that it waits only once. A result that was read and not written since is not
+// requested again. Only bytes are cached, never an error: a read that must raise an error is sent to the worker.
 namespace torch_remote::remote {
 
 // Buffers up to this size are read whole, so that later reads of other parts are already cached.
@@ -28,9 +28,9 @@ struct Snapshot {
     kFailed
   };
   State state = State::kRequested;
-  bool ahead = false;
+  bool ahead = false;            // a speculative read
   uint64_t sequence = 0;         // of the Read message
-  std::vector<std::byte> bytes;  // allocated in the right size; constant once state is kReady
+  std::vector<std::byte> bytes;  // has its final size from the start; constant once state is kReady
 };
 using SnapshotPtr = std::shared_ptr<Snapshot>;
 
@@ -42,8 +42,9 @@ class SpeculativeReads {
     uint64_t nbytes;
   };
 
-  // Says that this run is sent next. `made` has the sizes of the buffers that it creates from `base` on; it is
-  // exchanged for another vector. `copies` lists those of them that are byte-for-byte copies of another buffer.
+  // Says that this run is sent next. `made` has the sizes in bytes of the buffers that it creates from `base` on; the
+  // vector is exchanged for an unused one. `copies` lists those of them that are byte-for-byte copies of another
+  // buffer.
   struct Copy {
     uint32_t index;
     uint64_t source;
@@ -84,7 +85,7 @@ class SpeculativeReads {
     uint32_t program = 0;
     uint32_t index = 0;
     uint64_t nbytes = 0;
-    uint32_t unused = 0;  // number of speculative reads since the script last read it
+    uint32_t unused = 0;  // number of speculative reads of this result since the script last read it
   };
   static constexpr size_t kRuns = 32;  // number of runs whose results are known
   static constexpr size_t kMostSnapshots = 256;

@@ -17,8 +17,8 @@
 // Types that several parts of the client use.
 namespace torch_remote::remote {
 
-// Limit on unacknowledged messages: about three training steps, each of which is some 10 runs. It is twice the number
-// that the worker acknowledges at once (wire.fbs), so the worker does not run out of work.
+// Limit on unacknowledged messages. It is twice the number after which the worker acknowledges (wire.fbs), so the
+// worker does not run out of work while the client waits.
 inline constexpr size_t kMaxUnacknowledged = 64;
 // Limit on bytes of unacknowledged uploads; a single larger upload may be in flight alone.
 inline constexpr size_t kMaxUnacknowledgedBytes = size_t{512} << 20;
@@ -63,7 +63,7 @@ struct FileVersion {
 struct FoundFile {
   FileVersion version;
   bool readable = false;  // whether the worker may read this file for its client
-  bool allowed = false;   // whether it reads files for its clients at all
+  bool allowed = false;   // whether the worker reads files for its clients at all
   std::string why;        // why it may not read the file
 };
 
@@ -84,10 +84,10 @@ struct CallResult {
   std::vector<uint64_t> sizes;    // bytes of the resulting buffers
 };
 
-// What a program asks of the worker.
+// How the worker executes a program.
 struct ProgramOptions {
-  // From now on both ends spin for expected messages (Transport::set_spin_time), for all programs of the session. This
-  // lowers the latency of calls and costs up to a millisecond of a core per wait.
+  // Once the program is loaded, both ends spin for messages (Transport::set_spin_time), for all programs of the
+  // session. This lowers the latency of calls and costs up to a millisecond of a core per wait.
   bool low_latency = false;
   // The worker may time several algorithms and keep the fastest, so the last bits of results may differ between runs.
   bool tune = false;

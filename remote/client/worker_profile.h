@@ -27,11 +27,11 @@ struct WorkerProfile {
   uint64_t begin = 0, end = 0;
   int64_t clock_least = 0, clock_most = 0;
   uint64_t lost = 0;  // for kStop: when we noticed that the worker is gone, in ns; 0: it is not
-  // For kStop, also if it fails: what the worker sent until then. Each event names a program of `programs` and one of
-  // its nodes, or is a whole message.
+  // For kStop, even if it failed: what the worker has sent. Each event names a program of `programs` and one of its
+  // nodes, or is a whole message.
   std::vector<wire::ProfileEvent> events;
   std::vector<ProfiledProgram> programs;
-  uint64_t dropped = 0;
+  uint64_t dropped = 0;  // events that exceeded the limit
 };
 
 // The command of a Profile message, as wire::ProfileCommand.
@@ -39,7 +39,8 @@ enum class ProfileCommand : uint8_t { kClock, kStart, kStop };
 
 // Sets process and clocks from a verified ProfileReply. `begin` and `end` are the times of the exchange.
 void decode_worker_clock(const Frame& reply, uint64_t begin, uint64_t end, WorkerProfile* profile);
-// Adds the events and programs of a reply, or of a part of a profile, to `profile`. Checks what the events name.
+// Adds the events and programs of a ProfileReply, or of a part of a profile, to `profile`. Checks that the events refer
+// to known programs and nodes.
 Status append_worker_profile(const Frame& part, WorkerProfile* profile);
 
 }  // namespace torch_remote::remote

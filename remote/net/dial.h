@@ -20,7 +20,7 @@ struct DialOptions {
 // Reads TORCH_REMOTE_TOKEN_FILE, TORCH_REMOTE_TOKEN, TORCH_REMOTE_TLS_CA, TORCH_REMOTE_TLS_CERT and
 // TORCH_REMOTE_TLS_KEY.
 Status dial_options_from_environment(DialOptions* options);
-// Reads the last three of these.
+// Reads the three TORCH_REMOTE_TLS_* variables.
 TlsFiles tls_files_from_environment();
 
 // Starts a session with the worker at tcp://HOST:PORT or tls://HOST:PORT. If the connection breaks while the transport

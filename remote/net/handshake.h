@@ -32,12 +32,12 @@
 //
 // The session's key comes from its first connection (a TLS exporter), so later connections need neither token nor
 // certificate. Each connection has its own pre-shared key, because the worker's nonce is part of it. So messages cannot
-// be replayed, and key material left in memory opens no other connection. The client proves first, so a stranger who
-// finds the port gets nothing that helps to guess the token.
+// be replayed, and key material left in memory opens no other connection. The client proves that it knows the token
+// first, so a stranger who finds the port gets nothing that helps to guess it.
 namespace torch_remote::remote {
 
 inline constexpr size_t kMaxText = 1024;
-// Time limits for a client until it is admitted, and for what the worker does meanwhile.
+// Time limits of a worker: until a client hello has arrived, and for the authentication of its client.
 inline constexpr std::chrono::seconds kHelloTimeout{10};
 inline constexpr std::chrono::seconds kAuthenticationTimeout{10};
 
@@ -147,8 +147,8 @@ struct PendingClient {
 // admitted.
 Status authenticate_client(int socket, const ClientHello& client_hello, const WorkerSide& side,
                            const Deadline& deadline, const std::string& description, PendingClient* pending_client);
-// Sends success. `received` is the number of frames that this end has received; it must not grow over another
-// connection any more.
+// Sends success. `received` is the number of frames that this end has received; from now on no earlier connection may
+// receive frames.
 Status accept_client(PendingClient& pending_client, uint64_t received, std::chrono::milliseconds lease,
                      std::chrono::milliseconds heartbeat, const Deadline& deadline);
 void refuse(PendingClient& pending_client, const std::string& why, const Deadline& deadline);
@@ -158,7 +158,7 @@ void refuse(PendingClient& pending_client, const std::string& why, const Deadlin
 // Sends a client's request and reads the result.
 Status request(ByteStream& stream, const Digest& binding, std::string_view token, uint64_t received,
                const std::string& name, const Deadline& deadline, HandshakeResult* handshake);
-// Reads a client's request. kUnsupported means that its proof is wrong; the client was informed.
+// Reads a client's request. kUnsupported means that its proof is wrong; the client has been sent an error.
 Status read_request(ByteStream& stream, const Digest& binding, std::string_view token, const Deadline& deadline,
                     uint64_t* received);
 

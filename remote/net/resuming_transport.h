@@ -32,10 +32,11 @@ class ResumingTransport : public Transport {
     uint64_t received = 0;  // frames of this session that the other end has received
   };
   // Makes the next connection of an end. The keeper calls it. With Options::reconnect_always it is also called while
-  // the old connection works, because a worker's client may notice earlier that it is broken. `broken` says whether
-  // this end considers it broken. It should wait for about `step` at most. kTimeout: there is no connection yet. kLost:
-  // the attempt failed and may be repeated. Any other error ends the session with that message. Before it reports the
-  // number of received frames, it must call `freeze`, which ends the old connection and returns that number.
+  // the old connection seems to work, because a worker's client may notice earlier that it is broken. `broken` says
+  // whether this end considers it broken. Reconnect should wait for about `step` at most. kTimeout: there is no
+  // connection yet. kLost: the attempt failed and may be repeated. Any other error ends the session with that message.
+  // Before Reconnect sends the other end the number of received frames, it must call `freeze`, which ends the old
+  // connection and returns that number.
   using Freeze = std::function<uint64_t()>;
   using Reconnect =
       std::function<Status(bool broken, std::chrono::milliseconds step, const Freeze& freeze, Connection* connection)>;
@@ -43,9 +44,9 @@ class ResumingTransport : public Transport {
   struct Options {
     std::chrono::milliseconds lease{60'000};  // the session ends after this time without a connection
     std::chrono::milliseconds heartbeat{5'000};
-    // Limit on the bytes of kept frames; a single frame may exceed it. Beyond it send waits. If an end keeps less than
-    // kMaxQueued, its peer can queue everything that it resends. So it can always go on to receive what the peer
-    // resends.
+    // Limit on the bytes of kept frames; a single frame may exceed it. Beyond it, send() waits. Keep it below
+    // kMaxQueued: then the peer can queue all frames that this end sends again on a new connection, and neither end has
+    // to wait for the other to receive.
     size_t max_unacknowledged_bytes = size_t{32} << 20;
     bool reconnect_always = false;    // call Reconnect also while the connection works
     std::function<void()> interrupt;  // called on another thread; makes Reconnect return soon
@@ -136,8 +137,8 @@ class ResumingTransport : public Transport {
   uint64_t acknowledged_to_peer_ = 0;  // number of received frames that we acknowledged
   size_t unacknowledged_received_bytes_ = 0;
   // State of the keeper.
-  uint64_t progress_ = 0, sent_ = 0;
-  Clock::time_point progressed_, sent_since_;
+  uint64_t progress_ = 0, sent_ = 0;           // bytes that the connection has received and sent
+  Clock::time_point progressed_, sent_since_;  // when these last changed, or a heartbeat was sent
   std::atomic<uint64_t> resumed_{0};
   std::thread keeper_;
 };

@@ -18,9 +18,9 @@ struct ssl_ctx_st;
 // that both know (RFC 8446: an external pre-shared key with an ephemeral Diffie-Hellman exchange).
 namespace torch_remote::remote {
 
-// From now on OpenSSL overwrites all memory that it frees. By default it leaves traces of a private key's file in
-// memory. For programs that must not keep secrets in memory. Must be called before anything uses OpenSSL; returns false
-// if something did.
+// Makes OpenSSL overwrite all memory that it frees, for programs that must not keep secrets in memory. By default
+// OpenSSL leaves traces of a private key's file there. Must be called before anything uses OpenSSL; returns false if
+// something did.
 bool enable_openssl_cleansing();
 
 // Names of PEM files; an empty name means that there is none.
@@ -46,7 +46,7 @@ class TlsContext {
 
   ssl_ctx_st* get() const { return context_; }
   // Holds this end's certificate and private key, or is null. Connections hold references until the handshake is done.
-  // So when the context is destroyed after that, the private key is no longer in memory.
+  // If the context is destroyed after that, the private key is no longer in memory.
   ssl_ctx_st* credentials() const { return credentials_; }
   Side side() const { return side_; }
 
@@ -58,8 +58,8 @@ class TlsContext {
 };
 
 // What authenticates the other end. For clients of workers with certificates: the host that the certificate must name.
-// For contexts from for_keys: a key that is used for one connection only, so that what OpenSSL keeps of it opens no
-// other one.
+// For contexts from for_keys: a key that is used for one connection only, because OpenSSL may leave copies of it in
+// memory.
 struct TlsPeer {
   std::string host;
   const Digest* key = nullptr;
@@ -69,7 +69,8 @@ class TlsStream : public ByteStream {
  public:
   // Derives a secret that only the two ends of this connection know (RFC 8446, section 7.5).
   virtual Status export_secret(std::string_view label, std::span<const uint8_t> context, Digest* secret) = 0;
-  // Until this call the buffers are small, so that a stranger can make this end use less than 64 KiB.
+  // Until this call the buffers are small, so that a client that is not authenticated makes this end use less than 64
+  // KiB.
   virtual void use_large_buffers() = 0;
 };
 

@@ -27,7 +27,7 @@ struct WorkerUrl {
 std::optional<WorkerUrl::Scheme> scheme_of(std::string_view url);
 bool is_network_url(std::string_view url);
 
-// kInvalid: other text; the message shows how to write it.
+// Returns kInvalid for any other text; the message shows the three forms.
 Status parse_worker_url(std::string_view text, WorkerUrl* url);
 
 }  // namespace torch_remote::remote

@@ -8,11 +8,11 @@
 #include "remote/net/tls.h"
 #include "remote/transport/transport.h"
 
-// Starts workers and connects to them.
+// Functions that start workers and connect to them.
 namespace torch_remote::remote {
 
-// A running worker and the connection to it. The destructor ends a worker that it started. Destroy the users of the
-// transport first; then the worker ends by itself.
+// A running worker and the connection to it. The destructor ends the worker if it was started together with this
+// object. Destroy the users of the transport first; then the worker ends by itself.
 class WorkerHandle {
  public:
   virtual ~WorkerHandle() = default;
@@ -51,11 +51,12 @@ Status connect_network_worker(const std::string& url, const KeepWaiting& keep_wa
 
 // The address of a worker that somebody else started.
 struct Endpoint {
-  std::string url;    // unix://PATH, tcp://HOST:PORT, tls://HOST:PORT, or one of those at `socket`
+  // unix://PATH, tcp://HOST:PORT, tls://HOST:PORT; with `socket`, "socket:" or "channel:DESCRIPTION"
+  std::string url;
   std::string token;  // empty: use the environment's
   TlsFiles tls;       // empty fields: use the environment's
   // A connected stream socket, which connect_worker takes over. With the URL "socket:" the worker at its other end
-  // shares memory. With "channel:DESCRIPTION" another program forwards the bytes, so there is only the stream.
+  // shares memory. With "channel:DESCRIPTION" another program forwards the bytes, so there is no shared memory.
   int socket = -1;
 };
 Status connect_worker(const Endpoint& endpoint, const KeepWaiting& keep_waiting, std::unique_ptr<WorkerHandle>* worker);

@@ -45,7 +45,7 @@ class FakeWorker {
     thread_.join();
   }
 
-  // Makes the program that a build would return: its numbers of parameters and inputs.
+  // Makes what a BuildFunction returns to a client of this worker: only the program's numbers of parameters and inputs.
   static std::vector<uint8_t> make_program(const ir::Trace& trace);
   static std::vector<uint8_t> make_program(const ir::Graph& graph);
 
@@ -84,7 +84,7 @@ class FakeWorker {
   }
   // Sends these events at once as a profile part, as a worker does from time to time.
   void hand_over_profile(const std::vector<wire::ProfileEvent>& events);
-  static constexpr uint64_t kFakeClock = uint64_t{1} << 60;  // what the worker's clock always says
+  static constexpr uint64_t kFakeClock = uint64_t{1} << 60;  // the constant value of the worker's clock
   // Sends a frame with these contents.
   void send_raw(wire::Type type, uint64_t sequence, std::vector<uint8_t> control);
   // Without the log, the contents of messages and uploads are not stored.

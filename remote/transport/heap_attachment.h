@@ -35,8 +35,8 @@ class HeapAttachment : public Attachment {
   size_t size_;
 };
 
-// Pools large heap memory as shared segments are pooled. Otherwise malloc returns it to the system each time and takes
-// fresh pages. Thread safe.
+// Caches large blocks of released memory (MemoryPool), because malloc would return them to the system and take fresh
+// pages each time. Thread safe.
 class HeapPool : public std::enable_shared_from_this<HeapPool> {
  public:
   // Returns null if there is no memory.

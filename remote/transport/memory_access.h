@@ -7,8 +7,8 @@ namespace torch_remote::remote {
 // What the peer may do with memory that this end lends it.
 enum class MemoryAccess : uint8_t {
   kWritable,
-  // The peer maps the memory read-only and cannot map it otherwise: this end seals its segments against writing by
-  // others (Linux 5.1). For an end that does not trust its peer.
+  // The peer can map the memory only for reading: this end seals its segments against writing by others (Linux 5.1).
+  // For an end that does not trust its peer.
   kReadOnly,
 };
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-// Released memory that is cached for the next attachment of the same size class, because its pages are already mapped.
+// Caches released memory for the next attachment of the same size class, because its pages are already mapped.
 namespace torch_remote::remote {
 
 // Attachments of at least this many bytes get a segment of their own.

@@ -25,7 +25,7 @@ enum class SegmentOp : uint32_t { kAnnounce = 1, kGiveBack, kRetire };
 
 struct SegmentMessage {
   uint32_t op = 0;
-  uint32_t count = 0;
+  uint32_t count = 0;  // of the tokens or numbers that follow
 };
 
 inline constexpr size_t kMaxTokens = 512;  // in one message
@@ -54,8 +54,8 @@ class SharedSegment {
   int take_descriptor() { return std::exchange(descriptor_, -1); }
   bool announced() const { return descriptor_ < 0; }
 
-  uint32_t number = 0;
-  bool own = false;
+  uint32_t number = 0;  // unique among the segments of the end that created it
+  bool own = false;     // created by this end
 
  private:
   SharedSegment(std::byte* data, size_t size, int descriptor) : data_(data), size_(size), descriptor_(descriptor) {}
@@ -82,9 +82,9 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   // Accepts an attachment that the peer lends us: a part of one of its segments, or of memory that we lent it.
   Status import_attachment(const AttachmentHeader& header, AttachmentPtr* attachment);
 
-  // Appends, as whole frames, the messages that the peer must have before the attachment that was lent last. They give
-  // back at most `max_tokens` attachments, rounded up to a multiple of kMaxTokens. Must be called after each
-  // export_attachment(). Sets *descriptor if a descriptor must be sent along; the caller closes it.
+  // Appends, as whole frames, the messages that the peer must have before the attachment that was lent last. These
+  // messages give back at most `max_tokens` attachments, rounded up to a multiple of kMaxTokens. Must be called after
+  // each export_attachment(). Sets *descriptor if a descriptor must be sent along; the caller closes it.
   void outgoing(size_t max_tokens, std::vector<uint8_t>& frames, int* descriptor);
   bool has_outgoing();
   // Handles a message of the peer. Attachments that the peer gave back are appended to `released`; the caller destroys

@@ -65,8 +65,8 @@ class StreamTransport : public Transport, private FrameParser::Handler {
 
   // Requires receiving_. Polls for input until `deadline`. Returns kTimeout if none came.
   Status spin_until(Clock::time_point deadline);
-  // The next step of the wait that began at `began`. The caller spins until the returned time. If that is past, it
-  // sleeps until *sleep_until.
+  // The next step of the wait that began at `began`. The caller spins until the returned time. If that time is past,
+  // the caller sleeps until *sleep_until.
   Clock::time_point spin_until_time(Clock::time_point began, Clock::time_point now,
                                     Clock::time_point* sleep_until) const;
   // Sleeps until input arrives, wake() is called, or `then`. Returns false if wake() ended the sleep.
@@ -81,7 +81,7 @@ class StreamTransport : public Transport, private FrameParser::Handler {
   Status write_some(Pieces& pieces, int& descriptor);  // kTimeout if the peer accepts no more now
   Status wait_to_write();
   bool writable() const;
-  // Sends the attachments that we gave back, if no other frame takes them along. Never waits.
+  // Sends the messages of memory_ (SharedMemory::outgoing) if no other frame is about to take them along. Never waits.
   void flush_memory_messages();
   Status lost(const std::string& what);
 
@@ -96,7 +96,8 @@ class StreamTransport : public Transport, private FrameParser::Handler {
   Status send_status_;
   std::atomic<uint64_t> sent_{0};  // bytes; written with sending_ held
   std::atomic<std::chrono::nanoseconds> silence_limit_{std::chrono::nanoseconds::zero()};  // zero: no limit
-  uint64_t moved_ = 0;  // total bytes moved when the silence limit was last checked; moved_at_ is when that changed
+  // bytes received and sent when the silence limit was last checked; moved_at_: when that number last changed
+  uint64_t moved_ = 0;
   Clock::time_point moved_at_;
 
   std::atomic<std::chrono::nanoseconds> spin_time_{std::chrono::nanoseconds::zero()};

@@ -13,8 +13,8 @@
 #include "remote/wire/wire.h"
 
 // A Transport moves frames between a client and a worker, in order. One object is one end of one connection. There are
-// implementations within a process (tests), over a Unix socket with shared memory (the local default), and over byte
-// streams (TCP, TLS, pipes).
+// implementations within a process (TORCH_REMOTE_WORKER=inproc, tests), over a Unix socket with shared memory (the
+// local default), and over byte streams (TCP, TLS, pipes).
 namespace torch_remote::remote {
 
 // Memory for tensor bytes that both ends access as cheaply as the transport allows: shared memory over a Unix socket,
@@ -28,8 +28,8 @@ class Attachment {
 };
 using AttachmentPtr = std::shared_ptr<Attachment>;
 
-// Argument of Transport::set_spin_time for low-latency programs. It is longer than the code of a training loop takes
-// between calls.
+// Argument of Transport::set_spin_time for low-latency programs. It is longer than the time that a training loop's own
+// code takes between two calls.
 inline constexpr std::chrono::milliseconds kLowLatencySpin{1};
 
 // Called during a wait every kWaitStep, without any lock. Returns false to give up, for example after Ctrl-C; the reply
@@ -66,8 +66,8 @@ class Transport {
   virtual AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> owner) = 0;
 
   // Sends one frame; `control` is not copied if it can go out at once. Blocks while the peer accepts nothing. Meanwhile
-  // it receives into a queue of kMaxQueued bytes and one frame, so two ends that both send less than that cannot
-  // deadlock. Returns kLost if the peer is gone. Thread safe; frames of one thread stay in order.
+  // it receives into a queue of at most kMaxQueued bytes plus one frame, so two ends that both send less than that
+  // cannot deadlock. Returns kLost if the peer is gone. Thread safe; frames of one thread stay in order.
   virtual Status send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) = 0;
 
   // Receives the next frame. Returns kTimeout after `timeout`; zero takes only what is already there. Returns kLost
@@ -80,8 +80,8 @@ class Transport {
   // Thread safe.
   virtual void set_spin_time(std::chrono::nanoseconds time) {}
 
-  // From now on a spinning thread moves to another core when another thread needs its core. To avoid waking cores, a
-  // scheduler may put both ends on one core, where they alternate. For an end that owns its threads.
+  // From now on a spinning thread moves to another core when another thread needs its core. Otherwise a scheduler that
+  // avoids waking cores may put both ends on one core, where they alternate. For an end that owns its threads.
   virtual void avoid_busy_cores() {}
 
   // Wakes a thread that waits in receive, which then returns kTimeout. If none waits, the next receive that would wait

@@ -4,23 +4,23 @@
 #include <chrono>
 #include <cstdint>
 
-// Predicts when the other end's next message comes, from the durations of earlier waits. If it comes while this end
-// still spins, nobody pays for a wake-up: about 50 µs, and more if a core must wake as well.
+// Predicts when the other end's next message comes, from the durations of earlier waits. If the message comes while
+// this end still spins, it costs no wake-up: about 50 µs, and more if a core must wake as well.
 namespace torch_remote::remote {
 
-// Predicts the end of one thread's waits. Not thread safe.
+// Predictions for the waits of one thread. Not thread safe.
 class WaitPredictor {
  public:
   using Duration = std::chrono::nanoseconds;
 
-  // Limits of the spin time per wait: at its beginning, and around the time at which we expect it to end.
+  // Limits of the spin time per wait: at the wait's beginning, and around its expected end.
   static constexpr Duration kMaxInitialSpin = std::chrono::microseconds(512);
   static constexpr Duration kMaxSpinAroundMean = std::chrono::microseconds(800);
   // We do not predict waits that take longer: the user is thinking, or there is no work.
   static constexpr Duration kLongestPredicted = std::chrono::milliseconds(50);
 
-  // The plan for a wait; times count from its beginning. Spin until `first`, then sleep, except that we spin from
-  // `from` to `until`. If both are 0, sleep on.
+  // The plan for a wait; times count from its beginning. Spin until `first`, sleep until `from`, spin until `until`,
+  // then sleep until the wait ends. If `from` and `until` are 0, there is no second spin.
   struct Plan {
     Duration first{0};
     Duration from{0};
@@ -30,8 +30,8 @@ class WaitPredictor {
 
   // Records a wait that ended with a message after this time.
   void record_wait(Duration after);
-  // Another thread needs the core, so we do not spin for a while. Spinning would take the core away from that thread,
-  // and get it back late.
+  // Call it when another thread needs the core: this end then sleeps in the next waits. If it spun, the two threads
+  // would take the core from each other.
   void suspend_spinning();
 
  private:
@@ -46,7 +46,7 @@ class WaitPredictor {
   // round-trip time (V. Jacobson, "Congestion Avoidance and Control", 1988).
   int64_t mean_ = 0;
   int64_t mean_error_ = 0;
-  uint32_t suspended_ = 0;  // number of waits for which we do not spin
+  uint32_t suspended_ = 0;  // number of coming waits in which we do not spin
   uint32_t suspend_next_ = 0;
 };
 

@@ -106,9 +106,9 @@ const char* name(Type type) {
   return "message";
 }
 
-uint32_t crc32c_portable(const void* data, size_t size, uint32_t before) {
+uint32_t crc32c_portable(const void* data, size_t size, uint32_t previous_crc) {
   const auto* p = static_cast<const uint8_t*>(data);
-  uint32_t crc = ~before;
+  uint32_t crc = ~previous_crc;
   for (; size >= 8; p += 8, size -= 8) {
     uint32_t next = 0;
     for (size_t i = 0; i < 4; ++i) {

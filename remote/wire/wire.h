@@ -50,10 +50,9 @@ const char* name(Type type);
 
 enum Flags : uint16_t {
   kWantsReply = 1,
-  kAttachment = 2,  // the frame has tensor bytes; how they travel depends on the transport
-  kBackgroundWork =
-      8,       // from the worker: everything acknowledged is done, except for ops that still run in the background
-  kSpins = 4,  // set by the transport along with kWantsReply: the sender spins for the reply before it sleeps
+  kAttachment = 2,      // the frame has tensor bytes; how they travel depends on the transport
+  kBackgroundWork = 8,  // from the worker: ops of acknowledged messages still run in the background
+  kSpins = 4,           // set by the transport along with kWantsReply: the sender spins for the reply before it sleeps
 };
 
 // Every frame starts with this header: 32 bytes, little endian. `sequence` counts the client's messages of a session
@@ -86,10 +85,10 @@ static_assert(sizeof(ProfileEvent) == 32);
 
 inline constexpr uint32_t kMaxControl = 256u << 20;
 
-// CRC-32C (Castagnoli, RFC 3720 appendix B.4), computed with the processor's instruction if it has one. `before` is the
-// checksum of the bytes that precede these.
+// CRC-32C (Castagnoli, RFC 3720 appendix B.4), computed with the processor's instruction if it has one. `previous_crc`
+// is the checksum of the bytes that precede these.
 uint32_t crc32c(const void* data, size_t size, uint32_t previous_crc = 0);
-// The same checksum without that instruction.
-uint32_t crc32c_portable(const void* data, size_t size, uint32_t before = 0);
+// The same checksum, always computed without that instruction.
+uint32_t crc32c_portable(const void* data, size_t size, uint32_t previous_crc = 0);
 
 }  // namespace torch_remote::wire

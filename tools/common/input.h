@@ -49,7 +49,8 @@ Status graph_of(const Input& input, const remote::CapturedProgram& program, bool
 // Skips to the next program event; *program is null if the capture has no more. Messages begin with the input's name.
 Status next_program(const Input& input, remote::CaptureReader& reader, remote::CapturedProgramPtr* program);
 
-// Finds the first program with the number of `choice`. Returns kInvalid, with the existing numbers, if there is none.
+// Finds the first program whose number is `choice.program`. Returns kInvalid, with the existing numbers, if there is
+// none.
 Status find_program(const Input& input, remote::CaptureReader& reader, const GraphSelection& choice,
                     remote::CapturedProgramPtr* program);
 

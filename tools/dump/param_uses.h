@@ -7,7 +7,7 @@
 
 namespace torch_remote::tools {
 
-// The use of a parameter, described by its first one.
+// The first use of a parameter.
 struct ParamUse {
   std::string what;        // such as "size 0 of %3" or "argument 'alpha' of op 4 (aten::add.Tensor)"
   bool is_double = false;  // the parameter's word is the bits of a double

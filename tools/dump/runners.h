@@ -7,7 +7,7 @@
 
 #include "remote/capture/capture.h"
 
-// Which runners execute the nodes of a capture's programs.
+// Finds which runners execute the nodes of a capture's programs.
 namespace torch_remote::tools {
 
 struct NodeRunner {

@@ -17,7 +17,8 @@ class RestartingWorker {
   RestartingWorker(std::string name, int threads) : name_(std::move(name)), threads_(threads) {}
   // Starts the worker if there is none.
   Status get(Device** device);
-  // `status`: the result of using the worker. Returns true if the worker is gone; the reduction then continues.
+  // `status`: the result of using the worker. Returns true if the worker is gone; the reduction then continues with a
+  // new one.
   bool lost(const Status& status);
 
  private:
@@ -41,7 +42,7 @@ std::unique_ptr<Test> passes_mismatch(RestartingWorker& worker, std::span<const 
 // The optimized graph gives different results on two workers.
 std::unique_ptr<Test> worker_mismatch(RestartingWorker& worker, RestartingWorker& other,
                                       std::span<const passes::Pass> passes, const Tolerance& tolerance);
-// A shell command, with a capture of the run for {}, exits with 0.
+// A shell command exits with 0. In it, {} stands for the path of a capture of the run.
 std::unique_ptr<Test> command(std::string command);
 
 }  // namespace torch_remote::tools::reduce

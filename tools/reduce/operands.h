@@ -5,7 +5,7 @@
 
 #include "tools/runs/case.h"
 
-// Shortens lists of tensors.
+// Removes operands from ops on lists of tensors.
 namespace torch_remote::tools::reduce {
 
 // The list length of an op that works on the tensors of lists one by one (aten::_foreach_add_.List); 0 for other ops.

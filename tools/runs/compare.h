@@ -21,12 +21,12 @@ struct Tolerance {
 struct Difference {
   uint64_t differing = 0;  // number of elements that do not agree
   uint64_t elements = 0;
-  uint64_t first = 0;  // row-major index of the first one
+  uint64_t first = 0;  // row-major index of the first element that does not agree
   // Maxima over the elements that do not agree, for types with a numeric value; NaN and infinity count as infinitely
   // far.
   double max_abs = 0;
   double max_rel = 0;
-  std::string a, b;  // the first such element's values
+  std::string a, b;  // the values of that first element
 };
 
 // Compares contiguous elements of one dtype. Returns nothing if all agree. If the numbers of bytes differ, all elements

@@ -40,8 +40,8 @@ struct Culprit {
 };
 
 // Runs both graphs, saves their intermediate results and compares them pair by pair. Saves at most `memory` bytes of
-// them at a time, or those of one node. Skips pairs that write different dtypes or sizes. If all pairs agree, *culprit
-// is empty: the difference comes from the memory plan or the order of ops.
+// results at a time, but at least those of one node. Skips pairs that write different dtypes or sizes. If all pairs
+// agree, *culprit is empty: the difference comes from the memory plan or the order of ops.
 Status find_culprit(const Side& a, const Side& b, const std::vector<NodePair>& pairs, std::span<const int64_t> params,
                     const Tolerance& tolerance, uint64_t memory, std::optional<Culprit>* culprit);
 

@@ -23,7 +23,7 @@ struct ProfiledRuns {
 };
 
 // Runs `run.program` `rounds` times with the parameters of `run`, after two runs that warm up. The inputs stay as they
-// are. `error`: what the worker reports, then *profiled is not complete.
+// are. If *error is set, the worker reported an error, and *profiled is incomplete.
 Status profile_runs(Device& device, const remote::RunEvent& run, const Inputs& inputs, int rounds,
                     ProfiledRuns* profiled, WorkerError* error);
 

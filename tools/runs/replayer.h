@@ -16,6 +16,7 @@
 namespace torch_remote::tools {
 
 struct ReplayCounts {
+  // `left_out`: runs whose program or inputs were missing (Replayer::inputs).
   uint64_t programs = 0, runs = 0, left_out = 0, ops = 0, uploads = 0, reads = 0;
   uint64_t bytes_uploaded = 0, bytes_read = 0;
 };
@@ -24,7 +25,7 @@ class Replayer {
  public:
   explicit Replayer(Device& device) : device_(device) {}
 
-  // Performs one event. Performs a read only if `answer` is given, which gets the bytes.
+  // Performs one event. A read is performed only if `answer` is given, and *answer gets its bytes.
   Status perform(const remote::CaptureEvent& event, Bytes* answer = nullptr);
   // Waits until all work is done.
   Status finish();

@@ -19,7 +19,7 @@ struct Snapshot {
 };
 
 // The graph with contiguous copies of the views that these nodes (in ascending order) write, taken just after each
-// node. Snapshot k is the k-th surviving buffer after those of `graph` itself. The result has no memory plan.
+// node. Snapshot k is the k-th surviving fresh buffer after those of `graph` itself. The result has no memory plan.
 ir::Graph with_snapshots(const ir::Graph& graph, std::span<const uint32_t> nodes, std::vector<Snapshot>* snapshots);
 
 // The views that a node reads, in the order of for_each_view, without dynamic ones.

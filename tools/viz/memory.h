@@ -11,7 +11,7 @@ namespace torch_remote::tools {
 struct MemoryBar {
   uint32_t buffer = 0;
   uint32_t first = 0, last = 0;  // nodes; a surviving buffer's last node is the program's last node
-  uint64_t offset = 0;           // in bytes; where the worker's placement would put it
+  uint64_t offset = 0;           // in bytes; where the worker's arena layout (ir/arena.h) would place it
   uint64_t bytes = 0;
 };
 

@@ -25,7 +25,8 @@ class Charge {
     return *this;
   }
 
-  // Call it before the allocation. `memory` null: there is no limit. Returns an error if the bytes exceed what is left.
+  // Call it before the allocation. `memory`: the allocator with the limit; null: there is none. `what`: what the bytes
+  // are for. Returns kOutOfMemory if the limit leaves fewer bytes.
   Status take(CachingAllocator* memory, uint64_t nbytes, std::string_view what) {
     drop();
     if (memory == nullptr || nbytes == 0) return {};

@@ -51,21 +51,22 @@ struct OpForm {
 const OpForm& form_of(Op op);
 // Finds an op by its name, with the namespace; nullopt: there is no such op.
 std::optional<Op> find_op(std::string_view name);
-// Checks the arguments of a node. The client's schema chose them, so none is trusted.
+// Checks the arguments of a node. The client defines the schemas of these ops, so no number or type of an argument is
+// trusted.
 Status check_node(const ir::Node& node, const OpForm& form);
 
 // Whether other workers receive the op's operands.
 bool sends_data(Op op);
-// The op that devices may execute for it; kNone: none.
+// The op that devices may execute instead of `op`; kNone: there is none.
 CollectiveOp device_op_of(Op op);
 
 // The arguments of a node, with the values of a run.
 struct Call {
   struct Tensor {
     ir::DType dtype = ir::DType::kUInt8;
-    void* data = nullptr;  // On the device.
+    void* data = nullptr;  // An address in the device's memory.
     uint64_t nbytes = 0;
-    std::span<std::byte> bytes;  // In this process.
+    std::span<std::byte> bytes;  // The data in this process: at `data`, or in `copy`.
     std::vector<std::byte> copy;
     Charge charge = {};  // The charge for `copy`.
   };
@@ -75,7 +76,7 @@ struct Call {
   std::string_view text;
 };
 
-// Bytes per rank.
+// Converts numbers of elements per rank to bytes per rank.
 std::vector<uint64_t> bytes_of(const std::vector<int64_t>& counts, ir::DType dtype);
 
 // Executes the op together with the processes of the other ranks.

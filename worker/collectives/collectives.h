@@ -22,14 +22,15 @@ namespace torch_remote::worker {
 
 class Collectives {
  public:
-  // `sequence` is the op's number, the same on all ranks. It detects that a rank left an op out.
+  // `sequence` is the op's number, the same on all ranks. If a rank left an op out, the numbers differ, and the op
+  // fails.
   Collectives(Mesh& mesh, uint64_t sequence, const OpLimits& limits)
       : mesh_(mesh), sequence_(sequence), limits_(limits) {}
 
   using Bytes = std::span<std::byte>;
   using Source = std::span<const std::byte>;
 
-  // In place.
+  // `data` is operand and result.
   Status all_reduce(ir::DType dtype, Reduction reduction, Bytes data);
   // The root gets the result; the other ranks keep their data.
   Status reduce(ir::DType dtype, Reduction reduction, int root, Bytes data);
@@ -55,7 +56,7 @@ class Collectives {
   Part part_of(size_t nbytes, size_t item_size, int rank) const;
   // Combines parts[rank] of all ranks' `input` into `output`, where `rank` is this rank.
   Status combine(const Label& label, Source input, std::span<const Part> parts, Bytes output);
-  // parts[i] of `output` comes from rank i; this rank's part is in place already.
+  // Fills `output`: parts[i] comes from rank i. This rank's part is there already.
   Status share(const Label& label, Bytes output, std::span<const Part> parts);
   Status all_reduce_piece(const Label& label, Bytes data);
   Status run(std::span<const Outgoing> sends, std::span<Incoming> receives) {

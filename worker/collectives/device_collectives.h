@@ -12,8 +12,8 @@
 #include "worker/collectives/label.h"
 #include "worker/collectives/reduction.h"
 
-// Collective ops that devices execute among each other, without the hosts' memory: NCCL's. Any thread may call them,
-// but only one at a time.
+// Collective ops that devices execute among each other, without the hosts' memory, such as NCCL's. Any thread may call
+// them, but only one at a time.
 namespace torch_remote::worker {
 
 class DeviceCollectives {
@@ -48,7 +48,7 @@ class DeviceCollectives {
     virtual Status run(const Call& call, const KeepWaiting& keep_waiting, const std::function<void()>& wake) = 0;
   };
 
-  // Returns an error if there is no such library, with the way to install it. The first call may take long.
+  // Loads the library. If it is missing, the error says how to install it. The first call may take long.
   virtual Status open() = 0;
   virtual Status make_id(Id* id) = 0;
   // Returns when all ranks have joined.

@@ -21,11 +21,11 @@
 
 // Copies between two sessions of one client: the bytes go over a connection between their workers.
 //
-// Such a *pair* has a number that the client assigns, and is a mesh of two ranks; one end waits for the other to
-// connect. Each copy has a number of its own, and ends on both sides. If a copy is left out because its operand failed,
-// the other end is notified. Its receive then fails with the same error, and later copies still work.
-// Bytes that the other end does not ask for yet stay in the sender's memory. An error of the connection ends all copies
-// of the pair; the client then makes another pair.
+// The two workers are a *pair*: a mesh of two ranks with a number that the client assigns. One end waits for the other
+// to connect. Each copy has a number of its own, and ends on both sides. If a copy is left out because its operand
+// failed, the other end is notified. Its receive then fails with the same error, and later copies still work. Bytes
+// stay in the sender's memory until the other end asks for them. An error of the connection ends all copies of the
+// pair; the client then makes another pair.
 //
 // The ends test whether each device can read the other's memory when they connect. If both can, bytes go from device to
 // device (worker/collectives/peer_copies.h), and only their location goes over the connection.
@@ -38,15 +38,15 @@ class DirectCopies {
   using Work = std::shared_ptr<BackgroundWork>;
   using Interrupted = std::function<bool()>;  // Called on any thread.
 
-  // `host`: the address at which it waits for other workers; empty: it neither waits nor connects. `on_done`: see
+  // `host`: the address at which other workers reach this one; empty: it neither waits nor connects. `on_done`: see
   // OpQueue. `device`: the session's; null: its memory is this process's memory.
   DirectCopies(std::string host, std::function<void()> on_done, Device* device = nullptr)
       : host_(std::move(host)), on_done_(std::move(on_done)), device_(device) {}
 
   // Begins a pair at the end that waits. Returns "+HOST:PORT" with its address, or "-" and the reason for an error.
   std::string listen(int64_t pair);
-  // Waits there for the other end. Both ends get the same `plan`. Its lines are the secret in hexadecimal digits, the
-  // names of the waiting end and of the other one, and the waiting end's address.
+  // Waits at that address for the other end. Both ends get the same `plan`. Its lines are the secret in hexadecimal
+  // digits, the names of the waiting end and of the other one, and the waiting end's address.
   Status accept(int64_t pair, std::string_view plan, Interrupted interrupted, Work* work);
   // Begins a pair at the other end. `answered` is called on any thread. Its argument is "+" and a description of the
   // bytes' path, or "-" and the reason why there is no connection.
@@ -57,8 +57,8 @@ class DirectCopies {
   // receive(). Waits until the pair is connected.
   bool is_between_devices(int64_t pair);
 
-  // Does not wait for the other end. `bytes` must stay valid until it is done; `keep` owns other memory that it needs.
-  // It never fails here: the other end reports bytes that do not arrive.
+  // Does not wait for the other end. `bytes` must stay valid until *work is done; `keep` owns other memory that the
+  // copy needs. A send never fails at this end: the other end reports bytes that do not arrive.
   Status send(int64_t pair, int64_t number, ir::DType dtype, std::span<const std::byte> bytes,
               std::shared_ptr<void> keep, Interrupted interrupted, Work* work);
   Status receive(int64_t pair, int64_t number, ir::DType dtype, std::span<std::byte> bytes, std::shared_ptr<void> keep,
@@ -70,13 +70,12 @@ class DirectCopies {
                     const std::function<void()>& look);
   // Call it instead of send(): the other end's receive fails with this error.
   void send_failure(int64_t pair, int64_t number, const Status& why);
-  // Call it instead of receive(): bytes that arrive are dropped. It is safe after a failed receive, where nothing
-  // arrives.
+  // Call it instead of receive(): bytes that arrive are dropped. After a failed receive it has no effect.
   void drop(int64_t pair, int64_t number, ir::DType dtype, uint64_t nbytes);
 
   // Ends a pair: when its copies are done or, if `now`, at once. `look`: see BackgroundWork::wait.
   void close(int64_t pair, bool now, const std::function<void()>& look);
-  void end();
+  void end();  // Ends all pairs at once.
 
   static constexpr std::chrono::seconds kConnectTimeout{5};  // Time limit for connecting.
 
@@ -84,8 +83,8 @@ class DirectCopies {
   struct Pair {
     std::unique_ptr<PeerListener> listener;
     std::shared_ptr<OpQueue> queue;  // Set once the pair is connecting.
-    bool waits = false;              // This end waited for the connection: it is rank 0.
-    int64_t asked = 0;               // Number of the last copy that this end asked for; the numbers grow.
+    bool waits = false;              // This end waits for the other one to connect: it is rank 0.
+    int64_t asked = 0;               // Number of the last copy that this end requested; the numbers grow.
     std::shared_ptr<std::atomic<bool>> ended = std::make_shared<std::atomic<bool>>(false);
     Work connected;  // When it is done, `between_devices` is known.
     std::shared_ptr<bool> between_devices = std::make_shared<bool>(false);

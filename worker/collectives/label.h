@@ -33,6 +33,7 @@ bool has_root(CollectiveOp op);
 
 // Identifies what a message belongs to. Two ranks in the same op use equal labels.
 struct Label {
+  // kPoint: a message between two ranks. kFailure: the reason why the sender's mesh is broken.
   enum Kind : uint8_t { kCollective = 1, kPoint = 2, kFailure = 3 };
 
   uint8_t kind = kCollective;

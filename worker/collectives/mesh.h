@@ -32,7 +32,8 @@ struct Incoming {
   Label label;
   std::span<std::byte> bytes;  // The message must have exactly this size.
   bool done = false;           // Set when the message has arrived; `peer` is the sender then.
-  uint64_t dropped = 0;        // The message is not wanted: this many bytes arrive and are dropped; `bytes` is empty.
+  // If not 0: the message is not wanted. It has this many bytes, which are dropped; `bytes` is empty.
+  uint64_t dropped = 0;
   uint64_t nbytes() const { return bytes.size() + dropped; }
 };
 
@@ -59,9 +60,9 @@ struct MeshOptions {
   CachingAllocator* memory = nullptr;
 };
 
-// One rank's end of the connections. Thread safe: exchanges of several threads run concurrently, and a thread that
-// waits for one exchange drives all of them. After an error the mesh is broken: the other ranks receive the reason, and
-// every later call returns it.
+// One rank's end of the connections. Thread safe: exchanges of several threads run concurrently. A thread that waits
+// for one exchange does the sending and receiving of all of them. After an error the mesh is broken: the other ranks
+// receive the reason, and every later call returns it.
 class Mesh {
  public:
   Mesh(int rank, int size, MeshOptions options = {});
@@ -73,8 +74,8 @@ class Mesh {
   int size() const { return static_cast<int>(peers_.size()); }
   std::string name_of(int rank) const;  // "rank 1"
 
-  // Adds a connected, non-blocking socket, which the mesh owns from now on. `capabilities`: bits with capabilities of
-  // that rank.
+  // Adds a connected, non-blocking socket, which the mesh owns from now on. `capabilities`: bits that this rank
+  // reported (kHasDeviceCollectives).
   void add(int rank, int socket, uint32_t capabilities = 0);
   bool has(int rank) const;
   uint32_t capabilities_of(int rank) const;  // 0 for ranks that were not added.
@@ -94,7 +95,7 @@ class Mesh {
   using Finished = std::function<void(const Status& status, std::span<const Incoming> receives)>;
   void begin(std::vector<Outgoing> sends, std::vector<Incoming> receives, const OpLimits& limits, Finished finished);
   // Does all work that is possible without waiting, and waits at most 20 ms for more. It waits less if an exchange
-  // finishes, or after a wake() that `wakes` does not include.
+  // finishes, or if wake() was called since wakes() returned `wakes`.
   void drive(uint64_t wakes);
   void wake();
   uint64_t wakes() const { return wakes_; }

@@ -18,8 +18,8 @@
 //
 // Collective ops execute one after the other, in the order in which they are added, which is the same on every rank.
 // Messages between two ranks run concurrently with these ops and with each other. A send never waits for the receiver,
-// so ranks that send to each other cannot deadlock, in any order and any groups. A connect comes before all ops and
-// messages that are added after it.
+// so ranks that send to each other cannot deadlock, in any order and any groups. Ops and messages that are added after
+// a connect begin when the connect is done.
 //
 // A thread, started with the first op, executes the ops. A caller that waits for an op also executes queued ops.
 namespace torch_remote::worker {
@@ -39,7 +39,7 @@ class OpQueue {
   std::shared_ptr<BackgroundWork> connect(Perform perform);
   std::shared_ptr<BackgroundWork> add(Perform perform);
 
-  // `bytes` must stay valid until it is done; `keep` owns other memory that it needs.
+  // `message.bytes` must stay valid until the send is done; `keep` owns other memory that it needs.
   std::shared_ptr<BackgroundWork> send(const Outgoing& message, const OpLimits& limits, std::shared_ptr<void> keep);
   // `on_received` is called with the sender's rank; may be null.
   std::shared_ptr<BackgroundWork> receive(const Incoming& message, const OpLimits& limits,

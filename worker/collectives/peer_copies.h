@@ -35,12 +35,12 @@ class PeerCopies {
   // those of the connection.
   static Status test_access(Mesh& mesh, int peer, PeerMemory* mine, const OpLimits& limits, std::string* why);
 
-  // Returns kOutOfMemory if there is no memory for a copy of the data; nothing was sent then.
+  // Returns kOutOfMemory, and sends nothing, if there is no memory for a copy of the data.
   Status send(const Label& label, const void* data, uint64_t nbytes, const OpLimits& limits);
   // Waits until the other end has the data ready. `look`: see BackgroundWork::wait.
   Status receive(const Label& label, void* data, uint64_t nbytes, const OpLimits& limits,
                  const std::function<void()>& look);
-  // Call it instead of receive().
+  // Call it instead of receive(): confirms the copy to the sender without reading the data.
   void drop(const Label& label, const OpLimits& limits);
 
   // Returns when this device has done all its reads, and the other end was notified.

@@ -10,7 +10,7 @@
 #include "remote/net/tcp.h"
 #include "worker/collectives/mesh.h"
 
-// How the workers of a group connect: each listens, and connects to those of lower rank.
+// How the workers of a group connect: each worker listens, and connects to the workers of lower rank.
 //
 // Both ends of a connection prove that they know the group's secret before any other data is read. The proof is an
 // HMAC-SHA256 over a nonce of each end, the role of the prover, both ranks and the group's size. Data is not encrypted.
@@ -48,11 +48,12 @@ std::string_view take_line(std::string_view& text);
 // Reads a secret in hexadecimal digits. Returns false for other characters.
 bool read_secret(std::string_view digits, std::vector<uint8_t>* secret);
 
-// Waits until all ranks that the plan names are in the mesh; they do the same with this one. Other ranks of the group
-// may connect meanwhile. A connection without a valid proof is closed.
+// Connects to all ranks that have an address in the plan, or waits for them to connect, and adds them to the mesh.
+// These ranks must call join() with this one in their plans. Other ranks of the group may connect meanwhile. A
+// connection without a valid proof is closed.
 Status join(const PeerListener& listener, const GroupPlan& plan, const OpLimits& limits, Mesh& mesh);
 
-// Only connects to that rank, which must be lower.
+// Connects to rank `to`, which must be lower than plan.rank, and adds it to the mesh.
 Status join_rank(const GroupPlan& plan, int to, const OpLimits& limits, Mesh& mesh);
 
 }  // namespace torch_remote::worker

@@ -24,7 +24,7 @@
 // no ticket.
 namespace torch_remote::worker {
 
-// A point in a device's queue: all work that was queued before it was taken. Tickets grow. 0: no work was left.
+// A point in a device's queue: all work that was queued before it was taken. Tickets grow. 0: all work was done.
 using Ticket = uint64_t;
 
 // Elements in a device's memory. Sizes and strides are in elements; none is negative.
@@ -79,8 +79,8 @@ class Device {
   virtual Status wait(Ticket ticket) = 0;
   // Calls `then` once the ticket is done: on any thread, or within this call if it is done already.
   virtual void notify(Ticket ticket, std::function<void()> then) = 0;
-  // Queues reading the device's clock, in ns since an arbitrary point. The returned function gives the value. Call it
-  // at most once, when the next ticket is done.
+  // Queues a read of the device's clock, in ns since an arbitrary point. The returned function returns the value. Call
+  // it at most once, when the next ticket is done.
   virtual std::function<uint64_t()> read_clock() = 0;
   // Returns the failures of work that is done, in order, each once.
   virtual std::vector<DeferredFailure> take_failures() { return {}; }
@@ -89,16 +89,16 @@ class Device {
 
   // -- Capabilities.
 
-  // Whether its memory is this process's memory, which may be written if no other work uses it.
+  // Whether the device's memory is this process's memory, which any code may write while no other work uses it.
   virtual bool is_host_memory() const { return false; }
   // Whether memory that the client sent can become a buffer in place.
   virtual bool adopts() const { return false; }
-  // The size from which the client can read pieces of its memory in place.
+  // The size in bytes from which the client can read pieces of the device's memory in place.
   virtual uint64_t lends_from() const { return UINT64_MAX; }
-  // Returns such a piece as an attachment; null: it must be copied out. `keep` is held until the client returns the
-  // piece.
+  // Returns such a piece as an attachment; null: the caller must copy it out. `keep` is held until the client returns
+  // the piece.
   virtual remote::AttachmentPtr lend(const void* data, uint64_t nbytes, std::shared_ptr<void> keep) { return nullptr; }
-  // Memory that devices of other processes read directly; null: it has none.
+  // Memory that devices of other processes can read directly; null: the device has none.
   virtual PeerMemory* peer_memory() { return nullptr; }
 
  private:

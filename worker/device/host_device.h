@@ -12,8 +12,8 @@ namespace torch_remote::worker {
 class HostDevice final : public Device {
  public:
   struct Options {
-    // Connects to the client that reads this memory in place. It must outlive the device and all memory lent. Null: no
-    // client does.
+    // The transport to a client that reads this memory in place. It must outlive the device and all memory lent. Null:
+    // no client does.
     remote::Transport* transport = nullptr;
     bool inproc = false;   // The client is in this process.
     bool trusted = false;  // Memory that the client sends may be used in place.

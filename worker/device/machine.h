@@ -38,8 +38,9 @@ class OtherProcessLoad {
 
   // Whether other processes lately used more than half of a core while this process had work. Niced processes do not
   // count. Samples every 20 ms, which takes some 20 us, and decides every 100 ms.
-  // `now`: CLOCK_MONOTONIC in ns. `client`: processor time so far of a client that does not count. `idle`: how long
-  // this process has had no work so far, in ns; the work of others during that time is harmless.
+  // `now`: CLOCK_MONOTONIC in ns. `client`: processor time that the client's process has used so far, in ns, which does
+  // not count. `idle`: how long this process has had no work so far, in ns; the work of others during that time is
+  // harmless.
   bool busy(uint64_t now, uint64_t client, uint64_t idle);
 
  private:

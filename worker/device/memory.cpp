@@ -36,13 +36,13 @@ class AnonymousSource : public SegmentSource {
 std::unique_ptr<SegmentSource> make_anonymous_source() { return std::make_unique<AnonymousSource>(); }
 
 CachingAllocator::Pointer CachingAllocator::create(std::unique_ptr<SegmentSource> source, uint64_t limit,
-                                                   std::unique_ptr<SegmentSource> own) {
-  return Pointer(new CachingAllocator(std::move(source), limit, std::move(own)));
+                                                   std::unique_ptr<SegmentSource> private_source) {
+  return Pointer(new CachingAllocator(std::move(source), limit, std::move(private_source)));
 }
 
 CachingAllocator::CachingAllocator(std::unique_ptr<SegmentSource> source, uint64_t limit,
-                                   std::unique_ptr<SegmentSource> own)
-    : sources_{std::move(source), std::move(own)}, limit_(limit) {}
+                                   std::unique_ptr<SegmentSource> private_source)
+    : sources_{std::move(source), std::move(private_source)}, limit_(limit) {}
 
 CachingAllocator::~CachingAllocator() {
   free_slabs();

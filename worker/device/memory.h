@@ -82,10 +82,10 @@ class CachingAllocator {
   };
   using Pointer = std::unique_ptr<CachingAllocator, Closer>;
 
-  // `limit`: bytes that may be reserved in all, external memory included. `own`: the source of large blocks of
-  // Visibility::kPrivate, if that is not `source`.
+  // `limit`: bytes that may be reserved in all, external memory included. `private_source`: the source of large blocks
+  // of Visibility::kPrivate; null: `source`.
   static Pointer create(std::unique_ptr<SegmentSource> source, uint64_t limit,
-                        std::unique_ptr<SegmentSource> own = nullptr);
+                        std::unique_ptr<SegmentSource> private_source = nullptr);
 
   // Returns false if there is no memory. `buffer->nbytes` is the size asked for; a block of 0 bytes has an address,
   // too.
@@ -99,7 +99,7 @@ class CachingAllocator {
   void remove_external(uint64_t nbytes);
 
   // Counts other data that this process holds for the client (programs) against the limit. It is not in the statistics,
-  // which are about tensors. Returns false if so much is not left.
+  // which are about tensors. Returns false, and counts nothing, if the limit leaves less.
   bool charge(uint64_t nbytes);
   // Counts data that exists already, even beyond the limit; less memory is left for tensors then.
   void charge_unchecked(uint64_t nbytes);
@@ -151,7 +151,8 @@ class CachingAllocator {
   };
   static constexpr uint32_t kClasses = 32;
 
-  CachingAllocator(std::unique_ptr<SegmentSource> source, uint64_t limit, std::unique_ptr<SegmentSource> own);
+  CachingAllocator(std::unique_ptr<SegmentSource> source, uint64_t limit,
+                   std::unique_ptr<SegmentSource> private_source);
   ~CachingAllocator();
 
   static uint32_t class_of(size_t size);

@@ -10,8 +10,8 @@
 #include "ir/status.h"
 
 // Memory of a device that devices of other processes on this machine read directly. Copies between two sessions then go
-// from device to device (worker/collectives/peer_copies.h). Data to send is first copied there, and stays until the
-// other end confirms that it was read.
+// from device to device (worker/collectives/peer_copies.h). The sender first copies data to such memory, where it stays
+// until the other end confirms that it was read.
 namespace torch_remote::worker {
 
 class PeerMemory {
@@ -32,16 +32,16 @@ class PeerMemory {
 
   // -- Thread safe.
 
-  // Stores a few bytes, which are in place when the call returns.
+  // Stores a few bytes in a new piece. They are there when the call returns.
   virtual Status offer(std::span<const std::byte> content, Location* location, PiecePtr* piece) = 0;
-  // Checks that this device can read these bytes there. Waits for the read.
+  // Checks that this device reads `content` at `location`. Waits for the read.
   virtual Status verify_readable(const Location& location, std::span<const std::byte> content) = 0;
   // Ok, unless the device is lost.
   virtual Status status() const = 0;
 
   // -- Queued work, for the device's thread.
 
-  // Copies to such memory.
+  // Copies `nbytes` bytes of the device's other memory to a new piece.
   virtual Status put(const void* source, uint64_t nbytes, Location* location, PiecePtr* piece) = 0;
 
   // Reads the memory of one other process. It holds that memory open until it is destroyed, after all its reads are

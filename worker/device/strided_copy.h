@@ -5,7 +5,7 @@
 #include <functional>
 #include <span>
 
-// Packing elements that lie anywhere in this machine's memory.
+// Copies strided elements in this machine's memory to packed memory.
 namespace torch_remote::worker {
 
 // Runs body(begin, end) over parts of [0, count), on several threads if the parts have at least `grain` elements.

@@ -27,7 +27,7 @@ struct ListenOptions {
   std::chrono::milliseconds lease{60'000};  // How long a session over a network survives a lost connection.
   std::chrono::milliseconds heartbeat{5'000};  // remote/net/resuming_transport.h
   std::string status_file;  // A file that shows to others what sessions do (worker/process/status_file.h); empty: none.
-  // Loads into this process what sessions need; called in a session's process.
+  // Loads what a session needs; called in the session's process.
   std::function<Status(ServerOptions*)> load;
   std::vector<std::string> command;  // Name and arguments of this program, to start sessions with.
   SandboxOptions sandbox;            // The sandbox of sessions.

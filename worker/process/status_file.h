@@ -63,8 +63,8 @@ class StatusFile {
 
   int descriptor() const { return descriptor_; }
   size_t number_of(const SessionStatus* session) const { return static_cast<size_t>(session - all_->session); }
-  // In a session's process: maps the session's slot, for good. Null if this is not a status file. Closes the
-  // descriptor.
+  // In a session's process: maps the session's slot, until the process ends. Closes the descriptor. Returns null if
+  // this is not a status file.
   static SessionStatus* attach(int descriptor, size_t number);
 
  private:

@@ -6,14 +6,13 @@
 
 namespace torch_remote::worker::kernels {
 
-// Compiled kernels on disk, by their text: one file each, in a folder that only the user can write to. Several
-// processes may use it. Thread safe.
+// Files on disk, found by a text: compiled kernels by their source, choices of algorithms by their problem. All are in
+// a folder that only the user can write to. Several processes may use the folder. Thread safe.
 class KernelFiles {
  public:
   // `folder` is created with mode 0700 if it does not exist. An existing folder keeps its mode; if others can write to
   // it, nothing is cached. `limit`: bytes of all cached files; the oldest ones are removed first. Other files in the
-  // folder are left alone. `key_prefix`: what distinguishes kernels of the same text: the target, the compiler's
-  // version.
+  // folder are left alone. `key_prefix`: what distinguishes files of the same text: the target, the compiler's version.
   KernelFiles(std::string folder, uint64_t limit, std::string key_prefix);
 
   // Returns false if the file does not exist or is damaged.

@@ -10,8 +10,8 @@
 namespace torch_remote::worker {
 
 // Checks scalar arguments of a group's ops. torch's kernels first convert such a number to the dtype that they compute
-// in. If that dtype cannot hold it (300 as uint8, 1e39 as float), they raise an error on the host. Other kernels would
-// continue with different bits.
+// in. If that dtype cannot hold it (300 as uint8, 1e39 as float), they raise an error on the host. Our kernels would
+// compute with a wrong number instead.
 class ScalarChecks {
  public:
   enum class HalfPolicy : uint8_t {

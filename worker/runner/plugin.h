@@ -40,14 +40,14 @@ typedef enum tr_client {
 
 struct tr_product;
 
-// What the host provides: memory, and the client's activity. allocate returns 0, or 1 if there is no memory.
+// What the host provides to a runner. allocate returns 0, or 1 if there is no memory.
 typedef struct tr_host {
   size_t struct_size;
   uint32_t abi;
   void* context;
   int (*allocate)(void* context, uint64_t nbytes, tr_buffer* buffer);
-  // May be null. Ask it during a run, before an op of tens of microseconds. A runner whose threads would take all cores
-  // should leave one to a client that needs it.
+  // May be null. A runner calls it during a run, before an op of tens of microseconds: if its threads would take all
+  // cores, it should leave one to a client that needs it.
   tr_client (*client_activity)(void* context);
   // May be null. Returns the fastest algorithm (tr_product_way) for a matmul of these sizes; its matrices need no data.
   int (*product_way)(void* context, const struct tr_product* product);
@@ -80,7 +80,8 @@ typedef struct tr_attachment {
 typedef struct tr_run {
   size_t struct_size;
   const int64_t* symbols;  // Values of the graph's symbols: parameters, then expressions.
-  // 0: the same values as in the program's last run (sizes, scalars and offsets can stay as they are).
+  // 0: the symbols have the same values as in the program's last run, so the runner need not compute sizes, scalars and
+  // offsets again.
   uint32_t symbols_changed;
   uint32_t first, last;  // Range of nodes.
   // One per graph buffer. In: `data` is set, or null for a buffer that a node of this range creates. The runner
@@ -111,7 +112,7 @@ typedef enum tr_product_way {
   TR_PRODUCT_ONEDNN = 1,  // float32 with oneDNN's kernels, which torch's ops do not use for this type on x86-64.
 } tr_product_way;
 
-// A matrix, or a batch of matrices: element (b, r, c) lies b * batch + r * row + c * column elements after `data`.
+// A matrix, or a batch of matrices: element (b, r, c) is b * batch + r * row + c * column elements after `data`.
 typedef struct tr_matrix {
   void* data;
   int64_t batch, row, column;
@@ -146,19 +147,20 @@ typedef struct tr_runner_api {
   // allocate it beforehand.
   int (*creates_buffer)(const tr_program* program, uint32_t buffer);
   // Calls body(context, begin, end) for parts of [0, count), on the runner's threads if the parts have at least `grain`
-  // elements. Returns when all parts are done. Lets the process have only one thread pool. Must not be called during
-  // run.
+  // elements. Returns when all parts are done. With it, the process needs only one thread pool. Must not be called
+  // during run.
   void (*parallel_for)(tr_runner* runner, int64_t count, int64_t grain,
                        void (*body)(void* context, int64_t begin, int64_t end), void* context);
   // Returns 1 if programs may use the op of this name ("aten::add.Tensor").
   int (*has_op)(tr_runner* runner, const char* name);
   // The host is about to wait for an unknown time: threads that spin should sleep.
   void (*rest)(tr_runner* runner);
-  // Computes the matmul with as many threads as an op of a program would have. Returns 0, or 1 if it cannot; operands
-  // are unchanged then. May be null, or missing in an older plugin. Must not be called during run.
+  // Computes the matmul with as many threads as an op of a program would have. Returns 0, or 1 if the runner cannot
+  // compute it; the matrices are unchanged then. May be null, or missing in an older plugin. Must not be called during
+  // run.
   int (*multiply)(tr_runner* runner, const tr_product* product);
-  // A run begins. `much`: its calls of parallel_for are together worth waking threads, even if each is small. May be
-  // null, or missing in an older plugin.
+  // The host is about to begin a run. `much`: the run's calls of parallel_for are together worth waking threads, even
+  // if each is small. May be null, or missing in an older plugin.
   void (*begin)(tr_runner* runner, int much);
 } tr_runner_api;
 

@@ -27,7 +27,7 @@ struct PluginOptions {
   CachingAllocator* memory = nullptr;
   // Returns what the client's process is doing; called during runs. Null: not known.
   std::function<tr_client()> client_activity = nullptr;
-  // Returns the algorithm for matmuls inside of ops; called during runs. Null: the ops' own.
+  // Returns the algorithm for a matmul inside of an op; called during runs. Null: the op chooses.
   std::function<tr_product_way(const tr_product& product)> matmul_algorithm = nullptr;
   std::optional<PluginGpu> gpu = std::nullopt;
 };

@@ -19,7 +19,7 @@
 // Buffers lie in the device's memory. A runner queues its work after all work that the device has queued already.
 namespace torch_remote::worker {
 
-// An op that continues after the call that began it: it waits for other processes, not for this machine.
+// An op that continues after the call that began it, because it waits for other processes: a collective or a copy.
 class BackgroundWork {
  public:
   virtual ~BackgroundWork() = default;
@@ -38,19 +38,20 @@ class RunnerProgram {
   // allocate it beforehand.
   virtual bool creates_buffer(uint32_t buffer) const = 0;
 
-  // Whether the runner executes nodes [first, last), a group that it accepted, in runs with these symbol values. It is
-  // asked when the values or the runner's generation change, and before the next run if asks_again(). If it declines,
-  // the nodes execute one by one.
+  // Whether the runner executes nodes [first, last), a group that it accepted, in runs with these symbol values. The
+  // session calls it when the values or the runner's generation have changed, and before the next run if asks_again().
+  // If the runner declines, the nodes execute one by one.
   virtual bool takes(uint32_t first, uint32_t last, std::span<const int64_t> values) { return true; }
-  // Whether the runner executes a node that it accepted, outside of groups that are taken. If it declines, the next
-  // runner is asked. `wait`: it waits for a plan that is being built, because no other runner takes the node, or
-  // because results must not depend on timing.
+  // Whether the runner executes a node that it accepted, outside of groups that are taken. If the runner declines, the
+  // session asks the next runner. `wait`: if a plan is being built, the runner waits for it, because no other runner
+  // takes the node, or because results must not depend on timing.
   virtual bool takes_node(uint32_t node, std::span<const int64_t> values, bool wait) { return true; }
-  // The reason why the runner declined the node, or the group that begins at `first`, when it was asked last: "its
-  // strides overlap". For errors and profiles. Empty: it took the node, or has no reason to give.
+  // The reason why the runner declined the node, or the group that begins at `first`, at the last call of takes_node()
+  // or takes(): "its strides overlap". For errors and profiles. Empty: the runner took the node or group, or has no
+  // reason to give.
   virtual std::string why_not(uint32_t node) const { return {}; }
   virtual std::string why_not_group(uint32_t first) const { return {}; }
-  // Whether the runner wants to be asked again before the next run, because an answer may change.
+  // Whether the session must call takes() and takes_node() again before the next run, because an answer may change.
   virtual bool asks_again() const { return false; }
 
   // For a program that is to be tuned (LoadRequest::tune): whether several algorithms for its groups are still being
@@ -59,17 +60,18 @@ class RunnerProgram {
   // Reports, while tunes(), how long the nodes of a group that `takes` declined took in the run, one by one.
   virtual void report_time(uint32_t first, uint64_t ns) {}
 
-  // The amount of work in nodes [first, last), which the runner takes: points that loops on the host's threads go
-  // through. Much work is worth waking threads for.
+  // The amount of work in nodes [first, last), which the runner takes: the number of points of its loops on the host's
+  // threads. From it the session decides whether to wake threads (tr_runner_api::begin).
   virtual double work(uint32_t first, uint32_t last) const { return 0; }
 
   // Whether buffer `made` may share the memory of buffer `source`, in a group that the runner executes as one. The
-  // values are those that it was last asked about. No later node needs `source`, and it is at least as large.
+  // values are those of the last call of takes(). No later node needs `source`, and `source` is at least as large as
+  // `made`.
   virtual bool may_share(uint32_t first, uint32_t made, uint32_t source) const { return false; }
 
   // Executes nodes [run.first, run.last), for all of which the program was loaded. Returns when they are queued;
-  // results for the host (`words`) are known by then. Returns false with *error if a node failed: nodes before
-  // error->node ran, that one did not, later ones were not tried.
+  // `words` are set by then. Returns false with *error if a node failed: nodes before error->node ran, that one did
+  // not, later ones were not tried.
   // On an asynchronous device, a failure that depends on data is reported later, as a DeferredFailure
   // (worker/device/device.h). The results of that node are undefined then, and later nodes ran. `times` are written
   // later there, too: the session retains them until the run's ticket is done.
@@ -108,8 +110,8 @@ class Runner {
   // For a runner that accepts nothing on this machine: the reason, and how to change that. Empty: it accepts some
   // nodes.
   virtual std::string why_accepts_none() const { return {}; }
-  // Whether the runner executes the group's nodes as one. If a node of the group must not run, because an operand
-  // failed, it is left out, and the others execute one by one.
+  // Whether the runner may execute the group's nodes as one. If a node of the group must not run, because an operand
+  // failed, that node is skipped, and the others execute one by one.
   virtual bool accepts_group(const ir::Graph& graph, const ir::Group& group) { return false; }
   // Grows when the runner accepts or takes different nodes. Loaded programs then ask it again, between two runs.
   virtual uint64_t generation() const { return 0; }
@@ -123,7 +125,8 @@ class Runner {
   // device.
   virtual bool works_in_background() const { return false; }
   // For a runner that works in the background: a node does not run, because an operand failed. The program may be one
-  // that could not be loaded. Other processes may wait for it. `values`: values of the graph's symbols.
+  // that could not be loaded. The runner must notify other processes that wait for the node's op. `values`: values of
+  // the graph's symbols.
   virtual void skip_node(const ir::Graph& graph, uint32_t node, const int64_t* values, const Status& why) {}
   // Ends the session: background ops end now, in whatever state, before this returns.
   virtual void end() {}
@@ -136,11 +139,11 @@ class Runner {
   // The worker is about to wait for an unknown time: threads that spin should sleep.
   virtual void on_idle() {}
 
-  // The runner's threads, for the host's own work; null: it has none to offer.
+  // Runs work of the session on the runner's threads; null: the runner has none to offer.
   virtual ParallelFor threads() { return nullptr; }
 
-  // Returns a function to call when a run begins in which others use the runner's threads (tr_runner_api::begin); null:
-  // the call is not needed.
+  // Returns a function that the session calls before a run in which others use the runner's threads
+  // (tr_runner_api::begin); null: the call is not needed.
   virtual std::function<void(bool much)> thread_notifier() { return nullptr; }
 
   // Returns the runner's matmul, for other runners to use and to compare theirs with. The function returns whether it

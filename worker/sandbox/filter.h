@@ -6,8 +6,8 @@
 
 namespace torch_remote::worker {
 
-// The two kernel interfaces of a sandbox. Both functions return false, with the reason, if the kernel does not support
-// them. PR_SET_NO_NEW_PRIVS must be set.
+// The two kernel interfaces of a sandbox: Landlock and seccomp. The confine functions return false, with the reason, if
+// the kernel does not support them. PR_SET_NO_NEW_PRIVS must be set.
 
 // The version of Landlock; 0: it is not available, with the reason.
 int landlock_version(std::string* why);

@@ -15,8 +15,8 @@ struct SandboxOptions {
   std::vector<std::string> readable;  // Files, and folders with their contents.
   std::vector<std::string> writable;  // Folders in which files may be created, changed and removed.
   std::string user;                   // The user to become; empty: no change.
-  std::function<void(SandboxOptions*)> add_user_options =
-      {};  // Adds options that are known only as that user; may be null.
+  // Called once the process runs as `user`; adds options that depend on it. May be null.
+  std::function<void(SandboxOptions*)> add_user_options = {};
 };
 
 }  // namespace torch_remote::worker

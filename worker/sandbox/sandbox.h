@@ -16,7 +16,7 @@ enum class Confinement : uint32_t {
   kNoNewPrivileges = 1,  // setuid programs and file capabilities have no effect (PR_SET_NO_NEW_PRIVS).
   kNotDumpable = 2,      // Other processes of the user can neither trace it nor read its memory (PR_SET_DUMPABLE).
   kNoCoreFile = 4,       // RLIMIT_CORE.
-  kFiles = 8,            // Only named files are accessible, and no signals to processes outside (Landlock).
+  kFiles = 8,            // Only named files are accessible, and processes outside get no signals (Landlock).
   kSystemCalls = 16,     // System calls that no session needs fail (seccomp).
   kNoProcesses = 32,     // Part of kSystemCalls: no program is started, no process forked.
   kNoNetwork = 64,       // Part of kSystemCalls: no socket is opened.

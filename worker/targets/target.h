@@ -42,7 +42,7 @@ struct OpenDevice {
   uint64_t dtypes = 0;
 };
 
-// `client_activity` outlives what is opened.
+// `client_activity` must outlive what is opened.
 using DeviceOpener = std::function<Status(remote::Transport& transport, const DeviceOptions& options,
                                           std::function<tr_client()> client_activity, OpenDevice* opened)>;
 
@@ -61,7 +61,7 @@ struct Target {
   // Loads into a session's process what the target needs there; null: nothing.
   std::function<Status(DeviceOptions*)> load;
   std::function<DeviceOpener(int number)> open;       // `number`: 0 unless `numbered`.
-  std::function<Probed(const DeviceOptions&)> probe;  // Null: there is nothing to probe.
+  std::function<Probed(const DeviceOptions&)> probe;  // Null: --probe has nothing to report about the target.
 };
 
 // The names of its devices: "cpu", or "cuda:0, cuda:1, ...".

@@ -22,8 +22,8 @@ struct Case {
   std::vector<Bytes> data;
 };
 
-// Makes dense operands, with the last dim innermost and indexed dims outermost. Strides marked `*` are `gap`. Elements
-// are small random numbers, and among floats sometimes a special one.
+// Makes dense operands, with the last dim innermost and indexed dims outermost. Strides that the kernel's text marks
+// with `*` are `gap`. Elements are small random numbers, and among floats sometimes a special one.
 Case make_case(const Kernel& kernel, const std::vector<int64_t>& sizes, const std::vector<int64_t>& bounds,
                uint64_t seed, int64_t gap = 3);
 
@@ -39,8 +39,8 @@ struct Compiled {
 };
 Status compile_and_place(const Kernel& kernel, const CompileOptions& options, Compiled* compiled);
 
-// Calls the code for pieces of `piece` rows within each chunk, then `finish`. The lines of kept values and totals end
-// at a page boundary, and the next page is inaccessible.
+// Calls the code for pieces of `piece` rows within each chunk, then `finish`. The lines of spilled values and totals
+// end at a page boundary, and the next page is inaccessible.
 void run_compiled(const Compiled& compiled, const Arguments& arguments, IndexRecord* failure, int64_t piece = 7);
 
 // Both functions change `data`. Compiled code gets operands that end at a page boundary, too.

@@ -17,8 +17,8 @@ class Emulated {
   static Status make(const Kernel& kernel, const GpuTarget& target, std::unique_ptr<Emulated>* made);
 
   // Calls the kernel with copies of the host's buffers, which contain the arguments' data. What it stores is copied
-  // back. `elsewhere`: the scalars and the failure's address are in memory, and the scalar parameters are wrong on
-  // purpose.
+  // back. `rest`: Call::remainder_columns. `elsewhere`: the scalars and the failure's address are in memory, and the
+  // scalar parameters are wrong on purpose.
   Status run(const Arguments& arguments, std::span<const std::span<uint8_t>> buffers,
              const emulator::LaunchOptions& options, IndexRecord* failure, int64_t rest = 0, bool elsewhere = false);
 

@@ -20,8 +20,8 @@ struct Function {
 const std::vector<Function>& functions();
 const Function* function_of(ir::ScalarOp op);
 
-// A kernel that computes the function of a0 (and a1), of type `type`, and stores it in a2. The function is expanded or
-// not.
+// A kernel that computes the function of a0 (and a1), of type `type`, and stores it in a2. `expand`: with the function
+// expanded.
 Kernel kernel_of(ir::ScalarOp op, int arity, ir::DType type, bool expand = true);
 // The number of operations of the expanded function, without constants, loads and stores.
 struct Cost {
@@ -30,8 +30,8 @@ struct Cost {
 };
 Cost cost_of(ir::ScalarOp op, int arity, ir::DType type);
 
-// The largest error over all arguments, and the argument. It is infinite if only one of both is NaN, or if a zero has
-// the wrong sign.
+// The largest error over all arguments, and the argument. The error is infinite if only the result or only the expected
+// value is NaN, or if a zero has the wrong sign.
 struct Error {
   double ulps = 0;
   double x = 0, y = 0;

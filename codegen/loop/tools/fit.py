@@ -352,7 +352,8 @@ def show_plain(name: str, values: list[mpf]) -> None:
 
 if __name__ == "__main__":
     print("#pragma once\n")
-    print("// Written by codegen/loop/tools/fit.py. The comment above a table is the error of its polynomial.")
+    print("// Written by codegen/loop/tools/fit.py. The comment above a table is the relative error of its polynomial")
+    print("// (fit.py has the exceptions). Suffixes: 32 for f32, 64 for f64, Mid for f32 functions computed in f64.")
     print("namespace torch_remote::codegen::tables {\n\n// clang-format off")
     tables()
     reductions()

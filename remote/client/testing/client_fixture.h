@@ -23,7 +23,7 @@ using namespace std::chrono_literals;
 using Type = wire::Type;
 
 inline const KeepWaiting kPatient;
-// keeps them reachable for the leak checker
+// Clients of forked children, which are never destroyed; this list keeps them reachable for the leak checker.
 inline std::vector<Client*>* const forked_clients = new std::vector<Client*>;
 
 using Pair = std::pair<std::unique_ptr<Transport>, std::unique_ptr<Transport>>;

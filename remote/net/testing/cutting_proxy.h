@@ -19,7 +19,8 @@ namespace torch_remote::remote::testing {
 // A TCP proxy that cuts connections after a random number of bytes.
 class CuttingProxy {
  public:
-  // `between` is the largest number of bytes until a cut; 0: no cuts. `cuts` is the total number of cuts.
+  // Forwards to 127.0.0.1:`to`. Cuts each connection after at most `between` bytes (0: never), until it has made `cuts`
+  // cuts.
   CuttingProxy(uint16_t to, uint32_t seed, size_t between, size_t cuts)
       : to_(to), random_(seed), between_(between), cuts_(cuts) {
     bool loopback;

@@ -6,7 +6,8 @@
 
 #include "remote/transport/transport.h"
 
-// The conformance suite of transports. A test that defines `transport_kinds` and links this checks its transports.
+// The conformance suite of transports. A test defines `transport_kinds` and links this library, which checks those
+// transports.
 namespace torch_remote::remote {
 
 using TransportPair = std::pair<std::unique_ptr<Transport>, std::unique_ptr<Transport>>;

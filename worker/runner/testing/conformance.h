@@ -16,8 +16,8 @@ namespace torch_remote::worker::testing {
 struct RunnerUnderTest {
   // Makes a device and a runner of it.
   std::function<void(uint64_t limit, std::unique_ptr<Device>* device, std::unique_ptr<Runner>* runner)> make;
-  // A line of text with a node that fails because of what its operands hold. %0 is f32[s0] with 1, 2, 3, ...; %1 is
-  // i64[s0] with 1000, 1001, ...; the node makes %3: f32[s0]{1} @b3.
+  // A node, as a line of a graph's text, that fails because of its operands' contents. %0 is f32[s0] with 1, 2, 3, ...;
+  // %1 is i64[s0] with 1000, 1001, ...; the node makes %3: f32[s0]{1} @b3.
   std::string failing_node;
   std::string failure_kind;
   // The runner has ops with results for the host: aten::nonzero, aten::equal.

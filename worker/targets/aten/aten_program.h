@@ -48,7 +48,7 @@ class AtenProgram {
     bool packs_weights = false;        // the node is a convolution whose weights may be packed
     bool depthwise = false;            // the node may be a depthwise convolution that our own loops compute
     bool image_kernels = false;        // the node may be one that our own image kernels compute
-    bool out_variant_checked = false;  // kOut: a call with these sizes left the results' tensors unchanged
+    bool out_variant_checked = false;  // kOut: a call with these sizes did not resize or replace the results' tensors
     bool layout_matches = false;       // kOut: the op itself would choose this layout for the results
   };
 

@@ -11,8 +11,8 @@
 // Runs ops on tensors of a GPU with the kernels of CUDA's libtorch. The library is opened at run time and is not
 // needed to build this file: we call it through the dispatcher and the device interfaces of torch's core.
 //
-// Its work runs on the host's stream. Its memory, for results and for an op's temporaries, comes from the host. It uses
-// the GPU's primary context, as the host does.
+// The library's work runs on the stream of the plugin's host (tr_host). Its memory, for results and for temporaries of
+// ops, comes from this host. Library and host use the GPU's primary context.
 namespace torch_remote::worker::aten {
 
 // The device of a program's tensors, and the dispatch key of its kernels.

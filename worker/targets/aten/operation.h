@@ -30,8 +30,8 @@ class Operation {
   };
 
   // Resolves the op and checks the node's arguments against its schema; throws if they do not fit. `tensor(arg)`
-  // returns the tensor of a kView or kScalarTensor argument; it must always return the same object. On a GPU, torch's
-  // kernels execute all ops: the special functions and casts only make up for what the CPU's kernels lack.
+  // returns the tensor of a kView or kScalarTensor argument; for one argument it must always return the same object. On
+  // a GPU, torch's kernels execute all ops: the special functions and casts are only for what the CPU's kernels lack.
   Operation(const ir::Node& node, const std::function<at::Tensor(const ir::Arg&)>& tensor, const ir::Graph& graph,
             const Target& target);
 
@@ -41,8 +41,8 @@ class Operation {
   // Call this when the symbols' values have changed: updates the arguments that depend on them.
   void update(const int64_t* symbols);
 
-  // Calls the kernel. With kFunctional the results are on the stack afterwards; in other modes ignore the stack. If it
-  // throws, an in-place op has written nothing.
+  // Calls the kernel. With kFunctional the results are on the stack afterwards; in other modes ignore the stack. If the
+  // call throws, an in-place op has written nothing.
   void call(c10::Stack& stack);
 
   // The arguments of the functional overload, with the numbers of the last update.

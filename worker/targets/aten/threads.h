@@ -15,16 +15,16 @@
 // many an op. A worker that waits for messages puts them to sleep.
 namespace torch_remote::worker::aten {
 
-// The work (ir/work.h) from which on a node gets several threads: about 20 us of one core.
+// A node with at least this much work (ir/work.h) gets several threads: about 20 us of one core.
 inline constexpr double kMinParallelWork = 1 << 20;
-// The parallel work of a run from which on we wake sleeping threads: some 600 us of one core. A wake-up takes 50 to 500
-// us, during which the threads contribute nothing.
+// We wake sleeping threads for a run whose parallel nodes have at least this much work: some 600 us of one core. A
+// wake-up takes 50 to 500 us, during which the threads contribute nothing.
 inline constexpr double kMinWakeWork = 1 << 25;
 
-// Chooses the cores on which sleeping threads wake. A scheduler may wake a thread on the core that it slept on, even if
-// that core is busy and others are idle. This happens on machines that do not report which cores share a cache. The
-// thread and the caller then alternate on this core for milliseconds. So we move such threads to another core for the
-// wake-up, without pinning them.
+// Chooses the cores on which sleeping threads wake. The *caller* is the thread that runs ops and wakes the others. A
+// scheduler may wake a thread on the core that it slept on, even if that core is busy and others are idle. This happens
+// on machines that do not report which cores share a cache. The thread and the caller then alternate on this core for
+// milliseconds. So we move such threads to another core for the wake-up, without pinning them.
 class Cores {
  public:
   explicit Cores(int count) : count_(count), threads_(new Thread[static_cast<size_t>(count)]) {}
@@ -96,8 +96,8 @@ class Threads {
   std::unique_ptr<Cores> cores_;  // the cores of the sleeping threads
 };
 
-// Whether work should leave a core to the client, with leave_one_core: if all threads would take all cores, and
-// the client computes or, for `small` work, only polls for the answer.
+// Whether an op should leave the client a core (leave_one_core). True if all threads would take all cores and the
+// client computes; for a `small` op also if the client only polls for the answer.
 inline bool should_leave_core(const tr_host& host, const Threads& threads, bool small) {
   if (threads.has_spare_core() || !host.client_activity) return false;
   const tr_client client = host.client_activity(host.context);

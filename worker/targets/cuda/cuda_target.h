@@ -5,7 +5,8 @@
 
 namespace torch_remote::worker {
 
-// NVIDIA GPUs. Errors of opening one name what is to be installed. `source` is what --probe looks at.
+// NVIDIA GPUs. If a GPU cannot be opened, the error names what to install. `source`: how --probe opens the driver and
+// the libraries.
 Target cuda_target(cuda::ProbeSource source = cuda::nvidia());
 
 }  // namespace torch_remote::worker

@@ -51,7 +51,7 @@ ProbeSource nvidia();
 
 // Opens each GPU for a moment, and the libraries for the life of the process. `codegen` is the path of the kernel
 // compiler's library. search_path.driver is filled in; without a driver, libraries of the newest CUDA are looked for.
-// `cpu` and `aten` stay empty.
+// Probe::aten stays empty.
 Probe probe(const ProbeSource& source, LibrarySearchPath search_path, const std::string& codegen);
 
 // docs/workers.md lists the keys of the JSON.

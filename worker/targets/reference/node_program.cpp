@@ -10,10 +10,10 @@
 namespace torch_remote::worker::reference {
 
 NodeProgram::NodeProgram(Device& device, const ir::Graph& graph, std::vector<std::unique_ptr<NodePlan>> plans)
-    : device_(device), graph_(graph), apart_(graph) {
+    : device_(device), graph_(graph), ungrouped_graph_(graph) {
   // A node that is executed alone writes what its group would not.
-  for (ir::Buffer& buffer : apart_.buffers) buffer.in_group = false;
-  apart_.groups.clear();
+  for (ir::Buffer& buffer : ungrouped_graph_.buffers) buffer.in_group = false;
+  ungrouped_graph_.groups.clear();
   for (std::unique_ptr<NodePlan>& plan : plans) nodes_.push_back({std::move(plan), {}, {}});
 }
 
@@ -21,7 +21,7 @@ const Status& NodeProgram::bind(uint32_t node, std::span<const int64_t> values) 
   Node& its = nodes_[node];
   if (!its.bound.has_value() || !std::ranges::equal(its.values, values)) {
     its.values.assign(values.begin(), values.end());
-    its.bound = its.plan->bind(apart_, node, values);
+    its.bound = its.plan->bind(ungrouped_graph_, node, values);
   }
   return *its.bound;
 }

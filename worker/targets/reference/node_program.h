@@ -17,16 +17,17 @@ namespace torch_remote::worker::reference {
 class NodePlan {
  public:
   virtual ~NodePlan() = default;
-  // kUnsupported: it cannot execute the node with these values. `values` are those of the graph's symbols.
+  // Binds the plan to the values of the graph's symbols. kUnsupported: it cannot execute the node with these values.
   virtual Status bind(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values) = 0;
-  // Executes the node that it is bound to. Its results have memory.
+  // Executes the node with the bound values. The caller has allocated the node's results.
   virtual Status run(std::span<const tr_buffer> buffers, std::span<const int64_t> values) = 0;
 };
 
 // A program of a runner that executes nodes one by one.
 class NodeProgram final : public RunnerProgram {
  public:
-  // `plans`: of each node of the graph; null: not this runner's. `graph` and `device` outlive the program.
+  // `plans`: one per node of the graph; null: this runner does not execute the node. `graph` and `device` outlive the
+  // program.
   NodeProgram(Device& device, const ir::Graph& graph, std::vector<std::unique_ptr<NodePlan>> plans);
 
   bool creates_buffer(uint32_t) const override { return false; }
@@ -45,7 +46,7 @@ class NodeProgram final : public RunnerProgram {
 
   Device& device_;
   const ir::Graph& graph_;
-  ir::Graph apart_;  // As if there were no groups.
+  ir::Graph ungrouped_graph_;  // The graph as if it had no groups.
   std::vector<Node> nodes_;
 };
 

@@ -20,7 +20,7 @@ struct Guard {
   // Throws c10::Error if arguments do not fit, and c10::IndexError if the reason is an element of a tensor. May replace
   // arguments by copies with other strides. `results`: the memory that the kernel will write, or null.
   void (*check)(const char* op, c10::IValue* arguments, const c10::IValue* results) = nullptr;
-  bool reads_elements = false;
+  bool reads_elements = false;  // `check` reads elements of tensors
 };
 
 // Returns a guard without `check` if the op's kernel checks its arguments itself.

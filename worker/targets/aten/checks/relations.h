@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-// The functions that ir/ops/relations.toml uses. They take tensors and lists of tensors as IValues; an undefined tensor
-// has no dims.
+// The functions that ir/ops/relations.toml uses and documents. They take tensors and lists of tensors as IValues; an
+// undefined tensor has no dims.
 namespace torch_remote::worker::aten::relations {
 
 using c10::IValue;

@@ -10,8 +10,8 @@ namespace torch_remote::worker::aten {
 // not support it. Throws torch's errors.
 bool run_gemm(const tr_product& product);
 
-// Sets, for the whole process, the host that gemm_into asks which library is faster. Null: uses torch's own. The
-// host must outlive its use.
+// Sets, for the whole process, the plugin's host (tr_host). gemm_into asks it which library is faster. Null: gemm_into
+// uses torch's own. The host must live until it is replaced.
 void set_gemm_host(const tr_host* host);
 
 // result = left @ right, or result += left @ right if `adds`, for matrices of one dtype. Uses the faster library.

@@ -7,8 +7,9 @@
 #include "worker/targets/cpu/loops/rnn_call.h"
 
 // Float32 recurrent layers with our own loops. One pass over the units computes a step's GEMM with the hidden state and
-// its gates, with w_hh packed once for all steps. With more than a few rows, threads partition the rows and need not
-// wait for each other. Otherwise they partition the units and synchronize after each step. Both give the same numbers.
+// its gates, with w_hh packed once for all steps. If the batch has more than a few rows, threads partition the rows and
+// need not wait for each other. Otherwise they partition the units and synchronize after each step. Both give the same
+// numbers.
 namespace torch_remote::worker::aten {
 
 // The loops for this processor; null if there are none.

@@ -53,8 +53,8 @@ struct RnnGradients {
 
 // The result of the backward pass over all steps; the gradients of input, weights and biases follow from it.
 struct RnnBackward {
-  at::Tensor input_projections,
-      hidden_projections;  // gradients of x @ w_ih^T + b_ih and of h @ w_hh^T + b_hh, [T * B, G * H]
+  // Gradients of x @ w_ih^T + b_ih and of h @ w_hh^T + b_hh, [T * B, G * H].
+  at::Tensor input_projections, hidden_projections;
   at::Tensor hx, cx;
 };
 

@@ -35,7 +35,8 @@ class Attention {
 
   // The estimated work, in points of compiled kernels (Launches::points).
   double points() const;
-  // Bytes of memory in addition to the buffers: one thread's scratch memory, and the results of all pieces.
+  // Bytes of memory in addition to the buffers: one thread's scratch memory, and the partial results of all pieces
+  // (KeySplit).
   size_t scratch() const;
   // The order of arithmetic depends on sizes alone: `parallel` only assigns tasks to threads.
   void run(std::span<const tr_buffer> buffers, const ParallelFor& parallel);

@@ -24,7 +24,8 @@ class GemmChoices {
     ParallelFor threads;  // null: the calling thread runs everything
     // Computes a GEMM with a library (tr_product, plugin.h). Null if there is none, and then nothing is chosen.
     std::function<bool(const tr_product& product)> library;
-    // Nothing is measured, because each process must give the same bits: the loops where they apply, otherwise oneDNN.
+    // If set, nothing is measured, because each process must give the same bits. Then the loops compute what they
+    // support, and oneDNN the rest.
     bool fixed = false;
     std::string folder;                  // the folder for choices; empty: memory only
     std::string about;                   // processor, libraries, number of threads

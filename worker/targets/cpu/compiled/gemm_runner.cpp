@@ -38,7 +38,7 @@ class GemmProgram final : public LoopProgram {
   bool wants(size_t index) override {
     Candidates& candidates = candidates_[index];
     const GemmShape shape = candidates.loops != nullptr ? candidates.loops->shape() : candidates.library->shape();
-    const GemmChoices::Algorithm algorithm = options_.products->algorithm(shape);
+    const GemmChoices::Algorithm algorithm = options_.choices->algorithm(shape);
     candidates.by_library = algorithm == GemmChoices::Algorithm::kOneDnn && candidates.library != nullptr;
     return candidates.by_library || (algorithm == GemmChoices::Algorithm::kLoops && candidates.loops != nullptr);
   }
@@ -48,7 +48,7 @@ class GemmProgram final : public LoopProgram {
       candidates.loops->run(buffers, options_.threads);
       return true;
     }
-    if (candidates.library->run(buffers, options_.products->library())) return true;
+    if (candidates.library->run(buffers, options_.choices->library())) return true;
     reject(index);  // the op computes it in the next run, or reports why it cannot
     std::snprintf(error->kind, sizeof(error->kind), "RuntimeError");
     std::snprintf(error->message, sizeof(error->message), "oneDNN does not do this product of matrices");
@@ -81,12 +81,12 @@ class GemmRunner final : public Runner {
   bool accepts_group(const ir::Graph&, const ir::Group& group) override {
     return group.kind == ir::GroupKind::kMatmulEpilogue && group.first == group.last;
   }
-  uint64_t generation() const override { return options_.products->generation(); }
+  uint64_t generation() const override { return options_.choices->generation(); }
   // The worker is idle: measures a GEMM.
   void on_idle() override {
-    if (!options_.products->wants_measuring()) return;
+    if (!options_.choices->wants_measuring()) return;
     if (options_.begins) options_.begins(true);
-    options_.products->measure();
+    options_.choices->measure();
   }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
     *program = std::make_unique<GemmProgram>(options_, request.graph);

@@ -20,28 +20,29 @@
 #include "ir/status.h"
 #include "worker/runner/kernel_files.h"
 
-// Compiled kernels of one target, in memory and on disk. A kernel that is on neither is compiled by a thread of low
+// Compiled kernels of one target, in memory and on disk. A kernel that is in neither is compiled by a thread of low
 // priority, while the caller continues.
 namespace torch_remote::worker::kernels {
 
-// Memory that a kernel needs in addition to its operands.
+// A line of memory (codegen/cpu/call.h) that a kernel needs in addition to its operands.
 struct Line {
   uint32_t item_size = 4;
   uint32_t columns = 0;   // bit c: it has an element for each index of column dim c; 0: a single element
   uint64_t identity = 0;  // bits of the reduction's initial value
 };
 
-// Code, and what its callers need to know. Its address never changes. It may be freed once no caller refers to it.
+// Code, and what its callers need to know. Its address never changes. The cache may free it once no caller refers to
+// it.
 struct CompiledKernel {
   enum class State : uint8_t { kPending, kReady, kFailed };
   std::atomic<State> state = State::kPending;
   bool ready() const { return state.load(std::memory_order_acquire) == State::kReady; }
 
   // Derived from the kernel; available immediately.
-  std::vector<Line> saved_values, totals;
-  bool has_rows = false;  // the kernel has a row dim
-  bool needs_row_order =
-      false;  // it stores at indices, so rows that may write the same element must not run in parallel
+  std::vector<Line> saved_values, totals;  // of Schedule::spilled and Schedule::totals
+  bool has_rows = false;                   // the kernel has a row dim
+  // the kernel stores at indices, so rows that may write the same element must not run in parallel
+  bool needs_row_order = false;
   // a row's columns may be split: no value reduces over them or depends on a column's index
   bool splits_columns = false;
   codegen::cpu::Variant variant;
@@ -58,8 +59,8 @@ struct CacheOptions {
   std::string target;          // such as "x86-64-v4"
   std::string version;         // the compiler's version
   bool urgent = false;         // callers wait for kernels, so they are compiled with normal priority
-  // A kernel is compiled this long after the request, unless a caller waits for it. So compilation does not compete
-  // with a program's first run for the cores.
+  // A kernel is compiled this long after the request, unless a caller waits for it. The delay keeps compilations from
+  // competing with a program's first run for the cores.
   std::chrono::nanoseconds delay{0};
   // Compiles LoopIR text to code; called by the cache's thread.
   std::function<Status(std::string_view text, const codegen::cpu::Variant& variant, std::vector<uint8_t>* bytes,

@@ -20,19 +20,20 @@ struct KernelRunnerOptions {
   // (TORCH_REMOTE_WAIT_COMPILE).
   bool waits = false;
   std::shared_ptr<GroupChoices> choices;  // null: no program is tuned
-  // Size of the last-level cache. Results that are read only after more bytes than this are written with streaming
-  // stores. 0: never.
+  // Size of the last-level cache. A result is written with streaming stores if a run accesses more bytes than this
+  // before the result is read. 0: never.
   uint64_t cache_bytes = last_cache_bytes();
   std::function<uint64_t()> clock;  // ns; times the algorithms; null: this machine's clock
   std::string description;          // such as "kernels"
   // Called once for each group that no kernel supports with the sizes of a run: its ops, and the reason. May be null.
   std::function<void(std::string_view ops, std::string_view why)> on_refusal;
-  // Called for each group whose algorithm was found by timing, or was known from an earlier process. May be null.
+  // Called for each group whose algorithm is chosen: found by timing, or stored by an earlier process. May be null.
   std::function<void(std::string_view ops, std::string_view algorithm)> on_choice;
 };
 std::unique_ptr<Runner> make_kernel_runner(KernelRunnerOptions options);
 
-// The kinds of groups that this runner, the attention runner and the product runner accept: bits of ir::Capabilities.
+// The kinds of groups that this runner, the attention runner and the GEMM runner accept, as bits of
+// ir::Capabilities::group_kinds.
 uint32_t group_kinds();
 
 // The best target of this machine's processor, "x86-64-v4" or "x86-64-v3"; empty if kernels do not support it.

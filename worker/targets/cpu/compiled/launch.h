@@ -11,12 +11,12 @@
 
 namespace torch_remote::worker::kernels {
 
-// Prepared launches, none of which accesses memory that another one writes, with all memory that a run needs in
-// addition to buffers. They are prepared when sizes or strides change, and used by each run.
+// Prepared launches, and the memory that a run needs in addition to the graph's buffers. No launch accesses memory that
+// another one writes. They are prepared when sizes or strides change, and used by each run.
 class Launches {
  public:
   void clear();
-  // Both must outlive this object; of the launch only scalars may change.
+  // Both arguments must outlive this object. Only the launch's scalars may change.
   void add(const codegen::Launch& launch, const CompiledKernel& kernel);
 
   // The work in points: rows * columns * outer positions, over all launches. A point takes about 600 ps.
@@ -33,7 +33,8 @@ class Launches {
   // Results that are also operands are excluded, because they are in the caches.
   bool may_stream_to(std::span<const tr_buffer> buffers) const;
 
-  // Bytes that a run needs in addition to the buffers, of the launch that needs most: one thread's, and the totals.
+  // Bytes that a run needs in addition to the buffers: one thread's scratch memory and the totals, of the launch that
+  // needs most.
   size_t scratch() const;
 
   // Runs the launches; all kernels must be ready. `buffers` are the graph's. The split into parts depends on sizes
@@ -48,14 +49,14 @@ class Launches {
     const codegen::Launch* launch = nullptr;
     const CompiledKernel* kernel = nullptr;
     int64_t rows = 1, row_points = 1;
-    int64_t lines = 1;  // number of indices of the outer dims
+    int64_t lines = 1;  // number of positions along the outer dims (codegen::Launch::outer)
     std::span<const int64_t> columns;
     // The units assigned to threads: rows over all outer dims, or columns of a single row.
     bool by_columns = false;
     bool needs_row_order = false;  // one thread runs all rows, as they may write the same elements
     int64_t piece = 1;             // columns per unit
     int64_t units = 0, unit_points = 1;
-    // number of launches, this one and the next, with the same rows: they alternate, some rows at a time
+    // number of launches, from this one on, that have the same rows and alternate after every few rows
     uint32_t interleaved = 1;
     int64_t first_point = 0;  // sum over the launches that are assigned together, before this one
     size_t first_operand = 0;

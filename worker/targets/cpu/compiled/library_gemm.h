@@ -26,7 +26,7 @@ class LibraryGemm {
   GemmShape shape() const { return shape_of(product_); }
   // The estimated work, in points of compiled kernels (Launches::points).
   double points() const;
-  // Returns false if the library does not support it.
+  // Returns false if the library does not support the GEMM.
   bool run(std::span<const tr_buffer> buffers, const std::function<bool(const tr_product&)>& library) const;
 
  private:

@@ -31,7 +31,7 @@ class LoopProgram : public RunnerProgram {
   const ir::Graph& graph() const { return graph_; }
   // The number of groups; the functions below identify a group by its index.
   size_t count() const { return groups_.size(); }
-  // The loops do not support the group with these values, although `bind` accepted them.
+  // Records that the loops do not support the group with the current values after all, although `bind` accepted them.
   void reject(size_t index) { groups_[index].fits = false; }
 
  private:

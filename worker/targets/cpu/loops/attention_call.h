@@ -22,7 +22,7 @@ struct AttentionTensor {
 struct AttentionCall {
   AttentionType type = AttentionType::kFloat;      // of all tensors but bias and logsumexp
   AttentionType bias_type = AttentionType::kNone;  // kBool: true where a key is not masked
-  int64_t batch = 0, heads = 0, shared = 1;        // heads of keys; query heads per key head
+  int64_t batch = 0, heads = 0, shared = 1;        // heads: of keys; shared: query heads per key head
   int64_t queries = 0, keys = 0, size = 0, value_size = 0;
   bool causal = false;  // query i attends to keys 0, ..., i
   float scale = 1;
@@ -33,8 +33,8 @@ struct AttentionCall {
   AttentionTensor grad, grad_query, grad_key, grad_value;
 };
 
-// The keys of a forward task. Where there are few tasks, the keys are split into pieces whose results are joined
-// afterwards. The split depends on sizes alone.
+// How the forward pass is split into tasks: by blocks of query rows and, where this gives few tasks, by pieces of the
+// keys, whose results are joined afterwards. The split depends on sizes alone.
 struct KeySplit {
   int64_t keys = 0;   // keys per piece
   int64_t count = 1;  // number of pieces

@@ -24,9 +24,9 @@ struct DepthwiseLoops {
   void (*convolve)(const DepthwiseCall& call, const float* input, const float* kernel, float bias, float* output,
                    float* scratch);
   // `sums` returns the number of floats for the sums of a kernel's gradient, several per element. `add` adds a plane's
-  // share to them, for one or several planes. `fold` adds the sums to the gradient and clears them. `add` returns false
-  // if some of grad_output is not finite. The sums are then unusable: grad_output times the zeros around the input
-  // would give NaN.
+  // share to these sums; it is called for one or several planes. `fold` adds the sums to the gradient and clears them.
+  // `add` returns false if some of grad_output is not finite. The sums are then unusable: grad_output times the zeros
+  // around the input would give NaN.
   int64_t (*sums)(const DepthwiseCall& call);
   bool (*add)(const DepthwiseCall& call, const float* input, const float* grad_output, float* sums, float* scratch);
   void (*fold)(const DepthwiseCall& call, float* sums, double* gradient);

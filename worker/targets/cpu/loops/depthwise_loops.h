@@ -7,9 +7,9 @@ namespace {
 
 using namespace kernels::TORCH_REMOTE_ISA;
 
-// Computes a band of result rows at a time. The input rows that they need are copied into lines with zero padding, of
-// which any vector may be read. With a stride s above one, a row becomes s lines: columns 0, s, 2 s, …; then 1, s + 1,
-// …; so neighboring results read neighboring elements.
+// Computes a band of result rows at a time. The input rows that they need are copied into lines with zero padding, so
+// that a vector may be read at any position. With a stride s above one, a row becomes s lines: columns 0, s, 2 s, …;
+// then 1, s + 1, …; so neighboring results read neighboring elements.
 constexpr int64_t kBand = 12288;  // floats of a band's input rows, approximately
 
 struct PaddedRows {

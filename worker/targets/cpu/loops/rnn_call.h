@@ -27,7 +27,8 @@ struct RnnCall {
   bool save_gates = false;
   // [G + 1, H]: the bias of each gate, and that of the hidden state's share of a GRU's third gate.
   const float* bias = nullptr;
-  // An LSTM's cell states, [T, B, H], `cells_step` apart; the step is 0 if only the last state is needed.
+  // An LSTM's cell states: [T, B, H], where those of time t begin at t * cells_step elements; or [B, H], with
+  // cells_step 0, if only the last ones are needed.
   float* cells = nullptr;
   int64_t cells_step = 0;
   float* hidden_new = nullptr;  // GRU, [T, B, H]: the hidden state's share of the third gate; null: not needed

@@ -12,7 +12,7 @@ namespace torch_remote::worker::cuda {
 // needed, and the run waits for it.
 std::unique_ptr<Runner> make_cuda_runner(CudaDevice& device);
 
-// The kinds of groups that it may be given, as bits of ir::Capabilities.
+// The kinds of groups that the runner accepts, as bits of ir::Capabilities::group_kinds.
 uint32_t group_kinds();
 
 }  // namespace torch_remote::worker::cuda

@@ -20,8 +20,8 @@ struct StridedCopy {
 // A kernel with one load, one store and a conversion between them.
 codegen::Kernel make_copy_kernel(const StridedCopy& copy);
 
-// Queues the copy; the GPU's context must be current. Kernels lack a type for some elements. These are copied as bits,
-// and both types must then be the same. Fails if the kernel cannot be compiled.
+// Queues the copy; the GPU's context must be current. Elements of types that kernels lack are copied as bits; both
+// types must then be the same. Fails if the kernel cannot be compiled.
 Status queue_copy(Gpu& gpu, KernelStore& kernels, const StridedCopy& copy);
 
 // The integer dtype with which kernels copy elements of this many bytes. Elements of 16 bytes are copied as two of 8.

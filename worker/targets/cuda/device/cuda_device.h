@@ -31,7 +31,7 @@ class CudaDevice final : public Device {
     KernelOptions kernels;  // Also used for the kernels that pack strided views.
     size_t slot_bytes = size_t{4} << 20;               // Bytes of a staging slot.
     uint32_t slots = 4;                                // Staging slots in each direction.
-    uint64_t peer_memory_limit = uint64_t{256} << 20;  // At most this many bytes of shared memory are reused.
+    uint64_t peer_memory_limit = uint64_t{256} << 20;  // Maximum bytes of PeerMemory that are kept for reuse.
   };
   static Status open(const Options& options, std::unique_ptr<CudaDevice>* device);
   ~CudaDevice() override;
@@ -60,7 +60,7 @@ class CudaDevice final : public Device {
   KernelStore& kernels() { return kernels_; }
   // Takes a record for a launch that may find an index out of bounds. Returns 0 if the GPU is lost or out of memory.
   uint64_t take_failure_record(uint64_t run, std::shared_ptr<const std::vector<IndexedOperand>> operands);
-  // Notes that something was queued on the work stream, which may use such records.
+  // Call it after queuing work that may use such records on the work stream.
   void queued();
 
  private:
@@ -104,7 +104,7 @@ class CudaDevice final : public Device {
   std::shared_ptr<void> clock_event_;      // The event of the last clock reading.
   double clock_ns_ = 0;                    // The clock's value at that event.
   std::vector<DeferredFailure> failures_;  // Not yet returned by take_failures or await_failures.
-  bool has_copies_out_ = false;            // A copy to the host was queued after the last mark.
+  bool has_copies_out_ = false;            // A copy to the host was queued since marked_.
 
   mutable std::mutex mutex_;  // Guards the members below.
   Ticket queued_ = 0, marked_ = 0, done_ = 0;

@@ -29,8 +29,8 @@ struct CompiledKernel {
   codegen::gpu::Recipe recipe;
 };
 
-// Compiles LoopIR text for compute capability `sm` (90: 9.0). kUnsupported: it cannot compile such a kernel. Must be
-// thread safe.
+// Compiles LoopIR text for compute capability `sm` (90: 9.0). kUnsupported: the compiler does not support the kernel.
+// Must be thread safe.
 using Compile = std::function<Status(std::string_view text, uint32_t sm, CompiledKernel* compiled)>;
 
 struct KernelOptions {
@@ -79,7 +79,7 @@ class KernelStore {
   const kernels::KernelFiles files_;
   std::unordered_map<std::string, std::unique_ptr<Request>> all_;  // By kernel text.
   std::atomic<uint64_t> compiled_ = 0;
-  std::mutex mutex_;  // Guards the members below and the states of all Asked.
+  std::mutex mutex_;  // Guards the members below and the states of all requests.
   std::deque<Request*> queue_;
   std::condition_variable wake_, done_;
   bool ends_ = false;

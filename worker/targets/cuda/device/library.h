@@ -14,8 +14,8 @@ struct Library {
   std::string_view soname;   // "libcublasLt.so"; the version ".13" or ".12" is appended.
   std::string_view package;  // "nvidia-cublas"; the package of CUDA 12 ends in "-cu12".
   std::string_view folder;   // For CUDA 12: the library's folder in site-packages/nvidia, "cublas".
-  // For a library with its own version ("9"). The version is appended to the soname. For every CUDA, its packages
-  // install into `folder` and their names end in the CUDA version ("-cu13").
+  // For a library with its own version ("9"), which is appended to the soname. Such a library has one package per CUDA
+  // version ("-cu12", "-cu13"), and all of them install into `folder`.
   std::string_view version = {};
 };
 

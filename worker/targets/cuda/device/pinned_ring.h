@@ -22,10 +22,11 @@ class PinnedRing {
 
   // Does nothing if it is open.
   Status open();
-  // Returns memory for `words` words, at most kAreaWords. The caller must have queued its copies from earlier memory.
+  // Returns memory for `words` words, at most kAreaWords. The caller must have queued its copies from the memory of
+  // earlier calls.
   Status take(size_t words, Stream stream, uint64_t** memory);
-  // Waits until the queued copies are done, and frees the memory. On a lost GPU it is not called; the process's end
-  // frees pinned memory.
+  // Waits until the queued copies are done, and frees the memory. Not to be called on a lost GPU, whose pinned memory
+  // is freed when the process ends.
   void close(Stream stream);
 
  private:

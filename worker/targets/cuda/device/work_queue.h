@@ -29,8 +29,9 @@ struct WorkItem {
   std::vector<uint64_t> words = {};
   bool one_parameter = false;  // For a kernel: its only parameter is a struct of these words.
   // For a kernel: parameters that it can also read from GPU memory. These are the `scalar_count` words after word
-  // `scalars_word`. In that case, `scalars_word` holds their address, and 0 here. The word `failure` can be replaced by
-  // the address of its value, flagged with kIndirectRecord.
+  // number `scalars_word`. Word `scalars_word` itself is 0 here; if the kernel is to read the parameters from GPU
+  // memory, the queue sets it to their address. `failure`: number of the word with the address of an IndexRecord. The
+  // queue may replace it by the address of that address, with the bit kIndirectRecord (codegen/gpu/launch.h).
   size_t scalars_word = 0, scalar_count = 0;
   std::optional<size_t> failure = {};
   // For work without a function: an object that identifies and owns what `queue` uses, and how to queue it.
@@ -93,7 +94,7 @@ class WorkQueue {
     std::vector<size_t> slots = {};  // One per item: the position of its scalars in that memory, or kByValue.
   };
   static constexpr size_t kByValue = SIZE_MAX;
-  // Items that differ from a graph's last ones: only in their scalars, or in anything else.
+  // Indices of the items that differ from a graph's last ones: only in their scalars, or in anything else.
   struct Changes {
     std::vector<size_t> scalars, others;
     bool operator<(const Changes& than) const {
@@ -105,8 +106,9 @@ class WorkQueue {
     Key key = {};
     std::list<CapturedGraph> graphs = {};  // Most recently used first.
     bool never_capture = false;            // It cannot be captured, or is not worth it.
-    uint32_t churn = 0;                    // How much more often than not most of a graph had to be updated.
-    std::array<uint64_t, 8> states = {};   // Hashes of the last states that required updates, without scalars.
+    // Grows when most of a graph had to be updated, and shrinks when only a few nodes had to.
+    uint32_t churn = 0;
+    std::array<uint64_t, 8> states = {};  // Hashes of the last states that required updates, without scalars.
     size_t next_state = 0;
     size_t repeated_updates = 0;  // Updates to a state in `states`, since the last graph was made.
   };

@@ -16,8 +16,8 @@ namespace torch_remote::worker::cuda {
 struct BatchNormProblem {
   bool backward = false;
   bool deterministic = false;  // Always the same algorithm, even if another one is faster.
-  bool has_running_stats =
-      false;  // Forward: running statistics are read, and the updated ones are written to other memory.
+  // Forward: running statistics are read, and the updated ones are written to other memory.
+  bool has_running_stats = false;
   dnn::Type type = dnn::Type::kFloat32;
   std::vector<int64_t> sizes;
   auto operator<=>(const BatchNormProblem&) const = default;
@@ -37,7 +37,7 @@ enum class BatchNormId : uint8_t {
   kVarianceBefore,
   kMeanAfter,
   kVarianceAfter,
-  kEpsilon,   // A host f32, as is the next one.
+  kEpsilon,   // An f32 on the host, as kMomentum.
   kMomentum,  // The weight of the new statistics.
   kGrad,
   kGradInput,

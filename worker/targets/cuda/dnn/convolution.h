@@ -51,8 +51,8 @@ struct ChannelBias {
   bool sums = false;  // bias = sums over the image; otherwise the bias is added to the image in place.
 };
 
-// How to execute a node: the first `before` steps, the calls, the remaining steps, then `bias`. If the first call adds
-// the bias itself, `bias` is skipped.
+// How to execute a node: the first `before` steps, the calls, the remaining steps, then `bias`. `bias` is skipped if
+// the first call already adds it (ConvolutionProblem::adds_bias).
 struct ConvolutionPlan {
   OpPlan steps;  // Copies and fills.
   size_t before = 0;

@@ -38,18 +38,18 @@ class PlanChoice {
   std::vector<Plan>& plans() { return plans_; }
   const std::vector<Plan>& plans() const { return plans_; }
   size_t best() const { return best_; }
-  // No timing is in flight.
+  // Whether no timing is in flight.
   bool is_idle() const { return timing_events_.empty(); }
-  // A call has succeeded, so later calls may be deferred in the work queue.
+  // Whether a call has succeeded. Later calls may then be deferred in the work queue.
   bool has_succeeded() const { return has_succeeded_; }
 
   // Keeps the first plan without timing. `from_file`: the choice file named it.
   void keep_first(bool from_file);
-  // The choice file named the plan, and it has not been called yet.
+  // Whether the choice file named the plan, and it has not been called yet.
   bool is_from_file() const { return from_file_; }
 
-  // Calls a plan at once, and drops plans that fail. Fails if none works. If `is_from_file`, requesting plans again may
-  // help. `settled`: plans are neither timed nor replaced by one that needs less memory.
+  // Calls a plan at once, and drops plans that fail. Fails if none works; if is_from_file(), new plans may then work.
+  // `settled`: plans are neither timed nor replaced by one that needs less memory.
   Status first_run(Gpu& gpu, CachingAllocator& memory, const Call& call, bool settled, std::string_view what,
                    uint64_t more = 0);
   // Checks whether the timing is done. True: the fastest plan was just found.
@@ -65,15 +65,15 @@ class PlanChoice {
 
   std::vector<Plan> plans_;  // The heuristic's first choice first.
   size_t best_ = 0;
-  std::vector<Event>
-      timing_events_;  // Events around each plan while they are timed, the last plan first; one more than plans.
+  // Events before and after each plan while plans are timed, the last plan first; one more than plans.
+  std::vector<Event> timing_events_;
   bool has_succeeded_ = false;
   bool decided_ = false;
   bool from_file_ = false;
 };
 
 // Adds the plans from one heuristics mode until there are `max_plans`. `wanted` filters engines by their notes. `only`:
-// only the plan with this choice. The status says why the last failed plan failed.
+// only the plan with this choice. Returns the error of the last plan that failed, if one did.
 Status add_plans(const Table& table, Handle handle, Descriptor graph, HeuristicsMode mode, uint64_t workspace,
                  size_t max_plans, const std::function<bool(const std::vector<NumericalNote>& notes)>& wanted,
                  const std::string* only, std::vector<Descriptor>* made, std::vector<Plan>* plans);

@@ -26,7 +26,7 @@ class LazyLibrary {
       : device_(device), table_(std::move(table)), folder_(std::move(folder)) {}
 
   CudaDevice& device() { return device_; }
-  // Null: it cannot be opened, and `status` says why.
+  // Opens the library at the first call. Null: it cannot be opened, and status() says why.
   Library* get() {
     if (library_ == nullptr && status_.ok()) {
       const dnn::Table* const table = table_->get(&status_);
@@ -105,8 +105,8 @@ class DeferredPlanUnit final : public Unit {
     return Status::internal("cuda: an unknown state of a plan");
   }
 
-  // False while the plan is being built, so that every `ask` looks again. Also false once the plan's state or the math
-  // modes have changed.
+  // False while the plan is being built, so that every prepare() checks it again. Also false once the plan's state or
+  // the math modes have changed.
   bool is_still_valid(std::span<const int64_t>) const override {
     if (libraries_.device().math() != math_) return false;
     if (prepared_ == nullptr) return true;
@@ -140,7 +140,7 @@ class DeferredPlanUnit final : public Unit {
   OpKernels& kernels_;
   ir::MathModes math_ = 0;
   typename Kind::Plan plan_;
-  typename Library::Prepared prepared_;  // Null: cuDNN is not asked.
+  typename Library::Prepared prepared_;  // Null: Kind::plan() refused the node, or there is no library.
   DeferredPlanState state_ = DeferredPlanState::kRefused;
 };
 

@@ -81,10 +81,10 @@ class DeferredPlans {
   // Returns the entry of a problem, and makes it at the first call.
   Prepared find(const Problem& problem);
   State state(const DeferredPlan<Problem>& prepared);
-  // Why it is refused.
+  // Why the problem is refused.
   Status status(const DeferredPlan<Problem>& prepared);
-  // Notes that another runner executed it. The second use requests the plans; they are not worth building for a single
-  // use.
+  // Counts a use of the problem that another runner executes. The second use requests the plans; they are not worth
+  // building for a single use.
   void count_use(const Prepared& prepared);
   // Requests the plans and waits until they are built or refused. Errors that are not kUnsupported are tried again.
   void wait(const Prepared& prepared);
@@ -113,9 +113,9 @@ class DeferredPlans {
   dnn::Handle handle() const { return handle_; }
 
   // Queues a problem that is ready. The first call is immediate, as only the call shows whether the plan works.
-  // kUnsupported: it does not, and the problem is refused from now on. `words`: addresses and numbers, everything that
-  // distinguishes calls. `more`: bytes after the plan's workspace. `call` executes a plan, and is stored as long as the
-  // queued work.
+  // kUnsupported: the plan does not work, and the problem is refused from now on. `words`: addresses and numbers,
+  // everything that distinguishes calls. `more`: bytes after the plan's workspace. `call` executes a plan; it lives as
+  // long as the queued work.
   Status run_plan(const Prepared& prepared, std::initializer_list<uint64_t> words, uint64_t more,
                   dnn::PlanChoice::Call call);
 
@@ -127,11 +127,11 @@ class DeferredPlans {
   virtual size_t levels() const { return 1; }
   // Whether an engine with these notes is acceptable.
   virtual bool suits(const Problem&, const std::vector<dnn::NumericalNote>&, size_t /*level*/) const { return true; }
-  // An error: plans of this level are rejected.
+  // Returns an error if the plans of this level must be rejected.
   virtual Status check(const Problem&, size_t /*level*/) const { return {}; }
   // How many heuristic results get plans.
   virtual size_t max_plans(const Problem& problem) const { return problem.deterministic ? 1 : options_.timed; }
-  // No other runner executes it, so an error of one call does not refuse later ones.
+  // Whether no other runner executes these problems. Then a problem is not refused because one call failed.
   virtual bool is_only_runner() const { return false; }
 
   void request(const Prepared& prepared);

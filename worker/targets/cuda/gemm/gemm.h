@@ -31,7 +31,7 @@ enum class Activation : uint8_t {
   kGelu,  // Executed by a kernel after the GEMM, as cuBLASLt has only the tanh variant.
 };
 
-// result = activation(beta * added + alpha * left right)
+// result = activation(beta * added + alpha * (left @ right))
 struct Gemm {
   uint32_t left = kNoView, right = kNoView, added = kNoView, result = kNoView;  // Views.
   DimLayout left_layout = DimLayout::kMatrix, right_layout = DimLayout::kMatrix, result_layout = DimLayout::kMatrix;
@@ -74,7 +74,7 @@ struct Problem {
   uint32_t epilogue = lt::kDefault;
   lt::Type bias = lt::Type::kFloat32;
   uint32_t bias_alignment = 16;
-  bool is_scaled = false;  // For float8.
+  bool is_scaled = false;  // The call has a_scale and b_scale (float8).
   bool fast_accumulation = false;
   bool deterministic = false;  // Always the same algorithm, even if another one is faster.
   bool operator==(const Problem&) const = default;
@@ -82,7 +82,7 @@ struct Problem {
 
 struct GemmCall {
   Location a, b, c, d, bias, a_scale, b_scale;
-  bool first = true;  // Later calls add to the first one's result: alpha is as given, and beta is 1.
+  bool first = true;  // False: the call adds to the result of the calls before (beta is 1).
 };
 
 // How to execute a node: fills, copies, calls, copies. Empty if the result has no elements.
@@ -90,8 +90,8 @@ struct GemmPlan {
   std::vector<uint64_t> scratch;  // Bytes of each piece.
   std::vector<uint32_t> zeros;    // Pieces of scratch that are zeroed first.
   std::vector<StridedMove> before, after;
-  Problem problem;       // For all calls, except for `beta_is_nonzero`.
-  Problem problem_next;  // For the calls after the first.
+  Problem problem;       // For the first call.
+  Problem problem_next;  // For later calls: c is the result so far, and beta is 1.
   std::vector<GemmCall> calls;
 };
 

@@ -14,12 +14,12 @@ namespace torch_remote::worker::cuda {
 // Fills the table. Called once, on any thread.
 using OpenCublasLt = std::function<Status(lt::Table* table)>;
 
-// The runner of GEMMs, with cuBLASLt: single nodes, and groups of a GEMM and an activation. The library is opened by
-// another thread in the background; if there is none, GEMMs fail with its error. `folder`: where it stores which
-// algorithms are fastest; empty: nowhere.
+// The runner of GEMMs, with cuBLASLt: single nodes, and groups of a GEMM and an activation. A background thread opens
+// the library; if it cannot be opened, GEMMs fail with that error. `folder`: where it stores which algorithms are
+// fastest; empty: nowhere.
 std::unique_ptr<Runner> make_gemm_runner(CudaDevice& device, OpenCublasLt open, std::string folder);
 
-// The kinds of groups that it may be given, as bits of ir::Capabilities.
+// The kinds of groups that the runner accepts, as bits of ir::Capabilities::group_kinds.
 uint32_t gemm_group_kinds();
 
 }  // namespace torch_remote::worker::cuda

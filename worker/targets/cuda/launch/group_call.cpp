@@ -90,7 +90,7 @@ Status GroupCall::request_kernels(CudaDevice& device, const ir::Graph& graph, co
     if (launch.splits_linear_indices)
       return {ErrorCode::kUnsupported, "an element's number is taken apart into places"};
     if (Status status = codegen::take_in_loops(&launch); !status.ok()) return status;
-    prepared_.emplace_back().asked = device.kernels().request(launch.kernel);
+    prepared_.emplace_back().request = device.kernels().request(launch.kernel);
   }
   return {};
 }
@@ -104,7 +104,7 @@ Status GroupCall::finish(CudaDevice& device, const ir::Graph& graph) {
 
 Status GroupCall::prepare(CudaDevice& device, const ir::Graph& graph, const codegen::Launch& launch,
                           Prepared* prepared) {
-  if (Status status = device.kernels().get(*prepared->asked, &prepared->kernel); !status.ok()) return status;
+  if (Status status = device.kernels().get(*prepared->request, &prepared->kernel); !status.ok()) return status;
   bool has_indices = false;
   auto indexed = std::make_shared<std::vector<IndexedOperand>>();
   for (size_t i = 0; i < launch.operands.size(); ++i) {

@@ -34,7 +34,7 @@ class GroupCall {
 
  private:
   struct Prepared {
-    KernelStore::Request* asked = nullptr;
+    KernelStore::Request* request = nullptr;
     const LoadedKernel* kernel = nullptr;
     std::vector<int64_t> strides, bounds;                        // All operands' values, concatenated.
     uint64_t scratch = 0;                                        // Bytes.

@@ -8,7 +8,7 @@
 // Where the plan of a node finds elements.
 namespace torch_remote::worker::cuda {
 
-// A location in a buffer of the graph or, from kScratch on, in scratch memory that the plan asks for.
+// A location in a buffer of the graph or, from kScratch on, in scratch memory that the plan requests.
 inline constexpr uint32_t kScratch = 0x80000000, kNoLocation = 0xFFFFFFFF;
 struct Location {
   uint32_t buffer = kNoLocation;

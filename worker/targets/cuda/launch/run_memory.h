@@ -21,8 +21,8 @@ class RunMemory {
   RunMemory(const RunMemory&) = delete;
   RunMemory& operator=(const RunMemory&) = delete;
 
-  // Allocates scratch memory of these sizes in bytes; their locations start at kScratch. `what` names the use in the
-  // error.
+  // Allocates pieces of scratch memory of these sizes in bytes. Location::buffer of piece i is kScratch + i. `what`
+  // names the use in the error.
   Status allocate(std::span<const uint64_t> nbytes, std::string_view what);
   DevicePointer address(const Location& location) const;  // 0 for kNoLocation.
 

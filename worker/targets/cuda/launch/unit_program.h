@@ -25,27 +25,29 @@ class Unit {
   // Prepares the unit again if a value that it depends on has changed, or if the last attempt failed for a temporary
   // reason. `wait`: wait for a plan that is being built (RunnerProgram::takes_node).
   const Status& prepare(std::span<const int64_t> values, bool wait = false);
-  // Asks, and finishes the preparation: waits for kernels. kOpFailed: torch rejects one of its numbers.
+  // Calls prepare(), and finishes the preparation: waits for kernels. kOpFailed: torch rejects one of the unit's
+  // numbers.
   const Status& bind(std::span<const int64_t> values);
-  // It was prepared, and nothing prevents it from running with these values.
+  // Whether the unit can run with the values of the last prepare().
   bool is_good() const { return is_prepared_ && status_.ok() && scalar_status_.ok(); }
-  // The next runner may execute it with the last values.
+  // Whether the unit declines those values, so that the next runner may execute it.
   bool declines() const { return scalar_status_.ok() && status_.code() == ErrorCode::kUnsupported; }
-  // Records that it cannot run with the last values after all.
+  // Records that the unit cannot run with those values after all.
   void decline(Status why) { status_ = std::move(why); }
-  // The outcome for the last values.
+  // The outcome of the last prepare() or bind().
   const Status& status() const { return status_; }
-  // It declines only because its plan is not requested yet, which depends on how often it runs. So it must be prepared
-  // again.
+  // Whether the unit declines only because its plan is not requested yet, which depends on how often it runs. It must
+  // then be prepared again before the next run.
   virtual bool wants_retry() const { return false; }
-  // No result has elements, so there is nothing to do.
+  // Whether no result has elements, so that there is nothing to do.
   bool is_empty() const { return empty_; }
 
-  // Queues it. Its results have memory, except dynamic ones. The GPU's context must be current.
+  // Queues the unit's work. The caller has allocated its results (fresh()), except dynamic ones. The GPU's context must
+  // be current. `number`: tr_run::number.
   virtual Status run(std::span<const tr_buffer> buffers, uint64_t number) = 0;
-  // The same; also allocates dynamic results, and reports their sizes.
+  // The same; also allocates dynamic results, and writes their sizes to run.words.
   virtual Status run(tr_run& run) { return this->run({run.buffers, run.buffer_count}, run.number); }
-  // Buffers that its nodes use and that the run must allocate.
+  // Buffers that the unit's nodes use and that the caller must allocate before a run.
   std::span<const uint32_t> fresh() const { return fresh_; }
 
  protected:
@@ -53,8 +55,8 @@ class Unit {
   bool waits() const { return waits_; }  // The `wait` of the last `prepare`.
 
  private:
-  // Starts the preparation. kUnsupported: it cannot run with these values. Appends to `symbols` what it depends on in
-  // addition to sizes, strides and offsets.
+  // Starts the preparation. kUnsupported: the unit cannot run with these values. Appends to `symbols` what the
+  // preparation depends on in addition to sizes, strides and offsets.
   virtual Status plan(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) = 0;
   // The part of the preparation that may take long.
   virtual Status finish() { return {}; }
@@ -82,7 +84,7 @@ class Unit {
 // A program whose nodes are executed by units.
 class UnitProgram : public RunnerProgram {
  public:
-  // `refused` counts the units that could not be executed after all.
+  // `refused` counts units that were accepted but could not be executed; the runner's generation includes it.
   UnitProgram(CudaDevice& device, const LoadRequest& request, uint64_t& refused);
 
   bool creates_buffer(uint32_t buffer) const override;
@@ -101,7 +103,7 @@ class UnitProgram : public RunnerProgram {
   CudaDevice& device() const { return device_; }
 
  private:
-  // Null: it cannot execute this group or node.
+  // Null: no unit can execute this group or node.
   virtual std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) = 0;
   Unit& unit_at(uint32_t node, uint32_t last);
   bool run_unit(tr_run& run, Unit& unit, const Status& bound, tr_error* error);
