@@ -50,7 +50,7 @@ def test_what_the_cluster_has_not_is_said(cluster):
         RemoteMachine("ray", resources={"bench": 3}).start()
     with (
         RemoteMachine("ray", num_cpus=3),
-        pytest.raises(MachineError, match=r"waited \d+ s for room in the Ray cluster"),
+        pytest.raises(MachineError, match=r"waited \d+ s for free capacity in the Ray cluster"),
     ):
         RemoteMachine("ray", num_cpus=3, wait=0.5).start()
 

@@ -132,7 +132,7 @@ def test_copies_go_from_gpu_to_gpu_where_they_can(tmp_path, others, way):
 def test_a_gpu_and_a_cpu_meet_over_the_network(tmp_path):
     with serving(f"unix://{tmp_path}/w", "cuda:0", "--peer-host", "127.0.0.1") as address:
         ways = run(COPIES, address, "local").splitlines()
-    assert ways == ["over the network, as remote:1 is no GPU"] * 2
+    assert ways == ["over the network, as remote:1 is not a GPU"] * 2
 
 
 @pytest.mark.parametrize("devices", ["cuda:0,cpu", "cuda:0,", "cuda:-1", ",cuda:0", "cuda:x", "gpu"])
