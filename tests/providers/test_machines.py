@@ -103,9 +103,9 @@ def test_providers_that_there_are_not(remote):
         RemoteMachine("local://there")
     with pytest.raises(MachineError, match="gpu is given twice"):
         RemoteMachine("ssh://host?gpu=A100", gpu="H100")
-    with pytest.raises(MachineError, match="needs the (host|worker's address)"):
+    with pytest.raises(MachineError, match=r"needs the (host|worker's address)"):
         RemoteMachine("ssh").start()
-    with pytest.raises(MachineError, match="needs the (host|worker's address)"):
+    with pytest.raises(MachineError, match=r"needs the (host|worker's address)"):
         RemoteMachine("tcp").start()
     with pytest.raises(MachineError, match="not a host for ssh"):
         RemoteMachine("ssh", host="-oProxyCommand=touch/tmp/x").start()

@@ -119,7 +119,7 @@ def test_one_gpu_may_be_another_than_the_first(tmp_path):
     [
         ("readable", "from GPU to GPU"),
         ("refused", "over the network, as .*peer access is not supported"),
-        ("garbled", "over the network, as .*other bytes come from the other GPU's memory"),
+        ("garbled", "over the network, as .*a read of the other GPU's memory returned wrong bytes"),
     ],
 )
 def test_copies_go_from_gpu_to_gpu_where_they_can(tmp_path, others, way):
