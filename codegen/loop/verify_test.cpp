@@ -54,7 +54,7 @@ TEST(Verify, Types) {
   EXPECT_EQ(error_of("%9: f32 = load a1"), "%9: a1 has 1 indexed dims, but 0 indices are given");
   EXPECT_EQ(error_of("%9: u8 = constant 256"), "%9: its number does not fit u8");
   EXPECT_EQ(error_of("%9: i8 = constant -129"), "%9: its number does not fit i8");
-  EXPECT_EQ(error_of("%9: i64 = bits %0"), "%9: bits of f32 as i64, which has another width");
+  EXPECT_EQ(error_of("%9: i64 = bits %0"), "%9: reads the bits of f32 as i64, which has another width");
   EXPECT_EQ(error_of("%9: u8 = bits %5"), "%9: reads the bits of a bool; convert it");
   EXPECT_EQ(error_of("%9: f32 = add %0, %6"), "%9: %6 is i32, not f32; convert it");
   EXPECT_EQ(error_of("%9: i32 = exp %6"), "%9: exp takes f32 or f64, not i32");

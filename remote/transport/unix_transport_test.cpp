@@ -186,7 +186,7 @@ TEST_F(UnixTransportTest, AnImpossibleLengthIsRefusedBeforeAnyMemoryIsTaken) {
   Bytes bytes;
   append(bytes, header);
   write(bytes);
-  expect_refused("a control message of 268435457 bytes");
+  expect_refused("a control message has 268435457 bytes");
 }
 
 TEST_F(UnixTransportTest, DamagedBytesAreRefused) {

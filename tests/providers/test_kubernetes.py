@@ -238,11 +238,11 @@ def test_gpus_by_the_labels_of_nodes(place, cluster):
         (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
         assert term["matchExpressions"][0]["values"] == values
     with pytest.raises(
-        MachineError, match=r"the nodes of tests have NVIDIA A10, NVIDIA A100 SXM4 80GB, .*and H100 is wanted"
+        MachineError, match=r"the nodes of tests have NVIDIA A10, NVIDIA A100 SXM4 80GB, .*but the machine needs H100"
     ):
         place.machine(gpu="H100").start()
     cluster.nodes = [{"cloud.google.com/gke-accelerator": "nvidia-l4"}]
-    with pytest.raises(MachineError, match="have L4, and T4 is wanted"):
+    with pytest.raises(MachineError, match="have L4, but the machine needs T4"):
         place.machine(gpu="T4").start()
     cluster.forbidden = {"GET nodes"}
     with pytest.raises(MachineError, match=r"cannot list the nodes of tests that have H100 .*; give node_selector="):

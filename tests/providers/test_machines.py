@@ -80,10 +80,10 @@ def test_gpus_of_a_machine_are_chosen(tmp_path, monkeypatch):
     there = local.gpus_here()
     assert gpus.choose("A10", 2, there, "it") == [0, 2]
     assert gpus.choose("A100", 1, there, "it") == [1]
-    with pytest.raises(MachineError, match=r"it has NVIDIA A10, .*, and 2 GPUs of kind A100 are wanted"):
+    with pytest.raises(MachineError, match=r"it has NVIDIA A10, .*, but the machine needs 2 GPUs of kind A100"):
         gpus.choose("A100", 2, there, "it")
     monkeypatch.setattr(local, "_DRIVER", tmp_path / "none")
-    with pytest.raises(MachineError, match="this machine has no NVIDIA GPU, and 1 GPU is wanted"):
+    with pytest.raises(MachineError, match="this machine has no NVIDIA GPU, but the machine needs 1 GPU"):
         RemoteMachine(gpu="any").start()
 
 

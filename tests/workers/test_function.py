@@ -424,7 +424,7 @@ def test_conjugates_halves_and_nothing(remote):
 
 
 def test_what_cannot_go(remote):
-    with pytest.raises(TypeError, match="dense ones"):
+    with pytest.raises(TypeError, match="takes dense tensors"):
         torch_remote.function(lambda x: None)(torch.eye(2).to_sparse().to("remote"))
     with pytest.raises(TypeError, match="must not be a generator"):
 

@@ -351,7 +351,7 @@ TEST(Joining, WhoIsMissingIsNamed) {
       << status.message();
   GroupPlan plan = plan_of(1, all);
   plan.addresses[0].port = 1;  // No process listens there.
-  EXPECT_NE(join(*all[1], plan, {.time = 5s}, other).message().find("rank 0 at 127.0.0.1:1 is not reached"),
+  EXPECT_NE(join(*all[1], plan, {.time = 5s}, other).message().find("cannot reach the worker of rank 0 at 127.0.0.1:1"),
             std::string::npos);
 }
 

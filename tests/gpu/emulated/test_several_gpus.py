@@ -140,7 +140,7 @@ def test_what_is_no_device_is_refused(devices):
     said = subprocess.run(
         [WORKER, "--listen", "tcp://127.0.0.1:0", "--device", devices], capture_output=True, text=True
     )
-    assert said.returncode != 0 and "is no device" in said.stderr + said.stdout
+    assert said.returncode != 0 and "is not a device" in said.stderr + said.stdout
 
 
 def test_one_client_has_one_device():
