@@ -17,8 +17,8 @@ constexpr const char* kName = "remote-viz";
 constexpr const char* kAbout =
     R"(Draws a graph: writes one HTML file that any browser opens, without a network.
 
-The page shows the ops, grouped by the lines of the script that recorded them, with shapes, strides,
-lines, times and bytes; which buffers are alive at which op; and has a search. The input is the text form of a graph
+The page shows the ops, grouped by the lines of the script that recorded them, with shapes, strides, lines, times and
+bytes. It also shows which buffers are alive at which op, and has a search. The input is the text form of a graph
 (TORCH_REMOTE_DUMP=folder writes it), a program, or a capture (TORCH_REMOTE_CAPTURE=file). A capture knows its sizes.)";
 constexpr const char* kExamples = R"(Examples:
   remote-viz program_3/5_plan.txt -o net.html
