@@ -451,7 +451,7 @@ TEST(Lower, DivisionOfIntegers) {
                    {100, kBytes, number});
   };
   EXPECT_NE(divided("number(s2: i64)", 3).find("= remainder"), std::string::npos);
-  EXPECT_EQ(divided("number(s2: i64)", 0), "no kernel for this form of aten::remainder.Tensor");
+  EXPECT_EQ(divided("number(s2: i64)", 0), "there is no kernel for this form of aten::remainder.Tensor");
   EXPECT_EQ(divided("%1", 3), "aten::remainder.Tensor does not have the elements of the other nodes");
 }
 
