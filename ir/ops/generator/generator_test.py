@@ -62,7 +62,7 @@ doc = "Mixes." """
     ("name", "schema", "message"),
     [
         ("remote::mix", "aten::mix(Tensor a) -> Tensor", "must begin with remote::"),
-        ("remote::mix", "remote::mix(Tensor a -> Tensor", "is none"),
+        ("remote::mix", "remote::mix(Tensor a -> Tensor", "is invalid"),
         ("remote::mix", "remote::other(Tensor a) -> Tensor", "has the schema of remote::other"),
         ("remote::mix_", "remote::mix_(Tensor(a!) self) -> Tensor(a!)", "must be functional"),
         ("remote::mix", "remote::mix(Stream a) -> Tensor", "cannot be recorded"),
