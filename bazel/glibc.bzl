@@ -33,7 +33,7 @@ def portable_binary(name, **kwargs):
     _portable(native.cc_binary, name = name, **kwargs)
 
 def portable_test(name, **kwargs):
-    """A cc_test that is linked likewise.
+    """A cc_test that is linked in the same way.
 
     Args:
       name: of the test.

@@ -1,4 +1,4 @@
-"""Loops written by hand for several levels of x86-64."""
+"""Hand-written loops for several levels of x86-64."""
 
 def vector_loops(name, loops, deps):
     """Libraries NAME_v3 and NAME_v4, of the header `loops` and NAME_v3.cpp or NAME_v4.cpp: AVX2 and AVX-512."""

@@ -190,7 +190,7 @@ std::array<uint64_t, 3> call(int device, const py::bytes& request, const std::ve
   const auto text = static_cast<std::string_view>(request);
   for (const at::Tensor& tensor : tensors) {
     TORCH_CHECK(tensor.device().type() == at::kPrivateUse1 && tensor.device().index() == device,
-                "remote: a call's tensors are on one device");
+                "remote: the tensors of a call must be on one device");
   }
   py::gil_scoped_release release;
   for (const at::Tensor& tensor : tensors) fill_if_unwritten(tensor);

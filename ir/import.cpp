@@ -21,9 +21,9 @@ class Importer {
     for (record_ = 0; record_ < trace_.records.size(); ++record_) {
       if (!import_record(graph_.nodes[record_])) return failure();
     }
-    if (code_ != trace_.code.size()) return fail("code after the last record"), failure();
-    if (param_ != trace_.params.size()) return fail("parameters after the last record"), failure();
-    if (graph_.buffers.size() != trace_.buffers.size()) return fail("a buffer that no view names"), failure();
+    if (code_ != trace_.code.size()) return fail("it has code after the last record"), failure();
+    if (param_ != trace_.params.size()) return fail("it has parameters after the last record"), failure();
+    if (graph_.buffers.size() != trace_.buffers.size()) return fail("a buffer has no view"), failure();
     return {};
   }
 
@@ -149,7 +149,7 @@ class Importer {
     if (!word(&w)) return false;
     if (w == kAbsent) return true;
     if (w < kNewView) {
-      if (w >= graph_.views.size()) return fail("view " + std::to_string(w) + " before its first use");
+      if (w >= graph_.views.size()) return fail("view " + std::to_string(w) + " is used before it is defined");
       out.tag = ArgTag::kView;
       out.a = w;
       return true;
@@ -175,7 +175,8 @@ class Importer {
 
   bool new_buffer(BufferKind kind, Sym nbytes) {
     const size_t ordinal = graph_.buffers.size();
-    if (ordinal / 64 >= survivors_.size()) return fail("no survivor bit for buffer " + std::to_string(ordinal));
+    if (ordinal / 64 >= survivors_.size())
+      return fail("there is no survivor bit for buffer " + std::to_string(ordinal));
     Buffer& buffer = graph_.buffers.emplace_back();
     buffer.kind = kind;
     buffer.survives = survivors_[ordinal / 64] >> (ordinal % 64) & 1;
@@ -196,12 +197,13 @@ class Importer {
     const DType dtype = static_cast<DType>(w >> 16 & 0xFF);
     const uint32_t rank = w >> 6 & 0xFF;
     if (!is_valid(dtype)) return fail("dtype " + std::to_string(w >> 16 & 0xFF) + " has no meaning");
-    if (rank > kMaxRank) return fail("rank " + std::to_string(rank) + ", but 64 is the most");
+    if (rank > kMaxRank) return fail("rank " + std::to_string(rank) + " exceeds 64");
     uint32_t buffer = static_cast<uint32_t>(graph_.buffers.size());
     const ViewOrigin origin = static_cast<ViewOrigin>(w >> 14 & 3);
     if (origin == ViewOrigin::kKnownBuffer) {
       if (!word(&buffer)) return false;
-      if (buffer >= graph_.buffers.size()) return fail("buffer " + std::to_string(buffer) + " before its first use");
+      if (buffer >= graph_.buffers.size())
+        return fail("buffer " + std::to_string(buffer) + " is used before it is defined");
     } else if (origin == ViewOrigin::kInputBuffer) {
       if (!new_buffer(BufferKind::kInput, kNoSym)) return false;
     } else if (origin == ViewOrigin::kFreshBuffer) {
@@ -307,7 +309,7 @@ class Importer {
 
   bool scalar(bool structural, Arg& out) {
     if (!optional_scalar(structural, out)) return false;
-    return out.tag != ArgTag::kNone || fail("a scalar that must be there is absent");
+    return out.tag != ArgTag::kNone || fail("a required scalar is missing");
   }
 
   bool optional_scalar(bool structural, Arg& out) {
@@ -349,7 +351,7 @@ class Importer {
 
   bool list(ArgKind kind, bool structural, Arg& out) {
     uint32_t n = 0;
-    if (peek(kAbsent)) return fail("a list that must be there is absent");
+    if (peek(kAbsent)) return fail("a required list is missing");
     if (!(structural || kind == ArgKind::kScalarList ? code_count(&n) : param_count(&n))) return false;
     out.tag = ArgTag::kList;
     out.items.resize(n);

@@ -649,7 +649,8 @@ class Parser {
     const Token at = token_;
     Sym next = kNoSym;
     if (!symbol(&next)) return false;
-    return next == first + 1 || fail_at(at, "expected s" + std::to_string(first + 1) + ": the two must be neighbours");
+    return next == first + 1 ||
+           fail_at(at, "expected s" + std::to_string(first + 1) + ": the two symbols must be adjacent");
   }
 
   // -- groups --------------------------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ class Encoder {
 };
 
 Status damaged(const std::string& what) {
-  return Status::invalid("remote: the program is damaged: " + what + "; it must be made again");
+  return Status::invalid("remote: the program is damaged: " + what + "; build it again");
 }
 
 // Reads a buffer that flatbuffers' verifier accepted. Offsets are valid and vectors may be absent; everything else is
@@ -170,7 +170,7 @@ class Decoder {
     // empty vectors.
     const std::span<const fbs::Expr> exprs = elements(program_.exprs());
     if (!exprs.empty() && reinterpret_cast<uintptr_t>(exprs.data()) % alignof(fbs::Expr) != 0) {
-      return damaged("its expressions");
+      return damaged("an expression is invalid");
     }
     for (const fbs::Expr& expr : exprs) {
       graph_.exprs.push_back({static_cast<ExprKind>(expr.kind()), expr.a(), expr.b(), expr.value()});
@@ -212,7 +212,7 @@ class Decoder {
     std::vector<const fbs::OpaqueOp*> opaque(size(names));
     for (uint32_t i = 0; i < size(program_.opaque_ops()); ++i) {
       const fbs::OpaqueOp* op = program_.opaque_ops()->Get(i);
-      if (op->op() >= opaque.size() || opaque[op->op()] != nullptr) return damaged("a signature of no op");
+      if (op->op() >= opaque.size() || opaque[op->op()] != nullptr) return damaged("a signature belongs to no op");
       opaque[op->op()] = op;
     }
     for (uint32_t i = 0; i < opaque.size(); ++i) {
@@ -237,7 +237,7 @@ class Decoder {
     std::vector<OpaqueArg> args;
     for (uint32_t i = 0; i < size(op.args()); ++i) {
       const fbs::OpaqueArg* arg = op.args()->Get(i);
-      if (arg->kind() > static_cast<uint8_t>(ArgKind::kUnsupported)) return damaged("an argument of unknown kind");
+      if (arg->kind() > static_cast<uint8_t>(ArgKind::kUnsupported)) return damaged("an argument has an unknown kind");
       if (arg->name() != nullptr && arg->name()->size() > kMaxNameLength)
         return damaged("an argument's name is too long");
       args.push_back({arg->name() == nullptr ? std::string() : arg->name()->str(), static_cast<ArgKind>(arg->kind()),
@@ -245,9 +245,9 @@ class Decoder {
     }
     std::vector<ResultDesc> results;
     for (const fbs::OpaqueResult& result : elements(op.results())) {
-      if (result.kind() > static_cast<uint8_t>(ResultKind::kScalar)) return damaged("a result of unknown kind");
+      if (result.kind() > static_cast<uint8_t>(ResultKind::kScalar)) return damaged("a result has an unknown kind");
       if (result.alias() < -1 || result.alias() >= static_cast<int>(args.size())) {
-        return damaged("a result that is no argument");
+        return damaged("a result aliases something other than an argument");
       }
       results.push_back({static_cast<ResultKind>(result.kind()), result.alias()});
     }
@@ -266,7 +266,7 @@ class Decoder {
       const uint32_t rank = in.rank();
       const uint32_t words = view.dynamic ? 0 : 2 * rank + 1;
       if (in.first() != next || size(dims) - next < words || (view.dynamic && rank != 0))
-        return damaged("a view's dims");
+        return damaged("the dims of a view are invalid");
       if (view.dynamic) continue;
       view.sizes.resize(rank);
       view.strides.resize(rank);
@@ -277,14 +277,14 @@ class Decoder {
       view.offset = dims->Get(next + 2 * rank);
       next += words;
     }
-    return next == size(dims) ? Status() : damaged("dims of no view");
+    return next == size(dims) ? Status() : damaged("some dims belong to no view");
   }
 
   Status nodes() {
     graph_.nodes.reserve(size(program_.nodes()));
     for (const fbs::Node& in : elements(program_.nodes())) {
-      if (in.op() >= opcodes_.size()) return damaged("a node of no op");
-      if (in.first_arg() != next_arg_) return damaged("a node's arguments");
+      if (in.op() >= opcodes_.size()) return damaged("a node has no op");
+      if (in.first_arg() != next_arg_) return damaged("the arguments of a node are invalid");
       Node& node = graph_.nodes.emplace_back();
       node.opcode = opcodes_[in.op()];
       node.source = in.source();
@@ -292,11 +292,11 @@ class Decoder {
       const OpDesc& desc = op_desc(node.opcode);
       if (!read(desc.args.size(), node.args) || !read(desc.results.size(), node.results) || !items(node.args) ||
           !items(node.results)) {
-        return damaged("a node's arguments");
+        return damaged("the arguments of a node are invalid");
       }
     }
-    if (next_arg_ != size(program_.args())) return damaged("arguments of no node");
-    return next_string_ == size(program_.strings()) ? Status() : damaged("strings of no argument");
+    if (next_arg_ != size(program_.args())) return damaged("some arguments belong to no node");
+    return next_string_ == size(program_.strings()) ? Status() : damaged("some strings belong to no argument");
   }
 
   // Reads the next `count` args. A list's items come later; until then its `a` and `b` hold their position and number.
@@ -344,7 +344,7 @@ class Decoder {
 
 Status decode_aligned(const uint8_t* data, size_t size, Graph* graph) {
   flatbuffers::Verifier verifier(data, size, /*max_depth=*/16, /*max_tables=*/1'000'000);
-  if (!fbs::VerifyProgramBuffer(verifier)) return damaged("it is no flatbuffer of a program");
+  if (!fbs::VerifyProgramBuffer(verifier)) return damaged("it is not a flatbuffer of a program");
   const fbs::Program& program = *fbs::GetProgram(data);
   if (program.version() != kFormatVersion) {
     return {ErrorCode::kUnsupported,

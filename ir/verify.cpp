@@ -53,7 +53,7 @@ class Verifier {
       const bool constant = expr.kind == ExprKind::kConst;
       const bool good = constant ? expr.a == kNoSym && expr.b == kNoSym
                                  : expr.kind <= ExprKind::kMin && expr.a < symbol && expr.b < symbol && expr.value == 0;
-      if (!good) return fail("symbol s" + std::to_string(symbol) + " is no expression over earlier symbols");
+      if (!good) return fail("symbol s" + std::to_string(symbol) + " is not an expression over earlier symbols");
       ++symbol;
     }
     return true;
@@ -69,7 +69,7 @@ class Verifier {
       } else if (buffer.kind != BufferKind::kFresh) {
         return fail("buffer b" + std::to_string(i) + " is neither input nor fresh");
       } else if (buffer.nbytes != kNoSym && buffer.nbytes >= symbols_) {
-        return fail("the size of buffer b" + std::to_string(i) + " is no symbol");
+        return fail("the size of buffer b" + std::to_string(i) + " is not a symbol");
       }
     }
     return true;
@@ -102,13 +102,13 @@ class Verifier {
 
   const char* static_view(const View& view) const {
     const Buffer& buffer = graph_.buffers[view.buffer];
-    if (view.sizes.size() != view.strides.size()) return "has not as many strides as sizes";
+    if (view.sizes.size() != view.strides.size()) return "does not have as many strides as sizes";
     if (view.sizes.size() > kMaxRank) return "has more than 64 dims";
     if (buffer.kind == BufferKind::kFresh && buffer.nbytes == kNoSym) return "is of a buffer without a size";
     bool good = view.offset < symbols_;
     for (const Sym size : view.sizes) good &= size < symbols_;
     for (const Sym stride : view.strides) good &= stride < symbols_;
-    return good ? nullptr : "has a size, stride or offset that is no symbol";
+    return good ? nullptr : "has a size, stride or offset that is not a symbol";
   }
 
   // -- nodes ---------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class Verifier {
       }
     }
     if (node.in_place && !updates_first_argument(node)) {
-      return fail_node(index, "is marked in_place, but its result is no next value of its first argument");
+      return fail_node(index, "is marked in_place, but its result is not the next value of its first argument");
     }
     return true;
   }
@@ -179,7 +179,7 @@ class Verifier {
         return operand(index, desc.writes, arg);
       case ArgKind::kTensorList:
       case ArgKind::kOptionalTensorList:
-        if (!list(arg)) return "is no list of tensors";
+        if (!list(arg)) return "is not a list of tensors";
         for (const Arg& item : arg.items) {
           if (const char* what = operand(index, desc.writes, item)) return what;
         }
@@ -205,7 +205,7 @@ class Verifier {
       case ArgKind::kFloatList:
       case ArgKind::kBoolList:
       case ArgKind::kScalarList:
-        if (!list(arg)) return "is no list of numbers";
+        if (!list(arg)) return "is not a list of numbers";
         for (const Arg& item : arg.items) {
           if (const char* what = number(desc, item)) return what;
         }
@@ -214,19 +214,20 @@ class Verifier {
         if (has_only_tag_and_value(arg, ArgTag::kNone)) return nullptr;
         [[fallthrough]];
       case ArgKind::kString:
-        return arg.tag == ArgTag::kString && arg.a == 0 && arg.b == 0 && arg.items.empty() ? nullptr : "is no string";
+        return arg.tag == ArgTag::kString && arg.a == 0 && arg.b == 0 && arg.items.empty() ? nullptr
+                                                                                           : "is not a string";
       case ArgKind::kDType:
         if (has_only_tag_and_value(arg, ArgTag::kNone)) return nullptr;
         return has_only_tag_and_value(arg, ArgTag::kDType) && arg.a <= 0xFF && is_valid(static_cast<DType>(arg.a))
                    ? nullptr
-                   : "is no dtype";
+                   : "is not a dtype";
       case ArgKind::kMemoryFormat:
         if (has_only_tag_and_value(arg, ArgTag::kNone)) return nullptr;
         return has_only_tag_and_value(arg, ArgTag::kMemoryFormat) && arg.a < kMemoryFormats ? nullptr
-                                                                                            : "is no memory format";
+                                                                                            : "is not a memory format";
       case ArgKind::kGenerator:
         return has_only_tag_and_value(arg, ArgTag::kGenerator) && pair(arg.a) ? nullptr
-                                                                              : "is no pair of seed and offset";
+                                                                              : "is not a pair of seed and offset";
       case ArgKind::kLayout:
       case ArgKind::kDevice:
       case ArgKind::kUnsupported:
@@ -250,7 +251,7 @@ class Verifier {
     if (arg.b != 0 || !arg.text.empty() || !arg.items.empty()) return "has parts it must not have";
     if (!number_tag_fits(desc.kind, arg.tag)) return "is a number of another kind";
     const bool complex = arg.tag == ArgTag::kComplex;
-    if (complex ? !pair(arg.a) : arg.a >= symbols_) return "is no symbol";
+    if (complex ? !pair(arg.a) : arg.a >= symbols_) return "is not a symbol";
     if (desc.role == ArgRole::kStructural &&
         !(graph_.is_constant(arg.a) && (!complex || graph_.is_constant(arg.a + 1)))) {
       return "is structural, so it must be a constant";
@@ -267,7 +268,7 @@ class Verifier {
     if (arg.tag == ArgTag::kNone)
       return has_only_tag_and_value(arg, ArgTag::kNone) ? nullptr : "has parts it must not have";
     if (arg.tag == ArgTag::kView) {
-      if (!has_only_tag_and_value(arg, ArgTag::kView) || arg.a >= graph_.views.size()) return "is no view";
+      if (!has_only_tag_and_value(arg, ArgTag::kView) || arg.a >= graph_.views.size()) return "is not a view";
       const View& view = graph_.views[arg.a];
       if (view.dynamic) return "is a dynamic result: only a later program can read it";
       Use& use = uses_[view.buffer];
@@ -279,12 +280,12 @@ class Verifier {
       touch(view.buffer, index);
       return nullptr;
     }
-    if (arg.tag != ArgTag::kScalarTensor) return "is no tensor";
+    if (arg.tag != ArgTag::kScalarTensor) return "is not a tensor";
     if (writes) return "is written, but it is a number";
     if (!arg.text.empty() || !arg.items.empty() || arg.b > 0x1FF) return "has parts it must not have";
     const DType dtype = static_cast<DType>(arg.b & 0xFF);
     if (!is_valid(dtype)) return "has no dtype";
-    return (is_complex(dtype) ? pair(arg.a) : arg.a < symbols_) ? nullptr : "is no symbol";
+    return (is_complex(dtype) ? pair(arg.a) : arg.a < symbols_) ? nullptr : "is not a symbol";
   }
 
   const char* result(uint32_t index, const ResultDesc& desc, const Arg& arg) {
@@ -296,7 +297,7 @@ class Verifier {
     if (arg.tag == ArgTag::kView && arg.a < graph_.views.size() && graph_.views[arg.a].dynamic) {
       return created(index, arg);
     }
-    if (!list(arg)) return "is no list of tensors";
+    if (!list(arg)) return "is not a list of tensors";
     for (const Arg& item : arg.items) {
       if (const char* what = created(index, item)) return what;
     }
@@ -305,7 +306,7 @@ class Verifier {
 
   const char* created(uint32_t index, const Arg& arg) {
     if (has_only_tag_and_value(arg, ArgTag::kNone)) return nullptr;
-    if (!has_only_tag_and_value(arg, ArgTag::kView) || arg.a >= graph_.views.size()) return "is no view";
+    if (!has_only_tag_and_value(arg, ArgTag::kView) || arg.a >= graph_.views.size()) return "is not a view";
     const View& view = graph_.views[arg.a];
     const Buffer& buffer = graph_.buffers[view.buffer];
     Use& use = uses_[view.buffer];

@@ -43,7 +43,7 @@ TEST(Verify, ArgumentsAreWhatTheSchemaSays) {
   const std::string begin = kTwoInputs;
   EXPECT_EQ(verifier_message(begin + "%2: f32[s1] @b2 = aten::add.Tensor(%0, %1, alpha=1)\n"), "valid");
   EXPECT_EQ(verifier_message(begin + "%2: f32[s1] @b2 = aten::add.Tensor(%0, 3, alpha=1)\n"),
-            "node 0 (aten::add.Tensor): argument 'other' is no tensor");
+            "node 0 (aten::add.Tensor): argument 'other' is not a tensor");
   EXPECT_EQ(verifier_message(begin + "%2: f32[s1] @b2 = aten::add.Tensor(%0, %1)\n"),
             "node 0 (aten::add.Tensor): argument 'alpha' is a number of another kind");
   EXPECT_EQ(verifier_message(begin + "%2: f32[] @b2 = aten::sum.dim_IntList(%0, [0], 1)\n"),
@@ -153,18 +153,18 @@ TEST(Verify, IndicesAreInRange) {
   Graph graph;
   graph.params = 1;
   graph.exprs.push_back({ExprKind::kAdd, 0, 1, 0});
-  EXPECT_EQ(verifier_message(graph), "symbol s1 is no expression over earlier symbols");
+  EXPECT_EQ(verifier_message(graph), "symbol s1 is not an expression over earlier symbols");
   graph.exprs.clear();
   graph.views.push_back({});
   EXPECT_EQ(verifier_message(graph), "view %0 is of no buffer");
   graph.buffers.push_back({BufferKind::kFresh, false, false, 7});
-  EXPECT_EQ(verifier_message(graph), "the size of buffer b0 is no symbol");
+  EXPECT_EQ(verifier_message(graph), "the size of buffer b0 is not a symbol");
   graph.buffers[0].nbytes = 0;
   graph.views[0].sizes = {9};
-  EXPECT_EQ(verifier_message(graph), "view %0 has not as many strides as sizes");
+  EXPECT_EQ(verifier_message(graph), "view %0 does not have as many strides as sizes");
   graph.views[0].strides = {0};
   graph.views[0].offset = 0;
-  EXPECT_EQ(verifier_message(graph), "view %0 has a size, stride or offset that is no symbol");
+  EXPECT_EQ(verifier_message(graph), "view %0 has a size, stride or offset that is not a symbol");
   graph.views[0].sizes = {0};
   EXPECT_EQ(verifier_message(graph), "valid");
   graph.nodes.resize(1);
@@ -175,7 +175,7 @@ TEST(Verify, IndicesAreInRange) {
   graph.nodes[0].results.resize(1);
   graph.nodes[0].args[0].tag = ArgTag::kView;
   graph.nodes[0].args[0].a = 1;
-  EXPECT_EQ(verifier_message(graph), "node 0 (aten::relu): argument 'self' is no view");
+  EXPECT_EQ(verifier_message(graph), "node 0 (aten::relu): argument 'self' is not a view");
 }
 
 }  // namespace

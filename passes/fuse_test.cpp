@@ -546,7 +546,7 @@ TEST(PassOptions, WrongOnesNameWhatThereIs) {
   for (const char* wrong :
        {"cse", "cse=2", "nothing=0", "fuse.limits=3", "fuse.limit=", "fuse.limit=3x", "cse=0 dce=0"}) {
     const Status status = parse_options(wrong, &context);
-    EXPECT_NE(status.message().find("is no option of a pass; there are: lift=0 "), std::string::npos) << wrong;
+    EXPECT_NE(status.message().find("is not an option of a pass; there are: lift=0 "), std::string::npos) << wrong;
     EXPECT_NE(status.message().find(" fuse=0 fuse.limit=number"), std::string::npos) << wrong;
   }
 }

@@ -9,32 +9,31 @@ namespace torch_remote::passes {
 namespace {
 
 constexpr PassOption kFuseOptions[] = {
-    {"limit", "how many groups it makes at most: to find one that is wrong", std::numeric_limits<int64_t>::max()},
-    {"nodes", "how many nodes a group has at most", 64},
-    {"joined", "how many nodes a group that joins tensors has at most", 12},
+    {"limit", "maximum number of groups, to find a wrong one", std::numeric_limits<int64_t>::max()},
+    {"nodes", "maximum number of nodes in a group", 64},
+    {"joined", "maximum number of nodes in a group that joins tensors", 12},
 };
 
 constexpr Pass kPipeline[] = {
-    {"lift",
-     "Finds buffers that hold one value for good, and turns in-place ops on fresh buffers into functional ones.", lift},
+    {"lift", "Finds buffers that never change their value, and makes in-place ops on fresh buffers functional.", lift},
     {"canonicalize",
-     "Says sizes and strides by those of the operands, drops ops that change nothing, merges equal views.",
+     "Expresses sizes and strides by those of the operands, removes ops without effect, merges equal views.",
      canonicalize},
     {"cse", "Merges equal pure ops on equal values.", cse},
     {"accumulate",
-     "Has sums of many slices' gradients add each slice where it is.",
+     "Makes sums of slice gradients add each slice at its position.",
      accumulate,
      {},
      /*bits_depend_on_other_ops=*/true},
-    {"dce", "Removes ops whose results nobody can see, and what nothing names.", dce},
+    {"dce", "Removes ops with unused results, and unused views, buffers and symbols.", dce},
     {"layout",
-     "Has images between convolutions lie channels last, where that is faster and nobody sees it.",
+     "Stores images between convolutions in channels-last order where that is faster and not observable.",
      layout,
      {},
      /*bits_depend_on_other_ops=*/true},
-    {"fuse", "Says which nodes the worker may do as a whole, by one kernel, and moves them beside each other.", fuse,
+    {"fuse", "Groups nodes that the worker may compute with one kernel, and moves them next to each other.", fuse,
      kFuseOptions, /*bits_depend_on_other_ops=*/true},
-    {"plan", "Lifetimes of the buffers, and which one may take over the memory of which.", plan},
+    {"plan", "Computes the lifetimes of buffers, and which buffer may reuse the memory of which.", plan},
 };
 
 }  // namespace
@@ -84,7 +83,7 @@ Status parse_options(std::string_view text, PassContext* context) {
       good = error == std::errc() && end == number.data() + number.size() && (dot < equals || value == 0 || value == 1);
     }
     if (!good) {
-      std::string message = "'" + std::string(item) + "' is no option of a pass; there are:";
+      std::string message = "'" + std::string(item) + "' is not an option of a pass; there are:";
       for (const Pass& known : kPipeline) {
         message.append(" ").append(known.name).append("=0");
         for (const PassOption& option : known.options) {

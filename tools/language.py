@@ -7,7 +7,8 @@
 
 The rules: no doc sentence of more than 25 words, no doc paragraph of more than 720 characters, no sentence that begins
 with "Of", "That", "Those" or "Likewise", and no word that has a standard term (the list below names it). Code, tables
-and headings are left out. In addition, each relative link of a page must lead to a file.
+and headings are left out. The words are also searched for in messages: string literals of three or more words, outside
+of tests. In addition, each relative link of a page must lead to a file.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 ROOT = Path(__file__).resolve().parent.parent
 ALLOWED = ROOT / "tools/language_allowed.toml"
@@ -50,6 +52,14 @@ WORDS = {
 }
 COINED = re.compile(r"\b(?:" + "|".join(f"(?P<w{i}>{word})" for i, word in enumerate(WORDS)) + r")\b", re.IGNORECASE)
 OPENING = re.compile(r"^(?:Of|That|Those|Likewise)\b")
+# Tests: their literals are inputs, and names of cases.
+TEST = re.compile(r"^tests/|/testing/|(?:^|/)(?:test_\w+|conftest)\.py$|_test\.(?:cpp|py)$")
+# Comments and character literals are tokens, too, so that their quotation marks begin no string.
+CPP_TOKEN = re.compile(
+    r'//[^\n]*|R"(?P<d>\w*)\((?P<raw>.*?)\)(?P=d)"|(?P<strings>(?:"(?:[^"\\\n]|\\.)*"\s*)+)|'
+    r"'(?:[^'\\\n]|\\.)+'|[^\"'/\nR]+|.|\n",
+    re.DOTALL,
+)
 # A full stop, a question mark or a semicolon is not enough: "e.g. this", "2.13".
 SENTENCE = re.compile(r"(?<=[.!?])[)\"]?\s+(?=[A-Z0-9`(\"*\[])")
 
@@ -60,7 +70,7 @@ class Block:
 
     line: int
     text: str
-    is_doc: bool
+    kind: Literal["doc", "comment", "message"]
 
 
 @dataclass
@@ -82,7 +92,7 @@ def paragraphs(text: str) -> Iterator[Block]:
         item = re.match(r"\s*(?:[-*]|\d+\.)\s+", line)
         is_prose = line.strip() and not re.match(r"(?: {4}|\t|\||#|<|\[.*\]:)", line)
         if lines and (not is_prose or item):
-            yield Block(began, " ".join(lines), True)
+            yield Block(began, " ".join(lines), "doc")
             lines = []
         if is_prose:
             if not lines:
@@ -96,33 +106,58 @@ def comments_of_cpp(text: str) -> Iterator[Block]:
     for number, line in enumerate([*text.split("\n"), ""], 1):
         found = re.match(r"\s*//\s?(.*)$", line)
         if found is None and lines:
-            yield Block(began, " ".join(lines), False)
+            yield Block(began, " ".join(lines), "comment")
             lines = []
         if found is not None:
             if not lines:
                 began = number
             lines.append(found[1])
         elif (behind := re.search(r"[;,{})]\s+//\s(.*)$", line)) is not None:
-            yield Block(number, behind[1], False)
+            yield Block(number, behind[1], "comment")
 
 
-def comments_of_python(text: str) -> Iterator[Block]:
+def messages_of_cpp(text: str) -> Iterator[Block]:
+    """String literals. Adjacent ones, which the compiler joins, are one message."""
+    line = 1
+    for token in CPP_TOKEN.finditer(text):
+        if token["strings"]:
+            yield Block(line, "".join(re.findall(r'"((?:[^"\\\n]|\\.)*)"', token["strings"])), "message")
+        elif token["raw"]:
+            yield Block(line, token["raw"], "message")
+        line += token[0].count("\n")
+
+
+def comments_of_python(text: str, tree: ast.Module) -> Iterator[Block]:
     lines: list[str] = []
     last = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type != tokenize.COMMENT:
             continue
         if lines and token.start[0] != last + 1:
-            yield Block(last, " ".join(lines), False)
+            yield Block(last, " ".join(lines), "comment")
             lines = []
         last = token.start[0]
         lines.append(token.string.lstrip("#! "))
     if lines:
-        yield Block(last, " ".join(lines), False)
+        yield Block(last, " ".join(lines), "comment")
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree):
         if isinstance(node, kinds) and (doc := ast.get_docstring(node)):
-            yield Block(getattr(node, "lineno", 1), re.sub(r"^ {4}.*$", "", doc, flags=re.MULTILINE), False)
+            yield Block(getattr(node, "lineno", 1), re.sub(r"^ {4}.*$", "", doc, flags=re.MULTILINE), "comment")
+
+
+def messages_of_python(tree: ast.Module) -> Iterator[Block]:
+    """String literals except docstrings. An f-string is one message, with `x` for each value."""
+    inside: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            inside.add(id(node.value))
+        elif isinstance(node, ast.JoinedStr):
+            inside |= {id(part) for part in node.values}
+            parts = [str(p.value) if isinstance(p, ast.Constant) else "`x`" for p in node.values]
+            yield Block(node.lineno, "".join(parts), "message")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            yield Block(node.lineno, node.value, "message")
 
 
 def blocks(path: str) -> Iterator[Block]:
@@ -131,25 +166,38 @@ def blocks(path: str) -> Iterator[Block]:
         yield from paragraphs(text)
     elif path.endswith((".cpp", ".h", ".cu")):
         yield from comments_of_cpp(text)
+        if not TEST.search(path):
+            yield from messages_of_cpp(text)
     else:
-        yield from comments_of_python(text)
+        tree = ast.parse(text)
+        yield from comments_of_python(text, tree)
+        if not TEST.search(path):
+            yield from messages_of_python(tree)
+
+
+def coined_words(path: str, line: int, text: str) -> Iterator[Finding]:
+    for found in COINED.finditer(text):
+        better = list(WORDS.values())[int(str(found.lastgroup)[1:])]
+        yield Finding(path, line, "words", f"'{found[0]}': {better}")
 
 
 def findings(path: str) -> Iterator[Finding]:
     for block in blocks(path):
+        if block.kind == "message":
+            if block.text.count(" ") >= 2:
+                yield from coined_words(path, block.line, block.text)
+            continue
         text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", block.text)
         text = re.sub(r"`[^`]*`", "`x`", text)
-        if block.is_doc and len(text) > MOST_CHARACTERS:
+        if block.kind == "doc" and len(text) > MOST_CHARACTERS:
             yield Finding(path, block.line, "long paragraphs", f"{len(text)} characters")
         for sentence in SENTENCE.split(text):
             words = re.findall(r"[\w`][\w'`.,/-]*", sentence)
-            if block.is_doc and len(words) > MOST_WORDS:
+            if block.kind == "doc" and len(words) > MOST_WORDS:
                 yield Finding(path, block.line, "long sentences", f"{len(words)} words: {sentence[:100]}")
             if OPENING.match(sentence):
                 yield Finding(path, block.line, "openings", sentence[:100])
-            for found in COINED.finditer(sentence):
-                better = list(WORDS.values())[int(str(found.lastgroup)[1:])]
-                yield Finding(path, block.line, "words", f"'{found[0]}': {better}")
+            yield from coined_words(path, block.line, sentence)
 
 
 def tracked() -> list[str]:

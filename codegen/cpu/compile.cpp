@@ -197,12 +197,12 @@ class Compiler {
 
 Status compile(const Kernel& kernel, const CompileOptions& options, Code* code) {
   if (options.variant.columns < 0 || options.variant.columns > kMaxFixedColumns) {
-    return Status::invalid("codegen: code for rows of " + std::to_string(options.variant.columns) +
-                           " places; there is such code for up to " + std::to_string(kMaxFixedColumns));
+    return Status::invalid("codegen: cannot specialize code for rows of " + std::to_string(options.variant.columns) +
+                           " elements; the limit is " + std::to_string(kMaxFixedColumns));
   }
   if (kernel.rows > 1) {
-    return Status::invalid("codegen: a kernel of " + std::to_string(kernel.rows) +
-                           " row dims; the caller loops over all but the last one");
+    return Status::invalid("codegen: a kernel has " + std::to_string(kernel.rows) +
+                           " row dims; the caller must loop over all but the last one");
   }
   thread_local Compiler compiler;
   return compiler.run(kernel, options, code);

@@ -23,7 +23,7 @@ ExecutableCode::~ExecutableCode() {
 }
 
 Status ExecutableCode::load(std::span<const uint8_t> bytes, ExecutableCode* code) {
-  if (bytes.empty()) return Status::invalid("codegen: there is no code to place");
+  if (bytes.empty()) return Status::invalid("codegen: there is no code to load");
   void* memory = mmap(nullptr, bytes.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
     return {ErrorCode::kOutOfMemory, std::string("codegen: no memory for code: ") + std::strerror(errno)};
@@ -33,7 +33,8 @@ Status ExecutableCode::load(std::span<const uint8_t> bytes, ExecutableCode* code
   placed.size_ = bytes.size();
   std::memcpy(memory, bytes.data(), bytes.size());
   if (mprotect(memory, bytes.size(), PROT_READ | PROT_EXEC) != 0) {
-    return Status::internal(std::string("codegen: this system lets no memory become code: ") + std::strerror(errno));
+    return Status::internal(std::string("codegen: this system does not allow executable memory: ") +
+                            std::strerror(errno));
   }
   *code = std::move(placed);
   return {};

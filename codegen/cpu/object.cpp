@@ -107,7 +107,7 @@ class Linker {
       const uint32_t type = relocation.getType(false);
       if (type != elf::R_X86_64_PC32 && type != elf::R_X86_64_PLT32) {
         return Status::internal("codegen: the object has a relocation of type " +
-                                file_.getRelocationTypeName(type).str() + ", which is not relative to code");
+                                file_.getRelocationTypeName(type).str() + ", which is not supported");
       }
       const uint64_t at = base + relocation.r_offset;
       if (at + 4 > code_->bytes.size()) return Status::internal("codegen: a relocation lies outside of its section");
@@ -150,7 +150,7 @@ class Linker {
 
 Status link_object(llvm::MemoryBufferRef object, Code* code) {
   auto file = File::create(object.getBuffer());
-  if (!file) return Status::internal("codegen: no ELF object: " + llvm::toString(file.takeError()));
+  if (!file) return Status::internal("codegen: this is not an ELF object: " + llvm::toString(file.takeError()));
   return Linker(std::move(*file), code).run();
 }
 

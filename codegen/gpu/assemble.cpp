@@ -74,7 +74,7 @@ class NvJitLink : public Assembler {
     const char* options[] = {arch.c_str(), "-O3", "-verbose"};
     Handle handle = nullptr;
     if (functions_.create(&handle, std::size(options), options) != kSuccess) {
-      return Status::invalid("gpu: libnvJitLink makes no code for sm_" + std::to_string(sm));
+      return Status::invalid("gpu: libnvJitLink does not support sm_" + std::to_string(sm));
     }
     Status status = link(handle, code);
     functions_.destroy(&handle);
@@ -86,14 +86,14 @@ class NvJitLink : public Assembler {
     // The size includes the terminating 0.
     if (functions_.add(handle, kPtx, code->ptx.c_str(), code->ptx.size() + 1, "kernel") != kSuccess ||
         functions_.complete(handle) != kSuccess) {
-      return Status::internal("gpu: libnvJitLink does not assemble: " +
+      return Status::internal("gpu: libnvJitLink cannot assemble the code: " +
                               text(handle, functions_.error_size, functions_.error));
     }
     size_t size = 0;
-    if (functions_.cubin_size(handle, &size) != kSuccess) return Status::internal("gpu: libnvJitLink gave no code");
+    if (functions_.cubin_size(handle, &size) != kSuccess) return Status::internal("gpu: libnvJitLink returned no code");
     code->cubin.resize(size);
     if (functions_.cubin(handle, code->cubin.data()) != kSuccess) {
-      return Status::internal("gpu: libnvJitLink gave no code");
+      return Status::internal("gpu: libnvJitLink returned no code");
     }
     code->log = text(handle, functions_.info_size, functions_.info);
     code->facts = read_facts(code->functions, code->log);
@@ -137,7 +137,7 @@ Status Assembler::open(const std::string& path, std::unique_ptr<Assembler>* asse
   find(&functions.info_size, "nvJitLinkGetInfoLogSize");
   find(&functions.info, "nvJitLinkGetInfoLog");
   if (!missing.empty()) {
-    return {ErrorCode::kUnsupported, "gpu: " + path + " has no " + missing + "; libnvJitLink 12 or later is wanted"};
+    return {ErrorCode::kUnsupported, "gpu: " + path + " has no " + missing + "; libnvJitLink 12 or later is required"};
   }
   *assembler = std::make_unique<NvJitLink>(functions);
   return {};

@@ -227,7 +227,7 @@ Status check(const Recipe& recipe, const Call& call) {
   }
   if (call.sizes.size() != recipe.rows + recipe.columns || call.data.size() != recipe.operands.size() ||
       call.strides.size() != strides || call.bounds.size() != bounds || call.scalars.size() < scalars) {
-    return Status::invalid("gpu: sizes, data, strides, bounds or scalars are not as many as the kernel has");
+    return Status::invalid("gpu: the number of sizes, data, strides, bounds or scalars differs from the kernel's");
   }
   if (std::ranges::any_of(call.sizes, [](int64_t size) { return size < 0; })) {
     return Status::invalid("gpu: a size is negative");
@@ -237,7 +237,7 @@ Status check(const Recipe& recipe, const Call& call) {
     return Status::invalid("gpu: a kernel with reductions over rows needs scratch memory at a multiple of 16");
   }
   if (call.remainder_columns != 0 && (recipe.rows != 1 || recipe.columns != 1)) {
-    return Status::invalid("gpu: a row of another length goes with kernels of one row dim and one column dim");
+    return Status::invalid("gpu: a last row of another length needs a kernel with one row dim and one column dim");
   }
   return {};
 }

@@ -145,7 +145,7 @@ TEST(Launch, CallsThatDoNotFit) {
   EXPECT_EQ(make_launches(sum_recipe(), call, &none).message(),
             "gpu: a kernel with reductions over rows needs scratch memory at a multiple of 16");
   EXPECT_EQ(make_launches(rows_recipe(), call, &none).message(),
-            "gpu: sizes, data, strides, bounds or scalars are not as many as the kernel has");
+            "gpu: the number of sizes, data, strides, bounds or scalars differs from the kernel's");
 }
 
 TEST(RecipeBytes, LoseNothing) {

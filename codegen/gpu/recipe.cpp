@@ -174,27 +174,28 @@ Status make_recipe(const Plans& plans, Recipe* recipe) {
     if (store.adds && !store.indices.empty() && ir::is_float(loaded_type(plans.kernel.operands[store.operand].dtype))) {
       return {
           ErrorCode::kUnsupported,
-          "gpu: a store adds floats at indices, in the order of rows, which run at the same time; sort the indices"};
+          "gpu: a store adds floats at indices in the order of the rows, but rows run concurrently; sort the indices"};
     }
   }
   for (const Value& value : plans.kernel.values) {
     if (value.kind == Kind::kReduce && value.over == Over::kLines) {
-      return {ErrorCode::kUnsupported, "gpu: a reduction over lines; do the nodes one by one"};
+      return {ErrorCode::kUnsupported, "gpu: a reduction over lines is not supported; run the nodes one by one"};
     }
     if (value.kind == Kind::kRunning) {
-      return {ErrorCode::kUnsupported, "gpu: a running sum; do the nodes one by one"};
+      return {ErrorCode::kUnsupported, "gpu: a running sum is not supported; run the nodes one by one"};
     }
   }
   for (const Store& store : plans.kernel.stores) {
     const DimSet columns = plans.kernel.operands[store.operand].dims & plans.kernel.column_dims();
     if (store.indices.empty() && columns != 0 && columns != plans.kernel.column_dims()) {
-      return {ErrorCode::kUnsupported, "gpu: a store along the outer column dim only; do the nodes one by one"};
+      return {ErrorCode::kUnsupported,
+              "gpu: a store along the outer column dim only is not supported; run the nodes one by one"};
     }
   }
   Chooser(plans, recipe).run();
   if (recipe->parameters.size() > kMaxParameters) {
-    return {ErrorCode::kUnsupported, "gpu: a kernel of " + std::to_string(recipe->parameters.size()) +
-                                         " parameters; there may be " + std::to_string(kMaxParameters)};
+    return {ErrorCode::kUnsupported, "gpu: a kernel has " + std::to_string(recipe->parameters.size()) +
+                                         " parameters; the limit is " + std::to_string(kMaxParameters)};
   }
   return {};
 }

@@ -111,7 +111,7 @@ Status decode(std::span<const uint8_t> bytes, Recipe* recipe) {
     parameter.a = reader.below(kMaxItems);
     parameter.b = reader.below(kMaxItems);
   }
-  if (!is_recipe || !is_known || !reader.at_end()) return Status::invalid("gpu: these bytes are no recipe");
+  if (!is_recipe || !is_known || !reader.at_end()) return Status::invalid("gpu: these bytes are not a recipe");
   *recipe = std::move(read);
   return {};
 }

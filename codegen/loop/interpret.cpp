@@ -68,10 +68,10 @@ class Interpreter {
       strides += kernel_.dims() + operand.indexed;
       bounds += operand.indexed;
     }
-    if (arguments_.sizes.size() != kernel_.dims()) return Status::invalid("interpret: a size for each dim is wanted");
+    if (arguments_.sizes.size() != kernel_.dims()) return Status::invalid("interpret: a size is needed for each dim");
     if (arguments_.data.size() != kernel_.operands.size() || arguments_.strides.size() != strides ||
         arguments_.bounds.size() != bounds || arguments_.scalars.size() != kernel_.scalars.size()) {
-      return Status::invalid("interpret: data, strides, bounds or scalars are not as many as the kernel has");
+      return Status::invalid("interpret: the number of data, strides, bounds or scalars differs from the kernel's");
     }
     if (std::ranges::any_of(arguments_.sizes, [](int64_t size) { return size < 0; })) {
       return Status::invalid("interpret: a size is negative");

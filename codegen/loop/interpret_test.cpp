@@ -584,8 +584,9 @@ TEST(Interpret, ArgumentsThatDoNotFit) {
   EXPECT_EQ(stride.run(), "interpret: a0 has stride 2 along dim 1, the kernel has 1");
   stride.strides_ = {3, 1};
   EXPECT_EQ(stride.run(), "interpret: a0 has stride 3 along dim 0, the kernel has 0");
-  EXPECT_EQ(Call(text, {1, 4, 1}).operand(x).run(), "interpret: a size for each dim is wanted");
-  EXPECT_EQ(Call(text, {1, 4}).run(), "interpret: data, strides, bounds or scalars are not as many as the kernel has");
+  EXPECT_EQ(Call(text, {1, 4, 1}).operand(x).run(), "interpret: a size is needed for each dim");
+  EXPECT_EQ(Call(text, {1, 4}).run(),
+            "interpret: the number of data, strides, bounds or scalars differs from the kernel's");
   EXPECT_EQ(Call(text, {1, -4}).operand(x).run(), "interpret: a size is negative");
   EXPECT_EQ(
       Call(text, {1, 4}).operand(x).run({.lanes = 3}),

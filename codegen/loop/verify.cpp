@@ -58,7 +58,7 @@ class Verifier {
   }
   static std::string named(DType type) {
     const std::string_view result = name(type);
-    return result.empty() ? "a type that is none" : std::string(result);
+    return result.empty() ? "an invalid type" : std::string(result);
   }
 
   bool domain() {
@@ -69,7 +69,7 @@ class Verifier {
       where_ = "s" + std::to_string(i);
       const DType type = kernel_.scalars[i];
       if (type != DType::kFloat64 && type != DType::kInt64 && type != DType::kBool) {
-        return fail(named(type) + " is no type of a scalar: f64, i64 or bool");
+        return fail(named(type) + " is not a type of a scalar: f64, i64 or bool");
       }
     }
     return true;
@@ -80,7 +80,8 @@ class Verifier {
       where_ = "a" + std::to_string(i);
       const Operand& operand = kernel_.operands[i];
       if (!is_memory_type(operand.dtype)) return fail("memory of a kernel cannot be " + named(operand.dtype));
-      if ((operand.dims & ~(kernel_.row_dims() | kernel_.column_dims())) != 0) return fail("has dims that are none");
+      if ((operand.dims & ~(kernel_.row_dims() | kernel_.column_dims())) != 0)
+        return fail("has dims that the kernel does not have");
       if (operand.indexed > kMaxIndexed) return fail("has more than " + std::to_string(kMaxIndexed) + " indexed dims");
       if (operand.strided && (kernel_.columns == 0 || (operand.dims >> (kernel_.dims() - 1) & 1) == 0)) {
         return fail("is strided along the last column dim, along which it does not vary");
@@ -95,7 +96,7 @@ class Verifier {
     for (size_t i = 0; i < kernel_.values.size(); ++i) {
       where_ = "%" + std::to_string(i);
       const Value& value = kernel_.values[i];
-      if (!is_value_type(value.type)) return fail(named(value.type) + " is no type of a value");
+      if (!is_value_type(value.type)) return fail(named(value.type) + " is not a type of a value");
       if (!definition(value) || !unused_fields_are_default(value)) return false;
       facts_.push_back(facts(kernel_, value, facts_));
       if (!finish(value)) return false;
@@ -106,9 +107,7 @@ class Verifier {
   DType type(uint32_t value) const { return kernel_.values[value].type; }
 
   // These check that a value is an earlier one, and has the type `wanted`.
-  bool input(uint32_t value) {
-    return value < facts_.size() || fail("is made of a value that does not stand before it");
-  }
+  bool input(uint32_t value) { return value < facts_.size() || fail("uses a value that is not defined before it"); }
   bool input(uint32_t value, DType wanted) {
     if (!input(value)) return false;
     return type(value) == wanted ||
@@ -128,7 +127,8 @@ class Verifier {
         return (value.a < kernel_.scalars.size() || fail("is a scalar that is not declared")) &&
                is(value, kernel_.scalars[value.a]);
       case Kind::kIndex:
-        return (value.a < kernel_.dims() || fail("is the place along a dim that is none")) && is(value, DType::kInt64);
+        return (value.a < kernel_.dims() || fail("is the index along a dim that does not exist")) &&
+               is(value, DType::kInt64);
       case Kind::kLoad:
         return access(value.operand, value.indices) && is(value, loaded_type(kernel_.operands[value.operand].dtype));
       case Kind::kConvert:
@@ -138,10 +138,10 @@ class Verifier {
       case Kind::kScalarOp:
         return scalar_op(value);
       case Kind::kFma:
-        return (accepts(OperandTypes::kFloats, value.type) || fail("fma is of f32 or f64")) &&
+        return (accepts(OperandTypes::kFloats, value.type) || fail("fma needs f32 or f64")) &&
                input(value.a, value.type) && input(value.b, value.type) && input(value.c, value.type);
       case Kind::kLdexp:
-        return (accepts(OperandTypes::kFloats, value.type) || fail("ldexp is of f32 or f64")) &&
+        return (accepts(OperandTypes::kFloats, value.type) || fail("ldexp needs f32 or f64")) &&
                input(value.a, value.type) && input(value.b, value.type);
       case Kind::kReduce:
         return reduce(value);
@@ -151,7 +151,7 @@ class Verifier {
         return is(value, DType::kInt32) && input(value.a, DType::kInt64) && input(value.b, DType::kInt64) &&
                input(value.c, DType::kInt64);
     }
-    return fail("has a kind that is none");
+    return fail("has an invalid kind");
   }
 
   bool access(uint32_t operand, const std::vector<uint32_t>& indices) {
@@ -168,14 +168,15 @@ class Verifier {
 
   bool bits(const Value& value) {
     if (!input(value.a)) return false;
-    if (value.type == DType::kBool || type(value.a) == DType::kBool) return fail("bits of bool; convert it");
+    if (value.type == DType::kBool || type(value.a) == DType::kBool)
+      return fail("reads the bits of a bool; convert it");
     return item_size(value.type) == item_size(type(value.a)) ||
-           fail("bits of " + named(type(value.a)) + " as " + named(value.type) + ", which has another width");
+           fail("reads the bits of " + named(type(value.a)) + " as " + named(value.type) + ", which has another width");
   }
 
   bool scalar_op(const Value& value) {
     const ScalarOpInfo& op = info(value.op);
-    if (op.arity == 0) return fail("its function is none of a kernel");
+    if (op.arity == 0) return fail("its function is not available in kernels");
     const bool selects = value.op == ir::ScalarOp::kWhere;
     if (op.returns_bool && !is(value, DType::kBool)) return false;
     if (op.returns_bool && !input(value.a)) return false;
@@ -195,9 +196,9 @@ class Verifier {
     if (value.over == Over::kColumns && kernel_.columns == 0) return fail("there are no column dims to reduce");
     if (value.over == Over::kRows && kernel_.rows == 0) return fail("there are no row dims to reduce");
     if (value.over == Over::kLines) {
-      if (kernel_.columns != 2) return fail("there are lines only where there are two column dims");
+      if (kernel_.columns != 2) return fail("reduces lines, but the kernel does not have two column dims");
       if ((facts_[value.a].dims & kernel_.column_dims() & ~kernel_.last_column()) == 0) {
-        return fail("reduces lines of what is the same in all of them");
+        return fail("reduces lines of a value that is the same in all of them");
       }
     }
     switch (value.reduction) {
@@ -207,28 +208,28 @@ class Verifier {
         return is(value, DType::kInt64);
       case Reduction::kSum:
       case Reduction::kProduct:
-        if (value.type == DType::kBool) return fail("sum and product are of numbers; for bool there are max and min");
+        if (value.type == DType::kBool) return fail("sum and product need numbers; for bool there are max and min");
         return is_wide_sum(kernel_, value) || input(value.a, value.type);
       case Reduction::kMax:
       case Reduction::kMin:
         return input(value.a, value.type);
       case Reduction::kLogSumExp:
-        return fail("logsumexp is running only");
+        return fail("logsumexp exists only as a running reduction");
     }
-    return fail("has a reduction that is none");
+    return fail("has an invalid reduction");
   }
 
   bool running(const Value& value) {
     if (!input(value.a, value.type)) return false;
-    if (kernel_.columns == 0) return fail("there is no column dim to go along");
-    if (facts_[value.a].finish) return fail("goes along what is known when all rows are done");
+    if (kernel_.columns == 0) return fail("there is no column dim to scan");
+    if (facts_[value.a].finish) return fail("scans a value that is known only after all rows");
     if (value.reduction == Reduction::kLogSumExp) {
-      return accepts(OperandTypes::kFloats, value.type) || fail("logsumexp is of floats");
+      return accepts(OperandTypes::kFloats, value.type) || fail("logsumexp needs floats");
     }
     if (value.reduction != Reduction::kSum && value.reduction != Reduction::kProduct) {
       return fail("running " + std::string(name(value.reduction)) + "; there are sum, product and logsumexp");
     }
-    return value.type != DType::kBool || fail("sum and product are of numbers");
+    return value.type != DType::kBool || fail("sum and product need numbers");
   }
 
   // Fields that the kind does not use must have their defaults, because the text form omits them.
@@ -254,7 +255,7 @@ class Verifier {
       if (in.count > 1) used.b = in.values[1];
       if (in.count > 2) used.c = in.values[2];
     }
-    return used == value || fail("has something that its kind does not use");
+    return used == value || fail("sets a field that its kind does not use");
   }
 
   // A value that is known after all rows may use only other such values, and values that are the same in all rows.
@@ -312,7 +313,7 @@ class Verifier {
     if (at.finish && rows != 0)
       return fail("has row dims, but %" + std::to_string(store.value) + " is known after all rows");
     if (!at.finish && rows != kernel_.row_dims())
-      return fail("lacks a row dim, so that several rows would write a place");
+      return fail("lacks a row dim, so several rows would write one element");
     const bool by_line = columns != 0 && (columns & kernel_.last_column()) == 0;
     if (columns != 0 && columns != kernel_.column_dims() && (!by_line || store.adds || !store.indices.empty()))
       return fail("varies over one column dim, but not over the other");

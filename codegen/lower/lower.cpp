@@ -99,7 +99,8 @@ Status lower_nodes(const ir::Graph& graph, uint32_t first, uint32_t last, std::s
   IterationDomain domain(graph, values, item);
   for (uint32_t n = first; n <= last; ++n) {
     if (!domain.add(n)) {
-      return unsupported(std::string(ir::op_desc(graph.nodes[n].opcode).name) + " is not at the same places");
+      return unsupported(std::string(ir::op_desc(graph.nodes[n].opcode).name) +
+                         " does not have the elements of the other nodes");
     }
   }
   KernelDims dims(domain);
@@ -108,10 +109,10 @@ Status lower_nodes(const ir::Graph& graph, uint32_t first, uint32_t last, std::s
   for (const IterationDomain::Member& member : domain.members()) {
     NodeEmitter node(group, member, graph.nodes[member.node], item);
     if (!expand(node)) {
-      return unsupported("no kernel for this form of " + std::string(ir::op_desc(node.node.opcode).name));
+      return unsupported("there is no kernel for this form of " + std::string(ir::op_desc(node.node.opcode).name));
     }
   }
-  if (!group.store()) return unsupported("what is added up lies apart");
+  if (!group.store()) return unsupported("the added elements are not adjacent");
   return {};
 }
 
@@ -123,9 +124,9 @@ bool has_totals(const Kernel& kernel) {
 Status finish_launch(Launch launch, std::vector<Launch>* launches) {
   const auto at_indices = [](const Store& store) { return !store.indices.empty(); };
   if (has_totals(launch.kernel) && std::ranges::any_of(launch.kernel.stores, at_indices)) {
-    return unsupported("rows are dealt in two ways");
+    return unsupported("the kernel partitions rows in two ways");
   }
-  if (!pack_transposed(launch)) return unsupported("neighbours of one operand are no neighbours of another");
+  if (!pack_transposed(launch)) return unsupported("adjacent elements of one operand are not adjacent in another");
   if (Status status = verify(launch.kernel); !status.ok()) return unsupported(status.message());
   launches->push_back(std::move(launch));
   return {};
@@ -153,7 +154,8 @@ bool can_alternate(const Launch& before, const Launch& launch) {
 Status lower_sections(const ir::Graph& graph, std::span<const uint32_t> nodes, std::span<const int64_t> values,
                       std::vector<Launch>* launches) {
   std::vector<ir::Section> sections;
-  if (!ir::find_sections(graph, values, nodes, &sections)) return unsupported("what is joined is not done apart");
+  if (!ir::find_sections(graph, values, nodes, &sections))
+    return unsupported("joined tensors cannot be computed separately");
   for (const ir::Section& section : sections) {
     Launch launch;
     const auto last = static_cast<uint32_t>(section.nodes.size()) - 1;
@@ -171,7 +173,7 @@ Status lower_sections(const ir::Graph& graph, std::span<const uint32_t> nodes, s
 Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values,
                    std::vector<Launch>* launches, bool in_order) {
   launches->clear();
-  if (group.last - group.first >= kMaxNodes) return unsupported("too many nodes");
+  if (group.last - group.first >= kMaxNodes) return unsupported("the group has too many nodes");
   const uint32_t items = ir::count_items(graph.nodes[group.first]);
   const bool takes_turns = in_order && group.first == group.last;
   if (items > 1 && !takes_turns && !are_independent(graph, group, items)) {
@@ -179,14 +181,14 @@ Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<con
   }
   bool joins = false;
   for (uint32_t n = group.first; n <= group.last; ++n) {
-    if (ir::count_items(graph.nodes[n]) != items) return unsupported("lists of several lengths");
+    if (ir::count_items(graph.nodes[n]) != items) return unsupported("the lists have different lengths");
     joins |= ir::is_join(graph.nodes[n].opcode);
   }
   std::vector<uint32_t> nodes(group.last - group.first + 1);
   std::iota(nodes.begin(), nodes.end(), group.first);
   const bool check_indices_first = !ir::can_reexecute(graph, nodes);
   if (check_indices_first && !ir::indices_exist_before(graph, nodes))
-    return unsupported("an index decides what is written in place");
+    return unsupported("an index selects what is written in place");
   if (joins) {
     if (Status status = lower_sections(graph, nodes, values, launches); !status.ok()) return status;
   }

@@ -451,8 +451,8 @@ TEST(Lower, DivisionOfIntegers) {
                    {100, kBytes, number});
   };
   EXPECT_NE(divided("number(s2: i64)", 3).find("= remainder"), std::string::npos);
-  EXPECT_EQ(divided("number(s2: i64)", 0), "no kernel for this form of aten::remainder.Tensor");
-  EXPECT_EQ(divided("%1", 3), "aten::remainder.Tensor is not at the same places");
+  EXPECT_EQ(divided("number(s2: i64)", 0), "there is no kernel for this form of aten::remainder.Tensor");
+  EXPECT_EQ(divided("%1", 3), "aten::remainder.Tensor does not have the elements of the other nodes");
 }
 
 // A conversion to a half type rounds even in the middle of a group. Other ops of half types are rounded at its end.
@@ -587,7 +587,7 @@ TEST(Lower, WhatIsJoinedNeedNotFit) {
 }
 )",
                     {8, 100, kBytes}),
-            "aten::copy_ is not at the same places");
+            "aten::copy_ does not have the elements of the other nodes");
 }
 
 // Whether b1 may share the memory of b0, in a group that computes b1, and perhaps b2, from b0.
@@ -837,7 +837,7 @@ TEST(Lower, WhatDoesNotFit) {
 }
 )",
                     {4, kBytes, 5, 0}),
-            "aten::mul.Tensor is not at the same places");
+            "aten::mul.Tensor does not have the elements of the other nodes");
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ py::handle CompiledGraph::argument(const py::list& arguments, size_t input) cons
   const InputSource& source = input_sources_[input];
   if (source.constant) return source.constant;
   TORCH_CHECK(source.position < arguments.size(), "remote: a compiled graph was called with ", arguments.size(),
-              " arguments, which are too few");
+              " arguments, but it needs at least ", source.position + 1);
   return PyList_GET_ITEM(arguments.ptr(), static_cast<Py_ssize_t>(source.position));
 }
 
@@ -174,10 +174,10 @@ void CompiledGraph::replace_lost(Call& call) const {
       const std::string line = describe_source(in.reader);
       TORCH_CHECK(false, "remote: the contents of argument '", input_sources_[i].name,
                   "' of a compiled graph were lost with the worker that held them",
-                  overwritten    ? ", and a part of them is overwritten only"
+                  overwritten    ? ", and only a part of them is overwritten"
                   : line.empty() ? ""
                                  : ", and are read at " + line,
-                  "; overwrite it (copy_, zero_, load_state_dict) or make it again");
+                  "; overwrite it (copy_, zero_, load_state_dict) or create it again");
     }
     const at::Tensor memory =
         make_tensor({static_cast<int64_t>(storage->nbytes())}, {1}, c10::ScalarType::Byte, spec_->device);

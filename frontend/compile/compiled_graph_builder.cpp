@@ -46,7 +46,7 @@ std::optional<Sym> CompiledGraphBuilder::offered_symbol(py::handle expr) {
 
 Sym CompiledGraphBuilder::size_of(const c10::SymInt& size) {
   const auto found = symbols_.find_size(size);
-  if (!found) throw_unsupported("a size is an expression that no program can hold");
+  if (!found) throw_unsupported("a size is an expression that a program cannot represent");
   return *found;
 }
 
@@ -57,13 +57,13 @@ Sym CompiledGraphBuilder::number_symbol(py::handle value, ArgTag& tag) {
                        : v.kind == Value::Kind::kFloat ? ArgTag::kFloat
                        : v.kind == Value::Kind::kBool  ? ArgTag::kBool
                                                        : ArgTag::kNone;
-    if (its == ArgTag::kNone) throw_unsupported("a tensor stands in a number's place");
+    if (its == ArgTag::kNone) throw_unsupported("expected a number, got a tensor");
     if (tag == ArgTag::kNone) tag = its;
     if (tag != its && (tag == ArgTag::kFloat || its == ArgTag::kFloat)) {
       int64_t known = 0;
       if (its == ArgTag::kInt && graph_.is_constant(v.symbol, &known))
         return float_constant(static_cast<double>(known));
-      throw_unsupported("an int or a float that is known only at the call stands in the other's place");
+      throw_unsupported("an int is passed as a float or a float as an int, and its value is known only at the call");
     }
     return v.symbol;
   }
@@ -84,11 +84,11 @@ Sym CompiledGraphBuilder::number_symbol(py::handle value, ArgTag& tag) {
   }
   if (PyFloat_Check(value.ptr())) {
     if (tag == ArgTag::kNone) tag = ArgTag::kFloat;
-    if (tag != ArgTag::kFloat) throw_unsupported("a float stands in an int's place");
+    if (tag != ArgTag::kFloat) throw_unsupported("expected an int, got a float");
     return float_constant(PyFloat_AsDouble(value.ptr()));
   }
   if (PyComplex_Check(value.ptr())) {
-    if (tag != ArgTag::kNone) throw_unsupported("a complex number stands in another's place");
+    if (tag != ArgTag::kNone) throw_unsupported("expected a real number, got a complex one");
     tag = ArgTag::kComplex;
     return complex_constant(value);
   }
@@ -97,8 +97,8 @@ Sym CompiledGraphBuilder::number_symbol(py::handle value, ArgTag& tag) {
     const auto found = symbols_.find_node(value.attr(names().node));
     if (found && tag == ArgTag::kInt) return *found;
   }
-  throw_unsupported("a number of type " + std::string(Py_TYPE(value.ptr())->tp_name) +
-                    " cannot be told before the call");
+  throw_unsupported("the value of a number of type " + std::string(Py_TYPE(value.ptr())->tp_name) +
+                    " is unknown before the call");
 }
 
 Sym CompiledGraphBuilder::float_constant(double value) { return symbols_.constant(std::bit_cast<int64_t>(value)); }
@@ -175,7 +175,7 @@ const Value& CompiledGraphBuilder::value_of(py::handle node) {
 
 const Value& CompiledGraphBuilder::make_input(py::handle node, bool random_state) {
   // Erase first: a tensor that is becoming an input must not be offered for its own sizes.
-  if (offered_nodes_.erase(node.ptr()) == 0) throw_unsupported("it needs what the program computes, as a number");
+  if (offered_nodes_.erase(node.ptr()) == 0) throw_unsupported("it needs a result of the program as a number");
   const py::object val = meta_entry(node, names().val);
   if (!val) throw_unsupported("a node has no example value");
   GraphInput in;
@@ -234,7 +234,7 @@ void CompiledGraphBuilder::make_tensor_input(py::handle val, GraphInput& in, Val
   for (size_t i = 0; i < sizes.size(); ++i) in.sizes.push_back(input_size(in, sizes[i], static_cast<uint32_t>(i)));
   for (size_t i = 0; i < strides.size(); ++i) {
     const auto stride = symbols_.find(strides[i]);
-    if (!stride) throw_unsupported("an input has a stride that no program can hold");
+    if (!stride) throw_unsupported("an input has a stride that a program cannot represent");
     in.strides.push_back(*stride);
   }
   in.param = symbols_.new_param();
@@ -248,7 +248,7 @@ void CompiledGraphBuilder::make_tensor_input(py::handle val, GraphInput& in, Val
 Sym CompiledGraphBuilder::input_size(GraphInput& in, const c10::SymInt& size, uint32_t dim) {
   if (const auto known = symbols_.find_size(size)) return *known;
   const py::handle node = Symbols::node_of(size);
-  if (!node) throw_unsupported("an input has a size that no program can hold");
+  if (!node) throw_unsupported("an input has a size that a program cannot represent");
   const Sym param = symbols_.new_param();
   symbols_.define(node, param);
   in.size_params.emplace_back(dim, param);
@@ -258,7 +258,7 @@ Sym CompiledGraphBuilder::input_size(GraphInput& in, const c10::SymInt& size, ui
 void CompiledGraphBuilder::check_strided_dtype(const at::Tensor& tensor) {
   if (tensor.layout() != c10::kStrided) throw_unsupported("a tensor is not strided");
   if (!ir::is_valid(static_cast<ir::DType>(tensor.scalar_type())))
-    throw_unsupported("a tensor has a dtype that no program holds");
+    throw_unsupported("a tensor has a dtype that a program cannot represent");
 }
 
 void CompiledGraphBuilder::check_device(c10::Device on) const {
@@ -296,7 +296,7 @@ Geometry CompiledGraphBuilder::geometry(const at::Tensor& tensor) {
   for (const c10::SymInt& size : tensor.sym_sizes()) g.sizes.push_back(size_of(size));
   for (const c10::SymInt& stride : tensor.sym_strides()) {
     const auto found = symbols_.find(stride);
-    if (!found) throw_unsupported("a stride is an expression that no program can hold");
+    if (!found) throw_unsupported("a stride is an expression that a program cannot represent");
     g.strides.push_back(*found);
   }
   return g;
@@ -337,7 +337,7 @@ uint32_t CompiledGraphBuilder::fresh_view(c10::ScalarType dtype, const Geometry&
 Value CompiledGraphBuilder::fresh(py::handle val, bool host) {
   Value value;
   if (val.is_none()) return value;
-  if (!THPVariable_Check(val.ptr())) throw_unsupported("a result is no tensor");
+  if (!THPVariable_Check(val.ptr())) throw_unsupported("a result is not a tensor");
   const at::Tensor& tensor = THPVariable_Unpack(val.ptr());
   check_strided_dtype(tensor);
   if (tensor.is_conj() || tensor.is_neg()) throw_unsupported("a result is a lazy conjugate or negative");
@@ -356,7 +356,7 @@ Value CompiledGraphBuilder::view_of(const Value& base, py::handle val) {
     for (const py::handle item : val) value.items.push_back(view_of(base, item));
     return value;
   }
-  if (!THPVariable_Check(val.ptr())) throw_unsupported("a view is no tensor");
+  if (!THPVariable_Check(val.ptr())) throw_unsupported("a view is not a tensor");
   const at::Tensor& tensor = THPVariable_Unpack(val.ptr());
   check_strided_dtype(tensor);
   check_device(device_of(val));
@@ -366,11 +366,11 @@ Value CompiledGraphBuilder::view_of(const Value& base, py::handle val) {
   const uint32_t buffer = graph_.views[base.view].buffer;
   const uint32_t in = input_of_buffer_[buffer];
   const auto offset = symbols_.find(tensor.sym_storage_offset());
-  if (!offset) throw_unsupported("a storage offset is an expression that no program can hold");
+  if (!offset) throw_unsupported("a storage offset is an expression that a program cannot represent");
   Sym at = *offset;
   if (in != kNotInput) {
     const auto start = symbols_.find(starts_[in].offset);
-    if (!start) throw_unsupported("a storage offset is an expression that no program can hold");
+    if (!start) throw_unsupported("a storage offset is an expression that a program cannot represent");
     // Scales from the input's element size to that of this view.
     const auto from = static_cast<int64_t>(c10::elementSize(spec_->inputs[in].dtype));
     const auto to = static_cast<int64_t>(tensor.element_size());
@@ -439,7 +439,7 @@ GraphOutput CompiledGraphBuilder::output(py::handle object) {
         }
         ++out.index;
       }
-      throw_unsupported("a result is of a kind that a graph does not return");
+      throw_unsupported("a graph cannot return a result of this kind");
   }
   if (value.computed_on_cpu) throw_unsupported("a result is on the CPU");
   const ir::View& view = graph_.views[value.view];

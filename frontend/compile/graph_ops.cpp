@@ -76,14 +76,14 @@ void classify(const c10::OperatorHandle& handle, const std::string& name, GraphO
     return;
   }
   const bool torchs = name.starts_with("aten::");
-  op.why_not = "the recorder has its own way with this op";
+  op.why_not = "the recorder handles this op in a special way";
   if (composed != nullptr && composed->implemented_by_client && composed->as != ir::ComposedAs::kRecord) return;
-  op.why_not = "an argument or a result is of a type that no program holds";
+  op.why_not = "an argument or a result has a type that a program cannot represent";
   const ir::OpDesc* desc = graph_desc(handle);
   if (desc == nullptr) return;
   op.why_not = "its results depend on data";
   if (desc->flags & (ir::kOpDynamicShape | ir::kOpHostResult)) return;
-  op.why_not = "torch composes it, and its random numbers are then others";
+  op.why_not = "torch composes it from other ops, whose random numbers would differ";
   if (torchs && (desc->flags & ir::kOpRandom) && !is_recorded(handle)) return;
   op.why_not = "the worker does not have it";
   if (!torchs && !worker_has_op(handle)) return;
@@ -132,7 +132,7 @@ const GraphOp& graph_op(py::handle target) {
   const auto found = known->find(target.ptr());
   if (found != known->end()) return found->second;
   GraphOp op;
-  op.why_not = "it is no operator of the dispatcher";
+  op.why_not = "it is not an operator of the dispatcher";
   static const py::object overload = py::module_::import("torch._ops").attr("OpOverload");
   if (py::isinstance(target, overload)) {
     const auto name = py::cast<std::string>(target.attr("_name"));

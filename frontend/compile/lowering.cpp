@@ -69,11 +69,11 @@ struct Lowering::State {
       case Value::Kind::kBool:
         return scalar_tensor(v.symbol, ArgTag::kBool);
       case Value::Kind::kRandomState:
-        throw_unsupported("a generator's state stands in a tensor's place");
+        throw_unsupported("expected a tensor, got the state of a generator");
       case Value::Kind::kList:
         break;
     }
-    throw_unsupported("a list stands in a tensor's place");
+    throw_unsupported("expected a tensor, got a list");
   }
 
   // The view of a tensor after its lazy conjugate or negative is resolved: programs have no lazy tensors.
@@ -112,7 +112,7 @@ struct Lowering::State {
     Arg arg;
     if (desc.role == ir::ArgRole::kIgnored) return arg;
     if (desc.role == ir::ArgRole::kRandom) {
-      if (value && !value.is_none()) throw_unsupported("it draws from a generator of its own");
+      if (value && !value.is_none()) throw_unsupported("it gets a generator as an argument");
       arg.tag = ArgTag::kGenerator;
       arg.a = replayed_state;
       if (replayed_state == kNoSym) {
@@ -132,9 +132,9 @@ struct Lowering::State {
         arg.tag = ArgTag::kList;
         if (is_fx_node(value)) {
           const Value v = builder.value_of(value);
-          if (v.kind != Value::Kind::kList) throw_unsupported("a tensor stands in a list's place");
+          if (v.kind != Value::Kind::kList) throw_unsupported("expected a list, got a tensor");
           for (const Value& item : v.items) {
-            if (item.kind != Value::Kind::kTensor) throw_unsupported("a list holds something else than tensors");
+            if (item.kind != Value::Kind::kTensor) throw_unsupported("a list contains something other than tensors");
             only_host_operands &= item.computed_on_cpu;
             arg.items.push_back(number(ArgTag::kView, resolved(item)));
           }
@@ -148,10 +148,10 @@ struct Lowering::State {
         arg.text = py::cast<std::string>(value);
         return arg;
       case ArgKind::kDType:
-        if (!THPDtype_Check(value.ptr())) throw_unsupported("a dtype is none");
+        if (!THPDtype_Check(value.ptr())) throw_unsupported("an argument is not a dtype");
         return number(ArgTag::kDType, static_cast<uint32_t>(reinterpret_cast<THPDtype*>(value.ptr())->scalar_type));
       case ArgKind::kMemoryFormat:
-        if (!THPMemoryFormat_Check(value.ptr())) throw_unsupported("a memory format is none");
+        if (!THPMemoryFormat_Check(value.ptr())) throw_unsupported("an argument is not a memory format");
         return number(ArgTag::kMemoryFormat,
                       static_cast<uint32_t>(reinterpret_cast<THPMemoryFormat*>(value.ptr())->memory_format));
       default:
@@ -176,7 +176,7 @@ struct Lowering::State {
       const std::optional<int64_t> guarded = builder.guarded_value(value);
       if (!guarded)
         throw_unsupported("argument '" + std::string(desc.name) +
-                          "', which a program fixes, is known only at the call");
+                          "' must be a constant of the program, but its value is known only at the call");
       return number(tag, symbols.constant(*guarded));
     }
     return number(tag, symbol);
@@ -226,7 +226,7 @@ struct Lowering::State {
     const bool host = only_host_operands && !(desc.flags & (ir::kOpRandom | ir::kOpInPlace | ir::kOpOut));
     const bool several = desc.results.size() != 1;
     if (several && !desc.results.empty() && !py::isinstance<py::tuple>(val) && !py::isinstance<py::list>(val)) {
-      throw_unsupported("its example value is no tuple");
+      throw_unsupported("its example value is not a tuple");
     }
     Value value;
     std::vector<Arg> results(desc.results.size());
@@ -244,7 +244,7 @@ struct Lowering::State {
       } else if (result.alias >= 0) {
         one.kind = Value::Kind::kTensor;
         if (args[result.alias].tag != ArgTag::kView)
-          throw_unsupported("it returns an argument that is no tensor of the device");
+          throw_unsupported("it returns an argument that is not a tensor of the device");
         one.view = args[result.alias].a;
       } else {
         const py::object its = several ? py::object(val[py::int_(i)]) : py::reinterpret_borrow<py::object>(val);
@@ -370,9 +370,9 @@ struct Lowering::State {
     if (target.is(names().getitem)) {
       const Value& list = builder.value_of(args[0]);
       if (list.kind != Value::Kind::kList || !PyLong_Check(py::object(args[1]).ptr()))
-        throw_unsupported("it indexes no list");
+        throw_unsupported("it indexes something other than a list");
       const auto index = py::cast<int64_t>(args[1]);
-      if (index < 0 || index >= static_cast<int64_t>(list.items.size())) throw_unsupported("it indexes no item");
+      if (index < 0 || index >= static_cast<int64_t>(list.items.size())) throw_unsupported("its index is out of range");
       return Value(list.items[static_cast<size_t>(index)]);
     }
     py::object val = meta_entry(fx, names().val);
@@ -391,7 +391,7 @@ struct Lowering::State {
     if (!val) throw_unsupported("it has no example value");
     const size_t before = builder.randoms().size();
     Value made = call(fx, args[0], args[py::slice(1, py::len(args), 1)], val[py::int_(1)]);
-    if (builder.randoms().size() != before + 1) throw_unsupported("it does not draw random numbers once");
+    if (builder.randoms().size() != before + 1) throw_unsupported("it does not draw random numbers exactly once");
     Value state;
     state.kind = Value::Kind::kRandomState;
     state.symbol = builder.randoms().back().seed;
@@ -419,10 +419,10 @@ struct Lowering::State {
     const std::vector<py::object> given = op.arguments(args, fx.attr(names().kwargs));
     switch (op.kind) {
       case Kind::kView: {
-        if (!is_fx_node(given[0])) throw_unsupported("it is a view of no node");
+        if (!is_fx_node(given[0])) throw_unsupported("it is a view of something other than a node");
         const Value base = builder.value_of(given[0]);
         if (base.kind != Value::Kind::kTensor || base.computed_on_cpu)
-          throw_unsupported("it is a view of no tensor of the device");
+          throw_unsupported("it is a view of something other than a tensor of the device");
         return builder.view_of(base, val);
       }
       case Kind::kEmpty:

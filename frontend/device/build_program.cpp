@@ -114,7 +114,7 @@ Status build_program(const remote::BuildRequest& request, remote::CaptureWriter*
     std::error_code error;
     std::filesystem::create_directories(folder, error);
     if (error) {
-      return Status::invalid("remote: TORCH_REMOTE_DUMP: cannot make " + folder.string() + ": " + error.message());
+      return Status::invalid("remote: TORCH_REMOTE_DUMP: cannot create " + folder.string() + ": " + error.message());
     }
     options.observe = [observe = std::move(options.observe), &steps, folder, step = 0](std::string_view name,
                                                                                        const ir::Graph& g) mutable {

@@ -326,9 +326,10 @@ int worker_process(c10::DeviceIndex device) {
 }
 
 void set_restore(c10::DeviceIndex device, const RestoreOptions& options) {
-  TORCH_CHECK(existing_client(device) == nullptr,
-              "remote: set_restore() comes before the first use of a device; remote:", static_cast<int>(device),
-              " has a worker already (torch.remote.restart() ends it, and its tensors)");
+  TORCH_CHECK(
+      existing_client(device) == nullptr,
+      "remote: set_restore() must be called before the first use of a device, and remote:", static_cast<int>(device),
+      " has a worker already; torch.remote.restart() ends that worker and its tensors");
   store_restore_options(device, options);
 }
 
@@ -339,13 +340,15 @@ void checkpoint(c10::DeviceIndex device) {
     std::lock_guard lock(s.mutex);
     restore = s.connections[device].restore.get();
   }
-  TORCH_CHECK(
-      restore != nullptr,
-      "remote: a checkpoint is for a device that is restored, and remote:", static_cast<int>(device),
-      " is not; call torch.remote.set_restore('replay') before its first use, or set TORCH_REMOTE_RESTORE=replay");
+  TORCH_CHECK(restore != nullptr,
+              "remote: checkpoint() needs a device with restore='replay', and remote:", static_cast<int>(device),
+              " does not have it; call torch.remote.set_restore('replay') before its first use, or set "
+              "TORCH_REMOTE_RESTORE=replay");
   bool kept = false;
   check(restore->checkpoint(keep_waiting, &kept));
-  TORCH_CHECK(kept, "remote: no checkpoint was made, as an op failed; torch.remote.synchronize() says which");
+  TORCH_CHECK(
+      kept,
+      "remote: checkpoint() wrote no checkpoint, because an op failed; torch.remote.synchronize() raises its error");
 }
 
 uint64_t times_restored(c10::DeviceIndex device) {
@@ -374,7 +377,8 @@ void explain_keyboard_interrupt() {
   const py::handle error(value);
   if (py::len(error.attr("args")) == 0) {
     error.attr("args") = py::make_tuple(
-        "while waiting for the remote worker, which goes on with what is queued; torch.remote.cancel() drops that");
+        "while waiting for the remote worker, which continues with the queued work; torch.remote.cancel() drops that "
+        "work");
   }
   PyErr_Restore(type, value, traceback);
 }

@@ -118,8 +118,9 @@ at::DataPtr make_token(c10::DeviceIndex device) {
 
 RemoteStorage* storage_of_token(const void* token) {
   RemoteStorage* storage = is_token(token) ? token_space().owners[token_number(token)].load() : nullptr;
-  TORCH_CHECK(storage != nullptr,
-              "remote: this tensor's memory is not the device's; make it with torch.empty or .to(\"remote\")");
+  TORCH_CHECK(
+      storage != nullptr,
+      "remote: this tensor's memory does not belong to the device; create tensors with torch.empty or .to(\"remote\")");
   return storage;
 }
 

@@ -71,9 +71,8 @@ c10::DeviceIndex add_device(const std::string& worker) {
   KnownNames& all = known_names();
   const std::lock_guard lock(all.mutex);
   const int index = all.count.load();
-  TORCH_CHECK(
-      index < kMaxWorkers, "remote: there are ", kMaxWorkers,
-      " devices, which is the most; stop a machine that is not needed (machine.stop(), torch_remote.machines())");
+  TORCH_CHECK(index < kMaxWorkers, "remote: all ", kMaxWorkers,
+              " devices are in use; stop a machine that is not needed (machine.stop(), torch_remote.machines())");
   all.overrides[index] = worker;
   every_thread_runs_backward();  // before the new device can be used
   all.count.store(index + 1);

@@ -215,8 +215,8 @@ class RemoteBackend final : public c10d::Backend {
         return "bxor";
       default:
         TORCH_CHECK_VALUE(false,
-                          "remote: workers combine by SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR and BXOR; for "
-                          "PREMUL_SUM multiply the tensor before and use SUM");
+                          "remote: the supported reductions are SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR and BXOR; for "
+                          "PREMUL_SUM, multiply the tensor first and use SUM");
     }
   }
 

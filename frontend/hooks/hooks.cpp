@@ -355,13 +355,14 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
   double elapsedTime(void* first, void* second, const DeviceIndex) const override {
     auto* from = static_cast<Event*>(first);
     auto* to = static_cast<Event*>(second);
-    TORCH_CHECK(from->device == to->device,
-                "remote: elapsed_time() of events on two devices, whose clocks have nothing to do with one another");
+    TORCH_CHECK(
+        from->device == to->device,
+        "remote: elapsed_time() got events on two devices, whose clocks are not related; record both on one device");
     for (Event* e : {from, to}) {
       e->wait();
-      TORCH_CHECK(e->has_time, "remote: elapsed_time() of an event whose worker is gone; record it again");
+      TORCH_CHECK(e->has_time, "remote: elapsed_time() got an event whose worker is gone; record it again");
     }
-    TORCH_CHECK(from->session == to->session, "remote: elapsed_time() of events on two workers; record both again");
+    TORCH_CHECK(from->session == to->session, "remote: elapsed_time() got events on two workers; record both again");
     return (static_cast<double>(to->mark.reached) - static_cast<double>(from->mark.reached)) * 1e-6;
   }
   // Whether all ops sent to the device are done. The stream does not matter, because a device has one order.

@@ -156,8 +156,8 @@ std::vector<at::Tensor> GraphObject::run(const std::vector<at::Tensor>& inputs,
   }
   for (const ir::View& view : graph_.views) {
     TORCH_CHECK_NOT_IMPLEMENTED(!view.dynamic,
-                                "remote: a graph whose result only the run can describe cannot be run by "
-                                "itself; run the code that it was recorded from");
+                                "remote: this graph has a result whose sizes only a run can determine, so it cannot be "
+                                "run by itself; run the code that it was recorded from");
   }
   const std::vector<int64_t> params = bind(inputs, given);
   std::vector<int64_t> values;

@@ -160,7 +160,7 @@ class KinetoSession final : public libkineto::IActivityProfilerSession {
     const WithoutGil released;
     try {
       on_ = start_recording(kMaxEvents);
-      if (!on_) fail("remote: torch.remote.profile is on: torch.profiler sees nothing of the workers");
+      if (!on_) fail("remote: torch.remote.profile is active, so torch.profiler records nothing of the workers");
     } catch (const c10::Error& error) {
       fail(error.what_without_backtrace());
     } catch (const std::exception& error) {
@@ -326,8 +326,8 @@ class Profiler final : public libkineto::IActivityProfiler {
     for (int i = 0; i < device_count(); ++i) {
       if (existing_client(static_cast<c10::DeviceIndex>(i)) == nullptr) continue;
       TORCH_WARN_ONCE(
-          "remote: without torch.profiler.ProfilerActivity.PrivateUse1 among its activities, torch.profiler sees how "
-          "long ops on the device 'remote' take to be recorded, not how long they run");
+          "remote: torch.profiler measures how long it takes to record ops on the device 'remote', not how long they "
+          "run; add torch.profiler.ProfilerActivity.PrivateUse1 to its activities");
     }
     return nullptr;
   }
@@ -348,7 +348,7 @@ struct Markers final : torch::profiler::impl::ProfilerStubs {
               int64_t* cpu_ns) const override {
     TORCH_WARN_ONCE(
         "remote: torch.autograd.profiler.profile(use_device=\"remote\") waits for each op; torch.profiler.profile and "
-        "torch.remote.profile measure what runs without that");
+        "torch.remote.profile measure without these waits");
     const c10::DeviceIndex current = current_device();
     if (device != nullptr) *device = current;
     if (existing_client(current) != nullptr) {

@@ -209,8 +209,7 @@ void start(uint64_t limit) {
   py::gil_scoped_release release;
   TORCH_CHECK(
       start_recording(limit),
-      "remote: a profile is being recorded already, by torch.remote.profile or torch.profiler; end it before the "
-      "next one begins");
+      "remote: torch.remote.profile or torch.profiler records a profile already; end it before you begin the next one");
 }
 
 py::dict stop() {

@@ -117,7 +117,7 @@ Tensor heads_tensor(int64_t b, int64_t h, int64_t n, int64_t d, c10::ScalarType 
 Results forward(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& bias,
                 double dropout, bool causal, bool, std::optional<double> scale) {
   TORCH_CHECK(dropout == 0.0,
-              "remote: fused attention has no dropout; scaled_dot_product_attention chooses another way");
+              "remote: fused attention has no dropout; scaled_dot_product_attention chooses another backend");
   const c10::DeviceIndex device = query.device().index();
   const int64_t b = query.size(0), h = query.size(1), n = query.size(2);
   // Has the strides of empty_like. empty_like would fill the memory in deterministic mode, but the op overwrites it
@@ -140,8 +140,9 @@ Gradients backward(const Tensor& grad, const Tensor& query, const Tensor& key, c
                    // NOLINTNEXTLINE(performance-unnecessary-value-param): the schema's types
                    c10::SymInt, c10::SymInt, double dropout, bool causal, const Tensor&, const Tensor&,
                    std::optional<double> scale) {
-  TORCH_CHECK(!mask[3],
-              "remote: fused attention has no gradient for the mask; scaled_dot_product_attention chooses another way");
+  TORCH_CHECK(
+      !mask[3],
+      "remote: fused attention has no gradient for the mask; scaled_dot_product_attention chooses another backend");
   const c10::DeviceIndex device = query.device().index();
   const auto like = [&](const Tensor& t) {
     return heads_tensor(t.size(0), t.size(1), t.size(2), t.size(3), t.scalar_type(), device);

@@ -44,8 +44,9 @@ bool is_first_warning(const std::string& name) {
 void run_on_client(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::string_view why) {
   const std::string name = c10::toString(op.operator_name());
   const Setting what = setting();
-  TORCH_CHECK_NOT_IMPLEMENTED(what != Setting::kError, "remote: '", name, "' ", std::string(why),
-                              "; TORCH_REMOTE_FALLBACK=allow runs such ops on this process's CPU (warn: and says so)");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      what != Setting::kError, "remote: '", name, "' ", std::string(why),
+      "; TORCH_REMOTE_FALLBACK=allow runs such ops on this process's CPU, and =warn also prints a warning");
   if (what == Setting::kWarn && is_first_warning(name)) {
     // TORCH_WARN would not do: only some callers of ops turn it into a Python warning with the caller's line.
     const std::string text =

@@ -7,7 +7,7 @@
 namespace torch_remote::frontend {
 namespace {
 
-constexpr char kSparse[] = "kernel of it for sparse tensors; to_dense() makes them strided ones";
+constexpr char kSparse[] = "kernel for sparse tensors; convert them with to_dense()";
 constexpr char kNested[] = "nested tensors of torch.strided; use layout=torch.jagged";
 constexpr char kQuantized[] = "quantized tensors; quantize on the CPU, and train with fake quantization";
 

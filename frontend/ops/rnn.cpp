@@ -115,7 +115,7 @@ int64_t reserve_size(RnnMode mode, int64_t steps, int64_t batch, int64_t inputs,
 
 void check_layer(int64_t proj_size, int64_t layers, bool batch_first, double dropout, c10::SymIntArrayRef batch_sizes) {
   TORCH_CHECK_NOT_IMPLEMENTED(proj_size == 0 && layers == 1 && !batch_first && dropout == 0 && batch_sizes.empty(),
-                              "remote: '_cudnn_rnn' does one layer of [steps, batch, inputs] without projection or "
+                              "remote: '_cudnn_rnn' supports one layer of [steps, batch, inputs] without projection or "
                               "dropout; call torch.lstm, torch.gru, torch.rnn_tanh or torch.rnn_relu");
 }
 

@@ -85,8 +85,8 @@ Tensor compressed_to_dense(const Tensor& self, std::optional<at::ScalarType> typ
 
 // Converts a COO, CSR or CSC matrix to blocks.
 static Tensor in_blocks(const Tensor& self, at::Layout layout, IntArrayRef block) {
-  TORCH_CHECK(self.dim() == 2, "remote: sparse tensors become sparse ones in blocks if they are matrices, not ",
-              self.sizes(), "; to_dense() first");
+  TORCH_CHECK(self.dim() == 2, "remote: only matrices can be converted to sparse blocks, got sizes ", self.sizes(),
+              "; call to_dense() first");
   TORCH_CHECK(block.size() == 2 && block[0] > 0 && block[1] > 0,
               "blocksize needs to be a tuple of two positive numbers, got ", block);
   TORCH_CHECK(self.size(0) % block[0] == 0 && self.size(1) % block[1] == 0, "tensor sparse size (", self.size(0), ",",
@@ -94,7 +94,8 @@ static Tensor in_blocks(const Tensor& self, at::Layout layout, IntArrayRef block
   const at::ScalarType type =
       is_sparse_compressed(self) ? getCompressedPlainIndices(self).second.scalar_type() : at::kLong;
   const Tensor elements = coalesce(as_coo(self));
-  TORCH_CHECK(elements.dense_dim() == 0, "remote: elements with dense dims cannot become blocks");
+  TORCH_CHECK(elements.dense_dim() == 0,
+              "remote: a sparse tensor with dense dims cannot be converted to sparse blocks");
   const bool by_rows = is_by_rows(layout);
   const Tensor row = elements._indices().select(0, 0), column = elements._indices().select(0, 1);
   const int64_t lines = by_rows ? self.size(0) / block[0] : self.size(1) / block[1];
@@ -181,18 +182,17 @@ Tensor compressed_mul_by_number(const Tensor& self, const Scalar& other) {
 static Tensor sum_of_batches(const Tensor& self, const Tensor& other, const Scalar& alpha) {
   const auto [compressed, plain] = getCompressedPlainIndices(self);
   const auto [other_compressed, other_plain] = getCompressedPlainIndices(other);
-  TORCH_CHECK(
-      self.sizes() == other.sizes() && block_of(self) == block_of(other) && at::equal(compressed, other_compressed) &&
-          at::equal(plain, other_plain),
-      "remote: a sum of batches of compressed sparse tensors is there if both have elements at the same places; "
-      "to_dense() one of them");
+  TORCH_CHECK(self.sizes() == other.sizes() && block_of(self) == block_of(other) &&
+                  at::equal(compressed, other_compressed) && at::equal(plain, other_plain),
+              "remote: add of batches of compressed sparse tensors needs elements at the same indices in both; call "
+              "to_dense() on one of them");
   return with_values(self, self.values().add(other.values(), alpha));
 }
 
 Tensor compressed_add(const Tensor& self, const Tensor& other, const Scalar& alpha) {
   if (!is_sparse_compressed(self)) return added(self, as_coo(other), alpha);
   TORCH_CHECK(self.layout() == other.layout(), "remote: add of layouts ", self.layout(), " and ", other.layout(),
-              " is not there; to_sparse() and to_dense() make them one");
+              " is not supported; convert one of them with to_sparse() or to_dense()");
   if (batch_dims(self) > 0) return sum_of_batches(self, other, alpha);
   return like(self, added(coalesce(as_coo(self)), coalesce(as_coo(other)), alpha));
 }
@@ -200,7 +200,8 @@ Tensor compressed_add(const Tensor& self, const Tensor& other, const Scalar& alp
 Tensor compressed_mm(const Tensor& self, const Tensor& other) {
   if (is_sparse_compressed(self) && is_sparse_compressed(other)) {
     TORCH_CHECK(!is_in_blocks(self.layout()) && !is_in_blocks(other.layout()),
-                "remote: a product of two sparse tensors in blocks is not there; to_sparse() or to_dense() one");
+                "remote: the matmul of two sparse tensors in blocks is not supported; convert one with to_sparse() or "
+                "to_dense()");
     return sparse_sparse_mm(as_coo(self), as_coo(other)).to_sparse(self.layout());
   }
   if (is_sparse_compressed(self)) return sparse_addmm(other, self, other, 0, 1);

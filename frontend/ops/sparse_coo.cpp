@@ -165,7 +165,7 @@ static Tensor intersection(const Tensor& self, const Tensor& other) {
 Tensor multiplied(const Tensor& self, const Tensor& other) {
   if (self.is_sparse() && other.is_sparse() && self.dim() != 0 && other.dim() != 0) return intersection(self, other);
   const Tensor &sparse = self.is_sparse() ? self : other, &factor = self.is_sparse() ? other : self;
-  TORCH_CHECK(!factor.is_sparse(), "remote: products with a sparse tensor of no dims are not there; to_dense() it");
+  TORCH_CHECK(!factor.is_sparse(), "remote: mul with a 0-dim sparse tensor is not supported; call to_dense() on it");
   const auto type = at::result_type(self, other);
   if (factor.dim() == 0) {
     return make_coo(sparse, sparse._indices().clone(), sparse._values().mul(factor).to(type), sparse.is_coalesced());

@@ -100,9 +100,10 @@ static Tensor scaled_sum(const Tensor& self, Tensor product, const Scalar& beta,
 Tensor sparse_addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
                     const Scalar& alpha) {
   const bool first = mat1.layout() != at::kStrided;
-  TORCH_CHECK(first != (mat2.layout() != at::kStrided) && self.layout() == at::kStrided,
-              "remote: addmm of these layouts (", self.layout(), ", ", mat1.layout(), ", ", mat2.layout(),
-              ") is not there: one of the matrices may be sparse, the other one and what is added are strided");
+  TORCH_CHECK(
+      first != (mat2.layout() != at::kStrided) && self.layout() == at::kStrided, "remote: addmm of the layouts ",
+      self.layout(), ", ", mat1.layout(), ", ", mat2.layout(),
+      " is not supported; one of the matrices may be sparse, and the other one and the added tensor must be strided");
   TORCH_CHECK(mat1.dim() == 2 && mat2.dim() == 2, "addmm: Expected two matrices, got ", mat1.sizes(), " and ",
               mat2.sizes());
   TORCH_CHECK(mat1.size(1) == mat2.size(0), "mat1 and mat2 shapes cannot be multiplied (", mat1.size(0), "x",
@@ -115,7 +116,7 @@ Tensor sparse_baddbmm(const Tensor& self, const Tensor& batch1, const Tensor& ba
                       const Scalar& alpha) {
   const bool first = batch1.layout() != at::kStrided;
   TORCH_CHECK(first != (batch2.layout() != at::kStrided), "remote: bmm of the layouts ", batch1.layout(), " and ",
-              batch2.layout(), " is not there: one of them may be sparse");
+              batch2.layout(), " is not supported; exactly one of them may be sparse");
   TORCH_CHECK(batch1.dim() == 3 && batch2.dim() == 3, "bmm: batches of matrices expected, got ", batch1.sizes(),
               " and ", batch2.sizes());
   TORCH_CHECK(batch1.size(0) == batch2.size(0) && batch1.size(2) == batch2.size(1),
@@ -154,7 +155,7 @@ Tensor& sparse_addmv_out(const Tensor& self, const Tensor& matrix, const Tensor&
 }
 
 Tensor sparse_sparse_mm(const Tensor& self, const Tensor& other) {
-  TORCH_CHECK(self.is_sparse() && other.is_sparse(), "remote: this product of sparse matrices wants both of COO");
+  TORCH_CHECK(self.is_sparse() && other.is_sparse(), "remote: the matmul of sparse matrices needs two COO matrices");
   TORCH_CHECK(self.dim() == 2 && other.dim() == 2 && self.size(1) == other.size(0),
               "mat1 and mat2 shapes cannot be multiplied (", self.sizes(), " and ", other.sizes(), ")");
   const SparseElements left = elements_of(coalesce(self)), right = elements_of(coalesce(other));
@@ -188,7 +189,7 @@ Tensor sparse_hspmm(const Tensor& mat1, const Tensor& mat2) {
 Tensor& sparse_sspaddmm_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
                             const Scalar& alpha, Tensor& out) {
   TORCH_CHECK(self.is_sparse() && mat1.is_sparse() && mat2.layout() == at::kStrided,
-              "remote: sspaddmm wants two sparse matrices (COO) and a strided one");
+              "remote: sspaddmm needs two sparse matrices (COO) and a strided one");
   TORCH_CHECK(mat1.sparse_dim() == 2, "sspaddmm: Argument #2: matrix expected, got ", mat1.sparse_dim(), "D tensor");
   TORCH_CHECK(mat1.dense_dim() == 0, "sspaddmm: Argument #2: scalar values expected, got ", mat1.dense_dim(),
               "D values");

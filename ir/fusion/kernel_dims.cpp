@@ -37,12 +37,12 @@ Status KernelDims::find() {
       cut();
     }
   }
-  if (columns.size() > kMaxColumnDims) return unsupported("more than two dims of columns");
+  if (columns.size() > kMaxColumnDims) return unsupported("the kernel has more than two column dims");
   if (!outer.empty()) {
     row = {outer.back()};
     outer.pop_back();
   }
-  if (over_rows && !outer.empty()) return unsupported("a reduction over rows of several dims");
+  if (over_rows && !outer.empty()) return unsupported("the kernel reduces over rows of several dims");
   if (domain_.unreduced_rows() != 0) outer = merge(domain_.unreduced_rows());
   return {};
 }

@@ -50,7 +50,7 @@ def _pickle(function: Any, args: Any, kwargs: Any) -> tuple[bytes, list[torch.Te
         import cloudpickle  # type: ignore[import-untyped, unused-ignore]
     except ImportError as error:
         raise ModuleNotFoundError(
-            "remote: functions need the package cloudpickle, here and where the worker is: pip install cloudpickle"
+            "remote: functions need the package cloudpickle here and on the worker's machine; pip install cloudpickle"
         ) from error
     tensors: list[torch.Tensor] = []
     numbers: dict[int, int] = {}
@@ -107,14 +107,14 @@ def _is_argument(tensor: torch.Tensor) -> bool:
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
     if tensor.device.type == "remote" and not plain:
         raise TypeError(
-            f"remote: a function's tensors are dense ones, not {type(tensor).__qualname__} of layout {tensor.layout}; "
-            "give its parts (x.values(), x.to_dense())"
+            f"remote: a function takes dense tensors, got {type(tensor).__qualname__} of layout {tensor.layout}; pass "
+            "its parts (x.values(), x.to_dense())"
         )
     if plain and tensor.device.type in ("remote", "cpu") and not tensor.is_quantized:
         return True
     if tensor.requires_grad and torch.is_grad_enabled():
         raise TypeError(
-            f"remote: a function's tensor wants a gradient and is no dense one of the device or of the CPU "
+            "remote: a function got a tensor that requires a gradient and is not dense on the device or the CPU "
             f"({type(tensor).__qualname__} on {tensor.device}); move it to the device, or call under torch.no_grad()"
         )
     return False
@@ -170,7 +170,7 @@ class _SentCall:
         info = json.loads(text)
         kinds = info["tensors"]
         if len(kinds) != len(sizes):
-            raise DamagedError(f"{len(sizes)} tensors came, and it describes {len(kinds)}")
+            raise DamagedError(f"it has {len(sizes)} tensors, but describes {len(kinds)}")
         tensors = [
             _C.result_tensor(self._device, self._base + i, size, shape, dtype_of(dtype))
             for i, (size, (dtype, shape, _)) in enumerate(zip(sizes, kinds, strict=True))
@@ -247,7 +247,9 @@ class _Call:
         self._wants_grad += [False] * (len(given) - self._count)
         here = [tensor if tensor.device.type == "remote" else tensor.to(f"remote:{self._device}") for tensor in given]
         if len(given) > _MOST_ARGUMENTS:
-            raise ValueError(f"remote: a function gets {_MOST_ARGUMENTS} tensors at most, not {len(given)}; stack some")
+            raise ValueError(
+                f"remote: a function takes at most {_MOST_ARGUMENTS} tensors, got {len(given)}; stack some"
+            )
         self._arguments = Arguments(given, here)
         self._clones: dict[int, torch.Tensor] = {}
         self.sent_call: _SentCall | None = None
@@ -349,18 +351,18 @@ class RemoteFunction(Generic[_P, _R]):
 
     def __init__(self, function: Callable[_P, _R], packages: Sequence[str], timeout: float | None) -> None:
         if inspect.iscoroutinefunction(function):
-            raise TypeError("remote: a remote function is a plain one; `await f.aio(...)` is how to wait for it")
+            raise TypeError("remote: a remote function must not be async; define it with def, and `await f.aio(...)`")
         if inspect.isgeneratorfunction(function):
-            raise TypeError("remote: a remote function is a plain one, no generator; return a list")
+            raise TypeError("remote: a remote function must not be a generator; return a list")
         if not callable(function):
             raise TypeError(f"remote: torch_remote.function is for functions, not for {type(function).__name__}")
         if isinstance(packages, str):
-            raise TypeError(f"remote: packages is a list of names: packages=[{packages!r}]")
+            raise TypeError(f"remote: packages must be a list of names; write packages=[{packages!r}]")
         for package in packages:
             if not _PACKAGE.fullmatch(package):
                 raise ValueError(f"remote: packages has {package!r}; write 'name' or 'name==version'")
         if timeout is not None and not timeout > 0:
-            raise ValueError(f"remote: timeout={timeout!r} is no number of seconds above 0")
+            raise ValueError(f"remote: timeout={timeout!r} is not a number of seconds above 0")
         functools.update_wrapper(self, function)
         self.__wrapped__ = function
         self.packages, self.timeout = list(packages), timeout

@@ -73,7 +73,7 @@ class Arguments:
                 if others:
                     raise RuntimeError(
                         "remote: the function changed a tensor of the CPU in place that shares memory with another "
-                        "one of its tensors; move both to the device, or return what is new"
+                        "one of its tensors; move both to the device, or return a new tensor"
                     )
         with torch.no_grad():
             for number, new in zip(changed, bytes_of, strict=True):
@@ -122,7 +122,7 @@ def dtype_of(name: object) -> torch.dtype:
     """The dtype with this name; rejects other attributes of torch."""
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, torch.dtype):
-        raise DamagedError(f"{name!r} is no dtype")
+        raise DamagedError(f"{name!r} is not a dtype")
     return found
 
 
@@ -138,14 +138,14 @@ def decode(value: Any, tensors: Sequence[torch.Tensor], arguments: Arguments) ->
 
 def _at(items: Sequence[Any], index: object) -> Any:
     if type(index) is not int or not 0 <= index < len(items):
-        raise DamagedError(f"{index!r} is none of {len(items)} tensors")
+        raise DamagedError(f"{index!r} is not an index of {len(items)} tensors")
     return items[index]
 
 
 def _texts(*values: object) -> None:
     for value in values:
         if not isinstance(value, str):
-            raise DamagedError(f"{value!r} is no text")
+            raise DamagedError(f"{value!r} is not a string")
 
 
 def _decode(value: Any, tensors: Sequence[torch.Tensor], arguments: Arguments) -> Any:
@@ -153,7 +153,7 @@ def _decode(value: Any, tensors: Sequence[torch.Tensor], arguments: Arguments) -
     kind, *rest = value
     if kind == "value":
         if not isinstance(rest[0], (str, bool, type(None))):
-            raise DamagedError(f"{rest[0]!r} is no text")
+            raise DamagedError(f"{rest[0]!r} is not a string")
         return rest[0]
     if kind == "tensor":
         return _at(tensors, rest[0])
@@ -208,5 +208,5 @@ def _named_tuple(module: str, name: str, fields: list[str] | None) -> Callable[[
         if isinstance(found, type) and issubclass(found, tuple) and getattr(found, "_fields", None) == tuple(fields):
             return functools.partial(tuple.__new__, found)
     raise _MissingClassError(
-        f"remote: the function returned a {module}.{name}, a class that is not there in this process; return a tuple"
+        f"remote: the function returned a {module}.{name}, a class that does not exist in this process; return a tuple"
     )

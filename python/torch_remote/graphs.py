@@ -132,7 +132,7 @@ class trace:  # noqa: N801 (called like a function)
     def graphs(self) -> list[Graph]:
         """All graphs, in order."""
         if self._graphs is None:
-            raise RuntimeError("torch.remote.trace: the graphs are there after the block")
+            raise RuntimeError("torch.remote.trace: the graphs are available after the block")
         return self._graphs
 
     @property
@@ -144,7 +144,7 @@ class trace:  # noqa: N801 (called like a function)
 
     def __str__(self) -> str:
         if self._graphs is None:
-            return "torch.remote.trace: the graphs are there after the block"
+            return "torch.remote.trace: the graphs are available after the block"
         return "\n".join(graph.to_text() for graph in self._graphs)
 
     def to_text(self) -> str:

@@ -72,7 +72,7 @@ def _check_packages(packages: list[str]) -> None:
         if found is None or (version and version != found):
             has = f"has {name} {found}" if found else f"has no {name}"
             raise ModuleNotFoundError(
-                f"remote: the worker's Python ({sys.executable}) {has}, and the function asks for {package}; install "
+                f"remote: the worker's Python ({sys.executable}) {has}, but the function needs {package}; install "
                 f"it there: {sys.executable} -m pip install {package}",
                 name=name,
             )
@@ -155,7 +155,7 @@ class _Encoder:
         if numpy is not None and (kind is numpy.ndarray or isinstance(value, numpy.generic)):
             return ["numpy", self._add(torch.from_numpy(numpy.array(value))), isinstance(value, numpy.generic)]
         raise TypeError(
-            f"remote: the function returned a {kind.__module__}.{kind.__qualname__}, which cannot come back; return "
+            f"remote: the function returned a {kind.__module__}.{kind.__qualname__}, which cannot be sent back; return "
             "tensors, numpy's arrays, numbers, text, bytes, None, or lists, tuples, sets and dicts of these"
         )
 
@@ -200,8 +200,9 @@ def _load(parts: list[memoryview]) -> tuple[Any, dict[str, Any], bytes, list[Any
     here = list(sys.version_info[:2])
     if header["python"] != here:
         raise RuntimeError(
-            f"remote: the worker's Python ({sys.executable}) is {here[0]}.{here[1]}, and this process's is "
-            f"{header['python'][0]}.{header['python'][1]}: functions only go between the same; start the worker with "
+            f"remote: the worker's Python ({sys.executable}) is {here[0]}.{here[1]}, but this process runs "
+            f"{header['python'][0]}.{header['python'][1]}; functions need the same version on both sides; start the "
+            "worker with "
             f"--allow-python=python{header['python'][0]}.{header['python'][1]}"
         )
     # Only clients that started this worker themselves send their path.
@@ -234,8 +235,8 @@ def _changed(
         for tensor, home, wants_grad in zip(arguments, homes, wants, strict=True):
             if tensor.requires_grad and not wants_grad:
                 raise RuntimeError(
-                    "remote: the function made one of its tensors want a gradient, or changed it in place by what "
-                    "wants one; return the result instead"
+                    "remote: the function made one of its tensors require a gradient, or changed it in place with a "
+                    "tensor that requires one; return the result instead"
                 )
             moved = tensor.untyped_storage().data_ptr() != home.untyped_storage().data_ptr()
             what = (tensor.dtype, tensor.shape, None if moved else (tensor.stride(), tensor.storage_offset()))
@@ -286,8 +287,8 @@ def _call(parts: list[memoryview], original: list[memoryview]) -> tuple[dict[str
         answer["grads"] = _grads(arguments, header, encoder)
         if any(len(optimizer.state) != count for optimizer, count in optimizers):
             raise RuntimeError(
-                "remote: the function called step() of an optimizer that it was given, which is a copy: the state that "
-                "was made would be lost; return the gradients, or leave them in .grad, and call step() outside"
+                "remote: the function called step() of an optimizer that it was given, which is a copy whose new state "
+                "would be lost; return the gradients, or leave them in .grad, and call step() outside"
             )
         answer["result"], outputs = result, encoder.tensors
         tensors = [_elements(torch, tensor) for tensor in outputs]
@@ -328,7 +329,7 @@ def _grads(arguments: list[Any], header: dict[str, Any], encoder: _Encoder) -> l
         if not header["tensors"][i]["leaf"]:
             raise RuntimeError(
                 "remote: the function called backward() through a tensor that was computed before the call, where the "
-                "pass ends; return the loss, and call backward() outside"
+                "backward pass ends; return the loss, and call backward() outside"
             )
         if gradient is not None and gradient.requires_grad:
             gradient = gradient.detach()

@@ -15,7 +15,7 @@ from torch_remote.device._device import (
     _Device,
     _index,
     _is_in_bad_fork,  # noqa: F401 (torch asks for it)
-    _lazy_init,  # noqa: F401 (likewise)
+    _lazy_init,  # noqa: F401 (torch asks for it)
     can_device_access_peer,
     cancel,
     checkpoint,

@@ -15,7 +15,7 @@ def check_python() -> None:
     if f"{major}.{minor}" == PYTHON:
         return
     raise ImportError(
-        f"torch_remote {__version__} ({Path(__file__).parent}) is built for Python {PYTHON}, and this is Python "
+        f"torch_remote {__version__} ({Path(__file__).parent}) is built for Python {PYTHON}, but this is Python "
         f"{major}.{minor}.{micro} ({sys.executable}); use Python {PYTHON}, or install a torch_remote that is built for "
         f"Python {major}.{minor} (its wheel is called …-cp{major}{minor}-…)",
         name="torch_remote",
@@ -29,7 +29,7 @@ def check_torch(version: str, file: str) -> None:
     from pathlib import Path
 
     raise ImportError(
-        f"torch_remote {__version__} ({Path(__file__).parent}) is built for torch {TORCH}, and torch {version} is "
+        f"torch_remote {__version__} ({Path(__file__).parent}) is built for torch {TORCH}, but torch {version} is "
         f"installed ({Path(file).parent}); pip install 'torch=={TORCH}.*', or a torch_remote that is built for torch "
         f"{'.'.join(version.split('.')[:2])}",
         name="torch_remote",

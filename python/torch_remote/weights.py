@@ -49,7 +49,7 @@ class Entry:
 
 def _damaged(path: Path, why: str) -> ValueError:
     return ValueError(
-        f"remote: {path} is no whole safetensors file: {why}; fetch it again, or load what torch.save wrote "
+        f"remote: {path} is not a complete safetensors file: {why}; download it again, or load what torch.save wrote "
         "with torch.load(path, map_location='remote', mmap=True)"
     )
 
@@ -74,11 +74,11 @@ def _read_header(path: Path, header: bytes, size: int) -> dict[str, Entry]:
             if name == "__metadata__":
                 continue
             if info["dtype"] not in _DTYPES:
-                raise _damaged(path, f"{name!r} has the dtype {info['dtype']!r}, which torch has not")
+                raise _damaged(path, f"{name!r} has the dtype {info['dtype']!r}, which torch does not have")
             begin, end = info["data_offsets"]
             shape = tuple(info["shape"])
             if not all(type(n) is int and n >= 0 for n in (begin, end, *shape)):
-                raise TypeError("sizes are no numbers")
+                raise TypeError("sizes are not numbers")
             entries[name] = Entry(_DTYPES[info["dtype"]], shape, base + begin, base + end)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if str(error).startswith("remote:"):
@@ -87,12 +87,12 @@ def _read_header(path: Path, header: bytes, size: int) -> dict[str, Entry]:
     last = base
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.end - entry.begin != math.prod(entry.shape) * entry.dtype.itemsize:
-            raise _damaged(path, f"{name!r} has another number of bytes than its shape says")
+            raise _damaged(path, f"{name!r} has another number of bytes than its shape needs")
         if entry.begin != last:
             raise _damaged(path, f"{name!r} does not begin where the tensor before it ends")
         last = entry.end
     if last != size:
-        raise _damaged(path, f"it has {size} bytes, and its header speaks of {last}")
+        raise _damaged(path, f"it has {size} bytes, but its header describes {last}")
     return entries
 
 
@@ -196,7 +196,7 @@ class Reader:
                 raise (FileNotFoundError if allowed else PermissionError)(why)
             return None, why
         if here is not None and here != there and self._on_worker is None:
-            return None, f"remote: {path} is another file where the worker is"
+            return None, f"remote: {path} is a different file on the worker's machine"
         return there, ""
 
     def open(self, path: Path) -> File:
@@ -249,7 +249,7 @@ class Reader:
                 files.setdefault(path.parent / shard, []).append(name)  # type: ignore[union-attr]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"remote: {path} is no index of safetensors files ({error}); name a file instead"
+                f"remote: {path} is not an index of safetensors files ({error}); name a file instead"
             ) from error
         return files
 
@@ -305,7 +305,7 @@ def load_file(
         KeyError: an index names a tensor that its file lacks.
     """
     if dtype is not None and not dtype.is_floating_point:
-        raise ValueError(f"remote: dtype={dtype} is no floating point type; give torch.bfloat16, torch.float16, ...")
+        raise ValueError(f"remote: dtype={dtype} is not a floating point type; give torch.bfloat16, torch.float16, ...")
     if device is None or isinstance(device, int):
         device = torch.device("remote", _C.current_device() if device is None else device)
     target = torch.device(device)
@@ -318,7 +318,7 @@ def load_file(
             stack.callback(file.close)
             for name in file.entries if names is None else names:
                 if name not in file.entries:
-                    raise KeyError(f"remote: {path} says that {one} has {name!r}, which it has not")
+                    raise KeyError(f"remote: {path} names {one} as the file of {name!r}, which it does not contain")
                 wanted.append((file, name, file.entries[name]))
         sent = sum(entry.end - entry.begin for file, _, entry in wanted if progress or not file.on_worker)
         bar = _Progress(progress, sent, path.name)

@@ -78,8 +78,8 @@ _ROWS = [
 
 def bench(
     on: Annotated[str | None, typer.Option(help="The machine; default: TORCH_REMOTE_WORKER, local.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.01, help="For each figure.")] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Seconds to measure for each figure.")] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure round trips, bandwidth each way, matmuls and small ops."""
     environment = dict(os.environ)
@@ -90,7 +90,9 @@ def bench(
     )
     if result.returncode != 0:
         said, fix = output.reason(result.stderr)
-        output.fail(f"{said}; {fix or 'torch-remote doctor' + (f' --on {on}' if on else '') + ' looks for the cause'}")
+        output.fail(
+            f"{said}; {fix or 'torch-remote doctor' + (f' --on {on}' if on else '') + ' searches for the cause'}"
+        )
     print(result.stderr, end="", file=sys.stderr)
     found = json.loads(result.stdout.splitlines()[-1])
     if as_json:

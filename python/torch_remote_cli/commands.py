@@ -16,7 +16,7 @@ from torch_remote_cli.top import top
 from torch_remote_cli.worker import app as worker
 
 app = typer.Typer(
-    help="Workers of the PyTorch device `remote`: starts them, runs scripts on them, looks at them.",
+    help="Starts and inspects workers of the PyTorch device `remote`, and runs scripts on them.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -42,23 +42,23 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Workers of the PyTorch device `remote`: starts them, runs scripts on them, looks at them."""
+    """Starts and inspects workers of the PyTorch device `remote`, and runs scripts on them."""
 
 
 @app.command()
 def machines(
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     left_over: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Those at kubernetes://CONTEXT or modal:// whose scripts are gone, instead."),
+        typer.Option(metavar="URL", help="List machines at kubernetes://CONTEXT or modal:// whose scripts are gone."),
     ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="With --left-over: end them.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="With --left-over: stop these machines.")] = False,
 ) -> None:
-    """List the machines that scripts of this user have running."""
+    """List the machines that scripts of this user started."""
     if left_over is not None:
         return list_or_remove(left_over, remove, as_json)
     if remove:
-        raise typer.BadParameter("--remove is for those that are left over: --left-over URL --remove")
+        raise typer.BadParameter("--remove needs --left-over URL")
     entries = state.entries("machines")
     if as_json:
         return output.print_json(entries)

@@ -125,7 +125,7 @@ def _gpus() -> Iterator[Check]:
         found = json.loads(said.stdout)
     except (ServeError, OSError, subprocess.TimeoutExpired, json.JSONDecodeError):
         # the check of the installation reports why it does not run
-        yield _note("GPU", "the worker cannot look for GPUs")
+        yield _note("GPU", "the worker cannot search for GPUs")
         return
     driver = found["parts"][0]
     if driver["missing"] and not Path("/proc/driver/nvidia").is_dir():
@@ -156,11 +156,11 @@ def _sandbox() -> Check:
         said = subprocess.run([binary, "--probe-sandbox"], capture_output=True, text=True, timeout=60)
         found = json.loads(said.stdout)
     except (ServeError, OSError, subprocess.TimeoutExpired, json.JSONDecodeError):
-        return _note("sandbox", "the worker does not say what confines its sessions")
+        return _note("sandbox", "the worker does not report what confines its sessions")
     active = f"sessions of a worker that listens: {', '.join(found['active'])}"
     if found["missing"]:
         return _note(
-            "sandbox", f"{active}; not active: {'; '.join(found['missing'])}", "docs/workers.md says what each is for"
+            "sandbox", f"{active}; not active: {'; '.join(found['missing'])}", "docs/workers.md describes each of these"
         )
     return _ok("sandbox", active)
 
@@ -169,7 +169,7 @@ def _tools() -> Iterator[Check]:
     from shutil import which
 
     if which("ssh") is None:
-        yield _note("ssh", "there is no ssh", "install openssh-client for machines of ssh://")
+        yield _note("ssh", "ssh is not installed", "install openssh-client for machines of ssh://")
     else:
         yield _ok("ssh", str(which("ssh")))
 
@@ -185,7 +185,7 @@ def _device(on: str | None) -> Check:
         )
     except subprocess.TimeoutExpired:
         return _bad(
-            "device", f"no answer of the worker ({where}) for 300 s", "look at its log (torch-remote worker logs)"
+            "device", f"the worker ({where}) did not answer for 300 s", "look at its log (torch-remote worker logs)"
         )
     if result.returncode != 0:
         said, fix = output.reason(result.stderr)
@@ -194,7 +194,7 @@ def _device(on: str | None) -> Check:
 
     found = json.loads(result.stdout.splitlines()[-1])
     if not found["right"]:
-        return _bad("device", "a product of matrices is wrong", "please report it, with what this command prints")
+        return _bad("device", "a matmul returned a wrong result", "please report it, with the output of this command")
     return _ok(
         "device",
         f"{found['devices']} at {where}: {found['worker']}; {found['cores']} cores, {found['memory'] / 1e9:.1f} GB; "
@@ -224,9 +224,9 @@ _MARKS: dict[str, str] = {"ok": "[green]ok[/]    ", "failed": "[red]failed[/]", 
 def doctor(
     on: Annotated[str | None, typer.Option(help="The machine; default: TORCH_REMOTE_WORKER, local.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Do not use the device.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check the installation, versions, GPUs and the device; say what to do about what is wrong."""
+    """Check the installation, versions, GPUs and the device, and print how to fix problems."""
     from rich.markup import escape
 
     show: Callable[[Check], None] = lambda check: None  # noqa: E731

@@ -29,7 +29,7 @@ def list_or_remove(url: str, remove: bool, as_json: bool) -> None:
     if as_json:
         return output.print_json(rows)
     if not rows:
-        print(f"nothing is left over at {url}")
+        print(f"there are no leftover machines at {url}")
         return None
     for row in rows:
         print(f"{row['id']}: {row['what']}, made {row['made']} by process {row['process']}" + ", removed" * remove)

@@ -19,13 +19,15 @@ def run(
     on: Annotated[
         str, typer.Option(help="The machine: ssh://user@host, tcp://host:port, tls://host:port, unix://path, local.")
     ] = "local",
-    gpu: Annotated[str | None, typer.Option(help="The GPU that it must have: A100, H100:2, any.")] = None,
-    gpu_count: Annotated[int, typer.Option(min=1, max=16, help="How many devices, remote:0, remote:1, ...")] = 1,
-    threads: Annotated[int | None, typer.Option(min=1, help="Of each worker.")] = None,
-    memory_limit: Annotated[str | None, typer.Option(help="Of each worker's tensors: 8G, 500M.")] = None,
-    idle_timeout: Annotated[float | None, typer.Option(help="Seconds without use after which it is stopped.")] = None,
-    module: Annotated[bool, typer.Option("--module", "-m", help="The script is a module, as for python -m.")] = False,
-    log_level: Annotated[str | None, typer.Option(help="Of the worker: warn, info, debug, trace.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU that the machine must have: A100, H100:2, any.")] = None,
+    gpu_count: Annotated[int, typer.Option(min=1, max=16, help="Number of devices: remote:0, remote:1, ...")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of each worker.")] = None,
+    memory_limit: Annotated[str | None, typer.Option(help="Limit for each worker's tensors: 8G, 500M.")] = None,
+    idle_timeout: Annotated[
+        float | None, typer.Option(help="Stop the machine after so many seconds without use.")
+    ] = None,
+    module: Annotated[bool, typer.Option("--module", "-m", help="Run a module, like python -m.")] = False,
+    log_level: Annotated[str | None, typer.Option(help="Log level of the worker: warn, info, debug, trace.")] = None,
 ) -> None:
     """Run a script with the device `remote` on a machine."""
     if gpu is not None and ":" in gpu:
@@ -39,7 +41,7 @@ def run(
     }  # fmt: skip
     query = urlencode({key: value for key, value in wanted.items() if value is not None})
     if "," in on + query:
-        output.fail(f"--on {on}: no commas; --gpu-count makes several devices", 2)
+        output.fail(f"--on {on}: use --gpu-count for several devices, not commas", 2)
     machine = on if "://" in on or not query else f"{on}://"
     if query:
         machine += ("&" if "?" in machine else "?") + query

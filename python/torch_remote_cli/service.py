@@ -262,7 +262,7 @@ class Service:
             if counts is not None and counts.sessions:
                 used = time.monotonic()
             elif time.monotonic() - used > self.options.idle_timeout:
-                self._log.write("info", f"nobody used it for {self.options.idle_timeout:g} s (--idle-timeout)")
+                self._log.write("info", f"no client connected for {self.options.idle_timeout:g} s (--idle-timeout)")
                 return 0
         self._log.write("info", "stopping")
         return 0

@@ -76,11 +76,11 @@ def _render(workers: list[dict[str, Any]]) -> Group:
 
 
 def top(
-    seconds: Annotated[float, typer.Option("--interval", "-d", min=0.05, help="Seconds between two looks.")] = 1.0,
-    count: Annotated[int, typer.Option("--count", "-n", min=0, help="So many looks; 0: until Ctrl-C.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="A line for each look.")] = False,
+    seconds: Annotated[float, typer.Option("--interval", "-d", min=0.05, help="Seconds between updates.")] = 1.0,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Number of updates; 0: until Ctrl-C.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per update.")] = False,
 ) -> None:
-    """Show sessions, memory, how busy they are and what is sent, until Ctrl-C."""
+    """Show sessions and their memory, load and traffic, until Ctrl-C."""
     looks = 0
     before, then = _look(), time.monotonic()
     live = None if as_json or not output.console.is_terminal else Live(_render([]), console=output.console, screen=True)

@@ -19,8 +19,8 @@ app = typer.Typer(help="Workers that listen on this machine.", no_args_is_help=T
 
 _TO_START = 60.0
 _TO_STOP = 20.0
-_NAME = typer.Argument(help="The worker's name; may be left out if there is one.")
-_AS_JSON = typer.Option("--json", help="For programs.")
+_NAME = typer.Argument(help="The worker's name; optional if only one runs.")
+_AS_JSON = typer.Option("--json", help="Print JSON.")
 
 
 def _address(text: str | None) -> tuple[str, int] | None:
@@ -43,58 +43,61 @@ def serve(
     tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
     client_ca: Annotated[Path | None, typer.Option(help="Authority of clients' certificates (PEM).")] = None,
     device: Annotated[str, typer.Option(help="Where tensors live: cpu, cuda:0, ...")] = "cpu",
-    threads: Annotated[int, typer.Option(min=0, help="Threads of a session; 0: as torch chooses.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="Threads of a session; 0: torch's default.")] = 0,
     memory_limit: Annotated[
-        str | None, typer.Option(help="Of a session's tensors: 8G, 500M; 0: none; default: 80 % of the machine's.")
+        str | None,
+        typer.Option(help="Limit for a session's tensors: 8G, 500M; 0: none; default: 80 % of the machine's memory."),
     ] = None,
     allow_files: Annotated[
-        Path | None, typer.Option(help="Clients may have files of this folder read here (torch.remote.load_file).")
+        Path | None, typer.Option(help="Clients may load files of this folder (torch.remote.load_file).")
     ] = None,
     allow_python: Annotated[
         bool, typer.Option(help="Clients may call Python functions here (torch_remote.function), as this user.")
     ] = False,
     python: Annotated[
-        str | None, typer.Option(help="Interpreter of these functions, which has torch; default: this one.")
+        str | None, typer.Option(help="Interpreter for these functions, with torch; default: this one.")
     ] = None,
     max_sessions: Annotated[
         int | None,
         typer.Option(min=0, help="Clients at once; 0: any number; default: twice the cores, 16 at least."),
     ] = None,
     session_user: Annotated[
-        str | None, typer.Option(help="User that a session becomes (needs root); default: this one.")
+        str | None, typer.Option(help="User that sessions run as (needs root); default: this one.")
     ] = None,
     allow_user: Annotated[
         list[str] | None,
-        typer.Option(help="With --unix: a user whose processes may connect, beside this one and root."),
+        typer.Option(help="With --unix: a user whose processes may connect, in addition to this one and root."),
     ] = None,
     lease: Annotated[
-        float | None, typer.Option(help="Seconds that a session waits for a client that was cut off.")
+        float | None, typer.Option(help="Seconds that a session waits for a client whose connection broke.")
     ] = None,
-    idle_timeout: Annotated[float | None, typer.Option(help="Seconds without a client after which it ends.")] = None,
+    idle_timeout: Annotated[
+        float | None, typer.Option(help="Stop the worker after so many seconds without a client.")
+    ] = None,
     metrics: Annotated[
         str | None, typer.Option(help="Serve /metrics (Prometheus) and /healthz at HOST:PORT, or a port of 127.0.0.1.")
     ] = None,
-    name: Annotated[str, typer.Option(help="What the other commands call it.")] = "worker",
-    background: Annotated[bool, typer.Option(help="Go on in the background.")] = False,
+    name: Annotated[str, typer.Option(help="Name of the worker for the other commands.")] = "worker",
+    background: Annotated[bool, typer.Option(help="Run in the background.")] = False,
     log_level: Annotated[str, typer.Option(help=f"{', '.join(LEVELS)}.")] = "info",
-    log_format: Annotated[str, typer.Option(help="text or json: a record a line.")] = "text",
-    as_json: Annotated[bool, typer.Option("--json", help="Say in JSON where it listens.")] = False,
+    log_format: Annotated[str, typer.Option(help="text, or json with one record per line.")] = "text",
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON where the worker listens.")] = False,
 ) -> None:
     """Listen for clients until Ctrl-C, or `torch-remote worker stop`."""
     if log_level not in LEVELS:
-        output.fail(f"--log-level {log_level}: there are {', '.join(LEVELS)}", 2)
+        output.fail(f"--log-level {log_level}: use one of {', '.join(LEVELS)}", 2)
     if log_format not in ("text", "json"):
-        output.fail(f"--log-format {log_format}: there are text and json", 2)
+        output.fail(f"--log-format {log_format}: use text or json", 2)
     if not name or "/" in name or name.startswith("."):
-        output.fail(f"--name {name!r}: a name has no slash and does not begin with a dot", 2)
+        output.fail(f"--name {name!r}: a name must not contain a slash or begin with a dot", 2)
     if (tls_cert is None) != (tls_key is None):
         output.fail("TLS needs both --tls-cert FILE and --tls-key FILE", 2)
     if unix is not None and (tls_cert is not None or token_file is not None):
-        output.fail("a Unix socket has neither tokens nor TLS: the mode of its folder is the lock", 2)
+        output.fail("a Unix socket has neither tokens nor TLS; restrict access with the mode of its folder", 2)
     if allow_user and unix is None:
-        output.fail("--allow-user is about a Unix socket (--unix PATH); tokens let clients in over a network", 2)
+        output.fail("--allow-user needs a Unix socket (--unix PATH); over a network, use tokens", 2)
     if python is not None and not allow_python:
-        output.fail("--python names the interpreter of functions, which want --allow-python", 2)
+        output.fail("--python needs --allow-python", 2)
     where = f"[{host}]" if ":" in host else host
     url = f"unix://{unix.resolve()}" if unix else f"{'tls' if tls_cert else 'tcp'}://{where}:{port}"
     arguments = ["--device", device, "--threads", str(threads)]
@@ -226,7 +229,7 @@ def status(name: Annotated[str | None, _NAME] = None, as_json: Annotated[bool, _
 @app.command()
 def stop(
     name: Annotated[str | None, _NAME] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All that run here.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Stop all workers that run here.")] = False,
 ) -> None:
     """Stop a worker: its sessions end, with their tensors."""
     entries = state.entries("workers") if everything else [_find(name)]
@@ -244,10 +247,10 @@ def stop(
 @app.command()
 def logs(
     name: Annotated[str | None, _NAME] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The last ones.")] = 100,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on while it runs.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of lines from the end of the log.")] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing while the worker runs.")] = False,
 ) -> None:
-    """Print a worker's log, also of one that ended."""
+    """Print the log of a worker that runs or has ended."""
     ended = name is not None and "/" not in name and log_file(name).exists()
     file = log_file(name) if name is not None and ended else Path(_find(name)["log"])
     entry = state.read("workers", file.stem)

@@ -63,7 +63,7 @@ class MappedFile : public CaptureReader {
     if (plain && size > 0) memory = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
     const int error = errno;
     ::close(file);
-    if (!plain) return fail("it is no file");
+    if (!plain) return fail("it is not a regular file");
     if (memory == MAP_FAILED) return fail(std::strerror(error));
     mapped_ = {static_cast<std::byte*>(memory), size};
     return index(mapped_);
@@ -107,7 +107,7 @@ bool CaptureReader::is_capture(std::span<const std::byte> bytes) {
 
 Status CaptureReader::index(std::span<const std::byte> bytes) {
   bytes_ = bytes;
-  if (!is_capture(bytes)) return damaged(0, "it does not begin like one");
+  if (!is_capture(bytes)) return damaged(0, "it does not begin with the magic number of a capture");
   capture::FileHeader file{};
   std::memcpy(&file, bytes.data(), std::min(bytes.size(), sizeof(file)));
   if (bytes.size() >= offsetof(capture::FileHeader, zero) && file.version != capture::kFormatVersion) {
@@ -123,23 +123,24 @@ Status CaptureReader::index(std::span<const std::byte> bytes) {
     std::memcpy(&header, data, sizeof(header));
     if (wire::crc32c(data + capture::kHeaderChecked, sizeof(header) - capture::kHeaderChecked) !=
         header.header_checksum) {
-      return damaged(at, "wrong checksum of a header");
+      return damaged(at, "the checksum of a chunk's header is wrong");
     }
     if (header.attachment > left || capture::chunk_bytes(header.control, header.attachment) > left) break;
     const uint64_t size = capture::chunk_bytes(header.control, header.attachment);
     if (wire::crc32c(data + sizeof(header), size - sizeof(header)) != header.checksum) {
-      return damaged(at, "wrong checksum");
+      return damaged(at, "the checksum of a chunk is wrong");
     }
     const std::byte* const control = data + sizeof(header);
     const Chunk chunk{at,
                       header.time,
                       {reinterpret_cast<const uint8_t*>(control), header.control},
                       {data + capture::align(sizeof(header) + header.control), header.attachment}};
-    if (first != (header.type == ChunkType::kInfo)) return damaged(at, "the first chunk alone says what it is");
+    if (first != (header.type == ChunkType::kInfo))
+      return damaged(at, "the first chunk, and no other one, must describe the capture");
     if (Status status = take(chunk, static_cast<uint32_t>(header.type)); !status) return status;
     at += size;
   }
-  if (first) return damaged(std::min<uint64_t>(bytes.size(), sizeof(file)), "it ends before it says what it is");
+  if (first) return damaged(std::min<uint64_t>(bytes.size(), sizeof(file)), "it ends before its description");
   return {};
 }
 
@@ -147,7 +148,7 @@ Status CaptureReader::take(const Chunk& chunk, uint32_t type) {
   switch (static_cast<ChunkType>(type)) {
     case ChunkType::kInfo: {
       const auto* info = wire::verify<capture::Info>(chunk.control);
-      if (!info) return damaged(chunk.offset, "no description");
+      if (!info) return damaged(chunk.offset, "its description is invalid");
       info_ = {info->fingerprint(), text(info->table_version()), text(info->torch_version()), info->process(),
                info->time()};
       if (info_.fingerprint != ir::op_table_fingerprint()) {
@@ -161,10 +162,10 @@ Status CaptureReader::take(const Chunk& chunk, uint32_t type) {
     case ChunkType::kSent:
     case ChunkType::kReceived: {
       wire::Header header;
-      if (chunk.control.size() < sizeof(header)) return damaged(chunk.offset, "a frame without header");
+      if (chunk.control.size() < sizeof(header)) return damaged(chunk.offset, "a frame has no header");
       std::memcpy(&header, chunk.control.data(), sizeof(header));
       if (header.magic != wire::kMagic || header.length != chunk.control.size() - sizeof(header)) {
-        return damaged(chunk.offset, "no frame");
+        return damaged(chunk.offset, "a frame is invalid");
       }
       if (header.version != wire::kVersion) {
         return unsupported("wire version", std::to_string(header.version), "version " + std::to_string(wire::kVersion));
@@ -180,12 +181,12 @@ Status CaptureReader::take(const Chunk& chunk, uint32_t type) {
     }
     case ChunkType::kEnd: {
       const auto* end = wire::verify<capture::End>(chunk.control);
-      if (!end) return damaged(chunk.offset, "no end");
+      if (!end) return damaged(chunk.offset, "its end is invalid");
       ending_ = end->limit() > 0 ? CaptureEnding::kLimit : CaptureEnding::kComplete;
       return {};
     }
   }
-  return damaged(chunk.offset, "a chunk of unknown type " + std::to_string(type));
+  return damaged(chunk.offset, "a chunk has the unknown type " + std::to_string(type));
 }
 
 // --- events ----------------------------------------------------------------------------------------------------------
@@ -248,7 +249,7 @@ Status CaptureReader::answer(uint64_t sequence, const Message** message, std::sp
   const auto found = answers_.find(sequence);
   if (found == answers_.end()) return {};
   *message = wire::verify<Message>(message_of(found->second.control));
-  if (!*message) return damaged(found->second.offset, "an answer that is none");
+  if (!*message) return damaged(found->second.offset, "an answer is invalid");
   if (attachment) *attachment = found->second.attachment;
   return {};
 }
@@ -307,14 +308,14 @@ Status CaptureReader::next(std::optional<CaptureEvent>* event) {
 
 Status CaptureReader::source_graph(const Chunk& chunk) {
   const auto* message = wire::verify<capture::SourceGraph>(chunk.control);
-  if (!message) return damaged(chunk.offset, "a graph of no program");
+  if (!message) return damaged(chunk.offset, "a graph from before the passes is invalid");
   source_graphs_[message->program()] = chunk;
   return {};
 }
 
 Status CaptureReader::load_program(const Chunk& chunk, CaptureEvent* event) {
   const auto* message = wire::verify<wire::LoadProgram>(message_of(chunk.control));
-  if (!message) return damaged(chunk.offset, "a program without number");
+  if (!message) return damaged(chunk.offset, "a program has no number");
   auto program = std::make_shared<CapturedProgram>();
   program->number = message->program();
   program->encoded = {reinterpret_cast<const uint8_t*>(chunk.attachment.data()), chunk.attachment.size()};
@@ -325,7 +326,7 @@ Status CaptureReader::load_program(const Chunk& chunk, CaptureEvent* event) {
     ir::Graph graph;
     if (Status status = decode(before.attachment, before.offset, &graph); !status) return status;
     if (!same_interface(graph, program->graph)) {
-      return damaged(before.offset, "a graph that another program was made from");
+      return damaged(before.offset, "a graph from before the passes belongs to another program");
     }
     program->graph.sources = graph.sources;
     program->source = std::move(graph);
@@ -340,17 +341,17 @@ Status CaptureReader::load_program(const Chunk& chunk, CaptureEvent* event) {
 
 Status CaptureReader::unload(const Chunk& chunk) {
   const auto* message = wire::verify<wire::Unload>(message_of(chunk.control));
-  if (!message || !message->programs()) return damaged(chunk.offset, "programs that are dropped, which are none");
+  if (!message || !message->programs()) return damaged(chunk.offset, "a list of dropped programs is invalid");
   for (const uint32_t program : *message->programs()) programs_.erase(program);
   return {};
 }
 
 Status CaptureReader::run(const Chunk& chunk, uint64_t sequence, bool wants_reply, CaptureEvent* event) {
   const auto* message = wire::verify<wire::Run>(message_of(chunk.control));
-  if (!message) return damaged(chunk.offset, "a run that is none");
+  if (!message) return damaged(chunk.offset, "a run is invalid");
   const auto state = programs_.find(message->program());
   if (state == programs_.end()) {
-    return damaged(chunk.offset, "a run of program " + std::to_string(message->program()) + ", which was not sent");
+    return damaged(chunk.offset, "a run names program " + std::to_string(message->program()) + ", which was not sent");
   }
   auto& [program, params, bindings] = state->second;
   RunEvent run;
@@ -386,14 +387,14 @@ Status CaptureReader::run(const Chunk& chunk, uint64_t sequence, bool wants_repl
 
 Status CaptureReader::upload(const Chunk& chunk, CaptureEvent* event) {
   const auto* message = wire::verify<wire::Upload>(message_of(chunk.control));
-  if (!message) return damaged(chunk.offset, "an upload that is none");
+  if (!message) return damaged(chunk.offset, "an upload is invalid");
   event->what = UploadEvent{message->buffer(), chunk.attachment};
   return {};
 }
 
 Status CaptureReader::read(const Chunk& chunk, uint64_t sequence, CaptureEvent* event) {
   const auto* message = wire::verify<wire::Read>(message_of(chunk.control));
-  if (!message) return damaged(chunk.offset, "a read that is none");
+  if (!message) return damaged(chunk.offset, "a read is invalid");
   ReadEvent read{message->buffer(),
                  message->item_size(),
                  copied(message->sizes()),
@@ -413,7 +414,7 @@ Status CaptureReader::read(const Chunk& chunk, uint64_t sequence, CaptureEvent* 
       sound = sound && size >= 0 && !__builtin_mul_overflow(expected, static_cast<uint64_t>(size), &expected);
     }
     if (!read.error && (!sound || expected != read.bytes.size())) {
-      return damaged(chunk.offset, "a read whose answer has " + std::to_string(read.bytes.size()) + " bytes");
+      return damaged(chunk.offset, "the answer of a read has " + std::to_string(read.bytes.size()) + " bytes");
     }
   }
   event->what = std::move(read);
@@ -422,7 +423,7 @@ Status CaptureReader::read(const Chunk& chunk, uint64_t sequence, CaptureEvent* 
 
 Status CaptureReader::free(const Chunk& chunk, CaptureEvent* event) {
   const auto* message = wire::verify<wire::Free>(message_of(chunk.control));
-  if (!message) return damaged(chunk.offset, "a list of buffers that is none");
+  if (!message) return damaged(chunk.offset, "a list of buffers is invalid");
   FreeEvent free;
   if (Status status = decode_frees(wire::bytes(message->frees()), &free.buffers); !status) {
     return damaged(chunk.offset, status.message());
@@ -433,7 +434,7 @@ Status CaptureReader::free(const Chunk& chunk, CaptureEvent* event) {
 
 Status CaptureReader::synchronize(const Chunk& chunk, uint64_t sequence, CaptureEvent* event) {
   const auto* message = wire::verify<wire::Synchronize>(message_of(chunk.control));
-  if (!message) return damaged(chunk.offset, "a synchronisation that is none");
+  if (!message) return damaged(chunk.offset, "a synchronization is invalid");
   SynchronizeEvent synchronize;
   const wire::SynchronizeReply* reply;
   if (Status status = answer(sequence, &reply, nullptr); !status) return status;
@@ -447,7 +448,7 @@ Status CaptureReader::synchronize(const Chunk& chunk, uint64_t sequence, Capture
 
 Status CaptureReader::progress(const Chunk& chunk, CaptureEvent* event, bool* is_event) {
   const auto* message = wire::verify<wire::Progress>(message_of(chunk.control));
-  if (!message) return damaged(chunk.offset, "an acknowledgement that is none");
+  if (!message) return damaged(chunk.offset, "an acknowledgement is invalid");
   const std::optional<CapturedError> error = captured(message->error());
   *is_event = error.has_value();
   if (error) event->what = ErrorEvent{*error};

@@ -99,7 +99,7 @@ Status CaptureWriter::open(const CaptureOptions& options, std::shared_ptr<Captur
   }
   if (flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     ::close(file);
-    return fail("somebody is writing it; with %p in its name, each process has a file of its own");
+    return fail("another process writes it; put %p into the name to give each process its own file");
   }
   if (ftruncate(file, 0) != 0 && errno != EINVAL) {  // EINVAL: a pipe or a device
     const std::string why = std::strerror(errno);
@@ -245,7 +245,7 @@ Status parse_bytes(const char* name, const char* text, uint64_t* bytes) {
   if (error != std::errc() || suffix.size() > 1 || (!suffix.empty() && power == 0) ||
       *bytes > UINT64_MAX >> (10 * power)) {
     return Status::invalid("remote: " + std::string(name) + "='" + std::string(text) +
-                           "' is no number of bytes; write it like 500M or 4G");
+                           "' is not a number of bytes; write it like 500M or 4G");
   }
   *bytes <<= 10 * power;
   return {};

@@ -104,9 +104,10 @@ Status ReplayLog::append(const wire::Header& header, std::span<const uint8_t> co
   File& file = *messages_.back();
   const uint64_t more = capture::chunk_bytes(sizeof(header) + control.size(), attachment.size());
   if (file.writer->written() + more > limit_) {
-    spoiled = "the log of what was sent since the last checkpoint reached its limit of " + std::to_string(limit_) +
-              " bytes before another checkpoint was there; call torch.remote.checkpoint() more often, or give a larger "
-              "limit";
+    spoiled =
+        "the log of what was sent since the last checkpoint reached its limit of " + std::to_string(limit_) +
+        " bytes before the next checkpoint was complete; call torch.remote.checkpoint() more often, or give a larger "
+        "limit";
     return Status::invalid(spoiled);
   }
   file.writer->sent(header, control, attachment);

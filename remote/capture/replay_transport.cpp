@@ -23,7 +23,8 @@ using Clock = std::chrono::steady_clock;
 // The same limits as a client's (remote/client/types.h).
 constexpr uint64_t kMostOnTheWay = 64;  // messages
 constexpr uint64_t kMostBytesOnTheWay = uint64_t{256} << 20;
-constexpr const char* kCalled = "a Python function ran beside the worker, which is not done again";
+constexpr const char* kCalled =
+    "a Python function ran on the worker's machine, and a replay does not repeat such calls";
 constexpr int kMostDeaths = 3;  // successive deaths of workers without progress in between
 constexpr std::chrono::seconds kHello{120};
 constexpr std::chrono::milliseconds kBetweenAttempts{300};
@@ -257,7 +258,7 @@ ReplayTransportImpl::~ReplayTransportImpl() {
 // Sends the client hello with `repeatable` set, so that the worker computes the same bits again.
 Status ReplayTransportImpl::send_hello(wire::Header header, std::span<const uint8_t> control) {
   const auto* hello = wire::verify<wire::Hello>(control);
-  if (hello == nullptr) return Status::internal("remote: the client's greeting is damaged");
+  if (hello == nullptr) return Status::internal("remote: the client hello is damaged");
   flatbuffers::FlatBufferBuilder builder;
   const auto version = builder.CreateString(hello->table_version());
   builder.Finish(wire::CreateHello(builder, hello->fingerprint(), version, hello->process(), /*repeatable=*/true));
@@ -304,7 +305,7 @@ Status ReplayTransportImpl::send(wire::Header header, std::span<const uint8_t> c
     }
     log_->mark_not_repeatable(type == Type::kCall ? kCalled
                               : type == Type::kCancel
-                                  ? "work was cancelled, and which part of it was done cannot be repeated"
+                                  ? "work was cancelled, and a replay cannot repeat exactly the part that ran"
                                   : std::string("a message of type '") + wire::name(type) +
                                         "' was sent, which cannot be repeated");
   }
@@ -355,7 +356,7 @@ bool ReplayTransportImpl::note(const Frame& frame) {
     log_->mark_not_repeatable(kCalled);  // the results of the call are in no message
   }
   if (ran_out(frame)) {
-    log_->mark_not_repeatable("memory ran out on the worker, which another one need not repeat");
+    log_->mark_not_repeatable("the worker ran out of memory, and another worker may behave differently");
     if (options_.on_due) options_.on_due();
   }
   return true;
@@ -389,9 +390,9 @@ Status ReplayTransportImpl::receive(Frame* frame, std::chrono::nanoseconds timeo
       lose(generation, status);
       continue;
     }
-    if (std::exchange(woken_, false)) return {ErrorCode::kTimeout, "remote: nothing came"};
+    if (std::exchange(woken_, false)) return {ErrorCode::kTimeout, "remote: no message arrived in time"};
     if (changed_.wait_until(lock, deadline) == std::cv_status::timeout) {
-      return {ErrorCode::kTimeout, "remote: nothing came"};
+      return {ErrorCode::kTimeout, "remote: no message arrived in time"};
     }
   }
 }
@@ -468,7 +469,7 @@ void ReplayTransportImpl::restore(const Status& why) {
     acknowledged_at_death_ = acknowledged_;
   }
   ++deaths_;
-  say("the worker was lost (" + why.message() + "); its tensors are made again on another one");
+  say("the worker was lost (" + why.message() + "); its tensors are recomputed on another one");
   for (auto last_try = began;;) {
     if (closing()) return;
     if (Status usable = log_->usable(); !usable) return give_up(usable);
@@ -477,8 +478,8 @@ void ReplayTransportImpl::restore(const Status& why) {
     calling.unlock();
     if (called) return give_up(Status::internal(kCalled));
     if (deaths_ > kMostDeaths) {
-      return give_up(Status::internal("remote: " + std::to_string(kMostDeaths) +
-                                      " workers died one after the other at the same place"));
+      return give_up(
+          Status::internal("remote: " + std::to_string(kMostDeaths) + " workers in a row died at the same message"));
     }
     std::unique_ptr<Transport> made;
     Status status = options_.connect([this] { return !closing(); }, &made);
@@ -496,7 +497,7 @@ void ReplayTransportImpl::restore(const Status& why) {
     changed_.wait_for(lock, kBetweenAttempts, [&] { return closing_; });
   }
   const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - began);
-  say("the tensors are there again, after " + std::to_string(took.count()) + " ms");
+  say("the tensors are restored, after " + std::to_string(took.count()) + " ms");
 }
 
 Status ReplayTransportImpl::repeat_handshake(Transport& fresh) {
@@ -511,7 +512,7 @@ Status ReplayTransportImpl::repeat_handshake(Transport& fresh) {
   if (!status) return status;
   const auto* reply = wire::verify<wire::HelloReply>(frame.control);
   if (type_of(frame.header) != Type::kHelloReply || reply == nullptr) {
-    return Status::invalid("remote: the new worker does not greet");
+    return Status::invalid("remote: the new worker did not answer the handshake");
   }
   if (reply->error() != nullptr) return wire::to_status(*reply->error());
   fresh_process_ = static_cast<int>(reply->process());

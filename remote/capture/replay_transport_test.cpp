@@ -211,7 +211,7 @@ TEST_P(ReplayTest, AnotherWorkerHearsTheSame) {
   EXPECT_EQ(runs[1].inputs, std::vector<uint64_t>{b});
   EXPECT_EQ(runs[2].inputs, std::vector<uint64_t>{a});
   EXPECT_EQ(replaying->restored(), 1u);
-  EXPECT_TRUE(tells("there again"));
+  EXPECT_TRUE(tells("are restored"));
 }
 
 TEST_P(ReplayTest, WhatWasMadeForALostWorkerGoesToTheNextOne) {
@@ -270,7 +270,7 @@ TEST_P(ReplayTest, ThatDieAtTheSamePlaceAreGivenUp) {
   kill();
   const Status status = synchronize();
   EXPECT_EQ(status.code(), ErrorCode::kLost);
-  EXPECT_NE(status.message().find("at the same place"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("at the same message"), std::string::npos) << status.message();
 }
 
 TEST_P(ReplayTest, NoOtherWorkerIsThere) {

@@ -42,7 +42,8 @@ Status ClientImpl::wait_call(uint64_t ticket, const KeepWaiting& keep_waiting, C
   }
   if (reply->sizes()) result->sizes.assign(reply->sizes()->begin(), reply->sizes()->end());
   if (result->sizes.size() <= kMaxResults) return {};
-  return Status::internal("remote: a call has more results than there may be");
+  return Status::internal("remote: a call returned " + std::to_string(result->sizes.size()) +
+                          " results; the limit is " + std::to_string(kMaxResults));
 }
 
 Status ClientImpl::end_call(uint64_t ticket, bool kill) {

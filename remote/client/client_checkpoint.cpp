@@ -22,7 +22,7 @@ Status begin_checkpoint(Client& client, const KeepWaiting& keep_waiting, bool* m
   buffers->clear();
   if (reply->buffers() == nullptr || reply->sizes() == nullptr) return {};
   if (reply->buffers()->size() != reply->sizes()->size()) {
-    return Status::invalid("remote: the worker's list of a checkpoint's buffers makes no sense");
+    return Status::invalid("remote: the worker's list of a checkpoint's buffers is invalid");
   }
   for (uint32_t i = 0; i < reply->buffers()->size(); ++i) {
     buffers->push_back({reply->buffers()->Get(i), reply->sizes()->Get(i)});

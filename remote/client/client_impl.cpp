@@ -64,8 +64,8 @@ Status ClientImpl::hello(const KeepWaiting& keep_waiting) {
   if (!status) return status;
   const auto* reply = wire::verify<wire::HelloReply>(frame.control);
   if (frame.header.type != static_cast<uint8_t>(wire::Type::kHelloReply) || !reply) {
-    return Status::invalid("remote: the worker answered with a message of type " + std::to_string(frame.header.type) +
-                           " that is no greeting; install the same torch-remote on both ends");
+    return Status::invalid("remote: the worker answered the handshake with a message of type " +
+                           std::to_string(frame.header.type) + "; install the same torch-remote on both ends");
   }
   if (reply->error()) return wire::to_status(*reply->error());
   session_ = frame.header.session;

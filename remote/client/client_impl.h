@@ -94,7 +94,7 @@ class ClientImpl final : public Client {
  private:
   static Status forked() {
     return {ErrorCode::kLost,
-            "remote: this process was forked from the one that the worker belongs to; use the 'spawn' start method"};
+            "remote: the worker belongs to the process that this one was forked from; use the 'spawn' start method"};
   }
 
   wire::Header header(wire::Type type, uint64_t sequence, uint16_t flags) const {

@@ -123,7 +123,7 @@ Status ClientImpl::read(uint64_t buffer, uint32_t item_size, std::span<const int
   if (abandoned_) return forked();
   const ReadView view{buffer, item_size, sizes, strides, offset};
   uint64_t packed, end;
-  if (!measure(view, &packed, &end)) return Status::invalid("remote: a read of a tensor with impossible sizes");
+  if (!measure(view, &packed, &end)) return Status::invalid("remote: cannot read a tensor with impossible sizes");
   if (packed > kMaxSpeculativeRead) end = UINT64_MAX;  // read only the view, not the whole buffer
   uint64_t sequence = 0;
   SnapshotPtr snapshot;

@@ -128,7 +128,8 @@ bool Replies::has(uint64_t sequence) const {
 Status Replies::take(std::unique_lock<std::mutex>& lock, uint64_t sequence, const KeepWaiting& keep_waiting,
                      bool keep_expecting, Slot* result) {
   const auto slot = slots_.find(sequence);
-  if (slot == slots_.end()) return Status::internal("remote: nothing is known of message " + std::to_string(sequence));
+  if (slot == slots_.end())
+    return Status::internal("remote: no reply is expected for message " + std::to_string(sequence));
   Status status = wait_until(lock, &keep_waiting, [&] { return slot->second.done; });
   if (keep_expecting && status.code() == ErrorCode::kInterrupted) return status;
   *result = std::move(slot->second);
@@ -197,12 +198,12 @@ Status Replies::handle(Frame& frame) {
       break;
   }
   return Status::invalid("remote: the worker sent a message of type " + std::to_string(frame.header.type) + " and " +
-                         std::to_string(frame.control.size()) + " bytes that is none of a worker's");
+                         std::to_string(frame.control.size()) + " bytes, which a worker must not send");
 }
 
 Status Replies::handle_profile_part(Frame& frame) {
   if (!wire::verify<wire::ProfileReply>(frame.control)) {
-    return Status::invalid("remote: what the worker says about a profile is damaged");
+    return Status::invalid("remote: the worker's part of a profile is damaged");
   }
   const size_t events = frame.attachment ? frame.attachment->bytes().size() / sizeof(wire::ProfileEvent) : 0;
   // The part belongs to an older profile, or exceeds the limit.
@@ -242,8 +243,8 @@ Status Replies::handle_reply(Frame& frame) {
 
 Status Replies::acknowledge(uint64_t sequence) {
   if (sequence > last_sent_) {
-    return Status::invalid("remote: the worker acknowledges message " + std::to_string(sequence) +
-                           ", the last one was " + std::to_string(last_sent_));
+    return Status::invalid("remote: the worker acknowledged message " + std::to_string(sequence) +
+                           ", but the last one sent was " + std::to_string(last_sent_));
   }
   acknowledged_ = std::max(acknowledged_, sequence);
   for (; credit_count_ > 0 && credits_[first_credit_].sequence <= sequence; --credit_count_) {

@@ -43,7 +43,7 @@ Status append_worker_profile(const Frame& part, WorkerProfile* profile) {
       const size_t nodes = known.labels.size();
       if (known.records.size() != nodes || known.runners.size() != nodes || known.declined.size() != nodes) {
         return Status::invalid("remote: the worker's profile of program " + std::to_string(known.program) +
-                               " names other nodes than it has");
+                               " names nodes that the program does not have");
       }
     }
   }
@@ -51,7 +51,7 @@ Status append_worker_profile(const Frame& part, WorkerProfile* profile) {
   const std::span<const std::byte> bytes = part.attachment->bytes();
   if (bytes.size() % sizeof(wire::ProfileEvent) != 0) {
     return Status::invalid("remote: the worker's profile has " + std::to_string(bytes.size()) +
-                           " bytes, which are no whole events");
+                           " bytes, which is not a multiple of an event's size");
   }
   const size_t before = profile->events.size();
   profile->events.resize(before + bytes.size() / sizeof(wire::ProfileEvent));

@@ -150,13 +150,13 @@ Status exchange(int socket, bool sends, void* data, size_t size, const Deadline&
 
 Status no_worker(const std::string& name, const std::string& what) {
   return {ErrorCode::kUnsupported,
-          "remote: what answers at " + name + " is no worker of torch-remote (" + what + "); check host and port"};
+          "remote: the server at " + name + " is not a worker of torch-remote (" + what + "); check host and port"};
 }
 
 Status explain(const Status& status, const std::string& name, const std::string& when) {
   if (status.code() == ErrorCode::kTimeout) {
-    return {ErrorCode::kTimeout, "remote: the worker at " + name + " is silent " + when +
-                                     "; is another program there, or does it stand still?"};
+    return {ErrorCode::kTimeout, "remote: the worker at " + name + " sent nothing " + when +
+                                     "; is another program there, or is the worker stopped?"};
   }
   if (status.code() == ErrorCode::kLost) {
     return {ErrorCode::kLost,
@@ -174,7 +174,7 @@ Status refused(const std::string& why) { return {ErrorCode::kUnsupported, "remot
 
 Status exchange_hellos(int socket, const ClientHello& client_hello, const std::string& name, const Deadline& deadline,
                        Digest* nonce, bool* ended) {
-  constexpr const char* kWhen = "before it says who it is";
+  constexpr const char* kWhen = "before its server hello";
   size_t done = 0;
   ClientHello said = client_hello;
   Status status = exchange(socket, true, &said, sizeof(said), deadline, &done);
@@ -182,10 +182,10 @@ Status exchange_hellos(int socket, const ClientHello& client_hello, const std::s
   if (status.ok()) status = exchange(socket, false, &server_hello, sizeof(server_hello), deadline, &done);
   if (!status.ok() && status.code() == ErrorCode::kLost && done > 0 &&
       std::memcmp(&server_hello, ServerHello::kMagic.data(), std::min(done, server_hello.magic.size())) != 0) {
-    return no_worker(name, "it says something else");
+    return no_worker(name, "it sent no server hello");
   }
   if (!status.ok()) return explain(status, name, kWhen);
-  if (server_hello.magic != ServerHello::kMagic) return no_worker(name, "it says something else");
+  if (server_hello.magic != ServerHello::kMagic) return no_worker(name, "it sent no server hello");
   if (server_hello.code == ServerHello::kGoOn && server_hello.version == ClientHello::kVersion) {
     status = exchange(socket, false, nonce->data(), nonce->size(), deadline, &done);
     return status.ok() ? status : explain(status, name, kWhen);
@@ -198,7 +198,7 @@ Status exchange_hellos(int socket, const ClientHello& client_hello, const std::s
   if (server_hello.version != ClientHello::kVersion) server_hello.code = ServerHello::kOtherVersion;
   switch (server_hello.code) {
     case ServerHello::kWantsTls:
-      return refused("the worker at " + name + " wants TLS; connect with tls://" + name);
+      return refused("the worker at " + name + " requires TLS; connect with tls://" + name);
     case ServerHello::kHasNoTls:
       return refused("the worker at " + name + " has no TLS; connect with tcp://" + name +
                      ", or start it with --listen tls://" + name);
@@ -210,8 +210,9 @@ Status exchange_hellos(int socket, const ClientHello& client_hello, const std::s
       *ended = true;
       return refused("the worker at " + name + " has no such session any more" + (text.empty() ? "" : ": " + text));
     case ServerHello::kWantsToken:
-      return refused("the worker at " + name +
-                     " wants a token; set TORCH_REMOTE_TOKEN_FILE to the file that has it (or TORCH_REMOTE_TOKEN)");
+      return refused(
+          "the worker at " + name +
+          " requires a token; set TORCH_REMOTE_TOKEN_FILE to the file that contains it (or set TORCH_REMOTE_TOKEN)");
     case ServerHello::kHasNoToken:
       return refused("a token is set, but the worker at " + name +
                      " has none, so it cannot prove that it is yours; start it with --token-file, or unset "
@@ -222,7 +223,7 @@ Status exchange_hellos(int socket, const ClientHello& client_hello, const std::s
 }
 
 Status not_let_in(ByteStream& stream, const std::string& why) {
-  return {ErrorCode::kUnsupported, "remote: " + stream.description() + " was not let in: " + why};
+  return {ErrorCode::kUnsupported, "remote: " + stream.description() + " was refused: " + why};
 }
 
 Status write_result(ByteStream& stream, Result result, const std::string& why, const Deadline& deadline) {
@@ -286,7 +287,7 @@ Status client_handshake(int socket, const ClientSide& side, const SessionToResum
              {side.host, by_key ? &key : nullptr}, said, deadline, (side.tls ? "tls " : "tcp ") + side.name, &made);
   if (by_key && status.code() == ErrorCode::kUnsupported) {
     return refused(resumed != nullptr
-                       ? "the worker at " + side.name + " does not take this client for the session's own"
+                       ? "the worker at " + side.name + " did not recognize this client as the owner of the session"
                        : not_the_token(side.name));
   }
   if (!status.ok()) return status;
@@ -302,7 +303,7 @@ Status client_handshake(int socket, const ClientSide& side, const SessionToResum
 
 Status request(ByteStream& stream, const Digest& binding, std::string_view token, uint64_t received,
                const std::string& name, const Deadline& deadline, HandshakeResult* handshake) {
-  constexpr const char* kWhen = "while both prove who they are";
+  constexpr const char* kWhen = "during the authentication";
   Request request;
   request.received = received;
   request.proof = prove(token, kClientProves, binding);
@@ -317,8 +318,9 @@ Status request(ByteStream& stream, const Digest& binding, std::string_view token
     return {ErrorCode::kUnsupported, printable(std::move(text))};
   }
   if (!equal(result.proof, prove(token, kWorkerProves, binding))) {
-    return refused("the worker at " + name +
-                   " does not know the token; it is not the one that was meant, or somebody is in between");
+    return refused(
+        "the worker at " + name +
+        " did not prove that it knows the token; it is another worker, or somebody intercepts the connection");
   }
   handshake->received = result.received;
   handshake->lease = std::chrono::milliseconds(result.lease);
@@ -348,12 +350,12 @@ ServerHello::Code check_client_hello(std::span<const uint8_t> bytes, bool tls, b
   text->clear();
   constexpr size_t kMagicSize = ClientHello::kMagic.size();
   if (bytes.size() <= kMagicSize || std::memcmp(bytes.data(), ClientHello::kMagic.data(), kMagicSize) != 0) {
-    *text = "the greeting is no client's of torch-remote";
+    *text = "the first message is not a client hello of torch-remote";
     return ServerHello::kRefused;
   }
   if (bytes[kMagicSize] != ClientHello::kVersion) return ServerHello::kOtherVersion;
   if (bytes.size() != sizeof(*client_hello)) {
-    *text = "the greeting is no client's of torch-remote";
+    *text = "the first message is not a client hello of torch-remote";
     return ServerHello::kRefused;
   }
   std::memcpy(client_hello, bytes.data(), sizeof(*client_hello));
@@ -380,7 +382,7 @@ Status authenticate_client(int socket, const ClientHello& client_hello, const Wo
   Status status = exchange(socket, true, answer.data(), answer.size(), deadline, &done);
   if (!status.ok()) {
     close(socket);
-    return {ErrorCode::kUnsupported, "remote: " + description + " was not let in: " + status.message()};
+    return {ErrorCode::kUnsupported, "remote: " + description + " was refused: " + status.message()};
   }
   const Preamble said = preamble_of(client_hello, nonce);
   Digest key{};
@@ -397,7 +399,7 @@ Status authenticate_client(int socket, const ClientHello& client_hello, const Wo
   if (!status.ok()) {
     const bool other_key = by_key && status.code() == ErrorCode::kUnsupported;
     return {ErrorCode::kUnsupported, "remote: " + description +
-                                         " was not let in: " + (other_key ? "its proof is wrong (" : "") +
+                                         " was refused: " + (other_key ? "its proof is wrong (" : "") +
                                          status.message() + (other_key ? ")" : "")};
   }
   const std::string_view token = by_certificate ? side.token : std::string_view();

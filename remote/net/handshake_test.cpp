@@ -197,7 +197,7 @@ TEST(Handshake, AnotherTokenOpensNothingAndErrorsNameTheFix) {
                               .clients_files = clients,
                               .workers_files = workers,
                               .answered = ServerHello::kWantsToken});
-    EXPECT_TRUE(says(joined.client, "wants a token; set TORCH_REMOTE_TOKEN_FILE")) << joined.client.message();
+    EXPECT_TRUE(says(joined.client, "requires a token; set TORCH_REMOTE_TOKEN_FILE")) << joined.client.message();
 
     joined = join_each_other({.workers_token = "",
                               .clients_files = clients,
@@ -321,7 +321,7 @@ TEST(Handshake, ASilentOrEndlessPeerIsLeftInTime) {
                  : authenticate_client(a, ClientHello(), {.token = token, .keys = workers_keys.get()}, Deadline(50ms),
                                        "x", &pending_client);
       EXPECT_FALSE(status.ok());
-      EXPECT_EQ(says(status, "is silent"), client) << status.message();
+      EXPECT_EQ(says(status, "sent nothing"), client) << status.message();
       EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
       close(b);
     }
@@ -376,16 +376,17 @@ Status open_against(const std::string& answer, bool tls = false, std::chrono::mi
 
 TEST(Opening, EachAnswerHasItsError) {
   EXPECT_TRUE(
-      says(open_against(encode_server_hello(ServerHello::kGoOn)), "ended the connection before it says who it is"));
-  EXPECT_TRUE(says(open_against(encode_server_hello(ServerHello::kWantsTls)), "wants TLS; connect with tls://host:1"));
+      says(open_against(encode_server_hello(ServerHello::kGoOn)), "ended the connection before its server hello"));
+  EXPECT_TRUE(
+      says(open_against(encode_server_hello(ServerHello::kWantsTls)), "requires TLS; connect with tls://host:1"));
   EXPECT_TRUE(
       says(open_against(encode_server_hello(ServerHello::kHasNoTls), true), "has no TLS; connect with tcp://host:1"));
   EXPECT_TRUE(says(open_against(encode_server_hello(ServerHello::kUnknownSession, "it was killed")), "it was killed"));
   EXPECT_TRUE(says(open_against(encode_server_hello(ServerHello::kRefused, "too many")), "refuses: too many"));
   EXPECT_TRUE(says(open_against(std::string("TRRW\x01\x02\x00\x00", 8)), "speaks version 1 of the handshake"));
-  EXPECT_TRUE(says(open_against("HTTP/1.1 400 Bad Request\r\n"), "is no worker of torch-remote"));
-  EXPECT_TRUE(says(open_against("HTTP"), "is no worker of torch-remote"));
-  EXPECT_TRUE(says(open_against(""), "ended the connection before it says who it is"));
+  EXPECT_TRUE(says(open_against("HTTP/1.1 400 Bad Request\r\n"), "is not a worker of torch-remote"));
+  EXPECT_TRUE(says(open_against("HTTP"), "is not a worker of torch-remote"));
+  EXPECT_TRUE(says(open_against(""), "ended the connection before its server hello"));
 }
 
 // --- tokens ----------------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ ResumingTransport::~ResumingTransport() {
 
 Status ResumingTransport::send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) {
   if (control.size() > wire::kMaxControl) {
-    return Status::invalid("remote: a control message of " + std::to_string(control.size()) + " bytes; the most is " +
+    return Status::invalid("remote: a control message has " + std::to_string(control.size()) + " bytes; the limit is " +
                            std::to_string(wire::kMaxControl));
   }
   const size_t bytes = sizeof(SentFrame) + control.size() + (attachment ? attachment->bytes().size() : 0);
@@ -112,8 +112,8 @@ Status ResumingTransport::send(wire::Header header, std::span<const uint8_t> con
 
 void ResumingTransport::drop_acknowledged(uint64_t through) {
   if (through > acknowledged_ + unacknowledged_.size()) {
-    return set_lost(Status::invalid("remote: the other end says that it has " + std::to_string(through) +
-                                    " messages, of " + std::to_string(acknowledged_ + unacknowledged_.size())));
+    return set_lost(Status::invalid("remote: the other end acknowledged " + std::to_string(through) + " messages of " +
+                                    std::to_string(acknowledged_ + unacknowledged_.size())));
   }
   for (; acknowledged_ < through; ++acknowledged_) {
     unacknowledged_bytes_ -= unacknowledged_.front()->bytes;
@@ -354,8 +354,9 @@ void ResumingTransport::maintain_connection(Lock& lock) {
     progress_ = progress;
     progressed_ = now;
   } else if (now - progressed_ > kMissed * options_.heartbeat) {
-    set_broken(connection, {ErrorCode::kLost, "remote: nothing came over the connection (" + description_ + ") for " +
-                                                  std::to_string(kMissed * options_.heartbeat.count()) + " ms"});
+    set_broken(connection,
+               {ErrorCode::kLost, "remote: no message arrived over the connection (" + description_ + ") for " +
+                                      std::to_string(kMissed * options_.heartbeat.count()) + " ms"});
   }
 }
 
@@ -384,7 +385,7 @@ void ResumingTransport::install(Lock& lock, Connection made) {
   const ConnectionPtr connection = std::move(made.transport);
   changed_.wait(lock, [&] { return !sending_; });  // soon, because the old connection was cut
   if (made.received < acknowledged_) {
-    return set_lost({ErrorCode::kLost, "remote: the other end has lost messages that it had"});
+    return set_lost({ErrorCode::kLost, "remote: the other end has lost messages that it acknowledged"});
   }
   drop_acknowledged(made.received);
   if (!lost_ || ending_) return;

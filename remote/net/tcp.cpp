@@ -25,7 +25,7 @@ using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
 std::string name_error(const Address& address, int error) {
   return "remote: the name '" + address.host + "' of the worker's machine cannot be found (" +
          (error == EAI_SYSTEM ? std::strerror(errno) : gai_strerror(error)) +
-         "); check how it is written, or use the number of its address";
+         "); check its spelling, or use the IP address";
 }
 
 int look_up(const Address& address, int flags, Addresses* found) {
@@ -58,7 +58,7 @@ Status resolve(const Address& address, const Deadline& deadline, Addresses* foun
       if (status.code() != ErrorCode::kTimeout) return status;
       return {ErrorCode::kTimeout, "remote: the name '" + address.host +
                                        "' of the worker's machine was not found in time: no name server answers; check "
-                                       "the network, or use the number of its address"};
+                                       "the network, or use the IP address"};
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -119,7 +119,7 @@ Status parse_address(std::string_view text, std::string_view url, Address* addre
   if (!good) {
     return Status::invalid(
         "remote: '" + std::string(url) +
-        "' is no address of a worker (TORCH_REMOTE_WORKER or --listen); write it like tcp://127.0.0.1:4500 or "
+        "' is not the address of a worker (TORCH_REMOTE_WORKER or --listen); write it like tcp://127.0.0.1:4500 or "
         "tls://[::1]:4500");
   }
   address->host = host.empty() ? "127.0.0.1" : std::string(host);

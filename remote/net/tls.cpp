@@ -322,7 +322,7 @@ std::string not_trusted(SSL* ssl, long why, const std::string& host) {
       return "its certificate is from an authority that is not trusted here; set TORCH_REMOTE_TLS_CA to the file with "
              "that authority's certificate";
     default:
-      return std::string("its certificate is not good: ") + X509_verify_cert_error_string(why) +
+      return std::string("its certificate is not valid: ") + X509_verify_cert_error_string(why) +
              "; give the worker another one (--tls-cert), or trust its authority (TORCH_REMOTE_TLS_CA)";
   }
 }
@@ -332,7 +332,7 @@ std::string not_trusted(SSL* ssl, long why, const std::string& host) {
 std::string alert_text(int reason) {
   switch (reason) {
     case SSL_R_TLSV13_ALERT_CERTIFICATE_REQUIRED:
-      return "the worker wants a certificate of its clients; set TORCH_REMOTE_TLS_CERT and TORCH_REMOTE_TLS_KEY";
+      return "the worker requires a certificate from its clients; set TORCH_REMOTE_TLS_CERT and TORCH_REMOTE_TLS_KEY";
     case SSL_R_TLSV1_ALERT_UNKNOWN_CA:
     case SSL_R_SSLV3_ALERT_BAD_CERTIFICATE:
     case SSL_R_SSLV3_ALERT_CERTIFICATE_UNKNOWN:
@@ -414,7 +414,7 @@ class Stream : public TlsStream {
                                    context.size(), 1) == 1) {
       return {};
     }
-    return Status::internal("remote: TLS gives no secret of the connection: " + openssl_error());
+    return Status::internal("remote: OpenSSL exports no secret of the TLS connection: " + openssl_error());
   }
   void use_large_buffers() override {
     std::lock_guard lock(mutex_);
@@ -583,9 +583,9 @@ Status Stream::shake_hands(const TlsContext& context, const TlsPeer& peer, const
     }
     Status status = deadline.wait(socket_, error == SSL_ERROR_WANT_READ ? POLLIN : POLLOUT);
     if (status.code() == ErrorCode::kTimeout) {
-      return {ErrorCode::kTimeout, "remote: " + description_ +
-                                       " does not go on with the TLS handshake; is the network "
-                                       "slow, or another program there?"};
+      return {ErrorCode::kTimeout,
+              "remote: " + description_ +
+                  " did not complete the TLS handshake in time; is the network slow, or is another program there?"};
     }
     if (!status.ok()) return status;
   }

@@ -28,7 +28,7 @@ Status parse_worker_url(std::string_view text, WorkerUrl* url) {
   const std::optional<WorkerUrl::Scheme> scheme = scheme_of(text);
   if (!scheme) {
     return Status::invalid("remote: '" + std::string(text) +
-                           "' is no address of a worker; write unix://PATH, tcp://HOST:PORT or tls://HOST:PORT");
+                           "' is not the address of a worker; write unix://PATH, tcp://HOST:PORT or tls://HOST:PORT");
   }
   *url = {};
   url->scheme = *scheme;

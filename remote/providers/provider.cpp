@@ -235,7 +235,7 @@ Status connect_worker(const Endpoint& endpoint, const KeepWaiting& keep_waiting,
   if (scheme_of(url) == WorkerUrl::Scheme::kUnix) return connect_unix_worker(path_of(url), worker);
   if (!is_network_url(url)) {
     return Status::invalid("remote: a provider says that its worker is at '" + url +
-                           "', which is no address; it must give unix://PATH, tcp://HOST:PORT or tls://HOST:PORT");
+                           "', which is not an address; it must give unix://PATH, tcp://HOST:PORT or tls://HOST:PORT");
   }
   DialOptions options;
   Status status;

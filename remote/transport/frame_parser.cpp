@@ -58,7 +58,7 @@ Status FrameParser::advance(size_t bytes, std::deque<Frame>& frames) {
 Status FrameParser::end_header() {
   const wire::Header& header = header_bytes_;
   if (header.magic != wire::kMagic) {
-    return Status::invalid("remote: what came is no frame of torch-remote (it begins with " +
+    return Status::invalid("remote: the received data is not a frame of torch-remote (it begins with " +
                            std::to_string(header.magic) + "); is another program at the other end?");
   }
   if (header.version != wire::kVersion) {
@@ -66,7 +66,7 @@ Status FrameParser::end_header() {
                            ", this one " + std::to_string(wire::kVersion) + "; install the same torch-remote on both");
   }
   if (header.length > wire::kMaxControl) {
-    return Status::invalid("remote: a control message of " + std::to_string(header.length) + " bytes; the most is " +
+    return Status::invalid("remote: a control message has " + std::to_string(header.length) + " bytes; the limit is " +
                            std::to_string(wire::kMaxControl));
   }
   frame_.header = header;
@@ -90,7 +90,7 @@ Status FrameParser::end_control(std::deque<Frame>& frames) {
   }
   const bool attachment = frame_.header.flags & wire::kAttachment;
   if (frame_.header.type == static_cast<uint8_t>(wire::Type::kTransport)) {
-    if (attachment) return Status::invalid("remote: a message of the transport came with an attachment");
+    if (attachment) return Status::invalid("remote: a message of the transport has an attachment");
     Status status = handler_.transport_message(frame_.control);
     begin_frame();
     return status;

@@ -85,9 +85,9 @@ Status SharedSegment::map(int descriptor, uint64_t size, std::shared_ptr<SharedS
   struct stat info;
   const int seals = fcntl(descriptor, F_GET_SEALS);
   if (seals < 0 || !(seals & F_SEAL_SHRINK)) {
-    status = bad_segment("a descriptor that is no memory sealed against shrinking");
+    status = bad_segment("a descriptor is not memory sealed against shrinking");
   } else if (fstat(descriptor, &info) != 0 || size == 0 || static_cast<uint64_t>(info.st_size) < size) {
-    status = bad_segment("a segment of " + std::to_string(info.st_size) + " bytes that was announced with " +
+    status = bad_segment("a segment has " + std::to_string(info.st_size) + " bytes, but was announced with " +
                          std::to_string(size));
   } else if (std::byte* data = map_shared(descriptor, size, !(seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)))) {
     *segment = std::shared_ptr<SharedSegment>(new SharedSegment(data, size, -1));
@@ -240,17 +240,17 @@ Status SharedMemory::import_attachment(const AttachmentHeader& header, Attachmen
     const auto& segments = ours ? own_ : peers_;
     auto found = segments.find(header.segment);
     if (found == segments.end())
-      return bad_segment("an attachment in segment " + std::to_string(header.segment) + ", which does not exist");
+      return bad_segment("an attachment is in segment " + std::to_string(header.segment) + ", which does not exist");
     segment = found->second;
     const auto what = [&] {
       return "an attachment of " + std::to_string(header.size) + " bytes at " + std::to_string(header.offset) +
              " of a segment of " + std::to_string(segment->size());
     };
-    if (header.offset > segment->size() || header.size > segment->size() - header.offset) return bad_segment(what());
+    if (header.offset > segment->size() || header.size > segment->size() - header.offset)
+      return bad_segment(what() + " is out of range");
     bytes = {segment->data() + header.offset, header.size};
     // The peer may name only what we lent it, not the rest of our segment.
-    if (ours && !(lent = find_exported(bytes.data(), bytes.size())))
-      return bad_segment(what() + ", which was not lent");
+    if (ours && !(lent = find_exported(bytes.data(), bytes.size()))) return bad_segment(what() + " was not lent");
   }
   *attachment =
       std::make_shared<PeerAttachment>(shared_from_this(), std::move(segment), std::move(lent), bytes, header.token);
@@ -288,10 +288,10 @@ void SharedMemory::outgoing(size_t max_tokens, std::vector<uint8_t>& frames, int
 
 Status SharedMemory::incoming(std::span<const uint8_t> control, std::deque<int>& descriptors,
                               std::vector<std::shared_ptr<void>>& released) {
-  if (control.size() < sizeof(SegmentMessage)) return bad_segment("a truncated message");
+  if (control.size() < sizeof(SegmentMessage)) return bad_segment("a message is truncated");
   const auto message = load<SegmentMessage>(control);
   const std::span<const uint8_t> body = control.subspan(sizeof(SegmentMessage));
-  if (body.size() != message.count * sizeof(uint64_t)) return bad_segment("a message of the wrong length");
+  if (body.size() != message.count * sizeof(uint64_t)) return bad_segment("a message has the wrong length");
   const auto word = [&](size_t i) { return load<uint64_t>(body.subspan(8 * i)); };
   std::lock_guard lock(mutex_);
   switch (static_cast<SegmentOp>(message.op)) {
@@ -301,7 +301,7 @@ Status SharedMemory::incoming(std::span<const uint8_t> control, std::deque<int>&
       for (size_t i = 0; i < message.count; ++i) {
         auto found = exported_.find(word(i));
         if (found == exported_.end())
-          return bad_segment("attachment " + std::to_string(word(i)) + " given back, but it was not lent");
+          return bad_segment("attachment " + std::to_string(word(i)) + " was returned, but it was not lent");
         released.push_back(std::move(found->second));
         exported_.erase(found);
       }
@@ -310,26 +310,26 @@ Status SharedMemory::incoming(std::span<const uint8_t> control, std::deque<int>&
       for (size_t i = 0; i < message.count; ++i) {
         auto found = peers_.find(static_cast<uint32_t>(word(i)));
         if (found == peers_.end())
-          return bad_segment("segment " + std::to_string(word(i)) + " retired, but it does not exist");
+          return bad_segment("segment " + std::to_string(word(i)) + " was retired, but it does not exist");
         by_address_.erase(found->second->data());
         released.push_back(std::move(found->second));
         peers_.erase(found);
       }
       return {};
   }
-  return bad_segment("a message of unknown kind " + std::to_string(message.op));
+  return bad_segment("a message has the unknown kind " + std::to_string(message.op));
 }
 
 Status SharedMemory::announced(std::span<const uint8_t> body, std::deque<int>& descriptors) {
-  if (body.size() != 2 * sizeof(uint64_t)) return bad_segment("a message of the wrong length");
+  if (body.size() != 2 * sizeof(uint64_t)) return bad_segment("a message has the wrong length");
   const auto number = load<uint64_t>(body);
   const auto size = load<uint64_t>(body.subspan(8));
-  if (descriptors.empty()) return bad_segment("a segment without a descriptor");
+  if (descriptors.empty()) return bad_segment("a segment has no descriptor");
   const int descriptor = descriptors.front();
   descriptors.pop_front();
   if (number > UINT32_MAX || peers_.contains(static_cast<uint32_t>(number)) || peers_.size() >= kMaxSegments) {
     ::close(descriptor);
-    return bad_segment("segment number " + std::to_string(number) + " is taken or one too many");
+    return bad_segment("segment number " + std::to_string(number) + " is in use, or exceeds the limit");
   }
   SharedSegmentPtr segment;
   if (Status status = SharedSegment::map(descriptor, size, &segment); !status) return status;

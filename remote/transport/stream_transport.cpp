@@ -124,7 +124,7 @@ Status StreamTransport::lost(const std::string& what) {
 
 Status StreamTransport::send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) {
   if (control.size() > wire::kMaxControl) {
-    return Status::invalid("remote: a control message of " + std::to_string(control.size()) + " bytes; the most is " +
+    return Status::invalid("remote: a control message has " + std::to_string(control.size()) + " bytes; the limit is " +
                            std::to_string(wire::kMaxControl));
   }
   header.length = static_cast<uint32_t>(control.size());
@@ -205,7 +205,7 @@ Status StreamTransport::wait_to_write() {
       moved_ = moved;
       moved_at_ = now;
     } else if (now - moved_at_ > silence_limit) {
-      return lost("nothing moved over it");
+      return lost("it made no progress");
     }
   }
   pollfd wait[] = {{stream_->output(), POLLOUT, 0}, {stream_->input(), POLLIN, 0}};
@@ -239,7 +239,8 @@ void StreamTransport::flush_memory_messages() {
   Pieces pieces;
   pieces.add(memory_frames_.data(), memory_frames_.size());
   const Status status = write_some(pieces, descriptor);
-  if (!pieces.empty()) send_status_ = lost(status.ok() ? "it took a part of a small message only" : status.message());
+  if (!pieces.empty())
+    send_status_ = lost(status.ok() ? "it accepted only a part of a small message" : status.message());
 }
 
 Status StreamTransport::send_at_once(wire::Header header, std::span<const uint8_t> control, bool* sent) {
@@ -256,7 +257,7 @@ Status StreamTransport::send_at_once(wire::Header header, std::span<const uint8_
   int descriptor = -1;
   Status status = write_some(pieces, descriptor);
   if (!pieces.empty() && (status.ok() || status.code() == ErrorCode::kTimeout)) {
-    status = lost("it took a part of a small message only");
+    status = lost("it accepted only a part of a small message");
   }
   send_status_ = status;
   *sent = status.ok();
@@ -391,13 +392,13 @@ Status StreamTransport::read_some_from_stream() {
 
 Status StreamTransport::transport_message(std::span<const uint8_t> control) {
   if (memory_) return memory_->incoming(control, descriptors_, released_);
-  return Status::invalid("remote: a message of shared memory came through a stream that has none");
+  return Status::invalid("remote: a shared memory message came through a stream without shared memory");
 }
 
 Status StreamTransport::attachment(const AttachmentHeader& header, AttachmentPtr* attachment) {
   if (!(header.flags & kInline)) {
     if (memory_) return memory_->import_attachment(header, attachment);
-    return Status::invalid("remote: an attachment in shared memory came through a stream that has none");
+    return Status::invalid("remote: an attachment in shared memory came through a stream without shared memory");
   }
   if (memory_ && header.size >= kSmallAttachment) {
     return Status::invalid("remote: an attachment of " + std::to_string(header.size) +

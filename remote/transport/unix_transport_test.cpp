@@ -186,7 +186,7 @@ TEST_F(UnixTransportTest, AnImpossibleLengthIsRefusedBeforeAnyMemoryIsTaken) {
   Bytes bytes;
   append(bytes, header);
   write(bytes);
-  expect_refused("a control message of 268435457 bytes");
+  expect_refused("a control message has 268435457 bytes");
 }
 
 TEST_F(UnixTransportTest, DamagedBytesAreRefused) {
@@ -202,7 +202,7 @@ TEST_F(UnixTransportTest, FramesBeforeTheDamageAreStillReceived) {
   bytes.insert(bytes.end(), damaged.begin(), damaged.end());
   write(bytes);
   EXPECT_TRUE(receive().ok());
-  expect_refused("is no frame");
+  expect_refused("is not a frame");
 }
 
 TEST_F(UnixTransportTest, DeathInTheMiddleOfAFrameIsALoss) {
@@ -243,20 +243,20 @@ TEST_F(UnixTransportTest, AnHonestSegmentWorksAndMayHoldManyAttachments) {
 
 TEST_F(UnixTransportTest, BadSegmentsAreRefused) {
   write_with(announce(1, 8192), {memory_file(8192, F_SEAL_GROW)});
-  expect_refused("no memory sealed against shrinking");
+  expect_refused("not memory sealed against shrinking");
   write_with(announce(1, 8192), {memory_file(4096, F_SEAL_SHRINK)});
-  expect_refused("a segment of 4096 bytes that was announced with 8192");
+  expect_refused("a segment has 4096 bytes, but was announced with 8192");
   write_with(announce(1, 0), {memory_file(4096, F_SEAL_SHRINK)});
   expect_refused("announced with 0");
   write_with(announce(1, uint64_t{1} << 63), {memory_file(4096, F_SEAL_SHRINK)});
   expect_refused("announced with");
   write_with(announce(1, 4096), {open("/dev/zero", O_RDWR | O_CLOEXEC)});
-  expect_refused("no memory sealed");
+  expect_refused("not memory sealed");
   write(announce(1, 4096));
-  expect_refused("a segment without a descriptor");
+  expect_refused("a segment has no descriptor");
   write_with(announce(1, 4096), {memory_file(4096, F_SEAL_SHRINK)});
   write_with(announce(1, 4096), {memory_file(4096, F_SEAL_SHRINK)});
-  expect_refused("segment number 1 is taken");
+  expect_refused("segment number 1 is in use");
   write_with(announce(uint64_t{1} << 40, 4096), {memory_file(4096, F_SEAL_SHRINK)});
   expect_refused("segment number");
 }
@@ -378,7 +378,7 @@ TEST_F(UnixTransportTest, ASegmentThatIsSealedAgainstWritingIsMappedReadOnly) {
 
 TEST_F(UnixTransportTest, BadMessagesOfTheTransportAreRefused) {
   write(give_back(1));
-  expect_refused("given back, but it was not lent");
+  expect_refused("was returned, but it was not lent");
   write(retire(1));
   expect_refused("retired, but it does not exist");
   write(segment_message(77, {}));
@@ -390,7 +390,7 @@ TEST_F(UnixTransportTest, BadMessagesOfTheTransportAreRefused) {
   Bytes bytes;
   append(bytes, header_of({}, wire::Type::kTransport, wire::kAttachment));
   write(bytes);
-  expect_refused("came with an attachment");
+  expect_refused("has an attachment");
 }
 
 TEST_F(UnixTransportTest, DescriptorsThatNobodyAnnouncedDoNotPileUp) {

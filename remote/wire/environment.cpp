@@ -23,11 +23,11 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
      "`tcp://HOST:PORT`, `tls://HOST:PORT`, or a machine that one is started on, `ssh://USER@HOST` "
      "([machines.md](machines.md)); several with commas between them are `remote:0`, `remote:1`, … (up to 16)"},
     {"TORCH_REMOTE_SSH", "", "the command for machines of `ssh://`, with options: `ssh -i key`; default: `ssh`"},
-    {"TORCH_REMOTE_TOKEN_FILE", "", "file with the token that a worker at `tcp://` or `tls://` was given"},
+    {"TORCH_REMOTE_TOKEN_FILE", "", "file with the token of the worker at `tcp://` or `tls://`"},
     {"TORCH_REMOTE_TOKEN", "", "the token itself"},
     {"TORCH_REMOTE_TLS_CA", "",
      "PEM file with the authority that a worker's certificate must come from; default: those that the system trusts"},
-    {"TORCH_REMOTE_TLS_CERT", "", "PEM file with this client's certificate, for workers that want one"},
+    {"TORCH_REMOTE_TLS_CERT", "", "PEM file with this client's certificate, for workers that require one"},
     {"TORCH_REMOTE_TLS_KEY", "", "PEM file with the key of that certificate"},
     {"TORCH_REMOTE_WORKER_THREADS", kNumber, "threads of a local worker; without it as many as torch uses"},
     {"TORCH_REMOTE_WORKER_LOG", "warn|off|critical|error|info|debug|trace", "what a worker writes to standard error"},
@@ -35,8 +35,8 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"TORCH_REMOTE_LOG", "|flush",
      "one line for each trace sent: ops, hit or miss and why, bytes, µs, the user's line"},
     {"TORCH_REMOTE_FALLBACK", "error|warn|allow",
-     "what even the worker cannot run (custom ops of this process): an error, or on this process's CPU with a warning "
-     "or without"},
+     "ops that even the worker cannot run (custom ops of this process) raise an error, or run on this process's CPU "
+     "with or without a warning"},
     {"TORCH_REMOTE_ENABLED", "1|0",
      "`0`: the same script on the CPU, without a worker ([python-api.md](python-api.md#without-the-device))"},
     {"TORCH_REMOTE_AUTOLOAD", "0|1", "`import torch` imports `torch_remote` ([integrations.md](integrations.md))"},
@@ -45,33 +45,32 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
      "([integrations.md](integrations.md))"},
     {"TORCH_REMOTE_DUMP", "", "folder for the graph of each new program after every pass"},
     {"TORCH_REMOTE_VERIFY", "0|1", "verify the graph between passes"},
-    {"TORCH_REMOTE_FUSION", "1|0", "ops that a worker can do by one kernel are grouped ([fusion.md](fusion.md))"},
+    {"TORCH_REMOTE_FUSION", "1|0", "ops that one kernel can compute are grouped ([fusion.md](fusion.md))"},
     {"TORCH_REMOTE_PASSES", "",
-     "options of passes, and 0 for one that is not to run: `cse=0,fuse.limit=3` (`remote-opt --list` has all)"},
+     "options of passes, and 0 for a pass to skip: `cse=0,fuse.limit=3` (`remote-opt --list` has all)"},
     {"TORCH_REMOTE_WAIT_COMPILE", "0|1", "a worker's runs wait until their kernels are compiled"},
     {"TORCH_REMOTE_PEER_HOST", "",
      "the address of this machine by which workers of other ranks and devices reach a local worker "
      "([distributed.md](distributed.md)); default: 127.0.0.1"},
     {"TORCH_REMOTE_KERNEL_CACHE", "",
-     "folder where a worker keeps compiled kernels, 256 MB of them at most, and touches nothing else; it is not used "
-     "if "
-     "others can write to it; default: `torch-remote/kernels` in `$XDG_CACHE_HOME` or `~/.cache`"},
+     "folder where a worker caches compiled kernels, at most 256 MB; it touches no other files there, and ignores a "
+     "folder that other users can write to; default: `torch-remote/kernels` in `$XDG_CACHE_HOME` or `~/.cache`"},
     {"TORCH_REMOTE_CUDA_LIB", "",
      "folder of NVIDIA's libraries (`libcublasLt.so.13`, `libcudnn.so.9`), for a worker on a GPU that does not find "
      "them by itself"},
     {"TORCH_REMOTE_PROGRAM_LIMIT", "",
-     "bytes that programs may take on a worker, about: `100M`, `512M` (default); beyond that those that were not used "
-     "for longest are dropped, and built again when they come back ([above](workers.md#programs))"},
+     "approximate limit in bytes of the programs on a worker: `100M`, `512M` (default); beyond it, the least recently "
+     "used programs are dropped, and built again when they are needed ([above](workers.md#programs))"},
     {"TORCH_REMOTE_CAPTURE", "",
      "file for the session, which `remote-replay` runs again ([tools.md](tools.md)); `%p` in it is the process"},
     {"TORCH_REMOTE_CAPTURE_LIMIT", "", "bytes at which a capture ends: `500M`, `4G` (default)"},
     {"TORCH_REMOTE_RESTORE", "|replay",
-     "`replay`: a worker that is lost is replaced, and the tensors are made again "
+     "`replay`: a lost worker is replaced, and its tensors are recomputed "
      "([above](workers.md#tensors-that-outlive-their-worker))"},
     {"TORCH_REMOTE_RESTORE_FOLDER", "",
-     "where what is sent is kept for that; default: the system's folder for "
-     "temporary files"},
-    {"TORCH_REMOTE_RESTORE_LIMIT", "", "bytes that are kept beside the last checkpoint: `500M`, `1G` (default)"},
+     "folder for the log of sent messages that `replay` needs; default: the system's folder for temporary files"},
+    {"TORCH_REMOTE_RESTORE_LIMIT", "",
+     "limit in bytes of that log, in addition to the last checkpoint: `500M`, `1G` (default)"},
     {"TORCH_REMOTE_WORKER_BINARY", "", "the program of local workers; default: the package's own"},
     {"TORCH_REMOTE_PACKAGE", "", "folder of the package `torch_remote`, for programs that were moved out of it"},
     {"TORCH_REMOTE_TORCH_LIB", "", "folder of `libtorch_cpu.so`, for programs that do not find it by themselves"},
@@ -128,7 +127,7 @@ Status check(const EnvironmentVariable& variable, std::string_view value) {
   if (value.empty() || variable.allowed.empty()) return {};
   const std::string text = "remote: " + std::string(variable.name) + "='" + std::string(value) + "' is not a setting; ";
   if (variable.allowed == kNumber) {
-    return is_number(value) ? Status() : Status::invalid(text + "use a whole number from 1 to 999999");
+    return is_number(value) ? Status() : Status::invalid(text + "use an integer from 1 to 999999");
   }
   std::vector<std::string_view> all = words(variable.allowed);
   if (std::ranges::find(all, value) != all.end()) return {};

@@ -50,7 +50,7 @@ TEST(Environment, AWrongValueIsToldWithThoseThatAreAllowed) {
   for (const char* wrong : {"0", "two", "-1", "1.5", "10000000", "4 "}) {
     EXPECT_EQ(message_with("TORCH_REMOTE_WORKER_THREADS", wrong),
               "remote: TORCH_REMOTE_WORKER_THREADS='" + std::string(wrong) +
-                  "' is not a setting; use a whole number from 1 to 999999");
+                  "' is not a setting; use an integer from 1 to 999999");
   }
 }
 

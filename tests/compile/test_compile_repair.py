@@ -164,7 +164,7 @@ def test_a_part_of_a_tensor_is_not_all_of_it(remote, lose):
     called(function, torch.ones(8, device=remote), torch.ones(2, 4, device=remote))
     whole, other = torch.ones(2, 8, device=remote), torch.ones(2, 4, device=remote)
     lose()
-    with pytest.raises(RuntimeError, match=r"lost with the worker .* a part of them is overwritten only"):
+    with pytest.raises(RuntimeError, match=r"lost with the worker .* only a part of them is overwritten"):
         called(function, whole[1], other)
     for t in (whole, other):
         with pytest.raises(RuntimeError, match="lost with the worker"):

@@ -708,13 +708,13 @@ def test_tuned_programs_choose_and_remember(remote, script, tmp_path):
     assert len(files) > len(plain)  # kernels of other variants, and the choices
     chosen = {}
     for line in told:
-        ops, way = line.split(") is done by ")
+        ops, way = line.split(") is executed by ")
         if "times vary" not in way:  # on a busy machine, the choice is not stored
             chosen[ops] = way.split(";")[0]
     again, same = run(5, False)
     assert same == files
-    assert dict(line.split(") is done by ") for line in again) == {
-        ops: f"{way}, as was found before" for ops, way in chosen.items()
+    assert dict(line.split(") is executed by ") for line in again) == {
+        ops: f"{way}, from an earlier choice" for ops, way in chosen.items()
     }
 
 

@@ -246,14 +246,14 @@ def test_profiles_do_not_nest_and_one_follows_another(remote):
     x = torch.ones(4, device=remote)
     with torch.remote.profile() as outer:
         x.sum().item()
-        with pytest.raises(RuntimeError, match="being recorded already"), torch.remote.profile():
+        with pytest.raises(RuntimeError, match="records a profile already"), torch.remote.profile():
             pass
         x.sum().item()
     with torch.remote.profile() as second:
         x.sum().item()
     assert len(spans(outer, r"wait \(item\)")) == 2
     assert len(spans(second, r"wait \(item\)")) == 1
-    with pytest.raises(RuntimeError, match="before the block ends"):
+    with pytest.raises(RuntimeError, match="available after the block"):
         torch.remote.profile().summary()
     with pytest.raises(ValueError, match="max_events"):
         torch.remote.profile(max_events=0)

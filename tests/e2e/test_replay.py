@@ -327,7 +327,7 @@ def test_damaged_captures_are_refused(tools, small):
     damaged.write_bytes(data)
     for tool, *arguments in (["remote-replay"], ["remote-reduce", "--mismatch"]):
         result = tools.run(tool, damaged, *arguments, status=2)
-        assert re.search(r"damaged at byte \d+: wrong checksum", result.stderr), result.stderr
+        assert re.search(r"damaged at byte \d+: the checksum of a chunk is wrong", result.stderr), result.stderr
     result = tools.run("remote-replay", status=2, input="graph() {\n}\n")
     assert "<stdin> is text, not a capture" in result.stderr
 

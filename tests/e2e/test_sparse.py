@@ -271,9 +271,9 @@ def test_gradients_of_products_are_those_of_strided_tensors(remote, layout):
 
 def test_batches_with_other_places_cannot_be_added(remote):
     a, b = (plain(remote, 2, 6, 8).flip(dims).to_sparse_csr() for dims in ((), (1,)))
-    with pytest.raises(RuntimeError, match="if both have elements at the same places; to_dense"):
+    with pytest.raises(RuntimeError, match="elements at the same indices in both; call to_dense"):
         a + b
-    with pytest.raises(RuntimeError, match="one of them may be sparse"):
+    with pytest.raises(RuntimeError, match="exactly one of them may be sparse"):
         torch.bmm(a, a)
 
 

@@ -112,10 +112,14 @@ def test_one_recording_at_a_time(remote, capfd):
     with torch.remote.profile() as own:
         with profile(activities=BOTH) as profiler:
             x.exp().sum().item()
-    assert "torch.remote.profile is on" in capfd.readouterr().err  # a message of kineto, not a Python warning
+    assert "torch.remote.profile is active" in capfd.readouterr().err  # a message of kineto, not a Python warning
     assert not by_name(profiler, DeviceType.PrivateUse1)
     assert any(op.name == "aten::exp" for worker in own.recording.workers for op in worker.ops)
-    with profile(activities=BOTH), pytest.raises(RuntimeError, match="being recorded already"), torch.remote.profile():
+    with (
+        profile(activities=BOTH),
+        pytest.raises(RuntimeError, match="records a profile already"),
+        torch.remote.profile(),
+    ):
         pass
 
 

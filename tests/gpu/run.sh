@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA GPU and its driver: are results right, how fast is it? At most 10 minutes; downloads aside.
+# Tests and benchmarks torch_remote on a machine with an NVIDIA GPU and its driver. Takes at most 10 minutes, in addition
+# to downloads.
 #
-#   tests/gpu/run.sh --wheel torch_remote-*.whl         installs it and what it needs in a folder of its own, then all of it
-#   tests/gpu/run.sh                                    with the torch_remote that `python3` has
+#   tests/gpu/run.sh --wheel torch_remote-*.whl   installs the wheel and its dependencies in a temporary environment
+#   tests/gpu/run.sh                              uses the torch_remote of `python3`
 #
 #   --python PYTHON     instead of python3
-#   --torch cpu|cuda    with --wheel: the build of torch; cuda (2.7 GB, the default) is compared with, too
-#   --worker FILE       the worker's program, of an unpacked //:worker_bundle; default: the package's
+#   --torch cpu|cuda    with --wheel: the build of torch; cuda (2.7 GB, the default) adds torch's CUDA device to the table
+#   --worker FILE       the worker's program in an unpacked //:worker_bundle; default: the package's
 #   --out FILE          the page with the table; default: docs/gpu_benchmarks.md
-#   --emulated WORKER   a worker whose GPU is one in software: a few tests, tiny sizes; its numbers mean nothing
-#   --only tests|bench  one of the two
+#   --emulated WORKER   a worker with an emulated GPU: a few tests with tiny sizes; its measurements mean nothing
+#   --only tests|bench  only the tests, or only the benchmarks
 #
 # Exit status: 0 if all tests passed and every row of the table was measured.
 set -euo pipefail
@@ -51,10 +52,10 @@ elif [ -z "$worker" ]; then
   worker=$("$python" -c 'import importlib.util, os; print(os.path.dirname(importlib.util.find_spec("torch_remote").origin))')/bin/torch-remote-worker
 fi
 
-say "what is there"
+say "GPUs, driver and libraries"
 status=0
 "$worker" --probe || status=$?
-[ $status -ne 127 ] || { echo "the worker does not start: install what it names, or use --worker" >&2; exit 1; }
+[ $status -ne 127 ] || { echo "the worker does not start: install the libraries that it names, or use --worker" >&2; exit 1; }
 [ $status -le 1 ] || { echo "there is no GPU to test on" >&2; exit 2; }
 "$worker" --probe --json >"$folder/probe.json" || true
 
@@ -91,5 +92,5 @@ if [ "$only" != tests ]; then
     ${emulated:+--emulated} || failed=1
   [ ! -f "$out" ] || say "$out"
 fi
-say "$([ $failed = 0 ] && echo 'all well' || echo 'something failed')"
+say "$([ $failed = 0 ] && echo 'everything passed' || echo 'something failed')"
 exit $failed

@@ -79,7 +79,9 @@ def test_an_unknown_upstream_is_left_as_it_is_with_a_warning(library, caplog):
         assert importlib.import_module(f"{name}.part").other == 1
     (record,) = caplog.records
     message = record.getMessage()
-    assert message.startswith(f"remote: {name}.part is not as the integration {name!r} knows it, and was left as it is")
+    assert message.startswith(
+        f"remote: {name}.part differs from the versions that the integration {name!r} supports, and was not changed"
+    )
     assert f"UnknownUpstream: {name}.part has no device" in message
     assert message.endswith(f"TORCH_REMOTE_INTEGRATIONS=-{name} leaves that integration out")
 

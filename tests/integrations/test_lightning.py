@@ -86,7 +86,7 @@ def test_a_checkpoint_is_written_and_resumed(remote, classifier, examples, tmp_p
 def test_what_cannot_be_is_refused_with_the_fix(remote, classifier, examples):
     with pytest.raises(ValueError, match="remote: devices=2, but the indices of this device are 0 to 0"):
         lightning.Trainer(accelerator="remote", devices=2, **QUIET)
-    with pytest.raises(ValueError, match=r"would need torch\.distributed.*use num_nodes=1, devices=1"):
+    with pytest.raises(ValueError, match=r"needs torch\.distributed.*use num_nodes=1, devices=1"):
         lightning.Trainer(accelerator="remote", num_nodes=2, **QUIET)
     with pytest.raises(ValueError, match="got a strategy for cpu; leave strategy='auto'"):
         fit(classifier, examples, accelerator="remote", strategy=SingleDeviceStrategy("cpu"))

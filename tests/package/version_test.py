@@ -104,7 +104,7 @@ def test_another_torch_is_told_by_name(wheel, tmp_path):
         (last,) = run.stderr.splitlines()[-1:]
         assert run.returncode == 1 and last.startswith("ImportError: "), run.stderr
         assert f"torch_remote {__version__} ({site}/torch_remote) is built for torch {TORCH}" in last
-        assert f"and torch {version} is installed ({fake})" in last
+        assert f"but torch {version} is installed ({fake})" in last
         assert f"pip install 'torch=={TORCH}.*'" in last
 
 

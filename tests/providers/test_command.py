@@ -197,7 +197,7 @@ def test_a_worker_that_nobody_uses_ends(environment, tmp_path):
         [sys.executable, "-m", "torch_remote_cli", "worker", "serve", "--idle-timeout", "0.3"],
         env=environment, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    assert result.returncode == 0 and "nobody used it for 0.3 s" in result.stderr
+    assert result.returncode == 0 and "no client connected for 0.3 s" in result.stderr
 
 
 def test_a_listener_does_not_outlive_who_looks_after_it(environment):
@@ -220,22 +220,25 @@ def test_a_listener_does_not_outlive_who_looks_after_it(environment):
         (["worker", "serve", "--host", "0.0.0.0"], "give a token (--token-file FILE)"),
         (["worker", "serve", "--tls-cert", "x"], "TLS needs both --tls-cert FILE and --tls-key FILE"),
         (["worker", "serve", "--token-file", "/nowhere"], "/nowhere"),
-        (["worker", "serve", "--device", "tpu"], "is no device; there are cpu, cuda:0"),
-        (["worker", "serve", "--background", "--device", "gpu"], "--device: 'gpu' is no device; there are cpu, cuda:0"),
+        (["worker", "serve", "--device", "tpu"], "is not a device; there are cpu, cuda:0"),
+        (
+            ["worker", "serve", "--background", "--device", "gpu"],
+            "--device: 'gpu' is not a device; there are cpu, cuda:0",
+        ),
         (["worker", "serve", "--memory-limit", "lots"], "--memory-limit: lots"),
         (["worker", "serve", "--background", "--memory-limit", "lots"], "--memory-limit: lots"),
-        (["worker", "serve", "--allow-user", "root"], "--allow-user is about a Unix socket"),
+        (["worker", "serve", "--allow-user", "root"], "--allow-user needs a Unix socket"),
         (["worker", "serve", "--session-user", "no such user"], "there is no user 'no such user'"),
         (["worker", "serve", "--device", "cuda:99"], "cuda"),
         (["worker", "serve", "--background", "--device", "cuda:99"], "cuda"),
         (["worker", "serve", "--metrics", "here"], "write HOST:PORT, or a port of 127.0.0.1"),
-        (["worker", "serve", "--log-level", "loud"], "there are trace, debug, info"),
-        (["worker", "serve", "--name", "../x"], "a name has no slash"),
+        (["worker", "serve", "--log-level", "loud"], "use one of trace, debug, info"),
+        (["worker", "serve", "--name", "../x"], "a name must not contain a slash"),
         (["worker", "serve", "--background", "--host", "0.0.0.0"], "give a token (--token-file FILE)"),
         (["worker", "stop"], "no worker runs here; torch-remote worker serve starts one"),
         (["worker", "logs", "nobody"], "there is no worker called 'nobody'; none runs here"),
         (["run", "--on", "local", "nothing.py"], "there is no script and no program 'nothing.py'"),
-        (["run", "--on", "ssh://a,ssh://b", "x.py"], "no commas; --gpu-count makes several devices"),
+        (["run", "--on", "ssh://a,ssh://b", "x.py"], "use --gpu-count for several devices"),
     ],
 )
 def test_what_is_wrong_is_said(command, arguments, message):

@@ -64,7 +64,7 @@ def use(device):
 def test_a_machine_computes_and_goes_and_comes_again(place):
     options = place.options()
     address = options.pop(place.in_url, "")
-    with pytest.raises(MachineError, match="has no devices, as it was not started"):
+    with pytest.raises(MachineError, match="has no devices, because it was not started"):
         place.machine().device()
     device = torch.remote.add_machine(f"{place.provider}://{address}", **options)
     (machine,) = machines()
@@ -83,7 +83,7 @@ def test_a_machine_computes_and_goes_and_comes_again(place):
         machine.stop()
     status = machine.status()
     assert status.state == "stopped" and status.devices == () and status.detail == "it was stopped"
-    with pytest.raises(MachineError, match=r"no devices, as it was stopped; start\(\) it"):
+    with pytest.raises(MachineError, match=r"no devices, because it was stopped; start\(\) it"):
         machine.device()
     with pytest.raises(RuntimeError, match=r"it was stopped|lost"):
         x.cpu()
@@ -136,7 +136,7 @@ def test_devices_are_sessions_of_their_own(place):
         use(second)
         wait_until(lambda: len(place.sessions()) == 2)
         assert torch.equal((torch.ones(3, device=first) * 2).to(second).cpu(), torch.full((3,), 2.0))
-        with pytest.raises(MachineError, match=r"has 2 devices, and no device\(2\); ask for more with gpu_count="):
+        with pytest.raises(MachineError, match=r"has 2 devices, and no device\(2\); request more with gpu_count="):
             machine.device(2)
 
 
@@ -183,13 +183,13 @@ def test_what_cannot_be_had_is_said(place):
         place.machine(colour="red")
     with pytest.raises(MachineError, match="no GPU called 'A1000'; did you mean 'A100'"):
         place.machine(gpu="A1000")
-    with pytest.raises(MachineError, match="gpu_count=0 must be a whole number from 1 to 16"):
+    with pytest.raises(MachineError, match="gpu_count=0 must be an integer from 1 to 16"):
         place.machine(gpu_count=0)
-    with pytest.raises(MachineError, match="no number of bytes; write 8G"):
+    with pytest.raises(MachineError, match="not a number of bytes; write 8G"):
         place.machine(memory_limit="much")
-    with pytest.raises(MachineError, match="idle_timeout=-1 is no time"):
+    with pytest.raises(MachineError, match="idle_timeout=-1 is not a time"):
         place.machine(idle_timeout=-1)
-    with pytest.raises(MachineError, match=r"there is no room|ha(s|ve) no NVIDIA GPU|runs already"):
+    with pytest.raises(MachineError, match=r"too few free devices|ha(s|ve) no NVIDIA GPU|runs already"):
         place.machine(gpu="V100", gpu_count=2).start()
 
 

@@ -125,8 +125,8 @@ def test_what_a_worker_may_is_asked_for():
         ({"template": {"kind": "Pod"}}, "template= is a pod's template, with 'spec'"),
         ({"template": "/no/such/file.yaml"}, "cannot read the pod template /no/such/file.yaml"),
         ({"node_selector": "fast"}, "node_selector='fast' is not understood"),
-        ({"lifetime": "long"}, "lifetime='long' is no number"),
-        ({"orphan_after": -1}, "orphan_after=-1 is no number"),
+        ({"lifetime": "long"}, "lifetime='long' is not a number"),
+        ({"orphan_after": -1}, "orphan_after=-1 is not a number"),
     ],
 )
 def test_what_is_wrong_in_a_manifest_is_said(options, message):
@@ -203,7 +203,7 @@ def test_a_pod_that_was_evicted_is_replaced(place, cluster):
 
 def test_clusters_without_room_or_image(place, cluster):
     cluster.unschedulable = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
-    with pytest.raises(MachineError, match=r"had no room for \d s: 0/3 nodes are available.*; ask for less"):
+    with pytest.raises(MachineError, match=r"had no free capacity for \d s: 0/3 nodes are available.*; request less"):
         place.machine(gpu="any", wait=0.3).start()
     cluster.unschedulable = ""
     cluster.image_error = ("ImagePullBackOff", "Back-off pulling image")
@@ -238,14 +238,14 @@ def test_gpus_by_the_labels_of_nodes(place, cluster):
         (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
         assert term["matchExpressions"][0]["values"] == values
     with pytest.raises(
-        MachineError, match=r"the nodes of tests have NVIDIA A10, NVIDIA A100 SXM4 80GB, .*and H100 is wanted"
+        MachineError, match=r"the nodes of tests have NVIDIA A10, NVIDIA A100 SXM4 80GB, .*but the machine needs H100"
     ):
         place.machine(gpu="H100").start()
     cluster.nodes = [{"cloud.google.com/gke-accelerator": "nvidia-l4"}]
-    with pytest.raises(MachineError, match="have L4, and T4 is wanted"):
+    with pytest.raises(MachineError, match="have L4, but the machine needs T4"):
         place.machine(gpu="T4").start()
     cluster.forbidden = {"GET nodes"}
-    with pytest.raises(MachineError, match=r"which nodes of tests have H100 cannot be seen .*; give node_selector="):
+    with pytest.raises(MachineError, match=r"cannot list the nodes of tests that have H100 .*; give node_selector="):
         place.machine(gpu="H100").start()
     with pytest.raises(MachineError, match="taken"):
         place.machine(gpu="H100", node_selector="gpu=h100", wait=0.2).start()
@@ -262,8 +262,8 @@ def wait_for_job(cluster):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context": "nowhere"}, "no Kubernetes cluster is configured as wanted: .*kubectl config get-contexts"),
-        ({"kubeconfig": "/no/such/config"}, "no Kubernetes cluster is configured as wanted"),
+        ({"context": "nowhere"}, "cannot use the configured Kubernetes cluster: .*kubectl config get-contexts"),
+        ({"kubeconfig": "/no/such/config"}, "cannot use the configured Kubernetes cluster"),
         ({"context": "stranger"}, r"Kubernetes \(stranger\): Unauthorized; log in again"),
         ({"context": "elsewhere"}, r"https://127.0.0.1:9 \(elsewhere\) cannot be reached"),
         ({"namespace": "other"}, "no such namespace"),
@@ -276,7 +276,7 @@ def test_clusters_that_let_nobody_in(place, cluster, options, message):
 
 def test_rights_that_are_missing_are_named_and_nothing_is_left(place, cluster):
     cluster.forbidden = {"POST create_secret"}
-    with pytest.raises(MachineError, match=r"is forbidden: .*; ask for that right"):
+    with pytest.raises(MachineError, match=r"is forbidden: .*; request that permission"):
         place.machine().start()
     assert cluster.jobs == {}
 
@@ -290,7 +290,9 @@ def test_what_is_left_over_is_found(place, cluster, tmp_path, monkeypatch, capsy
     assert entry["id"] == left.id
     url = "kubernetes://tests?kubeconfig=" + quote(str(cluster.kubeconfig))
     torch_remote_cli.left_over.list_or_remove(url, remove=True, as_json=False)
-    assert "nothing is left over" in capsys.readouterr().out  # this process knows the machine, so it is not a leftover
+    assert (
+        "there are no leftover machines" in capsys.readouterr().out
+    )  # this process knows the machine, so it is not a leftover
     records.remove(machine.id)
     torch_remote_cli.left_over.list_or_remove(url, remove=False, as_json=True)
     (shown,) = json.loads(capsys.readouterr().out)

@@ -66,11 +66,11 @@ def test_what_modal_has_not(place):
     with pytest.raises(MachineError, match="Modal has no NVIDIA GPU of kind RTX-3090; it has any, T4, "):
         place.machine(gpu="RTX-3090").start()
     for name in ("lifetime", "orphan_after"):
-        with pytest.raises(MachineError, match=f"{name}=100000 is no number of seconds from 1 to 86400"):
+        with pytest.raises(MachineError, match=f"{name}=100000 is not a number of seconds from 1 to 86400"):
             place.machine(**{name: 100_000}).start()
     place.cloud.refuse = fake_modal.AuthError("Token missing")
     try:
-        with pytest.raises(MachineError, match="Modal does not know you: Token missing; log in: modal setup"):
+        with pytest.raises(MachineError, match="Modal rejected your credentials: Token missing; log in: modal setup"):
             place.machine().start()
     finally:
         place.cloud.refuse = None

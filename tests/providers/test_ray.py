@@ -44,13 +44,15 @@ def test_two_workers_are_a_placement_group(cluster):
 
 
 def test_what_the_cluster_has_not_is_said(cluster):
-    with pytest.raises(MachineError, match=r"has GPU: 0, accelerator_type:A100: 0, .*is wanted.*wait=SECONDS"):
+    with pytest.raises(
+        MachineError, match=r"has GPU: 0, accelerator_type:A100: 0, but the machine needs .*wait=SECONDS"
+    ):
         RemoteMachine("ray", gpu="A100").start()
-    with pytest.raises(MachineError, match=r"has bench: 2, and bench: 3 is wanted"):
+    with pytest.raises(MachineError, match=r"has bench: 2, but the machine needs bench: 3"):
         RemoteMachine("ray", resources={"bench": 3}).start()
     with (
         RemoteMachine("ray", num_cpus=3),
-        pytest.raises(MachineError, match=r"waited \d+ s for room in the Ray cluster"),
+        pytest.raises(MachineError, match=r"waited \d+ s for free capacity in the Ray cluster"),
     ):
         RemoteMachine("ray", num_cpus=3, wait=0.5).start()
 

@@ -158,7 +158,7 @@ def test_an_archive_that_was_cut_gets_no_name(server):
         ({"ssh": "{command} -o UserKnownHostsFile=/dev/null"}, "Host key verification failed.*check the host's key"),
         ({"ssh": "no-such-ssh"}, "cannot run 'no-such-ssh'.*openssh-client"),
         ({"torch_lib": "/nowhere"}, "libtorch_cpu.so"),
-        ({"gpu": "H100:2"}, "has no NVIDIA GPU, and 2 GPUs of kind H100 are wanted"),
+        ({"gpu": "H100:2"}, "has no NVIDIA GPU, but the machine needs 2 GPUs of kind H100"),
     ],
 )
 def test_what_is_wrong_is_said(server, arguments, message):

@@ -210,7 +210,7 @@ def test_a_socket_is_its_users_alone(serve, tmp_path):
     )
     asked = subprocess.run([sys.executable, "-I", "-c", ask, str(path)], capture_output=True, text=True)
     assert asked.stdout == "b''\n" or "ConnectionReset" in asked.stderr, asked
-    assert "of user 65534 is not let in (--allow-user)" in process.log.read_text()
+    assert "of user 65534 is refused (--allow-user)" in process.log.read_text()
     assert sessions(process) == []
     url, process = serve("--allow-user", "nobody")
     path = Path(url.removeprefix("unix://"))
@@ -226,7 +226,7 @@ def test_what_is_no_socket_is_not_removed(serve, tmp_path, script):
     model.write_text("weights")
     _, process = serve(url=f"unix://{model}", check=False)
     assert process.wait(60) != 0
-    assert "there is something else than a socket" in process.log.read_text()
+    assert "exists and is not a socket" in process.log.read_text()
     assert model.read_text() == "weights"
     link = tmp_path / "link"
     link.symlink_to(model)

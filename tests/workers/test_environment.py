@@ -36,7 +36,7 @@ FIRST_USE = """
         (
             "TORCH_REMOTE_WORKER_THREADS",
             "all",
-            "TORCH_REMOTE_WORKER_THREADS='all' is not a setting; use a whole number",
+            "TORCH_REMOTE_WORKER_THREADS='all' is not a setting; use an integer",
         ),
         (
             "TORCH_REMOTE_WORKR",

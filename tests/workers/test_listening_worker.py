@@ -239,7 +239,7 @@ def test_help_has_examples_that_are_its_options(remote):
     ("arguments", "variables", "message"),
     [
         ([], {}, "torch-remote-worker --listen unix:///tmp/worker.sock"),
-        (["--listen", "http://localhost:1"], {}, "--listen wants unix://PATH, tcp://HOST:PORT or tls://HOST:PORT"),
+        (["--listen", "http://localhost:1"], {}, "--listen needs unix://PATH, tcp://HOST:PORT or tls://HOST:PORT"),
         (["--listen", "unix:///no/such/folder/w"], {}, "No such file or directory"),
         (["--listen", "unix:///tmp/w", "--memory-limit", "much"], {}, "--memory-limit"),
         (["--listen", "unix:///tmp/w"], {"TORCH_REMOTE_WORKER_LOG": "loud"}, "use 'warn' (the default), 'off', "),
@@ -289,4 +289,4 @@ def test_the_reference_target(worker, tmp_path):
     runners = run.stdout.strip().split(", ")
     assert "interpreted loops" in runners and "matmuls by definition" in runners, runners
     wrong = subprocess.run([*COMMAND, "--device", "reference:1"], env=environment(), capture_output=True, text=True)
-    assert "'reference:1' is no device; there are cpu, cuda:0, cuda:1, ..., reference" in wrong.stderr
+    assert "'reference:1' is not a device; there are cpu, cuda:0, cuda:1, ..., reference" in wrong.stderr

@@ -93,7 +93,7 @@ def test_shards(remote, tmp_path, load):
     assert "matrix" not in load(tmp_path)
     index["weight_map"]["ghost"] = "model-00001-of-00002.safetensors"
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(KeyError, match="'ghost', which it has not"):
+    with pytest.raises(KeyError, match="'ghost', which it does not contain"):
         load(tmp_path)
     for wrong in ("../other.safetensors", "/etc/passwd"):
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": wrong}}))
@@ -139,15 +139,15 @@ F4 = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
         (raw(b"{"), "its header is not understood"),
         (raw(b"[1]"), "its header is not understood"),
         (raw({"a": 3}), "its header is not understood"),
-        (raw({"a": {**F4, "dtype": "F3"}}, b"0000"), "'a' has the dtype 'F3', which torch has not"),
+        (raw({"a": {**F4, "dtype": "F3"}}, b"0000"), "'a' has the dtype 'F3', which torch does not have"),
         (raw({"a": {**F4, "shape": [-1]}}, b"0000"), "its header is not understood"),
         (raw({"a": {**F4, "shape": [True]}}, b"0000"), "its header is not understood"),
-        (raw({"a": {**F4, "shape": [2]}}, b"0000"), "another number of bytes than its shape says"),
-        (raw({"a": {**F4, "shape": [1 << 62, 4]}}, b"0000"), "another number of bytes than its shape says"),
+        (raw({"a": {**F4, "shape": [2]}}, b"0000"), "another number of bytes than its shape needs"),
+        (raw({"a": {**F4, "shape": [1 << 62, 4]}}, b"0000"), "another number of bytes than its shape needs"),
         (raw({"a": F4, "b": F4}, b"0000"), "does not begin where the tensor before it ends"),
         (raw({"a": {**F4, "data_offsets": [4, 8]}}, b"00000000"), "does not begin where"),
-        (raw({"a": F4}, b"000"), "and its header speaks of"),
-        (raw({"a": F4}, b"00000"), "and its header speaks of"),
+        (raw({"a": F4}, b"000"), "but its header describes"),
+        (raw({"a": F4}, b"00000"), "but its header describes"),
     ],
 )
 def test_damaged_files(remote, tmp_path, load, content, message):
@@ -161,9 +161,9 @@ def test_what_is_no_safetensors_file(remote, tmp_path):
     with pytest.raises(ValueError, match=r"torch\.load\(path, map_location='remote', mmap=True\)"):
         torch.remote.load_file(tmp_path / "w.bin")
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="is no index of safetensors files"):
+    with pytest.raises(ValueError, match="is not an index of safetensors files"):
         torch.remote.load_file(tmp_path / "config.json")
-    with pytest.raises(ValueError, match=r"dtype=torch\.int8 is no floating point type"):
+    with pytest.raises(ValueError, match=r"dtype=torch\.int8 is not a floating point type"):
         torch.remote.load_file(tmp_path / "w.bin", dtype=torch.int8)
 
 

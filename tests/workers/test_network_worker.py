@@ -99,7 +99,7 @@ def test_a_token_opens_a_worker_and_nothing_else_does(script, worker, files):
     url, process = worker("--token-file", files / "token")
     script(USE, TORCH_REMOTE_WORKER=url, TORCH_REMOTE_TOKEN_FILE=files / "token")
     script(USE, TORCH_REMOTE_WORKER=url, TORCH_REMOTE_TOKEN=TOKEN)
-    assert "wants a token; set TORCH_REMOTE_TOKEN_FILE" in error_of(script, TORCH_REMOTE_WORKER=url)
+    assert "requires a token; set TORCH_REMOTE_TOKEN_FILE" in error_of(script, TORCH_REMOTE_WORKER=url)
     wrong = error_of(script, TORCH_REMOTE_WORKER=url, TORCH_REMOTE_TOKEN_FILE=files / "other")
     assert "the token is not that of the worker at" in wrong and "--token-file" in wrong
     log = process.log.read_text()
@@ -127,7 +127,7 @@ def test_a_mistaken_scheme_or_port_is_said(script, worker, files):
     wrong = error_of(script, TORCH_REMOTE_WORKER=url.replace("tcp", "tls"), TORCH_REMOTE_TLS_CA=files / "ca.pem")
     assert f"has no TLS; connect with {url}" in wrong
     url, _ = worker(*tls(files), url="tls://127.0.0.1:0")
-    assert f"wants TLS; connect with {url}" in error_of(script, TORCH_REMOTE_WORKER=url.replace("tls", "tcp"))
+    assert f"requires TLS; connect with {url}" in error_of(script, TORCH_REMOTE_WORKER=url.replace("tls", "tcp"))
     with socket.create_server(("127.0.0.1", 0)) as other:
 
         def answer():
@@ -138,7 +138,7 @@ def test_a_mistaken_scheme_or_port_is_said(script, worker, files):
         thread = threading.Thread(target=answer)
         thread.start()
         port = other.getsockname()[1]
-        assert "is no worker of torch-remote" in error_of(script, TORCH_REMOTE_WORKER=f"tcp://127.0.0.1:{port}")
+        assert "is not a worker of torch-remote" in error_of(script, TORCH_REMOTE_WORKER=f"tcp://127.0.0.1:{port}")
         thread.join()
     refused = error_of(script, TORCH_REMOTE_WORKER=f"tcp://127.0.0.1:{port}")
     assert f"torch-remote-worker --listen tcp://127.0.0.1:{port}" in refused

@@ -84,7 +84,7 @@ def test_training_survives_kills(replaying, kill_worker, capfd, compiled):
     same(train(replaying(), 40, at_step, compiled), expected)
     assert sum(killed) >= 2
     assert torch.remote.restored() >= 2
-    assert "its tensors are made again" in capfd.readouterr().err
+    assert "its tensors are recomputed" in capfd.readouterr().err
 
 
 def test_what_came_before_a_checkpoint_is_not_done_again(replaying, kill_worker):

@@ -264,4 +264,4 @@ def test_passes_can_be_switched_off(script, remote, tmp_path):
     names = [f.name for f in (tmp_path / "dump").rglob("*") if f.is_file()]
     assert any("dce" in name for name in names) and not any("cse" in name for name in names)
     result = script(program, status=1, TORCH_REMOTE_PASSES="cse=0,groups=1")
-    assert "TORCH_REMOTE_PASSES: 'groups=1' is no option of a pass; there are: lift=0" in result.stderr
+    assert "TORCH_REMOTE_PASSES: 'groups=1' is not an option of a pass; there are: lift=0" in result.stderr

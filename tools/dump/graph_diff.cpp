@@ -261,7 +261,7 @@ class Comparison {
       return unified_diff(ir::print(a_, options), renamed(ir::print(b_, options), names_), name_a_, name_b_);
     };
     out.diff = diff();
-    if (out.first.empty() && !out.diff.empty()) out.first = "the ops are alike, but not what they work on";
+    if (out.first.empty() && !out.diff.empty()) out.first = "the ops are the same, but not their operands";
     if (out.first.empty()) {
       options.plan = true;
       out.diff = diff();
@@ -343,7 +343,7 @@ class Comparison {
       if (!names_.args(x.results[k], y.results[k]) && wrong.empty()) wrong = "result " + std::to_string(k);
     }
     if (wrong.empty()) return {};
-    return wrong + " of " + describe(a_, i) + " in " + name_a_ + " is another one than in " + name_b_ +
+    return wrong + " of " + describe(a_, i) + " in " + name_a_ + " differs from " + name_b_ +
            (i == j ? "" : ", there op " + std::to_string(j));
   }
 

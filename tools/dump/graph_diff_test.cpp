@@ -87,20 +87,20 @@ TEST(GraphDiff, TheFirstOpThatDiffersIsNamed) {
             "A has op 1 (aten::relu, net.py:3 in forward), B has op 1 (aten::sigmoid)");
   const GraphDifference turned =
       diff(a, graph_of(std::string(kNeg) + kRelu + "  %3 = aten::add.Tensor(%2, %1, alpha=1)\n"));
-  EXPECT_EQ(turned.first, "argument 'self' of op 2 (aten::add.Tensor) in A is another one than in B");
+  EXPECT_EQ(turned.first, "argument 'self' of op 2 (aten::add.Tensor) in A differs from B");
   EXPECT_NE(turned.diff.find("\n-  %3: f32[s0]{1} @b3 = aten::add.Tensor(%1, %2, alpha=1)\n"
                              "+  %3: f32[s0]{1} @b3 = aten::add.Tensor(%2, %1, alpha=1)\n"),
             std::string::npos)
       << turned.diff;
   EXPECT_EQ(diff(a, graph_of(std::string(kNeg) + kRelu + "  %3 = aten::add.Tensor(%1, %2, alpha=2)\n")).first,
-            "argument 'alpha' of op 2 (aten::add.Tensor) in A is another one than in B");
+            "argument 'alpha' of op 2 (aten::add.Tensor) in A differs from B");
 }
 
 TEST(GraphDiff, WhatTheOpsDoNotSayIsComparedToo) {
   const ir::Graph a = graph_of(std::string(kNeg) + kRelu + kAdd);
   ir::Graph b = a;
   b.buffers[1].survives = true;
-  EXPECT_EQ(diff(a, b).first, "the ops are alike, but not what they work on");
+  EXPECT_EQ(diff(a, b).first, "the ops are the same, but not their operands");
   ir::Graph planned = a;
   ASSERT_TRUE(passes::plan(planned).ok());
   EXPECT_EQ(diff(a, planned).first, "only the memory plans differ");

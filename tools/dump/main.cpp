@@ -16,17 +16,17 @@ namespace torch_remote::tools {
 namespace {
 
 constexpr const char* kName = "remote-dump";
-constexpr const char* kAbout = R"(Shows what is in a program or a capture, and what differs between two of them.
+constexpr const char* kAbout = R"(Shows the contents of a program or a capture, and the differences between two of them.
 
-Of the text of a graph or a program it prints the graph: ops, operands with dtypes, sizes and strides, memory plan, lines of
-the script. Of a capture (TORCH_REMOTE_CAPTURE=file) it prints which programs there are, how often they ran, and, of those
-asked for with --program or --all, the graph and the parameters that were not the same in every run.)";
+For the text of a graph or a program, it prints the graph: ops, operands with dtypes, sizes and strides, the memory
+plan, lines of the script. For a capture (TORCH_REMOTE_CAPTURE=file), it prints the programs and how often they ran.
+--program or --all adds their graphs, and the parameters that differ between runs.)";
 constexpr const char* kExamples = R"(Examples:
-  remote-dump train.rreplay                    which programs, how many runs
+  remote-dump train.rreplay                    the programs, and how often they ran
   remote-dump train.rreplay --program 3        one program, and which parameters changed
   remote-dump train.rreplay --program 3 --before-passes
   remote-dump train.rreplay --events           every message of the session
-  remote-dump train.rreplay --program 3 --runners   who executes each op on this machine, and why
+  remote-dump train.rreplay --program 3 --runners   which runner executes each op on this machine, and why
   remote-dump --diff before.rreplay after.rreplay
   remote-dump --json program.bin | jq '.nodes[].op'
 
@@ -45,20 +45,21 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
   app.add_option("input", options->inputs, "text, program or capture; - or nothing: the standard input")
       ->type_name("FILE")
       ->expected(0, 2);
-  app.add_option("-o,--output", options->output, "where to; - or nothing: the standard output")->type_name("FILE");
+  app.add_option("-o,--output", options->output, "output file; - or nothing: the standard output")->type_name("FILE");
   app.add_flag("--json", options->json, "JSON; docs/tools.md describes it");
-  auto* program = app.add_option("--program", options->choice.program, "of a capture: this program")
+  auto* program = app.add_option("--program", options->choice.program, "show this program of a capture")
                       ->check(CLI::PositiveNumber.description(""))
                       ->type_name("N");
-  app.add_flag("--all", options->all, "of a capture: all programs")->excludes(program);
-  app.add_flag("--before-passes", options->choice.before_passes, "of a capture: graphs as they were recorded");
-  app.add_flag("--params", options->params, "of a capture: all parameters in use, not only those that differ");
-  app.add_flag("--events,--runs", options->events, "of a capture: runs, uploads, reads and errors, one a line");
-  app.add_flag("--numbers", options->numbers, "put each op's number behind it");
+  app.add_flag("--all", options->all, "show all programs of a capture")->excludes(program);
+  app.add_flag("--before-passes", options->choice.before_passes, "show the graphs of a capture as they were recorded");
+  app.add_flag("--params", options->params, "show all used parameters of a capture, not only those that differ");
+  app.add_flag("--events,--runs", options->events,
+               "show the runs, uploads, reads and errors of a capture, one per line");
+  app.add_flag("--numbers", options->numbers, "print each op's number after it");
   auto* runners = app.add_flag("--runners", options->runners,
-                               "of a capture: runs its programs on a worker, and puts behind each op who executes it, "
-                               "and why runners that come before did not take it");
-  app.add_option("--worker", options->worker, "of --runners: local (a child process), inproc, unix://PATH")
+                               "run the programs of a capture on a worker, and print after each op which runner "
+                               "executes it, and why earlier runners declined it");
+  app.add_option("--worker", options->worker, "the worker of --runners: local (a child process), inproc, unix://PATH")
       ->type_name("NAME")
       ->needs(runners);
   app.add_flag("--diff", options->diff, "compare two inputs: the first op that differs, and a unified diff");
@@ -99,8 +100,8 @@ std::vector<std::string> remarks(const ir::Graph& graph, const Options& options,
 Status show_graph(const Input& input, const Options& options, std::string* out) {
   if (options.runners) {
     return Status::invalid(input.name +
-                           " is one graph: who executes an op depends on the sizes of a run, so --runners "
-                           "needs a capture (TORCH_REMOTE_CAPTURE=file)");
+                           " is one graph: the runner of an op depends on the sizes of a run, so --runners needs a "
+                           "capture (TORCH_REMOTE_CAPTURE=file)");
   }
   if (options.choice.program != 0 || options.all || options.events || options.params) {
     return Status::invalid(input.name + " is one graph: --program, --all, --events and --params are for captures");

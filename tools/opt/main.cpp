@@ -15,7 +15,7 @@ namespace torch_remote::tools {
 namespace {
 
 constexpr const char* kName = "remote-opt";
-constexpr const char* kAbout = R"(Runs optimisation passes over a graph and prints the result.
+constexpr const char* kAbout = R"(Runs optimization passes over a graph and prints the result.
 
 The input is the text form of a graph (docs/ir.md; TORCH_REMOTE_DUMP=folder writes it), a program, or a capture
 (TORCH_REMOTE_CAPTURE=file). Without --passes the whole pipeline runs, as on a client.)";
@@ -58,15 +58,15 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
       ->allow_extra_args(false)
       ->type_name("NAMES");
   app.add_option("--options", options->pass_options,
-                 "options of passes, and 0 for a pass that is not to run: fuse.limit=3,cse=0 (--list has all)")
+                 "options of passes, and 0 for a pass to skip: fuse.limit=3,cse=0 (--list has all)")
       ->type_name("OPTIONS");
   app.add_option("--group-kinds", options->group_kinds,
-                 "kinds of groups that the worker is taken to do, with commas between; all: every kind")
+                 "kinds of groups that the worker is assumed to support, with commas between; all: every kind")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("KINDS");
   app.add_option("--params", options->params,
-                 "parameters of a run, with commas between: fuse makes groups for its sizes, and none without")
+                 "parameters of a run, with commas between; fuse creates groups only if it knows the sizes of a run")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("NUMBERS");
@@ -75,7 +75,7 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
   app.add_option("--emit", options->emit, "form of the result: text, program or json")
       ->check(CLI::IsMember({"text", "program", "json"}).description(""))
       ->type_name("FORM");
-  app.add_option("-o,--output", options->output, "where to; - or nothing: the standard output")->type_name("FILE");
+  app.add_option("-o,--output", options->output, "output file; - or nothing: the standard output")->type_name("FILE");
   app.add_flag("--verify", options->verify, "check the graph after each pass, too");
   app.add_flag("--print-before-all", options->before_all, "print the graph before each pass, on stderr");
   app.add_flag("--print-after-all", options->after_all, "print the graph after each pass, on stderr");

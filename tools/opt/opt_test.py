@@ -133,7 +133,7 @@ def test_groups_of_a_worker_that_does_some():
     ("arguments", "message"),
     [
         (("--group-kinds", "pointy"), "there is no kind of group 'pointy'; there are: all pointwise rowwise"),
-        (("--options", "cse=5"), "'cse=5' is no option of a pass; there are: lift=0"),
+        (("--options", "cse=5"), "'cse=5' is not an option of a pass; there are: lift=0"),
         (("--params", "1,2"), "--params has 2 numbers; the graph has 3 parameters"),
     ],
 )

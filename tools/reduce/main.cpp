@@ -17,18 +17,19 @@ namespace torch_remote::tools::reduce {
 namespace {
 
 constexpr const char* kName = "remote-reduce";
-constexpr const char* kAbout = R"(Makes a failing run as small as it gets: ops, results, inputs, sizes.
+constexpr const char* kAbout = R"(Reduces a failing run to as few ops, results, inputs and sizes as possible.
 
-The input is a capture (TORCH_REMOTE_CAPTURE=run.rreplay makes one), of which the first failing run is taken, or a graph
-(docs/ir.md), for which inputs are made up. What failing means, --mismatch or --command says. The result is a capture of
-one run, and its graph as text on the standard output; progress goes to stderr.)";
+The input is a capture (TORCH_REMOTE_CAPTURE=run.rreplay makes one), whose first failing run is reduced, or a graph
+(docs/ir.md), for which inputs are generated. --mismatch or --command defines what failing means. The result is a
+capture of one run, and its graph as text on the standard output. Progress goes to stderr.)";
 constexpr const char* kExamples = R"(Examples:
   remote-reduce run.rreplay --mismatch                      results change when the passes run
   remote-reduce run.rreplay --run 12 --mismatch worker --other unix:///tmp/other.sock
   remote-reduce run.rreplay --command 'remote-replay {} | grep -q "error"'
   remote-reduce graph.txt --params 64,32,1 --mismatch -o small.rreplay
 
-A command is given a capture for {}; a run is interesting, and the reduction goes on with it, if the command exits with 0.
+The command gets the path of a capture in place of {}. If it exits with 0, the run still fails, and the reduction
+continues with it.
 
 Exit status: 0 done, 1 no run fails, 2 bad arguments, a bad input or no worker.)";
 
@@ -49,7 +50,7 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
   app.add_option("-o,--output", options->output, "the reduced run, a capture (default: reduced.rreplay)")
       ->type_name("FILE");
   app.add_option("--mismatch", options->mismatch,
-                 "it fails if results differ: with and without passes (the default), or on two workers")
+                 "a run fails if its results differ: with and without passes (the default), or on two workers")
       ->expected(0, 1)
       ->default_str("passes")
       ->check([](const std::string& value) -> std::string {
@@ -57,7 +58,8 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
         return "'" + value + "' is neither 'passes' nor 'worker' (if it is the input, it goes before --mismatch)";
       })
       ->type_name("[passes|worker]");
-  app.add_option("--command", options->command, "it fails if this command, a capture in the place of {}, exits with 0")
+  app.add_option("--command", options->command,
+                 "a run fails if this command, with a capture in place of {}, exits with 0")
       ->type_name("COMMAND");
   app.add_option("--worker", options->worker, "where it runs: local (a child process), inproc, unix://PATH")
       ->type_name("NAME");
@@ -72,11 +74,11 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("NUMBERS");
-  app.add_option("--seed", options->seed, "of the inputs that are made up for a graph")->type_name("N");
-  app.add_option("--rtol", options->tolerance.rtol, "relative difference that is none (default: bits decide)")
+  app.add_option("--seed", options->seed, "seed of the inputs that are generated for a graph")->type_name("N");
+  app.add_option("--rtol", options->tolerance.rtol, "relative tolerance (default: results must be equal bit for bit)")
       ->type_name("X");
-  app.add_option("--atol", options->tolerance.atol, "absolute difference that is none")->type_name("X");
-  app.add_flag("-q,--quiet", options->quiet, "no progress");
+  app.add_option("--atol", options->tolerance.atol, "absolute tolerance")->type_name("X");
+  app.add_flag("-q,--quiet", options->quiet, "print no progress");
   if (!parse_arguments(app, argc, argv, exit)) return false;
   const char* wrong = nullptr;
   if (options->mismatch.empty() == options->command.empty()) wrong = "choose one of --mismatch and --command";
@@ -148,14 +150,13 @@ Status case_of_graph(const Input& input, const Options& options, RunCase* run) {
         last += static_cast<__int128>(std::max<int64_t>(values[view.sizes[d]] - 1, 0)) * values[view.strides[d]];
       }
       if (last < 0 || last > int64_t{1} << 34)
-        return Status::invalid(input.name + ": a view of b" + std::to_string(b) +
-                               " makes no sense with these parameters");
+        return Status::invalid(input.name + ": a view of b" + std::to_string(b) + " is invalid with these parameters");
       nbytes = std::max(nbytes, static_cast<uint64_t>(last + 1) * ir::item_size(view.dtype));
       dtype = view.dtype;
     }
     run->inputs.push_back(made_up(dtype, nbytes, random));
   }
-  if (!is_sound(*run)) return Status::invalid(input.name + ": the graph makes no sense with these parameters");
+  if (!is_sound(*run)) return Status::invalid(input.name + ": the graph is invalid with these parameters");
   return {};
 }
 
@@ -230,8 +231,8 @@ int run(int argc, char** argv) {
   });
   if (const Status status = reducer.reduce(&found); !status) {
     const std::string why = !options.command.empty() ? "the command does not exit with 0 for it"
-                            : options.other.empty()  ? "results are the same before and after the passes"
-                                                     : "results are the same on both workers";
+                            : options.other.empty()  ? "its results are the same before and after the passes"
+                                                     : "its results are the same on both workers";
     fail(kName, input.name + ": " + status.message() + (status.code() == ErrorCode::kInvalid ? ": " + why : ""));
     return status.code() == ErrorCode::kInvalid ? kExitDifferent : kExitBadInput;
   }

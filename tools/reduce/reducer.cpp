@@ -46,7 +46,7 @@ Status Reducer::reduce(RunCase* run) {
   run_ = compacted(*run);
   bool yes;
   if (Status status = interesting(run_, &yes); !status) return status;
-  if (!yes) return Status::invalid("the run does not show what is looked for");
+  if (!yes) return Status::invalid("the run does not fail");
   progress_({"start", run_.graph.nodes.size(), input_bytes(run_), tests_});
   size_t ops, survivors;
   uint64_t bytes;

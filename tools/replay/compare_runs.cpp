@@ -99,7 +99,7 @@ void print(const Finding& finding, const Options& options) {
   std::printf("run %llu of program %u differs: %s\n", static_cast<unsigned long long>(finding.run), finding.program,
               finding.what.c_str());
   if (!finding.culprit) {
-    std::printf("  no single op differs when each one's results are kept: look at the memory plan and the order\n");
+    std::printf(" no single op differs when the results of all ops are kept: look at the memory plan and the order\n");
     return;
   }
   const Culprit& culprit = *finding.culprit;
@@ -112,7 +112,7 @@ void print(const Finding& finding, const Options& options) {
               passes ? "before and after the passes" : "on the two workers", to_string(culprit.difference).c_str());
   if (culprit.operand) {
     std::printf(
-        "  operand %u differs already when the op begins, though the op that made it agrees: its memory was "
+        "  operand %u differs already when the op begins, although the op that computed it agrees: its memory was "
         "overwritten\n",
         *culprit.operand);
   }

@@ -14,8 +14,8 @@ namespace {
 constexpr const char* kName = "remote-replay";
 constexpr const char* kAbout = R"(Runs a captured session again, on any worker, without the program that recorded it.
 
-TORCH_REMOTE_CAPTURE=run.rreplay makes a capture of a program that uses the device. Without options the capture is done
-once more, and errors that it did not have are reported.)";
+TORCH_REMOTE_CAPTURE=run.rreplay makes a capture of a program that uses the device. Without options, the capture runs
+once, and errors that it did not have are reported.)";
 constexpr const char* kExamples = R"(Examples:
   remote-replay run.rreplay
   remote-replay run.rreplay --compare recorded --rtol 1e-5     what was read then, and now
@@ -51,22 +51,22 @@ bool read_options(int argc, char** argv, Options* options, bool* extracts, int* 
   app.add_option("--threads", options->threads, "threads of a local worker")
       ->check(CLI::NonNegativeNumber.description(""))
       ->type_name("N");
-  app.add_option("--compare", options->compare, "with what: recorded, passes or worker")
+  app.add_option("--compare", options->compare, "what to compare with: recorded, passes or worker")
       ->transform(CLI::CheckedTransformer(kCompare).description(""))
       ->type_name("WHAT");
   app.add_option("--other", options->other, "the worker to compare with, named like --worker")->type_name("NAME");
   app.add_option("--passes", passes,
-                 "what --compare passes looks at: captured (the graph that the worker was sent) or rebuild (what this "
-                 "tool's passes make of the graph)")
+                 "the graph that --compare passes checks: captured (the graph that was sent to the worker) or rebuild "
+                 "(the result of this tool's passes)")
       ->check(CLI::IsMember({"captured", "rebuild"}).description(""))
       ->type_name("WHICH");
-  app.add_option("--rtol", options->tolerance.rtol, "relative difference that is none (default: bits decide)")
+  app.add_option("--rtol", options->tolerance.rtol, "relative tolerance (default: results must be equal bit for bit)")
       ->type_name("X");
-  app.add_option("--atol", options->tolerance.atol, "absolute difference that is none")->type_name("X");
-  app.add_option("--run", options->run, "of --compare passes or worker, --bench: only this run, counted from 1")
+  app.add_option("--atol", options->tolerance.atol, "absolute tolerance")->type_name("X");
+  app.add_option("--run", options->run, "for --compare passes or worker and --bench: only this run, counted from 1")
       ->check(CLI::PositiveNumber.description(""))
       ->type_name("N");
-  app.add_option("--memory", options->memory, "bytes of intermediate results kept while an op is looked for")
+  app.add_option("--memory", options->memory, "bytes of intermediate results to keep during the search for an op")
       ->transform(CLI::AsSizeValue(false).description(""))
       ->type_name("BYTES");
   app.add_flag("--bench", options->bench, "time each program and each op, at the program's first run or --run");
@@ -74,7 +74,7 @@ bool read_options(int argc, char** argv, Options* options, bool* extracts, int* 
       ->check(CLI::Range(1, 1'000'000).description(""))
       ->type_name("N");
   app.add_option("--extract", extract, "write one run as a capture of its own")->type_name("run:N");
-  app.add_option("--out", options->output, "file of --extract")->type_name("FILE");
+  app.add_option("--out", options->output, "output file of --extract")->type_name("FILE");
   app.add_flag("--json", options->json, "print JSON");
   if (!parse_arguments(app, argc, argv, exit)) return false;
   options->rebuild = passes == "rebuild";
@@ -82,12 +82,12 @@ bool read_options(int argc, char** argv, Options* options, bool* extracts, int* 
   if (*extracts) options->run = run_number(extract);
   const char* wrong = nullptr;
   if (*extracts == options->output.empty()) wrong = "--extract and --out go together";
-  if (*extracts && options->run == 0) wrong = "--extract wants run:N, N counted from 1";
+  if (*extracts && options->run == 0) wrong = "--extract needs run:N, with N counted from 1";
   if ((options->compare == Compare::kWorker) == options->other.empty()) {
     wrong = "--compare worker and --other go together";
   }
   if ((options->compare != Compare::kNothing) + options->bench + *extracts > 1) {
-    wrong = "--compare, --bench and --extract are three things; choose one";
+    wrong = "choose one of --compare, --bench and --extract";
   }
   if (options->run != 0 && !options->bench && !*extracts &&
       (options->compare == Compare::kNothing || options->compare == Compare::kRecorded)) {

@@ -173,7 +173,7 @@ std::optional<std::string> compare(std::span<const OutputView> views, const Outc
     return std::string("only the ") + (a.error ? "first" : "second") +
            " run failed: " + (a.error ? *a.error : *b.error);
   }
-  if (a.words != b.words || a.outputs.size() != b.outputs.size()) return "other sizes or numbers came back";
+  if (a.words != b.words || a.outputs.size() != b.outputs.size()) return "the sizes or numbers of the results differ";
   for (size_t i = 0; i < a.outputs.size(); ++i) {
     const bool dynamic = i >= views.size();
     const auto difference =

@@ -79,7 +79,7 @@ class Browser:
         elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
             self.errors.append(json.dumps(params["args"]))
         elif method == "Network.requestWillBeSent" and not params["request"]["url"].startswith(("file:", "data:")):
-            self.errors.append("asked the network for " + params["request"]["url"])
+            self.errors.append("the page requests " + params["request"]["url"])
         return event
 
     def _call(self, method: str, params: dict[str, Any], session: str | None) -> dict[str, Any]:

@@ -17,8 +17,8 @@ constexpr const char* kName = "remote-viz";
 constexpr const char* kAbout =
     R"(Draws a graph: writes one HTML file that any browser opens, without a network.
 
-The page shows the ops by the lines of the script that recorded them, to be opened and closed, with shapes, strides,
-lines, times and bytes; which buffers are alive at which op; and has a search. The input is the text form of a graph
+The page shows the ops, grouped by the lines of the script that recorded them, with shapes, strides, lines, times and
+bytes. It also shows which buffers are alive at which op, and has a search. The input is the text form of a graph
 (TORCH_REMOTE_DUMP=folder writes it), a program, or a capture (TORCH_REMOTE_CAPTURE=file). A capture knows its sizes.)";
 constexpr const char* kExamples = R"(Examples:
   remote-viz program_3/5_plan.txt -o net.html
@@ -38,13 +38,13 @@ bool read_options(int argc, char** argv, Options* options, int* exit) {
   app.footer(kExamples);
   app.add_option("input", options->input, "text, program or capture; - or nothing: the standard input")
       ->type_name("FILE");
-  app.add_option("-o,--output", options->output, "where to; - or nothing: the standard output")->type_name("FILE");
+  app.add_option("-o,--output", options->output, "output file; - or nothing: the standard output")->type_name("FILE");
   app.add_option("--times", options->times, "times of the ops, from remote-replay --bench --json")->type_name("FILE");
-  app.add_option("--program", options->program, "which program of the capture, and of the times; else the only one")
+  app.add_option("--program", options->program, "program of the capture, and of the times; default: the only one")
       ->type_name("N");
-  app.add_option("--run", options->run, "which run of it tells the sizes, from 1")->type_name("N");
-  app.add_flag("--before-passes", options->before_passes, "of a capture: the graph as it was recorded");
-  app.add_option("--title", options->title, "title of the page; else the input's name")->type_name("TEXT");
+  app.add_option("--run", options->run, "run whose sizes are shown, counted from 1")->type_name("N");
+  app.add_flag("--before-passes", options->before_passes, "show the graph of a capture as it was recorded");
+  app.add_option("--title", options->title, "title of the page; default: the input's name")->type_name("TEXT");
   return parse_arguments(app, argc, argv, exit);
 }
 
@@ -66,7 +66,7 @@ Status load_values(const Input& input, const Options& options, const ir::Graph& 
   }
   if (runs == 0 && options.run == 1) return {};
   return Status::invalid(input.name + ": program " + std::to_string(program->number) + " has " + std::to_string(runs) +
-                         " runs, there is no run " + std::to_string(options.run));
+                         " runs and no run " + std::to_string(options.run));
 }
 
 Status load_page(const Input& input, const Options& options, PageInput* page) {

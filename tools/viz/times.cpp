@@ -36,19 +36,19 @@ Status read_times(const std::string& path, uint32_t program, size_t nodes,
                       is_time(entry, "p50_us") && is_time(entry, "p99_us");
     if (!good) {
       return Status::invalid(path + ": " + dump(entry, -1).substr(0, 200) +
-                             " is no time: it needs program, node, p50_us and p99_us");
+                             " is not a time: it needs program, node, p50_us and p99_us");
     }
     if (entry["program"].get<uint64_t>() != program) continue;
     const auto node = entry["node"].get<uint64_t>();
     if (node >= nodes) {
-      return Status::invalid(path + ": has a time of node " + std::to_string(node) + ", but the graph has " +
+      return Status::invalid(path + ": it has a time of node " + std::to_string(node) + ", but the graph has " +
                              std::to_string(nodes) + " nodes; is it of another program?");
     }
     (*times)[node] = {entry["p50_us"].get<double>(), entry["p99_us"].get<double>()};
     ++found;
   }
   if (found != 0) return {};
-  return Status::invalid(path + ": has no times of program " + std::to_string(program) + "; choose with --program");
+  return Status::invalid(path + ": it has no times of program " + std::to_string(program) + "; choose with --program");
 }
 
 }  // namespace torch_remote::tools

@@ -35,7 +35,7 @@ def test_a_run_of_a_capture_tells_sizes(tmp_path):
     third = page_data(output(VIZ, session, "--program", 1, "--run", 3, "--before-passes"))
     assert third["values"][0] == 17 and len(third["graph"]["nodes"]) == 5
     result = run(VIZ, session, "--program", 1, "--run", 4)
-    assert result.returncode == 2 and "program 1 has 3 runs, there is no run 4" in result.stderr
+    assert result.returncode == 2 and "program 1 has 3 runs and no run 4" in result.stderr
 
 
 def times(*entries: tuple) -> str:
@@ -57,8 +57,8 @@ def test_times(tmp_path):
         ("[{,", "bench.json: not JSON: parse error at line 1, column 3"),
         ("7", "not the JSON array of times"),
         ("{}", "not the JSON array of times"),
-        ('[{"program": 1, "node": -1, "p50_us": 1, "p99_us": 1}]', "is no time"),
-        ("[7]", "7 is no time"),
+        ('[{"program": 1, "node": -1, "p50_us": 1, "p99_us": 1}]', "is not a time"),
+        ("[7]", "7 is not a time"),
         (times((1, 4000000, 1, 1)), "node 4000000"),
         (times((9, 0, 1, 1)), "has no times of program 1; choose with --program"),
     ],

@@ -309,20 +309,20 @@ Group* CollectiveRunner::find_group(int64_t number) {
 
 Status no_group() {
   return collective_failed(
-      "remote: this worker is in no such process group; call torch.distributed.init_process_group again (after "
-      "torch.remote.restart() a group of the worker before is gone)");
+      "remote: this worker is not in the process group; call torch.distributed.init_process_group again "
+      "(torch.remote.restart() ends the groups of the previous worker)");
 }
 
 Status CollectiveRunner::listen(Call& call) {
   if (options_.host.empty()) {
     return collective_failed(
-        "remote: this worker waits for no other workers; start it with --peer-host HOST, an address by which the "
-        "workers of other ranks reach it");
+        "remote: this worker accepts no connections of other workers; start it with --peer-host HOST, an address by "
+        "which the workers of other ranks reach it");
   }
   Call::Tensor &port = call.tensors[0], &host = call.tensors[1];
   if (port.dtype != ir::DType::kInt64 || port.nbytes != 8 || host.dtype != ir::DType::kUInt8 ||
       options_.host.size() >= host.nbytes) {
-    return Status::invalid("remote: the place for a worker's address has another size");
+    return Status::invalid("remote: the tensor for a worker's address has the wrong size");
   }
   Group group;
   if (Status status = PeerListener::open(options_.host, &group.listener); !status.ok()) return status;
@@ -353,7 +353,7 @@ Status CollectiveRunner::join(Call& call, WorkPtr* work) {
   Group* const group = find_group(call.numbers[0]);
   if (group == nullptr) return no_group();
   const int64_t rank = call.numbers[1], size = call.numbers[2], timeout = call.numbers[3];
-  const auto damaged = [] { return Status::invalid("remote: a damaged plan of a process group"); };
+  const auto damaged = [] { return Status::invalid("remote: the plan of a process group is damaged"); };
   if (!group->listener || size < 1 || size > kMostRanks || rank < 0 || rank >= size || timeout < 1) return damaged();
   GroupPlan plan;
   plan.rank = static_cast<int>(rank);
@@ -385,9 +385,9 @@ Status CollectiveRunner::check_sequence(Group& group, uint64_t sequence) {
   Mesh& mesh = group.queue->mesh();
   if (sequence != group.sequence + 1) {
     return mesh.fail(collective_failed("remote: rank " + std::to_string(mesh.rank()) +
-                                       " left out the collective op number " + std::to_string(group.sequence + 1) +
-                                       " of the process group, as something that it needs had failed or was "
-                                       "cancelled before; make a new process group when that is mended"));
+                                       " skipped collective op number " + std::to_string(group.sequence + 1) +
+                                       " of the process group, because an op that it depends on failed or was "
+                                       "cancelled; fix that op, then create a new process group"));
   }
   group.sequence = sequence;
   return {};
@@ -477,7 +477,8 @@ Status CollectiveRunner::collective_on_devices(Op op, const std::shared_ptr<Call
                                                 sum(*sends) == input.nbytes && sum(*receives) == output.nbytes
                                           : true;
   if (!fits)
-    return group.queue->mesh().fail(collective_failed("remote: " + describe(label) + " has tensors of other sizes"));
+    return group.queue->mesh().fail(
+        collective_failed("remote: " + describe(label) + " got tensors of sizes that do not match"));
   *work = group.queue->add(
       [made, label, sends, receives, devices = group.devices, limits = limits_of(group)](Mesh& mesh) mutable {
         made.sends = *sends;
@@ -503,7 +504,7 @@ Status CollectiveRunner::message(Op op, const std::shared_ptr<Call>& call, WorkP
   } else if (op == Op::kReceive) {
     *work = group->queue->receive({peer, label, tensor.bytes}, limits_of(*group), [call](int) {});
   } else {
-    if (call->tensors[1].nbytes != 8) return Status::invalid("remote: the place for a rank has another size");
+    if (call->tensors[1].nbytes != 8) return Status::invalid("remote: the tensor for a rank has the wrong size");
     *work = group->queue->receive({kAnyPeer, label, tensor.bytes}, limits_of(*group), [call](int sender) {
       const int64_t from = sender;
       std::memcpy(call->tensors[1].bytes.data(), &from, sizeof(from));

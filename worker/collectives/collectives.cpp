@@ -162,7 +162,7 @@ Status Collectives::broadcast(ir::DType dtype, int root, Bytes data) {
 Status Collectives::all_gather(ir::DType dtype, Source input, Bytes output) {
   const size_t size = static_cast<size_t>(mesh_.size());
   if (output.size() != input.size() * size)
-    return wrong_size("the output of all_gather has as many elements as all inputs together");
+    return wrong_size("the output of all_gather must have as many elements as all inputs together");
   std::vector<Part> parts;
   parts.reserve(static_cast<size_t>(mesh_.size()));
   for (size_t rank = 0; rank < size; ++rank) parts.push_back({rank * input.size(), input.size()});
@@ -175,7 +175,7 @@ Status Collectives::reduce_scatter(ir::DType dtype, Reduction reduction, Source 
   if (Status status = check_reduction(dtype, reduction); !status.ok()) return status;
   const size_t size = static_cast<size_t>(mesh_.size());
   if (input.size() != output.size() * size)
-    return wrong_size("the input of reduce_scatter has as many elements as all outputs together");
+    return wrong_size("the input of reduce_scatter must have as many elements as all outputs together");
   Label label = this->label(CollectiveOp::kReduceScatter, dtype, input.size());
   label.reduction = static_cast<uint8_t>(reduction);
   size_t begin = 0;
@@ -202,7 +202,8 @@ Status Collectives::all_to_all(ir::DType dtype, Source input, std::span<const ui
     return sizes.size() == size && sum == nbytes;
   };
   if (!fits(input_sizes, input.size()) || !fits(output_sizes, output.size())) {
-    return wrong_size("the splits of all_to_all are one number a rank, which add up to the tensor's first dimension");
+    return wrong_size(
+        "the splits of all_to_all must be one number for each rank, and must add up to the tensor's first dimension");
   }
   const Label label = this->label(CollectiveOp::kAllToAll, dtype, 0);
   std::vector<Outgoing> sends;
@@ -215,7 +216,7 @@ Status Collectives::all_to_all(ir::DType dtype, Source input, std::span<const ui
     out += to.size();
     if (static_cast<int>(rank) == mesh_.rank()) {
       if (from.size() != to.size())
-        return wrong_size("all_to_all keeps as many elements for its own rank as it has for it");
+        return wrong_size("all_to_all must receive as many elements from its own rank as it sends to it");
       copy(from, to);
       continue;
     }

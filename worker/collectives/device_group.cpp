@@ -113,7 +113,7 @@ Status meet(Mesh& mesh, DeviceCollectives& collectives, const OpLimits& limits,
   } else {
     std::vector<Incoming> receives = {{0, begins, std::as_writable_bytes(std::span(&note, 1))}};
     if (const Status came = mesh.exchange({}, receives, limits); !came.ok()) return came;
-    if (note.good == 0) status = {ErrorCode::kOpFailed, "rank 0 has no id"};
+    if (note.good == 0) status = {ErrorCode::kOpFailed, "rank 0 could not create an id"};
   }
   if (note.good == 0) {  // All ranks know it.
     *why = status.message();
@@ -130,7 +130,7 @@ Status meet(Mesh& mesh, DeviceCollectives& collectives, const OpLimits& limits,
   if (const Status told = send_to_all(mesh, ends, note, limits); !told.ok()) return told;
   if (const Status came = others.wait(); !came.ok()) return came;
   others.for_each([&](int rank, const Note& theirs) {
-    if (status.ok() && theirs.good == 0) status = {ErrorCode::kOpFailed, mesh.name_of(rank) + " could not"};
+    if (status.ok() && theirs.good == 0) status = {ErrorCode::kOpFailed, mesh.name_of(rank) + " could not join"};
   });
   if (!status.ok()) {
     group->reset();

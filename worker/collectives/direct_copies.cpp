@@ -10,7 +10,7 @@ namespace {
 // A copy takes as long as earlier work does: a lost peer is noticed by the connection.
 constexpr std::chrono::hours kNoLimit{24 * 365};
 
-Status damaged() { return Status::invalid("remote: a damaged plan of direct copies"); }
+Status damaged() { return Status::invalid("remote: the plan of direct copies is damaged"); }
 Status no_pair() {
   return collective_failed(
       "remote: the connection between the two workers of this copy was ended; the next copy makes another one");
@@ -82,7 +82,7 @@ OpLimits DirectCopies::limits_of(const Pair& pair, Interrupted interrupted) {
 
 std::string DirectCopies::listen(int64_t pair) {
   std::string answer;
-  if (host_.empty()) return "-this worker waits for no other workers; start it with --peer-host HOST";
+  if (host_.empty()) return "-this worker accepts no connections of other workers; start it with --peer-host HOST";
   Pair made;
   made.waits = true;
   if (Status status = PeerListener::open(host_, &made.listener); !status.ok())

@@ -243,7 +243,7 @@ Status Mesh::lost_peer_error(int rank, const Exchange& exchange, int error) cons
   return collective_failed("remote: the worker of " + name_of(rank) + " is gone" +
                            (error != 0 ? " (" + std::string(std::strerror(error)) + ")" : "") +
                            (in.empty() ? "" : ", in " + in) +
-                           (options_.names.empty() ? "; look at what that process says, and start all ranks again"
+                           (options_.names.empty() ? "; look at the output of that process, and start all ranks again"
                                                    : "; what it had not sent is lost"));
 }
 
@@ -295,7 +295,7 @@ Status Mesh::check_limits(const Exchange& exchange) const {
     return collective_failed("remote: " + name_of(rank_) + " waited " +
                              std::to_string(std::chrono::duration<double>(exchange.limits.time).count()).substr(0, 6) +
                              " s in " + label() +
-                             "; see that this rank calls the same collectives and is not much slower, or give "
+                             "; check that this rank calls the same collectives and is not much slower, or give "
                              "init_process_group a longer timeout=");
   }
   return {};
@@ -348,7 +348,7 @@ Status Mesh::take_label(int rank) {
   if (header.magic != kMagic || header.kind < Label::kCollective || header.kind > Label::kFailure ||
       header.op > static_cast<uint8_t>(CollectiveOp::kLast)) {
     return collective_failed("remote: " + name_of(rank) +
-                             " sent what is no message of a group; its worker is of another version");
+                             " sent data that is not a message of a group; its worker has another version");
   }
   peer.target = nullptr;
   peer.bytes_read = 0;

@@ -105,7 +105,7 @@ Status PeerCopies::test_access(Mesh& mesh, int peer, PeerMemory* mine, const OpL
     if (piece) piece->was_read();  // Nothing reads it.
     const auto tell = [why](const std::string& name, const std::string& none) {
       if (none.empty()) return;
-      *why += (why->empty() ? "" : "; ") + name + (none == "-" ? " is no GPU" : ": " + none);
+      *why += (why->empty() ? "" : "; ") + name + (none == "-" ? " is not a GPU" : ": " + none);
     };
     if (none_here == "-" && none_there == "-") {
       *why = "-";

@@ -112,7 +112,7 @@ Status connect(const GroupPlan& plan, int to, const Deadline& deadline, Socket* 
   Status status = remote::connect_tcp(plan.addresses[to], deadline, &socket);
   if (!status.ok()) {
     return collective_failed(
-        "remote: the worker of " + name + " is not reached from that of " + plan.name_of(plan.rank) + ": " +
+        "remote: the worker of " + plan.name_of(plan.rank) + " cannot reach the worker of " + name + ": " +
         status.message() +
         "; workers on other machines need an address that the others reach (--peer-host, TORCH_REMOTE_PEER_HOST)");
   }
@@ -129,12 +129,12 @@ Status connect(const GroupPlan& plan, int to, const Deadline& deadline, Socket* 
   if (status.ok()) status = put(socket, prove(plan, "connects", client_hello, to, server_hello), deadline);
   if (status.ok()) status = get(socket, &proof, deadline);
   if (!status.ok()) {
-    return collective_failed("remote: the worker of " + name + " did not let " + plan.name_of(plan.rank) +
-                             " in: " + status.message() + "; see that both are of one group and of one version");
+    return collective_failed("remote: the worker of " + name + " refused " + plan.name_of(plan.rank) + ": " +
+                             status.message() + "; check that both belong to one group and have one version");
   }
   if (!remote::equal(proof, prove(plan, "accepts", client_hello, to, server_hello))) {
-    return collective_failed("remote: who answers for " + name +
-                             " does not know the group's secret; see what listens there");
+    return collective_failed("remote: the process that answers for " + name +
+                             " does not know the group's secret; check what listens there");
   }
   *capabilities = server_hello.capabilities;
   return {};
@@ -210,7 +210,7 @@ bool read_secret(std::string_view digits, std::vector<uint8_t>* secret) {
 Status join(const PeerListener& listener, const GroupPlan& plan, const OpLimits& limits, Mesh& mesh) {
   const int size = static_cast<int>(plan.addresses.size());
   if (plan.rank < 0 || plan.rank >= size || size != mesh.size() || plan.secret.size() < remote::kMinTokenBytes) {
-    return Status::invalid("remote: a group with a rank that is none, or without a secret");
+    return Status::invalid("remote: a process group has an invalid rank or no secret");
   }
   const auto deadline = std::chrono::steady_clock::now() + limits.time;
   const auto left = [&] {
@@ -234,9 +234,9 @@ Status join(const PeerListener& listener, const GroupPlan& plan, const OpLimits&
     if (missing.empty()) return {};
     if (Status status = deadline_of(limits, left()).wait(listener.socket(), POLLIN); !status.ok()) {
       return collective_failed("remote: the worker of rank " + std::to_string(plan.rank) + " waits at " +
-                               listener.address().text() + " for those of ranks " + missing + ", which did not come" +
-                               (status.code() == ErrorCode::kTimeout ? " in time" : "") +
-                               "; see that these processes run and that their workers reach this address");
+                               listener.address().text() + " for those of ranks " + missing +
+                               ", which did not connect" + (status.code() == ErrorCode::kTimeout ? " in time" : "") +
+                               "; check that these processes run and that their workers can reach this address");
     }
     Socket socket(::accept4(listener.socket(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.get() < 0) continue;

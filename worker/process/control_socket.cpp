@@ -16,7 +16,8 @@ constexpr size_t kMostBytes = 4096;
 
 Status make_control_sockets(int ends[2]) {
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0) return {};
-  return Status::internal(std::string("remote: no socket for a session's process: ") + std::strerror(errno));
+  return Status::internal(std::string("remote: cannot create a socket for a session's process: ") +
+                          std::strerror(errno));
 }
 
 bool send_control(int socket, Control type, const std::string& body, int descriptor) {

@@ -64,7 +64,7 @@ Status remove_stale_socket(const std::string& path, const sockaddr_un& address) 
   struct stat there{};
   if (lstat(path.c_str(), &there) != 0) return {};
   if (!S_ISSOCK(there.st_mode)) {
-    return Status::invalid("remote: cannot listen on " + path + ": there is something else than a socket; remove it, " +
+    return Status::invalid("remote: cannot listen on " + path + ": this path exists and is not a socket; remove it, " +
                            "or give --listen another path");
   }
   const int made = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -202,7 +202,7 @@ Status Listener::open() {
   url_ = options_.url;
   Status status;
   if (!remote::scheme_of(url_)) {
-    return Status::invalid("remote: --listen wants unix://PATH, tcp://HOST:PORT or tls://HOST:PORT, not '" + url_ +
+    return Status::invalid("remote: --listen needs unix://PATH, tcp://HOST:PORT or tls://HOST:PORT, not '" + url_ +
                            "'");
   }
   if (status = remote::parse_worker_url(url_, &at_); !status.ok()) return status;
@@ -398,7 +398,7 @@ SessionProcess& Listener::add_session(pid_t pid, SessionProcess::State state, st
 void Listener::accept_unix(int client) {
   const ucred peer = peer_of(client);
   if (peer.uid != 0 && peer.uid != geteuid() && std::ranges::find(options_.users, peer.uid) == options_.users.end()) {
-    spdlog::warn("process {} of user {} is not let in (--allow-user)", peer.pid, peer.uid);
+    spdlog::warn("process {} of user {} is refused (--allow-user)", peer.pid, peer.uid);
     close(client);
   } else if (waiting_for_admission_.size() >= kMostWaiting) {
     close(client);
@@ -503,7 +503,7 @@ void Listener::begin_session(int client, const ClientHello& client_hello) {
   int ends[2];
   if (Status status = make_control_sockets(ends); !status.ok()) {
     spdlog::error("{}", status.message());
-    return answer(client, ServerHello::kRefused, "it has no room just now; try again");
+    return answer(client, ServerHello::kRefused, "it cannot start a session at the moment; try again");
   }
   std::string name = remote::peer_of(client);
   SessionStatus* const counts = begin_status(name);
@@ -522,7 +522,7 @@ void Listener::begin_session(int client, const ClientHello& client_hello) {
     spdlog::error("{}", started.message());
     if (status_) status_->end(counts);
     close(ends[0]);
-    return answer(client, ServerHello::kRefused, "it has no room just now; try again");
+    return answer(client, ServerHello::kRefused, "it cannot start a session at the moment; try again");
   }
   SessionProcess& session = add_session(pid, SessionProcess::State::kUnproven, std::move(name), counts);
   session.control = ends[0];
@@ -550,13 +550,13 @@ void Listener::hand_over(int client, const ClientHello& client_hello) {
   }
   if (client_hello.attempt <=
       session->attempts) {  // The client hello is a replay, or the client has given it up since.
-    spdlog::info("{} says again what the client of {} said", remote::peer_of(client), session->client);
+    spdlog::info("{} sent an old client hello of the client of {}", remote::peer_of(client), session->client);
     return;
   }
   session->attempts = client_hello.attempt;
   const std::string bytes(reinterpret_cast<const char*>(&client_hello), sizeof(client_hello));
   if (!send_control(session->control, Control::kReconnect, bytes, client)) {
-    spdlog::warn("the session of {} does not take its client back", session->client);
+    spdlog::warn("the session of {} does not accept its client's new connection", session->client);
   }
 }
 

@@ -127,8 +127,8 @@ Status serve_stdio(const ServerOptions& options) {
 
 void add_network_options(CLI::App& app, ListenOptions* options, std::string* token_file) {
   app.add_option("--token-file", *token_file,
-                 "clients over a network must know the token in this file (16 bytes or "
-                 "more), and learn that the worker knows it");
+                 "clients over a network must know the token in this file (16 bytes or more), and verify that the "
+                 "worker knows it");
   app.add_option("--tls-cert", options->tls.certificate, "the worker's certificate, a PEM file");
   app.add_option("--tls-key", options->tls.key, "its key, a PEM file");
   app.add_option("--tls-client-ca", options->tls.authorities,
@@ -140,10 +140,10 @@ void add_network_options(CLI::App& app, ListenOptions* options, std::string* tok
         ->check(CLI::Range(0.01, 86400.0))
         ->default_str(std::to_string(value->count() / 1000));
   };
-  milliseconds("--lease", &options->lease, "seconds that a session waits for a client that was cut off");
+  milliseconds("--lease", &options->lease, "seconds that a session waits for a client whose connection broke");
   milliseconds("--heartbeat", &options->heartbeat,
-               "seconds after which an end that has nothing to say says so; a connection where nothing comes for three "
-               "of these is cut");
+               "seconds between messages on an idle connection; a connection without a message for three times as long "
+               "is closed");
 }
 
 // --probe. Prints what all targets find, and returns the largest of their statuses.
@@ -226,7 +226,7 @@ std::string describe(const std::vector<Target>& targets) {
 }
 
 int run(int argc, char** argv, const std::vector<Target>& targets) {
-  CLI::App app("The process where tensors of the device 'remote' live. Local ones are started by themselves.",
+  CLI::App app("The process where tensors of the device 'remote' live. Scripts start local workers automatically.",
                "torch-remote-worker");
   app.footer(kExamples);
   int socket = -1;
@@ -252,7 +252,7 @@ int run(int argc, char** argv, const std::vector<Target>& targets) {
            if (!status.ok()) throw CLI::ValidationError("--device", status.message());
          },
          "where tensors live. " + describe(targets) +
-             ". With --listen also several, with commas between: a session has the one that the fewest others have")
+             ". With --listen also several, with commas between: each session gets the device with the fewest sessions")
       ->default_str(targets.front().name);
   app.add_option("--threads", options.threads, "threads of a session's runner; 0: its default")
       ->check(CLI::NonNegativeNumber);
@@ -261,27 +261,26 @@ int run(int argc, char** argv, const std::vector<Target>& targets) {
                                "--listen, on a CPU, 80 % of that")
                     ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
   std::string folder;
-  auto* allows_files =
-      app.add_option("--allow-files", folder,
-                     "clients may have files of this folder read here (torch.remote.load_file); without one: all files "
-                     "that this process may read")
-          ->expected(0, 1);
+  auto* allows_files = app.add_option("--allow-files", folder,
+                                      "clients may load files of this folder (torch.remote.load_file); without a "
+                                      "folder: all files that this process can read")
+                           ->expected(0, 1);
   auto* allows_python =
       app.add_option("--allow-python", options.python,
-                     "clients may call Python functions here (torch_remote.function): whatever they do, this user "
-                     "does; the interpreter, which has torch, default: python3")
+                     "clients may call Python functions here (torch_remote.function), with all rights of this user; "
+                     "the value is the interpreter, which needs torch; default: python3")
           ->expected(0, 1);
-  auto* peer_host =
-      app.add_option("--peer-host", options.peer_host,
-                     "an address of this machine by which workers of other ranks reach it "
-                     "(torch.distributed), where sessions wait for them; default: with --listen none, else "
-                     "TORCH_REMOTE_PEER_HOST or 127.0.0.1");
+  auto* peer_host = app.add_option("--peer-host", options.peer_host,
+                                   "an address of this machine on which sessions accept connections of the workers of "
+                                   "other ranks (torch.distributed); default: with --listen none, else "
+                                   "TORCH_REMOTE_PEER_HOST or 127.0.0.1");
   auto* most = app.add_option("--max-sessions", listening.max_sessions,
                               "clients at once, with --listen; 0: any number; default: twice the cores, 16 at least");
   int session = -1;
   app.add_option("--session-fd", session)->group("");  // For the processes that a listener starts.
-  app.add_option("--session-user", listening.sandbox.user,
-                 "the user that a session becomes once its client is known; needs a listener that runs as root");
+  app.add_option(
+      "--session-user", listening.sandbox.user,
+      "the user that a session runs as after its client is authenticated; needs a listener that runs as root");
   app.add_option_function<std::vector<std::string>>(
       "--allow-user",
       [&listening](const std::vector<std::string>& names) {
@@ -291,14 +290,16 @@ int run(int argc, char** argv, const std::vector<Target>& targets) {
       },
       "with --listen unix://, users (names or numbers) whose processes may connect, in addition to this one and root");
   bool probes = false, probes_sandbox = false, as_json = false;
-  auto* probe_flag = app.add_flag("--probe", probes,
-                                  "say which GPUs, driver and libraries there are and how to install what is missing, "
-                                  "then end: with status 0 if nothing is, 1 if something is, 2 if no GPU can be used");
-  app.add_flag("--json", as_json, "--probe says it as JSON")->needs(probe_flag->excludes(given)->excludes(over_stdio));
+  auto* probe_flag =
+      app.add_flag("--probe", probes,
+                   "print the GPUs, the driver and the libraries of this machine and how to install missing ones, then "
+                   "exit; the exit status is 0 if nothing is missing, 1 if something is, 2 if no GPU can be used");
+  app.add_flag("--json", as_json, "print the result of --probe as JSON")
+      ->needs(probe_flag->excludes(given)->excludes(over_stdio));
   app.add_flag("--probe-sandbox", probes_sandbox,
-               "say as JSON what the sessions of a worker that listens are confined by on this machine, then end");
+               "print as JSON what confines the sessions of a listening worker on this machine, then exit");
   app.add_option("--status-file", listening.status_file,
-                 "a file that others can read while this listens: sessions and what they do (torch-remote top)");
+                 "a file for other programs with the sessions and what they do (torch-remote top)");
   add_network_options(app, &listening, &token_file);
   app.set_version_flag("--version", "torch-remote-worker, op table: " + ir::op_table_version());
   // One line, because other programs show it.
@@ -321,7 +322,9 @@ int run(int argc, char** argv, const std::vector<Target>& targets) {
   if (allows_python->count() > 0 && options.python.empty()) options.python = "python3";
   options.python_program = remote::package_folder() / "lib/python_process.py";
   if (socket < 0 && !stdio && listening.url.empty()) {
-    return fail("remote: where are the clients? Try: torch-remote-worker --listen unix:///tmp/worker.sock (or --help)");
+    return fail(
+        "remote: give the worker its clients with --listen, --stdio or --socket-fd; for example torch-remote-worker "
+        "--listen unix:///tmp/worker.sock");
   }
   if (peer_host->count() == 0 && listening.url.empty()) {
     const char* host = std::getenv("TORCH_REMOTE_PEER_HOST");
@@ -334,7 +337,7 @@ int run(int argc, char** argv, const std::vector<Target>& targets) {
   if (socket >= 0) prctl(PR_SET_PDEATHSIG, SIGCONT);
   const Target& target = *chosen.target;
   if (chosen.numbers.size() > 1) {
-    if (listening.url.empty()) return fail("remote: one client has one device; several want --listen");
+    if (listening.url.empty()) return fail("remote: one client has one device; use several devices with --listen");
     std::ranges::transform(chosen.numbers, std::back_inserter(listening.devices), target.open);
   }
   options.open_device = target.open(chosen.numbers.front());

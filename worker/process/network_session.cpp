@@ -201,7 +201,7 @@ Status serve_network_client(int socket, const ClientHello& client_hello, int con
   if (status = request_admission(control, pending_client.key); !status.ok()) {
     refuse(pending_client, status.message(), deadline);
     return {ErrorCode::kUnsupported,
-            "remote: " + pending_client.stream->description() + " was not let in: " + status.message()};
+            "remote: " + pending_client.stream->description() + " was refused: " + status.message()};
   }
   if (status = accept_client(pending_client, 0, options.lease, options.heartbeat, deadline); !status.ok())
     return status;

@@ -96,11 +96,11 @@ Status write_file(const SessionStart& start, int* descriptor) {
   for (const std::string& folder : start.libraries) writer.text(folder);
   const std::string& bytes = writer.bytes();
   const int file = memfd_create("torch-remote-session", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (file < 0) return system_error("no memory file for a session");
+  if (file < 0) return system_error("cannot create a memory file for a session");
   const ssize_t written = write(file, bytes.data(), bytes.size());
   if (written != static_cast<ssize_t>(bytes.size()) ||
       fcntl(file, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) != 0) {
-    const Status status = system_error("no memory file for a session");
+    const Status status = system_error("cannot create a memory file for a session");
     close(file);
     return status;
   }

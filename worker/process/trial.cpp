@@ -58,9 +58,9 @@ Status try_all(const ListenOptions& options, const ServerOptions& server, TrialR
 
 Status run_trial(const ListenOptions& options, const ServerOptions& server, TrialRun* found) {
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return system_error("no pipe");
+  if (pipe2(ends, O_CLOEXEC) != 0) return system_error("cannot create a pipe");
   const pid_t pid = fork();
-  if (pid < 0) return system_error("no process");
+  if (pid < 0) return system_error("cannot create a process");
   if (pid == 0) {
     close(ends[0]);
     Status status;

@@ -21,7 +21,7 @@ TEST(PluginLoader, AMissingFileIsNamed) {
 }
 
 TEST(PluginLoader, ALibraryThatIsNoPluginIsRefused) {
-  EXPECT_NE(message_of("libm.so.6").find("no plugin of the worker"), std::string::npos);
+  EXPECT_NE(message_of("libm.so.6").find("not a plugin of the worker"), std::string::npos);
 }
 
 TEST(PluginLoader, AnotherVersionOfTheInterfaceIsRefused) {

@@ -47,7 +47,7 @@ class PluginRunner final : public Runner {
     error.struct_size = sizeof(error);
     if (api_->create(&host_, options_.threads, options_.inproc, &runner_, &error) == 0) return {};
     runner_ = nullptr;
-    return {ErrorCode::kInternal, std::string("remote: the runner does not start: ") + error.message, error.kind};
+    return {ErrorCode::kInternal, std::string("remote: the runner cannot start: ") + error.message, error.kind};
   }
 
   std::string name() const override { return api_->description; }

@@ -35,10 +35,10 @@ Status choose_devices(std::string_view text, std::span<const Target> targets, Ch
     const auto target = std::ranges::find(targets, name.substr(0, name.find(':')), &Target::name);
     const int number = target != targets.end() ? number_of(name, *target) : -1;
     if (number < 0) {
-      return Status::invalid("'" + std::string(name) + "' is no device; there are " + names_of(targets));
+      return Status::invalid("'" + std::string(name) + "' is not a device; there are " + names_of(targets));
     }
     if (chosen->target != nullptr && chosen->target != &*target) {
-      return Status::invalid("'" + std::string(name) + "' is no device of '" + chosen->target->name +
+      return Status::invalid("'" + std::string(name) + "' is not a device of '" + chosen->target->name +
                              "': the devices of one worker are of one target");
     }
     if (!target->numbered && !chosen->numbers.empty())

@@ -33,10 +33,10 @@ TEST(Targets, AreChosenByNameAndNumber) {
 TEST(Targets, ErrorsListWhatThereIs) {
   ChosenDevices chosen;
   for (const char* wrong : {"", "tpu", "cpu:0", "gpu:", "gpu:x", "gpu:-1", "gpu:1x", "gpu:99999999999", "gpu,"}) {
-    EXPECT_NE(choose(wrong, &chosen).find("is no device; there are cpu, gpu:0, gpu:1, ..."), std::string::npos)
+    EXPECT_NE(choose(wrong, &chosen).find("is not a device; there are cpu, gpu:0, gpu:1, ..."), std::string::npos)
         << wrong << ": " << choose(wrong, &chosen);
   }
-  EXPECT_NE(choose("cpu,gpu:1", &chosen).find("'gpu:1' is no device of 'cpu'"), std::string::npos);
+  EXPECT_NE(choose("cpu,gpu:1", &chosen).find("'gpu:1' is not a device of 'cpu'"), std::string::npos);
   EXPECT_NE(choose("cpu,cpu", &chosen).find("there is one device 'cpu'"), std::string::npos);
 }
 

@@ -62,9 +62,9 @@ doc = "Mixes." """
     ("name", "schema", "message"),
     [
         ("remote::mix", "aten::mix(Tensor a) -> Tensor", "must begin with remote::"),
-        ("remote::mix", "remote::mix(Tensor a -> Tensor", "is none"),
+        ("remote::mix", "remote::mix(Tensor a -> Tensor", "is invalid"),
         ("remote::mix", "remote::other(Tensor a) -> Tensor", "has the schema of remote::other"),
-        ("remote::mix_", "remote::mix_(Tensor(a!) self) -> Tensor(a!)", "is functional"),
+        ("remote::mix_", "remote::mix_(Tensor(a!) self) -> Tensor(a!)", "must be functional"),
         ("remote::mix", "remote::mix(Stream a) -> Tensor", "cannot be recorded"),
     ],
 )
@@ -153,7 +153,7 @@ def test_expressions_by_overload(tmp_path):
             'add = { structural = ["beta"], doc = "." }',
             "names 'beta', which no overload has; there are alpha",
         ),
-        ('add = { writes = ["alpha"], doc = "." }', "writes names 'alpha', which is no tensor"),
+        ('add = { writes = ["alpha"], doc = "." }', "writes names 'alpha', which is not a tensor"),
         ('cumsum = { values = ["dtype"], doc = "." }', "values names 'dtype', a DType: only numbers can be values"),
         ('relu = { expression = "max(self, zero)", doc = "." }', "uses 'zero'; the arguments are self"),
         ('relu = { expression = "max(self)", doc = "." }', "calls max/1; the notation has abs/1"),

@@ -219,11 +219,11 @@ class _Entry:
         try:
             overload = own_overload(self.data["schema"])
         except ValueError as error:
-            self.fail(f"schema {self.data['schema']!r} is none: {error}")
+            self.fail(f"schema {self.data['schema']!r} is invalid: {error}")
         if overload.name != self.name:
             self.fail(f"has the schema of {overload.name}")
         if overload.kind is not SchemaKind.functional:
-            self.fail("writes its arguments: an op of one's own is functional")
+            self.fail("writes its arguments: an op of this project must be functional")
         if any(x.kind == "Unsupported" for x in (*overload.args, *overload.results)):
             self.fail("has an argument or a result of a type that cannot be recorded")
         self.overloads[overload.name] = overload
@@ -323,7 +323,7 @@ class _Entry:
             return []
         add("to_result", visit(ast.parse(text, mode="eval").body))
         if len(nodes) > _MOST_NODES:
-            self.fail(f"expression {text!r} has {len(nodes)} nodes; the most are {_MOST_NODES}")
+            self.fail(f"expression {text!r} has {len(nodes)} nodes; the limit is {_MOST_NODES}")
         return list(nodes)
 
     def _row(self, overload: Overload) -> Op:
@@ -334,7 +334,7 @@ class _Entry:
             if arg.name not in self.data.get("writes", []):
                 continue
             if arg.kind not in _TENSORS:
-                self.fail(f"writes names {arg.name!r}, which is no tensor")
+                self.fail(f"writes names {arg.name!r}, which is not a tensor")
             if arg.writes and overload.kind is SchemaKind.functional:
                 self.fail(f"writes names {arg.name!r}, which the schema annotates already; delete it there")
             hidden = hidden or not arg.writes

@@ -64,10 +64,10 @@ def composed(path: Path, header_path: str, ops: list[Op], overloads: dict[str, O
                 fills.append(f'    {{"", ArgKind::k{_CONSTANTS[type(value)]}, {float(value)!r}}},')
                 continue
             if overload is not None and overload.arg(value) is None:
-                raise TableError(f"{where}: {name}: with names {value!r}, which the op has not")
+                raise TableError(f"{where}: {name}: with names {value!r}, which the op does not have")
             fills.append(f"    {{{json.dumps(value)}, ArgKind::kUnsupported, 0}},")
         if (zero := row.get("zero", "")) and overload is not None and overload.arg(zero) is None:
-            raise TableError(f"{where}: {name}: zero names {zero!r}, which the op has not")
+            raise TableError(f"{where}: {name}: zero names {zero!r}, which the op does not have")
         by = opcodes[row["by"]] if "by" in row else "kInvalidOpcode"
         rows.append(
             f"    {{{json.dumps(full_name(name))}, {str(name in own).lower()}, ComposedAs::k{camel(row['as'])}, {by},"

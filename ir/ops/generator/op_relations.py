@@ -54,7 +54,7 @@ class _Condition:
         if isinstance(tree, ast.Call) and tree.func.id == "pack":
             return f"{code};"
         if kind != "n":
-            raise TableError(f"{self.where}: {self.text!r} is no condition")
+            raise TableError(f"{self.where}: {self.text!r} is not a condition")
         absent = "".join(f"{name} || " for name in dict.fromkeys(self.optional))
         return f"need({absent}({code}), op, {json.dumps(self.text)});"
 
@@ -132,7 +132,7 @@ def _allowed(path: Path, ops: list[Op]) -> list[str]:
     """The ops outside the table that programs may call."""
     names = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
     if names != sorted(set(names)):
-        raise TableError(f"ir/ops/{path.name}: its names must be sorted, and each be there once")
+        raise TableError(f"ir/ops/{path.name}: its names must be sorted and unique")
     if twice := {op.name for op in ops} & set(names):
         raise TableError(f"ir/ops/{path.name}: {min(twice)} is in the op table; delete it here")
     return names

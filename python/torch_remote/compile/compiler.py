@@ -36,10 +36,11 @@ log = logging.getLogger(__name__)
 
 # Names of `options=`, all bools, and their descriptions.
 OPTIONS: dict[str, str] = {
-    "low_latency": "client and worker wait busily, up to a millisecond, for what comes next: calls are cheaper and "
-    "answered sooner, for some of a core",
-    "tune": "the worker times the first runs, ops with one and with several threads, groups by several kernels and op "
-    "by op, and keeps the fastest, of groups also for later processes; last bits may then differ between processes",
+    "low_latency": "client and worker spin for up to a millisecond before they sleep, which lowers latency and costs "
+    "part of a core",
+    "tune": "the worker times the first runs: ops with one and with several threads, groups with several kernels and "
+    "op by op; it keeps the fastest choice, for groups also for later processes; the last bits of results may then "
+    "differ between processes",
     "verify": "check the FX graph (torch.fx.Graph.lint) before it is compiled",
 }
 # The options that torch.compile's modes select. (In Inductor, CUDA graphs reduce the cost of calls.)

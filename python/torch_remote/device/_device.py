@@ -141,9 +141,9 @@ def set_restore(
         ValueError: the mode, `limit` or `every` is invalid.
     """
     if mode not in ("replay", None):
-        raise ValueError(f"remote: set_restore knows 'replay' and None, not {mode!r}")
+        raise ValueError(f"remote: set_restore accepts 'replay' and None, got {mode!r}")
     if every <= 0:
-        raise ValueError(f"remote: every={every!r} is no time between checkpoints; give seconds")
+        raise ValueError(f"remote: every={every!r} is not a time between checkpoints; give seconds")
     _C.set_restore(_index(device), mode == "replay", os.fspath(folder or ""), _bytes(limit), max(1, int(every)))
 
 
@@ -153,7 +153,7 @@ def _bytes(size: int | str) -> int:
     unit = {"K": 10, "M": 20, "G": 30}.get(text[-1:], 0)
     digits = text[:-1] if unit else text
     if not digits.isdecimal() or not 0 < int(digits) << unit < 1 << 63:
-        raise ValueError(f"remote: {size!r} is no number of bytes; write it like 500000000, '500M' or '4G'")
+        raise ValueError(f"remote: {size!r} is not a number of bytes; write it like 500000000, '500M' or '4G'")
     return int(digits) << unit
 
 
@@ -248,8 +248,8 @@ def utilization(device: _Device = None) -> int:
     pid = _process(device)
     if pid is None:
         raise RuntimeError(
-            f"torch.remote.utilization: the worker ({properties.worker}) is no process of its own on this machine; ask "
-            "its machine (top)"
+            f"torch.remote.utilization: the worker ({properties.worker}) is not a separate process on this machine; "
+            "measure it on its machine (top)"
         )
     began, used = time.monotonic(), _processor_time(pid)
     time.sleep(0.1)

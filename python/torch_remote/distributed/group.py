@@ -74,8 +74,8 @@ class Group:
     def _listen(self, device: torch.device) -> None:
         if _C.restores(device.index):
             raise RuntimeError(
-                f"remote: {device} restores lost workers by doing again what was done, which ranks cannot do one by "
-                "one; use process groups without restore='replay', and checkpoints for what must survive"
+                f"remote: {device} has restore='replay', but a single rank cannot replay collective ops; use process "
+                "groups without restore='replay', and checkpoints for what must survive"
             )
         port = torch.zeros(1, dtype=torch.int64, device=device)
         host = torch.zeros(_HOST, dtype=torch.uint8, device=device)
@@ -109,8 +109,9 @@ class Group:
             return self.store.get(key).decode()
         except RuntimeError as error:
             raise RuntimeError(
-                f"remote: rank {rank} did not say where its worker is within {self.timeout.total_seconds():g} s; see "
-                "that its process runs and uses the process group, too, or give init_process_group a longer timeout="
+                f"remote: rank {rank} did not send the address of its worker within {self.timeout.total_seconds():g} "
+                "s; check that its process runs and uses the process group, too, or give init_process_group a longer "
+                "timeout="
             ) from error
 
     # --- what all ops have in common
@@ -250,12 +251,13 @@ class Group:
     def _gathered(self, row: list[Tensor], tensor: Tensor) -> Tensor:
         """Allocates memory for one tensor per rank, which is then copied to `row`."""
         if len(row) != self.size:
-            raise ValueError(f"remote: {len(row)} tensors for what {self.size} ranks have; give one for each rank")
+            raise ValueError(f"remote: got {len(row)} tensors for {self.size} ranks; give one for each rank")
         for output in row:
             self._same_dtype(output, tensor)
             if output.numel() != tensor.numel():
                 raise ValueError(
-                    f"remote: a tensor of {output.numel()} elements cannot have one of {tensor.numel()}; all ranks' "
+                    f"remote: a tensor of {output.numel()} elements cannot hold a tensor of {tensor.numel()}; all "
+                    "ranks' "
                     "tensors must have the same size"
                 )
         return torch.empty((self.size, tensor.numel()), dtype=tensor.dtype, device=tensor.device)
@@ -268,7 +270,7 @@ class Group:
     @staticmethod
     def _same_dtype(a: Tensor, b: Tensor) -> None:
         if a.dtype != b.dtype:
-            raise ValueError(f"remote: tensors of one op have one dtype, not {a.dtype} and {b.dtype}")
+            raise ValueError(f"remote: the tensors of one op must have one dtype, got {a.dtype} and {b.dtype}")
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], root: int) -> Any:
         (tensor,) = inputs
@@ -334,8 +336,8 @@ class Group:
         if not splits:
             if rows % self.size:
                 raise ValueError(
-                    f"remote: all_to_all of a tensor with {rows} rows, which {self.size} ranks do not divide; give "
-                    "splits"
+                    f"remote: all_to_all of a tensor with {rows} rows, which is not divisible by {self.size} ranks; "
+                    "give splits"
                 )
             splits = [rows // self.size] * self.size
         if len(splits) != self.size or sum(splits) != rows or min(splits) < 0:

@@ -64,7 +64,7 @@ def _chosen() -> list[str]:
     if not all(name[:1] == "-" and name[1:] in BRIDGES for name in without):
         raise ValueError(
             f"remote: TORCH_REMOTE_INTEGRATIONS={value!r} is not understood; set it to 1 (all integrations), 0 (none), "
-            f"or to those to leave out, like -lightning,-dlpack; there are: {', '.join(BRIDGES)}"
+            f"or to a list of those to leave out, like -lightning,-dlpack; there are: {', '.join(BRIDGES)}"
         )
     return [name for name in BRIDGES if f"-{name}" not in without]
 
@@ -80,7 +80,7 @@ def _bridge(name: str) -> None:
         importlib.import_module(f"{__name__}.{library}").bridge(sys.modules[name])
     except Exception as error:
         log.warning(
-            "remote: %s is not as the integration %r knows it, and was left as it is: %s: %s. "
+            "remote: %s differs from the versions that the integration %r supports, and was not changed: %s: %s. "
             "TORCH_REMOTE_INTEGRATIONS=-%s leaves that integration out",
             name,
             library,

@@ -33,7 +33,7 @@ def _default_device(module: ModuleType) -> None:
     state = module.PartialState
     (old,) = existing(state, "default_device")
     if not isinstance(old, property):
-        raise UnknownUpstream("PartialState.default_device is no property")
+        raise UnknownUpstream("PartialState.default_device is not a property")
     state.default_device = property(lambda self: current(), doc="The current remote device.")
 
 
@@ -73,7 +73,7 @@ def _scaler_and_memory(module: ModuleType) -> None:
         ours = sorted(key for key in max_memory if isinstance(key, int))
         for index in ours:
             if not 0 <= index < remote.device_count():
-                raise ValueError(f"remote: max_memory has device {index}, but there are {remote.device_count()}")
+                raise ValueError(f"remote: max_memory has device {index}, but there are only {remote.device_count()}")
             if isinstance(max_memory[index], str):  # like upstream, this changes the caller's dict
                 max_memory[index] = size(max_memory[index])
         max_memory.update(get_max_memory({key: value for key, value in max_memory.items() if key not in ours}))
@@ -89,7 +89,7 @@ def _dynamo_backend(module: ModuleType) -> None:
     backends = module.DynamoBackend
     inductor = backends("INDUCTOR")
     if not isinstance(inductor, str) or "REMOTE" in backends._member_map_:
-        raise UnknownUpstream("DynamoBackend is no Enum of strings, or knows this device")
+        raise UnknownUpstream("DynamoBackend is not an Enum of strings, or has this device already")
     member = str.__new__(backends, "REMOTE")
     member._name_ = member._value_ = "REMOTE"
     member.__objclass__ = backends

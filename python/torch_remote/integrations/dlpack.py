@@ -38,7 +38,8 @@ def bridge(module: ModuleType) -> None:
         if dl_device is not None and dl_device[0] == DLDeviceType.kDLCPU and copy is not False:
             return share(self.cpu(), dl_device=dl_device, **kwargs)  # the consumer asked for a copy on the CPU
         raise BufferError(
-            f"remote: a tensor on {self.device} cannot be shared by DLPack, as its memory is a worker's; share a copy: "
+            f"remote: a tensor on {self.device} cannot be shared by DLPack, because its memory belongs to a worker; "
+            "share a copy: "
             "from_dlpack(x.cpu())"
         )
 

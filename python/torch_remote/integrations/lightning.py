@@ -91,7 +91,7 @@ def _change_connector(module: ModuleType, registry: Any, connector: Any, precisi
         connector, "_choose_auto_accelerator", "_choose_strategy", "_check_and_init_precision"
     )
     if not isinstance(choose_accelerator, staticmethod):
-        raise UnknownUpstream(f"{connector.__name__}._choose_auto_accelerator is no static method")
+        raise UnknownUpstream(f"{connector.__name__}._choose_auto_accelerator is not a static method")
     accelerator = _accelerator(module.Accelerator)
 
     @functools.wraps(choose_strategy)
@@ -101,8 +101,8 @@ def _change_connector(module: ModuleType, registry: Any, connector: Any, precisi
         if self._num_nodes_flag > 1 or len(self._parallel_devices) > 1:
             raise ValueError(
                 f"remote: accelerator='remote' with num_nodes={self._num_nodes_flag} and "
-                f"{len(self._parallel_devices)} devices would need torch.distributed, which this device has not; use "
-                "num_nodes=1, devices=1"
+                f"{len(self._parallel_devices)} devices needs torch.distributed, which this accelerator does not "
+                "support; use num_nodes=1, devices=1"
             )
         module.rank_zero_info(f"remote: accelerator='remote' used, on {self._parallel_devices[0]}")
         return module.SingleDeviceStrategy(device=self._parallel_devices[0])

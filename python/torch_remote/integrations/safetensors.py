@@ -21,7 +21,7 @@ def bridge(module: ModuleType) -> None:
     """Changes `safetensors`, and modules that have imported safe_open from it."""
     (original,) = existing(module, "safe_open")
     if not isinstance(original, type):
-        raise UnknownUpstream("safe_open is no class")
+        raise UnknownUpstream("safe_open is not a class")
 
     class Meta(type):
         def __instancecheck__(cls, instance: object) -> bool:

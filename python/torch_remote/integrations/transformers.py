@@ -46,7 +46,7 @@ def _bf16(module: ModuleType) -> None:
 def _training_arguments(module: ModuleType) -> None:
     (devices,) = existing(module.TrainingArguments, "_setup_devices")
     if not hasattr(devices, "func") or not hasattr(devices, "__get__"):
-        raise UnknownUpstream("TrainingArguments._setup_devices is no cached property")
+        raise UnknownUpstream("TrainingArguments._setup_devices is not a cached property")
     original = devices.func
 
     @functools.wraps(original)

@@ -108,7 +108,7 @@ class Explanation:
         lines.append(f"fell back to this process's CPU: {fallbacks or 'nothing'}")
         if self.slow_shapes:
             slow = ", ".join(f"{name} ({count})" for name, count in self.slow_shapes.items())
-            lines.append(f"shapes by the dispatcher's Meta key (slow at first sight of a size): {slow}")
+            lines.append(f"shapes computed by the dispatcher's Meta key (slow for each new size): {slow}")
         return "\n".join(lines)
 
 

@@ -64,7 +64,7 @@ class profile:  # noqa: N801 (called like a function)
     def recording(self) -> Recording:
         """The recorded data."""
         if self._recording is None:
-            raise RuntimeError("torch.remote.profile: nothing is recorded before the block ends")
+            raise RuntimeError("torch.remote.profile: the recording is available after the block")
         return self._recording
 
     @property

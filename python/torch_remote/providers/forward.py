@@ -140,7 +140,7 @@ class PodPort(RemoteSocket):
                 return None
             size = int.from_bytes(data[2:begin], "big")
         if data[1] & 128 or size > self._MOST_FRAME:
-            raise OSError("the API server sends frames that are none")
+            raise OSError("the API server sent an invalid frame")
         if len(data) < begin + size:
             return None
         payload = bytes(data[begin : begin + size])
@@ -150,7 +150,7 @@ class PodPort(RemoteSocket):
 
     def _of_port(self, message: bytes) -> bytes:
         if not message or message[0] > 1:
-            raise OSError("the API server sends on a channel that was not asked for")
+            raise OSError("the API server sent data on a channel that was not requested")
         channel = message[0]
         if not self._greeted[channel]:
             self._greeted[channel] = True

@@ -80,6 +80,4 @@ def choose(gpu: str, count: int, there: list[str], where: str) -> list[int]:
         return found[:count]
     has = ", ".join(there) if there else "no NVIDIA GPU"
     wanted = f"{count} GPU{'s' if count > 1 else ''}" + ("" if gpu == ANY else f" of kind {gpu}")
-    raise MachineError(
-        f"remote: {where} has {has}, and {wanted} {'are' if count > 1 else 'is'} wanted; ask for what is there"
-    )
+    raise MachineError(f"remote: {where} has {has}, but the machine needs {wanted}; request what is available")

@@ -109,7 +109,7 @@ class _Api:
                 self.namespace = self.namespace or used["context"].get("namespace", "")
         except (config.ConfigException, OSError) as error:
             raise MachineError(
-                f"remote: no Kubernetes cluster is configured as wanted: {error}; see 'kubectl config get-contexts', "
+                f"remote: cannot use the configured Kubernetes cluster: {error}; see 'kubectl config get-contexts', "
                 "or give context= or kubeconfig="
             ) from error
         self.namespace = self.namespace or "default"
@@ -142,7 +142,9 @@ class _Api:
         said = answer.data.decode(errors="replace")
         with contextlib.suppress(ValueError, AttributeError):
             said = json.loads(said)["message"]
-        hint = {401: "; log in again", 403: "; ask for that right, or another namespace="}.get(answer.status, "")
+        hint = {401: "; log in again", 403: "; request that permission, or use another namespace="}.get(
+            answer.status, ""
+        )
         raise _ApiError(f"remote: Kubernetes ({self.name}): {said or answer.status}{hint}", answer.status)
 
     def get(self, path: str, **query: Any) -> Any:
@@ -176,15 +178,15 @@ class Kubernetes(Provider):
 
     address = "context"
     options = {
-        "context": "of the kubeconfig; default: its current one, or in a pod that pod's cluster",
+        "context": "context of the kubeconfig; default: its current one, or in a pod that pod's cluster",
         "namespace": "default: the context's",
-        "image": "with torch_remote in it",
+        "image": "image that contains torch_remote",
         "node_selector": "labels of nodes: {'zone': 'a'} or 'zone=a,disk=fast'",
         "gpu_resource": "what the cluster calls a GPU; default: nvidia.com/gpu",
         "cpu": "CPUs that each pod requests: '500m', 4",
         "memory": "memory that each pod requests: '8Gi'",
         "template": "a pod's template, whose first container becomes the worker: dict, or YAML file",
-        "wait": "seconds to wait for room in the cluster; default: 60",
+        "wait": "seconds to wait for free capacity in the cluster; default: 60",
         "orphan_after": "seconds without a client after which a worker ends; default: 300",
         "lifetime": "seconds after which the cluster ends it in any case; default: none",
         "max_restarts": "how often a pod that failed is replaced; default: 3",
@@ -252,7 +254,7 @@ class Kubernetes(Provider):
             if error.status != 403:
                 raise
             raise MachineError(
-                f"remote: which nodes of {api.name} have {spec.gpu} cannot be seen ({error}); give node_selector="
+                f"remote: cannot list the nodes of {api.name} that have {spec.gpu} ({error}); give node_selector="
             ) from error
         there: dict[tuple[str, str], str] = {}  # (label, value): the driver's name
         for node in nodes:
@@ -267,10 +269,10 @@ class Kubernetes(Provider):
             if gpus.matches(spec.gpu, name) or gpus.matches(spec.gpu, value.replace("NVIDIA-", "")):
                 found.setdefault(label, []).append(value)
         if not found:
-            has = ", ".join(sorted(set(there.values()))) or "no NVIDIA GPU that its labels tell of"
+            has = ", ".join(sorted(set(there.values()))) or "no NVIDIA GPU in their labels"
             raise MachineError(
-                f"remote: the nodes of {api.name} have {has}, and {spec.gpu} is wanted; ask for what is there, or "
-                "give node_selector= if nodes come when they are needed"
+                f"remote: the nodes of {api.name} have {has}, but the machine needs {spec.gpu}; request what is "
+                "available, or give node_selector= if the cluster adds nodes on demand"
             )
         return dict([max(found.items(), key=lambda item: len(item[1]))])
 
@@ -304,12 +306,12 @@ class Kubernetes(Provider):
                     raise MachineError(f"remote: Kubernetes ({self._api.name}) cannot start a worker: {wrong}")
                 if (why := _unschedulable(pod)) and waited > room:
                     raise MachineError(
-                        f"remote: Kubernetes ({self._api.name}) had no room for {waited:.0f} s: {why}; ask for less, "
-                        "or give wait= more time"
+                        f"remote: Kubernetes ({self._api.name}) had no free capacity for {waited:.0f} s: {why}; "
+                        "request less, or give a longer wait="
                     )
             if not pods and waited > room:
                 raise MachineError(
-                    f"remote: Kubernetes ({self._api.name}) made no pod in {waited:.0f} s: "
+                    f"remote: Kubernetes ({self._api.name}) created no pod in {waited:.0f} s: "
                     f"{self._job_says() or 'kubectl describe job ' + self._job}"
                 )
             if waited > _TO_PULL:
@@ -385,7 +387,7 @@ class Kubernetes(Provider):
         try:
             pods = {pod["metadata"]["name"]: pod for pod in self._pods_there()}
         except _ApiError as error:
-            return ProviderStatus("running", f"not known now: {error}")
+            return ProviderStatus("running", f"unknown: {error}")
         ends = []
         for name in self._pods.values():
             if name not in pods:
@@ -441,7 +443,7 @@ def _delete(api: _Api, job: str) -> None:
         api.call("DELETE", api.in_namespace("apis/batch/v1", "jobs", job), body)
     except _ApiError as error:
         if error.status != 404:
-            raise MachineError(f"{error}; the machine may go on: kubectl delete job {job}") from error
+            raise MachineError(f"{error}; the machine may still run: kubectl delete job {job}") from error
 
 
 def _index_of(pod: Mapping[str, Any]) -> int:

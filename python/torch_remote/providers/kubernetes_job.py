@@ -182,5 +182,5 @@ def number(options: Mapping[str, Any], name: str, default: float) -> float:
     except (TypeError, ValueError):
         number = -1.0
     if number < 0:
-        raise MachineError(f"remote: {name}={value!r} is no number; write {name}={default:g}")
+        raise MachineError(f"remote: {name}={value!r} is not a number; write {name}={default:g}")
     return number

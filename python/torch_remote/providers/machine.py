@@ -49,7 +49,7 @@ def bytes_of(text: int | str) -> int:
     else:
         match = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
         if match is None:
-            raise MachineError(f"remote: {text!r} is no number of bytes; write 8G, 500M or 1000000")
+            raise MachineError(f"remote: {text!r} is not a number of bytes; write 8G, 500M or 1000000")
         number = int(match[1]) * _UNITS[match[2].upper()]
     if number <= 0:
         raise MachineError(f"remote: memory_limit={text!r} leaves no memory; write 8G, 500M or 1000000")
@@ -61,7 +61,7 @@ def _kind_and_index(device: int | str, index: int | None) -> tuple[str | None, i
     fix = "write device(), device(1), device('cpu') or device('cuda', 1)"
     for number in (index, None if isinstance(device, str) else device):
         if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
-            raise TypeError(f"remote: device({device!r}, {index!r}): {number!r} is no index; {fix}")
+            raise TypeError(f"remote: device({device!r}, {index!r}): {number!r} is not an index; {fix}")
     if isinstance(device, int):
         if index is not None:
             raise TypeError(f"remote: device({device}, {index}) has two indices; {fix}")
@@ -82,7 +82,7 @@ def _seconds(name: str, value: float | str | None) -> float | None:
     except (TypeError, ValueError):
         number = 0
     if not 0 < number < float("inf"):
-        raise MachineError(f"remote: {name}={value!r} is no time; give seconds, more than 0")
+        raise MachineError(f"remote: {name}={value!r} is not a time; give seconds, more than 0")
     return number
 
 
@@ -92,7 +92,7 @@ def _count(name: str, value: int | str, most: int) -> int:
     except (TypeError, ValueError):
         number = 0
     if not 1 <= number <= most or number != float(value):
-        raise MachineError(f"remote: {name}={value!r} must be a whole number from 1 to {most}")
+        raise MachineError(f"remote: {name}={value!r} must be an integer from 1 to {most}")
     return number
 
 
@@ -131,7 +131,7 @@ class RemoteMachine:
         **options: Any,
     ) -> None:
         if restore not in ("replay", None):
-            raise MachineError(f"remote: restore={restore!r} is not known; give 'replay', or nothing")
+            raise MachineError(f"remote: restore={restore!r} is unknown; give 'replay', or nothing")
         self._restore = restore
         given: dict[str, Any] = {
             "gpu": gpu, "gpu_count": gpu_count, "threads": threads, "memory_limit": memory_limit,
@@ -224,7 +224,7 @@ class RemoteMachine:
         """Ends a machine of such devices while one of them connects, so it does not wait for them."""
         with self._lock:
             if self._state in ("running", "paused"):
-                self._end("it was started anew", disconnect=False)
+                self._end("it was restarted", disconnect=False)
 
     def _start_provider(self) -> None:
         self._provider = self._kind()
@@ -342,12 +342,12 @@ class RemoteMachine:
         with self._lock:
             if not self._devices:
                 raise MachineError(
-                    f"remote: {self!r} has no devices, as {self._why or 'it was not started'}; start() it"
+                    f"remote: {self!r} has no devices, because {self._why or 'it was not started'}; start() it"
                 )
             if not 0 <= index < len(self._devices):
                 raise MachineError(
                     f"remote: {self!r} has {len(self._devices)} device{'s' if len(self._devices) > 1 else ''}, and no "
-                    f"device({index}); ask for more with gpu_count="
+                    f"device({index}); request more with gpu_count="
                 )
             return torch.device("remote", self._devices[index])
 
@@ -450,7 +450,7 @@ def read_url(url: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         arguments[kind.address] = address
     for key, value in parse_qsl(parts.query, keep_blank_values=True):
         if arguments.get(key) not in (None, 1 if key == "gpu_count" else None):
-            raise MachineError(f"remote: {key} is given twice, in {url!r} and beside it")
+            raise MachineError(f"remote: {key} is given twice, in {url!r} and as an argument")
         arguments[key] = value
     return parts.scheme, arguments
 
@@ -464,7 +464,7 @@ def add_machine(machine: str | RemoteMachine, **arguments: Any) -> torch.device:
     """
     if isinstance(machine, RemoteMachine):
         if arguments:
-            raise MachineError(f"remote: {machine!r} is made already; {', '.join(arguments)} cannot be given here")
+            raise MachineError(f"remote: {machine!r} exists already; {', '.join(arguments)} cannot be given here")
         return machine.start().device()
     return RemoteMachine(machine, **arguments).start().device()
 

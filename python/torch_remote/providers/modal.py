@@ -111,7 +111,7 @@ class Modal(Provider):
         "image": "a modal.Image, or the name of one in a registry; default: Debian with torch",
         "cpu": "CPU cores that each sandbox requests",
         "memory": "MiB that each sandbox requests",
-        "region": "where, as Modal calls it: 'us-east'",
+        "region": "Modal's name of the region: 'us-east'",
         "orphan_after": "seconds without a client after which Modal ends a sandbox; default: 300",
         "lifetime": "seconds after which Modal ends it in any case; default and most: 86400",
         **ALLOWANCES,
@@ -142,7 +142,7 @@ class Modal(Provider):
         except BaseException as error:
             self.stop()
             if isinstance(error, self._modal.exception.AuthError):
-                raise MachineError(f"remote: Modal does not know you: {error}; log in: modal setup") from error
+                raise MachineError(f"remote: Modal rejected your credentials: {error}; log in: modal setup") from error
             if isinstance(error, self._modal.Error):
                 raise MachineError(f"remote: Modal cannot start a worker: {error}") from error
             raise
@@ -197,7 +197,7 @@ class Modal(Provider):
                     raise MachineError(f"remote: the worker in Modal's sandbox ended with status {status}: {last}")
                 if time.monotonic() > deadline:
                     raise MachineError(
-                        f"remote: Modal started no worker in {_TO_START:.0f} s; modal.com shows why, or ask for less"
+                        f"remote: Modal started no worker in {_TO_START:.0f} s; modal.com shows why, or request less"
                     )
 
     def connect(self, index: int) -> Endpoint:
@@ -241,7 +241,7 @@ class Modal(Provider):
             try:
                 ends = [one.sandbox.poll() for one in sandboxes]
             except self._modal.Error as error:
-                return ProviderStatus("running", f"not known now: {error}")
+                return ProviderStatus("running", f"unknown: {error}")
             ended = [f"sandbox {i} ended with status {status}" for i, status in enumerate(ends) if status is not None]
             names = ", ".join(one.sandbox.object_id for one in sandboxes)
             known = ProviderStatus("lost" if ended else "running", "; ".join(ended) or names)
@@ -273,5 +273,5 @@ def _whole(options: Mapping[str, Any], name: str, default: int, most: int) -> in
     except (TypeError, ValueError):
         number = 0
     if not 1 <= number <= most:
-        raise MachineError(f"remote: {name}={value!r} is no number of seconds from 1 to {most}")
+        raise MachineError(f"remote: {name}={value!r} is not a number of seconds from 1 to {most}")
     return number

@@ -25,8 +25,8 @@ class Tcp(Provider):
         address = spec.options.get("address")
         if not address:
             raise MachineError(
-                f"remote: provider {self.scheme!r} needs to know where the worker is: "
-                f"RemoteMachine({self.scheme!r}, address='HOST:PORT')"
+                f"remote: provider {self.scheme!r} needs the worker's address: RemoteMachine({self.scheme!r}, "
+                "address='HOST:PORT')"
             )
         for name, value in (("gpu", spec.gpu), ("threads", spec.threads), ("memory_limit", spec.memory_limit)):
             if value is not None:

@@ -173,15 +173,15 @@ class Ray(Provider):
             asked = ", ".join(f"{name}: {wanted[name] * spec.gpu_count:g}" for name in missing)
             kinds = sorted(n.partition(":")[2] for n in there if n.startswith("accelerator_type:"))
             raise MachineError(
-                f"remote: the Ray cluster has {has}, and {asked} is wanted"
+                f"remote: the Ray cluster has {has}, but the machine needs {asked}"
                 + (f" (its GPUs: {', '.join(kinds)})" if kinds else "")
-                + "; ask for less, or give wait=SECONDS if the cluster grows by itself"
+                + "; request less, or give wait=SECONDS if the cluster grows automatically"
             )
         limit = None if options.get("wait") is None else time.monotonic() + float(options["wait"])
         self._group = ray.util.placement_group(
             [wanted] * spec.gpu_count, strategy=str(options.get("strategy") or "PACK")
         )
-        self._wait_for(self._group.ready(), limit, "room in the Ray cluster")
+        self._wait_for(self._group.ready(), limit, "free capacity in the Ray cluster")
         arguments = []
         for flag, value in (("--threads", spec.threads), ("--memory-limit", spec.memory_limit)):
             if value is not None:
@@ -217,7 +217,7 @@ class Ray(Provider):
             except ray.exceptions.GetTimeoutError:
                 if limit is not None and time.monotonic() > limit:
                     waited = f"remote: waited {time.monotonic() - began:.0f} s for {what}"
-                    raise MachineError(f"{waited}; look at the cluster (ray status), or give wait= more time") from None
+                    raise MachineError(f"{waited}; look at the cluster (ray status), or give a longer wait=") from None
             except ray.exceptions.RayError as error:
                 said = str(error).strip().splitlines()
                 raise MachineError(f"remote: Ray cannot start a worker: {said[-1] if said else error}") from error

@@ -62,7 +62,7 @@ def give_devices(machine: Machine) -> list[int]:
                 given.append(index)
         except BaseException:
             for index in given:
-                _C.set_worker(index, f"{_STOPPED}{machine!r}: there is no room for all of its devices")
+                _C.set_worker(index, f"{_STOPPED}{machine!r}: there are too few free devices for it")
             _free.extend(given)
             raise
         _owners.update(dict.fromkeys(given, machine))

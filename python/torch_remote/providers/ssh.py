@@ -52,7 +52,7 @@ class Ssh(Provider):
     def start(self, spec: MachineSpec) -> Endpoint:
         host = spec.options.get("host")
         if not host:
-            raise MachineError("remote: provider 'ssh' needs to know where: RemoteMachine('ssh', host='user@host')")
+            raise MachineError("remote: provider 'ssh' needs the host: RemoteMachine('ssh', host='user@host')")
         self._spec = spec
         self._destination, self._port = _split(str(host))
         self.name = f"ssh://{host}"
@@ -147,7 +147,7 @@ def _split(host: str) -> tuple[str, str]:
     match = re.fullmatch(r"((?:[^@\s]+@)?(?:\[[0-9A-Fa-f:.%\w]+\]|[^@:\s\[\]/]+))(?::(\d+))?/?", host)
     if match is None or match[1].startswith("-"):
         raise MachineError(
-            f"remote: {host!r} is no host of ssh's; write user@host, host:port, or a Host of ~/.ssh/config"
+            f"remote: {host!r} is not a host for ssh; write user@host, host:port, or a Host of ~/.ssh/config"
         )
     return match[1].replace("[", "").replace("]", ""), match[2] or ""
 
@@ -180,7 +180,7 @@ class _Conversation:
 
     def _said(self) -> str:
         lines = [line for line in self._log.text().strip().splitlines() if not line.startswith("** ")]
-        return "; ".join(lines[-4:]) or "it says nothing"
+        return "; ".join(lines[-4:]) or "it printed nothing"
 
     def _gone(self) -> None:
         with contextlib.suppress(Exception):
@@ -193,7 +193,7 @@ class _Conversation:
             ("Could not resolve hostname", "check the host's name"),
             ("Connection refused", "does an ssh server run there, at that port?"),
             ("not found", "a POSIX shell, tar and gzip must be there"),
-            ("No space left", "make room there, or set XDG_CACHE_HOME"),
+            ("No space left", "free disk space there, or set XDG_CACHE_HOME"),
         ):
             if pattern in said:
                 hint = f"; {help_}"
@@ -209,9 +209,7 @@ class _Conversation:
                 self._socket.settimeout(_TO_ANSWER)
                 return (line[len(_HELLO) :].decode().strip("\n").split(" ") + ["", ""])[:3]
             read += len(line)
-        raise MachineError(
-            f"remote: the shell of {self._name} prints too much when one logs in; silence it for scripts"
-        )
+        raise MachineError(f"remote: the shell of {self._name} prints too much at login; silence it for scripts")
 
     def ask(self, question: str) -> str:
         """Returns the answer; raises the other side's error."""

@@ -119,7 +119,7 @@ def test_one_gpu_may_be_another_than_the_first(tmp_path):
     [
         ("readable", "from GPU to GPU"),
         ("refused", "over the network, as .*peer access is not supported"),
-        ("garbled", "over the network, as .*other bytes come from the other GPU's memory"),
+        ("garbled", "over the network, as .*a read of the other GPU's memory returned wrong bytes"),
     ],
 )
 def test_copies_go_from_gpu_to_gpu_where_they_can(tmp_path, others, way):
@@ -132,7 +132,7 @@ def test_copies_go_from_gpu_to_gpu_where_they_can(tmp_path, others, way):
 def test_a_gpu_and_a_cpu_meet_over_the_network(tmp_path):
     with serving(f"unix://{tmp_path}/w", "cuda:0", "--peer-host", "127.0.0.1") as address:
         ways = run(COPIES, address, "local").splitlines()
-    assert ways == ["over the network, as remote:1 is no GPU"] * 2
+    assert ways == ["over the network, as remote:1 is not a GPU"] * 2
 
 
 @pytest.mark.parametrize("devices", ["cuda:0,cpu", "cuda:0,", "cuda:-1", ",cuda:0", "cuda:x", "gpu"])
@@ -140,7 +140,7 @@ def test_what_is_no_device_is_refused(devices):
     said = subprocess.run(
         [WORKER, "--listen", "tcp://127.0.0.1:0", "--device", devices], capture_output=True, text=True
     )
-    assert said.returncode != 0 and "is no device" in said.stderr + said.stdout
+    assert said.returncode != 0 and "is not a device" in said.stderr + said.stdout
 
 
 def test_one_client_has_one_device():

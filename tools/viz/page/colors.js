@@ -1,4 +1,4 @@
-// Colours come from the style sheet, so that they follow the system's light or dark mode.
+// Colors come from the style sheet, so that they follow the system's light or dark mode.
 const hues = {
   pointwise: 210, reduction: 35, view: 0, matmul: 275, conv: 300, index: 165, scatter: 150, rng: 340, factory: 60,
   copy: 190, multi_tensor: 240, norm: 95, attention: 320, composite: 20, opaque: 0,
@@ -16,7 +16,7 @@ const plainFamily = (family) => family === "opaque" || family === "view";
 const fillOf = (hue, plain) => `hsl(${hue} ${plain ? "4%" : theme.saturation} ${theme.lightness})`;
 const rimOf = (hue, plain) => `hsl(${hue} ${plain ? "4%" : theme.saturation} ${theme.rim})`;
 
-// The family of most of its ops.
+// The family that most of the part's ops have.
 function familyOf(p) {
   const count = {};
   let best = nodes[p.first].family;
@@ -29,12 +29,12 @@ function familyOf(p) {
 }
 
 const colorings = { family: (p) => ({ hue: hues[familyOf(p)] ?? 0, plain: plainFamily(familyOf(p)) }) };
-// Of a group that one kernel may do: neighbours differ. Plain: none of its ops is in one.
+// The color of a group that one kernel may compute; adjacent groups differ. Plain: none of the ops is in a group.
 const groupOf = (n) => data.graph.groups[nodes[n].group];
 if (data.graph.groups.some((group) => group.kind)) {
   colorings.group = (p) => ({ hue: (nodes[p.first].group * 137) % 360, plain: !groupOf(p.first).kind });
 }
-// From blue (nothing) to red (the largest), by the square root, so that the middle is visible.
+// From blue (zero) to red (the maximum), by the square root, so that medium values are visible.
 function byAmount(amount) {
   return (p, largest) => ({ hue: 230 - 230 * Math.sqrt(amount(p) / (largest || 1)), plain: amount(p) === 0 });
 }

@@ -4,9 +4,9 @@
 //   edges    [earlier node, later node]: the later one needs the earlier one
 //   memory   sizes_known, height (bytes), peak (node), bars: [buffer, first node, last node, offset, bytes],
 //            live: bytes at each node
-//   values   of the symbols in one run, or empty
+//   values   the values of the symbols in one run, or empty
 //   times    [p50, p99] in microseconds of each node, or null; empty if there are none
-//   bytes    that each node reads and writes; empty if sizes are not known
+//   bytes    the bytes that each node reads and writes; empty if sizes are not known
 const data = JSON.parse(document.getElementById("data").textContent);
 const nodes = data.graph.nodes;
 const symbolsByName = new Map(data.graph.symbols.map((symbol) => [symbol.name, symbol]));
@@ -34,7 +34,7 @@ function formatBytes(bytes) {
 
 const formatTime = (us) => (us >= 1000 ? `${(us / 1000).toPrecision(3)} ms` : `${us.toPrecision(3)} µs`);
 
-// A symbol as an expression over parameters, if that is short.
+// Returns a symbol as an expression over parameters if that is short.
 function expression(value, depth = 0) {
   const symbol = symbolsByName.get(value);
   if (!symbol) return String(value);
@@ -47,7 +47,7 @@ function expression(value, depth = 0) {
   return text.length > 40 ? value : depth > 0 && infix ? `(${text})` : text;
 }
 
-// Its number, where a run is known, and the name.
+// Returns the name of a symbol, and its value if a run is known.
 function symbolText(value) {
   if (typeof value !== "string" || !/^s\d+$/.test(value)) return String(value);
   if (data.values.length === 0) return expression(value);
@@ -55,7 +55,7 @@ function symbolText(value) {
 }
 
 function tensorText(tensor) {
-  if (tensor.shape === null) return `size known after the run, ${tensor.buffer}`;
+  if (tensor.shape === null) return `size known only after the run, ${tensor.buffer}`;
   return `${tensor.dtype}[${tensor.shape.map(symbolText).join(", ")}]`;
 }
 
@@ -83,7 +83,7 @@ const firstResult = (node) => node.results.flatMap(tensorsIn)[0] || node.args.fl
 
 // -- the tree: functions, lines, ops -------------------------------------------------------------------------------------
 
-// A part of the program: the nodes first to last, in program order. Such parts never depend on each other in a circle.
+// A part of the program: the nodes first to last, in program order. The dependencies of such parts have no cycles.
 function part(level, label, first, last, parent) {
   return { level, label, first, last, parent, open: false, children: [] };
 }
@@ -96,7 +96,7 @@ function splitSource(source) {
   return { place: `${name} ${path}`, line: source, placeLabel: `${name}  ${file}`, lineLabel: `${file}:${number} in ${name}` };
 }
 
-// Consecutive nodes with the same key, or blocks of so many nodes if no key is known.
+// Groups consecutive nodes with the same key, or in blocks of `block` nodes if no key is known.
 function runs(first, last, key, block) {
   const out = [];
   for (let n = first; n <= last; ++n) {
@@ -130,7 +130,7 @@ function buildTree() {
 const levelNames = nodes.some((node) => node.source) ? ["functions", "lines", "ops"] : ["parts", "blocks", "ops"];
 const tree = buildTree();
 
-// What is drawn as one box: parts that are closed, below open ones. A part with one child is its child.
+// Returns the parts that are drawn as boxes: the closed parts below open ones. A part with one child is never drawn itself.
 function visibleParts() {
   const out = [];
   const visit = (p) => {

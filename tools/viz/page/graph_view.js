@@ -1,4 +1,4 @@
-// The graph on a canvas: only what is inside the window is drawn, and less of it the farther away it is.
+// The graph on a canvas. Only the part inside the window is drawn, with less detail at a smaller scale.
 const graphSection = document.getElementById("graph");
 const graphCanvas = graphSection.querySelector("canvas");
 const view = { x: 0, y: 0, scale: 1, width: 0, height: 0 };  // x, y: the world's point in the middle of the window
@@ -25,7 +25,7 @@ function recolor() {
   }
 }
 
-// What the colors mean: the families that there are, or from nothing to the largest amount.
+// Shows the legend of the colors: the families in the graph, or the range from zero to the maximum.
 function showLegend() {
   const legend = document.getElementById("legend");
   legend.replaceChildren();
@@ -74,7 +74,7 @@ function fit() {
   const bottom = (drawn.rows.length - 1) * rowHeight;
   const wide = right - left + 2 * boxWidth, high = bottom + 2 * boxHeight + 30;
   const whole = Math.min(view.width / wide, view.height / high);
-  // A tall graph begins at its top, at a size that can be read.
+  // A tall graph begins at its top, at a readable size.
   view.scale = Math.min(1.1, Math.max(whole, Math.min(view.width / wide, 0.8)));
   view.x = (left + right) / 2;
   view.y = Math.min(bottom / 2, (view.height / view.scale - 2 * boxHeight) / 2);
@@ -118,7 +118,7 @@ function drawEdges(context, top, bottom) {
         const rows = Math.abs(box.y - other.y) / rowHeight;
         context.globalAlpha = strong ? 1 : rows > 6 ? 0.2 : focus ? 0.35 : 0.7;
         const bend = Math.min(Math.abs(y2 - y1) / 2, 60 * view.scale) + 4 * view.scale;
-        // One that passes other rows goes around what stands between.
+        // An edge that crosses other rows goes around their boxes.
         const side = box.x < other.x ? -1 : 1;
         const around = rows > 1.5 && Math.abs(x2 - x1) < boxWidth * view.scale;
         const aside = around ? side * boxWidth * view.scale * Math.min(1.6, 0.75 + 0.03 * rows) : 0;
@@ -143,7 +143,7 @@ function clipped(context, text, width) {
   return text.slice(0, low) + "…";
 }
 
-// Its name, and below that what it makes and, at the right, its time.
+// Returns the lines of a box: its name, its results, and at the right its time.
 function boxLines(box) {
   const p = box.part;
   const time = data.times.length > 0 ? timeOf(p.first, p.last) : 0;
@@ -214,10 +214,10 @@ function partsAround(node) {
     p.children.forEach(visit);
   };
   tree.forEach(visit);
-  return around;  // from the outermost
+  return around;  // outermost part first
 }
 
-// Opens what hides the node, and brings it into the middle.
+// Opens the parts that hide the node, and scrolls it into the middle.
 function goTo(node) {
   const hidden = partsAround(node).filter((p) => p.children.length > 0 && !p.open);
   if (hidden.length > 0) {
@@ -234,7 +234,7 @@ function goTo(node) {
   drawAll();
 }
 
-// Opens or closes a part; the place of `node` on the screen stays.
+// Opens or closes a part, and keeps the position of `node` on the screen.
 function setOpen(p, open, node) {
   const before = drawn.boxes[drawn.boxOf[node]];
   p.open = open;

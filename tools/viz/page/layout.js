@@ -1,5 +1,5 @@
-// Layered layout (Sugiyama et al. 1981): layers by the longest path, order by barycentres, then x by isotonic regression
-// towards the middle of the neighbours. Layers that are too wide (an optimizer's thousand updates) are wrapped.
+// Layered layout (Sugiyama et al. 1981): layers by the longest path, order by barycenters, then x by isotonic regression
+// towards the middle of the neighbors. Layers that are too wide (an optimizer's thousand updates) are wrapped.
 const boxWidth = 190, boxHeight = 38, gapX = 22, rowHeight = 84;
 
 function layout(parts) {
@@ -30,12 +30,12 @@ function layout(parts) {
   return { boxes, rows, boxOf };
 }
 
-// Parts are in program order, so what a box needs has a smaller index.
+// Parts are in program order, so the inputs of a box have smaller indices.
 function assignLayers(boxes) {
   for (const box of boxes) {
     for (const from of box.ins) box.layer = Math.max(box.layer, boxes[from].layer + 1);
   }
-  for (let i = boxes.length - 1; i >= 0; --i) {  // what needs nothing goes next to its first user
+  for (let i = boxes.length - 1; i >= 0; --i) {  // a box without inputs goes next to its first user
     const box = boxes[i];
     if (box.ins.length > 0 || box.outs.length === 0) continue;
     box.layer = Math.min(...box.outs.map((to) => boxes[to].layer)) - 1;
@@ -65,11 +65,11 @@ function spread(row) {
 }
 
 function middle(box, boxes, down) {
-  const neighbours = down ? box.ins : box.outs;
-  if (neighbours.length === 0) return box.x;
+  const neighbors = down ? box.ins : box.outs;
+  if (neighbors.length === 0) return box.x;
   let sum = 0;
-  for (const other of neighbours) sum += boxes[other].x;
-  return sum / neighbours.length;
+  for (const other of neighbors) sum += boxes[other].x;
+  return sum / neighbors.length;
 }
 
 function orderRow(row, boxes, down) {
@@ -78,7 +78,7 @@ function orderRow(row, boxes, down) {
   spread(row);
 }
 
-// The positions nearest to the wishes that keep order and distance: pool adjacent violators.
+// Returns the positions nearest to the desired ones that keep order and distance: pool adjacent violators.
 function placeRow(row, boxes, down) {
   const step = boxWidth + gapX;
   const pools = [];

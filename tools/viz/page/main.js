@@ -36,7 +36,7 @@ function setLevel(to) {
   redraw();
 }
 
-// The finest one that is still to be overlooked.
+// Returns the finest level whose number of boxes is still readable.
 function startLevel() {
   for (let to = levelNames.length - 1; to > 0; --to) {
     openTo(to);
@@ -68,7 +68,7 @@ const searchTexts = nodes.map((node) => {
   return `${node.op} ${node.family} op ${node.index} ${node.source ?? ""}${words} `.toLowerCase();
 });
 
-// Every word must be there; %7 and b3 are whole words.
+// Every word must occur; %7 and b3 match only whole words.
 function runSearch() {
   const words = searchBox.value.toLowerCase().split(/\s+/).filter(Boolean).map((w) => (/^(%|b)\d+$/.test(w) ? ` ${w} ` : w));
   order = [];
@@ -185,7 +185,7 @@ resizeCanvas(graphCanvas, view);
 setLevel(startLevel());
 drawAll();
 
-// For scripts: where an op is on the page, after going there.
+// For scripts: moves to an op, and returns its position on the page.
 window.remoteViz = {
   locate(node) {
     goTo(node);

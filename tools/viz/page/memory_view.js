@@ -40,7 +40,7 @@ function drawLive(context) {
   context.strokeStyle = theme.ink;
   context.lineWidth = 1.2;
   context.beginPath();
-  // Where one pixel is many nodes, the most of them.
+  // If one pixel covers many nodes, shows their maximum.
   const step = Math.max(1, Math.floor((memoryView.to - memoryView.from) / memoryView.width));
   const begin = Math.max(0, Math.floor(memoryView.from / step) * step);
   for (let n = begin; n < Math.min(live.length, Math.ceil(memoryView.to)); n += step) {

@@ -605,7 +605,7 @@ void AtenProgram::store_tensor(tr_run& run, const Arg& result, at::Tensor tensor
   TORCH_CHECK_NOT_IMPLEMENTED(
       !tensor.defined() || (tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.is_quantized()),
       "remote: the op makes a tensor of layout ", tensor.layout(), " and dtype ", tensor.scalar_type(),
-      tensor.is_nested() ? ", nested," : "", " and the device has no such tensors; make it on the CPU");
+      tensor.is_nested() ? ", nested," : "", " but the device does not support such tensors; create it on the CPU");
   if (view.dynamic) return store_dynamic(run, view, std::move(tensor));
   const at::Tensor& expected = views_[result.a];
   TORCH_CHECK(tensor.defined(), "remote: the op returned no tensor where the program expects one");

@@ -45,7 +45,7 @@ void describe_exception(tr_error* error) noexcept {
   } catch (const std::exception& e) {
     set_error(error, "RuntimeError", e.what());
   } catch (...) {
-    set_error(error, "RuntimeError", "remote: an op raised something that is no exception");
+    set_error(error, "RuntimeError", "remote: an op raised something other than an exception");
   }
 }
 

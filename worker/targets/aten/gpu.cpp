@@ -32,7 +32,7 @@ std::array<std::atomic<const tr_host*>, kMostGpus>& hosts() {
 
 void* allocate_on_gpu(size_t nbytes, int device, CUstream_st*) {
   const tr_host* host = hosts().at(static_cast<size_t>(device)).load(std::memory_order_acquire);
-  TORCH_CHECK(host != nullptr, "remote: nobody has memory of GPU ", device);
+  TORCH_CHECK(host != nullptr, "remote: there is no allocator for GPU ", device);
   return allocate_memory(*host, nbytes);
 }
 void free_on_gpu(void* data, size_t, int, CUstream_st*) { free_memory(data); }
@@ -41,7 +41,8 @@ void free_on_gpu(void* data, size_t, int, CUstream_st*) { free_memory(data); }
 std::string beside_torch(const char* name) {
   Dl_info found{};
   const auto* address = reinterpret_cast<const void*>(&at::globalContext);
-  TORCH_CHECK(::dladdr(address, &found) != 0 && found.dli_fname != nullptr, "remote: where is libtorch_cpu.so?");
+  TORCH_CHECK(::dladdr(address, &found) != 0 && found.dli_fname != nullptr,
+              "remote: cannot find the path of libtorch_cpu.so");
   return std::filesystem::path(found.dli_fname).parent_path() / name;
 }
 
@@ -122,7 +123,7 @@ void open_gpu(const tr_host& host) {
     open_library(host);
     const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
     TORCH_CHECK(host.gpu < guard.deviceCount(), "remote: CUDA's libtorch sees ", static_cast<int>(guard.deviceCount()),
-                " GPUs, and GPU ", host.gpu, " is wanted");
+                " GPUs, but the worker uses GPU ", host.gpu);
   } catch (...) {
     close_gpu(host);
     throw;

@@ -185,7 +185,8 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
     if (!special_) special_ = find_nansum(node, graph);
     if (!special_) casts_ = Casts::find(node, graph);
   } else {
-    TORCH_CHECK_NOT_IMPLEMENTED(can_run_on_gpu(name), "remote: '", name, "' is not left to torch's kernels for GPUs");
+    TORCH_CHECK_NOT_IMPLEMENTED(can_run_on_gpu(name), "remote: the worker does not run '", name,
+                                "' with torch's kernels for GPUs");
   }
   guard_ = find_guard(name);
   if (special_) {

@@ -36,7 +36,7 @@ Runners open_kernels(const DeviceOptions& options, Runner& plugin, std::shared_p
   const std::string target = kernels::host_target();
   if (options.codegen.empty() || options.inproc) return {};
   if (target.empty()) {
-    spdlog::info("this processor has neither AVX2 nor AVX-512: ops are run one by one");
+    spdlog::info("this processor has neither AVX2 nor AVX-512: ops run one by one");
     return {};
   }
   kernels::CacheOptions cache;
@@ -45,19 +45,19 @@ Runners open_kernels(const DeviceOptions& options, Runner& plugin, std::shared_p
   cache.urgent = options.repeatable || remote::is_enabled("TORCH_REMOTE_WAIT_COMPILE");
   if (!cache.urgent) cache.delay = kCompileDelay;
   if (const Status status = kernels::open_compiler(options.codegen, target, &cache); !status.ok()) {
-    spdlog::warn("{}; ops are run one by one", status.message());
+    spdlog::warn("{}; ops run one by one", status.message());
     return {};
   }
-  cache.on_failure = [](const Status& why) { spdlog::warn("{}; ops are run one by one", why.message()); };
+  cache.on_failure = [](const Status& why) { spdlog::warn("{}; ops run one by one", why.message()); };
   kernels::KernelRunnerOptions made;
   made.waits = cache.urgent;
   made.description = "kernels";
   made.on_refusal = [](std::string_view ops, std::string_view why) {
-    spdlog::debug("no kernel for a group ({}): {}; its ops are run one by one", ops, why);
+    spdlog::debug("no kernel for a group ({}): {}; its ops run one by one", ops, why);
   };
   made.threads = plugin.threads();
   made.on_choice = [](std::string_view ops, std::string_view algorithm) {
-    spdlog::debug("a tuned group ({}) is done by {}", ops, algorithm);
+    spdlog::debug("a tuned group ({}) is executed by {}", ops, algorithm);
   };
   const std::string about = target + ", " + processor_name() + ", " + plugin.description() + ", " +
                             std::to_string(options.threads) + " of " + std::to_string(processor_cores()) + " threads";

@@ -178,7 +178,7 @@ Probe probe(const ProbeSource& source, LibrarySearchPath search_path, const std:
         return status;
       }));
   result.parts.push_back(probe_library(source, dnn::kLibrary, search_path,
-                                       "convolutions are refused, and attention is done without tensor cores",
+                                       "convolutions are refused, and attention is computed without tensor cores",
                                        [&](std::string* version) {
                                          dnn::Table table;
                                          Status status = source.cudnn(search_path, &table);
@@ -186,7 +186,7 @@ Probe probe(const ProbeSource& source, LibrarySearchPath search_path, const std:
                                          return status;
                                        }));
   result.parts.push_back(probe_library(source, dnn::kCompiler, search_path,
-                                       "attention in half types is done without tensor cores",
+                                       "attention in half types is computed without tensor cores",
                                        [&](std::string* version) { return source.nvrtc(search_path, version); }));
   result.parts.push_back(probe_library(source, kNvJitLink, search_path,
                                        "the driver makes machine code of kernels, in each session",
@@ -205,7 +205,7 @@ Probe probe(const ProbeSource& source, LibrarySearchPath search_path, const std:
   ProbedPart compiler{.name = "compiler", .path = codegen, .without = "there are no kernels"};
   if (access(codegen.c_str(), R_OK) != 0) {
     compiler.missing = "there is no " + codegen;
-    compiler.fix = "install torch_remote again, or say where it is: --codegen FILE";
+    compiler.fix = "install torch_remote again, or set its path: --codegen FILE";
   }
   result.parts.push_back(std::move(compiler));
   return result;
@@ -229,7 +229,7 @@ Probed to_probed(const Probe& probe) {
   if (!probe.nccl.name.empty()) add_part(probe.nccl, &text);
   if (!probe.aten.name.empty()) add_part(probe.aten, &text);
   text += probe.is_complete() ? "Nothing is missing for GPUs.\n"
-          : probe.has_gpu()   ? "GPUs can be used, but for what is missing.\n"
+          : probe.has_gpu()   ? "GPUs can be used, except for the missing parts.\n"
                               : "No GPU can be used.\n";
   const auto boolean = [](bool value) { return std::string(value ? "true" : "false"); };
   probed.json = "\"usable\": " + boolean(probe.has_gpu()) + ", \"complete\": " + boolean(probe.is_complete()) +

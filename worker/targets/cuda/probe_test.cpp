@@ -102,7 +102,7 @@ TEST_F(ProbeTest, OneMissingLibraryIsNamedAndTheGpuStaysUsable) {
   EXPECT_TRUE(part(found, "cuDNN").fix.starts_with("install it: pip install nvidia-cudnn-cu")) << to_probed(found).text;
   const std::string text = to_probed(found).text;
   EXPECT_NE(text.find("Without it convolutions are refused"), std::string::npos) << text;
-  EXPECT_NE(text.find("but for what is missing"), std::string::npos) << text;
+  EXPECT_NE(text.find("except for the missing parts"), std::string::npos) << text;
 }
 
 // Process groups work without NCCL, so it does not count as missing.
@@ -137,7 +137,7 @@ TEST_F(ProbeTest, AGpuThatCannotBeUsedSaysWhy) {
     return to_status(*driver, driver->init(0), "cuInit");
   };
   const Probe found = probe(source, {}, codegen);
-  EXPECT_NE(found.gpus[0].missing.find("is too old; kernels are made for sm_80"), std::string::npos)
+  EXPECT_NE(found.gpus[0].missing.find("is too old; the worker needs sm_80"), std::string::npos)
       << to_probed(found).text;
   EXPECT_TRUE(found.gpus[1].missing.empty()) << to_probed(found).text;
   EXPECT_TRUE(found.has_gpu());

@@ -30,10 +30,10 @@ class LoopPlan final : public NodePlan {
     for (codegen::Launch& launch : launches_) {
       // An index out of bounds is only known at the end.
       if (status.ok() && launch.check_indices_first) {
-        status = {ErrorCode::kUnsupported, "an index decides what is written in place"};
+        status = {ErrorCode::kUnsupported, "an index selects what is written in place"};
       }
       if (status.ok() && launch.splits_linear_indices) {
-        status = {ErrorCode::kUnsupported, "an element's number is taken apart into places"};
+        status = {ErrorCode::kUnsupported, "the number of an element is decomposed into indices"};
       }
       if (status.ok()) status = codegen::take_in_loops(&launch);
     }

@@ -120,7 +120,7 @@ class MatmulPlan final : public NodePlan {
     result_ = matrices(result, values, right_is_vector ? 1 : 3 - result.sizes.size());
     if (left_.sizes[2] != right_.sizes[1] || left_.sizes[0] != right_.sizes[0] ||
         result_.sizes != std::array{left_.sizes[0], left_.sizes[1], right_.sizes[2]}) {
-      return {ErrorCode::kUnsupported, "the sizes do not go together"};
+      return {ErrorCode::kUnsupported, "the sizes do not match"};
     }
     added_.reset();
     if (op.added.empty()) return {};

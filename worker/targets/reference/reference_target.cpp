@@ -35,7 +35,7 @@ Status open_reference(remote::Transport& transport, const DeviceOptions& options
 
 Target reference_target() {
   return {.name = "reference",
-          .about = "this machine, slowly and by definition, to compare with",
+          .about = "this machine, with slow reference implementations, for comparisons",
           .load =
               [](DeviceOptions* options) {
                 // Without libtorch, only the ops of its own runners work.

@@ -78,7 +78,7 @@ void fractional_pool3d_backward(c10::IValue* args) {
   const at::Tensor &grad = args[0].toTensor(), &self = args[1].toTensor(), &indices = args[4].toTensor();
   check(grad.sizes() == indices.sizes() && grad.dim() == self.dim() && self.dim() >= 3 &&
             grad.sizes().slice(0, self.dim() - 3) == self.sizes().slice(0, self.dim() - 3),
-        "a fractional max pooling has not an index for each element of its gradient");
+        "a fractional max pooling does not have an index for each element of its gradient");
   check_pool(self, indices, 3);
 }
 
@@ -104,8 +104,8 @@ void cdist_backward(c10::IValue* args) {
     sizes.insert(sizes.end(), {x1.size(-2), x2.size(-2)});
     good = grad.sizes() == sizes;
   }
-  TORCH_CHECK(good, "_cdist_backward: a gradient of sizes ", grad.sizes(), " is none of distances between ", x1.sizes(),
-              " and ", x2.sizes());
+  TORCH_CHECK(good, "_cdist_backward: a gradient of sizes ", grad.sizes(), " does not fit the distances between ",
+              x1.sizes(), " and ", x2.sizes());
 }
 
 // (grad_output, input, grid, interpolation_mode, padding_mode, ...). With padding "border" or "reflection" the kernel
@@ -164,7 +164,7 @@ void embedding_bag_composed_backward(c10::IValue* args) {
 void embedding_bag_weights_backward(c10::IValue* args) {
   const at::Tensor &grad = args[0].toTensor(), &weight = args[1].toTensor(), &indices = args[2].toTensor();
   const at::Tensor& given = args[4].toTensor();
-  check(weight.dim() == 2, "an embedding bag's weight is no matrix");
+  check(weight.dim() == 2, "an embedding bag's weight is not a matrix");
   if (given.numel() != 0 || indices.numel() == 0) return check_bags(grad, indices, given, weight.size(0));
   // The op counts the bags that begin before each index.
   const at::Tensor offsets = numbers(args[3].toTensor());
@@ -212,7 +212,7 @@ void segment_reduce_backward(c10::IValue* args) {
   const int64_t count = check_segments(data, args[4], args[5], axis);
   sizes[static_cast<size_t>(axis < 0 ? axis + data.dim() : axis)] = count;
   check(args[0].toTensor().sizes() == sizes && args[1].toTensor().sizes() == sizes,
-        "a segment reduction's gradient has not an entry a segment");
+        "a segment reduction's gradient does not have an entry for each segment");
 }
 
 std::vector<int64_t> lengths_of(const c10::IValue& value) {
@@ -235,7 +235,7 @@ void check_labels(const at::Tensor& log_probs, const at::Tensor& targets, const 
     check(length >= 0 && length <= most - (padded ? 0 : begin), "a CTC loss has too few targets");
     const int64_t* first = label + (padded ? static_cast<int64_t>(i) * most : begin);
     check(std::all_of(first, first + length, [&](int64_t l) { return l >= 0 && l < log_probs.size(2); }),
-          "a CTC loss has targets that are no classes");
+          "a CTC loss has targets that are not classes");
     begin += length;
   }
 }
@@ -292,7 +292,7 @@ void unfold_backward(c10::IValue* args) {
     const int64_t input = sizes[static_cast<size_t>(d)];
     good = grad.size(d) == (d == dim ? (input - size) / step + 1 : input) && (d != dim || input >= size);
   }
-  TORCH_CHECK(good, "unfold_backward: a gradient of sizes ", grad.sizes(), " is none of an input of sizes ", sizes);
+  TORCH_CHECK(good, "unfold_backward: a gradient of sizes ", grad.sizes(), " does not fit an input of sizes ", sizes);
 }
 
 // (LD, pivots, …). As torch's factorization of the lower triangle makes them, a block of two rows has the same negative
@@ -301,12 +301,12 @@ void ldl_solve(c10::IValue* args) {
   const at::Tensor pivots = numbers(args[1].toTensor());
   const int64_t count = pivots.dim() == 0 ? 0 : pivots.size(-1);
   check(pivots.dim() + 1 == args[0].toTensor().dim() && args[0].toTensor().size(-1) == count,
-        "an LDL factorisation has not a pivot for each row");
+        "an LDL factorization does not have a pivot for each row");
   const int64_t* row = pivots.const_data_ptr<int64_t>();
   for (int64_t r = 0; count > 0 && r < pivots.numel() / count; ++r, row += count) {
     for (int64_t i = 0; i < count; ++i) {
       if (row[i] > 0) continue;
-      check(i + 1 < count && row[i + 1] == row[i], "the pivots of an LDL factorisation are none");
+      check(i + 1 < count && row[i + 1] == row[i], "the pivots of an LDL factorization are invalid");
       ++i;
     }
   }
@@ -331,11 +331,11 @@ const char* refusal_reason(std::string_view name) {
     if (std::ranges::any_of(kOtherTensors, is_for)) {
       return "the device has no sparse, nested, quantized or mkldnn tensors in programs";
     }
-    return "is not known to stay inside of its operands' memory whatever its arguments are (ir/ops/allowed_ops.txt); "
-           "use ops of docs/operators.md in its place";
+    return "is not known to stay inside of its operands' memory for all arguments (ir/ops/allowed_ops.txt); use ops of "
+           "docs/operators.md instead";
   }
   if (std::ranges::find(kTorchNamespaces, space) == kTorchNamespaces.end()) return nullptr;
-  return "is one of torch's own helpers, which trust what they are given; call the op of aten:: that stands for it";
+  return "is a helper of torch that does not check its arguments; call the corresponding aten:: op";
 }
 
 Guard find_guard(std::string_view name) {

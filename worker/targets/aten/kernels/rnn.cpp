@@ -213,7 +213,7 @@ std::vector<Direction> directions(int64_t mode, const Tensor& input, const std::
                                   const Tensor& hx, const Tensor& cx, const Tensor& output, const Tensor& reserve) {
   const int64_t count = hx.size(0), stride = count == 0 ? 0 : static_cast<int64_t>(weights.size()) / count;
   TORCH_CHECK((stride == 2 || stride == 4) && static_cast<int64_t>(weights.size()) == count * stride && count <= 2,
-              "remote: a recurrent op is one layer, of one or two directions");
+              "remote: a recurrent op must be one layer with one or two directions");
   std::vector<Direction> all;
   for (int64_t i = 0; i < count; ++i) {
     const Tensor* w = &weights[i * stride];

@@ -257,7 +257,7 @@ std::vector<RnnBackward> fused_backward(const RnnLoops& loops, std::span<const R
       return !gradient.defined() || (gradient.scalar_type() == at::kFloat && gradient.sizes().equals(of.sizes()));
     };
     TORCH_CHECK(fits(gradients[i].output, d.output) && fits(gradients[i].hy, d.hx) && fits(gradients[i].cy, d.hx),
-                "remote: gradients of a recurrent layer have not the sizes of what it gave");
+                "remote: the gradients of a recurrent layer do not have the sizes of its results");
     all[i].set_backward(loops, gradients[i]);
   }
   const int64_t blocks = loops.backward_blocks(all[0].call), steps = all[0].d.steps();

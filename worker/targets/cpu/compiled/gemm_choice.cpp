@@ -44,7 +44,7 @@ int64_t rounded_rows(int64_t rows) {
 
 std::string name_of(const GemmShape& shape) {
   constexpr const char* kTypes[] = {"f32", "bf16", "f16"};
-  return std::string("way of product ") + kTypes[static_cast<size_t>(shape.type)] + " " +
+  return std::string("algorithm of matmul ") + kTypes[static_cast<size_t>(shape.type)] + " " +
          (shape.batches == 0 ? "" : std::to_string(shape.batches) + " of ") + std::to_string(shape.rows) +
          (shape.left_transposed ? "'x" : "x") + std::to_string(shape.depth) + (shape.right_row_major ? "'x" : "x") +
          std::to_string(shape.columns);

@@ -51,7 +51,7 @@ class GemmProgram final : public LoopProgram {
     if (candidates.library->run(buffers, options_.choices->library())) return true;
     reject(index);  // the op computes it in the next run, or reports why it cannot
     std::snprintf(error->kind, sizeof(error->kind), "RuntimeError");
-    std::snprintf(error->message, sizeof(error->message), "oneDNN does not do this product of matrices");
+    std::snprintf(error->message, sizeof(error->message), "oneDNN does not support this matmul");
     error->repeat = 1;
     return false;
   }

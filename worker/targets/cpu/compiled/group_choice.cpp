@@ -25,7 +25,7 @@ std::string_view name(GroupAlgorithm algorithm) {
     case GroupAlgorithm::kDefault:
       return "the kernel for all sizes";
     case GroupAlgorithm::kStreamingStores:
-      return "a kernel whose results go past the caches";
+      return "a kernel with streaming stores";
     case GroupAlgorithm::kColumns:
       return "a kernel for rows of this size";
     case GroupAlgorithm::kNodes:

@@ -207,7 +207,7 @@ TEST_F(TunedProgram, FindsTheFastestKernelOnceForAllProcesses) {
   told_.clear();
   const std::unique_ptr<Runner> second = start();
   EXPECT_EQ(run(*second, true, 1'000'000'000), 3);
-  EXPECT_EQ(told_, std::vector<std::string>{"aten::neg: a kernel for rows of this size, as was found before"});
+  EXPECT_EQ(told_, std::vector<std::string>{"aten::neg: a kernel for rows of this size, from an earlier choice"});
 }
 
 TEST_F(TunedProgram, NodesOneByOneMayBeFaster) {

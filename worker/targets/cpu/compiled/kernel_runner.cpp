@@ -338,7 +338,7 @@ class KernelProgram : public RunnerProgram {
     const bool possible = std::ranges::count(algorithms, *known) != 0;
     group.chosen = possible ? *known : GroupAlgorithm::kDefault;
     if (options_.on_choice)
-      options_.on_choice(describe(graph_, group.group), std::string(name(group.chosen)) + ", as was found before");
+      options_.on_choice(describe(graph_, group.group), std::string(name(group.chosen)) + ", from an earlier choice");
   }
 
   // The size in a group's key. It is exact where code may be specialized for it; other sizes are rounded down to a
@@ -441,7 +441,7 @@ class KernelProgram : public RunnerProgram {
     if (norms_channels_last(graph_, group.group, values)) {
       group.fits = false;
       remember(group, values);
-      return refuse(group, "a group norm's channels are neighbours");
+      return refuse(group, "the channels of a group norm are adjacent");
     }
     const Status lowered = codegen::lower_group(graph_, group.group, values, &group.launches);
     group.fits = lowered.ok();

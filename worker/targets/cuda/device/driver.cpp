@@ -7,7 +7,8 @@ namespace {
 
 constexpr const char* kInstall =
     "install NVIDIA's driver 525.60 or later (Debian: apt install nvidia-driver; Ubuntu: apt install "
-    "nvidia-driver-535-server); in a container: install nvidia-container-toolkit beside it and run with --gpus all";
+    "nvidia-driver-535-server); for containers: also install nvidia-container-toolkit on the host, and run with --gpus "
+    "all";
 
 using GetProcAddress = int (*)(const char* name, void** function, int version, uint64_t flags, int* found);
 
@@ -23,8 +24,8 @@ Status check_version(void* library, const std::string& path) {
   int version = 0;
   if (get_version == nullptr || get_version(&version) != 0) return unsupported(path + " is not NVIDIA's driver");
   if (version >= kDriverVersion) return {};
-  return unsupported("this machine's driver is one of CUDA " + version_text(version) + ", CUDA " +
-                     version_text(kDriverVersion) + " is wanted");
+  return unsupported("this machine's driver is for CUDA " + version_text(version) + ", but CUDA " +
+                     version_text(kDriverVersion) + " is required");
 }
 
 }  // namespace

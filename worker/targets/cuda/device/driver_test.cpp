@@ -29,7 +29,7 @@ TEST(OpenDriver, NamesTheVersionOfAnOldOne) {
   Driver driver;
   ASSERT_EQ(setenv("FAKE_DRIVER_VERSION", "11080", 1), 0);
   const std::string error = error_of("tests/emulated_gpu/libfake_driver.so", &driver);
-  EXPECT_NE(error.find("CUDA 11.8, CUDA 12.0 is wanted"), std::string::npos) << error;
+  EXPECT_NE(error.find("CUDA 11.8, but CUDA 12.0 is required"), std::string::npos) << error;
 }
 
 TEST(OpenDriver, NamesFunctionsThatAreMissing) {

@@ -88,8 +88,7 @@ Status Gpu::open_device(int ordinal) {
   multiprocessors_ = static_cast<uint32_t>(multiprocessors);
   if (sm_ < kOldest || pools == 0) {
     return {ErrorCode::kUnsupported, "cuda: " + name_ + " (sm_" + std::to_string(sm_) +
-                                         ") is too old; kernels are made for sm_80 (A100) and later, and memory pools"
-                                         " are wanted"};
+                                         ") is too old; the worker needs sm_80 (A100) or later, and memory pools"};
   }
   return to_status(driver_, driver_.primary_ctx_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
 }

@@ -72,8 +72,9 @@ Status open_library(const Library& library, const LibrarySearchPath& search_path
   std::string message = "cuda: there is no " + soname_of(library, newest) + " (" + std::string(library.name) + ")";
   if (!search_path.folder.empty()) message += " in " + search_path.folder;
   if (!why.empty()) message += ": " + why;
-  return {ErrorCode::kUnsupported, message + "; install it: pip install " + package_of(library, newest) +
-                                       ", or say in which folder it is: TORCH_REMOTE_CUDA_LIB=/usr/local/cuda/lib64"};
+  return {ErrorCode::kUnsupported,
+          message + "; install it: pip install " + package_of(library, newest) +
+              ", or set the folder that contains it: TORCH_REMOTE_CUDA_LIB=/usr/local/cuda/lib64"};
 }
 
 void open_siblings(const OpenLibrary& library, std::string_view beginning) {

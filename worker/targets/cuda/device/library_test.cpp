@@ -35,8 +35,8 @@ TEST_F(LibraryTest, ThatIsMissingIsNamedWithItsPackage) {
   Status status = open_library(kNone, {"", root, 13000}, &library);
   EXPECT_EQ(status.code(), ErrorCode::kUnsupported);
   EXPECT_EQ(status.message(),
-            "cuda: there is no libnone_of_them.so.13 (none of them); install it: pip install nvidia-none, or say in "
-            "which folder it is: TORCH_REMOTE_CUDA_LIB=/usr/local/cuda/lib64");
+            "cuda: there is no libnone_of_them.so.13 (none of them); install it: pip install nvidia-none, or set the "
+            "folder that contains it: TORCH_REMOTE_CUDA_LIB=/usr/local/cuda/lib64");
   status = open_library(kNone, {"", "", 12040}, &library);
   EXPECT_NE(status.message().find("libnone_of_them.so.12"), std::string::npos) << status.message();
   EXPECT_NE(status.message().find("pip install nvidia-none-cu12"), std::string::npos) << status.message();

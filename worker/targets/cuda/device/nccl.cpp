@@ -27,7 +27,7 @@ Status open(const LibrarySearchPath& search_path, Table* table) {
   if (missing.empty() && table->get_version(&version) == Result::kSuccess && version >= kOldest) return {};
   const std::string what = missing.empty() ? "is NCCL " + version_text(version) : "has no " + missing;
   return {ErrorCode::kUnsupported, "cuda: " + library.path + " " + what +
-                                       ", but 2.18 or later is wanted; update it: pip install -U nvidia-nccl-cu" +
+                                       ", but 2.18 or later is required; update it: pip install -U nvidia-nccl-cu" +
                                        (search_path.driver >= 13000 ? "13" : "12")};
 }
 

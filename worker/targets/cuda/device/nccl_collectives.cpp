@@ -131,7 +131,7 @@ class NcclGroup final : public DeviceCollectives::Group {
       }
     }
     while (status.ok() && !done->is) {
-      if (!keep_waiting()) status = {ErrorCode::kOpFailed, "nccl: others did not come in time, or are gone"};
+      if (!keep_waiting()) status = {ErrorCode::kOpFailed, "nccl: other ranks did not join in time, or are gone"};
       nccl::Result error = nccl::Result::kSuccess;
       if (status.ok()) status = to_status(table_, table_.get_error(group_, &error), "ncclCommGetAsyncError", group_);
       if (status.ok() && error != nccl::Result::kInProgress) status = to_status(table_, error, "an op", group_);
@@ -159,7 +159,7 @@ class NcclGroup final : public DeviceCollectives::Group {
     while (result == nccl::Result::kInProgress) {
       if (!keep_waiting()) {
         abort();
-        return {ErrorCode::kOpFailed, std::string("nccl: ") + what + ": others did not come in time, or are gone"};
+        return {ErrorCode::kOpFailed, std::string("nccl: ") + what + ": other ranks did not join in time, or are gone"};
       }
       if (table_.get_error(group_, &result) != nccl::Result::kSuccess) break;
     }

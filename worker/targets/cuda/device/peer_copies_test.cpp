@@ -301,7 +301,7 @@ TEST_P(PeerCopies, AnEndThatGoesIsNamed) {
 
 TEST_P(PeerCopies, WhereMemoryCannotBeReadBothEndsGoThroughTheHost) {
   for (const auto& [others, why] : {std::pair(PeerAccess::kRefused, "peer access is not supported"),
-                                    std::pair(PeerAccess::kGarbled, "other bytes come")}) {
+                                    std::pair(PeerAccess::kGarbled, "returned wrong bytes")}) {
     emulated::Options given = options();
     given.peer_access = others;
     const auto part = [why = std::string(why)](End& end) {

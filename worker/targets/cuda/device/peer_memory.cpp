@@ -291,8 +291,8 @@ class CudaPeerMemory final : public PeerMemory {
     (void)driver.ipc_close_mem_handle(begin);
     if (status.ok() && !std::ranges::equal(came, content)) {
       status = {ErrorCode::kUnsupported,
-                "cuda: other bytes come from the other GPU's memory than are there (see that ACS and the IOMMU leave "
-                "traffic between GPUs alone)"};
+                "cuda: a read of the other GPU's memory returned wrong bytes (check that ACS and the IOMMU do not "
+                "redirect traffic between GPUs)"};
     }
     return status;
   }

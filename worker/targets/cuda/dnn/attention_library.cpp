@@ -34,7 +34,7 @@ Status AttentionLibrary::open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory
   std::unique_ptr<AttentionLibrary> library(new AttentionLibrary(std::move(gpu), memory, std::move(options)));
   const size_t version = library->table().get_version();
   if (version < kOldest) {
-    return {ErrorCode::kUnsupported, "cudnn: attention wants cuDNN 9.18 or later, but this is " +
+    return {ErrorCode::kUnsupported, "cudnn: attention needs cuDNN 9.18 or later, but this is " +
                                          std::to_string(version) + "; update it: pip install -U nvidia-cudnn-cu13"};
   }
   Status status = library->begin("attention");

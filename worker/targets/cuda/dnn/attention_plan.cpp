@@ -76,14 +76,14 @@ Status AttentionPlanner::find() {
   if (!query_ || !key_ || !value_) return unsupported("without operands");
   for (const auto* tensor : {&*query_, &*key_, &*value_}) {
     if (tensor->sizes.size() != 4) return unsupported("of other than 4 dims");
-    if (tensor->count() == 0) return unsupported("of nothing");
-    if (tensor->sizes[3] % kAlignedElements != 0) return unsupported("of heads whose elements are no multiple of 8");
+    if (tensor->count() == 0) return unsupported("without elements");
+    if (tensor->sizes[3] % kAlignedElements != 0) return unsupported("of heads whose size is not a multiple of 8");
   }
   const OpTensor &query = *query_, &key = *key_, &value = *value_;
   const bool fits = query.sizes[0] == key.sizes[0] && key.sizes[0] == value.sizes[0] &&
                     key.sizes[1] == value.sizes[1] && key.sizes[2] == value.sizes[2] &&
                     query.sizes[3] == key.sizes[3] && query.sizes[1] % key.sizes[1] == 0;
-  if (!fits) return unsupported("of sizes that do not go together");
+  if (!fits) return unsupported("of sizes that do not match");
   if (query.sizes[2] < kMinQueries) return unsupported("of so few queries");
   problem.type = *dnn::type_of(query.dtype);
   problem.batch = query.sizes[0];

@@ -72,7 +72,7 @@ Status BatchNormPlanner::take_input() {
   const auto input = planner_.tensor("input");
   if (!input || input->sizes.size() < 4 || input->sizes.size() > 5) return unsupported("of other than 4 or 5 dims");
   // With one point or one channel, both layouts are the same; the hand-written kernels execute these.
-  if (!is_channels_last(*input) || input->is_packed()) return unsupported("of images that lie in another way");
+  if (!is_channels_last(*input) || input->is_packed()) return unsupported("of images with another memory format");
   input_ = *input;
   plan_.problem.type = *dnn::narrow_type_of(input_.dtype);
   plan_.problem.sizes = input_.sizes;

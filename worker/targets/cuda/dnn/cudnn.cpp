@@ -32,7 +32,7 @@ Status open(const LibrarySearchPath& search_path, Table* table) {
   TORCH_REMOTE_CUDNN_FUNCTIONS(TORCH_REMOTE_CUDNN_FIND)
 #undef TORCH_REMOTE_CUDNN_FIND
   if (!missing.empty())
-    return {ErrorCode::kUnsupported, "cuda: " + library.path + " has no " + missing + "; cuDNN 9 is wanted"};
+    return {ErrorCode::kUnsupported, "cuda: " + library.path + " has no " + missing + "; cuDNN 9 is required"};
   // The soname does not say for which CUDA version cuDNN was built.
   const int made_for = static_cast<int>(table->get_cudart_version()) / 1000, driver = search_path.driver / 1000;
   if (made_for <= driver) {

@@ -96,7 +96,7 @@ Status make_plan(const Table& table, Handle handle, Descriptor config, uint64_t 
   if (!status.ok()) return status;
   *workspace = static_cast<uint64_t>(bytes);
   if (*workspace <= most) return {};
-  return {ErrorCode::kUnsupported, "cudnn: it wants " + std::to_string(bytes) + " bytes of memory"};
+  return {ErrorCode::kUnsupported, "cudnn: the plan needs " + std::to_string(bytes) + " bytes of workspace"};
 }
 
 Status execute(const Table& table, Handle handle, Descriptor plan, const std::vector<int64_t>& ids,

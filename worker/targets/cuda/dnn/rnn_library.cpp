@@ -64,7 +64,7 @@ Status RnnLibrary::describe(PreparedRnn& prepared) {
   const RnnProblem& problem = prepared.problem_;
   const int64_t largest = std::max({problem.steps, problem.batch * problem.directions * problem.units, problem.inputs});
   if (largest > std::numeric_limits<int32_t>::max()) {
-    return {ErrorCode::kUnsupported, "cudnn: a recurrent layer of more than 2^31 elements a step"};
+    return {ErrorCode::kUnsupported, "cudnn: a recurrent layer has more than 2^31 elements in a step"};
   }
   const auto number = [](int64_t value) { return static_cast<int>(value); };
   const bool is_half = problem.type != dnn::Type::kFloat32;
@@ -131,7 +131,7 @@ Status RnnLibrary::measure(PreparedRnn& prepared) {
                                                        linear, of_matrix, &matrix, of_bias, &bias),
                               "cudnnGetRNNWeightParams");
       if (status.ok() && (matrix == nullptr || (problem.biases && bias == nullptr))) {
-        status = Status::internal("cudnn: cudnnGetRNNWeightParams tells no place of a weight");
+        status = Status::internal("cudnn: cudnnGetRNNWeightParams returned no address of a weight");
       }
       if (!status.ok()) break;
       const auto from = [&](void* location) { return reinterpret_cast<DevicePointer>(location) - memory.address(); };

@@ -131,7 +131,7 @@ Status RnnPlanner::forward() {
   plan_.hy = write(planner_.result(1));
   if (problem_.mode == RnnMode::kLstm) plan_.cy = write(planner_.result(2));
   if (const auto kept = planner_.result(3); kept && kept->count() != 0) {
-    if (!kept->is_packed()) return unsupported("with a place for what is kept that has gaps");
+    if (!kept->is_packed()) return unsupported("with a reserve space that is not contiguous");
     plan_.steps.steps.emplace_back(OpFill{kept->location, kept->nbytes(), 0xFF});
   }
   plan_.before = plan_.steps.steps.size();

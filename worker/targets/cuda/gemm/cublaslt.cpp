@@ -33,7 +33,8 @@ Status open(const LibrarySearchPath& search_path, Table* table) {
   TORCH_REMOTE_CUBLASLT_FUNCTIONS(TORCH_REMOTE_CUBLASLT_FIND)
 #undef TORCH_REMOTE_CUBLASLT_FIND
   if (missing.empty()) return {};
-  return {ErrorCode::kUnsupported, "cuda: " + library.path + " has no " + missing + "; cuBLASLt 12 or later is wanted"};
+  return {ErrorCode::kUnsupported,
+          "cuda: " + library.path + " has no " + missing + "; cuBLASLt 12 or later is required"};
 }
 
 Status to_status(Result result, const char* what) {

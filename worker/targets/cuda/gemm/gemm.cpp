@@ -300,15 +300,16 @@ class GemmPlanner {
     const GemmScalars numbers = scalars_of(gemm_, values_);
     const bool is_bias = gemm_.left_scale != kNoView && gemm_.added != kNoView;
     const bool adds = gemm_.added != kNoView && (is_bias || !numbers.beta_is_0);
-    if (adds && !broadcast(result, batched && !gemm_.sums_batch, &added)) return unsupported("what is added");
+    if (adds && !broadcast(result, batched && !gemm_.sums_batch, &added))
+      return unsupported("an added tensor that cannot be broadcast");
     if (gemm_.left_scale != kNoView) {
       for (const uint32_t view : {gemm_.left_scale, gemm_.right_scale}) {
-        if (count(view) != 1) return unsupported("scales that are not one number for each operand");
+        if (count(view) != 1) return unsupported("scales other than one number for each operand");
       }
     }
     if (result.rows == 0 || result.columns == 0 || (batch == 0 && !gemm_.sums_batch)) return {};
     if (left.rows != result.rows || right.columns != result.columns || left.columns != right.rows) {
-      return unsupported("sizes that do not fit");
+      return unsupported("sizes that do not match");
     }
     const bool nothing = left.columns == 0 || numbers.alpha_is_0 || batch == 0;
     if (nothing && gemm_.sums_batch) batch_ = 1;
@@ -320,7 +321,7 @@ class GemmPlanner {
   }
 
  private:
-  static Status unsupported(const std::string& what) { return {ErrorCode::kUnsupported, "a product with " + what}; }
+  static Status unsupported(const std::string& what) { return {ErrorCode::kUnsupported, "a matmul with " + what}; }
 
   int64_t count(uint32_t view) const {
     int64_t count = 1;

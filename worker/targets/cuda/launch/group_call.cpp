@@ -86,9 +86,9 @@ Status GroupCall::request_kernels(CudaDevice& device, const ir::Graph& graph, co
   }
   for (codegen::Launch& launch : launches_) {
     // The kernel reports a bad index only when it is done, too late to prevent the write.
-    if (launch.check_indices_first) return {ErrorCode::kUnsupported, "an index decides what is written in place"};
+    if (launch.check_indices_first) return {ErrorCode::kUnsupported, "an index selects what is written in place"};
     if (launch.splits_linear_indices)
-      return {ErrorCode::kUnsupported, "an element's number is taken apart into places"};
+      return {ErrorCode::kUnsupported, "the number of an element is decomposed into indices"};
     if (Status status = codegen::take_in_loops(&launch); !status.ok()) return status;
     prepared_.emplace_back().request = device.kernels().request(launch.kernel);
   }

@@ -54,7 +54,7 @@ const Status& Unit::prepare(std::span<const int64_t> values, bool wait) {
     values_.clear();
     empty_ = has_no_elements(values);
     if (!empty_ && has_complex_number() && !takes_complex_numbers()) {
-      status_ = {ErrorCode::kUnsupported, "a complex number beside real tensors"};
+      status_ = {ErrorCode::kUnsupported, "a complex number with real tensors"};
     } else {
       status_ = empty_ ? Status() : plan(values, &symbols_);
     }
