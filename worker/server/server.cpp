@@ -117,13 +117,7 @@ Status Server::open_device(int client) {
   collectives.device = opened_.device.get();
   collectives.collectives = opened_.collectives;
   collectives.host = options_.peer_host;
-  collectives.sequence = [this] { return running_; };
-  collectives.interrupted = [this](uint64_t sequence) {
-    if (std::this_thread::get_id() == thread_) inbox_.receive_early();
-    return inbox_.is_over(sequence);
-  };
-  collectives.look = [this] { inbox_.receive_early(); };
-  collectives.on_done = [this] { inbox_.wake(); };
+  collectives.client = &inbox_;
   opened_.runners.insert(opened_.runners.begin(), make_collective_runner(std::move(collectives)));
   memory_ = &opened_.device->memory();
   limit_ = memory_->limit();

@@ -119,8 +119,6 @@ class Server {
   flatbuffers::FlatBufferBuilder builder_{4096};
   std::vector<int64_t> words_;
   uint64_t session_number_ = 0;
-  uint64_t running_ = 0;  // Sequence of the last run.
-  const std::thread::id thread_ = std::this_thread::get_id();
   bool reported_background_ = false;  // The last message to the client said that a background op is running.
   struct Pending {
     Ticket ticket = 0;

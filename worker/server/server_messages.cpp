@@ -48,7 +48,6 @@ Status Server::run_program(Frame& frame) {
   request.afresh = message->afresh();
   request.math = math_of(*message);
   FailurePtr failure;
-  running_ = request.sequence;
   words_.clear();
   Status status = inbox_.is_cancelled(request.sequence) ? session_->run_cancelled(request, &failure)
                                                         : session_->run(request, &words_, &failure);
