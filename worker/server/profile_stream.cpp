@@ -72,6 +72,4 @@ Status ProfileStream::hand_over() {
   return status;
 }
 
-Status ProfileStream::hand_over_if_due() { return due_in() == 0 ? hand_over() : Status(); }
-
 }  // namespace torch_remote::worker

@@ -35,7 +35,7 @@ class ProfileStream {
   // Sends what was recorded since the last part. Does nothing if no profile is recorded.
   Status hand_over();
   // As hand_over(), but only when a part is due.
-  Status hand_over_if_due();
+  Status hand_over_if_due() { return due_in() == 0 ? hand_over() : Status(); }
   // Nanoseconds until then; Profile::kNever: not before another message.
   uint64_t due_in() const { return profile_ ? profile_->next_hand_over_in(monotonic_ns()) : Profile::kNever; }
 

@@ -29,11 +29,6 @@ Replies::Replies(remote::Transport& transport, const Inbox& inbox, const OpenSes
       acknowledged_(opened.hello),
       acknowledged_at_(inbox.asked()) {}
 
-flatbuffers::FlatBufferBuilder& Replies::begin() {
-  builder_.Clear();
-  return builder_;
-}
-
 flatbuffers::Offset<wire::Error> Replies::encode_and_mark_reported(const FailurePtr& failure) {
   const auto error = encode(builder_, failure);
   if (failure) session_.mark_reported(failure);

@@ -24,7 +24,10 @@ class Replies {
   // -- Contents of the next message.
 
   // Begins a message, and returns the builder of its contents.
-  flatbuffers::FlatBufferBuilder& begin();
+  flatbuffers::FlatBufferBuilder& begin() {
+    builder_.Clear();
+    return builder_;
+  }
   // Encodes the failure and marks it as known to the client. Null: there is no failure.
   flatbuffers::Offset<wire::Error> encode_and_mark_reported(const FailurePtr& failure);
   wire::WorkerUse worker_use() const;

@@ -44,7 +44,7 @@ class Server {
     session_.set_cancelled([this](uint64_t sequence) { return inbox_.poll_cancelled(sequence); });
   }
 
-  // Returns when the client says goodbye or is gone.
+  // Returns ok when the client says goodbye, else the error that ends the session.
   Status run();
 
  private:
@@ -96,16 +96,12 @@ class Server {
 Status Server::run() {
   for (;;) {
     Frame frame;
-    Status status = next(&frame);
-    if (status.ok() && frame.header.type == static_cast<uint8_t>(Type::kGoodbye)) {
+    if (Status status = next(&frame); !status.ok()) return status;
+    if (frame.header.type == static_cast<uint8_t>(Type::kGoodbye)) {
       session_.wait_for_background();  // Other workers may need what this one sends.
       return {};
     }
-    if (status.ok()) status = step(frame);
-    if (status.ok()) continue;
-    if (status.code() != ErrorCode::kLost) return status;
-    spdlog::debug("the session ends: {}", status.message());
-    return {};
+    if (Status status = step(frame); !status.ok()) return status;
   }
 }
 
@@ -132,14 +128,15 @@ Status Server::next(Frame* frame) {
 Status Server::step(Frame& frame) {
   inbox_.begin(frame);
   const uint64_t begin = profile_.begin_message();
-  Status status = handle(frame);
+  const Status handled = handle(frame);
   profile_.end_message(frame.header, begin);
-  if (status.ok()) status = session_.within_limit();
-  if (status.ok()) status = pending_.when_done(frame.header.sequence, [] { return Status(); });
-  if (status.ok()) status = pending_.settle();
-  if (status.ok()) status = calls_.answer();
-  if (status.ok()) status = profile_.hand_over_if_due();
-  return status;
+  if (!handled.ok()) return handled;
+  if (Status status = session_.within_limit(); !status.ok()) return status;
+  Status done = pending_.when_done(frame.header.sequence, [] { return Status(); });
+  if (!done.ok()) return done;
+  if (Status status = pending_.settle(); !status.ok()) return status;
+  if (Status status = calls_.answer(); !status.ok()) return status;
+  return profile_.hand_over_if_due();
 }
 
 Status Server::handle(Frame& frame) {
@@ -445,7 +442,10 @@ Status serve(remote::Transport& transport, const ServerOptions& options) {
   Inbox inbox(transport);
   OpenSession opened;
   if (Status status = handshake(transport, inbox, options, &opened); !status.ok()) return status;
-  return Server(transport, options, inbox, opened).run();
+  Status status = Server(transport, options, inbox, opened).run();
+  if (status.code() != ErrorCode::kLost) return status;
+  spdlog::debug("the session ends: {}", status.message());
+  return {};
 }
 
 }  // namespace torch_remote::worker
