@@ -128,7 +128,7 @@ Status Server::next(Frame* frame) {
 Status Server::step(Frame& frame) {
   inbox_.begin(frame);
   const uint64_t begin = profile_.begin_message();
-  const Status handled = handle(frame);
+  Status handled = handle(frame);
   profile_.end_message(frame.header, begin);
   if (!handled.ok()) return handled;
   if (Status status = session_.within_limit(); !status.ok()) return status;
