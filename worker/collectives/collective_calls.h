@@ -9,10 +9,10 @@
 
 #include "ir/graph.h"
 #include "ir/status.h"
-#include "worker/collectives/charge.h"
 #include "worker/collectives/collectives.h"
 #include "worker/collectives/device_collectives.h"
 #include "worker/collectives/reduction.h"
+#include "worker/device/charge.h"
 
 // Ops of process groups and of copies between workers: their names and arguments, and their execution on the host.
 namespace torch_remote::worker::collective {

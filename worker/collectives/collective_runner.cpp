@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -50,7 +51,7 @@ class CollectiveProgram;
 class CollectiveRunner final : public Runner {
  public:
   explicit CollectiveRunner(CollectiveOptions options)
-      : options_(std::move(options)), copies_(options_.host, options_.on_done, options_.device) {}
+      : options_(std::move(options)), copies_(options_.host, on_done_, options_.device) {}
 
   std::string name() const override { return "collectives"; }
   std::string description() const override { return {}; }  // Part of every worker.
@@ -88,6 +89,8 @@ class CollectiveRunner final : public Runner {
   OpLimits limits_of(const Group& group) const;
 
   const CollectiveOptions options_;
+  const std::function<void()> look_ = [this] { options_.client->receive_early(); };
+  const std::function<void()> on_done_ = [client = options_.client] { client->wake(); };
   const std::shared_ptr<std::atomic<bool>> ended_ = std::make_shared<std::atomic<bool>>(false);
   std::map<int64_t, Group> groups_;
   DirectCopies copies_;
@@ -105,7 +108,7 @@ class CollectiveProgram final : public RunnerProgram {
       WorkPtr work;
       Status status = begin_node(run, n, /*stays=*/true, &work);
       if (status.ok() && work) {
-        work->wait(runner_.options_.look);
+        work->wait(runner_.look_);
         status = work->status();
       }
       if (!status.ok()) return refuse(status, n, error);
@@ -256,7 +259,7 @@ Status CollectiveProgram::begin_node(tr_run& run, uint32_t number, bool stays, W
   if (by_devices) {
     Status status = runner_.collective_on_devices(op, shared, work);
     if (!status.ok()) return status;
-    (*work)->wait(runner_.options_.look);
+    (*work)->wait(runner_.look_);
     status = (*work)->status();
     *work = nullptr;
     return status;
@@ -273,7 +276,7 @@ Status CollectiveProgram::begin_node(tr_run& run, uint32_t number, bool stays, W
     return {};
   }
   if (*work) {
-    (*work)->wait(runner_.options_.look);
+    (*work)->wait(runner_.look_);
     if (Status status = (*work)->status(); !status.ok()) return status;
     *work = nullptr;
   }
@@ -344,8 +347,8 @@ OpLimits CollectiveRunner::limits_of(const Group& group) const {
 
 // Whether an op that begins now must end.
 std::function<bool()> CollectiveRunner::interrupted() const {
-  return [ended = ended_, interrupted = options_.interrupted, sequence = options_.sequence()] {
-    return *ended || (interrupted && interrupted(sequence));
+  return [ended = ended_, client = options_.client, sequence = options_.client->current_message()] {
+    return *ended || client->is_over(sequence);
   };
 }
 
@@ -368,7 +371,7 @@ Status CollectiveRunner::join(Call& call, WorkPtr* work) {
   if (options_.collectives && options_.collectives->open().ok()) plan.capabilities = kHasDeviceCollectives;
   group->time = std::chrono::milliseconds(timeout);
   if (!group->queue)
-    group->queue = std::make_unique<OpQueue>(plan.rank, static_cast<int>(size), options_.on_done,
+    group->queue = std::make_unique<OpQueue>(plan.rank, static_cast<int>(size), on_done_,
                                              MeshOptions{.memory = &options_.device->memory()});
   *work = group->queue->connect(
       [listener = group->listener.get(), plan = std::move(plan), limits = limits_of(*group)](Mesh& mesh) {
@@ -427,7 +430,7 @@ Status CollectiveRunner::find_devices(Op op, const Call& call, bool* by_devices)
       if (!all_have_device_collectives(mesh)) return mesh.status();
       return worker::meet(mesh, *options_.collectives, limits, &group->devices, &why);
     });
-    work->wait(options_.look);
+    work->wait(look_);
     if (Status status = work->status(); !status.ok()) return status;
     group->met = true;
     if (!why.empty()) spdlog::warn("collective ops go through the hosts' memory: {}", why);
@@ -540,7 +543,7 @@ Status CollectiveRunner::copy(Op op, const std::shared_ptr<Call>& call, WorkPtr*
     case Op::kCopyReceive:
       return copies_.receive(pair, call->numbers[1], tensor.dtype, tensor.bytes, call, interrupted(), work);
     default:
-      copies_.close(pair, call->numbers[1] != 0, options_.look);
+      copies_.close(pair, call->numbers[1] != 0, look_);
       return {};
   }
 }
@@ -551,7 +554,7 @@ Status CollectiveRunner::copy_between_devices(Op op, const Call& call) {
   if (op == Op::kCopySend) {
     return copies_.send_from(pair, number, tensor.dtype, tensor.data, tensor.nbytes, interrupted());
   }
-  return copies_.receive_to(pair, number, tensor.dtype, tensor.data, tensor.nbytes, interrupted(), options_.look);
+  return copies_.receive_to(pair, number, tensor.dtype, tensor.data, tensor.nbytes, interrupted(), look_);
 }
 
 // Makes sure that the other end does not wait for data that never arrives, and that data which arrives is dropped.
@@ -577,7 +580,7 @@ Status CollectiveRunner::begin(Op op, const std::shared_ptr<Call>& call, WorkPtr
       return join(*call, work);
     case Op::kLeave:
       if (Group* const group = find_group(call->numbers[0]); group != nullptr && group->queue) {
-        group->queue->wait_all(options_.look);
+        group->queue->wait_all(look_);
       }
       groups_.erase(call->numbers[0]);
       return {};

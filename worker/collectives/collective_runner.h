@@ -1,6 +1,6 @@
 #pragma once
 
-#include <functional>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -28,20 +28,27 @@
 // copied to the host and back.
 namespace torch_remote::worker {
 
+// The session's client, as far as collective ops need it.
+class CollectiveClient {
+ public:
+  virtual ~CollectiveClient() = default;
+  // Sequence number of the message that the session is handling. For the session's thread.
+  virtual uint64_t current_message() const = 0;
+  // Whether the ops of this message must end, because the client is gone or gave up. Thread safe.
+  virtual bool is_over(uint64_t sequence) = 0;
+  // Receives pending messages. The session's thread calls it now and then while it waits for an op.
+  virtual void receive_early() = 0;
+  // An op in the background is done. Thread safe.
+  virtual void wake() = 0;
+};
+
 struct CollectiveOptions {
   Device* device = nullptr;
   // Collective ops of the device itself. May be null.
   std::shared_ptr<DeviceCollectives> collectives = nullptr;
   // The host name or address at which other workers reach this one; empty: this worker does not let others connect.
   std::string host;
-  // Returns the sequence of the current run's message (not that of an op).
-  std::function<uint64_t()> sequence = [] { return 0; };
-  // Whether the ops of this run must end, because its client is gone or gave up. Called on any thread. May be null.
-  std::function<bool(uint64_t sequence)> interrupted = {};
-  // Called now and then while the session waits for an op. May be null.
-  std::function<void()> look = {};
-  // Called on any thread when an op in the background is done. May be null.
-  std::function<void()> on_done = {};
+  CollectiveClient* client = nullptr;
 };
 
 std::unique_ptr<Runner> make_collective_runner(CollectiveOptions options);

@@ -15,8 +15,8 @@
 #include <string_view>
 #include <utility>
 
-#include "worker/collectives/charge.h"
 #include "worker/collectives/label.h"
+#include "worker/device/charge.h"
 #include "worker/device/no_memory.h"
 
 namespace torch_remote::worker {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "remote/wire/message.h"
-#include "worker/session/profile.h"
+#include "worker/device/monotonic_clock.h"
 
 namespace torch_remote::worker {
 namespace {
@@ -106,6 +106,7 @@ Status Inbox::receive(remote::Frame* frame, std::chrono::nanoseconds timeout) {
 }
 
 void Inbox::begin(const remote::Frame& frame) {
+  current_message_ = frame.header.sequence;
   note_wait(frame);
   const bool waited = std::exchange(waited_for_, is_waited_for(frame));
   client_resumed_ |= waited && !waited_for_;

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <thread>
 
 #include "ir/status.h"
 #include "remote/transport/transport.h"
+#include "worker/collectives/collective_runner.h"
 #include "worker/device/machine.h"
 #include "worker/runner/plugin.h"
 
@@ -17,8 +19,9 @@ namespace torch_remote::worker {
 bool is_waited_for(const remote::Frame& frame);
 
 // A session's messages, in order. During a long run it receives messages early and stores them. So a Cancel among them
-// takes effect at once, and it knows what the client is doing. For one thread, except for wake() and is_over().
-class Inbox {
+// takes effect at once, and it knows what the client is doing. For the thread that constructs it, except for wake() and
+// is_over().
+class Inbox final : public CollectiveClient {
  public:
   explicit Inbox(remote::Transport& transport) : transport_(transport), client_load_(0) {}
 
@@ -39,9 +42,10 @@ class Inbox {
   uint64_t asked() const { return asked_; }
   // Records that this message is handled from now on.
   void begin(const remote::Frame& frame);
+  uint64_t current_message() const override { return current_message_; }
 
   // Thread safe. Makes receive() return, this time and the following ones, until forget_wake().
-  void wake() {
+  void wake() override {
     woken_ = true;
     transport_.wake();
   }
@@ -55,14 +59,18 @@ class Inbox {
     return is_cancelled(sequence);
   }
 
-  // Whether the run is cancelled or the client is gone. Thread safe.
-  bool is_over(uint64_t sequence) const { return is_cancelled(sequence) || gone_; }
+  // Whether the run is cancelled or the client is gone. Thread safe; the inbox's own thread receives pending messages
+  // first.
+  bool is_over(uint64_t sequence) override {
+    if (std::this_thread::get_id() == thread_) receive_early();
+    return is_cancelled(sequence) || gone_;
+  }
 
   // What the client is doing now; called during a run.
   tr_client client_activity();
 
   // Receives pending messages early, and looks for a Cancel among them.
-  void receive_early();
+  void receive_early() override;
 
  private:
   bool note_cancel(const remote::Frame& frame);
@@ -70,16 +78,18 @@ class Inbox {
   tr_client look_at_client(uint64_t now);
 
   remote::Transport& transport_;
+  const std::thread::id thread_ = std::this_thread::get_id();
   std::atomic<bool> woken_{false};
   std::deque<remote::Frame> early_;     // Messages that were received and not handled yet.
   size_t early_bytes_ = 0;              // Their bytes; messages beyond the limit wait in the socket.
   Status early_status_;                 // The reason why no more messages arrive.
   std::atomic<bool> gone_{false};       // The client is gone.
   std::atomic<uint64_t> cancelled_{0};  // Runs up to this sequence are dropped.
-  uint64_t looked_ = 0;                 // When receive_early() ran last, in ns.
-  uint64_t asked_ = 0;                  // When receive() was called last, in ns.
-  bool waited_for_ = false;             // The client waits for the message that is being handled.
-  uint32_t early_waits_ = 0;            // Number of messages in early_ that the client waits for.
+  uint64_t current_message_ = 0;
+  uint64_t looked_ = 0;       // When receive_early() ran last, in ns.
+  uint64_t asked_ = 0;        // When receive() was called last, in ns.
+  bool waited_for_ = false;   // The client waits for the message that is being handled.
+  uint32_t early_waits_ = 0;  // Number of messages in early_ that the client waits for.
   ProcessLoad client_load_;
   std::optional<OtherProcessLoad> others_;
   uint64_t idle_ = 0;           // Total time in which no message arrived, so that there was no work, in ns.

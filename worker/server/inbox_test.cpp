@@ -85,6 +85,18 @@ TEST_F(InboxTest, ACancelIsSeenBeforeWhatCameBeforeItIsHandled) {
   EXPECT_EQ(next(), 0u);
 }
 
+// Other threads ask, too: those of ops in the background.
+TEST_F(InboxTest, OnlyItsOwnThreadReceivesWhenItIsAskedAboutARun) {
+  send(1);
+  EXPECT_EQ(next(), 1u);
+  EXPECT_EQ(inbox->current_message(), 1u);
+  cancel(1);
+  std::thread other([this] { EXPECT_FALSE(inbox->is_over(1)); });
+  other.join();
+  EXPECT_TRUE(inbox->is_over(1));
+  EXPECT_FALSE(inbox->is_over(2));
+}
+
 TEST_F(InboxTest, ACancelThatIsNoneChangesNothing) {
   wire::Header header;
   header.type = static_cast<uint8_t>(wire::Type::kCancel);

@@ -1,262 +1,193 @@
 #include "worker/server/server.h"
 
 #include <spdlog/spdlog.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <new>
-#include <thread>
+#include <string>
+#include <utility>
+#include <vector>
 
-#include "ir/ops/op_table.h"
-#include "remote/wire/environment.h"
+#include "ir/math_modes.h"
 #include "remote/wire/message.h"
-#include "worker/collectives/collective_runner.h"
 #include "worker/device/machine.h"
 #include "worker/device/no_memory.h"
-#include "worker/server/server_impl.h"
+#include "worker/server/function_calls.h"
+#include "worker/server/handshake.h"
+#include "worker/server/inbox.h"
+#include "worker/server/messages.h"
+#include "worker/server/pending_messages.h"
+#include "worker/server/profile_stream.h"
+#include "worker/server/replies.h"
+#include "worker/session/session.h"
 
 namespace torch_remote::worker {
 namespace {
 
-// Completed messages are acknowledged after this many, or this long after the last acknowledgement. A client at its
-// limit of unacknowledged messages then waits for one slow message, not for 32.
-constexpr uint64_t kAcknowledgeEvery = 32;
-constexpr uint64_t kAcknowledgeAfter = 5'000'000;  // ns
-constexpr std::chrono::seconds kIdle{3600};
+using remote::AttachmentPtr;
+using remote::Frame;
+using wire::Type;
 
-}  // namespace
+constexpr uint64_t kAcknowledgeBytes = 16u << 20;  // An upload of at least this size is acknowledged at once.
+constexpr uint64_t kIdle = 3'600'000'000'000;      // ns
 
-Server::Server(remote::Transport& transport, const ServerOptions& options)
-    : transport_(transport),
-      options_(options),
-      inbox_(transport),
-      waits_for_plans_(remote::is_enabled("TORCH_REMOTE_WAIT_COMPILE")) {}
+Status cancelled_read() { return {ErrorCode::kOpFailed, "remote: a file was not read: cancelled"}; }
 
-ir::MathModes Server::math_of(const wire::Run& run) const {
-  const ir::MathModes math = run.math();
-  const bool add = is_reproducible() && opened_.device->is_host_memory() && (math & ir::kDeterministic) == 0;
-  return add ? math | ir::kDeterministic | ir::kDeterministicWarnOnly : math;
-}
+// Receives the messages of an accepted client, and handles them in order. A handler decodes one type of message, lets
+// the session execute it, and replies. It returns an error for a malformed message, if the client is gone or the device
+// is lost (kLost), and if the session cannot continue. The error ends the session.
+class Server {
+ public:
+  Server(remote::Transport& transport, const ServerOptions& options, Inbox& inbox, const OpenSession& opened)
+      : transport_(transport), options_(options), inbox_(inbox), opened_(opened) {
+    session_.set_cancelled([this](uint64_t sequence) { return inbox_.poll_cancelled(sequence); });
+  }
+
+  // Returns ok when the client says goodbye, else the error that ends the session.
+  Status run();
+
+ private:
+  // Returns the next message. Before it waits, it acknowledges what is done.
+  Status next(Frame* frame);
+  // Handles a message, and finishes what is done since the last one.
+  Status step(Frame& frame);
+  Status handle(Frame& frame);
+  Status dispatch(Frame& frame);
+  template <typename Message>
+  Status verify_and_handle(Frame& frame, const char* what);
+  Status out_of_memory(const Frame& frame);
+
+  Status handle(const wire::LoadProgram& message, Frame& frame);
+  Status handle(const wire::Unload& message, Frame& frame);
+  Status handle(const wire::Run& message, Frame& frame);
+  Status handle(const wire::Upload& message, Frame& frame);
+  Status handle(const wire::Free& message, Frame& frame);
+  Status handle(const wire::Read& message, Frame& frame);
+  Status handle(const wire::Synchronize& message, Frame& frame);
+  Status handle(const wire::Mark& message, Frame& frame);
+  Status handle(const wire::File& message, Frame& frame);
+  Status handle(const wire::ReadFile& message, Frame& frame);
+  Status handle(const wire::Call& message, Frame& frame) { return calls_.begin(message, frame); }
+  Status handle(const wire::EndCall& message, Frame& frame) { return calls_.end(message); }
+  Status handle(const wire::HasOp& message, Frame& frame);
+  Status handle(const wire::Profile& message, Frame& frame);
+  Status handle(const wire::Memory& message, Frame& frame);
+  Status checkpoint(wire::Checkpoint what, uint64_t sequence);
+
+  remote::Transport& transport_;
+  const ServerOptions& options_;
+  Inbox& inbox_;
+  const OpenSession& opened_;
+  Session session_{opened_.device.get(), &opened_.runners};
+  Replies replies_{transport_, inbox_, opened_, session_};
+  PendingMessages pending_{*opened_.device, session_, replies_};
+  ProfileStream profile_{opened_, session_, replies_};
+  FunctionCalls calls_{options_, opened_.device->memory(), inbox_, session_, pending_, replies_};
+  // Math modes that each run has in addition to those that the client chose, unless it chose deterministic ones.
+  const ir::MathModes math_ = opened_.reproducible && opened_.device->is_host_memory()
+                                  ? ir::kDeterministic | ir::kDeterministicWarnOnly
+                                  : ir::MathModes{0};
+  std::vector<int64_t> words_;  // Scratch: the result words of a run.
+};
+
+// --- the loop --------------------------------------------------------------------------------------------------------
 
 Status Server::run() {
-  if (Status status = hello(); !status.ok()) return status;
   for (;;) {
     Frame frame;
-    if (Status status = next(&frame); !status.ok()) {
-      if (status.code() != ErrorCode::kLost) return status;
-      spdlog::debug("the client is gone");
-      return {};
-    }
+    if (Status status = next(&frame); !status.ok()) return status;
     if (frame.header.type == static_cast<uint8_t>(Type::kGoodbye)) {
-      session_->wait_for_background();  // Other workers may need what this one sends.
+      session_.wait_for_background();  // Other workers may need what this one sends.
       return {};
     }
-    inbox_.begin(frame);
-    Status status = profile_ ? handle_profiled(frame) : handle(frame);
-    if (status.code() == ErrorCode::kLost) return {};
-    if (status.ok()) status = session_->within_limit();
-    if (!status.ok()) return status;
-    if (status = when_done(frame.header.sequence, [] { return Status(); }); status.ok()) status = settle();
-    if (!status.ok()) return status.code() == ErrorCode::kLost ? Status() : status;
-    if (status = answer_calls(); !status.ok()) return status.code() == ErrorCode::kLost ? Status() : status;
-    if (profile_) {
-      if (Status sent = hand_over_profile(); !sent.ok()) return sent.code() == ErrorCode::kLost ? Status() : sent;
-    }
+    if (Status status = step(frame); !status.ok()) return status;
   }
 }
 
-// Returns the next message. Before it waits, it acknowledges what is done.
 Status Server::next(Frame* frame) {
   Status status = inbox_.receive(frame, std::chrono::nanoseconds::zero());
-  if (status.code() != ErrorCode::kTimeout) {
-    const bool late = done_ != acknowledged_ && inbox_.asked() - acknowledged_at_ >= kAcknowledgeAfter;
-    return status.ok() && (late || done_ - acknowledged_ >= kAcknowledgeEvery) ? acknowledge() : status;
-  }
+  if (status.ok()) return replies_.acknowledge_if_due();
+  if (status.code() != ErrorCode::kTimeout) return status;
   if (pending_.empty()) {
     for (const auto& runner : opened_.runners) runner->on_idle();
   }
   for (;;) {
     inbox_.forget_wake();
-    if (session_->has_background_work()) session_->settle();
-    if (status = settle(); !status.ok()) return status;
-    if (status = answer_calls(); !status.ok()) return status;
-    if (done_ != acknowledged_ || (reported_background_ && !session_->has_background_work())) {
-      if (status = acknowledge(); !status.ok()) return status;
-    }
-    if (!pending_.empty() && pending_.front().ticket != notified_) {
-      notified_ = pending_.front().ticket;
-      opened_.device->notify(notified_, [this] { inbox_.wake(); });
-    }
-    std::chrono::nanoseconds idle = kIdle;
-    if (const uint64_t due = profile_ ? profile_->next_hand_over_in(monotonic_ns()) : Profile::kNever;
-        due != Profile::kNever) {
-      idle = std::chrono::nanoseconds(due);
-    }
-    status = inbox_.receive(frame, idle);
+    if (session_.has_background_work()) session_.settle();
+    if (status = pending_.settle(); !status.ok()) return status;
+    if (status = calls_.answer(); !status.ok()) return status;
+    if (status = replies_.acknowledge_news(); !status.ok()) return status;
+    pending_.wake_when_done(inbox_);
+    status = inbox_.receive(frame, std::chrono::nanoseconds(std::min(kIdle, profile_.due_in())));
     if (status.code() != ErrorCode::kTimeout) return status;
-    if (profile_) {
-      if (status = hand_over_profile(); !status.ok()) return status;
-    }
+    if (status = profile_.hand_over_if_due(); !status.ok()) return status;
   }
 }
 
-// --- hello -----------------------------------------------------------------------------------------------------------
-
-Status Server::open_device(int client) {
-  inbox_.watch_client(client);
-  // For reproducible results, an op's number of threads must not depend on other processes.
-  std::function<tr_client()> activity = [] { return TR_CLIENT_RESTS; };
-  if (!is_reproducible()) {
-    inbox_.watch_others();
-    activity = [this] { return inbox_.client_activity(); };
-  }
-  Status status = options_.open_device(transport_, options_, std::move(activity), &opened_);
-  if (!status.ok()) return status;
-  // They come before runners that accept any op.
-  CollectiveOptions collectives;
-  collectives.device = opened_.device.get();
-  collectives.collectives = opened_.collectives;
-  collectives.host = options_.peer_host;
-  collectives.sequence = [this] { return running_; };
-  collectives.interrupted = [this](uint64_t sequence) {
-    if (std::this_thread::get_id() == thread_) inbox_.receive_early();
-    return inbox_.is_over(sequence);
-  };
-  collectives.look = [this] { inbox_.receive_early(); };
-  collectives.on_done = [this] { inbox_.wake(); };
-  opened_.runners.insert(opened_.runners.begin(), make_collective_runner(std::move(collectives)));
-  memory_ = &opened_.device->memory();
-  limit_ = memory_->limit();
-  session_ = std::make_unique<Session>(opened_.device.get(), &opened_.runners);
-  session_->set_cancelled([this](uint64_t sequence) { return inbox_.poll_cancelled(sequence); });
-  return {};
+Status Server::step(Frame& frame) {
+  inbox_.begin(frame);
+  const uint64_t begin = profile_.begin_message();
+  Status handled = handle(frame);
+  profile_.end_message(frame.header, begin);
+  if (!handled.ok()) return handled;
+  if (Status status = session_.within_limit(); !status.ok()) return status;
+  Status done = pending_.when_done(frame.header.sequence, [] { return Status(); });
+  if (!done.ok()) return done;
+  if (Status status = pending_.settle(); !status.ok()) return status;
+  if (Status status = calls_.answer(); !status.ok()) return status;
+  return profile_.hand_over_if_due();
 }
-
-Status Server::refuse(const Status& why) {
-  builder_.Clear();
-  builder_.Finish(wire::CreateHelloReply(builder_, encode(std::make_shared<Failure>(Failure{why, 0, 0, 0})),
-                                         static_cast<uint32_t>(getpid())));
-  Status sent = send(Type::kHelloReply, 1);
-  return sent.ok() ? why : sent;
-}
-
-Status Server::hello() {
-  Frame frame;
-  Status status = inbox_.receive(&frame, options_.hello_timeout);
-  if (status.code() == ErrorCode::kTimeout) return {ErrorCode::kTimeout, "remote: a client does not greet"};
-  if (!status.ok()) return status;
-  const auto* hello = wire::verify<wire::Hello>(frame.control);
-  if (frame.header.type != static_cast<uint8_t>(Type::kHello) || !hello) return damaged("greeting");
-  if (hello->fingerprint() != ir::op_table_fingerprint()) {
-    const std::string theirs = hello->table_version() ? hello->table_version()->str() : "unknown";
-    return refuse({ErrorCode::kUnsupported, "remote: client and worker have different op tables (client: " + theirs +
-                                                ", worker: " + ir::op_table_version() +
-                                                "); install the same torch_remote on both ends"});
-  }
-  if (!options_.unavailable.ok()) return refuse(options_.unavailable);
-  options_.repeatable = hello->repeatable();
-  if (status = open_device(static_cast<int>(hello->process())); !status.ok()) return refuse(status);
-  if (!options_.inproc) transport_.avoid_busy_cores();
-  session_number_ = frame.header.session;
-  builder_.Clear();
-  const auto description = builder_.CreateString(descriptions(opened_.runners));
-  const auto processor = builder_.CreateString(opened_.device->description());
-  const auto targets = builder_.CreateVectorOfStrings(opened_.targets);
-  const auto capabilities = wire::CreateCapabilities(builder_, targets, opened_.group_kinds, opened_.dtypes,
-                                                     memory_->limit(), processor_cores(), description);
-  builder_.Finish(wire::CreateHelloReply(builder_, 0, static_cast<uint32_t>(getpid()), description, processor,
-                                         processor_cores(), memory_->limit(), capabilities));
-  done_ = frame.header.sequence;
-  spdlog::debug("session with process {}", hello->process());
-  return reply(Type::kHelloReply, frame.header.sequence);
-}
-
-// --- answers ---------------------------------------------------------------------------------------------------------
-
-Status Server::send(Type type, uint64_t sequence, AttachmentPtr attachment) {
-  wire::Header header;
-  header.type = static_cast<uint8_t>(type);
-  header.flags = attachment ? wire::kAttachment : 0;
-  reported_background_ = session_ && session_->has_background_work();
-  if (reported_background_) header.flags |= wire::kBackgroundWork;
-  header.session = session_number_;
-  header.sequence = sequence;
-  return transport_.send(header, {builder_.GetBufferPointer(), builder_.GetSize()}, std::move(attachment));
-}
-
-// A reply acknowledges its message and all earlier ones.
-Status Server::reply(Type type, uint64_t to, AttachmentPtr attachment) {
-  done_ = acknowledged_ = to;
-  acknowledged_at_ = inbox_.asked();
-  if (profile_) replied_ = monotonic_ns();
-  return send(type, to, std::move(attachment));
-}
-
-// All tickets of a lost device are done, but its memory is gone: the session ends.
-Status Server::check_device(Ticket ticket) {
-  const Status status = opened_.device->wait(ticket);
-  if (!status.ok()) spdlog::error("{}", status.message());
-  return status;
-}
-
-Status Server::settle() {
-  while (!pending_.empty() && opened_.device->done(pending_.front().ticket)) {
-    if (Status status = check_device(pending_.front().ticket); !status.ok()) return status;
-    session_->settle();
-    const Pending next = std::move(pending_.front());
-    pending_.pop_front();
-    if (Status status = next.finish(); !status.ok()) return status;
-    done_ = next.sequence;
-  }
-  return {};
-}
-
-Status Server::drain() {
-  if (Status status = opened_.device->wait(opened_.device->record()); !status.ok()) return status;
-  session_->settle();
-  return settle();
-}
-
-flatbuffers::Offset<wire::Error> Server::encode(const FailurePtr& failure) {
-  if (!failure) return 0;
-  const Status& status = failure->status;
-  return wire::CreateErrorDirect(builder_, static_cast<uint8_t>(status.code()), status.kind().c_str(),
-                                 status.message().c_str(), failure->program, failure->record, failure->sequence,
-                                 failure->skipped, failure->reported);
-}
-
-flatbuffers::Offset<wire::Error> Server::encode_and_mark_reported(const FailurePtr& failure) {
-  const auto error = encode(failure);
-  if (failure) session_->mark_reported(failure);
-  return error;
-}
-
-// Allocates memory for a reply. It counts against the limit until the client has released it.
-AttachmentPtr Server::allocate(uint64_t nbytes) {
-  if (nbytes < opened_.device->lends_from()) return nbytes <= limit_ ? transport_.allocate(nbytes) : nullptr;
-  tr_buffer buffer{};
-  if (!memory_->allocate(nbytes, &buffer)) return nullptr;
-  const auto memory = std::make_shared<Memory>(buffer);
-  return opened_.device->lend(memory->data(), nbytes, memory);
-}
-
-Status Server::acknowledge() {
-  builder_.Clear();
-  const auto error = encode(session_->announce());
-  const wire::WorkerUse use = worker_use();
-  builder_.Finish(wire::CreateProgress(builder_, &use, error));
-  acknowledged_ = done_;
-  acknowledged_at_ = inbox_.asked();
-  return send(Type::kProgress, done_);
-}
-
-// --- messages --------------------------------------------------------------------------------------------------------
 
 Status Server::handle(Frame& frame) {
   try {
-    return handle_message(frame);
+    return dispatch(frame);
   } catch (const std::bad_alloc&) {
     return out_of_memory(frame);
+  }
+}
+
+template <typename Message>
+Status Server::verify_and_handle(Frame& frame, const char* what) {
+  const auto* message = wire::verify<Message>(frame.control);
+  return message ? handle(*message, frame) : damaged(what);
+}
+
+Status Server::dispatch(Frame& frame) {
+  switch (static_cast<Type>(frame.header.type)) {
+    case Type::kLoadProgram:
+      return verify_and_handle<wire::LoadProgram>(frame, "program");
+    case Type::kUnload:
+      return verify_and_handle<wire::Unload>(frame, "unload");
+    case Type::kRun:
+      return verify_and_handle<wire::Run>(frame, "run");
+    case Type::kUpload:
+      return verify_and_handle<wire::Upload>(frame, "upload");
+    case Type::kFree:
+      return verify_and_handle<wire::Free>(frame, "free");
+    case Type::kRead:
+      return verify_and_handle<wire::Read>(frame, "read");
+    case Type::kSynchronize:
+      return verify_and_handle<wire::Synchronize>(frame, "synchronize");
+    case Type::kMark:
+      return verify_and_handle<wire::Mark>(frame, "mark");
+    case Type::kFile:
+      return verify_and_handle<wire::File>(frame, "file");
+    case Type::kReadFile:
+      return verify_and_handle<wire::ReadFile>(frame, "file");
+    case Type::kCall:
+      return verify_and_handle<wire::Call>(frame, "call");
+    case Type::kEndCall:
+      return verify_and_handle<wire::EndCall>(frame, "call");
+    case Type::kHasOp:
+      return verify_and_handle<wire::HasOp>(frame, "question");
+    case Type::kProfile:
+      return verify_and_handle<wire::Profile>(frame, "profile");
+    case Type::kMemory:
+      return verify_and_handle<wire::Memory>(frame, "memory");
+    default:
+      return Status::invalid("remote: the client sent a message of type " + std::to_string(frame.header.type) +
+                             ", which the worker does not expect");
   }
 }
 
@@ -264,102 +195,257 @@ Status Server::handle(Frame& frame) {
 // effect.
 Status Server::out_of_memory(const Frame& frame) {
   const Type type = static_cast<Type>(frame.header.type);
-  const std::string what = "a message of type " + std::to_string(frame.header.type);
-  const auto failure = std::make_shared<Failure>(Failure{no_memory_for(what), 0, 0, frame.header.sequence});
+  const uint64_t sequence = frame.header.sequence;
+  const auto failure = make_failure(no_memory_for("a message of type " + std::to_string(frame.header.type)), sequence);
   spdlog::warn("{}", failure->status.message());
-  builder_.Reset();
   if (type == Type::kUpload) {
     const auto* upload = wire::verify<wire::Upload>(frame.control);
-    return session_->upload_failed(upload->buffer(), frame.attachment ? frame.attachment->bytes().size() : 0);
+    return session_.upload_failed(upload->buffer(), frame.attachment ? frame.attachment->bytes().size() : 0);
   }
   if (type == Type::kReadFile) {
     const auto* file = wire::verify<wire::ReadFile>(frame.control);
-    return session_->upload_failed(file->buffer(), file->size());
+    return session_.upload_failed(file->buffer(), file->size());
   }
   if (!(frame.header.flags & wire::kWantsReply)) return {};
-  if (Status status = drain(); !status.ok()) return status;
-  builder_.Clear();
-  const auto error = encode(failure);
-  const wire::WorkerUse use = worker_use();
+  if (Status status = pending_.drain(); !status.ok()) return status;
+  auto& builder = replies_.begin();
+  const auto error = encode(builder, failure);
+  const wire::WorkerUse use = replies_.worker_use();
   switch (type) {
     case Type::kRun:
-      builder_.Finish(wire::CreateRunReply(builder_, error, 0, &use));
-      return reply(Type::kRunReply, frame.header.sequence);
+      return replies_.reply(Type::kRunReply, sequence, wire::CreateRunReply(builder, error, 0, &use));
     case Type::kRead:
-      builder_.Finish(wire::CreateReadReply(builder_, error, &use));
-      return reply(Type::kReadReply, frame.header.sequence);
+      return replies_.reply(Type::kReadReply, sequence, wire::CreateReadReply(builder, error, &use));
     case Type::kSynchronize:
-      builder_.Finish(wire::CreateSynchronizeReply(builder_, error, &use));
-      return reply(Type::kSynchronizeReply, frame.header.sequence);
+      return replies_.reply(Type::kSynchronizeReply, sequence, wire::CreateSynchronizeReply(builder, error, &use));
     case Type::kMark:
-      builder_.Finish(wire::CreateMarkReply(builder_, error));
-      return reply(Type::kMarkReply, frame.header.sequence);
+      return replies_.reply(Type::kMarkReply, sequence, wire::CreateMarkReply(builder, error));
     case Type::kFile:
-      builder_.Finish(wire::CreateFileReply(builder_, error));
-      return reply(Type::kFileReply, frame.header.sequence);
+      return replies_.reply(Type::kFileReply, sequence, wire::CreateFileReply(builder, error));
     case Type::kCall:
-      builder_.Finish(wire::CreateCallReply(builder_, error));
-      return reply(Type::kCallReply, frame.header.sequence);
+      return replies_.reply(Type::kCallReply, sequence, wire::CreateCallReply(builder, error));
     case Type::kHasOp:
-      builder_.Finish(wire::CreateHasOpReply(builder_, error));
-      return reply(Type::kHasOpReply, frame.header.sequence);
+      return replies_.reply(Type::kHasOpReply, sequence, wire::CreateHasOpReply(builder, error));
     case Type::kProfile:
-      builder_.Finish(wire::CreateProfileReply(builder_, error));
-      return reply(Type::kProfileReply, frame.header.sequence);
+      return replies_.reply(Type::kProfileReply, sequence, wire::CreateProfileReply(builder, error));
     default:
       return failure->status;
   }
 }
 
-Status Server::handle_message(Frame& frame) {
-  switch (static_cast<Type>(frame.header.type)) {
-    case Type::kLoadProgram:
-      return load_program(frame);
-    case Type::kUnload:
-      return unload(frame);
-    case Type::kRun:
-      return run_program(frame);
-    case Type::kUpload:
-      return upload(frame);
-    case Type::kFree:
-      return free(frame);
-    case Type::kRead:
-      return read(frame);
-    case Type::kSynchronize:
-      return synchronize(frame);
-    case Type::kMark:
-      return mark(frame);
-    case Type::kFile:
-      return find_file(frame);
-    case Type::kReadFile:
-      return read_file(frame);
-    case Type::kCall:
-      return call(frame);
-    case Type::kEndCall:
-      return end_call(frame);
-    case Type::kHasOp:
-      return has_op(frame);
-    case Type::kProfile:
-      return profile(frame);
-    case Type::kMemory:
-      return memory(frame);
-    default:
-      return Status::invalid("remote: the client sent a message of type " + std::to_string(frame.header.type) +
-                             ", which the worker does not expect");
-  }
+// --- programs --------------------------------------------------------------------------------------------------------
+
+Status Server::handle(const wire::LoadProgram& message, Frame& frame) {
+  if (!frame.attachment) return damaged("program");
+  session_.load_program(message.program(), frame.attachment->bytes(), message.tune() && !opened_.repeatable);
+  if (message.low_latency()) transport_.set_spin_time(remote::kLowLatencySpin);
+  return {};
 }
 
-Status Server::handle_profiled(Frame& frame) {
-  const uint64_t begin = monotonic_ns();
-  Status status = handle(frame);
-  if (profile_) {
-    // A client that gets its reply may preempt this thread before it returns from sending.
-    const uint64_t end = replied_ >= begin ? replied_ : monotonic_ns();
-    profile_->message(static_cast<Type>(frame.header.type), frame.header.sequence, begin, end);
-  }
-  return status;
+Status Server::handle(const wire::Unload& message, Frame& frame) {
+  if (!message.programs()) return damaged("unload");
+  // The recorded events of the programs refer to them.
+  if (Status status = profile_.hand_over(); !status.ok()) return status;
+  for (const uint32_t program : *message.programs()) session_.unload_program(program);
+  return {};
 }
 
-Status serve(remote::Transport& transport, const ServerOptions& options) { return Server(transport, options).run(); }
+Status Server::handle(const wire::Run& message, Frame& frame) {
+  const uint64_t sequence = frame.header.sequence;
+  RunRequest request;
+  request.program = message.program();
+  request.base = message.base();
+  request.params = wire::bytes(message.params());
+  request.bindings = wire::bytes(message.bindings());
+  request.frees = wire::bytes(message.frees());
+  request.sequence = sequence;
+  request.wants_words = is_waited_for(frame);
+  request.afresh = message.afresh();
+  request.math = message.math();
+  if ((request.math & ir::kDeterministic) == 0) request.math |= math_;
+  FailurePtr failure;
+  words_.clear();
+  Status status = inbox_.is_cancelled(sequence) ? session_.run_cancelled(request, &failure)
+                                                : session_.run(request, &words_, &failure);
+  if (!status.ok() || !(frame.header.flags & wire::kWantsReply)) return status;
+  return pending_.when_done(sequence, [this, sequence, failure, words = words_] {
+    const FailurePtr late = session_.take_deferred_failure(sequence);
+    auto& builder = replies_.begin();
+    const auto error = replies_.encode_and_mark_reported(failure ? failure : late);
+    const auto encoded = builder.CreateVector(words);
+    const wire::WorkerUse use = replies_.worker_use();
+    return replies_.reply(Type::kRunReply, sequence, wire::CreateRunReply(builder, error, encoded, &use));
+  });
+}
+
+// --- buffers ---------------------------------------------------------------------------------------------------------
+
+Status Server::handle(const wire::Upload& message, Frame& frame) {
+  if (frame.refused_bytes != 0) return session_.upload_failed(message.buffer(), frame.refused_bytes);
+  std::span<std::byte> bytes;
+  if (frame.attachment) bytes = frame.attachment->bytes();
+  const uint64_t size = bytes.size();
+  Status status = session_.upload(message.buffer(), bytes, std::move(frame.attachment));
+  if (!status.ok() || size < kAcknowledgeBytes) return status;
+  return pending_.when_done(frame.header.sequence, [this, sequence = frame.header.sequence] {
+    replies_.mark_done(sequence);
+    return replies_.acknowledge();
+  });
+}
+
+Status Server::handle(const wire::Free& message, Frame& frame) { return session_.free(wire::bytes(message.frees())); }
+
+Status Server::handle(const wire::Read& message, Frame& frame) {
+  const uint64_t sequence = frame.header.sequence;
+  const std::vector<int64_t> sizes = elements(message.sizes()), strides = elements(message.strides());
+  ReadRequest request{message.buffer(), message.item_size(), sizes, strides, message.offset(), message.ahead()};
+  Session::Located located;
+  FailurePtr failure = message.checkpoint() ? session_.locate_in_checkpoint(request.buffer, sequence, &located)
+                                            : session_.locate(request, sequence, &located);
+  const int64_t all[] = {static_cast<int64_t>(located.nbytes)}, one[] = {1};
+  if (message.checkpoint())
+    // The checkpoint's size may differ from that of the present contents.
+    request = {0, 1, all, one, 0, request.prefetch};
+  AttachmentPtr attachment;
+  std::shared_ptr<QueuedRead> queued;
+  if (!failure && located.packed) attachment = opened_.device->lend(located.data, located.nbytes, located.keep);
+  if (!failure && !attachment) {
+    attachment = replies_.allocate(located.nbytes);
+    if (attachment) {
+      queued = session_.copy_out(request, located, attachment->bytes(), attachment);
+    } else {
+      failure = make_failure(no_memory_for("an answer", located.nbytes), sequence);
+    }
+  }
+  return pending_.when_done(
+      sequence, [this, sequence, ahead = request.prefetch, failure, queued, attachment]() mutable {
+        if (queued && queued->failure) {
+          failure = queued->failure;
+          attachment = nullptr;
+        }
+        auto& builder = replies_.begin();
+        const auto error = ahead ? encode(builder, failure) : replies_.encode_and_mark_reported(failure);
+        const wire::WorkerUse use = replies_.worker_use();
+        return replies_.reply(Type::kReadReply, sequence, wire::CreateReadReply(builder, error, &use),
+                              std::move(attachment));
+      });
+}
+
+// --- files -----------------------------------------------------------------------------------------------------------
+
+Status Server::handle(const wire::File& message, Frame& frame) {
+  if (!message.path()) return damaged("file");
+  if (Status status = pending_.drain(); !status.ok()) return status;
+  OpenFile file;
+  const Status status = options_.files ? options_.files->open(message.path()->str(), &file) : no_files();
+  const FileVersion& found = file.version();
+  const wire::FileVersion version(found.size, found.inode, found.modified);
+  auto& builder = replies_.begin();
+  const auto why = status.ok() ? flatbuffers::Offset<flatbuffers::String>() : builder.CreateString(status.message());
+  return replies_.reply(
+      Type::kFileReply, frame.header.sequence,
+      wire::CreateFileReply(builder, 0, status.ok() ? &version : nullptr, options_.files != nullptr, why));
+}
+
+Status Server::handle(const wire::ReadFile& message, Frame& frame) {
+  if (!message.path() || !message.version()) return damaged("file");
+  const uint64_t sequence = frame.header.sequence;
+  const FileVersion version{message.version()->size(), message.version()->inode(), message.version()->modified()};
+  OpenFile file;
+  Status status = options_.files
+                      ? options_.files->open(message.path()->str(), version, message.offset(), message.size(), &file)
+                      : no_files();
+  return session_.make_buffer(message.buffer(), message.size(), sequence, status,
+                              [&](uint64_t offset, std::span<std::byte> piece) {
+                                if (inbox_.poll_cancelled(sequence)) return cancelled_read();
+                                return file.read(message.offset() + offset, piece);
+                              });
+}
+
+// --- progress --------------------------------------------------------------------------------------------------------
+
+Status Server::handle(const wire::Synchronize& message, Frame& frame) {
+  if (Status status = pending_.drain(); !status.ok()) return status;
+  session_.wait_for_background();
+  if (message.checkpoint() != wire::Checkpoint::None) return checkpoint(message.checkpoint(), frame.header.sequence);
+  auto& builder = replies_.begin();
+  uint64_t not_listed = 0;
+  std::vector<flatbuffers::Offset<wire::Error>> errors;
+  for (const FailurePtr& failure : session_.take_failures(&not_listed))
+    errors.push_back(replies_.encode_and_mark_reported(failure));
+  const auto first = errors.empty() ? flatbuffers::Offset<wire::Error>() : errors[0];
+  const auto more = errors.size() < 2 ? 0 : builder.CreateVector(&errors[1], errors.size() - 1);
+  const wire::WorkerUse use = replies_.worker_use();
+  return replies_.reply(Type::kSynchronizeReply, frame.header.sequence,
+                        wire::CreateSynchronizeReply(builder, first, &use, more, not_listed));
+}
+
+Status Server::checkpoint(wire::Checkpoint what, uint64_t sequence) {
+  std::vector<uint64_t> buffers, sizes;
+  const bool kept = what == wire::Checkpoint::Keep && !session_.has_unreported_failures();
+  session_.drop_checkpoint();
+  if (kept) session_.make_checkpoint(&buffers, &sizes);
+  auto& builder = replies_.begin();
+  const auto ids = builder.CreateVector(buffers), bytes = builder.CreateVector(sizes);
+  const wire::WorkerUse use = replies_.worker_use();
+  return replies_.reply(Type::kSynchronizeReply, sequence,
+                        wire::CreateSynchronizeReply(builder, 0, &use, 0, 0, kept, ids, bytes));
+}
+
+Status Server::handle(const wire::Mark& message, Frame& frame) {
+  const uint64_t sequence = frame.header.sequence;
+  session_.wait_for_background();  // The mark also covers ops that are running in the background.
+  return pending_.when_done(sequence, [this, sequence, clock = opened_.device->read_clock()] {
+    auto& builder = replies_.begin();
+    return replies_.reply(Type::kMarkReply, sequence,
+                          wire::CreateMarkReply(builder, 0, clock(), session_.has_unreported_failures()));
+  });
+}
+
+// --- the worker ------------------------------------------------------------------------------------------------------
+
+Status Server::handle(const wire::Memory& message, Frame& frame) {
+  if (Status status = pending_.drain(); !status.ok()) return status;
+  CachingAllocator& memory = opened_.device->memory();
+  if (message.trim()) memory.trim();
+  if (message.limit()) memory.set_limit(std::min(*message.limit(), opened_.memory_limit));
+  if (message.reset_peak()) memory.reset_peak();
+  if (message.reset_totals()) memory.reset_totals();
+  const uint64_t limit = memory.limit();
+  const uint64_t reserved = memory.stats().reserved.current;
+  const wire::WorkerUse use = replies_.worker_use();
+  auto& builder = replies_.begin();
+  return replies_.reply(Type::kMemoryReply, frame.header.sequence,
+                        wire::CreateMemoryReply(builder, 0, &use, limit,
+                                                std::min(limit - std::min(limit, reserved), available_memory())));
+}
+
+Status Server::handle(const wire::HasOp& message, Frame& frame) {
+  if (!message.name()) return damaged("question");
+  if (Status status = pending_.drain(); !status.ok()) return status;
+  const char* name = message.name()->c_str();
+  const bool has_op = std::ranges::any_of(opened_.runners, [&](const auto& runner) { return runner->has_op(name); });
+  auto& builder = replies_.begin();
+  return replies_.reply(Type::kHasOpReply, frame.header.sequence, wire::CreateHasOpReply(builder, 0, has_op));
+}
+
+Status Server::handle(const wire::Profile& message, Frame& frame) {
+  const uint64_t received = monotonic_ns();
+  if (Status status = pending_.drain(); !status.ok()) return status;
+  session_.wait_for_background();  // These ops began before the profile starts or ends.
+  return profile_.execute(message, frame.header.sequence, received);
+}
+
+}  // namespace
+
+Status serve(remote::Transport& transport, const ServerOptions& options) {
+  Inbox inbox(transport);
+  OpenSession opened;
+  if (Status status = handshake(transport, inbox, options, &opened); !status.ok()) return status;
+  Status status = Server(transport, options, inbox, opened).run();
+  if (status.code() != ErrorCode::kLost) return status;
+  spdlog::debug("the session ends: {}", status.message());
+  return {};
+}
 
 }  // namespace torch_remote::worker

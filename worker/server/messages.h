@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ir/status.h"
+#include "remote/wire/wire_generated.h"
+#include "worker/session/failure.h"
+
+// Helpers to decode a client's messages, which are not trusted, and to encode the failures in replies.
+namespace torch_remote::worker {
+
+inline Status damaged(const char* what) {
+  return Status::invalid(std::string("remote: the client sent a damaged ") + what + " message");
+}
+
+// Copies, because flatbuffers' verifier checks the alignment of a vector, but not of its elements.
+inline std::vector<int64_t> elements(const flatbuffers::Vector<int64_t>* vector) {
+  std::vector<int64_t> copy(vector ? vector->size() : 0);
+  if (!copy.empty()) std::memcpy(copy.data(), vector->Data(), copy.size() * sizeof(int64_t));
+  return copy;
+}
+
+// The failure of a message, outside of any program.
+inline FailurePtr make_failure(Status status, uint64_t sequence) {
+  return std::make_shared<Failure>(Failure{std::move(status), 0, 0, sequence});
+}
+
+// Null: there is no failure.
+inline flatbuffers::Offset<wire::Error> encode(flatbuffers::FlatBufferBuilder& builder, const FailurePtr& failure) {
+  if (!failure) return 0;
+  const Status& status = failure->status;
+  return wire::CreateErrorDirect(builder, static_cast<uint8_t>(status.code()), status.kind().c_str(),
+                                 status.message().c_str(), failure->program, failure->record, failure->sequence,
+                                 failure->skipped, failure->reported);
+}
+
+}  // namespace torch_remote::worker
