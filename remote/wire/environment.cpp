@@ -19,24 +19,26 @@ constexpr std::string_view kNumber = "number";
 
 constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"TORCH_REMOTE_WORKER", "",
-     "where tensors live: `local` (default: a child process), `inproc`, or a worker that listens: `unix://PATH`, "
-     "`tcp://HOST:PORT`, `tls://HOST:PORT`, or a machine that one is started on, `ssh://USER@HOST` "
-     "([machines.md](machines.md)); several with commas between them are `remote:0`, `remote:1`, … (up to 16)"},
+     "where tensors live: `local` (default: a child process), `inproc` (this process), a worker that listens "
+     "(`unix://PATH`, `tcp://HOST:PORT`, `tls://HOST:PORT`), or a machine on which a worker is started "
+     "(`ssh://USER@HOST`, [machines.md](machines.md)); several, separated by commas, are `remote:0`, `remote:1`, … (up "
+     "to 16)"},
     {"TORCH_REMOTE_SSH", "", "the command for machines of `ssh://`, with options: `ssh -i key`; default: `ssh`"},
-    {"TORCH_REMOTE_TOKEN_FILE", "", "file with the token that a worker at `tcp://` or `tls://` was given"},
+    {"TORCH_REMOTE_TOKEN_FILE", "", "file with the token of the worker at `tcp://` or `tls://`"},
     {"TORCH_REMOTE_TOKEN", "", "the token itself"},
     {"TORCH_REMOTE_TLS_CA", "",
-     "PEM file with the authority that a worker's certificate must come from; default: those that the system trusts"},
+     "PEM file with the authority that must have signed the worker's certificate; default: those that the system "
+     "trusts"},
     {"TORCH_REMOTE_TLS_CERT", "", "PEM file with this client's certificate, for workers that want one"},
     {"TORCH_REMOTE_TLS_KEY", "", "PEM file with the key of that certificate"},
-    {"TORCH_REMOTE_WORKER_THREADS", kNumber, "threads of a local worker; without it as many as torch uses"},
+    {"TORCH_REMOTE_WORKER_THREADS", kNumber, "threads of a local worker; default: as many as torch uses"},
     {"TORCH_REMOTE_WORKER_LOG", "warn|off|critical|error|info|debug|trace", "what a worker writes to standard error"},
     {"TORCH_REMOTE_SYNC", "0|1", "each op runs when it is called: for debugging"},
     {"TORCH_REMOTE_LOG", "|flush",
      "one line for each trace sent: ops, hit or miss and why, bytes, µs, the user's line"},
     {"TORCH_REMOTE_FALLBACK", "error|warn|allow",
-     "what even the worker cannot run (custom ops of this process): an error, or on this process's CPU with a warning "
-     "or without"},
+     "ops that even the worker cannot run (custom ops of this process): they raise an error, or run on this process's "
+     "CPU with a warning or without"},
     {"TORCH_REMOTE_ENABLED", "1|0",
      "`0`: the same script on the CPU, without a worker ([python-api.md](python-api.md#without-the-device))"},
     {"TORCH_REMOTE_AUTOLOAD", "0|1", "`import torch` imports `torch_remote` ([integrations.md](integrations.md))"},
@@ -45,33 +47,33 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
      "([integrations.md](integrations.md))"},
     {"TORCH_REMOTE_DUMP", "", "folder for the graph of each new program after every pass"},
     {"TORCH_REMOTE_VERIFY", "0|1", "verify the graph between passes"},
-    {"TORCH_REMOTE_FUSION", "1|0", "ops that a worker can do by one kernel are grouped ([fusion.md](fusion.md))"},
+    {"TORCH_REMOTE_FUSION", "1|0", "groups ops that one kernel of the worker can execute ([fusion.md](fusion.md))"},
     {"TORCH_REMOTE_PASSES", "",
-     "options of passes, and 0 for one that is not to run: `cse=0,fuse.limit=3` (`remote-opt --list` has all)"},
+     "options of passes, and 0 for a pass that must not run: `cse=0,fuse.limit=3` (`remote-opt --list` prints all)"},
     {"TORCH_REMOTE_WAIT_COMPILE", "0|1", "a worker's runs wait until their kernels are compiled"},
     {"TORCH_REMOTE_PEER_HOST", "",
      "the address of this machine by which workers of other ranks and devices reach a local worker "
      "([distributed.md](distributed.md)); default: 127.0.0.1"},
     {"TORCH_REMOTE_KERNEL_CACHE", "",
-     "folder where a worker keeps compiled kernels, 256 MB of them at most, and touches nothing else; it is not used "
-     "if "
-     "others can write to it; default: `torch-remote/kernels` in `$XDG_CACHE_HOME` or `~/.cache`"},
+     "folder for the compiled kernels of workers, 256 MB at most; other files there are not touched; a folder that "
+     "other users can write to is not used; default: `torch-remote/kernels` in `$XDG_CACHE_HOME` or `~/.cache`"},
     {"TORCH_REMOTE_CUDA_LIB", "",
      "folder of NVIDIA's libraries (`libcublasLt.so.13`, `libcudnn.so.9`), for a worker on a GPU that does not find "
      "them by itself"},
     {"TORCH_REMOTE_PROGRAM_LIMIT", "",
-     "bytes that programs may take on a worker, about: `100M`, `512M` (default); beyond that those that were not used "
-     "for longest are dropped, and built again when they come back ([above](workers.md#programs))"},
+     "approximate bytes that programs may take on a worker: `100M`, `512M` (default); beyond this limit the least "
+     "recently used ones are dropped, and built again when they are needed ([above](workers.md#programs))"},
     {"TORCH_REMOTE_CAPTURE", "",
-     "file for the session, which `remote-replay` runs again ([tools.md](tools.md)); `%p` in it is the process"},
+     "file to which the session is written, so that `remote-replay` can run it again ([tools.md](tools.md)); `%p` in "
+     "the name is the process id"},
     {"TORCH_REMOTE_CAPTURE_LIMIT", "", "bytes at which a capture ends: `500M`, `4G` (default)"},
     {"TORCH_REMOTE_RESTORE", "|replay",
-     "`replay`: a worker that is lost is replaced, and the tensors are made again "
+     "`replay`: a lost worker is replaced, and its tensors are recomputed "
      "([above](workers.md#tensors-that-outlive-their-worker))"},
     {"TORCH_REMOTE_RESTORE_FOLDER", "",
-     "where what is sent is kept for that; default: the system's folder for "
-     "temporary files"},
-    {"TORCH_REMOTE_RESTORE_LIMIT", "", "bytes that are kept beside the last checkpoint: `500M`, `1G` (default)"},
+     "folder for the messages that are kept for this; default: the system's folder for temporary files"},
+    {"TORCH_REMOTE_RESTORE_LIMIT", "",
+     "bytes of messages that are kept after the last checkpoint: `500M`, `1G` (default)"},
     {"TORCH_REMOTE_WORKER_BINARY", "", "the program of local workers; default: the package's own"},
     {"TORCH_REMOTE_PACKAGE", "", "folder of the package `torch_remote`, for programs that were moved out of it"},
     {"TORCH_REMOTE_TORCH_LIB", "", "folder of `libtorch_cpu.so`, for programs that do not find it by themselves"},
