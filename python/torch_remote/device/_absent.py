@@ -2,9 +2,9 @@
 
 _TENSORS = "torch's old tensor types; use dtype= and device="
 _ALLOCATOR = "tensors' memory is allocated by the worker, not by this process"
-_GRAPHS = "a step that was seen before is one message; torch.compile(mode='reduce-overhead') makes calls cheap"
-_NVIDIA = "of NVIDIA's libraries, which only workers on GPUs use"
-_SENSORS = "the worker computes on a CPU and reads no sensors"
+_GRAPHS = "a step that ran before is sent as one message; torch.compile(mode='reduce-overhead') makes calls cheap"
+_NVIDIA = "part of NVIDIA's libraries, which only workers on GPUs use"
+_SENSORS = "workers read no sensors"
 
 MISSING_NAMES: dict[str, str] = {
     **{
@@ -33,13 +33,13 @@ MISSING_NAMES: dict[str, str] = {
         _NVIDIA,
     ),
     **dict.fromkeys(("clock_rate", "memory_usage", "power_draw", "temperature"), _SENSORS),
-    "DeferredCudaCallError": "nothing is deferred until a first use; recorded ops raise their own errors",
-    "ExternalStream": "streams are no handles of a driver",
+    "DeferredCudaCallError": "no call is deferred until a first use; recorded ops raise their own errors",
+    "ExternalStream": "streams are numbers, not handles of a driver",
     "GreenContext": "a worker's cores are set with TORCH_REMOTE_WORKER_THREADS",
-    "get_stream_from_external": "streams are no handles of a driver",
+    "get_stream_from_external": "streams are numbers, not handles of a driver",
     "has_half": "an old constant; see get_amp_supported_dtype()",
     "ipc_collect": "processes do not share the worker's memory",
-    "memory_snapshot": "addresses on the worker say nothing here; see memory_summary() and torch.remote.profile",
+    "memory_snapshot": "the worker's addresses are of no use here; see memory_summary() and torch.remote.profile",
     "profiler": "use torch.profiler or torch.remote.profile",
-    "sparse": "an empty module of torch's",
+    "sparse": "an empty module of torch",
 }  # fmt: skip
