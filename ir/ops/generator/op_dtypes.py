@@ -51,10 +51,10 @@ def docs(ops: list[Op], matrix: dict[str, Any]) -> str:
         "",
         "Each op was compared with CPU by `./bazelw run //tests/ops:matrix` (some 20 minutes on two cores). This writes"
         " tests/ops/matrix.json, from",
-        "which `./bazelw run //ir/ops:update_docs` writes this page. Samples are those of torch's own op tests and ours."
-        " *Equal* means: for each call",
-        "that CPU accepts, the results, and the operands afterwards, have the same bits, sizes, strides and dtypes as on"
-        " CPU, and share memory in",
+        "which `./bazelw run //ir/ops:update_docs` writes this page. Samples are those of torch's own op tests and"
+        " ours. *Equal* means: for each call",
+        "that CPU accepts, the results, and the operands afterwards, have the same bits, sizes, strides and dtypes as"
+        " on CPU, and share memory in",
         "the same way. A call counts for the dtype of its first tensor.",
         "",
         "`=` equal · `*` equal, but values were not compared: they depend on the seed, or are what was in memory ·"

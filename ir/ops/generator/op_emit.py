@@ -190,8 +190,8 @@ def docs(ops: list[Op], vocabulary: Vocabulary, functions: dict[str, str], torch
         " *opaque* record that the worker",
         "runs through ATen.",
         "",
-        "The column *key* lists the arguments that are part of a program's key (`structural` in the op's entry): another"
-        " value is another program.",
+        "The column *key* lists the arguments that are part of a program's key (`structural` in the op's entry):"
+        " another value is another program.",
         "All other numbers are parameters of a run. A formula after the description is the op's scalar expression"
         " ([notation](#expression-notation)).",
         '"Writes ..." at the end of a description lists operands that the op writes although its schema does not say'
