@@ -37,7 +37,7 @@ int16, int8, uint8, bool.
 | `d` | differs from CPU |
 | `r` | raises an error that names the op |
 | `f` | computed in the client's process |
-| `·` | CPU takes no such call, or no test calls it |
+| `·` | CPU accepts no such call, or no test makes one |
 """
 
 

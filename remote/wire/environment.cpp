@@ -19,9 +19,10 @@ constexpr std::string_view kNumber = "number";
 
 constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"TORCH_REMOTE_WORKER", "",
-     "where tensors live: `local` (default: a child process), `inproc`, or a worker that listens: `unix://PATH`, "
-     "`tcp://HOST:PORT`, `tls://HOST:PORT`, or a machine that one is started on, `ssh://USER@HOST` "
-     "([machines.md](machines.md)); several with commas between them are `remote:0`, `remote:1`, … (up to 16)"},
+     "where tensors live: `local` (default: a child process), `inproc` (this process), a worker that listens "
+     "(`unix://PATH`, `tcp://HOST:PORT`, `tls://HOST:PORT`), or a machine on which a worker is started "
+     "(`ssh://USER@HOST`, [machines.md](machines.md)); several, separated by commas, are `remote:0`, `remote:1`, … (up "
+     "to 16)"},
     {"TORCH_REMOTE_SSH", "", "the command for machines of `ssh://`, with options: `ssh -i key`; default: `ssh`"},
     {"TORCH_REMOTE_TOKEN_FILE", "", "file with the token of the worker at `tcp://` or `tls://`"},
     {"TORCH_REMOTE_TOKEN", "", "the token itself"},
@@ -29,7 +30,7 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
      "PEM file with the authority that a worker's certificate must come from; default: those that the system trusts"},
     {"TORCH_REMOTE_TLS_CERT", "", "PEM file with this client's certificate, for workers that require one"},
     {"TORCH_REMOTE_TLS_KEY", "", "PEM file with the key of that certificate"},
-    {"TORCH_REMOTE_WORKER_THREADS", kNumber, "threads of a local worker; without it as many as torch uses"},
+    {"TORCH_REMOTE_WORKER_THREADS", kNumber, "threads of a local worker; default: as many as torch uses"},
     {"TORCH_REMOTE_WORKER_LOG", "warn|off|critical|error|info|debug|trace", "what a worker writes to standard error"},
     {"TORCH_REMOTE_SYNC", "0|1", "each op runs when it is called: for debugging"},
     {"TORCH_REMOTE_LOG", "|flush",
@@ -62,7 +63,8 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
      "approximate limit in bytes of the programs on a worker: `100M`, `512M` (default); beyond it, the least recently "
      "used programs are dropped, and built again when they are needed ([above](workers.md#programs))"},
     {"TORCH_REMOTE_CAPTURE", "",
-     "file for the session, which `remote-replay` runs again ([tools.md](tools.md)); `%p` in it is the process"},
+     "file to which the session is written, so that `remote-replay` can run it again ([tools.md](tools.md)); `%p` in "
+     "the name is the process id"},
     {"TORCH_REMOTE_CAPTURE_LIMIT", "", "bytes at which a capture ends: `500M`, `4G` (default)"},
     {"TORCH_REMOTE_RESTORE", "|replay",
      "`replay`: a lost worker is replaced, and its tensors are recomputed "

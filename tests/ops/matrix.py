@@ -38,7 +38,7 @@ PARTS = ("ops", "overloads")
 LEAST = {"ops": 6300, "overloads": 10300}  # cells with a call that CPU accepts
 # Reasons where the message does not give one.
 WHY = {
-    "addmm.decomposed": "rounding: a lazy conjugate is made an operand of its own, which CPU's product takes as it is",
+    "addmm.decomposed": "rounding: a lazily conjugated operand is copied first; CPU's matmul conjugates while it reads",
 }
 
 

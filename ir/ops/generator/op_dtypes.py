@@ -30,7 +30,7 @@ def counted(rows: dict[str, str]) -> str:
     runs = sum(counts.values()) - counts[NONE]
     equal = counts["="] + counts["*"]
     part = 100 * equal / max(runs, 1)
-    text = f"{equal:,} of {runs:,} are equal ({part:.2f} %; {counts['*']:,} of these without values)"
+    text = f"{equal:,} of {runs:,} are equal ({part:.2f} %; {counts['*']:,} of these are marked `*`)"
     return f"{text}, {counts['r']:,} refused, {counts['d']:,} different, {counts['f']:,} computed by the client"
 
 
@@ -49,20 +49,21 @@ def docs(ops: list[Op], matrix: dict[str, Any]) -> str:
         "",
         "## Dtypes",
         "",
-        "Each op against CPU, by `bazel run //tests/ops:matrix` (some 20 minutes on two cores; it writes"
-        " tests/ops/matrix.json, and",
-        "`bazel run //ir/ops:update_docs` this page). Samples are those of torch's own op tests and ours. Equal means:"
-        " each call that CPU takes",
-        "has CPU's values bit for bit, sizes, strides, dtypes, and shares memory as on CPU; so do the tensors that it"
-        " was given.",
-        "A call counts for the dtype of its first tensor.",
+        "Each op was compared with CPU by `./bazelw run //tests/ops:matrix` (some 20 minutes on two cores). This writes"
+        " tests/ops/matrix.json, from",
+        "which `./bazelw run //ir/ops:update_docs` writes this page. Samples are those of torch's own op tests and"
+        " ours. *Equal* means: for each call",
+        "that CPU accepts, the results, and the operands afterwards, have the same bits, sizes, strides and dtypes as"
+        " on CPU, and share memory in",
+        "the same way. A call counts for the dtype of its first tensor.",
         "",
-        "`=` equal · `*` equal, but values depend on the seed, or are what was in memory · **r** refused ·"
-        " **d** different · empty: no sample that",
-        "CPU takes. Reasons are below the tables.",
+        "`=` equal · `*` equal, but values were not compared: they depend on the seed, or are what was in memory ·"
+        " **r** refused · **d** different ·",
+        "empty: CPU accepts no sample. Reasons are below the tables.",
         "",
-        f"- overloads by dtypes: {counted(matrix['overloads'])}.",
-        f"- ops of torch's tests by dtypes, with their in-place form, `out=` and gradients: {counted(matrix['ops'])}.",
+        f"- pairs of an overload and a dtype: {counted(matrix['overloads'])}.",
+        "- pairs of an op of torch's tests (with its in-place form, `out=` and gradients) and a dtype:"
+        f" {counted(matrix['ops'])}.",
         "",
         "### Ops of the table",
         *table("op", entries, dtypes),

@@ -182,17 +182,20 @@ def docs(ops: list[Op], vocabulary: Vocabulary, functions: dict[str, str], torch
     lines = [
         "# Operators",
         "",
-        f"<!-- {_NOTE} Update: bazel run //ir/ops:update_docs -->",
+        f"<!-- {_NOTE} Update: ./bazelw run //ir/ops:update_docs -->",
         "",
-        f"{len(entries)} entries capture {len(ops)} overloads of ATen (torch {torch_version}); those that begin with"
+        f"{len(entries)} entries capture {len(ops)} overloads of ATen (torch {torch_version}). Those that begin with"
         " `remote::` are this project's own, recorded",
-        "where torch has an op of one backend only. Every other ATen op is captured too, as an *opaque* record that the"
-        " worker runs through ATen.",
+        "where torch only has ops of single backends (cuDNN's, oneDNN's). Every other ATen op is captured too, as an"
+        " *opaque* record that the worker",
+        "runs through ATen.",
         "",
-        "*Key* lists the arguments that are part of a program's key (their names are structural): another value is"
-        " another program.",
-        "All other numbers are parameters of a run. *Writes* lists operands that the op writes although its schema does"
-        " not say so.",
+        "The column *key* lists the arguments that are part of a program's key (`structural` in the op's entry):"
+        " another value is another program.",
+        "All other numbers are parameters of a run. A formula after the description is the op's scalar expression"
+        " ([notation](#expression-notation)).",
+        '"Writes ..." at the end of a description lists operands that the op writes although its schema does not say'
+        " so.",
         "",
     ]
     for title in titles:
@@ -215,13 +218,13 @@ def docs(ops: list[Op], vocabulary: Vocabulary, functions: dict[str, str], torch
     lines += [
         "## Expression notation",
         "",
-        "A scalar expression is over the op's arguments by name: numbers, `+ - * /`, unary `-`, comparisons and calls"
-        " of the functions below.",
-        "Operands are first converted to the op's computation dtype: torch's promoted dtype of all tensors and numbers,"
-        " but float32",
-        "for float16 and bfloat16, and the default dtype where a function makes floats of integers. The result is"
-        " converted to its own",
-        "dtype. Expressions describe real dtypes only.",
+        "A scalar expression computes one element of the result. It consists of the op's arguments (by name), numbers,"
+        " `+ - * /`, unary `-`,",
+        "comparisons and calls of the functions below. Operands are first converted to the op's computation dtype. This"
+        " is torch's promoted dtype",
+        "of all tensors and numbers, except float32 for float16 and bfloat16, and the default dtype where a function"
+        " makes floats of integers.",
+        "The result is then converted to the op's result dtype. Expressions describe real dtypes only.",
         "",
         "| function | meaning |",
         "|---|---|",

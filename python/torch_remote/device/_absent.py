@@ -2,9 +2,9 @@
 
 _TENSORS = "torch's old tensor types; use dtype= and device="
 _ALLOCATOR = "tensors' memory is allocated by the worker, not by this process"
-_GRAPHS = "a step that was seen before is one message; torch.compile(mode='reduce-overhead') makes calls cheap"
-_NVIDIA = "of NVIDIA's libraries, which only workers on GPUs use"
-_SENSORS = "the worker computes on a CPU and reads no sensors"
+_GRAPHS = "a step that ran before is sent as one message; torch.compile(mode='reduce-overhead') makes calls cheap"
+_NVIDIA = "part of NVIDIA's libraries, which only workers on GPUs use"
+_SENSORS = "workers read no sensors"
 
 MISSING_NAMES: dict[str, str] = {
     **{
@@ -41,5 +41,5 @@ MISSING_NAMES: dict[str, str] = {
     "ipc_collect": "processes do not share the worker's memory",
     "memory_snapshot": "addresses on the worker have no meaning here; see memory_summary() and torch.remote.profile",
     "profiler": "use torch.profiler or torch.remote.profile",
-    "sparse": "an empty module of torch's",
+    "sparse": "an empty module of torch",
 }  # fmt: skip
