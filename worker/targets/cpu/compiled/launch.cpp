@@ -421,7 +421,8 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
     p.first_point = assigned_points_;
     assigned_points_ += p.units * p.unit_points;
     Prepared* const before = assigned_.empty() ? nullptr : &list_[assigned_.back()];
-    if (launch.alternates_with_previous && before != nullptr && !p.by_columns && !before->by_columns && before->units == p.units) {
+    if (launch.alternates_with_previous && before != nullptr && !p.by_columns && !before->by_columns &&
+        before->units == p.units) {
       ++before->interleaved;
       before->unit_points += p.unit_points;
     } else {
