@@ -217,7 +217,8 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
       thread_state.encoder.append(op, args, results, list_lengths, source, random, joins);
       records_.fetch_add(1, std::memory_order_relaxed);
       if (several_threads_) note_written(thread_state, op, args);
-      if (const ir::Cuts::CutKind place = thread_state.cuts.after(op.opcode); place != ir::Cuts::CutKind::kNone || joins) {
+      if (const ir::Cuts::CutKind place = thread_state.cuts.after(op.opcode);
+          place != ir::Cuts::CutKind::kNone || joins) {
         const bool planned = place == ir::Cuts::CutKind::kPlanned && !joins;
         status = flush_locked(lock, thread_state, {joins ? "join" : "cut", false, planned});
         flushed = true;
