@@ -227,7 +227,7 @@ flatbuffers::Offset<wire::Error> Server::encode(const FailurePtr& failure) {
 
 flatbuffers::Offset<wire::Error> Server::encode_and_mark_reported(const FailurePtr& failure) {
   const auto error = encode(failure);
-  if (failure) session_->mark_reported(failure);
+  if (failure) session_->failures().mark_reported(failure);
   return error;
 }
 
@@ -242,7 +242,7 @@ AttachmentPtr Server::allocate(uint64_t nbytes) {
 
 Status Server::acknowledge() {
   builder_.Clear();
-  const auto error = encode(session_->announce());
+  const auto error = encode(session_->failures().announce());
   const wire::WorkerUse use = worker_use();
   builder_.Finish(wire::CreateProgress(builder_, &use, error));
   acknowledged_ = done_;
@@ -270,11 +270,11 @@ Status Server::out_of_memory(const Frame& frame) {
   builder_.Reset();
   if (type == Type::kUpload) {
     const auto* upload = wire::verify<wire::Upload>(frame.control);
-    return session_->upload_failed(upload->buffer(), frame.attachment ? frame.attachment->bytes().size() : 0);
+    return session_->buffers().upload_failed(upload->buffer(), frame.attachment ? frame.attachment->bytes().size() : 0);
   }
   if (type == Type::kReadFile) {
     const auto* file = wire::verify<wire::ReadFile>(frame.control);
-    return session_->upload_failed(file->buffer(), file->size());
+    return session_->buffers().upload_failed(file->buffer(), file->size());
   }
   if (!(frame.header.flags & wire::kWantsReply)) return {};
   if (Status status = drain(); !status.ok()) return status;

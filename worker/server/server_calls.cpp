@@ -83,7 +83,7 @@ Status Server::end_call(Frame& frame) {
   if (const auto found = calls_.find(message->call()); found != calls_.end()) {
     found->second.base = 0;
   } else {
-    session_->free_range(message->unwanted(), kMostParts);
+    session_->buffers().free_range(message->unwanted(), kMostParts);
   }
   return {};
 }
@@ -113,10 +113,10 @@ Status Server::answer_call(PythonResult& result, const PendingCall& call) {
   }
   for (size_t part = 1; result.status.ok() && part < result.parts.count(); ++part) {
     sizes.push_back(result.parts.size(part));
-    Status made = session_->make_buffer(call.base + part - 1, sizes.back(), result.call, {},
-                                        [&](uint64_t offset, std::span<std::byte> piece) {
-                                          return result.parts.read(part, offset, piece.data(), piece.size());
-                                        });
+    Status made = session_->buffers().make(call.base + part - 1, sizes.back(), result.call, {},
+                                           [&](uint64_t offset, std::span<std::byte> piece) {
+                                             return result.parts.read(part, offset, piece.data(), piece.size());
+                                           });
     if (!made.ok()) return made;
   }
   builder_.Clear();

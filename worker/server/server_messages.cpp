@@ -55,7 +55,7 @@ Status Server::run_program(Frame& frame) {
   if (!status.ok() || !(frame.header.flags & wire::kWantsReply)) return status;
   const uint64_t sequence = frame.header.sequence;
   return when_done(sequence, [this, sequence, failure, words = words_] {
-    const FailurePtr late = session_->take_deferred_failure(sequence);
+    const FailurePtr late = session_->failures().take_deferred(sequence);
     builder_.Clear();
     const auto error = encode_and_mark_reported(failure ? failure : late);
     const auto encoded = builder_.CreateVector(words);
@@ -68,11 +68,11 @@ Status Server::run_program(Frame& frame) {
 Status Server::upload(Frame& frame) {
   const auto* message = wire::verify<wire::Upload>(frame.control);
   if (!message) return damaged("upload");
-  if (frame.refused_bytes != 0) return session_->upload_failed(message->buffer(), frame.refused_bytes);
+  if (frame.refused_bytes != 0) return session_->buffers().upload_failed(message->buffer(), frame.refused_bytes);
   std::span<std::byte> bytes;
   if (frame.attachment) bytes = frame.attachment->bytes();
   const uint64_t size = bytes.size();
-  Status status = session_->upload(message->buffer(), bytes, std::move(frame.attachment));
+  Status status = session_->buffers().upload(message->buffer(), bytes, std::move(frame.attachment));
   if (!status.ok() || size < kAcknowledgeBytes) return status;
   return when_done(frame.header.sequence, [this, sequence = frame.header.sequence] {
     done_ = sequence;
@@ -103,17 +103,17 @@ Status Server::read_file(Frame& frame) {
                       ? options_.files->open(message->path()->str(), version, message->offset(), message->size(), &file)
                       : no_files();
   const uint64_t sequence = frame.header.sequence;
-  return session_->make_buffer(message->buffer(), message->size(), sequence, status,
-                               [&](uint64_t offset, std::span<std::byte> piece) {
-                                 if (inbox_.poll_cancelled(sequence)) return cancelled_read();
-                                 return file.read(message->offset() + offset, piece);
-                               });
+  return session_->buffers().make(message->buffer(), message->size(), sequence, status,
+                                  [&](uint64_t offset, std::span<std::byte> piece) {
+                                    if (inbox_.poll_cancelled(sequence)) return cancelled_read();
+                                    return file.read(message->offset() + offset, piece);
+                                  });
 }
 
 Status Server::free(Frame& frame) {
   const auto* message = wire::verify<wire::Free>(frame.control);
   if (!message) return damaged("free");
-  return session_->free(wire::bytes(message->frees()));
+  return session_->buffers().free(wire::bytes(message->frees()));
 }
 
 Status Server::read(Frame& frame) {
@@ -169,7 +169,7 @@ Status Server::synchronize(Frame& frame) {
   builder_.Clear();
   uint64_t not_listed = 0;
   std::vector<flatbuffers::Offset<wire::Error>> errors;
-  for (const FailurePtr& failure : session_->take_failures(&not_listed))
+  for (const FailurePtr& failure : session_->failures().take(&not_listed))
     errors.push_back(encode_and_mark_reported(failure));
   const auto first = errors.empty() ? flatbuffers::Offset<wire::Error>() : errors[0];
   const auto more = errors.size() < 2 ? 0 : builder_.CreateVector(&errors[1], errors.size() - 1);
@@ -180,9 +180,9 @@ Status Server::synchronize(Frame& frame) {
 
 Status Server::checkpoint(Frame& frame, wire::Checkpoint what) {
   std::vector<uint64_t> buffers, sizes;
-  const bool kept = what == wire::Checkpoint::Keep && !session_->has_unreported_failures();
-  session_->drop_checkpoint();
-  if (kept) session_->make_checkpoint(&buffers, &sizes);
+  const bool kept = what == wire::Checkpoint::Keep && !session_->failures().has_unreported();
+  session_->buffers().drop_checkpoint();
+  if (kept) session_->buffers().make_checkpoint(&buffers, &sizes);
   builder_.Clear();
   const auto ids = builder_.CreateVector(buffers), bytes = builder_.CreateVector(sizes);
   const wire::WorkerUse use = worker_use();
@@ -199,7 +199,7 @@ Status Server::mark(Frame& frame) {
   session_->wait_for_background();  // The mark also covers ops that are running in the background.
   return when_done(sequence, [this, sequence, clock = opened_.device->read_clock()] {
     builder_.Clear();
-    builder_.Finish(wire::CreateMarkReply(builder_, 0, clock(), session_->has_unreported_failures()));
+    builder_.Finish(wire::CreateMarkReply(builder_, 0, clock(), session_->failures().has_unreported()));
     return reply(Type::kMarkReply, sequence);
   });
 }
