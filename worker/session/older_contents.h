@@ -19,7 +19,7 @@ class OlderContents {
     MemoryPtr memory;           // Null: there is no copy, so the contents cannot be restored.
     FailurePtr missing_update;  // The failure whose update the copy lacks.
   };
-  using Copies = std::vector<Copy>;  // Of one buffer; the oldest first.
+  using Copies = std::vector<Copy>;  // The copies of one buffer, the oldest first.
 
   // The device outlives this.
   explicit OlderContents(Device& device) : device_(device) {}
