@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "worker/device/monotonic_clock.h"
 #include "worker/device/no_memory.h"
 
 namespace torch_remote::worker {

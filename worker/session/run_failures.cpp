@@ -2,7 +2,7 @@
 
 namespace torch_remote::worker {
 
-void RunFailures::store(uint32_t buffer, Buffers::Entry& entry) const {
+void RunFailures::store_failures(uint32_t buffer, Buffers::Entry& entry) const {
   if (FailurePtr poison = poison_of(buffer)) {
     entry.failure = std::move(poison);
   } else if (!missing_updates_.empty()) {

@@ -19,7 +19,9 @@ class RunFailures {
 
   // Reads and updates the entry of an input, before and after the run.
   void load(uint32_t buffer, const Buffers::Entry& entry);
-  void store(uint32_t buffer, Buffers::Entry& entry) const;
+  void store(uint32_t buffer, Buffers::Entry& entry) const {
+    if (!empty() || !failed_checks_.empty()) store_failures(buffer, entry);
+  }
 
   // Whether no operand of a node may be unusable.
   bool empty() const { return poison_.empty() && missing_updates_.empty(); }
@@ -55,6 +57,7 @@ class RunFailures {
     return failures.empty() ? nullptr : failures[buffer];
   }
   void add(ByBuffer& failures, uint32_t buffer, const FailurePtr& failure);
+  void store_failures(uint32_t buffer, Buffers::Entry& entry) const;
   void pass_on_checks(uint32_t first, uint32_t last);
   bool overwrites_whole_buffer(uint32_t node, uint32_t buffer) const;
 
