@@ -82,7 +82,7 @@ Status FunctionCalls::end(const wire::EndCall& message) {
   if (const auto found = calls_.find(message.call()); found != calls_.end()) {
     found->second.base = 0;
   } else {
-    session_.free_range(message.unwanted(), kMostParts);
+    session_.buffers().free_range(message.unwanted(), kMostParts);
   }
   return {};
 }
@@ -111,10 +111,10 @@ Status FunctionCalls::answer(PythonResult& result, uint64_t base) {
   }
   for (size_t part = 1; result.status.ok() && part < result.parts.count(); ++part) {
     sizes.push_back(result.parts.size(part));
-    Status made = session_.make_buffer(base + part - 1, sizes.back(), result.call, {},
-                                       [&](uint64_t offset, std::span<std::byte> piece) {
-                                         return result.parts.read(part, offset, piece.data(), piece.size());
-                                       });
+    Status made = session_.buffers().make(base + part - 1, sizes.back(), result.call, {},
+                                          [&](uint64_t offset, std::span<std::byte> piece) {
+                                            return result.parts.read(part, offset, piece.data(), piece.size());
+                                          });
     if (!made.ok()) return made;
   }
   auto& builder = replies_.begin();

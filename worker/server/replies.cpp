@@ -31,7 +31,7 @@ Replies::Replies(remote::Transport& transport, const Inbox& inbox, const OpenSes
 
 flatbuffers::Offset<wire::Error> Replies::encode_and_mark_reported(const FailurePtr& failure) {
   const auto error = encode(builder_, failure);
-  if (failure) session_.mark_reported(failure);
+  if (failure) session_.failures().mark_reported(failure);
   return error;
 }
 
@@ -85,7 +85,7 @@ void Replies::note_reply(uint64_t to) {
 
 Status Replies::acknowledge() {
   begin();
-  const auto error = encode(builder_, session_.announce());
+  const auto error = encode(builder_, session_.failures().announce());
   const wire::WorkerUse use = worker_use();
   acknowledged_ = done_;
   acknowledged_at_ = inbox_.asked();

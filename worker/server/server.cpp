@@ -200,11 +200,11 @@ Status Server::out_of_memory(const Frame& frame) {
   spdlog::warn("{}", failure->status.message());
   if (type == Type::kUpload) {
     const auto* upload = wire::verify<wire::Upload>(frame.control);
-    return session_.upload_failed(upload->buffer(), frame.attachment ? frame.attachment->bytes().size() : 0);
+    return session_.buffers().upload_failed(upload->buffer(), frame.attachment ? frame.attachment->bytes().size() : 0);
   }
   if (type == Type::kReadFile) {
     const auto* file = wire::verify<wire::ReadFile>(frame.control);
-    return session_.upload_failed(file->buffer(), file->size());
+    return session_.buffers().upload_failed(file->buffer(), file->size());
   }
   if (!(frame.header.flags & wire::kWantsReply)) return {};
   if (Status status = pending_.drain(); !status.ok()) return status;
@@ -269,7 +269,7 @@ Status Server::handle(const wire::Run& message, Frame& frame) {
                                                 : session_.run(request, &words_, &failure);
   if (!status.ok() || !(frame.header.flags & wire::kWantsReply)) return status;
   return pending_.when_done(sequence, [this, sequence, failure, words = words_] {
-    const FailurePtr late = session_.take_deferred_failure(sequence);
+    const FailurePtr late = session_.failures().take_deferred(sequence);
     auto& builder = replies_.begin();
     const auto error = replies_.encode_and_mark_reported(failure ? failure : late);
     const auto encoded = builder.CreateVector(words);
@@ -281,11 +281,11 @@ Status Server::handle(const wire::Run& message, Frame& frame) {
 // --- buffers ---------------------------------------------------------------------------------------------------------
 
 Status Server::handle(const wire::Upload& message, Frame& frame) {
-  if (frame.refused_bytes != 0) return session_.upload_failed(message.buffer(), frame.refused_bytes);
+  if (frame.refused_bytes != 0) return session_.buffers().upload_failed(message.buffer(), frame.refused_bytes);
   std::span<std::byte> bytes;
   if (frame.attachment) bytes = frame.attachment->bytes();
   const uint64_t size = bytes.size();
-  Status status = session_.upload(message.buffer(), bytes, std::move(frame.attachment));
+  Status status = session_.buffers().upload(message.buffer(), bytes, std::move(frame.attachment));
   if (!status.ok() || size < kAcknowledgeBytes) return status;
   return pending_.when_done(frame.header.sequence, [this, sequence = frame.header.sequence] {
     replies_.mark_done(sequence);
@@ -293,7 +293,9 @@ Status Server::handle(const wire::Upload& message, Frame& frame) {
   });
 }
 
-Status Server::handle(const wire::Free& message, Frame& frame) { return session_.free(wire::bytes(message.frees())); }
+Status Server::handle(const wire::Free& message, Frame& frame) {
+  return session_.buffers().free(wire::bytes(message.frees()));
+}
 
 Status Server::handle(const wire::Read& message, Frame& frame) {
   const uint64_t sequence = frame.header.sequence;
@@ -355,11 +357,11 @@ Status Server::handle(const wire::ReadFile& message, Frame& frame) {
   Status status = options_.files
                       ? options_.files->open(message.path()->str(), version, message.offset(), message.size(), &file)
                       : no_files();
-  return session_.make_buffer(message.buffer(), message.size(), sequence, status,
-                              [&](uint64_t offset, std::span<std::byte> piece) {
-                                if (inbox_.poll_cancelled(sequence)) return cancelled_read();
-                                return file.read(message.offset() + offset, piece);
-                              });
+  return session_.buffers().make(message.buffer(), message.size(), sequence, status,
+                                 [&](uint64_t offset, std::span<std::byte> piece) {
+                                   if (inbox_.poll_cancelled(sequence)) return cancelled_read();
+                                   return file.read(message.offset() + offset, piece);
+                                 });
 }
 
 // --- progress --------------------------------------------------------------------------------------------------------
@@ -371,7 +373,7 @@ Status Server::handle(const wire::Synchronize& message, Frame& frame) {
   auto& builder = replies_.begin();
   uint64_t not_listed = 0;
   std::vector<flatbuffers::Offset<wire::Error>> errors;
-  for (const FailurePtr& failure : session_.take_failures(&not_listed))
+  for (const FailurePtr& failure : session_.failures().take(&not_listed))
     errors.push_back(replies_.encode_and_mark_reported(failure));
   const auto first = errors.empty() ? flatbuffers::Offset<wire::Error>() : errors[0];
   const auto more = errors.size() < 2 ? 0 : builder.CreateVector(&errors[1], errors.size() - 1);
@@ -382,9 +384,9 @@ Status Server::handle(const wire::Synchronize& message, Frame& frame) {
 
 Status Server::checkpoint(wire::Checkpoint what, uint64_t sequence) {
   std::vector<uint64_t> buffers, sizes;
-  const bool kept = what == wire::Checkpoint::Keep && !session_.has_unreported_failures();
-  session_.drop_checkpoint();
-  if (kept) session_.make_checkpoint(&buffers, &sizes);
+  const bool kept = what == wire::Checkpoint::Keep && !session_.failures().has_unreported();
+  session_.buffers().drop_checkpoint();
+  if (kept) session_.buffers().make_checkpoint(&buffers, &sizes);
   auto& builder = replies_.begin();
   const auto ids = builder.CreateVector(buffers), bytes = builder.CreateVector(sizes);
   const wire::WorkerUse use = replies_.worker_use();
@@ -398,7 +400,7 @@ Status Server::handle(const wire::Mark& message, Frame& frame) {
   return pending_.when_done(sequence, [this, sequence, clock = opened_.device->read_clock()] {
     auto& builder = replies_.begin();
     return replies_.reply(Type::kMarkReply, sequence,
-                          wire::CreateMarkReply(builder, 0, clock(), session_.has_unreported_failures()));
+                          wire::CreateMarkReply(builder, 0, clock(), session_.failures().has_unreported()));
   });
 }
 

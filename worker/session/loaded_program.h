@@ -50,7 +50,7 @@ struct LoadedProgram {
   Status status;  // Not ok: the program could not be decoded or loaded, so its runs fail.
   bool decoded = false;
   ir::Graph graph;
-  std::vector<uint8_t> bytes;  // OlderContents if a runner may accept a group later.
+  std::vector<uint8_t> bytes;  // Retained if a runner may accept a group later.
 
   // The runners' forms of the program, and the choice of runners. Where a node failed or must not run, the nodes
   // execute one by one.

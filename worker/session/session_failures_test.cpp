@@ -87,7 +87,7 @@ TEST_F(SessionTest, AFailurePoisonsWhatItWouldHaveMadeAndLeavesWhatItWouldHaveWr
     EXPECT_EQ(why, failure);
   }
   EXPECT_EQ(failure->skipped, 1u);
-  session->mark_reported(failure);
+  session->failures().mark_reported(failure);
   EXPECT_EQ(read(2, 2), (Floats{3, 4}));
   for (const uint64_t poisoned : {100, 101, 102}) {  // 101 is computed from the buffer that lacks the update.
     read(poisoned, 2, &why);
@@ -115,7 +115,7 @@ TEST_F(SessionTest, LaterProgramsInheritTheFailureAndDoTheRest) {
     read(id, 2, &why);
     EXPECT_EQ(why, root);
   }
-  session->mark_reported(root);
+  session->failures().mark_reported(root);
   EXPECT_EQ(read(3, 2), (Floats{5, 6}));
   read(200, 2, &why);
   EXPECT_EQ(why, root);
@@ -183,7 +183,7 @@ TEST_F(SessionTest, AValueThatAnOpInPlaceWouldHaveReplacedStays) {
   const FailurePtr failure = run(1, {2, 8}, {1});
   ASSERT_NE(failure, nullptr);
   EXPECT_EQ(failure->skipped, 1u);
-  session->mark_reported(failure);
+  session->failures().mark_reported(failure);
   EXPECT_EQ(read(100, 2), (Floats{2, 4}));
 }
 
@@ -202,7 +202,7 @@ TEST_F(SessionTest, AnUpdateBeforeASkippedOneIsUndone) {
   EXPECT_EQ(run(2, {2}, {200, 3}), root);
   EXPECT_EQ(run(2, {2}, {1, 3}), root);
   EXPECT_EQ(root->skipped, 3u);
-  session->mark_reported(root);
+  session->failures().mark_reported(root);
   EXPECT_EQ(read(3, 2), (Floats{6, 8}));
   EXPECT_EQ(read(4, 2), (Floats{8, 10}));  // None of its updates was skipped.
   EXPECT_EQ(run(2, {2}, {1, 3}), nullptr);
@@ -221,7 +221,7 @@ TEST_F(SessionTest, WhatTheClientHasReadStays) {
   EXPECT_EQ(read(3, 2), (Floats{6, 8}));
   EXPECT_EQ(run(2, {2}, {1, 3}), nullptr);
   EXPECT_EQ(run(2, {2}, {200, 3}), root);
-  session->mark_reported(root);
+  session->failures().mark_reported(root);
   EXPECT_EQ(read(3, 2), (Floats{6, 8}));
 }
 
@@ -255,7 +255,7 @@ TEST_F(SessionTest, AnUpdateIsUndoneInsideOfARun) {
     const FailurePtr failure = run(program, {2, 8}, {1, 2});
     ASSERT_NE(failure, nullptr);
     EXPECT_EQ(failure->skipped, 1u);
-    session->mark_reported(failure);
+    session->failures().mark_reported(failure);
     EXPECT_EQ(read(2, 2), program == 1 ? (Floats{3, 4}) : (Floats{4, 6}));
   }
 }
@@ -289,7 +289,7 @@ TEST_F(SessionTest, AnUpdateThatWasLiftedIsUndone) {
   EXPECT_EQ(failure->skipped, 1u);
   EXPECT_EQ(run(2, {2, 8}, {1}, 101), nullptr);
   EXPECT_EQ(run(3, {2}, {100, 101}), failure);
-  session->mark_reported(failure);
+  session->failures().mark_reported(failure);
   EXPECT_EQ(read(100, 2), (Floats{2, 4}));
   EXPECT_EQ(read(101, 2), (Floats{2, 4}));
 }
@@ -314,7 +314,7 @@ TEST_F(SessionTest, AListThatIsSkippedIsUndoneAsAWhole) {
   EXPECT_EQ(run(2, {2}, {1, 4}), nullptr);
   EXPECT_EQ(run(3, {2}, {3, 4, 1, 100}, 200), root);
   EXPECT_EQ(root->skipped, 3u);
-  session->mark_reported(root);
+  session->failures().mark_reported(root);
   EXPECT_EQ(read(3, 2), (Floats{1, 2}));
   EXPECT_EQ(read(4, 2), (Floats{1, 2}));
 }
@@ -336,14 +336,14 @@ TEST_F(SessionTest, SeveralFailures) {
   run(2, {2}, {300, 3});
   run(2, {2}, {300, 4});
   run(2, {2}, {100, 4});
-  session->mark_reported(third);
+  session->failures().mark_reported(third);
   EXPECT_EQ(read(3, 2), (Floats{1, 1}));
   run(2, {2}, {200, 5});
   run(2, {2}, {300, 6});  // The client knows the failure.
-  session->mark_reported(second);
+  session->failures().mark_reported(second);
   EXPECT_EQ(read(5, 2), (Floats{1, 1}));
   run(2, {2}, {100, 6});
-  session->mark_reported(first);
+  session->failures().mark_reported(first);
   EXPECT_EQ(read(4, 2), (Floats{0, 0}));
   EXPECT_EQ(read(6, 2), (Floats{0, 0}));
 }
@@ -363,12 +363,12 @@ TEST_F(SessionTest, WhatWasOverwrittenAndIsUndoneIsStillBehind) {
   FailurePtr why;
   read(2, 2, &why);
   EXPECT_EQ(why, first);
-  session->mark_reported(first);
+  session->failures().mark_reported(first);
   EXPECT_EQ(read(2, 2), (Floats{3, 4}));
   // A buffer that was poisoned has no older contents.
   EXPECT_EQ(run(3, {2}, {100}), nullptr);
   EXPECT_EQ(run(2, {2}, {200, 100}), second);
-  session->mark_reported(second);
+  session->failures().mark_reported(second);
   EXPECT_EQ(read(100, 2), (Floats{0, 0}));
 }
 
@@ -387,7 +387,7 @@ TEST_F(SessionTest, CopiesGoWithTheirBufferOrWhenTheFailureIsTold) {
   EXPECT_EQ(device.memory().stats().allocated.current, before + 128);
   run(2, {2}, {1, 4}, 200, {3});
   EXPECT_EQ(device.memory().stats().allocated.current, before + 56);
-  session->mark_reported(root);
+  session->failures().mark_reported(root);
   EXPECT_EQ(device.memory().stats().allocated.current, before - 8);
   run(2, {2}, {1, 4});  // No copy is kept.
   EXPECT_EQ(device.memory().stats().allocated.current, before - 8);
@@ -417,7 +417,7 @@ TEST_F(SessionTest, WhatIsWrittenAfterAFailedCheckTellsItOnce) {
   FailurePtr why;
   read(200, 2, &why);
   EXPECT_EQ(why, check);
-  session->mark_reported(check);
+  session->failures().mark_reported(check);
   EXPECT_EQ(read(101, 2), (Floats{2, 4}));
   EXPECT_EQ(read(200, 2), (Floats{2, 4}));
   run(2, {2, 8}, {1}, 201);
@@ -451,7 +451,7 @@ TEST_F(SessionTest, AFailedCheckIsNotWhatUpdatesGoBackTo) {
   for (const FailurePtr& expected : {check, failure}) {  // In order.
     read(3, 2, &why);
     EXPECT_EQ(why, expected);
-    session->mark_reported(expected);
+    session->failures().mark_reported(expected);
   }
   EXPECT_EQ(read(3, 2), (Floats{4, 8}));
 }
@@ -484,10 +484,10 @@ TEST_F(SessionTest, AllFailuresAreTold) {
   upload(2, {3, 4});
   for (int i = 0; i < 100; ++i) run(1, {2, 8}, {1, 2}, 100 + 4 * i);
   uint64_t more = 0;
-  const std::vector<FailurePtr> all = session->take_failures(&more);
+  const std::vector<FailurePtr> all = session->failures().take(&more);
   EXPECT_EQ(all.size() + more, 100u);
   EXPECT_EQ(all[0]->sequence, 1u);
-  EXPECT_EQ(session->take_failures(&more).size(), 0u);
+  EXPECT_EQ(session->failures().take(&more).size(), 0u);
   EXPECT_EQ(more, 0u);
 }
 
@@ -520,7 +520,7 @@ TEST_F(SmallSessionTest, WithoutMemoryForACopyAnUpdateStays) {
   const FailurePtr root = run(1, {2, 8}, {1, 2});
   for (const uint64_t id : {3, 4}) EXPECT_EQ(run(2, {3 << 20}, {5, id}), nullptr);
   for (const uint64_t id : {3, 4}) EXPECT_EQ(run(2, {2}, {100, id}), root);
-  session->mark_reported(root);
+  session->failures().mark_reported(root);
   EXPECT_EQ(read(3, 1), (Floats{1}));
   EXPECT_EQ(read(4, 1), (Floats{2}));
 }

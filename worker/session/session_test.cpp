@@ -47,9 +47,9 @@ TEST_F(SessionTest, InputsThatDoNotSurviveAndFreesGo) {
   std::vector<uint8_t> frees;
   std::vector<uint64_t> ids{100};
   remote::encode_frees(ids, frees);
-  ASSERT_TRUE(session->free(frees).ok());
+  ASSERT_TRUE(session->buffers().free(frees).ok());
   EXPECT_EQ(device.memory().stats().allocated.current, 0u);
-  EXPECT_EQ(session->buffers(), 0u);
+  EXPECT_EQ(session->buffers().size(), 0u);
 }
 
 TEST_F(SessionTest, DynamicAndHostResultsComeAsWords) {
@@ -203,8 +203,8 @@ TEST_F(SessionTest, DamagedMessagesAreErrorsOfTheSession) {
   EXPECT_FALSE(session->run({1, 100, nonsense, {}, {}, 1}, &words, &failure).ok());
   EXPECT_FALSE(session->run({1, 100, {}, nonsense, {}, 1}, &words, &failure).ok());
   EXPECT_FALSE(session->run({1, 100, {}, {}, nonsense, 1}, &words, &failure).ok());
-  EXPECT_FALSE(session->free(nonsense).ok());
-  EXPECT_FALSE(session->upload(0, {}, nullptr).ok());
+  EXPECT_FALSE(session->buffers().free(nonsense).ok());
+  EXPECT_FALSE(session->buffers().upload(0, {}, nullptr).ok());
 }
 
 TEST_F(SmallSessionTest, OutOfMemoryNamesTheOpAndLeavesTheRest) {

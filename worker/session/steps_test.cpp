@@ -174,7 +174,7 @@ class StepsTest : public ::testing::Test {
   }
   void upload(uint64_t id, const Floats& values) {
     auto floats = std::make_shared<Floats>(values);
-    ASSERT_TRUE(session->upload(id, std::as_writable_bytes(std::span(*floats)), floats).ok());
+    ASSERT_TRUE(session->buffers().upload(id, std::as_writable_bytes(std::span(*floats)), floats).ok());
   }
   Floats read(uint64_t id, int64_t count) {
     const int64_t one = 1;

@@ -53,7 +53,7 @@ class SessionTest : public ::testing::Test {
 
   void upload(uint64_t id, const std::vector<float>& values) {
     auto floats = std::make_shared<std::vector<float>>(values);
-    ASSERT_TRUE(session->upload(id, std::as_writable_bytes(std::span(*floats)), floats).ok());
+    ASSERT_TRUE(session->buffers().upload(id, std::as_writable_bytes(std::span(*floats)), floats).ok());
   }
 
   // Reads all elements of a buffer of f32. Sets *failure if it cannot be read.
@@ -75,8 +75,8 @@ class SessionTest : public ::testing::Test {
   // Returns the first failure that the client does not know, and marks all as known.
   FailurePtr told() {
     uint64_t more = 0;
-    const std::vector<FailurePtr> all = session->take_failures(&more);
-    for (const FailurePtr& failure : all) session->mark_reported(failure);
+    const std::vector<FailurePtr> all = session->failures().take(&more);
+    for (const FailurePtr& failure : all) session->failures().mark_reported(failure);
     return all.empty() ? nullptr : all[0];
   }
 
