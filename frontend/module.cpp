@@ -28,6 +28,7 @@
 #include "frontend/ops/transformer.h"
 #include "frontend/record/direct_copy.h"
 #include "frontend/record/recorder.h"
+#include "frontend/record/requests.h"
 #include "frontend/record/storages.h"
 #include "frontend/source/source.h"
 #include "remote/wire/environment.h"
@@ -169,7 +170,8 @@ using FileVersion = std::tuple<uint64_t, uint64_t, int64_t>;  // size in bytes, 
 std::tuple<std::optional<FileVersion>, bool, std::string> find_file(int device, const std::string& path) {
   check_not_forked();
   py::gil_scoped_release release;
-  const remote::FoundFile file = Recorder::get(checked_device(device)).find_file(path);
+  remote::FoundFile file;
+  check(client(checked_device(device)).find_file(path, keep_waiting, &file));
   const remote::FileVersion& its = file.version;
   return {file.readable ? std::optional(FileVersion(its.size, its.inode, its.modified)) : std::nullopt, file.allowed,
           file.why};
@@ -194,7 +196,7 @@ std::array<uint64_t, 3> call(int device, const py::bytes& request, const std::ve
   }
   py::gil_scoped_release release;
   for (const at::Tensor& tensor : tensors) fill_if_unwritten(tensor);
-  return Recorder::get(checked_device(device)).call(std::as_bytes(std::span(text)), tensors);
+  return call_function(checked_device(device), std::as_bytes(std::span(text)), tensors);
 }
 
 // The device's client if it still has this session, else null.
@@ -295,7 +297,7 @@ std::pair<uint64_t, uint64_t> memory_limits(int device, bool trim) {
   py::gil_scoped_release release;
   remote::MemoryRequest request;
   request.trim = trim;
-  const remote::MemoryLimits room = Recorder::get(checked_device(device)).memory(request);
+  const remote::MemoryLimits room = request_memory(checked_device(device), request);
   return {room.limit, room.free};
 }
 
@@ -325,7 +327,7 @@ std::unique_ptr<CompiledGraph> finish(Lowering& lowering, const py::list& output
 
 void set_cut_limits(int device, uint32_t least, uint32_t most) {
   TORCH_CHECK(least >= 1 && least <= most, "remote: cut limits must be 1 <= min <= max, got ", least, " and ", most);
-  Recorder::get(checked_device(device)).set_limits({least, most});
+  Recorder::get(checked_device(device)).traces().set_limits({least, most});
 }
 
 }  // namespace
@@ -398,10 +400,10 @@ PYBIND11_MODULE(_C, module) {
   module.def("default_generator",
              wrap_pybind_function([](int device) { return f::default_generator(f::checked_device(device)); }));
   module.def("expect_no_compile", wrap_pybind_function([](int device, bool expect) {
-               f::Recorder::get(f::checked_device(device)).expect_no_compile(expect);
+               f::Recorder::get(f::checked_device(device)).expectation().expect_no_compile(expect);
              }));
   module.def("take_unexpected_compile", wrap_pybind_function([](int device) {
-               return f::Recorder::get(f::checked_device(device)).take_unexpected_compile();
+               return f::Recorder::get(f::checked_device(device)).expectation().take_miss();
              }));
   f::bind_graphs(module);
   py::class_<f::CompiledGraph>(module, "CompiledGraph", py::dynamic_attr())

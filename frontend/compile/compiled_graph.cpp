@@ -33,7 +33,7 @@ struct CompiledGraph::Call {
 };
 
 at::Tensor restored(at::Tensor tensor, const at::Tensor& copy) {
-  if (Recorder::get(tensor.device().index()).is_lost(storage_of(tensor))) tensor.set_data(copy.to(tensor.device()));
+  if (is_lost(storage_of(tensor))) tensor.set_data(copy.to(tensor.device()));
   return tensor;
 }
 
@@ -137,7 +137,7 @@ void CompiledGraph::fix_strides(Call& call, size_t index) {
   copy._set_conj(in.conj);
   copy._set_neg(in.neg);
   const bool reads = in.elements == GraphInput::Elements::kRead;
-  if (reads || !Recorder::get(spec_->device).is_lost(storage_of(tensor))) copy.copy_(tensor);
+  if (reads || !is_lost(storage_of(tensor))) copy.copy_(tensor);
   if (in.written) {
     call.originals.resize(call.tensors.size());
     call.originals[index] = tensor;
@@ -158,13 +158,12 @@ void CompiledGraph::draw_random(Call& call) {
 
 void CompiledGraph::replace_lost(Call& call) const {
   using Elements = GraphInput::Elements;
-  Recorder& recorder = Recorder::get(spec_->device);
   size_t place = 0;  // index in call.inputs
   for (size_t i = 0; i < call.tensors.size(); ++i) {
     const at::Tensor& tensor = call.tensors[i];
     if (!tensor.defined()) continue;
     RemoteStorage*& storage = call.inputs[place++];
-    if (!recorder.is_lost(storage)) continue;
+    if (!is_lost(storage)) continue;
     const GraphInput& in = spec_->inputs[i];
     const bool overwritten = in.elements == Elements::kOverwritten;
     const bool whole = tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() &&
@@ -269,7 +268,7 @@ py::list CompiledGraph::call(py::list& arguments) {
     replace_lost(call);
     if (!run()) raise_lost();
     for (const auto& [memory, lost] : call.replaced) {
-      if (lost != nullptr) recorder.move_buffer(storage_of(memory), lost);
+      if (lost != nullptr) move_buffer(storage_of(memory), lost);
     }
   }
   for (size_t i = 0; i < call.tensors.size(); ++i) {

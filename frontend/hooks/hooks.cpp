@@ -20,6 +20,7 @@
 #include "frontend/device/generator.h"
 #include "frontend/device/tensor.h"
 #include "frontend/record/recorder.h"
+#include "frontend/record/requests.h"
 #include "frontend/record/storages.h"
 #include "frontend/record/wait_span.h"
 #include "remote/client/event_log.h"
@@ -90,14 +91,13 @@ class RemoteAllocator final : public c10::DeviceAllocator {
     ask_if_connected(device, request);
   }
   std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override {
-    const remote::MemoryLimits room = Recorder::get(checked_device(device)).memory({});
-    return {room.free, client(device).machine().memory};
+    return {request_memory(checked_device(device), {}).free, client(device).machine().memory};
   }
 
  private:
   // A device without a worker has no memory statistics yet.
   static void ask_if_connected(DeviceIndex device, const remote::MemoryRequest& request) {
-    if (existing_client(checked_device(device)) != nullptr) (void)Recorder::get(device).memory(request);
+    if (existing_client(checked_device(device)) != nullptr) (void)request_memory(device, request);
   }
 };
 

@@ -212,7 +212,9 @@ std::vector<std::unique_ptr<GraphObject>> take_traced(int device) {
   std::vector<TracedRun> runs;
   {
     py::gil_scoped_release release;
-    runs = Recorder::get(static_cast<c10::DeviceIndex>(device)).stop_tracing();
+    Recorder& recorder = Recorder::get(static_cast<c10::DeviceIndex>(device));
+    recorder.flush("trace");
+    runs = recorder.capture().stop();
   }
   std::vector<std::unique_ptr<GraphObject>> graphs;
   for (TracedRun& run : runs) {
@@ -244,7 +246,9 @@ void bind_graphs(py::module& module) {
   module.def("start_tracing", wrap_pybind_function([](int device) {
                check_not_forked();
                py::gil_scoped_release release;
-               Recorder::get(static_cast<c10::DeviceIndex>(device)).start_tracing();
+               Recorder& recorder = Recorder::get(static_cast<c10::DeviceIndex>(device));
+               recorder.flush("trace");
+               recorder.capture().start();
              }));
   module.def("take_traced", wrap_pybind_function(take_traced));
 }

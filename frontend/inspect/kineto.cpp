@@ -23,6 +23,7 @@
 #include "frontend/device/device_state.h"
 #include "frontend/inspect/profile.h"
 #include "frontend/record/recorder.h"
+#include "frontend/record/requests.h"
 #include "frontend/source/source.h"
 
 namespace torch_remote::frontend {
@@ -101,7 +102,7 @@ class Correlations {
     open.owner = this;
     open.id = id;
     for (int i = 0; i < device_count(); ++i) {
-      open.records[i] = Recorder::get(static_cast<c10::DeviceIndex>(i)).numbers().next;
+      open.records[i] = Recorder::get(static_cast<c10::DeviceIndex>(i)).traces().numbers().next;
     }
   }
   void pop() {
@@ -109,10 +110,10 @@ class Correlations {
     const OpenOp open = open_.back();
     open_.pop_back();
     for (int i = 0; i < device_count(); ++i) {
-      const auto [first, now] = Recorder::get(static_cast<c10::DeviceIndex>(i)).numbers();
+      const auto [first, now] = Recorder::get(static_cast<c10::DeviceIndex>(i)).traces().numbers();
       if (now == open.records[i]) continue;
       std::lock_guard lock(mutex_);
-      ids_[i].push_back({open.records[i] == Recorder::kNoRecords ? first : open.records[i], now, open.id});
+      ids_[i].push_back({open.records[i] == ThreadTraces::kNoRecords ? first : open.records[i], now, open.id});
     }
   }
   // The number of the op that made this record of the device; 0 if there is none.
@@ -257,7 +258,7 @@ class KinetoSession final : public libkineto::IActivityProfilerSession {
         if (record < sources.size()) op.addMetadataQuoted("line", json_escaped(line(sources[record])));
       }
       if (flush == flushes.end()) continue;
-      if (flush->second->first_record != Recorder::kNoRecords && linked) {
+      if (flush->second->first_record != ThreadTraces::kNoRecords && linked) {
         op.id = correlations_.id_of(worker.device, flush->second->first_record + record);
         if (op.id != 0) op.linked = linked(op.id);
       }
@@ -354,9 +355,9 @@ struct Markers final : torch::profiler::impl::ProfilerStubs {
     if (existing_client(current) != nullptr) {
       const WithoutGil released;
       try {
-        (void)Recorder::get(current).memory({});
+        (void)request_memory(current, {});
       } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
-        // memory() does not raise failures of ops, and the next call raises the loss of a worker.
+        // request_memory does not raise failures of ops, and the next call raises the loss of a worker.
       }
     }
     const uint64_t now = remote::monotonic_ns();

@@ -238,7 +238,7 @@ bool start_recording(uint64_t limit) {
   }
   for_each_device([&](c10::DeviceIndex device) {
     if (remote::Client* worker = existing_client(device)) start_session(device, *worker, limit, keep_waiting);
-    Recorder::get(device).profile_starts();
+    Recorder::get(device).traces().profile_starts();
   });
   std::lock_guard lock(state().mutex);
   state().begin = remote::monotonic_ns();
@@ -249,7 +249,7 @@ Recording stop_recording() {
   Recording recording;
   const ir::SourceRef line = user_line();
   for_each_device([&](c10::DeviceIndex device) {
-    Recorder::get(device).profile_ends(line);
+    (void)Recorder::get(device).try_flush({"profile ends"}, line);
     remote::Client* worker = existing_client(device);
     if (worker == nullptr) return;
     {

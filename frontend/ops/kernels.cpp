@@ -26,6 +26,7 @@
 #include "frontend/device/tensor.h"
 #include "frontend/record/direct_copy.h"
 #include "frontend/record/recorder.h"
+#include "frontend/record/requests.h"
 #include "frontend/record/storages.h"
 #include "ir/ops/composed_ops.h"
 #include "ir/ops/op_table_generated.h"
@@ -209,12 +210,12 @@ void copy_to_device(const Tensor& self, const Tensor& source) {
   RemoteStorage* storage = storage_of(self);
   const bool whole = self.is_contiguous() && self.storage_offset() == 0 && storage->nbytes() == self.nbytes() &&
                      self.scalar_type() == source.scalar_type() && self.sizes().equals(source.sizes());
-  if (whole && !Recorder::get(device).has_buffer(storage)) {
+  if (whole && !has_buffer(storage)) {
     upload_into(source, storage, device);
   } else if (whole && source.dim() > 0) {
     // The tensor is overwritten completely, so the uploaded buffer replaces the old one without a copy on the worker.
     const Tensor fresh = upload_tensor(source, device);
-    Recorder::get(device).move_buffer(storage_of(fresh), storage);
+    move_buffer(storage_of(fresh), storage);
   } else if (source.dim() == 0) {
     record_copy(self, source);  // the value becomes a parameter
   } else {
@@ -227,16 +228,15 @@ void copy_to_host(const Tensor& self, const Tensor& source) {
               " is not supported; copy it to the CPU first");
   const bool alike = self.scalar_type() == source.scalar_type() && self.sizes().equals(source.sizes()) &&
                      !self.is_conj() && !self.is_neg();
-  Recorder& recorder = Recorder::get(source.device().index());
   if (alike && self.is_contiguous()) {
-    recorder.read(source, self.mutable_data_ptr(), "copy to cpu");
+    read_tensor(source, self.mutable_data_ptr(), "copy to cpu");
   } else if (alike && self.strides().equals(source.strides()) && self.is_non_overlapping_and_dense()) {
     // Both have the same dense layout, so read the elements in memory order, without packing.
-    recorder.read(make_view(source, {source.numel()}, {1}, source.storage_offset()), self.mutable_data_ptr(),
-                  "copy to cpu");
+    read_tensor(make_view(source, {source.numel()}, {1}, source.storage_offset()), self.mutable_data_ptr(),
+                "copy to cpu");
   } else {
     const Tensor packed = at::detail::empty_cpu(source.sizes(), source.scalar_type());
-    recorder.read(source, packed.mutable_data_ptr(), "copy to cpu");
+    read_tensor(source, packed.mutable_data_ptr(), "copy to cpu");
     self.copy_(packed);
   }
 }
@@ -255,8 +255,8 @@ void copy_between_devices(const Tensor& self, const Tensor& source) {
   const bool whole = self.storage_offset() == 0 && storage->nbytes() == fresh.nbytes() &&
                      self.scalar_type() == source.scalar_type() && self.sizes().equals(source.sizes()) &&
                      (flat || self.is_contiguous());
-  if (whole && !Recorder::get(device).has_buffer(storage)) {
-    Recorder::get(device).move_buffer(storage_of(fresh), storage);
+  if (whole && !has_buffer(storage)) {
+    move_buffer(storage_of(fresh), storage);
   } else {  // an op, so that the tensor keeps its contents if the copy fails
     record_copy(flat ? in_memory(self) : self, fresh);
   }
@@ -315,7 +315,7 @@ Tensor copy_from_and_resize(const Tensor& self, const Tensor& target) {
 c10::Scalar local_scalar_dense(const Tensor& self) {
   TORCH_CHECK(self.numel() == 1, "a Tensor with ", self.numel(), " elements cannot be converted to Scalar");
   const Tensor host = at::detail::empty_cpu({}, self.scalar_type());
-  Recorder::get(self.device().index()).read(self, host.mutable_data_ptr(), "item");
+  read_tensor(self, host.mutable_data_ptr(), "item");
   return host.item();
 }
 

@@ -19,8 +19,10 @@
 #include "frontend/device/device_state.h"
 #include "frontend/device/restore.h"
 #include "frontend/device/tensor.h"
+#include "frontend/record/failure_observer.h"
 #include "frontend/record/flush_log.h"
 #include "frontend/record/recorder.h"
+#include "frontend/record/requests.h"
 #include "frontend/record/storages.h"
 #include "ir/ops/op_table.h"
 
@@ -120,7 +122,7 @@ std::string ask(DeviceIndex device, const ir::OpDesc& op, const std::vector<IVal
   args.insert(args.end(), rest.begin(), rest.end());
   record(op, args);
   std::string text(kAnswerBytes, '\0');
-  Recorder::get(device).read(answer, text.data(), "the workers' first copy");
+  read_tensor(answer, text.data(), "the workers' first copy");
   return text.substr(0, std::min(text.find('\0'), text.size()));
 }
 
@@ -202,7 +204,7 @@ const char* refused(DeviceIndex from, DeviceIndex to) {
     if (restore_options(device, &options).ok() && options.replay) {
       return "restore='replay': what another worker sent could not be sent again";
     }
-    if (Recorder::get(device).is_tracing()) return "torch.remote.trace() keeps what can be run again";
+    if (Recorder::get(device).capture().is_on()) return "torch.remote.trace() keeps what can be run again";
   }
   return nullptr;
 }
@@ -236,7 +238,7 @@ bool take_failures(DeviceIndex device, remote::OpError* error) {
 
 class Observer final : public FailureObserver {
  public:
-  Observer() { observe_failures(this); }
+  Observer() { failure_observer = this; }
 
   void raises(DeviceIndex device, remote::OpError& error) override {
     std::array<bool, kMaxDevices> seen{};

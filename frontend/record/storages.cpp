@@ -5,9 +5,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 
+#include "frontend/device/device_state.h"
+#include "frontend/record/flush_log.h"
 #include "frontend/record/recorder.h"
+#include "frontend/record/trace_sender.h"
+#include "frontend/source/source.h"
 #include "ir/ops/op_table_generated.h"
+#include "remote/client/event_log.h"
 
 namespace torch_remote::frontend {
 
@@ -15,14 +21,90 @@ using at::Tensor;
 using c10::IntArrayRef;
 using c10::IValue;
 
+namespace {
+
+TraceSender& sender_of(const RemoteStorage* storage) { return Recorder::get(storage->device().index()).sender(); }
+
+// Makes `storage` the owner of a buffer that the worker was asked to make.
+void set_buffer(RemoteStorage* storage, uint64_t id) {
+  TraceSender& sender = sender_of(storage);
+  {
+    const std::lock_guard<FastMutex> lock(sender.traces().mutex());
+    storage->id = id;
+    storage->session = sender.traces().session();
+  }
+  sender.throttle();
+}
+
+// Called when a storage is destroyed, from any thread, with or without the GIL.
+void free_buffer(RemoteStorage* storage) noexcept {
+  if (in_bad_fork()) return;
+  TraceSender& sender = sender_of(storage);
+  ThreadTraces& traces = sender.traces();
+  std::unique_lock<FastMutex> lock(traces.mutex());
+  ThreadState* holder = &traces.last();
+  if (traces.has_several()) {
+    holder = nullptr;
+    for (size_t i = 0; i < traces.all().size(); ++i) {
+      ThreadState& state = *traces.all()[i];
+      if (!state.encoder.contains(storage)) continue;
+      // The last run that reads the buffer frees it, so send the other traces first.
+      if (holder != nullptr) (void)sender.send(lock, *holder, {"another thread"});
+      holder = &state;
+    }
+  }
+  const bool recorded = holder != nullptr && holder->encoder.forget_storage(storage);
+  if (!recorded && storage->id != 0 && !traces.is_lost(storage)) {
+    if (remote::Client* worker = existing_client(sender.device())) worker->free(storage->id);
+  }
+  storage->id = 0;
+  storage->buffer = {};
+}
+
+[[maybe_unused]] const bool free_buffer_is_set = [] {
+  on_storage_destroyed = free_buffer;
+  return true;
+}();
+
+}  // namespace
+
+bool has_buffer(const RemoteStorage* storage) {
+  ThreadTraces& traces = sender_of(storage).traces();
+  const std::lock_guard<FastMutex> lock(traces.mutex());
+  return storage->id != 0 ||
+         std::ranges::any_of(traces.all(), [&](const auto& state) { return state->encoder.contains(storage); });
+}
+
+bool is_lost(const RemoteStorage* storage) {
+  ThreadTraces& traces = sender_of(storage).traces();
+  const std::lock_guard<FastMutex> lock(traces.mutex());
+  return traces.is_lost(storage);
+}
+
+void move_buffer(RemoteStorage* from, RemoteStorage* to) {
+  TraceSender& sender = sender_of(to);
+  Status status;
+  bool flushed = false;
+  {
+    std::unique_lock<FastMutex> lock(sender.traces().mutex());
+    ThreadState& own = sender.own(lock, &status);
+    for (const RemoteStorage* storage : {from, to}) {
+      if (status.ok())
+        status = sender.send_others_of(lock, &own, storage, /*writes=*/true, {"another thread"}, &flushed);
+    }
+    if (status.ok()) own.encoder.swap_buffers(from, to);
+  }
+  if (flushed) report_flushes();
+  check(status);
+}
+
 void resize_storage(const c10::Storage& holder, size_t nbytes) {
   RemoteStorage* storage = storage_of(holder);
   TORCH_CHECK(storage->resizable(), "Trying to resize storage that is not resizable");
   const c10::DeviceIndex device = storage->device().index();
-  Recorder& recorder = Recorder::get(device);
   const size_t old = storage->nbytes();
   if (nbytes == old) return;
-  if (!recorder.has_buffer(storage)) {
+  if (!has_buffer(storage)) {
     storage->set_nbytes(nbytes);
     return;
   }
@@ -34,17 +116,26 @@ void resize_storage(const c10::Storage& holder, size_t nbytes) {
     const Tensor from = make_view(target, c10::Storage(holder), target.dtype(), {kept}, {1}, 0);
     const Tensor to = make_view(target, {kept}, {1}, 0);
     const IValue args[] = {to, from, false};
-    recorder.record(ir::op_desc(ir::ops::aten_copy_), args, {}, {}, std::nullopt);
+    Recorder::get(device).record(ir::op_desc(ir::ops::aten_copy_), args, {}, {}, std::nullopt);
   }
-  recorder.move_buffer(fresh, storage);
+  move_buffer(fresh, storage);
   storage->set_nbytes(nbytes);
 }
 
 void upload_into(const Tensor& cpu, RemoteStorage* storage, c10::DeviceIndex device) {
   const Tensor packed = cpu.contiguous();
-  Recorder::get(device).upload(storage, packed.nbytes(), [&](std::byte* destination) {
-    std::memcpy(destination, packed.const_data_ptr(), packed.nbytes());
-  });
+  const auto fill = [&](std::byte* destination) { std::memcpy(destination, packed.const_data_ptr(), packed.nbytes()); };
+  uint64_t id = 0;
+  remote::Client& worker = client(device);
+  {
+    remote::EventSpan span(remote::Event::Kind::kUpload);
+    if (remote::Event* event = span.event()) {
+      event->attachment = packed.nbytes();
+      event->source = user_line();
+    }
+    check(worker.upload(packed.nbytes(), fill, &id));
+  }
+  set_buffer(storage, id);
 }
 
 Tensor upload_tensor(const Tensor& cpu, c10::DeviceIndex device) {
@@ -56,9 +147,10 @@ Tensor upload_tensor(const Tensor& cpu, c10::DeviceIndex device) {
 Tensor tensor_of_file(const std::string& path, const remote::FileVersion& version, uint64_t offset, IntArrayRef sizes,
                       c10::ScalarType dtype, c10::DeviceIndex device) {
   Tensor tensor = make_contiguous_tensor(sizes, dtype, device);
-  if (tensor.numel() != 0) {
-    Recorder::get(device).read_file(storage_of(tensor), tensor.nbytes(), path, version, offset);
-  }
+  if (tensor.numel() == 0) return tensor;
+  uint64_t id = 0;
+  check(client(device).read_file(path, version, offset, tensor.nbytes(), &id));
+  set_buffer(storage_of(tensor), id);
   return tensor;
 }
 
@@ -66,7 +158,7 @@ Tensor tensor_of_result(uint64_t id, uint64_t nbytes, IntArrayRef sizes, c10::Sc
                         c10::DeviceIndex device) {
   Tensor tensor = make_contiguous_tensor(sizes, dtype, device);
   TORCH_CHECK(tensor.nbytes() == nbytes, "remote: a result of ", tensor.nbytes(), " bytes came as ", nbytes);
-  Recorder::get(device).take_result(storage_of(tensor), id);
+  set_buffer(storage_of(tensor), id);
   return tensor;
 }
 
@@ -78,7 +170,7 @@ Tensor adopt_storage(const c10::Storage& storage, IntArrayRef sizes, IntArrayRef
 
 void fill_if_unwritten(const Tensor& tensor) {
   RemoteStorage* storage = storage_of(tensor);
-  if (storage->id != 0 || Recorder::get(tensor.device().index()).has_buffer(storage)) return;
+  if (storage->id != 0 || has_buffer(storage)) return;
   make_view(tensor, c10::Storage(tensor.storage()), caffe2::TypeMeta::Make<uint8_t>(),
             {static_cast<int64_t>(storage->nbytes())}, {1}, 0)
       .zero_();

@@ -8,8 +8,17 @@
 #include "frontend/device/tensor.h"
 #include "remote/client/types.h"
 
-// Gives buffers of the worker to storages: by upload, from a file, from a call's result, by resizing.
+// The buffers of the worker that storages own, and how storages get them: by upload, from a file, from a call's result,
+// by resizing. Call these functions from any thread, with no lock held. They may send recorded ops, and then raise the
+// loss of the worker.
 namespace torch_remote::frontend {
+
+// Whether something was written to the storage, or a recorded op will write to it.
+bool has_buffer(const RemoteStorage* storage);
+// Whether the storage had contents and lost them with a worker.
+bool is_lost(const RemoteStorage* storage);
+// Exchanges the buffers of two storages of one device, for a storage that is resized or completely overwritten.
+void move_buffer(RemoteStorage* from, RemoteStorage* to);
 
 // Uploads a CPU tensor's elements, packed contiguously, as the buffer of a storage that has none.
 void upload_into(const at::Tensor& cpu, RemoteStorage* storage, c10::DeviceIndex device);
