@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "codegen/formulas/formula_table_generated.h"
+#include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/result_type.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/pointwise_arguments.h"
@@ -184,6 +185,11 @@ Status expression(OpPlanner& planner) {
   if (!to) return unsupported("without a result");
   const ir::Node& node = planner.node();
   const ir::OpDesc& desc = ir::op_desc(node.opcode);
+  bool are_known = true;
+  ir::for_each_view(node, [&](uint32_t view, bool) {
+    are_known = are_known && codegen::is_memory_type(planner.graph().views[view].dtype);
+  });
+  if (!are_known) return unsupported("of these dtypes");
   const auto types = codegen::expression_types(planner.graph(), node, 0, to->dtype);
   const auto formula = find_formula(node.opcode);
   if (!types || !formula) return unsupported("of these arguments");
