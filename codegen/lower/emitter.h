@@ -83,6 +83,8 @@ class NodeEmitter {
   const ir::Node& node;
   const ir::OpDesc& desc;
 
+  uint32_t item() const { return item_; }  // for ops over lists: the number of the tensors
+
   // The symbol's value as an argument of the kernel.
   V scalar_of(ir::DType type, ir::Sym symbol);
   // The element or number of an argument, in its own type. kNone if the op has no such argument or it is not given.

@@ -3,6 +3,9 @@
 
 #include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/emitter.h"
+#include "codegen/lower/result_type.h"
+#include "ir/analysis.h"
+#include "ir/fusion/fusion.h"
 
 // Expands the scalar trees of the op table.
 namespace torch_remote::codegen {
@@ -19,42 +22,6 @@ Category category(DType dtype) {
   return ir::is_float(dtype) ? Category::kFloat : Category::kInteger;
 }
 
-// torch::promote_types for real dtypes.
-DType promoted(DType a, DType b) {
-  if (a == b) return a;
-  if (category(a) != category(b)) return category(a) > category(b) ? a : b;
-  if (category(a) == Category::kFloat) {
-    // float16 with bfloat16 gives float32.
-    if (ir::item_size(a) == ir::item_size(b)) return DType::kFloat32;
-    return ir::item_size(a) > ir::item_size(b) ? a : b;
-  }
-  if (a == DType::kUInt8 || b == DType::kUInt8) {
-    const DType other = a == DType::kUInt8 ? b : a;
-    return other == DType::kInt8 ? DType::kInt16 : other;
-  }
-  return ir::item_size(a) > ir::item_size(b) ? a : b;
-}
-
-// torch::result_type: tensors with dims come first, then zero-dim tensors, then numbers. Each group counts only if its
-// category is higher.
-class ResultType {
- public:
-  void tensor(DType dtype, bool has_dims) { join(has_dims ? dims_ : zero_dims_, dtype); }
-  void number(DType dtype) { join(numbers_, dtype); }
-  std::optional<DType> get() const {
-    std::optional<DType> type = dims_;
-    for (const std::optional<DType>& other : {zero_dims_, numbers_}) {
-      if (!other) continue;
-      if (!type || category(*other) > category(*type)) type = other;
-    }
-    return type;
-  }
-
- private:
-  static void join(std::optional<DType>& known, DType dtype) { known = known ? promoted(*known, dtype) : dtype; }
-  std::optional<DType> dims_, zero_dims_, numbers_;
-};
-
 // Whether the op maps integers to integers. Constants of a tree are floats (as in deg2rad), so they do not count.
 bool preserves_integers(const ScalarNode& n) {
   switch (n.op) {
@@ -68,6 +35,11 @@ bool preserves_integers(const ScalarNode& n) {
     default:
       return false;
   }
+}
+
+bool returns_bool(ScalarOp op) {
+  return info(op).returns_bool || op == ScalarOp::kLogicalAnd || op == ScalarOp::kLogicalOr ||
+         op == ScalarOp::kLogicalXor || op == ScalarOp::kLogicalNot;
 }
 
 class TreeEmitter {
@@ -89,60 +61,11 @@ class TreeEmitter {
 
  private:
   bool find_type() {
-    ResultType found;
-    bool floats = false;  // a tensor operand has a float dtype
-    for (const ScalarNode& n : node_.desc.tree) {
-      if (n.op != ScalarOp::kArgument) continue;
-      const ir::Arg& arg = node_.arg(n.a);
-      const auto scalar = static_cast<DType>(arg.b & 0xFF);
-      switch (arg.tag) {
-        case ir::ArgTag::kView: {
-          const ir::View& view = node_.graph.views[arg.a];
-          found.tensor(view.dtype, !view.sizes.empty());
-          floats |= category(view.dtype) == Category::kFloat;
-          break;
-        }
-        case ir::ArgTag::kScalarTensor:
-          if ((arg.b >> 8 & 1) != 0) {
-            found.number(category(scalar) == Category::kFloat ? DType::kFloat32 : scalar);
-          } else {
-            found.tensor(scalar, false);
-            floats |= category(scalar) == Category::kFloat;
-          }
-          break;
-        case ir::ArgTag::kInt:
-          found.number(DType::kInt64);
-          break;
-        case ir::ArgTag::kFloat:
-          found.number(DType::kFloat32);
-          break;
-        case ir::ArgTag::kBool:
-          found.number(DType::kBool);
-          break;
-        default:
-          return false;
-      }
-    }
-    const DType result = node_.result_dtype(0);
-    // A bool `alpha` is an error unless the result is bool. ATen raises it.
-    const ir::Arg* alpha = node_.argument("alpha");
-    if (alpha != nullptr && alpha->tag == ir::ArgTag::kBool && result != DType::kBool) return false;
-    // If the result is a float but no tensor operand is, we compute in the result's dtype (torch's default dtype). Sums
-    // and products of integers stay integers, even if the result is stored as floats.
-    const std::optional<DType> operands = found.get();
-    const bool keeps_integers = operands && category(*operands) != Category::kFloat &&
-                                (node_.desc.shape_function == ir::ShapeFunction::kPromoted ||
-                                 std::ranges::all_of(node_.desc.tree, preserves_integers));
-    const bool made_float = !floats && !keeps_integers && category(result) == Category::kFloat;
-    common_ = made_float ? result : operands.value_or(result);
-    type_ = loaded_type(common_);
-    // If the result is an integer, ops such as addcmul, threshold and masked_fill first convert their float numbers to
-    // integers. Comparisons do not.
-    const ScalarNode& last = node_.desc.tree.back();
-    const ScalarOp root = last.op == ScalarOp::kToResult ? node_.desc.tree[last.a].op : last.op;
-    const bool rounds = category(result) == Category::kInteger && category(type_) == Category::kFloat;
-    if (rounds && !returns_bool(root)) type_ = result;
-    result_ = loaded_type(result);
+    const auto types = expression_types(node_.graph, node_.node, node_.item(), node_.result_dtype(0));
+    if (!types) return false;
+    common_ = types->common;
+    type_ = types->compute;
+    result_ = types->result;
     return true;
   }
 
@@ -198,11 +121,6 @@ class TreeEmitter {
     const bool tensor = given.op == ScalarOp::kArgument && node_.arg(given.a).tag == ir::ArgTag::kView;
     const bool wide = category(e_.type(value)) == Category::kInteger && ir::item_size(e_.type(value)) > 1;
     return tensor && wide && is_half(common_) ? e_.rounded(converted, common_) : converted;
-  }
-
-  static bool returns_bool(ScalarOp op) {
-    return info(op).returns_bool || op == ScalarOp::kLogicalAnd || op == ScalarOp::kLogicalOr ||
-           op == ScalarOp::kLogicalXor || op == ScalarOp::kLogicalNot;
   }
 
   // Powers that torch's kernel computes without pow, with other results: (-infinity)^0.5 is NaN. The exponent is a
@@ -294,6 +212,93 @@ class TreeEmitter {
 };
 
 }  // namespace
+
+DType promoted(DType a, DType b) {
+  if (a == b) return a;
+  if (category(a) != category(b)) return category(a) > category(b) ? a : b;
+  if (category(a) == Category::kFloat) {
+    // float16 with bfloat16 gives float32.
+    if (ir::item_size(a) == ir::item_size(b)) return DType::kFloat32;
+    return ir::item_size(a) > ir::item_size(b) ? a : b;
+  }
+  if (a == DType::kUInt8 || b == DType::kUInt8) {
+    const DType other = a == DType::kUInt8 ? b : a;
+    return other == DType::kInt8 ? DType::kInt16 : other;
+  }
+  return ir::item_size(a) > ir::item_size(b) ? a : b;
+}
+
+std::optional<DType> ResultType::get() const {
+  std::optional<DType> type = dims_;
+  for (const std::optional<DType>& other : {zero_dims_, numbers_}) {
+    if (!other) continue;
+    if (!type || category(*other) > category(*type)) type = other;
+  }
+  return type;
+}
+
+bool ResultType::argument(const ir::Graph& graph, const ir::Arg& arg) {
+  const auto scalar = static_cast<DType>(arg.b & 0xFF);
+  switch (arg.tag) {
+    case ir::ArgTag::kView:
+      tensor(graph.views[arg.a].dtype, !graph.views[arg.a].sizes.empty());
+      return true;
+    case ir::ArgTag::kScalarTensor:
+      if ((arg.b >> 8 & 1) != 0) {
+        number(category(scalar) == Category::kFloat ? DType::kFloat32 : scalar);
+      } else {
+        tensor(scalar, false);
+      }
+      return true;
+    case ir::ArgTag::kInt:
+      number(DType::kInt64);
+      return true;
+    case ir::ArgTag::kFloat:
+      number(DType::kFloat32);
+      return true;
+    case ir::ArgTag::kBool:
+      number(DType::kBool);
+      return true;
+    default:
+      return false;
+  }
+}
+
+std::optional<ExpressionTypes> expression_types(const ir::Graph& graph, const ir::Node& node, uint32_t item,
+                                                DType result) {
+  const ir::OpDesc& desc = ir::op_desc(node.opcode);
+  ResultType found, tensors;
+  for (const ScalarNode& n : desc.tree) {
+    if (n.op != ScalarOp::kArgument) continue;
+    const ir::Arg& arg = ir::item_of(node.args[n.a], item);
+    if (!found.argument(graph, arg)) return std::nullopt;
+    const bool is_number =
+        arg.tag != ir::ArgTag::kView && (arg.tag != ir::ArgTag::kScalarTensor || (arg.b >> 8 & 1) != 0);
+    if (!is_number) tensors.argument(graph, arg);
+  }
+  const bool floats = category(tensors.get().value_or(DType::kBool)) == Category::kFloat;
+  // A bool `alpha` is an error unless the result is bool. ATen raises it.
+  const ir::Arg* alpha = ir::find_argument(node, "alpha");
+  if (alpha != nullptr && alpha->tag == ir::ArgTag::kBool && result != DType::kBool) return std::nullopt;
+  // If the result is a float but no tensor operand is, we compute in the result's dtype (torch's default dtype). Sums
+  // and products of integers stay integers, even if the result is stored as floats.
+  const std::optional<DType> operands = found.get();
+  const bool keeps_integers =
+      operands && category(*operands) != Category::kFloat &&
+      (desc.shape_function == ir::ShapeFunction::kPromoted || std::ranges::all_of(desc.tree, preserves_integers));
+  const bool made_float = !floats && !keeps_integers && category(result) == Category::kFloat;
+  ExpressionTypes types{};
+  types.common = made_float ? result : operands.value_or(result);
+  types.compute = loaded_type(types.common);
+  // If the result is an integer, ops such as addcmul, threshold and masked_fill first convert their float numbers to
+  // integers. Comparisons do not.
+  const ScalarNode& last = desc.tree.back();
+  const ScalarOp root = last.op == ScalarOp::kToResult ? desc.tree[last.a].op : last.op;
+  const bool rounds = category(result) == Category::kInteger && category(types.compute) == Category::kFloat;
+  if (rounds && !returns_bool(root)) types.compute = result;
+  types.result = loaded_type(result);
+  return types;
+}
 
 bool expand_expression(NodeEmitter& node) { return TreeEmitter(node).run(); }
 

@@ -36,7 +36,7 @@ __device__ double norm_step(const RenormArguments& f, double so_far, double x) {
     case RowNorm::kMin:
       return so_far <= size || so_far != so_far ? so_far : size;
     default:
-      return so_far + (size == 0 ? (f.p > 0 ? 0 : __builtin_inf()) : exp(f.p * log(size)));
+      return so_far + f64::pow(size, f.p);
   }
 }
 
@@ -56,7 +56,7 @@ __device__ double norm_of_block(const RenormArguments& f, double mine, double* s
   sync();
   const double all = shared[0];
   if (f.norm == RowNorm::kL2) return __builtin_sqrt(all);
-  if (f.norm == RowNorm::kPower) return all == 0 ? (f.p > 0 ? 0 : __builtin_inf()) : exp(log(all) / f.p);
+  if (f.norm == RowNorm::kPower) return f64::pow(all, 1 / f.p);
   return all;
 }
 

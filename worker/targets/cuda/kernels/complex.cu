@@ -17,16 +17,8 @@ __device__ Complex operator*(Complex a, Complex b) {
 
 __device__ double magnitude(double x) { return x < 0 ? -x : x == 0 ? 0 : x; }
 
-// The absolute value. It neither overflows nor underflows, as the parts are divided by the larger one.
-__device__ double size_of(Complex x) {
-  const double a = magnitude(x.real), b = magnitude(x.imaginary);
-  const double most = a > b ? a : b, least = a > b ? b : a;
-  if (a == __builtin_inf() || b == __builtin_inf()) return __builtin_inf();
-  if (a != a || b != b) return __builtin_nan("");
-  if (most == 0) return 0;
-  const double ratio = least / most;
-  return most * __builtin_sqrt(1 + ratio * ratio);
-}
+__device__ double size_of(Complex x) { return f64::hypot(x.real, x.imaginary); }
+__device__ double angle_of(Complex x) { return f64::atan2(x.imaginary, x.real); }
 
 // Smith's algorithm, as in torch. Division by zero divides each part alone.
 __device__ Complex divided(Complex a, Complex b) {
@@ -42,37 +34,10 @@ __device__ Complex divided(Complex a, Complex b) {
 
 constexpr double kPi = 3.141592653589793;
 
-// atan(x) = 2 atan(x / (1 + sqrt(1 + x^2))), three times, then its series; x in [0, 1].
-__device__ double arc_tangent(double x) {
-  for (int i = 0; i < 3; ++i) x /= 1 + __builtin_sqrt(1 + x * x);
-  const double z = x * x;
-  double sum = 1.0 / 19;
-  for (int n = 17; n >= 1; n -= 2) sum = 1.0 / n - z * sum;
-  return 8 * x * sum;
-}
-__device__ double angle_of(Complex x) {
-  const double a = magnitude(x.real), b = magnitude(x.imaginary);
-  if (x.real != x.real || x.imaginary != x.imaginary) return __builtin_nan("");
-  double angle = 0;
-  if (a == b) {
-    angle = a == 0 ? 0 : kPi / 4;
-  } else {
-    angle = a > b ? arc_tangent(b / a) : kPi / 2 - arc_tangent(a / b);
-  }
-  if (__builtin_bit_cast(u64, x.real) >> 63 != 0) angle = kPi - angle;
-  return __builtin_copysign(angle, x.imaginary);
-}
-
 __device__ Complex polar(double size, double angle) {
   double sine = 0, cosine = 0;
   sine_cosine(angle, &sine, &cosine);
   return {size * cosine, size * sine};
-}
-
-// log(1 + x), accurate for small x.
-__device__ double log_of_more(double x) {
-  const double sum = 1 + x;
-  return sum == 1 ? x : sum - sum != 0 ? log(sum) : log(sum) * (x / (sum - 1));
 }
 
 // Near 1, with the larger part a: |x|^2 - 1 = (a - 1) (a + 1) + b^2
@@ -80,7 +45,7 @@ __device__ Complex logarithm(Complex x) {
   const double size = size_of(x), a = magnitude(x.real), b = magnitude(x.imaginary);
   const double most = a > b ? a : b, least = a > b ? b : a;
   const bool is_near = size > 0.7 && size < 1.4;
-  return {is_near ? log_of_more((most - 1) * (most + 1) + least * least) / 2 : log(size), angle_of(x)};
+  return {is_near ? f64::log1p((most - 1) * (most + 1) + least * least) / 2 : log(size), angle_of(x)};
 }
 
 __device__ Complex square_root(Complex x) {
@@ -91,17 +56,6 @@ __device__ Complex square_root(Complex x) {
   return {negative ? b : a, __builtin_copysign(negative ? a : b, x.imaginary)};
 }
 
-__device__ double cosh_of(double x) { return (exp(x) + exp(-x)) / 2; }
-__device__ double sinh_of(double x) {
-  if (magnitude(x) > 0.3) return (exp(x) - exp(-x)) / 2;
-  const double z = x * x;
-  double sum = 1;
-  for (int n = 13; n >= 3; n -= 2) sum = 1 + z / ((n - 1) * n) * sum;
-  return x * sum;
-}
-// exp(x) - 1 = 2 exp(x / 2) sinh(x / 2)
-__device__ double exp_less_one(double x) { return magnitude(x) > 0.5 ? exp(x) - 1 : 2 * exp(x / 2) * sinh_of(x / 2); }
-
 // As in the C library, including infinities and NaN.
 __device__ Complex exponential(Complex x) {
   const bool no_angle = x.imaginary - x.imaginary != 0;
@@ -111,41 +65,38 @@ __device__ Complex exponential(Complex x) {
 }
 
 __device__ Complex hyperbolic_sine(Complex x) {
-  if (x.imaginary == 0) return {sinh_of(x.real), x.imaginary};
+  if (x.imaginary == 0) return {f64::sinh(x.real), x.imaginary};
   const Complex unit = polar(1, x.imaginary);
-  return {sinh_of(x.real) * unit.real, cosh_of(x.real) * unit.imaginary};
+  return {f64::sinh(x.real) * unit.real, f64::cosh(x.real) * unit.imaginary};
 }
 __device__ Complex hyperbolic_cosine(Complex x) {
-  if (x.imaginary == 0) return {cosh_of(x.real), __builtin_copysign(1.0, x.real) * x.imaginary};
+  if (x.imaginary == 0) return {f64::cosh(x.real), __builtin_copysign(1.0, x.real) * x.imaginary};
   const Complex unit = polar(1, x.imaginary);
-  return {cosh_of(x.real) * unit.real, sinh_of(x.real) * unit.imaginary};
+  return {f64::cosh(x.real) * unit.real, f64::sinh(x.real) * unit.imaginary};
 }
 // Kahan's algorithm (Branch Cuts for Complex Elementary Functions), with sine and cosine instead of the tangent.
 __device__ Complex hyperbolic_tangent(Complex x) {
-  if (x.imaginary == 0 && x.real - x.real == 0) {
-    const double e = exp_less_one(-2 * magnitude(x.real));
-    return {__builtin_copysign(-e / (2 + e), x.real), x.imaginary};
-  }
+  if (x.imaginary == 0 && x.real - x.real == 0) return {f64::tanh(x.real), x.imaginary};
   const Complex unit = polar(1, x.imaginary);
   if (magnitude(x.real) > 20) {
     const double rest = x.real - x.real == 0 ? 4 * unit.real * unit.imaginary * exp(-2 * magnitude(x.real)) : 0;
     return {__builtin_copysign(1.0, x.real), rest};
   }
-  const double sinh = sinh_of(x.real), below = unit.real * unit.real + sinh * sinh;
-  return {sinh * cosh_of(x.real) / below, unit.imaginary * unit.real / below};
+  const double sinh = f64::sinh(x.real), below = unit.real * unit.real + sinh * sinh;
+  return {sinh * f64::cosh(x.real) / below, unit.imaginary * unit.real / below};
 }
 
 // exp(x) cos y - 1 = (exp(x) - 1) cos y - 2 sin(y / 2)^2
 __device__ Complex exponential_less_one(Complex x) {
-  if (x.imaginary == 0) return {exp_less_one(x.real), x.imaginary};
+  if (x.imaginary == 0) return {f64::expm1(x.real), x.imaginary};
   const Complex unit = polar(1, x.imaginary), half = polar(1, x.imaginary / 2);
-  return {exp_less_one(x.real) * unit.real - 2 * half.imaginary * half.imaginary, exp(x.real) * unit.imaginary};
+  return {f64::expm1(x.real) * unit.real - 2 * half.imaginary * half.imaginary, exp(x.real) * unit.imaginary};
 }
 // |1 + x|^2 - 1 = a (2 + a) + b^2
 __device__ Complex logarithm_of_more(Complex x) {
   const Complex more = {1 + x.real, x.imaginary};
   const bool is_small = magnitude(x.real) < 0.5 && magnitude(x.imaginary) < 0.5;
-  return {is_small ? log_of_more(x.real * (2 + x.real) + x.imaginary * x.imaginary) / 2 : log(size_of(more)),
+  return {is_small ? f64::log1p(x.real * (2 + x.real) + x.imaginary * x.imaginary) / 2 : log(size_of(more)),
           angle_of(more)};
 }
 
@@ -281,12 +232,6 @@ __device__ __attribute__((always_inline)) Complex compute(const ComplexArguments
   }
 }
 
-__device__ double inverse_sinh(double x) {
-  const double a = magnitude(x);
-  const double made = a > 1e150 ? log(a) + kLn2 : log_of_more(a + a * a / (1 + __builtin_sqrt(1 + a * a)));
-  return __builtin_copysign(made, x);
-}
-
 // Kahan's algorithms (Branch Cuts for Complex Elementary Functions). asinh(x) = -i asin(i x). acosh(x) = i acos(x),
 // with the sign that makes its real part positive. atan(x) = -i atanh(i x).
 __device__ __attribute__((always_inline)) Complex inverse(ComplexOp what, Complex a) {
@@ -298,7 +243,7 @@ __device__ __attribute__((always_inline)) Complex inverse(ComplexOp what, Comple
   if (what == ComplexOp::kAtan || what == ComplexOp::kAtanh) {
     const double real = magnitude(x.real), less = 1 - real, square = x.imaginary * x.imaginary;
     if (is_finite) {
-      made.real = log_of_more(4 * real / (less * less + square)) / 4;
+      made.real = f64::log1p(4 * real / (less * less + square)) / 4;
       made.imaginary = angle_of({less * (1 + real) - square, 2 * x.imaginary}) / 2;
     } else if (is_infinite) {
       made = {0, __builtin_copysign(kPi / 2, x.imaginary)};
@@ -309,7 +254,7 @@ __device__ __attribute__((always_inline)) Complex inverse(ComplexOp what, Comple
     const Complex less = square_root({1 - x.real, -x.imaginary}), more = square_root({1 + x.real, x.imaginary});
     // The imaginary part of the arc cosine.
     double imaginary = is_infinite ? __builtin_copysign(__builtin_inf(), -x.imaginary) : __builtin_nan("");
-    if (is_finite) imaginary = inverse_sinh(more.real * less.imaginary - more.imaginary * less.real);
+    if (is_finite) imaginary = f64::asinh(more.real * less.imaginary - more.imaginary * less.real);
     const Complex sides = !is_finite ? x
                           : is_sine  ? Complex{magnitude((less * more).real), x.real}
                                      : Complex{more.real, less.real};

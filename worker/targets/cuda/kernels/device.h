@@ -3,6 +3,7 @@
 // The parts of CUDA C++ that kernels need, without CUDA's headers; for clang. Arithmetic is in f64 or i64 and rounded
 // to a tensor's dtype, which is an argument: these kernels are memory-bound.
 
+#include "codegen/formulas/functions_generated.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 
 #define __global__ __attribute__((global))
@@ -187,69 +188,15 @@ __device__ inline void fail(u64 record, u32 operand, i64 index, i64 bound) {
   to->bound = bound;
 }
 
-// -- elementary functions, in f64, to about 1 ulp
+// -- elementary functions, in f64
 
-constexpr double kLn2High = 0x1.62e42fefa38p-1, kLn2Low = 0x1.ef35793c7673p-45;
+namespace f64 = codegen::formulas::f64;
+using f64::exp;
+using f64::log;
 
-__device__ inline double scaled(double x, i64 exponent) {  // x * 2^exponent; the result must be a normal number.
-  return x * __builtin_bit_cast(double, static_cast<u64>(exponent + 1023) << 52);
-}
-
-// log(m 2^e) = e ln 2 + log(1 + f); log(1 + f) = f - s (f - r) with s = f / (2 + f) and r = 2 (s^2 / 3 + s^4 / 5 + ...)
-__device__ inline double log(double x) {
-  if (x != x || x < 0) return __builtin_nan("");
-  if (x == 0) return -__builtin_inf();
-  if (x == __builtin_inf()) return x;
-  i64 exponent = 0;
-  if (x < 0x1p-1022) {
-    x *= 0x1p54;
-    exponent = -54;
-  }
-  u64 bits = __builtin_bit_cast(u64, x);
-  exponent += static_cast<i64>(bits >> 52) - 1023;
-  double m = __builtin_bit_cast(double, (bits & 0xFFFFFFFFFFFFF) | 0x3FF0000000000000);
-  if (m > 0x1.6a09e667f3bcdp+0) {
-    m *= 0.5;
-    ++exponent;
-  }
-  const double f = m - 1, s = f / (2 + f), z = s * s;
-  double r = 2.0 / 23;
-  for (int k = 21; k >= 3; k -= 2) r = __builtin_fma(r, z, 2.0 / k);
-  r *= z;
-  const auto e = static_cast<double>(exponent);
-  return e * kLn2High - ((s * (f - r) - e * kLn2Low) - f);
-}
-
-__device__ inline double exp(double x) {
-  if (x != x) return x;
-  if (x > 709.79) return __builtin_inf();
-  if (x < -745.2) return 0;
-  const double k = __builtin_rint(x * 0x1.71547652b82fep+0);
-  double r = __builtin_fma(-k, kLn2High, x);
-  r = __builtin_fma(-k, kLn2Low, r);
-  double term = 1;
-  for (int n = 14; n >= 1; --n) term = __builtin_fma(term, r * (1.0 / n), 1.0);
-  const auto e = static_cast<i64>(k);
-  return e < -1000  ? scaled(scaled(term, e + 100), -100)
-         : e > 1000 ? scaled(scaled(term, e - 100), 100)
-                    : scaled(term, e);
-}
-
-// For angles up to some thousand.
 __device__ inline void sine_cosine(double x, double* sine, double* cosine) {
-  const double k = __builtin_rint(x * 0x1.45f306dc9c883p-1);
-  double r = __builtin_fma(-k, 0x1.921fb54442d18p+0, x);
-  r = __builtin_fma(-k, 0x1.1a62633145c07p-54, r);
-  const double z = r * r;
-  double s = 1, c = 1;
-  for (int n = 17; n >= 3; n -= 2) s = __builtin_fma(s, z * (-1.0 / ((n - 1) * n)), 1.0);
-  for (int n = 18; n >= 2; n -= 2) c = __builtin_fma(c, z * (-1.0 / ((n - 1) * n)), 1.0);
-  s *= r;
-  const i64 quarter = static_cast<i64>(k) & 3;
-  const bool swaps = (quarter & 1) != 0;
-  const double a = swaps ? c : s, b = swaps ? s : c;
-  *sine = (quarter & 2) != 0 ? -a : a;
-  *cosine = quarter == 1 || quarter == 2 ? -b : b;
+  *sine = f64::sin(x);
+  *cosine = f64::cos(x);
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -14,8 +14,7 @@ __device__ double power(double x, double exponent) {
     for (i64 i = 0; i < times; ++i) result *= x;
     return exponent < 0 ? 1 / result : result;
   }
-  if (x == 0 && exponent == exponent) return exponent > 0 ? 0 : __builtin_inf();
-  return exp(exponent * log(x));
+  return f64::pow(x, exponent);
 }
 // Rounds to the nearest integer if x differs from it only by the error of `power`.
 __device__ double round_if_near(double x) {

@@ -2,7 +2,7 @@
 
 _FLAGS = " ".join([
     "-x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib -Wno-unknown-cuda-version",
-    "-std=c++20 -O3 -ffp-contract=off -Xclang -target-feature -Xclang +ptx83 -I.",
+    "-std=c++20 -O3 -ffp-contract=off -Xclang -target-feature -Xclang +ptx83 -I. -I$(GENDIR)",
 ])
 
 def hand_written_kernels(name, srcs, hdrs):

@@ -9,10 +9,6 @@ namespace {
 
 __device__ double magnitude(double x) { return x < 0 ? -x : x == 0 ? 0 : x; }
 __device__ double sign(double x) { return x > 0 ? 1 : x < 0 ? -1 : x; }
-__device__ double power(double x, double p) {
-  return x == 0 ? (p == 0 ? 1 : p > 0 ? 0 : __builtin_inf()) : exp(p * log(x));
-}
-
 // The number of a pair of rows; `first` is less than `second`.
 __device__ i64 pair_of(i64 rows, i64 first, i64 second) {
   return first * (2 * rows - first - 1) / 2 + second - first - 1;
@@ -36,10 +32,10 @@ __device__ double distance(const DistanceArguments& f, i64 left, i64 right, u64 
         if (sum == sum && !(apart <= sum)) sum = apart;
         break;
       case Distance::kPower:
-        sum += power(apart, f.p);
+        sum += f64::pow(apart, f.p);
     }
   }
-  return f.how == Distance::kL2 ? __builtin_sqrt(sum) : f.how == Distance::kPower ? power(sum, 1 / f.p) : sum;
+  return f.how == Distance::kL2 ? __builtin_sqrt(sum) : f.how == Distance::kPower ? f64::pow(sum, 1 / f.p) : sum;
 }
 
 // The derivative of a distance by an element; `apart` is that element's difference.
@@ -55,7 +51,7 @@ __device__ double slope(const DistanceArguments& f, double apart, double distanc
       return rounded(magnitude(apart), f.dtype) == distance ? sign(apart) : 0;
     default:
       if (distance == 0 || (apart == 0 && f.p < 2)) return 0;
-      return sign(apart) * power(magnitude(apart), f.p - 1) / power(distance, f.p - 1);
+      return sign(apart) * f64::pow(magnitude(apart), f.p - 1) / f64::pow(distance, f.p - 1);
   }
 }
 

@@ -1,5 +1,6 @@
 // Pointwise ops in forms that compiled kernels (codegen) do not support.
 
+#include "codegen/formulas/formulas_generated.h"
 #include "worker/targets/cuda/kernels/device.h"
 #include "worker/targets/cuda/kernels/pointwise_arguments.h"
 
@@ -8,42 +9,7 @@ namespace {
 
 __device__ double magnitude(double x) { return x < 0 ? -x : x == 0 ? 0 : x; }
 
-// x - trunc(x / y) * y, exactly, by long division.
-__device__ double fmod_of(double x, double y) {
-  double rest = magnitude(x);
-  const double divisor = magnitude(y);
-  if (x != x || y != y || rest == __builtin_inf() || divisor == 0) return __builtin_nan("");
-  if (rest < divisor) return x;
-  double step = divisor;
-  while (step <= rest * 0.5) step *= 2;
-  for (; step >= divisor; step *= 0.5) {
-    if (rest >= step) rest -= step;
-    if (rest == 0) break;
-  }
-  return __builtin_copysign(rest, x);
-}
-
-// log(1 + x) for x in [0, 1].
-__device__ double log_of_more(double x) {
-  return x < 1e-4 ? x * (1 + x * (-0.5 + x * (1.0 / 3 - x * 0.25))) : log(1 + x);
-}
-
 constexpr double kPi = 3.141592653589793, kSqrtPi = 1.7724538509055159;
-
-// erfc(x) for x >= 0: 1 - erf(x) by a series of positive terms, or a continued fraction (Abramowitz and Stegun, 7.1).
-__device__ double erf_series(double x) {
-  double term = x, sum = x;
-  for (int n = 1; n < 80 && term > sum * 1e-18; ++n) {
-    term *= 2 * x * x / (2 * n + 1);
-    sum += term;
-  }
-  return 2 / kSqrtPi * exp(-x * x) * sum;
-}
-__device__ double erfc_fraction(double x) {
-  double rest = 0;
-  for (int n = 80; n >= 1; --n) rest = n * 0.5 / (x + rest);
-  return exp(-x * x) / kSqrtPi / (x + rest);
-}
 
 // The inverse of erf: Winitzki's approximation, then Halley's method. `size` is |y|, and `rest` is 1 - |y|.
 __device__ double inverse_erf_of(double size, double rest) {
@@ -53,7 +19,7 @@ __device__ double inverse_erf_of(double size, double rest) {
   const double a = 0.147, l = log(rest * (1 + size)), b = 2 / (kPi * a) + l / 2;
   double x = __builtin_sqrt(__builtin_sqrt(b * b - l / a) - b);
   for (int i = 0; i < 3; ++i) {
-    const double over = x < 1.5 ? erf_series(x) - size : rest - erfc_fraction(x);
+    const double over = x < 1.5 ? f64::erf(x) - size : rest - f64::erfc(x);
     const double u = over / (2 / kSqrtPi * exp(-x * x));
     x -= u / (1 + x * u);
   }
@@ -64,31 +30,6 @@ __device__ double inverse_erf(double y) {
   return __builtin_copysign(inverse_erf_of(size, 1 - size), y);
 }
 
-__device__ double sine_of_pi(double x) {  // |x| < 1
-  double sine = 0, cosine = 0;
-  sine_cosine(kPi * x, &sine, &cosine);
-  return sine;
-}
-// Stirling's series for x >= 8. For smaller x: Gamma(x + 1) = x Gamma(x). For negative x: reflection.
-__device__ double log_gamma_of_positive(double x) {
-  double product = 1;
-  for (; x < 8; x += 1) product *= x;
-  const double r = 1 / (x * x);
-  const double rest =
-      ((((((1.0 / 156 * r - 691.0 / 360360) * r + 1.0 / 1188) * r - 1.0 / 1680) * r + 1.0 / 1260) * r - 1.0 / 360) * r +
-       1.0 / 12) /
-      x;
-  return (x - 0.5) * log(x) - x + 0.9189385332046727 + rest - log(product);
-}
-__device__ double log_gamma(double x) {
-  if (x != x) return x;
-  if (x == __builtin_inf() || x == -__builtin_inf()) return __builtin_inf();
-  if (x > 0) return log_gamma_of_positive(x);
-  const double part = x - __builtin_trunc(x);
-  if (part == 0) return __builtin_inf();
-  const double product = magnitude(x * sine_of_pi(part));
-  return log(kPi / product) - log_gamma_of_positive(-x);
-}
 __device__ double digamma(double x) {
   if (x != x || x == __builtin_inf()) return x;
   if (x == 0) return __builtin_copysign(__builtin_inf(), -x);
@@ -171,65 +112,16 @@ __device__ u64 gcd(i64 a, i64 b) {
 
 __device__ double compute(const PointwiseArguments& f, double a, double b, double c) {
   switch (f.what) {
-    case Pointwise::kClamp:
-      if (a != a) return a;
-      if (f.has_b != 0 && (b != b || a < b)) a = b;
-      if (a == a && f.has_c != 0 && (c != c || a > c)) a = c;
-      return a;
-    case Pointwise::kNanToNum:
-      return a != a ? b : a == __builtin_inf() ? c : a == -__builtin_inf() ? f.d_number : a;
-    case Pointwise::kFmod:
-      return fmod_of(a, b);
-    case Pointwise::kRemainder: {
-      const double rest = fmod_of(a, b);
-      return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
-    }
-    case Pointwise::kFloorDivide: {
-      if (b == 0) return a / b;
-      const double rest = fmod_of(a, b);
-      double quotient = (a - rest) / b;
-      if (rest != 0 && (b < 0) != (rest < 0)) quotient -= 1;
-      if (quotient == 0) return __builtin_copysign(0.0, a / b);
-      const double whole = __builtin_floor(quotient);
-      return quotient - whole > 0.5 ? whole + 1 : whole;
-    }
     case Pointwise::kTruncDivide:
       return __builtin_trunc(rounded(a / b, f.dtype == kFloat64 ? kFloat64 : kFloat32));
-    case Pointwise::kFmax:
-      return a != a || b > a ? b : a;
-    case Pointwise::kFmin:
-      return a != a || b < a ? b : a;
-    case Pointwise::kHeaviside:
-      return a == 0 ? b : a > 0 ? 1 : 0;
-    case Pointwise::kEqual:
-      return a == b ? 1 : 0;
-    case Pointwise::kNotEqual:
-      return a != b ? 1 : 0;
-    case Pointwise::kLess:
-      return a < b ? 1 : 0;
-    case Pointwise::kLessOrEqual:
-      return a <= b ? 1 : 0;
-    case Pointwise::kGreater:
-      return a > b ? 1 : 0;
-    case Pointwise::kGreaterOrEqual:
-      return a >= b ? 1 : 0;
     case Pointwise::kSignBit:
       return __builtin_bit_cast(u64, a) >> 63 != 0 ? 1 : 0;
     case Pointwise::kAngle:
       return a != a ? a : a < 0 ? 3.141592653589793 : 0;
-    case Pointwise::kLogSigmoid:
-      return (a < 0 ? a : a == a ? 0 : a) - log_of_more(exp(-magnitude(a)));
-    case Pointwise::kExpOfNegative:
-      return exp(-magnitude(a));
     case Pointwise::kErfInv:
       return inverse_erf(a);
-    case Pointwise::kLogGamma:
-      return log_gamma(a);
     case Pointwise::kDigamma:
       return digamma(a);
-    case Pointwise::kLogit:  // Clamped to [b, 1 - b].
-      if (b >= 0) a = a < b ? b : a > 1 - b ? 1 - b : a;
-      return log(a / (1 - a));
     case Pointwise::kSinc: {
       if (a == 0) return 1;
       const double product = rounded(kPi * a, f.dtype == kFloat64 ? kFloat64 : kFloat32);
@@ -260,26 +152,6 @@ __device__ double compute(const PointwiseArguments& f, double a, double b, doubl
       const double loss = -(b * (is < -100 ? -100 : is) + (1 - b) * (is_not < -100 ? -100 : is_not));
       return f.has_c != 0 ? loss * c : loss;
     }
-    case Pointwise::kBinaryCrossEntropyOfLogits: {
-      const double log_sigmoid = (a < 0 ? a : a == a ? 0 : a) - log_of_more(exp(-magnitude(a)));
-      return (1 - b) * a - (f.has_c != 0 ? (c - 1) * b + 1 : 1) * log_sigmoid;
-    }
-    case Pointwise::kSquaredDifference:
-      return (a - b) * (a - b);
-    case Pointwise::kSmoothL1:
-    case Pointwise::kHuber: {
-      const double z = magnitude(a - b), d = f.d_number;
-      if (f.what == Pointwise::kHuber) return z <= d ? z * z / 2 : d * (z - d / 2);
-      return z < d ? z * z / 2 / d : z - d / 2;
-    }
-    case Pointwise::kSoftMargin: {
-      const double x = -a * b;
-      return (x > 0 || x != x ? x : 0) + log_of_more(exp(-magnitude(x)));
-    }
-    case Pointwise::kTimes:
-      return a * b;
-    case Pointwise::kMinusProduct:
-      return c - a * b;
     case Pointwise::kRenorm:
       return b > f.d_number ? a * (f.d_number / (b + 1e-7)) : a;
     default:
@@ -317,7 +189,7 @@ __device__ double scaled_erfc(double x) {
   const double a = magnitude(x);
   double made = 0;
   if (a < 1.5) {
-    made = exp(a * a) * (1 - erf_series(a));
+    made = exp(a * a) * f64::erfc(a);
   } else {
     double rest = 0;
     for (int n = 80; n >= 1; --n) rest = n * 0.5 / (a + rest);
@@ -410,49 +282,15 @@ __device__ double compute_special(const PointwiseArguments& f, double a, double 
 
 __device__ i64 compute(const PointwiseArguments& f, i64 a, i64 b, i64 c) {
   switch (f.what) {
-    case Pointwise::kClamp:
-      if (f.has_b != 0 && a < b) a = b;
-      if (f.has_c != 0 && a > c) a = c;
-      return a;
-    case Pointwise::kFmod:
-    case Pointwise::kRemainder:
-    case Pointwise::kFloorDivide:
     case Pointwise::kTruncDivide: {
       if (b == 0) {
         fail(f.failure, 0, 0, 0);
         return 0;
       }
-      const i64 quotient = b == -1 ? static_cast<i64>(-static_cast<u64>(a)) : a / b;
-      const i64 rest = static_cast<i64>(static_cast<u64>(a) - static_cast<u64>(quotient) * static_cast<u64>(b));
-      const bool goes_down = rest != 0 && (rest < 0) != (b < 0);
-      if (f.what == Pointwise::kFmod) return rest;
-      if (f.what == Pointwise::kRemainder) return goes_down ? rest + b : rest;
-      return f.what == Pointwise::kFloorDivide && goes_down ? quotient - 1 : quotient;
+      return b == -1 ? static_cast<i64>(-static_cast<u64>(a)) : a / b;
     }
-    case Pointwise::kFmax:
-      return a > b ? a : b;
-    case Pointwise::kFmin:
-      return a < b ? a : b;
-    case Pointwise::kHeaviside:
-      return a == 0 ? b : a > 0 ? 1 : 0;
-    case Pointwise::kEqual:
-      return a == b ? 1 : 0;
-    case Pointwise::kNotEqual:
-      return a != b ? 1 : 0;
-    case Pointwise::kLess:
-      return a < b ? 1 : 0;
-    case Pointwise::kLessOrEqual:
-      return a <= b ? 1 : 0;
-    case Pointwise::kGreater:
-      return a > b ? 1 : 0;
-    case Pointwise::kGreaterOrEqual:
-      return a >= b ? 1 : 0;
     case Pointwise::kSignBit:
       return a < 0 ? 1 : 0;
-    case Pointwise::kTimes:
-      return static_cast<i64>(static_cast<u64>(a) * static_cast<u64>(b));
-    case Pointwise::kMinusProduct:
-      return static_cast<i64>(static_cast<u64>(c) - static_cast<u64>(a) * static_cast<u64>(b));
     case Pointwise::kGcd:
       return static_cast<i64>(gcd(a, b));
     case Pointwise::kLcm: {
@@ -464,6 +302,31 @@ __device__ i64 compute(const PointwiseArguments& f, i64 a, i64 b, i64 c) {
     }
     default:
       return a;
+  }
+}
+
+// -- formulas of the op table -----------------------------------------------------------------------------------------
+
+template <typename T>
+__device__ INLINE void compute_formulas(const FormulaArguments& f) {
+  constexpr bool kFloat = T(0.5) != 0;
+  for (i64 i = first_item(); i < f.count; i += all_threads()) {
+    T x[4];
+    for (int k = 0; k < 4; ++k) {
+      if constexpr (kFloat) {
+        x[k] = static_cast<T>(f.operands[k] != 0 ? load_float(f.operands[k], i, f.dtype) : f.numbers[k]);
+      } else {
+        x[k] = f.operands[k] != 0 ? load_int(f.operands[k], i, f.dtype) : f.integers[k];
+      }
+    }
+    bool failed = false;
+    const T made = codegen::formulas::formula(f.formula, x, &failed);
+    if (failed) fail(f.failure, 0, 0, 0);
+    if (is_float(f.out_dtype)) {
+      store_float(f.out, i, f.out_dtype, static_cast<double>(made));
+    } else {
+      store_int(f.out, i, f.out_dtype, static_cast<i64>(made));
+    }
   }
 }
 
@@ -482,6 +345,10 @@ KERNEL(256) pointwise_float(const PointwiseArguments f) {
     }
   }
 }
+
+KERNEL(256) formula_f32(const FormulaArguments f) { compute_formulas<float>(f); }
+KERNEL(256) formula_f64(const FormulaArguments f) { compute_formulas<double>(f); }
+KERNEL(256) formula_i64(const FormulaArguments f) { compute_formulas<i64>(f); }
 
 KERNEL(256) pointwise_special(const PointwiseArguments f) {
   for (i64 i = first_item(); i < f.count; i += all_threads()) {

@@ -7,29 +7,11 @@ using i64 = long;
 using u64 = unsigned long;
 
 enum class Pointwise : i64 {
-  kClamp,     // Clamps a to [b, c].
-  kNanToNum,  // b for NaN, c for inf, d for -inf
-  kFmod,
-  kRemainder,
-  kFloorDivide,
   kTruncDivide,
-  kFmax,
-  kFmin,
-  kHeaviside,
-  kEqual,
-  kNotEqual,
-  kLess,
-  kLessOrEqual,
-  kGreater,
-  kGreaterOrEqual,
   kSignBit,
   kAngle,
-  kLogSigmoid,
-  kExpOfNegative,  // exp(-|a|)
   kErfInv,
-  kLogGamma,
   kDigamma,
-  kLogit,
   kSinc,           // sin(pi a) / (pi a)
   kEntropy,        // -a log(a)
   kMantissa,       // m of a = m * 2^e with m in [0.5, 1).
@@ -38,18 +20,11 @@ enum class Pointwise : i64 {
   kRoundDecimals,  // Rounds to b decimals; c is 10^|b|.
   kGcd,            // These two take integers.
   kLcm,
-  kGlu,                         // a sigmoid(b)
-  kGluSlope,                    // c a sigmoid(b) (1 - sigmoid(b))
-  kBinaryCrossEntropy,          // a: probability, b: target, c: factor.
-  kBinaryCrossEntropyOfLogits,  // c: weight of positive targets.
-  kSquaredDifference,
-  kSmoothL1,    // d: beta
-  kHuber,       // d: delta
-  kSoftMargin,  // log(1 + exp(-a b))
-  kTimes,
-  kMinusProduct,  // c - a b
-  kRenorm,        // Scales a, from a slice with norm b, to a norm of at most d.
-  kBesselI,       // From here: in a separate kernel. Modified, of order b; c: times exp(-|a|).
+  kGlu,                 // a sigmoid(b)
+  kGluSlope,            // c a sigmoid(b) (1 - sigmoid(b))
+  kBinaryCrossEntropy,  // a: probability, b: target, c: factor.
+  kRenorm,              // Scales a, from a slice with norm b, to a norm of at most d.
+  kBesselI,             // From here: in a separate kernel. Modified, of order b; c: times exp(-|a|).
   kErfcx,
   kLogNdtr,
   kNdtri,
@@ -61,10 +36,20 @@ struct PointwiseArguments {
   u64 a = 0, b = 0, c = 0, out = 0;  // 0: a number.
   u64 failure = 0;                   // IndexRecord, for integer divisions.
   i64 count = 0, dtype = 0, out_dtype = 0;
-  Pointwise what = Pointwise::kClamp;
+  Pointwise what = Pointwise::kTruncDivide;
   i64 has_b = 0, has_c = 0;
   double a_number = 0, b_number = 0, c_number = 0, d_number = 0;
   i64 a_int = 0, b_int = 0, c_int = 0;
+};
+
+// out[i] = formula(x[0][i], x[1][i], ...) for contiguous elements of one dtype; a formula of codegen/formulas.
+struct FormulaArguments {
+  u64 operands[4] = {};  // 0: a number.
+  u64 out = 0;
+  u64 failure = 0;  // IndexRecord, for integer divisions.
+  i64 count = 0, dtype = 0, out_dtype = 0, formula = 0;
+  double numbers[4] = {};
+  i64 integers[4] = {};
 };
 
 }  // namespace torch_remote::worker::cuda

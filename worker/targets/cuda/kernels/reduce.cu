@@ -100,12 +100,12 @@ __device__ double power(double x, double p) {
   if (p == 0) return x != 0 ? 1 : 0;
   if (p == 1) return x;
   if (p == 2) return x * x;
-  return x == 0 ? (p > 0 ? 0 : __builtin_inf()) : exp(p * log(x));
+  return f64::pow(x, p);
 }
 __device__ double root(double sum, double p) {
   if (p == 0 || p == 1) return sum;
   if (p == 2) return __builtin_sqrt(sum);
-  return sum == 0 ? (p > 0 ? 0 : __builtin_inf()) : exp(log(sum) / p);
+  return f64::pow(sum, 1 / p);
 }
 
 // The term that an element adds to a sum.

@@ -13,16 +13,8 @@ constexpr int kTile = 16;
 // The values of ir::RnnMode.
 enum : i64 { kRelu = 0, kTanh = 1, kLstm = 2, kGru = 3 };
 
-__device__ double sigmoid(double x) { return 1 / (1 + exp(-x)); }
-__device__ double tanh(double x) {
-  const double size = x < 0 ? -x : x;
-  if (size < 0x1p-6) {  // A series, as the formula below loses digits here.
-    const double square = x * x;
-    return x * (1 - square * (1.0 / 3 - square * (2.0 / 15 - square * (17.0 / 315 - square * (62.0 / 2835)))));
-  }
-  const double far = 1 - 2 / (exp(2 * size) + 1);
-  return x != x ? x : x < 0 ? -far : far;
-}
+using f64::sigmoid;
+using f64::tanh;
 
 template <typename T>
 __device__ void gemm(const RnnGemmArguments& p) {

@@ -57,9 +57,7 @@ struct LogSumExp : FloatScan {
     if (a != a || b != b) return __builtin_nan("");
     const double most = a > b ? a : b, least = a > b ? b : a;
     if (most == least && (most == __builtin_inf() || most == -__builtin_inf())) return most;
-    const double e = exp(least - most);  // log(1 + e), accurate for small e.
-    const double sum = 1 + e;
-    return most + (sum == 1 ? e : log(sum) * (e / (sum - 1)));
+    return most + f64::log1p(exp(least - most));
   }
 };
 

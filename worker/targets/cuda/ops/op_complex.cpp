@@ -4,7 +4,6 @@
 
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/complex_arguments.h"
-#include "worker/targets/cuda/kernels/pointwise_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
 
 // Ops on complex numbers. Operands are converted to one dtype and expanded to one size; sums are sums of the parts.
@@ -196,23 +195,13 @@ Status power(OpPlanner& planner) {
 Status is_nan(OpPlanner& planner) { return compute(planner, ComplexOp::kNotEqual, {.b = "self"}); }
 
 // Logical ops on truth values, which say whether elements are not 0.
-template <Pointwise kWhat>
+template <codegen::formulas::FormulaNumber kFormula>
 Status logical(OpPlanner& planner) {
   const auto to = planner.result(0);
   if (!to || to->dtype != DType::kBool) return unsupported("into another dtype");
   const auto a = expand_to(planner, "self", DType::kBool, *to), b = expand_to(planner, "other", DType::kBool, *to);
   if (!a || !b) return unsupported("of a number of the CPU");
-  planner
-      .launch(KernelFile::kPointwise, "pointwise_int",
-              PointwiseArguments{.count = to->count(),
-                                 .dtype = static_cast<i64>(DType::kBool),
-                                 .out_dtype = static_cast<i64>(DType::kBool),
-                                 .what = kWhat,
-                                 .has_b = 1},
-              blocks_for(to->count()))
-      .at(&PointwiseArguments::a, *a)
-      .at(&PointwiseArguments::b, *b)
-      .at(&PointwiseArguments::out, planner.output(*to));
+  compute_formula(planner, kFormula, DType::kBool, {*a, *b}, to->count(), DType::kBool, planner.output(*to));
   return {};
 }
 
@@ -352,9 +341,9 @@ constexpr NamedPlan kComplexPlans[] = {{"add", sum_of_both, true},
                                        {"isnan", is_nan, true},
                                        {"isinf", unary<ComplexOp::kIsInfinite>, true},
                                        {"logical_not", unary<ComplexOp::kEqual>, true},
-                                       {"logical_and", logical<Pointwise::kFmin>, true},
-                                       {"logical_or", logical<Pointwise::kFmax>, true},
-                                       {"logical_xor", logical<Pointwise::kNotEqual>, true},
+                                       {"logical_and", logical<codegen::formulas::kLogicalAnd>, true},
+                                       {"logical_or", logical<codegen::formulas::kLogicalOr>, true},
+                                       {"logical_xor", logical<codegen::formulas::kLogicalXor>, true},
                                        {"neg", unary<ComplexOp::kNegative>, true},
                                        {"conj_physical", unary<ComplexOp::kConjugate>, true},
                                        {"_conj_physical", unary<ComplexOp::kConjugate>, true},

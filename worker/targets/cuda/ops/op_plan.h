@@ -14,6 +14,7 @@
 #include <variant>
 #include <vector>
 
+#include "codegen/formulas/formula_table_generated.h"
 #include "ir/graph.h"
 #include "ir/status.h"
 #include "worker/targets/cuda/device/deferred_failures.h"
@@ -239,6 +240,7 @@ class OpPlanner {
   void finish();
 
   OpPlan& plan() { return *plan_; }
+  const ir::Node& node() const { return node_; }
   const ir::Graph& graph() const { return graph_; }
 
  private:
@@ -279,6 +281,7 @@ struct NamedPlan {
   std::string_view name;
   PlanOp plan;
   bool takes_complex = false;  // Elements are only copied, or the plan checks dtypes itself.
+  bool has_formula = false;    // Its formula is generated (codegen/formulas).
 };
 // The plan of an op, found by the name without ATen's namespace and overload. Null: there is none.
 const NamedPlan* find_op_plan(ir::Opcode opcode, bool of_complex = false);
@@ -302,6 +305,13 @@ std::span<const NamedPlan> grid_plans();
 std::span<const NamedPlan> ctc_plans();
 std::span<const NamedPlan> margin_plans();
 std::span<const NamedPlan> complex_plans();
+
+// The plan of an op that has an expression. Null: its expression cannot be computed here.
+const NamedPlan* expression_plan(ir::Opcode opcode);
+
+// Computes a formula of contiguous elements of one dtype.
+void compute_formula(OpPlanner& planner, codegen::formulas::FormulaNumber formula, ir::DType dtype,
+                     std::initializer_list<Location> operands, int64_t count, ir::DType out_dtype, const Location& out);
 
 // Makes the first result, whose sizes the client may not know although they do not depend on data. `make` adds the
 // steps that write its contiguous elements.
@@ -337,9 +347,6 @@ void reduce_all(OpPlanner& planner, ReduceAll how, const OpTensor& from, const O
 
 // Whether each element is a member of a contiguous tensor of the same dtype. There are as many elements as `to` has.
 Status search_members(OpPlanner& planner, Location elements, const OpTensor& to, const OpTensor& members, bool inverts);
-
-// c10::promoteTypes for real dtypes.
-ir::DType promote(ir::DType a, ir::DType b);
 
 // Sorts rows of u64 keys, overwriting `keys`. Returns where the sorted keys and their original positions (u32) are.
 struct Sorted {

@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <set>
 #include <string>
 
+#include "ir/fusion/fusion.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 
 namespace torch_remote::worker::cuda {
@@ -89,6 +92,30 @@ TEST_F(OpPlans, OfNoBlocksALaunchIsNoStep) {
   OpPlanner planner = this->planner();
   planner.launch(KernelFile::kFill, "triangle", TriangleArguments{}, 0).at(&TriangleArguments::in, Location{0, 0});
   EXPECT_EQ(steps(), "");
+}
+
+// Names of ops whose formula the compiler has (OpDesc::tree, or an expansion in codegen/lower) and which have a plan of
+// their own here, too. The counts may only fall.
+TEST(WrittenTwice, OnlyTheseOps) {
+  std::set<std::string> expressions, expansions, complex;
+  for (const ir::OpDesc& desc : ir::op_table()) {
+    const ir::Expansion expansion = ir::expansion_of(desc.opcode);
+    if (expansion == ir::Expansion::kNone) continue;
+    const NamedPlan* const plan = find_op_plan(desc.opcode);
+    const bool has_tree = expansion == ir::Expansion::kExpression;
+    if (plan != nullptr && !plan->has_formula) (has_tree ? expressions : expansions).emplace(plan->name);
+    const NamedPlan* const of_complex = find_op_plan(desc.opcode, true);
+    if (of_complex != plan) complex.emplace(of_complex->name);
+  }
+  for (const auto& [what, names] :
+       {std::pair{"expressions", &expressions}, {"expansions", &expansions}, {"complex numbers", &complex}}) {
+    std::printf("%s: %zu:", what, names->size());
+    for (const std::string& name : *names) std::printf(" %s", name.c_str());
+    std::printf("\n");
+  }
+  EXPECT_EQ(expressions.size(), 1u);
+  EXPECT_EQ(expansions.size(), 59u);
+  EXPECT_EQ(complex.size(), 57u);
 }
 
 }  // namespace

@@ -6,6 +6,9 @@
 #include <string_view>
 #include <utility>
 
+#include "codegen/formulas/formula_table_generated.h"
+#include "codegen/loop/scalar_ops.h"
+#include "codegen/lower/result_type.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/pointwise_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
@@ -15,30 +18,9 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
+namespace formulas = codegen::formulas;
+using codegen::ResultType;
 using ir::DType;
-
-// -- dtypes -----------------------------------------------------------------------------------------------------------
-
-int kind_of(DType dtype) { return dtype == DType::kBool ? 0 : ir::is_float(dtype) ? 2 : 1; }
-
-// at::result_type: tensors with dims take precedence over those without, and these over numbers, unless of a lower
-// kind.
-class ResultType {
- public:
-  void add_tensor(DType dtype, bool has_dims) { add(has_dims ? 0 : 1, dtype); }
-  void add_number(DType dtype) { add(2, dtype); }
-  DType get() const {
-    std::optional<DType> all;
-    for (const std::optional<DType>& one : found_) {
-      if (one && (!all || kind_of(*one) > kind_of(*all))) all = one;
-    }
-    return all.value_or(DType::kFloat32);
-  }
-
- private:
-  void add(int level, DType dtype) { found_[level] = found_[level] ? promote(*found_[level], dtype) : dtype; }
-  std::optional<DType> found_[3];
-};
 
 // A number rounded to the dtype of an element.
 double as_element(double x, DType dtype) {
@@ -95,23 +77,15 @@ Operand operand(OpPlanner& planner, std::string_view name, ResultType* types) {
   if (arg == nullptr) return made;
   made.is_given = true;
   made.tensor = planner.tensor(name);
-  if (made.tensor) {
-    types->add_tensor(made.tensor->dtype, !made.tensor->sizes.empty());
-    return made;
-  }
+  types->argument(planner.graph(), *arg);
+  if (made.tensor) return made;
   made.number = planner.number(name);
-  const bool is_tensor = arg->tag == ir::ArgTag::kScalarTensor;
-  const auto dtype = static_cast<DType>(arg->b & 0xFF);
-  const bool is_float = is_tensor ? ir::is_float(dtype) : arg->tag == ir::ArgTag::kFloat;
-  if (!is_float) made.integer = planner.integer(name);
-  if (is_tensor && (arg->b >> 8 & 1) == 0) {
-    types->add_tensor(dtype, false);
-  } else {
-    const bool is_truth = is_tensor ? dtype == DType::kBool : arg->tag == ir::ArgTag::kBool;
-    types->add_number(is_float ? DType::kFloat32 : is_truth ? DType::kBool : DType::kInt64);
-  }
+  const bool is_float = arg->tag == ir::ArgTag::kFloat ||
+                        (arg->tag == ir::ArgTag::kScalarTensor && ir::is_float(static_cast<DType>(arg->b & 0xFF)));
+  if (!is_float || (made.number >= -0x1p63 && made.number < 0x1p63)) made.integer = planner.integer(name);
   return made;
 }
+DType dtype_of(const ResultType& types) { return types.get().value_or(DType::kFloat32); }
 
 // Converts an operand to the dtype of the computation and expands it to the result's sizes.
 void expand_to(OpPlanner& planner, const OpTensor& to, DType dtype, Operand* operand) {
@@ -149,9 +123,7 @@ Status compute(OpPlanner& planner, Pointwise what, DType dtype, const OpTensor& 
                                      .a_int = a.integer,
                                      .b_int = b.integer,
                                      .c_int = c.integer};
-  const bool divides = what == Pointwise::kFmod || what == Pointwise::kRemainder || what == Pointwise::kFloorDivide ||
-                       what == Pointwise::kTruncDivide;
-  const bool divides_integers = divides && !floats;
+  const bool divides_integers = what == Pointwise::kTruncDivide && !floats;
   const bool can_fail = divides_integers || what == Pointwise::kBinaryCrossEntropy;
   if (can_fail) planner.add_operand(divides_integers ? kDivision : -1);
   const char* const kernel = what >= Pointwise::kBesselI ? "pointwise_special"
@@ -166,6 +138,80 @@ Status compute(OpPlanner& planner, Pointwise what, DType dtype, const OpTensor& 
   return {};
 }
 
+// -- formulas of the op table -----------------------------------------------------------------------------------------
+
+// The place of the type in which elements of `dtype` are computed, in codegen::formulas::kTypes.
+size_t type_of(DType dtype) { return dtype == DType::kFloat64 ? 1 : ir::is_float(dtype) ? 0 : 2; }
+
+void launch_formula(OpPlanner& planner, formulas::FormulaNumber formula, FormulaArguments arguments,
+                    std::span<const Location> operands, const Location& out) {
+  const size_t type = type_of(static_cast<DType>(arguments.dtype));
+  arguments.formula = formula;
+  const bool can_fail = type == 2 && formulas::kFormulaTypes[formula].divides_integers;
+  if (can_fail) planner.add_operand(kDivision);
+  constexpr const char* kKernels[] = {"formula_f32", "formula_f64", "formula_i64"};
+  planner.launch(KernelFile::kPointwise, kKernels[type], arguments, blocks_for(arguments.count))
+      .at_words([](const FormulaArguments& words) { return &words.operands[0]; }, operands)
+      .at(&FormulaArguments::out, out)
+      .failure([](const FormulaArguments& words) { return &words.failure; }, can_fail);
+}
+
+Status compute(OpPlanner& planner, formulas::FormulaNumber formula, DType dtype, const OpTensor& to,
+               std::vector<Operand> operands) {
+  if (!formulas::kFormulaTypes[formula].has[type_of(dtype)]) return unsupported("of these dtypes");
+  FormulaArguments arguments{
+      .count = to.count(), .dtype = static_cast<i64>(dtype), .out_dtype = static_cast<i64>(to.dtype)};
+  std::vector<Location> locations;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    if (operands[i].tensor) expand_to(planner, to, dtype, &operands[i]);
+    locations.push_back(operands[i].location);
+    arguments.numbers[i] = operands[i].number;
+    arguments.integers[i] = as_element(operands[i].integer, dtype);
+  }
+  launch_formula(planner, formula, arguments, locations, planner.output(to));
+  return {};
+}
+
+std::optional<formulas::FormulaNumber> find_formula(ir::Opcode opcode) {
+  const auto* const found =
+      std::ranges::lower_bound(formulas::kFormulasOfOps, opcode, {}, &formulas::FormulaOfOp::opcode);
+  if (found == std::end(formulas::kFormulasOfOps) || found->opcode != opcode) return std::nullopt;
+  return found->formula;
+}
+
+// The op's expression.
+Status expression(OpPlanner& planner) {
+  const auto to = planner.result(0);
+  if (!to) return unsupported("without a result");
+  const ir::Node& node = planner.node();
+  const ir::OpDesc& desc = ir::op_desc(node.opcode);
+  bool are_known = true;
+  ir::for_each_view(node, [&](uint32_t view, bool) {
+    are_known = are_known && codegen::is_memory_type(planner.graph().views[view].dtype);
+  });
+  if (!are_known) return unsupported("of these dtypes");
+  const auto types = codegen::expression_types(planner.graph(), node, 0, to->dtype);
+  const auto formula = find_formula(node.opcode);
+  if (!types || !formula) return unsupported("of these arguments");
+  std::vector<bool> is_used(desc.args.size());
+  for (const ir::ScalarNode& n : desc.tree) {
+    if (n.op == ir::ScalarOp::kArgument) is_used[n.a] = true;
+    // Formulas compute bools as integers.
+    if (n.op == ir::ScalarOp::kBitNot && types->compute == DType::kBool) return unsupported("of bools");
+  }
+  ResultType unused;
+  std::vector<Operand> operands;
+  for (size_t i = 0; i < is_used.size(); ++i) {
+    if (!is_used[i]) continue;
+    operands.push_back(operand(planner, desc.args[i].name, &unused));
+    if (!operands.back().is_given) return unsupported("of these arguments");
+  }
+  // Elements of half types are computed in f32.
+  const bool is_half = ir::is_float(types->compute) && ir::item_size(types->common) == 2;
+  return compute(planner, *formula, is_half ? types->common : types->compute, *to, std::move(operands));
+}
+constexpr NamedPlan kExpression = {"expression", expression, false, true};
+
 // -- the ops ----------------------------------------------------------------------------------------------------------
 
 Status binary(OpPlanner& planner, Pointwise what, std::string_view second = "other") {
@@ -173,18 +219,22 @@ Status binary(OpPlanner& planner, Pointwise what, std::string_view second = "oth
   const auto to = planner.result(0);
   Operand a = operand(planner, "self", &types), b = operand(planner, second, &types);
   if (!to || !a.is_given || !b.is_given) return unsupported("without a result");
-  return compute(planner, what, types.get(), *to, std::move(a), std::move(b));
+  return compute(planner, what, dtype_of(types), *to, std::move(a), std::move(b));
 }
 template <Pointwise kWhat>
 Status binary(OpPlanner& planner) {
   return binary(planner, kWhat);
 }
-Status heaviside(OpPlanner& planner) { return binary(planner, Pointwise::kHeaviside, "values"); }
-
+// Division with a rounding mode.
 Status divide(OpPlanner& planner) {
   const ir::Arg* const mode = planner.argument("rounding_mode");
   if (mode == nullptr || mode->tag != ir::ArgTag::kString) return unsupported("of these dtypes");
-  return binary(planner, mode->text == "floor" ? Pointwise::kFloorDivide : Pointwise::kTruncDivide);
+  if (mode->text != "floor") return binary(planner, Pointwise::kTruncDivide);
+  ResultType types;
+  const auto to = planner.result(0);
+  Operand a = operand(planner, "self", &types), b = operand(planner, "other", &types);
+  if (!to || !a.is_given || !b.is_given) return unsupported("without a result");
+  return compute(planner, formulas::kFloorDivide, dtype_of(types), *to, {std::move(a), std::move(b)});
 }
 
 Status clamp(OpPlanner& planner) {
@@ -193,7 +243,16 @@ Status clamp(OpPlanner& planner) {
   Operand a = operand(planner, "self", &types), least = operand(planner, "min", &types),
           most = operand(planner, "max", &types);
   if (!to || !a.is_given) return unsupported("without a result");
-  return compute(planner, Pointwise::kClamp, types.get(), *to, std::move(a), std::move(least), std::move(most));
+  // With numbers as bounds it is the formula of hardtanh: a zero that equals a bound keeps its sign.
+  const bool has_both = least.is_given && most.is_given;
+  const formulas::FormulaNumber formula = has_both         ? (least.tensor ? formulas::kClamp : formulas::kHardtanh)
+                                          : least.is_given ? formulas::kClampMin
+                                                           : formulas::kClampMax;
+  std::vector<Operand> operands = {std::move(a)};
+  for (Operand* const bound : {&least, &most}) {
+    if (bound->is_given) operands.push_back(std::move(*bound));
+  }
+  return compute(planner, formula, dtype_of(types), *to, std::move(operands));
 }
 
 // The result is a copy of the operand.
@@ -208,18 +267,18 @@ Status nan_to_num(OpPlanner& planner) {
   if (!self || !to) return unsupported("without a result");
   if (!ir::is_float(self->dtype)) return same(planner, *self, *to);
   const double most = largest_of(self->dtype);
-  Operand a{.is_given = true, .tensor = self}, nan{.is_given = true, .number = planner.number("nan", 0)},
-      infinite{.is_given = true, .number = planner.number("posinf", most)};
-  return compute(planner, Pointwise::kNanToNum, self->dtype, *to, std::move(a), std::move(nan), std::move(infinite),
-                 as_element(planner.number("neginf", -most), self->dtype));
+  return compute(planner, formulas::kNanToNum, self->dtype, *to,
+                 {{.is_given = true, .tensor = self},
+                  {.is_given = true, .number = planner.number("nan", 0)},
+                  {.is_given = true, .number = planner.number("posinf", most)},
+                  {.is_given = true, .number = planner.number("neginf", -most)}});
 }
 
-// Integers need no rounding.
+// Rounds to decimals. Integers need no rounding.
 Status round(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || self->dtype != to->dtype) return unsupported("of these dtypes");
+  if (!self || !to || self->dtype != to->dtype || !planner.has("decimals")) return unsupported("of these dtypes");
   if (!ir::is_float(self->dtype)) return same(planner, *self, *to);
-  if (!planner.has("decimals")) return unsupported("of these dtypes");
   const int64_t decimals = planner.integer("decimals");
   const Operand to_decimals{.is_given = true, .number = static_cast<double>(decimals)},
       ten{.is_given = true, .number = std::pow(10.0, static_cast<double>(std::abs(decimals)))};
@@ -239,37 +298,14 @@ Status parts_of_floats(OpPlanner& planner) {
   return exponent ? compute(planner, Pointwise::kExponent, self->dtype, *exponent, a) : Status();
 }
 
-// For bools, torch supports only the exponents 0 and 1.
-Status power(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
-  const double exponent = planner.number("exponent", -1);
-  if (!self || !to || self->dtype != DType::kBool || to->dtype != DType::kBool) return unsupported("of these dtypes");
-  if (exponent == 1) return same(planner, *self, *to);
-  if (exponent != 0) return unsupported("of bools to this power");
-  return compute(planner, Pointwise::kGreaterOrEqual, DType::kBool, *to, {.is_given = true, .tensor = self},
-                 {.is_given = true});
-}
-
 Status unary(OpPlanner& planner, Pointwise what) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to) return unsupported("without a result");
   const bool widens = ir::is_float(to->dtype) && !ir::is_float(self->dtype);
   return compute(planner, what, widens ? to->dtype : self->dtype, *to, {.is_given = true, .tensor = self});
 }
-Status same_bools(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || self->dtype != DType::kBool || to->dtype != DType::kBool) return unsupported("of these dtypes");
-  return same(planner, *self, *to);
-}
-Status infinity_of_bools(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || self->dtype != DType::kBool || to->dtype != DType::kBool) return unsupported("of these dtypes");
-  planner.zero(planner.output(*to), to->nbytes());
-  return {};
-}
 Status sign_bit(OpPlanner& planner) { return unary(planner, Pointwise::kSignBit); }
 Status inverse_erf(OpPlanner& planner) { return unary(planner, Pointwise::kErfInv); }
-Status log_gamma(OpPlanner& planner) { return unary(planner, Pointwise::kLogGamma); }
 Status digamma(OpPlanner& planner) { return unary(planner, Pointwise::kDigamma); }
 Status angle(OpPlanner& planner) { return unary(planner, Pointwise::kAngle); }
 
@@ -277,8 +313,8 @@ Status angle(OpPlanner& planner) { return unary(planner, Pointwise::kAngle); }
 Status logit(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to || ir::is_float(self->dtype) || !ir::is_float(to->dtype)) return unsupported("of these dtypes");
-  return compute(planner, Pointwise::kLogit, to->dtype, *to, {.is_given = true, .tensor = self},
-                 {.is_given = true, .number = planner.number("eps", -1)});
+  return compute(planner, formulas::kLogit, to->dtype, *to,
+                 {{.is_given = true, .tensor = self}, {.is_given = true, .number = planner.number("eps", -1)}});
 }
 
 Status sinc(OpPlanner& planner) { return unary(planner, Pointwise::kSinc); }
@@ -308,7 +344,7 @@ Status zeta(OpPlanner& planner) {
   const auto to = planner.result(0);
   Operand a = operand(planner, "self", &types), b = operand(planner, "other", &types);
   if (!to || !a.is_given || !b.is_given || !ir::is_float(to->dtype)) return unsupported("without a result");
-  const DType dtype = ir::is_float(types.get()) ? types.get() : to->dtype;
+  const DType dtype = ir::is_float(dtype_of(types)) ? dtype_of(types) : to->dtype;
   return compute(planner, Pointwise::kZeta, dtype, *to, std::move(a), std::move(b));
 }
 
@@ -317,9 +353,10 @@ Status log_sigmoid(OpPlanner& planner) {
   if (!self || !to || !ir::is_float(self->dtype)) return unsupported("of integers");
   const Operand a{.is_given = true, .tensor = self};
   if (kept && kept->sizes == self->sizes) {
-    if (Status status = compute(planner, Pointwise::kExpOfNegative, self->dtype, *kept, a); !status.ok()) return status;
+    Status status = compute(planner, formulas::kLogSigmoidBuffer, self->dtype, *kept, {a});
+    if (!status.ok()) return status;
   }
-  return compute(planner, Pointwise::kLogSigmoid, self->dtype, *to, a);
+  return compute(planner, formulas::kLogSigmoid, self->dtype, *to, {a});
 }
 
 // out[i] = a[i + 1] b[i + 2] - a[i + 2] b[i + 1] along a dim of three.
@@ -337,10 +374,13 @@ Status cross(OpPlanner& planner) {
   product.dtype = wide;
   product.strides = packed_strides(product.sizes);
   product.location = planner.scratch(product.nbytes());
-  Status status = compute(planner, Pointwise::kTimes, wide, product, side(*self, 1), side(*other, 2));
+  Status status = compute(planner, formulas::kMul, wide, product, {side(*self, 1), side(*other, 2)});
   if (!status.ok()) return status;
-  return compute(planner, Pointwise::kMinusProduct, wide, *to, side(*self, 2), side(*other, 1),
-                 {.is_given = true, .tensor = product});
+  return compute(planner, formulas::kAddcmul, wide, *to,
+                 {{.is_given = true, .tensor = product},
+                  side(*self, 2),
+                  side(*other, 1),
+                  {.is_given = true, .number = -1, .integer = -1}});
 }
 
 // Scales down slices along a dim whose norm is too large.
@@ -400,50 +440,70 @@ Status glu_backward(OpPlanner& planner) {
   return compute(planner, Pointwise::kGluSlope, self->dtype, made->second, gated, gate, of_grad);
 }
 
-// Losses of pairs of elements, reduced or not.
-Status pair_loss(OpPlanner& planner, Pointwise what, double d = 0) {
-  const auto self = planner.tensor("self"), target = planner.tensor("target"), weight = planner.tensor("weight"),
-             of_truth = planner.tensor("pos_weight"), to = planner.result(0);
+// Losses of pairs of elements, reduced or not. `make` computes the losses of the elements. `weighs`: the losses are
+// multiplied by the argument `weight`.
+template <typename Make>
+Status pair_loss(OpPlanner& planner, bool weighs, Make&& make) {
+  const auto self = planner.tensor("self"), target = planner.tensor("target"), to = planner.result(0);
+  const auto weight = weighs ? planner.tensor("weight") : std::nullopt;
   if (!self || !target || !to || !ir::is_float(self->dtype)) return unsupported("of integers");
   const auto how = planner.integer("reduction", 1);
-  const DType dtype = promote(self->dtype, target->dtype);
+  const DType dtype = codegen::promoted(self->dtype, target->dtype);
   OpTensor losses = *to;
   if (how != 0) {
     losses.sizes = self->sizes;
     if (target->sizes != self->sizes) return unsupported("of targets of other sizes");
   }
   // Losses that are still summed or multiplied are at least f32.
-  const bool ends = how == 0 && (!weight || what == Pointwise::kBinaryCrossEntropy);
+  const bool ends = how == 0 && !weight;
   if (!ends) {
     losses.dtype = dtype == DType::kFloat64 ? dtype : DType::kFloat32;
     losses.strides = packed_strides(losses.sizes);
     losses.location = planner.scratch(losses.nbytes());
   }
-  const bool of_chances = what == Pointwise::kBinaryCrossEntropy;
-  const std::optional<OpTensor>& third = of_chances ? weight : of_truth;
-  Status status =
-      compute(planner, what, dtype, losses, {.is_given = true, .tensor = self}, {.is_given = true, .tensor = target},
-              third ? Operand{.is_given = true, .tensor = third} : Operand{}, d);
+  const Operand a{.is_given = true, .tensor = self}, b{.is_given = true, .tensor = target};
+  Status status = make(dtype, losses, a, b);
   if (!status.ok() || ends) return status;
-  if (weight && !of_chances) {
+  if (weight) {
     OpTensor weighted = how == 0 ? *to : losses;
     if (how != 0) weighted.location = planner.scratch(losses.nbytes());
-    status = compute(planner, Pointwise::kTimes, losses.dtype, weighted, {.is_given = true, .tensor = losses},
-                     {.is_given = true, .tensor = weight});
+    status = compute(planner, formulas::kMul, losses.dtype, weighted,
+                     {{.is_given = true, .tensor = losses}, {.is_given = true, .tensor = weight}});
     if (!status.ok() || how == 0) return status;
     losses = weighted;
   }
   reduce_all(planner, how == 1 ? ReduceAll::kMean : ReduceAll::kSum, losses, *to);
   return {};
 }
-Status binary_cross_entropy(OpPlanner& planner) { return pair_loss(planner, Pointwise::kBinaryCrossEntropy); }
-Status logits_cross_entropy(OpPlanner& planner) { return pair_loss(planner, Pointwise::kBinaryCrossEntropyOfLogits); }
-Status mse_loss(OpPlanner& planner) { return pair_loss(planner, Pointwise::kSquaredDifference); }
-Status smooth_l1_loss(OpPlanner& planner) {
-  return pair_loss(planner, Pointwise::kSmoothL1, planner.number("beta", 1));
+// `parameter`: an argument of the formula, by name.
+template <formulas::FormulaNumber kFormula>
+Status loss(OpPlanner& planner, std::string_view parameter) {
+  return pair_loss(planner, false, [&](DType dtype, const OpTensor& losses, const Operand& a, const Operand& b) {
+    std::vector<Operand> operands = {a, b};
+    if (!parameter.empty()) operands.push_back({.is_given = true, .number = planner.number(parameter, 1)});
+    return compute(planner, kFormula, dtype, losses, std::move(operands));
+  });
 }
-Status huber_loss(OpPlanner& planner) { return pair_loss(planner, Pointwise::kHuber, planner.number("delta", 1)); }
-Status soft_margin_loss(OpPlanner& planner) { return pair_loss(planner, Pointwise::kSoftMargin); }
+template <formulas::FormulaNumber kFormula>
+Status loss(OpPlanner& planner) {
+  return loss<kFormula>(planner, {});
+}
+Status smooth_l1_loss(OpPlanner& planner) { return loss<formulas::kSmoothL1Loss>(planner, "beta"); }
+Status huber_loss(OpPlanner& planner) { return loss<formulas::kHuberLoss>(planner, "delta"); }
+Status logits_cross_entropy(OpPlanner& planner) {
+  const auto weight = planner.tensor("pos_weight");
+  return pair_loss(planner, true, [&](DType dtype, const OpTensor& losses, const Operand& a, const Operand& b) {
+    if (!weight) return compute(planner, formulas::kLogitsLoss, dtype, losses, {a, b});
+    return compute(planner, formulas::kWeightedLogitsLoss, dtype, losses, {a, b, {.is_given = true, .tensor = weight}});
+  });
+}
+Status binary_cross_entropy(OpPlanner& planner) {
+  const auto weight = planner.tensor("weight");
+  return pair_loss(planner, false, [&](DType dtype, const OpTensor& losses, const Operand& a, const Operand& b) {
+    return compute(planner, Pointwise::kBinaryCrossEntropy, dtype, losses, a, b,
+                   weight ? Operand{.is_given = true, .tensor = weight} : Operand{});
+  });
+}
 
 // isin. A single test element is compared directly. Several are sorted and searched; NaN is never a member.
 Status is_in(OpPlanner& planner) {
@@ -453,11 +513,11 @@ Status is_in(OpPlanner& planner) {
   Operand elements = operand(planner, planner.has("elements") ? "elements" : "element", &types),
           tests = operand(planner, one ? "test_element" : "test_elements", &types);
   if (!to || !elements.is_given || !tests.is_given) return unsupported("without a result");
-  const DType dtype = types.get();
+  const DType dtype = dtype_of(types);
   const bool inverts = planner.flag("invert");
   if (one) {
-    return compute(planner, inverts ? Pointwise::kNotEqual : Pointwise::kEqual, dtype, *to, std::move(elements),
-                   std::move(tests));
+    return compute(planner, inverts ? formulas::kNe : formulas::kEq, dtype, *to,
+                   {std::move(elements), std::move(tests)});
   }
   if (!tests.tensor) return unsupported("of a number");
   expand_to(planner, *to, dtype, &elements);
@@ -498,53 +558,20 @@ Status equal(OpPlanner& planner) {
     numbers *= 2;
   }
   const Location flags = planner.scratch(static_cast<uint64_t>(numbers));
-  planner
-      .launch(KernelFile::kPointwise, ir::is_float(dtype) ? "pointwise_float" : "pointwise_int",
-              PointwiseArguments{.count = numbers,
-                                 .dtype = static_cast<i64>(dtype),
-                                 .out_dtype = static_cast<i64>(DType::kBool),
-                                 .what = Pointwise::kNotEqual},
-              blocks_for(numbers))
-      .at(&PointwiseArguments::a, a)
-      .at(&PointwiseArguments::b, b)
-      .at(&PointwiseArguments::out, flags);
+  compute_formula(planner, formulas::kNe, dtype, {a, b}, numbers, DType::kBool, flags);
   count_nonzero(planner, flags, DType::kBool, numbers, count);
   return {};
 }
 
-constexpr NamedPlan kPointwisePlans[] = {{"clamp", clamp},
-                                         {"clamp_min", clamp},
-                                         {"clamp_max", clamp},
-                                         {"nan_to_num", nan_to_num},
-                                         {"fmod", binary<Pointwise::kFmod>},
-                                         {"remainder", binary<Pointwise::kRemainder>},
-                                         {"floor_divide", binary<Pointwise::kFloorDivide>},
+constexpr NamedPlan kPointwisePlans[] = {{"clamp", clamp, false, true},
+                                         {"nan_to_num", nan_to_num, false, true},
                                          {"div", divide},
-                                         {"fmax", binary<Pointwise::kFmax>},
-                                         {"fmin", binary<Pointwise::kFmin>},
-                                         {"heaviside", heaviside},
-                                         {"eq", binary<Pointwise::kEqual>},
-                                         {"ne", binary<Pointwise::kNotEqual>},
-                                         {"lt", binary<Pointwise::kLess>},
-                                         {"le", binary<Pointwise::kLessOrEqual>},
-                                         {"gt", binary<Pointwise::kGreater>},
-                                         {"ge", binary<Pointwise::kGreaterOrEqual>},
                                          {"round", round},
-                                         {"ceil", round},
-                                         {"floor", round},
-                                         {"trunc", round},
-                                         {"pow", power},
-                                         {"abs", same_bools},
-                                         {"isposinf", infinity_of_bools},
-                                         {"isneginf", infinity_of_bools},
-                                         {"sign", same_bools},
-                                         {"sgn", same_bools},
                                          {"signbit", sign_bit},
                                          {"angle", angle},
                                          {"erfinv", inverse_erf},
-                                         {"lgamma", log_gamma},
                                          {"digamma", digamma},
-                                         {"logit", logit},
+                                         {"logit", logit, false, true},
                                          {"sinc", sinc},
                                          {"special_entr", entropy},
                                          {"i0", bessel_i<0, false>},
@@ -562,26 +589,28 @@ constexpr NamedPlan kPointwisePlans[] = {{"clamp", clamp},
                                          {"lcm", binary<Pointwise::kLcm>},
                                          {"linalg_cross", cross},
                                          {"renorm", renorm, true},
-                                         {"log_sigmoid_forward", log_sigmoid},
+                                         {"log_sigmoid_forward", log_sigmoid, false, true},
                                          {"glu", glu},
                                          {"glu_backward", glu_backward},
                                          {"binary_cross_entropy", binary_cross_entropy},
-                                         {"binary_cross_entropy_with_logits", logits_cross_entropy},
-                                         {"mse_loss", mse_loss},
-                                         {"smooth_l1_loss", smooth_l1_loss},
-                                         {"huber_loss", huber_loss},
-                                         {"soft_margin_loss", soft_margin_loss},
+                                         {"binary_cross_entropy_with_logits", logits_cross_entropy, false, true},
+                                         {"mse_loss", loss<formulas::kMseLoss>, false, true},
+                                         {"smooth_l1_loss", smooth_l1_loss, false, true},
+                                         {"huber_loss", huber_loss, false, true},
+                                         {"soft_margin_loss", loss<formulas::kSoftMarginLoss>, false, true},
                                          {"isin", is_in},
                                          {"equal", equal, true}};
 
 }  // namespace
 
-ir::DType promote(ir::DType a, ir::DType b) {
-  if (a == b) return a;
-  if (kind_of(a) != kind_of(b)) return kind_of(a) > kind_of(b) ? a : b;
-  if (ir::item_size(a) != ir::item_size(b)) return ir::item_size(a) > ir::item_size(b) ? a : b;
-  return kind_of(a) == 2 ? DType::kFloat32 : DType::kInt16;  // float16 and bfloat16; uint8 and int8.
+void compute_formula(OpPlanner& planner, formulas::FormulaNumber formula, DType dtype,
+                     std::initializer_list<Location> operands, int64_t count, DType out_dtype, const Location& out) {
+  const FormulaArguments arguments{
+      .count = count, .dtype = static_cast<i64>(dtype), .out_dtype = static_cast<i64>(out_dtype)};
+  launch_formula(planner, formula, arguments, {operands.begin(), operands.size()}, out);
 }
+
+const NamedPlan* expression_plan(ir::Opcode opcode) { return find_formula(opcode) ? &kExpression : nullptr; }
 
 std::span<const NamedPlan> pointwise_plans() { return kPointwisePlans; }
 

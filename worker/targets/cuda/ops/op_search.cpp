@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "codegen/lower/result_type.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/search_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
@@ -27,7 +28,7 @@ Status search(OpPlanner& planner, std::string_view bounds_name) {
   DType dtype = bounds->dtype;
   if (self && self->dtype != dtype) {
     if (self->sizes.empty()) return unsupported("of a number of another dtype");
-    dtype = promote(dtype, self->dtype);
+    dtype = codegen::promoted(dtype, self->dtype);
   } else if (!self && is_float_number(*given) && !ir::is_float(dtype)) {
     dtype = DType::kFloat32;
   }

@@ -1,0 +1,277 @@
+#include "codegen/formulas/print_cuda.h"
+
+#include <cmath>
+#include <cstdio>
+#include <utility>
+#include <vector>
+
+#include "codegen/loop/scalar_ops.h"
+
+namespace torch_remote::codegen::formulas {
+
+using ir::DType;
+using ir::ScalarOp;
+
+std::string_view cuda_type(DType type) {
+  switch (type) {
+    case DType::kBool:
+      return "bool";
+    case DType::kUInt8:
+      return "unsigned char";
+    case DType::kInt8:
+      return "signed char";
+    case DType::kInt16:
+      return "short";
+    case DType::kInt32:
+      return "int";
+    case DType::kInt64:
+      return "long";
+    case DType::kFloat32:
+      return "float";
+    default:
+      return "double";
+  }
+}
+
+namespace {
+
+std::string join(std::initializer_list<std::string_view> parts) {
+  std::string all;
+  for (const std::string_view part : parts) all += part;
+  return all;
+}
+
+std::string cast(DType type, std::string_view x) { return join({"static_cast<", cuda_type(type), ">(", x, ")"}); }
+
+std::string_view space_of(DType type) {
+  return type == DType::kFloat32 ? "f32" : type == DType::kFloat64 ? "f64" : "i64";
+}
+
+std::string constant(const Value& value) {
+  if (!ir::is_float(value.type)) {
+    return cast(value.type, std::to_string(static_cast<uint64_t>(value.integer)) + "UL");
+  }
+  const bool single = value.type == DType::kFloat32;
+  if (std::isnan(value.number)) return single ? "__builtin_nanf(\"\")" : "__builtin_nan(\"\")";
+  if (std::isinf(value.number)) {
+    return join({value.number < 0 ? "-" : "", single ? "__builtin_inff()" : "__builtin_inf()"});
+  }
+  char text[40];
+  std::snprintf(text, sizeof(text), "%a", value.number);
+  return single ? cast(value.type, text) : text;
+}
+
+// Operators of floats, and of integers, which wrap around.
+std::string_view sign_of(ScalarOp op) {
+  switch (op) {
+    case ScalarOp::kAdd:
+      return " + ";
+    case ScalarOp::kSub:
+      return " - ";
+    case ScalarOp::kMul:
+      return " * ";
+    default:
+      return {};
+  }
+}
+
+std::string_view comparison_of(ScalarOp op) {
+  switch (op) {
+    case ScalarOp::kEq:
+      return " == ";
+    case ScalarOp::kNe:
+    case ScalarOp::kLogicalXor:
+      return " != ";
+    case ScalarOp::kLt:
+      return " < ";
+    case ScalarOp::kLe:
+      return " <= ";
+    case ScalarOp::kGt:
+      return " > ";
+    case ScalarOp::kGe:
+      return " >= ";
+    case ScalarOp::kLogicalAnd:
+      return " & ";
+    case ScalarOp::kLogicalOr:
+      return " | ";
+    default:
+      return {};
+  }
+}
+
+std::string_view bits_of(ScalarOp op) {
+  switch (op) {
+    case ScalarOp::kBitAnd:
+      return " & ";
+    case ScalarOp::kBitOr:
+      return " | ";
+    case ScalarOp::kBitXor:
+      return " ^ ";
+    default:
+      return {};
+  }
+}
+
+// Functions of operations.h, and of the compiler.
+std::string_view function_of(ScalarOp op) {
+  switch (op) {
+    case ScalarOp::kMax:
+      return "max";
+    case ScalarOp::kMin:
+      return "min";
+    case ScalarOp::kFmax:
+      return "fmax";
+    case ScalarOp::kFmin:
+      return "fmin";
+    case ScalarOp::kShiftLeft:
+      return "shift_left";
+    case ScalarOp::kShiftRight:
+      return "shift_right";
+    default:
+      return {};
+  }
+}
+std::string_view builtin_of(ScalarOp op) {
+  switch (op) {
+    case ScalarOp::kAbs:
+      return "__builtin_fabs";
+    case ScalarOp::kCeil:
+      return "__builtin_ceil";
+    case ScalarOp::kCopysign:
+      return "__builtin_copysign";
+    case ScalarOp::kFloor:
+      return "__builtin_floor";
+    case ScalarOp::kRound:
+      return "__builtin_rint";
+    case ScalarOp::kSqrt:
+      return "__builtin_sqrt";
+    case ScalarOp::kTrunc:
+      return "__builtin_trunc";
+    default:
+      return {};
+  }
+}
+
+class Printer {
+ public:
+  Printer(const Kernel& kernel, const std::function<std::string(const Value&)>& input)
+      : kernel_(kernel), input_(input) {}
+
+  std::string run(uint32_t result, DType type) {
+    std::vector<bool> used(kernel_.values.size());
+    used[result] = true;
+    for (uint32_t i = result + 1; i-- > 0;) {
+      if (used[i]) use_operands(kernel_.values[i], used);
+    }
+    std::string text;
+    for (uint32_t i = 0; i <= result; ++i) {
+      if (!used[i]) continue;
+      const Value& value = kernel_.values[i];
+      text += join({"  const ", cuda_type(value.type), " ", name(i), " = ", expression(value), ";\n"});
+    }
+    return text + join({"  return ", converted(kernel_.values[result].type, type, name(result)), ";\n"});
+  }
+
+ private:
+  static std::string name(uint32_t value) { return "v" + std::to_string(value); }
+
+  static void use_operands(const Value& value, std::vector<bool>& used) {
+    if (value.kind == Kind::kScalar || value.kind == Kind::kLoad) return;
+    for (const uint32_t operand : {value.a, value.b, value.c}) {
+      if (operand != kNone) used[operand] = true;
+    }
+  }
+
+  static std::string converted(DType from, DType to, const std::string& x) {
+    if (from == to) return x;
+    if (to == DType::kBool) return x + " != 0";
+    // Narrow integers are the low bits of a wide one.
+    const bool narrows = ir::is_float(from) && !ir::is_float(to) && ir::item_size(to) < 4;
+    return cast(to, narrows ? cast(DType::kInt32, x) : x);
+  }
+
+  std::string expression(const Value& value) const {
+    const std::string a = name(value.a), b = name(value.b), c = name(value.c);
+    const bool single = value.type == DType::kFloat32;
+    switch (value.kind) {
+      case Kind::kConstant:
+        return constant(value);
+      case Kind::kScalar:
+      case Kind::kLoad:
+        return cast(value.type, input_(value));
+      case Kind::kConvert:
+        return converted(kernel_.values[value.a].type, value.type, a);
+      case Kind::kBits: {
+        const DType from = kernel_.values[value.a].type;
+        if (from == DType::kBool || value.type == DType::kBool) return converted(from, value.type, a);
+        return join({"__builtin_bit_cast(", cuda_type(value.type), ", ", a, ")"});
+      }
+      case Kind::kFma:
+        return join({single ? "__builtin_fmaf(" : "__builtin_fma(", a, ", ", b, ", ", c, ")"});
+      case Kind::kLdexp:
+        return join({"ldexp(", a, ", ", b, ")"});
+      default:
+        return operation(value, a, b, c);
+    }
+  }
+
+  std::string operation(const Value& value, const std::string& a, const std::string& b, const std::string& c) const {
+    const DType type = kernel_.values[value.typed()].type;
+    if (value.op == ScalarOp::kWhere) return join({a, " ? ", b, " : ", c});
+    if (value.op == ScalarOp::kLogicalNot) return "!" + a;
+    if (const auto sign = comparison_of(value.op); !sign.empty()) return join({a, sign, b});
+    if (const auto name = function_of(value.op); !name.empty()) return join({name, "(", a, ", ", b, ")"});
+    if (const auto sign = bits_of(value.op); !sign.empty()) return cast(type, a + std::string(sign) + b);
+    if (value.op == ScalarOp::kBitNot) return type == DType::kBool ? "!" + a : cast(type, "~" + a);
+    if (!ir::is_float(type)) {
+      const auto wide = [](const std::string& x) { return join({"static_cast<unsigned long>(", x, ")"}); };
+      if (const auto sign = sign_of(value.op); !sign.empty()) return cast(type, wide(a) + std::string(sign) + wide(b));
+      if (value.op == ScalarOp::kNeg) return cast(type, "0 - " + wide(a));
+      if (value.op == ScalarOp::kAbs) return join({a, " < 0 ? ", cast(type, "0 - " + wide(a)), " : ", a});
+      if (value.op == ScalarOp::kDiv) return join({"quotient(", a, ", ", b, ")"});
+    } else {
+      if (const auto sign = sign_of(value.op); !sign.empty()) return join({a, sign, b});
+      if (value.op == ScalarOp::kNeg) return "-" + a;
+      if (value.op == ScalarOp::kDiv) return join({a, " / ", b});
+      if (const auto name = builtin_of(value.op); !name.empty()) {
+        return join({name, type == DType::kFloat32 ? "f(" : "(", a, info(value.op).arity > 1 ? ", " + b : "", ")"});
+      }
+    }
+    return join({space_of(type), "::", info(value.op).name, "(", a, info(value.op).arity > 1 ? ", " + b : "", ")"});
+  }
+
+  const Kernel& kernel_;
+  const std::function<std::string(const Value&)>& input_;
+};
+
+}  // namespace
+
+std::string print_cuda(const Kernel& kernel, uint32_t result, DType type,
+                       const std::function<std::string(const Value&)>& input) {
+  return Printer(kernel, input).run(result, type);
+}
+
+std::string print_function(ScalarOp op, DType type) {
+  const ScalarOpInfo& facts = info(op);
+  if (facts.arity == 0 || op == ScalarOp::kWhere || !accepts(facts.operand_types, type)) return {};
+  const DType made = facts.returns_bool ? DType::kBool : type;
+  Kernel kernel;
+  for (uint32_t i = 0; i < facts.arity; ++i) {
+    kernel.values.push_back({.kind = Kind::kScalar, .type = type, .a = i});
+  }
+  kernel.values.push_back({.kind = Kind::kScalarOp, .type = made, .op = op, .a = 0, .b = facts.arity > 1 ? 1 : kNone});
+  kernel.stores.push_back({.operand = 0, .value = facts.arity, .indices = {}});
+  const std::vector<Value> values = kernel.values;
+  expand_functions(kernel);
+  if (kernel.values == values) return {};
+  static constexpr std::string_view kNames[] = {"x", "y"};
+  std::string parameters;
+  for (uint32_t i = 0; i < facts.arity; ++i) {
+    parameters += join({i == 0 ? "" : ", ", cuda_type(type), " ", kNames[i]});
+  }
+  const auto input = [](const Value& value) { return std::string(kNames[value.a]); };
+  return join({"namespace ", space_of(type), " {\n", "__device__ INLINE ", cuda_type(made), " ", facts.name, "(",
+               parameters, ") {\n", print_cuda(kernel, kernel.stores[0].value, made, input), "}\n}\n"});
+}
+
+}  // namespace torch_remote::codegen::formulas

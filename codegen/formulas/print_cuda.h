@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "codegen/loop/loop_ir.h"
+
+// Prints pointwise LoopIR as CUDA C++, which hand-written kernels include.
+namespace torch_remote::codegen::formulas {
+
+// The C++ type of a value: "float", "long", ...
+std::string_view cuda_type(ir::DType type);
+
+// The statements that compute a value of the kernel, and return it as `type`. `input` gives the expression of a load or
+// of a scalar. Functions that LoopIR must expand are calls of those that `print_function` prints.
+std::string print_cuda(const Kernel& kernel, uint32_t result, ir::DType type,
+                       const std::function<std::string(const Value&)>& input);
+
+// The function of an op in f32, f64 or i64, in the namespace `f32`, `f64` or `i64`. Empty if C++ has it (operations.h),
+// or the op does not take this type.
+std::string print_function(ir::ScalarOp op, ir::DType type);
+
+}  // namespace torch_remote::codegen::formulas
