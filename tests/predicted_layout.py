@@ -14,8 +14,7 @@ def stored(result: torch.Tensor, strides: list[int], dtype: torch.dtype) -> torc
     if result.dtype == dtype and (result.numel() <= 1 or list(result.stride()) == strides):
         return result
     if result.dtype == dtype and all(
-        size <= 1 or mine == stride
-        for size, mine, stride in zip(result.shape, result.stride(), strides, strict=True)
+        size <= 1 or mine == stride for size, mine, stride in zip(result.shape, result.stride(), strides, strict=True)
     ):  # the same memory; it may have elements that share an address, which no copy can have
         return result.as_strided(result.shape, strides, result.storage_offset())
     return torch.empty_strided(result.shape, strides, dtype=dtype, device=result.device).copy_(result)
