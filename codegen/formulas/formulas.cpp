@@ -192,12 +192,13 @@ std::vector<Formula> all_formulas() {
     if (auto call = call_of(desc, arguments); call && is_functional) calls[place->second].push_back(*std::move(call));
   }
   for (size_t i = 0; i < formulas.size(); ++i) {
-    // First with elements in all places: with numbers, special kernels may exist.
-    std::ranges::stable_sort(calls[i], std::greater(),
-                             [](const Call& call) { return std::ranges::count(call.are_elements, true); });
     for (size_t t = 0; t < std::size(kTypes); ++t) {
-      for (const Call& call : calls[i]) {
-        if (!formulas[i].typed[t]) formulas[i].typed[t] = lower(call, kTypes[t]);
+      // First with elements in all places: with numbers, special kernels may exist.
+      for (int64_t elements = kMaxOperands; elements >= 0; --elements) {
+        for (const Call& call : calls[i]) {
+          const bool is_next = std::ranges::count(call.are_elements, true) == elements;
+          if (is_next && !formulas[i].typed[t]) formulas[i].typed[t] = lower(call, kTypes[t]);
+        }
       }
     }
   }
