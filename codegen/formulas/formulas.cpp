@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "codegen/formulas/print_cuda.h"
 #include "codegen/lower/lower.h"
 #include "ir/graph.h"
 
@@ -65,14 +66,14 @@ std::optional<TypedFormula> lower(const Call& call, DType type) {
     const std::string number = std::to_string(i);
     if (call.are_elements[i]) {
       const std::string buffer = std::to_string(buffer_operands.size());
-      buffers += "  b" + buffer + ": input survives\n";
-      views += "  %" + buffer + ": " + dtype + "[10] @b" + buffer + "\n";
-      node = replaced(node, "$" + number, "%" + buffer);
+      buffers += join({"  b", buffer, ": input survives\n"});
+      views += join({"  %", buffer, ": ", dtype, "[10] @b", buffer, "\n"});
+      node = replaced(std::move(node), join({"$", number}), join({"%", buffer}));
       buffer_operands.push_back(i);
     } else {
       const std::string name = "s" + std::to_string(number_operands.size());
-      parameters += (parameters.empty() ? "" : ", ") + name;
-      node = replaced(node, "$" + number, is_float ? "float(" + name + ")" : name);
+      parameters += join({parameters.empty() ? "" : ", ", name});
+      node = replaced(std::move(node), join({"$", number}), is_float ? join({"float(", name, ")"}) : name);
       number_operands.push_back(i);
     }
   }
@@ -123,7 +124,7 @@ std::vector<uint8_t> arguments_of(std::span<const ScalarNode> tree) {
 std::optional<Call> call_of(const ir::OpDesc& desc, std::span<const uint8_t> arguments) {
   Call call{std::string(desc.name) + "(", {}};
   bool is_first = true;
-  for (uint8_t i = 0; i < desc.args.size(); ++i) {
+  for (size_t i = 0; i < desc.args.size(); ++i) {
     const ir::ArgDesc& arg = desc.args[i];
     if (std::ranges::find(arguments, i) == arguments.end()) return std::nullopt;
     const bool is_element = arg.kind == ArgKind::kTensor || arg.kind == ArgKind::kOptionalTensor;
@@ -131,8 +132,8 @@ std::optional<Call> call_of(const ir::OpDesc& desc, std::span<const uint8_t> arg
                            arg.kind == ArgKind::kFloat || arg.kind == ArgKind::kOptionalFloat;
     if (!is_element && !is_number) return std::nullopt;
     call.text += is_first ? "" : ", ";
-    if (arg.keyword_only) call.text += std::string(arg.name) + "=";
-    call.text += "$" + std::to_string(call.are_elements.size());
+    if (arg.keyword_only) call.text += join({arg.name, "="});
+    call.text += join({"$", std::to_string(call.are_elements.size())});
     call.are_elements.push_back(is_element);
     is_first = false;
   }
@@ -191,12 +192,13 @@ std::vector<Formula> all_formulas() {
     if (auto call = call_of(desc, arguments); call && is_functional) calls[place->second].push_back(*std::move(call));
   }
   for (size_t i = 0; i < formulas.size(); ++i) {
-    // First with elements in all places: with numbers, special kernels may exist.
-    std::ranges::stable_sort(calls[i], std::greater(),
-                             [](const Call& call) { return std::ranges::count(call.are_elements, true); });
     for (size_t t = 0; t < std::size(kTypes); ++t) {
-      for (const Call& call : calls[i]) {
-        if (!formulas[i].typed[t]) formulas[i].typed[t] = lower(call, kTypes[t]);
+      // First with elements in all places: with numbers, special kernels may exist.
+      for (int64_t elements = kMaxOperands; elements >= 0; --elements) {
+        for (const Call& call : calls[i]) {
+          const bool is_next = std::ranges::count(call.are_elements, true) == elements;
+          if (is_next && !formulas[i].typed[t]) formulas[i].typed[t] = lower(call, kTypes[t]);
+        }
       }
     }
   }

@@ -40,7 +40,7 @@ std::string checks(const TypedFormula& formula) {
     const Value& divisor = formula.kernel.values[value.b];
     const uint32_t operand =
         divisor.kind == Kind::kScalar ? formula.scalars[divisor.a] : formula.loads[divisor.operand];
-    text += "  if (x[" + std::to_string(operand) + "] == 0) {\n    *failed = true;\n    return 0;\n  }\n";
+    text += join({"  if (x[", std::to_string(operand), "] == 0) {\n    *failed = true;\n    return 0;\n  }\n"});
   }
   return text;
 }
@@ -50,17 +50,17 @@ std::string formulas(const std::vector<Formula>& all) {
   text += "#include \"codegen/formulas/functions_generated.h\"\n\nnamespace torch_remote::codegen::formulas {\n";
   for (size_t t = 0; t < std::size(kTypes); ++t) {
     const std::string type(cuda_type(kTypes[t]));
-    text += "\n// `failed` becomes true if an integer is divided by zero.\n__device__ INLINE " + type +
-            " formula(long number, const " + type + "* x, bool* failed) {\n  switch (number) {\n";
+    text += join({"\n// `failed` becomes true if an integer is divided by zero.\n__device__ INLINE ", type,
+                  " formula(long number, const ", type, "* x, bool* failed) {\n  switch (number) {\n"});
     for (size_t i = 0; i < all.size(); ++i) {
       if (!all[i].typed[t]) continue;
       const TypedFormula& formula = *all[i].typed[t];
       const auto input = [&](const Value& value) {
         const uint32_t operand = value.kind == Kind::kScalar ? formula.scalars[value.a] : formula.loads[value.operand];
-        return "x[" + std::to_string(operand) + "]";
+        return join({"x[", std::to_string(operand), "]"});
       };
-      text += "  case " + std::to_string(i) + ": {  // " + all[i].text + "\n" + checks(formula) +
-              print_cuda(formula.kernel, formula.kernel.stores[0].value, kTypes[t], input) + "  }\n";
+      text += join({"  case ", std::to_string(i), ": {  // ", all[i].text, "\n", checks(formula),
+                    print_cuda(formula.kernel, formula.kernel.stores[0].value, kTypes[t], input), "  }\n"});
     }
     text += "  default:\n    return 0;\n  }\n}\n";
   }
@@ -70,7 +70,7 @@ std::string formulas(const std::vector<Formula>& all) {
 std::string table(const std::vector<Formula>& all) {
   std::string text(kHead);
   text += "namespace torch_remote::codegen::formulas {\n\nenum FormulaNumber : long {\n";
-  for (const Formula& formula : all) text += "  " + formula.name + ",  // " + formula.text + "\n";
+  for (const Formula& formula : all) text += join({"  ", formula.name, ",  // ", formula.text, "\n"});
   text +=
       "};\n\nstruct FormulaTypes {\n  bool has[3];  // whether there is a formula in f32, f64, i64\n"
       "  bool divides_integers;\n};\n"
@@ -78,10 +78,10 @@ std::string table(const std::vector<Formula>& all) {
   for (const Formula& formula : all) {
     text += "    {{";
     for (size_t t = 0; t < std::size(kTypes); ++t) {
-      text += std::string(t == 0 ? "" : ", ") + (formula.typed[t] ? "true" : "false");
+      text += join({t == 0 ? "" : ", ", formula.typed[t] ? "true" : "false"});
     }
     const bool divides = formula.typed[2] && !checks(*formula.typed[2]).empty();
-    text += std::string("}, ") + (divides ? "true" : "false") + "},  // " + formula.name + "\n";
+    text += join({"}, ", divides ? "true" : "false", "},  // ", formula.name, "\n"});
   }
   text +=
       "};\n\nstruct FormulaOfOp {\n  unsigned opcode;\n  FormulaNumber formula;\n};\n"
@@ -91,8 +91,7 @@ std::string table(const std::vector<Formula>& all) {
     for (const ir::Opcode opcode : formula.opcodes) names[opcode] = formula.name;
   }
   for (const auto& [opcode, name] : names) {
-    text += "    {" + std::to_string(opcode) + ", " + std::string(name) + "},  // " +
-            std::string(ir::op_desc(opcode).name) + "\n";
+    text += join({"    {", std::to_string(opcode), ", ", name, "},  // ", ir::op_desc(opcode).name, "\n"});
   }
   return text + "};\n\n}  // namespace torch_remote::codegen::formulas\n";
 }

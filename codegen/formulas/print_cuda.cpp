@@ -12,6 +12,12 @@ namespace torch_remote::codegen::formulas {
 using ir::DType;
 using ir::ScalarOp;
 
+std::string join(std::initializer_list<std::string_view> parts) {
+  std::string all;
+  for (const std::string_view part : parts) all += part;
+  return all;
+}
+
 std::string_view cuda_type(DType type) {
   switch (type) {
     case DType::kBool:
@@ -34,12 +40,6 @@ std::string_view cuda_type(DType type) {
 }
 
 namespace {
-
-std::string join(std::initializer_list<std::string_view> parts) {
-  std::string all;
-  for (const std::string_view part : parts) all += part;
-  return all;
-}
 
 std::string cast(DType type, std::string_view x) { return join({"static_cast<", cuda_type(type), ">(", x, ")"}); }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 
@@ -9,6 +10,8 @@
 
 // Prints pointwise LoopIR as CUDA C++, which hand-written kernels include.
 namespace torch_remote::codegen::formulas {
+
+std::string join(std::initializer_list<std::string_view> parts);
 
 // The C++ type of a value: "float", "long", ...
 std::string_view cuda_type(ir::DType type);
