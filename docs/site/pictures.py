@@ -172,6 +172,7 @@ TARGETS = [
         [
             ("codegen/lower", "nodes to LoopIR"),
             ("codegen/loop", "LoopIR, interpreter"),
+            ("codegen/formulas", "LoopIR to CUDA C++"),
             ("codegen/cpu", "MLIR, LLVM"),
             ("codegen/gpu", "NVPTX, nvJitLink"),
             ("codegen/library", "opened by the worker"),
