@@ -116,7 +116,7 @@ TEST_F(Library, SaysWhatIsWrong) {
   EXPECT_EQ(compile(kAdd, "sm_90"), 1);
   EXPECT_NE(std::string(code_.message).find("x86-64-v4, x86-64-v3"), std::string::npos) << code_.message;
   EXPECT_EQ(compile(kAdd, "x86-64-v4", 1000), 1);
-  EXPECT_NE(std::string(code_.message).find("1000 places"), std::string::npos) << code_.message;
+  EXPECT_NE(std::string(code_.message).find("1000 elements"), std::string::npos) << code_.message;
   EXPECT_TRUE(bytes_.empty());
 }
 

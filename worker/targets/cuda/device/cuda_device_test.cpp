@@ -166,9 +166,10 @@ TEST_F(OnGpus, WithoutEventsItWouldBeWrong) {
   hasty.stream_wait_event = [](Stream, Event, unsigned) { return Result::kSuccess; };
   for (const Driver& driver : {gpus().driver(), hasty}) {
     int wrong = 0;
+    // Keeps host memory alive for copies that nothing waits for; the device's destructor waits for the last ones.
+    std::vector<std::shared_ptr<Bytes>> alive;
     const auto device = open_device(driver, 64 << 20);
     const tr_buffer x = allocate(*device, 3 << 20);
-    std::vector<std::shared_ptr<Bytes>> alive;  // Keeps host memory alive for copies that nothing waits for.
     for (int i = 0; i < 20; ++i) {
       const auto given = bytes(3 << 20, i);
       device->copy_in(x.data, *given, given);
