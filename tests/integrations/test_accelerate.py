@@ -109,7 +109,7 @@ def test_device_maps_count_the_device(remote, equal, classifier, examples, tmp_p
     memory = get_max_memory()
     assert list(memory) == [0, "cpu"] and memory[0] > 2**20
     assert get_max_memory({"cpu": "1KB", 0: "2KB"}) == {0: 2000, "cpu": 1000}
-    with pytest.raises(ValueError, match="remote: max_memory has device 3, but there are 1"):
+    with pytest.raises(ValueError, match="remote: max_memory has device 3, but there are only 1"):
         get_max_memory({3: "1KB"})
     torch.save(model.state_dict(), tmp_path / "weights.bin")
     expected = model(examples[0])

@@ -123,7 +123,7 @@ def test_another_python_is_told(wheel, tmp_path):
         (last,) = run.stderr.splitlines()[-1:]
         major, minor = sys.version_info[:2]
         assert run.returncode == 1 and last.startswith("ImportError: "), run.stderr
-        assert f"torch_remote {__version__} ({site}/torch_remote) is built for Python {major}.{minor}, and" in last
+        assert f"torch_remote {__version__} ({site}/torch_remote) is built for Python {major}.{minor}, but" in last
         assert f"this is Python {'.'.join(map(str, version))} ({sys.executable})" in last
         assert f"built for Python 3.{version[1]} (its wheel is called …-cp3{version[1]}-…)" in last
 
