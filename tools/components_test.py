@@ -240,6 +240,26 @@ def test_packages_of_python_form_no_cycles():
 MOST_FILES = 45  # per folder, without corpora
 
 
+def without_groups(pattern: str) -> list[str]:
+    """Returns the regular expressions that a regular expression with groups of alternatives, `a(b|c)`, stands for."""
+    group = re.search(r"\(([^()]*)\)", pattern)
+    if group is None:
+        return [pattern]
+    before, after = pattern[: group.start()], pattern[group.end() :]
+    return [each for choice in group[1].split("|") for each in without_groups(before + choice + after)]
+
+
+def test_options_of_files_match_files():
+    """Each `--per_file_copt` of .bazelrc must match a source: a renamed file silently loses its options otherwise."""
+    sources = tracked("*.cpp")
+    assert set(without_groups("a(b|c(d|e))")) == {"ab", "acd", "ace"}
+    patterns = re.findall(r"--per_file_copt=(.*)@", (ROOT / ".bazelrc").read_text())
+    assert len(patterns) > 2
+    for pattern in patterns:
+        for each in without_groups(pattern):
+            assert any(re.search(each, source) for source in sources), f".bazelrc: no source matches {each}"
+
+
 def test_folders_are_small():
     files: dict[str, int] = defaultdict(int)
     for path in tracked():
