@@ -24,26 +24,6 @@ using ir::ScalarOp;
 struct Call {
   std::string text;                // "aten::fmod.Tensor($0, $1)"; $k is operand k
   std::vector<bool> are_elements;  // for each operand
-  std::string results = "$";       // "$, none": the first of two results
-};
-
-// Ops without an expression, whose formulas the lowering has: reductions of losses are computed apart.
-struct NamedCall {
-  std::string_view name;
-  Call call;
-};
-const NamedCall kCalls[] = {
-    {"kClamp", {"aten::clamp.Tensor($0, $1, $2)", {true, true, true}}},
-    {"kNanToNum", {"aten::nan_to_num($0, $1, $2, $3)", {true, false, false, false}}},
-    {"kLogit", {"aten::logit($0, $1)", {true, false}}},
-    {"kLogSigmoid", {"aten::log_sigmoid_forward($0)", {true}, "$, none"}},
-    {"kLogSigmoidBuffer", {"aten::log_sigmoid_forward($0)", {true}, "none, $"}},
-    {"kMseLoss", {"aten::mse_loss($0, $1, 0)", {true, true}}},
-    {"kSmoothL1Loss", {"aten::smooth_l1_loss($0, $1, 0, $2)", {true, true, false}}},
-    {"kHuberLoss", {"aten::huber_loss($0, $1, 0, $2)", {true, true, false}}},
-    {"kSoftMarginLoss", {"aten::soft_margin_loss($0, $1, 0)", {true, true}}},
-    {"kLogitsLoss", {"aten::binary_cross_entropy_with_logits($0, $1, none, none, 0)", {true, true}}},
-    {"kWeightedLogitsLoss", {"aten::binary_cross_entropy_with_logits($0, $1, none, $2, 0)", {true, true, true}}},
 };
 
 constexpr std::string_view text_of(DType type) {
@@ -78,7 +58,7 @@ std::optional<TypedFormula> lower(const Call& call, DType type) {
     }
   }
   const std::string made = std::to_string(buffer_operands.size());
-  const std::string results = replaced(call.results, "$", "%" + made + ": " + dtype + "[10] @b" + made);
+  const std::string results = "%" + made + ": " + dtype + "[10] @b" + made;
   const std::string text = "graph(" + parameters + ") {\n" + buffers + "  b" + made + ": fresh(80) survives ssa\n" +
                            views + "  group pointwise {\n  " + results + " = " + node + "\n  }\n}\n";
   ir::Graph graph;
@@ -201,11 +181,6 @@ std::vector<Formula> all_formulas() {
         }
       }
     }
-  }
-  for (const NamedCall& named : kCalls) {
-    Formula formula{std::string(named.name), named.call.text, {}, {}};
-    for (size_t t = 0; t < std::size(kTypes); ++t) formula.typed[t] = lower(named.call, kTypes[t]);
-    formulas.push_back(std::move(formula));
   }
   std::erase_if(formulas, [](const Formula& formula) {
     return std::ranges::none_of(formula.typed, [](const auto& typed) { return typed.has_value(); });

@@ -24,7 +24,7 @@ struct TypedFormula {
 
 struct Formula {
   std::string name;  // a C++ enumerator: "kFmod"
-  std::string text;  // the expression, or the call
+  std::string text;  // the expression
   std::vector<ir::Opcode> opcodes;
   std::optional<TypedFormula> typed[std::size(kTypes)];  // none: the op does not compute in this type
 };

@@ -8,8 +8,9 @@
 #include "codegen/loop/scalar_ops.h"
 
 // Writes CUDA C++ for hand-written kernels:
-//   make_formulas FUNCTIONS_H FORMULAS_H TABLE_H
+//   make_formulas FUNCTIONS_H FORMULAS_H TABLE_H APPLY_H
 // FUNCTIONS_H: elementary functions. FORMULAS_H: the formulas of ops. TABLE_H: the numbers of formulas, for the host.
+// APPLY_H: functions that compute any ScalarOp.
 namespace torch_remote::codegen::formulas {
 namespace {
 
@@ -26,6 +27,14 @@ std::string functions() {
   for (uint32_t op = 0; op <= static_cast<uint32_t>(ScalarOp::kWhere); ++op) {
     for (const DType type : kTypes) text += print_function(static_cast<ScalarOp>(op), type);
   }
+  return text + "}  // namespace torch_remote::codegen::formulas\n";
+}
+
+std::string apply() {
+  std::string text(kHead);
+  text += "#include \"codegen/formulas/functions_generated.h\"\n\nnamespace torch_remote::codegen::formulas {\n";
+  text += join({"inline constexpr int kWhere = ", std::to_string(static_cast<uint32_t>(ScalarOp::kWhere)), ";\n"});
+  for (const DType type : kTypes) text += print_apply(type);
   return text + "}  // namespace torch_remote::codegen::formulas\n";
 }
 
@@ -109,12 +118,13 @@ bool write(const char* path, const std::string& text) {
 
 int main(int argc, char** argv) {
   namespace formulas = torch_remote::codegen::formulas;
-  if (argc != 4) {
-    std::fprintf(stderr, "make_formulas FUNCTIONS_H FORMULAS_H TABLE_H\n");
+  if (argc != 5) {
+    std::fprintf(stderr, "make_formulas FUNCTIONS_H FORMULAS_H TABLE_H APPLY_H\n");
     return 1;
   }
   const std::vector<formulas::Formula> all = formulas::all_formulas();
   const bool good = formulas::write(argv[1], formulas::functions()) &&
-                    formulas::write(argv[2], formulas::formulas(all)) && formulas::write(argv[3], formulas::table(all));
+                    formulas::write(argv[2], formulas::formulas(all)) && formulas::write(argv[3], formulas::table(all)) &&
+                    formulas::write(argv[4], formulas::apply());
   return good ? 0 : 1;
 }

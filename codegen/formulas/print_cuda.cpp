@@ -251,27 +251,62 @@ std::string print_cuda(const Kernel& kernel, uint32_t result, DType type,
   return Printer(kernel, input).run(result, type);
 }
 
-std::string print_function(ScalarOp op, DType type) {
+namespace {
+
+constexpr std::string_view kParameters[] = {"x", "y"};
+
+std::string parameter(const Value& value) { return std::string(kParameters[value.a]); }
+
+// A kernel that stores `op` of its scalars.
+Kernel kernel_of(ScalarOp op, DType type) {
   const ScalarOpInfo& facts = info(op);
-  if (facts.arity == 0 || op == ScalarOp::kWhere || !accepts(facts.operand_types, type)) return {};
-  const DType made = facts.returns_bool ? DType::kBool : type;
   Kernel kernel;
   for (uint32_t i = 0; i < facts.arity; ++i) {
     kernel.values.push_back({.kind = Kind::kScalar, .type = type, .a = i});
   }
+  const DType made = facts.returns_bool ? DType::kBool : type;
   kernel.values.push_back({.kind = Kind::kScalarOp, .type = made, .op = op, .a = 0, .b = facts.arity > 1 ? 1 : kNone});
   kernel.stores.push_back({.operand = 0, .value = facts.arity, .indices = {}});
+  return kernel;
+}
+
+}  // namespace
+
+std::string print_function(ScalarOp op, DType type) {
+  const ScalarOpInfo& facts = info(op);
+  if (facts.arity == 0 || op == ScalarOp::kWhere || !accepts(facts.operand_types, type)) return {};
+  Kernel kernel = kernel_of(op, type);
   const std::vector<Value> values = kernel.values;
+  const DType made = values.back().type;
   expand_functions(kernel);
   if (kernel.values == values) return {};
-  static constexpr std::string_view kNames[] = {"x", "y"};
   std::string parameters;
   for (uint32_t i = 0; i < facts.arity; ++i) {
-    parameters += join({i == 0 ? "" : ", ", cuda_type(type), " ", kNames[i]});
+    parameters += join({i == 0 ? "" : ", ", cuda_type(type), " ", kParameters[i]});
   }
-  const auto input = [](const Value& value) { return std::string(kNames[value.a]); };
   return join({"namespace ", space_of(type), " {\n", "__device__ INLINE ", cuda_type(made), " ", facts.name, "(",
-               parameters, ") {\n", print_cuda(kernel, kernel.stores[0].value, made, input), "}\n}\n"});
+               parameters, ") {\n", print_cuda(kernel, kernel.stores[0].value, made, parameter), "}\n}\n"});
+}
+
+std::string print_apply(DType type) {
+  const std::string_view cuda = cuda_type(type);
+  std::string text = join({"__device__ INLINE ", cuda, " apply(int op, ", cuda, " x, ", cuda, " y) {\n  switch (op) {\n"});
+  for (uint32_t op = 0; op < static_cast<uint32_t>(ScalarOp::kWhere); ++op) {
+    const auto which = static_cast<ScalarOp>(op);
+    const ScalarOpInfo& facts = info(which);
+    const bool of_bools = type == DType::kInt64 && facts.operand_types == OperandTypes::kBools;
+    if (facts.arity == 0 || !(of_bools || accepts(facts.operand_types, type))) continue;
+    const Kernel kernel = kernel_of(which, of_bools ? DType::kBool : type);
+    text += join({"  case ", std::to_string(op), ": {  // ", facts.name, "\n",
+                  print_cuda(kernel, kernel.stores[0].value, type, parameter), "  }\n"});
+  }
+  text += "  default:\n    return 0;\n  }\n}\n";
+  if (!ir::is_float(type)) return text;
+  Kernel kernel;
+  kernel.values = log_add_exp(type);
+  const auto result = static_cast<uint32_t>(kernel.values.size()) - 1;
+  return text + join({"__device__ INLINE ", cuda, " log_add_exp(", cuda, " x, ", cuda, " y) {\n",
+                      print_cuda(kernel, result, type, parameter), "}\n"});
 }
 
 }  // namespace torch_remote::codegen::formulas

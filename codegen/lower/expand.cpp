@@ -477,8 +477,9 @@ V sum_of_squares(NodeEmitter& node, V x) {
 bool vector_norm(NodeEmitter& node, V x) {
   Emitter& e = node.e;
   const DType type = e.type(x);
-  if (!ir::is_float(type) || node.count_reduced() == 0) return false;
+  if (!ir::is_float(type)) return false;
   const double p = node.has("ord") ? node.float_argument("ord") : node.has("p") ? node.float_argument("p") : 2;
+  if (std::isinf(p) && node.count_reduced() == 0) return false;
   const V size = e.op(ScalarOp::kAbs, x);
   if (p == 2) {
     node.result(0, e.op(ScalarOp::kSqrt, sum_of_squares(node, x)));
@@ -502,14 +503,16 @@ bool reduction(NodeEmitter& node) {
   const V x = node.operand("self");
   switch (node.member.form.expansion) {
     case Expansion::kSum:
-      node.result(0, node.accumulate(Reduction::kSum, e.convert(x, result)));
+      // A sum of bools is true if one of them is.
+      node.result(0, node.accumulate(result == DType::kBool ? Reduction::kMax : Reduction::kSum, e.convert(x, result)));
       return true;
     case Expansion::kMean:
       node.result(0,
                   e.div(node.accumulate(Reduction::kSum, e.convert(x, result)), node.reduced_points(sum_type(result))));
       return true;
     case Expansion::kProduct:
-      node.result(0, node.accumulate(Reduction::kProduct, e.convert(x, result)));
+      node.result(
+          0, node.accumulate(result == DType::kBool ? Reduction::kMin : Reduction::kProduct, e.convert(x, result)));
       return true;
     case Expansion::kMax:
       node.result(0, node.reduce(Reduction::kMax, x));

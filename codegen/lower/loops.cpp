@@ -2,12 +2,13 @@
 
 #include <algorithm>
 
+#include "codegen/loop/facts.h"
+
 namespace torch_remote::codegen {
 
 Status take_in_loops(Launch* launch) {
   Kernel& kernel = launch->kernel;
-  const bool reduces_rows = std::ranges::any_of(
-      kernel.values, [](const Value& value) { return value.kind == Kind::kReduce && value.over == Over::kRows; });
+  const bool reduces_rows = std::ranges::any_of(kernel.values, [](const Value& value) { return is_total(value); });
   const auto taken =
       reduces_rows ? 0u
                    : std::min(static_cast<uint32_t>(launch->outer.size()), kMaxRows - std::min(kernel.rows, kMaxRows));

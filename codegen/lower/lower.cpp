@@ -95,8 +95,8 @@ bool pack_transposed(Launch& launch) {
 
 // Lowers the nodes first..last to one kernel. For ops over lists, it computes the tensors number `item`.
 Status lower_nodes(const ir::Graph& graph, uint32_t first, uint32_t last, std::span<const int64_t> values,
-                   uint32_t item, Launch* launch) {
-  IterationDomain domain(graph, values, item);
+                   uint32_t item, ir::DomainKind kind, Launch* launch) {
+  IterationDomain domain(graph, values, item, kind);
   for (uint32_t n = first; n <= last; ++n) {
     if (!domain.add(n)) {
       return unsupported(std::string(ir::op_desc(graph.nodes[n].opcode).name) +
@@ -120,13 +120,13 @@ bool has_totals(const Kernel& kernel) {
   return std::ranges::any_of(kernel.values, [](const Value& value) { return is_total(value); });
 }
 
-// Checks the kernel, which has stores, and appends it to `launches`.
-Status finish_launch(Launch launch, std::vector<Launch>* launches) {
+// Checks the kernel, which has stores, and appends it to `launches`. `any_order`: transposed operands are not packed.
+Status finish_launch(Launch launch, bool any_order, std::vector<Launch>* launches) {
   const auto at_indices = [](const Store& store) { return !store.indices.empty(); };
   if (has_totals(launch.kernel) && std::ranges::any_of(launch.kernel.stores, at_indices)) {
     return unsupported("the kernel partitions rows in two ways");
   }
-  if (!pack_transposed(launch)) return unsupported("adjacent elements of one operand are not adjacent in another");
+  if (!any_order && !pack_transposed(launch)) return unsupported("adjacent elements of one operand are not adjacent in another");
   if (Status status = verify(launch.kernel); !status.ok()) return unsupported(status.message());
   launches->push_back(std::move(launch));
   return {};
@@ -159,11 +159,11 @@ Status lower_sections(const ir::Graph& graph, std::span<const uint32_t> nodes, s
   for (const ir::Section& section : sections) {
     Launch launch;
     const auto last = static_cast<uint32_t>(section.nodes.size()) - 1;
-    if (Status status = lower_nodes(section.graph, 0, last, section.values, 0, &launch); !status.ok()) return status;
+    if (Status status = lower_nodes(section.graph, 0, last, section.values, 0, ir::DomainKind::kGroup, &launch); !status.ok()) return status;
     rename(section, &launch);
     if (launch.kernel.stores.empty()) continue;
     launch.alternates_with_previous = !launches->empty() && can_alternate(launches->back(), launch);
-    if (Status status = finish_launch(std::move(launch), launches); !status.ok()) return status;
+    if (Status status = finish_launch(std::move(launch), /*any_order=*/false, launches); !status.ok()) return status;
   }
   return {};
 }
@@ -171,7 +171,7 @@ Status lower_sections(const ir::Graph& graph, std::span<const uint32_t> nodes, s
 }  // namespace
 
 Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values,
-                   std::vector<Launch>* launches, bool in_order) {
+                   std::vector<Launch>* launches, bool in_order, ir::DomainKind kind) {
   launches->clear();
   if (group.last - group.first >= kMaxNodes) return unsupported("the group has too many nodes");
   const uint32_t items = ir::count_items(graph.nodes[group.first]);
@@ -195,9 +195,10 @@ Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<con
   for (uint32_t item = 0; item < items && !joins; ++item) {
     if (items > 1 && is_empty_item(graph, group, values, item)) continue;
     Launch launch;
-    if (Status status = lower_nodes(graph, group.first, group.last, values, item, &launch); !status.ok()) return status;
+    Status status = lower_nodes(graph, group.first, group.last, values, item, kind, &launch);
+    if (!status.ok()) return status;
     if (launch.kernel.stores.empty()) continue;
-    if (Status status = finish_launch(std::move(launch), launches); !status.ok()) return status;
+    if (status = finish_launch(std::move(launch), kind != ir::DomainKind::kGroup, launches); !status.ok()) return status;
   }
   for (Launch& launch : *launches) launch.check_indices_first = check_indices_first;
   return {};

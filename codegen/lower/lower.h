@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "codegen/lower/launch.h"
+#include "ir/fusion/domain.h"
 #include "ir/graph.h"
 #include "ir/status.h"
 
@@ -15,8 +16,10 @@ namespace torch_remote::codegen {
 // this run. Returns kUnsupported if no kernel can compute the group with these sizes and strides; its nodes can then be
 // executed one by one.
 // `in_order`: each kernel begins after the previous one has ended, so tensors of one node's list may share memory.
+// `kind`: other kinds than kGroup are for one node whose kernels are interpreted, because compiled code needs elements.
 Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values,
-                   std::vector<Launch>* launches, bool in_order = false);
+                   std::vector<Launch>* launches, bool in_order = false,
+                   ir::DomainKind kind = ir::DomainKind::kGroup);
 
 // Whether the launch may store buffer `made` in the memory of buffer `source` (both are buffers of the graph). The
 // launch must only load `source`, and overwrite each element after its last load with an element of the same size.

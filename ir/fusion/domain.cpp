@@ -148,12 +148,21 @@ bool IterationDomain::map_axes(const KernelForm& form, std::vector<std::vector<u
   int64_t points = 1;
   std::vector<int64_t> sizes;
   if (!find_sizes(*graph_, form, values_, &sizes)) return false;
+  const auto is_reduced = [&](uint32_t axis) { return (form.reduced >> axis & 1) != 0; };
+  bool reduces_one = kind_ != DomainKind::kGroup;  // all reduced axes have size 1, so one of them is kept
+  uint32_t last_reduced = 0;
+  for (uint32_t a = 0; a < sizes.size(); ++a) {
+    if (!is_reduced(a)) continue;
+    reduces_one = reduces_one && sizes[a] == 1;
+    last_reduced = a;
+  }
+  reduces_one = reduces_one && form.reduced != 0;
   std::vector<Axis> axes;
   for (uint32_t a = 0; a < sizes.size(); ++a) {
     const int64_t size = sizes[a];
     // Sizes of expanded views may be arbitrarily large.
-    if (size <= 0 || __builtin_mul_overflow(points, size, &points) || points > kMaxPoints) return false;
-    if (size != 1) axes.push_back({a, size, -1});
+    if (size < (kind_ == DomainKind::kGroup ? 1 : 0) || __builtin_mul_overflow(points, size, &points) || points > kMaxPoints) return false;
+    if (size != 1 || (reduces_one && a == last_reduced)) axes.push_back({a, size, -1});
   }
   dims_of_axis->assign(sizes.size(), {});
   if (members_.empty()) {
@@ -307,8 +316,8 @@ bool IterationDomain::compute_strides(Member& member, const std::vector<std::vec
         size = sizes[axes[d].first];
       }
       for (uint32_t a = axes[d].first + axes[d].count; a-- > axes[d].first;) {
-        if (a == axes[d].first ? size != sizes[a] : size % sizes[a] != 0) return false;
-        size /= sizes[a];
+        if (a == axes[d].first || sizes[a] == 0 ? size != sizes[a] : size % sizes[a] != 0) return false;
+        if (sizes[a] != 0) size /= sizes[a];
         for (const uint32_t dim : std::vector(dims_of_axis[a].rbegin(), dims_of_axis[a].rend())) {
           access.strides[dim] = stride;
           if (stride != 0) access.dims |= 1u << dim;
@@ -344,7 +353,7 @@ bool IterationDomain::find_reduction(Member& member, const std::vector<std::vect
   // A matmul that would add up rows is left to a library: a kernel is no faster there.
   const bool plain = (member.form.expansion >= Expansion::kSum && member.form.expansion != Expansion::kMatmul) ||
                      is_loss(member.form.expansion);
-  const bool of_all = plain && reduced == all() && member.space == all() && marks_.columns != all();
+  const bool of_all = plain && kind_ != DomainKind::kNodeByRows && reduced == all() && member.space == all() && marks_.columns != all();
   if (!of_all && !choose_columns(member, reduced, plain)) return false;
   if (of_all) {
     member.reduces = ReductionKind::kAll;
@@ -413,6 +422,10 @@ bool IterationDomain::innermost_column_is_reduced(const Member& member) const {
 bool IterationDomain::choose_columns(const Member& member, DimMask reduced, bool plain) {
   if (marks_.columns != 0) return true;
   if (member.space != all()) return false;
+  if (kind_ == DomainKind::kNodeByRows) {
+    marks_.columns = reduced;
+    return true;
+  }
   const auto of_space = std::ranges::find_if(member.accesses, [&](const Access& access) {
     return access.part.view == member.form.space && access.part.mapping == AxisMapping::kLast;
   });

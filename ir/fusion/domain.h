@@ -26,12 +26,21 @@ enum class ReductionKind : uint8_t {
   kAll,      // over rows and columns
 };
 
+// What a domain is for.
+enum class DomainKind : uint8_t {
+  kGroup,  // any nodes
+  // One node, whose kernel is interpreted: its dims may have size 0, and it may reduce over dims of size 1.
+  kNode,
+  kNodeByRows,  // the same, but the columns are always the dims over which it reduces
+};
+
 class IterationDomain {
  public:
   // `values`: the values of the graph's symbols (ir::evaluate). For ops over lists, the domain of the `item`-th
   // tensors.
-  IterationDomain(const Graph& graph, std::span<const int64_t> values, uint32_t item = 0)
-      : graph_(&graph), values_(values), item_(item) {}
+  IterationDomain(const Graph& graph, std::span<const int64_t> values, uint32_t item = 0,
+                  DomainKind kind = DomainKind::kGroup)
+      : graph_(&graph), values_(values), item_(item), kind_(kind) {}
 
   // Adds a node after the existing ones. Returns false, and changes nothing, if one loop nest cannot compute all of
   // them.
@@ -94,6 +103,7 @@ class IterationDomain {
   const Graph* graph_;
   std::span<const int64_t> values_;
   uint32_t item_;
+  DomainKind kind_;
   std::vector<int64_t> sizes_;
   std::vector<Member> members_;
   std::vector<uint32_t> splits_;  // dims that were split since add() began

@@ -102,7 +102,7 @@ bool KernelDims::joins(const MergedDims& outer_dim, uint32_t d) const {
 // Cuts the only dim into rows. A short dim becomes one row, so that short and long dims have the same kernel.
 void KernelDims::cut() {
   const int64_t size = columns[0].size;
-  row_length = std::min(size, kPiece);
+  row_length = std::clamp<int64_t>(size, 1, kPiece);
   remainder = size % row_length;
   row = {{columns[0].dims, size / row_length}};
   columns[0].size = row_length;

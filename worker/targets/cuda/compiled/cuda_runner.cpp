@@ -27,15 +27,11 @@ bool is_gather(ir::Expansion expansion) {
          expansion == ir::Expansion::kTake || expansion == ir::Expansion::kIndex;
 }
 
-// A row is one group of channels, but the sums of a channel run over several rows. There is no code for more than one
-// group.
-bool needs_several_groups(ir::Expansion expansion) { return expansion == ir::Expansion::kGroupNormBackward; }
-
 // Whether a compiled kernel can execute the op as a single node.
 bool has_kernel(ir::Opcode opcode) {
   const ir::Expansion expansion = ir::expansion_of(opcode);
   return expansion != ir::Expansion::kNone && expansion != ir::Expansion::kNllLoss && !ir::is_sequential(expansion) &&
-         !is_gather(expansion) && !needs_several_groups(expansion) && !ir::is_join(opcode);
+         !is_gather(expansion) && !ir::is_join(opcode);
 }
 
 // It reads only operands without elements but writes elements; a kernel cannot iterate over such operands. (A size of 0

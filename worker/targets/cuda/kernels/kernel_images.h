@@ -15,9 +15,7 @@ enum class KernelFile : uint8_t {
   kFill,
   kAttention,
   kImage,
-  kNorm,
   kRnn,
-  kReduce,
   kPointwise,
   kSearch,
   kPair,
@@ -25,9 +23,10 @@ enum class KernelFile : uint8_t {
   kGrid,
   kComplex,
   kCtc,
-  kMargin
+  kMargin,
+  kInterpret
 };
-inline constexpr size_t kKernelFiles = 19;
+inline constexpr size_t kKernelFiles = 18;
 
 // An archive of kernels: a header, entries, images. kernel_archive.cpp writes it; it is linked into the worker.
 struct ArchiveHeader {

@@ -1,14 +1,11 @@
 // Random fills with the numbers of worker/targets/aten/kernels/random.cpp. A thread uses one Philox4x32-10 block.
 
 #include "worker/targets/cuda/kernels/device.h"
+#include "worker/targets/cuda/kernels/philox.h"
 #include "worker/targets/cuda/kernels/search_arguments.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
-
-struct Words {
-  u32 word[4];
-};
 
 // Seed and offset: from a kernel's parameters, or from memory.
 struct State {
@@ -19,23 +16,6 @@ __device__ State state_of(const Arguments& f) {
   if (f.numbers == 0) return {f.seed, f.offset};
   const auto* const numbers = pointer<const u64>(f.numbers);
   return {numbers[0], numbers[1]};
-}
-
-__device__ Words philox(const State& state, u64 number) {
-  const auto [seed, offset] = state;
-  auto c0 = static_cast<u32>(number), c1 = static_cast<u32>(number >> 32);
-  auto c2 = static_cast<u32>(offset), c3 = static_cast<u32>(offset >> 32);
-  auto k0 = static_cast<u32>(seed), k1 = static_cast<u32>(seed >> 32);
-  for (int round = 0; round < 10; ++round) {
-    const u64 a = u64{0xD2511F53} * c0, b = u64{0xCD9E8D57} * c2;
-    c0 = static_cast<u32>(b >> 32) ^ c1 ^ k0;
-    c1 = static_cast<u32>(b);
-    c2 = static_cast<u32>(a >> 32) ^ c3 ^ k1;
-    c3 = static_cast<u32>(a);
-    k0 += 0x9E3779B9;
-    k1 += 0xBB67AE85;
-  }
-  return {{c0, c1, c2, c3}};
 }
 
 __device__ u64 wide(u32 low, u32 high) { return static_cast<u64>(high) << 32 | low; }
@@ -142,7 +122,7 @@ KERNEL(256) random_fill(const RandomArguments to) {
   const i64 each = takes_two ? 2 : 4;
   const State state = state_of(to);
   for (i64 number = first_item(); number * each < to.count; number += all_threads()) {
-    const Words words = philox(state, static_cast<u64>(number));
+    const Words words = philox(state.seed, state.offset, static_cast<u64>(number));
     const i64 first = number * each;
     if (to.draw == Draw::kNormal) {
       normal(to, first, words);
@@ -161,7 +141,7 @@ KERNEL(256) random_fill(const RandomArguments to) {
 KERNEL(256) multinomial_draw(const MultinomialArguments f) {
   const State state = state_of(f);
   for (i64 i = first_item(); i < f.rows * f.samples; i += all_threads()) {
-    const Words words = philox(state, static_cast<u64>(i));
+    const Words words = philox(state.seed, state.offset, static_cast<u64>(i));
     const auto* const sums = pointer<const double>(f.sums) + divide(i, f.samples) * f.length;
     const double all = sums[f.length - 1], x = unit(kFloat64, words.word[0], words.word[1]) * all;
     i64 low = 0, high = f.length - 1;
@@ -181,7 +161,7 @@ KERNEL(256) multinomial_draw(const MultinomialArguments f) {
 KERNEL(256) multinomial_keys(const MultinomialArguments f) {
   const State state = state_of(f);
   for (i64 i = first_item(); i < f.rows * f.length; i += all_threads()) {
-    const Words words = philox(state, static_cast<u64>(i));
+    const Words words = philox(state.seed, state.offset, static_cast<u64>(i));
     const double u = (static_cast<double>(wide(words.word[0], words.word[1]) >> 12) + 0.5) * 0x1p-52;
     pointer<double>(f.out)[i] = load_float(f.in, i, f.dtype) / -log(u);
   }

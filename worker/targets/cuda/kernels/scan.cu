@@ -1,5 +1,5 @@
-// Cumulative sums and similar scans along a dim. A line of contiguous elements is scanned by a block, tile by tile. If
-// lines are interleaved, each thread scans one. Sums are f64 or i64.
+// Cumulative maxima and minima along a dim. A line of contiguous elements is scanned by a block, tile by tile. If lines
+// are interleaved, each thread scans one.
 
 #include "worker/targets/cuda/kernels/device.h"
 
@@ -10,55 +10,14 @@ constexpr int kThreads = 256;
 constexpr int kEach = 4;
 
 struct FloatScan {
-  using State = double;
-  __device__ static State load(const ScanArguments& scan, i64 at, i64) {
-    const double x = is_float(scan.in_dtype) ? load_float(scan.in, at, scan.in_dtype)
-                                             : static_cast<double>(load_int(scan.in, at, scan.in_dtype));
-    return rounded(x, scan.out_dtype);
-  }
-  __device__ static void store(const ScanArguments& scan, i64 at, State x) {
+  __device__ static double load(const ScanArguments& scan, i64 at) { return load_float(scan.in, at, scan.in_dtype); }
+  __device__ static void store(const ScanArguments& scan, i64 at, double x) {
     store_float(scan.out, at, scan.out_dtype, x);
   }
 };
 struct IntScan {
-  using State = i64;
-  __device__ static State load(const ScanArguments& scan, i64 at, i64) {
-    return is_float(scan.in_dtype) ? static_cast<i64>(load_float(scan.in, at, scan.in_dtype))
-                                   : load_int(scan.in, at, scan.in_dtype);
-  }
-  __device__ static void store(const ScanArguments& scan, i64 at, State x) {
-    store_int(scan.out, at, scan.out_dtype, x);
-  }
-};
-
-struct FloatSum : FloatScan {
-  __device__ static State neutral() { return 0; }
-  __device__ static State combine(const ScanArguments&, State a, State b) { return a + b; }
-};
-struct FloatProduct : FloatScan {
-  __device__ static State neutral() { return 1; }
-  __device__ static State combine(const ScanArguments&, State a, State b) { return a * b; }
-};
-struct IntSum : IntScan {
-  __device__ static State neutral() { return 0; }
-  __device__ static State combine(const ScanArguments&, State a, State b) {
-    return static_cast<i64>(static_cast<u64>(a) + static_cast<u64>(b));
-  }
-};
-struct IntProduct : IntScan {
-  __device__ static State neutral() { return 1; }
-  __device__ static State combine(const ScanArguments&, State a, State b) {
-    return static_cast<i64>(static_cast<u64>(a) * static_cast<u64>(b));
-  }
-};
-struct LogSumExp : FloatScan {
-  __device__ static State neutral() { return -__builtin_inf(); }
-  __device__ static State combine(const ScanArguments&, State a, State b) {
-    if (a != a || b != b) return __builtin_nan("");
-    const double most = a > b ? a : b, least = a > b ? b : a;
-    if (most == least && (most == __builtin_inf() || most == -__builtin_inf())) return most;
-    return most + f64::log1p(exp(least - most));
-  }
+  __device__ static i64 load(const ScanArguments& scan, i64 at) { return load_int(scan.in, at, scan.in_dtype); }
+  __device__ static void store(const ScanArguments& scan, i64 at, i64 x) { store_int(scan.out, at, scan.out_dtype, x); }
 };
 
 // The maximum or minimum so far, and the last position that has it. NaN is greatest. No position: -1.
@@ -72,7 +31,7 @@ struct Extreme {
   using State = Found<T>;
   __device__ static State neutral() { return {0, -1}; }
   __device__ static State load(const ScanArguments& scan, i64 at, i64 position) {
-    return {Base::load(scan, at, position), position};
+    return {Base::load(scan, at), position};
   }
   __device__ static void store(const ScanArguments& scan, i64 at, State x) {
     Base::store(scan, at, x.value);
@@ -147,12 +106,7 @@ __device__ void scan_columns(const ScanArguments& scan) {
 
 using ExtremeFloat = Extreme<FloatScan, double>;
 using ExtremeInt = Extreme<IntScan, i64>;
-SCAN(scan_sum_float, FloatSum)
-SCAN(scan_sum_int, IntSum)
-SCAN(scan_product_float, FloatProduct)
-SCAN(scan_product_int, IntProduct)
 SCAN(scan_extreme_float, ExtremeFloat)
 SCAN(scan_extreme_int, ExtremeInt)
-SCAN(scan_log_sum_exp, LogSumExp)
 
 }  // namespace torch_remote::worker::cuda

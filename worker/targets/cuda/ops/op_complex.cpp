@@ -386,12 +386,13 @@ constexpr NamedPlan kComplexPlans[] = {{"add", sum_of_both, true},
                                        {"linalg_cross", cross, true},
                                        {"prod", product, true},
                                        {"cumprod", running_product, true},
-                                       {"sum", sum_of_parts, true},
-                                       {"mean", mean_of_parts, true},
-                                       {"var", variance_of_parts, true},
-                                       {"var_mean", variance_of_parts, true},
-                                       {"std", std_of_parts, true},
-                                       {"std_mean", std_of_parts, true}};
+                                       {"cumsum", running_sum_of_parts, true, true},
+                                       {"sum", sum_of_parts, true, true},
+                                       {"mean", mean_of_parts, true, true},
+                                       {"var", variance_of_parts, true, true},
+                                       {"var_mean", variance_of_parts, true, true},
+                                       {"std", std_of_parts, true, true},
+                                       {"std_mean", std_of_parts, true, true}};
 
 }  // namespace
 

@@ -60,9 +60,8 @@ Status margin_loss(OpPlanner& planner, bool has_labels) {
       .at(&MarginArguments::is_target, marks)
       .at(&MarginArguments::out, rows.location)
       .failure([](const MarginArguments& words) { return &words.failure; });
-  if (!is_each)
-    reduce_all(planner, reduction == MarginReduction::kMean ? ReduceAll::kMean : ReduceAll::kSum, rows, *to);
-  return {};
+  if (is_each) return {};
+  return reduce_all(planner, reduction == MarginReduction::kMean ? ReduceAll::kMean : ReduceAll::kSum, rows, *to);
 }
 
 Status margin_loss_backward(OpPlanner& planner, bool has_labels) {

@@ -359,6 +359,7 @@ const NamedPlan* find_op_plan(ir::Opcode opcode, bool of_complex) {
     if (const auto found = complex.find(name); found != complex.end()) return found->second;
   }
   if (const NamedPlan* const plan = expression_plan(opcode)) return plan;
+  if (const NamedPlan* const plan = lowered_plan(opcode)) return plan;
   const auto found = all.find(name);
   return found == all.end() ? nullptr : found->second;
 }

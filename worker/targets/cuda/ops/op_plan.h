@@ -191,12 +191,16 @@ class OpPlanner {
     }
     // Consecutive members, which follow a member that can hold their address in GPU memory.
     template <typename U>
-    Call&& parameters(U T::* numbers, std::initializer_list<ir::Sym> symbols) && {
+    Call&& parameters(U T::* numbers, std::span<const ir::Sym> symbols) && {
       made_.scalars_word = word(&(given_.*numbers));
       for (const ir::Sym symbol : symbols) {
         made_.parameters.push_back({*made_.scalars_word + 1 + made_.parameters.size(), symbol});
       }
       return std::move(*this);
+    }
+    template <typename U>
+    Call&& parameters(U T::* numbers, std::initializer_list<ir::Sym> symbols) && {
+      return std::move(*this).parameters(numbers, std::span<const ir::Sym>(symbols.begin(), symbols.size()));
     }
     template <typename F>
     Call&& failure(F&& member, bool can_fail = true) && {
@@ -241,6 +245,9 @@ class OpPlanner {
 
   OpPlan& plan() { return *plan_; }
   const ir::Node& node() const { return node_; }
+  uint32_t number() const { return number_; }
+  // The values of all symbols. Those that a plan depends on must be read with `value`.
+  std::span<const int64_t> values() const { return values_; }
   const ir::Graph& graph() const { return graph_; }
 
  private:
@@ -281,7 +288,7 @@ struct NamedPlan {
   std::string_view name;
   PlanOp plan;
   bool takes_complex = false;  // Elements are only copied, or the plan checks dtypes itself.
-  bool has_formula = false;    // Its formula is generated (codegen/formulas).
+  bool has_formula = false;    // Its formula is that of the op's expression or expansion.
 };
 // The plan of an op, found by the name without ATen's namespace and overload. Null: there is none.
 const NamedPlan* find_op_plan(ir::Opcode opcode, bool of_complex = false);
@@ -308,6 +315,13 @@ std::span<const NamedPlan> complex_plans();
 
 // The plan of an op that has an expression. Null: its expression cannot be computed here.
 const NamedPlan* expression_plan(ir::Opcode opcode);
+// The plan of an op that has another expansion. Null: it has none, or only moves elements.
+const NamedPlan* lowered_plan(ir::Opcode opcode);
+// Adds the steps of another op that has an expansion, on tensors of the plan. Missing arguments, and results that are
+// not computed, are none.
+using OpArgument = std::variant<std::monostate, OpTensor, std::vector<int64_t>, int64_t, double, bool>;
+Status plan_op(OpPlanner& planner, ir::Opcode opcode, const std::vector<OpArgument>& args,
+               const std::vector<std::optional<OpTensor>>& results);
 
 // Computes a formula of contiguous elements of one dtype.
 void compute_formula(OpPlanner& planner, codegen::formulas::FormulaNumber formula, ir::DType dtype,
@@ -323,27 +337,29 @@ Status make_result(OpPlanner& planner, ir::DType dtype, const std::vector<int64_
 OpTensor broadcast_and_roll(OpPlanner& planner, const OpTensor& from, const OpTensor& to, ir::DType dtype,
                             std::optional<size_t> dim = std::nullopt, int64_t by = 0);
 
-// Writes the number of elements that are not 0 as an i64; `in` is contiguous.
-void count_nonzero(OpPlanner& planner, Location in, ir::DType dtype, int64_t count, Location out);
+// Writes the number of elements that are not 0 as an i64.
+Status count_nonzero(OpPlanner& planner, const OpTensor& tensor, Location out);
 
 // A number argument as an element of a complex dtype, without dims. None: it is a tensor, or absent.
 std::optional<OpTensor> complex_number(OpPlanner& planner, std::string_view name, ir::DType dtype);
 // The absolute values of complex numbers, as a real tensor.
 OpTensor absolute_values(OpPlanner& planner, const OpTensor& tensor);
 
-// Sums and means of complex numbers, part by part.
+// Sums, means and cumulative sums of complex numbers, part by part.
 Status sum_of_parts(OpPlanner& planner);
+Status running_sum_of_parts(OpPlanner& planner);
 Status mean_of_parts(OpPlanner& planner);
 // Variances and standard deviations of complex numbers; both parts contribute.
 Status variance_of_parts(OpPlanner& planner);
 Status std_of_parts(OpPlanner& planner);
 
-// Norms over some dims, of floats or complex numbers, into contiguous floats.
-void norm_over(OpPlanner& planner, const OpTensor& from, const std::vector<bool>& dims, double p, const OpTensor& to);
+// Norms over some dims, of floats or complex numbers. The reduced dims of `to` have size 1.
+Status norm_over(OpPlanner& planner, const OpTensor& from, const std::vector<int64_t>& dims, double p,
+                 const OpTensor& to);
 
-// Reduces all elements of a contiguous tensor to one.
+// Reduces all elements of a tensor to one.
 enum class ReduceAll : uint8_t { kSum, kMean, kMax, kMin };
-void reduce_all(OpPlanner& planner, ReduceAll how, const OpTensor& from, const OpTensor& to);
+Status reduce_all(OpPlanner& planner, ReduceAll how, const OpTensor& from, const OpTensor& to);
 
 // Whether each element is a member of a contiguous tensor of the same dtype. There are as many elements as `to` has.
 Status search_members(OpPlanner& planner, Location elements, const OpTensor& to, const OpTensor& members, bool inverts);

@@ -54,13 +54,6 @@ int64_t as_element(int64_t x, DType dtype) {
       return x;
   }
 }
-double largest_of(DType dtype) {
-  return dtype == DType::kFloat64   ? std::numeric_limits<double>::max()
-         : dtype == DType::kFloat16 ? 65504.0
-         : dtype == DType::kFloat32 ? static_cast<double>(std::numeric_limits<float>::max())
-                                    : 0x1.FEp127;
-}
-
 // -- operands ---------------------------------------------------------------------------------------------------------
 
 struct Operand {
@@ -237,41 +230,11 @@ Status divide(OpPlanner& planner) {
   return compute(planner, formulas::kFloorDivide, dtype_of(types), *to, {std::move(a), std::move(b)});
 }
 
-Status clamp(OpPlanner& planner) {
-  ResultType types;
-  const auto to = planner.result(0);
-  Operand a = operand(planner, "self", &types), least = operand(planner, "min", &types),
-          most = operand(planner, "max", &types);
-  if (!to || !a.is_given) return unsupported("without a result");
-  // With numbers as bounds it is the formula of hardtanh: a zero that equals a bound keeps its sign.
-  const bool has_both = least.is_given && most.is_given;
-  const formulas::FormulaNumber formula = has_both         ? (least.tensor ? formulas::kClamp : formulas::kHardtanh)
-                                          : least.is_given ? formulas::kClampMin
-                                                           : formulas::kClampMax;
-  std::vector<Operand> operands = {std::move(a)};
-  for (Operand* const bound : {&least, &most}) {
-    if (bound->is_given) operands.push_back(std::move(*bound));
-  }
-  return compute(planner, formula, dtype_of(types), *to, std::move(operands));
-}
-
 // The result is a copy of the operand.
 Status same(OpPlanner& planner, const OpTensor& self, const OpTensor& to) {
   if (self.location.buffer == to.location.buffer && self.location.offset == to.location.offset) return {};
   planner.copy(self, to);
   return {};
-}
-
-Status nan_to_num(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to) return unsupported("without a result");
-  if (!ir::is_float(self->dtype)) return same(planner, *self, *to);
-  const double most = largest_of(self->dtype);
-  return compute(planner, formulas::kNanToNum, self->dtype, *to,
-                 {{.is_given = true, .tensor = self},
-                  {.is_given = true, .number = planner.number("nan", 0)},
-                  {.is_given = true, .number = planner.number("posinf", most)},
-                  {.is_given = true, .number = planner.number("neginf", -most)}});
 }
 
 // Rounds to decimals. Integers need no rounding.
@@ -309,14 +272,6 @@ Status inverse_erf(OpPlanner& planner) { return unary(planner, Pointwise::kErfIn
 Status digamma(OpPlanner& planner) { return unary(planner, Pointwise::kDigamma); }
 Status angle(OpPlanner& planner) { return unary(planner, Pointwise::kAngle); }
 
-// Only for integers; floats are compiled.
-Status logit(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || ir::is_float(self->dtype) || !ir::is_float(to->dtype)) return unsupported("of these dtypes");
-  return compute(planner, formulas::kLogit, to->dtype, *to,
-                 {{.is_given = true, .tensor = self}, {.is_given = true, .number = planner.number("eps", -1)}});
-}
-
 Status sinc(OpPlanner& planner) { return unary(planner, Pointwise::kSinc); }
 Status entropy(OpPlanner& planner) { return unary(planner, Pointwise::kEntropy); }
 
@@ -346,17 +301,6 @@ Status zeta(OpPlanner& planner) {
   if (!to || !a.is_given || !b.is_given || !ir::is_float(to->dtype)) return unsupported("without a result");
   const DType dtype = ir::is_float(dtype_of(types)) ? dtype_of(types) : to->dtype;
   return compute(planner, Pointwise::kZeta, dtype, *to, std::move(a), std::move(b));
-}
-
-Status log_sigmoid(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0), kept = planner.result(1);
-  if (!self || !to || !ir::is_float(self->dtype)) return unsupported("of integers");
-  const Operand a{.is_given = true, .tensor = self};
-  if (kept && kept->sizes == self->sizes) {
-    Status status = compute(planner, formulas::kLogSigmoidBuffer, self->dtype, *kept, {a});
-    if (!status.ok()) return status;
-  }
-  return compute(planner, formulas::kLogSigmoid, self->dtype, *to, {a});
 }
 
 // out[i] = a[i + 1] b[i + 2] - a[i + 2] b[i + 1] along a dim of three.
@@ -395,9 +339,11 @@ Status renorm(OpPlanner& planner) {
   norms.sizes[dim] = self->sizes[dim];
   norms.strides = packed_strides(norms.sizes);
   norms.location = planner.scratch(norms.nbytes());
-  std::vector<bool> dims(self->sizes.size(), true);
-  dims[dim] = false;
-  norm_over(planner, *self, dims, planner.number("p"), norms);
+  std::vector<int64_t> dims;
+  for (size_t d = 0; d < self->sizes.size(); ++d) {
+    if (d != dim) dims.push_back(static_cast<int64_t>(d));
+  }
+  if (Status status = norm_over(planner, *self, dims, planner.number("p"), norms); !status.ok()) return status;
   OpTensor from = *self, made = *to;
   if (ir::is_complex(to->dtype)) {  // Both parts get the same factor.
     from = parts_of(from);
@@ -440,69 +386,25 @@ Status glu_backward(OpPlanner& planner) {
   return compute(planner, Pointwise::kGluSlope, self->dtype, made->second, gated, gate, of_grad);
 }
 
-// Losses of pairs of elements, reduced or not. `make` computes the losses of the elements. `weighs`: the losses are
-// multiplied by the argument `weight`.
-template <typename Make>
-Status pair_loss(OpPlanner& planner, bool weighs, Make&& make) {
+Status binary_cross_entropy(OpPlanner& planner) {
   const auto self = planner.tensor("self"), target = planner.tensor("target"), to = planner.result(0);
-  const auto weight = weighs ? planner.tensor("weight") : std::nullopt;
+  const auto weight = planner.tensor("weight");
   if (!self || !target || !to || !ir::is_float(self->dtype)) return unsupported("of integers");
   const auto how = planner.integer("reduction", 1);
   const DType dtype = codegen::promoted(self->dtype, target->dtype);
   OpTensor losses = *to;
-  if (how != 0) {
+  if (how != 0) {  // Losses that are summed are at least f32.
     losses.sizes = self->sizes;
     if (target->sizes != self->sizes) return unsupported("of targets of other sizes");
-  }
-  // Losses that are still summed or multiplied are at least f32.
-  const bool ends = how == 0 && !weight;
-  if (!ends) {
     losses.dtype = dtype == DType::kFloat64 ? dtype : DType::kFloat32;
     losses.strides = packed_strides(losses.sizes);
     losses.location = planner.scratch(losses.nbytes());
   }
-  const Operand a{.is_given = true, .tensor = self}, b{.is_given = true, .tensor = target};
-  Status status = make(dtype, losses, a, b);
-  if (!status.ok() || ends) return status;
-  if (weight) {
-    OpTensor weighted = how == 0 ? *to : losses;
-    if (how != 0) weighted.location = planner.scratch(losses.nbytes());
-    status = compute(planner, formulas::kMul, losses.dtype, weighted,
-                     {{.is_given = true, .tensor = losses}, {.is_given = true, .tensor = weight}});
-    if (!status.ok() || how == 0) return status;
-    losses = weighted;
-  }
-  reduce_all(planner, how == 1 ? ReduceAll::kMean : ReduceAll::kSum, losses, *to);
-  return {};
-}
-// `parameter`: an argument of the formula, by name.
-template <formulas::FormulaNumber kFormula>
-Status loss(OpPlanner& planner, std::string_view parameter) {
-  return pair_loss(planner, false, [&](DType dtype, const OpTensor& losses, const Operand& a, const Operand& b) {
-    std::vector<Operand> operands = {a, b};
-    if (!parameter.empty()) operands.push_back({.is_given = true, .number = planner.number(parameter, 1)});
-    return compute(planner, kFormula, dtype, losses, std::move(operands));
-  });
-}
-template <formulas::FormulaNumber kFormula>
-Status loss(OpPlanner& planner) {
-  return loss<kFormula>(planner, {});
-}
-Status smooth_l1_loss(OpPlanner& planner) { return loss<formulas::kSmoothL1Loss>(planner, "beta"); }
-Status huber_loss(OpPlanner& planner) { return loss<formulas::kHuberLoss>(planner, "delta"); }
-Status logits_cross_entropy(OpPlanner& planner) {
-  const auto weight = planner.tensor("pos_weight");
-  return pair_loss(planner, true, [&](DType dtype, const OpTensor& losses, const Operand& a, const Operand& b) {
-    if (!weight) return compute(planner, formulas::kLogitsLoss, dtype, losses, {a, b});
-    return compute(planner, formulas::kWeightedLogitsLoss, dtype, losses, {a, b, {.is_given = true, .tensor = weight}});
-  });
-}
-Status binary_cross_entropy(OpPlanner& planner) {
-  const auto weight = planner.tensor("weight");
-  return pair_loss(planner, false, [&](DType dtype, const OpTensor& losses, const Operand& a, const Operand& b) {
-    return compute(planner, Pointwise::kBinaryCrossEntropy, dtype, losses, a, b,
-                   weight ? Operand{.is_given = true, .tensor = weight} : Operand{});
-  });
+  Status status = compute(planner, Pointwise::kBinaryCrossEntropy, dtype, losses, {.is_given = true, .tensor = self},
+                          {.is_given = true, .tensor = target},
+                          weight ? Operand{.is_given = true, .tensor = weight} : Operand{});
+  if (!status.ok() || how == 0) return status;
+  return reduce_all(planner, how == 1 ? ReduceAll::kMean : ReduceAll::kSum, losses, *to);
 }
 
 // isin. A single test element is compared directly. Several are sorted and searched; NaN is never a member.
@@ -559,19 +461,15 @@ Status equal(OpPlanner& planner) {
   }
   const Location flags = planner.scratch(static_cast<uint64_t>(numbers));
   compute_formula(planner, formulas::kNe, dtype, {a, b}, numbers, DType::kBool, flags);
-  count_nonzero(planner, flags, DType::kBool, numbers, count);
-  return {};
+  return count_nonzero(planner, {.location = flags, .dtype = DType::kBool, .sizes = {numbers}, .strides = {1}}, count);
 }
 
-constexpr NamedPlan kPointwisePlans[] = {{"clamp", clamp, false, true},
-                                         {"nan_to_num", nan_to_num, false, true},
-                                         {"div", divide},
+constexpr NamedPlan kPointwisePlans[] = {{"div", divide},
                                          {"round", round},
                                          {"signbit", sign_bit},
                                          {"angle", angle},
                                          {"erfinv", inverse_erf},
                                          {"digamma", digamma},
-                                         {"logit", logit, false, true},
                                          {"sinc", sinc},
                                          {"special_entr", entropy},
                                          {"i0", bessel_i<0, false>},
@@ -589,15 +487,9 @@ constexpr NamedPlan kPointwisePlans[] = {{"clamp", clamp, false, true},
                                          {"lcm", binary<Pointwise::kLcm>},
                                          {"linalg_cross", cross},
                                          {"renorm", renorm, true},
-                                         {"log_sigmoid_forward", log_sigmoid, false, true},
                                          {"glu", glu},
                                          {"glu_backward", glu_backward},
                                          {"binary_cross_entropy", binary_cross_entropy},
-                                         {"binary_cross_entropy_with_logits", logits_cross_entropy, false, true},
-                                         {"mse_loss", loss<formulas::kMseLoss>, false, true},
-                                         {"smooth_l1_loss", smooth_l1_loss, false, true},
-                                         {"huber_loss", huber_loss, false, true},
-                                         {"soft_margin_loss", loss<formulas::kSoftMarginLoss>, false, true},
                                          {"isin", is_in},
                                          {"equal", equal, true}};
 

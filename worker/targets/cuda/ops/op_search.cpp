@@ -128,8 +128,9 @@ Status histogram(OpPlanner& planner) {
       one->sizes = one->strides = {};
       one->location = planner.scratch(8);
     }
-    reduce_all(planner, ReduceAll::kMin, all, least);
-    reduce_all(planner, ReduceAll::kMax, all, most);
+    for (const auto& [how, to] : {std::pair(ReduceAll::kMin, &least), std::pair(ReduceAll::kMax, &most)}) {
+      if (Status status = reduce_all(planner, how, all, *to); !status.ok()) return status;
+    }
   } else {
     least.location = most.location = {};
   }

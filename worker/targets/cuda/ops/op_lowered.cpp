@@ -1,0 +1,397 @@
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "codegen/lower/loops.h"
+#include "codegen/lower/lower.h"
+#include "ir/fusion/fusion.h"
+#include "worker/targets/cuda/kernels/arguments.h"
+#include "worker/targets/cuda/ops/loop_encoder.h"
+#include "worker/targets/cuda/ops/op_plan.h"
+
+// Plans ops with an expansion (ir/ops/fusion.toml). The kernels are those that compiled code is made of
+// (codegen/lower); the GPU interprets them (kernels/interpret.cu). So they need no compiler, and every layout and
+// dtype has a plan.
+namespace torch_remote::worker::cuda {
+namespace {
+
+using ir::DType;
+
+// Adds the launches for a kernel. `locations` are those of the buffers that it names.
+Status interpret(OpPlanner& planner, codegen::Launch launch, const std::vector<Location>& locations) {
+  if (Status status = codegen::take_in_loops(&launch); !status.ok()) return status;
+  for (const ir::Sym symbol : launch.depends) (void)planner.value(symbol);
+  uint32_t first_failure = 0;
+  bool can_fail = false;
+  std::vector<Location> data;
+  for (size_t i = 0; i < launch.operands.size(); ++i) {
+    const codegen::Binding& binding = launch.operands[i];
+    const codegen::Operand& operand = launch.kernel.operands[i];
+    if (binding.needs_zero_fill) return unsupported("that adds at indices");
+    Location at = locations[binding.buffer];
+    at.offset += static_cast<uint64_t>(binding.offset) * ir::item_size(operand.dtype);
+    data.push_back(at);
+    const uint32_t number = planner.add_operand(-1);
+    if (i == 0) first_failure = number;
+    can_fail |= operand.indexed != 0;
+  }
+  EncodedKernel encoded;
+  if (Status status = encode(launch, first_failure, &encoded); !status.ok()) return status;
+  const Location totals = encoded.scratch_bytes != 0 ? planner.scratch(encoded.scratch_bytes) : Location();
+  const auto add = [&](const InterpretArguments& arguments) {
+    const auto [grid, block] = EncodedKernel::size_of(arguments);
+    planner.launch(KernelFile::kInterpret, "interpret", arguments, grid, block)
+        .at_words([](const InterpretArguments& words) { return &words.data[0]; }, data)
+        .at(&InterpretArguments::totals, totals)
+        .parameters(&InterpretArguments::numbers, encoded.symbols)
+        .failure([](const InterpretArguments& words) { return &words.failure; }, can_fail);
+  };
+  add(encoded.main);
+  if (encoded.finish) add(*encoded.finish);
+  return {};
+}
+
+Status interpret(OpPlanner& planner, const ir::Graph& graph, uint32_t node, std::span<const int64_t> values,
+                 ir::DomainKind kind, const std::vector<Location>& locations) {
+  std::vector<codegen::Launch> launches;
+  const ir::Group group{.first = node, .last = node};
+  Status status = codegen::lower_group(graph, group, values, &launches, /*in_order=*/true, kind);
+  if (!status.ok()) return status;
+  for (codegen::Launch& launch : launches) {
+    if (status = interpret(planner, std::move(launch), locations); !status.ok()) return status;
+  }
+  return {};
+}
+
+// Changes to a node whose kernels cannot be lowered as it is.
+struct Form {
+  ir::DomainKind kind = ir::DomainKind::kNode;
+  bool contiguous = false;  // strided tensors are copied; the dims over which the node reduces are then the inner ones
+  // Tensors without dims get a dim of size 1.
+  bool lift_args = false, lift_results = false;
+  bool as_floats = false;  // integer operands are converted to the dtype of the result, if that is a float
+};
+
+// The node as one of the functional op, if the op has no expansion: an in-place or out= overload.
+ir::Node functional(const ir::Node& node) {
+  const ir::OpDesc& desc = ir::op_desc(node.opcode);
+  if (ir::expansion_of(node.opcode) != ir::Expansion::kNone || desc.functional == node.opcode) return node;
+  const ir::OpDesc& of = ir::op_desc(desc.functional);
+  ir::Node made{.opcode = desc.functional, .args = node.args, .results = node.results};
+  made.args.resize(of.args.size());
+  made.results.resize(of.results.size());
+  for (size_t i = 0; i < of.results.size() && i < desc.results.size(); ++i) {
+    const int8_t alias = desc.results[i].alias;
+    if (alias >= 0) made.results[i] = node.args[static_cast<size_t>(alias)];
+  }
+  return made;
+}
+
+// A graph of one node, with a buffer of its own for each view.
+class SingleNode {
+ public:
+  SingleNode(OpPlanner& planner, const Form& form) : planner_(planner), form_(form) {
+    graph_.params = planner.graph().params;
+    graph_.exprs = planner.graph().exprs;
+    values_.assign(planner.values().begin(), planner.values().end());
+  }
+
+  void add_planned_node() {
+    ir::Node node = functional(planner_.node());
+    std::map<uint32_t, ir::Access> accesses;
+    ir::for_each_access(node, [&](uint32_t view, ir::Access access) {
+      const auto [found, is_new] = accesses.emplace(view, access);
+      if (!is_new && found->second != access) found->second = ir::Access::kUpdates;
+    });
+    std::map<uint32_t, uint32_t> names;
+    for (const auto& [view, access] : accesses) {
+      const OpTensor tensor = planner_.tensor_of(view);
+      names[view] = add_view(access == ir::Access::kReads ? operand_of(node.opcode, tensor) : tensor, access);
+    }
+    for (ir::Arg& arg : node.args) rename(names, arg);
+    for (ir::Arg& arg : node.results) rename(names, arg);
+    graph_.nodes.push_back(std::move(node));
+  }
+
+  void add_node(ir::Opcode opcode, std::span<const OpArgument> args, std::span<const std::optional<OpTensor>> results) {
+    ir::Node node{.opcode = opcode};
+    const ir::OpDesc& desc = ir::op_desc(opcode);
+    for (size_t i = 0; i < args.size(); ++i) node.args.push_back(argument(args[i], desc.args[i].writes));
+    node.args.resize(desc.args.size());
+    for (const std::optional<OpTensor>& to : results) {
+      ir::Arg& made = node.results.emplace_back();
+      if (to) made = {.tag = ir::ArgTag::kView, .a = add_view(*to, ir::Access::kCreates)};
+    }
+    node.results.resize(desc.results.size());
+    graph_.nodes.push_back(std::move(node));
+  }
+
+  Status interpret() {
+    if (form_.contiguous) copy_strided();
+    Status status = cuda::interpret(planner_, graph_, 0, values_, form_.kind, locations_);
+    for (const auto& [from, to] : copies_) planner_.copy(from, to);
+    return status;
+  }
+
+  bool has_number() const { return has_number_; }
+  bool writes_elements() const {
+    return std::ranges::any_of(operands_, [](const Operand& operand) {
+      return operand.access != ir::Access::kReads && operand.tensor.count() != 0;
+    });
+  }
+
+ private:
+  struct Operand {
+    OpTensor tensor;
+    ir::Access access;
+  };
+
+  uint32_t add_view(OpTensor tensor, ir::Access access) {
+    const bool is_arg = access == ir::Access::kReads;
+    has_number_ |= tensor.sizes.empty();
+    if (tensor.sizes.empty() && (is_arg ? form_.lift_args : form_.lift_results)) {
+      tensor.sizes = {1};
+      tensor.strides = {1};
+    }
+    ir::View view{.buffer = static_cast<uint32_t>(graph_.buffers.size()), .dtype = tensor.dtype, .offset = symbol(0)};
+    for (const int64_t size : tensor.sizes) view.sizes.push_back(symbol(size));
+    for (const int64_t stride : tensor.strides) view.strides.push_back(symbol(stride));
+    graph_.buffers.push_back({.kind = ir::BufferKind::kInput, .survives = true});
+    graph_.views.push_back(std::move(view));
+    locations_.push_back(tensor.location);
+    operands_.push_back({std::move(tensor), access});
+    return static_cast<uint32_t>(graph_.views.size() - 1);
+  }
+
+  // The strides of contiguous memory in which reduced dims are the inner ones.
+  std::vector<int64_t> strides_in_order(const OpTensor& tensor, uint64_t reduced) const {
+    std::vector<int64_t> strides(tensor.sizes.size());
+    int64_t step = 1;
+    for (const bool reduces : {true, false}) {
+      for (size_t d = strides.size(); d-- > 0;) {
+        if ((reduced >> d & 1) != (reduces ? 1 : 0)) continue;
+        strides[d] = step;
+        step *= std::max<int64_t>(tensor.sizes[d], 1);
+      }
+    }
+    return strides;
+  }
+
+  void copy_strided() {
+    ir::KernelForm form;
+    if (!ir::find_form(graph_, graph_.nodes[0], 0, &form)) return;
+    const size_t rank = graph_.views[form.space].sizes.size();
+    for (uint32_t v = 0; v < operands_.size(); ++v) {
+      const auto& [tensor, access] = operands_[v];
+      const bool has_all_dims = std::ranges::any_of(form.parts, [&](const ir::Part& part) {
+        return part.view == v && part.mapping == ir::AxisMapping::kLast && tensor.sizes.size() == rank;
+      });
+      OpTensor there = tensor;
+      there.strides = strides_in_order(tensor, has_all_dims && form.channel_groups == 0 ? form.reduced : 0);
+      if (there.strides == tensor.strides) continue;
+      there.location = planner_.scratch(tensor.nbytes());
+      if (access == ir::Access::kReads || access == ir::Access::kUpdates) planner_.copy(tensor, there);
+      if (access != ir::Access::kReads) copies_.emplace_back(there, tensor);
+      for (size_t d = 0; d < rank && d < there.strides.size(); ++d) {
+        graph_.views[v].strides[d] = symbol(there.strides[d]);
+      }
+      locations_[v] = there.location;
+    }
+  }
+
+  // The symbol of a constant.
+  ir::Sym symbol(int64_t value) {
+    const ir::Sym made = graph_.constant(value);
+    values_.resize(graph_.symbols());
+    values_[made] = value;
+    return made;
+  }
+
+  ir::Arg argument(const OpArgument& given, bool writes) {
+    ir::Arg arg;
+    if (const auto* const tensor = std::get_if<OpTensor>(&given)) {
+      arg = {.tag = ir::ArgTag::kView, .a = add_view(*tensor, writes ? ir::Access::kUpdates : ir::Access::kReads)};
+    } else if (const auto* const numbers = std::get_if<std::vector<int64_t>>(&given)) {
+      arg.tag = ir::ArgTag::kList;
+      for (const int64_t number : *numbers) arg.items.push_back({.tag = ir::ArgTag::kInt, .a = symbol(number)});
+    } else if (const auto* const integer = std::get_if<int64_t>(&given)) {
+      arg = {.tag = ir::ArgTag::kInt, .a = symbol(*integer)};
+    } else if (const auto* const number = std::get_if<double>(&given)) {
+      arg = {.tag = ir::ArgTag::kFloat, .a = symbol(std::bit_cast<int64_t>(*number))};
+    } else if (const auto* const flag = std::get_if<bool>(&given)) {
+      arg = {.tag = ir::ArgTag::kBool, .a = symbol(*flag ? 1 : 0)};
+    }
+    return arg;
+  }
+
+  OpTensor packed(const OpTensor& tensor, DType dtype) {
+    OpTensor made = tensor;
+    made.location = planner_.packed(tensor, dtype);
+    made.dtype = dtype;
+    made.strides = packed_strides(tensor.sizes);
+    return made;
+  }
+
+  // The operand in a form for which there are kernels.
+  OpTensor operand_of(ir::Opcode opcode, const OpTensor& tensor) {
+    const ir::Expansion expansion = ir::expansion_of(opcode);
+    if (ir::is_complex(tensor.dtype)) {
+      // Norms use absolute values; other reductions to real results only use which elements are 0.
+      if (expansion == ir::Expansion::kVectorNorm) return absolute_values(planner_, tensor);
+      return packed(tensor, DType::kBool);
+    }
+    const bool finds = expansion == ir::Expansion::kArgMax || expansion == ir::Expansion::kArgMin;
+    if (finds && !planner_.has("dim") && tensor.sizes.size() > 1) {  // the position among all elements
+      OpTensor flat = packed(tensor, tensor.dtype);
+      flat.sizes = {tensor.count()};
+      flat.strides = {1};
+      return flat;
+    }
+    const std::optional<OpTensor> to = planner_.result(0);
+    if (form_.as_floats && to && ir::is_float(to->dtype) && !ir::is_float(tensor.dtype)) {
+      return packed(tensor, to->dtype);
+    }
+    return tensor;
+  }
+
+  static void rename(const std::map<uint32_t, uint32_t>& names, ir::Arg& arg) {
+    if (arg.tag == ir::ArgTag::kView) arg.a = names.at(arg.a);
+    for (ir::Arg& item : arg.items) rename(names, item);
+  }
+
+  OpPlanner& planner_;
+  const Form form_;
+  ir::Graph graph_;
+  std::vector<int64_t> values_;
+  std::vector<Location> locations_;  // of each buffer, and so of each view
+  std::vector<Operand> operands_;    // of each view
+  bool has_number_ = false;          // a tensor has no dims
+  std::vector<std::pair<OpTensor, OpTensor>> copies_;  // after the kernels
+};
+
+// Plans a node in the first form whose kernels can be lowered. `add` adds the node to the graph.
+template <typename Add>
+Status plan_single(OpPlanner& planner, std::span<const Form> forms, Add&& add) {
+  const OpPlan before = planner.plan();
+  Status status;
+  for (const Form& form : forms) {
+    SingleNode node(planner, form);
+    add(node);
+    if (!node.writes_elements()) return {};
+    if (form.lift_args && !node.has_number()) break;
+    if (status = node.interpret(); status.ok()) break;
+    planner.plan() = before;
+  }
+  return status;
+}
+constexpr auto kByRows = ir::DomainKind::kNodeByRows;
+constexpr Form kForms[] = {{},
+                           {.kind = kByRows},
+                           {.contiguous = true},
+                           {.kind = kByRows, .contiguous = true},
+                           {.kind = kByRows, .contiguous = true, .as_floats = true},
+                           {.kind = kByRows, .contiguous = true, .lift_args = true},
+                           {.kind = kByRows, .contiguous = true, .lift_args = true, .lift_results = true}};
+
+// Whether the op of complex numbers is one of real numbers: see SingleNode::real_of_complex.
+bool takes_complex(ir::Opcode opcode) {
+  const ir::Expansion expansion = ir::expansion_of(opcode);
+  return expansion == ir::Expansion::kVectorNorm || expansion == ir::Expansion::kAny ||
+         expansion == ir::Expansion::kAll || expansion == ir::Expansion::kCountNonzero;
+}
+
+// Without elements, CPU's group norm has means of 0, and reciprocals of standard deviations that are NaN.
+Status plan_empty_group_norm(OpPlanner& planner) {
+  const auto mean = planner.result(1), rstd = planner.result(2);
+  if (mean) planner.zero(planner.output(*mean), mean->nbytes());
+  if (!rstd) return {};
+  planner
+      .launch(KernelFile::kFill, "fill_bits",
+              FillArguments{.count = rstd->count(),
+                            .item = ir::item_size(rstd->dtype),
+                            .bits = float_bits(std::numeric_limits<double>::quiet_NaN(), rstd->dtype)},
+              blocks_for(rstd->count()))
+      .at(&FillArguments::out, planner.output(*rstd));
+  return {};
+}
+
+// Whether the op is a running reduction over one position, which is a copy.
+bool is_copy(OpPlanner& planner, ir::Expansion expansion, const OpTensor& self) {
+  const bool runs = expansion == ir::Expansion::kCumsum || expansion == ir::Expansion::kCumprod ||
+                    expansion == ir::Expansion::kLogCumSumExp;
+  return runs && split(self.sizes, planner.integer("dim")).length == 1;
+}
+
+Status plan_lowered(OpPlanner& planner) {
+  bool has_complex = false, makes_complex = false;
+  ir::for_each_view(planner.node(), [&](uint32_t view, bool writes) {
+    const bool is_complex = ir::is_complex(planner.graph().views[view].dtype);
+    has_complex |= is_complex;
+    makes_complex |= is_complex && writes;
+  });
+  if (has_complex && (makes_complex || !takes_complex(ir::op_desc(planner.node().opcode).functional))) {
+    return unsupported("of complex numbers");
+  }
+  const ir::Expansion expansion = ir::expansion_of(functional(planner.node()).opcode);
+  const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0);
+  if (self && to && is_copy(planner, expansion, *self)) {
+    if (self->location.buffer != to->location.buffer) planner.copy(*self, *to);
+    return {};
+  }
+  const std::optional<OpTensor> input = planner.tensor("input");
+  if (expansion == ir::Expansion::kGroupNorm && input && input->count() == 0) return plan_empty_group_norm(planner);
+  return plan_single(planner, kForms, [](SingleNode& node) { node.add_planned_node(); });
+}
+
+constexpr NamedPlan kLoweredPlan{"expansion", plan_lowered, true, true};
+
+// Ops that move elements and compute nothing have plans of their own, which other ops share.
+bool moves_only(ir::Expansion expansion) {
+  switch (expansion) {
+    case ir::Expansion::kCopy:
+    case ir::Expansion::kFill:
+    case ir::Expansion::kEmbedding:
+    case ir::Expansion::kEmbeddingBackward:
+    case ir::Expansion::kIndexSelect:
+    case ir::Expansion::kGather:
+    case ir::Expansion::kTake:
+    case ir::Expansion::kIndex:
+    case ir::Expansion::kIndexAdd:
+    case ir::Expansion::kIndexCopy:
+    case ir::Expansion::kIndexPut:
+    case ir::Expansion::kScatter:
+    case ir::Expansion::kScatterAdd:
+    case ir::Expansion::kMatmul:
+    case ir::Expansion::kNllLoss:
+    case ir::Expansion::kNllLossBackward:
+    case ir::Expansion::kCat:
+    case ir::Expansion::kStack:
+    case ir::Expansion::kSliceBackward:
+    case ir::Expansion::kSelectBackward:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+Status plan_op(OpPlanner& planner, ir::Opcode opcode, const std::vector<OpArgument>& args,
+               const std::vector<std::optional<OpTensor>>& results) {
+  return plan_single(planner, kForms, [&](SingleNode& node) { node.add_node(opcode, args, results); });
+}
+
+const NamedPlan* lowered_plan(ir::Opcode opcode) {
+  const ir::Expansion own = ir::expansion_of(opcode);
+  const ir::Expansion expansion =
+      own == ir::Expansion::kNone ? ir::expansion_of(ir::op_desc(opcode).functional) : own;
+  const bool is_lowered =
+      expansion != ir::Expansion::kNone && expansion != ir::Expansion::kExpression && !moves_only(expansion);
+  return is_lowered ? &kLoweredPlan : nullptr;
+}
+
+}  // namespace torch_remote::worker::cuda
