@@ -3,7 +3,7 @@ and writes the requested outputs.
 
     generate.py --table_header ir/ops/op_table.h --conventions ir/ops/conventions.toml \
         [--torch_version V] [--header OUT] [--source OUT] [--json OUT] [--docs OUT] [--composed OUT]
-        [--call_checks OUT] [--kernel_dtypes OUT] [--expansions OUT] [--relations OUT] \
+        [--call_checks OUT] [--kernel_dtypes OUT] [--expansions OUT] [--relations OUT] [--cuda_plans OUT] \
         [--matrix tests/ops/matrix.json] ir/ops/pointwise.toml ...
 """
 
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import op_dtypes
 import op_emit
+import op_kernels
 import op_lists
 import op_relations
 from op_entries import TableError, load_table, read_vocabulary
@@ -40,6 +41,7 @@ def main() -> int:
         "kernel_dtypes",
         "expansions",
         "relations",
+        "cuda_plans",
     ):
         parser.add_argument(f"--{output}")
     parser.add_argument("--matrix", help="tests/ops/matrix.json, for the docs: which op equals CPU in which dtype")
@@ -67,6 +69,7 @@ def main() -> int:
             "kernel_dtypes": lambda: op_lists.kernel_dtypes(folder / "kernel_dtypes.toml", overloads),
             "expansions": lambda: op_lists.expansions(folder / "fusion.toml", options.table_header, ops),
             "relations": lambda: op_relations.relations(folder / "relations.toml", ops, overloads),
+            "cuda_plans": lambda: op_kernels.cuda_plans(folder / "composed.toml", ops),
             "docs": lambda: (
                 op_emit.docs(ops, vocabulary, functions, torch_version())
                 + op_dtypes.docs(ops, json.loads(Path(options.matrix).read_text(encoding="utf-8")))

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import op_emit
+import op_kernels
 import op_lists
 import op_relations
 import pytest
@@ -161,6 +162,8 @@ def test_expressions_by_overload(tmp_path):
         ('relu = { expression = "self ** 2", doc = "." }', "only numbers, arguments, + - * /"),
         ('mul = { expression = "self * self", doc = "." }', "does not use the tensor 'other' of 'mul.Tensor'"),
         ('mm = { in_place_only = true, doc = "." }', "is in_place_only but has no in-place overload"),
+        ('mul = { cuda = "topk", doc = "." }', "'topk' is not a function; write 'file.function'"),
+        ('mul = { cuda = { any = "a.b", real = "a.c" }, doc = "." }', "use 'any' alone, or 'real' and 'complex'"),
         ('mul = { expressions = { X = "self" }, doc = "." }', "expressions names the overload 'X'; there are Scalar"),
     ],
 )
@@ -225,7 +228,7 @@ def test_lists_beside_the_table_are_checked(tmp_path):
         return op_lists.kernel_dtypes(path, OVERLOADS)
 
     def graph(row: str) -> str:
-        return f"[own_kernels]\n[graph]\n{row}\n"
+        return f"[own_kernels]\n[kernels]\n[graph]\n{row}\n"
 
     assert '{"aten::clone", true, ComposedAs::kFill' in composed(Path("ir/ops/composed.toml"))
     assert "'emty' is not in native_functions" in wrong(composed, graph('emty = { as = "empty" }'))
@@ -234,7 +237,7 @@ def test_lists_beside_the_table_are_checked(tmp_path):
     assert "with names 'valve'" in wrong(
         composed, graph('full = { as = "fill", by = "fill_.Scalar", with = ["valve"] }')
     )
-    assert "twice" in wrong(composed, '[own_kernels]\na = ["view"]\nb = ["view"]\n[graph]\n')
+    assert "twice" in wrong(composed, '[own_kernels]\na = ["view"]\nb = ["view"]\n[kernels]\n[graph]\n')
     assert '{"aten::bmm", "bmm", kBool | kComplexHalf},' in dtypes(Path("ir/ops/kernel_dtypes.toml"))
     assert '{"aten::mode", "mode_cpu", kComplex, true},' in dtypes(Path("ir/ops/kernel_dtypes.toml"))
     row = '[refuses]\nbmm = [{ kernel = "bmm", dtypes = ["bits"] }]'
@@ -315,3 +318,48 @@ def test_expansions_are_of_known_ops_and_kinds(tmp_path):
     assert "'_softmaxx' is not in the op table" in wrong('"_softmax"', '"_softmaxx"')
     assert "'relu' has an expression already" in wrong('"_softmax"', '"relu"')
     assert "'mean' is named twice" in wrong('"_softmax"', '"mean"')
+
+
+def test_cuda_plans_are_declared_and_listed(tmp_path):
+    lists = tmp_path / "composed.toml"
+    entries = """[op]
+topk = { cuda = "sort.topk", doc = "." }
+alias_copy = { cuda = { any = "view.copy" }, doc = "." }
+sum = { cuda = { real = "reduce.sum", complex = "complex.sum" }, doc = "." }
+"""
+    ops = list(table(tmp_path, entries).values())
+
+    def header(kernels: str) -> str:
+        lists.write_text(f"[kernels]\n{kernels}\n")
+        (tmp_path / "allowed_ops.txt").write_text("aten::sort\n")
+        return op_kernels.cuda_plans(lists, ops)
+
+    text = header('sort = { cuda = "sort.sort" }')
+    assert "namespace sort_plans {\nStatus sort(OpPlanner& planner);\nStatus topk(OpPlanner& planner);\n}" in text
+    plans = ["sort.topk", "view.copy", "reduce.sum", "complex.sum", "sort.sort"]
+    lines = text.splitlines()
+    listed = [line for line in lines if "_plans::" in line]
+    assert sorted(listed) == sorted(
+        f'    {{"{plan}", {plan.replace(".", "_plans::")}, {str(plan in plans[1::2]).lower()}}},' for plan in plans
+    )
+    number = {line.split('"')[1]: f"&kPlans[{i}]" for i, line in enumerate(listed)}
+    row = {op.overload.name: opcode for opcode, op in enumerate(ops)}
+    copy = number["view.copy"]
+    assert f"    {{{row['topk']}, {number['sort.topk']}, nullptr}},  // aten::topk" in lines
+    assert f"    {{{row['alias_copy']}, {copy}, {copy}}},  // aten::alias_copy" in lines
+    assert f"    {{{row['sum']}, {number['reduce.sum']}, {number['complex.sum']}}},  // aten::sum" in lines
+    assert f'    {{"aten::sort", {number["sort.sort"]}, nullptr}},' in lines
+    for kernels, message in {
+        'msort = { cuda = "sort.sort" }': "names 'aten::msort', which allowed_ops.txt does not list",
+        "sort = { gpu = 1 }": "[kernels.aten::sort] has ['gpu']",
+        'sort = { cuda = "sort" }': "[kernels.aten::sort]: 'sort' is not a function",
+    }.items():
+        with pytest.raises(TableError) as caught:
+            header(kernels)
+        assert message in str(caught.value)
+
+
+def test_kernel_columns_do_not_change_the_fingerprint(tmp_path):
+    plain = table(tmp_path, '[op]\ntopk = { doc = "." }')
+    planned = table(tmp_path, '[op]\ntopk = { cuda = "sort.topk", doc = "." }')
+    assert op_emit.fingerprint(list(plain.values())) == op_emit.fingerprint(list(planned.values()))

@@ -7,9 +7,10 @@ import ast
 import os
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import op_columns
 from op_schemas import Arg, Overload, full_name, own_overload
 from torchgen.model import SchemaKind
 
@@ -18,7 +19,7 @@ _ENTRY_KEYS = {
     "overloads", "family", "shape", "rule", "rules", "structural", "values", "writes", "overwrites", "expression",
     "expressions", "commutative", "dynamic", "random", "in_place_only", "numbers", "host_indices", "wraps_number",
     "may_overlap", "resizes_self", "keeps", "meta_needs_elements", "of_cpu_alone", "layout_of", "into_first", "schema",
-    "doc",
+    "cuda", "doc",
 }  # fmt: skip
 _KEEPS = {"integers": "KeepsIntegers", "reals": "KeepsReals"}
 _NUMBERS = {
@@ -83,6 +84,7 @@ class Op:
     layout_of: int
     expression: str
     tree: list[ScalarNode]
+    cuda: tuple[str, str]  # plans of CUDA kernels for real and complex dtypes; "" if there is none
     doc: str
     functional: str = ""  # name of the functional sibling in the table, or its own
     single: str = ""  # for a multi-tensor op: name of the op in the table that processes one tensor
@@ -359,8 +361,15 @@ class _Entry:
             layout_of=self._layout_of(overload),
             expression=expression,
             tree=self._tree(expression, overload),
+            cuda=self._column("cuda", op_columns.cuda_plans, ("", "")),
             doc=self.data["doc"],
         )
+
+    def _column(self, key: str, read: Callable, otherwise: object):
+        try:
+            return read(self.data[key]) if key in self.data else otherwise
+        except ValueError as error:
+            self.fail(str(error))
 
     def _overwrites(self, overload: Overload, args: list[Arg]) -> list[bool]:
         """Whether each argument is filled without being read: one that an out overload returns, or the entry names."""

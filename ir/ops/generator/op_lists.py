@@ -41,7 +41,7 @@ def _table(path: Path, keys: set[str]) -> dict:
 def composed(path: Path, header_path: str, ops: list[Op], overloads: dict[str, Overload]) -> str:
     """The C++ source of composed_ops()."""
     where = f"ir/ops/{path.name}"
-    data = _table(path, {"own_kernels", "graph"})
+    data = _table(path, {"own_kernels", "graph", "kernels"})
     header = (Path(header_path).parent / "composed_ops.h").read_text(encoding="utf-8")
     body = re.search(r"enum class ComposedAs : uint8_t {(.*?)};", header, re.DOTALL).group(1)
     kinds = set(re.findall(r"k([A-Z]\w*)", re.sub(r"//.*", "", body)))
