@@ -3,7 +3,8 @@ and writes the requested outputs.
 
     generate.py --table_header ir/ops/op_table.h --conventions ir/ops/conventions.toml \
         [--torch_version V] [--header OUT] [--source OUT] [--json OUT] [--docs OUT] [--composed OUT]
-        [--call_checks OUT] [--kernel_dtypes OUT] [--expansions OUT] [--relations OUT] [--cuda_plans OUT] \
+        [--call_checks OUT] [--kernel_dtypes OUT] [--expansions OUT] [--relations OUT] [--cuda_plans OUT]
+        [--aten_kernels OUT] [--hazards OUT] [--casts OUT] \
         [--matrix tests/ops/matrix.json] ir/ops/pointwise.toml ...
 """
 
@@ -42,6 +43,9 @@ def main() -> int:
         "expansions",
         "relations",
         "cuda_plans",
+        "aten_kernels",
+        "hazards",
+        "casts",
     ):
         parser.add_argument(f"--{output}")
     parser.add_argument("--matrix", help="tests/ops/matrix.json, for the docs: which op equals CPU in which dtype")
@@ -70,6 +74,9 @@ def main() -> int:
             "expansions": lambda: op_lists.expansions(folder / "fusion.toml", options.table_header, ops),
             "relations": lambda: op_relations.relations(folder / "relations.toml", ops, overloads),
             "cuda_plans": lambda: op_kernels.cuda_plans(folder / "composed.toml", ops),
+            "aten_kernels": lambda: op_kernels.aten_kernels(folder / "composed.toml", ops),
+            "hazards": lambda: op_kernels.hazards(ops),
+            "casts": lambda: op_kernels.casts(ops),
             "docs": lambda: (
                 op_emit.docs(ops, vocabulary, functions, torch_version())
                 + op_dtypes.docs(ops, json.loads(Path(options.matrix).read_text(encoding="utf-8")))

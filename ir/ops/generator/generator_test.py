@@ -164,6 +164,10 @@ def test_expressions_by_overload(tmp_path):
         ('mm = { in_place_only = true, doc = "." }', "is in_place_only but has no in-place overload"),
         ('mul = { cuda = "topk", doc = "." }', "'topk' is not a function; write 'file.function'"),
         ('mul = { cuda = { any = "a.b", real = "a.c" }, doc = "." }', "use 'any' alone, or 'real' and 'complex'"),
+        ('mul = { aten = "a.b", doc = "." }', "captures no overload 'mul'; it captures mul.Scalar, "),
+        ('mm = { aten = "a.b", aten_if = "a.b", doc = "." }', "aten and aten_if both name a function for 'mm'"),
+        ('mm = { fails_midway = "any", doc = "." }', "fails_midway is for in-place overloads"),
+        ('mm = { computes_in = { half = "float32" }, doc = "." }', "computes_in names the dtypes ['half']"),
         ('mul = { expressions = { X = "self" }, doc = "." }', "expressions names the overload 'X'; there are Scalar"),
     ],
 )
@@ -351,15 +355,50 @@ sum = { cuda = { real = "reduce.sum", complex = "complex.sum" }, doc = "." }
     assert f'    {{"aten::sort", {number["sort.sort"]}, nullptr}},' in lines
     for kernels, message in {
         'msort = { cuda = "sort.sort" }': "names 'aten::msort', which allowed_ops.txt does not list",
-        "sort = { gpu = 1 }": "[kernels.aten::sort] has ['gpu']",
-        'sort = { cuda = "sort" }': "[kernels.aten::sort]: 'sort' is not a function",
+        "sort = { gpu = 1 }": "[kernels.aten::sort] has ['gpu']; use aten, cuda",
+        'sort = { cuda = "sort" }': "[kernels]: 'sort' is not a function",
     }.items():
         with pytest.raises(TableError) as caught:
             header(kernels)
         assert message in str(caught.value)
 
 
+def test_the_aten_plugin_gets_kernels_hazards_and_casts(tmp_path):
+    lists = tmp_path / "composed.toml"
+    lists.write_text('[kernels]\nrand = { aten = "random.rand" }\n')
+    (tmp_path / "allowed_ops.txt").write_text("aten::rand\n")
+    entries = """[op]
+uniform_ = { aten = "random.uniform", doc = "." }
+mm = { aten = { "mm.dtype" = "matmul.product" }, doc = "." }
+nansum = { aten_if = "nansum.choose", doc = "." }
+put = { fails_midway = "flat_indices", doc = "." }
+abs = { computes_in = { bool = "uint8" }, doc = "." }
+[op."remote::mix"]
+schema = "remote::mix(Tensor self) -> Tensor"
+doc = "." """
+    ops = list(table(tmp_path, entries).values())
+    row = {op.overload.name: opcode for opcode, op in enumerate(ops)}
+    text = op_kernels.aten_kernels(lists, ops)
+    assert "namespace random_kernels {\nvoid rand(const SpecialCall& call);\nvoid uniform(const" in text
+    assert "namespace nansum_kernels {\nSpecial choose(const ir::Node& node, const ir::Graph& graph);\n}" in text
+    lines = text.splitlines()
+    assert [line for line in lines if "_kernels::" in line] == [
+        f"    {{{row['mm.dtype']}, matmul_kernels::product, nullptr}},  // aten::mm.dtype",
+        f"    {{{row['nansum']}, nullptr, nansum_kernels::choose}},  // aten::nansum",
+        f"    {{{row['uniform_']}, random_kernels::uniform, nullptr}},  // aten::uniform_",
+        '    {"aten::rand", random_kernels::rand},',
+    ]
+    assert '    "remote::mix(Tensor self) -> Tensor",' in lines
+    hazards = [line for line in op_kernels.hazards(ops).splitlines() if "Hazard::k" in line]
+    assert hazards == [f"    {{{row['put_']}, Hazard::kFlatIndices}},  // aten::put_"]
+    casts = op_kernels.casts(ops).splitlines()[1:]
+    assert casts == [
+        f"    {{{row[name]}, ScalarType::Bool, ScalarType::Byte}},  // aten::{name}"
+        for name in ("abs", "abs.out", "abs_")
+    ]
+
+
 def test_kernel_columns_do_not_change_the_fingerprint(tmp_path):
     plain = table(tmp_path, '[op]\ntopk = { doc = "." }')
-    planned = table(tmp_path, '[op]\ntopk = { cuda = "sort.topk", doc = "." }')
+    planned = table(tmp_path, '[op]\ntopk = { cuda = "sort.topk", aten = "sort.topk", doc = "." }')
     assert op_emit.fingerprint(list(plain.values())) == op_emit.fingerprint(list(planned.values()))

@@ -1,15 +1,26 @@
-"""The notation of columns that name hand-written kernels. Every function raises ValueError for a wrong value."""
+"""The notation of columns for the worker's targets. Every function raises ValueError for a wrong value."""
 
 from __future__ import annotations
 
 import re
 
 _DTYPES = ("any", "real", "complex")
+# Torch's names of dtypes, and those of c10::ScalarType.
+SCALAR_TYPES = {
+    "bool": "Bool", "uint8": "Byte", "int8": "Char", "int16": "Short", "int32": "Int", "int64": "Long",
+    "float16": "Half", "bfloat16": "BFloat16", "float32": "Float", "float64": "Double", "complex32": "ComplexHalf",
+    "complex64": "ComplexFloat", "complex128": "ComplexDouble",
+}  # fmt: skip
 
 
 def _check_function(name: object):
     if not isinstance(name, str) or not re.fullmatch(r"[a-z]\w*\.[a-z]\w*", name):
         raise ValueError(f"{name!r} is not a function; write 'file.function'")
+
+
+def function(value: object) -> str:
+    _check_function(value)
+    return value
 
 
 def cuda_plans(value: object) -> tuple[str, str]:
@@ -20,3 +31,22 @@ def cuda_plans(value: object) -> tuple[str, str]:
     for plan in plans.values():
         _check_function(plan)
     return tuple(plans.get(dtypes, plans.get("any", "")) for dtypes in ("real", "complex"))
+
+
+def by_overload(value: object, entry: str, overloads: list[str]) -> dict[str, str]:
+    """The functions of overloads, in `aten` and `aten_if`. A string is for the overload that the entry names."""
+    functions = value if isinstance(value, dict) else {entry: value}
+    for overload, name in functions.items():
+        if overload not in overloads:
+            raise ValueError(f"the entry captures no overload {overload!r}; it captures {', '.join(sorted(overloads))}")
+        _check_function(name)
+    return functions
+
+
+def wider_dtypes(value: object) -> dict[str, str]:
+    """A column `computes_in`: dtypes, and those that their elements are converted to."""
+    if not isinstance(value, dict) or not value:
+        raise ValueError(f"computes_in = {value!r} is not a table of dtypes")
+    if unknown := {*value.keys(), *value.values()} - SCALAR_TYPES.keys():
+        raise ValueError(f"computes_in names the dtypes {sorted(unknown)}; use {', '.join(SCALAR_TYPES)}")
+    return value

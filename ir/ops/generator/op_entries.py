@@ -19,7 +19,7 @@ _ENTRY_KEYS = {
     "overloads", "family", "shape", "rule", "rules", "structural", "values", "writes", "overwrites", "expression",
     "expressions", "commutative", "dynamic", "random", "in_place_only", "numbers", "host_indices", "wraps_number",
     "may_overlap", "resizes_self", "keeps", "meta_needs_elements", "of_cpu_alone", "layout_of", "into_first", "schema",
-    "cuda", "doc",
+    "cuda", "aten", "aten_if", "fails_midway", "computes_in", "doc",
 }  # fmt: skip
 _KEEPS = {"integers": "KeepsIntegers", "reals": "KeepsReals"}
 _NUMBERS = {
@@ -85,6 +85,10 @@ class Op:
     expression: str
     tree: list[ScalarNode]
     cuda: tuple[str, str]  # plans of CUDA kernels for real and complex dtypes; "" if there is none
+    aten: str  # the ATen plugin's function that computes the op; "" if there is none
+    aten_if: str  # the function that chooses one for a node; "" if there is none
+    hazard: str  # how the op may fail after it has written: an aten::Hazard in snake_case; "" if it cannot
+    computes_in: dict[str, str]  # dtypes that CPU's kernel lacks, and those in which it computes them
     doc: str
     functional: str = ""  # name of the functional sibling in the table, or its own
     single: str = ""  # for a multi-tensor op: name of the op in the table that processes one tensor
@@ -149,6 +153,7 @@ class _Entry:
         self.data = data
         self.overloads = overloads
         self.vocabulary = vocabulary
+        self.functions: dict[str, dict[str, str]] = {"aten": {}, "aten_if": {}}  # by column, then by overload
         self._check_one_of("", set(data), _ENTRY_KEYS)
         self.family = data.get("family", file_keys.get("family"))
         self.shape = data.get("shape", file_keys.get("shape", "none"))
@@ -248,6 +253,13 @@ class _Entry:
         for suffix in self.data.get("expressions", {}):
             if suffix not in known:
                 self.fail(f"expressions names the overload {suffix!r}; there are {', '.join(sorted(set(known)))}")
+        names = [o.name for o in chosen]
+        for key in self.functions:
+            self.functions[key] = self._column(key, lambda value: op_columns.by_overload(value, self.name, names), {})
+        if "fails_midway" in self.data and all(o.kind is not SchemaKind.inplace for o in chosen):
+            self.fail("fails_midway is for in-place overloads, and it captures none")
+        if twice := self.functions["aten"].keys() & self.functions["aten_if"].keys():
+            self.fail(f"aten and aten_if both name a function for {min(twice)!r}")
         return [self._row(overload) for overload in chosen]
 
     def _overload_suffix(self, overload: Overload) -> str:
@@ -362,6 +374,10 @@ class _Entry:
             expression=expression,
             tree=self._tree(expression, overload),
             cuda=self._column("cuda", op_columns.cuda_plans, ("", "")),
+            aten=self.functions["aten"].get(overload.name, ""),
+            aten_if=self.functions["aten_if"].get(overload.name, ""),
+            hazard=self.data.get("fails_midway", "") if overload.kind is SchemaKind.inplace else "",
+            computes_in=self._column("computes_in", op_columns.wider_dtypes, {}),
             doc=self.data["doc"],
         )
 
