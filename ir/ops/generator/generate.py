@@ -4,7 +4,7 @@ and writes the requested outputs.
     generate.py --table_header ir/ops/op_table.h --conventions ir/ops/conventions.toml \
         [--torch_version V] [--header OUT] [--source OUT] [--json OUT] [--docs OUT] [--composed OUT]
         [--call_checks OUT] [--kernel_dtypes OUT] [--expansions OUT] [--relations OUT] [--cuda_plans OUT]
-        [--aten_kernels OUT] [--hazards OUT] [--casts OUT] \
+        [--aten_kernels OUT] [--hazards OUT] [--casts OUT] [--data_errors OUT] \
         [--matrix tests/ops/matrix.json] ir/ops/pointwise.toml ...
 """
 
@@ -46,6 +46,7 @@ def main() -> int:
         "aten_kernels",
         "hazards",
         "casts",
+        "data_errors",
     ):
         parser.add_argument(f"--{output}")
     parser.add_argument("--matrix", help="tests/ops/matrix.json, for the docs: which op equals CPU in which dtype")
@@ -77,6 +78,7 @@ def main() -> int:
             "aten_kernels": lambda: op_kernels.aten_kernels(folder / "composed.toml", ops),
             "hazards": lambda: op_kernels.hazards(ops),
             "casts": lambda: op_kernels.casts(ops),
+            "data_errors": lambda: op_kernels.data_errors(folder / "composed.toml", ops),
             "docs": lambda: (
                 op_emit.docs(ops, vocabulary, functions, torch_version())
                 + op_dtypes.docs(ops, json.loads(Path(options.matrix).read_text(encoding="utf-8")))

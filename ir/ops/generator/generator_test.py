@@ -355,7 +355,7 @@ sum = { cuda = { real = "reduce.sum", complex = "complex.sum" }, doc = "." }
     assert f'    {{"aten::sort", {number["sort.sort"]}, nullptr}},' in lines
     for kernels, message in {
         'msort = { cuda = "sort.sort" }': "names 'aten::msort', which allowed_ops.txt does not list",
-        "sort = { gpu = 1 }": "[kernels.aten::sort] has ['gpu']; use aten, cuda",
+        "sort = { gpu = 1 }": "[kernels.aten::sort] has ['gpu']; use aten, cuda, data_error",
         'sort = { cuda = "sort" }': "[kernels]: 'sort' is not a function",
     }.items():
         with pytest.raises(TableError) as caught:
@@ -396,6 +396,26 @@ doc = "." """
         f"    {{{row[name]}, ScalarType::Bool, ScalarType::Byte}},  // aten::{name}"
         for name in ("abs", "abs.out", "abs_")
     ]
+
+
+def test_messages_of_data_errors_are_sorted_by_op(tmp_path):
+    lists = tmp_path / "composed.toml"
+    lists.write_text('[kernels]\nrand = { data_error = "none" }\n')
+    (tmp_path / "allowed_ops.txt").write_text("aten::rand\n")
+    entries = """[op]
+take = { index_error = "no {index} of {size}", doc = "." }
+bmm = { data_error = "it's \\"bad\\"", overloads = [""], doc = "." }
+"""
+    text = op_kernels.data_errors(lists, list(table(tmp_path, entries).values()))
+    assert text.splitlines()[1:] == [
+        '    {"aten::bmm", "it\'s \\"bad\\"", "RuntimeError"},',
+        '    {"aten::bmm.out", "it\'s \\"bad\\"", "RuntimeError"},',
+        '    {"aten::rand", "none", "RuntimeError"},',
+        '    {"aten::take", "no {index} of {size}", "IndexError"},',
+        '    {"aten::take.out", "no {index} of {size}", "IndexError"},',
+    ]
+    wrong = error(tmp_path, '[op]\ntake = { index_error = "{dim}", doc = "." }')
+    assert "names ['dim']; it can name 'index' and 'size'" in wrong
 
 
 def test_kernel_columns_do_not_change_the_fingerprint(tmp_path):

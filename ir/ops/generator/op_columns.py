@@ -50,3 +50,10 @@ def wider_dtypes(value: object) -> dict[str, str]:
     if unknown := {*value.keys(), *value.values()} - SCALAR_TYPES.keys():
         raise ValueError(f"computes_in names the dtypes {sorted(unknown)}; use {', '.join(SCALAR_TYPES)}")
     return value
+
+
+def message(value: str) -> str:
+    """A column with an error message, in which {index} and {size} stand for numbers."""
+    if unknown := set(re.findall(r"{(.*?)}", value)) - {"index", "size"}:
+        raise ValueError(f"the message {value!r} names {sorted(unknown)}; it can name 'index' and 'size'")
+    return value

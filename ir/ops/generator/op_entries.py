@@ -19,7 +19,8 @@ _ENTRY_KEYS = {
     "overloads", "family", "shape", "rule", "rules", "structural", "values", "writes", "overwrites", "expression",
     "expressions", "commutative", "dynamic", "random", "in_place_only", "numbers", "host_indices", "wraps_number",
     "may_overlap", "resizes_self", "keeps", "meta_needs_elements", "of_cpu_alone", "layout_of", "into_first", "schema",
-    "cuda", "aten", "aten_if", "fails_midway", "computes_in", "doc",
+    "cuda", "aten", "aten_if", "fails_midway", "computes_in",
+    "index_error", "data_error", "doc",
 }  # fmt: skip
 _KEEPS = {"integers": "KeepsIntegers", "reals": "KeepsReals"}
 _NUMBERS = {
@@ -89,6 +90,8 @@ class Op:
     aten_if: str  # the function that chooses one for a node; "" if there is none
     hazard: str  # how the op may fail after it has written: an aten::Hazard in snake_case; "" if it cannot
     computes_in: dict[str, str]  # dtypes that CPU's kernel lacks, and those in which it computes them
+    index_error: str  # the message of an index out of bounds, if it is the op's own
+    data_error: str  # the message of an operand with an invalid value
     doc: str
     functional: str = ""  # name of the functional sibling in the table, or its own
     single: str = ""  # for a multi-tensor op: name of the op in the table that processes one tensor
@@ -378,6 +381,8 @@ class _Entry:
             aten_if=self.functions["aten_if"].get(overload.name, ""),
             hazard=self.data.get("fails_midway", "") if overload.kind is SchemaKind.inplace else "",
             computes_in=self._column("computes_in", op_columns.wider_dtypes, {}),
+            index_error=self._column("index_error", op_columns.message, ""),
+            data_error=self._column("data_error", op_columns.message, ""),
             doc=self.data["doc"],
         )
 

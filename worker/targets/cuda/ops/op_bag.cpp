@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <string>
 #include <utility>
 
 #include "worker/targets/cuda/kernels/bag_arguments.h"
@@ -90,6 +91,19 @@ OpTensor bags_of(OpPlanner& planner, const OpTensor& offsets, int64_t count, int
   return made;
 }
 
+// What bag_forward reports about offsets.
+std::string describe_offset(int64_t offset, int64_t bound) {
+  const std::string number = std::to_string(offset);
+  if (bound == kFirstOffset) {
+    return "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from position 0. However, "
+           "got " +
+           number;
+  }
+  if (bound > kLastOffset) return {};
+  return "offsets[-1] can not be greater than input's length " + std::to_string(kLastOffset - bound) +
+         " but got offsets[-1] of " + number;
+}
+
 RowNorm row_norm_of(double p) {
   if (std::isinf(p)) return p > 0 ? RowNorm::kMax : RowNorm::kMin;
   return p == 0 ? RowNorm::kZero : p == 1 ? RowNorm::kL1 : p == 2 ? RowNorm::kL2 : RowNorm::kPower;
@@ -132,7 +146,7 @@ Status bag_plans::forward(OpPlanner& planner) {
   const Location out = planner.output(*to), of_sizes = output(sizes, arguments.bag_count);
   const Location of_most = output(most, has_most ? to->count() : 0);
   const Location of_bags = output(bags, arguments.count);
-  planner.add_operand(-1);
+  planner.add_described_operand(describe_offset);
   planner.launch(KernelFile::kBag, "bag_forward", arguments, blocks_for(arguments.bag_count * arguments.length))
       .at(&BagArguments::weight, weight->location)
       .at(&BagArguments::indices, of_indices)

@@ -309,6 +309,12 @@ uint32_t OpPlanner::add_operand(int64_t dim, std::string message) {
   return static_cast<uint32_t>(plan_->operands.size() - 1);
 }
 
+uint32_t OpPlanner::add_described_operand(std::string (*describe)(int64_t index, int64_t bound)) {
+  const uint32_t operand = add_operand(-1);
+  plan_->operands[operand].describe = describe;
+  return operand;
+}
+
 Status make_result(OpPlanner& planner, DType dtype, const std::vector<int64_t>& sizes, const MakeResult& make) {
   if (const std::optional<OpTensor> to = planner.result(0)) {
     if (to->dtype != dtype || to->sizes != sizes) return unsupported("into another dtype or size");

@@ -153,6 +153,7 @@ class OpPlanner {
   void zero(Location to, uint64_t nbytes) { plan_->steps.emplace_back(OpFill{to, nbytes, 0}); }
   void upload(OpUpload upload) { plan_->steps.emplace_back(std::move(upload)); }
   uint32_t add_operand(int64_t dim, std::string message = {});
+  uint32_t add_described_operand(std::string (*describe)(int64_t index, int64_t bound));
 
   // A launch, with words to fill in. It becomes a step at the end of the full expression, and cannot be used after
   // that. So steps that its operands add (`packed`, `copy`) always come before it.

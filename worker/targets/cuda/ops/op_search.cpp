@@ -1,5 +1,8 @@
 #include <algorithm>
+#include <bit>
+#include <iterator>
 #include <limits>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -56,6 +59,25 @@ Status search(OpPlanner& planner, std::string_view bounds_name) {
       .at(&SearchArguments::out, planner.output(*to));
   return {};
 }
+// What search_histogram reports: bounds as the bits of doubles.
+std::string describe_range(int64_t from, int64_t to) {
+  std::ostringstream text;
+  text << "torch.histc: range of [" << std::bit_cast<double>(from) << ", " << std::bit_cast<double>(to)
+       << "] is not finite";
+  return text.str();
+}
+
+// What multinomial_check reports: one of BadWeights.
+std::string describe_weights(int64_t weights, int64_t) {
+  constexpr const char* kWords[] = {
+      "probability tensor contains either `inf`, `nan` or element < 0",
+      "invalid multinomial distribution (encountering probability entry < 0)",
+      "invalid multinomial distribution (encountering probability entry = infinity or NaN)",
+      "invalid multinomial distribution (sum of probabilities <= 0)",
+  };
+  return kWords[std::clamp<int64_t>(weights, 0, std::size(kWords) - 1)];
+}
+
 // As the CPU converts NaN: true; the lowest number of 32 or 64 bits; 0 for fewer bits.
 uint64_t bits_of_nan(DType dtype) {
   if (ir::is_float(dtype)) return float_bits(std::numeric_limits<double>::quiet_NaN(), dtype);
@@ -181,7 +203,7 @@ Status search_plans::histogram(OpPlanner& planner) {
   } else {
     least.location = most.location = {};
   }
-  if (floats) planner.add_operand(-1);
+  if (floats) planner.add_described_operand(describe_range);
   planner
       .launch(KernelFile::kSearch, floats ? "search_histogram" : "search_histogram_int", arguments,
               blocks_for(arguments.count))
@@ -223,7 +245,7 @@ Status search_plans::multinomial(OpPlanner& planner) {
                                  .samples = samples,
                                  .dtype = static_cast<i64>(self->dtype),
                                  .is_strict = replaces && samples != 1 ? 1 : 0};
-  planner.add_operand(-1);
+  planner.add_described_operand(describe_weights);
   planner.launch(KernelFile::kRandom, "multinomial_check", arguments, std::min<int64_t>(rows, 1 << 16))
       .at(&MultinomialArguments::in, in)
       .failure([](const MultinomialArguments& words) { return &words.failure; });

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "worker/targets/cuda/kernels/arguments.h"
@@ -154,6 +155,11 @@ Status index_by_mask(OpPlanner& planner) {
   return {};
 }
 
+// What repeat_count reports: a negative number of repeats, or the total.
+std::string describe_repeats(int64_t repeats, int64_t) {
+  return repeats < 0 ? "repeats can not be negative" : "allocated size does not match required size";
+}
+
 // Runs of equal elements, after sorting or in the given order.
 Status unique(OpPlanner& planner, bool sorts) {
   const std::optional<OpTensor> self = planner.tensor("self");
@@ -272,7 +278,7 @@ Status select_plans::repeat_positions(OpPlanner& planner) {
               count == 0 ? 0 : 1)
       .at(&ScanArguments::in, numbers)
       .at(&ScanArguments::out, sums);
-  if (size >= 0) planner.add_operand(-1);
+  if (size >= 0) planner.add_described_operand(describe_repeats);
   planner.launch(KernelFile::kSelect, "repeat_count", RepeatCountArguments{.count = count, .found = size}, 1)
       .at(&RepeatCountArguments::repeats, numbers)
       .at(&RepeatCountArguments::sums, sums)
