@@ -5,6 +5,7 @@
 // Matmuls whose result has a dtype that the caller names (CUDA's overloads with `out_dtype`, which torch lacks on the
 // CPU). The operands are converted to that dtype, so nothing is rounded before the sums are complete.
 namespace torch_remote::worker::aten {
+
 // (a, b, out_dtype) or (added, a, b, out_dtype, beta, alpha), for matrices or batches of them; then `out`, if given.
 void matmul_dtype_kernels::product(const SpecialCall& call) {
   const bool adds = call.args[2].isTensor();
