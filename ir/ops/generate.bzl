@@ -8,7 +8,7 @@ def op_table_files(name, outputs):
     Args:
       name: of the rule.
       outputs: form ("header", "source", "json", "docs", "composed", "call_checks", "kernel_dtypes", "expansions",
-        "relations") to file name.
+        "relations", "cuda_plans", "aten_kernels", "hazards", "casts", "data_errors") to file name.
     """
     matrix = ["//tests/ops:matrix.json"] if "docs" in outputs else []
     native.genrule(

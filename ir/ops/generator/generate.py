@@ -3,7 +3,8 @@ and writes the requested outputs.
 
     generate.py --table_header ir/ops/op_table.h --conventions ir/ops/conventions.toml \
         [--torch_version V] [--header OUT] [--source OUT] [--json OUT] [--docs OUT] [--composed OUT]
-        [--call_checks OUT] [--kernel_dtypes OUT] [--expansions OUT] [--relations OUT] \
+        [--call_checks OUT] [--kernel_dtypes OUT] [--expansions OUT] [--relations OUT] [--cuda_plans OUT]
+        [--aten_kernels OUT] [--hazards OUT] [--casts OUT] [--data_errors OUT] \
         [--matrix tests/ops/matrix.json] ir/ops/pointwise.toml ...
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import op_dtypes
 import op_emit
+import op_kernels
 import op_lists
 import op_relations
 from op_entries import TableError, load_table, read_vocabulary
@@ -40,6 +42,11 @@ def main() -> int:
         "kernel_dtypes",
         "expansions",
         "relations",
+        "cuda_plans",
+        "aten_kernels",
+        "hazards",
+        "casts",
+        "data_errors",
     ):
         parser.add_argument(f"--{output}")
     parser.add_argument("--matrix", help="tests/ops/matrix.json, for the docs: which op equals CPU in which dtype")
@@ -67,6 +74,11 @@ def main() -> int:
             "kernel_dtypes": lambda: op_lists.kernel_dtypes(folder / "kernel_dtypes.toml", overloads),
             "expansions": lambda: op_lists.expansions(folder / "fusion.toml", options.table_header, ops),
             "relations": lambda: op_relations.relations(folder / "relations.toml", ops, overloads),
+            "cuda_plans": lambda: op_kernels.cuda_plans(folder / "composed.toml", ops),
+            "aten_kernels": lambda: op_kernels.aten_kernels(folder / "composed.toml", ops),
+            "hazards": lambda: op_kernels.hazards(ops),
+            "casts": lambda: op_kernels.casts(ops),
+            "data_errors": lambda: op_kernels.data_errors(folder / "composed.toml", ops),
             "docs": lambda: (
                 op_emit.docs(ops, vocabulary, functions, torch_version())
                 + op_dtypes.docs(ops, json.loads(Path(options.matrix).read_text(encoding="utf-8")))

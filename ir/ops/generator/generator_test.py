@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import op_emit
+import op_kernels
 import op_lists
 import op_relations
 import pytest
@@ -161,6 +162,12 @@ def test_expressions_by_overload(tmp_path):
         ('relu = { expression = "self ** 2", doc = "." }', "only numbers, arguments, + - * /"),
         ('mul = { expression = "self * self", doc = "." }', "does not use the tensor 'other' of 'mul.Tensor'"),
         ('mm = { in_place_only = true, doc = "." }', "is in_place_only but has no in-place overload"),
+        ('mul = { cuda = "topk", doc = "." }', "'topk' is not a function; write 'file.function'"),
+        ('mul = { cuda = { any = "a.b", real = "a.c" }, doc = "." }', "use 'any' alone, or 'real' and 'complex'"),
+        ('mul = { aten = "a.b", doc = "." }', "captures no overload 'mul'; it captures mul.Scalar, "),
+        ('mm = { aten = "a.b", aten_if = "a.b", doc = "." }', "aten and aten_if both name a function for 'mm'"),
+        ('mm = { fails_midway = "any", doc = "." }', "fails_midway is for in-place overloads"),
+        ('mm = { computes_in = { half = "float32" }, doc = "." }', "computes_in names the dtypes ['half']"),
         ('mul = { expressions = { X = "self" }, doc = "." }', "expressions names the overload 'X'; there are Scalar"),
     ],
 )
@@ -225,7 +232,7 @@ def test_lists_beside_the_table_are_checked(tmp_path):
         return op_lists.kernel_dtypes(path, OVERLOADS)
 
     def graph(row: str) -> str:
-        return f"[own_kernels]\n[graph]\n{row}\n"
+        return f"[own_kernels]\n[kernels]\n[graph]\n{row}\n"
 
     assert '{"aten::clone", true, ComposedAs::kFill' in composed(Path("ir/ops/composed.toml"))
     assert "'emty' is not in native_functions" in wrong(composed, graph('emty = { as = "empty" }'))
@@ -234,7 +241,7 @@ def test_lists_beside_the_table_are_checked(tmp_path):
     assert "with names 'valve'" in wrong(
         composed, graph('full = { as = "fill", by = "fill_.Scalar", with = ["valve"] }')
     )
-    assert "twice" in wrong(composed, '[own_kernels]\na = ["view"]\nb = ["view"]\n[graph]\n')
+    assert "twice" in wrong(composed, '[own_kernels]\na = ["view"]\nb = ["view"]\n[kernels]\n[graph]\n')
     assert '{"aten::bmm", "bmm", kBool | kComplexHalf},' in dtypes(Path("ir/ops/kernel_dtypes.toml"))
     assert '{"aten::mode", "mode_cpu", kComplex, true},' in dtypes(Path("ir/ops/kernel_dtypes.toml"))
     row = '[refuses]\nbmm = [{ kernel = "bmm", dtypes = ["bits"] }]'
@@ -315,3 +322,103 @@ def test_expansions_are_of_known_ops_and_kinds(tmp_path):
     assert "'_softmaxx' is not in the op table" in wrong('"_softmax"', '"_softmaxx"')
     assert "'relu' has an expression already" in wrong('"_softmax"', '"relu"')
     assert "'mean' is named twice" in wrong('"_softmax"', '"mean"')
+
+
+def test_cuda_plans_are_declared_and_listed(tmp_path):
+    lists = tmp_path / "composed.toml"
+    entries = """[op]
+topk = { cuda = "sort.topk", doc = "." }
+alias_copy = { cuda = { any = "view.copy" }, doc = "." }
+sum = { cuda = { real = "reduce.sum", complex = "complex.sum" }, doc = "." }
+"""
+    ops = list(table(tmp_path, entries).values())
+
+    def header(kernels: str) -> str:
+        lists.write_text(f"[kernels]\n{kernels}\n")
+        (tmp_path / "allowed_ops.txt").write_text("aten::sort\n")
+        return op_kernels.cuda_plans(lists, ops)
+
+    text = header('sort = { cuda = "sort.sort" }')
+    assert "namespace sort_plans {\nStatus sort(OpPlanner& planner);\nStatus topk(OpPlanner& planner);\n}" in text
+    plans = ["sort.topk", "view.copy", "reduce.sum", "complex.sum", "sort.sort"]
+    lines = text.splitlines()
+    listed = [line for line in lines if "_plans::" in line]
+    assert sorted(listed) == sorted(
+        f'    {{"{plan}", {plan.replace(".", "_plans::")}, {str(plan in plans[1::2]).lower()}}},' for plan in plans
+    )
+    number = {line.split('"')[1]: f"&kPlans[{i}]" for i, line in enumerate(listed)}
+    row = {op.overload.name: opcode for opcode, op in enumerate(ops)}
+    copy = number["view.copy"]
+    assert f"    {{{row['topk']}, {number['sort.topk']}, nullptr}},  // aten::topk" in lines
+    assert f"    {{{row['alias_copy']}, {copy}, {copy}}},  // aten::alias_copy" in lines
+    assert f"    {{{row['sum']}, {number['reduce.sum']}, {number['complex.sum']}}},  // aten::sum" in lines
+    assert f'    {{"aten::sort", {number["sort.sort"]}, nullptr}},' in lines
+    for kernels, message in {
+        'msort = { cuda = "sort.sort" }': "names 'aten::msort', which allowed_ops.txt does not list",
+        "sort = { gpu = 1 }": "[kernels.aten::sort] has ['gpu']; use aten, cuda, data_error",
+        'sort = { cuda = "sort" }': "[kernels]: 'sort' is not a function",
+    }.items():
+        with pytest.raises(TableError) as caught:
+            header(kernels)
+        assert message in str(caught.value)
+
+
+def test_the_aten_plugin_gets_kernels_hazards_and_casts(tmp_path):
+    lists = tmp_path / "composed.toml"
+    lists.write_text('[kernels]\nrand = { aten = "random.rand" }\n')
+    (tmp_path / "allowed_ops.txt").write_text("aten::rand\n")
+    entries = """[op]
+uniform_ = { aten = "random.uniform", doc = "." }
+mm = { aten = { "mm.dtype" = "matmul.product" }, doc = "." }
+nansum = { aten_if = "nansum.choose", doc = "." }
+put = { fails_midway = "flat_indices", doc = "." }
+abs = { computes_in = { bool = "uint8" }, doc = "." }
+[op."remote::mix"]
+schema = "remote::mix(Tensor self) -> Tensor"
+doc = "." """
+    ops = list(table(tmp_path, entries).values())
+    row = {op.overload.name: opcode for opcode, op in enumerate(ops)}
+    text = op_kernels.aten_kernels(lists, ops)
+    assert "namespace random_kernels {\nvoid rand(const SpecialCall& call);\nvoid uniform(const" in text
+    assert "namespace nansum_kernels {\nSpecial choose(const ir::Node& node, const ir::Graph& graph);\n}" in text
+    lines = text.splitlines()
+    assert [line for line in lines if "_kernels::" in line] == [
+        f"    {{{row['mm.dtype']}, matmul_kernels::product, nullptr}},  // aten::mm.dtype",
+        f"    {{{row['nansum']}, nullptr, nansum_kernels::choose}},  // aten::nansum",
+        f"    {{{row['uniform_']}, random_kernels::uniform, nullptr}},  // aten::uniform_",
+        '    {"aten::rand", random_kernels::rand},',
+    ]
+    assert '    "remote::mix(Tensor self) -> Tensor",' in lines
+    hazards = [line for line in op_kernels.hazards(ops).splitlines() if "Hazard::k" in line]
+    assert hazards == [f"    {{{row['put_']}, Hazard::kFlatIndices}},  // aten::put_"]
+    casts = op_kernels.casts(ops).splitlines()[1:]
+    assert casts == [
+        f"    {{{row[name]}, ScalarType::Bool, ScalarType::Byte}},  // aten::{name}"
+        for name in ("abs", "abs.out", "abs_")
+    ]
+
+
+def test_messages_of_data_errors_are_sorted_by_op(tmp_path):
+    lists = tmp_path / "composed.toml"
+    lists.write_text('[kernels]\nrand = { data_error = "none" }\n')
+    (tmp_path / "allowed_ops.txt").write_text("aten::rand\n")
+    entries = """[op]
+take = { index_error = "no {index} of {size}", doc = "." }
+bmm = { data_error = "it's \\"bad\\"", overloads = [""], doc = "." }
+"""
+    text = op_kernels.data_errors(lists, list(table(tmp_path, entries).values()))
+    assert text.splitlines()[1:] == [
+        '    {"aten::bmm", "it\'s \\"bad\\"", "RuntimeError"},',
+        '    {"aten::bmm.out", "it\'s \\"bad\\"", "RuntimeError"},',
+        '    {"aten::rand", "none", "RuntimeError"},',
+        '    {"aten::take", "no {index} of {size}", "IndexError"},',
+        '    {"aten::take.out", "no {index} of {size}", "IndexError"},',
+    ]
+    wrong = error(tmp_path, '[op]\ntake = { index_error = "{dim}", doc = "." }')
+    assert "names ['dim']; it can name 'index' and 'size'" in wrong
+
+
+def test_kernel_columns_do_not_change_the_fingerprint(tmp_path):
+    plain = table(tmp_path, '[op]\ntopk = { doc = "." }')
+    planned = table(tmp_path, '[op]\ntopk = { cuda = "sort.topk", aten = "sort.topk", doc = "." }')
+    assert op_emit.fingerprint(list(plain.values())) == op_emit.fingerprint(list(planned.values()))

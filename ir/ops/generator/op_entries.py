@@ -7,9 +7,10 @@ import ast
 import os
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import op_columns
 from op_schemas import Arg, Overload, full_name, own_overload
 from torchgen.model import SchemaKind
 
@@ -18,7 +19,8 @@ _ENTRY_KEYS = {
     "overloads", "family", "shape", "rule", "rules", "structural", "values", "writes", "overwrites", "expression",
     "expressions", "commutative", "dynamic", "random", "in_place_only", "numbers", "host_indices", "wraps_number",
     "may_overlap", "resizes_self", "keeps", "meta_needs_elements", "of_cpu_alone", "layout_of", "into_first", "schema",
-    "doc",
+    "cuda", "aten", "aten_if", "fails_midway", "computes_in",
+    "index_error", "data_error", "doc",
 }  # fmt: skip
 _KEEPS = {"integers": "KeepsIntegers", "reals": "KeepsReals"}
 _NUMBERS = {
@@ -83,6 +85,13 @@ class Op:
     layout_of: int
     expression: str
     tree: list[ScalarNode]
+    cuda: tuple[str, str]  # plans of CUDA kernels for real and complex dtypes; "" if there is none
+    aten: str  # the ATen plugin's function that computes the op; "" if there is none
+    aten_if: str  # the function that chooses one for a node; "" if there is none
+    hazard: str  # how the op may fail after it has written: an aten::Hazard in snake_case; "" if it cannot
+    computes_in: dict[str, str]  # dtypes that CPU's kernel lacks, and those in which it computes them
+    index_error: str  # the message of an index out of bounds, if it is the op's own
+    data_error: str  # the message of an operand with an invalid value
     doc: str
     functional: str = ""  # name of the functional sibling in the table, or its own
     single: str = ""  # for a multi-tensor op: name of the op in the table that processes one tensor
@@ -147,6 +156,7 @@ class _Entry:
         self.data = data
         self.overloads = overloads
         self.vocabulary = vocabulary
+        self.functions: dict[str, dict[str, str]] = {"aten": {}, "aten_if": {}}  # by column, then by overload
         self._check_one_of("", set(data), _ENTRY_KEYS)
         self.family = data.get("family", file_keys.get("family"))
         self.shape = data.get("shape", file_keys.get("shape", "none"))
@@ -246,6 +256,13 @@ class _Entry:
         for suffix in self.data.get("expressions", {}):
             if suffix not in known:
                 self.fail(f"expressions names the overload {suffix!r}; there are {', '.join(sorted(set(known)))}")
+        names = [o.name for o in chosen]
+        for key in self.functions:
+            self.functions[key] = self._column(key, lambda value: op_columns.by_overload(value, self.name, names), {})
+        if "fails_midway" in self.data and all(o.kind is not SchemaKind.inplace for o in chosen):
+            self.fail("fails_midway is for in-place overloads, and it captures none")
+        if twice := self.functions["aten"].keys() & self.functions["aten_if"].keys():
+            self.fail(f"aten and aten_if both name a function for {min(twice)!r}")
         return [self._row(overload) for overload in chosen]
 
     def _overload_suffix(self, overload: Overload) -> str:
@@ -359,8 +376,21 @@ class _Entry:
             layout_of=self._layout_of(overload),
             expression=expression,
             tree=self._tree(expression, overload),
+            cuda=self._column("cuda", op_columns.cuda_plans, ("", "")),
+            aten=self.functions["aten"].get(overload.name, ""),
+            aten_if=self.functions["aten_if"].get(overload.name, ""),
+            hazard=self.data.get("fails_midway", "") if overload.kind is SchemaKind.inplace else "",
+            computes_in=self._column("computes_in", op_columns.wider_dtypes, {}),
+            index_error=self._column("index_error", op_columns.message, ""),
+            data_error=self._column("data_error", op_columns.message, ""),
             doc=self.data["doc"],
         )
+
+    def _column(self, key: str, read: Callable, otherwise: object):
+        try:
+            return read(self.data[key]) if key in self.data else otherwise
+        except ValueError as error:
+            self.fail(str(error))
 
     def _overwrites(self, overload: Overload, args: list[Arg]) -> list[bool]:
         """Whether each argument is filled without being read: one that an out overload returns, or the entry names."""

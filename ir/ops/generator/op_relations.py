@@ -128,7 +128,7 @@ def _found(name: str, overloads: dict[str, Overload]) -> list[str]:
     return [name] if "." in name and name in overloads else [n for n in overloads if n.split(".")[0] == name]
 
 
-def _allowed(path: Path, ops: list[Op]) -> list[str]:
+def allowed_ops(path: Path, ops: list[Op]) -> list[str]:
     """The ops outside the table that programs may call."""
     names = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
     if names != sorted(set(names)):
@@ -173,7 +173,7 @@ def relations(path: Path, ops: list[Op], overloads: dict[str, Overload]) -> str:
         body = "\n".join(f"  {line}" for line in dict.fromkeys(lines[name]))
         number = functions.setdefault(body, len(functions))
         rows.append(f"    {{{json.dumps(full_name(name))}, {{relate_{number}, {str(name in reads).lower()}}}}},")
-    allowed = [f"    {json.dumps(name)}," for name in _allowed(path.parent / "allowed_ops.txt", ops)]
+    allowed = [f"    {json.dumps(name)}," for name in allowed_ops(path.parent / "allowed_ops.txt", ops)]
     newline = "\n"
     made = newline.join(
         f"void relate_{number}([[maybe_unused]] const char* op, [[maybe_unused]] c10::IValue* a,"

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <string_view>
 
 namespace torch_remote::worker::aten {
 namespace {
@@ -12,51 +11,17 @@ using c10::ScalarType;
 using ir::Arg;
 using ir::ArgTag;
 
-// One op, with its in-place and out overloads, in one dtype. Where CUDA computes in the narrow dtype itself, our result
-// in the wider dtype has a smaller rounding error.
+// One op in one dtype. Where CUDA computes in the narrow dtype itself, our result in the wider dtype has a smaller
+// rounding error.
 struct Rule {
-  std::string_view op;
+  ir::Opcode opcode;
   ScalarType narrow, wide;
 };
 
+// The column `computes_in` of ir/ops/*.toml, sorted by opcode.
 constexpr Rule kRules[] = {
-    {"aten::abs", ScalarType::Bool, ScalarType::Byte},
-    {"aten::trace", ScalarType::Bool, ScalarType::Long},
-    // Exact: edges and counts are integers of less than 53 bits.
-    {"aten::histc", ScalarType::Byte, ScalarType::Double},
-    {"aten::histc", ScalarType::Char, ScalarType::Double},
-    {"aten::histc", ScalarType::Short, ScalarType::Double},
-    {"aten::histc", ScalarType::Int, ScalarType::Double},
-    {"aten::histc", ScalarType::Long, ScalarType::Double},
-    {"aten::avg_pool3d", ScalarType::Half, ScalarType::Float},
-    {"aten::avg_pool3d", ScalarType::BFloat16, ScalarType::Float},
-    {"aten::avg_pool3d_backward", ScalarType::Half, ScalarType::Float},
-    {"aten::avg_pool3d_backward", ScalarType::BFloat16, ScalarType::Float},
-    {"aten::_upsample_bilinear2d_aa", ScalarType::Half, ScalarType::Float},
-    {"aten::_upsample_bilinear2d_aa", ScalarType::BFloat16, ScalarType::Float},
-    {"aten::_upsample_bilinear2d_aa_backward", ScalarType::Half, ScalarType::Float},
-    {"aten::_upsample_bilinear2d_aa_backward", ScalarType::BFloat16, ScalarType::Float},
-    {"aten::_upsample_bicubic2d_aa", ScalarType::Half, ScalarType::Float},
-    {"aten::_upsample_bicubic2d_aa", ScalarType::BFloat16, ScalarType::Float},
-    {"aten::_upsample_bicubic2d_aa_backward", ScalarType::Half, ScalarType::Float},
-    {"aten::_upsample_bicubic2d_aa_backward", ScalarType::BFloat16, ScalarType::Float},
-    {"aten::multi_margin_loss", ScalarType::Half, ScalarType::Float},
-    {"aten::multi_margin_loss", ScalarType::BFloat16, ScalarType::Float},
-    {"aten::multi_margin_loss_backward", ScalarType::Half, ScalarType::Float},
-    {"aten::multi_margin_loss_backward", ScalarType::BFloat16, ScalarType::Float},
-    {"aten::multilabel_margin_loss_forward", ScalarType::Half, ScalarType::Float},
-    {"aten::multilabel_margin_loss_forward", ScalarType::BFloat16, ScalarType::Float},
-    {"aten::multilabel_margin_loss_backward", ScalarType::Half, ScalarType::Float},
-    {"aten::multilabel_margin_loss_backward", ScalarType::BFloat16, ScalarType::Float},
-    {"aten::rrelu_with_noise", ScalarType::Half, ScalarType::Float},
-    {"aten::_fft_r2c", ScalarType::Half, ScalarType::Float},
+#include "worker/targets/aten/casts_generated.inc"
 };
-
-std::string_view base_name(std::string_view name) {
-  name = name.substr(0, name.find('.'));
-  if (name.ends_with('_')) name.remove_suffix(1);
-  return name;
-}
 
 template <typename F>
 void for_each_dtype(const Arg& arg, const ir::Graph& graph, F&& f) {
@@ -106,10 +71,8 @@ std::optional<Casts> Casts::find(const ir::Node& node, const ir::Graph& graph) {
   if (has_dtype(node, graph, ScalarType::ComplexHalf)) {
     found.casts_ = {{ScalarType::ComplexHalf, ScalarType::ComplexFloat}, {ScalarType::Half, ScalarType::Float}};
   }
-  for (const Rule& rule : kRules) {
-    if (rule.op == base_name(desc.name) && has_dtype(node, graph, rule.narrow)) {
-      found.casts_.push_back({rule.narrow, rule.wide});
-    }
+  for (const Rule& rule : std::ranges::equal_range(kRules, node.opcode, {}, &Rule::opcode)) {
+    if (has_dtype(node, graph, rule.narrow)) found.casts_.push_back({rule.narrow, rule.wide});
   }
   if (found.casts_.empty()) return std::nullopt;
   for (uint32_t i = 0; i < node.args.size(); ++i) {
@@ -180,22 +143,6 @@ void Casts::narrow(c10::Stack& stack, const std::vector<c10::IValue>& arguments,
       });
     }
   }
-}
-
-// (self, dim, keepdim, dtype) and, for the overload `out`, the result. Sums all elements that are not NaN, as CUDA's
-// kernel does.
-Special find_nansum(const ir::Node& node, const ir::Graph& graph) {
-  if (base_name(ir::op_desc(node.opcode).name) != "aten::nansum" || node.args[0].tag != ArgTag::kView) return nullptr;
-  if (!c10::isComplexType(static_cast<ScalarType>(graph.views[node.args[0].a].dtype))) return nullptr;
-  return [](const SpecialCall& call) {
-    at::Tensor self = call.args[0].toTensor();
-    const at::Tensor& result = call.results[0].defined() ? call.results[0] : call.args[4].toTensor();
-    if (self.scalar_type() == ScalarType::ComplexHalf) self = self.to(ScalarType::ComplexFloat);
-    if (!call.args[3].isNone()) self = self.to(result.scalar_type());
-    const at::Tensor numbers = self.masked_fill(self.isnan(), 0);
-    result.copy_(numbers.sum(call.args[1].toOptional<std::vector<int64_t>>().value_or(std::vector<int64_t>()),
-                             call.args[2].toBool()));
-  };
 }
 
 }  // namespace torch_remote::worker::aten

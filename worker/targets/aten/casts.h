@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "ir/graph.h"
-#include "worker/targets/aten/kernels/special.h"
 
 // Supports ops in dtypes that CUDA's kernels accept and the CPU's do not: computes them on copies in a wider dtype.
-// What an op writes is copied back to its operands, and a result gets the dtype that the program expects. One table in
-// casts.cpp lists ops and dtypes; //tests/ops:test_cuda_dtypes compares it with torch's own lists of dtypes.
+// What an op writes is copied back to its operands, and a result gets the dtype that the program expects. The
+// column `computes_in` of ir/ops/*.toml lists ops and dtypes. //tests/ops:test_cuda_dtypes compares the dtypes that run
+// with torch's own lists.
 namespace torch_remote::worker::aten {
 
 class Casts {
@@ -44,8 +44,5 @@ class Casts {
   // per result: its dtypes, one for each tensor of a list
   std::vector<std::vector<std::optional<c10::ScalarType>>> results_;
 };
-
-// Computes nansum of complex numbers, which the CPU's kernel refuses. Null for any other node.
-Special find_nansum(const ir::Node& node, const ir::Graph& graph);
 
 }  // namespace torch_remote::worker::aten

@@ -10,9 +10,6 @@
 
 #include "ir/philox.h"
 #include "worker/targets/aten/checks/schema.h"
-#include "worker/targets/aten/kernels/norm.h"
-#include "worker/targets/aten/kernels/pool.h"
-#include "worker/targets/aten/kernels/upsample.h"
 
 namespace torch_remote::worker::aten {
 namespace {
@@ -178,11 +175,7 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
   }
 
   if (!target.is_gpu()) {
-    special_ = find_special(name);
-    if (!special_) special_ = find_norm(node, graph);
-    if (!special_) special_ = find_pool(node, graph);
-    if (!special_) special_ = find_upsample(node, graph);
-    if (!special_) special_ = find_nansum(node, graph);
+    special_ = find_special(node, graph);
     if (!special_) casts_ = Casts::find(node, graph);
   } else {
     TORCH_CHECK_NOT_IMPLEMENTED(can_run_on_gpu(name), "remote: the worker does not run '", name,

@@ -3,32 +3,14 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
-#include <array>
-#include <string_view>
+#include <iterator>
 #include <utility>
 
+#include "worker/targets/aten/checks/hazards_generated.h"
 #include "worker/targets/aten/checks/indices.h"
 
 namespace torch_remote::worker::aten {
 namespace {
-
-constexpr std::array<std::pair<std::string_view, Hazard>, 12> kHazards{{
-    {"aten::index_add_", Hazard::kDimIndices},
-    {"aten::index_copy_", Hazard::kDimIndices},
-    {"aten::index_fill_", Hazard::kDimIndices},
-    {"aten::index_reduce_", Hazard::kDimIndices},
-    {"aten::scatter_", Hazard::kDimIndices},
-    {"aten::scatter_add_", Hazard::kDimIndices},
-    {"aten::scatter_reduce_", Hazard::kDimIndices},
-    {"aten::index_put_", Hazard::kListIndices},
-    {"aten::_index_put_impl_", Hazard::kListIndices},
-    {"aten::put_", Hazard::kFlatIndices},
-    {"aten::embedding_renorm_", Hazard::kRowIndices},
-    {"aten::masked_scatter_", Hazard::kAny},
-}};
-
-constexpr std::array<std::string_view, 4> kDivisions{"aten::div_", "aten::floor_divide_", "aten::remainder_",
-                                                     "aten::fmod_"};
 
 // Treats negative indices as out of range, although some ops accept them.
 bool inside(const at::Tensor& index, int64_t size) {
@@ -54,13 +36,11 @@ Hazard hazard_of(const ir::Node& node, const ir::Graph& graph) {
   const ir::OpDesc& desc = ir::op_desc(node.opcode);
   if (!(desc.flags & ir::kOpInPlace) || node.args.empty() || node.args[0].tag != ir::ArgTag::kView)
     return Hazard::kNone;
-  const std::string_view base = desc.name.substr(0, desc.name.find('.'));
-  if (std::ranges::find(kDivisions, base) != kDivisions.end()) {
-    return c10::isIntegralType(static_cast<at::ScalarType>(graph.views[node.args[0].a].dtype), false) ? Hazard::kAny
-                                                                                                      : Hazard::kNone;
-  }
-  const auto found = std::ranges::find(kHazards, base, &std::pair<std::string_view, Hazard>::first);
-  return found != kHazards.end() ? found->second : Hazard::kNone;
+  const auto* const found = std::ranges::lower_bound(kHazards, node.opcode, {}, &std::pair<ir::Opcode, Hazard>::first);
+  if (found == std::end(kHazards) || found->first != node.opcode) return Hazard::kNone;
+  if (found->second != Hazard::kIntegerDivision) return found->second;
+  const auto dtype = static_cast<at::ScalarType>(graph.views[node.args[0].a].dtype);
+  return c10::isIntegralType(dtype, false) ? Hazard::kAny : Hazard::kNone;
 }
 
 bool may_fail(Hazard hazard, const c10::IValue* args) {

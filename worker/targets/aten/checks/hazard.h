@@ -12,11 +12,12 @@ namespace torch_remote::worker::aten {
 
 enum class Hazard : uint8_t {
   kNone,
-  kDimIndices,   // (self, dim, index, ...): indices into dim `dim`
-  kListIndices,  // (self, indices, ...): one index tensor per dim, or masks, or None
-  kFlatIndices,  // (self, index, ...): indices into the flattened tensor
-  kRowIndices,   // (self, index, ...): indices into dim 0
-  kAny,          // can only be found out by running the op
+  kDimIndices,       // (self, dim, index, ...): indices into dim `dim`
+  kListIndices,      // (self, indices, ...): one index tensor per dim, or masks, or None
+  kFlatIndices,      // (self, index, ...): indices into the flattened tensor
+  kRowIndices,       // (self, index, ...): indices into dim 0
+  kIntegerDivision,  // kAny if the operands are integers
+  kAny,              // can only be found out by running the op
 };
 
 Hazard hazard_of(const ir::Node& node, const ir::Graph& graph);

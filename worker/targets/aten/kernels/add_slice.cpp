@@ -2,8 +2,7 @@
 
 #include <cmath>
 
-#include "ir/ops/op_table_generated.h"
-#include "worker/targets/aten/kernels/special.h"
+#include "worker/targets/aten/kernels/special_generated.h"
 
 // Gradients of slices, written to the program's memory (torch would allocate a tensor); and sums of such gradients
 // (passes/accumulate.cpp). A sum adds each slice in place, in the memory of the sum so far if the result shares it.
@@ -54,12 +53,9 @@ void add_to_part(const SpecialCall& call) {
 
 }  // namespace
 
-Special find_add_slice(std::string_view name) {
-  if (name == ir::op_desc(ir::ops::aten_select_backward).name) return pad<selected>;
-  if (name == ir::op_desc(ir::ops::aten_slice_backward).name) return pad<sliced>;
-  if (name == "remote::add_select_backward") return add_to_part<selected>;
-  if (name == "remote::add_slice_backward") return add_to_part<sliced>;
-  return nullptr;
-}
+void add_slice_kernels::pad_selected(const SpecialCall& call) { pad<selected>(call); }
+void add_slice_kernels::pad_sliced(const SpecialCall& call) { pad<sliced>(call); }
+void add_slice_kernels::add_to_selected(const SpecialCall& call) { add_to_part<selected>(call); }
+void add_slice_kernels::add_to_sliced(const SpecialCall& call) { add_to_part<sliced>(call); }
 
 }  // namespace torch_remote::worker::aten

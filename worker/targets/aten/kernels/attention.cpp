@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "worker/targets/aten/kernels/special.h"
+#include "worker/targets/aten/kernels/special_generated.h"
 
 // `remote::attention` on the CPU: torch's flash kernel where it supports the operands, otherwise the formula itself.
 // Both return the same log-sum-exp, so forward and backward may use different implementations. Attention with dropout
@@ -92,8 +93,10 @@ void copy_wanted(const at::Tensor& result, const at::Tensor& value) {
   if (result.defined()) result.copy_(value);
 }
 
+}  // namespace
+
 // (query, key, value, bias, is_causal, scale) -> (output, logsumexp)
-void attention_forward(const SpecialCall& call) {
+void attention_kernels::forward(const SpecialCall& call) {
   const auto& args = call.args;
   const Attention a(args[0].toTensor(), args[1].toTensor(), args[2].toTensor(), args[3], args[4], args[5]);
   if (a.flash()) {
@@ -110,7 +113,7 @@ void attention_forward(const SpecialCall& call) {
 }
 
 // (grad, query, key, value, out, logsumexp, bias, is_causal, scale) -> (grad_query, grad_key, grad_value)
-void attention_backward(const SpecialCall& call) {
+void attention_kernels::backward(const SpecialCall& call) {
   const auto& args = call.args;
   const at::Tensor gradient = args[0].toTensor(), output = args[4].toTensor(), logsumexp = args[5].toTensor();
   const Attention a(args[1].toTensor(), args[2].toTensor(), args[3].toTensor(), args[6], args[7], args[8]);
@@ -136,14 +139,6 @@ void attention_backward(const SpecialCall& call) {
   if (call.results[1].defined()) {
     copy_wanted(call.results[1], sum_heads(at::matmul(grad_scores.transpose(-2, -1), query), a.key) * a.factor());
   }
-}
-
-}  // namespace
-
-Special find_attention(std::string_view name) {
-  if (name == "remote::attention") return attention_forward;
-  if (name == "remote::attention_backward") return attention_backward;
-  return nullptr;
 }
 
 }  // namespace torch_remote::worker::aten

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "ir/ops/op_table_generated.h"
 #include "worker/targets/aten/checks/schema.h"
 #include "worker/targets/aten/kernels/special.h"
+#include "worker/targets/aten/kernels/special_generated.h"
 
 // Embedding bags whose results have the sizes that torch infers for devices other than the CPU, as programs of
 // torch.compile expect them: offset2bag also where the CPU's kernel omits it, with one entry per index; other results
@@ -50,20 +52,14 @@ void run(const SpecialCall& call, const c10::OperatorHandle& op) {
 
 }  // namespace
 
-Special find_embedding(std::string_view name) {
-  if (name == "aten::_embedding_bag") {
-    return [](const SpecialCall& call) {
-      static const c10::OperatorHandle op = find_operator("aten::_embedding_bag");
-      run(call, op);
-    };
-  }
-  if (name == "aten::_embedding_bag_forward_only") {
-    return [](const SpecialCall& call) {
-      static const c10::OperatorHandle op = find_operator("aten::_embedding_bag_forward_only");
-      run(call, op);
-    };
-  }
-  return nullptr;
+void embedding_kernels::bag(const SpecialCall& call) {
+  static const c10::OperatorHandle op = find_operator(ir::op_desc(ir::ops::aten__embedding_bag).name);
+  run(call, op);
+}
+
+void embedding_kernels::bag_forward_only(const SpecialCall& call) {
+  static const c10::OperatorHandle op = find_operator(ir::op_desc(ir::ops::aten__embedding_bag_forward_only).name);
+  run(call, op);
 }
 
 }  // namespace torch_remote::worker::aten

@@ -1,14 +1,13 @@
 #include <ATen/ATen.h>
 
-#include "worker/targets/aten/kernels/special.h"
+#include "worker/targets/aten/kernels/special_generated.h"
 
 // Matmuls whose result has a dtype that the caller names (CUDA's overloads with `out_dtype`, which torch lacks on the
 // CPU). The operands are converted to that dtype, so nothing is rounded before the sums are complete.
 namespace torch_remote::worker::aten {
-namespace {
 
 // (a, b, out_dtype) or (added, a, b, out_dtype, beta, alpha), for matrices or batches of them; then `out`, if given.
-void product(const SpecialCall& call) {
+void matmul_dtype_kernels::product(const SpecialCall& call) {
   const bool adds = call.args[2].isTensor();
   const size_t first = adds ? 1 : 0;
   const c10::ScalarType dtype = call.args[first + 2].toScalarType();
@@ -22,12 +21,6 @@ void product(const SpecialCall& call) {
   const at::Tensor added = call.args[0].toTensor().to(dtype);
   const at::Scalar beta = call.args[4].toScalar(), alpha = call.args[5].toScalar();
   batches ? at::baddbmm_out(result, added, a, b, beta, alpha) : at::addmm_out(result, added, a, b, beta, alpha);
-}
-
-}  // namespace
-
-Special find_matmul_dtype(std::string_view name) {
-  return name.ends_with("mm.dtype") || name.ends_with("mm.dtype_out") ? product : nullptr;
 }
 
 }  // namespace torch_remote::worker::aten

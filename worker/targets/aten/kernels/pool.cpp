@@ -1,5 +1,3 @@
-#include "worker/targets/aten/kernels/pool.h"
-
 #include <ATen/ops/empty.h>
 #include <ATen/ops/max_pool2d_with_indices.h>
 
@@ -11,6 +9,7 @@
 
 #include "worker/targets/aten/kernels/layout_conversion.h"
 #include "worker/targets/aten/kernels/parallel.h"
+#include "worker/targets/aten/kernels/special_generated.h"
 
 // Max pooling without indices. It takes the maximum along rows first and then along columns. So a window costs
 // kernel height + width comparisons, each for many windows at once. As in torch's kernel, the first of equal values
@@ -212,9 +211,9 @@ void run_pool(const SpecialCall& call) {
 
 }  // namespace
 
-Special find_pool(const ir::Node& node, const ir::Graph& graph) {
-  static const ir::Opcode opcode = ir::find_op("aten::max_pool2d_with_indices");
-  if (node.opcode != opcode || node.args[0].tag != ir::ArgTag::kView || node.results[0].tag != ir::ArgTag::kView ||
+// For floating-point tensors whose indices are unused: computes the values alone, bit for bit as torch does.
+Special pool_kernels::max_pool2d(const ir::Node& node, const ir::Graph& graph) {
+  if (node.args[0].tag != ir::ArgTag::kView || node.results[0].tag != ir::ArgTag::kView ||
       node.results[1].tag != ir::ArgTag::kView || graph.views[node.args[0].a].sizes.size() < 3) {
     return nullptr;
   }

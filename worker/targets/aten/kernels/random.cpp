@@ -8,11 +8,11 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
-#include <unordered_map>
 
 #include "ir/philox.h"
 #include "worker/targets/aten/kernels/parallel.h"
 #include "worker/targets/aten/kernels/special.h"
+#include "worker/targets/aten/kernels/special_generated.h"
 
 // Random fills. Element i, counted in row-major order whatever the strides are, depends on (seed, offset, i) alone. It
 // does not depend on threads, on the layout, or on earlier ops.
@@ -72,11 +72,11 @@ double unit(const uint32_t* words) {
 template <typename T>
 constexpr int kUnitWords = std::is_same_v<T, double> ? 2 : 1;
 
-void uniform(const at::Tensor& self, const Philox& philox, double from, double to) {
+void draw_uniform(const at::Tensor& self, const Philox& philox, double from, double to) {
   TORCH_CHECK(from <= to, "uniform_ expects to return a [from, to) range, but found from=", from, " > to=", to);
   if (self.is_complex()) {
     const at::Tensor parts = at::empty(self.sizes(), self.options(), c10::MemoryFormat::Contiguous);
-    uniform(at::view_as_real(parts), philox, from, to);
+    draw_uniform(at::view_as_real(parts), philox, from, to);
     self.copy_(parts);
     return;
   }
@@ -120,12 +120,12 @@ void fill_normal(const at::Tensor& self, const Philox& philox, C mean, C std) {
   });
 }
 
-void normal(const at::Tensor& self, const Philox& philox, double mean, double std) {
+void draw_normal(const at::Tensor& self, const Philox& philox, double mean, double std) {
   TORCH_CHECK(std >= 0, "normal expects std >= 0.0, but found std ", std);
   if (self.is_complex()) {
     // The real and the imaginary part each have half of the variance.
     const at::Tensor parts = at::empty(self.sizes(), self.options(), c10::MemoryFormat::Contiguous);
-    normal(at::view_as_real(parts), philox, 0, std * std::numbers::sqrt2 / 2);
+    draw_normal(at::view_as_real(parts), philox, 0, std * std::numbers::sqrt2 / 2);
     self.copy_(parts);
     if (mean != 0) self.add_(mean);
     return;
@@ -179,7 +179,7 @@ void integers_between(const at::Tensor& self, const Philox& philox, int64_t from
   integers(self, philox, from, static_cast<uint64_t>(to) - static_cast<uint64_t>(from));
 }
 
-void bernoulli(const at::Tensor& self, const Philox& philox, double p) {
+void draw_bernoulli(const at::Tensor& self, const Philox& philox, double p) {
   TORCH_CHECK(0 <= p && p <= 1, "bernoulli_ expects p to be in [0, 1], but got p=", p);
   const auto threshold = static_cast<uint64_t>(std::ldexp(p, 32));  // in units of 2^-32
   AT_DISPATCH_V2(self.scalar_type(), "bernoulli_", AT_WRAP([&] {
@@ -190,7 +190,7 @@ void bernoulli(const at::Tensor& self, const Philox& philox, double p) {
                  AT_EXPAND(AT_ALL_TYPES), AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES), at::kBool, at::kHalf, at::kBFloat16);
 }
 
-void bernoulli(const at::Tensor& self, const Philox& philox, const at::Tensor& probabilities) {
+void draw_bernoulli(const at::Tensor& self, const Philox& philox, const at::Tensor& probabilities) {
   const at::Tensor p = probabilities.to(at::kDouble).expand(self.sizes()).contiguous();
   const double* data = p.const_data_ptr<double>();
   for (int64_t i = 0, n = p.numel(); i < n; ++i) {
@@ -204,7 +204,7 @@ void bernoulli(const at::Tensor& self, const Philox& philox, const at::Tensor& p
                  AT_EXPAND(AT_ALL_TYPES), AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES), at::kBool, at::kHalf, at::kBFloat16);
 }
 
-void exponential(const at::Tensor& self, const Philox& philox, double lambda) {
+void draw_exponential(const at::Tensor& self, const Philox& philox, double lambda) {
   TORCH_CHECK(lambda > 0, "exponential_ expects lambda > 0.0, but found lambda=", lambda);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, self.scalar_type(), "exponential_", [&] {
     fill<kUnitWords<scalar_t>, scalar_t>(self, philox, [=](int64_t, const uint32_t* words) {
@@ -225,7 +225,7 @@ void dropout(const at::Tensor& output, const at::Tensor& mask, const at::Tensor&
     if (output.defined()) output.copy_(input);
     return;
   }
-  bernoulli(keep, philox, 1 - p);
+  draw_bernoulli(keep, philox, 1 - p);
   if (!output.defined()) return;
   at::mul_out(const_cast<at::Tensor&>(output), input, keep);
   output.mul_(p == 1 ? 0 : 1 / (1 - p));
@@ -249,20 +249,24 @@ const at::Tensor& self_of(const SpecialCall& call) { return call.args[0].toTenso
 
 double number(const c10::IValue& value) { return value.toScalar().toDouble(); }
 
-void run_uniform(const SpecialCall& call) {
-  uniform(self_of(call), philox_of(call), number(call.args[1]), number(call.args[2]));
+}  // namespace
+
+void random_kernels::uniform(const SpecialCall& call) {
+  draw_uniform(self_of(call), philox_of(call), number(call.args[1]), number(call.args[2]));
 }
-void run_normal(const SpecialCall& call) {
-  normal(self_of(call), philox_of(call), number(call.args[1]), number(call.args[2]));
+void random_kernels::normal(const SpecialCall& call) {
+  draw_normal(self_of(call), philox_of(call), number(call.args[1]), number(call.args[2]));
 }
-void run_exponential(const SpecialCall& call) { exponential(self_of(call), philox_of(call), number(call.args[1])); }
-void run_random(const SpecialCall& call) {
+void random_kernels::exponential(const SpecialCall& call) {
+  draw_exponential(self_of(call), philox_of(call), number(call.args[1]));
+}
+void random_kernels::random(const SpecialCall& call) {
   integers(self_of(call), philox_of(call), 0, last_integer(self_of(call).scalar_type()) + 1);
 }
-void run_random_to(const SpecialCall& call) {
+void random_kernels::random_to(const SpecialCall& call) {
   integers_between(self_of(call), philox_of(call), 0, call.args[1].toInt());
 }
-void run_random_from(const SpecialCall& call) {
+void random_kernels::random_from(const SpecialCall& call) {
   const int64_t from = call.args[1].toInt();
   if (call.args[2].isNone()) {
     integers(self_of(call), philox_of(call), from,
@@ -271,86 +275,49 @@ void run_random_from(const SpecialCall& call) {
     integers_between(self_of(call), philox_of(call), from, call.args[2].toInt());
   }
 }
-void run_bernoulli_float(const SpecialCall& call) { bernoulli(self_of(call), philox_of(call), number(call.args[1])); }
-void run_bernoulli_tensor(const SpecialCall& call) {
-  bernoulli(self_of(call), philox_of(call), call.args[1].toTensor());
+void random_kernels::bernoulli_float(const SpecialCall& call) {
+  draw_bernoulli(self_of(call), philox_of(call), number(call.args[1]));
+}
+void random_kernels::bernoulli_tensor(const SpecialCall& call) {
+  draw_bernoulli(self_of(call), philox_of(call), call.args[1].toTensor());
 }
 
 // Ops that return a new tensor: the result exists already and has the right sizes.
-void run_bernoulli_new(const SpecialCall& call) {
-  if (call.results[0].defined()) bernoulli(call.results[0], philox_of(call), self_of(call));
+void random_kernels::bernoulli(const SpecialCall& call) {
+  if (call.results[0].defined()) draw_bernoulli(call.results[0], philox_of(call), self_of(call));
 }
-void run_bernoulli_out(const SpecialCall& call) {
-  bernoulli(call.args.back().toTensor(), philox_of(call), self_of(call));
+void random_kernels::bernoulli_out(const SpecialCall& call) {
+  draw_bernoulli(call.args.back().toTensor(), philox_of(call), self_of(call));
 }
-void run_bernoulli_p(const SpecialCall& call) {
-  if (call.results[0].defined()) bernoulli(call.results[0], philox_of(call), number(call.args[1]));
+void random_kernels::bernoulli_p(const SpecialCall& call) {
+  if (call.results[0].defined()) draw_bernoulli(call.results[0], philox_of(call), number(call.args[1]));
 }
-void run_rand(const SpecialCall& call) {
-  if (call.results[0].defined()) uniform(call.results[0], philox_of(call), 0, 1);
+void random_kernels::rand(const SpecialCall& call) {
+  if (call.results[0].defined()) draw_uniform(call.results[0], philox_of(call), 0, 1);
 }
-void run_randn(const SpecialCall& call) {
-  if (call.results[0].defined()) normal(call.results[0], philox_of(call), 0, 1);
+void random_kernels::randn(const SpecialCall& call) {
+  if (call.results[0].defined()) draw_normal(call.results[0], philox_of(call), 0, 1);
 }
-void run_randint_high(const SpecialCall& call) {
+void random_kernels::randint_high(const SpecialCall& call) {
   if (call.results[0].defined()) integers_between(call.results[0], philox_of(call), 0, call.args[0].toInt());
 }
-void run_randint_low(const SpecialCall& call) {
+void random_kernels::randint_low(const SpecialCall& call) {
   if (!call.results[0].defined()) return;
   integers_between(call.results[0], philox_of(call), call.args[0].toInt(), call.args[1].toInt());
 }
-void run_randint_like_high(const SpecialCall& call) {
+void random_kernels::randint_like_high(const SpecialCall& call) {
   if (call.results[0].defined()) integers_between(call.results[0], philox_of(call), 0, call.args[1].toInt());
 }
-void run_randint_like_low(const SpecialCall& call) {
+void random_kernels::randint_like_low(const SpecialCall& call) {
   if (!call.results[0].defined()) return;
   integers_between(call.results[0], philox_of(call), call.args[1].toInt(), call.args[2].toInt());
 }
-void run_dropout(const SpecialCall& call) {
+void random_kernels::native_dropout(const SpecialCall& call) {
   dropout(call.results[0], call.results[1], self_of(call), philox_of(call), number(call.args[1]),
           call.args[2].isNone() || call.args[2].toBool());
 }
-void run_randperm(const SpecialCall& call) {
+void random_kernels::randperm(const SpecialCall& call) {
   if (call.results[0].defined()) permutation(call.results[0], philox_of(call), call.args[0].toInt());
-}
-
-}  // namespace
-
-Special find_random(std::string_view name) {
-  static const std::unordered_map<std::string_view, Special> table = {
-      {"aten::uniform_", run_uniform},
-      {"aten::normal_", run_normal},
-      {"aten::exponential_", run_exponential},
-      {"aten::random_", run_random},
-      {"aten::random_.to", run_random_to},
-      {"aten::random_.from", run_random_from},
-      {"aten::bernoulli_.float", run_bernoulli_float},
-      {"aten::bernoulli_.Tensor", run_bernoulli_tensor},
-      {"aten::bernoulli", run_bernoulli_new},
-      {"aten::bernoulli.out", run_bernoulli_out},
-      {"aten::bernoulli.p", run_bernoulli_p},
-      {"aten::rand", run_rand},
-      {"aten::rand.generator", run_rand},
-      {"aten::rand_like", run_rand},
-      {"aten::rand_like.generator", run_rand},
-      {"aten::randn", run_randn},
-      {"aten::randn.generator", run_randn},
-      {"aten::randn_like", run_randn},
-      {"aten::randn_like.generator", run_randn},
-      {"aten::randint", run_randint_high},
-      {"aten::randint.generator", run_randint_high},
-      {"aten::randint.low", run_randint_low},
-      {"aten::randint.low_generator", run_randint_low},
-      {"aten::randint_like", run_randint_like_high},
-      {"aten::randint_like.generator", run_randint_like_high},
-      {"aten::randint_like.low_dtype", run_randint_like_low},
-      {"aten::randint_like.low_generator_dtype", run_randint_like_low},
-      {"aten::native_dropout", run_dropout},
-      {"aten::randperm", run_randperm},
-      {"aten::randperm.generator", run_randperm},
-  };
-  const auto found = table.find(name);
-  return found == table.end() ? nullptr : found->second;
 }
 
 }  // namespace torch_remote::worker::aten

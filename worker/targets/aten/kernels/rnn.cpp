@@ -21,6 +21,7 @@
 #include "worker/targets/aten/kernels/rnn_layer.h"
 #include "worker/targets/aten/kernels/rnn_onednn.h"
 #include "worker/targets/aten/kernels/special.h"
+#include "worker/targets/aten/kernels/special_generated.h"
 
 // Recurrent layers, recorded as one op `remote::rnn` for any device: one layer, in one or two directions, over all time
 // steps. Work that does not depend on earlier steps is one op for all steps (the matmul with the input weights, the
@@ -225,34 +226,6 @@ std::vector<Direction> directions(int64_t mode, const Tensor& input, const std::
   return all;
 }
 
-// (input, weight, hx, cx, mode) -> (output, hy, cy, reserve)
-void rnn_forward(const SpecialCall& call) {
-  const int64_t mode = call.args[4].toInt();
-  // An unused output is undefined, but the steps need its memory.
-  const Tensor input = call.args[0].toTensor(), hx = call.args[2].toTensor();
-  Tensor output = call.results[0];
-  if (!output.defined()) output = at::empty({input.size(0), input.size(1), hx.size(0) * hx.size(2)}, input.options());
-  auto all =
-      directions(mode, input, call.args[1].toTensorVector(), hx, optional(call.args[3]), output, call.results[3]);
-  const RnnLoops* const loops = rnn_loops();
-  std::vector<RnnStates> fused;
-  if (loops != nullptr && std::ranges::all_of(all, supports_fused)) fused = fused_forward(*loops, all);
-  for (int64_t i = 0; i < static_cast<int64_t>(all.size()); ++i) {
-    Tensor hy, cy;
-    const Direction& d = all[i];
-    if (!fused.empty()) {
-      hy = fused[i].hy;
-      cy = fused[i].cy;
-    } else if (d.mode != RnnMode::kLstm) {
-      hy = d.mode == RnnMode::kGru ? gru(d) : simple(d);
-    } else if (!lstm_onednn(d, &hy, &cy)) {
-      hy = lstm(d, &cy);
-    }
-    if (call.results[1].defined()) call.results[1][i].copy_(hy);
-    if (call.results[2].defined() && cy.defined()) call.results[2][i].copy_(cy);
-  }
-}
-
 void add_or_store(const Tensor& result, const Tensor& value, bool first) {
   first ? result.copy_(value) : result.add_(value);
 }
@@ -294,9 +267,39 @@ void backward_onednn(const Direction& d, const Gradients& gradients, std::span<c
   }
 }
 
+}  // namespace
+
+// (input, weight, hx, cx, mode) -> (output, hy, cy, reserve)
+void rnn_kernels::forward(const SpecialCall& call) {
+  const int64_t mode = call.args[4].toInt();
+  // An unused output is undefined, but the steps need its memory.
+  const Tensor input = call.args[0].toTensor(), hx = call.args[2].toTensor();
+  Tensor output = call.results[0];
+  if (!output.defined()) output = at::empty({input.size(0), input.size(1), hx.size(0) * hx.size(2)}, input.options());
+  auto all =
+      directions(mode, input, call.args[1].toTensorVector(), hx, optional(call.args[3]), output, call.results[3]);
+  const RnnLoops* const loops = rnn_loops();
+  std::vector<RnnStates> fused;
+  if (loops != nullptr && std::ranges::all_of(all, supports_fused)) fused = fused_forward(*loops, all);
+  for (int64_t i = 0; i < static_cast<int64_t>(all.size()); ++i) {
+    Tensor hy, cy;
+    const Direction& d = all[i];
+    if (!fused.empty()) {
+      hy = fused[i].hy;
+      cy = fused[i].cy;
+    } else if (d.mode != RnnMode::kLstm) {
+      hy = d.mode == RnnMode::kGru ? gru(d) : simple(d);
+    } else if (!lstm_onednn(d, &hy, &cy)) {
+      hy = lstm(d, &cy);
+    }
+    if (call.results[1].defined()) call.results[1][i].copy_(hy);
+    if (call.results[2].defined() && cy.defined()) call.results[2][i].copy_(cy);
+  }
+}
+
 // (input, weight, hx, cx, output, grad_output, grad_hy, grad_cy, mode, reserve) -> (grad_input, grad_hx, grad_cx,
 // grad_weights)
-void rnn_backward(const SpecialCall& call) {
+void rnn_kernels::backward(const SpecialCall& call) {
   const std::vector<Tensor> weights = call.args[1].toTensorVector();
   auto all = directions(call.args[8].toInt(), call.args[0].toTensor(), weights, call.args[2].toTensor(),
                         optional(call.args[3]), call.args[4].toTensor(), call.args[9].toTensor());
@@ -326,14 +329,6 @@ void rnn_backward(const SpecialCall& call) {
     if (call.results.size() == 3) continue;  // the weights need no gradients
     weight_gradients(d, b, {&call.results[3 + i * stride], static_cast<size_t>(stride)});
   }
-}
-
-}  // namespace
-
-Special find_rnn(std::string_view name) {
-  if (name == "remote::rnn") return rnn_forward;
-  if (name == "remote::rnn_backward") return rnn_backward;
-  return nullptr;
 }
 
 }  // namespace torch_remote::worker::aten

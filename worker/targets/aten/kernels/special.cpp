@@ -2,38 +2,36 @@
 
 #include <torch/library.h>
 
+#include <algorithm>
+#include <iterator>
+
+#include "worker/targets/aten/kernels/special_generated.h"
+
 namespace torch_remote::worker::aten {
 namespace {
 
-// Schemas of the op table's ops that torch lacks, as in ir/ops/*.toml, for code that reads an op's arguments here.
-// These ops have only the special kernels.
+// For code that reads an op's arguments here. These ops have only the special kernels.
 TORCH_LIBRARY_FRAGMENT(remote, library) {
-  library.def("add_select_backward(Tensor self, Tensor grad, int dim, int index, Scalar alpha) -> Tensor");
-  library.def(
-      "add_slice_backward(Tensor self, Tensor grad, int dim, int start, int end, int step, Scalar alpha) -> Tensor");
-  library.def(
-      "attention(Tensor query, Tensor key, Tensor value, Tensor? bias, bool is_causal, float? scale) -> (Tensor, "
-      "Tensor)");
-  library.def(
-      "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, Tensor? "
-      "bias, bool is_causal, float? scale) -> (Tensor, Tensor, Tensor)");
-  library.def(
-      "rnn(Tensor input, Tensor[] weight, Tensor hx, Tensor? cx, int mode) -> (Tensor, Tensor, Tensor, Tensor)");
-  library.def(
-      "rnn_backward(Tensor input, Tensor[] weight, Tensor hx, Tensor? cx, Tensor output, Tensor? grad_output, Tensor? "
-      "grad_hy, Tensor? grad_cy, int mode, Tensor reserve) -> (Tensor, Tensor, Tensor, Tensor[])");
+  for (const char* schema : kOwnSchemas) library.def(schema);
+}
+
+const SpecialOp* find_row(ir::Opcode opcode) {
+  const auto* const found = std::ranges::lower_bound(kSpecialOps, opcode, {}, &SpecialOp::opcode);
+  return found != std::end(kSpecialOps) && found->opcode == opcode ? found : nullptr;
 }
 
 }  // namespace
 
 Special find_special(std::string_view name) {
-  if (Special found = find_random(name)) return found;
-  if (Special found = find_add_slice(name)) return found;
-  if (Special found = find_attention(name)) return found;
-  if (Special found = find_embedding(name)) return found;
-  if (Special found = find_matmul_dtype(name)) return found;
-  if (Special found = find_sync_batch_norm(name)) return found;
-  return find_rnn(name);
+  if (const SpecialOp* const row = find_row(ir::find_op(name))) return row->kernel;
+  const auto* const found = std::ranges::find(kSpecialNames, name, &SpecialName::name);
+  return found != std::end(kSpecialNames) ? found->kernel : nullptr;
+}
+
+Special find_special(const ir::Node& node, const ir::Graph& graph) {
+  const SpecialOp* const row = find_row(node.opcode);
+  return row != nullptr && row->choose != nullptr ? row->choose(node, graph)
+                                                  : find_special(ir::op_desc(node.opcode).name);
 }
 
 }  // namespace torch_remote::worker::aten

@@ -7,10 +7,12 @@
 #include <span>
 #include <string_view>
 
+#include "ir/graph.h"
+
 // Ops that this runner computes itself instead of calling torch's kernel. Random ops, because their numbers must depend
 // on seed and offset alone. Attention and recurrent layers, which are this project's own ops. Embedding bags, matmuls
 // with a given result dtype, gradients of slices, max pooling with unused indices, upsampling by two. The parts of
-// batch norm over several processes, for which the CPU has no kernels.
+// batch norm over several processes, for which the CPU has no kernels. Ops in dtypes that the CPU's kernels refuse.
 namespace torch_remote::worker::aten {
 
 struct SpecialCall {
@@ -24,15 +26,24 @@ struct SpecialCall {
 
 using Special = void (*)(const SpecialCall&);
 
-// Null if torch's kernel should be called.
-Special find_special(std::string_view name);
+// Chooses the kernel for a node; null if torch's kernel should be called.
+using SpecialChoice = Special (*)(const ir::Node& node, const ir::Graph& graph);
 
-Special find_random(std::string_view name);
-Special find_attention(std::string_view name);
-Special find_add_slice(std::string_view name);
-Special find_embedding(std::string_view name);
-Special find_matmul_dtype(std::string_view name);
-Special find_rnn(std::string_view name);
-Special find_sync_batch_norm(std::string_view name);
+// The columns `aten` and `aten_if` of ir/ops/*.toml, by opcode and for ops outside the table by name
+// (special_generated.h). A kernel "random.uniform" is the function random_kernels::uniform. One of the two is null.
+struct SpecialOp {
+  ir::Opcode opcode;
+  Special kernel;
+  SpecialChoice choose;
+};
+struct SpecialName {
+  std::string_view name;
+  Special kernel;
+};
+
+// The kernel that computes all nodes of this op. Null: torch's kernel computes some or all.
+Special find_special(std::string_view name);
+// The kernel that computes this node. Null: torch's kernel should be called.
+Special find_special(const ir::Node& node, const ir::Graph& graph);
 
 }  // namespace torch_remote::worker::aten

@@ -1,16 +1,16 @@
 #include <ATen/ATen.h>
 
-#include <utility>
 #include <vector>
 
 #include "worker/targets/aten/kernels/special.h"
+#include "worker/targets/aten/kernels/special_generated.h"
 
 // Batch norm over several processes (torch.nn.SyncBatchNorm): the statistics and gradients of each process, which the
 // processes then add. Torch has such kernels only for GPUs; these compute the same. Half types are computed in float32,
 // and their statistics are float32. Sums and squares are float64, in which no square of a float32 overflows or
 // underflows.
 namespace torch_remote::worker::aten {
-namespace sync_batch_norm {
+namespace sync_batch_norm_kernels {
 namespace {
 
 using at::Tensor;
@@ -44,6 +44,8 @@ void give(const SpecialCall& call, size_t i, const Tensor& value) {
 }
 
 Tensor inverse_deviation(const Tensor& variance, double eps) { return (variance + eps).rsqrt(); }
+
+}  // namespace
 
 // (input, eps) -> mean, invstd
 void stats(const SpecialCall& call) {
@@ -104,22 +106,5 @@ void backward_elements(const SpecialCall& call) {
   give(call, 0, result);
 }
 
-constexpr std::pair<std::string_view, Special> kOps[] = {
-    {"aten::batch_norm_stats", stats},
-    {"aten::batch_norm_gather_stats_with_counts", gather},
-    {"aten::batch_norm_elemt", normalize},
-    {"aten::batch_norm_backward_reduce", backward_reduce},
-    {"aten::batch_norm_backward_elemt", backward_elements},
-};
-
-}  // namespace
-}  // namespace sync_batch_norm
-
-Special find_sync_batch_norm(std::string_view name) {
-  for (const auto& [op, special] : sync_batch_norm::kOps) {
-    if (op == name) return special;
-  }
-  return nullptr;
-}
-
+}  // namespace sync_batch_norm_kernels
 }  // namespace torch_remote::worker::aten

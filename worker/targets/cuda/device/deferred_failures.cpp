@@ -1,19 +1,33 @@
 #include "worker/targets/cuda/device/deferred_failures.h"
 
 #include <algorithm>
-#include <bit>
+#include <iterator>
 #include <map>
 #include <span>
-#include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
-
-#include "worker/targets/cuda/kernels/bag_arguments.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
 
 using Record = codegen::gpu::IndexRecord;
+
+// The columns `index_error` and `data_error` of ir/ops/*.toml, sorted by op.
+struct DataError {
+  std::string_view op, text;
+  const char* kind;
+};
+constexpr DataError kDataErrors[] = {
+#include "worker/targets/cuda/device/data_errors_generated.inc"
+};
+
+// Replaces the first occurrence of `name`.
+std::string with_number(std::string_view text, std::string_view name, const std::string& number) {
+  std::string made(text);
+  if (const size_t at = made.find(name); at != std::string::npos) made.replace(at, name.size(), number);
+  return made;
+}
 
 // Every byte of an empty record: its operand is codegen::kNone, and all operands are marked unfailed.
 constexpr uint8_t kEmpty = 0xFF;
@@ -37,58 +51,11 @@ void add(uint64_t run, const Record& record, std::span<const IndexedOperand> ope
 
 Status index_error(const IndexedOperand& operand, int64_t index, int64_t bound) {
   if (!operand.message.empty()) return {ErrorCode::kOpFailed, operand.message, "RuntimeError"};
-  const std::string_view op = operand.op;
+  if (operand.describe != nullptr) {
+    const std::string text = operand.describe(index, bound);
+    if (!text.empty()) return {ErrorCode::kOpFailed, text, "RuntimeError"};
+  }
   const std::string number = std::to_string(index), size = std::to_string(bound);
-  if (op.starts_with("aten::bernoulli")) {
-    return {ErrorCode::kOpFailed, "Expected p_in >= 0 && p_in <= 1 to be true, but got false.", "RuntimeError"};
-  }
-  if (op.starts_with("aten::multinomial")) {
-    // The order of BadWeights in kernels/search_arguments.h.
-    constexpr const char* kWords[] = {
-        "probability tensor contains either `inf`, `nan` or element < 0",
-        "invalid multinomial distribution (encountering probability entry < 0)",
-        "invalid multinomial distribution (encountering probability entry = infinity or NaN)",
-        "invalid multinomial distribution (sum of probabilities <= 0)",
-    };
-    return {ErrorCode::kOpFailed, kWords[std::clamp<int64_t>(index, 0, 3)], "RuntimeError"};
-  }
-  if (op.starts_with("aten::masked_scatter")) {
-    return {ErrorCode::kOpFailed, "Number of elements of source < number of ones in mask", "RuntimeError"};
-  }
-  if (op.starts_with("aten::binary_cross_entropy")) {
-    return {ErrorCode::kOpFailed, "all elements of input should be between 0 and 1", "RuntimeError"};
-  }
-  if (op.starts_with("aten::histc")) {  // The two bounds are stored as the bits of doubles.
-    std::ostringstream text;
-    text << "range of [" << std::bit_cast<double>(index) << ", " << std::bit_cast<double>(bound) << "] is not finite";
-    return {ErrorCode::kOpFailed, "torch.histc: " + text.str(), "RuntimeError"};
-  }
-  if (op.starts_with("aten::multi_margin_loss")) {
-    return {ErrorCode::kOpFailed, "target out of range", "RuntimeError"};
-  }
-  if (op.starts_with("aten::multilabel_margin_loss")) {
-    const std::string place = op.ends_with("_backward") ? "3" : "2";
-    return {ErrorCode::kOpFailed, "argument #" + place + " 'target' is out of range", "RuntimeError"};
-  }
-  if (op.starts_with("aten::repeat_interleave")) {
-    const bool is_negative = index < 0;
-    return {ErrorCode::kOpFailed,
-            is_negative ? "repeats can not be negative" : "allocated size does not match required size",
-            "RuntimeError"};
-  }
-  if (op.starts_with("aten::_embedding_bag")) {
-    std::string text = "embedding_bag: Expected idx >= 0 && idx < num_embeddings but found idx to be " + number;
-    if (bound == kFirstOffset) {
-      text =
-          "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from position 0. "
-          "However, got " +
-          number;
-    } else if (bound <= kLastOffset) {
-      text = "offsets[-1] can not be greater than input's length " + std::to_string(kLastOffset - bound) +
-             " but got offsets[-1] of " + number;
-    }
-    return {ErrorCode::kOpFailed, text, "RuntimeError"};
-  }
   if (operand.dim == kMaskedCount) {
     return {ErrorCode::kOpFailed,
             "shape mismatch: value tensor of shape [" + size + "] cannot be broadcast to indexing result of shape [" +
@@ -96,15 +63,13 @@ Status index_error(const IndexedOperand& operand, int64_t index, int64_t bound) 
             "RuntimeError"};
   }
   if (operand.dim == kDivision) return {ErrorCode::kOpFailed, "ZeroDivisionError", "RuntimeError"};
-  const bool in_self =
-      op.starts_with("aten::embedding") || op.starts_with("aten::index_select") || op.starts_with("aten::index_add");
-  const bool of_all = op.starts_with("aten::take") || op.starts_with("aten::put");
+  const auto* const row = std::ranges::lower_bound(kDataErrors, operand.op, {}, &DataError::op);
+  if (row != std::end(kDataErrors) && row->op == operand.op) {
+    return {ErrorCode::kOpFailed, with_number(with_number(row->text, "{index}", number), "{size}", size), row->kind};
+  }
   std::string text = "index " + number + " is out of bounds for dimension ";
   if (operand.dim >= 0) text += std::to_string(operand.dim) + " ";
   text += "with size " + size;
-  if (in_self) text = "index out of range in self";
-  if (of_all) text = "out of range: tried to access index " + number + " on a tensor of " + size + " elements.";
-  if (op.starts_with("aten::nll_loss")) text = "Target " + number + " is out of bounds.";
   return {ErrorCode::kOpFailed, text, "IndexError"};
 }
 

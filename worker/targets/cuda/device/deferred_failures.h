@@ -23,10 +23,12 @@ struct IndexedOperand {
   std::string_view op;  // Lives as long as the process; empty: no index addresses this operand.
   int64_t dim = -1;  // The tensor's dim that is indexed; -1: the op's message names none; or kDivision, kMaskedCount.
   std::string message = {};  // The error message; empty: the op's own message about an index.
+  // Returns the message for what the kernel stored, or an empty string if that is an index and its bound.
+  std::string (*describe)(int64_t index, int64_t bound) = nullptr;
 };
 
-// The error for an index out of bounds, with the message that the op has on the CPU. Failures that are not indices have
-// their own messages.
+// The error for an index out of bounds, with the message that the op has on the CPU (the columns `index_error` and
+// `data_error` of ir/ops/*.toml). Failures that are not indices have their own messages.
 Status index_error(const IndexedOperand& operand, int64_t index, int64_t bound);
 
 // Failures that depend on data and are found by kernels. A kernel that may find one gets a record in GPU memory. After

@@ -4,6 +4,7 @@
 
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Attention and its gradients with hand-written kernels.
 namespace torch_remote::worker::cuda {
@@ -167,13 +168,9 @@ class Attention {
   std::vector<Member> locations_;
 };
 
-Status forward(OpPlanner& planner) { return Attention(planner).forward(); }
-Status backward(OpPlanner& planner) { return Attention(planner).backward(); }
-
-constexpr NamedPlan kAttentionPlans[] = {{"remote::attention", forward}, {"remote::attention_backward", backward}};
-
 }  // namespace
 
-std::span<const NamedPlan> attention_plans() { return kAttentionPlans; }
+Status attention_plans::forward(OpPlanner& planner) { return Attention(planner).forward(); }
+Status attention_plans::backward(OpPlanner& planner) { return Attention(planner).backward(); }
 
 }  // namespace torch_remote::worker::cuda

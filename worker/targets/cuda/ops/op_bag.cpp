@@ -1,68 +1,18 @@
 #include <algorithm>
 #include <cmath>
+#include <string>
 #include <utility>
 
 #include "worker/targets/cuda/kernels/bag_arguments.h"
 #include "worker/targets/cuda/ops/index_points.h"
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Sums, means and maxima of bags of rows of a table (embedding_bag), and gradients of tables.
 namespace torch_remote::worker::cuda {
 namespace {
 
 using ir::DType;
-
-Status forward(OpPlanner& planner) {
-  const auto weight = planner.tensor("weight"), indices = planner.tensor("indices"),
-             offsets = planner.tensor("offsets");
-  const auto scales = planner.tensor("per_sample_weights"), to = planner.result(0);
-  if (!weight || !indices || !offsets || !to || weight->sizes.size() != 2 || to->sizes.size() != 2) {
-    return unsupported("of other dims");
-  }
-  const auto bags = planner.result(1), sizes = planner.result(2), most = planner.result(3);
-  BagArguments arguments{.rows = weight->sizes[0],
-                         .length = weight->sizes[1],
-                         .count = indices->count(),
-                         .bag_count = to->sizes[0],
-                         .offset_count = offsets->count(),
-                         .padding = planner.integer("padding_idx", -1),
-                         .dtype = static_cast<i64>(weight->dtype),
-                         .mode = static_cast<BagMode>(planner.integer("mode"))};
-  if (arguments.mode > BagMode::kMax || !ir::is_float(weight->dtype)) return unsupported("in this mode");
-  std::ranges::copy(weight->strides, arguments.weight_strides);
-  for (const auto* const one : {&bags, &sizes, &most}) {
-    if (*one) arguments.index_dtype = static_cast<i64>((*one)->dtype);
-  }
-  const Location of_indices = planner.packed(*indices, DType::kInt64),
-                 of_offsets = planner.packed(*offsets, DType::kInt64);
-  const Location of_scales = scales ? planner.packed(*scales, weight->dtype) : Location();
-  // Results that have more elements than are written (an extra offset, unused maxima) are zero there.
-  const auto output = [&](const std::optional<OpTensor>& made, int64_t written) {
-    if (!made || made->count() == 0) return Location();
-    const Location location = planner.output(*made);
-    if (made->count() != written) planner.zero(location, made->nbytes());
-    return location;
-  };
-  const bool has_most = arguments.mode == BagMode::kMax;
-  const Location out = planner.output(*to), of_sizes = output(sizes, arguments.bag_count);
-  const Location of_most = output(most, has_most ? to->count() : 0);
-  const Location of_bags = output(bags, arguments.count);
-  planner.add_operand(-1);
-  planner.launch(KernelFile::kBag, "bag_forward", arguments, blocks_for(arguments.bag_count * arguments.length))
-      .at(&BagArguments::weight, weight->location)
-      .at(&BagArguments::indices, of_indices)
-      .at(&BagArguments::offsets, of_offsets)
-      .at(&BagArguments::scales, of_scales)
-      .at(&BagArguments::out, out)
-      .at(&BagArguments::sizes, of_sizes)
-      .at(&BagArguments::max_indices, has_most ? of_most : Location())
-      .failure([](const BagArguments& words) { return &words.failure; });
-  if (of_bags.buffer == kNoLocation) return {};
-  planner.launch(KernelFile::kBag, "bag_numbers", arguments, blocks_for(arguments.count))
-      .at(&BagArguments::offsets, of_offsets)
-      .at(&BagArguments::bags, of_bags);
-  return {};
-}
 
 // The result, zeroed; rows are then added to it.
 OpTensor cleared(OpPlanner& planner, const OpTensor& made) {
@@ -141,7 +91,79 @@ OpTensor bags_of(OpPlanner& planner, const OpTensor& offsets, int64_t count, int
   return made;
 }
 
-Status backward(OpPlanner& planner) {
+// What bag_forward reports about offsets.
+std::string describe_offset(int64_t offset, int64_t bound) {
+  const std::string number = std::to_string(offset);
+  if (bound == kFirstOffset) {
+    return "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from position 0. However, "
+           "got " +
+           number;
+  }
+  if (bound > kLastOffset) return {};
+  return "offsets[-1] can not be greater than input's length " + std::to_string(kLastOffset - bound) +
+         " but got offsets[-1] of " + number;
+}
+
+RowNorm row_norm_of(double p) {
+  if (std::isinf(p)) return p > 0 ? RowNorm::kMax : RowNorm::kMin;
+  return p == 0 ? RowNorm::kZero : p == 1 ? RowNorm::kL1 : p == 2 ? RowNorm::kL2 : RowNorm::kPower;
+}
+
+}  // namespace
+
+Status bag_plans::forward(OpPlanner& planner) {
+  const auto weight = planner.tensor("weight"), indices = planner.tensor("indices"),
+             offsets = planner.tensor("offsets");
+  const auto scales = planner.tensor("per_sample_weights"), to = planner.result(0);
+  if (!weight || !indices || !offsets || !to || weight->sizes.size() != 2 || to->sizes.size() != 2) {
+    return unsupported("of other dims");
+  }
+  const auto bags = planner.result(1), sizes = planner.result(2), most = planner.result(3);
+  BagArguments arguments{.rows = weight->sizes[0],
+                         .length = weight->sizes[1],
+                         .count = indices->count(),
+                         .bag_count = to->sizes[0],
+                         .offset_count = offsets->count(),
+                         .padding = planner.integer("padding_idx", -1),
+                         .dtype = static_cast<i64>(weight->dtype),
+                         .mode = static_cast<BagMode>(planner.integer("mode"))};
+  if (arguments.mode > BagMode::kMax || !ir::is_float(weight->dtype)) return unsupported("in this mode");
+  std::ranges::copy(weight->strides, arguments.weight_strides);
+  for (const auto* const one : {&bags, &sizes, &most}) {
+    if (*one) arguments.index_dtype = static_cast<i64>((*one)->dtype);
+  }
+  const Location of_indices = planner.packed(*indices, DType::kInt64),
+                 of_offsets = planner.packed(*offsets, DType::kInt64);
+  const Location of_scales = scales ? planner.packed(*scales, weight->dtype) : Location();
+  // Results that have more elements than are written (an extra offset, unused maxima) are zero there.
+  const auto output = [&](const std::optional<OpTensor>& made, int64_t written) {
+    if (!made || made->count() == 0) return Location();
+    const Location location = planner.output(*made);
+    if (made->count() != written) planner.zero(location, made->nbytes());
+    return location;
+  };
+  const bool has_most = arguments.mode == BagMode::kMax;
+  const Location out = planner.output(*to), of_sizes = output(sizes, arguments.bag_count);
+  const Location of_most = output(most, has_most ? to->count() : 0);
+  const Location of_bags = output(bags, arguments.count);
+  planner.add_described_operand(describe_offset);
+  planner.launch(KernelFile::kBag, "bag_forward", arguments, blocks_for(arguments.bag_count * arguments.length))
+      .at(&BagArguments::weight, weight->location)
+      .at(&BagArguments::indices, of_indices)
+      .at(&BagArguments::offsets, of_offsets)
+      .at(&BagArguments::scales, of_scales)
+      .at(&BagArguments::out, out)
+      .at(&BagArguments::sizes, of_sizes)
+      .at(&BagArguments::max_indices, has_most ? of_most : Location())
+      .failure([](const BagArguments& words) { return &words.failure; });
+  if (of_bags.buffer == kNoLocation) return {};
+  planner.launch(KernelFile::kBag, "bag_numbers", arguments, blocks_for(arguments.count))
+      .at(&BagArguments::offsets, of_offsets)
+      .at(&BagArguments::bags, of_bags);
+  return {};
+}
+
+Status bag_plans::backward(OpPlanner& planner) {
   const auto grad = planner.tensor("grad"), indices = planner.tensor("indices"), sizes = planner.tensor("bag_size"),
              offsets = planner.tensor("offsets"), made = planner.result(0);
   auto bags = planner.tensor("offset2bag");
@@ -170,7 +192,7 @@ Status backward(OpPlanner& planner) {
   return points.apply(grad->location, 2, {.combine = Combine::kSum});
 }
 
-Status scales_backward(OpPlanner& planner) {
+Status bag_plans::scales_backward(OpPlanner& planner) {
   const auto grad = planner.tensor("grad"), weight = planner.tensor("weight"), indices = planner.tensor("indices"),
              offsets = planner.tensor("offsets"), to = planner.result(0);
   if (!grad || !weight || !indices || !offsets || !to || grad->sizes.size() != 2 || weight->sizes.size() != 2 ||
@@ -198,7 +220,7 @@ Status scales_backward(OpPlanner& planner) {
   return {};
 }
 
-Status embedding_backward(OpPlanner& planner) {
+Status bag_plans::embedding_backward(OpPlanner& planner) {
   const auto grad = planner.tensor("grad_output"), index = planner.tensor("indices"), made = planner.result(0);
   if (!grad || !index || !made || grad->dtype != made->dtype || made->sizes.size() != 2) {
     return unsupported("without a result");
@@ -214,12 +236,7 @@ Status embedding_backward(OpPlanner& planner) {
   return points.apply(grad->location, static_cast<int64_t>(rank), {.combine = Combine::kSum});
 }
 
-RowNorm row_norm_of(double p) {
-  if (std::isinf(p)) return p > 0 ? RowNorm::kMax : RowNorm::kMin;
-  return p == 0 ? RowNorm::kZero : p == 1 ? RowNorm::kL1 : p == 2 ? RowNorm::kL2 : RowNorm::kPower;
-}
-
-Status embedding_renorm(OpPlanner& planner) {
+Status bag_plans::embedding_renorm(OpPlanner& planner) {
   const auto self = planner.tensor("self"), indices = planner.tensor("indices");
   if (!self || !indices || self->sizes.size() != 2 || !ir::is_float(self->dtype)) return unsupported("of other dims");
   const auto made = planner.result(0);
@@ -249,17 +266,5 @@ Status embedding_renorm(OpPlanner& planner) {
       .at(&RenormArguments::marks, marks);
   return {};
 }
-
-constexpr NamedPlan kBagPlans[] = {{"_embedding_bag", forward},
-                                   {"_embedding_bag_forward_only", forward},
-                                   {"_embedding_bag_backward", backward},
-                                   {"_embedding_bag_dense_backward", backward},
-                                   {"_embedding_bag_per_sample_weights_backward", scales_backward},
-                                   {"embedding_dense_backward", embedding_backward},
-                                   {"embedding_renorm", embedding_renorm}};
-
-}  // namespace
-
-std::span<const NamedPlan> bag_plans() { return kBagPlans; }
 
 }  // namespace torch_remote::worker::cuda

@@ -4,6 +4,7 @@
 
 #include "worker/targets/cuda/kernels/ctc_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // CTC loss (ctc_loss) and its gradient.
 namespace torch_remote::worker::cuda {
@@ -52,7 +53,9 @@ Status read(OpPlanner& planner, const OpTensor& scores, const OpTensor& alpha, R
   return {};
 }
 
-Status forward(OpPlanner& planner) {
+}  // namespace
+
+Status ctc_plans::forward(OpPlanner& planner) {
   const auto scores = planner.tensor("log_probs"), loss = planner.result(0), alpha = planner.result(1);
   if (!scores || !loss || !alpha) return unsupported("without a result");
   Read given;
@@ -67,7 +70,7 @@ Status forward(OpPlanner& planner) {
   return {};
 }
 
-Status backward(OpPlanner& planner) {
+Status ctc_plans::backward(OpPlanner& planner) {
   const auto grad = planner.tensor("grad"), scores = planner.tensor("log_probs"),
              loss = planner.tensor("neg_log_likelihood"), alpha = planner.tensor("log_alpha");
   if (!grad || !scores || !loss || !alpha) return unsupported("without a result");
@@ -92,11 +95,5 @@ Status backward(OpPlanner& planner) {
   };
   return make_result(planner, scores->dtype, scores->sizes, launch);
 }
-
-constexpr NamedPlan kCtcPlans[] = {{"_ctc_loss", forward}, {"_ctc_loss_backward", backward}};
-
-}  // namespace
-
-std::span<const NamedPlan> ctc_plans() { return kCtcPlans; }
 
 }  // namespace torch_remote::worker::cuda

@@ -4,6 +4,7 @@
 #include "worker/targets/cuda/kernels/grid_arguments.h"
 #include "worker/targets/cuda/ops/index_points.h"
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Images sampled at the points of a grid (grid_sampler), and the gradients.
 namespace torch_remote::worker::cuda {
@@ -51,18 +52,6 @@ Status read(OpPlanner& planner, const OpTensor& in, const OpTensor& grid, const 
   return {};
 }
 
-Status forward(OpPlanner& planner) {
-  const auto in = planner.tensor("input"), grid = planner.tensor("grid"), to = planner.result(0);
-  if (!in || !grid || !to) return unsupported("without a result");
-  GridArguments f;
-  if (Status status = read(planner, *in, *grid, *to, &f); !status.ok()) return status;
-  planner.launch(KernelFile::kGrid, "grid_forward", f, blocks_for(to->count()))
-      .at_word([](const GridArguments& words) { return &words.in.address; }, in->location)
-      .at_word([](const GridArguments& words) { return &words.out.address; }, to->location)
-      .at(&GridArguments::grid, grid->location);
-  return {};
-}
-
 // The gradient of the image. Elements that several grid points sample accumulate in the order of these points.
 Status spread(OpPlanner& planner, GridArguments f, const OpTensor& grid, const OpTensor& grad, const OpTensor& to) {
   const i64 points = f.out_sizes[0] * f.out_sizes[1] * f.out_sizes[2];
@@ -99,7 +88,21 @@ Status spread(OpPlanner& planner, GridArguments f, const OpTensor& grid, const O
   return status;
 }
 
-Status backward(OpPlanner& planner) {
+}  // namespace
+
+Status grid_plans::forward(OpPlanner& planner) {
+  const auto in = planner.tensor("input"), grid = planner.tensor("grid"), to = planner.result(0);
+  if (!in || !grid || !to) return unsupported("without a result");
+  GridArguments f;
+  if (Status status = read(planner, *in, *grid, *to, &f); !status.ok()) return status;
+  planner.launch(KernelFile::kGrid, "grid_forward", f, blocks_for(to->count()))
+      .at_word([](const GridArguments& words) { return &words.in.address; }, in->location)
+      .at_word([](const GridArguments& words) { return &words.out.address; }, to->location)
+      .at(&GridArguments::grid, grid->location);
+  return {};
+}
+
+Status grid_plans::backward(OpPlanner& planner) {
   const auto grad = planner.tensor("grad_output"), in = planner.tensor("input"), grid = planner.tensor("grid");
   const auto to_image = planner.result(0), to_grid = planner.result(1);
   if (!grad || !in || !grid) return unsupported("without operands");
@@ -118,14 +121,5 @@ Status backward(OpPlanner& planner) {
       .at(&GridArguments::grad_grid, planner.output(*to_grid));
   return {};
 }
-
-constexpr NamedPlan kGridPlans[] = {{"grid_sampler_2d", forward},
-                                    {"grid_sampler_3d", forward},
-                                    {"grid_sampler_2d_backward", backward},
-                                    {"grid_sampler_3d_backward", backward}};
-
-}  // namespace
-
-std::span<const NamedPlan> grid_plans() { return kGridPlans; }
 
 }  // namespace torch_remote::worker::cuda

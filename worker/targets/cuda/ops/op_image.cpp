@@ -5,6 +5,7 @@
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/image_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Pooling, resampling and padding of images, and their gradients.
 namespace torch_remote::worker::cuda {
@@ -106,11 +107,6 @@ Status pool(OpPlanner& planner, Pool how, bool adaptive, bool backward) {
   return {};
 }
 
-template <Pool kHow, bool kAdaptive, bool kBackward>
-Status plan_pool(OpPlanner& planner) {
-  return pool(planner, kHow, kAdaptive, kBackward);
-}
-
 // --- resampling ------------------------------------------------------------------------------------------------------
 
 Status resample_floats(OpPlanner& planner, ResampleArguments arguments, bool backward, const OpTensor& in,
@@ -193,19 +189,17 @@ Status resample(OpPlanner& planner, const ResampleArguments& arguments, bool bac
   return {};
 }
 
-template <Resample kHow, bool kBackward>
-Status plan_resample(OpPlanner& planner) {
-  return resample(planner, {.how = kHow, .align_corners = planner.flag("align_corners") ? 1 : 0}, kBackward);
+Status resample(OpPlanner& planner, Resample how, bool backward) {
+  return resample(planner, {.how = how, .align_corners = planner.flag("align_corners") ? 1 : 0}, backward);
 }
 
 // Reads pairs of numbers, the last dim first.
-template <Resample kHow, bool kBackward>
-Status plan_pad(OpPlanner& planner) {
-  ResampleArguments arguments{.how = kHow};
+Status pad(OpPlanner& planner, Resample how, bool backward) {
+  ResampleArguments arguments{.how = how};
   const std::vector<int64_t> padding = planner.integers("padding");
   for (size_t i = 0; i + 1 < padding.size() && i / 2 < kSpace; i += 2)
     arguments.before[kSpace - 1 - i / 2] = padding[i];
-  return resample(planner, arguments, kBackward);
+  return resample(planner, arguments, backward);
 }
 
 // --- ops that only move elements -------------------------------------------------------------------------------------
@@ -249,30 +243,6 @@ Status shuffle_pixels(OpPlanner& planner, bool into_space) {
                as(into_space ? wide : deep, into_space ? of_wide : of_deep));
   return {};
 }
-template <bool kIntoSpace>
-Status plan_pixels(OpPlanner& planner) {
-  return shuffle_pixels(planner, kIntoSpace);
-}
-
-Status plan_channels(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), result = planner.result(0);
-  const int64_t groups = planner.integer("groups");
-  if (!self || !result || self->sizes.size() < 3 || groups < 1) return unsupported("of such dims");
-  Dims from, to;
-  const int64_t each = self->sizes[1] / groups;
-  from.add(self->sizes[0], self->strides[0]);
-  to.add(self->sizes[0], result->strides[0]);
-  from.add(groups, self->strides[1] * each);
-  to.add(groups, result->strides[1]);
-  from.add(each, self->strides[1]);
-  to.add(each, result->strides[1] * groups);
-  for (size_t d = 2; d < self->sizes.size(); ++d) {
-    from.add(self->sizes[d], self->strides[d]);
-    to.add(self->sizes[d], result->strides[d]);
-  }
-  planner.copy(as(*self, from), as(*result, to));
-  return {};
-}
 
 constexpr size_t kWindowDims = 2;
 struct WindowLists {
@@ -293,9 +263,89 @@ int64_t count_windows(const WindowLists& lists, size_t d, int64_t size) {
   return (size + 2 * lists.padding[d] - lists.dilation[d] * (lists.kernel[d] - 1) - 1) / lists.stride[d] + 1;
 }
 
+// col2im: adds each window's elements to the image.
+Status fold_floats(OpPlanner& planner, const WindowLists& lists, const OpTensor& columns, const OpTensor& to) {
+  FoldArguments arguments{.dtype = static_cast<i64>(to.dtype)};
+  Image image;
+  const size_t rank = columns.sizes.size();
+  if (!read_image(to, kWindowDims, &image) || rank + 1 != to.sizes.size()) return unsupported("of such dims");
+  arguments.image = image.view;
+  arguments.batch = image.batch;
+  arguments.channels = image.channels;
+  std::ranges::copy(image.sizes, arguments.sizes);
+  if (rank == 3) arguments.column_strides[0] = columns.strides[0];
+  arguments.column_strides[1] = columns.strides[rank - 2];
+  arguments.column_strides[2] = columns.strides[rank - 1];
+  for (size_t d = 0; d < kWindowDims; ++d) arguments.windows[d] = count_windows(lists, d, image.sizes[d + 1]);
+  std::ranges::copy(lists.kernel, arguments.kernel);
+  std::ranges::copy(lists.stride, arguments.stride);
+  std::ranges::copy(lists.padding, arguments.padding);
+  std::ranges::copy(lists.dilation, arguments.dilation);
+  planner.launch(KernelFile::kImage, "image_fold", arguments, blocks_for(to.count()))
+      .at_word([](const FoldArguments& made) { return &made.image.address; }, to.location)
+      .at(&FoldArguments::columns, columns.location);
+  return {};
+}
+
+}  // namespace
+
+Status image_plans::max(OpPlanner& planner) { return pool(planner, Pool::kMax, false, false); }
+Status image_plans::max_backward(OpPlanner& planner) { return pool(planner, Pool::kMax, false, true); }
+Status image_plans::adaptive_max(OpPlanner& planner) { return pool(planner, Pool::kMax, true, false); }
+Status image_plans::adaptive_max_backward(OpPlanner& planner) { return pool(planner, Pool::kMax, true, true); }
+Status image_plans::mean(OpPlanner& planner) { return pool(planner, Pool::kMean, false, false); }
+Status image_plans::mean_backward(OpPlanner& planner) { return pool(planner, Pool::kMean, false, true); }
+Status image_plans::adaptive_mean(OpPlanner& planner) { return pool(planner, Pool::kMean, true, false); }
+Status image_plans::adaptive_mean_backward(OpPlanner& planner) { return pool(planner, Pool::kMean, true, true); }
+
+Status image_plans::nearest(OpPlanner& planner) { return resample(planner, Resample::kNearest, false); }
+Status image_plans::nearest_backward(OpPlanner& planner) { return resample(planner, Resample::kNearest, true); }
+Status image_plans::nearest_exact(OpPlanner& planner) { return resample(planner, Resample::kNearestExact, false); }
+Status image_plans::nearest_exact_backward(OpPlanner& planner) {
+  return resample(planner, Resample::kNearestExact, true);
+}
+Status image_plans::linear(OpPlanner& planner) { return resample(planner, Resample::kLinear, false); }
+Status image_plans::linear_backward(OpPlanner& planner) { return resample(planner, Resample::kLinear, true); }
+Status image_plans::cubic(OpPlanner& planner) { return resample(planner, Resample::kCubic, false); }
+Status image_plans::cubic_backward(OpPlanner& planner) { return resample(planner, Resample::kCubic, true); }
+Status image_plans::triangle(OpPlanner& planner) { return resample(planner, Resample::kTriangle, false); }
+Status image_plans::triangle_backward(OpPlanner& planner) { return resample(planner, Resample::kTriangle, true); }
+Status image_plans::cubic_filter(OpPlanner& planner) { return resample(planner, Resample::kCubicFilter, false); }
+Status image_plans::cubic_filter_backward(OpPlanner& planner) {
+  return resample(planner, Resample::kCubicFilter, true);
+}
+
+Status image_plans::reflect(OpPlanner& planner) { return pad(planner, Resample::kReflect, false); }
+Status image_plans::reflect_backward(OpPlanner& planner) { return pad(planner, Resample::kReflect, true); }
+Status image_plans::replicate(OpPlanner& planner) { return pad(planner, Resample::kReplicate, false); }
+Status image_plans::replicate_backward(OpPlanner& planner) { return pad(planner, Resample::kReplicate, true); }
+
+Status image_plans::pixels_into_space(OpPlanner& planner) { return shuffle_pixels(planner, true); }
+Status image_plans::pixels_into_channels(OpPlanner& planner) { return shuffle_pixels(planner, false); }
+
+Status image_plans::shuffle_channels(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), result = planner.result(0);
+  const int64_t groups = planner.integer("groups");
+  if (!self || !result || self->sizes.size() < 3 || groups < 1) return unsupported("of such dims");
+  Dims from, to;
+  const int64_t each = self->sizes[1] / groups;
+  from.add(self->sizes[0], self->strides[0]);
+  to.add(self->sizes[0], result->strides[0]);
+  from.add(groups, self->strides[1] * each);
+  to.add(groups, result->strides[1]);
+  from.add(each, self->strides[1]);
+  to.add(each, result->strides[1] * groups);
+  for (size_t d = 2; d < self->sizes.size(); ++d) {
+    from.add(self->sizes[d], self->strides[d]);
+    to.add(self->sizes[d], result->strides[d]);
+  }
+  planner.copy(as(*self, from), as(*result, to));
+  return {};
+}
+
 // im2col: windows of an image as columns. For each position in a window there is a row with the elements of all
 // windows.
-Status plan_im2col(OpPlanner& planner) {
+Status image_plans::im2col(OpPlanner& planner) {
   const auto self = planner.tensor("self"), result = planner.result(0);
   WindowLists lists;
   if (!read_windows(planner, &lists)) return unsupported("with lists of another length than the dims");
@@ -338,31 +388,7 @@ Status plan_im2col(OpPlanner& planner) {
   return {};
 }
 
-// col2im: adds each window's elements to the image.
-Status fold_floats(OpPlanner& planner, const WindowLists& lists, const OpTensor& columns, const OpTensor& to) {
-  FoldArguments arguments{.dtype = static_cast<i64>(to.dtype)};
-  Image image;
-  const size_t rank = columns.sizes.size();
-  if (!read_image(to, kWindowDims, &image) || rank + 1 != to.sizes.size()) return unsupported("of such dims");
-  arguments.image = image.view;
-  arguments.batch = image.batch;
-  arguments.channels = image.channels;
-  std::ranges::copy(image.sizes, arguments.sizes);
-  if (rank == 3) arguments.column_strides[0] = columns.strides[0];
-  arguments.column_strides[1] = columns.strides[rank - 2];
-  arguments.column_strides[2] = columns.strides[rank - 1];
-  for (size_t d = 0; d < kWindowDims; ++d) arguments.windows[d] = count_windows(lists, d, image.sizes[d + 1]);
-  std::ranges::copy(lists.kernel, arguments.kernel);
-  std::ranges::copy(lists.stride, arguments.stride);
-  std::ranges::copy(lists.padding, arguments.padding);
-  std::ranges::copy(lists.dilation, arguments.dilation);
-  planner.launch(KernelFile::kImage, "image_fold", arguments, blocks_for(to.count()))
-      .at_word([](const FoldArguments& made) { return &made.image.address; }, to.location)
-      .at(&FoldArguments::columns, columns.location);
-  return {};
-}
-
-Status plan_fold(OpPlanner& planner) {
+Status image_plans::col2im(OpPlanner& planner) {
   const auto self = planner.tensor("self"), result = planner.result(0);
   WindowLists lists;
   if (!read_windows(planner, &lists)) return unsupported("with lists of another length than the dims");
@@ -389,93 +415,5 @@ Status plan_fold(OpPlanner& planner) {
   planner.copy(to, *result);
   return {};
 }
-
-constexpr auto kMax = plan_pool<Pool::kMax, false, false>, kMaxBackward = plan_pool<Pool::kMax, false, true>,
-               kMean = plan_pool<Pool::kMean, false, false>, kMeanBackward = plan_pool<Pool::kMean, false, true>,
-               kAdaptiveMax = plan_pool<Pool::kMax, true, false>,
-               kAdaptiveMaxBackward = plan_pool<Pool::kMax, true, true>,
-               kAdaptiveMean = plan_pool<Pool::kMean, true, false>,
-               kAdaptiveMeanBackward = plan_pool<Pool::kMean, true, true>;
-template <bool kBackward>
-constexpr auto kNearest = plan_resample<Resample::kNearest, kBackward>;
-template <bool kBackward>
-constexpr auto kExact = plan_resample<Resample::kNearestExact, kBackward>;
-template <bool kBackward>
-constexpr auto kLinear = plan_resample<Resample::kLinear, kBackward>;
-template <bool kBackward>
-constexpr auto kCubic = plan_resample<Resample::kCubic, kBackward>;
-template <bool kBackward>
-constexpr auto kTriangle = plan_resample<Resample::kTriangle, kBackward>;
-template <bool kBackward>
-constexpr auto kCubicFilter = plan_resample<Resample::kCubicFilter, kBackward>;
-template <bool kBackward>
-constexpr auto kReflect = plan_pad<Resample::kReflect, kBackward>;
-template <bool kBackward>
-constexpr auto kReplicate = plan_pad<Resample::kReplicate, kBackward>;
-
-constexpr NamedPlan kImagePlans[] = {
-    {"max_pool2d_with_indices", kMax},
-    {"max_pool2d_with_indices_backward", kMaxBackward},
-    {"max_pool3d_with_indices", kMax},
-    {"max_pool3d_with_indices_backward", kMaxBackward},
-    {"adaptive_max_pool2d", kAdaptiveMax},
-    {"adaptive_max_pool2d_backward", kAdaptiveMaxBackward},
-    {"adaptive_max_pool3d", kAdaptiveMax},
-    {"adaptive_max_pool3d_backward", kAdaptiveMaxBackward},
-    {"avg_pool2d", kMean},
-    {"avg_pool2d_backward", kMeanBackward},
-    {"avg_pool3d", kMean},
-    {"avg_pool3d_backward", kMeanBackward},
-    {"_adaptive_avg_pool2d", kAdaptiveMean},
-    {"_adaptive_avg_pool2d_backward", kAdaptiveMeanBackward},
-    {"_adaptive_avg_pool3d", kAdaptiveMean},
-    {"_adaptive_avg_pool3d_backward", kAdaptiveMeanBackward},
-    {"upsample_nearest1d", kNearest<false>},
-    {"upsample_nearest1d_backward", kNearest<true>},
-    {"upsample_nearest2d", kNearest<false>},
-    {"upsample_nearest2d_backward", kNearest<true>},
-    {"upsample_nearest3d", kNearest<false>},
-    {"upsample_nearest3d_backward", kNearest<true>},
-    {"_upsample_nearest_exact1d", kExact<false>},
-    {"_upsample_nearest_exact1d_backward", kExact<true>},
-    {"_upsample_nearest_exact2d", kExact<false>},
-    {"_upsample_nearest_exact2d_backward", kExact<true>},
-    {"_upsample_nearest_exact3d", kExact<false>},
-    {"_upsample_nearest_exact3d_backward", kExact<true>},
-    {"upsample_linear1d", kLinear<false>},
-    {"upsample_linear1d_backward", kLinear<true>},
-    {"upsample_bilinear2d", kLinear<false>},
-    {"upsample_bilinear2d_backward", kLinear<true>},
-    {"upsample_trilinear3d", kLinear<false>},
-    {"upsample_trilinear3d_backward", kLinear<true>},
-    {"upsample_bicubic2d", kCubic<false>},
-    {"upsample_bicubic2d_backward", kCubic<true>},
-    {"_upsample_bilinear2d_aa", kTriangle<false>},
-    {"_upsample_bilinear2d_aa_backward", kTriangle<true>},
-    {"_upsample_bicubic2d_aa", kCubicFilter<false>},
-    {"_upsample_bicubic2d_aa_backward", kCubicFilter<true>},
-    {"reflection_pad1d", kReflect<false>, true},
-    {"reflection_pad1d_backward", kReflect<true>, true},
-    {"reflection_pad2d", kReflect<false>, true},
-    {"reflection_pad2d_backward", kReflect<true>, true},
-    {"reflection_pad3d", kReflect<false>, true},
-    {"reflection_pad3d_backward", kReflect<true>, true},
-    {"replication_pad1d", kReplicate<false>, true},
-    {"replication_pad1d_backward", kReplicate<true>, true},
-    {"replication_pad2d", kReplicate<false>, true},
-    {"replication_pad2d_backward", kReplicate<true>, true},
-    {"replication_pad3d", kReplicate<false>, true},
-    {"replication_pad3d_backward", kReplicate<true>, true},
-    {"pixel_shuffle", plan_pixels<true>, true},
-    {"pixel_unshuffle", plan_pixels<false>, true},
-    {"channel_shuffle", plan_channels, true},
-    {"native_channel_shuffle", plan_channels, true},
-    {"im2col", plan_im2col, true},
-    {"col2im", plan_fold, true},
-};
-
-}  // namespace
-
-std::span<const NamedPlan> image_plans() { return kImagePlans; }
 
 }  // namespace torch_remote::worker::cuda

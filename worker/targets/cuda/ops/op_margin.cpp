@@ -2,6 +2,7 @@
 
 #include "worker/targets/cuda/kernels/margin_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Margin losses (multi_margin_loss, multilabel_margin_loss), and their gradients.
 namespace torch_remote::worker::cuda {
@@ -94,18 +95,11 @@ Status margin_loss_backward(OpPlanner& planner, bool has_labels) {
   });
 }
 
-Status margin_of_class(OpPlanner& planner) { return margin_loss(planner, false); }
-Status margin_of_class_backward(OpPlanner& planner) { return margin_loss_backward(planner, false); }
-Status margin_of_labels(OpPlanner& planner) { return margin_loss(planner, true); }
-Status margin_of_labels_backward(OpPlanner& planner) { return margin_loss_backward(planner, true); }
-
-constexpr NamedPlan kMarginPlans[] = {{"multi_margin_loss", margin_of_class},
-                                      {"multi_margin_loss_backward", margin_of_class_backward},
-                                      {"multilabel_margin_loss_forward", margin_of_labels},
-                                      {"multilabel_margin_loss_backward", margin_of_labels_backward}};
-
 }  // namespace
 
-std::span<const NamedPlan> margin_plans() { return kMarginPlans; }
+Status margin_plans::margin_of_class(OpPlanner& planner) { return margin_loss(planner, false); }
+Status margin_plans::margin_of_class_backward(OpPlanner& planner) { return margin_loss_backward(planner, false); }
+Status margin_plans::margin_of_labels(OpPlanner& planner) { return margin_loss(planner, true); }
+Status margin_plans::margin_of_labels_backward(OpPlanner& planner) { return margin_loss_backward(planner, true); }
 
 }  // namespace torch_remote::worker::cuda

@@ -5,6 +5,7 @@
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/pair_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Matmuls of integers, for which cuBLASLt has no types, and of single rows that compiled kernels do not support. Also
 // products of three tensors, and distances between rows.
@@ -93,32 +94,10 @@ Status product(OpPlanner& planner, const ProductForm& form) {
   return {};
 }
 
-Status matrix_product(OpPlanner& planner) { return product(planner, {}); }
-Status added_product(OpPlanner& planner) { return product(planner, {.left = "mat1", .right = "mat2", .adds = true}); }
-Status added_batch(OpPlanner& planner) { return product(planner, {.left = "batch1", .right = "batch2", .adds = true}); }
-Status summed_batch(OpPlanner& planner) {
-  return product(planner, {.left = "batch1", .right = "batch2", .adds = true, .sums_batch = true});
-}
-Status vector_product(OpPlanner& planner) {
-  return product(planner, {.left = "self", .right = "vec", .right_layout = PairLayout::kColumn});
-}
-Status added_vector_product(OpPlanner& planner) {
-  return product(planner, {.left = "mat", .right = "vec", .right_layout = PairLayout::kColumn, .adds = true});
-}
-Status outer_product(OpPlanner& planner) {
-  return product(planner, {.left = "vec1",
-                           .right = "vec2",
-                           .left_layout = PairLayout::kColumn,
-                           .right_layout = PairLayout::kRow,
-                           .adds = true});
-}
 Status inner_product(OpPlanner& planner, const char* right) {
   return product(
       planner, {.left = "self", .right = right, .left_layout = PairLayout::kRow, .right_layout = PairLayout::kColumn});
 }
-Status dot(OpPlanner& planner) { return inner_product(planner, "tensor"); }
-Status vdot(OpPlanner& planner) { return inner_product(planner, "other"); }
-
 // -- Products of three tensors ----------------------------------------------------------------------------------------
 
 // Marks the dims in a list of dims.
@@ -128,54 +107,6 @@ std::vector<bool> listed_dims(OpPlanner& planner, std::string_view name, size_t 
     found[static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(rank) : dim)] = true;
   }
   return found;
-}
-
-// _trilinear: each operand gets dims of size 1; then they are multiplied and summed over some dims.
-Status product_of_three(OpPlanner& planner) {
-  constexpr std::string_view kOperands[] = {"i1", "i2", "i3"}, kNewDims[] = {"expand1", "expand2", "expand3"};
-  const auto to = planner.result(0), first = planner.tensor("i1");
-  if (!to || !first || ir::is_complex(to->dtype)) return unsupported("of these dtypes");
-  const size_t rank = first->sizes.size() + planner.integers("expand1").size();
-  if (rank > kTripleRank) return unsupported("of so many dims");
-  TripleArguments arguments{.count = to->count(),
-                            .rank = static_cast<i64>(rank),
-                            .dtype = static_cast<i64>(first->dtype),
-                            .out_dtype = static_cast<i64>(to->dtype)};
-  // The order of dims in the arguments: those of the result come first.
-  const std::vector<bool> summed = listed_dims(planner, "sumdim", rank);
-  std::vector<size_t> positions(rank);
-  arguments.result_rank = std::ranges::count(summed, false);
-  auto kept = size_t{0}, behind = static_cast<size_t>(arguments.result_rank);
-  for (size_t d = 0; d < rank; ++d) positions[d] = summed[d] ? behind++ : kept++;
-  std::ranges::fill(arguments.sizes, 1);
-  i64* const strides[] = {arguments.a_strides, arguments.b_strides, arguments.c_strides};
-  Location operands[3];
-  for (size_t i = 0; i < 3; ++i) {
-    const auto operand = planner.tensor(kOperands[i]);
-    if (!operand || operand->dtype != first->dtype) return unsupported("of two dtypes");
-    const std::vector<bool> is_new = listed_dims(planner, kNewDims[i], rank);
-    if (operand->sizes.size() + static_cast<size_t>(std::ranges::count(is_new, true)) != rank) {
-      return unsupported("of sizes that do not fit");
-    }
-    operands[i] = operand->location;
-    for (size_t d = 0, own = 0; d < rank; ++d) {
-      if (is_new[d]) continue;
-      const int64_t size = operand->sizes[own], stride = operand->strides[own];
-      ++own;
-      if (size == 1) continue;
-      arguments.sizes[positions[d]] = size;
-      strides[i][positions[d]] = stride;
-    }
-  }
-  for (size_t d = static_cast<size_t>(arguments.result_rank); d < rank; ++d) arguments.terms *= arguments.sizes[d];
-  planner
-      .launch(KernelFile::kPair, ir::is_float(to->dtype) ? "pair_triple_float" : "pair_triple_int", arguments,
-              blocks_for(arguments.count))
-      .at(&TripleArguments::a, operands[0])
-      .at(&TripleArguments::b, operands[1])
-      .at(&TripleArguments::c, operands[2])
-      .at(&TripleArguments::out, planner.output(*to));
-  return {};
 }
 
 // -- distances --------------------------------------------------------------------------------------------------------
@@ -231,9 +162,6 @@ Status distances(OpPlanner& planner, bool backward) {
       .at(&DistanceArguments::out, planner.output(*to));
   return {};
 }
-Status cdist(OpPlanner& planner) { return distances(planner, false); }
-Status cdist_backward(OpPlanner& planner) { return distances(planner, true); }
-
 // Distances between each row of a matrix and the rows after it.
 Status row_distances(OpPlanner& planner, bool backward) {
   const auto self = planner.tensor("self"), grad = planner.tensor("grad"), made = planner.tensor("pdist");
@@ -258,27 +186,87 @@ Status row_distances(OpPlanner& planner, bool backward) {
         .at(&DistanceArguments::out, to);
   });
 }
-Status pdist(OpPlanner& planner) { return row_distances(planner, false); }
-Status pdist_backward(OpPlanner& planner) { return row_distances(planner, true); }
-
-constexpr NamedPlan kPairPlans[] = {{"mm", matrix_product},
-                                    {"bmm", matrix_product},
-                                    {"addmm", added_product},
-                                    {"baddbmm", added_batch},
-                                    {"addbmm", summed_batch},
-                                    {"mv", vector_product},
-                                    {"addmv", added_vector_product},
-                                    {"addr", outer_product},
-                                    {"dot", dot},
-                                    {"vdot", vdot},
-                                    {"_trilinear", product_of_three},
-                                    {"_cdist_forward", cdist},
-                                    {"_cdist_backward", cdist_backward},
-                                    {"_pdist_forward", pdist},
-                                    {"_pdist_backward", pdist_backward}};
 
 }  // namespace
 
-std::span<const NamedPlan> pair_plans() { return kPairPlans; }
+Status pair_plans::matrix_product(OpPlanner& planner) { return product(planner, {}); }
+Status pair_plans::added_product(OpPlanner& planner) {
+  return product(planner, {.left = "mat1", .right = "mat2", .adds = true});
+}
+Status pair_plans::added_batch(OpPlanner& planner) {
+  return product(planner, {.left = "batch1", .right = "batch2", .adds = true});
+}
+Status pair_plans::summed_batch(OpPlanner& planner) {
+  return product(planner, {.left = "batch1", .right = "batch2", .adds = true, .sums_batch = true});
+}
+Status pair_plans::vector_product(OpPlanner& planner) {
+  return product(planner, {.left = "self", .right = "vec", .right_layout = PairLayout::kColumn});
+}
+Status pair_plans::added_vector_product(OpPlanner& planner) {
+  return product(planner, {.left = "mat", .right = "vec", .right_layout = PairLayout::kColumn, .adds = true});
+}
+Status pair_plans::outer_product(OpPlanner& planner) {
+  return product(planner, {.left = "vec1",
+                           .right = "vec2",
+                           .left_layout = PairLayout::kColumn,
+                           .right_layout = PairLayout::kRow,
+                           .adds = true});
+}
+Status pair_plans::dot(OpPlanner& planner) { return inner_product(planner, "tensor"); }
+Status pair_plans::vdot(OpPlanner& planner) { return inner_product(planner, "other"); }
+
+// _trilinear: each operand gets dims of size 1; then they are multiplied and summed over some dims.
+Status pair_plans::product_of_three(OpPlanner& planner) {
+  constexpr std::string_view kOperands[] = {"i1", "i2", "i3"}, kNewDims[] = {"expand1", "expand2", "expand3"};
+  const auto to = planner.result(0), first = planner.tensor("i1");
+  if (!to || !first || ir::is_complex(to->dtype)) return unsupported("of these dtypes");
+  const size_t rank = first->sizes.size() + planner.integers("expand1").size();
+  if (rank > kTripleRank) return unsupported("of so many dims");
+  TripleArguments arguments{.count = to->count(),
+                            .rank = static_cast<i64>(rank),
+                            .dtype = static_cast<i64>(first->dtype),
+                            .out_dtype = static_cast<i64>(to->dtype)};
+  // The order of dims in the arguments: those of the result come first.
+  const std::vector<bool> summed = listed_dims(planner, "sumdim", rank);
+  std::vector<size_t> positions(rank);
+  arguments.result_rank = std::ranges::count(summed, false);
+  auto kept = size_t{0}, behind = static_cast<size_t>(arguments.result_rank);
+  for (size_t d = 0; d < rank; ++d) positions[d] = summed[d] ? behind++ : kept++;
+  std::ranges::fill(arguments.sizes, 1);
+  i64* const strides[] = {arguments.a_strides, arguments.b_strides, arguments.c_strides};
+  Location operands[3];
+  for (size_t i = 0; i < 3; ++i) {
+    const auto operand = planner.tensor(kOperands[i]);
+    if (!operand || operand->dtype != first->dtype) return unsupported("of two dtypes");
+    const std::vector<bool> is_new = listed_dims(planner, kNewDims[i], rank);
+    if (operand->sizes.size() + static_cast<size_t>(std::ranges::count(is_new, true)) != rank) {
+      return unsupported("of sizes that do not fit");
+    }
+    operands[i] = operand->location;
+    for (size_t d = 0, own = 0; d < rank; ++d) {
+      if (is_new[d]) continue;
+      const int64_t size = operand->sizes[own], stride = operand->strides[own];
+      ++own;
+      if (size == 1) continue;
+      arguments.sizes[positions[d]] = size;
+      strides[i][positions[d]] = stride;
+    }
+  }
+  for (size_t d = static_cast<size_t>(arguments.result_rank); d < rank; ++d) arguments.terms *= arguments.sizes[d];
+  planner
+      .launch(KernelFile::kPair, ir::is_float(to->dtype) ? "pair_triple_float" : "pair_triple_int", arguments,
+              blocks_for(arguments.count))
+      .at(&TripleArguments::a, operands[0])
+      .at(&TripleArguments::b, operands[1])
+      .at(&TripleArguments::c, operands[2])
+      .at(&TripleArguments::out, planner.output(*to));
+  return {};
+}
+
+Status pair_plans::cdist(OpPlanner& planner) { return distances(planner, false); }
+Status pair_plans::cdist_backward(OpPlanner& planner) { return distances(planner, true); }
+
+Status pair_plans::pdist(OpPlanner& planner) { return row_distances(planner, false); }
+Status pair_plans::pdist_backward(OpPlanner& planner) { return row_distances(planner, true); }
 
 }  // namespace torch_remote::worker::cuda

@@ -9,6 +9,7 @@
 #include "ir/analysis.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/complex_arguments.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
 namespace torch_remote::worker::cuda {
 
@@ -308,6 +309,12 @@ uint32_t OpPlanner::add_operand(int64_t dim, std::string message) {
   return static_cast<uint32_t>(plan_->operands.size() - 1);
 }
 
+uint32_t OpPlanner::add_described_operand(std::string (*describe)(int64_t index, int64_t bound)) {
+  const uint32_t operand = add_operand(-1);
+  plan_->operands[operand].describe = describe;
+  return operand;
+}
+
 Status make_result(OpPlanner& planner, DType dtype, const std::vector<int64_t>& sizes, const MakeResult& make) {
   if (const std::optional<OpTensor> to = planner.result(0)) {
     if (to->dtype != dtype || to->sizes != sizes) return unsupported("into another dtype or size");
@@ -331,23 +338,20 @@ Status make_result(OpPlanner& planner, DType dtype, const std::vector<int64_t>& 
 
 // --- the ops ---------------------------------------------------------------------------------------------------------
 
-const NamedPlan* find_op_plan(ir::Opcode opcode, bool of_complex) {
-  using Plans = std::unordered_map<std::string_view, const NamedPlan*>;
-  static const Plans all = [] {
-    Plans made;
-    for (const auto plans :
-         {random_plans(), scan_plans(), sort_plans(), index_plans(), select_plans(), fill_plans(), attention_plans(),
-          image_plans(), norm_plans(), rnn_plans(), reduce_plans(), pointwise_plans(), search_plans(), view_plans(),
-          pair_plans(), bag_plans(), grid_plans(), ctc_plans(), margin_plans()}) {
-      for (const NamedPlan& plan : plans) made.emplace(plan.name, &plan);
-    }
-    return made;
-  }();
-  static const Plans complex = [] {
-    Plans made;
-    for (const NamedPlan& plan : complex_plans()) made.emplace(plan.name, &plan);
-    return made;
-  }();
+namespace {
+
+using Plans = std::unordered_map<std::string_view, const NamedPlan*>;
+
+Plans by_name(std::initializer_list<std::span<const NamedPlan>> lists) {
+  Plans made;
+  for (const auto plans : lists) {
+    for (const NamedPlan& plan : plans) made.emplace(plan.name, &plan);
+  }
+  return made;
+}
+
+// The plan of the op's name without ATen's namespace and overload.
+const NamedPlan* listed_plan(ir::Opcode opcode, const Plans& plans) {
   std::string_view name = ir::op_desc(opcode).name;
   constexpr std::string_view kAten = "aten::";
   if (name.starts_with(kAten)) {
@@ -355,13 +359,35 @@ const NamedPlan* find_op_plan(ir::Opcode opcode, bool of_complex) {
     name = name.substr(0, name.find('.'));
     if (name.ends_with('_')) name.remove_suffix(1);
   }
+  const auto found = plans.find(name);
+  return found == plans.end() ? nullptr : found->second;
+}
+
+// The plan that the op table names.
+const NamedPlan* table_plan(ir::Opcode opcode, bool of_complex) {
+  const auto plan = [of_complex](const auto& planned) { return of_complex ? planned.complex : planned.real; };
+  if (opcode < ir::kFirstOpaque) {
+    const auto* const found = std::ranges::lower_bound(kPlannedOps, opcode, {}, &PlannedOp::opcode);
+    return found != std::end(kPlannedOps) && found->opcode == opcode ? plan(*found) : nullptr;
+  }
+  const auto* const found = std::ranges::find(kPlannedNames, ir::op_desc(opcode).name, &PlannedName::name);
+  return found != std::end(kPlannedNames) ? plan(*found) : nullptr;
+}
+
+}  // namespace
+
+const NamedPlan* find_op_plan(ir::Opcode opcode, bool of_complex) {
+  static const Plans all =
+      by_name({scan_plans(), index_plans(), fill_plans(), norm_plans(), reduce_plans(), pointwise_plans()});
+  static const Plans complex = by_name({complex_plans()});
   if (of_complex) {
-    if (const auto found = complex.find(name); found != complex.end()) return found->second;
+    if (const NamedPlan* const plan = listed_plan(opcode, complex)) return plan;
+    if (const NamedPlan* const plan = table_plan(opcode, true)) return plan;
   }
   if (const NamedPlan* const plan = expression_plan(opcode)) return plan;
   if (const NamedPlan* const plan = lowered_plan(opcode)) return plan;
-  const auto found = all.find(name);
-  return found == all.end() ? nullptr : found->second;
+  if (const NamedPlan* const plan = table_plan(opcode, false)) return plan;
+  return listed_plan(opcode, all);
 }
 
 }  // namespace torch_remote::worker::cuda

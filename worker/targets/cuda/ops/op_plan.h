@@ -153,6 +153,7 @@ class OpPlanner {
   void zero(Location to, uint64_t nbytes) { plan_->steps.emplace_back(OpFill{to, nbytes, 0}); }
   void upload(OpUpload upload) { plan_->steps.emplace_back(std::move(upload)); }
   uint32_t add_operand(int64_t dim, std::string message = {});
+  uint32_t add_described_operand(std::string (*describe)(int64_t index, int64_t bound));
 
   // A launch, with words to fill in. It becomes a step at the end of the full expression, and cannot be used after
   // that. So steps that its operands add (`packed`, `copy`) always come before it.
@@ -283,34 +284,33 @@ inline Status unsupported(std::string what) { return {ErrorCode::kUnsupported, s
 // -- the ops
 
 using PlanOp = Status (*)(OpPlanner& planner);
-// Maps an op's name to its plan; there is one list per file.
 struct NamedPlan {
   std::string_view name;
   PlanOp plan;
   bool takes_complex = false;  // Elements are only copied, or the plan checks dtypes itself.
   bool has_formula = false;    // Its formula is that of the op's expression or expansion.
 };
-// The plan of an op, found by the name without ATen's namespace and overload. Null: there is none.
+// The plan of an op. Null: there is none.
 const NamedPlan* find_op_plan(ir::Opcode opcode, bool of_complex = false);
-std::span<const NamedPlan> random_plans();
+
+// The plans that the column `cuda` of ir/ops/*.toml names, by opcode and for ops outside the table by name
+// (op_plans_generated.h). A plan "sort.topk" is the function sort_plans::topk. Null: there is none for these dtypes.
+struct PlannedOp {
+  ir::Opcode opcode;
+  const NamedPlan *real, *complex;
+};
+struct PlannedName {
+  std::string_view name;
+  const NamedPlan *real, *complex;
+};
+
+// Plans that the column does not name yet: lists by the op's name without ATen's namespace and overload.
 std::span<const NamedPlan> scan_plans();
-std::span<const NamedPlan> sort_plans();
 std::span<const NamedPlan> index_plans();
-std::span<const NamedPlan> select_plans();
 std::span<const NamedPlan> fill_plans();
-std::span<const NamedPlan> attention_plans();
-std::span<const NamedPlan> image_plans();
 std::span<const NamedPlan> norm_plans();
-std::span<const NamedPlan> rnn_plans();
 std::span<const NamedPlan> reduce_plans();
 std::span<const NamedPlan> pointwise_plans();
-std::span<const NamedPlan> search_plans();
-std::span<const NamedPlan> view_plans();
-std::span<const NamedPlan> pair_plans();
-std::span<const NamedPlan> bag_plans();
-std::span<const NamedPlan> grid_plans();
-std::span<const NamedPlan> ctc_plans();
-std::span<const NamedPlan> margin_plans();
 std::span<const NamedPlan> complex_plans();
 
 // The plan of an op that has an expression. Null: its expression cannot be computed here.

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "ir/fusion/fusion.h"
+#include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 
 namespace torch_remote::worker::cuda {
@@ -94,6 +95,36 @@ TEST_F(OpPlans, OfNoBlocksALaunchIsNoStep) {
   EXPECT_EQ(steps(), "");
 }
 
+// The name without namespace, overload and the underscore of in-place ops.
+std::string base_name(std::string_view name) {
+  name.remove_prefix(name.find("::") + 2);
+  name = name.substr(0, name.find('.'));
+  if (name.ends_with('_')) name.remove_suffix(1);
+  return std::string(name);
+}
+
+ir::Opcode opaque(std::string_view name) { return ir::register_opaque(name, {}, {}, 0); }
+
+TEST(FindOpPlan, ReadsTheColumnOfTheTable) {
+  const NamedPlan* const topk = find_op_plan(ir::ops::aten_topk);
+  ASSERT_NE(topk, nullptr);
+  EXPECT_EQ(topk->name, "sort.topk");
+  EXPECT_FALSE(topk->takes_complex);
+  EXPECT_EQ(find_op_plan(ir::ops::aten_topk, true), topk);
+  EXPECT_EQ(find_op_plan(ir::ops::aten_topk_values), topk);
+  const NamedPlan* const copy = find_op_plan(ir::ops::aten_view_copy, true);
+  ASSERT_NE(copy, nullptr);
+  EXPECT_TRUE(copy->takes_complex);
+  EXPECT_EQ(find_op_plan(ir::ops::aten_poisson), nullptr);
+}
+
+TEST(FindOpPlan, FindsOpsOutsideTheTableByName) {
+  const NamedPlan* const sort = find_op_plan(opaque("aten::sort"));
+  ASSERT_NE(sort, nullptr);
+  EXPECT_EQ(sort, find_op_plan(ir::ops::aten_sort_stable));
+  EXPECT_EQ(find_op_plan(opaque("aten::msort")), nullptr);
+}
+
 // Names of ops whose formula the compiler has (OpDesc::tree, or an expansion in codegen/lower) and which have a plan of
 // their own here, too. The counts may only fall.
 TEST(WrittenTwice, OnlyTheseOps) {
@@ -103,9 +134,9 @@ TEST(WrittenTwice, OnlyTheseOps) {
     if (expansion == ir::Expansion::kNone) continue;
     const NamedPlan* const plan = find_op_plan(desc.opcode);
     const bool has_tree = expansion == ir::Expansion::kExpression;
-    if (plan != nullptr && !plan->has_formula) (has_tree ? expressions : expansions).emplace(plan->name);
+    if (plan != nullptr && !plan->has_formula) (has_tree ? expressions : expansions).emplace(base_name(desc.name));
     const NamedPlan* const of_complex = find_op_plan(desc.opcode, true);
-    if (of_complex != plan) complex.emplace(of_complex->name);
+    if (of_complex != plan) complex.emplace(base_name(desc.name));
   }
   for (const auto& [what, names] :
        {std::pair{"expressions", &expressions}, {"expansions", &expansions}, {"complex numbers", &complex}}) {

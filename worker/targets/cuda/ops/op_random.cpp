@@ -10,6 +10,7 @@
 #include "ir/philox.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Random fills, with the same numbers as worker/targets/aten/kernels/random.cpp.
 namespace torch_remote::worker::cuda {
@@ -69,32 +70,37 @@ Status fill(OpPlanner& planner, RandomArguments draw, Location probabilities = {
   return {};
 }
 
-Status uniform(OpPlanner& planner) {
+// For more elements, ATen draws 64 bits for each.
+constexpr int64_t kMaxPermuted = UINT32_MAX / 20;
+
+}  // namespace
+
+Status random_plans::uniform(OpPlanner& planner) {
   const RandomArguments draw{.draw = Draw::kUniform, .a = planner.number("from"), .b = planner.number("to", 1)};
   if (!(draw.a <= draw.b)) return invalid("uniform_ expects to return a [from, to) range");
   return fill(planner, draw);
 }
 
-Status normal(OpPlanner& planner) {
+Status random_plans::normal(OpPlanner& planner) {
   if (planner.tensor("mean") || planner.tensor("std")) return unsupported("means and deviations of each element");
   const RandomArguments draw{.draw = Draw::kNormal, .a = planner.number("mean"), .b = planner.number("std", 1)};
   if (!(draw.b >= 0)) return invalid("normal expects std >= 0.0");
   return fill(planner, draw);
 }
 
-Status exponential(OpPlanner& planner) {
+Status random_plans::exponential(OpPlanner& planner) {
   const RandomArguments draw{.draw = Draw::kExponential, .a = planner.number("lambd", 1)};
   if (!(draw.a > 0)) return invalid("exponential_ expects lambda > 0.0");
   return fill(planner, draw);
 }
 
-Status geometric(OpPlanner& planner) {
+Status random_plans::geometric(OpPlanner& planner) {
   const double p = planner.number("p");
   if (!(p > 0 && p < 1)) return invalid("geometric_ expects p to be in (0, 1), but got p=" + std::to_string(p));
   return fill(planner, {.draw = Draw::kGeometric, .a = std::log1p(-p)});
 }
 
-Status integers(OpPlanner& planner) {
+Status random_plans::integers(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self");
   if (!self) return unsupported("without a tensor");
   RandomArguments draw{.draw = Draw::kIntegers, .first = planner.integer("from")};
@@ -108,7 +114,7 @@ Status integers(OpPlanner& planner) {
   return fill(planner, draw);
 }
 
-Status bernoulli(OpPlanner& planner) {
+Status random_plans::bernoulli(OpPlanner& planner) {
   if (const std::optional<OpTensor> each = planner.tensor("p")) {
     const std::optional<OpTensor> self = planner.tensor("self");
     if (!self) return unsupported("without a tensor");
@@ -124,12 +130,9 @@ Status bernoulli(OpPlanner& planner) {
   return fill(planner, {.draw = Draw::kBernoulli, .range = static_cast<uint64_t>(std::ldexp(p, 32))});
 }
 
-// For more elements, ATen draws 64 bits for each.
-constexpr int64_t kMaxPermuted = UINT32_MAX / 20;
-
 // Fisher-Yates shuffle: each step depends on the previous one. So the host computes it, with ATen's generator, as the
 // CPU worker does.
-Status permutation(OpPlanner& planner) {
+Status random_plans::permutation(OpPlanner& planner) {
   const std::optional<OpTensor> to = planner.result(0);
   const ir::Arg* const generator = planner.argument("generator");
   if (!to || generator == nullptr || generator->tag != ir::ArgTag::kGenerator)
@@ -160,13 +163,5 @@ Status permutation(OpPlanner& planner) {
   planner.copy(order, *to);
   return {};
 }
-
-constexpr NamedPlan kRandomPlans[] = {
-    {"uniform", uniform, true}, {"normal", normal, true},  {"exponential", exponential}, {"random", integers},
-    {"bernoulli", bernoulli},   {"randperm", permutation}, {"geometric", geometric}};
-
-}  // namespace
-
-std::span<const NamedPlan> random_plans() { return kRandomPlans; }
 
 }  // namespace torch_remote::worker::cuda

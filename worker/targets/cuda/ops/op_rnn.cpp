@@ -5,6 +5,7 @@
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/rnn_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Recurrent layers (`remote::rnn`). One GEMM computes the input projections of all time steps. Each step then runs a
 // GEMM with the hidden state and a pointwise cell kernel. Intermediate state is f32, or f64 for f64.
@@ -338,13 +339,9 @@ void Layer::backward(const Direction& direction, const std::optional<GateMatrix>
   }
 }
 
-Status plan_forward(OpPlanner& planner) { return Layer(planner).forward(); }
-Status plan_backward(OpPlanner& planner) { return Layer(planner).backward(); }
-
-constexpr NamedPlan kRnnPlans[] = {{"remote::rnn", plan_forward}, {"remote::rnn_backward", plan_backward}};
-
 }  // namespace
 
-std::span<const NamedPlan> rnn_plans() { return kRnnPlans; }
+Status rnn_plans::forward(OpPlanner& planner) { return Layer(planner).forward(); }
+Status rnn_plans::backward(OpPlanner& planner) { return Layer(planner).backward(); }
 
 }  // namespace torch_remote::worker::cuda

@@ -1,5 +1,8 @@
 #include <algorithm>
+#include <bit>
+#include <iterator>
 #include <limits>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -7,6 +10,7 @@
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/search_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Searches in sorted rows; bins, medians and modes, which sort rows first; weighted draws. The order of sums is fixed,
 // so results are reproducible.
@@ -55,10 +59,76 @@ Status search(OpPlanner& planner, std::string_view bounds_name) {
       .at(&SearchArguments::out, planner.output(*to));
   return {};
 }
-Status search_sorted(OpPlanner& planner) { return search(planner, "sorted_sequence"); }
-Status bucketize(OpPlanner& planner) { return search(planner, "boundaries"); }
+// What search_histogram reports: bounds as the bits of doubles.
+std::string describe_range(int64_t from, int64_t to) {
+  std::ostringstream text;
+  text << "torch.histc: range of [" << std::bit_cast<double>(from) << ", " << std::bit_cast<double>(to)
+       << "] is not finite";
+  return text.str();
+}
 
-Status count_bins(OpPlanner& planner) {
+// What multinomial_check reports: one of BadWeights.
+std::string describe_weights(int64_t weights, int64_t) {
+  constexpr const char* kWords[] = {
+      "probability tensor contains either `inf`, `nan` or element < 0",
+      "invalid multinomial distribution (encountering probability entry < 0)",
+      "invalid multinomial distribution (encountering probability entry = infinity or NaN)",
+      "invalid multinomial distribution (sum of probabilities <= 0)",
+  };
+  return kWords[std::clamp<int64_t>(weights, 0, std::size(kWords) - 1)];
+}
+
+// As the CPU converts NaN: true; the lowest number of 32 or 64 bits; 0 for fewer bits.
+uint64_t bits_of_nan(DType dtype) {
+  if (ir::is_float(dtype)) return float_bits(std::numeric_limits<double>::quiet_NaN(), dtype);
+  if (dtype == DType::kBool) return 1;
+  const int64_t bits = 8 * ir::item_size(dtype);
+  return bits < 32 ? 0 : uint64_t{1} << (bits - 1);
+}
+
+// Along a dim, or over all elements.
+Status middle_of_sorted(OpPlanner& planner, RowStatistic what) {
+  const auto self = planner.tensor("self"), values = planner.result(0), indices = planner.result(1);
+  if (!self || (!values && !indices)) return unsupported("without a result");
+  const bool of_all = !planner.has("dim") && what != RowStatistic::kMode;
+  const OuterLengthInner dims =
+      of_all ? OuterLengthInner{1, self->count(), 1} : split(self->sizes, planner.integer("dim", -1));
+  const int64_t rows = dims.outer * dims.inner;
+  if (rows == 0) return {};
+  if (dims.length == 0) {
+    if (!values || what == RowStatistic::kMode) return unsupported("of nothing");
+    const uint64_t nan = bits_of_nan(values->dtype);
+    planner
+        .launch(KernelFile::kFill, "fill_bits",
+                FillArguments{.count = rows, .item = ir::item_size(values->dtype), .bits = nan}, blocks_for(rows))
+        .at(&FillArguments::out, planner.output(*values));
+    return {};
+  }
+  const Location in = planner.packed(*self);
+  Sorted sorted;
+  if (Status status = sort_tensor(planner, *self, in, dims, false, &sorted); !status.ok()) return status;
+  const RowStatisticArguments arguments{.rows = rows,
+                                        .length = dims.length,
+                                        .inner = dims.inner,
+                                        .item = ir::item_size(self->dtype),
+                                        .statistic = what,
+                                        .floats = ir::is_float(self->dtype) ? 1 : 0};
+  planner.launch(KernelFile::kSearch, "search_row_statistic", arguments, blocks_for(rows))
+      .at(&RowStatisticArguments::in, in)
+      .at(&RowStatisticArguments::keys, sorted.keys)
+      .at(&RowStatisticArguments::positions, sorted.positions)
+      .at(&RowStatisticArguments::values, values ? planner.output(*values) : Location())
+      .at(&RowStatisticArguments::indices, indices ? planner.output(*indices) : Location());
+  return {};
+}
+// -- Weighted draws ---------------------------------------------------------------------------------------------------
+
+}  // namespace
+
+Status search_plans::search_sorted(OpPlanner& planner) { return search(planner, "sorted_sequence"); }
+Status search_plans::bucketize(OpPlanner& planner) { return search(planner, "boundaries"); }
+
+Status search_plans::count_bins(OpPlanner& planner) {
   const auto self = planner.tensor("self");
   const auto weights = planner.tensor("weights");
   const auto to = planner.dynamic_result(0);
@@ -106,7 +176,7 @@ Status count_bins(OpPlanner& planner) {
   return {};
 }
 
-Status histogram(OpPlanner& planner) {
+Status search_plans::histogram(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to || self->dtype == DType::kBool || to->dtype != self->dtype) return unsupported("of these dtypes");
   const bool floats = ir::is_float(self->dtype);
@@ -134,7 +204,7 @@ Status histogram(OpPlanner& planner) {
   } else {
     least.location = most.location = {};
   }
-  if (floats) planner.add_operand(-1);
+  if (floats) planner.add_described_operand(describe_range);
   planner
       .launch(KernelFile::kSearch, floats ? "search_histogram" : "search_histogram_int", arguments,
               blocks_for(arguments.count))
@@ -153,56 +223,11 @@ Status histogram(OpPlanner& planner) {
   return {};
 }
 
-// As the CPU converts NaN: true; the lowest number of 32 or 64 bits; 0 for fewer bits.
-uint64_t bits_of_nan(DType dtype) {
-  if (ir::is_float(dtype)) return float_bits(std::numeric_limits<double>::quiet_NaN(), dtype);
-  if (dtype == DType::kBool) return 1;
-  const int64_t bits = 8 * ir::item_size(dtype);
-  return bits < 32 ? 0 : uint64_t{1} << (bits - 1);
-}
+Status search_plans::median(OpPlanner& planner) { return middle_of_sorted(planner, RowStatistic::kMedian); }
+Status search_plans::nanmedian(OpPlanner& planner) { return middle_of_sorted(planner, RowStatistic::kNanmedian); }
+Status search_plans::mode(OpPlanner& planner) { return middle_of_sorted(planner, RowStatistic::kMode); }
 
-// Along a dim, or over all elements.
-Status middle_of_sorted(OpPlanner& planner, RowStatistic what) {
-  const auto self = planner.tensor("self"), values = planner.result(0), indices = planner.result(1);
-  if (!self || (!values && !indices)) return unsupported("without a result");
-  const bool of_all = !planner.has("dim") && what != RowStatistic::kMode;
-  const OuterLengthInner dims =
-      of_all ? OuterLengthInner{1, self->count(), 1} : split(self->sizes, planner.integer("dim", -1));
-  const int64_t rows = dims.outer * dims.inner;
-  if (rows == 0) return {};
-  if (dims.length == 0) {
-    if (!values || what == RowStatistic::kMode) return unsupported("of nothing");
-    const uint64_t nan = bits_of_nan(values->dtype);
-    planner
-        .launch(KernelFile::kFill, "fill_bits",
-                FillArguments{.count = rows, .item = ir::item_size(values->dtype), .bits = nan}, blocks_for(rows))
-        .at(&FillArguments::out, planner.output(*values));
-    return {};
-  }
-  const Location in = planner.packed(*self);
-  Sorted sorted;
-  if (Status status = sort_tensor(planner, *self, in, dims, false, &sorted); !status.ok()) return status;
-  const RowStatisticArguments arguments{.rows = rows,
-                                        .length = dims.length,
-                                        .inner = dims.inner,
-                                        .item = ir::item_size(self->dtype),
-                                        .statistic = what,
-                                        .floats = ir::is_float(self->dtype) ? 1 : 0};
-  planner.launch(KernelFile::kSearch, "search_row_statistic", arguments, blocks_for(rows))
-      .at(&RowStatisticArguments::in, in)
-      .at(&RowStatisticArguments::keys, sorted.keys)
-      .at(&RowStatisticArguments::positions, sorted.positions)
-      .at(&RowStatisticArguments::values, values ? planner.output(*values) : Location())
-      .at(&RowStatisticArguments::indices, indices ? planner.output(*indices) : Location());
-  return {};
-}
-Status median(OpPlanner& planner) { return middle_of_sorted(planner, RowStatistic::kMedian); }
-Status nanmedian(OpPlanner& planner) { return middle_of_sorted(planner, RowStatistic::kNanmedian); }
-Status mode(OpPlanner& planner) { return middle_of_sorted(planner, RowStatistic::kMode); }
-
-// -- Weighted draws ---------------------------------------------------------------------------------------------------
-
-Status multinomial(OpPlanner& planner) {
+Status search_plans::multinomial(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   const ir::Arg* const generator = planner.argument("generator");
   if (!self || !to || self->sizes.empty() || generator == nullptr || generator->tag != ir::ArgTag::kGenerator) {
@@ -221,7 +246,7 @@ Status multinomial(OpPlanner& planner) {
                                  .samples = samples,
                                  .dtype = static_cast<i64>(self->dtype),
                                  .is_strict = replaces && samples != 1 ? 1 : 0};
-  planner.add_operand(-1);
+  planner.add_described_operand(describe_weights);
   planner.launch(KernelFile::kRandom, "multinomial_check", arguments, std::min<int64_t>(rows, 1 << 16))
       .at(&MultinomialArguments::in, in)
       .failure([](const MultinomialArguments& words) { return &words.failure; });
@@ -265,17 +290,6 @@ Status multinomial(OpPlanner& planner) {
   return {};
 }
 
-constexpr NamedPlan kSearchPlans[] = {{"searchsorted", search_sorted},
-                                      {"bucketize", bucketize},
-                                      {"bincount", count_bins},
-                                      {"histc", histogram},
-                                      {"median", median},
-                                      {"nanmedian", nanmedian},
-                                      {"mode", mode},
-                                      {"multinomial", multinomial}};
-
-}  // namespace
-
 Status search_members(OpPlanner& planner, Location elements, const OpTensor& to, const OpTensor& members,
                       bool inverts) {
   const int64_t count = to.count(), length = members.count();
@@ -302,7 +316,5 @@ Status search_members(OpPlanner& planner, Location elements, const OpTensor& to,
       .at(&MemberArguments::out, planner.output(to));
   return {};
 }
-
-std::span<const NamedPlan> search_plans() { return kSearchPlans; }
 
 }  // namespace torch_remote::worker::cuda

@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/search_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Results whose size depends on data: the GPU counts the elements, and the host reads the count.
 namespace torch_remote::worker::cuda {
@@ -94,182 +96,6 @@ Status select(OpPlanner& planner, const ir::Graph& graph, uint32_t to, const OpT
   return {};
 }
 
-Status nonzero(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self");
-  const std::optional<uint32_t> to = planner.dynamic_result(0);
-  if (!self || !to) return unsupported("of a known size");
-  OpTensor set = *self;
-  if (ir::is_complex(set.dtype)) set.dtype = DType::kBool;
-  return select(planner, planner.graph(), *to, set, planner.packed(*self, set.dtype), nullptr, {});
-}
-
-// A fixed number of indices, followed by a fill value.
-Status nonzero_static(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || to->sizes.size() != 2) return unsupported("without a result");
-  if (self->sizes.size() > kMaxDims) return unsupported("of so many dims");
-  const int64_t count = self->count(), chunks = (count + kSelectChunk - 1) / kSelectChunk;
-  const DType dtype = ir::is_complex(self->dtype) ? DType::kBool : self->dtype;
-  const Location out = planner.output(*to);
-  planner
-      .launch(KernelFile::kFill, "fill_bits",
-              FillArguments{
-                  .count = to->count(), .item = 8, .bits = static_cast<uint64_t>(planner.integer("fill_value", -1))},
-              blocks_for(to->count()))
-      .at(&FillArguments::out, out);
-  if (count == 0 || to->count() == 0) return {};
-  SelectPositionsArguments arguments{.count = count,
-                                     .dtype = static_cast<i64>(dtype),
-                                     .rank = to->sizes[1],
-                                     .item = 8,
-                                     .dim_stride = 1,
-                                     .position_stride = to->sizes[1],
-                                     .most = to->sizes[0]};
-  std::ranges::copy(self->sizes, arguments.sizes);
-  const Location in = planner.packed(*self, dtype), counts = sum_set(planner, in, count, dtype);
-  planner.launch(KernelFile::kSelect, "select_positions", arguments, chunks)
-      .at(&SelectPositionsArguments::in, in)
-      .at(&SelectPositionsArguments::counts, counts)
-      .at(&SelectPositionsArguments::positions, out);
-  return {};
-}
-
-// Repeats each position of `repeats` as often as its value says. The host reads the total, or the call gives it.
-Status repeat_positions(OpPlanner& planner) {
-  const std::optional<OpTensor> repeats = planner.tensor("repeats"), to = planner.result(0);
-  const std::optional<uint32_t> view = planner.dynamic_result(0);
-  if (!repeats || (!view && !to)) return unsupported("without a result");
-  const int64_t count = repeats->count();
-  const bool says = planner.has("output_size");
-  const int64_t size = to ? to->count() : says ? planner.integer("output_size") : -1;
-  const Location numbers = planner.packed(*repeats, DType::kInt64),
-                 sums = planner.scratch(8 * static_cast<uint64_t>(count)), total = planner.scratch(8);
-  planner
-      .launch(KernelFile::kScan, "scan_sum_int_rows",
-              ScanArguments{.length = count,
-                            .in_dtype = static_cast<i64>(DType::kInt64),
-                            .out_dtype = static_cast<i64>(DType::kInt64)},
-              count == 0 ? 0 : 1)
-      .at(&ScanArguments::in, numbers)
-      .at(&ScanArguments::out, sums);
-  if (size >= 0) planner.add_operand(-1);
-  planner.launch(KernelFile::kSelect, "repeat_count", RepeatCountArguments{.count = count, .found = size}, 1)
-      .at(&RepeatCountArguments::repeats, numbers)
-      .at(&RepeatCountArguments::sums, sums)
-      .at(&RepeatCountArguments::total, total)
-      .failure([](const RepeatCountArguments& words) { return &words.failure; }, size >= 0);
-  RepeatArguments arguments{.count = count, .found = size, .out_dtype = static_cast<i64>(repeats->dtype)};
-  if (to) {
-    if (count == 0) return {};
-    planner.launch(KernelFile::kSelect, "repeat_positions", arguments, blocks_for(size))
-        .at(&RepeatArguments::sums, sums)
-        .at(&RepeatArguments::out, planner.output(*to));
-    return {};
-  }
-  planner.plan().count = total;
-  const Location out = result(planner.graph().views[*view].buffer);
-  planner.plan().plan_rest = [=, view = *view, dtype = repeats->dtype](int64_t found, OpPlan* rest,
-                                                                       std::vector<DynamicResult>* results) -> Status {
-    if (!says && found < 0) return {ErrorCode::kOpFailed, "repeats can not be negative", "RuntimeError"};
-    RepeatArguments all = arguments;
-    if (!says) all.found = found;
-    results->push_back({view, dtype, {all.found}});
-    if (all.found == 0 || count == 0) return {};
-    rest->steps.emplace_back(rest_of("repeat_positions", all, blocks_for(all.found),
-                                     {{word(&RepeatArguments::sums), sums}, {word(&RepeatArguments::out), out}}));
-    return {};
-  };
-  return {};
-}
-
-Status masked_select(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self"), mask = planner.tensor("mask");
-  const std::optional<uint32_t> to = planner.dynamic_result(0);
-  if (!self || !mask || !to) return unsupported("of a known size");
-  // Broadcasts both to a common size.
-  OpTensor whole = *self;
-  whole.sizes.assign(std::max(self->sizes.size(), mask->sizes.size()), 1);
-  for (const OpTensor* const one : {&*self, &*mask}) {
-    const size_t missing = whole.sizes.size() - one->sizes.size();
-    for (size_t d = 0; d < one->sizes.size(); ++d) {
-      if (one->sizes[d] != 1) whole.sizes[missing + d] = one->sizes[d];
-    }
-  }
-  whole.strides = packed_strides(whole.sizes);
-  OpTensor set = whole;
-  set.dtype = mask->dtype;
-  const auto spread = [&](const OpTensor& from, OpTensor* there) {
-    if (from.sizes == there->sizes && from.is_packed()) {
-      there->location = from.location;
-    } else {
-      there->location = planner.scratch(there->nbytes());
-      planner.copy(from, *there);
-    }
-  };
-  spread(*self, &whole);
-  spread(*mask, &set);
-  return select(planner, planner.graph(), *to, set, set.location, &whole, whole.location);
-}
-
-Status masked_scatter(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self"), mask = planner.tensor("mask"),
-                                source = planner.tensor("source"), to = planner.result(0);
-  if (!self || !mask || !source || !to || source->dtype != to->dtype) return unsupported("of two dtypes");
-  const int64_t count = to->count(), chunks = (count + kSelectChunk - 1) / kSelectChunk;
-  if (count == 0) return {};
-  OpTensor made = *to, set = *to;  // Expanded to the result's sizes.
-  made.strides = set.strides = packed_strides(to->sizes);
-  set.dtype = mask->dtype;
-  made.location = planner.scratch(made.nbytes());
-  set.location = planner.scratch(set.nbytes());
-  planner.copy(*self, made);
-  planner.copy(*mask, set);
-  const Location from = planner.packed(*source), counts = sum_set(planner, set.location, count, set.dtype);
-  planner.add_operand(-1);
-  planner
-      .launch(KernelFile::kSelect, "select_scatter",
-              SelectScatterArguments{.count = count,
-                                     .dtype = static_cast<i64>(set.dtype),
-                                     .item = ir::item_size(to->dtype),
-                                     .chunks = chunks,
-                                     .bound = source->count()},
-              chunks)
-      .at(&SelectScatterArguments::in, set.location)
-      .at(&SelectScatterArguments::counts, counts)
-      .at(&SelectScatterArguments::source, from)
-      .at(&SelectScatterArguments::out, made.location)
-      .failure([](const SelectScatterArguments& words) { return &words.failure; });
-  planner.copy(made, *to);
-  return {};
-}
-
-// The gradients that the mask selected, followed by zeros.
-Status masked_scatter_backward(OpPlanner& planner) {
-  const std::optional<OpTensor> grad = planner.tensor("grad_output"), mask = planner.tensor("mask"),
-                                to = planner.result(0);
-  if (!grad || !mask || !to || grad->dtype != to->dtype) return unsupported("of two dtypes");
-  const Location out = planner.output(*to);
-  planner.zero(out, to->nbytes());
-  const int64_t count = grad->count(), chunks = (count + kSelectChunk - 1) / kSelectChunk;
-  if (count == 0 || to->count() == 0) return {};
-  OpTensor set = *grad;  // Expanded to the gradient's sizes.
-  set.strides = packed_strides(set.sizes);
-  set.dtype = mask->dtype;
-  set.location = planner.scratch(set.nbytes());
-  planner.copy(*mask, set);
-  const Location from = planner.packed(*grad), counts = sum_set(planner, set.location, count, set.dtype);
-  planner
-      .launch(KernelFile::kSelect, "select_positions",
-              SelectPositionsArguments{
-                  .count = count, .dtype = static_cast<i64>(set.dtype), .item = ir::item_size(to->dtype)},
-              chunks)
-      .at(&SelectPositionsArguments::in, set.location)
-      .at(&SelectPositionsArguments::counts, counts)
-      .at(&SelectPositionsArguments::values, out)
-      .at(&SelectPositionsArguments::from, from);
-  return {};
-}
-
 // x[:, mask]: first the positions that the mask selects, then the elements there.
 Status index_by_mask(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self");
@@ -329,6 +155,11 @@ Status index_by_mask(OpPlanner& planner) {
   return {};
 }
 
+// What repeat_count reports: a negative number of repeats, or the total.
+std::string describe_repeats(int64_t repeats, int64_t) {
+  return repeats < 0 ? "repeats can not be negative" : "allocated size does not match required size";
+}
+
 // Runs of equal elements, after sorting or in the given order.
 Status unique(OpPlanner& planner, bool sorts) {
   const std::optional<OpTensor> self = planner.tensor("self");
@@ -386,23 +217,188 @@ Status unique(OpPlanner& planner, bool sorts) {
   };
   return {};
 }
-Status unique_sorted(OpPlanner& planner) { return unique(planner, true); }
-Status unique_runs(OpPlanner& planner) { return unique(planner, false); }
-
-constexpr NamedPlan kSelectPlans[] = {{"nonzero", nonzero, true},
-                                      {"nonzero_static", nonzero_static, true},
-                                      {"repeat_interleave", repeat_positions},
-                                      {"masked_select", masked_select, true},
-                                      {"masked_scatter", masked_scatter, true},
-                                      {"masked_scatter_backward", masked_scatter_backward, true},
-                                      {"_unique", unique_sorted},
-                                      {"_unique2", unique_sorted},
-                                      {"unique_consecutive", unique_runs}};
 
 }  // namespace
 
-Status plan_index_by_mask(OpPlanner& planner) { return index_by_mask(planner); }
+Status select_plans::nonzero(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self");
+  const std::optional<uint32_t> to = planner.dynamic_result(0);
+  if (!self || !to) return unsupported("of a known size");
+  OpTensor set = *self;
+  if (ir::is_complex(set.dtype)) set.dtype = DType::kBool;
+  return select(planner, planner.graph(), *to, set, planner.packed(*self, set.dtype), nullptr, {});
+}
 
-std::span<const NamedPlan> select_plans() { return kSelectPlans; }
+// A fixed number of indices, followed by a fill value.
+Status select_plans::nonzero_static(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || to->sizes.size() != 2) return unsupported("without a result");
+  if (self->sizes.size() > kMaxDims) return unsupported("of so many dims");
+  const int64_t count = self->count(), chunks = (count + kSelectChunk - 1) / kSelectChunk;
+  const DType dtype = ir::is_complex(self->dtype) ? DType::kBool : self->dtype;
+  const Location out = planner.output(*to);
+  planner
+      .launch(KernelFile::kFill, "fill_bits",
+              FillArguments{
+                  .count = to->count(), .item = 8, .bits = static_cast<uint64_t>(planner.integer("fill_value", -1))},
+              blocks_for(to->count()))
+      .at(&FillArguments::out, out);
+  if (count == 0 || to->count() == 0) return {};
+  SelectPositionsArguments arguments{.count = count,
+                                     .dtype = static_cast<i64>(dtype),
+                                     .rank = to->sizes[1],
+                                     .item = 8,
+                                     .dim_stride = 1,
+                                     .position_stride = to->sizes[1],
+                                     .most = to->sizes[0]};
+  std::ranges::copy(self->sizes, arguments.sizes);
+  const Location in = planner.packed(*self, dtype), counts = sum_set(planner, in, count, dtype);
+  planner.launch(KernelFile::kSelect, "select_positions", arguments, chunks)
+      .at(&SelectPositionsArguments::in, in)
+      .at(&SelectPositionsArguments::counts, counts)
+      .at(&SelectPositionsArguments::positions, out);
+  return {};
+}
+
+// Repeats each position of `repeats` as often as its value says. The host reads the total, or the call gives it.
+Status select_plans::repeat_positions(OpPlanner& planner) {
+  const std::optional<OpTensor> repeats = planner.tensor("repeats"), to = planner.result(0);
+  const std::optional<uint32_t> view = planner.dynamic_result(0);
+  if (!repeats || (!view && !to)) return unsupported("without a result");
+  const int64_t count = repeats->count();
+  const bool says = planner.has("output_size");
+  const int64_t size = to ? to->count() : says ? planner.integer("output_size") : -1;
+  const Location numbers = planner.packed(*repeats, DType::kInt64),
+                 sums = planner.scratch(8 * static_cast<uint64_t>(count)), total = planner.scratch(8);
+  planner
+      .launch(KernelFile::kScan, "scan_sum_int_rows",
+              ScanArguments{.length = count,
+                            .in_dtype = static_cast<i64>(DType::kInt64),
+                            .out_dtype = static_cast<i64>(DType::kInt64)},
+              count == 0 ? 0 : 1)
+      .at(&ScanArguments::in, numbers)
+      .at(&ScanArguments::out, sums);
+  if (size >= 0) planner.add_described_operand(describe_repeats);
+  planner.launch(KernelFile::kSelect, "repeat_count", RepeatCountArguments{.count = count, .found = size}, 1)
+      .at(&RepeatCountArguments::repeats, numbers)
+      .at(&RepeatCountArguments::sums, sums)
+      .at(&RepeatCountArguments::total, total)
+      .failure([](const RepeatCountArguments& words) { return &words.failure; }, size >= 0);
+  RepeatArguments arguments{.count = count, .found = size, .out_dtype = static_cast<i64>(repeats->dtype)};
+  if (to) {
+    if (count == 0) return {};
+    planner.launch(KernelFile::kSelect, "repeat_positions", arguments, blocks_for(size))
+        .at(&RepeatArguments::sums, sums)
+        .at(&RepeatArguments::out, planner.output(*to));
+    return {};
+  }
+  planner.plan().count = total;
+  const Location out = result(planner.graph().views[*view].buffer);
+  planner.plan().plan_rest = [=, view = *view, dtype = repeats->dtype](int64_t found, OpPlan* rest,
+                                                                       std::vector<DynamicResult>* results) -> Status {
+    if (!says && found < 0) return {ErrorCode::kOpFailed, "repeats can not be negative", "RuntimeError"};
+    RepeatArguments all = arguments;
+    if (!says) all.found = found;
+    results->push_back({view, dtype, {all.found}});
+    if (all.found == 0 || count == 0) return {};
+    rest->steps.emplace_back(rest_of("repeat_positions", all, blocks_for(all.found),
+                                     {{word(&RepeatArguments::sums), sums}, {word(&RepeatArguments::out), out}}));
+    return {};
+  };
+  return {};
+}
+
+Status select_plans::masked_select(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), mask = planner.tensor("mask");
+  const std::optional<uint32_t> to = planner.dynamic_result(0);
+  if (!self || !mask || !to) return unsupported("of a known size");
+  // Broadcasts both to a common size.
+  OpTensor whole = *self;
+  whole.sizes.assign(std::max(self->sizes.size(), mask->sizes.size()), 1);
+  for (const OpTensor* const one : {&*self, &*mask}) {
+    const size_t missing = whole.sizes.size() - one->sizes.size();
+    for (size_t d = 0; d < one->sizes.size(); ++d) {
+      if (one->sizes[d] != 1) whole.sizes[missing + d] = one->sizes[d];
+    }
+  }
+  whole.strides = packed_strides(whole.sizes);
+  OpTensor set = whole;
+  set.dtype = mask->dtype;
+  const auto spread = [&](const OpTensor& from, OpTensor* there) {
+    if (from.sizes == there->sizes && from.is_packed()) {
+      there->location = from.location;
+    } else {
+      there->location = planner.scratch(there->nbytes());
+      planner.copy(from, *there);
+    }
+  };
+  spread(*self, &whole);
+  spread(*mask, &set);
+  return select(planner, planner.graph(), *to, set, set.location, &whole, whole.location);
+}
+
+Status select_plans::masked_scatter(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), mask = planner.tensor("mask"),
+                                source = planner.tensor("source"), to = planner.result(0);
+  if (!self || !mask || !source || !to || source->dtype != to->dtype) return unsupported("of two dtypes");
+  const int64_t count = to->count(), chunks = (count + kSelectChunk - 1) / kSelectChunk;
+  if (count == 0) return {};
+  OpTensor made = *to, set = *to;  // Expanded to the result's sizes.
+  made.strides = set.strides = packed_strides(to->sizes);
+  set.dtype = mask->dtype;
+  made.location = planner.scratch(made.nbytes());
+  set.location = planner.scratch(set.nbytes());
+  planner.copy(*self, made);
+  planner.copy(*mask, set);
+  const Location from = planner.packed(*source), counts = sum_set(planner, set.location, count, set.dtype);
+  planner.add_operand(-1);
+  planner
+      .launch(KernelFile::kSelect, "select_scatter",
+              SelectScatterArguments{.count = count,
+                                     .dtype = static_cast<i64>(set.dtype),
+                                     .item = ir::item_size(to->dtype),
+                                     .chunks = chunks,
+                                     .bound = source->count()},
+              chunks)
+      .at(&SelectScatterArguments::in, set.location)
+      .at(&SelectScatterArguments::counts, counts)
+      .at(&SelectScatterArguments::source, from)
+      .at(&SelectScatterArguments::out, made.location)
+      .failure([](const SelectScatterArguments& words) { return &words.failure; });
+  planner.copy(made, *to);
+  return {};
+}
+
+// The gradients that the mask selected, followed by zeros.
+Status select_plans::masked_scatter_backward(OpPlanner& planner) {
+  const std::optional<OpTensor> grad = planner.tensor("grad_output"), mask = planner.tensor("mask"),
+                                to = planner.result(0);
+  if (!grad || !mask || !to || grad->dtype != to->dtype) return unsupported("of two dtypes");
+  const Location out = planner.output(*to);
+  planner.zero(out, to->nbytes());
+  const int64_t count = grad->count(), chunks = (count + kSelectChunk - 1) / kSelectChunk;
+  if (count == 0 || to->count() == 0) return {};
+  OpTensor set = *grad;  // Expanded to the gradient's sizes.
+  set.strides = packed_strides(set.sizes);
+  set.dtype = mask->dtype;
+  set.location = planner.scratch(set.nbytes());
+  planner.copy(*mask, set);
+  const Location from = planner.packed(*grad), counts = sum_set(planner, set.location, count, set.dtype);
+  planner
+      .launch(KernelFile::kSelect, "select_positions",
+              SelectPositionsArguments{
+                  .count = count, .dtype = static_cast<i64>(set.dtype), .item = ir::item_size(to->dtype)},
+              chunks)
+      .at(&SelectPositionsArguments::in, set.location)
+      .at(&SelectPositionsArguments::counts, counts)
+      .at(&SelectPositionsArguments::values, out)
+      .at(&SelectPositionsArguments::from, from);
+  return {};
+}
+
+Status select_plans::unique_sorted(OpPlanner& planner) { return unique(planner, true); }
+Status select_plans::unique_runs(OpPlanner& planner) { return unique(planner, false); }
+
+Status plan_index_by_mask(OpPlanner& planner) { return index_by_mask(planner); }
 
 }  // namespace torch_remote::worker::cuda

@@ -4,6 +4,7 @@
 
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Sorting, and ops that take elements of sorted rows.
 namespace torch_remote::worker::cuda {
@@ -91,14 +92,12 @@ int64_t length_of(OpPlanner& planner) {
   return self ? split(self->sizes, planner.integer("dim", -1)).length : 0;
 }
 
-Status sort(OpPlanner& planner) { return take(planner, planner.flag("descending"), 0, length_of(planner)); }
-Status top(OpPlanner& planner) { return take(planner, planner.flag("largest", true), 0, planner.integer("k")); }
-Status kth(OpPlanner& planner) { return take(planner, false, planner.integer("k") - 1, 1); }
-
-constexpr NamedPlan kSortPlans[] = {{"sort", sort}, {"topk", top}, {"kthvalue", kth}};
-
 }  // namespace
 
-std::span<const NamedPlan> sort_plans() { return kSortPlans; }
+Status sort_plans::sort(OpPlanner& planner) { return take(planner, planner.flag("descending"), 0, length_of(planner)); }
+Status sort_plans::topk(OpPlanner& planner) {
+  return take(planner, planner.flag("largest", true), 0, planner.integer("k"));
+}
+Status sort_plans::kthvalue(OpPlanner& planner) { return take(planner, false, planner.integer("k") - 1, 1); }
 
 }  // namespace torch_remote::worker::cuda

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Copies of views (`permute_copy` and the like): the view's sizes and strides, and one copy.
 namespace torch_remote::worker::cuda {
@@ -22,66 +23,7 @@ void copy_all(OpPlanner& planner, const OpTensor& from, const OpTensor& to) {
   planner.copy(same, to);
 }
 
-// Only sizes change; the order of elements stays.
-Status copy_elements(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || self->count() != to->count()) return unsupported("of other sizes");
-  copy_all(planner, *self, *to);
-  return {};
-}
-
-Status copy_expanded(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || self->sizes.size() > to->sizes.size()) return unsupported("of other sizes");
-  planner.copy(*self, *to);
-  return {};
-}
-
-Status copy_strided(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
-  const std::vector<int64_t> strides = planner.integers("stride");
-  if (!self || !to || strides.size() != to->sizes.size()) return unsupported("of other sizes");
-  OpTensor from = *self;
-  from.sizes = to->sizes;
-  from.strides = strides;
-  if (planner.has("storage_offset")) {
-    from.location.offset = static_cast<uint64_t>(planner.integer("storage_offset")) * ir::item_size(from.dtype);
-  }
-  planner.copy(from, *to);
-  return {};
-}
-
-// Copies `self` and overwrites a strided view of it with `src`.
-Status scatter_strided(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), from = planner.tensor("src"), to = planner.result(0);
-  const std::vector<int64_t> strides = planner.integers("stride");
-  if (!self || !from || !to || strides.size() != from->sizes.size()) return unsupported("of other sizes");
-  const bool alike = self->location.offset == 0 && to->location.offset == 0 && self->strides == to->strides;
-  if (!alike || !to->is_packed()) return unsupported("of parts of memory");
-  planner.copy(*self, *to);
-  OpTensor part = *to;
-  part.sizes = from->sizes;
-  part.strides = strides;
-  part.location.offset = static_cast<uint64_t>(planner.integer("storage_offset")) * ir::item_size(part.dtype);
-  planner.copy(*from, part);
-  return {};
-}
-
-Status copy_permuted(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
-  const std::vector<int64_t> dims = planner.integers("dims");
-  if (!self || !to || dims.size() != self->sizes.size()) return unsupported("of other sizes");
-  OpTensor from = *self;
-  for (size_t d = 0; d < dims.size(); ++d) {
-    const size_t at = dim_in(dims[d], dims.size());
-    from.sizes[d] = self->sizes[at];
-    from.strides[d] = self->strides[at];
-  }
-  planner.copy(from, *to);
-  return {};
-}
-
-Status copy_transposed(OpPlanner& planner, int64_t first, int64_t second) {
+Status copy_with_exchanged(OpPlanner& planner, int64_t first, int64_t second) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to) return unsupported("without a result");
   OpTensor from = *self;
@@ -93,10 +35,6 @@ Status copy_transposed(OpPlanner& planner, int64_t first, int64_t second) {
   planner.copy(from, *to);
   return {};
 }
-Status copy_transposed(OpPlanner& planner) {
-  return copy_transposed(planner, planner.integer("dim0"), planner.integer("dim1"));
-}
-Status copy_matrix_transposed(OpPlanner& planner) { return copy_transposed(planner, 0, 1); }
 
 OpTensor part(const OpTensor& whole, size_t dim, int64_t begin, int64_t size, int64_t step = 1) {
   OpTensor made = whole;
@@ -112,8 +50,91 @@ OpTensor without(OpTensor tensor, size_t dim) {
   return tensor;
 }
 
+// Splits a dim into consecutive pieces of the given sizes; the last size repeats. `drops`: each piece is one element,
+// and the dim is removed.
+Status copy_pieces(OpPlanner& planner, const std::vector<int64_t>& sizes, bool drops = false) {
+  const auto self = planner.tensor("self");
+  if (!self || self->sizes.empty() || sizes.empty()) return unsupported("of a number");
+  const size_t dim = dim_in(planner.integer("dim"), self->sizes.size());
+  int64_t begin = 0;
+  for (size_t i = 0; begin < self->sizes[dim]; ++i) {
+    const int64_t wanted = sizes[std::min(i, sizes.size() - 1)], size = std::min(wanted, self->sizes[dim] - begin);
+    if (wanted <= 0 && i >= sizes.size()) return unsupported("into pieces without elements");
+    const OpTensor from = part(*self, dim, begin, size);
+    begin += size;
+    if (const auto to = planner.listed_result(0, i)) planner.copy(drops ? without(from, dim) : from, *to);
+  }
+  return {};
+}
+
+}  // namespace
+
+// Only sizes change; the order of elements stays.
+Status view_plans::copy_elements(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || self->count() != to->count()) return unsupported("of other sizes");
+  copy_all(planner, *self, *to);
+  return {};
+}
+
+Status view_plans::copy_expanded(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || self->sizes.size() > to->sizes.size()) return unsupported("of other sizes");
+  planner.copy(*self, *to);
+  return {};
+}
+
+Status view_plans::copy_strided(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  const std::vector<int64_t> strides = planner.integers("stride");
+  if (!self || !to || strides.size() != to->sizes.size()) return unsupported("of other sizes");
+  OpTensor from = *self;
+  from.sizes = to->sizes;
+  from.strides = strides;
+  if (planner.has("storage_offset")) {
+    from.location.offset = static_cast<uint64_t>(planner.integer("storage_offset")) * ir::item_size(from.dtype);
+  }
+  planner.copy(from, *to);
+  return {};
+}
+
+// Copies `self` and overwrites a strided view of it with `src`.
+Status view_plans::scatter_strided(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), from = planner.tensor("src"), to = planner.result(0);
+  const std::vector<int64_t> strides = planner.integers("stride");
+  if (!self || !from || !to || strides.size() != from->sizes.size()) return unsupported("of other sizes");
+  const bool alike = self->location.offset == 0 && to->location.offset == 0 && self->strides == to->strides;
+  if (!alike || !to->is_packed()) return unsupported("of parts of memory");
+  planner.copy(*self, *to);
+  OpTensor part = *to;
+  part.sizes = from->sizes;
+  part.strides = strides;
+  part.location.offset = static_cast<uint64_t>(planner.integer("storage_offset")) * ir::item_size(part.dtype);
+  planner.copy(*from, part);
+  return {};
+}
+
+Status view_plans::copy_permuted(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  const std::vector<int64_t> dims = planner.integers("dims");
+  if (!self || !to || dims.size() != self->sizes.size()) return unsupported("of other sizes");
+  OpTensor from = *self;
+  for (size_t d = 0; d < dims.size(); ++d) {
+    const size_t at = dim_in(dims[d], dims.size());
+    from.sizes[d] = self->sizes[at];
+    from.strides[d] = self->strides[at];
+  }
+  planner.copy(from, *to);
+  return {};
+}
+
+Status view_plans::copy_transposed(OpPlanner& planner) {
+  return copy_with_exchanged(planner, planner.integer("dim0"), planner.integer("dim1"));
+}
+Status view_plans::copy_matrix_transposed(OpPlanner& planner) { return copy_with_exchanged(planner, 0, 1); }
+
 // `[start, start + length)` of a dim, or a single index, whose dim is removed.
-Status copy_narrow(OpPlanner& planner) {
+Status view_plans::copy_narrow(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to || self->sizes.empty()) return unsupported("of other sizes");
   const size_t dim = dim_in(planner.integer("dim"), self->sizes.size());
@@ -122,7 +143,7 @@ Status copy_narrow(OpPlanner& planner) {
   return {};
 }
 
-Status copy_slice(OpPlanner& planner) {
+Status view_plans::copy_slice(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to || self->sizes.empty()) return unsupported("of other sizes");
   const size_t dim = dim_in(planner.integer("dim"), self->sizes.size());
@@ -132,7 +153,7 @@ Status copy_slice(OpPlanner& planner) {
   return {};
 }
 
-Status copy_selected(OpPlanner& planner) {
+Status view_plans::copy_selected(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to || self->sizes.empty()) return unsupported("of other sizes");
   const size_t dim = dim_in(planner.integer("dim"), self->sizes.size());
@@ -142,7 +163,7 @@ Status copy_selected(OpPlanner& planner) {
 }
 
 // Windows along a dim; their elements are the last dim.
-Status copy_unfolded(OpPlanner& planner) {
+Status view_plans::copy_unfolded(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   const int64_t size = planner.integer("size"), step = planner.integer("step");
   if (!self || !to) return unsupported("without a result");
@@ -162,29 +183,15 @@ Status copy_unfolded(OpPlanner& planner) {
   return {};
 }
 
-// Splits a dim into consecutive pieces of the given sizes; the last size repeats. `drops`: each piece is one element,
-// and the dim is removed.
-Status copy_pieces(OpPlanner& planner, const std::vector<int64_t>& sizes, bool drops = false) {
-  const auto self = planner.tensor("self");
-  if (!self || self->sizes.empty() || sizes.empty()) return unsupported("of a number");
-  const size_t dim = dim_in(planner.integer("dim"), self->sizes.size());
-  int64_t begin = 0;
-  for (size_t i = 0; begin < self->sizes[dim]; ++i) {
-    const int64_t wanted = sizes[std::min(i, sizes.size() - 1)], size = std::min(wanted, self->sizes[dim] - begin);
-    if (wanted <= 0 && i >= sizes.size()) return unsupported("into pieces without elements");
-    const OpTensor from = part(*self, dim, begin, size);
-    begin += size;
-    if (const auto to = planner.listed_result(0, i)) planner.copy(drops ? without(from, dim) : from, *to);
-  }
-  return {};
+Status view_plans::copy_split(OpPlanner& planner) { return copy_pieces(planner, {planner.integer("split_size")}); }
+Status view_plans::copy_split_with_sizes(OpPlanner& planner) {
+  return copy_pieces(planner, planner.integers("split_sizes"));
 }
-Status copy_split(OpPlanner& planner) { return copy_pieces(planner, {planner.integer("split_size")}); }
-Status copy_split_with_sizes(OpPlanner& planner) { return copy_pieces(planner, planner.integers("split_sizes")); }
-Status copy_unbound(OpPlanner& planner) { return copy_pieces(planner, {1}, true); }
+Status view_plans::copy_unbound(OpPlanner& planner) { return copy_pieces(planner, {1}, true); }
 
 // _chunk_cat: splits each tensor along a dim into num_chunks chunks of one size, padded with zeros. Chunks with the
 // same number are flattened and concatenated.
-Status join_chunks(OpPlanner& planner) {
+Status view_plans::join_chunks(OpPlanner& planner) {
   const ir::Arg* const list = planner.argument("tensors");
   const auto to = planner.result(0);
   const int64_t chunks = planner.integer("num_chunks");
@@ -219,29 +226,6 @@ Status join_chunks(OpPlanner& planner) {
   return {};
 }
 
-constexpr NamedPlan kViewPlans[] = {{"alias_copy", copy_elements, true},
-                                    {"detach_copy", copy_elements, true},
-                                    {"view_copy", copy_elements, true},
-                                    {"_reshape_alias_copy", copy_elements, true},
-                                    {"squeeze_copy", copy_elements, true},
-                                    {"unsqueeze_copy", copy_elements, true},
-                                    {"expand_copy", copy_expanded, true},
-                                    {"as_strided_copy", copy_strided, true},
-                                    {"as_strided_scatter", scatter_strided, true},
-                                    {"permute_copy", copy_permuted, true},
-                                    {"transpose_copy", copy_transposed, true},
-                                    {"t_copy", copy_matrix_transposed, true},
-                                    {"narrow_copy", copy_narrow, true},
-                                    {"slice_copy", copy_slice, true},
-                                    {"select_copy", copy_selected, true},
-                                    {"unfold_copy", copy_unfolded, true},
-                                    {"split_copy", copy_split, true},
-                                    {"split_with_sizes_copy", copy_split_with_sizes, true},
-                                    {"unbind_copy", copy_unbound, true},
-                                    {"_chunk_cat", join_chunks, true}};
-
-}  // namespace
-
 OpTensor broadcast_and_roll(OpPlanner& planner, const OpTensor& from, const OpTensor& to, ir::DType dtype,
                             std::optional<size_t> dim, int64_t by) {
   OpTensor all = from, made = to;
@@ -263,7 +247,5 @@ OpTensor broadcast_and_roll(OpPlanner& planner, const OpTensor& from, const OpTe
   planner.copy(part(all, *dim, 0, by), part(made, *dim, size - by, by));
   return made;
 }
-
-std::span<const NamedPlan> view_plans() { return kViewPlans; }
 
 }  // namespace torch_remote::worker::cuda
