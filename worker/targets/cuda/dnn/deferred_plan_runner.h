@@ -52,8 +52,8 @@ class LazyLibrary {
 
 // A `Kind` has
 //   Library    a subclass of DeferredPlans
-//   Plan       how to execute a node. `problem` describes the cuDNN call, `steps` all other launches; `before` is the
-//              number of steps that precede the call
+//   Plan       how to execute a node. `problem` describes the cuDNN call, `steps` the copies and kernels around it;
+//              `before` is the number of steps that precede the call
 //   kRunner    the runner's name
 //   kWhat      names the kind in errors
 //   accepts    whether a node is of this kind; has_op: whether nodes of an opcode may be
