@@ -57,7 +57,8 @@ void run_constructors(int argc, char** argv, char** environment) {
 
 namespace torch_remote::glibc {
 
-int wait_by_time_of_day(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock, const timespec* deadline) {
+int wait_on_realtime_clock(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
+                           const timespec* deadline) {
   constexpr int64_t kSecond = 1'000'000'000;
   const auto nanoseconds = [](const timespec& time) { return time.tv_sec * kSecond + time.tv_nsec; };
   timespec now{}, today{};
@@ -72,7 +73,7 @@ int wait_by_time_of_day(pthread_cond_t* condition, pthread_mutex_t* mutex, clock
   return nanoseconds(now) < nanoseconds(*deadline) ? 0 : ETIMEDOUT;
 }
 
-int close_what_is_open(posix_spawn_file_actions_t* actions, int from) {
+int add_close_actions(posix_spawn_file_actions_t* actions, int from) {
   DIR* folder = opendir("/proc/self/fd");
   if (!folder) return errno;
   int error = 0;
@@ -98,7 +99,7 @@ HIDDEN pid_t gettid() noexcept { return static_cast<pid_t>(syscall(SYS_gettid));
 HIDDEN int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
                                   const timespec* deadline) {
   static auto* const own = libc_function<decltype(pthread_cond_clockwait)>("pthread_cond_clockwait");
-  return (own ? own : torch_remote::glibc::wait_by_time_of_day)(condition, mutex, clock, deadline);
+  return (own ? own : torch_remote::glibc::wait_on_realtime_clock)(condition, mutex, clock, deadline);
 }
 
 // 2.32. Code that finds it true may leave out atomic instructions.
@@ -135,7 +136,7 @@ HIDDEN struct mallinfo2 mallinfo2() noexcept {
 HIDDEN int posix_spawn_file_actions_addclosefrom_np(posix_spawn_file_actions_t* actions, int from) noexcept {
   static auto* const own =
       libc_function<decltype(posix_spawn_file_actions_addclosefrom_np)>("posix_spawn_file_actions_addclosefrom_np");
-  return (own ? own : torch_remote::glibc::close_what_is_open)(actions, from);
+  return (own ? own : torch_remote::glibc::add_close_actions)(actions, from);
 }
 
 // 2.36

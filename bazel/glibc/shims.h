@@ -8,10 +8,11 @@
 
 namespace torch_remote::glibc {
 
-// Implements pthread_cond_clockwait with the time of day.
-int wait_by_time_of_day(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock, const timespec* deadline);
+// Implements pthread_cond_clockwait with pthread_cond_timedwait, which uses CLOCK_REALTIME.
+int wait_on_realtime_clock(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
+                           const timespec* deadline);
 
-// Implements posix_spawn_file_actions_addclosefrom_np for the descriptors that are open now.
-int close_what_is_open(posix_spawn_file_actions_t* actions, int from);
+// Implements posix_spawn_file_actions_addclosefrom_np: adds a close action for each descriptor that is open now.
+int add_close_actions(posix_spawn_file_actions_t* actions, int from);
 
 }  // namespace torch_remote::glibc

@@ -172,7 +172,7 @@ TEST_P(Waits, ForASignal) {
   other.join();
 }
 
-INSTANTIATE_TEST_SUITE_P(Shims, Waits, testing::Values(pthread_cond_clockwait, wait_by_time_of_day));
+INSTANTIATE_TEST_SUITE_P(Shims, Waits, testing::Values(pthread_cond_clockwait, wait_on_realtime_clock));
 
 using Closes = int(posix_spawn_file_actions_t*, int);
 
@@ -201,7 +201,7 @@ TEST_P(Spawns, WithoutWhatIsOpen) {
   for (const int descriptor : {null, 40, 41, 300}) close(descriptor);
 }
 
-INSTANTIATE_TEST_SUITE_P(Shims, Spawns, testing::Values(posix_spawn_file_actions_addclosefrom_np, close_what_is_open));
+INSTANTIATE_TEST_SUITE_P(Shims, Spawns, testing::Values(posix_spawn_file_actions_addclosefrom_np, add_close_actions));
 
 }  // namespace
 }  // namespace torch_remote::glibc

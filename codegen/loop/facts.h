@@ -12,7 +12,7 @@ namespace torch_remote::codegen {
 
 struct Facts {
   DimSet dims = 0;       // dims over which it varies
-  bool finish = false;   // it is a reduction over rows, or depends on one
+  bool finish = false;   // it is computed in `finish`, after all rows: it is a reduction over rows, or depends on one
   bool reduced = false;  // it is a reduction over columns, or depends on one
   bool operator==(const Facts&) const = default;
 };
@@ -40,7 +40,8 @@ struct Inputs {
 // The value must verify.
 Inputs inputs(const Value& value);
 
-// The facts of the next value, given those of all earlier ones. Except for rules about these facts, it must verify.
+// The facts of the next value, given those of all earlier ones. The value must pass those rules of verify() that do not
+// use its facts.
 Facts facts(const Kernel& kernel, const Value& value, std::span<const Facts> earlier);
 // The facts of all values of a kernel that verifies.
 std::vector<Facts> facts(const Kernel& kernel);
@@ -49,7 +50,7 @@ std::vector<Facts> facts(const Kernel& kernel);
 // known only then.
 struct StoreFacts {
   DimSet dims = 0;
-  bool finish = false;
+  bool finish = false;  // it executes in `finish`, after all rows
 };
 StoreFacts facts(const Kernel& kernel, const Store& store, std::span<const Facts> values);
 

@@ -36,7 +36,7 @@ class Builder {
   explicit Builder(std::vector<Value>& values) : values_(values) {}
 
   Term make(const Value& value);
-  // Appends a value of the kernel that is rewritten, even if an equal value exists.
+  // Copies a value from the kernel that expand_functions rewrites. Appends it even if an equal value exists.
   uint32_t append(const Value& value);
   Term op(ScalarOp op, Term a, Term b = {}, Term c = {});
   Term constant(DType type, double number);
@@ -131,7 +131,8 @@ Term polynomial(std::span<const double> coefficients, Term x);
 // first + x (c[0] + x (c[1] + ...)).
 Term polynomial(double first, std::span<const double> coefficients, Term x);
 
-// The unevaluated sum of two numbers: `low` is at most half a unit in the last place of `high`.
+// The unevaluated sum of two numbers. Unless a function says otherwise, `low` is at most half a unit in the last place
+// of `high`.
 struct Pair {
   Term high, low;
 };

@@ -83,7 +83,7 @@ std::optional<Sym> Symbols::find_expr(py::handle expr) {
   }
   if (symbol) {
     by_object_.emplace(expr.ptr(), *symbol);
-    kept_.push_back(py::reinterpret_borrow<py::object>(expr));
+    owned_exprs_.push_back(py::reinterpret_borrow<py::object>(expr));
   }
   return symbol;
 }

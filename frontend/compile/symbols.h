@@ -41,8 +41,8 @@ class Symbols {
   std::optional<ir::Sym> find(const c10::SymInt& value);
   // The same for the `.node` of a Python SymInt.
   std::optional<ir::Sym> find_node(pybind11::handle node);
-  // As find, for a tensor's size. For a parameter that may be 0 or 1 it returns a symbol other than the parameter,
-  // because of ir::View::sizes.
+  // As find, for a tensor's size. For a parameter that may be 0 or 1 it returns an expression with the same value,
+  // because a parameter among ir::View::sizes must be neither.
   std::optional<ir::Sym> find_size(const c10::SymInt& value);
 
   // Called for an expression that cannot be computed from defined ones; returns its symbol, if any.
@@ -61,9 +61,9 @@ class Symbols {
   const bool trust_ranges_;
   ir::Sym params_ = 0;
   std::vector<bool> may_be_zero_or_one_;              // by parameter: it may be 0 or 1
-  std::unordered_map<PyObject*, ir::Sym> by_object_;  // keys are expressions in `kept_`
-  std::vector<pybind11::object> kept_;
-  pybind11::dict by_value_;  // sympy compares by value; has the symbol's number
+  std::unordered_map<PyObject*, ir::Sym> by_object_;  // keys are expressions in `owned_exprs_`
+  std::vector<pybind11::object> owned_exprs_;         // keeps the keys of `by_object_` alive
+  pybind11::dict by_value_;  // from an expression to its symbol's number; sympy compares expressions by value
 };
 
 }  // namespace torch_remote::frontend

@@ -351,15 +351,17 @@ bool IterationDomain::find_reduction(Member& member, const std::vector<std::vect
   }
   if (late || reduced == 0) return false;
   // A matmul that would add up rows is left to a library: a kernel is no faster there.
-  const bool plain = (member.form.expansion >= Expansion::kSum && member.form.expansion != Expansion::kMatmul) ||
-                     is_loss(member.form.expansion);
-  const bool of_all = plain && kind_ != DomainKind::kNodeByRows && reduced == all() && member.space == all() && marks_.columns != all();
-  if (!of_all && !choose_columns(member, reduced, plain)) return false;
+  const bool may_reduce_rows =
+      kind_ != DomainKind::kNodeByRows &&
+      ((member.form.expansion >= Expansion::kSum && member.form.expansion != Expansion::kMatmul) ||
+       is_loss(member.form.expansion));
+  const bool of_all = may_reduce_rows && reduced == all() && member.space == all() && marks_.columns != all();
+  if (!of_all && !choose_columns(member, reduced, may_reduce_rows)) return false;
   if (of_all) {
     member.reduces = ReductionKind::kAll;
   } else if (reduced == marks_.columns && member.space == all()) {
     member.reduces = ReductionKind::kColumns;
-  } else if (plain && reduced == (all() & ~marks_.columns)) {
+  } else if (may_reduce_rows && reduced == (all() & ~marks_.columns)) {
     member.reduces = ReductionKind::kRows;
   } else {
     return false;
@@ -419,7 +421,7 @@ bool IterationDomain::innermost_column_is_reduced(const Member& member) const {
 
 // The first reduction determines the columns: the dims that it reduces if the innermost dim is among them, otherwise
 // the other dims.
-bool IterationDomain::choose_columns(const Member& member, DimMask reduced, bool plain) {
+bool IterationDomain::choose_columns(const Member& member, DimMask reduced, bool may_reduce_rows) {
   if (marks_.columns != 0) return true;
   if (member.space != all()) return false;
   if (kind_ == DomainKind::kNodeByRows) {
@@ -437,7 +439,7 @@ bool IterationDomain::choose_columns(const Member& member, DimMask reduced, bool
   }
   if ((reduced >> inner & 1) != 0) {
     marks_.columns = reduced;
-  } else if (plain) {
+  } else if (may_reduce_rows) {
     marks_.columns = all() & ~reduced;
   } else {
     return false;

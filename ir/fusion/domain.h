@@ -62,8 +62,8 @@ class IterationDomain {
     uint32_t node = 0;
     KernelForm form;
     std::vector<Access> accesses;  // one for each of the form's parts
-    DimMask space = 0;
-    std::vector<DimMask> axes;  // for each axis of the space: the dims that it maps to
+    DimMask space = 0;             // the dims that the axes of the node's space (KernelForm::space) map to
+    std::vector<DimMask> axes;     // for each axis of the space: the dims that it maps to
     ReductionKind reduces = ReductionKind::kNothing;
   };
 
@@ -91,7 +91,8 @@ class IterationDomain {
   void undo_splits(size_t left);
   bool compute_strides(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis);
   bool find_reduction(Member& member, const std::vector<std::vector<uint32_t>>& dims_of_axis);
-  bool choose_columns(const Member& member, DimMask reduced, bool plain);
+  // `may_reduce_rows`: the node may also be computed as a reduction over rows, as sums and maxima may.
+  bool choose_columns(const Member& member, DimMask reduced, bool may_reduce_rows);
   bool record_row_reduction(const Member& member, const Access& result);
   bool innermost_column_is_reduced(const Member& member) const;
   bool has_one_layout() const;
@@ -112,7 +113,7 @@ class IterationDomain {
     DimMask columns = 0;
     bool has_row_reductions = false;  // there are reductions over rows
     DimMask unreduced_rows = 0;
-    DimMask reduced_columns = 0;  // inner columns that some of them also reduce; 0: none
+    DimMask reduced_columns = 0;  // inner columns that some reductions over rows also reduce; 0: none
   } marks_;
 };
 

@@ -49,8 +49,8 @@ class Replies {
   Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error,
               bool keep_expecting = false);
 
-  // *error is that of a synchronize. Puts the deferred failures before those that it has. Deferred failures are those
-  // of programs that could not be built, and those in replies to interrupted waits.
+  // Adds the deferred failures to *error, the result of a synchronize, before the failures that *error has already.
+  // Deferred failures are those of programs that could not be built, and those in replies to interrupted waits.
   void take_deferred(OpError* error);
 
   // Says that profile parts from this message on are to be stored, at most `limit` events.

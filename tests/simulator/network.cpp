@@ -165,7 +165,7 @@ int Network::connect(int socket) {
   Random& random = world_.random();
   const FilePtr client = descriptors_[socket].file;
   Nanoseconds after = 2 * fault_model.latency + kMicrosecond;
-  bool harmless = true;
+  bool faulty = false;
   if (fault_model.faults > 0 && random.chance(fault_model.break_probability)) {
     --fault_model.faults;
     switch (random.below(12)) {
@@ -185,15 +185,15 @@ int Network::connect(int socket) {
         after += random.below(5 * kSecond);
         break;
       default:
-        harmless = false;
+        faulty = true;
         break;
     }
   }
-  world_.at(world_.now() + after, [this, client, harmless] { establish(client, harmless); });
+  world_.at(world_.now() + after, [this, client, faulty] { establish(client, faulty); });
   return failed(EINPROGRESS);
 }
 
-void Network::establish(const FilePtr& client, bool harmless) {
+void Network::establish(const FilePtr& client, bool faulty) {
   if (client->references == 0) return;  // the connecting side has given up
   if (world_.now() < outage_until_ && outage_refuses_) {
     count(Fault::kRefused);
@@ -202,7 +202,7 @@ void Network::establish(const FilePtr& client, bool harmless) {
     return world_.readiness_changed();
   }
   if (world_.now() < outage_until_) {  // retried, as TCP does
-    world_.at(outage_until_ + fault_model.latency, [this, client, harmless] { establish(client, harmless); });
+    world_.at(outage_until_ + fault_model.latency, [this, client, faulty] { establish(client, faulty); });
     return;
   }
   client->connecting = false;
@@ -220,7 +220,7 @@ void Network::establish(const FilePtr& client, bool harmless) {
   link->bytes_per_ns = fault_model.bytes_per_ns;
   client->link = server->link = link;
   server->side = 1;
-  if (!harmless && !fault_model.break_kinds.empty()) {
+  if (faulty && !fault_model.break_kinds.empty()) {
     link->fault = fault_model.break_kinds[random.below(fault_model.break_kinds.size())];
     link->fault_side = random.below(2);
     // Often during the handshake, otherwise anywhere.
@@ -309,17 +309,17 @@ void Network::transmit(File& file, std::string bytes, bool end) {
     file.on_way += bytes.size();
     return;
   }
-  const bool strikes = link.fault != Fault::kCount && link.fault_side == side && !bytes.empty() &&
-                       link.sent[side] + bytes.size() > link.fault_at;
-  if (strikes && link.fault == Fault::kCorrupt) {
+  const bool reaches_fault = link.fault != Fault::kCount && link.fault_side == side && !bytes.empty() &&
+                             link.sent[side] + bytes.size() > link.fault_at;
+  if (reaches_fault && link.fault == Fault::kCorrupt) {
     // TCP's checksum is weak; the authentication code of each TLS record covers everything.
     char& byte = bytes[link.fault_at - link.sent[side]];
     byte = static_cast<char>(byte ^ (1 << world_.random().below(8)));
     count(Fault::kCorrupt);
     link.fault = Fault::kCount;
-  } else if (strikes && link.fault == Fault::kStall) {
-    strike(file);
-  } else if (strikes) {
+  } else if (reaches_fault && link.fault == Fault::kStall) {
+    inject_fault(file);
+  } else if (reaches_fault) {
     file.on_way += bytes.size() - (link.fault_at - link.sent[side]);
     bytes.resize(link.fault_at - link.sent[side]);
   }
@@ -346,7 +346,7 @@ void Network::transmit(File& file, std::string bytes, bool end) {
       world_.readiness_changed();
     });
   }
-  if (strikes && link.fault != Fault::kCorrupt && link.fault != Fault::kCount) strike(file);
+  if (reaches_fault && link.fault != Fault::kCorrupt && link.fault != Fault::kCount) inject_fault(file);
 }
 
 void Network::notify_end(Link& link, size_t side, bool reset, Nanoseconds after) {
@@ -363,7 +363,7 @@ void Network::notify_end(Link& link, size_t side, bool reset, Nanoseconds after)
   });
 }
 
-void Network::strike(File& file) {
+void Network::inject_fault(File& file) {
   Link& link = *file.link;
   const Fault fault = std::exchange(link.fault, Fault::kCount);
   count(fault);
@@ -399,7 +399,7 @@ void Network::strike(File& file) {
   }
 }
 
-int64_t Network::receive(int socket, void* const* pieces, const size_t* sizes, size_t count, int* passed, bool) {
+int64_t Network::receive(int socket, void* const* pieces, const size_t* sizes, size_t count, int* passed) {
   File* const file = find(socket);
   if (file == nullptr) return failed(EBADF);
   const auto scatter = [&](const std::string& bytes, size_t most) {

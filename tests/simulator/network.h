@@ -11,8 +11,8 @@
 
 #include "tests/simulator/world.h"
 
-// Sockets of a simulated run: TCP between its processes, with faults, and the means of processes of one machine (socket
-// pairs, event counters). Descriptors are numbers from kFirstDescriptor on.
+// Sockets of a simulated run: TCP between its processes, with faults, and what processes of one machine communicate by
+// (socket pairs, eventfd). Descriptors are numbers from kFirstDescriptor on.
 namespace torch_remote::simulator {
 
 inline constexpr int kFirstDescriptor = 1'000'000;
@@ -78,8 +78,9 @@ class Network {
   int connect(int socket);
   int accept(int listener);
   int socket_error(int socket);
+  // `passed`: a descriptor that is sent with the bytes (SCM_RIGHTS), or -1.
   int64_t send(int socket, const void* const* pieces, const size_t* sizes, size_t count, int passed);
-  int64_t receive(int socket, void* const* pieces, const size_t* sizes, size_t count, int* passed, bool peek = false);
+  int64_t receive(int socket, void* const* pieces, const size_t* sizes, size_t count, int* passed);
   int shut_down(int socket);
   int shut_down_writing(int socket);
   int close(int descriptor);
@@ -99,11 +100,12 @@ class Network {
 
   int add(FilePtr file, uint32_t process);
   File* find(int descriptor);
-  void establish(const FilePtr& client, bool harmless);
+  // Completes a connection attempt. `faulty`: the connection gets one of FaultModel::break_kinds.
+  void establish(const FilePtr& client, bool faulty);
   int64_t send_stream(File& file, const std::string& bytes);
   void transmit(File& file, std::string bytes, bool end);
-  void strike(File& file);
-  void disturb(const std::shared_ptr<Link>& link, size_t side);
+  // Executes the fault of the file's link now.
+  void inject_fault(File& file);
   void release(const FilePtr& file);
   void notify_end(Link& link, size_t side, bool reset, Nanoseconds after);
   void on_kill(uint32_t process);

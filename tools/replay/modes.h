@@ -22,7 +22,7 @@ struct Options {
   std::string worker = "local", other;
   int threads = 0;
   Compare compare = Compare::kNothing;
-  bool rebuild = false;  // kPasses: applies this program's passes instead of using the graph that was sent
+  bool rebuild = false;  // kPasses: runs this tool's passes on the recorded graph, instead of using the sent graph
   Tolerance tolerance;
   uint64_t memory = uint64_t{1} << 30;  // bound on the bytes of intermediate results at a time
   uint64_t run = 0;                     // only this run, counted from 1; 0: all

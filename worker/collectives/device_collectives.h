@@ -31,7 +31,7 @@ class DeviceCollectives {
     Reduction reduction = Reduction::kSum;
     int root = 0;
     // On the device. Input and output are the same for an op in place. For all_gather and reduce_scatter one of them
-    // has `size` times as many bytes as the other.
+    // has as many times the bytes of the other as the group has ranks.
     const void* input = nullptr;
     void* output = nullptr;
     uint64_t input_bytes = 0, output_bytes = 0;
@@ -43,8 +43,9 @@ class DeviceCollectives {
     virtual ~Group() = default;
     // Whether the devices support this op; otherwise the hosts execute it.
     virtual bool supports(CollectiveOp op, ir::DType dtype, Reduction reduction) const = 0;
-    // Queues the op after all work of the device, and returns when it is done. `wake` is called on any thread once it
-    // is done. After an error the group is unusable.
+    // Queues the op after all work of the device, and returns when it is done. Calls `keep_waiting` meanwhile, and, on
+    // any thread, `wake` when the op is done, so that a `keep_waiting` that blocks can return. After an error the group
+    // is unusable.
     virtual Status run(const Call& call, const KeepWaiting& keep_waiting, const std::function<void()>& wake) = 0;
   };
 

@@ -35,15 +35,17 @@ class PeerListener {
 
 struct GroupPlan {
   int rank = 0;
-  std::vector<remote::Address> addresses;  // One per rank; port 0: the rank is not connected now.
+  std::vector<remote::Address> addresses;  // One per rank; port 0: do not connect to this rank.
   std::vector<uint8_t> secret;             // At least remote::kMinTokenBytes bytes.
-  uint32_t capabilities = 0;               // Bits with capabilities of this rank (Mesh::capabilities_of).
+  uint32_t capabilities = 0;               // What this rank supports, as bits (kHasDeviceCollectives, device_group.h).
   std::vector<std::string> names = {};     // For errors, one per rank: "remote:1"; empty: "rank 1".
 
   std::string name_of(int of) const { return names.empty() ? "rank " + std::to_string(of) : names[of]; }
 };
 
-// Parses plans, which clients write. Removes and returns the first line of `text`; empty at the end.
+// The client sends a plan as text; these two functions parse it.
+//
+// Removes and returns the first line of `text`; empty at the end.
 std::string_view take_line(std::string_view& text);
 // Reads a secret in hexadecimal digits. Returns false for other characters.
 bool read_secret(std::string_view digits, std::vector<uint8_t>* secret);

@@ -18,7 +18,7 @@ struct ServerOptions : DeviceOptions {
   std::shared_ptr<const Files> files;               // The files that clients may read; null: none.
   std::string python;  // Interpreter of the Python functions that clients may call; empty: clients may call none.
   std::string python_program;  // python_process.py of the package.
-  // The address on which it waits for workers of other ranks (worker/collectives); empty: it does not wait.
+  // The address on which the session accepts connections of other workers (worker/collectives); empty: it accepts none.
   std::string peer_host;
 };
 

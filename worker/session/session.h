@@ -21,7 +21,7 @@
 #include "worker/session/profile.h"
 #include "worker/session/program_run.h"
 
-// The state that a worker holds for one client: buffers and programs. For one thread.
+// The state that a worker holds for one client: buffers and programs. One thread uses it.
 //
 // An op that fails does not stop a session. A node that fails poisons the buffers that it creates. A buffer that it
 // would have written in place keeps its bytes and is *behind*: it lacks that update. A node that reads a poisoned
@@ -30,9 +30,9 @@
 // makes it valid again.
 //
 // A read of a poisoned buffer returns the original failure. A read of a buffer that is behind returns the failure if
-// the client does not know it yet, and the bytes from then on. The same holds for a buffer that was written after a
-// failed check (a node without results that writes nothing), but its bytes lack nothing. Where two failures meet, the
-// earlier one counts.
+// the client does not know it yet, and the bytes from then on. A *check* is a node that has no results and writes
+// nothing. If it fails, later nodes run all the same; until the client knows the failure, a read of a buffer that they
+// wrote returns it. Where two failures meet, the earlier one counts.
 //
 // From a failure until the client knows it, older contents are *kept*. The first node that writes a buffer in place
 // leaves a copy of its bytes. If a later update of the same buffer is skipped for that failure, the copy comes back.
@@ -63,13 +63,14 @@ class Session {
 
   // A program that cannot be loaded is not an error of the session: its runs fail.
   void load_program(uint32_t number, std::span<const std::byte> bytes, bool tune = false);
-  // The program does not run any more. Does nothing if there is no such program.
+  // Drops a program; the client runs it no more. Does nothing if there is no such program.
   void unload_program(uint32_t number);
   // Returns null if there is no such program, or it could not be decoded.
   const LoadedProgram* find_program(uint32_t number) const;
 
-  // Returns an error only for a malformed message; the session is then unusable. `words` receives the results of the
-  // last node that the client wants to know. `failure` is the reason why they are invalid, or null.
+  // Returns an error only for a malformed message; the session is then unusable. *words gets the results that the
+  // client asked for, those of the last node (RunRequest::wants_words). *failure is the reason why they are invalid, or
+  // null.
   Status run(const RunRequest& request, std::vector<int64_t>* words, FailurePtr* failure);
   // Drops a whole run.
   Status run_cancelled(const RunRequest& request, FailurePtr* failure);
@@ -89,9 +90,9 @@ class Session {
   FailurePtr locate(const ReadRequest& request, uint64_t sequence, Located* located);
   // All of a buffer of the checkpoint, as it was then.
   FailurePtr locate_in_checkpoint(uint64_t buffer, uint64_t sequence, Located* located) const;
-  // Queues packing the elements into `destination`, which `keep` owns. Afterwards the caller waits for the device's
-  // next ticket and calls settle(); then the result says why the elements are invalid. A null result: they are there
-  // now.
+  // Queues packing the elements into `destination`, which `keep` owns. Returns null if the elements are there now.
+  // Otherwise the caller waits for the device's next ticket and calls settle(). After that, the returned object has the
+  // failure that made the elements invalid, if any.
   std::shared_ptr<QueuedRead> copy_out(const ReadRequest& request, const Located& located,
                                        std::span<std::byte> destination, std::shared_ptr<void> keep);
 

@@ -3,7 +3,7 @@
 _TENSORS = "torch's old tensor types; use dtype= and device="
 _ALLOCATOR = "tensors' memory is allocated by the worker, not by this process"
 _GRAPHS = "a step that ran before is sent as one message; torch.compile(mode='reduce-overhead') makes calls cheap"
-_NVIDIA = "part of NVIDIA's libraries, which only workers on GPUs use"
+_NVIDIA = "specific to CUDA, which only workers on GPUs use"
 _SENSORS = "workers read no sensors"
 
 MISSING_NAMES: dict[str, str] = {
@@ -33,7 +33,7 @@ MISSING_NAMES: dict[str, str] = {
         _NVIDIA,
     ),
     **dict.fromkeys(("clock_rate", "memory_usage", "power_draw", "temperature"), _SENSORS),
-    "DeferredCudaCallError": "nothing is deferred until a first use; recorded ops raise their own errors",
+    "DeferredCudaCallError": "no initialization calls are deferred; recorded ops raise their own errors",
     "ExternalStream": "streams are not handles of a driver",
     "GreenContext": "a worker's cores are set with TORCH_REMOTE_WORKER_THREADS",
     "get_stream_from_external": "streams are not handles of a driver",

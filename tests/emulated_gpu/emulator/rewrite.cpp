@@ -13,8 +13,8 @@
 #include "tests/emulated_gpu/emulator/calls.h"
 #include "tests/emulated_gpu/emulator/checks.h"
 #include "tests/emulated_gpu/emulator/sites.h"
-#include "tests/emulated_gpu/emulator/spaces.h"
 #include "tests/emulated_gpu/emulator/tags.h"
+#include "tests/emulated_gpu/emulator/variable_addresses.h"
 
 namespace torch_remote::codegen::emulator {
 namespace {
@@ -83,9 +83,9 @@ class Rewriter {
       if (!function.isDeclaration()) calls.rewrite(function);
     }
     if (Status status = check_known(calls); !status) return status;
-    Spaces spaces(module_, checked_);
-    for (const auto& [function, threads] : kernels_) describe(*function, threads, spaces);
-    if (Status status = spaces.replace(&result_->globals); !status) return status;
+    VariableAddresses addresses(module_, checked_);
+    for (const auto& [function, threads] : kernels_) describe(*function, threads, addresses);
+    if (Status status = addresses.replace(&result_->globals); !status) return status;
     if (Status status = change_target(); !status) return status;
     for (const auto& [function, threads] : kernels_) take_structs(*function);
     if (tag_ != 0) strip_tags(module_, tag_);
@@ -124,7 +124,7 @@ class Rewriter {
     return false;
   }
 
-  void describe(llvm::Function& function, uint64_t threads, Spaces& spaces) {
+  void describe(llvm::Function& function, uint64_t threads, VariableAddresses& addresses) {
     static const llvm::StringSet<> meets = {kBarrierFunction, kWarpFunction};
     static const llvm::StringSet<> leaves = {kExitFunction, kYieldFunction};
     KernelImage image;
@@ -140,7 +140,7 @@ class Rewriter {
     // In checked mode, threads also switch at loop iterations, because one may spin on a value that another writes.
     image.fibers =
         image.attributes.synchronizes || !sites_.loop_branches().empty() || calls_any(function, leaves, seen);
-    spaces.describe(function, &image);
+    addresses.add_kernel(function, &image);
     result_->kernels.push_back(std::move(image));
   }
 

@@ -6,7 +6,7 @@ namespace torch_remote::worker {
 
 // This machine's memory, and runners that are slow and exact: interpreted LoopIR, and matmuls by definition. The ATen
 // plugin executes the other ops, if there is one. Nothing is fused, compiled or measured, so results do not depend on
-// timing. It is what other targets are compared with (docs/tools.md).
+// timing. `remote-replay --compare worker` compares other targets with it (docs/tools.md).
 Target reference_target();
 
 }  // namespace torch_remote::worker

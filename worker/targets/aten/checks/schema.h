@@ -14,9 +14,9 @@ c10::OperatorHandle find_operator(std::string_view name);
 // Whether the op exists and has a kernel for `key`, or one for all keys.
 bool can_run(std::string_view name, c10::DispatchKey key);
 
-// Whether the GPU's kernels implement the op and no data can make them harm the session. This excludes ops that take
+// Whether torch's CUDA kernels implement the op and no data can make them harm the session. This excludes ops that take
 // indices from a tensor, because an index out of range ends all work on the GPU. It excludes random ops, because their
-// numbers must equal those of the CPU's worker. Only the worker's hand-written kernels execute such ops.
+// numbers must equal those of a worker on a CPU. Only the worker's hand-written kernels execute such ops on a GPU.
 bool can_run_on_gpu(std::string_view name);
 
 // The overload that computes the same into given tensors, if it has a separate kernel for `key`. An overload that

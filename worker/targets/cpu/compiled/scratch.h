@@ -8,7 +8,8 @@ namespace torch_remote::worker::kernels {
 
 inline constexpr size_t kLineAlign = 64;
 
-// Memory that a thread reuses between calls.
+// Memory that a thread reuses between calls. get() returns at least `bytes`, aligned to a cache line. The contents are
+// undefined, and a later get() may move the memory. Not thread safe.
 class Scratch {
  public:
   std::byte* get(size_t bytes) {

@@ -1,3 +1,7 @@
+// Attention, forward and backward, block by block as in FlashAttention (Dao et al., 2022): a task has a block of
+// queries and goes over blocks of keys, with a running maximum and sum per query. Lanes of vectors are queries. The
+// backward pass computes the scores again. attention_call.h has the interface.
+//
 // Included once for each instruction set: attention_v3.cpp, attention_v4.cpp.
 #include "worker/targets/cpu/loops/attention_call.h"
 #include "worker/targets/cpu/loops/vector_block.h"
@@ -59,14 +63,14 @@ class Arena {
   size_t used_ = 0;
 };
 
-// Computes the offsets of one key head's rows, in tensors with a row per query and with a row per key.
+// Computes the offsets of one key head's rows, in elements, in tensors with a row per query and with a row per key.
 struct Head {
   const AttentionCall& call;
   int64_t batch, head;
 
   int64_t rows() const { return call.shared * call.queries; }
   // Offset of row r, in a tensor with a row per query.
-  int64_t place(const AttentionTensor& tensor, int64_t r) const {
+  int64_t offset(const AttentionTensor& tensor, int64_t r) const {
     return batch * tensor.strides[0] + (head * call.shared + r / call.queries) * tensor.strides[1] +
            r % call.queries * tensor.strides[2];
   }
@@ -74,80 +78,83 @@ struct Head {
   int64_t keys(const AttentionTensor& tensor) const { return batch * tensor.strides[0] + head * tensor.strides[1]; }
 };
 
-// Reads `size` elements as floats, `step` apart, then fills with zeros up to `line`.
+// Reads `size` elements as floats, from `offset` on, `step` apart, then fills with zeros up to `line` elements.
 template <AttentionType Type>
-inline void read_line(const void* data, int64_t place, int64_t step, int64_t size, float* to, int64_t line) {
+inline void read_line(const void* data, int64_t offset, int64_t step, int64_t size, float* to, int64_t line) {
   int64_t d = 0;
   if (step == 1) {
     if constexpr (Type == AttentionType::kHalf) {
       for (; d + kLanes <= size; d += kLanes) {
-        store(to + d, floats_of_halves(static_cast<const uint16_t*>(data) + place + d));
+        store(to + d, floats_of_halves(static_cast<const uint16_t*>(data) + offset + d));
       }
     }
-    for (; d < size; ++d) to[d] = read<Type>(data, place + d);
+    for (; d < size; ++d) to[d] = read<Type>(data, offset + d);
   } else {
-    for (; d < size; ++d) to[d] = read<Type>(data, place + d * step);
+    for (; d < size; ++d) to[d] = read<Type>(data, offset + d * step);
   }
   for (; d < line; ++d) to[d] = 0;
 }
 
 template <AttentionType Type>
-inline void write_line(void* data, int64_t place, int64_t step, int64_t size, const float* from, float factor) {
+inline void write_line(void* data, int64_t offset, int64_t step, int64_t size, const float* from, float factor) {
   if (step == 1) {
-    for (int64_t d = 0; d < size; ++d) write<Type>(data, place + d, from[d] * factor);
+    for (int64_t d = 0; d < size; ++d) write<Type>(data, offset + d, from[d] * factor);
   } else {
-    for (int64_t d = 0; d < size; ++d) write<Type>(data, place + d * step, from[d] * factor);
+    for (int64_t d = 0; d < size; ++d) write<Type>(data, offset + d * step, from[d] * factor);
   }
 }
 
 // Packs rows [first, first + count) row-major with `line` floats per row, and transposed, [line][kRows], times
 // `factor`. Padding is 0.
 void pack_rows(const Head& head, const AttentionTensor& tensor, int64_t size, int64_t first, int64_t count, float* rows,
-               int64_t line, float* across, float factor) {
+               int64_t line, float* transposed, float factor) {
   const int64_t wide = padded(count);
   with_type(head.call.type, [&]<AttentionType Type>() {
     for (int64_t r = 0; r < count; ++r) {
-      read_line<Type>(tensor.data, head.place(tensor, first + r), tensor.strides[3], size, rows + r * line, line);
+      read_line<Type>(tensor.data, head.offset(tensor, first + r), tensor.strides[3], size, rows + r * line, line);
     }
   });
   for (int64_t i = count * line; i < wide * line; ++i) rows[i] = 0;
-  transpose(wide, line, rows, line, across, kRows);
+  transpose(wide, line, rows, line, transposed, kRows);
   if (factor == 1) return;
   for (int64_t d = 0; d < size; ++d) {
-    for (int64_t r = 0; r < wide; r += kLanes) store(across + d * kRows + r, load(across + d * kRows + r) * factor);
+    for (int64_t r = 0; r < wide; r += kLanes) {
+      store(transposed + d * kRows + r, load(transposed + d * kRows + r) * factor);
+    }
   }
 }
 
 // The inverse of pack_rows: writes rows from [line][kRows], each times its own factor. `rows` is scratch memory.
 void unpack_rows(const Head& head, const AttentionTensor& tensor, int64_t size, int64_t first, int64_t count,
-                 const float* across, const float* factors, float* rows, int64_t line) {
-  transpose(line, padded(count), across, kRows, rows, line);
+                 const float* transposed, const float* factors, float* rows, int64_t line) {
+  transpose(line, padded(count), transposed, kRows, rows, line);
   with_type(head.call.type, [&]<AttentionType Type>() {
     for (int64_t r = 0; r < count; ++r) {
-      write_line<Type>(tensor.data, head.place(tensor, first + r), tensor.strides[3], size, rows + r * line,
+      write_line<Type>(tensor.data, head.offset(tensor, first + r), tensor.strides[3], size, rows + r * line,
                        factors[r]);
     }
   });
 }
 
-// Rows of keys or values, as floats.
-struct Lines {
+// Rows of keys or values, as floats. Row k begins at data + k * line.
+struct FloatRows {
   const float* data;
   int64_t line;
 };
 
-// `once`: each row is read only once, so it is not copied.
-Lines lines_of(const Head& head, const AttentionTensor& tensor, int64_t size, int64_t first, int64_t count,
-               float* memory, bool once = false) {
-  const int64_t place = head.keys(tensor) + first * tensor.strides[2];
-  // Copies strided rows to contiguous memory: rows that are a large power of two apart would evict each other from the
-  // cache.
+// Returns rows [first, first + count) of the tensor, in place or copied to `memory`. `once`: the caller reads each row
+// only once, so a copy does not pay.
+FloatRows float_rows(const Head& head, const AttentionTensor& tensor, int64_t size, int64_t first, int64_t count,
+                     float* memory, bool once = false) {
+  const int64_t offset = head.keys(tensor) + first * tensor.strides[2];
+  // Other rows are copied to contiguous memory. Among them are float rows with a larger stride: if it is a large power
+  // of two, they evict each other from the cache.
   if (head.call.type == AttentionType::kFloat && tensor.strides[3] == 1 && (once || tensor.strides[2] == size)) {
-    return {static_cast<const float*>(tensor.data) + place, tensor.strides[2]};
+    return {static_cast<const float*>(tensor.data) + offset, tensor.strides[2]};
   }
   with_type(head.call.type, [&]<AttentionType Type>() {
     for (int64_t k = 0; k < count; ++k) {
-      read_line<Type>(tensor.data, place + k * tensor.strides[2], tensor.strides[3], size, memory + k * size, size);
+      read_line<Type>(tensor.data, offset + k * tensor.strides[2], tensor.strides[3], size, memory + k * size, size);
     }
   });
   return {memory, size};
@@ -184,15 +191,15 @@ int64_t keys_at(const AttentionCall& call, const Block& block, int64_t from, int
 }
 
 // Computes scores[k][r] of keys [from, from + count) and rows [low, block.wide), with bias and mask.
-void score(const Head& head, const Block& block, int64_t low, int64_t from, int64_t count, const Lines& key,
+void score(const Head& head, const Block& block, int64_t low, int64_t from, int64_t count, const FloatRows& key,
            const float* query, float* scores) {
   const AttentionCall& call = head.call;
   multiply(count, block.wide - low, call.size, key.data, key.line, 1, query + low, kRows, scores + low, kRows, false);
   with_type(call.bias_type, [&]<AttentionType Type>() {
     const int64_t step = call.bias.strides[3];
     for (int64_t r = low; r < block.count; ++r) {
-      const int64_t place = head.place(call.bias, block.first + r) + from * step;
-      for (int64_t k = 0; k < count; ++k) scores[k * kRows + r] += read<Type>(call.bias.data, place + k * step);
+      const int64_t offset = head.offset(call.bias, block.first + r) + from * step;
+      for (int64_t k = 0; k < count; ++k) scores[k * kRows + r] += read<Type>(call.bias.data, offset + k * step);
     }
   });
   if (!call.causal) return;
@@ -202,8 +209,8 @@ void score(const Head& head, const Block& block, int64_t low, int64_t from, int6
   }
 }
 
-// Floats of a block's rows, row-major or transposed.
-int64_t packed(int64_t size) { return padded(size) * kRows; }
+// The number of floats of a block's packed rows, row-major or transposed.
+int64_t packed_floats(int64_t size) { return padded(size) * kRows; }
 
 // The state of a block of queries after some keys: sums of values [value_size][kRows], and the maximum and sum per row.
 struct PartialSoftmax {
@@ -211,60 +218,60 @@ struct PartialSoftmax {
 };
 
 PartialSoftmax partial_softmax(const AttentionCall& call, float* memory) {
-  return {memory, memory + packed(call.value_size), memory + packed(call.value_size) + kRows};
+  return {memory, memory + packed_floats(call.value_size), memory + packed_floats(call.value_size) + kRows};
 }
 
-int64_t partial(const AttentionCall& call) { return packed(call.value_size) + 2 * kRows; }
+int64_t partial_floats(const AttentionCall& call) { return packed_floats(call.value_size) + 2 * kRows; }
 
-void start(const AttentionCall& call, const PartialSoftmax& found) {
-  for (int64_t i = 0; i < packed(call.value_size); ++i) found.out[i] = 0;
+void start(const AttentionCall& call, const PartialSoftmax& state) {
+  for (int64_t i = 0; i < packed_floats(call.value_size); ++i) state.out[i] = 0;
   for (int64_t r = 0; r < kRows; ++r) {
-    found.most[r] = -kInfinity;
-    found.sum[r] = 0;
+    state.most[r] = -kInfinity;
+    state.sum[r] = 0;
   }
 }
 
 // Raises the maxima to `new_most`: multiplies the state so far by e^(most - new_most).
-void raise(const AttentionCall& call, const PartialSoftmax& found, const float* new_most, int64_t low, int64_t wide) {
+void raise(const AttentionCall& call, const PartialSoftmax& state, const float* new_most, int64_t low, int64_t wide) {
   for (int64_t r = low; r < wide; r += kLanes) {
-    const Floats before = load(found.most + r), after = load(new_most + r);
+    const Floats before = load(state.most + r), after = load(new_most + r);
     const Floats same = splat(0.0f);
     const Floats base = after == splat(-kInfinity) ? same : after;
     const Floats factor = exp_of(before - base);
-    store(found.most + r, after);
-    store(found.sum + r, load(found.sum + r) * factor);
+    store(state.most + r, after);
+    store(state.sum + r, load(state.sum + r) * factor);
     bool all = true;
     for (int64_t lane = 0; lane < kLanes; ++lane) all &= factor[lane] == 1;
     if (all) continue;
     for (int64_t d = 0; d < call.value_size; ++d) {
-      store(found.out + d * kRows + r, load(found.out + d * kRows + r) * factor);
+      store(state.out + d * kRows + r, load(state.out + d * kRows + r) * factor);
     }
   }
 }
 
-void finish(const Head& head, const Block& block, const PartialSoftmax& found, float* rows) {
+void finish(const Head& head, const Block& block, const PartialSoftmax& state, float* rows) {
   const AttentionCall& call = head.call;
   float factors[kRows];
-  for (int64_t r = 0; r < block.count; ++r) factors[r] = found.sum[r] == 0 ? 0 : 1 / found.sum[r];
-  unpack_rows(head, call.out, call.value_size, block.first, block.count, found.out, factors, rows,
+  for (int64_t r = 0; r < block.count; ++r) factors[r] = state.sum[r] == 0 ? 0 : 1 / state.sum[r];
+  unpack_rows(head, call.out, call.value_size, block.first, block.count, state.out, factors, rows,
               padded(call.value_size));
   if (call.logsumexp.data == nullptr) return;
   for (int64_t r = 0; r < block.count; ++r) {
-    static_cast<float*>(call.logsumexp.data)[head.place(call.logsumexp, block.first + r)] =
-        found.most[r] + __builtin_logf(found.sum[r]);
+    static_cast<float*>(call.logsumexp.data)[head.offset(call.logsumexp, block.first + r)] =
+        state.most[r] + __builtin_logf(state.sum[r]);
   }
 }
 
 struct ForwardMemory {
-  float *query, *rows, *scores, *key, *value, *found;
+  float *query, *rows, *scores, *key, *value, *state;
 
   ForwardMemory(const AttentionCall& call, Arena& arena)
-      : query(arena.take(packed(call.size > call.value_size ? call.size : call.value_size))),
-        rows(arena.take(packed(call.size > call.value_size ? call.size : call.value_size))),
+      : query(arena.take(packed_floats(call.size > call.value_size ? call.size : call.value_size))),
+        rows(arena.take(packed_floats(call.size > call.value_size ? call.size : call.value_size))),
         scores(arena.take(kKeys * kRows)),
         key(arena.take(kKeys * call.size)),
         value(arena.take(kKeys * call.value_size)),
-        found(arena.take(partial(call))) {}
+        state(arena.take(partial_floats(call))) {}
 };
 
 size_t forward_scratch(const AttentionCall& call) {
@@ -288,7 +295,7 @@ bool few_rows(const AttentionCall& call, const Block& block) {
 
 // Prefetches rows of keys or values into the L2 cache; row k is at data + k * step, `bytes` long. The hardware
 // prefetcher follows neither the switches between keys and values nor page boundaries.
-struct Ahead {
+struct Prefetch {
   const char* data;
   int64_t step, bytes;
 
@@ -297,15 +304,15 @@ struct Ahead {
   }
 };
 
-Ahead ahead_of(const Head& head, const AttentionTensor& tensor, int64_t size, int64_t first) {
+Prefetch prefetch_of(const Head& head, const AttentionTensor& tensor, int64_t size, int64_t first) {
   const int64_t item = head.call.type == AttentionType::kFloat ? 4 : 2;
   return {static_cast<const char*>(tensor.data) + (head.keys(tensor) + first * tensor.strides[2]) * item,
           tensor.strides[2] * item, size * item};
 }
 
 // Computes scores[r][k], [kFewRows][kKeys]; the padding after `count` keys, up to a full vector, is minus infinity.
-void score_few(const Head& head, const Block& block, int64_t from, int64_t count, const Lines& key, const float* query,
-               int64_t line, const Ahead& ahead, float* scores) {
+void score_few(const Head& head, const Block& block, int64_t from, int64_t count, const FloatRows& key,
+               const float* query, int64_t line, const Prefetch& prefetch, float* scores) {
   const AttentionCall& call = head.call;
   for (int64_t r = 0; r < block.count; ++r) {
     const float* row = query + r * line;
@@ -315,15 +322,15 @@ void score_few(const Head& head, const Block& block, int64_t from, int64_t count
       for (int64_t i = 0; i < kLanes; ++i) {
         products[i] = splat(0.0f);
         const int64_t row_of_keys = smaller(k + i, count - 1);
-        if (r == 0) ahead.fetch(row_of_keys);
+        if (r == 0) prefetch.fetch(row_of_keys);
         const float* element = key.data + row_of_keys * key.line;
         for (int64_t d = 0; d < call.size; d += kLanes) products[i] += load(element + d) * load(row + d);
       }
       store(scores + r * kKeys + k, sums_of(products) * splat(call.scale));
     }
     with_type(call.bias_type, [&]<AttentionType Type>() {
-      const int64_t step = call.bias.strides[3], place = head.place(call.bias, block.first + r) + from * step;
-      for (int64_t k = 0; k < count; ++k) scores[r * kKeys + k] += read<Type>(call.bias.data, place + k * step);
+      const int64_t step = call.bias.strides[3], offset = head.offset(call.bias, block.first + r) + from * step;
+      for (int64_t k = 0; k < count; ++k) scores[r * kKeys + k] += read<Type>(call.bias.data, offset + k * step);
     });
     const int64_t query_index = (block.first + r) % call.queries;
     const int64_t seen = call.causal ? smaller(count, query_index + 1 > from ? query_index + 1 - from : 0) : count;
@@ -333,11 +340,12 @@ void score_few(const Head& head, const Block& block, int64_t from, int64_t count
 
 // sums[r][d] += the sum over k of weights[r][k] * value[k][d]; the weights are [Rows][kKeys].
 template <int Rows>
-void weigh(int64_t count, const float* weights, const Lines& value, int64_t size, const Ahead& ahead, float* sums) {
+void weigh(int64_t count, const float* weights, const FloatRows& value, int64_t size, const Prefetch& prefetch,
+           float* sums) {
   constexpr int kVectors = kLanes == 16 ? 4 : 2;  // as many sums as fit into the registers
   const auto tile = [&]<int Vectors>(int64_t d) {
     const auto fetch = [&](int64_t k) {
-      if (d == 0) ahead.fetch(k);
+      if (d == 0) prefetch.fetch(k);
     };
     multiply_tile<Rows, Vectors>(count, weights, kKeys, 1, value.data + d, value.line, sums + d, size, true, fetch);
   };
@@ -348,44 +356,44 @@ void weigh(int64_t count, const float* weights, const Lines& value, int64_t size
 
 // The forward pass for few_rows, over keys [from, end).
 void find_few(const Head& head, const Block& block, int64_t from, int64_t end, const ForwardMemory& memory,
-              const PartialSoftmax& found) {
+              const PartialSoftmax& state) {
   const AttentionCall& call = head.call;
   const int64_t line = call.value_size;
   float* sums = memory.query;  // the queries are in memory.rows
   for (int64_t i = 0; i < block.count * line; ++i) sums[i] = 0;
   for (int64_t count = 0; from < end; from += count) {
     count = smaller(kKeys, end - from);
-    score_few(head, block, from, count, lines_of(head, call.key, call.size, from, count, memory.key, true), memory.rows,
-              call.size, ahead_of(head, call.value, line, from), memory.scores);
+    score_few(head, block, from, count, float_rows(head, call.key, call.size, from, count, memory.key, true),
+              memory.rows, call.size, prefetch_of(head, call.value, line, from), memory.scores);
     for (int64_t r = 0; r < block.count; ++r) {
       float* scores = memory.scores + r * kKeys;
-      Floats largest = splat(found.most[r]);
+      Floats largest = splat(state.most[r]);
       for (int64_t k = 0; k < count; k += kLanes) largest = larger(load(scores + k), largest);
       float most = largest[0];
       for (int64_t lane = 1; lane < kLanes; ++lane) most = largest[lane] > most ? largest[lane] : most;
       const Floats base = splat(most == -kInfinity ? 0 : most);
-      const float factor = exp_of(splat(found.most[r]) - base)[0];
+      const float factor = exp_of(splat(state.most[r]) - base)[0];
       Floats sum = splat(0.0f);
       for (int64_t k = 0; k < count; k += kLanes) {
         const Floats weight = exp_of(load(scores + k) - base);
         store(scores + k, weight);
         sum += weight;
       }
-      found.most[r] = most;
-      found.sum[r] *= factor;
-      for (int64_t lane = 0; lane < kLanes; ++lane) found.sum[r] += sum[lane];
+      state.most[r] = most;
+      state.sum[r] *= factor;
+      for (int64_t lane = 0; lane < kLanes; ++lane) state.sum[r] += sum[lane];
       if (factor == 1) continue;
       for (int64_t d = 0; d < line; d += kLanes) store(sums + r * line + d, load(sums + r * line + d) * factor);
     }
-    const Lines value = lines_of(head, call.value, call.value_size, from, count, memory.value, true);
+    const FloatRows value = float_rows(head, call.value, call.value_size, from, count, memory.value, true);
     const int64_t after = from + count < end ? from + count : from;
-    const Ahead ahead = ahead_of(head, call.key, call.size, after);
+    const Prefetch prefetch = prefetch_of(head, call.key, call.size, after);
     static_assert(kFewRows == 4);
     const auto of = block.count == 1 ? weigh<1> : block.count == 2 ? weigh<2> : block.count == 3 ? weigh<3> : weigh<4>;
-    of(count, memory.scores, value, line, ahead, sums);
+    of(count, memory.scores, value, line, prefetch, sums);
   }
   for (int64_t r = 0; r < block.count; ++r) {
-    for (int64_t d = 0; d < line; ++d) found.out[d * kRows + r] = sums[r * line + d];
+    for (int64_t d = 0; d < line; ++d) state.out[d * kRows + r] = sums[r * line + d];
   }
 }
 
@@ -396,43 +404,43 @@ void forward(const AttentionCall& call, const KeySplit& pieces, int64_t task, st
   const Block block = block_of(head, pieces.rows, index % pieces.blocks);
   Arena arena(scratch);
   const ForwardMemory memory(call, arena);
-  const PartialSoftmax found = partial_softmax(call, partials != nullptr ? partials : memory.found);
-  start(call, found);
+  const PartialSoftmax state = partial_softmax(call, partials != nullptr ? partials : memory.state);
+  start(call, state);
   pack_rows(head, call.query, call.size, block.first, block.count, memory.rows, padded(call.size), memory.query,
             call.scale);
   const int64_t end = smaller(seen_keys(call, block), (piece + 1) * pieces.keys);
   if (few_rows(call, block)) {
-    find_few(head, block, piece * pieces.keys, end, memory, found);
-    if (partials == nullptr) finish(head, block, found, memory.rows);
+    find_few(head, block, piece * pieces.keys, end, memory, state);
+    if (partials == nullptr) finish(head, block, state, memory.rows);
     return;
   }
   for (int64_t from = piece * pieces.keys, count = 0; from < end; from += count) {
     count = keys_at(call, block, from, end);
     const int64_t low = first_seen(call, block, from);
-    score(head, block, low, from, count, lines_of(head, call.key, call.size, from, count, memory.key), memory.query,
+    score(head, block, low, from, count, float_rows(head, call.key, call.size, from, count, memory.key), memory.query,
           memory.scores);
     float most[kRows];
     for (int64_t r = low; r < block.wide; r += kLanes) {
-      Floats all = load(found.most + r);
+      Floats all = load(state.most + r);
       for (int64_t k = 0; k < count; ++k) all = larger(load(memory.scores + k * kRows + r), all);
       store(most + r, all);
     }
-    raise(call, found, most, low, block.wide);
+    raise(call, state, most, low, block.wide);
     for (int64_t r = low; r < block.wide; r += kLanes) {
-      Floats base = load(most + r), sum = load(found.sum + r);
+      Floats base = load(most + r), sum = load(state.sum + r);
       base = base == splat(-kInfinity) ? splat(0.0f) : base;
       for (int64_t k = 0; k < count; ++k) {
         const Floats weight = exp_of(load(memory.scores + k * kRows + r) - base);
         store(memory.scores + k * kRows + r, weight);
         sum += weight;
       }
-      store(found.sum + r, sum);
+      store(state.sum + r, sum);
     }
-    const Lines value = lines_of(head, call.value, call.value_size, from, count, memory.value);
+    const FloatRows value = float_rows(head, call.value, call.value_size, from, count, memory.value);
     multiply(call.value_size, block.wide - low, count, value.data, 1, value.line, memory.scores + low, kRows,
-             found.out + low, kRows, true);
+             state.out + low, kRows, true);
   }
-  if (partials == nullptr) finish(head, block, found, memory.rows);
+  if (partials == nullptr) finish(head, block, state, memory.rows);
 }
 
 void join(const AttentionCall& call, const KeySplit& pieces, int64_t task, float* partials) {
@@ -441,17 +449,18 @@ void join(const AttentionCall& call, const KeySplit& pieces, int64_t task, float
   const Block block = block_of(head, pieces.rows, task % pieces.blocks);
   const PartialSoftmax all = partial_softmax(call, partials);
   for (int64_t piece = 1; piece < pieces.count; ++piece) {
-    const PartialSoftmax other = partial_softmax(call, partials + piece * partial(call));
+    const PartialSoftmax other = partial_softmax(call, partials + piece * partial_floats(call));
     float most[kRows];
     for (int64_t r = 0; r < block.wide; r += kLanes) {
       store(most + r, larger(load(other.most + r), load(all.most + r)));
     }
     raise(call, all, most, 0, block.wide);
     raise(call, other, most, 0, block.wide);
-    for (int64_t i = 0; i < packed(call.value_size); ++i) all.out[i] += other.out[i];
+    for (int64_t i = 0; i < packed_floats(call.value_size); ++i) all.out[i] += other.out[i];
     for (int64_t r = 0; r < block.wide; ++r) all.sum[r] += other.sum[r];
   }
-  finish(head, block, all, partial_softmax(call, partials + partial(call)).out);  // the second piece's memory is free
+  finish(head, block, all,
+         partial_softmax(call, partials + partial_floats(call)).out);  // the second piece's memory is free
 }
 
 struct BackwardMemory {
@@ -461,15 +470,15 @@ struct BackwardMemory {
   BackwardMemory(const AttentionCall& call, Arena& arena)
       : line(padded(call.size)),
         value_line(padded(call.value_size)),
-        query(arena.take(packed(call.size))),
-        query_rows(arena.take(packed(call.size))),
-        grad(arena.take(packed(call.value_size))),
-        grad_rows(arena.take(packed(call.value_size))),
+        query(arena.take(packed_floats(call.size))),
+        query_rows(arena.take(packed_floats(call.size))),
+        grad(arena.take(packed_floats(call.value_size))),
+        grad_rows(arena.take(packed_floats(call.value_size))),
         scores(arena.take(kKeys * kRows)),
         slopes(arena.take(kKeys * kRows)),
         key(arena.take(kKeys * call.size)),
         value(arena.take(kKeys * call.value_size)),
-        grad_query(arena.take(packed(call.size))),
+        grad_query(arena.take(packed_floats(call.size))),
         grad_key(arena.take(call.keys * line)),
         grad_value(arena.take(call.keys * value_line)) {}
 };
@@ -501,13 +510,13 @@ void row_sums(const Head& head, const Block& block, const float* grad_rows, int6
     logsumexp[r] = kInfinity;  // gives a weight of 0
     if (r >= block.count) continue;
     with_type(call.type, [&]<AttentionType Type>() {
-      read_line<Type>(call.out.data, head.place(call.out, block.first + r), call.out.strides[3], call.value_size, line,
+      read_line<Type>(call.out.data, head.offset(call.out, block.first + r), call.out.strides[3], call.value_size, line,
                       grad_line);
     });
     Floats sum = splat(0.0f);
     for (int64_t d = 0; d < grad_line; d += kLanes) sum += load(line + d) * load(grad_rows + r * grad_line + d);
     for (int64_t lane = 0; lane < kLanes; ++lane) delta[r] += sum[lane];
-    const float all = static_cast<const float*>(call.logsumexp.data)[head.place(call.logsumexp, block.first + r)];
+    const float all = static_cast<const float*>(call.logsumexp.data)[head.offset(call.logsumexp, block.first + r)];
     logsumexp[r] = all == -kInfinity ? 0 : all;
   }
 }
@@ -526,13 +535,13 @@ void backward(const AttentionCall& call, int64_t task, std::byte* scratch) {
     pack_rows(head, call.query, call.size, first, block.count, m.query_rows, m.line, m.query, call.scale);
     pack_rows(head, call.grad, call.value_size, first, block.count, m.grad_rows, m.value_line, m.grad, 1);
     row_sums(head, block, m.grad_rows, m.value_line, m.scores, delta, logsumexp);
-    for (int64_t i = 0; i < packed(call.size); ++i) m.grad_query[i] = 0;
+    for (int64_t i = 0; i < packed_floats(call.size); ++i) m.grad_query[i] = 0;
     const int64_t end = seen_keys(call, block);
     for (int64_t from = 0, count = 0; from < end; from += count) {
       count = keys_at(call, block, from, end);
       const int64_t low = first_seen(call, block, from);
-      const Lines key = lines_of(head, call.key, call.size, from, count, m.key);
-      const Lines value = lines_of(head, call.value, call.value_size, from, count, m.value);
+      const FloatRows key = float_rows(head, call.key, call.size, from, count, m.key);
+      const FloatRows value = float_rows(head, call.value, call.value_size, from, count, m.value);
       score(head, block, low, from, count, key, m.query, m.scores);
       multiply(count, block.wide - low, call.value_size, value.data, value.line, 1, m.grad + low, kRows, m.slopes + low,
                kRows, false);

@@ -3,7 +3,7 @@
 
 namespace torch_remote::worker::kernels {
 
-const AttentionLoops kAttentionV3 = {v3::forward_scratch, v3::backward_scratch, v3::partial, v3::forward, v3::join,
-                                     v3::backward};
+const AttentionLoops kAttentionV3 = {
+    v3::forward_scratch, v3::backward_scratch, v3::partial_floats, v3::forward, v3::join, v3::backward};
 
 }  // namespace torch_remote::worker::kernels

@@ -3,7 +3,7 @@
 
 namespace torch_remote::worker::kernels {
 
-const AttentionLoops kAttentionV4 = {v4::forward_scratch, v4::backward_scratch, v4::partial, v4::forward, v4::join,
-                                     v4::backward};
+const AttentionLoops kAttentionV4 = {
+    v4::forward_scratch, v4::backward_scratch, v4::partial_floats, v4::forward, v4::join, v4::backward};
 
 }  // namespace torch_remote::worker::kernels

@@ -40,8 +40,7 @@ class LazyLibrary {
     return library_.get();
   }
   const Status& status() const { return status_; }
-  // The number of plans that were built or refused.
-  uint64_t built() const { return library_ == nullptr ? 0 : library_->built(); }
+  uint64_t finished() const { return library_ == nullptr ? 0 : library_->finished(); }
 
  private:
   CudaDevice& device_;
@@ -53,7 +52,8 @@ class LazyLibrary {
 
 // A `Kind` has
 //   Library    a subclass of DeferredPlans
-//   Plan       how to execute a node: `steps`, of which `before` come before the call, and its `problem`
+//   Plan       how to execute a node. `problem` describes the cuDNN call, `steps` the copies and kernels around it;
+//              `before` is the number of steps that precede the call
 //   kRunner    the runner's name
 //   kWhat      names the kind in errors
 //   accepts    whether a node is of this kind; has_op: whether nodes of an opcode may be
@@ -65,8 +65,8 @@ class DeferredPlanUnit final : public Unit {
  public:
   using Library = typename Kind::Library;
 
-  DeferredPlanUnit(LazyLibrary<Library>& libraries, OpKernels& kernels, const ir::Graph& graph, const ir::Group& group)
-      : Unit(graph, group), libraries_(libraries), kernels_(kernels) {}
+  DeferredPlanUnit(LazyLibrary<Library>& library, OpKernels& kernels, const ir::Graph& graph, const ir::Group& group)
+      : Unit(graph, group), lazy_library_(library), kernels_(kernels) {}
 
   Status run(std::span<const tr_buffer> buffers, uint64_t) override {
     Status status = run_plan(buffers);
@@ -74,16 +74,18 @@ class DeferredPlanUnit final : public Unit {
     if (status.code() != ErrorCode::kOutOfMemory || is_deterministic()) return status;
     return {ErrorCode::kUnsupported, status.message()};
   }
-  bool wants_retry() const override { return prepared_ != nullptr && libraries_.get()->is_not_requested(*prepared_); }
+  bool wants_retry() const override {
+    return prepared_ != nullptr && lazy_library_.get()->is_not_requested(*prepared_);
+  }
 
  private:
   Status plan(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override {
-    const ContextGuard current(libraries_.device().gpu());
-    math_ = libraries_.device().math();
+    const ContextGuard current(lazy_library_.device().gpu());
+    math_ = lazy_library_.device().math();
     prepared_ = nullptr;
     if (Status planned = Kind::plan(graph(), group().first, values, &plan_, symbols); !planned.ok()) return planned;
-    Library* const library = libraries_.get();
-    if (library == nullptr) return {ErrorCode::kUnsupported, libraries_.status().message()};
+    Library* const library = lazy_library_.get();
+    if (library == nullptr) return {ErrorCode::kUnsupported, lazy_library_.status().message()};
     plan_.problem.deterministic = is_deterministic();
     prepared_ = library->find(plan_.problem);
     state_ = library->state(*prepared_);
@@ -108,9 +110,9 @@ class DeferredPlanUnit final : public Unit {
   // False while the plan is being built, so that every prepare() checks it again. Also false once the plan's state or
   // the math modes have changed.
   bool is_still_valid(std::span<const int64_t>) const override {
-    if (libraries_.device().math() != math_) return false;
+    if (lazy_library_.device().math() != math_) return false;
     if (prepared_ == nullptr) return true;
-    return state_ != DeferredPlanState::kWaiting && libraries_.get()->state(*prepared_) == state_;
+    return state_ != DeferredPlanState::kWaiting && lazy_library_.get()->state(*prepared_) == state_;
   }
   void set_numbers(std::span<const int64_t>) override {}
 
@@ -120,7 +122,7 @@ class DeferredPlanUnit final : public Unit {
   }
 
   Status run_plan(std::span<const tr_buffer> buffers) {
-    CudaDevice& device = libraries_.device();
+    CudaDevice& device = lazy_library_.device();
     RunMemory memory(device, buffers);
     if (Status status = memory.allocate(plan_.steps.scratch, Kind::kWhat); !status.ok()) return status;
     if (device.gpu().is_lost()) return {};
@@ -128,7 +130,7 @@ class DeferredPlanUnit final : public Unit {
     Status status;
     for (size_t i = 0; i < plan_.before && status.ok(); ++i) status = do_step(steps[i], memory);
     if (status.ok()) {
-      status = Kind::run(*libraries_.get(), prepared_, plan_,
+      status = Kind::run(*lazy_library_.get(), prepared_, plan_,
                          [&](const Location& location) { return memory.address(location); });
     }
     for (size_t i = plan_.before; i < steps.size() && status.ok(); ++i) status = do_step(steps[i], memory);
@@ -136,7 +138,7 @@ class DeferredPlanUnit final : public Unit {
   }
   bool is_deterministic() const { return (math_ & ir::kDeterministic) != 0; }
 
-  LazyLibrary<Library>& libraries_;
+  LazyLibrary<Library>& lazy_library_;
   OpKernels& kernels_;
   ir::MathModes math_ = 0;
   typename Kind::Plan plan_;
@@ -147,19 +149,19 @@ class DeferredPlanUnit final : public Unit {
 template <typename Kind>
 class DeferredPlanProgram final : public UnitProgram {
  public:
-  DeferredPlanProgram(LazyLibrary<typename Kind::Library>& libraries, OpKernels& kernels, const LoadRequest& request,
+  DeferredPlanProgram(LazyLibrary<typename Kind::Library>& library, OpKernels& kernels, const LoadRequest& request,
                       uint64_t& refused)
-      : UnitProgram(libraries.device(), request, refused), libraries_(libraries), kernels_(kernels) {
+      : UnitProgram(library.device(), request, refused), lazy_library_(library), kernels_(kernels) {
     make_units(request);
   }
 
  private:
   std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
     if (group.first != group.last || !Kind::accepts(graph, graph.nodes[group.first])) return nullptr;
-    return std::make_unique<DeferredPlanUnit<Kind>>(libraries_, kernels_, graph, group);
+    return std::make_unique<DeferredPlanUnit<Kind>>(lazy_library_, kernels_, graph, group);
   }
 
-  LazyLibrary<typename Kind::Library>& libraries_;
+  LazyLibrary<typename Kind::Library>& lazy_library_;
   OpKernels& kernels_;
 };
 
@@ -168,25 +170,25 @@ class DeferredPlanRunner final : public Runner {
  public:
   DeferredPlanRunner(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder,
                      std::shared_ptr<OpKernels> kernels)
-      : kernels_(std::move(kernels)), libraries_(device, std::move(table), std::move(folder)) {}
+      : kernels_(std::move(kernels)), lazy_library_(device, std::move(table), std::move(folder)) {}
 
   std::string name() const override { return Kind::kRunner; }
 
   bool accepts(const ir::Graph& graph, uint32_t node) override { return Kind::accepts(graph, graph.nodes[node]); }
   bool may_decline() const override { return true; }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    *program = std::make_unique<DeferredPlanProgram<Kind>>(libraries_, *kernels_, request, refused_);
+    *program = std::make_unique<DeferredPlanProgram<Kind>>(lazy_library_, *kernels_, request, refused_);
     return {};
   }
   bool has_op(const char* name) override {
     const ir::Opcode opcode = ir::find_op(name);
     return opcode != ir::kInvalidOpcode && Kind::has_op(opcode);
   }
-  uint64_t generation() const override { return refused_ + libraries_.built(); }
+  uint64_t generation() const override { return refused_ + lazy_library_.finished(); }
 
  private:
   const std::shared_ptr<OpKernels> kernels_;
-  LazyLibrary<typename Kind::Library> libraries_;
+  LazyLibrary<typename Kind::Library> lazy_library_;
   uint64_t refused_ = 0;
 };
 

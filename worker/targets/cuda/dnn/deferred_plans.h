@@ -57,9 +57,9 @@ class DeferredPlan {
 
   const dnn::Table& table_;
   const Problem problem_;
-  uint32_t uses_ = 0;       // Uses without a plan.
-  bool is_queued_ = false;  // Queued for the thread.
-  bool is_built_ = false;   // The thread is done with it, so `status_` and the members below are valid.
+  uint32_t uses_ = 0;         // Uses without a plan.
+  bool is_queued_ = false;    // Queued for the thread.
+  bool is_finished_ = false;  // The thread has built or refused it, so `status_` and the members below are valid.
   bool ignores_choice_file_ = false;
   Status status_;
   std::vector<dnn::Descriptor> made_;  // Each after those that it refers to.
@@ -91,8 +91,8 @@ class DeferredPlans {
 
   // Whether the plans are not requested yet, as the problem was not used often enough.
   bool is_not_requested(const DeferredPlan<Problem>& prepared);
-  // Grows with each problem whose plans are built or refused.
-  uint64_t built() const { return built_.load(std::memory_order_acquire); }
+  // The number of times that a request was finished: its plans were built or refused.
+  uint64_t finished() const { return finished_.load(std::memory_order_acquire); }
 
   // How often heuristics were asked, and how often the choice file named the plan instead.
   uint64_t heuristic_calls();
@@ -154,7 +154,7 @@ class DeferredPlans {
   std::deque<Prepared> requests_;
   bool closing_ = false;
   uint64_t heuristic_calls_ = 0, file_hits_ = 0;
-  std::atomic<uint64_t> built_ = 0;
+  std::atomic<uint64_t> finished_ = 0;
   std::thread thread_;  // Started by the first request.
 };
 
@@ -197,7 +197,7 @@ typename DeferredPlans<Problem>::Prepared DeferredPlans<Problem>::find(const Pro
   if (problems_.size() >= kMaxProblems) {
     const std::lock_guard lock(mutex_);
     std::erase_if(problems_, [](const auto& entry) {
-      return entry.second.use_count() == 1 && (!entry.second->is_built_ || entry.second->choice_.is_idle());
+      return entry.second.use_count() == 1 && (!entry.second->is_finished_ || entry.second->choice_.is_idle());
     });
   }
   Prepared prepared(new DeferredPlan<Problem>(table_, problem));
@@ -208,14 +208,14 @@ typename DeferredPlans<Problem>::Prepared DeferredPlans<Problem>::find(const Pro
 template <typename Problem>
 DeferredPlanState DeferredPlans<Problem>::state(const DeferredPlan<Problem>& prepared) {
   const std::lock_guard lock(mutex_);
-  if (!prepared.is_built_) return State::kWaiting;
+  if (!prepared.is_finished_) return State::kWaiting;
   return prepared.status_.ok() ? State::kReady : State::kRefused;
 }
 
 template <typename Problem>
 bool DeferredPlans<Problem>::is_not_requested(const DeferredPlan<Problem>& prepared) {
   const std::lock_guard lock(mutex_);
-  return !prepared.is_queued_ && !prepared.is_built_;
+  return !prepared.is_queued_ && !prepared.is_finished_;
 }
 
 template <typename Problem>
@@ -233,7 +233,7 @@ template <typename Problem>
 void DeferredPlans<Problem>::request(const Prepared& prepared) {
   const std::lock_guard lock(mutex_);
   // If the queue is full, a later use requests it.
-  if (prepared->is_queued_ || prepared->is_built_ || requests_.size() >= kMaxRequests) return;
+  if (prepared->is_queued_ || prepared->is_finished_ || requests_.size() >= kMaxRequests) return;
   prepared->is_queued_ = true;
   requests_.push_back(prepared);
   if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
@@ -244,18 +244,18 @@ template <typename Problem>
 void DeferredPlans<Problem>::wait(const Prepared& prepared) {
   {
     const std::lock_guard lock(mutex_);
-    if (prepared->is_built_ && !prepared->status_.ok() && prepared->status_.code() != ErrorCode::kUnsupported) {
-      prepared->is_queued_ = prepared->is_built_ = false;
+    if (prepared->is_finished_ && !prepared->status_.ok() && prepared->status_.code() != ErrorCode::kUnsupported) {
+      prepared->is_queued_ = prepared->is_finished_ = false;
       prepared->choice_ = {};
     }
   }
   while (true) {
     request(prepared);
     std::unique_lock lock(mutex_);
-    if (prepared->is_built_) return;
+    if (prepared->is_finished_) return;
     // The queue was full: wait until an entry is done.
     const size_t before = requests_.size();
-    made_.wait(lock, [&] { return prepared->is_built_ || (!prepared->is_queued_ && requests_.size() < before); });
+    made_.wait(lock, [&] { return prepared->is_finished_ || (!prepared->is_queued_ && requests_.size() < before); });
   }
 }
 
@@ -279,16 +279,16 @@ void DeferredPlans<Problem>::serve() {
     {
       const std::lock_guard lock(mutex_);
       prepared->status_ = std::move(status);
-      prepared->is_built_ = true;
+      prepared->is_finished_ = true;
     }
-    built_.fetch_add(1, std::memory_order_release);
+    finished_.fetch_add(1, std::memory_order_release);
     prepared.reset();
     made_.notify_all();
   }
   if (handle != nullptr) (void)table_.destroy(handle);
 }
 
-// Called by the background thread. No other thread reads `prepared` until is_built_ is set.
+// Called by the background thread. No other thread reads `prepared` until is_finished_ is set.
 template <typename Problem>
 Status DeferredPlans<Problem>::make(DeferredPlan<Problem>& prepared, dnn::Handle handle) {
   const Problem& problem = prepared.problem_;
@@ -349,7 +349,7 @@ Status DeferredPlans<Problem>::run_plan(const Prepared& prepared, std::initializ
       prepared->status_ = status;
       if (from_file) {  // The choice file may be wrong, so plans are requested again without it.
         prepared->ignores_choice_file_ = true;
-        prepared->is_queued_ = prepared->is_built_ = false;
+        prepared->is_queued_ = prepared->is_finished_ = false;
         prepared->choice_ = {};
       }
     }

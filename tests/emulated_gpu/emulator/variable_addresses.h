@@ -9,12 +9,12 @@
 namespace torch_remote::codegen::emulator {
 
 // Assigns addresses to variables: offsets in the block's shared memory, and allocations in the device's memory.
-class Spaces {
+class VariableAddresses {
  public:
-  Spaces(llvm::Module& module, bool checked) : module_(module), b_(module), checked_(checked) {}
+  VariableAddresses(llvm::Module& module, bool checked) : module_(module), b_(module), checked_(checked) {}
 
-  // Records the shared variables that the kernel uses. Must precede `replace`.
-  void describe(llvm::Function& kernel, KernelImage* image);
+  // Adds the shared variables that the kernel uses to *image, with their offsets. Must precede `replace`.
+  void add_kernel(llvm::Function& kernel, KernelImage* image);
   // Replaces all variables, and adds those of the device to *globals.
   Status replace(std::vector<DeviceVariable>* globals);
 

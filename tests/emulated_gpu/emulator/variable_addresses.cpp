@@ -1,4 +1,4 @@
-#include "tests/emulated_gpu/emulator/spaces.h"
+#include "tests/emulated_gpu/emulator/variable_addresses.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -46,7 +46,7 @@ llvm::SetVector<llvm::Function*> reachable(llvm::Function& kernel) {
 
 }  // namespace
 
-void Spaces::lay_out() {
+void VariableAddresses::lay_out() {
   if (laid_out_) return;
   laid_out_ = true;
   const llvm::DataLayout& layout = module_.getDataLayout();
@@ -70,7 +70,7 @@ void Spaces::lay_out() {
   }
 }
 
-void Spaces::describe(llvm::Function& kernel, KernelImage* image) {
+void VariableAddresses::add_kernel(llvm::Function& kernel, KernelImage* image) {
   lay_out();
   image->dynamic_offset = dynamic_offset_;
   const llvm::SetVector<llvm::Function*> functions = reachable(kernel);
@@ -87,7 +87,7 @@ void Spaces::describe(llvm::Function& kernel, KernelImage* image) {
   }
 }
 
-void Spaces::replace_uses(llvm::GlobalVariable& variable, llvm::function_ref<llvm::Value*()> address) {
+void VariableAddresses::replace_uses(llvm::GlobalVariable& variable, llvm::function_ref<llvm::Value*()> address) {
   llvm::convertUsersOfConstantsToInstructions(static_cast<llvm::Constant*>(&variable));
   for (llvm::User* user : llvm::make_early_inc_range(variable.users())) {
     auto* instruction = llvm::dyn_cast<llvm::Instruction>(user);
@@ -97,7 +97,7 @@ void Spaces::replace_uses(llvm::GlobalVariable& variable, llvm::function_ref<llv
   }
 }
 
-Status Spaces::replace(std::vector<DeviceVariable>* globals) {
+Status VariableAddresses::replace(std::vector<DeviceVariable>* globals) {
   lay_out();
   for (const char* name : {"llvm.used", "llvm.compiler.used"}) {
     if (llvm::GlobalVariable* list = module_.getGlobalVariable(name)) list->eraseFromParent();
@@ -117,7 +117,8 @@ Status Spaces::replace(std::vector<DeviceVariable>* globals) {
   return {};
 }
 
-Status Spaces::replace_device_variable(llvm::GlobalVariable& variable, std::vector<DeviceVariable>* globals) {
+Status VariableAddresses::replace_device_variable(llvm::GlobalVariable& variable,
+                                                  std::vector<DeviceVariable>* globals) {
   const std::string name = variable.getName().str();
   if (variable.isDeclaration()) {
     if (variable.use_empty()) return {};
