@@ -27,7 +27,7 @@ LINKED_IN = {
 
 
 def unsupported_dependencies(file: Path) -> list[str]:
-    """What a file needs, apart from torch's libraries, that machines may lack."""
+    """Returns what a file needs, apart from torch's libraries, that machines may lack."""
     said = subprocess.run(["objdump", "-p", file.resolve()], capture_output=True, text=True, check=True).stdout
     libraries = re.findall(r"^\s*NEEDED\s+(\S+)", said, flags=re.MULTILINE)
     found = [name for name in libraries if not LIBRARIES.fullmatch(name) and not name.startswith(TORCH)]

@@ -24,7 +24,7 @@ class Tap {
  public:
   Tap(int a, int b) : a_(a), b_(b), thread_([this] { run(); }) {}
   ~Tap() { finish(); }
-  // What a and b sent, after both have closed.
+  // Returns what a and b sent, after both have closed.
   const std::array<std::string, 2>& finish() {
     if (thread_.joinable()) thread_.join();
     return said_;

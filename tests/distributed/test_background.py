@@ -1,4 +1,4 @@
-"""What continues while ranks wait for each other."""
+"""Other work continues while ranks wait for each other."""
 
 from __future__ import annotations
 

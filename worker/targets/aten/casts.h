@@ -12,8 +12,9 @@
 #include "worker/targets/aten/kernels/special.h"
 
 // Supports ops in dtypes that CUDA's kernels accept and the CPU's do not: computes them on copies in a wider dtype.
-// What an op writes is copied back to its operands, and a result gets the dtype that the program expects. One table in
-// casts.cpp lists ops and dtypes; //tests/ops:test_cuda_dtypes compares it with torch's own lists of dtypes.
+// The values that an op writes are copied back to its operands, and a result gets the dtype that the program expects.
+// One table in casts.cpp lists ops and dtypes; //tests/ops:test_cuda_dtypes compares it with torch's own lists of
+// dtypes.
 namespace torch_remote::worker::aten {
 
 class Casts {
