@@ -1,4 +1,4 @@
-# The machine that the build is made for, from nothing.
+# Builds the project on a fresh machine of the kind that it supports.
 #   docker build -t torch-remote . && docker run --rm torch-remote
 FROM debian:12
 
@@ -9,7 +9,7 @@ RUN apt-get update \
 WORKDIR /torch-remote
 COPY . .
 
-# What the build needs of Debian and PyPI: a layer of its own.
+# Packages of Debian and PyPI have their own layer.
 RUN ./bazelw version
 
 CMD ["./bazelw", "test", "//..."]

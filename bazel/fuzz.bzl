@@ -3,15 +3,16 @@
 def fuzz_target(name, srcs, corpus, deps = [], inputs = 3000, tags = [], **kwargs):
     """Two targets from one source, which defines LLVMFuzzerTestOneInput (tests/libfuzzer/fuzzer.h).
 
-    `NAME` is the fuzzer: `bazel build --config=fuzz`, run by hand (docs/build.md). `NAME_test` is a normal test: the
-    corpus, each file of which the target must accept, and inputs that are made from it, always the same ones.
+    `NAME` is the fuzzer, which is built with `bazel build --config=fuzz` and run by hand (docs/build.md). `NAME_test` is
+    a normal test. It replays the corpus, each file of which the target must accept, and inputs that it makes from the
+    corpus. These are always the same.
 
     Args:
       name: of the fuzzer.
       srcs: of the target.
       corpus: label of its corpus, a filegroup.
       deps: libraries.
-      inputs: how many inputs the test makes.
+      inputs: the number of inputs that the test makes.
       tags: of both.
       **kwargs: passed to the test.
     """

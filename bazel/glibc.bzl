@@ -1,4 +1,4 @@
-"""Programs and libraries that run with older C libraries than that of the machine that links them (bazel/glibc)."""
+"""Links programs and libraries that run with older C libraries than that of the machine that links them (bazel/glibc)."""
 
 _STUBS = "$(GENDIR)/bazel/glibc/stubs"
 
@@ -23,12 +23,12 @@ def _portable(rule, shares_cxx_library = False, additional_linker_inputs = [], d
 def portable_binary(name, **kwargs):
     """A cc_binary that needs no glibc newer than 2.28.
 
-    Symbols of the archives linked in (libraries of the system) stay inside.
+    Symbols of static libraries of the system are not exported.
 
     Args:
       name: of the binary.
-      **kwargs: as cc_binary; and shares_cxx_library: whether exceptions and objects of the C++ library go to and from
-        others, torch above all. Else it has one of its own.
+      **kwargs: those of cc_binary, and shares_cxx_library. If that is set, the binary uses the process's C++ library, so
+        that it can exchange exceptions and objects with other libraries, such as torch. Otherwise it contains its own.
     """
     _portable(native.cc_binary, name = name, **kwargs)
 
@@ -37,6 +37,6 @@ def portable_test(name, **kwargs):
 
     Args:
       name: of the test.
-      **kwargs: as cc_test.
+      **kwargs: those of cc_test.
     """
     _portable(native.cc_test, name = name, **kwargs)

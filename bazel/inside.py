@@ -1,4 +1,4 @@
-"""Which third-party software is in native files, under which licenses, and what the files need from machines."""
+"""Lists the third-party software in native files, its licenses, and what the files need from machines."""
 
 import re
 import subprocess
@@ -27,7 +27,7 @@ LINKED_IN = {
 
 
 def unsupported_dependencies(file: Path) -> list[str]:
-    """What a file needs, apart from torch's libraries, that machines may lack."""
+    """Returns what a file needs, apart from torch's libraries, that machines may lack."""
     said = subprocess.run(["objdump", "-p", file.resolve()], capture_output=True, text=True, check=True).stdout
     libraries = re.findall(r"^\s*NEEDED\s+(\S+)", said, flags=re.MULTILINE)
     found = [name for name in libraries if not LIBRARIES.fullmatch(name) and not name.startswith(TORCH)]
@@ -44,9 +44,9 @@ def check(files: list[Path]) -> None:
 
 
 def license_files() -> dict[str, Path]:
-    """License files by the software that they cover, or by their own names."""
+    """Returns license files by the software that they cover, or by their own names."""
     files = {name: Path("/usr/share/doc") / package / "copyright" for name, package in LINKED_IN.items()}
-    # Full texts that those files only refer to.
+    # These are full texts that those files only refer to.
     named = "".join(file.read_text() for file in files.values())
     texts = sorted(set(re.findall(r"/usr/share/common-licenses/([\w.-]*\w)", named)))
     return files | {text: Path("/usr/share/common-licenses") / text for text in texts}

@@ -1,4 +1,4 @@
-"""What .ci/run prints at its end, for runs of Bazel that succeed, fail, or do not run at all."""
+"""Tests the end of .ci/run's output, for runs of Bazel that succeed, fail, or do not run at all."""
 
 import json
 
@@ -45,7 +45,7 @@ def run(tmp_path):
 
 
 def last_line(run, capsys):
-    status = test_summary.main("tell", run.folder)
+    status = test_summary.main("print", run.folder)
     return status, capsys.readouterr().out.splitlines()[-1]
 
 
@@ -53,7 +53,7 @@ def test_cases_of_all_parts_are_added(run, capsys):
     run.bazel("tests", ("//a:t", "PASSED", "pps", {}), ("//b:t", "PASSED", "p", {"cachedLocally": True}))
     run.bazel("asan", ("//a:t", "PASSED", "pp", {"executionInfo": {"cachedRemotely": True}}))
     run.part("types", "check", 0)
-    assert test_summary.main("tell", run.folder) == 0
+    assert test_summary.main("print", run.folder) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "tests: 3 passed, 0 failed, 1 skipped, 1 of 2 targets from a cache, 1 min 1 s"
     assert lines[1] == "asan: 2 passed, 0 failed, 1 of 1 targets from a cache, 1 min 1 s"
@@ -74,7 +74,7 @@ def test_a_target_that_failed_without_a_case_counts_as_one(run, capsys, cases):
 def test_what_failed_in_one_part_did_not_in_another(run, capsys):
     run.bazel("tests", ("//a:t", "PASSED", "pp", {}))
     run.bazel("tsan", ("//a:t", "FAILED", "pf", {}), status=3)
-    assert test_summary.main("tell", run.folder) == 1
+    assert test_summary.main("print", run.folder) == 1
     assert capsys.readouterr().out.splitlines()[0].startswith("tests: 2 passed, 0 failed")
 
 

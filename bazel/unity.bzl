@@ -1,7 +1,7 @@
-"""Libraries whose sources are compiled several at a time: most of the time of a file that includes torch goes into torch's headers."""
+"""Compiles several sources of a library at a time, because a file that includes torch takes most of its time for torch's headers."""
 
 def unity_library(name, srcs, max_unit_size = 4, separate = [], **kwargs):
-    """A cc_library that compiles up to `max_unit_size` of its sources as one; each by itself with --define=unity=off.
+    """A cc_library that compiles up to `max_unit_size` of its sources as one. With --define=unity=off, it compiles each by itself.
 
     Names in anonymous namespaces must be unique among the sources.
 
@@ -9,8 +9,8 @@ def unity_library(name, srcs, max_unit_size = 4, separate = [], **kwargs):
       name: of the library.
       srcs: sources, and headers that other components do not include.
       max_unit_size: sources that are compiled as one.
-      separate: sources that are compiled by themselves. What is inlined depends on all that is in a unit, and so does the speed of hot code.
-      **kwargs: as cc_library.
+      separate: sources that are compiled by themselves. The compiler's choice of what to inline depends on the whole unit, and so does the speed of hot code.
+      **kwargs: those of cc_library.
     """
     sources = [f for f in srcs if f.endswith(".cpp") and f not in separate]
     headers = [f for f in srcs if not f.endswith(".cpp")]

@@ -1,7 +1,7 @@
-"""Hand-written loops for several levels of x86-64."""
+"""Compiles hand-written loops for several levels of x86-64."""
 
 def vector_loops(name, loops, deps):
-    """Libraries NAME_v3 and NAME_v4, of the header `loops` and NAME_v3.cpp or NAME_v4.cpp: AVX2 and AVX-512."""
+    """Makes the libraries NAME_v3 (AVX2) and NAME_v4 (AVX-512) from the header `loops` and NAME_v3.cpp or NAME_v4.cpp."""
     for level in ["3", "4"]:
         native.cc_library(
             name = name + "_v" + level,
@@ -14,7 +14,7 @@ def vector_loops(name, loops, deps):
                 "-O3",
                 "-fno-math-errno",
                 "-ffp-contract=fast",
-                "-Wno-maybe-uninitialized",  # in the compiler's own header
+                "-Wno-maybe-uninitialized",  # a header of the compiler causes it
             ],
             visibility = ["//worker:__subpackages__"],
             deps = deps,

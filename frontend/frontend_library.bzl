@@ -1,9 +1,9 @@
-"""frontend_library: the C++ of one folder of the frontend."""
+"""frontend_library: builds the C++ of one folder of the frontend."""
 
 load("//bazel:unity.bzl", "unity_library")
 
 def frontend_library(name, srcs, deps, hdrs = [], separate = [], visibility = ["//frontend:__subpackages__"]):
-    """A cc_library that is always linked as a whole: kernels register themselves.
+    """Makes a cc_library that is always linked as a whole, because kernels register themselves.
 
     Args:
       name: of the folder.

@@ -56,18 +56,14 @@ class Bits {
 };
 
 // Whether the op divides integers, or may do so: then a divisor of 0 is an error.
-bool divides_integers(const Graph& graph, const Node& node) {
-  using ir::ScalarOp;
+bool may_divide_integers(const Graph& graph, const Node& node) {
   const auto is_integral = [&](const Arg& arg) {
     return arg.tag != ir::ArgTag::kView ||
            (!ir::is_float(graph.views[arg.a].dtype) && !ir::is_complex(graph.views[arg.a].dtype));
   };
-  const auto divides = [](const ir::ScalarNode& part) {
-    return part.op == ScalarOp::kFloorDiv || part.op == ScalarOp::kFmod || part.op == ScalarOp::kRemainder;
-  };
   const auto tree = ir::op_desc(node.opcode).tree;
   return std::ranges::all_of(node.args, is_integral) && std::ranges::all_of(node.results, is_integral) &&
-         (tree.empty() || std::ranges::any_of(tree, divides));
+         (tree.empty() || std::ranges::any_of(tree, ir::divides_integers, &ir::ScalarNode::op));
 }
 
 // Whether elements can make the op fail: indices that are out of range, matrices without a factorization, divisors of
@@ -75,7 +71,7 @@ bool divides_integers(const Graph& graph, const Node& node) {
 bool may_fail_by_data(const Graph& graph, const Node& node) {
   switch (ir::op_desc(node.opcode).family) {
     case ir::Family::kPointwise:
-      return divides_integers(graph, node);
+      return may_divide_integers(graph, node);
     case ir::Family::kIndex:
     case ir::Family::kScatter:
     case ir::Family::kComposite:

@@ -119,8 +119,8 @@ def main(folder: Path) -> None:
             stubs[home] += symbols
     for name, symbols in stubs.items():
         write_stub(folder / name, name, symbols)
-    # Linker scripts under the names that the compiler uses. What came with later versions of the C++ library is taken
-    # from its archive.
+    # Writes linker scripts under the names that the compiler uses. They take additions of later versions of the C++
+    # library from its archive.
     moved = " ".join([*HOMES, LOADER])
     archive = find_library("libstdc++.a")
     scripts = {

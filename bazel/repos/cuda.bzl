@@ -1,4 +1,4 @@
-"""What NVIDIA's packages in .venv have: @cuda//:nvjitlink, the library that makes machine code of PTX. No GPU is needed for it."""
+"""Finds @cuda//:nvjitlink in NVIDIA's packages in .venv. This library compiles PTX to machine code, and needs no GPU."""
 
 _LIBRARY = "libnvJitLink.so.13"
 

@@ -1,4 +1,4 @@
-"""@project//:defs.bzl: the version, out of python/torch_remote/version.py."""
+"""Writes @project//:defs.bzl with the version, which it reads from python/torch_remote/version.py."""
 
 def _impl(ctx):
     # Naming a file by its label makes Bazel evaluate this rule again when it changes.

@@ -13,7 +13,7 @@ struct IndexRecord {
   int64_t bound = 0;
 };
 
-// What a variant of a kernel's code assumes about its arguments. All variants give the same results bit for bit.
+// A variant of a kernel's code assumes this about its arguments. All variants give the same results bit for bit.
 struct Variant {
   // Stores along the columns bypass the caches. Operands that are stored to in this way must begin at a multiple of
   // kStreamAlign bytes, and their strides must be multiples of it. A fence is needed before another thread reads the

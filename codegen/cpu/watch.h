@@ -9,7 +9,7 @@
 #include "llvm/IR/Module.h"
 #include "llvm/Support/raw_ostream.h"
 
-// What the compilers report about their steps: the time they took, and the text of intermediate forms.
+// The compilers report this about their steps: the time they took, and the text of intermediate forms.
 namespace torch_remote::codegen {
 
 // Measures this thread's processor time, so that other threads' work does not count.

@@ -73,10 +73,7 @@ std::optional<TypedFormula> lower(const Call& call, DType type) {
   // A kernel for these numbers only, except that a divisor is not 0. (Later symbols are constants of the graph.)
   const bool is_special =
       std::ranges::any_of(launch.depends, [&](ir::Sym symbol) { return symbol < number_operands.size(); });
-  const auto divides = [](const Value& value) {
-    return value.op == ScalarOp::kFmod || value.op == ScalarOp::kRemainder || value.op == ScalarOp::kFloorDiv;
-  };
-  if (is_special && (is_float || std::ranges::none_of(launch.kernel.values, divides))) return std::nullopt;
+  if (is_special && std::ranges::none_of(launch.kernel.values, divides_integers)) return std::nullopt;
   TypedFormula formula;
   for (const Binding& binding : launch.operands) {
     formula.loads.push_back(binding.buffer < buffer_operands.size() ? buffer_operands[binding.buffer] : 0);
@@ -151,6 +148,10 @@ Key key_of(std::span<const ScalarNode> tree, std::span<const uint8_t> arguments)
 }
 
 }  // namespace
+
+bool divides_integers(const Value& value) {
+  return value.kind == Kind::kScalarOp && !ir::is_float(value.type) && ir::divides_integers(value.op);
+}
 
 std::vector<Formula> all_formulas() {
   std::vector<Formula> formulas;

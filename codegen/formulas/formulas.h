@@ -29,6 +29,9 @@ struct Formula {
   std::optional<TypedFormula> typed[std::size(kTypes)];  // none: the op does not compute in this type
 };
 
+// Whether the value is an integer division, which is an error of the op if the divisor (Value::b) is 0.
+bool divides_integers(const Value& value);
+
 // All formulas, in an order that depends on the op table alone.
 std::vector<Formula> all_formulas();
 

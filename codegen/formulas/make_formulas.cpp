@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "codegen/formulas/formulas.h"
@@ -38,14 +40,11 @@ std::string apply() {
   return text + "}  // namespace torch_remote::codegen::formulas\n";
 }
 
-// Integer division by zero is an error of the op.
-std::string checks(const TypedFormula& formula) {
+// The statements that report an integer division by zero.
+std::string divisor_checks(const TypedFormula& formula) {
   std::string text;
   for (const Value& value : formula.kernel.values) {
-    const bool divides =
-        value.kind == Kind::kScalarOp && !ir::is_float(value.type) &&
-        (value.op == ScalarOp::kFmod || value.op == ScalarOp::kRemainder || value.op == ScalarOp::kFloorDiv);
-    if (!divides) continue;
+    if (!divides_integers(value)) continue;
     const Value& divisor = formula.kernel.values[value.b];
     const uint32_t operand =
         divisor.kind == Kind::kScalar ? formula.scalars[divisor.a] : formula.loads[divisor.operand];
@@ -68,7 +67,7 @@ std::string formulas(const std::vector<Formula>& all) {
         const uint32_t operand = value.kind == Kind::kScalar ? formula.scalars[value.a] : formula.loads[value.operand];
         return join({"x[", std::to_string(operand), "]"});
       };
-      text += join({"  case ", std::to_string(i), ": {  // ", all[i].text, "\n", checks(formula),
+      text += join({"  case ", std::to_string(i), ": {  // ", all[i].text, "\n", divisor_checks(formula),
                     print_cuda(formula.kernel, formula.kernel.stores[0].value, kTypes[t], input), "  }\n"});
     }
     text += "  default:\n    return 0;\n  }\n}\n";
@@ -80,16 +79,21 @@ std::string table(const std::vector<Formula>& all) {
   std::string text(kHead);
   text += "namespace torch_remote::codegen::formulas {\n\nenum FormulaNumber : long {\n";
   for (const Formula& formula : all) text += join({"  ", formula.name, ",  // ", formula.text, "\n"});
+  text += "};\n\n// The types that formulas are computed in:";
+  for (const DType type : kTypes) text += join({type == kTypes[0] ? " " : ", ", cuda_type(type)});
+  text += join({".\ninline constexpr unsigned kTypeCount = ", std::to_string(std::size(kTypes)), ";\n\n"});
   text +=
-      "};\n\nstruct FormulaTypes {\n  bool has[3];  // whether there is a formula in f32, f64, i64\n"
+      "struct FormulaTypes {\n  bool has[kTypeCount];  // for each type: whether there is a formula\n"
       "  bool divides_integers;\n};\n"
       "inline constexpr FormulaTypes kFormulaTypes[] = {\n";
   for (const Formula& formula : all) {
     text += "    {{";
+    bool divides = false;
     for (size_t t = 0; t < std::size(kTypes); ++t) {
-      text += join({t == 0 ? "" : ", ", formula.typed[t] ? "true" : "false"});
+      const std::optional<TypedFormula>& typed = formula.typed[t];
+      text += join({t == 0 ? "" : ", ", typed ? "true" : "false"});
+      divides |= typed && std::ranges::any_of(typed->kernel.values, divides_integers);
     }
-    const bool divides = formula.typed[2] && !checks(*formula.typed[2]).empty();
     text += join({"}, ", divides ? "true" : "false", "},  // ", formula.name, "\n"});
   }
   text +=

@@ -187,7 +187,7 @@ bool clamp(NodeEmitter& node, bool by_tensors) {
   return true;
 }
 
-// What is NaN or infinite depends on the type in memory, so half types are rounded first.
+// Whether a value is NaN or infinite depends on the type in memory, so half types are rounded first.
 bool nan_to_num(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType memory = node.result_dtype(0), type = loaded_type(memory);

@@ -37,6 +37,11 @@ bool preserves_integers(const ScalarNode& n) {
   }
 }
 
+// The type of a group of operands (see ResultType) with a later group, which counts only if its category is higher.
+std::optional<DType> join_group(std::optional<DType> type, std::optional<DType> later) {
+  return !type || (later && category(*later) > category(*type)) ? later : type;
+}
+
 bool returns_bool(ScalarOp op) {
   return info(op).returns_bool || op == ScalarOp::kLogicalAnd || op == ScalarOp::kLogicalOr ||
          op == ScalarOp::kLogicalXor || op == ScalarOp::kLogicalNot;
@@ -71,6 +76,7 @@ class TreeEmitter {
 
   V emit(const ScalarNode& n, const std::vector<V>& values) {
     const auto at = [&](uint8_t operand) { return values[operand]; };
+    if (ir::divides_integers(n.op) && !may_divide_by(n.b)) return kNone;
     switch (n.op) {
       case ScalarOp::kArgument:
         return node_.operand(size_t{n.a});
@@ -97,10 +103,6 @@ class TreeEmitter {
         const V once = contracted(n, values);
         return once != kNone ? once : arithmetic(n, at);
       }
-      case ScalarOp::kFloorDiv:
-      case ScalarOp::kFmod:
-      case ScalarOp::kRemainder:
-        return may_divide_by(n.b) ? arithmetic(n, at) : kNone;
       case ScalarOp::kIsInf:
       case ScalarOp::kIsNan:
         return category(type_) == Category::kFloat ? e_.op(n.op, number(at(n.a))) : e_.constant_int(DType::kBool, 0);
@@ -228,14 +230,9 @@ DType promoted(DType a, DType b) {
   return ir::item_size(a) > ir::item_size(b) ? a : b;
 }
 
-std::optional<DType> ResultType::get() const {
-  std::optional<DType> type = dims_;
-  for (const std::optional<DType>& other : {zero_dims_, numbers_}) {
-    if (!other) continue;
-    if (!type || category(*other) > category(*type)) type = other;
-  }
-  return type;
-}
+std::optional<DType> ResultType::get() const { return join_group(of_tensors(), numbers_); }
+
+std::optional<DType> ResultType::of_tensors() const { return join_group(dims_, zero_dims_); }
 
 bool ResultType::argument(const ir::Graph& graph, const ir::Arg& arg) {
   const auto scalar = static_cast<DType>(arg.b & 0xFF);
@@ -267,16 +264,12 @@ bool ResultType::argument(const ir::Graph& graph, const ir::Arg& arg) {
 std::optional<ExpressionTypes> expression_types(const ir::Graph& graph, const ir::Node& node, uint32_t item,
                                                 DType result) {
   const ir::OpDesc& desc = ir::op_desc(node.opcode);
-  ResultType found, tensors;
+  ResultType found;
   for (const ScalarNode& n : desc.tree) {
     if (n.op != ScalarOp::kArgument) continue;
-    const ir::Arg& arg = ir::item_of(node.args[n.a], item);
-    if (!found.argument(graph, arg)) return std::nullopt;
-    const bool is_number =
-        arg.tag != ir::ArgTag::kView && (arg.tag != ir::ArgTag::kScalarTensor || (arg.b >> 8 & 1) != 0);
-    if (!is_number) tensors.argument(graph, arg);
+    if (!found.argument(graph, ir::item_of(node.args[n.a], item))) return std::nullopt;
   }
-  const bool floats = category(tensors.get().value_or(DType::kBool)) == Category::kFloat;
+  const bool floats = category(found.of_tensors().value_or(DType::kBool)) == Category::kFloat;
   // A bool `alpha` is an error unless the result is bool. ATen raises it.
   const ir::Arg* alpha = ir::find_argument(node, "alpha");
   if (alpha != nullptr && alpha->tag == ir::ArgTag::kBool && result != DType::kBool) return std::nullopt;

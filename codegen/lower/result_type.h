@@ -20,6 +20,8 @@ class ResultType {
   // Adds a tensor or a number. False: the argument is neither.
   bool argument(const ir::Graph& graph, const ir::Arg& arg);
   std::optional<ir::DType> get() const;
+  // The result type of the tensors alone.
+  std::optional<ir::DType> of_tensors() const;
 
  private:
   static void join(std::optional<ir::DType>& known, ir::DType dtype) {

@@ -172,7 +172,7 @@ void run_dynamic(const OpEntry& op, Stack& stack, size_t base, c10::DeviceIndex 
   c10::SmallVector<c10::Storage, 2> storages;
   for (const ir::ResultDesc& result : op.desc->results) {
     TORCH_CHECK_NOT_IMPLEMENTED(result.kind != ir::ResultKind::kTensorList, "remote: '", op.desc->name,
-                                "' returns a list whose length only the run can tell; give it a meta kernel "
+                                "' returns a list whose length is known only after the run; give it a meta kernel "
                                 "(torch.library.register_fake)");
     if (result.kind == ir::ResultKind::kTensor && result.alias < 0) {
       storages.push_back(make_contiguous_tensor({0}, c10::ScalarType::Float, device).storage());

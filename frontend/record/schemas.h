@@ -5,7 +5,7 @@
 
 #include "ir/ops/op_table.h"
 
-// What the recorder needs to know of an op's schema.
+// Reads from an op's schema how the recorder must treat the op.
 namespace torch_remote::frontend {
 
 // Whether a result is a view of an argument.

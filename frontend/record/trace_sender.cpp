@@ -83,8 +83,7 @@ Status TraceSender::send_others_of(std::unique_lock<FastMutex>& lock, const Thre
 Status TraceSender::send_before(std::unique_lock<FastMutex>& lock, const ThreadState& own, const ir::OpDesc& op,
                                 const c10::IValue* args, bool* flushed) {
   Status status;
-  // All ranks execute collectives and messages in one order: the order of the calls.
-  if (op.opcode >= ir::kFirstOpaque && op.name.starts_with("remote_c10d::")) {
+  if ((op.facts & ir::kFactInCallOrder) != 0) {
     for (size_t i = 0; i < traces_.all().size(); ++i) {
       ThreadState& state = *traces_.all()[i];
       if (&state == &own || state.empty()) continue;

@@ -181,7 +181,7 @@ class FormFinder : FormBuilder {
         floats |= arg.tag == ArgTag::kFloat || (arg.tag == ArgTag::kView && is_float(graph_.views[arg.a].dtype)) ||
                   (arg.tag == ArgTag::kScalarTensor && is_float(static_cast<DType>(arg.b & 0xFF)));
       }
-      if (node.op != ScalarOp::kFloorDiv && node.op != ScalarOp::kFmod && node.op != ScalarOp::kRemainder) continue;
+      if (!divides_integers(node.op)) continue;
       const ScalarNode* divisor = &desc_.tree[node.b];
       if (divisor->op == ScalarOp::kToCompute) divisor = &desc_.tree[divisor->a];
       divides |= divisor->op != ScalarOp::kArgument || item_of(node_.args[divisor->a], item_).tag == ArgTag::kView;

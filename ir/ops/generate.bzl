@@ -1,9 +1,9 @@
-"""How the outputs of the op table are generated."""
+"""Generates the outputs of the op table."""
 
 load("@torch//:defs.bzl", "TORCH_VERSION")
 
 def op_table_files(name, outputs):
-    """A genrule that writes forms of the op table.
+    """Writes forms of the op table with a genrule.
 
     Args:
       name: of the rule.

@@ -104,6 +104,7 @@ Opcode register_opaque(std::string_view name, std::span<const OpaqueArg> args, s
   desc.family = Family::kOpaque;
   desc.shape_rule = ShapeRule::kNone;
   desc.flags = flags;
+  desc.facts = name.starts_with(kCollectiveNamespace) ? uint32_t{kFactInCallOrder} : 0;
   desc.opcode = opcode;
   desc.functional = opcode;
   desc.per_tensor_op = kInvalidOpcode;

@@ -118,8 +118,13 @@ enum OpFacts : uint32_t {
   kFactKeepsIntegers = 1u << 6,      // in place; CPU leaves integers unchanged and checks nothing
   kFactKeepsReals = 1u << 7,         // in place; CPU leaves real numbers unchanged and checks nothing
   kFactMetaNeedsElements = 1u << 8,  // torch's structured meta is wrong for operands without elements
-  kFactCpuOnly = 1u << 9,  // torch has a kernel for CPUs only; other devices, like CUDA, compose it of other ops
+  kFactCpuOnly = 1u << 9,       // torch has a kernel for CPUs only; other devices, like CUDA, compose it of other ops
+  kFactInCallOrder = 1u << 10,  // all ranks execute such ops in the order of the calls, whichever threads make them
 };
+
+// The namespace of the ops that communicate with other ranks: collectives, messages and copies between devices. They
+// have kFactInCallOrder.
+inline constexpr std::string_view kCollectiveNamespace = "remote_c10d::";
 
 // The relation of result shapes to operand shapes, as passes know it.
 enum class ShapeRule : uint8_t {

@@ -231,6 +231,11 @@ TEST(OpaqueOps, KeepTheirSchema) {
   EXPECT_EQ(desc.results[0].alias, 0);
 }
 
+TEST(OpaqueOps, CollectivesAreExecutedInTheOrderOfTheCalls) {
+  EXPECT_EQ(op_desc(register_opaque("remote_c10d::test", {}, {}, 0)).facts, kFactInCallOrder);
+  EXPECT_EQ(op_desc(register_opaque("remote_c10d_test::test", {}, {}, 0)).facts, 0u);
+}
+
 TEST(OpaqueOps, ATableOpKeepsItsOpcode) { EXPECT_EQ(register_opaque("aten::mm", {}, {}, 0), ops::aten_mm); }
 
 TEST(OpaqueOps, RolesByKind) {

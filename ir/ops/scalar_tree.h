@@ -85,6 +85,11 @@ enum class ScalarOp : uint8_t {
   kWhere,
 };
 
+// Whether the op divides by its second operand, if it computes in integers. ATen raises an error if that is 0.
+constexpr bool divides_integers(ScalarOp op) {
+  return op == ScalarOp::kFloorDiv || op == ScalarOp::kFmod || op == ScalarOp::kRemainder;
+}
+
 // An op computes in torch's promoted dtype of all operands and numbers, but in float32 for float16 and bfloat16. It
 // computes in the default dtype if the result is a float and all operands are integers. Each argument has a
 // `kToCompute` node, so that a tree shows all conversions. Trees describe real dtypes only.

@@ -148,7 +148,7 @@ def _gpus() -> Iterator[Check]:
 
 
 def _sandbox() -> Check:
-    """What the kernel isolates in sessions of a worker that listens here."""
+    """Reports what the kernel isolates in sessions of a worker that listens here."""
     import json
 
     try:

@@ -25,7 +25,7 @@ def _look() -> list[dict[str, Any]]:
 
 
 def rates(before: list[dict[str, Any]], now: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
-    """What each worker and each of its sessions did in between, per second."""
+    """Returns what each worker and each of its sessions did in between, per second."""
     old = {entry["url"]: entry["counts"] for entry in before}
     all_of = []
     for entry in now:

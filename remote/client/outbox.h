@@ -17,7 +17,7 @@
 // being built, later messages wait in a queue, and the builder's thread sends them afterwards.
 namespace torch_remote::remote {
 
-// What the outbox needs of a run whose program could not be built.
+// Describes a run, so that the outbox can fail its buffers if its program cannot be built.
 struct RunInfo {
   ProgramPtr program;
   uint64_t base = 0;

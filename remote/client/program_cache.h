@@ -17,7 +17,7 @@
 // The programs that the worker has, found by the traces from which they were built.
 namespace torch_remote::remote {
 
-// What a program's nodes do to whole buffers.
+// Describes what a program's nodes do to whole buffers.
 struct ProgramFacts {
   std::vector<bool> written;  // for each input buffer, in the order of the bindings: whether the program writes it
   // Fresh buffers that the program writes once, by copying an input. `to` and `from` are views of the trace.

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-// What a worker reports about its machine and its memory (wire.fbs: HelloReply, WorkerUse, Memory, MemoryReply).
+// A worker reports this about its machine and its memory (wire.fbs: HelloReply, WorkerUse, Memory, MemoryReply).
 namespace torch_remote::remote {
 
 // The hardware that computes.

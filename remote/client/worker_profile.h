@@ -8,7 +8,7 @@
 #include "remote/transport/transport.h"
 #include "remote/wire/wire.h"
 
-// What a worker reports in a profile (wire.fbs, ProfileReply).
+// A worker reports this in a profile (wire.fbs, ProfileReply).
 namespace torch_remote::remote {
 
 struct WorkerProfile {

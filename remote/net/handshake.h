@@ -79,7 +79,7 @@ struct ServerHello {
 };
 static_assert(sizeof(ServerHello) == 8);
 
-// What both ends know of a connection after the handshake.
+// Both ends know this about a connection after the handshake.
 struct HandshakeResult {
   Digest key{};                                // of the session
   uint64_t received = 0;                       // frames that the other end has received

@@ -24,7 +24,7 @@ class Tap {
  public:
   Tap(int a, int b) : a_(a), b_(b), thread_([this] { run(); }) {}
   ~Tap() { finish(); }
-  // What a and b sent, after both have closed.
+  // Returns what a and b sent, after both have closed.
   const std::array<std::string, 2>& finish() {
     if (thread_.joinable()) thread_.join();
     return said_;
@@ -267,7 +267,7 @@ TEST(Handshake, ASessionGoesOnWithItsKeyAndNoOther) {
   }
 }
 
-TEST(Handshake, OnlyTheClientOfASessionMakesItsOpenings) {
+TEST(Handshake, OnlyTheClientOfASessionMakesItsClientHellos) {
   const SessionToResume session{{4, 5, 6}, 7, 0};
   const Joined joined = join_each_other({.clients_session = &session, .workers_session = &session.key});
   ClientHello client_hello;
@@ -330,7 +330,7 @@ TEST(Handshake, ASilentOrEndlessPeerIsLeftInTime) {
 
 // --- the client hello ------------------------------------------------------------------------------------------------
 
-TEST(Opening, IsCheckedForProtocolVersionAndTls) {
+TEST(ClientHello, IsCheckedForProtocolVersionAndTls) {
   const auto check = [](ClientHello client_hello, bool tls, size_t size = sizeof(ClientHello)) {
     ClientHello read;
     std::string text;
@@ -374,7 +374,7 @@ Status open_against(const std::string& answer, bool tls = false, std::chrono::mi
   return status;
 }
 
-TEST(Opening, EachAnswerHasItsError) {
+TEST(ClientHello, EachAnswerHasItsError) {
   EXPECT_TRUE(
       says(open_against(encode_server_hello(ServerHello::kGoOn)), "ended the connection before its server hello"));
   EXPECT_TRUE(

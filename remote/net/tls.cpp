@@ -347,7 +347,7 @@ std::string alert_text(int reason) {
 
 // --- the stream ------------------------------------------------------------------------------------------------------
 
-// What a call of write has not sent yet.
+// Holds the bytes that a call of write has not sent yet.
 class Unsent {
  public:
   explicit Unsent(std::span<const iovec> pieces) : pieces_(pieces) { skip(0); }

@@ -30,7 +30,7 @@ struct TlsFiles {
   std::string authorities;  // trusted authorities for the other end's certificate
 };
 
-// What the connections of one end share. Thread safe.
+// The connections of one end share a context. Thread safe.
 class TlsContext {
  public:
   // For clients. Trusts `authorities` or, if empty, those of the system. A certificate is for workers that require one.
@@ -57,11 +57,12 @@ class TlsContext {
   ssl_ctx_st* credentials_ = nullptr;
 };
 
-// What authenticates the other end. For clients of workers with certificates: the host that the certificate must name.
-// For contexts from for_keys: a key that is used for one connection only, because OpenSSL may leave copies of it in
-// memory.
+// Authenticates the other end.
 struct TlsPeer {
+  // For clients of workers with certificates: the host that the certificate must name.
   std::string host;
+  // For contexts from for_keys. A key is used for one connection only, because OpenSSL may leave copies of it in
+  // memory.
   const Digest* key = nullptr;
 };
 

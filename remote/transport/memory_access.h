@@ -4,7 +4,7 @@
 
 namespace torch_remote::remote {
 
-// What the peer may do with memory that this end lends it.
+// States what the peer may do with memory that this end lends it.
 enum class MemoryAccess : uint8_t {
   kWritable,
   // The peer can map the memory only for reading: this end seals its segments against writing by others (Linux 5.1).

@@ -30,7 +30,7 @@ struct Bindings {
 void encode_bindings(std::span<const uint64_t> now, uint64_t base, Bindings& last, std::vector<uint8_t>& out);
 Status decode_bindings(std::span<const uint8_t> bytes, uint64_t base, Bindings& last);
 
-// What each end stores of a program's last run.
+// Each end stores this about a program's last run.
 struct LastRun {
   std::vector<int64_t> params;
   Bindings bindings;

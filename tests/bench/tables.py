@@ -57,7 +57,7 @@ def replaced(page: str, name: str, body: str) -> str:
     return _TABLE.sub(lambda m: m["begin"] + body + m["end"] if m["name"] == name else m[0], page)
 
 
-# What README.md says of the figure, the table, the row's first cell, and the column.
+# For each figure that README.md quotes: its description, the table, the row's first cell, and the column.
 _QUOTED = (
     ("training step of eight models, eager, against CPU eager", "models", "geometric mean", 3),
     ("training step of nine models with `torch.compile`, against Inductor", "steps", "geometric mean", 8),

@@ -1,6 +1,8 @@
-"""What continues while ranks wait for each other."""
+"""Other work continues while ranks wait for each other."""
 
 from __future__ import annotations
+
+import threading
 
 import ranks
 import torch
@@ -72,8 +74,22 @@ def many(rank, size):
         assert got.min().item() == got.max().item() == 10 * (1 - rank) + i
 
 
+def in_call_order(rank, size):
+    """A collective of one thread is executed before a later one of another thread, whose result is read first."""
+    first, second = torch.ones(5, device="remote"), torch.full((3,), 2.0, device="remote")
+    if rank == 0:
+        thread = threading.Thread(target=dist.all_reduce, args=(first,))
+        thread.start()
+        thread.join()
+    else:
+        dist.all_reduce(first)
+    dist.all_reduce(second)
+    assert second.tolist() == [2.0 * size] * 3
+    assert first.tolist() == [float(size)] * 5
+
+
 def everything(rank, size):
-    for function in (independent_ops_run, crosswise, many):
+    for function in (independent_ops_run, crosswise, many, in_call_order):
         function(rank, size)
 
 

@@ -29,8 +29,8 @@ struct Options {
   std::chrono::microseconds max_delay{200};  // upper limit of the delay before some work items
   size_t memory = size_t{8} << 30;           // bytes per device
   bool checked = false;                      // examines each memory access of each launch
-  // What a device finds when it opens memory of another process. kReadable: the right bytes. kRefused: it cannot be
-  // opened. kGarbled: other bytes, as with a wrongly configured bus between the GPUs.
+  // Determines what a device finds when it opens memory of another process. kReadable: it finds the right bytes.
+  // kRefused: it cannot open the memory. kGarbled: it finds other bytes, as with a wrongly configured bus between GPUs.
   enum class PeerAccess { kReadable, kRefused, kGarbled } peer_access = PeerAccess::kReadable;
   int processors = 4;
 };

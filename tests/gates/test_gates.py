@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from tests.gates.gates import PARTS, Piece, prepare
+from tests.gates.parts import PARTS
+from tests.gates.pieces import Piece, prepare
 
 
 @pytest.mark.parametrize("part", [part for part in PARTS if part.short], ids=lambda part: part.name)

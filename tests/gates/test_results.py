@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.gates import gates, results
-from tests.gates.gates import PARTS, Outcome, run_piece
+from tests.gates import results, running
+from tests.gates.parts import PARTS
+from tests.gates.pieces import Outcome
+from tests.gates.running import run_piece
 
 PAGE = Path("docs/reliability.md").read_text()
 RECORDS = results.read(Path("tests/gates/results.jsonl"))
@@ -105,12 +107,12 @@ def test_on_a_loaded_machine_parts_with_a_limit_come_last(idle, tmp_path, monkey
     def run(piece):
         return Outcome(piece.count, 0)
 
-    monkeypatch.setattr(gates, "is_idle", lambda seconds: idle)
-    monkeypatch.setattr(gates, "git", lambda *arguments: "")
-    monkeypatch.setattr(gates, "prepare", lambda folder: None)
-    monkeypatch.setattr(gates.os, "getloadavg", lambda: (0.0 if idle else 1000.0, 0.0, 0.0))
+    monkeypatch.setattr(running, "is_idle", lambda seconds: idle)
+    monkeypatch.setattr(running, "git", lambda *arguments: "")
+    monkeypatch.setattr(running, "prepare", lambda folder: None)
+    monkeypatch.setattr(running.os, "getloadavg", lambda: (0.0 if idle else 1000.0, 0.0, 0.0))
     parts = [part(name="timed", limit=1.0, run=run), part(name="other", run=run)]
-    assert gates.run_missing(parts, tmp_path / "results", minutes=1, start=0) == 0
+    assert running.run_missing(parts, tmp_path / "results", minutes=1, start=0) == 0
     order = [record["part"] for record in results.read(tmp_path / "results")]
     assert order == (["timed", "other"] * 3 if idle else ["other"] * 3 + ["timed"] * 3)
 

@@ -1,5 +1,5 @@
-// What strangers send to a worker before authentication, and what answers a client. No peer without the secret may get
-// through, and nothing after the handshake may be read.
+// Decodes bytes as the handshake of a stranger with a worker or a client. No peer without the secret may get through,
+// and nothing after the handshake may be read.
 //
 // The first byte of an input selects the receiver; the rest is what the peer sends.
 //   0: the listener gets a client hello.

@@ -103,7 +103,7 @@ class Pod:
         )  # fmt: skip
 
     def look(self, secrets: dict) -> None:
-        """What a kubelet does periodically."""
+        """Does what a kubelet does periodically."""
         if self.ended is not None or self.unschedulable or self.cluster.image_error:
             return
         if self.process is None:

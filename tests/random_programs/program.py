@@ -128,7 +128,7 @@ class Raised:
 
 LARGE = 4096  # a leaf has this many random values, which then repeat
 
-# What a step shows: None, an exception, a value that the program read, or states of tensors.
+# A step shows one of these: None, an exception, a value that the program read, or states of tensors.
 Observation = tuple[str, Any]
 
 

@@ -1,4 +1,4 @@
-"""What a session of a listening worker can access, tested from inside, and by reading its memory from outside."""
+"""Tests what a session of a listening worker can access: from inside, and by reading its memory from outside."""
 
 import contextlib
 import errno

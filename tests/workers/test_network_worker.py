@@ -167,11 +167,11 @@ def test_the_listener_loads_nothing_that_sessions_need(script, worker):
 def test_strangers_end_neither_the_listener_nor_the_others_sessions(script, worker, files):
     url, process = worker(*tls(files, "--token-file", files / "token"), url="tls://127.0.0.1:0")
     address = ("127.0.0.1", int(url.rpartition(":")[2]))
-    opening = b"TRRC\x02\x03\x00\x00" + bytes(56)
+    client_hello = b"TRRC\x02\x03\x00\x00" + bytes(56)
     seed = random.Random(5)
     for i in range(150):
         with socket.create_connection(address) as stranger:
-            words = opening if i % 4 == 1 else opening[: seed.randrange(70)] if i % 2 else b""
+            words = client_hello if i % 4 == 1 else client_hello[: seed.randrange(70)] if i % 2 else b""
             stranger.sendall(words + seed.randbytes(seed.randrange(200)))
             if i % 3 == 0:
                 stranger.settimeout(0.05)
@@ -295,9 +295,9 @@ def test_silent_strangers_who_heard_a_session_cost_it_nothing(worker, files, sch
         came_back = process.log.read_text().count("a session goes on")
         assert came_back == 1 and len(tunnel.heard) == 2 and len(children(process)) == 1
         strangers = []
-        for opening in [said[:64] for said in tunnel.heard] * 4:  # of the first and the second connection
+        for client_hello in [said[:64] for said in tunnel.heard] * 4:  # of the first and the second connection
             strangers.append(socket.create_connection(tunnel.to))
-            strangers[-1].sendall(opening)
+            strangers[-1].sendall(client_hello)
         time.sleep(4)  # longer than the lease, and many heartbeats
         assert compute(client) == "10.0\n"
         log = process.log.read_text()

@@ -39,8 +39,8 @@ constexpr auto kOps = std::to_array<OpForm>({
 const OpForm& form_of(Op op) { return kOps[static_cast<size_t>(op)]; }
 
 std::optional<Op> find_op(std::string_view name) {
-  if (!name.starts_with(kNamespace)) return std::nullopt;
-  name.remove_prefix(kNamespace.size());
+  if (!name.starts_with(ir::kCollectiveNamespace)) return std::nullopt;
+  name.remove_prefix(ir::kCollectiveNamespace.size());
   const auto found = std::ranges::find(kOps, name, &OpForm::name);
   return found == kOps.end() ? std::nullopt : std::optional(static_cast<Op>(found - kOps.begin()));
 }

@@ -17,7 +17,6 @@
 // Ops of process groups and of copies between workers: their names and arguments, and their execution on the host.
 namespace torch_remote::worker::collective {
 
-inline constexpr std::string_view kNamespace = "remote_c10d::";
 inline constexpr int64_t kMostRanks = 1024;
 
 enum class Op : uint8_t {

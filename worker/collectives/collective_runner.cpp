@@ -56,7 +56,7 @@ class CollectiveRunner final : public Runner {
   std::string name() const override { return "collectives"; }
   std::string description() const override { return {}; }  // Part of every worker.
   bool accepts(const ir::Graph& graph, uint32_t node) override {
-    return ir::op_desc(graph.nodes[node].opcode).name.starts_with(collective::kNamespace);
+    return ir::op_desc(graph.nodes[node].opcode).name.starts_with(ir::kCollectiveNamespace);
   }
   bool has_op(const char* name) override { return collective::find_op(name).has_value(); }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override;

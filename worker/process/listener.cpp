@@ -52,7 +52,7 @@ constexpr std::chrono::milliseconds kForEnd{50};
 constexpr size_t kMostWaiting = 64, kMostRefused = 16;
 // Limits for a network: connections without a client hello yet (the oldest is dropped), and processes whose client is
 // not authenticated.
-constexpr size_t kMostOpening = 64, kMostUnproven = 32;
+constexpr size_t kMostIncoming = 64, kMostUnproven = 32;
 constexpr size_t kMostEnded = 256;  // Number of ended sessions whose end is remembered.
 
 Status system_error(const std::string& what) {
@@ -446,7 +446,7 @@ void Listener::begin_unix(int client, SessionProcess::State state) {
 
 void Listener::begin_network(int client) {
   remote::set_up_tcp(client);
-  if (incoming_.size() >= kMostOpening) {
+  if (incoming_.size() >= kMostIncoming) {
     close(incoming_.front().socket);
     incoming_.pop_front();
   }

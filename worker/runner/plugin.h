@@ -31,7 +31,7 @@ typedef struct tr_error {
   uint32_t repeat;
 } tr_error;
 
-// What the client's process is doing.
+// States what the client's process is doing.
 typedef enum tr_client {
   TR_CLIENT_RESTS = 0,     // Nothing on this machine.
   TR_CLIENT_LOOKS = 1,     // It waits, and polls for the answer.
@@ -40,7 +40,7 @@ typedef enum tr_client {
 
 struct tr_product;
 
-// What the host provides to a runner. allocate returns 0, or 1 if there is no memory.
+// The host provides these functions and values to a runner. `allocate` returns 0, or 1 if there is no memory.
 typedef struct tr_host {
   size_t struct_size;
   uint32_t abi;
@@ -61,7 +61,7 @@ typedef struct tr_host {
   const char* gpu_library;
 } tr_host;
 
-// How to load a program.
+// States how to load a program.
 typedef struct tr_load_options {
   size_t struct_size;
   int tune;              // The first runs may time several algorithms; later runs use the fastest.

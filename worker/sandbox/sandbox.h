@@ -25,10 +25,10 @@ enum class Confinement : uint32_t {
 
 struct SandboxReport {
   uint32_t active = 0;               // Bits of Confinement.
-  std::vector<std::string> missing;  // What is not active, and why.
+  std::vector<std::string> missing;  // Each protection that is not active, and the reason.
 
   bool has(Confinement what) const { return (active & static_cast<uint32_t>(what)) != 0; }
-  // "no new privileges, not dumpable, ...", then what is not active, and why.
+  // Lists the active protections ("no new privileges, not dumpable, ..."), then `missing`.
   std::string text() const;
 };
 

@@ -59,10 +59,13 @@ Status open_device(remote::Transport& transport, Inbox& inbox, const ServerOptio
 Status handshake(remote::Transport& transport, Inbox& inbox, const ServerOptions& options, OpenSession* session) {
   remote::Frame frame;
   Status status = inbox.receive(&frame, options.hello_timeout);
-  if (status.code() == ErrorCode::kTimeout) return {ErrorCode::kTimeout, "remote: a client does not greet"};
+  if (status.code() == ErrorCode::kTimeout) {
+    return {ErrorCode::kTimeout,
+            "remote: received no client hello within " + std::to_string(options.hello_timeout.count()) + " ms"};
+  }
   if (!status.ok()) return status;
   const auto* hello = wire::verify<wire::Hello>(frame.control);
-  if (frame.header.type != static_cast<uint8_t>(Type::kHello) || !hello) return damaged("greeting");
+  if (frame.header.type != static_cast<uint8_t>(Type::kHello) || !hello) return damaged("client hello");
   session->number = frame.header.session;
   session->hello = frame.header.sequence;
   if (hello->fingerprint() != ir::op_table_fingerprint()) {

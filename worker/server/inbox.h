@@ -66,7 +66,7 @@ class Inbox final : public CollectiveClient {
     return is_cancelled(sequence) || gone_;
   }
 
-  // What the client is doing now; called during a run.
+  // Returns what the client is doing now. Call it during a run.
   tr_client client_activity();
 
   // Receives pending messages early, and looks for a Cancel among them.

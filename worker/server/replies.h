@@ -12,8 +12,8 @@
 
 namespace torch_remote::worker {
 
-// What the worker sends to the client: replies, acknowledgements and parts of profiles. Encodes one message at a time,
-// and tracks which of the client's messages are done, and which of those the client knows as done.
+// Sends the worker's messages to the client: replies, acknowledgements and parts of profiles. Encodes one message at a
+// time, and tracks which of the client's messages are done, and which of those the client knows as done.
 //
 // For the session's thread. Sending returns kLost if the client is gone. All arguments of the constructor must outlive
 // the object.

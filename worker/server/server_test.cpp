@@ -401,7 +401,7 @@ TEST_F(ServerTest, WhatAReadIsGivenCountsUntilItComesBack) {
   EXPECT_EQ(frame.attachment->bytes().size(), size_t{1} << 20);
 }
 
-TEST_F(ServerTest, AClientThatDoesNotGreetIsNotWaitedForForEver) {
+TEST_F(ServerTest, AClientThatSendsNoHelloTimesOut) {
   ServerOptions options;
   options.hello_timeout = std::chrono::milliseconds(50);
   start(options);

@@ -12,10 +12,10 @@
 #include "worker/device/monotonic_clock.h"
 #include "worker/session/loaded_program.h"
 
-// What a worker did and when, while a client records a profile. For one thread. Memory is bounded: events beyond the
-// limit are counted and dropped. Events are handed over to the client now and then, so that it has them if this process
-// dies. Recording formats nothing: the sizes of a run's ops are stored as numbers, and become text when the client
-// asks.
+// Records what a worker does and when, while a client records a profile. For one thread. Memory is bounded: events
+// beyond the limit are counted and dropped. Events are handed over to the client now and then, so that it has them if
+// this process dies. Recording formats nothing: the sizes of a run's ops are stored as numbers, and become text when
+// the client asks.
 namespace torch_remote::worker {
 
 class Profile {

@@ -32,7 +32,7 @@ struct RunRequest {
   ir::MathModes math = 0;
 };
 
-// What the runs of a session share.
+// All runs of a session share this state.
 struct RunContext {
   Device& device;
   const Runners& runners;

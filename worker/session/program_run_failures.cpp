@@ -4,7 +4,7 @@
 #include "worker/device/no_memory.h"
 #include "worker/session/program_run.h"
 
-// What a run does when nodes fail or cannot run.
+// Handles nodes of a run that fail or cannot run.
 namespace torch_remote::worker {
 namespace {
 

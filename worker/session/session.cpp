@@ -90,7 +90,7 @@ Status Session::within_limit() {
   if (!device_->memory().overcharged()) return {};
   return {ErrorCode::kOutOfMemory, "remote: the client has " + std::to_string(buffers_.size()) + " buffers and " +
                                        std::to_string(programs_.size()) +
-                                       " programs, more than the session's limit has room for"};
+                                       " programs, more than the session's memory limit allows"};
 }
 
 void Session::load_program(uint32_t number, std::span<const std::byte> bytes, bool tune) {

@@ -10,10 +10,10 @@ namespace torch_remote::worker {
 struct ProbedPart {
   std::string name, path = {}, version = {};
   std::string missing = {};  // Why it cannot be used; empty: it can.
-  std::string fix = {};      // What to do if it is missing.
-  std::string without = {};  // What does not work without it.
+  std::string fix = {};      // States what to do if it is missing.
+  std::string without = {};  // States what does not work without it.
 
-  // Takes apart an error message: what is wrong, "; ", what to do.
+  // Splits an error message at "; " into what is wrong and what to do.
   void set_missing(const Status& status);
 };
 

@@ -19,7 +19,7 @@
 // worker knows targets by this interface only; worker/process/targets.cpp lists them.
 namespace torch_remote::worker {
 
-// What a target needs to know to open a device for one session.
+// A target opens a device for one session with these options.
 struct DeviceOptions {
   const tr_runner_api* runner = nullptr;  // The ATen plugin; null: it is not loaded.
   std::string codegen;                    // Path of the library that compiles kernels; empty: no kernels are compiled.
@@ -46,7 +46,7 @@ struct OpenDevice {
 using DeviceOpener = std::function<Status(remote::Transport& transport, const DeviceOptions& options,
                                           std::function<tr_client()> client_activity, OpenDevice* opened)>;
 
-// What a target finds on this machine, and how to install what is missing.
+// Reports what a target finds on this machine, and how to install what is missing.
 struct Probed {
   std::string text;  // Lines for people.
   std::string json;  // Members of a JSON object, separated by ", ".

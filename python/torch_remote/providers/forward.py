@@ -78,7 +78,7 @@ class PodPort(RemoteSocket):
         self.error = ""
         self._in = bytearray()
         self._message = bytearray()  # payload of frames that are continued
-        self._greeted = [False, False]
+        self._got_port = [False, False]  # for each channel: whether its first message arrived
         self._pongs = bytearray()
 
     @property
@@ -152,8 +152,8 @@ class PodPort(RemoteSocket):
         if not message or message[0] > 1:
             raise OSError("the API server sent data on a channel that was not requested")
         channel = message[0]
-        if not self._greeted[channel]:
-            self._greeted[channel] = True
+        if not self._got_port[channel]:
+            self._got_port[channel] = True
             return b""
         if channel == 1:
             self.error += message[1:].decode(errors="replace")

@@ -18,7 +18,7 @@ from torch_remote.providers.provider import Endpoint, MachineError, MachineSpec,
 
 _package = Path(__file__).parent.parent
 _DRIVER = Path("/proc/driver/nvidia/gpus")
-# What clients of a worker may do in addition to ops: options of the providers whose worker is elsewhere.
+# These options state what clients of a worker may do in addition to ops. Providers whose worker is elsewhere have them.
 ALLOWANCES = {
     "allow_files": "a folder there whose files torch.remote.load_file may have read; True: all files",
     "allow_python": "True, or an interpreter there that has torch: torch_remote.function may call functions there",

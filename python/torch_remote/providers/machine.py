@@ -407,7 +407,8 @@ class RemoteMachine:
             return self._provider.logs() if self._provider is not None else self._logs
 
     def end_of(self) -> str:
-        """What the provider knows about the machine's end, for an error; empty if it has not ended. Takes no lock."""
+        """Returns what the provider knows about the machine's end, for an error; empty if it has not ended. Takes no
+        lock."""
         provider = self._provider
         deadline = time.monotonic() + _TO_END
         while provider is not None:

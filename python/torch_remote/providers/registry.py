@@ -143,7 +143,7 @@ def _start_named(device: int, name: str) -> Machine:
 
 
 def end_of(device: int) -> str:
-    """What is known about how a device's machine ended, for an error: empty, or "; ..."."""
+    """Returns what is known about how a device's machine ended, for an error: empty, or "; ..."."""
     with _lock:
         machine = _owners.get(device)
     text = machine.end_of() if machine is not None else ""

@@ -30,7 +30,7 @@ _TO_LOG_IN = 120.0  # seconds: the user may have to type a password
 _TO_ANSWER = 60.0
 # heartbeats, so that a dead connection is closed
 _KEEP_ALIVE = ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
-_MOST_GREETING = 64 << 10  # bytes that a machine's shell may print before the script starts
+_MOST_LOGIN_OUTPUT = 64 << 10  # bytes that a machine's shell may print before the script starts
 
 
 class Ssh(Provider):
@@ -88,7 +88,7 @@ class Ssh(Provider):
         return Endpoint(f"channel:{self.name}", socket=channel.take_socket())
 
     def _prepare(self, talk: _Conversation, index: int) -> None:
-        system, processor, glibc = talk.greeting()
+        system, processor, glibc = talk.hello()
         if (system, processor) != ("Linux", os.uname().machine):
             raise MachineError(
                 f"remote: {self.name} is {system} on {processor}; workers run on Linux on {os.uname().machine}"
@@ -200,10 +200,10 @@ class _Conversation:
                 break
         raise MachineError(f"remote: cannot start a worker at {self._name}: {said}{hint}")
 
-    def greeting(self) -> list[str]:
-        """Returns the system, the processor, and the version of the C library."""
+    def hello(self) -> list[str]:
+        """Reads the script's hello: the system, the processor, and the version of the C library."""
         read = 0
-        while read < _MOST_GREETING:
+        while read < _MOST_LOGIN_OUTPUT:
             line = self._line(_TO_LOG_IN)
             if line.startswith(_HELLO):  # a shell may print something first
                 self._socket.settimeout(_TO_ANSWER)

@@ -9,7 +9,7 @@
 
 namespace torch_remote::codegen::emulator {
 
-// What the optimizer may assume about a runtime function.
+// States what the optimizer may assume about a runtime function.
 enum class Effect {
   kNone,      // no side effects; the result is constant over a thread's life
   kChecks,    // no side effects if it returns

@@ -11,7 +11,7 @@
 
 namespace torch_remote::codegen::emulator {
 
-// What checked mode stores for each byte of device memory. Accesses are encoded as numbers (see Checker); 0 is none.
+// Checked mode stores this for each byte of device memory. Accesses are encoded as numbers (see Checker); 0 is none.
 struct Cell {
   uint32_t writer;  // the last write, or one of the three below
   uint32_t others;  // reads, or atomic operations, since the last write

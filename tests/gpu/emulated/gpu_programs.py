@@ -45,7 +45,7 @@ REFUSED = re.compile(r"nothing in this worker does the op '([^']+)' like this")
 
 @dataclass
 class Tally:
-    """What was compared, and what was left out."""
+    """Counts what was compared, and what was left out."""
 
     programs: int = 0
     steps: int = 0

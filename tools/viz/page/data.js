@@ -1,4 +1,4 @@
-// What the page shows. The data:
+// Reads the data that the page shows:
 //   title    string
 //   graph    the JSON of a graph, as docs/tools.md describes it
 //   edges    [earlier node, later node]: the later one needs the earlier one

@@ -116,7 +116,7 @@ void DelayedDevice::work() {
       std::this_thread::sleep_for(std::chrono::microseconds(random_() % (static_cast<uint64_t>(longest_.count()) + 1)));
     }
     next();
-    next = nullptr;  // What the work held is released before its ticket is done.
+    next = nullptr;  // The work releases its resources before its ticket is done.
     lock.lock();
     ++done_;
     std::vector<std::function<void()>> told;

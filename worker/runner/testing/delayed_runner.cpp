@@ -9,7 +9,7 @@
 namespace torch_remote::worker::testing {
 namespace {
 
-// What must exist before the nodes of a program are queued.
+// Lists the values that must exist before the nodes of a program are queued.
 struct Needs {
   explicit Needs(const ir::Graph& graph)
       : symbols(graph.symbols()), dynamic(graph.buffers.size()), nodes(graph.nodes.size()) {

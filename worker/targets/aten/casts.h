@@ -11,9 +11,9 @@
 #include "ir/graph.h"
 
 // Supports ops in dtypes that CUDA's kernels accept and the CPU's do not: computes them on copies in a wider dtype.
-// What an op writes is copied back to its operands, and a result gets the dtype that the program expects. The
-// column `computes_in` of ir/ops/*.toml lists ops and dtypes. //tests/ops:test_cuda_dtypes compares the dtypes that run
-// with torch's own lists.
+// The values that an op writes are copied back to its operands, and a result gets the dtype that the program expects.
+// The column `computes_in` of ir/ops/*.toml lists ops and dtypes; //tests/ops:test_cuda_dtypes compares the dtypes that
+// run with torch's own lists.
 namespace torch_remote::worker::aten {
 
 class Casts {

@@ -14,7 +14,7 @@
 #include "worker/targets/probed_part.h"
 #include "worker/targets/target.h"
 
-// What a worker would find on this machine for `--device cuda:N`, and how to install what is missing.
+// Reports what a worker would find on this machine for `--device cuda:N`, and how to install what is missing.
 namespace torch_remote::worker::cuda {
 
 struct ProbedGpu {

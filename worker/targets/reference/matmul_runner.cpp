@@ -96,7 +96,7 @@ Matrices matrices(const ir::View& view, std::span<const int64_t> values, size_t 
   return made;
 }
 
-// What is added is broadcast to the result.
+// The added operand is broadcast to the result.
 Matrices broadcast(const ir::View& view, std::span<const int64_t> values, const Matrices& result) {
   Matrices made = matrices(view, values, 3 - view.sizes.size());
   for (size_t d = 0; d < 3; ++d) {

@@ -1,7 +1,7 @@
-"""Kernels in CUDA C++ to LLVM bitcode, by clang, without CUDA."""
+"""Compiles kernels in CUDA C++ to LLVM bitcode with clang, without CUDA."""
 
 def cuda_bitcode(name, src, hdrs):
-    """NAME.bc: not optimized yet, with the lines that instructions come from."""
+    """Makes NAME.bc, which is not optimized, and has the lines that instructions come from."""
     native.genrule(
         name = name,
         testonly = True,

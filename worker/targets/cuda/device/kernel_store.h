@@ -25,7 +25,7 @@ namespace torch_remote::worker::cuda {
 
 // The compiler's output for one kernel.
 struct CompiledKernel {
-  std::vector<uint8_t> image;  // What cuModuleLoadDataEx accepts: a cubin, or NUL-terminated PTX.
+  std::vector<uint8_t> image;  // For cuModuleLoadDataEx: a cubin, or NUL-terminated PTX.
   codegen::gpu::Recipe recipe;
 };
 
