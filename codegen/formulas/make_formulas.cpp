@@ -128,7 +128,7 @@ int main(int argc, char** argv) {
   }
   const std::vector<formulas::Formula> all = formulas::all_formulas();
   const bool good = formulas::write(argv[1], formulas::functions()) &&
-                    formulas::write(argv[2], formulas::formulas(all)) && formulas::write(argv[3], formulas::table(all)) &&
-                    formulas::write(argv[4], formulas::apply());
+                    formulas::write(argv[2], formulas::formulas(all)) &&
+                    formulas::write(argv[3], formulas::table(all)) && formulas::write(argv[4], formulas::apply());
   return good ? 0 : 1;
 }

@@ -290,7 +290,8 @@ std::string print_function(ScalarOp op, DType type) {
 
 std::string print_apply(DType type) {
   const std::string_view cuda = cuda_type(type);
-  std::string text = join({"__device__ INLINE ", cuda, " apply(int op, ", cuda, " x, ", cuda, " y) {\n  switch (op) {\n"});
+  std::string text =
+      join({"__device__ INLINE ", cuda, " apply(int op, ", cuda, " x, ", cuda, " y) {\n  switch (op) {\n"});
   for (uint32_t op = 0; op < static_cast<uint32_t>(ScalarOp::kWhere); ++op) {
     const auto which = static_cast<ScalarOp>(op);
     const ScalarOpInfo& facts = info(which);

@@ -25,8 +25,9 @@ std::string print_cuda(const Kernel& kernel, uint32_t result, ir::DType type,
 // or the op does not take this type.
 std::string print_function(ir::ScalarOp op, ir::DType type);
 
-// A function `apply(op, x, y)` for f32, f64 or i64, which computes any ScalarOp except `where`; bool results are 0 or 1.
-// Bools and narrow integers are computed as i64; the caller wraps the result. For floats, also `log_add_exp(x, y)`.
+// A function `apply(op, x, y)` for f32, f64 or i64, which computes any ScalarOp except `where`; bool results are 0
+// or 1. Bools and narrow integers are computed as i64; the caller wraps the result. For floats, also `log_add_exp(x,
+// y)`.
 std::string print_apply(ir::DType type);
 
 }  // namespace torch_remote::codegen::formulas

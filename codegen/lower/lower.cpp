@@ -126,7 +126,8 @@ Status finish_launch(Launch launch, bool any_order, std::vector<Launch>* launche
   if (has_totals(launch.kernel) && std::ranges::any_of(launch.kernel.stores, at_indices)) {
     return unsupported("the kernel partitions rows in two ways");
   }
-  if (!any_order && !pack_transposed(launch)) return unsupported("adjacent elements of one operand are not adjacent in another");
+  if (!any_order && !pack_transposed(launch))
+    return unsupported("adjacent elements of one operand are not adjacent in another");
   if (Status status = verify(launch.kernel); !status.ok()) return unsupported(status.message());
   launches->push_back(std::move(launch));
   return {};
@@ -159,7 +160,9 @@ Status lower_sections(const ir::Graph& graph, std::span<const uint32_t> nodes, s
   for (const ir::Section& section : sections) {
     Launch launch;
     const auto last = static_cast<uint32_t>(section.nodes.size()) - 1;
-    if (Status status = lower_nodes(section.graph, 0, last, section.values, 0, ir::DomainKind::kGroup, &launch); !status.ok()) return status;
+    if (Status status = lower_nodes(section.graph, 0, last, section.values, 0, ir::DomainKind::kGroup, &launch);
+        !status.ok())
+      return status;
     rename(section, &launch);
     if (launch.kernel.stores.empty()) continue;
     launch.alternates_with_previous = !launches->empty() && can_alternate(launches->back(), launch);
@@ -198,7 +201,8 @@ Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<con
     Status status = lower_nodes(graph, group.first, group.last, values, item, kind, &launch);
     if (!status.ok()) return status;
     if (launch.kernel.stores.empty()) continue;
-    if (status = finish_launch(std::move(launch), kind != ir::DomainKind::kGroup, launches); !status.ok()) return status;
+    if (status = finish_launch(std::move(launch), kind != ir::DomainKind::kGroup, launches); !status.ok())
+      return status;
   }
   for (Launch& launch : *launches) launch.check_indices_first = check_indices_first;
   return {};

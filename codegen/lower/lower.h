@@ -18,8 +18,7 @@ namespace torch_remote::codegen {
 // `in_order`: each kernel begins after the previous one has ended, so tensors of one node's list may share memory.
 // `kind`: other kinds than kGroup are for one node whose kernels are interpreted, because compiled code needs elements.
 Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values,
-                   std::vector<Launch>* launches, bool in_order = false,
-                   ir::DomainKind kind = ir::DomainKind::kGroup);
+                   std::vector<Launch>* launches, bool in_order = false, ir::DomainKind kind = ir::DomainKind::kGroup);
 
 // Whether the launch may store buffer `made` in the memory of buffer `source` (both are buffers of the graph). The
 // launch must only load `source`, and overwrite each element after its last load with an element of the same size.

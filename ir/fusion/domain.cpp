@@ -161,7 +161,9 @@ bool IterationDomain::map_axes(const KernelForm& form, std::vector<std::vector<u
   for (uint32_t a = 0; a < sizes.size(); ++a) {
     const int64_t size = sizes[a];
     // Sizes of expanded views may be arbitrarily large.
-    if (size < (kind_ == DomainKind::kGroup ? 1 : 0) || __builtin_mul_overflow(points, size, &points) || points > kMaxPoints) return false;
+    if (size < (kind_ == DomainKind::kGroup ? 1 : 0) || __builtin_mul_overflow(points, size, &points) ||
+        points > kMaxPoints)
+      return false;
     if (size != 1 || (reduces_one && a == last_reduced)) axes.push_back({a, size, -1});
   }
   dims_of_axis->assign(sizes.size(), {});

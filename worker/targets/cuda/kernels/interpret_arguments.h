@@ -67,12 +67,13 @@ struct InterpretArguments {
   i64 remainder_columns = 0;             // size of the last column dim in the additional row; 0: there is none
   // Not 0: a thread computes a point of all dims, of so many. The range of the first phase's row computes it.
   i64 points = 0;
-  // Otherwise a block computes a chunk of rows, and its threads the columns. Each chunk has its own cells of each total.
+  // Otherwise a block computes a chunk of rows, and its threads the columns. Each chunk has its own cells of each
+  // total.
   i64 chunk = 1, chunks = 0;
   u64 totals = 0;  // cells [outer positions, chunks, total_cells]
   i64 total_cells = 0;
-  i64 first_cell[kLoopTotals] = {};  // of each total, among these; the following ones are those of its columns
-  i64 cells_of[kLoopTotals] = {};    // number of a total's cells
+  i64 first_cell[kLoopTotals] = {};   // of each total, among these; the following ones are those of its columns
+  i64 cells_of[kLoopTotals] = {};     // number of a total's cells
   i64 total_flags[kLoopTotals] = {};  // StoreFlags: the columns that a total does not vary along
   i64 by_line[kLoopTotals] = {};      // whether the total adds all positions of the last column dim
   i64 phases = 0;

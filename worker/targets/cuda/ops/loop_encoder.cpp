@@ -307,7 +307,8 @@ class Encoder {
   void add_row_values(uint32_t phase) {
     for (uint32_t i = 0; i < kernel_.values.size(); ++i) {
       if (uses_.rows[i] && !along_columns(facts_[i].dims) && !facts_[i].finish &&
-          kernel_.values[i].kind != codegen::Kind::kReduce && std::min(schedule_.values[i].phase, schedule_.phases) == phase) {
+          kernel_.values[i].kind != codegen::Kind::kReduce &&
+          std::min(schedule_.values[i].phase, schedule_.phases) == phase) {
         add_value(i);
       }
     }
@@ -440,7 +441,7 @@ class Encoder {
   std::array<uint64_t, kLoopWords> words_ = {};
   std::vector<std::pair<int, uint64_t>> constants_;  // instructions, and the constants that they load
   std::vector<int> strides_, indexed_;               // the first word of each operand
-  std::vector<uint32_t> scalars_;                    // for each scalar its number among `symbols_`; codegen::kNone: a constant
+  std::vector<uint32_t> scalars_;  // for each scalar its number among `symbols_`; codegen::kNone: a constant
   std::vector<ir::Sym> symbols_;
   uint32_t first_failure_ = 0, running_ = 0;
   int next_word_ = 0;

@@ -24,7 +24,14 @@ using ir::DType;
 // Adds the launches for a kernel. `locations` are those of the buffers that it names.
 Status interpret(OpPlanner& planner, codegen::Launch launch, const std::vector<Location>& locations) {
   if (Status status = codegen::take_in_loops(&launch); !status.ok()) return status;
-  for (const ir::Sym symbol : launch.depends) (void)planner.value(symbol);
+  // Symbols that the planner's graph lacks are constants of a node that plan_op made.
+  const auto is_known = [&](ir::Sym symbol) { return symbol < planner.values().size(); };
+  for (const ir::Sym symbol : launch.depends) {
+    if (is_known(symbol)) (void)planner.value(symbol);
+  }
+  for (ir::Sym& symbol : launch.scalar_symbols) {
+    if (symbol != ir::kNoSym && !is_known(symbol)) symbol = ir::kNoSym;
+  }
   uint32_t first_failure = 0;
   bool can_fail = false;
   std::vector<Location> data;
@@ -91,7 +98,7 @@ ir::Node functional(const ir::Node& node) {
   return made;
 }
 
-// A graph of one node, with a buffer of its own for each view.
+// A graph of one node.
 class SingleNode {
  public:
   SingleNode(OpPlanner& planner, const Form& form) : planner_(planner), form_(form) {
@@ -157,14 +164,31 @@ class SingleNode {
       tensor.sizes = {1};
       tensor.strides = {1};
     }
-    ir::View view{.buffer = static_cast<uint32_t>(graph_.buffers.size()), .dtype = tensor.dtype, .offset = symbol(0)};
+    const auto known = std::ranges::find(locations_, tensor.location.buffer, &Location::buffer);
+    const auto buffer = static_cast<uint32_t>(known - locations_.begin());
+    if (known == locations_.end()) add_buffer({tensor.location.buffer, 0});
+    const auto offset = static_cast<int64_t>(tensor.location.offset / ir::item_size(tensor.dtype));
+    ir::View view{.buffer = buffer, .dtype = tensor.dtype, .offset = symbol(offset)};
     for (const int64_t size : tensor.sizes) view.sizes.push_back(symbol(size));
     for (const int64_t stride : tensor.strides) view.strides.push_back(symbol(stride));
-    graph_.buffers.push_back({.kind = ir::BufferKind::kInput, .survives = true});
     graph_.views.push_back(std::move(view));
-    locations_.push_back(tensor.location);
     operands_.push_back({std::move(tensor), access});
     return static_cast<uint32_t>(graph_.views.size() - 1);
+  }
+
+  void add_buffer(const Location& location) {
+    graph_.buffers.push_back({.kind = ir::BufferKind::kInput, .survives = true});
+    locations_.push_back(location);
+  }
+
+  // Whether the node reads the tensor, and writes other places of its buffer.
+  bool is_overwritten(const Operand& read) const {
+    return read.access == ir::Access::kReads && std::ranges::any_of(operands_, [&](const Operand& other) {
+             const OpTensor &from = read.tensor, &to = other.tensor;
+             return other.access != ir::Access::kReads && to.location.buffer == from.location.buffer &&
+                    (to.location.offset != from.location.offset || to.strides != from.strides ||
+                     to.sizes != from.sizes || to.dtype != from.dtype);
+           });
   }
 
   // The strides of contiguous memory in which reduced dims are the inner ones.
@@ -192,14 +216,15 @@ class SingleNode {
       });
       OpTensor there = tensor;
       there.strides = strides_in_order(tensor, has_all_dims && form.channel_groups == 0 ? form.reduced : 0);
-      if (there.strides == tensor.strides) continue;
+      if (there.strides == tensor.strides && !is_overwritten(operands_[v])) continue;
       there.location = planner_.scratch(tensor.nbytes());
       if (access == ir::Access::kReads || access == ir::Access::kUpdates) planner_.copy(tensor, there);
       if (access != ir::Access::kReads) copies_.emplace_back(there, tensor);
-      for (size_t d = 0; d < rank && d < there.strides.size(); ++d) {
-        graph_.views[v].strides[d] = symbol(there.strides[d]);
-      }
-      locations_[v] = there.location;
+      ir::View& view = graph_.views[v];
+      view.buffer = static_cast<uint32_t>(graph_.buffers.size());
+      view.offset = symbol(0);
+      for (size_t d = 0; d < view.strides.size(); ++d) view.strides[d] = symbol(there.strides[d]);
+      add_buffer(there.location);
     }
   }
 
@@ -267,9 +292,9 @@ class SingleNode {
   const Form form_;
   ir::Graph graph_;
   std::vector<int64_t> values_;
-  std::vector<Location> locations_;  // of each buffer, and so of each view
-  std::vector<Operand> operands_;    // of each view
-  bool has_number_ = false;          // a tensor has no dims
+  std::vector<Location> locations_;                    // of each buffer
+  std::vector<Operand> operands_;                      // of each view
+  bool has_number_ = false;                            // a tensor has no dims
   std::vector<std::pair<OpTensor, OpTensor>> copies_;  // after the kernels
 };
 
@@ -387,8 +412,7 @@ Status plan_op(OpPlanner& planner, ir::Opcode opcode, const std::vector<OpArgume
 
 const NamedPlan* lowered_plan(ir::Opcode opcode) {
   const ir::Expansion own = ir::expansion_of(opcode);
-  const ir::Expansion expansion =
-      own == ir::Expansion::kNone ? ir::expansion_of(ir::op_desc(opcode).functional) : own;
+  const ir::Expansion expansion = own == ir::Expansion::kNone ? ir::expansion_of(ir::op_desc(opcode).functional) : own;
   const bool is_lowered =
       expansion != ir::Expansion::kNone && expansion != ir::Expansion::kExpression && !moves_only(expansion);
   return is_lowered ? &kLoweredPlan : nullptr;

@@ -400,9 +400,9 @@ Status binary_cross_entropy(OpPlanner& planner) {
     losses.strides = packed_strides(losses.sizes);
     losses.location = planner.scratch(losses.nbytes());
   }
-  Status status = compute(planner, Pointwise::kBinaryCrossEntropy, dtype, losses, {.is_given = true, .tensor = self},
-                          {.is_given = true, .tensor = target},
-                          weight ? Operand{.is_given = true, .tensor = weight} : Operand{});
+  Status status =
+      compute(planner, Pointwise::kBinaryCrossEntropy, dtype, losses, {.is_given = true, .tensor = self},
+              {.is_given = true, .tensor = target}, weight ? Operand{.is_given = true, .tensor = weight} : Operand{});
   if (!status.ok() || how == 0) return status;
   return reduce_all(planner, how == 1 ? ReduceAll::kMean : ReduceAll::kSum, losses, *to);
 }

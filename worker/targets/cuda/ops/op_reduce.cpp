@@ -301,8 +301,8 @@ Status reduce_all(OpPlanner& planner, ReduceAll how, const OpTensor& from, const
   made.strides = packed_strides(made.sizes);
   if (from.dtype != to.dtype) made.location = planner.scratch(made.nbytes());
   const std::vector<int64_t> dims = all_dims(from);
-  Status status = plan_op(planner, kHow[static_cast<size_t>(how)], {from, dims, true},
-                          {with_kept_dims(made, from, dims)});
+  Status status =
+      plan_op(planner, kHow[static_cast<size_t>(how)], {from, dims, true}, {with_kept_dims(made, from, dims)});
   if (status.ok() && from.dtype != to.dtype) planner.copy(made, to);
   return status;
 }
