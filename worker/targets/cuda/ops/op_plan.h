@@ -247,7 +247,7 @@ class OpPlanner {
   OpPlan& plan() { return *plan_; }
   const ir::Node& node() const { return node_; }
   uint32_t number() const { return number_; }
-  // The values of all symbols. A plan must read those that it depends on with `value`.
+  // The values of all symbols. A plan that depends on one must read it with `value`.
   std::span<const int64_t> values() const { return values_; }
   const ir::Graph& graph() const { return graph_; }
 
