@@ -5,6 +5,7 @@
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/complex_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Ops on complex numbers. Operands are converted to one dtype and expanded to one size; sums are sums of the parts.
 namespace torch_remote::worker::cuda {
@@ -148,43 +149,124 @@ Status compute(OpPlanner& planner, ComplexOp what, Names names = {}, Number time
   return {};
 }
 
-template <ComplexOp kWhat>
-Status unary(OpPlanner& planner) {
-  return compute(planner, kWhat);
-}
-template <ComplexOp kWhat>
-Status binary(OpPlanner& planner) {
-  return compute(planner, kWhat, {.b = "other"});
-}
-
 Status add(OpPlanner& planner, const Names& names, double sign) {
   Number alpha{1, 0};
   if (planner.has("alpha") && !number_of(planner, "alpha", &alpha)) return unsupported("times a tensor");
   return compute(planner, ComplexOp::kAdd, names, {sign * alpha.real, sign * alpha.imaginary});
 }
-Status sum_of_both(OpPlanner& planner) { return add(planner, {.b = "other"}, 1); }
-Status difference(OpPlanner& planner) { return add(planner, {.b = "other"}, -1); }
-Status difference_from(OpPlanner& planner) { return add(planner, {.a = "other", .b = "self"}, -1); }
 
-template <ComplexOp kWhat>
-Status add_pair(OpPlanner& planner) {
+Status add_pair(OpPlanner& planner, ComplexOp what) {
   Number times{1, 0};
   if (planner.has("value") && !number_of(planner, "value", &times)) return unsupported("times a tensor");
-  return compute(planner, kWhat, {.b = "tensor1", .c = "tensor2"}, times);
+  return compute(planner, what, {.b = "tensor1", .c = "tensor2"}, times);
 }
 
-template <ComplexOp kWhat>
-Status backward(OpPlanner& planner) {
-  return compute(planner, kWhat, {.a = "grad_output", .b = "output"});
+Status backward(OpPlanner& planner, ComplexOp what) {
+  return compute(planner, what, {.a = "grad_output", .b = "output"});
 }
 
-Status lerp(OpPlanner& planner) { return compute(planner, ComplexOp::kLerp, {.b = "end", .c = "weight"}); }
+// Logical ops on truth values, which say whether elements are not 0.
+Status logical(OpPlanner& planner, codegen::formulas::FormulaNumber formula) {
+  const auto to = planner.result(0);
+  if (!to || to->dtype != DType::kBool) return unsupported("into another dtype");
+  const auto a = expand_to(planner, "self", DType::kBool, *to), b = expand_to(planner, "other", DType::kBool, *to);
+  if (!a || !b) return unsupported("of a number of the CPU");
+  compute_formula(planner, formula, DType::kBool, {*a, *b}, to->count(), DType::kBool, planner.output(*to));
+  return {};
+}
 
-Status divide(OpPlanner& planner) {
+// Selects `there` where the condition is true, and `elsewhere` where it is false.
+Status choose(OpPlanner& planner, std::string_view condition, std::string_view there, std::string_view elsewhere) {
+  const auto to = planner.result(0);
+  if (!to || (to->dtype != DType::kComplex64 && to->dtype != DType::kComplex128)) return unsupported("of these dtypes");
+  const auto a = expand_to(planner, there, to->dtype, *to), b = expand_to(planner, elsewhere, to->dtype, *to),
+             c = expand_to(planner, condition, DType::kBool, *to);
+  if (!a || !b || !c) return unsupported("of a number of the CPU");
+  const auto part = static_cast<i64>(part_of(to->dtype));
+  planner
+      .launch(KernelFile::kComplex, "complex_pointwise",
+              ComplexArguments{.count = to->count(), .dtype = part, .out_dtype = part, .what = ComplexOp::kSelect},
+              blocks_for(to->count()))
+      .at(&ComplexArguments::a, *a)
+      .at(&ComplexArguments::b, *b)
+      .at(&ComplexArguments::c, *c)
+      .at(&ComplexArguments::out, planner.output(*to));
+  return {};
+}
+
+// The product along a dim, or the cumulative product.
+Status product_along(OpPlanner& planner, const char* kernel, const OuterLengthInner& dims, int64_t grid) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  const bool known = to && (to->dtype == DType::kComplex64 || to->dtype == DType::kComplex128);
+  if (!self || !known) return unsupported("of these dtypes");
+  const auto part = static_cast<i64>(part_of(to->dtype));
+  planner
+      .launch(KernelFile::kComplex, kernel,
+              ScanArguments{
+                  .outer = dims.outer, .length = dims.length, .inner = dims.inner, .in_dtype = part, .out_dtype = part},
+              grid)
+      .at(&ScanArguments::in, planner.packed(*self, to->dtype))
+      .at(&ScanArguments::out, planner.output(*to));
+  return {};
+}
+
+}  // namespace
+
+Status complex_plans::is_infinite(OpPlanner& planner) { return compute(planner, ComplexOp::kIsInfinite); }
+Status complex_plans::logical_not(OpPlanner& planner) { return compute(planner, ComplexOp::kEqual); }
+Status complex_plans::negative(OpPlanner& planner) { return compute(planner, ComplexOp::kNegative); }
+Status complex_plans::conjugate(OpPlanner& planner) { return compute(planner, ComplexOp::kConjugate); }
+Status complex_plans::reciprocal(OpPlanner& planner) { return compute(planner, ComplexOp::kReciprocal); }
+Status complex_plans::square(OpPlanner& planner) { return compute(planner, ComplexOp::kSquare); }
+Status complex_plans::square_root(OpPlanner& planner) { return compute(planner, ComplexOp::kSquareRoot); }
+Status complex_plans::exp(OpPlanner& planner) { return compute(planner, ComplexOp::kExp); }
+Status complex_plans::log(OpPlanner& planner) { return compute(planner, ComplexOp::kLog); }
+Status complex_plans::sine(OpPlanner& planner) { return compute(planner, ComplexOp::kSine); }
+Status complex_plans::cosine(OpPlanner& planner) { return compute(planner, ComplexOp::kCosine); }
+Status complex_plans::tangent(OpPlanner& planner) { return compute(planner, ComplexOp::kTangent); }
+Status complex_plans::sinh(OpPlanner& planner) { return compute(planner, ComplexOp::kSinh); }
+Status complex_plans::cosh(OpPlanner& planner) { return compute(planner, ComplexOp::kCosh); }
+Status complex_plans::tanh(OpPlanner& planner) { return compute(planner, ComplexOp::kTanh); }
+Status complex_plans::asin(OpPlanner& planner) { return compute(planner, ComplexOp::kAsin); }
+Status complex_plans::acos(OpPlanner& planner) { return compute(planner, ComplexOp::kAcos); }
+Status complex_plans::atan(OpPlanner& planner) { return compute(planner, ComplexOp::kAtan); }
+Status complex_plans::asinh(OpPlanner& planner) { return compute(planner, ComplexOp::kAsinh); }
+Status complex_plans::acosh(OpPlanner& planner) { return compute(planner, ComplexOp::kAcosh); }
+Status complex_plans::atanh(OpPlanner& planner) { return compute(planner, ComplexOp::kAtanh); }
+Status complex_plans::exp2(OpPlanner& planner) { return compute(planner, ComplexOp::kExp2); }
+Status complex_plans::expm1(OpPlanner& planner) { return compute(planner, ComplexOp::kExpm1); }
+Status complex_plans::log2(OpPlanner& planner) { return compute(planner, ComplexOp::kLog2); }
+Status complex_plans::log10(OpPlanner& planner) { return compute(planner, ComplexOp::kLog10); }
+Status complex_plans::log1p(OpPlanner& planner) { return compute(planner, ComplexOp::kLog1p); }
+Status complex_plans::reciprocal_root(OpPlanner& planner) { return compute(planner, ComplexOp::kReciprocalRoot); }
+Status complex_plans::sigmoid(OpPlanner& planner) { return compute(planner, ComplexOp::kSigmoid); }
+Status complex_plans::silu(OpPlanner& planner) { return compute(planner, ComplexOp::kSilu); }
+Status complex_plans::sinc(OpPlanner& planner) { return compute(planner, ComplexOp::kSinc); }
+Status complex_plans::sign(OpPlanner& planner) { return compute(planner, ComplexOp::kSign); }
+Status complex_plans::abs(OpPlanner& planner) { return compute(planner, ComplexOp::kAbs); }
+Status complex_plans::angle(OpPlanner& planner) { return compute(planner, ComplexOp::kAngle); }
+
+Status complex_plans::multiply(OpPlanner& planner) { return compute(planner, ComplexOp::kMultiply, {.b = "other"}); }
+Status complex_plans::equal(OpPlanner& planner) { return compute(planner, ComplexOp::kEqual, {.b = "other"}); }
+Status complex_plans::not_equal(OpPlanner& planner) { return compute(planner, ComplexOp::kNotEqual, {.b = "other"}); }
+Status complex_plans::sum_of_both(OpPlanner& planner) { return add(planner, {.b = "other"}, 1); }
+Status complex_plans::difference(OpPlanner& planner) { return add(planner, {.b = "other"}, -1); }
+Status complex_plans::difference_from(OpPlanner& planner) { return add(planner, {.a = "other", .b = "self"}, -1); }
+
+Status complex_plans::add_product(OpPlanner& planner) { return add_pair(planner, ComplexOp::kAddProduct); }
+Status complex_plans::add_quotient(OpPlanner& planner) { return add_pair(planner, ComplexOp::kAddQuotient); }
+Status complex_plans::tanh_backward(OpPlanner& planner) { return backward(planner, ComplexOp::kTanhBackward); }
+Status complex_plans::sigmoid_backward(OpPlanner& planner) { return backward(planner, ComplexOp::kSigmoidBackward); }
+Status complex_plans::lerp(OpPlanner& planner) {
+  return compute(planner, ComplexOp::kLerp, {.b = "end", .c = "weight"});
+}
+
+Status complex_plans::divide(OpPlanner& planner) {
   if (planner.has("rounding_mode")) return unsupported("of complex numbers, rounded");
   return compute(planner, ComplexOp::kDivide, {.b = "other"});
 }
-Status power(OpPlanner& planner) {
+
+Status complex_plans::power(OpPlanner& planner) {
   const ir::Arg* const exponent = planner.argument("exponent");
   const bool of_tensor =
       exponent != nullptr && (exponent->tag == ArgTag::kView || exponent->tag == ArgTag::kScalarTensor);
@@ -192,21 +274,14 @@ Status power(OpPlanner& planner) {
 }
 
 // Only NaN does not equal itself.
-Status is_nan(OpPlanner& planner) { return compute(planner, ComplexOp::kNotEqual, {.b = "self"}); }
+Status complex_plans::is_nan(OpPlanner& planner) { return compute(planner, ComplexOp::kNotEqual, {.b = "self"}); }
 
-// Logical ops on truth values, which say whether elements are not 0.
-template <codegen::formulas::FormulaNumber kFormula>
-Status logical(OpPlanner& planner) {
-  const auto to = planner.result(0);
-  if (!to || to->dtype != DType::kBool) return unsupported("into another dtype");
-  const auto a = expand_to(planner, "self", DType::kBool, *to), b = expand_to(planner, "other", DType::kBool, *to);
-  if (!a || !b) return unsupported("of a number of the CPU");
-  compute_formula(planner, kFormula, DType::kBool, {*a, *b}, to->count(), DType::kBool, planner.output(*to));
-  return {};
-}
+Status complex_plans::logical_and(OpPlanner& planner) { return logical(planner, codegen::formulas::kLogicalAnd); }
+Status complex_plans::logical_or(OpPlanner& planner) { return logical(planner, codegen::formulas::kLogicalOr); }
+Status complex_plans::logical_xor(OpPlanner& planner) { return logical(planner, codegen::formulas::kLogicalXor); }
 
 // Makes complex numbers from absolute values and angles, or from parts.
-Status polar(OpPlanner& planner) {
+Status complex_plans::polar(OpPlanner& planner) {
   const auto size = planner.tensor("abs"), to = planner.result(0);
   if (!size || !to) return unsupported("without a result");
   const DType part = part_of(to->dtype);
@@ -224,7 +299,8 @@ Status polar(OpPlanner& planner) {
       .at(&ComplexArguments::out, planner.output(*to));
   return {};
 }
-Status of_parts(OpPlanner& planner) {
+
+Status complex_plans::of_parts(OpPlanner& planner) {
   const auto real = planner.tensor("real"), imaginary = planner.tensor("imag"), to = planner.result(0);
   if (!real || !imaginary || !to) return unsupported("of numbers");
   OpTensor parts = parts_of(*to);
@@ -237,7 +313,7 @@ Status of_parts(OpPlanner& planner) {
 }
 
 // The same as for real numbers (op_pointwise.cpp).
-Status cross(OpPlanner& planner) {
+Status complex_plans::cross(OpPlanner& planner) {
   const auto self = planner.tensor("self"), other = planner.tensor("other"), to = planner.result(0);
   const bool known = to && (to->dtype == DType::kComplex64 || to->dtype == DType::kComplex128);
   if (!self || !other || !known || to->sizes.empty()) return unsupported("of these dtypes");
@@ -264,57 +340,24 @@ Status cross(OpPlanner& planner) {
   return {};
 }
 
-// Selects `there` where the condition is true, and `elsewhere` where it is false.
-Status choose(OpPlanner& planner, std::string_view condition, std::string_view there, std::string_view elsewhere) {
-  const auto to = planner.result(0);
-  if (!to || (to->dtype != DType::kComplex64 && to->dtype != DType::kComplex128)) return unsupported("of these dtypes");
-  const auto a = expand_to(planner, there, to->dtype, *to), b = expand_to(planner, elsewhere, to->dtype, *to),
-             c = expand_to(planner, condition, DType::kBool, *to);
-  if (!a || !b || !c) return unsupported("of a number of the CPU");
-  const auto part = static_cast<i64>(part_of(to->dtype));
-  planner
-      .launch(KernelFile::kComplex, "complex_pointwise",
-              ComplexArguments{.count = to->count(), .dtype = part, .out_dtype = part, .what = ComplexOp::kSelect},
-              blocks_for(to->count()))
-      .at(&ComplexArguments::a, *a)
-      .at(&ComplexArguments::b, *b)
-      .at(&ComplexArguments::c, *c)
-      .at(&ComplexArguments::out, planner.output(*to));
-  return {};
-}
-Status where(OpPlanner& planner) { return choose(planner, "condition", "self", "other"); }
-Status masked_fill(OpPlanner& planner) { return choose(planner, "mask", "value", "self"); }
-
-// The product along a dim, or the cumulative product.
-Status product_along(OpPlanner& planner, const char* kernel, const OuterLengthInner& dims, int64_t grid) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
-  const bool known = to && (to->dtype == DType::kComplex64 || to->dtype == DType::kComplex128);
-  if (!self || !known) return unsupported("of these dtypes");
-  const auto part = static_cast<i64>(part_of(to->dtype));
-  planner
-      .launch(KernelFile::kComplex, kernel,
-              ScanArguments{
-                  .outer = dims.outer, .length = dims.length, .inner = dims.inner, .in_dtype = part, .out_dtype = part},
-              grid)
-      .at(&ScanArguments::in, planner.packed(*self, to->dtype))
-      .at(&ScanArguments::out, planner.output(*to));
-  return {};
-}
-Status product(OpPlanner& planner) {
+Status complex_plans::where(OpPlanner& planner) { return choose(planner, "condition", "self", "other"); }
+Status complex_plans::masked_fill(OpPlanner& planner) { return choose(planner, "mask", "value", "self"); }
+Status complex_plans::product(OpPlanner& planner) {
   const auto self = planner.tensor("self");
   if (!self) return unsupported("of a number");
   const OuterLengthInner dims =
       planner.has("dim") ? split(self->sizes, planner.integer("dim")) : OuterLengthInner{1, self->count(), 1};
   return product_along(planner, "complex_product", dims, std::min<int64_t>(dims.outer * dims.inner, 1 << 16));
 }
-Status running_product(OpPlanner& planner) {
+
+Status complex_plans::running_product(OpPlanner& planner) {
   const auto self = planner.tensor("self");
   if (!self) return unsupported("of a number");
   const OuterLengthInner dims = split(self->sizes, planner.integer("dim"));
   return product_along(planner, "complex_running_product", dims, blocks_for(dims.outer * dims.inner));
 }
 
-Status fill(OpPlanner& planner) {
+Status complex_plans::fill(OpPlanner& planner) {
   const auto to = planner.result(0), value = planner.tensor("value");
   if (!to) return unsupported("without a result");
   if (value) {
@@ -326,75 +369,6 @@ Status fill(OpPlanner& planner) {
   planner.copy(spread(planner, number, to->dtype, *to), *to);
   return {};
 }
-
-constexpr NamedPlan kComplexPlans[] = {{"add", sum_of_both, true},
-                                       {"sub", difference, true},
-                                       {"mul", binary<ComplexOp::kMultiply>, true},
-                                       {"div", divide, true},
-                                       {"pow", power, true},
-                                       {"eq", binary<ComplexOp::kEqual>, true},
-                                       {"ne", binary<ComplexOp::kNotEqual>, true},
-                                       {"rsub", difference_from, true},
-                                       {"addcmul", add_pair<ComplexOp::kAddProduct>, true},
-                                       {"addcdiv", add_pair<ComplexOp::kAddQuotient>, true},
-                                       {"lerp", lerp, true},
-                                       {"isnan", is_nan, true},
-                                       {"isinf", unary<ComplexOp::kIsInfinite>, true},
-                                       {"logical_not", unary<ComplexOp::kEqual>, true},
-                                       {"logical_and", logical<codegen::formulas::kLogicalAnd>, true},
-                                       {"logical_or", logical<codegen::formulas::kLogicalOr>, true},
-                                       {"logical_xor", logical<codegen::formulas::kLogicalXor>, true},
-                                       {"neg", unary<ComplexOp::kNegative>, true},
-                                       {"conj_physical", unary<ComplexOp::kConjugate>, true},
-                                       {"_conj_physical", unary<ComplexOp::kConjugate>, true},
-                                       {"reciprocal", unary<ComplexOp::kReciprocal>, true},
-                                       {"square", unary<ComplexOp::kSquare>, true},
-                                       {"sqrt", unary<ComplexOp::kSquareRoot>, true},
-                                       {"exp", unary<ComplexOp::kExp>, true},
-                                       {"log", unary<ComplexOp::kLog>, true},
-                                       {"sin", unary<ComplexOp::kSine>, true},
-                                       {"cos", unary<ComplexOp::kCosine>, true},
-                                       {"tan", unary<ComplexOp::kTangent>, true},
-                                       {"sinh", unary<ComplexOp::kSinh>, true},
-                                       {"cosh", unary<ComplexOp::kCosh>, true},
-                                       {"tanh", unary<ComplexOp::kTanh>, true},
-                                       {"asin", unary<ComplexOp::kAsin>, true},
-                                       {"acos", unary<ComplexOp::kAcos>, true},
-                                       {"atan", unary<ComplexOp::kAtan>, true},
-                                       {"asinh", unary<ComplexOp::kAsinh>, true},
-                                       {"acosh", unary<ComplexOp::kAcosh>, true},
-                                       {"atanh", unary<ComplexOp::kAtanh>, true},
-                                       {"exp2", unary<ComplexOp::kExp2>, true},
-                                       {"expm1", unary<ComplexOp::kExpm1>, true},
-                                       {"log2", unary<ComplexOp::kLog2>, true},
-                                       {"log10", unary<ComplexOp::kLog10>, true},
-                                       {"log1p", unary<ComplexOp::kLog1p>, true},
-                                       {"rsqrt", unary<ComplexOp::kReciprocalRoot>, true},
-                                       {"tanh_backward", backward<ComplexOp::kTanhBackward>, true},
-                                       {"sigmoid_backward", backward<ComplexOp::kSigmoidBackward>, true},
-                                       {"sigmoid", unary<ComplexOp::kSigmoid>, true},
-                                       {"silu", unary<ComplexOp::kSilu>, true},
-                                       {"sinc", unary<ComplexOp::kSinc>, true},
-                                       {"sgn", unary<ComplexOp::kSign>, true},
-                                       {"abs", unary<ComplexOp::kAbs>, true},
-                                       {"angle", unary<ComplexOp::kAngle>, true},
-                                       {"polar", polar, true},
-                                       {"complex", of_parts, true},
-                                       {"where", where, true},
-                                       {"fill", fill, true},
-                                       {"masked_fill", masked_fill, true},
-                                       {"linalg_cross", cross, true},
-                                       {"prod", product, true},
-                                       {"cumprod", running_product, true},
-                                       {"cumsum", running_sum_of_parts, true, true},
-                                       {"sum", sum_of_parts, true, true},
-                                       {"mean", mean_of_parts, true, true},
-                                       {"var", variance_of_parts, true, true},
-                                       {"var_mean", variance_of_parts, true, true},
-                                       {"std", std_of_parts, true, true},
-                                       {"std_mean", std_of_parts, true, true}};
-
-}  // namespace
 
 std::optional<OpTensor> complex_number(OpPlanner& planner, std::string_view name, DType dtype) {
   Number number;
@@ -416,7 +390,5 @@ OpTensor absolute_values(OpPlanner& planner, const OpTensor& tensor) {
       .at(&ComplexArguments::out, sizes.location);
   return sizes;
 }
-
-std::span<const NamedPlan> complex_plans() { return kComplexPlans; }
 
 }  // namespace torch_remote::worker::cuda

@@ -5,6 +5,7 @@
 
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Elements that are computed from their position, and ops that consist of copies.
 namespace torch_remote::worker::cuda {
@@ -16,19 +17,6 @@ Status range(OpPlanner& planner, const RangeArguments& range, const OpTensor& to
   planner.launch(KernelFile::kFill, "fill_range", range, blocks_for(range.count))
       .at(&RangeArguments::out, planner.output(to));
   return {};
-}
-
-Status arange(OpPlanner& planner) {
-  const std::optional<OpTensor> to = planner.result(0);
-  if (!to) return unsupported("without a result");
-  return range(planner,
-               {.count = to->count(),
-                .dtype = static_cast<i64>(to->dtype),
-                .first = planner.number("start"),
-                .step = planner.number("step", 1),
-                .int_first = planner.integer("start"),
-                .int_step = planner.integer("step", 1)},
-               *to);
 }
 
 // Start and end may be tensors without dims.
@@ -84,13 +72,6 @@ Status fill_between_complex(OpPlanner& planner, const OpTensor& to) {
   return {};
 }
 
-Status linspace(OpPlanner& planner) {
-  const std::optional<OpTensor> to = planner.result(0);
-  if (to && ir::is_complex(to->dtype)) return fill_between_complex(planner, *to);
-  return fill_linspace(planner, false);
-}
-Status logspace(OpPlanner& planner) { return fill_linspace(planner, true); }
-
 // A slice of a tensor along a dim.
 OpTensor part(const OpTensor& whole, size_t dim, int64_t begin, int64_t size, int64_t step = 1) {
   OpTensor made = whole;
@@ -121,35 +102,6 @@ bool find_tensors(OpPlanner& planner, std::vector<OpTensor>* tensors) {
 
 size_t dim_in(int64_t dim, size_t rank) {
   return static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(rank) : dim);
-}
-
-Status cat(OpPlanner& planner) {
-  std::vector<OpTensor> tensors;
-  const std::optional<OpTensor> to = packed_result(planner);
-  if (!to || to->sizes.empty() || !find_tensors(planner, &tensors)) return unsupported("without a list");
-  const size_t dim = dim_in(planner.integer("dim"), to->sizes.size());
-  int64_t begin = 0;
-  for (const OpTensor& tensor : tensors) {
-    if (tensor.sizes.size() != to->sizes.size()) continue;  // A legacy empty tensor of one dim, which cat skips.
-    const int64_t size = tensor.sizes[dim];
-    planner.copy(tensor, part(*to, dim, begin, size));
-    begin += size;
-  }
-  return {};
-}
-
-Status stack(OpPlanner& planner) {
-  std::vector<OpTensor> tensors;
-  const std::optional<OpTensor> to = packed_result(planner);
-  if (!to || !find_tensors(planner, &tensors)) return unsupported("without a list");
-  const size_t dim = dim_in(planner.integer("dim"), to->sizes.size());
-  int64_t begin = 0;
-  for (OpTensor& tensor : tensors) {
-    tensor.sizes.insert(tensor.sizes.begin() + static_cast<std::ptrdiff_t>(dim), 1);
-    tensor.strides.insert(tensor.strides.begin() + static_cast<std::ptrdiff_t>(dim), 0);
-    planner.copy(tensor, part(*to, dim, begin++, 1));
-  }
-  return {};
 }
 
 // A slice's begin, and its size for the given step.
@@ -187,63 +139,6 @@ Status replace(OpPlanner& planner, std::string_view source, bool slices) {
   planner.copy(one, part(*to, dim, index < 0 ? index + size : index, 1));
   return {};
 }
-Status slice_backward(OpPlanner& planner) { return replace(planner, "grad_output", true); }
-Status select_backward(OpPlanner& planner) { return replace(planner, "grad_output", false); }
-Status slice_scatter(OpPlanner& planner) { return replace(planner, "src", true); }
-Status select_scatter(OpPlanner& planner) { return replace(planner, "src", false); }
-
-Status pad(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
-  const std::vector<int64_t> pads = planner.integers("pad");
-  if (!self || !to || self->sizes.size() != to->sizes.size()) return unsupported("without a result");
-  if (ir::is_complex(to->dtype)) {
-    const std::optional<OpTensor> value = complex_number(planner, "value", to->dtype);
-    if (!value) return unsupported("without a number");
-    planner.copy(*value, *to);
-  } else {
-    planner
-        .launch(KernelFile::kFill, "fill_bits",
-                FillArguments{
-                    .count = to->count(), .item = ir::item_size(to->dtype), .bits = planner.bits("value", to->dtype)},
-                blocks_for(to->count()))
-        .at(&FillArguments::out, to->location);
-  }
-  OpTensor from = *self, inner = *to;
-  for (size_t i = 0; i + 1 < pads.size(); i += 2) {
-    const size_t dim = self->sizes.size() - 1 - i / 2;
-    const int64_t before = pads[i], after = pads[i + 1];
-    const int64_t size = self->sizes[dim] + std::min<int64_t>(before, 0) + std::min<int64_t>(after, 0);
-    from = part(from, dim, std::max<int64_t>(-before, 0), size);
-    inner = part(inner, dim, std::max<int64_t>(before, 0), size);
-  }
-  planner.copy(from, inner);
-  return {};
-}
-
-Status flip(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
-  if (!self || !to || self->sizes.size() > kMaxDims) return unsupported("of so many dims");
-  OpTensor from = *self;
-  if (from.count() == 0) return {};
-  for (const int64_t given : planner.integers("dims")) {
-    if (from.sizes.empty()) break;
-    const size_t dim = dim_in(given, from.sizes.size());
-    from.location.offset +=
-        static_cast<uint64_t>((from.sizes[dim] - 1) * from.strides[dim]) * ir::item_size(from.dtype);
-    from.strides[dim] = -from.strides[dim];
-  }
-  IndexArguments copy{.count = from.count(), .rank = static_cast<i64>(from.sizes.size())};
-  copy.item = ir::item_size(from.dtype);
-  for (size_t d = 0; d < from.sizes.size(); ++d) {
-    copy.sizes[d] = from.sizes[d];
-    copy.self_strides[d] = from.strides[d];
-    copy.value_strides[d] = to->strides[d];
-  }
-  planner.launch(KernelFile::kIndex, "index_read", copy, blocks_for(copy.count))
-      .at(&IndexArguments::self, from.location)
-      .at(&IndexArguments::values, to->location);
-  return {};
-}
 
 // Rolls dims one after the other: along each dim, two pieces swap places.
 void roll_dims(OpPlanner& planner, const OpTensor& from, const OpTensor& to,
@@ -255,34 +150,6 @@ void roll_dims(OpPlanner& planner, const OpTensor& from, const OpTensor& to,
   const int64_t shift = (given % size + size) % size;
   roll_dims(planner, part(from, dim, 0, size - shift), part(to, dim, shift, size - shift), shifts.subspan(1));
   if (shift != 0) roll_dims(planner, part(from, dim, size - shift, shift), part(to, dim, 0, shift), shifts.subspan(1));
-}
-
-Status roll(OpPlanner& planner) {
-  std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
-  const std::vector<int64_t> shifts = planner.integers("shifts"), dims = planner.integers("dims");
-  if (!self || !to) return unsupported("without a result");
-  std::vector<std::pair<size_t, int64_t>> pairs;
-  if (dims.empty()) {  // Rolls the flattened tensor.
-    self->location = planner.packed(*self);
-    for (OpTensor* const flat : {&*self, &*to}) {
-      flat->sizes = {flat->count()};
-      flat->strides = {1};
-    }
-    if (!shifts.empty()) pairs.emplace_back(0, shifts[0]);
-  } else if (self->sizes.empty() || dims.size() > 3) {
-    return unsupported("of so many dims");
-  }
-  for (size_t i = 0; i < dims.size() && i < shifts.size(); ++i) {
-    const size_t dim = dim_in(dims[i], self->sizes.size());
-    const auto same = std::ranges::find(pairs, dim, &std::pair<size_t, int64_t>::first);
-    if (same != pairs.end()) {
-      same->second += shifts[i];
-    } else {
-      pairs.emplace_back(dim, shifts[i]);
-    }
-  }
-  roll_dims(planner, *self, *to, pairs);
-  return {};
 }
 
 Status triangle(OpPlanner& planner, bool upper) {
@@ -302,8 +169,6 @@ Status triangle(OpPlanner& planner, bool upper) {
       .at(&TriangleArguments::out, planner.output(*to));
   return {};
 }
-Status lower_triangle(OpPlanner& planner) { return triangle(planner, false); }
-Status upper_triangle(OpPlanner& planner) { return triangle(planner, true); }
 
 // The diagonal of the last two dims of `tensor`.
 OpTensor diagonal_of(const OpTensor& tensor, int64_t offset) {
@@ -340,14 +205,6 @@ OpTensor with_matrices(const OpTensor& tensor, int64_t first, int64_t second) {
   return made;
 }
 
-// Copies elements of any dtype. Both tensors may share a buffer.
-Status copy(OpPlanner& planner) {
-  const std::optional<OpTensor> from = planner.tensor("src"), to = planner.result(0);
-  if (!from || !to) return unsupported("of a number");
-  planner.copy(planner.without_overlap(*from, *to), *to);
-  return {};
-}
-
 void clear(OpPlanner& planner, const OpTensor& to) {
   OpTensor zeros = to;
   if (!to.is_packed()) {
@@ -358,77 +215,7 @@ void clear(OpPlanner& planner, const OpTensor& to) {
   if (!to.is_packed()) planner.copy(zeros, to);
 }
 
-// Fills tensors with any strides, even overlapping ones. (Compiled kernels fill tensors whose elements are in memory
-// order.)
-Status fill(OpPlanner& planner) {
-  const std::optional<OpTensor> to = planner.result(0);
-  if (!to || planner.tensor("value")) return unsupported("with what a tensor has");
-  if (to->sizes.size() > kMaxDims) return unsupported("of so many dims");
-  const int64_t item = ir::item_size(to->dtype);
-  const Location number = planner.scratch(static_cast<uint64_t>(item));
-  planner
-      .launch(KernelFile::kFill, "fill_bits",
-              FillArguments{.count = 1, .item = item, .bits = planner.bits("value", to->dtype)}, 1, 32)
-      .at(&FillArguments::out, number);
-  IndexArguments write{.count = to->count(), .rank = static_cast<i64>(to->sizes.size())};
-  write.item = item;
-  for (size_t d = 0; d < to->sizes.size(); ++d) {
-    write.sizes[d] = to->sizes[d];
-    write.self_strides[d] = to->strides[d];
-  }
-  planner.launch(KernelFile::kIndex, "index_write", write, blocks_for(write.count))
-      .at(&IndexArguments::self, to->location)
-      .at(&IndexArguments::values, number);
-  return {};
-}
-
-Status zero(OpPlanner& planner) {
-  const std::optional<OpTensor> to = planner.result(0);
-  if (!to) return unsupported("without a result");
-  clear(planner, *to);
-  return {};
-}
-
-// Fills each tensor of a list.
-Status zeros(OpPlanner& planner) {
-  const ir::Arg* const list = planner.argument("self");
-  if (list == nullptr || list->tag != ir::ArgTag::kList || planner.listed_result(0, 0))
-    return unsupported("of numbers");
-  for (const ir::Arg& item : list->items) {
-    if (item.tag != ir::ArgTag::kView) return unsupported("of numbers");
-    clear(planner, planner.tensor_of(item.a));
-  }
-  return {};
-}
-
 uint64_t one_of(DType dtype) { return ir::is_float(dtype) ? float_bits(1, dtype) : 1; }
-
-Status eye(OpPlanner& planner) {
-  const std::optional<OpTensor> to = packed_result(planner);
-  if (!to || to->sizes.size() != 2) return unsupported("without a result");
-  planner.zero(to->location, to->nbytes());
-  const OpTensor diagonal = diagonal_of(*to, 0);
-  OpTensor ones = diagonal;
-  ones.dtype = part_of(to->dtype);
-  ones.strides = {1};
-  ones.location = planner.scratch(ones.nbytes());
-  planner
-      .launch(KernelFile::kFill, "fill_bits",
-              FillArguments{.count = ones.count(), .item = ir::item_size(ones.dtype), .bits = one_of(ones.dtype)},
-              blocks_for(ones.count()))
-      .at(&FillArguments::out, ones.location);
-  planner.copy(ones, diagonal);
-  return {};
-}
-
-Status embed_diagonal(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
-  if (!self || !to || to->sizes.size() < 2) return unsupported("without a result");
-  planner.zero(to->location, to->nbytes());
-  planner.copy(*self, diagonal_of(with_matrices(*to, planner.integer("dim1", -2), planner.integer("dim2", -1)),
-                                  planner.integer("offset")));
-  return {};
-}
 
 // Copies `self`, or zeros, and replaces a diagonal with `source`.
 Status replace_diagonal(OpPlanner& planner, std::string_view source) {
@@ -442,17 +229,6 @@ Status replace_diagonal(OpPlanner& planner, std::string_view source) {
   }
   const OpTensor matrices = with_matrices(*to, planner.integer("dim1", 0), planner.integer("dim2", 1));
   planner.copy(*from, diagonal_of(matrices, planner.integer("offset")));
-  return {};
-}
-Status scatter_diagonal(OpPlanner& planner) { return replace_diagonal(planner, "src"); }
-Status diagonal_backward(OpPlanner& planner) { return replace_diagonal(planner, "grad_output"); }
-
-Status copy_diagonal(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
-  if (!self || !to || self->sizes.size() < 2) return unsupported("without a result");
-  planner.copy(diagonal_of(with_matrices(*self, planner.integer("dim1", 0), planner.integer("dim2", 1)),
-                           planner.integer("offset")),
-               *to);
   return {};
 }
 
@@ -484,11 +260,243 @@ Status triangle_indices(OpPlanner& planner, bool upper) {
   planner.copy(wide, *to);
   return {};
 }
-Status lower_indices(OpPlanner& planner) { return triangle_indices(planner, false); }
-Status upper_indices(OpPlanner& planner) { return triangle_indices(planner, true); }
+
+}  // namespace
+
+Status fill_plans::arange(OpPlanner& planner) {
+  const std::optional<OpTensor> to = planner.result(0);
+  if (!to) return unsupported("without a result");
+  return range(planner,
+               {.count = to->count(),
+                .dtype = static_cast<i64>(to->dtype),
+                .first = planner.number("start"),
+                .step = planner.number("step", 1),
+                .int_first = planner.integer("start"),
+                .int_step = planner.integer("step", 1)},
+               *to);
+}
+
+Status fill_plans::linspace(OpPlanner& planner) {
+  const std::optional<OpTensor> to = planner.result(0);
+  if (to && ir::is_complex(to->dtype)) return fill_between_complex(planner, *to);
+  return fill_linspace(planner, false);
+}
+
+Status fill_plans::logspace(OpPlanner& planner) { return fill_linspace(planner, true); }
+
+Status fill_plans::cat(OpPlanner& planner) {
+  std::vector<OpTensor> tensors;
+  const std::optional<OpTensor> to = packed_result(planner);
+  if (!to || to->sizes.empty() || !find_tensors(planner, &tensors)) return unsupported("without a list");
+  const size_t dim = dim_in(planner.integer("dim"), to->sizes.size());
+  int64_t begin = 0;
+  for (const OpTensor& tensor : tensors) {
+    if (tensor.sizes.size() != to->sizes.size()) continue;  // A legacy empty tensor of one dim, which cat skips.
+    const int64_t size = tensor.sizes[dim];
+    planner.copy(tensor, part(*to, dim, begin, size));
+    begin += size;
+  }
+  return {};
+}
+
+Status fill_plans::stack(OpPlanner& planner) {
+  std::vector<OpTensor> tensors;
+  const std::optional<OpTensor> to = packed_result(planner);
+  if (!to || !find_tensors(planner, &tensors)) return unsupported("without a list");
+  const size_t dim = dim_in(planner.integer("dim"), to->sizes.size());
+  int64_t begin = 0;
+  for (OpTensor& tensor : tensors) {
+    tensor.sizes.insert(tensor.sizes.begin() + static_cast<std::ptrdiff_t>(dim), 1);
+    tensor.strides.insert(tensor.strides.begin() + static_cast<std::ptrdiff_t>(dim), 0);
+    planner.copy(tensor, part(*to, dim, begin++, 1));
+  }
+  return {};
+}
+
+Status fill_plans::slice_backward(OpPlanner& planner) { return replace(planner, "grad_output", true); }
+Status fill_plans::select_backward(OpPlanner& planner) { return replace(planner, "grad_output", false); }
+Status fill_plans::slice_scatter(OpPlanner& planner) { return replace(planner, "src", true); }
+Status fill_plans::select_scatter(OpPlanner& planner) { return replace(planner, "src", false); }
+
+Status fill_plans::pad(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
+  const std::vector<int64_t> pads = planner.integers("pad");
+  if (!self || !to || self->sizes.size() != to->sizes.size()) return unsupported("without a result");
+  if (ir::is_complex(to->dtype)) {
+    const std::optional<OpTensor> value = complex_number(planner, "value", to->dtype);
+    if (!value) return unsupported("without a number");
+    planner.copy(*value, *to);
+  } else {
+    planner
+        .launch(KernelFile::kFill, "fill_bits",
+                FillArguments{
+                    .count = to->count(), .item = ir::item_size(to->dtype), .bits = planner.bits("value", to->dtype)},
+                blocks_for(to->count()))
+        .at(&FillArguments::out, to->location);
+  }
+  OpTensor from = *self, inner = *to;
+  for (size_t i = 0; i + 1 < pads.size(); i += 2) {
+    const size_t dim = self->sizes.size() - 1 - i / 2;
+    const int64_t before = pads[i], after = pads[i + 1];
+    const int64_t size = self->sizes[dim] + std::min<int64_t>(before, 0) + std::min<int64_t>(after, 0);
+    from = part(from, dim, std::max<int64_t>(-before, 0), size);
+    inner = part(inner, dim, std::max<int64_t>(before, 0), size);
+  }
+  planner.copy(from, inner);
+  return {};
+}
+
+Status fill_plans::flip(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
+  if (!self || !to || self->sizes.size() > kMaxDims) return unsupported("of so many dims");
+  OpTensor from = *self;
+  if (from.count() == 0) return {};
+  for (const int64_t given : planner.integers("dims")) {
+    if (from.sizes.empty()) break;
+    const size_t dim = dim_in(given, from.sizes.size());
+    from.location.offset +=
+        static_cast<uint64_t>((from.sizes[dim] - 1) * from.strides[dim]) * ir::item_size(from.dtype);
+    from.strides[dim] = -from.strides[dim];
+  }
+  IndexArguments copy{.count = from.count(), .rank = static_cast<i64>(from.sizes.size())};
+  copy.item = ir::item_size(from.dtype);
+  for (size_t d = 0; d < from.sizes.size(); ++d) {
+    copy.sizes[d] = from.sizes[d];
+    copy.self_strides[d] = from.strides[d];
+    copy.value_strides[d] = to->strides[d];
+  }
+  planner.launch(KernelFile::kIndex, "index_read", copy, blocks_for(copy.count))
+      .at(&IndexArguments::self, from.location)
+      .at(&IndexArguments::values, to->location);
+  return {};
+}
+
+Status fill_plans::roll(OpPlanner& planner) {
+  std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
+  const std::vector<int64_t> shifts = planner.integers("shifts"), dims = planner.integers("dims");
+  if (!self || !to) return unsupported("without a result");
+  std::vector<std::pair<size_t, int64_t>> pairs;
+  if (dims.empty()) {  // Rolls the flattened tensor.
+    self->location = planner.packed(*self);
+    for (OpTensor* const flat : {&*self, &*to}) {
+      flat->sizes = {flat->count()};
+      flat->strides = {1};
+    }
+    if (!shifts.empty()) pairs.emplace_back(0, shifts[0]);
+  } else if (self->sizes.empty() || dims.size() > 3) {
+    return unsupported("of so many dims");
+  }
+  for (size_t i = 0; i < dims.size() && i < shifts.size(); ++i) {
+    const size_t dim = dim_in(dims[i], self->sizes.size());
+    const auto same = std::ranges::find(pairs, dim, &std::pair<size_t, int64_t>::first);
+    if (same != pairs.end()) {
+      same->second += shifts[i];
+    } else {
+      pairs.emplace_back(dim, shifts[i]);
+    }
+  }
+  roll_dims(planner, *self, *to, pairs);
+  return {};
+}
+
+Status fill_plans::lower_triangle(OpPlanner& planner) { return triangle(planner, false); }
+Status fill_plans::upper_triangle(OpPlanner& planner) { return triangle(planner, true); }
+
+// Copies elements of any dtype. Both tensors may share a buffer.
+Status fill_plans::copy(OpPlanner& planner) {
+  const std::optional<OpTensor> from = planner.tensor("src"), to = planner.result(0);
+  if (!from || !to) return unsupported("of a number");
+  planner.copy(planner.without_overlap(*from, *to), *to);
+  return {};
+}
+
+// Fills tensors with any strides, even overlapping ones. (Compiled kernels fill tensors whose elements are in memory
+// order.)
+Status fill_plans::fill(OpPlanner& planner) {
+  const std::optional<OpTensor> to = planner.result(0);
+  if (!to || planner.tensor("value")) return unsupported("with what a tensor has");
+  if (to->sizes.size() > kMaxDims) return unsupported("of so many dims");
+  const int64_t item = ir::item_size(to->dtype);
+  const Location number = planner.scratch(static_cast<uint64_t>(item));
+  planner
+      .launch(KernelFile::kFill, "fill_bits",
+              FillArguments{.count = 1, .item = item, .bits = planner.bits("value", to->dtype)}, 1, 32)
+      .at(&FillArguments::out, number);
+  IndexArguments write{.count = to->count(), .rank = static_cast<i64>(to->sizes.size())};
+  write.item = item;
+  for (size_t d = 0; d < to->sizes.size(); ++d) {
+    write.sizes[d] = to->sizes[d];
+    write.self_strides[d] = to->strides[d];
+  }
+  planner.launch(KernelFile::kIndex, "index_write", write, blocks_for(write.count))
+      .at(&IndexArguments::self, to->location)
+      .at(&IndexArguments::values, number);
+  return {};
+}
+
+Status fill_plans::zero(OpPlanner& planner) {
+  const std::optional<OpTensor> to = planner.result(0);
+  if (!to) return unsupported("without a result");
+  clear(planner, *to);
+  return {};
+}
+
+// Fills each tensor of a list.
+Status fill_plans::zeros(OpPlanner& planner) {
+  const ir::Arg* const list = planner.argument("self");
+  if (list == nullptr || list->tag != ir::ArgTag::kList || planner.listed_result(0, 0))
+    return unsupported("of numbers");
+  for (const ir::Arg& item : list->items) {
+    if (item.tag != ir::ArgTag::kView) return unsupported("of numbers");
+    clear(planner, planner.tensor_of(item.a));
+  }
+  return {};
+}
+
+Status fill_plans::eye(OpPlanner& planner) {
+  const std::optional<OpTensor> to = packed_result(planner);
+  if (!to || to->sizes.size() != 2) return unsupported("without a result");
+  planner.zero(to->location, to->nbytes());
+  const OpTensor diagonal = diagonal_of(*to, 0);
+  OpTensor ones = diagonal;
+  ones.dtype = part_of(to->dtype);
+  ones.strides = {1};
+  ones.location = planner.scratch(ones.nbytes());
+  planner
+      .launch(KernelFile::kFill, "fill_bits",
+              FillArguments{.count = ones.count(), .item = ir::item_size(ones.dtype), .bits = one_of(ones.dtype)},
+              blocks_for(ones.count()))
+      .at(&FillArguments::out, ones.location);
+  planner.copy(ones, diagonal);
+  return {};
+}
+
+Status fill_plans::embed_diagonal(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
+  if (!self || !to || to->sizes.size() < 2) return unsupported("without a result");
+  planner.zero(to->location, to->nbytes());
+  planner.copy(*self, diagonal_of(with_matrices(*to, planner.integer("dim1", -2), planner.integer("dim2", -1)),
+                                  planner.integer("offset")));
+  return {};
+}
+
+Status fill_plans::scatter_diagonal(OpPlanner& planner) { return replace_diagonal(planner, "src"); }
+Status fill_plans::diagonal_backward(OpPlanner& planner) { return replace_diagonal(planner, "grad_output"); }
+
+Status fill_plans::copy_diagonal(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
+  if (!self || !to || self->sizes.size() < 2) return unsupported("without a result");
+  planner.copy(diagonal_of(with_matrices(*self, planner.integer("dim1", 0), planner.integer("dim2", 1)),
+                           planner.integer("offset")),
+               *to);
+  return {};
+}
+
+Status fill_plans::lower_indices(OpPlanner& planner) { return triangle_indices(planner, false); }
+Status fill_plans::upper_indices(OpPlanner& planner) { return triangle_indices(planner, true); }
 
 // Adds windows along a dim, whose elements are the last dim, to the elements that they were taken from.
-Status unfold_backward(OpPlanner& planner) {
+Status fill_plans::unfold_backward(OpPlanner& planner) {
   const std::optional<OpTensor> grad = planner.tensor("grad_in"), to = planner.result(0);
   if (!grad || !to || grad->dtype != to->dtype || grad->sizes.empty()) return unsupported("without a result");
   if (to->dtype == DType::kBool) return unsupported("of bools");
@@ -519,37 +527,5 @@ Status unfold_backward(OpPlanner& planner) {
       .at(&UnfoldBackwardArguments::out, planner.output(*to));
   return {};
 }
-
-constexpr NamedPlan kFillPlans[] = {{"arange", arange},
-                                    {"unfold_backward", unfold_backward, true},
-                                    {"linspace", linspace, true},
-                                    {"logspace", logspace},
-                                    {"cat", cat, true},
-                                    {"stack", stack, true},
-                                    {"_stack", stack, true},
-                                    {"slice_backward", slice_backward, true},
-                                    {"select_backward", select_backward, true},
-                                    {"slice_scatter", slice_scatter, true},
-                                    {"select_scatter", select_scatter, true},
-                                    {"constant_pad_nd", pad, true},
-                                    {"flip", flip, true},
-                                    {"roll", roll, true},
-                                    {"tril", lower_triangle, true},
-                                    {"triu", upper_triangle, true},
-                                    {"copy", copy, true},
-                                    {"fill", fill},
-                                    {"zero", zero, true},
-                                    {"_foreach_zero", zeros, true},
-                                    {"eye", eye, true},
-                                    {"diag_embed", embed_diagonal, true},
-                                    {"diagonal_copy", copy_diagonal, true},
-                                    {"diagonal_scatter", scatter_diagonal, true},
-                                    {"diagonal_backward", diagonal_backward, true},
-                                    {"tril_indices", lower_indices},
-                                    {"triu_indices", upper_indices}};
-
-}  // namespace
-
-std::span<const NamedPlan> fill_plans() { return kFillPlans; }
 
 }  // namespace torch_remote::worker::cuda

@@ -5,6 +5,7 @@
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/index_points.h"
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Reads and writes at indices. Writes to an element that several points share happen in the order of the points. So
 // results are reproducible, and equal those of a single thread.
@@ -28,8 +29,6 @@ std::optional<OpTensor> target_of(OpPlanner& planner, const OpTensor& self) {
 
 int64_t stride_at(const OpTensor& tensor, size_t dim) { return tensor.sizes.empty() ? 0 : tensor.strides[dim]; }
 
-// -- Indices for every element ----------------------------------------------------------------------------------------
-
 // Adds the dims of an index that has the sizes of the values. `self` may have another size along `dim`.
 void add_dims(IndexedPoints& points, const OpTensor& index, const OpTensor& self, const OpTensor* values, int64_t dim) {
   for (size_t d = 0; d < index.sizes.size(); ++d) {
@@ -37,63 +36,6 @@ void add_dims(IndexedPoints& points, const OpTensor& index, const OpTensor& self
     points.add_dim(index.sizes[d], self_stride, values != nullptr ? stride_at(*values, d) : 0);
   }
   points.add_index(index, dim, 0, index.sizes.size());
-}
-
-Status gather(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index"), to = planner.result(0);
-  if (!self || !index || !to) return unsupported("without an index");
-  IndexedPoints points(planner, *self);
-  add_dims(points, *index, *self, &*to, dim_of(planner, *self));
-  return points.read(to->location);
-}
-
-Status take(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index"), to = planner.result(0);
-  if (!self || !index || !to) return unsupported("without an index");
-  OpTensor flat = *self;
-  flat.location = planner.packed(*self);
-  flat.sizes = {self->count()};
-  flat.strides = {1};
-  IndexedPoints points(planner, flat);
-  for (size_t d = 0; d < index->sizes.size(); ++d) points.add_dim(index->sizes[d], 0, to->strides[d]);
-  points.add_index(*index, 0, 0, index->sizes.size());
-  points.wrap();
-  return points.read(to->location);
-}
-
-// Writes at flat indices: to a contiguous copy if the tensor is strided.
-Status put(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index"),
-                                source = planner.tensor("source");
-  if (!self || !index || !source || source->dtype != self->dtype || source->count() != index->count()) {
-    return unsupported("without values");
-  }
-  const std::optional<OpTensor> to = target_of(planner, *self);
-  const OpTensor values = planner.without_overlap(*source, *to), positions = planner.without_overlap(*index, *to);
-  OpTensor flat = *to;
-  flat.location = planner.packed(*to);
-  flat.sizes = {to->count()};
-  flat.strides = {1};
-  OpTensor in_order = positions, from = values;
-  if (values.sizes != positions.sizes) {
-    in_order.location = planner.packed(positions, DType::kInt64);
-    in_order.dtype = DType::kInt64;
-    from.location = planner.packed(values);
-    in_order.sizes = from.sizes = {index->count()};
-    in_order.strides = from.strides = {1};
-  }
-  IndexedPoints points(planner, flat);
-  for (size_t d = 0; d < from.sizes.size(); ++d) points.add_dim(from.sizes[d], 0, from.strides[d]);
-  points.add_index(in_order, 0, 0, from.sizes.size());
-  points.wrap();
-  const bool adds = planner.flag("accumulate");
-  const Status status = points.apply(from.location, static_cast<int64_t>(from.sizes.size()),
-                                     {.combine = adds ? Combine::kSum : Combine::kSet});
-  OpTensor packed = *to;
-  packed.location = flat.location;
-  packed.strides = packed_strides(to->sizes);
-  if (!to->is_packed()) planner.copy(packed, *to);
-  return status;
 }
 
 bool find_combine(std::string_view name, Combine* combine) {
@@ -143,8 +85,6 @@ Status scatter(OpPlanner& planner, IndexApplyArguments apply) {
   if (apply.combine == Combine::kSet) return points.write(value->location);
   return points.apply(value->location, static_cast<int64_t>(index->sizes.size()), apply);
 }
-Status scatter_set(OpPlanner& planner) { return scatter(planner, {}); }
-Status scatter_add(OpPlanner& planner) { return scatter(planner, {.combine = Combine::kSum}); }
 
 // Writes maxima to their positions in a plane of zeros. If several have the same position, the last one wins.
 Status max_unpool(OpPlanner& planner, size_t space) {
@@ -165,23 +105,6 @@ Status max_unpool(OpPlanner& planner, size_t space) {
   }
   points.add_index(*index, static_cast<int64_t>(lead), 0, rank);
   return points.apply(self->location, static_cast<int64_t>(rank), {});
-}
-Status max_unpool2d(OpPlanner& planner) { return max_unpool(planner, 2); }
-Status max_unpool3d(OpPlanner& planner) { return max_unpool(planner, 3); }
-
-// -- Indices for slices -----------------------------------------------------------------------------------------------
-
-Status index_select(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index"), to = planner.result(0);
-  if (!self || !index || !to) return unsupported("without an index");
-  const auto dim = static_cast<size_t>(dim_of(planner, *self));
-  IndexedPoints points(planner, *self);
-  for (size_t d = 0; d < to->sizes.size(); ++d) {
-    points.add_dim(to->sizes[d], d == dim ? 0 : stride_at(*self, d), to->strides[d]);
-  }
-  if (to->sizes.empty()) points.add_dim(1, 0, 0);
-  points.add_index(*index, static_cast<int64_t>(dim), dim, 1);
-  return points.read(to->location);
 }
 
 // index_add, index_copy, index_fill, index_reduce: the index's dim comes first.
@@ -223,17 +146,6 @@ Status write_slices(OpPlanner& planner, IndexApplyArguments apply) {
   }
   return points.apply(values.location, 1, apply);
 }
-Status index_add(OpPlanner& planner) {
-  const ir::Arg* const alpha = planner.argument("alpha");
-  if (alpha != nullptr && alpha->tag == ir::ArgTag::kComplex) return unsupported("times a complex number");
-  IndexApplyArguments apply{.combine = Combine::kSum};
-  apply.alpha = planner.number("alpha", 1);
-  apply.int_alpha = planner.integer("alpha", 1);
-  return write_slices(planner, apply);
-}
-Status index_copy(OpPlanner& planner) { return write_slices(planner, {}); }
-
-// -- Lists of indices -------------------------------------------------------------------------------------------------
 
 // x[:, i, :, j]: the dims without an index keep their order. The broadcast dims of all indices replace the first
 // indexed dim. If other dims lie between the indexed ones, the broadcast dims come first.
@@ -297,17 +209,6 @@ void add_dims(IndexedPoints& points, const Indexed& indexed, const OpTensor& sel
   if (indexed.position >= indexed.left.size() && !common_first) add_common();
 }
 
-Status index(OpPlanner& planner) {
-  if (planner.dynamic_result(0)) return plan_index_by_mask(planner);
-  const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0);
-  Indexed indexed;
-  if (!self || !to || !find_indexed(planner, *self, &indexed)) return unsupported("indices that are no integers");
-  IndexedPoints points(planner, *self);
-  add_dims(points, indexed, *self, to->strides, false);
-  points.wrap();
-  return points.read(to->location);
-}
-
 // Writes values where a mask is true; the mask covers the dims from `first` on. There is one value per true element, or
 // one for all.
 Status write_masked(OpPlanner& planner, const OpTensor& to, const OpTensor& mask, size_t first,
@@ -366,7 +267,122 @@ Status write_masked(OpPlanner& planner, const OpTensor& to, const OpTensor& mask
   return {};
 }
 
-Status index_put(OpPlanner& planner) {
+// Moves the class dim of pixels to the end, as it is for rows.
+OpTensor with_classes_last(const OpTensor& tensor) {
+  if (tensor.sizes.size() != 4) return tensor;
+  OpTensor made = tensor;
+  for (std::vector<int64_t>* const dims : {&made.sizes, &made.strides}) {
+    std::rotate(dims->begin() + 1, dims->begin() + 2, dims->end());
+  }
+  return made;
+}
+
+}  // namespace
+
+// -- Indices for every element ----------------------------------------------------------------------------------------
+
+Status index_plans::gather(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index"), to = planner.result(0);
+  if (!self || !index || !to) return unsupported("without an index");
+  IndexedPoints points(planner, *self);
+  add_dims(points, *index, *self, &*to, dim_of(planner, *self));
+  return points.read(to->location);
+}
+
+Status index_plans::take(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index"), to = planner.result(0);
+  if (!self || !index || !to) return unsupported("without an index");
+  OpTensor flat = *self;
+  flat.location = planner.packed(*self);
+  flat.sizes = {self->count()};
+  flat.strides = {1};
+  IndexedPoints points(planner, flat);
+  for (size_t d = 0; d < index->sizes.size(); ++d) points.add_dim(index->sizes[d], 0, to->strides[d]);
+  points.add_index(*index, 0, 0, index->sizes.size());
+  points.wrap();
+  return points.read(to->location);
+}
+
+// Writes at flat indices: to a contiguous copy if the tensor is strided.
+Status index_plans::put(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index"),
+                                source = planner.tensor("source");
+  if (!self || !index || !source || source->dtype != self->dtype || source->count() != index->count()) {
+    return unsupported("without values");
+  }
+  const std::optional<OpTensor> to = target_of(planner, *self);
+  const OpTensor values = planner.without_overlap(*source, *to), positions = planner.without_overlap(*index, *to);
+  OpTensor flat = *to;
+  flat.location = planner.packed(*to);
+  flat.sizes = {to->count()};
+  flat.strides = {1};
+  OpTensor in_order = positions, from = values;
+  if (values.sizes != positions.sizes) {
+    in_order.location = planner.packed(positions, DType::kInt64);
+    in_order.dtype = DType::kInt64;
+    from.location = planner.packed(values);
+    in_order.sizes = from.sizes = {index->count()};
+    in_order.strides = from.strides = {1};
+  }
+  IndexedPoints points(planner, flat);
+  for (size_t d = 0; d < from.sizes.size(); ++d) points.add_dim(from.sizes[d], 0, from.strides[d]);
+  points.add_index(in_order, 0, 0, from.sizes.size());
+  points.wrap();
+  const bool adds = planner.flag("accumulate");
+  const Status status = points.apply(from.location, static_cast<int64_t>(from.sizes.size()),
+                                     {.combine = adds ? Combine::kSum : Combine::kSet});
+  OpTensor packed = *to;
+  packed.location = flat.location;
+  packed.strides = packed_strides(to->sizes);
+  if (!to->is_packed()) planner.copy(packed, *to);
+  return status;
+}
+
+Status index_plans::scatter_set(OpPlanner& planner) { return scatter(planner, {}); }
+Status index_plans::scatter_add(OpPlanner& planner) { return scatter(planner, {.combine = Combine::kSum}); }
+Status index_plans::max_unpool2d(OpPlanner& planner) { return max_unpool(planner, 2); }
+Status index_plans::max_unpool3d(OpPlanner& planner) { return max_unpool(planner, 3); }
+
+// -- Indices for slices -----------------------------------------------------------------------------------------------
+
+Status index_plans::index_select(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index"), to = planner.result(0);
+  if (!self || !index || !to) return unsupported("without an index");
+  const auto dim = static_cast<size_t>(dim_of(planner, *self));
+  IndexedPoints points(planner, *self);
+  for (size_t d = 0; d < to->sizes.size(); ++d) {
+    points.add_dim(to->sizes[d], d == dim ? 0 : stride_at(*self, d), to->strides[d]);
+  }
+  if (to->sizes.empty()) points.add_dim(1, 0, 0);
+  points.add_index(*index, static_cast<int64_t>(dim), dim, 1);
+  return points.read(to->location);
+}
+
+Status index_plans::index_add(OpPlanner& planner) {
+  const ir::Arg* const alpha = planner.argument("alpha");
+  if (alpha != nullptr && alpha->tag == ir::ArgTag::kComplex) return unsupported("times a complex number");
+  IndexApplyArguments apply{.combine = Combine::kSum};
+  apply.alpha = planner.number("alpha", 1);
+  apply.int_alpha = planner.integer("alpha", 1);
+  return write_slices(planner, apply);
+}
+
+Status index_plans::index_copy(OpPlanner& planner) { return write_slices(planner, {}); }
+
+// -- Lists of indices -------------------------------------------------------------------------------------------------
+
+Status index_plans::index(OpPlanner& planner) {
+  if (planner.dynamic_result(0)) return plan_index_by_mask(planner);
+  const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0);
+  Indexed indexed;
+  if (!self || !to || !find_indexed(planner, *self, &indexed)) return unsupported("indices that are no integers");
+  IndexedPoints points(planner, *self);
+  add_dims(points, indexed, *self, to->strides, false);
+  points.wrap();
+  return points.read(to->location);
+}
+
+Status index_plans::index_put(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self");
   const std::optional<OpTensor> given = planner.tensor("values");
   if (!self || !given || given->dtype != self->dtype) return unsupported("values of another dtype");
@@ -394,17 +410,7 @@ Status index_put(OpPlanner& planner) {
                       {.combine = accumulates ? Combine::kSum : Combine::kSet});
 }
 
-// Moves the class dim of pixels to the end, as it is for rows.
-OpTensor with_classes_last(const OpTensor& tensor) {
-  if (tensor.sizes.size() != 4) return tensor;
-  OpTensor made = tensor;
-  for (std::vector<int64_t>* const dims : {&made.sizes, &made.strides}) {
-    std::rotate(dims->begin() + 1, dims->begin() + 2, dims->end());
-  }
-  return made;
-}
-
-Status nll_loss(OpPlanner& planner) {
+Status index_plans::nll_loss(OpPlanner& planner) {
   const std::optional<OpTensor> self = planner.tensor("self"), target = planner.tensor("target"),
                                 to = planner.result(0), total = planner.result(1);
   if (!self || !target || !to || self->sizes.empty()) return unsupported("of other dims");
@@ -438,7 +444,7 @@ Status nll_loss(OpPlanner& planner) {
   return {};
 }
 
-Status nll_loss_backward(OpPlanner& planner) {
+Status index_plans::nll_loss_backward(OpPlanner& planner) {
   const std::optional<OpTensor> grad = planner.tensor("grad_output"), target = planner.tensor("target"),
                                 total = planner.tensor("total_weight"), to = planner.result(0);
   if (!grad || !target || !total || !to || to->sizes.empty()) return unsupported("of other dims");
@@ -464,32 +470,5 @@ Status nll_loss_backward(OpPlanner& planner) {
       .at(&NllLossBackwardArguments::out, out);
   return {};
 }
-
-constexpr NamedPlan kIndexPlans[] = {{"gather", gather, true},
-                                     {"take", take, true},
-                                     {"put", put, true},
-                                     {"scatter", scatter_set, true},
-                                     {"scatter_add", scatter_add, true},
-                                     {"scatter_reduce", scatter_set},
-                                     {"max_unpool2d", max_unpool2d},
-                                     {"max_unpool3d", max_unpool3d},
-                                     {"index_select", index_select, true},
-                                     {"index_add", index_add, true},
-                                     {"index_copy", index_copy, true},
-                                     {"index_fill", index_copy, true},
-                                     {"index_reduce", index_copy},
-                                     {"index", index, true},
-                                     {"_unsafe_index", index, true},
-                                     {"index_put", index_put, true},
-                                     {"_index_put_impl", index_put, true},
-                                     {"_unsafe_index_put", index_put, true},
-                                     {"nll_loss_forward", nll_loss},
-                                     {"nll_loss_backward", nll_loss_backward},
-                                     {"nll_loss2d_forward", nll_loss},
-                                     {"nll_loss2d_backward", nll_loss_backward}};
-
-}  // namespace
-
-std::span<const NamedPlan> index_plans() { return kIndexPlans; }
 
 }  // namespace torch_remote::worker::cuda

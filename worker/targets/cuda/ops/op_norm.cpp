@@ -3,6 +3,7 @@
 
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Batch norms without an expansion, as those that have one: they differ in their arguments only.
 namespace torch_remote::worker::cuda {
@@ -13,7 +14,11 @@ OpArgument argument(OpPlanner& planner, std::string_view name) {
   return tensor ? OpArgument(*tensor) : OpArgument();
 }
 
-Status batch_norm_with_update(OpPlanner& planner) {
+}  // namespace
+
+Status norm_plans::batch_norm_with_update(OpPlanner& planner) {
+  // The functional overload has them as results of their own.
+  if (planner.node().results.size() > 4) return unsupported("with copies of the running statistics");
   const auto of = [&](std::string_view name) { return argument(planner, name); };
   return plan_op(planner, ir::ops::aten_native_batch_norm,
                  {of("input"), of("weight"), of("bias"), of("running_mean"), of("running_var"), true,
@@ -21,19 +26,12 @@ Status batch_norm_with_update(OpPlanner& planner) {
                  {planner.result(0), planner.result(1), planner.result(2)});
 }
 
-Status batch_norm_backward(OpPlanner& planner) {
+Status norm_plans::batch_norm_backward(OpPlanner& planner) {
   const auto of = [&](std::string_view name) { return argument(planner, name); };
   return plan_op(planner, ir::ops::aten_native_batch_norm_backward,
                  {of("grad_out"), of("input"), of("weight"), of("running_mean"), of("running_var"), of("save_mean"),
                   of("save_var"), planner.flag("update"), planner.number("eps")},
                  {planner.result(0), planner.result(1), planner.result(2)});
 }
-
-constexpr NamedPlan kNormPlans[] = {{"_batch_norm_with_update", batch_norm_with_update},
-                                    {"batch_norm_backward", batch_norm_backward}};
-
-}  // namespace
-
-std::span<const NamedPlan> norm_plans() { return kNormPlans; }
 
 }  // namespace torch_remote::worker::cuda

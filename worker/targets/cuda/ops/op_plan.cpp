@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <string>
-#include <unordered_map>
 #include <utility>
 
 #include "ir/analysis.h"
@@ -340,29 +339,6 @@ Status make_result(OpPlanner& planner, DType dtype, const std::vector<int64_t>& 
 
 namespace {
 
-using Plans = std::unordered_map<std::string_view, const NamedPlan*>;
-
-Plans by_name(std::initializer_list<std::span<const NamedPlan>> lists) {
-  Plans made;
-  for (const auto plans : lists) {
-    for (const NamedPlan& plan : plans) made.emplace(plan.name, &plan);
-  }
-  return made;
-}
-
-// The plan of the op's name without ATen's namespace and overload.
-const NamedPlan* listed_plan(ir::Opcode opcode, const Plans& plans) {
-  std::string_view name = ir::op_desc(opcode).name;
-  constexpr std::string_view kAten = "aten::";
-  if (name.starts_with(kAten)) {
-    name.remove_prefix(kAten.size());
-    name = name.substr(0, name.find('.'));
-    if (name.ends_with('_')) name.remove_suffix(1);
-  }
-  const auto found = plans.find(name);
-  return found == plans.end() ? nullptr : found->second;
-}
-
 // The plan that the op table names.
 const NamedPlan* table_plan(ir::Opcode opcode, bool of_complex) {
   const auto plan = [of_complex](const auto& planned) { return of_complex ? planned.complex : planned.real; };
@@ -377,17 +353,12 @@ const NamedPlan* table_plan(ir::Opcode opcode, bool of_complex) {
 }  // namespace
 
 const NamedPlan* find_op_plan(ir::Opcode opcode, bool of_complex) {
-  static const Plans all =
-      by_name({scan_plans(), index_plans(), fill_plans(), norm_plans(), reduce_plans(), pointwise_plans()});
-  static const Plans complex = by_name({complex_plans()});
   if (of_complex) {
-    if (const NamedPlan* const plan = listed_plan(opcode, complex)) return plan;
     if (const NamedPlan* const plan = table_plan(opcode, true)) return plan;
   }
   if (const NamedPlan* const plan = expression_plan(opcode)) return plan;
   if (const NamedPlan* const plan = lowered_plan(opcode)) return plan;
-  if (const NamedPlan* const plan = table_plan(opcode, false)) return plan;
-  return listed_plan(opcode, all);
+  return table_plan(opcode, false);
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -304,15 +304,6 @@ struct PlannedName {
   const NamedPlan *real, *complex;
 };
 
-// Plans that the column does not name yet: lists by the op's name without ATen's namespace and overload.
-std::span<const NamedPlan> scan_plans();
-std::span<const NamedPlan> index_plans();
-std::span<const NamedPlan> fill_plans();
-std::span<const NamedPlan> norm_plans();
-std::span<const NamedPlan> reduce_plans();
-std::span<const NamedPlan> pointwise_plans();
-std::span<const NamedPlan> complex_plans();
-
 // The plan of an op that has an expression. Null: its expression cannot be computed here.
 const NamedPlan* expression_plan(ir::Opcode opcode);
 // The plan of an op that has another expansion. Null: it has none, or only moves elements.
@@ -344,14 +335,6 @@ Status count_nonzero(OpPlanner& planner, const OpTensor& tensor, Location out);
 std::optional<OpTensor> complex_number(OpPlanner& planner, std::string_view name, ir::DType dtype);
 // The absolute values of complex numbers, as a real tensor.
 OpTensor absolute_values(OpPlanner& planner, const OpTensor& tensor);
-
-// Sums, means and cumulative sums of complex numbers, part by part.
-Status sum_of_parts(OpPlanner& planner);
-Status running_sum_of_parts(OpPlanner& planner);
-Status mean_of_parts(OpPlanner& planner);
-// Variances and standard deviations of complex numbers; both parts contribute.
-Status variance_of_parts(OpPlanner& planner);
-Status std_of_parts(OpPlanner& planner);
 
 // Norms over some dims, of floats or complex numbers. The reduced dims of `to` have size 1.
 Status norm_over(OpPlanner& planner, const OpTensor& from, const std::vector<int64_t>& dims, double p,

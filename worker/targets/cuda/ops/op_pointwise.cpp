@@ -12,6 +12,7 @@
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/pointwise_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Pointwise ops in forms that compiled kernels do not support. Operands are converted to one dtype and expanded to one
 // size.
@@ -205,8 +206,6 @@ Status expression(OpPlanner& planner) {
 }
 constexpr NamedPlan kExpression = {"expression", expression, false, true};
 
-// -- the ops ----------------------------------------------------------------------------------------------------------
-
 Status binary(OpPlanner& planner, Pointwise what, std::string_view second = "other") {
   ResultType types;
   const auto to = planner.result(0);
@@ -214,12 +213,55 @@ Status binary(OpPlanner& planner, Pointwise what, std::string_view second = "oth
   if (!to || !a.is_given || !b.is_given) return unsupported("without a result");
   return compute(planner, what, dtype_of(types), *to, std::move(a), std::move(b));
 }
-template <Pointwise kWhat>
-Status binary(OpPlanner& planner) {
-  return binary(planner, kWhat);
+
+// The result is a copy of the operand.
+Status same(OpPlanner& planner, const OpTensor& self, const OpTensor& to) {
+  if (self.location.buffer == to.location.buffer && self.location.offset == to.location.offset) return {};
+  planner.copy(self, to);
+  return {};
 }
+
+Status unary(OpPlanner& planner, Pointwise what) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to) return unsupported("without a result");
+  const bool widens = ir::is_float(to->dtype) && !ir::is_float(self->dtype);
+  return compute(planner, what, widens ? to->dtype : self->dtype, *to, {.is_given = true, .tensor = self});
+}
+
+Status special(OpPlanner& planner, Pointwise what, double b = 0, double c = 0) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || !ir::is_float(to->dtype)) return unsupported("without a result");
+  const DType dtype = ir::is_float(self->dtype) ? self->dtype : to->dtype;
+  return compute(planner, what, dtype, *to, {.is_given = true, .tensor = self}, {.is_given = true, .number = b},
+                 {.is_given = true, .number = c});
+}
+// `order` is 0 or 1.
+Status bessel_i(OpPlanner& planner, int order, bool scales) {
+  return special(planner, Pointwise::kBesselI, order, scales ? 1 : 0);
+}
+
+// GLU: the two halves of a dim; one is multiplied by the sigmoid of the other.
+std::optional<std::pair<OpTensor, OpTensor>> halves_of(OpPlanner& planner, const OpTensor& whole) {
+  if (whole.sizes.empty()) return std::nullopt;
+  const int64_t given = planner.integer("dim", -1);
+  const auto dim = static_cast<size_t>(given < 0 ? given + static_cast<int64_t>(whole.sizes.size()) : given);
+  std::pair<OpTensor, OpTensor> made = {whole, whole};
+  const int64_t half = whole.sizes[dim] / 2;
+  made.first.sizes[dim] = made.second.sizes[dim] = half;
+  made.second.location.offset += static_cast<uint64_t>(half * whole.strides[dim]) * ir::item_size(whole.dtype);
+  return made;
+}
+
+}  // namespace
+
+// -- the ops ----------------------------------------------------------------------------------------------------------
+
+Status pointwise_plans::next_after(OpPlanner& planner) { return binary(planner, Pointwise::kNextAfter); }
+Status pointwise_plans::gcd(OpPlanner& planner) { return binary(planner, Pointwise::kGcd); }
+Status pointwise_plans::lcm(OpPlanner& planner) { return binary(planner, Pointwise::kLcm); }
+
 // Division with a rounding mode.
-Status divide(OpPlanner& planner) {
+Status pointwise_plans::divide(OpPlanner& planner) {
   const ir::Arg* const mode = planner.argument("rounding_mode");
   if (mode == nullptr || mode->tag != ir::ArgTag::kString) return unsupported("of these dtypes");
   if (mode->text != "floor") return binary(planner, Pointwise::kTruncDivide);
@@ -230,15 +272,8 @@ Status divide(OpPlanner& planner) {
   return compute(planner, formulas::kFloorDivide, dtype_of(types), *to, {std::move(a), std::move(b)});
 }
 
-// The result is a copy of the operand.
-Status same(OpPlanner& planner, const OpTensor& self, const OpTensor& to) {
-  if (self.location.buffer == to.location.buffer && self.location.offset == to.location.offset) return {};
-  planner.copy(self, to);
-  return {};
-}
-
 // Rounds to decimals. Integers need no rounding.
-Status round(OpPlanner& planner) {
+Status pointwise_plans::round(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to || self->dtype != to->dtype || !planner.has("decimals")) return unsupported("of these dtypes");
   if (!ir::is_float(self->dtype)) return same(planner, *self, *to);
@@ -250,7 +285,7 @@ Status round(OpPlanner& planner) {
 }
 
 // frexp: mantissa and exponent.
-Status parts_of_floats(OpPlanner& planner) {
+Status pointwise_plans::parts_of_floats(OpPlanner& planner) {
   const auto self = planner.tensor("self"), mantissa = planner.result(0), exponent = planner.result(1);
   if (!self || !ir::is_float(self->dtype)) return unsupported("of integers");
   const Operand a{.is_given = true, .tensor = self};
@@ -261,40 +296,27 @@ Status parts_of_floats(OpPlanner& planner) {
   return exponent ? compute(planner, Pointwise::kExponent, self->dtype, *exponent, a) : Status();
 }
 
-Status unary(OpPlanner& planner, Pointwise what) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to) return unsupported("without a result");
-  const bool widens = ir::is_float(to->dtype) && !ir::is_float(self->dtype);
-  return compute(planner, what, widens ? to->dtype : self->dtype, *to, {.is_given = true, .tensor = self});
-}
-Status sign_bit(OpPlanner& planner) { return unary(planner, Pointwise::kSignBit); }
-Status inverse_erf(OpPlanner& planner) { return unary(planner, Pointwise::kErfInv); }
-Status digamma(OpPlanner& planner) { return unary(planner, Pointwise::kDigamma); }
-Status angle(OpPlanner& planner) { return unary(planner, Pointwise::kAngle); }
-
-Status sinc(OpPlanner& planner) { return unary(planner, Pointwise::kSinc); }
-Status entropy(OpPlanner& planner) { return unary(planner, Pointwise::kEntropy); }
+Status pointwise_plans::sign_bit(OpPlanner& planner) { return unary(planner, Pointwise::kSignBit); }
+Status pointwise_plans::inverse_erf(OpPlanner& planner) { return unary(planner, Pointwise::kErfInv); }
+Status pointwise_plans::digamma(OpPlanner& planner) { return unary(planner, Pointwise::kDigamma); }
+Status pointwise_plans::angle(OpPlanner& planner) { return unary(planner, Pointwise::kAngle); }
+Status pointwise_plans::sinc(OpPlanner& planner) { return unary(planner, Pointwise::kSinc); }
+Status pointwise_plans::entropy(OpPlanner& planner) { return unary(planner, Pointwise::kEntropy); }
 
 // -- Special functions ------------------------------------------------------------------------------------------------
 
-Status special(OpPlanner& planner, Pointwise what, double b = 0, double c = 0) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || !ir::is_float(to->dtype)) return unsupported("without a result");
-  const DType dtype = ir::is_float(self->dtype) ? self->dtype : to->dtype;
-  return compute(planner, what, dtype, *to, {.is_given = true, .tensor = self}, {.is_given = true, .number = b},
-                 {.is_given = true, .number = c});
+Status pointwise_plans::bessel_i0(OpPlanner& planner) { return bessel_i(planner, 0, false); }
+Status pointwise_plans::scaled_bessel_i0(OpPlanner& planner) { return bessel_i(planner, 0, true); }
+Status pointwise_plans::bessel_i1(OpPlanner& planner) { return bessel_i(planner, 1, false); }
+Status pointwise_plans::scaled_bessel_i1(OpPlanner& planner) { return bessel_i(planner, 1, true); }
+Status pointwise_plans::scaled_erfc(OpPlanner& planner) { return special(planner, Pointwise::kErfcx); }
+Status pointwise_plans::log_ndtr(OpPlanner& planner) { return special(planner, Pointwise::kLogNdtr); }
+Status pointwise_plans::ndtri(OpPlanner& planner) { return special(planner, Pointwise::kNdtri); }
+Status pointwise_plans::polygamma(OpPlanner& planner) {
+  return special(planner, Pointwise::kPolygamma, planner.number("n"));
 }
-template <int kOrder, bool kScales>
-Status bessel_i(OpPlanner& planner) {
-  return special(planner, Pointwise::kBesselI, kOrder, kScales ? 1 : 0);
-}
-template <Pointwise kWhat>
-Status special(OpPlanner& planner) {
-  return special(planner, kWhat);
-}
-Status polygamma(OpPlanner& planner) { return special(planner, Pointwise::kPolygamma, planner.number("n")); }
 
-Status zeta(OpPlanner& planner) {
+Status pointwise_plans::zeta(OpPlanner& planner) {
   ResultType types;
   const auto to = planner.result(0);
   Operand a = operand(planner, "self", &types), b = operand(planner, "other", &types);
@@ -304,7 +326,7 @@ Status zeta(OpPlanner& planner) {
 }
 
 // out[i] = a[i + 1] b[i + 2] - a[i + 2] b[i + 1] along a dim of three.
-Status cross(OpPlanner& planner) {
+Status pointwise_plans::cross(OpPlanner& planner) {
   const auto self = planner.tensor("self"), other = planner.tensor("other"), to = planner.result(0);
   if (!self || !other || !to || to->sizes.empty() || to->dtype == DType::kBool) return unsupported("of these dtypes");
   const int64_t given = planner.integer("dim", -1);
@@ -328,7 +350,7 @@ Status cross(OpPlanner& planner) {
 }
 
 // Scales down slices along a dim whose norm is too large.
-Status renorm(OpPlanner& planner) {
+Status pointwise_plans::renorm(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to || self->sizes.empty() || self->dtype != to->dtype) return unsupported("of these dtypes");
   const int64_t given = planner.integer("dim");
@@ -355,18 +377,7 @@ Status renorm(OpPlanner& planner) {
                  {.is_given = true, .tensor = norms}, {}, planner.number("maxnorm"));
 }
 
-// GLU: the two halves of a dim; one is multiplied by the sigmoid of the other.
-std::optional<std::pair<OpTensor, OpTensor>> halves_of(OpPlanner& planner, const OpTensor& whole) {
-  if (whole.sizes.empty()) return std::nullopt;
-  const int64_t given = planner.integer("dim", -1);
-  const auto dim = static_cast<size_t>(given < 0 ? given + static_cast<int64_t>(whole.sizes.size()) : given);
-  std::pair<OpTensor, OpTensor> made = {whole, whole};
-  const int64_t half = whole.sizes[dim] / 2;
-  made.first.sizes[dim] = made.second.sizes[dim] = half;
-  made.second.location.offset += static_cast<uint64_t>(half * whole.strides[dim]) * ir::item_size(whole.dtype);
-  return made;
-}
-Status glu(OpPlanner& planner) {
+Status pointwise_plans::glu(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to || !ir::is_float(self->dtype)) return unsupported("of integers");
   const auto halves = halves_of(planner, *self);
@@ -374,7 +385,8 @@ Status glu(OpPlanner& planner) {
   return compute(planner, Pointwise::kGlu, self->dtype, *to, {.is_given = true, .tensor = halves->first},
                  {.is_given = true, .tensor = halves->second});
 }
-Status glu_backward(OpPlanner& planner) {
+
+Status pointwise_plans::glu_backward(OpPlanner& planner) {
   const auto grad = planner.tensor("grad_output"), self = planner.tensor("self"), to = planner.result(0);
   if (!grad || !self || !to || !ir::is_float(self->dtype)) return unsupported("of integers");
   const auto halves = halves_of(planner, *self), made = halves_of(planner, *to);
@@ -386,7 +398,7 @@ Status glu_backward(OpPlanner& planner) {
   return compute(planner, Pointwise::kGluSlope, self->dtype, made->second, gated, gate, of_grad);
 }
 
-Status binary_cross_entropy(OpPlanner& planner) {
+Status pointwise_plans::binary_cross_entropy(OpPlanner& planner) {
   const auto self = planner.tensor("self"), target = planner.tensor("target"), to = planner.result(0);
   const auto weight = planner.tensor("weight");
   if (!self || !target || !to || !ir::is_float(self->dtype)) return unsupported("of integers");
@@ -408,7 +420,7 @@ Status binary_cross_entropy(OpPlanner& planner) {
 }
 
 // isin. A single test element is compared directly. Several are sorted and searched; NaN is never a member.
-Status is_in(OpPlanner& planner) {
+Status pointwise_plans::is_in(OpPlanner& planner) {
   ResultType types;
   const auto to = planner.result(0);
   const bool one = !planner.has("test_elements");
@@ -437,7 +449,7 @@ Status is_in(OpPlanner& planner) {
 }
 
 // Whether all elements are equal: a bool on the host.
-Status equal(OpPlanner& planner) {
+Status pointwise_plans::equal(OpPlanner& planner) {
   auto self = planner.tensor("self"), other = planner.tensor("other");
   if (!self || !other || self->dtype != other->dtype) return unsupported("of two dtypes");
   const Location count = planner.scratch(8);
@@ -464,37 +476,6 @@ Status equal(OpPlanner& planner) {
   return count_nonzero(planner, {.location = flags, .dtype = DType::kBool, .sizes = {numbers}, .strides = {1}}, count);
 }
 
-constexpr NamedPlan kPointwisePlans[] = {{"div", divide},
-                                         {"round", round},
-                                         {"signbit", sign_bit},
-                                         {"angle", angle},
-                                         {"erfinv", inverse_erf},
-                                         {"digamma", digamma},
-                                         {"sinc", sinc},
-                                         {"special_entr", entropy},
-                                         {"i0", bessel_i<0, false>},
-                                         {"special_i0e", bessel_i<0, true>},
-                                         {"special_i1", bessel_i<1, false>},
-                                         {"special_i1e", bessel_i<1, true>},
-                                         {"special_erfcx", special<Pointwise::kErfcx>},
-                                         {"special_log_ndtr", special<Pointwise::kLogNdtr>},
-                                         {"special_ndtri", special<Pointwise::kNdtri>},
-                                         {"special_zeta", zeta},
-                                         {"polygamma", polygamma},
-                                         {"frexp", parts_of_floats},
-                                         {"nextafter", binary<Pointwise::kNextAfter>},
-                                         {"gcd", binary<Pointwise::kGcd>},
-                                         {"lcm", binary<Pointwise::kLcm>},
-                                         {"linalg_cross", cross},
-                                         {"renorm", renorm, true},
-                                         {"glu", glu},
-                                         {"glu_backward", glu_backward},
-                                         {"binary_cross_entropy", binary_cross_entropy},
-                                         {"isin", is_in},
-                                         {"equal", equal, true}};
-
-}  // namespace
-
 void compute_formula(OpPlanner& planner, formulas::FormulaNumber formula, DType dtype,
                      std::initializer_list<Location> operands, int64_t count, DType out_dtype, const Location& out) {
   const FormulaArguments arguments{
@@ -503,7 +484,5 @@ void compute_formula(OpPlanner& planner, formulas::FormulaNumber formula, DType 
 }
 
 const NamedPlan* expression_plan(ir::Opcode opcode) { return find_formula(opcode) ? &kExpression : nullptr; }
-
-std::span<const NamedPlan> pointwise_plans() { return kPointwisePlans; }
 
 }  // namespace torch_remote::worker::cuda

@@ -7,6 +7,7 @@
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Reductions without an expansion, as other ops that have one: of complex numbers, of lists, of several results.
 namespace torch_remote::worker::cuda {
@@ -72,24 +73,11 @@ std::vector<int64_t> all_dims(const OpTensor& tensor) {
   return dims;
 }
 
-// -- the ops ----------------------------------------------------------------------------------------------------------
-
-Status both_extremes(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), least = planner.result(0), most = planner.result(1);
-  if (!self || !least || !most) return unsupported("without results");
-  const std::vector<int64_t> dims = reduced_dims(planner, *self, *least);
-  Status status = plan_op(planner, ir::ops::aten_amin, {*self, dims, true}, {with_kept_dims(*least, *self, dims)});
-  if (!status.ok()) return status;
-  return plan_op(planner, ir::ops::aten_amax, {*self, dims, true}, {with_kept_dims(*most, *self, dims)});
-}
-
 Status reduce_truths(OpPlanner& planner, ir::Opcode opcode) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to) return unsupported("without a result");
   return plan_op(planner, opcode, {*self}, {*to});
 }
-Status is_any_true(OpPlanner& planner) { return reduce_truths(planner, ir::ops::aten_any); }
-Status is_all_true(OpPlanner& planner) { return reduce_truths(planner, ir::ops::aten_all); }
 
 // The number that is subtracted from the number of elements.
 double correction_of(OpPlanner& planner) {
@@ -105,42 +93,6 @@ Status variance(OpPlanner& planner, ir::Opcode opcode) {
   Results results = {with_kept_dims(*to, *self, dims)};
   if (mean) results.emplace_back(with_kept_dims(*mean, *self, dims));
   return plan_op(planner, opcode, {*self, dims, correction_of(planner), true}, results);
-}
-Status var(OpPlanner& planner) { return variance(planner, ir::ops::aten_var_correction); }
-Status std_of(OpPlanner& planner) { return variance(planner, ir::ops::aten_std_correction); }
-Status var_mean(OpPlanner& planner) { return variance(planner, ir::ops::aten_var_mean_correction); }
-Status std_mean(OpPlanner& planner) { return variance(planner, ir::ops::aten_std_mean_correction); }
-
-Status norm(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to) return unsupported("without a result");
-  return norm_of(planner, *self, planner.number("p", 2), reduced_dims(planner, *self, *to), *to);
-}
-
-Status norms(OpPlanner& planner) {
-  const ir::Arg* const list = planner.argument("self");
-  if (list == nullptr || list->tag != ir::ArgTag::kList) return unsupported("without a list");
-  for (size_t i = 0; i < list->items.size(); ++i) {
-    if (list->items[i].tag != ir::ArgTag::kView) return unsupported("of numbers");
-    const OpTensor self = planner.tensor_of(list->items[i].a);
-    const std::optional<OpTensor> to = planner.listed_result(0, i);
-    if (!to) continue;
-    if (Status status = norm_of(planner, self, planner.number("ord", 2), all_dims(self), *to); !status.ok()) {
-      return status;
-    }
-  }
-  return {};
-}
-
-// The sum of a matrix's diagonal.
-Status trace(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || self->sizes.size() != 2) return unsupported("of no matrix");
-  OpTensor diagonal = *self;
-  diagonal.sizes = {std::min(self->sizes[0], self->sizes[1])};
-  diagonal.strides = {self->strides[0] + self->strides[1]};
-  if (ir::is_complex(to->dtype)) return sum_over(planner, parts_of(diagonal), {0}, parts_of(*to));
-  return sum_over(planner, diagonal, {0}, *to);
 }
 
 // -- Complex numbers --------------------------------------------------------------------------------------------------
@@ -168,7 +120,7 @@ Status reduce_parts(OpPlanner& planner, ir::Opcode opcode) {
 }
 
 // The variance of complex numbers is the sum of the variances of both parts.
-Status variance_of_parts(OpPlanner& planner, bool is_root) {
+Status combine_variances(OpPlanner& planner, bool is_root) {
   const auto self = planner.tensor("self"), to = planner.result(0), mean = planner.result(1);
   if (!self || !to || self->dtype == DType::kComplex32) return unsupported("of these dtypes");
   const OpTensor from = with_dims(*self);
@@ -197,8 +149,60 @@ Status variance_of_parts(OpPlanner& planner, bool is_root) {
   return status.ok() ? plan_op(planner, ir::ops::aten_sqrt, {sum}, {both}) : status;
 }
 
+}  // namespace
+
+// -- the ops ----------------------------------------------------------------------------------------------------------
+
+Status reduce_plans::both_extremes(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), least = planner.result(0), most = planner.result(1);
+  if (!self || !least || !most) return unsupported("without results");
+  const std::vector<int64_t> dims = reduced_dims(planner, *self, *least);
+  Status status = plan_op(planner, ir::ops::aten_amin, {*self, dims, true}, {with_kept_dims(*least, *self, dims)});
+  if (!status.ok()) return status;
+  return plan_op(planner, ir::ops::aten_amax, {*self, dims, true}, {with_kept_dims(*most, *self, dims)});
+}
+
+Status reduce_plans::is_any_true(OpPlanner& planner) { return reduce_truths(planner, ir::ops::aten_any); }
+Status reduce_plans::is_all_true(OpPlanner& planner) { return reduce_truths(planner, ir::ops::aten_all); }
+Status reduce_plans::var(OpPlanner& planner) { return variance(planner, ir::ops::aten_var_correction); }
+Status reduce_plans::std_of(OpPlanner& planner) { return variance(planner, ir::ops::aten_std_correction); }
+Status reduce_plans::var_mean(OpPlanner& planner) { return variance(planner, ir::ops::aten_var_mean_correction); }
+Status reduce_plans::std_mean(OpPlanner& planner) { return variance(planner, ir::ops::aten_std_mean_correction); }
+
+Status reduce_plans::norm(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to) return unsupported("without a result");
+  return norm_of(planner, *self, planner.number("p", 2), reduced_dims(planner, *self, *to), *to);
+}
+
+Status reduce_plans::norms(OpPlanner& planner) {
+  const ir::Arg* const list = planner.argument("self");
+  if (list == nullptr || list->tag != ir::ArgTag::kList) return unsupported("without a list");
+  for (size_t i = 0; i < list->items.size(); ++i) {
+    if (list->items[i].tag != ir::ArgTag::kView) return unsupported("of numbers");
+    const OpTensor self = planner.tensor_of(list->items[i].a);
+    const std::optional<OpTensor> to = planner.listed_result(0, i);
+    if (!to) continue;
+    if (Status status = norm_of(planner, self, planner.number("ord", 2), all_dims(self), *to); !status.ok()) {
+      return status;
+    }
+  }
+  return {};
+}
+
+// The sum of a matrix's diagonal.
+Status reduce_plans::trace(OpPlanner& planner) {
+  const auto self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || self->sizes.size() != 2) return unsupported("of no matrix");
+  OpTensor diagonal = *self;
+  diagonal.sizes = {std::min(self->sizes[0], self->sizes[1])};
+  diagonal.strides = {self->strides[0] + self->strides[1]};
+  if (ir::is_complex(to->dtype)) return sum_over(planner, parts_of(diagonal), {0}, parts_of(*to));
+  return sum_over(planner, diagonal, {0}, *to);
+}
+
 // Softmax whose rows are 0 where all elements are -inf.
-Status safe_softmax(OpPlanner& planner) {
+Status reduce_plans::safe_softmax(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to || !ir::is_float(to->dtype)) return unsupported("without a result");
   const std::vector<int64_t> dims = {dim_of(planner.integer("dim"), std::max<size_t>(self->sizes.size(), 1))};
@@ -228,7 +232,7 @@ Status safe_softmax(OpPlanner& planner) {
 }
 
 // Reports an error with the given message if the number is 0.
-Status assert_async(OpPlanner& planner) {
+Status reduce_plans::assert_async(OpPlanner& planner) {
   const auto self = planner.tensor("self");
   if (!self) return unsupported("without operands");
   if (self->count() != 1) {
@@ -247,22 +251,6 @@ Status assert_async(OpPlanner& planner) {
   return {};
 }
 
-constexpr NamedPlan kReducePlans[] = {{"aminmax", both_extremes},
-                                      {"_aminmax", both_extremes},
-                                      {"_is_any_true", is_any_true},
-                                      {"_is_all_true", is_all_true},
-                                      {"_assert_async", assert_async, true},
-                                      {"var", var},
-                                      {"std", std_of},
-                                      {"var_mean", var_mean},
-                                      {"std_mean", std_mean},
-                                      {"norm", norm, true},
-                                      {"trace", trace, true},
-                                      {"_foreach_norm", norms, true},
-                                      {"_safe_softmax", safe_softmax}};
-
-}  // namespace
-
 Status count_nonzero(OpPlanner& planner, const OpTensor& tensor, Location out) {
   OpTensor from = tensor;
   if (ir::is_complex(from.dtype)) {
@@ -273,7 +261,7 @@ Status count_nonzero(OpPlanner& planner, const OpTensor& tensor, Location out) {
   return plan_op(planner, ir::ops::aten_count_nonzero, {from}, {OpTensor{.location = out, .dtype = DType::kInt64}});
 }
 
-Status running_sum_of_parts(OpPlanner& planner) {
+Status reduce_plans::running_sum_of_parts(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to || !ir::is_complex(to->dtype) || self->dtype != to->dtype) return unsupported("of these dtypes");
   if (self->sizes.empty()) {
@@ -283,10 +271,11 @@ Status running_sum_of_parts(OpPlanner& planner) {
   const int64_t dim = dim_of(planner.integer("dim"), self->sizes.size());
   return plan_op(planner, ir::ops::aten_cumsum, {parts_of(*self), dim}, {parts_of(*to)});
 }
-Status sum_of_parts(OpPlanner& planner) { return reduce_parts(planner, ir::ops::aten_sum_dim_IntList); }
-Status mean_of_parts(OpPlanner& planner) { return reduce_parts(planner, ir::ops::aten_mean_dim); }
-Status variance_of_parts(OpPlanner& planner) { return variance_of_parts(planner, /*is_root=*/false); }
-Status std_of_parts(OpPlanner& planner) { return variance_of_parts(planner, /*is_root=*/true); }
+
+Status reduce_plans::sum_of_parts(OpPlanner& planner) { return reduce_parts(planner, ir::ops::aten_sum_dim_IntList); }
+Status reduce_plans::mean_of_parts(OpPlanner& planner) { return reduce_parts(planner, ir::ops::aten_mean_dim); }
+Status reduce_plans::variance_of_parts(OpPlanner& planner) { return combine_variances(planner, /*is_root=*/false); }
+Status reduce_plans::std_of_parts(OpPlanner& planner) { return combine_variances(planner, /*is_root=*/true); }
 
 Status norm_over(OpPlanner& planner, const OpTensor& from, const std::vector<int64_t>& dims, double p,
                  const OpTensor& to) {
@@ -306,7 +295,5 @@ Status reduce_all(OpPlanner& planner, ReduceAll how, const OpTensor& from, const
   if (status.ok() && from.dtype != to.dtype) planner.copy(made, to);
   return status;
 }
-
-std::span<const NamedPlan> reduce_plans() { return kReducePlans; }
 
 }  // namespace torch_remote::worker::cuda

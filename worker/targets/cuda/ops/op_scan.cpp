@@ -3,6 +3,7 @@
 
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Cumulative maxima and minima along a dim, with their positions.
 namespace torch_remote::worker::cuda {
@@ -34,13 +35,10 @@ Status extreme(OpPlanner& planner, bool minimum) {
       .at(&ScanArguments::positions, positions);
   return {};
 }
-Status largest(OpPlanner& planner) { return extreme(planner, false); }
-Status smallest(OpPlanner& planner) { return extreme(planner, true); }
-
-constexpr NamedPlan kScanPlans[] = {{"cummax", largest}, {"cummin", smallest}};
 
 }  // namespace
 
-std::span<const NamedPlan> scan_plans() { return kScanPlans; }
+Status scan_plans::largest(OpPlanner& planner) { return extreme(planner, false); }
+Status scan_plans::smallest(OpPlanner& planner) { return extreme(planner, true); }
 
 }  // namespace torch_remote::worker::cuda
