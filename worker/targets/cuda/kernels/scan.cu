@@ -1,5 +1,5 @@
-// Cumulative maxima and minima along a dim. A line of contiguous elements is scanned by a block, tile by tile. If lines
-// are interleaved, each thread scans one.
+// Running sums, maxima and minima along a dim. A line of contiguous elements is scanned by a block, tile by tile. If
+// lines are interleaved, each thread scans one. Sums are f64 or i64.
 
 #include "worker/targets/cuda/kernels/device.h"
 
@@ -10,14 +10,36 @@ constexpr int kThreads = 256;
 constexpr int kEach = 4;
 
 struct FloatScan {
-  __device__ static double load(const ScanArguments& scan, i64 at) { return load_float(scan.in, at, scan.in_dtype); }
-  __device__ static void store(const ScanArguments& scan, i64 at, double x) {
+  using State = double;
+  __device__ static State load(const ScanArguments& scan, i64 at, i64) {
+    const double x = is_float(scan.in_dtype) ? load_float(scan.in, at, scan.in_dtype)
+                                             : static_cast<double>(load_int(scan.in, at, scan.in_dtype));
+    return rounded(x, scan.out_dtype);
+  }
+  __device__ static void store(const ScanArguments& scan, i64 at, State x) {
     store_float(scan.out, at, scan.out_dtype, x);
   }
 };
 struct IntScan {
-  __device__ static i64 load(const ScanArguments& scan, i64 at) { return load_int(scan.in, at, scan.in_dtype); }
-  __device__ static void store(const ScanArguments& scan, i64 at, i64 x) { store_int(scan.out, at, scan.out_dtype, x); }
+  using State = i64;
+  __device__ static State load(const ScanArguments& scan, i64 at, i64) {
+    return is_float(scan.in_dtype) ? static_cast<i64>(load_float(scan.in, at, scan.in_dtype))
+                                   : load_int(scan.in, at, scan.in_dtype);
+  }
+  __device__ static void store(const ScanArguments& scan, i64 at, State x) {
+    store_int(scan.out, at, scan.out_dtype, x);
+  }
+};
+
+struct FloatSum : FloatScan {
+  __device__ static State neutral() { return 0; }
+  __device__ static State combine(const ScanArguments&, State a, State b) { return a + b; }
+};
+struct IntSum : IntScan {
+  __device__ static State neutral() { return 0; }
+  __device__ static State combine(const ScanArguments&, State a, State b) {
+    return static_cast<i64>(static_cast<u64>(a) + static_cast<u64>(b));
+  }
 };
 
 // The maximum or minimum so far, and the last position that has it. NaN is greatest. No position: -1.
@@ -31,7 +53,7 @@ struct Extreme {
   using State = Found<T>;
   __device__ static State neutral() { return {0, -1}; }
   __device__ static State load(const ScanArguments& scan, i64 at, i64 position) {
-    return {Base::load(scan, at), position};
+    return {Base::load(scan, at, position), position};
   }
   __device__ static void store(const ScanArguments& scan, i64 at, State x) {
     Base::store(scan, at, x.value);
@@ -106,6 +128,8 @@ __device__ void scan_columns(const ScanArguments& scan) {
 
 using ExtremeFloat = Extreme<FloatScan, double>;
 using ExtremeInt = Extreme<IntScan, i64>;
+SCAN(scan_sum_float, FloatSum)
+SCAN(scan_sum_int, IntSum)
 SCAN(scan_extreme_float, ExtremeFloat)
 SCAN(scan_extreme_int, ExtremeInt)
 

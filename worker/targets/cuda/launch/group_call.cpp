@@ -72,6 +72,18 @@ bool lower_copy_node(const ir::Graph& graph, uint32_t node, std::span<const int6
   return lower_copy(graph.views[from->view], graph.views[to->view], values, launch);
 }
 
+// Lowers a single node row by row, whatever its strides: a softmax over a dim in the middle. False: it cannot be
+// lowered, or has no elements, for which there is no code.
+bool lower_by_rows(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values,
+                   std::vector<codegen::Launch>* launches) {
+  const auto is_empty = [](const codegen::Launch& launch) {
+    return std::ranges::find(launch.sizes, 0) != launch.sizes.end() ||
+           std::ranges::find(launch.outer, 0) != launch.outer.end();
+  };
+  return codegen::lower_group(graph, group, values, launches, /*in_order=*/true, ir::DomainKind::kNodeByRows).ok() &&
+         std::ranges::none_of(*launches, is_empty);
+}
+
 }  // namespace
 
 Status GroupCall::request_kernels(CudaDevice& device, const ir::Graph& graph, const ir::Group& group,
@@ -79,10 +91,13 @@ Status GroupCall::request_kernels(CudaDevice& device, const ir::Graph& graph, co
   prepared_.clear();
   if (Status status = codegen::lower_group(graph, group, values, &launches_, /*in_order=*/true); !status.ok()) {
     codegen::Launch copy;
-    const bool is_copy = group.first == group.last && ir::count_items(graph.nodes[group.first]) == 1;
-    if (!is_copy || !lower_copy_node(graph, group.first, values, &copy)) return status;
-    launches_.clear();
-    launches_.push_back(std::move(copy));
+    if (group.first != group.last || ir::count_items(graph.nodes[group.first]) != 1) return status;
+    if (lower_copy_node(graph, group.first, values, &copy)) {
+      launches_.clear();
+      launches_.push_back(std::move(copy));
+    } else if (!lower_by_rows(graph, group, values, &launches_)) {
+      return status;
+    }
   }
   for (codegen::Launch& launch : launches_) {
     // The kernel reports a bad index only when it is done, too late to prevent the write.

@@ -32,8 +32,8 @@ Status interpret(OpPlanner& planner, codegen::Launch launch, const std::vector<L
   for (ir::Sym& symbol : launch.scalar_symbols) {
     if (symbol != ir::kNoSym && !is_known(symbol)) symbol = ir::kNoSym;
   }
+  const bool can_fail = std::ranges::any_of(launch.kernel.operands, [](const auto& o) { return o.indexed != 0; });
   uint32_t first_failure = 0;
-  bool can_fail = false;
   std::vector<Location> data;
   for (size_t i = 0; i < launch.operands.size(); ++i) {
     const codegen::Binding& binding = launch.operands[i];
@@ -42,9 +42,9 @@ Status interpret(OpPlanner& planner, codegen::Launch launch, const std::vector<L
     Location at = locations[binding.buffer];
     at.offset += static_cast<uint64_t>(binding.offset) * ir::item_size(operand.dtype);
     data.push_back(at);
+    if (!can_fail) continue;
     const uint32_t number = planner.add_operand(-1);
     if (i == 0) first_failure = number;
-    can_fail |= operand.indexed != 0;
   }
   EncodedKernel encoded;
   if (Status status = encode(launch, first_failure, &encoded); !status.ok()) return status;
@@ -346,8 +346,7 @@ Status plan_empty_group_norm(OpPlanner& planner) {
 
 // Whether the op is a running reduction over one position, which is a copy.
 bool is_copy(OpPlanner& planner, ir::Expansion expansion, const OpTensor& self) {
-  const bool runs = expansion == ir::Expansion::kCumsum || expansion == ir::Expansion::kCumprod ||
-                    expansion == ir::Expansion::kLogCumSumExp;
+  const bool runs = expansion == ir::Expansion::kCumprod || expansion == ir::Expansion::kLogCumSumExp;
   return runs && split(self.sizes, planner.integer("dim")).length == 1;
 }
 
@@ -373,6 +372,7 @@ Status plan_lowered(OpPlanner& planner) {
 }
 
 constexpr NamedPlan kLoweredPlan{"expansion", plan_lowered, true, true};
+constexpr NamedPlan kRunningSumPlan{"cumsum", plan_running_sum};
 
 // Ops that move elements and compute nothing have plans of their own, which other ops share.
 bool moves_only(ir::Expansion expansion) {
@@ -413,6 +413,7 @@ Status plan_op(OpPlanner& planner, ir::Opcode opcode, const std::vector<OpArgume
 const NamedPlan* lowered_plan(ir::Opcode opcode) {
   const ir::Expansion own = ir::expansion_of(opcode);
   const ir::Expansion expansion = own == ir::Expansion::kNone ? ir::expansion_of(ir::op_desc(opcode).functional) : own;
+  if (expansion == ir::Expansion::kCumsum) return &kRunningSumPlan;
   const bool is_lowered =
       expansion != ir::Expansion::kNone && expansion != ir::Expansion::kExpression && !moves_only(expansion);
   return is_lowered ? &kLoweredPlan : nullptr;

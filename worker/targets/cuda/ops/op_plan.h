@@ -336,6 +336,9 @@ std::optional<OpTensor> complex_number(OpPlanner& planner, std::string_view name
 // The absolute values of complex numbers, as a real tensor.
 OpTensor absolute_values(OpPlanner& planner, const OpTensor& tensor);
 
+// cumsum, of real or complex numbers.
+Status plan_running_sum(OpPlanner& planner);
+
 // Norms over some dims, of floats or complex numbers. The reduced dims of `to` have size 1.
 Status norm_over(OpPlanner& planner, const OpTensor& from, const std::vector<int64_t>& dims, double p,
                  const OpTensor& to);

@@ -261,16 +261,7 @@ Status count_nonzero(OpPlanner& planner, const OpTensor& tensor, Location out) {
   return plan_op(planner, ir::ops::aten_count_nonzero, {from}, {OpTensor{.location = out, .dtype = DType::kInt64}});
 }
 
-Status reduce_plans::running_sum_of_parts(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || !ir::is_complex(to->dtype) || self->dtype != to->dtype) return unsupported("of these dtypes");
-  if (self->sizes.empty()) {
-    planner.copy(*self, *to);
-    return {};
-  }
-  const int64_t dim = dim_of(planner.integer("dim"), self->sizes.size());
-  return plan_op(planner, ir::ops::aten_cumsum, {parts_of(*self), dim}, {parts_of(*to)});
-}
+Status reduce_plans::running_sum_of_parts(OpPlanner& planner) { return plan_running_sum(planner); }
 
 Status reduce_plans::sum_of_parts(OpPlanner& planner) { return reduce_parts(planner, ir::ops::aten_sum_dim_IntList); }
 Status reduce_plans::mean_of_parts(OpPlanner& planner) { return reduce_parts(planner, ir::ops::aten_mean_dim); }

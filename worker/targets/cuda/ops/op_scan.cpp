@@ -5,34 +5,47 @@
 #include "worker/targets/cuda/ops/op_plan.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
 
-// Cumulative maxima and minima along a dim, with their positions.
+// Running sums, maxima and minima along a dim. There is no compiled code for them, so that sums have a kernel, too.
 namespace torch_remote::worker::cuda {
 namespace {
 
 // At least this many adjacent lines are scanned by one thread each.
 constexpr int64_t kMinAdjacentLines = 32;
 
-Status extreme(OpPlanner& planner, bool minimum) {
-  const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0), indices = planner.result(1);
-  if (!self || !to || ir::is_complex(to->dtype)) return unsupported("without a result");
-  const OuterLengthInner dims = split(self->sizes, planner.integer("dim"));
-  const Location in = planner.packed(*self), out = planner.output(*to);
-  const Location positions =
-      indices ? planner.output(*indices) : planner.scratch(static_cast<uint64_t>(self->count()) * 8);
+struct ScanKernels {
+  const char *lines, *columns;
+};
+
+// `positions`: where the positions of maxima or minima go; none for sums.
+void scan(OpPlanner& planner, const ScanKernels& kernels, Location in, ir::DType dtype, const OuterLengthInner& dims,
+          const OpTensor& to, Location positions = {}, bool minimum = false) {
   const int64_t lines = dims.length == 0 ? 0 : dims.outer * dims.inner;
-  const bool by_columns = dims.inner >= kMinAdjacentLines, floats = ir::is_float(to->dtype);
-  const char* const kernel = by_columns ? (floats ? "scan_extreme_float_columns" : "scan_extreme_int_columns")
-                                        : (floats ? "scan_extreme_float_rows" : "scan_extreme_int_rows");
+  const bool by_columns = dims.inner >= kMinAdjacentLines;
   const ScanArguments arguments{.outer = dims.outer,
                                 .length = dims.length,
                                 .inner = dims.inner,
-                                .in_dtype = static_cast<i64>(self->dtype),
-                                .out_dtype = static_cast<i64>(to->dtype),
+                                .in_dtype = static_cast<i64>(part_of(dtype)),
+                                .out_dtype = static_cast<i64>(part_of(to.dtype)),
                                 .minimum = minimum ? 1 : 0};
-  planner.launch(KernelFile::kScan, kernel, arguments, by_columns ? blocks_for(lines) : std::min(lines, kMaxBlocks))
+  const Location out = planner.output(to);
+  planner
+      .launch(KernelFile::kScan, by_columns ? kernels.columns : kernels.lines, arguments,
+              by_columns ? blocks_for(lines) : std::min(lines, kMaxBlocks))
       .at(&ScanArguments::in, in)
       .at(&ScanArguments::out, out)
       .at(&ScanArguments::positions, positions);
+}
+
+Status extreme(OpPlanner& planner, bool minimum) {
+  const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0), indices = planner.result(1);
+  if (!self || !to || ir::is_complex(to->dtype)) return unsupported("without a result");
+  const Location in = planner.packed(*self);
+  const Location positions =
+      indices ? planner.output(*indices) : planner.scratch(static_cast<uint64_t>(self->count()) * 8);
+  const ScanKernels kernels = ir::is_float(to->dtype)
+                                  ? ScanKernels{"scan_extreme_float_rows", "scan_extreme_float_columns"}
+                                  : ScanKernels{"scan_extreme_int_rows", "scan_extreme_int_columns"};
+  scan(planner, kernels, in, self->dtype, split(self->sizes, planner.integer("dim")), *to, positions, minimum);
   return {};
 }
 
@@ -40,5 +53,19 @@ Status extreme(OpPlanner& planner, bool minimum) {
 
 Status scan_plans::largest(OpPlanner& planner) { return extreme(planner, false); }
 Status scan_plans::smallest(OpPlanner& planner) { return extreme(planner, true); }
+
+Status plan_running_sum(OpPlanner& planner) {
+  const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0);
+  if (!self || !to || to->dtype == ir::DType::kBool) return unsupported("without a result");
+  const bool is_complex = ir::is_complex(to->dtype);
+  OuterLengthInner dims = split(self->sizes, planner.integer("dim"));
+  if (is_complex) dims.inner *= 2;  // Real and imaginary parts are adjacent.
+  const ir::DType dtype = is_complex || ir::is_complex(self->dtype) ? to->dtype : self->dtype;
+  const ScanKernels kernels = is_complex || ir::is_float(to->dtype)
+                                  ? ScanKernels{"scan_sum_float_rows", "scan_sum_float_columns"}
+                                  : ScanKernels{"scan_sum_int_rows", "scan_sum_int_columns"};
+  scan(planner, kernels, planner.packed(*self, dtype), dtype, dims, *to);
+  return {};
+}
 
 }  // namespace torch_remote::worker::cuda
