@@ -73,9 +73,12 @@ bool lower_copy_node(const ir::Graph& graph, uint32_t node, std::span<const int6
 }
 
 // Lowers a single node row by row, whatever its strides: a softmax over a dim in the middle. False: it cannot be
-// lowered, or has no elements, for which there is no code.
+// lowered, or has no elements, for which there is no code. Batch norm of images whose channels are adjacent is left to
+// cuDNN.
 bool lower_by_rows(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values,
                    std::vector<codegen::Launch>* launches) {
+  const ir::Expansion expansion = ir::expansion_of(graph.nodes[group.first].opcode);
+  if (expansion == ir::Expansion::kBatchNorm || expansion == ir::Expansion::kBatchNormBackward) return false;
   const auto is_empty = [](const codegen::Launch& launch) {
     return std::ranges::find(launch.sizes, 0) != launch.sizes.end() ||
            std::ranges::find(launch.outer, 0) != launch.outer.end();
