@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from unittest import mock
 
 import ranks
 import torch
@@ -75,17 +76,19 @@ def many(rank, size):
 
 
 def in_call_order(rank, size):
-    """A collective of one thread is executed before a later one of another thread, whose result is read first."""
+    """Collectives of two threads run in the order of the calls, even if the first thread has not sent its own yet."""
     first, second = torch.ones(5, device="remote"), torch.full((3,), 2.0, device="remote")
+    dist.all_reduce(first)  # the first collective sets up the group
     if rank == 0:
-        thread = threading.Thread(target=dist.all_reduce, args=(first,))
-        thread.start()
-        thread.join()
+        with mock.patch("torch_remote._C.flush"):
+            thread = threading.Thread(target=dist.all_reduce, args=(first,))
+            thread.start()
+            thread.join()
     else:
         dist.all_reduce(first)
     dist.all_reduce(second)
     assert second.tolist() == [2.0 * size] * 3
-    assert first.tolist() == [float(size)] * 5
+    assert first.tolist() == [float(size**2)] * 5
 
 
 def everything(rank, size):
