@@ -372,7 +372,7 @@ Status plan_lowered(OpPlanner& planner) {
 }
 
 constexpr NamedPlan kLoweredPlan{"expansion", plan_lowered, true, true};
-constexpr NamedPlan kRunningSumPlan{"cumsum", plan_running_sum};
+constexpr NamedPlan kRunningSumPlan{"running_sum", plan_running_sum};
 
 // Ops that move elements and compute nothing have plans of their own, which other ops share.
 bool moves_only(ir::Expansion expansion) {
