@@ -17,6 +17,7 @@
 #include "worker/targets/aten/first_calls.h"
 #include "worker/targets/aten/gpu.h"
 #include "worker/targets/aten/host_memory.h"
+#include "worker/targets/aten/kernels/fft.h"
 #include "worker/targets/aten/kernels/multiply.h"
 #include "worker/targets/aten/kernels/parallel.h"
 #include "worker/targets/aten/kernels/special.h"
@@ -52,6 +53,7 @@ int create(const tr_host* host, int threads, int inproc, tr_runner** runner, tr_
     make_first_calls();
     // Clients fill new memory themselves when the user asks for it. Torch must not fill the temporaries of ops.
     if (!inproc) at::globalContext().setDeterministicFillUninitializedMemory(false);
+    if (!inproc) transform_dims_apart();
     if (known.has_gpu == 0 && !inproc) {
       use_host_memory(&result->host);
       set_gemm_host(&result->host);

@@ -22,6 +22,7 @@
 #include "worker/targets/aten/checks/guard_changes.h"
 #include "worker/targets/aten/checks/guard_pages.h"
 #include "worker/targets/aten/checks/schema.h"
+#include "worker/targets/aten/kernels/fft.h"
 #include "worker/targets/aten/testing.h"
 
 // Calls ops with arguments that do not fit together, in memory next to inaccessible pages, and reports which calls end
@@ -318,7 +319,10 @@ class Harness {
     setrlimit(RLIMIT_AS, &space);
     use_guard_pages(place_, kMostBytes);
     std::optional<TestRunner> runner;
-    if (worker_) runner.emplace(/*inproc=*/true);
+    if (worker_) {
+      runner.emplace(/*inproc=*/true);
+      transform_dims_apart();
+    }
     for (size_t c = first; c < last; ++c) {
       progress_->current = c;
       std::string message;

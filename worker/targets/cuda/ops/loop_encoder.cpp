@@ -48,6 +48,7 @@ class Encoder {
     });
     has_rows ? add_rows() : add_points();
     if (!schedule_.totals.empty()) add_finish();
+    if (finish_ && finish_->points == 0) finish_.reset();
     return fits_ ? Status() : unsupported_kernel("of so many operations");
   }
 

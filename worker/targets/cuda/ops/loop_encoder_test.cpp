@@ -97,7 +97,7 @@ codegen::Launch launch_of(const codegen::Kernel& kernel, const Case& values) {
 }
 
 // Describes an element that differs by more than the rounding of sums in another order, or returns "".
-std::string difference(const codegen::Kernel& kernel, const Case& expected, const Case& got) {
+std::string mismatch(const codegen::Kernel& kernel, const Case& expected, const Case& got) {
   for (size_t i = 0; i < kernel.operands.size(); ++i) {
     const ir::DType dtype = kernel.operands[i].dtype;
     const size_t item = ir::item_size(dtype);
@@ -135,7 +135,7 @@ TEST(Interpret, ComputesWhatTheReferenceDoes) {
       if (status.code() == ErrorCode::kUnsupported) continue;
       ASSERT_TRUE(status.ok()) << named.name << ": " << status.message();
       EXPECT_EQ(record.operand == codegen::kNone, failure.operand == codegen::kNone) << named.name;
-      EXPECT_EQ(difference(kernel, expected, got), "") << named.name << " " << ::testing::PrintToString(sizes);
+      EXPECT_EQ(mismatch(kernel, expected, got), "") << named.name << " " << ::testing::PrintToString(sizes);
       ++encoded;
       failures += record.operand != codegen::kNone;
       with_totals += !codegen::schedule(kernel).totals.empty();

@@ -319,8 +319,12 @@ constexpr Form kForms[] = {{},
                            {.contiguous = true},
                            {.kind = kByRows, .contiguous = true},
                            {.kind = kByRows, .contiguous = true, .as_floats = true},
-                           {.kind = kByRows, .contiguous = true, .lift_args = true},
-                           {.kind = kByRows, .contiguous = true, .lift_args = true, .lift_results = true}};
+                           {.kind = kByRows, .contiguous = true, .lift_args = true, .as_floats = true},
+                           {.kind = kByRows,
+                            .contiguous = true,
+                            .lift_args = true,
+                            .lift_results = true,
+                            .as_floats = true}};
 
 // Whether the op of complex numbers is one of real numbers: see SingleNode::real_of_complex.
 bool takes_complex(ir::Opcode opcode) {
