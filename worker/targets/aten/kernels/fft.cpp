@@ -8,10 +8,20 @@
 namespace torch_remote::worker::aten {
 namespace {
 
+// Transforms of several dims are left to MKL if each has at most this size. No larger one is known to be safe.
+constexpr int64_t kMostTogether = 64;
+
+bool are_small(const at::Tensor& self, c10::IntArrayRef dims) {
+  for (const int64_t dim : dims) {
+    if (self.size(dim) > kMostTogether) return false;
+  }
+  return true;
+}
+
 // The normalization factors of several dims are the product of those of each dim.
 at::Tensor c2c(const at::Tensor& self, c10::SymIntArrayRef dims, int64_t normalization, bool forward) {
   const c10::IntArrayRef all = C10_AS_INTARRAYREF_SLOW(dims);
-  if (all.size() <= 1) return at::native::_fft_c2c_mkl(self, all, normalization, forward);
+  if (all.size() <= 1 || are_small(self, all)) return at::native::_fft_c2c_mkl(self, all, normalization, forward);
   at::Tensor made = self;
   for (size_t i = all.size(); i-- > 0;) made = at::native::_fft_c2c_mkl(made, all[i], normalization, forward);
   return made;
@@ -19,7 +29,7 @@ at::Tensor c2c(const at::Tensor& self, c10::SymIntArrayRef dims, int64_t normali
 
 at::Tensor c2r(const at::Tensor& self, c10::IntArrayRef dims, int64_t normalization, c10::SymInt last_size) {
   const int64_t size = last_size.guard_int(__FILE__, __LINE__);
-  if (dims.size() <= 1) return at::native::_fft_c2r_mkl(self, dims, normalization, size);
+  if (dims.size() <= 1 || are_small(self, dims)) return at::native::_fft_c2r_mkl(self, dims, normalization, size);
   at::Tensor made = self;
   for (size_t i = dims.size() - 1; i-- > 0;) made = at::native::_fft_c2c_mkl(made, dims[i], normalization, false);
   return at::native::_fft_c2r_mkl(made, dims.back(), normalization, size);

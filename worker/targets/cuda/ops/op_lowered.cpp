@@ -314,17 +314,14 @@ Status plan_single(OpPlanner& planner, std::span<const Form> forms, Add&& add) {
   return status;
 }
 constexpr auto kByRows = ir::DomainKind::kNodeByRows;
-constexpr Form kForms[] = {{},
-                           {.kind = kByRows},
-                           {.contiguous = true},
-                           {.kind = kByRows, .contiguous = true},
-                           {.kind = kByRows, .contiguous = true, .as_floats = true},
-                           {.kind = kByRows, .contiguous = true, .lift_args = true, .as_floats = true},
-                           {.kind = kByRows,
-                            .contiguous = true,
-                            .lift_args = true,
-                            .lift_results = true,
-                            .as_floats = true}};
+constexpr Form kForms[] = {
+    {},
+    {.kind = kByRows},
+    {.contiguous = true},
+    {.kind = kByRows, .contiguous = true},
+    {.kind = kByRows, .contiguous = true, .as_floats = true},
+    {.kind = kByRows, .contiguous = true, .lift_args = true, .as_floats = true},
+    {.kind = kByRows, .contiguous = true, .lift_args = true, .lift_results = true, .as_floats = true}};
 
 // Whether the op of complex numbers is one of real numbers: see SingleNode::real_of_complex.
 bool takes_complex(ir::Opcode opcode) {
@@ -354,6 +351,18 @@ bool is_copy(OpPlanner& planner, ir::Expansion expansion, const OpTensor& self) 
   return runs && split(self.sizes, planner.integer("dim")).length == 1;
 }
 
+// Running sums of exponentials in f64: their gradient subtracts numbers that are nearly equal.
+Status plan_in_doubles(OpPlanner& planner, const OpTensor& self, const OpTensor& to) {
+  OpTensor from = self, made = to;
+  from.location = planner.packed(self, DType::kFloat64);
+  from.dtype = made.dtype = DType::kFloat64;
+  from.strides = made.strides = packed_strides(self.sizes);
+  made.location = planner.scratch(made.nbytes());
+  const Status status = plan_op(planner, functional(planner.node()).opcode, {from, planner.integer("dim")}, {made});
+  if (status.ok()) planner.copy(made, to);
+  return status;
+}
+
 Status plan_lowered(OpPlanner& planner) {
   bool has_complex = false, makes_complex = false;
   ir::for_each_view(planner.node(), [&](uint32_t view, bool writes) {
@@ -369,6 +378,9 @@ Status plan_lowered(OpPlanner& planner) {
   if (self && to && is_copy(planner, expansion, *self)) {
     if (self->location.buffer != to->location.buffer) planner.copy(*self, *to);
     return {};
+  }
+  if (expansion == ir::Expansion::kLogCumSumExp && self && to && to->dtype != DType::kFloat64) {
+    return plan_in_doubles(planner, *self, *to);
   }
   const std::optional<OpTensor> input = planner.tensor("input");
   if (expansion == ir::Expansion::kGroupNorm && input && input->count() == 0) return plan_empty_group_norm(planner);
