@@ -6,9 +6,11 @@
 #include <utility>
 #include <vector>
 
+#include "codegen/loop/scalar_math.h"
 #include "codegen/lower/loops.h"
 #include "codegen/lower/lower.h"
 #include "ir/fusion/fusion.h"
+#include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/loop_encoder.h"
 #include "worker/targets/cuda/ops/op_plan.h"
@@ -351,6 +353,19 @@ bool is_copy(OpPlanner& planner, ir::Expansion expansion, const OpTensor& self) 
   return runs && split(self.sizes, planner.integer("dim")).length == 1;
 }
 
+// Bounds that the dtype cannot represent wrap around, as in torch's kernels.
+Status plan_clamp_of_integers(OpPlanner& planner, const OpTensor& self, const OpTensor& to) {
+  const auto bound = [&](std::string_view name) -> OpArgument {
+    if (!planner.has(name)) return {};
+    return codegen::wrapped(to.dtype, planner.integer(name));
+  };
+  OpTensor from = self;
+  from.location = planner.packed(self, to.dtype);
+  from.dtype = to.dtype;
+  from.strides = packed_strides(self.sizes);
+  return plan_op(planner, ir::ops::aten_clamp, {from, bound("min"), bound("max")}, {to});
+}
+
 // Running sums of exponentials in f64: their gradient subtracts numbers that are nearly equal.
 Status plan_in_doubles(OpPlanner& planner, const OpTensor& self, const OpTensor& to) {
   OpTensor from = self, made = to;
@@ -384,6 +399,9 @@ Status plan_lowered(OpPlanner& planner) {
   }
   const std::optional<OpTensor> input = planner.tensor("input");
   if (expansion == ir::Expansion::kGroupNorm && input && input->count() == 0) return plan_empty_group_norm(planner);
+  if (expansion == ir::Expansion::kClamp && self && to && !ir::is_float(to->dtype)) {
+    return plan_clamp_of_integers(planner, *self, *to);
+  }
   return plan_single(planner, kForms, [](SingleNode& node) { node.add_planned_node(); });
 }
 
