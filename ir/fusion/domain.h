@@ -26,10 +26,10 @@ enum class ReductionKind : uint8_t {
   kAll,      // over rows and columns
 };
 
-// What a domain is for.
+// The nodes that a domain may have.
 enum class DomainKind : uint8_t {
   kGroup,  // any nodes
-  // One node, whose kernel is interpreted: its dims may have size 0, and it may reduce over dims of size 1.
+  // One node. Its dims may have size 0, which compiled code does not support. It may reduce over dims of size 1.
   kNode,
   kNodeByRows,  // the same, but the columns are always the dims over which it reduces
 };

@@ -324,8 +324,15 @@ def test_expansions_are_of_known_ops_and_kinds(tmp_path):
     assert "'mean' is named twice" in wrong('"_softmax"', '"mean"')
 
 
+def kernels_outside(folder: Path, rows: str, allowed: str) -> Path:
+    """Writes composed.toml, with rows for ops outside the table, and allowed_ops.txt with one op."""
+    (folder / "allowed_ops.txt").write_text(f"{allowed}\n")
+    path = folder / "composed.toml"
+    path.write_text(f"[kernels]\n{rows}\n")
+    return path
+
+
 def test_cuda_plans_are_declared_and_listed(tmp_path):
-    lists = tmp_path / "composed.toml"
     entries = """[op]
 topk = { cuda = "sort.topk", doc = "." }
 alias_copy = { cuda = { any = "view.copy" }, doc = "." }
@@ -334,9 +341,7 @@ sum = { cuda = { real = "reduce.sum", complex = "complex.sum" }, doc = "." }
     ops = list(table(tmp_path, entries).values())
 
     def header(kernels: str) -> str:
-        lists.write_text(f"[kernels]\n{kernels}\n")
-        (tmp_path / "allowed_ops.txt").write_text("aten::sort\n")
-        return op_kernels.cuda_plans(lists, ops)
+        return op_kernels.cuda_plans(kernels_outside(tmp_path, kernels, "aten::sort"), ops)
 
     text = header('sort = { cuda = "sort.sort" }')
     assert "namespace sort_plans {\nStatus sort(OpPlanner& planner);\nStatus topk(OpPlanner& planner);\n}" in text
@@ -364,9 +369,7 @@ sum = { cuda = { real = "reduce.sum", complex = "complex.sum" }, doc = "." }
 
 
 def test_the_aten_plugin_gets_kernels_hazards_and_casts(tmp_path):
-    lists = tmp_path / "composed.toml"
-    lists.write_text('[kernels]\nrand = { aten = "random.rand" }\n')
-    (tmp_path / "allowed_ops.txt").write_text("aten::rand\n")
+    lists = kernels_outside(tmp_path, 'rand = { aten = "random.rand" }', "aten::rand")
     entries = """[op]
 uniform_ = { aten = "random.uniform", doc = "." }
 mm = { aten = { "mm.dtype" = "matmul.product" }, doc = "." }
@@ -399,9 +402,7 @@ doc = "." """
 
 
 def test_messages_of_data_errors_are_sorted_by_op(tmp_path):
-    lists = tmp_path / "composed.toml"
-    lists.write_text('[kernels]\nrand = { data_error = "none" }\n')
-    (tmp_path / "allowed_ops.txt").write_text("aten::rand\n")
+    lists = kernels_outside(tmp_path, 'rand = { data_error = "none" }', "aten::rand")
     entries = """[op]
 take = { index_error = "no {index} of {size}", doc = "." }
 bmm = { data_error = "it's \\"bad\\"", overloads = [""], doc = "." }

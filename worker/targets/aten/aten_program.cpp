@@ -17,6 +17,7 @@
 #include "ir/analysis.h"
 #include "ir/math_modes.h"
 #include "ir/work.h"
+#include "worker/targets/aten/checks/no_warnings.h"
 #include "worker/targets/aten/checks/relations.h"
 #include "worker/targets/aten/host_memory.h"
 #include "worker/targets/aten/kernels/depthwise.h"
@@ -48,10 +49,6 @@ c10::Storage make_storage(void* data, size_t nbytes, c10::Device device) {
                                                             c10::DataPtr(data, device), nullptr,
                                                             /*resizable=*/false));
 }
-
-struct NoWarnings final : c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
 
 at::ScalarType scalar_type(ir::DType dtype) { return static_cast<at::ScalarType>(dtype); }
 
@@ -491,8 +488,7 @@ void AtenProgram::call_out(tr_run& run, uint32_t index) {
   }
   try {
     // We handle a resized result ourselves, so torch need not warn of it.
-    NoWarnings silent;
-    const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+    const NoWarnings silent;
     operation.call(stack_);
     state.out_variant_checked = results_untouched(node, run.symbols);
   } catch (const c10::OutOfMemoryError&) {

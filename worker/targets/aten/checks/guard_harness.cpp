@@ -21,6 +21,7 @@
 #include "worker/targets/aten/checks/guard.h"
 #include "worker/targets/aten/checks/guard_changes.h"
 #include "worker/targets/aten/checks/guard_pages.h"
+#include "worker/targets/aten/checks/no_warnings.h"
 #include "worker/targets/aten/checks/schema.h"
 #include "worker/targets/aten/kernels/fft.h"
 #include "worker/targets/aten/testing.h"
@@ -412,17 +413,12 @@ class Harness {
   std::vector<IValue> last_results_;
 };
 
-struct NoWarnings final : c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
-
 int main(int argc, char** argv) {
   if (argc < 6) {
     std::fprintf(stderr, "guard_harness FILE worker|torch end|begin PART PARTS [NAME]\n");
     return 2;
   }
-  NoWarnings none;
-  const c10::WarningUtils::WarningHandlerGuard quiet(&none);
+  const NoWarnings quiet;
   at::set_num_threads(1);
   const bool worker = std::string_view(argv[2]) == "worker";
   const size_t part = std::stoul(argv[4]), parts = std::stoul(argv[5]);

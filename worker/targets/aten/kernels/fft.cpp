@@ -5,6 +5,8 @@
 #include <ATen/ops/_fft_c2r_native.h>
 #include <torch/library.h>
 
+#include "worker/targets/aten/checks/no_warnings.h"
+
 namespace torch_remote::worker::aten {
 namespace {
 
@@ -35,16 +37,11 @@ at::Tensor c2r(const at::Tensor& self, c10::IntArrayRef dims, int64_t normalizat
   return at::native::_fft_c2r_mkl(made, dims.back(), normalization, size);
 }
 
-struct NoWarnings final : c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
-
 }  // namespace
 
 void transform_dims_apart() {
   static const auto* const library = [] {
-    NoWarnings none;  // torch warns about kernels that are replaced
-    const c10::WarningUtils::WarningHandlerGuard quiet(&none);
+    const NoWarnings quiet;  // torch warns about kernels that are replaced
     auto* const made = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
     made->impl("_fft_c2c", TORCH_FN(c2c));
     made->impl("_fft_c2r", TORCH_FN(c2r));

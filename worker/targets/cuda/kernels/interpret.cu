@@ -96,9 +96,9 @@ __device__ T combined(int reduction, T a, T b) {
       return a * b;
     case kMax:
     case kArgMax:
-      return a > b || a != a ? a : b;
+      return formulas::max(a, b);
     default:
-      return a < b || a != a ? a : b;
+      return formulas::min(a, b);
   }
 }
 template <>
@@ -224,6 +224,14 @@ __device__ INLINE bool is_kept_out(const InterpretArguments& f, const Thread& mi
   return ((flags & kFirstColumn) != 0 && mine.at[last] != 0) || ((flags & kFirstLine) != 0 && mine.at[last - 1] != 0);
 }
 
+// The cell of a total, among those of a chunk, for the thread's position.
+__device__ INLINE i64 cell_of_total(const InterpretArguments& f, const Thread& mine, int total) {
+  const i64 last = f.outer + f.rows + f.columns - 1, flags = f.total_flags[total];
+  i64 cell = f.columns == 2 && (flags & kFirstLine) == 0 ? mine.at[last - 1] : 0;
+  if (f.columns != 0 && (flags & kFirstColumn) == 0) cell = cell * f.sizes[last] + mine.at[last];
+  return f.first_cell[total] + cell;
+}
+
 // Executes the instructions of a range. If the thread is not active, it takes part in running reductions only.
 __device__ INLINE void run(const InterpretArguments& f, Range range, bool active, Thread& mine, Shared& shared) {
   i64 offset = 0;
@@ -314,13 +322,8 @@ __device__ INLINE void run(const InterpretArguments& f, Range range, bool active
       case Instruction::kTotal: {
         i64 position = 0;
         for (i64 d = 0; d < f.outer; ++d) position = position * f.sizes[d] + mine.at[d];
-        i64 cell = 0;
-        if (f.columns == 2 && (f.total_flags[code.b] & kFirstLine) == 0) cell = mine.at[dims - 2];
-        if (f.columns != 0 && (f.total_flags[code.b] & kFirstColumn) == 0) {
-          cell = cell * f.sizes[dims - 1] + mine.at[dims - 1];
-        }
-        const auto* const cells = pointer<const u64>(f.totals) + position * f.chunks * f.total_cells +
-                                  f.first_cell[code.b] + cell;
+        const auto* const cells =
+            pointer<const u64>(f.totals) + position * f.chunks * f.total_cells + cell_of_total(f, mine, code.b);
         u64 all = identity(code.op, code.type);
         for (i64 c = 0; c < f.chunks; ++c) all = combine(code.op, code.type, all, cells[c * f.total_cells]);
         mine.cells[code.to] = all;
@@ -382,12 +385,8 @@ __device__ INLINE void add_column(const InterpretArguments& f, Range reductions,
     const bool adds = code.what == Instruction::kAddTotal, by_line = adds && f.by_line[code.b] != 0;
     const u64 cell = mine.cells[code.a];
     if (adds && !by_line) {
-      const i64 flags = f.total_flags[code.b];
-      if (!active || is_kept_out(f, mine, flags)) continue;
-      const bool along_column = (flags & kFirstColumn) == 0;
-      i64 place = f.columns == 2 && (flags & kFirstLine) == 0 ? line : 0;
-      if (along_column) place = place * f.sizes[dims - 1] + mine.at[dims - 1];
-      u64& total = totals[f.first_cell[code.b] + place];
+      if (!active || is_kept_out(f, mine, f.total_flags[code.b])) continue;
+      u64& total = totals[cell_of_total(f, mine, code.b)];
       total = combine(code.op, code.type, total, convert(code.from, code.type, cell));
       continue;
     }

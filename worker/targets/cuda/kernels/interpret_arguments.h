@@ -7,8 +7,8 @@ namespace torch_remote::worker::cuda {
 using i64 = long;
 using u64 = unsigned long;
 
-// What an instruction does. An instruction is one word: its fields are the word's bytes, the lowest first. A cell is 8
-// bytes of a thread: the bits of a float, or an integer. Words are `InterpretArguments::words`.
+// The operation of an instruction. An instruction is one word: its fields are the word's bytes, the lowest first. A
+// cell is 8 bytes of a thread: the bits of a float, or an integer. Words are `InterpretArguments::words`.
 enum class Instruction : unsigned char {
   kConstant,  // to = word a + 256 b
   kScalar,    // to = scalar a

@@ -16,6 +16,7 @@ using ir::DType;
 Status unsupported_kernel(const char* what) { return {ErrorCode::kUnsupported, what}; }
 
 static_assert(sizeof(InterpretArguments) <= 4096, "a kernel's parameters");
+static_assert(kLoopCells <= UINT8_MAX && kLoopOperands <= UINT8_MAX, "fields of an instruction");
 
 // At most this many chunks of rows, whose partial results a single thread adds up for each column.
 constexpr int64_t kMaxChunks = 512;
@@ -35,13 +36,13 @@ class Encoder {
   Status run(uint32_t first_failure) {
     const bool fits = kernel_.values.size() <= kLoopCells && kernel_.operands.size() <= kLoopOperands &&
                       launch_.outer.size() + kernel_.dims() <= kLoopDims && schedule_.phases <= kLoopPhases &&
-                      schedule_.totals.size() <= kLoopTotals && kernel_.values.size() <= UINT8_MAX;
+                      schedule_.totals.size() <= kLoopTotals;
     if (!fits) return unsupported_kernel("of so many values");
     if (std::ranges::any_of(kernel_.stores, [](const codegen::Store& s) { return s.adds && !s.indices.empty(); })) {
       return unsupported_kernel("that adds at indices");
     }
     first_failure_ = first_failure;
-    add_operands();
+    add_operands(0);
     add_scalars();
     const bool has_rows = std::ranges::any_of(kernel_.values, [](const codegen::Value& value) {
       return value.kind == codegen::Kind::kReduce || value.kind == codegen::Kind::kRunning;
@@ -86,13 +87,13 @@ class Encoder {
     word(all);
   }
 
-  void add_operands() {
-    const size_t outer = launch_.outer.size();
+  // Adds the strides of all operands along the loops around the kernel, and along its dims from `first_dim` on.
+  void add_operands(uint32_t first_dim) {
     for (uint32_t i = 0; i < kernel_.operands.size(); ++i) {
       const codegen::Binding& binding = launch_.operands[i];
       strides_.push_back(next_word_);
-      for (size_t d = 0; d < outer; ++d) word(static_cast<uint64_t>(binding.outer[d]));
-      for (uint32_t d = 0; d < kernel_.dims(); ++d) word(static_cast<uint64_t>(binding.strides[d]));
+      for (const int64_t stride : binding.outer) word(static_cast<uint64_t>(stride));
+      for (uint32_t d = first_dim; d < kernel_.dims(); ++d) word(static_cast<uint64_t>(binding.strides[d]));
       indexed_.push_back(next_word_);
       for (uint32_t d = 0; d < kernel_.operands[i].indexed; ++d) {
         word(static_cast<uint64_t>(binding.strides[kernel_.dims() + d]));
@@ -386,7 +387,7 @@ class Encoder {
     main_.chunks = (main_.row_count + main_.chunk - 1) / main_.chunk;
   }
 
-  // What depends on reductions over all rows: at the columns of the stores, without row dims.
+  // Makes the launch that computes what depends on reductions over all rows: at the columns of the stores.
   void add_finish() {
     finish_ = main_;
     InterpretArguments& to = *finish_;
@@ -395,18 +396,7 @@ class Encoder {
     words_.fill(0);
     strides_.clear();
     indexed_.clear();
-    const size_t outer = launch_.outer.size();
-    for (uint32_t i = 0; i < kernel_.operands.size(); ++i) {
-      const codegen::Binding& binding = launch_.operands[i];
-      strides_.push_back(next_word_);
-      for (size_t d = 0; d < outer; ++d) word(static_cast<uint64_t>(binding.outer[d]));
-      for (uint32_t d = kernel_.rows; d < kernel_.dims(); ++d) word(static_cast<uint64_t>(binding.strides[d]));
-      indexed_.push_back(next_word_);
-      for (uint32_t d = 0; d < kernel_.operands[i].indexed; ++d) {
-        word(static_cast<uint64_t>(binding.strides[kernel_.dims() + d]));
-        word(static_cast<uint64_t>(binding.bounds[d]));
-      }
-    }
+    add_operands(kernel_.rows);
     std::ranges::fill(to.ranges, 0);
     to.phases = 0;
     to.ranges[kFirstPhase] = range([&] {
@@ -425,7 +415,7 @@ class Encoder {
     to.rows = 0;
     to.points = outer_positions();
     for (uint32_t d = 0; d < kernel_.columns; ++d) {
-      i64& size = to.sizes[outer + d];
+      i64& size = to.sizes[launch_.outer.size() + d];
       size = (dims >> (kernel_.rows + d) & 1) != 0 ? launch_.sizes[kernel_.rows + d] : 1;
       to.points *= size;
     }

@@ -255,32 +255,24 @@ class SingleNode {
     return arg;
   }
 
-  OpTensor packed(const OpTensor& tensor, DType dtype) {
-    OpTensor made = tensor;
-    made.location = planner_.packed(tensor, dtype);
-    made.dtype = dtype;
-    made.strides = packed_strides(tensor.sizes);
-    return made;
-  }
-
   // The operand in a form for which there are kernels.
   OpTensor operand_of(ir::Opcode opcode, const OpTensor& tensor) {
     const ir::Expansion expansion = ir::expansion_of(opcode);
     if (ir::is_complex(tensor.dtype)) {
       // Norms use absolute values; other reductions to real results only use which elements are 0.
       if (expansion == ir::Expansion::kVectorNorm) return absolute_values(planner_, tensor);
-      return packed(tensor, DType::kBool);
+      return planner_.packed_tensor(tensor, DType::kBool);
     }
     const bool finds = expansion == ir::Expansion::kArgMax || expansion == ir::Expansion::kArgMin;
     if (finds && !planner_.has("dim") && tensor.sizes.size() > 1) {  // the position among all elements
-      OpTensor flat = packed(tensor, tensor.dtype);
+      OpTensor flat = planner_.packed_tensor(tensor, tensor.dtype);
       flat.sizes = {tensor.count()};
       flat.strides = {1};
       return flat;
     }
     const std::optional<OpTensor> to = planner_.result(0);
     if (form_.as_floats && to && ir::is_float(to->dtype) && !ir::is_float(tensor.dtype)) {
-      return packed(tensor, to->dtype);
+      return planner_.packed_tensor(tensor, to->dtype);
     }
     return tensor;
   }
@@ -325,7 +317,7 @@ constexpr Form kForms[] = {
     {.kind = kByRows, .contiguous = true, .lift_args = true, .as_floats = true},
     {.kind = kByRows, .contiguous = true, .lift_args = true, .lift_results = true, .as_floats = true}};
 
-// Whether the op of complex numbers is one of real numbers: see SingleNode::real_of_complex.
+// Whether the op of complex numbers is one of real numbers: see SingleNode::operand_of.
 bool takes_complex(ir::Opcode opcode) {
   const ir::Expansion expansion = ir::expansion_of(opcode);
   return expansion == ir::Expansion::kVectorNorm || expansion == ir::Expansion::kAny ||
@@ -359,19 +351,14 @@ Status plan_clamp_of_integers(OpPlanner& planner, const OpTensor& self, const Op
     if (!planner.has(name)) return {};
     return codegen::wrapped(to.dtype, planner.integer(name));
   };
-  OpTensor from = self;
-  from.location = planner.packed(self, to.dtype);
-  from.dtype = to.dtype;
-  from.strides = packed_strides(self.sizes);
+  const OpTensor from = planner.packed_tensor(self, to.dtype);
   return plan_op(planner, ir::ops::aten_clamp, {from, bound("min"), bound("max")}, {to});
 }
 
 // Running sums of exponentials in f64: their gradient subtracts numbers that are nearly equal.
 Status plan_in_doubles(OpPlanner& planner, const OpTensor& self, const OpTensor& to) {
-  OpTensor from = self, made = to;
-  from.location = planner.packed(self, DType::kFloat64);
-  from.dtype = made.dtype = DType::kFloat64;
-  from.strides = made.strides = packed_strides(self.sizes);
+  const OpTensor from = planner.packed_tensor(self, DType::kFloat64);
+  OpTensor made = from;
   made.location = planner.scratch(made.nbytes());
   const Status status = plan_op(planner, functional(planner.node()).opcode, {from, planner.integer("dim")}, {made});
   if (status.ok()) planner.copy(made, to);
@@ -408,8 +395,8 @@ Status plan_lowered(OpPlanner& planner) {
 constexpr NamedPlan kLoweredPlan{"expansion", plan_lowered, true, true};
 constexpr NamedPlan kRunningSumPlan{"running_sum", plan_running_sum};
 
-// Ops that move elements and compute nothing have plans of their own, which other ops share.
-bool moves_only(ir::Expansion expansion) {
+// Ops that move elements, matmuls and NLL losses, which read at indices, have plans of their own.
+bool has_own_plan(ir::Expansion expansion) {
   switch (expansion) {
     case ir::Expansion::kCopy:
     case ir::Expansion::kFill:
@@ -449,7 +436,7 @@ const NamedPlan* lowered_plan(ir::Opcode opcode) {
   const ir::Expansion expansion = own == ir::Expansion::kNone ? ir::expansion_of(ir::op_desc(opcode).functional) : own;
   if (expansion == ir::Expansion::kCumsum) return &kRunningSumPlan;
   const bool is_lowered =
-      expansion != ir::Expansion::kNone && expansion != ir::Expansion::kExpression && !moves_only(expansion);
+      expansion != ir::Expansion::kNone && expansion != ir::Expansion::kExpression && !has_own_plan(expansion);
   return is_lowered ? &kLoweredPlan : nullptr;
 }
 

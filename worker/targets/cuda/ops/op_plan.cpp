@@ -273,6 +273,14 @@ Location OpPlanner::packed(const OpTensor& tensor, DType dtype) {
   return there.location;
 }
 
+OpTensor OpPlanner::packed_tensor(const OpTensor& tensor, DType dtype) {
+  OpTensor made = tensor;
+  made.location = packed(tensor, dtype);
+  made.dtype = dtype;
+  made.strides = packed_strides(tensor.sizes);
+  return made;
+}
+
 OpTensor OpPlanner::without_overlap(const OpTensor& tensor, const OpTensor& written) {
   if (tensor.location.buffer != written.location.buffer) return tensor;
   OpTensor there = tensor;

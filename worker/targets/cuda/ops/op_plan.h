@@ -144,6 +144,8 @@ class OpPlanner {
   // The tensor's elements, contiguous and in that dtype: the tensor itself if it fits, else a copy.
   Location packed(const OpTensor& tensor, ir::DType dtype);
   Location packed(const OpTensor& tensor) { return packed(tensor, tensor.dtype); }
+  // The same as a tensor.
+  OpTensor packed_tensor(const OpTensor& tensor, ir::DType dtype);
   // The tensor, copied if it shares a buffer with `written`.
   OpTensor without_overlap(const OpTensor& tensor, const OpTensor& written);
   // Where to write a result's contiguous elements. It is in scratch memory if the result is strided or an operand
@@ -339,7 +341,7 @@ OpTensor absolute_values(OpPlanner& planner, const OpTensor& tensor);
 // cumsum, of real or complex numbers.
 Status plan_running_sum(OpPlanner& planner);
 
-// Norms over some dims, of floats or complex numbers. The reduced dims of `to` have size 1.
+// Norms over some dims, of floats or complex numbers.
 Status norm_over(OpPlanner& planner, const OpTensor& from, const std::vector<int64_t>& dims, double p,
                  const OpTensor& to);
 

@@ -56,17 +56,6 @@ Status sum_over(OpPlanner& planner, const OpTensor& self, const std::vector<int6
   return plan_op(planner, ir::ops::aten_sum_dim_IntList, {self, dims, true}, {with_kept_dims(to, self, dims)});
 }
 
-// The operand's elements as floats: absolute values of complex numbers.
-OpTensor real_of(OpPlanner& planner, const OpTensor& tensor) {
-  return ir::is_complex(tensor.dtype) ? absolute_values(planner, tensor) : tensor;
-}
-
-Status norm_of(OpPlanner& planner, const OpTensor& self, double p, const std::vector<int64_t>& dims,
-               const OpTensor& to) {
-  return plan_op(planner, ir::ops::aten_linalg_vector_norm, {real_of(planner, self), p, dims, true},
-                 {with_kept_dims(to, self, dims)});
-}
-
 std::vector<int64_t> all_dims(const OpTensor& tensor) {
   std::vector<int64_t> dims(tensor.sizes.size());
   for (size_t d = 0; d < dims.size(); ++d) dims[d] = static_cast<int64_t>(d);
@@ -109,11 +98,7 @@ Status reduce_parts(OpPlanner& planner, ir::Opcode opcode) {
   if (!self || !to || !ir::is_complex(to->dtype) || to->dtype == DType::kComplex32)
     return unsupported("of these dtypes");
   OpTensor from = with_dims(*self);
-  if (self->dtype != to->dtype) {
-    from.location = planner.packed(*self, to->dtype);
-    from.dtype = to->dtype;
-    from.strides = packed_strides(from.sizes);
-  }
+  if (self->dtype != to->dtype) from = planner.packed_tensor(from, to->dtype);
   const std::vector<int64_t> dims = reduced_dims(planner, from, *to);
   const OpTensor parts = parts_of(from);
   return plan_op(planner, opcode, {parts, dims, true}, {with_kept_dims(parts_of(*to), parts, dims)});
@@ -172,7 +157,7 @@ Status reduce_plans::std_mean(OpPlanner& planner) { return variance(planner, ir:
 Status reduce_plans::norm(OpPlanner& planner) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to) return unsupported("without a result");
-  return norm_of(planner, *self, planner.number("p", 2), reduced_dims(planner, *self, *to), *to);
+  return norm_over(planner, *self, reduced_dims(planner, *self, *to), planner.number("p", 2), *to);
 }
 
 Status reduce_plans::norms(OpPlanner& planner) {
@@ -183,7 +168,7 @@ Status reduce_plans::norms(OpPlanner& planner) {
     const OpTensor self = planner.tensor_of(list->items[i].a);
     const std::optional<OpTensor> to = planner.listed_result(0, i);
     if (!to) continue;
-    if (Status status = norm_of(planner, self, planner.number("ord", 2), all_dims(self), *to); !status.ok()) {
+    if (Status status = norm_over(planner, self, all_dims(self), planner.number("ord", 2), *to); !status.ok()) {
       return status;
     }
   }
@@ -212,10 +197,7 @@ Status reduce_plans::safe_softmax(OpPlanner& planner) {
     made.location = planner.scratch(made.nbytes());
     return made;
   };
-  OpTensor from = *self;
-  from.location = planner.packed(*self, to->dtype);
-  from.dtype = to->dtype;
-  from.strides = packed_strides(from.sizes);
+  const OpTensor from = planner.packed_tensor(*self, to->dtype);
   const OpTensor unsafe = scratch(to->dtype, to->sizes);
   std::vector<int64_t> sizes = self->sizes;
   if (!sizes.empty()) sizes[static_cast<size_t>(dims[0])] = 1;
@@ -252,12 +234,7 @@ Status reduce_plans::assert_async(OpPlanner& planner) {
 }
 
 Status count_nonzero(OpPlanner& planner, const OpTensor& tensor, Location out) {
-  OpTensor from = tensor;
-  if (ir::is_complex(from.dtype)) {
-    from.location = planner.packed(tensor, DType::kBool);
-    from.dtype = DType::kBool;
-    from.strides = packed_strides(from.sizes);
-  }
+  const OpTensor from = ir::is_complex(tensor.dtype) ? planner.packed_tensor(tensor, DType::kBool) : tensor;
   return plan_op(planner, ir::ops::aten_count_nonzero, {from}, {OpTensor{.location = out, .dtype = DType::kInt64}});
 }
 
@@ -270,7 +247,8 @@ Status reduce_plans::std_of_parts(OpPlanner& planner) { return combine_variances
 
 Status norm_over(OpPlanner& planner, const OpTensor& from, const std::vector<int64_t>& dims, double p,
                  const OpTensor& to) {
-  return norm_of(planner, from, p, dims, to);
+  const OpTensor real = ir::is_complex(from.dtype) ? absolute_values(planner, from) : from;
+  return plan_op(planner, ir::ops::aten_linalg_vector_norm, {real, p, dims, true}, {with_kept_dims(to, from, dims)});
 }
 
 Status reduce_all(OpPlanner& planner, ReduceAll how, const OpTensor& from, const OpTensor& to) {
