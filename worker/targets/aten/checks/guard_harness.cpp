@@ -206,6 +206,7 @@ Outcome call_worker(TestRunner& runner, const std::string& name, const Arguments
   builder.finish();
   std::vector<int64_t> values;
   std::vector<uint64_t> nbytes;
+  nbytes.reserve(builder.tensors.size());
   for (const at::Tensor& tensor : builder.tensors) nbytes.push_back(tensor.storage().nbytes());
   Status status = ir::verify(builder.graph);
   if (status.ok()) status = ir::evaluate(builder.graph, builder.params.data(), &values);
@@ -360,6 +361,7 @@ class Harness {
           last_sample_ = c.sample;
         }
         std::vector<IValue> results;
+        results.reserve(last_results_.size());
         for (const IValue& result : last_results_) results.push_back(result_of(result, c.change.results));
         outcome = call_worker(*runner, sample.name, args, results, message);
         limit_time(0);

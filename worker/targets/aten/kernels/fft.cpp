@@ -29,6 +29,7 @@ at::Tensor c2c(const at::Tensor& self, c10::SymIntArrayRef dims, int64_t normali
   return made;
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): torch's signature
 at::Tensor c2r(const at::Tensor& self, c10::IntArrayRef dims, int64_t normalization, c10::SymInt last_size) {
   const int64_t size = last_size.guard_int(__FILE__, __LINE__);
   if (dims.size() <= 1 || are_small(self, dims)) return at::native::_fft_c2r_mkl(self, dims, normalization, size);

@@ -127,13 +127,14 @@ class SingleNode {
   }
 
   void add_node(ir::Opcode opcode, std::span<const OpArgument> args, std::span<const std::optional<OpTensor>> results) {
-    ir::Node node{.opcode = opcode};
+    ir::Node node;
+    node.opcode = opcode;
     const ir::OpDesc& desc = ir::op_desc(opcode);
     for (size_t i = 0; i < args.size(); ++i) node.args.push_back(argument(args[i], desc.args[i].writes));
     node.args.resize(desc.args.size());
     for (const std::optional<OpTensor>& to : results) {
       ir::Arg& made = node.results.emplace_back();
-      if (to) made = {.tag = ir::ArgTag::kView, .a = add_view(*to, ir::Access::kCreates)};
+      if (to) made = arg_of(ir::ArgTag::kView, add_view(*to, ir::Access::kCreates));
     }
     node.results.resize(desc.results.size());
     graph_.nodes.push_back(std::move(node));
@@ -170,7 +171,10 @@ class SingleNode {
     const auto buffer = static_cast<uint32_t>(known - locations_.begin());
     if (known == locations_.end()) add_buffer({tensor.location.buffer, 0});
     const auto offset = static_cast<int64_t>(tensor.location.offset / ir::item_size(tensor.dtype));
-    ir::View view{.buffer = buffer, .dtype = tensor.dtype, .offset = symbol(offset)};
+    ir::View view;
+    view.buffer = buffer;
+    view.dtype = tensor.dtype;
+    view.offset = symbol(offset);
     for (const int64_t size : tensor.sizes) view.sizes.push_back(symbol(size));
     for (const int64_t stride : tensor.strides) view.strides.push_back(symbol(stride));
     graph_.views.push_back(std::move(view));
@@ -238,19 +242,26 @@ class SingleNode {
     return made;
   }
 
+  static ir::Arg arg_of(ir::ArgTag tag, uint32_t a) {
+    ir::Arg arg;
+    arg.tag = tag;
+    arg.a = a;
+    return arg;
+  }
+
   ir::Arg argument(const OpArgument& given, bool writes) {
     ir::Arg arg;
     if (const auto* const tensor = std::get_if<OpTensor>(&given)) {
-      arg = {.tag = ir::ArgTag::kView, .a = add_view(*tensor, writes ? ir::Access::kUpdates : ir::Access::kReads)};
+      arg = arg_of(ir::ArgTag::kView, add_view(*tensor, writes ? ir::Access::kUpdates : ir::Access::kReads));
     } else if (const auto* const numbers = std::get_if<std::vector<int64_t>>(&given)) {
       arg.tag = ir::ArgTag::kList;
-      for (const int64_t number : *numbers) arg.items.push_back({.tag = ir::ArgTag::kInt, .a = symbol(number)});
+      for (const int64_t number : *numbers) arg.items.push_back(arg_of(ir::ArgTag::kInt, symbol(number)));
     } else if (const auto* const integer = std::get_if<int64_t>(&given)) {
-      arg = {.tag = ir::ArgTag::kInt, .a = symbol(*integer)};
+      arg = arg_of(ir::ArgTag::kInt, symbol(*integer));
     } else if (const auto* const number = std::get_if<double>(&given)) {
-      arg = {.tag = ir::ArgTag::kFloat, .a = symbol(std::bit_cast<int64_t>(*number))};
+      arg = arg_of(ir::ArgTag::kFloat, symbol(std::bit_cast<int64_t>(*number)));
     } else if (const auto* const flag = std::get_if<bool>(&given)) {
-      arg = {.tag = ir::ArgTag::kBool, .a = symbol(*flag ? 1 : 0)};
+      arg = arg_of(ir::ArgTag::kBool, symbol(*flag ? 1 : 0));
     }
     return arg;
   }

@@ -65,7 +65,7 @@ std::vector<int64_t> all_dims(const OpTensor& tensor) {
 Status reduce_truths(OpPlanner& planner, ir::Opcode opcode) {
   const auto self = planner.tensor("self"), to = planner.result(0);
   if (!self || !to) return unsupported("without a result");
-  return plan_op(planner, opcode, {*self}, {*to});
+  return plan_op(planner, opcode, {*self}, {to});
 }
 
 // The number that is subtracted from the number of elements.
@@ -192,7 +192,9 @@ Status reduce_plans::safe_softmax(OpPlanner& planner) {
   if (!self || !to || !ir::is_float(to->dtype)) return unsupported("without a result");
   const std::vector<int64_t> dims = {dim_of(planner.integer("dim"), std::max<size_t>(self->sizes.size(), 1))};
   const auto scratch = [&](DType dtype, std::vector<int64_t> sizes) {
-    OpTensor made{.dtype = dtype, .sizes = std::move(sizes)};
+    OpTensor made;
+    made.dtype = dtype;
+    made.sizes = std::move(sizes);
     made.strides = packed_strides(made.sizes);
     made.location = planner.scratch(made.nbytes());
     return made;
@@ -210,7 +212,7 @@ Status reduce_plans::safe_softmax(OpPlanner& planner) {
   if (!status.ok()) return status;
   const OpTensor zero = scratch(to->dtype, {});
   planner.zero(zero.location, zero.nbytes());
-  return plan_op(planner, ir::ops::aten_where_self, {is_empty, zero, unsafe}, {*to});
+  return plan_op(planner, ir::ops::aten_where_self, {is_empty, zero, unsafe}, {to});
 }
 
 // Reports an error with the given message if the number is 0.
@@ -235,7 +237,10 @@ Status reduce_plans::assert_async(OpPlanner& planner) {
 
 Status count_nonzero(OpPlanner& planner, const OpTensor& tensor, Location out) {
   const OpTensor from = ir::is_complex(tensor.dtype) ? planner.packed_tensor(tensor, DType::kBool) : tensor;
-  return plan_op(planner, ir::ops::aten_count_nonzero, {from}, {OpTensor{.location = out, .dtype = DType::kInt64}});
+  OpTensor count;
+  count.location = out;
+  count.dtype = DType::kInt64;
+  return plan_op(planner, ir::ops::aten_count_nonzero, {from}, {count});
 }
 
 Status reduce_plans::running_sum_of_parts(OpPlanner& planner) { return plan_running_sum(planner); }
