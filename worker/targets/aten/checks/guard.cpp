@@ -295,12 +295,17 @@ void unfold_backward(c10::IValue* args) {
   TORCH_CHECK(good, "unfold_backward: a gradient of sizes ", grad.sizes(), " does not fit an input of sizes ", sizes);
 }
 
-// (LD, pivots, …). As torch's factorization of the lower triangle makes them, a block of two rows has the same negative
-// pivot twice.
+// (LD, pivots, B, …). B broadcasts to the batch of LD, but not the other way around unless LD is one matrix. As torch's
+// factorization of the lower triangle makes them, a block of two rows has the same negative pivot twice.
 void ldl_solve(c10::IValue* args) {
+  const at::Tensor &factors = args[0].toTensor(), &right = args[2].toTensor();
+  check(factors.dim() >= 2 && right.dim() >= 2, "matrices have fewer than two dims");
+  const at::IntArrayRef batch = factors.sizes().slice(0, factors.dim() - 2);
+  check(batch.empty() || at::infer_size(batch, right.sizes().slice(0, right.dim() - 2)) == batch,
+        "there are fewer LDL factorizations than right-hand sides");
   const at::Tensor pivots = numbers(args[1].toTensor());
   const int64_t count = pivots.dim() == 0 ? 0 : pivots.size(-1);
-  check(pivots.dim() + 1 == args[0].toTensor().dim() && args[0].toTensor().size(-1) == count,
+  check(pivots.dim() + 1 == factors.dim() && factors.size(-1) == count,
         "an LDL factorization does not have a pivot for each row");
   const int64_t* row = pivots.const_data_ptr<int64_t>();
   for (int64_t r = 0; count > 0 && r < pivots.numel() / count; ++r, row += count) {
