@@ -32,19 +32,28 @@ struct Module::State {
     for (const auto& [name, global] : globals) (void)device.memory.free(global.address).ok();
   }
 
-  // Compiles the image on first use.
+  // Rewrites the module on first use.
   Status image(bool checked, Image** result) {
     const std::lock_guard lock(mutex);
     std::unique_ptr<Image>& image = images[checked ? 1 : 0];
     if (!image) {
       std::unique_ptr<Image> made;
-      if (Status status = Image::compile({bitcode.data(), bitcode.size()}, checked, device.tag, &made); !status)
+      if (Status status = Image::rewrite({bitcode.data(), bitcode.size()}, checked, device.tag, &made); !status)
         return status;
       if (Status status = place_globals(*made); !status) return status;
       image = std::move(made);
     }
     *result = image.get();
     return {};
+  }
+
+  // Sets the kernel and the sites of the launch.
+  Status compile(std::string_view name, Launch* launch) {
+    Image* made = nullptr;
+    if (Status status = image(launch->options.checked, &made); !status || made == nullptr) return status;
+    launch->sites = &made->sites();
+    const std::lock_guard lock(mutex);
+    return made->compile(name, &launch->kernel);
   }
 
   // Both images use the same variables.
@@ -100,7 +109,7 @@ Status Module::load(Device& device, std::string_view ir, std::unique_ptr<Module>
 }
 
 Status Module::attributes(std::string_view kernel, KernelAttributes* attributes) const {
-  const KernelImage* found = state_->images[0]->kernel(kernel);
+  const KernelImage* found = state_->images[0]->find(kernel);
   if (found == nullptr) return Status::invalid("emulator: the module has no kernel '" + std::string(kernel) + "'");
   *attributes = found->attributes;
   return {};
@@ -118,19 +127,13 @@ Status Module::global(std::string_view name, void** address, size_t* bytes) cons
 
 Status Module::launch(std::string_view kernel, Dim3 grid, Dim3 block, size_t dynamic_shared, void* const* arguments,
                       const LaunchOptions& options) {
-  Image* image = nullptr;
-  if (Status status = state_->image(options.checked, &image); !status) return status;
   Launch launch;
-  launch.kernel = image->kernel(kernel);
-  if (launch.kernel == nullptr) {
-    return Status::invalid("emulator: the module has no kernel '" + std::string(kernel) + "'");
-  }
-  launch.sites = &image->sites();
   launch.grid = grid;
   launch.block = block;
   launch.dynamic_shared = dynamic_shared;
   launch.arguments = arguments;
   launch.options = options;
+  if (Status status = state_->compile(kernel, &launch); !status) return status;
   return run_launch(state_->device, launch);
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "llvm/Bitcode/BitcodeReader.h"
+#include "llvm/Bitcode/BitcodeWriter.h"
 #include "llvm/ExecutionEngine/Orc/CompileUtils.h"
 #include "llvm/ExecutionEngine/Orc/LLJIT.h"
 #include "llvm/IR/Verifier.h"
@@ -55,13 +56,13 @@ void optimize(llvm::Module& module, llvm::TargetMachine& machine) {
   passes.buildPerModuleDefaultPipeline(llvm::OptimizationLevel::O2).run(module, modules);
 }
 
-Status define_runtime(llvm::orc::LLJIT& jit) {
+Status define_runtime(llvm::orc::LLJIT& jit, llvm::orc::JITDylib& library) {
   llvm::orc::SymbolMap symbols;
   for (const RuntimeSymbol& symbol : runtime_symbols()) {
     symbols[jit.mangleAndIntern(symbol.name)] = {llvm::orc::ExecutorAddr::fromPtr(symbol.address),
                                                  llvm::JITSymbolFlags::Exported};
   }
-  if (llvm::Error error = jit.getMainJITDylib().define(llvm::orc::absoluteSymbols(std::move(symbols)))) {
+  if (llvm::Error error = library.define(llvm::orc::absoluteSymbols(std::move(symbols)))) {
     return failed("the runtime has no place", std::move(error));
   }
   return {};
@@ -72,29 +73,28 @@ Status define_runtime(llvm::orc::LLJIT& jit) {
 Image::Image() = default;
 Image::~Image() = default;
 
-Status Image::compile(llvm::StringRef bitcode, bool checked, uint64_t tag, std::unique_ptr<Image>* compiled) {
+Status Image::rewrite(llvm::StringRef bitcode, bool checked, uint64_t tag, std::unique_ptr<Image>* rewritten) {
   if (__builtin_cpu_supports("avx2") == 0 || __builtin_cpu_supports("fma") == 0) {
     return {ErrorCode::kUnsupported, "emulator: needs a CPU with AVX2 and FMA"};
   }
-  auto context = std::make_unique<llvm::LLVMContext>();
-  auto module = llvm::parseBitcodeFile(llvm::MemoryBufferRef(bitcode, "kernels"), *context);
+  llvm::LLVMContext context;
+  auto module = llvm::parseBitcodeFile(llvm::MemoryBufferRef(bitcode, "kernels"), context);
   if (!module) return failed("no bitcode", module.takeError());
   auto builder = target();
   auto machine = builder.createTargetMachine();
   if (!machine) return failed("no target", machine.takeError());
 
   std::unique_ptr<Image> image(new Image);
-  if (Status status = rewrite(**module, **machine, checked, tag, &image->rewritten_); !status) return status;
+  if (Status status = emulator::rewrite(**module, **machine, checked, tag, &image->rewritten_); !status) return status;
   std::string problem;
   llvm::raw_string_ostream stream(problem);
   if (llvm::verifyModule(**module, &stream)) {
     return Status::internal("emulator: what it made of the module is no valid IR: " + problem);
   }
-  optimize(**module, **machine);
+  llvm::raw_svector_ostream bytes(image->bitcode_);
+  llvm::WriteBitcodeToFile(**module, bytes);
 
   // The JIT only links. A JIT that compiles keeps a target machine of half a megabyte.
-  auto object = llvm::orc::SimpleCompiler(**machine)(**module);
-  if (!object) return failed("code generation", object.takeError());
   auto jit = llvm::orc::LLJITBuilder()
                  .setJITTargetMachineBuilder(std::move(builder))
                  .setCompileFunctionCreator([](llvm::orc::JITTargetMachineBuilder made) {
@@ -104,42 +104,71 @@ Status Image::compile(llvm::StringRef bitcode, bool checked, uint64_t tag, std::
                  .create();
   if (!jit) return failed("no JIT", jit.takeError());
   image->jit_ = std::move(*jit);
-  if (Status status = define_runtime(*image->jit_); !status) return status;
-  if (llvm::Error error = image->jit_->addObjectFile(std::move(*object))) {
-    return failed("the code is not taken", std::move(error));
+  image->addresses_.resize(image->globals().size());
+  if (!image->globals().empty()) {
+    llvm::orc::JITDylib* library = nullptr;
+    if (Status status = image->link(nullptr, &library); !status) return status;
+    for (const DeviceVariable& global : image->globals()) {
+      if (Status status = image->find(*library, global.image, &image->images_.emplace_back()); !status) return status;
+    }
   }
-  for (KernelImage& kernel : image->rewritten_.kernels) {
-    void* address = nullptr;
-    if (Status status = image->find(kRunPrefix + kernel.name, &address); !status) return status;
-    kernel.run = reinterpret_cast<void (*)(void* const*)>(address);
-  }
-  for (const DeviceVariable& global : image->globals()) {
-    void *bytes = nullptr, *place = nullptr;
-    if (Status status = image->find(global.image, &bytes); !status) return status;
-    if (Status status = image->find(global.pointer, &place); !status) return status;
-    image->images_.push_back(bytes);
-    image->pointer_addresses_.push_back(place);
-  }
-  *compiled = std::move(image);
+  *rewritten = std::move(image);
   return {};
 }
 
-Status Image::find(const std::string& name, void** address) const {
-  auto found = jit_->lookup(name);
+Status Image::link(const KernelImage* only, llvm::orc::JITDylib** library) {
+  llvm::LLVMContext context;
+  auto module = llvm::parseBitcodeFile({{bitcode_.data(), bitcode_.size()}, "kernels"}, context);
+  if (!module) return failed("no bitcode", module.takeError());
+  for (const KernelImage& kernel : rewritten_.kernels) {
+    if (&kernel != only) (*module)->getFunction(kRunPrefix + kernel.name)->eraseFromParent();
+  }
+  auto machine = target().createTargetMachine();
+  if (!machine) return failed("no target", machine.takeError());
+  optimize(**module, **machine);
+  auto object = llvm::orc::SimpleCompiler(**machine)(**module);
+  if (!object) return failed("code generation", object.takeError());
+  auto made = jit_->createJITDylib(only == nullptr ? "variables" : only->name);
+  if (!made) return failed("no library", made.takeError());
+  *library = &*made;
+  if (Status status = define_runtime(*jit_, *made); !status) return status;
+  if (llvm::Error error = jit_->addObjectFile(*made, std::move(*object))) {
+    return failed("the code is not taken", std::move(error));
+  }
+  return {};
+}
+
+Status Image::find(llvm::orc::JITDylib& library, const std::string& name, void** address) const {
+  auto found = jit_->lookup(library, name);
   if (!found) return failed("a symbol is missing", found.takeError());
   *address = found->toPtr<void*>();
   return {};
 }
 
-const KernelImage* Image::kernel(std::string_view name) const {
-  const auto found = std::find_if(kernels().begin(), kernels().end(), [&](const auto& k) { return k.name == name; });
-  return found == kernels().end() ? nullptr : &*found;
+const KernelImage* Image::find(std::string_view kernel) const {
+  const auto found = std::ranges::find(rewritten_.kernels, kernel, &KernelImage::name);
+  return found == rewritten_.kernels.end() ? nullptr : &*found;
 }
 
-const void* Image::first_bytes(const DeviceVariable& global) const { return images_[&global - globals().data()]; }
-
-void Image::set_address(const DeviceVariable& global, void* address) {
-  *static_cast<void**>(pointer_addresses_[&global - globals().data()]) = address;
+Status Image::compile(std::string_view name, const KernelImage** compiled) {
+  const auto kernel = std::ranges::find(rewritten_.kernels, name, &KernelImage::name);
+  if (kernel == rewritten_.kernels.end()) {
+    return Status::invalid("emulator: the module has no kernel '" + std::string(name) + "'");
+  }
+  if (kernel->run == nullptr) {
+    llvm::orc::JITDylib* library = nullptr;
+    if (Status status = link(&*kernel, &library); !status) return status;
+    for (size_t i = 0; i < globals().size(); ++i) {
+      void* place = nullptr;
+      if (Status status = find(*library, globals()[i].pointer, &place); !status) return status;
+      *static_cast<void**>(place) = addresses_[i];
+    }
+    void* address = nullptr;
+    if (Status status = find(*library, kRunPrefix + kernel->name, &address); !status) return status;
+    kernel->run = reinterpret_cast<void (*)(void* const*)>(address);
+  }
+  *compiled = &*kernel;
+  return {};
 }
 
 }  // namespace torch_remote::codegen::emulator
