@@ -57,7 +57,6 @@ void* allocate(size_t bytes, size_t alignment) {
   const size_t length = round_up(round_up(bytes, alignment), kPage) + kPage;
   // A page between two blocks is not mapped.
   auto* const place = reinterpret_cast<void*>(next.fetch_add(length + kPage));  // NOLINT(performance-no-int-to-ptr)
-  reinterpret_cast<void*>(next.fetch_add(length + kPage));  // a page between two blocks is not mapped
   void* const mapped =
       mmap(place, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
   if (mapped != place) return nullptr;
