@@ -7,6 +7,7 @@
 #include <new>
 #include <utility>
 
+#include "ir/ops/op_table.h"
 #include "worker/device/no_memory.h"
 
 namespace torch_remote::worker {
@@ -283,6 +284,21 @@ bool some_program(const LoadedProgram& program, bool (RunnerProgram::*says)() co
   });
 }
 
+// The most words that the node's results take. A dynamic view: dtype, rank, sizes and strides. A host result: tag and
+// two words.
+size_t most_words(const ir::Graph& graph, const ir::Node& node) {
+  size_t words = 0;
+  const auto add = [&](const ir::Arg& result) {
+    if (result.tag == ir::ArgTag::kView && graph.views[result.a].dynamic) words += 2 + 2 * ir::kMaxRank;
+  };
+  for (const ir::Arg& result : node.results) {
+    add(result);
+    for (const ir::Arg& item : result.items) add(item);
+  }
+  if ((ir::op_desc(node.opcode).flags & ir::kOpHostResult) != 0) words += 3 * node.results.size();
+  return words;
+}
+
 bool may_grow(const LoadedProgram& program) { return !program.graph.groups.empty(); }
 
 void load(LoadedProgram& program, const Runners& runners, std::span<const std::byte> bytes) {
@@ -292,8 +308,7 @@ void load(LoadedProgram& program, const Runners& runners, std::span<const std::b
   std::vector<uint8_t> copy(data, data + bytes.size());
   program.status = ir::decode_program(copy.data(), copy.size(), &graph);
   if (!program.status.ok()) return;
-  // A dynamic result: dtype, rank, at most 64 sizes. A host result: tag and two words.
-  for (const ir::Node& node : graph.nodes) program.words += node.results.size() * (2 + ir::kMaxRank);
+  for (const ir::Node& node : graph.nodes) program.words += most_words(graph, node);
   const uint64_t takes = footprint(graph, program.words) + (may_grow(program) ? bytes.size() : 0);
   if (!program.memory->charge(takes)) {
     program.status = no_memory_to_load(bytes.size());
