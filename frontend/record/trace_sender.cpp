@@ -195,8 +195,9 @@ Status TraceSender::run(ThreadState& own, RunnableGraph& graph, std::span<const 
   for (const RemoteStorage* storage : inputs) graph.inputs.push_back(storage->id);
   remote::FlushInfo info;
   uint64_t base = 0;
-  status =
-      worker->run(loaded.program, {params, graph.inputs, results.size(), own.math | own.determinism}, &base, &info);
+  status = worker->run(loaded.program,
+                       {params, graph.inputs, results.size(), static_cast<ir::MathModes>(own.math | own.determinism)},
+                       &base, &info);
   assign_buffer_ids(results, status.ok(), base);
   if (!status) return status;
   const ir::SourceRef last = graph.sources.empty() ? ir::SourceRef() : graph.sources.back();
