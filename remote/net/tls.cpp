@@ -370,7 +370,8 @@ class Unsent {
     gathered->clear();
     for (size_t i = 0; i < pieces_.size() && gathered->size() < most; ++i) {
       const std::span<const char> piece = of(i);
-      gathered->insert(gathered->end(), piece.begin(), piece.begin() + std::min(piece.size(), most - gathered->size()));
+      const std::span<const char> taken = piece.first(std::min(piece.size(), most - gathered->size()));
+      gathered->insert(gathered->end(), taken.begin(), taken.end());
     }
     return *gathered;
   }
@@ -540,6 +541,7 @@ Status Stream::shake_hands(const TlsContext& context, const TlsPeer& peer, const
   const bool client = context.side() == TlsContext::Side::kClient;
   if (SSL_CTX* own = context.credentials()) {
     STACK_OF(X509)* chain = nullptr;
+    // NOLINTNEXTLINE(bugprone-multi-level-implicit-pointer-conversion): OpenSSL's macro
     SSL_CTX_get0_chain_certs(own, &chain);
     if (SSL_use_cert_and_key(ssl_, SSL_CTX_get0_certificate(own), SSL_CTX_get0_privatekey(own), chain, 1) != 1) {
       return Status::internal("remote: the certificate cannot be used: " + openssl_error());

@@ -87,7 +87,7 @@ class SpaceSource final : public SegmentSource {
 
 DelayedDevice::DelayedDevice(const Options& options) : DelayedDevice(options, std::make_shared<AddressSpace>()) {}
 
-DelayedDevice::DelayedDevice(const Options& options, std::shared_ptr<AddressSpace> space)
+DelayedDevice::DelayedDevice(const Options& options, const std::shared_ptr<AddressSpace>& space)
     : Device(CachingAllocator::create(std::make_unique<SpaceSource>(space, false), options.limit)),
       space_(space),
       scratch_(CachingAllocator::create(std::make_unique<SpaceSource>(space, true), options.limit)),

@@ -60,7 +60,7 @@ class DelayedDevice final : public Device {
   CachingAllocator& scratch() { return *scratch_; }
 
  private:
-  DelayedDevice(const Options& options, std::shared_ptr<AddressSpace> space);
+  DelayedDevice(const Options& options, const std::shared_ptr<AddressSpace>& space);
   void work();
 
   std::shared_ptr<AddressSpace> space_;
