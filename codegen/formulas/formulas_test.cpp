@@ -1,4 +1,4 @@
-#define __device__
+#define __device__  // NOLINT(bugprone-reserved-identifier): the name that CUDA C++ has
 
 #include <gtest/gtest.h>
 

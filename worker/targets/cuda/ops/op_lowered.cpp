@@ -14,10 +14,11 @@
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/loop_encoder.h"
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
-// Plans ops with an expression or another expansion (ir/ops/fusion.toml). The kernels are those that compiled code is made of
-// (codegen/lower); the GPU interprets them (kernels/interpret.cu). So they need no compiler, and every layout and
-// dtype has a plan.
+// Plans ops with an expression or another expansion (ir/ops/fusion.toml). The kernels are those that compiled code is
+// made of (codegen/lower); the GPU interprets them (kernels/interpret.cu). So they need no compiler, and every layout
+// and dtype has a plan.
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -85,7 +86,7 @@ struct Form {
   bool contiguous = false;  // strided tensors are copied; the dims over which the node reduces are then the inner ones
   // Forms with one of these change dtypes or sizes, so they are not those of expressions.
   bool lift_args = false, lift_results = false;  // tensors without dims get a dim of size 1
-  bool as_floats = false;                        // integer operands are converted to the dtype of the result, if that is a float
+  bool as_floats = false;  // integer operands are converted to the dtype of the result, if that is a float
 };
 
 // The node as one of the functional op, if the op has no expansion: an in-place or out= overload.
@@ -150,9 +151,7 @@ class SingleNode {
   }
 
   bool has_number() const { return has_number_; }
-  bool has_expression() const {
-    return ir::expansion_of(graph_.nodes[0].opcode) == ir::Expansion::kExpression;
-  }
+  bool has_expression() const { return ir::expansion_of(graph_.nodes[0].opcode) == ir::Expansion::kExpression; }
   bool writes_elements() const {
     return std::ranges::any_of(operands_, [](const Operand& operand) {
       return operand.access != ir::Access::kReads && operand.tensor.count() != 0;
@@ -220,11 +219,10 @@ class SingleNode {
     ir::KernelForm form;
     if (!ir::find_form(graph_, graph_.nodes[0], 0, &form, form_.kind == ir::DomainKind::kNode)) return;
     const size_t rank = graph_.views[form.space].sizes.size();
-    // Of more dims than kernels have: tensors are expanded to the same sizes, and viewed as one dim.
-    const bool flattens = rank > ir::kMaxDomainDims && form.reduced == 0 && ir::count_items(graph_.nodes[0]) == 1 &&
-                          std::ranges::all_of(form.parts, [](const ir::Part& part) {
-                            return part.mapping == ir::AxisMapping::kLast;
-                          });
+    // If there are more dims than kernels have, tensors are expanded to the same sizes, and viewed as one dim.
+    const bool flattens =
+        rank > ir::kMaxDomainDims && form.reduced == 0 && ir::count_items(graph_.nodes[0]) == 1 &&
+        std::ranges::all_of(form.parts, [](const ir::Part& part) { return part.mapping == ir::AxisMapping::kLast; });
     for (uint32_t v = 0; v < operands_.size(); ++v) {
       const auto& [tensor, access] = operands_[v];
       const bool has_all_dims = std::ranges::any_of(form.parts, [&](const ir::Part& part) {
@@ -422,6 +420,7 @@ Status plan_lowered(OpPlanner& planner) {
 
 constexpr NamedPlan kLoweredPlan{"expansion", plan_lowered, true, true};
 constexpr NamedPlan kRunningSumPlan{"running_sum", plan_running_sum};
+constexpr NamedPlan kNllLossBackwardPlan{"index.nll_loss_backward", index_plans::nll_loss_backward, false, true};
 
 // Ops that move elements, matmuls and NLL losses, which read at indices, have plans of their own, as have ops without
 // an expansion.
@@ -430,7 +429,6 @@ bool has_own_plan(ir::Expansion expansion) {
     case ir::Expansion::kNone:
     case ir::Expansion::kCopy:
     case ir::Expansion::kFill:
-    case ir::Expansion::kEmbedding:
     case ir::Expansion::kEmbeddingBackward:
     case ir::Expansion::kIndexSelect:
     case ir::Expansion::kGather:
@@ -443,7 +441,6 @@ bool has_own_plan(ir::Expansion expansion) {
     case ir::Expansion::kScatterAdd:
     case ir::Expansion::kMatmul:
     case ir::Expansion::kNllLoss:
-    case ir::Expansion::kNllLossBackward:
     case ir::Expansion::kCat:
     case ir::Expansion::kStack:
     case ir::Expansion::kSliceBackward:
@@ -472,6 +469,7 @@ const NamedPlan* lowered_plan(ir::Opcode opcode) {
   const ir::Expansion own = ir::expansion_of(opcode);
   const ir::Expansion expansion = own == ir::Expansion::kNone ? ir::expansion_of(ir::op_desc(opcode).functional) : own;
   if (expansion == ir::Expansion::kCumsum) return &kRunningSumPlan;
+  if (expansion == ir::Expansion::kNllLossBackward) return &kNllLossBackwardPlan;
   return has_own_plan(expansion) ? nullptr : &kLoweredPlan;
 }
 

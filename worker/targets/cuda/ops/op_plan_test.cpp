@@ -154,7 +154,7 @@ TEST(WrittenTwice, OnlyTheseOps) {
     std::printf("\n");
   }
   EXPECT_EQ(expressions.size(), 0u);
-  EXPECT_EQ(expansions.size(), 24u);
+  EXPECT_EQ(expansions.size(), 23u);
   EXPECT_EQ(complex.size(), 58u);
 }
 

@@ -338,7 +338,8 @@ Status pointwise_plans::binary_cross_entropy(OpPlanner& planner) {
 // isin. A single test element is compared directly. Several are sorted and searched; NaN is never a member.
 Status pointwise_plans::is_in(OpPlanner& planner) {
   const bool inverts = planner.flag("invert");
-  if (!planner.has("test_elements")) return plan_as(planner, inverts ? ir::ops::aten_ne_Scalar : ir::ops::aten_eq_Scalar);
+  if (!planner.has("test_elements"))
+    return plan_as(planner, inverts ? ir::ops::aten_ne_Scalar : ir::ops::aten_eq_Scalar);
   ResultType types;
   const auto to = planner.result(0);
   Operand elements = operand(planner, planner.has("elements") ? "elements" : "element", &types),
