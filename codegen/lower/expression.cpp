@@ -205,6 +205,7 @@ class TreeEmitter {
       case ScalarOp::kGt:
       case ScalarOp::kGe:
         return e_.op(n.op, e_.convert(a, DType::kUInt8), e_.convert(at(n.b), DType::kUInt8));
+      case ScalarOp::kAbs:
       case ScalarOp::kSign:
         return a;
       default:
