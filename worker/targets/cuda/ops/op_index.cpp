@@ -344,6 +344,17 @@ Status index_plans::scatter_add(OpPlanner& planner) { return scatter(planner, {.
 Status index_plans::max_unpool2d(OpPlanner& planner) { return max_unpool(planner, 2); }
 Status index_plans::max_unpool3d(OpPlanner& planner) { return max_unpool(planner, 3); }
 
+// Fills elements that may share memory. (Compiled kernels fill tensors whose elements are in memory order.)
+Status index_plans::fill(OpPlanner& planner) {
+  const std::optional<OpTensor> to = planner.result(0);
+  if (!to || planner.tensor("value")) return unsupported("with what a tensor has");
+  const std::optional<OpTensor> number = number_of(planner, "value", to->dtype);
+  if (!number) return unsupported("with such a number");
+  IndexedPoints points(planner, *to);
+  for (size_t d = 0; d < to->sizes.size(); ++d) points.add_dim(to->sizes[d], to->strides[d], 0);
+  return points.write(number->location);
+}
+
 // -- Indices for slices -----------------------------------------------------------------------------------------------
 
 Status index_plans::index_select(OpPlanner& planner) {

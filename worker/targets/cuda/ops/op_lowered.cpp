@@ -422,35 +422,6 @@ constexpr NamedPlan kLoweredPlan{"expansion", plan_lowered, true, true};
 constexpr NamedPlan kRunningSumPlan{"running_sum", plan_running_sum};
 constexpr NamedPlan kNllLossBackwardPlan{"index.nll_loss_backward", index_plans::nll_loss_backward, false, true};
 
-// Ops that move elements, matmuls and NLL losses, which read at indices, have plans of their own, as have ops without
-// an expansion.
-bool has_own_plan(ir::Expansion expansion) {
-  switch (expansion) {
-    case ir::Expansion::kNone:
-    case ir::Expansion::kCopy:
-    case ir::Expansion::kFill:
-    case ir::Expansion::kEmbeddingBackward:
-    case ir::Expansion::kIndexSelect:
-    case ir::Expansion::kGather:
-    case ir::Expansion::kTake:
-    case ir::Expansion::kIndex:
-    case ir::Expansion::kIndexAdd:
-    case ir::Expansion::kIndexCopy:
-    case ir::Expansion::kIndexPut:
-    case ir::Expansion::kScatter:
-    case ir::Expansion::kScatterAdd:
-    case ir::Expansion::kMatmul:
-    case ir::Expansion::kNllLoss:
-    case ir::Expansion::kCat:
-    case ir::Expansion::kStack:
-    case ir::Expansion::kSliceBackward:
-    case ir::Expansion::kSelectBackward:
-      return true;
-    default:
-      return false;
-  }
-}
-
 }  // namespace
 
 Status plan_op(OpPlanner& planner, ir::Opcode opcode, const std::vector<OpArgument>& args,
@@ -470,7 +441,7 @@ const NamedPlan* lowered_plan(ir::Opcode opcode) {
   const ir::Expansion expansion = own == ir::Expansion::kNone ? ir::expansion_of(ir::op_desc(opcode).functional) : own;
   if (expansion == ir::Expansion::kCumsum) return &kRunningSumPlan;
   if (expansion == ir::Expansion::kNllLossBackward) return &kNllLossBackwardPlan;
-  return has_own_plan(expansion) ? nullptr : &kLoweredPlan;
+  return expansion == ir::Expansion::kNone ? nullptr : &kLoweredPlan;
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -305,7 +305,7 @@ struct PlannedName {
   const NamedPlan *real, *complex;
 };
 
-// The plan of an op that has an expression or another expansion. Null: it has none, or only moves elements.
+// The plan of an op that has an expression or another expansion. Null: it has none.
 const NamedPlan* lowered_plan(ir::Opcode opcode);
 // Plans the node as one of another op that has an expansion. Its arguments are the first ones of the node.
 Status plan_as(OpPlanner& planner, ir::Opcode opcode);
