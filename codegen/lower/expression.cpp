@@ -205,6 +205,8 @@ class TreeEmitter {
       case ScalarOp::kGt:
       case ScalarOp::kGe:
         return e_.op(n.op, e_.convert(a, DType::kUInt8), e_.convert(at(n.b), DType::kUInt8));
+      case ScalarOp::kPow:
+        return e_.op(ScalarOp::kLogicalOr, a, e_.op(ScalarOp::kLogicalNot, at(n.b)));
       case ScalarOp::kAbs:
       case ScalarOp::kSign:
         return a;
