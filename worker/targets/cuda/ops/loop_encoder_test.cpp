@@ -85,7 +85,9 @@ class Machine {
 };
 
 codegen::Launch launch_of(const codegen::Kernel& kernel, const Case& values) {
-  codegen::Launch launch{.kernel = kernel, .sizes = values.sizes};
+  codegen::Launch launch;
+  launch.kernel = kernel;
+  launch.sizes = values.sizes;
   size_t stride = 0, bound = 0;
   for (const codegen::Operand& operand : kernel.operands) {
     codegen::Binding& binding = launch.operands.emplace_back();
