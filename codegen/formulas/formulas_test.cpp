@@ -1,17 +1,16 @@
-#define __device__
-
-#include "codegen/formulas/formulas.h"
+#define __device__  // NOLINT(bugprone-reserved-identifier): the name that CUDA C++ has
 
 #include <gtest/gtest.h>
 
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <random>
+#include <vector>
 
-#include "codegen/formulas/formula_table_generated.h"
-#include "codegen/formulas/formulas_generated.h"
+#include "codegen/formulas/apply_generated.h"
+#include "codegen/formulas/print_cuda.h"
+#include "codegen/loop/scalar_ops.h"
 
 // Compiles the generated functions for the CPU, and compares them with the interpreter.
 namespace torch_remote::codegen::formulas {
@@ -52,67 +51,45 @@ std::vector<T> arguments(std::mt19937_64& random) {
 
 template <typename T>
 bool is_same(T a, T b) {
-  return (a != a && b != b) || std::memcmp(&a, &b, sizeof(T)) == 0;
+  return (a != a && b != b) || (a == b && std::signbit(a) == std::signbit(b));
 }
 
 // The interpreter computes expanded functions with the same operations, so the results have the same bits.
 template <typename T>
-void compare(const Formula& formula, long number, size_t type) {
-  if (!formula.typed[type]) return;
-  Kernel kernel = formula.typed[type]->kernel;
+void compare(ir::ScalarOp op, ir::DType type) {
+  const ScalarOpInfo& facts = info(op);
+  if (facts.arity == 0 || !accepts(facts.operand_types, type)) return;
+  Kernel kernel = kernel_of(op, type);
+  for (uint32_t i = 0; i < facts.arity; ++i) {
+    kernel.values[i] = {.kind = Kind::kLoad, .type = type, .operand = i};
+    kernel.operands.push_back({.dtype = type});
+  }
+  kernel.operands.push_back({.dtype = kernel.values.back().type});
+  kernel.stores[0].operand = facts.arity;
   expand_functions(kernel);
-  const std::vector<uint32_t>&loads = formula.typed[type]->loads, &scalars = formula.typed[type]->scalars;
-  std::mt19937_64 random(static_cast<uint64_t>(number));
+  std::mt19937_64 random(static_cast<uint64_t>(op));
   const std::vector<T> given = arguments<T>(random);
-  for (int i = 0; i < 150; ++i) {
-    T x[kMaxOperands];
-    for (T& one : x) one = given[random() % given.size()];
-    if (i < static_cast<int>(given.size())) x[0] = given[static_cast<size_t>(i)];
-    bool failed = false;
-    const T made = codegen::formulas::formula(number, x, &failed);
-    if (failed) continue;
-    T expected = 0;
-    std::vector<void*> data;
-    std::vector<int64_t> strides;
-    for (size_t k = 0; k < kernel.operands.size(); ++k) {
-      const bool is_result = k == kernel.stores[0].operand;
-      data.push_back(is_result ? static_cast<void*>(&expected) : &x[loads[k]]);
-      for (uint32_t d = 0; d < kernel.dims(); ++d) strides.push_back(kernel.operands[k].dims >> d & 1);
-    }
-    std::vector<uint64_t> numbers;
-    for (const uint32_t operand : scalars) {
-      if constexpr (std::is_same_v<T, long>) {
-        numbers.push_back(static_cast<uint64_t>(x[operand]));
-      } else {
-        numbers.push_back(std::bit_cast<uint64_t>(static_cast<double>(x[operand])));
-      }
-    }
-    const std::vector<int64_t> sizes(kernel.dims(), 1);
-    const Status status = interpret(kernel, {sizes, data, strides, {}, numbers});
-    ASSERT_TRUE(status.ok()) << formula.name << ": " << status.message();
-    ASSERT_TRUE(is_same(made, expected)) << formula.name << " of " << x[0] << ", " << x[1] << ", " << x[2] << ", "
-                                         << x[3] << " is " << made << ", expected " << expected;
+  for (size_t i = 0; i < 150; ++i) {
+    T x[] = {given[i < given.size() ? i : random() % given.size()], given[random() % given.size()]}, number = 0;
+    bool truth = false;
+    std::vector<void*> data = {&x[0], &x[1]};
+    data.resize(facts.arity);
+    data.push_back(facts.returns_bool ? static_cast<void*>(&truth) : &number);
+    const Status status = interpret(kernel, {{}, data, {}, {}, {}});
+    ASSERT_TRUE(status.ok()) << facts.name << ": " << status.message();
+    const T expected = facts.returns_bool ? static_cast<T>(truth) : number;
+    const T computed = apply(static_cast<int>(op), x[0], x[1]);
+    ASSERT_TRUE(is_same(computed, expected))
+        << facts.name << " of " << x[0] << ", " << x[1] << " is " << computed << ", expected " << expected;
   }
 }
 
 TEST(Formulas, TheGeneratedFunctionsComputeWhatTheInterpreterDoes) {
-  const std::vector<Formula> all = all_formulas();
-  ASSERT_EQ(all.size(), std::size(kFormulaTypes));
-  EXPECT_GT(all.size(), 100u);
-  for (size_t i = 0; i < all.size(); ++i) {
-    compare<float>(all[i], static_cast<long>(i), 0);
-    compare<double>(all[i], static_cast<long>(i), 1);
-    compare<long>(all[i], static_cast<long>(i), 2);
+  for (int op = 0; op < kWhere; ++op) {
+    compare<float>(static_cast<ir::ScalarOp>(op), ir::DType::kFloat32);
+    compare<double>(static_cast<ir::ScalarOp>(op), ir::DType::kFloat64);
+    compare<long>(static_cast<ir::ScalarOp>(op), ir::DType::kInt64);
   }
-}
-
-TEST(Formulas, AnIntegerDivisionByZeroFails) {
-  bool failed = false;
-  const long x[kMaxOperands] = {7, 0, 0, 0};
-  formula(kFmod, x, &failed);
-  EXPECT_TRUE(failed);
-  EXPECT_TRUE(kFormulaTypes[kFmod].divides_integers);
-  EXPECT_FALSE(kFormulaTypes[kAdd].divides_integers);
 }
 
 }  // namespace

@@ -1,18 +1,13 @@
-#include <algorithm>
 #include <cstdio>
 #include <fstream>
-#include <map>
-#include <optional>
 #include <string>
 
-#include "codegen/formulas/formulas.h"
 #include "codegen/formulas/print_cuda.h"
 #include "codegen/loop/scalar_ops.h"
 
 // Writes CUDA C++ for hand-written kernels:
-//   make_formulas FUNCTIONS_H FORMULAS_H TABLE_H APPLY_H
-// FUNCTIONS_H: elementary functions. FORMULAS_H: the formulas of ops. TABLE_H: the numbers of formulas, for the host.
-// APPLY_H: functions that compute any ScalarOp.
+//   make_formulas FUNCTIONS_H APPLY_H
+// FUNCTIONS_H: elementary functions. APPLY_H: functions that compute any ScalarOp.
 namespace torch_remote::codegen::formulas {
 namespace {
 
@@ -40,75 +35,6 @@ std::string apply() {
   return text + "}  // namespace torch_remote::codegen::formulas\n";
 }
 
-// The statements that report an integer division by zero.
-std::string divisor_checks(const TypedFormula& formula) {
-  std::string text;
-  for (const Value& value : formula.kernel.values) {
-    if (!divides_integers(value)) continue;
-    const Value& divisor = formula.kernel.values[value.b];
-    const uint32_t operand =
-        divisor.kind == Kind::kScalar ? formula.scalars[divisor.a] : formula.loads[divisor.operand];
-    text += join({"  if (x[", std::to_string(operand), "] == 0) {\n    *failed = true;\n    return 0;\n  }\n"});
-  }
-  return text;
-}
-
-std::string formulas(const std::vector<Formula>& all) {
-  std::string text(kHead);
-  text += "#include \"codegen/formulas/functions_generated.h\"\n\nnamespace torch_remote::codegen::formulas {\n";
-  for (size_t t = 0; t < std::size(kTypes); ++t) {
-    const std::string type(cuda_type(kTypes[t]));
-    text += join({"\n// `failed` becomes true if an integer is divided by zero.\n__device__ INLINE ", type,
-                  " formula(long number, const ", type, "* x, bool* failed) {\n  switch (number) {\n"});
-    for (size_t i = 0; i < all.size(); ++i) {
-      if (!all[i].typed[t]) continue;
-      const TypedFormula& formula = *all[i].typed[t];
-      const auto input = [&](const Value& value) {
-        const uint32_t operand = value.kind == Kind::kScalar ? formula.scalars[value.a] : formula.loads[value.operand];
-        return join({"x[", std::to_string(operand), "]"});
-      };
-      text += join({"  case ", std::to_string(i), ": {  // ", all[i].text, "\n", divisor_checks(formula),
-                    print_cuda(formula.kernel, formula.kernel.stores[0].value, kTypes[t], input), "  }\n"});
-    }
-    text += "  default:\n    return 0;\n  }\n}\n";
-  }
-  return text + "}  // namespace torch_remote::codegen::formulas\n";
-}
-
-std::string table(const std::vector<Formula>& all) {
-  std::string text(kHead);
-  text += "namespace torch_remote::codegen::formulas {\n\nenum FormulaNumber : long {\n";
-  for (const Formula& formula : all) text += join({"  ", formula.name, ",  // ", formula.text, "\n"});
-  text += "};\n\n// The types that formulas are computed in:";
-  for (const DType type : kTypes) text += join({type == kTypes[0] ? " " : ", ", cuda_type(type)});
-  text += join({".\ninline constexpr unsigned kTypeCount = ", std::to_string(std::size(kTypes)), ";\n\n"});
-  text +=
-      "struct FormulaTypes {\n  bool has[kTypeCount];  // for each type: whether there is a formula\n"
-      "  bool divides_integers;\n};\n"
-      "inline constexpr FormulaTypes kFormulaTypes[] = {\n";
-  for (const Formula& formula : all) {
-    text += "    {{";
-    bool divides = false;
-    for (size_t t = 0; t < std::size(kTypes); ++t) {
-      const std::optional<TypedFormula>& typed = formula.typed[t];
-      text += join({t == 0 ? "" : ", ", typed ? "true" : "false"});
-      divides |= typed && std::ranges::any_of(typed->kernel.values, divides_integers);
-    }
-    text += join({"}, ", divides ? "true" : "false", "},  // ", formula.name, "\n"});
-  }
-  text +=
-      "};\n\nstruct FormulaOfOp {\n  unsigned opcode;\n  FormulaNumber formula;\n};\n"
-      "// Ordered by opcode.\ninline constexpr FormulaOfOp kFormulasOfOps[] = {\n";
-  std::map<ir::Opcode, std::string_view> names;
-  for (const Formula& formula : all) {
-    for (const ir::Opcode opcode : formula.opcodes) names[opcode] = formula.name;
-  }
-  for (const auto& [opcode, name] : names) {
-    text += join({"    {", std::to_string(opcode), ", ", name, "},  // ", ir::op_desc(opcode).name, "\n"});
-  }
-  return text + "};\n\n}  // namespace torch_remote::codegen::formulas\n";
-}
-
 bool write(const char* path, const std::string& text) {
   std::ofstream out(path, std::ios::binary);
   out << text;
@@ -122,13 +48,10 @@ bool write(const char* path, const std::string& text) {
 
 int main(int argc, char** argv) {
   namespace formulas = torch_remote::codegen::formulas;
-  if (argc != 5) {
-    std::fprintf(stderr, "make_formulas FUNCTIONS_H FORMULAS_H TABLE_H APPLY_H\n");
+  if (argc != 3) {
+    std::fprintf(stderr, "make_formulas FUNCTIONS_H APPLY_H\n");
     return 1;
   }
-  const std::vector<formulas::Formula> all = formulas::all_formulas();
-  const bool good = formulas::write(argv[1], formulas::functions()) &&
-                    formulas::write(argv[2], formulas::formulas(all)) &&
-                    formulas::write(argv[3], formulas::table(all)) && formulas::write(argv[4], formulas::apply());
+  const bool good = formulas::write(argv[1], formulas::functions()) && formulas::write(argv[2], formulas::apply());
   return good ? 0 : 1;
 }

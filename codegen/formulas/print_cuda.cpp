@@ -18,6 +18,8 @@ std::string join(std::initializer_list<std::string_view> parts) {
   return all;
 }
 
+namespace {
+
 std::string_view cuda_type(DType type) {
   switch (type) {
     case DType::kBool:
@@ -38,8 +40,6 @@ std::string_view cuda_type(DType type) {
       return "double";
   }
 }
-
-namespace {
 
 std::string cast(DType type, std::string_view x) { return join({"static_cast<", cuda_type(type), ">(", x, ")"}); }
 
@@ -152,10 +152,13 @@ std::string_view builtin_of(ScalarOp op) {
   }
 }
 
+constexpr std::string_view kParameters[] = {"x", "y"};
+
+// Prints the statements that compute a value of a kernel from its scalars x and y, and return it as `type`. Functions
+// that LoopIR must expand are calls of those that `print_function` prints.
 class Printer {
  public:
-  Printer(const Kernel& kernel, const std::function<std::string(const Value&)>& input)
-      : kernel_(kernel), input_(input) {}
+  explicit Printer(const Kernel& kernel) : kernel_(kernel) {}
 
   std::string run(uint32_t result, DType type) {
     std::vector<bool> used(kernel_.values.size());
@@ -176,7 +179,7 @@ class Printer {
   static std::string name(uint32_t value) { return "v" + std::to_string(value); }
 
   static void use_operands(const Value& value, std::vector<bool>& used) {
-    if (value.kind == Kind::kScalar || value.kind == Kind::kLoad) return;
+    if (value.kind == Kind::kScalar) return;
     for (const uint32_t operand : {value.a, value.b, value.c}) {
       if (operand != kNone) used[operand] = true;
     }
@@ -197,8 +200,7 @@ class Printer {
       case Kind::kConstant:
         return constant(value);
       case Kind::kScalar:
-      case Kind::kLoad:
-        return cast(value.type, input_(value));
+        return cast(value.type, kParameters[value.a]);
       case Kind::kConvert:
         return converted(kernel_.values[value.a].type, value.type, a);
       case Kind::kBits: {
@@ -241,23 +243,10 @@ class Printer {
   }
 
   const Kernel& kernel_;
-  const std::function<std::string(const Value&)>& input_;
 };
 
 }  // namespace
 
-std::string print_cuda(const Kernel& kernel, uint32_t result, DType type,
-                       const std::function<std::string(const Value&)>& input) {
-  return Printer(kernel, input).run(result, type);
-}
-
-namespace {
-
-constexpr std::string_view kParameters[] = {"x", "y"};
-
-std::string parameter(const Value& value) { return std::string(kParameters[value.a]); }
-
-// A kernel that stores `op` of its scalars.
 Kernel kernel_of(ScalarOp op, DType type) {
   const ScalarOpInfo& facts = info(op);
   Kernel kernel;
@@ -269,8 +258,6 @@ Kernel kernel_of(ScalarOp op, DType type) {
   kernel.stores.push_back({.operand = 0, .value = facts.arity, .indices = {}});
   return kernel;
 }
-
-}  // namespace
 
 std::string print_function(ScalarOp op, DType type) {
   const ScalarOpInfo& facts = info(op);
@@ -285,7 +272,7 @@ std::string print_function(ScalarOp op, DType type) {
     parameters += join({i == 0 ? "" : ", ", cuda_type(type), " ", kParameters[i]});
   }
   return join({"namespace ", space_of(type), " {\n", "__device__ INLINE ", cuda_type(made), " ", facts.name, "(",
-               parameters, ") {\n", print_cuda(kernel, kernel.stores[0].value, made, parameter), "}\n}\n"});
+               parameters, ") {\n", Printer(kernel).run(kernel.stores[0].value, made), "}\n}\n"});
 }
 
 std::string print_apply(DType type) {
@@ -299,7 +286,7 @@ std::string print_apply(DType type) {
     if (facts.arity == 0 || !(of_bools || accepts(facts.operand_types, type))) continue;
     const Kernel kernel = kernel_of(which, of_bools ? DType::kBool : type);
     text += join({"  case ", std::to_string(op), ": {  // ", facts.name, "\n",
-                  print_cuda(kernel, kernel.stores[0].value, type, parameter), "  }\n"});
+                  Printer(kernel).run(kernel.stores[0].value, type), "  }\n"});
   }
   text += "  default:\n    return 0;\n  }\n}\n";
   if (!ir::is_float(type)) return text;
@@ -307,7 +294,7 @@ std::string print_apply(DType type) {
   kernel.values = log_add_exp(type);
   const auto result = static_cast<uint32_t>(kernel.values.size()) - 1;
   return text + join({"__device__ INLINE ", cuda, " log_add_exp(", cuda, " x, ", cuda, " y) {\n",
-                      print_cuda(kernel, result, type, parameter), "}\n"});
+                      Printer(kernel).run(result, type), "}\n"});
 }
 
 }  // namespace torch_remote::codegen::formulas

@@ -84,6 +84,7 @@ class NodeEmitter {
   const ir::OpDesc& desc;
 
   uint32_t item() const { return item_; }  // for ops over lists: the number of the tensors
+  bool checks_divisors() const;            // whether the kernel reports an integer division by zero
 
   // The symbol's value as an argument of the kernel.
   V scalar_of(ir::DType type, ir::Sym symbol);

@@ -417,7 +417,8 @@ bool nll_loss(NodeEmitter& node) {
 bool nll_loss_backward(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = loaded_type(node.result_dtype(0));
-  const V here = node.axis_index(1);
+  const bool has_one_class = node.member.axes[1] == 0;
+  const V here = has_one_class ? e.constant_int(DType::kInt64, 0) : node.axis_index(1);
   if (here == kNone) return false;
   const V label = node.operand("target", DType::kInt64);
   V grad = node.operand("grad_output", type);

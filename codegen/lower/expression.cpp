@@ -76,7 +76,7 @@ class TreeEmitter {
 
   V emit(const ScalarNode& n, const std::vector<V>& values) {
     const auto at = [&](uint8_t operand) { return values[operand]; };
-    if (ir::divides_integers(n.op) && !may_divide_by(n.b)) return kNone;
+    if (ir::divides_integers(n.op) && !node_.checks_divisors() && !may_divide_by(n.b)) return kNone;
     switch (n.op) {
       case ScalarOp::kArgument:
         return node_.operand(size_t{n.a});
@@ -161,7 +161,7 @@ class TreeEmitter {
     return kNone;
   }
 
-  // Kernels do not report integer division by zero. Therefore the divisor must be a number of this run, not zero.
+  // Compiled code does not report integer division by zero. So the divisor must be a number of this run, not zero.
   bool may_divide_by(uint8_t divisor) const {
     if (category(type_) == Category::kFloat) return true;
     const ScalarNode& converted = node_.desc.tree[divisor];
@@ -183,10 +183,12 @@ class TreeEmitter {
     switch (n.op) {
       case ScalarOp::kAdd:
       case ScalarOp::kMax:
+      case ScalarOp::kFmax:
       case ScalarOp::kBitOr:
         return e_.op(ScalarOp::kLogicalOr, a, at(n.b));
       case ScalarOp::kMul:
       case ScalarOp::kMin:
+      case ScalarOp::kFmin:
       case ScalarOp::kBitAnd:
         return e_.op(ScalarOp::kLogicalAnd, a, at(n.b));
       case ScalarOp::kBitXor:
@@ -198,6 +200,16 @@ class TreeEmitter {
         const V differ = e_.op(ScalarOp::kLogicalXor, a, at(n.b));
         return n.op == ScalarOp::kNe ? differ : e_.op(ScalarOp::kLogicalNot, differ);
       }
+      case ScalarOp::kLt:
+      case ScalarOp::kLe:
+      case ScalarOp::kGt:
+      case ScalarOp::kGe:
+        return e_.op(n.op, e_.convert(a, DType::kUInt8), e_.convert(at(n.b), DType::kUInt8));
+      case ScalarOp::kPow:
+        return e_.op(ScalarOp::kLogicalOr, a, e_.op(ScalarOp::kLogicalNot, at(n.b)));
+      case ScalarOp::kAbs:
+      case ScalarOp::kSign:
+        return a;
       default:
         return kNone;
     }

@@ -26,6 +26,8 @@ NodeEmitter::NodeEmitter(Group& group, const IterationDomain::Member& member, co
       group_(group),
       item_(item) {}
 
+bool NodeEmitter::checks_divisors() const { return group_.domain.checks_divisors(); }
+
 const ir::Arg* NodeEmitter::argument(std::string_view name) const {
   const std::optional<size_t> found = ir::find_argument(desc, name);
   return found ? &arg(*found) : nullptr;

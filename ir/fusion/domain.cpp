@@ -94,7 +94,7 @@ bool IterationDomain::add(uint32_t node) {
 bool IterationDomain::try_add(uint32_t node) {
   Member member;
   member.node = node;
-  if (!find_form(*graph_, graph_->nodes[node], item_, &member.form)) return false;
+  if (!find_form(*graph_, graph_->nodes[node], item_, &member.form, checks_divisors())) return false;
   if (!std::ranges::all_of(member.form.parts,
                            [&](const Part& part) { return strides_cannot_overflow(graph_->views[part.view]); })) {
     return false;

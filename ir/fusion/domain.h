@@ -30,8 +30,8 @@ enum class ReductionKind : uint8_t {
 enum class DomainKind : uint8_t {
   kGroup,  // any nodes
   // One node. Its dims may have size 0, which compiled code does not support. It may reduce over dims of size 1.
-  kNode,
-  kNodeByRows,  // the same, but the columns are always the dims over which it reduces
+  kNodeByRows,  // the columns are always the dims over which it reduces
+  kNode,        // it may also divide integers by elements, because the interpreter reports a division by zero
 };
 
 class IterationDomain {
@@ -70,6 +70,8 @@ class IterationDomain {
   const std::vector<Member>& members() const { return members_; }
   const std::vector<int64_t>& sizes() const { return sizes_; }  // of the dims, outer dims first
   int64_t points() const;
+  // Whether the kernel reports an integer division by zero.
+  bool checks_divisors() const { return kind_ == DomainKind::kNode; }
   // The dims over which column reductions reduce; 0 until a reduction determines them.
   DimMask columns() const { return marks_.columns; }
   DimMask all() const { return (1u << sizes_.size()) - 1; }

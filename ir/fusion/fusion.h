@@ -148,8 +148,8 @@ struct KernelForm {
 };
 
 // Finds the node's form; for an op over lists of tensors, the form of the `item`-th tensors. Returns false if no kernel
-// computes the node.
-bool find_form(const Graph& graph, const Node& node, uint32_t item, KernelForm* form);
+// computes the node. `checks_divisors`: the kernel reports an integer division by zero; compiled code does not.
+bool find_form(const Graph& graph, const Node& node, uint32_t item, KernelForm* form, bool checks_divisors = false);
 
 // Maximum number of rows of a matmul in a GroupKind::kMatmulEpilogue. With more rows, libraries are faster than our
 // loops.

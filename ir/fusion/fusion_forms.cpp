@@ -10,8 +10,8 @@ namespace {
 
 class FormFinder : FormBuilder {
  public:
-  FormFinder(const Graph& graph, const Node& node, uint32_t item, KernelForm* form)
-      : FormBuilder(graph, node, form), item_(item) {}
+  FormFinder(const Graph& graph, const Node& node, uint32_t item, KernelForm* form, bool checks_divisors)
+      : FormBuilder(graph, node, form), item_(item), checks_divisors_(checks_divisors) {}
 
   bool find() {
     form_ = {};
@@ -52,7 +52,7 @@ class FormFinder : FormBuilder {
       case Expansion::kSelectBackward:
         return false;
       case Expansion::kExpression:
-        return !divides_integers_by_elements() && pointwise();
+        return (checks_divisors_ || !divides_integers_by_elements()) && pointwise();
       case Expansion::kCopy:
       case Expansion::kFill:
       case Expansion::kGelu:
@@ -171,8 +171,8 @@ class FormFinder : FormBuilder {
     return false;
   }
 
-  // A division of integers by zero is an error, which kernels cannot report. (Divisors that are scalars are checked
-  // when a run is lowered.)
+  // A division of integers by zero is an error, which compiled code does not report. (Divisors that are scalars are
+  // checked when a run is lowered.)
   bool divides_integers_by_elements() const {
     bool divides = false, floats = false;
     for (const ScalarNode& node : desc_.tree) {
@@ -389,7 +389,8 @@ class FormFinder : FormBuilder {
     return true;
   }
 
-  uint32_t item_;
+  const uint32_t item_;
+  const bool checks_divisors_;
 };
 
 }  // namespace
@@ -405,8 +406,8 @@ const Arg& item_of(const Arg& arg, uint32_t item) {
   return arg.tag == ArgTag::kList && item < arg.items.size() ? arg.items[item] : arg;
 }
 
-bool find_form(const Graph& graph, const Node& node, uint32_t item, KernelForm* form) {
-  return FormFinder(graph, node, item, form).find();
+bool find_form(const Graph& graph, const Node& node, uint32_t item, KernelForm* form, bool checks_divisors) {
+  return FormFinder(graph, node, item, form, checks_divisors).find();
 }
 
 }  // namespace torch_remote::ir

@@ -457,6 +457,18 @@ def test_division_by_zero_is_told(remote):
     torch.remote.synchronize()
 
 
+def test_more_dims_than_kernels_have(remote):
+    n = torch.arange(1, 1025).reshape((2,) * 10)
+    x = n.sqrt()
+    for function in (
+        lambda n, x: torch.remainder(n.transpose(0, 9), n[..., :1]),
+        lambda n, x: torch.hypot(x.transpose(0, 9), x[0]),
+        lambda n, x: n.clone().mT.fmod_(n),
+        lambda n, x: F.gelu(x.transpose(2, 5)),
+    ):
+        same(function(n.to(remote), x.to(remote)), function(n, x))
+
+
 # -- numbers of the host, and results without elements -----------------------------------------------------------------
 
 

@@ -128,12 +128,6 @@ struct NllLossArguments {
   i64 dtype = 0, reduction = 0, ignored = 0;
 };
 
-struct NllLossBackwardArguments {
-  u64 grad = 0, target = 0, weight = 0, total = 0, out = 0;  // out: contiguous, zeros.
-  i64 rows = 0, classes = 0;
-  i64 dtype = 0, reduction = 0, ignored = 0;
-};
-
 // -- select.cu
 
 // Positions of elements that are not 0, in order. First the elements of each chunk of kSelectChunk are counted, then

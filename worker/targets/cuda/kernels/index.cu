@@ -230,15 +230,4 @@ KERNEL(256) nll_loss(const NllLossArguments loss) {
   if (loss.total != 0) store_float(loss.total, 0, loss.dtype, loss.reduction == 0 ? 0 : weights[0]);
 }
 
-KERNEL(256) nll_loss_backward(const NllLossBackwardArguments loss) {
-  for (i64 row = first_item(); row < loss.rows; row += all_threads()) {
-    const i64 target = pointer<const i64>(loss.target)[row];
-    if (target == loss.ignored || target < 0 || target >= loss.classes) continue;
-    const double weight = loss.weight != 0 ? load_float(loss.weight, target, loss.dtype) : 1;
-    double x = -load_float(loss.grad, loss.reduction == 0 ? row : 0, loss.dtype) * weight;
-    if (loss.reduction == 1) x /= load_float(loss.total, 0, loss.dtype);
-    store_float(loss.out, row * loss.classes + target, loss.dtype, x);
-  }
-}
-
 }  // namespace torch_remote::worker::cuda

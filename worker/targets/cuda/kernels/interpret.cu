@@ -302,6 +302,9 @@ __device__ INLINE void run(const InterpretArguments& f, Range range, bool active
         }
         break;
       }
+      case Instruction::kDivisor:
+        if (mine.cells[code.a] == 0) fail(f.failure, static_cast<u32>(code.from), 0, 0);
+        break;
       case Instruction::kLoad:
       case Instruction::kStore: {
         const bool loads = code.what == Instruction::kLoad;

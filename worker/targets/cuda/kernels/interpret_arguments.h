@@ -23,6 +23,7 @@ enum class Instruction : unsigned char {
   // Adds an index to the address of the next load or store. a: the index; words b + 256 c: its stride and bound; from:
   // the number that a failure reports.
   kOffset,
+  kDivisor,   // reports failure `from` if the integer a is 0
   kLoad,      // to = the element of operand `op`, of dtype `from`; words a + 256 b: its strides along all dims
   kStore,     // the same, but stores `to`; c: StoreFlags
   kTotal,     // to = total b, a reduction by `op` of `type` over all chunks

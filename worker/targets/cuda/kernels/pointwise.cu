@@ -1,6 +1,5 @@
 // Pointwise ops in forms that compiled kernels (codegen) do not support.
 
-#include "codegen/formulas/formulas_generated.h"
 #include "worker/targets/cuda/kernels/device.h"
 #include "worker/targets/cuda/kernels/pointwise_arguments.h"
 
@@ -305,31 +304,6 @@ __device__ i64 compute(const PointwiseArguments& f, i64 a, i64 b, i64 c) {
   }
 }
 
-// -- formulas of the op table -----------------------------------------------------------------------------------------
-
-template <typename T>
-__device__ INLINE void compute_formulas(const FormulaArguments& f) {
-  constexpr bool kFloat = T(0.5) != 0;
-  for (i64 i = first_item(); i < f.count; i += all_threads()) {
-    T x[4];
-    for (int k = 0; k < 4; ++k) {
-      if constexpr (kFloat) {
-        x[k] = static_cast<T>(f.operands[k] != 0 ? load_float(f.operands[k], i, f.dtype) : f.numbers[k]);
-      } else {
-        x[k] = f.operands[k] != 0 ? load_int(f.operands[k], i, f.dtype) : f.integers[k];
-      }
-    }
-    bool failed = false;
-    const T made = codegen::formulas::formula(f.formula, x, &failed);
-    if (failed) fail(f.failure, 0, 0, 0);
-    if (is_float(f.out_dtype)) {
-      store_float(f.out, i, f.out_dtype, static_cast<double>(made));
-    } else {
-      store_int(f.out, i, f.out_dtype, static_cast<i64>(made));
-    }
-  }
-}
-
 }  // namespace
 
 KERNEL(256) pointwise_float(const PointwiseArguments f) {
@@ -345,10 +319,6 @@ KERNEL(256) pointwise_float(const PointwiseArguments f) {
     }
   }
 }
-
-KERNEL(256) formula_f32(const FormulaArguments f) { compute_formulas<float>(f); }
-KERNEL(256) formula_f64(const FormulaArguments f) { compute_formulas<double>(f); }
-KERNEL(256) formula_i64(const FormulaArguments f) { compute_formulas<i64>(f); }
 
 KERNEL(256) pointwise_special(const PointwiseArguments f) {
   for (i64 i = first_item(); i < f.count; i += all_threads()) {

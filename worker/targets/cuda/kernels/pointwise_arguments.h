@@ -42,14 +42,4 @@ struct PointwiseArguments {
   i64 a_int = 0, b_int = 0, c_int = 0;
 };
 
-// out[i] = formula(x[0][i], x[1][i], ...) for contiguous elements of one dtype; a formula of codegen/formulas.
-struct FormulaArguments {
-  u64 operands[4] = {};  // 0: a number.
-  u64 out = 0;
-  u64 failure = 0;  // IndexRecord, for integer divisions.
-  i64 count = 0, dtype = 0, out_dtype = 0, formula = 0;
-  double numbers[4] = {};
-  i64 integers[4] = {};
-};
-
 }  // namespace torch_remote::worker::cuda

@@ -191,6 +191,10 @@ class Encoder {
         made.b = total_of(i);
         return add(made);
       case codegen::Kind::kScalarOp:
+        if (divides_integers(value)) {
+          const auto failure = first_failure_ + static_cast<uint32_t>(kernel_.operands.size());
+          add({.what = Instruction::kDivisor, .from = failure, .a = value.b});
+        }
         made.from = type_of(kernel_.values[value.typed()].type);
         return add(made);
     }
@@ -440,6 +444,10 @@ class Encoder {
 };
 
 }  // namespace
+
+bool divides_integers(const codegen::Value& value) {
+  return value.kind == codegen::Kind::kScalarOp && ir::divides_integers(value.op) && !ir::is_float(value.type);
+}
 
 EncodedKernel::Size EncodedKernel::size_of(const InterpretArguments& arguments) {
   // More items are computed by the blocks in turn.

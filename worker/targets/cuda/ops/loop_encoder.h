@@ -25,8 +25,12 @@ struct EncodedKernel {
   static Size size_of(const InterpretArguments& arguments);
 };
 
-// `first_failure`: the number that failures of the kernel's first operand report; the others follow. Returns
-// kUnsupported if the kernel has too many values, or adds to elements at indices.
+// Whether the value is an integer division, which is an error of the op if the divisor (Value::b) is 0.
+bool divides_integers(const codegen::Value& value);
+
+// `first_failure`: the number that failures of the kernel's first operand report. The other operands follow,
+// and then divisions by zero. Returns kUnsupported if the kernel has too many values, or adds to elements at
+// indices.
 Status encode(const codegen::Launch& launch, uint32_t first_failure, EncodedKernel* encoded);
 
 }  // namespace torch_remote::worker::cuda

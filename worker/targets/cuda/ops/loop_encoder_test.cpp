@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -83,7 +85,9 @@ class Machine {
 };
 
 codegen::Launch launch_of(const codegen::Kernel& kernel, const Case& values) {
-  codegen::Launch launch{.kernel = kernel, .sizes = values.sizes};
+  codegen::Launch launch;
+  launch.kernel = kernel;
+  launch.sizes = values.sizes;
   size_t stride = 0, bound = 0;
   for (const codegen::Operand& operand : kernel.operands) {
     codegen::Binding& binding = launch.operands.emplace_back();
@@ -145,6 +149,37 @@ TEST(Interpret, ComputesWhatTheReferenceDoes) {
               failures);
   EXPECT_GT(encoded, 40);
   EXPECT_GT(with_totals, 4);
+}
+
+TEST(Interpret, ReportsAnIntegerDivisionByZero) {
+  Machine machine;
+  codegen::Kernel kernel;
+  ASSERT_TRUE(codegen::parse_kernel(R"(kernel( | j0) {
+        a0: i64[j0]
+        a1: i64[j0]
+        a2: i64[j0]
+        %0: i64 = load a0
+        %1: i64 = load a1
+        %2: i64 = fmod %0, %1
+        store a2, %2
+      })",
+                                    &kernel)
+                  .ok());
+  Case values = codegen::cpu::testing::make_case(kernel, {2}, {}, 5);
+  const auto set = [&](size_t operand, std::array<int64_t, 2> numbers) {
+    std::memcpy(values.data[operand].data(), numbers.data(), sizeof(numbers));
+  };
+  set(0, {7, -7});
+  set(1, {4, 4});
+  codegen::IndexFailure record;
+  ASSERT_TRUE(machine.run(launch_of(kernel, values), &values, &record).ok());
+  EXPECT_EQ(record.operand, codegen::kNone);
+  std::array<int64_t, 2> rest{};
+  std::memcpy(rest.data(), values.data[2].data(), sizeof(rest));
+  EXPECT_EQ(rest, (std::array<int64_t, 2>{3, -3}));
+  set(1, {4, 0});
+  ASSERT_TRUE(machine.run(launch_of(kernel, values), &values, &record).ok());
+  EXPECT_EQ(record.operand, 3u);  // after those of the operands
 }
 
 TEST(Interpret, KernelsThatAreTooLargeAreRefused) {

@@ -2,6 +2,7 @@
 #include <bit>
 #include <utility>
 
+#include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/complex_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
@@ -166,13 +167,11 @@ Status backward(OpPlanner& planner, ComplexOp what) {
 }
 
 // Logical ops on truth values, which say whether elements are not 0.
-Status logical(OpPlanner& planner, codegen::formulas::FormulaNumber formula) {
-  const auto to = planner.result(0);
-  if (!to || to->dtype != DType::kBool) return unsupported("into another dtype");
-  const auto a = expand_to(planner, "self", DType::kBool, *to), b = expand_to(planner, "other", DType::kBool, *to);
-  if (!a || !b) return unsupported("of a number of the CPU");
-  compute_formula(planner, formula, DType::kBool, {*a, *b}, to->count(), DType::kBool, planner.output(*to));
-  return {};
+Status logical(OpPlanner& planner, ir::Opcode opcode) {
+  const auto self = planner.tensor("self"), other = planner.tensor("other"), to = planner.result(0);
+  if (!self || !other || !to) return unsupported("of a number of the CPU");
+  return plan_op(planner, opcode,
+                 {planner.packed_tensor(*self, DType::kBool), planner.packed_tensor(*other, DType::kBool)}, {to});
 }
 
 // Selects `there` where the condition is true, and `elsewhere` where it is false.
@@ -276,9 +275,9 @@ Status complex_plans::power(OpPlanner& planner) {
 // Only NaN does not equal itself.
 Status complex_plans::is_nan(OpPlanner& planner) { return compute(planner, ComplexOp::kNotEqual, {.b = "self"}); }
 
-Status complex_plans::logical_and(OpPlanner& planner) { return logical(planner, codegen::formulas::kLogicalAnd); }
-Status complex_plans::logical_or(OpPlanner& planner) { return logical(planner, codegen::formulas::kLogicalOr); }
-Status complex_plans::logical_xor(OpPlanner& planner) { return logical(planner, codegen::formulas::kLogicalXor); }
+Status complex_plans::logical_and(OpPlanner& planner) { return logical(planner, ir::ops::aten_logical_and); }
+Status complex_plans::logical_or(OpPlanner& planner) { return logical(planner, ir::ops::aten_logical_or); }
+Status complex_plans::logical_xor(OpPlanner& planner) { return logical(planner, ir::ops::aten_logical_xor); }
 
 // Makes complex numbers from absolute values and angles, or from parts.
 Status complex_plans::polar(OpPlanner& planner) {

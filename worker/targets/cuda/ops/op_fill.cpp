@@ -410,30 +410,6 @@ Status fill_plans::copy(OpPlanner& planner) {
   return {};
 }
 
-// Fills tensors with any strides, even overlapping ones. (Compiled kernels fill tensors whose elements are in memory
-// order.)
-Status fill_plans::fill(OpPlanner& planner) {
-  const std::optional<OpTensor> to = planner.result(0);
-  if (!to || planner.tensor("value")) return unsupported("with what a tensor has");
-  if (to->sizes.size() > kMaxDims) return unsupported("of so many dims");
-  const int64_t item = ir::item_size(to->dtype);
-  const Location number = planner.scratch(static_cast<uint64_t>(item));
-  planner
-      .launch(KernelFile::kFill, "fill_bits",
-              FillArguments{.count = 1, .item = item, .bits = planner.bits("value", to->dtype)}, 1, 32)
-      .at(&FillArguments::out, number);
-  IndexArguments write{.count = to->count(), .rank = static_cast<i64>(to->sizes.size())};
-  write.item = item;
-  for (size_t d = 0; d < to->sizes.size(); ++d) {
-    write.sizes[d] = to->sizes[d];
-    write.self_strides[d] = to->strides[d];
-  }
-  planner.launch(KernelFile::kIndex, "index_write", write, blocks_for(write.count))
-      .at(&IndexArguments::self, to->location)
-      .at(&IndexArguments::values, number);
-  return {};
-}
-
 Status fill_plans::zero(OpPlanner& planner) {
   const std::optional<OpTensor> to = planner.result(0);
   if (!to) return unsupported("without a result");

@@ -2,6 +2,7 @@
 #include <string>
 #include <utility>
 
+#include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/index_points.h"
 #include "worker/targets/cuda/ops/op_plan.h"
@@ -343,6 +344,17 @@ Status index_plans::scatter_add(OpPlanner& planner) { return scatter(planner, {.
 Status index_plans::max_unpool2d(OpPlanner& planner) { return max_unpool(planner, 2); }
 Status index_plans::max_unpool3d(OpPlanner& planner) { return max_unpool(planner, 3); }
 
+// Fills elements that may share memory. (Compiled kernels fill tensors whose elements are in memory order.)
+Status index_plans::fill(OpPlanner& planner) {
+  const std::optional<OpTensor> to = planner.result(0);
+  if (!to || planner.tensor("value")) return unsupported("with what a tensor has");
+  const std::optional<OpTensor> number = number_of(planner, "value", to->dtype);
+  if (!number) return unsupported("with such a number");
+  IndexedPoints points(planner, *to);
+  for (size_t d = 0; d < to->sizes.size(); ++d) points.add_dim(to->sizes[d], to->strides[d], 0);
+  return points.write(number->location);
+}
+
 // -- Indices for slices -----------------------------------------------------------------------------------------------
 
 Status index_plans::index_select(OpPlanner& planner) {
@@ -450,25 +462,22 @@ Status index_plans::nll_loss_backward(OpPlanner& planner) {
   if (!grad || !target || !total || !to || to->sizes.empty()) return unsupported("of other dims");
   const bool pixels = to->sizes.size() == 4;
   if (to->sizes.size() > 2 && !pixels) return unsupported("of other dims");
-  const std::optional<OpTensor> weight = planner.tensor("weight");
-  const Location classes = planner.packed(*target, DType::kInt64), grads = planner.packed(*grad, to->dtype);
-  const Location weights = weight ? planner.packed(*weight, to->dtype) : Location{};
-  const Location sum = planner.packed(*total, to->dtype), out = planner.output(with_classes_last(*to));
-  planner.zero(out, to->nbytes());
-  const NllLossBackwardArguments loss{.rows = to->sizes.size() == 1 ? 1
-                                              : pixels              ? target->count()
-                                                                    : to->sizes[0],
-                                      .classes = to->sizes[pixels ? 1 : to->sizes.size() - 1],
-                                      .dtype = static_cast<i64>(to->dtype),
-                                      .reduction = planner.integer("reduction"),
-                                      .ignored = planner.integer("ignore_index", -100)};
-  planner.launch(KernelFile::kIndex, "nll_loss_backward", loss, blocks_for(loss.rows))
-      .at(&NllLossBackwardArguments::grad, grads)
-      .at(&NllLossBackwardArguments::target, classes)
-      .at(&NllLossBackwardArguments::weight, weights)
-      .at(&NllLossBackwardArguments::total, sum)
-      .at(&NllLossBackwardArguments::out, out);
-  return {};
+  OpTensor made = with_classes_last(*to), rows = planner.packed_tensor(*target, DType::kInt64),
+           grads = planner.packed_tensor(*grad, grad->dtype);
+  made.location = planner.output(made);
+  made.sizes = {rows.count(), made.sizes.back()};
+  made.strides = {made.sizes[1], 1};
+  rows.sizes = {rows.count()};
+  rows.strides = {1};
+  const int64_t reduction = planner.integer("reduction");
+  if (reduction == 0) {
+    grads.sizes = rows.sizes;
+    grads.strides = {1};
+  }
+  const std::optional<OpTensor> given = planner.tensor("weight");
+  const OpArgument weight = given ? OpArgument(*given) : OpArgument();
+  return plan_op(planner, ir::ops::aten_nll_loss_backward,
+                 {grads, {}, rows, weight, reduction, planner.integer("ignore_index", -100), *total}, {made});
 }
 
 }  // namespace torch_remote::worker::cuda

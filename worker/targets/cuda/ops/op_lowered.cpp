@@ -14,10 +14,11 @@
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/loop_encoder.h"
 #include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_plans_generated.h"
 
-// Plans ops with an expansion (ir/ops/fusion.toml). The kernels are those that compiled code is made of
-// (codegen/lower); the GPU interprets them (kernels/interpret.cu). So they need no compiler, and every layout and
-// dtype has a plan.
+// Plans ops with an expression or another expansion (ir/ops/fusion.toml). The kernels are those that compiled code is
+// made of (codegen/lower); the GPU interprets them (kernels/interpret.cu). So they need no compiler, and every layout
+// and dtype has a plan.
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -34,7 +35,9 @@ Status interpret(OpPlanner& planner, codegen::Launch launch, const std::vector<L
   for (ir::Sym& symbol : launch.scalar_symbols) {
     if (symbol != ir::kNoSym && !is_known(symbol)) symbol = ir::kNoSym;
   }
-  const bool can_fail = std::ranges::any_of(launch.kernel.operands, [](const auto& o) { return o.indexed != 0; });
+  const bool divides = std::ranges::any_of(launch.kernel.values, divides_integers);
+  const bool can_fail =
+      divides || std::ranges::any_of(launch.kernel.operands, [](const auto& o) { return o.indexed != 0; });
   uint32_t first_failure = 0;
   std::vector<Location> data;
   for (size_t i = 0; i < launch.operands.size(); ++i) {
@@ -48,6 +51,7 @@ Status interpret(OpPlanner& planner, codegen::Launch launch, const std::vector<L
     const uint32_t number = planner.add_operand(-1);
     if (i == 0) first_failure = number;
   }
+  if (divides) planner.add_operand(kDivision);
   EncodedKernel encoded;
   if (Status status = encode(launch, first_failure, &encoded); !status.ok()) return status;
   const Location totals = encoded.scratch_bytes != 0 ? planner.scratch(encoded.scratch_bytes) : Location();
@@ -80,8 +84,8 @@ Status interpret(OpPlanner& planner, const ir::Graph& graph, uint32_t node, std:
 struct Form {
   ir::DomainKind kind = ir::DomainKind::kNode;
   bool contiguous = false;  // strided tensors are copied; the dims over which the node reduces are then the inner ones
-  // Tensors without dims get a dim of size 1.
-  bool lift_args = false, lift_results = false;
+  // Forms with one of these change dtypes or sizes, so they are not those of expressions.
+  bool lift_args = false, lift_results = false;  // tensors without dims get a dim of size 1
   bool as_floats = false;  // integer operands are converted to the dtype of the result, if that is a float
 };
 
@@ -109,8 +113,7 @@ class SingleNode {
     values_.assign(planner.values().begin(), planner.values().end());
   }
 
-  void add_planned_node() {
-    ir::Node node = functional(planner_.node());
+  void add_node(ir::Node node) {
     std::map<uint32_t, ir::Access> accesses;
     ir::for_each_access(node, [&](uint32_t view, ir::Access access) {
       const auto [found, is_new] = accesses.emplace(view, access);
@@ -148,6 +151,7 @@ class SingleNode {
   }
 
   bool has_number() const { return has_number_; }
+  bool has_expression() const { return ir::expansion_of(graph_.nodes[0].opcode) == ir::Expansion::kExpression; }
   bool writes_elements() const {
     return std::ranges::any_of(operands_, [](const Operand& operand) {
       return operand.access != ir::Access::kReads && operand.tensor.count() != 0;
@@ -213,20 +217,31 @@ class SingleNode {
 
   void copy_strided() {
     ir::KernelForm form;
-    if (!ir::find_form(graph_, graph_.nodes[0], 0, &form)) return;
+    if (!ir::find_form(graph_, graph_.nodes[0], 0, &form, form_.kind == ir::DomainKind::kNode)) return;
     const size_t rank = graph_.views[form.space].sizes.size();
+    // If there are more dims than kernels have, tensors are expanded to the same sizes, and viewed as one dim.
+    const bool flattens =
+        rank > ir::kMaxDomainDims && form.reduced == 0 && ir::count_items(graph_.nodes[0]) == 1 &&
+        std::ranges::all_of(form.parts, [](const ir::Part& part) { return part.mapping == ir::AxisMapping::kLast; });
     for (uint32_t v = 0; v < operands_.size(); ++v) {
       const auto& [tensor, access] = operands_[v];
       const bool has_all_dims = std::ranges::any_of(form.parts, [&](const ir::Part& part) {
         return part.view == v && part.mapping == ir::AxisMapping::kLast && tensor.sizes.size() == rank;
       });
       OpTensor there = tensor;
-      there.strides = strides_in_order(tensor, has_all_dims && form.channel_groups == 0 ? form.reduced : 0);
-      if (there.strides == tensor.strides && !is_overwritten(operands_[v])) continue;
-      there.location = planner_.scratch(tensor.nbytes());
+      const bool is_flattened = flattens && !tensor.sizes.empty();
+      if (is_flattened) there.sizes = operands_[form.space].tensor.sizes;
+      there.strides = strides_in_order(there, has_all_dims && form.channel_groups == 0 ? form.reduced : 0);
+      if (!is_flattened && there.strides == tensor.strides && !is_overwritten(operands_[v])) continue;
+      there.location = planner_.scratch(there.nbytes());
       if (access == ir::Access::kReads || access == ir::Access::kUpdates) planner_.copy(tensor, there);
       if (access != ir::Access::kReads) copies_.emplace_back(there, tensor);
       ir::View& view = graph_.views[v];
+      if (is_flattened) {
+        there.strides = {1};
+        view.sizes = {symbol(there.count())};
+        view.strides.resize(1);
+      }
       view.buffer = static_cast<uint32_t>(graph_.buffers.size());
       view.offset = symbol(0);
       for (size_t d = 0; d < view.strides.size(); ++d) view.strides[d] = symbol(there.strides[d]);
@@ -312,7 +327,7 @@ Status plan_single(OpPlanner& planner, std::span<const Form> forms, Add&& add) {
     SingleNode node(planner, form);
     add(node);
     if (!node.writes_elements()) return {};
-    if (form.lift_args && !node.has_number()) break;
+    if ((form.lift_args && !node.has_number()) || (form.as_floats && node.has_expression())) break;
     if (status = node.interpret(); status.ok()) break;
     planner.plan() = before;
   }
@@ -400,40 +415,12 @@ Status plan_lowered(OpPlanner& planner) {
   if (expansion == ir::Expansion::kClamp && self && to && !ir::is_float(to->dtype)) {
     return plan_clamp_of_integers(planner, *self, *to);
   }
-  return plan_single(planner, kForms, [](SingleNode& node) { node.add_planned_node(); });
+  return plan_single(planner, kForms, [&](SingleNode& node) { node.add_node(functional(planner.node())); });
 }
 
 constexpr NamedPlan kLoweredPlan{"expansion", plan_lowered, true, true};
 constexpr NamedPlan kRunningSumPlan{"running_sum", plan_running_sum};
-
-// Ops that move elements, matmuls and NLL losses, which read at indices, have plans of their own.
-bool has_own_plan(ir::Expansion expansion) {
-  switch (expansion) {
-    case ir::Expansion::kCopy:
-    case ir::Expansion::kFill:
-    case ir::Expansion::kEmbedding:
-    case ir::Expansion::kEmbeddingBackward:
-    case ir::Expansion::kIndexSelect:
-    case ir::Expansion::kGather:
-    case ir::Expansion::kTake:
-    case ir::Expansion::kIndex:
-    case ir::Expansion::kIndexAdd:
-    case ir::Expansion::kIndexCopy:
-    case ir::Expansion::kIndexPut:
-    case ir::Expansion::kScatter:
-    case ir::Expansion::kScatterAdd:
-    case ir::Expansion::kMatmul:
-    case ir::Expansion::kNllLoss:
-    case ir::Expansion::kNllLossBackward:
-    case ir::Expansion::kCat:
-    case ir::Expansion::kStack:
-    case ir::Expansion::kSliceBackward:
-    case ir::Expansion::kSelectBackward:
-      return true;
-    default:
-      return false;
-  }
-}
+constexpr NamedPlan kNllLossBackwardPlan{"index.nll_loss_backward", index_plans::nll_loss_backward, false, true};
 
 }  // namespace
 
@@ -442,13 +429,19 @@ Status plan_op(OpPlanner& planner, ir::Opcode opcode, const std::vector<OpArgume
   return plan_single(planner, kForms, [&](SingleNode& node) { node.add_node(opcode, args, results); });
 }
 
+Status plan_as(OpPlanner& planner, ir::Opcode opcode) {
+  ir::Node node = functional(planner.node());
+  node.opcode = opcode;
+  node.args.resize(ir::op_desc(opcode).args.size());
+  return plan_single(planner, kForms, [&](SingleNode& single) { single.add_node(node); });
+}
+
 const NamedPlan* lowered_plan(ir::Opcode opcode) {
   const ir::Expansion own = ir::expansion_of(opcode);
   const ir::Expansion expansion = own == ir::Expansion::kNone ? ir::expansion_of(ir::op_desc(opcode).functional) : own;
   if (expansion == ir::Expansion::kCumsum) return &kRunningSumPlan;
-  const bool is_lowered =
-      expansion != ir::Expansion::kNone && expansion != ir::Expansion::kExpression && !has_own_plan(expansion);
-  return is_lowered ? &kLoweredPlan : nullptr;
+  if (expansion == ir::Expansion::kNllLossBackward) return &kNllLossBackwardPlan;
+  return expansion == ir::Expansion::kNone ? nullptr : &kLoweredPlan;
 }
 
 }  // namespace torch_remote::worker::cuda

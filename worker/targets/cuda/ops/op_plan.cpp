@@ -364,9 +364,8 @@ const NamedPlan* find_op_plan(ir::Opcode opcode, bool of_complex) {
   if (of_complex) {
     if (const NamedPlan* const plan = table_plan(opcode, true)) return plan;
   }
-  if (const NamedPlan* const plan = expression_plan(opcode)) return plan;
-  if (const NamedPlan* const plan = lowered_plan(opcode)) return plan;
-  return table_plan(opcode, false);
+  const NamedPlan* const plan = table_plan(opcode, false);
+  return plan != nullptr ? plan : lowered_plan(opcode);
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -14,7 +14,6 @@
 #include <variant>
 #include <vector>
 
-#include "codegen/formulas/formula_table_generated.h"
 #include "ir/graph.h"
 #include "ir/status.h"
 #include "worker/targets/cuda/device/deferred_failures.h"
@@ -290,7 +289,7 @@ struct NamedPlan {
   std::string_view name;
   PlanOp plan;
   bool takes_complex = false;  // Elements are only copied, or the plan checks dtypes itself.
-  bool has_formula = false;    // Its formula is that of the op's expression or expansion.
+  bool is_lowered = false;     // Its formula is that of the op's expression or expansion.
 };
 // The plan of an op. Null: there is none.
 const NamedPlan* find_op_plan(ir::Opcode opcode, bool of_complex = false);
@@ -306,19 +305,15 @@ struct PlannedName {
   const NamedPlan *real, *complex;
 };
 
-// The plan of an op that has an expression. Null: its expression cannot be computed here.
-const NamedPlan* expression_plan(ir::Opcode opcode);
-// The plan of an op that has another expansion. Null: it has none, or only moves elements.
+// The plan of an op that has an expression or another expansion. Null: it has none.
 const NamedPlan* lowered_plan(ir::Opcode opcode);
+// Plans the node as one of another op that has an expansion. Its arguments are the first ones of the node.
+Status plan_as(OpPlanner& planner, ir::Opcode opcode);
 // Adds the steps of another op that has an expansion, on tensors of the plan. Missing arguments, and results that are
 // not computed, are none.
 using OpArgument = std::variant<std::monostate, OpTensor, std::vector<int64_t>, int64_t, double, bool>;
 Status plan_op(OpPlanner& planner, ir::Opcode opcode, const std::vector<OpArgument>& args,
                const std::vector<std::optional<OpTensor>>& results);
-
-// Computes a formula of contiguous elements of one dtype.
-void compute_formula(OpPlanner& planner, codegen::formulas::FormulaNumber formula, ir::DType dtype,
-                     std::initializer_list<Location> operands, int64_t count, ir::DType out_dtype, const Location& out);
 
 // Makes the first result, whose sizes the client may not know although they do not depend on data. `make` adds the
 // steps that write its contiguous elements.

@@ -6,9 +6,8 @@
 #include <string_view>
 #include <utility>
 
-#include "codegen/formulas/formula_table_generated.h"
-#include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/result_type.h"
+#include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/pointwise_arguments.h"
 #include "worker/targets/cuda/ops/op_plan.h"
@@ -19,7 +18,6 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-namespace formulas = codegen::formulas;
 using codegen::ResultType;
 using ir::DType;
 
@@ -132,80 +130,6 @@ Status compute(OpPlanner& planner, Pointwise what, DType dtype, const OpTensor& 
   return {};
 }
 
-// -- formulas of the op table -----------------------------------------------------------------------------------------
-
-// The place of the type in which elements of `dtype` are computed, in codegen::formulas::kTypes.
-size_t type_of(DType dtype) { return dtype == DType::kFloat64 ? 1 : ir::is_float(dtype) ? 0 : 2; }
-
-void launch_formula(OpPlanner& planner, formulas::FormulaNumber formula, FormulaArguments arguments,
-                    std::span<const Location> operands, const Location& out) {
-  const size_t type = type_of(static_cast<DType>(arguments.dtype));
-  arguments.formula = formula;
-  const bool can_fail = type == 2 && formulas::kFormulaTypes[formula].divides_integers;
-  if (can_fail) planner.add_operand(kDivision);
-  constexpr const char* kKernels[] = {"formula_f32", "formula_f64", "formula_i64"};
-  planner.launch(KernelFile::kPointwise, kKernels[type], arguments, blocks_for(arguments.count))
-      .at_words([](const FormulaArguments& words) { return &words.operands[0]; }, operands)
-      .at(&FormulaArguments::out, out)
-      .failure([](const FormulaArguments& words) { return &words.failure; }, can_fail);
-}
-
-Status compute(OpPlanner& planner, formulas::FormulaNumber formula, DType dtype, const OpTensor& to,
-               std::vector<Operand> operands) {
-  if (!formulas::kFormulaTypes[formula].has[type_of(dtype)]) return unsupported("of these dtypes");
-  FormulaArguments arguments{
-      .count = to.count(), .dtype = static_cast<i64>(dtype), .out_dtype = static_cast<i64>(to.dtype)};
-  std::vector<Location> locations;
-  for (size_t i = 0; i < operands.size(); ++i) {
-    if (operands[i].tensor) expand_to(planner, to, dtype, &operands[i]);
-    locations.push_back(operands[i].location);
-    arguments.numbers[i] = operands[i].number;
-    arguments.integers[i] = as_element(operands[i].integer, dtype);
-  }
-  launch_formula(planner, formula, arguments, locations, planner.output(to));
-  return {};
-}
-
-std::optional<formulas::FormulaNumber> find_formula(ir::Opcode opcode) {
-  const auto* const found =
-      std::ranges::lower_bound(formulas::kFormulasOfOps, opcode, {}, &formulas::FormulaOfOp::opcode);
-  if (found == std::end(formulas::kFormulasOfOps) || found->opcode != opcode) return std::nullopt;
-  return found->formula;
-}
-
-// The op's expression.
-Status expression(OpPlanner& planner) {
-  const auto to = planner.result(0);
-  if (!to) return unsupported("without a result");
-  const ir::Node& node = planner.node();
-  const ir::OpDesc& desc = ir::op_desc(node.opcode);
-  bool are_known = true;
-  ir::for_each_view(node, [&](uint32_t view, bool) {
-    are_known = are_known && codegen::is_memory_type(planner.graph().views[view].dtype);
-  });
-  if (!are_known) return unsupported("of these dtypes");
-  const auto types = codegen::expression_types(planner.graph(), node, 0, to->dtype);
-  const auto formula = find_formula(node.opcode);
-  if (!types || !formula) return unsupported("of these arguments");
-  std::vector<bool> is_used(desc.args.size());
-  for (const ir::ScalarNode& n : desc.tree) {
-    if (n.op == ir::ScalarOp::kArgument) is_used[n.a] = true;
-    // Formulas compute bools as integers.
-    if (n.op == ir::ScalarOp::kBitNot && types->compute == DType::kBool) return unsupported("of bools");
-  }
-  ResultType unused;
-  std::vector<Operand> operands;
-  for (size_t i = 0; i < is_used.size(); ++i) {
-    if (!is_used[i]) continue;
-    operands.push_back(operand(planner, desc.args[i].name, &unused));
-    if (!operands.back().is_given) return unsupported("of these arguments");
-  }
-  // Elements of half types are computed in f32.
-  const bool is_half = ir::is_float(types->compute) && ir::item_size(types->common) == 2;
-  return compute(planner, *formula, is_half ? types->common : types->compute, *to, std::move(operands));
-}
-constexpr NamedPlan kExpression = {"expression", expression, false, true};
-
 Status binary(OpPlanner& planner, Pointwise what, std::string_view second = "other") {
   ResultType types;
   const auto to = planner.result(0);
@@ -264,12 +188,8 @@ Status pointwise_plans::lcm(OpPlanner& planner) { return binary(planner, Pointwi
 Status pointwise_plans::divide(OpPlanner& planner) {
   const ir::Arg* const mode = planner.argument("rounding_mode");
   if (mode == nullptr || mode->tag != ir::ArgTag::kString) return unsupported("of these dtypes");
-  if (mode->text != "floor") return binary(planner, Pointwise::kTruncDivide);
-  ResultType types;
-  const auto to = planner.result(0);
-  Operand a = operand(planner, "self", &types), b = operand(planner, "other", &types);
-  if (!to || !a.is_given || !b.is_given) return unsupported("without a result");
-  return compute(planner, formulas::kFloorDivide, dtype_of(types), *to, {std::move(a), std::move(b)});
+  if (mode->text == "floor") return plan_as(planner, ir::ops::aten_floor_divide);
+  return binary(planner, Pointwise::kTruncDivide);
 }
 
 // Rounds to decimals. Integers need no rounding.
@@ -334,19 +254,15 @@ Status pointwise_plans::cross(OpPlanner& planner) {
   if (to->sizes[dim] != 3) return unsupported("along such a dim");
   const DType wide = ir::is_float(to->dtype) ? DType::kFloat64 : DType::kInt64;
   const auto side = [&](const OpTensor& from, int64_t by) {
-    return Operand{.is_given = true, .tensor = broadcast_and_roll(planner, from, *to, wide, dim, by)};
+    return broadcast_and_roll(planner, from, *to, wide, dim, by);
   };
   OpTensor product = *to;
   product.dtype = wide;
   product.strides = packed_strides(product.sizes);
   product.location = planner.scratch(product.nbytes());
-  Status status = compute(planner, formulas::kMul, wide, product, {side(*self, 1), side(*other, 2)});
+  Status status = plan_op(planner, ir::ops::aten_mul_Tensor, {side(*self, 1), side(*other, 2)}, {product});
   if (!status.ok()) return status;
-  return compute(planner, formulas::kAddcmul, wide, *to,
-                 {{.is_given = true, .tensor = product},
-                  side(*self, 2),
-                  side(*other, 1),
-                  {.is_given = true, .number = -1, .integer = -1}});
+  return plan_op(planner, ir::ops::aten_addcmul, {product, side(*self, 2), side(*other, 1), int64_t{-1}}, {*to});
 }
 
 // Scales down slices along a dim whose norm is too large.
@@ -421,18 +337,15 @@ Status pointwise_plans::binary_cross_entropy(OpPlanner& planner) {
 
 // isin. A single test element is compared directly. Several are sorted and searched; NaN is never a member.
 Status pointwise_plans::is_in(OpPlanner& planner) {
+  const bool inverts = planner.flag("invert");
+  if (!planner.has("test_elements"))
+    return plan_as(planner, inverts ? ir::ops::aten_ne_Scalar : ir::ops::aten_eq_Scalar);
   ResultType types;
   const auto to = planner.result(0);
-  const bool one = !planner.has("test_elements");
   Operand elements = operand(planner, planner.has("elements") ? "elements" : "element", &types),
-          tests = operand(planner, one ? "test_element" : "test_elements", &types);
+          tests = operand(planner, "test_elements", &types);
   if (!to || !elements.is_given || !tests.is_given) return unsupported("without a result");
   const DType dtype = dtype_of(types);
-  const bool inverts = planner.flag("invert");
-  if (one) {
-    return compute(planner, inverts ? formulas::kNe : formulas::kEq, dtype, *to,
-                   {std::move(elements), std::move(tests)});
-  }
   if (!tests.tensor) return unsupported("of a number");
   expand_to(planner, *to, dtype, &elements);
   OpTensor all = *tests.tensor;
@@ -471,18 +384,17 @@ Status pointwise_plans::equal(OpPlanner& planner) {
     dtype = dtype == DType::kComplex64 ? DType::kFloat32 : DType::kFloat64;
     numbers *= 2;
   }
-  const Location flags = planner.scratch(static_cast<uint64_t>(numbers));
-  compute_formula(planner, formulas::kNe, dtype, {a, b}, numbers, DType::kBool, flags);
-  return count_nonzero(planner, {.location = flags, .dtype = DType::kBool, .sizes = {numbers}, .strides = {1}}, count);
+  const auto parts = [&](const Location& location) {
+    return OpTensor{.location = location, .dtype = dtype, .sizes = {numbers}, .strides = {1}};
+  };
+  const OpTensor flags{.location = planner.scratch(static_cast<uint64_t>(numbers)),
+                       .dtype = DType::kBool,
+                       .sizes = {numbers},
+                       .strides = {1}};
+  if (Status status = plan_op(planner, ir::ops::aten_ne_Tensor, {parts(a), parts(b)}, {flags}); !status.ok()) {
+    return status;
+  }
+  return count_nonzero(planner, flags, count);
 }
-
-void compute_formula(OpPlanner& planner, formulas::FormulaNumber formula, DType dtype,
-                     std::initializer_list<Location> operands, int64_t count, DType out_dtype, const Location& out) {
-  const FormulaArguments arguments{
-      .count = count, .dtype = static_cast<i64>(dtype), .out_dtype = static_cast<i64>(out_dtype)};
-  launch_formula(planner, formula, arguments, {operands.begin(), operands.size()}, out);
-}
-
-const NamedPlan* expression_plan(ir::Opcode opcode) { return find_formula(opcode) ? &kExpression : nullptr; }
 
 }  // namespace torch_remote::worker::cuda
