@@ -162,7 +162,7 @@ def table(rounds: int, delay: float, only: str, near: bool) -> None:
             columns, works = f"beside | {delay:g} ms each way", WORK
         import torch
 
-        import torch_remote  # noqa: F401
+        import torch_remote
 
         print(f"| what | {columns} | ratio | target | |\n|---|---:|---:|---:|---:|---|")
         for name, (work, most) in works.items():
@@ -181,7 +181,7 @@ def table(rounds: int, delay: float, only: str, near: bool) -> None:
                 f"≤ {most:.2f} | {missed} |",
                 flush=True,
             )
-        torch.remote.synchronize(0)
+        torch_remote._C.shutdown(True)  # while the workers live; at exit, it would wait for lost workers
     finally:
         for process in processes:
             process.kill()
