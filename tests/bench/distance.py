@@ -160,8 +160,6 @@ def table(rounds: int, delay: float, only: str, near: bool) -> None:
             processes.append(proxy)
             os.environ["TORCH_REMOTE_WORKER"] = f"{url},tcp://127.0.0.1:{port}"
             columns, works = f"beside | {delay:g} ms each way", WORK
-        import torch
-
         import torch_remote
 
         print(f"| what | {columns} | ratio | target | |\n|---|---:|---:|---:|---:|---|")
