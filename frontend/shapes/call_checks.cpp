@@ -131,6 +131,13 @@ void cumulative(const OpEntry& op, const IValue* args) {
   if (out->sizes() == tensor_at(args, 0).sizes()) at::assert_no_internal_overlap(*out);
 }
 
+// cummax, cummin(self, dim). torch's meta functions accept any dim for a tensor of rank 0.
+void cumulative_extremum(const OpEntry& op, const IValue* args) {
+  const int64_t dim = args[1].toInt();
+  TORCH_CHECK_INDEX(tensor_at(args, 0).dim() != 0 || dim == 0 || dim == -1, op.desc->name.substr(6, 6),
+                    "(): Expected reduction dim -1 or 0 for scalar but got ", dim);
+}
+
 // In place, elements of one operand are read while those of another are written, so they must not overlap.
 void apart(const OpEntry& op, const IValue* args) {
   if (!(op.desc->flags & ir::kOpInPlace)) return;

@@ -308,6 +308,15 @@ def test_complex_numbers_make_lists_of_tensors_complex(device):
                 assert a.dtype == b.dtype and torch.allclose(a, b.cpu())
 
 
+@pytest.mark.parametrize("name", ("cummax", "cummin"))
+def test_without_dims_the_dim_is_checked(device, name):
+    """By the call, because GPU kernels do not check it."""
+    message = f"{name}\\(\\): Expected reduction dim -1 or 0 for scalar but got 2"
+    for where in ("cpu", device):
+        with pytest.raises(IndexError, match=message):
+            getattr(torch, name)(torch.tensor(1.0).to(where), 2)
+
+
 @pytest.mark.parametrize("name", ("cummax", "cummin", "kthvalue", "mode"))
 def test_without_dims_nothing_is_refused(device, name):
     """CPU copies such a tensor in every dtype."""
